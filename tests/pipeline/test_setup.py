@@ -1,0 +1,265 @@
+"""What installs and packs: requirement files, pyproject.toml, setup_environment.sh, Makefile, .ci/run."""
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+from pathlib import Path
+
+import gpu_and_torch
+import pytest
+from setuptools import find_packages
+
+from tests.fake_program import fake_program
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+IMPORTED_AS = {
+    "pynvml": "nvidia-ml-py",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+    "huggingface_hub": "huggingface-hub",
+}
+BROUGHT_BY_THE_CALLER = {"torch", "transformers", "lightning", "ray", "streamlit"}  # whoever uses these parts has them
+
+
+def requirements(name: str) -> list[str]:
+    lines = (ROOT / "setup" / name).read_text(encoding="utf-8").splitlines()
+    return [text for line in lines if (text := line.partition("#")[0].strip())]
+
+
+def third_party_imports(folder: str) -> set[str]:
+    """Return the distributions that the files of `folder` import at any depth."""
+    found: set[str] = set()
+    for path in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                found.add(node.module.partition(".")[0])
+    found -= set(sys.stdlib_module_names) | {"boundby", "utils"}
+    return {IMPORTED_AS.get(name, name) for name in found}
+
+
+# --- what is installed
+
+
+@pytest.mark.parametrize("name", ["requirements.txt", "requirements-torch.txt", "requirements-test.txt"])
+def test_every_requirement_is_pinned_to_one_version(name):
+    assert requirements(name)
+    assert [line for line in requirements(name) if not re.fullmatch(r"[a-z0-9-]+==\d+(\.\d+)+", line)] == []
+
+
+def test_torch_is_pinned_alone_in_its_own_file():
+    assert requirements("requirements-torch.txt") == ["torch==2.13.0"]
+    assert "torch" not in gpu_and_torch.pins()
+
+
+def test_all_that_the_pipeline_imports_is_pinned():
+    imported = third_party_imports("boundby") | third_party_imports("utils") | third_party_imports("scripts")
+    assert imported - BROUGHT_BY_THE_CALLER - set(gpu_and_torch.pins()) == set()
+
+
+def test_all_that_the_library_imports_is_declared():
+    extras = PROJECT["project"]["optional-dependencies"].values()
+    declared = {
+        re.match(r"[\w-]+", line)[0] for lines in (PROJECT["project"]["dependencies"], *extras) for line in lines
+    }
+    assert third_party_imports("boundby") - {"transformers"} - declared == set()
+
+
+def test_only_the_library_is_installed():
+    found = find_packages(str(ROOT), **PROJECT["tool"]["setuptools"]["packages"]["find"])
+    assert {name.partition(".")[0] for name in found} == {"boundby"}
+
+
+# --- setup_environment.sh
+
+STUB = r"""
+echo "$*" >>"$TREE/calls"
+torch=$(<"$TREE/torch")
+case "$*" in
+    -c*version*) echo "$torch" ;;
+    *gpu_and_torch.py) printf '%s\tcpu\t/machine/torch/__init__.py\n' "$torch"; [[ $torch != unusable ]] ;;
+    *"pip install -r setup/requirements-torch.txt") echo 2.13.0 >"$TREE/torch" ;;
+    *"pip install -c"*) [[ ! -f $TREE/replaces_torch ]] || echo 9.9 >"$TREE/torch" ;;
+esac
+"""
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """Return a checkout in a folder with a space, whose .venv/bin/python is a stub that writes down its calls."""
+    folder = tmp_path / "a checkout"
+    shutil.copytree(ROOT / "setup", folder / "setup", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "setup_environment.sh", folder)
+    (folder / ".venv").mkdir()
+    fake_program(folder / ".venv" / "bin", "python", STUB)
+    (folder / "torch").write_text("2.11.0\n", encoding="utf-8")
+    return folder
+
+
+def set_up(tree: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = ["/bin/bash", str(tree / "setup_environment.sh"), *arguments]
+    given = {"PATH": os.environ["PATH"], "TREE": str(tree), **environment}
+    return subprocess.run(command, capture_output=True, text=True, cwd="/", env=given, check=False)
+
+
+def installed(tree: Path) -> list[str]:
+    """Return the pip installations since the last call of this function."""
+    calls = (tree / "calls").read_text(encoding="utf-8").splitlines()
+    (tree / "calls").write_text("", encoding="utf-8")
+    return [call.partition("pip install ")[2] for call in calls if "pip install " in call]
+
+
+CORE = "-c .venv/constraints.txt -rsetup/requirements.txt"
+
+
+def test_usable_torch_is_kept_and_the_rest_constrained_to_it(tree):
+    answer = set_up(tree)
+    assert (answer.returncode, installed(tree)) == (0, [CORE])
+    assert answer.stdout.endswith("next      make run\n")
+
+
+def test_unusable_torch_is_replaced_by_the_pinned_one(tree):
+    (tree / "torch").write_text("unusable\n", encoding="utf-8")
+    assert set_up(tree).returncode == 0
+    assert installed(tree) == ["-r setup/requirements-torch.txt", CORE]
+
+
+def test_second_setup_installs_nothing_and_quietly_says_nothing(tree):
+    set_up(tree)
+    installed(tree)
+    answer = set_up(tree, "--quiet")
+    assert (answer.returncode, answer.stdout, answer.stderr, installed(tree)) == (0, "", "", [])
+
+
+def test_changed_requirements_are_installed_again(tree):
+    set_up(tree)
+    installed(tree)
+    with (tree / "setup/requirements.txt").open("a", encoding="utf-8") as file:
+        file.write("msgspec==0.1\n")
+    set_up(tree, "--quiet")
+    assert installed(tree) == [CORE]
+
+
+def test_environment_of_the_tests_is_one_for_a_run_too(tree):
+    set_up(tree, "--test")
+    assert installed(tree) == [f"{CORE} -rsetup/requirements-test.txt"]
+    set_up(tree)
+    assert installed(tree) == []
+
+
+def test_changed_torch_pin_replaces_a_torch_that_setup_installed_alone(tree):
+    pin = tree / "setup/requirements-torch.txt"
+    set_up(tree)
+    pin.write_text("torch==2.14.0\n", encoding="utf-8")
+    set_up(tree)
+    assert installed(tree) == [CORE, CORE]
+    (tree / ".venv/.boundby-torch").write_text("torch==2.13.0\n", encoding="utf-8")
+    pin.write_text("torch==2.15.0\n", encoding="utf-8")
+    set_up(tree)
+    assert installed(tree) == ["-r setup/requirements-torch.txt", CORE]
+
+
+def test_setup_aborts_when_the_kept_torch_was_changed(tree):
+    (tree / "replaces_torch").touch()
+    answer = set_up(tree)
+    assert answer.returncode == 3
+    assert "torch changed from '2.11.0" in answer.stderr
+    assert not (tree / ".venv/.boundby-ready").exists()
+
+
+def test_failed_installation_ends_with_pips_reason_and_the_log(tree):
+    fake_program(
+        tree / ".venv/bin", "python", STUB + '[[ $* != *"pip install"* ]] || { echo "ERROR: no network"; exit 1; }'
+    )
+    answer = set_up(tree)
+    assert answer.returncode == 3
+    assert "pip failed: ERROR: no network (all of it: .venv/pip.log)" in answer.stderr
+
+
+def test_folder_that_is_no_environment_is_left_alone(tree):
+    answer = set_up(tree, BOUNDBY_VENV=str(tree / "setup"))
+    assert answer.returncode == 3
+    assert "holds something else than a virtual environment" in answer.stderr
+    assert (tree / "setup/verify.py").exists()
+
+
+def test_python_of_another_version_is_refused_with_the_way_out(tree, tmp_path):
+    fake_program(tmp_path / "old", "python3", "echo 3 10 /usr")
+    answer = set_up(tree, BOUNDBY_VENV=str(tmp_path / "new"), BOUNDBY_PYTHON=str(tmp_path / "old/python3"))
+    assert answer.returncode == 3
+    assert "no Python 3.11 or 3.12 among" in answer.stderr
+    assert "BOUNDBY_PYTHON=" in answer.stderr
+
+
+def test_unknown_argument_is_a_usage_error(tree):
+    assert set_up(tree, "--tset").returncode == 2
+
+
+# --- Makefile and CI
+
+
+@pytest.mark.parametrize("script", ["setup_environment.sh", ".ci/run"])
+def test_shell_script_parses(script):
+    assert subprocess.run(["/bin/bash", "-n", str(ROOT / script)], capture_output=True, check=False).stderr == b""
+
+
+def make(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    command = ["make", "-f", str(ROOT / "Makefile"), "-C", str(folder), "--no-print-directory", *arguments]
+    given = {"PATH": os.environ["PATH"]}
+    return subprocess.run(command, capture_output=True, text=True, env=given, check=False)
+
+
+@pytest.mark.parametrize("target", ["run", "test", "truth", "bench", "lint", "bundle", "clean"])
+def test_make_knows_the_target_and_explains_it(target):
+    assert make("-n", target).returncode == 0
+    assert re.search(rf"^make {target} +\w", make("help").stdout, flags=re.MULTILINE)
+
+
+def test_make_run_sets_up_the_core_alone_then_runs_the_quickstart():
+    assert make("-n", "run", "ARGS=--resume").stdout.splitlines() == [
+        "bash setup_environment.sh --quiet",
+        '".venv/bin/python" run_pipeline.py --config configs/quickstart.yaml --resume',
+    ]
+
+
+def test_bench_says_when_there_is_nothing_to_measure(tmp_path):
+    (tmp_path / "setup_environment.sh").touch()
+    assert make("bench", folder=tmp_path).stdout == "benchmarks/ holds no benchmark; nothing was measured\n"
+
+
+def test_bundle_takes_what_one_reads_at_home_and_names_what_it_leaves(tmp_path):
+    taken = ["run.json", "raw_samples.csv", "plots/roofline.png", ".receipts/02.json", "profiler_traces/trace.json.gz"]
+    left = ["previous/20260101T000000Z/run.json", "evaluation/part-00000.parquet", ".tmp-1-a-run.json"]
+    for name in [*taken, *left, "layers/huge.jsonl"]:
+        path = tmp_path / "my results" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    os.truncate(tmp_path / "my results/layers/huge.jsonl", 200_000_000)  # sparse: takes no room on the disk
+    answer = make("bundle", f"RESULTS={tmp_path / 'my results'}", folder=tmp_path)
+    (bundle,) = tmp_path.glob("boundby-results-*.tar.gz")
+    with tarfile.open(bundle) as archive:
+        assert sorted(archive.getnames()) == sorted(f"my results/{name}" for name in taken)
+    assert "left out, 200 MB or more: my results/layers/huge.jsonl" in answer.stdout
+    assert f"scp -P PORT 'root@HOST:{bundle}' ." in answer.stdout
+
+
+def test_bundle_without_a_run_fails_and_says_so(tmp_path):
+    answer = make("bundle", "RESULTS=results", folder=tmp_path)
+    assert answer.returncode != 0
+    assert "results/run.json is missing" in answer.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_clean_keeps_data_and_the_environment(tmp_path):
+    for folder in ("results", "data", ".venv", "utils/__pycache__"):
+        (tmp_path / folder).mkdir(parents=True)
+    assert make("clean", folder=tmp_path).returncode == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"data", ".venv", "utils"}
+    assert not (tmp_path / "utils/__pycache__").exists()

@@ -1,0 +1,211 @@
+"""What setup/verify.py and setup/gpu_and_torch.py find on a machine, and what they make of it."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import gpu_and_torch
+import pytest
+import verify
+from gpu_and_torch import Driver, Gpu, Torch
+
+from tests.fake_program import fake_program
+
+ROOT = Path(__file__).resolve().parents[2]
+H100 = Gpu("NVIDIA H100", "550.54", 85_899_345_920)
+CPU_TORCH = Torch("2.13.0+cpu", None, f"{sys.prefix}/lib/torch/__init__.py", sees_gpu=False)
+CUDA_TORCH = Torch("2.13.0", "13.0", "/image/torch/__init__.py", sees_gpu=True)
+MACHINE = verify.Machine(
+    python="3.11.7",
+    driver=Driver(absent="there is no nvidia-smi"),
+    torch=CPU_TORCH,
+    torch_version="2.13.0+cpu",
+    packages={"numpy": ("2.4.6", "2.4.6")},
+    memory_bytes=25_000_000_000,
+    disks=(verify.Disk("/project", 80_000_000_000, "ext4"),),
+    results="/project/results",
+    results_problem=None,
+    secrets_set=(),
+    switches_set={},
+)
+
+
+# --- gpu_and_torch.py
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [("2.13.0+cpu", (2, 13)), ("2.9.0a0+145a3a7bda.nv25.10", (2, 9)), ("2.10.0.dev20251101", (2, 10)), ("git", (0, 0))],
+)
+def test_release_is_read_from_pre_releases_and_local_builds(version, expected):
+    assert gpu_and_torch.release(version) == expected
+
+
+@pytest.mark.parametrize(("version", "usable"), [("2.8.1+cu128", False), ("2.9.0a0+145a3a7", True), ("2.10.0", True)])
+def test_torch_is_usable_from_2_9_on(version, usable):
+    assert (gpu_and_torch.why_unusable(replace(CPU_TORCH, version=version), Driver()) is None) == usable
+
+
+def test_cpu_build_is_usable_without_a_gpu_and_not_beside_one():
+    assert gpu_and_torch.why_unusable(CPU_TORCH, Driver()) is None
+    assert "CPU build) cannot use the NVIDIA H100" in gpu_and_torch.why_unusable(CPU_TORCH, Driver((H100,), "12.4"))
+
+
+def test_driver_too_old_for_torch_is_named_with_both_versions():
+    blind = replace(CUDA_TORCH, sees_gpu=False, problem="The NVIDIA driver on your system is too old")
+    reason = gpu_and_torch.why_unusable(blind, Driver((H100,), "12.4"))
+    for part in ("CUDA 13.0", "driver 550.54", "CUDA up to 12.4", "too old", "newer driver"):
+        assert part in reason
+
+
+def test_driver_is_read_from_nvidia_smi(tmp_path, monkeypatch):
+    fake_program(
+        tmp_path,
+        "nvidia-smi",
+        'if [ $# -gt 0 ]; then echo "NVIDIA H100, 550.54, 81920"; else echo "| CUDA Version: 12.4 |"; fi',
+    )
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert gpu_and_torch.find_driver() == Driver((H100,), "12.4")
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("echo 'No devices were found'; exit 6", Driver(absent="nvidia-smi lists no device")),
+        ("echo 'Failed to initialize NVML'; exit 9", Driver(problem="Failed to initialize NVML")),
+    ],
+)
+def test_no_gpu_is_told_from_a_broken_driver(tmp_path, monkeypatch, body, expected):
+    fake_program(tmp_path, "nvidia-smi", body)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert gpu_and_torch.find_driver() == expected
+
+
+def ask_fake_torch(folder: Path, monkeypatch, source: str) -> Torch | None:
+    (folder / "torch").mkdir()
+    (folder / "torch" / "__init__.py").write_text(source, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.setattr(gpu_and_torch, "version_of", lambda _: "2.13.0")
+    return gpu_and_torch.ask_torch()
+
+
+def test_torch_that_cannot_be_imported_is_reported_with_the_reason(tmp_path, monkeypatch):
+    found = ask_fake_torch(tmp_path, monkeypatch, "raise ImportError('libcudnn.so.9: no such file')")
+    assert found == Torch("2.13.0", problem="ImportError: libcudnn.so.9: no such file")
+    assert "cannot be imported: ImportError: libcudnn" in gpu_and_torch.why_unusable(found, Driver())
+
+
+def test_gpu_that_cannot_compute_is_found_by_an_addition(tmp_path, monkeypatch):
+    source = """
+from types import SimpleNamespace as fake
+def fail(_): raise RuntimeError("no kernel image is available\\nsecond line")
+__version__, version, cuda = "2.13.0", fake(cuda="13.0"), fake(is_available=lambda: True)
+def zeros(*_, **__): return fake(add_=fail)
+"""
+    found = ask_fake_torch(tmp_path, monkeypatch, source)
+    assert (found.sees_gpu, found.problem) == (True, "no kernel image is available")
+    assert "fails to compute on the GPU" in gpu_and_torch.why_unusable(found, Driver((H100,), "13.0"))
+
+
+def test_constraints_freeze_torch_and_its_companions_but_not_our_own_pins(tmp_path, monkeypatch):
+    installed = {
+        "torch": "2.9.0a0+nv",
+        "triton": "3.5.0",
+        "nvidia_cublas_cu12": "12.8",
+        "nvidia-ml-py": "12.5",
+        "fsspec": "1",
+    }
+    for name, version in installed.items():
+        folder = tmp_path / f"{name}-{version}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", encoding="utf-8")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert gpu_and_torch.constraints({"nvidia-ml-py"}) == [
+        "nvidia-cublas-cu12==12.8",
+        "torch==2.9.0a0+nv",
+        "triton==3.5.0",
+    ]
+
+
+# --- verify.py
+
+
+def run_verify(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+
+
+def test_missing_gpu_is_a_fact_and_no_problem(tmp_path):
+    answer = run_verify(str(ROOT / "setup/verify.py"), "--skip-torch", PATH=str(tmp_path), HOME=str(tmp_path))
+    assert "GPU       none: there is no nvidia-smi" in answer.stdout
+    assert answer.stderr == ""
+    assert verify.problems(MACHINE) == []
+
+
+def test_verify_answers_before_anything_is_installed(tmp_path):
+    answer = run_verify("-S", str(ROOT / "setup/verify.py"), PATH=str(tmp_path), HOME=str(tmp_path))  # -S: stdlib only
+    assert answer.returncode == 3
+    assert "problem   not installed for this Python: torch, datasets," in answer.stdout
+    assert "run `bash setup_environment.sh`" in answer.stdout
+
+
+def test_secrets_are_named_and_never_shown(tmp_path):
+    answer = run_verify(
+        str(ROOT / "setup/verify.py"),
+        "--skip-torch",
+        "--json",
+        PATH=str(tmp_path),
+        HOME=str(tmp_path),
+        HF_TOKEN="hf_abc",
+    )
+    assert json.loads(answer.stdout)["machine"]["secrets_set"] == ["HF_TOKEN"]
+    assert "hf_abc" not in answer.stdout
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"python": "3.13.0"}, "Python 3.13.0 is not supported"),
+        ({"driver": Driver(problem="NVML: Driver/library version mismatch")}, "the GPU driver does not work: NVML"),
+        ({"packages": {"numpy": ("2.4.6", None)}}, "not installed for this Python: numpy;"),
+        ({"torch": None, "torch_version": None}, "not installed for this Python: torch;"),
+        ({"torch": replace(CPU_TORCH, version="2.8.0")}, "torch 2.8.0 is older than 2.9"),
+        ({"disks": (verify.Disk("/project", 1_000_000_000, "ext4"),)}, "/project has 1 GB free; 2 GB are needed"),
+        ({"results_problem": "Read-only file system"}, "/project/results cannot be written: Read-only file system"),
+    ],
+)
+def test_each_lack_is_one_line_that_names_it(changes, expected):
+    (line,) = verify.problems(replace(MACHINE, **changes))
+    assert line.startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"torch_version": "2.10.0"}, "torch 2.10.0 is untested"),
+        ({"packages": {"numpy": ("2.4.6", "2.2.0")}}, "numpy 2.2.0 (pinned 2.4.6)"),
+        ({"disks": (verify.Disk("/root/boundby", 80_000_000_000, "overlay"),)}, "lost when the pod stops"),
+        ({"switches_set": {"HF_XET_HIGH_PERFORMANCE": "1"}}, "needs 64 GB of memory, here 25 GB"),
+        ({"switches_set": {"HF_HUB_ENABLE_HF_TRANSFER": "1"}}, "HF_HUB_ENABLE_HF_TRANSFER has no effect"),
+        ({"switches_set": {"SSH_CONNECTION": "1.2.3.4"}}, "start it inside `tmux`"),
+    ],
+)
+def test_each_doubt_is_one_line_that_names_it(changes, expected):
+    (line,) = verify.doubts(replace(MACHINE, **changes))
+    assert expected in line
+
+
+@pytest.mark.parametrize(
+    "switches",
+    [{"HF_XET_HIGH_PERFORMANCE": "0"}, {"SSH_CONNECTION": "1.2.3.4", "TMUX": "/tmp/tmux"}, {"TMUX": "/tmp/tmux"}],
+)
+def test_harmless_switches_give_no_doubt(switches):
+    assert verify.doubts(replace(MACHINE, switches_set=switches)) == []
+
+
+def test_folder_that_cannot_be_written_is_reported(tmp_path):
+    assert verify.write_problem(tmp_path / "results" / "deep") is None
+    assert not (tmp_path / "results").exists()
+    assert verify.write_problem(Path("/proc/results")) is not None
