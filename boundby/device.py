@@ -1,0 +1,72 @@
+"""Pick a device, wait for it, describe it, and tell out-of-memory from other failures."""
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+# Texts of errors, in lower case, that mean memory and carry no type of their own. "NOT_SUPPORTED" from cuDNN is not
+# among them: it also stands for shapes that no kernel takes.
+OUT_OF_MEMORY_TEXTS = (
+    "out of memory",
+    "cublas_status_alloc_failed",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "not enough memory",
+)
+
+
+def pick_device(name: str = "auto") -> torch.device:
+    """Return the device called `name`; "auto" is the first GPU, or the CPU where there is none.
+
+    Raises ValueError when a GPU is asked for that torch does not see.
+    """
+    if name == "auto":
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            built = torch.version.cuda or "none, a CPU build"
+            raise ValueError(f"device {name!r} is not there: torch {torch.__version__} (CUDA {built}) sees no GPU")
+        index = device.index or 0
+        if index >= torch.cuda.device_count():
+            raise ValueError(f"device {name!r} is not there: torch sees {torch.cuda.device_count()} GPU(s)")
+        return torch.device("cuda", index)
+    return device
+
+
+def synchronizer(device: torch.device) -> Callable[[], None]:
+    """Return a callable that waits until the device has done all queued work; on a CPU it does nothing."""
+    if device.type == "cuda":
+        return lambda: torch.cuda.synchronize(device)
+    return lambda: None
+
+
+def describe(device: torch.device) -> dict[str, Any]:
+    """Return name, memory in bytes and, for a GPU, capability and number of multiprocessors."""
+    if device.type != "cuda":
+        return {"type": device.type, "threads": torch.get_num_threads()}
+    properties = torch.cuda.get_device_properties(device)
+    return {
+        "type": "cuda",
+        "name": properties.name,
+        "memory_bytes": properties.total_memory,
+        "capability": f"{properties.major}.{properties.minor}",
+        "multiprocessors": properties.multi_processor_count,
+        "cuda": torch.version.cuda,
+    }
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tell whether `error` means that the device or the host had no memory left."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error).lower() for text in OUT_OF_MEMORY_TEXTS)
+
+
+def release_memory(device: torch.device) -> None:
+    """Give back what the allocator keeps; call it outside the `except` block, whose traceback holds the tensors."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

@@ -1,0 +1,113 @@
+"""What machine and software produced these numbers: an allow-list, so that no secret can slip in. Loads no torch."""
+
+import functools
+import os
+import platform
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from boundby.files import sha256_of
+
+PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy", "pandas", "scikit-learn", "safetensors")
+SETTINGS = (  # environment variables that change numbers; their values are harmless
+    "CUDA_VISIBLE_DEVICES",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "TOKENIZERS_PARALLELISM",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_ALLOC_CONF",
+    "HF_HUB_OFFLINE",
+)
+
+
+def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str | None]:
+    """Return Python's version and that of each package; None where it is not installed."""
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for name in packages:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def settings() -> dict[str, str]:
+    """Return the allow-listed environment variables that are set."""
+    return {name: os.environ[name] for name in SETTINGS if name in os.environ}
+
+
+@functools.cache
+def machine() -> dict[str, Any]:
+    """Return the hardware that numbers depend on: CPU, cores this process may use, quota, memory, GPUs, driver."""
+    return {
+        "cpu": _cpu_name(),
+        "architecture": platform.machine(),
+        "logical_cores": os.cpu_count(),
+        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpu_quota_cores": _cpu_quota(Path("/sys/fs/cgroup/cpu.max")),
+        "memory_bytes": memory_limit_bytes(),
+        **_gpus(),
+    }
+
+
+def machine_fingerprint() -> str:
+    """Return a short name of this machine's hardware, equal on equal machines."""
+    return sha256_of({**machine(), "gpus_reason": None})[:16]  # the reason tells of software
+
+
+def memory_limit_bytes(cgroup: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
+    """Return the bytes of main memory this process may use: the smaller of the machine's and the cgroup's."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = cgroup.read_text().strip()
+    except OSError:
+        return total
+    return min(total, int(limit)) if limit.isdecimal() else total
+
+
+def _cpu_quota(cpu_max: Path) -> float | None:
+    """Return the cores a cgroup v2 quota allows, or None when there is none."""
+    try:
+        quota, period = cpu_max.read_text().split()
+    except (OSError, ValueError):
+        return None
+    return None if quota == "max" else int(quota) / int(period)
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _gpus() -> dict[str, Any]:
+    """Return `gpus` and `driver`; an empty list with `gpus_reason` where NVML does not answer."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except (ImportError, OSError) as error:
+        return {"gpus": [], "driver": None, "gpus_reason": str(error)}
+    except pynvml.NVMLError as error:
+        return {"gpus": [], "driver": None, "gpus_reason": f"NVML: {error}"}
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        gpus = [
+            {"name": _text(pynvml.nvmlDeviceGetName(each)), "memory_bytes": pynvml.nvmlDeviceGetMemoryInfo(each).total}
+            for each in handles
+        ]
+        return {"gpus": gpus, "driver": _text(pynvml.nvmlSystemGetDriverVersion())}
+    except pynvml.NVMLError as error:
+        return {"gpus": [], "driver": None, "gpus_reason": f"NVML: {error}"}
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _text(name: str | bytes) -> str:
+    return name.decode() if isinstance(name, bytes) else name

@@ -1,0 +1,203 @@
+"""Write results so that a reader never meets half a file: the only writer of the library and the pipeline.
+
+Every file is written to a temporary name in its own folder, flushed to disk and renamed. A program killed at any
+instruction leaves either the old file or the new one, and at worst a `.tmp-*` file that `remove_orphans` sweeps.
+"""
+
+import contextlib
+import csv
+import hashlib
+import io
+import json
+import math
+import os
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+TEMPORARY_PREFIX = ".tmp-"
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")  # CWE-1236: a spreadsheet would run such a cell
+
+
+@contextlib.contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """Yield a temporary path in the folder of `path`; when the block ends well it becomes `path`, else it is removed.
+
+    The temporary name ends like the final one, so a writer that chooses its format by suffix chooses the same.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{TEMPORARY_PREFIX}{os.getpid()}-{uuid.uuid4().hex[:8]}-{path.name}")
+    try:
+        yield temporary
+        _flush_to_disk(temporary)
+        os.replace(temporary, path)
+        _flush_to_disk(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_bytes(path: str | Path, content: bytes) -> None:
+    """Replace the file at `path` by `content`, all or nothing."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Replace the file at `path` by `text` in UTF-8, all or nothing."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Replace the file at `path` by `value` as strict JSON, all or nothing.
+
+    Raises ValueError naming the place of a NaN or an infinity: unknown is None with a reason beside it.
+    """
+    write_text(path, encode_json(value, indent=2) + "\n")
+
+
+def encode_json(value: Any, indent: int | None = None) -> str:
+    """Return `value` as strict JSON; NumPy scalars become plain numbers. Raises ValueError on NaN or infinity."""
+    place = _place_of_non_finite(value, "$")
+    if place:
+        raise ValueError(f"{place} is NaN or infinite; store None and a reason instead")
+    return json.dumps(value, indent=indent, allow_nan=False, ensure_ascii=False, default=_plain)
+
+
+def read_json(path: str | Path) -> Any:
+    """Return the JSON value stored at `path`. Raises OSError, or ValueError that names the file."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from None
+
+
+def write_csv(path: str | Path, rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> int:
+    """Replace `path` by a CSV table with these columns, all or nothing; return the number of rows.
+
+    None becomes an empty cell. Text that a spreadsheet would take for a formula is prefixed with an apostrophe;
+    numbers are left alone. Use `write_table` for data that must be read back unchanged.
+    """
+    guarded = ({name: _harmless(row.get(name)) for name in columns} for row in rows)
+    return write_table(path, guarded, columns)
+
+
+def write_table(path: str | Path, rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> int:
+    """Replace `path` by a CSV table of the values as they are, all or nothing; return the number of rows."""
+    count = 0
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(_LineFeeds(file), columns, extrasaction="ignore")
+        writer.writeheader()
+        for row in rows:
+            writer.writerow(row)
+            count += 1
+    return count
+
+
+def append_json_line(path: str | Path, value: Any) -> None:
+    """Append `value` as one line of JSON and wait until it is on disk.
+
+    A line torn by an earlier kill is closed first, so that it spoils itself alone.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    line = (encode_json(value) + "\n").encode("utf-8")
+    with path.open("ab+") as file:
+        if file.tell() > 0:
+            file.seek(-1, io.SEEK_END)
+            if file.read(1) != b"\n":
+                line = b"\n" + line
+        file.write(line)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_json_lines(path: str | Path) -> list[Any]:
+    """Return the values of a log written by `append_json_line`, without lines that a kill has torn; [] if absent."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8", errors="replace").split("\n")  # U+2028 may stand in a line
+    except FileNotFoundError:
+        return []
+    values = []
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            values.append(json.loads(line))
+    return values
+
+
+def sha256(path: str | Path) -> str:
+    """Return the SHA-256 of the file's content in hexadecimal."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sha256_of(value: Any) -> str:
+    """Return the SHA-256 of a JSON value, independent of the order of its keys."""
+    canonical = json.dumps(value, sort_keys=True, allow_nan=False, ensure_ascii=False, default=_plain)
+    return hashlib.sha256(canonical.encode("utf-8")).hexdigest()
+
+
+def remove_orphans(folder: str | Path) -> int:
+    """Remove temporary files below `folder` whose writer is no longer alive; return how many."""
+    removed = 0
+    for path in Path(folder).rglob(f"{TEMPORARY_PREFIX}*"):
+        pid = path.name.removeprefix(TEMPORARY_PREFIX).split("-", 1)[0]
+        if path.is_file() and pid.isdecimal() and not _is_alive(int(pid)):
+            path.unlink(missing_ok=True)
+            removed += 1
+    return removed
+
+
+class _LineFeeds:
+    """Ends rows with a line feed alone. Told to do so itself, `csv` would leave a carriage return in a cell unquoted."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, row: str) -> None:
+        self._file.write(row.removesuffix("\r\n") + "\n")
+
+
+def _flush_to_disk(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "item"):  # NumPy and torch scalars
+        return value.item()
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} has no JSON form: {value!r}")
+
+
+def _place_of_non_finite(value: Any, place: str) -> str | None:
+    if hasattr(value, "dtype"):  # float32 is no float
+        value = _plain(value)
+    if isinstance(value, float):
+        return None if math.isfinite(value) else place
+    if isinstance(value, Mapping):
+        parts: Iterable[tuple[Any, str]] = ((item, f"{place}.{key}") for key, item in value.items())
+    elif isinstance(value, list | tuple):
+        parts = ((item, f"{place}[{index}]") for index, item in enumerate(value))
+    else:
+        return None
+    return next((found for item, where in parts if (found := _place_of_non_finite(item, where))), None)
+
+
+def _harmless(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA_STARTS) else value

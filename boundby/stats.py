@@ -1,0 +1,135 @@
+"""From samples to a summary that claims no more than its samples support.
+
+Percentiles: with n samples the largest one exceeds the true p-quantile with probability 1 - p**n, so a percentile is
+given only where that is at least 95 % (n >= ln(0.05) / ln(p): 29 for p90, 59 for p95, 299 for p99). It is the same
+rule as MLPerf LoadGen's early stopping with one sample above the quantile.
+Intervals: consecutive timings are not independent (Kalibera & Jones 2013), so an interval comes from independent
+rounds: a t-interval on the logarithms of one value per round.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import ndtri, stdtrit
+
+CONFIDENCE = 0.95
+OUTLIER_MADS = 14.826  # ten standard deviations of a normal distribution, hyperfine's limit
+SPREAD_LIMIT = 0.25  # interquartile range over median; torch.utils.benchmark warns at the same share
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What `n` samples say, in the unit of the samples. A percentile that n does not support is None."""
+
+    n: int
+    mean: float
+    median: float
+    minimum: float
+    maximum: float
+    q1: float
+    q3: float
+    std: float | None
+    p90: float | None
+    p95: float | None
+    p99: float | None
+    outliers: int
+    doubts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value with the ends of its 95 % interval; the ends are None, with a reason, where the rounds give none."""
+
+    value: float
+    low: float | None
+    high: float | None
+    rounds: int
+    reason: str | None = None
+
+    @property
+    def half_width(self) -> float | None:
+        """Half of the interval as a share of the value, or None."""
+        if self.low is None or self.high is None:
+            return None
+        return (self.high - self.low) / (2 * self.value)
+
+
+def least_samples(p: float, confidence: float = CONFIDENCE) -> int:
+    """Return how many samples a claim about the p-quantile needs."""
+    return math.ceil(math.log(1 - confidence) / math.log(p) - 1e-12)
+
+
+def summarize(samples: Sequence[float]) -> Summary:
+    """Return the summary of one or more finite samples. Raises ValueError on none, or on NaN and infinity."""
+    values = np.asarray(samples, dtype=np.float64)
+    if values.size == 0:
+        raise ValueError("there are no samples to summarize")
+    if not np.isfinite(values).all():
+        raise ValueError(f"sample {int(np.argmin(np.isfinite(values)))} of {values.size} is not finite")
+    q1, median, q3 = (float(each) for each in np.quantile(values, [0.25, 0.5, 0.75]))
+    outliers = _count_outliers(values, median)
+    return Summary(
+        n=int(values.size),
+        mean=float(values.mean()),
+        median=median,
+        minimum=float(values.min()),
+        maximum=float(values.max()),
+        q1=q1,
+        q3=q3,
+        std=float(values.std(ddof=1)) if values.size > 1 else None,
+        p90=percentile(values, 0.90),
+        p95=percentile(values, 0.95),
+        p99=percentile(values, 0.99),
+        outliers=outliers,
+        doubts=_doubts(outliers, int(values.size), q1, median, q3),
+    )
+
+
+def percentile(samples: Sequence[float] | np.ndarray, p: float) -> float | None:
+    """Return the p-quantile, or None where the number of samples does not support it."""
+    return float(np.quantile(samples, p)) if len(samples) >= least_samples(p) else None
+
+
+def estimate(rounds: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
+    """Return the geometric mean of one positive value per round, with its t-interval on the logarithms.
+
+    Raises ValueError when there is no round or a value is not positive.
+    """
+    values = np.asarray(rounds, dtype=np.float64)
+    if values.size == 0 or not (np.isfinite(values) & (values > 0)).all():
+        raise ValueError(f"each round needs one positive value, got {list(rounds)}")
+    logs = np.log(values)
+    centre = float(logs.mean())
+    if values.size == 1:
+        return Estimate(math.exp(centre), None, None, 1, "one round gives no interval")
+    t = float(stdtrit(values.size - 1, 0.5 + confidence / 2))
+    reach = t * float(logs.std(ddof=1)) / math.sqrt(values.size)
+    return Estimate(math.exp(centre), math.exp(centre - reach), math.exp(centre + reach), int(values.size))
+
+
+def wilson_interval(successes: int, n: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """Return the ends of Wilson's interval for the share `successes / n` (Wilson 1927). Raises ValueError if n < 1."""
+    if not 0 <= successes <= n or n < 1:
+        raise ValueError(f"{successes} successes of {n} are not a share")
+    z = float(ndtri(0.5 + confidence / 2))
+    share = successes / n
+    centre = (share + z * z / (2 * n)) / (1 + z * z / n)
+    reach = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    return max(0.0, centre - reach), min(1.0, centre + reach)
+
+
+def _count_outliers(values: np.ndarray, median: float) -> int:
+    deviations = np.abs(values - median)
+    mad = float(np.median(deviations))
+    return int((deviations > OUTLIER_MADS * mad).sum()) if mad > 0 else 0
+
+
+def _doubts(outliers: int, n: int, q1: float, median: float, q3: float) -> tuple[str, ...]:
+    doubts = []
+    if outliers:
+        doubts.append(f"{outliers} of {n} samples lie more than ten standard deviations from the median")
+    if median > 0 and (q3 - q1) / median > SPREAD_LIMIT:
+        doubts.append(f"the middle half of the samples spreads over {100 * (q3 - q1) / median:.0f} % of the median")
+    return tuple(doubts)

@@ -1,0 +1,90 @@
+"""Visit several points in rounds until each is known well enough.
+
+A visit is one round at one point and the unit of commit: the caller stores it, and a later call that is given the
+stored visits goes on where they end. Round 0 goes upwards, since memory runs out at the large end; later rounds are
+shuffled, so that a slow drift of the machine does not settle on one point.
+"""
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from boundby.stats import estimate
+
+Status = Literal["ok", "oom", "failed", "skipped_oom"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the rule needs to know of a visit: its status, the seconds it measured and its value for the interval."""
+
+    point: int
+    round: int
+    status: Status
+    seconds: float = 0.0
+    value: float | None = None
+
+
+@dataclass(frozen=True)
+class StopRule:
+    """A point is done after its least rounds, once its interval is narrow enough or rounds or seconds are used up."""
+
+    half_width: float
+    max_seconds: float
+    least_rounds: int = 5
+    most_rounds: int = 15
+
+    def is_done(self, outcomes: Sequence[Outcome]) -> bool:
+        """Tell whether a point with these outcomes needs no further visit."""
+        if any(outcome.status != "ok" for outcome in outcomes):
+            return True
+        if len(outcomes) < self.least_rounds:
+            return False
+        spent = sum(outcome.seconds for outcome in outcomes)
+        return len(outcomes) >= self.most_rounds or spent >= self.max_seconds or self.is_met(outcomes)
+
+    def is_met(self, outcomes: Sequence[Outcome]) -> bool:
+        """Tell whether the interval of a point with these outcomes is narrow enough."""
+        values = [outcome.value for outcome in outcomes if outcome.value is not None]
+        if len(values) < self.least_rounds:
+            return False
+        half_width = estimate(values).half_width
+        return half_width is not None and half_width <= self.half_width
+
+
+def sweep(
+    points: Iterable[int],
+    visit: Callable[[int, int], Outcome],
+    rule: StopRule,
+    *,
+    finished: Sequence[Outcome] = (),
+    seed: int = 0,
+) -> list[Outcome]:
+    """Return the outcomes of all visits, those in `finished` first, until `rule` holds at every point.
+
+    `visit(point, round)` makes one visit and stores it. Where a point runs out of memory, larger ones are not tried:
+    memory grows with the point.
+    """
+    ascending = sorted(set(points))
+    outcomes = {point: [each for each in finished if each.point == point] for point in ascending}
+    for number in range(rule.most_rounds):
+        order = list(ascending)
+        if number > 0:
+            random.Random(f"{seed}-{number}").shuffle(order)
+        for point in order:
+            known = outcomes[point]
+            if len(known) > number or rule.is_done(known):
+                continue
+            if any(_ran_out(outcomes[smaller]) for smaller in ascending if smaller < point):
+                outcome = Outcome(point, number, "skipped_oom")
+            else:
+                outcome = visit(point, number)
+            known.append(outcome)
+        if all(rule.is_done(known) for known in outcomes.values()):
+            break
+    return [outcome for point in ascending for outcome in outcomes[point]]
+
+
+def _ran_out(outcomes: Sequence[Outcome]) -> bool:
+    return any(outcome.status == "oom" for outcome in outcomes)

@@ -1,0 +1,44 @@
+"""Python stacks of a trace that was recorded with `with_stack=True`, folded as flame-graph tools read them."""
+
+import re
+from collections import Counter
+
+import numpy as np
+
+from boundby.trace.reader import ABSENT, Trace
+
+MAX_FRAMES = 256  # of a deeper stack the outer frames are left out; it also ends a circle of parents
+PROFILER_FILE = "torch/profiler/profiler.py"  # starting the recorder takes milliseconds that are not the program's
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # would make every call of a bound method a frame of its own
+SEPARATORS = str.maketrans(" ;\t\r\n", "_____")
+
+
+def folded_stacks(trace: Trace) -> list[str]:
+    """Return lines `outer;inner;innermost weight`, the heaviest first; the weight is the stack's own time in ns.
+
+    Frames of the profiler itself are left out. The list is empty where the trace holds no Python frames.
+    """
+    frames = [ADDRESS.sub("", name).translate(SEPARATORS) for name in trace.names]
+    rows = np.flatnonzero(trace.in_categories(["python_function"])).tolist()
+    row_of_id = {int(trace.python_id[row]): row for row in rows if trace.python_id[row] != ABSENT}
+    parent = {row: row_of_id.get(int(trace.python_parent_id[row]), ABSENT) for row in rows}
+    duration_ns = {row: max(int(trace.duration_ns[row]), 0) for row in rows}
+    self_ns = dict(duration_ns)
+    for row in rows:
+        if parent[row] != ABSENT:
+            self_ns[parent[row]] -= duration_ns[row]
+    weights: Counter[str] = Counter()
+    for row in rows:
+        stack = [frames[trace.name[at]] for at in _outwards(row, parent)]
+        if self_ns[row] > 0 and not any(PROFILER_FILE in frame for frame in stack):
+            weights[";".join(reversed(stack))] += self_ns[row]
+    return [f"{stack} {weight}" for stack, weight in weights.most_common()]
+
+
+def _outwards(row: int, parent: dict[int, int]) -> list[int]:
+    """Return `row`, its caller, the caller's caller and so on, at most `MAX_FRAMES` of them."""
+    chain = []
+    while row != ABSENT and len(chain) < MAX_FRAMES:
+        chain.append(row)
+        row = parent[row]
+    return chain

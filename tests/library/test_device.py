@@ -1,0 +1,129 @@
+"""Picking a device, and telling a lack of memory from other failures."""
+
+import pytest
+import torch
+
+from boundby.device import describe, is_out_of_memory, pick_device, release_memory, synchronizer
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_without_a_gpu_auto_is_the_cpu() -> None:
+    assert pick_device("auto") == pick_device() == CPU
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_with_a_gpu_auto_is_the_first() -> None:
+    assert pick_device("auto") == torch.device("cuda:0")
+
+
+@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize(("name", "picked"), [("cpu", "cpu"), ("cuda", "cuda:0"), ("cuda:1", "cuda:1")])
+def test_a_device_asked_for_is_picked(name: str, picked: str) -> None:
+    assert pick_device(name) == torch.device(picked)
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_a_gpu_beyond_those_there_are_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"'cuda:2' is not there: torch sees 2 GPU\(s\)"):
+        pick_device("cuda:2")
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_a_gpu_is_refused_where_torch_sees_none() -> None:
+    with pytest.raises(ValueError, match=rf"'cuda' is not there: torch {torch.__version__[:3]}.*sees no GPU"):
+        pick_device("cuda")
+
+
+def test_a_cpu_is_not_waited_for_and_a_gpu_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    synchronizer(CPU)()
+    assert waited == []
+    synchronizer(torch.device("cuda:1"))()
+    assert waited == [torch.device("cuda:1")]
+
+
+def test_only_a_gpu_has_a_cache_to_give_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    emptied: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
+    release_memory(CPU)
+    assert emptied == []
+    release_memory(torch.device("cuda"))
+    assert emptied == [True]
+
+
+def test_a_cpu_is_described_by_its_threads() -> None:
+    assert describe(CPU) == {"type": "cpu", "threads": torch.get_num_threads()}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        MemoryError(),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("CUDA driver error: Out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("unable to mmap 4096 bytes from file </model.safetensors>: Cannot allocate memory (12)"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes."),
+    ],
+    ids=str,
+)
+def test_lack_of_memory_is_known_by_type_or_text(error: BaseException) -> None:
+    assert is_out_of_memory(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED"),  # also a shape that no kernel takes
+        RuntimeError("CUDA error: device-side assert triggered"),
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        RuntimeError("Expected all tensors to be on the same device"),
+        ValueError("the text 'out of memory' has no label"),
+        KeyboardInterrupt(),
+    ],
+    ids=repr,
+)
+def test_other_failures_are_not_a_lack_of_memory(error: BaseException) -> None:
+    assert not is_out_of_memory(error)
+
+
+def test_the_cpu_allocator_is_understood_when_it_refuses() -> None:
+    with pytest.raises(RuntimeError) as raised:
+        torch.empty(2**52, dtype=torch.float32)
+    assert is_out_of_memory(raised.value)
+
+
+@pytest.mark.gpu
+def test_a_gpu_is_understood_when_it_refuses() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    with pytest.raises(torch.OutOfMemoryError) as raised:
+        torch.empty(2**52, dtype=torch.float32, device="cuda")
+    assert is_out_of_memory(raised.value)
+
+
+@pytest.mark.gpu
+def test_a_gpu_is_described_by_name_memory_and_capability() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    found = describe(pick_device("cuda"))
+    assert found["type"] == "cuda"
+    assert found["name"] == torch.cuda.get_device_name(0)
+    assert found["memory_bytes"] > 2**30
+    assert found["capability"] == ".".join(map(str, torch.cuda.get_device_capability(0)))
+    assert found["multiprocessors"] > 0

@@ -1,0 +1,183 @@
+"""The fingerprint knows the hardware; nothing here knows a secret."""
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from boundby import environment
+from boundby.environment import SETTINGS, machine, machine_fingerprint, memory_limit_bytes, settings, versions
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    machine.cache_clear()
+    yield
+    machine.cache_clear()
+
+
+def fingerprint() -> str:
+    """Return the fingerprint as a new process would find it."""
+    machine.cache_clear()
+    return machine_fingerprint()
+
+
+class NvmlError(Exception):
+    pass
+
+
+def nvml(names: list[str | bytes], driver: str | bytes = "595.10", gpu_bytes: int = 80 * 10**9) -> SimpleNamespace:
+    return SimpleNamespace(
+        NVMLError=NvmlError,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetCount=lambda: len(names),
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetName=lambda index: names[index],
+        nvmlDeviceGetMemoryInfo=lambda index: SimpleNamespace(total=gpu_bytes),
+        nvmlSystemGetDriverVersion=lambda: driver,
+    )
+
+
+def no_driver() -> SimpleNamespace:
+    def init() -> None:
+        raise NvmlError("Shared Library Not Found")
+
+    return SimpleNamespace(NVMLError=NvmlError, nvmlInit=init)
+
+
+@pytest.fixture(autouse=True)
+def _no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", no_driver())
+
+
+def test_no_secret_and_no_name_of_person_or_host_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "USER", "HOSTNAME")
+    for name in names:
+        monkeypatch.setenv(name, f"hf_secret-of-{name}")
+    monkeypatch.setattr(platform, "node", lambda: "hf_secret-host")
+    kept = json.dumps([machine(), settings(), versions()])
+    assert "hf_secret" not in kept
+    assert not any(name in kept for name in names)
+
+
+def test_settings_are_the_allowed_variables_that_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+    assert settings() == {}
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    monkeypatch.setenv("LD_PRELOAD", "/x.so")
+    assert settings() == {"OMP_NUM_THREADS": "4"}
+
+
+def test_versions_are_those_installed_and_none_for_what_is_not() -> None:
+    found = versions(["pytest", "a-package-that-nobody-wrote"])
+    assert found == {
+        "python": platform.python_version(),
+        "pytest": pytest.__version__,
+        "a-package-that-nobody-wrote": None,
+    }
+    assert versions()["torch"] is not None
+
+
+def test_a_machine_without_a_gpu_says_why() -> None:
+    found = machine()
+    assert (found["gpus"], found["driver"]) == ([], None)
+    assert found["gpus_reason"] == "NVML: Shared Library Not Found"
+
+
+@pytest.mark.parametrize(
+    "names", [["NVIDIA H100", "NVIDIA H100"], [b"NVIDIA H100", b"NVIDIA H100"]], ids=["str", "bytes"]
+)
+def test_gpus_are_described_by_name_memory_and_driver(names: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", nvml(names, driver=b"595.10"))
+    found = machine()
+    assert found["gpus"] == [{"name": "NVIDIA H100", "memory_bytes": 80 * 10**9}] * 2
+    assert found["driver"] == "595.10"
+
+
+def test_a_gpu_that_cannot_be_asked_is_no_gpu_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[bool] = []
+    broken = nvml(["NVIDIA H100"])
+    broken.nvmlDeviceGetName = lambda index: (_ for _ in ()).throw(NvmlError("GPU is lost"))
+    broken.nvmlShutdown = lambda: closed.append(True)
+    monkeypatch.setitem(sys.modules, "pynvml", broken)
+    assert machine()["gpus_reason"] == "NVML: GPU is lost"
+    assert closed == [True]
+
+
+def test_the_fingerprint_is_stable_and_short() -> None:
+    first = fingerprint()
+    assert first == fingerprint()
+    assert len(first) == 16
+    assert int(first, 16) >= 0
+
+
+def test_the_fingerprint_knows_the_hardware_and_not_the_name_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = fingerprint()
+    monkeypatch.setattr(platform, "node", lambda: "another-pod")
+    monkeypatch.setenv("HOSTNAME", "another-pod")
+    assert fingerprint() == first
+
+
+def test_the_fingerprint_does_not_depend_on_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = fingerprint()
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # not installed
+    assert fingerprint() == first
+
+
+CHANGES: dict[str, Any] = {
+    "cores": (os, "cpu_count", lambda: 96),
+    "cores-we-may-use": (os, "sched_getaffinity", lambda pid: set(range(95))),
+    "processor": (environment, "_cpu_name", lambda: "Zuse Z3"),
+    "architecture": (platform, "machine", lambda: "riscv64"),
+    "quota": (environment, "_cpu_quota", lambda path: 1.5),
+    "memory": (environment, "memory_limit_bytes", lambda: 12345),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_other_hardware_has_another_fingerprint(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = fingerprint()
+    target, name, value = CHANGES[change]
+    monkeypatch.setattr(target, name, value, raising=False)
+    assert fingerprint() != first
+
+
+def test_other_gpus_and_drivers_have_other_fingerprints(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {fingerprint()}
+    machines = [
+        nvml(["NVIDIA H100"]),
+        nvml(["NVIDIA H200"]),
+        nvml(["NVIDIA H100"] * 2),
+        nvml(["NVIDIA H100"], driver="580.65"),
+        nvml(["NVIDIA H100"], gpu_bytes=96 * 10**9),
+    ]
+    for each in machines:
+        monkeypatch.setitem(sys.modules, "pynvml", each)
+        found.add(fingerprint())
+    assert len(found) == 6
+
+
+@pytest.mark.parametrize(("content", "limit"), [("1048576\n", 2**20), ("max\n", None), (f"{2**62}\n", None)])
+def test_the_memory_limit_is_the_smaller_of_machine_and_cgroup(tmp_path: Path, content: str, limit: int | None) -> None:
+    total = memory_limit_bytes(tmp_path / "absent")
+    assert total > 2**28
+    (tmp_path / "memory.max").write_text(content)
+    assert memory_limit_bytes(tmp_path / "memory.max") == (limit or total)
+
+
+@pytest.mark.parametrize(
+    ("content", "cores"), [("150000 100000\n", 1.5), ("max 100000\n", None), ("", None), (None, None)]
+)
+def test_the_quota_is_in_cores(tmp_path: Path, content: str | None, cores: float | None) -> None:
+    path = tmp_path / "cpu.max"
+    if content is not None:
+        path.write_text(content)
+    assert environment._cpu_quota(path) == cores

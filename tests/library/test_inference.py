@@ -1,0 +1,239 @@
+"""Batching changes no prediction, loses no row and keeps the budget."""
+
+import random
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from boundby.inference import TOKENIZER_CHUNK, Batch, Tokens, collate, forward, token_budget_batches, tokenize
+
+CPU = torch.device("cpu")
+WORDS = 50
+PAD = 0
+
+
+def tokens_of(*lengths: int) -> Tokens:
+    """Return texts of these lengths; no id is that of the padding."""
+    return Tokens([np.arange(length, dtype=np.int32) % (WORDS - 1) + 1 for length in lengths], truncated=0)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    """A fast tokenizer of the words w1, w2, … with a special token at either end."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {"[PAD]": PAD, "[CLS]": 1, "[SEP]": 2} | {f"w{index}": index for index in range(3, WORDS)}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token="[SEP]"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="[PAD]")
+
+
+def text_of(words: int) -> str:
+    return " ".join(f"w{3 + index % (WORDS - 3)}" for index in range(words))
+
+
+def test_texts_become_the_ids_of_the_tokenizer(tokenizer: Any) -> None:
+    tokens = tokenize(tokenizer, ["w3 w4", "w5"], max_length=16)
+    assert [ids.tolist() for ids in tokens.ids] == [[1, 3, 4, 2], [1, 5, 2]]
+    assert tokens.lengths.tolist() == [4, 3]
+
+
+def test_only_texts_that_are_cut_count_as_truncated(tokenizer: Any) -> None:
+    tokens = tokenize(tokenizer, [text_of(words) for words in (5, 6, 7, 30, 1)], max_length=8)
+    assert tokens.lengths.tolist() == [7, 8, 8, 8, 3]  # two special tokens each; six words fit exactly
+    assert tokens.truncated == 2
+    assert [ids[-1] for ids in tokens.ids] == [2] * 5  # a cut text keeps its end token
+
+
+def test_truncation_is_counted_over_all_chunks(tokenizer: Any) -> None:
+    words = [9 if row % 7 == 0 else 2 for row in range(2 * TOKENIZER_CHUNK + 5)]
+    tokens = tokenize(tokenizer, [text_of(each) for each in words], max_length=8)
+    assert tokens.lengths.tolist() == [min(each + 2, 8) for each in words]
+    assert tokens.truncated == words.count(9)
+
+
+def test_a_tokenizer_written_in_python_cannot_tell_what_was_cut() -> None:
+    class Encoded(dict):
+        encodings = None
+
+    def slow(texts: list[str], **options: Any) -> Encoded:
+        return Encoded(input_ids=[[1] * len(text) for text in texts])
+
+    tokens = tokenize(slow, ["abc", "d"], max_length=8)
+    assert tokens.truncated is None
+    assert tokens.lengths.tolist() == [3, 1]
+
+
+def test_a_text_without_tokens_is_named_with_its_place() -> None:
+    def slow(texts: list[str], **options: Any) -> Any:
+        encoded = {"input_ids": [[1] * len(text.strip()) for text in texts]}
+        return type("Encoded", (dict,), {"encodings": None})(encoded)
+
+    with pytest.raises(ValueError, match="text 1001 has no tokens: '   '"):
+        tokenize(slow, ["a"] * 1001 + ["   ", ""], max_length=8)
+
+
+def test_no_texts_have_no_tokens(tokenizer: Any) -> None:
+    tokens = tokenize(tokenizer, [], max_length=8)
+    assert (tokens.ids, tokens.truncated, tokens.lengths.size) == ([], 0, 0)
+
+
+def test_a_batch_is_padded_on_the_right_to_its_longest_text() -> None:
+    tokens = tokens_of(9, 2, 4)
+    batch = collate(tokens, [2, 1], pad_id=7, device=CPU)
+    assert batch.rows == (2, 1)
+    assert batch.input_ids.tolist() == [[1, 2, 3, 4], [1, 2, 7, 7]]
+    assert batch.attention_mask.tolist() == [[1, 1, 1, 1], [1, 1, 0, 0]]
+    assert (batch.tokens_real, batch.tokens_padded, batch.is_padded) == (6, 8, True)
+    assert batch.input_ids.dtype == batch.attention_mask.dtype == torch.int64
+
+
+def test_texts_of_one_length_need_no_padding() -> None:
+    batch = collate(tokens_of(3, 3), [0, 1], pad_id=PAD, device=CPU)
+    assert (batch.tokens_real, batch.tokens_padded, batch.is_padded) == (6, 6, False)
+
+
+def test_a_row_may_stand_in_a_batch_twice() -> None:
+    batch = collate(tokens_of(2, 1), [0, 0, 1], pad_id=PAD, device=CPU)
+    assert batch.input_ids.tolist() == [[1, 2], [1, 2], [1, 0]]
+
+
+def test_only_a_padded_batch_goes_in_with_a_mask() -> None:
+    seen: list[Any] = []
+
+    def model(input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> Any:
+        seen.append(attention_mask)
+        return SimpleNamespace(logits=input_ids)
+
+    even, ragged = (collate(tokens_of(*lengths), [0, 1], PAD, CPU) for lengths in ((3, 3), (3, 1)))
+    assert forward(model, even) is even.input_ids
+    forward(model, ragged)
+    assert seen[0] is None
+    assert seen[1] is ragged.attention_mask
+
+
+def padded_tokens(batch: list[int], lengths: list[int]) -> int:
+    return len(batch) * max(lengths[row] for row in batch)
+
+
+@pytest.mark.parametrize("budget", [1, 7, 64, 100, 513, 10_000])
+@pytest.mark.parametrize("seed", range(5))
+def test_batches_hold_each_row_once_longest_first_within_the_budget(seed: int, budget: int) -> None:
+    lengths = [random.Random(seed).randint(1, 120) for _ in range(200)]
+    batches = token_budget_batches(lengths, budget)
+    order = [row for batch in batches for row in batch]
+    assert sorted(order) == list(range(200))
+    assert order == sorted(range(200), key=lambda row: (-lengths[row], row))
+    assert all(padded_tokens(batch, lengths) <= budget or len(batch) == 1 for batch in batches)
+
+
+@pytest.mark.parametrize("budget", [64, 100, 513])
+def test_no_batch_has_room_for_the_next_row(budget: int) -> None:
+    lengths = [random.Random(1).randint(1, 60) for _ in range(200)]
+    batches = token_budget_batches(lengths, budget)
+    for batch, following in zip(batches, batches[1:], strict=False):
+        assert padded_tokens([*batch, following[0]], lengths) > budget
+
+
+def test_batches_are_a_function_of_the_lengths_and_the_budget() -> None:
+    lengths = [3, 5, 3, 5, 1]
+    expected = [[1, 3], [0, 2, 4]]
+    assert token_budget_batches(lengths, 10) == expected
+    assert token_budget_batches(np.array(lengths), 10) == expected
+    assert lengths == [3, 5, 3, 5, 1]
+
+
+def test_a_row_longer_than_the_budget_goes_alone() -> None:
+    assert token_budget_batches([4, 100, 4], 8) == [[1], [0, 2]]
+
+
+def test_no_rows_have_no_batches() -> None:
+    assert token_budget_batches([], 100) == []
+
+
+def bert() -> Any:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    config = BertConfig(
+        vocab_size=WORDS,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=64,
+        num_labels=5,
+        pad_token_id=PAD,
+    )
+    return BertForSequenceClassification(config)
+
+
+def qwen2() -> Any:
+    from transformers import Qwen2Config, Qwen2ForSequenceClassification
+
+    config = Qwen2Config(
+        vocab_size=WORDS,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=64,
+        num_labels=5,
+        pad_token_id=PAD,
+    )
+    return Qwen2ForSequenceClassification(config)
+
+
+def seeded(make: Callable[[], Any]) -> Any:
+    torch.manual_seed(0)
+    model = make().eval()
+    for parameter in model.parameters():
+        parameter.data.mul_(5)  # the initial weights hardly tell two texts apart
+    return model
+
+
+@pytest.fixture(params=[bert, qwen2], ids=["bert", "qwen2"], scope="module")
+def classifier(request: pytest.FixtureRequest) -> Any:
+    return seeded(request.param)
+
+
+def logits_of(model: Any, batch: Batch) -> torch.Tensor:
+    with torch.inference_mode():
+        return forward(model, batch)
+
+
+def test_a_classifier_gives_a_text_the_same_logits_in_any_batch(classifier: Any, tokenizer: Any) -> None:
+    words = [1, 30, 4, 12, 12, 2, 7, 25, 3, 18]
+    tokens = tokenize(tokenizer, [text_of(each) for each in words], max_length=64)
+    alone = torch.cat([logits_of(classifier, collate(tokens, [row], PAD, CPU)) for row in range(len(words))])
+    together = logits_of(classifier, collate(tokens, range(len(words)), PAD, CPU))
+    assert together.shape == (len(words), 5)
+    torch.testing.assert_close(together, alone, atol=1e-5, rtol=0)
+    for batch in token_budget_batches(tokens.lengths, budget=40):
+        torch.testing.assert_close(
+            logits_of(classifier, collate(tokens, batch, PAD, CPU)), alone[batch], atol=1e-5, rtol=0
+        )
+    assert (alone[0] - alone[1]).abs().max() > 0.01  # the comparison above could have failed
+
+
+def test_a_batch_without_padding_needs_no_mask(classifier: Any) -> None:
+    batch = collate(tokens_of(6, 6, 6), [0, 1, 2], PAD, CPU)
+    with torch.inference_mode():
+        masked = classifier(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits
+    torch.testing.assert_close(logits_of(classifier, batch), masked, atol=1e-5, rtol=0)
+
+
+def test_without_the_mask_padding_would_change_the_logits() -> None:
+    model = seeded(bert)
+    batch = collate(tokens_of(3, 40), [0, 1], PAD, CPU)
+    with torch.inference_mode():
+        unmasked = model(input_ids=batch.input_ids, attention_mask=torch.ones_like(batch.attention_mask)).logits
+    assert (logits_of(model, batch)[0] - unmasked[0]).abs().max() > 0.01

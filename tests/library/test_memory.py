@@ -1,0 +1,124 @@
+"""What a block of work held, and what this device cannot tell."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from boundby import memory
+from boundby.memory import CPU_REASON, MemoryMeter
+
+CPU = torch.device("cpu")
+BLOCK = 64 * 2**20
+
+
+@pytest.fixture
+def _counts_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_reset_peak_resident", lambda: True)
+
+
+@pytest.fixture
+def _has_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "memory_limit_bytes", lambda: 10**15)
+
+
+@pytest.mark.usefixtures("_counts_blocks", "_has_much_memory")
+def test_a_cpu_has_the_process_and_a_reason_for_the_rest() -> None:
+    meter = MemoryMeter(CPU, peak_of_process=lambda: 12345)
+    meter.start()
+    use = meter.stop()
+    assert use.process_peak_bytes == 12345
+    assert 2**20 < use.process_bytes < psutil.virtual_memory().total
+    assert (use.device_allocated_bytes, use.device_reserved_bytes, use.device_before_bytes) == (None, None, None)
+    assert (use.device_peak_allocated_bytes, use.device_peak_reserved_bytes) == (None, None)
+    assert use.device_total_bytes is None
+    assert use.reasons == (CPU_REASON,)
+    assert use.doubts == ()
+
+
+@pytest.mark.usefixtures("_counts_blocks")
+def test_an_unknown_peak_is_none_with_a_reason() -> None:
+    meter = MemoryMeter(CPU, peak_of_process=lambda: None)
+    meter.start()
+    use = meter.stop()
+    assert use.process_peak_bytes is None
+    assert use.reasons == (CPU_REASON, "the kernel does not tell the peak of this process over a block")
+
+
+def test_a_peak_that_cannot_be_set_back_is_not_that_of_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_reset_peak_resident", lambda: False)
+    meter = MemoryMeter(CPU, peak_of_process=lambda: 12345)
+    meter.start()
+    use = meter.stop()
+    assert use.process_peak_bytes is None
+    assert len(use.reasons) == 2
+
+
+@pytest.mark.usefixtures("_counts_blocks")
+@pytest.mark.parametrize(("peak", "doubts"), [(899_999_999, 0), (900_000_000, 1)])
+def test_nine_tenths_of_the_limit_are_a_doubt(peak: int, doubts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "memory_limit_bytes", lambda: 1_000_000_000)
+    meter = MemoryMeter(CPU, peak_of_process=lambda: peak)
+    meter.start()
+    found = meter.stop().doubts
+    assert len(found) == doubts
+    assert all(each.startswith("main memory is nearly full: 900 of 1000 MB") for each in found)
+
+
+def test_the_peak_is_that_of_the_block_and_not_of_what_came_before() -> None:
+    if not memory._reset_peak_resident():
+        pytest.skip("this kernel cannot set the peak of a process back (/proc/self/clear_refs)")
+    before = np.ones(4 * BLOCK, dtype=np.uint8)
+    del before
+    meter = MemoryMeter(CPU)
+    meter.start()
+    held = psutil.Process().memory_info().rss
+    inside = np.ones(BLOCK, dtype=np.uint8)
+    del inside
+    use = meter.stop()
+    assert use.process_peak_bytes is not None
+    assert BLOCK / 2 < use.process_peak_bytes - held < 2 * BLOCK  # the kernel counts pages in batches per core
+
+
+@pytest.mark.usefixtures("_counts_blocks", "_has_much_memory")
+def test_the_counters_of_a_gpu_stand_in_their_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    allocated = iter([11, 22])
+    fakes = {
+        "synchronize": lambda device: calls.append("synchronize"),
+        "reset_peak_memory_stats": lambda device: calls.append("reset"),
+        "memory_allocated": lambda device: next(allocated),
+        "memory_reserved": lambda device: 33,
+        "max_memory_allocated": lambda device: 44,
+        "max_memory_reserved": lambda device: 95,
+        "get_device_properties": lambda device: SimpleNamespace(total_memory=100),
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    meter = MemoryMeter(torch.device("cuda"), peak_of_process=lambda: 7)
+    meter.start()
+    assert calls == ["synchronize", "reset"]
+    use = meter.stop()
+    assert (use.device_before_bytes, use.device_allocated_bytes) == (11, 22)
+    assert (use.device_reserved_bytes, use.device_peak_reserved_bytes) == (33, 95)
+    assert (use.device_peak_allocated_bytes, use.device_total_bytes, use.process_peak_bytes) == (44, 100, 7)
+    assert use.reasons == ()
+    assert [each.split(" is ")[0] for each in use.doubts] == ["device memory"]
+
+
+@pytest.mark.gpu
+def test_the_peak_of_a_gpu_holds_what_was_freed_within_the_block() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    device = torch.device("cuda:0")
+    meter = MemoryMeter(device)
+    meter.start()
+    held = torch.empty(BLOCK, dtype=torch.uint8, device=device)
+    freed = torch.empty(BLOCK, dtype=torch.uint8, device=device)
+    del freed
+    use = meter.stop()
+    assert use.device_before_bytes is not None
+    assert use.device_allocated_bytes == use.device_before_bytes + held.numel()
+    assert use.device_peak_allocated_bytes == use.device_before_bytes + 2 * BLOCK
