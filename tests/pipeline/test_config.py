@@ -1,0 +1,135 @@
+"""Settings: defaults in one place, every mistake reported with its place, overrides on top."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from utils.config import Config
+from utils.errors import InputError
+from utils.yaml_settings import load
+
+ROOT = Path(__file__).resolve().parents[2]
+MINIMAL = "model:\n  name: some/model\ndataset:\n  file: texts.csv\n"
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(text: str) -> Path:
+        path = tmp_path / "settings.yaml"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+def problems(path: Path, *overrides: str) -> list[str]:
+    with pytest.raises(InputError) as failure:
+        load(Config, path, overrides)
+    assert failure.value.exit_code == 2
+    return str(failure.value).replace(f"{path}", "FILE").splitlines()
+
+
+def leaves(value, prefix=""):
+    if not isinstance(value, dict):
+        return {prefix}
+    return {leaf for key, inner in value.items() for leaf in leaves(inner, f"{prefix}.{key}".lstrip("."))}
+
+
+def test_config_yaml_states_every_key_with_its_default():
+    stated = yaml.safe_load((ROOT / "configs/config.yaml").read_text())
+    config = load(Config, ROOT / "configs/config.yaml")
+    assert leaves(stated) == leaves(config.model_dump())
+    bare = Config(model={"name": config.model.name}, dataset={"hf_name": config.dataset.hf_name})
+    assert config == bare
+
+
+def test_quickstart_yaml_is_valid_and_offline():
+    config = load(Config, ROOT / "configs/quickstart.yaml")
+    assert config.dataset.quickstart and config.dataset.hf_name is None and config.model.name == "quickstart"
+
+
+def test_a_file_may_leave_out_everything_but_model_and_data(written):
+    assert load(Config, written(MINIMAL)).profiling.batch_sizes == [1, 4, 8, 16, 32, 64]
+
+
+def test_all_mistakes_are_reported_at_once_with_line_and_column(written):
+    path = written(MINIMAL + "profiling:\n  batch_szies: [1]\n  num_warmup_runs: ten\n  batch_sizes: [0, 2]\n")
+    found = problems(path)
+    assert "FILE:6:3: profiling.batch_szies: unknown key, did you mean 'batch_sizes'?" in found
+    assert (
+        "FILE:7:3: profiling.num_warmup_runs: input should be a valid integer, "
+        "unable to parse string as an integer (got 'ten')" in found
+    )
+    assert "FILE:8:17: profiling.batch_sizes[0]: input should be greater than 0 (got 0)" in found
+    assert found[-1] == "3 problems; nothing was run"
+
+
+def test_duplicate_key_is_refused_and_names_both_places(written):
+    path = written(MINIMAL + "trace:\n  stacks: true\n  stacks: false\n")
+    assert "FILE:7:3: trace.stacks: duplicate key; it first stands at FILE:6:3" in problems(path)
+
+
+def test_override_is_read_as_yaml(written):
+    config = load(
+        Config, written(MINIMAL), ["profiling.batch_sizes=[1,8]", "dataset.sample_sizes=null", "model.dtype=bfloat16"]
+    )
+    assert config.profiling.batch_sizes == [1, 8] and config.model.dtype == "bfloat16"
+
+
+def test_override_may_name_a_section_that_the_file_leaves_out(written):
+    assert load(Config, written(MINIMAL), ["pod.price_per_hour=2.5"]).pod.price_per_hour == 2.5
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("profiling.batch_szies=[1]", "command line: profiling.batch_szies: unknown key, did you mean 'batch_sizes'?"),
+        ("nonsense", "command line: 'nonsense' is not of the form key.sub=value"),
+        ("profiling.batch_sizes=[1", "command line: profiling.batch_sizes: the value is not YAML"),
+        ("model.device=gpu", "command line: model.device: string should match pattern"),
+        ("profiling.batch_sizes=[4,4]", "command line: profiling.batch_sizes: each value may stand once"),
+        ("profiling.batch_sizes=[]", "command line: profiling.batch_sizes: list should have at least 1 item"),
+        ("layers.enabled=true", "command line: layers.enabled: input should be False (got True)"),
+        ("output.metrics_file=../x.json", "command line: output.metrics_file: string should match pattern"),
+    ],
+)
+def test_wrong_override_is_reported_as_such(written, override, expected):
+    assert problems(written(MINIMAL), override)[0].startswith(expected)
+
+
+def test_two_sources_of_data_are_refused_with_the_way_out(written):
+    found = problems(written(MINIMAL + "  hf_name: a/b\n"))
+    assert found[0].startswith(
+        "FILE:3:1: dataset: exactly one of hf_name, file and quickstart names the data, here hf_name and file"
+    )
+
+
+def test_quickstart_model_needs_the_quickstart_data(written):
+    found = problems(written(MINIMAL), "model.name=quickstart")
+    assert "dataset.quickstart=true" in found[0]
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("model: {name: [", "FILE:1:16: is not YAML"),
+        ("- a\n- b\n", "FILE: holds no settings"),
+        ("", "FILE: holds no settings"),
+        ("a: &x [1]\nb: [*x, *x]\n", "FILE:2:5: aliases (*x) are not allowed here"),
+        ("model: !!python/object/apply:os.system [ls]\n", "FILE:1:8: model: tags are not allowed here"),
+        ("x: " + "y" * 1_000_001, "FILE: has 1000004 bytes; a configuration has at most 1000000"),
+    ],
+)
+def test_file_that_is_not_settings_is_explained(written, content, expected):
+    assert problems(written(content))[0].startswith(expected)
+
+
+def test_file_that_is_not_utf8_is_explained(tmp_path):
+    path = tmp_path / "settings.yaml"
+    path.write_bytes(b"model: {name: \xff}")
+    assert problems(path) == ["FILE: is not UTF-8 (byte 14); save it as UTF-8"]
+
+
+def test_missing_file_names_the_offline_default(tmp_path):
+    assert "configs/quickstart.yaml" in problems(tmp_path / "none.yaml")[0]

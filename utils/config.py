@@ -1,0 +1,172 @@
+"""The settings of the pipeline: one frozen record per section of the YAML, unknown keys refused.
+
+Defaults live here and stand in `configs/config.yaml` for the reader; a test holds the two equal.
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
+
+QUICKSTART = "quickstart"
+
+Name = Annotated[str, StringConstraints(min_length=1)]
+Dtype = Literal["float32", "bfloat16", "float16"]
+Device = Annotated[str, StringConstraints(pattern=r"^(auto|cpu|cuda(:\d+)?)$")]
+FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class Section(BaseModel):
+    """A part of the configuration: unknown keys are refused and values do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class Model(Section):
+    """The classifier: where it comes from and how it is held."""
+
+    name: Name
+    revision: Name | None = None
+    device: Device = "auto"
+    dtype: Dtype = "float32"
+
+
+class Dataset(Section):
+    """The labelled texts: exactly one of `hf_name`, `file` and `quickstart`."""
+
+    hf_name: Name | None = None
+    config_name: Name | None = None
+    split: Name | None = None
+    revision: Name | None = None
+    file: Name | None = None
+    quickstart: bool = False
+    local_path: Name = "./data/val_df.csv"
+    text_column: Name = "text"
+    label_column: Name = "labels"
+    sample_sizes: Annotated[list[PositiveInt], Field(min_length=1)] | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        sources = {"hf_name": self.hf_name, "file": self.file, "quickstart": self.quickstart or None}
+        given = [name for name, value in sources.items() if value is not None]
+        if len(given) != 1:
+            stated = " and ".join(given) if given else "none"
+            raise ValueError(
+                f"exactly one of hf_name, file and quickstart names the data, here {stated}; "
+                "set the others to null (quickstart to false)"
+            )
+        if not self.local_path.endswith(".csv"):
+            raise ValueError(f"local_path is a .csv file, here {self.local_path!r}")
+        return self
+
+
+class Profiling(Section):
+    """The batch-size sweep."""
+
+    batch_sizes: Annotated[list[PositiveInt], Field(min_length=1)] = [1, 4, 8, 16, 32, 64]
+    num_warmup_runs: PositiveInt = 3
+    num_measurement_runs: PositiveInt = 10
+    max_length: Annotated[int, Field(ge=2)] = 512
+    ci_half_width: Annotated[float, Field(gt=0, lt=1)] | None = None
+    max_seconds_per_batch_size: PositiveFloat = 15
+    dtypes: Annotated[list[Dtype], Field(min_length=1)] | None = None
+
+    @field_validator("batch_sizes", "dtypes")
+    @classmethod
+    def _no_repeats(cls, values: list | None) -> list | None:
+        if values is not None and len(set(values)) != len(values):
+            raise ValueError("each value may stand once")
+        return values
+
+
+class Evaluation(Section):
+    """The pass over the whole dataset."""
+
+    enabled: bool = True
+    limit: PositiveInt | None = None
+    precision: Literal["same"] = "same"
+    min_agreement: Fraction = 0.995
+    engine: Literal["local"] = "local"
+    workers: Literal[1] = 1
+
+
+class Trace(Section):
+    """The operator trace of step 03."""
+
+    enabled: bool = True
+    batch_size: PositiveInt | None = None
+    warmup_steps: NonNegativeInt = 2
+    active_steps: PositiveInt = 3
+    stacks: bool = True
+    shapes: bool = True
+    memory: bool = True
+    max_mb: PositiveInt = 500
+
+
+class Layers(Section):
+    """The layer profile of step 03, which this version does not have."""
+
+    enabled: Literal[False] = False
+
+
+class Targets(Section):
+    """What the report compares the results with; None is no target."""
+
+    latency_per_sample_ms: PositiveFloat | None = 50
+    throughput_samples_per_sec: PositiveFloat | None = 100
+    gpu_memory_mb: PositiveFloat | None = 20000
+    gpu_utilization_pct: Annotated[float, Field(gt=0, le=100)] | None = 80
+    accuracy: Fraction | None = 0.92
+
+
+class Pod(Section):
+    """The rented machine."""
+
+    price_per_hour: PositiveFloat | None = None
+
+
+class Output(Section):
+    """Where results go."""
+
+    results_dir: Name = "./results"
+    metrics_file: FileName = "baseline_metrics.json"
+    detailed_metrics_file: FileName = "detailed_metrics.csv"
+
+    @model_validator(mode="after")
+    def _two_files(self) -> Self:
+        if self.metrics_file == self.detailed_metrics_file:
+            raise ValueError(f"metrics_file and detailed_metrics_file are both {self.metrics_file!r}")
+        return self
+
+
+class Config(Section):
+    """All settings of one run."""
+
+    model: Model
+    dataset: Dataset
+    profiling: Profiling = Profiling()
+    evaluation: Evaluation = Evaluation()
+    trace: Trace = Trace()
+    layers: Layers = Layers()
+    targets: Targets = Targets()
+    pod: Pod = Pod()
+    output: Output = Output()
+
+    @model_validator(mode="after")
+    def _quickstart_model_needs_its_data(self) -> Self:
+        if self.model.name == QUICKSTART and not self.dataset.quickstart:
+            raise ValueError(
+                "model.name is 'quickstart', a model that is trained on the quickstart data; "
+                "name your own model, or set dataset.quickstart=true"
+            )
+        return self
