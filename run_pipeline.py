@@ -1,0 +1,152 @@
+"""Run the numbered scripts in order, each in a process of its own, so that no step inherits another's warm state.
+
+python run_pipeline.py                                        the pod run, configs/config.yaml
+python run_pipeline.py --config configs/quickstart.yaml       the offline default
+python run_pipeline.py --resume                               keep what an interrupted run has finished
+python run_pipeline.py --dry-run                              what would run, why, and how long it may take
+"""
+
+import argparse
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+SCRIPT_NAME = re.compile(r"(\d\d)_\w+\.py")
+SKIP_FLAGS = {"check": "00", "download": "01", "baseline": "02", "profiling": "03", "visualize": "04"}
+DONE, FAILED, USAGE, INCOMPLETE, INTERRUPTED, TERMINATED = 0, 1, 2, 4, 130, 143
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the chosen steps until one fails; return the exit code of the pipeline."""
+    parser = arguments()
+    args = parser.parse_intermixed_args(argv)
+    os.environ.setdefault("BOUNDBY_RUN_STARTED", time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()))
+    steps = chosen(numbered_scripts(), args, parser)
+    if args.dry_run:
+        return dry_run(steps, args)
+    worst = DONE
+    for number, script in steps.items():
+        code = run_step(script, args)
+        if code not in (DONE, INCOMPLETE):
+            announce_failure(number, code, args)
+            return code
+        worst = max(worst, code)
+    print("all steps finished" if worst == DONE else "all steps finished, but some points failed (exit code 4)")
+    return worst
+
+
+def arguments() -> argparse.ArgumentParser:
+    """Return the command line of the pipeline."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--config", metavar="FILE", help="settings (default: configs/config.yaml)")
+    for name, number in SKIP_FLAGS.items():
+        parser.add_argument(f"--skip-{name}", action="store_true", help=f"leave out step {number}")
+    parser.add_argument("--only", metavar="N", type=int, help="run step N alone")
+    parser.add_argument("--from", dest="first", metavar="N", type=int, help="start at step N")
+    parser.add_argument("--resume", action="store_true", help="keep finished steps and visits of an earlier run")
+    parser.add_argument("--dry-run", action="store_true", help="print what each step would do and why; run nothing")
+    parser.add_argument("--trust-remote-code", action="store_true", help="run Python code that the model brings")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.add_argument("overrides", nargs="*", metavar="key.sub=value", help="settings that override the file's")
+    return parser
+
+
+def numbered_scripts() -> dict[str, Path]:
+    """Return the numbered scripts by number, in order."""
+    found: dict[str, Path] = {}
+    for path in sorted((ROOT / "scripts").iterdir()):
+        match = SCRIPT_NAME.fullmatch(path.name)
+        if match and match[1] in found:
+            raise RuntimeError(f"two scripts have the number {match[1]}: {found[match[1]].name} and {path.name}")
+        if match:
+            found[match[1]] = path
+    return found
+
+
+def chosen(scripts: dict[str, Path], args: argparse.Namespace, parser: argparse.ArgumentParser) -> dict[str, Path]:
+    """Return the steps that the flags leave; ends with a usage error on a step that does not exist."""
+    for flag, number in (("--only", args.only), ("--from", args.first)):
+        if number is not None and f"{number:02d}" not in scripts:
+            parser.error(f"{flag} {number}: there is no such step; known: {', '.join(scripts)}")
+    skipped = {number for name, number in SKIP_FLAGS.items() if getattr(args, f"skip_{name}")}
+    if args.only is not None:
+        return {f"{args.only:02d}": scripts[f"{args.only:02d}"]}
+    return {
+        number: script
+        for number, script in scripts.items()
+        if number not in skipped and int(number) >= (args.first or 0)
+    }
+
+
+def step_arguments(args: argparse.Namespace) -> list[str]:
+    """Return the arguments that every step is given."""
+    flags = [flag for flag, given in (("--resume", args.resume), ("--debug", args.debug)) if given]
+    trust = ["--trust-remote-code"] if args.trust_remote_code else []
+    return [*(["--config", args.config] if args.config else []), *flags, *trust, *args.overrides]
+
+
+def run_step(script: Path, args: argparse.Namespace) -> int:
+    """Run one script, its command printed first; return its exit code. Signals reach it too."""
+    command = [sys.executable, str(script), *step_arguments(args)]
+    print(f"\n$ {shown([script, *step_arguments(args)])}", flush=True)
+    process = subprocess.Popen(command)
+    previous = signal.signal(signal.SIGTERM, lambda signum, frame: process.terminate())
+    try:
+        while True:
+            try:
+                return as_exit_code(process.wait())
+            except KeyboardInterrupt:  # the terminal has sent SIGINT to the step as well: let it write its state
+                continue
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def as_exit_code(code: int) -> int:
+    """Return the exit code for the end of a process that a signal may have ended."""
+    return {-signal.SIGINT: INTERRUPTED, -signal.SIGTERM: TERMINATED}.get(code, code)
+
+
+def announce_failure(number: str, code: int, args: argparse.Namespace) -> None:
+    """Say how the step ended and which command continues."""
+    if code == -signal.SIGKILL:
+        ended = "was killed; the usual cause is main memory: try smaller batch sizes"
+    elif code < 0:
+        ended = f"was ended by signal {-code}"
+    else:
+        ended = f"ended with exit code {code}"
+    resume = [*step_arguments(args), *([] if args.resume else ["--resume"])]
+    print(f"\nstep {number} {ended}", file=sys.stderr)
+    print(f"to continue: {shown([ROOT / 'run_pipeline.py', '--from', str(int(number)), *resume])}", file=sys.stderr)
+    hub_step_failed = number == "01" and code == 3
+    if hub_step_failed:
+        print("offline default: python run_pipeline.py --config configs/quickstart.yaml", file=sys.stderr)
+
+
+def shown(command: Sequence[str | Path]) -> str:
+    """Return a command as a person would type it here."""
+    here = Path.cwd()
+    parts = [
+        part.relative_to(here) if isinstance(part, Path) and part.is_relative_to(here) else part for part in command
+    ]
+    return shlex.join(["python", *map(str, parts)])
+
+
+def dry_run(steps: dict[str, Path], args: argparse.Namespace) -> int:
+    """Print what the steps would do, from a process that may load the settings."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, "-m", "utils.dry_run", *steps, "--", *step_arguments(args)]
+    return subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=False).returncode
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.exit(FAILED if code < 0 else code)

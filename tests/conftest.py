@@ -1,0 +1,34 @@
+"""What every test has to leave as it found it."""
+
+import logging
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+LOGGERS = ("", "boundby", "py.warnings")
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@pytest.fixture(autouse=True)
+def _leaves_nothing_behind() -> Iterator[None]:
+    """Fail the test that leaves a sampler thread, a logging handler or a signal handler; take the handlers back."""
+    threads = set(threading.enumerate())
+    loggers = {name: list(logging.getLogger(name).handlers) for name in LOGGERS}
+    signals = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    left = [f"thread {each.name}" for each in threading.enumerate() if each not in threads and _is_ours(each)]
+    for name, handlers in loggers.items():
+        logger = logging.getLogger(name)
+        left += [f"logger {name!r} has {each}" for each in logger.handlers if each not in handlers]
+        logger.handlers[:] = handlers
+    for number, handler in signals.items():
+        if signal.getsignal(number) is not handler:
+            left.append(f"{signal.Signals(number).name} is handled by {signal.getsignal(number)}")
+            signal.signal(number, handler)
+    assert not left, f"the test left behind: {'; '.join(left)}"
+
+
+def _is_ours(thread: threading.Thread) -> bool:
+    return thread.name.startswith("boundby")

@@ -1,0 +1,292 @@
+"""The life of a step: exit codes, one-line errors, receipts, resume, previous results, lock and log."""
+
+import errno
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from boundby import files
+from utils import cli
+from utils.errors import EnvironmentLacksError, InputError
+
+SETTINGS = """\
+model:
+  name: some/model
+dataset:
+  file: {data}
+output:
+  results_dir: {results}
+"""
+
+
+@pytest.fixture
+def workplace(tmp_path):
+    """A configuration whose dataset is a small file."""
+    data, results = tmp_path / "texts.csv", tmp_path / "results"
+    data.write_text("text,labels\nhello,0\n")
+    config = tmp_path / "config.yaml"
+    config.write_text(SETTINGS.format(data=data, results=results))
+    return tmp_path
+
+
+def run(workplace: Path, body, *flags: str, number: str = "02") -> int:
+    body.__globals__["__doc__"] = body.__globals__["__doc__"] or "A step."
+    return cli.step(number)(body)(["--config", str(workplace / "config.yaml"), *flags])
+
+
+def measure(run: cli.Run) -> None:
+    """Stand in for step 02: leaves a metrics file."""
+    files.write_json(run.layout.metrics, {"resumed": run.resuming})
+    run.say("measured")
+
+
+def results(workplace: Path) -> Path:
+    return workplace / "results"
+
+
+def record(workplace: Path) -> dict:
+    return json.loads((results(workplace) / "run.json").read_text())
+
+
+def test_finished_step_leaves_receipt_log_and_run_record(workplace, capsys):
+    assert run(workplace, measure) == 0
+    receipt = json.loads((results(workplace) / ".receipts" / "02.json").read_text())
+    metrics = results(workplace) / "baseline_metrics.json"
+    assert receipt["status"] == "ok"
+    assert receipt["outputs"] == [{"path": str(metrics), "bytes": metrics.stat().st_size, "sha256": files.sha256(metrics)}]
+    assert record(workplace)["steps"]["02"]["status"] == "ok"
+    assert "measured" in (results(workplace) / "logs" / "02.log").read_text()
+    assert capsys.readouterr().out == "measured\n"
+    assert not (results(workplace) / ".receipts" / "02.started.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (InputError("column x is missing"), 2, "error: column x is missing"),
+        (EnvironmentLacksError("no network"), 3, "error: no network"),
+        (OSError(errno.ENOSPC, "No space left on device", "results/x.csv"), 3, "error: results/x.csv: no space left ("),
+        (OSError(errno.EROFS, "Read-only file system", "results/x.csv"), 3, "error: results/x.csv: Read-only file system"),
+        (RuntimeError("boom"), 1, "error: RuntimeError: boom (--debug shows the traceback)"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_failure_is_one_message_with_its_exit_code(workplace, capsys, error, code, text):
+    def fail(run: cli.Run) -> None:
+        raise error
+
+    assert run(workplace, fail) == code
+    messages = capsys.readouterr().err.splitlines()
+    assert messages[-1].startswith(text)
+    assert not any("Traceback" in message for message in messages)
+    assert record(workplace)["steps"]["02"]["exit_code"] == code
+    assert not (results(workplace) / ".receipts" / "02.json").exists()
+
+
+def test_debug_shows_the_traceback(workplace, capsys):
+    def fail(run: cli.Run) -> None:
+        raise RuntimeError("boom")
+
+    run(workplace, fail, "--debug")
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_sigterm_ends_with_143_and_is_recorded(workplace):
+    def terminated(run: cli.Run) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert run(workplace, terminated) == 143
+    assert record(workplace)["steps"]["02"]["status"] == "interrupted"
+
+
+def test_wrong_settings_run_nothing(workplace, capsys):
+    assert run(workplace, measure, "profiling.batch_sizes=[0]") == 2
+    assert "command line: profiling.batch_sizes[0]" in capsys.readouterr().err
+    assert not results(workplace).exists()
+
+
+def test_results_folder_that_is_a_file_is_explained(workplace, capsys):
+    results(workplace).write_text("")
+    assert run(workplace, measure) == 3
+    assert "choose another output.results_dir" in capsys.readouterr().err
+
+
+def test_second_writer_is_refused(workplace, capsys):
+    results(workplace).mkdir()
+    with FileLock(results(workplace) / ".lock"):
+        assert run(workplace, measure) == 2
+    assert "another step is writing there" in capsys.readouterr().err
+
+
+def test_lock_of_a_killed_writer_does_not_stay(workplace):
+    results(workplace).mkdir()
+    if os.fork() == 0:
+        FileLock(results(workplace) / ".lock").acquire()
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.wait()
+    assert run(workplace, measure) == 0
+
+
+def test_resume_keeps_a_finished_step_and_says_so(workplace, capsys):
+    run(workplace, measure)
+    assert run(workplace, measure, "--resume") == 0
+    assert "step 02: kept (up to date)" in capsys.readouterr().err
+
+
+def test_without_resume_earlier_results_move_to_previous(workplace, monkeypatch):
+    monkeypatch.setenv("BOUNDBY_RUN_STARTED", "20260101T000000Z")
+    run(workplace, measure)
+    first = (results(workplace) / "baseline_metrics.json").read_bytes()
+    (results(workplace) / "baseline_summary_report.txt").write_text("old report")
+    run(workplace, measure)
+    previous = results(workplace) / "previous" / "20260101T000000Z"
+    assert (previous / "baseline_metrics.json").read_bytes() == first
+    assert (previous / "baseline_summary_report.txt").read_text() == "old report"
+    assert not (results(workplace) / "baseline_summary_report.txt").exists()
+    run(workplace, measure)
+    assert (results(workplace) / "previous" / "20260101T000000Z-2" / "baseline_metrics.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("flag", "reason"),
+    [
+        ("profiling.batch_sizes=[1,8]", "profiling.batch_sizes changed: [1, 4, 8, 16, 32, 64] -> [1, 8]"),
+        ("model.dtype=bfloat16", "model.dtype changed: float32 -> bfloat16"),
+        ("evaluation.limit=5", "evaluation.limit changed: None -> 5"),
+    ],
+)
+def test_resume_runs_again_when_a_setting_changed_and_names_it(workplace, capsys, flag, reason):
+    run(workplace, measure)
+    assert run(workplace, measure, "--resume", flag) == 0
+    assert reason in capsys.readouterr().err
+
+
+def test_resume_keeps_when_only_other_settings_changed(workplace, capsys):
+    run(workplace, measure)
+    run(workplace, measure, "--resume", "trace.stacks=false", "pod.price_per_hour=2")
+    assert "kept" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "delete", "receipt"])
+def test_resume_notices_damage(workplace, capsys, damage):
+    run(workplace, measure)
+    metrics, receipt = results(workplace) / "baseline_metrics.json", results(workplace) / ".receipts" / "02.json"
+    if damage == "truncate":
+        metrics.write_bytes(metrics.read_bytes()[:5])
+    elif damage == "flip":
+        metrics.write_bytes(metrics.read_bytes().replace(b"false", b"False"))
+    elif damage == "delete":
+        metrics.unlink()
+    else:
+        receipt.write_bytes(receipt.read_bytes()[:40])
+    assert run(workplace, measure, "--resume") == 0
+    assert "kept" not in capsys.readouterr().err
+    assert json.loads(metrics.read_text())
+
+
+def test_resume_runs_again_when_the_data_changed(workplace, capsys):
+    receipt = workplace / "val_df.receipt.json"
+    flag = f"dataset.local_path={workplace / 'val_df.csv'}"
+    files.write_json(receipt, {"dataset": {"sha256": "a"}, "model": {"fingerprint": "m"}, "source": {}})
+    run(workplace, measure, flag)
+    files.write_json(receipt, {"dataset": {"sha256": "b"}, "model": {"fingerprint": "m"}, "source": {}})
+    run(workplace, measure, flag, "--resume")
+    assert "inputs.dataset changed: a -> b" in capsys.readouterr().err
+
+
+def test_resume_continues_an_interrupted_step_with_equal_settings(workplace, capsys):
+    def interrupted(run: cli.Run) -> None:
+        raise KeyboardInterrupt
+
+    run(workplace, interrupted)
+    assert run(workplace, measure, "--resume") == 0
+    assert json.loads((results(workplace) / "baseline_metrics.json").read_text()) == {"resumed": True}
+    assert "step 02: continues (same settings, program, data and machine)" in capsys.readouterr().err
+
+
+def test_resume_does_not_continue_work_of_other_settings(workplace):
+    def interrupted(run: cli.Run) -> None:
+        files.append_json_line(run.layout.visits("float32"), {"old": True})
+        raise KeyboardInterrupt
+
+    run(workplace, interrupted)
+    run(workplace, measure, "--resume", "profiling.max_length=64")
+    assert json.loads((results(workplace) / "baseline_metrics.json").read_text()) == {"resumed": False}
+    assert not (results(workplace) / ".receipts" / "02-visits-float32.jsonl").exists()
+
+
+def test_plain_start_after_an_interruption_says_that_resume_exists(workplace, capsys):
+    def interrupted(run: cli.Run) -> None:
+        raise KeyboardInterrupt
+
+    run(workplace, interrupted)
+    run(workplace, measure)
+    assert "--resume would have continued it" in capsys.readouterr().err
+
+
+def test_incomplete_step_keeps_its_results_and_runs_again_on_resume(workplace):
+    def incomplete(run: cli.Run) -> int:
+        measure(run)
+        return cli.INCOMPLETE
+
+    assert run(workplace, incomplete) == 4
+    assert run(workplace, measure, "--resume") == 0
+    assert json.loads((results(workplace) / "baseline_metrics.json").read_text()) == {"resumed": True}
+
+
+def test_full_disk_does_not_hide_the_error_and_earlier_results_stay_readable(workplace, monkeypatch, capsys):
+    run(workplace, measure)
+    before = (results(workplace) / "run.json").read_text()
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("boundby.files.os.fsync", full)
+    assert run(workplace, measure) == 3
+    assert "no space left" in capsys.readouterr().err
+    assert (results(workplace) / "run.json").read_text() == before
+
+
+def test_control_characters_do_not_reach_the_terminal(workplace, capsys):
+    def hostile(run: cli.Run) -> None:
+        run.say("model \x1b]0;owned\x07 name")
+
+    run(workplace, hostile)
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_code_hash_changes_with_a_module_that_the_script_reaches(workplace, monkeypatch, tmp_path):
+    from utils import receipts
+
+    root = tmp_path / "checkout"
+    (root / "scripts").mkdir(parents=True)
+    (root / "utils" / "deep").mkdir(parents=True)
+    (root / "scripts" / "02_baseline_inference.py").write_text("def main():\n    from utils import (\n        one,\n    )\n")
+    (root / "utils" / "one.py").write_text("import utils.deep.two\n")
+    (root / "utils" / "deep" / "two.py").write_text("x = 1\n")
+    (root / "utils" / "unrelated.py").write_text("x = 1\n")
+    monkeypatch.setattr(receipts, "ROOT", root)
+    spec = receipts.STEPS["02"]
+    first = receipts._code_hash(spec)
+    (root / "utils" / "unrelated.py").write_text("x = 2\n")
+    assert receipts._code_hash(spec) == first
+    (root / "utils" / "deep" / "two.py").write_text("x = 2\n")
+    assert receipts._code_hash(spec) != first
+
+
+def test_progress_without_a_terminal_is_plain_lines(capsys):
+    now = [0.0]
+    console = cli.Console()
+    with console.progress(4, "sweep", clock=lambda: now[0]) as progress:
+        now[0] = 20.0
+        progress.advance(1, "batch 8: 10 samples/s")
+        now[0] = 40.0
+        progress.advance(1)
+        now[0] = 51.0
+        progress.advance(1)
+    lines = [line.split(" ", 1)[1] for line in capsys.readouterr().err.splitlines()]
+    assert lines == ["sweep 1/4 ETA 01:00 batch 8: 10 samples/s", "sweep 3/4 ETA 00:17"]

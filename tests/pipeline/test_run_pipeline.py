@@ -1,0 +1,144 @@
+"""The runner: order, flags, fresh processes, exit codes and the command that continues."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import run_pipeline
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = ("00_check_setup", "01_download_data", "02_baseline_inference", "03_detailed_profiling", "04_visualize_results")
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A folder whose numbered scripts log their arguments, pid and environment, and end as the test says."""
+    (tmp_path / "scripts").mkdir()
+    for name in SCRIPTS:
+        ending = f"endings/{name[:2]}"
+        (tmp_path / "scripts" / f"{name}.py").write_text(
+            "import os, sys, pathlib\n"
+            f"with open({str(tmp_path / 'ran')!r}, 'a') as log: print('{name[:2]}', *sys.argv[1:], file=log)\n"
+            f"with open({str(tmp_path / 'pids')!r}, 'a') as log: print(os.getpid(), file=log)\n"
+            f"with open({str(tmp_path / 'starts')!r}, 'a') as log: print(os.environ['BOUNDBY_RUN_STARTED'], file=log)\n"
+            f"ending = pathlib.Path({str(tmp_path)!r}) / {ending!r}\n"
+            "exec(ending.read_text()) if ending.exists() else None\n"
+        )
+    (tmp_path / "endings").mkdir()
+    monkeypatch.setattr(run_pipeline, "ROOT", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("BOUNDBY_RUN_STARTED", raising=False)
+    yield tmp_path
+    os.environ.pop("BOUNDBY_RUN_STARTED", None)
+
+
+def ran(checkout: Path) -> list[str]:
+    path = checkout / "ran"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def end(checkout: Path, number: str, code: str) -> None:
+    (checkout / "endings" / number).write_text(code)
+
+
+def test_runs_all_steps_in_order_each_in_its_own_process(checkout, capsys):
+    assert run_pipeline.main([]) == 0
+    assert ran(checkout) == ["00", "01", "02", "03", "04"]
+    assert len(set((checkout / "pids").read_text().split())) == 5
+    assert len(set((checkout / "starts").read_text().split())) == 1
+    assert "$ python scripts/02_baseline_inference.py" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--skip-check", "--skip-profiling"], ["01", "02", "04"]),
+        (["--skip-download", "--skip-baseline", "--skip-visualize"], ["00", "03"]),
+        (["--only", "3"], ["03"]),
+        (["--from", "3"], ["03", "04"]),
+        (["--from", "2", "--skip-visualize"], ["02", "03"]),
+    ],
+)
+def test_flags_choose_the_steps(checkout, flags, expected):
+    assert run_pipeline.main(flags) == 0
+    assert ran(checkout) == expected
+
+
+def test_hands_config_flags_and_overrides_to_every_step(checkout):
+    run_pipeline.main(["--only", "1", "--config", "my.yaml", "--resume", "a.b=[1, 2]", "--trust-remote-code", "c=d"])
+    assert ran(checkout) == ["01 --config my.yaml --resume --trust-remote-code a.b=[1, 2] c=d"]
+
+
+@pytest.mark.parametrize("code", [1, 2, 3, 130, 143])
+def test_a_failed_step_ends_the_run_with_its_code_and_the_command_that_continues(checkout, capfd, code):
+    end(checkout, "02", f"sys.exit({code})")
+    assert run_pipeline.main(["--config", "my.yaml", "model.name=a b"]) == code
+    assert ran(checkout)[-1].startswith("02")
+    expected = "to continue: python run_pipeline.py --from 2 --config my.yaml 'model.name=a b' --resume"
+    assert expected in capfd.readouterr().err
+
+
+def test_failed_points_do_not_stop_the_run_but_show_in_its_code(checkout):
+    end(checkout, "02", "sys.exit(4)")
+    assert run_pipeline.main([]) == 4
+    assert len(ran(checkout)) == 5
+
+
+def test_a_killed_step_is_explained(checkout, capfd):
+    end(checkout, "02", "os.kill(os.getpid(), 9)")
+    assert run_pipeline.main([]) < 0
+    assert "step 02 was killed; the usual cause is main memory" in capfd.readouterr().err
+
+
+def test_no_network_in_the_download_names_the_offline_default(checkout, capfd):
+    end(checkout, "01", "sys.exit(3)")
+    assert run_pipeline.main([]) == 3
+    assert "configs/quickstart.yaml" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [["--only", "7"], ["--from", "9"], ["--no-such-flag"]])
+def test_unknown_step_or_flag_is_a_usage_error(checkout, flags):
+    with pytest.raises(SystemExit) as ended:
+        run_pipeline.main(flags)
+    assert ended.value.code == 2
+    assert ran(checkout) == []
+
+
+def test_two_scripts_with_one_number_are_refused(checkout):
+    (checkout / "scripts" / "02_other.py").write_text("")
+    with pytest.raises(RuntimeError, match="two scripts have the number 02"):
+        run_pipeline.main([])
+
+
+def test_every_script_has_its_skip_flag():
+    assert sorted(run_pipeline.SKIP_FLAGS.values()) == list(run_pipeline.numbered_scripts())
+
+
+def test_sigterm_reaches_the_step_and_the_runner_says_how_to_continue(checkout):
+    end(checkout, "02", "import time\nprint('ready', flush=True)\ntime.sleep(60)")
+    code = f"import run_pipeline, pathlib, sys; run_pipeline.ROOT = pathlib.Path({str(checkout)!r}); sys.exit(run_pipeline.main([]))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=checkout,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    while "ready" not in process.stdout.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 143
+    assert "--from 2" in errors
+    deadline = time.monotonic() + 30
+    pid = int((checkout / "pids").read_text().split()[-1])
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        pass
+    assert not Path(f"/proc/{pid}").exists()

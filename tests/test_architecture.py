@@ -1,0 +1,140 @@
+"""The arrows of the design: who imports whom, what a script may be, and what importing a module costs."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+OURS = ("boundby", "utils", "scripts", "tests", "setup", "examples", "benchmarks")
+TORCH_FREE = (
+    "boundby.files",
+    "boundby.stats",
+    "boundby.sweep",
+    "boundby.trace",
+    "boundby.timer",
+    "boundby.environment",
+    "boundby.sampler",
+)
+HEAVY = ("torch", "transformers", "pandas", "matplotlib", "sklearn", "datasets", "pyarrow", "numpy")
+LONGEST_SCRIPT = 80
+FORBIDDEN_CALLS = ("eval", "exec")
+FORBIDDEN_MODULES = ("pickle", "dill", "joblib", "shelve", "marshal")
+FORBIDDEN_NAMES = ("helpers", "common", "misc", "utils")
+
+
+def python_files(*folders: str) -> list[Path]:
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def imports(path: Path) -> set[str]:
+    """Return every module the file imports, at any depth."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def packages(path: Path) -> set[str]:
+    return {name.split(".")[0] for name in imports(path)} & set(OURS)
+
+
+def test_library_imports_nothing_of_the_pipeline():
+    assert python_files("boundby")
+    assert {
+        path.name: packages(path) - {"boundby"} for path in python_files("boundby") if packages(path) - {"boundby"}
+    } == {}
+
+
+def test_pipeline_package_imports_only_the_library():
+    for path in python_files("utils"):
+        assert packages(path) <= {"boundby", "utils"}, path
+
+
+def test_scripts_import_utils_and_the_library_alone():
+    for path in python_files("scripts"):
+        assert packages(path) <= {"boundby", "utils"}, path
+
+
+def test_runner_imports_nothing_of_ours():
+    assert packages(ROOT / "run_pipeline.py") == set()
+
+
+@pytest.mark.parametrize("path", python_files("scripts"), ids=lambda path: path.name)
+def test_script_is_a_protocol(path):
+    source = path.read_text(encoding="utf-8")
+    tree = ast.parse(source)
+    docstring = ast.get_docstring(tree) or ""
+    assert len(source.splitlines()) <= LONGEST_SCRIPT
+    assert "Reads:" in docstring and "Writes:" in docstring and f"python scripts/{path.name}" in docstring
+    assert not [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    assert "main" in functions and functions <= {"main", "add_arguments"}
+    assert "torch" not in {name.split(".")[0] for name in imports(path)}
+
+
+@pytest.mark.parametrize("module", [module for module in TORCH_FREE])
+def test_arithmetic_modules_cost_no_torch(module):
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "module", ["utils.cli", "utils.receipts", "utils.dry_run", "utils.yaml_settings", "utils.config"]
+)
+def test_what_a_dry_run_needs_is_light(module):
+    code = f"import sys, {module}; print([name for name in {HEAVY!r} if name in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    allowed = ["numpy"] if module in ("utils.receipts", "utils.dry_run") else []
+    assert [name for name in ast.literal_eval(found.stdout) if name not in allowed] == [], found.stderr
+
+
+def test_nothing_is_unpickled_or_evaluated():
+    for path in python_files("boundby", "utils", "scripts"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        calls = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+        assert not calls & {*FORBIDDEN_CALLS, "torch.load", "yaml.load", "yaml.unsafe_load", "yaml.full_load"}, path
+        assert not {name.split(".")[0] for name in imports(path)} & set(FORBIDDEN_MODULES), path
+
+
+def test_no_file_is_a_junk_drawer():
+    assert [path for path in python_files("boundby", "utils", "scripts") if path.stem in FORBIDDEN_NAMES] == []
+
+
+def test_only_files_writes_in_the_library_and_the_pipeline():
+    """`open(..., "w")`, `write_text` and their kin stand in `boundby/files.py` alone; the log handler appends."""
+    allowed = {ROOT / "boundby" / "files.py", ROOT / "boundby" / "memory.py"}  # memory writes to /proc/self/clear_refs
+    for path in set(python_files("boundby", "utils", "scripts")) - allowed:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                name, owner = node.func.attr, ast.unparse(node.func.value)
+                assert name not in ("write_text", "write_bytes") or owner == "files", f"{path}:{node.lineno}"
+
+
+def test_library_prints_nothing():
+    for path in python_files("boundby", "utils"):
+        calls = {ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)}
+        assert "print" not in calls, path
+
+
+def test_sizes_stay_readable():
+    for path in python_files("boundby", "utils", "scripts"):
+        source = path.read_text(encoding="utf-8")
+        assert len(source.splitlines()) <= 400, path
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.FunctionDef):
+                assert (node.end_lineno or 0) - node.lineno + 1 <= 60, f"{path}:{node.lineno} {node.name}"
+
+
+def test_project_speaks_of_itself_alone():
+    outside = [
+        path
+        for path in python_files("boundby", "utils", "scripts", "setup", "examples")
+        if "../shared" in path.read_text()
+    ]
+    assert outside == []

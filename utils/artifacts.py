@@ -1,0 +1,172 @@
+"""Every path and file name of the pipeline, and what happens to the outputs of an earlier run."""
+
+import os
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from utils.config import Config
+
+RUN_STARTED_VARIABLE = "BOUNDBY_RUN_STARTED"  # set by the runner, so that its steps share one folder in previous/
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each file of one configuration lies."""
+
+    results: Path
+    metrics: Path
+    detailed_metrics: Path
+    dataset: Path
+
+    @classmethod
+    def of(cls, config: Config) -> "Layout":
+        """Return the layout that `config.output` and `config.dataset` ask for."""
+        results = Path(config.output.results_dir)
+        return cls(
+            results=results,
+            metrics=results / config.output.metrics_file,
+            detailed_metrics=results / config.output.detailed_metrics_file,
+            dataset=Path(config.dataset.local_path),
+        )
+
+    @property
+    def run(self) -> Path:
+        """What was run on what: fingerprint, effective configuration, versions, status of steps."""
+        return self.results / "run.json"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the step that is running."""
+        return self.results / ".lock"
+
+    @property
+    def raw_samples(self) -> Path:
+        """Every timing of the sweep."""
+        return self.results / "raw_samples.csv"
+
+    @property
+    def evaluation(self) -> Path:
+        """The folder of the pass over the whole dataset."""
+        return self.results / "evaluation"
+
+    @property
+    def evaluation_plan(self) -> Path:
+        """Which rows are predicted in which batch of which shard."""
+        return self.evaluation / "plan.json"
+
+    @property
+    def predictions(self) -> Path:
+        """One line per evaluated row."""
+        return self.evaluation / "predictions.csv"
+
+    def evaluation_part(self, shard: int) -> Path:
+        """Return the path of the predictions of one shard."""
+        return self.evaluation / f"part-{shard:05d}.parquet"
+
+    @property
+    def traces(self) -> Path:
+        """The folder of the operator trace."""
+        return self.results / "profiler_traces"
+
+    @property
+    def trace(self) -> Path:
+        """The Chrome trace."""
+        return self.traces / "trace.json.gz"
+
+    @property
+    def stacks(self) -> Path:
+        """Folded call stacks with their self time."""
+        return self.traces / "stacks.txt"
+
+    @property
+    def op_stats(self) -> Path:
+        """One row per operator."""
+        return self.traces / "op_stats.csv"
+
+    @property
+    def trace_manifest(self) -> Path:
+        """What the trace holds, what it lacks and why."""
+        return self.traces / "manifest.json"
+
+    @property
+    def plots(self) -> Path:
+        """The folder of the pictures."""
+        return self.results / "plots"
+
+    @property
+    def batch_size_plot(self) -> Path:
+        """Six panels over the batch size."""
+        return self.plots / "batch_size_comparison.png"
+
+    @property
+    def heatmap_plot(self) -> Path:
+        """Each metric of each batch size, normalised."""
+        return self.plots / "metrics_heatmap.png"
+
+    @property
+    def operators_plot(self) -> Path:
+        """Where the traced time goes."""
+        return self.plots / "operators.png"
+
+    @property
+    def report(self) -> Path:
+        """The text that people read."""
+        return self.results / "baseline_summary_report.txt"
+
+    @property
+    def label_mappings(self) -> Path:
+        """Label name to id and back, beside the dataset."""
+        return self.dataset.with_name("label_mappings.json")
+
+    @property
+    def rejected_rows(self) -> Path:
+        """Rows that were left out, with the reason, beside the dataset."""
+        return self.dataset.with_name("rejected_rows.csv")
+
+    @property
+    def data_receipt(self) -> Path:
+        """What the normalised dataset was made from, beside it."""
+        return self.dataset.with_suffix(".receipt.json")
+
+    def receipt(self, step: str) -> Path:
+        """Return the path of the receipt of step `step`, such as "02"."""
+        return self.results / ".receipts" / f"{step}.json"
+
+    def marker(self, step: str) -> Path:
+        """Return the path of the mark that step `step` has started and not finished."""
+        return self.results / ".receipts" / f"{step}.started.json"
+
+    def visits(self, dtype: str) -> Path:
+        """Return the path of the log of finished visits of the sweep in `dtype`."""
+        return self.results / ".receipts" / f"02-visits-{dtype}.jsonl"
+
+    def log(self, step: str) -> Path:
+        """Return the path of the log of step `step`."""
+        return self.results / "logs" / f"{step}.log"
+
+
+def started_at() -> str:
+    """Return when this run started, in UTC, as a name that sorts and is safe in a path."""
+    return os.environ.get(RUN_STARTED_VARIABLE) or datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+
+
+def set_aside(paths: list[Path], layout: Layout) -> Path | None:
+    """Move what exists of `paths` to `results/previous/<UTC>/`; return that folder, or None when nothing was there.
+
+    Each step lands in a folder of its own even when two runs start in the same second.
+    """
+    present = [path for path in paths if path.exists()]
+    if not present:
+        return None
+    folder = layout.results / "previous" / started_at()
+    taken = [folder / path.relative_to(layout.results) for path in present]
+    number = 1
+    while any(path.exists() for path in taken):
+        number += 1
+        folder = layout.results / "previous" / f"{started_at()}-{number}"
+        taken = [folder / path.relative_to(layout.results) for path in present]
+    for path, target in zip(present, taken, strict=True):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path.rename(target)
+    return folder

@@ -1,0 +1,263 @@
+"""The command line that all scripts share: arguments, exit codes, errors as one message, and the life of a step."""
+
+import argparse
+import contextlib
+import errno
+import functools
+import os
+import shutil
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from utils.console import Console, log_to, stop_logging
+from utils.errors import EnvironmentLacksError, InputError, PipelineError
+
+if TYPE_CHECKING:
+    from utils.artifacts import Layout
+    from utils.config import Config
+
+ROOT = Path(__file__).resolve().parents[1]
+DEFAULT_CONFIG = ROOT / "configs" / "config.yaml"
+
+DONE, FAILED, INCOMPLETE, INTERRUPTED, TERMINATED = 0, 1, 4, 130, 143
+STATUS = {DONE: "ok", INCOMPLETE: "incomplete", INTERRUPTED: "interrupted", TERMINATED: "interrupted"}
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR)
+
+
+class Terminated(BaseException):
+    """SIGTERM arrived."""
+
+
+@dataclass
+class Run:
+    """What a script is given: settings, places, and a voice."""
+
+    config: "Config"
+    layout: "Layout"
+    args: argparse.Namespace
+    console: Console
+    resuming: bool = False
+    parts: dict[str, Any] = field(default_factory=dict)
+
+    def say(self, text: str) -> None:
+        """Show a result on stdout."""
+        self.console.say(text)
+
+    def note(self, text: str) -> None:
+        """Show progress or a doubt on stderr."""
+        self.console.note(text)
+
+    @property
+    def progress(self) -> Callable[..., Any]:
+        """Open a progress display: `with run.progress(total, label) as progress: progress.advance(1, text)`."""
+        return self.console.progress
+
+
+Body = Callable[[Run], int | None]
+Main = Callable[..., int]
+AddArguments = Callable[[argparse.ArgumentParser], None]
+
+
+def step(number: str, add_more: AddArguments | None = None) -> Callable[[Body], Main]:
+    """Turn `main(run)` of a numbered script into its command: receipts, resume, log, lock, exit code."""
+
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        if add_more:
+            add_more(parser)
+        parser.add_argument("--resume", action="store_true", help="keep finished work of an interrupted run")
+        parser.add_argument("--trust-remote-code", action="store_true", help="run Python code that the model brings")
+
+    def decorate(body: Body) -> Main:
+        @functools.wraps(body)
+        def main(argv: Sequence[str] | None = None) -> int:
+            description = body.__globals__["__doc__"]
+            return command(description, lambda run: _live(number, body, run), argv, add_arguments)
+
+        return main
+
+    return decorate
+
+
+def tool(add_arguments: AddArguments | None = None) -> Callable[[Body], Main]:
+    """Turn `main(run)` of an unnumbered script into its command: settings, errors and exit code, no receipt."""
+
+    def decorate(body: Body) -> Main:
+        @functools.wraps(body)
+        def main(argv: Sequence[str] | None = None) -> int:
+            return command(body.__globals__["__doc__"], body, argv, add_arguments)
+
+        return main
+
+    return decorate
+
+
+def command(
+    description: str | None, body: Body, argv: Sequence[str] | None = None, add_arguments: AddArguments | None = None
+) -> int:
+    """Parse, load the settings, run `body`; turn every failure into one message and an exit code."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument(
+        "--config", type=Path, default=DEFAULT_CONFIG, metavar="FILE", help="settings (default: %(default)s)"
+    )
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    if add_arguments:
+        add_arguments(parser)
+    parser.add_argument("overrides", nargs="*", metavar="key.sub=value", help="settings that override the file's")
+    args = parser.parse_intermixed_args(argv)
+    console = Console()
+    try:
+        with _sigterm_raises():
+            return body(_prepare(args, console)) or DONE
+    except KeyboardInterrupt:
+        console.note("interrupted")
+        return INTERRUPTED
+    except Terminated:
+        console.note("terminated")
+        return TERMINATED
+    except Exception as error:
+        if args.debug:
+            traceback.print_exc()
+        failure = _as_pipeline_error(error)
+        console.note(f"error: {failure}")
+        return failure.exit_code
+
+
+def _prepare(args: argparse.Namespace, console: Console) -> Run:
+    from utils.artifacts import Layout
+    from utils.config import Config
+    from utils.yaml_settings import load
+
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    config = load(Config, args.config, args.overrides)
+    return Run(config, Layout.of(config), args, console)
+
+
+def _live(number: str, body: Body, run: Run) -> int:
+    """Run one step from lock to receipt."""
+    from filelock import FileLock, Timeout
+
+    from boundby import files
+    from utils import receipts
+
+    layout = run.layout
+    try:
+        layout.results.mkdir(parents=True, exist_ok=True)
+        with FileLock(layout.lock, timeout=0), _logged(layout.log(number)):
+            files.remove_orphans(layout.results)
+            run.parts = receipts.parts(number, run.config, layout)
+            if run.args.resume and not (decision := receipts.decide(number, run.config, layout)).run:
+                run.note(f"step {number}: kept ({decision.reason})")
+                return DONE
+            return _recorded(number, body, run)
+    except Timeout:
+        raise InputError(
+            f"{layout.results}: another step is writing there; wait for it or choose output.results_dir"
+        ) from None
+
+
+def _recorded(number: str, body: Body, run: Run) -> int:
+    """Run the body of a step; leave its state in run.json and, when it has finished, its receipt."""
+    from utils import receipts, run_record
+
+    started, clock = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
+    run_record.update(run.layout, run.config, number, {"status": "running", "started": started})
+    _make_room(number, run)
+    receipts.begin(number, run.layout, run.parts)
+    code = FAILED
+    try:
+        code = body(run) or DONE
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+        raise
+    except Terminated:
+        code = TERMINATED
+        raise
+    except Exception as error:
+        code = _as_pipeline_error(error).exit_code
+        raise
+    finally:
+        facts = {
+            "status": STATUS.get(code, "failed"),
+            "exit_code": code,
+            "started": started,
+            "seconds": round(time.monotonic() - clock, 3),
+        }
+        if code in (DONE, INCOMPLETE):
+            receipts.write(number, run.layout, run.parts, **facts)
+        with contextlib.suppress(OSError):  # a full disk must not hide the error that led here
+            run_record.update(run.layout, run.config, number, facts)
+    return code
+
+
+def _make_room(number: str, run: Run) -> None:
+    """Keep what `--resume` may build on; move the outputs of an earlier measurement away."""
+    from utils import receipts
+    from utils.artifacts import set_aside
+
+    if not receipts.STEPS[number].measures:
+        return
+    earlier = receipts.continuation(number, run.parts, run.layout)
+    run.resuming = run.args.resume and not earlier.run
+    if run.args.resume:
+        run.note(f"step {number}: {'continues' if run.resuming else 'starts anew'} ({earlier.reason})")
+    elif run.layout.marker(number).exists():
+        run.note("an interrupted run lies here and is moved aside; --resume would have continued it")
+    if not run.resuming:
+        folder = set_aside(receipts.stale_with(number, run.layout, run.config), run.layout)
+        if folder:
+            run.note(f"step {number}: the earlier outputs are in {folder}")
+
+
+@contextlib.contextmanager
+def _logged(path: Path) -> Iterator[None]:
+    handler = log_to(path)
+    try:
+        yield
+    finally:
+        stop_logging(handler)
+
+
+@contextlib.contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """Let SIGTERM unwind the program, so that files are closed and state is written."""
+
+    def terminate(signum: int, frame: object) -> None:
+        raise Terminated
+
+    try:
+        previous = signal.signal(signal.SIGTERM, terminate)
+    except ValueError:  # not in the main thread: the caller keeps its own handling
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _as_pipeline_error(error: Exception) -> PipelineError:
+    if isinstance(error, PipelineError):
+        return error
+    if isinstance(error, OSError) and error.errno in NO_SPACE:
+        return EnvironmentLacksError(
+            f"{error.filename or 'results'}: no space left{_free_space(error.filename)}; free some and add --resume"
+        )
+    if isinstance(error, OSError) and error.errno in NOT_WRITABLE:
+        return EnvironmentLacksError(f"{error.filename}: {error.strerror}; choose another output.results_dir")
+    return PipelineError(f"{type(error).__name__}: {error} (--debug shows the traceback)")
+
+
+def _free_space(path: str | None) -> str:
+    folder = Path(path or ".").absolute()
+    while not folder.exists():
+        folder = folder.parent
+    return f" ({shutil.disk_usage(folder).free / 1e6:.0f} MB free)"

@@ -1,0 +1,129 @@
+"""Say what each step would do and why, what would be downloaded, and how long it may take. Changes nothing.
+
+python -m utils.dry_run 00 01 02 -- [--config FILE] [--resume] [key.sub=value ...]
+"""
+
+import argparse
+import json
+import os
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from boundby import files
+from utils import receipts
+from utils.artifacts import Layout
+from utils.cli import command
+from utils.config import QUICKSTART, Config
+from utils.quickstart import cache
+
+HUB_TIMEOUT_S = 1.0
+WARM_UP_SHARE = 2.0  # a sweep spends about as long warming up as measuring
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the plan of the steps named before `--`; the rest is the command line of a step."""
+    split = list(argv).index("--")
+    steps = argv[:split]
+    return command(__doc__, lambda run: _show(steps, run), argv[split + 1 :], _step_flags)
+
+
+def _step_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--trust-remote-code", action="store_true")
+
+
+def _show(steps: Sequence[str], run: Any) -> None:
+    config, layout = run.config, run.layout
+    minutes, unknown = 0.0, []
+    for number in steps:
+        spec = receipts.STEPS[number]
+        decision = _decision(number, run)
+        run.say(f"{number} {spec.title}: {'run' if decision.run else 'skip'} ({decision.reason})")
+        estimate = _seconds(number, config, layout) if decision.run else 0.0
+        if estimate is None:
+            unknown.append(number)
+        minutes += (estimate or 0.0) / 60
+    if "01" in steps:
+        run.say(f"download: {_download(config)}")
+    run.say(f"results: {layout.results}")
+    run.say(_estimate(minutes, unknown, config.pod.price_per_hour))
+
+
+def _decision(number: str, run: Any) -> receipts.Decision:
+    if run.args.resume:
+        return receipts.decide(number, run.config, run.layout)
+    earlier = any(path.exists() for path in receipts.outputs(number, run.layout))
+    if earlier and receipts.STEPS[number].measures:
+        return receipts.Decision(True, "without --resume it measures again; the earlier outputs go to previous/")
+    return receipts.Decision(True, "without --resume every step runs")
+
+
+def _seconds(number: str, config: Config, layout: Layout) -> float | None:
+    """Return how long the step took last time, else the sweep's budget, else None."""
+    try:
+        return float(files.read_json(layout.receipt(number))["seconds"])
+    except (OSError, ValueError, KeyError):
+        pass
+    if number == "02" and not config.evaluation.enabled:
+        sweeps = len(receipts.sweep_dtypes(config)) * len(config.profiling.batch_sizes)
+        return WARM_UP_SHARE * sweeps * config.profiling.max_seconds_per_batch_size
+    return {"00": 2.0, "04": 10.0}.get(number)
+
+
+def _estimate(minutes: float, unknown: list[str], price_per_hour: float | None) -> str:
+    text = f"estimated minutes: {minutes:.1f}"
+    if unknown:
+        text += f", not counting step {', '.join(unknown)}, which has not run here before"
+    if price_per_hour is not None:
+        text += f"; about {minutes / 60 * price_per_hour:.2f} at {price_per_hour:g} per hour"
+    return text
+
+
+def _download(config: Config) -> str:
+    wanted = []
+    if config.model.name != QUICKSTART and not Path(config.model.name).is_dir():
+        wanted.append(("models", config.model.name, config.model.revision))
+    if config.dataset.hf_name:
+        wanted.append(("datasets", config.dataset.hf_name, config.dataset.revision))
+    if not wanted:
+        made = config.model.name == QUICKSTART and not cache.is_ready(Path(config.dataset.local_path).parent)
+        return "0 bytes" + ("; the quickstart model is built here, about a minute" if made else "")
+    with ThreadPoolExecutor(len(wanted)) as pool:
+        return "; ".join(pool.map(lambda each: _of_repository(*each), wanted))
+
+
+def _of_repository(kind: str, name: str, revision: str | None) -> str:
+    if _is_cached(kind, name):
+        return f"{name}: 0 bytes if the cache is complete"
+    if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
+        return f"{name}: not in the cache, and HF_HUB_OFFLINE is set"
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    suffix = f"/revision/{revision}" if revision else ""
+    try:
+        with urllib.request.urlopen(
+            f"{endpoint}/api/{kind}/{name}{suffix}?blobs=true", timeout=HUB_TIMEOUT_S
+        ) as answer:
+            listed = json.load(answer).get("siblings", [])
+    except (OSError, ValueError) as error:
+        return f"{name}: size unknown, the Hub did not answer ({getattr(error, 'reason', error)})"
+    total = sum(each.get("size") or 0 for each in listed if _is_fetched(kind, each.get("rfilename", "")))
+    return f"{name}: {total:,} bytes"
+
+
+def _is_fetched(kind: str, file: str) -> bool:
+    return kind == "datasets" or file.endswith((".safetensors", ".json", ".txt", ".model"))
+
+
+def _is_cached(kind: str, name: str) -> bool:
+    home = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
+    hub = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
+    return (hub / f"{kind}--{name.replace('/', '--')}" / "snapshots").is_dir()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
