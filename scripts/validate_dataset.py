@@ -1,0 +1,45 @@
+"""Check the configured dataset as step 01 does, without writing it, and show what it looks like.
+
+Reads:  the configured model and dataset; with --normalised the copy that step 01 has made
+Writes: nothing (a model or dataset from the Hub stays in the Hub's cache)
+Exit:   0 fine · 1 rejected rows, many duplicates, unseen labels or another doubt · 2 unusable data or settings
+
+    python scripts/validate_dataset.py [--normalised] [--config FILE] [key.sub=value ...]
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
+
+from utils import cli
+
+
+def add_arguments(parser) -> None:
+    parser.add_argument("--normalised", action="store_true", help="check the copy that step 01 has made")
+    parser.add_argument("--trust-remote-code", action="store_true", help="run Python code that the model brings")
+
+
+@cli.tool(add_arguments)
+def main(run: cli.Run) -> int:
+    from utils import data, models
+
+    config, folder, trust = run.config, run.layout.dataset.parent, run.args.trust_remote_code
+    if run.args.normalised:
+        model = models.locate(config.model, folder)
+        data.check_receipt(config, run.layout, model)
+        source = data.open_normalised(run.layout)
+    else:
+        model = models.fetch(config.model, folder, trust_remote_code=trust, progress=run.note)
+        source = data.open_source(config.dataset, folder, run.note)
+    found = data.inspect(source, model, run.note, models.token_counter(model, trust))
+    statistics = found.statistics()
+    doubts = found.doubts(statistics)
+    run.say("\n".join(statistics.lines()))
+    for doubt in doubts:
+        run.say(f"finding: {doubt}")
+    return 1 if doubts else cli.DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,331 @@
+"""A model is found, checked and loaded so that batches and single texts get the same labels, or it is refused."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.tiny_models import LABELS, WORDS, edit_config, save_bert, save_qwen
+from utils import models
+from utils.config import Model
+from utils.errors import EnvironmentLacksError, InputError
+from utils.quickstart import cache
+
+TEXTS = [" ".join(WORDS[: 1 + length % len(WORDS)] * (1 + length // 9)) for length in range(40)]
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory) -> Path:
+    return save_bert(tmp_path_factory.mktemp("bert"))
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory) -> Path:
+    return save_qwen(tmp_path_factory.mktemp("qwen"))
+
+
+@pytest.fixture
+def copy(bert, tmp_path) -> Path:
+    """Return a copy of the encoder to damage."""
+    return Path(shutil.copytree(bert, tmp_path / "copy"))
+
+
+def fetch(folder: Path | str, *, trust: bool = False, revision: str | None = None) -> models.ModelSource:
+    wanted = Model(name=str(folder), revision=revision)
+    return models.fetch(wanted, Path("unused"), trust_remote_code=trust, progress=lambda text: None)
+
+
+def refusal(folder: Path | str, **how: object) -> str:
+    with pytest.raises(InputError) as caught:
+        fetch(folder, **how)
+    assert caught.value.exit_code == 2 and "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_folder_is_found_in_both_ways_with_one_fingerprint(bert):
+    found = fetch(bert)
+    assert found == models.locate(Model(name=str(bert)), Path("unused"))
+    assert (found.origin, found.path, found.revision) == ("folder", bert, None)
+
+
+def test_fingerprint_follows_weights_and_tokenizer_and_nothing_else(copy):
+    before = fetch(copy).fingerprint
+    (copy / "README.md").write_text("About this model")
+    assert fetch(copy).fingerprint == before
+    edit_config(copy, classifier_dropout=0.5)
+    changed = fetch(copy).fingerprint
+    assert changed != before
+    (copy / "model.safetensors").write_bytes((copy / "model.safetensors").read_bytes() + b" ")
+    assert fetch(copy).fingerprint != changed
+
+
+@pytest.mark.parametrize("name", ["./absent", "/absent/model", "~/absent/model", "a/b/c"])
+def test_folder_that_is_not_there_is_refused_without_asking_the_hub(name):
+    assert "there is no such folder" in refusal(name)
+
+
+def test_file_in_place_of_a_folder_is_refused(bert):
+    assert "there is no such folder" in refusal(bert / "config.json")
+
+
+def test_revision_of_a_folder_is_refused(bert):
+    assert "model.revision is 'v1'" in refusal(bert, revision="v1")
+
+
+def test_folder_without_config_is_refused(copy):
+    (copy / "config.json").unlink()
+    assert "has no config.json; is it a model?" in refusal(copy)
+    (copy / "adapter_config.json").write_text("{}")
+    assert "merge it into its base model" in refusal(copy)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '"text"'])
+def test_unreadable_config_is_refused(copy, content):
+    (copy / "config.json").write_text(content)
+    assert "config.json: " in refusal(copy)
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"architectures": ["BertForMaskedLM"]}, "is not a sequence classifier (config.json names BertForMaskedLM"),
+        ({"architectures": None}, "is not a sequence classifier (config.json names nothing"),
+        ({"id2label": {"0": "score"}}, "has 1 label"),
+        ({"id2label": None, "num_labels": 1}, "has 1 label"),
+        ({"problem_type": "multi_label_classification"}, "several labels per text"),
+    ],
+)
+def test_what_does_not_classify_texts_is_refused(copy, changes, fault):
+    edit_config(copy, **changes)
+    assert fault in refusal(copy)
+
+
+def test_folder_without_tokenizer_is_refused(copy):
+    for path in copy.glob("tokenizer*"):
+        path.unlink()
+    assert "has no tokenizer" in refusal(copy) and "save_pretrained" in refusal(copy)
+
+
+def test_pickled_weights_are_refused_with_the_way_to_convert_them(copy):
+    (copy / "model.safetensors").rename(copy / "pytorch_model.bin")
+    message = refusal(copy)
+    assert "has no safetensors weights, only pytorch_model.bin" in message and "Convert" in message
+
+
+def test_missing_shard_is_refused(copy):
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    (copy / "model.safetensors").rename(copy / "model-00001-of-00002.safetensors")
+    (copy / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "weights are incomplete, model-00002-of-00002.safetensors is missing" in refusal(copy)
+
+
+@pytest.mark.parametrize("content", ["{", "{}", "[]", '{"weight_map": 3}'])
+def test_damaged_list_of_shards_is_refused(copy, content):
+    (copy / "model.safetensors.index.json").write_text(content)
+    assert "is not a list of weight files" in refusal(copy)
+
+
+def test_git_lfs_pointer_is_refused(copy):
+    (copy / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n")
+    assert "run `git lfs pull`" in refusal(copy)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"auto_map": {"AutoModel": "code.Model"}}, {"_attn_implementation_internal": "someone/kernel"}],
+)
+def test_code_that_comes_with_a_model_is_refused_without_the_flag(copy, changes):
+    edit_config(copy, **changes)
+    assert "--trust-remote-code" in refusal(copy)
+    assert fetch(copy, trust=True) == models.locate(Model(name=str(copy)), Path("unused"))
+    with pytest.raises(InputError, match="--trust-remote-code"):
+        models.load(models.locate(Model(name=str(copy)), Path("unused")), "cpu")
+
+
+def test_code_that_comes_with_a_tokenizer_is_refused_without_the_flag(copy):
+    path = copy / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "auto_map": {"AutoTokenizer": ["code.T", None]}}))
+    assert "--trust-remote-code" in refusal(copy)
+
+
+def test_quickstart_is_prepared_by_step_01_and_only_located_later(monkeypatch, tmp_path):
+    prepared = SimpleNamespace(model_dir=tmp_path, content_hash="c" * 64)
+    asked = []
+    monkeypatch.setattr(cache, "prepare", lambda folder, progress: asked.append(folder) or prepared, raising=False)
+    monkeypatch.setattr(cache, "is_ready", lambda folder: bool(asked), raising=False)
+    wanted = Model(name="quickstart")
+    with pytest.raises(InputError, match="scripts/01_download_data.py"):
+        models.locate(wanted, tmp_path)
+    fetched = models.fetch(wanted, tmp_path, trust_remote_code=False, progress=lambda text: None)
+    assert fetched == models.locate(wanted, tmp_path)
+    assert (fetched.origin, fetched.fingerprint, asked[0]) == ("quickstart", "c" * 64, tmp_path)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("float32", torch.float32), ("bfloat16", torch.bfloat16)])
+def test_model_has_the_dtype_asked_for_and_is_in_eval_mode(bert, name, dtype):
+    loaded = models.load(fetch(bert), "cpu", name)
+    assert {parameter.dtype for parameter in loaded.model.parameters()} == {dtype}
+    assert not loaded.model.training and loaded.dtype == name and loaded.device == torch.device("cpu")
+    assert loaded.tokenizer.padding_side == "right"
+
+
+def test_load_time_is_read_from_the_clock_around_the_loading(bert):
+    readings = iter([10.0, 12.5])
+    assert models.load(fetch(bert), torch.device("cpu"), clock=lambda: next(readings)).load_time_s == 2.5
+
+
+def test_public_name_loads_a_folder(bert):
+    model, tokenizer = models.load_model_and_tokenizer(str(bert), device="cpu", dtype="float32")
+    assert model.config.num_labels == len(LABELS) and tokenizer("good").input_ids
+
+
+def test_device_that_is_not_there_is_an_environment_that_lacks_it(bert):
+    with pytest.raises(EnvironmentLacksError, match="model.device: .*use model.device=cpu"):
+        models.load(fetch(bert), "cuda:99")
+
+
+def test_damaged_weights_are_refused(copy):
+    content = (copy / "model.safetensors").read_bytes()
+    (copy / "model.safetensors").write_bytes(content[: len(content) // 2])
+    with pytest.raises(InputError, match="cannot load the model from"):
+        models.load(fetch(copy), "cpu")
+
+
+def test_damaged_tokenizer_is_refused(copy):
+    (copy / "tokenizer.json").write_text("{")
+    with pytest.raises(InputError, match="cannot load its tokenizer from"):
+        models.load(fetch(copy), "cpu")
+
+
+def test_random_head_is_refused(copy):
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(copy / "model.safetensors")
+    save_file({name: value for name, value in weights.items() if "classifier" not in name}, copy / "model.safetensors")
+    with pytest.raises(InputError, match="the weights lack classifier.bias, classifier.weight, which would be random"):
+        models.load(fetch(copy), "cpu")
+
+
+def test_head_of_another_size_is_refused(copy):
+    edit_config(copy, id2label={"0": "a", "1": "b"}, label2id={"a": 0, "b": 1})
+    with pytest.raises(InputError, match="cannot load the model"):
+        models.load(fetch(copy), "cpu")
+
+
+def test_decoder_without_padding_token_pads_with_its_end_token(qwen):
+    loaded = models.load(fetch(qwen), "cpu")
+    assert loaded.tokenizer.pad_token == "[END]"
+    assert loaded.model.config.pad_token_id == loaded.tokenizer.pad_token_id
+
+
+def test_tokenizer_of_another_model_is_refused(copy):
+    path = copy / "tokenizer.json"
+    path.write_text(path.read_text().replace('"[PAD]":2', '"[PAD]":900').replace('"[PAD]": 2', '"[PAD]": 900'))
+    with pytest.raises(InputError, match="has id 900, but the model knows 15 tokens"):
+        models.load(fetch(copy), "cpu")
+
+
+@pytest.mark.parametrize("folder", ["bert", "qwen"])
+def test_batches_give_the_labels_of_single_texts(folder, request):
+    loaded = models.load(fetch(request.getfixturevalue(folder)), "cpu")
+    found = models.agreement(loaded, TEXTS, max_length=64)
+    assert (found.rows, found.same_labels, found.share) == (40, 40, 1.0)
+    assert found.max_abs_logit_difference < 1e-4 and found.lowest_margin > 0
+    found.require(1.0)
+    assert found.as_dict()["share"] == 1.0
+
+
+def test_decoder_that_does_not_know_its_padding_fails_the_agreement(qwen):
+    loaded = models.load(fetch(qwen), "cpu")
+    loaded.model.config.pad_token_id = WORDS.index("a") + 3
+    found = models.agreement(loaded, TEXTS, max_length=64)
+    assert found.share < 1
+    with pytest.raises(InputError, match=f"agree on {found.same_labels} of 40 texts.*pad_token_id"):
+        found.require(0.995)
+
+
+def test_answers_that_are_no_numbers_fail_the_agreement(bert):
+    loaded = models.load(fetch(bert), "cpu")
+    with torch.no_grad():
+        loaded.model.classifier.bias.fill_(float("nan"))
+    with pytest.raises(InputError, match="gives NaN or infinity in float32"):
+        models.agreement(loaded, TEXTS, max_length=64)
+
+
+def test_longest_input_is_the_least_of_what_model_and_tokenizer_state(bert):
+    loaded = models.load(fetch(bert), "cpu")
+    assert models.effective_max_length(loaded, 64) == (64, None)
+    length, reason = models.effective_max_length(loaded, 512)
+    assert length == 64 and "profiling.max_length is 512, but the model takes 64 tokens" in reason
+    loaded.tokenizer.model_max_length = 32
+    assert models.effective_max_length(loaded, 512)[0] == 32
+
+
+def test_positions_kept_for_padding_do_not_count():
+    config = {"vocab_size": 20, "max_position_embeddings": 66, "hidden_size": 16, "num_hidden_layers": 1}
+    from transformers import RobertaConfig, RobertaForSequenceClassification
+
+    heads = {"num_attention_heads": 2, "intermediate_size": 16, "pad_token_id": 1}
+    model = RobertaForSequenceClassification(RobertaConfig(**config, **heads))
+    loaded = models.LoadedModel(
+        model, SimpleNamespace(model_max_length=10**30), None, torch.device("cpu"), "float32", 0.0
+    )
+    length, _ = models.effective_max_length(loaded, 512)
+    assert length == 64
+    model(torch.ones((1, length), dtype=torch.long) * 5)
+    with pytest.raises((IndexError, RuntimeError)):
+        model(torch.ones((1, length + 1), dtype=torch.long) * 5)
+
+
+def test_model_without_a_limit_takes_what_is_wanted():
+    model = torch.nn.Linear(1, 1)
+    model.config = SimpleNamespace()
+    loaded = models.LoadedModel(
+        model, SimpleNamespace(model_max_length=10**30), None, torch.device("cpu"), "float32", 0.0
+    )
+    assert models.effective_max_length(loaded, 4096) == (4096, None)
+
+
+def test_token_counter_counts_whole_texts(bert, capfd):
+    count = models.token_counter(fetch(bert))
+    assert count(["good", "good bad", "good " * 500]) == [1, 2, 500]
+    assert capfd.readouterr().err == ""
+
+
+def test_loading_is_silent(qwen, capfd):
+    models.load(fetch(qwen), "cpu")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_summary_reads_as_the_console_shows_it():
+    summary = models.ModelSummary("qwen2", 494_033_920, 494_033_920, 1_976_135_680, "float32", 23, 32_768, 4.8149)
+    rule = "=" * 70
+    assert summary.lines() == [
+        "MODEL SUMMARY",
+        rule,
+        "Model Type: qwen2",
+        "Total Parameters: 494,033,920 (494.03M)",
+        "Trainable Parameters: 494,033,920 (494.03M)",
+        "Model Size: 1,976.14 MB (float32)",
+        "Labels: 23",
+        "Longest Input: 32,768 tokens",
+        "Load Time: 4.81 s",
+        rule,
+    ]
+    assert replace(summary, max_positions=None).lines()[7] == "Longest Input: no limit stated"
+    assert summary.as_dict()["size_mb"] == 1976.13568 and summary.as_dict()["type"] == "qwen2"
+
+
+def test_summary_counts_parameters_buffers_and_what_is_trainable(bert):
+    loaded = models.load(fetch(bert), "cpu", "bfloat16")
+    loaded.model.classifier.bias.requires_grad_(False)
+    summary = models.summarize(loaded)
+    total = sum(parameter.numel() for parameter in loaded.model.parameters())
+    buffers = sum(buffer.numel() * buffer.element_size() for buffer in loaded.model.buffers())
+    assert summary.parameters_total == total and summary.parameters_trainable == total - len(LABELS)
+    assert summary.size_bytes == 2 * total + buffers and buffers > 0
+    assert (summary.model_type, summary.num_labels, summary.max_positions) == ("bert", 3, 64)

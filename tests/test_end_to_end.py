@@ -1,0 +1,207 @@
+"""The whole pipeline on a small model: every file, real input, resume, kills at every write."""
+
+import csv
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.tiny_models import LABELS, save_bert
+
+ROOT = Path(__file__).resolve().parents[1]
+SHARED = ROOT.parent / "shared"
+STEPS = ("00_check_setup", "01_download_data", "02_baseline_inference", "03_detailed_profiling", "04_visualize_results")
+TEXTS = ("card never arrived", "when will it come", "refund please, now", "top up failed again and again")
+
+
+def write_texts(path: Path, rows: int = 40) -> Path:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["text", "labels"])
+        writer.writerows(
+            [f"{TEXTS[row % len(TEXTS)]} {row}" * (1 + row % 5), LABELS[row % len(LABELS)]] for row in range(rows)
+        )
+    return path
+
+
+@pytest.fixture
+def arguments(tmp_path):
+    """The command line of a small run, with its results below `tmp_path`."""
+    return [
+        "--config",
+        str(ROOT / "configs" / "config.yaml"),
+        f"model.name={save_bert(tmp_path / 'model')}",
+        "dataset.hf_name=null",
+        f"dataset.file={write_texts(tmp_path / 'texts.csv')}",
+        f"dataset.local_path={tmp_path / 'data' / 'val_df.csv'}",
+        f"output.results_dir={tmp_path / 'results'}",
+        "profiling.batch_sizes=[1,2]",
+        "profiling.num_measurement_runs=2",
+        "profiling.num_warmup_runs=1",
+        "profiling.max_seconds_per_batch_size=0.001",
+        "trace.warmup_steps=0",
+        "trace.active_steps=1",
+    ]
+
+
+def run(step: str, arguments: list[str]) -> int:
+    return importlib.import_module(f"scripts.{step}").main(arguments)
+
+
+def test_all_steps_leave_every_file_of_the_contract(arguments, tmp_path):
+    assert [run(step, arguments) for step in STEPS] == [0] * len(STEPS)
+    expected = {
+        "run.json",
+        "baseline_metrics.json",
+        "detailed_metrics.csv",
+        "raw_samples.csv",
+        "evaluation/plan.json",
+        "evaluation/part-00000.parquet",
+        "evaluation/predictions.csv",
+        "profiler_traces/trace.json.gz",
+        "profiler_traces/stacks.txt",
+        "profiler_traces/op_stats.csv",
+        "profiler_traces/manifest.json",
+        "plots/batch_size_comparison.png",
+        "plots/metrics_heatmap.png",
+        "plots/operators.png",
+        "baseline_summary_report.txt",
+        *(f".receipts/{number}.json" for number in ("00", "01", "02", "03", "04")),
+        *(f"logs/{number}.log" for number in ("00", "01", "02", "03", "04")),
+    }
+    results = tmp_path / "results"
+    present = {str(path.relative_to(results)) for path in results.rglob("*") if path.is_file()}
+    assert expected <= present
+    assert all((results / name).stat().st_size > 0 for name in expected)
+    beside = {path.name for path in (tmp_path / "data").iterdir()}
+    assert beside == {"val_df.csv", "label_mappings.json", "rejected_rows.csv", "val_df.receipt.json"}
+    steps = json.loads((results / "run.json").read_text())["steps"]
+    assert {number: step["status"] for number, step in steps.items()} == dict.fromkeys(
+        ("00", "01", "02", "03", "04"), "ok"
+    )
+
+
+def test_resume_of_a_finished_run_does_nothing(arguments, tmp_path, capsys):
+    for step in STEPS[1:]:
+        run(step, arguments)
+    before = {
+        path: path.read_bytes() for path in (tmp_path / "results").rglob("*") if path.suffix in (".csv", ".png", ".gz")
+    }
+    capsys.readouterr()
+    for step in STEPS[1:]:
+        assert run(step, [*arguments, "--resume"]) == 0
+    assert capsys.readouterr().err.count("kept (up to date)") == 4
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_file_names_of_the_metrics_are_honoured_by_writer_and_reader(arguments, tmp_path):
+    named = [*arguments, "output.metrics_file=my.json", "output.detailed_metrics_file=my.csv"]
+    for step in (*STEPS[1:3], STEPS[4]):
+        assert run(step, named) == 0
+    results = tmp_path / "results"
+    assert (results / "my.json").exists() and (results / "my.csv").exists()
+    assert not (results / "baseline_metrics.json").exists()
+    assert "Batch Size Analysis" in (results / "baseline_summary_report.txt").read_text()
+
+
+def test_a_subset_is_evaluated_on_request(arguments, tmp_path):
+    subset = [*arguments, "dataset.sample_sizes=[5, 10]", "profiling.batch_sizes=[1]"]
+    for step in STEPS[1:3]:
+        assert run(step, subset) == 0
+    full = json.loads((tmp_path / "results" / "baseline_metrics.json").read_text())["full_dataset_metrics"]
+    assert full["samples"] == 10
+    assert [each["samples"] for each in full["samples_of"]] == [5, 10]
+    with (tmp_path / "results" / "evaluation" / "predictions.csv").open(newline="") as file:
+        correct = [int(row["correct"]) for row in csv.DictReader(file)]
+    assert full["samples_of"][0]["accuracy"] == sum(correct[:5]) / 5
+    assert full["correct"] == sum(correct)
+
+
+def test_each_dtype_has_its_rows(arguments, tmp_path):
+    for step in STEPS[1:3]:
+        assert run(step, [*arguments, "profiling.dtypes=[float32, bfloat16]", "evaluation.enabled=false"]) == 0
+    found = json.loads((tmp_path / "results" / "baseline_metrics.json").read_text())
+    rows = [(row["dtype"], row["batch_size"]) for row in found["batch_sizes"]]
+    assert rows == [("float32", 1), ("float32", 2), ("bfloat16", 1), ("bfloat16", 2)]
+    assert found["full_dataset_metrics"] is None and found["full_dataset_reason"] == "evaluation.enabled is false"
+
+
+def test_later_steps_refuse_other_data_than_the_receipt(arguments, tmp_path, capsys):
+    run(STEPS[1], arguments)
+    other = [*arguments, f"dataset.file={write_texts(tmp_path / 'other.csv', rows=8)}"]
+    assert run(STEPS[2], other) == 2
+    assert "01_download_data.py" in capsys.readouterr().err
+
+
+def test_later_steps_notice_a_changed_dataset(arguments, tmp_path, capsys):
+    run(STEPS[1], arguments)
+    with (tmp_path / "data" / "val_df.csv").open("a") as file:
+        file.write("40,extra,0,a\n")
+    assert run(STEPS[2], arguments) == 2
+    assert "val_df.csv" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("step", STEPS[1:])
+@pytest.mark.timeout(600)
+def test_kill_at_every_write_then_resume(step, arguments, tmp_path):
+    for earlier in STEPS[1 : STEPS.index(step)]:
+        assert run(earlier, arguments) == 0
+    (tmp_path / "results").mkdir(exist_ok=True)
+    command = [sys.executable, str(ROOT / "tests" / "kill_driver.py"), step, str(tmp_path / "results"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["problems"] == []
+    assert found["kills"] >= {"01": 7, "02": 20, "03": 7, "04": 6}[step[:2]]
+
+
+@pytest.fixture(scope="module")
+def banking77():
+    model, data = SHARED / "models" / "minilm-banking77", SHARED / "data" / "banking77" / "test.csv"
+    if not (model.is_dir() and data.is_file()):
+        pytest.skip("needs the classifier and the texts in ../shared, which are not here")
+    return model, data
+
+
+def plain_loop(model_folder: Path, data: Path) -> int:
+    """Return the number of right predictions of a plain transformers loop."""
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    model = AutoModelForSequenceClassification.from_pretrained(model_folder, dtype=torch.float32).eval()
+    with data.open(encoding="utf-8", newline="") as file:
+        rows = sorted(csv.DictReader(file), key=lambda row: len(row["text"]))
+    right = 0
+    for start in range(0, len(rows), 64):
+        batch = rows[start : start + 64]
+        inputs = tokenizer([row["text"] for row in batch], padding=True, truncation=True, return_tensors="pt")
+        with torch.inference_mode():
+            found = model(**inputs).logits.argmax(dim=1).tolist()
+        right += sum(model.config.id2label[index] == row["category"] for index, row in zip(found, batch, strict=True))
+    return right
+
+
+@pytest.mark.timeout(600)
+def test_real_model_on_real_texts_gets_what_a_plain_loop_gets(banking77, tmp_path):
+    model, data = banking77
+    arguments = [
+        f"model.name={model}",
+        "dataset.hf_name=null",
+        f"dataset.file={data}",
+        "dataset.text_column=text",
+        "dataset.label_column=category",
+        f"dataset.local_path={tmp_path / 'val_df.csv'}",
+        f"output.results_dir={tmp_path / 'results'}",
+        "profiling.batch_sizes=[1]",
+        "profiling.num_measurement_runs=1",
+        "profiling.max_seconds_per_batch_size=0.1",
+    ]
+    for step in STEPS[1:3]:
+        assert run(step, arguments) == 0
+    full = json.loads((tmp_path / "results" / "baseline_metrics.json").read_text())["full_dataset_metrics"]
+    assert (full["correct"], full["samples"]) == (2883, 3080)
+    assert plain_loop(model, data) == 2883

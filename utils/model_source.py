@@ -1,0 +1,189 @@
+"""Find the model's files, on the Hub, in a folder or among the quickstart's, and refuse what cannot be measured."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from boundby import files
+from utils import hub
+from utils.config import QUICKSTART, Model
+from utils.errors import EnvironmentLacksError, InputError
+from utils.labels import ModelLabels
+
+DOWNLOAD = "run `python scripts/01_download_data.py` with the same --config and overrides"
+CONFIG = "config.json"
+WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
+CODE = "*.py"
+TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model", "*.tiktoken")
+FILES = ("*.json", "model*.safetensors", "*.txt", "*.model", "*.tiktoken", "*.jinja")
+PICKLED = ("*.bin", "*.pt", "*.pth", "*.h5", "*.ckpt", "*.msgpack")
+POINTER_START = b"version https://git-lfs"
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model on this disk; `fingerprint` identifies its content, `revision` is the commit of a Hub model."""
+
+    name: str
+    path: Path
+    origin: Literal["hub", "folder", "quickstart"]
+    revision: str | None
+    fingerprint: str
+
+
+def fetch(model: Model, quickstart_folder: Path, *, trust_remote_code: bool, progress: Progress) -> ModelSource:
+    """Return the model after downloading or making what is missing. Raises a PipelineError that names the way out."""
+    if model.name == QUICKSTART:
+        from utils.quickstart import cache
+
+        made = cache.prepare(quickstart_folder, progress=progress)
+        return ModelSource(QUICKSTART, made.model_dir, "quickstart", None, made.content_hash)
+    if _is_folder(model):
+        found = _in_folder(model)
+    else:
+        repository = hub.Repository("model", model.name, model.revision)
+        with hub.announced(f"fetching {repository} from the Hub", progress):
+            folder = hub.snapshot(repository, (*FILES, CODE) if trust_remote_code else FILES)
+        found = _from_hub(model, folder)
+    if not trust_remote_code:
+        check_code(found)
+    return found
+
+
+def locate(model: Model, quickstart_folder: Path) -> ModelSource:
+    """Return the model that step 01 has put on this disk, without network. Raises InputError with the way out."""
+    if model.name == QUICKSTART:
+        from utils.quickstart import cache
+
+        if not cache.is_ready(quickstart_folder):
+            raise InputError(f"{quickstart_folder}: the quickstart model is not there or is damaged; {DOWNLOAD}")
+        made = cache.prepare(quickstart_folder, progress=lambda text: None)
+        return ModelSource(QUICKSTART, made.model_dir, "quickstart", None, made.content_hash)
+    if _is_folder(model):
+        return _in_folder(model)
+    repository = hub.Repository("model", model.name, model.revision)
+    try:
+        return _from_hub(model, hub.snapshot(repository, FILES, cached_only=True))
+    except EnvironmentLacksError:
+        raise InputError(f"{repository} has not been downloaded; {DOWNLOAD}") from None
+
+
+def read_labels(model: ModelSource) -> ModelLabels:
+    """Return the names of the model's classes."""
+    return ModelLabels.of_config(_read_config(model.path), f"{model.path / CONFIG}")
+
+
+def check_code(model: ModelSource) -> None:
+    """Raise InputError when the model's files name code to run: its own classes, or kernels from the Hub."""
+    config = _read_config(model.path)
+    try:
+        tokenizer = json.loads((model.path / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        tokenizer = {}
+    kernels = [key for key, value in config.items() if "attn_implementation" in key and "/" in str(value)]
+    named = ["auto_map"] if config.get("auto_map") or tokenizer.get("auto_map") else kernels
+    if named:
+        raise InputError(
+            f"{model.name}: brings Python code of its own ({named[0]}), which would run on this machine; "
+            "read it, then add --trust-remote-code if you trust it"
+        )
+
+
+def _check_files(folder: Path, name: str) -> None:
+    """Raise InputError, with the way out, when the folder does not hold a classifier that can be measured."""
+    config = _read_config(folder)
+    _check_classifier(config, name)
+    ModelLabels.of_config(config, f"{folder / CONFIG}")
+    if not any(_matching(folder, TOKENIZERS)):
+        raise InputError(
+            f"{name}: has no tokenizer ({', '.join(TOKENIZERS)}); copy the files of the tokenizer it was trained with "
+            "beside the weights, with `tokenizer.save_pretrained(…)`"
+        )
+    _check_weights(folder, name)
+
+
+def _is_folder(model: Model) -> bool:
+    folder = Path(model.name).expanduser()
+    if folder.is_dir():
+        if model.revision is not None:
+            raise InputError(f"model.revision is {model.revision!r}, but {folder} is a folder; set it to null")
+        return True
+    if folder.exists() or model.name.startswith((".", "/", "~")) or model.name.count("/") > 1:
+        raise InputError(f"model.name is {model.name!r}: there is no such folder (relative to {Path.cwd()})")
+    return False
+
+
+def _in_folder(model: Model) -> ModelSource:
+    folder = Path(model.name).expanduser()
+    _check_files(folder, model.name)
+    identity = {path.name: files.sha256(path) for path in _matching(folder, (*FILES, CODE))}
+    return ModelSource(model.name, folder, "folder", None, files.sha256_of(identity))
+
+
+def _from_hub(model: Model, folder: Path) -> ModelSource:
+    _check_files(folder, model.name)
+    return ModelSource(model.name, folder, "hub", folder.name, folder.name)  # a snapshot is called after its commit
+
+
+def _matching(folder: Path, patterns: Iterable[str]) -> list[Path]:
+    return sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()})
+
+
+def _read_config(folder: Path) -> Mapping[str, Any]:
+    path = folder / CONFIG
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        adapter = (folder / "adapter_config.json").exists()
+        hint = "it holds an adapter: merge it into its base model and save that" if adapter else "is it a model?"
+        raise InputError(f"{folder}: has no {CONFIG}; {hint}") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from None
+    if not isinstance(config, dict):
+        raise InputError(f"{path}: is not a model's configuration")
+    return config
+
+
+def _check_classifier(config: Mapping[str, Any], name: str) -> None:
+    architectures = config.get("architectures") or []
+    if not any(str(each).endswith("ForSequenceClassification") for each in architectures):
+        stated = ", ".join(map(str, architectures)) or "nothing"
+        raise InputError(
+            f"{name}: is not a sequence classifier (config.json names {stated} as architecture, "
+            "…ForSequenceClassification is needed)"
+        )
+    if config.get("problem_type") == "multi_label_classification":
+        raise InputError(f"{name}: gives several labels per text (problem_type), one per text is measured here")
+
+
+def _check_weights(folder: Path, name: str) -> None:
+    if (folder / WEIGHTS_INDEX).exists():
+        needed = _shards(folder / WEIGHTS_INDEX)
+    elif (folder / WEIGHTS).exists():
+        needed = {WEIGHTS}
+    else:
+        pickled = [path.name for path in _matching(folder, PICKLED)]
+        only = f", only {', '.join(pickled)}" if pickled else ""
+        raise InputError(
+            f"{name}: has no safetensors weights{only}; pickled weights (.bin, .pt) can run code and are not read. "
+            "Convert them where you trust them, with `model.save_pretrained(…)`, or have the Hub do it: "
+            "https://huggingface.co/spaces/safetensors/convert"
+        )
+    for shard in sorted(needed):
+        path = folder / shard
+        if not path.is_file():
+            raise InputError(f"{name}: weights are incomplete, {shard} is missing; copy or download it")
+        with path.open("rb") as file:
+            if file.read(len(POINTER_START)) == POINTER_START:
+                raise InputError(f"{path}: is a Git LFS pointer, not weights; run `git lfs pull` in {folder}")
+
+
+def _shards(index: Path) -> set[str]:
+    try:
+        return {Path(name).name for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{index}: is not a list of weight files: {error!r}") from None
