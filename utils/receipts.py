@@ -234,9 +234,12 @@ def _code_hash(spec: Step) -> str:
         source = path.read_text(encoding="utf-8")
         seen[path] = source
         for module, names, plain in IMPORT.findall(source):
-            base = ROOT / (module or plain).replace(".", "/")
-            waiting += [base.with_suffix(".py"), base / "__init__.py"]
-            waiting += [base / f"{name.split()[0]}.py" for name in names.strip("()").split(",") if name.split()]
+            reached = (module or plain).split(".")
+            named = [name.split()[0] for name in names.strip("()").split(",") if name.split()]
+            modules = [reached[:depth] for depth in range(1, len(reached) + 1)] + [[*reached, name] for name in named]
+            for path_parts in modules:
+                base = ROOT.joinpath(*path_parts)
+                waiting += [base.with_suffix(".py"), base / "__init__.py"]
     return files.sha256_of({str(path.relative_to(ROOT)): source for path, source in seen.items()})
 
 

@@ -266,7 +266,9 @@ def test_code_hash_changes_with_a_module_that_the_script_reaches(workplace, monk
     (root / "scripts").mkdir(parents=True)
     (root / "utils" / "deep").mkdir(parents=True)
     (root / "scripts" / "02_baseline_inference.py").write_text("def main():\n    from utils import (\n        one,\n    )\n")
-    (root / "utils" / "one.py").write_text("import utils.deep.two\n")
+    (root / "utils" / "one.py").write_text("import utils.deep.two\nfrom utils import package\n")
+    (root / "utils" / "package").mkdir()
+    (root / "utils" / "package" / "__init__.py").write_text("x = 1\n")
     (root / "utils" / "deep" / "two.py").write_text("x = 1\n")
     (root / "utils" / "unrelated.py").write_text("x = 1\n")
     monkeypatch.setattr(receipts, "ROOT", root)
@@ -275,7 +277,10 @@ def test_code_hash_changes_with_a_module_that_the_script_reaches(workplace, monk
     (root / "utils" / "unrelated.py").write_text("x = 2\n")
     assert receipts._code_hash(spec) == first
     (root / "utils" / "deep" / "two.py").write_text("x = 2\n")
-    assert receipts._code_hash(spec) != first
+    second = receipts._code_hash(spec)
+    assert second != first
+    (root / "utils" / "package" / "__init__.py").write_text("x = 2\n")
+    assert receipts._code_hash(spec) != second
 
 
 def test_progress_without_a_terminal_is_plain_lines(capsys):

@@ -1,0 +1,264 @@
+"""From visits to rows: every number by hand, every gap with its reason."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from boundby.sampler import NoSource, Reading, Sampler
+from tests.fakes import FakeClock
+from utils.metrics import COLUMNS, NOT_MEASURED, MetricsCollector
+from utils.visits import Timing, Visit
+
+MEMORY = {
+    "device_allocated_bytes": 100 * 10**6,
+    "device_reserved_bytes": 200 * 10**6,
+    "device_peak_allocated_bytes": 150 * 10**6,
+    "device_peak_reserved_bytes": 250 * 10**6,
+    "process_bytes": 10**9,
+    "process_peak_bytes": 2 * 10**9,
+    "reasons": (),
+    "doubts": (),
+}
+CPU_MEMORY = {**dict.fromkeys(MEMORY), "process_bytes": 10**9, "reasons": ("no statistics",), "doubts": ()}
+
+
+def visit(number: int, *batch_seconds: float, batch_size: int = 4, **others: Any) -> Visit:
+    """Return a visit of two batches of 4 samples, 40 and 20 real tokens, 48 padded each; the passes follow another."""
+    seconds = batch_seconds or (1.0, 1.0)
+    timings = [Timing("cold", 0, 5.0, 4, 40, 48)] if number == 0 else []
+    timings += [Timing("tokenize", 0, 0.02, 8, 60, 96)]
+    timings += [
+        Timing("isolated", index % 2, each, batch_size, 40 if index % 2 == 0 else 20, 48)
+        for index, each in enumerate(seconds)
+    ]
+    return Visit(
+        dtype="float32",
+        batch_size=batch_size,
+        round=number,
+        status="ok",
+        session="session-1",
+        timings=tuple(timings),
+        measured_s=sum(seconds),
+        batches=2,
+        **{"warm_up": {"runs": 30, "seconds": 3.0, "converged": True}, "memory": MEMORY, "window_s": 1.0, **others},
+    )
+
+
+def row_of(*visits: Visit, half_width: float = 0.03) -> dict[str, Any]:
+    [row] = MetricsCollector("cpu").rows(visits, [visits[0].batch_size], half_width)
+    return row
+
+
+def test_a_row_has_exactly_the_columns_of_the_contract_and_reasons() -> None:
+    for row in (row_of(visit(0), visit(1)), row_of(Visit("float32", 4, 0, "oom", "s", message="out of memory"))):
+        assert list(row) == [*COLUMNS, "reasons"]
+
+
+def test_rates_follow_from_the_seconds_per_sample() -> None:
+    row = row_of(*(visit(number, 1.0, 3.0) for number in range(5)))  # 4 s for 8 samples, 60 real and 96 padded tokens
+    assert row["status"] == "ok"
+    assert (row["rounds"], row["timed_batches"]) == (5, 10)
+    expected = {
+        "latency_per_sample_ms_mean": 500.0,
+        "latency_per_sample_ms_ci_low": 500.0,
+        "latency_per_sample_ms_ci_high": 500.0,
+        "latency_per_token_ms_mean": 4000 / 60,
+        "throughput_samples_per_sec_mean": 2.0,
+        "throughput_half_width_pct": 0.0,
+        "batches_per_sec": 0.5,
+        "tokens_per_sec_real": 15.0,
+        "tokens_per_sec_padded": 24.0,
+        "padding_pct": 37.5,
+        "latency_per_batch_ms_mean": 2000.0,
+        "latency_per_batch_ms_median": 2000.0,
+        "latency_per_batch_ms_min": 1000.0,
+        "latency_per_batch_ms_max": 3000.0,
+        "tokenize_per_batch_ms": 10.0,
+        "cold_call_ms": 5000.0,
+    }
+    assert {name: row[name] for name in expected} == pytest.approx(expected, rel=1e-12)
+    assert row["doubts"] == []
+
+
+def test_the_cold_call_is_in_no_other_number() -> None:
+    cold, mild = visit(0), visit(0)
+    cold = replace(cold, timings=(replace(cold.timings[0], seconds=1e6), *cold.timings[1:]))
+    found, expected = row_of(cold, visit(1)), row_of(mild, visit(1))
+    assert found.pop("cold_call_ms") == 1e9
+    assert expected.pop("cold_call_ms") == 5000.0
+    assert found == expected
+
+
+def test_throughput_is_that_of_pipelined_calls_and_latency_that_of_isolated_ones() -> None:
+    pipelined = Timing("pipelined", 0, 2.0, 16, 120, 192)
+    visits = [replace(each, timings=(*each.timings, pipelined)) for each in (visit(0), visit(1))]
+    row = row_of(*visits)
+    assert row["throughput_samples_per_sec_mean"] == pytest.approx(8.0, rel=1e-12)
+    assert row["latency_per_sample_ms_mean"] == pytest.approx(250.0, rel=1e-12)
+    assert row["tokens_per_sec_real"] == pytest.approx(60.0, rel=1e-12)
+
+
+def test_the_interval_of_the_throughput_encloses_its_mean() -> None:
+    row = row_of(*(visit(number, seconds, seconds) for number, seconds in enumerate((1.0, 1.1, 0.9, 1.0, 1.05))))
+    low, mean, high = (row[f"throughput_samples_per_sec_{end}"] for end in ("ci_low", "mean", "ci_high"))
+    assert low < mean < high
+    assert row["latency_per_sample_ms_ci_low"] == pytest.approx(1000 / high, rel=1e-12)
+    assert row["latency_per_sample_ms_ci_high"] == pytest.approx(1000 / low, rel=1e-12)
+
+
+@pytest.mark.parametrize(("half_width", "status"), [(0.09, "ok"), (0.05, "noisy")])
+def test_a_row_less_certain_than_asked_for_is_noisy(half_width: float, status: str) -> None:
+    visits = [visit(number, seconds, seconds) for number, seconds in enumerate((1.0, 1.1, 0.9, 1.0, 1.0))]
+    row = row_of(*visits, half_width=half_width)
+    assert row["status"] == status
+    assert 5 < row["throughput_half_width_pct"] < 9.0
+    assert row["throughput_samples_per_sec_mean"] is not None
+    assert [doubt.startswith("the 95 % interval is +-8.") for doubt in row["doubts"]] == [True] * (status == "noisy")
+
+
+def test_one_round_is_noisy_and_says_why() -> None:
+    row = row_of(visit(0))
+    assert row["status"] == "noisy"
+    for name in ("throughput_samples_per_sec_ci_low", "latency_per_sample_ms_ci_high", "throughput_half_width_pct"):
+        assert row[name] is None
+        assert row["reasons"][name] == "one round gives no interval"
+    assert any("one round gives no interval" in doubt for doubt in row["doubts"])
+
+
+@pytest.mark.parametrize(
+    ("batches", "given"),
+    [
+        (28, ()),
+        (30, ("p90",)),
+        (58, ("p90",)),
+        (60, ("p90", "p95")),
+        (298, ("p90", "p95")),
+        (300, ("p90", "p95", "p99")),
+    ],
+)
+def test_percentiles_stand_where_the_batches_support_them(batches: int, given: tuple[str, ...]) -> None:
+    row = row_of(visit(0, *[1.0] * batches))
+    for name, needed in (("p90", 29), ("p95", 59), ("p99", 299)):
+        column = f"latency_per_batch_ms_{name}"
+        assert row[column] == (1000.0 if name in given else None)
+        if name not in given:
+            assert row["reasons"][column] == f"{batches} timed batches; at least {needed} support it"
+
+
+def test_one_timed_batch_has_no_spread_and_says_why() -> None:
+    one = replace(visit(0, 1.0), batches=1)
+    row = row_of(one)
+    assert row["latency_per_batch_ms_std"] is None
+    assert row["reasons"]["latency_per_batch_ms_std"] == "one timed batch has no spread"
+
+
+def test_every_none_has_a_reason_and_every_reason_a_none() -> None:
+    rows = [
+        row_of(visit(0, memory=CPU_MEMORY, gpu_utilization_reason="the device is not a GPU")),
+        row_of(*(visit(number, memory=MEMORY) for number in range(5))),
+        row_of(visit(1, warm_up=None), visit(2, warm_up=None)),
+    ]
+    for row in rows:
+        unknown = {name for name in COLUMNS if row[name] is None}
+        assert set(row["reasons"]) == unknown
+        assert all(row["reasons"].values())
+        assert set(NOT_MEASURED) <= unknown
+
+
+def test_memory_is_the_most_of_all_visits_in_mb() -> None:
+    more = {**MEMORY, "device_peak_allocated_bytes": 175_500_000, "process_bytes": 900_000_000}
+    row = row_of(visit(0), visit(1, memory=more))
+    assert (row["memory_allocated_mb"], row["memory_reserved_mb"]) == (100.0, 200.0)
+    assert (row["memory_peak_mb"], row["memory_peak_reserved_mb"]) == (175.5, 250.0)
+    assert (row["memory_cpu_mb"], row["memory_cpu_peak_mb"]) == (1000.0, 2000.0)
+
+
+def test_a_device_without_statistics_has_no_memory_and_the_reason() -> None:
+    row = row_of(visit(0, memory=CPU_MEMORY))
+    assert row["memory_peak_mb"] is None
+    assert row["reasons"]["memory_peak_mb"] == "no statistics"
+
+
+def test_utilization_is_the_mean_of_the_readings_of_all_visits() -> None:
+    row = row_of(visit(0, gpu_utilization_pct=(80.0, 90.0, 100.0)), visit(1, gpu_utilization_pct=(90.0, 100.0)))
+    assert row["gpu_utilization_pct"] == 92.0
+
+
+@pytest.mark.parametrize(
+    ("readings", "window_s", "reason"),
+    [
+        ((90.0,) * 4, 5.0, "4 readings in 5.0 s; NVML needs 5 in 2 s"),
+        ((90.0,) * 5, 1.9, "5 readings in 1.9 s; NVML needs 5 in 2 s"),
+    ],
+)
+def test_too_few_readings_are_no_utilization(readings: tuple[float, ...], window_s: float, reason: str) -> None:
+    row = row_of(visit(0, gpu_utilization_pct=readings, window_s=window_s))
+    assert row["gpu_utilization_pct"] is None
+    assert row["reasons"]["gpu_utilization_pct"] == reason
+
+
+def test_warm_up_and_memory_give_doubts_once() -> None:
+    cold = {"runs": 3, "seconds": 9.0, "converged": False}
+    full = {**MEMORY, "doubts": ("device memory is nearly full",)}
+    row = row_of(*(visit(number, warm_up=cold, memory=full) for number in range(5)))
+    assert row["doubts"] == ["the warm-up did not converge", "device memory is nearly full"]
+    assert (row["warmup_runs"], row["warmup_converged"]) == (3, False)
+
+
+def test_an_outlier_is_a_doubt() -> None:
+    quiet = [1.0, 1.01, 0.99, 1.02, 0.98, 1.0] * 3
+    row = row_of(*(visit(number, *quiet, *([9.0, 1.0] if number == 2 else [])) for number in range(5)))
+    assert sum(doubt.startswith("1 of 92 batches lie ten standard deviations") for doubt in row["doubts"]) == 1
+
+
+def test_rows_stand_in_order_and_points_without_visits_wait() -> None:
+    visits = [visit(0, batch_size=8), visit(0, batch_size=2)]
+    rows = MetricsCollector("cpu").rows(visits, [8, 4, 2], 0.03)
+    assert [row["batch_size"] for row in rows] == [2, 8]
+    assert MetricsCollector("cpu").rows([], [1, 2], 0.03) == []
+
+
+def test_out_of_memory_is_a_row_and_larger_ones_were_skipped() -> None:
+    oom = Visit("float32", 8, 0, "oom", "s", message="OutOfMemoryError: CUDA out of memory.")
+    rows = MetricsCollector("cpu").rows([visit(0), oom], [32, 4, 8, 16], 0.03)
+    assert [(row["batch_size"], row["status"]) for row in rows] == [
+        (4, "noisy"),
+        (8, "oom"),
+        (16, "skipped_oom"),
+        (32, "skipped_oom"),
+    ]
+    assert rows[1]["reasons"]["all"] == "OutOfMemoryError: CUDA out of memory."
+    assert rows[3]["reasons"]["all"] == "batch size 8 ran out of memory"
+    assert rows[1]["throughput_samples_per_sec_mean"] is None
+    assert rows[2]["doubts"] == []
+
+
+def test_a_failure_is_a_row_and_larger_ones_are_measured() -> None:
+    failed = Visit("float32", 2, 0, "failed", "s", message="RuntimeError: device-side assert")
+    rows = MetricsCollector("cpu").rows([failed, visit(0)], [2, 4], 0.03)
+    assert [row["status"] for row in rows] == ["failed", "noisy"]
+    assert rows[0]["reasons"]["all"] == "RuntimeError: device-side assert"
+
+
+def test_a_measurement_spans_its_start_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeClock(now=10.0)
+    sampler = Sampler(NoSource("none"), clock=clock)
+    monkeypatch.setattr(
+        sampler, "between", lambda start, end: [Reading(start, 50.0), Reading(end, 70.0)] if start < end else []
+    )
+    collector = MetricsCollector(torch.device("cpu"), sampler)
+    measurement = collector.start_measurement()
+    clock.advance(2.5)
+    seen = collector.end_measurement(measurement, batch_size=8, num_samples=80)
+    assert (seen["batch_size"], seen["num_samples"], seen["window_s"]) == (8, 80, 2.5)
+    assert seen["gpu_utilization_readings_pct"] == [50.0, 70.0]
+    assert seen["memory"]["process_bytes"] > 2**20
+    assert seen["memory"]["device_allocated_bytes"] is None
+
+
+def test_no_number_of_a_row_is_nan() -> None:
+    row = row_of(*(visit(number) for number in range(3)))
+    assert all(math.isfinite(value) for value in row.values() if isinstance(value, float))

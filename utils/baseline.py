@@ -1,0 +1,201 @@
+"""The baseline of one model on one machine: the sweep, the full dataset, and the document that holds them."""
+
+import random
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+
+from boundby import __version__, environment, files
+from boundby.device import describe, pick_device
+from boundby.sampler import Sampler, nvml_source
+from utils import metrics, receipts, visits
+from utils.cli import Run
+from utils.data import DataReceipt, Rows
+from utils.metrics import MetricsCollector
+from utils.models import Agreement, LoadedModel, ModelSummary
+from utils.optimal import judge, optimal
+from utils.profiler import HALF_WIDTH, InferenceProfiler
+
+SCHEMA_VERSION = 1
+POOL_SEED = 0
+
+
+class Baseline:
+    """What step 02 has found so far; `save` writes it whenever there is more."""
+
+    def __init__(self, run: Run, receipt: DataReceipt, max_length: int) -> None:
+        self.run, self.receipt, self.max_length = run, receipt, max_length
+        self.doubts: list[str] = list(receipt.doubts)
+        self.model: dict[str, Any] = {}
+        self.device: dict[str, Any] = {}
+        self.agreement: dict[str, Any] | None = None
+        self.full: dict[str, Any] | None = None
+        self.rows: dict[str, list[dict[str, Any]]] = {}
+        self.visits: dict[str, list[visits.Visit]] = {}
+
+    def describe_model(self, loaded: LoadedModel, summary: ModelSummary, agreement: Agreement) -> None:
+        """Note what is measured, and that batched and single predictions agree."""
+        source = loaded.source
+        self.model = {
+            "name": source.name,
+            "origin": source.origin,
+            "revision": source.revision,
+            "fingerprint": source.fingerprint,
+            **summary.as_dict(),
+            "load_time_s": loaded.load_time_s,
+        }
+        self.device = describe(loaded.device)
+        self.agreement = agreement.as_dict()
+
+    def sweep(self, loaded: LoadedModel, rows: Rows) -> None:
+        """Measure all batch sizes in the dtype of `loaded`; every visit is saved at once."""
+        config = self.run.config.profiling
+        log = self.run.layout.visits(loaded.dtype)
+        finished = visits.read(log) if self.run.resuming else []
+        self.visits[loaded.dtype] = list(finished)
+        if finished:
+            self.run.note(f"{loaded.dtype}: {len(finished)} finished visits are kept")
+        uuid = str(torch.cuda.get_device_properties(loaded.device).uuid) if loaded.device.type == "cuda" else None
+        with Sampler(nvml_source(uuid)) as sampler, self.run.progress(None, f"sweep {loaded.dtype}") as progress:
+
+            def commit(visit: visits.Visit) -> None:
+                visits.append(log, visit)
+                self.visits[loaded.dtype].append(visit)
+                self._tabulate(loaded)
+                self.save()
+                progress.advance(1, self._pace(visit))
+
+            profiler = InferenceProfiler(loaded.model, loaded.tokenizer, loaded.device, sampler=sampler)
+            profiler.profile_multiple_batch_sizes(
+                _pool(rows, config.batch_sizes, config.num_measurement_runs),
+                config.batch_sizes,
+                config.num_measurement_runs,
+                self.max_length,
+                num_warmup_runs=config.num_warmup_runs,
+                ci_half_width=config.ci_half_width,
+                max_seconds=config.max_seconds_per_batch_size,
+                finished=finished,
+                on_visit=commit,
+            )
+        self._tabulate(loaded)
+        self.save()
+
+    def save(self, complete: bool = False) -> None:
+        """Write `raw_samples.csv` and both metrics files as far as they are known."""
+        layout = self.run.layout
+        files.write_csv(layout.raw_samples, visits.raw_rows(_flat(self.visits)), visits.RAW_COLUMNS)
+        flat = [{**row, "doubts": "; ".join(row["doubts"])} for row in _flat(self.rows)]
+        files.write_csv(layout.detailed_metrics, flat, metrics.COLUMNS)
+        files.write_json(layout.metrics, self.document(complete))
+
+    def document(self, complete: bool) -> dict[str, Any]:
+        """Return the content of the metrics file."""
+        config = self.run.config
+        first = self.rows.get(config.model.dtype, [])
+        best = optimal(first, config.targets)
+        chosen = next((row for row in first if row["batch_size"] == best["batch_size"]), None)
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "boundby_version": __version__,
+            "written": datetime.now(UTC).isoformat(timespec="seconds"),
+            "complete": complete,
+            "machine_fingerprint": environment.machine_fingerprint(),
+            "work_fingerprint": self._work_fingerprint(),
+            "synthetic": self.receipt.synthetic,
+            "model": self.model,
+            "dataset": {"source": self.receipt.source, **self.receipt.dataset, "rows": self.receipt.rows},
+            "device": self.device,
+            "agreement": self.agreement,
+            "ceilings": None,
+            "ceilings_reason": metrics.NOT_MEASURED["share_of_ceiling_pct"],
+            "max_length": self.max_length,
+            "batch_sizes": _flat(self.rows),
+            "optimal": best,
+            "full_dataset_metrics": self.full,
+            "full_dataset_reason": None if self.full else self._why_not_evaluated(),
+            "targets": judge(config.targets, chosen, self.full),
+            "doubts": self.doubts,
+        }
+
+    @property
+    def failed_points(self) -> int:
+        """How many batch sizes failed for another reason than memory."""
+        return sum(row["status"] == "failed" for row in _flat(self.rows))
+
+    def _tabulate(self, loaded: LoadedModel) -> None:
+        config = self.run.config.profiling
+        half_width = config.ci_half_width or HALF_WIDTH[loaded.device.type]
+        collector = MetricsCollector(loaded.device)
+        self.rows[loaded.dtype] = collector.rows(self.visits[loaded.dtype], config.batch_sizes, half_width)
+
+    def _pace(self, visit: visits.Visit) -> str:
+        per_sample = visit.throughput_s_per_sample
+        rate = f"{1 / per_sample:.1f} samples/s" if per_sample else visit.status
+        return f"round {visit.round} batch {visit.batch_size}: {rate}"
+
+    def _work_fingerprint(self) -> str:
+        """Return a hash of what was done, apart from model and machine: two runs with the same can be compared."""
+        data = {"rows": self.receipt.dataset["sha256"], "labels": self.receipt.labels_sha256}
+        method = {"max_length": self.max_length, "method": SCHEMA_VERSION, "pool_seed": POOL_SEED}
+        return files.sha256_of({**data, **method})[:16]
+
+    def _why_not_evaluated(self) -> str:
+        return "not reached yet" if self.run.config.evaluation.enabled else "evaluation.enabled is false"
+
+
+def dtypes(run: Run) -> list[str]:
+    """Return the dtypes of the sweep; the first is the model's own."""
+    return receipts.sweep_dtypes(run.config)
+
+
+def device(run: Run) -> torch.device:
+    """Return the device the settings ask for."""
+    return pick_device(run.config.model.device)
+
+
+def console_rows(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the sweep as lines for the terminal, as the user knows them: one block per batch size."""
+    lines = []
+    for row in rows:
+        lines.append(f"Batch Size {row['batch_size']} ({row['dtype']}):")
+        if row["throughput_samples_per_sec_mean"] is None:
+            lines.append(f"  {row['status']}: {row['reasons']['all']}")
+            continue
+        low, high = row["throughput_samples_per_sec_ci_low"], row["throughput_samples_per_sec_ci_high"]
+        interval = f" [{low:.2f}, {high:.2f}]" if low else ""
+        lines.append(f"  Latency/sample: {row['latency_per_sample_ms_mean']:.3f} ms")
+        lines.append(
+            f"  Throughput: {row['throughput_samples_per_sec_mean']:.2f}{interval} samples/sec ({row['status']})"
+        )
+        memory = row["memory_peak_mb"]
+        known = (
+            f"GPU Memory: {memory:,.2f} MB" if memory else f"CPU Memory: {row['memory_cpu_peak_mb'] or 0:,.0f} MB peak"
+        )
+        lines.append(f"  {known}")
+    return lines
+
+
+def console_evaluation(full: dict[str, Any]) -> list[str]:
+    """Return the evaluation as lines for the terminal."""
+    low, high = full["accuracy_ci_low"], full["accuracy_ci_high"]
+    return [
+        f"Samples: {full['samples']:,}",
+        f"Accuracy: {full['accuracy']:.4f} [{low:.4f}, {high:.4f}] ({full['correct']:,} correct)",
+        f"F1-Score (Macro): {full['f1_macro']:.4f}",
+        f"F1-Score (Weighted): {full['f1_weighted']:.4f}",
+        f"Inference time: {full['inference_time_s']:,.2f} seconds",
+        f"Throughput: {full['throughput_samples_per_sec']:.2f} samples/sec",
+    ]
+
+
+def _pool(rows: Rows, batch_sizes: Sequence[int], runs: int) -> list[str]:
+    """Return the texts of the sweep: a seeded sample, enough for `runs` different batches of the largest size."""
+    count = min(len(rows.texts), max(batch_sizes) * runs)
+    chosen = random.Random(POOL_SEED).sample(range(len(rows.texts)), count)
+    return [rows.texts[index] for index in chosen]
+
+
+def _flat(by_dtype: dict[str, list[Any]]) -> list[Any]:
+    return [item for items in by_dtype.values() for item in items]

@@ -1,0 +1,1 @@
+"""Predict the whole dataset: plan, shards, and the numbers over all of them."""

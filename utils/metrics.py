@@ -1,0 +1,275 @@
+"""From visits to rows: latency, throughput, memory, utilisation per batch size, as tables of CSV and JSON."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from boundby.memory import MemoryMeter
+from boundby.sampler import LEAST_WINDOW_S, NoSource, Sampler
+from boundby.stats import Estimate, Summary, estimate, least_samples, summarize
+from utils.visits import Visit
+
+COLUMNS = (
+    "dtype",
+    "batch_size",
+    "status",
+    "rounds",
+    "timed_batches",
+    "latency_per_sample_ms_mean",
+    "latency_per_sample_ms_ci_low",
+    "latency_per_sample_ms_ci_high",
+    "latency_per_token_ms_mean",
+    "latency_per_batch_ms_mean",
+    "latency_per_batch_ms_median",
+    "latency_per_batch_ms_std",
+    "latency_per_batch_ms_min",
+    "latency_per_batch_ms_max",
+    "latency_per_batch_ms_q1",
+    "latency_per_batch_ms_q3",
+    "latency_per_batch_ms_p90",
+    "latency_per_batch_ms_p95",
+    "latency_per_batch_ms_p99",
+    "throughput_samples_per_sec_mean",
+    "throughput_samples_per_sec_ci_low",
+    "throughput_samples_per_sec_ci_high",
+    "throughput_half_width_pct",
+    "batches_per_sec",
+    "tokens_per_sec_real",
+    "tokens_per_sec_padded",
+    "padding_pct",
+    "tokenize_per_batch_ms",
+    "cold_call_ms",
+    "warmup_runs",
+    "warmup_converged",
+    "memory_allocated_mb",
+    "memory_reserved_mb",
+    "memory_peak_mb",
+    "memory_peak_reserved_mb",
+    "memory_cpu_mb",
+    "memory_cpu_peak_mb",
+    "gpu_utilization_pct",
+    "energy_per_sample_j",
+    "flops_per_sec",
+    "share_of_ceiling_pct",
+    "bound",
+    "doubts",
+)
+NOT_MEASURED = {  # columns of the contract that this version does not fill
+    "energy_per_sample_j": "energy is not measured by this version",
+    "flops_per_sec": "the work of a forward is not counted by this version",
+    "share_of_ceiling_pct": "the ceilings of the machine are not measured by this version",
+    "bound": "no verdict is made by this version",
+}
+MB = 1e6
+LEAST_READINGS = 5
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A measurement that has been started."""
+
+    meter: MemoryMeter
+    start_s: float
+
+
+class MetricsCollector:
+    """Collects what is seen beside the clock, and turns visits into rows."""
+
+    def __init__(self, device: torch.device | str, sampler: Sampler | None = None) -> None:
+        self.device = torch.device(device)
+        self.sampler = sampler or Sampler(NoSource("no sampler was given"))
+
+    def start_measurement(self) -> Measurement:
+        """Start to watch time, memory and utilisation; give the result to `end_measurement`."""
+        meter = MemoryMeter(self.device)
+        meter.start()
+        return Measurement(meter, self.sampler.clock())
+
+    def end_measurement(self, measurement: Measurement, batch_size: int, num_samples: int) -> dict[str, Any]:
+        """Return what happened since `measurement` was started.
+
+        Keys: `batch_size`, `num_samples`, `window_s`, `memory` (the fields of `boundby.memory.MemoryUse`, bytes) and
+        `gpu_utilization_readings_pct`.
+        """
+        memory = measurement.meter.stop()
+        end = self.sampler.clock()
+        return {
+            "batch_size": batch_size,
+            "num_samples": num_samples,
+            "window_s": end - measurement.start_s,
+            "memory": asdict(memory),
+            "gpu_utilization_readings_pct": [
+                reading.gpu_utilization_pct for reading in self.sampler.between(measurement.start_s, end)
+            ],
+        }
+
+    def rows(self, visits: Sequence[Visit], batch_sizes: Sequence[int], half_width: float) -> list[dict[str, Any]]:
+        """Return one row per batch size with the keys of `COLUMNS`, `reasons` for what is None, and a list of `doubts`.
+
+        A row whose throughput is less certain than `half_width` (a share) has the status `noisy`.
+        """
+        rows = []
+        out_of_memory_at: int | None = None
+        for batch_size in sorted(batch_sizes):
+            chosen = [visit for visit in visits if visit.batch_size == batch_size]
+            failed = next((visit for visit in chosen if visit.status != "ok"), None)
+            if failed:
+                rows.append(_empty_row(batch_size, failed.status, failed.message or failed.status, failed.dtype))
+                if failed.status == "oom":
+                    out_of_memory_at = out_of_memory_at or batch_size
+            elif out_of_memory_at and not chosen:
+                reason = f"batch size {out_of_memory_at} ran out of memory"
+                rows.append(_empty_row(batch_size, "skipped_oom", reason, visits[0].dtype))
+            elif chosen:
+                rows.append(_row(chosen, half_width))
+        return rows
+
+
+def _empty_row(batch_size: int, status: str, reason: str, dtype: str) -> dict[str, Any]:
+    row: dict[str, Any] = dict.fromkeys(COLUMNS)
+    row |= {"dtype": dtype, "batch_size": batch_size, "status": status, "doubts": []}
+    return {**row, "reasons": {"all": reason}}
+
+
+def _row(visits: Sequence[Visit], half_width: float) -> dict[str, Any]:
+    first = visits[0]
+    latency = estimate([value for visit in visits if (value := visit.isolated_s_per_sample)])
+    interval = estimate([value for visit in visits if (value := visit.throughput_s_per_sample)])
+    batches = summarize([timing.seconds for visit in visits for timing in visit.of("isolated")])
+    is_noisy = interval.half_width is None or interval.half_width > half_width
+    row: dict[str, Any] = dict.fromkeys(COLUMNS)
+    row |= {
+        "dtype": first.dtype,
+        "batch_size": first.batch_size,
+        "status": "noisy" if is_noisy else "ok",
+        "rounds": len(visits),
+        "timed_batches": batches.n,
+        **_latency(latency, batches),
+        **_throughput(interval, latency, visits),
+        **_beside(visits),
+    }
+    row["doubts"] = _doubts(visits, batches, interval, half_width)
+    return {**row, "reasons": _reasons(row, visits, batches)}
+
+
+def _latency(latency: Estimate, batches: Summary) -> dict[str, Any]:
+    per_batch = {
+        "mean": batches.mean,
+        "median": batches.median,
+        "std": batches.std,
+        "min": batches.minimum,
+        "max": batches.maximum,
+        "q1": batches.q1,
+        "q3": batches.q3,
+        "p90": batches.p90,
+        "p95": batches.p95,
+        "p99": batches.p99,
+    }
+    return {
+        "latency_per_sample_ms_mean": latency.value * 1e3,
+        "latency_per_sample_ms_ci_low": _milliseconds(latency.low),
+        "latency_per_sample_ms_ci_high": _milliseconds(latency.high),
+        **{f"latency_per_batch_ms_{name}": _milliseconds(value) for name, value in per_batch.items()},
+    }
+
+
+def _throughput(interval: Estimate, latency: Estimate, visits: Sequence[Visit]) -> dict[str, Any]:
+    """Return rates; seconds per sample turn into samples per second, so the interval's ends change places."""
+    timed = visits[0].of("isolated")[: visits[0].batches]  # one pass over the batches; every visit has the same
+    samples = sum(timing.samples for timing in timed)
+    real = sum(timing.tokens_real for timing in timed) / samples
+    padded = sum(timing.tokens_padded for timing in timed) / samples
+    return {
+        "throughput_samples_per_sec_mean": 1 / interval.value,
+        "throughput_samples_per_sec_ci_low": 1 / interval.high if interval.high else None,
+        "throughput_samples_per_sec_ci_high": 1 / interval.low if interval.low else None,
+        "throughput_half_width_pct": interval.half_width * 100 if interval.half_width is not None else None,
+        "batches_per_sec": 1 / interval.value / visits[0].batch_size,
+        "latency_per_token_ms_mean": latency.value * 1e3 / real,
+        "tokens_per_sec_real": real / interval.value,
+        "tokens_per_sec_padded": padded / interval.value,
+        "padding_pct": 100 * (1 - real / padded),
+    }
+
+
+def _beside(visits: Sequence[Visit]) -> dict[str, Any]:
+    """Return what was seen beside the clock: the cold call, warm-up, memory, utilisation."""
+    first = visits[0]
+    cold = first.of("cold")
+    tokenize = summarize([timing.seconds / visit.batches for visit in visits for timing in visit.of("tokenize")])
+    return {
+        "tokenize_per_batch_ms": tokenize.median * 1e3,
+        "cold_call_ms": cold[0].seconds * 1e3 if cold else None,
+        "warmup_runs": (first.warm_up or {}).get("runs"),
+        "warmup_converged": (first.warm_up or {}).get("converged"),
+        "memory_allocated_mb": _most_mb(visits, "device_allocated_bytes"),
+        "memory_reserved_mb": _most_mb(visits, "device_reserved_bytes"),
+        "memory_peak_mb": _most_mb(visits, "device_peak_allocated_bytes"),
+        "memory_peak_reserved_mb": _most_mb(visits, "device_peak_reserved_bytes"),
+        "memory_cpu_mb": _most_mb(visits, "process_bytes"),
+        "memory_cpu_peak_mb": _most_mb(visits, "process_peak_bytes"),
+        "gpu_utilization_pct": _utilization(visits)[0],
+    }
+
+
+def _utilization(visits: Sequence[Visit]) -> tuple[float | None, str | None]:
+    """Return the mean utilisation over all visits, or the reason why there is none."""
+    readings = [value for visit in visits for value in visit.gpu_utilization_pct]
+    window = sum(visit.window_s for visit in visits)
+    if visits[0].gpu_utilization_reason:
+        return None, visits[0].gpu_utilization_reason
+    if window < LEAST_WINDOW_S or len(readings) < LEAST_READINGS:
+        return (
+            None,
+            f"{len(readings)} readings in {window:.1f} s; NVML needs {LEAST_READINGS} in {LEAST_WINDOW_S:.0f} s",
+        )
+    return sum(readings) / len(readings), None
+
+
+def _reasons(row: dict[str, Any], visits: Sequence[Visit], batches: Summary) -> dict[str, str]:
+    """Return why each None of the row is None."""
+    reasons = dict(NOT_MEASURED)
+    device_reason = "; ".join((visits[0].memory or {}).get("reasons", ()))
+    for name in (name for name in COLUMNS if row[name] is None and name not in reasons):
+        if name.startswith("memory_"):
+            reasons[name] = device_reason
+        elif name == "gpu_utilization_pct":
+            reasons[name] = _utilization(visits)[1] or "unknown"
+        elif name[-4:] in ("_p90", "_p95", "_p99"):
+            needed = least_samples(int(name[-2:]) / 100)
+            reasons[name] = f"{batches.n} timed batches; at least {needed} support it"
+        elif name.endswith("_std"):
+            reasons[name] = "one timed batch has no spread"
+        elif "ci_" in name or "half_width" in name:
+            reasons[name] = "one round gives no interval"
+        else:
+            reasons[name] = "the first visit did not record it"
+    return reasons
+
+
+def _doubts(visits: Sequence[Visit], batches: Summary, interval: Estimate, half_width: float) -> list[str]:
+    doubts = []
+    if interval.half_width is None:
+        doubts.append("one round gives no interval; raise num_measurement_runs or max_seconds_per_batch_size")
+    elif interval.half_width > half_width:
+        doubts.append(
+            f"the 95 % interval is +-{100 * interval.half_width:.1f} %, wider than the {100 * half_width:.1f} % "
+            "asked for; quiet the machine or raise max_seconds_per_batch_size"
+        )
+    if (visits[0].warm_up or {}).get("converged") is False:
+        doubts.append("the warm-up did not converge")
+    if batches.outliers:
+        doubts.append(f"{batches.outliers} of {batches.n} batches lie ten standard deviations or more from the median")
+    seen = {doubt for visit in visits for doubt in (visit.memory or {}).get("doubts", ())}
+    return doubts + sorted(seen)
+
+
+def _most_mb(visits: Sequence[Visit], field: str) -> float | None:
+    values = [value for visit in visits if (value := (visit.memory or {}).get(field)) is not None]
+    return max(values) / MB if values else None
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e3
