@@ -78,6 +78,7 @@ def test_a_cpu_is_described_by_its_threads() -> None:
         RuntimeError("CUDA driver error: Out of memory"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
         RuntimeError("unable to mmap 4096 bytes from file </model.safetensors>: Cannot allocate memory (12)"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."),
         RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes."),
     ],
     ids=str,

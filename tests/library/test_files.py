@@ -205,6 +205,11 @@ def test_strict_json_names_the_place_of_what_is_not_finite(old: Path, value: obj
     assert old.read_text() == '{"old": true}\n'
 
 
+def test_a_key_that_is_not_finite_is_refused() -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        files.encode_json({float("nan"): 1})
+
+
 def test_json_comes_back_as_it_was(tmp_path: Path) -> None:
     value = {"text": "日本 \u2028 \u0085", "none": None, "list": [1, 2.5, True], "tiny": 5e-324, "big": 2**60}
     files.write_json(tmp_path / "x.json", value)
@@ -257,6 +262,7 @@ def test_a_log_cut_at_any_byte_loses_its_last_line_alone_and_can_be_continued(tm
 def test_a_line_that_lacks_only_its_end_is_kept(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     log.write_bytes(b'{"round": 0}')
+    assert files.read_json_lines(log) == [{"round": 0}]
     files.append_json_line(log, {"round": 1})
     assert files.read_json_lines(log) == [{"round": 0}, {"round": 1}]
 

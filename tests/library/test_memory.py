@@ -1,11 +1,13 @@
 """What a block of work held, and what this device cannot tell."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import psutil
 import pytest
 import torch
+from pytest import MonkeyPatch
 
 from boundby import memory
 from boundby.memory import CPU_REASON, MemoryMeter
@@ -15,12 +17,12 @@ BLOCK = 64 * 2**20
 
 
 @pytest.fixture
-def _counts_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def _counts_blocks(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_reset_peak_resident", lambda: True)
 
 
 @pytest.fixture
-def _has_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def _has_much_memory(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "memory_limit_bytes", lambda: 10**15)
 
 
@@ -47,7 +49,7 @@ def test_an_unknown_peak_is_none_with_a_reason() -> None:
     assert use.reasons == (CPU_REASON, "the kernel does not tell the peak of this process over a block")
 
 
-def test_a_peak_that_cannot_be_set_back_is_not_that_of_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peak_that_cannot_be_set_back_is_not_that_of_the_block(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_reset_peak_resident", lambda: False)
     meter = MemoryMeter(CPU, peak_of_process=lambda: 12345)
     meter.start()
@@ -58,7 +60,7 @@ def test_a_peak_that_cannot_be_set_back_is_not_that_of_the_block(monkeypatch: py
 
 @pytest.mark.usefixtures("_counts_blocks")
 @pytest.mark.parametrize(("peak", "doubts"), [(899_999_999, 0), (900_000_000, 1)])
-def test_nine_tenths_of_the_limit_are_a_doubt(peak: int, doubts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nine_tenths_of_the_limit_are_a_doubt(peak: int, doubts: int, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "memory_limit_bytes", lambda: 1_000_000_000)
     meter = MemoryMeter(CPU, peak_of_process=lambda: peak)
     meter.start()
@@ -82,8 +84,21 @@ def test_the_peak_is_that_of_the_block_and_not_of_what_came_before() -> None:
     assert BLOCK / 2 < use.process_peak_bytes - held < 2 * BLOCK  # the kernel counts pages in batches per core
 
 
+@pytest.mark.parametrize(("status", "peak"), [("Name:\tx\nVmHWM:\t    2140 kB\n", 2140 * 1024), ("Name:\tx\n", None)])
+def test_the_peak_is_read_in_bytes(status: str, peak: int | None, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    (tmp_path / "status").write_text(status)
+    monkeypatch.setattr(memory, "Path", lambda path: tmp_path / "status")
+    assert memory._peak_resident_bytes() == peak
+
+
+def test_a_system_without_proc_tells_no_peak(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "Path", lambda path: tmp_path / "absent" / "file")
+    assert memory._peak_resident_bytes() is None
+    assert not memory._reset_peak_resident()
+
+
 @pytest.mark.usefixtures("_counts_blocks", "_has_much_memory")
-def test_the_counters_of_a_gpu_stand_in_their_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_counters_of_a_gpu_stand_in_their_fields(monkeypatch: MonkeyPatch) -> None:
     calls: list[str] = []
     allocated = iter([11, 22])
     fakes = {

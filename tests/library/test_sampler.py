@@ -67,11 +67,28 @@ def test_a_span_holds_the_readings_taken_in_it(clock: FakeClock) -> None:
 
 
 @pytest.mark.usefixtures("_at_once")
+def test_the_block_ends_when_the_thread_has() -> None:
+    asked = threading.Event()
+
+    def utilization_pct() -> float:
+        asked.set()
+        sampler._stop.wait(LONG_S)  # the block ends in the middle of this reading
+        return 50.0
+
+    sampler = Sampler(SimpleNamespace(reason=None, utilization_pct=utilization_pct), interval_s=0.0)
+    with sampler:
+        assert asked.wait(LONG_S)
+    assert threads() == []
+    assert len(sampler.between(0.0, float("inf"))) == 1
+
+
+@pytest.mark.usefixtures("_at_once")
 def test_a_source_that_fails_ends_the_readings_and_gives_the_reason(clock: FakeClock) -> None:
     source = FakeGpu([10.0], clock, error="NVML: GPU is lost")
     with Sampler(source, interval_s=0.0, clock=clock) as sampler:
-        assert sampler.reason in (None, "NVML: GPU is lost")
-        assert source.exhausted.wait(LONG_S)
+        assert sampler._thread is not None
+        sampler._thread.join(LONG_S)  # by itself
+        assert threads() == []
     assert sampler.reason == "NVML: GPU is lost"
     assert len(sampler.between(0.0, 100.0)) == 1
 

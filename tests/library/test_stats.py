@@ -57,8 +57,8 @@ def test_a_higher_confidence_needs_more_samples() -> None:
 
 def test_an_outlier_beyond_ten_standard_deviations_is_counted_and_told() -> None:
     quiet = [10.0, 10.1, 9.9, 10.2, 9.8] * 6  # median 10, MAD 0.1: the limit is at 11.4826
-    assert summarize([*quiet, 11.4]).outliers == 0
-    summary = summarize([*quiet, 11.6])
+    assert summarize([*quiet, 11.47]).outliers == 0
+    summary = summarize([*quiet, 11.5])
     assert summary.outliers == 1
     assert summary.doubts == ("1 of 31 samples lie more than ten standard deviations from the median",)
 
@@ -144,6 +144,12 @@ def test_wilson_interval_agrees_with_scipy_and_stays_a_share(successes: int, n: 
     expected = reference.binomtest(successes, n).proportion_ci(0.95, method="wilson")
     assert (low, high) == pytest.approx((expected.low, expected.high), abs=1e-12)
     assert 0 <= low <= successes / n <= high <= 1
+
+
+def test_wilson_interval_never_leaves_0_to_1() -> None:
+    for n in range(1, 300):
+        assert wilson_interval(0, n)[0] >= 0
+        assert wilson_interval(n, n)[1] <= 1
 
 
 @pytest.mark.parametrize(("successes", "n"), [(0, 0), (-1, 5), (6, 5)])

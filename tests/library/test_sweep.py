@@ -172,6 +172,11 @@ def test_the_rule_is_met_by_a_narrow_interval(values: list[float], met: bool) ->
     assert STEADY.is_done(ok(values)) is met
 
 
+def test_the_most_rounds_end_a_point() -> None:
+    assert not NEVER_NARROW.is_done(ok([1.0, 2.0] * 3))
+    assert NEVER_NARROW.is_done(ok([1.0, 2.0] * 4))
+
+
 def test_one_round_never_meets_the_rule() -> None:
     rule = StopRule(half_width=0.5, max_seconds=10.0, least_rounds=1)
     assert not rule.is_met(ok([1.0]))

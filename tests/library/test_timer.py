@@ -83,6 +83,11 @@ def test_slow_first_calls_prolong_the_warm_up(clock: FakeClock) -> None:
     assert (warm.runs, warm.converged) == (20, True)
 
 
+def test_a_single_slow_call_in_a_window_does_not_matter(clock: FakeClock) -> None:
+    slow = {1: 9.0, 6: 2.0, 8: 5.0}
+    assert warm_up(times(clock, lambda n: slow.get(n, 0.5)), Timer(clock), RULE).runs == 12
+
+
 def test_one_agreement_between_windows_is_not_enough(clock: FakeClock) -> None:
     levels = [1.0, 1.0, 2.0, 2.0, 4.0, 4.0, 4.0]
     warm = warm_up(times(clock, lambda n: levels[n // 4]), Timer(clock), RULE)
