@@ -21,8 +21,9 @@ setup-test:
 run: setup  ## set up if needed, then the whole pipeline on configs/quickstart.yaml, offline
 	$(PYTHON) run_pipeline.py --config configs/quickstart.yaml $(ARGS)
 
+# One thread each: two workers with two OpenMP threads each on two cores spin against one another, up to 10 times slower.
 test: setup-test  ## set up if needed, then the test suite (deterministic, no wall-clock tolerance)
-	$(PYTHON) -m pytest -m "not truth" -n $(WORKERS) $(ARGS)
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -m "not truth" -n $(WORKERS) $(ARGS)
 
 truth: setup-test  ## wall-clock truth, many real kills, big sizes; prints every attempt
 	$(PYTHON) -m pytest -m truth -s --timeout 3600 $(ARGS)

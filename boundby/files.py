@@ -150,7 +150,7 @@ def remove_orphans(folder: str | Path) -> int:
 
 
 class _LineFeeds:
-    """Ends rows with a line feed alone. Told to do so itself, `csv` would leave a carriage return in a cell unquoted."""
+    """Ends rows with a line feed alone; if `csv` did so itself, it would leave a carriage return in a cell unquoted."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file

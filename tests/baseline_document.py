@@ -1,4 +1,4 @@
-"""Realistic results of steps 02 and 03 for the tests of plots and report; rows come from the program's own arithmetic."""
+"""Realistic results of steps 02 and 03 for the tests of plots and report; the rows come from `MetricsCollector`."""
 
 import math
 import random
@@ -19,6 +19,7 @@ BATCHES = 10  # per visit, as profiling.num_measurement_runs
 LEAST_VISIT_S = 0.4
 MOST_PASSES = 20
 FINGERPRINT = "0123abcd"  # of the model
+CPU_FINGERPRINT, GPU_FINGERPRINT = "c0" * 8, "9b" * 8  # of the machines
 DATA_SHA256 = "ab" * 32
 
 
@@ -174,7 +175,7 @@ def full_metrics(rows: int = 2000, seconds: float = 9.5, **changes: Any) -> dict
 
 
 def document(rows: Sequence[dict[str, Any]], targets: Targets | None = None, **changes: Any) -> dict[str, Any]:
-    """Return the content of baseline_metrics.json for these rows: the offline default unless `changes` say otherwise."""
+    """Return the content of baseline_metrics.json for these rows, that of the offline default but for `changes`."""
     targets = targets or Targets(gpu_memory_mb=None, gpu_utilization_pct=None, accuracy=0.85)
     first = [row for row in rows if row["dtype"] == rows[0]["dtype"]] if rows else []
     best = optimal(first, targets)
@@ -185,7 +186,7 @@ def document(rows: Sequence[dict[str, Any]], targets: Targets | None = None, **c
         "boundby_version": "0.1.0",
         "written": "2026-08-22T10:15:30+00:00",
         "complete": True,
-        "machine_fingerprint": files.sha256_of(CPU_MACHINE)[:16],
+        "machine_fingerprint": CPU_FINGERPRINT,
         "work_fingerprint": "feedfacecafebeef",
         "synthetic": True,
         "model": {
@@ -198,6 +199,8 @@ def document(rows: Sequence[dict[str, Any]], targets: Targets | None = None, **c
             "parameters_trainable": 3_214_592,
             "size_mb": 12.86,
             "dtype": "float32",
+            "num_labels": 23,
+            "max_positions": 1024,
             "load_time_s": 0.412,
         },
         "dataset": {
@@ -208,7 +211,7 @@ def document(rows: Sequence[dict[str, Any]], targets: Targets | None = None, **c
             "rows": 2000,
         },
         "device": {"type": "cpu", "threads": 2},
-        "agreement": {"rows": 64, "share": 1.0},
+        "agreement": {"rows": 64, "same_labels": 64, "share": 1.0},
         "ceilings": None,
         "ceilings_reason": NOT_MEASURED["share_of_ceiling_pct"],
         "max_length": 512,
@@ -226,7 +229,7 @@ def gpu_document(rows: Sequence[dict[str, Any]] | None = None, **changes: Any) -
     """Return the document of the pod run, which runs out of memory in float32 at batch size 64."""
     full = full_metrics(
         rows=369_475,
-        seconds=2117.3,
+        seconds=742.6,
         accuracy_ci_low=0.9116,
         accuracy_ci_high=0.9134,
         truncated=1204,
@@ -245,6 +248,8 @@ def gpu_document(rows: Sequence[dict[str, Any]] | None = None, **changes: Any) -
         "parameters_trainable": 494_033_920,
         "size_mb": 1976.14,
         "dtype": "float32",
+        "num_labels": 23,
+        "max_positions": 32768,
         "load_time_s": 4.81,
     }
     source = {"kind": "hub", "name": "codefactory4791/amazon_test", "split": "test", "revision": "c0ffee" * 6 + "abcd"}
@@ -253,7 +258,7 @@ def gpu_document(rows: Sequence[dict[str, Any]] | None = None, **changes: Any) -
         Targets(),
         **{
             "synthetic": False,
-            "machine_fingerprint": files.sha256_of(GPU_MACHINE)[:16],
+            "machine_fingerprint": GPU_FINGERPRINT,
             "model": model,
             "dataset": {"source": source, "path": "data/val_df.csv", "sha256": DATA_SHA256, "rows": 369_475},
             "device": {
@@ -283,6 +288,7 @@ CPU_MACHINE = {
 }
 GPU_MACHINE = {
     **CPU_MACHINE,
+    "logical_cores": 64,
     "usable_cores": 16,
     "cpu_quota_cores": None,
     "memory_bytes": 125_000_000_000,
@@ -342,7 +348,7 @@ def manifest(**changes: Any) -> dict[str, Any]:
         "stacks_path": "results/profiler_traces/stacks.txt",
         "seconds": 2.4,
         "downgrades": [],
-        "unavailable": [{"what": "device events", "reason": "the device is not a GPU"}],
+        "unavailable": [{"what": "device events", "reason": "the profiler of this torch records none for cpu"}],
         "warnings": [],
         **changes,
     }

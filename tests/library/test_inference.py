@@ -79,6 +79,8 @@ def test_a_text_without_tokens_is_named_with_its_place() -> None:
 
     with pytest.raises(ValueError, match="text 1001 has no tokens: '   '"):
         tokenize(slow, ["a"] * 1001 + ["   ", ""], max_length=8)
+    with pytest.raises(ValueError, match="text 0 has no tokens"):
+        tokenize(slow, ["", "a"], max_length=8)
 
 
 def test_no_texts_have_no_tokens(tokenizer: Any) -> None:
@@ -149,6 +151,12 @@ def test_batches_are_a_function_of_the_lengths_and_the_budget() -> None:
     assert token_budget_batches(lengths, 10) == expected
     assert token_budget_batches(np.array(lengths), 10) == expected
     assert lengths == [3, 5, 3, 5, 1]
+
+
+def test_rows_of_equal_length_keep_their_order() -> None:
+    lengths = [random.Random(0).randint(1, 3) for _ in range(5000)]
+    order = [row for batch in token_budget_batches(lengths, 64) for row in batch]
+    assert order == sorted(range(5000), key=lambda row: -lengths[row])
 
 
 def test_a_row_longer_than_the_budget_goes_alone() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from boundby import memory
 from boundby.sampler import NoSource, Reading, Sampler
 from tests.fakes import FakeClock
 from utils.metrics import COLUMNS, NOT_MEASURED, MetricsCollector
@@ -83,6 +84,12 @@ def test_rates_follow_from_the_seconds_per_sample() -> None:
     assert row["doubts"] == []
 
 
+def test_a_slow_batch_moves_the_mean_and_not_the_median() -> None:
+    row = row_of(visit(0, 1.0, 1.0, 1.0, 1.0, 1.0, 7.0))
+    assert (row["latency_per_batch_ms_median"], row["latency_per_batch_ms_mean"]) == (1000.0, 2000.0)
+    assert (row["latency_per_batch_ms_q1"], row["latency_per_batch_ms_q3"]) == (1000.0, 1000.0)
+
+
 def test_the_cold_call_is_in_no_other_number() -> None:
     cold, mild = visit(0), visit(0)
     cold = replace(cold, timings=(replace(cold.timings[0], seconds=1e6), *cold.timings[1:]))
@@ -96,6 +103,7 @@ def test_throughput_is_that_of_pipelined_calls_and_latency_that_of_isolated_ones
     pipelined = Timing("pipelined", 0, 2.0, 16, 120, 192)
     visits = [replace(each, timings=(*each.timings, pipelined)) for each in (visit(0), visit(1))]
     row = row_of(*visits)
+    assert row["rounds"] == 2
     assert row["throughput_samples_per_sec_mean"] == pytest.approx(8.0, rel=1e-12)
     assert row["latency_per_sample_ms_mean"] == pytest.approx(250.0, rel=1e-12)
     assert row["tokens_per_sec_real"] == pytest.approx(60.0, rel=1e-12)
@@ -241,6 +249,7 @@ def test_a_failure_is_a_row_and_larger_ones_are_measured() -> None:
     rows = MetricsCollector("cpu").rows([failed, visit(0)], [2, 4], 0.03)
     assert [row["status"] for row in rows] == ["failed", "noisy"]
     assert rows[0]["reasons"]["all"] == "RuntimeError: device-side assert"
+    assert len(MetricsCollector("cpu").rows([failed], [2, 4], 0.03)) == 1  # 4 has yet to be measured
 
 
 def test_a_measurement_spans_its_start_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,6 +258,8 @@ def test_a_measurement_spans_its_start_and_end(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(
         sampler, "between", lambda start, end: [Reading(start, 50.0), Reading(end, 70.0)] if start < end else []
     )
+    monkeypatch.setattr(memory, "_reset_peak_resident", lambda: True)
+    monkeypatch.setattr(memory, "_peak_resident_bytes", lambda: 7)
     collector = MetricsCollector(torch.device("cpu"), sampler)
     measurement = collector.start_measurement()
     clock.advance(2.5)
@@ -256,6 +267,7 @@ def test_a_measurement_spans_its_start_and_end(monkeypatch: pytest.MonkeyPatch) 
     assert (seen["batch_size"], seen["num_samples"], seen["window_s"]) == (8, 80, 2.5)
     assert seen["gpu_utilization_readings_pct"] == [50.0, 70.0]
     assert seen["memory"]["process_bytes"] > 2**20
+    assert seen["memory"]["process_peak_bytes"] == 7
     assert seen["memory"]["device_allocated_bytes"] is None
 
 

@@ -1,0 +1,289 @@
+"""The offline default: the texts, the classifier trained on them, and the cache that makes both only once."""
+
+import csv
+import random
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from boundby import files
+from utils.errors import EnvironmentLacksError
+from utils.quickstart import cache, texts
+from utils.quickstart.grammar import INTENTS, PHRASES, PRODUCTS, expand, facts_of_one_review, forms_of
+from utils.quickstart.recipe import TINY, Recipe, Schedule
+
+REPOSITORY = Path(__file__).parents[2]
+SMALL = Recipe(rows_train=60, rows_validation=40, seed=3, shape=TINY, schedule=Schedule(tokens_per_batch=2048))
+
+
+def silent(message: str) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def reviews() -> list[texts.LabelledText]:
+    return texts.generate(3000, seed=1)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> cache.QuickstartFiles:
+    return cache.prepare(tmp_path_factory.mktemp("quickstart"), progress=silent, recipe=SMALL)
+
+
+# --- texts
+
+
+def test_the_same_seed_gives_the_same_texts_and_another_seed_others():
+    assert texts.generate(200, seed=5) == texts.generate(200, seed=5)
+    assert texts.generate(200, seed=5) != texts.generate(200, seed=6)
+
+
+def test_fewer_rows_are_the_beginning_of_more():
+    assert texts.generate(50, seed=5) == texts.generate(200, seed=5)[:50]
+
+
+def test_texts_do_not_depend_on_the_hash_seed_of_the_process():
+    program = "from utils.quickstart import texts; print(texts.generate(50, 1))"
+    printed = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=REPOSITORY,
+            env={"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(printed) == 1
+
+
+def test_there_are_23_labels_in_alphabetical_order_and_all_of_them_occur(reviews):
+    assert len(texts.LABELS) == 23 and list(texts.LABELS) == sorted(set(texts.LABELS))
+    assert {review.label for review in reviews} == set(range(23))
+
+
+def test_labels_and_lengths_have_long_tails(reviews):
+    counts = sorted(Counter(review.label for review in reviews).values())
+    assert counts[-1] > 5 * counts[0]
+    words = sorted(len(review.text.split()) for review in reviews)
+    median, p95 = words[len(words) // 2], words[len(words) * 95 // 100]
+    assert 25 <= median <= 45 and p95 > 3 * median and words[0] == 1 and words[-1] < 320
+
+
+def test_a_few_short_reviews_repeat_and_no_long_one_does(reviews):
+    copies = Counter(review.text for review in reviews)
+    assert 0.01 * len(reviews) < sum(count - 1 for count in copies.values()) < 0.06 * len(reviews)
+    assert all(count == 1 for text, count in copies.items() if len(text.split()) > 20)
+
+
+def test_held_out_sentences_are_mostly_new():
+    seen = {sentence for review in texts.generate(2000, seed=1) for sentence in review.text.split(". ")}
+    fresh = [sentence for review in texts.generate(500, seed=2) for sentence in review.text.split(". ")]
+    assert sum(sentence in seen for sentence in fresh) < 0.5 * len(fresh)
+
+
+@pytest.mark.parametrize("needed", [",", '"', "'", "\n", "é", "👍", "<br />", "$", "€"])
+def test_texts_hold_what_breaks_careless_readers(reviews, needed):
+    assert any(needed in review.text for review in reviews)
+
+
+def test_every_template_expands_to_a_clean_sentence_for_every_kind_of_product():
+    rng = random.Random(0)
+    for product, group in PRODUCTS:
+        forms = facts_of_one_review(rng) | forms_of(product, "blender")
+        suited = [intent for intent in INTENTS if intent.suits(group)]
+        templates = [t for i in suited for t in (*i.bad, *i.good, *i.brief, *i.aside)] + list(_all_phrases())
+        for template in templates:
+            sentence = expand(template, forms, rng)
+            assert sentence and not set("[]{}|#") & set(sentence), (template, sentence)
+            assert "  " not in sentence and " ." not in sentence and " ," not in sentence, (template, sentence)
+
+
+def _all_phrases() -> Iterator[str]:
+    for section in ("openers", "closers", "hedges", "bridges", "filler", "anecdotes", "cryptic"):
+        for lists in PHRASES[section].values():
+            yield from lists
+
+
+def test_every_intent_is_complete_and_names_only_known_groups():
+    groups = set(PHRASES["products"])
+    for intent in INTENTS:
+        assert intent.about <= groups and intent.brief and intent.aside is not None
+        assert intent.bad or intent.good
+
+
+# --- the classifier
+
+
+def test_the_folder_loads_offline_with_the_auto_classes(made):
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(made.model_dir)
+    model = AutoModelForSequenceClassification.from_pretrained(made.model_dir)
+    assert model.config.model_type == "qwen2"
+    assert [model.config.id2label[index] for index in range(23)] == list(texts.LABELS)
+    assert model.config.pad_token_id == tokenizer.pad_token_id is not None
+    assert tokenizer.padding_side == "right"
+    assert len(tokenizer) == model.config.vocab_size
+
+
+def test_the_tokenizer_gives_every_text_back(made, reviews):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(made.model_dir)
+    for review in reviews[:200]:
+        ids = tokenizer(review.text, truncation=False, verbose=False)["input_ids"]
+        assert tokenizer.decode(ids) == review.text and tokenizer.pad_token_id not in ids
+
+
+def test_a_padded_batch_gets_the_logits_of_its_texts_alone(made, reviews):
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(made.model_dir)
+    model = AutoModelForSequenceClassification.from_pretrained(made.model_dir).eval()
+    some = [review.text for review in reviews[:12]]
+    with torch.inference_mode():
+        padded = model(**tokenizer(some, padding=True, truncation=True, return_tensors="pt")).logits
+        alone = [model(**tokenizer(text, truncation=True, return_tensors="pt")).logits for text in some]
+    torch.testing.assert_close(padded, torch.cat(alone), atol=1e-4, rtol=1e-4)
+
+
+def test_training_is_repeatable_and_leaves_the_process_as_it_was(made, tmp_path):
+    import torch
+
+    torch.manual_seed(11)
+    state, threads = torch.random.get_rng_state(), torch.get_num_threads()
+    again = cache.prepare(tmp_path, progress=silent, recipe=SMALL)
+    assert torch.equal(torch.random.get_rng_state(), state) and torch.get_num_threads() == threads
+    for name in ("model.safetensors", "tokenizer.json", cache.VALIDATION):
+        assert files.sha256(again.model_dir / name) == files.sha256(made.model_dir / name)
+
+
+def test_training_learns_a_rule_that_single_words_decide(tmp_path):
+    from utils.quickstart import classifier
+
+    words = ["battery", "parcel", "refund"]
+    examples = [texts.LabelledText(f"text {n} about the {words[n % 3]} and number {n * 7}", n % 3) for n in range(240)]
+    classifier.build_untrained(tmp_path, [example.text for example in examples], words)
+    assert classifier.accuracy(tmp_path, examples) < 0.7
+    messages: list[str] = []
+    recipe = Recipe(seed=0, shape=TINY, schedule=Schedule(epochs=12, tokens_per_batch=512))
+    classifier.build(tmp_path, examples, words, recipe=recipe, progress=messages.append)
+    assert classifier.accuracy(tmp_path, examples) > 0.95
+    assert len(messages) == 10 and messages[-1].startswith("trained 100%")
+
+
+def test_batches_hold_every_text_once_and_stay_within_the_budget():
+    from utils.quickstart.training import length_sorted_batches
+
+    lengths = [3, 70, 10, 10, 1, 40, 9, 100]
+    batches = length_sorted_batches([[1] * length for length in lengths], 64)
+    assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
+    for batch in batches:
+        assert len(batch) == 1 or max(lengths[index] for index in batch) * len(batch) <= 64
+
+
+# --- the cache
+
+
+def test_the_record_says_that_it_is_synthetic_and_lists_every_file(made):
+    record = files.read_json(made.model_dir / cache.RECORD)
+    assert record["synthetic"] is True and "ynthetic" in record["note"]
+    assert record["content_hash"] == made.content_hash == cache.content_hash(SMALL)
+    assert 0 <= record["validation_accuracy"] < 1 and record["train_seconds"] > 0
+    beside = {path.name for path in made.model_dir.iterdir()} - {cache.RECORD}
+    assert set(record["files"]) == beside
+
+
+def test_the_validation_table_holds_the_held_out_texts_unchanged(made):
+    with made.validation_csv.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    held_out = texts.generate(SMALL.rows_train + SMALL.rows_validation, SMALL.seed)[SMALL.rows_train :]
+    assert rows == [{"text": review.text, "label_name": texts.LABELS[review.label]} for review in held_out]
+
+
+def test_a_second_call_reuses_the_files_without_a_word(made):
+    messages: list[str] = []
+    again = cache.prepare(made.model_dir.parent, progress=messages.append, recipe=SMALL)
+    assert again.reused and not made.reused and messages == []
+    assert again.model_dir == made.model_dir
+
+
+@pytest.mark.parametrize("damage", ["model.safetensors", "tokenizer.json", cache.VALIDATION, cache.RECORD])
+def test_a_damaged_or_lost_file_is_noticed(made, tmp_path, damage):
+    copy = tmp_path / made.model_dir.name
+    shutil.copytree(made.model_dir, copy)
+    assert cache.is_ready(tmp_path, SMALL)
+    content = bytearray((copy / damage).read_bytes())
+    content[len(content) // 2] ^= 1
+    (copy / damage).write_bytes(content)
+    assert not cache.is_ready(tmp_path, SMALL)
+    (copy / damage).unlink()
+    assert not cache.is_ready(tmp_path, SMALL)
+
+
+def test_damage_and_remains_of_a_killed_build_are_replaced(tmp_path):
+    remains = tmp_path / f"{cache.BUILDING_PREFIX}killed"
+    remains.mkdir()
+    (remains / "model.safetensors").write_bytes(b"half")
+    damaged = cache.model_dir(tmp_path, SMALL)
+    damaged.mkdir()
+    messages: list[str] = []
+    made = cache.prepare(tmp_path, progress=messages.append, recipe=SMALL)
+    assert not made.reused and cache.is_ready(tmp_path, SMALL) and not remains.exists()
+    assert "damaged or incomplete" in messages[0]
+
+
+def test_a_build_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
+    def full_disk(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files, "write_json", full_disk)
+    with pytest.raises(EnvironmentLacksError, match="No space left on device"):
+        cache.prepare(tmp_path, progress=silent, recipe=SMALL)
+    assert not cache.is_ready(tmp_path, SMALL)
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
+
+
+def test_the_hash_follows_the_recipe_and_the_versions(monkeypatch):
+    before = cache.content_hash(SMALL)
+    assert cache.content_hash(replace(SMALL, seed=4)) != before
+    assert cache.content_hash(replace(SMALL, shape=replace(TINY, layers=3))) != before
+    monkeypatch.setattr(cache.metadata, "version", lambda package: "99.1.2")
+    assert cache.content_hash(SMALL) != before
+
+
+def test_asking_for_texts_or_for_the_state_of_the_cache_loads_no_torch(tmp_path):
+    program = (
+        "import sys; from pathlib import Path; from utils.quickstart import cache, texts; texts.generate(5, 1);"
+        "cache.is_ready(Path(sys.argv[1])); print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_making_the_quickstart_writes_nothing_to_the_terminal(tmp_path):
+    program = (
+        "import sys; from pathlib import Path;"
+        "from utils.quickstart import cache; from utils.quickstart.recipe import TINY, Recipe;"
+        "small = Recipe(rows_train=60, rows_validation=40, shape=TINY);"
+        "cache.prepare(Path(sys.argv[1]), progress=lambda message: None, recipe=small)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program, str(tmp_path)],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (done.stdout, done.stderr) == ("", "")

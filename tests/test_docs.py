@@ -1,0 +1,90 @@
+"""The README and the docs tell the truth: every file, command, flag and setting they name exists."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import run_pipeline
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+OURS = re.compile(r"\b((?:scripts|examples|setup|configs|docs|utils|boundby|tests|benchmarks)/[\w./-]*\w)")
+MADE = ("data/", "results/")  # folders that a run makes
+MAKE = re.compile(r"\bmake ([a-z]+)\b")
+SETTING = re.compile(r"\b(model|dataset|profiling|evaluation|trace|layers|targets|pod|output)\.([a-z_0-9]+)\b")
+FLAG = re.compile(r"(?<![\w-])(--[a-z][a-z-]+)")
+LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
+FOREIGN_FLAGS = {"--system-site-packages"}
+NOT_TARGETS = {"sure"}
+
+
+def ids(page: Path) -> str:
+    return page.name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids)
+def test_every_file_that_is_named_exists(page):
+    text = page.read_text(encoding="utf-8")
+    missing = [name for name in OURS.findall(text) if not (ROOT / name).exists() and "NN" not in name]
+    missing += [link for link in LINK.findall(text) if not (page.parent / link).exists()]
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids)
+def test_every_make_target_that_is_named_exists(page):
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z][a-z-]*):", makefile, re.MULTILINE))
+    named = {name for line in re.findall(r"`[^`]+`|^make .*$", page.read_text(), re.MULTILINE) for name in MAKE.findall(line)}
+    assert named - NOT_TARGETS <= targets
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids)
+def test_every_setting_that_is_named_exists(page):
+    stated = yaml.safe_load((ROOT / "configs" / "config.yaml").read_text())
+    files = {"json", "csv", "py", "yaml", "png", "parquet"}
+    named = {(section, key) for section, key in SETTING.findall(page.read_text()) if key not in files}
+    assert {(section, key) for section, key in named if key not in stated[section]} <= {("profiling", "batch_szies")}
+
+
+@pytest.fixture(scope="module")
+def known_flags() -> set[str]:
+    """Every flag that one of our programs answers for in its help or its source."""
+    programs = [ROOT / "run_pipeline.py", ROOT / "setup" / "verify.py", *sorted((ROOT / "scripts").glob("*.py"))]
+    helped = [subprocess.run([sys.executable, str(each), "--help"], capture_output=True, text=True) for each in programs]
+    assert all(each.returncode == 0 for each in helped), [each.stderr for each in helped]
+    texts = [each.stdout for each in helped]
+    texts += [path.read_text() for path in (ROOT / "setup_environment.sh", *(ROOT / "examples").glob("*.py"))]
+    return set(FLAG.findall(" ".join(texts)))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids)
+def test_every_flag_that_is_named_exists(page, known_flags):
+    assert set(FLAG.findall(page.read_text())) - FOREIGN_FLAGS <= known_flags
+
+
+def test_readme_draws_the_tree_that_is_there():
+    tree = re.search(r"```\n(run_pipeline\.py.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert tree, "the README draws no tree"
+    named = {line.split()[0].rstrip("/") for line in tree[1].splitlines() if line.strip() and not line.startswith(" ")}
+    missing = {name for name in named if not (ROOT / name).exists()} - {"data", "results"}
+    assert missing == set()
+    folders = {path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith((".", "__"))}
+    assert folders - {"data", "results", "build"} <= named | {"results-walk-through"}
+
+
+def test_every_metrics_column_is_explained():
+    from utils.metrics import COLUMNS, NOT_MEASURED
+
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    stems = {re.sub(r"_(mean|median|std|min|max|q1|q3|p\d\d|ci_low|ci_high)$", "", name) for name in COLUMNS}
+    plain = {"dtype", "batch_size", "rounds", "timed_batches", "warmup_runs", "warmup_converged", "doubts", "batches_per_sec"}
+    assert {stem for stem in stems - plain - set(NOT_MEASURED) if stem not in page} == set()
+
+
+def test_runner_help_names_every_step():
+    text = run_pipeline.arguments().format_help()
+    assert all(f"--skip-{name}" in text for name in run_pipeline.SKIP_FLAGS)

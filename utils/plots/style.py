@@ -1,0 +1,116 @@
+"""What all figures share: a canvas without global state, colours, units, and a heading that says what was measured."""
+
+import functools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.font_manager import findfont, get_font
+
+from utils.report.typesetting import clean
+
+DPI = 150
+INK, MUTED, ALARM = "#222222", "#6b6b6b", "#b5340a"
+# Okabe & Ito's colours, which people with any colour vision tell apart; shapes say the same again.
+COLOURS = {"float32": "#0072B2", "bfloat16": "#D55E00", "float16": "#009E73"}
+MARKERS = {"float32": "o", "bfloat16": "s", "float16": "^"}
+HEADING_POINTS = 16.0
+LETTER_WIDTH = 0.6  # of the average letter, in font sizes
+LONGEST_NAME = 60  # characters of a model or dataset name
+SETTINGS = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib, so that a picture looks the same on every machine
+    "font.size": 12.0,
+    "axes.titlesize": 14.0,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": INK,
+    "text.color": INK,
+    "text.parse_math": False,  # a "$" in a name is a dollar sign
+    "xtick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.color": MUTED,
+    "ytick.labelcolor": INK,
+    "legend.framealpha": 0.85,
+    "legend.edgecolor": "none",
+    "legend.fontsize": 10.5,
+    "hatch.linewidth": 0.6,
+}
+
+styled = rc_context(SETTINGS)
+TIMES = ((1e-3, "µs"), (1.0, "ms"), (1e3, "s"), (60e3, "min"))  # of one unit, in ms
+SIZES = ((1.0, "MB"), (1e3, "GB"), (1e6, "TB"))  # in MB
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What was measured on what, as the heading of a figure says it."""
+
+    title: str
+    detail: str
+    is_synthetic: bool
+    device_memory_mb: float | None = None
+
+
+def subject(document: Mapping[str, Any], machine: Mapping[str, Any] | None = None) -> Subject:
+    """Return the subject of a document of step 02; `machine` gives a CPU its name."""
+    model, data, device = document["model"], document["dataset"], document["device"]
+    dtypes = dict.fromkeys(row["dtype"] for row in document["batch_sizes"])
+    place = device.get("name") or (machine or {}).get("cpu") or "an unknown CPU"
+    source = shortened((data.get("source") or {}).get("name") or "unknown data")
+    rows, memory = data.get("rows"), device.get("memory_bytes")
+    texts = f"{source} ({rows:,} texts)" if rows else source
+    return Subject(
+        title=f"{shortened(model.get('name') or 'unknown model')}, {' and '.join(dtypes) or 'no dtype measured'}",
+        detail=f"on {shortened(place)}, {texts}, measured {document['written'][:10]}",
+        is_synthetic=bool(document["synthetic"]),
+        device_memory_mb=memory / 1e6 if memory else None,
+    )
+
+
+def new_figure(about: Subject, width: float, height: float) -> Figure:
+    """Return an empty figure of this many inches, headed by its subject."""
+    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    note = "synthetic data" if about.is_synthetic else ""
+    longest = max(len(about.title) + (3 + len(note) if note else 0), len(about.detail))
+    size = min(HEADING_POINTS, width * 72 / (LETTER_WIDTH * longest))
+    figure.suptitle(f"{about.title}\n{about.detail}", x=0.01, ha="left", fontsize=size, linespacing=1.5)
+    figure.text(0.99, 0.985, note, ha="right", va="top", fontsize=size, color=ALARM, weight="bold")
+    return figure
+
+
+def shortened(text: str, longest: int = LONGEST_NAME) -> str:
+    """Return `text` on one line, its middle left out where it is long, without characters that the font lacks."""
+    known = _glyphs()
+    return "".join(character if ord(character) in known else "?" for character in clean(text, longest))
+
+
+def number(value: float, _position: object = None) -> str:
+    """Return three significant digits, short enough for a tick or a cell: 0.00123, 4.2, 187, 12.3k, 4.56M."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    for size, suffix in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if 0.9995 * size <= abs(value) < 1e12:
+            return f"{value / (1e3 if suffix == 'k' else size):.3g}{suffix}"
+    if 1 <= abs(value) < 1e4:
+        return f"{value:.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
+    return f"{value:.3g}"
+
+
+def unit(values: Iterable[float | None], units: Sequence[tuple[float, str]]) -> tuple[float, str]:
+    """Return the largest unit in which the largest value is at least one, as (its size, its name)."""
+    largest = max((value for value in values if value is not None), default=1.0)
+    return max((each for each in units if each[0] <= largest), default=units[0])
+
+
+@functools.cache
+def _glyphs() -> Mapping[int, int]:
+    """Return the code points that the font of the figures has."""
+    return get_font(findfont(str(SETTINGS["font.family"]))).get_charmap()

@@ -1,0 +1,88 @@
+"""The sweep as a table, what its gaps mean, and which batch size to use."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from utils.report.sources import ReportData, Row
+from utils.report.typesetting import NOTHING, clean, heading, labelled, listed, number, paragraph, spread, table
+
+COLUMNS = (  # key, header
+    ("throughput_samples_per_sec_mean", "samples\n/s"),
+    ("throughput_half_width_pct", "+-\n%"),
+    ("latency_per_sample_ms_mean", "sample\nms"),
+    ("latency_per_batch_ms_median", "batch ms\nmedian"),
+    ("latency_per_batch_ms_p95", "\np95"),
+    ("tokens_per_sec_real", "tokens/s\nreal"),
+    ("tokens_per_sec_padded", "tokens/s\npadded"),
+    ("padding_pct", "pad\n%"),
+)
+CPU_COLUMNS = (("memory_cpu_peak_mb", "CPU MB\npeak"),)
+GPU_COLUMNS = (("memory_peak_mb", "GPU MB\npeak"), ("gpu_utilization_pct", "busy\n%"))
+ONE_DIGIT = ("padding_pct", "gpu_utilization_pct")
+CHOICES = (
+    ("", "Optimal batch size"),
+    ("max_throughput", "Highest throughput"),
+    ("within_gpu_memory", "Within GPU memory"),
+    ("under_latency", "Under latency target"),
+)
+
+
+def section(data: ReportData) -> list[str]:
+    """Return one table per dtype, the reasons for what is missing, and the choices."""
+    lines = heading("Batch Size Analysis")
+    if not data.rows:
+        return [*lines, "No batch size was measured yet."]
+    columns = (*COLUMNS, *(GPU_COLUMNS if data.is_on_gpu else CPU_COLUMNS))
+    for dtype in data.dtypes:
+        rows = data.of(dtype)
+        headers = ["batch\nsize", "status", *(header for _, header in columns)]
+        lines += [
+            f"{dtype}:",
+            *table(headers, [_cells(row, columns) for row in rows], left=[1]),
+            *_notes(rows, columns),
+        ]
+        lines += ["", *labelled(_choices(data.best[dtype])), ""]
+    return lines[:-1]
+
+
+def _cells(row: Row, columns: Sequence[tuple[str, str]]) -> list[str]:
+    return [str(row["batch_size"]), row["status"], *(_cell(key, row[key]) for key, _ in columns)]
+
+
+def _cell(key: str, value: float | None) -> str:
+    if value is None:
+        return NOTHING
+    if key == "throughput_half_width_pct":
+        return spread(value)
+    return f"{value:.1f}" if key in ONE_DIGIT else number(value)
+
+
+def _notes(rows: Sequence[Row], columns: Sequence[tuple[str, str]]) -> list[str]:
+    """Return why each cell without a value has none, equal reasons together."""
+    reasons: dict[tuple[str, str], list[int]] = {}
+    for row in rows:
+        given = row.get("reasons", {})
+        if "all" in given:
+            reasons.setdefault((row["status"], given["all"]), []).append(row["batch_size"])
+            continue
+        for key, header in columns:
+            if row[key] is None:
+                name = " ".join(header.split()) if key != "latency_per_batch_ms_p95" else "95th percentile"
+                reasons.setdefault((f"{name} unknown", given.get(key, "no reason was recorded")), []).append(
+                    row["batch_size"]
+                )
+    return [
+        line
+        for (what, why), sizes in reasons.items()
+        for line in paragraph(f"{what} at batch size {listed(sizes)}: {clean(why, longest=200)}", "    ", "  ")
+    ]
+
+
+def _choices(best: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [(label, _choice(best[key] if key else best)) for key, label in CHOICES]
+
+
+def _choice(choice: Mapping[str, Any]) -> str:
+    if choice["batch_size"] is None:
+        return f"none ({choice['reason']})"
+    return f"{choice['batch_size']} ({number(choice['throughput_samples_per_sec'])} samples/s): {choice['reason']}"

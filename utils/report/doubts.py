@@ -1,0 +1,61 @@
+"""What makes the figures doubtful."""
+
+from utils.report.sources import ReportData
+from utils.report.typesetting import bullet, clean, heading, listed
+
+LONGEST_DOUBT = 400
+
+
+def section(data: ReportData) -> list[str]:
+    """Return every doubt once, with the batch sizes it is about."""
+    found = doubts(data)
+    lines = [line for doubt in found for line in bullet(clean(doubt, LONGEST_DOUBT))]
+    return [*heading("Doubts"), *(lines or ["No doubt was raised."])]
+
+
+def doubts(data: ReportData) -> list[str]:
+    """Return the doubts about data, batch sizes, trace and settings."""
+    return [*data.document["doubts"], *_settings(data), *_agreement(data), *_rows(data), *_full(data), *_trace(data)]
+
+
+def _settings(data: ReportData) -> list[str]:
+    asked, measured = data.config.model.name, data.document["model"].get("name")
+    if measured in (None, asked):
+        return []
+    return [
+        f"this report was made with settings for model {asked!r}, but the results are of {measured!r}; targets, price "
+        "and commands are those of the settings, so give step 04 the --config and overrides of the measurement"
+    ]
+
+
+def _agreement(data: ReportData) -> list[str]:
+    agreement = data.document["agreement"]
+    if not agreement or agreement["share"] == 1:
+        return []
+    share, rows = agreement["share"], agreement["rows"]
+    return [f"batched and one-by-one predictions differ in {100 * (1 - share):.1f} % of {rows} texts"]
+
+
+def _rows(data: ReportData) -> list[str]:
+    about: dict[tuple[str, str], list[int]] = {}
+    for row in data.rows:
+        for doubt in row["doubts"]:
+            about.setdefault((row["dtype"], doubt), []).append(row["batch_size"])
+    return [f"batch size {listed(sizes)} ({dtype}): {doubt}" for (dtype, doubt), sizes in about.items()]
+
+
+def _full(data: ReportData) -> list[str]:
+    full = data.full or {}
+    found = []
+    if full.get("truncated"):
+        share = 100 * full["truncated"] / full["samples"]
+        found.append(f"{full['truncated']:,} texts ({share:.2f} %) were cut to {data.document['max_length']} tokens")
+    if full.get("batches_halved"):
+        found.append(f"{full['batches_halved']:,} batches of the whole dataset ran out of memory and were halved")
+    return found
+
+
+def _trace(data: ReportData) -> list[str]:
+    manifest = data.manifest or {}
+    remarks = [f"trace: {remark['what']}: {remark['reason']}" for remark in manifest.get("downgrades", [])]
+    return remarks + [f"trace: torch warns: {text}" for text in manifest.get("warnings", [])]

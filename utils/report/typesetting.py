@@ -1,0 +1,115 @@
+"""Plain text of at most `WIDTH` columns: headings, paragraphs, labelled values, tables, numbers."""
+
+import math
+import shlex
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from utils.console import printable
+
+WIDTH = 100
+LABEL_WIDTH = 22
+LONGEST_NAME = 70  # characters of a name somebody else chose
+NOTHING = "-"
+WIDEST_SPREAD = 100  # percent
+NO_BREAK = "\N{NO-BREAK SPACE}"
+
+
+def clean(value: object, longest: int = LONGEST_NAME) -> str:
+    """Return `value` on one line without control characters, its middle left out where it is long."""
+    text = " ".join(printable(str(value)).split())
+    if len(text) <= longest:
+        return text
+    return f"{text[: longest // 2]}...{text[-(longest - longest // 2 - 3) :]}"
+
+
+def unknown(reason: object) -> str:
+    """Return what stands for a value that is not known."""
+    return f"unknown ({clean(reason or 'no reason was recorded', longest=300)})"
+
+
+def number(value: float) -> str:
+    """Return four significant digits, all digits before the point: 0.01235, 4.321, 1,264, 301,412."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    if 1e-4 <= abs(value) < 1e9:
+        digits = max(0, 3 - math.floor(math.log10(abs(value))))
+        return f"{value:,.{digits}f}"
+    return f"{value:.3e}"
+
+
+def times(factor: float) -> str:
+    """Return a factor with two or three digits: 1.08, 4.9, 31."""
+    return f"{factor:.2f}" if factor < 3 else f"{factor:.1f}" if factor < 30 else f"{factor:,.0f}"
+
+
+def spread(percent: float) -> str:
+    """Return the half-width of an interval in percent; two rounds can give one of any size, which says no more."""
+    return f"{percent:.1f}" if percent <= WIDEST_SPREAD else f">{WIDEST_SPREAD}"
+
+
+def quantity(value: float | None, unit: str, reason: object = None) -> str:
+    """Return the value with its unit, or that it is unknown and why."""
+    return unknown(reason) if value is None else f"{number(value)} {unit}".rstrip()
+
+
+def heading(title: str) -> list[str]:
+    """Return the lines that open a section."""
+    return ["", "", title, "-" * len(title)]
+
+
+def paragraph(text: str, indent: str = "", first: str | None = None) -> list[str]:
+    """Return `text` in lines of at most `WIDTH` columns; `first` is the indent of the first line."""
+    opening = indent if first is None else first
+    whole = printable(text).replace(" %", f"{NO_BREAK}%")
+    lines = textwrap.wrap(whole, WIDTH, initial_indent=opening, subsequent_indent=indent)
+    return [line.replace(NO_BREAK, " ") for line in lines]
+
+
+def bullet(text: str) -> list[str]:
+    """Return one entry of a list."""
+    return paragraph(text, "  ", "- ")
+
+
+def labelled(pairs: Iterable[tuple[str, str]]) -> list[str]:
+    """Return `label: value` lines with the values below one another."""
+    lines = []
+    for label, value in pairs:
+        lines += paragraph(value, " " * (LABEL_WIDTH + 2), f"{label + ':':<{LABEL_WIDTH}}  ")
+    return lines
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> list[str]:
+    """Return an aligned table; a header may have several lines, and the columns `left` are set to the left."""
+    tops = [header.split("\n") for header in headers]
+    height = max(map(len, tops))
+    lines = [[([""] * (height - len(top)) + top)[level] for top in tops] for level in range(height)]
+    cells = [*lines, *[[clean(cell) for cell in row] for row in rows]]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(headers))]
+    gap = "  " if sum(widths) + 2 * (len(widths) - 1) <= WIDTH else " "
+
+    def joined(line: Sequence[str]) -> str:
+        padded = [cell.rjust(width) for cell, width in zip(line, widths, strict=True)]
+        for column in left:
+            padded[column] = line[column].ljust(widths[column])
+        return gap.join(padded).rstrip()
+
+    rule = gap.join("-" * width for width in widths)
+    return [*map(joined, lines), rule, *(joined(line) for line in cells[height:])]
+
+
+def listed(values: Sequence[object]) -> str:
+    """Return the values as words: 1, 2 and 4."""
+    words = [str(value) for value in values]
+    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
+
+
+def command_lines(command: str, indent: str) -> list[str]:
+    r"""Return a shell command in lines of at most `WIDTH` columns where its words allow, joined by `\`."""
+    lines, line = [], indent
+    for word in map(shlex.quote, shlex.split(printable(command))):
+        if len(line) + len(word) + 3 > WIDTH and line.strip():
+            lines.append(f"{line} \\")
+            line = indent + "   "
+        line += word if not line.strip() else f" {word}"
+    return [*lines, line]
