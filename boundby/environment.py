@@ -22,6 +22,7 @@ SETTINGS = (  # environment variables that change numbers; their values are harm
 )
 
 
+@functools.cache
 def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str | None]:
     """Return Python's version and that of each package; None where it is not installed."""
     found: dict[str, str | None] = {"python": platform.python_version()}
@@ -54,7 +55,12 @@ def machine() -> dict[str, Any]:
 
 def machine_fingerprint() -> str:
     """Return a short name of this machine's hardware, equal on equal machines."""
-    return sha256_of({**machine(), "gpus_reason": None})[:16]  # the reason tells of software
+    return sha256_of(hardware())[:16]
+
+
+def hardware() -> dict[str, Any]:
+    """Return `machine()` without what tells of software: the reason why no GPU is seen."""
+    return {name: value for name, value in machine().items() if name != "gpus_reason"}
 
 
 def memory_limit_bytes(cgroup: Path = Path("/sys/fs/cgroup/memory.max")) -> int:

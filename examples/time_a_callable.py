@@ -1,6 +1,6 @@
 """Time a piece of PyTorch with Boundby's instruments: cold call, warm-up, rounds, an interval and honest percentiles.
 
-    python examples/time_a_callable.py
+python examples/time_a_callable.py
 """
 
 import sys

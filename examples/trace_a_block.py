@@ -1,6 +1,6 @@
 """Record a few steps of any program and read which operators took the time.
 
-    python examples/trace_a_block.py
+python examples/trace_a_block.py
 """
 
 import sys

@@ -1,6 +1,6 @@
 """Walk through the whole pipeline on reduced samples, stopping at each result: about two minutes, no network.
 
-    python examples/walk_through.py [--pause]
+python examples/walk_through.py [--pause]
 """
 
 import csv

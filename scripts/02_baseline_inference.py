@@ -41,6 +41,7 @@ def main(run: cli.Run) -> int:
         )
         run.say("\n".join(baseline.console_rows(found.rows[dtype])))
 
+    found.require_a_measurement()
     if run.config.evaluation.enabled:
         run.say("FULL DATASET EVALUATION")
         found.full = evaluate(run, loaded, rows, receipt, max_length)

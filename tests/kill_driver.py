@@ -45,13 +45,14 @@ def main() -> int:
         problems += [f"write {kills}: visit {each} was lost" for each in committed - visits(results)]
         problems += [f"write {kills}: {path.name} is left over" for path in results.rglob(".tmp-*")]
         problems += [f"write {kills}, resumed: {problem}" for problem in unreadable(results)]
-    print(json.dumps({"kills": kills, "problems": problems}))
+    sys.stdout.write(json.dumps({"kills": kills, "problems": problems}) + "\n")
     return 0
 
 
 def preload() -> None:
     """Import what the steps import, and start no thread: a forked child cannot use threads of its parent."""
     import matplotlib.figure  # noqa: F401
+    import pyarrow.parquet  # noqa: F401
     import sklearn.metrics  # noqa: F401
     import transformers.models.bert.modeling_bert  # noqa: F401
 

@@ -38,7 +38,9 @@ def test_every_file_that_is_named_exists(page):
 def test_every_make_target_that_is_named_exists(page):
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z][a-z-]*):", makefile, re.MULTILINE))
-    named = {name for line in re.findall(r"`[^`]+`|^make .*$", page.read_text(), re.MULTILINE) for name in MAKE.findall(line)}
+    named = {
+        name for line in re.findall(r"`[^`]+`|^make .*$", page.read_text(), re.MULTILINE) for name in MAKE.findall(line)
+    }
     assert named - NOT_TARGETS <= targets
 
 
@@ -54,7 +56,9 @@ def test_every_setting_that_is_named_exists(page):
 def known_flags() -> set[str]:
     """Every flag that one of our programs answers for in its help or its source."""
     programs = [ROOT / "run_pipeline.py", ROOT / "setup" / "verify.py", *sorted((ROOT / "scripts").glob("*.py"))]
-    helped = [subprocess.run([sys.executable, str(each), "--help"], capture_output=True, text=True) for each in programs]
+    helped = [
+        subprocess.run([sys.executable, str(each), "--help"], capture_output=True, text=True) for each in programs
+    ]
     assert all(each.returncode == 0 for each in helped), [each.stderr for each in helped]
     texts = [each.stdout for each in helped]
     texts += [path.read_text() for path in (ROOT / "setup_environment.sh", *(ROOT / "examples").glob("*.py"))]
@@ -81,7 +85,16 @@ def test_every_metrics_column_is_explained():
 
     page = (ROOT / "docs" / "metrics.md").read_text()
     stems = {re.sub(r"_(mean|median|std|min|max|q1|q3|p\d\d|ci_low|ci_high)$", "", name) for name in COLUMNS}
-    plain = {"dtype", "batch_size", "rounds", "timed_batches", "warmup_runs", "warmup_converged", "doubts", "batches_per_sec"}
+    plain = {
+        "dtype",
+        "batch_size",
+        "rounds",
+        "timed_batches",
+        "warmup_runs",
+        "warmup_converged",
+        "doubts",
+        "batches_per_sec",
+    }
     assert {stem for stem in stems - plain - set(NOT_MEASURED) if stem not in page} == set()
 
 

@@ -152,7 +152,10 @@ def test_kill_at_every_write_then_resume(step, arguments, tmp_path):
         assert run(earlier, arguments) == 0
     (tmp_path / "results").mkdir(exist_ok=True)
     command = [sys.executable, str(ROOT / "tests" / "kill_driver.py"), step, str(tmp_path / "results"), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    command.append("profiling.batch_sizes=[1]")
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["problems"] == []

@@ -13,9 +13,10 @@ from boundby.sampler import Sampler, nvml_source
 from utils import metrics, receipts, visits
 from utils.cli import Run
 from utils.data import DataReceipt, Rows
+from utils.errors import PipelineError
 from utils.metrics import MetricsCollector
 from utils.models import Agreement, LoadedModel, ModelSummary
-from utils.optimal import judge, optimal
+from utils.optimal import MEASURED, judge, optimal
 from utils.profiler import HALF_WIDTH, InferenceProfiler
 
 SCHEMA_VERSION = 1
@@ -53,7 +54,7 @@ class Baseline:
         """Measure all batch sizes in the dtype of `loaded`; every visit is saved at once."""
         config = self.run.config.profiling
         log = self.run.layout.visits(loaded.dtype)
-        finished = visits.read(log) if self.run.resuming else []
+        finished = [each for each in visits.read(log) if each.status != "failed"] if self.run.resuming else []
         self.visits[loaded.dtype] = list(finished)
         if finished:
             self.run.note(f"{loaded.dtype}: {len(finished)} finished visits are kept")
@@ -118,6 +119,15 @@ class Baseline:
             "targets": judge(config.targets, chosen, self.full),
             "doubts": self.doubts,
         }
+
+    def require_a_measurement(self) -> None:
+        """Raise PipelineError when nothing was measured and memory is not the reason."""
+        rows = _flat(self.rows)
+        failed = next((row for row in rows if row["status"] == "failed"), None)
+        if failed and not any(row["status"] in MEASURED for row in rows):
+            raise PipelineError(
+                f"no batch size could be measured; batch size {failed['batch_size']}: {failed['reasons']['all']}"
+            )
 
     @property
     def failed_points(self) -> int:

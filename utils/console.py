@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -49,8 +50,11 @@ class Console:
     def _write(self, stream: TextIO, text: str) -> None:
         text = printable(text)
         LOGGER.info("%s", text)
-        stream.write(text + "\n")
-        stream.flush()
+        try:
+            stream.write(text + "\n")
+            stream.flush()
+        except BrokenPipeError:  # the reader, such as `head`, has seen enough; the measurement goes on
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 class Progress:

@@ -7,8 +7,6 @@ import argparse
 import json
 import os
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -64,9 +62,11 @@ def _decision(number: str, run: Any) -> receipts.Decision:
 
 
 def _seconds(number: str, config: Config, layout: Layout) -> float | None:
-    """Return how long the step took last time, else the sweep's budget, else None."""
+    """Return how long the step took last time with these settings, else the sweep's budget, else None."""
     try:
-        return float(files.read_json(layout.receipt(number))["seconds"])
+        earlier = files.read_json(layout.receipt(number))
+        if earlier["parts"]["config"] == receipts.parts(number, config, layout)["config"]:
+            return float(earlier["seconds"])
     except (OSError, ValueError, KeyError):
         pass
     if number == "02" and not config.evaluation.enabled:
@@ -78,7 +78,7 @@ def _seconds(number: str, config: Config, layout: Layout) -> float | None:
 def _estimate(minutes: float, unknown: list[str], price_per_hour: float | None) -> str:
     text = f"estimated minutes: {minutes:.1f}"
     if unknown:
-        text += f", not counting step {', '.join(unknown)}, which has not run here before"
+        text += f", not counting step {', '.join(unknown)}, which has not run here with these settings"
     if price_per_hour is not None:
         text += f"; about {minutes / 60 * price_per_hour:.2f} at {price_per_hour:g} per hour"
     return text
@@ -102,6 +102,8 @@ def _of_repository(kind: str, name: str, revision: str | None) -> str:
         return f"{name}: 0 bytes if the cache is complete"
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
         return f"{name}: not in the cache, and HF_HUB_OFFLINE is set"
+    import urllib.request  # 30 ms that an offline dry run does not need
+
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
     suffix = f"/revision/{revision}" if revision else ""
     try:

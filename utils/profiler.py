@@ -116,7 +116,7 @@ class _Plan:
         try:
             with torch.inference_mode():
                 return self._measure(batch_size, number, batches, collector)
-        except (RuntimeError, MemoryError) as error:
+        except Exception as error:  # a model may raise anything; the other batch sizes are still worth measuring
             status = "oom" if is_out_of_memory(error) else "failed"
             message = f"{type(error).__name__}: {error}".split("\n")[0]
         release_memory(owner.device)  # outside the except block: its traceback holds the tensors

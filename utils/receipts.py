@@ -1,5 +1,7 @@
 """Decide whether a step must run, and record that it has: receipts, fingerprints and the reasons that are printed."""
 
+import functools
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -109,7 +111,7 @@ def parts(step: str, config: Config, layout: Layout) -> dict[str, Any]:
         "inputs": _inputs(step, config, layout),
     }
     if spec.measures:
-        found["machine"] = environment.machine()
+        found["machine"] = environment.hardware()
         found["versions"] = environment.versions()
         found["environment"] = environment.settings()
     return found
@@ -226,21 +228,32 @@ def _missing_model(config: Config, layout: Layout) -> str | None:
 
 def _code_hash(spec: Step) -> str:
     """Return a hash of the step's script and of every module of ours it reaches by imports."""
-    waiting, seen = [ROOT / "scripts" / spec.script], {}
+    waiting, seen = [f"scripts/{spec.script}"], {}
     while waiting:
-        path = waiting.pop()
-        if path in seen or not path.is_file():
+        name = waiting.pop()
+        if name in seen:
             continue
-        source = path.read_text(encoding="utf-8")
-        seen[path] = source
-        for module, names, plain in IMPORT.findall(source):
-            reached = (module or plain).split(".")
-            named = [name.split()[0] for name in names.strip("()").split(",") if name.split()]
-            modules = [reached[:depth] for depth in range(1, len(reached) + 1)] + [[*reached, name] for name in named]
-            for path_parts in modules:
-                base = ROOT.joinpath(*path_parts)
-                waiting += [base.with_suffix(".py"), base / "__init__.py"]
-    return files.sha256_of({str(path.relative_to(ROOT)): source for path, source in seen.items()})
+        found = _source(ROOT, name)
+        if found is not None:
+            seen[name], reached = found
+            waiting += reached
+    return files.sha256_of(seen)
+
+
+@functools.cache
+def _source(root: Path, name: str) -> tuple[str, tuple[str, ...]] | None:
+    """Return the hash of a source file and the files its imports of ours may stand for; None if it is not there."""
+    try:
+        source = (root / name).read_text(encoding="utf-8")
+    except OSError:
+        return None
+    modules = set()
+    for module, names, plain in IMPORT.findall(source):
+        path = (module or plain).split(".")
+        modules |= {"/".join(path[:depth]) for depth in range(1, len(path) + 1)}
+        modules |= {"/".join([*path, each.split()[0]]) for each in names.strip("()").split(",") if each.split()}
+    reached = [f"{module}{ending}" for module in sorted(modules) for ending in (".py", "/__init__.py")]
+    return hashlib.sha256(source.encode()).hexdigest(), tuple(reached)
 
 
 def _first_change(old: Any, new: Any, key: str) -> str | None:

@@ -8,7 +8,7 @@ import torch
 from boundby import files
 from boundby.capture import CaptureOptions, capture
 from boundby.inference import collate, forward, tokenize
-from boundby.trace import OPERATOR_COLUMNS, op_stats, operator_rows, read_trace
+from boundby.trace import OPERATOR_COLUMNS, op_stats, operator_rows, read_trace, rows_by_name
 from utils.cli import Run
 from utils.data import Rows, sample
 from utils.models import LoadedModel
@@ -73,7 +73,7 @@ def record(run: Run, loaded: LoadedModel, rows: Rows, max_length: int) -> dict[s
         **asdict(taken),
     }
     files.write_json(layout.trace_manifest, manifest)
-    return {**manifest, "top": operators[:TOP_OPERATORS]}
+    return {**manifest, "top": rows_by_name(operators)[:TOP_OPERATORS]}
 
 
 def console_lines(manifest: dict[str, Any]) -> list[str]:

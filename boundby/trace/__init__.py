@@ -4,7 +4,7 @@
 Python stacks.
 """
 
-from boundby.trace.operators import OPERATOR_COLUMNS, OpStat, op_stats, operator_rows
+from boundby.trace.operators import OPERATOR_COLUMNS, OpStat, op_stats, operator_rows, rows_by_name
 from boundby.trace.reader import Trace, read_trace, step_count
 from boundby.trace.stacks import folded_stacks
 
@@ -16,5 +16,6 @@ __all__ = [
     "op_stats",
     "operator_rows",
     "read_trace",
+    "rows_by_name",
     "step_count",
 ]

@@ -1,7 +1,7 @@
 """The operators of a trace: how often each ran, its own and its total time, and the device time it caused."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,6 +104,21 @@ def operator_rows(stats: Sequence[OpStat]) -> list[dict[str, Any]]:
         }
         for stat in stats
     ]
+
+
+def rows_by_name(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return one row per operator, its calls with different shapes added up, most CPU self time first.
+
+    Takes the rows of `operator_rows`, also as the texts that a CSV holds; an empty cell is unknown.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        whole = found.setdefault(row["name"], {"name": row["name"], "calls": 0, **dict.fromkeys(OPERATOR_COLUMNS[3:])})
+        whole["calls"] += int(row["calls"])
+        for key in OPERATOR_COLUMNS[3:]:
+            if row[key] not in (None, ""):
+                whole[key] = (whole[key] or 0.0) + float(row[key])
+    return sorted(found.values(), key=lambda row: row["cpu_self_ms"] or 0.0, reverse=True)
 
 
 def _share(part: int | None, whole: int) -> float | None:

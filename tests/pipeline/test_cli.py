@@ -57,7 +57,9 @@ def test_finished_step_leaves_receipt_log_and_run_record(workplace, capsys):
     receipt = json.loads((results(workplace) / ".receipts" / "02.json").read_text())
     metrics = results(workplace) / "baseline_metrics.json"
     assert receipt["status"] == "ok"
-    assert receipt["outputs"] == [{"path": str(metrics), "bytes": metrics.stat().st_size, "sha256": files.sha256(metrics)}]
+    assert receipt["outputs"] == [
+        {"path": str(metrics), "bytes": metrics.stat().st_size, "sha256": files.sha256(metrics)}
+    ]
     assert record(workplace)["steps"]["02"]["status"] == "ok"
     assert "measured" in (results(workplace) / "logs" / "02.log").read_text()
     assert capsys.readouterr().out == "measured\n"
@@ -70,7 +72,11 @@ def test_finished_step_leaves_receipt_log_and_run_record(workplace, capsys):
         (InputError("column x is missing"), 2, "error: column x is missing"),
         (EnvironmentLacksError("no network"), 3, "error: no network"),
         (OSError(errno.ENOSPC, "No space left on device", "results/x.csv"), 3, "error: results/x.csv: no space left ("),
-        (OSError(errno.EROFS, "Read-only file system", "results/x.csv"), 3, "error: results/x.csv: Read-only file system"),
+        (
+            OSError(errno.EROFS, "Read-only file system", "results/x.csv"),
+            3,
+            "error: results/x.csv: Read-only file system",
+        ),
         (RuntimeError("boom"), 1, "error: RuntimeError: boom (--debug shows the traceback)"),
         (KeyboardInterrupt(), 130, "interrupted"),
     ],
@@ -265,7 +271,9 @@ def test_code_hash_changes_with_a_module_that_the_script_reaches(workplace, monk
     root = tmp_path / "checkout"
     (root / "scripts").mkdir(parents=True)
     (root / "utils" / "deep").mkdir(parents=True)
-    (root / "scripts" / "02_baseline_inference.py").write_text("def main():\n    from utils import (\n        one,\n    )\n")
+    (root / "scripts" / "02_baseline_inference.py").write_text(
+        "def main():\n    from utils import (\n        one,\n    )\n"
+    )
     (root / "utils" / "one.py").write_text("import utils.deep.two\nfrom utils import package\n")
     (root / "utils" / "package").mkdir()
     (root / "utils" / "package" / "__init__.py").write_text("x = 1\n")

@@ -12,7 +12,13 @@ import pytest
 import run_pipeline
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = ("00_check_setup", "01_download_data", "02_baseline_inference", "03_detailed_profiling", "04_visualize_results")
+SCRIPTS = (
+    "00_check_setup",
+    "01_download_data",
+    "02_baseline_inference",
+    "03_detailed_profiling",
+    "04_visualize_results",
+)
 
 
 @pytest.fixture
@@ -121,7 +127,8 @@ def test_every_script_has_its_skip_flag():
 
 def test_sigterm_reaches_the_step_and_the_runner_says_how_to_continue(checkout):
     end(checkout, "02", "import time\nprint('ready', flush=True)\ntime.sleep(60)")
-    code = f"import run_pipeline, pathlib, sys; run_pipeline.ROOT = pathlib.Path({str(checkout)!r}); sys.exit(run_pipeline.main([]))"
+    root = f"run_pipeline.ROOT = pathlib.Path({str(checkout)!r})"
+    code = f"import run_pipeline, pathlib, sys; {root}; sys.exit(run_pipeline.main([]))"
     process = subprocess.Popen(
         [sys.executable, "-c", code],
         cwd=checkout,

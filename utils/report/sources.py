@@ -3,12 +3,13 @@
 import argparse
 import csv
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from boundby import files
+from boundby.trace import rows_by_name
 from utils.artifacts import Layout
 from utils.cli import DEFAULT_CONFIG, Run
 from utils.config import Config
@@ -16,7 +17,6 @@ from utils.errors import InputError
 from utils.optimal import judge, optimal
 
 SCHEMA_VERSION = 1  # of baseline_metrics.json
-ADDED = ("cpu_total_ms", "cpu_self_ms", "cpu_self_pct", "device_total_ms", "device_pct")
 
 Row = Mapping[str, Any]
 
@@ -132,18 +132,6 @@ def read(run: Run) -> ReportData:
     )
 
 
-def by_name(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return one row per operator, its calls with different shapes added up, most CPU self time first."""
-    found: dict[str, dict[str, Any]] = {}
-    for row in rows:
-        whole = found.setdefault(row["name"], {"name": row["name"], "calls": 0, **dict.fromkeys(ADDED)})
-        whole["calls"] += int(row["calls"])
-        for key in ADDED:
-            if row[key] not in (None, ""):
-                whole[key] = (whole[key] or 0.0) + float(row[key])
-    return sorted(found.values(), key=lambda row: row["cpu_self_ms"] or 0.0, reverse=True)
-
-
 def _document(path: Path, command: Command) -> Mapping[str, Any]:
     measure = f"run `{command.run('--from', '1')}`"
     try:
@@ -190,7 +178,7 @@ def _operators(
         return (), "the trace is of another model than the sweep"
     try:
         with layout.op_stats.open(encoding="utf-8", newline="") as file:
-            rows = by_name(list(csv.DictReader(file)))
+            rows = rows_by_name(list(csv.DictReader(file)))
     except FileNotFoundError:
         return (), _why_no_trace(manifest)
     except (OSError, ValueError, KeyError, csv.Error) as error:
