@@ -22,16 +22,17 @@ SETTINGS = (  # environment variables that change numbers; their values are harm
 )
 
 
-@functools.cache
 def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str | None]:
     """Return Python's version and that of each package; None where it is not installed."""
-    found: dict[str, str | None] = {"python": platform.python_version()}
-    for name in packages:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = None
-    return found
+    return {"python": platform.python_version(), **{name: _version(name) for name in packages}}
+
+
+@functools.cache
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def settings() -> dict[str, str]:

@@ -99,15 +99,8 @@ class _Plan:
             raise ValueError("there are no texts to profile with")
         self.owner, self.texts, self.max_length = owner, texts, max_length
         self.num_runs, self.num_warmup_runs, self.max_seconds = num_runs, num_warmup_runs, max_seconds
-        self._tokens: Tokens | None = None
+        self.tokens: Tokens = tokenize(owner.tokenizer, texts, max_length)
         self._warmed: set[int] = set()
-
-    @property
-    def tokens(self) -> Tokens:
-        """The tokens of all texts, made once."""
-        if self._tokens is None:
-            self._tokens = tokenize(self.owner.tokenizer, self.texts, self.max_length)
-        return self._tokens
 
     def visit(self, batch_size: int, number: int, batches: int | None) -> Visit:
         """Return one visit. `batches` is how many earlier visits of this batch size timed; None in the first."""

