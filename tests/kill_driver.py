@@ -45,7 +45,7 @@ def main() -> int:
         problems += [f"write {kills}: visit {each} was lost" for each in committed - visits(results)]
         problems += [f"write {kills}: {path.name} is left over" for path in results.rglob(".tmp-*")]
         problems += [f"write {kills}, resumed: {problem}" for problem in unreadable(results)]
-    sys.stdout.write(json.dumps({"kills": kills, "problems": problems}) + "\n")
+    print(json.dumps({"kills": kills, "problems": problems}))
     return 0
 
 
