@@ -124,8 +124,10 @@ def announce_failure(number: str, code: int, args: argparse.Namespace) -> None:
     else:
         ended = f"ended with exit code {code}"
     resume = [*step_arguments(args), *([] if args.resume else ["--resume"])]
+    skipped = [f"--skip-{name}" for name in SKIP_FLAGS if getattr(args, f"skip_{name}")]
+    where = ["--only" if args.only is not None else "--from", str(int(number)), *skipped]
     print(f"\nstep {number} {ended}", file=sys.stderr)
-    print(f"to continue: {shown([ROOT / 'run_pipeline.py', '--from', str(int(number)), *resume])}", file=sys.stderr)
+    print(f"to continue: {shown([ROOT / 'run_pipeline.py', *where, *resume])}", file=sys.stderr)
     hub_step_failed = number == "01" and code == 3
     if hub_step_failed:
         print("offline default: python run_pipeline.py --config configs/quickstart.yaml", file=sys.stderr)

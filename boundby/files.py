@@ -138,10 +138,11 @@ def sha256_of(value: Any) -> str:
     return hashlib.sha256(canonical.encode("utf-8")).hexdigest()
 
 
-def remove_orphans(folder: str | Path) -> int:
-    """Remove temporary files below `folder` whose writer is no longer alive; return how many."""
+def remove_orphans(folder: str | Path, recursive: bool = True) -> int:
+    """Remove temporary files in (and below) `folder` whose writer is no longer alive; return how many."""
     removed = 0
-    for path in Path(folder).rglob(f"{TEMPORARY_PREFIX}*"):
+    pattern = f"{TEMPORARY_PREFIX}*"
+    for path in Path(folder).rglob(pattern) if recursive else Path(folder).glob(pattern):
         pid = path.name.removeprefix(TEMPORARY_PREFIX).split("-", 1)[0]
         if path.is_file() and pid.isdecimal() and not _is_alive(int(pid)):
             path.unlink(missing_ok=True)

@@ -23,9 +23,9 @@ def main(run: cli.Run) -> int:
     from boundby.device import pick_device
     from utils import data, models, tracing
 
-    data.check_receipt(run.config, run.layout)
-    rows = data.load_texts(run.layout)
     source = models.locate(run.config.model, run.layout.dataset.parent)
+    data.check_receipt(run.config, run.layout, source)
+    rows = data.load_texts(run.layout)
     device = pick_device(run.config.model.device)
     loaded = models.load(source, device, run.config.model.dtype, trust_remote_code=run.args.trust_remote_code)
     max_length, _ = models.effective_max_length(loaded, run.config.profiling.max_length)

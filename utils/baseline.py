@@ -26,8 +26,9 @@ POOL_SEED = 0
 class Baseline:
     """What step 02 has found so far; `save` writes it whenever there is more."""
 
-    def __init__(self, run: Run, receipt: DataReceipt, max_length: int) -> None:
-        self.run, self.receipt, self.max_length = run, receipt, max_length
+    def __init__(self, run: Run, receipt: DataReceipt) -> None:
+        self.run, self.receipt = run, receipt
+        self.max_length: int | None = None
         self.doubts: list[str] = list(receipt.doubts)
         self.model: dict[str, Any] = {}
         self.device: dict[str, Any] = {}
@@ -36,8 +37,22 @@ class Baseline:
         self.rows: dict[str, list[dict[str, Any]]] = {}
         self.visits: dict[str, list[visits.Visit]] = {}
 
+    def cut(self, effective: tuple[int, str | None]) -> int:
+        """Note the longest input and, where the model allows less than the settings ask for, the doubt; return it."""
+        self.max_length, doubt = effective
+        if doubt and doubt not in self.doubts:
+            self.doubts.append(doubt)
+        return self.max_length
+
+    def may_evaluate(self, dtype: str) -> bool:
+        """Tell whether the whole dataset is evaluated after the sweep in `dtype`: the model's own, if anything fits."""
+        wanted = self.run.config.evaluation.enabled and dtype == self.run.config.model.dtype
+        return wanted and any(row["status"] in MEASURED for row in self.rows[dtype])
+
     def describe_model(self, loaded: LoadedModel, summary: ModelSummary, agreement: Agreement) -> None:
-        """Note what is measured, and that batched and single predictions agree."""
+        """Note what is measured, and that batched and single predictions agree; the model's own dtype comes first."""
+        if self.model:
+            return
         source = loaded.source
         self.model = {
             "name": source.name,
@@ -152,7 +167,12 @@ class Baseline:
         return files.sha256_of({**data, **method})[:16]
 
     def _why_not_evaluated(self) -> str:
-        return "not reached yet" if self.run.config.evaluation.enabled else "evaluation.enabled is false"
+        if not self.run.config.evaluation.enabled:
+            return "evaluation.enabled is false"
+        rows = self.rows.get(self.run.config.model.dtype)
+        if rows and not any(row["status"] in MEASURED for row in rows):
+            return "no batch size could be measured"
+        return "not reached yet"
 
 
 def dtypes(run: Run) -> list[str]:
@@ -180,10 +200,8 @@ def console_rows(rows: Sequence[dict[str, Any]]) -> list[str]:
             f"  Throughput: {row['throughput_samples_per_sec_mean']:.2f}{interval} samples/sec ({row['status']})"
         )
         memory = row["memory_peak_mb"]
-        known = (
-            f"GPU Memory: {memory:,.2f} MB" if memory else f"CPU Memory: {row['memory_cpu_peak_mb'] or 0:,.0f} MB peak"
-        )
-        lines.append(f"  {known}")
+        held = row["memory_cpu_peak_mb"] or row["memory_cpu_mb"]
+        lines.append(f"  GPU Memory: {memory:,.2f} MB" if memory else f"  CPU Memory: {held:,.0f} MB")
     return lines
 
 

@@ -153,10 +153,13 @@ def _live(number: str, body: Body, run: Run) -> int:
         layout.results.mkdir(parents=True, exist_ok=True)
         with FileLock(layout.lock, timeout=0), _logged(layout.log(number)):
             files.remove_orphans(layout.results)
+            files.remove_orphans(layout.dataset.parent, recursive=False)  # which may be a folder of the user's own
             run.parts = receipts.parts(number, run.config, layout)
-            if run.args.resume and not (decision := receipts.decide(number, run.config, layout)).run:
-                run.note(f"step {number}: kept ({decision.reason})")
-                return DONE
+            if run.args.resume:
+                decision = receipts.decide(number, run.config, layout)
+                run.note(f"step {number}: {'runs' if decision.run else 'kept'} ({decision.reason})")
+                if not decision.run:
+                    return DONE
             return _recorded(number, body, run)
     except Timeout:
         raise InputError(
@@ -253,6 +256,9 @@ def _as_pipeline_error(error: Exception) -> PipelineError:
         )
     if isinstance(error, OSError) and error.errno in NOT_WRITABLE:
         return EnvironmentLacksError(f"{error.filename}: {error.strerror}; choose another output.results_dir")
+    if type(error).__name__ in ("OutOfMemoryError", "MemoryError"):
+        way_out = "lower profiling.max_length or trace.batch_size, use model.dtype=bfloat16, or a larger device"
+        return PipelineError(f"memory ran out outside the sweep ({str(error).splitlines()[0]}); {way_out}")
     return PipelineError(f"{type(error).__name__}: {error} (--debug shows the traceback)")
 
 

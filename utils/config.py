@@ -3,9 +3,11 @@
 Defaults live here and stand in `configs/config.yaml` for the reader; a test holds the two equal.
 """
 
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -18,8 +20,11 @@ from pydantic import (
 )
 
 QUICKSTART = "quickstart"
+RESERVED_NAMES = {"run.json", "raw_samples.csv", "baseline_summary_report.txt"}
 
 Name = Annotated[str, StringConstraints(min_length=1)]
+# The shell leaves `~` alone in `model.name=~/x`.
+LocalOrHub = Annotated[Name, AfterValidator(lambda name: str(Path(name).expanduser()) if name[0] == "~" else name)]
 Dtype = Literal["float32", "bfloat16", "float16"]
 Device = Annotated[str, StringConstraints(pattern=r"^(auto|cpu|cuda(:\d+)?)$")]
 FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
@@ -35,7 +40,7 @@ class Section(BaseModel):
 class Model(Section):
     """The classifier: where it comes from and how it is held."""
 
-    name: Name
+    name: LocalOrHub
     revision: Name | None = None
     device: Device = "auto"
     dtype: Dtype = "float32"
@@ -48,7 +53,7 @@ class Dataset(Section):
     config_name: Name | None = None
     split: Name | None = None
     revision: Name | None = None
-    file: Name | None = None
+    file: LocalOrHub | None = None
     quickstart: bool = False
     local_path: Name = "./data/val_df.csv"
     text_column: Name = "text"
@@ -144,6 +149,9 @@ class Output(Section):
 
     @model_validator(mode="after")
     def _two_files(self) -> Self:
+        taken = {self.metrics_file, self.detailed_metrics_file} & RESERVED_NAMES
+        if taken:
+            raise ValueError(f"{sorted(taken)[0]!r} is the name of another file of the results")
         if self.metrics_file == self.detailed_metrics_file:
             raise ValueError(f"metrics_file and detailed_metrics_file are both {self.metrics_file!r}")
         return self

@@ -42,10 +42,9 @@ def _show(steps: Sequence[str], run: Any) -> None:
         spec = receipts.STEPS[number]
         decision = _decision(number, run)
         run.say(f"{number} {spec.title}: {'run' if decision.run else 'skip'} ({decision.reason})")
-        estimate = _seconds(number, config, layout) if decision.run else 0.0
-        if estimate is None:
-            unknown.append(number)
-        minutes += (estimate or 0.0) / 60
+        seconds, uncounted = _seconds(number, config, layout) if decision.run else (0.0, None)
+        unknown += [uncounted] if uncounted else []
+        minutes += seconds / 60
     if "01" in steps:
         run.say(f"download: {_download(config)}")
     run.say(f"results: {layout.results}")
@@ -61,26 +60,28 @@ def _decision(number: str, run: Any) -> receipts.Decision:
     return receipts.Decision(True, "without --resume every step runs")
 
 
-def _seconds(number: str, config: Config, layout: Layout) -> float | None:
-    """Return how long the step took last time with these settings, else the sweep's budget, else None."""
+def _seconds(number: str, config: Config, layout: Layout) -> tuple[float, str | None]:
+    """Return how long the step took last time with these settings, or its budget, and what of it is not counted."""
     try:
         earlier = files.read_json(layout.receipt(number))
         if earlier["parts"]["config"] == receipts.parts(number, config, layout)["config"]:
-            return float(earlier["seconds"])
+            return float(earlier["seconds"]), None
     except (OSError, ValueError, KeyError):
         pass
-    if number == "02" and not config.evaluation.enabled:
+    if number == "02":
         sweeps = len(receipts.sweep_dtypes(config)) * len(config.profiling.batch_sizes)
-        return WARM_UP_SHARE * sweeps * config.profiling.max_seconds_per_batch_size
-    return {"00": 2.0, "04": 10.0}.get(number)
+        budget = WARM_UP_SHARE * sweeps * config.profiling.max_seconds_per_batch_size
+        return budget, "the evaluation of step 02" if config.evaluation.enabled else None
+    return {"00": (2.0, None), "04": (10.0, None)}.get(number, (0.0, f"step {number}"))
 
 
 def _estimate(minutes: float, unknown: list[str], price_per_hour: float | None) -> str:
-    text = f"estimated minutes: {minutes:.1f}"
-    if unknown:
-        text += f", not counting step {', '.join(unknown)}, which has not run here with these settings"
+    least = "at least " if unknown else ""
+    text = f"estimated minutes: {least}{minutes:.1f}"
     if price_per_hour is not None:
-        text += f"; about {minutes / 60 * price_per_hour:.2f} at {price_per_hour:g} per hour"
+        text += f"; {least}{minutes / 60 * price_per_hour:.2f} at {price_per_hour:g} per hour"
+    if unknown:
+        text += f"; not counted, since it has not run here with these settings: {', '.join(unknown)}"
     return text
 
 

@@ -2,6 +2,7 @@
 
 import math
 import os
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -18,6 +19,8 @@ from utils.metrics import MetricsCollector
 from utils.visits import Timing, Visit
 
 LEAST_ROUNDS = 5  # below five rounds two runs cannot be told apart by a rank test at 5 %
+MOST_ROUNDS = 15  # or one per second of the budget, so that a larger budget always buys more rounds
+DRAWS = 200  # selections of texts, of which the one closest to the mean length of all is timed
 LEAST_VISIT_S_PER_RUN = 0.04  # ten runs fill 0.4 s, enough for the clock and for short disturbances
 PIPELINED_BLOCK_S = 0.25  # one wait for the device per block costs less than 0.1 %
 HALF_WIDTH = {"cuda": 0.01, "cpu": 0.03}
@@ -67,6 +70,7 @@ class InferenceProfiler:
             half_width=ci_half_width or HALF_WIDTH[self.device.type],
             max_seconds=max_seconds,
             least_rounds=min(LEAST_ROUNDS, num_runs),
+            most_rounds=max(MOST_ROUNDS, int(max_seconds)),
         )
         plan = _Plan(self, texts, num_runs, num_warmup_runs, max_length, max_seconds)
         visits = list(finished)
@@ -117,7 +121,8 @@ class _Plan:
 
     def _measure(self, batch_size: int, number: int, batches: int | None, collector: MetricsCollector) -> Visit:
         owner, timer = self.owner, self.owner.timer
-        first = self._batches(batch_size, 1)[0]
+        release_memory(owner.device)  # else the allocator still holds what a larger batch size left, and counts it here
+        first = self._batches(batch_size, self.num_runs)[0]
         call = _caller(owner.model, first)
         timings: list[Timing] = []
         if batch_size in self._warmed:
@@ -174,10 +179,22 @@ class _Plan:
         return max(least, min(self.num_runs, int(share)))
 
     def _batches(self, batch_size: int, count: int) -> list[Batch]:
-        """Return the first `count` batches in the order of arrival; texts repeat where there are too few."""
-        tokenizer, total = self.owner.tokenizer, len(self.texts)
-        rows = [[(start * batch_size + i) % total for i in range(batch_size)] for start in range(count)]
-        return [collate(self.tokens, each, tokenizer.pad_token_id, self.owner.device) for each in rows]
+        """Return `count` batches, each in the order of arrival of its texts."""
+        rows, pad_id = self._rows(batch_size * count), self.owner.tokenizer.pad_token_id
+        chosen = [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
+        return [collate(self.tokens, each, pad_id, self.owner.device) for each in chosen]
+
+    def _rows(self, count: int) -> list[int]:
+        """Return `count` random rows whose mean length is that of all; rows repeat where there are too few.
+
+        Ten texts at batch size 1 and 640 at 64 would otherwise differ by a fifth in length, and so would their times.
+        """
+        lengths = self.tokens.lengths
+        if count >= len(lengths):
+            return [row % len(lengths) for row in range(count)]
+        rng = random.Random(count)
+        draws = (rng.sample(range(len(lengths)), count) for _ in range(DRAWS))
+        return min(draws, key=lambda rows: abs(lengths[rows].mean() - lengths.mean()))
 
     def _isolated(self, batches: list[Batch]) -> list[Timing]:
         timings: list[Timing] = []

@@ -17,6 +17,7 @@ SCHEMA_VERSION = 1
 ROOT = Path(__file__).resolve().parents[1]
 OURS = r"(?:utils|boundby)[\w.]*"
 IMPORT = re.compile(rf"^\s*(?:from\s+({OURS})\s+import\s+(\([^)]*\)|[^#\n]+)|import\s+({OURS}))", re.MULTILINE)
+NOT_OF_VISITS = ("targets", "evaluation")
 SHOWN_CHARACTERS = 60  # of a changed value in a reason
 
 
@@ -147,8 +148,8 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
 
 def begin(step: str, layout: Layout, recorded_parts: Mapping[str, Any]) -> None:
     """Mark the step as started, with what its result will depend on, so that a kill leaves something to continue."""
-    layout.receipt(step).unlink(missing_ok=True)
     files.write_json(layout.marker(step), {"schema_version": SCHEMA_VERSION, "parts": recorded_parts})
+    layout.receipt(step).unlink(missing_ok=True)  # only now: a kill between the two must leave one of them
 
 
 def continuation(step: str, recorded_parts: Mapping[str, Any], layout: Layout) -> Decision:
@@ -158,9 +159,15 @@ def continuation(step: str, recorded_parts: Mapping[str, Any], layout: Layout) -
             earlier = files.read_json(path)
         except (OSError, ValueError):
             continue
-        changed = difference(earlier.get("parts", {}), recorded_parts)
+        changed = difference(_of_visits(earlier.get("parts", {})), _of_visits(recorded_parts))
         return Decision(True, changed) if changed else Decision(False, "same settings, program, data and machine")
     return Decision(True, "there is no earlier attempt")
+
+
+def _of_visits(recorded_parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parts without settings that no visit depends on; shards carry the fingerprint of their own plan."""
+    settings = {key: value for key, value in recorded_parts.get("config", {}).items() if key not in NOT_OF_VISITS}
+    return {**recorded_parts, "config": settings}
 
 
 def write(step: str, layout: Layout, recorded_parts: Mapping[str, Any], **facts: Any) -> None:
@@ -192,9 +199,13 @@ def _inputs(step: str, config: Config, layout: Layout) -> dict[str, Any]:
     if step in ("02", "03"):
         try:
             receipt = files.read_json(layout.data_receipt)
-            return {"dataset": receipt["dataset"]["sha256"], "model": receipt["model"]["fingerprint"]}
+            found = {"dataset": receipt["dataset"]["sha256"], "model": receipt["model"]["fingerprint"]}
         except (OSError, ValueError, KeyError):
-            return {"dataset": None, "model": None}
+            found = {"dataset": None, "model": None}
+        found["model_files"] = {str(path): _state(path) for path in _model_files(config)}
+        if step == "03" and config.trace.batch_size is None:
+            found["optimal_batch_size"] = _optimal_batch_size(layout)
+        return found
     if step == "04":
         read = [layout.metrics, layout.detailed_metrics, layout.op_stats, layout.trace_manifest, layout.data_receipt]
         return {path.name: files.sha256(path) if path.is_file() else None for path in read}
@@ -203,9 +214,20 @@ def _inputs(step: str, config: Config, layout: Layout) -> dict[str, Any]:
 
 def _sources(config: Config) -> list[Path]:
     """Return the local files that step 01 reads: the dataset, and the model where it is a folder."""
-    data = [Path(config.dataset.file)] if config.dataset.file else []
+    return ([Path(config.dataset.file)] if config.dataset.file else []) + _model_files(config)
+
+
+def _model_files(config: Config) -> list[Path]:
+    """Return the files of a model that is a folder."""
     folder = Path(config.model.name)
-    return data + (sorted(path for path in folder.iterdir() if path.is_file()) if folder.is_dir() else [])
+    return sorted(path for path in folder.iterdir() if path.is_file()) if folder.is_dir() else []
+
+
+def _optimal_batch_size(layout: Layout) -> int | None:
+    try:
+        return files.read_json(layout.metrics)["optimal"]["batch_size"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _state(path: Path) -> list[int] | None:
@@ -273,6 +295,10 @@ def _shown(value: Any) -> str:
 
 
 def _damaged_output(receipt: Mapping[str, Any], layout: Layout) -> str | None:
+    recorded = {output["path"] for output in receipt["outputs"]}
+    named = (layout.metrics, layout.detailed_metrics) if receipt["step"] == "02" else ()
+    for path in (path for path in named if str(path) not in recorded):
+        return f"output {path.name} is missing"
     for output in receipt["outputs"]:
         path = Path(output["path"])
         if not path.is_file():

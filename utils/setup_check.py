@@ -41,8 +41,8 @@ def check_model(run: Run) -> None:
     from utils import data, models
 
     config = run.config
-    data.check_receipt(config, run.layout)
     source = models.locate(config.model, run.layout.dataset.parent)
+    data.check_receipt(config, run.layout, source)
     device = pick_device(config.model.device)
     loaded = models.load(source, device, config.model.dtype, trust_remote_code=run.args.trust_remote_code)
     run.say("\n".join(models.summarize(loaded).lines()))

@@ -41,6 +41,7 @@ def run(workplace: Path, body, *flags: str, number: str = "02") -> int:
 def measure(run: cli.Run) -> None:
     """Stand in for step 02: leaves a metrics file."""
     files.write_json(run.layout.metrics, {"resumed": run.resuming})
+    files.write_csv(run.layout.detailed_metrics, [{"batch_size": 1}], ["batch_size"])
     run.say("measured")
 
 
@@ -55,11 +56,10 @@ def record(workplace: Path) -> dict:
 def test_finished_step_leaves_receipt_log_and_run_record(workplace, capsys):
     assert run(workplace, measure) == 0
     receipt = json.loads((results(workplace) / ".receipts" / "02.json").read_text())
-    metrics = results(workplace) / "baseline_metrics.json"
     assert receipt["status"] == "ok"
-    assert receipt["outputs"] == [
-        {"path": str(metrics), "bytes": metrics.stat().st_size, "sha256": files.sha256(metrics)}
-    ]
+    owned = [results(workplace) / name for name in ("baseline_metrics.json", "detailed_metrics.csv")]
+    recorded = [{"path": str(path), "bytes": path.stat().st_size, "sha256": files.sha256(path)} for path in owned]
+    assert receipt["outputs"] == recorded
     assert record(workplace)["steps"]["02"]["status"] == "ok"
     assert "measured" in (results(workplace) / "logs" / "02.log").read_text()
     assert capsys.readouterr().out == "measured\n"
@@ -223,6 +223,35 @@ def test_resume_does_not_continue_work_of_other_settings(workplace):
     run(workplace, measure, "--resume", "profiling.max_length=64")
     assert json.loads((results(workplace) / "baseline_metrics.json").read_text()) == {"resumed": False}
     assert not (results(workplace) / ".receipts" / "02-visits-float32.jsonl").exists()
+
+
+def test_resume_keeps_the_visits_when_only_the_evaluation_changed(workplace, capsys):
+    run(workplace, measure)
+    run(workplace, measure, "--resume", "evaluation.limit=5", "targets.accuracy=0.5")
+    assert json.loads((results(workplace) / "baseline_metrics.json").read_text()) == {"resumed": True}
+    assert "step 02: runs (evaluation.limit changed: None -> 5)" in capsys.readouterr().err
+
+
+def test_resume_under_another_file_name_runs_again(workplace):
+    run(workplace, measure)
+    assert run(workplace, measure, "--resume", "output.metrics_file=other.json") == 0
+    assert (results(workplace) / "other.json").exists()
+
+
+def test_a_kill_between_marker_and_receipt_leaves_something_to_continue(workplace, monkeypatch):
+    def incomplete(run: cli.Run) -> int:
+        measure(run)
+        return cli.INCOMPLETE
+
+    run(workplace, incomplete)
+    if os.fork() == 0:
+        monkeypatch.setattr("pathlib.Path.unlink", lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
+        run(workplace, measure, "--resume")
+        os._exit(1)
+    _, status = os.wait()
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+    assert run(workplace, measure, "--resume") == 0
+    assert json.loads((results(workplace) / "baseline_metrics.json").read_text()) == {"resumed": True}
 
 
 def test_plain_start_after_an_interruption_says_that_resume_exists(workplace, capsys):

@@ -187,11 +187,23 @@ def test_five_rounds_are_made_even_beyond_the_budget() -> None:
     assert len(bench.made) == 5
 
 
-def test_a_noisy_batch_size_stops_at_fifteen_rounds() -> None:
+@pytest.mark.parametrize(("max_seconds", "rounds"), [(15.0, 15), (30.0, 30)])
+def test_a_noisy_batch_size_stops_at_fifteen_rounds_or_one_per_second_of_its_budget(max_seconds, rounds) -> None:
     bench = Bench()
     restless(bench)
-    bench.sweep(EVEN, [4], max_seconds=1e6)
-    assert len(bench.made) == 15
+    bench.sweep(EVEN, [4], num_runs=2, max_seconds=max_seconds)
+    assert len(bench.made) == rounds
+
+
+def test_texts_of_every_batch_size_are_as_long_as_all_texts_on_average() -> None:
+    bench = Bench()
+    texts = ["x " * (1 + (7 * row) % 97) for row in range(320)]
+    bench.sweep(texts, [1, 4, 32])
+    for batch_size in (1, 4, 32):
+        first = bench.visits(batch_size)[0]
+        passed = first.of("isolated")[: first.batches]
+        mean = sum(timing.tokens_real for timing in passed) / sum(timing.samples for timing in passed)
+        assert mean == pytest.approx(sum(len(text.split()) for text in texts) / len(texts), rel=0.01)
 
 
 @pytest.mark.parametrize("num_runs", [1, 3, 10, 12])

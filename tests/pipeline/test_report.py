@@ -544,7 +544,7 @@ def test_documents_of_these_tests_are_like_the_real_one(tmp_path):
     receipt = SimpleNamespace(
         source=fixture["dataset"]["source"], dataset=facts, rows=2000, labels_sha256="", synthetic=True, doubts=[]
     )
-    real = Baseline(run, receipt, max_length=512).document(complete=False)
+    real = Baseline(run, receipt).document(complete=False)
     assert list(real) == list(fixture)
     assert set(real["dataset"]) == set(fixture["dataset"])
     assert real["optimal"] == fixture["optimal"]

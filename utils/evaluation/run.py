@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 
 from boundby.device import synchronizer
-from boundby.memory import MemoryMeter
 from boundby.timer import Timer
 from utils.cli import Run
 from utils.data import DataReceipt, Rows, sample
@@ -27,11 +26,11 @@ def evaluate(run: Run, loaded: LoadedModel, rows: Rows, receipt: DataReceipt, ma
     plan = _plan(loaded, chosen, receipt, max_length, seed)
     layout = run.layout
     if plans.saved_fingerprint(layout.evaluation_plan) != plan.fingerprint:
+        for stale in layout.evaluation.glob("part-*.parquet"):
+            stale.unlink()
         plans.save(plan, layout.evaluation_plan)
     timer = Timer(synchronize=synchronizer(loaded.device))
     predictor = shards.ShardPredictor(loaded.model, loaded.tokenizer, loaded.device, plan, timer)
-    meter = MemoryMeter(loaded.device)
-    meter.start()
     results = []
     with run.progress(plan.rows, "evaluation") as progress:
         for shard in plan.shards:
@@ -44,7 +43,7 @@ def evaluate(run: Run, loaded: LoadedModel, rows: Rows, receipt: DataReceipt, ma
             results.append(result)
             progress.advance(shard.stop - shard.start, _pace(results))
     metrics = finalize(plan, results, chosen.row_ids, layout.predictions)
-    metrics |= _memory(meter)
+    metrics |= _memory(results)
     if run.config.dataset.sample_sizes:
         metrics["samples_of"] = subset_metrics(results, sorted(run.config.dataset.sample_sizes))
     return metrics
@@ -86,12 +85,15 @@ def _equal(result: shards.ShardResult) -> np.ndarray:
     return result.table["label"].to_numpy() == result.table["prediction"].to_numpy()
 
 
-def _memory(meter: MemoryMeter) -> dict[str, Any]:
-    use = meter.stop()
-    peak = use.device_peak_allocated_bytes
+def _memory(results: list[shards.ShardResult]) -> dict[str, Any]:
+    """Return the peaks over all shards; each was measured when it was predicted, also in an earlier attempt."""
+    facts = [result.facts for result in results]
+    device = [each["device_peak_bytes"] for each in facts if each["device_peak_bytes"] is not None]
+    process = [each["process_peak_bytes"] for each in facts if each["process_peak_bytes"] is not None]
+    used_mb = max(device) / MB if device else None
     return {
-        "gpu_mem_used": None if peak is None else peak / MB,
-        "gpu_mem_used_mb": None if peak is None else peak / MB,
-        "gpu_mem_used_reason": "; ".join(use.reasons) or None,
-        "cpu_mem_peak_mb": None if use.process_peak_bytes is None else use.process_peak_bytes / MB,
+        "gpu_mem_used": used_mb,
+        "gpu_mem_used_mb": used_mb,
+        "gpu_mem_used_reason": None if device else "; ".join(facts[0]["memory_reasons"]),
+        "cpu_mem_peak_mb": max(process) / MB if process else None,
     }

@@ -14,6 +14,7 @@ import torch
 from boundby import files
 from boundby.device import is_out_of_memory, release_memory
 from boundby.inference import Tokens, collate, forward, token_budget_batches, tokenize
+from boundby.memory import MemoryMeter
 from boundby.timer import Timer
 from utils.evaluation.plan import Plan, Shard
 
@@ -41,6 +42,8 @@ class ShardPredictor:
         Raises ValueError when a logit is not finite, naming the row.
         """
         self._halvings = 0
+        meter = MemoryMeter(self.device)
+        meter.start()
         self.timer.synchronize()
         start = self.timer.clock()
         tokens = tokenize(self.tokenizer, texts, self.plan.max_length)
@@ -53,6 +56,7 @@ class ShardPredictor:
                 f"row {row_ids[broken.argmax()]} has logits that are not finite in {self.plan.dtype}; "
                 "try model.dtype=float32"
             )
+        memory = meter.stop()
         facts = {
             "plan": self.plan.fingerprint,
             "shard": shard.id,
@@ -62,6 +66,9 @@ class ShardPredictor:
             "tokens_padded": padded,
             "truncated": tokens.truncated,
             "halvings": self._halvings,
+            "device_peak_bytes": memory.device_peak_allocated_bytes,
+            "process_peak_bytes": memory.process_peak_bytes,
+            "memory_reasons": memory.reasons,
         }
         return ShardResult(_table(row_ids, labels, tokens.lengths, logits), facts)
 
