@@ -38,6 +38,8 @@ def _step_flags(parser: argparse.ArgumentParser) -> None:
 def _show(steps: Sequence[str], run: Any) -> None:
     config, layout = run.config, run.layout
     minutes, unknown = 0.0, []
+    # The Hub answers while the steps are decided.
+    download = ThreadPoolExecutor(1).submit(_download, config) if "01" in steps else None
     for number in steps:
         spec = receipts.STEPS[number]
         decision = _decision(number, run)
@@ -45,8 +47,8 @@ def _show(steps: Sequence[str], run: Any) -> None:
         seconds, uncounted = _seconds(number, config, layout) if decision.run else (0.0, None)
         unknown += [uncounted] if uncounted else []
         minutes += seconds / 60
-    if "01" in steps:
-        run.say(f"download: {_download(config)}")
+    if download:
+        run.say(f"download: {download.result()}")
     run.say(f"results: {layout.results}")
     run.say(_estimate(minutes, unknown, config.pod.price_per_hour))
 
@@ -64,7 +66,7 @@ def _seconds(number: str, config: Config, layout: Layout) -> tuple[float, str | 
     """Return how long the step took last time with these settings, or its budget, and what of it is not counted."""
     try:
         earlier = files.read_json(layout.receipt(number))
-        if earlier["parts"]["config"] == receipts.parts(number, config, layout)["config"]:
+        if earlier["parts"]["config"] == receipts.settings_of(number, config):
             return float(earlier["seconds"]), None
     except (OSError, ValueError, KeyError):
         pass

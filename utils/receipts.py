@@ -105,9 +105,8 @@ def sweep_dtypes(config: Config) -> list[str]:
 def parts(step: str, config: Config, layout: Layout) -> dict[str, Any]:
     """Return what the step's result depends on; two runs with equal parts may share results."""
     spec = STEPS[step]
-    settings = config.model_dump(mode="json")
     found: dict[str, Any] = {
-        "config": {key: _setting(settings, key) for key in spec.reads},
+        "config": settings_of(step, config),
         "code": _code_hash(spec),
         "inputs": _inputs(step, config, layout),
     }
@@ -116,6 +115,12 @@ def parts(step: str, config: Config, layout: Layout) -> dict[str, Any]:
         found["versions"] = environment.versions()
         found["environment"] = environment.settings()
     return found
+
+
+def settings_of(step: str, config: Config) -> dict[str, Any]:
+    """Return the settings that the step reads, by dotted key."""
+    settings = config.model_dump(mode="json")
+    return {key: _setting(settings, key) for key in STEPS[step].reads}
 
 
 def decide(step: str, config: Config, layout: Layout) -> Decision:
