@@ -22,7 +22,7 @@ LEAST_ROUNDS = 5  # below five rounds two runs cannot be told apart by a rank te
 MOST_ROUNDS = 15  # or one per second of the budget, so that a larger budget always buys more rounds
 DRAWS = 200  # selections of texts, of which the one closest to the mean length of all is timed
 LEAST_VISIT_S_PER_RUN = 0.04  # ten runs fill 0.4 s, enough for the clock and for short disturbances
-PIPELINED_BLOCK_S = 0.25  # one wait for the device per block costs less than 0.1 %
+PIPELINED_BLOCK_S = 0.25  # long beside the one wait for the device at its end
 HALF_WIDTH = {"cuda": 0.01, "cpu": 0.03}
 WARM_TOLERANCE = {"cuda": 0.01, "cpu": 0.03}
 

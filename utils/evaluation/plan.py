@@ -7,9 +7,9 @@ from typing import Any
 from boundby import files
 
 SCHEMA_VERSION = 1
-# Padded tokens per batch: measured best of 512..8192 on two CPU cores; on a GPU large enough to hide every launch.
+# Padded tokens per batch. Starting values, not measured by this program yet: a GPU wants more, to hide its launches.
 TOKEN_BUDGET = {"cpu": 2048, "cuda": 16384}
-# Rows per shard: 10 to 60 s of work for a model of 0.5 G parameters, so that a kill costs no more.
+# Rows per shard, which is what a kill costs at most.
 SHARD_ROWS = {"cpu": 1024, "cuda": 16384}
 
 
