@@ -43,6 +43,46 @@ def synchronizer(device: torch.device) -> Callable[[], None]:
     return lambda: None
 
 
+class CudaQueue:
+    """The current stream of a GPU as a `boundby.timer.DeviceQueue`."""
+
+    _CALIBRATION_CYCLES = 20_000_000  # about 10 ms on a GPU of 2 GHz
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        with torch.cuda.device(device):
+            torch.cuda._sleep(self._CALIBRATION_CYCLES)  # loads the kernel and wakes the clock
+            start = self.mark()
+            torch.cuda._sleep(self._CALIBRATION_CYCLES)
+            end = self.mark()
+        torch.cuda.synchronize(device)
+        self._cycles_per_s = self._CALIBRATION_CYCLES / self.seconds_between(start, end)
+
+    def hold(self, seconds: float) -> None:
+        """Queue a kernel that spins for about this long."""
+        with torch.cuda.device(self._device):
+            torch.cuda._sleep(int(seconds * self._cycles_per_s))
+
+    def mark(self) -> torch.cuda.Event:
+        """Queue an event."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def has_passed(self, mark: torch.cuda.Event) -> bool:
+        """Tell whether the stream has passed the event."""
+        return mark.query()
+
+    def seconds_between(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        """Return the seconds between two events that the stream has passed."""
+        return start.elapsed_time(end) / 1e3
+
+
+def device_queue(device: torch.device) -> CudaQueue | None:
+    """Return the queue of a device that runs behind the host, or None for a CPU, where a call that returns is done."""
+    return CudaQueue(device) if device.type == "cuda" else None
+
+
 def describe(device: torch.device) -> dict[str, Any]:
     """Return name, memory in bytes and, for a GPU, capability and number of multiprocessors."""
     if device.type != "cuda":

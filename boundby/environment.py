@@ -8,6 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from boundby.disturbance import CGROUP, usable_cpus
 from boundby.files import sha256_of
 
 PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy", "pandas", "scikit-learn", "safetensors")
@@ -47,8 +48,8 @@ def machine() -> dict[str, Any]:
         "cpu": _cpu_name(),
         "architecture": platform.machine(),
         "logical_cores": os.cpu_count(),
-        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "cpu_quota_cores": _cpu_quota(Path("/sys/fs/cgroup/cpu.max")),
+        "usable_cores": len(usable_cpus()),
+        "cpu_quota_cores": _cpu_quota(CGROUP),
         "memory_bytes": memory_limit_bytes(),
         **_gpus(),
     }
@@ -64,23 +65,28 @@ def hardware() -> dict[str, Any]:
     return {name: value for name, value in machine().items() if name != "gpus_reason"}
 
 
-def memory_limit_bytes(cgroup: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
+def memory_limit_bytes(cgroup: Path = CGROUP) -> int:
     """Return the bytes of main memory this process may use: the smaller of the machine's and the cgroup's."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        limit = cgroup.read_text().strip()
-    except OSError:
-        return total
+    limit = _first_line(cgroup / "memory.max") or _first_line(cgroup / "memory" / "memory.limit_in_bytes")
     return min(total, int(limit)) if limit.isdecimal() else total
 
 
-def _cpu_quota(cpu_max: Path) -> float | None:
-    """Return the cores a cgroup v2 quota allows, or None when there is none."""
+def _cpu_quota(cgroup: Path) -> float | None:
+    """Return the cores that the quota of a cgroup allows (version 2, or version 1), or None where there is none."""
+    folder = cgroup / "cpu"
+    pair = _first_line(cgroup / "cpu.max") or " ".join(
+        _first_line(folder / name) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+    )
+    quota, _, period = pair.partition(" ")
+    return int(quota) / int(period) if quota.isdecimal() and period.isdecimal() else None
+
+
+def _first_line(path: Path) -> str:
     try:
-        quota, period = cpu_max.read_text().split()
-    except (OSError, ValueError):
-        return None
-    return None if quota == "max" else int(quota) / int(period)
+        return path.read_text().strip()
+    except OSError:
+        return ""
 
 
 def _cpu_name() -> str:

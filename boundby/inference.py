@@ -1,7 +1,7 @@
 """From texts to predictions: tokens, batches, and one forward of a sequence classifier."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,10 @@ class Batch:
     def tokens_padded(self) -> int:
         """Tokens that the model computes: rows times the longest."""
         return self.input_ids.numel()
+
+    def to(self, device: torch.device) -> "Batch":
+        """Return the same batch on another device."""
+        return replace(self, input_ids=self.input_ids.to(device), attention_mask=self.attention_mask.to(device))
 
     @property
     def is_padded(self) -> bool:

@@ -1,44 +1,62 @@
-"""Background readings of a GPU from a source: NVML, or none with a reason.
+"""Background readings of the machine from a source: NVML, psutil, several of them, or none with a reason.
 
 NVML's utilisation is the share of its last sample period, 1/6 s to 1 s, in which one or more kernels ran. A single
-small kernel after another gives 100 %: it tells that the GPU was not idle, never what limits a model.
+small kernel after another gives 100 %: it tells that the GPU was not idle, never what limits a model. The CPU's is the
+share of the machine's core time in which anything ran, a thread that spins while it waits included.
 """
 
+import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 LEAST_INTERVAL_S = 0.2  # NVML repeats a value within its sample period; reading faster shows nothing new
 LEAST_WINDOW_S = 2.0  # two of the longest sample periods
+GPU_QUANTITIES = (
+    "gpu_utilization_pct",
+    "gpu_power_w",
+    "gpu_sm_clock_mhz",
+    "gpu_temperature_c",
+    "gpu_memory_used_bytes",
+    "gpu_clock_event_reasons",
+    "gpu_processes",
+)
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One observation: when, in seconds of the sampler's clock, and the GPU's utilisation in percent."""
+    """One observation: when, in seconds of the sampler's clock, and what was read, by quantity.
+
+    Quantities: `gpu_utilization_pct`, `gpu_power_w`, `gpu_sm_clock_mhz`, `gpu_temperature_c`, `gpu_memory_used_bytes`,
+    `gpu_clock_event_reasons` (NVML's bit mask), `gpu_processes` (others than this one), `cpu_utilization_pct`,
+    `process_bytes`. One that the machine does not give is absent.
+    """
 
     at: float
-    gpu_utilization_pct: float
+    values: Mapping[str, float]
 
 
 class Source(Protocol):
-    """Where readings come from; `reason` says why there are none."""
+    """Where readings come from; `reason` says why there are none, `reasons` why a single quantity is missing."""
 
     reason: str | None
+    reasons: Mapping[str, str]
 
-    def utilization_pct(self) -> float:
-        """Return the present utilisation in percent; raises OSError where it cannot be read."""
+    def read(self) -> dict[str, float]:
+        """Return the present values by quantity; raises OSError where nothing can be read any more."""
         ...
 
 
 class NoSource:
-    """A machine without readings."""
+    """A machine without readings, those of a GPU above all."""
 
     def __init__(self, reason: str) -> None:
         self.reason: str | None = reason
+        self.reasons: Mapping[str, str] = dict.fromkeys(GPU_QUANTITIES, reason)
 
-    def utilization_pct(self) -> float:
+    def read(self) -> dict[str, float]:
         """Raise OSError with the reason."""
         raise OSError(self.reason)
 
@@ -53,17 +71,120 @@ class NvmlSource:
 
         self._nvml = pynvml
         pynvml.nvmlInit()
-        self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
+        is_whole_name = uuid.startswith(("GPU-", "MIG-"))
+        self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if is_whole_name else f"GPU-{uuid}")
+        self.reasons: Mapping[str, str] = {}
 
-    def utilization_pct(self) -> float:
-        """Return NVML's utilisation; raises OSError where the driver refuses."""
+    def read(self) -> dict[str, float]:
+        """Return what NVML gives; a quantity that it refuses is noted in `reasons`. Raises OSError if it gives none."""
+        values: dict[str, float] = {}
+        reasons: dict[str, str] = {}
+        for quantity, get in self._getters().items():
+            try:
+                value = get()
+            except (self._nvml.NVMLError, AttributeError) as error:  # an older pynvml lacks some functions
+                reasons[quantity] = f"NVML: {error}"
+                continue
+            if value is None:
+                reasons[quantity] = "the driver lists no process to this container, not even this one"
+            else:
+                values[quantity] = float(value)
+        self.reasons = reasons  # as a whole: another thread may be reading it
+        if not values:
+            raise OSError("; ".join(dict.fromkeys(reasons.values())))
+        return values
+
+    def joules(self) -> float:
+        """Return the energy since the driver was loaded; raises OSError where the GPU has no such counter."""
         try:
-            return float(self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu)
+            return self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1e3
         except self._nvml.NVMLError as error:
             raise OSError(f"NVML: {error}") from error
 
+    def _getters(self) -> dict[str, Callable[[], float | None]]:
+        nvml, handle = self._nvml, self._handle
+        return {
+            "gpu_utilization_pct": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
+            "gpu_power_w": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
+            "gpu_sm_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
+            "gpu_temperature_c": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+            "gpu_memory_used_bytes": lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used,
+            "gpu_clock_event_reasons": self._clock_event_reasons,
+            "gpu_processes": self._other_processes,
+        }
 
-def nvml_source(uuid: str | None) -> Source:
+    def _clock_event_reasons(self) -> int:
+        """Return the bit mask; older drivers and older pynvml know it by its former name alone."""
+        try:
+            return self._nvml.nvmlDeviceGetCurrentClocksEventReasons(self._handle)
+        except (AttributeError, self._nvml.NVMLError):
+            return self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle)
+
+    def _other_processes(self) -> int | None:
+        """Return how many other processes compute on the GPU; in a container NVML may show pids of the host."""
+        pids = [each.pid for each in self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)]
+        if os.getpid() in pids:
+            return len(pids) - 1
+        return len(pids) - 1 if pids else None  # one of them is this process under the pid it has on the host
+
+
+class PsutilSource:
+    """The load of the CPUs and the resident memory of this process."""
+
+    reason: str | None = None
+
+    def __init__(self) -> None:
+        import psutil
+
+        self.reasons: Mapping[str, str] = {}
+        self._psutil, self._process = psutil, psutil.Process(os.getpid())
+        self._before = self._times()
+
+    def read(self) -> dict[str, float]:
+        """Return the load since the last call and the resident bytes."""
+        (before_busy, before_all), now = self._before, self._times()
+        values = {"process_bytes": float(self._process.memory_info().rss)}
+        if now[1] > before_all:  # else the counters have not moved yet
+            values["cpu_utilization_pct"] = 100 * (now[0] - before_busy) / (now[1] - before_all)
+            self._before = now
+        return values
+
+    def _times(self) -> tuple[float, float]:
+        """Return busy and all seconds of all cores; psutil.cpu_percent keeps them by thread and begins with a 0."""
+        times = self._psutil.cpu_times()
+        guests = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)  # Linux counts them in user and nice
+        everything = sum(times) - guests
+        return everything - times.idle - getattr(times, "iowait", 0.0), everything
+
+
+class Sources:
+    """Several sources as one; those without readings only give their reason."""
+
+    def __init__(self, *sources: Source) -> None:
+        self._given = sources
+        self._live = [source for source in sources if source.reason is None]
+        self.reason = None if self._live else "; ".join(str(source.reason) for source in sources)
+
+    @property
+    def reasons(self) -> Mapping[str, str]:
+        """Why a quantity is missing, over all sources."""
+        return {quantity: why for source in self._given for quantity, why in source.reasons.items()}
+
+    def read(self) -> dict[str, float]:
+        """Return the values of all sources that still answer; raises OSError where none does."""
+        values: dict[str, float] = {}
+        failures = []
+        for source in self._live:
+            try:
+                values |= source.read()
+            except OSError as error:
+                failures.append(str(error))
+        if not values:
+            raise OSError("; ".join(failures))
+        return values
+
+
+def nvml_source(uuid: str | None) -> "NvmlSource | NoSource":
     """Return the source for the GPU with this UUID, or `NoSource` with the reason; None is a machine without a GPU."""
     if uuid is None:
         return NoSource("the device is not a GPU")
@@ -81,7 +202,7 @@ class Sampler:
     ):
         self.reason = source.reason
         self.clock = clock
-        self._source = source
+        self.source = source
         self._interval_s = max(interval_s, LEAST_INTERVAL_S)
         self._readings: list[Reading] = []
         self._stop = threading.Event()
@@ -102,10 +223,29 @@ class Sampler:
         """Return the readings taken in this span of the sampler's clock."""
         return [reading for reading in self._readings if start <= reading.at <= end]
 
+    def by_quantity(self, start: float, end: float) -> dict[str, list[float]]:
+        """Return what was read in this span, by quantity."""
+        found: dict[str, list[float]] = {}
+        for reading in self.between(start, end):
+            for quantity, value in reading.values.items():
+                found.setdefault(quantity, []).append(value)
+        return found
+
+    def why_not(self, quantity: str) -> str | None:
+        """Return why this quantity is missing, or None where it is not known to be."""
+        return self.reason or self.source.reasons.get(quantity)
+
+    def now(self) -> dict[str, Any]:
+        """Return one reading taken at once, in the calling thread; {} where there is none."""
+        try:
+            return self.source.read() if self.reason is None else {}
+        except OSError:
+            return {}
+
     def _run(self) -> None:
         while not self._stop.wait(self._interval_s):
             try:
-                self._readings.append(Reading(self.clock(), self._source.utilization_pct()))
-            except OSError as error:
-                self.reason = str(error)
+                self._readings.append(Reading(self.clock(), self.source.read()))
+            except Exception as error:  # psutil and NVML have errors of their own; the measurement goes on without
+                self.reason = str(error) or type(error).__name__
                 return

@@ -2,7 +2,9 @@
 
 A visit is one round at one point and the unit of commit: the caller stores it, and a later call that is given the
 stored visits goes on where they end. Round 0 goes upwards, since memory runs out at the large end; later rounds are
-shuffled, so that a slow drift of the machine does not settle on one point.
+shuffled, so that a slow drift of the machine does not settle on one point. Every round visits every point, also those
+known well enough, until all are: the last open point visited alone would meet the same disturbance in several rounds,
+and its nominal interval would cover the truth in 85 of 100 simulated sweeps instead of 91 (`boundby.stats` widens it).
 """
 
 import random
@@ -36,13 +38,16 @@ class StopRule:
     most_rounds: int = 15
 
     def is_done(self, outcomes: Sequence[Outcome]) -> bool:
-        """Tell whether a point with these outcomes needs no further visit."""
+        """Tell whether a point with these outcomes needs no further visit for its own sake."""
+        return self.is_over(outcomes) or self.is_met(outcomes)
+
+    def is_over(self, outcomes: Sequence[Outcome]) -> bool:
+        """Tell whether a point with these outcomes must not be visited again."""
         if any(outcome.status != "ok" for outcome in outcomes):
             return True
         if len(outcomes) < self.least_rounds:
             return False
-        spent = sum(outcome.seconds for outcome in outcomes)
-        return len(outcomes) >= self.most_rounds or spent >= self.max_seconds or self.is_met(outcomes)
+        return len(outcomes) >= self.most_rounds or sum(each.seconds for each in outcomes) >= self.max_seconds
 
     def is_met(self, outcomes: Sequence[Outcome]) -> bool:
         """Tell whether the interval of a point with these outcomes is narrow enough."""
@@ -69,20 +74,20 @@ def sweep(
     ascending = sorted(set(points))
     outcomes = {point: [each for each in finished if each.point == point] for point in ascending}
     for number in range(rule.most_rounds):
+        if all(rule.is_done(known[:number]) for known in outcomes.values()):
+            break
         order = list(ascending)
         if number > 0:
             random.Random(f"{seed}-{number}").shuffle(order)
         for point in order:
             known = outcomes[point]
-            if len(known) > number or rule.is_done(known):
+            if len(known) > number or rule.is_over(known):
                 continue
             if any(_ran_out(outcomes[smaller]) for smaller in ascending if smaller < point):
                 outcome = Outcome(point, number, "skipped_oom")
             else:
                 outcome = visit(point, number)
             known.append(outcome)
-        if all(rule.is_done(known) for known in outcomes.values()):
-            break
     return [outcome for point in ascending for outcome in outcomes[point]]
 
 

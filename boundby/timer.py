@@ -1,12 +1,48 @@
-"""Time a callable: alone, in a row, and until it is warm. The clock and the device's barrier are arguments."""
+"""Time a callable: alone, in a row, on the device, on the host, and until it is warm.
+
+The clock, the device's barrier and its queue are arguments. Four times of one call are kept apart: `isolated` is what a
+request waits, `pipelined` what a stream of calls costs each, `on_device` how long the device computes when nothing
+keeps it waiting, `enqueue` how long the host needs to issue the call.
+"""
 
 import statistics
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 Clock = Callable[[], float]
 Work = Callable[[], object]
+BACKLOG_SHARE = 1.5  # of the time to issue the call
+LEAST_BACKLOG_S, MOST_BACKLOG_S = 1e-3, 50e-3
+
+
+class DeviceQueue(Protocol):
+    """The queue of a device that runs behind the host, with marks that the device passes in order."""
+
+    def hold(self, seconds: float) -> None:
+        """Queue work that keeps the device busy for about this long."""
+        ...
+
+    def mark(self) -> Any:
+        """Queue a mark and return it."""
+        ...
+
+    def has_passed(self, mark: Any) -> bool:
+        """Tell whether the device has passed the mark, without waiting."""
+        ...
+
+    def seconds_between(self, start: Any, end: Any) -> float:
+        """Return the seconds of device time between two marks that it has passed."""
+        ...
+
+
+@dataclass(frozen=True)
+class DeviceTime:
+    """Seconds that the device needed for a call; None, with the reason, where it had to wait for the host."""
+
+    seconds: float | None
+    reason: str | None = None
 
 
 def _no_wait() -> None:
@@ -36,6 +72,35 @@ class Timer:
             work()
         self.synchronize()
         return self.clock() - start
+
+    def enqueue(self, work: Work) -> float:
+        """Return the seconds in which the host issues one call into an empty queue; the device's work comes after."""
+        self.synchronize()
+        start = self.clock()
+        work()
+        seconds = self.clock() - start
+        self.synchronize()
+        return seconds
+
+    def on_device(self, work: Work, queue: DeviceQueue, enqueue_s: float) -> DeviceTime:
+        """Return the device's own time for one call that the host needs `enqueue_s` to issue.
+
+        A backlog holds the device until all of the call is queued, so that no gap of the host counts; a pair of events
+        alone would measure those gaps. If the device reached the call before the host had issued it, there is no time.
+        """
+        backlog_s = max(LEAST_BACKLOG_S, BACKLOG_SHARE * enqueue_s)
+        if backlog_s > MOST_BACKLOG_S:
+            return DeviceTime(None, f"issuing the call takes {enqueue_s * 1e3:.0f} ms, longer than a backlog may be")
+        self.synchronize()
+        queue.hold(backlog_s)
+        start = queue.mark()
+        work()
+        end = queue.mark()
+        was_late = queue.has_passed(start)
+        self.synchronize()
+        if was_late:
+            return DeviceTime(None, "the device reached the call before the host had issued all of it")
+        return DeviceTime(queue.seconds_between(start, end))
 
 
 @dataclass(frozen=True)

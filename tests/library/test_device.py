@@ -1,9 +1,21 @@
-"""Picking a device, and telling a lack of memory from other failures."""
+"""Picking a device, its queue, and telling a lack of memory from other failures."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
 
-from boundby.device import describe, is_out_of_memory, pick_device, release_memory, synchronizer
+from boundby.device import (
+    CudaQueue,
+    describe,
+    device_queue,
+    is_out_of_memory,
+    pick_device,
+    release_memory,
+    synchronizer,
+)
+from boundby.timer import DeviceTime, Timer
 
 CPU = torch.device("cpu")
 
@@ -54,6 +66,96 @@ def test_a_cpu_is_not_waited_for_and_a_gpu_is(monkeypatch: pytest.MonkeyPatch) -
     assert waited == []
     synchronizer(torch.device("cuda:1"))()
     assert waited == [torch.device("cuda:1")]
+
+
+class FakeCuda:
+    """Two GPUs of 1 GHz and 2 GHz that run behind the host; the current one is the first.
+
+    A stream is known by its device. The host sees that an event has passed once it has waited for the device.
+    """
+
+    CYCLES_PER_S = (1e9, 2e9)
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.current = 0
+        self.queued_s, self.waited_s = [0.0, 0.0], [0.0, 0.0]
+        monkeypatch.setattr(torch.cuda, "device", self.device)
+        monkeypatch.setattr(torch.cuda, "synchronize", self.synchronize)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: device.index)
+        monkeypatch.setattr(torch.cuda, "_sleep", self.sleep, raising=False)
+        monkeypatch.setattr(torch.cuda, "Event", self.event)
+
+    @contextmanager
+    def device(self, device: torch.device) -> Iterator[None]:
+        before, self.current = self.current, device.index
+        yield
+        self.current = before
+
+    def sleep(self, cycles: int) -> None:
+        self.queued_s[self.current] += cycles / self.CYCLES_PER_S[self.current]
+
+    def synchronize(self, device: torch.device) -> None:
+        self.waited_s[device.index] = self.queued_s[device.index]
+
+    def event(self, enable_timing: bool = False) -> "FakeEvent":
+        assert enable_timing
+        return FakeEvent(self)
+
+
+class FakeEvent:
+    def __init__(self, cuda: FakeCuda) -> None:
+        self._cuda = cuda
+
+    def record(self, stream: int) -> None:
+        self.stream, self.at_s = stream, self._cuda.queued_s[stream]
+
+    def query(self) -> bool:
+        return self._cuda.waited_s[self.stream] >= self.at_s
+
+    def elapsed_time(self, end: "FakeEvent") -> float:
+        assert self.query() and end.query()
+        return 1e3 * (end.at_s - self.at_s)
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    return FakeCuda(monkeypatch)
+
+
+def test_a_cpu_has_no_queue() -> None:
+    assert device_queue(CPU) is None
+
+
+FIRST, SECOND = torch.device("cuda:0"), torch.device("cuda:1")
+
+
+@pytest.mark.parametrize("device", [FIRST, SECOND], ids=str)
+def test_a_gpu_is_held_for_the_seconds_asked_for(cuda: FakeCuda, device: torch.device) -> None:
+    queue = device_queue(device)
+    assert isinstance(queue, CudaQueue)
+    before = list(cuda.queued_s)
+    queue.hold(0.25)
+    held = [now - then for now, then in zip(cuda.queued_s, before, strict=True)]
+    assert held[device.index] == pytest.approx(0.25, rel=1e-6)
+    assert held[1 - device.index] == 0.0
+    assert cuda.current == 0
+
+
+def test_a_mark_is_passed_once_the_gpu_has_come_to_it(cuda: FakeCuda) -> None:
+    queue = CudaQueue(FIRST)
+    start = queue.mark()
+    queue.hold(0.25)
+    end = queue.mark()
+    assert (queue.has_passed(start), queue.has_passed(end)) == (True, False)
+    torch.cuda.synchronize(FIRST)
+    assert queue.has_passed(end)
+    assert queue.seconds_between(start, end) == pytest.approx(0.25, rel=1e-6)
+
+
+def test_a_gpu_times_a_call_behind_its_backlog(cuda: FakeCuda) -> None:
+    timer = Timer(synchronize=synchronizer(FIRST))
+    found = timer.on_device(lambda: cuda.sleep(4_000_000), CudaQueue(FIRST), enqueue_s=0.0)
+    assert found == DeviceTime(pytest.approx(0.004, rel=1e-6))
 
 
 def test_only_a_gpu_has_a_cache_to_give_back(monkeypatch: pytest.MonkeyPatch) -> None:

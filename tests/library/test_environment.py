@@ -165,19 +165,54 @@ def test_other_gpus_and_drivers_have_other_fingerprints(monkeypatch: pytest.Monk
     assert len(found) == 6
 
 
-@pytest.mark.parametrize(("content", "limit"), [("1048576\n", 2**20), ("max\n", None), (f"{2**62}\n", None)])
-def test_the_memory_limit_is_the_smaller_of_machine_and_cgroup(tmp_path: Path, content: str, limit: int | None) -> None:
-    total = memory_limit_bytes(tmp_path / "absent")
-    assert total > 2**28
-    (tmp_path / "memory.max").write_text(content)
-    assert memory_limit_bytes(tmp_path / "memory.max") == (limit or total)
+MEMORY_V2, MEMORY_V1 = "memory.max", "memory/memory.limit_in_bytes"
+QUOTA_V2, QUOTA_V1, PERIOD_V1 = "cpu.max", "cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"
+
+
+def cgroup(folder: Path, files: dict[str, str]) -> Path:
+    """Return the folder with these files of a cgroup."""
+    for name, text in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
 
 
 @pytest.mark.parametrize(
-    ("content", "cores"), [("150000 100000\n", 1.5), ("max 100000\n", None), ("", None), (None, None)]
+    ("files", "limit"),
+    [
+        ({MEMORY_V2: "1048576\n"}, 2**20),
+        ({MEMORY_V2: "max\n"}, None),
+        ({MEMORY_V2: f"{2**62}\n"}, None),
+        ({MEMORY_V1: "1048576\n"}, 2**20),
+        ({MEMORY_V1: "9223372036854771712\n"}, None),  # what version 1 shows where there is no limit
+        ({MEMORY_V2: "1048576\n", MEMORY_V1: "2097152\n"}, 2**20),
+        ({MEMORY_V2: "max\n", MEMORY_V1: "2097152\n"}, None),
+        ({MEMORY_V2: "\n"}, None),
+    ],
+    ids=str,
 )
-def test_the_quota_is_in_cores(tmp_path: Path, content: str | None, cores: float | None) -> None:
-    path = tmp_path / "cpu.max"
-    if content is not None:
-        path.write_text(content)
-    assert environment._cpu_quota(path) == cores
+def test_the_memory_limit_is_the_smaller_of_machine_and_cgroup(
+    tmp_path: Path, files: dict[str, str], limit: int | None
+) -> None:
+    total = memory_limit_bytes(tmp_path)
+    assert total > 2**28
+    assert memory_limit_bytes(cgroup(tmp_path, files)) == (limit or total)
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({QUOTA_V2: "150000 100000\n"}, 1.5),
+        ({QUOTA_V2: "max 100000\n"}, None),
+        ({QUOTA_V2: "\n"}, None),
+        ({}, None),
+        ({QUOTA_V1: "50000\n", PERIOD_V1: "100000\n"}, 0.5),
+        ({QUOTA_V1: "-1\n", PERIOD_V1: "100000\n"}, None),  # no quota
+        ({QUOTA_V1: "50000\n"}, None),
+        ({PERIOD_V1: "100000\n"}, None),
+        ({QUOTA_V2: "150000 100000\n", QUOTA_V1: "50000\n", PERIOD_V1: "100000\n"}, 1.5),
+    ],
+    ids=str,
+)
+def test_the_quota_is_in_cores(tmp_path: Path, files: dict[str, str], cores: float | None) -> None:
+    assert environment._cpu_quota(cgroup(tmp_path, files)) == cores

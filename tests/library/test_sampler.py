@@ -1,13 +1,17 @@
-"""Readings in the background, and the reason where there are none."""
+"""Readings in the background by quantity, and the reason where there are none."""
 
+import os
 import sys
 import threading
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
+from typing import Any
 
+import psutil
 import pytest
 
 from boundby import sampler as sampler_module
-from boundby.sampler import NoSource, Sampler, nvml_source
+from boundby.sampler import NoSource, NvmlSource, PsutilSource, Sampler, Sources, nvml_source
 from tests.fakes import FakeClock
 
 LONG_S = 60.0  # ends a test that hangs; none waits so long
@@ -17,13 +21,14 @@ class FakeGpu:
     """Gives one reading after another; raises `error` after the last. `exhausted` is set when the last was given."""
 
     reason: str | None = None
+    reasons: Mapping[str, str] = {}
 
-    def __init__(self, readings: list[float], clock: FakeClock, error: str = "GPU is lost") -> None:
+    def __init__(self, readings: list[dict[str, float]], clock: FakeClock, error: str = "GPU is lost") -> None:
         self._readings, self._clock, self._error = iter(readings), clock, error
         self.exhausted = threading.Event()
         self.threads: set[str] = set()
 
-    def utilization_pct(self) -> float:
+    def read(self) -> dict[str, float]:
         self.threads.add(threading.current_thread().name)
         self._clock.advance(1.0)
         reading = next(self._readings, None)
@@ -31,6 +36,10 @@ class FakeGpu:
             self.exhausted.set()
             raise OSError(self._error)
         return reading
+
+
+def utilization(*values: float) -> list[dict[str, float]]:
+    return [{"gpu_utilization_pct": value} for value in values]
 
 
 @pytest.fixture
@@ -49,33 +58,50 @@ def threads() -> list[str]:
 
 @pytest.mark.usefixtures("_at_once")
 def test_readings_are_taken_in_a_thread_that_ends_with_the_block(clock: FakeClock) -> None:
-    source = FakeGpu([10.0, 30.0, 50.0], clock)
+    source = FakeGpu(utilization(10.0, 30.0, 50.0), clock)
     with Sampler(source, interval_s=0.0, clock=clock) as sampler:
         assert source.exhausted.wait(LONG_S)
     assert source.threads == {"boundby-sampler"}
     assert threads() == []
-    assert [each.gpu_utilization_pct for each in sampler.between(0.0, 100.0)] == [10.0, 30.0, 50.0]
+    assert [each.values for each in sampler.between(0.0, 100.0)] == utilization(10.0, 30.0, 50.0)
 
 
 @pytest.mark.usefixtures("_at_once")
 def test_a_span_holds_the_readings_taken_in_it(clock: FakeClock) -> None:
-    source = FakeGpu([10.0, 20.0, 30.0, 40.0], clock)  # taken at 0, 1, 2 and 3 s of the clock
+    source = FakeGpu(utilization(10.0, 20.0, 30.0, 40.0), clock)  # taken at 0, 1, 2 and 3 s of the clock
     with Sampler(source, interval_s=0.0, clock=clock) as sampler:
         assert source.exhausted.wait(LONG_S)
-    assert [(each.at, each.gpu_utilization_pct) for each in sampler.between(1.0, 2.0)] == [(1.0, 20.0), (2.0, 30.0)]
+    found = [(each.at, each.values["gpu_utilization_pct"]) for each in sampler.between(1.0, 2.0)]
+    assert found == [(1.0, 20.0), (2.0, 30.0)]
     assert sampler.between(3.5, 9.0) == []
+    assert sampler.by_quantity(1.0, 2.0) == {"gpu_utilization_pct": [20.0, 30.0]}
+
+
+@pytest.mark.usefixtures("_at_once")
+def test_a_quantity_has_the_readings_that_hold_it(clock: FakeClock) -> None:
+    readings = [
+        {"gpu_power_w": 300.0, "gpu_sm_clock_mhz": 1980.0},
+        {"gpu_power_w": 310.0},
+        {"gpu_sm_clock_mhz": 1755.0},
+    ]
+    source = FakeGpu(readings, clock)
+    with Sampler(source, interval_s=0.0, clock=clock) as sampler:
+        assert source.exhausted.wait(LONG_S)
+    expected = {"gpu_power_w": [300.0, 310.0], "gpu_sm_clock_mhz": [1980.0, 1755.0]}
+    assert sampler.by_quantity(0.0, 100.0) == expected
+    assert sampler.by_quantity(50.0, 100.0) == {}
 
 
 @pytest.mark.usefixtures("_at_once")
 def test_the_block_ends_when_the_thread_has() -> None:
     asked = threading.Event()
 
-    def utilization_pct() -> float:
+    def read() -> dict[str, float]:
         asked.set()
         sampler._stop.wait(LONG_S)  # the block ends in the middle of this reading
-        return 50.0
+        return {"gpu_power_w": 50.0}
 
-    sampler = Sampler(SimpleNamespace(reason=None, utilization_pct=utilization_pct), interval_s=0.0)
+    sampler = Sampler(SimpleNamespace(reason=None, reasons={}, read=read), interval_s=0.0)
     with sampler:
         assert asked.wait(LONG_S)
     assert threads() == []
@@ -84,18 +110,22 @@ def test_the_block_ends_when_the_thread_has() -> None:
 
 @pytest.mark.usefixtures("_at_once")
 def test_a_source_that_fails_ends_the_readings_and_gives_the_reason(clock: FakeClock) -> None:
-    source = FakeGpu([10.0], clock, error="NVML: GPU is lost")
+    source = FakeGpu(utilization(10.0), clock, error="NVML: GPU is lost")
     with Sampler(source, interval_s=0.0, clock=clock) as sampler:
         assert sampler._thread is not None
         sampler._thread.join(LONG_S)  # by itself
         assert threads() == []
-    assert sampler.reason == "NVML: GPU is lost"
+        assert sampler.now() == {}
+    assert sampler.reason == sampler.why_not("gpu_power_w") == "NVML: GPU is lost"
     assert len(sampler.between(0.0, 100.0)) == 1
 
 
 @pytest.mark.usefixtures("_at_once")
 def test_the_thread_ends_when_the_block_raises(clock: FakeClock) -> None:
-    with pytest.raises(ZeroDivisionError), Sampler(FakeGpu([1.0] * 100, clock), interval_s=0.0, clock=clock):
+    with (
+        pytest.raises(ZeroDivisionError),
+        Sampler(FakeGpu(utilization(*[1.0] * 100), clock), interval_s=0.0, clock=clock),
+    ):
         raise ZeroDivisionError
     assert threads() == []
 
@@ -108,7 +138,7 @@ def test_the_source_is_not_asked_more_often_than_it_has_news(asked: float, used:
         waited.append(seconds)
         return len(waited) == 4  # then the block ends
 
-    source = FakeGpu([1.0] * 9, clock)
+    source = FakeGpu(utilization(*[1.0] * 9), clock)
     sampler = Sampler(source, interval_s=asked, clock=clock)
     sampler._stop = SimpleNamespace(wait=wait, set=lambda: None)  # type: ignore[assignment]
     with sampler:
@@ -117,52 +147,210 @@ def test_the_source_is_not_asked_more_often_than_it_has_news(asked: float, used:
     assert len(sampler.between(0.0, 100.0)) == 3
 
 
+def test_a_reading_at_once_is_taken_in_the_calling_thread_and_not_kept(clock: FakeClock) -> None:
+    source = FakeGpu([{"gpu_power_w": 300.0}], clock)
+    sampler = Sampler(source, clock=clock)
+    assert sampler.now() == {"gpu_power_w": 300.0}
+    assert source.threads == {threading.current_thread().name}
+    assert sampler.between(0.0, 100.0) == []
+    assert sampler.now() == {}  # the source raised
+
+
 def test_without_a_source_there_is_a_reason_and_no_thread() -> None:
     with Sampler(NoSource("the device is not a GPU")) as sampler:
         assert threads() == []
-    assert sampler.reason == "the device is not a GPU"
+    assert sampler.reason == sampler.why_not("gpu_power_w") == "the device is not a GPU"
     assert sampler.between(0.0, float("inf")) == []
+    assert (sampler.by_quantity(0.0, float("inf")), sampler.now()) == ({}, {})
 
 
 def test_no_source_raises_its_reason() -> None:
     with pytest.raises(OSError, match="the device is not a GPU"):
-        nvml_source(None).utilization_pct()
+        nvml_source(None).read()
 
 
 class NvmlError(Exception):
     pass
 
 
-def nvml(handle_of: dict[str, str], utilization: int | None = 97) -> SimpleNamespace:
-    def by_uuid(uuid: str) -> str:
-        if uuid not in handle_of:
+class FakeNvml:
+    """The part of pynvml that is used; `lacks` names functions of the driver that answer "Not Supported"."""
+
+    NVMLError = NvmlError
+    NVML_CLOCK_SM, NVML_TEMPERATURE_GPU = 1, 0
+
+    def __init__(self, *uuids: str, pids: tuple[int, ...] = (os.getpid(),), lacks: tuple[str, ...] = ()) -> None:
+        self.uuids, self.pids, self.lacks = uuids, pids, lacks
+        self.calls: list[str] = []
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        pass
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802
+        if uuid not in self.uuids:
             raise NvmlError("Not Found")
-        return handle_of[uuid]
+        return f"handle of {uuid}"
 
-    def rates(handle: str) -> SimpleNamespace:
-        if utilization is None:
-            raise NvmlError("Not Supported")
-        return SimpleNamespace(gpu=utilization)
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        answers: dict[str, Callable[[], Any]] = {
+            "nvmlDeviceGetUtilizationRates": lambda: SimpleNamespace(gpu=97, memory=40),
+            "nvmlDeviceGetPowerUsage": lambda: 512_500,
+            "nvmlDeviceGetClockInfo": lambda: 1980,
+            "nvmlDeviceGetTemperature": lambda: 45,
+            "nvmlDeviceGetMemoryInfo": lambda: SimpleNamespace(used=2**34, total=2**37),
+            "nvmlDeviceGetCurrentClocksEventReasons": lambda: 0x4,
+            "nvmlDeviceGetCurrentClocksThrottleReasons": lambda: 0x8,
+            "nvmlDeviceGetComputeRunningProcesses": lambda: [SimpleNamespace(pid=pid) for pid in self.pids],
+            "nvmlDeviceGetTotalEnergyConsumption": lambda: 1_234_500,
+        }
+        if name not in answers:
+            raise AttributeError(name)
 
-    return SimpleNamespace(
-        NVMLError=NvmlError,
-        nvmlInit=lambda: None,
-        nvmlDeviceGetHandleByUUID=by_uuid,
-        nvmlDeviceGetUtilizationRates=rates,
-    )
+        def call(handle: str, *which: int) -> Any:
+            asked = {
+                "nvmlDeviceGetClockInfo": self.NVML_CLOCK_SM,
+                "nvmlDeviceGetTemperature": self.NVML_TEMPERATURE_GPU,
+            }
+            assert handle == f"handle of {self.uuids[0]}"
+            assert which == ((asked[name],) if name in asked else ())
+            self.calls.append(name)
+            if name in self.lacks:
+                raise NvmlError("Not Supported")
+            return answers[name]()
+
+        return call
 
 
-@pytest.mark.parametrize("uuid", ["0a1b", "GPU-0a1b"])
-def test_a_gpu_is_found_by_its_uuid_as_torch_or_nvml_writes_it(uuid: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", nvml({"GPU-0a1b": "handle"}))
+class OldNvml(FakeNvml):
+    """A pynvml from before `absent` came; by default, before clock event reasons had that name."""
+
+    absent: tuple[str, ...] = ("nvmlDeviceGetCurrentClocksEventReasons",)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name in self.absent:
+            raise AttributeError(f"module 'pynvml' has no attribute '{name}'")
+        return super().__getattr__(name)
+
+
+GPU = "GPU-0a1b"
+ALL = {
+    "gpu_utilization_pct": 97.0,
+    "gpu_power_w": 512.5,
+    "gpu_sm_clock_mhz": 1980.0,
+    "gpu_temperature_c": 45.0,
+    "gpu_memory_used_bytes": 2.0**34,
+    "gpu_clock_event_reasons": 4.0,
+    "gpu_processes": 0.0,
+}
+
+
+def source_of(monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml, uuid: str = GPU) -> NvmlSource:
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
     source = nvml_source(uuid)
-    assert source.reason is None
-    assert source.utilization_pct() == 97.0
+    assert isinstance(source, NvmlSource) and source.reason is None
+    return source
+
+
+def without(*quantities: str) -> dict[str, float]:
+    return {quantity: value for quantity, value in ALL.items() if quantity not in quantities}
+
+
+def test_a_gpu_gives_all_quantities_in_their_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = source_of(monkeypatch, FakeNvml(GPU))
+    assert source.read() == ALL
+    assert source.reasons == {}
+    assert source.joules() == 1234.5
+
+
+@pytest.mark.parametrize(
+    ("uuid", "name"),
+    [("0a1b", "GPU-0a1b"), ("GPU-0a1b", "GPU-0a1b"), ("MIG-5c6d", "MIG-5c6d")],
+    ids=["torch", "nvml", "part of a GPU"],
+)
+def test_a_gpu_is_found_by_its_uuid_however_it_is_written(
+    uuid: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert source_of(monkeypatch, FakeNvml(name), uuid).read() == ALL
+
+
+REFUSED = {
+    "gpu_utilization_pct": "nvmlDeviceGetUtilizationRates",  # as on a part of a GPU (MIG)
+    "gpu_power_w": "nvmlDeviceGetPowerUsage",
+    "gpu_temperature_c": "nvmlDeviceGetTemperature",
+    "gpu_processes": "nvmlDeviceGetComputeRunningProcesses",
+}
+
+
+@pytest.mark.parametrize("quantity", REFUSED)
+def test_a_quantity_that_nvml_refuses_has_a_reason_and_the_others_go_on(
+    quantity: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml = FakeNvml(GPU, lacks=(REFUSED[quantity],))
+    source = source_of(monkeypatch, nvml)
+    sampler = Sampler(source)
+    assert [source.read(), sampler.now()] == [without(quantity)] * 2
+    assert source.reasons == {quantity: "NVML: Not Supported"}
+    assert sampler.why_not(quantity) == "NVML: Not Supported"
+    assert sampler.why_not("gpu_memory_used_bytes") is None
+    nvml.lacks = ()  # an error that passes does not silence the quantity for good
+    assert quantity in source.read() and source.reasons == {}
+
+
+def test_a_gpu_that_refuses_everything_is_an_os_error_which_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusing(FakeNvml):
+        def __getattr__(self, name: str) -> Callable[..., Any]:
+            self.lacks = (name,)
+            return super().__getattr__(name)
+
+    source = source_of(monkeypatch, Refusing(GPU))
+    for _ in range(2):
+        with pytest.raises(OSError, match=r"^NVML: Not Supported$"):
+            source.read()
+    assert set(source.reasons) == set(ALL)
+
+
+def test_a_gpu_without_an_energy_counter_is_an_os_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = source_of(monkeypatch, FakeNvml(GPU, lacks=("nvmlDeviceGetTotalEnergyConsumption",)))
+    with pytest.raises(OSError, match="NVML: Not Supported"):
+        source.joules()
+
+
+def test_an_older_pynvml_calls_clock_events_throttle_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert source_of(monkeypatch, OldNvml(GPU)).read() == ALL | {"gpu_clock_event_reasons": 8.0}
+
+
+def test_an_older_driver_calls_clock_events_throttle_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = source_of(monkeypatch, FakeNvml(GPU, lacks=("nvmlDeviceGetCurrentClocksEventReasons",)))
+    assert source.read() == ALL | {"gpu_clock_event_reasons": 8.0}
+
+
+def test_a_pynvml_without_either_name_has_a_reason_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = OldNvml(GPU)
+    nvml.absent = (*OldNvml.absent, "nvmlDeviceGetCurrentClocksThrottleReasons")
+    source = source_of(monkeypatch, nvml)
+    assert source.read() == without("gpu_clock_event_reasons")
+    assert "nvmlDeviceGetCurrentClocksThrottleReasons" in source.reasons["gpu_clock_event_reasons"]
+
+
+@pytest.mark.parametrize("others", [0, 1, 3])
+def test_other_processes_on_the_gpu_are_counted(others: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pids = (os.getpid(), *range(2**23, 2**23 + others))  # above any pid that Linux gives
+    assert source_of(monkeypatch, FakeNvml(GPU, pids=pids)).read()["gpu_processes"] == others
+
+
+def test_in_a_container_that_shows_no_process_others_are_unknown_and_not_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = source_of(monkeypatch, FakeNvml(GPU, pids=()))
+    assert source.read() == without("gpu_processes")
+    assert source.reasons == {"gpu_processes": "the driver lists no process to this container, not even this one"}
+
+
+def test_in_a_container_that_shows_pids_of_the_host_one_of_them_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert source_of(monkeypatch, FakeNvml(GPU, pids=(2**23, 2**23 + 1))).read()["gpu_processes"] == 1
 
 
 def test_a_gpu_that_nvml_does_not_know_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", nvml({}))
-    assert nvml_source("0a1b").reason == "NVML: Not Found"
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(GPU))
+    assert nvml_source("9f9f").reason == "NVML: Not Found"
 
 
 def test_a_machine_without_pynvml_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +359,84 @@ def test_a_machine_without_pynvml_has_a_reason(monkeypatch: pytest.MonkeyPatch) 
     assert reason is not None and "pynvml" in reason
 
 
-def test_a_driver_that_refuses_is_an_os_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", nvml({"GPU-0a1b": "handle"}, utilization=None))
-    with pytest.raises(OSError, match="NVML: Not Supported"):
-        nvml_source("0a1b").utilization_pct()
+class Cpu:
+    """The CPU times and the process that psutil shows."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._times = psutil.cpu_times()._replace(**dict.fromkeys(psutil.cpu_times()._fields, 64.0))
+        monkeypatch.setattr(psutil, "_last_cpu_times", {})  # what the real times of this process were is kept apart
+        monkeypatch.setattr(psutil, "cpu_times", lambda: self._times)
+        processes = {os.getpid(): SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=4096, vms=2**40))}
+        monkeypatch.setattr(psutil, "Process", processes.__getitem__)
+
+    def spend(self, busy: float, idle: float) -> None:
+        self._times = self._times._replace(user=self._times.user + busy, idle=self._times.idle + idle)
+
+
+@pytest.fixture
+def cpu(monkeypatch: pytest.MonkeyPatch) -> Cpu:
+    return Cpu(monkeypatch)
+
+
+def test_the_host_gives_its_load_since_the_last_reading_and_our_resident_bytes(cpu: Cpu) -> None:
+    source = PsutilSource()
+    cpu.spend(busy=3.0, idle=1.0)
+    assert source.read() == {"cpu_utilization_pct": 75.0, "process_bytes": 4096.0}
+    cpu.spend(busy=1.0, idle=3.0)
+    assert source.read()["cpu_utilization_pct"] == 25.0
+    assert (source.reason, source.reasons) == (None, {})
+
+
+def test_the_first_load_that_the_thread_reads_is_since_the_source_was_made(cpu: Cpu) -> None:
+    source = PsutilSource()
+    cpu.spend(busy=3.0, idle=1.0)
+    found: list[dict[str, float]] = []
+    thread = threading.Thread(target=lambda: found.append(source.read()))
+    thread.start()
+    thread.join(LONG_S)
+    assert found[0]["cpu_utilization_pct"] == 75.0
+
+
+def test_sources_give_the_quantities_of_all(clock: FakeClock) -> None:
+    sources = Sources(FakeGpu([{"gpu_power_w": 300.0}], clock), FakeGpu([{"process_bytes": 4096.0}], clock))
+    assert sources.reason is None
+    assert sources.read() == {"gpu_power_w": 300.0, "process_bytes": 4096.0}
+
+
+def test_a_source_without_readings_leaves_the_others(clock: FakeClock) -> None:
+    sources = Sources(NoSource("the device is not a GPU"), FakeGpu([{"process_bytes": 4096.0}], clock))
+    assert sources.reason is None
+    assert sources.read() == {"process_bytes": 4096.0}
+
+
+def test_a_source_that_fails_leaves_the_others(clock: FakeClock) -> None:
+    sources = Sources(FakeGpu([], clock), FakeGpu([{"process_bytes": 4096.0}], clock, error="no /proc"))
+    assert sources.read() == {"process_bytes": 4096.0}
+    with pytest.raises(OSError, match="GPU is lost; no /proc"):
+        sources.read()
+
+
+def test_sources_without_any_readings_give_all_reasons() -> None:
+    sources = Sources(NoSource("the device is not a GPU"), NoSource("no psutil"))
+    assert sources.reason == "the device is not a GPU; no psutil"
+    with Sampler(sources) as sampler:
+        assert threads() == []
+    assert sampler.why_not("process_bytes") == "the device is not a GPU; no psutil"
+
+
+def test_the_reason_of_a_missing_quantity_comes_from_its_source(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = source_of(monkeypatch, FakeNvml(GPU, lacks=("nvmlDeviceGetPowerUsage",)))
+    sampler = Sampler(Sources(gpu, FakeGpu([{"process_bytes": 4096.0}], clock)))
+    assert sampler.now() == without("gpu_power_w") | {"process_bytes": 4096.0}
+    assert sampler.why_not("gpu_power_w") == "NVML: Not Supported"
+    assert sampler.why_not("process_bytes") is None
+
+
+def test_beside_another_source_a_machine_without_a_gpu_still_says_why_its_quantities_are_missing(
+    clock: FakeClock,
+) -> None:
+    sampler = Sampler(Sources(NoSource("the device is not a GPU"), FakeGpu([{"process_bytes": 4096.0}], clock)))
+    assert sampler.now() == {"process_bytes": 4096.0}
+    assert sampler.why_not("gpu_power_w") == "the device is not a GPU"

@@ -1,10 +1,10 @@
-"""What a timed call waits for, and when a callable counts as warm."""
+"""What a timed call waits for, what the device alone needs for it, and when a callable counts as warm."""
 
 from collections.abc import Callable
 
 import pytest
 
-from boundby.timer import Timer, WarmUpRule, warm_up
+from boundby.timer import DeviceTime, Timer, WarmUpRule, warm_up
 from tests.fakes import FakeClock
 
 RULE = WarmUpRule(least_runs=1, least_s=0.0, window_runs=4, window_s=0.0, tolerance=0.03, cap_s=1000.0)
@@ -64,6 +64,134 @@ def test_without_a_device_the_time_is_that_of_the_call(clock: FakeClock) -> None
 def test_an_error_of_the_work_passes_through(clock: FakeClock) -> None:
     with pytest.raises(ZeroDivisionError):
         Timer(clock).isolated(lambda: 1 / 0)
+
+
+def test_to_issue_a_call_takes_the_time_of_the_host_and_not_of_the_device(clock: FakeClock, device: Device) -> None:
+    def work() -> None:
+        clock.advance(0.125)
+        device.work(8.0)()
+
+    device.work(64.0)()  # left over from before: the host issues the call into an empty queue
+    device.events.clear()
+    assert Timer(clock, device.synchronize).enqueue(work) == 0.125
+    assert device.events == ["synchronize", "work", "synchronize"]  # and leaves it empty
+
+
+class QueuedDevice:
+    """A device that runs behind the host: work of known length, in order, once it is issued. A mark is when it passed.
+
+    `held` are the backlogs asked for; the device keeps each for `keeps` times as long.
+    """
+
+    def __init__(self, clock: FakeClock, keeps: float = 1.0) -> None:
+        self.clock, self._keeps = clock, keeps
+        self._idle_at = 0.0
+        self.held: list[float] = []
+
+    def launch(self, host_s: float, device_s: float) -> None:
+        self.clock.advance(host_s)
+        self._idle_at = max(self._idle_at, self.clock.now) + device_s
+
+    def synchronize(self) -> None:
+        self.clock.now = max(self.clock.now, self._idle_at)
+
+    def hold(self, seconds: float) -> None:
+        self.held.append(seconds)
+        self.launch(0.0, self._keeps * seconds)
+
+    def mark(self) -> float:
+        return max(self._idle_at, self.clock.now)
+
+    def has_passed(self, mark: float) -> bool:
+        return self.clock.now >= mark
+
+    def seconds_between(self, start: float, end: float) -> float:
+        return end - start
+
+
+HOST_S, DEVICE_S, LAUNCHES = 2**-10, 2**-13, 8  # the device is eight times as quick as the host that feeds it
+
+
+def launches(queue: QueuedDevice) -> Callable[[], None]:
+    def work() -> None:
+        for _ in range(LAUNCHES):
+            queue.launch(HOST_S, DEVICE_S)
+
+    return work
+
+
+def test_marks_without_a_backlog_would_measure_the_gaps_of_the_host(clock: FakeClock) -> None:
+    queue = QueuedDevice(clock)
+    start = queue.mark()
+    launches(queue)()
+    assert queue.seconds_between(start, queue.mark()) == LAUNCHES * HOST_S + DEVICE_S
+
+
+def test_the_time_on_the_device_has_no_gap_of_the_host(clock: FakeClock) -> None:
+    queue = QueuedDevice(clock)
+    timer = Timer(clock, queue.synchronize)
+    enqueue_s = timer.enqueue(launches(queue))
+    assert enqueue_s == LAUNCHES * HOST_S
+    assert timer.on_device(launches(queue), queue, enqueue_s) == DeviceTime(LAUNCHES * DEVICE_S)
+    assert queue.held == [1.5 * enqueue_s]
+
+
+def test_the_time_on_the_device_is_not_that_of_work_left_in_its_queue(clock: FakeClock) -> None:
+    queue = QueuedDevice(clock)
+    queue.launch(0.0, 64.0)
+    timer = Timer(clock, queue.synchronize)
+    assert timer.on_device(launches(queue), queue, LAUNCHES * HOST_S).seconds == LAUNCHES * DEVICE_S
+    assert queue.has_passed(queue.mark())  # and none is left in it
+
+
+@pytest.mark.parametrize(("keeps", "is_valid"), [(1.0, True), (0.75, True), (0.625, False), (0.0, False)])
+def test_a_device_that_had_to_wait_for_the_host_has_no_time(clock: FakeClock, keeps: float, is_valid: bool) -> None:
+    queue = QueuedDevice(clock, keeps)
+    found = Timer(clock, queue.synchronize).on_device(launches(queue), queue, LAUNCHES * HOST_S)
+    if is_valid:
+        assert found == DeviceTime(LAUNCHES * DEVICE_S)
+    else:
+        assert found == DeviceTime(None, "the device reached the call before the host had issued all of it")
+    assert queue.has_passed(queue.mark())
+
+
+def test_a_call_that_waits_for_the_device_itself_has_no_device_time(clock: FakeClock) -> None:
+    queue = QueuedDevice(clock)
+
+    def work() -> None:
+        queue.launch(HOST_S, DEVICE_S)
+        queue.synchronize()  # such as .item()
+
+    found = Timer(clock, queue.synchronize).on_device(work, queue, HOST_S)
+    assert found.seconds is None and found.reason is not None
+
+
+@pytest.mark.parametrize(
+    ("enqueue_s", "backlog_s"),
+    [(0.0, 1e-3), (0.0005, 1e-3), (0.001, 1.5e-3), (0.02, 0.03), (0.033, 0.0495)],
+)
+def test_a_backlog_lasts_half_as_long_again_as_the_host_needs_and_at_least_1_ms(
+    clock: FakeClock, enqueue_s: float, backlog_s: float
+) -> None:
+    queue = QueuedDevice(clock)
+    Timer(clock, queue.synchronize).on_device(launches(queue), queue, enqueue_s)
+    assert queue.held == [pytest.approx(backlog_s, rel=1e-12)]
+
+
+def test_a_call_that_takes_longer_to_issue_than_a_backlog_may_last_is_not_made(clock: FakeClock) -> None:
+    queue = QueuedDevice(clock)
+    found = Timer(clock, queue.synchronize).on_device(lambda: 1 / 0, queue, enqueue_s=0.034)
+    assert found.seconds is None and found.reason is not None and "takes 34 ms" in found.reason
+    assert queue.held == []
+
+
+def test_an_error_of_the_work_on_the_device_passes_through(clock: FakeClock) -> None:
+    queue = QueuedDevice(clock)
+    timer = Timer(clock, queue.synchronize)
+    with pytest.raises(ZeroDivisionError):
+        timer.enqueue(lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        timer.on_device(lambda: 1 / 0, queue, HOST_S)
 
 
 def times(clock: FakeClock, seconds: Callable[[int], float]) -> Callable[[], None]:

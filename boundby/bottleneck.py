@@ -1,0 +1,115 @@
+"""What any callable is bound by: its times, its work and this machine's ceilings, brought together into a verdict."""
+
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+
+import torch
+
+from boundby.ceilings import Ceilings
+from boundby.disturbance import HostCounters, Watch
+from boundby.interventions import fewer_threads, graph_replay
+from boundby.roofline import Interval, OperatorLoad
+from boundby.stats import Estimate, estimate
+from boundby.timer import DeviceQueue, Timer, WarmUpRule, Work, warm_up
+from boundby.verdict import Gain, Times, Verdict, judge
+from boundby.work import Work as CountedWork
+from boundby.work import count
+
+ROUNDS = 7
+ROUND_S = 0.05
+LEAST_CALLS = 3
+COUNTS = 3
+
+
+def bottleneck(  # noqa: PLR0913  (the callable, the machine and the dtype; instruments and extras by keyword alone)
+    work: Work,
+    ceilings: Ceilings,
+    dtype: str,
+    *,
+    timer: Timer,
+    queue: DeviceQueue | None = None,
+    make_input: Work | None = None,
+    watch: Watch | None = None,
+    fixes: Sequence[Gain] = (),
+) -> Verdict:
+    """Return the verdict on `work`, one forward in `dtype` that needs no gradients.
+
+    `queue` is that of the GPU it runs on, None on a CPU. `make_input` is what happens before each call (tokenizing);
+    its time is held against that of `work`. `watch` notices what else uses the machine, by default on the host.
+    Raises ValueError where the FLOPs of an operator are not known.
+    """
+    on_host = queue is None
+    watch = (watch or Watch(HostCounters())).start()
+    warm_up(work, timer, WarmUpRule(least_s=ROUND_S, cap_s=20 * ROUND_S))
+    times = _times(work, timer, queue, make_input)
+    threads = torch.get_num_threads() if on_host else 1
+    doubts = [f"disturbed: {each.text}" for each in watch.stop().disturbances(threads)]
+    counted = counted_quietly(work, on_host)
+    tried = fewer_threads(work, timer) if on_host else graph_replay(work, timer)
+    return judge(
+        times,
+        loads([counted]),
+        ceilings.limits(dtype),
+        weights_bytes=counted.least_bytes,
+        on_host=on_host,
+        interventions=[tried] if tried else [],
+        fixes=fixes,
+        doubts=doubts,
+        reason=f"the ceilings of this machine in {dtype} were not measured",
+    )
+
+
+def loads(counted: Sequence[CountedWork]) -> list[OperatorLoad]:
+    """Return what each operator does in one forward, as the mean over forwards that were counted."""
+    sums: dict[tuple[object, ...], list[float]] = {}
+    is_timed = all(each.seconds is not None for work in counted for each in work.operators)
+    for each in (operator for work in counted for operator in work.operators):
+        other = each.bytes - each.given_bytes
+        values = (each.calls, each.flops, each.given_bytes, other, each.new_bytes, each.seconds or 0.0)
+        total = sums.setdefault((each.name, each.shapes), [0.0] * len(values))
+        total[:] = [one + more for one, more in zip(total, values, strict=True)]
+    n = len(counted)
+    return [
+        OperatorLoad(str(name), *(value / n for value in values[:5]), seconds=values[5] / n if is_timed else None)
+        for (name, _), values in sums.items()
+    ]
+
+
+def counted_quietly(work: Work, on_host: bool) -> CountedWork:
+    """Return the work of one call; on the host of several counts the quickest, whose operators were least disturbed."""
+    if not on_host:
+        return count(work)
+    counts = [count(work, clock=time.perf_counter) for _ in range(COUNTS)]
+    return min(counts, key=lambda each: sum(operator.seconds or 0.0 for operator in each.operators))
+
+
+def interval(found: Estimate) -> Interval:
+    """Return the interval of an estimate; one round has none, and its ends are the value."""
+    return Interval(found.value, found.low or found.value, found.high or found.value)
+
+
+def _times(work: Work, timer: Timer, queue: DeviceQueue | None, make_input: Work | None) -> Times:
+    isolated = _rounds(lambda: timer.isolated(work))
+    inputs = _rounds(lambda: timer.isolated(make_input)) if make_input else None
+    if queue is None:
+        return Times(interval(estimate(isolated)), input_s=median(inputs) if inputs else None)
+    enqueue = median(_rounds(lambda: timer.enqueue(work)))
+    device = [each.seconds for each in (timer.on_device(work, queue, enqueue) for _ in range(ROUNDS)) if each.seconds]
+    return Times(
+        isolated_s=interval(estimate(isolated)),
+        device_s=interval(estimate(device)) if device else None,
+        enqueue_s=enqueue,
+        input_s=median(inputs) if inputs else None,
+    )
+
+
+def _rounds(timed: Callable[[], float]) -> list[float]:
+    """Return the median of each of `ROUNDS` rounds of calls."""
+    found = []
+    for _ in range(ROUNDS):
+        seconds = [timed() for _ in range(LEAST_CALLS)]
+        while sum(seconds) < ROUND_S:
+            seconds.append(timed())
+        found.append(median(seconds))
+    return found

@@ -1,0 +1,334 @@
+"""The measured limits of this machine: FLOP/s by dtype and setting, bytes/s by working set, the cost of one operator.
+
+Data sheets are no substitute: they quote sparse figures, and tables that match names miss (docs/method.md). A limit is
+what the machine can do, so the best of several blocks counts (Chen & Revels 2016); `low` is their median, which tells
+how sure that is. Square matrix products set the peak; bytes/s are those of copy and addition, whichever is faster.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any, TypeVar
+
+import torch
+
+from boundby import environment, files
+from boundby.device import describe, synchronizer
+from boundby.disturbance import HostCounters, Watch
+from boundby.roofline import Interval, Limits
+from boundby.timer import Timer, Work
+
+SCHEMA_VERSION = 1
+T = TypeVar("T")
+BUDGET_S = 5.0  # twice on a disturbed machine
+BLOCKS = 7
+BLOCK_S = 0.01  # long beside the clock and the wait for the device
+PRECISIONS = ("highest", "high", "medium")  # of float32 matrix products, torch.set_float32_matmul_precision
+SIZES = {"cpu": (256, 512, 1024, 2048), "cuda": (2048, 4096, 8192)}
+DTYPES = {"cpu": ("float32", "bfloat16"), "cuda": ("float32", "bfloat16", "float16")}
+LEAST_MEMORY_BYTES = 256 * 2**20
+LARGEST_SHARE_OF_MEMORY = 0.25
+ASSUMED_CACHE_BYTES = (512 * 2**10, 32 * 2**20)  # of a CPU that does not tell
+NEW = "new memory"
+TINY_OPERATORS = 500  # fewer than a GPU's launch queue takes
+
+
+@dataclass(frozen=True)
+class ComputeCeiling:
+    """FLOP/s of matrix products in one dtype under one setting; `relative_error` is against float64."""
+
+    dtype: str
+    precision: str | None
+    is_configured: bool
+    flops_per_s: float
+    low: float
+    size: int
+    relative_error: float
+
+
+@dataclass(frozen=True)
+class MemoryCeiling:
+    """Bytes/s, read and written, while everything touched has `working_set_bytes`.
+
+    The level `new memory` is what writing to memory reaches that was just asked from the system, page after page.
+    """
+
+    level: str
+    working_set_bytes: int
+    bytes_per_s: float
+    low: float
+    operation: str
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """All limits of one machine under one number of threads."""
+
+    device: dict[str, Any]
+    compute: tuple[ComputeCeiling, ...]
+    memory: tuple[MemoryCeiling, ...]
+    dispatch_s: float
+    dispatch_high_s: float
+    seconds: float
+    doubts: tuple[str, ...] = ()
+
+    def configured(self, dtype: str) -> ComputeCeiling | None:
+        """Return the limit in this dtype with the settings in use, or None where it was not measured."""
+        return next((each for each in self.compute if each.dtype == dtype and each.is_configured), None)
+
+    def best(self, dtype: str | None = None) -> ComputeCeiling:
+        """Return the highest limit in this dtype, or in any."""
+        return max((each for each in self.compute if dtype in (None, each.dtype)), key=lambda each: each.flops_per_s)
+
+    def limits(self, dtype: str) -> Limits | None:
+        """Return what a verdict compares with: the configured limits, or None where there are none for this dtype."""
+        configured = self.configured(dtype)
+        if configured is None:
+            return None
+        rate = configured.flops_per_s
+        rates = {each.level: Interval(each.bytes_per_s, each.low, each.bytes_per_s) for each in self.memory}
+        return Limits(
+            flops_per_s=Interval(rate, configured.low, rate),
+            bytes_per_s=tuple((each.working_set_bytes, rates[each.level]) for each in self.memory if each.level != NEW),
+            dispatch_s=Interval(self.dispatch_s, self.dispatch_s, self.dispatch_high_s),
+            new_bytes_per_s=rates.get(NEW),
+        )
+
+    def joined(self, again: "Ceilings") -> "Ceilings":
+        """Return what two measurements say: the one that nothing disturbed, else the higher of both for each limit."""
+        if not again.doubts:
+            return again
+        return replace(
+            again,
+            compute=_higher(self.compute, again.compute, lambda each: each.flops_per_s),
+            memory=_higher(self.memory, again.memory, lambda each: each.bytes_per_s),
+            dispatch_s=min(self.dispatch_s, again.dispatch_s),
+            dispatch_high_s=min(self.dispatch_high_s, again.dispatch_high_s),
+            seconds=self.seconds + again.seconds,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Ceilings":
+        """Return the ceilings that `as_dict` gave. Raises TypeError or KeyError on anything else."""
+        compute = tuple(ComputeCeiling(**each) for each in values["compute"])
+        memory = tuple(MemoryCeiling(**each) for each in values["memory"])
+        return cls(**{**values, "compute": compute, "memory": memory, "doubts": tuple(values["doubts"])})
+
+
+def cached(folder: Path, device: torch.device, dtypes: Sequence[str]) -> tuple[Ceilings, Path, bool]:
+    """Return the ceilings of this machine, the file that keeps them, and whether they were measured just now.
+
+    There is one file per machine, device, threads, settings and torch. On a disturbed machine they are measured twice,
+    and not kept if that did not help.
+    """
+    key = [SCHEMA_VERSION, environment.machine_fingerprint(), describe(device), _settings(), list(dtypes)]
+    path = folder / f"ceilings-{files.sha256_of(key)[:16]}.json"
+    try:
+        return Ceilings.from_dict(files.read_json(path)), path, False
+    except (OSError, ValueError, TypeError, KeyError):
+        found = measure(device, dtypes=dtypes)
+        if found.doubts:
+            found = found.joined(measure(device, dtypes=dtypes))
+    if not found.doubts:
+        folder.mkdir(parents=True, exist_ok=True)
+        files.write_json(path, found.as_dict())
+    return found, path, True
+
+
+def measure(
+    device: torch.device,
+    *,
+    dtypes: Sequence[str] | None = None,
+    budget_s: float = BUDGET_S,
+    timer: Timer | None = None,
+    watch: Watch | None = None,
+) -> Ceilings:
+    """Return the limits of `device`, measured within about `budget_s`; the settings in use are left as they were."""
+    timer = timer or Timer(synchronize=synchronizer(device))
+    watch = (watch or Watch(HostCounters())).start()
+    wanted = dtypes or DTYPES[device.type]
+    points = len(wanted) + (len(PRECISIONS) - 1) * ("float32" in wanted)
+    bench = _Bench(device, timer, slot_s=budget_s / (2 * points + 8))
+    start = timer.clock()
+    with torch.inference_mode():
+        dispatch = bench.dispatch()
+        compute = tuple(each for dtype in wanted for each in bench.compute(dtype))
+        memory = [bench.memory(level, size) for level, size in _working_sets(device)]
+        if device.type == "cpu":
+            memory.append(bench.new_memory(memory[-1]))
+    disturbances = watch.stop().disturbances(torch.get_num_threads())
+    return Ceilings(
+        device=describe(device),
+        compute=compute,
+        memory=tuple(memory),
+        dispatch_s=dispatch[0],
+        dispatch_high_s=dispatch[1],
+        seconds=timer.clock() - start,
+        doubts=tuple(f"disturbed: the ceilings were measured while {each.text}" for each in disturbances),
+    )
+
+
+def _higher(first: Sequence[T], second: Sequence[T], rate: Callable[[T], float]) -> tuple[T, ...]:
+    return tuple(max(pair, key=rate) for pair in zip(first, second, strict=True))
+
+
+class _Bench:
+    """Times blocks of one operation; `slot_s` is what one limit may take."""
+
+    def __init__(self, device: torch.device, timer: Timer, slot_s: float) -> None:
+        self.device, self.timer, self.slot_s = device, timer, slot_s
+
+    def compute(self, dtype: str) -> list[ComputeCeiling]:
+        """Return the limits in one dtype: one per setting of float32, else one."""
+        in_use = torch.get_float32_matmul_precision()
+        if dtype != "float32":
+            return [self._product(dtype, None, True)]
+        found = []
+        for precision in PRECISIONS:
+            with matmul_precision(precision):
+                found.append(self._product(dtype, precision, precision == in_use))
+        return found
+
+    def _product(self, dtype: str, precision: str | None, is_configured: bool) -> ComputeCeiling:
+        """Time products of growing size while the next one fits into the slot, and return the best.
+
+        The right factor is transposed, as the weight of a linear layer is: some CPUs multiply bfloat16 seven times
+        faster that way.
+        """
+        best: tuple[float, float, int] | None = None
+        error, spent = 0.0, 0.0
+        for size in SIZES[self.device.type]:
+            flops = 2 * size**3
+            if best and spent + BLOCKS * flops / best[0] > self.slot_s:
+                break
+            left = _filled((size, size), dtype, self.device, seed=0)
+            right = _filled((size, size), dtype, self.device, seed=1).t()
+            out = torch.empty_like(left)
+            if best is None:
+                error = _relative_error(left, right)
+            fastest, middle, seconds = self._blocks(lambda a=left, b=right, c=out: torch.mm(a, b, out=c))
+            spent += seconds
+            if best is None or flops / fastest > best[0]:
+                best = (flops / fastest, flops / middle, size)
+        assert best is not None
+        return ComputeCeiling(dtype, precision, is_configured, best[0], best[1], best[2], error)
+
+    def memory(self, level: str, working_set: int) -> MemoryCeiling:
+        """Return the faster of copying and adding where all tensors together have `working_set` bytes."""
+        rates = []
+        for operation, tensors in (("copy", 2), ("add", 3)):
+            count = max(1, working_set // (4 * tensors))
+            given = [_filled((count,), "float32", self.device, seed) for seed in range(tensors - 1)]
+            out = torch.empty_like(given[0])
+            work = _copy(given[0], out) if operation == "copy" else _add(given[0], given[1], out)
+            fastest, middle, _ = self._blocks(work)
+            moved = 4 * count * tensors
+            rates.append((moved / fastest, moved / middle, operation))
+        best = max(rates)
+        return MemoryCeiling(level, working_set, best[0], best[1], best[2])
+
+    def new_memory(self, known: MemoryCeiling) -> MemoryCeiling:
+        """Return bytes/s of writing to new memory: what an addition takes beyond reading what is there (`known`)."""
+        count = known.working_set_bytes // 12
+        left, right = (_filled((count,), "float32", self.device, seed) for seed in (0, 1))
+        reading_s = 8 * count / known.bytes_per_s
+        fastest, middle, _ = self._blocks(lambda: torch.add(left, right))
+        rates = [4 * count / max(seconds - reading_s, 4 * count / known.bytes_per_s) for seconds in (fastest, middle)]
+        return MemoryCeiling(NEW, known.working_set_bytes, rates[0], rates[1], "add")
+
+    def dispatch(self) -> tuple[float, float]:
+        """Return the seconds that the host needs to issue one operator: the best, and the median."""
+        one = torch.ones(1, device=self.device)
+
+        def issue() -> None:
+            for _ in range(TINY_OPERATORS):
+                torch.add(one, one)
+
+        issue()
+        times = [self.timer.enqueue(issue) / TINY_OPERATORS for _ in range(3 * BLOCKS)]
+        return min(times), median(times)
+
+    def _blocks(self, work: Work) -> tuple[float, float, float]:
+        """Return the seconds of one call in the best block and in the median block, and the seconds spent."""
+        start = self.timer.clock()
+        self.timer.isolated(work)  # kernels are chosen and memory is mapped by the first call
+        once = self.timer.isolated(work)
+        calls = max(1, math.ceil(BLOCK_S / max(once, 1e-9)))
+        times = [once] if once > self.slot_s / 3 else []
+        while len(times) < BLOCKS and (len(times) < 1 or self.timer.clock() - start < self.slot_s):
+            times.append(self.timer.pipelined([work] * calls) / calls)
+        return min(times), median(times), self.timer.clock() - start
+
+
+@contextmanager
+def matmul_precision(precision: str) -> Iterator[None]:
+    """Set how float32 matrix products may be rounded, and set it back."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def cache_sizes(root: Path = Path("/sys/devices/system/cpu")) -> tuple[int, int]:
+    """Return the bytes of the private cache of one core and of the last-level cache it shares."""
+    found: dict[int, int] = {}
+    for index in sorted(root.glob("cpu0/cache/index*")):
+        try:
+            level, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))
+        except OSError:
+            continue
+        if kind != "Instruction" and size.endswith("K"):
+            found[int(level)] = int(size[:-1]) * 1024
+    if not found:
+        return ASSUMED_CACHE_BYTES
+    return found.get(2, found[min(found)]), found[max(found)]
+
+
+def _working_sets(device: torch.device) -> list[tuple[str, int]]:
+    """Return the sizes at which bytes/s are measured: inside each cache, and far beyond the last."""
+    if device.type == "cuda":
+        cache = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0) or 40 * 2**20
+        return [("cache", cache // 2), ("memory", max(LEAST_MEMORY_BYTES, 8 * cache))]
+    private, shared = cache_sizes()
+    most = int(LARGEST_SHARE_OF_MEMORY * environment.memory_limit_bytes())
+    own = private * torch.get_num_threads() // 2
+    beyond = min(max(LEAST_MEMORY_BYTES, 8 * shared), most)
+    return [("private cache", own), ("shared cache", max(shared // 2, 2 * own)), ("memory", beyond)]
+
+
+def _copy(source: torch.Tensor, out: torch.Tensor) -> Work:
+    return lambda: out.copy_(source)
+
+
+def _add(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> Work:
+    return lambda: torch.add(left, right, out=out)
+
+
+def _filled(shape: tuple[int, ...], dtype: str, device: torch.device, seed: int) -> torch.Tensor:
+    generator = torch.Generator(device).manual_seed(seed)
+    values = torch.randn(shape, generator=generator, device=device)
+    return values.to(getattr(torch, dtype))
+
+
+def _relative_error(left: torch.Tensor, right: torch.Tensor) -> float:
+    """Return the largest error of the product, over its largest value, against float64."""
+    exact = left.double() @ right.double()
+    return float(((left @ right).double() - exact).abs().max() / exact.abs().max())
+
+
+def _settings() -> dict[str, Any]:
+    return {
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "matmul_precision": torch.get_float32_matmul_precision(),
+        "environment": environment.settings(),
+    }

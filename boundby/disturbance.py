@@ -1,0 +1,238 @@
+"""What else used the machine while something was measured: a window of counters, and what in it disturbed the numbers.
+
+The counters are the kernel's (proc(5), getrusage(2), cgroups) and NVML's, never the times that are judged, so that to
+repeat a disturbed round does not choose among results. Where a kernel keeps a counter from this process, what it would
+have shown is unknown and disturbs nothing.
+"""
+
+import os
+import resource
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal, Self
+
+Kind = Literal[
+    "foreign_load", "stolen_time", "quota", "preemption", "slow_machine", "gpu_throttled", "gpu_power_cap", "gpu_shared"
+]
+
+CGROUP = Path("/sys/fs/cgroup")
+TICK_S = 0.01  # the resolution of /proc/stat (USER_HZ is 100 on every Linux)
+FOREIGN_CORES = 0.1  # beyond those this process leaves free; two quiet cores showed up to 0.05, one loaded 0.9 to 1.3
+STOLEN_SHARE = 0.02  # of the time of the usable cores
+THROTTLED_SHARE = 0.01  # of the time of the usable cores; the kernel adds it up by core
+SWITCHES_PER_S = 120.0  # involuntary; two quiet cores showed up to 60, one of them loaded by another process 176 to 370
+SLOWER = 1.5  # the reference work against its best in this session; shared cores alone showed up to 1.26
+NVML_THROTTLED = 0x8 | 0x20 | 0x40 | 0x80  # hardware slowdown, software thermal, hardware thermal, power brake
+NVML_POWER_CAP = 0x4
+
+
+@dataclass(frozen=True)
+class Disturbance:
+    """One thing that disturbed a window. `is_passing` tells whether a repeat may escape it."""
+
+    kind: Kind
+    text: str
+    is_passing: bool = True
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What the counters say of one window; None is a counter that this machine does not give."""
+
+    seconds: float
+    cores: int
+    foreign_cores: float | None = None
+    stolen_share: float | None = None
+    throttled_s: float | None = None
+    switches_per_s: float | None = None
+    load: float | None = None
+    slowdown: float | None = None
+    gpu_clock_event_reasons: int | None = None
+    gpu_processes: int | None = None
+    gpu_sm_clock_mhz: tuple[float, ...] = ()
+    gpu_temperature_c: tuple[float, ...] = ()
+
+    def disturbances(self, threads: int) -> tuple[Disturbance, ...]:
+        """Return what disturbed work on `threads` threads of the host, and its device, in this window."""
+        return (*self._on_the_host(threads), *self._on_the_device())
+
+    def _on_the_host(self, threads: int) -> list[Disturbance]:
+        found = []
+        free = max(0, self.cores - threads)
+        unsure = FOREIGN_CORES + 2 * TICK_S * self.cores / self.seconds  # a core's counter may be two ticks off
+        if self.foreign_cores is not None and self.foreign_cores > free + unsure:
+            text = f"other processes used {self.foreign_cores:.1f} of {self.cores} cores"
+            found.append(Disturbance("foreign_load", text))
+        if self.stolen_share is not None and self.stolen_share > STOLEN_SHARE + TICK_S / self.seconds:
+            text = f"the hypervisor kept {100 * self.stolen_share:.0f} % of the cores' time for others"
+            found.append(Disturbance("stolen_time", text))
+        if self.throttled_s is not None and self.throttled_s > THROTTLED_SHARE * self.seconds * self.cores:
+            share = 100 * self.throttled_s / (self.seconds * self.cores)
+            text = f"the container's CPU quota stopped this process for {share:.0f} % of the time"
+            found.append(Disturbance("quota", text, is_passing=False))
+        if self.switches_per_s is not None and self.switches_per_s > SWITCHES_PER_S:
+            text = f"this process was pushed off its core {self.switches_per_s:.0f} times a second"
+            found.append(Disturbance("preemption", text))
+        if self.slowdown is not None and self.slowdown > SLOWER:
+            text = f"a fixed piece of work took {self.slowdown:.1f} times as long as at its best in this session"
+            found.append(Disturbance("slow_machine", text))
+        return found
+
+    def _on_the_device(self) -> list[Disturbance]:
+        found = []
+        reasons = self.gpu_clock_event_reasons or 0
+        if reasons & NVML_THROTTLED:
+            text = f"the GPU slowed its clock down for heat or power (NVML clock events {reasons:#x})"
+            found.append(Disturbance("gpu_throttled", text))
+        if reasons & NVML_POWER_CAP:  # usual under full load: the numbers are those of this power limit
+            text = "the GPU ran at its power limit, which lowers its clock"
+            found.append(Disturbance("gpu_power_cap", text, is_passing=False))
+        if self.gpu_processes:
+            text = f"{self.gpu_processes} other process(es) held the GPU"
+            found.append(Disturbance("gpu_shared", text))
+        return found
+
+
+@dataclass(frozen=True)
+class _Counters:
+    at: float
+    own_s: float
+    switches: int
+    busy_s: float | None
+    stolen_s: float | None
+    throttled_s: float | None
+
+
+@dataclass
+class HostCounters:
+    """The counters of this host for the cores that this process may use."""
+
+    proc: Path = Path("/proc")
+    cgroup: Path = CGROUP
+    cpus: Sequence[int] = field(default_factory=lambda: sorted(usable_cpus()))
+    clock: Callable[[], float] = time.monotonic
+    usage: Callable[[], tuple[float, int]] = field(default_factory=lambda: _own_usage)
+
+    def read(self) -> _Counters:
+        """Return all counters as of now."""
+        own_s, switches = self.usage()
+        busy_s, stolen_s = self._stat()
+        return _Counters(self.clock(), own_s, switches, busy_s, stolen_s, self._throttled())
+
+    def between(self, start: _Counters, end: _Counters) -> Conditions:
+        """Return what happened between two readings."""
+        seconds = max(end.at - start.at, 1e-9)
+        cores = len(self.cpus)
+        foreign = stolen = None
+        if start.busy_s is not None and end.busy_s is not None:
+            foreign = max(0.0, end.busy_s - start.busy_s - (end.own_s - start.own_s)) / seconds
+        if start.stolen_s is not None and end.stolen_s is not None:
+            stolen = (end.stolen_s - start.stolen_s) / (seconds * cores)
+        throttled = None
+        if start.throttled_s is not None and end.throttled_s is not None:
+            throttled = end.throttled_s - start.throttled_s
+        switches_per_s = (end.switches - start.switches) / seconds
+        return Conditions(seconds, cores, foreign, stolen, throttled, switches_per_s, self._load())
+
+    def _stat(self) -> tuple[float | None, float | None]:
+        """Return the seconds in which these cores were busy, and in which the hypervisor ran others instead."""
+        try:
+            lines = (self.proc / "stat").read_text().splitlines()
+        except OSError:
+            return None, None
+        wanted = {f"cpu{number}" for number in self.cpus}
+        rows = [[int(value) for value in line.split()[1:]] for line in lines if line.partition(" ")[0] in wanted]
+        if not rows or any(len(row) < 8 for row in rows):
+            return None, None
+        # user, nice, system, idle, iowait, irq, softirq, steal; guest time is part of user
+        busy = sum(row[0] + row[1] + row[2] + row[5] + row[6] for row in rows)
+        return busy * TICK_S, sum(row[7] for row in rows) * TICK_S
+
+    def _throttled(self) -> float | None:
+        """Return the seconds for which the quota of the cgroup stopped this process: version 2, or version 1."""
+        for path, name, unit in (
+            (self.cgroup / "cpu.stat", "throttled_usec", 1e-6),
+            (self.cgroup / "cpu" / "cpu.stat", "throttled_time", 1e-9),
+        ):
+            try:
+                pairs = dict(line.split() for line in path.read_text().splitlines())
+            except (OSError, ValueError):
+                continue
+            if name in pairs:
+                return int(pairs[name]) * unit
+        return None
+
+    def _load(self) -> float | None:
+        try:
+            return float((self.proc / "loadavg").read_text().split()[0])
+        except (OSError, ValueError, IndexError):
+            return None
+
+
+class Reference:
+    """A fixed piece of work beside the measurement, which shows a machine that is slower than it was before.
+
+    It catches what no counter shows: a neighbour on the same physical core, a lower clock.
+    """
+
+    REPEATS = 3
+
+    def __init__(self, work: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> None:
+        self._work, self._clock = work, clock
+        self._best = float("inf")
+
+    def seconds(self) -> float:
+        """Return what the work takes now, the best of a few repeats."""
+        times = []
+        for _ in range(self.REPEATS):
+            start = self._clock()
+            self._work()
+            times.append(self._clock() - start)
+        self._best = min(self._best, *times)
+        return min(times)
+
+    def slowdown(self, seconds: float) -> float:
+        """Return how much longer `seconds` are than the best so far; at least 1."""
+        return seconds / self._best if self._best > 0 else 1.0
+
+
+class Watch:
+    """Watch one window: `start()`, the work, `stop()`."""
+
+    def __init__(self, counters: HostCounters | None = None, reference: Reference | None = None) -> None:
+        self._counters = counters or HostCounters()
+        self._reference = reference
+        self._start: _Counters | None = None
+        self._seconds: float | None = None
+
+    def start(self) -> Self:
+        """Begin the window."""
+        self._seconds = self._reference.seconds() if self._reference else None
+        self._start = self._counters.read()
+        return self
+
+    def stop(self) -> Conditions:
+        """Return the conditions of the window; the reference counts as the slower of its two ends."""
+        if self._start is None:
+            raise RuntimeError("the window was not started; call start() first")
+        end = self._counters.read()
+        conditions = self._counters.between(self._start, end)
+        if self._reference is None or self._seconds is None:
+            return conditions
+        slower = max(self._seconds, self._reference.seconds())
+        return replace(conditions, slowdown=self._reference.slowdown(slower))
+
+
+def usable_cpus() -> set[int]:
+    """Return the numbers of the CPUs that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
+def _own_usage() -> tuple[float, int]:
+    """Return the CPU seconds of this process, all threads, and how often it was switched out against its will."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime, usage.ru_nivcsw

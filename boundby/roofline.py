@@ -1,0 +1,140 @@
+"""Every operator held against three measured limits, so that a matrix product and a LayerNorm are not averaged away.
+
+Its FLOPs over FLOP/s, its bytes over bytes/s, its calls times the cost to issue one: the largest of the three is the
+least time it can take (the roofline model of Williams, Waterman & Patterson 2009, with a third roof for issuing).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+ALWAYS_MAPPED_BYTES = 32 * 2**20  # glibc's largest threshold: larger blocks come from the system every time
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A value with the ends of what it may be."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def exact(cls, value: float) -> "Interval":
+        """Return an interval of no width."""
+        return cls(value, value, value)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Measured limits: FLOP/s, bytes/s by the size of what is touched (ascending), seconds to issue an operator.
+
+    `new_bytes_per_s` holds for results that a CPU's allocator takes from the system anew, those above 32 MiB.
+    """
+
+    flops_per_s: Interval
+    bytes_per_s: tuple[tuple[int, Interval], ...]
+    dispatch_s: Interval
+    new_bytes_per_s: Interval | None = None
+
+    def bandwidth(self, touched_bytes: float) -> Interval:
+        """Return bytes/s at the smallest measured size that holds `touched_bytes`, else at the largest."""
+        fitting = [rate for size, rate in self.bytes_per_s if size >= touched_bytes]
+        return fitting[0] if fitting else self.bytes_per_s[-1][1]
+
+
+@dataclass(frozen=True)
+class OperatorLoad:
+    """What one operator does in one forward, over all its calls with the same shapes.
+
+    `weight_bytes` are read from what was there before the forward, the model's parameters above all, which come from as
+    far as all of them together lie; `new_bytes` are those of `other_bytes` that are written to memory the operator
+    allocates; `seconds` is the measured time of all calls, where it is known.
+    """
+
+    name: str
+    calls: float
+    flops: float
+    weight_bytes: float
+    other_bytes: float
+    new_bytes: float = 0.0
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """Least seconds of a forward by kind of limit.
+
+    `memory_share` is that of memory in the time of operators that compute or move data, `launch_share` that of small
+    operators and of the host's work between operators in the whole time; measured where operators are timed.
+    """
+
+    compute_s: float
+    memory_s: float
+    launch_s: float
+    memory_share: float
+    launch_share: float
+
+    @property
+    def least_s(self) -> float:
+        """The least time in which this machine could do the forward, operator after operator."""
+        return self.compute_s + self.memory_s + self.launch_s
+
+
+def attribute(
+    operators: Sequence[OperatorLoad], limits: Limits, weights_bytes: float, seconds: float, on_host: bool
+) -> Attribution:
+    """Return the least time by kind of limit, for a forward of `seconds`.
+
+    `on_host`: to issue an operator takes time from computing, as on a CPU.
+    """
+    sums = {"compute": 0.0, "memory": 0.0, "launch": 0.0}
+    measured = {"compute": 0.0, "memory": 0.0, "launch": 0.0}
+    for each in operators:
+        needs = _needs(each, limits, weights_bytes, on_host)
+        kind = max(needs, key=lambda name: needs[name])
+        sums[kind] += needs[kind]
+        measured[kind] += needs[kind] if each.seconds is None else each.seconds
+    data = measured["compute"] + measured["memory"]
+    between = seconds - data - measured["launch"] if all(each.seconds is not None for each in operators) else 0.0
+    launching = measured["launch"] + max(0.0, between) if on_host else 0.0
+    return Attribution(
+        sums["compute"],
+        sums["memory"],
+        sums["launch"],
+        memory_share=measured["memory"] / data if data else 0.0,
+        launch_share=min(1.0, launching / seconds),
+    )
+
+
+def _needs(each: OperatorLoad, limits: Limits, weights_bytes: float, on_host: bool) -> dict[str, float]:
+    """Return the least seconds that each limit asks for one operator, over all its calls."""
+    touched = (each.weight_bytes + each.other_bytes) / each.calls
+    is_new = limits.new_bytes_per_s is not None and each.new_bytes / each.calls > ALWAYS_MAPPED_BYTES
+    new = each.new_bytes if is_new else 0.0
+    memory = each.weight_bytes / limits.bandwidth(weights_bytes).value
+    memory += (each.other_bytes - new) / limits.bandwidth(touched).value
+    if is_new and limits.new_bytes_per_s:
+        memory += new / limits.new_bytes_per_s.value
+    return {
+        "compute": each.flops / limits.flops_per_s.value,
+        "memory": memory,
+        "launch": each.calls * limits.dispatch_s.value if on_host else 0.0,
+    }
+
+
+def fixed_cost(points: Sequence[tuple[float, float]]) -> float | None:
+    """Return the seconds that do not grow with the work, from (work, seconds) pairs; None below three of them.
+
+    It is the intercept of a line fitted with equal relative weight to every point, 0 where the fit is below.
+    """
+    if len({work for work, _ in points}) < 3:
+        return None
+    weights = [1 / seconds**2 for _, seconds in points]
+    total = sum(weights)
+    centre = sum(weight * work for weight, (work, _) in zip(weights, points, strict=True)) / total
+    height = sum(weight * seconds for weight, (_, seconds) in zip(weights, points, strict=True)) / total
+    spread = sum(weight * (work - centre) ** 2 for weight, (work, _) in zip(weights, points, strict=True))
+    joint = sum(
+        weight * (work - centre) * (seconds - height) for weight, (work, seconds) in zip(weights, points, strict=True)
+    )
+    return max(0.0, height - joint / spread * centre)

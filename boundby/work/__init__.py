@@ -1,0 +1,27 @@
+"""The work of a forward: FLOPs and bytes by operator as eager torch does them, and what a formula says they should be.
+
+`counter` watches a call, `operators` knows what one operator does, `transformer` has the formulas and the work that
+would remain without padding.
+"""
+
+from boundby.work.counter import OperatorWork, Work, count
+from boundby.work.transformer import (
+    LengthCost,
+    TransformerShape,
+    fit_length_cost,
+    transformer_flops,
+    transformer_shape,
+    useful_flops,
+)
+
+__all__ = [
+    "LengthCost",
+    "OperatorWork",
+    "TransformerShape",
+    "Work",
+    "count",
+    "fit_length_cost",
+    "transformer_flops",
+    "transformer_shape",
+    "useful_flops",
+]

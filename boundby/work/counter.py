@@ -1,0 +1,187 @@
+"""Count the FLOPs and bytes of a call, operator by operator, while it runs once in eager mode."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from boundby.work import operators
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class OperatorWork:
+    """What all calls of one operator with the same shapes of its input tensors did. Without a clock no seconds."""
+
+    name: str  # "aten::addmm", as the profiler calls it
+    shapes: Shapes  # of every tensor argument in order, those in lists too
+    calls: int
+    flops: int
+    bytes: int  # read and written
+    given_bytes: int  # of those, read from what was there before the call: parameters, buffers, inputs
+    new_bytes: int  # of those, written to memory that the operator allocated
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a call did, by operator in the order of their first calls.
+
+    `least_bytes` bounds its traffic from below, as if a cache kept everything in between: what was there before the
+    call and is read or changed, and what the call returns, each once.
+    """
+
+    operators: tuple[OperatorWork, ...]
+    least_bytes: int
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of all operators."""
+        return sum(each.flops for each in self.operators)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that all operators read and write."""
+        return sum(each.bytes for each in self.operators)
+
+    @property
+    def calls(self) -> int:
+        """Calls of operators that do work: views, queries and bare allocations are none."""
+        return sum(each.calls for each in self.operators)
+
+
+def count(call: Callable[[], object], *, clock: Callable[[], float] | None = None) -> Work:
+    """Run `call` once without gradients and return the work it does, operator by operator.
+
+    With a `clock` in seconds each operator is timed, which says something only where operators are synchronous: on a
+    CPU. A module of torch.compile is counted as the eager code it was made from, which torch runs while it is watched.
+    Raises ValueError where FLOPs are not known or no operator is seen; an error of `call` passes through.
+    """
+    counter = _Counter(clock)
+    with torch.no_grad(), counter:
+        result = call()
+    if not counter.is_used:
+        raise ValueError("the call ran no operator that torch shows (a captured CUDA graph?); count the eager model")
+    return counter.work(result)
+
+
+@dataclass
+class _Tally:
+    calls: int = 0
+    flops: int = 0
+    bytes: int = 0
+    given_bytes: int = 0
+    new_bytes: int = 0
+    seconds: float = 0.0
+
+
+class _Counter(TorchDispatchMode):
+    """Sees every operator that torch dispatches while it is entered."""
+
+    supports_higher_order_operators = True  # so that they come here and are refused by name
+
+    def __init__(self, clock: Callable[[], float] | None) -> None:
+        super().__init__()
+        self.is_used = False
+        self._clock = clock
+        self._tallies: dict[tuple[str, Shapes], _Tally] = {}
+        self._footprint = _Footprint()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        self.is_used = True
+        if isinstance(func, HigherOrderOperator):
+            raise ValueError(f"the work of {func.name()} is not known; count a model whose attention is sdpa or eager")
+        if types:
+            return NotImplemented  # a subclass of Tensor takes the operator apart, and the parts come here
+        if operators.is_composite(func):  # in inference mode they come whole
+            with self:
+                return operators.run_parts(func, args, kwargs)
+        return self._run(func, args, kwargs)
+
+    def work(self, result: object) -> Work:
+        """Return what was counted; `result` is what the call returned."""
+        entries = tuple(
+            OperatorWork(
+                name,
+                shapes,
+                each.calls,
+                each.flops,
+                each.bytes,
+                each.given_bytes,
+                each.new_bytes,
+                each.seconds if self._clock else None,
+            )
+            for (name, shapes), each in self._tallies.items()
+        )
+        return Work(entries, self._footprint.bytes(result))
+
+    def _run(self, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        inputs = list(operators.tensors_in([args, list(kwargs.values())]))
+        if not operators.does_work(func):
+            out = func(*args, **kwargs)
+            self._footprint.follow(inputs, out)
+            return out
+        shapes = tuple(tuple(each.shape) for each in inputs)  # before the call: one given as `out` may change its shape
+        start = self._clock() if self._clock else 0.0
+        out = func(*args, **kwargs)
+        seconds = self._clock() - start if self._clock else 0.0
+        reads, writes = operators.reads(func, args, kwargs, out), operators.writes(func, args, kwargs, out)
+        tally = self._tallies.setdefault((func._schema.name, shapes), _Tally())
+        tally.calls += 1
+        tally.flops += operators.flops(func, args, kwargs, out)
+        tally.bytes += sum(moved for _, moved in reads + writes)
+        tally.given_bytes += sum(moved for tensor, moved in reads if not self._footprint.is_made(tensor))
+        known = {_storage(each) for each in inputs}
+        tally.new_bytes += sum(moved for tensor, moved in writes if _storage(tensor) not in known)
+        tally.seconds += seconds
+        self._footprint.follow(inputs, out)
+        self._footprint.touch("read", reads)
+        self._footprint.touch("written", writes)
+        return out
+
+
+class _Footprint:
+    """The memory that a call cannot help touching: what was there before it, and what it returns."""
+
+    def __init__(self) -> None:
+        self._made: set[int] = set()  # storages that operators of the call allocated
+        self._views: dict[tuple[str, int], dict[tuple, int]] = {}  # bytes touched, by view, of each other storage
+        self._sizes: dict[int, int] = {}  # bytes of those storages
+
+    def follow(self, inputs: Sequence[torch.Tensor], out: Any) -> None:
+        """Note the storages that the operator allocated."""
+        known = {_storage(each) for each in inputs}
+        self._made |= {_storage(each) for each in operators.tensors_in(out)} - known
+
+    def is_made(self, tensor: torch.Tensor) -> bool:
+        """Tell whether an operator of the call allocated the memory of the tensor."""
+        return _storage(tensor) in self._made
+
+    def touch(self, how: str, accesses: Sequence[operators.Access]) -> None:
+        """Note the bytes read or written of what was there before; touching them twice is touching them once."""
+        for tensor, moved in accesses:
+            storage = _storage(tensor)
+            if storage not in self._made:
+                view = (tensor.storage_offset(), tensor.shape, tensor.stride())
+                views = self._views.setdefault((how, storage), {})
+                views[view] = max(moved, views.get(view, 0))
+                self._sizes[storage] = tensor.untyped_storage().nbytes()
+
+    def bytes(self, result: object) -> int:
+        """Return the bytes of what was noted, and of the tensors in `result` that the call made."""
+        given = sum(min(sum(views.values()), self._sizes[storage]) for (_, storage), views in self._views.items())
+        leaves = {id(leaf): leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)}
+        return given + sum(operators.nbytes(leaf) for leaf in leaves.values() if _storage(leaf) in self._made)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    """Return what names the memory of a tensor as long as the memory lives."""
+    return tensor.untyped_storage()._cdata

@@ -1,0 +1,157 @@
+"""What one operator of torch does: whether it works at all, its FLOPs, and the bytes it reads and writes.
+
+FLOPs are those of matrix products, convolutions and attention, after torch's own formulas: element-wise operators
+count 0 (memory limits them), and causal attention counts the whole square, though some kernels skip half of it.
+Bytes are those of the tensors an operator takes and gives, as if no cache kept them between two operators.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.utils.flop_counter import flop_registry
+
+Access = tuple[torch.Tensor, int]  # a tensor, and how many of its bytes are read or written
+
+NOT_ARITHMETIC = ("prim", "profiler")  # namespaces of metadata queries and of `record_function`
+ALLOCATIONS = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
+VIEWS_BY_NAME = ("_unsafe_view", "unsafe_split", "unsafe_split_with_sizes")  # their schemas do not say that they alias
+OVERWRITES = ("copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_")
+GATHERS = ("embedding", "gather", "index", "index_select", "take")
+BAGS = ("_embedding_bag", "_embedding_bag_forward_only")
+ACCUMULATES = ("addmm", "addmv", "baddbmm")  # beta * self + product: with beta = 0 torch does not read self
+# Words in the names of operators that hide products: without a formula their FLOPs would silently be 0.
+PRODUCTS = re.compile(r"\w*mm|mv|addmv|v?dot|matmul|linear|conv(\dd|olution)?|attention|rnn|lstm|gru|encoder|fft|cdist")
+
+
+def does_work(func: OpOverload) -> bool:
+    """Tell whether the operator computes or moves anything: views, queries and bare allocations do not."""
+    name = func._schema.name.removeprefix("aten::")
+    is_view = func.is_view or torch.Tag.inplace_view in func.tags or name in VIEWS_BY_NAME
+    return not (is_view or name in ALLOCATIONS or func.namespace in NOT_ARITHMETIC)
+
+
+def is_composite(func: OpOverload) -> bool:
+    """Tell whether the operator is made of others, and has no formula of its own."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd") and (
+        flop_formula(func) is None
+    )
+
+
+def run_parts(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Run a composite operator as eager torch does: `func.decompose` clones where dropout passes its input through."""
+    return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+
+
+def flop_formula(func: OpOverload) -> Callable[..., int] | None:
+    """Return the formula of an operator's FLOPs, torch's own where it has one, or None."""
+    packet = func._overloadpacket
+    if packet not in flop_registry and func.namespace == "aten":
+        packet = getattr(torch.ops.aten, packet.__name__.rstrip("_"), packet)  # addmm_ computes what addmm does
+    return flop_registry.get(packet) or FORMULAS.get(str(packet))
+
+
+def flops(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> int:
+    """Return the FLOPs of one call of the operator. Raises ValueError where they cannot be known."""
+    formula = flop_formula(func)
+    if formula is not None:
+        return int(formula(*args, **kwargs, out_val=out))
+    name = func._schema.name
+    if func.namespace != "aten" or any(PRODUCTS.fullmatch(word) for word in name.removeprefix("aten::").split("_")):
+        raise ValueError(
+            f"the FLOPs of {name} are not known; give its formula with torch.utils.flop_counter.register_flop_formula"
+            + (", or split it with torch.backends.mha.set_fastpath_enabled(False)" if name in FAST_PATHS else "")
+        )
+    return 0
+
+
+def reads(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> list[Access]:
+    """Return the tensors one call reads, each once, with the bytes read of each.
+
+    A gather reads the rows that it gathers and no more; an argument that is only written is not read.
+    """
+    name = func._schema.name.removeprefix("aten::")
+    bound = _bound(func, args, kwargs)
+    skipped = 1 if _ignores_first(name, kwargs) else 0
+    values = [value for argument, value in bound[skipped:] if not argument.is_out]
+    found = {id(tensor): (tensor, nbytes(tensor)) for tensor in tensors_in(values)}
+    if name in GATHERS or name in BAGS:
+        table, indices = bound[0][1], bound[1][1]
+        rows = nbytes(out) if name in GATHERS else indices.numel() * table.shape[1] * table.element_size()
+        found[id(table)] = (table, min(rows, nbytes(table)))
+    return list(found.values())
+
+
+def writes(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> list[Access]:
+    """Return the tensors one call writes, new ones and changed ones, each once, with the bytes written of each.
+
+    An operator that changes scattered parts of a tensor (index_put_, scatter_) counts as changing all of it.
+    """
+    changed = [value for argument, value in _bound(func, args, kwargs) if _is_written(argument)]
+    found = {id(tensor): (tensor, nbytes(tensor)) for tensor in tensors_in([changed, out])}
+    return list(found.values())
+
+
+def nbytes(tensor: torch.Tensor) -> int:
+    """Return the bytes of memory that the elements of a tensor occupy: an expanded tensor repeats, and stays small."""
+    if tensor.layout is not torch.strided:
+        raise ValueError(f"the bytes of a tensor with layout {tensor.layout} are not known; count a dense model")
+    if tensor.numel() == 0:
+        return 0
+    steps = list(zip(tensor.shape, tensor.stride(), strict=True))
+    distinct = prod(size for size, stride in steps if stride != 0)
+    span = 1 + sum((size - 1) * stride for size, stride in steps)  # less than `distinct` where windows overlap
+    return min(distinct, span) * tensor.element_size()
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of an argument or a result, in order, out of lists too."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from tensors_in(each)
+
+
+def _bound(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[torch.Argument, Any]]:
+    """Return the arguments in the operator's schema, each with the value it got in this call."""
+    arguments = func._schema.arguments
+    named = {each.name: each for each in arguments}
+    return [*zip(arguments, args, strict=False), *((named[name], value) for name, value in kwargs.items())]
+
+
+def _is_written(argument: torch.Argument) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write
+
+
+def _ignores_first(name: str, kwargs: Mapping[str, Any]) -> bool:
+    takes_shape_only = name.endswith("_like") or name.startswith("new_")
+    return takes_shape_only or name in OVERWRITES or (name.rstrip("_") in ACCUMULATES and kwargs.get("beta") == 0)
+
+
+def _sdpa_flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> int:
+    """Return the FLOPs of query times key and of weights times value, for every head of the query."""
+    batch, heads, rows, width = query.shape
+    return 2 * batch * heads * rows * key.shape[-2] * (width + value.shape[-1])
+
+
+def _vector_flops(matrix: torch.Tensor, *_: Any, **__: Any) -> int:
+    """Return the FLOPs of a product with a vector: a multiplication and an addition per element."""
+    return 2 * matrix.numel()
+
+
+def _addmv_flops(_: torch.Tensor, matrix: torch.Tensor, *__: Any, **___: Any) -> int:
+    return 2 * matrix.numel()
+
+
+# What torch lacks: 2.13.0 counts attention on a CPU as 0 (pytorch#195460).
+FORMULAS: dict[str, Callable[..., int]] = {
+    "aten._scaled_dot_product_flash_attention_for_cpu": _sdpa_flops,
+    "aten.mv": _vector_flops,
+    "aten.dot": _vector_flops,
+    "aten.addmv": _addmv_flops,
+}
+FAST_PATHS = ("aten::_native_multi_head_attention", "aten::_transformer_encoder_layer_fwd")

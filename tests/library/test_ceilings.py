@@ -1,0 +1,199 @@
+"""The limits of a machine that is known: a fake clock makes every rate exact."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from boundby import ceilings
+from boundby.ceilings import Ceilings, ComputeCeiling, MemoryCeiling, cache_sizes, cached, matmul_precision, measure
+from boundby.disturbance import Conditions
+from boundby.timer import Timer
+from tests.fakes import FakeClock
+
+CPU = torch.device("cpu")
+GIB = 2**30
+
+
+class QuietWatch:
+    """Sees nothing, or a busy machine in the first `disturbed` windows."""
+
+    def __init__(self, disturbed: int = 0) -> None:
+        self._left = disturbed
+
+    def start(self) -> "QuietWatch":
+        return self
+
+    def stop(self) -> Conditions:
+        self._left -= 1
+        return Conditions(seconds=1.0, cores=2, foreign_cores=2.0 if self._left >= 0 else 0.0)
+
+
+class Machine:
+    """Takes a known time per FLOP, per byte and per operator, instead of computing."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clock = FakeClock()
+        self.flops_per_s = {torch.float32: 2.0**33, torch.bfloat16: 2.0**30}
+        self.faster = {"highest": 1.0, "high": 1.0, "medium": 2.0}
+        self.sizes: list[int] = []
+        monkeypatch.setattr(torch, "mm", self.mm)
+        monkeypatch.setattr(torch, "add", self.add)
+        monkeypatch.setattr(
+            torch.Tensor, "copy_", lambda out, source: self._move(4 * out.nbytes)
+        )  # half as fast per byte
+        monkeypatch.setattr(
+            ceilings, "_filled", lambda shape, dtype, device, seed: torch.empty(shape, dtype=getattr(torch, dtype))
+        )
+        monkeypatch.setattr(ceilings, "_relative_error", lambda left, right: 0.0)
+        monkeypatch.setattr(ceilings, "_working_sets", lambda device: [("cache", 2**20), ("memory", 2**26)])
+
+    def mm(self, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
+        n = len(left)
+        self.sizes.append(n)
+        speed = self.flops_per_s[left.dtype] * self.faster[torch.get_float32_matmul_precision()]
+        self.clock.advance(2 * n**3 / speed)
+
+    def add(self, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor | None = None) -> None:
+        if left.numel() == 1:
+            self.clock.advance(2.0**-20)
+            return
+        self._move(3 * left.nbytes)
+        if out is None:
+            self.clock.advance(3 * left.nbytes / (8 * 2**30))  # the pages are new
+
+    def _move(self, moved: int) -> None:
+        self.clock.advance(moved / (GIB if moved > 2**25 else 16 * GIB))
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(monkeypatch)
+
+
+def limits(machine: Machine, **options: Any) -> Ceilings:
+    return measure(CPU, timer=Timer(machine.clock), watch=QuietWatch(), **options)
+
+
+def test_the_peak_is_that_of_the_machine_for_each_dtype_and_setting(machine: Machine) -> None:
+    found = limits(machine, dtypes=("float32", "bfloat16"))
+    rates = {(each.dtype, each.precision): each.flops_per_s for each in found.compute}
+    assert rates == pytest.approx(
+        {
+            ("float32", "highest"): 2.0**33,
+            ("float32", "high"): 2.0**33,
+            ("float32", "medium"): 2.0**34,
+            ("bfloat16", None): 2.0**30,
+        }
+    )
+    assert [each.precision for each in found.compute if each.is_configured] == ["highest", None]
+    assert found.configured("float32").precision == "highest"
+    assert found.best("float32").precision == "medium"
+    assert found.configured("float16") is None and found.limits("float16") is None
+
+
+def test_the_cost_of_an_operator_and_the_rates_of_memory_are_those_of_the_machine(machine: Machine) -> None:
+    found = limits(machine, dtypes=("float32",))
+    assert found.dispatch_s == 2.0**-20
+    by_level = {each.level: each for each in found.memory}
+    assert by_level["cache"].bytes_per_s == pytest.approx(16 * GIB)
+    assert by_level["memory"].bytes_per_s == pytest.approx(GIB)
+    assert by_level["memory"].operation == "add"  # a copy is half as fast here
+    # of the addition's 12 bytes, 4 are new: 4 / GIB for writing and 12 / (8 GIB) for the pages, so 5.5 / GIB for 4
+    assert by_level["new memory"].bytes_per_s == pytest.approx(4 / 5.5 * GIB)
+
+
+def test_a_slow_dtype_stops_at_the_size_that_its_slot_allows(machine: Machine) -> None:
+    machine.flops_per_s[torch.bfloat16] = 2.0**26
+    limits(machine, dtypes=("bfloat16",))
+    assert set(machine.sizes) == {256}
+    assert len(machine.sizes) <= 4
+    assert machine.clock.now < 10
+
+
+def test_the_settings_in_use_are_left_as_they_were(machine: Machine) -> None:
+    with matmul_precision("high"):
+        found = limits(machine, dtypes=("float32",))
+        assert torch.get_float32_matmul_precision() == "high"
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert found.configured("float32").precision == "high"
+
+
+def test_settings_come_back_when_the_work_raises() -> None:
+    with pytest.raises(ZeroDivisionError), matmul_precision("medium"):
+        raise ZeroDivisionError
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_limits_hand_out_the_rate_of_the_nearest_level_that_holds_what_is_touched(machine: Machine) -> None:
+    found = limits(machine, dtypes=("float32",)).limits("float32")
+    assert found is not None
+    assert found.bandwidth(2**20).value == pytest.approx(16 * GIB)
+    assert found.bandwidth(2**20 + 1).value == found.bandwidth(2**40).value == pytest.approx(GIB)
+    assert found.new_bytes_per_s is not None and found.new_bytes_per_s.value < GIB
+
+
+def made(rate: float, doubts: tuple[str, ...] = ()) -> Ceilings:
+    compute = (ComputeCeiling("float32", "highest", True, rate, rate, 256, 0.0),)
+    memory = (MemoryCeiling("memory", 2**28, 100 / rate, 100 / rate, "add"),)
+    return Ceilings({"type": "cpu"}, compute, memory, 1 / rate, 1 / rate, 2.0, doubts)
+
+
+def test_ceilings_are_measured_once_for_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = iter([made(1.0), made(2.0)])
+    monkeypatch.setattr(ceilings, "measure", lambda device, dtypes: next(taken))
+    first, path, is_new = cached(tmp_path, CPU, ("float32",))
+    assert is_new and path.is_file()
+    assert cached(tmp_path, CPU, ("float32",)) == (first, path, False)
+    with matmul_precision("medium"):  # another setting is another machine
+        assert cached(tmp_path, CPU, ("float32",))[0] == made(2.0)
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"compute": 1}', '{"compute": [{"x": 1}], "memory": [], "doubts": []}'])
+def test_a_damaged_file_is_measured_again(content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ceilings, "measure", lambda device, dtypes: made(1.0))
+    _, path, _ = cached(tmp_path, CPU, ("float32",))
+    path.write_text(content)
+    assert cached(tmp_path, CPU, ("float32",)) == (made(1.0), path, True)
+
+
+def test_disturbed_ceilings_are_measured_again_and_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = ("disturbed: other processes used 1.0 of 2 cores",)
+    taken = iter([made(1.0, busy), made(2.0, busy), made(3.0, busy), made(4.0)])
+    monkeypatch.setattr(ceilings, "measure", lambda device, dtypes: next(taken))
+    found, path, _ = cached(tmp_path, CPU, ("float32",))
+    assert found.doubts == busy and not path.exists()
+    # the better of two for each limit, since a limit is what the machine can do
+    assert (found.compute[0].flops_per_s, found.memory[0].bytes_per_s, found.dispatch_s) == (2.0, 100.0, 0.5)
+    found, path, _ = cached(tmp_path, CPU, ("float32",))
+    assert found == made(4.0) and path.is_file()
+
+
+def test_a_busy_machine_is_a_doubt_on_the_ceilings(machine: Machine) -> None:
+    found = measure(CPU, dtypes=("float32",), timer=Timer(machine.clock), watch=QuietWatch(disturbed=1))
+    [doubt] = found.doubts
+    assert doubt.startswith("disturbed: the ceilings were measured while other processes used 2.0 of 2 cores")
+
+
+def test_ceilings_survive_json() -> None:
+    assert Ceilings.from_dict(made(2.0).as_dict()) == made(2.0)
+
+
+def test_cache_sizes_are_the_kernels(tmp_path: Path) -> None:
+    for index, (level, kind, size) in enumerate(
+        [("1", "Data", "32K"), ("1", "Instruction", "64K"), ("2", "Unified", "512K"), ("3", "Unified", "32768K")]
+    ):
+        folder = tmp_path / "cpu0" / "cache" / f"index{index}"
+        folder.mkdir(parents=True)
+        for name, value in (("level", level), ("type", kind), ("size", size)):
+            (folder / name).write_text(f"{value}\n")
+    assert cache_sizes(tmp_path) == (512 * 1024, 32 * 2**20)
+    assert cache_sizes(tmp_path / "absent") == ceilings.ASSUMED_CACHE_BYTES
+
+
+def test_real_products_agree_with_float64_to_their_precision() -> None:
+    error = ceilings._relative_error(*(ceilings._filled((64, 64), "float32", CPU, seed) for seed in (0, 1)))
+    assert 0 < error < 1e-5
+    coarse = ceilings._relative_error(*(ceilings._filled((64, 64), "bfloat16", CPU, seed) for seed in (0, 1)))
+    assert 1e-4 < coarse < 0.05

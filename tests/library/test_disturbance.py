@@ -1,0 +1,377 @@
+"""What counts as a disturbance, and how the counters of a host are read. Every /proc and cgroup here is made up."""
+
+import os
+import resource
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from boundby.disturbance import Conditions, HostCounters, Reference, Watch, usable_cpus
+from tests.fakes import FakeClock
+
+QUIET = Conditions(
+    seconds=10.0,
+    cores=4,
+    foreign_cores=0.05,
+    stolen_share=0.0,
+    throttled_s=0.0,
+    switches_per_s=20.0,
+    load=0.5,
+    slowdown=1.0,
+    gpu_clock_event_reasons=0,
+    gpu_processes=0,
+    gpu_sm_clock_mhz=(1980.0,),
+    gpu_temperature_c=(45.0,),
+)
+
+
+def kinds(threads: int = 4, **changes: Any) -> list[str]:
+    return [each.kind for each in replace(QUIET, **changes).disturbances(threads)]
+
+
+def test_a_quiet_window_has_no_disturbance() -> None:
+    assert kinds() == []
+
+
+def test_counters_that_a_machine_lacks_disturb_nothing() -> None:
+    assert Conditions(seconds=10.0, cores=4).disturbances(threads=4) == ()
+
+
+LIMITS = [  # just below and just above the limit in a window of 10 s on 4 cores
+    ("foreign_load", "foreign_cores", 0.107, 0.109),  # 0.1, and two ticks of 0.01 s for each core
+    ("stolen_time", "stolen_share", 0.0209, 0.0211),  # 2 %, and one tick for each core
+    ("quota", "throttled_s", 0.399, 0.401),  # 1 % of the time of 4 cores, over which the kernel adds it up
+    ("preemption", "switches_per_s", 120.0, 120.1),
+    ("slow_machine", "slowdown", 1.5, 1.51),
+    ("gpu_shared", "gpu_processes", 0, 1),
+]
+
+
+@pytest.mark.parametrize(("kind", "counter", "below", "above"), LIMITS, ids=[each[0] for each in LIMITS])
+def test_a_counter_disturbs_beyond_its_limit(kind: str, counter: str, below: float, above: float) -> None:
+    assert kinds(**{counter: below}) == []
+    assert kinds(**{counter: above}) == [kind]
+
+
+@pytest.mark.parametrize(
+    ("threads", "foreign_cores", "expected"),
+    [(2, 2.1, []), (2, 2.11, ["foreign_load"]), (1, 3.1, []), (1, 3.11, ["foreign_load"]), (9, 0.11, ["foreign_load"])],
+)
+def test_load_on_cores_that_the_work_leaves_free_does_not_disturb(
+    threads: int, foreign_cores: float, expected: list[str]
+) -> None:
+    assert kinds(threads, foreign_cores=foreign_cores) == expected
+
+
+@pytest.mark.parametrize(
+    ("counter", "value"),
+    [("foreign_cores", 4 * 0.01 / 0.0625), ("stolen_share", 0.01 / 0.0625)],  # one tick for each of 4 cores
+)
+def test_one_tick_in_a_short_window_is_no_disturbance(counter: str, value: float) -> None:
+    assert kinds(**{counter: value}, seconds=0.0625) == []
+    assert len(kinds(**{counter: value}, seconds=10.0)) == 1
+
+
+@pytest.mark.parametrize("bit", [None, 0x0, 0x1, 0x2, 0x10, 0x100, 0x1 | 0x2 | 0x10 | 0x100])
+def test_a_clock_that_is_idle_set_by_the_user_synchronized_or_for_a_display_disturbs_nothing(bit: int | None) -> None:
+    assert kinds(gpu_clock_event_reasons=bit) == []
+
+
+@pytest.mark.parametrize("bit", [0x8, 0x20, 0x40, 0x80])
+@pytest.mark.parametrize("harmless", [0x0, 0x1, 0x100])
+def test_a_gpu_that_slows_down_for_heat_or_power_is_throttled(bit: int, harmless: int) -> None:
+    (found,) = replace(QUIET, gpu_clock_event_reasons=bit | harmless).disturbances(threads=4)
+    assert (found.kind, found.is_passing) == ("gpu_throttled", True)
+    assert f"clock events {bit | harmless:#x}" in found.text
+
+
+def test_the_power_limit_is_told_but_is_no_reason_to_repeat() -> None:
+    (found,) = replace(QUIET, gpu_clock_event_reasons=0x4 | 0x1).disturbances(threads=4)
+    assert (found.kind, found.is_passing) == ("gpu_power_cap", False)
+
+
+def test_the_power_limit_does_not_hide_a_throttled_clock() -> None:
+    assert kinds(gpu_clock_event_reasons=0x4 | 0x40) == ["gpu_throttled", "gpu_power_cap"]
+
+
+EVERYTHING: dict[str, Any] = {
+    "foreign_cores": 1.26,
+    "stolen_share": 0.154,
+    "throttled_s": 2.5,
+    "switches_per_s": 240.4,
+    "slowdown": 1.84,
+    "gpu_clock_event_reasons": 0x4 | 0x20,
+    "gpu_processes": 2,
+}
+
+
+def test_all_disturbances_of_a_window_are_told_with_their_figures() -> None:
+    assert [(each.text, each.is_passing) for each in replace(QUIET, **EVERYTHING).disturbances(threads=4)] == [
+        ("other processes used 1.3 of 4 cores", True),
+        ("the hypervisor kept 15 % of the cores' time for others", True),
+        ("the container's CPU quota stopped this process for 6 % of the time", False),  # a repeat meets it too
+        ("this process was pushed off its core 240 times a second", True),
+        ("a fixed piece of work took 1.8 times as long as at its best in this session", True),
+        ("the GPU slowed its clock down for heat or power (NVML clock events 0x24)", True),
+        ("the GPU ran at its power limit, which lowers its clock", False),
+        ("2 other process(es) held the GPU", True),
+    ]
+
+
+def test_a_quota_never_stops_a_process_for_longer_than_the_window() -> None:
+    (found,) = replace(QUIET, throttled_s=30.0).disturbances(threads=4)
+    assert "300 %" not in found.text
+
+
+class Host:
+    """A /proc and a cgroup folder whose counters a test moves; times in ticks of 0.01 s."""
+
+    USER, NICE, SYSTEM, IDLE, IOWAIT, IRQ, SOFTIRQ, STEAL, GUEST, GUEST_NICE = range(10)
+
+    def __init__(self, root: Path) -> None:
+        self.proc, self.cgroup = root / "proc", root / "cgroup"
+        self.clock = FakeClock(now=64.0)
+        self.own_s, self.switches = 100.0, 1000
+        self.fields = 10
+        self._ticks = {number: [1000] * 10 for number in (0, 1, 2, 10, 11)}
+        (self.cgroup / "cpu").mkdir(parents=True)
+        self.proc.mkdir()
+        self.spend(0, self.USER, 0)
+
+    def counters(self, *cpus: int) -> HostCounters:
+        return HostCounters(self.proc, self.cgroup, cpus, self.clock, lambda: (self.own_s, self.switches))
+
+    def spend(self, cpu: int, field: int, ticks: int) -> None:
+        self._ticks[cpu][field] += ticks
+        rows = {"cpu": [sum(row) for row in zip(*self._ticks.values(), strict=True)]}
+        rows |= {f"cpu{number}": row for number, row in self._ticks.items()}
+        lines = [" ".join([name, *map(str, row[: self.fields])]) for name, row in rows.items()]
+        text = "\n".join(lines).replace("cpu ", "cpu  ", 1)  # the kernel writes two blanks
+        (self.proc / "stat").write_text(f"{text}\nintr 12345 0 9\nctxt 6789\nbtime 1700000000\n")
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+def window(host: Host, counters: HostCounters, work: Callable[[], object]) -> Conditions:
+    """Return the conditions of a window of 4 s in which `work` moves the counters."""
+    start = counters.read()
+    work()
+    host.clock.advance(4.0)
+    return counters.between(start, counters.read())
+
+
+def test_foreign_load_is_the_busy_time_of_our_cores_beyond_our_own(host: Host) -> None:
+    def work() -> None:
+        host.spend(0, host.USER, 300)
+        host.spend(1, host.USER, 100)
+        host.own_s += 1.5
+
+    found = window(host, host.counters(0, 1), work)
+    assert (found.seconds, found.cores) == (4.0, 2)
+    assert found.foreign_cores == pytest.approx((4.0 - 1.5) / 4.0, rel=1e-9)
+
+
+@pytest.mark.parametrize("field", range(10))
+def test_busy_is_all_but_idle_waiting_and_stolen_time_and_guests_count_once(host: Host, field: int) -> None:
+    found = window(host, host.counters(0, 1), lambda: host.spend(1, field, 200))
+    is_busy = field in (host.USER, host.NICE, host.SYSTEM, host.IRQ, host.SOFTIRQ)
+    assert found.foreign_cores == pytest.approx(0.5 if is_busy else 0.0, abs=1e-9)
+    assert found.stolen_share == pytest.approx(0.25 if field == host.STEAL else 0.0, abs=1e-9)  # 2 s of 2 cores x 4 s
+
+
+@pytest.mark.parametrize(("ours", "others"), [((0, 1), (2, 10, 11)), ((10,), (0, 1, 11))])
+def test_cores_that_we_may_not_use_do_not_count(host: Host, ours: tuple[int, ...], others: tuple[int, ...]) -> None:
+    def work() -> None:
+        for cpu in others:
+            host.spend(cpu, host.USER, 400)
+            host.spend(cpu, host.STEAL, 400)
+
+    found = window(host, host.counters(*ours), work)
+    assert (found.foreign_cores, found.stolen_share) == (0.0, 0.0)
+
+
+def test_our_own_work_is_no_foreign_load_and_never_a_negative_one(host: Host) -> None:
+    def work() -> None:
+        host.spend(0, host.USER, 390)
+        host.own_s += 4.0  # getrusage is exact, the ticks are not
+
+    assert window(host, host.counters(0, 1), work).foreign_cores == 0.0
+
+
+def test_involuntary_switches_are_counted_by_second(host: Host) -> None:
+    def work() -> None:
+        host.switches += 480
+
+    assert window(host, host.counters(0, 1), work).switches_per_s == 120.0
+
+
+V2, V1 = "cpu.stat", "cpu/cpu.stat"
+THROTTLED = {  # files before and after, and the seconds between
+    "version 2": (
+        {V2: "usage_usec 9\nnr_throttled 3\nthrottled_usec 1000000\n"},
+        {V2: "throttled_usec 1500000\n"},
+        0.5,
+    ),
+    "version 1": ({V1: "nr_periods 9\nthrottled_time 2000000000\n"}, {V1: "throttled_time 2250000000\n"}, 0.25),
+    "both": (
+        {V2: "throttled_usec 1000000\n", V1: "throttled_time 1000000000\n"},
+        {V2: "throttled_usec 3000000\n", V1: "throttled_time 1000000000\n"},
+        2.0,
+    ),
+    "version 2 without a quota beside version 1": (
+        {V2: "usage_usec 9\n", V1: "throttled_time 1000000000\n"},
+        {V2: "usage_usec 99\n", V1: "throttled_time 2000000000\n"},
+        1.0,
+    ),
+    "never throttled": ({V2: "throttled_usec 0\n"}, {V2: "throttled_usec 0\n"}, 0.0),
+    "no quota": ({V2: "usage_usec 9\n"}, {V2: "usage_usec 99\n"}, None),
+    "no cgroup": ({}, {}, None),
+    "not a list of pairs": ({V2: "throttled_usec\n"}, {V2: "throttled_usec\n"}, None),
+    "unknown at the start": ({}, {V2: "throttled_usec 1500000\n"}, None),
+}
+
+
+@pytest.mark.parametrize("case", THROTTLED)
+def test_throttled_seconds_come_from_either_version_of_cgroups(host: Host, case: str) -> None:
+    before, after, seconds = THROTTLED[case]
+
+    def write(files: dict[str, str]) -> None:
+        for name, text in files.items():
+            (host.cgroup / name).write_text(text)
+
+    write(before)
+    found = window(host, host.counters(0, 1), lambda: write(after)).throttled_s
+    assert found == (None if seconds is None else pytest.approx(seconds, abs=1e-9))
+
+
+@pytest.mark.parametrize(("text", "load"), [("0.75 0.50 0.25 1/234 5678\n", 0.75), ("", None), (None, None)])
+def test_the_load_is_that_of_the_last_minute(host: Host, text: str | None, load: float | None) -> None:
+    if text is not None:
+        (host.proc / "loadavg").write_text(text)
+    assert window(host, host.counters(0, 1), lambda: None).load == load
+
+
+def stat_is_hidden(host: Host) -> None:
+    (host.proc / "stat").unlink()
+
+
+def kernel_knows_no_steal(host: Host) -> None:
+    host.fields = 7
+    host.spend(0, host.USER, 400)
+
+
+@pytest.mark.parametrize("change", [stat_is_hidden, kernel_knows_no_steal])
+@pytest.mark.parametrize("when", ["before", "within"])
+def test_a_stat_that_cannot_be_read_at_both_ends_disturbs_nothing(
+    host: Host, change: Callable[[Host], None], when: str
+) -> None:
+    if when == "before":
+        change(host)
+    found = window(host, host.counters(0, 1), lambda: change(host) if when == "within" else None)
+    assert (found.foreign_cores, found.stolen_share) == (None, None)
+    assert found.disturbances(threads=2) == ()
+
+
+def test_cores_that_stat_does_not_list_are_unknown(host: Host) -> None:
+    found = window(host, host.counters(7), lambda: host.spend(0, host.USER, 400))
+    assert (found.foreign_cores, found.stolen_share) == (None, None)
+
+
+def test_a_window_without_length_has_no_disturbance(host: Host) -> None:
+    counters = host.counters(0, 1)
+    start = counters.read()
+    host.spend(0, host.USER, 1)
+    host.spend(1, host.STEAL, 1)
+    assert counters.between(start, counters.read()).disturbances(threads=2) == ()
+
+
+def test_the_kernel_of_this_machine_is_understood() -> None:
+    stat = Path("/proc/stat")
+    if not stat.exists() or f"cpu{min(usable_cpus())} " not in stat.read_text():
+        pytest.skip("needs a kernel that lists our cores in /proc/stat")
+    counters = HostCounters()
+    found = counters.between(counters.read(), counters.read())
+    assert found.cores == len(usable_cpus()) >= 1
+    assert found.foreign_cores is not None and found.stolen_share is not None and found.load is not None
+
+
+def test_our_own_time_and_switches_are_those_of_all_threads_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    usages = {resource.RUSAGE_SELF: SimpleNamespace(ru_utime=1.5, ru_stime=0.25, ru_nivcsw=7, ru_nvcsw=99)}
+    monkeypatch.setattr(resource, "getrusage", usages.__getitem__)
+    assert HostCounters().usage() == (1.75, 7)
+
+
+def test_usable_cpus_are_those_of_the_affinity_or_else_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1, 3}, raising=False)
+    assert usable_cpus() == {1, 3}
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert usable_cpus() == {0, 1, 2, 3}
+
+
+def reference(clock: FakeClock, *times: float) -> Reference:
+    """Return a reference whose work takes `times`, one after another."""
+    left = iter(times)
+    return Reference(lambda: clock.advance(next(left)), clock)
+
+
+def test_the_reference_is_judged_by_the_best_so_far(host: Host) -> None:
+    work = reference(host.clock, 2.0, 1.0, 4.0, 3.0, 2.0, 5.0, 0.5, 0.5, 0.5, 1.0, 1.0, 1.0)
+    assert [work.slowdown(work.seconds()) for _ in range(4)] == [1.0, 2.0, 1.0, 2.0]
+
+
+def test_one_slow_repeat_of_the_reference_does_not_count(host: Host) -> None:
+    work = reference(host.clock, 1.0, 1.0, 1.0, 1.0, 64.0, 64.0)
+    assert [work.slowdown(work.seconds()) for _ in range(2)] == [1.0, 1.0]
+
+
+def test_a_reference_too_short_for_the_clock_says_nothing(host: Host) -> None:
+    work = reference(host.clock, *[0.0] * 6)
+    assert [work.slowdown(work.seconds()) for _ in range(2)] == [1.0, 1.0]
+
+
+def test_a_window_holds_what_lies_between_start_and_stop_and_not_the_reference(host: Host) -> None:
+    watch = Watch(host.counters(0, 1), reference(host.clock, *[1.0] * 6)).start()
+    host.clock.advance(4.0)
+    host.switches += 8
+    found = watch.stop()
+    assert (found.seconds, found.switches_per_s, found.slowdown) == (4.0, 2.0, 1.0)
+
+
+@pytest.mark.parametrize(("start_s", "stop_s"), [(2.0, 1.0), (1.0, 2.0), (2.0, 2.0)])
+def test_a_window_is_as_slow_as_the_slower_of_its_ends(host: Host, start_s: float, stop_s: float) -> None:
+    times = [1.0] * 6 + [start_s] * 3 + [stop_s] * 3
+    watch = Watch(host.counters(0, 1), reference(host.clock, *times))
+    assert watch.start().stop().slowdown == 1.0
+    assert watch.start().stop().slowdown == 2.0
+
+
+def test_the_first_window_is_slow_where_its_start_was(host: Host) -> None:
+    watch = Watch(host.counters(0, 1), reference(host.clock, *[3.0] * 3, *[1.0] * 3))
+    assert watch.start().stop().slowdown == 3.0
+
+
+def test_without_a_reference_the_speed_of_the_machine_is_unknown(host: Host) -> None:
+    assert Watch(host.counters(0, 1)).start().stop().slowdown is None
+
+
+def test_a_watch_begins_anew_with_each_start(host: Host) -> None:
+    watch = Watch(host.counters(0, 1)).start()
+    host.clock.advance(8.0)
+    host.switches += 999
+    watch.start()
+    host.clock.advance(2.0)
+    found = watch.stop()
+    assert (found.seconds, found.switches_per_s) == (2.0, 0.0)
+
+
+def test_a_window_that_was_not_started_is_refused(host: Host) -> None:
+    with pytest.raises(RuntimeError, match=r"not started; call start\(\) first"):
+        Watch(host.counters(0, 1)).stop()

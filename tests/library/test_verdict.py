@@ -1,0 +1,217 @@
+"""Verdicts on forwards whose limit is known by construction; every figure by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from boundby.roofline import Interval, Limits, OperatorLoad, attribute, fixed_cost
+from boundby.verdict import (
+    Gain,
+    Intervention,
+    Times,
+    confirm,
+    judge,
+    precision_gain,
+)
+
+MIB = 2**20
+# 100 GFLOP/s; 100 GB/s in 1 MiB, 10 GB/s beyond; 2 us to issue an operator; 1 GB/s into new memory
+LIMITS = Limits(
+    flops_per_s=Interval.exact(100e9),
+    bytes_per_s=((MIB, Interval.exact(100e9)), (256 * MIB, Interval.exact(10e9))),
+    dispatch_s=Interval.exact(2e-6),
+    new_bytes_per_s=Interval.exact(1e9),
+)
+PRODUCT = OperatorLoad("aten::mm", calls=10, flops=1e9, weight_bytes=1e6, other_bytes=1e6)  # 10 ms of compute
+ADDITION = OperatorLoad("aten::add", calls=1, flops=0, weight_bytes=0, other_bytes=100e6)  # 10 ms of memory
+TINY = OperatorLoad("aten::add", calls=1000, flops=0, weight_bytes=0, other_bytes=12e3)  # 2 ms to issue
+
+
+def times(milliseconds: float, **others: object) -> Times:
+    return Times(Interval.exact(milliseconds / 1e3), **others)  # type: ignore[arg-type]
+
+
+def timed(load: OperatorLoad, milliseconds: float) -> OperatorLoad:
+    return replace(load, seconds=milliseconds / 1e3)
+
+
+@pytest.mark.parametrize(
+    ("operators", "milliseconds", "bound", "share"),
+    [
+        ([PRODUCT], 12.5, "compute", 0.8),
+        ([ADDITION], 12.5, "memory", 0.8),
+        ([PRODUCT, ADDITION], 25.0, "mixed", 0.8),
+        ([PRODUCT], 40.0, "under_utilised", 0.25),
+    ],
+)
+def test_the_bound_is_the_limit_that_needs_most_of_the_time(
+    operators: list[OperatorLoad], milliseconds: float, bound: str, share: float
+) -> None:
+    found = judge(times(milliseconds), operators, LIMITS)
+    assert found.bound == bound
+    assert found.share_of_limit == pytest.approx(share)
+    assert set(found.alternatives) == {"mixed": {"compute", "memory"}, "under_utilised": {"compute"}}.get(bound, set())
+
+
+def test_a_thousand_tiny_operators_are_bound_by_launch() -> None:
+    found = judge(times(4.0), [timed(TINY, 2.2)], LIMITS)
+    assert (found.bound, found.share_of_limit) == ("launch", 1.0)  # their own time, and the host's between them
+
+
+def test_time_between_operators_counts_as_launch_only_where_operators_are_timed() -> None:
+    assert judge(times(40.0), [timed(PRODUCT, 10.0)], LIMITS).bound == "launch"  # 30 of 40 ms are not in any operator
+    assert judge(times(40.0), [PRODUCT], LIMITS).bound == "under_utilised"
+
+
+def test_measured_seconds_outweigh_the_limits_in_the_share_of_memory() -> None:
+    # by the limits alone 10 ms of either kind; the addition really took three times as long as the product
+    found = attribute([timed(PRODUCT, 10.0), timed(ADDITION, 30.0)], LIMITS, 1e6, 0.04, on_host=True)
+    assert found.memory_share == 0.75
+    assert (found.compute_s, found.memory_s) == pytest.approx((0.01, 0.01))
+    assert judge(times(45.0), [timed(PRODUCT, 10.0), timed(ADDITION, 30.0)], LIMITS).bound == "memory"
+
+
+def test_weights_come_from_as_far_as_all_of_them_together_lie() -> None:
+    load = OperatorLoad("aten::mm", calls=100, flops=0, weight_bytes=100e6, other_bytes=0)  # 1 MB by call
+    near = attribute([load], LIMITS, weights_bytes=1e6, seconds=1.0, on_host=True)
+    far = attribute([load], LIMITS, weights_bytes=100e6, seconds=1.0, on_host=True)
+    assert (near.memory_s, far.memory_s) == pytest.approx((1e-3, 10e-3))
+
+
+@pytest.mark.parametrize(("new_mib", "seconds"), [(32, 0.1), (33, 0.1 - 33 * MIB / 10e9 + 33 * MIB / 1e9)])
+def test_large_results_go_to_new_memory_page_by_page(new_mib: int, seconds: float) -> None:
+    load = OperatorLoad("aten::add", 1, 0, 0, other_bytes=1e9, new_bytes=new_mib * MIB)
+    assert attribute([load], LIMITS, 0, 1.0, on_host=True).memory_s == pytest.approx(seconds)
+
+
+def test_making_the_input_longer_than_the_forward_is_bound_by_input() -> None:
+    found = judge(times(10.0, input_s=0.03), [PRODUCT], LIMITS)
+    assert (found.bound, found.share_of_limit) == ("input", 0.75)
+    assert found.gains[0].fix.startswith("make the input ahead")
+    assert found.gains[0].at_most == pytest.approx(40 / 30)
+    assert judge(times(10.1, input_s=0.01), [PRODUCT], LIMITS).bound == "compute"
+
+
+def test_a_copy_to_the_device_as_long_as_its_work_is_bound_by_transfer() -> None:
+    on_gpu = times(12.0, device_s=Interval.exact(0.01), enqueue_s=0.001, transfer_s=0.01)
+    assert judge(on_gpu, [PRODUCT], LIMITS, on_host=False).bound == "transfer"
+
+
+@pytest.mark.parametrize(
+    ("isolated_ms", "enqueue_ms", "bound"),
+    [
+        (11.0, 8.0, "launch"),  # the host needs 0.8 of the device's time
+        (11.0, 7.9, "compute"),
+        (14.0, 1.0, "launch"),  # the device waits for 29 % of the time
+        (13.0, 1.0, "compute"),
+    ],
+)
+def test_a_device_that_waits_for_the_host_is_bound_by_launch(isolated_ms: float, enqueue_ms: float, bound: str) -> None:
+    on_gpu = times(isolated_ms, device_s=Interval.exact(0.0105), enqueue_s=enqueue_ms / 1e3 * 1.05)
+    found = judge(on_gpu, [PRODUCT], LIMITS, on_host=False)
+    assert found.bound == bound
+    graph = next(gain for gain in found.gains if "CUDA graphs" in gain.fix)
+    assert graph.at_most == pytest.approx(isolated_ms / 10.5)
+
+
+def test_the_share_is_of_the_devices_own_time() -> None:
+    on_gpu = times(13.0, device_s=Interval.exact(0.0125), enqueue_s=0.001)
+    assert judge(on_gpu, [PRODUCT], LIMITS, on_host=False).share_of_limit == pytest.approx(0.8)
+
+
+def test_a_label_that_changes_at_the_ends_of_the_intervals_is_mixed_and_names_both() -> None:
+    near_the_edge = Times(Interval(0.0280, 0.0270, 0.0290))  # 10 ms of 28: 36 %, and 34 % at the upper end
+    found = judge(near_the_edge, [PRODUCT], LIMITS)
+    assert found.bound == "mixed"
+    assert set(found.alternatives) == {"compute", "under_utilised"}
+    wide = replace(LIMITS, flops_per_s=Interval(100e9, 40e9, 100e9))  # compute may need 10 to 25 ms
+    both = judge(times(34.5), [PRODUCT, replace(ADDITION, other_bytes=90e6)], wide)
+    assert (both.bound, both.alternatives) == ("mixed", ("compute",))
+
+
+def test_a_share_above_one_is_a_doubt_not_a_triumph() -> None:
+    found = judge(times(8.0), [PRODUCT], LIMITS)
+    assert found.share_of_limit == pytest.approx(1.25)
+    assert [doubt.partition(":")[0] for doubt in found.doubts] == ["share"]
+    assert found.confidence != "high"
+
+
+@pytest.mark.parametrize("missing", ["limits", "operators"])
+def test_without_limits_or_work_the_verdict_is_inconclusive_with_the_reason(missing: str) -> None:
+    found = judge(
+        times(10.0),
+        [] if missing == "operators" else [PRODUCT],
+        None if missing == "limits" else LIMITS,
+        reason="float16 was not measured",
+    )
+    assert (found.bound, found.confidence, found.share_of_limit) == ("inconclusive", "low", None)
+    assert "float16 was not measured" in found.doubts
+
+
+HALVED = Intervention(
+    "1 thread instead of 2", Interval(0.5, 0.45, 0.55), {"compute": (0.4, 0.68), "launch": (0.8, 1.6)}
+)
+
+
+def test_an_intervention_confirms_where_all_of_its_interval_is_predicted() -> None:
+    found = judge(times(12.5), [PRODUCT], LIMITS, interventions=[HALVED])
+    assert (found.confirmation, found.confidence) == ("confirmed", "high")
+
+
+def test_an_intervention_contradicts_where_none_of_its_interval_is_predicted() -> None:
+    no_effect = replace(HALVED, ratio=Interval(1.0, 0.95, 1.05))
+    found = judge(times(12.5), [PRODUCT], LIMITS, interventions=[no_effect])
+    assert (found.confirmation, found.confidence) == ("contradicted", "low")
+    assert any(doubt.startswith("contradicted:") for doubt in found.doubts)
+    also = judge(times(12.5), [PRODUCT], LIMITS, interventions=[HALVED, no_effect])
+    assert also.confirmation == "contradicted"  # one that speaks against it outweighs one that speaks for it
+
+
+@pytest.mark.parametrize("ratio", [Interval(0.6, 0.5, 0.8), Interval(0.4, 0.3, 0.5)])
+def test_an_uncertain_intervention_decides_nothing(ratio: Interval) -> None:
+    confirmation, [line] = confirm("compute", [replace(HALVED, ratio=ratio)])
+    assert confirmation == "untested"
+    assert "too uncertain" in line
+
+
+def test_an_intervention_that_predicts_nothing_for_this_bound_decides_nothing() -> None:
+    assert confirm("memory", [HALVED])[0] == "untested"
+
+
+def test_doubts_of_the_measurement_lower_the_confidence() -> None:
+    assert judge(times(12.5), [PRODUCT], LIMITS, interventions=[HALVED], doubts=["noisy: x"]).confidence == "medium"
+    assert judge(times(12.5), [PRODUCT], LIMITS, doubts=["noisy: x", "disturbed: y"]).confidence == "low"
+
+
+def test_gains_stand_in_order_and_only_those_that_relieve_the_bound() -> None:
+    padding = Gain("remove padding", 2.4, "58 % of the FLOPs are of padding", relieves=("compute", "memory"))
+    batch = Gain("use batch size 8", 1.5, "measured")
+    nothing = Gain("something", 1.01, "too little to name")
+    of_compute = judge(times(12.5), [PRODUCT], LIMITS, fixes=[batch, padding, nothing])
+    assert [gain.fix for gain in of_compute.gains] == [
+        "remove padding",
+        "use batch size 8",
+        "better kernels for these shapes",
+    ]
+    assert of_compute.gains[-1].at_most == pytest.approx(1.25)
+    of_input = judge(times(10.0, input_s=0.03), [PRODUCT], LIMITS, fixes=[batch, padding, nothing])
+    assert "remove padding" not in [gain.fix for gain in of_input.gains]
+
+
+def test_another_precision_gains_by_amdahls_law() -> None:
+    # three quarters of the operators' time is compute, which gets twice as fast; the rest is bytes, which halve
+    found = attribute([timed(PRODUCT, 30.0), timed(ADDITION, 10.0)], LIMITS, 1e6, 0.04, on_host=True)
+    assert precision_gain("run in bfloat16", found, 2.0, 2.0).at_most == pytest.approx(2.0)
+    assert precision_gain("medium", found, 3.0, 1.0).at_most == pytest.approx(1 / (0.75 / 3 + 0.25))
+
+
+def test_the_fixed_cost_is_the_intercept_of_the_line() -> None:
+    assert fixed_cost([(1, 3.0), (2, 5.0), (10, 21.0)]) == pytest.approx(1.0)
+    assert fixed_cost([(1, 1.0), (2, 2.5), (4, 6.0)]) == 0.0  # the line starts below zero
+    assert fixed_cost([(1, 1.0), (2, 2.0), (2, 2.1)]) is None
+
+
+def test_the_evidence_tells_the_figures() -> None:
+    lines = "\n".join(judge(times(12.5), [PRODUCT], LIMITS).evidence)
+    assert "80.0 GFLOP/s of 100.0 measured on this machine (80 %)" in lines
+    assert "the limits need 80 % of the time: compute 80 %, memory 0 %, launch 0 %" in lines

@@ -1,0 +1,542 @@
+"""What a forward does: FLOPs and bytes known by construction, and the same FLOPs by formula."""
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.flop_counter import flop_registry, register_flop_formula
+
+from boundby.work import (
+    OperatorWork,
+    TransformerShape,
+    Work,
+    count,
+    fit_length_cost,
+    transformer_flops,
+    transformer_shape,
+    useful_flops,
+)
+from tests.fakes import FakeClock
+
+FLOAT = 4  # bytes
+X, Y = torch.ones(4, 8), torch.ones(4, 8)
+N = 32 * FLOAT  # bytes of each
+TABLE, IDS = torch.ones(1000, 8), torch.tensor([[3, 1, 4], [1, 5, 9]])
+IDS_BYTES, ROWS_BYTES = 6 * 8, 6 * 8 * FLOAT
+SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+GROUPED = {**SIZE, "num_key_value_heads": 2}
+COMMON = {"vocab_size": 40, "num_labels": 3, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
+SHAPES = ((1, 7), (3, 16), (2, 32))  # texts, tokens
+LENGTHS = (1, 3, 5, 9, 14, 16, 16, 2)
+
+
+def only(work: Work) -> OperatorWork:
+    """Return the one operator that did all the work."""
+    (operator,) = work.operators
+    return operator
+
+
+@pytest.fixture(scope="module")
+def build() -> Callable[..., torch.nn.Module]:
+    """Return a maker of small classifiers: family, attention -> model."""
+    transformers = pytest.importorskip("transformers")
+    families = {
+        "Bert": SIZE,
+        "Camembert": SIZE,
+        "DistilBert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48},
+        "GPT2": {"n_embd": 32, "n_layer": 2, "n_head": 4},
+        "Llama": GROUPED,
+        "Mistral": GROUPED,
+        "Qwen2": GROUPED,
+        "Qwen3": {**GROUPED, "head_dim": 16},
+        "Roberta": SIZE,
+        "XLMRoberta": SIZE,
+    }
+
+    @cache
+    def make(family: str, attention: str = "sdpa") -> torch.nn.Module:
+        config = getattr(transformers, f"{family}Config")(**families[family], **COMMON, attn_implementation=attention)
+        return getattr(transformers, f"{family}ForSequenceClassification")(config).eval()
+
+    return make
+
+
+def forward(model: torch.nn.Module, texts: int, tokens: int, padding: int = 0) -> Callable[[], object]:
+    """Return a forward of `texts` of `tokens`, the last `padding` tokens of the first text not real."""
+    ids = torch.arange(texts * tokens).reshape(texts, tokens) % 30 + 2
+    if not padding:
+        return lambda: model(input_ids=ids)
+    mask = torch.ones_like(ids)
+    mask[0, tokens - padding :] = 0
+    return lambda: model(input_ids=ids * mask, attention_mask=mask)
+
+
+# Operators whose work is known
+
+
+def test_a_linear_layer_reads_weights_bias_and_input_and_writes_its_output() -> None:
+    layer, given = torch.nn.Linear(4, 3), torch.ones(2, 4)
+    assert only(count(lambda: layer(given))) == OperatorWork(
+        name="aten::addmm",
+        shapes=((3,), (2, 4), (4, 3)),
+        calls=1,
+        flops=2 * 2 * 4 * 3,
+        bytes=(3 + 8 + 12 + 6) * FLOAT,
+        given_bytes=(3 + 8 + 12) * FLOAT,
+        seconds=None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "flops", "moved"),
+    [
+        (lambda: torch.ones(2, 3, 4) @ torch.ones(2, 4, 5), 2 * 2 * 3 * 4 * 5, (24 + 40 + 30) * FLOAT),
+        (lambda: torch.ones(2, 3, 4) @ torch.ones(4, 5), 2 * 6 * 4 * 5, (24 + 20 + 30) * FLOAT),
+        (lambda: torch.ones(3, 4) @ torch.ones(4), 2 * 12, (12 + 4 + 3) * FLOAT),
+        (lambda: torch.ones(5) @ torch.ones(5), 2 * 5, (5 + 5 + 1) * FLOAT),
+        (lambda: torch.addmv(torch.ones(3), torch.ones(3, 4), torch.ones(4)), 2 * 12, (3 + 12 + 4 + 3) * FLOAT),
+        (lambda: torch.ones(3, 5).addmm_(torch.ones(3, 4), torch.ones(4, 5)), 2 * 60, (12 + 20 + 2 * 15) * FLOAT),
+        (
+            lambda: torch.mm(torch.ones(3, 4), torch.ones(4, 5), out=torch.empty(3, 5)),
+            2 * 60,
+            (12 + 20 + 15) * FLOAT,
+        ),
+        (
+            lambda: torch.baddbmm(torch.empty(2, 3, 5), torch.ones(2, 3, 4), torch.ones(2, 4, 5), beta=0),
+            2 * 120,
+            (24 + 40 + 30) * FLOAT,
+        ),
+    ],
+    ids=["bmm", "folded", "mv", "dot", "addmv", "addmm_", "out", "beta=0"],
+)
+def test_products(call: Callable[[], object], flops: int, moved: int) -> None:
+    product = count(call).operators[-1]  # those before it fill the operands
+    assert (product.flops, product.bytes) == (flops, moved)
+
+
+@pytest.mark.parametrize(
+    ("groups", "flops", "weights"), [(1, 2 * 2 * 36 * 4 * 4 * 9, 4 * 4 * 9), (4, 2 * 2 * 36 * 4 * 9, 4 * 9)]
+)
+def test_a_convolution_multiplies_the_channels_of_its_group(groups: int, flops: int, weights: int) -> None:
+    layer, given = torch.nn.Conv2d(4, 4, 3, groups=groups), torch.ones(2, 4, 8, 8)
+    found = only(count(lambda: layer(given)))
+    assert found.flops == flops
+    assert found.bytes == (2 * 4 * 64 + weights + 4 + 2 * 4 * 36) * FLOAT
+
+
+@pytest.mark.parametrize(
+    ("call", "moved"),
+    [
+        (lambda: X + Y, 3 * N),
+        (lambda: X + 1, 2 * N),
+        (lambda: X * X, 2 * N),
+        (lambda: X.clone().bfloat16(), 2 * N + N + N // 2),
+        (lambda: torch.cat([X, Y]), 4 * N),
+        (lambda: torch.ones(1, 8).expand(4, 8) + Y, 32 + 32 + 2 * N),  # made, then read once and not four times
+        (lambda: torch.arange(8.0).unfold(0, 4, 1).clone(), 32 + 32 + 5 * 4 * FLOAT),  # windows over 8 elements
+        (lambda: X[:, :2].clone(), 2 * 4 * 2 * FLOAT),
+        (lambda: X[:0] + 1, 0),
+        (lambda: torch.zeros(4, 8), N),
+        (lambda: torch.zeros_like(X), N),
+        (lambda: X.new_full((2,), 3.0), 2 * FLOAT),
+        (lambda: F.layer_norm(X, (8,)), 2 * N + 2 * 4 * FLOAT),  # and a mean and a deviation per row
+    ],
+    ids=[
+        *("add", "scalar", "square", "cast", "cat", "expanded", "windows", "slice", "nothing", "zeros"),
+        *("zeros_like", "new_full", "norm"),
+    ],
+)
+def test_bytes_are_those_of_what_is_read_and_written(call: Callable[[], object], moved: int) -> None:
+    assert count(call).bytes == moved
+    assert count(call).flops == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "moved"),
+    [
+        (lambda tensor: tensor.add_(Y), 3 * N),
+        (lambda tensor: tensor.mul_(2), 2 * N),
+        (lambda tensor: tensor.copy_(Y), 2 * N),
+        (lambda tensor: tensor[:, :2].copy_(Y[:, :2]), 2 * N // 4),
+        (lambda tensor: tensor.copy_(Y.new_ones(1)), FLOAT + FLOAT + N),
+        (lambda tensor: tensor.fill_(3), N),
+        (lambda tensor: tensor.zero_(), N),
+        (lambda tensor: tensor.uniform_(), N),
+    ],
+    ids=["add_", "mul_", "copy_", "copy_ to a slice", "copy_ of one", "fill_", "zero_", "uniform_"],
+)
+def test_a_change_in_place_reads_only_what_it_needs(change: Callable[[torch.Tensor], object], moved: int) -> None:
+    tensor = torch.ones(4, 8)
+    assert count(lambda: change(tensor)).bytes == moved
+
+
+@pytest.mark.parametrize(
+    "gather",
+    [
+        lambda: F.embedding(IDS, TABLE),
+        lambda: TABLE[IDS],
+        lambda: TABLE.index_select(0, IDS.view(-1)),
+        lambda: torch.take(TABLE, IDS.view(6, 1).expand(6, 8)),
+        lambda: TABLE.gather(0, IDS.view(6, 1).expand(6, 8)),
+        lambda: torch.ops.aten.embedding(weight=TABLE, indices=IDS),
+    ],
+    ids=["embedding", "index", "index_select", "take", "gather", "by keyword"],
+)
+def test_a_gather_reads_the_rows_it_gathers(gather: Callable[[], object]) -> None:
+    assert only(count(gather)).bytes == ROWS_BYTES + IDS_BYTES + ROWS_BYTES
+
+
+def test_a_gather_from_a_small_table_reads_no_more_than_the_table() -> None:
+    assert count(lambda: F.embedding(torch.zeros_like(IDS), TABLE[:2])).operators[-1].bytes == 64 + 48 + ROWS_BYTES
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_bag_of_embeddings_reads_every_row_it_adds(frozen: bool) -> None:
+    bag, ids, offsets = torch.nn.EmbeddingBag(1000, 8, mode="sum"), IDS.view(-1), torch.tensor([0, 4])
+    bag.weight.requires_grad_(not frozen)
+    with torch.no_grad():
+        outputs = torch.ops.aten._embedding_bag(bag.weight, ids, offsets)  # the sums, and the bookkeeping beside them
+    found = only(count(lambda: bag(ids, offsets)))
+    assert found.bytes == ROWS_BYTES + ids.nbytes + offsets.nbytes + sum(each.nbytes for each in outputs)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: X.view(8, 4).t()[1:].unsqueeze(0).expand(3, -1, -1).transpose(0, 1).detach(),
+        lambda: [*X.split(2), *X.chunk(2), *X.unbind(), *torch.unsafe_split(X, 2)],
+        lambda: torch.empty(8).resize_(4),
+        lambda: torch.empty_like(X).unsqueeze_(0),
+        lambda: X.contiguous().reshape(2, 16).to(torch.float32),
+        lambda: F.dropout(X, 0.5, training=False),
+    ],
+    ids=["view", "split", "allocation", "view in place", "nothing to convert", "dropout of a model in use"],
+)
+@pytest.mark.parametrize("inference", [False, True])
+def test_views_and_allocations_are_no_work(call: Callable[[], object], inference: bool) -> None:
+    def recorded() -> None:
+        torch.empty(0)  # so that the call has an operator to see at all
+        with torch.profiler.record_function("block"):
+            call()
+
+    with torch.inference_mode(inference):
+        assert count(recorded) == Work(operators=(), least_bytes=0)
+
+
+def test_calls_of_one_operator_at_the_same_shapes_add_up() -> None:
+    found = count(lambda: (X + Y, X[:2] + Y[:2], X + 1, Y + X))
+    assert [(each.name, each.shapes, each.calls, each.bytes) for each in found.operators] == [
+        ("aten::add", ((4, 8), (4, 8)), 2, 6 * N),
+        ("aten::add", ((2, 8), (2, 8)), 1, 3 * N // 2),
+        ("aten::add", ((4, 8),), 1, 2 * N),
+    ]
+    assert (found.calls, found.bytes) == (4, 6 * N + 3 * N // 2 + 2 * N)
+
+
+def test_given_bytes_are_those_that_no_operator_of_the_call_made() -> None:
+    weight = torch.ones(8, 8)
+    first, second = count(lambda: (X @ weight) @ weight).operators[0], count(lambda: (X + Y) + X).operators[0]
+    assert first.given_bytes == N + 2 * 64 * FLOAT  # of the two products together: one reads X, both the weight
+    assert second.given_bytes == 3 * N
+
+
+# Attention on a CPU, which torch 2.13.0 counts as nothing
+
+
+@pytest.mark.parametrize("mask", [None, torch.ones(2, 1, 5, 5)], ids=["no mask", "mask"])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_attention_counts_the_scores_and_the_sum_of_every_query_head(mask: torch.Tensor | None, kv_heads: int) -> None:
+    query, key, value = torch.ones(2, 4, 5, 8), torch.ones(2, kv_heads, 5, 8), torch.ones(2, kv_heads, 5, 8)
+    found = count(lambda: F.scaled_dot_product_attention(query, key, value, mask, enable_gqa=kv_heads != 4))
+    assert found.flops == 2 * 2 * 4 * 5 * 5 * (8 + 8)
+    moved = 2 * query.nbytes + 2 * key.nbytes + 2 * 4 * 5 * FLOAT  # q, out, k, v, and the logarithm of each row's sum
+    assert found.bytes == moved + (mask.nbytes if mask is not None else 0)
+
+
+def test_attention_with_other_lengths_counts_their_product() -> None:
+    query, key = torch.ones(1, 2, 3, 8), torch.ones(1, 2, 7, 8)
+    assert count(lambda: F.scaled_dot_product_attention(query, key, key)).flops == 2 * 2 * 3 * 7 * (8 + 8)
+
+
+# What cannot be counted is said
+
+
+def test_a_fused_layer_without_a_formula_is_refused_with_the_way_out() -> None:
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    texts = torch.ones(2, 3, 8)
+    with pytest.raises(ValueError, match=r"aten::_transformer_encoder_layer_fwd.*set_fastpath_enabled\(False\)"):
+        count(lambda: layer(texts))
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        assert count(lambda: layer(texts)).flops == 2 * 6 * (4 * 8 * 8 + 2 * 8 * 16) + 4 * 2 * 3 * 3 * 8
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
+
+
+def test_a_higher_order_operator_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="the work of cond is not known"):
+        count(lambda: torch.ops.higher_order.cond(torch.tensor(True), lambda x: (x + 1,), lambda x: (x,), (X,)))
+
+
+def test_a_sparse_tensor_is_refused() -> None:
+    sparse = torch.eye(3).to_sparse_coo()
+    with pytest.raises(ValueError, match="layout torch.sparse_coo"):
+        count(lambda: sparse * 2)
+
+
+def test_a_call_that_shows_no_operator_is_refused() -> None:
+    with pytest.raises(ValueError, match="ran no operator"):
+        count(lambda: None)
+
+
+@pytest.fixture
+def spin() -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
+    """Return an operator of our own whose two calls take 0.5 s and 0.25 s of `spin.clock`."""
+    library = torch.library.Library("boundby_test", "DEF")
+    library.define("spin(Tensor x) -> Tensor")
+    clock, seconds = FakeClock(), [0.5, 0.25]
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        clock.advance(seconds.pop(0))
+        return x.clone()
+
+    library.impl("spin", run, "CompositeExplicitAutograd")
+    operator = torch.ops.boundby_test.spin
+    yield SimpleNamespace(clock=clock, operator=operator)
+    flop_registry.pop(operator, None)
+    library._destroy()
+
+
+def test_an_operator_from_elsewhere_needs_a_formula(spin: SimpleNamespace) -> None:
+    with pytest.raises(ValueError, match=r"FLOPs of boundby_test::spin are not known.*register_flop_formula"):
+        count(lambda: spin.operator(X))
+
+
+def test_a_clock_times_the_operators_and_not_the_counting(spin: SimpleNamespace) -> None:
+    @register_flop_formula(spin.operator)
+    def slow_to_count(shape: torch.Size, out_shape: torch.Size) -> int:
+        spin.clock.advance(64.0)
+        return 7
+
+    found = count(lambda: (spin.operator(X), spin.operator(X), X + Y), clock=spin.clock)
+    assert [(each.name, each.calls, each.flops, each.seconds) for each in found.operators] == [
+        ("boundby_test::spin", 2, 14, 0.75),
+        ("aten::add", 1, 0, 0.0),
+    ]
+    assert spin.clock.now == 2 * 64.0 + 0.75
+
+
+# What a call cannot help moving
+
+
+def test_least_bytes_leave_out_what_stays_in_between() -> None:
+    first, second, unused = torch.nn.Linear(8, 16), torch.nn.Linear(16, 2), torch.nn.Linear(8, 8)
+    model = torch.nn.Sequential(first, torch.nn.ReLU(), second)
+    model.unused = unused
+    weights = sum(each.nbytes for layer in (first, second) for each in layer.parameters())
+    found = count(lambda: {"logits": torch.nn.Sequential.forward(model[:3], X)})
+    assert found.least_bytes == weights + N + 4 * 2 * FLOAT
+    assert found.bytes == found.least_bytes + 4 * 4 * 16 * FLOAT  # the hidden layer, and after its ReLU
+
+
+@pytest.mark.parametrize(
+    ("call", "moved"),
+    [
+        (lambda: (X + Y, X * Y), 2 * N + 2 * N),
+        (lambda: F.embedding(IDS, TABLE), ROWS_BYTES + IDS_BYTES + ROWS_BYTES),
+        (lambda: [F.embedding(IDS, TABLE).sum() for _ in range(2)], ROWS_BYTES + IDS_BYTES + 2 * FLOAT),
+        (lambda: (X.t().clone(), X.clone()), N + 2 * N),
+        (lambda: [(X[:2] + 1).sum(), (X[2:] + 1).sum()], N + 2 * FLOAT),
+        (lambda: (X + 1).add_(Y), 2 * N + N),
+        (lambda: (X + 1,) * 2, N + N),
+        (lambda: [X.view(-1), X.sum()], N + FLOAT),
+        (lambda: torch.empty(8).fill_(1), 32),
+        (lambda: torch.ones(4, 8).copy_(X).sum(), N + FLOAT),
+    ],
+    ids=[
+        *("read twice", "rows", "rows twice", "two views", "halves", "changed in between", "returned twice"),
+        *("view returned", "only written", "copied into"),
+    ],
+)
+def test_least_bytes_are_given_and_returned_bytes_once(call: Callable[[], object], moved: int) -> None:
+    assert count(call).least_bytes == moved
+
+
+def test_least_bytes_hold_a_change_of_what_was_there() -> None:
+    state = torch.ones(4, 8)
+    assert count(lambda: state.add_(Y)).least_bytes == 3 * N
+    assert count(lambda: state.copy_(Y)).least_bytes == 2 * N
+
+
+# How a call is watched
+
+
+def test_gradients_are_off_while_counting_and_nothing_stays_installed() -> None:
+    layer = torch.nn.Linear(8, 2)
+    kept: list[torch.Tensor] = []
+    count(lambda: kept.append(layer(X)))
+    assert not kept[0].requires_grad
+    assert torch.is_grad_enabled() and torch._C._len_torch_dispatch_stack() == 0
+
+
+def test_an_error_of_the_call_passes_through_and_nothing_stays_installed() -> None:
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        count(lambda: torch.nn.Linear(4, 2)(X))
+    assert torch.is_grad_enabled() and torch._C._len_torch_dispatch_stack() == 0
+
+
+def test_a_call_in_inference_mode_counts_the_same() -> None:
+    def model_and_input() -> tuple[torch.nn.Module, torch.Tensor]:
+        return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(), torch.nn.Linear(8, 2)).eval(), X.clone()
+
+    model, given = model_and_input()
+    expected = count(lambda: model(given[None]).relu_())
+    with torch.inference_mode():
+        inference_model, inference_given = model_and_input()
+        assert count(lambda: model(given[None]).relu_()) == expected
+        assert count(lambda: inference_model(inference_given[None]).relu_()) == expected
+        assert count(lambda: inference_given.add_(1)).bytes == 2 * N
+    assert count(torch.inference_mode()(lambda: model(given[None]).relu_())) == expected
+    assert expected.flops == 2 * 4 * 8 * (8 + 2)
+
+
+def test_a_compiled_module_counts_as_the_eager_one() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 2))
+    compiled = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        compiled(X)
+    assert count(lambda: compiled(X)) == count(lambda: model(X))
+
+
+def test_a_subclass_of_tensor_counts_by_the_parts_it_takes_the_operator_apart_into() -> None:
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    layer = torch.nn.Linear(8, 2)
+    assert count(lambda: layer(TwoTensor(X, Y))).flops == 2 * count(lambda: layer(X)).flops
+
+
+# Transformers: two ways to the same number
+
+
+def test_the_formula_adds_up_by_hand() -> None:
+    shape = TransformerShape(
+        layers=2, hidden=8, heads=2, kv_heads=1, head_dim=4, intermediate=16, gated=True, labels=3, pooled=False
+    )
+    weights = 64 + 32 + 32 + 64 + 3 * 128  # q, k, v, o, feed-forward
+    squares = 2 * 2 * (2 * 3 * 3 * 4 * 2)  # texts x heads, scores and sums
+    assert transformer_flops(shape, 2, 3) == 2 * (2 * 6 * weights + squares) + 2 * 6 * 8 * 3
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("family", ["Bert", "GPT2", "Qwen2"])
+def test_counted_flops_agree_with_the_formula(build: Callable, family: str, attention: str, padded: bool) -> None:
+    model = build(family, attention)
+    shape = transformer_shape(model)
+    for texts, tokens in SHAPES:
+        counted = count(forward(model, texts, tokens, padding=tokens // 3 if padded else 0)).flops
+        assert counted == pytest.approx(transformer_flops(shape, texts, tokens), rel=0.01), (texts, tokens)
+
+
+@pytest.mark.parametrize("family", ["Camembert", "DistilBert", "Llama", "Mistral", "Qwen3", "Roberta", "XLMRoberta"])
+def test_every_known_family_agrees_with_its_formula(build: Callable, family: str) -> None:
+    model = build(family)
+    counted = count(forward(model, 3, 16)).flops
+    assert counted == pytest.approx(transformer_flops(transformer_shape(model), 3, 16), rel=0.01)
+
+
+def test_the_shape_is_that_of_the_config(build: Callable) -> None:
+    assert transformer_shape(build("Qwen3")) == TransformerShape(
+        layers=2, hidden=32, heads=4, kv_heads=2, head_dim=16, intermediate=48, gated=True, labels=3, pooled=False
+    )
+    assert transformer_shape(build("GPT2")) == TransformerShape(
+        layers=2, hidden=32, heads=4, kv_heads=4, head_dim=8, intermediate=128, gated=False, labels=3, pooled=False
+    )
+
+
+def test_a_compiled_model_has_the_shape_of_the_eager_one(build: Callable) -> None:
+    model = build("Bert")
+    assert transformer_shape(torch.compile(model, backend="eager")) == transformer_shape(model) is not None
+
+
+def test_a_model_whose_formula_is_not_known_has_no_shape(build: Callable) -> None:
+    model = build("Bert")
+    assert transformer_shape(torch.nn.Linear(4, 3)) is None
+    assert transformer_shape(model.bert) is None  # no classifier
+    assert transformer_shape(SimpleNamespace(config=SimpleNamespace(model_type="mixtral"))) is None
+
+
+def test_a_forward_in_inference_mode_counts_the_same(build: Callable) -> None:
+    for family in ("Bert", "GPT2", "Qwen2"):
+        call = forward(build(family, "eager"), 3, 16, padding=5)
+        expected = count(call)
+        with torch.inference_mode():
+            assert count(call) == expected, family
+
+
+# Work without padding
+
+
+@pytest.mark.parametrize("family", ["Bert", "GPT2", "Qwen2"])
+def test_useful_flops_are_the_sum_over_the_texts_each_alone(build: Callable, family: str) -> None:
+    model = build(family)
+
+    def count_at(batch: int, tokens: int) -> int:
+        return count(forward(model, batch, tokens)).flops
+
+    useful = useful_flops(count_at, LENGTHS)
+    assert useful == sum(count_at(1, tokens) for tokens in LENGTHS)
+    assert count_at(len(LENGTHS), max(LENGTHS)) > useful
+
+
+def parabola(batch: int, tokens: int) -> int:
+    return batch * (1000 + 30 * tokens + 7 * tokens**2)
+
+
+def window(batch: int, tokens: int) -> int:
+    """Return the FLOPs of attention to the last 100 tokens."""
+    return batch * tokens * min(tokens, 100)
+
+
+def test_four_forwards_of_one_text_are_enough_for_any_lengths() -> None:
+    asked: list[tuple[int, int]] = []
+
+    def count_at(batch: int, tokens: int) -> int:
+        asked.append((batch, tokens))
+        return parabola(batch, tokens)
+
+    lengths = [*range(1, 513), 7, 7]
+    assert useful_flops(count_at, lengths) == sum(parabola(1, tokens) for tokens in lengths)
+    assert len(asked) == len(set(asked)) == 4 and {batch for batch, _ in asked} == {1}
+    assert {1, 512} < {tokens for _, tokens in asked}
+
+
+@pytest.mark.parametrize("longest", [101, 200, 512, 4000])
+def test_attention_over_a_window_has_no_parabola_and_says_so(longest: int) -> None:
+    cost = fit_length_cost(window, range(1, longest + 1))
+    assert cost.flops([5, 6]) is None
+    assert cost.reason is not None and cost.reason.startswith("FLOPs are no parabola of the tokens")
+    assert useful_flops(window, range(1, longest + 1)) is None
+
+
+def test_within_the_window_attention_is_full() -> None:
+    assert useful_flops(window, range(1, 101)) == sum(tokens**2 for tokens in range(1, 101))
+
+
+@pytest.mark.parametrize("lengths", [(9,), (9, 9, 300), (2, 90, 300, 90)])
+def test_up_to_three_lengths_are_counted_and_need_no_parabola(lengths: tuple[int, ...]) -> None:
+    assert useful_flops(window, lengths) == sum(window(1, tokens) for tokens in lengths)
+
+
+def test_a_cost_serves_any_choice_of_its_lengths() -> None:
+    cost = fit_length_cost(parabola, range(1, 65))
+    assert cost.flops([3, 60, 60]) == parabola(1, 3) + 2 * parabola(1, 60)
+    assert cost.flops([]) == 0
+
+
+def test_no_lengths_are_an_error() -> None:
+    with pytest.raises(ValueError, match="no lengths"):
+        useful_flops(parabola, [])
