@@ -1,6 +1,5 @@
 """What any callable is bound by: its times, its work and this machine's ceilings, brought together into a verdict."""
 
-import time
 from collections.abc import Callable, Sequence
 from statistics import median
 
@@ -11,7 +10,7 @@ from boundby.disturbance import HostCounters, Watch
 from boundby.interventions import fewer_threads, graph_replay
 from boundby.roofline import Interval, OperatorLoad
 from boundby.stats import Estimate, estimate
-from boundby.timer import DeviceQueue, Timer, WarmUpRule, Work, warm_up
+from boundby.timer import Clock, DeviceQueue, Timer, WarmUpRule, Work, warm_up
 from boundby.verdict import Gain, Times, Verdict, judge
 from boundby.work import Work as CountedWork
 from boundby.work import count
@@ -44,8 +43,9 @@ def bottleneck(  # noqa: PLR0913  (the callable, the machine and the dtype; inst
     warm_up(work, timer, WarmUpRule(least_s=ROUND_S, cap_s=20 * ROUND_S))
     times = _times(work, timer, queue, make_input)
     threads = torch.get_num_threads() if on_host else 1
-    doubts = [f"disturbed: {each.text}" for each in watch.stop().disturbances(threads)]
-    counted = counted_quietly(work, on_host)
+    disturbances = watch.stop().disturbances(threads)
+    doubts = [f"disturbed: {'; '.join(each.text for each in disturbances)}"] if disturbances else []
+    counted = counted_quietly(work, timer.clock if on_host else None)
     tried = fewer_threads(work, timer) if on_host else graph_replay(work, timer)
     return judge(
         times,
@@ -76,11 +76,11 @@ def loads(counted: Sequence[CountedWork]) -> list[OperatorLoad]:
     ]
 
 
-def counted_quietly(work: Work, on_host: bool) -> CountedWork:
-    """Return the work of one call; on the host of several counts the quickest, whose operators were least disturbed."""
-    if not on_host:
+def counted_quietly(work: Work, clock: Clock | None) -> CountedWork:
+    """Return the work of one call; with a clock the quickest of several counts, which was disturbed least."""
+    if clock is None:
         return count(work)
-    counts = [count(work, clock=time.perf_counter) for _ in range(COUNTS)]
+    counts = [count(work, clock=clock) for _ in range(COUNTS)]
     return min(counts, key=lambda each: sum(operator.seconds or 0.0 for operator in each.operators))
 
 

@@ -163,7 +163,7 @@ def measure(
         memory = [bench.memory(level, size) for level, size in _working_sets(device)]
         if device.type == "cpu":
             memory.append(bench.new_memory(memory[-1]))
-    disturbances = watch.stop().disturbances(torch.get_num_threads())
+    seen = "; ".join(each.text for each in watch.stop().disturbances(torch.get_num_threads()))
     return Ceilings(
         device=describe(device),
         compute=compute,
@@ -171,7 +171,7 @@ def measure(
         dispatch_s=dispatch[0],
         dispatch_high_s=dispatch[1],
         seconds=timer.clock() - start,
-        doubts=tuple(f"disturbed: the ceilings were measured while {each.text}" for each in disturbances),
+        doubts=(f"disturbed: the ceilings were measured while {seen}",) if seen else (),
     )
 
 

@@ -36,6 +36,19 @@ class Limits:
     dispatch_s: Interval
     new_bytes_per_s: Interval | None = None
 
+    def at(self, rate_end: str, bytes_end: str) -> "Limits":
+        """Return the limits at one end of their intervals: "low" or "high" for FLOP/s, and for all bytes/s."""
+
+        def end(of: Interval) -> Interval:
+            return Interval.exact(getattr(of, bytes_end))
+
+        return Limits(
+            flops_per_s=Interval.exact(getattr(self.flops_per_s, rate_end)),
+            bytes_per_s=tuple((size, end(rate)) for size, rate in self.bytes_per_s),
+            dispatch_s=self.dispatch_s,
+            new_bytes_per_s=end(self.new_bytes_per_s) if self.new_bytes_per_s else None,
+        )
+
     def bandwidth(self, touched_bytes: float) -> Interval:
         """Return bytes/s at the smallest measured size that holds `touched_bytes`, else at the largest."""
         fitting = [rate for size, rate in self.bytes_per_s if size >= touched_bytes]

@@ -33,6 +33,7 @@ IDLE_DEVICE = 0.25  # of the time from idle to idle in which the device waited f
 UNDER_UTILISED = 0.35  # of the time explained by the limits
 CLEAR = 0.6  # share of one kind of work, below which the bound is mixed
 LEAST_GAIN = 1.02
+MOST_SHARE = 1.02  # of the upper end of the time, before the limits themselves are doubted
 REMOVE_PADDING = "remove padding"
 BETTER_KERNELS = "better kernels for these shapes"
 ARITHMETIC: tuple[Bound, ...] = ("compute", "memory", "mixed", "under_utilised")
@@ -125,7 +126,7 @@ def judge(  # noqa: PLR0913  (each is one kind of evidence)
         alternatives = tuple(each for each in (bound, *others) if each != "mixed")
     confirmation, tried = confirm(bound, interventions)
     found = list(doubts)
-    if share > 1.0 + 1e-9:
+    if share * times.working_s.value > MOST_SHARE * times.working_s.high:
         found.append(
             f"share: the limits allow no less than {share:.2f} times the measured time; the ceilings were measured on "
             "a busier machine, or the work is counted too high"
@@ -162,7 +163,7 @@ def confirm(bound: Bound, interventions: Sequence[Intervention]) -> tuple[Confir
             else:
                 result = "too uncertain to tell"
             verdicts.append(result)
-            result += f" ({low:.2f} to {high:.2f})"
+            result += f" ({low:.2f} or more)" if high == float("inf") else f" ({low:.2f} to {high:.2f})"
         ends = f"[{each.ratio.low:.2f}, {each.ratio.high:.2f}]"
         lines.append(f"{each.name}: {each.ratio.value:.2f} times the speed {ends}, {result}")
     if "not as predicted" in verdicts:
@@ -213,21 +214,18 @@ class _Context:
         return ("compute" if found.memory_share <= 1 - CLEAR else "mixed"), explained
 
     def _waits_for_host(self) -> bool:
-        device, enqueue = self.times.device_s, self.times.enqueue_s
-        if device is None:
+        """Tell whether the device waits; without its own time the isolated one, which is no shorter, stands for it."""
+        device, enqueue = self.times.working_s.value, self.times.enqueue_s
+        if self.on_host:
             return False
-        is_late = enqueue is not None and enqueue >= LATE_HOST * device.value
-        return is_late or 1 - device.value / self.times.isolated_s.value >= IDLE_DEVICE
+        is_late = enqueue is not None and enqueue >= LATE_HOST * device
+        return is_late or 1 - device / self.times.isolated_s.value >= IDLE_DEVICE
 
     def labels_at_the_ends(self) -> Iterator[Bound]:
         """Yield the bound at every combination of the ends of times and limits."""
         ends = ("low", "high")
         for time_end, rate_end, bytes_end in itertools.product(ends, ends, ends):
-            limits = Limits(
-                Interval.exact(getattr(self.limits.flops_per_s, rate_end)),
-                tuple((size, Interval.exact(getattr(rate, bytes_end))) for size, rate in self.limits.bytes_per_s),
-                self.limits.dispatch_s,
-            )
+            limits = self.limits.at(rate_end, bytes_end)
             isolated = Interval.exact(getattr(self.times.isolated_s, time_end))
             device = self.times.device_s and Interval.exact(getattr(self.times.device_s, time_end))
             yield replace(self, limits=limits, times=replace(self.times, isolated_s=isolated, device_s=device)).label()[
@@ -317,6 +315,10 @@ def _worthwhile(gains: Sequence[Gain], bound: Bound) -> list[Gain]:
 
 
 def _confidence(bound: Bound, confirmation: Confirmation, doubts: Sequence[str]) -> Confidence:
-    if doubts or confirmation == "contradicted" or bound in ("mixed", "inconclusive"):
-        return "low" if confirmation == "contradicted" or bound == "inconclusive" or len(doubts) > 1 else "medium"
-    return "high" if confirmation == "confirmed" else "medium"
+    """Return how sure the bound is; the spread of the figures is in it already, by the ends of their intervals."""
+    if confirmation == "contradicted" or bound == "inconclusive" or any(each.startswith("share:") for each in doubts):
+        return "low"
+    is_doubted = bool(doubts) or bound == "mixed"
+    if confirmation == "confirmed":
+        return "medium" if is_doubted else "high"
+    return "low" if is_doubted else "medium"

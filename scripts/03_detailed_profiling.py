@@ -27,6 +27,7 @@ def main(run: cli.Run) -> int:
     data.check_receipt(run.config, run.layout, source)
     rows = data.load_texts(run.layout)
     device = pick_device(run.config.model.device)
+    models.use_matmul_precision(run.config.model.matmul_precision)
     loaded = models.load(source, device, run.config.model.dtype, trust_remote_code=run.args.trust_remote_code)
     max_length, _ = models.effective_max_length(loaded, run.config.profiling.max_length)
 

@@ -1,7 +1,7 @@
-"""Draw what was measured, and write the report that says what it means and what to do next.
+"""Draw what was measured, and write the report that says what it means and what to do next, as text and as HTML.
 
 Reads:  results/baseline_metrics.json; results/profiler_traces/ where step 03 has run
-Writes: results/plots/, results/baseline_summary_report.txt
+Writes: results/plots/, results/baseline_summary_report.txt, results/report.html
 
     python scripts/04_visualize_results.py [--config FILE] [--resume] [key.sub=value ...]
 """
@@ -19,17 +19,19 @@ def main(run: cli.Run) -> int:
     from dataclasses import replace
 
     from boundby import files
-    from utils.report import assembly, headline, pictures, sources
+    from utils.report import assembly, headline, html_page, pictures, plain_text, sources
 
     data = sources.read(run)
-    drawn = pictures.draw(data)
-    data = replace(data, pictures=drawn)
-    files.write_text(run.layout.report, assembly.text(data))
+    data = replace(data, pictures=pictures.draw(data))
+    document = assembly.document(data)
+    files.write_text(run.layout.report, plain_text.render(document))
+    files.write_text(run.layout.html_report, html_page.render(document))
 
-    run.say("\n".join(headline.summary(data)))
-    for path, reason in drawn.items():
-        run.say(f"{path}: {reason}" if reason else f"wrote {path}")
+    run.say("\n".join(plain_text.lines([headline.summary(data)])))
+    for picture in data.pictures:
+        run.say(f"{picture.path}: {picture.reason}" if picture.reason else f"wrote {picture.path}")
     run.say(f"wrote {run.layout.report}")
+    run.say(f"wrote {run.layout.html_report}")
     return cli.DONE
 
 

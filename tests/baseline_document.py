@@ -9,9 +9,10 @@ from typing import Any
 
 from boundby import files
 from boundby.trace.operators import OPERATOR_COLUMNS
-from utils.artifacts import Layout
+from tests.diagnosed_rows import CPU_CEILINGS, CPU_STATE, GPU_CEILINGS, GPU_STATE
+from utils.artifacts import METRICS_VERSION, Layout
 from utils.config import Config, Targets
-from utils.metrics import NOT_MEASURED, MetricsCollector
+from utils.metrics import NOT_DIAGNOSED, MetricsCollector
 from utils.optimal import judge, optimal
 from utils.visits import Timing, Visit
 
@@ -72,6 +73,10 @@ def visit(dtype: str, batch_size: int, number: int, speed: Speed, memory: Mappin
     timings += [timing("isolated", i, seconds(group), [group]) for _ in range(passes) for i, group in enumerate(groups)]
     if gpu:
         timings.append(timing("pipelined", 0, passes * (one_pass - BATCHES * speed.hidden_s), groups * passes))
+        for index, group in enumerate(groups):
+            timings.append(timing("device", index, seconds(group) - 0.95 * speed.fixed_s, [group]))
+            timings.append(timing("enqueue", index, 0.8 * speed.fixed_s, [group]))
+            timings.append(timing("transfer", index, 2e-5, [group]))
     return Visit(
         dtype=dtype,
         batch_size=batch_size,
@@ -83,9 +88,10 @@ def visit(dtype: str, batch_size: int, number: int, speed: Speed, memory: Mappin
         batches=BATCHES,
         warm_up={"runs": 12, "seconds": 0.4, "converged": True},
         memory={"doubts": [], "reasons": [], **memory},
-        gpu_utilization_pct=tuple(min(100.0, 35 + 14 * math.log2(batch_size)) for _ in range(12)) if gpu else (),
+        readings={"gpu_utilization_pct": [min(100.0, 35 + 14 * math.log2(batch_size))] * 12} if gpu else {},
+        device_reason=None if gpu else "the device is not a GPU",
+        reading_reasons={} if gpu else {"gpu_utilization_pct": "the device is not a GPU"},
         window_s=5.0,
-        gpu_utilization_reason=None if gpu else "the device is not a GPU",
         truncated=0,
     )
 
@@ -181,8 +187,9 @@ def document(rows: Sequence[dict[str, Any]], targets: Targets | None = None, **c
     best = optimal(first, targets)
     chosen = next((row for row in first if row["batch_size"] == best["batch_size"]), None)
     full = changes.pop("full_dataset_metrics", full_metrics())
+    is_diagnosed = any(row["bound"] for row in rows)
     return {
-        "schema_version": 1,
+        "schema_version": METRICS_VERSION,
         "boundby_version": "0.1.0",
         "written": "2026-08-22T10:15:30+00:00",
         "complete": True,
@@ -212,8 +219,9 @@ def document(rows: Sequence[dict[str, Any]], targets: Targets | None = None, **c
         },
         "device": {"type": "cpu", "threads": 2},
         "agreement": {"rows": 64, "same_labels": 64, "share": 1.0},
-        "ceilings": None,
-        "ceilings_reason": NOT_MEASURED["share_of_ceiling_pct"],
+        "ceilings": CPU_CEILINGS.as_dict() if is_diagnosed else None,
+        "ceilings_reason": None if is_diagnosed else NOT_DIAGNOSED,
+        "machine_state": CPU_STATE,
         "max_length": 512,
         "batch_sizes": list(rows),
         "optimal": best,
@@ -253,10 +261,14 @@ def gpu_document(rows: Sequence[dict[str, Any]] | None = None, **changes: Any) -
         "load_time_s": 4.81,
     }
     source = {"kind": "hub", "name": "codefactory4791/amazon_test", "split": "test", "revision": "c0ffee" * 6 + "abcd"}
+    rows = gpu_rows() if rows is None else rows
+    ceilings = {"ceilings": GPU_CEILINGS.as_dict()} if any(row["bound"] for row in rows) else {}
     return document(
-        gpu_rows() if rows is None else rows,
+        rows,
         Targets(),
         **{
+            **ceilings,
+            "machine_state": GPU_STATE,
             "synthetic": False,
             "machine_fingerprint": GPU_FINGERPRINT,
             "model": model,

@@ -17,6 +17,11 @@ TORCH_FREE = (
     "boundby.timer",
     "boundby.environment",
     "boundby.sampler",
+    "boundby.compare",
+    "boundby.disturbance",
+    "boundby.energy",
+    "boundby.roofline",
+    "boundby.verdict",
 )
 HEAVY = ("torch", "transformers", "pandas", "matplotlib", "sklearn", "datasets", "pyarrow", "numpy")
 LONGEST_SCRIPT = 80

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from utils.config import Config
 
+METRICS_VERSION = 2  # of baseline_metrics.json: its keys, and how its numbers are made
 RUN_STARTED_VARIABLE = "BOUNDBY_RUN_STARTED"  # set by the runner, so that its steps share one folder in previous/
 
 
@@ -34,6 +35,11 @@ class Layout:
     def run(self) -> Path:
         """What was run on what: fingerprint, effective configuration, versions, status of steps."""
         return self.results / "run.json"
+
+    @property
+    def ceilings(self) -> Path:
+        """The folder of the measured limits of this machine, beside the data since they outlive a run."""
+        return self.dataset.parent / "ceilings"
 
     @property
     def lock(self) -> Path:
@@ -105,6 +111,11 @@ class Layout:
         return self.plots / "metrics_heatmap.png"
 
     @property
+    def roofline_plot(self) -> Path:
+        """Each batch size under the limits of the machine."""
+        return self.plots / "roofline.png"
+
+    @property
     def operators_plot(self) -> Path:
         """Where the traced time goes."""
         return self.plots / "operators.png"
@@ -113,6 +124,11 @@ class Layout:
     def report(self) -> Path:
         """The text that people read."""
         return self.results / "baseline_summary_report.txt"
+
+    @property
+    def html_report(self) -> Path:
+        """The same report with its pictures, one file for a browser."""
+        return self.results / "report.html"
 
     @property
     def label_mappings(self) -> Path:

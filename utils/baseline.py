@@ -7,19 +7,22 @@ from typing import Any
 
 import torch
 
-from boundby import __version__, environment, files
+from boundby import __version__, ceilings, environment, files
+from boundby.ceilings import Ceilings
 from boundby.device import describe, pick_device
-from boundby.sampler import Sampler, nvml_source
-from utils import metrics, receipts, visits
+from boundby.sampler import Sampler
+from boundby.timer import Timer
+from utils import diagnosis, instruments, metrics, receipts, visits
+from utils.artifacts import METRICS_VERSION
 from utils.cli import Run
 from utils.data import DataReceipt, Rows
 from utils.errors import PipelineError
 from utils.metrics import MetricsCollector
 from utils.models import Agreement, LoadedModel, ModelSummary
 from utils.optimal import MEASURED, judge, optimal
-from utils.profiler import HALF_WIDTH, InferenceProfiler
+from utils.profiler import HALF_WIDTH, Guard, InferenceProfiler
+from utils.selection import Selection
 
-SCHEMA_VERSION = 1
 POOL_SEED = 0
 
 
@@ -36,6 +39,9 @@ class Baseline:
         self.full: dict[str, Any] | None = None
         self.rows: dict[str, list[dict[str, Any]]] = {}
         self.visits: dict[str, list[visits.Visit]] = {}
+        self.findings: dict[tuple[str, int], diagnosis.Finding] = {}
+        self.ceilings: Ceilings | None = None
+        self.machine_state = instruments.machine_state()
 
     def cut(self, effective: tuple[int, str | None]) -> int:
         """Note the longest input and, where the model allows less than the settings ask for, the doubt; return it."""
@@ -69,12 +75,13 @@ class Baseline:
         """Measure all batch sizes in the dtype of `loaded`; every visit is saved at once."""
         config = self.run.config.profiling
         log = self.run.layout.visits(loaded.dtype)
+        texts = _pool(rows, config.batch_sizes, config.num_measurement_runs)
         finished = [each for each in visits.read(log) if each.status != "failed"] if self.run.resuming else []
         self.visits[loaded.dtype] = list(finished)
         if finished:
             self.run.note(f"{loaded.dtype}: {len(finished)} finished visits are kept")
-        uuid = str(torch.cuda.get_device_properties(loaded.device).uuid) if loaded.device.type == "cuda" else None
-        with Sampler(nvml_source(uuid)) as sampler, self.run.progress(None, f"sweep {loaded.dtype}") as progress:
+        source = instruments.source(loaded.device)
+        with Sampler(source) as sampler, self.run.progress(None, f"sweep {loaded.dtype}") as progress:
 
             def commit(visit: visits.Visit) -> None:
                 visits.append(log, visit)
@@ -83,9 +90,10 @@ class Baseline:
                 self.save()
                 progress.advance(1, self._pace(visit))
 
-            profiler = InferenceProfiler(loaded.model, loaded.tokenizer, loaded.device, sampler=sampler)
+            guard = Guard(instruments.watch(loaded.device))
+            profiler = InferenceProfiler(loaded.model, loaded.tokenizer, loaded.device, sampler=sampler, guard=guard)
             profiler.profile_multiple_batch_sizes(
-                _pool(rows, config.batch_sizes, config.num_measurement_runs),
+                texts,
                 config.batch_sizes,
                 config.num_measurement_runs,
                 self.max_length,
@@ -97,6 +105,44 @@ class Baseline:
             )
         self._tabulate(loaded)
         self.save()
+        self._diagnose(loaded, Selection.of(texts, loaded.tokenizer, self.max_length, loaded.device), profiler.timer)
+
+    def _diagnose(self, loaded: LoadedModel, selection: Selection, timer: Timer) -> None:
+        """Find out what limits each batch size; every finding is saved at once."""
+        if not any(row["status"] in MEASURED for row in self.rows[loaded.dtype]):
+            return
+        found = self._limits(loaded.device)
+        meter, idle_w, reason = instruments.energy(loaded.device, timer)
+        subject = diagnosis.Subject(
+            model=loaded.model,
+            selection=selection,
+            timer=timer,
+            ceilings=found,
+            max_seconds=self.run.config.profiling.max_seconds_per_batch_size,
+            energy=meter,
+            idle_w=idle_w,
+            energy_reason=reason,
+        )
+        with self.run.progress(None, f"verdict {loaded.dtype}") as progress:
+
+            def keep(finding: diagnosis.Finding) -> None:
+                self.findings[loaded.dtype, finding.batch_size] = finding
+                self._tabulate(loaded)
+                self.save()
+                progress.advance(1, f"batch {finding.batch_size}: {finding.verdict.bound}")
+
+            diagnosis.diagnose(subject, self.rows[loaded.dtype], self.visits[loaded.dtype], keep)
+
+    def _limits(self, device: torch.device) -> Ceilings:
+        """Return the ceilings of this machine, measured once and kept beside the data."""
+        if self.ceilings is None:
+            folder = self.run.layout.ceilings
+            wanted = tuple(dict.fromkeys([*ceilings.DTYPES[device.type], *receipts.sweep_dtypes(self.run.config)]))
+            self.ceilings, path, is_new = ceilings.cached(folder, device, wanted)
+            how = f"measured in {self.ceilings.seconds:.1f} s" if is_new else f"from {path}"
+            self.run.note(f"ceilings of this machine: {how}")
+            self.doubts += [doubt for doubt in self.ceilings.doubts if doubt not in self.doubts]
+        return self.ceilings
 
     def save(self, complete: bool = False) -> None:
         """Write `raw_samples.csv` and both metrics files as far as they are known."""
@@ -113,7 +159,7 @@ class Baseline:
         best = optimal(first, config.targets)
         chosen = next((row for row in first if row["batch_size"] == best["batch_size"]), None)
         return {
-            "schema_version": SCHEMA_VERSION,
+            "schema_version": METRICS_VERSION,
             "boundby_version": __version__,
             "written": datetime.now(UTC).isoformat(timespec="seconds"),
             "complete": complete,
@@ -124,8 +170,9 @@ class Baseline:
             "dataset": {"source": self.receipt.source, **self.receipt.dataset, "rows": self.receipt.rows},
             "device": self.device,
             "agreement": self.agreement,
-            "ceilings": None,
-            "ceilings_reason": metrics.NOT_MEASURED["share_of_ceiling_pct"],
+            "ceilings": self.ceilings.as_dict() if self.ceilings else None,
+            "ceilings_reason": None if self.ceilings else metrics.NOT_DIAGNOSED,
+            "machine_state": self.machine_state,
             "max_length": self.max_length,
             "batch_sizes": _flat(self.rows),
             "optimal": best,
@@ -152,8 +199,11 @@ class Baseline:
     def _tabulate(self, loaded: LoadedModel) -> None:
         config = self.run.config.profiling
         half_width = config.ci_half_width or HALF_WIDTH[loaded.device.type]
-        collector = MetricsCollector(loaded.device)
-        self.rows[loaded.dtype] = collector.rows(self.visits[loaded.dtype], config.batch_sizes, half_width)
+        rows = MetricsCollector(loaded.device).rows(self.visits[loaded.dtype], config.batch_sizes, half_width)
+        findings = [self.findings.get((loaded.dtype, row["batch_size"])) for row in rows]
+        self.rows[loaded.dtype] = [
+            finding.fill(row) if finding else row for row, finding in zip(rows, findings, strict=True)
+        ]
 
     def _pace(self, visit: visits.Visit) -> str:
         per_sample = visit.throughput_s_per_sample
@@ -163,7 +213,7 @@ class Baseline:
     def _work_fingerprint(self) -> str:
         """Return a hash of what was done, apart from model and machine: two runs with the same can be compared."""
         data = {"rows": self.receipt.dataset["sha256"], "labels": self.receipt.labels_sha256}
-        method = {"max_length": self.max_length, "method": SCHEMA_VERSION, "pool_seed": POOL_SEED}
+        method = {"max_length": self.max_length, "method": METRICS_VERSION, "pool_seed": POOL_SEED}
         return files.sha256_of({**data, **method})[:16]
 
     def _why_not_evaluated(self) -> str:

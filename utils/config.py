@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 QUICKSTART = "quickstart"
-RESERVED_NAMES = {"run.json", "raw_samples.csv", "baseline_summary_report.txt"}
+RESERVED_NAMES = {"run.json", "raw_samples.csv", "baseline_summary_report.txt", "report.html"}
 
 Name = Annotated[str, StringConstraints(min_length=1)]
 # The shell leaves `~` alone in `model.name=~/x`.
@@ -44,6 +44,7 @@ class Model(Section):
     revision: Name | None = None
     device: Device = "auto"
     dtype: Dtype = "float32"
+    matmul_precision: Literal["highest", "high", "medium"] = "highest"
 
 
 class Dataset(Section):

@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from statistics import median
 from typing import Any
 
 import torch
 
 from boundby.memory import MemoryMeter
 from boundby.sampler import LEAST_WINDOW_S, NoSource, Sampler
-from boundby.stats import Estimate, Summary, estimate, least_samples, summarize
-from utils.visits import Visit
+from boundby.stats import Estimate, Summary, drift, estimate, least_samples, summarize
+from utils.visits import Quantity, Visit, usable
 
 COLUMNS = (
     "dtype",
@@ -50,20 +51,43 @@ COLUMNS = (
     "memory_cpu_mb",
     "memory_cpu_peak_mb",
     "gpu_utilization_pct",
+    "gpu_power_w",
+    "gpu_sm_clock_mhz",
+    "cpu_utilization_pct",
+    "device_per_batch_ms",
+    "enqueue_per_batch_ms",
+    "transfer_per_batch_ms",
     "energy_per_sample_j",
+    "energy_per_sample_net_j",
+    "flops_per_batch",
+    "useful_flops_pct",
+    "bytes_per_batch",
     "flops_per_sec",
     "share_of_ceiling_pct",
     "bound",
+    "share_of_limit_pct",
+    "confidence",
+    "disturbed_rounds",
     "doubts",
 )
-NOT_MEASURED = {  # columns of the contract that this version does not fill
-    "energy_per_sample_j": "energy is not measured by this version",
-    "flops_per_sec": "the work of a forward is not counted by this version",
-    "share_of_ceiling_pct": "the ceilings of the machine are not measured by this version",
-    "bound": "no verdict is made by this version",
-}
+DIAGNOSED = (  # filled by utils.diagnosis after the sweep
+    "energy_per_sample_j",
+    "energy_per_sample_net_j",
+    "flops_per_batch",
+    "useful_flops_pct",
+    "bytes_per_batch",
+    "flops_per_sec",
+    "share_of_ceiling_pct",
+    "bound",
+    "share_of_limit_pct",
+    "confidence",
+)
+DEVICE_TIMES = ("device", "enqueue", "transfer")
+SAMPLED = ("gpu_utilization_pct", "gpu_power_w", "gpu_sm_clock_mhz", "cpu_utilization_pct")
+NOT_DIAGNOSED = "the sweep was not finished; the verdict is made after it"
 MB = 1e6
 LEAST_READINGS = 5
+LEAST_DRIFT = 0.02
 
 
 @dataclass(frozen=True)
@@ -90,8 +114,8 @@ class MetricsCollector:
     def end_measurement(self, measurement: Measurement, batch_size: int, num_samples: int) -> dict[str, Any]:
         """Return what happened since `measurement` was started.
 
-        Keys: `batch_size`, `num_samples`, `window_s`, `memory` (the fields of `boundby.memory.MemoryUse`, bytes) and
-        `gpu_utilization_readings_pct`.
+        Keys: `batch_size`, `num_samples`, `window_s`, `memory` (the fields of `boundby.memory.MemoryUse`, bytes),
+        `readings` (lists by quantity of `boundby.sampler.Reading`) and `reading_reasons` for quantities without any.
         """
         memory = measurement.meter.stop()
         end = self.sampler.clock()
@@ -100,9 +124,8 @@ class MetricsCollector:
             "num_samples": num_samples,
             "window_s": end - measurement.start_s,
             "memory": asdict(memory),
-            "gpu_utilization_readings_pct": [
-                reading.gpu_utilization_pct for reading in self.sampler.between(measurement.start_s, end)
-            ],
+            "readings": self.sampler.by_quantity(measurement.start_s, end),
+            "reading_reasons": {name: why for name in SAMPLED if (why := self.sampler.why_not(name))},
         }
 
     def rows(self, visits: Sequence[Visit], batch_sizes: Sequence[int], half_width: float) -> list[dict[str, Any]]:
@@ -134,23 +157,24 @@ def _empty_row(batch_size: int, status: str, reason: str, dtype: str) -> dict[st
 
 
 def _row(visits: Sequence[Visit], half_width: float) -> dict[str, Any]:
-    first = visits[0]
-    latency = estimate([value for visit in visits if (value := visit.isolated_s_per_sample)])
-    interval = estimate([value for visit in visits if (value := visit.throughput_s_per_sample)])
-    batches = summarize([timing.seconds for visit in visits for timing in visit.of("isolated")])
+    first, counted = visits[0], usable(visits)
+    latency = estimate([value for visit in counted if (value := visit.isolated_s_per_sample)])
+    interval = estimate([value for visit in counted if (value := visit.throughput_s_per_sample)])
+    batches = summarize([timing.seconds for visit in counted for timing in visit.of("isolated")])
     is_noisy = interval.half_width is None or interval.half_width > half_width
     row: dict[str, Any] = dict.fromkeys(COLUMNS)
     row |= {
         "dtype": first.dtype,
         "batch_size": first.batch_size,
         "status": "noisy" if is_noisy else "ok",
-        "rounds": len(visits),
+        "rounds": len(counted),
         "timed_batches": batches.n,
         **_latency(latency, batches),
         **_throughput(interval, latency, visits),
         **_beside(visits),
+        **{f"{name}_per_batch_ms": _milliseconds(per_batch(counted, name)) for name in DEVICE_TIMES},
     }
-    row["doubts"] = _doubts(visits, batches, interval, half_width)
+    row["doubts"] = [*_doubts(counted, batches, interval, half_width), *_disturbed(counted)]
     return {**row, "reasons": _reasons(row, visits, batches)}
 
 
@@ -210,33 +234,40 @@ def _beside(visits: Sequence[Visit]) -> dict[str, Any]:
         "memory_peak_reserved_mb": _most_mb(visits, "device_peak_reserved_bytes"),
         "memory_cpu_mb": _most_mb(visits, "process_bytes"),
         "memory_cpu_peak_mb": _most_mb(visits, "process_peak_bytes"),
-        "gpu_utilization_pct": _utilization(visits)[0],
+        **{name: _sampled(visits, name)[0] for name in SAMPLED},
+        "disturbed_rounds": sum(visit.is_disturbed for visit in visits),
     }
 
 
-def _utilization(visits: Sequence[Visit]) -> tuple[float | None, str | None]:
-    """Return the mean utilisation over all visits, or the reason why there is none."""
-    readings = [value for visit in visits for value in visit.gpu_utilization_pct]
+def per_batch(visits: Sequence[Visit], quantity: Quantity) -> float | None:
+    """Return the seconds of the mean batch, the median of all visits, or None where none was timed."""
+    seconds = [value for visit in visits if (value := visit.seconds_per_batch(quantity)) is not None]
+    return median(seconds) if seconds else None
+
+
+def _sampled(visits: Sequence[Visit], quantity: str) -> tuple[float | None, str | None]:
+    """Return the mean of what was read beside all visits, or the reason why there is none."""
+    readings = [value for visit in visits for value in visit.readings.get(quantity, ())]
     window = sum(visit.window_s for visit in visits)
-    if visits[0].gpu_utilization_reason:
-        return None, visits[0].gpu_utilization_reason
+    if not readings and quantity in visits[0].reading_reasons:
+        return None, visits[0].reading_reasons[quantity]
     if window < LEAST_WINDOW_S or len(readings) < LEAST_READINGS:
-        return (
-            None,
-            f"{len(readings)} readings in {window:.1f} s; NVML needs {LEAST_READINGS} in {LEAST_WINDOW_S:.0f} s",
-        )
+        few = f"{len(readings)} readings in {window:.1f} s"
+        return None, f"{few}; a mean takes {LEAST_READINGS} in {LEAST_WINDOW_S:.0f} s"
     return sum(readings) / len(readings), None
 
 
 def _reasons(row: dict[str, Any], visits: Sequence[Visit], batches: Summary) -> dict[str, str]:
     """Return why each None of the row is None."""
-    reasons = dict(NOT_MEASURED)
+    reasons = dict.fromkeys(DIAGNOSED, NOT_DIAGNOSED)
     device_reason = "; ".join((visits[0].memory or {}).get("reasons", ()))
     for name in (name for name in COLUMNS if row[name] is None and name not in reasons):
         if name.startswith("memory_"):
             reasons[name] = device_reason
-        elif name == "gpu_utilization_pct":
-            reasons[name] = _utilization(visits)[1] or "unknown"
+        elif name in SAMPLED:
+            reasons[name] = _sampled(visits, name)[1] or "unknown"
+        elif name.removesuffix("_per_batch_ms") in DEVICE_TIMES:
+            reasons[name] = visits[0].device_reason or "unknown"
         elif name[-4:] in ("_p90", "_p95", "_p99"):
             needed = least_samples(int(name[-2:]) / 100)
             reasons[name] = f"{batches.n} timed batches; at least {needed} support it"
@@ -252,18 +283,35 @@ def _reasons(row: dict[str, Any], visits: Sequence[Visit], batches: Summary) -> 
 def _doubts(visits: Sequence[Visit], batches: Summary, interval: Estimate, half_width: float) -> list[str]:
     doubts = []
     if interval.half_width is None:
-        doubts.append("one round gives no interval; raise num_measurement_runs or max_seconds_per_batch_size")
+        doubts.append("noisy: one round gives no interval; raise num_measurement_runs or max_seconds_per_batch_size")
     elif interval.half_width > half_width:
         doubts.append(
-            f"the 95 % interval is +-{100 * interval.half_width:.1f} %, wider than the {100 * half_width:.1f} % "
+            f"noisy: the 95 % interval is +-{100 * interval.half_width:.1f} %, wider than the {100 * half_width:.1f} % "
             "asked for; quiet the machine or raise max_seconds_per_batch_size"
         )
     if (visits[0].warm_up or {}).get("converged") is False:
-        doubts.append("the warm-up did not converge")
+        doubts.append("warm-up: it did not converge")
     if batches.outliers:
-        doubts.append(f"{batches.outliers} of {batches.n} batches lie ten standard deviations or more from the median")
+        doubts.append(
+            f"outliers: {batches.outliers} of {batches.n} batches lie ten standard deviations or more from the median"
+        )
+    moved = drift([value for visit in visits if (value := visit.throughput_s_per_sample)])
+    if moved is not None and abs(moved) > max(LEAST_DRIFT, half_width, interval.half_width or 0.0):
+        direction = "longer" if moved > 0 else "shorter"
+        doubts.append(f"drift: the last third of the rounds took {100 * abs(moved):.1f} % {direction} than the first")
     seen = {doubt for visit in visits for doubt in (visit.memory or {}).get("doubts", ())}
-    return doubts + sorted(seen)
+    return doubts + [f"memory: {doubt}" for doubt in sorted(seen)]
+
+
+def _disturbed(visits: Sequence[Visit]) -> list[str]:
+    """Return one doubt on the disturbances of the visits that count, or none."""
+    found: dict[str, list[str]] = {}
+    for visit in visits:
+        for each in visit.disturbances:
+            found.setdefault(each["kind"], []).append(each["text"])
+    rounds = sum(bool(visit.disturbances) for visit in visits)
+    examples = "; ".join(f"{texts[0]} (in {len(texts)})" for texts in found.values())
+    return [f"disturbed: {rounds} of {len(visits)} rounds: {examples}"] if found else []
 
 
 def _most_mb(visits: Sequence[Visit], field: str) -> float | None:

@@ -2,35 +2,46 @@
 
 import math
 import os
-import random
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
-from boundby.device import is_out_of_memory, release_memory, synchronizer
-from boundby.inference import Batch, Tokens, collate, forward, tokenize
+from boundby.device import device_queue, is_out_of_memory, release_memory, synchronizer
+from boundby.disturbance import Conditions, Disturbance, Watch
+from boundby.inference import Batch, forward
 from boundby.sampler import NoSource, Sampler
 from boundby.sweep import Outcome, StopRule, sweep
-from boundby.timer import Timer, WarmUpRule, warm_up
+from boundby.timer import DeviceQueue, Timer, WarmUpRule, warm_up
 from utils.artifacts import started_at
 from utils.metrics import MetricsCollector
-from utils.visits import Timing, Visit
+from utils.selection import Selection
+from utils.visits import LEAST_ROUNDS, Timing, Visit
 
-LEAST_ROUNDS = 5  # below five rounds two runs cannot be told apart by a rank test at 5 %
 MOST_ROUNDS = 15  # or one per second of the budget, so that a larger budget always buys more rounds
-DRAWS = 200  # selections of texts, of which the one closest to the mean length of all is timed
 LEAST_VISIT_S_PER_RUN = 0.04  # ten runs fill 0.4 s, enough for the clock and for short disturbances
 PIPELINED_BLOCK_S = 0.25  # long beside the one wait for the device at its end
 HALF_WIDTH = {"cuda": 0.01, "cpu": 0.03}
 WARM_TOLERANCE = {"cuda": 0.01, "cpu": 0.03}
+MOST_REPEATS = 3  # of disturbed visits, by batch size: a machine that stays busy must not double the sweep
+FIRST_PAUSE_S, PAUSE_GROWTH = 0.05, 1.5
+GPU_CONDITIONS = ("gpu_clock_event_reasons", "gpu_processes", "gpu_sm_clock_mhz", "gpu_temperature_c")
+
+
+@dataclass(frozen=True)
+class Guard:
+    """Who watches the machine during a visit, and how to wait before a disturbed one is repeated."""
+
+    watch: Watch
+    pause: Callable[[float], None] = time.sleep
 
 
 class InferenceProfiler:
     """Profiles one model: real texts, cold call apart, warm-up to convergence, rounds until the interval is narrow."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (model, tokenizer and device; the instruments by keyword alone)
         self,
         model: Any,
         tokenizer: Any,
@@ -38,12 +49,14 @@ class InferenceProfiler:
         *,
         timer: Timer | None = None,
         sampler: Sampler | None = None,
+        guard: Guard | None = None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.device = torch.device(device)
         self.timer = timer or Timer(synchronize=synchronizer(self.device))
         self.sampler = sampler or Sampler(NoSource("no sampler was given"))
+        self.guard = guard
         self.dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
         self.session = f"{started_at()}-{os.getpid()}"
 
@@ -72,7 +85,8 @@ class InferenceProfiler:
             least_rounds=min(LEAST_ROUNDS, num_runs),
             most_rounds=max(MOST_ROUNDS, int(max_seconds)),
         )
-        plan = _Plan(self, texts, num_runs, num_warmup_runs, max_length, max_seconds)
+        selection = Selection.of(texts, self.tokenizer, max_length, self.device)
+        plan = _Plan(self, selection, num_runs, num_warmup_runs, max_seconds)
         visits = list(finished)
 
         def visit(batch_size: int, number: int) -> Outcome:
@@ -93,18 +107,16 @@ class _Plan:
     def __init__(
         self,
         owner: InferenceProfiler,
-        texts: Sequence[str],
+        selection: Selection,
         num_runs: int,
         num_warmup_runs: int,
-        max_length: int,
         max_seconds: float,
     ) -> None:
-        if not texts:
-            raise ValueError("there are no texts to profile with")
-        self.owner, self.texts, self.max_length = owner, texts, max_length
+        self.owner, self.selection = owner, selection
         self.num_runs, self.num_warmup_runs, self.max_seconds = num_runs, num_warmup_runs, max_seconds
-        self.tokens: Tokens = tokenize(owner.tokenizer, texts, max_length)
         self._warmed: set[int] = set()
+        self._repeats: dict[int, int] = {}
+        self._queue: DeviceQueue | None = None
 
     def visit(self, batch_size: int, number: int, batches: int | None) -> Visit:
         """Return one visit. `batches` is how many earlier visits of this batch size timed; None in the first."""
@@ -112,17 +124,38 @@ class _Plan:
         collector = MetricsCollector(owner.device, sampler=owner.sampler)
         try:
             with torch.inference_mode():
-                return self._measure(batch_size, number, batches, collector)
+                return self._undisturbed(batch_size, number, batches, collector)
         except Exception as error:  # a model may raise anything; the other batch sizes are still worth measuring
             status = "oom" if is_out_of_memory(error) else "failed"
             message = f"{type(error).__name__}: {error}".split("\n")[0]
         release_memory(owner.device)  # outside the except block: its traceback holds the tensors
         return Visit(owner.dtype, batch_size, number, status, owner.session, message=message)
 
-    def _measure(self, batch_size: int, number: int, batches: int | None, collector: MetricsCollector) -> Visit:
+    def _undisturbed(self, batch_size: int, number: int, batches: int | None, collector: MetricsCollector) -> Visit:
+        """Return a visit that nothing disturbed, or the last one where the repeats of this batch size are used up."""
+        pause_s, repeats, first = FIRST_PAUSE_S, 0, None
+        while True:
+            made, disturbances = self._measure(batch_size, number, batches, collector)
+            if first is None:
+                first = made
+            else:  # the cold call and the warm-up happened once, in the first attempt
+                timings = (*first.of("cold"), *made.timings)
+                made = replace(made, repeats=repeats, timings=timings, warm_up=first.warm_up)
+            is_passing = any(each.is_passing for each in disturbances)
+            if not is_passing or self._repeats.get(batch_size, 0) >= MOST_REPEATS:
+                return made
+            self._repeats[batch_size] = self._repeats.get(batch_size, 0) + 1
+            repeats += 1
+            assert self.owner.guard is not None  # without one nothing is found to be disturbed
+            self.owner.guard.pause(pause_s)
+            pause_s *= PAUSE_GROWTH
+
+    def _measure(
+        self, batch_size: int, number: int, batches: int | None, collector: MetricsCollector
+    ) -> tuple[Visit, tuple[Disturbance, ...]]:
         owner, timer = self.owner, self.owner.timer
         release_memory(owner.device)  # else the allocator still holds what a larger batch size left, and counts it here
-        first = self._batches(batch_size, self.num_runs)[0]
+        first = self.selection.batches(batch_size, self.num_runs)[0]
         call = _caller(owner.model, first)
         timings: list[Timing] = []
         if batch_size in self._warmed:
@@ -132,15 +165,21 @@ class _Plan:
             warm = self._warm_up(call)
             self._warmed.add(batch_size)
         batches = batches or self._affordable(warm["seconds"] / warm["runs"])
-        chosen = self._batches(batch_size, batches)
+        chosen = self.selection.batches(batch_size, batches)
         for batch in chosen:  # every shape once before it is timed: allocator, kernels chosen by shape
             timer.isolated(_caller(owner.model, batch))
         timings.append(self._tokenize_timing(chosen))
+        if owner.guard:
+            owner.guard.watch.start()
         measurement = collector.start_measurement()
         timings += self._isolated(chosen)
         timings += self._pipelined(chosen, timings)
+        on_device, device_reason = self._on_device(chosen)
+        timings += on_device
         seen = collector.end_measurement(measurement, batch_size, num_samples=sum(len(each.rows) for each in chosen))
-        return Visit(
+        conditions = self._conditions(seen["readings"])
+        disturbances = conditions.disturbances(self._threads) if conditions else ()
+        visit = Visit(
             dtype=owner.dtype,
             batch_size=batch_size,
             round=number,
@@ -151,10 +190,36 @@ class _Plan:
             batches=batches,
             warm_up=warm,
             memory=seen["memory"],
-            gpu_utilization_pct=tuple(seen["gpu_utilization_readings_pct"]),
+            readings=seen["readings"],
+            reading_reasons=seen["reading_reasons"],
             window_s=seen["window_s"],
-            gpu_utilization_reason=owner.sampler.reason,
-            truncated=self.tokens.truncated,
+            conditions=asdict(conditions) if conditions else None,
+            disturbances=tuple(asdict(each) for each in disturbances),
+            device_reason=device_reason,
+            truncated=self.selection.tokens.truncated,
+        )
+        return visit, disturbances
+
+    @property
+    def _threads(self) -> int:
+        """How many threads of the host the work keeps busy: one issues it to a GPU."""
+        return torch.get_num_threads() if self.owner.device.type == "cpu" else 1
+
+    def _conditions(self, readings: dict[str, list[float]]) -> Conditions | None:
+        """Return what the host's counters and the readings of the GPU say of the window, or None without a guard."""
+        if self.owner.guard is None:
+            return None
+        now = self.owner.sampler.now()  # a window may be shorter than the sampler's interval
+        seen = {name: [*readings.get(name, []), *([now[name]] if name in now else [])] for name in GPU_CONDITIONS}
+        events = 0
+        for mask in seen["gpu_clock_event_reasons"]:
+            events |= int(mask)
+        return replace(
+            self.owner.guard.watch.stop(),
+            gpu_clock_event_reasons=events if seen["gpu_clock_event_reasons"] else None,
+            gpu_processes=int(max(seen["gpu_processes"])) if seen["gpu_processes"] else None,
+            gpu_sm_clock_mhz=tuple(seen["gpu_sm_clock_mhz"]),
+            gpu_temperature_c=tuple(seen["gpu_temperature_c"]),
         )
 
     def _warm_up(self, call: Callable[[], object]) -> dict[str, Any]:
@@ -178,24 +243,6 @@ class _Plan:
         share = self.max_seconds / LEAST_ROUNDS / max(seconds_per_batch, 1e-9)
         return max(least, min(self.num_runs, int(share)))
 
-    def _batches(self, batch_size: int, count: int) -> list[Batch]:
-        """Return `count` batches, each in the order of arrival of its texts."""
-        rows, pad_id = self._rows(batch_size * count), self.owner.tokenizer.pad_token_id
-        chosen = [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
-        return [collate(self.tokens, each, pad_id, self.owner.device) for each in chosen]
-
-    def _rows(self, count: int) -> list[int]:
-        """Return `count` random rows whose mean length is that of all; rows repeat where there are too few.
-
-        Ten texts at batch size 1 and 640 at 64 would otherwise differ by a fifth in length, and so would their times.
-        """
-        lengths = self.tokens.lengths
-        if count >= len(lengths):
-            return [row % len(lengths) for row in range(count)]
-        rng = random.Random(count)
-        draws = (rng.sample(range(len(lengths)), count) for _ in range(DRAWS))
-        return min(draws, key=lambda rows: abs(lengths[rows].mean() - lengths.mean()))
-
     def _isolated(self, batches: list[Batch]) -> list[Timing]:
         timings: list[Timing] = []
         calls = [_caller(self.owner.model, batch) for batch in batches]
@@ -217,12 +264,30 @@ class _Plan:
         seconds = self.owner.timer.pipelined(_caller(self.owner.model, batch) for batch in queue)
         return [_timing("pipelined", 0, seconds, queue)]
 
+    def _on_device(self, batches: list[Batch]) -> tuple[list[Timing], str | None]:
+        """Return the times to bring each batch to the device, to issue it and to compute it, and why one is missing."""
+        if self.owner.device.type == "cpu":
+            return [], "a call on the CPU has computed when it returns: its time is the isolated latency"
+        self._queue = self._queue or device_queue(self.owner.device)
+        owner, timer, found = self.owner, self.owner.timer, []
+        reason = None
+        for index, batch in enumerate(batches):
+            call, host = _caller(owner.model, batch), batch.to(torch.device("cpu"))
+            found.append(_timing("transfer", index, timer.isolated(lambda host=host: host.to(owner.device)), [batch]))
+            found.append(_timing("enqueue", index, timer.enqueue(call), [batch]))
+            on_device = timer.on_device(call, self._queue, found[-1].seconds)
+            if on_device.seconds is None:
+                reason = on_device.reason
+            else:
+                found.append(_timing("device", index, on_device.seconds, [batch]))
+        return found, reason
+
     def _tokenize_timing(self, batches: list[Batch]) -> Timing:
         """Time the tokenizer on the same texts, batch by batch, as a server would call it."""
         owner = self.owner
         start = owner.timer.clock()
         for batch in batches:
-            owner.tokenizer([self.texts[row] for row in batch.rows], truncation=True, max_length=self.max_length)
+            self.selection.tokenize(batch)
         return _timing("tokenize", 0, owner.timer.clock() - start, batches)
 
 

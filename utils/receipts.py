@@ -80,7 +80,7 @@ def outputs(step: str, layout: Layout) -> list[Path]:
         "01": [layout.dataset, layout.label_mappings, layout.rejected_rows, layout.data_receipt],
         "02": [layout.metrics, layout.detailed_metrics, layout.raw_samples, layout.evaluation],
         "03": [layout.traces],
-        "04": [layout.plots, layout.report],
+        "04": [layout.plots, layout.report, layout.html_report],
     }
     return owned[step]
 

@@ -1,7 +1,7 @@
 """A visit of the sweep, what it leaves on disk, and how it is found again after a kill."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -21,9 +21,11 @@ RAW_COLUMNS = (
     "tokens_real",
     "tokens_padded",
     "dtype",
+    "disturbed",
 )
+LEAST_ROUNDS = 5  # below five rounds two runs cannot be told apart by a rank test at 5 %
 
-Quantity = Literal["cold", "isolated", "pipelined", "tokenize"]
+Quantity = Literal["cold", "isolated", "pipelined", "device", "enqueue", "transfer", "tokenize"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,11 @@ class Timing:
 
 @dataclass(frozen=True)
 class Visit:
-    """One round at one batch size: all timings, and what was seen beside them. The unit of commit and of resume."""
+    """One round at one batch size: all timings, and what was seen beside them. The unit of commit and of resume.
+
+    `repeats` counts the attempts that were thrown away because something disturbed them; `disturbances` is what
+    disturbed the one that was kept (`kind`, `text`, `is_passing`), found in `conditions`.
+    """
 
     dtype: str
     batch_size: int
@@ -52,15 +58,24 @@ class Visit:
     batches: int = 0
     warm_up: Mapping[str, Any] | None = None
     memory: Mapping[str, Any] | None = None
-    gpu_utilization_pct: tuple[float, ...] = ()
+    readings: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    reading_reasons: Mapping[str, str] = field(default_factory=dict)
     window_s: float = 0.0
-    gpu_utilization_reason: str | None = None
+    conditions: Mapping[str, Any] | None = None
+    disturbances: Sequence[Mapping[str, Any]] = ()
+    repeats: int = 0
+    device_reason: str | None = None
     truncated: int | None = None
     message: str | None = None
 
     def of(self, quantity: Quantity) -> list[Timing]:
         """Return the timings of one quantity."""
         return [timing for timing in self.timings if timing.quantity == quantity]
+
+    def seconds_per_batch(self, quantity: Quantity) -> float | None:
+        """Seconds of the mean batch: for each batch the median over its passes; None where it was not timed."""
+        medians = _medians(self.of(quantity))
+        return sum(medians.values()) / len(medians) if medians else None
 
     @property
     def isolated_s_per_sample(self) -> float | None:
@@ -72,9 +87,15 @@ class Visit:
         """Seconds per sample of calls queued one after another; on a CPU that is the same as timed alone."""
         return _per_sample(self.of("pipelined")) or self.isolated_s_per_sample
 
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether something used the machine in this visit that other visits may have escaped."""
+        return any(each["is_passing"] for each in self.disturbances)
+
     def outcome(self) -> Outcome:
-        """Return what the stop rule needs to know."""
-        return Outcome(self.batch_size, self.round, self.status, self.measured_s, self.throughput_s_per_sample)
+        """Return what the stop rule needs to know; a disturbed visit has no value for it, so that more are made."""
+        value = None if self.is_disturbed else self.throughput_s_per_sample
+        return Outcome(self.batch_size, self.round, self.status, self.measured_s, value)
 
 
 def append(path: Path, visit: Visit) -> None:
@@ -87,10 +108,20 @@ def read(path: Path) -> list[Visit]:
     visits = {}
     for line in files.read_json_lines(path):
         timings = tuple(Timing(**timing) for timing in line.pop("timings"))
-        utilization = tuple(line.pop("gpu_utilization_pct"))
-        visit = Visit(**line, timings=timings, gpu_utilization_pct=utilization)
+        disturbances = tuple(line.pop("disturbances"))
+        visit = Visit(**line, timings=timings, disturbances=disturbances)
         visits[visit.batch_size, visit.round] = visit
     return list(visits.values())
+
+
+def usable(visits: Sequence[Visit]) -> list[Visit]:
+    """Return the visits of one batch size that count: those that nothing disturbed, where they are enough, else all.
+
+    What disturbs a visit is found in counters of the machine, not in its times, so that leaving it out is no choice
+    among results.
+    """
+    undisturbed = [visit for visit in visits if not visit.is_disturbed]
+    return undisturbed if len(undisturbed) >= LEAST_ROUNDS else list(visits)
 
 
 def raw_rows(visits: Iterable[Visit]) -> Iterator[dict[str, Any]]:
@@ -103,6 +134,7 @@ def raw_rows(visits: Iterable[Visit]) -> Iterator[dict[str, Any]]:
                 "round": visit.round,
                 "batch_size": visit.batch_size,
                 "dtype": visit.dtype,
+                "disturbed": int(visit.is_disturbed),
             }
 
 
@@ -113,10 +145,15 @@ def half_width(visits: Iterable[Visit]) -> float | None:
 
 
 def _per_sample(timings: list[Timing]) -> float | None:
-    by_index: dict[int, list[Timing]] = {}
-    for timing in timings:
-        by_index.setdefault(timing.index, []).append(timing)
-    if not by_index:
+    if not timings:
         return None
-    seconds = sum(median([timing.seconds for timing in group]) for group in by_index.values())
-    return seconds / sum(group[0].samples for group in by_index.values())
+    samples = {timing.index: timing.samples for timing in timings}
+    return sum(_medians(timings).values()) / sum(samples.values())
+
+
+def _medians(timings: list[Timing]) -> dict[int, float]:
+    """Return the median seconds of each batch over its passes, by its index."""
+    by_index: dict[int, list[float]] = {}
+    for timing in timings:
+        by_index.setdefault(timing.index, []).append(timing.seconds)
+    return {index: median(seconds) for index, seconds in by_index.items()}

@@ -86,8 +86,16 @@ def test_a_linear_layer_reads_weights_bias_and_input_and_writes_its_output() -> 
         flops=2 * 2 * 4 * 3,
         bytes=(3 + 8 + 12 + 6) * FLOAT,
         given_bytes=(3 + 8 + 12) * FLOAT,
+        new_bytes=6 * FLOAT,
         seconds=None,
     )
+
+
+def test_new_bytes_are_those_of_results_that_an_operator_allocates() -> None:
+    held, other = torch.ones(4, 4), torch.ones(4, 4)
+    assert only(count(lambda: held + other)).new_bytes == 16 * FLOAT
+    assert only(count(lambda: held.add_(other))).new_bytes == 0
+    assert only(count(lambda: torch.add(held, other, out=held))).new_bytes == 0
 
 
 @pytest.mark.parametrize(

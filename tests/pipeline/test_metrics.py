@@ -10,7 +10,7 @@ import torch
 from boundby import memory
 from boundby.sampler import NoSource, Reading, Sampler
 from tests.fakes import FakeClock
-from utils.metrics import COLUMNS, NOT_MEASURED, MetricsCollector
+from utils.metrics import COLUMNS, DIAGNOSED, MetricsCollector
 from utils.visits import Timing, Visit
 
 MEMORY = {
@@ -23,6 +23,7 @@ MEMORY = {
     "reasons": (),
     "doubts": (),
 }
+LOAD = {"kind": "foreign_load", "text": "other processes used 1.0 of 2 cores", "is_passing": True}
 CPU_MEMORY = {**dict.fromkeys(MEMORY), "process_bytes": 10**9, "reasons": ("no statistics",), "doubts": ()}
 
 
@@ -117,14 +118,16 @@ def test_the_interval_of_the_throughput_encloses_its_mean() -> None:
     assert row["latency_per_sample_ms_ci_high"] == pytest.approx(1000 / low, rel=1e-12)
 
 
-@pytest.mark.parametrize(("half_width", "status"), [(0.09, "ok"), (0.05, "noisy")])
+@pytest.mark.parametrize(("half_width", "status"), [(0.10, "ok"), (0.05, "noisy")])
 def test_a_row_less_certain_than_asked_for_is_noisy(half_width: float, status: str) -> None:
     visits = [visit(number, seconds, seconds) for number, seconds in enumerate((1.0, 1.1, 0.9, 1.0, 1.0))]
     row = row_of(*visits, half_width=half_width)
     assert row["status"] == status
-    assert 5 < row["throughput_half_width_pct"] < 9.0
+    assert 5 < row["throughput_half_width_pct"] < 10
     assert row["throughput_samples_per_sec_mean"] is not None
-    assert [doubt.startswith("the 95 % interval is +-8.") for doubt in row["doubts"]] == [True] * (status == "noisy")
+    assert [doubt.startswith("noisy: the 95 % interval is +-9.7") for doubt in row["doubts"]] == [True] * (
+        status == "noisy"
+    )
 
 
 def test_one_round_is_noisy_and_says_why() -> None:
@@ -165,7 +168,7 @@ def test_one_timed_batch_has_no_spread_and_says_why() -> None:
 
 def test_every_none_has_a_reason_and_every_reason_a_none() -> None:
     rows = [
-        row_of(visit(0, memory=CPU_MEMORY, gpu_utilization_reason="the device is not a GPU")),
+        row_of(visit(0, memory=CPU_MEMORY, reading_reasons={"gpu_utilization_pct": "the device is not a GPU"})),
         row_of(*(visit(number, memory=MEMORY) for number in range(5))),
         row_of(visit(1, warm_up=None), visit(2, warm_up=None)),
     ]
@@ -173,7 +176,7 @@ def test_every_none_has_a_reason_and_every_reason_a_none() -> None:
         unknown = {name for name in COLUMNS if row[name] is None}
         assert set(row["reasons"]) == unknown
         assert all(row["reasons"].values())
-        assert set(NOT_MEASURED) <= unknown
+        assert set(DIAGNOSED) <= unknown
 
 
 def test_memory_is_the_most_of_all_visits_in_mb() -> None:
@@ -191,19 +194,22 @@ def test_a_device_without_statistics_has_no_memory_and_the_reason() -> None:
 
 
 def test_utilization_is_the_mean_of_the_readings_of_all_visits() -> None:
-    row = row_of(visit(0, gpu_utilization_pct=(80.0, 90.0, 100.0)), visit(1, gpu_utilization_pct=(90.0, 100.0)))
+    row = row_of(
+        visit(0, readings={"gpu_utilization_pct": [80.0, 90.0, 100.0]}),
+        visit(1, readings={"gpu_utilization_pct": [90.0, 100.0]}),
+    )
     assert row["gpu_utilization_pct"] == 92.0
 
 
 @pytest.mark.parametrize(
     ("readings", "window_s", "reason"),
     [
-        ((90.0,) * 4, 5.0, "4 readings in 5.0 s; NVML needs 5 in 2 s"),
-        ((90.0,) * 5, 1.9, "5 readings in 1.9 s; NVML needs 5 in 2 s"),
+        ((90.0,) * 4, 5.0, "4 readings in 5.0 s; a mean takes 5 in 2 s"),
+        ((90.0,) * 5, 1.9, "5 readings in 1.9 s; a mean takes 5 in 2 s"),
     ],
 )
 def test_too_few_readings_are_no_utilization(readings: tuple[float, ...], window_s: float, reason: str) -> None:
-    row = row_of(visit(0, gpu_utilization_pct=readings, window_s=window_s))
+    row = row_of(visit(0, readings={"gpu_utilization_pct": readings}, window_s=window_s))
     assert row["gpu_utilization_pct"] is None
     assert row["reasons"]["gpu_utilization_pct"] == reason
 
@@ -212,14 +218,55 @@ def test_warm_up_and_memory_give_doubts_once() -> None:
     cold = {"runs": 3, "seconds": 9.0, "converged": False}
     full = {**MEMORY, "doubts": ("device memory is nearly full",)}
     row = row_of(*(visit(number, warm_up=cold, memory=full) for number in range(5)))
-    assert row["doubts"] == ["the warm-up did not converge", "device memory is nearly full"]
+    assert row["doubts"] == ["warm-up: it did not converge", "memory: device memory is nearly full"]
     assert (row["warmup_runs"], row["warmup_converged"]) == (3, False)
 
 
 def test_an_outlier_is_a_doubt() -> None:
     quiet = [1.0, 1.01, 0.99, 1.02, 0.98, 1.0] * 3
     row = row_of(*(visit(number, *quiet, *([9.0, 1.0] if number == 2 else [])) for number in range(5)))
-    assert sum(doubt.startswith("1 of 92 batches lie ten standard deviations") for doubt in row["doubts"]) == 1
+    assert (
+        sum(doubt.startswith("outliers: 1 of 92 batches lie ten standard deviations") for doubt in row["doubts"]) == 1
+    )
+
+
+def test_rounds_that_stayed_disturbed_are_one_typed_doubt() -> None:
+    pushed = {
+        "kind": "preemption",
+        "text": "this process was pushed off its core 250 times a second",
+        "is_passing": True,
+    }
+    row = row_of(visit(0), visit(1, disturbances=[LOAD, pushed]), visit(2, disturbances=[LOAD]))
+    [doubt] = [each for each in row["doubts"] if each.startswith("disturbed:")]
+    assert "2 of 3 rounds" in doubt
+    assert f"{LOAD['text']} (in 2)" in doubt and f"{pushed['text']} (in 1)" in doubt
+    assert row["disturbed_rounds"] == 2
+
+
+def test_disturbed_rounds_do_not_count_where_enough_others_are_there() -> None:
+    slow = [visit(number, 30.0, 30.0, disturbances=[LOAD]) for number in (1, 4)]
+    row = row_of(*slow, *(visit(number, 1.0, 1.0) for number in (0, 2, 3, 5, 6)))
+    assert row["throughput_samples_per_sec_mean"] == 4.0
+    assert (row["rounds"], row["disturbed_rounds"], row["doubts"]) == (5, 2, [])
+    few = row_of(*slow, *(visit(number, 1.0, 1.0) for number in (0, 2, 3, 5)))
+    assert few["rounds"] == 6 and few["throughput_samples_per_sec_mean"] < 3
+    assert [doubt.partition(":")[0] for doubt in few["doubts"]] == ["noisy", "disturbed"]
+
+
+def test_rounds_that_grow_slower_are_a_drift() -> None:
+    growing = row_of(*(visit(number, 1.0 + 0.1 * number, 1.0 + 0.1 * number) for number in range(6)))
+    assert any(doubt.startswith("drift: the last third of the rounds took") for doubt in growing["doubts"])
+    steady = row_of(*(visit(number, 1.0, 1.0) for number in range(6)))
+    assert not any(doubt.startswith("drift") for doubt in steady["doubts"])
+
+
+def test_device_enqueue_and_transfer_times_are_medians_by_batch() -> None:
+    on_gpu = visit(0)
+    extra = [Timing("device", 0, 0.25, 4, 40, 48), Timing("enqueue", 0, 0.125, 4, 40, 48)]
+    row = row_of(replace(on_gpu, timings=(*on_gpu.timings, *extra), device_reason="the device reached the call"))
+    assert (row["device_per_batch_ms"], row["enqueue_per_batch_ms"]) == (250.0, 125.0)
+    assert row["transfer_per_batch_ms"] is None
+    assert row["reasons"]["transfer_per_batch_ms"] == "the device reached the call"
 
 
 def test_rows_stand_in_order_and_points_without_visits_wait() -> None:
@@ -255,9 +302,8 @@ def test_a_failure_is_a_row_and_larger_ones_are_measured() -> None:
 def test_a_measurement_spans_its_start_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = FakeClock(now=10.0)
     sampler = Sampler(NoSource("none"), clock=clock)
-    monkeypatch.setattr(
-        sampler, "between", lambda start, end: [Reading(start, 50.0), Reading(end, 70.0)] if start < end else []
-    )
+    taken = [Reading(10.0, {"cpu_utilization_pct": 50.0}), Reading(12.5, {"cpu_utilization_pct": 70.0})]
+    monkeypatch.setattr(sampler, "_readings", [*taken, Reading(12.6, {"cpu_utilization_pct": 99.0})])
     monkeypatch.setattr(memory, "_reset_peak_resident", lambda: True)
     monkeypatch.setattr(memory, "_peak_resident_bytes", lambda: 7)
     collector = MetricsCollector(torch.device("cpu"), sampler)
@@ -265,7 +311,8 @@ def test_a_measurement_spans_its_start_and_end(monkeypatch: pytest.MonkeyPatch) 
     clock.advance(2.5)
     seen = collector.end_measurement(measurement, batch_size=8, num_samples=80)
     assert (seen["batch_size"], seen["num_samples"], seen["window_s"]) == (8, 80, 2.5)
-    assert seen["gpu_utilization_readings_pct"] == [50.0, 70.0]
+    assert seen["readings"] == {"cpu_utilization_pct": [50.0, 70.0]}
+    assert seen["reading_reasons"]["gpu_utilization_pct"] == "none"
     assert seen["memory"]["process_bytes"] > 2**20
     assert seen["memory"]["process_peak_bytes"] == 7
     assert seen["memory"]["device_allocated_bytes"] is None

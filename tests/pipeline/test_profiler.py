@@ -8,16 +8,24 @@ from typing import Any
 import pytest
 import torch
 
+from boundby.disturbance import Conditions
 from boundby.sampler import NoSource, Sampler
 from boundby.timer import Timer
 from tests.fakes import FakeClock
 from utils.metrics import COLUMNS
-from utils.profiler import InferenceProfiler, _Plan
+from utils.profiler import MOST_REPEATS, Guard, InferenceProfiler, _Plan
+from utils.selection import Selection
 from utils.visits import Timing, Visit, half_width
 
 SECONDS_PER_TOKEN = 2.0**-8  # powers of two, so that sums are exact
 SECONDS_PER_TEXT = 2.0**-10  # in the tokenizer
 COLD_S = 4.0
+
+
+@pytest.fixture(autouse=True)
+def _memory_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spare the garbage collection before each visit, which takes far longer than the fake visits."""
+    monkeypatch.setattr("utils.profiler.release_memory", lambda device: None)
 
 
 class FakeTokenizer:
@@ -62,18 +70,28 @@ class FakeModel:
 class Bench:
     """A profiler of a fake model on a fake clock; `made` are the visits it reported."""
 
-    def __init__(self, error: Callable[[int], BaseException | None] = lambda rows: None) -> None:
+    def __init__(
+        self, error: Callable[[int], BaseException | None] = lambda rows: None, guard: Guard | None = None
+    ) -> None:
         self.clock = FakeClock()
         self.model = FakeModel(self.clock, error)
         sampler = Sampler(NoSource("the device is not a GPU"), clock=self.clock)
         self.profiler = InferenceProfiler(
-            self.model, FakeTokenizer(self.clock), torch.device("cpu"), timer=Timer(self.clock), sampler=sampler
+            self.model,
+            FakeTokenizer(self.clock),
+            torch.device("cpu"),
+            timer=Timer(self.clock),
+            sampler=sampler,
+            guard=guard,
         )
         self.made: list[Visit] = []
         self.after_visit: Callable[[Visit], None] = lambda visit: None
 
     def sweep(self, texts: Sequence[str], batch_sizes: Sequence[int], **options: Any) -> list[dict[str, Any]]:
         return self.profiler.profile_multiple_batch_sizes(texts, batch_sizes, on_visit=self._note, **options)
+
+    def selection(self, texts: Sequence[str]) -> Selection:
+        return Selection.of(texts, self.profiler.tokenizer, 512, torch.device("cpu"))
 
     def visits(self, batch_size: int) -> list[Visit]:
         return [visit for visit in self.made if visit.batch_size == batch_size]
@@ -311,7 +329,7 @@ def test_a_visit_tells_when_and_on_what_it_was_made() -> None:
     [session] = {visit.session for visit in bench.made}
     assert session == bench.profiler.session
     assert {visit.dtype for visit in bench.made} == {"float32"}
-    assert {visit.gpu_utilization_reason for visit in bench.made} == {"the device is not a GPU"}
+    assert {visit.reading_reasons["gpu_utilization_pct"] for visit in bench.made} == {"the device is not a GPU"}
     # the window is that of the timed calls, without cold call, warm-up and tokenizer
     assert [visit.window_s for visit in bench.made] == [visit.measured_s for visit in bench.made]
 
@@ -333,7 +351,7 @@ def test_a_gpu_is_given_a_queue_of_at_least_a_quarter_second_and_one_wait() -> N
     bench.profiler.device = torch.device("cuda")  # decides only whether there is a queue
     waits: list[float] = []
     bench.profiler.timer = Timer(bench.clock, lambda: waits.append(bench.clock.now))
-    plan = _Plan(bench.profiler, EVEN, 10, 3, 512, 15.0)
+    plan = _Plan(bench.profiler, bench.selection(EVEN), 10, 3, 15.0)
     batch = SimpleNamespace(rows=(0,), input_ids=torch.ones(1, 8), is_padded=False, tokens_real=8, tokens_padded=8)
     bench.model.calls[1, 8] = 1  # not cold
     timed = [Timing("isolated", index % 3, 2.0**-5, 1, 8, 8) for index in range(6)]
@@ -342,3 +360,190 @@ def test_a_gpu_is_given_a_queue_of_at_least_a_quarter_second_and_one_wait() -> N
     assert (block.quantity, block.samples, block.tokens_real) == ("pipelined", 9, 72)
     assert block.seconds == 9 * 2.0**-5 >= 0.25
     assert len(waits) == 2
+
+
+class FakeWatch:
+    """Finds another process on one core in the windows whose numbers are in `disturbed`."""
+
+    def __init__(self, disturbed: Callable[[int], bool]) -> None:
+        self.windows, self._disturbed = 0, disturbed
+
+    def start(self) -> "FakeWatch":
+        return self
+
+    def stop(self) -> Conditions:
+        self.windows += 1
+        busy = self._disturbed(self.windows - 1)
+        return Conditions(seconds=1.0, cores=torch.get_num_threads(), foreign_cores=1.0 if busy else 0.0)
+
+
+def guarded(disturbed: Callable[[int], bool]) -> tuple[Bench, FakeWatch, list[float]]:
+    watch, pauses = FakeWatch(disturbed), []
+    return Bench(guard=Guard(watch, pauses.append)), watch, pauses  # type: ignore[arg-type]
+
+
+def test_a_disturbed_visit_is_made_again_after_growing_pauses() -> None:
+    bench, watch, pauses = guarded(lambda window: window in (1, 2))
+    [row] = bench.sweep(EVEN, [4])
+    assert [visit.repeats for visit in bench.made] == [0, 2, 0, 0, 0]
+    assert pauses == [0.05, pytest.approx(0.075)]
+    assert watch.windows == 7
+    assert (row["disturbed_rounds"], row["doubts"]) == (0, [])
+
+
+def test_a_repeated_first_visit_keeps_its_cold_call_and_warm_up() -> None:
+    bench, _, _ = guarded(lambda window: window == 0)
+    [row] = bench.sweep(EVEN, [4])
+    undisturbed, _, _ = guarded(lambda window: False)
+    [expected] = undisturbed.sweep(EVEN, [4])
+    for column in ("cold_call_ms", "warmup_runs", "warmup_converged"):
+        assert row[column] == expected[column] is not None
+
+
+def test_repeats_are_bounded_and_the_row_then_says_that_it_was_disturbed() -> None:
+    bench, watch, _ = guarded(lambda window: True)
+    [row] = bench.sweep(EVEN, [4])
+    assert sum(visit.repeats for visit in bench.made) == MOST_REPEATS
+    assert watch.windows == len(bench.made) + MOST_REPEATS
+    assert row["disturbed_rounds"] == len(bench.made) > 5  # it goes on to the end of the budget for an undisturbed one
+    assert [doubt.partition(":")[0] for doubt in row["doubts"]] == ["disturbed"]
+    assert bench.made[0].disturbances[0]["kind"] == "foreign_load"
+    assert bench.made[0].conditions["foreign_cores"] == 1.0
+
+
+def test_what_does_not_pass_is_not_repeated() -> None:
+    bench, watch, pauses = guarded(lambda window: False)
+    throttled = Conditions(seconds=1.0, cores=2, throttled_s=0.5)  # by a quota, which stays
+    watch.stop = lambda: throttled  # type: ignore[method-assign]
+    [row] = bench.sweep(EVEN, [4])
+    assert pauses == [] and [visit.repeats for visit in bench.made] == [0] * 5
+    assert row["disturbed_rounds"] == 0
+    assert [doubt.partition(" 5 of 5 rounds: the container's CPU quota")[0] for doubt in row["doubts"]] == [
+        "disturbed:"
+    ]
+
+
+def test_without_a_guard_nothing_is_said_about_the_machine() -> None:
+    bench = Bench()
+    bench.sweep(EVEN, [4])
+    assert {visit.conditions for visit in bench.made} == {None}
+
+
+class QueuedGpu:
+    """A GPU behind the host: calls take the host's time at once and the GPU's when it gets to them, in order.
+
+    It `keeps` the backlogs asked for, or runs out of them early.
+    """
+
+    def __init__(self, clock: FakeClock, keeps: bool = True) -> None:
+        self.clock, self._keeps = clock, keeps
+        self._idle_at = 0.0
+
+    def issue(self, host_s: float, device_s: float) -> None:
+        self.clock.advance(host_s)
+        self._idle_at = max(self._idle_at, self.clock.now) + device_s
+
+    def synchronize(self) -> None:
+        self.clock.now = max(self.clock.now, self._idle_at)
+
+    def hold(self, seconds: float) -> None:
+        self.issue(0.0, seconds if self._keeps else 0.0)
+
+    def mark(self) -> float:
+        return max(self._idle_at, self.clock.now)
+
+    def has_passed(self, mark: float) -> bool:
+        return self.clock.now >= mark
+
+    def seconds_between(self, start: float, end: float) -> float:
+        return end - start
+
+
+class BatchOnGpu(SimpleNamespace):
+    """Texts without padding on the GPU. To the host they take a second, and to the GPU a part of one per token."""
+
+    def to(self, device: torch.device) -> "BatchOnGpu":
+        self.gpu.issue(0.0, 1.0 if device.type == "cpu" else TRANSFER_S * self.tokens_real)
+        return self
+
+
+TRANSFER_S, ENQUEUE_S, DEVICE_S = 2.0**-14, 2.0**-8, 2.0**-12  # by token, by token of a text, by token
+
+
+def batch_on(gpu: QueuedGpu, texts: int, tokens: int) -> Any:
+    ids = torch.ones(texts, tokens)
+    return BatchOnGpu(
+        gpu=gpu,
+        rows=tuple(range(texts)),
+        input_ids=ids,
+        is_padded=False,
+        tokens_real=ids.numel(),
+        tokens_padded=ids.numel(),
+    )
+
+
+def plan_on(gpu: QueuedGpu, monkeypatch: pytest.MonkeyPatch) -> tuple[_Plan, list[torch.device]]:
+    """Return the plan of a model on the GPU, and the devices whose queues were asked for."""
+
+    def model(input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> Any:
+        gpu.issue(ENQUEUE_S * input_ids.shape[1], DEVICE_S * input_ids.numel())
+        return SimpleNamespace(logits=input_ids)
+
+    asked: list[torch.device] = []
+    monkeypatch.setattr("utils.profiler.device_queue", lambda device: asked.append(device) or gpu)
+    bench = Bench()
+    bench.profiler.device = torch.device("cuda")
+    bench.profiler.model, bench.profiler.timer = model, Timer(gpu.clock, gpu.synchronize)
+    return _Plan(bench.profiler, bench.selection(EVEN), 10, 3, 15.0), asked
+
+
+def test_what_the_copy_the_host_and_the_gpu_need_for_each_batch_is_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = QueuedGpu(FakeClock())
+    plan, asked = plan_on(gpu, monkeypatch)
+    found, reason = plan._on_device([batch_on(gpu, 2, 4), batch_on(gpu, 3, 8)])
+    assert reason is None
+    assert [(each.quantity, each.index, each.seconds) for each in found] == [
+        ("transfer", 0, 8 * TRANSFER_S),
+        ("enqueue", 0, 4 * ENQUEUE_S),
+        ("device", 0, 8 * DEVICE_S),
+        ("transfer", 1, 24 * TRANSFER_S),
+        ("enqueue", 1, 8 * ENQUEUE_S),
+        ("device", 1, 24 * DEVICE_S),
+    ]
+    assert {(each.index, each.samples, each.tokens_real, each.tokens_padded) for each in found} == {
+        (0, 2, 8, 8),
+        (1, 3, 24, 24),
+    }
+    plan._on_device([batch_on(gpu, 1, 1)])
+    assert asked == [torch.device("cuda")]  # calibrated once, not in every visit
+
+
+def test_a_gpu_that_waited_for_the_host_has_no_time_and_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = QueuedGpu(FakeClock(), keeps=False)
+    plan, _ = plan_on(gpu, monkeypatch)
+    found, reason = plan._on_device([batch_on(gpu, 2, 4)])
+    assert [(each.quantity, each.seconds) for each in found] == [
+        ("transfer", 8 * TRANSFER_S),
+        ("enqueue", 4 * ENQUEUE_S),
+    ]
+    assert reason == "the device reached the call before the host had issued all of it"
+
+
+def test_one_batch_without_a_time_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = QueuedGpu(FakeClock())
+    plan, _ = plan_on(gpu, monkeypatch)
+    found, reason = plan._on_device([batch_on(gpu, 1, 16), batch_on(gpu, 2, 4)])  # 62.5 ms and 16 ms to issue
+    assert [(each.quantity, each.index) for each in found if each.quantity == "device"] == [("device", 1)]
+    assert reason == "issuing the call takes 62 ms, longer than a backlog may be"
+
+
+def test_on_a_cpu_there_is_no_time_of_a_device_and_the_row_says_why() -> None:
+    bench = Bench()
+    [row] = bench.sweep(EVEN, [4])
+    names = ["device_per_batch_ms", "enqueue_per_batch_ms", "transfer_per_batch_ms"]
+    assert {row[name] for name in names} == {None}
+    assert {row["reasons"][name] for name in names} == {bench.made[0].device_reason}
+    assert (
+        bench.made[0].device_reason
+        == "a call on the CPU has computed when it returns: its time is the isolated latency"
+    )

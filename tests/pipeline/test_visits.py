@@ -52,8 +52,12 @@ def test_committed_visits_come_back_as_they_were(tmp_path: Path) -> None:
             visit(timing("cold", 0, 0.1), timing("isolated", 0, 1 / 3)),
             warm_up={"runs": 30, "seconds": 1.25, "converged": True},
             memory={"process_bytes": 10**9, "device_allocated_bytes": None, "reasons": ["no GPU"], "doubts": []},
-            gpu_utilization_pct=(97.0, 98.5),
-            gpu_utilization_reason=None,
+            readings={"gpu_utilization_pct": [97.0, 98.5]},
+            reading_reasons={"gpu_power_w": "NVML: Not Supported"},
+            conditions={"seconds": 2.5, "cores": 2, "foreign_cores": 0.25},
+            disturbances=({"kind": "foreign_load", "text": "other processes used 0.3 of 2 cores", "is_passing": True},),
+            repeats=2,
+            device_reason="a call on the CPU has computed when it returns",
             window_s=2.5,
             truncated=3,
         ),
@@ -102,7 +106,18 @@ def test_raw_rows_hold_every_timing_with_the_columns_of_the_contract() -> None:
         "tokens_real": 40,
         "tokens_padded": 48,
         "dtype": "float32",
+        "disturbed": 0,
     }
+
+
+def test_a_disturbed_visit_has_no_value_for_the_stop_rule_and_is_left_out_where_others_are_enough() -> None:
+    busy = ({"kind": "foreign_load", "text": "other processes used 1.0 of 2 cores", "is_passing": True},)
+    disturbed = replace(visit(timing("isolated", 0, 9.0)), disturbances=busy)
+    assert disturbed.outcome().value is None
+    others = [visit(timing("isolated", 0, 1.0), number=number) for number in range(5)]
+    assert visits.usable([disturbed, *others]) == others
+    assert visits.usable([disturbed, *others[:4]]) == [disturbed, *others[:4]]
+    assert [row["disturbed"] for row in visits.raw_rows([disturbed, others[0]])] == [1, 0]
 
 
 def test_half_width_needs_two_rounds() -> None:
@@ -110,4 +125,4 @@ def test_half_width_needs_two_rounds() -> None:
     assert visits.half_width([]) is None
     assert visits.half_width(rounds[:1]) is None
     assert visits.half_width(rounds) == 0.0
-    assert visits.half_width([*rounds, visit(timing("isolated", 0, 1.1), number=2)]) == pytest.approx(0.1374, abs=1e-3)
+    assert visits.half_width([*rounds, visit(timing("isolated", 0, 1.1), number=2)]) == pytest.approx(0.1511, abs=1e-3)

@@ -6,7 +6,14 @@ the labels that single texts give.
 
 from utils.model_source import ModelSource, fetch, locate
 from utils.models.consistency import AGREEMENT_ROWS, Agreement, agreement
-from utils.models.loading import LoadedModel, effective_max_length, load, load_model_and_tokenizer, token_counter
+from utils.models.loading import (
+    LoadedModel,
+    effective_max_length,
+    load,
+    load_model_and_tokenizer,
+    token_counter,
+    use_matmul_precision,
+)
 from utils.models.summary import ModelSummary, summarize
 
 __all__ = [
@@ -23,4 +30,5 @@ __all__ = [
     "locate",
     "summarize",
     "token_counter",
+    "use_matmul_precision",
 ]

@@ -66,6 +66,11 @@ def load(
     return LoadedModel(model, tokenizer, source, target, dtype, clock() - started)
 
 
+def use_matmul_precision(precision: str) -> None:
+    """Let float32 products be rounded this coarsely for the rest of this process: highest, high or medium."""
+    torch.set_float32_matmul_precision(precision)
+
+
 def load_tokenizer(source: ModelSource, trust_remote_code: bool = False) -> Any:
     """Return the tokenizer of `source`, padding on the right. Raises InputError for code that is not trusted."""
     if not trust_remote_code:

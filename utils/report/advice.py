@@ -3,13 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from utils.report.bottleneck import padding_share, tokenizing_share
+from boundby.verdict import BETTER_KERNELS, REMOVE_PADDING
 from utils.report.sources import ReportData, Row
 from utils.report.typesetting import listed, number, times
 
 LEAST_GAIN = 1.05  # a smaller factor is not worth a change
-LEAST_PADDING = 0.1  # share of the tokens
-LEAST_TOKENIZING = 0.2  # of the time of the forward
 STILL_RISING = 1.05  # throughput of the largest batch size over the one before
 REPAIR, SPEED, TRIAL, CHECK = range(4)
 
@@ -63,20 +61,30 @@ def _speed(data: ReportData) -> Iterator[Advice]:
         return
     yield from _batch_size(data, row)
     yield from _dtype(data, row)
-    padding = padding_share(row)
-    if padding >= LEAST_PADDING:
-        why = f"At batch size {row['batch_size']}, {100 * padding:.0f} % of the tokens are padding."
-        if data.full and data.full["padding_pct"] < row["padding_pct"]:
-            why += f" The whole-dataset pass sorts them and pads {data.full['padding_pct']:.1f} %."
-        yield Advice(SPEED, "Batch texts of similar length together", why, gain=1 / (1 - padding))
-    tokenizing = tokenizing_share(row)
-    if tokenizing > LEAST_TOKENIZING:
-        why = (
-            f"It takes {100 * tokenizing:.0f} % of the time of the forward at batch size {row['batch_size']}; "
-            "the gain is that of a program that does one after the other."
-        )
-        gain = (1 + tokenizing) / max(1.0, tokenizing)
-        yield Advice(SPEED, "Tokenize ahead, in another thread or process", why, gain=gain)
+    yield from _gains(data, row)
+
+
+def _gains(data: ReportData, row: Row) -> Iterator[Advice]:
+    """Yield the fixes that the verdict bounds and that somebody can do; measured ones are said elsewhere."""
+    for gain in (row.get("verdict") or {}).get("gains", ()):
+        fix, why = gain["fix"], f"{gain['basis'][0].upper()}{gain['basis'][1:]}."
+        if gain["at_most"] < LEAST_GAIN or fix == BETTER_KERNELS or fix.startswith("use batch size"):
+            continue
+        command = None
+        if fix == REMOVE_PADDING:
+            fix = "Batch texts of similar length together"
+            if data.full and data.full["padding_pct"] < row["padding_pct"]:
+                why += f" The whole-dataset pass sorts them and pads {data.full['padding_pct']:.1f} %."
+        elif fix.startswith("run in "):
+            dtype = fix.removeprefix("run in ")
+            if dtype in data.dtypes:
+                continue  # measured, and said as such
+            why += " Labels may change: the command measures the accuracy too."
+            command = data.trial(dtype, f"model.dtype={dtype}", "profiling.dtypes=null")
+        elif fix.startswith("float32 products"):
+            precision = fix.split("'")[1]
+            command = data.trial(precision, f"model.matmul_precision={precision}")
+        yield Advice(SPEED, f"{fix[0].upper()}{fix[1:]}", why, command, gain["at_most"])
 
 
 def _batch_size(data: ReportData, row: Row) -> Iterator[Advice]:

@@ -2,18 +2,12 @@
 
 import shlex
 
+from utils.report.blocks import Block, CodeBlock, DefinitionList, Heading, Paragraph
 from utils.report.sources import ReportData
-from utils.report.typesetting import clean, command_lines, heading, paragraph
-
-NAME_WIDTH = 38
-PICTURES = {
-    "batch_size_comparison.png": "six panels over the batch size",
-    "metrics_heatmap.png": "every metric of every batch size",
-    "operators.png": "where the traced time goes",
-}
+from utils.report.typesetting import clean
 
 
-def section(data: ReportData) -> list[str]:
+def section(data: ReportData) -> list[Block]:
     """Return each file below the results folder with what it holds, or why it is not there."""
     layout = data.layout
     written = [
@@ -26,15 +20,19 @@ def section(data: ReportData) -> list[str]:
         (layout.stacks, "03", "call stacks for a flame graph"),
         (layout.run, "02", "machine, versions, settings, status of the steps"),
     ]
-    entries = [(layout.report, "this text")]
-    entries += [(path, reason or PICTURES[path.name]) for path, reason in data.pictures.items()]
-    entries += [
-        (path, content if path.is_file() else f"not there (step {step} has not written it)")
-        for path, step, content in written
+    entries = [
+        (layout.report, "this report as text"),
+        (layout.html_report, "this report with its pictures, for a browser or a colleague"),
+        *((picture.path, picture.reason or picture.description) for picture in data.pictures),
+        *(
+            (path, content if path.is_file() else f"not there (step {step} has not written it)")
+            for path, step, content in written
+        ),
     ]
-    lines = paragraph(f"In {clean(layout.results, longest=300)}:")
-    for path, content in entries:
-        name = str(path.relative_to(layout.results))
-        lines += paragraph(content, " " * (NAME_WIDTH + 4), f"  {name:<{NAME_WIDTH}}  ")
-    pack = shlex.join(["make", "bundle", f"RESULTS={layout.results}"])
-    return [*heading("Files"), *lines, "To take them home from a pod:", *command_lines(pack, "    ")]
+    return [
+        Heading("Files"),
+        Paragraph(f"In {clean(layout.results, longest=300)}:"),
+        DefinitionList([(clean(path.relative_to(layout.results)), content) for path, content in entries]),
+        Paragraph("To take them home from a pod:"),
+        CodeBlock(shlex.join(["make", "bundle", f"RESULTS={layout.results}"])),
+    ]

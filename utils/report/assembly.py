@@ -11,11 +11,14 @@ from utils.report import (
     next_steps,
     subject,
     targets,
+    verdict,
 )
+from utils.report.blocks import Document
 from utils.report.sources import ReportData
 
 SECTIONS = (
     headline,
+    verdict,
     subject,
     full_dataset,
     batch_sizes,
@@ -28,6 +31,11 @@ SECTIONS = (
 )
 
 
-def text(data: ReportData) -> str:
+def document(data: ReportData) -> Document:
     """Return the report."""
-    return "\n".join(line.rstrip() for part in SECTIONS for line in part.section(data)) + "\n"
+    return Document(
+        kind="Baseline report",
+        title=headline.title(data),
+        detail=headline.detail(data),
+        blocks=[block for part in SECTIONS for block in part.section(data)],
+    )

@@ -3,8 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from utils.report.blocks import Block, DefinitionList, Heading, Paragraph, Table
+from utils.report.pictures import shown
 from utils.report.sources import ReportData, Row
-from utils.report.typesetting import NOTHING, clean, heading, labelled, listed, number, paragraph, spread, table
+from utils.report.typesetting import NOTHING, clean, listed, number, spread
 
 COLUMNS = (  # key, header
     ("throughput_samples_per_sec_mean", "samples\n/s"),
@@ -27,22 +29,25 @@ CHOICES = (
 )
 
 
-def section(data: ReportData) -> list[str]:
-    """Return one table per dtype, the reasons for what is missing, and the choices."""
-    lines = heading("Batch Size Analysis")
+def section(data: ReportData) -> list[Block]:
+    """Return one table per dtype, the reasons for what is missing, the choices and the pictures."""
+    found: list[Block] = [Heading("Batch Size Analysis")]
     if not data.rows:
-        return [*lines, "No batch size was measured yet."]
+        return [*found, Paragraph("No batch size was measured yet.")]
     columns = (*COLUMNS, *(GPU_COLUMNS if data.is_on_gpu else CPU_COLUMNS))
     for dtype in data.dtypes:
-        rows = data.of(dtype)
-        headers = ["batch\nsize", "status", *(header for _, header in columns)]
-        lines += [
-            f"{dtype}:",
-            *table(headers, [_cells(row, columns) for row in rows], left=[1]),
-            *_notes(rows, columns),
-        ]
-        lines += ["", *labelled(_choices(data.best[dtype])), ""]
-    return lines[:-1]
+        found += [_table(dtype, data.of(dtype), columns), DefinitionList(_choices(data.best[dtype]))]
+    return [*found, *shown(data, data.layout.batch_size_plot), *shown(data, data.layout.heatmap_plot)]
+
+
+def _table(dtype: str, rows: Sequence[Row], columns: Sequence[tuple[str, str]]) -> Table:
+    return Table(
+        headers=["batch\nsize", "status", *(header for _, header in columns)],
+        rows=[_cells(row, columns) for row in rows],
+        left=[1],
+        caption=dtype,
+        notes=_notes(rows, columns),
+    )
 
 
 def _cells(row: Row, columns: Sequence[tuple[str, str]]) -> list[str]:
@@ -72,9 +77,7 @@ def _notes(rows: Sequence[Row], columns: Sequence[tuple[str, str]]) -> list[str]
                     row["batch_size"]
                 )
     return [
-        line
-        for (what, why), sizes in reasons.items()
-        for line in paragraph(f"{what} at batch size {listed(sizes)}: {clean(why, longest=200)}", "    ", "  ")
+        f"{what} at batch size {listed(sizes)}: {clean(why, longest=200)}" for (what, why), sizes in reasons.items()
     ]
 
 

@@ -1,19 +1,15 @@
-"""Where the time goes, as far as this version can tell: operators, padding, tokenizing, fixed costs."""
+"""Where the time goes: operators, padding, tokenizing, fixed costs."""
 
 from collections.abc import Sequence
 
+from utils.report.blocks import Block, BulletList, Heading, Paragraph, Table
+from utils.report.pictures import shown
 from utils.report.sources import ReportData, Row
-from utils.report.typesetting import NOTHING, bullet, clean, heading, number, paragraph, table, times, unknown
+from utils.report.typesetting import NOTHING, clean, number, times, unknown
 
 SHOWN = 12
 LONGEST_OPERATOR = 48  # characters
 LEAST_RATIO = 1.1  # of token rates, to speak of a difference
-VERDICT = {
-    "bound": "Bound by",
-    "share_of_ceiling_pct": "Share of the machine's limit",
-    "flops_per_sec": "FLOP/s",
-    "energy_per_sample_j": "Energy per sample",
-}
 # Operators that do the work of a matrix product or of attention and call no other of these, so that shares add up.
 MATRIX_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_addmm_activation", "_scaled_mm", "mv", "dot")
 FUSED_ATTENTION = (
@@ -24,29 +20,14 @@ FUSED_ATTENTION = (
 )
 
 
-def section(data: ReportData) -> list[str]:
-    """Return what can be said about the bottleneck, and the table of operators."""
-    reasons = (data.chosen or {}).get("reasons", {})
-    verdict = [f"{name}: {unknown(reasons.get(key, data.choice['reason']))}" for key, name in VERDICT.items()]
+def section(data: ReportData) -> list[Block]:
+    """Return what batches and operators tell, and the table of operators."""
     return [
-        *heading("Bottleneck Analysis"),
-        *(line for entry in verdict for line in paragraph(entry, "  ", "")),
-        "",
-        "What can be read already:",
-        *(line for finding in _findings(data) for line in bullet(finding)),
-        "",
-        *_operators(data),
+        Heading("Where the Time Goes"),
+        BulletList(_findings(data)),
+        _operators(data),
+        *shown(data, data.layout.operators_plot),
     ]
-
-
-def padding_share(row: Row) -> float:
-    """Return the share of padding among the tokens of the sweep at this row."""
-    return row["padding_pct"] / 100
-
-
-def tokenizing_share(row: Row) -> float:
-    """Return the time to tokenize a batch as a share of the median time of its forward."""
-    return row["tokenize_per_batch_ms"] / row["latency_per_batch_ms_median"]
 
 
 def _findings(data: ReportData) -> list[str]:
@@ -78,7 +59,7 @@ def _tokenizing(row: Row) -> str:
     tokenizing, forward = row["tokenize_per_batch_ms"], row["latency_per_batch_ms_median"]
     return (
         f"Tokenizing a batch of {row['batch_size']} takes {number(tokenizing)} ms, the forward {number(forward)} ms "
-        f"(median): {100 * tokenizing_share(row):.0f} % on top where nothing overlaps them."
+        f"(median): {100 * tokenizing / forward:.0f} % on top where nothing overlaps them."
     )
 
 
@@ -133,19 +114,21 @@ def _whole_pass(data: ReportData, row: Row) -> list[str]:
     ]
 
 
-def _operators(data: ReportData) -> list[str]:
+def _operators(data: ReportData) -> Block:
     if not data.operators:
-        return paragraph(f"Top operators: {unknown(data.operators_reason)}")
+        return Paragraph(f"Top operators: {unknown(data.operators_reason)}")
     on_device = any(row["device_total_ms"] for row in data.operators)
     headers = ["operator", "calls", "CPU self\nms", "CPU self\n%"]
     headers += ["GPU with\ncallees ms", "GPU\n%"] if on_device else []
     key = "device_total_ms" if on_device else "cpu_self_ms"
     top = sorted(data.operators, key=lambda row: row[key] or 0, reverse=True)[:SHOWN]
-    return [
-        *paragraph(f"Top operators by {'GPU' if on_device else 'own CPU'} time{_recorded(data)}:"),
-        *table(headers, [_cells(row, on_device) for row in top], left=[0]),
-        *_not_recorded(data),
-    ]
+    return Table(
+        headers=headers,
+        rows=[_cells(row, on_device) for row in top],
+        left=[0],
+        caption=f"Top operators by {'GPU' if on_device else 'own CPU'} time{_recorded(data)}",
+        notes=["The profiler slows what it watches: read shares, not times.", *_not_recorded(data)],
+    )
 
 
 def _recorded(data: ReportData) -> str:
@@ -153,7 +136,7 @@ def _recorded(data: ReportData) -> str:
     if not manifest.get("steps_recorded"):
         return ""
     batches = f"{manifest['steps_recorded']} of {manifest['steps_expected']} batches of {manifest.get('batch_size')}"
-    return f" ({batches}, {manifest.get('dtype')}; the profiler slows what it watches, so read shares, not times)"
+    return f" ({batches}, {clean(manifest.get('dtype'))})"
 
 
 def _cells(row: Row, on_device: bool) -> list[str]:
@@ -165,7 +148,7 @@ def _cells(row: Row, on_device: bool) -> list[str]:
 def _not_recorded(data: ReportData) -> list[str]:
     remarks = (data.manifest or {}).get("unavailable", [])
     missing = "; ".join(f"{remark['what']}: {unknown(remark['reason'])}" for remark in remarks)
-    return paragraph(f"Not in the trace: {missing}") if missing else []
+    return [f"Not in the trace: {missing}"] if missing else []
 
 
 def _cell(value: float | None) -> str:

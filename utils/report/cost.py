@@ -1,13 +1,14 @@
 """What it costs on the rented machine, where its price is set."""
 
+from utils.report.blocks import Block, DefinitionList, Heading
 from utils.report.sources import ReportData
-from utils.report.typesetting import heading, labelled, number, unknown
+from utils.report.typesetting import number, unknown
 
 MILLION = 1_000_000
 SECONDS_PER_HOUR = 3600
 
 
-def section(data: ReportData) -> list[str]:
+def section(data: ReportData) -> list[Block]:
     """Return hours and cost of a million samples and of the dataset; nothing without a price."""
     price = data.config.pod.price_per_hour
     if price is None:
@@ -24,7 +25,7 @@ def section(data: ReportData) -> list[str]:
         how, rate = rates[-1]
         pairs.append((f"{rows:,} samples", f"{_cost(rows / rate, price)} (this dataset, {how})"))
     pairs = pairs or [("1 million samples", unknown(data.choice["reason"]))]
-    return [*heading(f"Cost at {price:g} per hour (pod.price_per_hour)"), *labelled(pairs)]
+    return [Heading(f"Cost at {price:g} per hour (pod.price_per_hour)"), DefinitionList(pairs)]
 
 
 def _cost(seconds: float, price: float) -> str:

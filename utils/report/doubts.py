@@ -1,16 +1,16 @@
 """What makes the figures doubtful."""
 
+from utils.report.blocks import Block, BulletList, Heading, Paragraph
 from utils.report.sources import ReportData
-from utils.report.typesetting import bullet, clean, heading, listed
+from utils.report.typesetting import clean, listed
 
 LONGEST_DOUBT = 400
 
 
-def section(data: ReportData) -> list[str]:
+def section(data: ReportData) -> list[Block]:
     """Return every doubt once, with the batch sizes it is about."""
-    found = doubts(data)
-    lines = [line for doubt in found for line in bullet(clean(doubt, LONGEST_DOUBT))]
-    return [*heading("Doubts"), *(lines or ["No doubt was raised."])]
+    found = [clean(doubt, LONGEST_DOUBT) for doubt in doubts(data)]
+    return [Heading("Doubts"), BulletList(found) if found else Paragraph("No doubt was raised.")]
 
 
 def doubts(data: ReportData) -> list[str]:

@@ -3,17 +3,18 @@
 from collections.abc import Mapping
 from typing import Any
 
+from utils.report.blocks import Block, DefinitionList, Heading, Paragraph, Table
 from utils.report.sources import ReportData
-from utils.report.typesetting import heading, labelled, number, paragraph, quantity, table, unknown
+from utils.report.typesetting import number, quantity, unknown
 
 
-def section(data: ReportData) -> list[str]:
+def section(data: ReportData) -> list[Block]:
     """Return accuracy, F1, time, speed and memory of the pass over the dataset."""
-    opening = heading("Full Dataset Performance")
+    heading = Heading("Full Dataset Performance")
     full = data.full
     if full is None:
-        return [*opening, *paragraph(f"Not evaluated: {data.document['full_dataset_reason']}.")]
-    return [*opening, *labelled(_pairs(full, data.document["dataset"].get("rows"))), *_subsets(full)]
+        return [heading, Paragraph(f"Not evaluated: {data.document['full_dataset_reason']}.")]
+    return [heading, DefinitionList(_pairs(full, data.document["dataset"].get("rows"))), *_subsets(full)]
 
 
 def _pairs(full: Mapping[str, Any], rows: int | None) -> list[tuple[str, str]]:
@@ -44,7 +45,7 @@ def _cut(full: Mapping[str, Any]) -> str:
     return f"{full['truncated']:,} ({100 * full['truncated'] / full['samples']:.2f} %)"
 
 
-def _subsets(full: Mapping[str, Any]) -> list[str]:
+def _subsets(full: Mapping[str, Any]) -> list[Block]:
     subsets = full.get("samples_of") or []
     if not subsets:
         return []
@@ -52,4 +53,4 @@ def _subsets(full: Mapping[str, Any]) -> list[str]:
         [f"{each['samples']:,}", *(f"{each[key]:.4f}" for key in ("accuracy", "f1_macro", "f1_weighted"))]
         for each in subsets
     ]
-    return ["", *table(["first samples", "accuracy", "F1 macro", "F1 weighted"], rows)]
+    return [Table(["first samples", "accuracy", "F1 macro", "F1 weighted"], rows)]

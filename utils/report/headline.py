@@ -1,56 +1,59 @@
-"""The first lines: what this is, whether it can be taken at face value, and the five things to know."""
+"""The first lines: whether this can be taken at face value, what the model is bound by, why, and what to do next."""
 
-from utils.report import advice
+from utils.report import advice, verdict
+from utils.report.blocks import Admonition, Block, CodeBlock, DefinitionList, Paragraph
 from utils.report.sources import ReportData
-from utils.report.typesetting import WIDTH, clean, command_lines, labelled, listed, number, paragraph, spread, unknown
+from utils.report.typesetting import clean, listed, number, spread, unknown
 
 DONE = {True: "met", False: "missed", None: "unknown"}
 
 
-def section(data: ReportData) -> list[str]:
-    """Return the title, warnings about the run as a whole, and a summary."""
-    document = data.document
-    device = document["device"].get("name") or (data.machine or {}).get("cpu") or "an unknown machine"
-    written = document["written"].replace("T", " ").replace("+00:00", " UTC")
-    rule = "=" * WIDTH
-    return [
-        rule,
-        *paragraph(f"BASELINE REPORT: {clean(document['model'].get('name') or 'unknown model')} on {clean(device)}"),
-        f"measured {clean(written)} by boundby {clean(document['boundby_version'])}",
-        rule,
-        *_warnings(data),
-        *summary(data),
-    ]
+def title(data: ReportData) -> str:
+    """Return which model ran on which machine."""
+    device = data.document["device"].get("name") or (data.machine or {}).get("cpu") or "an unknown machine"
+    return f"{clean(data.document['model'].get('name') or 'unknown model')} on {clean(device)}"
 
 
-def summary(data: ReportData) -> list[str]:
-    """Return the five things to know as labelled lines."""
+def detail(data: ReportData) -> str:
+    """Return when it was measured and by what."""
+    written = data.document["written"].replace("T", " ").replace("+00:00", " UTC")
+    return f"measured {clean(written)} by boundby {clean(data.document['boundby_version'])}"
+
+
+def section(data: ReportData) -> list[Block]:
+    """Return warnings about the run as a whole, and a summary."""
+    return [*_warnings(data), summary(data)]
+
+
+def summary(data: ReportData) -> DefinitionList:
+    """Return the verdict in three lines, and the figures to know."""
     steps = advice.advice(data)
-    return labelled(
+    return DefinitionList(
         [
+            ("What", verdict.what(data)),
+            ("Why", verdict.why(data)),
+            ("Next", f"{steps[0].title} ({steps[0].effect})" if steps else "nothing stands out"),
             ("Optimal batch size", _optimal(data)),
             ("Accuracy", _accuracy(data)),
             ("Whole dataset", _speed(data)),
             ("Targets", _targets(data)),
-            ("First thing to do", f"{steps[0].title} ({steps[0].effect})" if steps else "nothing stands out"),
         ]
     )
 
 
-def _warnings(data: ReportData) -> list[str]:
-    lines = []
+def _warnings(data: ReportData) -> list[Block]:
+    found: list[Block] = []
     if data.document["synthetic"]:
-        lines += paragraph(
-            "SYNTHETIC DATA: the texts and the model were made on this machine (quickstart). The figures show that the "
-            "pipeline works and how fast this machine runs a small model; they say nothing about a real task."
+        text = (
+            "the texts and the model were made on this machine (quickstart). The figures show that the pipeline works "
+            "and how fast this machine runs a small model; they say nothing about a real task."
         )
-        lines.append("")
+        found.append(Admonition([Paragraph(text, strong="SYNTHETIC DATA:")]))
     if not data.document["complete"]:
-        lines += paragraph(
-            "INCOMPLETE: step 02 has not finished; this is what it had measured by then. To go on where it stopped:"
-        )
-        lines += [*command_lines(data.command.run("--from", "2", "--resume"), "    "), ""]
-    return lines
+        text = "step 02 has not finished; this is what it had measured by then. To go on where it stopped:"
+        resume = CodeBlock(data.command.run("--from", "2", "--resume"))
+        found.append(Admonition([Paragraph(text, strong="INCOMPLETE:"), resume]))
+    return found
 
 
 def _optimal(data: ReportData) -> str:

@@ -1,38 +1,64 @@
-"""Draw every figure there are rows for, and say why the others are not drawn."""
+"""Draw every figure there are rows for, say why the others are not drawn, and show one in a section."""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from boundby import files
-from utils.report.sources import ReportData
+from utils.report import blocks
+from utils.report.sources import Picture, ReportData
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def draw(data: ReportData) -> dict[Path, str | None]:
-    """Write the pictures; return each path with None, or with the reason why it was not drawn."""
-    from utils.plots import batch_size_comparison, metrics_heatmap, operators, style
+def draw(data: ReportData) -> tuple[Picture, ...]:
+    """Write the pictures there are rows for; return all of them."""
+    from utils.plots import batch_size_comparison, metrics_heatmap, operators, roofline, style
 
     layout, about = data.layout, style.subject(data.document, data.machine)
     no_rows = None if data.rows else "not drawn: no batch size was measured yet"
     no_operators = None if data.operators else f"not drawn: {data.operators_reason}"
+    ceilings = data.document["ceilings"]
+    no_roofline = roofline.why_not(data.rows, ceilings, data.document["ceilings_reason"])
     choice, targets = data.choice, data.config.targets
-    plan: dict[Path, tuple[str | None, Callable[[], Figure]]] = {
-        layout.batch_size_plot: (
-            no_rows,
+    plan: list[tuple[Picture, Callable[[], Figure]]] = [
+        (
+            Picture(
+                layout.roofline_plot,
+                "each batch size under the limits of this machine",
+                no_roofline and f"not drawn: {no_roofline}",
+            ),
+            lambda: roofline.figure(data.rows, about, ceilings),
+        ),
+        (
+            Picture(layout.batch_size_plot, "six panels over the batch size", no_rows),
             lambda: batch_size_comparison.figure(data.rows, about, choice, targets),
         ),
-        layout.heatmap_plot: (no_rows, lambda: metrics_heatmap.figure(data.rows, about, choice)),
-        layout.operators_plot: (no_operators, lambda: operators.figure(data.operators, about)),
-    }
-    for path, (reason, make) in plan.items():
-        if reason is None:
-            _save(make(), path)
+        (
+            Picture(layout.heatmap_plot, "every metric of every batch size", no_rows),
+            lambda: metrics_heatmap.figure(data.rows, about, choice),
+        ),
+        (
+            Picture(layout.operators_plot, "where the traced time goes", no_operators),
+            lambda: operators.figure(data.operators, about),
+        ),
+    ]
+    for picture, make in plan:
+        if picture.reason is None:
+            _save(make(), picture.path)
         else:
-            path.unlink(missing_ok=True)  # a picture of an earlier run would pass for this one's
-    return {path: reason for path, (reason, _) in plan.items()}
+            picture.path.unlink(missing_ok=True)  # a picture of an earlier run would pass for this one's
+    return tuple(picture for picture, _ in plan)
+
+
+def shown(data: ReportData, path: Path) -> list[blocks.Block]:
+    """Return the picture at `path` as a block, nothing where it was not drawn: the list of files says why."""
+    return [
+        blocks.Figure(picture.path, picture.description)
+        for picture in data.pictures
+        if picture.path == path and picture.reason is None
+    ]
 
 
 def _save(figure: "Figure", path: Path) -> None:

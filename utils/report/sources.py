@@ -3,20 +3,19 @@
 import argparse
 import csv
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from boundby import files
 from boundby.trace import rows_by_name
-from utils.artifacts import Layout
+from utils.artifacts import METRICS_VERSION, Layout
 from utils.cli import DEFAULT_CONFIG, Run
+from utils.comparison import results
 from utils.config import Config
 from utils.errors import InputError
 from utils.optimal import judge, optimal
-
-SCHEMA_VERSION = 1  # of baseline_metrics.json
 
 Row = Mapping[str, Any]
 
@@ -48,6 +47,15 @@ class Command:
 
 
 @dataclass(frozen=True)
+class Picture:
+    """A picture of the results; `reason` says why it is not drawn, None where it is."""
+
+    path: Path
+    description: str
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
 class ReportData:
     """Everything the sections say.
 
@@ -69,7 +77,8 @@ class ReportData:
     operators: tuple[Row, ...]
     operators_reason: str | None
     manifest: Mapping[str, Any] | None
-    pictures: Mapping[Path, str | None] = field(default_factory=dict)
+    rounds: Mapping[results.Point, Sequence[float]] = field(default_factory=dict)
+    pictures: tuple[Picture, ...] = ()
 
     @property
     def dtypes(self) -> list[str]:
@@ -129,6 +138,7 @@ def read(run: Run) -> ReportData:
         operators=operators,
         operators_reason=operators_reason,
         manifest=manifest,
+        rounds=_rounds(layout) if len(best) > 1 else {},
     )
 
 
@@ -141,9 +151,18 @@ def _document(path: Path, command: Command) -> Mapping[str, Any]:
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read ({error}); {measure}") from None
     version = document.get("schema_version") if isinstance(document, dict) else None
-    if version != SCHEMA_VERSION:
-        raise InputError(f"{path}: is of version {version}, this program reads {SCHEMA_VERSION}; {measure}")
+    if version != METRICS_VERSION:
+        raise InputError(f"{path}: is of version {version}, this program reads {METRICS_VERSION}; {measure}")
     return document
+
+
+def _rounds(layout: Layout) -> dict[results.Point, list[float]]:
+    """Return the seconds per sample of each round, which only the comparison of dtypes needs; {} without timings."""
+    try:
+        with layout.raw_samples.open(encoding="utf-8", newline="") as file:
+            return results.rounds_of(results.visits_of(csv.DictReader(file)))
+    except (OSError, ValueError, KeyError):
+        return {}
 
 
 def _optional(path: Path) -> Mapping[str, Any] | None:

@@ -3,20 +3,21 @@
 from collections.abc import Mapping
 from typing import Any
 
+from utils.report.blocks import Block, DefinitionList, Heading, Paragraph
 from utils.report.sources import ReportData
-from utils.report.typesetting import clean, heading, labelled, number, paragraph, quantity, unknown
+from utils.report.typesetting import clean, number, quantity, unknown
 
 METHOD = (
-    "Method: real texts in the order of arrival; the first (cold) call is kept apart, then warm-up until the times "
+    "real texts in the order of arrival; the first (cold) call is kept apart, then warm-up until the times "
     "settle; every batch size is visited in several rounds of shuffled order. Latency is one call, waited for; "
     "throughput is calls queued one after another (the same on a CPU). Intervals are 95 %, over rounds."
 )
 
 
-def section(data: ReportData) -> list[str]:
+def section(data: ReportData) -> list[Block]:
     """Return model, dataset, machine, software and method."""
     pairs = [*_model(data), *_dataset(data), *_machine(data), ("Software", _software(data))]
-    return [*heading("What was measured on what"), *labelled(pairs), "", *paragraph(METHOD)]
+    return [Heading("What was measured on what"), DefinitionList(pairs), Paragraph(METHOD, strong="Method:")]
 
 
 def _model(data: ReportData) -> list[tuple[str, str]]:

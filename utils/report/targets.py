@@ -1,7 +1,8 @@
 """The targets of the settings: met, missed, or unknown with the reason."""
 
+from utils.report.blocks import Block, DefinitionList, Heading, Paragraph
 from utils.report.sources import ReportData, Row
-from utils.report.typesetting import bullet, heading, labelled, number, unknown
+from utils.report.typesetting import number, unknown
 
 UNITS = {
     "latency_per_sample_ms": ("Latency/sample", "ms", "at most"),
@@ -13,17 +14,17 @@ UNITS = {
 OF_ALL = ("latency_per_sample_ms", "throughput_samples_per_sec", "accuracy")  # where the whole dataset was evaluated
 
 
-def section(data: ReportData) -> list[str]:
+def section(data: ReportData) -> list[Block]:
     """Return each target with the measured value."""
-    lines = heading("Targets")
+    heading = Heading("Targets")
     if not data.targets:
-        return [*lines, "No target is set (targets.* in the settings)."]
-    lines += labelled([(UNITS[target["name"]][0], _judgement(target, data)) for target in data.targets])
+        return [heading, Paragraph("No target is set (targets.* in the settings).")]
+    judged = [(UNITS[target["name"]][0], _judgement(target, data)) for target in data.targets]
+    found: list[Block] = [heading, DefinitionList(judged)]
     if list(data.targets) != list(data.document["targets"]):
-        lines += bullet(
-            f"These are the targets of the present settings; {data.layout.metrics.name} has those of the measurement."
-        )
-    return lines
+        measured = f"{data.layout.metrics.name} has those of the measurement."
+        found.append(Paragraph(f"These are the targets of the present settings; {measured}"))
+    return found
 
 
 def _judgement(target: Row, data: ReportData) -> str:

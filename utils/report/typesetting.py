@@ -1,14 +1,13 @@
-"""Plain text of at most `WIDTH` columns: headings, paragraphs, labelled values, tables, numbers."""
+"""How names and numbers are written, and lines of at most `WIDTH` columns: paragraphs, tables, commands."""
 
 import math
 import shlex
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from utils.console import printable
 
 WIDTH = 100
-LABEL_WIDTH = 22
 LONGEST_NAME = 70  # characters of a name somebody else chose
 NOTHING = "-"
 WIDEST_SPREAD = 100  # percent
@@ -53,30 +52,12 @@ def quantity(value: float | None, unit: str, reason: object = None) -> str:
     return unknown(reason) if value is None else f"{number(value)} {unit}".rstrip()
 
 
-def heading(title: str) -> list[str]:
-    """Return the lines that open a section."""
-    return ["", "", title, "-" * len(title)]
-
-
 def paragraph(text: str, indent: str = "", first: str | None = None) -> list[str]:
     """Return `text` in lines of at most `WIDTH` columns; `first` is the indent of the first line."""
     opening = indent if first is None else first
     whole = printable(text).replace(" %", f"{NO_BREAK}%")
     lines = textwrap.wrap(whole, WIDTH, initial_indent=opening, subsequent_indent=indent)
     return [line.replace(NO_BREAK, " ") for line in lines]
-
-
-def bullet(text: str) -> list[str]:
-    """Return one entry of a list."""
-    return paragraph(text, "  ", "- ")
-
-
-def labelled(pairs: Iterable[tuple[str, str]]) -> list[str]:
-    """Return `label: value` lines with the values below one another."""
-    lines = []
-    for label, value in pairs:
-        lines += paragraph(value, " " * (LABEL_WIDTH + 2), f"{label + ':':<{LABEL_WIDTH}}  ")
-    return lines
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> list[str]:

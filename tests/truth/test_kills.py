@@ -13,7 +13,7 @@ import pytest
 from tests.kill_driver import unreadable, visits
 from tests.test_end_to_end import arguments  # noqa: F401  (a fixture)
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 KILLS = 100
 LONGEST_S = 30.0  # about what a run of this small pipeline takes on two cores: kills fall into every step
 

@@ -1,0 +1,57 @@
+"""The environment of the peer: made once, kept under build/, made again when what it should hold has changed."""
+
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from boundby import files
+
+FOLDER = Path("build/benchmark-optimum")
+REQUIREMENTS = Path(__file__).with_name("requirements-optimum.txt")
+LAST_LINES = 5  # of a failed command: pip gives its reason at the end
+MOST_SECONDS = 1800.0
+
+
+class PeerLacks(Exception):
+    """The peer's environment cannot be made; the message says why."""
+
+
+def prepare(root: Path) -> Path:
+    """Return the Python of the peer's environment below `root`, made if need be. Raises PeerLacks with the reason."""
+    folder = root / FOLDER
+    python = folder / "bin" / "python"
+    receipt, wanted = folder / "made-from.txt", _wanted()
+    try:
+        if receipt.is_file() and receipt.read_text(encoding="utf-8") == wanted:
+            print(f"peer environment: {folder} (made before)", flush=True)
+            return python
+        shutil.rmtree(folder, ignore_errors=True)
+        _run([sys.executable, "-m", "venv", str(folder)])
+        _run([str(python), "-m", "pip", "install", "--quiet", "--progress-bar", "off", "-r", str(REQUIREMENTS)])
+        files.write_text(receipt, wanted)  # last: a half-made environment is made again
+    except OSError as error:
+        raise PeerLacks(str(error)) from error
+    return python
+
+
+def packages(python: Path) -> str:
+    """Return every package of the environment with its version, in one line."""
+    return ", ".join(_run([str(python), "-m", "pip", "freeze"], is_shown=False).split())
+
+
+def _wanted() -> str:
+    return f"Python {platform.python_version()}\n{REQUIREMENTS.read_text(encoding='utf-8')}"
+
+
+def _run(command: list[str], is_shown: bool = True) -> str:
+    if is_shown:
+        print(f"$ {' '.join(command)}", flush=True)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=MOST_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        raise PeerLacks(f"{command[0]} did not end within {MOST_SECONDS:.0f} s") from error
+    if done.returncode:
+        raise PeerLacks(" | ".join((done.stderr or done.stdout).strip().splitlines()[-LAST_LINES:]))
+    return done.stdout

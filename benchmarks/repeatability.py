@@ -1,0 +1,228 @@
+"""Is a reported throughput right, and does it repeat? A plain loop, Boundby and optimum-benchmark on the same work.
+
+The work: the MiniLM classifier in ../shared/models, 8 texts of 32 tokens, float32, CPU, the default number of threads.
+Every attempt is a fresh process with the same time budget; the methods take turns, in reverse every second
+time. At the end ours runs once more while another process keeps one core busy: its row must say that it was disturbed.
+Exit 1: ours is more than 3 % from the plain loop in the same repeat (median over the repeats), spreads wider than the
+plain loop, or does not notice the busy core. The peer is shown, never judged.
+
+    python benchmarks/repeatability.py [--repeats 5] [--seconds 10] [--without-peer]
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
+
+from benchmarks import _judgement, _peer_environment
+from benchmarks._throughput import BATCH_SIZE, TOKENS
+from boundby import environment
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+MODEL = ROOT.parent / "shared" / "models" / "minilm-banking77"
+PLAIN, OURS = "plain loop", "ours"
+PEER = {launcher: f"optimum-benchmark, {launcher}" for launcher in ("process", "inline")}
+OVERHEAD_S = 300.0  # loading, warm-up and repeats of disturbed rounds on a busy machine
+BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    for _ in range(1_000_000): pass\n"
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What one process found; `samples_per_s` is None, with the reason in `said`, where it failed."""
+
+    method: str
+    samples_per_s: float | None
+    said: str
+    doubts: tuple[str, ...] = ()
+    threads: int | None = None
+    versions: str = ""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run all attempts and print them, then what they amount to."""
+    args = _arguments(argv)
+    if not MODEL.is_dir():
+        print(f"skipped: {MODEL} is missing")
+        return 0
+    commands = {**_own_commands(args.seconds), **_peer_commands(args)}
+    _print_machine()
+    repeats = _repeats(commands, args)
+    print("\nonce more, with one core kept busy by another process")
+    with _busy_core():
+        disturbed = _show("loaded", _attempt(OURS, commands[OURS], args.seconds))
+    _print_summary(repeats, disturbed)
+    return _judge(repeats, disturbed)
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=10.0, help="measured time of each attempt")
+    parser.add_argument("--without-peer", action="store_true", help="leave optimum-benchmark out")
+    args = parser.parse_args(argv)
+    if args.repeats < 1 or args.seconds < 1:
+        parser.error("--repeats and --seconds must be 1 or more")
+    return args
+
+
+def _own_commands(seconds: float) -> dict[str, list[str]]:
+    return {
+        name: [sys.executable, str(HERE / "_throughput.py"), method, str(MODEL), "--seconds", str(seconds)]
+        for name, method in ((PLAIN, "plain"), (OURS, "ours"))
+    }
+
+
+def _peer_commands(args: argparse.Namespace) -> dict[str, list[str]]:
+    """Return how to run the peer, with each of its two launchers; {} where it is left out or cannot be installed."""
+    if args.without_peer:
+        print("optimum-benchmark: left out")
+        return {}
+    try:
+        python = _peer_environment.prepare(ROOT)
+        print(f"packages of the peer: {_peer_environment.packages(python)}")
+    except _peer_environment.PeerLacks as reason:
+        print(f"optimum-benchmark: its environment cannot be made: {reason}")
+        return {}
+    work = ["--seconds", str(args.seconds), "--batch-size", str(BATCH_SIZE), "--tokens", str(TOKENS)]
+    return {
+        name: [str(python), str(HERE / "_optimum.py"), launcher, str(MODEL), *work] for launcher, name in PEER.items()
+    }
+
+
+def _print_machine() -> None:
+    versions = {name: version for name, version in environment.versions().items() if version}
+    print(f"machine {environment.machine_fingerprint()}: {json.dumps(environment.machine())}")
+    print(f"settings: {json.dumps(environment.settings())}")
+    print(f"our versions: {json.dumps(versions)}")
+
+
+def _repeats(commands: dict[str, list[str]], args: argparse.Namespace) -> dict[str, list[Attempt]]:
+    """Return the attempts of each method, one per repeat.
+
+    Every second repeat runs backwards: none is always first, and the plain loop and ours stay neighbours, so that the
+    machine has the least time to change between the two that are compared.
+    """
+    found: dict[str, list[Attempt]] = {name: [] for name in commands}
+    print("\nrepeat  method                      samples/s  what it says of it")
+    for repeat in range(args.repeats):
+        for name in reversed(commands) if repeat % 2 else commands:
+            found[name].append(_show(str(repeat + 1), _attempt(name, commands[name], args.seconds)))
+    return found
+
+
+def _attempt(method: str, command: list[str], seconds: float) -> Attempt:
+    """Run one process and return what it found; this process sleeps meanwhile."""
+    limit = OVERHEAD_S + 10 * seconds
+    with tempfile.TemporaryDirectory() as scratch:  # the peer leaves files where it runs
+        try:
+            code, output, errors = _run(command, scratch, limit)
+        except subprocess.TimeoutExpired:
+            return Attempt(method, None, f"did not end within {limit:.0f} s")
+    if code:
+        return Attempt(method, None, (errors or output).strip().split("\n")[-1])
+    return _read(method, output)
+
+
+def _run(command: list[str], scratch: str, limit: float) -> tuple[int, str, str]:
+    """Return exit code, output and errors; a process that is cut short takes its children with it."""
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=scratch,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "LOG_TO_FILE": "0", "TMPDIR": scratch},
+        start_new_session=True,
+    )
+    with process:
+        try:
+            output, errors = process.communicate(timeout=limit)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return process.returncode, output, errors
+
+
+def _read(method: str, output: str) -> Attempt:
+    """Return the attempt that the last line of a process tells of."""
+    found: dict[str, Any] = json.loads(output.strip().split("\n")[-1])
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    doubts = tuple(found.get("doubts", ()))
+    return Attempt(method, found["samples_per_s"], found["said"], doubts, found["threads"], versions)
+
+
+def _show(repeat: str, attempt: Attempt) -> Attempt:
+    value = "none" if attempt.samples_per_s is None else f"{attempt.samples_per_s:.1f}"
+    print(f"{repeat:<6}  {attempt.method:<26} {value:>10}  {attempt.said}")
+    for doubt in attempt.doubts:
+        print(f"{'':<45}  doubt: {doubt}")
+    sys.stdout.flush()
+    return attempt
+
+
+@contextlib.contextmanager
+def _busy_core() -> Iterator[None]:
+    """Keep one core busy; the process ends with the block, and by itself should this one be killed."""
+    process = subprocess.Popen([sys.executable, "-c", BUSY])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _print_summary(repeats: dict[str, list[Attempt]], disturbed: Attempt) -> None:
+    print("\nmethod                         median    spread  threads  versions")
+    for name, attempts in repeats.items():
+        values = [value for value in _values(attempts) if value is not None]
+        middle = f"{median(values):.1f}" if values else "unknown"
+        width = _judgement.spread(values)
+        known = next((each for each in attempts if each.threads), attempts[0])
+        spread = "unknown" if width is None else f"{100 * width:.1f} %"
+        print(f"{name:<26} {middle:>10} {spread:>9} {known.threads or 'unknown':>8}  {known.versions}")
+    for name in (OURS, *PEER.values()):
+        print(f"{name} / {PLAIN}: {_ratio(repeats.get(name, []), repeats[PLAIN])}")
+    doubted = sum(_judgement.says_disturbed(each.doubts) for each in repeats[OURS])
+    print(f"rows of ours that say 'disturbed': {doubted} of {len(repeats[OURS])} in the repeats,", end=" ")
+    print(f"{int(_judgement.says_disturbed(disturbed.doubts))} of 1 with one core loaded")
+
+
+def _ratio(attempts: list[Attempt], plain: list[Attempt]) -> str:
+    each = _judgement.ratios(_values(attempts), _values(plain)) if attempts else []
+    if not each:
+        return "unknown"
+    return f"{median(each):.3f} (by repeat: {', '.join(f'{ratio:.3f}' for ratio in each)})"
+
+
+def _judge(repeats: dict[str, list[Attempt]], disturbed: Attempt) -> int:
+    doubts = None if disturbed.samples_per_s is None else disturbed.doubts
+    found = _judgement.failures(_values(repeats[OURS]), _values(repeats[PLAIN]), doubts)
+    if len(repeats[OURS]) == 1:
+        print("one repeat has no spread: it was not judged")
+    for failure in found:
+        print(f"FAILED: {failure}")
+    if not found:
+        print(
+            f"passed: ours is within {100 * _judgement.WITHIN:.0f} % of the plain loop, spreads no wider, and notices"
+        )
+    return 1 if found else 0
+
+
+def _values(attempts: list[Attempt]) -> list[float | None]:
+    return [attempt.samples_per_s for attempt in attempts]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

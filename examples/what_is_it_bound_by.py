@@ -1,0 +1,42 @@
+"""Ask what a piece of PyTorch is bound by on this machine, and what fixing that could gain.
+
+python examples/what_is_it_bound_by.py
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find boundby in this checkout; needless once installed
+
+from boundby.bottleneck import bottleneck
+from boundby.ceilings import measure
+from boundby.device import device_queue, pick_device, synchronizer
+from boundby.timer import Timer
+
+
+def main() -> None:
+    """Print the verdict on a feed-forward block at two batch sizes."""
+    device = pick_device("auto")
+    ceilings = measure(device, dtypes=("float32",))
+    peak = ceilings.configured("float32")
+    issue_us = ceilings.dispatch_s * 1e6
+    print(f"this machine: {peak.flops_per_s / 1e9:,.0f} GFLOP/s in float32, {issue_us:.1f} us to issue an operator")
+    block = torch.nn.Sequential(torch.nn.Linear(512, 2048), torch.nn.GELU(), torch.nn.Linear(2048, 512)).to(device)
+    timer, queue = Timer(synchronize=synchronizer(device)), device_queue(device)
+
+    for rows in (1, 1024):
+        inputs = torch.randn(rows, 512, device=device)
+        with torch.inference_mode():
+            verdict = bottleneck(lambda given=inputs: block(given), ceilings, "float32", timer=timer, queue=queue)
+        perhaps = f" ({', '.join(verdict.alternatives)})" if verdict.alternatives else ""
+        print(f"{rows} rows: {verdict.bound}{perhaps}, confidence {verdict.confidence}, {verdict.confirmation}")
+        for line in verdict.evidence:
+            print(f"    {line}")
+        for gain in verdict.gains:
+            print(f"    at most {gain.at_most:.2f} times: {gain.fix} ({gain.basis})")
+
+
+if __name__ == "__main__":
+    main()

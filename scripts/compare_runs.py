@@ -1,0 +1,46 @@
+"""Compare two results folders: is B faster or slower than A, the same, or not to be told, and is it as accurate?
+
+Reads:  of both folders baseline_metrics.json, raw_samples.csv, evaluation/ and the receipt of step 02
+Writes: nothing
+Exit:   0 fine · 1 a regression: B is slower, fails or is less accurate (--strict: or that is open) · 2 usage or input
+
+A folder named results/previous/<UTC> holds an earlier run. In place of a folder its metrics file may be given.
+
+    python scripts/compare_runs.py A B [--json] [--force] [--strict] [--minimum-effect PCT]
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
+
+from utils import cli
+
+
+def add_arguments(parser) -> None:
+    parser.add_argument("a", type=Path, metavar="A", help="results of the run to compare with")
+    parser.add_argument("b", type=Path, metavar="B", help="results of the run to judge")
+    parser.add_argument("--json", action="store_true", help="write one JSON document instead of the table")
+    parser.add_argument("--force", action="store_true", help="compare although machine or work differ")
+    parser.add_argument("--strict", action="store_true", help="end with 1 also where a row is ambiguous")
+    parser.add_argument(
+        "--minimum-effect",
+        type=float,
+        metavar="PCT",
+        help="least difference worth a verdict in percent (default: 2 on a GPU, 3 on a CPU)",
+    )
+
+
+@cli.tool(add_arguments)
+def main(run: cli.Run) -> int:
+    from utils.comparison import document, results, text
+
+    args = run.args
+    a, b = (results.read(path, run.layout) for path in (args.a, args.b))
+    found = document.compare(a, b, args.minimum_effect, force=args.force)
+    run.say(found.as_json() if args.json else "\n".join(text.lines(found)))
+    return int(found.is_finding(args.strict))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

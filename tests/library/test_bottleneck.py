@@ -1,0 +1,424 @@
+"""Callables whose operators take a known time on a machine of known limits: the bound follows by construction."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from boundby import bottleneck as module
+from boundby.bottleneck import bottleneck, counted_quietly, interval, loads
+from boundby.ceilings import Ceilings, ComputeCeiling, MemoryCeiling
+from boundby.disturbance import Conditions
+from boundby.roofline import Interval
+from boundby.stats import estimate
+from boundby.timer import Timer
+from boundby.verdict import Gain, Intervention, Verdict
+from boundby.work import count
+from tests.fakes import FakeClock
+
+FORWARD_S = 2.0**-4
+LEFT, RIGHT = torch.ones(16, 16), torch.ones(16, 16)
+PRODUCT_FLOPS = 2 * 16**3
+ADDITION_BYTES = 3 * 4 * 16**2
+FLOAT32 = "float32"
+
+
+class OperatorsTake(TorchDispatchMode):
+    """Lets each operator take a time by its name, which the threads share or not."""
+
+    def __init__(self, clock: FakeClock, seconds: Mapping[str, float], shared: bool = True) -> None:
+        super().__init__()
+        self._clock, self._seconds, self._shared = clock, seconds, shared
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        self._clock.advance(
+            self._seconds.get(func._schema.name, 0.0) / (torch.get_num_threads() if self._shared else 1)
+        )
+        return func(*args, **(kwargs or {}))
+
+
+class FakeWatch:
+    """Sees a machine that others use, or not."""
+
+    def __init__(self, others: float = 0.0) -> None:
+        self._others = others
+
+    def start(self) -> "FakeWatch":
+        return self
+
+    def stop(self) -> Conditions:
+        return Conditions(seconds=1.0, cores=torch.get_num_threads(), foreign_cores=self._others)
+
+
+def machine(flops_per_s: float = 1e15, bytes_per_s: float = 1e15, dispatch_s: float = 1e-9) -> Ceilings:
+    return Ceilings(
+        device={"type": "cpu"},
+        compute=(ComputeCeiling(FLOAT32, "highest", True, flops_per_s, flops_per_s, 1024, 0.0),),
+        memory=(MemoryCeiling("memory", 2**28, bytes_per_s, bytes_per_s, "copy"),),
+        dispatch_s=dispatch_s,
+        dispatch_high_s=dispatch_s,
+        seconds=1.0,
+    )
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    found = FakeClock()
+    return found
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(threads: Callable[[int], None]) -> None:
+    threads(1)  # fewer are not possible: no intervention unless a test sets more
+
+
+def product() -> None:
+    torch.mm(LEFT, RIGHT)
+
+
+def addition() -> None:
+    torch.add(LEFT, RIGHT)
+
+
+def judged(
+    clock: FakeClock,
+    seconds: Mapping[str, float],
+    work: Callable[[], object],
+    ceilings: Ceilings,
+    shared: bool = True,
+    **options: Any,
+) -> Verdict:
+    """Return the verdict on `work` whose operators take `seconds`."""
+    settings: dict[str, Any] = {"timer": Timer(clock), "watch": FakeWatch(), **options}
+    with OperatorsTake(clock, seconds, shared):
+        return bottleneck(work, ceilings, FLOAT32, **settings)
+
+
+# The bounds
+
+
+@pytest.mark.parametrize(("share", "bound"), [(0.75, "compute"), (0.25, "under_utilised")])
+def test_a_product_near_the_peak_is_bound_by_compute_and_one_far_from_it_under_utilises(
+    clock: FakeClock, share: float, bound: str
+) -> None:
+    ceilings = machine(flops_per_s=PRODUCT_FLOPS / (share * FORWARD_S))
+    found = judged(clock, {"aten::mm": FORWARD_S}, product, ceilings)
+    assert found.bound == bound
+    assert found.share_of_limit == pytest.approx(share, rel=1e-12)
+    assert (found.confidence, found.confirmation, found.doubts) == ("medium", "untested", ())
+
+
+def test_an_addition_at_the_rate_of_memory_is_bound_by_it(clock: FakeClock) -> None:
+    ceilings = machine(bytes_per_s=ADDITION_BYTES / (0.875 * FORWARD_S))
+    found = judged(clock, {"aten::add": FORWARD_S}, addition, ceilings)
+    assert (found.bound, found.share_of_limit) == ("memory", pytest.approx(0.875, rel=1e-12))
+
+
+def test_compute_and_memory_for_the_same_time_are_mixed(clock: FakeClock) -> None:
+    def both() -> None:
+        torch.add(torch.mm(LEFT, RIGHT), RIGHT)
+
+    ceilings = machine(PRODUCT_FLOPS / FORWARD_S, ADDITION_BYTES / FORWARD_S)
+    found = judged(clock, {"aten::mm": FORWARD_S, "aten::add": FORWARD_S}, both, ceilings)
+    assert found.bound == "mixed"
+    assert set(found.alternatives) == {"compute", "memory"}
+    assert found.share_of_limit == pytest.approx(1.0)
+
+
+def test_operators_that_take_no_longer_than_to_issue_them_are_bound_by_launch(clock: FakeClock) -> None:
+    def many() -> None:
+        for _ in range(64):
+            torch.add(LEFT, RIGHT)
+
+    found = judged(clock, {"aten::add": 2.0**-10}, many, machine(dispatch_s=2.0**-11))
+    assert (found.bound, found.share_of_limit) == ("launch", 1.0)
+    fused = next(gain for gain in found.gains if gain.fix.startswith("fuse operators"))
+    assert fused.at_most == pytest.approx(128)  # from 64 slow operators to the least time of one
+
+
+def test_time_between_operators_is_the_hosts(clock: FakeClock) -> None:
+    def slow_host() -> None:
+        product()
+        clock.advance(3 * FORWARD_S)
+
+    found = judged(clock, {"aten::mm": FORWARD_S}, slow_host, machine(flops_per_s=PRODUCT_FLOPS / FORWARD_S))
+    assert (found.bound, found.share_of_limit) == ("launch", 0.75)
+
+
+@pytest.mark.parametrize(("input_s", "bound"), [(FORWARD_S, "input"), (0.99 * FORWARD_S, "compute")])
+def test_an_input_as_slow_as_the_forward_is_the_bound(clock: FakeClock, input_s: float, bound: str) -> None:
+    found = judged(
+        clock,
+        {"aten::mm": FORWARD_S},
+        product,
+        machine(flops_per_s=PRODUCT_FLOPS / FORWARD_S),
+        make_input=lambda: clock.advance(input_s),
+    )
+    assert found.bound == bound
+    ahead = next(gain for gain in found.gains if gain.fix.startswith("make the input ahead"))
+    assert ahead.at_most == pytest.approx((FORWARD_S + input_s) / FORWARD_S)
+
+
+@pytest.mark.parametrize(("cache_bytes", "bound"), [(4096, "memory"), (2**16, "under_utilised")])
+def test_weights_come_from_memory_where_all_of_them_exceed_the_cache(
+    clock: FakeClock, cache_bytes: int, bound: str
+) -> None:
+    pairs = [(torch.ones(16, 16), torch.ones(16, 16)) for _ in range(8)]  # 16 KiB; an operator touches 3 of them
+
+    def through_all() -> None:
+        for left, right in pairs:
+            torch.add(left, right)
+
+    rate = 2**14 / FORWARD_S
+    levels = (
+        MemoryCeiling("cache", cache_bytes, 1e15, 1e15, "copy"),
+        MemoryCeiling("memory", 2**28, rate, rate, "copy"),
+    )
+    ceilings = replace(machine(dispatch_s=1e-12), memory=levels)
+    found = judged(clock, {"aten::add": FORWARD_S / 8}, through_all, ceilings)
+    assert found.bound == bound
+    assert found.share_of_limit == pytest.approx(1.0 if bound == "memory" else 0.0, abs=1e-6)
+
+
+# How sure that is
+
+
+def test_half_the_threads_confirm_compute(clock: FakeClock, threads: Callable[[int], None]) -> None:
+    threads(2)
+    ceilings = machine(flops_per_s=PRODUCT_FLOPS / (0.8 * FORWARD_S))
+    found = judged(clock, {"aten::mm": 2 * FORWARD_S}, product, ceilings)
+    assert (found.bound, found.confirmation, found.confidence) == ("compute", "confirmed", "high")
+    assert torch.get_num_threads() == 2
+
+
+def test_a_bound_that_fewer_threads_contradict_is_not_trusted(clock: FakeClock, threads: Callable[[int], None]) -> None:
+    threads(2)
+    ceilings = machine(flops_per_s=PRODUCT_FLOPS / (0.8 * FORWARD_S))
+    found = judged(clock, {"aten::mm": FORWARD_S}, product, ceilings, shared=False)
+    assert (found.bound, found.confirmation, found.confidence) == ("compute", "contradicted", "low")
+
+
+def test_a_slow_host_does_not_mind_fewer_threads(clock: FakeClock, threads: Callable[[int], None]) -> None:
+    def slow_host() -> None:
+        product()
+        clock.advance(FORWARD_S)
+
+    threads(4)
+    found = judged(clock, {}, slow_host, machine())
+    assert (found.bound, found.confirmation, found.confidence) == ("launch", "confirmed", "high")
+
+
+@pytest.mark.parametrize(("others", "confidence"), [(0.0, "high"), (1.0, "medium")])
+def test_what_else_used_the_machine_is_a_doubt_and_lowers_the_confidence(
+    clock: FakeClock, threads: Callable[[int], None], others: float, confidence: str
+) -> None:
+    threads(2)
+    found = judged(
+        clock,
+        {"aten::mm": 2 * FORWARD_S},
+        product,
+        machine(flops_per_s=PRODUCT_FLOPS / (0.8 * FORWARD_S)),
+        watch=FakeWatch(others),
+    )
+    assert found.confidence == confidence
+    assert found.doubts == (("disturbed: other processes used 1.0 of 2 cores",) if others else ())
+
+
+def test_times_on_both_sides_of_an_edge_leave_the_bound_open(clock: FakeClock) -> None:
+    seconds, calls = {"aten::mm": FORWARD_S}, 0
+
+    def restless() -> None:
+        nonlocal calls
+        calls += 1
+        seconds["aten::mm"] = FORWARD_S * (2.6 + 0.5 * (calls // 3 % 2))  # three calls are a round
+        product()
+
+    found = judged(clock, seconds, restless, machine(flops_per_s=PRODUCT_FLOPS / FORWARD_S))
+    assert found.bound == "mixed"
+    assert set(found.alternatives) == {"compute", "under_utilised"}
+
+
+def test_a_dtype_without_ceilings_is_inconclusive(clock: FakeClock) -> None:
+    with OperatorsTake(clock, {"aten::mm": FORWARD_S}):
+        found = bottleneck(product, machine(), "float16", timer=Timer(clock), watch=FakeWatch())  # type: ignore[arg-type]
+    assert (found.bound, found.share_of_limit) == ("inconclusive", None)
+    assert found.doubts == ("the ceilings of this machine in float16 were not measured",)
+
+
+def test_work_that_cannot_be_counted_is_refused(clock: FakeClock) -> None:
+    with pytest.raises(ValueError, match=r"FLOPs of aten::_fft_\w+ are not known"):
+        judged(clock, {"aten::_fft_r2c": FORWARD_S}, lambda: torch.fft.rfft(LEFT), machine())
+
+
+def test_fixes_of_the_caller_stand_among_the_gains(clock: FakeClock) -> None:
+    found = judged(
+        clock,
+        {"aten::mm": FORWARD_S},
+        product,
+        machine(flops_per_s=PRODUCT_FLOPS / (0.8 * FORWARD_S)),
+        fixes=[Gain("use half the layers", 2.0, "arithmetic")],
+    )
+    assert [gain.fix for gain in found.gains] == ["use half the layers", "better kernels for these shapes"]
+
+
+# On a device
+
+
+class Device:
+    """A device behind the host: `issue` takes the host's time and queues the device's; a mark is when it passed."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.clock, self._idle_at = clock, 0.0
+
+    def issue(self, host_s: float, device_s: float) -> None:
+        self.clock.advance(host_s)
+        self._idle_at = max(self._idle_at, self.clock.now) + device_s
+
+    def synchronize(self) -> None:
+        self.clock.now = max(self.clock.now, self._idle_at)
+
+    def hold(self, seconds: float) -> None:
+        self.issue(0.0, seconds)
+
+    def mark(self) -> float:
+        return max(self._idle_at, self.clock.now)
+
+    def has_passed(self, mark: float) -> bool:
+        return self.clock.now >= mark
+
+    def seconds_between(self, start: float, end: float) -> float:
+        return end - start
+
+
+@pytest.fixture
+def device(clock: FakeClock) -> Device:
+    return Device(clock)
+
+
+def judged_on(device: Device, work: Callable[[], object], flops_per_s: float) -> Verdict:
+    timer = Timer(device.clock, device.synchronize)
+    watch: Any = FakeWatch()
+    return bottleneck(work, machine(flops_per_s), FLOAT32, timer=timer, queue=device, watch=watch)
+
+
+@pytest.mark.parametrize(
+    ("host_and_device_s", "ratio", "bound", "confirmation"),
+    [
+        ((2.0**-7, 2.0**-8), 2.0, "launch", "confirmed"),
+        ((2.0**-7, 2.0**-8), 1.0, "launch", "contradicted"),
+        ((2.0**-7, 2.0**-8), None, "launch", "untested"),
+        ((2.0**-12, 2.0**-5), 1.0, "compute", "confirmed"),
+    ],
+)
+def test_a_device_is_held_against_its_own_time_and_a_graph(
+    device: Device,
+    monkeypatch: pytest.MonkeyPatch,
+    host_and_device_s: tuple[float, float],
+    ratio: float | None,
+    bound: str,
+    confirmation: str,
+) -> None:
+    def replayed(work: Callable[[], object], timer: Timer) -> Intervention | None:
+        predicted: Any = {"launch": (1.15, 100.0), "compute": (0.87, 1.15)}
+        return ratio and Intervention("replayed", Interval.exact(ratio), predicted)
+
+    def work() -> None:
+        product()
+        device.issue(host_s, device_s)
+
+    monkeypatch.setattr(module, "graph_replay", replayed)
+    host_s, device_s = host_and_device_s
+    found = judged_on(device, work, PRODUCT_FLOPS / (0.8 * device_s))
+    assert (found.bound, found.confirmation) == (bound, confirmation)
+    isolated_ms, device_ms, host_ms = (1e3 * each for each in (host_s + device_s, device_s, host_s))
+    expected = f"the device computes for {device_ms:.2f} of {isolated_ms:.2f} ms; the host issues for {host_ms:.2f} ms"
+    assert expected in found.evidence
+    if bound == "compute":
+        assert found.share_of_limit == pytest.approx(0.8)
+
+
+def test_without_a_time_of_the_device_the_isolated_time_is_held_against_the_limits(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work() -> None:
+        product()
+        device.issue(2.0**-12, 2.0**-5)
+
+    monkeypatch.setattr(module, "graph_replay", lambda *_: None)
+    monkeypatch.setattr(device, "hold", lambda seconds: None)  # so that the device reaches the call too early
+    found = judged_on(device, work, PRODUCT_FLOPS / 0.8 / (2.0**-12 + 2.0**-5))
+    assert (found.bound, found.share_of_limit) == ("compute", pytest.approx(0.8))
+    assert not any("the device computes" in line for line in found.evidence)
+
+
+def test_a_call_that_takes_longer_to_issue_than_a_backlog_may_be_is_bound_by_launch(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work() -> None:
+        product()
+        device.issue(0.25, 2.0**-8)  # the device needs less than the isolated time, and the host nearly all of that
+
+    monkeypatch.setattr(module, "graph_replay", lambda *_: None)
+    assert judged_on(device, work, PRODUCT_FLOPS / 2.0**-8).bound == "launch"
+
+
+# The parts
+
+
+def test_loads_are_the_mean_over_forwards() -> None:
+    short, long = count(lambda: (product(), product())), count(lambda: (product(), addition()))
+    by_name = {each.name: each for each in loads([short, long])}
+    assert (by_name["aten::mm"].calls, by_name["aten::mm"].flops) == (1.5, 1.5 * PRODUCT_FLOPS)
+    assert (by_name["aten::add"].calls, by_name["aten::add"].flops) == (0.5, 0.0)
+    add = by_name["aten::add"]
+    assert (add.weight_bytes, add.other_bytes, add.new_bytes) == (1024.0, 512.0, 512.0)  # half of both operands
+    assert {each.seconds for each in by_name.values()} == {None}
+
+
+def test_operators_of_other_shapes_are_loads_of_their_own() -> None:
+    narrow = torch.ones(2, 16)
+    found = loads([count(lambda: (product(), torch.mm(narrow, RIGHT)))])
+    assert [(each.name, each.flops) for each in found] == [("aten::mm", 2.0 * 16**3), ("aten::mm", 2.0 * 2 * 256)]
+
+
+def test_on_the_host_the_quickest_of_several_counts_stands(clock: FakeClock) -> None:
+    seconds, times = {}, iter([8.0, 1.0, 2.0])
+
+    def work() -> None:
+        seconds["aten::mm"] = next(times)
+        product()
+
+    with OperatorsTake(clock, seconds):
+        [operator] = counted_quietly(work, clock).operators
+    assert operator.seconds == 1.0
+    assert list(times) == []
+
+
+def test_behind_the_host_operators_are_counted_once_and_not_timed(clock: FakeClock) -> None:
+    runs = 0
+
+    def work() -> None:
+        nonlocal runs
+        runs += 1
+        product()
+
+    [operator] = counted_quietly(work, None).operators
+    assert (runs, operator.seconds) == (1, None)
+
+
+def test_one_round_has_an_interval_of_no_width() -> None:
+    assert interval(estimate([2.0])) == Interval(pytest.approx(2.0), pytest.approx(2.0), pytest.approx(2.0))
+    several = estimate([1.0, 2.0, 4.0])
+    assert interval(several) == Interval(several.value, several.low, several.high)  # type: ignore[arg-type]

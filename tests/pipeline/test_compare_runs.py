@@ -1,0 +1,430 @@
+"""Two results folders compared as a person does it: what is shown, refused and returned."""
+
+import importlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from boundby import files
+from utils import visits
+from utils.artifacts import METRICS_VERSION
+from utils.comparison import results
+from utils.comparison.results import rounds_of, visits_of
+from utils.comparison.rows import between_dtypes
+from utils.evaluation import plan as plans
+from utils.evaluation import shards
+from utils.evaluation.finalize import PREDICTION_COLUMNS
+from utils.visits import Timing, Visit
+
+SPREAD = (1.0, 1.004, 0.996, 1.002, 0.998)  # of five quiet rounds
+LOUD = (1.0, 1.12, 0.9, 1.05, 0.96)
+CPU = {"type": "cpu", "threads": 2}
+GPU = {"type": "cuda", "name": "NVIDIA A100-SXM4-40GB"}
+PARTS = {"config": {"model": {"dtype": "float32"}}, "code": "c0de", "versions": {"torch": "2.13.0"}, "environment": {}}
+
+
+def visit(dtype: str, size: int, number: int, per_sample: float, gpu: bool = False) -> Visit:
+    """Return a visit of two batches in three passes; the first pass is disturbed, which a median does not see."""
+    timings = [Timing("cold", 0, 9.0, size, 10, 12), Timing("tokenize", 0, 9.0, 2 * size, 20, 24)]
+    for passed in range(3):
+        for index in range(2):
+            seconds = per_sample * size * (1.5 if passed == 0 else 1.0) * (2.0 if gpu else 1.0)
+            timings.append(Timing("isolated", index, seconds, size, 10, 12))
+    if gpu:
+        timings.append(Timing("pipelined", 0, per_sample * 6 * size, 6 * size, 60, 72))
+    return Visit(dtype, size, number, "ok", "session", tuple(timings))
+
+
+def sweep(speeds: Mapping[Any, float], spread: Sequence[float] = SPREAD, gpu: bool = False) -> list[Visit]:
+    """Return the visits of a sweep; `speeds` has seconds per sample by batch size, or by dtype and batch size."""
+    points = {key if isinstance(key, tuple) else ("float32", key): value for key, value in speeds.items()}
+    return [
+        visit(dtype, size, number, seconds * factor, gpu)
+        for number, factor in enumerate(spread)
+        for (dtype, size), seconds in points.items()
+    ]
+
+
+def row(dtype: str, size: int, status: str = "ok", doubts: Sequence[str] = ()) -> dict[str, Any]:
+    return {"dtype": dtype, "batch_size": size, "status": status, "doubts": list(doubts)}
+
+
+def document(made: Sequence[Visit], **changes: Any) -> dict[str, Any]:
+    points = dict.fromkeys((each.dtype, each.batch_size) for each in made)
+    return {
+        "schema_version": METRICS_VERSION,
+        "boundby_version": "0.1.0",
+        "written": "2026-08-22T10:15:30+00:00",
+        "complete": True,
+        "machine_fingerprint": "c0" * 8,
+        "work_fingerprint": "feedfacecafebeef",
+        "model": {"name": "intents", "revision": None, "fingerprint": "0123abcd", "dtype": "float32"},
+        "device": CPU,
+        "batch_sizes": [row(*point) for point in points],
+        "full_dataset_metrics": None,
+        **changes,
+    }
+
+
+def evaluation(folder: Path, right: Sequence[bool], seconds: Sequence[float], first_row: int = 0) -> dict[str, Any]:
+    """Write shards and predictions as step 02 does; return `full_dataset_metrics`."""
+    size = len(right) // len(seconds)
+    plan = plans.Plan(
+        rows=len(right),
+        dataset_sha256="ab" * 32,
+        model_fingerprint=folder.name,
+        labels=("praise", "complaint"),
+        dtype="float32",
+        device="cpu",
+        max_length=512,
+        token_budget=2048,
+        sample_seed=None,
+        shards=plans.shards(len(right), size),
+    )
+    plans.save(plan, folder / "evaluation" / "plan.json")
+    for shard, each in zip(plan.shards, seconds, strict=True):
+        facts = {"plan": plan.fingerprint, "shard": shard.id, "seconds": each}
+        table = pa.table({"row_id": pa.array(range(shard.start, shard.stop))})
+        shards.save(shards.ShardResult(table, facts), folder / "evaluation" / f"part-{shard.id:05d}.parquet")
+    predictions = [
+        {"row_id": first_row + index, "label_name": "praise", "correct": int(correct)}
+        for index, correct in enumerate(right)
+    ]
+    files.write_csv(folder / "evaluation" / "predictions.csv", predictions, PREDICTION_COLUMNS)
+    return {"throughput_samples_per_sec": len(right) / sum(seconds), "dtype": "float32"}
+
+
+def store(
+    folder: Path, made: Sequence[Visit], content: Mapping[str, Any] | None = None, parts: Mapping[str, Any] = PARTS
+) -> Path:
+    files.write_json(folder / "baseline_metrics.json", content or document(made))
+    files.write_csv(folder / "raw_samples.csv", visits.raw_rows(made), visits.RAW_COLUMNS)
+    files.write_json(folder / ".receipts" / "02.json", {"schema_version": 1, "status": "ok", "parts": parts})
+    return folder
+
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def compare(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Return what runs the script and gives its exit code, stdout and stderr."""
+
+    def start(*arguments: Any) -> tuple[int, str, str]:
+        code = importlib.import_module("scripts.compare_runs").main([str(each) for each in arguments])
+        return code, *capsys.readouterr()
+
+    return start
+
+
+@pytest.fixture
+def a(tmp_path: Path) -> Path:
+    return store(tmp_path / "a", sweep({1: 0.004, 8: 0.002, 32: 0.001}))
+
+
+def test_equal_runs_are_the_same_and_end_with_0(compare: Command, a: Path) -> None:
+    code, shown, notes = compare(a, a)
+    assert (code, notes) == (0, "")
+    assert shown.startswith("SAME: 3 same of 3 rows\n")
+    assert "What differs, and so may be the cause:\n- nothing that was recorded" in shown
+
+
+def test_a_slower_run_is_a_regression_and_ends_with_1(compare: Command, a: Path, tmp_path: Path) -> None:
+    b = store(tmp_path / "b", sweep({1: 0.004, 8: 0.0022, 32: 0.001}))
+    code, shown, _ = compare(a, b)
+    assert code == 1
+    assert shown.startswith("REGRESSION: B is slower at float32 batch size 8 (+10.0 % time); 2 same of 3 rows\n")
+    cells = next(line for line in shown.splitlines() if line.startswith("float32      8")).split()
+    assert cells[:6] == ["float32", "8", "500.0", "454.5", "+10.0", "%"]  # samples per second of A and B
+    assert cells[-1] == "slower"
+    code, shown, _ = compare(b, a)
+    assert code == 0
+    assert shown.startswith("IMPROVED: B is faster at float32 batch size 8 (-9.1 % time); 2 same of 3 rows\n")
+
+
+def test_rows_are_worked_out_from_the_timings_as_the_sweep_does(tmp_path: Path) -> None:
+    made = sweep({("float32", 1): 0.004, ("bfloat16", 8): 0.002}, gpu=True)
+    folder = store(tmp_path / "a", made)
+    files.write_csv(folder / "raw_samples.csv", visits.raw_rows(made), visits.RAW_COLUMNS)
+    rows = [{name: str(value) for name, value in each.items()} for each in visits.raw_rows(made)]
+    assert sorted(visits_of(rows), key=str) == sorted(made, key=str)
+    assert rounds_of(made)["bfloat16", 8] == pytest.approx([0.002 * factor for factor in SPREAD], rel=1e-12)
+
+
+def test_the_minimum_effect_is_3_percent_on_a_cpu_and_2_on_a_gpu(compare: Command, tmp_path: Path) -> None:
+    first, second = sweep({8: 0.002}), sweep({8: 0.00205})
+    a, b = store(tmp_path / "a", first), store(tmp_path / "b", second)
+    assert compare(a, b)[0] == 0
+    code, shown, _ = compare(a, b, "--minimum-effect", "2")
+    assert (code, shown.split(":")[0]) == (1, "REGRESSION")
+    store(a, first, document(first, device=GPU))
+    store(b, second, document(second, device=GPU))
+    assert compare(a, b)[0] == 1
+    assert compare(a, b, "--minimum-effect", "5")[0] == 0
+
+
+@pytest.mark.parametrize("percent", ["0", "-1", "nan", "inf"])
+def test_a_minimum_effect_without_sense_ends_with_2(compare: Command, a: Path, percent: str) -> None:
+    code, shown, notes = compare(a, a, f"--minimum-effect={percent}")
+    assert (code, shown) == (2, "")
+    assert "give a percentage above 0" in notes
+
+
+def test_an_ambiguous_row_says_how_many_rounds_would_settle_it(compare: Command, tmp_path: Path) -> None:
+    a, b = (store(tmp_path / name, sweep({8: seconds}, LOUD)) for name, seconds in (("a", 0.002), ("b", 0.0022)))
+    code, shown, _ = compare(a, b)
+    assert code == 0
+    assert shown.startswith("AMBIGUOUS: 1 ambiguous of 1 rows\n")
+    assert "Not settled:\n- float32 batch size 8: about " in shown
+    assert "more rounds in each run would settle it" in shown
+    assert compare(a, b, "--strict")[0] == 1
+
+
+def test_one_round_is_said_to_give_no_interval(compare: Command, a: Path, tmp_path: Path) -> None:
+    b = store(tmp_path / "b", sweep({1: 0.004, 8: 0.0022, 32: 0.001}, spread=[1.0]))
+    code, shown, _ = compare(a, b)
+    assert code == 0
+    assert "float32 batch size 8: one round gives no interval" in shown
+
+
+def test_another_machine_is_refused_unless_forced(compare: Command, a: Path, tmp_path: Path) -> None:
+    made = sweep({1: 0.004, 8: 0.002, 32: 0.001})
+    b = store(tmp_path / "b", made, document(made, machine_fingerprint="d0" * 8))
+    code, shown, notes = compare(a, b)
+    assert (code, shown) == (2, "")
+    assert "differ in their machine (hardware, driver, quota)" in notes and "--force" in notes
+    code, shown, notes = compare(a, b, "--force")
+    assert (code, notes) == (0, "")
+    assert "Doubts:\n- the machine (hardware, driver, quota) is not the same in both runs" in shown
+
+
+def test_other_work_is_refused(compare: Command, a: Path, tmp_path: Path) -> None:
+    made = sweep({8: 0.002})
+    b = store(tmp_path / "b", made, document(made, work_fingerprint="0", machine_fingerprint=None))
+    code, _, notes = compare(a, b)
+    assert code == 2
+    assert "machine (hardware, driver, quota) and their work (rows, labels, max_length, method)" in notes
+
+
+def test_what_differs_is_told_and_does_not_hinder(compare: Command, a: Path, tmp_path: Path) -> None:
+    made = sweep({1: 0.004, 8: 0.002, 32: 0.001})
+    model = {"name": "intents", "revision": "5f0c6f7a4d2b", "fingerprint": "4567", "dtype": "float32"}
+    parts = {**PARTS, "code": "beef", "versions": {"torch": "2.11.0"}}
+    code, shown, _ = compare(a, store(tmp_path / "b", made, document(made, model=model), parts))
+    assert code == 0
+    told = shown.split("What differs, and so may be the cause:\n")[1].splitlines()
+    assert told == [
+        "- model.revision: none -> 5f0c6f7a4d2b",
+        "- model.fingerprint: 0123abcd -> 4567",
+        "- the program's source",
+        "- versions.torch: 2.13.0 -> 2.11.0",
+    ]
+
+
+def test_single_dtypes_that_differ_are_compared_with_each_other(compare: Command, a: Path, tmp_path: Path) -> None:
+    made = sweep({("bfloat16", 1): 0.004, ("bfloat16", 8): 0.001})
+    code, shown, _ = compare(a, store(tmp_path / "b", made))
+    assert code == 0
+    assert shown.startswith("IMPROVED: B is faster at float32 -> bfloat16 batch size 8 (-50.0 % time)")
+    assert "- float32 batch size 32: A ok, B absent" in shown
+
+
+def test_a_dtype_of_one_run_alone_is_listed(compare: Command, tmp_path: Path) -> None:
+    a = store(tmp_path / "a", sweep({("float32", 8): 0.002, ("bfloat16", 8): 0.001}))
+    b = store(tmp_path / "b", sweep({("float32", 8): 0.002, ("float16", 8): 0.001}))
+    code, shown, _ = compare(a, b)
+    assert code == 0
+    assert (
+        "Measured in one run only:\n- bfloat16 batch size 8: A ok, B absent\n- float16 batch size 8: A absent, B ok"
+        in shown
+    )
+
+
+def test_a_batch_size_that_no_longer_fits_is_a_regression(compare: Command, a: Path, tmp_path: Path) -> None:
+    made = sweep({1: 0.004, 8: 0.002})
+    content = document(made)
+    content["batch_sizes"].append(row("float32", 32, "oom"))
+    code, shown, _ = compare(a, store(tmp_path / "b", made, content))
+    assert code == 1
+    assert shown.startswith("REGRESSION: B fails at float32 batch size 32; 2 same of 2 rows\n")
+    assert "- float32 batch size 32: A ok, B oom" in shown
+
+
+def test_rounds_of_a_batch_size_that_failed_later_do_not_count(compare: Command, a: Path, tmp_path: Path) -> None:
+    made = sweep({1: 0.004, 8: 0.002, 32: 0.009})
+    content = document(made, batch_sizes=[row("float32", 1), row("float32", 8), row("float32", 32, "oom")])
+    assert "2 same of 2 rows" in compare(a, store(tmp_path / "b", made, content))[1]
+
+
+def test_doubts_stand_beside_the_rows(compare: Command, a: Path, tmp_path: Path) -> None:
+    made = sweep({1: 0.004, 8: 0.002})
+    doubts = ["disturbed: in 2 of 5 rounds another process used the CPU"]
+    rows = [row("float32", 1, "ok", doubts), row("float32", 8, "noisy", doubts)]
+    content = document(made, batch_sizes=rows, complete=False)
+    shown = " ".join(compare(a, store(tmp_path / "b", made, content))[1].split())
+    assert "- B: step 02 had not finished when this was written" in shown
+    assert f"- float32 batch size 1 and float32 batch size 8: B: {doubts[0]}" in shown
+
+
+def test_runs_without_a_common_batch_size_end_with_2(compare: Command, a: Path, tmp_path: Path) -> None:
+    code, _, notes = compare(a, store(tmp_path / "b", sweep({2: 0.002})))
+    assert code == 2
+    assert "no dtype and batch size in common" in notes and "A has float32 1, float32 8, float32 32" in notes
+
+
+RIGHT = [True] * 900 + [False] * 100
+
+
+def test_accuracy_is_compared_row_by_row(compare: Command, tmp_path: Path) -> None:
+    made = sweep({8: 0.002})
+    a, b = tmp_path / "a", tmp_path / "b"
+    worse = [False] * 30 + [True] * 870 + [True] * 10 + [False] * 90
+    store(a, made, document(made, full_dataset_metrics=evaluation(a, RIGHT, [1.0] * 5)))
+    store(b, made, document(made, full_dataset_metrics=evaluation(b, worse, [1.0] * 5)))
+    code, shown, _ = compare(a, b)
+    assert code == 1
+    assert shown.startswith("REGRESSION: B is less accurate; 2 same of 2 rows\n")
+    assert "A 0.9000, B 0.8800 on the same 1,000 rows" in shown
+    shown = " ".join(shown.split())
+    assert "difference -2.00 percentage points [-3.24 to -0.75]: loss; 30 rows right in A alone, 10 in B alone" in shown
+    assert compare(b, a)[1].startswith("IMPROVED: B is more accurate; 2 same of 2 rows\n")
+
+
+def test_rows_of_one_run_alone_are_left_out_of_the_accuracy(compare: Command, tmp_path: Path) -> None:
+    made = sweep({8: 0.002})
+    a, b = tmp_path / "a", tmp_path / "b"
+    store(a, made, document(made, full_dataset_metrics=evaluation(a, RIGHT, [1.0] * 5)))
+    store(b, made, document(made, full_dataset_metrics=evaluation(b, RIGHT, [1.0] * 5, first_row=100)))
+    shown = " ".join(compare(a, b)[1].split())
+    assert "on the same 900 rows" in shown
+    assert "200 row(s) of one run have no row of equal id and label in the other and are left out" in shown
+
+
+def test_rows_with_another_label_are_left_out_of_the_accuracy(compare: Command, tmp_path: Path) -> None:
+    made = sweep({8: 0.002})
+    a, b = tmp_path / "a", tmp_path / "b"
+    for folder in (a, b):
+        store(folder, made, document(made, full_dataset_metrics=evaluation(folder, RIGHT, [1.0] * 5)))
+    path = b / "evaluation" / "predictions.csv"
+    files.write_text(path, path.read_text().replace("praise", "complaint", 7))
+    shown = " ".join(compare(a, b)[1].split())
+    assert "on the same 993 rows" in shown and "14 row(s) of one run have no row of equal id and label" in shown
+
+
+def test_damaged_predictions_end_with_2(compare: Command, a: Path) -> None:
+    files.write_text(a / "evaluation" / "predictions.csv", "row_id\n1\n")
+    code, _, notes = compare(a, a)
+    assert code == 2 and "predictions.csv cannot be read" in notes
+
+
+def test_the_pass_over_the_dataset_is_paired_by_shard(compare: Command, tmp_path: Path) -> None:
+    """Shards differ tenfold in length; each is 8 % slower, which only a paired comparison can see."""
+    made = sweep({8: 0.002})
+    a, b = tmp_path / "a", tmp_path / "b"
+    seconds = [1.0, 2.0, 4.0, 7.0, 10.0]
+    slower = [1.08 * each * factor for each, factor in zip(seconds, SPREAD, strict=True)]
+    store(a, made, document(made, full_dataset_metrics=evaluation(a, RIGHT, seconds)))
+    store(b, made, document(made, full_dataset_metrics=evaluation(b, RIGHT, slower)))
+    code, shown, _ = compare(a, b)
+    assert code == 1
+    assert shown.startswith("REGRESSION: B is slower at the whole dataset (+8.0 % time); 1 same of 2 rows\n")
+
+
+def test_a_pass_with_other_shards_has_no_interval(compare: Command, tmp_path: Path) -> None:
+    made = sweep({8: 0.002})
+    a, b = tmp_path / "a", tmp_path / "b"
+    store(a, made, document(made, full_dataset_metrics=evaluation(a, RIGHT, [1.0] * 5)))
+    store(b, made, document(made, full_dataset_metrics=evaluation(b, RIGHT, [0.6] * 10)))
+    code, shown, _ = compare(a, b, "--strict")
+    assert code == 0
+    assert "the whole dataset: no interval without 5 or more shards that are the same in both runs" in shown
+    assert "+20.0 %" in shown and "not judged" in shown
+
+
+def test_a_shard_of_another_plan_is_not_taken(tmp_path: Path) -> None:
+    made = sweep({8: 0.002})
+    a, b = tmp_path / "a", tmp_path / "b"
+    store(a, made, document(made, full_dataset_metrics=evaluation(a, RIGHT, [1.0] * 5)))
+    evaluation(b, RIGHT, [1.0] * 5)
+    found = results.read(a, layout(a))
+    assert results.shards(found) is not None
+    (b / "evaluation" / "part-00002.parquet").replace(a / "evaluation" / "part-00002.parquet")
+    assert results.shards(found) is None
+
+
+def layout(folder: Path) -> Any:
+    from utils.artifacts import Layout
+
+    return Layout(folder, folder / "baseline_metrics.json", folder / "detailed_metrics.csv", folder / "val_df.csv")
+
+
+def test_json_is_one_strict_document(compare: Command, a: Path, tmp_path: Path) -> None:
+    made = sweep({1: 0.004, 8: 0.0022, 32: 0.001})
+    name = {"name": "intents é\u2028\u202e", "revision": None, "fingerprint": "0123abcd"}
+    b = store(tmp_path / "b", made, document(made, model=name))
+    code, shown, _ = compare(a, b, "--json")
+    assert code == 1 and shown.isascii()
+    found = json.loads(shown, parse_constant=pytest.fail)
+    assert found["verdict"] == "regression"
+    assert found["b"]["model"] == name["name"]
+    assert found["minimum_effect_pct"] == 3.0
+    assert [each["verdict"] for each in found["rows"]] == ["same", "slower", "same"]
+    slower = found["rows"][1]
+    assert slower["time_ratio_ci_low"] < slower["time_ratio"] < slower["time_ratio_ci_high"]
+    assert (slower["rounds_a"], slower["rounds_b"], slower["batch_size"]) == (5, 5, 8)
+    assert found["changes"][0] == {"name": "model.name", "a": "intents", "b": name["name"]}
+
+
+def test_a_metrics_file_may_stand_for_its_folder(compare: Command, a: Path) -> None:
+    (a / "baseline_metrics.json").rename(a / "first.json")
+    assert compare(a / "first.json", a / "first.json")[0] == 0
+    assert compare(a, a, "output.metrics_file=first.json")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("baseline_metrics.json", None, "is missing; give a results folder"),
+        ("baseline_metrics.json", "{", "cannot be read"),
+        ("baseline_metrics.json", "[]", "is not a metrics file of schema version 2"),
+        ("baseline_metrics.json", '{"schema_version": 99}', "is not a metrics file of schema version 2"),
+        ("baseline_metrics.json", '{"schema_version": 2}', "lacks machine_fingerprint"),
+        ("raw_samples.csv", None, "is missing; a comparison needs every timing"),
+        ("raw_samples.csv", "dtype,batch_size\nfloat32,8\n", "cannot be read: KeyError('round')"),
+    ],
+)
+def test_unusable_input_ends_with_2_and_names_the_file(
+    compare: Command, a: Path, name: str, content: str | None, message: str
+) -> None:
+    (a / name).unlink() if content is None else files.write_text(a / name, content)
+    code, shown, notes = compare(a, a)
+    assert (code, shown) == (2, "")
+    assert message in notes and name in notes
+
+
+def test_a_folder_that_is_not_there_ends_with_2(compare: Command, a: Path, tmp_path: Path) -> None:
+    code, _, notes = compare(a, tmp_path / "nowhere")
+    assert code == 2 and "nowhere is missing" in notes
+
+
+def test_dtypes_of_one_run_are_compared_with_the_first() -> None:
+    made = sweep({("float32", 1): 0.004, ("float32", 8): 0.002, ("bfloat16", 1): 0.004, ("bfloat16", 8): 0.001})
+    made += [replace(each, dtype="float16") for each in sweep({8: 0.002})]
+    found = between_dtypes(document(made, device=GPU), rounds_of(made))
+    assert [(each["dtype_a"], each["dtype_b"], each["batch_size"], each["verdict"]) for each in found] == [
+        ("float32", "bfloat16", 1, "same"),
+        ("float32", "bfloat16", 8, "faster"),
+        ("float32", "float16", 8, "same"),
+    ]
+    assert found[1]["time_ratio"] == pytest.approx(0.5, rel=1e-12)
+
+
+def test_one_dtype_has_nothing_to_be_compared_with() -> None:
+    made = sweep({8: 0.002})
+    assert between_dtypes(document(made), rounds_of(made)) == []
+    assert between_dtypes(document([]), {}) == []

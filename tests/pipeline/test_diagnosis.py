@@ -1,0 +1,610 @@
+"""Findings on classifiers of known work, whose operators take a known time on a machine of known limits."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from statistics import mean
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from boundby import interventions
+from boundby.ceilings import Ceilings, ComputeCeiling, MemoryCeiling
+from boundby.energy import EnergyMeter, EnergyUse
+from boundby.roofline import Interval
+from boundby.timer import Timer
+from boundby.verdict import REMOVE_PADDING, Intervention, Verdict
+from boundby.work import transformer_flops, transformer_shape
+from tests.fakes import FakeClock
+from utils import diagnosis, profiler
+from utils.diagnosis import DOUBTS_OF_A_VERDICT, Finding, Subject, diagnose
+from utils.metrics import COLUMNS, DIAGNOSED, NOT_DIAGNOSED, MetricsCollector
+from utils.profiler import InferenceProfiler
+from utils.selection import Selection
+from utils.visits import Visit
+
+CPU = torch.device("cpu")
+HIDDEN, LABELS, WORDS = 16, 2, 32
+SECONDS_PER_OUTPUT = 2.0**-18  # of a linear layer: 2^-14 s for a token
+TIMED = ("aten::linear", "aten::addmm", "aten::mm")  # the first in inference mode, its parts while they are counted
+FLOPS_PER_TOKEN, SECONDS_PER_TOKEN = 2 * 2 * HIDDEN**2, 2 * HIDDEN * SECONDS_PER_OUTPUT  # of two square layers
+FLOPS_PER_S = 1.25 * FLOPS_PER_TOKEN / SECONDS_PER_TOKEN  # they reach 80 % of the limit
+EVEN = ["a b c d e f g h"] * 8
+UNEVEN = ["a b c d e f g h", "a b", "a b c", "a b c"]  # as a batch of four: 16 real and 32 padded tokens
+ENERGY = ("energy_per_sample_j", "energy_per_sample_net_j")
+WORK = ("flops_per_batch", "useful_flops_pct", "bytes_per_batch", "flops_per_sec", "share_of_ceiling_pct")
+
+
+class FakeTokenizer:
+    """Makes one token of each word, at a cost per text."""
+
+    pad_token_id = 0
+
+    def __init__(self, clock: FakeClock, seconds_per_text: float = 0.0) -> None:
+        self._clock, self._seconds = clock, seconds_per_text
+
+    def __call__(self, texts: list[str], truncation: bool, max_length: int, **_: Any) -> Any:
+        self._clock.advance(self._seconds * len(texts))
+        words = [text.split() for text in texts]
+        encodings = [SimpleNamespace(overflowing=each[max_length:]) for each in words]
+        ids = [[1 + ord(word[0]) % (WORDS - 1) for word in each[:max_length]] for each in words]
+        return type("Encoded", (dict,), {"encodings": encodings})(input_ids=ids)
+
+
+class Classifier(torch.nn.Module):
+    """Two square layers on every token, and their mean; `before` is called with every batch's rows and tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(WORDS, HIDDEN)
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(HIDDEN, HIDDEN, bias=False) for _ in range(2))
+        self.before: Callable[[int, int], object] = lambda rows, tokens: None
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> Any:
+        assert torch.is_inference_mode_enabled()
+        self.before(*input_ids.shape)
+        hidden = self.embedding(input_ids)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        if attention_mask is not None:
+            hidden = hidden * attention_mask.unsqueeze(-1)
+        return SimpleNamespace(logits=self.head(hidden, attention_mask is not None))
+
+    def head(self, hidden: torch.Tensor, is_padded: bool) -> torch.Tensor:
+        return hidden.mean(dim=1)[:, :LABELS]
+
+
+class WithoutFormula(Classifier):
+    """Ends with an operator whose FLOPs nobody knows, in batches with padding or without."""
+
+    def __init__(self, *where: bool) -> None:
+        super().__init__()
+        self._where = where
+
+    def head(self, hidden: torch.Tensor, is_padded: bool) -> torch.Tensor:
+        if is_padded in self._where:
+            return torch.fft.rfft(hidden, dim=1).abs().mean(dim=1)[:, :LABELS]
+        return super().head(hidden, is_padded)
+
+
+class Lookup(Classifier):
+    """Averages embeddings, without any product."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList()
+        self.before = lambda rows, tokens: clock.advance(rows * tokens * SECONDS_PER_TOKEN)
+
+
+class LinearLayersTakeTime(TorchDispatchMode):
+    """Lets linear layers, and nothing else, take a time for each of their outputs; `speed` is asked every time."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__()
+        self.speed: Callable[[], float] = torch.get_num_threads
+        self._clock = clock
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func._schema.name in TIMED:
+            self._clock.advance(out.numel() * SECONDS_PER_OUTPUT / self.speed())
+        return out
+
+
+def compute(dtype: str, precision: str | None, ratio: float = 1.0, configured: bool = True) -> ComputeCeiling:
+    return ComputeCeiling(dtype, precision, configured, ratio * FLOPS_PER_S, ratio * FLOPS_PER_S, 1024, 0.0)
+
+
+MACHINE = Ceilings(
+    device={"type": "cpu"},
+    compute=(compute("float32", "highest"),),
+    memory=(MemoryCeiling("memory", 2**28, 1e15, 1e15, "copy"),),
+    dispatch_s=1e-12,
+    dispatch_high_s=1e-12,
+    seconds=1.0,
+)
+
+
+class Bench:
+    """A classifier that was swept over texts: `rows`, `visits`, and the findings on them."""
+
+    def __init__(self, texts: Sequence[str], model: Any = None, seconds_per_text: float = 0.0) -> None:
+        self.clock = FakeClock()
+        self.timer = Timer(self.clock)
+        self.model = Classifier() if model is None else model
+        self.tokenizer = FakeTokenizer(self.clock, seconds_per_text)
+        self.texts, self.visits = texts, list[Visit]()
+        self.rows: list[dict[str, Any]] = []
+        self.takes_time = LinearLayersTakeTime(self.clock)
+
+    def sweep(self, *batch_sizes: int, **options: Any) -> "Bench":
+        owner = InferenceProfiler(self.model, self.tokenizer, CPU, timer=self.timer)
+        with self.takes_time:
+            self.rows = owner.profile_multiple_batch_sizes(
+                self.texts, batch_sizes, num_runs=2, on_visit=self.visits.append, **options
+            )
+        return self
+
+    def subject(self, device: torch.device = CPU, **changes: Any) -> Subject:
+        selection = Selection.of(self.texts, self.tokenizer, 512, device)
+        subject = Subject(self.model, selection, self.timer, MACHINE, max_seconds=1000.0)
+        return replace(subject, **changes)
+
+    def findings(self, subject: Subject | None = None) -> list[Finding]:
+        found: list[Finding] = []
+        with self.takes_time:
+            diagnose(subject or self.subject(), self.rows, self.visits, found.append)
+        return found
+
+    def finding(self, **changes: Any) -> Finding:
+        [found] = self.findings(self.subject(**changes))
+        return found
+
+    def row(self, **changes: Any) -> dict[str, Any]:
+        """Return the row as it is after the finding."""
+        return self.finding(**changes).fill(self.rows[0])
+
+
+@pytest.fixture(autouse=True)
+def _quiet_machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Use one thread, so that fewer are not possible; collect no garbage, which takes longer than the test."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    for module in (diagnosis, profiler):
+        monkeypatch.setattr(module, "release_memory", lambda device: None)
+    yield
+    torch.set_num_threads(before)
+
+
+def fixes(verdict: Verdict) -> dict[str, float]:
+    return {gain.fix: gain.at_most for gain in verdict.gains}
+
+
+def tried(verdict: Verdict) -> list[str]:
+    """Return the names of the interventions, which the evidence ends with."""
+    return [line.partition(": ")[0] for line in verdict.evidence if " times the speed [" in line]
+
+
+def raising(error: BaseException, from_rows: int = 5) -> Callable[[int, int], None]:
+    def before(rows: int, tokens: int) -> None:
+        if rows >= from_rows:
+            raise error
+
+    return before
+
+
+def missing(row: Mapping[str, Any]) -> set[str]:
+    return {name for name in COLUMNS if row[name] is None}
+
+
+# The work of a batch
+
+
+def test_flops_are_those_of_the_formula_with_padding_and_without() -> None:
+    transformers = pytest.importorskip("transformers")
+    size = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=WORDS, **size)).eval()
+    lengths = [8, 2, 3, 3, 12, 5, 1, 9]  # two batches of four, as long as 8 and 12
+    texts = [" ".join("abcdefghijkl"[:length]) for length in lengths]
+    finding = Bench(texts, model).sweep(4).finding()
+    shape = transformer_shape(model)
+    assert shape is not None
+    executed = mean(transformer_flops(shape, 4, longest) for longest in (8, 12))
+    useful = sum(transformer_flops(shape, 1, length) for length in lengths) / 2
+    assert finding.columns["flops_per_batch"] == executed
+    assert finding.columns["useful_flops_pct"] == pytest.approx(100 * useful / executed, rel=1e-12)
+    assert fixes(finding.verdict)[REMOVE_PADDING] == pytest.approx(executed / useful, rel=1e-12)
+
+
+def test_columns_follow_from_work_time_and_ceiling() -> None:
+    row = Bench(UNEVEN).sweep(4).row()
+    weights = 4 * 2 * HIDDEN**2
+    linear = weights + 2 * 2 * 4 * 32 * HIDDEN  # each layer reads and writes 32 tokens
+    assert row["flops_per_batch"] == 32 * FLOPS_PER_TOKEN
+    assert row["useful_flops_pct"] == 50.0
+    assert row["bytes_per_batch"] > linear
+    assert row["flops_per_sec"] == pytest.approx(FLOPS_PER_TOKEN / SECONDS_PER_TOKEN, rel=1e-12)
+    assert row["share_of_ceiling_pct"] == pytest.approx(80.0, rel=1e-12)
+    assert row["share_of_limit_pct"] == pytest.approx(80.0, rel=1e-6)  # the other operators need next to nothing
+    assert (row["bound"], row["confidence"], row["doubts"]) == ("compute", "high", [])
+    assert row["verdict"]["bound"] == "compute"
+
+
+def test_without_padding_there_is_none_to_remove() -> None:
+    finding = Bench(EVEN).sweep(4).finding()
+    assert finding.columns["useful_flops_pct"] == 100.0
+    assert REMOVE_PADDING not in fixes(finding.verdict)
+
+
+def test_every_measured_batch_size_has_a_finding_and_no_other() -> None:
+    bench = Bench(EVEN)
+    bench.model.before = raising(torch.OutOfMemoryError("CUDA out of memory."), from_rows=4)
+    bench.sweep(1, 2, 4, 8)
+    bench.model.before = lambda rows, tokens: None
+    assert [row["status"] for row in bench.rows] == ["ok", "ok", "oom", "skipped_oom"]
+    findings = bench.findings()
+    assert [each.batch_size for each in findings] == [1, 2]
+    assert [each.columns["flops_per_batch"] for each in findings] == [8 * FLOPS_PER_TOKEN, 16 * FLOPS_PER_TOKEN]
+
+
+def test_a_noisy_row_is_diagnosed_and_its_verdict_in_doubt() -> None:
+    bench = Bench(EVEN).sweep(4)
+    doubts = [f"{kind}: so it was" for kind in (*DOUBTS_OF_A_VERDICT, "outliers", "memory")]
+    bench.rows[0] |= {"status": "noisy", "doubts": doubts}
+    finding = bench.finding()
+    assert finding.verdict.doubts == tuple(doubts[:-2])  # outliers and memory say nothing about the time
+    assert (finding.verdict.confirmation, finding.verdict.confidence) == ("confirmed", "medium")
+    assert finding.fill(bench.rows[0])["doubts"] == doubts
+
+
+# What cannot be known
+
+
+def test_a_model_that_cannot_be_counted_is_inconclusive_and_its_row_stays() -> None:
+    bench = Bench(UNEVEN, WithoutFormula(True, False)).sweep(4)
+    row = bench.row()
+    assert (row["bound"], row["confidence"], row["verdict"]["evidence"]) == ("inconclusive", "low", ())
+    assert {row[name] for name in (*WORK, "share_of_limit_pct")} == {None}
+    for name in (*WORK, "share_of_limit_pct"):
+        assert "the work cannot be counted: the FLOPs of aten::_fft_r2c are not known" in row["reasons"][name]
+    measured = set(COLUMNS) - set(DIAGNOSED) - {"doubts"}
+    assert {name: row[name] for name in measured} == {name: bench.rows[0][name] for name in measured}
+    padded = fixes(bench.finding().verdict)
+    assert padded[REMOVE_PADDING] == pytest.approx(2.0)  # by tokens, where FLOPs are not known
+    assert tried(bench.finding().verdict) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (NotImplementedError("no rule for this subclass\nand a long trace"), "no rule for this subclass"),
+        (NotImplementedError(), "NotImplementedError"),
+    ],
+)
+def test_a_model_that_fails_under_the_counter_is_inconclusive_too(error: Exception, reason: str) -> None:
+    bench = Bench(EVEN).sweep(4)
+    bench.model.before = raising(error, from_rows=4)
+    row = bench.row()
+    assert row["bound"] == "inconclusive"
+    assert row["reasons"]["flops_per_batch"] == f"the work cannot be counted: {reason}"
+
+
+def test_without_ceilings_in_its_dtype_the_work_is_known_and_the_bound_is_not() -> None:
+    bench = Bench(UNEVEN).sweep(4)
+    row = bench.row(ceilings=replace(MACHINE, compute=(compute("bfloat16", None),)))
+    assert (row["bound"], row["flops_per_batch"]) == ("inconclusive", 32 * FLOPS_PER_TOKEN)
+    assert row["useful_flops_pct"] == 50.0
+    assert row["flops_per_sec"] == pytest.approx(FLOPS_PER_TOKEN / SECONDS_PER_TOKEN, rel=1e-12)
+    assert row["reasons"]["share_of_ceiling_pct"] == "the ceiling in float32 was not measured"
+    assert row["reasons"]["share_of_limit_pct"] == "the limits of this machine in float32 were not measured"
+    assert row["verdict"]["confirmation"] == "untested"
+
+
+def test_useful_flops_that_no_parabola_gives_are_unknown_and_padding_is_told_by_tokens() -> None:
+    bench = Bench([" ".join("abcdefghijkl"[:length]) for length in (8, 2, 3, 3, 12, 5, 1, 9)])
+    layer = bench.model.layers[0]
+    bench.model.head = lambda hidden, is_padded: layer(hidden[:, :5]).mean(dim=1)[:, :LABELS]  # a window of five
+    bench.sweep(4)
+    row = bench.row()
+    assert row["useful_flops_pct"] is None
+    assert "no parabola" in row["reasons"]["useful_flops_pct"]
+    [gain] = [each for each in row["verdict"]["gains"] if each["fix"] == REMOVE_PADDING]
+    assert gain["at_most"] == pytest.approx(80 / 43)
+    assert "of the tokens are of padding" in gain["basis"]
+
+
+def test_a_model_that_can_be_counted_with_padding_alone_keeps_its_row() -> None:
+    row = Bench(UNEVEN, WithoutFormula(False)).sweep(4).row()
+    assert row["flops_per_batch"] == 32 * FLOPS_PER_TOKEN
+    assert row["useful_flops_pct"] is None
+    assert "aten::_fft_r2c" in row["reasons"]["useful_flops_pct"]
+
+
+def test_a_model_without_products_has_no_useful_share_of_them() -> None:
+    bench = Bench(UNEVEN)
+    bench.model = Lookup(bench.clock)
+    row = bench.sweep(4).row()
+    assert row["flops_per_batch"] == 0
+    assert row["useful_flops_pct"] is None
+    assert row["reasons"]["useful_flops_pct"] != NOT_DIAGNOSED
+
+
+# What surrounds the forward
+
+
+@pytest.mark.parametrize(("share", "bound"), [(1.0, "input"), (0.99, "compute")])
+def test_a_tokenizer_as_slow_as_the_forward_is_the_bound(share: float, bound: str) -> None:
+    bench = Bench(EVEN, seconds_per_text=8 * SECONDS_PER_TOKEN * share).sweep(4)
+    finding = bench.finding()
+    assert finding.columns["bound"] == bound
+    [ahead] = [gain for gain in fixes(finding.verdict) if gain.startswith("make the input ahead")]
+    assert fixes(finding.verdict)[ahead] == pytest.approx(1 + share)
+
+
+def test_the_part_that_does_not_grow_with_the_batch_is_found_from_all_rows() -> None:
+    bench = Bench(EVEN)
+    bench.model.before = lambda rows, tokens: bench.clock.advance(8 * SECONDS_PER_TOKEN)  # as long as one text takes
+    findings = bench.sweep(1, 2, 4).findings()
+    for finding, percent in zip(findings, (50, 33, 20), strict=True):
+        assert f"{percent} % of the time does not grow with the batch" in finding.verdict.evidence
+    assert [fixes(each.verdict).get("use batch size 4") for each in findings] == [
+        pytest.approx(2 / 1.25),
+        pytest.approx(1.5 / 1.25),
+        None,
+    ]
+
+
+def on_a_device(bench: Bench, **seconds: float) -> None:
+    """Note these times of each batch in every visit, as on a GPU."""
+
+    def note(visit: Visit) -> Visit:
+        first = visit.of("isolated")[0]
+        found = [replace(first, quantity=name, seconds=value) for name, value in seconds.items()]  # type: ignore[arg-type]
+        return replace(visit, timings=(*visit.timings, *found))
+
+    bench.visits = [note(visit) for visit in bench.visits]
+    bench.rows = MetricsCollector(CPU).rows(bench.visits, sorted({each.batch_size for each in bench.visits}), 0.03)
+
+
+@pytest.fixture
+def meta(monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """Return a device that is not the host; a graph on it is replayed in half the time."""
+
+    def graph_replay(work: Callable[[], object], timer: Timer) -> Intervention:
+        work()
+        return Intervention("replayed", Interval.exact(2.0), {"launch": (1.15, 9.0), "compute": (0.87, 1.15)})
+
+    monkeypatch.setattr(interventions, "graph_replay", graph_replay)
+    return torch.device("meta")
+
+
+@pytest.mark.parametrize(
+    ("device", "enqueue", "transfer", "bound"),
+    [(0.9, 0.1, 0.1, "compute"), (0.9, 0.8, 0.1, "launch"), (0.5, 0.1, 0.1, "launch"), (0.9, 0.1, 0.95, "transfer")],
+)
+def test_times_of_the_device_decide_where_there_is_one(
+    meta: torch.device, device: float, enqueue: float, transfer: float, bound: str
+) -> None:
+    bench = Bench(EVEN).sweep(4)
+    seconds = 32 * SECONDS_PER_TOKEN  # isolated
+    on_a_device(bench, device=device * seconds, enqueue=enqueue * seconds, transfer=transfer * seconds)
+    bench.model.to(meta)
+    limit = replace(compute("float32", "highest"), flops_per_s=FLOPS_PER_S / 0.8, low=FLOPS_PER_S / 0.8)
+    finding = bench.finding(device=meta, ceilings=replace(MACHINE, compute=(limit,)))
+    assert finding.verdict.bound == bound
+    assert tried(finding.verdict) == ["the batch doubled", "replayed"]
+    if bound == "compute":  # 0.64 of the isolated time by the limit
+        assert finding.verdict.share_of_limit == pytest.approx(0.64 / device, rel=1e-6)
+        assert finding.columns["share_of_ceiling_pct"] == pytest.approx(64.0)
+
+
+def test_the_time_of_the_device_is_that_of_the_row(meta: torch.device) -> None:
+    bench = Bench(EVEN).sweep(4, ci_half_width=0.03)
+    bench.visits = [replace(bench.visits[0], round=number) for number in range(6)]
+    on_a_device(bench, device=32 * SECONDS_PER_TOKEN, enqueue=2.0**-20, transfer=2.0**-20)
+    disturbed = ({"kind": "gpu_shared", "text": "1 other process(es) held the GPU", "is_passing": True},)
+    slow = tuple(replace(each, seconds=64 * each.seconds) for each in bench.visits[5].timings)
+    bench.visits[5] = replace(bench.visits[5], timings=slow, disturbances=disturbed)
+    bench.rows = MetricsCollector(CPU).rows(bench.visits, [4], 0.03)
+    bench.model.to(meta)
+    assert bench.rows[0]["device_per_batch_ms"] == 32e3 * SECONDS_PER_TOKEN
+    finding = bench.finding(device=meta)
+    assert finding.verdict.bound == "compute"
+    assert finding.verdict.share_of_limit == pytest.approx(0.8, rel=1e-6)
+
+
+# Interventions
+
+
+def test_doubling_the_batch_confirms_compute() -> None:
+    verdict = Bench(EVEN).sweep(4).finding().verdict
+    assert tried(verdict) == ["the batch doubled"]
+    assert (verdict.confirmation, verdict.confidence) == ("confirmed", "high")
+    assert "the batch doubled: 0.50 times the speed [0.50, 0.50], as predicted (0.40 to 0.63)" in verdict.evidence
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    left = torch.get_num_threads()
+    torch.set_num_threads(before)
+    assert left == 2
+
+
+def test_settings_are_changed_on_purpose_and_set_back(two_threads: None) -> None:
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    bench = Bench(EVEN)
+    bench.takes_time.speed = lambda: (
+        torch.get_num_threads() * (4 if torch.get_float32_matmul_precision() == "medium" else 1) / 2
+    )
+    medium = compute("float32", "medium", ratio=4.0, configured=False)
+    verdict = bench.sweep(4).finding(ceilings=replace(MACHINE, compute=(*MACHINE.compute, medium))).verdict
+    left = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    assert tried(verdict) == [
+        "the batch doubled",
+        "1 thread instead of 2",
+        "float32 products at precision 'medium'",
+    ]
+    assert [line for line in verdict.evidence if ", as predicted" in line] == list(verdict.evidence[-3:])
+    assert (verdict.confirmation, left) == ("confirmed", "highest")
+
+
+@pytest.mark.parametrize(
+    ("interventions_paid", "expected"),
+    [(0.99, []), (1.01, ["the batch doubled"]), (2.01, ["the batch doubled", "1 thread instead of 2"])],
+)
+def test_interventions_that_take_longer_than_the_budget_are_left_out(
+    two_threads: None, interventions_paid: float, expected: list[str]
+) -> None:
+    bench = Bench(EVEN).sweep(4)
+    forward_s = 32 * SECONDS_PER_TOKEN / 2
+    each_s = 1.5 * (4 * interventions.PAIRS + 2) * forward_s
+    verdict = bench.finding(max_seconds=interventions_paid * each_s).verdict
+    assert tried(verdict) == expected
+    assert verdict.bound == "compute"
+    assert verdict.confirmation == ("confirmed" if expected else "untested")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("CUDA out of memory."), MemoryError(), RuntimeError("can't allocate memory: 8 bytes")],
+)
+def test_a_doubled_batch_without_room_is_left_out(two_threads: None, error: BaseException) -> None:
+    bench = Bench(EVEN).sweep(4)
+    bench.model.before = raising(error)
+    finding = bench.finding()
+    assert tried(finding.verdict) == ["1 thread instead of 2"]
+    assert finding.verdict.confirmation == "confirmed"
+
+
+def test_another_error_of_a_doubled_batch_is_a_doubt_and_loses_no_verdict() -> None:
+    bench = Bench(EVEN).sweep(4)
+    bench.model.before = raising(RuntimeError("index out of range"))
+    found = bench.finding().verdict
+    assert "intervention: RuntimeError: index out of range" in found.doubts
+    assert found.bound == "compute"
+
+
+def test_other_precisions_gain_what_their_ceilings_allow() -> None:
+    others = (
+        compute("float32", "medium", ratio=4.0, configured=False),
+        compute("bfloat16", None, ratio=8.0),
+    )
+    bench = Bench(EVEN).sweep(4)
+    found = fixes(bench.finding(ceilings=replace(MACHINE, compute=(*MACHINE.compute, *others))).verdict)
+    assert found["float32 products at precision 'medium'"] == pytest.approx(4.0)  # all of the time is compute's
+    assert found["run in bfloat16"] == pytest.approx(8.0)
+
+
+# Energy
+
+
+class FakeMeter:
+    """Returns windows that it was given; each runs the work as often as it says."""
+
+    def __init__(self, *windows: EnergyUse | OSError) -> None:
+        self._windows = list(windows)
+
+    def of(self, work: Callable[[], object]) -> EnergyUse:
+        window = self._windows.pop(0)
+        if isinstance(window, OSError):
+            raise window
+        for _ in range(window.calls):
+            work()
+        return window
+
+
+def meter(*windows: EnergyUse | OSError) -> EnergyMeter:
+    return FakeMeter(*windows)  # type: ignore[return-value]
+
+
+THREE_WINDOWS = (EnergyUse(80.0, 2.0, 2), EnergyUse(48.0, 2.0, 2), EnergyUse(64.0, 2.0, 2))  # 40, 24, 32 J by pass
+
+
+def test_energy_is_the_median_over_windows_gross_and_net_of_the_idle_machine() -> None:
+    bench = Bench(EVEN).sweep(4)  # two batches of four: a pass has eight texts
+    seen: list[tuple[int, int]] = []
+    counted = bench.finding()
+    bench.model.before = lambda rows, tokens: seen.append((rows, tokens))
+    bench.finding()
+    without = len(seen)
+    row = bench.row(energy=meter(*THREE_WINDOWS), idle_w=8.0)
+    assert (row["energy_per_sample_j"], row["energy_per_sample_net_j"]) == (32 / 8, (32 - 8) / 8)
+    assert not set(ENERGY) & set(row["reasons"])
+    assert len(seen) == 2 * without + 3 * 2 * 2  # windows, passes in each, batches in each
+    assert counted.reasons == dict.fromkeys(ENERGY, "no energy counter was given")
+
+
+def test_without_the_power_of_the_idle_machine_energy_is_gross_alone() -> None:
+    row = Bench(EVEN).sweep(4).row(energy=meter(*THREE_WINDOWS))
+    assert (row["energy_per_sample_j"], row["energy_per_sample_net_j"]) == (4.0, None)
+    assert row["reasons"]["energy_per_sample_net_j"] == "the idle power was not measured"
+    assert "energy_per_sample_j" not in row["reasons"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, "no energy counter was given"),
+        ({"energy_reason": "the device is not a GPU"}, "the device is not a GPU"),
+        ({"energy": meter(THREE_WINDOWS[0], OSError("the counter stands still"))}, "the counter stands still"),
+    ],
+)
+def test_energy_that_cannot_be_read_is_null_with_the_reason(changes: dict[str, Any], reason: str) -> None:
+    row = Bench(EVEN).sweep(4).row(idle_w=8.0, **changes)
+    assert {row[name] for name in ENERGY} == {None}
+    assert {row["reasons"][name] for name in ENERGY} == {reason}
+
+
+# The row
+
+
+SUBJECTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "no ceilings": {"ceilings": replace(MACHINE, compute=())},
+    "gross energy": {"energy": meter(*THREE_WINDOWS)},
+    "energy": {"energy": meter(*THREE_WINDOWS), "idle_w": 8.0},
+    "no budget": {"max_seconds": 0.0},
+}
+
+
+@pytest.mark.parametrize("case", SUBJECTS)
+def test_reasons_stand_for_exactly_what_is_missing(case: str) -> None:
+    bench = Bench(UNEVEN).sweep(4)
+    before = bench.rows[0]
+    assert missing(before) == set(before["reasons"])
+    row = bench.row(**SUBJECTS[case])
+    assert missing(row) == set(row["reasons"])
+    assert all(row["reasons"].values()) and NOT_DIAGNOSED not in row["reasons"].values()
+    kept = set(before["reasons"]) - set(DIAGNOSED)
+    assert {name: row["reasons"][name] for name in kept} == {name: before["reasons"][name] for name in kept}
+    assert list(row) == [*COLUMNS, "reasons", "verdict"]
+
+
+def test_reasons_stand_for_exactly_what_is_missing_where_nothing_can_be_counted() -> None:
+    row = Bench(UNEVEN, WithoutFormula(True, False)).sweep(4).row()
+    assert missing(row) == set(row["reasons"])
+    assert NOT_DIAGNOSED not in row["reasons"].values()
+
+
+def test_doubts_are_joined_without_repeats_and_the_row_given_is_left_alone() -> None:
+    verdict = Verdict("memory", (), 0.5, "low", "untested", (), (), doubts=("noisy: x", "share: y"))
+    row = {"doubts": ["outliers: z", "noisy: x"], "reasons": {"bound": NOT_DIAGNOSED, "gpu_power_w": "no GPU"}}
+    finding = Finding(4, {"bound": "memory", "flops_per_batch": None}, verdict, {"flops_per_batch": "not countable"})
+    filled = finding.fill({**row, "bound": None})
+    assert filled["doubts"] == ["outliers: z", "noisy: x", "share: y"]
+    assert filled["reasons"] == {"gpu_power_w": "no GPU", "flops_per_batch": "not countable"}
+    assert (filled["bound"], filled["flops_per_batch"], filled["verdict"]["share_of_limit"]) == ("memory", None, 0.5)
+    assert row == {
+        "doubts": ["outliers: z", "noisy: x"],
+        "reasons": {"bound": NOT_DIAGNOSED, "gpu_power_w": "no GPU"},
+    }
+    assert finding.fill(filled)["doubts"] == filled["doubts"]

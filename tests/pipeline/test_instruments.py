@@ -1,0 +1,210 @@
+"""Which instruments a device has, on machines with and without counters."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from boundby.energy import EnergyMeter, RaplCounter
+from boundby.sampler import NoSource, NvmlSource
+from boundby.timer import Timer
+from tests.fakes import FakeClock
+from utils import instruments
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+UUID = "5f2a-of-a-gpu"
+TICK_S = 2.0**-4
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+class FakeGpu(NvmlSource):
+    """A GPU that takes 64 W; its counter moves in ticks, or not at all."""
+
+    def __init__(self, clock: FakeClock, tick_s: float | None = TICK_S) -> None:
+        self.reasons = {}
+        self._clock, self._tick_s = clock, tick_s
+
+    def read(self) -> dict[str, float]:
+        return {"gpu_power_w": 64.0}
+
+    def joules(self) -> float:
+        self._clock.advance(2.0**-8)
+        if self._tick_s is None:
+            return 0.0
+        return 64.0 * (self._clock.now // self._tick_s) * self._tick_s
+
+
+class NoEnergy(FakeGpu):
+    def joules(self) -> float:
+        raise OSError("NVML: Not Supported")
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch, clock: FakeClock) -> Callable[[Any], list[str | None]]:
+    """Return a setter of what NVML gives; it returns the list of the UUIDs asked for. No meter sleeps."""
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=UUID))
+    monkeypatch.setattr(
+        instruments, "EnergyMeter", lambda counter, timer: EnergyMeter(counter, timer, sleep=clock.advance)
+    )
+
+    def set_nvml(source: Any) -> list[str | None]:
+        asked: list[str | None] = []
+
+        def nvml_source(uuid: str | None) -> Any:
+            asked.append(uuid)
+            return source
+
+        monkeypatch.setattr(instruments, "nvml_source", nvml_source)
+        return asked
+
+    return set_nvml
+
+
+@pytest.fixture
+def powercap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return an empty folder that stands for the powercap of this machine."""
+
+    class Here(RaplCounter):
+        def __init__(self) -> None:
+            super().__init__(tmp_path)
+
+    monkeypatch.setattr(instruments, "RaplCounter", Here)
+    return tmp_path
+
+
+def package(powercap: Path) -> Path:
+    """Make a package without a counter and return its folder."""
+    folder = powercap / "intel-rapl:0"
+    folder.mkdir()
+    (folder / "name").write_text("package-0\n")
+    return folder
+
+
+# Who reads
+
+
+def test_a_gpu_is_read_by_its_uuid_beside_the_host(found: Callable[[Any], list[str | None]], clock: FakeClock) -> None:
+    asked = found(FakeGpu(clock))
+    source = instruments.source(GPU)
+    assert asked == [UUID]
+    assert source.reason is None
+    assert {"gpu_power_w", "process_bytes"} <= set(source.read())
+
+
+@pytest.mark.parametrize(("device", "uuid"), [(CPU, None), (GPU, UUID)])
+def test_without_nvml_the_host_is_read_all_the_same(
+    found: Callable[[Any], list[str | None]], device: torch.device, uuid: str | None
+) -> None:
+    asked = found(NoSource("NVML: Driver Not Loaded"))
+    source = instruments.source(device)
+    assert asked == [uuid]
+    assert source.reason is None
+    assert source.read()["process_bytes"] > 0
+
+
+# Who watches
+
+
+def test_on_a_cpu_a_reference_shows_a_slower_machine() -> None:
+    watch = instruments.watch(CPU)
+    with torch.inference_mode():  # as visits are made
+        conditions = watch.start().stop()
+    assert conditions.slowdown is not None and conditions.slowdown >= 1.0
+
+
+def test_beside_a_gpu_the_host_alone_is_watched() -> None:
+    assert instruments.watch(GPU).start().stop().slowdown is None
+
+
+# Who counts joules
+
+
+def test_a_gpu_with_a_counter_has_a_meter_and_its_idle_power(
+    found: Callable[[Any], list[str | None]], clock: FakeClock
+) -> None:
+    asked = found(FakeGpu(clock))
+    meter, idle_w, reason = instruments.energy(GPU, Timer(clock))
+    assert asked == [UUID]
+    assert meter is not None and meter.tick_s == TICK_S
+    assert idle_w == pytest.approx(64.0, rel=0.02)  # a tick more or less in a window of 50
+    assert reason is None
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda clock: NoSource("NVML: Driver Not Loaded"), "NVML: Driver Not Loaded"),
+        (NoEnergy, "no energy counter: NVML: Not Supported"),
+        (lambda clock: FakeGpu(clock, tick_s=None), "no energy counter: the energy counter did not move within 1 s"),
+    ],
+)
+def test_a_gpu_without_a_counter_that_moves_tells_why(
+    found: Callable[[Any], list[str | None]], clock: FakeClock, make: Callable[[FakeClock], Any], reason: str
+) -> None:
+    found(make(clock))
+    assert instruments.energy(GPU, Timer(clock)) == (None, None, reason)
+
+
+def test_a_cpu_without_powercap_tells_so(powercap: Path, clock: FakeClock) -> None:
+    expected = f"no energy counter: {powercap} has no intel-rapl package"
+    assert instruments.energy(CPU, Timer(clock)) == (None, None, expected)
+
+
+def test_a_package_that_cannot_be_read_is_named(powercap: Path, clock: FakeClock) -> None:
+    package(powercap)
+    meter, idle_w, reason = instruments.energy(CPU, Timer(clock))
+    assert (meter, idle_w) == (None, None)
+    assert reason is not None
+    assert reason.startswith("no energy counter: ") and str(powercap / "intel-rapl:0" / "energy_uj") in reason
+
+
+def test_a_cpu_whose_package_counts_has_a_meter(
+    powercap: Path, found: Callable[[Any], list[str | None]], clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counter = package(powercap) / "energy_uj"
+    counter.write_text("0")
+    found(NoSource("the device is not a GPU"))
+    read = instruments.RaplCounter.joules
+
+    def joules(self: RaplCounter) -> float:  # 32 W
+        clock.advance(2.0**-8)
+        counter.write_text(str(int(32e6 * (clock.now // TICK_S) * TICK_S)))
+        return read(self)
+
+    monkeypatch.setattr(instruments.RaplCounter, "joules", joules)
+    meter, idle_w, reason = instruments.energy(CPU, Timer(clock))
+    assert meter is not None and reason is None
+    assert idle_w == pytest.approx(32.0, rel=0.02)
+
+
+# In what state the machine is
+
+
+def test_the_state_of_the_machine_is_what_torch_and_the_kernel_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (1.5, 9.0, 9.0))
+    monkeypatch.setattr(instruments, "usable_cpus", lambda: {3, 1})
+    monkeypatch.setattr(instruments, "machine", lambda: {"cpu_quota_cores": 2.5})
+    state = instruments.machine_state()
+    assert state == {
+        "threads": torch.get_num_threads(),
+        "interop_threads": torch.get_num_interop_threads(),
+        "affinity": [1, 3],
+        "cpu_quota_cores": 2.5,
+        "load_1min": 1.5,
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+    }
+
+
+def test_the_state_of_this_machine_can_be_stored() -> None:
+    state = instruments.machine_state()
+    assert json.loads(json.dumps(state)) == state
+    assert state["affinity"] == sorted(os.sched_getaffinity(0))

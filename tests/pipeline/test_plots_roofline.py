@@ -1,0 +1,380 @@
+"""The roofline: points where they were measured, roofs where they were measured, and words that can be read."""
+
+import io
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
+
+from tests import baseline_document as results
+from tests.diagnosed_rows import diagnosed
+from utils.plots import placement, roofline, style
+
+Rows = list[dict[str, Any]]
+
+
+def cpu(**changes: Any) -> dict[str, Any]:
+    return results.document(diagnosed(results.cpu_rows(**changes)))
+
+
+def gpu(*arguments: Any) -> dict[str, Any]:
+    return results.gpu_document(diagnosed(results.gpu_rows(*arguments), gpu=True))
+
+
+def drawn(document: dict[str, Any]) -> Figure:
+    about = style.subject(document, results.CPU_MACHINE)
+    return roofline.figure(document["batch_sizes"], about, document["ceilings"])
+
+
+def diagram(document: dict[str, Any]) -> Axes:
+    return drawn(document).axes[0]
+
+
+def texts(axes: Axes) -> list[str]:
+    return [text.get_text() for text in axes.texts]
+
+
+def marks(axes: Axes, colour: str) -> list[tuple[float, float]]:
+    """Return where single marks with edges or faces of this colour lie."""
+    lines = [line for line in axes.get_lines() if len(line.get_xdata()) == 1 and line.get_linestyle() == "None"]
+    shown = [line for line in lines if to_rgba(colour) in map(to_rgba, (line.get_mfc(), line.get_mec()))]
+    return [(float(line.get_xdata()[0]), float(line.get_ydata()[0])) for line in shown]
+
+
+def level_lines(axes: Axes, style_of_line: str) -> list[float]:
+    """Return the heights of the horizontal lines of a style."""
+    lines = [line for line in axes.get_lines() if line.get_linestyle() == style_of_line and len(line.get_ydata()) == 2]
+    return [float(line.get_ydata()[0]) for line in lines if line.get_ydata()[0] == line.get_ydata()[1]]
+
+
+def table(document: dict[str, Any]) -> list[list[str]]:
+    """Return the lines of the table beside the diagram, without its heading."""
+    lines: dict[float, list[str]] = {}
+    for text in drawn(document).axes[1].texts:
+        lines.setdefault(text.get_position()[1], []).append(text.get_text())
+    return [[cell for cell in line if cell] for line in list(lines.values())[1:]]
+
+
+def notes(document: dict[str, Any]) -> list[str]:
+    return drawn(document).get_supxlabel().splitlines()
+
+
+# Points
+
+
+def test_point_lies_at_its_flop_per_byte_and_its_flop_per_second():
+    document = cpu()
+    expected = [
+        (row["flops_per_batch"] / row["bytes_per_batch"], row["flops_per_sec"] / 1e9) for row in document["batch_sizes"]
+    ]
+    assert marks(diagram(document), style.COLOURS["float32"]) == expected
+
+
+def test_point_has_its_batch_size_beside_it():
+    axes = diagram(cpu(batch_sizes=[1, 4, 7]))
+    for name, place in zip(("1", "4", "7"), marks(axes, style.COLOURS["float32"]), strict=True):
+        [text] = [text for text in axes.texts if text.get_text() == name]
+        assert text.xy == place
+        assert max(map(abs, text.get_position())) < 30  # points
+
+
+def test_every_dtype_has_its_colour_and_shape():
+    document = gpu()
+    axes = diagram(document)
+    for dtype in ("float32", "bfloat16"):
+        own = [row for row in document["batch_sizes"] if row["dtype"] == dtype and row["flops_per_sec"]]
+        assert len(marks(axes, style.COLOURS[dtype])) == len(own)
+    shapes = {line.get_marker() for line in axes.get_lines()} - {"None"}
+    assert shapes == {style.MARKERS["float32"], style.MARKERS["bfloat16"]}
+
+
+def bars(axes: Axes) -> list[tuple[float, float]]:
+    """Return the lower and upper ends of the error bars, in the unit of the axis."""
+    collections = [each for each in axes.collections if hasattr(each, "get_segments")]
+    return [(segment[0][1], segment[1][1]) for each in collections for segment in each.get_segments()]
+
+
+def test_bar_spans_the_interval_of_the_latency():
+    document = cpu(batch_sizes=[8], noisy=[8])
+    [row] = document["batch_sizes"]
+    [(low, high)] = bars(diagram(document))
+    flops_per_sample = row["flops_per_batch"] / 8
+    assert low == pytest.approx(flops_per_sample / (row["latency_per_sample_ms_ci_high"] * 1e6))
+    assert high == pytest.approx(flops_per_sample / (row["latency_per_sample_ms_ci_low"] * 1e6))
+    assert low < high / 1.05
+
+
+def test_one_round_has_no_bar():
+    [(low, high)] = bars(diagram(cpu(batch_sizes=[8], rounds=1)))
+    assert low == high
+
+
+def test_boundless_interval_does_not_flatten_the_diagram():
+    document = cpu(batch_sizes=[1, 2])
+    limits = diagram(document).get_ylim()
+    document["batch_sizes"][0] |= {"latency_per_sample_ms_ci_low": 1e-14, "latency_per_sample_ms_ci_high": 1e15}
+    assert diagram(document).get_ylim() == limits
+
+
+def test_noisy_point_is_hollow():
+    document = cpu(noisy=[4])
+    row = document["batch_sizes"][2]
+    hollow = (row["flops_per_batch"] / row["bytes_per_batch"], row["flops_per_sec"] / 1e9)
+    lines = [line for line in diagram(document).get_lines() if line.get_linestyle() == "None"]
+    assert [tuple(line.get_xydata()[0]) for line in lines if line.get_mfc() == "white"] == [hollow]
+
+
+def test_row_without_flops_is_named_with_its_reason_and_not_drawn():
+    document = cpu(failed=[32])
+    unknown = document["batch_sizes"][1]
+    unknown |= {"flops_per_sec": None, "reasons": {"flops_per_sec": "the work cannot be counted: aten::odd"}}
+    places = marks(diagram(document), style.COLOURS["float32"])
+    assert len(places) == 4 and all(rate > 0 for _, rate in places)
+    assert notes(document)[1:] == [
+        "Not drawn: batch size 2 (float32): the work cannot be counted: aten::odd",
+        "Not drawn: batch size 32 (float32): failed",
+    ]
+    assert ["2"] not in [line[:1] for line in table(document)]
+
+
+def test_batch_sizes_without_a_point_are_gathered_by_reason():
+    assert notes(gpu())[1:] == [
+        "Not drawn: batch size 64 (float32), 128 (bfloat16): out of memory",
+        "Not drawn: batch size 128 (float32): not tried (memory)",
+    ]
+
+
+# Roofs
+
+
+def test_roof_in_use_is_solid_and_a_clearly_higher_setting_dashed():
+    axes = diagram(cpu())
+    assert level_lines(axes, "-") == [240]
+    assert level_lines(axes, "--") == [460]
+    assert "float32 240 GFLOP/s\nprecision highest" in texts(axes)
+    assert "float32 460 GFLOP/s\nprecision medium" in texts(axes)  # 241 at "high" is no more than 240
+
+
+def test_settings_that_reach_the_same_share_a_roof():
+    axes = diagram(gpu())
+    assert level_lines(axes, "-") == [18.9, 252]
+    assert level_lines(axes, "--") == [119]
+    assert {"float32 119 TFLOP/s\nprecision high or medium", "bfloat16 252 TFLOP/s"} <= set(texts(axes))
+    assert not any("float16 247" in text for text in texts(axes))  # of a dtype that was not swept
+
+
+def test_memory_roofs_rise_with_their_bytes_per_second():
+    document = cpu()
+    axes = diagram(document)
+    slanted = [line.get_xydata() for line in axes.get_lines() if len(line.get_xdata()) == 2]
+    slopes = [each[0][1] / each[0][0] for each in slanted if each[0][1] < 0.9 * each[1][1]]
+    assert slopes == pytest.approx([158, 58.3, 21.4])  # GFLOP/s over FLOP per byte is GB/s
+    assert {"private cache 158 GB/s", "shared cache 58.3 GB/s", "memory 21.4 GB/s"} <= set(texts(axes))
+    assert not any("new memory" in text for text in texts(axes))
+    assert {"cache 3.4 TB/s", "memory 1.34 TB/s"} <= set(texts(diagram(gpu())))
+
+
+def test_dtype_without_a_ceiling_has_points_and_a_note():
+    document = cpu(batch_sizes=[4])
+    document["ceilings"]["compute"] = [each for each in document["ceilings"]["compute"] if each["dtype"] != "float32"]
+    document["batch_sizes"][0]["share_of_ceiling_pct"] = None
+    assert len(marks(diagram(document), style.COLOURS["float32"])) == 1
+    assert "No roof for float32: its ceiling was not measured." in notes(document)
+    assert table(document)[0][-1] == "-"
+
+
+# Doubts
+
+
+def ringed(document: dict[str, Any]) -> list[tuple[float, float]]:
+    return marks(diagram(document), style.ALARM)
+
+
+def test_point_above_its_roof_is_drawn_there_and_doubted():
+    document = cpu()
+    document["ceilings"]["compute"][0]["flops_per_s"] = 185e9  # batch sizes 16 and 32 are faster
+    above = document["batch_sizes"][4:]
+    assert [rate for _, rate in ringed(document)] == [row["flops_per_sec"] / 1e9 for row in above]
+    assert notes(document)[1].startswith("Doubt: batch size 16 and 32 (float32) above a roof.")
+    assert ringed(cpu()) == [] and len(notes(cpu())) == 1
+
+
+def test_only_what_no_memory_could_feed_lies_above_a_memory_roof():
+    document = cpu(batch_sizes=[8])
+    [row] = document["batch_sizes"]
+    row["bytes_per_batch"] = row["flops_per_batch"] * 100e9 / row["flops_per_sec"]  # beyond main memory, not the caches
+    assert ringed(document) == []
+    row["bytes_per_batch"] *= 2  # beyond the caches
+    assert len(ringed(document)) == 1
+
+
+def test_doubts_of_the_ceilings_stand_below():
+    document = cpu(batch_sizes=[8])
+    document["ceilings"]["doubts"] = ["disturbed: the ceilings were measured while other processes used 1.0 of 2 cores"]
+    assert notes(document)[1:] == ["Doubt: the ceilings were measured while other processes used 1.0 of 2 cores"]
+
+
+# What limits each
+
+
+def test_table_names_the_bound_and_the_share_of_each_point():
+    document = gpu(["bfloat16"], [1, 64], {})
+    first, last = document["batch_sizes"]
+    assert (first["bound"], last["bound"]) == ("launch", "compute")
+    assert table(document) == [["1", "launch", "1.42", "0.57 %"], ["64", "compute", "94.3", "37 %"]]
+
+
+def test_row_without_a_verdict_is_unknown():
+    document = cpu(batch_sizes=[8])
+    document["batch_sizes"][0]["bound"] = None
+    assert table(document)[0][1] == "unknown"
+
+
+def test_long_table_says_how_much_it_leaves_out():
+    lines = table(cpu(batch_sizes=range(1, 40), rounds=1))
+    assert len(lines) == roofline.LINES_AT_MOST and lines[-1] == ["and 10 more"]
+
+
+# Legibility
+
+
+def close_points() -> dict[str, Any]:
+    document = cpu(batch_sizes=[1, 2, 4, 8, 12, 16, 24, 32], noisy=[12])
+    for number, row in enumerate(document["batch_sizes"]):
+        row |= {"flops_per_sec": 200e9 * (1 + 0.004 * number)}
+        row["bytes_per_batch"] = row["flops_per_batch"] / (30 + 0.1 * number)
+    return document
+
+
+def three_dtypes() -> dict[str, Any]:
+    rows = diagnosed(results.gpu_rows(["float32", "bfloat16"], [1, 2, 4, 8, 16, 32, 64, 128], {}), gpu=True)
+    half = [
+        {**row, "dtype": "float16", "flops_per_sec": 0.97 * row["flops_per_sec"]}
+        for row in rows
+        if row["dtype"] == "bfloat16"
+    ]
+    return results.gpu_document([*rows, *half])
+
+
+def slow_caches() -> dict[str, Any]:
+    document = cpu(batch_sizes=[1, 4, 8])
+    for each, rate in zip(document["ceilings"]["memory"], (0.066e9, 2.1e9, 17.6e9, 1.7e9), strict=True):
+        each["bytes_per_s"] = rate
+    for each in document["ceilings"]["compute"]:
+        each["flops_per_s"] = 2.1e9
+    return document
+
+
+CASES: dict[str, Callable[[], dict[str, Any]]] = {
+    "CPU": cpu,
+    "GPU": gpu,
+    "one point": lambda: cpu(batch_sizes=[8]),
+    "points on one another": close_points,
+    "three dtypes, near roofs": three_dtypes,
+    "many": lambda: cpu(batch_sizes=range(1, 40), rounds=1),
+    "ceilings of a busy machine": slow_caches,
+    "a tiny machine": lambda: cpu(speed=results.Speed(40, 0.2)),
+}
+
+
+def upright(axes: Axes) -> list[Text]:
+    return [text for text in axes.texts if text.get_rotation() == 0]
+
+
+def overlapping(found: Sequence[Text]) -> list[tuple[str, str]]:
+    boxes = [(text.get_text(), Text.get_window_extent(text)) for text in found]
+    pairs = [(one, other) for number, one in enumerate(boxes) for other in boxes[:number]]
+    return [(one[0], other[0]) for one, other in pairs if Bbox.intersection(one[1], other[1]) is not None]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_case_is_drawn_without_a_warning_and_without_texts_on_one_another(name):
+    figure = drawn(CASES[name]())
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        assert overlapping([text for text in upright(axes) if text.get_text()]) == []
+    inside = figure.bbox
+    assert all(inside.contains(*Text.get_window_extent(text).p0) for axes in figure.axes for text in axes.texts)
+    figure.savefig(io.BytesIO(), dpi=40)
+
+
+def test_points_on_one_another_have_one_name():
+    assert "1, 2, 4, 8, 12, 16, 24, 32" in texts(diagram(close_points()))
+    assert any(text.endswith(" to 39") for text in texts(diagram(CASES["many"]())))
+
+
+def test_units_follow_the_machine():
+    names = {name: diagram(CASES[name]()).get_ylabel() for name in ("CPU", "GPU")}
+    assert names == {"CPU": "GFLOP/s", "GPU": "TFLOP/s"}
+
+
+# Whether there is anything to draw
+
+
+def test_figure_without_rows_ceilings_or_flops_has_a_reason():
+    document = cpu(batch_sizes=[1, 2])
+    rows, ceilings = document["batch_sizes"], document["ceilings"]
+    assert roofline.why_not(rows, ceilings, None) is None
+    assert roofline.why_not([], None, "not diagnosed") == "no batch size was measured yet"
+    assert roofline.why_not(rows, None, "not diagnosed") == "not diagnosed"
+    unknown = [{**row, "flops_per_sec": None, "reasons": {"flops_per_sec": "odd operator"}} for row in rows]
+    failed = {**unknown[0], "status": "failed"}
+    reason = "no batch size has both FLOPs and bytes: odd operator"
+    assert roofline.why_not([failed, *unknown], ceilings, None) == reason
+
+
+# Places
+
+
+def places() -> placement.Places:
+    figure = Figure(figsize=(4, 4), dpi=72)
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set(xlim=(0, 288), ylim=(0, 288))  # one point is one unit
+    return placement.Places(axes)
+
+
+def test_name_of_a_point_goes_where_nothing_is():
+    free = places()
+    free.take_point(100, 100, 9)
+    free.take_line((100, 100), (288, 100))
+    free.take_line((100, 100), (100, 288))
+    box = Text.get_window_extent(free.name_point(100, 100, "128"))
+    assert box.x1 <= 100 or box.y1 <= 100 or (box.x0 >= 100 and box.y0 >= 100)
+    second = Text.get_window_extent(free.name_point(100, 100, "256"))
+    assert Bbox.intersection(box, second) is None
+
+
+def test_name_of_a_point_in_a_corner_stays_inside():
+    free = places()
+    free.take_point(286, 286, 9)
+    box = Text.get_window_extent(free.name_point(286, 286, "128"))
+    assert box.x1 <= 288 and box.y1 <= 288
+
+
+def test_name_that_had_to_go_far_is_led_to_its_point():
+    free = places()
+    free.take_point(100, 100, 60)
+    free.name_point(100, 100, "8")
+    [line] = free.axes.get_lines()
+    assert (line.get_xdata()[0], line.get_ydata()[0]) == (100, 100)
+
+
+def test_name_of_a_line_is_turned_along_it_and_clear_of_what_lies_there():
+    free = places()
+    free.take_point(60, 60, 100)
+    text = free.name_line((0, 0), (288, 288), "memory")
+    assert text.get_rotation() == pytest.approx(45)
+    x, y = text.get_position()
+    assert min(x, y) > 100 and 0 < abs(y - x) < 30
+
+
+def test_positions_are_moved_apart_and_stay_below_the_top():
+    assert placement.apart([1.0, 5.0, 9.0], 2.0, 10.0) == [1.0, 5.0, 9.0]
+    assert placement.apart([5.0, 5.5, 9.0], 2.0, 20.0) == [5.0, 7.0, 9.0]
+    assert placement.apart([9.0, 9.5, 9.8], 2.0, 10.0) == [6.0, 8.0, 10.0]
+    assert placement.apart([], 2.0, 10.0) == []

@@ -1,0 +1,125 @@
+"""The blocks of a report, each kind shown by both renderers."""
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from utils.report import html_page, plain_text
+from utils.report.blocks import (
+    Admonition,
+    Block,
+    BulletList,
+    CodeBlock,
+    DefinitionList,
+    Document,
+    Figure,
+    Heading,
+    OrderedList,
+    Paragraph,
+    Table,
+)
+from utils.report.typesetting import WIDTH
+
+EXAMPLES = [
+    Heading("a heading"),
+    Paragraph("running text", strong="Opening:"),
+    BulletList(["a finding", "another finding"]),
+    OrderedList([[Paragraph("an entry"), CodeBlock("do this")], [Paragraph("the next entry")]]),
+    DefinitionList([("label", "value")]),
+    Table(["head\ning", "name"], [["12", "cell"]], left=[1], caption="a caption", notes=["a note"]),
+    CodeBlock("python run_pipeline.py 'a.b=c d'"),
+    Figure(Path("plots/absent.png"), "a description"),
+    Admonition([Paragraph("a warning")]),
+]
+TEXT = """\
+a heading
+---------
+Opening: running text
+
+- a finding
+- another finding
+
+1. an entry
+     do this
+2. the next entry
+
+label:                  value
+
+a caption:
+head
+ ing  name
+----  ----
+  12  cell
+  a note
+
+  python run_pipeline.py 'a.b=c d'
+
+Picture: plots/absent.png
+
+a warning
+"""
+
+
+def test_every_kind_has_an_example_here():
+    assert [type(each) for each in EXAMPLES] == list(get_args(Block))
+
+
+def test_text_of_every_kind():
+    rendered = plain_text.render(Document("Example report", "of blocks", "made for a test", EXAMPLES))
+    rule = "=" * WIDTH
+    assert rendered == f"{rule}\nEXAMPLE REPORT: of blocks\nmade for a test\n{rule}\n\n\n{TEXT}"
+
+
+def test_something_else_is_no_block():
+    with pytest.raises(TypeError, match="str is no block"):
+        plain_text.lines(["text"])
+
+
+def test_block_that_is_announced_follows_without_a_gap():
+    blocks = [Paragraph("These are known:"), BulletList(["one"]), Paragraph("Nothing else is."), Paragraph("Really.")]
+    assert plain_text.lines(blocks) == ["These are known:", "- one", "", "Nothing else is.", "", "Really."]
+
+
+def test_values_stand_below_one_another_however_long_a_label_is():
+    [first, second] = plain_text.lines([DefinitionList([("short", "1"), ("a label of 30 characters, or so", "2")])])
+    assert first.index("1") == second.rindex("2") == len("a label of 30 characters, or so:") + 2
+    [narrow] = plain_text.lines([DefinitionList([("short", "1")])])
+    assert narrow == f"{'short:':<{plain_text.NARROWEST_LABEL}}  1"
+    lines = plain_text.lines([DefinitionList([("x" * 70, "word " * 40)])])
+    assert max(map(len, lines)) <= WIDTH
+
+
+def test_entries_after_the_ninth_keep_their_indent():
+    lines = plain_text.lines([OrderedList([[Paragraph("word " * 30)]] * 10)])
+    assert lines[-2].startswith("10. word") and lines[-1].startswith("    word")
+    assert max(map(len, lines)) <= WIDTH
+
+
+@pytest.mark.parametrize(
+    ("example", "expected"),
+    [
+        (Heading, '<h2 id="a-heading">a heading</h2>'),
+        (Paragraph, "<p><strong>Opening:</strong> running text</p>"),
+        (BulletList, "<ul> <li>a finding</li> <li>another finding</li> </ul>"),
+        (OrderedList, "<ol> <li> <p>an entry</p> <pre><code>do this</code></pre> </li> <li> <p>the next entry</p>"),
+        (DefinitionList, "<dl> <dt>label</dt><dd>value</dd> </dl>"),
+        (Table, '<tr><th scope="col">head ing</th><th scope="col" class="left">name</th></tr>'),
+        (Table, '<tr><td>12</td><td class="left">cell</td></tr>'),
+        (Table, '<ul class="notes"> <li>a note</li> </ul>'),
+        (CodeBlock, "<pre><code>python run_pipeline.py &#39;a.b=c d&#39;</code></pre>"),
+        (Figure, "<figure> <figcaption>a description (absent.png cannot be read)</figcaption> </figure>"),
+        (Admonition, "<aside> <p>a warning</p> </aside>"),
+    ],
+)  # fmt: skip
+def test_html_of_every_kind(example, expected):
+    [block] = [each for each in EXAMPLES if isinstance(each, example)]
+    page = html_page.render(Document("Example report", "of blocks", "made for a test", [block]))
+    assert expected in " ".join(page.split())
+
+
+def test_html_of_the_whole():
+    page = " ".join(html_page.render(Document("Example report", "of blocks", "made for a test", [])).split())
+    assert "<title>Example report: of blocks</title>" in page
+    assert "<h1>of blocks</h1>" in page and "made for a test" in page
+    assert "<nav" not in page

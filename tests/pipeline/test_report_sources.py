@@ -1,0 +1,104 @@
+"""Reading what the steps left, drawing what there are rows for, and step 04 as a whole."""
+
+import importlib
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from boundby import files
+from tests import baseline_document as results
+from tests.diagnosed_rows import diagnosed
+from tests.report_reading import run_in, section
+from utils.artifacts import METRICS_VERSION, Layout
+from utils.baseline import Baseline
+from utils.cli import ROOT
+from utils.errors import InputError
+from utils.metrics import COLUMNS, DIAGNOSED, NOT_DIAGNOSED
+from utils.report import pictures, sources
+
+
+def test_documents_of_these_tests_are_like_the_real_one(tmp_path):
+    run = run_in(tmp_path / "results")
+    fixture = results.document([], full_dataset_metrics=None)
+    facts = {key: fixture["dataset"][key] for key in ("path", "bytes", "sha256")}
+    receipt = SimpleNamespace(
+        source=fixture["dataset"]["source"], dataset=facts, rows=2000, labels_sha256="", synthetic=True, doubts=[]
+    )
+    real = Baseline(run, receipt).document(complete=False)
+    assert list(real) == list(fixture)
+    assert set(real["dataset"]) == set(fixture["dataset"])
+    assert real["optimal"] == fixture["optimal"]
+
+
+def test_document_without_a_model_can_be_reported(read):
+    document = results.document([], complete=False, full_dataset_metrics=None, model={}, device={}, agreement=None)
+    said = section(read(document), "What was measured on what")
+    assert said.startswith("Model: unknown (it was not loaded yet)")
+
+
+def test_missing_metrics_name_the_command(tmp_path):
+    run = run_in(tmp_path / "nothing", overrides=["model.dtype=float16"])
+    with pytest.raises(
+        InputError, match=r"no metrics to report; run `python run_pipeline.py --from 1 model.dtype=float16`"
+    ):
+        sources.read(run)
+    files.write_text(run.layout.metrics, "{")
+    with pytest.raises(InputError, match="baseline_metrics.json: cannot be read"):
+        sources.read(run)
+    files.write_json(run.layout.metrics, {"schema_version": 99})
+    with pytest.raises(InputError, match=f"is of version 99, this program reads {METRICS_VERSION}"):
+        sources.read(run)
+
+
+def test_pictures_without_rows_are_not_drawn_and_old_ones_go(read):
+    data = read(results.document([], complete=False, full_dataset_metrics=None))
+    for path in (data.layout.batch_size_plot, data.layout.roofline_plot, data.layout.operators_plot):
+        files.write_text(path, "of an earlier run")
+    assert {picture.path: picture.reason for picture in pictures.draw(data)} == {
+        data.layout.batch_size_plot: "not drawn: no batch size was measured yet",
+        data.layout.heatmap_plot: "not drawn: no batch size was measured yet",
+        data.layout.roofline_plot: "not drawn: no batch size was measured yet",
+        data.layout.operators_plot: "not drawn: step 03 has not run, or was skipped",
+    }
+    assert list(data.layout.plots.iterdir()) == []
+
+
+def test_roofline_without_a_verdict_says_why_it_is_not_drawn(read):
+    data = read(results.document(results.cpu_rows([1])))
+    reasons = {picture.path: picture.reason for picture in pictures.draw(data)}
+    assert reasons[data.layout.roofline_plot] == f"not drawn: {NOT_DIAGNOSED}"
+
+
+def test_diagnosed_rows_of_these_tests_have_the_columns_of_real_ones():
+    for rows in (diagnosed(results.cpu_rows([1])), diagnosed(results.gpu_rows(["bfloat16"], [1], {}), gpu=True)):
+        [row] = rows
+        assert set(row) == {*COLUMNS, "reasons", "verdict"}
+        assert all(row[name] is not None or row["reasons"][name] != NOT_DIAGNOSED for name in DIAGNOSED)
+
+
+def step_04(tmp_path: Path, *overrides: str) -> int:
+    step = importlib.import_module("scripts.04_visualize_results")
+    config = str(ROOT / "configs" / "quickstart.yaml")
+    return step.main(["--config", config, f"output.results_dir={tmp_path / 'results'}", *overrides])
+
+
+def test_step_04_draws_and_writes_with_what_there_is(tmp_path, capsys):
+    layout = Layout.of(results.config(tmp_path / "results"))
+    results.store(layout, results.document(diagnosed(results.cpu_rows([1, 2]))))
+    assert step_04(tmp_path) == 0
+    said = capsys.readouterr().out
+    for path in (layout.batch_size_plot, layout.heatmap_plot, layout.roofline_plot):
+        assert path.read_bytes()[:4] == b"\x89PNG"
+    assert not layout.operators_plot.exists()
+    assert "operators.png: not drawn: step 03 has not run, or was skipped" in said
+    assert "Optimal batch size:" in said and f"wrote {layout.report}" in said
+    assert "operators.png" in layout.report.read_text(encoding="utf-8")
+    assert f"wrote {layout.html_report}" in said
+    page = layout.html_report.read_text(encoding="utf-8")
+    assert page.count("data:image/png;base64,") == 3 and "not drawn: step 03 has not run" in page
+
+
+def test_step_04_without_metrics_ends_with_exit_code_2(tmp_path, capsys):
+    assert step_04(tmp_path) == 2
+    assert "there are no metrics to report; run `python run_pipeline.py" in capsys.readouterr().err

@@ -1,0 +1,95 @@
+"""How the benchmarks judge what they measured: plain numbers in, sentences out."""
+
+import pytest
+
+from benchmarks import _judgement, sampler_overhead
+from boundby.stats import Estimate, estimate
+
+DISTURBED = ["the measurement was disturbed: other processes used 0.9 of 2 cores"]
+PLAIN = [230.0, 221.0, 256.0, 240.0, 235.0]
+
+
+def test_ours_equal_to_the_plain_loop_and_disturbed_when_loaded_passes():
+    assert _judgement.failures(PLAIN, PLAIN, DISTURBED) == []
+
+
+@pytest.mark.parametrize(
+    ("factor", "said"),
+    [
+        (1.029, []),
+        (0.971, []),
+        (1.031, ["ours is +3.1 % from the plain loop, allowed are 3 %"]),
+        (0.969, ["ours is -3.1 % from the plain loop, allowed are 3 %"]),
+    ],
+)
+def test_three_percent_from_the_plain_loop_are_allowed_in_both_directions(factor, said):
+    failures = _judgement.failures([factor * 100.0] * 5, [100.0] * 5, DISTURBED)
+    assert failures == said
+
+
+def test_the_difference_is_taken_within_each_repeat_and_not_between_medians():
+    """The machine slows down over the repeats: the medians agree, the repeats do not."""
+    plain = [100.0, 110.0, 120.0, 130.0, 140.0]
+    ours = [110.0, 120.0, 120.0, 140.0, 110.0]
+    assert sorted(ours)[2] == sorted(plain)[2]
+    assert any("from the plain loop" in failure for failure in _judgement.failures(ours, plain, DISTURBED))
+
+
+def test_a_wider_spread_than_the_plain_loop_fails_with_both_numbers():
+    (failure,) = _judgement.failures([99.0, 100.0, 102.0], [99.0, 100.0, 101.0], DISTURBED)
+    assert failure == "ours spreads over 3.0 %, the plain loop over 2.0 %"
+
+
+def test_an_equal_spread_passes():
+    assert _judgement.failures([101.0, 100.0, 99.0], [99.0, 100.0, 101.0], DISTURBED) == []
+
+
+def test_one_repeat_has_no_spread():
+    assert _judgement.spread([100.0]) is None
+    assert _judgement.spread([]) is None
+    assert _judgement.failures([100.0], [100.0], DISTURBED) == []
+
+
+def test_a_loaded_run_without_the_doubt_fails():
+    doubts = ["the 95 % interval is +-20.9 %, wider than the 1.0 % asked for", "the warm-up did not converge"]
+    (failure,) = _judgement.failures(PLAIN, PLAIN, doubts)
+    assert "no doubt that says 'disturbed'" in failure
+
+
+def test_a_loaded_run_without_a_row_fails():
+    assert _judgement.failures(PLAIN, PLAIN, None) == ["ours gave no row with one core loaded"]
+
+
+def test_a_missing_attempt_fails_and_its_repeat_is_not_compared():
+    (failure,) = _judgement.failures([None, 100.0, 101.0], [200.0, 100.0, 101.0], DISTURBED)
+    assert failure == "ours gave no value in 1 of 3 repeats"
+    assert _judgement.ratios([None, 90.0, 80.0], [100.0, 100.0, None]) == [0.9]
+
+
+def test_nothing_measured_fails_without_a_ratio():
+    failures = _judgement.failures([None], [None], None)
+    assert len(failures) == 3
+    assert not any("%" in failure for failure in failures)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "fails", "said"),
+    [
+        (Estimate(1.02, 1.011, 1.03, 20), True, "FAILED"),
+        (Estimate(1.02, 1.009, 1.03, 20), False, "not settled"),
+        (Estimate(1.0, 0.995, 1.005, 20), False, "passed"),
+        (Estimate(1.5, None, None, 1, "one round gives no interval"), False, "not settled"),
+    ],
+)
+def test_a_sampler_is_too_costly_only_where_the_whole_interval_says_so(ratio, fails, said):
+    assert sampler_overhead.costs_too_much(ratio) is fails
+    assert sampler_overhead.judge(ratio, readings=100).startswith(said)
+
+
+def test_a_sampler_that_read_nothing_never_passes():
+    assert sampler_overhead.judge(Estimate(1.0, 0.999, 1.001, 20), readings=0).startswith("FAILED")
+
+
+def test_the_cost_is_shown_in_percent_with_its_interval():
+    assert sampler_overhead.describe(Estimate(1.005, 0.998, 1.012, 20)) == "+0.50 % [-0.20, +1.20]"
+    assert sampler_overhead.describe(estimate([1.01])) == "+1.00 %, one round gives no interval"

@@ -1,0 +1,1 @@
+"""Compare two runs, or the dtypes of one: `results` reads, `rows` judges, `document` joins, `text` says."""

@@ -1,0 +1,57 @@
+"""The instruments for one device: who reads, who watches, who counts joules, and in what state the machine is."""
+
+import os
+from typing import Any
+
+import torch
+
+from boundby.disturbance import HostCounters, Reference, Watch, usable_cpus
+from boundby.energy import EnergyMeter, RaplCounter
+from boundby.environment import machine
+from boundby.sampler import NvmlSource, PsutilSource, Source, Sources, nvml_source
+from boundby.timer import Timer
+
+REFERENCE_SIZE = 384  # of a matrix product: 1 ms on two cores, and it uses all of them
+
+
+def source(device: torch.device) -> Source:
+    """Return what the sampler reads: the host, and the GPU where the model runs on one."""
+    return Sources(_nvml(device), PsutilSource())
+
+
+def watch(device: torch.device) -> Watch:
+    """Return who notices disturbances; on a CPU with a reference work that shows a slower machine."""
+    if device.type != "cpu":
+        return Watch(HostCounters())
+    square = torch.ones(REFERENCE_SIZE, REFERENCE_SIZE)
+    out = torch.empty_like(square)
+    return Watch(HostCounters(), Reference(lambda: torch.mm(square, square, out=out)))
+
+
+def energy(device: torch.device, timer: Timer) -> tuple[EnergyMeter | None, float | None, str | None]:
+    """Return the meter of this device and the watts it takes when idle, or why there is none."""
+    try:
+        counter = _nvml(device) if device.type == "cuda" else RaplCounter()
+        if not isinstance(counter, NvmlSource | RaplCounter):
+            return None, None, counter.reason
+        meter = EnergyMeter(counter, timer)
+        return meter, meter.idle_w(), None
+    except OSError as error:
+        return None, None, f"no energy counter: {error}"
+
+
+def machine_state() -> dict[str, Any]:
+    """Return what this process may use and how busy the machine is at the start."""
+    return {
+        "threads": torch.get_num_threads(),
+        "interop_threads": torch.get_num_interop_threads(),
+        "affinity": sorted(usable_cpus()),
+        "cpu_quota_cores": machine()["cpu_quota_cores"],
+        "load_1min": os.getloadavg()[0],
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+    }
+
+
+def _nvml(device: torch.device) -> Any:
+    uuid = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
+    return nvml_source(uuid)

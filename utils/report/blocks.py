@@ -1,0 +1,97 @@
+"""What a report is made of: a document of blocks, which `plain_text` and `html_page` render.
+
+A block holds text, never markup: the renderers escape it, take out control characters and choose the layout. A block
+whose text ends with a colon announces the one below it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+
+@dataclass(frozen=True)
+class Heading:
+    """The title of a section, which lasts until the next heading."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """Running text; `strong` are its opening words."""
+
+    text: str
+    strong: str = ""
+
+
+@dataclass(frozen=True)
+class BulletList:
+    """Findings of equal rank."""
+
+    items: Sequence[str]
+
+
+@dataclass(frozen=True)
+class OrderedList:
+    """Entries of falling rank, each of blocks of its own."""
+
+    items: Sequence[Sequence["Block"]]
+
+
+@dataclass(frozen=True)
+class DefinitionList:
+    """Labels with their values."""
+
+    pairs: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells below `headers`, which may have several lines; columns of numbers but for those listed in `left`.
+
+    `notes` stand below the table: what its gaps mean, what makes its figures doubtful.
+    """
+
+    headers: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    left: Sequence[int] = ()
+    caption: str = ""
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class CodeBlock:
+    """A command line for a shell."""
+
+    command: str
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A picture in a PNG file; `description` says what a person who cannot see it misses."""
+
+    path: Path
+    description: str
+
+
+@dataclass(frozen=True)
+class Admonition:
+    """A warning about the whole report."""
+
+    blocks: Sequence["Block"]
+
+
+Block: TypeAlias = (
+    Heading | Paragraph | BulletList | OrderedList | DefinitionList | Table | CodeBlock | Figure | Admonition
+)
+
+
+@dataclass(frozen=True)
+class Document:
+    """A report: what kind it is, what it is about, a line of detail, and its content."""
+
+    kind: str
+    title: str
+    detail: str
+    blocks: Sequence[Block]

@@ -1,0 +1,73 @@
+"""A document as one HTML file that needs nothing else: no script, no request, its pictures inside."""
+
+import base64
+import re
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from utils.console import printable
+from utils.report.blocks import Document, Heading
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+TEMPLATES = Path(__file__).parent
+TEMPLATE = "page.html.j2"
+PICTURE_DPI, CSS_DPI = 150, 96
+
+
+class Image(NamedTuple):
+    """A picture as an address that holds it, and its size in CSS pixels."""
+
+    address: str
+    width: int
+    height: int
+
+
+def render(document: Document) -> str:
+    """Return the whole page; a list of its sections stands before the first of them."""
+    is_heading = [isinstance(block, Heading) for block in document.blocks]
+    start = is_heading.index(True) if any(is_heading) else len(is_heading)
+    template = _environment().get_template(TEMPLATE)
+    return template.render(
+        document=document,
+        opening=document.blocks[:start],
+        sections=document.blocks[start:],
+        headings=[block for block in document.blocks if isinstance(block, Heading)],
+    )
+
+
+def _environment() -> "Environment":
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=_inert,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"kind": lambda block: type(block).__name__, "anchor": _anchor, "image": _image}
+    return environment
+
+
+def _inert(value: Any) -> Any:
+    """Return text without the control characters that escaping leaves; everything a template prints passes here."""
+    return printable(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+
+
+def _anchor(heading: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-")
+
+
+def _image(picture: Path) -> Image | None:
+    """Return the picture of a PNG file, or None where the file cannot be read."""
+    try:
+        content = picture.read_bytes()
+        pixels = struct.unpack(">II", content[16:24])
+    except (OSError, struct.error):
+        return None
+    width, height = (each * CSS_DPI // PICTURE_DPI for each in pixels)
+    return Image(f"data:image/png;base64,{base64.b64encode(content).decode('ascii')}", width, height)
