@@ -117,3 +117,10 @@ def test_trace_of_another_model_is_not_reported_as_of_this_one(read):
     files.write_json(data.layout.receipt("03"), other)
     operators, reason = sources._operators(data.layout, document, data.manifest)
     assert operators == () and reason == "the trace is of another model than the sweep"
+
+
+def test_doubtful_rows_are_named_below_their_table(read):
+    rows = results.cpu_rows([1, 2, 4], noisy=[2])
+    said = section(read(results.document(rows)), "Batch Size Analysis")
+    assert "doubtful: batch size 2 (noisy" in said
+    assert "doubtful" not in section(read(results.document(results.cpu_rows([1, 2, 4]))), "Batch Size Analysis")

@@ -46,7 +46,7 @@ def _table(dtype: str, rows: Sequence[Row], columns: Sequence[tuple[str, str]]) 
         rows=[_cells(row, columns) for row in rows],
         left=[1],
         caption=dtype,
-        notes=_notes(rows, columns),
+        notes=[*_doubted(rows), *_notes(rows, columns)],
     )
 
 
@@ -60,6 +60,16 @@ def _cell(key: str, value: float | None) -> str:
     if key == "throughput_half_width_pct":
         return spread(value)
     return f"{value:.1f}" if key in ONE_DIGIT else number(value)
+
+
+def _doubted(rows: Sequence[Row]) -> list[str]:
+    """Return which rows are doubtful, and the kinds of their doubts."""
+    found = [
+        f"{row['batch_size']} ({', '.join(dict.fromkeys(doubt.partition(':')[0] for doubt in row['doubts']))})"
+        for row in rows
+        if row["doubts"]
+    ]
+    return [f"doubtful: batch size {listed(found)}; why is below, under Doubts"] if found else []
 
 
 def _notes(rows: Sequence[Row], columns: Sequence[tuple[str, str]]) -> list[str]:

@@ -1,0 +1,78 @@
+"""The verdict of the report: one line each for what, why and next, the table, the gains, the machine's limits."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests import baseline_document as results
+from tests.diagnosed_rows import diagnosed
+from utils.report import headline, verdict
+
+
+@pytest.fixture
+def data(read):
+    return read(results.document(diagnosed(results.cpu_rows())))
+
+
+def changed(data, **changes):
+    """Return the data with another verdict of the chosen row."""
+    row = {**data.chosen, "verdict": {**data.chosen["verdict"], **changes}}
+    return replace(data, chosen=row)
+
+
+def test_what_why_and_next_are_the_first_lines(data):
+    labels = [label for label, _ in headline.summary(data).pairs]
+    assert labels[:3] == ["What", "Why", "Next"]
+
+
+@pytest.mark.parametrize("bound", list(verdict.MEANING))
+def test_every_bound_has_a_sentence(data, bound):
+    said = verdict.what(changed(data, bound=bound, alternatives=("compute", "memory"), share_of_limit=0.5))
+    assert said.startswith(f"batch size {data.chosen['batch_size']} in float32 is bound by {verdict.MEANING[bound]}")
+    assert "(compute and memory)" in said and "50 % of its time" in said
+
+
+@pytest.mark.parametrize(
+    ("bound", "line"),
+    [
+        ("compute", "operator by operator the limits need 80 %"),
+        ("launch", "the device computes for 1 of 4 ms"),
+        ("input", "making the input takes 9 ms"),
+    ],
+)
+def test_why_gives_the_evidence_that_tells_most_about_the_bound(data, bound, line):
+    evidence = (
+        "80 GFLOP/s of 100",
+        "operator by operator the limits need 80 %",
+        "the device computes for 1 of 4 ms",
+        "making the input takes 9 ms",
+    )
+    said = verdict.why(changed(data, bound=bound, evidence=evidence, confidence="high", confirmation="confirmed"))
+    assert said == f"80 GFLOP/s of 100; {line}; confidence high, confirmed by intervention"
+
+
+def test_without_a_verdict_the_reason_stands_there(read):
+    data = read(results.document(results.cpu_rows()))
+    assert verdict.what(data).startswith("unknown (")
+    assert "There is no verdict" in "".join(str(block) for block in verdict.section(data))
+
+
+def test_a_run_without_rows_has_a_verdict_section_all_the_same(read):
+    assert verdict.section(read(results.document([])))
+    assert verdict.what(read(results.document([]))).startswith("unknown (")
+
+
+def test_gains_are_named_as_bounds_with_their_basis(data):
+    gains = ({"fix": "remove padding", "at_most": 2.4, "basis": "58 % of the FLOPs are of padding", "relieves": ()},)
+    said = str(verdict.section(changed(data, gains=gains)))
+    assert "at most 2.40 times: remove padding (58 % of the FLOPs are of padding)" in said
+    assert "bounds, not promises" in said
+
+
+def test_other_dtypes_are_compared_with_the_first(read):
+    rows = diagnosed(results.gpu_rows(), gpu=True)
+    data = read(results.gpu_document(rows))
+    first = {("float32", size): [0.01, 0.0101, 0.0099, 0.01, 0.01] for size in (1, 4)}
+    second = {("bfloat16", size): [0.004, 0.00401, 0.00399, 0.004, 0.004] for size in (1, 4)}
+    said = str(verdict.section(replace(data, rounds={**first, **second})))
+    assert "Against float32" in said and said.count("'faster'") == 2 and "2.50 [" in said
