@@ -55,7 +55,7 @@ def bottleneck(  # noqa: PLR0913  (the callable, the machine and the dtype; inst
         on_host=on_host,
         interventions=[tried] if tried else [],
         fixes=fixes,
-        doubts=doubts,
+        doubts=[*doubts, *ceilings.doubts],
         reason=f"the ceilings of this machine in {dtype} were not measured",
     )
 

@@ -72,14 +72,11 @@ def other_precision(work: Work, timer: Timer, precision: str, ceiling_ratio: flo
 
 
 def graph_replay(work: Work, timer: Timer) -> Intervention | None:
-    """Replay the work as a CUDA graph, which the host issues in one go; None where it cannot be captured."""
+    """Replay the work, on the current GPU, as a graph that the host issues in one go; None if it cannot be captured."""
     graph = _captured(work)
     if graph is None:
         return None
-    not_idle = (
-        UNCHANGED[0],
-        1 / (1 - IDLE_DEVICE),
-    )  # a device that idles for less than that is not called launch-bound
+    not_idle = (UNCHANGED[0], 1 / (1 - IDLE_DEVICE))  # one that idles for less is not called launch-bound
     predictions: dict[Bound, tuple[float, float]] = {
         "launch": (1.15, math.inf),
         "compute": not_idle,

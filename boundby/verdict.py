@@ -7,7 +7,7 @@ Source of the launch rule: trtexec, which says so where issuing takes 0.8 of the
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -36,6 +36,7 @@ LEAST_GAIN = 1.02
 MOST_SHARE = 1.02  # of the upper end of the time, before the limits themselves are doubted
 REMOVE_PADDING = "remove padding"
 BETTER_KERNELS = "better kernels for these shapes"
+RIVALS: tuple[Bound, ...] = ("compute", "memory", "launch")  # a test that cannot tell them apart confirms nothing
 ARITHMETIC: tuple[Bound, ...] = ("compute", "memory", "mixed", "under_utilised")
 
 
@@ -107,7 +108,7 @@ def judge(  # noqa: PLR0913  (each is one kind of evidence)
     interventions: Sequence[Intervention] = (),
     fixes: Sequence[Gain] = (),
     doubts: Sequence[str] = (),
-    reason: str = "the work of the forward or the limits of the machine are not known",
+    reason: str = "work: the work of the forward or the limits of the machine are not known",
 ) -> Verdict:
     """Return the verdict on one forward.
 
@@ -139,7 +140,7 @@ def judge(  # noqa: PLR0913  (each is one kind of evidence)
         share_of_limit=share,
         confidence=_confidence(final, confirmation, found),
         confirmation=confirmation,
-        gains=tuple(_worthwhile([*fixes, *context.gains(bound)], bound)),
+        gains=tuple(_worthwhile([*fixes, *context.gains()], {bound, *alternatives})),
         evidence=(*context.evidence(bound), *tried),
         doubts=tuple(found),
     )
@@ -148,7 +149,8 @@ def judge(  # noqa: PLR0913  (each is one kind of evidence)
 def confirm(bound: Bound, interventions: Sequence[Intervention]) -> tuple[Confirmation, tuple[str, ...]]:
     """Return whether the interventions bear out `bound`, and a line on each.
 
-    One confirms where its whole interval lies in the predicted range, and contradicts where none of it does.
+    One confirms where its whole interval lies in the predicted range and not in that of compute, memory or launch, if
+    these are not the bound; it contradicts where none of it lies in the predicted range.
     """
     verdicts, lines = [], []
     for each in interventions:
@@ -156,8 +158,12 @@ def confirm(bound: Bound, interventions: Sequence[Intervention]) -> tuple[Confir
         result = "says nothing about this bound"
         if expected is not None:
             low, high = expected
-            if low <= each.ratio.low and each.ratio.high <= high:
+            rivals = {name: ends for name, ends in each.predicted.items() if name in RIVALS and name != bound}
+            others = [name for name, ends in rivals.items() if _lies_in(each.ratio, ends)]
+            if _lies_in(each.ratio, expected) and not others:
                 result = "as predicted"
+            elif _lies_in(each.ratio, expected):
+                result = f"as predicted, and so it would be for {' and '.join(others)}"
             elif each.ratio.high < low or each.ratio.low > high:
                 result = "not as predicted"
             else:
@@ -179,6 +185,14 @@ def precision_gain(fix: str, found: Attribution, ceiling_ratio: float, bytes_fac
     remaining = (1 - found.memory_share) / ceiling_ratio + found.memory_share / bytes_factor
     basis = f"measured ceiling ratio {ceiling_ratio:.2f}, {100 * found.memory_share:.0f} % of the time is memory's"
     return Gain(fix, 1 / remaining, basis, relieves=ARITHMETIC)
+
+
+def _ends(of: Interval) -> tuple[Interval, Interval]:
+    return Interval.exact(of.low), Interval.exact(of.high)
+
+
+def _lies_in(ratio: Interval, ends: tuple[float, float]) -> bool:
+    return ends[0] <= ratio.low and ratio.high <= ends[1]
 
 
 @dataclass(frozen=True)
@@ -222,15 +236,14 @@ class _Context:
         return is_late or 1 - device / self.times.isolated_s.value >= IDLE_DEVICE
 
     def labels_at_the_ends(self) -> Iterator[Bound]:
-        """Yield the bound at every combination of the ends of times and limits."""
-        ends = ("low", "high")
-        for time_end, rate_end, bytes_end in itertools.product(ends, ends, ends):
+        """Yield the bound at every combination of the ends of isolated and device time, FLOP/s and bytes/s."""
+        device = self.times.device_s
+        for rate_end, bytes_end in itertools.product(("low", "high"), repeat=2):
             limits = self.limits.at(rate_end, bytes_end)
-            isolated = Interval.exact(getattr(self.times.isolated_s, time_end))
-            device = self.times.device_s and Interval.exact(getattr(self.times.device_s, time_end))
-            yield replace(self, limits=limits, times=replace(self.times, isolated_s=isolated, device_s=device)).label()[
-                0
-            ]
+            for isolated in _ends(self.times.isolated_s):
+                for working in _ends(device) if device else (None,):
+                    times = replace(self.times, isolated_s=isolated, device_s=working)
+                    yield replace(self, limits=limits, times=times).label()[0]
 
     def runner_up(self, bound: Bound) -> tuple[Bound, ...]:
         """Return what limits most after the bound, or what the bound is made of."""
@@ -243,7 +256,7 @@ class _Context:
         ranked = [name for seconds, name in sorted(kinds, reverse=True) if seconds > 0 and name != bound]
         return tuple(ranked[:2] if bound in ("mixed", "under_utilised") else ())
 
-    def gains(self, bound: Bound) -> Iterator[Gain]:
+    def gains(self) -> Iterator[Gain]:
         """Yield what follows from the evidence: reaching the limits, issuing less, overlapping the input."""
         times, found = self.times, self.attribution
         isolated, working = times.isolated_s.value, times.working_s.value
@@ -308,9 +321,9 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def _worthwhile(gains: Sequence[Gain], bound: Bound) -> list[Gain]:
-    """Return the gains worth naming for this bound, the largest first."""
-    fitting = [each for each in gains if not each.relieves or bound in each.relieves]
+def _worthwhile(gains: Sequence[Gain], bounds: Set[Bound]) -> list[Gain]:
+    """Return the gains worth naming for what the bound may be, the largest first."""
+    fitting = [each for each in gains if not each.relieves or bounds & set(each.relieves)]
     return sorted((each for each in fitting if each.at_most >= LEAST_GAIN), key=lambda each: -each.at_most)
 
 

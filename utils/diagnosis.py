@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import mean, median
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from boundby import interventions
@@ -12,6 +13,7 @@ from boundby.bottleneck import counted_quietly, interval, loads
 from boundby.ceilings import Ceilings
 from boundby.device import is_out_of_memory, release_memory
 from boundby.energy import EnergyMeter
+from boundby.environment import memory_limit_bytes
 from boundby.inference import Batch, forward
 from boundby.roofline import Interval, Limits, OperatorLoad, attribute, fixed_cost
 from boundby.stats import estimate
@@ -26,13 +28,14 @@ from boundby.verdict import (
     judge,
     precision_gain,
 )
-from boundby.work import count, fit_length_cost
-from utils.metrics import per_batch
+from boundby.work import count, fit_length_cost, transformer_flops, transformer_shape
+from utils.metrics import MB, per_batch
 from utils.optimal import MEASURED
 from utils.selection import Selection
 from utils.visits import Visit, usable
 
 T = TypeVar("T")
+FORMULA_TOLERANCE = 0.05  # counted and formula agree to 1 % for the families that are known
 DOUBTS_OF_A_VERDICT = ("noisy", "disturbed", "drift", "warm-up")  # those that its figures rest on
 FORWARDS_OF_AN_INTERVENTION = 4 * interventions.PAIRS + 2
 ENERGY_WINDOWS = 3
@@ -115,8 +118,8 @@ class _Case:
             on_host=self.on_host,
             interventions=tried,
             fixes=list(self._fixes(loads or (), useful)),
-            doubts=[*self._doubts(), *self.subject.ceilings.doubts, *failed],
-            reason=reason or f"the limits of this machine in {self.dtype} were not measured",
+            doubts=[*self._doubts(), *self.subject.ceilings.doubts, *self._miscounted(loads or ()), *failed],
+            reason=reason or f"ceilings: the limits of this machine in {self.dtype} were not measured",
         )
         columns, reasons = self._columns(loads or (), useful, verdict)
         if loads and columns["useful_flops_pct"] is None:
@@ -142,9 +145,25 @@ class _Case:
         return mean(cost.flops([int(lengths[row]) for row in batch.rows]) or 0 for batch in self.batches)
 
     def _flops_at(self, batch_size: int, tokens: int) -> int:
-        ids = torch.ones((batch_size, tokens), dtype=torch.int64, device=self.device)
+        """Return the FLOPs of a batch of real tokens without padding: the longest text, cut or repeated."""
+        selection = self.subject.selection
+        longest = max(selection.tokens.ids, key=len)
+        row = np.resize(longest, tokens).astype(np.int64)
+        row[-1] = longest[-1]  # some models look for the token that ends a text
+        ids = torch.from_numpy(np.tile(row, (batch_size, 1))).to(self.device)
         batch = Batch(tuple(range(batch_size)), ids, torch.ones_like(ids), tokens_real=ids.numel())
         return count(self._call(batch)).flops
+
+    def _miscounted(self, loads: Sequence[OperatorLoad]) -> list[str]:
+        """Return a doubt where the counted FLOPs are far from the formula of a transformer whose shape is known."""
+        shape = transformer_shape(self.subject.model)
+        if shape is None or not loads:
+            return []
+        formula = mean(transformer_flops(shape, *batch.input_ids.shape) for batch in self.batches)
+        ratio = sum(each.flops for each in loads) / formula
+        if abs(ratio - 1) <= FORMULA_TOLERANCE:
+            return []
+        return [f"work: the counted FLOPs are {ratio:.2f} times those of the formula for this kind of transformer"]
 
     def _doubts(self) -> list[str]:
         return [each for each in self.row["doubts"] if each.startswith(DOUBTS_OF_A_VERDICT)]
@@ -172,11 +191,14 @@ class _Case:
                 continue
             try:
                 yield from make(typical, work, self.subject.timer)
-            except (RuntimeError, MemoryError, ValueError) as error:
+            except Exception as error:  # as above: a forward may raise anything
                 if not is_out_of_memory(error):
-                    failed.append(f"intervention: {type(error).__name__}: {str(error).splitlines()[0]}")
+                    failed.append(f"intervention: {type(error).__name__}: {_said(error)}")
 
     def _doubled(self, batch: Batch, work: Work, timer: Timer) -> Iterator[Intervention]:
+        peak_mb = self.row["memory_cpu_peak_mb"]
+        if self.on_host and peak_mb and 2 * peak_mb * MB > memory_limit_bytes():
+            return  # Linux would end the process rather than raise an error
         twice = self.subject.selection.batch([*batch.rows, *batch.rows])
         yield interventions.doubled_batch(work, self._call(twice), timer, self._predicted(batch, twice))
 
@@ -281,8 +303,8 @@ class _Case:
         samples = sum(len(batch.rows) for batch in self.batches)
         try:
             windows = [meter.of(one_pass) for _ in range(ENERGY_WINDOWS)]
-        except OSError as error:
-            return {}, dict.fromkeys(names, str(error))
+        except Exception as error:  # of the counter, or of a forward
+            return {}, dict.fromkeys(names, _said(error))
         gross = median(each.joules_per_call for each in windows) / samples
         if self.subject.idle_w is None:
             return {names[0]: gross}, {names[1]: "the idle power was not measured"}
@@ -297,9 +319,12 @@ def _tried(make: Callable[[], T]) -> tuple[T | None, str | None]:
     """Return the result, or None and the reason: a model may do what cannot be counted."""
     try:
         return make(), None
-    except (NotImplementedError, RuntimeError, ValueError) as error:
-        why = str(error) or type(error).__name__
-        return None, f"the work cannot be counted: {why.splitlines()[0]}"
+    except Exception as error:  # a model, or torch's formulas, may raise anything; the sweep must not be lost for it
+        return None, f"work: it cannot be counted ({_said(error)})"
+
+
+def _said(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def _isolated(row: Mapping[str, Any]) -> Interval:

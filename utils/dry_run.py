@@ -75,7 +75,9 @@ def _seconds(number: str, config: Config, layout: Layout) -> tuple[float, str | 
     if number == "02":
         sweeps = len(receipts.sweep_dtypes(config)) * len(config.profiling.batch_sizes)
         budget = CEILINGS_S + (WARM_UP_SHARE + VERDICT_SHARE) * sweeps * config.profiling.max_seconds_per_batch_size
-        return budget, "the evaluation of step 02" if config.evaluation.enabled else None
+        rest = ["the evaluation of step 02"] if config.evaluation.enabled else []
+        rest += ["energy, 15 s per batch size where there is a counter"] if config.model.device != "cpu" else []
+        return budget, ", ".join(rest) or None
     return {"00": (2.0, None), "04": (10.0, None)}.get(number, (0.0, f"step {number}"))
 
 

@@ -280,6 +280,8 @@ class _Plan:
                 reason = on_device.reason
             else:
                 found.append(_timing("device", index, on_device.seconds, [batch]))
+        if reason:  # the mean over some of the batches would be compared with that over all
+            found = [timing for timing in found if timing.quantity != "device"]
         return found, reason
 
     def _tokenize_timing(self, batches: list[Batch]) -> Timing:

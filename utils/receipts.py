@@ -17,6 +17,7 @@ SCHEMA_VERSION = 1
 ROOT = Path(__file__).resolve().parents[1]
 OURS = r"(?:utils|boundby)[\w.]*"
 IMPORT = re.compile(rf"^\s*(?:from\s+({OURS})\s+import\s+(\([^)]*\)|[^#\n]+)|import\s+({OURS}))", re.MULTILINE)
+TEMPLATES = ("*.j2", "*.css")  # beside the modules that fill them
 NOT_OF_VISITS = ("targets", "evaluation")
 SHOWN_CHARACTERS = 60  # of a changed value in a reason
 
@@ -212,7 +213,14 @@ def _inputs(step: str, config: Config, layout: Layout) -> dict[str, Any]:
             found["optimal_batch_size"] = _optimal_batch_size(layout)
         return found
     if step == "04":
-        read = [layout.metrics, layout.detailed_metrics, layout.op_stats, layout.trace_manifest, layout.data_receipt]
+        read = [
+            layout.metrics,
+            layout.detailed_metrics,
+            layout.raw_samples,
+            layout.op_stats,
+            layout.trace_manifest,
+            layout.data_receipt,
+        ]
         return {path.name: files.sha256(path) if path.is_file() else None for path in read}
     return {}
 
@@ -254,7 +262,7 @@ def _missing_model(config: Config, layout: Layout) -> str | None:
 
 
 def _code_hash(spec: Step) -> str:
-    """Return a hash of the step's script and of every module of ours it reaches by imports."""
+    """Return a hash of the step's script, of every module of ours it reaches by imports, and of their templates."""
     waiting, seen = [f"scripts/{spec.script}"], {}
     while waiting:
         name = waiting.pop()
@@ -269,7 +277,10 @@ def _code_hash(spec: Step) -> str:
 
 @functools.cache
 def _source(root: Path, name: str) -> tuple[str, tuple[str, ...]] | None:
-    """Return the hash of a source file and the files its imports of ours may stand for; None if it is not there."""
+    """Return the hash of a source file, and the files its imports of ours may stand for, with templates beside it.
+
+    None if it is not there.
+    """
     try:
         source = (root / name).read_text(encoding="utf-8")
     except OSError:
@@ -280,6 +291,8 @@ def _source(root: Path, name: str) -> tuple[str, tuple[str, ...]] | None:
         modules |= {"/".join(path[:depth]) for depth in range(1, len(path) + 1)}
         modules |= {"/".join([*path, each.split()[0]]) for each in names.strip("()").split(",") if each.split()}
     reached = [f"{module}{ending}" for module in sorted(modules) for ending in (".py", "/__init__.py")]
+    folder = (root / name).parent
+    reached += [str(path.relative_to(root)) for ending in TEMPLATES for path in sorted(folder.glob(ending))]
     return hashlib.sha256(source.encode()).hexdigest(), tuple(reached)
 
 

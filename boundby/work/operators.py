@@ -47,11 +47,11 @@ def run_parts(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
 
 def flop_formula(func: OpOverload) -> Callable[..., int] | None:
-    """Return the formula of an operator's FLOPs, torch's own where it has one, or None."""
+    """Return the formula of an operator's FLOPs: ours where torch's fails on some torch, else torch's own, or None."""
     packet = func._overloadpacket
     if packet not in flop_registry and func.namespace == "aten":
         packet = getattr(torch.ops.aten, packet.__name__.rstrip("_"), packet)  # addmm_ computes what addmm does
-    return flop_registry.get(packet) or FORMULAS.get(str(packet))
+    return FORMULAS.get(str(packet)) or flop_registry.get(packet)
 
 
 def flops(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> int:
@@ -149,7 +149,15 @@ def _addmv_flops(_: torch.Tensor, matrix: torch.Tensor, *__: Any, **___: Any) ->
 
 # What torch lacks: 2.13.0 counts attention on a CPU as 0 (pytorch#195460).
 FORMULAS: dict[str, Callable[..., int]] = {
-    "aten._scaled_dot_product_flash_attention_for_cpu": _sdpa_flops,
+    "aten._scaled_dot_product_flash_attention_for_cpu": _sdpa_flops,  # torch 2.13 has none
+    **dict.fromkeys(  # torch up to 2.11 asserts as many heads of keys as of queries
+        (
+            "aten._scaled_dot_product_flash_attention",
+            "aten._scaled_dot_product_efficient_attention",
+            "aten._scaled_dot_product_cudnn_attention",
+        ),
+        _sdpa_flops,
+    ),
     "aten.mv": _vector_flops,
     "aten.dot": _vector_flops,
     "aten.addmv": _addmv_flops,

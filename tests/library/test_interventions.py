@@ -61,7 +61,7 @@ def test_doubling_tells_a_fixed_cost_from_one_that_grows_with_the_samples(
 
 @pytest.mark.parametrize(
     ("growth", "confirms", "contradicts"),
-    [(2.0, {"compute", "memory", "mixed"}, {"launch", "under_utilised"}), (1.0, {"launch", "under_utilised"}, set())],
+    [(2.0, set(), {"launch", "under_utilised"}), (1.0, {"launch"}, {"compute", "memory", "mixed"})],
 )
 def test_doubling_bears_out_the_bounds_whose_time_follows(
     clock: FakeClock, growth: float, confirms: set[str], contradicts: set[str]
@@ -69,16 +69,16 @@ def test_doubling_bears_out_the_bounds_whose_time_follows(
     found = doubled_batch(takes(clock, FORWARD_S), takes(clock, growth * FORWARD_S), Timer(clock))
     verdicts = {bound: confirm(bound, [found])[0] for bound in found.predicted}
     assert {bound for bound, said in verdicts.items() if said == "confirmed"} == confirms
-    assert {bound for bound, said in verdicts.items() if said == "contradicted"} == (
-        contradicts or {"compute", "memory", "mixed"}
-    )
+    assert {bound for bound, said in verdicts.items() if said == "contradicted"} == contradicts
 
 
 def test_what_the_limits_predict_of_doubling_is_held_against_it(clock: FakeClock) -> None:
     # weights that are read once for either batch: the limits allow 0.8 of the time for half the samples
     one, two = takes(clock, 4 * FORWARD_S), takes(clock, 5 * FORWARD_S)
     assert confirm("memory", [doubled_batch(one, two, Timer(clock))])[0] == "contradicted"
-    assert confirm("memory", [doubled_batch(one, two, Timer(clock), predicted_ratio=0.8)])[0] == "confirmed"
+    assert (
+        confirm("memory", [doubled_batch(one, two, Timer(clock), predicted_ratio=0.8)])[0] == "untested"
+    )  # compute would too
 
 
 # Pairs against drift and single slow calls
@@ -247,14 +247,17 @@ def highest() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("highest")
-@pytest.mark.parametrize(("faster", "bound", "other"), [(4.0, "compute", "memory"), (1.0, "memory", "compute")])
+@pytest.mark.parametrize(
+    ("faster", "bound", "said", "other"),
+    [(4.0, "compute", "confirmed", "memory"), (1.0, "memory", "untested", "compute")],  # or launch
+)
 def test_products_that_may_be_rounded_gain_where_compute_is_the_bound(
-    clock: FakeClock, faster: float, bound: str, other: str
+    clock: FakeClock, faster: float, bound: str, said: str, other: str
 ) -> None:
     found = other_precision(rounding(clock, faster), Timer(clock), "medium", ceiling_ratio=4.0)
     assert effect(found) == Interval.exact(faster)
     assert found is not None and "'medium'" in found.name
-    assert confirm(bound, [found])[0] == "confirmed"  # type: ignore[arg-type]
+    assert confirm(bound, [found])[0] == said  # type: ignore[arg-type]
     assert confirm(other, [found])[0] == "contradicted"  # type: ignore[arg-type]
     assert torch.get_float32_matmul_precision() == "highest"
 
@@ -339,18 +342,18 @@ class FakeCuda:
 
 
 @pytest.mark.parametrize(
-    ("host_s", "ratio", "bound", "other"),
-    [(4 * FORWARD_S, 4.0, "launch", "compute"), (0.0, 1.0, "memory", "launch")],
+    ("host_s", "ratio", "bound", "said", "other"),
+    [(4 * FORWARD_S, 4.0, "launch", "confirmed", "compute"), (0.0, 1.0, "memory", "untested", "launch")],
 )
-def test_a_replayed_graph_takes_the_time_of_the_device_alone(
-    clock: FakeClock, monkeypatch: pytest.MonkeyPatch, host_s: float, ratio: float, bound: str, other: str
+def test_a_replayed_graph_takes_the_time_of_the_device_alone(  # noqa: PLR0913  (two fixtures and one row of a table)
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch, host_s: float, ratio: float, bound: str, said: str, other: str
 ) -> None:
     cuda = FakeCuda(clock, host_s, FORWARD_S)
     cuda.install(monkeypatch)
     found = graph_replay(cuda.work, Timer(clock))
     assert effect(found) == Interval.exact(ratio)
     assert found is not None
-    assert confirm(bound, [found])[0] == "confirmed"  # type: ignore[arg-type]
+    assert confirm(bound, [found])[0] == said  # type: ignore[arg-type]
     assert confirm(other, [found])[0] == "contradicted"  # type: ignore[arg-type]
 
 

@@ -222,3 +222,25 @@ def test_the_evidence_tells_the_figures() -> None:
     lines = "\n".join(judge(times(12.5), [PRODUCT], LIMITS).evidence)
     assert "80.0 GFLOP/s of 100.0 measured on this machine (80 %)" in lines
     assert "the limits need 80 % of the time: compute 80 %, memory 0 %, launch 0 %" in lines
+
+
+def test_a_test_that_cannot_tell_two_bounds_apart_confirms_neither() -> None:
+    both = replace(HALVED, predicted={"compute": (0.4, 0.63), "memory": (0.4, 0.63), "launch": (0.7, 1.15)})
+    for bound in ("compute", "memory"):
+        confirmation, [line] = confirm(bound, [both])
+        assert confirmation == "untested" and "as predicted, and so it would be for" in line
+    assert confirm("launch", [both])[0] == "contradicted"
+
+
+def test_device_and_isolated_time_move_apart_at_the_ends() -> None:
+    # at the centre 20 % of the time is idle; with the device at its low end and the whole at its high end it is 49 %
+    apart = Times(Interval(0.010, 0.008, 0.0125), device_s=Interval(0.008, 0.0064, 0.010), enqueue_s=0.001)
+    found = judge(apart, [replace(PRODUCT, flops=0.7e9)], LIMITS, on_host=False)
+    assert found.bound == "mixed" and {"compute", "launch"} <= set(found.alternatives)
+
+
+def test_gains_of_every_bound_that_it_may_be_are_named() -> None:
+    padding = Gain("remove padding", 2.4, "58 % of the FLOPs are of padding", relieves=("compute",))
+    apart = Times(Interval(0.0133, 0.0120, 0.0145), device_s=Interval(0.010, 0.010, 0.010), enqueue_s=0.001)
+    found = judge(apart, [replace(PRODUCT, flops=0.9e9)], LIMITS, on_host=False, fixes=[padding])
+    assert found.bound == "mixed" and "remove padding" in [gain.fix for gain in found.gains]
