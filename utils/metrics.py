@@ -10,7 +10,7 @@ import torch
 from boundby.memory import MemoryMeter
 from boundby.sampler import LEAST_WINDOW_S, NoSource, Sampler
 from boundby.stats import Estimate, Summary, drift, estimate, least_samples, summarize
-from utils.visits import Quantity, Visit, usable
+from utils.visits import Quantity, Visit, isolated_rounds, throughput_rounds, usable
 
 COLUMNS = (
     "dtype",
@@ -158,8 +158,8 @@ def _empty_row(batch_size: int, status: str, reason: str, dtype: str) -> dict[st
 
 def _row(visits: Sequence[Visit], half_width: float) -> dict[str, Any]:
     first, counted = visits[0], usable(visits)
-    latency = estimate([value for visit in counted if (value := visit.isolated_s_per_sample)])
-    interval = estimate([value for visit in counted if (value := visit.throughput_s_per_sample)])
+    latency = estimate(isolated_rounds(counted))
+    interval = estimate(throughput_rounds(counted))
     batches = summarize([timing.seconds for visit in counted for timing in visit.of("isolated")])
     is_noisy = interval.half_width is None or interval.half_width > half_width
     row: dict[str, Any] = dict.fromkeys(COLUMNS)
@@ -295,7 +295,7 @@ def _doubts(visits: Sequence[Visit], batches: Summary, interval: Estimate, half_
         doubts.append(
             f"outliers: {batches.outliers} of {batches.n} batches lie ten standard deviations or more from the median"
         )
-    moved = drift([value for visit in visits if (value := visit.throughput_s_per_sample)])
+    moved = drift(throughput_rounds(visits))
     if moved is not None and abs(moved) > max(LEAST_DRIFT, half_width, interval.half_width or 0.0):
         direction = "longer" if moved > 0 else "shorter"
         doubts.append(f"drift: the last third of the rounds took {100 * abs(moved):.1f} % {direction} than the first")

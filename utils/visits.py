@@ -124,6 +124,33 @@ def usable(visits: Sequence[Visit]) -> list[Visit]:
     return undisturbed if len(undisturbed) >= LEAST_ROUNDS else list(visits)
 
 
+def isolated_rounds(visits: Sequence[Visit]) -> list[float]:
+    """Return the seconds per sample of each visit of one batch size, of calls timed alone.
+
+    A visit often times each batch once, and one forward that the machine held up would shift its sum. So each batch has
+    its typical time, the median over all visits, and a visit is as slow as the median of its timings against those.
+    """
+    typical = _medians([timing for visit in visits for timing in visit.of("isolated")])
+    samples = {timing.index: timing.samples for visit in visits for timing in visit.of("isolated")}
+    if not typical:
+        return []
+    per_sample = sum(typical.values()) / sum(samples.values())
+    return [
+        per_sample * median([timing.seconds / typical[timing.index] for timing in timings])
+        for visit in visits
+        if (timings := visit.of("isolated"))
+    ]
+
+
+def throughput_rounds(visits: Sequence[Visit]) -> list[float]:
+    """Return the seconds per sample of each visit of one batch size, of calls queued one after another.
+
+    On a CPU, where nothing is queued, they are those of calls timed alone.
+    """
+    queued = [value for visit in visits if (value := _per_sample(visit.of("pipelined"))) is not None]
+    return queued or isolated_rounds(visits)
+
+
 def raw_rows(visits: Iterable[Visit]) -> Iterator[dict[str, Any]]:
     """Yield every timing as a row of `raw_samples.csv`."""
     for visit in visits:

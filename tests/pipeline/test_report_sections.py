@@ -129,7 +129,7 @@ def test_summary_gives_the_things_to_know(read):
     said = head(pod(read))
     assert "BASELINE REPORT: codefactory4791/intent-classification-qwen on NVIDIA A100-SXM4-40GB" in said
     assert "measured 2026-08-22 10:15:30 UTC by boundby 0.1.0" in said
-    assert "Optimal batch size: 8 in float32: 257.7 samples/s +- 0.5 %, 4.001 ms per sample" in said
+    assert "Optimal batch size: 8 in float32: 257.7 samples/s +- 0.5 %, 4.002 ms per sample" in said
     assert "Accuracy: 0.9125 [0.9116, 0.9134], F1 macro 0.8934, on 369,475 texts" in said
     assert "Whole dataset: 742.6 s, 497.5 samples/s" in said
     assert "Targets: 3 met and 2 missed" in said

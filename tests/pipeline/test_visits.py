@@ -120,6 +120,18 @@ def test_a_disturbed_visit_has_no_value_for_the_stop_rule_and_is_left_out_where_
     assert [row["disturbed"] for row in visits.raw_rows([disturbed, others[0]])] == [1, 0]
 
 
+def test_one_forward_that_was_held_up_does_not_shift_its_round() -> None:
+    def made(number: int, *seconds: float) -> Visit:
+        return visit(*(timing("isolated", index, each) for index, each in enumerate(seconds)), number=number)
+
+    quiet = [made(number, 1.0, 2.0, 4.0) for number in range(4)]  # three batches of different length, 4 samples each
+    held_up = made(4, 1.0, 60.0, 4.0)
+    slower = made(5, 1.5, 3.0, 6.0)
+    assert visits.isolated_rounds([*quiet, held_up, slower]) == pytest.approx([7 / 12] * 5 + [1.5 * 7 / 12])
+    assert visits.throughput_rounds(quiet) == visits.isolated_rounds(quiet)
+    assert visits.isolated_rounds([]) == visits.throughput_rounds([]) == []
+
+
 def test_half_width_needs_two_rounds() -> None:
     rounds = [visit(timing("isolated", 0, seconds), number=number) for number, seconds in enumerate((1.0, 1.0))]
     assert visits.half_width([]) is None

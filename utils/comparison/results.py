@@ -11,7 +11,7 @@ from boundby import files
 from utils.artifacts import METRICS_VERSION, Layout
 from utils.errors import InputError
 from utils.optimal import MEASURED
-from utils.visits import Timing, Visit, usable
+from utils.visits import Timing, Visit, throughput_rounds, usable
 
 DOCUMENT_KEYS = ("machine_fingerprint", "work_fingerprint", "model", "device", "batch_sizes", "full_dataset_metrics")
 
@@ -97,10 +97,8 @@ def rounds_of(visits: Iterable[Visit]) -> dict[Point, list[float]]:
     by_point: dict[Point, list[Visit]] = {}
     for visit in visits:
         by_point.setdefault(_point(visit), []).append(visit)
-    return {
-        point: [value for visit in usable(found) if (value := visit.throughput_s_per_sample) is not None]
-        for point, found in by_point.items()
-    }
+    rounds = {point: throughput_rounds(usable(found)) for point, found in by_point.items()}
+    return {point: values for point, values in rounds.items() if values}
 
 
 def shards(results: Results) -> Shards | None:
