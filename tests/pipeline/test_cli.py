@@ -320,7 +320,11 @@ def test_code_hash_changes_with_a_module_that_the_script_reaches(workplace, monk
     assert second != first
     (root / "utils" / "package" / "__init__.py").write_text("x = 2\n")
     receipts._source.cache_clear()
-    assert receipts._code_hash(spec) != second
+    third = receipts._code_hash(spec)
+    assert third != second
+    (root / "utils" / "package" / "page.html.j2").write_text("<p>{{ text }}</p>")  # which a module there may fill
+    receipts._source.cache_clear()
+    assert receipts._code_hash(spec) != third
 
 
 def test_progress_without_a_terminal_is_plain_lines(capsys):

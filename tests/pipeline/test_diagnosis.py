@@ -218,6 +218,17 @@ def test_flops_are_those_of_the_formula_with_padding_and_without() -> None:
     assert finding.columns["flops_per_batch"] == executed
     assert finding.columns["useful_flops_pct"] == pytest.approx(100 * useful / executed, rel=1e-12)
     assert fixes(finding.verdict)[REMOVE_PADDING] == pytest.approx(executed / useful, rel=1e-12)
+    assert not [doubt for doubt in finding.verdict.doubts if doubt.startswith("work:")]
+
+
+def test_flops_far_from_the_formula_are_a_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(EVEN).sweep(4)
+    counted = bench.finding().columns["flops_per_batch"]
+    monkeypatch.setattr("utils.diagnosis.transformer_shape", lambda model: "a shape that is known")
+    for factor, doubts in ((1.04, []), (2.0, ["work: the counted FLOPs are 0.50 times those of the formula"])):
+        monkeypatch.setattr("utils.diagnosis.transformer_flops", lambda *_, factor=factor: factor * counted)
+        found = [doubt[:59] for doubt in bench.finding().verdict.doubts if doubt.startswith("work:")]
+        assert found == doubts
 
 
 def test_columns_follow_from_work_time_and_ceiling() -> None:
