@@ -263,7 +263,7 @@ class _Context:
         if times.input_s:
             gain = (times.input_s + isolated) / max(times.input_s, isolated)
             basis = f"it takes {times.input_s / isolated:.2f} times as long as the forward; the slower of both is left"
-            yield Gain("make the input ahead, in another thread or process", gain, basis)
+            yield Gain("prepare the input ahead, in another thread or process", gain, basis)
         if times.device_s is not None and isolated > working:
             basis = "time from idle to idle over the device's own time"
             yield Gain("issue the work in one go (CUDA graphs, torch.compile)", isolated / working, basis)

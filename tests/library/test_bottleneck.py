@@ -167,7 +167,7 @@ def test_an_input_as_slow_as_the_forward_is_the_bound(clock: FakeClock, input_s:
         make_input=lambda: clock.advance(input_s),
     )
     assert found.bound == bound
-    ahead = next(gain for gain in found.gains if gain.fix.startswith("make the input ahead"))
+    ahead = next(gain for gain in found.gains if gain.fix.startswith("prepare the input ahead"))
     assert ahead.at_most == pytest.approx((FORWARD_S + input_s) / FORWARD_S)
 
 

@@ -87,7 +87,7 @@ def test_large_results_go_to_new_memory_page_by_page(new_mib: int, seconds: floa
 def test_making_the_input_longer_than_the_forward_is_bound_by_input() -> None:
     found = judge(times(10.0, input_s=0.03), [PRODUCT], LIMITS)
     assert (found.bound, found.share_of_limit) == ("input", 0.75)
-    assert found.gains[0].fix.startswith("make the input ahead")
+    assert found.gains[0].fix.startswith("prepare the input ahead")
     assert found.gains[0].at_most == pytest.approx(40 / 30)
     assert judge(times(10.1, input_s=0.01), [PRODUCT], LIMITS).bound == "compute"
 

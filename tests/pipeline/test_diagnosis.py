@@ -352,7 +352,7 @@ def test_a_tokenizer_as_slow_as_the_forward_is_the_bound(share: float, bound: st
     bench = Bench(EVEN, seconds_per_text=8 * SECONDS_PER_TOKEN * share).sweep(4)
     finding = bench.finding()
     assert finding.columns["bound"] == bound
-    [ahead] = [gain for gain in fixes(finding.verdict) if gain.startswith("make the input ahead")]
+    [ahead] = [gain for gain in fixes(finding.verdict) if gain.startswith("prepare the input ahead")]
     assert fixes(finding.verdict)[ahead] == pytest.approx(1 + share)
 
 

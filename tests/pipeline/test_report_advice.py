@@ -68,7 +68,7 @@ def test_noisy_rows_are_measured_again_for_longer(read):
 
 def test_slow_tokenizer_is_advice(read):
     slow = results.Speed(results.CPU.fixed_s, results.CPU.token_s, tokenize_s=30e-6)
-    title = "Make the input ahead, in another thread or process"
+    title = "Prepare the input ahead, in another thread or process"
     data = read(results.document(diagnosed(results.cpu_rows(speed=slow))))
     [found] = [each for each in advice.advice(data) if each.title == title]
     assert 1 < found.gain <= 2
