@@ -12,6 +12,18 @@ from boundby.sampler import LEAST_WINDOW_S, NoSource, Sampler
 from boundby.stats import Estimate, Summary, drift, estimate, least_samples, summarize
 from utils.visits import Quantity, Visit, isolated_rounds, throughput_rounds, usable
 
+DIAGNOSED = (  # filled by utils.diagnosis after the sweep
+    "energy_per_sample_j",
+    "energy_per_sample_net_j",
+    "flops_per_batch",
+    "useful_flops_pct",
+    "bytes_per_batch",
+    "flops_per_sec",
+    "share_of_ceiling_pct",
+    "bound",
+    "share_of_limit_pct",
+    "confidence",
+)
 COLUMNS = (
     "dtype",
     "batch_size",
@@ -57,30 +69,9 @@ COLUMNS = (
     "device_per_batch_ms",
     "enqueue_per_batch_ms",
     "transfer_per_batch_ms",
-    "energy_per_sample_j",
-    "energy_per_sample_net_j",
-    "flops_per_batch",
-    "useful_flops_pct",
-    "bytes_per_batch",
-    "flops_per_sec",
-    "share_of_ceiling_pct",
-    "bound",
-    "share_of_limit_pct",
-    "confidence",
+    *DIAGNOSED,
     "disturbed_rounds",
     "doubts",
-)
-DIAGNOSED = (  # filled by utils.diagnosis after the sweep
-    "energy_per_sample_j",
-    "energy_per_sample_net_j",
-    "flops_per_batch",
-    "useful_flops_pct",
-    "bytes_per_batch",
-    "flops_per_sec",
-    "share_of_ceiling_pct",
-    "bound",
-    "share_of_limit_pct",
-    "confidence",
 )
 DEVICE_TIMES = ("device", "enqueue", "transfer")
 SAMPLED = ("gpu_utilization_pct", "gpu_power_w", "gpu_sm_clock_mhz", "cpu_utilization_pct")
