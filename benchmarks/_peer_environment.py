@@ -1,4 +1,4 @@
-"""The environment of the peer: made once, kept under build/, made again when what it should hold has changed."""
+"""The environment of a peer: made once, kept under build/, made again when what it should hold has changed."""
 
 import platform
 import shutil
@@ -8,8 +8,6 @@ from pathlib import Path
 
 from boundby import files
 
-FOLDER = Path("build/benchmark-optimum")
-REQUIREMENTS = Path(__file__).with_name("requirements-optimum.txt")
 LAST_LINES = 5  # of a failed command: pip gives its reason at the end
 MOST_SECONDS = 1800.0
 
@@ -18,18 +16,22 @@ class PeerLacks(Exception):
     """The peer's environment cannot be made; the message says why."""
 
 
-def prepare(root: Path) -> Path:
-    """Return the Python of the peer's environment below `root`, made if need be. Raises PeerLacks with the reason."""
-    folder = root / FOLDER
+def prepare(root: Path, peer: str) -> Path:
+    """Return the Python of the environment of `requirements-<peer>.txt` below `root`, made if need be.
+
+    Raises PeerLacks with the reason.
+    """
+    folder = root / "build" / f"benchmark-{peer}"
+    requirements = Path(__file__).with_name(f"requirements-{peer}.txt")
     python = folder / "bin" / "python"
-    receipt, wanted = folder / "made-from.txt", _wanted()
+    receipt, wanted = folder / "made-from.txt", _wanted(requirements)
     try:
         if receipt.is_file() and receipt.read_text(encoding="utf-8") == wanted:
             print(f"peer environment: {folder} (made before)", flush=True)
             return python
         shutil.rmtree(folder, ignore_errors=True)
         _run([sys.executable, "-m", "venv", str(folder)])
-        _run([str(python), "-m", "pip", "install", "--quiet", "--progress-bar", "off", "-r", str(REQUIREMENTS)])
+        _run([str(python), "-m", "pip", "install", "--quiet", "--progress-bar", "off", "-r", str(requirements)])
         files.write_text(receipt, wanted)  # last: a half-made environment is made again
     except OSError as error:
         raise PeerLacks(str(error)) from error
@@ -41,8 +43,8 @@ def packages(python: Path) -> str:
     return ", ".join(_run([str(python), "-m", "pip", "freeze"], is_shown=False).split())
 
 
-def _wanted() -> str:
-    return f"Python {platform.python_version()}\n{REQUIREMENTS.read_text(encoding='utf-8')}"
+def _wanted(requirements: Path) -> str:
+    return f"Python {platform.python_version()}\n{requirements.read_text(encoding='utf-8')}"
 
 
 def _run(command: list[str], is_shown: bool = True) -> str:

@@ -12,11 +12,8 @@ plain loop, or does not notice the busy core. The peer is shown, never judged.
 import argparse
 import contextlib
 import json
-import os
-import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
 
-from benchmarks import _judgement, _peer_environment
+from benchmarks import _fresh_process, _judgement, _peer_environment
 from benchmarks._throughput import BATCH_SIZE, TOKENS
 from boundby import environment
 
@@ -90,7 +87,7 @@ def _peer_commands(args: argparse.Namespace) -> dict[str, list[str]]:
         print("optimum-benchmark: left out")
         return {}
     try:
-        python = _peer_environment.prepare(ROOT)
+        python = _peer_environment.prepare(ROOT, "optimum")
         print(f"packages of the peer: {_peer_environment.packages(python)}")
     except _peer_environment.PeerLacks as reason:
         print(f"optimum-benchmark: its environment cannot be made: {reason}")
@@ -123,41 +120,17 @@ def _repeats(commands: dict[str, list[str]], args: argparse.Namespace) -> dict[s
 
 
 def _attempt(method: str, command: list[str], seconds: float) -> Attempt:
-    """Run one process and return what it found; this process sleeps meanwhile."""
-    limit = OVERHEAD_S + 10 * seconds
-    with tempfile.TemporaryDirectory() as scratch:  # the peer leaves files where it runs
-        try:
-            code, output, errors = _run(command, scratch, limit)
-        except subprocess.TimeoutExpired:
-            return Attempt(method, None, f"did not end within {limit:.0f} s")
-    if code:
-        return Attempt(method, None, (errors or output).strip().split("\n")[-1])
-    return _read(method, output)
+    """Run one process and return what it found."""
+    try:
+        line = _fresh_process.last_line(command, OVERHEAD_S + 10 * seconds, {"HF_HUB_OFFLINE": "1", "LOG_TO_FILE": "0"})
+    except _fresh_process.AttemptFailed as reason:
+        return Attempt(method, None, str(reason))
+    return _read(method, line)
 
 
-def _run(command: list[str], scratch: str, limit: float) -> tuple[int, str, str]:
-    """Return exit code, output and errors; a process that is cut short takes its children with it."""
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=scratch,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "LOG_TO_FILE": "0", "TMPDIR": scratch},
-        start_new_session=True,
-    )
-    with process:
-        try:
-            output, errors = process.communicate(timeout=limit)
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
-    return process.returncode, output, errors
-
-
-def _read(method: str, output: str) -> Attempt:
+def _read(method: str, line: str) -> Attempt:
     """Return the attempt that the last line of a process tells of."""
-    found: dict[str, Any] = json.loads(output.strip().split("\n")[-1])
+    found: dict[str, Any] = json.loads(line)
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     doubts = tuple(found.get("doubts", ()))
     return Attempt(method, found["samples_per_s"], found["said"], doubts, found["threads"], versions)

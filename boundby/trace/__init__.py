@@ -1,17 +1,20 @@
-"""Chrome traces of torch.profiler, ours or anyone's, as columns and tables. Loads neither torch nor pandas.
+"""Chrome traces of torch.profiler, ours or anyone's: columns, tables, causes. Loads neither torch nor pandas.
 
-`reader` turns a file into columns of integer nanoseconds, `operators` into a table of operators, `stacks` into folded
-Python stacks.
+`reader` turns a file into columns of integer nanoseconds and `analysis` these into what they say: where the time of
+every device went, and why it was idle. `operators` is the table of operators, `stacks` the folded Python stacks.
 """
 
+from boundby.trace.analysis import Analysis, analyze
 from boundby.trace.operators import OPERATOR_COLUMNS, OpStat, op_stats, operator_rows, rows_by_name
 from boundby.trace.reader import Trace, read_trace, step_count
 from boundby.trace.stacks import folded_stacks
 
 __all__ = [
     "OPERATOR_COLUMNS",
+    "Analysis",
     "OpStat",
     "Trace",
+    "analyze",
     "folded_stacks",
     "op_stats",
     "operator_rows",

@@ -1,22 +1,17 @@
 """The operators of a trace: how often each ran, its own and its total time, and the device time it caused."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from boundby.trace.reader import ABSENT, DEVICE_CATEGORIES, PROFILER_STEP, Trace
+from boundby.trace.flops import operator_flops
+from boundby.trace.links import Links, links
+from boundby.trace.nesting import HostTree, host_tree
+from boundby.trace.reader import PROFILER_STEP, Trace
+from boundby.trace.table import ABSENT, OPERATOR, PYTHON_FRAME
 
-LAUNCH_CATEGORIES = (
-    "cuda_runtime",
-    "cuda_driver",
-    "xpu_runtime",
-    "xpu_driver",
-    "privateuse1_runtime",
-    "privateuse1_driver",
-)
 OPERATOR_COLUMNS = (
     "name",
     "input_shapes",
@@ -26,71 +21,100 @@ OPERATOR_COLUMNS = (
     "cpu_self_pct",
     "device_total_ms",
     "device_pct",
+    "device_self_ms",
+    "flops",
+    "flops_per_sec",
+    "share_of_ceiling_pct",
 )
+ADDED_UP = ("cpu_total_ms", "cpu_self_ms", "cpu_self_pct", "device_total_ms", "device_pct", "device_self_ms", "flops")
+MODULE = "nn.Module: "
+STACK_FRAMES = 5  # of the innermost ones, as in torch's own table
+Grouping = Literal["shapes", "stack", "module"]
 
 
 @dataclass(frozen=True)
 class OpStat:
-    """All calls of one operator with the same recorded input shapes.
+    """All calls of one operator that agree in what they are grouped by.
 
     `cpu_total_ns` includes the operators it called, `cpu_self_ns` does not: the latter adds up to the time in which
     each thread was inside any operator. `device_total_ns` is the time of the kernels, copies and memsets launched by
-    the calls and the operators they called; it overlaps between operators that call one another.
+    the calls and the operators they called; it overlaps between operators that call one another. `device_self_ns`
+    leaves the called ones out and adds up to the time of all work that an operator launched.
     """
 
     name: str
-    input_shapes: str | None  # JSON text; None where shapes were not recorded
+    input_shapes: str | None  # JSON text; None where shapes were not recorded or not grouped by
     calls: int
     cpu_total_ns: int
     cpu_self_ns: int
     cpu_self_share: float | None  # of the self time of all operators; None where that is zero
     device_total_ns: int | None  # None where the trace holds no device event
     device_share: float | None  # of the time of all device events
+    device_self_ns: int | None
+    flops: int | None = None  # of all calls; None where no formula is known for the operator or no shapes
+    stack: str | None = None  # the innermost frames, outermost first, joined by ";"
+    module: str | None = None  # the innermost nn.Module that made the call
+
+    @property
+    def flops_per_s(self) -> float | None:
+        """FLOP/s over the device time, or the CPU time where there is no device; None where unknown or no time."""
+        nanoseconds = self.cpu_total_ns if self.device_total_ns is None else self.device_total_ns
+        return self.flops / nanoseconds * 1e9 if self.flops and nanoseconds else None
 
 
-def op_stats(trace: Trace) -> list[OpStat]:
-    """Return one record per operator and input shapes, the one with the most self time first.
+def op_stats(
+    trace: Trace,
+    group_by: Collection[Grouping] = ("shapes",),
+    *,
+    tree: HostTree | None = None,
+    linked: Links | None = None,
+) -> list[OpStat]:
+    """Return one record per operator and whatever else it is grouped by, the one with the most self time first.
 
-    Python frames, user annotations and `ProfilerStep` marks are no operators.
+    Python frames, user annotations and `ProfilerStep` marks are no operators. `tree` and `linked` are those of the
+    trace, where the caller has them already.
     """
-    is_op = _is_operator(trace)
-    duration_ns = np.maximum(trace.duration_ns, 0)
-    self_ns, parent = _nest(trace, is_op)
-    device_ns = _device_ns(trace, is_op, parent)
-    call = _outermost_dispatch(trace, is_op, parent)
-    own_ns = np.zeros_like(self_ns)
-    np.add.at(own_ns, call, self_ns)
-    ops = np.flatnonzero(is_op & (call == np.arange(len(call))))
-    key = trace.name[ops].astype(np.int64) * (len(trace.shapes) + 1) + trace.input_shapes[ops]
-    _, first, group, calls = np.unique(key, return_index=True, return_inverse=True, return_counts=True)
-
-    def per_group(nanoseconds: np.ndarray) -> list[int]:
-        sums = np.zeros(len(first), dtype=np.int64)
-        np.add.at(sums, group, nanoseconds[ops])
-        return sums.tolist()
-
-    device_totals = [None] * len(first) if device_ns is None else per_group(device_ns)
-    whole_self = int(own_ns.sum())
-    whole_device = int(duration_ns[trace.in_categories(DEVICE_CATEGORIES)].sum())
-    columns = zip(ops[first], calls.tolist(), per_group(duration_ns), per_group(own_ns), device_totals, strict=True)
-    stats = [
-        OpStat(
-            name=trace.names[trace.name[row]],
-            input_shapes=None if trace.input_shapes[row] == ABSENT else trace.shapes[trace.input_shapes[row]],
-            calls=count,
-            cpu_total_ns=cpu_total,
-            cpu_self_ns=cpu_self,
-            cpu_self_share=_share(cpu_self, whole_self),
-            device_total_ns=device_total,
-            device_share=_share(device_total, whole_device),
+    tree = tree or host_tree(trace)
+    calls = _Calls(trace, tree, linked or links(trace))
+    groups = _Groups(trace, tree, calls.rows, group_by)
+    whole_self = int(calls.self_ns.sum())
+    columns = zip(
+        groups.first.tolist(),
+        groups.counts.tolist(),
+        groups.sums(np.maximum(trace.duration_ns, 0)),
+        groups.sums(calls.self_ns),
+        groups.sums(calls.device_total_ns),
+        groups.sums(calls.device_self_ns),
+        strict=True,
+    )
+    stats = []
+    for place, count, cpu_total, cpu_self, device_total, device_self in columns:
+        name, shapes, stack, module = groups.labels(place)
+        flops = operator_flops(name, shapes)
+        stats.append(
+            OpStat(
+                name=name,
+                input_shapes=shapes,
+                calls=count,
+                cpu_total_ns=cpu_total,
+                cpu_self_ns=cpu_self,
+                cpu_self_share=_share(cpu_self, whole_self),
+                device_total_ns=device_total,
+                device_share=_share(device_total, calls.whole_device_ns),
+                device_self_ns=device_self,
+                flops=None if flops is None else flops * count,
+                stack=stack,
+                module=module,
+            )
         )
-        for row, count, cpu_total, cpu_self, device_total in columns
-    ]
     return sorted(stats, key=lambda stat: stat.cpu_self_ns, reverse=True)
 
 
-def operator_rows(stats: Sequence[OpStat]) -> list[dict[str, Any]]:
-    """Return the records as rows with the columns `OPERATOR_COLUMNS`, times in milliseconds; unknown is None."""
+def operator_rows(stats: Sequence[OpStat], peak_flops_per_s: float | None = None) -> list[dict[str, Any]]:
+    """Return the records as rows with the columns `OPERATOR_COLUMNS`, times in milliseconds; unknown is None.
+
+    `peak_flops_per_s` is the measured ceiling that the share of an operator's FLOP/s is taken of.
+    """
     return [
         {
             "name": stat.name,
@@ -98,9 +122,13 @@ def operator_rows(stats: Sequence[OpStat]) -> list[dict[str, Any]]:
             "calls": stat.calls,
             "cpu_total_ms": stat.cpu_total_ns / 1e6,
             "cpu_self_ms": stat.cpu_self_ns / 1e6,
-            "cpu_self_pct": None if stat.cpu_self_share is None else 100 * stat.cpu_self_share,
-            "device_total_ms": None if stat.device_total_ns is None else stat.device_total_ns / 1e6,
-            "device_pct": None if stat.device_share is None else 100 * stat.device_share,
+            "cpu_self_pct": _percent(stat.cpu_self_share),
+            "device_total_ms": _milliseconds(stat.device_total_ns),
+            "device_pct": _percent(stat.device_share),
+            "device_self_ms": _milliseconds(stat.device_self_ns),
+            "flops": stat.flops,
+            "flops_per_sec": stat.flops_per_s,
+            "share_of_ceiling_pct": _percent(_share(stat.flops_per_s, peak_flops_per_s)),
         }
         for stat in stats
     ]
@@ -113,71 +141,168 @@ def rows_by_name(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """
     found: dict[str, dict[str, Any]] = {}
     for row in rows:
-        whole = found.setdefault(row["name"], {"name": row["name"], "calls": 0, **dict.fromkeys(OPERATOR_COLUMNS[3:])})
+        whole = found.setdefault(row["name"], {"name": row["name"], "calls": 0, **dict.fromkeys(ADDED_UP)})
         whole["calls"] += int(row["calls"])
-        for key in OPERATOR_COLUMNS[3:]:
-            if row[key] not in (None, ""):
+        for key in ADDED_UP:
+            if row.get(key) not in (None, ""):
                 whole[key] = (whole[key] or 0.0) + float(row[key])
     return sorted(found.values(), key=lambda row: row["cpu_self_ms"] or 0.0, reverse=True)
 
 
-def _share(part: int | None, whole: int) -> float | None:
+class _Calls:
+    """The calls of operators and what each took.
+
+    `rows` are those in the trace; the arrays of ns have a value for every event of the trace. The two of the device
+    are None where it did nothing.
+    """
+
+    def __init__(self, trace: Trace, tree: HostTree, linked: Links) -> None:
+        is_op = is_operator(trace)
+        every = np.arange(len(is_op))
+        self._operator = tree.nearest(every, is_op)  # the event itself, or the operator around it
+        parent = tree.nearest(tree.parent, is_op)
+        call = _outermost_dispatch(trace, is_op, parent)
+        self.rows = np.flatnonzero(is_op & (call == every))
+        self.self_ns = np.zeros(len(is_op), dtype=np.int64)
+        for segments in tree.segments.values():
+            inside = np.flatnonzero(segments.row[:-1] != ABSENT)
+            owner = self._operator[segments.row[inside]]
+            np.add.at(self.self_ns, owner[owner != ABSENT], np.diff(segments.start_ns)[inside][owner != ABSENT])
+        self.self_ns = _moved(self.self_ns, call)
+        self.device_total_ns = self.device_self_ns = self.whole_device_ns = None
+        if len(linked.rows):
+            self._add_device_time(trace, parent, call, linked)
+
+    def _add_device_time(self, trace: Trace, parent: np.ndarray, call: np.ndarray, linked: Links) -> None:
+        duration_ns = linked.end_ns - linked.start_ns
+        self.whole_device_ns = int(duration_ns.sum())
+        owner = launching_operators(trace, linked, self._operator)
+        own_ns = np.zeros(len(parent), dtype=np.int64)
+        np.add.at(own_ns, owner[owner != ABSENT], duration_ns[owner != ABSENT])
+        self.device_self_ns = _moved(own_ns, call)
+        self.device_total_ns = own_ns.copy()
+        owner = np.flatnonzero(own_ns)
+        carried_ns = own_ns[owner]
+        while len(owner):  # once per level of nesting
+            owner = parent[owner]
+            owner, carried_ns = owner[owner != ABSENT], carried_ns[owner != ABSENT]
+            np.add.at(self.device_total_ns, owner, carried_ns)
+
+
+class _Groups:
+    """Calls that agree in name and whatever else is asked for: `first` is the place of one of them in `rows`."""
+
+    def __init__(self, trace: Trace, tree: HostTree, rows: np.ndarray, group_by: Collection[Grouping]) -> None:
+        self._trace, self._rows = trace, rows
+        self._by_shapes = "shapes" in group_by
+        self._modules = self._frames = None
+        keys = [trace.name[rows]]
+        if self._by_shapes:
+            keys.append(trace.input_shapes[rows])
+        if "module" in group_by:
+            self._modules = names_of(trace, tree.nearest(tree.parent[rows], is_module(trace)))
+            keys.append(self._modules)
+        if "stack" in group_by:
+            self._frames = _frames(trace, tree, rows)
+            keys += list(self._frames)
+        _, self.first, self._group, self.counts = np.unique(
+            _combined(keys), return_index=True, return_inverse=True, return_counts=True
+        )
+
+    def sums(self, nanoseconds: np.ndarray | None) -> list[int] | list[None]:
+        """Return the sum of each group over an array with a value for every event, None for each where it is None."""
+        if nanoseconds is None:
+            return [None] * len(self.first)
+        sums = np.zeros(len(self.first), dtype=np.int64)
+        np.add.at(sums, self._group, nanoseconds[self._rows])
+        return sums.tolist()
+
+    def labels(self, place: int) -> tuple[str, str | None, str | None, str | None]:
+        """Return name, shapes, stack and module of the group that the call at `place` belongs to."""
+        trace, row = self._trace, self._rows[place]
+        shapes = trace.input_shapes[row] if self._by_shapes else ABSENT
+        stack = None
+        if self._frames is not None:
+            stack = ";".join(trace.names[name] for name in self._frames[::-1, place].tolist() if name != ABSENT)
+        module = ABSENT if self._modules is None else self._modules[place]
+        return (
+            trace.names[trace.name[row]],
+            None if shapes == ABSENT else trace.shapes[shapes],
+            stack or None,
+            None if module == ABSENT else trace.names[module].removeprefix(MODULE),
+        )
+
+
+def launching_operators(trace: Trace, linked: Links, operator: np.ndarray) -> np.ndarray:
+    """Return, for each piece of work of the device, the row of the innermost operator that launched it, or `ABSENT`.
+
+    `operator` is the row of the operator around each event. Where the trace lacks the launching call, the operator of
+    the same external id is taken; in older traces that id only repeats the correlation and says nothing.
+    """
+    owner = np.where(linked.launch == ABSENT, ABSENT, operator[linked.launch])
+    lacking = np.flatnonzero(linked.launch == ABSENT)
+    external_id = trace.external_id[linked.rows[lacking]]
+    lacking = lacking[(external_id != ABSENT) & (external_id != trace.correlation[linked.rows[lacking]])]
+    if len(lacking):
+        ops = np.flatnonzero(is_operator(trace) & (trace.external_id != ABSENT))
+        of_id = dict(zip(trace.external_id[ops].tolist(), ops.tolist(), strict=True))
+        owner[lacking] = [of_id.get(each, ABSENT) for each in trace.external_id[linked.rows[lacking]].tolist()]
+    return owner
+
+
+def _combined(keys: Sequence[np.ndarray]) -> np.ndarray:
+    """Return one integer per place that is equal where all keys are."""
+    whole = keys[0].astype(np.int64)
+    for key in keys[1:]:
+        _, whole = np.unique(whole, return_inverse=True)  # small again, lest the product overflow
+        whole = whole * (int(key.max(initial=0)) + 2) + key + 1
+    return whole
+
+
+def _frames(trace: Trace, tree: HostTree, rows: np.ndarray) -> np.ndarray:
+    """Return the names of the innermost Python frames around `rows`, one line per frame, the innermost first."""
+    is_frame = trace.in_categories([PYTHON_FRAME])
+    frames, found = tree.nearest(tree.parent[rows], is_frame), []
+    for _ in range(STACK_FRAMES):
+        found.append(names_of(trace, frames))
+        frames = tree.nearest(np.where(frames == ABSENT, ABSENT, tree.parent[frames]), is_frame)
+    return np.stack(found)
+
+
+def names_of(trace: Trace, rows: np.ndarray) -> np.ndarray:
+    """Return the number of the name of each row; that of `ABSENT` is `ABSENT`."""
+    return np.where(rows == ABSENT, ABSENT, trace.name[rows])
+
+
+def _moved(nanoseconds: np.ndarray, call: np.ndarray) -> np.ndarray:
+    """Return the values added up at the call that each event belongs to."""
+    moved = np.zeros_like(nanoseconds)
+    filled = np.flatnonzero(nanoseconds)
+    np.add.at(moved, call[filled], nanoseconds[filled])
+    return moved
+
+
+def _share(part: float | None, whole: float | None) -> float | None:
     return None if part is None or not whole else part / whole
 
 
-def _is_operator(trace: Trace) -> np.ndarray:
-    is_step = np.array([PROFILER_STEP.fullmatch(name) is not None for name in trace.names], dtype=bool)
-    return trace.in_categories(["cpu_op"]) & ~is_step[trace.name]
+def _percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share
 
 
-def _nest(trace: Trace, is_op: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return, for every event of the trace, the self time of an operator in ns and the row of the enclosing operator.
-
-    Operators and launches of one thread are gone through in the order of their starts.
-    """
-    self_ns = np.zeros(len(is_op), dtype=np.int64)
-    parent = np.full(len(is_op), ABSENT, dtype=np.int64)
-    duration_ns = np.maximum(trace.duration_ns, 0)
-    rows = np.flatnonzero(is_op | trace.in_categories(LAUNCH_CATEGORIES))
-    rows = rows[np.lexsort((-duration_ns[rows], trace.start_ns[rows], trace.thread[rows]))]
-    for thread_rows in np.split(rows, np.flatnonzero(np.diff(trace.thread[rows])) + 1):
-        start_ns = trace.start_ns[thread_rows]
-        own, outer = _nest_thread(
-            start_ns.tolist(), (start_ns + duration_ns[thread_rows]).tolist(), is_op[thread_rows].tolist()
-        )
-        self_ns[thread_rows] = own
-        parent[thread_rows] = [ABSENT if place == ABSENT else thread_rows[place] for place in outer]
-    return self_ns, parent
+def _milliseconds(nanoseconds: int | None) -> float | None:
+    return None if nanoseconds is None else nanoseconds / 1e6
 
 
-def _nest_thread(starts: list[int], ends: list[int], is_op: list[bool]) -> tuple[list[int], list[int]]:
-    """Return self time in ns and place of the enclosing operator, for events in the order of their starts.
+def is_operator(trace: Trace) -> np.ndarray:
+    """Return a mask of the events that are calls of operators."""
+    return trace.in_categories([OPERATOR]) & ~trace.named(PROFILER_STEP)
 
-    Every moment is booked on the operator that began last and still runs. So the self times add up to the union of
-    the operators, and none is negative, also where events overlap without nesting.
-    """
-    self_ns = [0] * len(starts)
-    parent = [ABSENT] * len(starts)
-    stack: list[int] = []
-    now = 0
 
-    def advance(until: float) -> None:
-        nonlocal now
-        while stack and ends[stack[-1]] <= until:
-            top = stack.pop()
-            self_ns[top] += max(ends[top] - now, 0)
-            now = max(ends[top], now)
-
-    for place, start in enumerate(starts):
-        advance(start)
-        if stack:
-            parent[place] = stack[-1]
-            self_ns[stack[-1]] += start - now
-        now = start
-        if is_op[place]:
-            stack.append(place)
-    advance(math.inf)
-    return self_ns, parent
+def is_module(trace: Trace) -> np.ndarray:
+    """Return a mask of the events that are calls of an nn.Module, recorded with Python stacks."""
+    is_module = np.array([name.startswith(MODULE) for name in trace.names], dtype=bool)
+    return is_module[trace.name] & trace.in_categories([PYTHON_FRAME])
 
 
 def _outermost_dispatch(trace: Trace, is_op: np.ndarray, parent: np.ndarray) -> np.ndarray:
@@ -195,41 +320,3 @@ def _outermost_dispatch(trace: Trace, is_op: np.ndarray, parent: np.ndarray) -> 
     while not np.array_equal(call, call[call]):
         call = call[call]
     return call
-
-
-def _device_ns(trace: Trace, is_op: np.ndarray, parent: np.ndarray) -> np.ndarray | None:
-    """Return, for every operator, the ns of the device events that it or an operator inside it launched.
-
-    None where the trace holds no device event.
-    """
-    device = np.flatnonzero(trace.in_categories(DEVICE_CATEGORIES))
-    if not len(device):
-        return None
-    total_ns = np.zeros(len(is_op), dtype=np.int64)
-    owner = _launchers(trace, is_op, parent, device)
-    duration_ns = np.maximum(trace.duration_ns[device], 0)
-    while (inside := owner != ABSENT).any():  # once per level of nesting
-        owner, duration_ns = owner[inside], duration_ns[inside]
-        np.add.at(total_ns, owner, duration_ns)
-        owner = parent[owner]
-    return total_ns
-
-
-def _launchers(trace: Trace, is_op: np.ndarray, parent: np.ndarray, device: np.ndarray) -> np.ndarray:
-    """Return, for each of the `device` events, the row of the innermost operator that launched it, or `ABSENT`.
-
-    That is the operator around the runtime call of the same correlation; where the trace lacks the call, the operator
-    of the same external id. In older traces the external id only repeats the correlation and says nothing.
-    """
-    calls = np.flatnonzero(trace.in_categories(LAUNCH_CATEGORIES) & (trace.correlation != ABSENT))
-    around_call = dict(zip(trace.correlation[calls].tolist(), parent[calls].tolist(), strict=True))
-    ops = np.flatnonzero(is_op & (trace.external_id != ABSENT))
-    by_external_id = dict(zip(trace.external_id[ops].tolist(), ops.tolist(), strict=True))
-    owners = []
-    for row in device.tolist():
-        correlation, external_id = int(trace.correlation[row]), int(trace.external_id[row])
-        if correlation in around_call:
-            owners.append(around_call[correlation])
-        else:
-            owners.append(ABSENT if external_id == correlation else by_external_id.get(external_id, ABSENT))
-    return np.array(owners, dtype=np.int64)

@@ -5,7 +5,8 @@ from collections import Counter
 
 import numpy as np
 
-from boundby.trace.reader import ABSENT, Trace
+from boundby.trace.reader import Trace
+from boundby.trace.table import ABSENT
 
 MAX_FRAMES = 256  # of a deeper stack the outer frames are left out; it also ends a circle of parents
 PROFILER_FILE = "torch/profiler/profiler.py"  # starting the recorder takes milliseconds that are not the program's

@@ -26,6 +26,7 @@ from boundby.trace import op_stats, operator_rows, read_trace
 REPOSITORY = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 LAYERS, STEPS = 2, 3
+PROBE = 1  # step that is recorded alone to learn its size
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +89,7 @@ def test_the_trace_has_what_a_viewer_needs(qwen: CaptureManifest) -> None:
     assert all({"ph", "name", "ts", "dur", "pid", "tid"} <= e.keys() for e in complete)
     assert sum(e["cat"] == "cpu_op" for e in complete) > 100
     assert {e["name"] for e in complete if e["name"].startswith("ProfilerStep")} == {
-        f"ProfilerStep#{k}" for k in (1, 2, 3)
+        f"ProfilerStep#{PROBE + k}" for k in (1, 2, 3)
     }
     assert any(e["name"] == "[memory]" for e in events)
     assert not any(e.get("cat") == "python_function" for e in events)
@@ -154,10 +155,10 @@ def test_shapes_and_memory_can_be_left_out(tmp_path: Path) -> None:
     assert b"[memory]" not in gzip.decompress(manifest.trace_path.read_bytes())
 
 
-def test_steps_are_numbered_on_through_warmup_trace_and_stacks(tmp_path: Path) -> None:
+def test_steps_are_numbered_on_through_probe_warmup_trace_and_stacks(tmp_path: Path) -> None:
     numbers: list[int] = []
     record(tmp_path, numbers.append, steps=3, warmup=2, stacks_path=tmp_path / "stacks.txt")
-    assert numbers == list(range((2 + 3) + (2 + 1)))
+    assert numbers == list(range(PROBE + (2 + 3) + (2 + 1)))
 
 
 @pytest.mark.parametrize(
@@ -172,7 +173,9 @@ def test_refuses_what_cannot_be_recorded(tmp_path: Path, name: str, steps: int, 
 # Failures of the program
 
 
-@pytest.mark.parametrize("at", [0, 1, 2, 4])  # before, at the start of and inside the recording; then the stacks
+@pytest.mark.parametrize(
+    "at", [0, 1, 2, 3, 5]
+)  # the probe; before, at the start of and inside the recording; the stacks
 def test_an_error_of_the_program_passes_and_leaves_no_file(tmp_path: Path, at: int) -> None:
     def step(number: int) -> None:
         small_step(number)
@@ -181,7 +184,7 @@ def test_an_error_of_the_program_passes_and_leaves_no_file(tmp_path: Path, at: i
 
     with pytest.raises(ZeroDivisionError, match="the model"):
         record(tmp_path, step, stacks_path=tmp_path / "stacks.txt")
-    assert [path.name for path in tmp_path.iterdir()] == (["trace.json.gz"] if at == 4 else [])
+    assert [path.name for path in tmp_path.iterdir()] == (["trace.json.gz"] if at == 5 else [])
     assert record(tmp_path).downgrades == ()
 
 
@@ -208,10 +211,10 @@ def test_a_failing_profiler_does_not_stop_the_program(
     if method == "stop_trace":  # nothing else would switch torch's profiler off
         autograd_profiler._disable_profiler()
         autograd_profiler._run_on_profiler_stop()
-    assert numbers == list(range(1 + STEPS))
-    assert [(remark.what, remark.reason) for remark in manifest.downgrades] == [
-        ("trace", "RuntimeError: !stack.empty() INTERNAL ASSERT FAILED")
-    ]
+    assert numbers == list(range(PROBE + 1 + STEPS))
+    assert [remark.what for remark in manifest.downgrades] == ["size estimate", "trace"]
+    assert manifest.downgrades[0].reason == "RuntimeError: !stack.empty() INTERNAL ASSERT FAILED"
+    assert manifest.estimated_bytes is None
     assert (manifest.trace_path, manifest.trace_bytes, manifest.steps_recorded) == (None, None, 0)
     assert list(tmp_path.iterdir()) == []
     assert record(tmp_path).steps_recorded == STEPS
@@ -230,15 +233,30 @@ def test_failing_stacks_do_not_cost_the_trace(tmp_path: Path, monkeypatch: pytes
 def test_another_profiler_at_work_is_a_downgrade(tmp_path: Path) -> None:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as others:
         manifest = record(tmp_path)
-    assert [remark.reason for remark in manifest.downgrades] == [
-        "RuntimeError: another torch profiler is at work in this process"
+    reason = "RuntimeError: another torch profiler is at work in this process"
+    assert [(remark.what, remark.reason) for remark in manifest.downgrades] == [
+        ("size estimate", reason),
+        ("trace", reason),
     ]
     assert "aten::mm" in {event.name for event in others.events()}
 
 
-def test_warnings_of_the_profiler_are_kept_in_the_manifest(tmp_path: Path) -> None:
+def test_warnings_of_the_profiler_are_kept_in_the_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = torch.profiler.profile.start_trace
+
+    def warning(profile: torch.profiler.profile) -> None:
+        warnings.warn("CUPTI stopped early", stacklevel=1)
+        start(profile)
+
+    monkeypatch.setattr(torch.profiler.profile, "start_trace", warning)
+    manifest = record(tmp_path)
+    assert manifest.warnings == ("CUPTI stopped early",)
+    assert manifest.steps_recorded == STEPS
+
+
+def test_a_recording_without_warmup_says_what_that_costs(tmp_path: Path) -> None:
     manifest = record(tmp_path, warmup=0)
-    assert any("warmup" in text for text in manifest.warnings)
+    assert [remark.what for remark in manifest.downgrades] == ["warm-up"]
     assert manifest.steps_recorded == STEPS
 
 
@@ -251,15 +269,60 @@ def bulky_step(number: int) -> None:
         ones.add(ones)
 
 
+def growing_step(number: int) -> None:
+    bulky_step(number)
+    if number > PROBE:  # from the first recorded step on
+        bulky_step(number)
+
+
+def json_bytes(manifest: CaptureManifest) -> int:
+    return len(gzip.decompress(manifest.trace_path.read_bytes()))
+
+
+def test_the_size_of_one_step_tells_that_of_all(tmp_path: Path) -> None:
+    manifest = record(tmp_path, bulky_step, steps=4)
+    assert manifest.estimate_reason is None
+    assert (
+        json_bytes(manifest) <= manifest.estimated_bytes < 1.2 * json_bytes(manifest)
+    )  # the header is counted 4 times
+    assert manifest.cycles[0].json_bytes == json_bytes(manifest)
+
+
+def test_one_step_needs_no_estimate_and_says_so(tmp_path: Path) -> None:
+    numbers: list[int] = []
+    manifest = record(tmp_path, numbers.append, steps=1)
+    assert numbers == [0, 1]
+    assert (manifest.estimated_bytes, manifest.estimate_reason) == (
+        None,
+        "one step was asked for, and nothing is smaller",
+    )
+
+
+def test_an_estimate_above_the_limit_shortens_the_recording(tmp_path: Path) -> None:
+    numbers: list[int] = []
+
+    def step(number: int) -> None:
+        bulky_step(number)
+        numbers.append(number)
+
+    limit = json_bytes(record(tmp_path / "whole", bulky_step, steps=4)) * 3 // 5
+    manifest = record(tmp_path / "part", step, steps=4, max_trace_bytes=limit)
+    assert (manifest.steps_expected, manifest.steps_recorded) == (4, 2)
+    assert numbers == list(range(PROBE + 1 + 2))  # no step is recorded in vain
+    (remark,) = manifest.downgrades
+    assert remark.what == "steps"
+    assert re.fullmatch(r"4 step\(s\) would make about .* above the limit of .*; 2 instead", remark.reason)
+    assert json_bytes(manifest) <= limit
+
+
 def test_a_trace_above_the_limit_is_recorded_again_with_fewer_steps(tmp_path: Path) -> None:
-    whole = record(tmp_path / "whole", bulky_step, steps=4)
-    limit = len(gzip.decompress(whole.trace_path.read_bytes())) * 3 // 5
-    manifest = record(tmp_path / "part", bulky_step, steps=4, max_trace_bytes=limit)
+    limit = json_bytes(record(tmp_path / "whole", growing_step, steps=4)) * 3 // 5
+    manifest = record(tmp_path / "part", growing_step, steps=4, max_trace_bytes=limit)
     assert (manifest.steps_expected, manifest.steps_recorded) == (4, 2)
     (remark,) = manifest.downgrades
     assert remark.what == "steps"
-    assert re.fullmatch(r"4 step\(s\) made .* above the limit of .*; recorded 2 instead", remark.reason)
-    assert len(gzip.decompress(manifest.trace_path.read_bytes())) <= limit
+    assert re.fullmatch(r"4 step\(s\) made .* above the limit of .*; 2 instead", remark.reason)
+    assert json_bytes(manifest) <= limit
 
 
 def test_one_step_above_the_limit_loses_shapes_and_memory_first(tmp_path: Path) -> None:
@@ -311,7 +374,7 @@ def test_a_log_level_set_by_the_user_is_left_alone(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(
         torch.profiler.profile, "start", lambda profile: seen.append(os.environ["KINETO_LOG_LEVEL"]) or start(profile)
     )
-    record(tmp_path)
+    record(tmp_path, steps=1)
     assert (seen, os.environ["KINETO_LOG_LEVEL"]) == (["4"], "4")
 
 

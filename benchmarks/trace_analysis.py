@@ -1,0 +1,232 @@
+"""From a trace file to its analysis: what does that cost ours, and what HTA? The same traces, in one run.
+
+The traces: three real ones in ../shared/data/gpu-traces, and one of them repeated in time, up to 2.2 million events.
+The work of HTA: loading, temporal, kernel and idle breakdown, overlap, launch statistics, without plots. Ours: reading,
+the same, and the causes of gaps and the statistics of operators besides. Every attempt is a fresh process that times
+itself, imports excluded; the tools take turns, in reverse every second time.
+Exit 1: ours is less than 10 times as fast on a real trace, or 15 times on the largest one; holds more than half of
+HTA's memory on the largest one; or its time per event grows by more than 1.3 times from 0.1 to 2.2 million events.
+
+    python benchmarks/trace_analysis.py [--repeats 5] [--large-repeats 3] [--without-large] [--without-peer]
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
+
+from benchmarks import _fresh_process, _judgement, _peer_environment, _trace_judgement
+from benchmarks._trace_judgement import LEAST_SPEEDUP, LEAST_SPEEDUP_LARGE, MOST_MEMORY, Compared, middle
+from boundby import environment
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+TRACES = ROOT.parent / "shared" / "data" / "gpu-traces"
+SUFFIX = ".pt.trace.json.gz"
+REAL = ("a100-nccl", "a100-rank0", "v100-resnet-ns")
+REPEATED = "a100-rank0"
+COPIES = (1, 5, 10, 20)
+OURS, PEER = "ours", "HTA"
+PEER_LARGE_REPEATS = 1  # it takes more than a minute
+MOST_SECONDS = 1800.0  # of one process
+
+Commands = Mapping[str, list[str]]  # how to run each tool; the trace comes last
+
+
+@dataclass(frozen=True)
+class Case:
+    """A tool on a trace, `repeats` times."""
+
+    trace: str
+    tool: str
+    command: list[str]
+    repeats: int
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What one process found; the numbers are None, with the reason in `said`, where it failed."""
+
+    load_s: float | None
+    analyses_s: float | None
+    peak_bytes: int | None
+    said: str
+    versions: str = "versions unknown"
+
+    @property
+    def total_s(self) -> float | None:
+        """The time of both stages."""
+        return None if self.load_s is None or self.analyses_s is None else self.load_s + self.analyses_s
+
+
+Found = dict[tuple[str, str], list[Attempt]]  # by trace and tool
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run all attempts and print them, then what they amount to."""
+    args = _arguments(argv)
+    real = {name: TRACES / f"{name}{SUFFIX}" for name in REAL}
+    if absent := [str(path) for path in real.values() if not path.is_file()]:
+        print(f"skipped: {', '.join(absent)} missing")
+        return 0
+    tools = {OURS: [sys.executable, str(HERE / "_own_trace_analysis.py")], **_peer(args.without_peer)}
+    print(f"machine {environment.machine_fingerprint()}: {json.dumps(environment.machine())}")
+    print(f"settings: {json.dumps(environment.settings())}")
+    found: Found = {}
+    for name, path in real.items():
+        found |= _take_turns([Case(name, tool, [*run, str(path)], args.repeats) for tool, run in tools.items()])
+    events: dict[str, int] = {}
+    if not args.without_large:
+        with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+            paths, events = _generate(real[REPEATED], Path(folder).resolve())
+            found |= _take_turns(_large_cases(paths, tools, args.large_repeats))
+    _print_medians(found)
+    return _judge(list(_compared(found)), _seconds_by_events(found, events))
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5, help="of each tool on each real trace")
+    parser.add_argument("--large-repeats", type=int, default=3, help=f"of ours; {PEER} has {PEER_LARGE_REPEATS}")
+    parser.add_argument("--folder", type=Path, help="where the repeated traces lie meanwhile, 0.8 GB")
+    parser.add_argument("--without-large", action="store_true", help="leave the repeated traces out")
+    parser.add_argument("--without-peer", action="store_true", help=f"leave {PEER} out")
+    args = parser.parse_args(argv)
+    if args.repeats < 1 or args.large_repeats < 1:
+        parser.error("--repeats and --large-repeats must be 1 or more")
+    if args.folder and not args.folder.is_dir():
+        parser.error(f"--folder {args.folder} is no folder")
+    return args
+
+
+def _peer(is_left_out: bool) -> dict[str, list[str]]:
+    """Return how to run the peer; {} where it is left out or cannot be installed."""
+    if is_left_out:
+        print(f"{PEER}: left out")
+        return {}
+    try:
+        python = _peer_environment.prepare(ROOT, "hta")
+        print(f"packages of the peer: {_peer_environment.packages(python)}")
+    except _peer_environment.PeerLacks as reason:
+        print(f"{PEER}: its environment cannot be made: {reason}")
+        return {}
+    return {PEER: [str(python), str(HERE / "_hta.py")]}
+
+
+def _generate(source: Path, folder: Path) -> tuple[dict[str, str], dict[str, int]]:
+    """Write the repeated traces; return the path and the number of events of each, by its name."""
+    command = [sys.executable, str(HERE / "_repeated_trace.py"), str(source), str(folder), *map(str, COPIES)]
+    made = json.loads(_fresh_process.last_line(command, MOST_SECONDS))
+    for each in made:
+        print(f"{_repeated(each['copies'])}: {each['events']} events, {each['bytes'] / 1e6:.0f} MB")
+    paths = {_repeated(each["copies"]): each["path"] for each in made}
+    return paths, {_repeated(each["copies"]): each["events"] for each in made}
+
+
+def _repeated(copies: int) -> str:
+    return f"{copies} x {REPEATED}"
+
+
+def _large_cases(paths: Mapping[str, str], tools: Commands, repeats: int) -> list[Case]:
+    """Return ours on every repeated trace, the peer on the largest alone."""
+    cases = [Case(name, OURS, [*tools[OURS], path], repeats) for name, path in paths.items()]
+    if PEER in tools:
+        largest = _repeated(max(COPIES))
+        cases.append(Case(largest, PEER, [*tools[PEER], paths[largest]], PEER_LARGE_REPEATS))
+    return cases
+
+
+def _take_turns(cases: Sequence[Case]) -> Found:
+    """Return the attempts of each case; every second round runs backwards, so that no tool is always first."""
+    found: Found = {(case.trace, case.tool): [] for case in cases}
+    _print_head("what it says of it")
+    for turn in range(max(case.repeats for case in cases)):
+        for case in reversed(cases) if turn % 2 else cases:
+            if turn < case.repeats:
+                attempt = _attempt(case.command)
+                found[case.trace, case.tool].append(attempt)
+                _print_row(case.trace, case.tool, [attempt], attempt.said)
+    return found
+
+
+def _attempt(command: Sequence[str]) -> Attempt:
+    try:
+        told = json.loads(_fresh_process.last_line(command, MOST_SECONDS))
+    except _fresh_process.AttemptFailed as reason:
+        return Attempt(None, None, None, str(reason))
+    versions = ", ".join(f"{name} {version}" for name, version in told["versions"].items())
+    return Attempt(told["load_s"], told["analyses_s"], told["peak_bytes"], told["said"], versions)
+
+
+def _print_head(last: str) -> None:
+    print(f"\ntrace            tool   load s  analyses s   total s  peak MB  {last}", flush=True)
+
+
+def _print_row(trace: str, tool: str, attempts: Sequence[Attempt], said: str) -> None:
+    """Print the medians of the attempts as a line of a table."""
+    load = _number(middle([each.load_s for each in attempts]), 3)
+    analyses = _number(middle([each.analyses_s for each in attempts]), 3)
+    total = _number(middle([each.total_s for each in attempts]), 3)
+    peak = _number(middle([each.peak_bytes for each in attempts]), 0, 1e-6)
+    print(f"{trace:<16} {tool:<4} {load:>8} {analyses:>11} {total:>9} {peak:>8}  {said}", flush=True)
+
+
+def _number(value: float | None, digits: int, scale: float = 1.0) -> str:
+    return "unknown" if value is None else f"{scale * value:.{digits}f}"
+
+
+def _print_medians(found: Found) -> None:
+    _print_head("medians; attempts and spread of their totals; versions")
+    for (trace, tool), attempts in found.items():
+        width = _judgement.spread([each.total_s for each in attempts if each.total_s is not None])
+        spread = "unknown" if width is None else f"{100 * width:.1f} %"
+        versions = next((each.versions for each in attempts if each.total_s is not None), attempts[0].versions)
+        _print_row(trace, tool, attempts, f"n {len(attempts)}, {spread}; {versions}")
+
+
+def _compared(found: Found) -> Iterator[Compared]:
+    """Yield every trace with what both tools took; the limits stand only where the peer is meant to run."""
+    largest = _repeated(max(COPIES))
+    for trace in dict.fromkeys(name for name, _ in found):
+        ours, peer = found[trace, OURS], found.get((trace, PEER), [])
+        yield Compared(
+            trace,
+            ours_s=[each.total_s for each in ours],
+            peer_s=[each.total_s for each in peer],
+            ours_bytes=[each.peak_bytes for each in ours],
+            peer_bytes=[each.peak_bytes for each in peer],
+            least_speedup=LEAST_SPEEDUP_LARGE if trace == largest else LEAST_SPEEDUP if trace in REAL else None,
+            most_memory=MOST_MEMORY if trace == largest else None,
+        )
+
+
+def _seconds_by_events(found: Found, events: Mapping[str, int]) -> dict[int, list[float | None]]:
+    return {count: [each.total_s for each in found[trace, OURS]] for trace, count in events.items()}
+
+
+def _judge(compared: list[Compared], seconds: Mapping[int, Sequence[float | None]]) -> int:
+    """Print the ratios and what falls short of them, and return the exit code."""
+    print()
+    for each in compared:
+        if each.speedup is not None and each.memory is not None:
+            print(f"{each.trace}: ours is {each.speedup:.2f} times as fast, with {each.memory:.2f} of the memory")
+    for events, values in seconds.items():
+        print(f"{events} events: ours takes {_number(middle(values), 3, 1e6 / events)} µs per event")
+    grown = _trace_judgement.growth(seconds)
+    failures = _trace_judgement.failures(compared, grown)
+    for failure in failures:
+        print(f"FAILED: {failure}")
+    for each in _trace_judgement.unjudged(compared, grown):
+        print(f"not judged: {each}")
+    if not failures:
+        print("passed: nothing that was judged falls short")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""What a capture was asked for and what it obtained: plain records, ready for JSON."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+MAX_TRACE_BYTES = 256 * 2**20  # of JSON before compression; viewers that run in a browser still open it
+MESSAGE_CHARACTERS = 300  # a failed assertion of torch brings a page of C++ frames along
+
+
+@dataclass(frozen=True)
+class Remark:
+    """One thing that was given up or cannot be given, and why."""
+
+    what: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class CaptureOptions:
+    """What is recorded beside names and times."""
+
+    stacks_path: Path | None = None  # folded Python stacks; None records none
+    snapshot_path: Path | None = None  # allocator history with stacks, for pytorch.org/memory_viz; None records none
+    shapes: bool = True
+    memory: bool = True
+    max_trace_bytes: int = MAX_TRACE_BYTES  # of JSON before compression
+    nvtx: bool = False  # a range `step_{n}` around every step, for Nsight
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """One recording of consecutive steps."""
+
+    number: int  # from 1
+    first_step: int  # of those recorded, as in `ProfilerStep#k`
+    steps_expected: int
+    steps_recorded: int
+    stacks: bool  # recorded with Python stacks, whose cost is in its times
+    trace_path: Path | None  # None where there is no trace; `downgrades` of the manifest says why
+    trace_bytes: int | None
+    json_bytes: int | None  # before compression; None where the profiler gave nothing
+
+
+@dataclass(frozen=True)
+class CaptureManifest:
+    """What was recorded, and everything that is less than was asked for."""
+
+    torch_version: str
+    activities: tuple[str, ...]  # "CPU", "CUDA"
+    steps_expected: int
+    steps_recorded: int  # different `ProfilerStep` marks of whole steps in the traces
+    trace_path: Path | None  # the first trace without stacks, or else the first; None where there is none
+    trace_bytes: int | None
+    stacks_path: Path | None
+    seconds: float  # of the whole capture, with warm-up, export and compression
+    downgrades: tuple[Remark, ...]
+    unavailable: tuple[Remark, ...]  # what this device cannot give
+    warnings: tuple[str, ...]  # that torch gave about the profiler
+    snapshot_path: Path | None = None
+    estimated_bytes: int | None = None  # of JSON: what the steps asked for were expected to make
+    estimate_reason: str | None = None  # why there is no estimate
+    rank: int = 0
+    world_size: int = 1
+    cycles: tuple[Cycle, ...] = ()
+
+
+@dataclass
+class Record:
+    """The remarks and warnings that gather while a capture runs."""
+
+    downgrades: list[Remark] = field(default_factory=list)
+    unavailable: list[Remark] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def downgrade(self, what: str, reason: str) -> None:
+        """Note that `what` is less than was asked for."""
+        self.downgrades.append(Remark(what, reason))
+
+    def lacks(self, what: str, reason: str) -> None:
+        """Note that this device or this torch cannot give `what`."""
+        self.unavailable.append(Remark(what, reason))
+
+
+def summary(error: Exception) -> str:
+    """Return the type and the first line of an error."""
+    text = (str(error).splitlines() or [""])[0][:MESSAGE_CHARACTERS]
+    return f"{type(error).__name__}: {text}"

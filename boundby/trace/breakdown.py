@@ -1,0 +1,135 @@
+"""How a device spent the window of a trace: at work of which kind, and idle for which cause."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from boundby.trace.gaps import CAUSES, Gap, IdleTime
+from boundby.trace.intervals import Intervals, union
+from boundby.trace.reader import Trace
+from boundby.trace.window import Window
+
+COMMUNICATION = re.compile(
+    r"(?i:nccl|rccl|msccl|oneccl|nvshmem|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|cross_device_reduce"
+    r"|multimem_)"
+)
+KINDS = ("compute", "communication", "memcpy", "memset")  # in the order in which overlapping time is booked
+MOST_SPANS = 400  # of the timeline: more are not told apart in a picture
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """One step of the program on one device. `busy_ns` by kind and `idle_ns` by cause add up to `duration_ns`."""
+
+    number: int
+    start_ns: int  # since the base of the trace
+    duration_ns: int
+    busy_ns: dict[str, int]
+    idle_ns: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The window in spans of equal length: ns of each kind of work and of each cause of idling, in each."""
+
+    edges_ns: tuple[int, ...]
+    busy_ns: dict[str, tuple[int, ...]]
+    idle_ns: dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """How one device spent the window, in ns.
+
+    `busy_ns` is united over all streams. `by_kind_ns` unites each kind by itself, so that the sum exceeds `busy_ns`
+    where kinds overlap; `exposed_ns` books every busy moment on the first of `KINDS` that is at work, so it adds up.
+    `causes_ns` adds up to `idle_ns` exactly.
+    """
+
+    device: int | None  # None: the host, in a trace without work of a device
+    window_ns: int
+    busy_ns: int
+    idle_ns: int
+    by_kind_ns: dict[str, int]
+    exposed_ns: dict[str, int]
+    communication_overlap: float | None  # the share of communication during which something is computed
+    causes_ns: dict[str, int]
+    cause_details: dict[str, tuple[tuple[str, int], ...]]  # what the host was in meanwhile, and for how many ns
+    gaps: int
+    longest_gaps: tuple[Gap, ...]
+    steps: tuple[StepTimes, ...]
+    timeline: Timeline
+
+
+def kinds_of_work(trace: Trace) -> np.ndarray:
+    """Return, for every event, the place in `KINDS` of what a device does in it; -1 for events of the host."""
+    found = np.full(len(trace.start_ns), -1, dtype=np.int8)
+    kernel = trace.in_categories(["kernel"])
+    found[kernel] = KINDS.index("compute")
+    found[trace.named(COMMUNICATION, kernel)] = KINDS.index("communication")
+    found[trace.in_categories(["gpu_memcpy"])] = KINDS.index("memcpy")
+    found[trace.in_categories(["gpu_memset"])] = KINDS.index("memset")
+    return found
+
+
+def clipped_union(start_ns: np.ndarray, end_ns: np.ndarray, window: Window) -> Intervals:
+    """Return what of the given intervals lies in the window."""
+    return union(np.maximum(start_ns, window.start_ns), np.minimum(end_ns, window.end_ns))
+
+
+def breakdown(
+    device: int | None, window: Window, work: Mapping[str, Intervals], busy: Intervals, idle: IdleTime
+) -> Breakdown:
+    """Return how one device spent the window; `work` holds what it did of each kind, `busy` all of it."""
+    edges = np.append(window.edges_ns, window.end_ns)  # the last span is what runs on after the last step
+    causes = idle.between(edges)
+    exposed = _exposed(work, edges)
+    spans = min(MOST_SPANS, max(1, window.length_ns))
+    ticks = np.array([window.start_ns + each * window.length_ns // spans for each in range(spans + 1)], dtype=np.int64)
+    compute = work.get("compute")
+    communication = work.get("communication")
+    overlap = None
+    if compute is not None and communication is not None and communication.total_ns:
+        overlap = compute.intersection(communication).total_ns / communication.total_ns
+    return Breakdown(
+        device=device,
+        window_ns=window.length_ns,
+        busy_ns=busy.total_ns,
+        idle_ns=window.length_ns - busy.total_ns,
+        by_kind_ns={kind: each.total_ns for kind, each in work.items()},
+        exposed_ns={kind: int(spent.sum()) for kind, spent in exposed.items()},
+        communication_overlap=overlap,
+        causes_ns={cause: int(causes[:, place].sum()) for place, cause in enumerate(CAUSES)},
+        cause_details=idle.details(),
+        gaps=len(idle.gaps),
+        longest_gaps=idle.longest(),
+        steps=tuple(
+            StepTimes(
+                number=number,
+                start_ns=int(edges[place]),
+                duration_ns=int(edges[place + 1] - edges[place]),
+                busy_ns={kind: int(spent[place]) for kind, spent in exposed.items()},
+                idle_ns=dict(zip(CAUSES, causes[place].tolist(), strict=True)),
+            )
+            for place, number in enumerate(window.steps)
+        ),
+        timeline=Timeline(
+            edges_ns=tuple(ticks.tolist()),
+            busy_ns={kind: tuple(spent.tolist()) for kind, spent in _exposed(work, ticks).items()},
+            idle_ns={cause: tuple(spent.tolist()) for cause, spent in zip(CAUSES, idle.between(ticks).T, strict=True)},
+        ),
+    )
+
+
+def _exposed(work: Mapping[str, Intervals], edges: np.ndarray) -> dict[str, np.ndarray]:
+    """Return, for each kind of work, the ns of each span in which none of the kinds before it is at work."""
+    found = {}
+    before = union(edges[:0], edges[:0])
+    covered = before.between(edges)
+    for kind, each in work.items():
+        before = union(np.concatenate([before.start_ns, each.start_ns]), np.concatenate([before.end_ns, each.end_ns]))
+        found[kind] = before.between(edges) - covered
+        covered = before.between(edges)
+    return found

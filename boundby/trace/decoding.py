@@ -1,0 +1,253 @@
+"""The events of a trace, decoded in chunks that end between two events; damaged ones are left out and counted.
+
+A chunk that is sound JSON is decoded by msgspec into typed records, which skips every key that nothing reads. One that
+is not (an invalid name, a `NaN`, a wrong type, the end of a file that was cut short) is gone through event by event.
+A chunk is cut where an event seems to end; brackets and quotes balance only where one really does.
+"""
+
+import contextlib
+import json
+import math
+import re
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from boundby.trace.source import Source
+
+MAX_JSON_BYTES = 4 * 2**30  # decompressed; the columns of the densest possible events take about three times as much
+LARGEST_EVENT_BYTES = 64 * 2**20  # of text without the end of an event in it
+LARGEST_HEADER_BYTES = 64 * 2**20
+START = re.compile(rb'"traceEvents"\s*:\s*\[')
+BETWEEN = re.compile(rb"\}\s*,\s*(?=\{)")
+BETWEEN_TEXT = re.compile(r"\}\s*,\s*(?=\{)")
+NEAR_THE_END_BYTES = 4096  # of a chunk, searched first for the end of its last event
+GAP = re.compile(r"[\s,]*")
+# The phases of the Chrome trace format without a duration: instants, counters, flows, metadata, objects, ...
+OTHER_PHASES = "IMPCsftbneSTpFNODRcVv()a"
+NAMED = 80  # characters of a text that a message quotes
+
+
+class Args(msgspec.Struct, gc=False):
+    """What is read of the arguments of an event with a duration."""
+
+    external_id: int | None = msgspec.field(default=None, name="External id")
+    correlation: int | None = None
+    stream: int | None = None
+    device: int | None = None
+    bytes: int | None = None
+    input_dims: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input Dims")
+    python_id: int | None = msgspec.field(default=None, name="Python id")
+    python_parent_id: int | None = msgspec.field(default=None, name="Python parent id")
+
+
+class MemoryArgs(msgspec.Struct, gc=False):
+    """What is read of the arguments of an instant event: those of `[memory]`."""
+
+    address: int | None = msgspec.field(default=None, name="Addr")
+    bytes: int | None = msgspec.field(default=None, name="Bytes")
+    allocated: int | None = msgspec.field(default=None, name="Total Allocated")
+    reserved: int | None = msgspec.field(default=None, name="Total Reserved")
+    device_type: int | None = msgspec.field(default=None, name="Device Type")
+    device: int | None = msgspec.field(default=None, name="Device Id")
+
+
+class Timed(msgspec.Struct, gc=False):
+    """What all events at a time have in common. `ts` is the number in µs as the file writes it."""
+
+    cat: str = ""
+    name: str = ""
+    pid: int | str | None = None
+    tid: int | str | None = None
+    ts: msgspec.Raw = msgspec.Raw()
+
+
+class Complete(Timed, gc=False, tag_field="ph", tag="X"):
+    """An event with a start and a duration in µs."""
+
+    dur: float = math.nan
+    args: Args | None = None
+
+
+class Begin(Timed, gc=False, tag_field="ph", tag="B"):
+    """The start of a span whose end is an event of its own."""
+
+    args: Args | None = None
+
+
+class End(Timed, gc=False, tag_field="ph", tag="E"):
+    """The end of the innermost span that its thread has begun."""
+
+
+class Instant(Timed, gc=False, tag_field="ph", tag="i"):
+    """A point in time."""
+
+    args: MemoryArgs | None = None
+
+
+class Header(msgspec.Struct):
+    """What a trace says about itself, as far as it is read."""
+
+    distributed: dict[str, Any] | None = msgspec.field(default=None, name="distributedInfo")
+    devices: list[dict[str, Any]] | None = msgspec.field(default=None, name="deviceProperties")
+    record_shapes: int | None = None
+    profile_memory: int | None = None
+    with_stack: int | None = None
+
+
+Event = Complete | Begin | End | Instant
+_PHASES: Any = Event
+for _phase in OTHER_PHASES:
+    _PHASES |= msgspec.defstruct(f"Phase{ord(_phase)}", [], gc=False, tag_field="ph", tag=_phase)
+
+
+class _Rest(Header):
+    events: list[_PHASES] = msgspec.field(default_factory=list, name="traceEvents")
+
+
+_EVENTS = msgspec.json.Decoder(list[_PHASES], strict=False)  # old traces write some numbers as text
+_EVENT = msgspec.json.Decoder(_PHASES, strict=False)
+_REST = msgspec.json.Decoder(_Rest, strict=False)
+_HEADER = msgspec.json.Decoder(Header, strict=False)
+_LENIENT = json.JSONDecoder(strict=False, parse_float=Decimal, parse_constant=lambda _: None)
+_UNSOUND = (msgspec.MsgspecError, ValueError, RecursionError, OverflowError)
+
+
+class Decoding:
+    """Iterates over the events of a trace, a list per chunk; `header` and `faults` are complete after the last one."""
+
+    def __init__(self, path: Path, max_json_bytes: int = MAX_JSON_BYTES) -> None:
+        self.header = Header()
+        self.faults: list[str] = []
+        self._source = Source(path)
+        self._max_json_bytes = max_json_bytes
+        self._damaged = 0
+        self._example = ""
+        self._ended = False
+
+    def __iter__(self) -> Iterator[list[Event]]:
+        """Raise OSError when the file cannot be read, ValueError when it is no trace or larger than allowed."""
+        pieces = self._bounded(self._source)
+        text, opening = self._skip_header(pieces)
+        for piece in pieces:
+            text += piece
+            end = _last_boundary(text)
+            if end is None:
+                if len(text) > LARGEST_EVENT_BYTES:
+                    raise ValueError(f"no event ends within {len(text) / 1e6:.0f} MB")
+                continue
+            events, text = self._chunk(text, end)
+            yield events
+            if self._ended:
+                for _ in pieces:  # to the end, so that a damaged rest is known
+                    pass
+        if not self._ended:
+            yield self._last(text, opening)
+        if self._source.fault:
+            self.faults.append(self._source.fault)
+        if self._damaged:
+            self.faults.append(f"{self._damaged} event(s) could not be read; the first one: {self._example}")
+
+    def _bounded(self, source: Source) -> Iterator[bytes]:
+        total = 0
+        for piece in source:
+            total += len(piece)
+            if total > self._max_json_bytes:
+                raise ValueError(f"it holds more than {self._max_json_bytes / 2**30:.2f} GiB of JSON, the limit here")
+            yield piece
+
+    def _skip_header(self, pieces: Iterator[bytes]) -> tuple[bytes, bytes]:
+        """Return the text after the opening of the list of events, and the opening that makes it JSON again."""
+        text = b""
+        for piece in pieces:
+            text += piece
+            if text.lstrip()[:1] == b"[":
+                return text.lstrip()[1:], b"["
+            for match in START.finditer(text):
+                with contextlib.suppress(*_UNSOUND):  # the words stand in a text, or deeper
+                    self.header = _header(text[: match.end()] + b"]}")
+                    return text[match.end() :], b'{"traceEvents":['
+            if len(text) > LARGEST_HEADER_BYTES:
+                break
+        raise ValueError(self._source.fault or "it holds no list of traceEvents")
+
+    def _chunk(self, text: bytes, end: int) -> tuple[list[Event], bytes]:
+        """Return the events up to the `end` of the last one that ends in `text`, and what follows them."""
+        try:
+            return _EVENTS.decode(b"".join((b"[", memoryview(text)[:end], b"]"))), text[end:].lstrip(b", \t\r\n")
+        except _UNSOUND:
+            return self._one_by_one(text)
+
+    def _last(self, text: bytes, opening: bytes) -> list[Event]:
+        try:
+            if opening == b"[":
+                return _EVENTS.decode(opening + text)
+            rest = _REST.decode(opening + text)
+        except _UNSOUND:
+            events, text = self._one_by_one(text)
+            if not self._ended:
+                self.faults.append("the file ends in the middle of the list of events: it was cut short")
+            return events
+        self._add_to_header(rest)
+        return rest.events
+
+    def _one_by_one(self, text: bytes) -> tuple[list[Event], bytes]:
+        """Return the sound events of `text`, and the text after the last of them that ends."""
+        events, readable = [], text.decode("utf-8", "replace")
+        at = 0
+        while True:
+            at = GAP.match(readable, at).end()
+            if readable[at : at + 1] == "]":
+                self._ended = True
+                with contextlib.suppress(*_UNSOUND):
+                    self._add_to_header(_header(b'{"traceEvents":[' + readable[at:].encode()))
+                return events, b""
+            try:
+                found, after = _LENIENT.raw_decode(readable, at)
+            except (ValueError, RecursionError) as error:
+                boundary = BETWEEN_TEXT.search(readable, at)
+                if boundary is None:
+                    return events, readable[at:].encode()
+                self._note_damaged(str(error))
+                at = boundary.end()
+                continue
+            at = after
+            try:
+                events.append(_EVENT.decode(json.dumps(found, default=str).encode()))
+            except _UNSOUND as error:
+                self._note_damaged(f"{error}: {str(found)[:NAMED]}")
+
+    def _note_damaged(self, example: str) -> None:
+        self._example = self._example or example
+        self._damaged += 1
+
+    def _add_to_header(self, rest: Header) -> None:
+        """Take over what stands behind the list of events; newer torch writes it in front."""
+        for name in Header.__struct_fields__:
+            if getattr(self.header, name) is None:
+                setattr(self.header, name, getattr(rest, name))
+
+
+def _header(text: bytes) -> Header:
+    """Return the header, empty where its values have other types; raises ValueError when `text` is no JSON object."""
+    try:
+        return _HEADER.decode(text)
+    except msgspec.MsgspecError:
+        found = _LENIENT.decode(text.decode("utf-8", "replace"))
+        if not isinstance(found, dict):
+            raise ValueError("it is no JSON object") from None
+        with contextlib.suppress(*_UNSOUND):
+            return msgspec.convert(found, Header, strict=False)
+        return Header()
+
+
+def _last_boundary(text: bytes) -> int | None:
+    """Return where, in `text`, the last event seems to end that another one follows; None where none does."""
+    for start in (max(0, len(text) - NEAR_THE_END_BYTES), 0):
+        ends = [match.start() + 1 for match in BETWEEN.finditer(text, start)]
+        if ends:
+            return ends[-1]
+    return None

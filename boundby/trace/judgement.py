@@ -1,0 +1,178 @@
+"""The verdict on a trace: what the window was spent on, how sure that is, and what removing each cause could gain."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from boundby.trace.analysis import HOST_KIND, Analysis
+from boundby.trace.breakdown import Breakdown
+from boundby.verdict import Bound, Confidence, Gain, Verdict
+
+# What each nanosecond of the window counts for. Every cause in which a device waits for the host's own doings is
+# `launch`; the gains tell them apart. Waits between streams and untraced time explain nothing.
+BOUND_OF: dict[str, Bound] = {
+    "input": "input",
+    "synchronisation": "launch",
+    "launch": "launch",
+    "allocator": "launch",
+    "compile": "launch",
+    "launch_latency": "launch",
+    "communication": "communication",
+    "memcpy": "transfer",
+    "compute": "compute",
+    "memset": "compute",
+    HOST_KIND: "compute",
+}
+UNEXPLAINED = "inconclusive"
+AHEAD = 1.5  # times the second largest share, below which the bound is mixed
+LEAST_STEPS = 3
+AGREEING = 2 / 3  # of the steps that show the bound of the whole
+STEADY = 0.2  # interquartile range of the step times, over their median
+CLEAR = 0.6  # of the time of the work, to call it compute
+SMALL_GAIN = 1.005
+# Kernels and operators that multiply matrices, convolve or attend: the only ones that arithmetic can limit.
+ARITHMETIC = re.compile(
+    r"(?i:gemm|cutlass|conv|wgrad|dgrad|fprop|winograd|xmma|mma_|flash|fmha|attention|cublas|nvjet|tensile|Cijk)"
+    r"|^aten::(mm|addmm|bmm|baddbmm|_addmm_activation|_scaled_mm|linear)$|^mkldnn::"
+)
+FIXES: dict[str, tuple[str, Bound]] = {
+    "input": ("prepare the input ahead (DataLoader workers, prefetching, pinned memory)", "input"),
+    "synchronisation": ("take the waits for the device out of the loop (.item(), .cpu(), printing)", "launch"),
+    "launch": ("launch less and sooner (torch.compile, CUDA graphs, larger batches)", "launch"),
+    "allocator": ("keep memory in the allocator's cache (no empty_cache; expandable segments)", "launch"),
+    "compile": ("compile before the loop, and keep shapes fixed", "launch"),
+    "launch_latency": ("launch many kernels at once (CUDA graphs)", "launch"),
+    "stream_wait": ("order the streams so that the device need not wait for an event", "communication"),
+    "communication": ("hide communication behind computation", "communication"),
+    "memcpy": ("copy from pinned memory without blocking, beside the computation", "transfer"),
+}
+HOST_FIXES = {"launch": "do less between the operators (torch.compile, less Python in the loop)"}
+
+
+def judge_trace(analysis: Analysis) -> Verdict:
+    """Return the verdict on the busiest device of a trace, in the same record as that on a measured forward.
+
+    `share_of_limit` is the share of the window that the bound stands for, and `at_most` of each gain the factor by
+    which the window would shorten if its cause vanished and nothing else changed. A trace with a fatal finding, or one
+    whose time mostly nothing explains, is `inconclusive`.
+    """
+    fatal = tuple(f"{each.kind}: {each.text}" for each in analysis.findings if each.is_fatal)
+    minor = tuple(f"{each.kind}: {each.text}" for each in analysis.findings if not each.is_fatal)
+    device = analysis.devices[0]
+    if fatal or not device.window_ns:
+        return Verdict("inconclusive", (), None, "low", "untested", (), (), fatal + minor)
+    shares = _shares({**device.exposed_ns, **device.causes_ns})
+    labels = Counter(_label(_shares({**step.busy_ns, **step.idle_ns}))[0] for step in device.steps if step.duration_ns)
+    bound, alternatives = _label(shares)
+    doubts = [*minor, *_doubts(device, labels, bound)]
+    if labels and labels[bound] < AGREEING * sum(labels.values()) and bound != "mixed":
+        bound, alternatives = "mixed", tuple(labels)
+    share = shares.get(bound) if bound in shares else None
+    evidence = list(_evidence(device))
+    if bound == "compute":
+        bound, others, said = _kind_of_work(analysis, device)
+        alternatives = (*others, *alternatives)
+        evidence.append(said)
+    return Verdict(
+        bound=bound,
+        alternatives=tuple(dict.fromkeys(each for each in alternatives if each != bound)),
+        share_of_limit=share,
+        confidence=_confidence(bound, doubts),
+        confirmation="untested",
+        gains=tuple(sorted(_gains(device), key=lambda gain: -gain.at_most)),
+        evidence=tuple(evidence),
+        doubts=tuple(doubts),
+    )
+
+
+def _shares(nanoseconds: Mapping[str, int]) -> dict[Bound, float]:
+    """Return the share of the time that each bound stands for; what explains nothing is `inconclusive`."""
+    whole = sum(nanoseconds.values())
+    found: dict[Bound, float] = {}
+    for what, spent in nanoseconds.items():
+        bound = BOUND_OF.get(what, UNEXPLAINED)
+        found[bound] = found.get(bound, 0.0) + spent / whole
+    return found
+
+
+def _label(shares: Mapping[Bound, float]) -> tuple[Bound, tuple[Bound, ...]]:
+    """Return the bound with the largest share, and the next where it may be that one as well."""
+    ranked = sorted(shares, key=lambda bound: -shares[bound])
+    first, second = ranked[0], ranked[1] if len(ranked) > 1 else ranked[0]
+    if first in (UNEXPLAINED, second) or shares[first] >= AHEAD * shares[second]:
+        return first, ()
+    return "mixed", tuple(each for each in (first, second) if each != UNEXPLAINED)
+
+
+def _kind_of_work(analysis: Analysis, device: Breakdown) -> tuple[Bound, tuple[Bound, ...], str]:
+    """Return whether arithmetic or memory limits the work itself, as far as names tell, and a line that says so.
+
+    Matrix products may be limited by memory too, when they are small; element-wise work never is by arithmetic.
+    """
+    optimizer = sum(each.device_ns for each in analysis.annotations if each.name.startswith("Optimizer.step"))
+    if device.device is None:
+        spent: list[tuple[str, int]] = [(each.name, each.cpu_self_ns) for each in analysis.operators]
+        what = "time in operators"
+    else:
+        spent = [(each.name, each.total_ns) for each in analysis.kernels if each.kind in ("compute", "memset")]
+        what = "time of the kernels"
+    whole = sum(nanoseconds for _, nanoseconds in spent)
+    arithmetic = sum(nanoseconds for name, nanoseconds in spent if ARITHMETIC.search(name))
+    share = arithmetic / whole if whole else 0.0
+    said = f"by name, {_percent(share)} of the {what} is in matrix products, convolutions and attention"
+    if device.device is not None and optimizer > device.window_ns / 2:
+        return "optimizer", ("memory",), f"{said}; {_percent(optimizer / device.window_ns)} of it in optimizer steps"
+    if share >= CLEAR:
+        return "compute", ("memory",), said
+    return ("memory", (), said) if share <= 1 - CLEAR else ("mixed", ("compute", "memory"), said)
+
+
+def _doubts(device: Breakdown, labels: Counter[Bound], bound: Bound) -> Iterator[str]:
+    if not device.steps:
+        yield "steps: the trace has no ProfilerStep marks; the window may hold what is no part of the loop"
+        return
+    if len(device.steps) < LEAST_STEPS:
+        yield f"steps: only {len(device.steps)} recorded; {LEAST_STEPS} are needed to see whether they agree"
+    durations = np.array([step.duration_ns for step in device.steps])
+    low, middle, high = np.percentile(durations, [25, 50, 75])
+    if len(durations) >= LEAST_STEPS and middle and (high - low) / middle > STEADY:
+        yield f"unsteady: half of the steps lie within {low / 1e6:.1f} and {high / 1e6:.1f} ms"
+    if labels and bound not in ("mixed", max(labels, key=lambda each: labels[each])):
+        yield f"steps: they differ in what bounds them ({', '.join(f'{name}: {n}' for name, n in labels.items())})"
+
+
+def _evidence(device: Breakdown) -> Iterator[str]:
+    window = device.window_ns
+    who = "the host is in operators" if device.device is None else f"device {device.device} is at work"
+    yield f"{who} for {_percent(device.busy_ns / window)} of {window / 1e6:,.1f} ms"
+    kinds = {name: spent for name, spent in device.exposed_ns.items() if spent and name != HOST_KIND}
+    if kinds:
+        parts = (f"{name} {_percent(spent / window)}" for name, spent in kinds.items())
+        yield f"of the window: {', '.join(parts)} (what overlaps is counted for the first)"
+    causes = sorted(((spent, name) for name, spent in device.causes_ns.items() if spent), reverse=True)
+    if causes:
+        yield f"idle: {', '.join(f'{name} {_percent(spent / window)}' for spent, name in causes)}"
+
+
+def _gains(device: Breakdown) -> Iterator[Gain]:
+    """Yield the largest possible gain of removing each cause."""
+    window = device.window_ns
+    on_host = device.device is None
+    for what, spent in {**device.exposed_ns, **device.causes_ns}.items():
+        if what not in FIXES or not 0 < spent < window or window / (window - spent) < SMALL_GAIN:
+            continue
+        fix, relieves = FIXES[what]
+        if on_host:
+            fix = HOST_FIXES.get(what, fix)
+        basis = f"{what.replace('_', ' ')} takes {spent / 1e6:,.2f} of {window / 1e6:,.2f} ms"
+        yield Gain(fix, window / (window - spent), basis, relieves=(relieves,))
+
+
+def _confidence(bound: Bound, doubts: list[str]) -> Confidence:
+    return "low" if doubts or bound in ("mixed", "inconclusive") else "medium"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"

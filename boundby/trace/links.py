@@ -1,0 +1,55 @@
+"""Which call of the host launched which work of the device."""
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from boundby.trace.reader import Trace
+from boundby.trace.table import ABSENT, DEVICE_CATEGORIES, LAUNCH_CATEGORIES
+
+# Calls of CUDA's and HIP's runtime and driver that put work into a queue of the device.
+LAUNCH = re.compile(
+    r"^((cuda|hip|cu)(Ext|Module)?(Graph)?Launch(Kernel|CooperativeKernel|HostFunc)?(Ex|ExC|MultiDevice)?(_ptsz|_v\d+)?"
+    r"|(cuda|hip|cu)(Memcpy|Memset)\w*"
+    r"|(ur|ze)\w*(Launch|Append|Copy|Fill)\w*)$"
+)
+
+
+@dataclass(frozen=True)
+class Links:
+    """The work of the device in the order of its starts, and the call that launched each.
+
+    All arrays but `calls` are parallel. A graph launch is the call of many.
+    """
+
+    rows: np.ndarray  # in the trace
+    start_ns: np.ndarray
+    end_ns: np.ndarray  # not before the start
+    launch: np.ndarray  # row of the call, or ABSENT
+    calls: np.ndarray  # rows of all launching calls of the trace, with or without work of the device
+
+
+def links(trace: Trace) -> Links:
+    """Return the work of all devices and its launches, joined by the correlation that both carry."""
+    rows = np.flatnonzero(trace.in_categories(DEVICE_CATEGORIES))
+    rows = rows[np.argsort(trace.start_ns[rows], kind="stable")]
+    calls = np.flatnonzero(trace.in_categories(LAUNCH_CATEGORIES))
+    start_ns = trace.start_ns[rows]
+    return Links(
+        rows=rows,
+        start_ns=start_ns,
+        end_ns=start_ns + np.maximum(trace.duration_ns[rows], 0),
+        launch=_by_correlation(trace, calls, trace.correlation[rows]),
+        calls=calls[trace.named(LAUNCH, trace.in_categories(LAUNCH_CATEGORIES))[calls]],
+    )
+
+
+def _by_correlation(trace: Trace, calls: np.ndarray, correlation: np.ndarray) -> np.ndarray:
+    calls = calls[trace.correlation[calls] != ABSENT]
+    if not len(calls):
+        return np.full(len(correlation), ABSENT, dtype=np.int64)
+    calls = calls[np.argsort(trace.correlation[calls], kind="stable")]
+    known = trace.correlation[calls]
+    place = np.minimum(np.searchsorted(known, correlation), len(calls) - 1)
+    return np.where((known[place] == correlation) & (correlation != ABSENT), calls[place], ABSENT)

@@ -1,0 +1,75 @@
+"""The bytes of a trace file, decompressed piece by piece, so that neither a large file nor a zip bomb fills memory."""
+
+import itertools
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import BinaryIO
+
+GZIP_MAGIC = b"\x1f\x8b"
+GZIP_WINDOW = 31  # zlib's number for "with the header and checksum of gzip"
+PIECE_BYTES = 2**21
+FIRST_PIECE_BYTES = 2**20  # decoding begins after it, so that unpacking and decoding a small trace overlap
+READ_BYTES = 2**20
+
+
+class Source:
+    """Yields the JSON text of a trace, plain or gzip whatever its suffix, in pieces of about `PIECE_BYTES`.
+
+    The next piece is read and unpacked in a thread while the caller works on the last one. `fault` says afterwards why
+    the text ends early; None where it is whole.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.fault: str | None = None
+        self._path = path
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Raise OSError when the file cannot be read."""
+        with self._path.open("rb") as file, ThreadPoolExecutor(1, thread_name_prefix="trace") as reader:
+            packed = file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
+            file.seek(0)
+            pieces = self._unpacked(file) if packed else _plain(file)
+            upcoming = reader.submit(next, pieces, b"")
+            while piece := upcoming.result():
+                upcoming = reader.submit(next, pieces, b"")
+                yield piece
+
+    def _unpacked(self, file: BinaryIO) -> Iterator[bytes]:
+        """Yield the content of all members of a gzip file, as far as it is sound."""
+        stream, packed = zlib.decompressobj(GZIP_WINDOW), b""
+        sizes = _sizes()
+        wanted, gathered = next(sizes), []
+        while packed := packed or file.read(READ_BYTES):
+            if stream.eof:  # anything but another member is padding
+                packed = packed.lstrip(b"\0")
+                if packed and not packed.startswith(GZIP_MAGIC[: len(packed)]):
+                    break
+                stream = zlib.decompressobj(GZIP_WINDOW)
+            try:
+                gathered.append(stream.decompress(packed, wanted))
+            except zlib.error as error:
+                self.fault = f"the gzip data is damaged: {error}"
+                break
+            packed = stream.unused_data if stream.eof else stream.unconsumed_tail
+            wanted -= len(gathered[-1])
+            if not wanted:
+                yield b"".join(gathered)
+                wanted, gathered = next(sizes), []
+        if self.fault is None and not stream.eof:
+            self.fault = "the gzip data ends too early: the file was cut short"
+        if any(gathered):
+            yield b"".join(gathered)
+
+
+def _plain(file: BinaryIO) -> Iterator[bytes]:
+    for size in _sizes():
+        piece = file.read(size)
+        if not piece:
+            return
+        yield piece
+
+
+def _sizes() -> Iterator[int]:
+    return itertools.chain([FIRST_PIECE_BYTES], itertools.repeat(PIECE_BYTES))

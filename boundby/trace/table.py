@@ -1,0 +1,269 @@
+"""The columns of a trace: one row per event with a duration, and one per change of the allocated memory."""
+
+import operator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from boundby.trace.decoding import Args, Begin, Complete, End, Event, Instant, MemoryArgs
+from boundby.trace.timestamps import exact_nanoseconds, whole_nanoseconds
+
+ABSENT = -1  # in a column of ids: the event does not carry this id
+MEMORY = "[memory]"
+# Names of the first releases of Kineto, which later ones replaced.
+RENAMED = {
+    "Kernel": "kernel",
+    "Memcpy": "gpu_memcpy",
+    "Memset": "gpu_memset",
+    "Runtime": "cuda_runtime",
+    "Operator": "cpu_op",
+}
+DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
+OPERATOR = "cpu_op"
+PYTHON_FRAME = "python_function"
+LAUNCH_CATEGORIES = (
+    "cuda_runtime",
+    "cuda_driver",
+    "xpu_runtime",
+    "xpu_driver",
+    "privateuse1_runtime",
+    "privateuse1_driver",
+)
+SYNC_RECORD = "cuda_sync"  # what the device waited for, where torch was asked to record that
+_Groups = dict[str, tuple[np.ndarray, list[Args]]]
+_NO_ARGS = Args()
+_NO_MEMORY_ARGS = MemoryArgs()
+
+
+@dataclass(frozen=True)
+class MemoryTable:
+    """The changes of the allocated memory as columns of equal length, in the order of the file.
+
+    `thread` is an index into the `threads` of the trace. `device` is the number of the GPU and `ABSENT` for the host.
+    """
+
+    start_ns: np.ndarray  # since the base_ns of the trace
+    thread: np.ndarray
+    device: np.ndarray
+    address: np.ndarray
+    bytes: np.ndarray  # negative when memory is given back
+    allocated_bytes: np.ndarray  # on that device, afterwards; ABSENT where it is not recorded
+    reserved_bytes: np.ndarray
+
+
+class Columns:
+    """Gathers the columns chunk by chunk, so that the decoded events of only one chunk are held at a time."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, int] = {}
+        self.categories: dict[str, int] = {}
+        self.threads: dict[tuple[Any, Any], int] = {}
+        self.shapes: dict[bytes, int] = {b"": 0}  # in front, so that it gets, one less, ABSENT
+        self._events: list[dict[str, np.ndarray]] = []
+        self._memory: list[dict[str, np.ndarray]] = []
+        self._open: dict[tuple[Any, Any], list[Begin]] = {}
+        self._untimed = 0
+        self._example = ""
+
+    def add(self, events: Sequence[Event]) -> None:
+        """Take in the events of one chunk; those without a usable time are left out and counted."""
+        complete = [event for event in events if type(event) is Complete]
+        present = set(map(type, events))
+        if Begin in present or End in present:
+            complete += self._paired(events)
+        memory = []
+        if Instant in present:
+            memory = [event for event in events if type(event) is Instant and event.name == MEMORY]
+        if complete:
+            self._events.append(self._rows_of(complete))
+        if memory:
+            self._memory.append(self._memory_rows(memory))
+
+    def faults(self) -> list[str]:
+        """Return what was left out, a sentence each."""
+        found = []
+        if self._untimed:
+            found.append(
+                f"{self._untimed} event(s) have no usable time and were left out; the first: {self._example!r}"
+            )
+        never_ended = sum(len(each) for each in self._open.values())
+        if never_ended:
+            found.append(f"{never_ended} span(s) begin and never end; they were left out")
+        return found
+
+    def events(self) -> dict[str, np.ndarray]:
+        """Return the columns of the events with a duration and forget them."""
+        return _joined(self._events, _NO_EVENTS)
+
+    def memory(self) -> dict[str, np.ndarray]:
+        """Return the columns of the changes of memory and forget them."""
+        return _joined(self._memory, _NO_MEMORY)
+
+    def _rows_of(self, events: list[Complete]) -> dict[str, np.ndarray]:
+        start_ns, duration_ns, usable = self._times(events)
+        if not usable.all():
+            events = [event for event, is_usable in zip(events, usable.tolist(), strict=True) if is_usable]
+            start_ns, duration_ns = start_ns[usable], duration_ns[usable]
+        category = _numbered(self.categories, [event.cat for event in events], np.int16)
+        args = [event.args for event in events]
+        groups = self._groups(category, args)
+        rows = {
+            "start_ns": start_ns,
+            "duration_ns": duration_ns,
+            "name": _numbered(self.names, [event.name for event in events], np.int32),
+            "category": category,
+            "thread": self._thread_of(events),
+        }
+        for column, (kinds, kind_of_number) in _OPTIONAL.items():
+            rows[column] = _scattered(len(events), groups, kinds, column, kind_of_number)
+        rows["input_shapes"] = self._shapes_of(len(events), *groups["operator"])
+        return rows
+
+    def _times(self, events: list[Complete]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        start_ns, is_start = exact_nanoseconds([event.ts for event in events])
+        duration_ns, is_duration = whole_nanoseconds(np.array([event.dur for event in events], dtype=np.float64))
+        usable = is_start & is_duration
+        unusable = np.flatnonzero(~usable)
+        if len(unusable):
+            self._untimed += len(unusable)
+            self._example = self._example or events[unusable[0]].name[:80]
+        return start_ns, duration_ns, usable
+
+    def _groups(self, category: np.ndarray, args: Sequence[Args | None]) -> _Groups:
+        """Return rows and arguments of each kind of event, so that a field is read only of those that carry it."""
+        kinds = np.array([_kind(name) for name in self.categories])[category]
+        groups = {}
+        for kind in ("operator", "launch", "device", "python"):
+            rows = np.flatnonzero(kinds == kind)
+            groups[kind] = rows, [args[row] or _NO_ARGS for row in rows.tolist()]
+        return groups
+
+    def _thread_of(self, events: Sequence[Complete | Instant]) -> np.ndarray:
+        processes, process = _different([event.pid for event in events])
+        numbers, number = _different([event.tid for event in events])
+        both, row = np.unique(process * len(numbers) + number, return_inverse=True)
+        pairs = [(processes[each // len(numbers)], numbers[each % len(numbers)]) for each in both.tolist()]
+        return _numbered(self.threads, pairs, np.int32)[row]
+
+    def _shapes_of(self, count: int, rows: np.ndarray, args: Sequence[Args]) -> np.ndarray:
+        column = np.full(count, ABSENT, dtype=np.int32)
+        column[rows] = _numbered(self.shapes, [bytes(each.input_dims) for each in args], np.int32) - 1
+        return column
+
+    def _paired(self, events: Sequence[Event]) -> Iterator[Complete]:
+        """Yield the spans of which this chunk holds the end."""
+        for event in events:
+            spans = self._open.setdefault((event.pid, event.tid), []) if type(event) in (Begin, End) else None
+            if type(event) is Begin:
+                spans.append(event)
+            elif type(event) is End and spans:
+                begin = spans.pop()
+                (start_ns, end_ns), usable = exact_nanoseconds([begin.ts, event.ts])
+                duration = float(end_ns - start_ns) / 1000 if usable.all() else float("nan")
+                yield Complete(begin.cat, begin.name, begin.pid, begin.tid, begin.ts, duration, begin.args)
+
+    def _memory_rows(self, events: Sequence[Instant]) -> dict[str, np.ndarray]:
+        start_ns, usable = exact_nanoseconds([event.ts for event in events])
+        args = [event.args or _NO_MEMORY_ARGS for event in events]
+        is_on_host = np.array([each.device_type == 0 for each in args], dtype=bool)
+        rows = {
+            "start_ns": start_ns,
+            "thread": self._thread_of(events),
+            "device": np.where(is_on_host, ABSENT, _numbers([each.device for each in args], np.int32)),
+            "address": _numbers([each.address for each in args], np.int64),
+            "bytes": _numbers([each.bytes or 0 for each in args], np.int64),
+            "allocated_bytes": _numbers([each.allocated for each in args], np.int64),
+            "reserved_bytes": _numbers([each.reserved for each in args], np.int64),
+        }
+        return {name: column[usable] for name, column in rows.items()}
+
+
+_OPTIONAL: dict[str, tuple[tuple[str, ...], type]] = {
+    "external_id": (("operator", "device"), np.int64),
+    "correlation": (("launch", "device"), np.int64),
+    "stream": (("device",), np.int32),
+    "device": (("device",), np.int32),
+    "bytes": (("device",), np.int64),
+    "python_id": (("python",), np.int64),
+    "python_parent_id": (("python",), np.int64),
+}
+_NO_EVENTS: dict[str, type] = {
+    "start_ns": np.int64,
+    "duration_ns": np.int64,
+    "name": np.int32,
+    "category": np.int16,
+    "thread": np.int32,
+    "input_shapes": np.int32,
+    **{name: kind for name, (_, kind) in _OPTIONAL.items()},
+}
+_NO_MEMORY: dict[str, type] = {
+    "start_ns": np.int64,
+    "thread": np.int32,
+    "device": np.int32,
+    "address": np.int64,
+    "bytes": np.int64,
+    "allocated_bytes": np.int64,
+    "reserved_bytes": np.int64,
+}
+
+
+def _kind(category: str) -> str:
+    category = RENAMED.get(category, category)
+    if category in DEVICE_CATEGORIES or category == SYNC_RECORD:
+        return "device"
+    if category in LAUNCH_CATEGORIES:
+        return "launch"
+    return {OPERATOR: "operator", PYTHON_FRAME: "python"}.get(category, "other")
+
+
+def _numbered(numbers: dict[Hashable, int], values: Sequence[Hashable], kind: type) -> np.ndarray:
+    """Return for each value its number; a new one is given the next."""
+    try:
+        return np.fromiter(map(numbers.__getitem__, values), kind, len(values))
+    except KeyError:
+        for value in dict.fromkeys(values):
+            numbers.setdefault(value, len(numbers))
+        return np.fromiter(map(numbers.__getitem__, values), kind, len(values))
+
+
+def _different(values: list[Any]) -> tuple[list[Any], np.ndarray]:
+    """Return the different values and, for each place, which it is; quick where all are integers of 64 bits."""
+    try:
+        column = np.fromiter(values, np.int64, len(values))
+        if set(map(type, values)) == {int}:
+            different, place = np.unique(column, return_inverse=True)
+            return different.tolist(), place
+    except (ValueError, TypeError, OverflowError):
+        pass
+    numbers: dict[Hashable, int] = {}
+    place = _numbered(numbers, values, np.int64)
+    return list(numbers), place
+
+
+def _scattered(count: int, groups: _Groups, kinds: Iterable[str], column: str, kind_of_number: type) -> np.ndarray:
+    found = np.full(count, ABSENT, dtype=kind_of_number)
+    value: Callable[[Args], int | None] = operator.attrgetter(column)
+    for kind in kinds:
+        rows, of_kind = groups[kind]
+        if len(rows):
+            found[rows] = _numbers(list(map(value, of_kind)), kind_of_number)
+    return found
+
+
+def _numbers(values: Sequence[int | None], kind: type) -> np.ndarray:
+    """Return the values as integers; None, and one that does not fit into `kind`, is `ABSENT`."""
+    try:
+        return np.array([ABSENT if value is None else value for value in values], dtype=kind)
+    except OverflowError:
+        limit = np.iinfo(kind).max
+        return np.array([ABSENT if value is None or abs(value) > limit else value for value in values], dtype=kind)
+
+
+def _joined(chunks: list[dict[str, np.ndarray]], columns: dict[str, type]) -> dict[str, np.ndarray]:
+    joined = {}
+    for name, kind in columns.items():  # column by column, so that no moment holds all of them twice
+        parts = [chunk.pop(name) for chunk in chunks]
+        joined[name] = np.concatenate(parts) if parts else np.zeros(0, dtype=kind)
+    return joined

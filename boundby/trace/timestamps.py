@@ -1,0 +1,78 @@
+"""Times that a trace writes as decimal µs, as exact integer nanoseconds.
+
+Older traces count µs since 1970, about 1.7e15, where neighbouring doubles are 250 ns apart: no parser of floats reads
+them right.
+"""
+
+from collections.abc import Sequence
+from decimal import Decimal, InvalidOperation
+
+import numpy as np
+
+LONGEST_US = 2.0**61 / 1000  # 73 years: int64 nanoseconds also hold the difference of two such times plus a third
+MOST_DIGITS = 16  # of the whole µs below LONGEST_US
+FRACTION_DIGITS = 3
+PLAIN = np.zeros(256, dtype=np.int64)
+PLAIN[list(b"0123456789.,")] = 1
+
+
+def whole_nanoseconds(microseconds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return float µs rounded to int64 ns, and a mask of the usable ones; the others (NaN, over 73 years) are 0."""
+    usable = np.abs(microseconds) < LONGEST_US
+    microseconds = np.where(usable, microseconds, 0.0)
+    whole = np.floor(microseconds)  # the product of the whole number and 1000 would lose nanoseconds above 4.5e12
+    return whole.astype(np.int64) * 1000 + np.rint((microseconds - whole) * 1000).astype(np.int64), usable
+
+
+def exact_nanoseconds(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
+    """Return decimal texts of µs as int64 ns without a detour over doubles that are too coarse, and the usable ones."""
+    joined = b",".join(texts)
+    characters = np.frombuffer(joined + b",", dtype=np.uint8)
+    end = np.flatnonzero(characters == ord(","))
+    if len(end) != len(texts) or not len(texts):
+        return _one_by_one(texts)
+    start = np.concatenate([[0], end[:-1] + 1])
+    point = end.copy()
+    points = np.flatnonzero(characters == ord("."))
+    point[np.searchsorted(end, points)] = points
+    odd = np.zeros(len(end), dtype=bool)  # a sign, an exponent, quotes, nothing at all, or too long
+    if PLAIN @ np.bincount(characters, minlength=256) != len(characters):
+        odd |= np.add.reduceat(PLAIN[characters] == 0, start) > 0
+    if len(points) != len(np.unique(np.searchsorted(end, points))):
+        odd |= np.add.reduceat(characters == ord("."), start) > 1
+    odd |= (point == start) | (point - start > MOST_DIGITS)
+    found = _digit_by_digit(characters, start, point, end)
+    usable = np.ones(len(end), dtype=bool)
+    for row in np.flatnonzero(odd).tolist():
+        found[row : row + 1], usable[row : row + 1] = _one_by_one([texts[row]])
+    return found, usable
+
+
+def _digit_by_digit(characters: np.ndarray, start: np.ndarray, point: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """Return the numbers whose digits stand from `start` to `point` and behind it to `end`, times 1000 and rounded."""
+    digits = characters.astype(np.int64) - ord("0")
+    found = np.zeros(len(end), dtype=np.int64)
+    length = point - start
+    for place in range(min(int(length.max()), MOST_DIGITS)):
+        there = length > place
+        found = np.where(there, 10 * found + digits[start + place], found)
+    last = len(digits) - 1
+    for place in range(1, FRACTION_DIGITS + 1):
+        at = point + place
+        found = 10 * found + np.where(at < end, digits[np.minimum(at, last)], 0)
+    after = point + FRACTION_DIGITS + 1
+    return found + ((after < end) & (digits[np.minimum(after, last)] >= 5))
+
+
+def _one_by_one(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
+    found = np.zeros(len(texts), dtype=np.int64)
+    usable = np.zeros(len(texts), dtype=bool)
+    for row, text in enumerate(texts):
+        try:
+            microseconds = Decimal(bytes(text).decode().strip('"'))
+        except (InvalidOperation, UnicodeDecodeError):
+            continue
+        usable[row] = microseconds.is_finite() and abs(microseconds) < LONGEST_US
+        if usable[row]:
+            found[row] = int((microseconds * 1000).to_integral_value())
+    return found, usable

@@ -1,0 +1,56 @@
+"""The stretch of time that a trace is judged by, and its steps."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from boundby.trace.links import Links
+from boundby.trace.nesting import HOST_CATEGORIES
+from boundby.trace.reader import PROFILER_STEP, Trace
+from boundby.trace.table import ABSENT
+
+
+@dataclass(frozen=True)
+class Window:
+    """From the start of the first step to the end of the last one and of all work that was launched until then.
+
+    Step k lasts from `edges_ns[k]` to `edges_ns[k + 1]`: what the host does after a step belongs to it. Work of a
+    device that still runs after the last step lies in the window and in no step. Without `ProfilerStep` marks, `steps`
+    is empty, the only edge is the start, and the window is that of all events.
+    """
+
+    steps: tuple[int, ...]  # the numbers in the marks
+    edges_ns: np.ndarray  # since the base of the trace; one more than steps
+    end_ns: int
+
+    @property
+    def start_ns(self) -> int:
+        """When the window begins."""
+        return int(self.edges_ns[0])
+
+    @property
+    def length_ns(self) -> int:
+        """How long it is."""
+        return self.end_ns - self.start_ns
+
+
+def window(trace: Trace, linked: Links) -> Window:
+    """Return the window of the trace; one without events begins and ends at 0."""
+    marks = np.flatnonzero(trace.named(PROFILER_STEP) & ~trace.in_categories(["gpu_user_annotation"]))
+    if not len(marks):
+        rows = np.flatnonzero(trace.in_categories(HOST_CATEGORIES))
+        starts = np.concatenate([trace.start_ns[rows], linked.start_ns])
+        ends = np.concatenate([trace.start_ns[rows] + np.maximum(trace.duration_ns[rows], 0), linked.end_ns])
+        if not len(starts):
+            return Window((), np.zeros(1, dtype=np.int64), 0)
+        return Window((), np.array([starts.min()]), int(ends.max()))
+    marks = marks[np.argsort(trace.start_ns[marks], kind="stable")]
+    numbers = [int(trace.names[name].rpartition("#")[2]) for name in trace.name[marks].tolist()]
+    numbers, first = np.unique(numbers, return_index=True)  # a mark may stand in the trace once per thread
+    order = np.argsort(trace.start_ns[marks[first]], kind="stable")
+    starts = trace.start_ns[marks[first]][order]
+    end = int((trace.start_ns[marks] + np.maximum(trace.duration_ns[marks], 0)).max())
+    launched = linked.launch != ABSENT
+    launched[launched] = trace.start_ns[linked.launch[launched]] < end
+    end_ns = max(end, int(linked.end_ns[launched].max(initial=end)))
+    return Window(tuple(numbers[order].tolist()), np.append(starts, end), end_ns)

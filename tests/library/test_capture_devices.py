@@ -1,0 +1,246 @@
+"""What only a GPU has: memory snapshots, NVTX ranges and Nsight sessions, with torch's doors to them replaced.
+
+python -m pytest tests/library/test_capture_devices.py
+"""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from boundby.capture import CaptureManifest, CaptureOptions, Naming, Recorder, Schedule, capture
+from boundby.capture.session import activities_on, with_configuration
+from boundby.capture.snapshot import MAX_ENTRIES
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+CYCLES = Schedule(0, 1, 2, 2)
+
+
+class FakeCuda:
+    """Keeps what is asked of `torch.cuda` in `calls`, in their order; `broken` names the calls that raise."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *broken: str) -> None:
+        self.calls: list[Any] = []
+        self.broken = broken
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
+        monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", self._history)
+        monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", self._dump)
+        monkeypatch.setattr(torch.cuda.nvtx, "range_push", lambda name: self._note(name))
+        monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: self._note("pop"))
+        monkeypatch.setattr(torch.cuda.profiler, "start", lambda: self._note("start"))
+        monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: self._note("stop"))
+
+    def _note(self, call: Any) -> None:
+        if call in self.broken:
+            raise RuntimeError(f"{call} is broken")
+        self.calls.append(call)
+
+    def _history(self, enabled: str | None = "all", **settings: Any) -> None:
+        self._note("on" if enabled else "off")
+        if enabled:
+            assert settings == {"stacks": "python", "max_entries": MAX_ENTRIES}
+
+    def _dump(self, path: str) -> None:
+        Path(path).write_bytes(b"half")
+        self._note("dump")
+        Path(path).write_bytes(b"snapshot")
+
+
+def drive(folder: Path, cuda: FakeCuda, device: torch.device, **options: Any) -> CaptureManifest:
+    return capture(
+        cuda.calls.append,
+        device=device,
+        steps=1,
+        warmup=1,
+        trace_path=folder / "trace.json",
+        options=CaptureOptions(**options),
+    )
+
+
+def follow(folder: Path, cuda: FakeCuda, device: torch.device, steps: int = 6, **options: Any) -> CaptureManifest:
+    recorder = Recorder(
+        CYCLES, folder / "trace.json", device=device, options=CaptureOptions(**options), naming=Naming()
+    )
+    recorder.start()
+    for number in range(steps):
+        cuda.calls.append(number)
+        recorder.step()
+    return recorder.stop()
+
+
+def of(manifest: CaptureManifest, what: str) -> list[str]:
+    return [remark.reason for remark in (*manifest.downgrades, *manifest.unavailable) if remark.what == what]
+
+
+# Memory
+
+
+def test_a_snapshot_is_taken_in_a_step_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda(monkeypatch)
+    manifest = drive(tmp_path, cuda, CUDA, snapshot_path=tmp_path / "memory.pickle")
+    assert cuda.calls == [0, 1, "on", 2, "dump", "off"]
+    assert manifest.snapshot_path.read_bytes() == b"snapshot"
+    assert of(manifest, "memory snapshot") == []
+
+
+def test_a_recorder_takes_the_snapshot_in_the_steps_of_the_last_cycle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda = FakeCuda(monkeypatch)
+    manifest = follow(tmp_path, cuda, CUDA, snapshot_path=tmp_path / "memory.pickle")
+    assert cuda.calls == [0, 1, 2, 3, "on", 4, 5, "dump", "off"]
+    assert manifest.snapshot_path == tmp_path / "memory.pickle"
+
+
+def test_the_history_is_switched_off_when_writing_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda(monkeypatch, "dump")
+    manifest = drive(tmp_path, cuda, CUDA, snapshot_path=tmp_path / "memory.pickle")
+    assert cuda.calls[-1] == "off"
+    assert manifest.snapshot_path is None
+    assert of(manifest, "memory snapshot") == ["RuntimeError: dump is broken"]
+    assert [path.name for path in tmp_path.iterdir()] == ["trace.json"]
+
+
+def test_the_history_is_switched_off_when_the_program_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda(monkeypatch)
+
+    def step(number: int) -> None:
+        cuda.calls.append(number)
+        if number == 2:
+            raise ZeroDivisionError
+
+    options = CaptureOptions(snapshot_path=tmp_path / "memory.pickle")
+    with pytest.raises(ZeroDivisionError):
+        capture(step, device=CUDA, steps=1, warmup=1, trace_path=tmp_path / "trace.json", options=options)
+    assert cuda.calls == [0, 1, "on", 2, "off"]
+
+
+def test_a_history_that_the_program_keeps_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda(monkeypatch)
+    monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: True, raising=False)
+    manifest = drive(tmp_path, cuda, CUDA, snapshot_path=tmp_path / "memory.pickle")
+    assert cuda.calls == [0, 1, 2]
+    assert of(manifest, "memory snapshot") == ["RuntimeError: the program keeps the history of the allocator itself"]
+
+
+def test_a_cpu_has_no_snapshot_and_runs_no_step_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda(monkeypatch)
+    manifest = drive(tmp_path, cuda, CPU, snapshot_path=tmp_path / "memory.pickle")
+    assert cuda.calls == [0, 1]
+    assert "CUDA and XPU only, not for cpu" in of(manifest, "memory snapshot")[0]
+
+
+# NVTX
+
+
+def test_every_step_has_its_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda(monkeypatch)
+    drive(tmp_path, cuda, CPU, nvtx=True)
+    assert cuda.calls == ["step_0", 0, "pop", "step_1", 1, "pop"]
+
+
+def test_a_recorder_gives_every_step_its_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda(monkeypatch)
+    follow(tmp_path, cuda, CPU, steps=2, nvtx=True)
+    assert cuda.calls == ["step_0", 0, "pop", "step_1", 1, "pop", "step_2", "pop"]
+
+
+def test_the_range_ends_with_a_step_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda(monkeypatch)
+    options = CaptureOptions(nvtx=True)
+    with pytest.raises(ZeroDivisionError):
+        capture(lambda _: 1 / 0, device=CPU, steps=1, warmup=1, trace_path=tmp_path / "t.json", options=options)
+    assert cuda.calls == ["step_0", "pop"]
+
+
+@pytest.mark.parametrize("door", [drive, follow])
+def test_a_torch_without_nvtx_says_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, door: Any) -> None:
+    manifest = door(tmp_path, FakeCuda(monkeypatch, "step_0"), CPU, nvtx=True)
+    assert of(manifest, "NVTX ranges") == ["RuntimeError: step_0 is broken"]
+    assert manifest.trace_path is not None
+
+
+# Nsight
+
+
+@pytest.fixture
+def nsys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "7")
+
+    def forbidden(*args: object, **kwargs: object) -> None:
+        raise AssertionError("torch.profiler beside Nsight")
+
+    monkeypatch.setattr(torch.profiler.profile, "__init__", forbidden)
+
+
+@pytest.mark.usefixtures("nsys")
+def test_nsight_gets_the_recorded_steps_in_place_of_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda(monkeypatch)
+    manifest = drive(tmp_path, cuda, CUDA, stacks_path=tmp_path / "stacks.txt")
+    assert cuda.calls == ["step_0", 0, "pop", "start", "step_1", 1, "pop", "stop"]
+    assert (manifest.trace_path, manifest.activities, manifest.cycles) == (None, (), ())
+    (reason,) = of(manifest, "trace")
+    assert "NSYS_PROFILING_SESSION_ID" in reason
+
+
+@pytest.mark.usefixtures("nsys")
+def test_nsight_gets_the_cycles_of_a_recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda(monkeypatch)
+    manifest = follow(tmp_path, cuda, CUDA, stacks_path=tmp_path / "stacks.txt")
+    without_ranges = [call for call in cuda.calls if call != "pop" and not str(call).startswith("step_")]
+    assert without_ranges == [0, "start", 1, 2, "stop", 3, "start", 4, 5, "stop"]
+    assert (manifest.trace_path, manifest.cycles) == (None, ())
+    assert [remark.what for remark in manifest.downgrades] == ["trace"]
+
+
+@pytest.mark.usefixtures("nsys")
+def test_the_range_of_nsight_ends_when_the_loop_ends_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda(monkeypatch)
+    follow(tmp_path, cuda, CUDA, steps=2)
+    assert cuda.calls.count("start") == cuda.calls.count("stop") == 1
+
+
+@pytest.mark.usefixtures("nsys")
+def test_the_range_of_nsight_ends_when_the_program_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda(monkeypatch)
+    with pytest.raises(ZeroDivisionError):
+        capture(lambda _: 1 / 0, device=CUDA, steps=1, warmup=0, trace_path=tmp_path / "trace.json")
+    assert cuda.calls == ["start", "step_0", "pop", "stop"]
+
+
+@pytest.mark.usefixtures("nsys")
+def test_nsight_around_a_program_without_cuda_is_a_remark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda(monkeypatch, "start", "step_0")
+    manifest = drive(tmp_path, cuda, CPU)
+    assert cuda.calls == [0, 1]
+    assert of(manifest, "Nsight range") == ["RuntimeError: start is broken"]
+    assert of(manifest, "NVTX ranges") == ["RuntimeError: step_0 is broken"]
+
+
+# Torch's profiler on a device
+
+
+def test_the_device_of_the_program_decides_what_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, cuda, xpu = (SimpleNamespace(name=name) for name in ("CPU", "CUDA", "XPU"))
+    monkeypatch.setattr(torch.profiler, "supported_activities", lambda: [xpu, cuda, cpu])
+    assert activities_on(CUDA) == [cpu, cuda]  # not XPU, which the torch of an Intel GPU may list beside CUDA
+    assert activities_on(CPU) == [cpu]
+
+
+def test_settings_that_this_torch_does_not_know_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def configuration(*, enable_cuda_sync_events: bool) -> str:
+        return f"sync={enable_cuda_sync_events}"
+
+    monkeypatch.setattr(torch._C._profiler, "_ExperimentalConfig", configuration)
+    assert with_configuration({"with_stack": True}) == {"with_stack": True, "experimental_config": "sync=True"}
+    monkeypatch.delattr(torch._C._profiler, "_ExperimentalConfig")
+    assert with_configuration({"with_stack": True}) == {"with_stack": True}
+
+
+def test_a_device_whose_events_are_missing_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    monkeypatch.setattr("boundby.capture.driver.activities_on", lambda device: both)
+    manifest = drive(tmp_path, FakeCuda(monkeypatch), CUDA)
+    assert of(manifest, "device events") == ["the trace holds none; run with KINETO_LOG_LEVEL=0 to see why"]

@@ -1,0 +1,324 @@
+"""Cycles recorded in a loop that somebody else drives, on the CPU, and what happens when it ends early or fails.
+
+python -m pytest tests/library/test_capture_recorder.py
+"""
+
+import gzip
+import json
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch.autograd import profiler as autograd_profiler
+
+from boundby.capture import CaptureManifest, CaptureOptions, Cycle, Naming, Recorder, Schedule
+from boundby.capture.cycles import Cycles
+
+CPU = torch.device("cpu")
+ONE, TWO = Schedule(1, 1, 2), Schedule(1, 1, 2, 2)
+
+
+@pytest.fixture(autouse=True)
+def no_profiler_outlives_a_test() -> Iterator[None]:
+    yield
+    assert not autograd_profiler._is_profiler_enabled
+
+
+def work() -> None:
+    torch.ones(4, 4) @ torch.ones(4, 4)
+
+
+def loop(recorder: Recorder, steps: int, *, total_steps: int | None = None, step=work) -> CaptureManifest:
+    recorder.start(total_steps)
+    for _ in range(steps):
+        step()
+        recorder.step()
+    return recorder.stop()
+
+
+def recorder_of(folder: Path, schedule: Schedule, *, naming=None, on_cycle=None, **options) -> Recorder:
+    named = {name: folder / path for name, path in options.items() if name.endswith("_path")}
+    return Recorder(
+        schedule,
+        folder / "trace.json.gz",
+        device=CPU,
+        options=CaptureOptions(**{**options, **named}),
+        naming=naming or Naming(),
+        on_cycle=on_cycle,
+    )
+
+
+def events_of(cycle: Cycle) -> list[dict]:
+    return json.loads(gzip.decompress(cycle.trace_path.read_bytes()))["traceEvents"]
+
+
+def marks_of(cycle: Cycle) -> list[str]:
+    return sorted(event["name"] for event in events_of(cycle) if event["name"].startswith("ProfilerStep#"))
+
+
+def whats(manifest: CaptureManifest) -> list[str]:
+    return [remark.what for remark in manifest.downgrades]
+
+
+def test_each_cycle_leaves_a_trace_of_its_own_steps(tmp_path: Path) -> None:
+    manifest = loop(recorder_of(tmp_path, TWO), 8)
+    first, second = manifest.cycles
+    assert marks_of(first) == ["ProfilerStep#2", "ProfilerStep#3"]
+    assert marks_of(second) == ["ProfilerStep#6", "ProfilerStep#7"]
+    assert sum(event["name"] == "aten::mm" for event in events_of(second)) == 2
+    assert (first.first_step, first.steps_recorded, second.first_step) == (2, 2, 6)
+    assert (manifest.steps_expected, manifest.steps_recorded) == (4, 4)
+    assert (manifest.downgrades, manifest.warnings) == ((), ())
+    assert [remark.what for remark in manifest.unavailable] == ["device events", "memory snapshot"]
+    assert (manifest.trace_path, manifest.trace_bytes) == (first.trace_path, first.trace_path.stat().st_size)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["trace_cycle1.json.gz", "trace_cycle2.json.gz"]
+
+
+def test_cycles_may_start_far_apart(tmp_path: Path) -> None:
+    manifest = loop(recorder_of(tmp_path, Schedule(0, 1, 1, 2, every=5)), 8)
+    assert [cycle.first_step for cycle in manifest.cycles] == [1, 6]
+
+
+def test_the_loop_pays_for_the_recorder_in_its_windows_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_work = []
+    step = Cycles.step
+    monkeypatch.setattr(Cycles, "step", lambda cycles: at_work.append(recorder._number) or step(cycles))
+    recorder = recorder_of(tmp_path, Schedule(3, 1, 1))
+    loop(recorder, 20)
+    assert at_work == [3, 4, 5]  # the end of the wait, of the warm-up and of the recording
+
+
+def test_stacks_have_the_last_cycle_for_themselves(tmp_path: Path) -> None:
+    manifest = loop(recorder_of(tmp_path, TWO, stacks_path="stacks.txt"), 8)
+    assert [cycle.stacks for cycle in manifest.cycles] == [False, True]
+    assert not any(event.get("cat") == "python_function" for event in events_of(manifest.cycles[0]))
+    assert "test_capture_recorder.py" in manifest.stacks_path.read_text()
+    assert manifest.trace_path == manifest.cycles[0].trace_path
+    assert manifest.downgrades == ()
+
+
+def test_a_single_cycle_holds_the_stacks_and_says_so(tmp_path: Path) -> None:
+    manifest = loop(recorder_of(tmp_path, ONE, stacks_path="stacks.txt"), 4)
+    assert manifest.trace_path == tmp_path / "trace.json.gz"
+    assert manifest.stacks_path == tmp_path / "stacks.txt"
+    assert [remark.reason for remark in manifest.downgrades] == [
+        "the schedule has one cycle: its times hold the cost of recording stacks"
+    ]
+
+
+def test_ranks_do_not_overwrite_each_other(tmp_path: Path) -> None:
+    manifest = loop(recorder_of(tmp_path, ONE, naming=Naming(1, 2), stacks_path="stacks.txt"), 4)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rank1_stacks.txt", "rank1_trace.json.gz"]
+    assert (manifest.rank, manifest.world_size) == (1, 2)
+
+
+def test_the_recorder_starts_and_stops_at_any_depth_of_calls(tmp_path: Path) -> None:
+    def deep(recorder: Recorder, levels: int) -> None:
+        if levels:
+            return deep(recorder, levels - 1)
+        recorder.start()
+
+    recorder = recorder_of(tmp_path, Schedule(0, 0, 4), stacks_path="stacks.txt")
+    deep(recorder, 5)
+    work()
+    recorder.step()
+    manifest = (lambda: (lambda: recorder.stop())())()
+    assert manifest.steps_recorded == 1
+    assert manifest.stacks_path.stat().st_size > 0
+
+
+def test_a_schedule_longer_than_the_loop_is_shortened(tmp_path: Path) -> None:
+    manifest = loop(recorder_of(tmp_path, Schedule(4, 4, 1, 3)), 7, total_steps=7)
+    assert manifest.steps_recorded == 1
+    assert [remark.reason for remark in manifest.downgrades] == [
+        "3 x (4 wait + 4 warm-up + 1 active) takes 27 steps and the loop has 7; "
+        "1 x (2 wait + 4 warm-up + 1 active) instead"
+    ]
+
+
+def test_a_loop_without_steps_has_nothing_to_record(tmp_path: Path) -> None:
+    manifest = loop(recorder_of(tmp_path, ONE), 0, total_steps=0)
+    assert (manifest.trace_path, manifest.cycles, whats(manifest)) == (None, (), ["schedule"])
+
+
+def test_a_loop_that_ends_inside_a_recording_leaves_what_there_was(tmp_path: Path) -> None:
+    manifest = loop(recorder_of(tmp_path, Schedule(1, 1, 3, 2)), 3)
+    (cycle,) = manifest.cycles
+    assert (cycle.steps_expected, cycle.steps_recorded) == (3, 1)
+    assert sum(event["name"] == "aten::mm" for event in events_of(cycle)) == 1
+    assert [(remark.what, remark.reason) for remark in manifest.downgrades] == [
+        ("steps", "1 of 3 are in the trace"),
+        ("trace", "the loop ended inside it: its last ProfilerStep mark is no whole step"),
+        ("cycles", "1 of 2; the loop ended after 3 steps"),
+    ]
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2])  # in the wait, in the warm-up, at the very start of the recording
+def test_a_loop_that_ends_before_the_recording_leaves_no_file(tmp_path: Path, steps: int) -> None:
+    manifest = loop(recorder_of(tmp_path, ONE, stacks_path="stacks.txt"), steps)
+    assert (manifest.trace_path, manifest.steps_recorded, list(tmp_path.iterdir())) == (None, 0, [])
+    assert whats(manifest)[-2:] == ["cycles", "stacks"]
+
+
+def test_an_error_of_the_loop_passes_and_leaves_what_there_was(tmp_path: Path) -> None:
+    recorder = recorder_of(tmp_path, Schedule(0, 1, 3))
+    with pytest.raises(ZeroDivisionError), recorder:
+        for number in range(9):
+            work()
+            if number == 2:
+                raise ZeroDivisionError
+            recorder.step()
+    assert recorder.manifest.steps_recorded == 1
+    assert recorder.manifest.trace_path.exists()
+
+
+def test_calls_out_of_turn_do_nothing(tmp_path: Path) -> None:
+    recorder = recorder_of(tmp_path, Schedule(0, 1, 1))
+    recorder.step()
+    recorder.start()
+    recorder.start()
+    for _ in range(2):
+        recorder.step()
+    manifest = recorder.stop()
+    recorder.step()
+    recorder.start()
+    assert manifest.steps_recorded == 1
+    assert recorder.stop() == manifest
+
+
+def test_a_path_that_is_no_trace_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"trace\.txt.*\.json"):
+        Recorder(ONE, Path("trace.txt"), device=CPU)
+
+
+def test_the_owner_is_told_of_each_cycle(tmp_path: Path) -> None:
+    told: list[Cycle] = []
+    manifest = loop(recorder_of(tmp_path, TWO, on_cycle=told.append), 8)
+    assert tuple(told) == manifest.cycles
+
+
+def test_an_owner_that_fails_does_not_stop_the_loop(tmp_path: Path) -> None:
+    manifest = loop(recorder_of(tmp_path, TWO, on_cycle=lambda cycle: 1 / 0), 8)
+    assert (manifest.steps_recorded, whats(manifest)) == (4, ["on_cycle"])
+
+
+def test_warnings_of_the_loop_reach_its_user(tmp_path: Path) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loop(recorder_of(tmp_path, ONE), 4, step=lambda: warnings.warn("from the model", stacklevel=1))
+    assert len(caught) == 4
+
+
+def test_warnings_are_caught_only_where_the_recording_starts_and_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caught_at = []
+    catch = warnings.catch_warnings
+    recorder = recorder_of(tmp_path, Schedule(1, 1, 6))
+    monkeypatch.setattr(
+        warnings, "catch_warnings", lambda **options: caught_at.append(recorder._number) or catch(**options)
+    )
+    loop(recorder, 8)
+    assert sorted(set(caught_at)) == [1, 2, 8]  # it holds for all threads of the program
+
+
+# Failures of the profiler
+
+
+def failing(*args: object, **kwargs: object) -> None:
+    raise RuntimeError("!stack.empty() INTERNAL ASSERT FAILED\nframe #0: c10::Error")
+
+
+@pytest.mark.parametrize("method", ["__init__", "start", "step", "start_trace", "export_chrome_trace"])
+def test_a_failing_profiler_costs_its_cycle_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    recorder = recorder_of(tmp_path, TWO)
+    recorder.start()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.profiler.profile, method, failing)
+        for _ in range(4):
+            recorder.step()
+    for _ in range(4):
+        recorder.step()
+    manifest = recorder.stop()
+    assert [cycle.steps_recorded for cycle in manifest.cycles] == [0, 2]
+    assert manifest.downgrades[0].reason == "RuntimeError: !stack.empty() INTERNAL ASSERT FAILED"
+    assert whats(manifest) == ["trace", "cycles"]
+
+
+@pytest.mark.skipif(not hasattr(torch.autograd, "_is_kineto_stopped"), reason="this torch does not tell")
+def test_a_device_that_stops_collecting_ends_the_cycle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = recorder_of(tmp_path, Schedule(0, 1, 3))
+    start = torch.profiler.profile.start_trace
+
+    def start_as_on_a_device(profile: torch.profiler.profile) -> None:
+        start(profile)
+        profile.use_device = "cpu"
+
+    monkeypatch.setattr(torch.profiler.profile, "start_trace", start_as_on_a_device)
+    monkeypatch.setattr(torch.autograd, "_is_kineto_stopped", lambda: recorder._number == 2)
+    manifest = loop(recorder, 4)
+    assert marks_of(manifest.cycles[0]) == ["ProfilerStep#1"]
+    assert [remark.reason for remark in manifest.downgrades] == ["1 of 3 are in the trace"]
+    assert "stopped early" in manifest.warnings[0]
+
+
+def test_a_failure_with_stacks_is_tried_again_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = torch.profiler.profile.step
+    monkeypatch.setattr(
+        torch.profiler.profile, "step", lambda profile: failing() if profile.with_stack else step(profile)
+    )
+    manifest = loop(recorder_of(tmp_path, ONE, stacks_path="stacks.txt"), 8)
+    assert [(cycle.stacks, cycle.steps_recorded) for cycle in manifest.cycles] == [(True, 0), (False, 2)]
+    assert (manifest.trace_path, manifest.stacks_path) == (tmp_path / "trace.json.gz", None)
+    assert whats(manifest) == ["trace", "trace", "stacks"]
+
+
+def test_no_cycle_is_tried_again_where_the_loop_is_too_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.profiler.profile, "step", failing)
+    recorder = recorder_of(tmp_path, ONE, stacks_path="stacks.txt")
+    manifest = loop(recorder, 7, total_steps=7)  # the second cycle would end after 8
+    assert len(manifest.cycles) == 1
+
+
+def test_a_device_that_fails_ends_the_recording_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = recorder_of(tmp_path, Schedule(0, 1, 1))
+    recorder.start()
+    monkeypatch.setattr("boundby.capture.window.Window.step", failing)
+    recorder.step()
+    manifest = recorder.stop()
+    assert whats(manifest)[0] == "recorder"
+    assert list(tmp_path.iterdir()) == []
+
+
+# Size
+
+
+def bulky() -> None:
+    ones = torch.ones(2, 2)
+    for _ in range(200):
+        ones.add(ones)
+
+
+def test_the_size_of_a_cycle_shortens_the_next_one(tmp_path: Path) -> None:
+    whole = loop(recorder_of(tmp_path / "whole", Schedule(0, 1, 4, 2)), 10, step=bulky)
+    assert whole.estimated_bytes == whole.cycles[0].json_bytes
+    limit = whole.cycles[0].json_bytes * 3 // 5
+    part = loop(recorder_of(tmp_path / "part", Schedule(0, 1, 4, 2), max_trace_bytes=limit), 20, step=bulky)
+    assert [cycle.steps_recorded for cycle in part.cycles] == [0, 2, 2]  # one more in place of the one that was too big
+    assert whats(part) == ["steps"]
+    assert all(cycle.json_bytes <= limit for cycle in part.cycles[1:])
+
+
+def test_one_cycle_gives_no_estimate_and_says_so(tmp_path: Path) -> None:
+    manifest = loop(recorder_of(tmp_path, ONE), 4)
+    assert manifest.estimated_bytes is None
+    assert manifest.estimate_reason == "a size is known from the second cycle without stacks on"
+
+
+def test_a_limit_that_nothing_meets_ends_after_a_few_cycles(tmp_path: Path) -> None:
+    manifest = loop(recorder_of(tmp_path, ONE, max_trace_bytes=10), 40)
+    assert [cycle.steps_recorded for cycle in manifest.cycles] == [0, 0, 0]
+    assert whats(manifest) == ["steps", "shapes and memory", "trace", "cycles"]
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,135 @@
+"""The arithmetic of cycles, names and sizes.
+
+python -m pytest tests/library/test_capture_schedule.py
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.profiler import ProfilerAction
+
+from boundby.capture import Naming, Schedule, naming_of_process, nsight_variable
+from boundby.capture.content import Content
+from boundby.capture.schedule import Span
+
+NAME = Path("out") / "trace.json.gz"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("wait", -1), ("warmup", -1), ("active", 0), ("repeat", 0), ("every", -1)]
+)
+def test_a_schedule_that_cannot_be_names_the_field(field: str, value: int) -> None:
+    with pytest.raises(ValueError, match=f"{field} is {value}"):
+        Schedule(**{"wait": 1, "warmup": 1, "active": 1, field: value})
+
+
+def test_steps_of_a_schedule() -> None:
+    assert Schedule(4, 4, 1).steps == 9
+    assert Schedule(1, 1, 3, 2).steps == 10
+    assert Schedule(1, 1, 3, 2, every=50).steps == 55
+    assert Schedule(1, 1, 3, 2, every=2).steps == 10  # cycles do not overlap
+
+
+@pytest.mark.parametrize(
+    ("schedule", "total", "fitted"),
+    [
+        (Schedule(4, 4, 1), 9, Schedule(4, 4, 1)),
+        (Schedule(1, 1, 2, 3), 11, Schedule(1, 1, 2, 2)),
+        (Schedule(1, 1, 2, 3, every=10), 13, Schedule(1, 1, 2, 1, every=10)),
+        (Schedule(1, 1, 2, 3, every=10), 14, Schedule(1, 1, 2, 2, every=10)),
+        (Schedule(4, 4, 2), 7, Schedule(1, 4, 2)),
+        (Schedule(4, 4, 2), 4, Schedule(0, 2, 2)),
+        (Schedule(4, 4, 2, 5), 2, Schedule(0, 1, 1)),
+        (Schedule(4, 0, 2), 1, Schedule(0, 0, 1)),
+        (Schedule(4, 4, 2), 1, Schedule(0, 0, 1)),
+        (Schedule(4, 4, 2), 0, None),
+    ],
+)
+def test_a_schedule_is_shortened_to_the_loop(schedule: Schedule, total: int, fitted: Schedule | None) -> None:
+    assert schedule.fitted(total) == fitted
+    assert fitted is None or fitted.steps <= total
+
+
+def test_a_span_follows_the_actions_of_torchs_own_schedule() -> None:
+    span = Span(first=7, warmup=2, active=3)
+    own = torch.profiler.schedule(wait=0, warmup=2, active=3, repeat=1)
+    assert [span.action(7 + number) for number in range(7)] == [own(number) for number in range(7)]
+    assert (
+        span.action(0) == ProfilerAction.WARMUP
+    )  # torch asks for the action of step 0 before it can be told the first
+
+
+def test_names_carry_what_would_collide() -> None:
+    assert Naming().path(NAME) == NAME
+    assert Naming().path(NAME, cycle=2) == Path("out/trace_cycle2.json.gz")
+    assert Naming(3, 8).path(NAME) == Path("out/rank3_trace.json.gz")
+    assert Naming(3, 8).path(NAME, cycle=1) == Path("out/rank3_trace_cycle1.json.gz")
+    assert Naming(0, 2).path(Path("stacks")) == Path("rank0_stacks")
+
+
+@pytest.mark.parametrize(
+    ("variables", "naming"),
+    [
+        ({}, Naming(0, 1)),
+        ({"RANK": "2", "WORLD_SIZE": "4"}, Naming(2, 4)),
+        ({"RANK": "2"}, Naming(2, 3)),
+        ({"RANK": "0"}, Naming(0, 1)),
+        ({"RANK": "two"}, Naming(0, 1)),
+    ],
+)
+def test_the_rank_comes_from_the_launcher(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], naming: Naming
+) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert naming_of_process() == naming
+
+
+def test_the_rank_of_a_process_group_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "5")
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    assert naming_of_process() == Naming(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("environment", "variable"),
+    [
+        ({}, None),
+        ({"NSYS_PROFILING_SESSION_ID": "17"}, "NSYS_PROFILING_SESSION_ID"),
+        ({"NV_NSIGHT_INJECTION_TRANSPORT_TYPE": "2"}, "NV_NSIGHT_INJECTION_TRANSPORT_TYPE"),
+        ({"NVPROF_ID": "1"}, "NVPROF_ID"),
+        ({"CUDA_INJECTION64_PATH": "/opt/nvidia/nsight-systems/libcupti.so"}, "CUDA_INJECTION64_PATH"),
+        ({"LD_PRELOAD": "/x/libToolsInjectionProxy64.so"}, "LD_PRELOAD"),
+        ({"CUDA_INJECTION64_PATH": "/opt/other/tool.so", "LD_PRELOAD": "libjemalloc.so"}, None),
+    ],
+)
+def test_a_nsight_session_is_recognised(environment: dict[str, str], variable: str | None) -> None:
+    assert nsight_variable(environment) == variable
+
+
+def test_a_content_too_large_gives_up_steps_then_stacks_then_shapes() -> None:
+    content: Content | None = Content(4, shapes=True, memory=True, stacks=True)
+    given_up = []
+    while content:
+        content, remark = content.less(json_bytes=1000, limit=300)
+        given_up.append((remark.what, content))
+    lean = Content(1, shapes=False, memory=False)
+    assert given_up == [
+        ("steps", Content(1, shapes=True, memory=True, stacks=True)),
+        ("stacks", Content(1, shapes=True, memory=True)),
+        ("shapes and memory", lean),
+        ("trace", None),
+    ]
+
+
+@pytest.mark.parametrize(("step_bytes", "steps"), [(75.0, 4), (76.0, 3), (150.0, 2), (1000.0, 1)])
+def test_as_many_steps_as_the_estimate_allows(step_bytes: float, steps: int) -> None:
+    content = Content(4, shapes=True, memory=True)
+    fitting, remark = content.within(step_bytes, 300)
+    assert fitting.steps == steps
+    assert (remark is None) == (steps == 4)

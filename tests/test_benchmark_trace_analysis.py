@@ -1,0 +1,168 @@
+"""How `benchmarks/trace_analysis.py` judges what it measured, and the trace that it makes by repeating one."""
+
+import copy
+import json
+from dataclasses import replace
+
+import pytest
+
+from benchmarks import _repeated_trace, _trace_judgement, trace_analysis
+from benchmarks._trace_judgement import Compared
+
+LARGE = Compared(
+    "20 x real",
+    ours_s=[4.0, 5.0, 4.5],
+    peer_s=[90.0],
+    ours_bytes=[900, 1000, 950],
+    peer_bytes=[2000],
+    least_speedup=15.0,
+    most_memory=0.5,
+)
+TRACE = {
+    "schemaVersion": 1,
+    "traceEvents": [
+        {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "ts": 100, "args": {"name": "python"}},
+        {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#7", "pid": 1, "tid": 1, "ts": 100, "dur": 40,
+         "args": {"External id": 1}},
+        {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#8", "pid": 1, "tid": 1, "ts": 140, "dur": 40},
+        {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 101, "dur": 9,
+         "args": {"External id": 2, "Sequence number": 30}},
+        {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": 102, "dur": 3,
+         "args": {"External id": 2, "correlation": 50}},
+        {"ph": "s", "cat": "ac2g", "name": "ac2g", "id": 50, "pid": 1, "tid": 1, "ts": 102},
+        {"ph": "f", "cat": "ac2g", "name": "ac2g", "id": 50, "pid": 0, "tid": 7, "ts": 150, "bp": "e"},
+        {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 150, "dur": 60,
+         "args": {"External id": 2, "correlation": 50, "stream": 7}},
+        {"ph": "X", "cat": "kernel", "name": "lost", "pid": 0, "tid": 7, "ts": 149, "dur": 1,
+         "args": {"correlation": 0, "stream": 7}},
+    ],
+}  # fmt: skip
+
+
+def test_fast_small_and_linear_passes():
+    assert (LARGE.speedup, LARGE.memory) == (20.0, 0.475)
+    assert _trace_judgement.failures([LARGE], 1.2) == []
+    assert _trace_judgement.unjudged([LARGE], 1.2) == []
+
+
+@pytest.mark.parametrize(
+    ("peer_s", "said"), [(150.0, []), (149.0, ["20 x real: ours is 14.90 times as fast, 15 are wanted"])]
+)
+def test_a_speed_is_held_against_the_limit_of_its_trace(peer_s, said):
+    compared = replace(LARGE, ours_s=[10.0], peer_s=[peer_s])
+    assert _trace_judgement.failures([compared], 1.0) == said
+    assert _trace_judgement.failures([replace(compared, least_speedup=10.0)], 1.0) == []
+
+
+@pytest.mark.parametrize(
+    ("ours", "said"), [(50, []), (51, ["20 x real: ours holds 0.51 of the peer's memory, 0.5 at most"])]
+)
+def test_memory_is_judged_where_a_limit_is_set(ours, said):
+    compared = replace(LARGE, ours_bytes=[ours], peer_bytes=[100])
+    assert _trace_judgement.failures([compared], 1.0) == said
+    assert _trace_judgement.failures([replace(compared, most_memory=None)], 1.0) == []
+
+
+def test_medians_are_compared_so_that_one_disturbed_attempt_decides_nothing():
+    compared = replace(LARGE, ours_s=[1.0, 50.0, 1.2], peer_s=[24.0, 23.0, 500.0])
+    assert compared.speedup == 20.0
+
+
+def test_growth_is_that_of_the_time_per_event_from_the_smallest_to_the_largest():
+    seconds = {2_000_000: [5.2, 5.0, 5.1], 100_000: [0.2, 0.2, 9.0], 1_000_000: [99.0]}
+    assert _trace_judgement.growth(seconds) == pytest.approx(1.275)
+
+
+def test_a_quadratic_cost_fails_and_a_sort_passes():
+    sizes = {"quadratic": (1.0, 400.0), "sort": (17.0, 21.0 * 20)}
+    grown = {name: _trace_judgement.growth({100: [least], 2000: [most]}) for name, (least, most) in sizes.items()}
+    assert _trace_judgement.failures([], grown["sort"]) == []
+    assert _trace_judgement.failures([], grown["quadratic"]) == [
+        "ours takes 20.00 times as long per event at the largest size, 1.3 at most"
+    ]
+
+
+def test_a_missing_attempt_of_ours_fails_and_the_others_are_still_compared():
+    compared = replace(LARGE, ours_s=[None, 5.0], ours_bytes=[None, 900])
+    assert compared.speedup == 18.0
+    assert _trace_judgement.failures([compared], 1.0) == ["20 x real: ours gave no value in 1 of 2 attempts"]
+
+
+@pytest.mark.parametrize("peer", [[], [None]])
+def test_without_a_value_of_the_peer_nothing_fails_and_what_was_not_judged_is_named(peer):
+    compared = replace(LARGE, peer_s=peer, peer_bytes=peer)
+    assert _trace_judgement.failures([compared], None) == []
+    assert _trace_judgement.unjudged([compared], None) == [
+        "the speed on 20 x real",
+        "the memory on 20 x real",
+        "the time per event as traces grow",
+    ]
+
+
+def test_without_any_value_of_ours_every_limit_is_unjudged_and_it_fails():
+    compared = replace(LARGE, ours_s=[None], ours_bytes=[None])
+    grown = _trace_judgement.growth({100: [None], 2000: [5.0]})
+    assert grown is None
+    assert len(_trace_judgement.unjudged([compared], grown)) == 3
+    assert len(_trace_judgement.failures([compared], grown)) == 1
+
+
+def test_one_size_has_no_growth():
+    assert _trace_judgement.growth({100: [1.0]}) is None
+    assert _trace_judgement.growth({}) is None
+
+
+def test_the_limits_stand_on_real_traces_and_on_the_largest_one():
+    attempt = trace_analysis.Attempt(1.0, 0.5, 100, "")
+    found = {(name, trace_analysis.OURS): [attempt] for name in ("a100-nccl", "1 x a100-rank0", "20 x a100-rank0")}
+    limits = {each.trace: (each.least_speedup, each.most_memory) for each in trace_analysis._compared(found)}
+    assert limits == {"a100-nccl": (10.0, None), "1 x a100-rank0": (None, None), "20 x a100-rank0": (15.0, 0.5)}
+
+
+def test_the_time_of_an_attempt_is_that_of_both_stages():
+    assert trace_analysis.Attempt(1.0, 0.5, 100, "").total_s == 1.5
+    assert trace_analysis.Attempt(None, None, None, "killed").total_s is None
+
+
+def repeated(tmp_path, *copies):
+    paths = {each: tmp_path / f"{each}.json" for each in copies}
+    _repeated_trace.write(copy.deepcopy(TRACE), paths)
+    return [json.loads(paths[each].read_text()) for each in copies]
+
+
+def test_one_copy_is_the_trace_itself_and_a_longer_one_begins_with_it(tmp_path):
+    once, thrice = repeated(tmp_path, 1, 3)
+    assert once == TRACE
+    assert thrice["traceEvents"][: len(TRACE["traceEvents"])] == TRACE["traceEvents"]
+    assert len(thrice["traceEvents"]) == 3 * len(TRACE["traceEvents"])
+
+
+def test_copies_follow_each_other_in_time_and_keep_their_durations(tmp_path):
+    (events,) = (trace["traceEvents"] for trace in repeated(tmp_path, 2))
+    first, second = events[: len(events) // 2], events[len(events) // 2 :]
+    assert max(event["ts"] + event.get("dur", 0) for event in first) < min(event["ts"] for event in second)
+    assert {later["ts"] - event["ts"] for event, later in zip(first, second, strict=True)} == {111}
+    assert [event.get("dur") for event in first] == [event.get("dur") for event in second]
+
+
+def test_a_launch_finds_the_kernel_of_its_own_copy_and_no_other(tmp_path):
+    (events,) = (trace["traceEvents"] for trace in repeated(tmp_path, 4))
+    ids = {
+        cat: [event["args"]["correlation"] for event in events if event.get("cat") == cat and event["name"] != "lost"]
+        for cat in ("cuda_runtime", "kernel")
+    }
+    assert ids["cuda_runtime"] == ids["kernel"]
+    assert len(set(ids["kernel"])) == 4
+    assert [event["id"] for event in events if event["ph"] == "f"] == ids["kernel"]
+
+
+@pytest.mark.parametrize(("name", "distinct"), [("External id", 8), ("Sequence number", 4), ("correlation", 5)])
+def test_no_identifier_of_two_copies_is_the_same_but_the_one_that_means_none(tmp_path, name, distinct):
+    (events,) = (trace["traceEvents"] for trace in repeated(tmp_path, 4))
+    assert len({event["args"][name] for event in events if name in event.get("args", {})}) == distinct
+
+
+def test_steps_are_counted_on(tmp_path):
+    (events,) = (trace["traceEvents"] for trace in repeated(tmp_path, 2))
+    steps = [event["name"] for event in events if event["name"].startswith("ProfilerStep")]
+    assert steps == [f"ProfilerStep#{step}" for step in (7, 8, 9, 10)]
