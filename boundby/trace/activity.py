@@ -3,11 +3,13 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
+from boundby.trace.intervals import distinct
 from boundby.trace.links import Links
-from boundby.trace.nesting import HOST_CATEGORIES, HostTree, Segments
+from boundby.trace.nesting import HOST_CATEGORIES, HostTree
 from boundby.trace.reader import PROFILER_STEP, Trace
 from boundby.trace.table import ABSENT
 
@@ -31,7 +33,7 @@ BLOCKING_COPY = re.compile(r"DtoH.*Pageable|Device -> Pageable")
 
 @dataclass(frozen=True)
 class ThreadActivity:
-    """The kind of activity of one thread over time: `kind[i]` from `start_ns[i]` on, `row[i]` the event that says so.
+    """What one thread did over time: `kind[i]` from `start_ns[i]` on, `row[i]` the event that says so.
 
     `row` is `ABSENT` where no event runs; where one runs that says nothing special, it is the innermost one.
     """
@@ -39,54 +41,49 @@ class ThreadActivity:
     start_ns: np.ndarray
     kind: np.ndarray
     row: np.ndarray
-    _before: np.ndarray  # [kind, place]: ns of the kind before start_ns[place]
-
-    @classmethod
-    def of(cls, segments: Segments, kind_of: np.ndarray, row_of: np.ndarray) -> "ThreadActivity":
-        """Return the activity of a thread; `kind_of` and `row_of` have a value for every event, and one for ABSENT."""
-        return cls._of(segments.start_ns, kind_of[segments.row], row_of[segments.row])
-
-    @classmethod
-    def _of(cls, start_ns: np.ndarray, kind: np.ndarray, row: np.ndarray) -> "ThreadActivity":
-        before = np.zeros((KINDS, len(kind)), dtype=np.int64)
-        lengths = np.diff(start_ns)
-        for each in range(KINDS):
-            before[each, 1:] = np.cumsum(np.where(kind[:-1] == each, lengths, 0))
-        return cls(start_ns, kind, row, before)
-
-    @classmethod
-    def none(cls) -> "ThreadActivity":
-        """Return the activity of a thread that the trace knows nothing about."""
-        nothing = np.zeros(1, dtype=np.int64)
-        return cls(nothing, np.array([NOTHING]), np.array([ABSENT]), np.zeros((KINDS, 1), dtype=np.int64))
 
     def or_else(self, other: "ThreadActivity") -> "ThreadActivity":
         """Return this activity and, where the thread does nothing, that of the `other` one."""
         if other is self:
             return self
-        moments = np.sort(np.concatenate([self.start_ns, other.start_ns]), kind="stable")  # two runs: a merge
-        moments = moments[np.append(moments[1:] != moments[:-1], True)]
+        moments = distinct(np.sort(np.concatenate([self.start_ns, other.start_ns]), kind="stable"))  # two runs: a merge
         (kind, row), (other_kind, other_row) = self._at(moments), other._at(moments)
         idle = kind == NOTHING
-        return self._of(moments, np.where(idle, other_kind, kind), np.where(idle, other_row, row))
+        return ThreadActivity(moments, np.where(idle, other_kind, kind), np.where(idle, other_row, row))
 
     def until(self, moments: np.ndarray) -> np.ndarray:
         """Return [kind, moment]: the ns that the thread spent on each kind from its first event to each moment."""
-        place = np.searchsorted(self.start_ns, moments, side="right") - 1
+        start_ns, kind, before = self._changes
+        place = np.searchsorted(start_ns, moments, side="right") - 1
         inside = np.maximum(place, 0)
-        found = self._before[:, inside].copy()
-        rest = np.where(place >= 0, moments - self.start_ns[inside], 0)
-        found[self.kind[inside], np.arange(len(moments))] += rest
+        found = before[:, inside]
+        found[kind[inside], np.arange(len(moments))] += moments - start_ns[inside]
         return np.where(place >= 0, found, 0)
 
     def kind_at(self, moments: np.ndarray) -> np.ndarray:
         """Return the kind of activity at each moment."""
-        return self._at(moments)[0]
+        start_ns, kind, _ = self._changes
+        place = np.searchsorted(start_ns, moments, side="right") - 1
+        return np.where(place >= 0, kind[np.maximum(place, 0)], NOTHING)
+
+    @cached_property
+    def _changes(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """When the kind changes, what it is from then on, and [kind, change]: the ns of each kind before."""
+        first = np.flatnonzero(np.append(True, self.kind[1:] != self.kind[:-1]))
+        start_ns, kind = self.start_ns[first], self.kind[first]
+        before = np.zeros((KINDS, len(first)), dtype=np.int64)
+        lengths = np.diff(start_ns)
+        for each in range(KINDS):
+            before[each, 1:] = np.cumsum(np.where(kind[:-1] == each, lengths, 0))
+        return start_ns, kind, before
 
     def _at(self, moments: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         place = np.searchsorted(self.start_ns, moments, side="right") - 1
         inside = np.maximum(place, 0)
         return np.where(place >= 0, self.kind[inside], NOTHING), np.where(place >= 0, self.row[inside], ABSENT)
+
+
+UNKNOWN = ThreadActivity(*(np.array([each]) for each in (0, NOTHING, ABSENT)))  # of a thread that the trace lacks
 
 
 def thread_activities(trace: Trace, tree: HostTree, linked: Links) -> dict[int, ThreadActivity]:
@@ -102,7 +99,7 @@ def thread_activities(trace: Trace, tree: HostTree, linked: Links) -> dict[int, 
     kind_of = np.append(np.where(teller == ABSENT, LAUNCH, of_event[teller]), NOTHING)  # the last is that of ABSENT
     row_of = np.append(np.where(teller == ABSENT, every, teller), ABSENT)
     return {
-        thread: ThreadActivity.of(segments, kind_of, row_of)
+        thread: ThreadActivity(segments.start_ns, kind_of[segments.row], row_of[segments.row])
         for thread, segments in tree.segments.items()
         if len(segments.row)
     }

@@ -14,6 +14,7 @@ from boundby.trace.intervals import Intervals, union
 from boundby.trace.kernels import KernelStat, kernel_stats
 from boundby.trace.launches import LaunchStats, launch_stats
 from boundby.trace.links import Links, links
+from boundby.trace.memory import MemoryUse, memory_use
 from boundby.trace.nesting import HostTree, host_tree
 from boundby.trace.operators import OpStat, is_module, is_operator, launching_operators, names_of, op_stats
 from boundby.trace.reader import Trace
@@ -42,6 +43,7 @@ class Analysis:
     operators: tuple[OpStat, ...]
     kernels: tuple[KernelStat, ...]
     annotations: tuple[AnnotationStat, ...]
+    memory: tuple[MemoryUse, ...]  # () where it was not recorded
 
     @property
     def is_conclusive(self) -> bool:
@@ -73,6 +75,7 @@ def analyze(trace: Trace, *, expected_steps: int | None = None, stacks_expected:
         operators=tuple(op_stats(trace, tree=tree, linked=linked)),
         kernels=_kernels(trace, tree, linked, kinds),
         annotations=tuple(annotation_stats(trace, tree, linked)),
+        memory=memory_use(trace, tree, seen),
     )
 
 

@@ -1,7 +1,7 @@
 """How a device spent the window of a trace: at work of which kind, and idle for which cause."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +28,15 @@ class StepTimes:
     duration_ns: int
     busy_ns: dict[str, int]
     idle_ns: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Quartiles:
+    """How a time differs from step to step, in ns, interpolated between steps."""
+
+    first_ns: float
+    median_ns: float
+    third_ns: float
 
 
 @dataclass(frozen=True)
@@ -60,6 +69,7 @@ class Breakdown:
     gaps: int
     longest_gaps: tuple[Gap, ...]
     steps: tuple[StepTimes, ...]
+    step_quartiles: dict[str, Quartiles]  # of the duration, of each kind of work and of each cause; {} without steps
     timeline: Timeline
 
 
@@ -86,6 +96,16 @@ def breakdown(
     edges = np.append(window.edges_ns, window.end_ns)  # the last span is what runs on after the last step
     causes = idle.between(edges)
     exposed = _exposed(work, edges)
+    steps = tuple(
+        StepTimes(
+            number=number,
+            start_ns=int(edges[place]),
+            duration_ns=int(edges[place + 1] - edges[place]),
+            busy_ns={kind: int(spent[place]) for kind, spent in exposed.items()},
+            idle_ns=dict(zip(CAUSES, causes[place].tolist(), strict=True)),
+        )
+        for place, number in enumerate(window.steps)
+    )
     spans = min(MOST_SPANS, max(1, window.length_ns))
     ticks = np.array([window.start_ns + each * window.length_ns // spans for each in range(spans + 1)], dtype=np.int64)
     compute = work.get("compute")
@@ -105,22 +125,22 @@ def breakdown(
         cause_details=idle.details(),
         gaps=len(idle.gaps),
         longest_gaps=idle.longest(),
-        steps=tuple(
-            StepTimes(
-                number=number,
-                start_ns=int(edges[place]),
-                duration_ns=int(edges[place + 1] - edges[place]),
-                busy_ns={kind: int(spent[place]) for kind, spent in exposed.items()},
-                idle_ns=dict(zip(CAUSES, causes[place].tolist(), strict=True)),
-            )
-            for place, number in enumerate(window.steps)
-        ),
+        steps=steps,
+        step_quartiles=_quartiles(steps),
         timeline=Timeline(
             edges_ns=tuple(ticks.tolist()),
             busy_ns={kind: tuple(spent.tolist()) for kind, spent in _exposed(work, ticks).items()},
             idle_ns={cause: tuple(spent.tolist()) for cause, spent in zip(CAUSES, idle.between(ticks).T, strict=True)},
         ),
     )
+
+
+def _quartiles(steps: Sequence[StepTimes]) -> dict[str, Quartiles]:
+    if not steps:
+        return {}
+    rows = [{"duration": step.duration_ns, **step.busy_ns, **step.idle_ns} for step in steps]
+    values = np.percentile([list(row.values()) for row in rows], [25, 50, 75], axis=0)
+    return {name: Quartiles(*each) for name, each in zip(rows[0], values.T.tolist(), strict=True)}
 
 
 def _exposed(work: Mapping[str, Intervals], edges: np.ndarray) -> dict[str, np.ndarray]:

@@ -13,8 +13,8 @@ from functools import cached_property
 
 import numpy as np
 
-from boundby.trace.activity import ALLOCATOR, COMPILE, INPUT, LAUNCH, NOTHING, SYNCHRONISATION, ThreadActivity
-from boundby.trace.intervals import Intervals
+from boundby.trace.activity import ALLOCATOR, COMPILE, INPUT, LAUNCH, NOTHING, SYNCHRONISATION, UNKNOWN, ThreadActivity
+from boundby.trace.intervals import Intervals, different, distinct
 from boundby.trace.reader import PROFILER_STEP, Trace
 from boundby.trace.table import ABSENT
 
@@ -152,14 +152,14 @@ class IdleTime:
         start, end = start[inside], end[inside]
         place = np.searchsorted(start, edges, side="left") - 1  # of the gap that an edge might lie inside
         cuts = edges[(place >= 0) & (edges < end[np.maximum(place, 0)])] if len(start) else edges[:0]
-        cuts = np.unique(cuts)
+        cuts = distinct(np.sort(cuts))
         pieces = np.sort(np.concatenate([start, cuts]))
         return pieces, np.sort(np.concatenate([end, cuts])), inside[np.searchsorted(start, pieces, side="right") - 1]
 
     def _by_thread(self, gap: np.ndarray) -> Iterator[tuple[np.ndarray, ThreadActivity]]:
         """Yield the places in `gap` whose end the same thread launched, and what that thread did."""
         thread = self._thread[gap]
-        for number in np.unique(thread).tolist():
+        for number in different(thread):
             yield np.flatnonzero(thread == number), self._merged[number]
 
     @cached_property
@@ -172,10 +172,10 @@ class IdleTime:
         """The activity of each launching thread; where it does nothing, that of the main thread."""
         main = self._activities.get(ABSENT if self._main is None else self._main)
         merged = {}
-        for thread in np.unique(self._thread).tolist():
+        for thread in different(self._thread):
             own = self._activities.get(thread)
             known = [each for each in (own, main) if each is not None]
-            merged[thread] = known[0].or_else(known[-1]) if known else ThreadActivity.none()
+            merged[thread] = known[0].or_else(known[-1]) if known else UNKNOWN
         return merged
 
     def _begins_in_wait(self, activity: ThreadActivity) -> np.ndarray:

@@ -4,8 +4,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-import numpy as np
-
 from boundby.trace.analysis import HOST_KIND, Analysis
 from boundby.trace.breakdown import Breakdown
 from boundby.verdict import Bound, Confidence, Gain, Verdict
@@ -135,10 +133,9 @@ def _doubts(device: Breakdown, labels: Counter[Bound], bound: Bound) -> Iterator
         return
     if len(device.steps) < LEAST_STEPS:
         yield f"steps: only {len(device.steps)} recorded; {LEAST_STEPS} are needed to see whether they agree"
-    durations = np.array([step.duration_ns for step in device.steps])
-    low, middle, high = np.percentile(durations, [25, 50, 75])
-    if len(durations) >= LEAST_STEPS and middle and (high - low) / middle > STEADY:
-        yield f"unsteady: half of the steps lie within {low / 1e6:.1f} and {high / 1e6:.1f} ms"
+    spread = device.step_quartiles["duration"]
+    if len(device.steps) >= LEAST_STEPS and spread.third_ns - spread.first_ns > STEADY * spread.median_ns:
+        yield f"unsteady: half of the steps take {spread.first_ns / 1e6:.1f} to {spread.third_ns / 1e6:.1f} ms"
     if labels and bound not in ("mixed", max(labels, key=lambda each: labels[each])):
         yield f"steps: they differ in what bounds them ({', '.join(f'{name}: {n}' for name, n in labels.items())})"
 

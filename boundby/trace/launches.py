@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from boundby.trace.intervals import distinct
 from boundby.trace.links import Links
 from boundby.trace.reader import Trace
 from boundby.trace.table import ABSENT
@@ -43,7 +44,8 @@ def launch_stats(trace: Trace, linked: Links, window: Window) -> LaunchStats:
     """Return the statistics over all devices of the trace."""
     calls = linked.calls[_inside(trace.start_ns[linked.calls], window)]
     has_call = linked.launch != ABSENT
-    with_work = np.unique(linked.launch[has_call])
+    has_work = np.zeros(len(trace.start_ns), dtype=bool)
+    has_work[linked.launch[has_call]] = True
     call_ns = np.maximum(trace.duration_ns, 0)
     work = np.flatnonzero(_inside(linked.start_ns, window))
     joined = work[has_call[work]]
@@ -53,10 +55,10 @@ def launch_stats(trace: Trace, linked: Links, window: Window) -> LaunchStats:
     mean_queue, deepest, empty = _queue(trace.start_ns[linked.launch[joined]], linked.start_ns[joined], window)
     return LaunchStats(
         calls=len(calls),
-        calls_without_work=int((~np.isin(calls, with_work)).sum()),
+        calls_without_work=int((~has_work[calls]).sum()),
         work=len(work),
         work_without_call=int((~has_call[work]).sum()),
-        call=spread(call_ns[np.unique(linked.launch[joined])]),
+        call=spread(call_ns[distinct(np.sort(linked.launch[joined]))]),
         delay=spread(delay_ns),
         shorter_than_call=int(shorter.sum()),
         mean_queue=mean_queue,

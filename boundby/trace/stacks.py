@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 
 from boundby.trace.reader import Trace
-from boundby.trace.table import ABSENT
+from boundby.trace.table import ABSENT, OPERATOR, PYTHON_FRAME
 
 MAX_FRAMES = 256  # of a deeper stack the outer frames are left out; it also ends a circle of parents
 PROFILER_FILE = "torch/profiler/profiler.py"  # starting the recorder takes milliseconds that are not the program's
@@ -17,10 +17,13 @@ SEPARATORS = str.maketrans(" ;\t\r\n", "_____")
 def folded_stacks(trace: Trace) -> list[str]:
     """Return lines `outer;inner;innermost weight`, the heaviest first; the weight is the stack's own time in ns.
 
-    Frames of the profiler itself are left out. The list is empty where the trace holds no Python frames.
+    Frames of the profiler itself are left out, and so are threads on which no operator ran, unless there is no other:
+    they mostly wait (a progress bar's monitor, an idle pool). The list is empty where the trace holds no Python frames.
     """
     frames = [ADDRESS.sub("", name).translate(SEPARATORS) for name in trace.names]
-    rows = np.flatnonzero(trace.in_categories(["python_function"])).tolist()
+    is_frame = trace.in_categories([PYTHON_FRAME])
+    works = np.isin(trace.thread, trace.thread[trace.in_categories([OPERATOR])])
+    rows = np.flatnonzero(is_frame & works if (is_frame & works).any() else is_frame).tolist()
     row_of_id = {int(trace.python_id[row]): row for row in rows if trace.python_id[row] != ABSENT}
     parent = {row: row_of_id.get(int(trace.python_parent_id[row]), ABSENT) for row in rows}
     duration_ns = {row: max(int(trace.duration_ns[row]), 0) for row in rows}

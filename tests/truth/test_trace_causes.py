@@ -1,0 +1,83 @@
+"""Real programs whose answer is known by construction: what a trace of each says the machine waited for."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from boundby.capture import capture
+from boundby.trace import Analysis, analyze, read_trace
+from boundby.trace.judgement import judge_trace
+
+pytestmark = pytest.mark.truth
+STEPS = 5
+PAUSE_S = 0.02
+
+
+class Slow(Dataset):
+    """One hundred thousand rows that take 20 ms each to load."""
+
+    def __len__(self) -> int:
+        return 100_000
+
+    def __getitem__(self, row: int) -> torch.Tensor:
+        time.sleep(PAUSE_S)
+        return torch.randn(64)
+
+
+def loop_that_waits_for_data() -> Callable[[int], object]:
+    batches: Iterator[torch.Tensor] = iter(DataLoader(Slow(), batch_size=2))
+    model = torch.nn.Linear(64, 64)
+    return lambda _: model(next(batches)).sum().backward()
+
+
+def loop_of_large_products() -> Callable[[int], object]:
+    model, inputs = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(6)]), torch.randn(256, 1024)
+    return lambda _: model(inputs).sum()
+
+
+def loop_of_large_additions() -> Callable[[int], object]:
+    numbers = torch.randn(20_000_000)
+    return lambda _: numbers.add_(1.0).mul_(0.5)
+
+
+def loop_of_python() -> Callable[[int], object]:
+    numbers = torch.randn(8)
+    return lambda _: [(sum(range(20_000)), numbers.sum()) for _ in range(30)]
+
+
+def analysed(step: Callable[[int], object], folder: Path) -> Analysis:
+    path = folder / "trace.json.gz"
+    taken = capture(step, device=torch.device("cpu"), steps=STEPS, warmup=2, trace_path=path)
+    assert taken.steps_recorded == STEPS, taken.downgrades
+    return analyze(read_trace(path), expected_steps=STEPS)
+
+
+@pytest.mark.parametrize(
+    ("loop", "bound", "least_share"),
+    [
+        (loop_that_waits_for_data, "input", 0.8),
+        (loop_of_large_products, "compute", 0.7),
+        (loop_of_large_additions, "memory", 0.7),
+        (loop_of_python, "launch", 0.7),
+    ],
+)
+def test_names_what_the_program_was_made_to_wait_for(
+    tmp_path: Path, loop: Callable[[], Callable[[int], object]], bound: str, least_share: float
+) -> None:
+    found = analysed(loop(), tmp_path)
+    verdict = judge_trace(found)
+    print(f"{loop.__name__}: {verdict.bound}, {verdict.share_of_limit}, {verdict.evidence}, {verdict.doubts}")
+    assert verdict.bound == bound
+    assert verdict.share_of_limit is None or verdict.share_of_limit >= least_share
+    assert not [each for each in found.findings if each.is_fatal]
+
+
+def test_the_time_slept_for_data_is_booked_on_the_input(tmp_path: Path) -> None:
+    (host,) = analysed(loop_that_waits_for_data(), tmp_path).devices
+    slept_ns = STEPS * 2 * PAUSE_S * 1e9
+    print(f"slept {slept_ns / 1e6:.1f} ms, booked on the input {host.causes_ns['input'] / 1e6:.1f} ms")
+    assert slept_ns <= host.causes_ns["input"] <= 1.1 * slept_ns
