@@ -20,6 +20,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent
 SCRIPT_NAME = re.compile(r"(\d\d)_\w+\.py")
 SKIP_FLAGS = {"check": "00", "download": "01", "baseline": "02", "profiling": "03", "visualize": "04"}
+CHECKER = Path("scripts", "check_profile.py")  # of what the profiling step leaves
+UNSOUND = "some points failed or the profile has faults"
 DONE, FAILED, USAGE, INCOMPLETE, INTERRUPTED, TERMINATED = 0, 1, 2, 4, 130, 143
 
 
@@ -33,12 +35,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return dry_run(steps, args)
     worst = DONE
     for number, script in steps.items():
-        code = run_step(script, args)
+        code = run_step(script, step_arguments(args))
+        if number == SKIP_FLAGS["profiling"] and code in (DONE, INCOMPLETE):
+            code = max(code, check_profile(args))
         if code not in (DONE, INCOMPLETE):
             announce_failure(number, code, args)
             return code
         worst = max(worst, code)
-    print("all steps finished" if worst == DONE else "all steps finished, but some points failed (exit code 4)")
+    print("all steps finished" if worst == DONE else f"all steps finished, but {UNSOUND} (exit code {worst})")
     return worst
 
 
@@ -89,15 +93,28 @@ def chosen(scripts: dict[str, Path], args: argparse.Namespace, parser: argparse.
 
 def step_arguments(args: argparse.Namespace) -> list[str]:
     """Return the arguments that every step is given."""
-    flags = [flag for flag, given in (("--resume", args.resume), ("--debug", args.debug)) if given]
-    trust = ["--trust-remote-code"] if args.trust_remote_code else []
-    return [*(["--config", args.config] if args.config else []), *flags, *trust, *args.overrides]
+    return passed_on(args, "resume", "debug", "trust_remote_code")
 
 
-def run_step(script: Path, args: argparse.Namespace) -> int:
+def passed_on(args: argparse.Namespace, *flags: str) -> list[str]:
+    """Return the settings as arguments, with those of the `flags` that are given."""
+    given = [f"--{name.replace('_', '-')}" for name in flags if getattr(args, name)]
+    return [*(["--config", args.config] if args.config else []), *given, *args.overrides]
+
+
+def check_profile(args: argparse.Namespace) -> int:
+    """Check what the profiling step left; whatever is found stops nothing, only an interruption does."""
+    code = run_step(ROOT / CHECKER, passed_on(args, "debug"))
+    if code in (DONE, INTERRUPTED, TERMINATED):
+        return code
+    print(f"\nthe profile has faults or cannot be checked (exit code {code}); later steps run", file=sys.stderr)
+    return INCOMPLETE
+
+
+def run_step(script: Path, arguments: Sequence[str]) -> int:
     """Run one script, its command printed first; return its exit code. Signals reach it too."""
-    command = [sys.executable, str(script), *step_arguments(args)]
-    print(f"\n$ {shown([script, *step_arguments(args)])}", flush=True)
+    command = [sys.executable, str(script), *arguments]
+    print(f"\n$ {shown([script, *arguments])}", flush=True)
     process = subprocess.Popen(command)
     previous = signal.signal(signal.SIGTERM, lambda signum, frame: process.terminate())
     try:

@@ -91,6 +91,31 @@ class Layout:
         return self.traces / "op_stats.csv"
 
     @property
+    def trace_analysis(self) -> Path:
+        """Where the time of the trace went, and why its device was idle."""
+        return self.traces / "trace_analysis.json"
+
+    @property
+    def key_averages(self) -> Path:
+        """The operators as a table of text, by their shapes."""
+        return self.traces / "key_averages.txt"
+
+    @property
+    def memory_snapshot(self) -> Path:
+        """The history of the allocator, for pytorch.org/memory_viz."""
+        return self.traces / "memory_snapshot.pickle"
+
+    @property
+    def flame_graph(self) -> Path:
+        """The call stacks as a page for a browser."""
+        return self.traces / "flame_graph.html"
+
+    @property
+    def memory_timeline(self) -> Path:
+        """The allocated memory over the time of the trace."""
+        return self.traces / "memory_timeline.csv"
+
+    @property
     def trace_manifest(self) -> Path:
         """What the trace holds, what it lacks and why."""
         return self.traces / "manifest.json"
@@ -119,6 +144,16 @@ class Layout:
     def operators_plot(self) -> Path:
         """Where the traced time goes."""
         return self.plots / "operators.png"
+
+    @property
+    def timeline_plot(self) -> Path:
+        """What the device did at each moment of the trace, and why it was idle."""
+        return self.plots / "trace_timeline.png"
+
+    @property
+    def memory_plot(self) -> Path:
+        """The allocated memory over the trace, and whose it was at its peak."""
+        return self.plots / "trace_memory.png"
 
     @property
     def report(self) -> Path:

@@ -46,6 +46,8 @@ def _show(steps: Sequence[str], run: Any) -> None:
         spec = receipts.STEPS[number]
         decision = _decision(number, run)
         run.say(f"{number} {spec.title}: {'run' if decision.run else 'skip'} ({decision.reason})")
+        if number == "03" and config.trace.enabled:
+            run.say("   then scripts/check_profile.py checks what it left")
         seconds, uncounted = _seconds(number, config, layout) if decision.run else (0.0, None)
         unknown += [uncounted] if uncounted else []
         minutes += seconds / 60

@@ -219,6 +219,7 @@ def _inputs(step: str, config: Config, layout: Layout) -> dict[str, Any]:
             layout.raw_samples,
             layout.op_stats,
             layout.trace_manifest,
+            layout.trace_analysis,
             layout.data_receipt,
         ]
         return {path.name: files.sha256(path) if path.is_file() else None for path in read}

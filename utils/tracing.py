@@ -1,21 +1,29 @@
-"""The operator trace of a few batches: which batches, which files, and what the manifest says about them."""
+"""The trace of a few batches: which batches, which files are made of it, and what is said on the terminal."""
 
+import contextlib
 from dataclasses import asdict
 from typing import Any
 
 import torch
 
 from boundby import files
-from boundby.capture import CaptureOptions, capture
+from boundby.capture import CaptureManifest, CaptureOptions, capture
 from boundby.inference import collate, forward, tokenize
-from boundby.trace import OPERATOR_COLUMNS, op_stats, operator_rows, read_trace, rows_by_name
+from boundby.trace import OPERATOR_COLUMNS, analyze, operator_rows, read_trace
+from boundby.trace.judgement import judge_trace
+from boundby.trace.memory import MEMORY_COLUMNS, memory_rows
+from utils.artifacts import Layout
 from utils.cli import Run
 from utils.data import Rows, sample
 from utils.models import LoadedModel
+from utils.report import flame_graph
+from utils.trace_analysis import document, table, text
+from utils.trace_analysis.traces import Examination, Examined
 
 SCHEMA_VERSION = 1
 TEXT_SEED = 0
-TOP_OPERATORS = 10
+TOP_OPERATORS = 5
+STACKS_DETAIL = "Python frames of one batch, recorded in a step of their own; width is time."
 
 
 def choose_batch_size(run: Run) -> tuple[int, str]:
@@ -33,7 +41,7 @@ def choose_batch_size(run: Run) -> tuple[int, str]:
 
 
 def record(run: Run, loaded: LoadedModel, rows: Rows, max_length: int) -> dict[str, Any]:
-    """Trace a few batches, derive stacks and operator statistics, and return the manifest that was written."""
+    """Trace a few batches, write what the trace tells, and return the manifest with that `analysis` (None without)."""
     settings, layout = run.config.trace, run.layout
     batch_size, why = choose_batch_size(run)
     steps = settings.warmup_steps + settings.active_steps
@@ -50,6 +58,7 @@ def record(run: Run, loaded: LoadedModel, rows: Rows, max_length: int) -> dict[s
         shapes=settings.shapes,
         memory=settings.memory,
         stacks_path=layout.stacks if settings.stacks else None,
+        snapshot_path=layout.memory_snapshot if settings.memory else None,
         max_trace_bytes=settings.max_mb * 1_000_000,
     )
     taken = capture(
@@ -60,20 +69,42 @@ def record(run: Run, loaded: LoadedModel, rows: Rows, max_length: int) -> dict[s
         device=loaded.device,
         options=options,
     )
-    operators = []
-    if taken.trace_path:
-        operators = operator_rows(op_stats(read_trace(taken.trace_path)))
-        files.write_csv(layout.op_stats, operators, OPERATOR_COLUMNS)
     manifest = {
         "schema_version": SCHEMA_VERSION,
         "batch_size": batch_size,
         "batch_size_reason": why,
         "dtype": loaded.dtype,
-        "operators": len(operators),
         **asdict(taken),
     }
     files.write_json(layout.trace_manifest, manifest)
-    return {**manifest, "top": rows_by_name(operators)[:TOP_OPERATORS]}
+    if taken.trace_path is None:
+        return {**manifest, "analysis": None}
+    return {**manifest, "analysis": _derive(layout, taken, _peak_flops_per_s(layout, loaded.dtype))}
+
+
+def _derive(layout: Layout, taken: CaptureManifest, peak_flops_per_s: float | None) -> dict[str, Any]:
+    """Write everything that the trace and the stacks tell; return the document on the trace."""
+    analysis = analyze(read_trace(layout.trace), expected_steps=taken.steps_recorded)
+    found = Examination((Examined(analysis, judge_trace(analysis), analysis.operators, analysis.rank),), (), "shapes")
+    told = document.of(found, peak_flops_per_s)
+    files.write_json(layout.trace_analysis, told)
+    files.write_csv(layout.op_stats, operator_rows(analysis.operators, peak_flops_per_s), OPERATOR_COLUMNS)
+    files.write_text(layout.key_averages, "\n".join([*table.lines(told["traces"][0]["operators"]), ""]))
+    if analysis.memory:
+        files.write_csv(layout.memory_timeline, memory_rows(analysis.memory), MEMORY_COLUMNS)
+    if taken.stacks_path:
+        with taken.stacks_path.open(encoding="utf-8") as stacks:
+            files.write_text(layout.flame_graph, flame_graph.page(stacks, "Call stacks", STACKS_DETAIL))
+    return told
+
+
+def _peak_flops_per_s(layout: Layout, dtype: str) -> float | None:
+    """Return the measured limit that step 02 left for this dtype, or None without one."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        for each in files.read_json(layout.metrics)["ceilings"]["compute"]:
+            if each["dtype"] == dtype and each["is_configured"]:
+                return each["flops_per_s"]
+    return None
 
 
 def console_lines(manifest: dict[str, Any]) -> list[str]:
@@ -82,10 +113,8 @@ def console_lines(manifest: dict[str, Any]) -> list[str]:
         f"traced {manifest['steps_recorded']} of {manifest['steps_expected']} steps "
         f"at batch size {manifest['batch_size']} ({manifest['batch_size_reason']})"
     ]
-    for row in manifest["top"]:
-        lines.append(
-            f"  {row['cpu_self_pct'] or 0:5.1f} % {row['cpu_self_ms']:10.2f} ms {row['calls']:6d} calls  {row['name']}"
-        )
+    if manifest["analysis"]:
+        lines += text.lines(manifest["analysis"], top=TOP_OPERATORS)
     for kind in ("downgrades", "unavailable"):
         lines += [f"{kind}: {remark['what']}: {remark['reason']}" for remark in manifest[kind]]
     return lines

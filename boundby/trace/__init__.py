@@ -5,6 +5,7 @@ every device went, and why it was idle. `operators` is the table of operators, `
 """
 
 from boundby.trace.analysis import Analysis, analyze
+from boundby.trace.diff import diff
 from boundby.trace.operators import OPERATOR_COLUMNS, OpStat, op_stats, operator_rows, rows_by_name
 from boundby.trace.reader import Trace, read_trace, step_count
 from boundby.trace.stacks import folded_stacks
@@ -15,6 +16,7 @@ __all__ = [
     "OpStat",
     "Trace",
     "analyze",
+    "diff",
     "folded_stacks",
     "op_stats",
     "operator_rows",

@@ -90,11 +90,8 @@ def _devices(trace: Trace, tree: HostTree, linked: Links, kinds: np.ndarray, see
         return breakdown(number, seen, work, busy, IdleTime(trace, device, gaps, activities, main))
 
     if not len(linked.rows):
-        rows = np.flatnonzero(is_operator(trace))
-        ends = trace.start_ns[rows] + trace.duration_ns[rows]
-        nothing = np.zeros(0, dtype=np.int64)
-        work = {HOST_KIND: clipped_union(trace.start_ns[rows], ends, seen)}
-        return (of(None, Device(nothing, nothing, nothing, nothing), work),)
+        host = _host(trace, seen)
+        return (of(None, host, {HOST_KIND: clipped_union(host.start_ns, host.end_ns, seen)}),)
     numbers = _device_numbers(trace, linked)
     found = []
     for number in np.unique(numbers).tolist():
@@ -104,12 +101,20 @@ def _devices(trace: Trace, tree: HostTree, linked: Links, kinds: np.ndarray, see
             name: clipped_union(linked.start_ns[chosen[kind == place]], linked.end_ns[chosen[kind == place]], seen)
             for place, name in enumerate(KINDS)
         }
-        found.append(of(number, _device(trace, linked, chosen), work))
+        found.append(of(number, _device(trace, linked, chosen, seen), work))
     return tuple(sorted(found, key=lambda each: -each.busy_ns))
 
 
-def _device(trace: Trace, linked: Links, chosen: np.ndarray) -> Device:
-    lasting = chosen[linked.end_ns[chosen] > linked.start_ns[chosen]]
+def _host(trace: Trace, seen: Window) -> Device:
+    """Return the operators as work that nobody launches beforehand: each begins when its own call does."""
+    rows = np.flatnonzero(is_operator(trace) & (trace.duration_ns > 0) & (trace.start_ns < seen.end_ns))
+    rows = rows[np.lexsort((-trace.duration_ns[rows], trace.start_ns[rows]))]
+    return Device(rows, trace.start_ns[rows], trace.start_ns[rows] + trace.duration_ns[rows], rows)
+
+
+def _device(trace: Trace, linked: Links, chosen: np.ndarray, seen: Window) -> Device:
+    lasts = (linked.end_ns[chosen] > linked.start_ns[chosen]) & (linked.start_ns[chosen] < seen.end_ns)
+    lasting = chosen[lasts]
     launch = linked.launch[lasting]
     launched = np.where(launch == ABSENT, np.iinfo(np.int64).max, trace.start_ns[launch])
     lasting = lasting[np.lexsort((launched, linked.start_ns[lasting]))]
@@ -118,7 +123,7 @@ def _device(trace: Trace, linked: Links, chosen: np.ndarray) -> Device:
 
 def _device_numbers(trace: Trace, linked: Links) -> np.ndarray:
     """Return the number of the device of each piece of work; where its event lacks it, the process stands for it."""
-    processes = np.array([pid if isinstance(pid, int) else 0 for pid, _ in trace.threads] or [0], dtype=np.int64)
+    processes = np.array([pid if isinstance(pid, int) and abs(pid) < 2**63 else 0 for pid, _ in trace.threads] or [0], dtype=np.int64)
     number = trace.device[linked.rows]
     return np.where(number == ABSENT, processes[trace.thread[linked.rows]], number)
 

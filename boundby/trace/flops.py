@@ -5,7 +5,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-Shapes = Sequence[Any]
+LARGEST_SIZE = 2**48  # of one dimension
+Shape = tuple[int, ...]
+Shapes = Sequence[Shape]
 
 
 def operator_flops(name: str, input_shapes: str | None) -> int | None:
@@ -19,13 +21,21 @@ def operator_flops(name: str, input_shapes: str | None) -> int | None:
     if formula is None or input_shapes is None:
         return None
     try:
-        found = formula(json.loads(input_shapes))
+        found = formula([_shape(each) for each in json.loads(input_shapes)])
     except (ValueError, TypeError, IndexError):
         return None
-    return found if isinstance(found, int) and found > 0 else None
+    return found if found > 0 else None
 
 
-def _product(a: Sequence[int], b: Sequence[int]) -> int:
+def _shape(value: Any) -> Shape:
+    """Return the sizes of a tensor, () for what is none; raises ValueError where they are not sizes."""
+    sizes = value if isinstance(value, list) else []
+    if not all(type(size) is int and 0 <= size < LARGEST_SIZE for size in sizes):
+        raise ValueError("a size is no whole number, or an absurd one")
+    return tuple(sizes)
+
+
+def _product(a: Shape, b: Shape) -> int:
     """Return the FLOPs of [..., m, k] @ [..., k, n]."""
     (*batch, rows, inner), (*_, inner_b, columns) = a, b
     if inner != inner_b:

@@ -82,6 +82,8 @@ class IdleTime:
         self._activities = activities
         self._main = main_thread
         ender = np.searchsorted(device.start_ns, gaps.end_ns, side="left")
+        is_ended = np.append(device.start_ns, -1)[ender] == gaps.end_ns  # not at the end of the window
+        ender = np.where(is_ended, ender, len(device.rows))
         self._ender = np.append(device.rows, ABSENT)[ender]
         self._launch = np.append(device.launch, ABSENT)[ender]
         self._launched = self._launch != ABSENT

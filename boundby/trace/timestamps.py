@@ -5,7 +5,7 @@ them right.
 """
 
 from collections.abc import Sequence
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 
 import numpy as np
 
@@ -53,10 +53,10 @@ def _digit_by_digit(characters: np.ndarray, start: np.ndarray, point: np.ndarray
     digits = characters.astype(np.int64) - ord("0")
     found = np.zeros(len(end), dtype=np.int64)
     length = point - start
+    last = len(digits) - 1
     for place in range(min(int(length.max()), MOST_DIGITS)):
         there = length > place
-        found = np.where(there, 10 * found + digits[start + place], found)
-    last = len(digits) - 1
+        found = np.where(there, 10 * found + digits[np.minimum(start + place, last)], found)
     for place in range(1, FRACTION_DIGITS + 1):
         at = point + place
         found = 10 * found + np.where(at < end, digits[np.minimum(at, last)], 0)
@@ -70,9 +70,9 @@ def _one_by_one(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
     for row, text in enumerate(texts):
         try:
             microseconds = Decimal(bytes(text).decode().strip('"'))
-        except (InvalidOperation, UnicodeDecodeError):
+            if microseconds.is_finite() and abs(microseconds) < LONGEST_US:
+                found[row] = int((microseconds * 1000).to_integral_value())
+                usable[row] = True
+        except (ArithmeticError, UnicodeDecodeError):  # no number, or one with an absurd exponent
             continue
-        usable[row] = microseconds.is_finite() and abs(microseconds) < LONGEST_US
-        if usable[row]:
-            found[row] = int((microseconds * 1000).to_integral_value())
     return found, usable

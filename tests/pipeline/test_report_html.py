@@ -180,7 +180,7 @@ def test_pictures_are_inside_beside_their_sections(read):
     layout = data.layout
     paths = [layout.roofline_plot, layout.batch_size_plot, layout.heatmap_plot, layout.operators_plot]
     assert inside == [path.read_bytes() for path in paths]
-    assert [each["alt"] for each in page.all("img")] == [picture.description for picture in data.pictures]
+    assert [each["alt"] for each in page.all("img")] == [each.description for each in data.pictures if not each.reason]
     places = [each.get("id") or "picture" for tag, each in page.tags if tag in ("h2", "img")]
     assert places[places.index("batch-size-analysis") :][:3] == ["batch-size-analysis", "picture", "picture"]
     assert places[places.index("where-the-time-goes") :][:2] == ["where-the-time-goes", "picture"]

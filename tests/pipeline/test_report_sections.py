@@ -22,6 +22,7 @@ HEADINGS = [
     "Full Dataset Performance",
     "Batch Size Analysis",
     "Where the Time Goes",
+    "What the Machine Waited For",
     "Targets",
     "Doubts",
     "What to do next",

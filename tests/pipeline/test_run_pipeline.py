@@ -35,6 +35,12 @@ def checkout(tmp_path, monkeypatch):
             f"ending = pathlib.Path({str(tmp_path)!r}) / {ending!r}\n"
             "exec(ending.read_text()) if ending.exists() else None\n"
         )
+    (tmp_path / "scripts" / "check_profile.py").write_text(
+        "import sys, pathlib\n"
+        f"with open({str(tmp_path / 'checks')!r}, 'a') as log: print(*sys.argv[1:], file=log)\n"
+        f"ending = pathlib.Path({str(tmp_path)!r}) / 'endings/check'\n"
+        "exec(ending.read_text()) if ending.exists() else None\n"
+    )
     (tmp_path / "endings").mkdir()
     monkeypatch.setattr(run_pipeline, "ROOT", tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -45,6 +51,11 @@ def checkout(tmp_path, monkeypatch):
 
 def ran(checkout: Path) -> list[str]:
     path = checkout / "ran"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def checks(checkout: Path) -> list[str]:
+    path = checkout / "checks"
     return path.read_text().splitlines() if path.exists() else []
 
 
@@ -93,6 +104,57 @@ def test_failed_points_do_not_stop_the_run_but_show_in_its_code(checkout):
     end(checkout, "02", "sys.exit(4)")
     assert run_pipeline.main([]) == 4
     assert len(ran(checkout)) == 5
+
+
+@pytest.mark.parametrize(
+    ("flags", "times"),
+    [([], 1), (["--only", "3"], 1), (["--from", "3"], 1), (["--skip-profiling"], 0), (["--only", "4"], 0)],
+)
+def test_the_profile_is_checked_whenever_step_03_has_run(checkout, flags, times):
+    assert run_pipeline.main(flags) == 0
+    assert len(checks(checkout)) == times
+
+
+def test_the_profile_is_checked_after_step_03_and_before_the_next(checkout):
+    end(checkout, "check", f"assert open({str(checkout / 'ran')!r}).read().split() == ['00', '01', '02', '03']")
+    assert run_pipeline.main([]) == 0
+
+
+def test_the_check_of_the_profile_gets_the_settings_and_no_flag_of_a_step(checkout, capfd):
+    flags = ["--config", "my.yaml", "--resume", "--trust-remote-code", "--debug"]
+    run_pipeline.main(["--only", "3", *flags, "output.results_dir=a b"])
+    assert checks(checkout) == ["--config my.yaml --debug output.results_dir=a b"]
+    expected = "$ python scripts/check_profile.py --config my.yaml --debug 'output.results_dir=a b'"
+    assert expected in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("code", ["sys.exit(1)", "sys.exit(2)", "import os; os.kill(os.getpid(), 9)"])
+def test_a_finding_about_the_profile_stops_no_step_but_shows_in_the_code(checkout, capfd, code):
+    end(checkout, "check", code)
+    assert run_pipeline.main([]) == 4
+    assert ran(checkout)[-1] == "04"
+    captured = capfd.readouterr()
+    assert "the profile has faults or cannot be checked" in captured.err
+    assert "all steps finished, but some points failed or the profile has faults (exit code 4)" in captured.out
+
+
+@pytest.mark.parametrize(("code", "is_checked"), [(4, True), (1, False), (130, False)])
+def test_a_profile_is_checked_where_the_step_has_left_a_receipt(checkout, code, is_checked):
+    end(checkout, "03", f"sys.exit({code})")
+    assert run_pipeline.main([]) == code
+    assert bool(checks(checkout)) == is_checked
+
+
+@pytest.mark.parametrize("code", [130, 143])
+def test_an_interrupted_check_ends_the_run(checkout, capfd, code):
+    end(checkout, "check", f"sys.exit({code})")
+    assert run_pipeline.main([]) == code
+    assert ran(checkout)[-1] == "03"
+    assert "to continue: python run_pipeline.py --from 3 --resume" in capfd.readouterr().err
+
+
+def test_the_script_that_checks_a_profile_is_there():
+    assert (ROOT / run_pipeline.CHECKER).is_file()
 
 
 def test_a_killed_step_is_explained(checkout, capfd):

@@ -17,7 +17,11 @@ def section(data: ReportData) -> list[Block]:
         (layout.predictions, "02", "one row per evaluated text"),
         (layout.op_stats, "03", "one row per operator and shape"),
         (layout.trace, "03", "timeline for https://ui.perfetto.dev"),
-        (layout.stacks, "03", "call stacks for a flame graph"),
+        (layout.trace_analysis, "03", "where the traced time went and why, for programs"),
+        (layout.key_averages, "03", "the operators as a table of text"),
+        (layout.stacks, "03", "call stacks with their own time"),
+        (layout.flame_graph, "03", "the call stacks as a flame graph, for a browser"),
+        (layout.memory_timeline, "03", "allocated memory over the time of the trace"),
         (layout.run, "02", "machine, versions, settings, status of the steps"),
     ]
     entries = [

@@ -12,6 +12,7 @@ from utils.report import (
     subject,
     targets,
     verdict,
+    waiting,
 )
 from utils.report.blocks import Document
 from utils.report.sources import ReportData
@@ -23,6 +24,7 @@ SECTIONS = (
     full_dataset,
     batch_sizes,
     bottleneck,
+    waiting,
     targets,
     doubts,
     next_steps,

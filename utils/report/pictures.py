@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 def draw(data: ReportData) -> tuple[Picture, ...]:
     """Write the pictures there are rows for; return all of them."""
-    from utils.plots import batch_size_comparison, metrics_heatmap, operators, roofline, style
+    from utils.plots import batch_size_comparison, memory, metrics_heatmap, operators, roofline, style, timeline
 
     layout, about = data.layout, style.subject(data.document, data.machine)
     no_rows = None if data.rows else "not drawn: no batch size was measured yet"
     no_operators = None if data.operators else f"not drawn: {data.operators_reason}"
     ceilings = data.document["ceilings"]
     no_roofline = roofline.why_not(data.rows, ceilings, data.document["ceilings_reason"])
-    choice, targets = data.choice, data.config.targets
+    choice, targets, trace = data.choice, data.config.targets, data.trace or {}
     plan: list[tuple[Picture, Callable[[], Figure]]] = [
         (
             Picture(
@@ -43,6 +43,14 @@ def draw(data: ReportData) -> tuple[Picture, ...]:
             Picture(layout.operators_plot, "where the traced time goes", no_operators),
             lambda: operators.figure(data.operators, about),
         ),
+        (
+            Picture(layout.timeline_plot, "work and waiting over the time of the trace", _no_timeline(data)),
+            lambda: timeline.figure(trace, about),
+        ),
+        (
+            Picture(layout.memory_plot, "memory over the time of the trace, and whose it was", _no_memory(data)),
+            lambda: memory.figure(trace, about),
+        ),
     ]
     for picture, make in plan:
         if picture.reason is None:
@@ -59,6 +67,18 @@ def shown(data: ReportData, path: Path) -> list[blocks.Block]:
         for picture in data.pictures
         if picture.path == path and picture.reason is None
     ]
+
+
+def _no_timeline(data: ReportData) -> str | None:
+    if data.trace is None:
+        return f"not drawn: {data.trace_reason}"
+    return None if data.trace["devices"][0]["window_ms"] else "not drawn: nothing in the trace takes time"
+
+
+def _no_memory(data: ReportData) -> str | None:
+    if _no_timeline(data) or (data.trace or {}).get("memory"):
+        return _no_timeline(data)
+    return "not drawn: the trace holds no changes of memory (trace.memory)"
 
 
 def _save(figure: "Figure", path: Path) -> None:

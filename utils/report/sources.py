@@ -16,8 +16,12 @@ from utils.comparison import results
 from utils.config import Config
 from utils.errors import InputError
 from utils.optimal import judge, optimal
+from utils.report.typesetting import listed
+from utils.trace_analysis.document import SCHEMA_VERSION as TRACE_VERSION
 
 Row = Mapping[str, Any]
+OTHER_MODEL = "the trace is of another model than the sweep"
+TRACE_KEYS = ("verdict", "devices", "steps", "launches")
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,8 @@ class ReportData:
     manifest: Mapping[str, Any] | None
     rounds: Mapping[results.Point, Sequence[float]] = field(default_factory=dict)
     pictures: tuple[Picture, ...] = ()
+    trace: Row | None = None  # what the analysis of the trace says
+    trace_reason: str | None = None  # why there is none
 
     @property
     def dtypes(self) -> list[str]:
@@ -123,6 +129,7 @@ def read(run: Run) -> ReportData:
     machine, versions, machine_reason = _machine(layout, document["machine_fingerprint"])
     manifest = _optional(layout.trace_manifest)
     operators, operators_reason = _operators(layout, document, manifest)
+    trace, trace_reason = _trace(layout, document, manifest)
     return ReportData(
         document=document,
         config=config,
@@ -139,6 +146,8 @@ def read(run: Run) -> ReportData:
         operators_reason=operators_reason,
         manifest=manifest,
         rounds=_rounds(layout) if len(best) > 1 else {},
+        trace=trace,
+        trace_reason=trace_reason,
     )
 
 
@@ -192,9 +201,8 @@ def _operators(
     layout: Layout, document: Mapping[str, Any], manifest: Mapping[str, Any] | None
 ) -> tuple[tuple[Row, ...], str | None]:
     """Return one row per operator of the trace, or none and the reason."""
-    traced = (_optional(layout.receipt("03")) or {}).get("parts", {}).get("inputs", {}).get("model")
-    if traced not in (None, document["model"].get("fingerprint")):
-        return (), "the trace is of another model than the sweep"
+    if _is_of_another_model(layout, document):
+        return (), OTHER_MODEL
     try:
         with layout.op_stats.open(encoding="utf-8", newline="") as file:
             rows = rows_by_name(list(csv.DictReader(file)))
@@ -203,6 +211,33 @@ def _operators(
     except (OSError, ValueError, KeyError, csv.Error) as error:
         return (), f"{layout.op_stats.name} cannot be read: {error}"
     return (tuple(rows), None) if rows else ((), "the trace holds no operators")
+
+
+def _trace(
+    layout: Layout, document: Mapping[str, Any], manifest: Mapping[str, Any] | None
+) -> tuple[Row | None, str | None]:
+    """Return what the analysis says about the trace, of several ranks about the slowest, or None and the reason."""
+    name = layout.trace_analysis.name
+    if _is_of_another_model(layout, document):
+        return None, OTHER_MODEL
+    try:
+        analysis = files.read_json(layout.trace_analysis)
+        if analysis["schema_version"] != TRACE_VERSION:
+            return None, f"{name} is of version {analysis['schema_version']}, this program reads {TRACE_VERSION}"
+        trace = analysis["traces"][analysis["slowest"] or 0]
+    except FileNotFoundError:
+        return None, _why_no_trace(manifest)
+    except (OSError, ValueError) as error:
+        return None, f"{name} cannot be read: {error}"
+    except (KeyError, TypeError, IndexError):
+        return None, f"{name} holds no analysis of a trace"
+    missing = [key for key in TRACE_KEYS if not isinstance(trace, dict) or not trace.get(key)]
+    return (None, f"{name} lacks {listed(missing)}") if missing else (trace, None)
+
+
+def _is_of_another_model(layout: Layout, document: Mapping[str, Any]) -> bool:
+    traced = (_optional(layout.receipt("03")) or {}).get("parts", {}).get("inputs", {}).get("model")
+    return traced not in (None, document["model"].get("fingerprint"))
 
 
 def _why_no_trace(manifest: Mapping[str, Any] | None) -> str:

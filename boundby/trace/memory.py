@@ -1,0 +1,235 @@
+"""The allocated memory over the time of a trace, and whose it was when there was most of it.
+
+A GPU's allocator reports all that is allocated on the device. That of the host counts what it handed out while torch
+was recording, and misses what was freed between two recordings; so only what was allocated inside the trace counts
+there, and `earlier_bytes` is not known.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from boundby.trace.nesting import HostTree
+from boundby.trace.operators import MODULE, is_module, is_operator, names_of
+from boundby.trace.reader import PROFILER_STEP, Trace
+from boundby.trace.table import ABSENT, MemoryTable
+from boundby.trace.window import Window
+
+MEMORY_COLUMNS = ("device", "time_ms", "allocated_bytes", "reserved_bytes")
+MOST_OWNERS = 10
+MOST_POINTS = 2000  # of the timeline: more are not told apart in a picture
+LEAST_STEPS = 3  # to see whether memory grows
+# What these allocate belongs to the operator that called them; they do nothing else.
+ALLOCATING = frozenset(
+    f"aten::{name}"
+    for name in ("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "resize_", "_resize_output_")
+)
+
+
+@dataclass(frozen=True)
+class MemoryOwner:
+    """Allocations that are alive at the peak, together."""
+
+    operator: str | None  # the innermost that does more than allocate; None: no operator was running
+    inside: str | None  # the innermost nn.Module (known where stacks were recorded) or annotation around it
+    bytes: int
+    allocations: int
+
+
+@dataclass(frozen=True)
+class MemoryTimeline:
+    """The allocated bytes from each moment until the next one, as a step function with the highest point exact."""
+
+    times_ns: tuple[int, ...]  # since the base of the trace
+    allocated_bytes: tuple[int, ...]
+    reserved_bytes: tuple[int, ...] | None  # None where it was not recorded
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """The memory of one device over the whole trace.
+
+    At the peak, `earlier_bytes`, the bytes of the `owners` and `others_bytes` add up to `peak_bytes`.
+    """
+
+    device: int | None  # None: the host
+    allocations: int
+    allocated_bytes: int  # by all allocations together
+    frees: int
+    freed_bytes: int
+    change_bytes: int  # from before the first change to after the last
+    kept_per_step_bytes: int | None  # that every step but the first leaves behind at least; None: too few steps
+    peak_bytes: int
+    peak_ns: int  # since the base of the trace
+    peak_reserved_bytes: int | None
+    earlier_bytes: int | None  # at the peak, allocated before the trace began; None: not known and not counted
+    owners: tuple[MemoryOwner, ...]  # of the peak, the one with most bytes first
+    others_bytes: int
+    timeline: MemoryTimeline
+
+
+def memory_use(trace: Trace, tree: HostTree, window: Window) -> tuple[MemoryUse, ...]:
+    """Return the use of each device, the one with the highest peak first; () where memory was not recorded.
+
+    Changes without an address cannot be told apart and are left out.
+    """
+    table = trace.memory
+    if not len(trace.start_ns):
+        return ()
+    known = np.flatnonzero((table.address != ABSENT) & (table.bytes != 0))
+    known = known[np.argsort(table.start_ns[known], kind="stable")]
+    uses = []
+    for device in np.unique(table.device[known]).tolist():
+        changes = _Changes(table, known[table.device[known] == device], device)
+        uses.append(_use(trace, tree, window, changes))
+    return tuple(sorted(uses, key=lambda use: -use.peak_bytes))
+
+
+def memory_rows(uses: Sequence[MemoryUse]) -> list[dict[str, Any]]:
+    """Return the timelines as rows with the columns `MEMORY_COLUMNS`, in ms since the base of the trace."""
+    return [
+        {
+            "device": "host" if use.device is None else use.device,
+            "time_ms": time_ns / 1e6,
+            "allocated_bytes": allocated,
+            "reserved_bytes": None if use.timeline.reserved_bytes is None else use.timeline.reserved_bytes[place],
+        }
+        for use in uses
+        for place, (time_ns, allocated) in enumerate(
+            zip(use.timeline.times_ns, use.timeline.allocated_bytes, strict=True)
+        )
+    ]
+
+
+class _Changes:
+    """The changes on one device in the order of time: their `rows` in the table, and what is allocated after each.
+
+    `end` is, for each allocation, the place of the change that ends it: the next one of its address, since an address
+    is handed out again only after it was given back. `counts_all` tells whether `allocated` is that of the device.
+    """
+
+    def __init__(self, table: MemoryTable, rows: np.ndarray, device: int) -> None:
+        self.device = device
+        self.rows = rows
+        self.start_ns = table.start_ns[rows]
+        self.bytes = table.bytes[rows]
+        self.end = _next_of_address(table.address[rows])
+        totals, reserved = table.allocated_bytes[rows], table.reserved_bytes[rows]
+        self.counts_all = device != ABSENT and bool((totals >= 0).all())
+        self.change = self.bytes if self.counts_all else self._of_this_trace()
+        self.allocated = totals if self.counts_all else np.cumsum(self.change)
+        self.reserved = reserved if device != ABSENT and (reserved >= 0).all() else None
+
+    def _of_this_trace(self) -> np.ndarray:
+        """Return what each change adds to the bytes of the allocations of this trace."""
+        change = np.maximum(self.bytes, 0)
+        ended = np.flatnonzero((self.bytes > 0) & (self.end < len(self.end)))
+        change[self.end[ended]] -= self.bytes[ended]
+        return change
+
+    def alive_at(self, place: int) -> np.ndarray:
+        """Return the places of the allocations of this trace that live after the change at `place`."""
+        return np.flatnonzero((self.bytes[: place + 1] > 0) & (self.end[: place + 1] > place))
+
+
+def _next_of_address(address: np.ndarray) -> np.ndarray:
+    """Return the place of the next change of the same address, the number of changes where there is none."""
+    order = np.argsort(address, kind="stable")
+    follows = np.flatnonzero(address[order[1:]] == address[order[:-1]])
+    end = np.full(len(address), len(address), dtype=np.int64)
+    end[order[follows]] = order[follows + 1]
+    return end
+
+
+def _use(trace: Trace, tree: HostTree, window: Window, changes: _Changes) -> MemoryUse:
+    is_taken = changes.bytes > 0
+    peak = int(changes.allocated.argmax())
+    alive = changes.alive_at(peak)
+    alive_bytes = int(changes.bytes[alive].sum())
+    owners = _owners(trace, tree, changes, alive)
+    shown = owners[:MOST_OWNERS]
+    peak_bytes = int(changes.allocated[peak])
+    return MemoryUse(
+        device=None if changes.device == ABSENT else changes.device,
+        allocations=int(is_taken.sum()),
+        allocated_bytes=int(changes.bytes[is_taken].sum()),
+        frees=int((~is_taken).sum()),
+        freed_bytes=-int(changes.bytes[~is_taken].sum()),
+        change_bytes=int(changes.change.sum()),
+        kept_per_step_bytes=_kept_per_step(changes, window),
+        peak_bytes=peak_bytes,
+        peak_ns=int(changes.start_ns[peak]),
+        peak_reserved_bytes=None if changes.reserved is None else int(changes.reserved.max()),
+        earlier_bytes=max(0, peak_bytes - alive_bytes) if changes.counts_all else None,
+        owners=tuple(shown),
+        others_bytes=alive_bytes - sum(owner.bytes for owner in shown),
+        timeline=_timeline(changes, peak),
+    )
+
+
+def _owners(trace: Trace, tree: HostTree, changes: _Changes, alive: np.ndarray) -> list[MemoryOwner]:
+    """Return who made the allocations `alive`, the one with most bytes first."""
+    inside = _innermost(trace, tree, changes, alive)
+    is_op = is_operator(trace)
+    allocates = np.array([name in ALLOCATING for name in trace.names], dtype=bool)[trace.name]
+    operator = tree.nearest(inside, is_op & ~allocates)
+    operator = np.where(operator == ABSENT, tree.nearest(inside, is_op), operator)
+    annotated = trace.in_categories(["user_annotation"]) & ~trace.named(PROFILER_STEP)
+    outer = names_of(trace, tree.nearest(inside, is_module(trace) | annotated))
+    names = (None, *trace.names)
+    both, group, counts = np.unique(
+        (names_of(trace, operator) + 1).astype(np.int64) * len(names) + outer + 1,
+        return_inverse=True,
+        return_counts=True,
+    )
+    sums = np.zeros(len(both), dtype=np.int64)
+    np.add.at(sums, group, changes.bytes[alive])
+    found = []
+    for key, of_group, count in zip(both.tolist(), sums.tolist(), counts.tolist(), strict=True):
+        name, place = (names[each] for each in divmod(key, len(names)))
+        found.append(MemoryOwner(name, place and place.removeprefix(MODULE), of_group, count))
+    return sorted(found, key=lambda owner: -owner.bytes)
+
+
+def _innermost(trace: Trace, tree: HostTree, changes: _Changes, alive: np.ndarray) -> np.ndarray:
+    """Return the row of the innermost event around each allocation on its own thread, or `ABSENT`."""
+    rows = changes.rows[alive]
+    thread = trace.memory.thread[rows]
+    inside = np.full(len(rows), ABSENT, dtype=np.int64)
+    for number in np.unique(thread).tolist():
+        chosen = np.flatnonzero(thread == number)
+        if number in tree.segments:
+            inside[chosen] = tree.segments[number].row_at(trace.memory.start_ns[rows[chosen]])
+    return inside
+
+
+def _kept_per_step(changes: _Changes, window: Window) -> int | None:
+    """Return the least growth of the steps after the first, which may fill caches; 0 where one of them does not grow.
+
+    On the host the first one also frees what was allocated before the trace, unseen.
+    """
+    if len(window.steps) < LEAST_STEPS:
+        return None
+    at_edges = np.searchsorted(changes.start_ns, window.edges_ns[1:], side="left")
+    before = np.concatenate([[0], np.cumsum(changes.change)])[at_edges]
+    return max(0, int(np.diff(before).min()))
+
+
+def _timeline(changes: _Changes, peak: int) -> MemoryTimeline:
+    """Return every change, or where there are too many the highest and the last point of spans of equal length."""
+    count = len(changes.rows)
+    chosen = np.arange(count)
+    if count > MOST_POINTS:
+        edges = np.linspace(changes.start_ns[0], changes.start_ns[-1], MOST_POINTS // 2)[1:-1]
+        span = np.searchsorted(edges, changes.start_ns, side="right")
+        order = np.lexsort((changes.allocated, span))
+        last = np.flatnonzero(np.append(np.diff(span) > 0, True))
+        highest = order[np.append(np.diff(span[order]) > 0, True)]
+        chosen = np.unique(np.concatenate([[0, peak], highest, last]))
+    return MemoryTimeline(
+        times_ns=tuple(changes.start_ns[chosen].tolist()),
+        allocated_bytes=tuple(changes.allocated[chosen].tolist()),
+        reserved_bytes=None if changes.reserved is None else tuple(changes.reserved[chosen].tolist()),
+    )

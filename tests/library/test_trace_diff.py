@@ -1,0 +1,159 @@
+"""What differs between two traces, on traces with known answers and on real ones.
+
+python -m pytest tests/library/test_trace_diff.py
+"""
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from boundby.trace import Analysis, analyze, diff, read_trace
+from boundby.trace.diff import Amount, Diff, StepSpread
+from tests.traces import GPU_TRACES, REAL_NAMES, analysis_of, call, event, step, work
+
+
+def loop(
+    folder: Path, lengths: list[float], *, kernel: str = "gemm", kernel_us: float = 100.0, shapes: str | None = "[[8]]"
+) -> Analysis:
+    """Return a loop of steps of these lengths, each with one operator of 40 us that launches a kernel."""
+    folder.mkdir(exist_ok=True)
+    dims = {} if shapes is None else {"Input_Dims": [[int(shapes.strip("[]"))]]}
+    events, at = [], 0.0
+    for number, length in enumerate(lengths):
+        events += [
+            step(number, at, length),
+            event("aten::mm", at + 10, 40, **dims),
+            call(at + 20, 10, number + 1),
+            work(at + 60, kernel_us, number + 1, name=kernel),
+        ]
+        at += length
+    return analysis_of(folder, *events)
+
+
+def only(found: Diff, name: str):
+    [change] = [each for each in (*found.operators, *found.kernels) if each.name == name]
+    return change
+
+
+def test_equal_traces_do_not_differ(tmp_path: Path) -> None:
+    found = diff(loop(tmp_path, [500, 510, 520]), loop(tmp_path, [500, 510, 520]))
+    assert found.is_per_step and found.by_shapes and found.is_beyond_spread is False
+    assert [each.weight for each in (*found.operators, *found.kernels)] == [0, 0]
+    assert {each.change_ns for each in (*found.busy, *found.idle)} == {0}
+
+
+def test_amounts_are_per_step_where_both_traces_have_steps(tmp_path: Path) -> None:
+    found = diff(loop(tmp_path, [500] * 3), loop(tmp_path, [500] * 6, kernel_us=150))
+    kernel = only(found, "gemm")
+    assert kernel.a == Amount(1.0, pytest.approx(100_000), pytest.approx(100_000), None)
+    assert kernel.b == Amount(1.0, pytest.approx(150_000), pytest.approx(150_000), None)
+    assert kernel.difference("device_total_ns") == pytest.approx(50_000)
+    assert kernel.difference("calls") == 0
+    operator = only(found, "aten::mm")
+    assert operator.difference("cpu_self_ns") == pytest.approx(0)
+    assert operator.difference("device_self_ns") == pytest.approx(50_000)
+    compute = next(each for each in found.busy if each.name == "compute")
+    assert (compute.a_ns, compute.b_ns) == (pytest.approx(100_000), pytest.approx(150_000))
+    assert sum(each.change_ns for each in found.idle) == pytest.approx(-50_000)
+
+
+def test_without_steps_in_one_trace_amounts_are_totals(tmp_path: Path) -> None:
+    plain = analysis_of(tmp_path, event("aten::mm", 0, 40), call(5, 10, 1), work(60, 100, 1))
+    found = diff(plain, loop(tmp_path, [500] * 3, shapes=None))
+    assert not found.is_per_step
+    assert only(found, "gemm").difference("device_total_ns") == 200_000
+    assert only(found, "gemm").difference("calls") == 2
+    assert (found.step_a, found.is_beyond_spread) == (None, None)
+    assert found.step_b == StepSpread(3, 500_000, 500_000, 500_000)
+
+
+def test_what_one_trace_lacks_has_one_side(tmp_path: Path) -> None:
+    found = diff(loop(tmp_path, [500] * 3, kernel="old"), loop(tmp_path, [500] * 3, kernel="new"))
+    assert only(found, "old").b is None
+    assert only(found, "new").a is None
+    assert only(found, "old").difference("device_total_ns") == pytest.approx(-100_000)
+    assert only(found, "new").difference("device_total_ns") == pytest.approx(100_000)
+    assert only(found, "new").difference("cpu_self_ns") is None
+
+
+def test_other_shapes_are_another_operator(tmp_path: Path) -> None:
+    found = diff(loop(tmp_path, [500] * 3, shapes="[[8]]"), loop(tmp_path, [500] * 3, shapes="[[16]]"))
+    assert {(each.input_shapes, each.a is None, each.b is None) for each in found.operators} == {
+        ("[[8]]", False, True),
+        ("[[16]]", True, False),
+    }
+
+
+def test_operators_match_by_name_where_a_trace_lacks_shapes(tmp_path: Path) -> None:
+    two_shapes = [event("aten::mm", 0, 40, Input_Dims=[[8]]), event("aten::mm", 50, 20, Input_Dims=[[16]])]
+    found = diff(analysis_of(tmp_path, *two_shapes), analysis_of(tmp_path, event("aten::mm", 0, 50)))
+    [change] = found.operators
+    assert not found.by_shapes
+    assert (change.name, change.input_shapes) == ("aten::mm", None)
+    assert change.a == Amount(2.0, None, None, 60_000.0)
+    assert change.difference("cpu_self_ns") == -10_000
+
+
+def test_device_time_is_unknown_where_a_trace_has_no_device(tmp_path: Path) -> None:
+    with_device = analysis_of(tmp_path, event("aten::mm", 0, 40), call(5, 10, 1), work(60, 100, 1))
+    found = diff(analysis_of(tmp_path, event("aten::mm", 0, 50)), with_device)
+    change = only(found, "aten::mm")
+    assert change.difference("device_total_ns") is None
+    assert change.weight == 10_000
+    kinds = {each.name: (each.a_ns, each.b_ns) for each in found.busy}
+    assert kinds["operators"] == (50_000, None)
+    assert kinds["compute"] == (None, 100_000)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "beyond"),
+    [
+        ([500, 510, 520, 530], [540, 550, 560, 570], True),
+        ([540, 550, 560, 570], [500, 510, 520, 530], True),
+        ([500, 510, 520, 560], [505, 515, 540, 570], False),
+        ([500, 510], [540, 550, 560], None),
+    ],
+)
+def test_the_change_of_the_step_is_held_against_the_spread_of_the_steps(
+    tmp_path: Path, a: list[float], b: list[float], beyond: bool | None
+) -> None:
+    assert diff(loop(tmp_path, a), loop(tmp_path, b)).is_beyond_spread is beyond
+
+
+def test_the_largest_changes_come_first_whichever_way_they_go(tmp_path: Path) -> None:
+    names = ["aten::a", "aten::b", "aten::c"]
+    first = [event(name, 100 * place, 50) for place, name in enumerate(names)]
+    second = [
+        event(name, 100 * place, 50 + change)
+        for place, (name, change) in enumerate(zip(names, (5, -30, 10), strict=True))
+    ]
+    found = diff(analysis_of(tmp_path, *first), analysis_of(tmp_path, *second))
+    assert [(each.name, each.difference("cpu_self_ns")) for each in found.operators] == [
+        ("aten::b", -30_000),
+        ("aten::c", 10_000),
+        ("aten::a", 5_000),
+    ]
+
+
+@pytest.fixture(scope="module")
+def real() -> list[Analysis]:
+    if not GPU_TRACES.exists():
+        pytest.skip(f"needs the traces in {GPU_TRACES}")
+    return [analyze(read_trace(GPU_TRACES / name)) for name in REAL_NAMES]
+
+
+def test_real_changes_add_up_and_turn_their_sign_with_the_sides(real: list[Analysis]) -> None:
+    for a, b in itertools.combinations(real, 2):
+        found, turned = diff(a, b), diff(b, a)
+        whole = [sum(each.total_ns for each in side.kernels) / len(side.step_numbers) for side in (a, b)]
+        changes = [each.difference("device_total_ns") for each in found.kernels]
+        assert sum(changes) == pytest.approx(whole[1] - whole[0])
+        step_ns = [side.window_ns / len(side.step_numbers) for side in (a, b)]
+        assert sum(each.change_ns for each in (*found.busy, *found.idle)) == pytest.approx(step_ns[1] - step_ns[0])
+        for quantity in ("calls", "cpu_self_ns", "device_self_ns"):
+            back = {(each.name, each.input_shapes): each.difference(quantity) for each in turned.operators}
+            for each in found.operators:
+                assert each.difference(quantity) == pytest.approx(-back[each.name, each.input_shapes])
+        weights = [each.weight for each in found.operators]
+        assert weights == sorted(weights, reverse=True)

@@ -1,0 +1,102 @@
+"""Documents of step 03 on traces that never ran: a training loop on a GPU, and a loop on a CPU."""
+
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from boundby import files
+from boundby.trace import analyze, read_trace
+from boundby.trace.judgement import judge_trace
+from tests import traces
+from tests.traces import call, event, step, work
+from utils.artifacts import Layout
+from utils.trace_analysis import document as documents
+from utils.trace_analysis.traces import Examination, Examined
+
+STEPS = 4
+STEP_US = 10_000.0
+LEAK_BYTES = 4000  # of every step of both traces
+HELD_BYTES = 900_000_000  # on the GPU, before the trace
+
+
+def gpu(**changes: Any) -> dict[str, Any]:
+    """Return the trace of a loop that waits for its DataLoader most of the time, with other keys by `changes`."""
+    return {**_traces("gpu")[0], **changes}
+
+
+def cpu(**changes: Any) -> dict[str, Any]:
+    """Return the trace of a loop on a CPU, most of whose time is in matrix products."""
+    return {**_traces("cpu")[0], **changes}
+
+
+def document(*found: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """Return the content of trace_analysis.json for these traces; the first is the slowest."""
+    return {**documents.of(_examination("cpu")), "traces": list(found), "slowest": 0, **changes}
+
+
+def store(layout: Layout, *found: dict[str, Any], **changes: Any) -> None:
+    """Write what step 03 leaves."""
+    files.write_json(layout.trace_analysis, document(*found, **changes))
+
+
+def verdict(trace: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """Return the trace with another verdict."""
+    return {**trace, "verdict": {**trace["verdict"], **changes}}
+
+
+def _traces(kind: str) -> list[dict[str, Any]]:
+    return documents.of(_examination(kind))["traces"]
+
+
+@cache
+def _examination(kind: str) -> Examination:
+    with tempfile.TemporaryDirectory() as folder:
+        events = _gpu_events() if kind == "gpu" else _cpu_events()
+        analysis = analyze(read_trace(traces.write(Path(folder), *events)), expected_steps=STEPS)
+    return Examination((Examined(analysis, judge_trace(analysis), analysis.operators, analysis.rank),), (), "name")
+
+
+def _gpu_events() -> list[dict]:
+    found = []
+    for number in range(STEPS):
+        start = number * STEP_US
+        found += [
+            step(number, start, STEP_US),
+            event("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", start, 6000, "user_annotation"),
+            event("aten::mm", start + 6000, 500),
+            call(start + 6100, 20, 10 * number + 1),
+            work(start + 6125, 2400, 10 * number + 1, name="ampere_sgemm"),
+            call(start + 6200, 20, 10 * number + 2, "cudaMemcpyAsync"),
+            work(start + 8600, 200, 10 * number + 2, name="Memcpy HtoD", category="gpu_memcpy"),
+            call(start + 6300, 20, 10 * number + 3),
+            work(start + 8000, 1400, 10 * number + 3, name="ncclDevKernel_AllReduce", stream=20),
+            _change(start + 6050, number, LEAK_BYTES, HELD_BYTES + (number + 1) * LEAK_BYTES, device=0),
+            _change(start + 6060, 99, 64_000_000, HELD_BYTES + (number + 1) * LEAK_BYTES + 64_000_000, device=0),
+            _change(start + 9000, 99, -64_000_000, HELD_BYTES + (number + 1) * LEAK_BYTES, device=0),
+        ]
+    return found
+
+
+def _cpu_events() -> list[dict]:
+    found = []
+    for number in range(STEPS):
+        start = number * STEP_US
+        found += [
+            step(number, start, STEP_US),
+            event("aten::addmm", start + 500, 6000),
+            event("aten::gelu", start + 7000, 1500),
+            _change(start + 600, number, LEAK_BYTES, None),
+            _change(start + 610, 99, 3_000_000, None),
+            _change(start + 7100, 98, 1_000_000, None),
+            _change(start + 8900, 98, -1_000_000, None),
+            _change(start + 9000, 99, -3_000_000, None),
+        ]
+    return found
+
+
+def _change(ts: float, address: int, size: int, allocated: int | None, device: int | None = None) -> dict:
+    where = {"Device Type": 0, "Device Id": -1} if device is None else {"Device Type": 1, "Device Id": device}
+    totals = {} if allocated is None else {"Total Allocated": allocated, "Total Reserved": 1_000_000_000}
+    args = {"Bytes": size, "Addr": address, **where, **totals}
+    return {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "pid": 1, "tid": 1, "ts": ts, "args": args}

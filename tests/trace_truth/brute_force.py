@@ -1,0 +1,264 @@
+"""The analysis of a trace once more, in plain Python from the JSON: exact, slow and independent of boundby.trace."""
+
+import re
+from collections import Counter, defaultdict
+from fractions import Fraction
+from typing import Any
+
+from tests.trace_truth.events import (
+    CALLS,
+    DEVICE,
+    HOST,
+    KINDS,
+    STEP,
+    Event,
+    Thread,
+    is_operator,
+    kind_of_host,
+    kind_of_work,
+)
+from tests.trace_truth.spans import Pieces, per_span, spread, total, united, whole, without
+from tests.traces import CAUSES
+
+LATENCY_NS = 10_000
+SPANS = 400
+
+
+class BruteForce:
+    """All that the events say; `expected` gives it the structure in which it is compared."""
+
+    def __init__(self, events: list[Event]) -> None:
+        self.events = events
+        self.work = sorted((e for e in events if e.category in DEVICE), key=lambda e: (e.start, e.place))
+        self.call_of: dict[Event, Event | None] = {}
+        by_correlation: dict[int, Event] = {}
+        for each in events:
+            if each.category in CALLS and "correlation" in each.args:
+                by_correlation.setdefault(each.args["correlation"], each)
+        for each in self.work:
+            self.call_of[each] = by_correlation.get(each.args.get("correlation", -1))
+        on_thread = defaultdict(list)
+        for each in events:
+            if each.category in HOST:
+                on_thread[each.thread].append(each)
+        self.threads = {thread: Thread(of_thread) for thread, of_thread in on_thread.items()}
+        blocking = {self.call_of[e] for e in self.work if e.category == "gpu_memcpy" and "-> Pageable" in e.name}
+        self._tellers = {e: self._teller(e, blocking - {None}) for e in events if e.category in HOST}
+        self.main = next(iter(self.main_threads()), None)
+        self.steps, self.edges, self.end = self._window()
+        self.start = self.edges[0]
+        self._stream_waits = [e for e in events if e.name in ("cudaStreamWaitEvent", "Stream Wait Event")]
+
+    def _teller(self, event: Event, blocking: set[Event | None]) -> tuple[str, Event]:
+        for each in event.chain():
+            if (kind := kind_of_host(each, blocking)) != "launch":
+                return kind, each
+        return "launch", event
+
+    def main_threads(self) -> list[tuple]:
+        """Return the threads with the most marks, or events; where there are several, `main` may be any of them."""
+        lasting = {thread for thread, each in self.threads.items() if each.moments}
+        marks = Counter(e.thread for e in self.events if STEP.fullmatch(e.name) and e.thread in lasting)
+        marks = marks or Counter(e.thread for e in self.events if e.thread in lasting)
+        return [thread for thread, count in marks.items() if count == max(marks.values())]
+
+    def _window(self) -> tuple[list[int], list[int], int]:
+        """Return the numbers of the steps, their edges and the end of the window."""
+        marks = [e for e in self.events if STEP.fullmatch(e.name) and e.category != "gpu_user_annotation"]
+        if not marks:
+            seen = [e for e in self.events if e.category in HOST + DEVICE]
+            return [], [min((e.start for e in seen), default=0)], max((e.end for e in seen), default=0)
+        begun: dict[int, int] = {}
+        for each in marks:
+            number = int(each.name.partition("#")[2])
+            begun[number] = min(begun.get(number, each.start), each.start)
+        last = max(each.end for each in marks)
+        launched = [e.end for e in self.work if self.call_of[e] and self.call_of[e].start < last]
+        steps = sorted(begun, key=lambda number: (begun[number], number))
+        return steps, [begun[number] for number in steps] + [last], max([last, *launched])
+
+    def clipped(self, events: list[Event]) -> list[tuple[int, int]]:
+        return united([(max(e.start, self.start), min(e.end, self.end)) for e in events])
+
+    def doing(self, thread: tuple | None, moment: int) -> tuple[str, Event | None]:
+        """Return kind and event of what a thread does at a moment; where it does nothing, of the main thread."""
+        for each in (thread, self.main):
+            inner = self.threads[each].at(moment) if each in self.threads else None
+            if inner is not None:
+                return self._tellers[inner]
+        return "untraced", None
+
+    def pieces_of(self, gap: tuple[int, int], ender: Event | None, before: Event | None) -> tuple[Pieces, Counter]:
+        """Return what of a gap each cause takes, and what of it by cause and name of the host's event.
+
+        `ender` is the work that ended it, and `before` what its stream did before that.
+        """
+        start, end = gap
+        if ender is None:
+            call, thread, late_until, latency_until = None, self.main, end, end
+        else:
+            call = self.call_of[ender]
+            thread = call.thread if call else None
+            late_until = min(max(call.start, start), end) if call else start
+            latency_until = min(max(max(call.end, start) + LATENCY_NS, late_until), end) if call else start
+        pieces: Pieces = []
+        details: Counter = Counter()
+        if late_until > start:
+            refills = self.doing(thread, start)[0] == "synchronisation"
+            cuts = {start, late_until}
+            for each in {thread, self.main} & set(self.threads):
+                cuts.update(self.threads[each].inside(start, late_until))
+            edges = sorted(cuts)
+            for left, right in zip(edges, edges[1:], strict=False):
+                kind, teller = self.doing(thread, left)
+                cause = "synchronisation" if refills and kind == "launch" else kind
+                pieces.append((left, right, cause))
+                if teller is not None:
+                    name = "between operators" if STEP.fullmatch(teller.name) else teller.name
+                    details[cause, name] += right - left
+        pieces.append((late_until, latency_until, "launch_latency"))
+        waited = ender is not None and call is not None and self._waited(ender, call, before)
+        pieces.append((latency_until, end, "stream_wait" if waited else "untraced"))
+        return [each for each in pieces if each[0] < each[1]], details
+
+    def _launched(self, event: Event) -> float:
+        call = self.call_of[event]
+        return call.start if call else float("inf")
+
+    def _waited(self, ender: Event, call: Event, before: Event | None) -> bool:
+        stream = ender.args.get("stream", -1)
+        since = self.call_of[before].start if before and self.call_of[before] else 0
+        for each in self._stream_waits:
+            own_stream = each.args.get("stream", -1) if each.category == "cuda_sync" else -1
+            fits = each.thread == call.thread if own_stream == -1 else own_stream == stream
+            if fits and since <= each.start < call.start:
+                return True
+        return False
+
+    def device(self, members: list[Event]) -> dict[str, Any]:
+        lasting = [e for e in members if e.length > 0]  # of equal ones the first in the file
+        by_kind = {kind: self.clipped([e for e in members if kind_of_work(e) == kind]) for kind in KINDS}
+        return self._spent(by_kind, lasting)
+
+    def host(self) -> dict[str, Any]:
+        operators = [e for e in self.events if is_operator(e)]
+        lasting = sorted((e for e in operators if e.length > 0), key=lambda e: -e.length)
+        self.call_of = {e: e for e in lasting}  # nobody launches an operator beforehand
+        found = self._spent({"operators": self.clipped(operators)}, lasting)
+        self.call_of = {}
+        return found
+
+    def _spent(self, by_kind: dict[str, list[tuple[int, int]]], lasting: list[Event]) -> dict[str, Any]:
+        busy = united([span for spans in by_kind.values() for span in spans])
+        edges = [self.start, *(moment for span in busy for moment in span), self.end]
+        gaps = [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b]
+        pieces: Pieces = []
+        details: Counter = Counter()
+        longest = []
+        lasting = sorted(lasting, key=lambda e: (e.start, self._launched(e)))
+        first_at: dict[int, Event] = {}
+        before: dict[Event, Event | None] = {}
+        last_of: dict[int, Event] = {}
+        for each in lasting:
+            first_at.setdefault(each.start, each)
+            stream = each.args.get("stream", -1)
+            before[each] = last_of.get(stream)
+            last_of[stream] = each
+        for gap in gaps:
+            ender = first_at.get(gap[1]) if gap[1] < self.end else None
+            of_gap, of_details = self.pieces_of(gap, ender, before.get(ender))
+            pieces += of_gap
+            details.update(of_details)
+            sums = Counter()
+            for left, right, cause in of_gap:
+                sums[cause] += right - left
+            cause = max(CAUSES, key=lambda cause: (sums[cause], -CAUSES.index(cause)))
+            longest.append((gap[0], gap[1] - gap[0], cause, ender.name if ender else None))
+        exposed: Pieces = []
+        covered: list[tuple[int, int]] = []
+        for kind, spans in by_kind.items():
+            exposed += [(left, right, kind) for left, right in without(spans, covered)]
+            covered = united(covered + spans)
+        steps = self._steps(exposed, tuple(by_kind), pieces)
+        length = self.end - self.start
+        parts = min(SPANS, max(1, length))
+        ticks = [self.start + each * length // parts for each in range(parts + 1)]
+        found = {
+            "busy": total(busy),
+            "idle": total(gaps),
+            "gaps": len(gaps),
+            "by kind": {kind: total(spans) for kind, spans in by_kind.items()},
+            "exposed": whole(exposed, tuple(by_kind)),
+            "causes": whole(pieces, CAUSES),
+            "details": details,
+            "longest": sorted(longest, key=lambda each: (-each[1], each[0]))[:5],
+            "steps": steps,
+            "quartiles": quartiles(steps),
+            "timeline": (ticks, per_span(exposed, tuple(by_kind), ticks), per_span(pieces, CAUSES, ticks)),
+            "overlap": None,
+        }
+        if total(by_kind.get("communication", [])):
+            alone = without(by_kind["communication"], by_kind["compute"])
+            found["overlap"] = float(1 - Fraction(total(alone), total(by_kind["communication"])))
+        return found
+
+    def _steps(self, busy: Pieces, kinds: tuple[str, ...], idle: Pieces) -> list[tuple]:
+        lengths = [end - start for start, end in zip(self.edges, self.edges[1:], strict=False)]
+        spent = per_span(busy, kinds, self.edges), per_span(idle, CAUSES, self.edges)
+        return [
+            (number, self.edges[place], lengths[place], spent[0][place], spent[1][place])
+            for place, number in enumerate(self.steps)
+        ]
+
+    def devices(self) -> dict[int | None, dict[str, Any]]:
+        members = defaultdict(list)
+        for each in self.work:
+            pid = each.thread[0]
+            members[each.args.get("device", pid if isinstance(pid, int) else 0)].append(each)
+        return {number: self.device(each) for number, each in members.items()} or {None: self.host()}
+
+    def launches(self) -> dict[str, Any]:
+        def inside(each: Event) -> bool:
+            return self.start <= each.start < self.end
+
+        launching = re.compile(r"(cuda|cu|hip)(Memcpy|Memset|(Graph)?Launch|ExtLaunch|ModuleLaunch)")
+        calls = [e for e in self.events if e.category in CALLS and launching.match(e.name) and inside(e)]
+        with_work = set(self.call_of.values())
+        work = [e for e in self.work if inside(e)]
+        joined = [e for e in work if self.call_of[e]]
+        queued = [(self.call_of[e].start, e.start) for e in joined if self.call_of[e].start < e.start]
+        depth, reached, waiting, empty, deepest = 0, self.start, 0, 0, 0
+        for moment, change in sorted([(a, -1) for a, _ in queued] + [(b, 1) for _, b in queued]):
+            moment = min(max(moment, self.start), self.end)
+            waiting += depth * (moment - reached)
+            empty += (moment - reached) * (depth == 0)
+            depth, reached = depth - change, moment
+            deepest = max(deepest, depth)
+        empty += (self.end - reached) * (depth == 0)
+        length = self.end - self.start
+        return {
+            "calls": len(calls),
+            "calls without work": sum(e not in with_work for e in calls),
+            "work": len(work),
+            "work without call": len(work) - len(joined),
+            "call": spread([max(e.length, 0) for e in {self.call_of[e] for e in joined}]),
+            "delay": spread([e.start - self.call_of[e].start for e in joined]),
+            "shorter": sum(max(e.length, 0) < max(self.call_of[e].length, 0) for e in joined if e.category == "kernel"),
+            "mean queue": Fraction(waiting, length) if length else None,
+            "deepest": deepest if length else 0,
+            "empty": Fraction(empty, length) if length else None,
+        }
+
+
+def quartiles(steps: list[tuple]) -> dict[str, tuple[Fraction, ...]]:
+    """Return the quartiles over the steps of the duration and of each part, interpolated."""
+    rows = [{"duration": duration, **busy, **idle} for _, _, duration, busy, idle in steps]
+    found = {}
+    for name in rows[0] if rows else ():
+        values = sorted(row[name] for row in rows)
+        places = [divmod(part * (len(values) - 1), 4) for part in (1, 2, 3)]
+        found[name] = tuple(
+            values[whole] + Fraction(quarters, 4) * (values[min(whole + 1, len(values) - 1)] - values[whole])
+            for whole, quarters in places
+        )
+    return found

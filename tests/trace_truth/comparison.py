@@ -1,0 +1,125 @@
+"""An `Analysis` and the brute force of the same trace in one structure, and where they differ."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any
+
+from boundby.trace import Analysis
+from tests.trace_truth.brute_force import BruteForce
+from tests.trace_truth.events import load
+from tests.trace_truth.operators import canonical, kernels, launched_by, operators
+
+
+def expected(truth: BruteForce) -> dict[str, Any]:
+    return {
+        "events": len(truth.events),
+        "window": (truth.start, truth.end - truth.start),
+        "steps": truth.steps,
+        "devices": truth.devices(),
+        "launches": truth.launches(),
+        "operators": operators(truth),
+        "kernels": kernels(truth),
+    }
+
+
+def told(analysis: Analysis) -> dict[str, Any]:
+    launches = analysis.launches
+    of_operator: dict[tuple[str, str | None], tuple] = {}
+    for each in analysis.operators:
+        key = each.name, canonical(each.input_shapes)
+        assert key not in of_operator, f"{key} is told twice"
+        of_operator[key] = (each.calls, each.cpu_total_ns, each.cpu_self_ns, each.device_total_ns, each.device_self_ns)
+    return {
+        "events": analysis.events,
+        "window": (analysis.start_ns, analysis.window_ns),
+        "steps": list(analysis.step_numbers),
+        "devices": {each.device: _told_of(each) for each in analysis.devices},
+        "launches": {
+            "calls": launches.calls,
+            "calls without work": launches.calls_without_work,
+            "work": launches.work,
+            "work without call": launches.work_without_call,
+            "call": launches.call and (launches.call.median_ns, launches.call.p95_ns, launches.call.max_ns),
+            "delay": launches.delay and (launches.delay.median_ns, launches.delay.p95_ns, launches.delay.max_ns),
+            "shorter": launches.shorter_than_call,
+            "mean queue": launches.mean_queue,
+            "deepest": launches.deepest_queue,
+            "empty": launches.empty_queue_share,
+        },
+        "operators": of_operator,
+        "kernels": {
+            each.name: ({each.kind}, each.calls, each.total_ns, each.median_ns, each.max_ns)
+            for each in analysis.kernels
+        },
+    }
+
+
+def _told_of(device: Any) -> dict[str, Any]:
+    line = device.timeline
+
+    def spans(by_name: dict[str, tuple[int, ...]]) -> list[dict[str, int]]:
+        return [dict(zip(by_name, values, strict=True)) for values in zip(*by_name.values(), strict=True)]
+
+    return {
+        "busy": device.busy_ns,
+        "idle": device.idle_ns,
+        "gaps": device.gaps,
+        "by kind": device.by_kind_ns,
+        "exposed": device.exposed_ns,
+        "causes": device.causes_ns,
+        "details": device.cause_details,
+        "longest": [(each.start_ns, each.duration_ns, each.cause, each.ended_by) for each in device.longest_gaps],
+        "steps": [(e.number, e.start_ns, e.duration_ns, e.busy_ns, e.idle_ns) for e in device.steps],
+        "quartiles": {name: (q.first_ns, q.median_ns, q.third_ns) for name, q in device.step_quartiles.items()},
+        "timeline": (list(line.edges_ns), spans(line.busy_ns), spans(line.idle_ns)),
+        "overlap": device.communication_overlap,
+    }
+
+
+def difference(analysis: Analysis, text: bytes | str) -> list[str]:
+    """Return what the analysis of the trace in `text` says otherwise than brute force does."""
+    truth = BruteForce(load(text))
+    by_most = launched_by(truth)
+    of_kernels = [
+        f"{e.name} was launched by {e.operator}" for e in analysis.kernels if e.operator not in by_most[e.name]
+    ]
+    different: list[str] = []
+    for main in truth.main_threads() or [None]:
+        truth.main = main
+        different = of_kernels.copy()
+        found, wanted = told(analysis), expected(truth)
+        for number, device in wanted["devices"].items():
+            spent = device.pop("details")
+            given = found["devices"][number].pop("details") if number in found["devices"] else {}
+            different += _other_details(number, given, spent)
+        _compare("", found, wanted, different)
+        if not different:
+            break
+    return different
+
+
+def _other_details(number: int | None, given: dict[str, Any], spent: dict[tuple[str, str], int]) -> Iterator[str]:
+    """Yield the causes whose details are not the names with the most time; of equal ones any may be told."""
+    by_cause: dict[str, dict[str, int]] = defaultdict(dict)
+    for (cause, name), nanoseconds in spent.items():
+        by_cause[cause][name] = nanoseconds
+    for cause in {*given, *by_cause}:
+        told_of = dict(given.get(cause, ()))
+        most = sorted(by_cause[cause].values(), reverse=True)[:5]
+        if list(told_of.values()) != most or not told_of.items() <= by_cause[cause].items():
+            yield f"details of {cause} on device {number}: {told_of} instead of {by_cause[cause]}"
+
+
+def _compare(place: str, found: Any, wanted: Any, different: list[str]) -> None:
+    if isinstance(wanted, dict) and isinstance(found, dict):
+        for key in {**wanted, **found}:
+            _compare(f"{place}/{key}", found.get(key), wanted.get(key), different)
+    elif isinstance(wanted, Fraction) and isinstance(found, float):
+        if abs(found - wanted) > 1e-12 * max(1, wanted):
+            different.append(f"{place}: {found!r} instead of {float(wanted)!r}")
+    elif isinstance(wanted, float) and isinstance(found, float):
+        if abs(found - wanted) > 1e-12:
+            different.append(f"{place}: {found!r} instead of {wanted!r}")
+    elif found != wanted:
+        different.append(f"{place}: {found!r} instead of {wanted!r}"[:600])

@@ -1,0 +1,132 @@
+"""The events of a trace in exact integers, and what each thread of the host was in at each moment."""
+
+import bisect
+import heapq
+import json
+import re
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+STEP = re.compile(r"ProfilerStep#[0-9]+")
+OLD = {"Kernel": "kernel", "Memcpy": "gpu_memcpy", "Memset": "gpu_memset", "Runtime": "cuda_runtime"}
+OLD["Operator"] = "cpu_op"
+DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+CALLS = ("cuda_runtime", "cuda_driver")
+HOST = ("cpu_op", "user_annotation", "python_function", *CALLS)
+KINDS = ("compute", "communication", "memcpy", "memset")
+
+
+@dataclass(eq=False)
+class Event:
+    place: int
+    name: str
+    category: str
+    thread: tuple
+    start: int
+    length: int
+    args: dict
+    parent: "Event | None" = None
+
+    @property
+    def end(self) -> int:
+        return self.start + max(self.length, 0)
+
+    def chain(self) -> "list[Event]":
+        """Return the event and what encloses it, the innermost first."""
+        found, at = [], self
+        while at is not None:
+            found.append(at)
+            at = at.parent
+        return found
+
+
+def nanoseconds(microseconds: Any) -> int:
+    return int((Decimal(microseconds) * 1000).to_integral_value())
+
+
+def load(text: bytes | str) -> list[Event]:
+    found = json.loads(text, parse_float=Decimal)
+    rows = [each for each in (found["traceEvents"] if isinstance(found, dict) else found) if each.get("ph") == "X"]
+    events = [
+        Event(
+            place=place,
+            name=row["name"],
+            category=OLD.get(row.get("cat"), row.get("cat")),
+            thread=(row.get("pid"), row.get("tid")),
+            start=nanoseconds(row["ts"]),
+            length=nanoseconds(row["dur"]),
+            args=row.get("args") or {},
+        )
+        for place, row in enumerate(rows)
+    ]
+    base = min((each.start for each in events), default=0)
+    for each in events:
+        each.start -= base
+    return events
+
+
+def kind_of_host(event: Event, blocking: set[Event]) -> str:
+    name = event.name
+    if event in blocking:
+        return "synchronisation"
+    if "(dynamo_timed)" in name or name.startswith(("cuModuleLoad", "cudaModuleLoad", "cuLibraryLoad")):
+        return "compile"
+    if name.startswith(("cuda", "hip")) and name[len("cuda") - (name[0] == "h") :].startswith(
+        ("Malloc", "Free", "Host")
+    ):
+        return "allocator"
+    if re.match(r"cuMem|cudaMem|hipMem", name) and not re.match(
+        r"cuMemcpy|cudaMem(cpy|set)|cuMemset|hipMem(cpy|set)", name
+    ):
+        return "allocator"
+    if name.startswith(("cuda", "cu", "hip")) and name.endswith("Synchronize"):
+        return "synchronisation"
+    if name in ("cudaMemcpy", "hipMemcpy", "aten::item", "aten::_local_scalar_dense", "aten::is_nonzero"):
+        return "synchronisation"
+    if "dataloader" in name.lower() and name.endswith("__next__"):
+        return "input"
+    return "launch"
+
+
+def kind_of_work(event: Event) -> str:
+    if event.category == "kernel":
+        return "communication" if "nccl" in event.name.lower() else "compute"
+    return {"gpu_memcpy": "memcpy", "gpu_memset": "memset"}[event.category]
+
+
+class Thread:
+    """The innermost event of one thread at each moment, and who encloses whom."""
+
+    def __init__(self, events: list[Event]) -> None:
+        lasting = sorted((each for each in events if each.length > 0), key=lambda e: (e.start, -e.length, e.place))
+        self.moments = sorted({moment for each in lasting for moment in (each.start, each.end)})
+        self.innermost: list[Event | None] = []
+        running: list[tuple[int, int, int, Event]] = []
+        waiting = lasting[::-1]
+        for moment in self.moments:
+            while running and running[0][3].end <= moment:
+                heapq.heappop(running)
+            while waiting and waiting[-1].start == moment:
+                each = waiting.pop()
+                each.parent = running[0][3] if running else None
+                heapq.heappush(running, (-each.start, each.length, -each.place, each))
+            self.innermost.append(running[0][3] if running else None)
+        for each in events:
+            if each.length <= 0:
+                each.parent = self.at(each.start)
+
+    def at(self, moment: int) -> Event | None:
+        place = bisect.bisect_right(self.moments, moment) - 1
+        return self.innermost[place] if place >= 0 else None
+
+    def inside(self, start: int, end: int) -> list[int]:
+        return self.moments[bisect.bisect_right(self.moments, start) : bisect.bisect_left(self.moments, end)]
+
+
+def is_operator(event: Event) -> bool:
+    return event.category == "cpu_op" and not STEP.fullmatch(event.name)
+
+
+def operator_of(event: Event | None) -> Event | None:
+    return None if event is None else next((each for each in event.chain() if is_operator(each)), None)

@@ -1,0 +1,173 @@
+"""Find traces, read and judge them one after another, so that the events of only one are held in memory at a time."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from boundby import files
+from boundby.trace import Analysis, OpStat, Trace, analyze, folded_stacks, op_stats, read_trace
+from boundby.trace.judgement import judge_trace
+from boundby.verdict import Verdict
+from utils.errors import InputError
+from utils.report import flame_graph
+from utils.report.typesetting import clean, listed
+from utils.trace_analysis.table import by_name
+
+PATTERNS = ("*.json", "*.json.gz")
+RANK = re.compile(r"rank[_-]?(\d+)", re.IGNORECASE)
+NUMBER = re.compile(r"_(\d+)(?=\.|$)")  # it may also be a process: believed only where it fits the number of traces
+NO_TRACE = "holds no list of traceEvents"  # what the reader says of a file that is something else
+
+
+@dataclass(frozen=True)
+class Examined:
+    """One trace: what it says, the verdict on it, and its operators grouped as was asked for."""
+
+    analysis: Analysis
+    verdict: Verdict
+    operators: tuple[OpStat, ...]
+    rank: int | None  # by the trace itself, else by its file name
+
+    @property
+    def is_inconclusive(self) -> bool:
+        """Whether nothing can be concluded from it."""
+        return self.verdict.bound == "inconclusive" or not self.analysis.is_conclusive
+
+    @property
+    def own_ns_per_step(self) -> float:
+        """The time of a step without the communication that nothing hides; without steps that of the window.
+
+        In a collective every rank waits for the last one, so that all steps last equally long: the rank that makes the
+        others wait is the one that takes longest for itself.
+        """
+        own = self.analysis.window_ns - self.analysis.devices[0].exposed_ns.get("communication", 0)
+        return own / (len(self.analysis.step_numbers) or 1)
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A file that could not be used; one that is merely something else than a trace is no fault."""
+
+    path: str
+    reason: str
+    is_fault: bool
+
+
+@dataclass(frozen=True)
+class Examination:
+    """All traces that were asked for, by rank and name, and the files that gave none."""
+
+    traces: tuple[Examined, ...]
+    left_out: tuple[LeftOut, ...]
+    group_by: str
+
+    @property
+    def is_finding(self) -> bool:
+        """Whether a trace is inconclusive or a file that should be one is unreadable."""
+        return any(each.is_inconclusive for each in self.traces) or any(each.is_fault for each in self.left_out)
+
+    @property
+    def slowest(self) -> int:
+        """The place of the trace that takes longest for itself."""
+        return max(range(len(self.traces)), key=lambda place: self.traces[place].own_ns_per_step)
+
+    def place(self, rank: int | None) -> int:
+        """Return the place of the trace of this rank, for None of the slowest. Raises InputError without one."""
+        if rank is None:
+            return self.slowest
+        ranks = [each.rank for each in self.traces]
+        if rank not in ranks:
+            known = listed([each for each in ranks if each is not None]) or "none"
+            raise InputError(f"no trace is of rank {rank}; the ranks that are known are: {known}")
+        return ranks.index(rank)
+
+    def only(self, rank: int | None) -> Examined:
+        """Return the trace of this rank, or the only one. Raises InputError where it is not clear which is meant."""
+        if rank is None and len(self.traces) > 1:
+            raise InputError(f"there are {len(self.traces)} traces to choose from; say which with --rank N")
+        return self.traces[0 if len(self.traces) == 1 else self.place(rank)]
+
+
+def check_counts(**counts: int | None) -> None:
+    """Raise InputError where a number that was asked for is less than 1."""
+    for name, count in counts.items():
+        if count is not None and count < 1:
+            raise InputError(f"--{name} is {count}; give a whole number of 1 or more")
+
+
+def examine(paths: Sequence[Path], *, group_by: str = "name", expected_steps: int | None = None) -> Examination:
+    """Return what the traces say. Of a folder, every file that holds a trace is taken.
+
+    Raises InputError where not a single one is usable.
+    """
+    found: list[Examined] = []
+    left_out: list[LeftOut] = []
+    for path, is_named in _candidates(paths):
+        try:
+            trace = read_trace(path)
+            if not (is_named or len(trace.start_ns)):
+                raise ValueError(f"{path} {NO_TRACE}: none of its entries is an event")
+        except (OSError, ValueError) as error:
+            is_other = not is_named and NO_TRACE in str(error)
+            left_out.append(LeftOut(str(path), _reason(error), is_fault=not is_other))
+            continue
+        analysis = analyze(trace, expected_steps=expected_steps)
+        operators = _grouped(trace, analysis, group_by)
+        found.append(Examined(analysis, judge_trace(analysis), operators, analysis.rank))
+    if not found:
+        reasons = "; ".join(each.reason for each in left_out) or f"no {listed(PATTERNS)} in {listed(paths)}"
+        raise InputError(f"no trace to analyse: {reasons}; give files that torch.profiler wrote, or their folder")
+    return Examination(tuple(sorted(_ranked(found), key=_order)), tuple(left_out), group_by)
+
+
+def write_flame_graph(trace_path: str, path: Path) -> bool:
+    """Write the Python stacks of a trace as a flame graph; return whether there were any. Nothing is written else."""
+    stacks = folded_stacks(read_trace(trace_path))
+    if stacks:
+        title = f"Where {Path(trace_path).name} spent its time"
+        files.write_text(path, flame_graph.page(stacks, title, "Python stacks, by the time of the host in each frame"))
+    return bool(stacks)
+
+
+def _candidates(paths: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
+    """Yield each file once, and whether it was named."""
+    seen = set()
+    for path in paths:
+        inside = sorted(each for pattern in PATTERNS for each in path.glob(pattern)) if path.is_dir() else [path]
+        for each in inside:
+            if each.resolve() not in seen:
+                seen.add(each.resolve())
+                yield each, each is path
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, FileNotFoundError):
+        return f"{error.filename} is missing"
+    return clean(error, longest=300)
+
+
+def _grouped(trace: Trace, analysis: Analysis, group_by: str) -> tuple[OpStat, ...]:
+    if group_by == "name":
+        return tuple(by_name(analysis.operators))
+    return analysis.operators if group_by == "shapes" else tuple(op_stats(trace, (group_by,)))
+
+
+def _ranked(found: Sequence[Examined]) -> Iterator[Examined]:
+    """Yield the traces with the rank in their file name where they do not state one."""
+    for each in found:
+        name = Path(each.analysis.path).name
+        said = RANK.search(name)
+        number = NUMBER.search(name) if len(found) > 1 else None
+        if each.rank is not None:
+            yield each
+        elif said:
+            yield replace(each, rank=int(said[1]))
+        elif number and int(number[1]) < len(found):
+            yield replace(each, rank=int(number[1]))
+        else:
+            yield each
+
+
+def _order(each: Examined) -> tuple[bool, int, str]:
+    return each.rank is None, each.rank or 0, each.analysis.path

@@ -1,0 +1,80 @@
+"""What the words of an analysis mean, for people; docs/traces.md says it at length."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from utils.report.typesetting import NOTHING
+
+BUILT_IN = re.compile(r"<built-in (?:method|function) (?P<function>\S+)(?: of .+)?>")
+BOUNDS = {
+    "compute": "the device is busy with matrix products, convolutions and attention",
+    "memory": "the device is busy with work that moves more than it computes",
+    "launch": "the device waits for the host: launching, Python, synchronisation, allocator or compiler",
+    "input": "the device waits for the input pipeline",
+    "transfer": "the device is busy with copies that nothing hides",
+    "communication": "the device is busy with communication that nothing hides",
+    "optimizer": "the device is busy with steps of the optimizer",
+    "under_utilised": "the device is busy with work too small to use it",
+    "mixed": "no single cause stands out",
+    "inconclusive": "nothing can be concluded from this trace",
+}
+HOST_BOUNDS = {  # of a trace without work of a device
+    "compute": "the host is busy with matrix products, convolutions and attention",
+    "memory": "the host is busy with operators that move more than they compute",
+    "launch": "the host is mostly outside of operators: Python, and what lies between them",
+    "input": "the host waits for the input pipeline",
+}
+KINDS = {
+    "compute": "compute",
+    "communication": "communication",
+    "memcpy": "copies",
+    "memset": "memset",
+    "operators": "operators",
+}
+CAUSES = {
+    "input": "waiting for the next batch of the DataLoader",
+    "synchronisation": "waiting for the device (.item(), .cpu(), synchronize), and filling its queue again afterwards",
+    "launch": "issuing the work: Python, operators, launching calls",
+    "allocator": "allocating or freeing device memory",
+    "compile": "compiling or loading kernels",
+    "launch_latency": "from the launching call to the start of the work; the host was in time",
+    "stream_wait": "waiting for an event of another stream",
+    "untraced": "the trace does not say: no event on the host, or work without its launch",
+}
+HOST_CAUSES = {  # of a trace without work of a device, where idle is time outside of all operators
+    "launch": "Python and other calls between the operators",
+    "untraced": "outside of everything that was traced",
+}
+
+
+def bound(name: str, on_host: bool = False) -> str:
+    """Return what the device, or without one the host, spends its time on."""
+    return (HOST_BOUNDS.get(name) if on_host else None) or BOUNDS[name]
+
+
+def cause(name: str, on_host: bool = False) -> str:
+    """Return what the host or the device was at meanwhile."""
+    return (HOST_CAUSES.get(name) if on_host else None) or CAUSES[name]
+
+
+def frame(name: str) -> str:
+    """Return the name of an event of the host; a function of C loses its address and the object that it belongs to."""
+    built_in = BUILT_IN.fullmatch(name)
+    return f"{built_in['function']} (built-in)" if built_in else name
+
+
+def plain(name: str) -> str:
+    """Return a kind of work or a cause as a person writes it."""
+    return KINDS.get(name, name.replace("_", " "))
+
+
+def of_window(spent_ms: float | None, device: Mapping[str, Any]) -> str:
+    """Return which percentage of the window this is."""
+    whole = device["window_ms"]
+    return NOTHING if spent_ms is None or not whole else f"{100 * spent_ms / whole:.1f}"
+
+
+def percent(value: float) -> str:
+    """Return a share as text."""
+    return f"{value:.1f} %"
