@@ -6,6 +6,7 @@ Loads no torch. Times are seconds, sizes bytes; what is not known is None, and `
 from dataclasses import dataclass
 from typing import Literal
 
+from boundby.roofline import Limits
 from boundby.stats import Summary
 from boundby.verdict import Bound
 
@@ -56,6 +57,7 @@ class LayerProfile:
     share_of_limit: float | None
     gain_at_limit_s: float | None  # of the end-to-end time, if its own work ran at the limit
     doubts: tuple[str, ...] = ()
+    is_concurrent: bool = False  # called from another thread than the root: its time is part of no other layer's
 
     @property
     def self_s(self) -> Summary | None:
@@ -96,6 +98,7 @@ class ModelProfile:
     reasons: dict[str, str]  # field of LayerProfile or ModelProfile: why it is None
     doubts: tuple[str, ...]
     environment: dict[str, str]
+    limits: Limits | None = None  # of the machine, those that `bound` and `share_of_limit` rest on
 
     @property
     def overhead(self) -> float:

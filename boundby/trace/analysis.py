@@ -10,7 +10,7 @@ from boundby.trace.annotations import AnnotationStat, annotation_stats
 from boundby.trace.breakdown import KINDS, Breakdown, breakdown, clipped_union, kinds_of_work
 from boundby.trace.completeness import Finding, findings
 from boundby.trace.gaps import Device, IdleTime
-from boundby.trace.intervals import Intervals, union
+from boundby.trace.intervals import Intervals, distinct, union
 from boundby.trace.kernels import KernelStat, kernel_stats
 from boundby.trace.launches import LaunchStats, launch_stats
 from boundby.trace.links import Links, links
@@ -94,7 +94,7 @@ def _devices(trace: Trace, tree: HostTree, linked: Links, kinds: np.ndarray, see
         return (of(None, host, {HOST_KIND: clipped_union(host.start_ns, host.end_ns, seen)}),)
     numbers = _device_numbers(trace, linked)
     found = []
-    for number in np.unique(numbers).tolist():
+    for number in distinct(np.sort(numbers)).tolist():
         chosen = np.flatnonzero(numbers == number)
         kind = kinds[linked.rows[chosen]]
         work = {

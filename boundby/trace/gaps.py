@@ -201,7 +201,7 @@ class IdleTime:
             (trace.thread[self._launch], waits[streamless], trace.thread),
             (trace.stream[self._ender], waits[~streamless], trace.stream),
         ):
-            for number in np.unique(lane).tolist():
+            for number in distinct(np.sort(lane)).tolist():
                 moments = np.sort(trace.start_ns[chosen[column[chosen] == number]])
                 first = np.searchsorted(moments, before, side="left")
                 last = np.searchsorted(moments, launched, side="left")

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from boundby.trace.intervals import distinct
 from boundby.trace.nesting import HostTree
 from boundby.trace.operators import MODULE, is_module, is_operator, names_of
 from boundby.trace.reader import PROFILER_STEP, Trace
@@ -81,7 +82,7 @@ def memory_use(trace: Trace, tree: HostTree, window: Window) -> tuple[MemoryUse,
     known = np.flatnonzero((table.address != ABSENT) & (table.bytes != 0))
     known = known[np.argsort(table.start_ns[known], kind="stable")]
     uses = []
-    for device in np.unique(table.device[known]).tolist():
+    for device in distinct(np.sort(table.device[known])).tolist():
         changes = _Changes(table, known[table.device[known] == device], device)
         uses.append(_use(trace, tree, window, changes))
     return tuple(sorted(uses, key=lambda use: -use.peak_bytes))
@@ -198,7 +199,7 @@ def _innermost(trace: Trace, tree: HostTree, changes: _Changes, alive: np.ndarra
     rows = changes.rows[alive]
     thread = trace.memory.thread[rows]
     inside = np.full(len(rows), ABSENT, dtype=np.int64)
-    for number in np.unique(thread).tolist():
+    for number in distinct(np.sort(thread)).tolist():
         chosen = np.flatnonzero(thread == number)
         if number in tree.segments:
             inside[chosen] = tree.segments[number].row_at(trace.memory.start_ns[rows[chosen]])
@@ -227,7 +228,7 @@ def _timeline(changes: _Changes, peak: int) -> MemoryTimeline:
         order = np.lexsort((changes.allocated, span))
         last = np.flatnonzero(np.append(np.diff(span) > 0, True))
         highest = order[np.append(np.diff(span[order]) > 0, True)]
-        chosen = np.unique(np.concatenate([[0, peak], highest, last]))
+        chosen = distinct(np.sort(np.concatenate([[0, peak], highest, last])))
     return MemoryTimeline(
         times_ns=tuple(changes.start_ns[chosen].tolist()),
         allocated_bytes=tuple(changes.allocated[chosen].tolist()),

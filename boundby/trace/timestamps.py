@@ -34,11 +34,12 @@ def exact_nanoseconds(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
     start = np.concatenate([[0], end[:-1] + 1])
     point = end.copy()
     points = np.flatnonzero(characters == ord("."))
-    point[np.searchsorted(end, points)] = points
+    of_row = np.searchsorted(end, points)
+    point[of_row] = points
     odd = np.zeros(len(end), dtype=bool)  # a sign, an exponent, quotes, nothing at all, or too long
     if PLAIN @ np.bincount(characters, minlength=256) != len(characters):
         odd |= np.add.reduceat(PLAIN[characters] == 0, start) > 0
-    if len(points) != len(np.unique(np.searchsorted(end, points))):
+    if (of_row[1:] == of_row[:-1]).any():
         odd |= np.add.reduceat(characters == ord("."), start) > 1
     odd |= (point == start) | (point - start > MOST_DIGITS)
     found = _digit_by_digit(characters, start, point, end)

@@ -4,7 +4,7 @@
 would remain without padding.
 """
 
-from boundby.work.counter import OperatorWork, Work, count
+from boundby.work.counter import OperatorWork, Work, count, count_by
 from boundby.work.transformer import (
     LengthCost,
     TransformerShape,
@@ -20,6 +20,7 @@ __all__ = [
     "TransformerShape",
     "Work",
     "count",
+    "count_by",
     "fit_length_cost",
     "transformer_flops",
     "transformer_shape",

@@ -1,8 +1,8 @@
 """Count the FLOPs and bytes of a call, operator by operator, while it runs once in eager mode."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 from boundby.work import operators
 
 Shapes = tuple[tuple[int, ...], ...]
+Owner = TypeVar("Owner", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -62,12 +63,23 @@ def count(call: Callable[[], object], *, clock: Callable[[], float] | None = Non
     CPU. A module of torch.compile is counted as the eager code it was made from, which torch runs while it is watched.
     Raises ValueError where FLOPs are not known or no operator is seen; an error of `call` passes through.
     """
-    counter = _Counter(clock)
+    by_owner, least_bytes = count_by(call, lambda: None, clock=clock)
+    return Work(by_owner.get(None, ()), least_bytes)
+
+
+def count_by(
+    call: Callable[[], object], owner: Callable[[], Owner], *, clock: Callable[[], float] | None = None
+) -> tuple[dict[Owner, tuple[OperatorWork, ...]], int]:
+    """Count like `count`, apart for each owner, and return the operators of each and the `least_bytes` of the call.
+
+    `owner` is asked at every operator whose work it is: the module that is running, for example.
+    """
+    counter = _Counter(clock, owner)
     with torch.no_grad(), counter:
         result = call()
     if not counter.is_used:
         raise ValueError("the call ran no operator that torch shows (a captured CUDA graph?); count the eager model")
-    return counter.work(result)
+    return counter.work(), counter.least_bytes(result)
 
 
 @dataclass
@@ -80,16 +92,16 @@ class _Tally:
     seconds: float = 0.0
 
 
-class _Counter(TorchDispatchMode):
+class _Counter(TorchDispatchMode, Generic[Owner]):
     """Sees every operator that torch dispatches while it is entered."""
 
     supports_higher_order_operators = True  # so that they come here and are refused by name
 
-    def __init__(self, clock: Callable[[], float] | None) -> None:
+    def __init__(self, clock: Callable[[], float] | None, owner: Callable[[], Owner]) -> None:
         super().__init__()
         self.is_used = False
-        self._clock = clock
-        self._tallies: dict[tuple[str, Shapes], _Tally] = {}
+        self._clock, self._owner = clock, owner
+        self._tallies: dict[Owner, dict[tuple[str, Shapes], _Tally]] = {}
         self._footprint = _Footprint()
 
     def __torch_dispatch__(
@@ -106,22 +118,20 @@ class _Counter(TorchDispatchMode):
                 return operators.run_parts(func, args, kwargs)
         return self._run(func, args, kwargs)
 
-    def work(self, result: object) -> Work:
-        """Return what was counted; `result` is what the call returned."""
-        entries = tuple(
-            OperatorWork(
-                name,
-                shapes,
-                each.calls,
-                each.flops,
-                each.bytes,
-                each.given_bytes,
-                each.new_bytes,
-                each.seconds if self._clock else None,
-            )
-            for (name, shapes), each in self._tallies.items()
-        )
-        return Work(entries, self._footprint.bytes(result))
+    def work(self) -> dict[Owner, tuple[OperatorWork, ...]]:
+        """Return what was counted, by owner."""
+        return {
+            owner: tuple(self._entry(name, shapes, each) for (name, shapes), each in tallies.items())
+            for owner, tallies in self._tallies.items()
+        }
+
+    def least_bytes(self, result: object) -> int:
+        """Return the bytes that the call cannot help touching; `result` is what it returned."""
+        return self._footprint.bytes(result)
+
+    def _entry(self, name: str, shapes: Shapes, tally: _Tally) -> OperatorWork:
+        values = (tally.calls, tally.flops, tally.bytes, tally.given_bytes, tally.new_bytes)
+        return OperatorWork(name, shapes, *values, tally.seconds if self._clock else None)
 
     def _run(self, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         inputs = list(operators.tensors_in([args, list(kwargs.values())]))
@@ -134,7 +144,8 @@ class _Counter(TorchDispatchMode):
         out = func(*args, **kwargs)
         seconds = self._clock() - start if self._clock else 0.0
         reads, writes = operators.reads(func, args, kwargs, out), operators.writes(func, args, kwargs, out)
-        tally = self._tallies.setdefault((func._schema.name, shapes), _Tally())
+        tallies = self._tallies.setdefault(self._owner(), {})
+        tally = tallies.setdefault((func._schema.name, shapes), _Tally())
         tally.calls += 1
         tally.flops += operators.flops(func, args, kwargs, out)
         tally.bytes += sum(moved for _, moved in reads + writes)

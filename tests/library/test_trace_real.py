@@ -80,7 +80,7 @@ def test_a_real_trace_in_many_pieces_says_the_same(tmp_path: Path, monkeypatch: 
     path = tmp_path / "trace.json"
     path.write_bytes(content_of("a100-nccl.pt.trace.json.gz"))
     whole = read_trace(path)
-    monkeypatch.setattr(source, "PIECE_BYTES", 5003)
+    monkeypatch.setattr(source, "PIECE_BYTES", 30_011)
     pieces = read_trace(path)
     assert (pieces.names, pieces.shapes, pieces.faults) == (whole.names, whole.shapes, ())
     for column in (
