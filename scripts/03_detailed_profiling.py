@@ -1,8 +1,8 @@
 """Record where the time goes: an operator trace of a few batches at the optimal batch size.
 
 Reads:  the normalised dataset and the model that step 01 left; results/baseline_metrics.json where step 02 has run
-Writes: results/profiler_traces/ (trace.json.gz, trace_analysis.json, op_stats.csv, key_averages.txt, memory_timeline.csv,
-        stacks.txt, flame_graph.html, memory_snapshot.pickle on a GPU, manifest.json)
+Writes: results/profiler_traces/ (trace.json.gz, trace_analysis.json, op_stats.csv, key_averages.txt, stacks.txt,
+        flame_graph.html, memory_timeline.csv, memory_snapshot.pickle on a GPU, manifest.json)
 
     python scripts/03_detailed_profiling.py [--config FILE] [--resume] [key.sub=value ...]
 """

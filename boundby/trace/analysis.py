@@ -123,7 +123,8 @@ def _device(trace: Trace, linked: Links, chosen: np.ndarray, seen: Window) -> De
 
 def _device_numbers(trace: Trace, linked: Links) -> np.ndarray:
     """Return the number of the device of each piece of work; where its event lacks it, the process stands for it."""
-    processes = np.array([pid if isinstance(pid, int) and abs(pid) < 2**63 else 0 for pid, _ in trace.threads] or [0], dtype=np.int64)
+    numbers = [pid if isinstance(pid, int) and abs(pid) < 2**63 else 0 for pid, _ in trace.threads]
+    processes = np.array(numbers or [0], dtype=np.int64)
     number = trace.device[linked.rows]
     return np.where(number == ABSENT, processes[trace.thread[linked.rows]], number)
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.trace_truth.attempts import sound_attempt, unsound_attempt
 
-BATCH = 40
+BATCH = 15
 
 
 @pytest.mark.parametrize("batch", range(12))
