@@ -42,6 +42,12 @@ class ThreadActivity:
     kind: np.ndarray
     row: np.ndarray
 
+    def during(self, start_ns: int, end_ns: int) -> "ThreadActivity":
+        """Return what is needed of the activity between two moments."""
+        first = max(0, int(np.searchsorted(self.start_ns, start_ns, side="right")) - 1)
+        last = int(np.searchsorted(self.start_ns, end_ns, side="right")) + 1
+        return ThreadActivity(self.start_ns[first:last], self.kind[first:last], self.row[first:last])
+
     def or_else(self, other: "ThreadActivity") -> "ThreadActivity":
         """Return this activity and, where the thread does nothing, that of the `other` one."""
         if other is self:

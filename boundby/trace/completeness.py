@@ -104,7 +104,8 @@ def _links(trace: Trace, linked: Links, launches: LaunchStats) -> Iterator[Findi
 
 def _overlaps(trace: Trace, linked: Links) -> int:
     kernels = np.flatnonzero(trace.in_categories(["kernel"])[linked.rows])
-    lane = trace.device[linked.rows[kernels]].astype(np.int64) << 32 | trace.stream[linked.rows[kernels]]
+    lane = trace.device[linked.rows[kernels]].astype(np.int64) << 32
+    lane |= trace.stream[linked.rows[kernels]].astype(np.int64) & 0xFFFFFFFF
     order = np.lexsort((linked.start_ns[kernels], lane))
     start, end, lane = linked.start_ns[kernels][order], linked.end_ns[kernels][order], lane[order]
     return int(((start[1:] < end[:-1]) & (lane[1:] == lane[:-1])).sum())

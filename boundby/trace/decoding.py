@@ -10,7 +10,6 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,8 @@ LARGEST_HEADER_BYTES = 64 * 2**20
 START = re.compile(rb'"traceEvents"\s*:\s*\[')
 BETWEEN = re.compile(rb"\}\s*,\s*(?=\{)")
 BETWEEN_TEXT = re.compile(r"\}\s*,\s*(?=\{)")
+LARGEST_CARRIED = 4 * 2**20  # characters of an unsound event that may go on in the next piece; then it is given up
+LONGEST_LITERAL = 16  # characters: "-Infinity", an escape; an error so near to the end may be the end
 NEAR_THE_END_BYTES = 4096  # of a chunk, searched first for the end of its last event
 GAP = re.compile(r"[\s,]*")
 # The phases of the Chrome trace format without a duration: instants, counters, flows, metadata, objects, ...
@@ -112,7 +113,7 @@ _EVENTS = msgspec.json.Decoder(list[_PHASES], strict=False)  # old traces write 
 _EVENT = msgspec.json.Decoder(_PHASES, strict=False)
 _REST = msgspec.json.Decoder(_Rest, strict=False)
 _HEADER = msgspec.json.Decoder(Header, strict=False)
-_LENIENT = json.JSONDecoder(strict=False, parse_float=Decimal, parse_constant=lambda _: None)
+_LENIENT = json.JSONDecoder(strict=False, parse_float=str, parse_constant=lambda _: None)
 _UNSOUND = (msgspec.MsgspecError, ValueError, RecursionError, OverflowError)
 
 
@@ -126,7 +127,6 @@ class Decoding:
         self._max_json_bytes = max_json_bytes
         self._damaged = 0
         self._example = ""
-        self._ended = False
 
     def __iter__(self) -> Iterator[list[Event]]:
         """Raise OSError when the file cannot be read, ValueError when it is no trace or larger than allowed."""
@@ -135,17 +135,12 @@ class Decoding:
         for piece in pieces:
             text += piece
             end = _last_boundary(text)
-            if end is None:
-                if len(text) > LARGEST_EVENT_BYTES:
-                    raise ValueError(f"no event ends within {len(text) / 1e6:.0f} MB")
-                continue
-            events, text = self._chunk(text, end)
-            yield events
-            if self._ended:
-                for _ in pieces:  # to the end, so that a damaged rest is known
-                    pass
-        if not self._ended:
-            yield self._last(text, opening)
+            if end is not None:
+                events, text = self._chunk(text, end)
+                yield events
+            if len(text) > LARGEST_EVENT_BYTES:
+                raise ValueError(f"no event ends within {len(text) / 1e6:.0f} MB")
+        yield self._last(text, opening)
         if self._source.fault:
             self.faults.append(self._source.fault)
         if self._damaged:
@@ -175,50 +170,62 @@ class Decoding:
         raise ValueError(self._source.fault or "it holds no list of traceEvents")
 
     def _chunk(self, text: bytes, end: int) -> tuple[list[Event], bytes]:
-        """Return the events up to the `end` of the last one that ends in `text`, and what follows them."""
+        """Return the events up to the `end` of the last one that seems to end in `text`, and what follows them."""
         try:
             return _EVENTS.decode(b"".join((b"[", memoryview(text)[:end], b"]"))), text[end:].lstrip(b", \t\r\n")
         except _UNSOUND:
-            return self._one_by_one(text)
+            events, rest = self._one_by_one(text.decode("utf-8", "replace"), more_follows=True)
+            return events, rest.encode()
 
     def _last(self, text: bytes, opening: bytes) -> list[Event]:
+        """Return the events of the last chunk and read what stands behind the list."""
         try:
             if opening == b"[":
                 return _EVENTS.decode(opening + text)
             rest = _REST.decode(opening + text)
+            self._add_to_header(rest)
+            return rest.events
         except _UNSOUND:
-            events, text = self._one_by_one(text)
-            if not self._ended:
-                self.faults.append("the file ends in the middle of the list of events: it was cut short")
-            return events
-        self._add_to_header(rest)
-        return rest.events
+            events, left = self._one_by_one(text.decode("utf-8", "replace"), more_follows=False)
+        if opening == b"[":
+            is_whole = left.strip() in ("", "]")  # the format lets the last bracket of a bare list be missing
+        else:
+            is_whole = False
+            with contextlib.suppress(*_UNSOUND):
+                self._add_to_header(_header(opening + left.encode()))
+                is_whole = True
+        if not is_whole:
+            self.faults.append("the file ends before its list of events, or what follows it, does: it was cut short")
+        return events
 
-    def _one_by_one(self, text: bytes) -> tuple[list[Event], bytes]:
-        """Return the sound events of `text`, and the text after the last of them that ends."""
-        events, readable = [], text.decode("utf-8", "replace")
-        at = 0
-        while True:
-            at = GAP.match(readable, at).end()
-            if readable[at : at + 1] == "]":
-                self._ended = True
-                with contextlib.suppress(*_UNSOUND):
-                    self._add_to_header(_header(b'{"traceEvents":[' + readable[at:].encode()))
-                return events, b""
+    def _one_by_one(self, text: str, *, more_follows: bool) -> tuple[list[Event], str]:
+        """Return the sound events of `text`, and the text after them: a part of an event, or from the end of the list.
+
+        After damage the next object may lie inside of another, so a bracket ends the list only behind a sound event.
+        """
+        events: list[Event] = []
+        at, in_step = 0, True
+        while (at := GAP.match(text, at).end()) < len(text):
+            if text[at] == "]" and in_step:
+                return events, text[at:]
             try:
-                found, after = _LENIENT.raw_decode(readable, at)
+                found, after = _LENIENT.raw_decode(text, at)
             except (ValueError, RecursionError) as error:
-                boundary = BETWEEN_TEXT.search(readable, at)
+                if more_follows and _may_go_on(error, text, at):
+                    return events, text[at:]
+                boundary = BETWEEN_TEXT.search(text, at)
                 if boundary is None:
-                    return events, readable[at:].encode()
+                    return events, text[at:]
                 self._note_damaged(str(error))
-                at = boundary.end()
+                at, in_step = boundary.end(), False
                 continue
-            at = after
             try:
-                events.append(_EVENT.decode(json.dumps(found, default=str).encode()))
+                events.append(_event(text[at:after], found))
+                in_step = True
             except _UNSOUND as error:
                 self._note_damaged(f"{error}: {str(found)[:NAMED]}")
+            at = after
+        return events, ""
 
     def _note_damaged(self, example: str) -> None:
         self._example = self._example or example
@@ -229,6 +236,21 @@ class Decoding:
         for name in Header.__struct_fields__:
             if getattr(self.header, name) is None:
                 setattr(self.header, name, getattr(rest, name))
+
+
+def _event(text: str, found: Any) -> Event:
+    """Return the event of `text`; where that is not JSON to the letter, of what was `found` in it."""
+    try:
+        return _EVENT.decode(text.encode())
+    except _UNSOUND:
+        return _EVENT.decode(json.dumps(found).encode())
+
+
+def _may_go_on(error: Exception, text: str, start: int) -> bool:
+    """Tell whether the object that begins at `start` may be sound, and only its end is missing."""
+    if not isinstance(error, json.JSONDecodeError) or len(text) - start > LARGEST_CARRIED:
+        return False
+    return error.msg.startswith("Unterminated string") or error.pos >= len(text) - LONGEST_LITERAL
 
 
 def _header(text: bytes) -> Header:

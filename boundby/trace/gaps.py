@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from boundby.trace.activity import ALLOCATOR, COMPILE, INPUT, LAUNCH, NOTHING, SYNCHRONISATION, UNKNOWN, ThreadActivity
-from boundby.trace.intervals import Intervals, different, distinct
+from boundby.trace.intervals import Intervals, distinct
 from boundby.trace.reader import PROFILER_STEP, Trace
 from boundby.trace.table import ABSENT
 
@@ -107,7 +107,7 @@ class IdleTime:
             until = np.clip(self._late_until[gap[pieces]], start[pieces], end[pieces])
             spent = activity.until(until) - activity.until(start[pieces])
             spent[NOTHING] = until - start[pieces] - spent[LAUNCH:].sum(axis=0)
-            is_refill = self._begins_in_wait(activity)[gap[pieces]]
+            is_refill = self._begins_in_wait(activity, gap[pieces])
             spent[SYNCHRONISATION] += np.where(is_refill, spent[LAUNCH], 0)
             spent[LAUNCH] = np.where(is_refill, 0, spent[LAUNCH])
             for kind, cause in CAUSE_OF_KIND.items():
@@ -126,7 +126,7 @@ class IdleTime:
         """Return, by cause, what the host was in meanwhile and for how many ns, the most first."""
         spent: Counter[tuple[str, str]] = Counter()
         for gaps, activity in self._by_thread(np.arange(len(self.gaps))):
-            is_refill = self._begins_in_wait(activity)[gaps]
+            is_refill = self._begins_in_wait(activity, gaps)
             for cause_of_kind, chosen in ((CAUSE_OF_KIND, gaps[~is_refill]), (_REFILL, gaps[is_refill])):
                 for kind, name, nanoseconds in self._inside(activity, chosen):
                     spent[cause_of_kind[kind], name] += nanoseconds
@@ -160,9 +160,8 @@ class IdleTime:
 
     def _by_thread(self, gap: np.ndarray) -> Iterator[tuple[np.ndarray, ThreadActivity]]:
         """Yield the places in `gap` whose end the same thread launched, and what that thread did."""
-        thread = self._thread[gap]
-        for number in different(thread):
-            yield np.flatnonzero(thread == number), self._merged[number]
+        for places in _groups(self._thread[gap]):
+            yield places, self._merged[int(self._thread[gap[places[0]]])]
 
     @cached_property
     def _thread(self) -> np.ndarray:
@@ -174,15 +173,18 @@ class IdleTime:
         """The activity of each launching thread; where it does nothing, that of the main thread."""
         main = self._activities.get(ABSENT if self._main is None else self._main)
         merged = {}
-        for thread in different(self._thread):
+        for gaps in _groups(self._thread):
+            thread = int(self._thread[gaps[0]])
             own = self._activities.get(thread)
-            known = [each for each in (own, main) if each is not None]
-            merged[thread] = known[0].or_else(known[-1]) if known else UNKNOWN
+            # Of the main thread no more than these gaps need: with thousands of threads each would hold a copy of it.
+            near = main and main.during(int(self.gaps.start_ns[gaps].min()), int(self.gaps.end_ns[gaps].max()))
+            known = [each for each in (own, near) if each is not None]
+            merged[thread] = known[0].or_else(known[-1]) if known and own is not main else main or UNKNOWN
         return merged
 
-    def _begins_in_wait(self, activity: ThreadActivity) -> np.ndarray:
-        """Tell of each gap whether the host was waiting for the device when it began."""
-        return activity.kind_at(self.gaps.start_ns) == SYNCHRONISATION
+    def _begins_in_wait(self, activity: ThreadActivity, gaps: np.ndarray) -> np.ndarray:
+        """Tell of each of the `gaps` whether the host was waiting for the device when it began."""
+        return activity.kind_at(self.gaps.start_ns[gaps]) == SYNCHRONISATION
 
     def _waits_for_stream(self, device: Device, ender: np.ndarray) -> np.ndarray:
         """Tell of each gap whether its end had to wait for another stream.
@@ -224,6 +226,12 @@ class IdleTime:
 
 
 _REFILL = CAUSE_OF_KIND | {LAUNCH: CAUSE_OF_KIND[SYNCHRONISATION]}
+
+
+def _groups(numbers: np.ndarray) -> list[np.ndarray]:
+    """Return the places of each of the different numbers."""
+    order = np.argsort(numbers, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1) if len(order) else []
 
 
 def _launch_before(trace: Trace, device: Device) -> np.ndarray:

@@ -65,8 +65,3 @@ def union(start_ns: np.ndarray, end_ns: np.ndarray) -> Intervals:
 def distinct(ascending: np.ndarray) -> np.ndarray:
     """Return each of the sorted values once. np.unique hashes integers, ten times as long, and loads numpy.ma."""
     return ascending[np.append(True, ascending[1:] != ascending[:-1])] if len(ascending) else ascending
-
-
-def different(numbers: np.ndarray) -> list[int]:
-    """Return the different values of an array of few, -1 or more each, in ascending order."""
-    return (np.flatnonzero(np.bincount(numbers + 1)) - 1).tolist()

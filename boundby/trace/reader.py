@@ -11,7 +11,7 @@ import numpy as np
 from boundby.trace.decoding import MAX_JSON_BYTES, Decoding
 from boundby.trace.table import RENAMED, Columns, MemoryTable
 
-PROFILER_STEP = re.compile(r"^ProfilerStep#\d+$")
+PROFILER_STEP = re.compile(r"^ProfilerStep#[0-9]{1,18}\Z")
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def read_trace(path: str | Path, *, max_json_bytes: int = MAX_JSON_BYTES) -> Tra
         names=tuple(columns.names),
         categories=tuple(RENAMED.get(name, name) for name in columns.categories),
         threads=tuple(columns.threads),
-        shapes=tuple(text.decode() for text in columns.shapes if text),
+        shapes=tuple(text.decode(errors="replace") for text in columns.shapes if text),
         **rows,
         memory=MemoryTable(**memory),
         rank=_whole_number(distributed.get("rank")),

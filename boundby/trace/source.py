@@ -40,7 +40,9 @@ class Source:
         while packed := packed or file.read(PIECE_BYTES):
             if stream.eof:  # anything but another member is padding
                 packed = packed.lstrip(b"\0")
-                if packed and not packed.startswith(GZIP_MAGIC[: len(packed)]):
+                if not packed:
+                    continue
+                if not packed.startswith(GZIP_MAGIC[: len(packed)]):
                     break
                 stream = zlib.decompressobj(GZIP_WINDOW)
             try:

@@ -106,7 +106,7 @@ class Columns:
         if not usable.all():
             events = [event for event, is_usable in zip(events, usable.tolist(), strict=True) if is_usable]
             start_ns, duration_ns = start_ns[usable], duration_ns[usable]
-        category = _numbered(self.categories, [event.cat for event in events], np.int16)
+        category = _numbered(self.categories, [event.cat for event in events], np.int32)
         args = [event.args for event in events]
         groups = self._groups(category, args)
         rows = {
@@ -193,7 +193,7 @@ _NO_EVENTS: dict[str, type] = {
     "start_ns": np.int64,
     "duration_ns": np.int64,
     "name": np.int32,
-    "category": np.int16,
+    "category": np.int32,
     "thread": np.int32,
     "input_shapes": np.int32,
     **{name: kind for name, (_, kind) in _OPTIONAL.items()},

@@ -9,6 +9,7 @@ from decimal import Decimal
 
 import numpy as np
 
+LONGEST_DURATION_US = 2.0**46 / 1000  # 19 hours: the sum of 100,000 such durations is an int64 as well
 LONGEST_US = 2.0**61 / 1000  # 73 years: int64 nanoseconds also hold the difference of two such times plus a third
 MOST_DIGITS = 16  # of the whole µs below LONGEST_US
 FRACTION_DIGITS = 3
@@ -17,8 +18,8 @@ PLAIN[list(b"0123456789.,")] = 1
 
 
 def whole_nanoseconds(microseconds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return float µs rounded to int64 ns, and a mask of the usable ones; the others (NaN, over 73 years) are 0."""
-    usable = np.abs(microseconds) < LONGEST_US
+    """Return durations of float µs as int64 ns, and a mask of the usable ones; others (NaN, over 19 hours) are 0."""
+    usable = np.abs(microseconds) < LONGEST_DURATION_US
     microseconds = np.where(usable, microseconds, 0.0)
     whole = np.floor(microseconds)  # the product of the whole number and 1000 would lose nanoseconds above 4.5e12
     return whole.astype(np.int64) * 1000 + np.rint((microseconds - whole) * 1000).astype(np.int64), usable

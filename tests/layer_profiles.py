@@ -1,0 +1,238 @@
+"""Profiles by layer, made up without a model: GPT-2 as it is built, and any number of layers with any names."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from boundby.layers.records import Coverage, LayerProfile, ModelProfile, Storage
+from boundby.roofline import Interval, Limits
+from boundby.stats import Summary, summarize
+
+END_TO_END_S = 0.050
+TOKENS, WIDTH, VOCABULARY = 128, 768, 50257
+LIMITS = Limits(
+    flops_per_s=Interval.exact(1.8e11),
+    bytes_per_s=((1_000_000, Interval.exact(1.5e11)), (268_435_456, Interval.exact(3.2e10))),
+    dispatch_s=Interval.exact(1.4e-6),
+)
+REASONS = {
+    "device_self_s": "cpu has no device clock of its own",
+    "memory_before_bytes": "cpu has no allocator statistics",
+    "activation_peak_bytes": "cpu has no allocator statistics",
+    "limits": "the machine was not calibrated",
+}
+NOTHING_KNOWN = {
+    "host_self_s": None,
+    "host_inclusive_s": None,
+    "device_self_s": None,
+    "device_inclusive_s": None,
+    "is_launch_bound": None,
+    "flops_self": None,
+    "bytes_self": None,
+    "output_bytes": None,
+    "activation_peak_bytes": None,
+    "memory_before_bytes": None,
+    "memory_after_bytes": None,
+    "input_shapes": (),
+    "output_shapes": (),
+    "bound": None,
+    "share_of_limit": None,
+    "gain_at_limit_s": None,
+}
+
+
+def spread(seconds: float, runs: int = 60) -> Summary:
+    """Return a summary of runs around `seconds`, a few of them slower."""
+    return summarize([seconds * (1 + 0.004 * (at % 7) + (0.35 if at % 19 == 18 else 0)) for at in range(runs)])
+
+
+def layer(path: str, type_: str = "Linear", self_s: float | None = 1e-3, /, **fields: object) -> LayerProfile:
+    """Return a layer whose parent is the path before its last dot, and whose inclusive time is its own."""
+    parent = None if path == "" else path.rpartition(".")[0]
+    depth = 0 if path == "" else path.count(".") + 1
+    known = {
+        **NOTHING_KNOWN,
+        "path": path,
+        "parent": parent,
+        "name": path,
+        "type": type_,
+        "depth": depth,
+        "order": 0,
+        "calls": 1.0,
+        "host_self_s": None if self_s is None else spread(self_s),
+        "host_inclusive_s": None if self_s is None else spread(self_s),
+        "parameters": 0,
+        "storages": (),
+    }
+    return LayerProfile(**{**known, **fields})
+
+
+def nested(layers: Sequence[LayerProfile], parents: Mapping[str, str] | None = None) -> tuple[LayerProfile, ...]:
+    """Return the layers numbered in their order, with the inclusive times and parameters that follow from them.
+
+    `parents` are the callers of layers whose own path does not name them, as lists of modules are not called.
+    """
+    known = {each.path for each in layers}
+    placed = []
+    for order, each in enumerate(layers):
+        parent = (parents or {}).get(each.path, each.parent)
+        while parent is not None and parent not in known:
+            parent = parent.rpartition(".")[0]
+        placed.append(replace(each, parent=parent, order=order))
+    by_path = {each.path: each for each in placed}
+    seconds = {each.path: each.host_self_s.median if each.host_self_s else 0.0 for each in placed}
+    parameters = {each.path: each.parameters for each in placed}
+    for each in reversed(placed):
+        if each.parent is not None:
+            seconds[each.parent] += seconds[each.path]
+            parameters[each.parent] += parameters[each.path]
+    depths: dict[str, int] = {}
+    found = []
+    for path, each in by_path.items():
+        depths[path] = 0 if each.parent is None else depths[each.parent] + 1
+        inclusive = spread(seconds[path]) if each.host_self_s else None
+        found.append(
+            replace(each, depth=depths[path], host_inclusive_s=inclusive, parameters=parameters[path])
+        )
+    return tuple(found)
+
+
+def model_profile(layers: Sequence[LayerProfile], **fields: object) -> ModelProfile:
+    """Return the profile of a model with these layers, as a CPU gives it."""
+    known = {
+        "profile_name": "made up",
+        "model_name": "a model",
+        "device": "cpu",
+        "device_name": "AMD EPYC, 2 cores",
+        "dtype": "float32",
+        "num_runs": 60,
+        "reference_s": spread(END_TO_END_S),
+        "instrumented_s": spread(1.006 * END_TO_END_S),
+        "hook_cost_s": 1.6e-6,
+        "module_calls": float(len(layers)),
+        "coverage": Coverage(ratio=1.004, status="pass", leaf_ratio=0.81),
+        "layers": tuple(layers),
+        "reasons": REASONS,
+        "doubts": (),
+        "environment": {"torch": "2.13.0", "python": "3.11.2", "threads": "2"},
+    }
+    return ModelProfile(**{**known, **fields})
+
+
+def linear(path: str, type_: str, inputs: int, outputs: int, share_of_limit: float = 0.72) -> LayerProfile:
+    """Return a layer that multiplies by a matrix, as fast as `share_of_limit` says."""
+    flops = 2.0 * TOKENS * inputs * outputs
+    moved = 4.0 * (inputs * outputs + TOKENS * (inputs + outputs))
+    least_s = max(flops / LIMITS.flops_per_s.value, moved / LIMITS.bytes_per_s[-1][1].value)
+    is_compute = flops / LIMITS.flops_per_s.value == least_s
+    return layer(
+        path,
+        type_,
+        least_s / share_of_limit,
+        parameters=inputs * outputs + outputs,
+        storages=(Storage(path, 4 * (inputs * outputs + outputs), True),),
+        flops_self=flops,
+        bytes_self=moved,
+        bound="compute" if is_compute else "memory",
+        share_of_limit=share_of_limit,
+        gain_at_limit_s=least_s / share_of_limit - least_s,
+        input_shapes=(f"float32[1, {TOKENS}, {inputs}]",),
+        output_shapes=(f"float32[1, {TOKENS}, {outputs}]",),
+        output_bytes=4 * TOKENS * outputs,
+    )
+
+
+def light(path: str, type_: str, seconds: float, width: int = WIDTH, parameters: int = 0) -> LayerProfile:
+    """Return a layer that only moves data."""
+    return layer(
+        path,
+        type_,
+        seconds,
+        parameters=parameters,
+        flops_self=5.0 * TOKENS * width,
+        bytes_self=8.0 * TOKENS * width,
+        bound="launch",
+        share_of_limit=0.2,
+        gain_at_limit_s=0.8 * seconds,
+        input_shapes=(f"float32[1, {TOKENS}, {width}]",),
+        output_shapes=(f"float32[1, {TOKENS}, {width}]",),
+        output_bytes=4 * TOKENS * width,
+    )
+
+
+def gpt2_block(at: int) -> list[LayerProfile]:
+    """Return a block of GPT-2; attention itself is a function, so it is the own work of `attn`."""
+    path = f"transformer.h.{at}"
+    return [
+        layer(path, "GPT2Block", 2.1e-5 + (4e-4 if at == 11 else 0)),
+        light(f"{path}.ln_1", "LayerNorm", 4.2e-5, parameters=2 * WIDTH),
+        light(f"{path}.attn", "GPT2Attention", 3.6e-4),
+        linear(f"{path}.attn.c_attn", "Conv1D", WIDTH, 3 * WIDTH),
+        linear(f"{path}.attn.c_proj", "Conv1D", WIDTH, WIDTH, 0.66),
+        light(f"{path}.attn.resid_dropout", "Dropout", 3e-6),
+        light(f"{path}.ln_2", "LayerNorm", 4.1e-5, parameters=2 * WIDTH),
+        layer(f"{path}.mlp", "GPT2MLP", 9e-6),
+        linear(f"{path}.mlp.c_fc", "Conv1D", WIDTH, 4 * WIDTH, 0.75),
+        light(f"{path}.mlp.act", "NewGELUActivation", 6.1e-4, 4 * WIDTH),
+        linear(f"{path}.mlp.c_proj", "Conv1D", 4 * WIDTH, WIDTH, 0.7),
+        light(f"{path}.mlp.dropout", "Dropout", 3e-6),
+    ]
+
+
+def gpt2(blocks: int = 12, **fields: object) -> ModelProfile:
+    """Return GPT-2 on a CPU, in about the times that it takes there."""
+    layers = [
+        layer("", "GPT2LMHeadModel", 6e-5),
+        layer("transformer", "GPT2Model", 2.4e-4),
+        light("transformer.wte", "Embedding", 5.5e-5, parameters=VOCABULARY * WIDTH),
+        light("transformer.wpe", "Embedding", 2e-5, parameters=1024 * WIDTH),
+        light("transformer.drop", "Dropout", 3e-6),
+        *(each for at in range(blocks) for each in gpt2_block(at)),
+        light("transformer.ln_f", "LayerNorm", 4.3e-5, parameters=2 * WIDTH),
+        linear("lm_head", "Linear", WIDTH, VOCABULARY, 0.8),
+    ]
+    found = nested(layers)
+    whole = found[0].host_inclusive_s
+    assert whole
+    known = {
+        "model_name": "gpt2",
+        "profile_name": "gpt2_profile",
+        "reference_s": spread(whole.median / 1.004),
+        "instrumented_s": spread(whole.median),
+        "limits": LIMITS,
+    }
+    return model_profile(found, **{**known, **fields})
+
+
+def with_memory(profile: ModelProfile) -> ModelProfile:
+    """Return the profile as a GPU gives it: with device times and memory at every boundary."""
+    held, layers = 498_000_000, []
+    for each in profile.layers:
+        output = each.output_bytes or 0
+        layers.append(
+            replace(
+                each,
+                device_self_s=each.host_self_s,
+                device_inclusive_s=each.host_inclusive_s,
+                is_launch_bound=False,
+                memory_before_bytes=held,
+                memory_after_bytes=held + output // 4,
+                activation_peak_bytes=2 * output + 100_000,
+            )
+        )
+        held += output // 4 if each.type != "Dropout" else -output // 2
+    return replace(profile, device="cuda:0", device_name="NVIDIA H200", layers=tuple(layers))
+
+
+def many(number: int, **fields: object) -> ModelProfile:
+    """Return a model of `number` layers beside its root, in blocks of five."""
+    layers = [layer("", "Model", 1e-4)]
+    for at in range(number):
+        block, place = divmod(at, 5)
+        path = f"stack.blocks.{block}" + ("" if place == 0 else f".part_{place}")
+        type_ = "Block" if place == 0 else ("Linear", "LayerNorm", "Linear", "Activation")[place - 1]
+        seconds = 1e-5 * (1 + place) * (1 + (at * 7919 % 101) / 50)
+        layers.append(layer(path, type_, seconds, parameters=0 if place in (0, 4) else 1000 * (1 + at % 97)))
+    found = nested(layers)
+    whole = found[0].host_inclusive_s
+    assert whole
+    return model_profile(found, **{"reference_s": whole, "instrumented_s": whole, **fields})

@@ -1,0 +1,305 @@
+"""Synthetic traces whose idle time has a known cause.
+
+python -m pytest tests/library/test_trace_analysis.py
+"""
+
+from pathlib import Path
+
+import pytest
+
+from tests.traces import analysis_of, call, causes_of, event, step, work
+
+LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+SYNC = "cudaStreamSynchronize"
+
+
+# One device, one gap: the window is the step, from 0 to 100 µs, and the gap lasts from 10 to 60 µs.
+
+
+def one_gap(*events: dict, launched: float = 40, call_us: float = 5) -> list[dict]:
+    return [
+        step(1, 0, 100),
+        call(0, 1, 70, "cudaLaunchKernel", tid=3),
+        work(0, 10, 70),
+        call(launched, call_us, 71),
+        work(60, 40, 71),
+        *events,
+    ]
+
+
+def test_splits_a_gap_exactly_where_its_end_was_launched(tmp_path: Path) -> None:
+    assert causes_of(tmp_path, *one_gap()) == {"launch": 30, "launch_latency": 15, "untraced": 5}
+
+
+@pytest.mark.parametrize(
+    ("launched", "causes"),
+    [
+        (5, {"launch_latency": 10, "untraced": 40}),  # while the device still worked: only ten µs are latency
+        (10, {"launch_latency": 15, "untraced": 35}),
+        (11, {"launch": 1, "launch_latency": 15, "untraced": 34}),
+        (45, {"launch": 35, "launch_latency": 15}),
+        (59, {"launch": 49, "launch_latency": 1}),
+        (60, {"launch": 50}),
+        (70, {"launch": 50}),  # after its own work: the clocks disagree
+    ],
+)
+def test_a_launch_at_any_moment_divides_host_and_device(
+    tmp_path: Path, launched: float, causes: dict[str, int]
+) -> None:
+    assert causes_of(tmp_path, *one_gap(launched=launched)) == causes
+
+
+@pytest.mark.parametrize(
+    ("name", "category", "cause"),
+    [
+        (LOADER, "user_annotation", "input"),
+        ("torch/utils/data/dataloader.py(733): __next__", "python_function", "input"),
+        (SYNC, "cuda_runtime", "synchronisation"),
+        ("cudaDeviceSynchronize", "cuda_runtime", "synchronisation"),
+        ("hipEventSynchronize", "cuda_runtime", "synchronisation"),
+        ("cudaMemcpy", "cuda_runtime", "synchronisation"),
+        ("aten::item", "cpu_op", "synchronisation"),
+        ("aten::_local_scalar_dense", "cpu_op", "synchronisation"),
+        ("cudaMalloc", "cuda_runtime", "allocator"),
+        ("cudaFree", "cuda_runtime", "allocator"),
+        ("cudaHostAlloc", "cuda_runtime", "allocator"),
+        ("hipMalloc", "cuda_runtime", "allocator"),
+        ("cuMemMap", "cuda_driver", "allocator"),
+        ("entire_frame_compile (dynamo_timed)", "cpu_op", "compile"),
+        ("cuModuleLoadData", "cuda_driver", "compile"),
+        ("aten::add", "cpu_op", "launch"),
+        ("cudaMemcpyAsync", "cuda_runtime", "launch"),
+        ("cuMemcpyHtoDAsync_v2", "cuda_driver", "launch"),
+        ("cudaMemsetAsync", "cuda_runtime", "launch"),
+        ("train.py(3): step", "python_function", "launch"),
+    ],
+)
+def test_what_the_launching_thread_does_names_the_cause(tmp_path: Path, name: str, category: str, cause: str) -> None:
+    found = causes_of(tmp_path, *one_gap(event(name, 15, 20, category)))
+    assert found.pop("launch", 0) + found.pop(cause, 0) == 30
+    assert found == {"launch_latency": 15, "untraced": 5}
+    inside = causes_of(tmp_path, *one_gap(event(name, 15, 20, category), event("aten::copy_", 20, 5)))
+    without = causes_of(tmp_path, *one_gap(event("aten::copy_", 20, 5)))
+    assert inside.get(cause, 0) - without.get(cause, 0) == (20 if cause != "launch" else 0)
+
+
+def test_the_innermost_telling_event_wins(tmp_path: Path) -> None:
+    events = event(LOADER, 10, 30, "user_annotation"), event("cudaMalloc", 20, 4, "cuda_runtime")
+    assert causes_of(tmp_path, *one_gap(*events)) == {
+        "input": 26,
+        "allocator": 4,
+        "launch_latency": 15,
+        "untraced": 5,
+    }
+
+
+def test_filling_the_queue_again_after_a_wait_counts_to_the_wait(tmp_path: Path) -> None:
+    assert causes_of(tmp_path, *one_gap(event(SYNC, 5, 10, "cuda_runtime"))) == {
+        "synchronisation": 30,
+        "launch_latency": 15,
+        "untraced": 5,
+    }
+
+
+def test_refilling_takes_only_what_was_launching(tmp_path: Path) -> None:
+    wait, load = event(SYNC, 5, 10, "cuda_runtime"), event(LOADER, 20, 8, "user_annotation")
+    assert causes_of(tmp_path, *one_gap(wait, load, event("cudaMalloc", 30, 2, "cuda_runtime"))) == {
+        "synchronisation": 20,
+        "input": 8,
+        "allocator": 2,
+        "launch_latency": 15,
+        "untraced": 5,
+    }
+
+
+def test_a_wait_that_begins_after_the_gap_is_no_refill(tmp_path: Path) -> None:
+    assert causes_of(tmp_path, *one_gap(event(SYNC, 12, 10, "cuda_runtime"))) == {
+        "launch": 20,
+        "synchronisation": 10,
+        "launch_latency": 15,
+        "untraced": 5,
+    }
+
+
+def test_a_copy_to_pageable_memory_waits(tmp_path: Path) -> None:
+    def copied(name: str) -> dict[str, int]:
+        copy = call(12, 20, 90, "cudaMemcpyAsync"), work(70, 1, 90, name=name, category="gpu_memcpy")
+        return causes_of(tmp_path, *one_gap(*copy, launched=50))
+
+    assert copied("Memcpy DtoH (Device -> Pageable)") == {"launch": 20, "synchronisation": 20, "launch_latency": 10}
+    assert copied("Memcpy DtoH (Device -> Pinned)") == {"launch": 40, "launch_latency": 10}
+
+
+# Threads
+
+
+def test_an_autograd_thread_launches_while_the_main_thread_loads(tmp_path: Path) -> None:
+    backward = [
+        step(1, 0, 100),
+        event(LOADER, 10, 25, "user_annotation"),
+        call(0, 1, 70),
+        work(0, 10, 70),
+        event("autograd::engine::evaluate_function: MmBackward0", 30, 20, tid=2),
+        call(40, 5, 71, tid=2),
+        work(60, 40, 71),
+    ]
+    # Until 30 µs the autograd thread is in nothing, so the main thread tells; afterwards it launches itself.
+    assert causes_of(tmp_path, *backward) == {"input": 20, "launch": 10, "launch_latency": 15, "untraced": 5}
+
+
+def test_where_no_thread_is_in_any_event_nothing_is_known(tmp_path: Path) -> None:
+    found = causes_of(
+        tmp_path, event("aten::mm", 0, 5), call(1, 1, 70), work(2, 8, 70), call(40, 5, 71), work(50, 10, 71)
+    )
+    assert found == {"launch": 1, "untraced": 30, "launch_latency": 11}
+
+
+# Several streams
+
+
+def test_overlapping_streams_are_busy_once(tmp_path: Path) -> None:
+    (device,) = analysis_of(
+        tmp_path,
+        step(1, 0, 100),
+        call(0, 1, 70),
+        work(10, 30, 70),
+        call(1, 1, 71),
+        work(20, 40, 71, stream=20, name="ncclDevKernel_AllReduce_Sum"),
+        call(2, 1, 72),
+        work(50, 20, 72, stream=0, name="Memcpy HtoD (Pageable -> Device)", category="gpu_memcpy"),
+        call(3, 1, 73),
+        work(65, 10, 73, stream=0, name="Memset (Device)", category="gpu_memset"),
+    ).devices
+    assert (device.busy_ns, device.idle_ns, device.gaps) == (65_000, 35_000, 2)
+    assert device.by_kind_ns == {"compute": 30_000, "communication": 40_000, "memcpy": 20_000, "memset": 10_000}
+    assert device.exposed_ns == {"compute": 30_000, "communication": 20_000, "memcpy": 10_000, "memset": 5000}
+    assert device.communication_overlap == 0.5
+
+
+def waiting(*events: dict) -> list[dict]:
+    return [
+        step(1, 0, 100),
+        call(0, 1, 70),
+        work(0, 10, 70, stream=20),
+        call(2, 1, 71),
+        work(2, 8, 71, stream=7),
+        call(6, 2, 72),
+        work(60, 40, 72, stream=20),
+        *events,
+    ]
+
+
+WAIT_RECORD = event("Stream Wait Event", 4, 0.5, "cuda_sync", 20, stream=20, device=0) | {"pid": 0}
+
+
+@pytest.mark.parametrize(
+    ("wait", "cause"),
+    [
+        (event("cudaStreamWaitEvent", 4, 1, "cuda_runtime"), "stream_wait"),
+        (event("hipStreamWaitEvent", 4, 1, "cuda_runtime"), "stream_wait"),
+        (WAIT_RECORD, "stream_wait"),
+        (event("cudaStreamWaitEvent", 4, 1, "cuda_runtime", tid=9), "untraced"),  # of another thread
+        (event("cudaStreamWaitEvent", 7, 1, "cuda_runtime"), "untraced"),  # after the launch
+        (WAIT_RECORD | {"args": {"stream": 7, "device": 0}}, "untraced"),  # of another stream
+        (WAIT_RECORD | {"ts": 6.5}, "untraced"),
+    ],
+)
+def test_a_wait_for_another_stream_is_told_where_the_trace_tells_of_it(tmp_path: Path, wait: dict, cause: str) -> None:
+    assert causes_of(tmp_path, *waiting(wait)) == {"launch_latency": 10, cause: 40}
+
+
+def test_a_wait_before_the_work_before_it_was_launched_is_over(tmp_path: Path) -> None:
+    early = event("cudaStreamWaitEvent", 0.5, 0.25, "cuda_runtime")
+    late = [call(5, 0.5, 75), work(10, 0.5, 75, stream=20)]
+    found = causes_of(tmp_path, *waiting(early))
+    assert found == {"launch_latency": 10, "stream_wait": 40}
+    (device,) = analysis_of(tmp_path, *waiting(early), *late).devices
+    assert device.causes_ns["stream_wait"] == 0
+
+
+# Launches
+
+
+def test_a_graph_launch_is_the_call_of_all_its_kernels(tmp_path: Path) -> None:
+    analysis = analysis_of(
+        tmp_path,
+        step(1, 0, 100),
+        event("aten::mm", 0, 10),
+        call(2, 4, 70, "cudaGraphLaunch"),
+        work(20, 5, 70),
+        work(25, 5, 70, name="relu"),
+        work(50, 5, 70, name="sum"),
+    )
+    assert (analysis.launches.calls, analysis.launches.calls_without_work) == (1, 0)
+    assert (analysis.launches.work, analysis.launches.work_without_call) == (3, 0)
+    assert (analysis.launches.delay.median_ns, analysis.launches.delay.max_ns) == (23_000, 48_000)
+    assert {kernel.operator for kernel in analysis.kernels} == {"aten::mm"}
+    assert analysis.operators[0].device_total_ns == 15_000
+    (device,) = analysis.devices
+    # 0 to 20: launched at 2; 30 to 50: the device pauses between kernels of one graph; 55 to 100: the host does nothing
+    assert {k: v for k, v in device.causes_ns.items() if v} == {
+        "launch": 2000 + 45_000,
+        "launch_latency": 14_000 + 10_000,
+        "untraced": 4000 + 10_000,
+    }
+
+
+def test_queue_depth_counts_what_is_launched_and_not_begun(tmp_path: Path) -> None:
+    calls = [call(10 * k, 2, 70 + k) for k in range(4)]
+    begun = [work(50 + 5 * k, 5, 70 + k) for k in range(4)]
+    launches = analysis_of(tmp_path, step(1, 0, 100), *calls, *begun).launches
+    assert launches.deepest_queue == 4
+    assert launches.mean_queue == (50 + 45 + 40 + 35) / 100
+    assert launches.empty_queue_share == 0.35
+    assert (launches.call.median_ns, launches.delay.median_ns, launches.delay.max_ns) == (2000, 45_000, 50_000)
+    assert launches.shorter_than_call == 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "hipLaunchKernel",
+        "hipModuleLaunchKernel",
+        "hipExtModuleLaunchKernel",
+        "hipExtLaunchKernel",
+        "hipLaunchCooperativeKernel",
+        "hipMemcpyAsync",
+        "hipMemcpyWithStream",
+        "hipMemsetAsync",
+        "hipGraphLaunch",
+        "cudaLaunchKernelExC",
+        "cuLaunchKernel",
+        "cuLaunchKernelEx",
+        "cudaLaunchCooperativeKernel",
+        "cudaGraphLaunch",
+        "cuGraphLaunch",
+        "cudaMemcpy2DAsync",
+        "cuMemcpyDtoDAsync_v2",
+        "cudaLaunchKernel_ptsz",
+    ],
+)
+def test_knows_the_launching_calls_of_cuda_and_hip(tmp_path: Path, name: str) -> None:
+    analysis = analysis_of(tmp_path, step(1, 0, 20), call(1, 1, 70, name), work(5, 5, 70))
+    assert (analysis.launches.calls, analysis.launches.calls_without_work) == (1, 0)
+
+
+def test_neither_waits_nor_allocations_are_launching_calls(tmp_path: Path) -> None:
+    names = (SYNC, "cudaMalloc", "cudaStreamWaitEvent", "cudaEventRecord", "hipFree", "cudaMemGetInfo", "cudaLaunchX")
+    others = [call(2 * k, 1, 80 + k, name) for k, name in enumerate(names)]
+    assert analysis_of(tmp_path, step(1, 0, 20), *others, call(1, 1, 70), work(5, 5, 70)).launches.calls == 1
+
+
+def test_the_analysis_reads_old_and_huge_timestamps_to_the_nanosecond(tmp_path: Path) -> None:
+    base = 1712195495519689
+    events = [
+        step(1, f"{base}.001", 0.5),
+        call(f"{base}.101", 0.05, 70),
+        work(f"{base}.201", 0.1, 70),
+        call(f"{base}.211", 0.05, 71),
+        work(f"{base}.302", 0.1, 71),
+    ]
+    (device,) = analysis_of(tmp_path, *events).devices
+    assert (device.window_ns, device.busy_ns) == (500, 200)
+    assert {k: v for k, v in device.causes_ns.items() if v} == {"launch": 100 + 99, "launch_latency": 101}
+    (gap, *_) = device.longest_gaps
+    assert (gap.start_ns, gap.duration_ns, gap.cause, gap.ended_by) == (0, 200, "launch", "gemm")

@@ -1,0 +1,56 @@
+"""Traces of very many or very large things, and zip bombs: memory stays bounded; larger ones in tests/truth.
+
+python -m pytest tests/library/test_trace_bounds.py
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.trace_truth.attempts import survives
+from tests.trace_truth.large import BOMBS, bomb, launching_threads, measured
+from tests.traces import call, event, work
+
+
+def test_tens_of_thousands_of_categories_names_threads_and_shapes_are_read(tmp_path: Path) -> None:
+    count = 70_000
+    events = ",".join(
+        f'{{"ph":"X","cat":"c{k}","name":"n{k}","pid":{k},"tid":"t{k}","ts":{k},"dur":1}}' for k in range(count)
+    )
+    trace, analysis = survives(tmp_path, f'{{"traceEvents":[{events}]}}'.encode())
+    assert (len(trace.categories), len(trace.names), len(trace.threads)) == (count, count, count)
+
+
+def test_times_of_many_decades_are_left_out_or_add_up(tmp_path: Path) -> None:
+    longest = 2.0**60 / 1000
+    calls = [call(k, longest, 70 + k) for k in range(10)]
+    works = [work(k, longest, 70 + k, stream=k) for k in range(10)]
+    ops = [event("aten::mm", k, longest, tid=k) for k in range(10)]
+    trace, analysis = survives(tmp_path, json.dumps([*calls, *works, *ops]).encode())
+    assert not analysis.is_conclusive
+    told = [each.cpu_total_ns for each in analysis.operators] + [each.total_ns for each in analysis.kernels]
+    assert trace.faults or told == [10 * 2**60, 10 * 2**60]
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_zip_bomb_is_refused_in_bounded_memory(tmp_path: Path, name: str) -> None:
+    grown, said = measured(bomb(tmp_path, name, 24), max_json_bytes=16 * 2**20)
+    assert "bomb.json.gz is not a readable Chrome trace" in said
+    assert grown < 150
+
+
+def test_two_thousand_launching_threads_need_bounded_memory(tmp_path: Path) -> None:
+    grown, said = measured(launching_threads(tmp_path, 2000, 10_000))
+    assert said == "14000"
+    assert grown < 150
+
+
+def test_five_thousand_nested_events_are_analysed(tmp_path: Path) -> None:
+    count = 5000
+    nested = [event("aten::mm", k, 3 * count - 2 * k) for k in range(count)]
+    path = tmp_path / "nested.json"
+    path.write_text(json.dumps([*nested, call(count, 1, 70), work(count + 5, 5, 70)]))
+    grown, said = measured(path)
+    assert said == str(count + 2)
+    assert grown < 300

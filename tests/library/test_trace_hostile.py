@@ -1,0 +1,282 @@
+"""Files that are no traces, damaged ones and such as are meant to do harm: a clean error or a finding, never more.
+
+python -m pytest tests/library/test_trace_hostile.py
+"""
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from boundby.trace import analyze, read_trace, source
+from tests.trace_truth.attempts import survives
+from tests.traces import call, event, step, work
+
+EVENTS = [
+    step(1, 0, 100),
+    event("aten::mm", 1, 8, Input_Dims=[[2, 3], [3, 4]], External_id=1),
+    call(2, 1, 70),
+    work(10, 20, 70),
+    call(40, 1, 71),
+    work(60, 20, 71),
+]
+VALID = json.dumps({"traceEvents": EVENTS}).encode()
+
+
+def beside(odd: str) -> bytes:
+    """Return a sound trace with the JSON text of one odd event in its middle."""
+    texts = [json.dumps(each) for each in EVENTS]
+    return ('{"traceEvents": [' + ", ".join([*texts[:3], odd, *texts[3:]]) + "]}").encode()
+
+
+# No traces
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b" \n ",
+        b"not a trace",
+        b"\0" * 1000,
+        b"{",
+        b"[",
+        b"3",
+        b'"traceEvents"',
+        b'{"events": []}',
+        b'{"traceEvents": 3}',
+        b'{"traceEvents": null}',
+        b'{"a": {"traceEvents": [] } }',
+        b'{"a": "\\"traceEvents\\": ["}',
+        b'{"a": ' + b"[" * 100_000,
+        b"[" * 100_000,
+        b"\x1f\x8b",
+        gzip.compress(b"", mtime=0),
+        gzip.compress(b"{}", mtime=0),
+        gzip.compress(VALID, mtime=0)[:12] + b"\xff" * 40,
+        b"\x1f\x8b" + b"\0" * 1000,
+        b"PK\x03\x04" + b"\0" * 100,
+    ],
+)
+def test_names_the_file_that_is_no_trace_or_finds_nothing_in_it(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "broken.json"
+    path.write_bytes(content)
+    try:
+        trace = read_trace(path)
+    except ValueError as error:
+        assert "broken.json is not a readable Chrome trace" in str(error)
+    else:
+        assert len(trace.name) == 0
+        assert not analyze(trace).is_conclusive
+
+
+def test_what_cannot_be_opened_is_an_os_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="absent"):
+        read_trace(tmp_path / "absent.json")
+    with pytest.raises(OSError, match=tmp_path.name):
+        read_trace(tmp_path)
+
+
+# Cut short
+
+
+def cuts(content: bytes) -> Iterator[bytes]:
+    for length in sorted({*range(0, len(content), 7), len(content) - 1, len(content) - 8}):
+        yield content[:length]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_file_cut_anywhere_is_refused_or_told_to_be_cut(tmp_path: Path, packed: bool) -> None:
+    path = tmp_path / "cut.json"
+    events = 0
+    for content in cuts(gzip.compress(VALID, mtime=0) if packed else VALID):
+        path.write_bytes(content)
+        try:
+            trace = read_trace(path)
+        except ValueError as error:
+            assert "cut.json" in str(error)
+            continue
+        assert trace.faults
+        assert not analyze(trace).is_conclusive
+        assert len(trace.name) >= events  # a longer file never holds less
+        events = len(trace.name)
+    assert events == len(EVENTS)
+
+
+@pytest.mark.parametrize("piece", [40, 300])
+def test_a_file_cut_anywhere_is_told_so_in_small_pieces_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
+) -> None:
+    monkeypatch.setattr(source, "PIECE_BYTES", piece)
+    test_a_file_cut_anywhere_is_refused_or_told_to_be_cut(tmp_path, packed=False)
+    test_a_file_cut_anywhere_is_refused_or_told_to_be_cut(tmp_path, packed=True)
+
+
+@pytest.mark.parametrize("padding", [b"\0", b"\0" * 100_000])
+def test_zeros_behind_a_gzip_file_are_padding(tmp_path: Path, padding: bytes) -> None:
+    trace, analysis = survives(tmp_path, gzip.compress(VALID, mtime=0) + padding)
+    assert (len(trace.name), trace.faults, analysis.is_conclusive) == (len(EVENTS), (), True)
+
+
+def test_a_false_checksum_is_refused_or_told(tmp_path: Path) -> None:
+    packed = bytearray(gzip.compress(VALID, mtime=0))
+    packed[-8] ^= 1
+    try:
+        _, analysis = survives(tmp_path, bytes(packed))
+    except ValueError as error:
+        assert "odd.json" in str(error)
+    else:
+        assert not analysis.is_conclusive
+
+
+# Single odd events
+
+LEFT_OUT = [
+    '{"ph": "X", "name": "odd", "dur": 1}',
+    '{"ph": "X", "name": "odd", "ts": 1}',
+    '{"ph": "X", "name": "odd", "ts": NaN, "dur": 1}',
+    '{"ph": "X", "name": "odd", "ts": 1, "dur": NaN}',
+    '{"ph": "X", "name": "odd", "ts": -Infinity, "dur": 1}',
+    '{"ph": "X", "name": "odd", "ts": 1, "dur": Infinity}',
+    '{"ph": "X", "name": "odd", "ts": 1e300, "dur": 1}',
+    '{"ph": "X", "name": "odd", "ts": 1, "dur": 1e300}',
+    '{"ph": "X", "name": "odd", "ts": 1, "dur": 1e999}',
+    '{"ph": "X", "name": "odd", "ts": 1e9999999, "dur": 1}',
+    '{"ph": "X", "name": "odd", "ts": -1e9999999, "dur": 1}',
+    '{"ph": "X", "name": "odd", "ts": "1e9999999", "dur": 1}',
+    '{"ph": "X", "name": "odd", "ts": 1e99999999999999999999999, "dur": 1}',
+    '{"ph": "X", "name": "odd", "ts": 1, "dur": 1e99999999999999999999999}',
+    '{"ph": "X", "name": "odd", "ts": 1' + "0" * 5000 + ', "dur": 1}',
+    '{"ph": "X", "name": "odd", "ts": 1, "dur": 1' + "0" * 5000 + "}",
+    '{"ph": "X", "name": "odd", "ts": "sNaN", "dur": 1}',
+    '{"ph": "X", "name": "odd", "ts": "", "dur": 1}',
+    '{"ph": "X", "name": "odd", "ts": "now", "dur": 1}',
+    '{"ph": "X", "name": "odd", "ts": [1, 2], "dur": 1}',
+    '{"ph": "X", "name": "odd", "ts": {"a": 1}, "dur": 1}',
+    '{"ph": "X", "name": "odd", "ts": null, "dur": 1}',
+    '{"ph": "X", "name": "odd", "ts": true, "dur": 1}',
+    '{"ph": "X", "name": "odd", "ts": 1, "dur": []}',
+    '{"ph": "X", "name": 3, "ts": 1, "dur": 1}',
+    '{"ph": "X", "name": {"a": [{}, {}]}, "ts": 1, "dur": 1}',
+    '{"ph": "X", "name": "odd", "cat": [1], "ts": 1, "dur": 1}',
+    '{"ph": "X", "name": "odd", "pid": {}, "ts": 1, "dur": 1}',
+    '{"ph": "X", "name": "odd", "tid": [[], {}], "ts": 1, "dur": 1}',
+    '{"ph": "X", "name": "\\ud800", "ts": 1, "dur": 1}',
+    '{"ph": "X", "name": "odd", "ts": 1, "dur": 1, "args": ' + "[" * 100_000 + "]" * 100_000 + "}",
+    '{"ph": "X", "name": "odd", "ts": 1, "dur": 1, "args": ' + '{"a":' * 100_000 + "1" + "}" * 100_001,
+    '{"ph": "X", "name": "odd", nonsense, "args": {"list": [{"a": 1}, {"b": 2}]}}',
+    '{"ph": "X", "name": "odd", nonsense, "args": {"list": [[{"a": 1}], {"b": [2]}]}}',
+    '{"ph": "X", "name": "odd" "ts": 1}',
+    '{"ph": "X", "name": "odd", "ts": 1, "dur": 1, "args": {"a": tru}}',
+    '{"name": "odd", "ts": 1, "dur": 1}',
+    '{"ph": 3, "name": "odd", "ts": 1, "dur": 1}',
+    '{"ph": "unknown", "name": "odd", "ts": 1, "dur": 1}',
+    "{}",
+    "3",
+    "null",
+    '"text"',
+    "[1, 2]",
+    "[{}, {}]",
+]
+
+
+@pytest.mark.parametrize("odd", LEFT_OUT, ids=lambda odd: odd[:70])
+def test_an_odd_event_is_left_out_and_told_and_the_others_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, odd: str
+) -> None:
+    trace, analysis = survives(tmp_path, beside(odd))
+    kept = [trace.names[name] for name in trace.name.tolist()]
+    assert [name for name in kept if name != "odd"] == [each["name"] for each in EVENTS]
+    if "dur" not in odd or kept == [each["name"] for each in EVENTS]:
+        assert trace.faults
+        assert not analysis.is_conclusive
+    monkeypatch.setattr(source, "PIECE_BYTES", 397)
+    pieces, _ = survives(tmp_path, beside(odd))
+    assert [pieces.names[name] for name in pieces.name.tolist()] == kept
+
+
+FIELDS = ("correlation", "stream", "device", "bytes", "External id")
+NUMBERS = (10**30, -(10**30), 2**31, 2**32, 2**63, 2**64, -(2**63), -1, "7", "x", None, 1.5, [], {})
+
+
+def odd_work(**odd: object) -> str:
+    known = {"ph": "X", "cat": "kernel", "name": "odd", "pid": 0, "tid": 7, "ts": 1, "dur": 1}
+    args = {"correlation": 70, "stream": 7, "device": 0}
+    return json.dumps(known | {"args": args | odd.pop("args", {})} | odd)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        *({"args": {field: value}} for field in FIELDS for value in NUMBERS),
+        *({field: value} for field in ("pid", "tid") for value in (10**30, -(10**30), 2**63, -(2**63) - 1, None, "x")),
+        {"args": {"Input Dims": "\ud7ff"}, "cat": "cpu_op"},
+        {"args": {"Input Dims": [[10**30, 10**30], [10**30, 10**30]]}, "cat": "cpu_op", "name": "aten::mm"},
+        {"args": {"Input Dims": {"0": [1]}}, "cat": "cpu_op", "name": "aten::mm"},
+        {"args": {"Input Dims": [["1", 2], [2, 10**30]]}, "cat": "cpu_op", "name": "aten::mm"},
+        {"args": {"Input Dims": [["1", 2], [2, 10**12]]}, "cat": "cpu_op", "name": "aten::mm"},
+        {"args": {"Python id": 10**30, "Python parent id": 10**30}, "cat": "python_function"},
+        {"name": "ProfilerStep#" + "9" * 5000, "cat": "user_annotation"},
+        {"name": "ProfilerStep#" + "9" * 30, "cat": "user_annotation"},
+        {"name": f"ProfilerStep#{2**63}", "cat": "user_annotation"},
+        {"name": "ProfilerStep#٣", "cat": "user_annotation"},
+        {"name": "ProfilerStep#1\n", "cat": "user_annotation"},
+        {"name": "\x00\x1b[31m\x07\u202e"},
+        {"name": ""},
+        {"name": "x" * 1_000_000},
+        {"cat": ""},
+        {"dur": -(2.0**60) / 1000},
+        {"dur": 2.0**60 / 1000},
+        {"ts": -(2.0**60) / 1000},
+        {"ts": 2.0**60 / 1000},
+        {"ts": "1.5", "dur": "2.5"},
+    ],
+    ids=lambda odd: repr(odd)[:70],
+)
+def test_an_odd_value_is_unknown_or_leaves_its_event_out(tmp_path: Path, odd: dict) -> None:
+    trace, analysis = survives(tmp_path, beside(odd_work(**odd)))
+    assert len(trace.name) in (len(EVENTS), len(EVENTS) + 1)
+    assert len(trace.name) == len(EVENTS) + 1 or trace.faults
+    assert all(isinstance(number, int) for number in analysis.step_numbers)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(b"aten::mm", b"aten::\xff\xfe"), (b"[[2, 3], [3, 4]]", b'"\xff"'), (b"aten::mm", b"a\x01\n\t")],
+)
+def test_invalid_bytes_in_a_text_are_survived(tmp_path: Path, before: bytes, after: bytes) -> None:
+    trace, _ = survives(tmp_path, VALID.replace(before, after))
+    assert len(trace.name) >= len(EVENTS) - 1
+    assert "gemm" in trace.names
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        '"distributedInfo": {"rank": "x", "world_size": 1.5}',
+        '"distributedInfo": 3',
+        '"distributedInfo": {"rank": ' + "1" * 5000 + "}",
+        '"deviceProperties": [3, null]',
+        '"deviceProperties": {"name": "x"}',
+        '"deviceProperties": [{"name": {"a": [{}, {}]}}, {}]',
+        '"record_shapes": "x"',
+        '"schemaVersion": 1e99999999999999999999999, "distributedInfo": 3',
+        '"a": NaN, "b": "\\ud800"',
+        '"a": ' + "[" * 100_000 + "]" * 100_000,
+        '"a": "\\"traceEvents\\": ["',
+        '"a": {"traceEvents": [{"ph": "X", "name": "decoy", "ts": 1, "dur": 1}, {"a": 1}]}',
+    ],
+    ids=lambda header: header[:60],
+)
+def test_an_odd_header_costs_at_most_itself(tmp_path: Path, header: str) -> None:
+    events = json.dumps(EVENTS)
+    for content in (f'{{"traceEvents": {events}, {header}}}', f'{{{header}, "traceEvents": {events}}}'):
+        try:
+            trace, _ = survives(tmp_path, content.encode())
+        except ValueError as error:
+            assert "odd.json" in str(error)
+            assert "[[[[" in header or "1111" in header  # too deep or too long to be told from damage
+        else:
+            assert [trace.names[name] for name in trace.name.tolist()] == [each["name"] for each in EVENTS]

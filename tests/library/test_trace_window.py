@@ -1,0 +1,240 @@
+"""Windows, steps, devices and findings of synthetic traces.
+
+python -m pytest tests/library/test_trace_window.py
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from boundby.trace import analyze, read_trace
+from tests.trace_truth.attempts import imbalance
+from tests.traces import analysis_of, call, event, step, work, write
+
+
+def kinds_of(folder: Path, *events: dict, **expected: object) -> dict[str, bool]:
+    return {each.kind: each.is_fatal for each in analysis_of(folder, *events, **expected).findings}
+
+
+# Steps
+
+
+def test_steps_last_until_the_next_one_and_queued_work_runs_on_after_them(tmp_path: Path) -> None:
+    analysis = analysis_of(
+        tmp_path,
+        step(3, 10, 15),
+        step(4, 30, 20),
+        call(12, 1, 70),
+        work(15, 20, 70),
+        call(45, 1, 71),
+        work(60, 10, 71),
+        call(55, 1, 72),
+        work(70, 10, 72),
+    )
+    (device,) = analysis.devices
+    assert (analysis.start_ns, analysis.window_ns, analysis.step_numbers) == (0, 60_000, (3, 4))
+    assert [(each.start_ns, each.duration_ns) for each in device.steps] == [(0, 20_000), (20_000, 20_000)]
+    assert [sum(each.busy_ns.values()) for each in device.steps] == [15_000, 5000]
+    assert device.busy_ns == 30_000
+    assert imbalance(analysis) is None
+
+
+def test_a_gap_up_to_the_end_of_the_window_is_the_main_threads(tmp_path: Path) -> None:
+    analysis = analysis_of(
+        tmp_path,
+        step(1, 0, 50),
+        event("cudaStreamSynchronize", 20, 10, "cuda_runtime"),
+        call(0, 1, 70),
+        work(0, 10, 70),
+    )
+    (gap,) = analysis.devices[0].longest_gaps
+    assert (gap.duration_ns, gap.cause, gap.ended_by) == (40_000, "launch", None)
+    assert analysis.devices[0].causes_ns["synchronisation"] == 10_000
+
+
+@pytest.mark.parametrize("launch_thread", [1, 2])
+def test_work_behind_the_window_ends_no_gap_in_it(tmp_path: Path, launch_thread: int) -> None:
+    later = [event("aten::mm", 0, 200, tid=2), call(120, 1, 71, tid=launch_thread), work(130, 10, 71)]
+    lost = work(140, 10, 999)
+    inside = [step(1, 0, 50), event("cudaStreamSynchronize", 20, 10, "cuda_runtime"), call(0, 1, 70), work(0, 10, 70)]
+    for beyond in (later, [lost, *later], [lost]):
+        (device,) = analysis_of(tmp_path, *inside, *beyond).devices
+        assert device.longest_gaps[0].ended_by is None
+        assert (device.causes_ns["launch"], device.causes_ns["synchronisation"]) == (30_000, 10_000)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "expected", "kinds"),
+    [
+        ((1, 2, 3), 3, {}),
+        ((1, 2, 3), None, {}),
+        ((1, 2, 3), 5, {"steps": True}),
+        ((1, 3), None, {"steps": True}),
+        ((1, 3), 3, {"steps": True}),
+        ((), 3, {"steps": True}),
+        ((), None, {}),
+        ((9, 8, 7), 3, {}),  # in any order
+    ],
+)
+def test_missing_steps_are_told(
+    tmp_path: Path, numbers: tuple[int, ...], expected: int | None, kinds: dict[str, bool]
+) -> None:
+    marks = [step(number, 10 * place, 10) for place, number in enumerate(numbers)]
+    launched = [call(1, 1, 70), work(2, 3, 70)]
+    assert kinds_of(tmp_path, *marks, event("aten::mm", 0, 9), *launched, expected_steps=expected) == kinds
+
+
+def test_step_quartiles_interpolate_between_the_steps(tmp_path: Path) -> None:
+    marks = [step(1, 0, 10), step(2, 10, 20), step(3, 30, 40)]
+    (device,) = analysis_of(tmp_path, *marks, call(1, 1, 70), work(5, 10, 70)).devices
+    duration, compute = device.step_quartiles["duration"], device.step_quartiles["compute"]
+    assert (duration.first_ns, duration.median_ns, duration.third_ns) == (15_000, 20_000, 30_000)
+    assert (compute.first_ns, compute.median_ns, compute.third_ns) == (2500, 5000, 5000)
+
+
+# Devices
+
+
+def test_every_device_has_its_own_idle_time_and_the_busiest_comes_first(tmp_path: Path) -> None:
+    analysis = analysis_of(
+        tmp_path,
+        step(1, 0, 100),
+        call(0, 5, 70),
+        work(10, 20, 70, device=0),
+        call(20, 5, 71),
+        work(30, 60, 71, device=3),
+    )
+    assert [device.device for device in analysis.devices] == [3, 0]
+    assert [(each.busy_ns, each.idle_ns) for each in analysis.devices] == [(60_000, 40_000), (20_000, 80_000)]
+    assert [each.causes_ns["launch"] for each in analysis.devices] == [20_000 + 10_000, 70_000]
+    assert imbalance(analysis) is None
+
+
+def test_the_process_stands_for_a_device_that_is_not_recorded(tmp_path: Path) -> None:
+    kernels = [work(10 * k, 5, 70 + k, device=k) for k in range(2)]
+    for each in kernels:
+        each["args"].pop("device")
+    analysis = analysis_of(tmp_path, step(1, 0, 50), *kernels)
+    assert {device.device for device in analysis.devices} == {0, 1}
+
+
+def test_stream_0_and_device_0_are_like_any_other(tmp_path: Path) -> None:
+    events = [step(1, 0, 50), call(0, 1, 70), call(10, 1, 71)]
+    (first,) = analysis_of(tmp_path, *events, work(5, 5, 70, stream=0), work(20, 5, 71, stream=0)).devices
+    (other,) = analysis_of(tmp_path, *events, work(5, 5, 70, stream=7), work(20, 5, 71, stream=7)).devices
+    assert first == other
+    assert first.busy_ns == 10_000
+
+
+def test_a_trace_of_the_host_alone_counts_operators_as_work(tmp_path: Path) -> None:
+    analysis = analysis_of(
+        tmp_path,
+        step(1, 0, 100),
+        event("aten::mm", 10, 30),
+        event("aten::add", 20, 5),
+        event("aten::relu", 70, 10, tid=2),
+        event("enumerate(DataLoader)#_X.__next__", 50, 10, "user_annotation"),
+    )
+    (device,) = analysis.devices
+    assert (device.device, device.busy_ns, device.by_kind_ns) == (None, 40_000, {"operators": 40_000})
+    assert device.causes_ns["input"] == 10_000
+    assert sum(device.causes_ns.values()) == 60_000
+    assert (analysis.kernels, analysis.launches.work, analysis.operators[0].device_total_ns) == ((), 0, None)
+    assert analysis.is_conclusive
+
+
+def test_the_old_capital_names_are_analysed_like_the_new_ones(tmp_path: Path) -> None:
+    new = [step(1, 0, 100), event("aten::mm", 5, 20), call(10, 2, 70), work(20, 30, 70)]
+    renamed = {"kernel": "Kernel", "cuda_runtime": "Runtime", "cpu_op": "Operator"}
+    old = [each | {"cat": renamed.get(each["cat"], each["cat"])} for each in new]
+    one, other = analysis_of(tmp_path, *new), analysis_of(tmp_path, *old)
+    assert (one.devices, one.launches, one.operators, one.kernels) == (
+        other.devices,
+        other.launches,
+        other.operators,
+        other.kernels,
+    )
+
+
+def test_hip_names_are_analysed_like_those_of_cuda(tmp_path: Path) -> None:
+    cuda = [
+        step(1, 0, 100),
+        call(0, 1, 70),
+        work(0, 10, 70, stream=0),
+        event("cudaDeviceSynchronize", 5, 10, "cuda_runtime"),
+        call(30, 2, 71, "cudaMemcpyAsync"),
+        work(40, 5, 71, name="ncclDevKernel_AllReduce", stream=0),
+    ]
+    hip = [each | {"name": each["name"].replace("cuda", "hip")} for each in cuda]
+    one, other = analysis_of(tmp_path, *cuda), analysis_of(tmp_path, *hip)
+    assert (one.devices[0].causes_ns, one.launches) == (other.devices[0].causes_ns, other.launches)
+
+
+def test_begin_and_end_events_are_analysed_like_whole_ones(tmp_path: Path) -> None:
+    whole = [step(1, 0, 100), event("aten::mm", 5, 20), call(10, 2, 70), work(20, 30, 70)]
+    halves = []
+    for each in whole:
+        begin = {key: value for key, value in each.items() if key != "dur"} | {"ph": "B"}
+        halves += [begin, {"ph": "E", "pid": each["pid"], "tid": each["tid"], "ts": each["ts"] + each["dur"]}]
+    halves.sort(key=lambda each: (each["ts"], each["ph"] == "B"))
+    one, other = analysis_of(tmp_path, *whole), analysis_of(tmp_path, *halves)
+    assert (one.devices, one.launches, one.operators) == (other.devices, other.launches, other.operators)
+
+
+def test_an_array_of_events_is_a_trace(tmp_path: Path) -> None:
+    events = [step(1, 0, 100), call(10, 2, 70), work(20, 30, 70)]
+    path = tmp_path / "array.json"
+    path.write_text(json.dumps(events))
+    assert analyze(read_trace(path)).devices == analysis_of(tmp_path, *events).devices
+
+
+# Findings
+
+SOUND = [step(1, 0, 100), *(call(k, 1, k) for k in range(1, 31)), *(work(3 * k, 2, k) for k in range(1, 31))]
+
+
+@pytest.mark.parametrize(
+    ("events", "kinds"),
+    [
+        ([], {}),
+        ([event("aten::mm", 5, -2)], {"negative": True}),
+        ([work(95, -2, 900), call(90, 1, 900)], {"negative": True, "zero": False}),
+        ([work(95, 0, 900), call(90, 1, 900)], {"zero": False}),
+        ([work(95, 1, 999)], {"orphaned": False}),
+        ([work(90 + k, 0.5, 990 + k, stream=20) for k in range(5)], {"orphaned": True}),
+        ([call(90, 1, 999)], {}),
+        ([call(60 + k, 0.5, 990 + k) for k in range(5)], {"lost": False}),
+        ([call(60 + k, 0.5, 990 + k) for k in range(30)], {"lost": True}),
+        ([call(97, 1, 900), work(96, 1, 900)], {"clocks": True}),
+        ([work(95, 200, 999)], {"longer": True, "orphaned": False}),
+        ([call(90, 1, 900), work(90.5, 2, 900)], {"overlap": False}),
+        ([call(90, 1, 900), work(90.5, 2, 900, stream=20)], {}),
+        ([{"ph": "X", "name": "no time", "pid": 1, "tid": 1}], {"damaged": True}),
+        ([event("at zero", 0, 1, tid=k) for k in range(20)], {"zero_time": True}),
+    ],
+)
+def test_finds_what_is_wrong_and_nothing_else(tmp_path: Path, events: list[dict], kinds: dict[str, bool]) -> None:
+    assert kinds_of(tmp_path, *SOUND, *events) == kinds
+
+
+def test_stacks_that_were_asked_for_and_are_missing_are_told(tmp_path: Path) -> None:
+    assert kinds_of(tmp_path, *SOUND, stacks_expected=True) == {"stacks": False}
+
+
+def test_a_gpu_without_any_work_is_told(tmp_path: Path) -> None:
+    path = write(tmp_path, step(1, 0, 100), event("aten::mm", 1, 5), deviceProperties=[{"name": "NVIDIA H100"}])
+    (finding,) = analyze(read_trace(path)).findings
+    assert (finding.kind, finding.is_fatal) == ("device", False)
+    assert "NVIDIA H100" in finding.text
+
+
+def test_kernels_without_a_stream_on_two_devices_do_not_overlap(tmp_path: Path) -> None:
+    kernels = [work(10, 30, 70, device=0), work(20, 30, 71, device=1)]
+    for each in kernels:
+        each["args"].pop("stream")
+    assert kinds_of(tmp_path, step(1, 0, 100), call(1, 1, 70), call(3, 1, 71), *kernels) == {}
+
+
+def test_an_empty_trace_is_inconclusive(tmp_path: Path) -> None:
+    assert kinds_of(tmp_path) == {"empty": True}
