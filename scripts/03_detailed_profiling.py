@@ -1,8 +1,9 @@
-"""Record where the time goes: an operator trace of a few batches at the optimal batch size.
+"""Record where the time goes at the optimal batch size: an operator trace of a few batches, and a profile by layer.
 
 Reads:  the normalised dataset and the model that step 01 left; results/baseline_metrics.json where step 02 has run
 Writes: results/profiler_traces/ (trace.json.gz, trace_analysis.json, op_stats.csv, key_averages.txt, stacks.txt,
-        flame_graph.html, memory_timeline.csv, memory_snapshot.pickle on a GPU, manifest.json)
+        flame_graph.html, memory_timeline.csv, memory_snapshot.pickle on a GPU, manifest.json);
+        results/layers/ (model_summary.json, model_metrics.jsonl, model_dashboard.html, logs/)
 
     python scripts/03_detailed_profiling.py [--config FILE] [--resume] [key.sub=value ...]
 """
@@ -17,25 +18,32 @@ from utils import cli
 
 @cli.step("03")
 def main(run: cli.Run) -> int:
-    if not run.config.trace.enabled:
-        run.note("trace.enabled is false: nothing to record")
+    config = run.config
+    if not (config.trace.enabled or config.layers.enabled):
+        run.note("trace.enabled and layers.enabled are false: nothing to record")
         return cli.DONE
 
     from boundby.device import pick_device
     from utils import data, models, tracing
+    from utils.layers import pipeline as layers
 
-    source = models.locate(run.config.model, run.layout.dataset.parent)
-    data.check_receipt(run.config, run.layout, source)
+    source = models.locate(config.model, run.layout.dataset.parent)
+    data.check_receipt(config, run.layout, source)
     rows = data.load_texts(run.layout)
-    device = pick_device(run.config.model.device)
-    models.use_matmul_precision(run.config.model.matmul_precision)
-    loaded = models.load(source, device, run.config.model.dtype, trust_remote_code=run.args.trust_remote_code)
-    max_length, _ = models.effective_max_length(loaded, run.config.profiling.max_length)
+    device = pick_device(config.model.device)
+    models.use_matmul_precision(config.model.matmul_precision)
+    loaded = models.load(source, device, config.model.dtype, trust_remote_code=run.args.trust_remote_code)
+    max_length, _ = models.effective_max_length(loaded, config.profiling.max_length)
 
-    manifest = tracing.record(run, loaded, rows, max_length)
-    run.say("\n".join(tracing.console_lines(manifest)))
-    run.say(f"wrote {run.layout.traces}")
-    return cli.DONE if manifest["trace_path"] else cli.INCOMPLETE
+    is_whole = True
+    if config.trace.enabled:
+        manifest = tracing.record(run, loaded, rows, max_length)
+        is_whole = manifest["trace_path"] is not None
+        run.say("\n".join(tracing.console_lines(manifest)))
+    if config.layers.enabled:
+        run.say("\n".join(layers.console_lines(layers.record(run, loaded, rows, max_length))))
+    run.say(f"wrote {run.layout.traces} and {run.layout.layers}")
+    return cli.DONE if is_whole else cli.INCOMPLETE
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from pathlib import Path
 from utils.config import Config
 
 METRICS_VERSION = 2  # of baseline_metrics.json: its keys, and how its numbers are made
+LAYER_PROFILE = "model"  # name of the files in layers/
 RUN_STARTED_VARIABLE = "BOUNDBY_RUN_STARTED"  # set by the runner, so that its steps share one folder in previous/
 
 
@@ -119,6 +120,26 @@ class Layout:
     def trace_manifest(self) -> Path:
         """What the trace holds, what it lacks and why."""
         return self.traces / "manifest.json"
+
+    @property
+    def layers(self) -> Path:
+        """The folder of the profile by layer."""
+        return self.results / "layers"
+
+    @property
+    def layer_summary(self) -> Path:
+        """What each layer costs, and how far that can be trusted."""
+        return self.layers / f"{LAYER_PROFILE}_summary.json"
+
+    @property
+    def layer_dashboard(self) -> Path:
+        """The profile by layer as a page for a browser."""
+        return self.layers / f"{LAYER_PROFILE}_dashboard.html"
+
+    @property
+    def layers_plot(self) -> Path:
+        """The layers that take most of the time."""
+        return self.plots / "layers.png"
 
     @property
     def plots(self) -> Path:

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import errno
 import functools
+import importlib
 import os
 import shutil
 import signal
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from utils.console import Console, log_to, stop_logging
 from utils.errors import EnvironmentLacksError, InputError, PipelineError
@@ -35,9 +36,21 @@ class Terminated(BaseException):
     """SIGTERM arrived."""
 
 
+@dataclass(frozen=True)
+class Settings:
+    """Which settings a script reads: the class of their schema, by module and name so that --help need not load it."""
+
+    module: str
+    schema: str
+    default: Path
+
+
+PIPELINE = Settings("utils.config", "Config", DEFAULT_CONFIG)
+
+
 @dataclass
 class Run:
-    """What a script is given: settings, places, and a voice."""
+    """What a script is given: settings, places, and a voice. A script with settings of its own has no layout."""
 
     config: "Config"
     layout: "Layout"
@@ -85,13 +98,35 @@ def step(number: str, add_more: AddArguments | None = None) -> Callable[[Body], 
     return decorate
 
 
-def tool(add_arguments: AddArguments | None = None) -> Callable[[Body], Main]:
+class Flag(argparse.Action):
+    """A flag that overrides the setting `key`, and sets `clears`, which would win over it, to null.
+
+    `parser.add_argument("--dtype", action=cli.Flag, key="model.dtype")`
+    """
+
+    def __init__(self, *args: Any, key: str, clears: str | None = None, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._key, self._clears = key, clears
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Note the override; it comes after those of the command line."""
+        cleared = [f"{self._clears}=null"] if self._clears else []
+        namespace.flags = [*namespace.flags, *cleared, f"{self._key}={values}"]
+
+
+def tool(add_arguments: AddArguments | None = None, settings: Settings = PIPELINE) -> Callable[[Body], Main]:
     """Turn `main(run)` of an unnumbered script into its command: settings, errors and exit code, no receipt."""
 
     def decorate(body: Body) -> Main:
         @functools.wraps(body)
         def main(argv: Sequence[str] | None = None) -> int:
-            return command(body.__globals__["__doc__"], body, argv, add_arguments)
+            return command(body.__globals__["__doc__"], body, argv, add_arguments, settings)
 
         return main
 
@@ -99,24 +134,29 @@ def tool(add_arguments: AddArguments | None = None) -> Callable[[Body], Main]:
 
 
 def command(
-    description: str | None, body: Body, argv: Sequence[str] | None = None, add_arguments: AddArguments | None = None
+    description: str | None,
+    body: Body,
+    argv: Sequence[str] | None = None,
+    add_arguments: AddArguments | None = None,
+    settings: Settings = PIPELINE,
 ) -> int:
     """Parse, load the settings, run `body`; turn every failure into one message and an exit code."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument(
-        "--config", type=Path, default=DEFAULT_CONFIG, metavar="FILE", help="settings (default: %(default)s)"
+        "--config", type=Path, default=settings.default, metavar="FILE", help="settings (default: %(default)s)"
     )
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     if add_arguments:
         add_arguments(parser)
+    parser.set_defaults(flags=[])
     parser.add_argument("overrides", nargs="*", metavar="key.sub=value", help="settings that override the file's")
     args = parser.parse_intermixed_args(argv)
     console = Console()
     try:
         with _sigterm_raises():
-            return body(_prepare(args, console)) or DONE
+            return body(_prepare(args, console, settings)) or DONE
     except KeyboardInterrupt:
         console.note("interrupted")
         return INTERRUPTED
@@ -131,14 +171,14 @@ def command(
         return failure.exit_code
 
 
-def _prepare(args: argparse.Namespace, console: Console) -> Run:
+def _prepare(args: argparse.Namespace, console: Console, settings: Settings) -> Run:
     from utils.artifacts import Layout
-    from utils.config import Config
     from utils.yaml_settings import load
 
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    config = load(Config, args.config, args.overrides)
-    return Run(config, Layout.of(config), args, console)
+    schema = getattr(importlib.import_module(settings.module), settings.schema)
+    config = load(schema, args.config, [*args.overrides, *args.flags])
+    return Run(config, Layout.of(config) if settings is PIPELINE else cast("Layout", None), args, console)
 
 
 def _live(number: str, body: Body, run: Run) -> int:

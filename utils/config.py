@@ -120,9 +120,12 @@ class Trace(Section):
 
 
 class Layers(Section):
-    """The layer profile of step 03, which this version does not have."""
+    """The layer profile of step 03."""
 
-    enabled: Literal[False] = False
+    enabled: bool = True
+    num_runs: PositiveInt = 50  # with probes, and as many without
+    warmup_runs: NonNegativeInt = 10
+    max_seconds: PositiveFloat = 120  # the number of runs is lowered to fit
 
 
 class Targets(Section):

@@ -80,7 +80,7 @@ def outputs(step: str, layout: Layout) -> list[Path]:
         "00": [],
         "01": [layout.dataset, layout.label_mappings, layout.rejected_rows, layout.data_receipt],
         "02": [layout.metrics, layout.detailed_metrics, layout.raw_samples, layout.evaluation],
-        "03": [layout.traces],
+        "03": [layout.traces, layout.layers],
         "04": [layout.plots, layout.report, layout.html_report],
     }
     return owned[step]
@@ -220,6 +220,7 @@ def _inputs(step: str, config: Config, layout: Layout) -> dict[str, Any]:
             layout.op_stats,
             layout.trace_manifest,
             layout.trace_analysis,
+            layout.layer_summary,
             layout.data_receipt,
         ]
         return {path.name: files.sha256(path) if path.is_file() else None for path in read}

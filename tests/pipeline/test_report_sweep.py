@@ -118,7 +118,7 @@ def test_trace_of_another_model_is_not_reported_as_of_this_one(read):
     other = {"parts": {"inputs": {"model": "another"}}}
     files.write_json(data.layout.receipt("03"), other)
     operators, reason = sources._operators(data.layout, document, data.manifest)
-    assert operators == () and reason == "the trace is of another model than the sweep"
+    assert operators == () and reason == "step 03 was run on another model than the sweep"
 
 
 def test_doubtful_rows_are_named_below_their_table(read):

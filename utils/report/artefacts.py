@@ -22,6 +22,8 @@ def section(data: ReportData) -> list[Block]:
         (layout.stacks, "03", "call stacks with their own time"),
         (layout.flame_graph, "03", "the call stacks as a flame graph, for a browser"),
         (layout.memory_timeline, "03", "allocated memory over the time of the trace"),
+        (layout.layer_dashboard, "03", "the profile by layer, for a browser"),
+        (layout.layer_summary, "03", "the same for programs; model_metrics.jsonl has every run"),
         (layout.run, "02", "machine, versions, settings, status of the steps"),
     ]
     entries = [

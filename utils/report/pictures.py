@@ -14,11 +14,12 @@ if TYPE_CHECKING:
 
 def draw(data: ReportData) -> tuple[Picture, ...]:
     """Write the pictures there are rows for; return all of them."""
-    from utils.plots import batch_size_comparison, memory, metrics_heatmap, operators, roofline, style, timeline
+    from utils.plots import batch_size_comparison, layers, memory, metrics_heatmap, operators, roofline, style, timeline
 
     layout, about = data.layout, style.subject(data.document, data.machine)
     no_rows = None if data.rows else "not drawn: no batch size was measured yet"
     no_operators = None if data.operators else f"not drawn: {data.operators_reason}"
+    no_layers = None if data.layers else f"not drawn: {data.layers_reason}"
     ceilings = data.document["ceilings"]
     no_roofline = roofline.why_not(data.rows, ceilings, data.document["ceilings_reason"])
     choice, targets, trace = data.choice, data.config.targets, data.trace or {}
@@ -46,6 +47,10 @@ def draw(data: ReportData) -> tuple[Picture, ...]:
         (
             Picture(layout.timeline_plot, "work and waiting over the time of the trace", _no_timeline(data)),
             lambda: timeline.figure(trace, about),
+        ),
+        (
+            Picture(layout.layers_plot, "the layers that take most of the time", no_layers),
+            lambda: layers.figure(data.layers, about),
         ),
         (
             Picture(layout.memory_plot, "memory over the time of the trace, and whose it was", _no_memory(data)),

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from boundby import files
+from boundby.layers.document import read_profile
+from boundby.layers.records import ModelProfile
 from boundby.trace import rows_by_name
 from utils.artifacts import METRICS_VERSION, Layout
 from utils.cli import DEFAULT_CONFIG, Run
@@ -20,7 +22,7 @@ from utils.report.typesetting import listed
 from utils.trace_analysis.document import SCHEMA_VERSION as TRACE_VERSION
 
 Row = Mapping[str, Any]
-OTHER_MODEL = "the trace is of another model than the sweep"
+OTHER_MODEL = "step 03 was run on another model than the sweep"
 TRACE_KEYS = ("verdict", "devices", "steps", "launches")
 
 
@@ -85,6 +87,8 @@ class ReportData:
     pictures: tuple[Picture, ...] = ()
     trace: Row | None = None  # what the analysis of the trace says
     trace_reason: str | None = None  # why there is none
+    layers: ModelProfile | None = None
+    layers_reason: str | None = None
 
     @property
     def dtypes(self) -> list[str]:
@@ -130,6 +134,7 @@ def read(run: Run) -> ReportData:
     manifest = _optional(layout.trace_manifest)
     operators, operators_reason = _operators(layout, document, manifest)
     trace, trace_reason = _trace(layout, document, manifest)
+    layers, layers_reason = _layers(layout, document, config)
     return ReportData(
         document=document,
         config=config,
@@ -148,6 +153,8 @@ def read(run: Run) -> ReportData:
         rounds=_rounds(layout) if len(best) > 1 else {},
         trace=trace,
         trace_reason=trace_reason,
+        layers=layers,
+        layers_reason=layers_reason,
     )
 
 
@@ -233,6 +240,20 @@ def _trace(
         return None, f"{name} holds no analysis of a trace"
     missing = [key for key in TRACE_KEYS if not isinstance(trace, dict) or not trace.get(key)]
     return (None, f"{name} lacks {listed(missing)}") if missing else (trace, None)
+
+
+def _layers(
+    layout: Layout, document: Mapping[str, Any], config: Config
+) -> tuple[ModelProfile | None, str | None]:
+    """Return the profile by layer, or None and the reason."""
+    if _is_of_another_model(layout, document):
+        return None, OTHER_MODEL
+    try:
+        return read_profile(layout.layer_summary), None
+    except FileNotFoundError:
+        return None, "layers.enabled is false" if not config.layers.enabled else "step 03 has not run"
+    except (OSError, ValueError) as error:
+        return None, f"{layout.layer_summary.name} cannot be read: {error}"
 
 
 def _is_of_another_model(layout: Layout, document: Mapping[str, Any]) -> bool:

@@ -1,0 +1,63 @@
+"""Profile a model layer by layer: time, memory, work and bottlenecks of each module.
+
+Reads:  a preset with random weights, a folder with weights, or a model of the Hub; configs/layers.yaml
+Writes: NAME_metrics.jsonl, NAME_summary.json, NAME_dashboard.html and logs/ in the output folder
+Exit:   0 fine · 1 the profile is not representative · 2 usage or input · 3 the environment lacks something
+
+    python scripts/profile_layers.py [--architecture PRESET | --model NAME_OR_FOLDER] [--num-samples 50] [--batch-size 1]
+        [--sequence-length 128] [--dtype float32] [--device auto] [--output DIR] [--config FILE] [key.sub=value ...]
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
+
+from utils import cli
+
+SETTINGS = cli.Settings("utils.layers.settings", "LayerSettings", cli.ROOT / "configs" / "layers.yaml")
+FLAGS = {  # flag: setting, what it is
+    "--num-samples": ("measurement.num_samples", "runs with probes, and as many without"),
+    "--batch-size": ("measurement.batch_size", "samples per run"),
+    "--sequence-length": ("measurement.sequence_length", "tokens per sample"),
+    "--dtype": ("model.dtype", "float32, float16 or bfloat16"),
+    "--device": ("model.device", "auto, cpu, cuda, cuda:1"),
+    "--output": ("output.dir", "folder of the files"),
+}
+
+
+def add_arguments(parser) -> None:
+    which = parser.add_mutually_exclusive_group()
+    preset, weights = "a preset with random weights", "a folder with weights, or a name on the Hub"
+    which.add_argument("--architecture", action=cli.Flag, key="model.architecture", clears="model.name", help=preset)
+    which.add_argument("--model", action=cli.Flag, key="model.name", help=weights)
+    for flag, (key, text) in FLAGS.items():
+        parser.add_argument(flag, action=cli.Flag, key=key, help=text)
+
+
+@cli.tool(add_arguments, SETTINGS)
+def main(run: cli.Run) -> int:
+    from utils.layers import architectures, profiling, subject
+
+    settings = run.config
+    chosen = subject.prepare(settings.model)
+    measured = settings.measurement
+    inputs = architectures.inputs_for(chosen.model, measured.batch_size, measured.sequence_length)
+    folder = Path(settings.output.dir)
+    report, dashboard = profiling.profile(
+        chosen.model,
+        inputs,
+        name=chosen.name,
+        folder=folder,
+        limits=profiling.limits_of_machine(folder / "ceilings", chosen.device, settings.model.dtype),
+        num_runs=measured.num_samples,
+        warmup_runs=measured.warmup_runs,
+        profile_name=settings.output.profile_name,
+        note=run.note,
+    )
+    run.say(f"{report}\nwrote {dashboard} and the files beside it")
+    return int(report.profile.coverage.status == "not representative")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

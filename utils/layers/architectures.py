@@ -1,0 +1,140 @@
+"""Named shapes of well-known models, with random weights: what a layer costs does not depend on what it has learnt.
+
+Every size is written out: the defaults of a library change, and some of them are those of another variant.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from utils.errors import InputError
+
+IMAGE_SIZE, COLOURS = 224, 3
+GPT2 = {"vocab_size": 50_257, "n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12}
+BERT = {
+    "vocab_size": 30_522,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 512,
+}
+QWEN2_05B = {
+    "vocab_size": 151_936,
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32_768,
+    "tie_word_embeddings": True,
+    "use_cache": False,
+}
+T5_SMALL = {"vocab_size": 32_128, "d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_heads": 8}
+RESNET = {"embedding_size": 64, "num_labels": 1000}
+VIT_BASE = {
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "image_size": IMAGE_SIZE,
+    "patch_size": 16,
+    "num_labels": 1000,
+}
+
+# name: configuration class, model class, sizes; both classes are those of transformers
+PRESETS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "gpt2": ("GPT2Config", "GPT2LMHeadModel", GPT2),
+    "gpt2-medium": ("GPT2Config", "GPT2LMHeadModel", {**GPT2, "n_embd": 1024, "n_layer": 24, "n_head": 16}),
+    "gpt2-large": ("GPT2Config", "GPT2LMHeadModel", {**GPT2, "n_embd": 1280, "n_layer": 36, "n_head": 20}),
+    "gpt2-xl": ("GPT2Config", "GPT2LMHeadModel", {**GPT2, "n_embd": 1600, "n_layer": 48, "n_head": 25}),
+    "distilgpt2": ("GPT2Config", "GPT2LMHeadModel", {**GPT2, "n_layer": 6}),
+    "bert-base": ("BertConfig", "BertForSequenceClassification", BERT),
+    "bert-large": (
+        "BertConfig",
+        "BertForSequenceClassification",
+        {
+            **BERT,
+            "hidden_size": 1024,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 16,
+            "intermediate_size": 4096,
+        },
+    ),
+    "minilm-l6": (
+        "BertConfig",
+        "BertForSequenceClassification",
+        {**BERT, "hidden_size": 384, "num_hidden_layers": 6, "intermediate_size": 1536},
+    ),
+    "distilbert-base": (
+        "DistilBertConfig",
+        "DistilBertForSequenceClassification",
+        {"vocab_size": 30_522, "dim": 768, "n_layers": 6, "n_heads": 12, "hidden_dim": 3072},
+    ),
+    "qwen2-0.5b": ("Qwen2Config", "Qwen2ForCausalLM", QWEN2_05B),
+    "t5-small": ("T5Config", "T5ForConditionalGeneration", T5_SMALL),
+    "resnet-18": (
+        "ResNetConfig",
+        "ResNetForImageClassification",
+        {**RESNET, "depths": [2, 2, 2, 2], "hidden_sizes": [64, 128, 256, 512], "layer_type": "basic"},
+    ),
+    "resnet-50": (
+        "ResNetConfig",
+        "ResNetForImageClassification",
+        {**RESNET, "depths": [3, 4, 6, 3], "hidden_sizes": [256, 512, 1024, 2048], "layer_type": "bottleneck"},
+    ),
+    "vit-base": ("ViTConfig", "ViTForImageClassification", VIT_BASE),
+}
+
+
+def build(name: str) -> torch.nn.Module:
+    """Return the model of a preset with random weights, ready for inference. Raises InputError for an unknown name."""
+    import transformers
+
+    if name not in PRESETS:
+        raise InputError(f"--architecture {name}: no such preset; there are {', '.join(PRESETS)}")
+    configuration, model, sizes = PRESETS[name]
+    return getattr(transformers, model)(getattr(transformers, configuration)(**sizes)).eval()
+
+
+def inputs_for(model: torch.nn.Module, batch_size: int, sequence_length: int) -> Mapping[str, torch.Tensor]:
+    """Return keyword arguments of random tokens or pixels that the model accepts, on its device.
+
+    Raises InputError where it takes neither, or fewer positions than `sequence_length`.
+    """
+    config, device = getattr(model, "config", None), next(model.parameters()).device
+    main = getattr(model, "main_input_name", "input_ids")
+    make = MAKERS.get(main)
+    if config is None or make is None:
+        raise InputError(f"{type(model).__name__} takes {main}; only tokens (input_ids) and images (pixel_values) are made")
+    return make(model, config, batch_size, sequence_length, device)
+
+
+def _tokens(
+    model: torch.nn.Module, config: Any, batch_size: int, length: int, device: torch.device
+) -> dict[str, torch.Tensor]:
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    positions = getattr(text, "max_position_embeddings", None)
+    if positions and length > positions:
+        raise InputError(f"--sequence-length {length}: the model has {positions} positions at most")
+    random = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, text.vocab_size, (batch_size, length), generator=random).to(device)
+    inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+    if getattr(config, "is_encoder_decoder", False):
+        inputs["decoder_input_ids"] = tokens
+    return inputs
+
+
+def _pixels(
+    model: torch.nn.Module, config: Any, batch_size: int, length: int, device: torch.device
+) -> dict[str, torch.Tensor]:
+    size = getattr(config, "image_size", IMAGE_SIZE)
+    height, width = (size, size) if isinstance(size, int) else tuple(size)
+    colours = getattr(config, "num_channels", COLOURS)
+    random = torch.Generator().manual_seed(0)
+    pixels = torch.randn((batch_size, colours, height, width), generator=random)
+    return {"pixel_values": pixels.to(device, next(model.parameters()).dtype)}
+
+
+MAKERS: dict[str, Callable[..., dict[str, torch.Tensor]]] = {"input_ids": _tokens, "pixel_values": _pixels}
