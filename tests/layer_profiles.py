@@ -2,13 +2,33 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from boundby.layers.records import Coverage, LayerProfile, ModelProfile, Storage
 from boundby.roofline import Interval, Limits
 from boundby.stats import Summary, summarize
 
+REPOSITORY = Path(__file__).resolve().parents[1]
 END_TO_END_S = 0.050
 TOKENS, WIDTH, VOCABULARY = 128, 768, 50257
+HOSTILE = (
+    "</title></style></script><script>alert(1)</script><img src=x onerror=alert(2)>\"'`{{7*7}}<!--"
+    "\u2028\u2029\u202e\u200b\x1b\x00<b>bold</b><a href='javascript:alert(3)'>link</a>&lt;i&gt;$x$%{y}"
+)
+ODD_NAMES = (
+    "<script>alert(1)</script>",
+    "</script>",
+    "'\"><svg onload=alert(1)>",
+    "\u202egnp.exe",
+    "x" * 10_000,
+    "a\u2028b",
+    "مرحبا بالعالم",
+    "2020-01-01",
+    "1e5",
+    "__proto__",
+    "constructor",
+    "\u200b",
+)
 LIMITS = Limits(
     flops_per_s=Interval.exact(1.8e11),
     bytes_per_s=((1_000_000, Interval.exact(1.5e11)), (268_435_456, Interval.exact(3.2e10))),
@@ -79,7 +99,8 @@ def nested(layers: Sequence[LayerProfile], parents: Mapping[str, str] | None = N
             parent = parent.rpartition(".")[0]
         placed.append(replace(each, parent=parent, order=order))
     by_path = {each.path: each for each in placed}
-    seconds = {each.path: each.host_self_s.median if each.host_self_s else 0.0 for each in placed}
+    raised = spread(1.0).median  # by which `spread` lifts the median over what it is given
+    seconds = {each.path: each.host_self_s.median / raised if each.host_self_s else 0.0 for each in placed}
     parameters = {each.path: each.parameters for each in placed}
     for each in reversed(placed):
         if each.parent is not None:
@@ -90,9 +111,7 @@ def nested(layers: Sequence[LayerProfile], parents: Mapping[str, str] | None = N
     for path, each in by_path.items():
         depths[path] = 0 if each.parent is None else depths[each.parent] + 1
         inclusive = spread(seconds[path]) if each.host_self_s else None
-        found.append(
-            replace(each, depth=depths[path], host_inclusive_s=inclusive, parameters=parameters[path])
-        )
+        found.append(replace(each, depth=depths[path], host_inclusive_s=inclusive, parameters=parameters[path]))
     return tuple(found)
 
 
@@ -236,3 +255,40 @@ def many(number: int, **fields: object) -> ModelProfile:
     whole = found[0].host_inclusive_s
     assert whole
     return model_profile(found, **{"reference_s": whole, "instrumented_s": whole, **fields})
+
+
+def hostile(text: str) -> ModelProfile:
+    """Return a profile in which every text that comes from outside is `text`, or a name that parsers trip over."""
+    layers = [layer("", text)]
+    for at, path in enumerate((text, *ODD_NAMES)):
+        odd = layer(
+            path,
+            text if at % 2 == 0 else path,
+            1e-3 * (at + 1),
+            name=f"{path}, called elsewhere",
+            parent="",
+            depth=1,
+            order=at + 1,
+            parameters=10 ** (at % 7 + 1),
+            flops_self=1e6 * (at + 1),
+            bytes_self=1e5,
+            bound="memory",
+            memory_before_bytes=1_000_000,
+            memory_after_bytes=2_000_000,
+            activation_peak_bytes=3_000_000 + at,
+            input_shapes=(text,),
+            output_shapes=(text,),
+            doubts=(text,),
+        )
+        layers.append(odd)
+    return model_profile(
+        layers,
+        profile_name=text,
+        model_name=text,
+        device=text,
+        device_name=text,
+        dtype=text,
+        reasons=dict.fromkeys(REASONS, text),
+        doubts=(text,),
+        environment={text: text},
+    )

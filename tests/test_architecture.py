@@ -22,6 +22,10 @@ TORCH_FREE = (
     "boundby.energy",
     "boundby.roofline",
     "boundby.verdict",
+    "boundby.layers.records",
+    "boundby.layers.ranking",
+    "boundby.layers.report",
+    "boundby.layers.document",
 )
 HEAVY = ("torch", "transformers", "pandas", "matplotlib", "sklearn", "datasets", "pyarrow", "numpy")
 LONGEST_SCRIPT = 80
