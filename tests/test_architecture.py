@@ -26,6 +26,7 @@ TORCH_FREE = (
     "boundby.layers.ranking",
     "boundby.layers.report",
     "boundby.layers.document",
+    "boundby.dashboard",
 )
 HEAVY = ("torch", "transformers", "pandas", "matplotlib", "sklearn", "datasets", "pyarrow", "numpy")
 LONGEST_SCRIPT = 80

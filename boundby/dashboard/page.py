@@ -1,0 +1,123 @@
+"""A profile by layer as one HTML page that holds its data, its scripts and plotly.js, and fetches nothing."""
+
+import base64
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from boundby.dashboard import sections, wording
+from boundby.dashboard.columns import columns
+from boundby.layers.records import ModelProfile
+from boundby.stats import least_samples
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+FOLDER = Path(__file__).parent
+TEMPLATE = "page.html.j2"
+STYLE = "page.css"
+SCRIPTS = ("numbers.js", "charts.js", "table.js", "start.js")
+INSTALL = "the dashboard needs {}: pip install 'boundby[dashboard]' (or pip install plotly jinja2)"
+UNKNOWN_FIELDS = {
+    "device_self_s": "device times",
+    "flops_self": "FLOPs",
+    "bytes_self": "bytes moved",
+    "memory_before_bytes": "memory",
+    "activation_peak_bytes": "peak memory of a layer",
+    "bound": "what limits a layer",
+    "share_of_limit": "share of the limit",
+    "gain_at_limit_s": "gain at the limit",
+    "limits": "limits of the machine",
+}
+
+
+def page(profile: ModelProfile, title: str | None = None) -> str:
+    """Return the page; `title` stands at its top in place of the model's name. Writes nothing.
+
+    Raises ImportError with the command to install what is missing: plotly and jinja2 are an extra of the library.
+    """
+    environment = _environment()
+    plotly_js = _plotly_js()
+    script = _script()
+    template = environment.get_template(TEMPLATE)
+    return template.render(
+        title=wording.clean(title or profile.model_name) or "a model",
+        profile=profile,
+        trusted=profile.coverage.status != "not representative",
+        clock=_clock(profile),
+        sections={
+            "bottlenecks": sections.bottlenecks(profile),
+            "latency": sections.latency(profile),
+            "types": sections.types(profile),
+            "memory": sections.memory(profile),
+            "parameters": sections.parameters(profile),
+            "roofline": sections.roofline(profile),
+        },
+        unknown=_unknown(profile),
+        data={"total": sections.total(profile), "layers": columns(profile)},
+        style=(FOLDER / STYLE).read_text(encoding="utf-8"),
+        plotly_js=plotly_js,
+        script=script,
+        script_sources=" ".join(map(_csp_source, (plotly_js, script))),
+    )
+
+
+def _plotly_js() -> str:
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError as error:
+        raise ImportError(INSTALL.format("plotly")) from error
+    return str(get_plotlyjs())
+
+
+def _environment() -> "Environment":
+    try:
+        import jinja2
+    except ImportError as error:
+        raise ImportError(INSTALL.format("jinja2")) from error
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(FOLDER),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    for filter_ in (wording.clean, wording.duration, wording.percent, wording.whole):
+        environment.filters[filter_.__name__] = filter_
+    return environment
+
+
+def _script() -> str:
+    """Return the scripts of this folder in one function, so that none of their names is global."""
+    parts = "".join((FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    return f'"use strict";\n(() => {{\n{parts}}})();\n'
+
+
+def _csp_source(script: str) -> str:
+    """Return the source expression by which a Content-Security-Policy allows this very script and no other."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode('utf-8')).digest()).decode('ascii')}'"
+
+
+def _clock(profile: ModelProfile) -> str:
+    """Return which clock the times of the layers are from."""
+    timed = [each for each in profile.layers if each.self_s]
+    on_device = sum(each.device_self_s is not None for each in timed)
+    if not on_device:
+        return "host time"
+    return "device time" if on_device == len(timed) else "device time, and host time where a layer has none"
+
+
+def _unknown(profile: ModelProfile) -> dict[str, str]:
+    """Return what is known of no layer, with the reason."""
+    missing = [
+        each
+        for each in UNKNOWN_FIELDS
+        if (profile.limits is None if each == "limits" else all(getattr(row, each) is None for row in profile.layers))
+    ]
+    found = {UNKNOWN_FIELDS[each]: sections.reason(profile, each) for each in missing}
+    timed = [each.self_s for each in profile.layers if each.self_s]
+    if timed and all(each.p95 is None for each in timed):
+        needed = least_samples(0.95)
+        found["95th percentiles"] = f"{needed} runs are needed for one, and there are {profile.num_runs}"
+    return found

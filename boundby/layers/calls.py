@@ -1,0 +1,108 @@
+"""The tree of calls: which module was called from where, with the time it took in the current run.
+
+The time of a call without the calls inside follows from the tree, so that what is done per call stays small: a call
+adds its nanoseconds to its node, and the self time of a node is its sum less those of its callees. The sum of all self
+times is then the root's inclusive time, exactly.
+"""
+
+import threading
+from collections.abc import Iterator, Sequence
+
+ELSEWHERE = "(other thread)"
+ROOT = "(model)"  # in the path of a model that is called again from inside or from another thread
+
+
+class Call:
+    """A module as it is called from one place. `ns` and `calls` add up over the calls of the current run."""
+
+    __slots__ = ("callees", "caller", "calls", "index", "name", "ns", "path", "tree")
+
+    def __init__(self, tree: "CallTree", caller: "Call | None", index: int, name: str, path: str) -> None:
+        self.tree, self.caller, self.index, self.name, self.path = tree, caller, index, name, path
+        self.callees: dict[int, Call] = {}
+        self.ns = 0
+        self.calls = 0
+
+    def calling(self, index: int) -> "Call":
+        """Return the node of module number `index` when it is called from here, made at the first call."""
+        return self.callees.get(index) or self.tree.add(self, index)
+
+    @property
+    def self_ns(self) -> int:
+        """Nanoseconds of the current run in this module and in none that it called."""
+        return self.ns - sum(each.ns for each in self.callees.values())
+
+    @property
+    def inner_calls(self) -> int:
+        """How often it called other modules in the current run."""
+        return sum(each.calls for each in self.callees.values())
+
+
+class Lane(threading.local):
+    """Where each thread stands in the tree: `call` is the module that it is in."""
+
+    def __init__(self, call: Call) -> None:
+        self.call = call  # a thread that is not set on its way by the engine starts here
+
+
+class CallTree:
+    """All call paths of a model. `names` are the qualified names of each module: a shared one has several."""
+
+    def __init__(self, names: Sequence[tuple[str, ...]]) -> None:
+        self._names = names
+        self._paths: set[str] = set()
+        self._lock = threading.Lock()
+        self.top = Call(self, None, -1, "", "")
+        self.elsewhere = Call(self, None, -1, "", ELSEWHERE)
+        self.lane = Lane(self.elsewhere)
+
+    def add(self, caller: Call, index: int) -> Call:
+        """Return a new node below `caller`, or that which another thread has just made.
+
+        Its path is the module's name below that of the caller, as long as it has one there and the path is free;
+        else the caller's path, ">", and its first name.
+        """
+        with self._lock:
+            if index in caller.callees:
+                return caller.callees[index]
+            name, path = self._named(caller, index)
+            self._paths.add(path)
+            call = caller.callees[index] = Call(self, caller, index, name, path)
+            return call
+
+    def enter_root(self) -> None:
+        """Set the present thread on its way: whatever an interrupted run left behind is forgotten."""
+        self.lane.call = self.top
+
+    def clear(self) -> None:
+        """Forget the times of the run, not the paths."""
+        for each in self.walk():
+            each.ns = each.calls = 0
+
+    def walk(self) -> Iterator[Call]:
+        """Yield every call path, callers before callees in the order of first calls; those elsewhere come last."""
+        for top in (self.top, self.elsewhere):
+            waiting = list(reversed(top.callees.values()))
+            while waiting:
+                call = waiting.pop()
+                yield call
+                waiting.extend(reversed(call.callees.values()))
+
+    def is_elsewhere(self, call: Call) -> bool:
+        """Tell whether the call came from another thread than the one that runs the model."""
+        while call.caller is not None:
+            call = call.caller
+        return call is self.elsewhere
+
+    def _named(self, caller: Call, index: int) -> tuple[str, str]:
+        names = self._names[index]
+        if caller is self.top:
+            return names[0], names[0]
+        if caller is not self.elsewhere:
+            prefix = f"{caller.name}." if caller.name else ""
+            name = next((each for each in names if each and each.startswith(prefix)), None)
+            if name is not None:
+                path = ".".join(part for part in (caller.path, name.removeprefix(prefix)) if part)
+                if path not in self._paths:
+                    return name, path
+        return names[0], f"{caller.path}>{names[0] or ROOT}"

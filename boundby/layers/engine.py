@@ -1,0 +1,207 @@
+"""`ObservabilityEngine`: profile any module layer by layer, and write what was found.
+
+Each thing is measured in runs of its own, for each measurement disturbs the others: runs without probes, runs for
+time, for the device's time, for memory, for shapes and for work. Probes are on the model during such a run alone.
+"""
+
+import contextlib
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from boundby import files
+from boundby.layers import document
+from boundby.layers.attachment import Targets, find_targets, opaque_reasons
+from boundby.layers.instruments import Instruments, instruments_for
+from boundby.layers.journal import Journal
+from boundby.layers.measurement import Subject, measure
+from boundby.layers.report import Report
+from boundby.layers.shapes import tensors_in
+from boundby.roofline import Limits
+
+WARMUP_RUNS, PROFILE_RUNS = 10, 50
+
+
+class ObservabilityEngine:
+    """Profiles `model` layer by layer and writes files into `log_dir`.
+
+    `config` may name `model_name`, `profile_name` (of the files, by default made of the model's name) and
+    `inference_mode` (True: without gradients); other keys are the caller's. `limits` are those of this machine
+    (`Ceilings.limits`), without which nothing is said about what limits a layer. As a context manager it is finalized
+    at the end of the block.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        log_dir: str | Path,
+        config: Mapping[str, Any] | None = None,
+        *,
+        limits: Limits | None = None,
+        instruments: Instruments | None = None,
+    ) -> None:
+        self._config = dict(config or {})
+        self._model, self._limits, self._instruments = model, limits, instruments
+        self._folder = Path(log_dir)
+        self._model_name = str(self._config.get("model_name") or type(model).__name__)
+        chosen = self._config.get("profile_name")
+        self._name = _file_name(str(chosen)) if chosen else f"{_plain(self._model_name)}_profile"
+        self._journal = Journal(self._folder / "logs" / f"{self._name}.log")
+        self._targets: Targets | None = None
+        self._report: Report | None = None
+        self._is_warm = self._is_saved = self._is_finalized = False
+
+    def instrument(self) -> None:
+        """Find the layers. Probes go on the model only while it is measured.
+
+        Raises ValueError where the model cannot be watched layer by layer: compiled or scripted as a whole.
+        """
+        self._refuse_finalized()
+        with self._noting_errors():
+            self._targets = find_targets(self._model)
+        self._journal.note(f"{self._model_name}: {len(self._targets.probed)} modules to watch")
+        for reason in opaque_reasons(self._targets):
+            self._journal.note(reason, logging.WARNING)
+
+    def warmup(self, inputs: Any, num_warmup_runs: int = WARMUP_RUNS) -> None:
+        """Run the model as it is, so that later runs find caches filled.
+
+        `inputs`: a mapping gives keyword arguments, a tuple positional ones, anything else the only argument.
+        """
+        self._refuse_finalized()
+        with self._noting_errors(), self._gradients():
+            for _ in range(num_warmup_runs):
+                _call(self._model, inputs)
+        self._is_warm = True
+        self._journal.note(f"{num_warmup_runs} warm-up runs")
+
+    def profile(self, inputs: Any, num_runs: int = PROFILE_RUNS) -> Report:
+        """Return what `num_runs` runs say of every layer; `inputs` are as in `warmup`.
+
+        Does what is missing: `instrument`, `warmup`. Raises ChangedProgramError where the model runs other operators
+        when it is watched. An error of the model passes through, and nothing stays on it.
+        """
+        if num_runs < 1:
+            raise ValueError(f"num_runs is {num_runs}; at least 1 run is needed")
+        if self._targets is None:
+            self.instrument()
+        if not self._is_warm:
+            self.warmup(inputs)
+        self._refuse_finalized()
+        with self._noting_errors(), self._gradients():
+            self._report = self._measured(inputs, num_runs)
+        self._journal.note(f"measured {num_runs} runs with probes and as many without")
+        self._is_saved = False
+        for each in self._report.profile.doubts:
+            self._journal.note(f"doubt: {each}", logging.WARNING)
+        return self._report
+
+    def save(self, name: str | None = None) -> tuple[Path, Path]:
+        """Write `NAME_metrics.jsonl` and `NAME_summary.json`; return their paths."""
+        report = self._named(name)
+        metrics = self._folder / f"{report.profile.profile_name}_metrics.jsonl"
+        summary = self._folder / f"{report.profile.profile_name}_summary.json"
+        lines = document.write_metrics(metrics, report)
+        document.write_summary(summary, report.profile)
+        self._is_saved = True
+        self._journal.note(f"wrote {metrics} ({lines} lines) and {summary}")
+        return metrics, summary
+
+    def save_dashboard(self, name: str | None = None) -> Path:
+        """Write `NAME_dashboard.html` and what `save` writes; return the path of the dashboard."""
+        from boundby.dashboard import page
+
+        report = self._named(name)
+        path = self._folder / f"{report.profile.profile_name}_dashboard.html"
+        with self._noting_errors():
+            self.save(name)
+            files.write_text(path, page(report.profile, title=report.profile.profile_name))
+        self._journal.note(f"wrote {path}")
+        return path
+
+    def finalize(self) -> None:
+        """Write what was profiled and not yet saved, and let the model go. A second call does nothing."""
+        if self._is_finalized:
+            return
+        try:
+            if self._report is not None and not self._is_saved:
+                self.save()
+        finally:
+            self._is_finalized = True
+            self._targets = self._report = None
+            del self._model
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.finalize()
+
+    def _measured(self, inputs: Any, num_runs: int) -> Report:
+        assert self._targets is not None
+        device = _device(self._model, inputs)
+        instruments = self._instruments or instruments_for(device)
+        subject = Subject(
+            model=self._model,
+            model_name=self._model_name,
+            profile_name=self._name,
+            targets=self._targets,
+            device=device,
+            run=lambda: _call(self._model, inputs),
+        )
+        return measure(subject, num_runs, instruments, self._limits)
+
+    def _named(self, name: str | None) -> Report:
+        """Return the report under another name; raises RuntimeError where nothing was profiled."""
+        if self._report is None:
+            raise RuntimeError("there is no profile to save; call profile(inputs) before this, and finalize() after it")
+        if name is None:
+            return self._report
+        return replace(self._report, profile=replace(self._report.profile, profile_name=_file_name(name)))
+
+    def _gradients(self) -> contextlib.AbstractContextManager[Any]:
+        return torch.inference_mode() if self._config.get("inference_mode", True) else contextlib.nullcontext()
+
+    def _refuse_finalized(self) -> None:
+        if self._is_finalized:
+            raise RuntimeError("this engine is finalized and has let the model go; make a new one")
+
+    @contextlib.contextmanager
+    def _noting_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self._journal.note(f"{type(error).__name__}: {error}", logging.ERROR)
+            raise
+
+
+def _call(model: Callable[..., Any], inputs: Any) -> object:
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+
+
+def _device(model: nn.Module, inputs: Any) -> torch.device:
+    """Return where the model computes: the device of its first parameter or buffer, else of its inputs."""
+    tensors = (*model.parameters(), *model.buffers(), *tensors_in(inputs))
+    return next((each.device for each in tensors), torch.device("cpu"))
+
+
+def _plain(name: str) -> str:
+    """Return a name that can be part of a file name: "meta-llama/Llama" becomes "meta-llama-Llama"."""
+    return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "model"
+
+
+def _file_name(name: str) -> str:
+    if not name or name in (".", "..") or Path(name).name != name or "\0" in name:
+        raise ValueError(f"profile name {name!r} cannot begin the name of a file; give one without slashes")
+    return name

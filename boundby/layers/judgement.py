@@ -1,0 +1,108 @@
+"""What limits each layer, and how far the whole profile can be trusted."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from boundby.bottleneck import loads
+from boundby.layers.records import Coverage, CoverageStatus
+from boundby.roofline import Interval, Limits, attribute
+from boundby.stats import Summary, least_samples, summarize
+from boundby.verdict import LATE_HOST, Bound, Times, judge
+from boundby.work import OperatorWork, Work
+
+PASS = (0.97, 1.03)  # of the un-instrumented time
+WARN = (0.90, 1.10)
+LEAST_FOR_P95 = 20  # with fewer the 95th percentile is beyond the largest sample
+MOST_OVERHEAD = 0.03
+
+
+@dataclass(frozen=True)
+class LayerVerdict:
+    """What limits a layer's own work; `gain_at_limit_s` is of the end-to-end time, if that work ran at the limits."""
+
+    bound: Bound | None = None
+    share_of_limit: float | None = None
+    gain_at_limit_s: float | None = None
+    doubts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What layers are held against. `weights_bytes` is what a run cannot help reading: how far away weights lie."""
+
+    limits: Limits | None
+    weights_bytes: float
+    on_host: bool
+
+
+def judge_layer(
+    seconds: float, host_s: float, operators: Sequence[OperatorWork] | None, machine: Machine
+) -> LayerVerdict:
+    """Return the verdict on a layer that spends `seconds` (of the device, if there is one) in its own work."""
+    if machine.limits is None or operators is None:
+        return LayerVerdict()
+    if seconds <= 0:
+        return LayerVerdict(gain_at_limit_s=0.0)
+    if not operators:
+        return LayerVerdict("launch", 0.0, seconds)  # all of it is the host's work between operators
+    own = loads([Work(tuple(operators), 0)])
+    exact = Interval.exact(seconds)
+    times = Times(exact) if machine.on_host else Times(exact, device_s=exact, enqueue_s=host_s)
+    found = judge(times, own, machine.limits, weights_bytes=machine.weights_bytes, on_host=machine.on_host)
+    least = attribute(own, machine.limits, machine.weights_bytes, seconds, machine.on_host).least_s
+    return LayerVerdict(found.bound, found.share_of_limit, max(0.0, seconds - least), found.doubts)
+
+
+def is_launch_bound(host_self_s: float, device_self_s: float) -> bool:
+    """Tell whether the host takes longer to issue a layer's own work than the device to do it, or nearly so."""
+    return host_self_s >= LATE_HOST * device_self_s
+
+
+def summarize_runs(samples: Sequence[float]) -> Summary:
+    """Return the summary of one value per run, with the 95th percentile from 20 runs on.
+
+    `boundby.stats` asks for 59; below that the profile as a whole says how far p95 can be trusted (`p95_doubt`).
+    """
+    found = summarize(samples)
+    if found.p95 is not None or found.n < LEAST_FOR_P95:
+        return found
+    return replace(found, p95=float(np.quantile(samples, 0.95)))
+
+
+def p95_doubt(num_runs: int) -> str | None:
+    """Return how far a 95th percentile of so many runs can be trusted; None where `boundby.stats` has no objection."""
+    enough = least_samples(0.95)
+    if num_runs >= enough:
+        return None
+    if num_runs < LEAST_FOR_P95:
+        return f"p95: {num_runs} runs give none; profile {LEAST_FOR_P95} or more, {enough} for one that can be trusted"
+    return (
+        f"p95: with {num_runs} runs, the chance that even the slowest one is quicker than the true 95th percentile is "
+        f"{100 * 0.95**num_runs:.0f} %; profile {enough} runs or more"
+    )
+
+
+def coverage(root_s: float, leaves_s: float, host_root_s: float, reference_s: float) -> Coverage:
+    """Return how much of the reference time the root accounts for; `leaves_s` and `host_root_s` are of one clock."""
+    ratio = root_s / reference_s
+    status: CoverageStatus = "not representative"
+    if PASS[0] <= ratio <= PASS[1]:
+        status = "pass"
+    elif WARN[0] <= ratio <= WARN[1]:
+        status = "warn"
+    return Coverage(ratio, status, leaves_s / host_root_s if host_root_s > 0 else 0.0)
+
+
+def trust_doubts(found: Coverage, overhead: float, num_runs: int) -> list[str]:
+    """Return what speaks against the profile as a whole."""
+    doubts = []
+    if found.status != "pass":
+        doubts.append(
+            f"coverage: the layers account for {100 * found.ratio:.1f} % of the time without probes"
+            + ("; this profile is not representative" if found.status == "not representative" else "")
+        )
+    if overhead > MOST_OVERHEAD:
+        doubts.append(f"overhead: runs with probes took {100 * overhead:.1f} % longer; the times are corrected for it")
+    return [*doubts, *filter(None, [p95_doubt(num_runs)])]

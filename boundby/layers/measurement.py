@@ -1,0 +1,147 @@
+"""Make all passes over a model, one after another, and put what they find into a report."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from boundby import environment
+from boundby.layers.assembly import Assembly, Findings
+from boundby.layers.attachment import Targets, opaque_reasons
+from boundby.layers.calls import CallTree
+from boundby.layers.device_time import DevicePass, DeviceTimes, spanning
+from boundby.layers.instruments import Instruments
+from boundby.layers.judgement import LEAST_FOR_P95, summarize_runs, trust_doubts
+from boundby.layers.memory import measure_memory
+from boundby.layers.program import check_same_program
+from boundby.layers.records import LayerProfile, ModelProfile
+from boundby.layers.report import Report
+from boundby.layers.shapes import see_shapes
+from boundby.layers.storages import devices_of, dtype_of
+from boundby.layers.timing import Run, time_runs
+from boundby.layers.work_by_layer import count_work
+from boundby.memory import CPU_REASON
+from boundby.roofline import Limits
+
+TRAINING = (
+    "training: modules are in training mode, so dropout is active and running statistics change, if there are any; "
+    "call model.eval() to profile inference"
+)
+NO_DEVICE = "on a CPU the times of the host are all there are"
+NO_LIMITS = "the limits of this machine were not given (boundby.ceilings measures them)"
+DEVICE_FIELDS = ("device_self_s", "device_inclusive_s", "is_launch_bound")
+MEMORY_FIELDS = ("activation_peak_bytes", "memory_before_bytes", "memory_after_bytes")
+WORK_FIELDS = ("flops_self", "bytes_self")
+VERDICT_FIELDS = ("bound", "share_of_limit", "gain_at_limit_s")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is measured: a model, the names to write it under, its layers, and one run of it."""
+
+    model: nn.Module
+    model_name: str
+    profile_name: str
+    targets: Targets
+    device: torch.device
+    run: Run
+
+
+def measure(subject: Subject, num_runs: int, instruments: Instruments, limits: Limits | None) -> Report:
+    """Return the report on `num_runs` runs. Raises ChangedProgramError; an error of the model passes through."""
+    run, targets = subject.run, subject.targets
+    tree = CallTree(targets.names)
+    doubts = [*check_same_program(run, tree, targets), *opaque_reasons(targets)]
+    watch = instruments.watch().start()
+    cost_ns = instruments.probe_cost_ns(instruments.now)
+    host = time_runs(run, tree, targets, num_runs, instruments.now, instruments.synchronize)
+    device = _time_device(subject, tree, num_runs, instruments)
+    disturbances = watch.stop().disturbances(torch.get_num_threads())
+    doubts += [f"disturbed: {'; '.join(each.text for each in disturbances)}"] if disturbances else []
+    found = Findings(
+        host=host,
+        cost_ns=cost_ns,
+        device=device,
+        memory=measure_memory(run, tree, targets, instruments.allocator) if instruments.allocator else None,
+        shapes=see_shapes(run, tree, targets),
+        work=count_work(run, tree, targets, None if instruments.marks else instruments.seconds),
+        limits=limits,
+    )
+    return _report(subject, Assembly(tree, targets, found), found, doubts)
+
+
+def _time_device(subject: Subject, tree: CallTree, num_runs: int, instruments: Instruments) -> DeviceTimes | None:
+    if instruments.marks is None:
+        return None
+    devices = {index: devices_of([module]) for index, module in enumerate(subject.targets.modules)}
+    timed = DevicePass(instruments.marks, instruments.synchronize, instruments.now)
+    return timed.time(subject.run, tree, subject.targets, num_runs, spanning(tree, devices, subject.device))
+
+
+def _report(subject: Subject, assembly: Assembly, found: Findings, doubts: Sequence[str]) -> Report:
+    host = found.host
+    num_runs = len(host.runs)
+    reference_s = summarize_runs([each / 1e9 for each in host.reference_ns])
+    instrumented_s = summarize_runs([each / 1e9 for each in host.instrumented_ns])
+    coverage, layers = assembly.coverage(reference_s.median), assembly.layers()
+    overhead = instrumented_s.median / reference_s.median - 1
+    profile = ModelProfile(
+        profile_name=subject.profile_name,
+        model_name=subject.model_name,
+        device=str(subject.device),
+        device_name=_device_name(subject.device),
+        dtype=dtype_of(subject.model),
+        num_runs=num_runs,
+        reference_s=reference_s,
+        instrumented_s=instrumented_s,
+        hook_cost_s=found.cost_ns / 1e9,
+        module_calls=sum(each.calls for run in host.runs for each in run.values()) / num_runs,
+        coverage=coverage,
+        layers=layers,
+        reasons=_reasons(found, num_runs),
+        doubts=(*doubts, *trust_doubts(coverage, overhead, num_runs), *_doubts(subject.model, layers, found)),
+        environment=_environment(),
+    )
+    return Report(profile, assembly.samples)
+
+
+def _doubts(model: nn.Module, layers: Sequence[LayerProfile], found: Findings) -> list[str]:
+    doubts = [TRAINING] if any(each.training for each in model.modules()) else []
+    concurrent = sum(each.is_concurrent for each in layers)
+    if concurrent:
+        doubts.append(
+            f"threads: {concurrent} layers were called from other threads; no other layer's time holds theirs"
+        )
+    if found.device and found.device.late_runs:
+        doubts.append(
+            f"device: in {found.device.late_runs} of {len(found.device.runs)} runs it waited for the host, so device "
+            "times hold waiting"
+        )
+    return doubts
+
+
+def _reasons(found: Findings, num_runs: int) -> dict[str, str]:
+    reasons: dict[str, str] = {}
+    if found.device is None:
+        reasons |= dict.fromkeys(DEVICE_FIELDS, NO_DEVICE)
+    if found.memory is None:
+        reasons |= dict.fromkeys(MEMORY_FIELDS, CPU_REASON)
+    if found.work.reason is not None:
+        reasons |= dict.fromkeys((*WORK_FIELDS, *VERDICT_FIELDS), found.work.reason)
+    if found.limits is None:
+        reasons |= dict.fromkeys(VERDICT_FIELDS, NO_LIMITS)
+    if num_runs < LEAST_FOR_P95:
+        reasons["p95"] = f"{num_runs} runs are too few; it takes {LEAST_FOR_P95}"
+    return reasons
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return str(environment.machine()["cpu"])
+
+
+def _environment() -> dict[str, str]:
+    versions = {name: version for name, version in environment.versions().items() if version is not None}
+    return {**versions, **environment.settings(), "threads": str(torch.get_num_threads())}

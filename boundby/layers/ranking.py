@@ -1,0 +1,141 @@
+"""Which layers matter: by their own work, and as blocks that do not overlap. Loads no torch.
+
+Blocks are an antichain of call paths that, with the rows "(self)" of the paths above them, make up the whole time of
+the root. The root is opened, and every path that has a repeated layer below it, down to the first repeated layer that
+runs operators of its own: `transformer.h.11` adds a residual and is a block, a stage that only calls its layers in
+turn is opened. A layer is repeated where a numbered container holds several of its class, its own container or one
+whose name differs in numbers alone, or where it has layers inside and is called several times.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from boundby.layers.records import LayerProfile, ModelProfile
+
+ROOT_LABEL = "(model)"
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """One row of a ranking. `seconds` is the median over runs, `share` its part of the sum of all rows."""
+
+    path: str
+    type: str
+    part: Literal["layer", "self"]  # the whole layer, or what it does beside the layers inside
+    seconds: float
+    share: float
+    gain_at_limit_s: float | None  # of the end-to-end time; None where a part of it is not known
+
+    @property
+    def label(self) -> str:
+        """How people call it: the path, with "(self)" for what is left of an opened layer."""
+        return label(self.path) + (" (self)" if self.part == "self" else "")
+
+
+def label(path: str) -> str:
+    """Return what to call a call path in a table: the root has an empty one."""
+    return path or ROOT_LABEL
+
+
+def by_self_time(profile: ModelProfile) -> tuple[Ranked, ...]:
+    """Return every called layer, that with the longest time of its own first."""
+    layers = [each for each in _called(profile) if each.self_s is not None]
+    total = sum(each.self_s.median for each in layers if each.self_s)
+    rows = [
+        Ranked(each.path, each.type, "layer", each.self_s.median, _share(each.self_s.median, total), _gain([each]))
+        for each in layers
+        if each.self_s
+    ]
+    return tuple(sorted(rows, key=lambda row: -row.seconds))
+
+
+def blocks(profile: ModelProfile) -> tuple[Ranked, ...]:
+    """Return blocks and "(self)" rows that together are the whole model, the longest first."""
+    tree = _Tree(profile)
+    rows = [row for row in tree.rows() if row.seconds > 0]
+    total = sum(row.seconds for row in rows)
+    shared = [
+        Ranked(row.path, row.type, row.part, row.seconds, _share(row.seconds, total), row.gain_at_limit_s)
+        for row in rows
+    ]
+    return tuple(sorted(shared, key=lambda row: -row.seconds))
+
+
+class _Tree:
+    """The called layers by caller, and which of them are repeated."""
+
+    def __init__(self, profile: ModelProfile) -> None:
+        self._layers = _called(profile)
+        self._inside: dict[str, list[LayerProfile]] = defaultdict(list)
+        for each in self._layers:
+            if each.parent is not None:
+                self._inside[each.parent].append(each)
+        held = Counter((each.type, name.rpartition(".")[0]) for name, each in _numbered(self._layers).items())
+        groups = {_pattern(*place) for place, count in held.items() if count > 1}
+        self._repeated = {
+            each.path
+            for each in self._layers
+            if (_is_numbered(each) and _pattern(each.type, each.name.rpartition(".")[0]) in groups)
+            or (each.calls > 1 and self._inside.get(each.path))
+        }
+        self._holds_repeated = {
+            each.path for each in self._layers if any(below.path in self._repeated for below in self._below(each)[1:])
+        }
+
+    def rows(self) -> Iterator[Ranked]:
+        """Yield the rows, callers before callees, with no share yet."""
+        waiting = [each for each in self._layers if each.parent is None]
+        while waiting:
+            layer = waiting.pop()
+            if self._is_opened(layer):
+                waiting.extend(self._inside[layer.path])
+                if layer.self_s:
+                    yield Ranked(layer.path, layer.type, "self", layer.self_s.median, 0.0, _gain([layer]))
+            elif layer.inclusive_s:
+                gain = _gain(self._below(layer))
+                yield Ranked(layer.path, layer.type, "layer", layer.inclusive_s.median, 0.0, gain)
+
+    def _is_opened(self, layer: LayerProfile) -> bool:
+        if not self._inside[layer.path]:
+            return False
+        if layer.parent is None:
+            return True
+        only_calls = layer.path not in self._repeated or layer.bytes_self == 0
+        return layer.path in self._holds_repeated and only_calls
+
+    def _below(self, layer: LayerProfile) -> list[LayerProfile]:
+        """Return the layer and all that are called inside."""
+        found = [layer]
+        for each in found:  # grows while it is read
+            found.extend(self._inside.get(each.path, ()))
+        return found
+
+
+def _called(profile: ModelProfile) -> list[LayerProfile]:
+    """Return the layers whose times add up to the root's."""
+    return [each for each in profile.layers if each.calls > 0 and not each.is_concurrent]
+
+
+def _is_numbered(layer: LayerProfile) -> bool:
+    return layer.name.rpartition(".")[2].isdecimal()
+
+
+def _numbered(layers: list[LayerProfile]) -> dict[str, LayerProfile]:
+    """Return the members of numbered containers by name: one that is called from two places is one member."""
+    return {each.name: each for each in layers if _is_numbered(each)}
+
+
+def _pattern(kind: str, container: str) -> tuple[str, ...]:
+    """Return what a class in a container has in common with the same in containers whose numbers differ."""
+    return kind, *("#" if part.isdecimal() else part for part in container.split("."))
+
+
+def _share(seconds: float, total: float) -> float:
+    return seconds / total if total > 0 else 0.0
+
+
+def _gain(layers: list[LayerProfile]) -> float | None:
+    gains = [each.gain_at_limit_s for each in layers]
+    return None if any(each is None for each in gains) else sum(each for each in gains if each is not None)

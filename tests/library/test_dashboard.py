@@ -1,0 +1,320 @@
+"""The page of a profile by layer: it tells what is known, why the rest is not, and holds what we put there alone."""
+
+import base64
+import hashlib
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from boundby.dashboard import page, wording
+from boundby.dashboard.outliers import outliers
+from boundby.layers.records import Coverage, ModelProfile
+from tests.layer_profiles import (
+    HOSTILE,
+    NOTHING_KNOWN,
+    REPOSITORY,
+    gpt2,
+    hostile,
+    layer,
+    many,
+    model_profile,
+    nested,
+    spread,
+    with_memory,
+)
+
+VOID = {"meta", "input", "wbr"}
+
+
+class Page(HTMLParser):
+    """What a browser finds in a page: its tags, the text of each script, and the text of each section."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.sections: dict[str, str] = {"": ""}
+        self.open: list[str] = []
+        self._section = ""
+        self.feed(text)
+        self.close()
+        self.sections = {key: " ".join(each.split()) for key, each in self.sections.items()}
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.sections.values())
+
+    @property
+    def data(self) -> dict:
+        return json.loads(self.scripts[0])
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "script":
+            self.scripts.append("")
+        if tag == "section":
+            self._section = dict(attrs)["aria-labelledby"] or ""
+            self.sections[self._section] = ""
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+        if tag == "section":
+            self._section = ""
+
+    def handle_data(self, data: str) -> None:
+        if self.cdata_elem == "script":
+            self.scripts[-1] += data
+        elif self.cdata_elem is None:
+            self.sections[self._section] += data + " "
+
+
+def page_of(profile: ModelProfile, title: str | None = None) -> Page:
+    return Page(page(profile, title))
+
+
+@pytest.fixture(scope="module")
+def of_gpt2() -> Page:
+    return page_of(gpt2())
+
+
+@pytest.fixture(scope="module")
+def of_gpu() -> Page:
+    return page_of(with_memory(gpt2()))
+
+
+def test_banner_comes_first_and_holds_what_the_profile_rests_on(of_gpt2):
+    start = of_gpt2.sections[""]
+    for words in ("gpt2", "End to end, median", "mean", "100.4 %", "✓ pass", "0.4 %", "Runs 60", "cpu", "float32"):
+        assert words in start, words
+    assert "not representative" not in of_gpt2.text
+
+
+def test_title_stands_in_place_of_the_name_of_the_model():
+    found = page_of(gpt2(), title="Before the change")
+    assert "Before the change" in found.sections[""] and "gpt2" in found.sections["environment"]
+
+
+def test_profile_that_is_not_representative_says_so_everywhere_and_withholds_gains():
+    found = page_of(gpt2(coverage=Coverage(0.71, "not representative", 0.5)))
+    assert found.sections[""].index("This profile is not representative") < found.sections[""].index("End to end")
+    assert "71.0 %" in found.sections[""] and "✗ not representative" in found.sections[""]
+    for key in ("bottlenecks", "latency", "types", "memory", "parameters", "roofline", "layers"):
+        assert "not representative" in found.sections[key], key
+    assert "Gain" not in found.sections["bottlenecks"]
+    assert ("html", {"lang": "en", "class": "untrusted"}) in found.tags
+
+
+def test_coverage_to_be_read_with_care_is_no_refusal():
+    found = page_of(gpt2(coverage=Coverage(0.95, "warn", 0.5)))
+    assert "⚠ warn: read with care" in found.text and "not representative" not in found.text
+
+
+def test_doubts_stand_in_the_banner():
+    assert "another process used a core" in page_of(gpt2(doubts=("another process used a core",))).sections[""]
+
+
+def test_bottlenecks_are_the_five_longest_blocks_with_their_shares(of_gpt2):
+    words = of_gpt2.sections["bottlenecks"]
+    assert re.findall(r"(?:lm_head|transformer\.h\.\d+) (?:Linear|GPT2Block) [\d.]+ ms [\d.]+ %", words)[:2] == [
+        "lm_head Linear 69.4 ms 27.3 %",
+        "transformer.h.11 GPT2Block 15.7 ms 6.2 %",
+    ]
+    assert words.count("GPT2Block") == 4 and "longest 5 of 17 blocks" in words
+
+
+def test_script_gets_every_layer_with_times_in_seconds_and_sizes_in_bytes(of_gpu):
+    profile = with_memory(gpt2())
+    columns = of_gpu.data["layers"]
+    assert {len(each) for each in columns.values()} == {len(profile.layers)}
+    at = columns["path"].index("transformer.h.3.mlp.c_fc")
+    made = profile.layers[at]
+    assert made.self_s and columns["selfP50"][at] == pytest.approx(made.self_s.median, rel=1e-5)
+    assert columns["before"][at] == made.memory_before_bytes and columns["parameters"][at] == made.parameters
+    assert columns["path"][columns["parent"][at]] == "transformer.h.3.mlp" and columns["parent"][0] == -1
+    assert of_gpu.data["total"]["self"] == pytest.approx(of_gpu.data["total"]["inclusive"], rel=1e-6)
+
+
+def test_device_time_counts_where_it_is_known(of_gpt2, of_gpu):
+    assert "host time" in of_gpt2.sections[""]
+    assert "device time" in of_gpu.sections[""] and "host time" not in of_gpu.sections[""]
+
+
+def test_layer_of_another_thread_adds_to_no_sum_and_says_so():
+    beside = replace(layer("beside", "Odd", 1.0), is_concurrent=True)
+    found = page_of(model_profile([*nested([layer("", "Model"), layer("a", "Linear")]), beside]))
+    assert "Odd" not in found.sections["types"] and found.data["total"]["self"] < 0.1
+    assert found.data["layers"]["counted"] == [True, True, False]
+    assert "another thread" in found.data["layers"]["doubts"][2]
+
+
+def test_types_add_up_to_the_time_of_all_layers(of_gpt2):
+    shares = re.findall(r"\w+ \d+ [\d.]+ [mµ]?s ([\d.]+) %", of_gpt2.sections["types"])
+    assert sum(map(float, shares)) == pytest.approx(100, abs=0.6) and len(shares) == 11
+
+
+def test_outliers_are_named_with_how_far_they_are(of_gpt2):
+    words = of_gpt2.sections["parameters"]
+    assert re.search(r"transformer\.wte \(38\.6 M parameters, 55\.\d µs, \d+ times faster than expected\)", words)
+    names = [of_gpt2.data["layers"]["path"][at] for at in of_gpt2.data["outliers"]["outliers"]]
+    assert names == ["transformer.wte", "transformer.wpe", "lm_head"]
+
+
+def test_memory_names_the_layer_with_the_highest_peak(of_gpu):
+    assert re.search(r"From 498 MB before a layer to [\d.]+ MB at most, inside lm_head", of_gpu.sections["memory"])
+
+
+def test_memory_without_statistics_gives_the_reason_and_no_chart(of_gpt2):
+    assert "nothing to draw: cpu has no allocator statistics" in of_gpt2.sections["memory"]
+    assert "plot-memory" not in {attrs.get("id") for _, attrs in of_gpt2.tags}
+
+
+def test_roofline_has_the_limits_of_main_memory_and_of_the_smallest_cache(of_gpt2):
+    words = [name for name, _ in of_gpt2.data["roofs"]["bytes"]]
+    assert words == ["32.0 GB/s at 268 MB", "150 GB/s at 1.00 MB"] and of_gpt2.data["roofs"]["flops"] == 1.8e11
+    assert "launch 76 and compute 49" in of_gpt2.sections["roofline"]
+
+
+def test_roofline_without_limits_is_drawn_with_the_reason_for_none():
+    found = page_of(gpt2(limits=None))
+    assert "No limits are drawn: the machine was not calibrated." in found.sections["roofline"]
+    assert found.data["roofs"] is None and "plot-roofline" in {attrs.get("id") for _, attrs in found.tags}
+
+
+@pytest.mark.parametrize(
+    "profile", [model_profile([layer("", "Model", None), layer("a", "X", None)]), model_profile([])]
+)
+def test_nothing_known_gives_a_page_of_reasons(profile):
+    found = page_of(profile)
+    assert not [attrs for _, attrs in found.tags if attrs.get("class") == "plot"]
+    assert "cpu has no allocator statistics" in found.sections["memory"]
+    assert "device times: cpu has no device clock of its own" in found.sections["layers"]
+    assert "None" not in found.text and "nan" not in found.text.lower().split()
+
+
+def test_percentile_that_the_runs_do_not_support_is_missing_with_the_reason():
+    fifty = layer("", "Model", host_self_s=spread(1e-3, 50), host_inclusive_s=spread(1e-3, 50))
+    found = page_of(model_profile([fifty], num_runs=50))
+    assert "95th percentiles: 59 runs are needed for one, and there are 50" in found.sections["layers"]
+    assert found.data["layers"]["selfP95"] == [None] and found.data["layers"]["selfMax"][0] > 0
+
+
+def test_each_layer_may_lack_what_others_have():
+    whole = with_memory(gpt2())
+    layers = [replace(each, **NOTHING_KNOWN) if at % 3 else each for at, each in enumerate(whole.layers)]
+    found = page_of(replace(whole, layers=tuple(layers)))
+    assert "None" not in found.text and found.data["layers"]["selfP50"].count(None) == 100
+
+
+def test_hostile_names_leave_the_page_as_it_is():
+    tame, found = page_of(hostile("tame")), page_of(hostile(HOSTILE))
+    kinds = ("script", "style", "img", "svg", "b", "a", "i", "title", "section", "iframe")
+    count = [[sum(tag == kind for tag, _ in each.tags) for kind in kinds] for each in (tame, found)]
+    assert count[0] == count[1] and found.open == []
+    assert not [name for _, attrs in found.tags for name in attrs if name.startswith("on")]
+    assert "<script>alert(1)</script>" in found.data["layers"]["type"][1]  # as text, for a script that makes no tags
+
+
+def test_hostile_names_hold_no_control_and_no_direction_characters():
+    raw = page(hostile(HOSTILE))
+    ours = raw.replace(Page(raw).scripts[1], "")  # plotly.js has some of its own
+    for character in ("\u2028", "\u2029", "\u202e", "\x1b", "\x00", "\u200b"):
+        assert character not in ours, repr(character)
+
+
+def test_long_name_is_cut_in_its_middle():
+    found = page_of(model_profile([layer("", "Model"), layer("begin" + "x" * 10_000 + "end", parent="", depth=1)]))
+    name = found.data["layers"]["path"][1]
+    assert (len(name), name[:6], name[-4:]) == (wording.LONGEST_NAME, "beginx", "xend") and "x" * 200 not in found.text
+
+
+def test_name_without_printable_characters_has_a_name_still():
+    found = page_of(model_profile([layer("", "Model"), layer("\u202e", "\u200b", parent="", depth=1)]))
+    assert found.data["layers"]["path"][1] == "(unprintable name)" and "(unprintable name)" in found.sections["types"]
+
+
+def test_page_allows_its_two_scripts_and_fetches_nothing(of_gpt2):
+    [policy] = [attrs["content"] for _, attrs in of_gpt2.tags if attrs.get("http-equiv")]
+    _, plotly_js, ours = of_gpt2.scripts
+    hashes = [base64.b64encode(hashlib.sha256(each.encode()).digest()).decode() for each in (plotly_js, ours)]
+    assert policy == (
+        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{hashes[0]}' 'sha256-{hashes[1]}'"
+    )
+    assert not [attrs for tag, attrs in of_gpt2.tags if "src" in attrs or tag == "link"]
+    assert plotly_js.count("plotly.js v") == 1 and "plotly.js v" not in ours
+
+
+def test_same_profile_gives_the_same_page():
+    assert page(gpt2()) == page(gpt2())
+
+
+def test_thousand_layers_add_little_to_the_page():
+    added = len(page(many(1000))) - len(page(many(0)))
+    assert added < 300_000
+
+
+def test_every_chart_has_a_name_and_a_summary(of_gpu):
+    plots = [attrs for _, attrs in of_gpu.tags if attrs.get("class") == "plot"]
+    ids = {attrs.get("id") for _, attrs in of_gpu.tags}
+    assert len(plots) == 5
+    for each in plots:
+        assert each["role"] == "img" and each["aria-label"] and each["aria-describedby"] in ids
+
+
+@pytest.mark.parametrize(("missing", "imports"), [("plotly", "plotly.offline"), ("jinja2", "jinja2")])
+def test_missing_package_is_named_with_the_command_that_installs_it(monkeypatch, missing, imports):
+    monkeypatch.setitem(sys.modules, imports, None)
+    with pytest.raises(ImportError, match=rf"the dashboard needs {missing}: pip install 'boundby\[dashboard\]'"):
+        page(gpt2())
+
+
+def test_import_loads_neither_torch_nor_plotly():
+    code = "import sys, boundby.dashboard; print({'torch', 'plotly', 'jinja2', 'pandas'} & set(sys.modules))"
+    assert (
+        subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True).stdout == "set()\n"
+    )
+
+
+def test_outliers_are_those_far_from_the_line_and_the_farthest_comes_first():
+    line = [(10.0**at, 2e-9 * 10.0**at) for at in range(1, 8)]
+    assert outliers(line) == []
+    found = outliers([*line, (1e4, 2e-4), (1e5, 1e-7)])
+    assert [each.at for each in found] == [8, 7]
+    assert [each.factor for each in found] == pytest.approx([1 / 2000, 10], rel=1e-6)
+
+
+def test_equal_layers_have_no_outliers_but_one_that_takes_twice_as_long():
+    assert outliers([(100, 1e-3)] * 8) == []
+    assert [each.at for each in outliers([*[(100, 1e-3)] * 8, (100, 2.1e-3)])] == [8]
+    assert outliers([*[(100, 1e-3)] * 8, (100, 1.9e-3)]) == []
+
+
+def test_few_layers_have_no_outliers():
+    assert outliers([(1, 1.0), (10, 1e-6), (100, 1.0), (1000, 1.0)]) == [] == outliers([])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (wording.duration(0.0123), "12.3 ms"),
+        (wording.duration(2.5), "2.50 s"),
+        (wording.duration(4.56e-5), "45.6 µs"),
+        (wording.duration(0.0), "0 µs"),
+        (wording.size(498_000_000), "498 MB"),
+        (wording.size(768), "768 B"),
+        (wording.count(124_439_808), "124 M"),
+        (wording.count(1536), "1,536"),
+        (wording.percent(0.173), "17.3 %"),
+        (wording.whole(151.0), "151"),
+        (wording.whole(1.5), "1.5"),
+        (wording.listed(["a", "b", "c"]), "a, b and c"),
+    ],
+)
+def test_wording(text, expected):
+    assert text == expected
