@@ -6,6 +6,7 @@ A chunk is cut where an event seems to end; brackets and quotes balance only whe
 """
 
 import contextlib
+import itertools
 import json
 import math
 import re
@@ -132,7 +133,7 @@ class Decoding:
         """Raise OSError when the file cannot be read, ValueError when it is no trace or larger than allowed."""
         pieces = self._bounded(self._source)
         text, opening = self._skip_header(pieces)
-        for piece in pieces:
+        for piece in itertools.chain([b""], pieces):  # what followed the header is decoded while the next is unpacked
             text += piece
             end = _last_boundary(text)
             if end is not None:

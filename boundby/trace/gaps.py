@@ -138,14 +138,18 @@ class IdleTime:
     def longest(self) -> tuple[Gap, ...]:
         """Return the longest gaps, the longest first."""
         length = self.gaps.end_ns - self.gaps.start_ns
-        found = []
-        for place in np.argsort(-length, kind="stable")[:SHOWN].tolist():
-            start, end = int(self.gaps.start_ns[place]), int(self.gaps.end_ns[place])
-            causes = self.between(np.array([start, end]))[0]
-            ender = self._ender[place]
-            name = None if ender == ABSENT else self._trace.names[self._trace.name[ender]]
-            found.append(Gap(start, end - start, CAUSES[int(causes.argmax())], name))
-        return tuple(found)
+        places = np.argsort(-length, kind="stable")[:SHOWN]
+        edges = distinct(np.sort(np.concatenate([self.gaps.start_ns[places], self.gaps.end_ns[places]])))
+        if not len(edges):
+            return ()
+        causes = self.between(edges).argmax(axis=1)[np.searchsorted(edges, self.gaps.start_ns[places])]
+        return tuple(
+            Gap(int(self.gaps.start_ns[place]), int(length[place]), CAUSES[cause], self._name_of(self._ender[place]))
+            for place, cause in zip(places.tolist(), causes.tolist(), strict=True)
+        )
+
+    def _name_of(self, row: int) -> str | None:
+        return None if row == ABSENT else self._trace.names[self._trace.name[row]]
 
     def _cut_at(self, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return start and end of the pieces of the gaps inside the outer edges, cut at all edges, and their gap."""

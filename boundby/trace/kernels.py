@@ -36,31 +36,49 @@ def kernel_stats(  # noqa: PLR0913  (parallel columns of the work)
     The arrays are parallel, one value per piece of work; `name`, `operator` and `module` are numbers of `names`, or
     `ABSENT`.
     """
+    if not len(name):
+        return []
     whole = int(duration_ns.sum())
     order = np.lexsort((duration_ns, name))
-    stats = []
-    for rows in np.split(order, np.flatnonzero(np.diff(name[order])) + 1):
-        if not len(rows):
-            continue
-        total = int(duration_ns[rows].sum())
-        stats.append(
-            KernelStat(
-                name=names[name[rows[0]]],
-                kind=KINDS[kind[rows[0]]],
-                calls=len(rows),
-                total_ns=total,
-                median_ns=int(duration_ns[rows[len(rows) // 2]]),
-                max_ns=int(duration_ns[rows[-1]]),
-                share=total / whole if whole else None,
-                operator=_most(names, operator[rows], duration_ns[rows]),
-                module=_most(names, module[rows], duration_ns[rows]),
-            )
+    first = np.flatnonzero(np.append(True, np.diff(name[order]) != 0))
+    calls = np.diff(np.append(first, len(order)))
+    group = np.empty(len(order), dtype=np.int64)
+    group[order] = np.repeat(np.arange(len(first)), calls)
+    columns = zip(
+        order[first].tolist(),
+        calls.tolist(),
+        np.add.reduceat(duration_ns[order], first).tolist(),
+        duration_ns[order[first + calls // 2]].tolist(),
+        duration_ns[order[first + calls - 1]].tolist(),
+        _most(group, len(first), operator, duration_ns),
+        _most(group, len(first), module, duration_ns),
+        strict=True,
+    )
+    stats = [
+        KernelStat(
+            name=names[name[row]],
+            kind=KINDS[kind[row]],
+            calls=count,
+            total_ns=total,
+            median_ns=median,
+            max_ns=longest,
+            share=total / whole if whole else None,
+            operator=None if asked == ABSENT else names[asked],
+            module=None if inside == ABSENT else names[inside],
         )
+        for row, count, total, median, longest, asked, inside in columns
+    ]
     return sorted(stats, key=lambda stat: -stat.total_ns)
 
 
-def _most(names: tuple[str, ...], numbers: np.ndarray, duration_ns: np.ndarray) -> str | None:
-    """Return the name that most of the time belongs to."""
-    known = numbers != ABSENT
-    different, place = np.unique(numbers[known], return_inverse=True)
-    return names[different[np.bincount(place, weights=duration_ns[known]).argmax()]] if len(different) else None
+def _most(group: np.ndarray, groups: int, numbers: np.ndarray, duration_ns: np.ndarray) -> list[int]:
+    """Return the number that most of the time of each group belongs to; `ABSENT` where it has none."""
+    found = np.full(groups, ABSENT, dtype=np.int64)
+    known = np.flatnonzero(numbers != ABSENT)
+    if len(known):
+        base = int(numbers.max()) + 1
+        keys, place = np.unique(group[known] * base + numbers[known], return_inverse=True)
+        spent = np.bincount(place, weights=duration_ns[known])
+        ascending = np.argsort(spent, kind="stable")
+        found[keys[ascending] // base] = keys[ascending] % base  # the last one written to each group has the most
+    return found.tolist()
