@@ -1,0 +1,173 @@
+"""Tables of what every possible stage costs on every node: integers, so that sums and ties are exact.
+
+A stage is a range of units [first, end) on one node. It needs
+    unique parameters and buffers + KV cache + the largest activation peak + inputs in flight  <=  usable memory,
+where a tied weight counts once in a stage and again in every other stage that uses it. Times are picoseconds.
+
+With `overlap` a link carries one request while its nodes compute on others, and its queue is not limited; without, a
+node receives, computes and sends one after the other, and both ends of a link are busy while it carries.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from boundby.partition.links import Links
+from boundby.partition.nodes import VirtualNode
+from boundby.partition.units import Chain
+
+PS = 10**12  # per second
+UNREACHABLE = 1 << 60  # picoseconds or bytes: more than anything, and four of them still fit in 64 bits
+
+Basis = Literal["measured", "assumed"]
+
+
+class Piece(NamedTuple):
+    """One stage of an assignment: units `first` to `end` - 1 on the node at this place."""
+
+    node: int
+    first: int
+    end: int
+
+
+Assignment = tuple[Piece, ...]
+
+
+class Value(NamedTuple):
+    """What an assignment takes, in picoseconds: one request, the time between two of many, and its transfers."""
+
+    latency_ps: int
+    period_ps: int
+    transfer_ps: int
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """What a stage holds, in bytes."""
+
+    weights: int  # parameters and buffers, each storage once
+    kv_cache: int
+    activations: int
+    inputs_in_flight: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.weights + self.kv_cache + self.activations + self.inputs_in_flight
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The tables. `compute_ps` and `memory_bytes` by node, end and first unit; `transfer_ps` by source, target, cut."""
+
+    compute_ps: np.ndarray
+    memory_bytes: np.ndarray
+    usable_bytes: np.ndarray
+    transfer_ps: np.ndarray
+    overlap: bool = True
+
+    @property
+    def units(self) -> int:
+        """How many units there are."""
+        return self.compute_ps.shape[1] - 1
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes there are."""
+        return self.compute_ps.shape[0]
+
+    def fits(self, piece: Piece) -> bool:
+        """Tell whether the node can hold these units."""
+        return bool(self.memory_bytes[piece.node, piece.end, piece.first] <= self.usable_bytes[piece.node])
+
+    def shortage(self, piece: Piece) -> int:
+        """Return the bytes that the node lacks to hold these units, 0 where they fit."""
+        missing = self.memory_bytes[piece.node, piece.end, piece.first] - self.usable_bytes[piece.node]
+        return max(0, int(missing))
+
+    def of(self, assignment: Assignment) -> Value:
+        """Return what an assignment takes, whether it fits or not."""
+        stages = [int(self.compute_ps[each.node, each.end, each.first]) for each in assignment]
+        carried = [
+            int(self.transfer_ps[source.node, target.node, target.first])
+            for source, target in zip(assignment, assignment[1:], strict=False)
+        ]
+        if self.overlap:
+            period = max([*stages, *carried])
+        else:
+            loads = zip([0, *carried], stages, [*carried, 0], strict=True)
+            period = max(map(sum, loads))
+        return Value(sum(stages) + sum(carried), period, sum(carried))
+
+
+def costs_of(
+    nodes: Sequence[VirtualNode],
+    chains: Mapping[str, Chain],
+    links: Links,
+    *,
+    overlap: bool = True,
+    inputs_in_flight: int = 1,
+) -> Costs:
+    """Return the tables for these nodes; `chains` has the units by name of node, equally many for each."""
+    memory = {name: memory_table(chain, inputs_in_flight) for name, chain in chains.items()}
+    return Costs(
+        compute_ps=np.stack([_compute(chains[node.name], node.speed or 1.0) for node in nodes]),
+        memory_bytes=np.stack([memory[node.name] for node in nodes]),
+        usable_bytes=np.array([node.usable_bytes for node in nodes], dtype=np.int64),
+        transfer_ps=np.stack([[_transfers(chains[a.name], links, a.name, b.name) for b in nodes] for a in nodes]),
+        overlap=overlap,
+    )
+
+
+def stage_memory(chain: Chain, first: int, end: int, inputs_in_flight: int) -> StageMemory:
+    """Return what the units [first, end) need on one node."""
+    units = chain.units[first:end]
+    return StageMemory(
+        weights=sum({storage.key: storage.bytes for unit in units for storage in unit.storages}.values()),
+        kv_cache=sum(unit.kv_cache_bytes for unit in units),
+        activations=max(unit.activation_peak_bytes for unit in units),
+        inputs_in_flight=inputs_in_flight * chain.entering_bytes(first),
+    )
+
+
+def memory_table(chain: Chain, inputs_in_flight: int) -> np.ndarray:
+    """Return the bytes that the units [first, end) need at [end, first]; 0 where end <= first."""
+    count = len(chain.units)
+    table = np.zeros((count + 1, count + 1), dtype=np.int64)
+    last_user: dict[str, int] = {}
+    for place, unit in enumerate(chain.units):
+        for storage in unit.storages:  # new to every stage that begins behind the unit that used it before
+            begin = last_user.get(storage.key, -1) + 1
+            table[place + 1, begin : place + 1] += storage.bytes
+            last_user[storage.key] = place
+        table[place + 1, : place + 1] += unit.kv_cache_bytes
+    table = np.cumsum(table, axis=0)
+    peaks = np.zeros_like(table)
+    for end in range(1, count + 1):
+        peaks[end, :end] = np.maximum(peaks[end - 1, :end], chain.units[end - 1].activation_peak_bytes)
+    entering = np.array([chain.entering_bytes(first) for first in range(count)] + [0], dtype=np.int64)
+    return np.tril(table + peaks + inputs_in_flight * entering, -1)
+
+
+def picoseconds(seconds: float) -> int:
+    """Return a time as the integer that the tables hold. Raises ValueError where it is none."""
+    if not 0 <= seconds < UNREACHABLE / PS / 1e3:
+        raise ValueError(f"{seconds} s is no time that can be planned with")
+    return round(seconds * PS)
+
+
+def _compute(chain: Chain, speed: float) -> np.ndarray:
+    each = np.array([picoseconds(unit.seconds / speed) for unit in chain.units], dtype=np.int64)
+    until = np.concatenate([[0], np.cumsum(each)])
+    return np.tril(until[:, None] - until[None, :], -1)
+
+
+def _transfers(chain: Chain, links: Links, source: str, target: str) -> np.ndarray:
+    """Return what the cut before each unit takes from `source` to `target`; there is none before the first unit."""
+    if source == target:
+        return np.zeros(len(chain.units) + 1, dtype=np.int64)
+    link = links.between(source, target)
+    carried = [picoseconds(link.seconds(chain.entering_bytes(cut))) for cut in range(1, len(chain.units))]
+    return np.array([0, *carried, 0], dtype=np.int64)

@@ -1,0 +1,72 @@
+"""The nodes a model can be split over: what each of them can hold, and whose measured times hold for it."""
+
+import math
+from dataclasses import dataclass
+
+GB = 10**9
+HEADROOM = 0.1  # of the memory: allocators round up and fragment; an assumption, not a measurement
+
+
+@dataclass(frozen=True)
+class VirtualNode:
+    """One device. `kind` says whose profile holds for it: "cpu", "gpu", or a name of your own such as "h100".
+
+    Give `vram_gb` for a GPU and `ram_gb` for a CPU, 10**9 bytes each. `reserve_gb` is what the runtime itself takes
+    (a CUDA context, cuBLAS workspaces), `headroom` the share of the memory that stays free. `speed` makes the times of
+    the profile in use shorter by this factor, and turns them from measured into assumed ones.
+    """
+
+    name: str
+    kind: str
+    vram_gb: float | None = None
+    ram_gb: float | None = None
+    speed: float | None = None
+    reserve_gb: float = 0.0
+    headroom: float = HEADROOM
+
+    def __post_init__(self) -> None:
+        if not self.name or not self.kind:
+            raise ValueError(f"a node needs a name and a kind, here {self.name!r} and {self.kind!r}")
+        fitting = {"gpu": "vram_gb", "cpu": "ram_gb"}.get(self.kind)
+        given = [key for key in ("vram_gb", "ram_gb") if getattr(self, key) is not None]
+        if len(given) != 1 or (fitting and given != [fitting]):
+            wanted = fitting or "either vram_gb or ram_gb"
+            raise ValueError(
+                f"node {self.name!r} is a {self.kind}: give {wanted}, here {' and '.join(given) or 'none'}"
+            )
+        memory = getattr(self, given[0])
+        if not 0 < memory < math.inf:
+            raise ValueError(f"node {self.name!r}: {given[0]} is {memory}, not a size above 0")
+        if not 0 <= self.reserve_gb < math.inf:
+            raise ValueError(f"node {self.name!r}: reserve_gb is {self.reserve_gb}, not a size of 0 or more")
+        if not 0 <= self.headroom < 1:
+            raise ValueError(f"node {self.name!r}: headroom is {self.headroom}, not a share from 0 to below 1")
+        if self.speed is not None and not 0 < self.speed < math.inf:
+            raise ValueError(f"node {self.name!r}: speed is {self.speed}, not a factor above 0")
+
+    @property
+    def memory_bytes(self) -> int:
+        """All of its memory."""
+        return round((self.vram_gb if self.vram_gb is not None else self.ram_gb or 0.0) * GB)
+
+    @property
+    def reserve_bytes(self) -> int:
+        """What the runtime takes of it."""
+        return round(self.reserve_gb * GB)
+
+    @property
+    def usable_bytes(self) -> int:
+        """What a stage may take: without head-room and reserve; below 0 where these are more than there is."""
+        return self._usable(self.memory_bytes)
+
+    def extra_for(self, needed_bytes: int) -> int:
+        """Return the fewest bytes to add to its memory so that a stage of this many bytes fits; 0 where it does."""
+        estimate = math.ceil((needed_bytes + self.reserve_bytes) / (1 - self.headroom))
+        while self._usable(estimate) < needed_bytes:  # the division rounds
+            estimate += 1
+        while self._usable(estimate - 1) >= needed_bytes:
+            estimate -= 1
+        return max(0, estimate - self.memory_bytes)
+
+    def _usable(self, memory_bytes: int) -> int:
+        return math.floor(memory_bytes * (1 - self.headroom)) - self.reserve_bytes

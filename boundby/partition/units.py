@@ -1,0 +1,247 @@
+"""The units of a model: the pieces in a row that a plan does not split, each with what it costs.
+
+A unit is a block of a `ModuleList` or `Sequential` (so residual connections lie inside it), or a module before, between
+or after the blocks. A profile names the tensors that a unit is given and gives; what else crosses a cut it cannot see.
+"""
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # the records load no torch, but the package around them may
+    from boundby.layers.records import LayerProfile, ModelProfile, Storage
+
+NUMBERED = re.compile(r"(?:(.*)\.)?(\d+)")
+SHAPE = re.compile(r"(?:torch\.)?([a-z]+)(\d*)\w*\[([\d, ]*)\]")
+BITS = {"bool": 8, "bfloat": 16}  # where the name does not say it, or not all of it
+LEAST_SHARE = 0.05  # of the model's time outside of all units, below which it is not worth a doubt
+PLACED = "{:.0f} % of the time is spent between the units, in {}: it is counted for the first unit there"
+CROSSING = (
+    "what crosses a cut is told by the dtypes and shapes that units take and give; a tensor that only later units use "
+    "may be missing: give its size as extra_live_bytes (0 says there is none)"
+)
+NO_ACTIVATIONS = (
+    "the activation peak of {} of {} units is not known ({}): only what they give is counted, the least it can be"
+)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A piece of the model that stays whole. `seconds` is one forward of it, where it was measured."""
+
+    name: str
+    seconds: float
+    storages: tuple["Storage", ...] = ()  # every one once; a key that another unit has too is a tied weight
+    cut_bytes: int = 0  # all tensors alive after it, which must travel when the next unit is elsewhere
+    activation_peak_bytes: int = 0  # above what was there when it began
+    kv_cache_bytes: int = 0
+    layers: tuple[str, ...] = ()  # paths of the layers it is made of, the outermost ones
+    is_block: bool = False
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The units of a model in their order, and the bytes of its input."""
+
+    units: tuple[Unit, ...]
+    input_bytes: int = 0
+    doubts: tuple[str, ...] = ()
+
+    def entering_bytes(self, first: int) -> int:
+        """Return the bytes that must be there before unit `first` can begin."""
+        return self.units[first - 1].cut_bytes if first else self.input_bytes
+
+
+def units_of(
+    profile: "ModelProfile",
+    *,
+    kv_cache_bytes: int | Mapping[str, int] = 0,
+    extra_live_bytes: int | Mapping[str, int] | None = None,
+) -> Chain:
+    """Return the units of a profiled model.
+
+    `kv_cache_bytes`: of every unit out of a list of modules, or by name of the unit, for all requests that are served
+    at the same time.
+    `extra_live_bytes`: what crosses every cut, or the cut behind the unit of that name, beyond what a profile sees.
+    Raises ValueError where the profile has no layer with a time, and for a size of units that are not there.
+    """
+    reading = _Reading(profile)
+    if not reading.layers:
+        raise ValueError(f"profile {profile.profile_name!r} holds no layer that was called; profile a forward first")
+    extra = extra_live_bytes or 0
+    _check_names({"kv_cache_bytes": kv_cache_bytes, "extra_live_bytes": extra}, reading.layers)
+    if kv_cache_bytes and not isinstance(kv_cache_bytes, Mapping) and not any(map(reading.is_block, reading.layers)):
+        raise ValueError("the model has no list of blocks to have a KV cache each; give kv_cache_bytes by name of unit")
+    units, cuts = [], reading.cut_bytes()
+    for place, layer in enumerate(reading.layers):
+        is_block, peak = reading.is_block(layer), layer.activation_peak_bytes
+        units.append(
+            Unit(
+                name=layer.path or layer.name or profile.model_name,
+                seconds=reading.seconds[place],
+                storages=reading.storages[place],
+                cut_bytes=cuts[place] + _of(extra, layer, True),
+                activation_peak_bytes=_given_bytes(layer) if peak is None else peak,
+                kv_cache_bytes=_of(kv_cache_bytes, layer, is_block),
+                layers=(layer.path,),
+                is_block=is_block,
+            )
+        )
+    doubts = (*reading.doubts(), *([CROSSING] if extra_live_bytes is None else []))
+    return Chain(tuple(units), _bytes(profile.layers[0].input_shapes) or 0, doubts)
+
+
+class _Reading:
+    """A profile as a tree of calls, and the layers of it that are units."""
+
+    def __init__(self, profile: "ModelProfile") -> None:
+        self._profile = profile
+        self._inside: dict[str, list[LayerProfile]] = {}
+        for layer in sorted(profile.layers, key=lambda each: each.order):
+            if layer.parent is not None and layer.calls > 0 and not layer.is_concurrent:
+                self._inside.setdefault(layer.parent, []).append(layer)
+        self._blocks = {layer.path for siblings in self._inside.values() for layer in _numbered(siblings)}
+        self._opened: list[LayerProfile] = []  # taken apart into units
+        self.layers = [each for each in self._units(profile.layers[0]) if each.inclusive_s]
+        self._first_in: dict[str, int] = {}
+        for opened in self._opened:
+            self._first_in[opened.path] = self._first_unit_in(opened)
+        self.seconds = self._seconds()
+        self.storages = self._storages()
+
+    def is_block(self, layer: "LayerProfile") -> bool:
+        return layer.path in self._blocks
+
+    def cut_bytes(self) -> list[int]:
+        """Return what is alive behind each unit: what it gives, what waits for a later one, what the next takes else.
+
+        Tensors are told apart by dtype and shape: what a unit gives waits until one takes a tensor that looks like it.
+        """
+        found, waiting = [], []
+        for place, layer in enumerate(self.layers):
+            taken = self.layers[place + 1].input_shapes if place + 1 < len(self.layers) else ()
+            elsewhere = Counter(taken) - Counter([*waiting, *layer.output_shapes])
+            found.append(_given_bytes(layer) + sum(_bytes(each) or 0 for each in (waiting, elsewhere.elements())))
+            waiting = [shape for shape in (*waiting, *layer.output_shapes) if shape not in taken]
+        return found
+
+    def doubts(self) -> Iterator[str]:
+        yield from self._profile.doubts
+        whole = sum(self.seconds)
+        between = {each.path or "the model itself": _seconds(each.self_s) for each in self._opened}
+        if whole and sum(between.values()) > LEAST_SHARE * whole:
+            main = max(between, key=lambda path: between[path])
+            yield PLACED.format(100 * sum(between.values()) / whole, main)
+        unknown = [each for each in self.layers if each.activation_peak_bytes is None]
+        if unknown:
+            reason = self._profile.reasons.get("activation_peak_bytes", "no reason was recorded")
+            yield NO_ACTIVATIONS.format(len(unknown), len(self.layers), reason)
+        for each in self.layers:
+            if each.output_bytes is None and _bytes(each.output_shapes) is None:
+                yield f"what {each.path} gives is not known: of a cut behind it only what its successor takes counts"
+            if each.calls > 1 and each.parent is not None:
+                yield f"{each.path} is called {each.calls:g} times per run: it is placed where it is called first"
+
+    def _units(self, layer: "LayerProfile") -> Iterator["LayerProfile"]:
+        inside = self._inside.get(layer.path, [])
+        if not inside or not self._is_opened(layer):
+            yield layer
+            return
+        self._opened.append(layer)
+        for each in inside:
+            yield from self._units(each)
+
+    def _is_opened(self, layer: "LayerProfile") -> bool:
+        only_calls = not self.is_block(layer) or layer.bytes_self == 0  # without an operator it adds no residual
+        return layer.parent is None or (self._holds_blocks(layer) and only_calls)
+
+    def _holds_blocks(self, layer: "LayerProfile") -> bool:
+        inside = self._inside.get(layer.path, [])
+        return any(self.is_block(each) or self._holds_blocks(each) for each in inside)
+
+    def _first_unit_in(self, opened: "LayerProfile") -> int:
+        below = {each.path for each in self._below(opened)}
+        return next((place for place, each in enumerate(self.layers) if each.path in below), 0)
+
+    def _below(self, layer: "LayerProfile") -> Iterator["LayerProfile"]:
+        yield layer
+        for each in self._inside.get(layer.path, []):
+            yield from self._below(each)
+
+    def _seconds(self) -> list[float]:
+        seconds = [_working_seconds(each) for each in self.layers]
+        for opened in self._opened:
+            if self.layers:
+                seconds[self._first_in[opened.path]] += _seconds(opened.self_s)
+        return seconds
+
+    def _storages(self) -> list[tuple["Storage", ...]]:
+        """Return the memory of each unit; that of layers in no unit goes to the unit they stand nearest to by name."""
+        found: list[dict[str, Storage]] = [{} for _ in self.layers]
+        owner = {below.path: place for place, unit in enumerate(self.layers) for below in self._below(unit)}
+        for layer in self._profile.layers if self.layers else ():
+            place = owner.get(layer.path, self._first_in.get(layer.path))
+            if place is None:
+                place = self._nearest(layer.name)
+            found[place] |= {each.key: each for each in layer.storages}
+        return [tuple(each.values()) for each in found]
+
+    def _nearest(self, name: str) -> int:
+        """Return the unit that a never-called module lies in by its name, else the first one."""
+        matching = [place for place, each in enumerate(self.layers) if f"{name}.".startswith(f"{each.name}.")]
+        return max(matching, key=lambda place: len(self.layers[place].name), default=0)
+
+
+def _numbered(siblings: Sequence["LayerProfile"]) -> Iterator["LayerProfile"]:
+    """Yield the members of every list of modules: siblings whose names differ in a final number alone."""
+    by_list: dict[str | None, list[LayerProfile]] = {}
+    for each in siblings:
+        if match := NUMBERED.fullmatch(each.name):
+            by_list.setdefault(match[1], []).append(each)
+    yield from itertools.chain.from_iterable(each for each in by_list.values() if len(each) > 1)
+
+
+def _working_seconds(layer: "LayerProfile") -> float:
+    """Return its time with everything inside; the longer one of device and host."""
+    return max(_seconds(layer.device_inclusive_s), _seconds(layer.host_inclusive_s))
+
+
+def _seconds(summary: object) -> float:
+    return float(getattr(summary, "median", 0.0))
+
+
+def _given_bytes(layer: "LayerProfile") -> int:
+    return layer.output_bytes if layer.output_bytes is not None else _bytes(layer.output_shapes) or 0
+
+
+def _of(given: int | Mapping[str, int], layer: "LayerProfile", is_meant: bool) -> int:
+    """Return the entry for this layer of what is given by name, or of one number the one for all that are meant."""
+    if isinstance(given, Mapping):
+        return given.get(layer.path, given.get(layer.name, 0))
+    return given if is_meant else 0
+
+
+def _check_names(given: Mapping[str, int | Mapping[str, int]], layers: Sequence["LayerProfile"]) -> None:
+    known = {name for layer in layers for name in (layer.path, layer.name)}
+    for what, sizes in given.items():
+        for name, size in sizes.items() if isinstance(sizes, Mapping) else [("every unit", sizes)]:
+            if isinstance(sizes, Mapping) and name not in known:
+                raise ValueError(f"{what} names {name!r}, which is no unit; the units are {', '.join(sorted(known))}")
+            if size < 0:
+                raise ValueError(f"{what} of {name} is {size}; a size is 0 or more")
+
+
+def _bytes(shapes: Iterable[str]) -> int | None:
+    """Return the bytes of tensors written as `float32[1, 128, 768]`; None where there is none that can be read."""
+    total = None
+    for shape in shapes:
+        if match := SHAPE.fullmatch(shape.strip()):
+            bits = BITS.get(match[1], 0) or int(match[2] or 0)
+            count = 1
+            for size in filter(None, match[3].replace(" ", "").split(",")):
+                count *= int(size)
+            total = (total or 0) + count * bits // 8
+    return total

@@ -1,0 +1,59 @@
+"""Plan how to split a model over devices, from its profile by layer: the best plan, or what is missing for one.
+
+Reads:  PROFILE...: the *_summary.json of a profile by layer, or its folder; several are of one model on different
+        kinds of nodes. FILE is of kind cpu or gpu by its device, KIND=FILE of the kind you name. --nodes: the nodes
+Writes: nothing; with --picture the one file
+Exit:   0 fine · 1 a finding: no split fits · 2 usage or input
+
+    python scripts/plan_partition.py PROFILE... [--nodes configs/nodes.yaml] [--objective latency|throughput|requests]
+                                                [--requests M] [--json] [--picture FILE]
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
+
+from utils import cli
+
+
+def add_arguments(parser) -> None:
+    parser.add_argument("profiles", nargs="+", metavar="PROFILE", help="a profile by layer, or KIND=PROFILE")
+    parser.add_argument(
+        "--nodes",
+        type=Path,
+        default=cli.ROOT / "configs" / "nodes.yaml",
+        metavar="FILE",
+        help="the nodes and their links (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--objective",
+        choices=("latency", "throughput", "requests"),
+        default="latency",
+        help="what to make least (default: %(default)s of one request)",
+    )
+    parser.add_argument("--requests", type=int, metavar="M", help="how many requests are to be done soonest")
+    parser.add_argument("--json", action="store_true", help="write one JSON document instead of the text")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw the plan as a PNG")
+
+
+@cli.tool(add_arguments)
+def main(run: cli.Run) -> int:
+    from utils import nodes_config
+    from utils.partition import document, picture, planning, text
+
+    args = run.args
+    picture.check_name(args.picture)
+    settings = nodes_config.read(args.nodes)
+    profiles = planning.read_profiles(args.profiles)
+    plan, missing = planning.plan(profiles, settings, args.objective, args.requests)
+    outcome = plan or missing
+    run.say(document.as_json(outcome, profiles) if args.json else "\n".join(text.lines(outcome, profiles)))
+    if plan and args.picture:
+        picture.write(args.picture, plan, profiles)
+        run.note(f"wrote {args.picture}")
+    return cli.DONE if plan else cli.FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,415 @@
+"""Nodes, links, units of a profile, tables of costs, and what a plan says of itself."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from boundby.layers.records import LayerProfile, ModelProfile, Storage
+from boundby.partition import Chain, ExecutionPlanner, Infeasible, Link, Links, Unit, VirtualNode, units_of
+from boundby.partition.baselines import baselines
+from boundby.partition.costs import memory_table, stage_memory
+from boundby.partition.plan import ORDER_ONLY
+from tests import layer_profiles as profiles
+from tests import partition_cases as cases
+from tests.layer_profiles import layer, nested
+
+MB = 10**6
+HIDDEN, IDS, MASK = "float32[1, 4, 8]", "int64[1, 4]", "bool[1, 4]"
+HIDDEN_BYTES, IDS_BYTES, MASK_BYTES = 128, 32, 4
+MEASURED = Link(1e9, is_measured=True)
+
+
+def seen(path: str, takes: tuple[str, ...], gives: tuple[str, ...] = (HIDDEN,), **fields: object) -> LayerProfile:
+    return layer(path, **{"input_shapes": takes, "output_shapes": gives, **fields})
+
+
+def decoder(**fields: object) -> ModelProfile:
+    """Return a small language model with tied embeddings; a mask goes into every block."""
+    table = Storage("wte", 400, True)
+    blocks = [
+        each
+        for at in range(3)
+        for each in (
+            seen(f"model.h.{at}", (HIDDEN, MASK), bytes_self=64.0),
+            seen(f"model.h.{at}.mlp.0", (HIDDEN,), storages=(Storage(f"mlp.{at}.0", 30, True),)),
+            seen(f"model.h.{at}.mlp.1", (HIDDEN,), storages=(Storage(f"mlp.{at}.1", 20, True),)),
+        )
+    ]
+    layers = [
+        seen("", (IDS,)),
+        seen("model", (IDS,), storages=(Storage("positions", 7, False),)),
+        seen("model.wte", (IDS,), storages=(table,)),
+        *blocks,
+        layer("model.h.1.unused", "Linear", None, calls=0.0, storages=(Storage("unused", 5, True),)),
+        seen("model.ln_f", (HIDDEN,)),
+        seen("lm_head", (HIDDEN,), ("float32[1, 4, 50]",), storages=(table,)),
+    ]
+    parents = {f"model.h.{at}.mlp.{n}": f"model.h.{at}" for at in range(3) for n in range(2)}
+    return profiles.model_profile(nested(layers, parents), **fields)
+
+
+def chain(count: int = 4, **fields: object) -> Chain:
+    known = {"seconds": 0.010, "cut_bytes": 1000, **fields}
+    return Chain(tuple(Unit(f"h.{n}", storages=(Storage(f"w{n}", 100 * MB, True),), **known) for n in range(count)))
+
+
+def gpu(name: str, vram_gb: float = 1.0, **fields: object) -> VirtualNode:
+    return VirtualNode(name, "gpu", vram_gb=vram_gb, **fields)
+
+
+# Nodes and links.
+
+
+def test_usable_memory_leaves_out_headroom_and_reserve() -> None:
+    assert gpu("a", 24).usable_bytes == 21_600_000_000
+    assert gpu("a", 24, headroom=0, reserve_gb=0.5).usable_bytes == 23_500_000_000
+    assert VirtualNode("b", "cpu", ram_gb=1e-9, reserve_gb=1).usable_bytes < 0
+
+
+def test_extra_memory_is_the_least_that_is_enough() -> None:
+    for headroom in (0.0, 0.1, 1 / 3, 0.7):
+        for needed in (1, 10**6 + 7, 10**9, 123_456_789_012):
+            node = gpu("a", 0.001, headroom=headroom, reserve_gb=0.003)
+            extra = node.extra_for(needed)
+            assert node._usable(node.memory_bytes + extra) >= needed > node._usable(node.memory_bytes + extra - 1)
+    assert gpu("a", 24).extra_for(1000) == 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (lambda: VirtualNode("a", "gpu", ram_gb=4), "give vram_gb, here ram_gb"),
+        (lambda: VirtualNode("a", "cpu", vram_gb=4), "give ram_gb, here vram_gb"),
+        (lambda: VirtualNode("a", "h100"), "give either vram_gb or ram_gb, here none"),
+        (lambda: VirtualNode("a", "h100", vram_gb=1, ram_gb=1), "here vram_gb and ram_gb"),
+        (lambda: VirtualNode("", "cpu", ram_gb=4), "needs a name"),
+        (lambda: gpu("a", 0), "not a size above 0"),
+        (lambda: gpu("a", float("nan")), "not a size above 0"),
+        (lambda: gpu("a", headroom=1.0), "headroom is 1.0"),
+        (lambda: gpu("a", reserve_gb=-1), "reserve_gb is -1"),
+        (lambda: gpu("a", speed=0), "speed is 0"),
+        (lambda: Link(0), "carries nothing"),
+        (lambda: Link(float("nan")), "carries nothing"),
+        (lambda: Link(1, -1), "latency of -1"),
+    ],
+)
+def test_what_is_no_node_or_link_is_refused(wrong, says) -> None:
+    with pytest.raises(ValueError, match=says):
+        wrong()
+
+
+def test_a_link_is_that_of_the_pair_then_of_the_way_back_then_the_default() -> None:
+    one, other, rest = Link(1), Link(2), Link(3)
+    links = Links(rest, {("a", "b"): one, ("c", "b"): other})
+    assert [links.between(*way) for way in ("ab", "ba", "bc", "ac")] == [one, one, other, rest]
+    assert Link(1000, 0.5).seconds(250) == 0.75 and Link(float("inf")).seconds(10**12) == 0
+
+
+# Units.
+
+
+def test_units_are_blocks_and_what_stands_around_them_in_order() -> None:
+    units = units_of(decoder()).units
+    assert [unit.name for unit in units] == [
+        "model.wte",
+        "model.h.0",
+        "model.h.1",
+        "model.h.2",
+        "model.ln_f",
+        "lm_head",
+    ]
+    assert [unit.is_block for unit in units] == [False, True, True, True, False, False]
+
+
+def test_a_list_inside_a_block_that_adds_a_residual_is_not_split() -> None:
+    assert not [unit.name for unit in units_of(decoder()).units if "mlp" in unit.name]
+
+
+def test_a_block_that_only_calls_its_layers_is_split_further() -> None:
+    layers = [
+        layer(""),
+        *(
+            each
+            for stage in range(2)
+            for each in (
+                layer(f"layers.{stage}", bytes_self=0.0),
+                *(layer(f"layers.{stage}.blocks.{at}", bytes_self=8.0) for at in range(2)),
+            )
+        ),
+    ]
+    names = [unit.name for unit in units_of(profiles.model_profile(nested(layers))).units]
+    assert names == ["layers.0.blocks.0", "layers.0.blocks.1", "layers.1.blocks.0", "layers.1.blocks.1"]
+
+
+def test_every_storage_is_in_a_unit_and_tied_ones_share_a_key() -> None:
+    held = [[each.key for each in unit.storages] for unit in units_of(decoder()).units]
+    assert held == [
+        ["positions", "wte"],
+        ["mlp.0.0", "mlp.0.1"],
+        ["mlp.1.0", "mlp.1.1", "unused"],
+        ["mlp.2.0", "mlp.2.1"],
+        [],
+        ["wte"],
+    ]
+
+
+def test_the_times_of_the_units_are_the_whole_model_s() -> None:
+    profile = decoder()
+    whole = profile.layers[0].host_inclusive_s
+    assert whole and sum(unit.seconds for unit in units_of(profile).units) == pytest.approx(whole.median)
+
+
+def test_what_crosses_a_cut_is_told_by_shapes() -> None:
+    cuts = [unit.cut_bytes for unit in units_of(decoder()).units]
+    into_block = HIDDEN_BYTES + MASK_BYTES
+    assert cuts == [into_block, into_block, into_block, HIDDEN_BYTES, HIDDEN_BYTES, 4 * 4 * 50]
+    assert units_of(decoder()).input_bytes == IDS_BYTES
+
+
+def test_what_the_next_unit_does_not_take_still_crosses() -> None:
+    layers = [
+        seen("", (IDS,)),
+        seen("tokens", (IDS,)),
+        seen("places", ("int64[4]",)),  # added to what `tokens` gives, outside of all modules
+        seen("drop", (HIDDEN,)),
+        seen("head", (HIDDEN,)),
+    ]
+    cuts = [unit.cut_bytes for unit in units_of(profiles.model_profile(nested(layers))).units]
+    assert cuts[:3] == [HIDDEN_BYTES + 32, 2 * HIDDEN_BYTES, HIDDEN_BYTES]
+
+
+def test_sizes_that_only_the_caller_knows_are_added() -> None:
+    plain, given = units_of(decoder()), units_of(decoder(), kv_cache_bytes=9, extra_live_bytes=1000)
+    assert [unit.kv_cache_bytes for unit in given.units] == [0, 9, 9, 9, 0, 0]
+    assert [b.cut_bytes - a.cut_bytes for a, b in zip(plain.units, given.units, strict=True)] == [1000] * 6
+    named = units_of(decoder(), kv_cache_bytes={"model.h.1": 5}, extra_live_bytes={"model.wte": 3})
+    assert [unit.kv_cache_bytes for unit in named.units] == [0, 0, 5, 0, 0, 0]
+    assert named.units[0].cut_bytes == plain.units[0].cut_bytes + 3
+    with pytest.raises(ValueError, match=r"kv_cache_bytes names 'h\.1', which is no unit"):
+        units_of(decoder(), kv_cache_bytes={"h.1": 5})
+    with pytest.raises(ValueError, match="no list of blocks"):
+        units_of(profiles.model_profile(nested([layer(""), layer("a"), layer("b")])), kv_cache_bytes=5)
+    with pytest.raises(ValueError, match="extra_live_bytes of every unit is -1"):
+        units_of(decoder(), extra_live_bytes=-1)
+
+
+def test_what_is_not_known_of_a_unit_is_a_doubt() -> None:
+    doubts = " ".join(units_of(decoder()).doubts)
+    assert "activation peak of 6 of 6 units is not known (cpu has no allocator statistics)" in doubts
+    assert "extra_live_bytes" in doubts
+    assert "extra_live_bytes" not in " ".join(units_of(decoder(), extra_live_bytes=0).doubts)
+    assert "the machine was busy" in units_of(decoder(doubts=("the machine was busy",))).doubts
+    idle = decoder()
+    slow = (idle.layers[0], replace(idle.layers[1], host_self_s=profiles.spread(0.010)), *idle.layers[2:])
+    assert "% of the time is spent between the units, in model" in units_of(replace(idle, layers=slow)).doubts[0]
+    blind = profiles.model_profile(nested([layer(""), layer("a"), layer("b", calls=2.0)]))
+    doubts = " ".join(units_of(blind).doubts)
+    assert "what a gives is not known" in doubts and "b is called 2 times per run" in doubts
+
+
+def test_known_activation_peaks_are_used() -> None:
+    made = decoder()
+    known = replace(made, layers=tuple(replace(each, activation_peak_bytes=777) for each in made.layers))
+    assert {unit.activation_peak_bytes for unit in units_of(known).units} == {777}
+    assert [unit.activation_peak_bytes for unit in units_of(made).units][:2] == [HIDDEN_BYTES, HIDDEN_BYTES]
+
+
+def test_the_longer_one_of_device_and_host_counts() -> None:
+    made = decoder()
+    slow, fast = (
+        replace(
+            made,
+            layers=tuple(
+                replace(each, device_inclusive_s=each.host_inclusive_s and profiles.spread(seconds))
+                for each in made.layers
+            ),
+        )
+        for seconds in (1.0, 1e-9)
+    )
+    assert units_of(slow).units[1].seconds == pytest.approx(profiles.spread(1.0).median)
+    assert units_of(fast).units[1].seconds == units_of(made).units[1].seconds
+
+
+def test_a_model_of_one_layer_is_one_unit() -> None:
+    [unit] = units_of(profiles.model_profile([layer("")])).units
+    assert unit.name == "a model" and unit.seconds > 0
+    with pytest.raises(ValueError, match="holds no layer that was called"):
+        units_of(profiles.model_profile([layer("", "Model", None)]))
+
+
+def test_gpt2_and_a_thousand_layers_are_read() -> None:
+    assert len(units_of(profiles.gpt2()).units) == 3 + 12 + 2
+    assert len(units_of(profiles.many(1000)).units) == 200
+
+
+# Tables.
+
+
+def test_the_table_of_memory_is_that_of_every_stage() -> None:
+    for seed in range(60):
+        case = cases.random_case(seed)
+        made = case.chain(case.nodes[0])
+        table = memory_table(made, case.inputs_in_flight)
+        count = len(made.units)
+        for first in range(count):
+            for end in range(first + 1, count + 1):
+                expected = cases.needed_bytes(case, case.nodes[0], first, end)
+                assert table[end, first] == expected == stage_memory(made, first, end, case.inputs_in_flight).total
+        assert not np.triu(table).any()
+
+
+# Plans.
+
+
+def test_the_plan_of_the_guide_puts_a_model_that_fits_on_one_node() -> None:
+    planner = ExecutionPlanner(profiles.with_memory(decoder()))
+    plan = planner.generate_plan(
+        available_nodes=[VirtualNode("node_a", "gpu", vram_gb=24), VirtualNode("node_b", "cpu", ram_gb=64)]
+    )
+    [stage] = plan.stages
+    assert (stage.node, stage.basis, plan.basis, plan.transfers) == ("node_a", "measured", "measured", ())
+    assert "for a single request one node is best" in plan.notes[0]
+    assert str(plan).startswith("PartitionPlan: 1 stage, latency of one request: ")
+    assert "node_a (gpu): units 0 to 5, model.wte ... lm_head" in str(plan)
+
+
+def test_measured_times_win_over_assumed_ones_that_are_equal() -> None:
+    planner = ExecutionPlanner(chain(), kind="gpu")
+    plan = planner.generate_plan([VirtualNode("first", "cpu", ram_gb=9), gpu("second", 9)])
+    assert [stage.node for stage in plan.stages] == ["second"] and plan.basis == "measured"
+
+
+def test_a_plan_says_who_holds_what() -> None:
+    made = Chain(chain(4, kv_cache_bytes=MB, activation_peak_bytes=5 * MB).units, input_bytes=77)
+    plan = ExecutionPlanner(made, kind="gpu", inputs_in_flight=2).generate_plan(
+        [gpu("a", 0.25, headroom=0), gpu("b", 0.3, headroom=0)], links=MEASURED
+    )
+    assert [(each.node, each.units) for each in plan.stages] == [("a", ("h.0", "h.1")), ("b", ("h.2", "h.3"))]
+    memory = plan.stages[1].memory
+    assert (memory.weights, memory.kv_cache, memory.activations, memory.inputs_in_flight) == (
+        200 * MB,
+        2 * MB,
+        5 * MB,
+        2000,
+    )
+    assert plan.stages[0].memory.inputs_in_flight == 154
+    assert plan.stages[1].free_bytes == 300 * MB - memory.total
+    [transfer] = plan.transfers
+    assert (transfer.source, transfer.target, transfer.size_bytes, transfer.seconds) == ("a", "b", 1000, 1e-6)
+    assert plan.latency_s == pytest.approx(0.040001) == plan.value_s and plan.period_s == pytest.approx(0.020)
+    assert plan.requests_per_s == pytest.approx(50)
+    assert plan.limits[0] == "computing on a, 50 % of the latency"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "links", "why"),
+    [
+        ([gpu("a", 0.3), gpu("b", 0.3)], Link(1e9), "the links were stated, not measured"),
+        ([gpu("a", 0.3), gpu("b", 0.3, speed=1.0)], MEASURED, "b is assumed to be 1 times as fast"),
+        ([gpu("a", 0.3), VirtualNode("b", "cpu", ram_gb=0.3)], MEASURED, "there is no profile of a cpu"),
+    ],
+)
+def test_no_throughput_is_claimed_from_an_assumed_time(nodes, links, why) -> None:
+    plan = ExecutionPlanner(chain(), kind="gpu").generate_plan(nodes, "throughput", links)
+    assert plan.basis == "assumed" and plan.requests_per_s is None
+    assert ORDER_ONLY in plan.notes and any(why in doubt for doubt in plan.doubts)
+    assert "(assumed)" in str(plan)
+
+
+def test_each_kind_of_node_has_its_own_times() -> None:
+    slow = chain(4, seconds=0.100)
+    planner = ExecutionPlanner({"gpu": chain(), "cpu": slow})
+    plan = planner.generate_plan([gpu("a", 0.35), VirtualNode("b", "cpu", ram_gb=9)], links=MEASURED)
+    assert {stage.node: stage.compute_s for stage in plan.stages} == {
+        "a": pytest.approx(0.030),
+        "b": pytest.approx(0.1),
+    }
+    assert plan.basis == "measured"
+
+
+def test_what_would_help_is_named_with_what_it_gains() -> None:
+    planner = ExecutionPlanner({"gpu": chain(), "cpu": chain(4, seconds=0.100)})
+    plan = planner.generate_plan([gpu("a", 0.35), VirtualNode("b", "cpu", ram_gb=9)], links=Link(1e4, is_measured=True))
+    gains = {gain.change: gain.at_most for gain in plan.gains}
+    before = 3 * 0.010 + 0.100 + 0.100
+    assert gains == {
+        "more memory on a": pytest.approx(before / 0.040),
+        "a faster link between a and b": pytest.approx(before / 0.130),
+        "b twice as fast": pytest.approx(before / 0.180),
+        "a twice as fast": pytest.approx(before / 0.215),
+    }
+    assert [gain.at_most for gain in plan.gains] == sorted(gains.values(), reverse=True)
+
+
+def test_the_splits_of_others_are_shown_with_the_same_predictions() -> None:
+    plan = ExecutionPlanner(chain(), kind="gpu").generate_plan([gpu("a", 0.35), gpu("b", 0.3)], "throughput", MEASURED)
+    found = {each.name: each for each in plan.alternatives}
+    assert list(found) == ["equal split", "split by memory", "greedy by bytes", "a alone", "b alone"]
+    assert found["equal split"].units == (("a", 2), ("b", 2)) and found["equal split"].value_s == plan.value_s
+    assert found["a alone"].value_s is None and "a lacks 85,000,000 bytes" in (found["a alone"].reason or "")
+
+
+def test_the_splits_of_others_follow_their_rules() -> None:
+    def units(count: int, *nodes: VirtualNode) -> dict[str, list[tuple[int, int]] | None]:
+        made = chain(count)
+        found = baselines(nodes, {node.name: made for node in nodes})
+        return {name: split and [(each.node, each.end - each.first) for each in split] for name, split in found}
+
+    three = units(7, gpu("a", 1), gpu("b", 2), gpu("c", 4))
+    assert three["equal split"] == [(0, 3), (1, 2), (2, 2)]
+    assert three["split by memory"] == [(0, 1), (1, 2), (2, 4)]
+    cpu_first = units(4, VirtualNode("c", "cpu", ram_gb=9), gpu("a", 0.4), gpu("b", 0.12))
+    assert cpu_first["greedy by bytes"] == [(1, 2), (2, 1), (0, 1)]  # one unit's room stays free on the first GPU
+    assert units(4, gpu("a", 0.3))["greedy by bytes"] is None
+    assert units(1, gpu("a"), gpu("b"))["equal split"] == [(0, 1)]
+
+
+def test_a_model_that_does_not_fit_says_what_is_missing() -> None:
+    planner = ExecutionPlanner(chain(), kind="gpu")
+    with pytest.raises(Infeasible, match="unit h.2 is the first") as caught:
+        planner.generate_plan([gpu("a", 0.15, headroom=0), gpu("b", 0.1, headroom=0)])
+    missing = caught.value
+    assert (missing.node, missing.unit, missing.short_bytes) == ("a", "h.2", 150 * MB + 1000)
+    assert missing.extra_by_node == {"a": 150 * MB + 1000, "b": 200 * MB}
+
+
+def test_a_fixed_order_is_kept() -> None:
+    planner = ExecutionPlanner({"gpu": chain(), "cpu": chain()})
+    nodes = [VirtualNode("b", "cpu", ram_gb=0.25), gpu("a", 0.3)]
+    assert [stage.node for stage in planner.generate_plan(nodes, in_order=True).stages] == ["b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (lambda: ExecutionPlanner({}), "at least one profile"),
+        (lambda: ExecutionPlanner(chain()), "on which kind of node"),
+        (lambda: ExecutionPlanner({"gpu": chain(4), "cpu": chain(5)}), "not of the same model: 4 and 5 units"),
+        (lambda: ExecutionPlanner(chain(), kind="gpu", inputs_in_flight=0), "inputs_in_flight is 0"),
+        (lambda: ExecutionPlanner(chain(), kind="gpu").generate_plan([]), "no node"),
+        (lambda: ExecutionPlanner(chain(), kind="gpu").generate_plan([gpu("a"), gpu("a")]), "'a' is given twice"),
+        (lambda: ExecutionPlanner(chain(), kind="gpu").generate_plan([gpu("a")], "speed"), "'speed' is no objective"),
+        (
+            lambda: ExecutionPlanner(chain(), kind="gpu").generate_plan([gpu("a")], "requests", requests=0),
+            "requests is 0",
+        ),
+        (
+            lambda: ExecutionPlanner(chain(), kind="gpu").generate_plan(
+                [gpu("a")], links=Links(pairs={("a", "z"): Link(1)})
+            ),
+            "a - z is of a node that is not there",
+        ),
+        (lambda: ExecutionPlanner(chain(seconds=float("nan")), kind="gpu").generate_plan([gpu("a")]), "is no time"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(wrong, says) -> None:
+    with pytest.raises(ValueError, match=says):
+        wrong()
+
+
+def test_planning_loads_no_torch() -> None:
+    code = "import sys, boundby.partition; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

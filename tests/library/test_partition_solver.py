@@ -1,0 +1,428 @@
+"""The planner against every split of small problems: the optimum, its tie-breaks, what is missing; and seeded bugs."""
+
+import dataclasses
+import heapq
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import pytest
+
+from boundby.layers.records import Storage
+from boundby.partition import Chain, Link, Links, Unit, VirtualNode, costs, objectives, solver
+from boundby.partition.baselines import baselines
+from boundby.partition.costs import Costs, costs_of
+from boundby.partition.objectives import Objective, optimum, value_of
+from boundby.partition.shortfall import shortfall
+from boundby.partition.solver import Solver, set_states
+from tests import partition_cases as cases
+from tests.partition_cases import Case
+
+CASES, PARTS = 2040, 6
+SEEN = 450  # cases in which every seeded bug shows
+SOME = range(180)
+OBJECTIVES: tuple[Objective, ...] = ("latency", "throughput", "requests")
+
+
+def chains_of(case: Case) -> dict[str, Chain]:
+    return {node.name: case.chain(node) for node in case.nodes}
+
+
+def tables(case: Case) -> Costs:
+    return costs_of(
+        case.nodes, chains_of(case), case.links, overlap=case.overlap, inputs_in_flight=case.inputs_in_flight
+    )
+
+
+def objective_of(seed: int) -> Objective:
+    return OBJECTIVES[seed % len(OBJECTIVES)]
+
+
+def found(case: Case, objective: Objective) -> tuple[int, ...] | None:
+    """Return the rank of the planner's split, by the costs of the tests; None where it finds none."""
+    split = optimum(tables(case), objective, case.requests, in_order=case.in_order)
+    if split is None:
+        return None
+    assert cases.fits(case, split)
+    return cases.rank(case, objective, split)
+
+
+def mismatches(seeds: Sequence[int]) -> Iterator[int]:
+    """Yield the problems of which the planner finds no optimum, or one that is none."""
+    for seed in seeds:
+        case, objective = cases.random_case(seed), objective_of(seed)
+        try:
+            is_same = found(case, objective) == cases.best(case, objective)
+        except (AssertionError, StopIteration, RuntimeError):
+            is_same = False
+        if not is_same:
+            yield seed
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_no_split_beats_the_plan_of_any_small_problem(part: int) -> None:
+    assert list(mismatches(range(part, CASES, PARTS))) == []
+
+
+@pytest.mark.truth
+def test_no_split_beats_the_plan_of_any_of_many_problems() -> None:
+    wrong = list(mismatches(range(CASES, 15 * CASES)))
+    print(f"{14 * CASES:,} problems, {len(wrong)} mismatches")
+    assert wrong == []
+
+
+def test_the_small_problems_hold_what_makes_planning_hard() -> None:
+    made = [cases.random_case(seed) for seed in range(SEEN)]
+    answers = [cases.best(case, "latency") for case in made]
+    tied = [len({each.key for unit in case.chain(case.nodes[0]).units for each in unit.storages}) for case in made]
+    held = [sum(len(unit.storages) for unit in case.chain(case.nodes[0]).units) for case in made]
+    shares = {
+        "infeasible": [answer is None for answer in answers],
+        "several stages": [answer is not None and answer[2] > 1 for answer in answers],
+        "tied weights": [keys < uses for keys, uses in zip(tied, held, strict=True)],
+        "a cache": [any(unit.kv_cache_bytes for unit in case.chain(case.nodes[0]).units) for case in made],
+        "a fixed order": [case.in_order for case in made],
+        "alike nodes": [len(solver.classes_of(tables(case))) < len(case.nodes) for case in made],
+        "no overlap": [not case.overlap for case in made],
+    }
+    assert {name: share for name, each in shares.items() if (share := sum(each) / SEEN) < 0.15} == {}
+
+
+# Seeded bugs: each puts one wrong thing into the costs or the search.
+
+
+def _patched_table(change: Callable[[Chain], Chain]) -> Callable[[Chain, int], np.ndarray]:
+    original = costs.memory_table
+    return lambda chain, in_flight: original(change(chain), in_flight)
+
+
+def _each_unit(change: Callable[[int, object], dict]) -> Callable[[Chain], Chain]:
+    def changed(chain: Chain) -> Chain:
+        units = tuple(dataclasses.replace(unit, **change(place, unit)) for place, unit in enumerate(chain.units))
+        return dataclasses.replace(chain, units=units)
+
+    return changed
+
+
+def _twice(place: int, unit: object) -> dict:
+    return {"storages": tuple(dataclasses.replace(each, key=f"{each.key}.{place}") for each in unit.storages)}
+
+
+def _once(chain: Chain) -> Chain:
+    """Count a tied weight for the first unit that uses it alone."""
+    seen: set[str] = set()
+    units = []
+    for unit in chain.units:
+        units.append(dataclasses.replace(unit, storages=tuple(each for each in unit.storages if each.key not in seen)))
+        seen |= {each.key for each in unit.storages}
+    return dataclasses.replace(chain, units=tuple(units))
+
+
+BUGS = {
+    "a tied weight counts for every unit": (costs, "memory_table", _patched_table(_each_unit(_twice))),
+    "a tied weight counts in one stage alone": (costs, "memory_table", _patched_table(_once)),
+    "the cache is forgotten": (
+        costs,
+        "memory_table",
+        _patched_table(_each_unit(lambda *_: {"kv_cache_bytes": 0})),
+    ),
+    "activations are forgotten": (
+        costs,
+        "memory_table",
+        _patched_table(_each_unit(lambda *_: {"activation_peak_bytes": 0})),
+    ),
+    "inputs in flight are forgotten": (
+        costs,
+        "memory_table",
+        lambda chain, _, original=costs.memory_table: original(chain, 0),
+    ),
+    "head-room is forgotten": (
+        VirtualNode,
+        "usable_bytes",
+        property(lambda node: node.memory_bytes - node.reserve_bytes),
+    ),
+    "the reserve is forgotten": (
+        VirtualNode,
+        "usable_bytes",
+        property(lambda node: int(node.memory_bytes * (1 - node.headroom))),
+    ),
+    "the latency of links is forgotten": (Link, "seconds", lambda link, size: size / link.bytes_per_s),
+    "links of pairs are forgotten": (Links, "between", lambda links, source, target: links.default),
+    "the way back is taken": (
+        Links,
+        "between",
+        lambda links, a, b: links.pairs.get((b, a)) or links.pairs.get((a, b)) or links.default,
+    ),
+    "the cut is taken behind the next unit": (
+        Chain,
+        "entering_bytes",
+        lambda chain, first: chain.units[first].cut_bytes,
+    ),
+    "all nodes are taken for alike": (solver, "classes_of", lambda tables: [list(range(tables.nodes))]),
+    "nodes in one class may be far apart": (
+        solver,
+        "_are_alike",
+        lambda tables, a, b: (
+            np.array_equal(tables.compute_ps[a], tables.compute_ps[b])
+            and tables.usable_bytes[a] == tables.usable_bytes[b]
+        ),
+    ),
+    "a node is used twice": (
+        solver,
+        "set_states",
+        lambda sizes, original=solver.set_states: original([size + 1 for size in sizes]),
+    ),
+    "the last node is never used": (
+        solver,
+        "set_states",
+        lambda sizes, original=solver.set_states: original([*sizes[:-1], sizes[-1] - 1] if sum(sizes) > 1 else sizes),
+    ),
+    "nodes keep no order": (solver, "ordered_states", lambda count: set_states([1] * count)),
+    "the second best is taken": (
+        solver,
+        "_least",
+        lambda values, moves: np.argsort(values, axis=1)[:, min(1, values.shape[1] - 1)],
+    ),
+    "requests do not queue": (objectives._Search, "_soonest", lambda search, fastest, requests: fastest),
+    "one request too many is counted": (
+        objectives._Search,
+        "_soonest",
+        lambda search, fastest, requests, original=objectives._Search._soonest: original(search, fastest, requests + 1),
+    ),
+    "the search among equals is left out": (objectives._Search, "steadiest", lambda search, fastest: fastest),
+    "links overlap where they do not": (
+        Solver,
+        "_pass_exclusive",
+        lambda search, measure, limit: search._pass_overlapping(measure, limit),
+    ),
+    "links do not overlap where they do": (
+        Solver,
+        "_pass_overlapping",
+        lambda search, measure, limit: search._pass_exclusive(measure, limit),
+    ),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_seeded_bug_is_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    where, name, wrong = BUGS[bug]
+    monkeypatch.setattr(where, name, wrong)
+    assert next(mismatches(range(SEEN)), None) is not None
+
+
+def test_of_equal_splits_the_one_that_moves_least_is_taken() -> None:
+    ms = 1e-3
+    times = {"a": (10, 2, 9, 50), "b": (10, 1, 9, 50), "c": (10, 1, 9, 50)}  # the second unit is slower on a ...
+    cuts = (2_000_000, 1_000_000, 1_000_000, 0)  # ... by what is saved by cutting behind it
+    weights = (10**7, 10**7, 10**7, 25 * 10**6)
+    chains = {
+        name: Chain(
+            tuple(
+                Unit(f"h.{n}", ms * spent[n], (Storage(f"w{n}", weights[n], True),), cut_bytes=cuts[n])
+                for n in range(4)
+            )
+        )
+        for name, spent in times.items()
+    }
+    nodes = [
+        VirtualNode(name, name, ram_gb=room, headroom=0) for name, room in (("a", 0.024), ("b", 0.024), ("c", 0.03))
+    ]
+    split = optimum(costs_of(nodes, chains, Links(default=Link(1e9))), "latency", in_order=True)
+    assert split is not None and [each.end for each in split] == [2, 3, 4]
+
+
+# What is missing where no split fits, the simulation, the splits of others.
+
+
+def infeasible_cases() -> list[Case]:
+    made = [cases.random_case(seed) for seed in SOME]
+    return [case for case in made if cases.best(case, "latency") is None]
+
+
+def test_the_memory_that_is_missing_is_exact_on_every_node() -> None:
+    seen = infeasible_cases()
+    assert len(seen) > 20
+    for case in seen:
+        missing = shortfall(tables(case), case.chain(case.nodes[0]), case.nodes, in_order=case.in_order)
+        assert missing.extra_by_node == {node.name: cases.least_extra(case, n) for n, node in enumerate(case.nodes)}
+        assert missing.extra_bytes == min(missing.extra_by_node.values()) == missing.extra_by_node[missing.node]
+        place = next(n for n, node in enumerate(case.nodes) if node.name == missing.node)
+        assert found(with_memory(case, place, missing.extra_bytes), "latency") is not None
+        assert found(with_memory(case, place, missing.extra_bytes - 1), "latency") is None
+
+
+def with_memory(case: Case, place: int, extra_bytes: int) -> Case:
+    """Return the problem with more memory on one node."""
+    node = case.nodes[place]
+    memory = (node.memory_bytes + extra_bytes) / 1e9
+    larger = dataclasses.replace(node, **{"vram_gb" if node.kind == "gpu" else "ram_gb": memory})
+    return dataclasses.replace(case, nodes=(*case.nodes[:place], larger, *case.nodes[place + 1 :]))
+
+
+def test_an_event_by_event_simulation_agrees_with_every_prediction() -> None:
+    checked = 0
+    for seed in SOME:
+        case = cases.random_case(seed)
+        split = optimum(tables(case), objective_of(seed), case.requests, in_order=case.in_order)
+        if split is None:
+            continue
+        checked += 1
+        finished = simulate(*cases.parts(case, split), requests=40, overlap=case.overlap)
+        value = tables(case).of(split)
+        assert finished[0] == value.latency_ps
+        assert finished[-1] - finished[-2] == value.period_ps
+        for requests in (1, 2, 7, 40):
+            assert finished[requests - 1] == value_of("requests", value, requests)
+    assert checked > 100
+
+
+def test_the_plan_is_never_worse_than_the_splits_of_others() -> None:
+    compared = 0
+    for seed in SOME:
+        case, objective = cases.random_case(seed), objective_of(seed)
+        mine = found(case, objective)
+        for name, split in baselines(case.nodes, chains_of(case), in_order=case.in_order):
+            if split is not None and cases.fits(case, split):
+                compared += name in ("equal split", "split by memory", "greedy by bytes")
+                assert mine is not None and mine <= cases.rank(case, objective, split), (seed, name)
+    assert compared > 100
+
+
+def test_more_memory_or_one_more_node_is_never_worse() -> None:
+    compared = 0
+    for seed in SOME[::3]:
+        case, objective = cases.random_case(seed), objective_of(seed)
+        before = found(case, objective)
+        if before is None:
+            continue
+        compared += 1
+        more = dataclasses.replace(case.nodes[0], name="one more")
+        for easier in (with_memory(case, 0, 10**6), dataclasses.replace(case, nodes=(*case.nodes, more))):
+            after = found(easier, objective)
+            assert after is not None and after[0] <= before[0]
+    assert compared > 30
+
+
+def test_twice_the_speed_of_everything_halves_every_value() -> None:
+    chain = Chain(tuple(Unit(f"h.{n}", (n % 3 + 1) / 128, cut_bytes=2**20) for n in range(9)))
+    slow = [VirtualNode(name, "cpu", ram_gb=1, speed=1.0) for name in "abc"]
+    fast = [dataclasses.replace(node, speed=2.0) for node in slow]
+    for objective in OBJECTIVES:
+        one = costs_of(slow, dict.fromkeys("abc", chain), Links(default=Link(2**30)))
+        two = costs_of(fast, dict.fromkeys("abc", chain), Links(default=Link(2**31)))
+        half = objectives.least(two, objective, 5)
+        assert half is not None and abs(2 * half - objectives.least(one, objective, 5)) <= 4 * 9  # each time is rounded
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_alike_nodes_without_transfers_are_the_linear_partition_problem(count: int) -> None:
+    times = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
+    chain = Chain(tuple(Unit(f"h.{n}", each / 1000) for n, each in enumerate(times)))
+    names = [f"n{n}" for n in range(count)]
+    made = costs_of(
+        [VirtualNode(name, "cpu", ram_gb=1) for name in names],
+        dict.fromkeys(names, chain),
+        Links(default=Link(float("inf"))),
+    )
+    assert objectives.least(made, "throughput") == linear_partition(tuple(times), count) * 10**9
+
+
+def linear_partition(times: tuple[int, ...], parts: int) -> int:
+    """Return the least largest sum of so many consecutive parts."""
+    if parts == 1 or len(times) <= 1:
+        return sum(times)
+    return min(max(sum(times[cut:]), linear_partition(times[:cut], parts - 1)) for cut in range(1, len(times) + 1))
+
+
+@pytest.mark.parametrize(("sizes", "states"), [([1] * 6, 192), ([6], 6), ([3, 3], 24), ([1, 5], 16), ([1] * 8, 1024)])
+def test_alike_nodes_cost_few_states(sizes: list[int], states: int) -> None:
+    assert len(set_states(sizes)) == states
+
+
+@pytest.mark.truth
+@pytest.mark.parametrize("overlap", [True, False])
+def test_128_units_on_6_unlike_nodes_are_planned_within_a_second(overlap: bool) -> None:
+    chance = random.Random(0)
+    nodes = [VirtualNode(f"n{n}", f"n{n}", ram_gb=1.5 + 0.2 * n) for n in range(6)]
+    weights = [(Storage(f"w{n}", chance.randint(1, 10**8), True),) for n in range(128)]
+    chains = {
+        node.name: Chain(
+            tuple(Unit(f"h.{n}", chance.uniform(1e-3, 1e-2), weights[n], chance.randint(1, 10**7)) for n in range(128))
+        )
+        for node in nodes
+    }
+    for objective in ("latency", "throughput"):
+        took = []
+        for _ in range(5):
+            begun = time.perf_counter()
+            assert optimum(costs_of(nodes, chains, Links(), overlap=overlap), objective) is not None
+            took.append(time.perf_counter() - begun)
+        print(f"overlap {overlap}, {objective}: {', '.join(f'{each:.3f}' for each in took)} s")
+        assert min(took) < 1
+    if overlap:
+        for requests in (2, 16, 128):
+            begun = time.perf_counter()
+            assert optimum(costs_of(nodes, chains, Links(), overlap=overlap), "requests", requests) is not None
+            took.append(time.perf_counter() - begun)
+            print(f"overlap {overlap}, {requests} requests: {took[-1]:.3f} s")
+            assert took[-1] < 1
+
+
+def test_too_many_unlike_nodes_are_refused_with_the_way_out() -> None:
+    with pytest.raises(ValueError, match="fix their order"):
+        set_states([1] * 13)
+    assert len(solver.ordered_states(13)) == 13 * 14 // 2
+
+
+def simulate(stages: Sequence[int], carried: Sequence[int], *, requests: int, overlap: bool) -> list[int]:
+    """Return when each request leaves the last stage, by letting one event after the other happen."""
+    return _queueing(stages, carried, requests) if overlap else _handing_over(stages, carried, requests)
+
+
+def _queueing(stages: Sequence[int], carried: Sequence[int], requests: int) -> list[int]:
+    """Stages and links serve one request at a time, in the order of arrival, from queues of any length."""
+    servers = [stages[0]] + [each for pair in zip(carried, stages[1:], strict=True) for each in pair]
+    queues = [requests, *([0] * (len(servers) - 1))]
+    events: list[tuple[int, int]] = []  # when which server is done
+    is_busy = [False] * len(servers)
+    now, finished = 0, []
+    while len(finished) < requests:
+        for server, spent in enumerate(servers):
+            if queues[server] and not is_busy[server]:
+                queues[server] -= 1
+                is_busy[server] = True
+                heapq.heappush(events, (now + spent, server))
+        now, server = heapq.heappop(events)
+        is_busy[server] = False
+        if server + 1 < len(servers):
+            queues[server + 1] += 1
+        else:
+            finished.append(now)
+    return finished
+
+
+def _handing_over(stages: Sequence[int], carried: Sequence[int], requests: int) -> list[int]:
+    """A node receives, computes, sends; it sends when the next one is free, and both are busy meanwhile."""
+    states = ["free"] * len(stages)
+    events: list[tuple[int, int, str]] = []
+    now, begun, finished = 0, 0, []
+    while len(finished) < requests:
+        for node in reversed(range(len(stages))):
+            if states[node] == "done" and states[node + 1] == "free":
+                states[node], states[node + 1] = "sending", "receiving"
+                heapq.heappush(events, (now + carried[node], node, "sent"))
+        if states[0] == "free" and begun < requests:
+            begun += 1
+            states[0] = "computing"
+            heapq.heappush(events, (now + stages[0], 0, "computed"))
+        now, node, what = heapq.heappop(events)
+        if what == "sent":
+            states[node], states[node + 1] = "free", "computing"
+            heapq.heappush(events, (now + stages[node + 1], node + 1, "computed"))
+        elif node == len(stages) - 1:
+            states[node] = "free"
+            finished.append(now)
+        else:
+            states[node] = "done"
+    return finished

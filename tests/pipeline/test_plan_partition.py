@@ -1,0 +1,235 @@
+"""`scripts/plan_partition.py` as a person and a program meet it: text, one JSON document, a picture, exit codes."""
+
+import importlib
+import io
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from boundby.layers.document import write_summary
+from boundby.layers.records import ModelProfile
+from boundby.partition import ExecutionPlanner, Link, VirtualNode
+from tests import layer_profiles as profiles
+from utils import nodes_config
+from utils.errors import InputError
+from utils.plots import partition, style
+
+Command = Callable[..., tuple[int, str, str]]
+WIDEST = 100
+EXAMPLE = profiles.REPOSITORY / "configs" / "nodes.yaml"
+ALIKE = {
+    "nodes": [{"name": "one", "kind": "cpu", "ram_gb": 0.5}, {"name": "two", "kind": "cpu", "ram_gb": 0.5}],
+    "links": {"default": {"gb_per_s": 1.0, "latency_us": 10, "measured": True}},
+}
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Return what runs the script and gives its exit code, stdout and stderr."""
+
+    def start(*arguments: Any) -> tuple[int, str, str]:
+        code = importlib.import_module("scripts.plan_partition").main([str(each) for each in arguments])
+        return code, *capsys.readouterr()
+
+    return start
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    """Store GPT-2 as a CPU gives it."""
+    return store(tmp_path / "cpu", profiles.gpt2())
+
+
+def store(folder: Path, made: ModelProfile) -> Path:
+    path = folder / "gpt2_summary.json"
+    write_summary(path, made)
+    return path
+
+
+def nodes(folder: Path, **changes: Any) -> Path:
+    path = folder / "nodes.yaml"
+    path.write_text(json.dumps({**ALIKE, **changes}))  # which is YAML too
+    return path
+
+
+def test_a_plan_is_told_with_its_stages_and_what_it_was_chosen_from(run, profile, tmp_path) -> None:
+    code, out, err = run(profile, "--nodes", nodes(tmp_path), "--objective", "throughput")
+    assert (code, err) == (0, "")
+    assert out.startswith("2 stages, time between two requests of many: ")
+    assert "gpt2, profiled on AMD EPYC, 2 cores (cpu)" in out
+    for expected in ("Stages:", "Transfers:", "What limits it:", "equal split", "greedy by bytes", "requests/s"):
+        assert expected in out
+    assert max(map(len, out.splitlines())) <= WIDEST
+
+
+def test_one_json_document_holds_the_same_plan(run, profile, tmp_path) -> None:
+    code, out, _ = run(profile, "--nodes", nodes(tmp_path), "--objective", "requests", "--requests", 8, "--json")
+    found = json.loads(out)
+    plan = found["plan"]
+    assert code == 0 and found["feasible"] and found["profiles"][0]["kind"] == "cpu"
+    assert plan["value_s"] == pytest.approx(plan["latency_s"] + 7 * plan["period_s"])
+    assert plan["requests_per_s"] == pytest.approx(1 / plan["period_s"]) and plan["requests_per_s_reason"] is None
+    for stage in plan["stages"]:
+        memory = stage["memory_bytes"]
+        parts = ("weights", "kv_cache", "activations", "inputs_in_flight")
+        assert memory["total"] == sum(memory[part] for part in parts) == stage["usable_bytes"] - memory["free"]
+    assert [stage["first_unit"] for stage in plan["stages"]] == [0, plan["stages"][0]["end_unit"]]
+
+
+def test_the_same_model_of_two_kinds_is_planned_with_both_times(run, profile, tmp_path) -> None:
+    gpu = store(tmp_path / "gpu", profiles.with_memory(profiles.gpt2()))
+    both = nodes(tmp_path, nodes=[*ALIKE["nodes"], {"name": "three", "kind": "gpu", "vram_gb": 0.1}])
+    code, out, _ = run(profile, gpu.parent, "--nodes", both, "--json")
+    assert code == 0 and [each["kind"] for each in json.loads(out)["profiles"]] == ["cpu", "gpu"]
+    named = nodes(tmp_path, nodes=[{"name": "big", "kind": "h200", "vram_gb": 141}])
+    code, out, _ = run(f"h200={gpu}", profile, "--nodes", named, "--json")
+    assert code == 0 and json.loads(out)["plan"]["basis"] == "measured"
+
+
+def test_no_split_that_fits_is_a_finding_that_says_what_is_missing(run, profile, tmp_path) -> None:
+    small = [{"name": name, "kind": "cpu", "ram_gb": 0.1, "headroom": 0} for name in ("one", "two")]
+    code, out, _ = run(profile, "--nodes", nodes(tmp_path, nodes=small), "--picture", tmp_path / "none.png")
+    assert code == 1 and out.startswith("INFEASIBLE: ") and "MB more" in out
+    assert not (tmp_path / "none.png").exists()
+    code, out, _ = run(profile, "--nodes", nodes(tmp_path, nodes=small), "--json")
+    missing = json.loads(out)["missing"]
+    assert code == 1 and missing["extra_bytes"] == min(missing["extra_bytes_by_node"].values()) > 0
+    small[0]["ram_gb"] += missing["extra_bytes"] / 1e9
+    assert run(profile, "--nodes", nodes(tmp_path, nodes=small))[0] == 0
+
+
+def test_the_picture_is_written(run, profile, tmp_path) -> None:
+    code, _, err = run(
+        profile, "--nodes", nodes(tmp_path), "--objective", "throughput", "--picture", tmp_path / "a.png"
+    )
+    assert code == 0 and f"wrote {tmp_path / 'a.png'}" in err
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_nodes_of_the_example_can_be_planned_for(run, profile) -> None:
+    code, out, _ = run(profile)
+    assert code == 0 and out.startswith("1 stage, latency of one request: ")
+
+
+def test_the_example_states_every_setting_with_its_default() -> None:
+    stated = yaml.safe_load(EXAMPLE.read_text())
+    read = nodes_config.read(EXAMPLE)
+    assert set(stated) == set(nodes_config.NodesConfig.model_fields)
+    assert set(stated["workload"]) == set(nodes_config.Workload.model_fields)
+    assert read.workload == nodes_config.Workload() and read.links.default == nodes_config.LinkSettings().default
+    assert (read.overlap, read.in_order, read.nodes[0].headroom) == (True, False, 0.1)
+    known = {key for node in stated["nodes"] for key in node}
+    assert known == set(nodes_config.Node.model_fields)
+
+
+def test_links_are_read_in_si_units(tmp_path) -> None:
+    pairs = [{"between": ["one", "two"], "gb_per_s": 12, "latency_us": 20, "measured": True}]
+    links = nodes_config.read(nodes(tmp_path, links={"pairs": pairs})).link_table()
+    assert links.between("two", "one") == Link(12e9, 20e-6, True)
+    assert links.between("one", "x") == Link(1.25e9, 50e-6, False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"nodes": []}, "nodes: list should have at least 1 item"),
+        ({"nodes": [{"name": "a", "kind": "gpu", "ram_gb": 4}]}, "give vram_gb, here ram_gb"),
+        ({"nodes": [{"name": "a", "kind": "cpu", "ram_gb": 4, "sped": 1}]}, "unknown key"),
+        ({"nodes": ALIKE["nodes"] * 2}, "node 'one' is listed twice"),
+        ({"links": {"pairs": [{"between": ["one", "six"], "gb_per_s": 1}]}}, "names 'six', which is no node"),
+        ({"links": {"pairs": [{"between": ["one", "one"], "gb_per_s": 1}]}}, "from 'one' to itself"),
+        ({"links": {"pairs": [{"between": ["one", "two"], "gb_per_s": 1}] * 2}}, "gives one to two twice"),
+        ({"links": {"default": {"gb_per_s": 0}}}, "greater than 0"),
+        ({"workloads": {}}, "did you mean 'workload'?"),
+    ],
+)
+def test_wrong_nodes_end_with_two_and_say_where(run, profile, tmp_path, changes, says) -> None:
+    code, _, err = run(profile, "--nodes", nodes(tmp_path, **changes))
+    assert code == 2 and says in err and "nodes.yaml" in err
+
+
+def test_what_cannot_be_used_ends_with_two(run, profile, tmp_path) -> None:
+    (tmp_path / "other.json").write_text("[]")
+    (tmp_path / "empty").mkdir()
+    known = nodes(tmp_path)
+    for arguments, says in (
+        (["missing.json"], "missing.json is not there"),
+        ([tmp_path / "other.json"], "is no summary of a profile by layer"),
+        ([tmp_path / "empty"], "holds 0 profiles"),
+        ([profile, profile], "is a second profile of kind 'cpu'"),
+        ([profile, "--nodes", tmp_path / "no.yaml"], "no such file of nodes"),
+        ([profile, "--nodes", known, "--objective", "requests"], "go together"),
+        ([profile, "--nodes", known, "--requests", 3], "go together"),
+        ([profile, "--nodes", known, "--objective", "requests", "--requests", 0], "requests is 0"),
+        ([profile, "--nodes", known, "--picture", tmp_path / "a.jpg"], "ends with .png"),
+    ):
+        code, out, err = run(*arguments)
+        assert (code, out) == (2, "") and says in err, says
+
+
+def test_profiles_of_two_models_are_refused(run, profile, tmp_path) -> None:
+    other = store(tmp_path / "gpu", profiles.with_memory(profiles.gpt2(blocks=6)))
+    code, _, err = run(profile, other, "--nodes", nodes(tmp_path))
+    assert code == 2 and "not of the same model: 17 and 11 units" in err
+
+
+def test_a_folder_whose_name_has_an_equals_sign_is_a_folder(run, profile, tmp_path) -> None:
+    odd = tmp_path / "h200=x"
+    shutil.copytree(profile.parent, odd)
+    assert run(odd, "--nodes", nodes(tmp_path))[0] == 0
+
+
+def test_names_of_strangers_change_no_line(run, tmp_path) -> None:
+    made = profiles.gpt2(blocks=2)
+    odd = tuple(replace(each, path=each.path.replace("h.", "h\x1b[31m\n."), name=each.name) for each in made.layers)
+    relative = {each.path: new.path for each, new in zip(made.layers, odd, strict=True)}
+    odd = tuple(replace(each, parent=relative.get(each.parent)) for each in odd)
+    path = store(tmp_path / "odd", replace(made, layers=odd, model_name="<b>\x1b[0m\u202e", device_name="\x00x\n"))
+    code, out, _ = run(path, "--nodes", nodes(tmp_path), "--picture", tmp_path / "odd.png")
+    assert code == 0 and not set("\x1b\x00\u202e") & set(out)
+
+
+def test_help_is_quick_to_import() -> None:
+    code = "import sys, scripts.plan_partition; sys.exit(bool({'numpy', 'torch', 'matplotlib'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=profiles.REPOSITORY).returncode == 0
+
+
+def test_a_bad_requests_flag_is_an_input_error() -> None:
+    from utils.partition import planning
+
+    with pytest.raises(InputError, match="go together"):
+        planning.plan({}, nodes_config.read(EXAMPLE), "latency", 3)
+
+
+# The picture.
+
+
+def figure(ram_gb: float, **plan: Any) -> Any:
+    planner = ExecutionPlanner(profiles.gpt2())
+    found = planner.generate_plan([VirtualNode(name, "cpu", ram_gb=ram_gb) for name in "abc"], **plan)
+    drawn = partition.figure(found, style.Subject("a plan", "of a model", is_synthetic=False))
+    drawn.savefig(io.BytesIO(), dpi=40)
+    return found, drawn
+
+
+def test_the_picture_shows_every_stage_and_transfer() -> None:
+    plan, drawn = figure(0.5, objective="throughput")
+    time, memory = drawn.axes
+    assert [label.get_text() for label in time.get_yticklabels()] == ["a (cpu)", "b (cpu)", "c (cpu)"]
+    written = [each.get_text() for each in time.texts]
+    assert sum(" kB" in text for text in written) == 2 and sum("units, " in text for text in written) == 3
+    assert "may come every" in time.get_title("left")
+    assert sum("that may be used" in each.get_text() for each in memory.texts) == len(plan.stages)
+
+
+def test_the_picture_of_one_stage_is_drawn() -> None:
+    _, drawn = figure(4)
+    assert len(drawn.axes[0].get_yticklabels()) == 1
