@@ -84,7 +84,7 @@ def record(run: Run, loaded: LoadedModel, rows: Rows, max_length: int) -> dict[s
 
 def _derive(layout: Layout, taken: CaptureManifest, peak_flops_per_s: float | None) -> dict[str, Any]:
     """Write everything that the trace and the stacks tell; return the document on the trace."""
-    analysis = analyze(read_trace(layout.trace), expected_steps=taken.steps_recorded)
+    analysis = analyze(read_trace(layout.trace), expected_steps=taken.cycles[0].steps_expected)
     found = Examination((Examined(analysis, judge_trace(analysis), analysis.operators, analysis.rank),), (), "shapes")
     told = document.of(found, peak_flops_per_s)
     files.write_json(layout.trace_analysis, told)

@@ -8,7 +8,7 @@ import numpy as np
 from boundby.trace.activity import main_thread, thread_activities
 from boundby.trace.annotations import AnnotationStat, annotation_stats
 from boundby.trace.breakdown import KINDS, Breakdown, breakdown, clipped_union, kinds_of_work
-from boundby.trace.completeness import Finding, findings
+from boundby.trace.completeness import MOST_DEVICES, Finding, findings
 from boundby.trace.gaps import Device, IdleTime
 from boundby.trace.intervals import Intervals, distinct, union
 from boundby.trace.kernels import KernelStat, kernel_stats
@@ -57,6 +57,7 @@ def analyze(trace: Trace, *, expected_steps: int | None = None, stacks_expected:
     seen = window(trace, linked)
     launches = launch_stats(trace, linked, seen)
     kinds = kinds_of_work(trace)
+    main = main_thread(trace, [thread for thread, each in tree.segments.items() if len(each.row)])
     return Analysis(
         path=str(trace.path),
         rank=trace.rank,
@@ -68,20 +69,27 @@ def analyze(trace: Trace, *, expected_steps: int | None = None, stacks_expected:
         step_numbers=seen.steps,
         steps_expected=expected_steps,
         findings=findings(
-            trace, linked, seen, launches, expected_steps=expected_steps, stacks_expected=stacks_expected
+            trace,
+            linked,
+            seen,
+            launches,
+            devices=len(distinct(np.sort(_device_numbers(trace, linked)))),
+            expected_steps=expected_steps,
+            stacks_expected=stacks_expected,
         ),
-        devices=_devices(trace, tree, linked, kinds, seen),
+        devices=_devices(trace, tree, linked, kinds, seen, main),
         launches=launches,
         operators=tuple(op_stats(trace, tree=tree, linked=linked)),
         kernels=_kernels(trace, tree, linked, kinds),
-        annotations=tuple(annotation_stats(trace, tree, linked)),
+        annotations=tuple(annotation_stats(trace, tree, linked, main)),
         memory=memory_use(trace, tree, seen),
     )
 
 
-def _devices(trace: Trace, tree: HostTree, linked: Links, kinds: np.ndarray, seen: Window) -> tuple[Breakdown, ...]:
+def _devices(  # noqa: PLR0913  (everything that is known of the trace)
+    trace: Trace, tree: HostTree, linked: Links, kinds: np.ndarray, seen: Window, main: int | None
+) -> tuple[Breakdown, ...]:
     activities = thread_activities(trace, tree, linked)
-    main = main_thread(trace, list(activities))
 
     def of(number: int | None, device: Device, work: Mapping[str, Intervals]) -> Breakdown:
         starts, ends = zip(*((each.start_ns, each.end_ns) for each in work.values()), strict=True)
@@ -94,7 +102,7 @@ def _devices(trace: Trace, tree: HostTree, linked: Links, kinds: np.ndarray, see
         return (of(None, host, {HOST_KIND: clipped_union(host.start_ns, host.end_ns, seen)}),)
     numbers = _device_numbers(trace, linked)
     found = []
-    for number in distinct(np.sort(numbers)).tolist():
+    for number in _busiest(numbers, linked.end_ns - linked.start_ns):
         chosen = np.flatnonzero(numbers == number)
         kind = kinds[linked.rows[chosen]]
         work = {
@@ -103,6 +111,13 @@ def _devices(trace: Trace, tree: HostTree, linked: Links, kinds: np.ndarray, see
         }
         found.append(of(number, _device(trace, linked, chosen, seen), work))
     return tuple(sorted(found, key=lambda each: -each.busy_ns))
+
+
+def _busiest(numbers: np.ndarray, duration_ns: np.ndarray) -> list[int]:
+    """Return the devices that are told about: all but in a trace with absurdly many."""
+    different, place = np.unique(numbers, return_inverse=True)
+    spent = np.bincount(place, weights=duration_ns)
+    return different[np.argsort(-spent, kind="stable")[:MOST_DEVICES]].tolist()
 
 
 def _host(trace: Trace, seen: Window) -> Device:

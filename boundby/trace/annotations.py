@@ -14,7 +14,10 @@ ANNOTATION = "user_annotation"
 
 @dataclass(frozen=True)
 class AnnotationStat:
-    """All ranges of one name. `device_ns` counts the work launched in them, but not that of ranges inside them."""
+    """All ranges of one name. `device_ns` counts the work launched in them, but not that of ranges inside them.
+
+    Work that another thread launches, as that of the backward pass is, counts for the range that the main thread is in.
+    """
 
     name: str
     calls: int
@@ -22,11 +25,15 @@ class AnnotationStat:
     device_ns: int
 
 
-def annotation_stats(trace: Trace, tree: HostTree, linked: Links) -> list[AnnotationStat]:
+def annotation_stats(trace: Trace, tree: HostTree, linked: Links, main: int | None) -> list[AnnotationStat]:
     """Return one record per name, the one with the most device time, then host time, first; step marks are none."""
     wanted = trace.in_categories([ANNOTATION]) & ~trace.named(PROFILER_STEP)
     rows = np.flatnonzero(wanted)
-    owner = tree.nearest(np.where(linked.launch == ABSENT, ABSENT, linked.launch), wanted)
+    owner = tree.nearest(linked.launch, wanted)
+    if main in tree.segments:
+        elsewhere = np.flatnonzero((owner == ABSENT) & (linked.launch != ABSENT))
+        around = tree.segments[main].row_at(trace.start_ns[linked.launch[elsewhere]])
+        owner[elsewhere] = tree.nearest(around, wanted)
     device_ns = np.zeros(len(trace.names), dtype=np.int64)
     launched = owner != ABSENT
     np.add.at(device_ns, trace.name[owner[launched]], (linked.end_ns - linked.start_ns)[launched])

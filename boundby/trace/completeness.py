@@ -15,6 +15,7 @@ from boundby.trace.window import Window
 LOST_WORK, MUCH_LOST_WORK = 0.05, 0.3
 MUCH_ORPHANED = 0.05  # of the work of the device, without the call that launched it
 EARLY_STARTS = 0.01  # of the work, before its own launch: the clocks of host and device disagree
+MOST_DEVICES = 64  # no process has more; each costs a timeline and its steps
 SHARE_OF_ZEROS = 0.2  # of the events at the very same earliest moment
 
 
@@ -33,6 +34,7 @@ def findings(  # noqa: PLR0913  (everything that is known of the trace)
     window: Window,
     launches: LaunchStats,
     *,
+    devices: int = 1,
     expected_steps: int | None = None,
     stacks_expected: bool = False,
 ) -> tuple[Finding, ...]:
@@ -41,6 +43,9 @@ def findings(  # noqa: PLR0913  (everything that is known of the trace)
     found += _steps(window, expected_steps)
     found += _durations(trace, linked, window)
     found += _links(trace, linked, launches)
+    if devices > MOST_DEVICES:
+        text = f"the work is of {devices:,} devices; only the {MOST_DEVICES} with most of it are told about"
+        found.append(Finding("devices", True, text))
     if window.length_ns == 0:
         found.append(Finding("empty", True, "the trace holds nothing that takes time on the host or on a device"))
     elif trace.device_names and not len(linked.rows):

@@ -18,8 +18,10 @@ import msgspec
 
 from boundby.trace.source import Source
 
-MAX_JSON_BYTES = 4 * 2**30  # decompressed; the columns of the densest possible events take about three times as much
+MAX_JSON_BYTES = 4 * 2**30  # decompressed; columns take a third of that, of the densest possible events six times
 LARGEST_EVENT_BYTES = 64 * 2**20  # of text without the end of an event in it
+MOST_OPENINGS = 64  # places that look like the start of the list; each costs decoding what stands before it
+SPACE_BYTES = 4096  # of blanks that may stand before a bracket, or inside of an opening
 LARGEST_HEADER_BYTES = 64 * 2**20
 START = re.compile(rb'"traceEvents"\s*:\s*\[')
 BETWEEN = re.compile(rb"\}\s*,\s*(?=\{)")
@@ -157,17 +159,21 @@ class Decoding:
 
     def _skip_header(self, pieces: Iterator[bytes]) -> tuple[bytes, bytes]:
         """Return the text after the opening of the list of events, and the opening that makes it JSON again."""
-        text = b""
+        text, searched, tries = b"", 0, 0
         for piece in pieces:
             text += piece
-            if text.lstrip()[:1] == b"[":
+            if text[:SPACE_BYTES].lstrip()[:1] == b"[":
                 return text.lstrip()[1:], b"["
-            for match in START.finditer(text):
+            for match in START.finditer(text, searched):
+                tries += 1
+                if tries > MOST_OPENINGS:
+                    break
                 with contextlib.suppress(*_UNSOUND):  # the words stand in a text, or deeper
                     self.header = _header(text[: match.end()] + b"]}")
                     return text[match.end() :], b'{"traceEvents":['
-            if len(text) > LARGEST_HEADER_BYTES:
+            if tries > MOST_OPENINGS or len(text) > LARGEST_HEADER_BYTES:
                 break
+            searched = max(0, len(text) - SPACE_BYTES)
         raise ValueError(self._source.fault or "it holds no list of traceEvents")
 
     def _chunk(self, text: bytes, end: int) -> tuple[list[Event], bytes]:

@@ -202,16 +202,15 @@ class IdleTime:
             return np.zeros(len(self.gaps), dtype=bool)
         before, launched = np.append(_launch_before(trace, device), 0)[ender], trace.start_ns[self._launch]
         found = np.zeros(len(self.gaps), dtype=bool)
-        streamless = trace.stream[waits] == ABSENT
-        for lane, chosen, column in (
-            (trace.thread[self._launch], waits[streamless], trace.thread),
-            (trace.stream[self._ender], waits[~streamless], trace.stream),
+        recorded = trace.correlation[waits[trace.stream[waits] != ABSENT]]
+        is_streamless = trace.stream[waits] == ABSENT
+        # A call that a record repeats is told by the stream of that record.
+        repeated = is_streamless & np.isin(trace.correlation[waits], recorded[recorded != ABSENT])
+        for chosen, column, lane in (
+            (waits[is_streamless & ~repeated], trace.thread, trace.thread[self._launch]),
+            (waits[~is_streamless], trace.stream, trace.stream[self._ender]),
         ):
-            for number in distinct(np.sort(lane)).tolist():
-                moments = np.sort(trace.start_ns[chosen[column[chosen] == number]])
-                first = np.searchsorted(moments, before, side="left")
-                last = np.searchsorted(moments, launched, side="left")
-                found |= (lane == number) & (last > first)
+            found |= _any_between(column[chosen], trace.start_ns[chosen], lane, before, launched)
         return found & self._launched
 
     def _inside(self, activity: ThreadActivity, gaps: np.ndarray) -> Iterator[tuple[int, str, int]]:
@@ -230,6 +229,18 @@ class IdleTime:
 
 
 _REFILL = CAUSE_OF_KIND | {LAUNCH: CAUSE_OF_KIND[SYNCHRONISATION]}
+
+
+def _any_between(
+    lanes: np.ndarray, moments: np.ndarray, lane: np.ndarray, start: np.ndarray, end: np.ndarray
+) -> np.ndarray:
+    """Tell of each span from `start` to `end` whether a moment of its `lane` lies in it, the end excluded."""
+    # Moments as ranks, so that lane and moment fit into one integer.
+    _, rank = np.unique(np.concatenate([moments, start, end]), return_inverse=True)
+    of_moment, of_start, of_end = np.split(rank, [len(moments), len(moments) + len(start)])
+    keys = np.sort(lanes.astype(np.int64) << 32 | of_moment)
+    own = lane.astype(np.int64) << 32
+    return np.searchsorted(keys, own | of_end) > np.searchsorted(keys, own | of_start)
 
 
 def _groups(numbers: np.ndarray) -> list[np.ndarray]:

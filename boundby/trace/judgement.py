@@ -31,10 +31,15 @@ STEADY = 0.2  # interquartile range of the step times, over their median
 CLEAR = 0.6  # of the time of the work, to call it compute
 SMALL_GAIN = 1.005
 # Kernels and operators that multiply matrices, convolve or attend: the only ones that arithmetic can limit.
-ARITHMETIC = re.compile(
-    r"(?i:gemm|cutlass|conv|wgrad|dgrad|fprop|winograd|xmma|mma_|flash|fmha|attention|cublas|nvjet|tensile|Cijk)"
-    r"|^aten::(mm|addmm|bmm|baddbmm|_addmm_activation|_scaled_mm|linear)$|^mkldnn::"
+# The operator that launched a kernel tells it best; compiled ones have no operator of their own name.
+ARITHMETIC_OPERATOR = re.compile(
+    r"conv(?!ert)|attention|::(mm|addmm|bmm|baddbmm|_addmm_activation|_scaled_mm|_grouped_mm|mv|dot|linear|matmul)$|^mkldnn::"
 )
+ARITHMETIC_KERNEL = re.compile(
+    r"(?i:gemm|cutlass|conv(?!ert)|wgrad|dgrad|fprop|winograd|scudnn|xmma|(?<!ga)mma_|flash|fmha|attention|cublas|nvjet"
+    r"|tensile|Cijk|triton_(tem|mm|bmm))"
+)
+FUSED_BY_COMPILER = re.compile(r"^triton_(poi|red|per)_")  # pointwise and reductions; the names list what was fused
 FIXES: dict[str, tuple[str, Bound]] = {
     "input": ("prepare the input ahead (DataLoader workers, prefetching, pinned memory)", "input"),
     "synchronisation": ("take the waits for the device out of the loop (.item(), .cpu(), printing)", "launch"),
@@ -67,7 +72,9 @@ def judge_trace(analysis: Analysis) -> Verdict:
     doubts = [*minor, *_doubts(device, labels, bound)]
     if labels and labels[bound] < AGREEING * sum(labels.values()) and bound != "mixed":
         bound, alternatives = "mixed", tuple(labels)
-    share = shares.get(bound) if bound in shares else None
+    share = None if bound == UNEXPLAINED else shares.get(bound)
+    if bound == UNEXPLAINED:
+        doubts.insert(0, f"unexplained: {_percent(shares[bound])} of the window is untraced or a wait between streams")
     evidence = list(_evidence(device))
     if bound == "compute":
         bound, others, said = _kind_of_work(analysis, device)
@@ -111,20 +118,29 @@ def _kind_of_work(analysis: Analysis, device: Breakdown) -> tuple[Bound, tuple[B
     """
     optimizer = sum(each.device_ns for each in analysis.annotations if each.name.startswith("Optimizer.step"))
     if device.device is None:
-        spent: list[tuple[str, int]] = [(each.name, each.cpu_self_ns) for each in analysis.operators]
+        spent = [(_is_arithmetic(each.name, None), each.cpu_self_ns) for each in analysis.operators]
         what = "time in operators"
     else:
-        spent = [(each.name, each.total_ns) for each in analysis.kernels if each.kind in ("compute", "memset")]
+        work = [each for each in analysis.kernels if each.kind in ("compute", "memset")]
+        spent = [(_is_arithmetic(each.operator, each.name), each.total_ns) for each in work]
         what = "time of the kernels"
     whole = sum(nanoseconds for _, nanoseconds in spent)
-    arithmetic = sum(nanoseconds for name, nanoseconds in spent if ARITHMETIC.search(name))
+    arithmetic = sum(nanoseconds for is_arithmetic, nanoseconds in spent if is_arithmetic)
     share = arithmetic / whole if whole else 0.0
     said = f"by name, {_percent(share)} of the {what} is in matrix products, convolutions and attention"
     if device.device is not None and optimizer > device.window_ns / 2:
         return "optimizer", ("memory",), f"{said}; {_percent(optimizer / device.window_ns)} of it in optimizer steps"
     if share >= CLEAR:
         return "compute", ("memory",), said
-    return ("memory", (), said) if share <= 1 - CLEAR else ("mixed", ("compute", "memory"), said)
+    return ("memory", ("compute",), said) if share <= 1 - CLEAR else ("mixed", ("compute", "memory"), said)
+
+
+def _is_arithmetic(operator: str | None, kernel: str | None) -> bool:
+    """Tell whether arithmetic can limit the work: by its operator, and where that has no telling name by the kernel."""
+    if operator is not None and (kernel is None or operator.startswith("aten::")):
+        return ARITHMETIC_OPERATOR.search(operator) is not None
+    name = kernel or ""
+    return FUSED_BY_COMPILER.search(name) is None and ARITHMETIC_KERNEL.search(name) is not None
 
 
 def _doubts(device: Breakdown, labels: Counter[Bound], bound: Bound) -> Iterator[str]:

@@ -10,7 +10,7 @@ from boundby.trace.table import ABSENT, DEVICE_CATEGORIES, LAUNCH_CATEGORIES
 
 # Calls of CUDA's and HIP's runtime and driver that put work into a queue of the device.
 LAUNCH = re.compile(
-    r"^((cuda|hip|cu)(Ext)?(Module)?(Graph)?Launch(Kernel|CooperativeKernel|HostFunc)?(Ex|ExC|MultiDevice)?(_ptsz|_v\d+)?"
+    r"^((cuda|hip|cu)(Ext)?(Module)?(Graph)?Launch(Kernel|CooperativeKernel)?(Ex|ExC|MultiDevice)?(_ptsz|_v\d+)?"
     r"|(cuda|hip|cu)(Memcpy|Memset)\w*"
     r"|(ur|ze)\w*(Launch|Append|Copy|Fill)\w*)$"
 )

@@ -1,5 +1,6 @@
 """What encloses what on the threads of the host, and which event was innermost at each moment."""
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from boundby.trace.reader import Trace
 from boundby.trace.table import ABSENT, LAUNCH_CATEGORIES, OPERATOR, PYTHON_FRAME
 
 HOST_CATEGORIES = (OPERATOR, "user_annotation", PYTHON_FRAME, *LAUNCH_CATEGORIES)
+DEEP = 16  # levels that are gone through one by one
 FEW = 24  # events of a thread, for which a loop is faster than arrays
 
 
@@ -44,12 +46,16 @@ class HostTree:
 
     def nearest(self, rows: np.ndarray, wanted: np.ndarray) -> np.ndarray:
         """Return, for each of `rows`, itself or its closest encloser that is `wanted` (a mask of all), or `ABSENT`."""
-        found = rows.copy()
+        found, outer = rows.copy(), self.parent
         searching = np.flatnonzero((found != ABSENT) & ~wanted[found])
-        while len(searching):
-            found[searching] = self.parent[found[searching]]
+        for level in itertools.count():
+            if not len(searching):
+                return found
+            found[searching] = outer[found[searching]]
             searching = searching[(found[searching] != ABSENT) & ~wanted[found[searching]]]
-        return found
+            if level >= DEEP:  # skip ever more levels at once: frames may be nested by the thousand
+                passes = (outer != ABSENT) & ~wanted[outer]
+                outer = np.where(passes, outer[outer], outer)
 
 
 def host_tree(trace: Trace) -> HostTree:

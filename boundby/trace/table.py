@@ -11,6 +11,7 @@ from boundby.trace.decoding import Args, Begin, Complete, End, Event, Instant, M
 from boundby.trace.timestamps import exact_nanoseconds, whole_nanoseconds
 
 ABSENT = -1  # in a column of ids: the event does not carry this id
+MOST_EVENTS = 30_000_000  # about 3 GB of columns
 MEMORY = "[memory]"
 # Names of the first releases of Kineto, which later ones replaced.
 RENAMED = {
@@ -64,11 +65,14 @@ class Columns:
         self._events: list[dict[str, np.ndarray]] = []
         self._memory: list[dict[str, np.ndarray]] = []
         self._open: dict[tuple[Any, Any], list[Begin]] = {}
-        self._untimed = 0
+        self._count = self._untimed = 0
         self._example = ""
 
     def add(self, events: Sequence[Event]) -> None:
-        """Take in the events of one chunk; those without a usable time are left out and counted."""
+        """Take in the events of one chunk; those without a usable time are left out and counted.
+
+        Raises ValueError beyond `MOST_EVENTS`.
+        """
         complete = [event for event in events if type(event) is Complete]
         present = set(map(type, events))
         if Begin in present or End in present:
@@ -76,6 +80,9 @@ class Columns:
         memory = []
         if Instant in present:
             memory = [event for event in events if type(event) is Instant and event.name == MEMORY]
+        self._count += len(complete)
+        if self._count > MOST_EVENTS:
+            raise ValueError(f"it holds more than {MOST_EVENTS:,} events with a duration, the limit here")
         if complete:
             self._events.append(self._rows_of(complete))
         if memory:

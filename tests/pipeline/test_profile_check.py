@@ -141,7 +141,7 @@ def test_a_run_that_recorded_nothing_on_purpose_is_fine(results, capsys):
     write_receipt(results, parts={"config": {"trace": {"enabled": False}}})
     code, out = check(capsys, results)
     assert code == 0
-    assert "note .receipts/03.json: trace.enabled was false: nothing was recorded" in out
+    assert "note .receipts/03.json: trace.enabled was false: no trace was recorded" in out
 
 
 def test_copied_files_of_the_content_that_the_receipt_lists_are_not_stale(results, capsys):

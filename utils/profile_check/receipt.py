@@ -47,7 +47,7 @@ class Receipt(msgspec.Struct):
     @property
     def is_without_trace(self) -> bool:
         """Whether the settings asked for none."""
-        return not self.parts.config.trace.enabled and not self.outputs
+        return not self.parts.config.trace.enabled
 
 
 def read(subject: Subject) -> tuple[Receipt | None, list[Check]]:
@@ -73,7 +73,7 @@ def _of_itself(subject: Subject, receipt: Receipt, path: Path) -> Iterator[Check
     elif receipt.status != "ok":
         yield subject.fault("receipt", path, f"step {STEP} ended with status {receipt.status}")
     elif receipt.is_without_trace:
-        yield subject.note("receipt", path, "trace.enabled was false: nothing was recorded")
+        yield subject.note("receipt", path, "trace.enabled was false: no trace was recorded")
     else:
         yield subject.ok("receipt", path, f"step {STEP} finished, {len(receipt.outputs)} file(s) listed")
 

@@ -25,6 +25,7 @@ class Cycle(msgspec.Struct):
 
     steps_recorded: int
     stacks: bool = False
+    steps_expected: int | None = None
     trace_path: str | None = None
     trace_bytes: int | None = None
     json_bytes: int | None = None

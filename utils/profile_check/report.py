@@ -80,7 +80,8 @@ def _run_record(subject: Subject) -> Iterator[Check]:
     except (OSError, ValueError, LookupError, TypeError) as error:
         yield subject.unreadable("run record", path, error)
     else:
-        yield subject.ok("run record", path, f"step {STEP} ended with status {status}")
+        say = subject.ok if status == "ok" else subject.note
+        yield say("run record", path, f"step {STEP} ended with status {status}")
 
 
 def lines(checked: Checked, *, with_analysis: bool = False) -> list[str]:

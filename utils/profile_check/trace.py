@@ -45,7 +45,7 @@ def _trace(subject: Subject, path: Path, cycle: Cycle) -> tuple[Analysis | None,
         trace = read_trace(path, max_json_bytes=LARGEST_JSON_BYTES)
     except (OSError, ValueError) as error:
         return None, [*checks, subject.unreadable("trace", path, error)]
-    analysis = analyze(trace, expected_steps=cycle.steps_recorded, stacks_expected=cycle.stacks)
+    analysis = analyze(trace, expected_steps=cycle.steps_expected or cycle.steps_recorded, stacks_expected=cycle.stacks)
     checks += [
         subject.fault(each.kind, path, each.text) if each.is_fatal else subject.note(each.kind, path, each.text)
         for each in analysis.findings

@@ -80,6 +80,8 @@ class Examination:
         if rank not in ranks:
             known = listed([each for each in ranks if each is not None]) or "none"
             raise InputError(f"no trace is of rank {rank}; the ranks that are known are: {known}")
+        if ranks.count(rank) > 1:
+            raise InputError(f"{ranks.count(rank)} of the traces are of rank {rank}; name the one file instead")
         return ranks.index(rank)
 
     def only(self, rank: int | None) -> Examined:
