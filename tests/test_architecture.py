@@ -27,6 +27,7 @@ TORCH_FREE = (
     "boundby.layers.report",
     "boundby.layers.document",
     "boundby.dashboard",
+    "boundby.partition",
 )
 HEAVY = ("torch", "transformers", "pandas", "matplotlib", "sklearn", "datasets", "pyarrow", "numpy")
 LONGEST_SCRIPT = 80

@@ -53,14 +53,18 @@ class Assembly:
         called = [self._layer(call, order) for order, call in enumerate(self._calls)]
         return (*called, *self._never_called(called))
 
-    def coverage(self, reference_s: float) -> Coverage:
+    def coverage(self) -> Coverage:
         """Return how much of the reference time the root accounts for: by the slower one of host and device."""
-        root = self.samples[""]
-        host_s = median(root.host_inclusive_s)
-        device_s = median(root.device_inclusive_s) if root.device_inclusive_s else 0.0
+        root, reference_ns = self.samples[""], self._found.host.reference_ns
+        pairs = zip(root.host_inclusive_s, reference_ns, strict=True)
+        ratio = median(spent * 1e9 / plain for spent, plain in pairs)
+        if root.device_inclusive_s:
+            ratio = max(ratio, median(root.device_inclusive_s) * 1e9 / median(reference_ns))
         inside = [each for each in self._calls if not self._tree.is_elsewhere(each) and not each.callees]
-        leaves_s = sum(median(self.samples[each.path].host_self_s) for each in inside)
-        return coverage(max(host_s, device_s), leaves_s, host_s, reference_s)
+        leaves = [self.samples[each.path] for each in inside]
+        leaves_s = sum(median(each.device_self_s or each.host_self_s) for each in leaves)
+        root_s = median(root.device_inclusive_s or root.host_inclusive_s)
+        return coverage(ratio, leaves_s / root_s if root_s > 0 else 0.0)
 
     def _samples(self) -> dict[str, LayerSamples]:
         runs = [corrected(each, self._found.cost_ns) for each in self._found.host.runs]

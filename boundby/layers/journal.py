@@ -7,6 +7,7 @@ from pathlib import Path
 from boundby import files
 
 logger = logging.getLogger("boundby.layers")
+logger.addHandler(logging.NullHandler())  # else Python writes warnings to stderr where a program set nothing up
 
 
 class Journal:

@@ -77,22 +77,23 @@ def p95_doubt(num_runs: int) -> str | None:
     if num_runs >= enough:
         return None
     if num_runs < LEAST_FOR_P95:
-        return f"p95: {num_runs} runs give none; profile {LEAST_FOR_P95} or more, {enough} for one that can be trusted"
+        return (
+            f"p95: too few runs ({num_runs}) for one; profile {LEAST_FOR_P95}, or {enough} for one that can be trusted"
+        )
     return (
         f"p95: with {num_runs} runs, the chance that even the slowest one is quicker than the true 95th percentile is "
         f"{100 * 0.95**num_runs:.0f} %; profile {enough} runs or more"
     )
 
 
-def coverage(root_s: float, leaves_s: float, host_root_s: float, reference_s: float) -> Coverage:
-    """Return how much of the reference time the root accounts for; `leaves_s` and `host_root_s` are of one clock."""
-    ratio = root_s / reference_s
+def coverage(ratio: float, leaf_ratio: float) -> Coverage:
+    """Return the coverage with what it says of the profile."""
     status: CoverageStatus = "not representative"
     if PASS[0] <= ratio <= PASS[1]:
         status = "pass"
     elif WARN[0] <= ratio <= WARN[1]:
         status = "warn"
-    return Coverage(ratio, status, leaves_s / host_root_s if host_root_s > 0 else 0.0)
+    return Coverage(ratio, status, leaf_ratio)
 
 
 def trust_doubts(found: Coverage, overhead: float, num_runs: int) -> list[str]:

@@ -56,6 +56,7 @@ def measure(subject: Subject, num_runs: int, instruments: Instruments, limits: L
     watch = instruments.watch().start()
     cost_ns = instruments.probe_cost_ns(instruments.now)
     host = time_runs(run, tree, targets, num_runs, instruments.now, instruments.synchronize)
+    cost_ns = min(cost_ns, instruments.probe_cost_ns(instruments.now))  # of both, that which was disturbed less
     device = _time_device(subject, tree, num_runs, instruments)
     disturbances = watch.stop().disturbances(torch.get_num_threads())
     doubts += [f"disturbed: {'; '.join(each.text for each in disturbances)}"] if disturbances else []
@@ -84,8 +85,7 @@ def _report(subject: Subject, assembly: Assembly, found: Findings, doubts: Seque
     num_runs = len(host.runs)
     reference_s = summarize_runs([each / 1e9 for each in host.reference_ns])
     instrumented_s = summarize_runs([each / 1e9 for each in host.instrumented_ns])
-    coverage, layers = assembly.coverage(reference_s.median), assembly.layers()
-    overhead = instrumented_s.median / reference_s.median - 1
+    coverage, layers = assembly.coverage(), assembly.layers()
     profile = ModelProfile(
         profile_name=subject.profile_name,
         model_name=subject.model_name,
@@ -100,8 +100,10 @@ def _report(subject: Subject, assembly: Assembly, found: Findings, doubts: Seque
         coverage=coverage,
         layers=layers,
         reasons=_reasons(found, num_runs),
-        doubts=(*doubts, *trust_doubts(coverage, overhead, num_runs), *_doubts(subject.model, layers, found)),
+        doubts=(*doubts, *trust_doubts(coverage, host.overhead, num_runs), *_doubts(subject.model, layers, found)),
         environment=_environment(),
+        limits=found.limits,
+        paired_overhead=host.overhead,
     )
     return Report(profile, assembly.samples)
 

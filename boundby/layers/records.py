@@ -99,8 +99,11 @@ class ModelProfile:
     doubts: tuple[str, ...]
     environment: dict[str, str]
     limits: Limits | None = None  # of the machine, those that `bound` and `share_of_limit` rest on
+    paired_overhead: float | None = None  # of runs with probes over the runs without beside them, minus one: the median
 
     @property
     def overhead(self) -> float:
-        """Instrumented over reference time, minus one."""
+        """Instrumented over reference time, minus one; within pairs of runs where they are known."""
+        if self.paired_overhead is not None:
+            return self.paired_overhead
         return self.instrumented_s.median / self.reference_s.median - 1

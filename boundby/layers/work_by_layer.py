@@ -33,7 +33,7 @@ def count_work(run: Run, tree: CallTree, targets: Targets, clock: Callable[[], f
         tree.enter_root()
         try:
             with attached(targets, visiting_probe(tree, Nothing())):
-                found.append(count_by(run, lambda: tree.lane.call, clock=clock))
+                found.append(count_by(run, tree.here, clock=clock))
         except (ValueError, RuntimeError) as error:  # the run itself went well before
             return LayerWork(None, reason=str(error))
     operators, least_bytes = min(found, key=lambda each: _seconds(each[0]))

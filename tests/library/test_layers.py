@@ -1,0 +1,393 @@
+"""Who spent the time: attribution by call path, exact to the nanosecond, and what must not disturb it."""
+
+import copy
+import dataclasses
+import gc
+import inspect
+import threading
+import warnings
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from boundby.layers.attachment import attached, find_targets, timing_probe
+from boundby.layers.calls import CallTree
+from boundby.layers.engine import ObservabilityEngine
+from boundby.layers.program import ChangedProgramError, count_operators
+from boundby.layers.shapes import tensors_in
+from boundby.layers.timing import CallTimes, corrected
+from tests.fakes import FakeClock
+from tests.layer_models import Calls, Takes, families, instruments, layer, profiled, self_ns, small
+
+ONE = torch.ones(1)
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock(0)
+
+
+def is_bare(model: nn.Module) -> bool:
+    return all("forward" not in each.__dict__ for each in model.modules())
+
+
+def test_time_is_split_between_a_module_and_those_inside_to_the_nanosecond(clock, tmp_path):
+    model = Calls(clock, 10, a=Takes(clock, 1000), b=Calls(clock, 7, c=Takes(clock, 300), d=Takes(clock, 20)))
+    profile = profiled(model, ONE, tmp_path, clock=clock).profile
+    assert self_ns(profile) == {"": 20, "a": 1000, "b": 14, "b.c": 300, "b.d": 20}
+    assert layer(profile, "b").host_inclusive_s.median == pytest.approx(334e-9)
+    assert layer(profile, "").host_inclusive_s.median == pytest.approx(1354e-9)
+    assert profile.coverage.ratio == pytest.approx(1) and profile.coverage.status == "pass"
+    assert profile.coverage.leaf_ratio == pytest.approx(1320 / 1354)
+
+
+def test_a_module_called_several_times_has_the_sum_of_its_calls(clock, tmp_path):
+    profile = profiled(Calls(clock, 1, times=3, a=Takes(clock, 100)), ONE, tmp_path, clock=clock).profile
+    assert (layer(profile, "a").calls, self_ns(profile)["a"]) == (3, 300)
+
+
+def test_a_module_called_in_some_runs_only_has_the_mean_of_its_calls(clock, tmp_path):
+    class Sometimes(Calls):
+        runs = 0
+
+        def forward(self, x: Any) -> Any:
+            self.runs += 1
+            return self.a(x) if self.runs % 2 else self.b(x)
+
+    model = Sometimes(clock, 0, a=Takes(clock, 100), b=Takes(clock, 100))
+    profile = profiled(model, ONE, tmp_path, 4, clock=clock).profile
+    assert layer(profile, "a").calls + layer(profile, "b").calls == 1
+
+
+def test_a_shared_module_has_a_path_of_its_own_under_each_caller(clock, tmp_path):
+    shared = Takes(clock, 100)
+    shared.weight = nn.Parameter(torch.ones(5))
+    model = Calls(clock, 0, a=Calls(clock, 1, s=shared), b=Calls(clock, 2, times=2, s=shared))
+    profile = profiled(model, ONE, tmp_path, clock=clock).profile
+    assert self_ns(profile) == {"": 0, "a": 1, "a.s": 100, "b": 4, "b.s": 200}
+    assert layer(profile, "a.s").storages == layer(profile, "b.s").storages
+    assert layer(profile, "").parameters == 5
+
+
+def test_a_shared_module_goes_by_the_name_nearest_to_its_caller(clock, tmp_path):
+    shared = Takes(clock, 100)
+    model = Calls(clock, 0, a=Calls(clock, 0, a=Calls(clock, 1, s=shared), s=shared))
+    assert self_ns(profiled(model, ONE, tmp_path, clock=clock).profile) == {
+        "": 0,
+        "a": 0,
+        "a.a": 1,
+        "a.a.s": 100,
+        "a.s": 100,
+    }
+
+
+def test_tied_weights_lie_in_one_storage_and_count_once(tmp_path):
+    model, inputs = small("gpt2")
+    profile = profiled(model, inputs, tmp_path).profile
+    (tied,) = layer(profile, "lm_head").storages
+    assert tied in layer(profile, "transformer.wte").storages and tied.bytes == 64 * 32 * 4
+    assert layer(profile, "").parameters == sum(each.numel() for each in model.parameters())
+
+
+def test_a_module_that_calls_itself_has_a_path_for_every_depth(clock, tmp_path):
+    class Recursive(Takes):
+        def forward(self, x: Any, depth: int = 2) -> Any:
+            self.clock.advance(self.ns)
+            return self(x, depth=depth - 1) if depth else x
+
+    profile = profiled(Calls(clock, 1, a=Recursive(clock, 100)), ONE, tmp_path, clock=clock).profile
+    assert self_ns(profile) == {"": 1, "a": 100, "a>a": 100, "a>a>a": 100}
+    assert layer(profile, "a").host_inclusive_s.median == pytest.approx(300e-9)
+
+
+def test_a_module_reached_by_two_ways_under_one_name_keeps_two_paths(clock, tmp_path):
+    class Reaches(Calls):
+        def forward(self, x: Any) -> Any:
+            return self.a.c(self.a(x))
+
+    profile = profiled(Reaches(clock, 0, a=Calls(clock, 0, c=Takes(clock, 5))), ONE, tmp_path, clock=clock).profile
+    assert [(each.path, each.parent, each.name) for each in profile.layers] == [
+        ("", None, ""),
+        ("a", "", "a"),
+        ("a.c", "a", "a.c"),
+        (">a.c", "", "a.c"),
+    ]
+
+
+def test_a_module_that_is_never_called_is_listed_without_times(clock, tmp_path):
+    class Skips(Calls):
+        def forward(self, x: Any) -> Any:
+            return self.a(x)
+
+    model = Skips(clock, 0, a=Takes(clock, 5), b=Calls(clock, 0, c=nn.Linear(2, 3)), listed=nn.ModuleList())
+    profile = profiled(model, ONE, tmp_path, clock=clock).profile
+    unused = layer(profile, "b.c")
+    assert (unused.calls, unused.self_s, unused.parameters, unused.parent) == (0, None, 9, "b")
+    assert [each.path for each in profile.layers] == ["", "a", "b", "b.c"]
+
+
+def test_a_direct_call_of_forward_is_attributed_too(clock, tmp_path):
+    class Direct(Calls):
+        def forward(self, x: Any) -> Any:
+            return self.a.forward(x)
+
+    assert self_ns(profiled(Direct(clock, 0, a=Takes(clock, 5)), ONE, tmp_path, clock=clock).profile)["a"] == 5
+
+
+def test_keyword_arguments_none_and_dataclasses_show_their_tensors(clock, tmp_path):
+    @dataclasses.dataclass
+    class Output:
+        first: torch.Tensor
+        second: Any
+
+    class Gives(nn.Module):
+        def forward(self, *, x: torch.Tensor, mask: Any = None, more: Any = None) -> Output:
+            return Output(x, {"y": [x.double(), None]})
+
+    class Passes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Gives()
+
+        def forward(self, x: torch.Tensor, extra: Any) -> Any:
+            return self.inner(x=x, more=extra)
+
+    profile = profiled(
+        Passes(), {"x": torch.ones(2, 3), "extra": {"k": (torch.ones(1).int(), "text")}}, tmp_path
+    ).profile
+    inner = layer(profile, "inner")
+    assert inner.input_shapes == ("float32[2, 3]", "int32[1]")
+    assert inner.output_shapes == ("float32[2, 3]", "float64[2, 3]")
+    assert inner.output_bytes == 6 * 4 + 6 * 8
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_an_interrupted_model_is_left_bare_and_profiles_right_afterwards(error, clock, tmp_path):
+    class Fails(Takes):
+        is_broken = False
+
+        def forward(self, x: Any) -> Any:
+            self.clock.advance(self.ns)
+            if self.is_broken:
+                raise error("broken")
+            return x
+
+    failing = Fails(clock, 100)
+    model = Calls(clock, 1, a=Calls(clock, 2, b=failing), c=Takes(clock, 30))
+    engine = ObservabilityEngine(model, tmp_path, instruments=instruments(clock))
+    engine.warmup(ONE, 1)
+    failing.is_broken = True
+    with pytest.raises(error, match="broken"):
+        engine.profile(ONE, 2)
+    assert is_bare(model)
+    failing.is_broken = False
+    assert self_ns(engine.profile(ONE, 2).profile) == {"": 2, "a": 2, "a.b": 100, "c": 30}
+    assert "error: " in (tmp_path / "logs" / "Calls_profile.log").read_text()
+
+
+def test_a_run_cut_off_inside_a_layer_leaves_no_trace_in_the_next(clock):
+    class Fails(Takes):
+        def forward(self, x: Any) -> Any:
+            self.clock.advance(self.ns)
+            raise KeyboardInterrupt
+
+    model = Calls(clock, 1, a=Takes(clock, 5), b=Fails(clock, 100))
+    targets = find_targets(model)
+    tree = CallTree(targets.names)
+    with attached(targets, timing_probe(tree, clock)):
+        for _ in range(2):
+            tree.clear()
+            tree.enter_root()
+            with pytest.raises(KeyboardInterrupt):
+                model(ONE)
+    assert {each.path: (each.self_ns, each.calls) for each in tree.walk()} == {"": (2, 1), "a": (5, 1), "b": (100, 1)}
+
+
+def test_an_error_that_the_model_catches_does_not_shift_the_times(clock, tmp_path):
+    class Fails(Takes):
+        def forward(self, x: Any) -> Any:
+            self.clock.advance(self.ns)
+            raise ValueError
+
+    class Catches(Calls):
+        def forward(self, x: Any) -> Any:
+            try:
+                return self.a(x)
+            except ValueError:
+                return self.b(x)
+
+    model = Catches(clock, 0, a=Calls(clock, 1, c=Fails(clock, 10)), b=Takes(clock, 200))
+    assert self_ns(profiled(model, ONE, tmp_path, clock=clock).profile) == {"": 0, "a": 1, "a.c": 10, "b": 200}
+
+
+def test_a_call_from_another_thread_belongs_to_no_layer_of_this_one(clock, tmp_path):
+    class Threaded(Calls):
+        def forward(self, x: Any) -> Any:
+            self.clock.advance(5)
+            worker = threading.Thread(target=self.a, args=(x,))
+            worker.start()
+            worker.join()
+            return self.b(x)
+
+    model = Threaded(clock, 0, a=Calls(clock, 1, c=Takes(clock, 10)), b=Takes(clock, 200))
+    profile = profiled(model, ONE, tmp_path, clock=clock).profile
+    apart = layer(profile, "(other thread)>a")
+    assert apart.is_concurrent and "another thread" in apart.doubts[0] and apart.parent == ""
+    assert self_ns(profile) == {"": 16, "b": 200, "(other thread)>a": 1, "(other thread)>a.c": 10}
+    assert layer(profile, "").host_inclusive_s.median == pytest.approx(216e-9)
+    assert any(each.startswith("threads: 2 layers") for each in profile.doubts)
+
+
+def test_threads_that_run_the_same_model_at_once_do_not_mix(clock):
+    model = Calls(clock, 0, a=Takes(clock, 0))
+    targets = find_targets(model)
+    tree = CallTree(targets.names)
+    with attached(targets, timing_probe(tree, clock)):
+        tree.enter_root()
+        workers = [threading.Thread(target=lambda: [model(ONE) for _ in range(200)]) for _ in range(4)]
+        for each in workers:
+            each.start()
+        for _ in range(200):
+            model(ONE)
+        for each in workers:
+            each.join()
+    counted = {each.path: each.calls for each in tree.walk()}
+    assert counted == {"": 200, "a": 200, "(other thread)>(model)": 800, "(other thread)>(model).a": 800}
+
+
+def test_a_scripted_layer_is_left_alone_and_a_scripted_model_refused(tmp_path):
+    class Scale(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scripted = torch.jit.script(Scale())
+    profile = profiled(nn.Sequential(scripted, nn.Linear(1, 1)), ONE, tmp_path).profile
+    assert layer(profile, "0").calls == 0 and "ScriptModule" in layer(profile, "0").doubts[0]
+    assert any("ScriptModule" in each for each in profile.doubts)
+    with pytest.raises(ValueError, match="ScriptModule"):
+        find_targets(scripted)
+
+
+def test_a_compiled_model_is_refused():
+    inner = nn.Linear(2, 2)
+    inner.compile(backend="eager")
+
+    class Decorated(nn.Module):
+        @torch.compile(backend="eager")
+        def forward(self, x: Any) -> Any:
+            return x
+
+    for model in (torch.compile(nn.Linear(2, 2), backend="eager"), nn.Sequential(inner), Decorated()):
+        with pytest.raises(ValueError, match="compiled by torch.compile"):
+            find_targets(model)
+
+
+def test_layers_that_data_parallel_copies_are_left_alone():
+    model = nn.DataParallel(nn.Sequential(nn.Linear(2, 2)))
+    targets = find_targets(model)
+    assert [targets.names[index] for index in targets.probed] == [("",)]
+
+
+@pytest.mark.parametrize("family", families())
+def test_a_watched_model_runs_the_same_operators_and_gives_the_same_result(family):
+    model, inputs = small(family)
+    run = (lambda: model(**inputs)) if isinstance(inputs, dict) else (lambda: model(inputs))
+    targets = find_targets(model)
+    tree = CallTree(targets.names)
+    with torch.inference_mode():
+        plain, expected = count_operators(run), run()
+        with attached(targets, timing_probe(tree, FakeClock(0))):
+            tree.enter_root()
+            watched, found = count_operators(run), run()
+    assert watched == plain
+    pairs = list(zip(tensors_in(found), tensors_in(expected), strict=True))
+    assert pairs and all(torch.equal(one, other) for one, other in pairs)
+    assert any("_transformer_encoder_layer_fwd" in name for name in plain) == (family == "encoder")
+
+
+def test_a_model_that_notices_the_probes_is_refused(tmp_path):
+    class Notices(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) if "forward" in self.__dict__ else x + 1
+
+    with pytest.raises(ChangedProgramError, match=r"other operators \(.*aten::add.Tensor: 1 and 0 times"):
+        profiled(nn.Sequential(Notices(1, 1)), ONE, tmp_path)
+
+
+def test_a_model_that_differs_from_run_to_run_is_profiled_with_a_doubt(tmp_path):
+    class Restless(nn.Module):
+        runs = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.runs += 1
+            for _ in range(self.runs):
+                x = x + 1
+            return x
+
+    doubts = profiled(Restless(), ONE, tmp_path).profile.doubts
+    assert any("other operators from run to run" in each for each in doubts)
+
+
+def test_nothing_stays_attached_and_no_activation_stays_alive(tmp_path):
+    seen = []
+
+    class Seen(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            found = super().forward(x)
+            seen.append(weakref.ref(found))
+            return found
+
+    model = nn.Sequential(Seen(4, 4), nn.Dropout())
+    calls: list[str] = []
+    handle = model[0].register_forward_hook(lambda *_: calls.append("hook"))
+    before = model.eval()(torch.ones(1, 4))
+    report = profiled(model, torch.ones(1, 4), tmp_path)
+    gc.collect()
+    assert report and seen and all(each() is None for each in seen[1:])
+    assert is_bare(model) and [len(each._forward_hooks) for each in model] == [1, 0]
+    assert handle.id in model[0]._forward_hooks and len(calls) == len(seen)
+    assert torch.equal(model(torch.ones(1, 4)), before)
+
+
+def test_a_forward_that_was_replaced_on_the_instance_is_called_and_put_back(tmp_path):
+    model = nn.Sequential(nn.Linear(1, 1))
+    patched = model[0].forward = lambda x: x + 5
+    profile = profiled(model, ONE, tmp_path).profile
+    assert model[0].forward is patched and layer(profile, "0").calls == 1
+    assert model(ONE) == 6
+
+
+def test_a_watched_forward_keeps_its_signature_and_a_copy_its_own_weights():
+    class Copies(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(1, 1, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            other = copy.deepcopy(self.inner)
+            nn.init.constant_(other.weight, 3.0)
+            assert list(inspect.signature(self.inner.forward).parameters) == ["input"]
+            return other(x)
+
+    model = Copies()
+    targets = find_targets(model)
+    tree = CallTree(targets.names)
+    with attached(targets, timing_probe(tree, FakeClock(0))):
+        tree.enter_root()
+        assert model(ONE) == 3
+
+
+def test_the_cost_of_probes_is_taken_from_the_caller_and_closure_stays_exact():
+    tree = CallTree((("",), ("a",), ("b",)))
+    root = tree.top.calling(0)
+    a, b = root.calling(1), root.calling(2)
+    times = {root: CallTimes(9000, 5000, 1, 3), a: CallTimes(3000, 3000, 2, 0), b: CallTimes(1000, 1000, 1, 0)}
+    selves, inclusive = corrected(times, 1000)
+    assert selves == {root: 2000, a: 3000, b: 1000}
+    assert inclusive == {root: 6000, a: 3000, b: 1000}
+    assert corrected(times, 4000)[0][root] == 0  # never below nothing

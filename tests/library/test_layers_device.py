@@ -1,0 +1,174 @@
+"""Device time and memory by layer, on a device that keeps books."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from boundby.layers.attachment import find_targets
+from boundby.layers.calls import CallTree
+from boundby.layers.device_time import spanning
+from boundby.layers.engine import ObservabilityEngine
+from boundby.layers.records import ModelProfile
+from boundby.memory import CPU_REASON
+from boundby.timer import BACKLOG_SHARE, LEAST_BACKLOG_S
+from tests.fakes import FakeClock
+from tests.layer_models import Calls, FakeAllocator, FakeDevice, Takes, instruments, layer
+
+ONE = torch.ones(1)
+MS = 1_000_000  # nanoseconds
+
+
+class Issues(Takes):
+    """Takes `ns` of the host to issue `device_s` of work."""
+
+    def __init__(self, clock: FakeClock, ns: int, device: FakeDevice, device_s: float) -> None:
+        super().__init__(clock, ns)
+        self.device, self.device_s = device, device_s
+
+    def forward(self, x: Any) -> Any:
+        self.device.work(self.device_s)
+        return super().forward(x)
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock(0)
+
+
+@pytest.fixture
+def device() -> FakeDevice:
+    return FakeDevice()
+
+
+def profile_of(model: nn.Module, folder: Any, clock: FakeClock, num_runs: int = 3, **given: Any) -> ModelProfile:
+    if "marks" in given:
+        given["synchronize"] = given["marks"].synchronize
+    engine = ObservabilityEngine(model, folder, instruments=instruments(clock, **given))
+    engine.warmup(ONE, 0)
+    return engine.profile(ONE, num_runs).profile
+
+
+def test_device_time_is_split_like_host_time_and_the_slower_of_both_is_named(clock, device, tmp_path):
+    model = Calls(clock, 1 * MS, a=Issues(clock, 2 * MS, device, 0.008), b=Issues(clock, 4 * MS, device, 0.001))
+    profile = profile_of(model, tmp_path, clock, marks=device)
+    a, b, root = layer(profile, "a"), layer(profile, "b"), layer(profile, "")
+    assert (a.device_self_s.median, a.host_self_s.median) == pytest.approx((0.008, 0.002))
+    assert (a.is_launch_bound, b.is_launch_bound) == (False, True)
+    assert (root.device_self_s.median, root.device_inclusive_s.median) == pytest.approx((0, 0.009))
+    assert a.self_s is a.device_self_s and root.inclusive_s is root.device_inclusive_s
+    assert "device_self_s" not in profile.reasons
+
+
+def test_coverage_is_that_of_the_slower_of_host_and_device(clock, tmp_path):
+    class Running(FakeDevice):
+        """A device that begins work when it is issued, or when it is done with what it has."""
+
+        def work(self, seconds: float) -> None:
+            self.seconds = max(self.seconds, clock.now / 1e9) + seconds
+
+        def mark(self) -> list[float]:
+            self.work(0.0)
+            return super().mark()
+
+        def synchronize(self) -> None:
+            clock.now = max(clock.now, round(self.seconds * 1e9))
+
+    for device_s, ratio in ((0.001, 1.0), (0.02, 20 / 21)):  # the device begins a millisecond after the host
+        clock.now, running = 0, Running()
+        model = Calls(clock, 1 * MS, a=Issues(clock, 4 * MS, running, device_s))
+        assert profile_of(model, tmp_path, clock, marks=running).coverage.ratio == pytest.approx(ratio)
+
+
+def test_the_device_is_held_back_while_the_host_issues_and_waited_for_once_a_run(clock, device, tmp_path):
+    model = Calls(clock, 0, a=Issues(clock, 10 * MS, device, 0.001))
+    profile_of(model, tmp_path, clock, num_runs=3, marks=device)
+    assert device.held == pytest.approx([LEAST_BACKLOG_S] + 3 * [BACKLOG_SHARE * 0.010])
+    waits_for_host_times = 2 * 2 * 3  # before and after each run with probes and without
+    assert device.waits == waits_for_host_times + 2 * 4
+    assert device.open_marks == 0  # every mark went back
+
+
+def test_a_device_that_waited_for_the_host_gives_a_doubt(clock, device, tmp_path):
+    device.is_late = True
+    doubts = profile_of(Issues(clock, 1, device, 0.001), tmp_path, clock, num_runs=3, marks=device).doubts
+    assert any("device: in 3 of 3 runs it waited for the host" in each for each in doubts)
+
+
+def test_work_on_a_side_stream_has_no_device_time_but_a_reason(clock, device, tmp_path):
+    class OnTheSide(Calls):
+        def forward(self, x: Any) -> Any:
+            x = self.b(x)
+            device.in_use = "side"
+            x = self.a(x)
+            device.in_use = "main"
+            return x
+
+    model = OnTheSide(clock, 0, a=Issues(clock, 5, device, 0.001), b=Issues(clock, 5, device, 0.002))
+    profile = profile_of(model, tmp_path, clock, marks=device)
+    a, root = layer(profile, "a"), layer(profile, "")
+    assert a.device_self_s is None and a.device_inclusive_s is None and a.is_launch_bound is None
+    assert "another stream" in a.doubts[0] and a.self_s is a.host_self_s
+    assert root.device_self_s is None  # what is left of it without `a` cannot be known
+    assert layer(profile, "b").device_self_s.median == pytest.approx(0.002)
+
+
+def test_layers_on_several_devices_are_told_from_those_at_home():
+    model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
+    tree = CallTree(find_targets(model).names)
+    root = tree.top.calling(0)
+    first, second = root.calling(1), root.calling(2)
+    home, other = torch.device("cuda", 0), torch.device("cuda", 1)
+    found = spanning(tree, {0: {home, other}, 1: {home, torch.device("cpu")}, 2: {other}}, home)
+    assert set(found) == {root, second} and first not in found
+    assert "cuda:1" in found[second]
+
+
+def test_memory_is_what_was_there_before_the_peak_inside_and_what_is_left(clock, tmp_path):
+    allocator = FakeAllocator()
+
+    class Uses(Calls):
+        def __init__(self, kept: int, passing: int, **inner: nn.Module) -> None:
+            super().__init__(clock, 1, **inner)
+            self.kept, self.passing = kept, passing
+
+        def forward(self, x: Any) -> Any:
+            allocator.take(self.passing)
+            allocator.take(-self.passing)
+            x = super().forward(x)
+            allocator.take(self.kept)
+            return x
+
+    class Root(Uses):
+        def forward(self, x: Any) -> Any:
+            x = super().forward(x)
+            allocator.take(-self.kept - 400)
+            return x
+
+    model = Root(100, 50, a=Uses(300, 20, inner=Uses(0, 900)), b=Uses(100, 0))
+    allocator.take(1000)
+    profile = profile_of(model, tmp_path, clock, allocator=allocator)
+    seen = {
+        each.path: (each.memory_before_bytes, each.activation_peak_bytes, each.memory_after_bytes)
+        for each in profile.layers
+    }
+    assert seen == {
+        "": (1000, 900, 1000),
+        "a": (1000, 900, 1300),
+        "a.inner": (1000, 900, 1000),
+        "b": (1300, 100, 1400),
+    }
+    assert "activation_peak_bytes" not in profile.reasons
+
+
+def test_a_cpu_has_no_memory_by_layer_and_says_why(clock, tmp_path):
+    profile = profile_of(Takes(clock, 5), tmp_path, clock)
+    assert layer(profile, "").activation_peak_bytes is None
+    assert profile.reasons["activation_peak_bytes"] == profile.reasons["memory_before_bytes"] == CPU_REASON
+
+
+def test_another_kind_of_device_is_refused(tmp_path):
+    engine = ObservabilityEngine(nn.Linear(1, 1, device="meta"), tmp_path)
+    with pytest.raises(ValueError, match="'meta' cannot be timed"):
+        engine.profile(torch.ones(1, 1, device="meta"))

@@ -1,0 +1,210 @@
+"""The engine as its users meet it: inputs, files, what it refuses, and what it doubts."""
+
+import json
+from collections import UserDict
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from boundby.layers.document import read_profile, write_summary
+from boundby.layers.engine import ObservabilityEngine
+from boundby.roofline import Interval, Limits
+from boundby.work import count
+from tests.fakes import FakeClock
+from tests.layer_models import Calls, Quiet, Takes, families, instruments, layer, profiled, small
+
+ONE = torch.ones(1)
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock(0)
+
+
+def engine_on(model: nn.Module, folder: Any, clock: FakeClock | None = None, **config: Any) -> ObservabilityEngine:
+    return ObservabilityEngine(model, folder, config, instruments=instruments(clock))
+
+
+@pytest.mark.parametrize("family", families())
+def test_small_models_of_every_family_close_and_account_for_all_their_flops(family, tmp_path):
+    model, inputs = small(family)
+    layers = profiled(model, inputs, tmp_path).profile.layers
+    root, own = layers[0], [each for each in layers if each.calls]
+    assert sum(each.host_self_s.mean for each in own) == pytest.approx(root.host_inclusive_s.mean)
+    if family == "encoder":  # its fused operator has no formula
+        assert root.flops_self is None
+    else:
+        assert sum(each.flops_self for each in own) == count(lambda: model(**_keywords(model, inputs))).flops
+
+
+def _keywords(model: nn.Module, inputs: Any) -> dict[str, Any]:
+    return inputs if isinstance(inputs, dict) else {"pixel_values": inputs}
+
+
+def test_work_that_cannot_be_counted_is_none_with_the_reason(tmp_path):
+    model, inputs = small("encoder")
+    profile = profiled(model, inputs, tmp_path).profile
+    assert "_transformer_encoder_layer_fwd are not known" in profile.reasons["flops_self"]
+    assert layer(profile, "layers.0").input_shapes == ("float32[2, 6, 32]",)
+
+
+def test_inputs_are_given_as_the_model_takes_them(clock, tmp_path):
+    class Takes2(nn.Module):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            self.seen = (args, kwargs)
+            return ONE + 1
+
+    model = Takes2()
+    a, b = torch.ones(1), torch.ones(2)
+    for inputs, args, kwargs in (
+        (a, (a,), {}),
+        ((a, b), (a, b), {}),
+        ([a, b], ([a, b],), {}),
+        ({"x": a, "y": {"z": b}}, (), {"x": a, "y": {"z": b}}),
+        (UserDict(x=a), (), {"x": a}),  # as a BatchEncoding
+    ):
+        profiled(model, inputs, tmp_path)
+        assert model.seen == (args, kwargs)
+
+
+def test_profile_does_what_was_left_out_and_warms_up_once(clock, tmp_path):
+    runs = []
+    model = Takes(clock, 5)
+    model.register_forward_hook(lambda *_: runs.append(torch.is_inference_mode_enabled()))
+    engine = engine_on(model, tmp_path, clock)
+    engine.profile(ONE, 3)
+    first = len(runs)
+    engine.profile(ONE, 3)
+    assert first == (len(runs) - first) + 10 and all(runs)
+
+
+def test_gradients_are_kept_where_the_caller_wants_them(clock, tmp_path):
+    seen = set()
+    model = Takes(clock, 5)
+    model.register_forward_hook(lambda *_: seen.add(torch.is_inference_mode_enabled()))
+    engine = engine_on(model, tmp_path, clock, inference_mode=False)
+    engine.warmup(ONE, 1)
+    assert seen == {False}
+
+
+def test_files_hold_what_pandas_and_the_planner_read(clock, tmp_path):
+    model = Calls(clock, 1_000, a=Takes(clock, 3_000_000), b=Takes(clock, 1_000_000))
+    with engine_on(model, tmp_path, clock, model_name="org/Model") as engine:
+        engine.instrument()
+        engine.warmup(ONE, num_warmup_runs=2)
+        report = engine.profile(ONE, num_runs=4)
+        metrics, summary = engine.save("first")
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["first_metrics.jsonl", "first_summary.json", "logs"]
+    frame = pd.read_json(metrics, lines=True)
+    means = frame.groupby("layer_name")["forward_latency_ms"].mean()
+    assert means.to_dict() == pytest.approx({"(model)": 4.002, "a": 3, "b": 1})
+    assert len(frame) == 4 * 3 and frame["peak_vram_after"].isna().all()
+    assert read_profile(summary) == replace(report.profile, profile_name="first")
+    found = json.loads(summary.read_text())
+    assert (found["profile_name"], found["num_runs"], found["total_layers"]) == ("first", 4, 3)
+    assert found["end_to_end_latency"]["mean_ms"] == pytest.approx(4.002)
+    assert found["end_to_end_latency"]["total_ms"] == pytest.approx(16.008)
+    assert [each["layer_name"] for each in found["bottlenecks"]] == ["a", "b"]
+    assert found["bottlenecks"][0]["pct"] == pytest.approx(100 * 3 / 4.002)
+    assert (found["coverage"]["status"], found["overhead"]) == ("pass", 0)
+    assert "warm-up runs" in (tmp_path / "logs" / "org-Model_profile.log").read_text()
+
+
+def test_finalize_saves_what_was_not_saved_and_may_be_called_again(clock, tmp_path):
+    engine = engine_on(Takes(clock, 5), tmp_path, clock, profile_name="mine")
+    engine.profile(ONE, 1)
+    engine.finalize()
+    assert (tmp_path / "mine_summary.json").exists() and (tmp_path / "mine_metrics.jsonl").exists()
+    (tmp_path / "mine_summary.json").unlink()
+    engine.finalize()
+    assert not (tmp_path / "mine_summary.json").exists()
+    for call in (engine.instrument, lambda: engine.warmup(ONE), lambda: engine.profile(ONE)):
+        with pytest.raises(RuntimeError, match="finalized"):
+            call()
+
+
+def test_a_dashboard_is_a_page_beside_the_files(clock, tmp_path, monkeypatch):
+    monkeypatch.setattr("boundby.dashboard.page", lambda profile, title: f"{title}: {profile.profile_name}")
+    with engine_on(Takes(clock, 5), tmp_path, clock) as engine:
+        engine.profile(ONE, 1)
+        path = engine.save_dashboard("shown")
+    assert path == tmp_path / "shown_dashboard.html" and path.read_text() == "shown: shown"
+    assert (tmp_path / "shown_summary.json").exists() and not (tmp_path / "Takes_profile_summary.json").exists()
+
+
+def test_misuse_is_refused_with_the_way_out(clock, tmp_path):
+    engine = engine_on(Takes(clock, 5), tmp_path, clock)
+    with pytest.raises(RuntimeError, match=r"call profile\(inputs\)"):
+        engine.save()
+    with pytest.raises(ValueError, match="num_runs is 0"):
+        engine.profile(ONE, 0)
+    engine.profile(ONE, 1)
+    for name in ("../up", "a/b", "", ".."):
+        with pytest.raises(ValueError, match="without slashes"):
+            engine.save(name)
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"schema_version": 1, "profile": {}}', '{"schema_version": 9}', "{"])
+def test_a_file_that_is_no_profile_is_named(content, tmp_path):
+    path = tmp_path / "x_summary.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match="x_summary.json"):
+        read_profile(path)
+
+
+def test_fifty_runs_yield_p95_and_say_how_far_it_goes(clock, tmp_path):
+    for num_runs, has_p95, doubts in ((10, False, 1), (50, True, 1), (59, True, 0)):
+        profile = engine_on(Takes(clock, 5), tmp_path, clock).profile(ONE, num_runs).profile
+        assert (profile.reference_s.p95 is not None) == (layer(profile, "").host_self_s.p95 is not None) == has_p95
+        assert sum(each.startswith("p95: ") for each in profile.doubts) == doubts
+        assert ("p95" in profile.reasons) != has_p95
+    fifty = engine_on(Takes(clock, 5), tmp_path, clock).profile(ONE).profile
+    assert fifty.num_runs == 50 and "is 8 %" in fifty.doubts[0]
+
+
+def test_a_profile_that_is_not_representative_says_so(clock, tmp_path):
+    class Heavier(Takes):
+        def forward(self, x: Any) -> Any:
+            self.clock.advance(2 * self.ns if "forward" in self.__dict__ else self.ns)
+            return x
+
+    profile = engine_on(Heavier(clock, 5).eval(), tmp_path, clock).profile(ONE, 60).profile
+    assert (profile.coverage.ratio, profile.coverage.status) == (2, "not representative")
+    assert profile.overhead == 1
+    assert [each.partition(":")[0] for each in profile.doubts] == ["coverage", "overhead"]
+
+
+def test_training_mode_and_a_busy_machine_are_doubts_and_modes_stay_as_they_are(clock, tmp_path):
+    model = Takes(clock, 5).train()
+    busy = instruments(clock, watch=lambda: Quiet("other processes used 1.0 of 2 cores"))
+    doubts = ObservabilityEngine(model, tmp_path, instruments=busy).profile(ONE, 60).profile.doubts
+    assert [each.partition(":")[0] for each in doubts] == ["disturbed", "training"] and model.training
+
+
+def test_layers_are_held_against_the_limits_of_the_machine(tmp_path):
+    limits = Limits(Interval.exact(1e15), ((2**40, Interval.exact(1e15)),), Interval.exact(0.0))
+    model = nn.Sequential(nn.Linear(256, 256), nn.Identity(), nn.LayerNorm(256))
+    profile = profiled(model, torch.ones(64, 256), tmp_path, limits=limits).profile
+    left = {each.path: each.host_self_s.median - each.gain_at_limit_s for each in profile.layers}
+    assert layer(profile, "0").flops_self == 2 * 64 * 256 * 256
+    assert left["0"] == pytest.approx(layer(profile, "0").flops_self / 1e15)
+    assert left["2"] == pytest.approx(layer(profile, "2").bytes_self / 1e15)
+    assert layer(profile, "1").bound == "launch" and left["1"] == 0  # it runs no operator
+    write_summary(tmp_path / "x.json", profile)
+    assert read_profile(tmp_path / "x.json") == profile
+
+
+def test_without_limits_nothing_is_said_about_them(clock, tmp_path):
+    profile = profiled(Takes(clock, 5), ONE, tmp_path, clock=clock).profile
+    assert (layer(profile, "").bound, layer(profile, "").gain_at_limit_s) == (None, None)
+    assert "limits of this machine" in profile.reasons["bound"]
+
+
+def test_the_report_reads_as_text(clock, tmp_path):
+    report = profiled(Calls(clock, 0, a=Takes(clock, 3_000_000), b=Takes(clock, 1_000_000)), ONE, tmp_path, clock=clock)
+    assert "m_profile: 4.00 ms end to end (median of 2 runs), coverage 100.0 % (pass)" in str(report)
+    assert "  1. a: 75.0 % (3.00 ms)" in str(report)

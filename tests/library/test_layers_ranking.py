@@ -1,0 +1,137 @@
+"""Which layers matter: rankings of profiles whose times are given."""
+
+from dataclasses import replace
+
+import pytest
+
+from boundby.layers.ranking import blocks, by_self_time
+from boundby.layers.records import Coverage, LayerProfile, ModelProfile
+from boundby.stats import summarize
+from tests.layer_models import families, profiled, small
+
+
+def a_layer(path: str, kind: str, self_s: float, inclusive_s: float, **others: object) -> LayerProfile:
+    parent = others.pop("parent", path.rpartition(".")[0])
+    defaults = dict.fromkeys(LayerProfile.__dataclass_fields__)
+    given = {
+        "path": path,
+        "parent": parent if path else None,
+        "name": path,
+        "type": kind,
+        "calls": 1.0,
+        "host_self_s": summarize([self_s]),
+        "host_inclusive_s": summarize([inclusive_s]),
+        "bytes_self": 8.0,
+        "gain_at_limit_s": self_s / 2,
+        "is_concurrent": False,
+    }
+    return LayerProfile(**{**defaults, **given, **others})
+
+
+def a_profile(*layers: LayerProfile) -> ModelProfile:
+    root = layers[0].host_inclusive_s
+    coverage = Coverage(1.0, "pass", 1.0)
+    return ModelProfile("p", "m", "cpu", "c", "float32", 1, root, root, 0.0, 1.0, coverage, layers, {}, (), {})
+
+
+GPT = (
+    a_layer("", "LM", 0.1, 10.0),
+    a_layer("transformer", "Model", 0.4, 7.9),
+    a_layer("transformer.wte", "Embedding", 0.5, 0.5),
+    a_layer("transformer.h.0", "Block", 1.0, 3.0, parent="transformer"),
+    a_layer("transformer.h.0.mlp", "MLP", 2.0, 2.0),
+    a_layer("transformer.h.1", "Block", 1.5, 4.0, parent="transformer"),
+    a_layer("transformer.h.1.mlp", "MLP", 2.5, 2.5),
+    a_layer("lm_head", "Linear", 2.0, 2.0, parent=""),
+)
+
+
+def test_blocks_of_a_decoder_are_its_layers_and_its_head_and_add_up_to_the_whole():
+    rows = blocks(a_profile(*GPT))
+    assert [row.label for row in rows] == [
+        "transformer.h.1",
+        "transformer.h.0",
+        "lm_head",
+        "transformer.wte",
+        "transformer (self)",
+        "(model) (self)",
+    ]
+    assert sum(row.seconds for row in rows) == pytest.approx(10)
+    assert [row.share for row in rows] == pytest.approx([0.4, 0.3, 0.2, 0.05, 0.04, 0.01])
+
+
+def test_the_gain_of_a_block_is_that_of_all_inside_and_unknown_where_one_is():
+    rows = {row.label: row for row in blocks(a_profile(*GPT))}
+    assert rows["transformer.h.1"].gain_at_limit_s == pytest.approx(2.0)
+    assert rows["transformer (self)"].gain_at_limit_s == pytest.approx(0.2)
+    unknown = [replace(each, gain_at_limit_s=None) if each.path.endswith("1.mlp") else each for each in GPT]
+    rows = {row.label: row for row in blocks(a_profile(*unknown))}
+    assert rows["transformer.h.1"].gain_at_limit_s is None
+    assert rows["transformer.h.0"].gain_at_limit_s == pytest.approx(1.5)
+
+
+def test_layers_are_ranked_by_their_own_time():
+    rows = by_self_time(a_profile(*GPT))
+    assert [row.path for row in rows][:2] == ["transformer.h.1.mlp", "transformer.h.0.mlp"]
+    assert sum(row.seconds for row in rows) == pytest.approx(10)
+    assert sum(row.share for row in rows) == pytest.approx(1)
+
+
+STAGES = (
+    a_layer("", "Net", 0.0, 8.0),
+    a_layer("stages.0", "Stage", 0.0, 4.0, parent="", bytes_self=0.0),
+    a_layer("stages.0.layers.0", "Bottleneck", 1.0, 2.0, parent="stages.0"),
+    a_layer("stages.0.layers.0.c.0", "Conv", 0.5, 0.5, parent="stages.0.layers.0"),
+    a_layer("stages.0.layers.0.c.1", "Conv", 0.5, 0.5, parent="stages.0.layers.0"),
+    a_layer("stages.0.layers.1", "Bottleneck", 2.0, 2.0, parent="stages.0"),
+    a_layer("stages.1", "Stage", 4.0, 4.0, parent=""),
+)
+
+
+def test_a_stage_that_only_calls_its_layers_is_opened_and_one_that_works_is_not():
+    rows = {row.label: row.seconds for row in blocks(a_profile(*STAGES))}
+    assert rows == {"stages.0.layers.0": 2.0, "stages.0.layers.1": 2.0, "stages.1": 4.0}
+
+
+def test_where_the_work_is_not_known_the_outermost_repeated_layers_are_blocks():
+    unknown = [replace(each, bytes_self=None) for each in STAGES]
+    assert {row.label for row in blocks(a_profile(*unknown))} == {"stages.0", "stages.1"}
+
+
+def test_a_layer_that_is_called_again_and_again_is_a_block():
+    albert = (
+        a_layer("", "Albert", 0.0, 6.0),
+        a_layer("encoder", "Encoder", 1.0, 6.0),
+        a_layer("encoder.layer", "Layer", 2.0, 5.0, calls=12.0),
+        a_layer("encoder.layer.ffn", "Linear", 3.0, 3.0, calls=12.0),
+    )
+    assert [row.label for row in blocks(a_profile(*albert))] == ["encoder.layer", "encoder (self)"]
+
+
+def test_uncalled_and_concurrent_layers_are_in_no_ranking():
+    others = (
+        a_layer("unused", "Linear", 1.0, 1.0, parent="", calls=0.0, host_self_s=None, host_inclusive_s=None),
+        a_layer("(other thread)>a", "Linear", 5.0, 5.0, parent="", is_concurrent=True),
+    )
+    plain, found = a_profile(*GPT), a_profile(*GPT, *others)
+    assert blocks(found) == blocks(plain) and by_self_time(found) == by_self_time(plain)
+
+
+EXPECTED = {
+    "gpt2": {"transformer.h.0", "transformer.h.1", "lm_head", "transformer.wte"},
+    "bert": {"bert.encoder.layer.0", "bert.encoder.layer.1", "bert.embeddings", "classifier"},
+    "qwen2": {"model.layers.0", "model.layers.1", "lm_head", "model.embed_tokens"},
+    "resnet": {f"resnet.encoder.stages.{stage}" for stage in ("0.layers.0", "1.layers.0", "1.layers.1")},
+    "t5": {"encoder.block.0", "encoder.block.1", "decoder.block.0", "decoder.block.1", "lm_head"},
+    "encoder": {"layers.0", "layers.1"},
+}
+
+
+@pytest.mark.parametrize("family", families())
+def test_blocks_of_real_families_are_what_people_call_layers(family, tmp_path):
+    model, inputs = small(family)
+    profile = profiled(model, inputs, tmp_path, 1).profile
+    rows = blocks(profile)
+    assert {row.label for row in rows} >= EXPECTED[family]
+    assert sum(row.seconds for row in rows) == pytest.approx(profile.layers[0].inclusive_s.median)
+    assert sum(row.share for row in rows) == pytest.approx(1)
