@@ -42,7 +42,8 @@ def main(run: cli.Run) -> int:
         run.say("\n".join(tracing.console_lines(manifest)))
     if config.layers.enabled:
         run.say("\n".join(layers.console_lines(layers.record(run, loaded, rows, max_length))))
-    run.say(f"wrote {run.layout.traces} and {run.layout.layers}")
+    written = [(config.trace, run.layout.traces), (config.layers, run.layout.layers)]
+    run.say("wrote " + " and ".join(str(folder) for settings, folder in written if settings.enabled))
     return cli.DONE if is_whole else cli.INCOMPLETE
 
 

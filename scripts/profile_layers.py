@@ -4,8 +4,9 @@ Reads:  a preset with random weights, a folder with weights, or a model of the H
 Writes: NAME_metrics.jsonl, NAME_summary.json, NAME_dashboard.html and logs/ in the output folder
 Exit:   0 fine · 1 the profile is not representative · 2 usage or input · 3 the environment lacks something
 
-    python scripts/profile_layers.py [--architecture PRESET | --model NAME_OR_FOLDER] [--num-samples 50] [--batch-size 1]
-        [--sequence-length 128] [--dtype float32] [--device auto] [--output DIR] [--config FILE] [key.sub=value ...]
+    python scripts/profile_layers.py [--architecture PRESET | --model NAME_OR_FOLDER] [--num-samples 50]
+        [--batch-size 1] [--sequence-length 128] [--dtype float32] [--device auto] [--output DIR] [--config FILE]
+        [key.sub=value ...]
 """
 
 import sys

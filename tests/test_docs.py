@@ -15,7 +15,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 OURS = re.compile(r"(?<![\w./-])((?:scripts|examples|setup|configs|docs|utils|boundby|tests|benchmarks)/[\w./-]*\w)")
 MADE = ("data/", "results/")  # folders that a run makes
 MAKE = re.compile(r"\bmake ([a-z]+)\b")
-SETTING = re.compile(r"\b(model|dataset|profiling|evaluation|trace|layers|targets|pod|output)\.([a-z_0-9]+)\b")
+SETTING = re.compile(r"(?<![\w.])(model|dataset|profiling|evaluation|trace|layers|targets|pod|output)\.([a-z_0-9]+)\b")
 FLAG = re.compile(r"(?<![\w-])(--[a-z][a-z-]+)")
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 FOREIGN_FLAGS = {"--system-site-packages"}
@@ -41,14 +41,22 @@ def test_every_make_target_that_is_named_exists(page):
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z][a-z-]*):", makefile, re.MULTILINE))
     named = {
-        name for line in re.findall(r"`[^`]+`|^make .*$", page.read_text(), re.MULTILINE) for name in MAKE.findall(line)
+        name
+        for line in re.findall(r"`[^`\n]+`|^make .*$", page.read_text(), re.MULTILINE)
+        for name in MAKE.findall(line)
     }
     assert named - NOT_TARGETS <= targets
 
 
+def settings(name: str) -> dict[str, dict]:
+    return yaml.safe_load((ROOT / "configs" / name).read_text())
+
+
 @pytest.mark.parametrize("page", PAGES, ids=ids)
 def test_every_setting_that_is_named_exists(page):
-    stated = yaml.safe_load((ROOT / "configs" / "config.yaml").read_text())
+    stated = {name: set(keys) for name, keys in settings("config.yaml").items()}
+    for section, keys in settings("layers.yaml").items():
+        stated[section] = stated.get(section, set()) | set(keys)
     files = {"json", "csv", "py", "yaml", "png", "parquet"}
     named = {(section, key) for section, key in SETTING.findall(page.read_text()) if key not in files}
     assert {(section, key) for section, key in named if key not in stated[section]} <= {("profiling", "batch_szies")}

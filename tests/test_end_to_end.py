@@ -45,6 +45,8 @@ def arguments(tmp_path):
         "profiling.max_seconds_per_batch_size=0.001",
         "trace.warmup_steps=0",
         "trace.active_steps=1",
+        "layers.num_runs=2",
+        "layers.warmup_runs=0",
     ]
 
 
@@ -66,9 +68,13 @@ def test_all_steps_leave_every_file_of_the_contract(arguments, tmp_path):
         "profiler_traces/stacks.txt",
         "profiler_traces/op_stats.csv",
         "profiler_traces/manifest.json",
+        "layers/model_summary.json",
+        "layers/model_metrics.jsonl",
+        "layers/model_dashboard.html",
         "plots/batch_size_comparison.png",
         "plots/metrics_heatmap.png",
         "plots/operators.png",
+        "plots/layers.png",
         "baseline_summary_report.txt",
         "report.html",
         "plots/roofline.png",

@@ -90,7 +90,8 @@ def test_override_may_name_a_section_that_the_file_leaves_out(written):
         ("model.device=gpu", "command line: model.device: string should match pattern"),
         ("profiling.batch_sizes=[4,4]", "command line: profiling.batch_sizes: each value may stand once"),
         ("profiling.batch_sizes=[]", "command line: profiling.batch_sizes: list should have at least 1 item"),
-        ("layers.enabled=true", "command line: layers.enabled: input should be False (got True)"),
+        ("layers.enabled=maybe", "command line: layers.enabled: input should be a valid boolean"),
+        ("layers.num_runs=0", "command line: layers.num_runs: input should be greater than 0 (got 0)"),
         ("output.metrics_file=../x.json", "command line: output.metrics_file: string should match pattern"),
     ],
 )

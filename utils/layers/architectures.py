@@ -103,12 +103,15 @@ def inputs_for(model: torch.nn.Module, batch_size: int, sequence_length: int) ->
 
     Raises InputError where it takes neither, or fewer positions than `sequence_length`.
     """
-    config, device = getattr(model, "config", None), next(model.parameters()).device
-    main = getattr(model, "main_input_name", "input_ids")
+    main = getattr(model, "main_input_name", None)
     make = MAKERS.get(main)
-    if config is None or make is None:
-        raise InputError(f"{type(model).__name__} takes {main}; only tokens (input_ids) and images (pixel_values) are made")
-    return make(model, config, batch_size, sequence_length, device)
+    if make is None:
+        taken = main or "nothing that it names"
+        raise InputError(
+            f"{type(model).__name__} takes {taken}; inputs are made for tokens (input_ids) and images (pixel_values) "
+            "alone: give yours to boundby.layers.engine.ObservabilityEngine in a program of your own"
+        )
+    return make(model, model.config, batch_size, sequence_length, next(model.parameters()).device)
 
 
 def _tokens(
@@ -119,11 +122,14 @@ def _tokens(
     if positions and length > positions:
         raise InputError(f"--sequence-length {length}: the model has {positions} positions at most")
     random = torch.Generator().manual_seed(0)
-    tokens = torch.randint(0, text.vocab_size, (batch_size, length), generator=random).to(device)
+    tokens = torch.randint(0, text.vocab_size, (batch_size, length), generator=random)
+    is_encoder_decoder = getattr(config, "is_encoder_decoder", False)
+    if is_encoder_decoder and text.eos_token_id is not None:  # their classifiers want one end in each text, the last
+        tokens[tokens == text.eos_token_id] = (text.eos_token_id + 1) % text.vocab_size
+        tokens[:, -1] = text.eos_token_id
+    tokens = tokens.to(device)
     inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
-    if getattr(config, "is_encoder_decoder", False):
-        inputs["decoder_input_ids"] = tokens
-    return inputs
+    return {**inputs, "decoder_input_ids": tokens} if is_encoder_decoder else inputs
 
 
 def _pixels(
@@ -137,4 +143,4 @@ def _pixels(
     return {"pixel_values": pixels.to(device, next(model.parameters()).dtype)}
 
 
-MAKERS: dict[str, Callable[..., dict[str, torch.Tensor]]] = {"input_ids": _tokens, "pixel_values": _pixels}
+MAKERS: dict[str | None, Callable[..., dict[str, torch.Tensor]]] = {"input_ids": _tokens, "pixel_values": _pixels}

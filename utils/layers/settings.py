@@ -1,20 +1,18 @@
 """The settings of `profile_layers.py`: the schema of configs/layers.yaml."""
 
-from typing import Literal
-
 from pydantic import NonNegativeInt, PositiveInt
 
-from utils.config import Section
+from utils.config import Device, Dtype, FileName, LocalOrHub, Name, Section
 
 
 class Model(Section):
     """Which model: a preset with random weights, or weights from a folder or the Hub."""
 
-    architecture: str | None = "gpt2"  # a preset; ignored where `name` is given
-    name: str | None = None  # a folder, or a name on the Hub
-    revision: str | None = None
-    device: str = "auto"
-    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    architecture: Name | None = "gpt2"  # a preset; ignored where `name` is given
+    name: LocalOrHub | None = None  # a folder, or a name on the Hub
+    revision: Name | None = None
+    device: Device = "auto"
+    dtype: Dtype = "float32"
 
 
 class Measurement(Section):
@@ -29,8 +27,8 @@ class Measurement(Section):
 class Output(Section):
     """Where the files go."""
 
-    dir: str = "./results/layers"
-    profile_name: str | None = None  # of the files; made of the model's name where it is null
+    dir: Name = "./results/layers"
+    profile_name: FileName | None = None  # of the files; made of the model's name where it is null
 
 
 class LayerSettings(Section):

@@ -1,0 +1,151 @@
+"""What does watching every layer cost? Our probes beside torch.profiler, on the same models, in one run.
+
+The models: GPT-2, BERT, ResNet-50 and four layers of Qwen2-0.5B with random weights, the MiniLM classifier in
+../shared/models where it is there, and 201 modules that compute next to nothing. Float32, CPU, the default threads.
+Every attempt is a fresh process in which each watched forward has a bare one beside it; its ratio is the median over
+these pairs. `plain` puts nothing on the model either time, so its ratio is noise alone. The methods take turns, in
+reverse every second time. torch.profiler records shapes, stacks and memory, which it takes to tell layers apart.
+Exit 1: a probe of ours surely (by the interval over the repeats) costs more than 2.5 µs per call of a module, or the
+layers surely account for less than 97 % or more than 103 % of the time of a model that takes 20 ms or longer.
+
+    python benchmarks/layer_overhead.py [--repeats 5] [--seconds 4] [--only MODEL ...]
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
+
+from benchmarks import _fresh_process, _judgement, _layer_judgement, _layer_overhead
+from benchmarks._layer_judgement import Interval, Watched
+from boundby import environment
+
+HERE = Path(__file__).resolve().parent
+OURS = "probes"
+MOST_SECONDS = 600.0  # of one process
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What one process found; the numbers are None, with the reason in `said`, where it failed."""
+
+    plain_s: float | None = None
+    ratio: float | None = None
+    calls: int = 0
+    coverage: float | None = None
+    said: str = ""
+
+
+Found = dict[tuple[str, str], list[Attempt]]  # by model and method
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run all attempts and print them, then what they amount to."""
+    args = _arguments(argv)
+    versions = {name: version for name, version in environment.versions().items() if version}
+    print(f"machine {environment.machine_fingerprint()}: {json.dumps(environment.machine())}")
+    print(f"settings: {json.dumps(environment.settings())}")
+    print(f"versions: {json.dumps(versions)}")
+    if "minilm" not in _layer_overhead.cases():
+        print(f"minilm: left out, {_layer_overhead.MINILM} is missing")
+    found = _take_turns(args.only or _layer_overhead.cases(), args.repeats, args.seconds)
+    _print_ratios(found)
+    return _judge(list(_watched(found)))
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=4.0, help="of forwards in each attempt")
+    parser.add_argument("--only", nargs="+", choices=_layer_overhead.cases(), help="these models alone")
+    args = parser.parse_args(argv)
+    if args.repeats < 1 or args.seconds <= 0:
+        parser.error("--repeats must be 1 or more and --seconds above 0")
+    return args
+
+
+def _take_turns(models: Sequence[str], repeats: int, seconds: float) -> Found:
+    found: Found = {(model, method): [] for model in models for method in _layer_overhead.METHODS}
+    print("\nrepeat  model          method    plain ms   ratio  what it says of it")
+    for repeat in range(repeats):
+        for model, method in reversed(found) if repeat % 2 else found:
+            attempt = _attempt(model, method, seconds)
+            found[model, method].append(attempt)
+            numbers = f"{_ms(attempt.plain_s):>9} {_number(attempt.ratio, 4):>7}"
+            print(f"{repeat + 1:>6}  {model:<14} {method:<8} {numbers}  {attempt.said}", flush=True)
+    return found
+
+
+def _attempt(model: str, method: str, seconds: float) -> Attempt:
+    command = [sys.executable, str(HERE / "_layer_overhead.py"), method, model, "--seconds", str(seconds)]
+    try:
+        told = json.loads(_fresh_process.last_line(command, MOST_SECONDS))
+    except _fresh_process.AttemptFailed as reason:
+        return Attempt(said=str(reason))
+    said = f"{told['runs']} forwards each way, {told['threads']} threads"
+    calls = told["calls"] or 0
+    if calls:
+        cost_us = 1e6 * told["plain_s"] * (told["ratio"] - 1) / calls
+        said += f", {cost_us:+.2f} µs per call of {calls} ({told['probe_us']:.2f} calibrated)"
+        said += f", coverage {100 * told['coverage']:.1f} %"
+    return Attempt(told["plain_s"], told["ratio"], calls, told["coverage"], said)
+
+
+def _print_ratios(found: Mapping[tuple[str, str], Sequence[Attempt]]) -> None:
+    print("\nmodel          method    ratio of time with to without, with its interval; spread over the repeats")
+    for (model, method), attempts in found.items():
+        ratios = [each.ratio for each in attempts]
+        ratio, width = _layer_judgement.interval(ratios), _judgement.spread(_layer_judgement.known(ratios))
+        spread = "unknown" if width is None else f"{100 * width:.1f} %"
+        shown = _shown(ratio and Interval(ratio.value, ratio.low, ratio.high), 3)
+        print(f"{model:<14} {method:<8}  {shown}; {spread}")
+
+
+def _watched(found: Mapping[tuple[str, str], Sequence[Attempt]]) -> Iterator[Watched]:
+    for (model, method), attempts in found.items():
+        if method == OURS:
+            yield Watched(
+                model,
+                calls=max(each.calls for each in attempts),
+                plain_s=[each.plain_s for each in attempts],
+                ratios=[each.ratio for each in attempts],
+                coverages=[each.coverage for each in attempts],
+            )
+
+
+def _judge(models: Sequence[Watched]) -> int:
+    """Print the cost and the coverage of ours and what falls short, and return the exit code."""
+    print()
+    for each in models:
+        print(f"{each.model}: µs per call {_shown(each.us_per_call, 2)}, coverage {_shown(each.coverage, 3)}")
+    failures = _layer_judgement.failures(models)
+    for failure in failures:
+        print(f"FAILED: {failure}")
+    for name in _layer_judgement.unsettled(models):
+        print(f"not settled: {name}; quiet the machine or raise --repeats")
+    if not failures:
+        print("passed: nothing surely falls short")
+    return 1 if failures else 0
+
+
+def _shown(found: Interval | None, digits: int) -> str:
+    if found is None:
+        return "unknown"
+    ends = "" if found.low is None or found.high is None else f" [{found.low:.{digits}f}, {found.high:.{digits}f}]"
+    return f"{found.value:.{digits}f}{ends}"
+
+
+def _ms(seconds: float | None) -> str:
+    return _number(None if seconds is None else 1e3 * seconds, 3)
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "unknown" if value is None else f"{value:.{digits}f}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

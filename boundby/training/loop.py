@@ -1,0 +1,226 @@
+"""The mechanics of a stage timer: which stage lies in which, what belongs to which step, and marks out of order."""
+
+import itertools
+from collections.abc import Callable
+
+from boundby.training.arrivals import Arrivals
+from boundby.training.book import STEP_ID, Book
+from boundby.training.marks import DeviceClock
+from boundby.training.records import STEP, Kind, OpenStage
+from boundby.training.remarks import Remarks
+from boundby.training.ring import CUT, DISTURBED, RAISED
+from boundby.training.stack import Occurrence, State, Step, Thread
+
+LARGEST_STEP = 2**62
+MOST_WAITING = 256  # ended stages, before they are booked within a step
+
+
+class Loop:
+    """The stages of one loop. The thread that made it, or that ended the last step, is the loop's own."""
+
+    def __init__(
+        self, book: Book, device: DeviceClock, clock: Callable[[], int], remarks: Remarks, first_step: int
+    ) -> None:
+        book.base_ns = self.base = self.began = clock()  # of the run and of the step that runs
+        self.arrivals = Arrivals(book, device)
+        self.must_settle = False  # set from the thread that writes
+        self.last_step: int | None = None
+        self._waiting = self.arrivals.waiting
+        self._book = book
+        self._device = device
+        self._clock = clock
+        self._remarks = remarks
+        self.current = Step(self._usable(first_step, 0))
+        self._thread = Thread(itertools.count())
+        self._own = self._thread.state
+
+    def begin(self, name: str, kind: Kind) -> None:
+        """Open a stage, a span or something excluded."""
+        here = self._thread.state
+        if here.is_excluded:
+            return
+        is_own = here is self._own
+        if kind == "stage":
+            for outer in here.stack:
+                if outer.name == name:
+                    self._drop(here, outer)
+                    break
+            opened = Occurrence(name, self._book.id_of(name, "stage" if is_own else "background"))
+            if is_own and self._device.is_on:
+                opened.after, here.last_end = here.last_end, None
+                opened.opened = self._device.take()
+        elif kind in ("span", "excluded"):
+            opened = Occurrence(name, self._book.id_of(name, kind), kind == "excluded")
+        else:
+            raise ValueError(f"{kind!r} cannot be begun; there are 'stage', 'span' and 'excluded'")
+        opened.began = self._clock()  # before the thread that writes can see it
+        if kind == "span":
+            self._open_span(here, opened)
+            return
+        if opened.is_excluded:
+            here.is_excluded = True
+            self._forget_last_end(here)
+        here.stack.append(opened)
+
+    def end(self, name: str, raised: bool) -> int:
+        """Close what is open under this name, and what is open inside it; return its ns."""
+        now = self._clock()
+        here = self._thread.state
+        stack = here.stack
+        if not stack or stack[-1].name != name:
+            if here.is_excluded:
+                return 0
+            if not self._put_right(here, name, now):
+                return self._close_span(here, name, now, raised)
+        host = self._close(here, now, RAISED if raised else 0)
+        if self.must_settle or len(self._waiting) > MOST_WAITING:
+            self.settle()
+        return host
+
+    def forget(self, name: str) -> None:
+        """Take back the begin of the innermost stage, if it has this name."""
+        here = self._thread.state
+        if here.stack and here.stack[-1].name == name:
+            self._let_go(here, here.stack.pop())
+
+    def end_step(self, number: int | None) -> int:
+        """Close the books of a step; return its ns."""
+        now = self._clock()
+        self._own = here = self._thread.state
+        if here.stack:
+            self._leave_step(here)
+        step = self.current
+        if number is not None:
+            step.number = self._usable(number, step.number)
+        ended = Occurrence(STEP, STEP_ID)
+        ended.step, ended.thread, ended.began = step, here.number, self.began
+        ended.host = now - self.began - here.paused
+        ended.inside = here.inside
+        self._waiting.append(ended)
+        self.last_step = step.number
+        self.current = Step(step.number + 1)
+        here.inside = here.paused = 0
+        self.began = now
+        self.settle()
+        return ended.host
+
+    def restart_step(self) -> None:
+        """Begin the step that runs now; the device's gap across this moment is nobody's."""
+        here = self._thread.state
+        here.inside = here.paused = 0
+        self._forget_last_end(here)
+        self.began = self._clock()
+
+    def disturb(self) -> None:
+        """Keep the step that runs out of the summaries."""
+        self.current.flags |= DISTURBED
+
+    def settle(self) -> None:
+        """Book what has ended, as far as this thread may."""
+        self.must_settle = False
+        self.arrivals.settle(may_ask=self._thread.state is self._own)
+
+    def open_stages(self) -> tuple[OpenStage, ...]:
+        """Return what is open in the loop's own thread, the outermost first."""
+        now = self._clock()
+        opened = [*list(self._own.spans.values()), *list(self._own.stack)]
+        return tuple(OpenStage(each.name, (now - each.began) / 1e9) for each in opened)
+
+    def note_unended(self) -> None:
+        """Note what has begun and not ended."""
+        for stage in self.open_stages():
+            self._out_of_order(f"{stage.name!r} has begun and not ended")
+
+    def _close(self, here: State, now: int, flags: int) -> int:
+        """Close the innermost stage; return its ns."""
+        stack = here.stack
+        ended = stack.pop()
+        ended.host = host = now - ended.began - ended.paused
+        ended.flags, ended.step, ended.thread = flags, self.current, here.number
+        if ended.is_excluded:
+            here.is_excluded = False
+            here.paused += host
+            for outer in stack:
+                outer.paused += host
+        elif stack:
+            ended.parent = stack[-1].stage
+            stack[-1].inside += host
+        else:
+            here.inside += host
+        if ended.opened is not None:
+            self._mark_end(here, ended)
+        self._waiting.append(ended)
+        return host
+
+    def _mark_end(self, here: State, ended: Occurrence) -> None:
+        """Mark the end on the device; what was excluded inside makes the device's time meaningless."""
+        ended.closed = None if ended.paused else self._device.take()
+        if ended.closed is None:
+            self._device.release(ended.opened, ended.after)
+            return
+        ended.closed.users = 2  # the gap before the next stage begins with it
+        self._forget_last_end(here)
+        here.last_end = ended.closed
+
+    def _forget_last_end(self, here: State) -> None:
+        self._device.release(here.last_end)
+        here.last_end = None
+
+    def _put_right(self, here: State, name: str, now: int) -> bool:
+        """Cut off what is open inside the stage of this name; tell whether there is one."""
+        stack = here.stack
+        if not any(outer.name == name for outer in stack):
+            return False
+        while stack[-1].name != name:
+            self._out_of_order(f"{stack[-1].name!r} was open when {name!r} ended around it")
+            self._close(here, now, CUT)
+        return True
+
+    def _leave_step(self, here: State) -> None:
+        """Make spans of the stages that are open when their step ends."""
+        for each in here.stack:
+            self._device.release(each.opened, each.after)
+            each.opened = each.after = None
+            if each.is_excluded:
+                here.is_excluded = False
+                self._out_of_order(f"{each.name!r}, which is excluded, was open when its step ended")
+            else:
+                each.stage = self._book.id_of(each.name, "span")
+                self._open_span(here, each)
+        here.stack.clear()
+
+    def _open_span(self, here: State, span: Occurrence) -> None:
+        if span.name in here.spans:
+            self._out_of_order(f"{span.name!r} began again before it had ended; the first is dropped")
+        here.spans[span.name] = span
+
+    def _close_span(self, here: State, name: str, now: int, raised: bool) -> int:
+        ended = here.spans.pop(name, None)
+        if ended is None:
+            self._out_of_order(f"{name!r} ended without a begin; ignored")
+            return 0
+        ended.host = ended.inside = now - ended.began - ended.paused  # none of it is its own
+        ended.flags, ended.step, ended.thread = RAISED if raised else 0, self.current, here.number
+        self._waiting.append(ended)
+        return ended.host
+
+    def _drop(self, here: State, opened: Occurrence) -> None:
+        """Drop a stage that begins again, and all inside it."""
+        self._out_of_order(f"{opened.name!r} began again before it had ended; the first is dropped")
+        while opened in here.stack:
+            self._let_go(here, here.stack.pop())
+
+    def _let_go(self, here: State, opened: Occurrence) -> None:
+        self._device.release(opened.opened, opened.after)
+        if opened.is_excluded:
+            here.is_excluded = False
+
+    def _usable(self, number: int, otherwise: int) -> int:
+        """Return the number of a step, or the other one where it cannot be."""
+        if isinstance(number, int) and abs(number) <= LARGEST_STEP:
+            return number
+        self._remarks.add("number of a step", f"{number!r} is none; counted on")
+        return otherwise
+
+    def _out_of_order(self, reason: str) -> None:
+        self._remarks.add("order of marks", reason)

@@ -1,0 +1,219 @@
+"""Profile a training loop: the times of its stages all along, and a trace of a few of its steps."""
+
+import atexit
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from boundby import files
+from boundby.trace.judgement import judge_trace
+from boundby.training import results
+from boundby.training.hooks import Event
+from boundby.training.records import StageTimes
+from boundby.training.remarks import Say
+from boundby.training.results import RunFiles
+from boundby.training.timer import UNSTOPPED, Block, Item, StageTimer, TimerOptions
+from boundby.verdict import Verdict
+
+if TYPE_CHECKING:
+    import torch
+
+    from boundby.capture import CaptureManifest, CaptureOptions, Cycle, Recorder, Schedule
+
+Result = TypeVar("Result")
+WAIT, WARMUP, ACTIVE = 10, 2, 3  # steps of the schedule, where none is given: past what happens once
+
+
+@dataclass(frozen=True)
+class ManagerOptions:
+    """What is recorded beside the stages, and which process of the job this is."""
+
+    timer: TimerOptions | None = None  # None: rank and size are those of torch.distributed or the environment
+    trace: bool = True
+    capture: "CaptureOptions | None" = None
+
+
+class ProfilerManager:
+    """Times the stages of a loop and records a few of its steps; everything goes to a run folder.
+
+    `start`, `step` after each step, `stop`; also a context manager. Stages are marked as on a `StageTimer`. Nothing
+    here raises but for arguments that cannot be: what fails is a remark, said once to `say` and kept in
+    `profiler_summary.json` and `manifest.json`. Steps that torch's profiler slows down stay out of the summaries, and
+    the time that profiling takes between two steps out of both. With `enabled=False` nothing happens, and torch is
+    not loaded.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        device: "torch.device | None" = None,
+        schedule: "Schedule | None" = None,
+        options: ManagerOptions | None = None,
+        say: Say | None = None,
+        enabled: bool = True,
+    ) -> None:
+        self._folder = Path(folder)
+        self._device = device
+        self._schedule = schedule
+        self._options = options or ManagerOptions()
+        self._is_enabled = enabled
+        self._is_on = False
+        self._pid = os.getpid()
+        self._is_tracing: Callable[[], bool] = bool  # never, until there is a recorder
+        self._recorder: Recorder | None = None
+        self._derived: Path | None = None  # the trace from which the tables are
+        self._verdict: Verdict | None = None
+        self._place = RunFiles(self._folder, 0, 1)
+        self.timer = StageTimer(self._folder, options=self._options.timer, say=say, enabled=enabled)
+
+    def __enter__(self) -> "ProfilerManager":
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop(error)
+
+    def register(self, event: Event, hook: Callable[..., object]) -> None:
+        """Call `hook` at each event from now on, in the thread in which it happens.
+
+        `stage_start(name)`, `stage_end(name, seconds)`, `step_end(number, seconds)`, `trace_ready(cycle)`. A hook that
+        raises is not called again. Raises ValueError for another event.
+        """
+        self.timer.hooks.register(event, hook)
+
+    def start(self, total_steps: int | None = None, first_step: int = 0) -> None:
+        """Begin before the first step. `total_steps`, where known, shortens the schedule of the trace to the loop.
+
+        `first_step` is the number of the first step, where a run is resumed.
+        """
+        if self._is_on or not self._is_enabled:
+            return
+        self._is_on = True
+        self._pid = os.getpid()
+        atexit.register(self._stop_at_exit)
+        self._guarded("profiler", self._prepare)
+        self.timer.start(first_step)
+        if self._recorder:
+            self._recorder.start(total_steps)
+        self.timer.restart_step()
+
+    def step(self, number: int | None = None) -> None:
+        """Take note that a step has ended, which had this number; one more than the last, if None."""
+        if not self._is_on:
+            return
+        self.timer.step(number)
+        if self._recorder:
+            self._recorder.step()
+            self.timer.restart_step()
+            if self._is_tracing():
+                self.timer.disturb()
+
+    def stop(self, error: BaseException | None = None) -> None:
+        """End, and write everything; `error` is what ended the loop, None where it ended well."""
+        if not self._is_on or os.getpid() != self._pid:
+            return
+        self._is_on = False
+        atexit.unregister(self._stop_at_exit)
+        manifest = self._recorder.stop() if self._recorder else None
+        self.timer.stop(error)
+        if self._derived is None:
+            self._guarded("op_stats.csv", self._remove_earlier)
+        if manifest:
+            self._guarded("manifest.json", lambda: self._write_manifest(manifest))
+        self._guarded("profiler_summary.json", lambda: self._sum_up(manifest))
+
+    def stage(self, name: str) -> Block:
+        """Return a context that times its block as a stage."""
+        return self.timer.stage(name)
+
+    def span(self, name: str) -> Block:
+        """Return a context that times its block, which holds steps, such as an epoch."""
+        return self.timer.span(name)
+
+    def excluded(self, name: str = "evaluation") -> Block:
+        """Return a context whose block is no part of a step."""
+        return self.timer.excluded(name)
+
+    def timed(self, items: Iterable[Item], name: str = "data") -> Iterator[Item]:
+        """Yield the items; the wait for each of them is a stage."""
+        return self.timer.timed(items, name)
+
+    def metrics(self, values: Mapping[str, Any], step: int | None = None) -> None:
+        """Add numbers of a step, of the one that runs if `step` is None."""
+        self.timer.metrics(values, step)
+
+    def snapshot(self) -> StageTimes:
+        """Return the stage times known up to now."""
+        return self.timer.snapshot()
+
+    def _prepare(self) -> None:
+        """Find out about process and device, and make what records the trace."""
+        import torch
+
+        from boundby.capture import CaptureOptions, Naming, Recorder, Schedule, naming_of_process
+        from boundby.device import pick_device
+        from boundby.training.cuda import CudaMarks
+
+        timer, given = self.timer, self._options.timer
+        device = self._device or pick_device()
+        naming = Naming(given.rank, given.world_size) if given else naming_of_process()
+        self._place = RunFiles(self._folder, naming.rank, naming.world_size)
+        timer.options = replace(timer.options, rank=naming.rank, world_size=naming.world_size, device=str(device))
+        if device.type == "cuda":
+            timer.marks = CudaMarks(device)
+        if self._options.trace:
+            self._is_tracing = torch.autograd._profiler_enabled
+            self._recorder = Recorder(
+                self._schedule or Schedule(WAIT, WARMUP, ACTIVE),
+                self._folder / results.TRACE,
+                device=device,
+                options=self._options.capture or CaptureOptions(),
+                naming=naming,
+                on_cycle=self._take_cycle,
+            )
+
+    def _stop_at_exit(self) -> None:
+        self.stop(RuntimeError(UNSTOPPED))
+
+    def _take_cycle(self, cycle: "Cycle") -> None:
+        """Leave what there is, for a run that is killed later, and tell the hooks."""
+        if self._recorder:
+            manifest = self._recorder.manifest
+            if manifest.trace_path not in (None, self._derived):
+                self._guarded("op_stats.csv", lambda: self._derive(manifest))
+            self._guarded("manifest.json", lambda: self._write_manifest(manifest))
+        self.timer.hooks.tell("trace_ready", cycle)
+
+    def _derive(self, manifest: "CaptureManifest") -> None:
+        """Write what the trace tells, and keep its verdict."""
+        self._derived = manifest.trace_path
+        results.publish_trace(self._place, manifest)
+        analysis = results.analysis_of(manifest)
+        self._verdict = judge_trace(analysis)
+        results.write_operators(self._place, analysis)
+
+    def _remove_earlier(self) -> None:
+        """Remove what a trace of an earlier run has left, since this one has none."""
+        for name in (results.TRACE, results.OP_STATS):
+            self._place.path(name).unlink(missing_ok=True)
+
+    def _sum_up(self, manifest: "CaptureManifest | None") -> None:
+        document = results.summary_document(self.timer.snapshot(), manifest, self._verdict)
+        files.write_json(self._place.path(results.SUMMARY), document)
+
+    def _write_manifest(self, manifest: "CaptureManifest") -> None:
+        results.write_manifest(self._place, manifest, self.timer.remarks.all())
+
+    def _guarded(self, what: str, action: Callable[[], Result]) -> Result | None:
+        """Return what the action returns; None, with a remark, where it raises."""
+        try:
+            return action()
+        except Exception as error:
+            self.timer.remarks.add(what, error)
+            return None

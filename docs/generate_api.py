@@ -1,0 +1,215 @@
+"""Write docs/api.md: the public names of the library with their signatures and docstrings. Imports nothing of it.
+
+What is public: the names that a package lists in `__all__`, the modules of `boundby.layers` that people import, and
+everything without a leading underscore in the modules that stand directly in `boundby/`.
+
+    python docs/generate_api.py
+"""
+
+import ast
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
+
+from boundby import files
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "api.md"
+COMMAND = "python docs/generate_api.py"
+WITHOUT_EXPORTS = {"boundby.layers": ("document", "engine", "ranking", "records", "report")}
+ALIAS = re.compile(r"[A-Z][a-z]\w*")  # `Bound = Literal[...]`, and not a constant
+WIDEST = 110  # of a signature on one line
+HEAD = f"""# API reference
+
+Made from the docstrings of `boundby` by `{COMMAND}`; edit those, not this page. Names are imported from the module
+they stand under: `from boundby.layers.engine import ObservabilityEngine`. Times are seconds and sizes bytes; a value
+that is not known is `None`. How the parts work: [method](method.md), [traces](traces.md), [layers and
+planner](layers-and-planner.md).
+"""
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+Node = Function | ast.ClassDef | ast.Assign | ast.AnnAssign
+
+
+@dataclass(frozen=True)
+class Module:
+    """The source of one module; `exports` are the names it lists in `__all__`, None where it lists none."""
+
+    name: str
+    source: str
+
+    @property
+    def tree(self) -> ast.Module:
+        """The parsed source."""
+        return ast.parse(self.source)
+
+    @property
+    def exports(self) -> list[str] | None:
+        """The names in `__all__`."""
+        for node in self.tree.body:
+            if isinstance(node, ast.Assign) and _assigned(node) == "__all__":
+                return ast.literal_eval(node.value)
+        return None
+
+    def definitions(self) -> dict[str, Node]:
+        """Return what the module itself defines, by name, in the order of the source."""
+        found: dict[str, Node] = {}
+        for node in self.tree.body:
+            if isinstance(node, Function | ast.ClassDef):
+                found[node.name] = node
+            elif isinstance(node, ast.Assign | ast.AnnAssign) and (name := _assigned(node)):
+                found[name] = node
+        return found
+
+    def origin_of(self, name: str) -> "Module":
+        """Return the module that an exported name is imported from."""
+        for node in self.tree.body:
+            if isinstance(node, ast.ImportFrom) and node.module and name in {each.name for each in node.names}:
+                return read(node.module).origin_of(name)
+        return self
+
+
+def main() -> None:
+    """Write the page."""
+    files.write_text(PAGE, page())
+
+
+def page() -> str:
+    """Return the whole page."""
+    modules = public_modules()
+    contents = [f"- [{each.name}](#{each.name.replace('.', '')})" for each in modules]
+    return "\n".join([HEAD, *contents, "", *(line for each in modules for line in _module(each))]).rstrip() + "\n"
+
+
+def public_modules() -> list[Module]:
+    """Return the modules that people import from, by name."""
+    names = [f"boundby.{path.stem}" for path in (ROOT / "boundby").glob("*.py") if path.stem != "__init__"]
+    names += [f"{package}.{name}" for package, parts in WITHOUT_EXPORTS.items() for name in parts]
+    packages = [f"boundby.{path.parent.name}" for path in (ROOT / "boundby").glob("*/__init__.py")]
+    names += [name for name in packages if read(name).exports]
+    return [read(name) for name in sorted(names)]
+
+
+def read(name: str) -> Module:
+    """Return a module or a package by its name."""
+    path = ROOT.joinpath(*name.split("."))
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return Module(name, path.read_text(encoding="utf-8"))
+
+
+def public_names(module: Module) -> dict[str, tuple[Module, Node]]:
+    """Return where each public name of a module is defined, and how."""
+    found = module.definitions()
+    if module.exports is None:
+        return {
+            name: (module, node)
+            for name, node in found.items()
+            if not name.startswith("_") and (not isinstance(node, ast.Assign | ast.AnnAssign) or ALIAS.fullmatch(name))
+        }
+    origins = {name: module.origin_of(name) for name in module.exports}
+    return {name: (origin, origin.definitions()[name]) for name, origin in origins.items()}
+
+
+def _module(module: Module) -> Iterator[str]:
+    yield from (f"## {module.name}", "", _docstring(module.tree), "")
+    for name, (origin, node) in public_names(module).items():
+        yield from (f"### {name}", "")
+        if isinstance(node, ast.ClassDef):
+            yield from _class(node, origin.source)
+        elif isinstance(node, Function):
+            yield from (*_code(_signature(node)), _docstring(node), "")
+        else:
+            yield from _code(_constant(name, node))
+
+
+def _class(node: ast.ClassDef, source: str) -> Iterator[str]:
+    bases = f"({', '.join(ast.unparse(each) for each in node.bases)})" if node.bases else ""
+    fields = [each for each in node.body if isinstance(each, ast.AnnAssign) and not _assigned(each).startswith("_")]
+    methods = [each for each in node.body if isinstance(each, Function)]
+    maker = next((each for each in methods if each.name == "__init__"), None)
+    if maker and not fields:
+        yield from _code(_signature(maker, f"{node.name}", is_method=True).removesuffix(" -> None"))
+    else:
+        yield from _code("\n".join([f"class {node.name}{bases}:", *_fields(fields, source)]))
+    yield from (_docstring(node), "")
+    for each in methods:
+        if each.name.startswith("_"):
+            continue
+        name = f"{node.name}.{each.name}"
+        decorators = {ast.unparse(decorator) for decorator in each.decorator_list}
+        shown = f"{name}{_returned(each)}" if "property" in decorators else _signature(each, name, is_method=True)
+        yield from (*_code(shown), _docstring(each), "")
+
+
+def _fields(fields: list[ast.AnnAssign], source: str) -> list[str]:
+    """Return the fields as they stand in the source, with the comments behind them."""
+    lines = source.splitlines()
+    return [line for each in fields for line in lines[each.lineno - 1 : each.end_lineno]] or ["    ..."]
+
+
+def _signature(node: Function, name: str = "", is_method: bool = False) -> str:
+    """Return the call on one line, or with one argument a line where that is too long."""
+    copy = ast.parse(ast.unparse(node)).body[0]
+    assert isinstance(copy, Function)
+    if is_method and "staticmethod" not in {ast.unparse(each) for each in copy.decorator_list}:
+        (copy.args.posonlyargs or copy.args.args).pop(0)
+    head, returned = name or copy.name, _returned(copy)
+    arguments = list(_arguments(copy.args))
+    whole = f"{head}({', '.join(arguments)}){returned}"
+    if len(whole) <= WIDEST:
+        return whole
+    return "\n".join([f"{head}(", *(f"    {each}," for each in arguments), f"){returned}"])
+
+
+def _arguments(given: ast.arguments) -> Iterator[str]:
+    """Yield each argument with its type and default."""
+    positional = [*given.posonlyargs, *given.args]
+    defaults = [None] * (len(positional) - len(given.defaults)) + list(given.defaults)
+    for number, (each, default) in enumerate(zip(positional, defaults, strict=True), 1):
+        yield _argument(each, default)
+        if number == len(given.posonlyargs):
+            yield "/"
+    if given.vararg or given.kwonlyargs:
+        yield f"*{ast.unparse(given.vararg) if given.vararg else ''}"
+    for each, default in zip(given.kwonlyargs, given.kw_defaults, strict=True):
+        yield _argument(each, default)
+    if given.kwarg:
+        yield f"**{ast.unparse(given.kwarg)}"
+
+
+def _argument(each: ast.arg, default: ast.expr | None) -> str:
+    equals = " = " if each.annotation else "="
+    return ast.unparse(each) + ("" if default is None else equals + ast.unparse(default))
+
+
+def _returned(node: Function) -> str:
+    return f" -> {ast.unparse(node.returns)}" if node.returns else ""
+
+
+def _constant(name: str, node: ast.Assign | ast.AnnAssign) -> str:
+    value = ast.unparse(node.value) if node.value else "..."
+    return f"{name} = {value}" if len(value) <= WIDEST else f"{name} = ..."
+
+
+def _assigned(node: ast.Assign | ast.AnnAssign) -> str:
+    target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+    return target.id if isinstance(target, ast.Name) else ""
+
+
+def _docstring(node: ast.Module | ast.ClassDef | Function) -> str:
+    """Return the docstring as Markdown: what looks like a tag is text."""
+    text = inspect.cleandoc(ast.get_docstring(node) or "")
+    return re.sub(r"(`[^`]*`)|<", lambda match: match[1] or "&lt;", text)
+
+
+def _code(text: str) -> list[str]:
+    return ["```python", text, "```", ""]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,428 @@
+"""Stage times on disk: of runs that ended, run still, were killed, or lost their disk.
+
+python -m pytest tests/library/test_training_files.py
+"""
+
+import errno
+import json
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from boundby import files
+from boundby.training import StageTimer, StageTimes, TimerOptions, ranks_in, read_stage_times
+from boundby.training.document import bytes_of, times_from
+from boundby.training.writer import DOCUMENT, LOG, Pace
+
+S = 1_000_000_000
+
+
+class Clock:
+    now = 0
+
+    def __call__(self) -> int:
+        return self.now
+
+
+def timer_in(folder: Path, clock: Clock, *, start: bool = True, said: list[str] | None = None, **options) -> StageTimer:
+    say = None if said is None else said.append
+    timer = StageTimer(folder, clock=clock, say=say, options=TimerOptions(in_background=False, **options))
+    if start:
+        timer.start()
+    return timer
+
+
+def steps(timer: StageTimer, clock: Clock, number: int) -> None:
+    for _ in range(number):
+        with timer.stage("forward"):
+            clock.now += S
+        timer.metrics({"loss": 0.5})
+        timer.step()
+
+
+def never_again(timer: StageTimer) -> None:
+    """Let only the log be written from now on."""
+    timer._writer._document_due = float("inf")
+
+
+def told(times: StageTimes) -> tuple:
+    return times.status, times.last_step, times.num_occurrences, len(times.occurrences), times.stages, times.metrics
+
+
+def test_a_finished_run_reads_back_as_it_was(tmp_path: Path) -> None:
+    clock = Clock()
+    with timer_in(tmp_path, clock) as timer:
+        timer.metrics({"loss": float("nan")})
+        with timer.span("epoch"), timer.stage("update"):
+            steps(timer, clock, 40)
+    times = read_stage_times(tmp_path)
+    assert told(times) == told(timer.snapshot())
+    assert times.status == "finished"
+    assert (times.occurrences == timer.snapshot().occurrences).all()
+    assert np.array_equal(times.metric_rows["value"], timer.snapshot().metric_rows["value"], equal_nan=True)
+    assert times.remarks == timer.snapshot().remarks
+
+
+def test_the_document_is_strict_json_without_stand_ins(tmp_path: Path) -> None:
+    clock = Clock()
+    with timer_in(tmp_path, clock) as timer:
+        timer.metrics({"loss": float("inf")})
+        steps(timer, clock, 1)
+    document = json.loads((tmp_path / DOCUMENT).read_text(), parse_constant=lambda text: pytest.fail(text))
+    assert document["metrics"]["value"] == [None, 0.5]
+    assert document["occurrences"]["device_ns"] is None
+    assert document["occurrences"]["parent"] is None
+    assert document["occurrences"]["host_ns"] == [S, S]
+
+
+def test_a_run_that_goes_on_is_read_to_its_last_flush(tmp_path: Path) -> None:
+    clock = Clock()
+    timer = timer_in(tmp_path, clock)
+    never_again(timer)
+    for _ in range(3):
+        steps(timer, clock, 10)
+        timer.flush()
+    assert json.loads((tmp_path / DOCUMENT).read_text())["num_occurrences"] == 0
+    times = read_stage_times(tmp_path)
+    assert told(times) == told(timer.snapshot())
+    assert times.elapsed_s == 30
+    timer.stop()
+
+
+def test_the_log_goes_on_where_the_document_ends(tmp_path: Path) -> None:
+    clock = Clock()
+    timer = timer_in(tmp_path, clock)
+    steps(timer, clock, 35)
+    timer.disturb()
+    steps(timer, clock, 1)
+    timer._writer._document_due = 0
+    timer.flush()
+    never_again(timer)
+    steps(timer, clock, 10)
+    with timer.stage("new"):
+        clock.now += S
+    timer.flush()
+    times = read_stage_times(tmp_path)
+    assert told(times) == told(timer.snapshot())
+    assert times.stage("forward").host_s.p90 == 1
+    timer.stop()
+
+
+@pytest.mark.parametrize("content", [None, "", '{"schema_version": 1, "status"', "[]", '{"schema_version": 99}'])
+def test_the_log_alone_tells_the_run(tmp_path: Path, content: str | None) -> None:
+    clock = Clock()
+    timer = timer_in(tmp_path, clock)
+    steps(timer, clock, 10)
+    timer.flush()
+    timer.stop()
+    if content is None:
+        (tmp_path / DOCUMENT).unlink()
+    else:
+        (tmp_path / DOCUMENT).write_text(content)
+    times = read_stage_times(tmp_path)
+    assert times.stages == timer.snapshot().stages
+    assert (times.status, times.last_step) == ("running", 9)
+    assert times.remarks[0].what == DOCUMENT
+
+
+def test_every_half_of_a_log_can_be_read(tmp_path: Path) -> None:
+    clock = Clock()
+    timer = timer_in(tmp_path, clock)
+    never_again(timer)
+    for _ in range(4):
+        steps(timer, clock, 2)
+        timer.flush()
+    whole = (tmp_path / LOG).read_bytes()
+    ends = [place for place, byte in enumerate(whole) if byte == ord("\n")]
+    assert len(ends) == 5
+    for size in range(0, len(whole), 97):
+        (tmp_path / LOG).write_bytes(whole[:size])
+        complete = sum(end < size for end in ends)
+        found = read_stage_times(tmp_path).stage("forward")
+        assert (found.host_s.n if found else 0) == max(0, 2 * (complete - 1))
+    timer.stop()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("occurrences", "AAAA"),
+        ("occurrences", "nonsense!"),
+        ("occurrences", 7),
+        ("names", [["forward", "no kind"]]),
+        ("names", None),
+        ("first_name", "x"),
+        ("num_occurrences", None),
+        ("every", None),
+    ],
+)
+def test_a_damaged_line_spoils_itself_alone(tmp_path: Path, key: str, value: object) -> None:
+    clock = Clock()
+    timer = timer_in(tmp_path, clock)
+    never_again(timer)
+    steps(timer, clock, 3)
+    timer.flush()
+    steps(timer, clock, 2)
+    timer.flush()
+    timer._writer._log = timer._writer._document = None  # as if killed
+    timer.stop()
+    lines = (tmp_path / LOG).read_text().splitlines()
+    lines[2] = json.dumps({**json.loads(lines[2]), key: value})
+    (tmp_path / LOG).write_text("\n".join([*lines, "[]", "3", '"x"', ""]))
+    assert read_stage_times(tmp_path).stage("forward").host_s.n == 3
+
+
+def test_a_changed_document_is_read_or_refused(tmp_path: Path) -> None:
+    clock = Clock()
+    with timer_in(tmp_path, clock) as timer:
+        steps(timer, clock, 3)
+    document = json.loads(bytes_of(timer.snapshot()))
+    draw = random.Random(3)
+    values = [None, -1, 2**70, "x", [], {}, [[]], [None], 1.5, True]
+
+    def places(node: object) -> list[tuple]:
+        keys = node if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ()
+        return [(node, key) for key in keys] + [place for key in keys for place in places(node[key])]
+
+    for _ in range(400):
+        copy = json.loads(json.dumps(document))
+        node, key = draw.choice(places(copy))
+        node[key] = draw.choice(values)
+        (tmp_path / DOCUMENT).write_text(json.dumps(copy))
+        try:
+            read_stage_times(tmp_path)
+        except ValueError:
+            pytest.fail("the log was there")
+
+
+def test_a_folder_without_a_run_is_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="neither stage_times.json nor stage_log.jsonl"):
+        read_stage_times(tmp_path)
+    (tmp_path / LOG).write_text("\n")
+    with pytest.raises(ValueError, match="holds no run either"):
+        read_stage_times(tmp_path)
+    assert ranks_in(tmp_path) == (None,)
+
+
+def test_a_summary_is_read_without_rows(tmp_path: Path) -> None:
+    clock = Clock()
+    with timer_in(tmp_path, clock) as timer:
+        steps(timer, clock, 3)
+    times = read_stage_times(tmp_path, with_rows=False)
+    assert (times.stages, times.num_occurrences) == (timer.snapshot().stages, 6)
+    assert len(times.occurrences) == len(times.metric_rows) == 0
+
+
+def test_ranks_write_files_of_their_own(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        clock = Clock()
+        with timer_in(tmp_path, clock, rank=rank, world_size=2) as timer:
+            steps(timer, clock, 1 + rank)
+    assert ranks_in(tmp_path) == (0, 1)
+    assert [read_stage_times(tmp_path, rank).last_step for rank in (0, 1)] == [0, 1]
+    assert read_stage_times(tmp_path, 1).rank == 1
+
+
+def test_of_two_runs_in_one_folder_the_last_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, at in ((5, 100.0), (2, 200.0)):
+        monkeypatch.setattr("time.time", lambda at=at: at)
+        clock = Clock()
+        timer = timer_in(tmp_path, clock)
+        steps(timer, clock, number)
+        timer.stop()
+    assert read_stage_times(tmp_path).last_step == 1
+    (tmp_path / DOCUMENT).unlink()
+    assert read_stage_times(tmp_path).last_step == 1
+    assert len(files.read_json_lines(tmp_path / LOG)) == 4
+
+
+def test_the_log_thins_out_by_its_rule_and_ends(tmp_path: Path) -> None:
+    clock, said = Clock(), []
+    pace = Pace(log_share=2000, log_shares=3)
+    timer = timer_in(tmp_path, clock, said=said, pace=pace)
+    never_again(timer)
+    for number in range(200):
+        with timer.span("epoch"):
+            steps(timer, clock, 3 if number == 0 else 4)
+        timer.flush()
+    assert (tmp_path / LOG).stat().st_size < 12000
+    every = [line["every"] for line in files.read_json_lines(tmp_path / LOG) if line["kind"] == "rows"]
+    assert sorted(set(every)) == [1, 2, 4]
+    assert every == sorted(every)
+    assert said == ["log of stage times: it has reached its largest size; the document goes on"]
+    logged = read_stage_times(tmp_path)
+    assert "every 4th step" in logged.remarks[-1].reason
+    spans = logged.rows_of("epoch", "span")["step"]
+    assert spans.tolist() == [3 + 4 * at for at in range(len(spans))]  # none of them left out
+    timer.stop()
+    assert read_stage_times(tmp_path).stage("forward").host_s.n == 799
+
+
+@pytest.mark.parametrize("name", ["append_json_line", "write_bytes"])
+def test_a_full_disk_is_said_once_and_forgotten_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    clock, said = Clock(), []
+    timer = timer_in(tmp_path, clock, said=said)
+    with monkeypatch.context() as broken:
+        broken.setattr(files, name, full)
+        for _ in range(3):
+            steps(timer, clock, 2)
+            timer._writer._document_due = 0
+            timer.flush()
+    assert said == [
+        f"{'log of stage times' if 'append' in name else DOCUMENT}: OSError: [Errno 28] No space left on device"
+    ]
+    steps(timer, clock, 1)
+    timer.stop()
+    assert read_stage_times(tmp_path).stage("forward").host_s.n == 7
+    (tmp_path / DOCUMENT).unlink()
+    assert read_stage_times(tmp_path).stage("forward").host_s.n == 7
+
+
+def test_a_folder_that_is_removed_comes_back_readable(tmp_path: Path) -> None:
+    clock = Clock()
+    timer = timer_in(tmp_path / "run", clock)
+    steps(timer, clock, 3)
+    timer.flush()
+    for path in (tmp_path / "run").iterdir():
+        path.unlink()
+    (tmp_path / "run").rmdir()
+    never_again(timer)
+    steps(timer, clock, 2)
+    timer.flush()
+    assert read_stage_times(tmp_path / "run").stage("forward").host_s.n == 2
+    timer.stop()
+    assert read_stage_times(tmp_path / "run").stage("forward").host_s.n == 5
+
+
+def test_a_folder_that_cannot_be_is_a_remark(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    clock, said = Clock(), []
+    with timer_in(tmp_path / "file" / "run", clock, said=said) as timer:
+        steps(timer, clock, 2)
+    assert timer.snapshot().stage("forward").host_s.n == 2
+    assert [text.split(":")[0] for text in said] == ["log of stage times", DOCUMENT]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("diverged"), KeyboardInterrupt()])
+def test_what_ended_the_loop_is_written(tmp_path: Path, error: BaseException) -> None:
+    clock = Clock()
+    with pytest.raises(type(error)), timer_in(tmp_path, clock) as timer:
+        steps(timer, clock, 2)
+        raise error
+    times = read_stage_times(tmp_path)
+    assert (times.status, times.last_step) == ("failed", 1)
+    assert times.error.startswith(type(error).__name__)
+
+
+def test_what_is_open_is_written_for_those_who_look_at_a_stall(tmp_path: Path) -> None:
+    clock = Clock()
+    timer = timer_in(tmp_path, clock)
+    timer.begin("epoch", "span")
+    timer.begin("data")
+    clock.now += 45 * S
+    timer._writer._document_due = 0
+    timer.flush()
+    assert [(each.name, each.since_s) for each in read_stage_times(tmp_path).open] == [("epoch", 45), ("data", 45)]
+    timer.stop()
+
+
+def test_it_writes_by_itself_from_a_thread_that_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = threading.Event()
+    append = files.append_json_line
+
+    def noted(path: Path, line: dict) -> None:
+        append(path, line)
+        if line["kind"] == "rows":
+            written.set()
+
+    monkeypatch.setattr(files, "append_json_line", noted)
+    clock = Clock()
+    timer = StageTimer(tmp_path, clock=clock, options=TimerOptions(pace=Pace(flush_s=0.001)))
+    timer.start()
+    steps(timer, clock, 3)
+    assert written.wait(60)
+    assert read_stage_times(tmp_path).stage("forward").host_s.n == 3
+    timer.stop()
+    assert not [each for each in threading.enumerate() if each.name.startswith("boundby")]
+
+
+def test_a_document_that_takes_long_is_written_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    timer = timer_in(tmp_path, clock)
+    now = iter([1000.0, 1000.0, 1003.0])
+    monkeypatch.setattr("boundby.training.writer.time.monotonic", lambda: next(now))
+    timer._writer._document_due = 0
+    timer.flush()
+    assert timer._writer._document_due == 1003 + 200 * 3
+    monkeypatch.undo()
+    timer.stop()
+
+
+def test_a_killed_run_leaves_its_data(tmp_path: Path) -> None:
+    code = (
+        "import os, signal; from boundby.training import StageTimer\n"
+        f"timer = StageTimer({str(tmp_path)!r}); timer.start()\n"
+        "for _ in range(5):\n    with timer.stage('forward'): pass\n    timer.step()\n"
+        "timer.flush(); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == -signal.SIGKILL
+    times = read_stage_times(tmp_path)
+    assert (times.status, times.stage("forward").host_s.n) == ("running", 5)
+
+
+def test_a_run_that_nobody_stopped_is_written_at_exit(tmp_path: Path) -> None:
+    code = (
+        "from boundby.training import StageTimer\n"
+        f"timer = StageTimer({str(tmp_path)!r}); timer.start()\n"
+        "with timer.stage('forward'): pass\n"
+        "timer.step()"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    assert read_stage_times(tmp_path).stage("forward").host_s.n == 1
+
+
+def _in_a_worker(timer: StageTimer, act: Callable[[StageTimer], object]) -> None:
+    act(timer)
+    timer.flush()
+    timer.stop()
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="this system cannot fork")
+def test_a_forked_worker_writes_nothing(tmp_path: Path) -> None:
+    clock = Clock()
+    timer = timer_in(tmp_path, clock)
+    steps(timer, clock, 1)
+    timer.flush()
+    before = (tmp_path / LOG).read_bytes(), (tmp_path / DOCUMENT).read_bytes()
+    worker = multiprocessing.get_context("fork").Process(
+        target=_in_a_worker, args=(timer, lambda timer: steps(timer, clock, 5))
+    )
+    worker.start()
+    worker.join()
+    assert worker.exitcode == 0
+    assert ((tmp_path / LOG).read_bytes(), (tmp_path / DOCUMENT).read_bytes()) == before
+    timer.stop()
+
+
+def test_a_document_keeps_its_types() -> None:
+    timer = StageTimer(clock=Clock())
+    timer.start()
+    timer.step()
+    times = timer.snapshot()
+    assert told(times_from(bytes_of(times))) == told(times)
+    assert os.getpid() == times.pid
+    timer.stop()

@@ -1,0 +1,333 @@
+"""A training loop under the manager: its result is the same, and its folder complete, whatever fails.
+
+python -m pytest tests/library/test_training_manager.py
+"""
+
+import csv
+import errno
+import gc
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch.autograd import profiler as autograd_profiler
+
+from boundby import files
+from boundby.capture import CaptureOptions, Naming, Recorder, Schedule
+from boundby.capture.recorder import Cycles
+from boundby.trace import OPERATOR_COLUMNS
+from boundby.training import ManagerOptions, ProfilerManager, StageTimer, TimerOptions, read_stage_times
+from boundby.training.cuda import CudaMarks
+from boundby.training.loop import Loop
+from boundby.training.ring import DISTURBED
+
+CPU = torch.device("cpu")
+STEPS = 8
+FILES = ["manifest.json", "op_stats.csv", "profiler_summary.json", "stage_log.jsonl", "stage_times.json", "trace.json"]
+
+
+@pytest.fixture(autouse=True)
+def no_profiler_outlives_a_test() -> Iterator[None]:
+    yield
+    assert not autograd_profiler._is_profiler_enabled
+    gc.collect()
+
+
+def manager_in(folder: Path, *, schedule: Schedule | None = None, said: list[str] | None = None, **options):
+    return ProfilerManager(
+        folder,
+        device=CPU,
+        schedule=schedule or Schedule(1, 1, 2),
+        options=ManagerOptions(TimerOptions(in_background=False), **options),
+        say=None if said is None else said.append,
+    )
+
+
+def train(manager: ProfilerManager | None, *, fail_at: int | None = None) -> list[float]:
+    """Return the losses of a tiny model with dropout, whose noise and shuffling draw from the global generator."""
+    torch.manual_seed(0)
+    data = torch.utils.data.TensorDataset(torch.randn(2 * STEPS, 4), torch.randn(2 * STEPS, 1))
+    model = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.Dropout(0.5), torch.nn.Linear(16, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    manager = manager or ProfilerManager("never", enabled=False)
+    losses = []
+    for step, (x, y) in enumerate(manager.timed(torch.utils.data.DataLoader(data, batch_size=2, shuffle=True))):
+        with manager.stage("forward"):
+            loss = torch.nn.functional.mse_loss(model(x), y)
+            if step == fail_at:
+                raise RuntimeError("the model fails")
+        with manager.stage("backward"):
+            loss.backward()
+        with manager.stage("optimizer"):
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(loss.item())
+        manager.metrics({"loss": loss, "samples": len(x)})
+        manager.step()
+    return losses
+
+
+@pytest.fixture(scope="module")
+def bare() -> list[float]:
+    return train(None)
+
+
+def summary_in(folder: Path) -> dict:
+    return json.loads((folder / "profiler_summary.json").read_text())
+
+
+def test_the_losses_are_the_same_and_every_file_is_there(tmp_path: Path, bare: list[float]) -> None:
+    said: list[str] = []
+    with manager_in(tmp_path, said=said) as manager:
+        assert train(manager) == bare
+    assert sorted(path.name for path in tmp_path.iterdir()) == FILES
+    assert all(path.stat().st_size for path in tmp_path.iterdir())
+    with (tmp_path / "op_stats.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert tuple(rows[0]) == OPERATOR_COLUMNS
+    assert {"aten::addmm", "aten::mul"} <= {row["name"] for row in rows}
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert (manifest["steps_recorded"], manifest["downgrades"]) == (2, [])
+    assert [each["what"] for each in manifest["unavailable"]] == ["device events", "memory snapshot"]
+    summary = summary_in(tmp_path)
+    assert (summary["status"], summary["last_step"], summary["given_up"]) == ("finished", STEPS - 1, [])
+    assert summary["verdict"]["bound"]
+    shares = [each["share"] for each in summary["stages"]] + [summary["in_no_stage_share"]]
+    assert sum(shares) == pytest.approx(1)
+    assert [each["name"] for each in summary["stages"]] == ["data", "forward", "backward", "optimizer"]
+    assert [(each["name"], each["values"]["n"]) for each in summary["metrics"]] == [("loss", STEPS), ("samples", STEPS)]
+    assert said == []
+
+
+def test_recorded_steps_stay_out_of_the_summaries(tmp_path: Path) -> None:
+    with manager_in(tmp_path) as manager:
+        train(manager)
+    steps = read_stage_times(tmp_path).rows_of("step", "step")
+    assert steps["flags"].tolist() == [0, 0, DISTURBED, DISTURBED, 0, 0, 0, 0]
+    assert summary_in(tmp_path)["step_s"]["n"] == STEPS - 2
+
+
+def test_of_several_cycles_the_first_is_the_trace(tmp_path: Path) -> None:
+    told = []
+    with manager_in(tmp_path, schedule=Schedule(0, 1, 1, 2)) as manager:
+        manager.register(
+            "trace_ready", lambda cycle: told.append((cycle.number, (tmp_path / "manifest.json").exists()))
+        )
+        train(manager)
+    assert told == [(1, True), (2, True)]
+    assert (tmp_path / "trace.json").read_bytes() == (tmp_path / "trace_cycle1.json").read_bytes()
+
+
+def test_a_disabled_manager_leaves_nothing_and_loads_no_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys; from boundby.training import ProfilerManager\n"
+        f"with ProfilerManager({str(tmp_path / 'run')!r}, enabled=False) as manager:\n"
+        "    with manager.stage('forward'): pass\n"
+        "    manager.step()\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    assert not (tmp_path / "run").exists()
+
+
+def test_ranks_have_files_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with ProfilerManager(tmp_path, device=CPU, schedule=Schedule(1, 1, 2)) as manager:
+        train(manager)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"rank1_{name}" for name in FILES]
+    assert read_stage_times(tmp_path, 1).world_size == 2
+
+
+def test_a_loop_shorter_than_the_schedule_is_recorded_as_far_as_it_goes(tmp_path: Path) -> None:
+    manager = manager_in(tmp_path, schedule=Schedule(50, 2, 3))
+    manager.start(total_steps=STEPS)
+    train(manager)
+    manager.stop()
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert manifest["steps_recorded"] == 3
+    assert [each["what"] for each in summary_in(tmp_path)["given_up"]] == ["schedule"]
+
+
+def test_without_a_trace_there_is_none_of_an_earlier_run_either(tmp_path: Path) -> None:
+    with manager_in(tmp_path) as manager:
+        train(manager)
+    with manager_in(tmp_path, schedule=Schedule(50, 1, 1)) as manager:
+        train(manager)
+    assert not (tmp_path / "trace.json").exists() and not (tmp_path / "op_stats.csv").exists()
+    summary = summary_in(tmp_path)
+    assert (summary["verdict"], summary["status"]) == (None, "finished")
+    assert "manifest.json" in summary["verdict_reason"]
+
+
+def test_stages_alone_record_no_trace(tmp_path: Path, bare: list[float]) -> None:
+    with manager_in(tmp_path, trace=False) as manager:
+        assert train(manager) == bare
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "profiler_summary.json",
+        "stage_log.jsonl",
+        "stage_times.json",
+    ]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("the model fails"), KeyboardInterrupt()])
+def test_an_exception_of_the_program_passes_and_leaves_what_there_was(tmp_path: Path, error: BaseException) -> None:
+    with pytest.raises(type(error)), manager_in(tmp_path) as manager:
+        for step in range(STEPS):
+            with manager.stage("forward"):
+                torch.ones(2).sum()
+                if step == 5:
+                    raise error
+            manager.step()
+    summary = summary_in(tmp_path)
+    assert (summary["status"], summary["last_step"]) == ("failed", 4)
+    assert summary["error"].startswith(type(error).__name__)
+    assert summary["verdict"] is not None
+    assert read_stage_times(tmp_path).stage("forward").unusual == 3  # two recorded, one that raised
+
+
+def raising(*_: object, **__: object) -> None:
+    raise RuntimeError("broken")
+
+
+def full(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        (torch.profiler.profile, "start", raising, "trace"),
+        (torch.profiler.profile, "step", raising, "trace"),
+        (torch.profiler.profile, "stop", raising, "trace"),
+        (torch.profiler.profile, "export_chrome_trace", raising, "trace"),
+        (Cycles, "open_if_due", raising, "recorder"),
+        (Recorder, "__init__", raising, "profiler"),
+        (Loop, "begin", raising, "stage times"),
+        (Loop, "end", raising, "stage times"),
+        (Loop, "end_step", raising, "stage times"),
+        (Loop, "settle", raising, "stage times"),
+        (Loop, "restart_step", raising, "stage times"),
+        (Loop, "disturb", raising, "stage times"),
+        (Loop, "__init__", raising, "stage times"),
+        (files, "append_json_line", full, "log of stage times"),
+        (files, "write_bytes", full, "stage_times.json"),
+        (files, "write_csv", full, "op_stats.csv"),
+        (files, "write_json", full, "manifest.json"),
+    ],
+)
+def test_whatever_fails_the_training_goes_on_and_the_rest_is_written(
+    tmp_path: Path, bare: list[float], monkeypatch: pytest.MonkeyPatch, fault: tuple
+) -> None:
+    owner, name, broken, what = fault
+    said: list[str] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, broken)
+        with manager_in(tmp_path, said=said) as manager:
+            assert train(manager) == bare
+    if owner is not files or name in ("append_json_line", "write_csv"):
+        summary = summary_in(tmp_path)
+        assert what in [each["what"] for each in summary["given_up"]]
+    if owner is not Loop:
+        assert manager.snapshot().stage("forward").host_s.n
+    if owner not in (torch.profiler.profile, Cycles):  # what the recorder gives up stands in its manifest
+        assert len([text for text in said if text.startswith(f"{what}: ")]) == 1
+
+
+def test_a_folder_that_is_removed_during_the_run_is_filled_again(tmp_path: Path, bare: list[float]) -> None:
+    folder = tmp_path / "run"
+    with manager_in(folder) as manager:
+        for path in folder.iterdir():
+            path.unlink()
+        folder.rmdir()
+        assert train(manager) == bare
+    assert sorted(path.name for path in folder.iterdir()) == FILES
+
+
+def test_a_run_is_resumed_at_its_step(tmp_path: Path) -> None:
+    manager = manager_in(tmp_path)
+    manager.start(first_step=1000)
+    train(manager)
+    manager.stop()
+    assert read_stage_times(tmp_path).last_step == 1000 + STEPS - 1
+
+
+def test_stop_and_start_may_be_called_again(tmp_path: Path) -> None:
+    manager = manager_in(tmp_path)
+    manager.stop()
+    manager.start()
+    manager.start()
+    train(manager)
+    manager.stop()
+    before = (tmp_path / "profiler_summary.json").read_bytes()
+    manager.stop()
+    manager.step()
+    assert (tmp_path / "profiler_summary.json").read_bytes() == before
+
+
+def test_the_options_of_the_recording_reach_it(tmp_path: Path) -> None:
+    options = CaptureOptions(stacks_path=tmp_path / "stacks.txt")
+    with manager_in(tmp_path, schedule=Schedule(0, 1, 1, 2), capture=options) as manager:
+        train(manager)
+    assert "test_training_manager.py" in (tmp_path / "stacks.txt").read_text()
+    assert Naming() == Naming(manager.snapshot().rank, manager.snapshot().world_size)
+
+
+def test_a_run_that_nobody_stopped_is_complete_at_exit(tmp_path: Path) -> None:
+    code = (
+        "import torch; from boundby.capture import Schedule; from boundby.training import ProfilerManager\n"
+        f"manager = ProfilerManager({str(tmp_path)!r}, device=torch.device('cpu'), schedule=Schedule(1, 1, 2))\n"
+        "manager.start()\n"
+        "for _ in range(6):\n"
+        "    with manager.stage('forward'): torch.ones(4) + 1\n"
+        "    manager.step()\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == FILES
+    assert summary_in(tmp_path)["error"] == "RuntimeError: the program ended without stopping its profiler"
+
+
+class Event:
+    """A CUDA event that needs no GPU."""
+
+    made = 0
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+        Event.made += 1
+
+    def record(self, stream: "Stream") -> None:
+        self.at_ms = stream.reached_ms
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: "Event") -> float:
+        return end.at_ms - self.at_ms
+
+
+class Stream:
+    cuda_stream = 7
+    reached_ms = 0.0
+
+
+def test_cuda_events_are_pooled_and_none_stands_in_a_captured_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, is_capturing = Stream(), False
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: is_capturing)
+    monkeypatch.setattr(torch.cuda, "synchronize", raising)
+    Event.made = 0
+    with StageTimer(marks=CudaMarks(torch.device("cuda", 0))) as timer:
+        for step in range(10):
+            is_capturing = step == 4
+            with timer.stage("forward"):
+                stream.reached_ms += 2
+            timer.step()
+        times = timer.snapshot()
+    assert times.rows_of("forward")["device_ns"].tolist() == [2_000_000] * 4 + [-1] + [2_000_000] * 5
+    assert Event.made <= 4

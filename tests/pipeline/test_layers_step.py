@@ -1,0 +1,132 @@
+"""The profile by layer in step 03: what it writes and owns, what it does without the trace, and its budget."""
+
+import importlib
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from boundby.layers.document import read_profile
+from tests import layer_profiles as profiles
+from tests.tiny_models import save_bert
+from utils.config import Layers
+from utils.layers import pipeline, profiling
+
+Command = Callable[..., int]
+QUICK = ["layers.num_runs=2", "layers.warmup_runs=0", "trace.warmup_steps=0", "trace.active_steps=1"]
+LAYER_FILES = {"model_metrics.jsonl", "model_summary.json", "model_dashboard.html", "logs/model.log"}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return save_bert(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def results(tmp_path) -> Path:
+    return tmp_path / "results"
+
+
+@pytest.fixture
+def run(model, results, tmp_path, monkeypatch) -> Command:
+    """Return what runs step 03 on two texts, without measuring the limits of the machine."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(profiling, "limits_of_machine", lambda *args: None)
+    source = tmp_path / "source.csv"
+    source.write_text("text,labels\ngood parcel,praise\nwhere is my refund,question\nbad,complaint\n")
+    settings = [
+        f"model.name={model}",
+        "model.device=cpu",
+        "dataset.hf_name=null",
+        f"dataset.file={source}",
+        f"output.results_dir={results}",
+        "profiling.batch_sizes=[2]",
+        *QUICK,
+    ]
+
+    def start(*arguments: str, step: str = "03_detailed_profiling") -> int:
+        return importlib.import_module(f"scripts.{step}").main([*settings, *arguments])
+
+    assert start(step="01_download_data") == 0
+    return start
+
+
+def files_in(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_layers_alone_are_profiled_on_a_batch_of_texts(run, results, model, capsys):
+    assert run("trace.enabled=false") == 0
+    assert files_in(results / "layers") == LAYER_FILES
+    assert not (results / "profiler_traces").exists()
+    profile = read_profile(results / "layers" / "model_summary.json")
+    assert profile.model_name == str(model) and profile.num_runs == 2
+    assert profile.layers[0].input_shapes[0].startswith("int64[2, ")
+    said = capsys.readouterr().out
+    assert "layers in 2 runs: coverage" in said and "bert.encoder.layer.0" in said
+    assert said.endswith(f"wrote {results / 'layers'}\n")
+
+
+def test_receipt_owns_the_files_of_the_layers(run, results):
+    assert run("trace.enabled=false") == 0
+    receipt = json.loads((results / ".receipts" / "03.json").read_text())
+    owned = {Path(each["path"]).resolve() for each in receipt["outputs"]}
+    assert {(results / "layers" / each).resolve() for each in files_in(results / "layers")} == owned
+
+
+def test_earlier_layers_are_moved_aside_before_new_ones(run, results):
+    run("trace.enabled=false")
+    before = (results / "layers" / "model_summary.json").read_bytes()
+    run("trace.enabled=false", "layers.num_runs=3")
+    kept = list((results / "previous").rglob("layers/model_summary.json"))
+    assert [path.read_bytes() for path in kept] == [before]
+    assert read_profile(results / "layers" / "model_summary.json").num_runs == 3
+
+
+def test_resume_keeps_the_layers_and_a_changed_setting_makes_them_anew(run, results):
+    run("trace.enabled=false")
+    summary = results / "layers" / "model_summary.json"
+    before = summary.stat().st_mtime_ns
+    assert run("trace.enabled=false", "--resume") == 0 and summary.stat().st_mtime_ns == before
+    assert run("trace.enabled=false", "layers.num_runs=3", "--resume") == 0 and summary.stat().st_mtime_ns != before
+
+
+def test_without_layers_the_trace_alone_is_recorded(run, results):
+    assert run("layers.enabled=false") == 0
+    assert (results / "profiler_traces" / "manifest.json").is_file() and not (results / "layers").exists()
+
+
+def test_with_neither_nothing_is_recorded(run, results, capsys):
+    assert run("layers.enabled=false", "trace.enabled=false") == 0
+    assert "trace.enabled and layers.enabled are false: nothing to record" in capsys.readouterr().err
+    assert not (results / "layers").exists() and not (results / "profiler_traces").exists()
+
+
+def test_runs_are_lowered_to_the_budget(run, results, monkeypatch):
+    monkeypatch.setattr(pipeline, "_seconds_per_run", lambda loaded, inputs: 1.0)
+    assert run("trace.enabled=false", "layers.num_runs=50", "layers.max_seconds=17.5") == 0
+    assert read_profile(results / "layers" / "model_summary.json").num_runs == 7
+
+
+@pytest.mark.parametrize(
+    ("seconds_per_run", "runs"),
+    [(1e-3, 50), (0.96, 50), (0.97, 49), (2.0, 24), (1000.0, pipeline.LEAST_RUNS), (0.0, 50)],
+)
+def test_budget_gives_no_more_runs_than_asked_for_and_no_fewer_than_the_least(seconds_per_run, runs):
+    assert pipeline._affordable(Layers(num_runs=50, max_seconds=120), seconds_per_run) == runs
+
+
+def test_fewer_runs_than_the_least_are_asked_for_and_given():
+    assert pipeline._affordable(Layers(num_runs=2, max_seconds=120), 1e-3) == 2
+
+
+def test_terminal_shows_trust_first_and_the_longest_blocks():
+    profile = replace(profiles.gpt2(), doubts=("disturbed: other processes",))
+    trust, *rows = pipeline.console_lines(profile)
+    called = sum(each.calls > 0 for each in profile.layers)
+    assert trust == f"profiled {called} layers in 60 runs: coverage 100.4 % (pass), overhead +0.4 %"
+    assert len(rows) == pipeline.SHOWN and rows[0].endswith("lm_head")
+    shares = [float(row.split()[0]) for row in rows]
+    assert shares == sorted(shares, reverse=True)

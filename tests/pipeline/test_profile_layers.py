@@ -1,0 +1,399 @@
+"""`scripts/profile_layers.py`: presets of the published sizes, inputs that models take, files, flags and refusals."""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from boundby.layers.document import read_profile
+from tests.fake_hub import FakeHub
+from tests.tiny_models import edit_config, save_bert
+from utils.errors import EnvironmentLacksError, InputError
+from utils.layers import architectures, profiling, subject
+from utils.layers.settings import LayerSettings, Model
+from utils.yaml_settings import load
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "scripts" / "profile_layers.py"
+PARAMETERS = {  # of the published weights; classifiers of text have two classes, those of images a thousand
+    "gpt2": 124_439_808,
+    "gpt2-medium": 354_823_168,
+    "gpt2-large": 774_030_080,
+    "gpt2-xl": 1_557_611_200,
+    "distilgpt2": 81_912_576,
+    "bert-base": 109_482_240 + 2 * 769,
+    "bert-large": 335_141_888 + 2 * 1025,
+    "minilm-l6": 22_713_216 + 2 * 385,
+    "distilbert-base": 66_362_880 + 768 * 769 + 2 * 769,
+    "qwen2-0.5b": 494_032_768,
+    "t5-small": 60_506_624,
+    "resnet-18": 11_689_512,
+    "resnet-50": 25_557_032,
+    "vit-base": 86_567_656,
+}
+FILES = {"_metrics.jsonl", "_summary.json", "_dashboard.html"}
+SMALL = ["--num-samples", "3", "--batch-size", "2", "--sequence-length", "8", "measurement.warmup_runs=1"]
+TINY_TEXT = {"vocab_size": 40, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16}
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+# Presets
+
+
+def test_every_preset_has_a_published_size():
+    assert set(architectures.PRESETS) == set(PARAMETERS)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_preset_has_as_many_parameters_as_the_published_model(name):
+    with torch.device("meta"):
+        model = architectures.build(name)
+    assert sum(each.numel() for each in model.parameters()) == PARAMETERS[name]  # torch yields tied ones once
+    assert not model.training
+
+
+def test_unknown_preset_is_refused_with_those_there_are():
+    with pytest.raises(InputError, match="--architecture gpt5: no such preset; there are gpt2, gpt2-medium"):
+        architectures.build("gpt5")
+
+
+# Inputs
+
+
+def small(configuration: str, kind: str, **sizes: Any) -> torch.nn.Module:
+    return getattr(transformers, kind)(getattr(transformers, configuration)(**sizes)).eval()
+
+
+def bart(**sizes: Any) -> torch.nn.Module:
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "decoder_ffn_dim": 16}
+    return small("BartConfig", "BartForSequenceClassification", **TINY_TEXT, **heads, **sizes)
+
+
+def test_text_models_take_tokens_of_the_asked_shape_without_padding():
+    sizes = {"vocab_size": 20, "n_positions": 16, "n_embd": 8, "n_layer": 1, "n_head": 2, "eos_token_id": 1}
+    model = small("GPT2Config", "GPT2LMHeadModel", **sizes, bos_token_id=1)
+    inputs = architectures.inputs_for(model, 3, 16)
+    assert set(inputs) == {"input_ids", "attention_mask"}
+    assert inputs["input_ids"].shape == inputs["attention_mask"].shape == (3, 16)
+    assert inputs["attention_mask"].all() and inputs["input_ids"].max() < 20
+    assert model(**inputs).logits.shape == (3, 16, 20)
+
+
+def test_the_same_tokens_are_made_every_time():
+    model = bart()
+    first, second = (architectures.inputs_for(model, 2, 9)["input_ids"] for _ in range(2))
+    assert torch.equal(first, second)
+
+
+def test_encoder_decoders_get_input_for_both_and_one_end_in_each_text():
+    model = bart(max_position_embeddings=32)
+    inputs = architectures.inputs_for(model, 4, 32)
+    assert set(inputs) == {"input_ids", "attention_mask", "decoder_input_ids"}
+    ends = inputs["input_ids"] == model.config.eos_token_id
+    assert ends[:, -1].all() and ends.sum() == 4
+    assert model(**inputs).logits.shape == (4, model.config.num_labels)
+
+
+def test_image_models_take_pixels_of_their_size_and_dtype():
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    model = small("ViTConfig", "ViTModel", image_size=32, patch_size=16, num_channels=1, **sizes).to(torch.bfloat16)
+    inputs = architectures.inputs_for(model, 2, 128)
+    assert inputs["pixel_values"].shape == (2, 1, 32, 32) and inputs["pixel_values"].dtype == torch.bfloat16
+    assert model(**inputs).last_hidden_state.shape == (2, 5, 8)
+
+
+def test_image_size_of_two_numbers_is_height_and_width():
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    model = small("ViTConfig", "ViTModel", image_size=[32, 16], patch_size=16, **sizes)
+    assert architectures.inputs_for(model, 1, 128)["pixel_values"].shape == (1, 3, 32, 16)
+
+
+def test_more_tokens_than_positions_are_refused():
+    with pytest.raises(InputError, match="--sequence-length 33: the model has 32 positions at most"):
+        architectures.inputs_for(bart(max_position_embeddings=32), 1, 33)
+
+
+@pytest.mark.parametrize(
+    ("model", "taken"), [(torch.nn.Linear(2, 2), "nothing that it names"), ("speech", "input_features")]
+)
+def test_model_that_takes_neither_tokens_nor_images_is_refused_with_a_way_out(model, taken):
+    if model == "speech":
+        heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "decoder_ffn_dim": 16, "num_mel_bins": 8}
+        special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+        model = small("WhisperConfig", "WhisperModel", **TINY_TEXT, **heads, **special)
+    with pytest.raises(InputError, match=f"takes {taken}; .* give yours to boundby.layers.engine"):
+        architectures.inputs_for(model, 1, 8)
+
+
+# Models
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return save_bert(tmp_path_factory.mktemp("models") / "tiny-bert")
+
+
+@pytest.fixture
+def damaged(folder, tmp_path) -> Path:
+    """Return a copy of the model for a test to damage."""
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for path in folder.iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    return copy
+
+
+def test_folder_is_loaded_with_the_class_it_names_and_called_after_itself(folder):
+    found = subject.prepare(Model(name=str(folder), device="cpu", dtype="bfloat16"))
+    assert type(found.model).__name__ == "BertForSequenceClassification" and not found.model.training
+    assert {each.dtype for each in found.model.parameters()} == {torch.bfloat16}
+    assert (found.name, found.device) == ("tiny-bert", torch.device("cpu"))
+
+
+@pytest.mark.parametrize("named", [["SomethingOfMyOwn"], ["pipeline"], None])
+def test_folder_that_names_no_class_of_transformers_is_loaded_as_its_base_model(damaged, named):
+    edit_config(damaged, architectures=named)
+    assert type(subject.prepare(Model(name=str(damaged), device="cpu")).model).__name__ == "BertModel"
+
+
+@pytest.mark.parametrize(
+    "change", [{"auto_map": {"AutoModel": "modeling.Mine"}}, {"attn_implementation": "someone/kernels"}]
+)
+def test_code_that_a_model_brings_is_never_run(damaged, change):
+    edit_config(damaged, **change)
+    with pytest.raises(InputError, match=f"brings Python code of its own \\({next(iter(change))}\\), which is not run"):
+        subject.prepare(Model(name=str(damaged), device="cpu"))
+
+
+def test_pickled_weights_are_not_read(damaged):
+    (damaged / "model.safetensors").rename(damaged / "pytorch_model.bin")
+    with pytest.raises(InputError, match="cannot be loaded as a model: .*safetensors"):
+        subject.prepare(Model(name=str(damaged), device="cpu"))
+
+
+def test_damaged_weights_are_one_message(damaged):
+    (damaged / "model.safetensors").write_bytes(b"\0" * 100)
+    with pytest.raises(InputError, match="cannot be loaded as a model: "):
+        subject.prepare(Model(name=str(damaged), device="cpu"))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), [(None, "cannot be read: .*No such file"), ("{", "cannot be read"), ("[]", "is not a model's")]
+)
+def test_folder_without_a_configuration_is_refused(damaged, content, said):
+    path = damaged / "config.json"
+    path.unlink() if content is None else path.write_text(content)
+    with pytest.raises(InputError, match=f"config.json: {said}"):
+        subject.prepare(Model(name=str(damaged), device="cpu"))
+
+
+def test_neither_preset_nor_name_is_refused():
+    with pytest.raises(InputError, match="model: give an architecture"):
+        subject.prepare(Model(architecture=None, device="cpu"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_absent_gpu_is_a_lack_of_the_environment():
+    with pytest.raises(EnvironmentLacksError, match=r"model.device: .* use model.device=cpu"):
+        subject.prepare(Model(device="cuda"))
+
+
+# The script
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path) -> Command:
+    """Return what runs the script without measuring the limits of the machine, and gives exit code, stdout, stderr."""
+    monkeypatch.setattr(profiling, "limits_of_machine", lambda *args: None)
+    monkeypatch.chdir(tmp_path)
+
+    def start(*arguments: Any) -> tuple[int, str, str]:
+        code = importlib.import_module("scripts.profile_layers").main([str(each) for each in arguments])
+        return code, *capsys.readouterr()
+
+    return start
+
+
+def test_folder_is_profiled_from_end_to_end(run, folder, tmp_path):
+    code, shown, notes = run("--model", folder, "--device", "cpu", "--output", tmp_path / "out", *SMALL)
+    assert code in (0, 1), notes  # 1 only for coverage, which a loaded machine decides
+    names = {path.name for path in (tmp_path / "out").iterdir() if path.is_file()}
+    assert names == {f"tiny-bert_profile{each}" for each in FILES}
+    assert (tmp_path / "out" / "logs" / "tiny-bert_profile.log").is_file()
+    profile = read_profile(tmp_path / "out" / "tiny-bert_profile_summary.json")
+    assert (profile.model_name, profile.num_runs, profile.device) == ("tiny-bert", 3, "cpu")
+    metrics = (tmp_path / "out" / "tiny-bert_profile_metrics.jsonl").read_text(encoding="utf-8")
+    lines = [json.loads(line) for line in metrics.splitlines()]
+    assert {line["run"] for line in lines} == {0, 1, 2}
+    assert "int64[2, 8]" in lines[0]["input_shapes"] and lines[0]["layer_name"] == "(model)"
+    assert shown.startswith("tiny-bert: ") or shown.startswith("tiny-bert_profile: ")
+    assert f"wrote {tmp_path / 'out' / 'tiny-bert_profile_dashboard.html'}" in shown
+    assert "tiny-bert: 1 warm-up runs" in notes and "tiny-bert: 3 runs with probes and as many without" in notes
+
+
+def test_every_setting_of_the_file_is_its_default():
+    assert load(LayerSettings, ROOT / "configs" / "layers.yaml", []) == LayerSettings()
+
+
+class Recorded:
+    """Stands in for loading and measuring; keeps what it is asked for."""
+
+    def __init__(self, status: str) -> None:
+        self.status = status
+        self.wanted: Model | None = None
+        self.shape: tuple[int, ...] = ()
+        self.settings: dict[str, Any] = {}
+
+    def prepare(self, wanted: Model) -> subject.Subject:
+        self.wanted = wanted
+        return subject.Subject(bart(), "some model", torch.device("cpu"))
+
+    def profile(self, model: torch.nn.Module, inputs: dict[str, torch.Tensor], **settings: Any) -> tuple[Any, Path]:
+        self.shape, self.settings = tuple(inputs["input_ids"].shape), settings
+        profile = type("Profile", (), {"coverage": type("Coverage", (), {"status": self.status})})
+        return type("Report", (), {"profile": profile, "__str__": lambda self: "what was found"})(), Path("page.html")
+
+
+@pytest.fixture
+def recorded(monkeypatch) -> Callable[[str], Recorded]:
+    def put(status: str) -> Recorded:
+        found = Recorded(status)
+        monkeypatch.setattr(subject, "prepare", found.prepare)
+        monkeypatch.setattr(profiling, "profile", found.profile)
+        return found
+
+    return put
+
+
+@pytest.mark.parametrize(("status", "code"), [("pass", 0), ("warn", 0), ("not representative", 1)])
+def test_only_a_profile_that_is_not_representative_ends_with_1(run, recorded, status, code):
+    recorded(status)
+    found, shown, _ = run()
+    assert found == code and shown == "what was found\nwrote page.html and the files beside it\n"
+
+
+def test_flags_override_the_command_line_which_overrides_the_file(run, recorded, tmp_path):
+    (tmp_path / "my.yaml").write_text(
+        "model: {architecture: bert-base, dtype: bfloat16}\n"
+        "measurement: {num_samples: 7, warmup_runs: 2, batch_size: 3, sequence_length: 9}\n"
+        "output: {dir: here, profile_name: mine}\n"
+    )
+    found = recorded("pass")
+    run("--config", tmp_path / "my.yaml", "measurement.batch_size=4", "measurement.num_samples=8", "--num-samples", 5)
+    assert found.wanted == Model(architecture="bert-base", dtype="bfloat16")
+    assert found.shape == (4, 9)
+    assert (found.settings["num_runs"], found.settings["warmup_runs"]) == (5, 2)
+    assert (found.settings["folder"], found.settings["profile_name"]) == (Path("here"), "mine")
+
+
+@pytest.mark.parametrize(
+    ("flags", "wanted"),
+    [
+        (["--model", "org/model"], Model(name="org/model")),
+        (["--architecture", "gpt2-xl"], Model(architecture="gpt2-xl")),
+        (["--architecture", "gpt2-xl", "model.name=org/model"], Model(architecture="gpt2-xl")),
+        (["--dtype", "float16", "--device", "cuda:1"], Model(dtype="float16", device="cuda:1")),
+    ],
+)
+def test_flags_choose_the_model(run, recorded, flags, wanted):
+    found = recorded("pass")
+    assert run(*flags)[0] == 0
+    assert found.wanted == wanted
+
+
+def test_all_shape_flags_arrive(run, recorded, tmp_path):
+    found = recorded("pass")
+    run("--batch-size", 2, "--sequence-length", 11, "--output", tmp_path / "there")
+    assert found.shape == (2, 11) and found.settings["folder"] == tmp_path / "there"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--architecture", "gpt5"], "no such preset"),
+        (["--dtype", "int8"], "model.dtype"),
+        (["--device", "tpu"], "model.device"),
+        (["--batch-size", "0"], "measurement.batch_size"),
+        (["--num-samples", "-1"], "measurement.num_samples"),
+        (["--model", "./not/there"], "neither a folder nor the name of a model"),
+        (["output.profile_name=../up"], "output.profile_name"),
+        (["measurement.batchsize=2"], "did you mean 'batch_size'"),
+    ],
+)
+def test_wrong_input_ends_with_2_and_one_message(run, arguments, said):
+    code, shown, notes = run(*arguments)
+    assert (code, shown) == (2, "") and said in notes and "Traceback" not in notes
+
+
+def test_preset_and_model_together_are_wrong_usage(run):
+    with pytest.raises(SystemExit) as ended:
+        run("--model", "org/model", "--architecture", "gpt2")
+    assert ended.value.code == 2
+
+
+def test_help_names_the_exit_codes_and_loads_nothing_heavy():
+    code = (
+        "import sys, contextlib\n"
+        "sys.argv = ['profile_layers.py', '--help']\n"
+        "import scripts.profile_layers as script\n"
+        "with contextlib.suppress(SystemExit): script.main()\n"
+        "print([name for name in ('torch', 'transformers', 'numpy', 'pydantic') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+    assert "1 the profile is not representative" in done.stdout and "--architecture" in done.stdout
+
+
+@pytest.mark.truth
+def test_help_answers_in_half_a_second():
+    took = []
+    for _ in range(5):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, str(SCRIPT), "--help"], capture_output=True, check=True)
+        took.append(time.perf_counter() - start)
+    print(took)
+    assert min(took) < 0.5
+
+
+# The client reads its settings when it is imported, so that the Hub takes a process.
+FROM_HUB = """
+import sys
+from utils.errors import InputError
+from utils.layers import subject
+from utils.layers.settings import Model
+
+found = subject.prepare(Model(name="org/tiny", device="cpu"))
+print(found.name, type(found.model).__name__)
+try:
+    subject.prepare(Model(name="org/none", device="cpu"))
+except InputError as error:
+    print(error)
+"""
+
+
+def test_model_of_the_hub_is_fetched_without_pickles_and_code(folder, tmp_path):
+    stored = tmp_path / "hub" / "models" / "org" / "tiny"
+    stored.mkdir(parents=True)
+    for path in folder.iterdir():
+        (stored / path.name).write_bytes(path.read_bytes())
+    (stored / "modeling.py").write_text("raise SystemExit")
+    (stored / "pytorch_model.bin").write_bytes(b"pickled")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
+    with FakeHub(tmp_path / "hub", gated={}, failing={}) as hub:
+        settings = {**kept, "HF_HOME": str(tmp_path / "cache"), "HF_ENDPOINT": hub.url, "NO_PROXY": "*"}
+        done = subprocess.run([sys.executable, "-c", FROM_HUB], cwd=ROOT, env=settings, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    loaded, refused = done.stdout.splitlines()
+    assert loaded == "org/tiny BertForSequenceClassification"
+    assert refused.startswith("there is no model 'org/none' on the Hub")
+    assert not [each for each in hub.requests if each.endswith((".bin", ".py"))]

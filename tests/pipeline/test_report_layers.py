@@ -1,0 +1,207 @@
+"""What the report says of the layers, and the figure of them; made-up profiles stand in for step 03."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+from boundby import files
+from boundby.layers.document import write_summary
+from boundby.layers.ranking import blocks, by_self_time
+from boundby.layers.records import Coverage, ModelProfile
+from tests import baseline_document as results
+from tests import layer_profiles as profiles
+from tests.diagnosed_rows import diagnosed
+from tests.report_reading import Reader, run_in, section, text, traced
+from utils.plots import layers as figure_of_layers
+from utils.plots import style
+from utils.report import assembly, html_page, pictures, sources
+from utils.report import layers as layers_section
+from utils.report.sources import ReportData
+
+HEADING = "Layer by Layer"
+ABOUT = style.Subject("a model, float32", "on a machine, texts, measured 2026-11-21", is_synthetic=False)
+
+
+def reported(
+    read: Reader, profile: ModelProfile | None, overrides: tuple[str, ...] = (), **changes: object
+) -> ReportData:
+    """Read the results of the offline default with this profile of step 03."""
+    summary = run_in(read.folder).layout.layer_summary
+    if profile is not None:
+        summary.parent.mkdir(parents=True, exist_ok=True)
+        write_summary(summary, profile)
+    return read(results.document(diagnosed(results.cpu_rows([8]))), **traced(), **changes)
+
+
+def said(read: Reader, profile: ModelProfile | None) -> str:
+    return section(reported(read, profile), HEADING)
+
+
+def summary_path(read: Reader) -> Path:
+    path = run_in(read.folder).layout.layer_summary
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+# The section
+
+
+def test_trust_comes_first_then_both_rankings(read):
+    whole = said(read, profiles.gpt2())
+    parts = [
+        "End to end:",
+        "Coverage: 100.4 % of that is accounted for by layers (pass)",
+        "Overhead of the probes: +0.4 %, 151 calls of modules per run",
+        "Dashboard: layers/model_dashboard.html",
+        "Blocks that together are the whole model, the longest first",
+        "lm_head",
+        "Layers by their own time, without the layers inside",
+    ]
+    places = [whole.index(part) for part in parts]
+    assert places == sorted(places)
+
+
+def test_rows_are_those_of_the_rankings_with_time_share_gain_and_bound(read):
+    profile = profiles.gpt2()
+    whole = said(read, profile)
+    head = blocks(profile)[0]
+    [layer] = [each for each in profile.layers if each.path == head.path]
+    time = f"{1e3 * head.seconds:.2f} {100 * head.share:.1f}"
+    gain = f"{1e3 * head.gain_at_limit_s:.2f} {layer.bound} {100 * layer.share_of_limit:.0f}"
+    assert f"{head.label} {head.type} {time} {gain}" in whole
+    assert whole.count("transformer.h.") >= layers_section.SHOWN - 1
+
+
+def test_no_more_rows_than_fit_are_shown(read):
+    profile = profiles.many(200)
+    shown = said(read, profile)
+    assert shown.count("stack.blocks.") <= 2 * layers_section.SHOWN
+    assert blocks(profile)[layers_section.SHOWN].label not in shown
+
+
+def test_what_is_not_known_is_a_dash_and_not_zero(read):
+    unknown = {"bound": None, "share_of_limit": None, "gain_at_limit_s": None}
+    profile = profiles.gpt2()
+    profile = replace(profile, layers=tuple(replace(each, **unknown) for each in profile.layers))
+    head = blocks(profile)[0]
+    assert f"{100 * head.share:.1f} - - -" in said(read, profile)
+
+
+def test_profile_that_is_not_representative_says_so_before_its_own_doubts(read):
+    profile = replace(
+        profiles.gpt2(), coverage=Coverage(0.4, "not representative", 0.3), doubts=("disturbed: other processes",)
+    )
+    whole = said(read, profile)
+    assert "Coverage: 40.0 % of that is accounted for by layers (not representative)" in whole
+    warning = whole.index("- doubt: the layers do not account for the time of the model; read ranks at most, no times")
+    assert warning < whole.index("- doubt: disturbed: other processes") < whole.index("Blocks that together")
+
+
+def test_profile_without_doubts_lists_none(read):
+    assert "doubt" not in said(read, profiles.gpt2())
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"), [({}, "step 03 has not run"), ({"layers": {"enabled": False}}, "layers.enabled is false")]
+)
+def test_absent_profile_is_one_sentence_with_the_reason(read, settings, reason):
+    data = read(results.document(diagnosed(results.cpu_rows([8]))), settings, **traced())
+    assert section(data, HEADING) == f"There is no profile by layer: {reason}."
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"schema_version": 99, "profile": {}}', '{"schema_version": 1, "profile": {"device": 1}}']
+)
+def test_damaged_profile_is_one_sentence_and_the_rest_of_the_report_stands(read, content):
+    summary_path(read).write_text(content)
+    data = reported(read, None)
+    found = section(data, HEADING)
+    assert found.startswith("There is no profile by layer: model_summary.json cannot be read: ")
+    assert "Batch Size Analysis" in text(data)
+
+
+def test_profile_of_another_model_is_not_shown(read):
+    data = reported(read, profiles.gpt2())
+    files.write_json(data.layout.receipt("03"), {"parts": {"inputs": {"model": "another"}}})
+    other = sources.read(run_in(read.folder))
+    assert (other.layers, other.layers_reason) == (None, "step 03 was run on another model than the sweep")
+
+
+def test_hostile_names_stay_text_in_both_reports(read):
+    data = reported(read, profiles.hostile(profiles.HOSTILE))
+    found = text(data)
+    assert "\x1b" not in found and "\u202e" not in found and "\x00" not in found
+    page = html_page.render(assembly.document(data))
+    assert "<script>alert(1)" not in page and "<img src=x" not in page and "<svg onload" not in page
+
+
+# The figure
+
+
+def drawn(profile: ModelProfile) -> Figure:
+    """Render the figure; any warning is an error."""
+    figure = figure_of_layers.figure(profile, ABOUT)
+    figure.savefig(io.BytesIO(), dpi=40)
+    return figure
+
+
+def names(axes) -> list[str]:
+    return [label.get_text() for label in axes.get_yticklabels()]
+
+
+def widths(axes) -> list[float]:
+    return [bar.get_width() for bar in axes.containers[0]]
+
+
+def test_figure_shows_both_rankings_the_longest_on_top():
+    profile = profiles.gpt2()
+    left, right = drawn(profile).axes
+    assert names(left)[:2] == [row.label for row in blocks(profile)[:2]]
+    assert names(right)[:2] == [row.label for row in by_self_time(profile)[:2]]
+    for axes in (left, right):
+        assert widths(axes) == sorted(widths(axes), reverse=True) and axes.yaxis_inverted()
+    assert widths(left)[0] == pytest.approx(1e3 * blocks(profile)[0].seconds)
+
+
+def test_gain_ends_where_the_time_ends():
+    left, _ = drawn(profiles.gpt2()).axes
+    times, gains = left.containers[:2]
+    ends = [bar.get_x() + bar.get_width() for bar in gains]
+    assert ends == pytest.approx([bar.get_width() for bar in times])
+    assert left.get_legend() is not None
+
+
+def test_without_gains_no_gain_is_drawn_or_named():
+    profile = profiles.gpt2()
+    profile = replace(profile, layers=tuple(replace(each, gain_at_limit_s=None) for each in profile.layers))
+    for axes in drawn(profile).axes:
+        assert len(axes.containers) == 1 and axes.get_legend() is None
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [
+        profiles.gpt2(),
+        profiles.with_memory(profiles.gpt2()),
+        profiles.many(1),
+        profiles.many(1000),
+        profiles.hostile(profiles.HOSTILE),
+    ],
+    ids=["gpt2", "gpu", "two layers", "a thousand", "hostile"],
+)
+def test_every_profile_is_drawn_with_as_many_rows_as_fit(profile):
+    for axes in drawn(profile).axes:
+        assert 1 <= len(axes.containers[0]) <= figure_of_layers.SHOWN
+
+
+def test_picture_is_written_and_shown_only_with_a_profile(read):
+    data = reported(read, profiles.gpt2())
+    written = {picture.path: picture for picture in pictures.draw(data)}
+    picture = written[data.layout.layers_plot]
+    assert picture.reason is None and picture.path.stat().st_size > 10_000
+    data.layout.layer_summary.unlink()
+    absent = {each.path: each for each in pictures.draw(reported(read, None))}[picture.path]
+    assert absent.reason == "not drawn: step 03 has not run" and not picture.path.exists()

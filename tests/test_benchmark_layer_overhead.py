@@ -1,0 +1,132 @@
+"""How `benchmarks/layer_overhead.py` judges what it measured, and how an attempt takes it."""
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks import _layer_judgement, _layer_overhead, layer_overhead
+from benchmarks._layer_judgement import Interval, Watched
+
+GOOD = Watched(
+    "gpt2",
+    calls=100,
+    plain_s=[0.050, 0.050, 0.050],
+    ratios=[1.002, 1.002, 1.002],
+    coverages=[1.0, 1.001, 0.999],
+)
+
+
+def test_a_cheap_probe_that_covers_the_model_passes():
+    assert _layer_judgement.failures([GOOD]) == []
+    assert _layer_judgement.unsettled([GOOD]) == []
+
+
+def test_the_cost_is_what_the_ratio_adds_to_the_plain_time_per_call():
+    found = replace(GOOD, plain_s=[0.040, 0.050, 0.090], ratios=[1.004] * 3).us_per_call
+    assert found.value == pytest.approx(2.0) and found.low == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "fails", "is_open"),
+    [
+        ([1.0052, 1.0052, 1.0052], True, False),
+        ([1.0048, 1.0048, 1.0048], False, False),
+        ([0.98, 1.0052, 1.03], False, True),  # 2.6 in the middle of noise is not known to be too much
+        ([0.97, 1.000, 1.03], False, True),  # nor is 0 known to be little enough
+        ([1.9], False, True),
+    ],
+)
+def test_a_probe_is_too_costly_only_where_the_whole_interval_says_so(ratios, fails, is_open):
+    watched = replace(GOOD, ratios=ratios)
+    assert [each.split(":")[0] for each in _layer_judgement.failures([watched])] == ["gpt2"] * fails
+    assert _layer_judgement.unsettled([watched]) == ["the cost of a probe on gpt2"] * is_open
+
+
+def test_a_failure_has_both_numbers():
+    assert _layer_judgement.failures([replace(GOOD, ratios=[1.006] * 3)]) == [
+        "gpt2: a probe costs 3.00 µs per call, 2.5 at most"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("coverages", "fails", "is_open"),
+    [
+        ([0.969, 0.969, 0.969], True, False),
+        ([1.031, 1.031, 1.031], True, False),
+        ([0.971, 0.971, 0.971], False, False),
+        ([1.029, 1.029, 1.029], False, False),
+        ([0.90, 0.95, 1.00], False, True),
+        ([1.00, 1.05, 1.10], False, True),
+    ],
+)
+def test_coverage_fails_on_either_side_only_where_the_whole_interval_says_so(coverages, fails, is_open):
+    watched = replace(GOOD, coverages=coverages)
+    assert [each.split(":")[0] for each in _layer_judgement.failures([watched])] == ["gpt2"] * fails
+    assert _layer_judgement.unsettled([watched]) == ["the coverage on gpt2"] * is_open
+
+
+def test_coverage_of_a_model_too_short_for_it_is_not_judged():
+    short = replace(GOOD, plain_s=[0.0199] * 3, ratios=[1.001] * 3, coverages=[1.2] * 3)
+    assert _layer_judgement.failures([short]) == [] and _layer_judgement.unsettled([short]) == []
+    assert _layer_judgement.failures([replace(short, plain_s=[0.020] * 3)]) == [
+        "gpt2: the layers account for 120.0 % of its time, not 97 to 103 %"
+    ]
+
+
+def test_a_missing_attempt_fails_and_the_others_still_count():
+    watched = replace(GOOD, plain_s=[None, 0.05, 0.05], ratios=[None, 1.006, 1.006], coverages=[None, 1.0, 1.0])
+    assert _layer_judgement.failures([watched]) == [
+        "gpt2: ours gave no value in 1 of 3 attempts",
+        "gpt2: a probe costs 3.00 µs per call, 2.5 at most",
+    ]
+
+
+def test_nothing_measured_fails_and_is_not_settled():
+    watched = Watched("gpt2", 0, [None], [None], [None])
+    assert _layer_judgement.failures([watched]) == ["gpt2: ours gave no value in 1 of 1 attempts"]
+    assert _layer_judgement.unsettled([watched]) == ["the cost of a probe on gpt2"]
+
+
+def test_the_exit_code_is_1_only_for_what_surely_falls_short(capsys):
+    assert layer_overhead._judge([GOOD, replace(GOOD, model="noisy", ratios=[0.9, 1.0, 1.2])]) == 0
+    assert "not settled: the cost of a probe on noisy" in capsys.readouterr().out
+    assert layer_overhead._judge([GOOD, replace(GOOD, model="slow", ratios=[1.02] * 3)]) == 1
+    assert "FAILED: slow: a probe costs 10.00 µs per call" in capsys.readouterr().out
+
+
+def test_an_interval_is_shown_with_its_ends_where_it_has_any():
+    assert layer_overhead._shown(Interval(1.5, 1.25, 1.75), 2) == "1.50 [1.25, 1.75]"
+    assert layer_overhead._shown(Interval(1.5, None, None), 2) == "1.50"
+    assert layer_overhead._shown(None, 2) == "unknown"
+
+
+def test_an_attempt_that_failed_says_why_and_has_no_numbers(monkeypatch):
+    def fail(*args):
+        raise layer_overhead._fresh_process.AttemptFailed("killed")
+
+    monkeypatch.setattr(layer_overhead._fresh_process, "last_line", fail)
+    attempt = layer_overhead._attempt("gpt2", "probes", 1.0)
+    assert (attempt.plain_s, attempt.ratio, attempt.coverage, attempt.said) == (None, None, None, "killed")
+
+
+def test_neighbours_are_compared_so_that_a_slow_stretch_of_the_machine_decides_nothing():
+    times = _layer_overhead.Times(plain_s=[1.0, 2.0, 4.0], watched_s=[1.1, 2.2, 4.4])
+    assert times.ratio == pytest.approx(1.1)
+
+
+@pytest.mark.parametrize("method", _layer_overhead.METHODS)
+def test_every_method_runs_as_many_forwards_with_as_without_what_watches(method):
+    model, forward = _layer_overhead._prepared("small modules")
+    runs = []
+    found = _layer_overhead.METHODS[method](model, lambda: runs.append(forward()), 7)
+    assert len(found.plain_s) == len(found.watched_s) == 7
+    assert len(runs) == {"probes": 14, "plain": 28, "profiler": 29}[method]  # one before each that is timed
+    assert found.calls == (201 if method == "probes" else None)
+    assert not any("forward" in each.__dict__ for each in model.modules())
+
+
+def test_forwards_are_counted_to_fill_half_of_the_time(monkeypatch):
+    monkeypatch.setattr(_layer_overhead, "_seconds", lambda run: 0.01)
+    assert _layer_overhead._count(lambda: None, 4.0) == 200
+    assert _layer_overhead._count(lambda: None, 0.001) == _layer_overhead.LEAST_RUNS
+    assert _layer_overhead._count(lambda: None, 400.0) == _layer_overhead.MOST_RUNS
