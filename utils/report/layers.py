@@ -23,7 +23,10 @@ def section(data: ReportData) -> list[Block]:
     facts = [
         ("End to end", f"{number(1e3 * profile.reference_s.median)} ms per batch without probes (median)"),
         ("Coverage", f"{100 * coverage.ratio:.1f} % of that is accounted for by layers ({coverage.status})"),
-        ("Overhead of the probes", f"{100 * profile.overhead:+.1f} %, {profile.module_calls:,.0f} module calls per run"),
+        (
+            "Overhead of the probes",
+            f"{100 * profile.overhead:+.1f} %, {profile.module_calls:,.0f} module calls per run",
+        ),
         ("Dashboard", str(data.layout.layer_dashboard.relative_to(data.layout.results))),
     ]
     return [

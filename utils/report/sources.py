@@ -242,9 +242,7 @@ def _trace(
     return (None, f"{name} lacks {listed(missing)}") if missing else (trace, None)
 
 
-def _layers(
-    layout: Layout, document: Mapping[str, Any], config: Config
-) -> tuple[ModelProfile | None, str | None]:
+def _layers(layout: Layout, document: Mapping[str, Any], config: Config) -> tuple[ModelProfile | None, str | None]:
     """Return the profile by layer, or None and the reason."""
     if _is_of_another_model(layout, document):
         return None, OTHER_MODEL
