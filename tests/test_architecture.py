@@ -28,6 +28,7 @@ TORCH_FREE = (
     "boundby.layers.document",
     "boundby.dashboard",
     "boundby.partition",
+    "boundby.training",
 )
 HEAVY = ("torch", "transformers", "pandas", "matplotlib", "sklearn", "datasets", "pyarrow", "numpy")
 LONGEST_SCRIPT = 80
