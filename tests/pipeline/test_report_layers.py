@@ -54,7 +54,7 @@ def test_trust_comes_first_then_both_rankings(read):
     parts = [
         "End to end:",
         "Coverage: 100.4 % of that is accounted for by layers (pass)",
-        "Overhead of the probes: +0.4 %, 151 calls of modules per run",
+        "Overhead of the probes: +0.4 %, 151 module calls per run",
         "Dashboard: layers/model_dashboard.html",
         "Blocks that together are the whole model, the longest first",
         "lm_head",

@@ -23,6 +23,7 @@ HEADINGS = [
     "Batch Size Analysis",
     "Where the Time Goes",
     "What the Machine Waited For",
+    "Layer by Layer",
     "Targets",
     "Doubts",
     "What to do next",

@@ -61,6 +61,7 @@ def test_pictures_without_rows_are_not_drawn_and_old_ones_go(read):
         data.layout.roofline_plot: "not drawn: no batch size was measured yet",
         data.layout.operators_plot: "not drawn: step 03 has not run, or was skipped",
         data.layout.timeline_plot: "not drawn: step 03 has not run, or was skipped",
+        data.layout.layers_plot: "not drawn: step 03 has not run",
         data.layout.memory_plot: "not drawn: step 03 has not run, or was skipped",
     }
     assert list(data.layout.plots.iterdir()) == []
