@@ -2,7 +2,8 @@
 
 Every stage runs the model's own forward, from the beginning to its last unit. Units of earlier stages are skipped:
 they return what was sent, or tensors that are `Absent` where no later unit needs them. So whatever stands between the
-units is computed by the model's own code, and no stage has weights of units other than its own.
+units is computed by the model's own code, and no stage has weights of units other than its own. What units leave on
+modules for others to find is refused where it is a tensor; a number left there cannot be seen.
 """
 
 import contextlib

@@ -89,11 +89,11 @@ class Pipeline:
         tensors = self._stages.check_inputs(inputs)
         self._say(0, {"kind": "request", "answers": True, "outputs": True}, tensors)
         header, found = self._next(len(self._controls) - 1)
-        leaves, spec = tree_flatten(self._stages.outputs)
-        if header["leaves"] != len(leaves):
-            raise CutError(f"the output has {header['leaves']} parts; it had {len(leaves)} when the model was cut")
+        spec = tree_flatten(self._stages.outputs)[1]
+        if header["structure"] != str(spec):
+            raise CutError("the output is put together in another way than when the model was cut")
         arrived = iter(found)
-        return tree_unflatten([next(arrived) if isinstance(x, torch.Tensor) else x for x in leaves], spec)
+        return tree_unflatten([next(arrived) if "tensor" in x else x["plain"] for x in header["leaves"]], spec)
 
     def one_at_a_time(self, requests: int) -> tuple[Spans, ...]:
         """Run requests, each when the one before is finished; return the times of each stage."""

@@ -23,8 +23,9 @@ from boundby.device import synchronizer
 from boundby.staged import wire
 from boundby.staged.cutting import Program
 from boundby.staged.places import Place
-from boundby.staged.recording import PLAIN
 from boundby.staged.stage import StageModel
+
+SENDABLE = (type(None), bool, int, float, str)  # that a model's output may hold beside tensors
 
 
 @dataclass(frozen=True)
@@ -94,12 +95,13 @@ class _Worker:
         if not header["outputs"]:
             wire.send(self._ends.control, {"kind": "done"})
             return
-        leaves, _ = tree_flatten(output)
-        unknown = next((each for each in leaves if not isinstance(each, (torch.Tensor, *PLAIN))), None)
+        leaves, spec = tree_flatten(output)
+        unknown = next((each for each in leaves if not isinstance(each, (torch.Tensor, *SENDABLE))), None)
         if unknown is not None:
             raise ValueError(f"the model's output holds a {type(unknown).__name__}, which cannot be sent")
+        plain = [{"tensor": True} if isinstance(each, torch.Tensor) else {"plain": each} for each in leaves]
         tensors = [each for each in leaves if isinstance(each, torch.Tensor)]
-        wire.send(self._ends.control, {"kind": "done", "leaves": len(leaves)}, tensors)
+        wire.send(self._ends.control, {"kind": "done", "leaves": plain, "structure": str(spec)}, tensors)
 
     def _report(self, header: dict[str, Any]) -> None:
         wire.send(self._ends.control, {"kind": "times", "spans": self._spans, "sent_bytes": self._sent_bytes})

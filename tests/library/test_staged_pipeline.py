@@ -7,8 +7,9 @@ from torch import nn
 
 from boundby.partition import Link, Links
 from boundby.staged.absent import CutError
+from boundby.staged.cutting import are_equal
 from boundby.staged.pipeline import Pipeline, StageError
-from boundby.staged.places import Workers, places_of
+from boundby.staged.places import Workers, places_of, share_cores
 from boundby.staged.running import measured
 from tests.staged_plans import Fails, plan_of
 
@@ -21,32 +22,41 @@ def gone(pids) -> bool:
     return not psutil.wait_procs(living, timeout=PATIENCE_S)[1]
 
 
+class Counts(nn.Sequential):
+    """Gives, beside a tensor, how many of its inputs are above a half, as a number."""
+
+    def forward(self, x):
+        return {"out": super().forward(x), "above": int((x > 0.5).sum()), "note": None}
+
+
 def test_workers_give_the_outputs_of_the_whole_model_and_labelled_times_until_one_fails_and_all_end():
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), Fails(), nn.Linear(64, 8)).eval()
-    nn.init.constant_(model[0].bias, 9.0)  # so that a random input stays positive, and its negative does not
-    x, y = torch.rand(2, 3, 8)
-    workers = Workers(links=Links(default=Link(1e6, 1e-3)))  # carries 768 bytes in 1.768 ms
+    layers = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), Fails(), nn.Linear(64, 8))
+    model = Counts(layers).eval()
+    nn.init.constant_(layers[0].bias, 9.0)  # so that a random input stays positive, and its negative does not
+    x, y = torch.rand(2, 3, 8) * torch.tensor([1.0, 0.5]).reshape(2, 1, 1)
+    workers = Workers(links=Links(default=Link(1e6, 1e-3)))  # carries 864 bytes in 1.864 ms
     with (
         pytest.raises(StageError, match=r"stage 1 \(node_1\): ArithmeticError: a negative number"),
-        Pipeline(model, plan_of("0123", 2), x, workers) as pipeline,
+        Pipeline(model, plan_of(["0.0", "0.1", "0.2", "0.3"], 2), x, workers) as pipeline,
     ):
         pids = pipeline.pids
         assert all(map(psutil.pid_exists, pids)) and len(pids) == 2
         with torch.no_grad():
             wanted = model(x), model(y)
-            model[3].bias.add_(1)  # of the caller's model: the workers have weights of their own
-        assert torch.equal(pipeline.infer(x), wanted[0]) and torch.equal(pipeline.infer(y), wanted[1])
+            layers[3].bias.add_(1)  # of the caller's model: the workers have weights of their own
+        assert are_equal(pipeline.infer(x), wanted[0]) and are_equal(pipeline.infer(y), wanted[1])
+        assert wanted[0]["above"] != wanted[1]["above"]
         with pytest.raises(CutError, match="other shapes"):
             pipeline.infer(x[:1])
         found = measured(pipeline, requests=6, singles=3, warmup=1)
         pipeline.infer(-1e3 * x)
     assert gone(pids)
     assert found.label == "emulated" and [each.label for each in found.transfers] == ["emulated"]
-    assert found.transfers[0].size_bytes == 3 * 64 * 4
-    assert found.transfers[0].seconds.minimum >= 1.768e-3  # what sleeps does so for at least this long
+    assert found.transfers[0].size_bytes == 4 * (3 * 64 + 3 * 8)  # and the input, which is counted in
+    assert found.transfers[0].seconds.minimum >= 1.864e-3  # what sleeps does so for at least this long
     assert [each.weight_bytes for each in found.stages] == [4 * (8 * 64 + 64), 4 * (64 * 8 + 8)]
-    assert [each.units for each in found.stages] == [("0", "1"), ("2", "3")]
+    assert [each.units for each in found.stages] == [("0.0", "0.1"), ("0.2", "0.3")]
     assert [each.compute.n for each in found.stages] == [3, 3] and found.latency.n == 3
     assert [each.busy_compute.n for each in found.stages] == [6, 6] and found.period.n == 4
     parts = sum(each.compute.minimum for each in found.stages) + found.transfers[0].seconds.minimum
@@ -82,6 +92,7 @@ def test_places_have_cores_of_their_own_where_there_are_enough(monkeypatch):
     plan = plan_of("01", 1)
     assert [each.cores for each in places_of(plan, Workers(2))] == [(2, 3), (5, 7)]
     assert [each.cores for each in places_of(plan, Workers(3))] == [(), ()]
+    assert [share_cores(places_of(plan, Workers(threads))) for threads in (1, 2, 3)] == [False, False, True]
     assert [each.cores for each in places_of(plan, Workers(is_pinned=False))] == [(), ()]
 
 
