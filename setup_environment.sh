@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
 # Make the Python environment of this checkout, keeping a usable torch that the machine already has.
 #
-#   bash setup_environment.sh [--test] [--quiet]
+#   bash setup_environment.sh [--training] [--monitor] [--ray] [--test] [--quiet]
 #
-#   --test           also what `make test` and `make lint` need
+#   --training       also the Trainer of transformers (accelerate), Lightning and TensorBoard
+#   --monitor        also what `make monitor` needs (streamlit)
+#   --ray            also what `evaluation.engine=ray` needs
+#   --test           also what `make test` and `make lint` need, the three above included
 #   --quiet          say nothing when everything is there already
 #   BOUNDBY_VENV     where (default .venv; a relative path starts at this folder)
 #   BOUNDBY_PYTHON   the Python to build on (default: the one of this machine that has a usable torch)
@@ -22,9 +25,11 @@ continue_with="make run"
 quiet=
 for argument in "$@"; do
     case $argument in
-        --test) wanted+=(setup/requirements-test.txt) continue_with="make test" ;;
+        --training | --monitor | --ray) wanted+=("setup/requirements-${argument#--}.txt") ;;
+        --test) wanted+=(setup/requirements-{training,monitor,ray,test}.txt) continue_with="make test" ;;
         --quiet) quiet=yes ;;
-        *) echo "setup_environment.sh: unknown argument $argument; known are --test and --quiet" >&2; exit 2 ;;
+        *) echo "setup_environment.sh: unknown argument $argument;" \
+            "known are --training, --monitor, --ray, --test and --quiet" >&2; exit 2 ;;
     esac
 done
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
