@@ -115,6 +115,10 @@ say "torch ${before%%$'\t'*} of ${before##*$'\t'} stays as it is; installing ${w
 install 2 -c "$venv/constraints.txt" "${wanted[@]/#/-r}"
 after=$(torch_of "$python") || true
 [[ $after == "$before" ]] || fail "torch changed from '$before' to '$after'; remove $venv and run this again"
-{ ready_line "${wanted[0]}"; ready_line "${wanted[@]}"; } >"$stamp"
+{
+    ready_line "${wanted[0]}"
+    for file in "${wanted[@]:1}"; do ready_line "${wanted[0]}" "$file"; done
+    ready_line "${wanted[@]}"
+} >"$stamp"
 "$python" setup/verify.py
 echo "next      $continue_with"
