@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from boundby.trace.gaps import CAUSES, Gap, IdleTime
-from boundby.trace.intervals import Intervals, union
+from boundby.trace.intervals import Intervals, distinct, union
 from boundby.trace.reader import Trace
 from boundby.trace.window import Window
 
@@ -94,8 +94,12 @@ def breakdown(
 ) -> Breakdown:
     """Return how one device spent the window; `work` holds what it did of each kind, `busy` all of it."""
     edges = np.append(window.edges_ns, window.end_ns)  # the last span is what runs on after the last step
-    causes = idle.between(edges)
-    exposed = _exposed(work, edges)
+    spans = min(MOST_SPANS, max(1, window.length_ns))
+    ticks = np.array([window.start_ns + each * window.length_ns // spans for each in range(spans + 1)], dtype=np.int64)
+    moments = distinct(np.sort(np.concatenate([edges, ticks])))  # once for both: each costs as much as all else here
+    idle_of, busy_of = idle.between(moments), _exposed(work, moments)
+    causes = _summed(idle_of, moments, edges)
+    exposed = {kind: _summed(spent, moments, edges) for kind, spent in busy_of.items()}
     steps = tuple(
         StepTimes(
             number=number,
@@ -106,8 +110,6 @@ def breakdown(
         )
         for place, number in enumerate(window.steps)
     )
-    spans = min(MOST_SPANS, max(1, window.length_ns))
-    ticks = np.array([window.start_ns + each * window.length_ns // spans for each in range(spans + 1)], dtype=np.int64)
     compute = work.get("compute")
     communication = work.get("communication")
     overlap = None
@@ -129,8 +131,8 @@ def breakdown(
         step_quartiles=_quartiles(steps),
         timeline=Timeline(
             edges_ns=tuple(ticks.tolist()),
-            busy_ns={kind: tuple(spent.tolist()) for kind, spent in _exposed(work, ticks).items()},
-            idle_ns={cause: tuple(spent.tolist()) for cause, spent in zip(CAUSES, idle.between(ticks).T, strict=True)},
+            busy_ns={kind: tuple(_summed(spent, moments, ticks).tolist()) for kind, spent in busy_of.items()},
+            idle_ns=dict(zip(CAUSES, map(tuple, _summed(idle_of, moments, ticks).T.tolist()), strict=True)),
         ),
     )
 
@@ -141,6 +143,12 @@ def _quartiles(steps: Sequence[StepTimes]) -> dict[str, Quartiles]:
     rows = [{"duration": step.duration_ns, **step.busy_ns, **step.idle_ns} for step in steps]
     values = np.percentile([list(row.values()) for row in rows], [25, 50, 75], axis=0)
     return {name: Quartiles(*each) for name, each in zip(rows[0], values.T.tolist(), strict=True)}
+
+
+def _summed(spent: np.ndarray, moments: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """Return what was spent between neighbouring `edges`, given that between neighbouring `moments`, edges included."""
+    before = np.concatenate([np.zeros_like(spent[:1], shape=(1, *spent.shape[1:])), np.cumsum(spent, axis=0)])
+    return np.diff(before[np.searchsorted(moments, edges)], axis=0)
 
 
 def _exposed(work: Mapping[str, Intervals], edges: np.ndarray) -> dict[str, np.ndarray]:

@@ -102,6 +102,12 @@ class IdleTime:
     def between(self, edges: np.ndarray) -> np.ndarray:
         """Return [span, cause]: the idle ns of each span between neighbouring `edges`, causes as in `CAUSES`."""
         start, end, gap = self._cut_at(edges)
+        spans = np.zeros((len(edges) - 1, len(CAUSES)), dtype=np.int64)
+        np.add.at(spans, np.searchsorted(edges, start, side="right") - 1, self._booked(start, end, gap))
+        return spans
+
+    def _booked(self, start: np.ndarray, end: np.ndarray, gap: np.ndarray) -> np.ndarray:
+        """Return [piece, cause]: the ns of pieces of gaps; `gap` says of which."""
         found = np.zeros((len(start), len(CAUSES)), dtype=np.int64)
         for pieces, activity in self._by_thread(gap):
             until = np.clip(self._late_until[gap[pieces]], start[pieces], end[pieces])
@@ -118,9 +124,7 @@ class IdleTime:
         waits = self._waits[gap]
         found[:, CAUSES.index("stream_wait")] = np.where(waits, end - latency_until, 0)
         found[:, CAUSES.index("untraced")] += np.where(waits, 0, end - latency_until)
-        spans = np.zeros((len(edges) - 1, len(CAUSES)), dtype=np.int64)
-        np.add.at(spans, np.searchsorted(edges, start, side="right") - 1, found)
-        return spans
+        return found
 
     def details(self) -> dict[str, tuple[tuple[str, int], ...]]:
         """Return, by cause, what the host was in meanwhile and for how many ns, the most first."""
@@ -139,10 +143,7 @@ class IdleTime:
         """Return the longest gaps, the longest first."""
         length = self.gaps.end_ns - self.gaps.start_ns
         places = np.argsort(-length, kind="stable")[:SHOWN]
-        edges = distinct(np.sort(np.concatenate([self.gaps.start_ns[places], self.gaps.end_ns[places]])))
-        if not len(edges):
-            return ()
-        causes = self.between(edges).argmax(axis=1)[np.searchsorted(edges, self.gaps.start_ns[places])]
+        causes = self._booked(self.gaps.start_ns[places], self.gaps.end_ns[places], places).argmax(axis=1)
         return tuple(
             Gap(int(self.gaps.start_ns[place]), int(length[place]), CAUSES[cause], self._name_of(self._ender[place]))
             for place, cause in zip(places.tolist(), causes.tolist(), strict=True)

@@ -34,6 +34,7 @@ LAUNCH_CATEGORIES = (
 )
 SYNC_RECORD = "cuda_sync"  # what the device waited for, where torch was asked to record that
 _Groups = dict[str, tuple[np.ndarray, list[Args]]]
+_CATEGORY, _NAME, _THREAD = operator.attrgetter("cat"), operator.attrgetter("name"), operator.attrgetter("pid", "tid")
 _NO_ARGS = Args()
 _NO_MEMORY_ARGS = MemoryArgs()
 
@@ -113,15 +114,15 @@ class Columns:
         if not usable.all():
             events = [event for event, is_usable in zip(events, usable.tolist(), strict=True) if is_usable]
             start_ns, duration_ns = start_ns[usable], duration_ns[usable]
-        category = _numbered(self.categories, [event.cat for event in events], np.int32)
+        category = _numbered(self.categories, _CATEGORY, events, np.int32)
         args = [event.args for event in events]
         groups = self._groups(category, args)
         rows = {
             "start_ns": start_ns,
             "duration_ns": duration_ns,
-            "name": _numbered(self.names, [event.name for event in events], np.int32),
+            "name": _numbered(self.names, _NAME, events, np.int32),
             "category": category,
-            "thread": self._thread_of(events),
+            "thread": _numbered(self.threads, _THREAD, events, np.int32),
         }
         for column, (kinds, kind_of_number) in _OPTIONAL.items():
             rows[column] = _scattered(len(events), groups, kinds, column, kind_of_number)
@@ -140,23 +141,16 @@ class Columns:
 
     def _groups(self, category: np.ndarray, args: Sequence[Args | None]) -> _Groups:
         """Return rows and arguments of each kind of event, so that a field is read only of those that carry it."""
-        kinds = np.array([_kind(name) for name in self.categories])[category]
+        kinds = [_kind(name) for name in self.categories]
         groups = {}
         for kind in ("operator", "launch", "device", "python"):
-            rows = np.flatnonzero(kinds == kind)
+            rows = np.flatnonzero(np.array([each == kind for each in kinds])[category])
             groups[kind] = rows, [args[row] or _NO_ARGS for row in rows.tolist()]
         return groups
 
-    def _thread_of(self, events: Sequence[Complete | Instant]) -> np.ndarray:
-        processes, process = _different([event.pid for event in events])
-        numbers, number = _different([event.tid for event in events])
-        both, row = np.unique(process * len(numbers) + number, return_inverse=True)
-        pairs = [(processes[each // len(numbers)], numbers[each % len(numbers)]) for each in both.tolist()]
-        return _numbered(self.threads, pairs, np.int32)[row]
-
     def _shapes_of(self, count: int, rows: np.ndarray, args: Sequence[Args]) -> np.ndarray:
         column = np.full(count, ABSENT, dtype=np.int32)
-        column[rows] = _numbered(self.shapes, [bytes(each.input_dims) for each in args], np.int32) - 1
+        column[rows] = _numbered(self.shapes, lambda each: bytes(each.input_dims), args, np.int32) - 1
         return column
 
     def _paired(self, events: Sequence[Event]) -> Iterator[Complete]:
@@ -177,7 +171,7 @@ class Columns:
         is_on_host = np.array([each.device_type == 0 for each in args], dtype=bool)
         rows = {
             "start_ns": start_ns,
-            "thread": self._thread_of(events),
+            "thread": _numbered(self.threads, _THREAD, events, np.int32),
             "device": np.where(is_on_host, ABSENT, _numbers([each.device for each in args], np.int32)),
             "address": _numbers([each.address for each in args], np.int64),
             "bytes": _numbers([each.bytes or 0 for each in args], np.int64),
@@ -225,28 +219,16 @@ def _kind(category: str) -> str:
     return {OPERATOR: "operator", PYTHON_FRAME: "python"}.get(category, "other")
 
 
-def _numbered(numbers: dict[Hashable, int], values: Sequence[Hashable], kind: type) -> np.ndarray:
-    """Return for each value its number; a new one is given the next."""
+def _numbered(
+    numbers: dict[Hashable, int], value: Callable[[Any], Hashable], items: Sequence[Any], kind: type
+) -> np.ndarray:
+    """Return for the value of each item its number; a new one is given the next."""
     try:
-        return np.fromiter(map(numbers.__getitem__, values), kind, len(values))
+        return np.fromiter(map(numbers.__getitem__, map(value, items)), kind, len(items))
     except KeyError:
-        for value in dict.fromkeys(values):
-            numbers.setdefault(value, len(numbers))
-        return np.fromiter(map(numbers.__getitem__, values), kind, len(values))
-
-
-def _different(values: list[Any]) -> tuple[list[Any], np.ndarray]:
-    """Return the different values and, for each place, which it is; quick where all are integers of 64 bits."""
-    try:
-        column = np.fromiter(values, np.int64, len(values))
-        if set(map(type, values)) == {int}:
-            different, place = np.unique(column, return_inverse=True)
-            return different.tolist(), place
-    except (ValueError, TypeError, OverflowError):
-        pass
-    numbers: dict[Hashable, int] = {}
-    place = _numbered(numbers, values, np.int64)
-    return list(numbers), place
+        for new in dict.fromkeys(map(value, items)):
+            numbers.setdefault(new, len(numbers))
+        return np.fromiter(map(numbers.__getitem__, map(value, items)), kind, len(items))
 
 
 def _scattered(count: int, groups: _Groups, kinds: Iterable[str], column: str, kind_of_number: type) -> np.ndarray:
@@ -255,7 +237,10 @@ def _scattered(count: int, groups: _Groups, kinds: Iterable[str], column: str, k
     for kind in kinds:
         rows, of_kind = groups[kind]
         if len(rows):
-            found[rows] = _numbers(list(map(value, of_kind)), kind_of_number)
+            try:
+                found[rows] = np.fromiter(map(value, of_kind), kind_of_number, len(of_kind))
+            except (TypeError, OverflowError):  # some lack it, or it does not fit
+                found[rows] = _numbers(list(map(value, of_kind)), kind_of_number)
     return found
 
 

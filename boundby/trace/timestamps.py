@@ -29,6 +29,9 @@ def exact_nanoseconds(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
     """Return decimal texts of µs as int64 ns without a detour over doubles that are too coarse, and the usable ones."""
     joined = b",".join(texts)
     characters = np.frombuffer(joined + b",", dtype=np.uint8)
+    aligned = _aligned(characters, len(texts))
+    if aligned is not None:
+        return aligned, np.ones(len(texts), dtype=bool)
     end = np.flatnonzero(characters == ord(","))
     if len(end) != len(texts) or not len(texts):
         return _one_by_one(texts)
@@ -48,6 +51,30 @@ def exact_nanoseconds(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
     for row in np.flatnonzero(odd).tolist():
         found[row : row + 1], usable[row : row + 1] = _one_by_one([texts[row]])
     return found, usable
+
+
+def _aligned(characters: np.ndarray, count: int) -> np.ndarray | None:
+    """Return the numbers where all have as many digits before and behind the point; None where they do not.
+
+    They do in traces that count from 1970, and in nearly all pieces of others: a tenth of the time of the general way.
+    """
+    width, rest = divmod(len(characters), max(count, 1))
+    if rest or width < 2:
+        return None
+    table = characters.reshape(count, width)
+    points = np.flatnonzero(table[0] == ord("."))
+    point = int(points[0]) if len(points) == 1 else width - 1
+    places = [place for place in range(width - 1) if place != point]
+    digits = table[:, places] - np.uint8(ord("0"))  # what is no digit wraps around, above 9
+    is_aligned = (table[:, -1] == ord(",")).all() and (table[:, point] == table[0, point]).all()
+    if len(points) > 1 or not 0 < point <= MOST_DIGITS or not is_aligned or digits.max() > 9:
+        return None
+    found = np.zeros(count, dtype=np.int64)
+    for place in range(point + FRACTION_DIGITS):
+        found *= 10
+        if place < len(places):
+            found += digits[:, place]
+    return found + (digits[:, point + FRACTION_DIGITS] >= 5 if len(places) > point + FRACTION_DIGITS else 0)
 
 
 def _digit_by_digit(characters: np.ndarray, start: np.ndarray, point: np.ndarray, end: np.ndarray) -> np.ndarray:
