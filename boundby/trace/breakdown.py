@@ -11,9 +11,9 @@ from boundby.trace.intervals import Intervals, distinct, union
 from boundby.trace.reader import Trace
 from boundby.trace.window import Window
 
+# Of names in lower case: without regard to case the same search takes eight times as long, on names of 300 characters.
 COMMUNICATION = re.compile(
-    r"(?i:nccl|rccl|msccl|oneccl|nvshmem|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|cross_device_reduce"
-    r"|multimem_)"
+    r"nccl|rccl|msccl|oneccl|nvshmem|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|cross_device_reduce|multimem_"
 )
 KINDS = ("compute", "communication", "memcpy", "memset")  # in the order in which overlapping time is booked
 MOST_SPANS = 400  # of the timeline: more are not told apart in a picture
@@ -78,7 +78,7 @@ def kinds_of_work(trace: Trace) -> np.ndarray:
     found = np.full(len(trace.start_ns), -1, dtype=np.int8)
     kernel = trace.in_categories(["kernel"])
     found[kernel] = KINDS.index("compute")
-    found[trace.named(COMMUNICATION, kernel)] = KINDS.index("communication")
+    found[trace.named(COMMUNICATION, kernel, lower=True)] = KINDS.index("communication")
     found[trace.in_categories(["gpu_memcpy"])] = KINDS.index("memcpy")
     found[trace.in_categories(["gpu_memset"])] = KINDS.index("memset")
     return found
@@ -141,7 +141,11 @@ def _quartiles(steps: Sequence[StepTimes]) -> dict[str, Quartiles]:
     if not steps:
         return {}
     rows = [{"duration": step.duration_ns, **step.busy_ns, **step.idle_ns} for step in steps]
-    values = np.percentile([list(row.values()) for row in rows], [25, 50, 75], axis=0)
+    ascending = np.sort(np.array([list(row.values()) for row in rows]), axis=0)
+    place = np.array([[0.25], [0.5], [0.75]]) * (len(rows) - 1)  # np.percentile would load numpy.ma for that: 11 ms
+    below = place[:, 0].astype(int)
+    lower, upper = ascending[below], ascending[np.minimum(below + 1, len(rows) - 1)]
+    values = lower + (upper - lower) * (place - below[:, None])
     return {name: Quartiles(*each) for name, each in zip(rows[0], values.T.tolist(), strict=True)}
 
 

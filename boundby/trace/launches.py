@@ -71,8 +71,9 @@ def spread(nanoseconds: np.ndarray) -> Spread | None:
     """Return the spread of some durations; None of none."""
     if not len(nanoseconds):
         return None
-    median, p95 = np.percentile(nanoseconds, [50, 95], method="higher")
-    return Spread(int(median), int(p95), int(nanoseconds.max()))
+    ascending, last = np.sort(nanoseconds), len(nanoseconds) - 1
+    median, p95 = (int(ascending[-(-last * percent // 100)]) for percent in (50, 95))  # the next higher of two
+    return Spread(median, p95, int(ascending[last]))
 
 
 def _inside(moments: np.ndarray, window: Window) -> np.ndarray:

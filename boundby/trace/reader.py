@@ -53,11 +53,15 @@ class Trace:
         wanted = set(wanted)
         return np.array([name in wanted for name in self.categories], dtype=bool)[self.category]
 
-    def named(self, pattern: re.Pattern[str], among: np.ndarray | None = None) -> np.ndarray:
-        """Return a mask of the events in whose name `pattern` is found, of those of the mask `among` or of all."""
+    def named(self, pattern: re.Pattern[str], among: np.ndarray | None = None, *, lower: bool = False) -> np.ndarray:
+        """Return a mask of the events in whose name `pattern` is found, of those of the mask `among` or of all.
+
+        With `lower` it is looked for in the names in lower case.
+        """
         names = range(len(self.names)) if among is None else np.flatnonzero(np.bincount(self.name[among])).tolist()
         found = np.zeros(len(self.names), dtype=bool)
-        found[[number for number in names if pattern.search(self.names[number])]] = True
+        texts = [name.lower() for name in self.names] if lower else self.names
+        found[[number for number in names if pattern.search(texts[number])]] = True
         return found[self.name] if among is None else found[self.name] & among
 
 

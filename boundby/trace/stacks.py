@@ -11,7 +11,14 @@ from boundby.trace.table import ABSENT, OPERATOR, PYTHON_FRAME
 MAX_FRAMES = 256  # of a deeper stack the outer frames are left out; it also ends a circle of parents
 PROFILER_FILE = "torch/profiler/profiler.py"  # starting the recorder takes milliseconds that are not the program's
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # would make every call of a bound method a frame of its own
+BUILT_IN = re.compile(r"<built-in (?:method|function) (?P<function>\S+)(?: of .+)?>")
 SEPARATORS = str.maketrans(" ;\t\r\n", "_____")
+
+
+def frame_name(name: str) -> str:
+    """Return the name of an event of the host; a function of C loses its address and the object that it belongs to."""
+    built_in = BUILT_IN.fullmatch(name)
+    return f"{built_in['function']} (built-in)" if built_in else name
 
 
 def folded_stacks(trace: Trace) -> list[str]:

@@ -35,6 +35,7 @@ LAUNCH_CATEGORIES = (
 SYNC_RECORD = "cuda_sync"  # what the device waited for, where torch was asked to record that
 _Groups = dict[str, tuple[np.ndarray, list[Args]]]
 _CATEGORY, _NAME, _THREAD = operator.attrgetter("cat"), operator.attrgetter("name"), operator.attrgetter("pid", "tid")
+_SHAPES = operator.attrgetter("input_dims")
 _NO_ARGS = Args()
 _NO_MEMORY_ARGS = MemoryArgs()
 
@@ -114,15 +115,15 @@ class Columns:
         if not usable.all():
             events = [event for event, is_usable in zip(events, usable.tolist(), strict=True) if is_usable]
             start_ns, duration_ns = start_ns[usable], duration_ns[usable]
-        category = _numbered(self.categories, _CATEGORY, events, np.int32)
+        category = _numbered(self.categories, lambda: map(_CATEGORY, events), len(events))
         args = [event.args for event in events]
         groups = self._groups(category, args)
         rows = {
             "start_ns": start_ns,
             "duration_ns": duration_ns,
-            "name": _numbered(self.names, _NAME, events, np.int32),
+            "name": _numbered(self.names, lambda: map(_NAME, events), len(events)),
             "category": category,
-            "thread": _numbered(self.threads, _THREAD, events, np.int32),
+            "thread": _numbered(self.threads, lambda: map(_THREAD, events), len(events)),
         }
         for column, (kinds, kind_of_number) in _OPTIONAL.items():
             rows[column] = _scattered(len(events), groups, kinds, column, kind_of_number)
@@ -150,7 +151,7 @@ class Columns:
 
     def _shapes_of(self, count: int, rows: np.ndarray, args: Sequence[Args]) -> np.ndarray:
         column = np.full(count, ABSENT, dtype=np.int32)
-        column[rows] = _numbered(self.shapes, lambda each: bytes(each.input_dims), args, np.int32) - 1
+        column[rows] = _numbered(self.shapes, lambda: map(bytes, map(_SHAPES, args)), len(args)) - 1
         return column
 
     def _paired(self, events: Sequence[Event]) -> Iterator[Complete]:
@@ -171,7 +172,7 @@ class Columns:
         is_on_host = np.array([each.device_type == 0 for each in args], dtype=bool)
         rows = {
             "start_ns": start_ns,
-            "thread": _numbered(self.threads, _THREAD, events, np.int32),
+            "thread": _numbered(self.threads, lambda: map(_THREAD, events), len(events)),
             "device": np.where(is_on_host, ABSENT, _numbers([each.device for each in args], np.int32)),
             "address": _numbers([each.address for each in args], np.int64),
             "bytes": _numbers([each.bytes or 0 for each in args], np.int64),
@@ -219,16 +220,14 @@ def _kind(category: str) -> str:
     return {OPERATOR: "operator", PYTHON_FRAME: "python"}.get(category, "other")
 
 
-def _numbered(
-    numbers: dict[Hashable, int], value: Callable[[Any], Hashable], items: Sequence[Any], kind: type
-) -> np.ndarray:
-    """Return for the value of each item its number; a new one is given the next."""
+def _numbered(numbers: dict[Hashable, int], values: Callable[[], Iterable[Hashable]], count: int) -> np.ndarray:
+    """Return for each of the `count` values its number; a new one is given the next."""
     try:
-        return np.fromiter(map(numbers.__getitem__, map(value, items)), kind, len(items))
+        return np.fromiter(map(numbers.__getitem__, values()), np.int32, count)
     except KeyError:
-        for new in dict.fromkeys(map(value, items)):
+        for new in dict.fromkeys(values()):
             numbers.setdefault(new, len(numbers))
-        return np.fromiter(map(numbers.__getitem__, map(value, items)), kind, len(items))
+        return np.fromiter(map(numbers.__getitem__, values()), np.int32, count)
 
 
 def _scattered(count: int, groups: _Groups, kinds: Iterable[str], column: str, kind_of_number: type) -> np.ndarray:
