@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from boundby.layers.attachment import Clock, Targets, attached, find_targets, timing_probe
-from boundby.layers.calls import Call, CallTree
+from boundby.layers.calls import Call, CallLog, CallTree
 
 Run = Callable[[], object]
 CALIBRATION_RUNS = 50
@@ -48,7 +48,7 @@ def time_runs(
     run: Run, tree: CallTree, targets: Targets, num_runs: int, now: Clock, synchronize: Callable[[], None]
 ) -> HostTimes:
     """Return the times of `num_runs` runs without and as many with probes."""
-    found = HostTimes()
+    found, log = HostTimes(), CallLog()
 
     def elapsed_ns() -> int:
         synchronize()
@@ -58,11 +58,14 @@ def time_runs(
         return now() - start
 
     def with_probes() -> None:
-        with attached(targets, timing_probe(tree, now)):
-            tree.clear()
-            tree.enter_root()
+        with attached(targets, timing_probe(log, now)):
+            log.begin()
             found.instrumented_ns.append(elapsed_ns())
-            found.runs.append(_harvest(tree))
+        tree.clear()
+        log.fill(tree)
+        found.runs.append(
+            {each: CallTimes(each.ns, each.self_ns, each.calls, each.inner_calls) for each in tree.walk()}
+        )
 
     for number in range(num_runs):
         if number % 2:
@@ -113,7 +116,3 @@ class _Fan(nn.Module):
     def forward(self) -> None:
         for each in self.inner:
             each(self.values)
-
-
-def _harvest(tree: CallTree) -> dict[Call, CallTimes]:
-    return {each: CallTimes(each.ns, each.self_ns, each.calls, each.inner_calls) for each in tree.walk()}

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from boundby.layers.attachment import attached, find_targets, timing_probe
-from boundby.layers.calls import CallTree
+from boundby.layers.calls import CallLog, CallTree
 from boundby.layers.engine import ObservabilityEngine
 from boundby.layers.program import ChangedProgramError, count_operators
 from boundby.layers.shapes import tensors_in
@@ -196,13 +196,13 @@ def test_a_run_cut_off_inside_a_layer_leaves_no_trace_in_the_next(clock):
 
     model = Calls(clock, 1, a=Takes(clock, 5), b=Fails(clock, 100))
     targets = find_targets(model)
-    tree = CallTree(targets.names)
-    with attached(targets, timing_probe(tree, clock)):
+    tree, log = CallTree(targets.names), CallLog()
+    with attached(targets, timing_probe(log, clock)):
         for _ in range(2):
-            tree.clear()
-            tree.enter_root()
+            log.begin()
             with pytest.raises(KeyboardInterrupt):
                 model(ONE)
+    log.fill(tree)
     assert {each.path: (each.self_ns, each.calls) for each in tree.walk()} == {"": (2, 1), "a": (5, 1), "b": (100, 1)}
 
 
@@ -244,9 +244,8 @@ def test_a_call_from_another_thread_belongs_to_no_layer_of_this_one(clock, tmp_p
 def test_threads_that_run_the_same_model_at_once_do_not_mix(clock):
     model = Calls(clock, 0, a=Takes(clock, 0))
     targets = find_targets(model)
-    tree = CallTree(targets.names)
-    with attached(targets, timing_probe(tree, clock)):
-        tree.enter_root()
+    tree, log = CallTree(targets.names), CallLog()
+    with attached(targets, timing_probe(log, clock)):
         workers = [threading.Thread(target=lambda: [model(ONE) for _ in range(200)]) for _ in range(4)]
         for each in workers:
             each.start()
@@ -254,6 +253,7 @@ def test_threads_that_run_the_same_model_at_once_do_not_mix(clock):
             model(ONE)
         for each in workers:
             each.join()
+    log.fill(tree)
     counted = {each.path: each.calls for each in tree.walk()}
     assert counted == {"": 200, "a": 200, "(other thread)>(model)": 800, "(other thread)>(model).a": 800}
 
@@ -298,11 +298,9 @@ def test_a_watched_model_runs_the_same_operators_and_gives_the_same_result(famil
     model, inputs = small(family)
     run = (lambda: model(**inputs)) if isinstance(inputs, dict) else (lambda: model(inputs))
     targets = find_targets(model)
-    tree = CallTree(targets.names)
     with torch.inference_mode():
         plain, expected = count_operators(run), run()
-        with attached(targets, timing_probe(tree, FakeClock(0))):
-            tree.enter_root()
+        with attached(targets, timing_probe(CallLog(), FakeClock(0))):
             watched, found = count_operators(run), run()
     assert watched == plain
     pairs = list(zip(tensors_in(found), tensors_in(expected), strict=True))
@@ -376,9 +374,7 @@ def test_a_watched_forward_keeps_its_signature_and_a_copy_its_own_weights():
 
     model = Copies()
     targets = find_targets(model)
-    tree = CallTree(targets.names)
-    with attached(targets, timing_probe(tree, FakeClock(0))):
-        tree.enter_root()
+    with attached(targets, timing_probe(CallLog(), FakeClock(0))):
         assert model(ONE) == 3
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from boundby.layers.attachment import attached, find_targets, timing_probe
-from boundby.layers.calls import CallTree
+from boundby.layers.calls import CallLog, CallTree
 from boundby.layers.engine import ObservabilityEngine
 from boundby.layers.report import Report
 from boundby.layers.timing import probe_cost_ns
@@ -73,12 +73,13 @@ def test_modules_that_spin_known_times_are_found_within_5_percent_or_10_microsec
 def test_self_times_add_up_to_the_root_to_the_nanosecond_on_a_real_clock():
     model, inputs, _ = gpt2()
     targets = find_targets(model)
-    tree = CallTree(targets.names)
-    with torch.inference_mode(), attached(targets, timing_probe(tree, time.perf_counter_ns)):
+    tree, log = CallTree(targets.names), CallLog()
+    with torch.inference_mode(), attached(targets, timing_probe(log, time.perf_counter_ns)):
         for _ in range(3):
-            tree.clear()
-            tree.enter_root()
+            log.begin()
             model(**inputs)
+            tree.clear()
+            log.fill(tree)
             calls = list(tree.walk())
             assert sum(each.self_ns for each in calls) == calls[0].ns > 0
 
