@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from statistics import median
 
 import psutil
 import pytest
@@ -21,13 +22,15 @@ from boundby.staged.records import Comparison, Regret
 from boundby.staged.running import run
 from boundby.staged.simulation import simulate
 from boundby.staged.trials import measured_link, regret
+from boundby.timer import Timer
 from tests.layer_models import token_ids
 
 pytestmark = [pytest.mark.truth, pytest.mark.timeout(3600)]
 
 ROOT = Path(__file__).resolve().parents[2]
-ATTEMPTS = 3
+ATTEMPTS = 5
 MOST_ERROR, MOST_REGRET = 0.15, 0.05
+MOST_DRIFT = 0.07  # of the machine, as the whole model in this process shows it: half of the error that is allowed
 NODES = [VirtualNode(name, "cpu", ram_gb=4) for name in ("first", "second")]
 
 
@@ -59,6 +62,13 @@ def planned(gpt2, folder):
     return planner, link, plan
 
 
+def forward_s(gpt2) -> float:
+    """Return what a forward of the whole model takes in this process."""
+    (model, inputs), timer = gpt2, Timer()
+    with torch.no_grad():
+        return median(timer.isolated(lambda: model(**inputs)) for _ in range(30))
+
+
 def show(attempt: int, found: Comparison) -> None:
     named = {"compute": found.stages, "busy compute": found.busy_stages, "transfer": found.transfers}
     named |= {"": tuple(each for each in (found.latency, found.period, found.last_finish) if each)}
@@ -74,16 +84,20 @@ def show(attempt: int, found: Comparison) -> None:
 def test_predictions_of_stages_latency_and_period_are_within_15_percent(gpt2, tmp_path, one_thread):
     model, inputs = gpt2
     for attempt in range(1, ATTEMPTS + 1):
+        before_s = forward_s(gpt2)
         _, _, plan = planned(gpt2, tmp_path / str(attempt))
         result = run(model, plan, inputs)
+        drift = forward_s(gpt2) / before_s - 1
         with torch.no_grad():
             assert torch.equal(result.outputs.logits, model(**inputs).logits)
         assert simulate(plan, 40).period_s == pytest.approx(plan.period_s)
         found = compare(plan, result.measured)
         print(plan)
         show(attempt, found)
+        print(f"  the model alone, after the run against before it: {100 * drift:+.1f} %")
         errors = [each.signed for each in (*found.stages, found.latency, found.period)]
-        if max(map(abs, errors)) <= MOST_ERROR or not is_disturbed(plan.doubts, found.doubts):
+        is_clean = abs(drift) <= MOST_DRIFT and not is_disturbed(plan.doubts, found.doubts)
+        if max(map(abs, errors)) <= MOST_ERROR or is_clean:
             break
     assert max(map(abs, errors)) <= MOST_ERROR
 
