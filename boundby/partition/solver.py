@@ -94,27 +94,31 @@ class Solver:
 
     def _pass_exclusive(self, measure: Measure, limit: int) -> dict[tuple[int, int], _Best]:
         """Fill the table where a stage also takes what it receives and sends, so that it depends on both neighbours."""
+        combine = np.add if measure == "latency" else np.maximum
         table: dict[tuple[int, int], _Best] = {}
+        known: dict[tuple[int, int, int], np.ndarray] = {}  # each is asked for by dozens of states
         for place, state in enumerate(self.states):
             for follower in (*state.after, END):
-                rows = slice(-1, None) if follower == END else slice(None)  # the last stage ends with the last unit
-                compute = self._compute[state.last, rows]
-                send = 0 if follower == END else self._transfer[state.last, follower][:, None]
                 candidates = []
                 for each in state.before or (END,):
                     best = self._nothing() if each == END else table[each, state.last]
-                    receive = 0 * best.value if each == END else self._transfer[self.states[each].last, state.last]
+                    sender = END if each == END else self.states[each].last
+                    if (sender, state.last, follower) not in known:
+                        known[sender, state.last, follower] = self._spent(sender, state.last, follower, measure, limit)
                     reached = np.flatnonzero(best.value < UNREACHABLE)
                     firsts = slice(reached[0], reached[-1] + 1) if len(reached) else slice(0, 1)
-                    load = compute[:, firsts] + receive[firsts] + send
-                    if measure == "period":
-                        spent = np.maximum(best.value[firsts], load)
-                    else:
-                        spent = compute[:, firsts] + (best.value + receive)[firsts]
-                    np.copyto(spent, UNREACHABLE, where=load > limit)
-                    candidates.append(_chosen(spent, best.moved + receive, np.full(len(receive), each), firsts.start))
+                    spent = combine(best.value[firsts], known[sender, state.last, follower][:, firsts])
+                    moved = best.moved if each == END else best.moved + self._transfer[sender, state.last]
+                    candidates.append(_chosen(spent, moved, np.full(len(moved), each), firsts.start))
                 table[place, follower] = _merged(candidates)
         return table
+
+    def _spent(self, sender: int, node: int, follower: int, measure: Measure, limit: int) -> np.ndarray:
+        """Return [end, first]: what a stage between these nodes adds to the measure, unless it takes too long."""
+        rows = slice(-1, None) if follower == END else slice(None)  # the last stage ends with the last unit
+        received = self._compute[node, rows] + (0 if sender == END else self._transfer[sender, node])
+        load = received + (0 if follower == END else self._transfer[node, follower][:, None])
+        return np.where(load > limit, UNREACHABLE, load if measure == "period" else received)
 
     def _nothing(self) -> _Best:
         """Return what is there before any unit is done."""
