@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from utils.errors import InputError
+from utils.models.loading import most_positions
 
 IMAGE_SIZE, COLOURS = 224, 3
 GPT2 = {"vocab_size": 50_257, "n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12}
@@ -118,7 +119,7 @@ def _tokens(
     model: torch.nn.Module, config: Any, batch_size: int, length: int, device: torch.device
 ) -> dict[str, torch.Tensor]:
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    positions = getattr(text, "max_position_embeddings", None)
+    positions = most_positions(model)
     if positions and length > positions:
         raise InputError(f"--sequence-length {length}: the model has {positions} positions at most")
     random = torch.Generator().manual_seed(0)

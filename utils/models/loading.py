@@ -96,11 +96,17 @@ def token_counter(source: ModelSource, trust_remote_code: bool = False) -> Calla
 
 def longest_input(loaded: LoadedModel) -> int | None:
     """Return the most tokens the model takes, special ones included; None where neither it nor its tokenizer says."""
-    stated = getattr(loaded.model.config, "max_position_embeddings", None)
-    limits = [limit for limit in (stated, _learned_positions(loaded.model)) if limit]
+    limits = [limit for limit in (most_positions(loaded.model),) if limit]
     if loaded.tokenizer.model_max_length < NO_LIMIT:
         limits.append(loaded.tokenizer.model_max_length)
     return min(limits, default=None)
+
+
+def most_positions(model: Any) -> int | None:
+    """Return the most tokens that the positions of the model reach; None where it does not say."""
+    text = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
+    stated = getattr(text, "max_position_embeddings", None)
+    return min((limit for limit in (stated, _learned_positions(model)) if limit), default=None)
 
 
 def effective_max_length(loaded: LoadedModel, wanted: int) -> tuple[int, str | None]:
