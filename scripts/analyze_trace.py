@@ -32,7 +32,7 @@ def add_arguments(parser) -> None:
     parser.add_argument("--flame-graph", type=Path, metavar="FILE", help="draw the Python stacks as an HTML page")
 
 
-@cli.tool(add_arguments)
+@cli.tool(add_arguments, settings=None)
 def main(run: cli.Run) -> int:
     from utils.trace_analysis import diff_document, diff_text, document, text, traces
 

@@ -37,7 +37,7 @@ def add_arguments(parser) -> None:
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw the plan as a PNG")
 
 
-@cli.tool(add_arguments)
+@cli.tool(add_arguments, settings=None)
 def main(run: cli.Run) -> int:
     from utils import nodes_config
     from utils.partition import document, picture, planning, text

@@ -52,7 +52,7 @@ PIPELINE = Settings("utils.config", "Config", DEFAULT_CONFIG)
 class Run:
     """What a script is given: settings, places, and a voice. A script with settings of its own has no layout."""
 
-    config: "Config"
+    config: "Config"  # None, as the layout, where a tool takes no settings
     layout: "Layout"
     args: argparse.Namespace
     console: Console
@@ -120,8 +120,11 @@ class Flag(argparse.Action):
         namespace.flags = [*namespace.flags, *cleared, f"{self._key}={values}"]
 
 
-def tool(add_arguments: AddArguments | None = None, settings: Settings = PIPELINE) -> Callable[[Body], Main]:
-    """Turn `main(run)` of an unnumbered script into its command: settings, errors and exit code, no receipt."""
+def tool(add_arguments: AddArguments | None = None, settings: Settings | None = PIPELINE) -> Callable[[Body], Main]:
+    """Turn `main(run)` of an unnumbered script into its command: errors and exit code, no receipt.
+
+    With `settings` None it takes no settings, and `run` has none.
+    """
 
     def decorate(body: Body) -> Main:
         @functools.wraps(body)
@@ -138,20 +141,21 @@ def command(
     body: Body,
     argv: Sequence[str] | None = None,
     add_arguments: AddArguments | None = None,
-    settings: Settings = PIPELINE,
+    settings: Settings | None = PIPELINE,
 ) -> int:
     """Parse, load the settings, run `body`; turn every failure into one message and an exit code."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument(
-        "--config", type=Path, default=settings.default, metavar="FILE", help="settings (default: %(default)s)"
-    )
+    if settings:
+        text = "settings (default: %(default)s)"
+        parser.add_argument("--config", type=Path, default=settings.default, metavar="FILE", help=text)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     if add_arguments:
         add_arguments(parser)
     parser.set_defaults(flags=[])
-    parser.add_argument("overrides", nargs="*", metavar="key.sub=value", help="settings that override the file's")
+    if settings:
+        parser.add_argument("overrides", nargs="*", metavar="key.sub=value", help="settings that override the file's")
     args = parser.parse_intermixed_args(argv)
     console = Console()
     try:
@@ -171,7 +175,9 @@ def command(
         return failure.exit_code
 
 
-def _prepare(args: argparse.Namespace, console: Console, settings: Settings) -> Run:
+def _prepare(args: argparse.Namespace, console: Console, settings: Settings | None) -> Run:
+    if settings is None:
+        return Run(cast("Config", None), cast("Layout", None), args, console)
     from utils.artifacts import Layout
     from utils.yaml_settings import load
 
