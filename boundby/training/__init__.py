@@ -3,10 +3,12 @@
 Nothing here loads torch but an enabled `ProfilerManager`, when it starts, and `boundby.training.cuda`.
 """
 
+from boundby.training.judgement import judge_training
 from boundby.training.manager import ManagerOptions, ProfilerManager
 from boundby.training.reader import ranks_in, read_stage_times
 from boundby.training.records import StageTimes
 from boundby.training.timer import StageTimer, TimerOptions
+from boundby.training.verdict import TrainingVerdict
 
 __all__ = [
     "ManagerOptions",
@@ -14,6 +16,8 @@ __all__ = [
     "StageTimer",
     "StageTimes",
     "TimerOptions",
+    "TrainingVerdict",
+    "judge_training",
     "ranks_in",
     "read_stage_times",
 ]

@@ -22,15 +22,16 @@ class Arrivals:
         self.unresolved = 0  # stages whose device time was not known in time
         self._book = book
         self._device = device
-        self._settling = threading.Lock()  # never waited for: a fork may leave it locked in the child
+        self._settling = threading.Lock()  # never waited for long: a fork may leave it locked in the child
 
-    def settle(self, *, may_ask: bool, all_of_them: bool = False) -> None:
+    def settle(self, *, may_ask: bool, all_of_them: bool = False, must: bool = False) -> None:
         """Book what has ended, up to the first stage that the device has not passed.
 
         Only the thread of the loop may ask the device: a question from another one would end the capture of a CUDA
-        graph. With `all_of_them` those that the device has not passed are booked without its time.
+        graph. With `all_of_them` those that the device has not passed are booked without its time. Where another
+        thread has the book that is left to it, unless it `must` be done.
         """
-        if not self._settling.acquire(False):
+        if not self._settling.acquire(timeout=LONGEST_HOLD_S if must else 0):
             return
         try:
             waiting, add = self.waiting, self._book.add

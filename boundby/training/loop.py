@@ -1,6 +1,7 @@
 """The mechanics of a stage timer: which stage lies in which, what belongs to which step, and marks out of order."""
 
 import itertools
+import threading
 from collections.abc import Callable
 
 from boundby.training.arrivals import Arrivals
@@ -12,7 +13,10 @@ from boundby.training.ring import CUT, DISTURBED, RAISED
 from boundby.training.stack import Occurrence, State, Step, Thread
 
 LARGEST_STEP = 2**62
-MOST_WAITING = 256  # ended stages, before they are booked within a step
+# Ended stages are booked many at a time, by code that is then at hand to the processor: after a step in which the
+# program has filled its caches, each one alone would cost twice as much.
+ENOUGH_WAITING = 64  # at the end of a step; with marks on a device none, whose marks are to be used again soon
+MOST_WAITING = 256  # within a step
 
 
 class Loop:
@@ -33,6 +37,8 @@ class Loop:
         self.current = Step(self._usable(first_step, 0))
         self._thread = Thread(itertools.count())
         self._own = self._thread.state
+        self._own_ident = threading.get_ident()
+        self._has_marks = device.is_on
 
     def begin(self, name: str, kind: Kind) -> None:
         """Open a stage, a span or something excluded."""
@@ -46,7 +52,7 @@ class Loop:
                     self._drop(here, outer)
                     break
             opened = Occurrence(name, self._book.id_of(name, "stage" if is_own else "background"))
-            if is_own and self._device.is_on:
+            if is_own and self._has_marks:
                 opened.after, here.last_end = here.last_end, None
                 opened.opened = self._device.take()
         elif kind in ("span", "excluded"):
@@ -86,7 +92,9 @@ class Loop:
     def end_step(self, number: int | None) -> int:
         """Close the books of a step; return its ns."""
         now = self._clock()
-        self._own = here = self._thread.state
+        here = self._thread.state
+        if here is not self._own:
+            self._own, self._own_ident = here, threading.get_ident()
         if here.stack:
             self._leave_step(here)
         step = self.current
@@ -101,7 +109,8 @@ class Loop:
         self.current = Step(step.number + 1)
         here.inside = here.paused = 0
         self.began = now
-        self.settle()
+        if self._has_marks or self.must_settle or len(self._waiting) > ENOUGH_WAITING:
+            self.settle()
         return ended.host
 
     def restart_step(self) -> None:
@@ -115,10 +124,12 @@ class Loop:
         """Keep the step that runs out of the summaries."""
         self.current.flags |= DISTURBED
 
-    def settle(self) -> None:
-        """Book what has ended, as far as this thread may."""
-        self.must_settle = False
-        self.arrivals.settle(may_ask=self._thread.state is self._own)
+    def settle(self, *, must: bool = False) -> None:
+        """Book what has ended, as far as this thread may; if it `must`, once another thread is done with the book."""
+        is_own = threading.get_ident() == self._own_ident
+        if is_own:
+            self.must_settle = False
+        self.arrivals.settle(may_ask=is_own, must=must)
 
     def open_stages(self) -> tuple[OpenStage, ...]:
         """Return what is open in the loop's own thread, the outermost first."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from boundby import files
 from boundby.trace.judgement import judge_trace
-from boundby.training import results
+from boundby.training import ranks, results
 from boundby.training.hooks import Event
 from boundby.training.records import StageTimes
 from boundby.training.remarks import Say
@@ -63,7 +63,6 @@ class ProfilerManager:
         self._is_enabled = enabled
         self._is_on = False
         self._pid = os.getpid()
-        self._is_tracing: Callable[[], bool] = bool  # never, until there is a recorder
         self._recorder: Recorder | None = None
         self._derived: Path | None = None  # the trace from which the tables are
         self._verdict: Verdict | None = None
@@ -90,7 +89,7 @@ class ProfilerManager:
     def start(self, total_steps: int | None = None, first_step: int = 0) -> None:
         """Begin before the first step. `total_steps`, where known, shortens the schedule of the trace to the loop.
 
-        `first_step` is the number of the first step, where a run is resumed.
+        `first_step` is the number of the first step, where a run is resumed; `total_steps` are then those left.
         """
         if self._is_on or not self._is_enabled:
             return
@@ -100,8 +99,8 @@ class ProfilerManager:
         self._guarded("profiler", self._prepare)
         self.timer.start(first_step)
         if self._recorder:
-            self._recorder.start(total_steps)
-        self.timer.restart_step()
+            self._recorder.start(total_steps, first_step)
+        self._begin_step()
 
     def step(self, number: int | None = None) -> None:
         """Take note that a step has ended, which had this number; one more than the last, if None."""
@@ -110,9 +109,7 @@ class ProfilerManager:
         self.timer.step(number)
         if self._recorder:
             self._recorder.step()
-            self.timer.restart_step()
-            if self._is_tracing():
-                self.timer.disturb()
+            self._begin_step()
 
     def stop(self, error: BaseException | None = None) -> None:
         """End, and write everything; `error` is what ended the loop, None where it ended well."""
@@ -127,6 +124,7 @@ class ProfilerManager:
         if manifest:
             self._guarded("manifest.json", lambda: self._write_manifest(manifest))
         self._guarded("profiler_summary.json", lambda: self._sum_up(manifest))
+        self._guarded("profiler_summary.json of all ranks", lambda: ranks.merge_at_stop(self._place))
 
     def stage(self, name: str) -> Block:
         """Return a context that times its block as a stage."""
@@ -152,10 +150,24 @@ class ProfilerManager:
         """Return the stage times known up to now."""
         return self.timer.snapshot()
 
+    @property
+    def manifest(self) -> "CaptureManifest | None":
+        """Return what has been recorded up to now; None where no trace is asked for."""
+        return self._recorder.manifest if self._recorder else None
+
+    @property
+    def trace_verdict(self) -> Verdict | None:
+        """Return what the trace says, None where there is none yet."""
+        return self._verdict
+
+    def _begin_step(self) -> None:
+        """Begin the step that runs only now; warm-up, too, has the profiler at work in it."""
+        self.timer.restart_step()
+        if self._recorder and self._recorder.is_open:
+            self.timer.disturb()
+
     def _prepare(self) -> None:
         """Find out about process and device, and make what records the trace."""
-        import torch
-
         from boundby.capture import CaptureOptions, Naming, Recorder, Schedule, naming_of_process
         from boundby.device import pick_device
         from boundby.training.cuda import CudaMarks
@@ -168,7 +180,6 @@ class ProfilerManager:
         if device.type == "cuda":
             timer.marks = CudaMarks(device)
         if self._options.trace:
-            self._is_tracing = torch.autograd._profiler_enabled
             self._recorder = Recorder(
                 self._schedule or Schedule(WAIT, WARMUP, ACTIVE),
                 self._folder / results.TRACE,

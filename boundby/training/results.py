@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from boundby import files
 from boundby.trace import OPERATOR_COLUMNS, Analysis, analyze, operator_rows, read_trace
+from boundby.training.judgement import judge_training
 from boundby.training.records import StageTimes
 from boundby.training.remarks import Remark
+from boundby.training.verdict import TrainingVerdict
 from boundby.training.writer import file_name
 from boundby.verdict import Verdict
 
@@ -47,13 +49,17 @@ def write_manifest(place: RunFiles, manifest: "CaptureManifest", remarks: Sequen
 def publish_trace(place: RunFiles, manifest: "CaptureManifest") -> None:
     """Give the trace that the manifest names its usual name too, where it is one of several."""
     path, trace = place.path(TRACE), manifest.trace_path
-    if trace is None or trace == path:
-        return
+    if trace is not None and trace != path:
+        give_name(trace, path)
+
+
+def give_name(file: Path, path: Path) -> None:
+    """Let a file be found at `path` too."""
     with files.replacing(path) as temporary:
         try:
-            os.link(trace, temporary)
-        except OSError:  # a file system without links
-            shutil.copyfile(trace, temporary)
+            os.link(file, temporary)
+        except OSError:  # a file system without links, or another one
+            shutil.copyfile(file, temporary)
 
 
 def write_operators(place: RunFiles, analysis: Analysis) -> None:
@@ -69,7 +75,7 @@ def analysis_of(manifest: "CaptureManifest") -> Analysis:
 
 
 def summary_document(times: StageTimes, manifest: "CaptureManifest | None", verdict: Verdict | None) -> dict[str, Any]:
-    """Return the run in sum: its stages, the verdict on its trace, and what was given up."""
+    """Return the run in sum: its stages, the verdict on it and on its trace, and what was given up."""
     given_up = [asdict(each) for each in times.remarks]
     if manifest:
         given_up += [asdict(each) for each in manifest.downgrades]
@@ -87,9 +93,15 @@ def summary_document(times: StageTimes, manifest: "CaptureManifest | None", verd
         "in_no_stage_share": step.share if step else None,
         "stages": [asdict(each) for each in times.stages if each.kind != "step"],
         "metrics": [asdict(each) for each in times.metrics],
+        "training_verdict": verdict_document(judge_training([times], verdict)),
         "verdict": asdict(verdict) if verdict else None,
         "verdict_reason": None if verdict else NO_TRACE,
         "profiler_s": manifest.seconds if manifest else None,
         "given_up": given_up,
         "unavailable": [asdict(each) for each in manifest.unavailable] if manifest else [],
     }
+
+
+def verdict_document(verdict: TrainingVerdict) -> dict[str, Any]:
+    """Return the verdict on a run with its text."""
+    return {**asdict(verdict), "text": str(verdict).splitlines()}

@@ -109,7 +109,7 @@ class StageTimer:
         atexit.unregister(self._stop_at_exit)
         try:
             loop.note_unended()
-            loop.arrivals.settle(may_ask=True, all_of_them=True)
+            loop.arrivals.settle(may_ask=True, all_of_them=True, must=True)
             if loop.arrivals.unresolved:
                 reason = "the device had not passed the end of some stages when they were booked; it is not waited for"
                 self.remarks.add("device times", reason)
@@ -172,7 +172,7 @@ class StageTimer:
             try:
                 item = next(iterator)
             except StopIteration:
-                self._forget(name)
+                self.forget(name)
                 return
             except BaseException:
                 self.end(name, raised=True)
@@ -234,7 +234,10 @@ class StageTimer:
 
     def snapshot(self) -> StageTimes:
         """Return everything known up to now."""
-        loop = self._loop or self._ended
+        loop = self._loop
+        if loop:
+            self._attempt(lambda: loop.settle(must=True))
+        loop = loop or self._ended
         with loop.arrivals.held() if loop else contextlib.nullcontext():
             return self._snapshot(loop)
 
@@ -264,7 +267,8 @@ class StageTimer:
             num_metric_rows=book.metrics.count,
         )
 
-    def _forget(self, name: str) -> None:
+    def forget(self, name: str) -> None:
+        """Take back the begin of the innermost stage, if it has this name: it turned out not to be one."""
         loop = self._loop
         if loop:
             self._attempt(lambda: loop.forget(name))

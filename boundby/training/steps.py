@@ -1,0 +1,209 @@
+"""The steps of a run as a table: what each of them spent in each stage, without what lies in stages inside."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from boundby.training.records import StageTimes
+from boundby.training.ring import ABSENT, UNUSUAL
+
+IN_NO_STAGE = "(in no stage)"
+NS_PER_S = 1e9
+MOST_WARM_UP = 0.1  # of the steps
+SLOW_START = 2.0  # times the median: as long a step at the beginning is warm-up
+ENOUGH_MARKS = 0.5  # of the steps, below which the times of the device say too little
+
+
+@dataclass(frozen=True)
+class StepTable:
+    """Seconds of steps: one row for each, one column for each stage by its self time; the last is in no stage.
+
+    `seconds` is by the clock of the device where its marks are known; `host_s` is always by that of the host. Steps
+    that something disturbed, and those at the beginning that warm up, are left out. Where only totals are known there
+    is one row: the mean over all steps.
+    """
+
+    names: tuple[str, ...]
+    around: Mapping[str, frozenset[str]]  # the stages in which each one lies; none for one that lies in no other
+    numbers: np.ndarray
+    seconds: np.ndarray
+    host_s: np.ndarray
+    num_steps: int  # that the rows stand for
+    on_device: bool = False
+    disturbed: int = 0
+    warm_up: int = 0
+
+    @property
+    def whole_s(self) -> np.ndarray:
+        """The seconds of each step."""
+        return self.seconds.sum(axis=1)
+
+    @property
+    def has_steps(self) -> bool:
+        """Tell whether the rows are single steps."""
+        return len(self.seconds) == self.num_steps
+
+    def spent_in(self, names: Collection[str]) -> np.ndarray:
+        """Return the seconds of each step in all stages of these names."""
+        return self.seconds[:, [name in names for name in self.names]].sum(axis=1)
+
+    def at(self, rows: np.ndarray) -> "StepTable":
+        """Return the table of some of its rows."""
+        return replace(
+            self,
+            numbers=self.numbers[rows],
+            seconds=self.seconds[rows],
+            host_s=self.host_s[rows],
+            num_steps=len(rows),
+        )
+
+
+def step_table(times: StageTimes) -> StepTable:
+    """Return the steps of one process, as far as its rows reach back."""
+    ends = times.rows_of("step", "step")
+    if not len(ends):
+        return _totals(times)
+    rows, at = _rows_of_steps(times, ends)
+    places = [place for place, each in enumerate(times.names) if each.kind == "stage"]
+    spent = _Spending(len(ends), places, rows, at)
+    host = spent.summed(rows["self_ns"])
+    host[:, -1] = ends["self_ns"] / NS_PER_S
+    is_usual = (ends["flags"] & UNUSUAL) == 0
+    is_usual[at[(rows["flags"] & UNUSUAL) != 0]] = False
+    is_judged = is_usual.copy()
+    if times.num_occurrences > len(times.occurrences):
+        is_judged[0] = False  # the ring may have lost its first stages
+    table = StepTable(
+        names=(*(times.names[place].name for place in places), IN_NO_STAGE),
+        around=_around(times, rows),
+        numbers=ends["step"],
+        seconds=host,
+        host_s=host,
+        num_steps=len(ends),
+        disturbed=int((~is_usual).sum()),
+    )
+    has_marks = spent.has_marks()
+    if is_judged.any() and (has_marks & is_judged).sum() >= ENOUGH_MARKS * is_judged.sum():
+        table = replace(table, seconds=spent.by_device(), on_device=True)
+        is_judged &= has_marks
+    return _warm(table.at(np.flatnonzero(is_judged)))
+
+
+def matched(tables: list[StepTable]) -> list[StepTable]:
+    """Return the tables with the steps that all of them have, in the same order and once each."""
+    shared = tables[0].numbers
+    for each in tables[1:]:
+        shared = np.intersect1d(shared, each.numbers)
+    shared = np.unique(shared)
+    found = []
+    for each in tables:
+        numbers, first = np.unique(each.numbers, return_index=True)
+        found.append(each.at(first[np.isin(numbers, shared)]))
+    return found
+
+
+def averaged(tables: list[StepTable]) -> StepTable | None:
+    """Return the mean of several processes, by the steps that all of them have; None where there are none."""
+    same = matched(tables) if all(each.has_steps for each in tables) else []
+    if not same or not len(same[0].numbers):
+        return None
+    on_device = all(each.on_device for each in same)
+    names = (*dict.fromkeys(name for each in same for name in each.names[:-1]), IN_NO_STAGE)
+    around: dict[str, frozenset[str]] = {}
+    for each in same:
+        around |= {name: around.get(name, frozenset()) | outer for name, outer in each.around.items()}
+
+    def mean(matrices: list[np.ndarray]) -> np.ndarray:
+        total = np.zeros((len(same[0].numbers), len(names)))
+        for table, matrix in zip(same, matrices, strict=True):
+            total[:, [names.index(name) for name in table.names]] += matrix
+        return total / len(same)
+
+    host_s = mean([each.host_s for each in same])
+    seconds = mean([each.seconds for each in same]) if on_device else host_s
+    disturbed, warm_up = max(each.disturbed for each in same), max(each.warm_up for each in same)
+    return StepTable(names, around, same[0].numbers, seconds, host_s, len(host_s), on_device, disturbed, warm_up)
+
+
+class _Spending:
+    """The rows of stages, as sums over steps and stages."""
+
+    def __init__(self, num_steps: int, places: list[int], rows: np.ndarray, at: np.ndarray) -> None:
+        self._shape = (num_steps, len(places) + 1)
+        self._column = {place: column for column, place in enumerate(places)}
+        self._rows = rows
+        self._at = at
+
+    def summed(self, values: np.ndarray, of: str = "stage") -> np.ndarray:
+        """Return the seconds of nanoseconds, under the stage of each row or under its parent; the last for none."""
+        table = np.zeros(self._shape)
+        columns = np.array([self._column.get(place, -1) for place in self._rows[of].tolist()], dtype=np.intp)
+        np.add.at(table, (self._at, columns), values / NS_PER_S)
+        return table
+
+    def has_marks(self) -> np.ndarray:
+        """Tell for each step whether it has stages, and the device's time of every one."""
+        is_marked = np.zeros(self._shape[0], dtype=bool)
+        is_marked[self._at] = True
+        is_marked[self._at[self._rows["device_ns"] < 0]] = False
+        return is_marked
+
+    def by_device(self) -> np.ndarray:
+        """Return the device's time in each stage and in none inside; what lies between the outer ones is in none."""
+        device = np.maximum(self._rows["device_ns"], 0)
+        inside = self.summed(device, "parent")
+        inside[:, -1] = 0.0
+        gaps = np.where(self._rows["parent"] == ABSENT, np.maximum(self._rows["gap_ns"], 0), 0)
+        table = np.maximum(self.summed(device) - inside, 0.0)
+        table[:, -1] = np.bincount(self._at, weights=gaps, minlength=self._shape[0]) / NS_PER_S
+        return table
+
+
+def _rows_of_steps(times: StageTimes, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows of stages, and the place of the step of each: the next one that ends."""
+    places = [place for place, each in enumerate(times.names) if each.kind == "stage"]
+    rows = times.occurrences[np.isin(times.occurrences["stage"], places)]
+    at = np.searchsorted(ends["index"], rows["index"])
+    is_whole = at < len(ends)
+    rows, at = rows[is_whole], at[is_whole]
+    is_own = rows["step"] == ends["step"][at]
+    return rows[is_own], at[is_own]
+
+
+def _around(times: StageTimes, rows: np.ndarray) -> dict[str, frozenset[str]]:
+    found: dict[str, set[str]] = {}
+    for stage, parent in np.unique(rows[["stage", "parent"]]).tolist():
+        names = found.setdefault(times.names[stage].name, set())
+        if parent != ABSENT:
+            names.add(times.names[parent].name)
+    return {name: frozenset(names) for name, names in found.items()}
+
+
+def _warm(table: StepTable) -> StepTable:
+    """Return the table without the long steps at its beginning."""
+    whole = table.whole_s
+    if not len(whole):
+        return table
+    is_slow = whole > SLOW_START * np.median(whole)
+    most = int(MOST_WARM_UP * len(whole))
+    warm_up = next((place for place in range(most) if not is_slow[place]), most)
+    return replace(table.at(np.arange(warm_up, len(whole))), warm_up=warm_up)
+
+
+def _totals(times: StageTimes) -> StepTable:
+    """Return the mean step of the summaries, for a run whose rows are not at hand."""
+    step = times.step
+    count = step.host_s.n if step else 0
+    stages = [each for each in times.stages if each.kind == "stage"]
+    totals = [*(each.self_total_s for each in stages), step.self_total_s if step else 0.0]
+    means = np.array([totals])[: min(count, 1)] / max(count, 1)
+    return StepTable(
+        names=(*(each.name for each in stages), IN_NO_STAGE),
+        around={each.name: frozenset() for each in stages},
+        numbers=np.zeros(len(means), dtype=np.int64),
+        seconds=means,
+        host_s=means,
+        num_steps=count,
+        disturbed=step.unusual if step else 0,
+    )

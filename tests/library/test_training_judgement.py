@@ -1,0 +1,585 @@
+"""Verdicts on runs whose times are made, so that what limits them is known.
+
+python -m pytest tests/library/test_training_judgement.py
+"""
+
+import json
+import random
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+
+from boundby.training import StageTimer, StageTimes, TimerOptions, TrainingVerdict, judge_training
+from boundby.training.document import bytes_of, times_from
+from boundby.training.evidence import ENOUGH_STEPS, LEAST_STEPS
+from boundby.training.ring import METRIC, OCCURRENCE
+from boundby.verdict import Bound, Gain, Verdict
+
+S = 1_000_000_000
+HEALTHY = {"data": 0.001, "h2d": 0.001, "forward": 0.01, "backward": 0.02, "optimizer": 0.002}
+Seconds = dict[str, float] | Callable[[int], dict[str, float]]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0
+
+    def __call__(self) -> int:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += round(seconds * S)
+
+
+class Stream:
+    """A device whose marks are reached at once, at a time of its own."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def mark(self) -> float:
+        return self.now
+
+    def has_passed(self, mark: float) -> bool:
+        return True
+
+    def seconds_between(self, start: float, end: float) -> float:
+        return end - start
+
+    def reuse(self, mark: float) -> None:
+        pass
+
+
+def run(  # noqa: PLR0913  (each is one thing that a run may have)
+    seconds: Seconds,
+    steps: int = 40,
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    idle: float = 0.0001,
+    device: dict[str, float] | None = None,
+    metrics: Callable[[int], dict[str, float]] | None = None,
+    error: BaseException | None = None,
+    disturbed: Sequence[int] = (),
+    capacity: int = 10_000,
+) -> StageTimes:
+    """Return the stage times of a loop whose stages take these seconds, within 1 %, on the host and the device."""
+    clock, stream, spread = Clock(), Stream(), random.Random(rank)
+    options = TimerOptions(rank=rank, world_size=world_size, device="cuda:0" if device else None, capacity=capacity)
+    timer = StageTimer(clock=clock, marks=stream if device else None, options=options)
+    timer.start()
+    for step in range(steps):
+        if step in disturbed:
+            timer.disturb()
+        for name, spent in (seconds(step) if callable(seconds) else seconds).items():
+            with timer.stage(name):
+                clock.advance(spent * spread.uniform(0.99, 1.01))
+                stream.now += (device or {}).get(name, 0.0)
+        clock.advance(idle)
+        stream.now += (device or {}).get("between", 0.0)
+        if metrics:
+            timer.metrics(metrics(step))
+        timer.step()
+    timer.stop(error)
+    return timer.snapshot()
+
+
+def trace(bound: Bound, *, gains: tuple[Gain, ...] = (), alternatives: tuple[Bound, ...] = ()) -> Verdict:
+    return Verdict(bound, alternatives, 0.8, "medium", "untested", gains, ())
+
+
+def judged(seconds: Seconds, steps: int = 40, *, saw: Verdict | None = None, **how: object) -> TrainingVerdict:
+    return judge_training([run(seconds, steps, **how)], saw)  # type: ignore[arg-type]
+
+
+def gain_of(verdict: TrainingVerdict, word: str) -> float:
+    (found,) = [each.at_most for each in verdict.gains if word in each.fix]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("slow", "bound", "word", "at_most"),
+    [
+        ("data", "input", "input ahead", 0.134 / 0.034),
+        ("h2d", "transfer", "while this one computes", 0.134 / 0.1),  # the copy itself is left
+        ("optimizer", "optimizer", "update cheaper", 0.132 / 0.032),
+        ("clip", "optimizer", "update cheaper", 0.134 / 0.032),  # without the optimizer's own 2 ms
+        ("callbacks", "under_utilised", "callbacks", 0.134 / 0.034),
+        ("logging", "under_utilised", "logging", 0.134 / 0.034),
+        ("checkpoint", "under_utilised", "checkpoints", 0.134 / 0.034),
+        ("all_reduce", "communication", "communication", 0.134 / 0.034),
+    ],
+)
+def test_the_stage_that_takes_most_of_the_time_is_the_bound(slow: str, bound: str, word: str, at_most: float) -> None:
+    found = judged({**HEALTHY, slow: 0.1})
+    assert (found.bound, found.alternatives, found.confidence, found.doubts) == (bound, (), "high", ())
+    assert found.stages[0].name == slow
+    assert found.share_of_limit == pytest.approx(found.causes[0].share) and found.causes[0].bound == bound
+    assert gain_of(found, word) == pytest.approx(at_most, rel=0.03)
+
+
+def test_a_healthy_loop_is_bound_by_its_work_of_which_the_stages_tell_no_kind() -> None:
+    found = judged(HEALTHY)
+    assert (found.bound, found.alternatives, found.confidence) == ("compute", ("memory", "launch"), "medium")
+    assert found.share_of_limit == pytest.approx(0.03 / 0.0341, rel=0.01)
+    assert found.step_s == pytest.approx(0.0341, rel=0.01) and found.steps == 40
+
+
+def test_shares_are_of_self_time_and_sum_to_one() -> None:
+    clock = Clock()
+    timer = StageTimer(clock=clock)
+    timer.start()
+    for _ in range(30):
+        with timer.stage("forward"):
+            clock.advance(1)
+            with timer.stage("attention"):  # the loop's own name: it counts for what is around it
+                clock.advance(3)
+        clock.advance(1)
+        timer.step()
+    found = judge_training([timer.snapshot()])
+    assert {each.name: (each.bound, each.share) for each in found.stages} == {
+        "attention": ("compute", 0.6),
+        "forward": ("compute", 0.2),
+        "(in no stage)": ("inconclusive", 0.2),
+    }
+    assert [(each.bound, each.share) for each in found.causes] == [("compute", 0.8), ("inconclusive", 0.2)]
+
+
+def test_the_interval_of_a_share_holds_it_and_grows_with_its_spread() -> None:
+    def noisy(step: int) -> dict[str, float]:
+        return {**HEALTHY, "data": 0.1 + 0.08 * ((step * 7919) % 13 - 6) / 6}
+
+    calm, loud = judged({**HEALTHY, "data": 0.1}, 200).causes[0], judged(noisy, 200).causes[0]
+    assert calm.low < calm.share < calm.high and loud.low < loud.share < loud.high
+    assert loud.high - loud.low > 5 * (calm.high - calm.low)
+    assert calm.is_stable and calm.iqr < 0.01
+
+
+@pytest.mark.parametrize(("data_s", "bound"), [(0.0206, "mixed"), (0.01999, "mixed"), (0.0194, "compute")])
+def test_a_second_stage_within_two_thirds_of_the_first_makes_it_mixed(data_s: float, bound: str) -> None:
+    found = judged({"data": data_s, "forward": 0.01, "backward": 0.02}, 100, idle=0)
+    assert found.bound == bound
+    assert found.alternatives == (("compute", "input") if bound == "mixed" else ("memory", "launch"))
+
+
+def test_the_bound_changes_at_the_ends_of_its_interval_and_is_mixed() -> None:
+    def noisy(step: int) -> dict[str, float]:
+        return {"data": 0.018 * (1 + 0.6 * ((step * 7919) % 13 - 6) / 6), "forward": 0.01, "backward": 0.02}
+
+    calm = judged({"data": 0.018, "forward": 0.01, "backward": 0.02}, 26, idle=0)
+    assert calm.bound == "compute"
+    assert (judged(noisy, 26, idle=0).bound, judged(noisy, 26, idle=0).alternatives) == ("mixed", ("compute", "input"))
+
+
+def test_a_share_that_changes_over_the_run_is_a_doubt_and_its_bound_mixed() -> None:
+    def slower_and_slower(step: int) -> dict[str, float]:
+        return {**HEALTHY, "data": 0.001 if step < 50 else 0.15}
+
+    found = judged(slower_and_slower, 100)
+    assert (found.bound, found.confidence) == ("mixed", "low")
+    assert set(found.alternatives) == {"input", "compute"}
+    assert any(doubt.startswith("drift: data: 79 % more") for doubt in found.doubts)
+    assert not found.causes[0].is_stable
+
+
+def test_a_checkpoint_now_and_then_is_unsteady() -> None:
+    found = judged(lambda step: {**HEALTHY, **({"checkpoint": 1.5} if step % 20 == 0 else {})}, 200)
+    assert found.bound == "mixed" and set(found.alternatives) == {"under_utilised", "compute"}
+    assert any(doubt.startswith("unsteady: checkpoint") for doubt in found.doubts)
+
+
+@pytest.mark.parametrize("steps", range(LEAST_STEPS))
+def test_too_few_steps_say_nothing(steps: int) -> None:
+    found = judged({**HEALTHY, "data": 0.1}, steps)
+    assert (found.bound, found.share_of_limit, found.confidence) == ("inconclusive", None, "low")
+    assert found.doubts == (f"steps: {steps} undisturbed ones are known, 5 are needed",)
+    assert (found.step_s is None) == (not steps) == (not found.stages)
+
+
+def test_few_steps_are_a_doubt() -> None:
+    few, enough = (judged({**HEALTHY, "data": 0.1}, steps) for steps in (ENOUGH_STEPS - 1, ENOUGH_STEPS))
+    assert (few.bound, few.confidence, len(few.doubts)) == ("input", "low", 1)
+    assert (enough.bound, enough.confidence, enough.doubts) == ("input", "high", ())
+
+
+def test_a_run_that_failed_early_says_nothing_and_why() -> None:
+    early = judged({**HEALTHY, "data": 0.1}, 12, error=RuntimeError("out of memory"))
+    assert early.bound == "inconclusive"
+    assert early.doubts[0] == (
+        "steps: 12 undisturbed ones are known, 20 are needed; rank 0 failed, after step 11: RuntimeError: out of memory"
+    )
+    late = judged({**HEALTHY, "data": 0.1}, 30, error=RuntimeError("out of memory"))
+    assert (late.bound, late.confidence) == ("input", "high")
+    assert "rank 0 failed, after step 29: RuntimeError: out of memory" in late.evidence
+
+
+def test_time_in_no_known_stage_speaks_against_every_answer() -> None:
+    mostly = judged({"rollout": 0.06, "data": 0.01, "update": 0.03})
+    assert mostly.bound == "inconclusive"
+    assert mostly.doubts == (
+        "unexplained: most of the time is in no stage that is known (rollout 60 %, update 30 %; not marked: forward, "
+        "backward, optimizer)",
+    )
+    assert gain_of(mostly, "shorten rollout") == pytest.approx(2.5, rel=0.02)
+    partly = judged(HEALTHY, idle=0.01)
+    assert (partly.bound, partly.confidence) == ("compute", "low")
+    assert partly.doubts[0].startswith("unexplained: 23 % of the time is in no known stage")
+    assert gain_of(partly, "no stage") == pytest.approx(0.044 / 0.034, rel=0.02)
+    assert judged({"forward": 0.01, "backward": 0.02}, idle=0.04).bound == "inconclusive"
+
+
+def test_a_stage_of_the_loop_s_own_inside_two_kinds_of_stages_counts_for_neither() -> None:
+    clock = Clock()
+    timer = StageTimer(clock=clock)
+    timer.start()
+    for _ in range(30):
+        for outer in ("forward", "data"):
+            with timer.stage(outer), timer.stage("cache"):
+                clock.advance(1)
+        timer.step()
+    found = judge_training([timer.snapshot()])
+    assert [(each.name, each.bound) for each in found.stages[:1]] == [("cache", "inconclusive")]
+    assert found.bound == "inconclusive"
+
+
+def test_steps_that_were_disturbed_or_warm_up_are_left_out() -> None:
+    def slow_start(step: int) -> dict[str, float]:
+        return {**HEALTHY, "forward": 5.0 if step < 2 else 3.0 if step in (30, 31) else 0.01}
+
+    found = judged(slow_start, 60, disturbed=(30, 31))
+    assert found.steps == 56 and found.step_s == pytest.approx(0.0341, rel=0.01)
+    assert "left out: 2 steps of warm-up, 2 disturbed ones" in found.evidence
+
+
+def test_a_step_in_which_a_stage_raised_is_left_out() -> None:
+    clock = Clock()
+    timer = StageTimer(clock=clock)
+    timer.start()
+    for step in range(30):
+        try:
+            with timer.stage("forward"):
+                clock.advance(1 if step != 7 else 100)
+                if step == 7:
+                    raise ValueError
+        except ValueError:
+            pass
+        timer.step()
+    found = judge_training([timer.snapshot()])
+    assert (found.steps, found.step_s) == (29, 1.0)
+
+
+def test_the_oldest_step_of_a_full_ring_has_lost_stages_and_is_left_out() -> None:
+    found = judged({"data": 3.0, "forward": 1.0}, 50, capacity=31, idle=0)  # ten steps of three rows, and an end
+    assert found.steps == 10 and found.bound == "input"
+    assert found.causes[0].share == pytest.approx(0.75, rel=0.01)
+
+
+def test_without_rows_the_totals_are_judged_and_doubted() -> None:
+    times = times_from(bytes_of(run({**HEALTHY, "data": 0.1})), with_rows=False)
+    found = judge_training([times])
+    assert (found.bound, found.confidence, found.steps) == ("input", "low", 40)
+    assert found.doubts == ("steps: only totals are known, and not whether the shares stay the same",)
+    assert found.causes[0].share == pytest.approx(0.1 / 0.1331, rel=0.01) and found.causes[0].low is None
+
+
+DEVICE = {"data": 0.0, "forward": 0.01, "backward": 0.02, "optimizer": 0.002}
+AHEAD = {"data": 0.001, "forward": 0.002, "backward": 0.003, "optimizer": 0.001, "logging": 0.025}  # it waits there
+
+
+def test_on_a_device_its_own_clock_decides_and_not_where_the_host_waits() -> None:
+    found = judged(AHEAD, device=DEVICE)
+    assert (found.bound, found.on_device) == ("compute", True)
+    assert found.alternatives == ("memory",)  # the host issues for 6 of 32 ms: launching does not hold it up
+    assert "the host issues work for 19 % of the time" in found.evidence
+    assert found.step_s == pytest.approx(0.032)
+    assert judged(AHEAD).bound == "under_utilised"  # what the host's clock alone would say
+
+
+def test_a_device_that_waits_for_data_is_bound_by_input() -> None:
+    found = judged({**AHEAD, "data": 0.1, "logging": 0.0}, device={**DEVICE, "data": 0.07})
+    assert (found.bound, found.confidence) == ("input", "high")
+    assert found.causes[0].share == pytest.approx(0.07 / 0.102)
+
+
+def test_a_host_that_issues_all_the_time_may_be_what_is_waited_for() -> None:
+    busy = {"data": 0.0001, "forward": 0.011, "backward": 0.021}
+    assert judged(busy, device={"forward": 0.011, "backward": 0.021}).alternatives == ("memory", "launch")
+
+
+def test_gaps_of_the_device_between_stages_are_in_no_stage() -> None:
+    found = judged(AHEAD, device={**DEVICE, "between": 0.008})
+    shares = {each.name: each.share for each in found.stages}
+    assert shares["(in no stage)"] == pytest.approx(0.2, rel=0.03)  # before the first stage nothing is marked
+    assert any("in no known stage" in doubt for doubt in found.doubts)
+
+
+def test_nested_stages_on_a_device_are_not_counted_twice() -> None:
+    clock, stream = Clock(), Stream()
+    timer = StageTimer(clock=clock, marks=stream, options=TimerOptions(device="cuda:0"))
+    timer.start()
+    for _ in range(30):
+        with timer.stage("forward"):
+            stream.now += 1.0
+            with timer.stage("attention"):
+                stream.now += 2.0
+            with timer.stage("loss"):
+                stream.now += 1.0
+        clock.advance(1)
+        timer.step()
+    found = judge_training([timer.snapshot()])
+    assert {each.name: each.share for each in found.stages if each.share} == {
+        "attention": 0.5,
+        "forward": 0.25,
+        "loss": 0.25,
+    }
+
+
+def test_a_device_without_times_is_a_doubt() -> None:
+    times = replace(run(HEALTHY), device="cuda:0")
+    found = judge_training([times])
+    assert not found.on_device and found.confidence == "low"
+    assert any(doubt.startswith("device: the times of cuda:0 are not known") for doubt in found.doubts)
+
+
+@pytest.mark.parametrize(
+    ("said", "bound", "alternatives", "agrees"),
+    [
+        (trace("compute", alternatives=("memory",)), "compute", ("memory",), True),
+        (trace("memory", alternatives=("compute",)), "memory", (), True),
+        (trace("launch"), "launch", (), True),
+        (trace("communication"), "communication", (), True),
+        (trace("input"), "compute", ("memory", "launch"), False),
+        (trace("mixed"), "compute", ("memory", "launch"), None),
+        (trace("inconclusive"), "compute", ("memory", "launch"), None),
+    ],
+)
+def test_a_trace_tells_the_kind_of_work_or_disagrees(
+    said: Verdict, bound: str, alternatives: tuple[str, ...], agrees: bool | None
+) -> None:
+    found = judged(HEALTHY, saw=said)
+    assert (found.bound, found.alternatives, found.trace_agrees) == (bound, alternatives, agrees)
+    assert found.confidence == ("low" if agrees is False else "medium")  # the kind of work is never measured here
+    assert any(each.startswith(f"trace: it says {said.bound}, the stages say compute") for each in found.doubts) == (
+        agrees is False
+    )
+    assert found.trace_bound == said.bound
+
+
+def test_a_trace_does_not_overrule_a_stage_that_takes_the_time() -> None:
+    slow = {**HEALTHY, "data": 0.1}
+    agreeing, silent, other = (judged(slow, saw=trace(bound)) for bound in ("input", "launch", "memory"))
+    assert [each.bound for each in (agreeing, silent, other)] == ["input"] * 3
+    assert [each.trace_agrees for each in (agreeing, silent, other)] == [True, None, False]
+    assert [each.confidence for each in (agreeing, silent, other)] == ["high", "high", "low"]
+    assert judged({**HEALTHY, "optimizer": 0.1}, saw=trace("memory")).trace_agrees is True
+
+
+def test_a_trace_is_named_where_the_stages_say_nothing() -> None:
+    found = judged({"step": 1.0}, saw=trace("memory"))
+    assert (found.bound, found.alternatives) == ("inconclusive", ("memory",))
+
+
+def test_the_gains_inside_the_work_are_the_trace_s() -> None:
+    fuse = Gain("launch less", 1.8, "launch takes 4 of 9 ms", relieves=("launch",))
+    ahead = Gain("prepare the input ahead (of the trace)", 1.5, "input", relieves=("input",))
+    found = judged(HEALTHY, saw=trace("launch", gains=(fuse, ahead)))
+    assert found.gains[0].fix == "launch less" and found.gains[0].basis.endswith("in steps that recording slows down")
+    assert not any(each.fix == ahead.fix for each in found.gains)
+    assert not any(each.fix == "launch less" for each in judged(HEALTHY, saw=trace("input", gains=(fuse,))).gains)
+
+
+def sizes(step: int) -> dict[str, float]:
+    return {"samples": 2.0 if step % 4 == 3 else 8.0}
+
+
+def test_work_that_does_not_grow_with_the_batch_is_under_utilised() -> None:
+    found = judged(HEALTHY, metrics=sizes)
+    assert (found.bound, found.alternatives) == ("under_utilised", ("launch",))
+    assert any(
+        each.startswith("forward and backward: ") and "(2 and 8 samples, 40 steps)" in each for each in found.evidence
+    )
+    growing = 0.002 / 0.0341  # data and h2d take twice as long for twice the batch
+    assert gain_of(found, "double the batch") == pytest.approx(2 / (1 + growing), rel=0.03)
+    assert judged(HEALTHY, metrics=sizes, saw=trace("launch")).bound == "launch"
+
+
+def test_work_that_grows_with_the_batch_is_not_launching() -> None:
+    def proportional(step: int) -> dict[str, float]:
+        work = sizes(step)["samples"] / 8
+        return {**HEALTHY, "forward": 0.01 * work, "backward": 0.02 * work}
+
+    found = judged(proportional, metrics=sizes)
+    assert (found.bound, found.alternatives) == ("compute", ("memory",))
+    assert gain_of(found, "double the batch") < 1.1  # the update alone is shared by more samples
+    doubted = judged(proportional, metrics=sizes, saw=trace("launch"))
+    assert (doubted.bound, doubted.alternatives) == ("compute", ("memory", "launch"))
+
+
+@pytest.mark.parametrize("quantity", ["samples", "tokens"])
+def test_batches_of_one_size_tell_nothing(quantity: str) -> None:
+    found = judged(HEALTHY, metrics=lambda step: {quantity: 2.0})
+    assert found.alternatives == ("memory", "launch") and not found.evidence
+
+
+def test_tiny_batches_make_one_bound_of_work_and_update() -> None:
+    tiny = {"data": 0.0001, "forward": 0.0004, "backward": 0.0006, "optimizer": 0.0008}
+    assert judged(tiny).bound == "mixed"
+    assert judged(tiny, idle=0, metrics=sizes).bound == "under_utilised"
+    assert judged(tiny, idle=0, saw=trace("launch")).bound == "launch"
+    waiting = {**tiny, "data": 0.001}
+    found = judged(waiting, idle=0, metrics=sizes)
+    assert found.bound == "mixed" and set(found.alternatives) == {"under_utilised", "input"}
+
+
+def ranks(*seconds: dict[str, float], steps: int = 40) -> list[StageTimes]:
+    return [run(each, steps, rank=rank, world_size=len(seconds)) for rank, each in enumerate(seconds)]
+
+
+FAST = {"data": 0.001, "forward": 0.01, "backward": 0.02, "optimizer": 0.002}
+
+
+def waiting(seconds: float, **others: float) -> dict[str, float]:
+    """Return the stages of a process that waits in its backward for another one."""
+    return {**FAST, **others, "backward": 0.02 + seconds}
+
+
+@pytest.mark.parametrize("stage", ["data", "forward", "optimizer"])
+def test_the_slow_process_is_the_one_that_waits_least(stage: str) -> None:
+    slow = {**FAST, stage: FAST[stage] + 0.05}
+    found = judge_training(ranks(waiting(0.05), waiting(0.045, forward=0.015), slow, waiting(0.05)))
+    who = found.straggler
+    assert (who.rank, who.stage, found.rank) == (2, stage, 2)
+    assert who.slower_by == pytest.approx(0.083 / 0.033, rel=0.02)
+    assert who.gain == pytest.approx(0.083 / 0.038, rel=0.02)  # rank 1 is left
+    assert gain_of(found, "rank 2") == who.gain
+    assert found.stages[0].name == stage
+    assert "the others wait for rank 2" in str(found)
+
+
+def test_two_processes_are_enough_and_a_small_difference_is_not() -> None:
+    found = judge_training(ranks({**FAST, "data": 0.05}, waiting(0.049)))
+    assert (found.straggler.rank, found.bound) == (0, "input")
+    assert judge_training(ranks({**FAST, "data": 0.003}, waiting(0.002))).straggler is None
+
+
+def test_a_process_that_others_wait_for_in_their_forward_is_found_too() -> None:
+    """Where parameters are sharded, the forward gathers them."""
+    found = judge_training(ranks({**FAST, "data": 0.05}, {**FAST, "forward": 0.059}))
+    assert (found.straggler.rank, found.straggler.stage) == (0, "data")
+
+
+def test_a_process_that_is_slow_now_and_then_is_no_straggler() -> None:
+    def sometimes(step: int) -> dict[str, float]:
+        return {**FAST, "data": 0.3 if step in (20, 21) else 0.001}
+
+    def waits(step: int) -> dict[str, float]:
+        return waiting(0.3 if step in (20, 21) else 0.0)
+
+    times = [run(sometimes, rank=0, world_size=2), run(waits, rank=1, world_size=2)]
+    assert judge_training(times).straggler is None
+
+
+def test_processes_by_different_clocks_are_not_compared() -> None:
+    slow = run({**FAST, "data": 0.05}, rank=0, world_size=2, device={**FAST, "data": 0.05})
+    found = judge_training([slow, run(waiting(0.049), rank=1, world_size=2)])
+    assert (found.straggler, found.on_device, found.rank) == (None, False, None)
+
+
+def test_equal_processes_are_judged_together() -> None:
+    found = judge_training(ranks({**FAST, "data": 0.1}, {**FAST, "data": 0.101}))
+    assert (found.bound, found.rank, found.ranks, found.straggler) == ("input", None, (0, 1), None)
+    data = next(each for each in found.stages if each.name == "data")
+    assert data.step_s == pytest.approx(0.1005, rel=0.01)
+
+
+def test_missing_and_short_processes_are_named() -> None:
+    whole, short = run(FAST, rank=0, world_size=4), run(FAST, 2, rank=3, world_size=4)
+    found = judge_training([whole, short])
+    assert found.doubts == ("ranks: nothing is known of 1, 2 of 4", "ranks: too few steps are known of 3")
+    assert (found.bound, found.rank) == ("compute", 0)
+
+
+def test_processes_without_common_steps_are_not_mixed_up() -> None:
+    early, late = ranks(FAST, {**FAST, "data": 0.1})
+    later = late.occurrences.copy()
+    later["step"] += 1000
+    found = judge_training([early, replace(late, occurrences=later)])
+    assert (found.rank, found.bound) == (0, "compute")
+    assert "ranks: no steps are known that all of them have; those of one are judged" in found.doubts
+
+
+def test_nothing_to_judge_is_an_error() -> None:
+    with pytest.raises(ValueError, match="at least those of one process"):
+        judge_training([])
+
+
+def test_the_text_says_what_why_and_next_in_few_lines() -> None:
+    lines = str(judged({**HEALTHY, "data": 0.1})).splitlines()
+    assert lines[0] == "What:  input (high confidence)"
+    assert re.fullmatch(r"Why:   data takes 75 % of the time: 100\.\d\d of 133\.\d\d ms, over 40 steps", lines[1])
+    assert lines[2].startswith("       then backward 15 %, forward 8 %")
+    assert lines[3].startswith("Next:  prepare the input ahead (DataLoader workers, prefetching): at most 4.0")
+    assert str(judged(HEALTHY)).splitlines()[0] == "What:  compute (medium confidence; maybe memory or launch)"
+    assert "a trace of some steps" in str(judged(HEALTHY)) and "a trace" not in str(judged({**HEALTHY, "data": 0.1}))
+
+
+def random_runs() -> Iterator[list[StageTimes]]:
+    """Yield runs of any shape: stages in any order, hostile names, zeros, huge and few steps, several processes."""
+    names = ["data", "h2d", "forward", "backward", "optimizer", "clip", "logging", "barrier", "step", "x" * 300, "é\n"]
+    for seed in range(60):
+        draw = random.Random(seed)
+        world_size = draw.choice([1, 1, 2, 3])
+        scale = {name: draw.choice([0.0, 1e-9, 0.001, 0.1, 1e6]) for name in draw.sample(names, draw.randint(0, 6))}
+        device = {name: draw.choice([0.0, 0.01]) for name in scale} if draw.random() < 0.3 else None
+        times = [
+            run(
+                lambda step, scale=scale, draw=draw: {name: each * draw.random() for name, each in scale.items()},
+                draw.choice([0, 1, 4, 5, 19, 60]),
+                rank=rank,
+                world_size=world_size,
+                idle=draw.choice([0.0, 0.001]),
+                device=device,
+                metrics=(lambda step, draw=draw: {"tokens": draw.choice([-1, 0, 1, 7, 1e300])}) if seed % 2 else None,
+                capacity=draw.choice([3, 50, 1000]),
+                error=draw.choice([None, ValueError("x")]),
+            )
+            for rank in range(world_size)
+        ]
+        yield times
+
+
+def test_any_run_has_a_verdict_that_holds_together() -> None:
+    bounds = set()
+    for times in random_runs():
+        for saw in (None, trace("launch"), trace("input")):
+            found = judge_training(times, saw)
+            bounds.add(found.bound)
+            assert sum(each.share for each in found.stages) == pytest.approx(1) or not any(
+                each.share for each in found.stages
+            )
+            for each in (*found.stages, *found.causes):
+                low, high = each.ends
+                assert -1e-9 <= low <= each.share + 1e-9 and each.share <= high + 1e-9 and high <= 1 + 1e-9
+            assert all(1.02 <= each.at_most <= 1000 for each in found.gains if not each.fix.startswith("bring rank"))
+            assert (found.bound == "inconclusive") <= bool(found.doubts)
+            assert found.bound not in found.alternatives
+            lines = str(found).splitlines()
+            assert 2 <= len(lines) <= 12 and lines[0].startswith("What:  ") and all(map(str.isprintable, lines))
+            json.dumps(asdict(found), allow_nan=False)
+    assert {"inconclusive", "mixed", "input"} <= bounds
+
+
+def test_the_verdict_does_not_depend_on_the_unit_of_time() -> None:
+    fast, slow = judged(HEALTHY), judged({name: 100 * each for name, each in HEALTHY.items()}, idle=0.01)
+    assert (fast.bound, fast.alternatives, fast.confidence) == (slow.bound, slow.alternatives, slow.confidence)
+    assert [each.share for each in fast.stages] == pytest.approx([each.share for each in slow.stages], rel=1e-3)
+
+
+def test_rows_of_the_log_alone_are_judged_like_a_document() -> None:
+    times = run({**HEALTHY, "data": 0.1})
+    empty = replace(times, stages=(), occurrences=np.zeros(0, OCCURRENCE), metric_rows=np.zeros(0, METRIC))
+    assert judge_training([replace(times, stages=(), metrics=())]).bound == "input"
+    assert judge_training([empty]).bound == "inconclusive"

@@ -1,0 +1,215 @@
+"""Several processes of one run: each has its files, and one summary holds all that are there.
+
+python -m pytest tests/library/test_training_ranks.py
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from boundby import files
+from boundby.training import StageTimer, TimerOptions, ranks
+from boundby.training.ranks import merge_at_stop, merge_ranks, write_merged_summary
+from boundby.training.results import SUMMARY, RunFiles, summary_document
+from boundby.verdict import Verdict
+
+S = 1_000_000_000
+ROOT = Path(__file__).resolve().parents[2]
+TRACE = Verdict("launch", (), 0.5, "medium", "untested", (), ())
+LOOP = """
+import sys
+import torch
+from boundby.training import ManagerOptions, ProfilerManager
+
+torch.distributed.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with ProfilerManager(sys.argv[1], device=torch.device("cpu"), options=ManagerOptions(trace=False)) as manager:
+    for inputs in manager.timed(torch.randn(12, 4, 8)):
+        with manager.stage("forward"):
+            loss = model(inputs).sum()
+        with manager.stage("backward"):
+            loss.backward()
+        with manager.stage("optimizer"):
+            optimizer.step()
+        manager.step()
+torch.distributed.destroy_process_group()
+"""
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0
+
+    def __call__(self) -> int:
+        return self.now
+
+
+def leave(  # noqa: PLR0913  (each is one thing that a process may leave)
+    folder: Path,
+    rank: int,
+    world_size: int = 2,
+    *,
+    data_s: float = 1.0,
+    backward_s: float = 1.0,
+    steps: int = 20,
+    is_killed: bool = False,
+    with_summary: bool = True,
+    error: BaseException | None = None,
+) -> None:
+    """Leave the files of one process, as its profiler does."""
+    clock = Clock()
+    options = TimerOptions(rank=rank, world_size=world_size, in_background=False)
+    timer = StageTimer(folder, options=options, clock=clock)
+    timer.start()
+    with timer.span("epoch"):
+        for _ in range(steps):
+            for name, seconds in {"data": data_s, "forward": 2.0, "backward": backward_s}.items():
+                with timer.stage(name):
+                    clock.now += round(seconds * S)
+            timer.step()
+    timer.flush()
+    if is_killed:
+        timer._writer = None  # it never stops
+        timer.stop()
+        return
+    timer.stop(error)
+    if with_summary:
+        place = RunFiles(folder, rank, world_size)
+        files.write_json(place.path(SUMMARY), summary_document(timer.snapshot(), None, TRACE if rank else None))
+
+
+def summary_in(folder: Path) -> dict:
+    return json.loads((folder / SUMMARY).read_text())
+
+
+def test_stages_are_compared_over_the_processes(tmp_path: Path) -> None:
+    for rank, (data, backward) in enumerate([(1, 6), (1, 6), (6, 1), (2, 5)]):
+        leave(tmp_path, rank, 4, data_s=data, backward_s=backward)
+    merged = merge_ranks(tmp_path)
+    assert (merged.world_size, merged.missing, merged.unreadable) == (4, (), {})
+    by_name = {each.name: each for each in merged.stages}
+    assert list(by_name) == ["step", "data", "forward", "backward"]  # an epoch holds steps, and is no part of one
+    data = by_name["data"]
+    assert data.per_step_s == {0: 1, 1: 1, 2: 6, 3: 2}
+    assert (data.mean_s, data.median_s, data.minimum_s, data.maximum_s) == (2.5, 1.5, 1, 6)
+    assert (data.slowest_rank, data.slowest_over_median) == (2, 4)
+    assert by_name["backward"].slowest_rank == 0 and by_name["step"].mean_s == 9
+    assert merged.verdict.straggler.rank == 2 and merged.verdict.straggler.stage == "data"
+    assert merged.verdict.straggler.slower_by == pytest.approx(9 / 4)
+
+
+def test_the_merged_summary_has_the_names_of_a_single_one_and_every_process(tmp_path: Path) -> None:
+    leave(tmp_path, 0, data_s=6.0)
+    leave(tmp_path, 1, backward_s=6.0)
+    write_merged_summary(tmp_path)
+    document = summary_in(tmp_path)
+    single = json.loads((tmp_path / f"rank0_{SUMMARY}").read_text())
+    alone = {"rank", "step_s", "in_no_stage_share", "metrics", "profiler_s", "unavailable"}
+    assert set(single) - set(document) == alone
+    assert (document["status"], document["first_step"], document["last_step"]) == ("finished", 0, 19)
+    assert [(each["rank"], each["status"], each["step_s"]["n"]) for each in document["ranks"]] == [
+        (0, "finished", 20),
+        (1, "finished", 20),
+    ]
+    assert document["training_verdict"]["straggler"]["rank"] == 0
+    assert document["training_verdict"]["text"][0].startswith("What:  input")
+    data = next(each for each in document["stages"] if each["name"] == "data")
+    assert data["per_step_s"] == [{"rank": 0, "seconds": 6.0}, {"rank": 1, "seconds": 1.0}]
+
+
+def test_the_verdict_on_the_trace_of_any_process_counts(tmp_path: Path) -> None:
+    for rank in range(2):
+        leave(tmp_path, rank)
+    merged = merge_ranks(tmp_path)
+    assert merged.trace == TRACE and merged.verdict.bound == "launch"
+    (tmp_path / f"rank1_{SUMMARY}").write_text('{"verdict": {"bound": "magic"}}')
+    assert merge_ranks(tmp_path).trace is None
+
+
+def test_a_killed_process_and_missing_ones_are_named(tmp_path: Path) -> None:
+    leave(tmp_path, 1, 4, is_killed=True)
+    leave(tmp_path, 2, 4, error=RuntimeError("out of memory"))
+    document = ranks.merged_document(merge_ranks(tmp_path))
+    assert [(each["rank"], each["status"]) for each in document["ranks"]] == [(1, "running"), (2, "failed")]
+    assert (document["status"], document["error"]) == ("failed", "RuntimeError: out of memory")
+    assert document["missing_ranks"] == [0, 3]
+    assert "ranks: nothing is known of 0, 3 of 4" in document["training_verdict"]["doubts"]
+    assert document["training_verdict"]["steps"] == 20
+
+
+def test_what_cannot_be_read_is_named_with_its_reason(tmp_path: Path) -> None:
+    leave(tmp_path, 0)
+    (tmp_path / "rank1_stage_times.json").write_text("{")
+    document = ranks.merged_document(merge_ranks(tmp_path))
+    assert [each["rank"] for each in document["unreadable_ranks"]] == [1]
+    assert "rank1_stage_times.json" in document["unreadable_ranks"][0]["reason"]
+    (tmp_path / "rank0_stage_times.json").write_text("{")
+    (tmp_path / "rank0_stage_log.jsonl").unlink()
+    nothing = ranks.merged_document(merge_ranks(tmp_path))
+    assert (nothing["training_verdict"], nothing["status"], nothing["ranks"]) == (None, None, [])
+
+
+def test_a_folder_of_one_process_has_nothing_to_merge(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no run of several processes"):
+        merge_ranks(tmp_path)
+    leave(tmp_path, 0, 1)
+    with pytest.raises(FileNotFoundError, match="no run of several processes"):
+        write_merged_summary(tmp_path)
+    merge_at_stop(RunFiles(tmp_path, 0, 1))
+    assert "ranks" not in summary_in(tmp_path)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
+def test_whoever_stops_last_completes_the_summary(tmp_path: Path, order: tuple[int, ...]) -> None:
+    written = []
+    for rank in order:
+        leave(tmp_path, rank, 3)
+        merge_at_stop(RunFiles(tmp_path, rank, 3))
+        written.append((tmp_path / SUMMARY).is_file() and [each["rank"] for each in summary_in(tmp_path)["ranks"]])
+    assert written[-1] == [0, 1, 2]
+    assert written[order.index(0)] == sorted(order[: order.index(0) + 1])  # the first process needs no other
+    assert not any(written[: order.index(0)])
+
+
+def test_a_process_that_stops_while_another_writes_is_not_lost(tmp_path: Path, monkeypatch) -> None:
+    leave(tmp_path, 0)
+    write_json, stops = files.write_json, [lambda: leave(tmp_path, 1)]
+
+    def write_late(path: Path, document: object) -> None:
+        if path.name == SUMMARY and stops:
+            stops.pop()()
+        write_json(path, document)
+
+    monkeypatch.setattr(files, "write_json", write_late)
+    write_merged_summary(tmp_path)
+    assert [each["rank"] for each in summary_in(tmp_path)["ranks"]] == [0, 1]
+
+
+def test_two_real_processes_leave_their_files_and_one_summary(tmp_path: Path) -> None:
+    script, folder = tmp_path / "loop.py", tmp_path / "run"
+    script.write_text(LOOP)
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*start, str(script), str(folder)],
+        cwd=ROOT,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    names = ("profiler_summary.json", "stage_log.jsonl", "stage_times.json")
+    assert sorted(path.name for path in folder.iterdir()) == sorted(
+        [SUMMARY, *(f"rank{rank}_{name}" for rank in range(2) for name in names)]
+    )
+    document = summary_in(folder)
+    assert [(each["rank"], each["status"], each["last_step"]) for each in document["ranks"]] == [
+        (0, "finished", 11),
+        (1, "finished", 11),
+    ]
+    assert {each["name"] for each in document["stages"]} == {"step", "data", "forward", "backward", "optimizer"}
+    assert document["training_verdict"]["ranks"] == [0, 1] and document["missing_ranks"] == []
