@@ -4,19 +4,28 @@ SHELL := /bin/bash
 VENV := $(or $(BOUNDBY_VENV),.venv)
 PYTHON := "$(VENV)/bin/python"
 RESULTS ?= results
+RUNS ?= runs
+STEPS ?= 20
 WORKERS ?= 2
 
-.PHONY: help setup setup-test run test truth bench lint bundle clean
+.PHONY: help setup setup-test run test truth bench lint bundle clean \
+    setup-training setup-monitor profile profile-train profile-check profile-dashboard profile-clean monitor
 .DEFAULT_GOAL := help
 
 help:  ## say what there is to make
-	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 14
+	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 24
 
 setup:
 	@bash setup_environment.sh --quiet
 
 setup-test:
 	@bash setup_environment.sh --test --quiet
+
+setup-training:
+	@bash setup_environment.sh --training --quiet
+
+setup-monitor:
+	@bash setup_environment.sh --monitor --quiet
 
 run: setup  ## set up if needed, then the whole pipeline on configs/quickstart.yaml, offline
 	$(PYTHON) run_pipeline.py --config configs/quickstart.yaml $(ARGS)
@@ -54,6 +63,33 @@ bundle:  ## pack what you take home from a pod; RESULTS=folder
 	find "$$folder" $(BUNDLED) $(LARGE) -printf 'left out, 200 MB or more: %p\n'; \
 	echo "$$bundle ($$(du -h "$$bundle" | cut -f 1))"; \
 	echo "at home: scp -P $${RUNPOD_TCP_PORT_22:-PORT} 'root@$${RUNPOD_PUBLIC_IP:-HOST}:$$bundle' ."
+
+# Runs of training loops. RUN names one folder; otherwise the newest in RUNS is meant.
+TRAIN = $(PYTHON) scripts/profile_training.py --profiler on
+
+profile: setup-training  ## record STEPS=20 steps of a small training loop, as a test of the profiler
+	$(TRAIN) --steps $(STEPS) $(ARGS)
+
+profile-train: setup-training  ## train for two epochs with the profiler on
+	$(TRAIN) --epochs 2 $(ARGS)
+
+profile-check: setup-training  ## check a recorded run, and say what to do about it; RUN=folder
+	@run="$(RUN)"; [[ -n $$run ]] || run=$$(ls -td "$(RUNS)"/*/ 2>/dev/null | head -n 1); \
+	[[ -n $$run ]] || { echo "$(RUNS)/ holds no run: make profile, or name one: make profile-check RUN=folder" >&2; exit 1; }; \
+	set -x; $(PYTHON) scripts/check_profile.py "$${run%/}" --analysis $(ARGS)
+
+monitor: setup-monitor  ## watch the runs in RUNS=runs in a browser, live
+	$(PYTHON) scripts/monitor.py "$(RUNS)" $(ARGS)
+
+profile-dashboard: monitor  ## the same as make monitor
+
+profile-clean:  ## remove the training runs in RUNS=runs that have ended; everything else there stays
+	@for run in "$(RUNS)"/*/; do \
+	    run=$${run%/}; grep -qs '"kind": "training_run"' "$$run/config.json" || continue; \
+	    pid=$$(sed -nE 's/^ *"pid": ([0-9]+),$$/\1/p' "$$run/config.json"); \
+	    if [[ -n $$pid ]] && kill -0 "$$pid" 2>/dev/null; then echo "$$run: process $$pid runs; it stays"; continue; fi; \
+	    rm -r -- "$$run" && echo "removed $$run"; \
+	done
 
 clean:  ## remove results/ and caches; data/ and the environment stay
 	rm -rf results build .pytest_cache .ruff_cache *.egg-info

@@ -18,7 +18,13 @@ MAKE = re.compile(r"\bmake ([a-z]+)\b")
 SETTING = re.compile(r"(?<![\w.])(model|dataset|profiling|evaluation|trace|layers|targets|pod|output)\.([a-z_0-9]+)\b")
 FLAG = re.compile(r"(?<![\w-])(--[a-z][a-z-]+)")
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
-FOREIGN_FLAGS = {"--system-site-packages"}
+FOREIGN_FLAGS = {
+    "--system-site-packages",
+    *("--nvtx", "--nvtx-include", "--kernel-name", "--launch-skip", "--launch-count"),  # of Nsight Compute
+    *("--set", "--target-processes", "--replay-mode", "--import", "--page"),
+    *("--capture-range-end", "--cuda-graph-trace"),  # of Nsight Systems
+    *("--array", "--gpus", "--requeue", "--open-mode", "--parsable", "--dependency", "--wrap"),  # of Slurm
+}
 NOT_TARGETS = {"sure"}
 INVENTED = {"configs/my.yaml"}  # an example of what a user may have
 
@@ -55,9 +61,10 @@ def settings(name: str) -> dict[str, dict]:
 @pytest.mark.parametrize("page", PAGES, ids=ids)
 def test_every_setting_that_is_named_exists(page):
     stated = {name: set(keys) for name, keys in settings("config.yaml").items()}
-    for section, keys in settings("layers.yaml").items():
-        stated[section] = stated.get(section, set()) | set(keys)
-    files = {"json", "csv", "py", "yaml", "png", "parquet"}
+    for name in ("layers.yaml", "training.yaml"):
+        for section, keys in settings(name).items():
+            stated[section] = stated.get(section, set()) | (set(keys) if isinstance(keys, dict) else set())
+    files = {"json", "csv", "md", "py", "yaml", "png", "parquet"}
     named = {(section, key) for section, key in SETTING.findall(page.read_text()) if key not in files}
     assert {(section, key) for section, key in named if key not in stated[section]} <= {("profiling", "batch_szies")}
 
@@ -84,10 +91,10 @@ def test_readme_draws_the_tree_that_is_there():
     tree = re.search(r"```\n(run_pipeline\.py.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert tree, "the README draws no tree"
     named = {line.split()[0].rstrip("/") for line in tree[1].splitlines() if line.strip() and not line.startswith(" ")}
-    missing = {name for name in named if not (ROOT / name).exists()} - {"data", "results"}
+    missing = {name for name in named if not (ROOT / name).exists()} - {"data", "results", "runs"}
     assert missing == set()
     folders = {path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith((".", "__"))}
-    assert folders - {"data", "results", "build"} <= named | {"results-walk-through"}
+    assert folders - {"data", "results", "runs", "outputs", "build"} <= named | {"results-walk-through"}
 
 
 def test_every_metrics_column_is_explained():

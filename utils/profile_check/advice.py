@@ -56,8 +56,37 @@ HELPS_ON_HOST = {  # of a trace without work of a device: the cause lies between
         "the flame graph and stacks.txt name the Python lines",
     ),
 }
+HELPS_STAGES = {  # of a training loop, by what their time counts for
+    "input": HELPS["input"],
+    "transfer": HELPS["memcpy"],
+    "communication": HELPS["communication"],
+    "optimizer": (
+        "fused=True (or foreach=True) in the optimizer; zero_grad(set_to_none=True), which is the default",
+        "accumulate gradients over several batches: one update for all of them",
+        "an optimizer with less state, where the memory for it is what takes the time",
+    ),
+    "under_utilised": (
+        "log and save every n-th step only, and from another thread or process",
+        "add up losses and metrics on the device; no .item() or print() in each step",
+        "evaluate and save less often, or on part of the data",
+    ),
+    "compute": (
+        "a larger batch, if memory allows: more work for each operator",
+        "bfloat16 (torch.autocast) and torch.compile, each checked against the loss curve",
+        "the table of operators (op_stats.csv) and the verdict on the trace say which operators to begin with",
+    ),
+    "inconclusive": (
+        "mark more of the loop: with profiler.stage(name)",
+        "look into the trace: what is between the stages there",
+    ),
+}
 
 
 def on(cause: str, on_host: bool = False) -> tuple[str, ...]:
     """Return what helps against a cause of idling, exposed communication or exposed copies; () where nothing does."""
     return (HELPS_ON_HOST.get(cause) if on_host else None) or HELPS.get(cause, ())
+
+
+def on_stages(bound: str) -> tuple[str, ...]:
+    """Return what helps against the time of stages that count for `bound`; () where nothing does."""
+    return HELPS_STAGES.get(bound, ())

@@ -6,7 +6,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from boundby.trace import Analysis
-from utils.profile_check import receipt, recommendations, recording, trace
+from boundby.trace.judgement import judge_trace
+from boundby.training import StageTimes
+from boundby.verdict import Verdict
+from utils.profile_check import receipt, recommendations, recording, stage_advice, trace, training_run
 from utils.profile_check.subject import STEP, Check, Subject, read_strictly
 from utils.report import plain_text
 from utils.report.blocks import Block, Heading, Paragraph
@@ -26,6 +29,7 @@ class Checked:
     run: Path
     checks: tuple[Check, ...]
     analysis: Analysis | None
+    training: tuple[StageTimes, ...] = ()  # of a training run: its processes that can be read
 
     @property
     def faults(self) -> list[Check]:
@@ -45,16 +49,31 @@ def check(subject: Subject) -> Checked:
         checks += _run_record(subject)
     if found is not None and found.is_without_trace:
         return Checked(subject.run, tuple(checks), None)
-    manifest, said = recording.read(subject)
+    run, said = training_run.read(subject)
     checks += said
-    analysis = None
+    if run is None:
+        analysis, said = _recording(subject)
+        return Checked(subject.run, tuple(_without_repetition(checks + said)), analysis)
+    analyses = []
+    for each in run.processes:
+        if each.has_recorded:
+            analysis, said = _recording(each.subject)
+            analyses.append(analysis)
+            checks += said
+    return Checked(subject.run, tuple(_without_repetition(checks)), next(filter(None, analyses), None), run.times)
+
+
+def _recording(subject: Subject) -> tuple[Analysis | None, list[Check]]:
+    """Return the analysis of the first trace of a recording, and what is to be said about all that it left."""
+    manifest, checks = recording.read(subject)
+    analysis, said = None, []
     if manifest is not None:
         analysis, said = trace.check(subject, manifest)
         checks += said
     if manifest is None or manifest.trace_path:
         is_sound = analysis is not None and not any(each.is_fatal for each in said)
         checks += trace.derived(subject, analysis if is_sound else None)
-    return Checked(subject.run, tuple(_without_repetition(checks)), analysis)
+    return analysis, checks
 
 
 def _without_repetition(checks: list[Check]) -> Iterator[Check]:
@@ -89,7 +108,7 @@ def lines(checked: Checked, *, with_analysis: bool = False) -> list[str]:
     found = [line for each in _by_file(checked.checks) for line in _of_file(each)]
     found += ["", *paragraph(_headline(checked))]
     if with_analysis:
-        found += plain_text.lines(_analysis(checked.analysis))
+        found += plain_text.lines(_analysis(checked))
     return found
 
 
@@ -104,6 +123,8 @@ def as_json(checked: Checked, *, with_analysis: bool = False) -> str:
     }
     if with_analysis:
         told["analysis"] = recommendations.as_values(checked.analysis) if checked.analysis else None
+        if checked.training:
+            told["training"] = stage_advice.as_values(checked.training, _judged(checked.analysis))
     return document.as_json(told)
 
 
@@ -141,7 +162,12 @@ def _headline(checked: Checked) -> str:
     return f"FAULT: {len(checked.faults)} fault(s) in {broken}; do not rely on this profile"
 
 
-def _analysis(analysis: Analysis | None) -> list[Block]:
-    if analysis is None:
-        return [Heading("Analysis of the trace"), Paragraph("There is none: see above.")]
-    return recommendations.blocks(analysis)
+def _analysis(checked: Checked) -> list[Block]:
+    found = stage_advice.blocks(checked.training, _judged(checked.analysis)) if checked.training else []
+    if checked.analysis is None:
+        return [*found, Heading("Analysis of the trace"), Paragraph("There is none: see above.")]
+    return [*found, *recommendations.blocks(checked.analysis)]
+
+
+def _judged(analysis: Analysis | None) -> Verdict | None:
+    return judge_trace(analysis) if analysis else None

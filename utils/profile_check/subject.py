@@ -6,10 +6,12 @@ from typing import Literal, TypeVar
 
 import msgspec
 
+from boundby.training import ranks_in
 from utils.artifacts import Layout
 from utils.cli import Run
 from utils.config import Config
 from utils.errors import InputError
+from utils.training.run_folder import is_run
 from utils.yaml_settings import load
 
 STEP = "03"
@@ -35,27 +37,32 @@ class Check:
 
 @dataclass(frozen=True)
 class Subject:
-    """A folder with a profile. `layout` gives its places; a recording of a training loop has all files in `folder`."""
+    """A folder with a profile. `layout` gives its places; a recording of a training loop has all files in `folder`.
+
+    Of several processes each is a subject of its own, with `prefix` in front of the names of its files.
+    """
 
     run: Path
     folder: Path  # of the manifest, the trace and what was derived from it
     layout: Layout
     is_pipeline: bool
+    prefix: str = ""
+    has_table: bool = False  # a training run leaves a table of operators beside its trace; a bare recording need not
 
     @property
     def manifest(self) -> Path:
         """The manifest of the recording."""
-        return self.folder / self.layout.trace_manifest.name
+        return self.folder / f"{self.prefix}{self.layout.trace_manifest.name}"
 
     @property
     def op_stats(self) -> Path:
         """The table of operators."""
-        return self.folder / self.layout.op_stats.name
+        return self.folder / f"{self.prefix}{self.layout.op_stats.name}"
 
     @property
     def trace_analysis(self) -> Path:
         """The analysis of the trace that was stored."""
-        return self.folder / self.layout.trace_analysis.name
+        return self.folder / f"{self.prefix}{self.layout.trace_analysis.name}"
 
     @property
     def again(self) -> str:
@@ -120,7 +127,7 @@ def locate(path: Path, layout: Layout) -> Subject:
     own = replace(layout, results=path)
     if any(each.exists() for each in (own.traces, own.receipt(STEP), own.marker(STEP))):
         return Subject(path, own.traces, own, is_pipeline=True)
-    if (path / own.trace_manifest.name).is_file():
+    if (path / own.trace_manifest.name).is_file() or is_run(path) or ranks_in(path):
         return Subject(path, path, own, is_pipeline=False)
     hint = "run step 03, or give the folder of a recording" if own.run.exists() else "give the results folder of a run"
     raise InputError(f"{path} holds no profile: neither {own.traces.name}/ nor {own.trace_manifest.name}; {hint}")

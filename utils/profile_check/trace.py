@@ -71,7 +71,7 @@ def _unpacked(subject: Subject, path: Path) -> Check:
 def _op_stats(subject: Subject, analysis: Analysis | None) -> Iterator[Check]:
     path = subject.op_stats
     if not path.is_file():
-        if subject.is_pipeline:
+        if subject.is_pipeline or subject.has_table:
             yield subject.fault("existence", path, "it is missing: the table of operators")
         return
     try:

@@ -1,0 +1,50 @@
+"""Train a small model on embedded data, and record where the time of its steps goes.
+
+Reads:  scikit-learn's digits, or the texts of the quickstart; configs/training.yaml
+Writes: a folder of its own below runs/, or the one of --output: config.json, metrics.json and, with --profiler on,
+        stage_times.json, stage_log.jsonl, profiler_summary.json, manifest.json, trace.json, op_stats.csv
+Exit:   0 trained · 1 the training failed · 2 usage or input · 3 the environment lacks something · 130 interrupted
+
+    python scripts/profile_training.py [--profiler on|off] [--epochs N] [--steps-per-epoch N] [--steps N]
+        [--model baseline_cnn|resnet|efficientnet|text] [--framework loop|trainer|lightning] [--run-id NAME]
+        [--output DIR] [--config FILE] [key.sub=value ...]
+    torchrun --nproc-per-node 2 scripts/profile_training.py --profiler on
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
+
+from utils import cli
+
+SETTINGS = cli.Settings("utils.training.settings", "TrainingSettings", cli.ROOT / "configs" / "training.yaml")
+FLAGS = {  # flag: setting, what it is
+    "--epochs": ("training.max_epochs", "N", "times over the data"),
+    "--steps-per-epoch": ("training.steps_per_epoch", "N", "optimizer steps of one epoch (default: all data once)"),
+    "--steps": ("training.max_steps", "N", "optimizer steps in all, in as many epochs as that takes"),
+    "--model": ("model", "NAME", "baseline_cnn, resnet, efficientnet or text"),
+    "--framework": ("framework", "NAME", "loop (plain PyTorch), trainer (transformers) or lightning"),
+}
+
+
+def add_arguments(parser) -> None:
+    parser.add_argument(
+        "--profiler", action=cli.Flag, key="profiling.enabled", choices=("on", "off"), help="record the run, or not"
+    )
+    for flag, (key, value, text) in FLAGS.items():
+        parser.add_argument(flag, action=cli.Flag, key=key, metavar=value, help=text)
+    parser.add_argument("--run-id", metavar="NAME", help="name of the folder below runs/ (default: time and model)")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="the folder itself; new or empty")
+
+
+@cli.tool(add_arguments, SETTINGS)
+def main(run: cli.Run) -> int:
+    from utils.training import run as training
+
+    training.run(run.config, run.args.run_id, run.args.output, run.say, run.note)
+    return cli.DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

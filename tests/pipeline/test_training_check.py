@@ -1,0 +1,288 @@
+"""`scripts/check_profile.py` on training runs: each artefact broken in turn is named; what is missing is no error."""
+
+import importlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from boundby.capture import Schedule
+from boundby.training import ManagerOptions, ProfilerManager, TimerOptions
+from boundby.training.verdict import TrainingVerdict
+from utils.profile_check import advice, stage_advice
+from utils.training import run_folder
+from utils.training.plan import Plan
+from utils.training.progress import Progress
+from utils.training.settings import TrainingSettings
+
+PLAN = Plan(8, 4, 2, 1, 1)
+LIVING, DEAD = os.getpid(), 2**30  # above the largest number that Linux gives a process
+
+
+def train(folder: Path, *, profiled: bool = True, trace: bool = True) -> None:
+    """Leave in the folder what a plain loop of eight steps leaves there."""
+    settings = TrainingSettings.model_validate({"profiling": {"enabled": profiled}})
+    folder.mkdir(parents=True)
+    run_folder.describe(folder, settings, PLAN)
+    progress = Progress(folder / "metrics.json", PLAN, print)
+    options = ManagerOptions(TimerOptions(in_background=False), trace=trace)
+    manager = ProfilerManager(
+        folder, device=torch.device("cpu"), schedule=Schedule(1, 1, 2), options=options, enabled=profiled
+    )
+    progress.on_loss = lambda step, loss: manager.metrics({"loss": loss}, step)
+    model = torch.nn.Linear(4, 1)
+    progress.begin()
+    with manager:
+        for step in range(PLAN.steps):
+            with manager.stage("forward"):
+                loss = model(torch.full((2, 4), float(step))).square().mean()
+            with manager.stage("backward"):
+                loss.backward()
+            progress.end_step(loss.detach())
+            if step % 4 == 3:
+                progress.end_epoch(0.5)
+            manager.step()
+    progress.end(None)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("made") / "run"
+    train(folder)
+    return folder
+
+
+@pytest.fixture
+def run(made, tmp_path) -> Path:
+    """A copy that a test may break."""
+    return Path(shutil.copytree(made, tmp_path / "run"))
+
+
+def check(capsys, folder: Path, *more: str) -> tuple[int, str]:
+    code = importlib.import_module("scripts.check_profile").main([str(folder), *more])
+    return code, " ".join(capsys.readouterr().out.split())
+
+
+def edit(path: Path, change: Callable[[Any], Any]) -> None:
+    document = json.loads(path.read_text())
+    change(document)
+    path.write_text(json.dumps(document))
+
+
+def test_a_sound_run_is_fine(run, capsys):
+    code, out = check(capsys, run)
+    assert code == 0 and "FINE: 7 artefact(s), no fault" in out
+    assert "ok metrics.json: 8 steps, 2 epochs" in out
+    assert "ok stage_times.json: 8 steps, 5 of them undisturbed, 24 occurrences; sums as in the rows" in out
+    assert "ok profiler_summary.json: as in stage_times.json: 2 stages, finished" in out
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("metrics.json", "losses, speed and accuracy"),
+        ("stage_times.json", "the times of the stages"),
+        ("profiler_summary.json", "the run in sum"),
+        ("manifest.json", "what the trace holds is not known"),
+        ("trace.json", "manifest.json names it as trace"),
+        ("op_stats.csv", "the table of operators"),
+    ],
+)
+def test_a_missing_file_is_a_fault(run, capsys, name, said):
+    (run / name).unlink()
+    code, out = check(capsys, run)
+    assert code == 1 and f"fault {name}: it is missing" in out and said in out
+
+
+@pytest.mark.parametrize("name", ["config.json", "metrics.json", "stage_times.json", "profiler_summary.json"])
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"a": NaN}', "\udcff"])
+def test_a_damaged_file_is_a_fault_and_no_error(run, capsys, name, content):
+    (run / name).write_bytes(content.encode("utf-8", "surrogateescape"))
+    code, out = check(capsys, run)
+    assert code == 1 and f"fault {name}: it cannot be read: " in out
+
+
+def test_damaged_stage_times_are_read_from_the_log_for_the_analysis(run, capsys):
+    (run / "stage_times.json").write_text("{")
+    code, out = check(capsys, run, "--analysis")
+    assert code == 1 and "Stages of the training" in out and "forward" in out
+
+
+def shorter(document: Any) -> None:
+    document["steps"]["loss"].pop()
+
+
+def renumbered(document: Any) -> None:
+    document["steps"]["step"][3] = 7
+
+
+def other_loss(document: Any) -> None:
+    document["steps"]["loss"][2] += 1.0
+
+
+def hidden_loss(document: Any) -> None:
+    document["steps"]["loss"][2] = None
+
+
+def too_accurate(document: Any) -> None:
+    document["epochs"][0]["accuracy"] = 1.5
+
+
+def too_many_steps(document: Any) -> None:
+    document["epochs"][0]["steps"] = 9
+
+
+def standing_still(document: Any) -> None:
+    document["steps"]["samples_per_s"][0] = 0.0
+
+
+def cut_off(document: Any) -> None:
+    for column in document["steps"].values():
+        column.pop()
+    document["epochs"].pop()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (shorter, "its columns differ in length"),
+        (renumbered, "its steps are not numbered one by one"),
+        (other_loss, "its losses are not those of the stage times"),
+        (hidden_loss, "0 losses are said not to be finite, 1 are null"),
+        (too_accurate, "an accuracy is not between 0 and 1"),
+        (too_many_steps, "its epochs have more steps than there are"),
+        (standing_still, "a speed is not above zero"),
+        (cut_off, "it says finished after 7 of 8 steps"),
+        (cut_off, "it has 7 steps, the stage times have 8"),
+    ],
+)
+def test_metrics_that_cannot_be_true_are_a_fault(run, capsys, change, said):
+    edit(run / "metrics.json", change)
+    code, out = check(capsys, run)
+    assert code == 1 and said in out and "FAULT: " in out
+
+
+def longer_stage(document: Any) -> None:
+    document["summary"]["stages"][1]["host_s"]["total"] *= 1.001
+
+
+def uncounted(document: Any) -> None:
+    document["summary"]["stages"][0]["unusual"] += 1
+
+
+def negative(document: Any) -> None:
+    document["occurrences"]["self_ns"][-1] = -5
+
+
+def twice_the_same_step(document: Any) -> None:
+    document["occurrences"]["step"] = [min(each, 6) for each in document["occurrences"]["step"]]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (longer_stage, "the summary of forward is not that of its occurrences"),
+        (uncounted, "the summary of step is not that of its occurrences"),
+        (negative, "a stage is shorter than what lies inside it"),
+        (twice_the_same_step, "the numbers of the steps do not rise"),
+    ],
+)
+def test_stage_times_that_contradict_their_rows_are_a_fault(run, capsys, change, said):
+    edit(run / "stage_times.json", change)
+    code, out = check(capsys, run)
+    assert code == 1 and f"{said}" in out and "-> train again" in out
+
+
+def test_a_summary_of_another_run_is_a_fault(run, capsys):
+    def change(document: Any) -> None:
+        document["status"] = "failed"
+        document["stages"][1]["host_s"]["total"] += 1
+
+    edit(run / "profiler_summary.json", change)
+    code, out = check(capsys, run)
+    assert code == 1
+    assert "status is failed here and finished in stage_times.json; backward is not as in stage_times.json" in out
+
+
+def test_a_table_that_is_not_of_the_trace_is_a_fault(run, capsys):
+    path = run / "op_stats.csv"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0], *lines[2:]]) + "\n")
+    code, out = check(capsys, run)
+    assert code == 1 and "fault op_stats.csv: calls is " in out
+
+
+@pytest.mark.parametrize(
+    ("pid", "code", "said"),
+    [
+        (LIVING, 0, "note stage_times.json: it runs still; the last step that has ended is 7"),
+        (DEAD, 1, "fault stage_times.json: the training was killed; the last step that has ended is 7"),
+    ],
+)
+def test_a_run_that_has_not_ended_runs_still_or_was_killed(run, capsys, pid, code, said):
+    edit(run / "stage_times.json", lambda found: found.update(status="running", pid=pid))
+    edit(run / "metrics.json", lambda found: found.update(status="running"))
+    for name in ("profiler_summary.json", "manifest.json", "op_stats.csv", "trace.json"):
+        (run / name).unlink()  # they come later
+    found, out = check(capsys, run)
+    assert found == code and said in out and "it is missing" not in out
+
+
+def test_a_run_without_a_profiler_is_fine_and_says_so(tmp_path, capsys):
+    train(tmp_path / "run", profiled=False)
+    code, out = check(capsys, tmp_path / "run", "--analysis")
+    assert code == 0 and "note config.json: profiling.enabled was false: the run was not recorded" in out
+
+
+def test_a_run_that_should_have_recorded_and_has_not_is_a_fault(tmp_path, capsys):
+    train(tmp_path / "run", profiled=False)
+    edit(tmp_path / "run" / "config.json", lambda found: found["settings"]["profiling"].update(enabled=True))
+    code, out = check(capsys, tmp_path / "run")
+    assert code == 1 and "fault config.json: stage times of 0 of 1 process(es) are here" in out
+
+
+def test_a_loop_of_the_users_own_needs_no_configuration(run, capsys):
+    (run / "config.json").unlink()
+    (run / "metrics.json").unlink()
+    code, out = check(capsys, run)
+    assert code == 0 and "FINE: 5 artefact(s)" in out
+
+
+def test_the_report_is_written_and_json_has_the_recommendations(run, tmp_path, capsys):
+    code, _ = check(capsys, run, "--analysis", "--report", str(tmp_path / "report.txt"))
+    text = (tmp_path / "report.txt").read_text()
+    assert code == 0 and "What to do about the stages" in text and "FINE: " in text
+    _, out = check(capsys, run, "--analysis", "--json")
+    told = json.loads(out)["training"]
+    assert told["text"][0].startswith("What: ") and {"verdict", "recommendations"} <= set(told)
+
+
+def test_recommendations_are_of_the_largest_shares_first_and_none_below_5_percent():
+    from boundby.training.shares import Share
+
+    def share(name: str, bound: Any, part: float) -> Share:
+        return Share(name, bound, 0.01 * part, part)
+
+    verdict = TrainingVerdict(
+        *("input", (), 0.7, "high", "untested", (), ()),
+        stages=(share("data", "input", 0.7), share("forward", "compute", 0.26), share("h2d", "transfer", 0.04)),
+        causes=(share("compute", "compute", 0.26), share("input", "input", 0.7), share("transfer", "transfer", 0.04)),
+    )
+    found = stage_advice.recommendations(verdict)
+    assert [(each.bound, each.stages, each.share) for each in found] == [
+        ("input", ("data",), 0.7),
+        ("compute", ("forward",), 0.26),
+    ]
+    assert found[0].advice == advice.HELPS["input"]
+
+
+def test_every_kind_of_stage_has_its_advice():
+    from boundby.training.causes import BOUND_OF_STAGE
+
+    assert {*BOUND_OF_STAGE.values(), "inconclusive"} == set(advice.HELPS_STAGES)
+    assert all(advice.on_stages(bound) for bound in advice.HELPS_STAGES) and advice.on_stages("memory") == ()

@@ -1,0 +1,143 @@
+"""metrics.json: losses, speeds and epochs as they come, fetched late from a device, and written whatever happens."""
+
+import errno
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from boundby import files
+from utils.training.plan import Plan
+from utils.training.progress import Progress
+
+PLAN = Plan(4, 2, 8, 1, 1)
+
+
+class Clock:
+    """A clock that somebody else moves."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def progress_in(folder: Path, clock: Clock, said: list[str] | None = None) -> Progress:
+    progress = Progress(folder / "metrics.json", PLAN, (said if said is not None else []).append, clock=clock)
+    progress.begin()
+    return progress
+
+
+def read(folder: Path) -> dict:
+    return json.loads((folder / "metrics.json").read_text())
+
+
+def test_losses_speeds_and_epochs_are_written(tmp_path, clock):
+    progress = progress_in(tmp_path, clock)
+    for loss, seconds in ((2.0, 0.5), (1.0, 0.25)):
+        clock.now += seconds
+        progress.end_step(loss)
+    clock.now += 10  # an evaluation
+    progress.end_epoch(0.5)
+    clock.now += 1
+    progress.end_step(torch.tensor(0.5))
+    progress.end(None)
+    found = read(tmp_path)
+    assert found["steps"] == {"step": [0, 1, 2], "loss": [2.0, 1.0, 0.5], "samples_per_s": [16.0, 32.0, 8.0]}
+    [epoch] = found["epochs"]
+    assert epoch == {
+        "epoch": 1,
+        "steps": 2,
+        "loss_mean": 1.5,
+        "accuracy": 0.5,
+        "samples_per_s": 16 / 0.75,
+        "seconds": 0.75,
+    }
+    assert (found["status"], found["steps_planned"], found["samples_per_step"]) == ("finished", 4, 8)
+    assert progress.said() == "3 steps, last loss 0.5000, accuracy 0.500, 21 samples/s in the last epoch"
+
+
+def test_a_loss_that_is_no_number_is_null_and_counted(tmp_path, clock):
+    progress = progress_in(tmp_path, clock)
+    clock.now += 1
+    progress.end_step(float("nan"))
+    progress.end_epoch(None)
+    found = read(tmp_path)
+    assert found["steps"]["loss"] == [None] and found["non_finite_losses"] == 1
+    assert found["epochs"][0]["loss_mean"] is None and found["epochs"][0]["accuracy"] is None
+
+
+class OnDevice:
+    """A loss on another device; reading it would wait."""
+
+    device = torch.device("cuda")
+    reads = 0
+
+    def __float__(self) -> float:
+        OnDevice.reads += 1
+        return 1.5
+
+
+def test_losses_on_a_device_are_fetched_when_the_file_is_due(tmp_path, clock):
+    known = []
+    progress = progress_in(tmp_path, clock)
+    progress.on_loss = lambda step, loss: known.append((step, loss))
+    OnDevice.reads = 0
+    for _ in range(3):
+        clock.now += 0.1
+        progress.end_step(OnDevice())
+    assert OnDevice.reads == 0 and known == [] and not progress.is_due
+    clock.now += 1
+    assert progress.is_due
+    progress.write()
+    assert known == [(0, 1.5), (1, 1.5), (2, 1.5)] and not progress.is_due
+    assert read(tmp_path)["steps"]["loss"] == [1.5, 1.5, 1.5]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (None, "finished", None),
+        (ValueError("bad"), "failed", "ValueError: bad"),
+        (KeyboardInterrupt(), "interrupted", "KeyboardInterrupt: "),
+    ],
+)
+def test_what_ended_the_training_is_said(tmp_path, clock, error, status, said):
+    progress = progress_in(tmp_path, clock)
+    assert read(tmp_path)["status"] == "running"
+    progress.end(error)
+    found = read(tmp_path)
+    assert (found["status"], found["error"]) == (status, said)
+
+
+def test_a_full_disk_is_said_once_and_stops_nothing(tmp_path, clock, monkeypatch):
+    said: list[str] = []
+    progress = progress_in(tmp_path, clock, said)
+
+    def full(path, text):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(files, "write_text", full)
+    for _ in range(2):
+        clock.now += 5
+        progress.end_step(1.0)
+        progress.write()
+    progress.end(None)
+    assert len(said) == 1 and "metrics.json is not written any more" in said[0] and "No space left" in said[0]
+    assert progress.steps == 2 and read(tmp_path)["status"] == "running"
+
+
+def test_other_processes_than_the_first_write_nothing(tmp_path, clock):
+    progress = Progress(None, PLAN, print, clock=clock)
+    progress.begin()
+    clock.now += 1
+    progress.end_step(1.0)
+    progress.end_epoch(None)
+    assert not progress.is_due and list(tmp_path.iterdir()) == []

@@ -1,0 +1,410 @@
+"""Demo trainings from end to end: the same result with and without the profiler, and a folder that passes its check."""
+
+import csv
+import errno
+import importlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from boundby import files
+from boundby.training import read_stage_times
+from utils.training import data, loop, models
+from utils.training.settings import ModelName
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "scripts" / "profile_training.py"
+SMALL = ["--epochs", "2", "--steps-per-epoch", "6", "data.subsample_percentage=0.2"]
+RECORDED = ["--profiler", "on", "profiling.active_steps=2", "profiling.repeat_cycles=2"]
+CYCLES = ["profiling.schedule_every_n_steps=5"]
+FILES = {
+    "config.json",
+    "metrics.json",
+    "profiler_summary.json",
+    "stage_times.json",
+    "op_stats.csv",
+    "trace.json",
+    "manifest.json",
+}
+FRAMEWORKS = ("loop", "trainer", "lightning")
+STAGES = {"data", "forward", "backward", "optimizer"}
+
+Train = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def train(monkeypatch, capfd, tmp_path) -> Train:
+    """Return what runs the script in an empty folder and gives exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def start(*arguments: Any) -> tuple[int, str, str]:
+        code = importlib.import_module("scripts.profile_training").main([str(each) for each in arguments])
+        return code, *capfd.readouterr()
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory) -> Callable[[str], tuple[Path, str]]:
+    """Return what gives the folder of a recorded run of a framework, with its logs beside it, and what it said."""
+    made: dict[str, tuple[Path, str]] = {}
+
+    def run_of(framework: str) -> tuple[Path, str]:
+        if framework not in made:
+            folder = tmp_path_factory.mktemp(framework)
+            said: list[str] = []
+            settings = load_settings(framework, folder / "logs")
+            importlib.import_module("utils.training.run").run(settings, None, folder / "run", said.append, said.append)
+            made[framework] = folder / "run", "\n".join(said)
+        return made[framework]
+
+    return run_of
+
+
+def load_settings(framework: str, logs: Path) -> Any:
+    from utils.training.settings import TrainingSettings
+    from utils.yaml_settings import load
+
+    overrides = [f"framework={framework}", "profiling.enabled=true", "training.steps_per_epoch=6"]
+    overrides += [*RECORDED[2:], *CYCLES, *SMALL[4:], f"profiling.output_dir={logs}"]
+    return load(TrainingSettings, ROOT / "configs" / "training.yaml", overrides)
+
+
+def losses(folder: Path) -> list[float]:
+    return json.loads((folder / "metrics.json").read_text())["steps"]["loss"]
+
+
+def check(capsys, folder: Path) -> tuple[int, str]:
+    code = importlib.import_module("scripts.check_profile").main([str(folder), "--analysis"])
+    return code, " ".join(capsys.readouterr().out.split())
+
+
+# Every framework
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_every_file_is_at_the_root_and_holds_something(recorded, framework):
+    folder, _ = recorded(framework)
+    there = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
+    assert set(there) >= FILES and all(there.values())
+    with (folder / "op_stats.csv").open(newline="") as file:
+        assert {"aten::convolution", "aten::addmm"} <= {row["name"] for row in csv.DictReader(file)}
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert [each["first_step"] for each in manifest["cycles"]] == ([2, 7] if framework != "trainer" else [2, 6])
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_metrics_and_stage_times_tell_of_the_same_steps(recorded, framework):
+    folder, _ = recorded(framework)
+    metrics, times = json.loads((folder / "metrics.json").read_text()), read_stage_times(folder)
+    assert (times.status, times.last_step, metrics["status"]) == ("finished", 11, "finished")
+    assert metrics["steps"]["step"] == list(range(12)) and None not in metrics["steps"]["loss"]
+    assert [each["steps"] for each in metrics["epochs"]] == [6, 6]
+    assert all(0 < each["accuracy"] <= 1 for each in metrics["epochs"])
+    assert {each.name for each in times.stages if each.kind == "stage"} >= STAGES
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_the_run_passes_the_check_and_is_advised(recorded, framework, capsys):
+    folder, _ = recorded(framework)
+    code, out = check(capsys, folder)
+    assert code == 0 and "no fault" in out, out
+    assert f"ok config.json: {framework}, 12 steps, 1 process(es)" in out
+    assert "Stages of the training" in out and re.search(r"What to do about the stages -+ 1\. ", out)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_what_why_and_next_are_said_at_the_end(recorded, framework):
+    folder, said = recorded(framework)
+    assert "Stages, by the clock of the host" in said and "whole step" in said
+    assert [word for word in ("What: ", "Why: ", "Next: ") if word not in said] == []
+    assert f"in {folder}: config.json, manifest.json, metrics.json" in said
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_the_loss_curve_is_the_same_to_the_last_bit_without_the_profiler(recorded, framework, train, tmp_path):
+    folder, _ = recorded(framework)
+    code, said, notes = train("--profiler", "off", *SMALL, "--framework", framework, "--output", tmp_path / "bare")
+    assert code == 0, notes
+    assert losses(tmp_path / "bare") == losses(folder)
+    assert {path.name for path in (tmp_path / "bare").iterdir()} == {"config.json", "metrics.json"}
+    assert not (tmp_path / "outputs").exists() and "What:" not in said
+
+
+@pytest.mark.parametrize("framework", ["loop", "lightning"])
+def test_traces_have_the_names_that_tensorboard_looks_for(recorded, framework):
+    folder, _ = recorded(framework)
+    logs = folder.parent / "logs" / "BaselineCNN"
+    assert len(list(logs.glob("rank0.*.pt.trace.json"))) == 2
+    assert (logs / "chrome_trace.json").read_bytes() == (folder / "trace_cycle2.json").read_bytes()
+
+
+def test_the_traces_of_the_trainer_lie_in_a_folder_for_each_cycle(recorded):
+    folder, _ = recorded("trainer")
+    found = sorted(path.parent.name for path in (folder.parent / "logs" / "BaselineCNN").rglob("*.pt.trace.json"))
+    assert found == ["iteration_4", "iteration_8"]
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_an_interrupt_ends_with_130_and_leaves_what_was_recorded(train, monkeypatch, tmp_path, framework):
+    forward, calls = models.BaselineCNN.forward, []
+
+    def interrupted(self, pixel_values: Any, labels: Any = None) -> Any:
+        calls.append(None)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+        return forward(self, pixel_values, labels)
+
+    monkeypatch.setattr(models.BaselineCNN, "forward", interrupted)
+    code, _, notes = train("--profiler", "on", *SMALL, "--framework", framework, "--output", tmp_path / "run")
+    assert (code, notes.splitlines()[-1]) == (130, "interrupted")
+    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["status"] == "interrupted"
+    times = read_stage_times(tmp_path / "run")
+    assert (times.status, times.last_step) == ("failed", 3)
+    assert "KeyboardInterrupt" in times.error
+
+
+# The plain loop
+
+
+@pytest.mark.parametrize("name", ["resnet", "efficientnet", "text"])
+def test_every_model_learns(name: ModelName):
+    task = models.prepare(name, 0.2, seed=0)
+    batches = [task.split.collate(task.split.training[start : start + 16]) for start in (0, 16)]
+    optimizer = torch.optim.AdamW(task.model.parameters(), lr=3e-3)
+    found = []
+    task.model.train()
+    for _ in range(6):
+        loss = sum(task.model(**batch)["loss"] for batch in batches) / 2
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.item())
+    assert found[-1] < found[0]
+    assert task.model(**batches[0])["logits"].shape == (16, task.model.config.num_labels)
+
+
+def test_texts_are_padded_where_the_mask_says_so():
+    rows = [{"input_ids": torch.tensor([5, 6, 7]), "labels": torch.tensor(1)}]
+    rows += [{"input_ids": torch.tensor([8]), "labels": torch.tensor(0)}]
+    batch = data.padded(rows, padding=3)
+    assert batch["input_ids"].tolist() == [[5, 6, 7], [8, 3, 3]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]] and batch["labels"].tolist() == [1, 0]
+
+
+def test_subsample_and_split_hold_each_row_once_and_depend_on_the_seed_alone():
+    whole, part = data.digits(8, 1.0, seed=0), data.digits(8, 0.1, seed=0)
+    assert (len(whole.training), len(whole.evaluation)) == (1438, 359)
+    assert (len(part.training), len(part.evaluation)) == (144, 36)
+    again, other = data.digits(8, 0.1, seed=0), data.digits(8, 0.1, seed=1)
+    first = [each.training[0]["pixel_values"] for each in (part, again, other)]
+    assert torch.equal(first[0], first[1]) and not torch.equal(first[0], first[2])
+
+
+def test_accumulated_batches_give_the_update_of_one_batch_of_their_size():
+    from boundby.training import ProfilerManager
+    from utils.training.plan import Plan
+    from utils.training.progress import Progress
+
+    task = models.prepare("baseline_cnn", 0.1, seed=0)
+    rows = task.split.training[:8]
+    after = []
+    for accumulate in (1, 4):
+        torch.manual_seed(0)
+        model = models.BaselineCNN()
+        model.features[-1].p = 0.0  # dropout would draw other numbers
+        plan = Plan(1, 1, 8 // accumulate, accumulate, 1)
+        batches = torch.utils.data.DataLoader(rows, batch_size=plan.batch_size, collate_fn=task.split.collate)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        work = loop.Work(model, optimizer, batches, None, torch.device("cpu"))
+        progress = Progress(None, plan, print)
+        loop.fit(work, plan, ProfilerManager("never", enabled=False), progress)
+        after.append(model.classifier.weight.detach())
+        assert progress.steps == 1
+    assert torch.allclose(after[0], after[1], atol=1e-6)
+
+
+def test_stages_of_accumulated_steps_are_counted_by_batch_and_updates_by_step(train, tmp_path):
+    code, _, notes = train(
+        *("--profiler", "on", "--steps", "3", "training.accumulate_grad_batches=2", "training.evaluate=false"),
+        *("data.subsample_percentage=0.1", "--output", tmp_path / "run", "profiling.output_dir=logs"),
+    )
+    assert code == 0, notes
+    times = read_stage_times(tmp_path / "run")
+    counts = {name: len(times.rows_of(name)) for name in ("h2d", "forward", "backward", "optimizer", "zero_grad")}
+    assert counts == {"h2d": 6, "forward": 6, "backward": 6, "optimizer": 3, "zero_grad": 3}
+    assert len(times.rows_of("evaluation", "excluded")) == 0
+
+
+def test_stages_are_in_the_order_of_the_loop(recorded):
+    times = read_stage_times(recorded("loop")[0])
+    rows = times.occurrences[times.occurrences["step"] == 3]
+    order = [times.names[row["stage"]].name for row in sorted(rows, key=lambda row: row["start_ns"])]
+    assert [name for name in order if name != "step"] == [
+        *("data", "h2d", "forward", "backward", "optimizer", "zero_grad", "logging")
+    ]
+
+
+def test_workers_of_the_loader_change_no_loss(train, tmp_path):
+    for number in (0, 1):
+        arguments = ["--steps", "3", "data.subsample_percentage=0.1", f"data.num_workers={number}"]
+        assert train(*arguments, "training.evaluate=false", "--output", tmp_path / str(number))[0] == 0
+    assert losses(tmp_path / "0") == losses(tmp_path / "1")
+
+
+def test_scalars_of_the_stages_are_written_for_tensorboard(train, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    arguments = ["--profiler", "on", "--steps", "6", "data.subsample_percentage=0.1", "profiling.tensorboard=true"]
+    code, said, notes = train(*arguments, "--output", tmp_path / "run")
+    assert code == 0, notes
+    assert f"tensorboard --logdir {tmp_path / 'run' / 'tensorboard'}" in said
+    found = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    found.Reload()
+    times = read_stage_times(tmp_path / "run")
+    usual = [row for row in times.rows_of("forward") if not row["flags"]]
+    scalars = [(each.step, round(each.value, 6)) for each in found.Scalars("stage_s/forward")]
+    assert scalars == [(row["step"], round(row["host_ns"] / 1e9, 6)) for row in usual] and scalars
+
+
+# The folder
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "/tmp/x", "", ".", "..", ".hidden", "a\\b", "x" * 101, "a b"])
+def test_a_run_id_that_is_no_plain_name_is_refused(train, tmp_path, name):
+    code, _, notes = train("--run-id", name)
+    assert code == 2 and f"--run-id {name!r}: letters, digits" in notes and "no path" in notes
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("content", "what"), [("config.json", "an earlier run"), ("mine.txt", "other files")])
+def test_a_folder_that_holds_something_is_never_overwritten(train, tmp_path, content, what):
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    path = tmp_path / "runs" / "mine" / content
+    path.write_text('{"kind": "training_run"}')
+    code, _, notes = train("--run-id", "mine")
+    assert code == 2 and f"runs/mine: holds {what}; nothing is overwritten: give another --run-id" in notes
+    assert [each.name for each in path.parent.iterdir()] == [content]
+
+
+def test_a_file_in_place_of_the_folder_is_refused(train, tmp_path):
+    (tmp_path / "taken").touch()
+    code, _, notes = train("--output", "taken")
+    assert code == 2 and "taken: is no folder; give another --run-id or --output" in notes
+
+
+def test_a_folder_that_cannot_be_made_is_a_lack_of_the_environment(train, monkeypatch):
+    def full(self, *args: Any, **kwargs: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(self))
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    code, _, notes = train()
+    assert code == 3 and "cannot be written: No space left on device; give another --output, or make room" in notes
+
+
+def test_a_disk_that_fills_while_training_changes_no_loss(train, monkeypatch, tmp_path, recorded):
+    writing = files.write_bytes
+
+    def full(path, content):
+        if Path(path).name not in ("config.json", "metrics.json"):
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        writing(path, content)
+
+    monkeypatch.setattr(files, "write_bytes", full)
+    code, _, notes = train("--profiler", "on", *SMALL, "--output", tmp_path / "run")
+    assert code == 0, notes
+    assert losses(tmp_path / "run") == losses(recorded("loop")[0])
+    assert "stage_times.json: OSError: [Errno 28] No space left on device" in notes
+    monkeypatch.undo()
+    assert read_stage_times(tmp_path / "run").last_step == 11  # from the log
+
+
+def test_a_training_that_fails_ends_with_1_and_its_profile_can_be_read(train, monkeypatch, tmp_path, capfd):
+    def broken(*args: Any) -> float:
+        raise RuntimeError("the evaluation is broken")
+
+    monkeypatch.setattr(loop, "accuracy_of", broken)
+    code, _, notes = train("--profiler", "on", *SMALL, "--output", tmp_path / "run")
+    assert code == 1 and "error: RuntimeError: the evaluation is broken" in notes
+    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["status"] == "failed"
+    code, out = check(capfd, tmp_path / "run")
+    assert "note stage_times.json: the training failed: RuntimeError: the evaluation is broken" in out
+    assert "note metrics.json: the training was failed" in out
+
+
+def test_a_killed_run_can_be_read_and_its_check_says_so(tmp_path, capsys):
+    command = [sys.executable, str(SCRIPT), "--profiler", "on", "--steps", "1000000", "--output", str(tmp_path / "run")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    arguments = ["data.subsample_percentage=0.1", f"profiling.output_dir={tmp_path / 'logs'}"]
+    running = subprocess.Popen(
+        [*command, *arguments], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        until = time.monotonic() + 90
+        while not _has_written(tmp_path / "run"):
+            assert time.monotonic() < until and running.poll() is None
+            time.sleep(0.05)  # another process writes; nothing here depends on how long
+    finally:
+        running.send_signal(signal.SIGKILL)
+        running.wait()
+    times, metrics = read_stage_times(tmp_path / "run"), json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert times.status == metrics["status"] == "running"
+    assert times.last_step > 10 and len(metrics["steps"]["loss"]) > 10
+    code, out = check(capsys, tmp_path / "run")
+    assert code == 1
+    assert "fault stage_times.json: the training was killed; the last step that has ended is " in out
+    assert "op_stats.csv: as in the trace" in out  # what was finished before is whole
+
+
+def _has_written(run: Path) -> bool:
+    try:
+        times = read_stage_times(run)
+        return (run / "op_stats.csv").is_file() and (times.last_step or 0) > 10 and len(losses(run)) > 10
+    except (OSError, ValueError):
+        return False
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory) -> Path:
+    """The folder of a run of two processes that torchrun has started."""
+    folder = tmp_path_factory.mktemp("ranks")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(SCRIPT)]
+    arguments = [*SMALL, *RECORDED, "--output", str(folder / "run"), f"profiling.output_dir={folder / 'logs'}"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (folder / "said").write_text(done.stdout)
+    return folder
+
+
+def test_two_ranks_write_files_of_their_own_and_one_summary(two_ranks, capsys):
+    names = {path.name for path in (two_ranks / "run").iterdir()}
+    assert names >= {f"rank{rank}_{name}" for rank in (0, 1) for name in FILES - {"config.json", "metrics.json"}}
+    assert names >= {"config.json", "metrics.json", "profiler_summary.json"} and "stage_times.json" not in names
+    summary = json.loads((two_ranks / "run" / "profiler_summary.json").read_text())
+    assert (summary["world_size"], [each["rank"] for each in summary["ranks"]]) == (2, [0, 1])
+    said = (two_ranks / "said").read_text()
+    assert said.count("What: ") == 1 and "Stages of rank 0 of 2" in said
+    code, out = check(capsys, two_ranks / "run")
+    assert code == 0 and "ok profiler_summary.json: of the ranks 0, 1" in out, out
+
+
+def test_a_rank_that_left_nothing_is_a_fault(two_ranks, tmp_path, capsys):
+    run = Path(shutil.copytree(two_ranks / "run", tmp_path / "run"))
+    for path in run.glob("rank1_*"):
+        path.unlink()
+    code, out = check(capsys, run)
+    assert code == 1
+    assert "fault config.json: stage times of 1 of 2 process(es) are here" in out
+    assert "fault profiler_summary.json: it is of the ranks 0, 1 (missing: none); those here are 0" in out

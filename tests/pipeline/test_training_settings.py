@@ -1,0 +1,193 @@
+"""`scripts/profile_training.py`: its flags, its overrides, and what it refuses, without training anything."""
+
+import importlib
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from utils.training import frameworks
+from utils.training import run as training
+from utils.training.plan import Plan, plan_for
+from utils.training.settings import Training, TrainingSettings
+from utils.yaml_settings import load
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "scripts" / "profile_training.py"
+
+
+@pytest.fixture
+def given(monkeypatch, capsys):
+    """Return what runs the script with a training that only says what it was asked for."""
+
+    def start(*arguments: str) -> tuple[int, tuple[Any, ...] | None, str]:
+        asked = []
+        monkeypatch.setattr(training, "run", lambda *what: asked.append(what))
+        code = importlib.import_module("scripts.profile_training").main(list(arguments))
+        return code, asked[0] if asked else None, capsys.readouterr().err
+
+    return start
+
+
+def flat(settings: TrainingSettings) -> dict[str, Any]:
+    """Return all settings by their dotted keys."""
+    found: dict[str, Any] = {}
+    for name, each in settings.model_dump().items():
+        found |= {f"{name}.{key}": inner for key, inner in each.items()} if isinstance(each, dict) else {name: each}
+    return found
+
+
+def test_every_setting_of_the_file_is_its_default():
+    assert load(TrainingSettings, ROOT / "configs" / "training.yaml") == TrainingSettings()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key", "expected"),
+    [
+        (["--profiler", "on"], "profiling.enabled", True),
+        (["--profiler", "off", "profiling.enabled=true"], "profiling.enabled", False),
+        (["--epochs", "5"], "training.max_epochs", 5),
+        (["--steps-per-epoch", "20"], "training.steps_per_epoch", 20),
+        (["--steps", "7"], "training.max_steps", 7),
+        (["--model", "text"], "model", "text"),
+        (["--framework", "lightning"], "framework", "lightning"),
+        (["model=resnet"], "model", "resnet"),
+        (["data.subsample_percentage=0.1"], "data.subsample_percentage", 0.1),
+        (["training.max_epochs=2"], "training.max_epochs", 2),
+        (["training.accumulate_grad_batches=4"], "training.accumulate_grad_batches", 4),
+        (["profiling.output_dir=elsewhere/logs"], "profiling.output_dir", "elsewhere/logs"),
+        (["profiling.schedule_every_n_steps=25"], "profiling.schedule_every_n_steps", 25),
+        (["profiling.wait_steps=3"], "profiling.wait_steps", 3),
+        (["profiling.warmup_steps=2"], "profiling.warmup_steps", 2),
+        (["profiling.active_steps=5"], "profiling.active_steps", 5),
+        (["profiling.repeat_cycles=4"], "profiling.repeat_cycles", 4),
+        (["profiling.tensorboard=true"], "profiling.tensorboard", True),
+    ],
+)
+def test_every_flag_and_override_reaches_its_setting_and_no_other(given, arguments, key, expected):
+    code, asked, _ = given(*arguments)
+    assert code == 0
+    assert flat(asked[0]) == flat(TrainingSettings()) | {key: expected}
+
+
+def test_the_schedule_of_the_specification_is_the_default():
+    found = TrainingSettings().profiling
+    assert (found.enabled, found.output_dir) == (False, "outputs/profiler_logs")
+    assert (found.schedule_every_n_steps, found.wait_steps, found.warmup_steps) == (50, 1, 1)
+    assert (found.active_steps, found.repeat_cycles) == (3, 2)
+
+
+def test_run_id_and_output_are_taken_as_they_are(given):
+    _, asked, _ = given("--run-id", "007", "--output", "1e3")
+    assert asked[1:3] == ("007", Path("1e3"))
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("model=vgg", "model: input should be 'baseline_cnn', 'resnet', 'efficientnet' or 'text' (got 'vgg')"),
+        ("data.subsample_percentage=10", "data.subsample_percentage: input should be less than or equal to 1"),
+        ("data.subsample_percentage=0", "data.subsample_percentage: input should be greater than 0"),
+        ("training.batch_size=1", "training.batch_size: input should be greater than or equal to 2"),
+        ("profiling.active_step=3", "unknown key, did you mean 'active_steps'?"),
+        ("profiling.active_steps=0", "profiling.active_steps: input should be greater than 0"),
+    ],
+)
+def test_a_wrong_setting_ends_with_2_and_says_which(given, argument, said):
+    code, asked, err = given(argument)
+    assert (code, asked) == (2, None) and said in err
+
+
+@pytest.mark.parametrize(
+    ("framework", "package"), [("trainer", "accelerate"), ("lightning", "lightning"), ("loop", "tensorboard")]
+)
+def test_a_missing_package_ends_with_3_and_the_command_that_installs_it(monkeypatch, capsys, framework, package):
+    find = frameworks.importlib.util.find_spec
+    monkeypatch.setattr(
+        frameworks.importlib.util, "find_spec", lambda name, *rest: None if name == package else find(name, *rest)
+    )
+    extra = ["profiling.tensorboard=true"] if package == "tensorboard" else []
+    code = importlib.import_module("scripts.profile_training").main(["--framework", framework, *extra])
+    assert code == 3
+    assert f"error: {package}: not installed; bash setup_environment.sh --training" in capsys.readouterr().err
+
+
+def test_help_answers_without_loading_torch():
+    began = time.perf_counter()
+    code = (
+        "import runpy, sys; sys.argv = [sys.argv[1], '--help']\n"
+        "try: runpy.run_path(sys.argv[0], run_name='__main__')\n"
+        "finally: print([name for name in ('torch', 'numpy', 'pydantic') if name in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code, str(SCRIPT)], capture_output=True, text=True)
+    print(f"{time.perf_counter() - began:.2f} s")
+    assert "--steps-per-epoch" in found.stdout and found.stdout.rstrip().endswith("[]"), found.stderr
+
+
+# How long a training is
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_rows", "world_size", "expected"),
+    [
+        ({}, 1437, 1, Plan(88, 44, 32, 1, 1)),
+        ({"max_epochs": 3, "steps_per_epoch": 5}, 1437, 1, Plan(15, 5, 32, 1, 1)),
+        ({"max_steps": 100}, 1437, 1, Plan(100, 44, 32, 1, 1)),
+        ({"max_steps": 3, "steps_per_epoch": 2, "accumulate_grad_batches": 2}, 1437, 1, Plan(3, 2, 32, 2, 1)),
+        ({}, 1437, 2, Plan(44, 22, 32, 1, 2)),
+        ({}, 7, 1, Plan(2, 1, 32, 1, 1)),
+    ],
+)
+def test_plan_has_whole_steps_alone(settings, num_rows, world_size, expected):
+    assert plan_for(Training(**settings), num_rows, world_size) == expected
+
+
+def test_plan_counts_epochs_begun_and_rows_for_all_processes():
+    plan = Plan(100, 44, 32, 2, 2)
+    assert (plan.epochs, plan.samples_per_step, plan.rows_per_epoch) == (3, 128, 44 * 128)
+
+
+# The Makefile
+
+
+def make(*arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run(["make", "-C", str(ROOT), *arguments], capture_output=True, text=True)
+
+
+def test_profile_clean_removes_runs_of_ours_that_have_ended_and_nothing_else(tmp_path):
+    of_pid = '{{\n  "kind": "training_run",\n  "pid": {},\n}}'.format
+    kept = {"mine": None, "other": '{"kind": "model"}', "running": of_pid(os.getpid())}
+    for name, content in {**kept, "ended": of_pid(2**30)}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file.txt").touch()
+        if content:
+            (tmp_path / name / "config.json").write_text(content)
+    done = make("profile-clean", f"RUNS={tmp_path}")
+    assert done.returncode == 0 and f"removed {tmp_path / 'ended'}" in done.stdout
+    assert f"{tmp_path / 'running'}: process {os.getpid()} runs; it stays" in done.stdout
+    assert {path.name for path in tmp_path.iterdir()} == set(kept)
+    assert all((tmp_path / name / "file.txt").is_file() for name in kept)
+
+
+def test_profile_check_without_a_run_says_how_to_make_one(tmp_path):
+    done = make("--just-print", "profile-check", f"RUNS={tmp_path}")
+    assert "check_profile.py" in done.stdout and f"{tmp_path}/ holds no run: make profile" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("target", "setup", "command"),
+    [
+        ("profile", "--training", "scripts/profile_training.py --profiler on --steps 7"),
+        ("profile-train", "--training", "scripts/profile_training.py --profiler on --epochs 2"),
+        ("monitor", "--monitor", 'scripts/monitor.py "elsewhere"'),
+        ("profile-dashboard", "--monitor", 'scripts/monitor.py "elsewhere"'),
+    ],
+)
+def test_targets_set_up_what_they_need_first(target, setup, command):
+    lines = make("--just-print", target, "STEPS=7", "RUNS=elsewhere").stdout.splitlines()
+    first = next(place for place, line in enumerate(lines) if f"setup_environment.sh {setup} --quiet" in line)
+    assert command in lines[first + 1]

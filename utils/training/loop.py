@@ -1,0 +1,134 @@
+"""The plain training loop, with its stages marked: what one would write in a project of one's own."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+from boundby.training import ProfilerManager
+from boundby.training.stages import (
+    BACKWARD,
+    DATA,
+    EPOCH,
+    EVALUATION,
+    FORWARD,
+    H2D,
+    LOGGING,
+    OPTIMIZER,
+    ZERO_GRAD,
+)
+from utils.training.data import Repeated, Row, Split
+from utils.training.plan import Plan
+from utils.training.progress import Progress
+
+Batch = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is trained on what."""
+
+    model: torch.nn.Module  # on its device
+    optimizer: torch.optim.Optimizer
+    batches: DataLoader[Row]  # of one epoch
+    evaluation: DataLoader[Row] | None
+    device: torch.device
+
+
+def loaders(
+    split: Split, plan: Plan, seed: int, num_workers: int, device: torch.device
+) -> tuple[DataLoader[Row], DataLoader[Row]]:
+    """Return the batches to learn from, shuffled anew each epoch in an order that the seed decides, and the others."""
+    rows = Repeated(split.training, plan.rows_per_epoch)
+    order = DistributedSampler(rows, seed=seed) if plan.world_size > 1 else None
+    common = {"batch_size": plan.batch_size, "collate_fn": split.collate, "pin_memory": device.type == "cuda"}
+    training: DataLoader[Row] = DataLoader(
+        rows,
+        sampler=order,
+        shuffle=order is None,
+        generator=torch.Generator().manual_seed(seed),
+        num_workers=num_workers,
+        persistent_workers=num_workers > 0,
+        **common,
+    )
+    return training, DataLoader(Repeated(split.evaluation, len(split.evaluation)), **common)
+
+
+def fit(work: Work, plan: Plan, profiler: ProfilerManager, progress: Progress) -> None:
+    """Train; `profiler` and `progress` have begun and are ended by the caller."""
+    progress.on_loss = lambda step, loss: profiler.metrics({"loss": loss}, step)
+    for epoch in range(plan.epochs):
+        steps = min(plan.steps_per_epoch, plan.steps - progress.steps)
+        if isinstance(work.batches.sampler, DistributedSampler):
+            work.batches.sampler.set_epoch(epoch)
+        work.model.train()
+        with profiler.span(EPOCH):
+            _run_epoch(work, steps, plan, profiler, progress)
+        accuracy = None
+        if work.evaluation is not None:
+            with profiler.excluded(EVALUATION):
+                accuracy = accuracy_of(work.model, work.evaluation, work.device)
+        with profiler.excluded(LOGGING):
+            progress.end_epoch(accuracy)
+
+
+def accuracy_of(model: torch.nn.Module, batches: DataLoader[Row], device: torch.device) -> float:
+    """Return the share of rows that the model labels as they are labelled."""
+    model.eval()
+    right = torch.zeros((), dtype=torch.long, device=device)
+    rows = 0
+    with torch.no_grad():
+        for batch in batches:
+            here = to_device(batch, device)
+            right += (model(**here)["logits"].argmax(dim=-1) == here["labels"]).sum()
+            rows += len(here["labels"])
+    return right.item() / rows
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """Return the batch on the device."""
+    return {name: values.to(device, non_blocking=True) for name, values in batch.items()}
+
+
+def _run_epoch(work: Work, steps: int, plan: Plan, profiler: ProfilerManager, progress: Progress) -> None:
+    with profiler.stage(DATA):
+        iterator = iter(work.batches)  # starts the workers
+    batches = profiler.timed(iterator, DATA)
+    for _ in range(steps):
+        loss = _step(work, batches, plan.accumulate, profiler)
+        with profiler.stage(LOGGING):
+            progress.end_step(loss)
+            profiler.metrics({"samples": plan.samples_per_step})
+            if progress.is_due:
+                progress.write()
+        profiler.step()
+
+
+def _step(work: Work, batches: Iterator[Batch], accumulate: int, profiler: ProfilerManager) -> torch.Tensor:
+    """Run one step of the optimizer; return the mean loss of its batches, on the device."""
+    total = torch.zeros((), device=work.device)
+    for number in range(1, accumulate + 1):
+        batch = next(batches)
+        with profiler.stage(H2D):
+            batch = to_device(batch, work.device)
+        with _gradients_kept(work.model, number < accumulate):
+            with profiler.stage(FORWARD):
+                loss = work.model(**batch)["loss"] / accumulate
+                total += loss.detach()
+            with profiler.stage(BACKWARD):
+                loss.backward()
+    with profiler.stage(OPTIMIZER):
+        work.optimizer.step()
+    with profiler.stage(ZERO_GRAD):
+        work.optimizer.zero_grad()
+    return total
+
+
+def _gradients_kept(model: torch.nn.Module, is_kept: bool) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which the processes do not exchange gradients, where more batches of the step follow."""
+    if is_kept and isinstance(model, DistributedDataParallel):
+        return model.no_sync()
+    return contextlib.nullcontext()

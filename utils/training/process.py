@@ -1,0 +1,61 @@
+"""This process among those of its job: alone, or one of several that torchrun has started."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from boundby.device import pick_device
+from utils.errors import EnvironmentLacksError
+
+
+@dataclass(frozen=True)
+class Process:
+    """Rank and size of the job, and the device of this process."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this one writes and says what all have in common."""
+        return self.rank == 0
+
+    def agreed(self, number: int) -> int:
+        """Return the number that the first process gives."""
+        if self.world_size == 1:
+            return number
+        given = torch.tensor([number], dtype=torch.long, device=self.device)
+        torch.distributed.broadcast(given, src=0)
+        return int(given.item())
+
+    def wait_for_all(self) -> None:
+        """Wait until every process is here."""
+        if self.world_size > 1:
+            torch.distributed.barrier()
+
+
+@contextlib.contextmanager
+def joined(device_name: str) -> Iterator[Process]:
+    """Join the job that the environment tells of. Raises EnvironmentLacksError where the device is not there."""
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    if world_size == 1:
+        yield Process(0, 1, _device(device_name))
+        return
+    device = _device(device_name, f"cuda:{os.environ.get('LOCAL_RANK', '0')}")
+    torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield Process(torch.distributed.get_rank(), world_size, device)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def _device(name: str, own_gpu: str = "auto") -> torch.device:
+    try:
+        device = pick_device(name)
+        return pick_device(own_gpu) if device.type == "cuda" and own_gpu != "auto" else device
+    except (ValueError, RuntimeError) as error:
+        raise EnvironmentLacksError(f"device: {error}; use device=cpu, or a machine with that GPU") from None

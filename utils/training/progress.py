@@ -1,0 +1,152 @@
+"""What a training has achieved, written to metrics.json while it runs: loss and speed of steps, epochs in sum."""
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from boundby import files
+from boundby.training.remarks import summary
+from utils.cli import Terminated
+from utils.training.plan import Plan
+
+if TYPE_CHECKING:
+    import torch
+
+SCHEMA_VERSION = 1
+FILE = "metrics.json"
+INTERVAL_S = 1.0  # between two writings, at least
+COST = 200  # the same, in times of what one takes: half a percent
+
+
+class Progress:
+    """Takes in steps and epochs. A file that cannot be written is said once and stops nothing.
+
+    Losses that lie on another device are fetched when the file is due, so that no step waits for the device. Without a
+    `path` nothing is written.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        plan: Plan,
+        note: Callable[[str], object],
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._path = path
+        self._plan = plan
+        self._note = note
+        self._clock = clock
+        self._losses: list[float | None] = []
+        self._pending: list[Any] = []
+        self._speeds: list[float] = []
+        self._epochs: list[dict[str, Any]] = []
+        self._epoch_began = self._step_began = clock()
+        self._due = 0.0
+        self._status = "running"
+        self._error: str | None = None
+        self.on_loss: Callable[[int, float], object] = lambda step, loss: None
+
+    @property
+    def steps(self) -> int:
+        """The steps that have ended."""
+        return len(self._speeds)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the file is to be written again."""
+        return self._path is not None and self._clock() >= self._due
+
+    def begin(self) -> None:
+        """Begin before the first step."""
+        self._epoch_began = self._step_began = self._clock()
+        self.write()
+
+    def end_step(self, loss: "torch.Tensor | float") -> None:
+        """Take in a step, whose loss is the mean over its batches."""
+        now = self._clock()
+        self._speeds.append(self._plan.samples_per_step / max(now - self._step_began, 1e-9))
+        self._step_began = now
+        self._pending.append(loss)
+        device = getattr(loss, "device", None)
+        if device is None or device.type == "cpu":
+            self._resolve()
+
+    def end_epoch(self, accuracy: float | None) -> None:
+        """Take in an epoch; what came after its last step, such as an evaluation, is no part of its time."""
+        self._resolve()
+        steps = self.steps - sum(each["steps"] for each in self._epochs)
+        seconds = self._step_began - self._epoch_began
+        losses = [each for each in self._losses[self.steps - steps :] if each is not None]
+        self._epochs.append(
+            {
+                "epoch": len(self._epochs) + 1,
+                "steps": steps,
+                "loss_mean": math.fsum(losses) / len(losses) if losses else None,
+                "accuracy": accuracy,
+                "samples_per_s": steps * self._plan.samples_per_step / seconds if steps and seconds > 0 else None,
+                "seconds": seconds,
+            }
+        )
+        self.write()
+        self._epoch_began = self._step_began = self._clock()
+
+    def end(self, error: BaseException | None) -> None:
+        """End; `error` is what ended the training, None where it ended well."""
+        interrupted = isinstance(error, KeyboardInterrupt | Terminated)
+        self._status = "interrupted" if interrupted else "finished" if error is None else "failed"
+        self._error = None if error is None else summary(error)
+        self.write()
+
+    def write(self) -> None:
+        """Write the file."""
+        self._resolve()
+        if self._path is None:
+            return
+        began = self._clock()
+        try:
+            files.write_text(self._path, files.encode_json(self.document()) + "\n")
+        except OSError as error:
+            self._path = None
+            self._note(f"{FILE} is not written any more: {error}; the training goes on")
+        now = self._clock()
+        self._due = now + max(INTERVAL_S, COST * (now - began))
+
+    def said(self) -> str:
+        """Return the achievements in one line."""
+        last = next((each for each in reversed(self._losses) if each is not None), None)
+        loss = "no loss is known" if last is None else f"last loss {last:.4f}"
+        accuracy = self._epochs[-1]["accuracy"] if self._epochs else None
+        speed = self._epochs[-1]["samples_per_s"] if self._epochs else None
+        parts = [f"{self.steps} steps, {loss}"]
+        parts += [] if accuracy is None else [f"accuracy {accuracy:.3f}"]
+        parts += [] if speed is None else [f"{speed:,.0f} samples/s in the last epoch"]
+        return ", ".join(parts)
+
+    def document(self) -> dict[str, Any]:
+        """Return everything as plain values; a loss that is no finite number is null."""
+        known = len(self._losses)
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "status": self._status,
+            "error": self._error,
+            "steps_planned": self._plan.steps,
+            "samples_per_step": self._plan.samples_per_step,
+            "non_finite_losses": self._losses.count(None),
+            "epochs": self._epochs,
+            "steps": {
+                "step": list(range(known)),
+                "loss": self._losses,
+                "samples_per_s": self._speeds[:known],
+            },
+        }
+
+    def _resolve(self) -> None:
+        """Fetch the losses that are not known yet."""
+        pending, self._pending = self._pending, []
+        for each in pending:
+            value = float(each)
+            self._losses.append(value if math.isfinite(value) else None)
+            self.on_loss(len(self._losses) - 1, value)

@@ -1,0 +1,56 @@
+"""What a training run came to, for its end and for those who look at its folder later: stages, verdict, files."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from boundby import files
+from boundby.training import StageTimes, ranks_in, read_stage_times
+from boundby.training.judgement import judge_training
+from boundby.training.results import SUMMARY
+from boundby.training.tally import Statistics
+from boundby.training.verdict import TrainingVerdict
+from boundby.training.writer import file_name
+from boundby.verdict import Verdict
+from utils.report.blocks import Block, Paragraph, Table
+from utils.report.typesetting import NOTHING, number
+
+
+def ranks_of(folder: Path) -> tuple[StageTimes, ...]:
+    """Return the stage times of every process of a run. Raises OSError or ValueError where they cannot be read."""
+    return tuple(read_stage_times(folder, rank) for rank in ranks_in(folder))
+
+
+def judge(folder: Path, ranks: tuple[StageTimes, ...]) -> TrainingVerdict:
+    """Return the verdict on a run, with what the trace of its first process says."""
+    return judge_training(ranks, _verdict_on_trace(folder, ranks[0]))
+
+
+def table(times: StageTimes) -> list[Block]:
+    """Return the stages of one process."""
+    rows = [_row(each.name, each.share, each.host_s) for each in times.stages if each.kind not in ("step", "span")]
+    step = times.step
+    if step is None or not step.host_s.n:
+        return [Paragraph("No step has ended that nothing disturbed; there is no table of stages.")]
+    rows.append(_row("(in no stage)", step.share, None))
+    rows.append(_row("whole step", None, step.host_s))
+    headers = ("stage", "share %", "median ms", "mean ms", "p95 ms", "count")
+    which = f" of rank {times.rank} of {times.world_size}" if times.world_size > 1 else ""
+    caption = f"Stages{which}, by the clock of the host, in steps that the profiler left alone"
+    return [Table(headers, rows, left=(0,), caption=caption)]
+
+
+def _row(name: str, share: float | None, spent: Statistics | None) -> tuple[str, ...]:
+    values = (spent.median, spent.mean, spent.p95) if spent else (None, None, None)
+    cells = (NOTHING if each is None else number(1e3 * each) for each in values)
+    return (name, NOTHING if share is None else f"{100 * share:.1f}", *cells, f"{spent.n:,}" if spent else NOTHING)
+
+
+def _verdict_on_trace(folder: Path, times: StageTimes) -> Verdict | None:
+    """Return the verdict that stands in the summary, None where there is none that can be read."""
+    try:
+        summary: Any = files.read_json(folder / file_name(SUMMARY, times.rank, times.world_size))
+        return msgspec.convert(summary["verdict"], Verdict | None)
+    except (OSError, ValueError, LookupError, TypeError):
+        return None

@@ -1,0 +1,54 @@
+"""The settings of `profile_training.py`: the schema of configs/training.yaml."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+
+from utils.config import Device, Name, Section
+
+ModelName = Literal["baseline_cnn", "resnet", "efficientnet", "text"]
+Framework = Literal["loop", "trainer", "lightning"]
+
+
+class Data(Section):
+    """How much of the data is used, and how it is loaded."""
+
+    subsample_percentage: Annotated[float, Field(gt=0, le=1)] = 1.0  # a share of 1, under the name it is known by
+    num_workers: NonNegativeInt = 0
+
+
+class Training(Section):
+    """How long and how the model is trained."""
+
+    max_epochs: PositiveInt = 2
+    steps_per_epoch: PositiveInt | None = None  # optimizer steps; None: all data once
+    max_steps: PositiveInt | None = None  # as many steps in all, in as many epochs as that takes
+    batch_size: Annotated[int, Field(ge=2)] = 32  # batch normalisation needs two samples
+    accumulate_grad_batches: PositiveInt = 1
+    learning_rate: PositiveFloat = 3e-3
+    evaluate: bool = True  # after each epoch
+    seed: NonNegativeInt = 0
+
+
+class Profiling(Section):
+    """What is recorded: stage times of every step, and a trace of a few."""
+
+    enabled: bool = False
+    output_dir: Name = "outputs/profiler_logs"
+    schedule_every_n_steps: NonNegativeInt = 50
+    wait_steps: NonNegativeInt = 1
+    warmup_steps: NonNegativeInt = 1
+    active_steps: PositiveInt = 3
+    repeat_cycles: PositiveInt = 2
+    tensorboard: bool = False
+
+
+class TrainingSettings(Section):
+    """Everything that configs/training.yaml may hold."""
+
+    model: ModelName = "baseline_cnn"
+    framework: Framework = "loop"
+    device: Device = "auto"
+    data: Data = Data()
+    training: Training = Training()
+    profiling: Profiling = Profiling()

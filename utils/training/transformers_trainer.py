@@ -1,0 +1,101 @@
+"""The demo training with the Trainer of transformers, profiled by `ProfCallback`."""
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import EvalPrediction, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+
+from boundby.integrations.transformers import ProfCallback
+from utils.training.data import Repeated
+from utils.training.job import Job
+from utils.training.losses import Losses
+
+
+def fit(job: Job) -> None:
+    """Train; the callback holds on to the Trainer, so that it times the stages exactly and hears of exceptions."""
+    split = job.task.split
+    model = job.task.model
+    with Losses(model) as losses:
+        trainer = Trainer(
+            model=model,
+            args=_arguments(job),
+            data_collator=split.collate,
+            train_dataset=Repeated(split.training, job.plan.rows_per_epoch),
+            eval_dataset=Repeated(split.evaluation, len(split.evaluation)),
+            compute_metrics=_accuracy,
+            callbacks=[_Report(job, losses)],
+        )
+        trainer.remove_callback(PrinterCallback)  # the end of the run says it
+        with _profiled(job, trainer):
+            trainer.train()
+
+
+def _profiled(job: Job, trainer: Trainer) -> contextlib.AbstractContextManager[Any]:
+    profiling = job.settings.profiling
+    if not profiling.enabled:
+        return contextlib.nullcontext()
+    callback = ProfCallback(
+        output_dir=str(Path(profiling.output_dir) / job.model_name),
+        wait_steps=profiling.wait_steps,
+        warmup_steps=profiling.warmup_steps,
+        active_steps=profiling.active_steps,
+        num_cycles=profiling.repeat_cycles,
+        run_folder=job.folder,
+    )
+    return callback.attach(trainer)
+
+
+def _arguments(job: Job) -> TrainingArguments:
+    training, plan = job.settings.training, job.plan
+    return TrainingArguments(
+        output_dir=str(job.folder),  # must be given; nothing is saved
+        max_steps=plan.steps,
+        per_device_train_batch_size=plan.batch_size,
+        per_device_eval_batch_size=plan.batch_size,
+        gradient_accumulation_steps=plan.accumulate,
+        learning_rate=training.learning_rate,
+        lr_scheduler_type="constant",
+        max_grad_norm=0.0,  # as in the other loops: gradients are not clipped
+        seed=training.seed,
+        dataloader_num_workers=job.settings.data.num_workers,
+        dataloader_pin_memory=job.process.device.type == "cuda",
+        eval_strategy="epoch" if training.evaluate else "no",
+        save_strategy="no",
+        logging_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        ddp_find_unused_parameters=False,
+        use_cpu=job.process.device.type == "cpu",
+    )
+
+
+class _Report(TrainerCallback):
+    """Tells the progress of steps and epochs."""
+
+    def __init__(self, job: Job, losses: Losses) -> None:
+        self._job = job
+        self._losses = losses
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        """Take in a step."""
+        progress = self._job.progress
+        progress.end_step(self._losses.take())
+        if progress.is_due:
+            progress.write()
+
+    def on_epoch_end(self, *args: Any, **kwargs: Any) -> None:
+        """Take in an epoch that no evaluation follows."""
+        if not self._job.settings.training.evaluate:
+            self._job.progress.end_epoch(None)
+
+    def on_evaluate(self, *args: Any, metrics: dict[str, float], **kwargs: Any) -> None:
+        """Take in an epoch."""
+        self._job.progress.end_epoch(metrics.get("eval_accuracy"))
+
+
+def _accuracy(prediction: EvalPrediction) -> dict[str, float]:
+    logits = prediction.predictions
+    return {"accuracy": float((np.asarray(logits).argmax(axis=-1) == prediction.label_ids).mean())}
