@@ -12,12 +12,13 @@ from boundby.inference import collate, forward, tokenize
 from boundby.trace import OPERATOR_COLUMNS, analyze, operator_rows, read_trace
 from boundby.trace.judgement import judge_trace
 from boundby.trace.memory import MEMORY_COLUMNS, memory_rows
+from boundby.trace.operator_table import table_lines
 from utils.artifacts import Layout
 from utils.cli import Run
 from utils.data import Rows, sample
 from utils.models import LoadedModel
 from utils.report import flame_graph
-from utils.trace_analysis import document, table, text
+from utils.trace_analysis import document, text
 from utils.trace_analysis.traces import Examination, Examined
 
 SCHEMA_VERSION = 1
@@ -89,7 +90,7 @@ def _derive(layout: Layout, taken: CaptureManifest, peak_flops_per_s: float | No
     told = document.of(found, peak_flops_per_s)
     files.write_json(layout.trace_analysis, told)
     files.write_csv(layout.op_stats, operator_rows(analysis.operators, peak_flops_per_s), OPERATOR_COLUMNS)
-    files.write_text(layout.key_averages, "\n".join([*table.lines(told["traces"][0]["operators"]), ""]))
+    files.write_text(layout.key_averages, "\n".join([*table_lines(told["traces"][0]["operators"]), ""]))
     if analysis.memory:
         files.write_csv(layout.memory_timeline, memory_rows(analysis.memory), MEMORY_COLUMNS)
     if taken.stacks_path:

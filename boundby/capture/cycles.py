@@ -38,10 +38,10 @@ class Cycles:
     """The cycles of one loop. `open_if_due` before each step, `step` after it, `cut_short` where the loop ends."""
 
     def __init__(
-        self, schedule: Schedule, target: Target, log: Record, *, total_steps: int | None, for_nsight: bool
+        self, schedule: Schedule, target: Target, log: Record, *, first: int, total_steps: int | None, for_nsight: bool
     ) -> None:
         self.done: list[Cycle] = []
-        self.opens_at = schedule.wait  # the number of the step before which the next window opens
+        self.opens_at = first + schedule.wait  # the number of the step before which the next window opens
         self.stacks_path: Path | None = None
         self.snapshot_path: Path | None = None
         self.estimated_bytes: int | None = None
@@ -50,12 +50,13 @@ class Cycles:
         self._schedule = schedule
         self._target = target
         self._log = log
-        self._last_step = NEVER if total_steps is None else total_steps
+        self._first = first
+        self._last_step = NEVER if total_steps is None else first + total_steps
         self._for_nsight = for_nsight
         self._planned = schedule.repeat
         self._retries = MOST_RETRIES
         self._content = Content(schedule.active, target.options.shapes, target.options.memory)
-        self._wants_stacks = target.options.stacks_path is not None
+        self._wants_stacks = target.options.records_stacks
         self._step_bytes: float | None = None  # of JSON, in the last cycle without stacks
         self._window: Window | None = None
         self._running = self._content  # in the window
@@ -96,7 +97,7 @@ class Cycles:
             self._close(self._window)
 
     def cut_short(self, number: int) -> None:
-        """Close the window that is open, and note what is missing: the loop has ended after `number` steps."""
+        """Close the window that is open, and note what is missing: the loop has ended before step `number`."""
         if self._window is not None:
             self._window.stop()
             self._close(self._window)
@@ -104,10 +105,10 @@ class Cycles:
                 self._log.downgrade("trace", "the loop ended inside it: its last ProfilerStep mark is no whole step")
         if self._for_nsight:
             return
-        whole = sum(cycle.trace_path is not None for cycle in self.done)
+        whole, ran = sum(cycle.trace_path is not None for cycle in self.done), number - self._first
         if whole < self._schedule.repeat:
-            self._log.downgrade("cycles", f"{whole} of {self._schedule.repeat}; the loop ended after {number} steps")
-        if self._wants_stacks and self.stacks_path is None:
+            self._log.downgrade("cycles", f"{whole} of {self._schedule.repeat}; the loop ended after {ran} steps")
+        if self._wants_stacks:
             self._log.downgrade("stacks", "the loop ended before the cycle that records them")
 
     def abandon(self) -> None:
@@ -135,14 +136,16 @@ class Cycles:
     def _keep(self, profile: torch.profiler.profile) -> None:
         options = self._target.options
         self._exported = export(profile, self._trace_path(), options.max_trace_bytes)
-        if self._exported.trace and self._running.stacks and options.stacks_path:
+        if not self._exported.trace or not self._running.stacks:
+            return
+        self._wants_stacks = False
+        if options.stacks_path:
             path = self._target.naming.path(options.stacks_path)
             try:
                 self._exported.write_stacks(path)
                 self.stacks_path = path
             except (OSError, ValueError) as error:
                 self._log.downgrade("stacks", summary(error))
-            self._wants_stacks = False
 
     def _close(self, window: Window) -> None:
         """Book what the window gave, tell the owner, and plan the next one."""

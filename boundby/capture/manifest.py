@@ -24,7 +24,13 @@ class CaptureOptions:
     shapes: bool = True
     memory: bool = True
     max_trace_bytes: int = MAX_TRACE_BYTES  # of JSON before compression
+    stacks: bool = False  # let a `Recorder` record Python stacks also where `stacks_path` is None
     nvtx: bool = False  # a range `step_{n}` around every step, for Nsight
+
+    @property
+    def records_stacks(self) -> bool:
+        """Whether a trace is to hold Python stacks."""
+        return self.stacks or self.stacks_path is not None
 
 
 @dataclass(frozen=True)

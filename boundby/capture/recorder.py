@@ -61,10 +61,13 @@ class Recorder:
     ) -> None:
         self.stop()
 
-    def start(self, total_steps: int | None = None) -> None:
-        """Begin, before the first step. A schedule longer than `total_steps`, where known, is shortened."""
+    def start(self, total_steps: int | None = None, first_step: int = 0) -> None:
+        """Begin, before the first step, which has this number: that of the checkpoint, where a run is resumed.
+
+        A schedule longer than `total_steps`, the steps that are left, where known, is shortened.
+        """
         if self._cycles is None and not self._is_stopped:
-            self._guarded(lambda: self._begin(total_steps))
+            self._guarded(lambda: self._begin(total_steps, first_step))
 
     def step(self) -> None:
         """Take note that a step of the loop has ended."""
@@ -79,6 +82,11 @@ class Recorder:
             self._wake_at = NEVER
             self._guarded(self._end)
         return self.manifest
+
+    @property
+    def is_open(self) -> bool:
+        """Tell whether the profiler is at work in the step that runs, be it in warm-up."""
+        return self._cycles is not None and self._cycles.is_open
 
     @property
     def manifest(self) -> CaptureManifest:
@@ -107,7 +115,7 @@ class Recorder:
             cycles=done,
         )
 
-    def _begin(self, total_steps: int | None) -> None:
+    def _begin(self, total_steps: int | None, first: int) -> None:
         self._naming = self._naming or naming_of_process()
         variable = nsight_variable()
         self._is_for_nsight = variable is not None
@@ -120,11 +128,13 @@ class Recorder:
         if schedule is None:
             return
         note_warmup(self._log, schedule.warmup)
-        if schedule.repeat == 1 and self._options.stacks_path and not variable:
+        if schedule.repeat == 1 and self._options.records_stacks and not variable:
             self._log.downgrade("trace", "the schedule has one cycle: its times hold the cost of recording stacks")
         target = Target(self._device, self._trace_path, self._options, self._naming, self._on_cycle)
-        self._cycles = Cycles(schedule, target, self._log, total_steps=total_steps, for_nsight=self._is_for_nsight)
-        self._number = 0
+        self._cycles = Cycles(
+            schedule, target, self._log, first=first, total_steps=total_steps, for_nsight=self._is_for_nsight
+        )
+        self._number = first
         self._enter_step(self._cycles)
 
     def _shortened(self, total_steps: int) -> Schedule | None:

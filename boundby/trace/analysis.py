@@ -16,6 +16,7 @@ from boundby.trace.launches import LaunchStats, launch_stats
 from boundby.trace.links import Links, links
 from boundby.trace.memory import MemoryUse, memory_use
 from boundby.trace.nesting import HostTree, host_tree
+from boundby.trace.nsight_compute import KernelLaunch, slowest_launch
 from boundby.trace.operators import OpStat, is_module, is_operator, launching_operators, names_of, op_stats
 from boundby.trace.reader import Trace
 from boundby.trace.table import ABSENT
@@ -42,6 +43,7 @@ class Analysis:
     launches: LaunchStats
     operators: tuple[OpStat, ...]
     kernels: tuple[KernelStat, ...]
+    slowest_launch: KernelLaunch | None  # None where no kernel computes
     annotations: tuple[AnnotationStat, ...]
     memory: tuple[MemoryUse, ...]  # () where it was not recorded
 
@@ -81,6 +83,7 @@ def analyze(trace: Trace, *, expected_steps: int | None = None, stacks_expected:
         launches=launches,
         operators=tuple(op_stats(trace, tree=tree, linked=linked)),
         kernels=_kernels(trace, tree, linked, kinds),
+        slowest_launch=slowest_launch(trace, linked, seen),
         annotations=tuple(annotation_stats(trace, tree, linked, main)),
         memory=memory_use(trace, tree, seen),
     )

@@ -19,7 +19,7 @@ from torch.autograd import profiler as autograd_profiler
 from boundby import files
 from boundby.capture import CaptureOptions, Naming, Recorder, Schedule
 from boundby.capture.recorder import Cycles
-from boundby.trace import OPERATOR_COLUMNS
+from boundby.trace import OPERATOR_COLUMNS, read_trace
 from boundby.training import ManagerOptions, ProfilerManager, StageTimer, TimerOptions, read_stage_times
 from boundby.training.cuda import CudaMarks
 from boundby.training.loop import Loop
@@ -103,12 +103,29 @@ def test_the_losses_are_the_same_and_every_file_is_there(tmp_path: Path, bare: l
     assert said == []
 
 
-def test_recorded_steps_stay_out_of_the_summaries(tmp_path: Path) -> None:
+def test_steps_with_the_profiler_at_work_stay_out_of_the_summaries_be_it_in_warmup(tmp_path: Path) -> None:
     with manager_in(tmp_path) as manager:
         train(manager)
     steps = read_stage_times(tmp_path).rows_of("step", "step")
-    assert steps["flags"].tolist() == [0, 0, DISTURBED, DISTURBED, 0, 0, 0, 0]
-    assert summary_in(tmp_path)["step_s"]["n"] == STEPS - 2
+    assert steps["flags"].tolist() == [0, DISTURBED, DISTURBED, DISTURBED, 0, 0, 0, 0]
+    assert summary_in(tmp_path)["step_s"]["n"] == STEPS - 3
+
+
+def test_a_recording_that_begins_with_the_run_disturbs_its_first_step(tmp_path: Path) -> None:
+    with manager_in(tmp_path, schedule=Schedule(0, 1, 1)) as manager:
+        train(manager)
+    assert read_stage_times(tmp_path).rows_of("step", "step")["flags"].tolist() == [DISTURBED] * 2 + [0] * (STEPS - 2)
+
+
+def test_the_marks_in_the_trace_of_a_resumed_run_bear_its_step_numbers(tmp_path: Path) -> None:
+    manager = manager_in(tmp_path)
+    manager.start(total_steps=STEPS, first_step=100)
+    train(manager)
+    manager.stop()
+    trace = read_trace(tmp_path / "trace.json")
+    assert {name for name in trace.names if name.startswith("ProfilerStep")} == {"ProfilerStep#102", "ProfilerStep#103"}
+    assert json.loads((tmp_path / "manifest.json").read_text())["cycles"][0]["first_step"] == 102
+    assert read_stage_times(tmp_path).last_step == 100 + STEPS - 1
 
 
 def test_of_several_cycles_the_first_is_the_trace(tmp_path: Path) -> None:
@@ -187,7 +204,7 @@ def test_an_exception_of_the_program_passes_and_leaves_what_there_was(tmp_path: 
     assert (summary["status"], summary["last_step"]) == ("failed", 4)
     assert summary["error"].startswith(type(error).__name__)
     assert summary["verdict"] is not None
-    assert read_stage_times(tmp_path).stage("forward").unusual == 3  # two recorded, one that raised
+    assert read_stage_times(tmp_path).stage("forward").unusual == 4  # one of warm-up, two recorded, one that raised
 
 
 def raising(*_: object, **__: object) -> None:

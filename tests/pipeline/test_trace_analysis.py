@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from boundby.trace import op_stats, operator_rows, read_trace
+from boundby.trace.operator_table import COLUMNS, by_name, table_lines, table_rows
 from tests import trace_document
 from tests.traces import (
     GPU_TRACES,
@@ -28,7 +29,7 @@ from tests.traces import (
 )
 from tests.traces import document as content
 from utils.console import printable
-from utils.trace_analysis import diff_document, diff_text, document, table, text
+from utils.trace_analysis import diff_document, diff_text, document, text
 from utils.trace_analysis.kernel_names import short
 from utils.trace_analysis.traces import examine
 
@@ -107,6 +108,21 @@ def test_the_time_of_the_window_adds_up(tmp_path: Path) -> None:
     assert line.split()[2:4] == ["0.3000", "10.0"]
 
 
+def test_where_kernels_take_the_time_the_next_step_is_nsight_compute_for_the_slowest(
+    run: Command, tmp_path: Path
+) -> None:
+    events = [step(7, 0, 1000), call(5, 5, 1), work(20, 970, 1, name="void ns::gemm<float>(int)")]
+    _, shown, _ = run(store(tmp_path / "trace.json", *events))
+    said = " ".join(shown.replace("\\\n", " ").split())
+    assert "--nvtx-include step_7/ --kernel-name 'regex:^gemm$' --launch-skip 0 --launch-count 1" in said
+    assert shown.index("Launching calls:") < shown.index("ncu --nvtx") < shown.index("Top kernels")
+    waiting = training(tmp_path / "waiting.json")
+    assert "ncu" not in run(waiting)[1], "a faster kernel would not help"
+    assert json.loads(run(waiting, "--json")[1])["traces"][0]["nsight_compute"].startswith("ncu --nvtx")
+    host = store(tmp_path / "host.json", step(0, 0, 100), event("aten::mm", 0, 99))
+    assert json.loads(run(host, "--json")[1])["traces"][0]["nsight_compute"] is None
+
+
 def test_a_gpu_loop_that_waits_for_its_input_says_so() -> None:
     shown = "\n".join(text.lines(trace_document.document(trace_document.gpu())))
     assert shown.startswith("INPUT: the device waits for the input pipeline")
@@ -133,8 +149,8 @@ def test_text_works_when_nothing_is_known(tmp_path: Path) -> None:
     [trace] = found["traces"]
     trace["launches"] = {**dict.fromkeys(trace["launches"]), "work": 1, "calls": 0, "shorter_than_call": 0}
     trace["launches"] |= {"calls_without_work": 0, "work_without_call": 0}
-    trace["operators"] = [dict.fromkeys(document.operator_rows([])) | {"name": "op", "input_shapes": None, "calls": 0}]
-    trace["operators"][0] |= dict.fromkeys(("stack", "module", *table.COLUMNS))
+    trace["operators"] = [dict.fromkeys(table_rows([])) | {"name": "op", "input_shapes": None, "calls": 0}]
+    trace["operators"][0] |= dict.fromkeys(("stack", "module", *COLUMNS))
     for name in ("device_total_ms", "cpu_total_ms"):
         trace["operators"][0][name] = None
     trace["kernels"] = [
@@ -184,12 +200,12 @@ def test_the_table_adds_up_the_shapes_of_an_operator(tmp_path: Path) -> None:
         event("aten::addmm", 60, 5),
     ]
     trace = read_trace(store(tmp_path / "trace.json", *events))
-    by_name = table.by_name(op_stats(trace))
-    assert [(each.name, each.calls, each.flops, each.input_shapes) for each in by_name] == [
+    found = by_name(op_stats(trace))
+    assert [(each.name, each.calls, each.flops, each.input_shapes) for each in found] == [
         ("aten::mm", 2, 2 * 4 * 8 * 2 + 2 * 4 * 4 * 4, None),
         ("aten::addmm", 1, None, None),
     ]
-    sums = [(each.cpu_total_ns, each.cpu_self_ns, each.cpu_self_share, each.device_self_ns) for each in by_name]
+    sums = [(each.cpu_total_ns, each.cpu_self_ns, each.cpu_self_share, each.device_self_ns) for each in found]
     assert sums == [
         (each.cpu_total_ns, each.cpu_self_ns, pytest.approx(each.cpu_self_share), None) for each in op_stats(trace, ())
     ]
@@ -219,8 +235,8 @@ def test_the_table_says_what_its_rows_are_grouped_by(run: Command, tmp_path: Pat
 
 def test_top_limits_the_rows_and_says_how_many_are_left(tmp_path: Path) -> None:
     events = [event(f"aten::op{number}", 10 * number, number + 1) for number in range(5)]
-    rows = document.operator_rows(op_stats(read_trace(store(tmp_path / "trace.json", *events))))
-    lines = table.lines(rows, top=2)
+    rows = table_rows(op_stats(read_trace(store(tmp_path / "trace.json", *events))))
+    lines = table_lines(rows, top=2)
     assert [line.split()[0] for line in lines[-3:]] == ["aten::op4", "aten::op3", "and"]
     assert lines[-1] == "  and 3 more"
 

@@ -5,18 +5,19 @@ explains the keys.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 import boundby
-from boundby.trace import Analysis, OpStat
-from boundby.trace import operator_rows as boundby_rows
+from boundby.trace import Analysis
 from boundby.trace.breakdown import Breakdown
 from boundby.trace.kernels import KernelStat
 from boundby.trace.launches import LaunchStats, Spread
+from boundby.trace.nsight_compute import ncu_command
+from boundby.trace.operator_table import table_rows
 from utils.trace_analysis import memory
 from utils.trace_analysis.traces import Examination, Examined
 
@@ -39,15 +40,6 @@ def of(found: Examination, peak_flops_per_s: float | None = None) -> dict[str, A
 def as_json(document: Mapping[str, Any]) -> str:
     """Return a document as one strict JSON object, in ASCII: a console must not change a character of it."""
     return json.dumps(document, indent=2, allow_nan=False)
-
-
-def operator_rows(stats: Iterable[OpStat], peak_flops_per_s: float | None = None) -> list[dict[str, Any]]:
-    """Return the rows of `op_stats.csv` and what else the operators may be grouped by."""
-    stats = list(stats)
-    return [
-        {**row, "stack": each.stack, "module": each.module}
-        for row, each in zip(boundby_rows(stats, peak_flops_per_s), stats, strict=True)
-    ]
 
 
 def subject(each: Examined) -> dict[str, Any]:
@@ -84,8 +76,9 @@ def _trace(each: Examined, peak_flops_per_s: float | None) -> dict[str, Any]:
             {"name": a.name, "calls": a.calls, "host_ms": a.host_ns / 1e6, "device_ms": a.device_ns / 1e6}
             for a in analysis.annotations
         ],
-        "operators": operator_rows(each.operators, peak_flops_per_s),
+        "operators": table_rows(each.operators, peak_flops_per_s),
         "kernels": [_kernel(kernel) for kernel in analysis.kernels],
+        "nsight_compute": analysis.slowest_launch and ncu_command(analysis.slowest_launch),
     }
 
 

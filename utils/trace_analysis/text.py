@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from boundby.trace.operator_table import table_lines
 from utils.report import plain_text
-from utils.report.blocks import Block, BulletList, DefinitionList, Heading, Paragraph, Table
+from utils.report.blocks import Block, BulletList, CodeBlock, DefinitionList, Heading, Paragraph, Table
 from utils.report.typesetting import NOTHING, clean, listed, number, times
-from utils.trace_analysis import table, time_spent, words
+from utils.trace_analysis import time_spent, words
 from utils.trace_analysis.kernel_names import short
 from utils.trace_analysis.words import of_window, percent
 
@@ -17,6 +18,10 @@ TOP = 15
 LONGEST_FILE = 36
 LONGEST_KERNEL = 60
 LONGEST_OPERATOR = 30
+OF_KERNELS = ("compute", "memory", "under_utilised", "mixed")
+NEXT_STEP = (
+    "Next step: what limits the slowest kernel, by Nsight Compute (docs/nsight-compute.md; put in your own program):"
+)
 SORTED = {"device_self_ms": "device self time", "cpu_self_ms": "CPU self time"}
 
 
@@ -28,7 +33,7 @@ def lines(document: Mapping[str, Any], place: int | None = None, top: int | None
     if trace["operators"]:
         by = _order(trace)
         title = f"Top operators by {SORTED[by]}, grouped by {document['operators_by']}"
-        found += plain_text.lines([Heading(title)]) + table.lines(trace["operators"], top, by)
+        found += plain_text.lines([Heading(title)]) + table_lines(trace["operators"], top, by)
     more = [*_kernels(trace["kernels"], top), *_annotations(trace["annotations"], top), *_memory(trace)]
     return found + plain_text.lines(more)
 
@@ -42,6 +47,7 @@ def blocks(trace: Trace) -> list[Block]:
         *_verdict(trace["verdict"]),
         *_findings(trace),
         *time_spent.blocks(trace),
+        *_next_step(trace),
     ]
 
 
@@ -93,6 +99,14 @@ def _findings(trace: Trace) -> list[Block]:
 
 def _left_out(files: Sequence[Mapping[str, Any]]) -> list[Block]:
     return _listing("Left out, since it could not be read:", [each["reason"] for each in files if each["is_fault"]])
+
+
+def _next_step(trace: Trace) -> list[Block]:
+    """Return how to look into the slowest kernel, where kernels are what the time goes into."""
+    command = trace.get("nsight_compute")  # not in documents of earlier versions
+    if not command or trace["verdict"]["bound"] not in OF_KERNELS:
+        return []
+    return [Paragraph(NEXT_STEP), CodeBlock(command)]
 
 
 def _listing(title: str, items: Sequence[str]) -> list[Block]:

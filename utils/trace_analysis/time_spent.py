@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from boundby.trace.stacks import frame_name
 from utils.report.blocks import Block, DefinitionList, Table
 from utils.report.typesetting import NOTHING, clean, listed, number
 from utils.trace_analysis import words
@@ -70,7 +71,7 @@ def _spent(device: Device) -> Block:
 def _meanwhile(device: Device, cause: str) -> str:
     """Return what the host was in for most of this cause."""
     found = device["idle_details"].get(cause, ())[:2]
-    return ", ".join(f"{clean(words.frame(each['host_in']), LONGEST_HOST)} {number(each['ms'])}" for each in found)
+    return ", ".join(f"{clean(frame_name(each['host_in']), LONGEST_HOST)} {number(each['ms'])}" for each in found)
 
 
 def _gaps(device: Device) -> list[Block]:

@@ -8,11 +8,11 @@ from pathlib import Path
 from boundby import files
 from boundby.trace import Analysis, OpStat, Trace, analyze, folded_stacks, op_stats, read_trace
 from boundby.trace.judgement import judge_trace
+from boundby.trace.operator_table import by_name
 from boundby.verdict import Verdict
 from utils.errors import InputError
 from utils.report import flame_graph
 from utils.report.typesetting import clean, listed
-from utils.trace_analysis.table import by_name
 
 PATTERNS = ("*.json", "*.json.gz")
 RANK = re.compile(r"rank[_-]?(\d+)", re.IGNORECASE)

@@ -1,12 +1,10 @@
 """What the words of an analysis mean, for people; docs/traces.md says it at length."""
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from utils.report.typesetting import NOTHING
 
-BUILT_IN = re.compile(r"<built-in (?:method|function) (?P<function>\S+)(?: of .+)?>")
 BOUNDS = {
     "compute": "the device is busy with matrix products, convolutions and attention",
     "memory": "the device is busy with work that moves more than it computes",
@@ -56,12 +54,6 @@ def bound(name: str, on_host: bool = False) -> str:
 def cause(name: str, on_host: bool = False) -> str:
     """Return what the host or the device was at meanwhile."""
     return (HOST_CAUSES.get(name) if on_host else None) or CAUSES[name]
-
-
-def frame(name: str) -> str:
-    """Return the name of an event of the host; a function of C loses its address and the object that it belongs to."""
-    built_in = BUILT_IN.fullmatch(name)
-    return f"{built_in['function']} (built-in)" if built_in else name
 
 
 def plain(name: str) -> str:

@@ -1,0 +1,1 @@
+"""Training frameworks: their loops timed and recorded through callbacks of their own."""

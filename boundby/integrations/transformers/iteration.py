@@ -1,0 +1,79 @@
+"""The files of one cycle, in a folder named after the step at which it ended."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from boundby import files
+from boundby.capture import CaptureManifest, Cycle
+from boundby.trace import Trace, op_stats, read_trace
+from boundby.trace.links import links
+from boundby.trace.memory import memory_use
+from boundby.trace.memory_page import memory_page
+from boundby.trace.nesting import host_tree
+from boundby.trace.operator_table import table_lines, table_rows
+from boundby.trace.window import window
+from boundby.training.remarks import Remarks
+from boundby.training.results import give_name
+from boundby.training.writer import file_name
+
+TRACE, STACKS, SNAPSHOT = "trace.pt.trace.json", "stacks.txt", "memory_snapshot.pickle"
+MEMORY_TIMELINE, KEY_AVERAGES = "memory-timeline.html", "key_averages.txt"
+
+
+@dataclass(frozen=True)
+class Exports:
+    """What is written beside the trace."""
+
+    memory_timeline: bool  # and the snapshot of the device's allocator
+    stacks: bool
+    key_averages: bool
+
+
+class Iteration:
+    """The folder of one cycle. Each file is made of its trace; what fails is a remark and hinders no other."""
+
+    def __init__(self, folder: Path, manifest: CaptureManifest, trace_path: Path, remarks: Remarks) -> None:
+        self._folder = folder
+        self._manifest = manifest
+        self._trace_path = trace_path
+        self._remarks = remarks
+
+    def write(self, exports: Exports, cycle: Cycle) -> None:
+        """Write the trace under the name that TensorBoard looks for, and what else is asked for."""
+        snapshot, stacks = self._manifest.snapshot_path, self._manifest.stacks_path
+        self._attempt("trace", lambda: give_name(self._trace_path, self._path(TRACE)))
+        if exports.key_averages:
+            self._attempt(KEY_AVERAGES, self._write_key_averages)
+        if exports.memory_timeline:
+            self._attempt("memory timeline", self._write_memory_timeline)
+            if snapshot:
+                self._attempt("memory snapshot", lambda: give_name(snapshot, self._path(SNAPSHOT)))
+        if exports.stacks and cycle.stacks and stacks:  # of several cycles the last one alone records them
+            self._attempt("stacks", lambda: give_name(stacks, self._path(STACKS)))
+
+    @cached_property
+    def _trace(self) -> Trace:
+        return read_trace(self._trace_path)
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"rank{self._manifest.rank}_{name}"
+
+    def _write_key_averages(self) -> None:
+        """Write the operators by shapes and stack; several processes write a table each."""
+        grouped = table_rows(op_stats(self._trace, ("shapes", "stack")))
+        name = file_name(KEY_AVERAGES, self._manifest.rank, self._manifest.world_size)
+        files.write_text(self._folder / name, "\n".join([*table_lines(grouped), ""]))
+
+    def _write_memory_timeline(self) -> None:
+        trace = self._trace
+        uses = memory_use(trace, host_tree(trace), window(trace, links(trace)))
+        title = f"Memory of rank {self._manifest.rank}, {self._folder.name}"
+        files.write_text(self._path(MEMORY_TIMELINE), memory_page(uses, title))
+
+    def _attempt(self, what: str, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except Exception as error:
+            self._remarks.add(f"{self._folder.name}: {what}", error)

@@ -1,0 +1,50 @@
+"""How names and numbers are written in text, and tables of them; names that somebody else chose steer no terminal."""
+
+import math
+from collections.abc import Sequence
+
+WIDTH = 100
+LONGEST_NAME = 70  # characters of a name somebody else chose
+NOTHING = "-"
+
+
+def printable(text: str) -> str:
+    """Return `text` without control characters: a model or label name must not steer the terminal."""
+    return "".join(character for character in text if character in "\n\t" or character.isprintable())
+
+
+def clean(value: object, longest: int = LONGEST_NAME) -> str:
+    """Return `value` on one line without control characters, its middle left out where it is long."""
+    text = " ".join(printable(str(value)).split())
+    if len(text) <= longest:
+        return text
+    return f"{text[: longest // 2]}...{text[-(longest - longest // 2 - 3) :]}"
+
+
+def number(value: float) -> str:
+    """Return four significant digits, all digits before the point: 0.01235, 4.321, 1,264, 301,412."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    if 1e-4 <= abs(value) < 1e9:
+        digits = max(0, 3 - math.floor(math.log10(abs(value))))
+        return f"{value:,.{digits}f}"
+    return f"{value:.3e}"
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> list[str]:
+    """Return an aligned table; a header may have several lines, and the columns `left` are set to the left."""
+    tops = [header.split("\n") for header in headers]
+    height = max(map(len, tops))
+    lines = [[([""] * (height - len(top)) + top)[level] for top in tops] for level in range(height)]
+    cells = [*lines, *[[clean(cell) for cell in row] for row in rows]]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(headers))]
+    gap = "  " if sum(widths) + 2 * (len(widths) - 1) <= WIDTH else " "
+
+    def joined(line: Sequence[str]) -> str:
+        padded = [cell.rjust(width) for cell, width in zip(line, widths, strict=True)]
+        for column in left:
+            padded[column] = line[column].ljust(widths[column])
+        return gap.join(padded).rstrip()
+
+    rule = gap.join("-" * width for width in widths)
+    return [*map(joined, lines), rule, *(joined(line) for line in cells[height:])]

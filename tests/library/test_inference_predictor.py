@@ -1,0 +1,339 @@
+"""The predictor gives every text the label that the model's own forward gives it alone, whatever the way it takes."""
+
+import random
+import threading
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from boundby.inference import Predictor, PredictorOptions, one_by_one, strategies, tokenize
+from boundby.inference.strategies import Packed
+from tests import classifiers
+
+MAX_LENGTH = 128
+OPTIONS = PredictorOptions(MAX_LENGTH, token_budget=512)
+TEXTS = 48
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[str]:
+    found = classifiers.reviews(TEXTS)
+    return [*found, "a", found[0], found[5], found[0]]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(texts: list[str]) -> Any:
+    return classifiers.tokenizer(texts)
+
+
+def built(family: str, tokenizer: Any, **changes: Any) -> Any:
+    return classifiers.build(family, len(tokenizer), tokenizer.pad_token_id, **changes)
+
+
+@pytest.fixture(scope="module", params=classifiers.FAMILIES)
+def model(request: pytest.FixtureRequest, tokenizer: Any) -> Any:
+    return built(request.param, tokenizer)
+
+
+@pytest.fixture(scope="module")
+def alone(model: Any, tokenizer: Any, texts: list[str]) -> np.ndarray:
+    """The logits of one stock forward per text."""
+    tokens = tokenize(tokenizer, texts, MAX_LENGTH)
+    return one_by_one(model, tokens, range(len(texts)))
+
+
+@pytest.fixture(scope="module")
+def predictor(model: Any, tokenizer: Any, texts: list[str]) -> Predictor:
+    return Predictor(model, tokenizer, OPTIONS, texts)
+
+
+def test_every_family_is_packed_without_a_doubt(predictor: Predictor) -> None:
+    assert predictor.strategy == "packed, by length"
+    assert predictor.doubts == ()
+    assert predictor.check.same_labels == predictor.check.rows == 52
+
+
+def test_labels_are_those_of_one_text_at_a_time(predictor: Predictor, texts: list[str], alone: np.ndarray) -> None:
+    found = predictor.predict(texts)
+    assert found.logits.dtype == np.float32
+    np.testing.assert_allclose(found.logits, alone, atol=1e-4 * np.abs(alone).max(), rtol=0)
+    assert found.labels.tolist() == alone.argmax(axis=1).tolist()
+    assert len(set(found.labels.tolist())) > 2  # the comparison could have failed
+
+
+def test_float32_by_other_kernels_gives_the_same_labels_where_near_ties_are_computed_again(
+    model: Any, tokenizer: Any, texts: list[str], alone: np.ndarray
+) -> None:
+    before = torch.get_float32_matmul_precision()
+    options = PredictorOptions(MAX_LENGTH, "float32_fast", 512, guard_margin=1e-3)
+    found = Predictor(model, tokenizer, options, texts).predict(texts)
+    assert found.labels.tolist() == alone.argmax(axis=1).tolist()
+    assert torch.get_float32_matmul_precision() == before
+
+
+@pytest.mark.parametrize("budget", [1, 200, 5000])
+def test_no_budget_changes_a_label(predictor: Predictor, texts: list[str], alone: np.ndarray, budget: int) -> None:
+    found = predictor.with_token_budget(budget).predict(texts)
+    assert found.labels.tolist() == alone.argmax(axis=1).tolist()
+
+
+def test_shuffled_texts_get_the_same_logits(predictor: Predictor, texts: list[str]) -> None:
+    order = random.Random(0).sample(range(len(texts)), len(texts))
+    straight = predictor.predict(texts).logits
+    shuffled = predictor.predict([texts[row] for row in order]).logits
+    np.testing.assert_allclose(shuffled, straight[order], atol=1e-4, rtol=0)
+    assert shuffled.argmax(axis=1).tolist() == straight[order].argmax(axis=1).tolist()
+
+
+def test_equal_texts_are_computed_once(predictor: Predictor, texts: list[str]) -> None:
+    found = predictor.predict(texts)
+    assert found.computed_texts == len(set(texts)) < len(texts)
+    assert (found.logits[0] == found.logits[-1]).all()
+    assert found.useful_tokens == found.computed_tokens < found.lengths.sum()
+    assert found.padding_efficiency == 1
+
+
+def test_the_callers_model_is_left_as_it_was(model: Any, tokenizer: Any, texts: list[str]) -> None:
+    attention, keys = model.config._attn_implementation, list(model.state_dict())
+    kinds = {parameter.dtype for parameter in model.parameters()}
+    Predictor(model, tokenizer, PredictorOptions(MAX_LENGTH, "bfloat16"), texts[:8]).predict(texts[:8])
+    assert model.config._attn_implementation == attention
+    assert list(model.state_dict()) == keys
+    assert {parameter.dtype for parameter in model.parameters()} == kinds
+
+
+def test_float32_shares_its_weights_with_the_callers_model(predictor: Predictor, model: Any) -> None:
+    ours = {each.data_ptr() for each in predictor._strategy._wiring.model.parameters()}
+    assert ours == {each.data_ptr() for each in model.parameters()}
+
+
+def test_bfloat16_keeps_the_head_in_float32(model: Any, tokenizer: Any, texts: list[str], alone: np.ndarray) -> None:
+    predictor = Predictor(model, tokenizer, PredictorOptions(MAX_LENGTH, "bfloat16", 512), texts)
+    found = predictor.predict(texts).logits
+    assert predictor.strategy == "packed, by length"
+    assert 0 < np.abs(found - alone).max() < 0.15 * np.abs(alone).max()
+    rounded = torch.from_numpy(found).to(torch.bfloat16).float().numpy()
+    assert (rounded != found).any()
+
+
+class Constant:
+    """A tokenizer that gives each text, a word per id, the ids it spells."""
+
+    padding_side = "right"
+
+    def __call__(self, texts: Sequence[str], max_length: int, **_: Any) -> Any:
+        ids = [[int(word) for word in text.split()][:max_length] for text in texts]
+        return type("Encoded", (dict,), {"encodings": None})(input_ids=ids)
+
+
+PAD = 3
+SPELLED = ["5 6 7 8 9", "5 6 3", "3 3 3 3", "3", "5 3 6 3 3", "8", "9 9 9 9 9 9 9 9 9", "4 5 6"]
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [*((each, "grouped") for each in classifiers.FAMILIES), ("qwen2", "unmasked"), ("gpt2", "unmasked")],
+)
+def test_the_padding_id_inside_a_text_means_what_it_means_to_the_model(
+    family: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A decoder's head steps back over it, and takes the first token of a text of nothing else."""
+    offered = strategies.candidates
+    monkeypatch.setattr(
+        "boundby.inference.selfcheck.candidates", lambda *given: [each for each in offered(*given) if each[0] == kind]
+    )
+    model = classifiers.build(family, 12, PAD)
+    predictor = Predictor(model, Constant(), PredictorOptions(16, token_budget=8), SPELLED)
+    alone = one_by_one(model, tokenize(Constant(), SPELLED, 16), range(len(SPELLED)))
+    found = predictor.predict(SPELLED).logits
+    np.testing.assert_allclose(found, alone, atol=1e-4 * np.abs(alone).max(), rtol=0)
+    assert predictor.doubts == ()
+
+
+def test_a_decoder_without_a_padding_id_is_packed_too() -> None:
+    model = classifiers.build("qwen2", 12, None)
+    predictor = Predictor(model, Constant(), PredictorOptions(16), SPELLED)
+    alone = one_by_one(model, tokenize(Constant(), SPELLED, 16), range(len(SPELLED)))
+    np.testing.assert_allclose(predictor.predict(SPELLED).logits, alone, atol=1e-4 * np.abs(alone).max(), rtol=0)
+
+
+def test_a_wrong_head_is_found_and_the_stock_forward_taken_with_a_doubt(
+    tokenizer: Any, texts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The seeded bug reads the token before the last."""
+    model = built("qwen2", tokenizer)
+    right = strategies._Wiring._last
+    monkeypatch.setattr(strategies._Wiring, "_last", lambda self, ids: max(0, right(self, ids) - 1))
+    predictor = Predictor(model, tokenizer, OPTIONS, texts)
+    alone = one_by_one(model, tokenize(tokenizer, texts, MAX_LENGTH), range(len(texts)))
+    assert predictor.strategy == "padded with a mask"
+    assert [each.split(":")[0] for each in predictor.doubts] == ["not grouped", "not unmasked"]
+    assert "differ from the stock forward's" in predictor.doubts[0]
+    assert predictor.predict(texts).labels.tolist() == alone.argmax(axis=1).tolist()
+
+
+def test_attention_that_ignores_the_pack_is_found(
+    tokenizer: Any, texts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = built("bert", tokenizer)
+
+    def over_everything(module: Any, query: Any, key: Any, value: Any, _mask: Any, **_: Any) -> Any:
+        found = torch.nn.functional.scaled_dot_product_attention(query, key, value)
+        return found.transpose(1, 2), None
+
+    monkeypatch.setattr("boundby.inference.packing.grouped_attention", over_everything)
+    predictor = Predictor(model, tokenizer, OPTIONS, texts)
+    assert predictor.strategy == "padded with a mask"
+    assert len(predictor.doubts) == 1
+
+
+def test_a_model_that_cannot_be_run_that_way_is_run_as_it_is(
+    tokenizer: Any, texts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(self: Packed, *_: Any) -> Any:
+        raise TypeError("unexpected argument position_ids")
+
+    monkeypatch.setattr(Packed, "logits", refuses)
+    predictor = Predictor(built("qwen2", tokenizer), tokenizer, OPTIONS, texts)
+    assert predictor.strategy == "padded on the right without a mask"
+    assert "unexpected argument position_ids" in predictor.doubts[0]
+
+
+@pytest.mark.parametrize("family", ["qwen2", "bert"])
+def test_padding_is_counted(family: str, tokenizer: Any, texts: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    offered = strategies.candidates
+    monkeypatch.setattr("boundby.inference.selfcheck.candidates", lambda *given: offered(*given)[1:])
+    predictor = Predictor(built(family, tokenizer), tokenizer, OPTIONS, texts)
+    found = predictor.predict(texts)
+    assert found.useful_tokens < found.computed_tokens
+    assert found.padding_efficiency == found.useful_tokens / found.computed_tokens > 0.8
+
+
+def test_an_over_long_text_is_cut_and_counted(predictor: Predictor, texts: list[str]) -> None:
+    found = predictor.predict([" ".join(texts[:20]), "short"])
+    assert found.truncated == 1
+    assert found.lengths[0] == MAX_LENGTH
+
+
+def test_a_text_without_tokens_is_named(predictor: Predictor) -> None:
+    with pytest.raises(ValueError, match="text 1 has no tokens: ''"):
+        predictor.predict(["good", ""])
+
+
+def test_no_texts_have_no_logits(predictor: Predictor) -> None:
+    found = predictor.predict([])
+    assert found.logits.shape == (0, classifiers.LABELS)
+    assert found.padding_efficiency == 1
+
+
+def test_logits_that_are_not_finite_are_refused_with_the_place_of_the_text(tokenizer: Any) -> None:
+    model = built("bert", tokenizer)
+    predictor = Predictor(model, tokenizer, OPTIONS, ["good", "fine"])
+    with torch.no_grad():
+        model.classifier.weight.fill_(float("nan"))  # its weights are shared
+    with pytest.raises(ValueError, match="text 0 has logits that are not finite in float32"):
+        predictor.predict(["good", "fine"])
+
+
+@pytest.mark.parametrize("changes", [{"num_labels": 1}, {"problem_type": "regression"}])
+def test_a_regression_is_refused(tokenizer: Any, changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="a regression gives no labels"):
+        Predictor(built("bert", tokenizer, **changes), tokenizer, OPTIONS, ["good"])
+
+
+def test_padding_on_the_left_is_refused(tokenizer: Any) -> None:
+    left = SimpleNamespace(padding_side="left", pad_token_id=0)
+    with pytest.raises(ValueError, match="pads on the left"):
+        Predictor(built("qwen2", tokenizer), left, OPTIONS, ["good"])
+
+
+def test_a_predictor_needs_texts_to_check_itself_on(tokenizer: Any) -> None:
+    with pytest.raises(ValueError, match="needs some texts to check itself on"):
+        Predictor(built("bert", tokenizer), tokenizer, OPTIONS, [])
+
+
+def test_shards_in_a_row_are_predicted_as_each_alone(predictor: Predictor, texts: list[str]) -> None:
+    shards = [texts[:4], texts[4:20], texts[20:24]]
+    together = list(predictor.predict_each(shards))
+    assert len(together) == 3
+    for found, shard in zip(together, shards, strict=True):
+        assert (found.logits == predictor.predict(shard).logits).all()
+
+
+def test_memory_that_runs_out_halves_the_batch_and_is_counted(
+    tokenizer: Any, texts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    predictor = Predictor(built("qwen2", tokenizer), tokenizer, OPTIONS, texts).with_token_budget(10_000)
+    whole = predictor.predict(texts)
+    logits = Packed.logits
+
+    def small_memory(self: Packed, tokens: Any, rows: Sequence[int]) -> Any:
+        if len(rows) > 14:
+            raise MemoryError
+        return logits(self, tokens, rows)
+
+    monkeypatch.setattr("boundby.inference.predictor.release_memory", lambda _: None)
+    monkeypatch.setattr(Packed, "logits", small_memory)
+    found = predictor.predict(texts)
+    assert found.halvings == 3 and whole.halvings == 0
+    np.testing.assert_allclose(found.logits, whole.logits, atol=1e-4, rtol=0)
+
+
+def test_near_ties_are_computed_again_alone(tokenizer: Any, texts: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits of a batch that are off by less than half a margin cannot change a label that is guarded."""
+    model = built("qwen2", tokenizer)
+    alone = one_by_one(model, tokenize(tokenizer, texts, MAX_LENGTH), range(len(texts)))
+    margin = float(np.median(np.sort(alone, axis=1)[:, -1] - np.sort(alone, axis=1)[:, -2]))
+    predictor = Predictor(model, tokenizer, OPTIONS, texts)
+    logits = Packed.logits
+
+    def off(self: Packed, tokens: Any, rows: Sequence[int]) -> torch.Tensor:
+        found = logits(self, tokens, rows)
+        generator = torch.Generator().manual_seed(len(rows))
+        return found + (torch.rand(found.shape, generator=generator) - 0.5) * 0.98 * margin
+
+    monkeypatch.setattr(Packed, "logits", off)
+    right = alone.argmax(axis=1).tolist()
+    assert predictor.predict(texts).labels.tolist() != right
+    guarded = predictor.with_guard_margin(margin).predict(texts)
+    assert guarded.labels.tolist() == right
+    assert 0 < guarded.guarded_texts < guarded.computed_texts
+
+
+def test_on_a_gpu_the_next_shard_is_tokenized_while_one_computes(
+    tokenizer: Any, texts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batches of the first shard wait for the tokens of the second, and no shard after it has been read."""
+    predictor = Predictor(built("qwen2", tokenizer), tokenizer, OPTIONS, texts)
+    expected = [predictor.predict(shard).logits for shard in (texts[:5], texts[5:10], texts[10:15])]
+    predictor.device = torch.device("cuda")  # of the flow alone: the model stays where it is
+    tokenized = [threading.Event() for _ in range(3)]
+    read: list[int] = []
+    tokenize_texts, logits = predictor.tokenize, Packed.logits
+
+    def told(shard: list[str]) -> Any:
+        found = tokenize_texts(shard)
+        tokenized[texts.index(shard[0]) // 5].set()
+        return found
+
+    def waits(self: Packed, *given: Any) -> torch.Tensor:
+        assert tokenized[min(len(read), 3) - 1].wait(60)
+        return logits(self, *given)
+
+    def shards() -> Iterator[list[str]]:
+        for number in range(3):
+            read.append(number)
+            yield texts[5 * number : 5 * number + 5]
+
+    monkeypatch.setattr(predictor, "tokenize", told)
+    monkeypatch.setattr(Packed, "logits", waits)
+    found = []
+    for prediction in predictor.predict_each(shards()):
+        found.append(prediction.logits)
+        assert len(read) == min(len(found) + 1, 3)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert (mine == theirs).all()

@@ -1,0 +1,297 @@
+"""A fit under `ProfilerCallback`: the same result, the stages where they belong, and every file; with both packages.
+
+python -m pytest tests/library/test_lightning_callback.py
+"""
+
+import copy
+import csv
+import importlib
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from boundby.integrations import lightning as callback_module
+from boundby.integrations.lightning import ProfilerCallback, folder_name
+from boundby.training import read_stage_times
+from tests import lightning_fits as fits
+from tests.lightning_fits import (
+    BATCH,
+    LIGHTNING,
+    PACKAGES,
+    STEPS,
+    Endless,
+    Fit,
+    Rows,
+    Witness,
+    losses_of,
+    module_of,
+    nobody,
+    profiled,
+)
+
+pytestmark = [pytest.mark.filterwarnings(each) for each in fits.WARNINGS]
+
+TENSORBOARD = re.compile(r"^(.*?)(\.\d+)?\.pt\.trace\.json(?:\.gz)?$")  # of the plugin: worker and span
+STEP = ["data", "h2d", "callbacks", "forward", "zero_grad", "backward", "optimizer", "callbacks", "step"]
+AFTER_EPOCH = ["epoch", "callbacks", "step"]  # the last step of an epoch holds what callbacks do at its end
+
+
+@pytest.fixture(scope="module")
+def bare() -> list[float]:
+    return losses_of(max_epochs=2)
+
+
+@pytest.fixture(scope="module", params=PACKAGES)
+def rich(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Fit:
+    """Two epochs with validation, a scheduler, clipping and checkpoints."""
+    folder = tmp_path_factory.mktemp("rich")
+    callbacks = importlib.import_module(request.param).callbacks
+    checkpoint = callbacks.ModelCheckpoint(folder / "checkpoints", every_n_train_steps=4)
+    witness, said = Witness(), []
+    callback = ProfilerCallback(True, folder / "logs", 3, 0, 1, 1, 2, say=said.append)
+    witness.callback = callback
+    module = module_of(request.param, witness, scheduler=True)
+    others = [fits.watcher_of(request.param, witness) for _ in range(2)]
+    rows = DataLoader(Rows(STEPS * BATCH, witness), batch_size=BATCH, shuffle=True)
+    settings = {"max_epochs": 2, "gradient_clip_val": 1.0, "enable_checkpointing": True}
+    val = DataLoader(Rows(BATCH, witness), batch_size=BATCH)
+    trainer = fits.fit(request.param, module, rows, others[0], callback, others[1], checkpoint, val=val, **settings)
+    return Fit(folder, trainer, module, callback, witness, said)
+
+
+def test_the_signature_is_that_of_the_specification() -> None:
+    callback = ProfilerCallback()
+    assert (callback.enabled, callback.output_dir) == (False, Path("outputs/profiler_logs"))
+    schedule = callback.schedule
+    assert (schedule.wait, schedule.warmup, schedule.active, schedule.repeat, schedule.every) == (1, 1, 3, 2, 50)
+    with pytest.raises(ValueError, match="active is 0"):
+        ProfilerCallback(active_steps=0)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_it_is_a_callback_of_every_package_in_use(package: str) -> None:
+    base = importlib.import_module(package).Callback
+    callback = ProfilerCallback()
+    assert isinstance(callback, base)
+    assert isinstance(callback, ProfilerCallback)
+    assert type(copy.deepcopy(callback)) is type(callback)
+    assert callback.state_key == "ProfilerCallback"
+
+
+def test_a_class_of_the_user_keeps_its_name_and_methods() -> None:
+    class Mine(ProfilerCallback):
+        def on_train_end(self, *_: Any) -> None:
+            self.ended = True
+
+    mine = Mine(enabled=True)
+    mine.on_train_end(None, None)
+    assert (mine.ended, type(mine).__name__, isinstance(mine, Mine)) == (True, "Mine", True)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_what_is_installed_decides_where_nothing_is_imported_yet(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for each in PACKAGES:
+        monkeypatch.delitem(sys.modules, each, raising=False)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name == package.split(".")[0] else None)
+    assert callback_module._packages_in_use() == (package,)
+
+
+def test_without_either_package_the_import_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = importlib.util.find_spec("boundby.integrations.lightning")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(ImportError, match="pip install 'lightning>=2.6.6'"):
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+def test_every_part_runs_in_its_stage(rich: Fit) -> None:
+    around = {part: rich.witness.around(part) for part, _ in rich.witness.seen}
+    epoch = ("epoch",)
+    assert around["transfer"] - {(*epoch, "callbacks", "evaluation")} == {(*epoch, "h2d")}
+    assert around["forward"] == {(*epoch, "forward")}
+    assert around["backward"] == {(*epoch, "backward")}
+    assert around["optimize"] == {(*epoch, "optimizer")}
+    assert around["callback before"] == around["callback behind"] == {(*epoch, "callbacks")}
+    assert around["validate"] == {(*epoch, "callbacks", "evaluation")}
+    assert around["schedule"] - {()} == {(*epoch, "callbacks", "scheduler")}
+    assert around["read"] == {(*epoch, "data"), (*epoch, "callbacks", "evaluation")}
+
+
+def test_the_stages_of_a_step_follow_one_another(tmp_path: Path) -> None:
+    fit = profiled(tmp_path)
+    assert fit.order() == ["callbacks", "data", *(STEP * STEPS)[:-2], *AFTER_EPOCH]
+    assert fit.times.rows_of("step", "step")["step"].tolist() == list(range(STEPS))
+
+
+def test_a_step_of_several_batches_holds_all_of_them(tmp_path: Path) -> None:
+    fit = profiled(tmp_path, accumulate_grad_batches=2)
+    first = ["data", "h2d", "callbacks", "forward", "zero_grad", "backward", "callbacks"]
+    second = ["data", "h2d", "callbacks", "forward", "backward", "optimizer", "callbacks", "step"]
+    assert fit.order() == ["callbacks", "data", *((first + second) * (STEPS // 2))[:-2], *AFTER_EPOCH]
+    assert fit.module.losses == losses_of(accumulate_grad_batches=2)
+
+
+def test_an_iterable_is_fetched_ahead_and_its_waits_are_data(tmp_path: Path) -> None:
+    fit = profiled(
+        tmp_path, data=lambda tell: DataLoader(Endless(Rows(STEPS * BATCH, tell)), batch_size=BATCH), max_epochs=2
+    )
+    assert fit.witness.around("read") == {("epoch", "data")}  # but for those before the training began
+    assert len(fit.times.rows_of("step", "step")) == 2 * STEPS
+    assert fit.times.remarks == ()
+
+
+def test_manual_optimization_nests_its_stages_in_the_forward(tmp_path: Path) -> None:
+    fit = profiled(tmp_path, kinds={"manual": True})
+    assert fit.witness.around("backward") == {("epoch", "forward", "backward")}
+    assert fit.witness.around("optimize") == {("epoch", "forward", "optimizer")}
+    assert fit.times.rows_of("step", "step")["step"].tolist() == list(range(STEPS))
+    assert fit.module.losses == losses_of(kinds={"manual": True})
+    assert fit.times.remarks == ()
+
+
+def test_half_precision_has_the_same_stages(tmp_path: Path) -> None:
+    fit = profiled(tmp_path, precision="bf16-mixed", max_steps=4)
+    assert fit.order() == ["callbacks", "data", *(STEP * 4)[:-2], *AFTER_EPOCH]
+    assert fit.module.losses == losses_of(precision="bf16-mixed", max_steps=4)
+
+
+def test_the_losses_and_weights_are_the_same(tmp_path: Path, bare: list[float]) -> None:
+    fit = profiled(tmp_path, max_epochs=2)
+    assert fit.module.losses == bare
+    module = module_of(LIGHTNING)
+    fits.fit(LIGHTNING, module, DataLoader(Rows(STEPS * BATCH, nobody), batch_size=BATCH, shuffle=True), max_epochs=2)
+    for mine, theirs in zip(fit.module.parameters(), module.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_every_file_is_there_and_says_something(rich: Fit) -> None:
+    folder = rich.folder / "logs" / "Tiny"
+    assert rich.callback._run_folder == folder
+    for name in ("stage_times.json", "profiler_summary.json", "manifest.json", "op_stats.csv", "trace.json"):
+        assert (folder / name).stat().st_size > 100, name
+    with (folder / "op_stats.csv").open(newline="") as file:
+        assert "aten::addmm" in {row["name"] for row in csv.DictReader(file)}
+    manifest = rich.document("manifest.json")
+    assert (manifest["steps_recorded"], manifest["steps_expected"], manifest["downgrades"]) == (2, 2, [])
+    summary = rich.document("profiler_summary.json")
+    assert (summary["status"], summary["last_step"], summary["given_up"]) == ("finished", 2 * STEPS - 1, [])
+    assert {"data", "forward", "clip", "scheduler", "checkpoint"} <= {each["name"] for each in summary["stages"]}
+
+
+def test_tensorboard_finds_a_trace_of_each_cycle(rich: Fit) -> None:
+    folder = rich.folder / "logs" / "Tiny"
+    traces = sorted(path for path in folder.iterdir() if TENSORBOARD.match(path.name))
+    assert [TENSORBOARD.match(path.name)[1] for path in traces] == ["rank0", "rank0"]
+    cycles = [folder / f"trace_cycle{number}.json" for number in (1, 2)]
+    assert [path.read_bytes() for path in traces] == [path.read_bytes() for path in cycles]
+    assert (folder / "chrome_trace.json").read_bytes() == cycles[1].read_bytes()
+    for number, path in zip((1, 4), traces, strict=True):
+        trace = json.loads(path.read_text())
+        names = {event.get("name") for event in trace["traceEvents"]}
+        assert trace["schemaVersion"] and f"ProfilerStep#{number}" in names and "aten::addmm" in names
+
+
+def test_the_stages_and_the_verdict_are_said_at_the_end(rich: Fit) -> None:
+    table, verdict = rich.said
+    assert re.search(r"^data +\d+\.\d +\d+\.\d{3}", table, re.MULTILINE) and "whole step" in table
+    assert "What:" in verdict and "Next:" in verdict
+
+
+def test_what_the_specification_had_trouble_with_does_not_occur(rich: Fit) -> None:
+    told = json.dumps([rich.document("manifest.json"), rich.document("profiler_summary.json"), rich.said])
+    assert "already saved" not in told and "stack.empty" not in told  # and no warning: pytest makes errors of them
+    assert rich.document("manifest.json")["warnings"] == []
+
+
+def test_nothing_of_it_is_left_on_the_trainer(rich: Fit) -> None:
+    trainer = rich.trainer
+    epochs = trainer.fit_loop.epoch_loop
+    owners = (trainer, trainer.strategy, epochs, epochs.val_loop, epochs.automatic_optimization)
+    owners += (trainer.strategy.precision_plugin, *trainer.optimizers)
+    wrapped = {name for each in owners for name, value in vars(each).items() if hasattr(value, "__wrapped__")}
+    assert wrapped == {"step"}  # of the optimizer, by torch's scheduler
+    assert not any(each._optimizer_step_post_hooks for each in trainer.optimizers)
+
+
+def test_without_being_enabled_it_does_nothing(tmp_path: Path, bare: list[float]) -> None:
+    seen = []
+    callback = ProfilerCallback(output_dir=tmp_path / "logs")
+
+    class Looking(type(fits.watcher_of(LIGHTNING, nobody))):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            seen.append("training_step" in vars(trainer.strategy))
+
+    assert losses_of(LIGHTNING, callback, Looking(), max_epochs=2) == bare
+    assert seen == [False] * (2 * STEPS)
+    assert callback.manager is None and list(tmp_path.iterdir()) == []
+
+
+def test_a_trainer_of_the_package_that_was_imported_later_takes_it_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(callback_module, "_packages_in_use", lambda: (LIGHTNING,))
+    fit = profiled(tmp_path, PACKAGES[1], max_steps=3)
+    assert not isinstance(fit.callback, importlib.import_module(PACKAGES[1]).Callback)
+    assert fit.order() == ["callbacks", "data", *(STEP * 3)[:-2], *AFTER_EPOCH]
+
+
+def test_it_speaks_through_the_log_of_the_package_that_has_the_trainer(tmp_path: Path) -> None:
+    callback = ProfilerCallback(True, tmp_path)
+    losses_of(PACKAGES[1], callback, max_steps=1)
+    assert callback._say is importlib.import_module(f"{PACKAGES[1]}.utilities.rank_zero").rank_zero_info
+
+
+def test_a_resumed_fit_counts_on(tmp_path: Path) -> None:
+    first = profiled(tmp_path / "first")
+    first.trainer.save_checkpoint(tmp_path / "last.ckpt")
+    second = profiled(tmp_path / "second", ckpt=tmp_path / "last.ckpt", max_epochs=2)
+    assert second.times.rows_of("step", "step")["step"].tolist() == list(range(STEPS, 2 * STEPS))
+    assert second.times.first_step == STEPS
+
+
+def test_a_callback_can_serve_two_fits(tmp_path: Path) -> None:
+    callback = ProfilerCallback(True, tmp_path, 3, 0, 1, 1, 1, say=nobody)
+    losses = [losses_of(LIGHTNING, callback, max_steps=steps) for steps in (3, 5)]
+    assert [len(each) for each in losses] == [3, 5]
+    assert read_stage_times(tmp_path / "Tiny").last_step == 4
+    assert len(list((tmp_path / "Tiny").glob("*.pt.trace.json"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        (type("BaselineCNN", (), {})(), "BaselineCNN"),
+        (type("A", (), {"model_name": "resnet"})(), "resnet"),
+        (type("A", (), {"model_name": "../../etc/x y"})(), "_.._etc_x_y"),
+        (type("A", (), {"model_name": ".."})(), "A"),
+        (type("A", (), {"model_name": "x" * 300})(), "x" * 100),
+        (type("Modèle", (), {"model_name": 3})(), "Mod_le"),
+    ],
+)
+def test_the_folder_is_named_after_the_model(module: Any, name: str) -> None:
+    assert folder_name(module) == name
+
+
+def test_two_ranks_write_files_of_their_own(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "ignore", str(Path(fits.__file__)), LIGHTNING, str(tmp_path)]
+    root = Path(fits.__file__).resolve().parents[1]
+    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
+    assert ran.returncode == 0, ran.stderr
+    for rank in (0, 1):
+        times = read_stage_times(tmp_path, rank)
+        assert (times.rank, times.world_size, times.last_step) == (rank, 2, 5)
+        assert "communication" in {each.name for each in times.stages}
+        for name in ("manifest.json", "op_stats.csv", "trace.json", "profiler_summary.json"):
+            assert (tmp_path / f"rank{rank}_{name}").stat().st_size > 100
+    names = sorted(path.name.split(".")[0] for path in (tmp_path / "traces" / "Tiny").iterdir())
+    assert names == ["rank0", "rank0_chrome_trace", "rank1", "rank1_chrome_trace"]
+    assert ran.stdout.count("whole step") == 1  # said by the first alone

@@ -1,0 +1,228 @@
+"""Whatever fails around `ProfilerCallback`, the fit ends as it would without it, and what was recorded is readable.
+
+python -m pytest tests/library/test_lightning_callback_failures.py
+"""
+
+import errno
+import gc
+import importlib
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd import profiler as autograd_profiler
+from torch.utils.data import DataLoader
+
+from boundby.integrations import lightning as callback_module
+from boundby.integrations import lightning_report, lightning_stages
+from boundby.integrations.lightning import ProfilerCallback
+from boundby.training import ProfilerManager, read_stage_times
+from tests import lightning_fits as fits
+from tests.lightning_fits import BATCH, LIGHTNING, STEPS, Fit, Rows, losses_of, module_of, nobody, profiled
+
+pytestmark = [pytest.mark.filterwarnings(each) for each in fits.WARNINGS]
+
+
+@pytest.fixture(autouse=True)
+def no_profiler_outlives_a_test() -> Iterator[None]:
+    yield
+    assert not autograd_profiler._is_profiler_enabled
+    gc.collect()
+
+
+@pytest.fixture(scope="module")
+def bare() -> list[float]:
+    return losses_of()
+
+
+def raising(*_: Any, **__: Any) -> Any:
+    raise OSError(errno.ENOSPC, "no space left on device")
+
+
+def remarks_of(fit: Fit) -> str:
+    summary, manifest = fit.document("profiler_summary.json"), fit.document("manifest.json")
+    return str([*summary["given_up"], *manifest["downgrades"]])
+
+
+@pytest.mark.parametrize("method", ["__init__", "start", "step", "stop", "export_chrome_trace"])
+def test_a_profiler_that_raises_leaves_the_fit_as_it_is(
+    method: str, tmp_path: Path, bare: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.profiler.profile, method, raising)
+    fit = profiled(tmp_path)
+    monkeypatch.undo()  # what the failed profiler left is stopped with the real method
+    if autograd_profiler._is_profiler_enabled:
+        torch.autograd._disable_profiler()
+        autograd_profiler._is_profiler_enabled = False
+    assert fit.module.losses == bare
+    assert "no space left" in remarks_of(fit)
+    assert fit.times.status == "finished" and fit.times.last_step == STEPS - 1
+    assert not (fit.callback._run_folder / "chrome_trace.json").exists()
+
+
+def test_what_the_tensorboard_folder_cannot_take_is_said_once(
+    tmp_path: Path, bare: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(callback_module, "give_name", raising)
+    fit = profiled(tmp_path, given={"repeat_cycles": 2, "schedule_every_n_steps": 3})
+    assert fit.module.losses == bare
+    assert sum("no space left" in each for each in fit.said) == 1
+    assert "hook of trace_ready" in remarks_of(fit)
+    assert (fit.callback._run_folder / "op_stats.csv").stat().st_size > 0
+
+
+def test_a_trace_of_an_earlier_fit_is_not_taken_for_this_one(tmp_path: Path) -> None:
+    trace = tmp_path / "logs" / "Tiny" / "chrome_trace.json"
+    profiled(tmp_path)
+    assert trace.exists()
+    with pytest.raises(RuntimeError, match="the model fails"):
+        profiled(tmp_path, kinds={"fail_at": 0})
+    assert not trace.exists()
+
+
+def test_a_folder_that_is_removed_meanwhile_ends_nothing(tmp_path: Path, bare: list[float]) -> None:
+    fired = []
+
+    class Removing(type(fits.watcher_of(LIGHTNING, nobody))):
+        def on_train_batch_end(self, *_: Any) -> None:
+            if not fired:
+                fired.append(shutil.rmtree(tmp_path / "logs"))
+
+    callback = ProfilerCallback(True, tmp_path / "logs", 3, 0, 1, 1, say=nobody)
+    assert losses_of(LIGHTNING, callback, Removing()) == bare
+    assert read_stage_times(tmp_path / "logs" / "Tiny").status == "finished"
+
+
+@pytest.mark.parametrize("package", fits.PACKAGES)
+def test_the_exception_of_a_model_passes_and_the_times_until_then_are_written(package: str, tmp_path: Path) -> None:
+    callback = ProfilerCallback(True, tmp_path, 3, 0, 1, 1, say=nobody)
+    module = module_of(package, fail_at=4)
+    with pytest.raises(RuntimeError, match="the model fails"):
+        fits.fit(package, module, DataLoader(Rows(STEPS * BATCH, nobody), batch_size=BATCH), callback)
+    times = read_stage_times(tmp_path / "Tiny")
+    assert (times.status, times.error) == ("failed", "RuntimeError: the model fails")
+    assert times.rows_of("step", "step")["step"].tolist() == [0, 1, 2, 3]
+    assert times.remarks == () and times.open == ()
+    assert "training_step" not in vars(module.trainer.strategy)
+
+
+def test_an_interrupt_ends_as_lightning_ends_it(tmp_path: Path) -> None:
+    handler = signal.getsignal(signal.SIGINT)
+    callback = ProfilerCallback(True, tmp_path, 3, 0, 1, 1, say=nobody)
+    try:
+        with pytest.raises(SystemExit):
+            losses_of(LIGHTNING, callback, kinds={"fail_at": 4, "error": KeyboardInterrupt()})
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    times = read_stage_times(tmp_path / "Tiny")
+    assert (times.status, times.last_step) == ("failed", 3)
+    assert (tmp_path / "Tiny" / "op_stats.csv").stat().st_size > 0
+
+
+def test_a_listener_that_raises_is_none(tmp_path: Path, bare: list[float]) -> None:
+    assert profiled(tmp_path, given={"say": raising}).module.losses == bare
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [(callback_module, "_steps_to_come"), (callback_module, "FitStages"), (callback_module, "ProfilerManager")],
+)
+def test_a_start_that_fails_is_said_and_the_fit_goes_on(
+    place: Any, name: str, tmp_path: Path, bare: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place, name, raising)
+    fit = profiled(tmp_path)
+    assert fit.module.losses == bare
+    assert [each for each in fit.said if "no space left" in each] == fit.said and len(fit.said) == 1
+
+
+def test_a_verdict_that_fails_leaves_table_and_files(
+    tmp_path: Path, bare: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lightning_report, "judge_training", raising)
+    fit = profiled(tmp_path)
+    assert fit.module.losses == bare
+    assert "whole step" in fit.said[0] and "no space left" in fit.said[1]
+
+
+def test_a_part_that_this_lightning_has_not_goes_unmarked(
+    tmp_path: Path, bare: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in = lightning_stages.stand_in
+
+    def lacking(owner: Any, name: str, around: Any) -> Any:
+        return stand_in(owner, "absent" if name == "batch_to_device" else name, around)
+
+    monkeypatch.setattr(lightning_stages, "stand_in", lacking)
+    fit = profiled(tmp_path)
+    assert fit.module.losses == bare
+    assert [each.what for each in fit.times.remarks] == ["stage h2d"]
+    assert "forward" in fit.order() and "h2d" not in fit.order()
+
+
+def test_another_stand_in_on_top_stays_and_ours_does_nothing() -> None:
+    class Owner:
+        def work(self) -> str:
+            return "done"
+
+    owner, called = Owner(), []
+
+    def around(method: Any) -> Any:
+        return lambda: called.append("ours") or method()
+
+    take_away = lightning_stages.stand_in(owner, "work", around)
+    ours = owner.work
+    owner.work = lambda: f"well {ours()}"
+    take_away()
+    assert owner.work() == "well done"
+    with pytest.raises(AttributeError):
+        lightning_stages.stand_in(owner, "absent", around)
+
+
+def test_a_step_that_is_skipped_by_the_module_leaves_the_others(tmp_path: Path) -> None:
+    class Skipping(type(fits.watcher_of(LIGHTNING, nobody))):
+        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+            module.on_train_batch_start = lambda *_: -1 if batch_idx == 3 else None
+
+    callback = ProfilerCallback(True, tmp_path, 3, 0, 1, 1, say=nobody)
+    losses_of(LIGHTNING, callback, Skipping(), max_epochs=2)
+    times = read_stage_times(tmp_path / "Tiny")
+    assert times.rows_of("step", "step")["step"].tolist() == [0, 1, 2, 3, 4, 5]
+    assert times.remarks == ()
+
+
+def test_an_optimizer_that_asks_several_times_has_one_stage_in_a_step(tmp_path: Path) -> None:
+    pl = importlib.import_module(LIGHTNING)
+
+    class Searching(type(module_of(LIGHTNING))):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.LBFGS(self.parameters(), max_iter=3)
+
+    assert issubclass(Searching, pl.LightningModule)
+    callback = ProfilerCallback(True, tmp_path, 3, 0, 1, 1, say=nobody)
+    fits.fit(LIGHTNING, Searching(), DataLoader(Rows(4, nobody), batch_size=2), callback)
+    times = read_stage_times(tmp_path / "Searching")
+    assert len(times.rows_of("optimizer")) == len(times.rows_of("step", "step")) == 2
+    assert len(times.rows_of("forward")) > 2
+    assert times.remarks == ()
+
+
+def test_a_fit_without_a_step_leaves_a_readable_folder(tmp_path: Path) -> None:
+    callback = ProfilerCallback(True, tmp_path, say=nobody)
+    with pytest.raises(RuntimeError, match="the model fails"):
+        losses_of(LIGHTNING, callback, kinds={"fail_at": 0})
+    assert read_stage_times(tmp_path / "Tiny").last_step is None
+
+
+def test_the_manager_writes_where_it_is_told_to(tmp_path: Path) -> None:
+    fit = profiled(tmp_path, given={"run_folder": tmp_path / "run"})
+    assert {"stage_times.json", "profiler_summary.json", "manifest.json", "op_stats.csv", "trace.json"} <= {
+        path.name for path in (tmp_path / "run").iterdir()
+    }
+    names = [path.name for path in (tmp_path / "logs" / "Tiny").iterdir()]
+    assert len(names) == 2 and "chrome_trace.json" in names
+    assert isinstance(fit.callback.manager, ProfilerManager)

@@ -1,0 +1,193 @@
+"""Tiny trainings of the Hugging Face Trainer, whose parts take known times on a clock that stands still otherwise."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import accelerate.data_loader
+import pytest
+import torch
+from torch import nn
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from boundby.integrations.transformers import ProfCallback
+from boundby.training import StageTimer
+
+SAMPLES, BATCH = 48, 2
+LOAD, TRANSFER, FORWARD, BACKWARD, CLIP, OPTIMIZER, CALLBACK, EVALUATE = (2**power for power in range(8, 16))  # ns
+
+
+class Watch:
+    """A clock of whole ns that moves when something is waited for."""
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    def __call__(self) -> int:
+        return self.now
+
+    def wait(self, nanoseconds: int) -> None:
+        self.now += nanoseconds
+
+
+class Rows(torch.utils.data.Dataset):
+    """Rows of which the first one of each batch takes time to load."""
+
+    def __init__(self, watch: Watch, size: int = SAMPLES) -> None:
+        self._watch = watch
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitems__(self, places: list[int]) -> list[dict[str, torch.Tensor]]:
+        self._watch.wait(LOAD)
+        return [self._row(place) for place in places]
+
+    def _row(self, place: int) -> dict[str, torch.Tensor]:
+        generator = torch.Generator().manual_seed(place)
+        return {"x": torch.randn(8, generator=generator), "labels": torch.tensor(float(place % 2))}
+
+
+class SlowBackward(torch.autograd.Function):
+    """The identity, whose backward takes time."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, watch: Watch) -> torch.Tensor:
+        ctx.watch = watch
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        ctx.watch.wait(BACKWARD)
+        return gradient, None
+
+
+class Model(nn.Module):
+    """Two layers with dropout, whose noise comes from the global generator."""
+
+    def __init__(self, watch: Watch, fail_at: int | None = None, error: type[BaseException] = RuntimeError) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.2), nn.Linear(16, 1))
+        self._watch = watch
+        self._fail_at, self._error = fail_at, error
+        self._calls = 0
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        self._calls += self.training
+        if self._calls == self._fail_at:
+            raise self._error("the model fails")
+        self._watch.wait(FORWARD if self.training else EVALUATE)
+        y = SlowBackward.apply(self.layers(x)[:, 0], self._watch)
+        return {"loss": nn.functional.mse_loss(y.float(), labels), "logits": y}
+
+
+class Plain(nn.Module):
+    """A layer that a compiler understands."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        y = self.layer(x)[:, 0]
+        return {"loss": nn.functional.mse_loss(y, labels), "logits": y}
+
+
+class SlowAdam(torch.optim.Adam):
+    """Adam that takes time."""
+
+    watch: Watch
+
+    def step(self, closure: Any = None) -> Any:
+        self.watch.wait(OPTIMIZER)
+        return super().step(closure)
+
+
+class SlowCallback(TrainerCallback):
+    """A user's callback that takes time after every step."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self._watch.wait(CALLBACK)
+
+
+class SlowTrainer(Trainer):
+    """A Trainer that takes time to clip."""
+
+    watch: Watch
+
+    def _clip_grad_norm(self, model: nn.Module) -> Any:
+        self.watch.wait(CLIP)
+        return super()._clip_grad_norm(model)
+
+
+def make_trainer(
+    folder: Path, callback: TrainerCallback | None = None, *, watch: Watch | None = None, model: Any = None, **settings
+) -> Trainer:
+    """Return a Trainer with a fresh model, optimizer and shuffle."""
+    watch = watch or Watch()
+    torch.manual_seed(0)
+    defaults = {
+        "output_dir": str(folder / "results"),
+        "max_steps": 10,
+        "per_device_train_batch_size": BATCH,
+        "logging_steps": 1,
+        "report_to": [],
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "save_strategy": "no",
+        "dataloader_pin_memory": False,
+    }
+    model = model or Model(watch)
+    optimizer = SlowAdam(model.parameters(), lr=0.01)
+    optimizer.watch = watch
+    trainer = SlowTrainer(
+        model,
+        TrainingArguments(**defaults | settings),
+        train_dataset=Rows(watch),
+        eval_dataset=Rows(watch, 2 * 8),
+        optimizers=(optimizer, None),
+        callbacks=[each for each in (callback, SlowCallback(watch)) if each],
+    )
+    trainer.watch = watch
+    return trainer
+
+
+def losses_of(trainer: Trainer) -> list[float]:
+    """Return the losses that the Trainer has logged, with all digits."""
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def losses(folder: Path, callback: ProfCallback | None = None, *, attach: bool = False, **settings: Any) -> list[float]:
+    """Return the losses of one training."""
+    trainer = make_trainer(folder, callback, **settings)
+    if attach and callback:
+        callback.attach(trainer)
+    trainer.train()
+    return losses_of(trainer)
+
+
+@contextlib.contextmanager
+def slow_copies(watch: Watch) -> Iterator[None]:
+    """Let the loader's copies to the device take time."""
+    original = accelerate.data_loader.send_to_device
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        watch.wait(TRANSFER)
+        return original(*args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(accelerate.data_loader, "send_to_device", slow)
+        yield
+
+
+@contextlib.contextmanager
+def on_watch(watch: Watch) -> Iterator[None]:
+    """Let every timer that is made meanwhile read this clock, and the loader's copies take time."""
+    with pytest.MonkeyPatch.context() as patch, slow_copies(watch):
+        patch.setitem(StageTimer.__init__.__kwdefaults__, "clock", watch)
+        yield

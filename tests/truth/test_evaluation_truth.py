@@ -1,0 +1,154 @@
+"""The evaluation under many real kills, several runners, and a million rows; run by `make truth`."""
+
+import json
+import multiprocessing
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests import evaluation_workplace as workplace
+
+ROOT = Path(__file__).resolve().parents[2]
+KILLS = int(os.environ.get("EVALUATION_KILLS", "100"))
+SIZES = (10_000, 100_000, 1_000_000)
+GROWTH_BYTES = 64e6  # of the peak from 10 thousand to a million rows: 24 bytes a row would be allowed, a text would not
+PLANNING_S = 60.0
+SIGTERM_S = 3.0
+pytestmark = pytest.mark.truth
+
+
+def test_random_kills_leave_the_bytes_of_an_undisturbed_run(tmp_path):
+    driver = [sys.executable, str(ROOT / "tests" / "evaluation_kill_driver.py"), str(tmp_path / "killed")]
+    done = subprocess.run([*driver, "random", str(KILLS)], stdout=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 0
+    found = json.loads(done.stdout.splitlines()[-1])
+    print(f"{found['kills']} kills, {found['finished']} finished runs, {len(found['problems'])} problems")
+    assert found["problems"] == [] and found["finished"] > 0
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory):
+    """An evaluation of several shards that takes seconds: its command line, and what it leaves undisturbed."""
+    folder = tmp_path_factory.mktemp("long")
+    settings = [*workplace.prepare(folder, workplace.texts(12_000)), "evaluation.token_budget=2048"]
+    assert workplace.evaluate(settings, "plan", "run", "finalize") == [0, 0, 0]
+    return settings, workplace.results(folder / "results" / "evaluation")
+
+
+def start(settings: list[str], results: Path, action: str) -> subprocess.Popen:
+    command = [sys.executable, str(ROOT / "scripts" / "evaluate.py"), *action.split(), *settings]
+    return subprocess.Popen([*command, f"output.results_dir={results}"], stderr=subprocess.PIPE, text=True)
+
+
+def parts(results: Path) -> int:
+    return len(list((results / "evaluation").glob("part-*.parquet")))
+
+
+def finish(settings: list[str], results: Path) -> dict[str, bytes]:
+    for action in ("run", "finalize"):
+        assert start(settings, results, action).wait() == 0
+    return workplace.results(results / "evaluation")
+
+
+def test_two_runners_and_workers_at_once_leave_the_same_bytes(long, tmp_path):
+    settings, undisturbed = long
+    assert start(settings, tmp_path, "plan").wait() == 0
+    runners = [start(settings, tmp_path, "run"), start([*settings, "evaluation.workers=2"], tmp_path, "run")]
+    codes = [each.wait() for each in runners]
+    print(f"two runners, three predictors: exits {codes}, {parts(tmp_path)} parts")
+    assert codes == [0, 0]
+    assert finish(settings, tmp_path) == undisturbed
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_sigterm_ends_a_run_within_seconds(long, tmp_path, workers):
+    settings, undisturbed = long
+    assert start(settings, tmp_path, "plan").wait() == 0
+    runner = start([*settings, f"evaluation.workers={workers}"], tmp_path, "run")
+    while parts(tmp_path) == 0 and runner.poll() is None:
+        time.sleep(0.05)
+    runner.send_signal(signal.SIGTERM)
+    began = time.monotonic()
+    code = runner.wait()
+    took_s = time.monotonic() - began
+    print(f"{workers} workers: exit {code}, {took_s:.2f} s after SIGTERM, {parts(tmp_path)} parts kept")
+    assert code == 143 and took_s < SIGTERM_S
+    assert finish(settings, tmp_path) == undisturbed
+
+
+def test_a_killed_worker_is_one_message_and_the_next_run_goes_on(long, tmp_path):
+    settings, undisturbed = long
+    assert start(settings, tmp_path, "plan").wait() == 0
+    runner = start([*settings, "evaluation.workers=2"], tmp_path, "run")
+    while parts(tmp_path) == 0 and runner.poll() is None:
+        time.sleep(0.05)
+    children = Path(f"/proc/{runner.pid}/task/{runner.pid}/children").read_text().split()
+    victim = next(each for each in children if "spawn_main" in Path(f"/proc/{each}/cmdline").read_text())
+    os.kill(int(victim), signal.SIGKILL)
+    said = runner.communicate()[1]
+    print(said.splitlines()[-1])
+    assert runner.returncode == 1 and "a worker ended with -9 in shard" in said
+    assert finish(settings, tmp_path) == undisturbed
+
+
+def evaluate_generated(folder: Path, rows: int, answer) -> None:
+    """Evaluate so many generated rows in this process; send the seconds of each phase and the peak in bytes."""
+    from tests.tiny_models import LABELS, WORDS, save_bert
+    from utils.artifacts import EvaluationFolder
+    from utils.evaluation import executors, planning, shards
+    from utils.evaluation import plan as plans
+    from utils.evaluation.finalize import finalize
+    from utils.model_source import ModelSource
+    from utils.models import load
+
+    dataset = folder / "val_df.csv"
+    with dataset.open("w", encoding="utf-8") as file:
+        file.write("row_id,text,labels,label_name\n")
+        for row in range(rows):
+            words = " ".join(WORDS[(row * 7 + place) % len(WORDS)] for place in range(1 + row % 12))
+            file.write(f"{row},{words} {row},{row % len(LABELS)},{LABELS[row % len(LABELS)]}\n")
+    loaded = load(ModelSource("tiny", save_bert(folder / "model"), "folder", None, "tiny"), "cpu", "float32")
+    wanted = plans.Identity(
+        rows, rows, "", None, "tiny", "", "", LABELS, "float32", "highest", 64, "same", 0.995, 2048, "cpu", "", {}
+    )
+    seconds, results = [time.monotonic()], EvaluationFolder(folder / "evaluation")
+    made = planning.make(wanted, dataset, loaded, 1)
+    plans.save(made, results)
+    seconds.append(time.monotonic())
+    predictor = shards.ShardPredictor(made, results, loaded)
+    assert (
+        sum(each.rows for each in executors.in_process(predictor)(results.plan, range(len(made.shards)), False)) == rows
+    )
+    seconds.append(time.monotonic())
+    assert finalize(made, results)["samples"] == rows
+    seconds.append(time.monotonic())
+    phases = [after - before for before, after in zip(seconds, seconds[1:], strict=False)]
+    answer.send((phases, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))
+
+
+def test_memory_is_flat_time_linear_and_planning_short_up_to_a_million_rows(tmp_path):
+    found = {}
+    for rows in SIZES:
+        here, there = multiprocessing.get_context("spawn").Pipe()
+        (tmp_path / str(rows)).mkdir()
+        process = multiprocessing.get_context("spawn").Process(
+            target=evaluate_generated, args=(tmp_path / str(rows), rows, there)
+        )
+        process.start()
+        there.close()
+        (plan_s, run_s, finalize_s), peak = found[rows] = here.recv()
+        process.join()
+        print(
+            f"{rows:,} rows: plan {plan_s:.1f} s, run {run_s:.1f} s, finalize {finalize_s:.1f} s, {peak / 1e6:.0f} MB"
+        )
+    peaks = [peak for _, peak in found.values()]
+    assert max(peaks) - peaks[0] < GROWTH_BYTES
+    assert found[SIZES[-1]][0][0] < PLANNING_S
+    per_row = [sum(phases) / rows for rows, (phases, _) in found.items()]
+    assert per_row[-1] < 1.5 * per_row[1]  # the smallest pays for the start
