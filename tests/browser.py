@@ -71,14 +71,14 @@ class Browser:
                 return answer["result"]
             self._note(answer)
 
-    def open(self, page: Path, width: int = 1280, scheme: str = "light") -> None:
-        """Load a page and wait until it is loaded; what an earlier page said is forgotten."""
+    def open(self, page: Path | str, width: int = 1280, scheme: str = "light") -> None:
+        """Load a page (a file, or an address) and wait until it is loaded; what an earlier page said is forgotten."""
         metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
         self.call("Emulation.setDeviceMetricsOverride", **metrics)
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         self.said, self.requests = [], []
         self._is_loaded = False
-        self.call("Page.navigate", url=page.as_uri())
+        self.call("Page.navigate", url=page if isinstance(page, str) else page.as_uri())
         while not self._is_loaded:
             self._note(self._next())
 

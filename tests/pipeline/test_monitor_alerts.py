@@ -1,0 +1,188 @@
+"""The rules of the monitor's alerts, each at its limit and just beyond it."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.monitor_runs import MS, USUAL, Loop, times_of
+from utils.monitor import alerts
+from utils.monitor.alerts import Unwatched
+
+ROOT = Path(__file__).resolve().parents[2]
+MIB = 2**20
+
+
+def slow(forward_ms: float) -> dict[str, float]:
+    return USUAL | {"forward": forward_ms}
+
+
+def test_a_step_of_three_times_the_median_is_not_slow_and_one_of_more_is():
+    """Usual steps take 10 ms: the limit is 30 ms, 23 of them in forward."""
+    assert alerts.slow_step(times_of([USUAL] * 40 + [slow(23)])) is None
+    said = alerts.slow_step(times_of([USUAL] * 40 + [slow(24)] + [USUAL] * 4))
+    assert said == (
+        "1 of the last 25 steps; the worst is step 40: 31.00 ms, where 10.00 ms is usual; 24.00 ms of it in forward"
+    )
+
+
+def test_a_short_step_needs_ten_more_milliseconds_to_be_slow():
+    short = {"forward": 1.0}
+    assert alerts.slow_step(times_of([short] * 40 + [{"forward": 11.0}])) is None
+    assert "the worst is step 40: 11.01 ms" in (alerts.slow_step(times_of([short] * 40 + [{"forward": 11.01}])) or "")
+
+
+def test_a_slow_step_is_forgotten_after_a_hundred_others():
+    assert alerts.slow_step(times_of([USUAL] * 40 + [slow(90)] + [USUAL] * 99)) is not None
+    assert alerts.slow_step(times_of([USUAL] * 40 + [slow(90)] + [USUAL] * 100)) is None
+
+
+def test_a_slow_step_that_a_profiler_disturbed_does_not_count():
+    loop = Loop(None).steps(40)
+    loop.timer.disturb()
+    loop.step(slow(90))
+    assert alerts.slow_step(loop.steps(4).timer.snapshot()) is None
+
+
+def test_few_steps_are_not_judged():
+    for rule in (alerts.slow_step, alerts.input_starvation):
+        with pytest.raises(Unwatched, match="20 undisturbed steps up to now"):
+            rule(times_of([USUAL] * 20))
+    assert alerts.slow_step(times_of([USUAL] * 21)) is None
+
+
+def test_a_fifth_of_the_time_in_data_is_allowed_and_more_is_starvation():
+    fifth = {"data": 2.0, "forward": 8.0}
+    assert alerts.input_starvation(times_of([fifth] * 40)) is None
+    said = alerts.input_starvation(times_of([{"data": 3.0, "forward": 7.0}] * 40))
+    assert said == "30% of the time of the last 40 steps went to the wait for the next batch"
+
+
+def test_starvation_is_judged_by_the_last_hundred_steps():
+    hungry = {"data": 9.0, "forward": 1.0}
+    assert alerts.input_starvation(times_of([hungry] * 200 + [USUAL] * 100)) is None
+    assert "90%" in (alerts.input_starvation(times_of([USUAL] * 200 + [hungry] * 100)) or "")
+
+
+def test_a_loop_without_a_stage_for_data_is_not_watched_for_starvation():
+    with pytest.raises(Unwatched, match="times no stage data"):
+        alerts.input_starvation(times_of([{"forward": 1.0}] * 40))
+
+
+def memory(values: list[float], name: str = "process_memory_bytes"):
+    loop = Loop(None)
+    for value in values:
+        loop.step({"forward": 1.0}, {name: value})
+    return loop.timer.snapshot()
+
+
+def test_memory_that_rises_in_every_quarter_is_growth():
+    """After the 10 steps that are skipped 40 values remain; their quarters have the medians 104.5, 114.5, ... MiB."""
+    said = alerts.memory_growth(memory([90 * MIB] * 10 + [(100 + step) * MIB for step in range(40)]))
+    assert said == "process_memory_bytes grew by 30 MiB over the last 40 values, to 134 MiB"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [90 * MIB] * 10 + [(100 + step) * MIB for step in range(39)],  # too few
+        [90 * MIB] * 10 + [(100 + step / 2) * MIB for step in range(40)],  # 15 MiB
+        [90 * MIB] * 10 + [(1000 + step) * MIB for step in range(40)],  # 3 %
+        [(100 + step) * MIB for step in range(50)] + [149 * MIB] * 160,  # it has levelled off
+        [90 * MIB] * 10 + [150 * MIB] * 20 + [100 * MIB] * 10 + [200 * MIB] * 10,  # up and down
+    ],
+    ids=["few", "little", "share", "plateau", "waves"],
+)
+def test_memory_that_fills_up_once_or_waves_is_no_growth(values):
+    assert alerts.memory_growth(memory(values)) is None
+
+
+def test_bytes_that_are_no_memory_are_not_watched():
+    rising = [90.0 * MIB * step for step in range(1, 60)]
+    with pytest.raises(Unwatched, match="no memory metric"):
+        alerts.memory_growth(memory(rising, "downloaded_bytes"))
+    assert alerts.is_memory("gpu_memory_used_bytes") and not alerts.is_memory("gpu_memory_share")
+
+
+def reasons(masks: list[int]):
+    loop = Loop(None)
+    for mask in masks:
+        loop.step({"forward": 1.0}, {"gpu_clock_event_reasons": mask})
+    return loop.timer.snapshot()
+
+
+def test_thermal_bits_are_throttling_and_the_power_cap_is_not():
+    assert alerts.throttling(reasons([0x1, 0x4])) is None
+    said = alerts.throttling(reasons([0x0] * 5 + [0x20 | 0x4, 0x28]))
+    assert said == "2 of the last 7 values: hardware slowdown, software thermal slowdown"
+    assert alerts.throttling(reasons([0x40] + [0x0] * 20)) is None
+    with pytest.raises(Unwatched, match="gpu_clock_event_reasons"):
+        alerts.throttling(times_of([USUAL]))
+
+
+def running(**changes):
+    """Return a run that began at 1000 s, whose 50 steps of 10 ms ended at 1000.5 s, and that wrote last at 1003 s."""
+    return replace(times_of([USUAL] * 50), started_unix_s=1000.0, written_unix_s=1003.0, **changes)
+
+
+def test_a_run_stalls_when_no_stage_ends_for_longer_than_allowed():
+    assert alerts.stalled(running(), 1030.5) is None
+    assert alerts.stalled(running(), 1031.5) == (
+        "no stage has ended for 31 s, where 30 s are allowed; it last wrote 28 s ago"
+    )
+    assert alerts.stalled(running(), 1003.0, stall_s=2.0) is not None
+
+
+def test_a_stalled_run_names_the_stage_that_it_is_in():
+    loop = Loop(None).steps(3)
+    loop.timer.begin("data")
+    stuck = replace(loop.timer.snapshot(), started_unix_s=1000.0)
+    assert "it is in data" in (alerts.stalled(stuck, 1100.0) or "")
+
+
+def test_a_run_that_has_ended_is_never_stalled():
+    for status in ("finished", "failed"):
+        assert alerts.stalled(running(status=status), 9e9) is None
+
+
+def test_long_steps_and_the_first_step_have_longer_to_go():
+    long = replace(times_of([{"forward": 20_000.0}] * 2), started_unix_s=1000.0)
+    assert alerts.stalled(long, 1240.0) is None
+    assert "200 s are allowed" in (alerts.stalled(long, 1240.5) or "")
+    first = replace(times_of([]), started_unix_s=1000.0)
+    assert alerts.stalled(first, 1300.0) is None
+    assert "300 s are allowed" in (alerts.stalled(first, 1300.5) or "")
+
+
+def test_an_evaluation_may_take_long_while_the_run_writes():
+    loop = Loop(None).steps(3)
+    with loop.timer.excluded("evaluation"):
+        loop.clock.now += 30 * MS
+    loop.timer.begin("evaluation", "excluded")
+    evaluating = replace(loop.timer.snapshot(), started_unix_s=1000.0, written_unix_s=5000.0)
+    assert [each.name for each in evaluating.open][-1] == "evaluation"
+    assert alerts.stalled(evaluating, 5120.0) is None
+    assert "it is in evaluation" in (alerts.stalled(evaluating, 5121.0) or "")
+
+
+def test_every_rule_is_stated_and_each_process_speaks_for_itself():
+    fine, hungry = (replace(running(), rank=rank, world_size=2) for rank in (0, 1))
+    hungry = replace(times_of([{"data": 9.0, "forward": 1.0}] * 40), rank=1, started_unix_s=1000.0)
+    found = {each.name: each for each in alerts.watch([fine, hungry], 1001.0)}
+    assert list(found) == ["Slow step", "Input starvation", "Memory growth", "Throttling", "Stalled run"]
+    assert found["Input starvation"].alerts == (
+        "rank 1: 90% of the time of the last 40 steps went to the wait for the next batch",
+    )
+    assert found["Slow step"].alerts == () and found["Slow step"].unwatched is None
+    assert found["Throttling"].unwatched == "rank 0: the run records no metric gpu_clock_event_reasons"
+    assert "more than 3 times the median" in found["Slow step"].rule
+    assert "more than 20%" in found["Input starvation"].rule and "5% and 16 MiB" in found["Memory growth"].rule
+    assert "more than 7 s" in alerts.watch([fine], 1001.0, 7.0)[-1].rule
+
+
+def test_the_rules_need_neither_torch_nor_streamlit():
+    modules = "utils.monitor.alerts, utils.monitor.index, utils.monitor.contrast, utils.monitor.run"
+    code = f"import sys, {modules}; print([name for name in ('torch', 'streamlit', 'pandas') if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stdout == "[]\n"

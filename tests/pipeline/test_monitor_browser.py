@@ -1,0 +1,119 @@
+"""The monitor as a person uses it: its server, and a real browser on its page."""
+
+import http.client
+import json
+import threading
+
+import psutil
+import pytest
+
+from boundby.training import StageTimer, TimerOptions
+from boundby.training.writer import Pace
+from tests import browser
+from tests.monitor_runs import HOSTILE, USUAL, write_run
+from tests.monitor_server import patiently, serving
+
+pytest.importorskip("streamlit", reason="Streamlit is not installed")
+PROGRAM = browser.executable()
+pytestmark = [
+    pytest.mark.skipif(PROGRAM is None, reason=f"there is no browser: none of {', '.join(browser.NAMES)}"),
+    pytest.mark.timeout(300),
+]
+TABS = {"Timing": "Stages of the steps", "Memory": "Memory over", "Artifacts": "Download", "Compare": "The steps of B"}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("monitor")
+    (folder / "runs").mkdir()
+    with serving(folder / "runs", folder, "--stall-after", "2") as found:
+        yield found
+
+
+@pytest.fixture
+def monitor(served):
+    """The monitor, which must ask nobody but its own server, and have nothing to complain of."""
+    yield served
+    ours = (f"http://127.0.0.1:{served.port}/", "data:", "blob:")
+    assert [each for each in served.here.requests if not each.startswith(ours)] == [] and served.here.requests
+    assert served.here.said == []
+
+
+def train(timer: StageTimer, is_stuck: threading.Event, is_over: threading.Event) -> None:
+    """Run steps of about 10 ms until it is over; while it is stuck, hang in `data`."""
+    while not is_over.is_set():
+        for name, milliseconds in USUAL.items():
+            with timer.stage(name):
+                is_over.wait(milliseconds / 1e3)
+                while name == "data" and is_stuck.is_set() and not is_over.wait(0.05):
+                    pass
+        timer.metrics({"loss": 1.0})
+        timer.step()
+
+
+def test_a_live_run_appears_moves_and_raises_an_alert_when_it_stalls(monitor):
+    monitor.open()
+    monitor.wait_for_text("There is no run in this folder yet.")
+    timer = StageTimer(monitor.runs / "live", options=TimerOptions(pace=Pace(flush_s=0.2, document_s=0.5)))
+    is_stuck, is_over = threading.Event(), threading.Event()
+    timer.start()
+    loop = threading.Thread(target=train, args=(timer, is_stuck, is_over))
+    loop.start()
+    try:
+        monitor.wait_for_text("1 runs, 1 running")
+        patiently(lambda: monitor.metric("Last step") not in ("", "none yet"), "no step is shown")
+        before = monitor.metric("Last step")
+        patiently(lambda: monitor.metric("Last step") not in ("", before), "the run does not move")
+        assert "Stalled run" not in monitor.here.texts("[data-testid=stAlert]")
+        is_stuck.set()
+        monitor.wait_for_text("Stalled run")
+        monitor.wait_for_text("it is in data")
+    finally:
+        is_over.set()
+        loop.join()
+        timer.stop()
+    monitor.wait_for_text("1 runs, 0 running")
+    patiently(lambda: "Stalled run" not in monitor.here.texts("[data-testid=stAlert]"), "the alert stays")
+
+
+def test_every_tab_shows_itself_and_a_file_can_be_taken_home(monitor, tmp_path):
+    for name in ("first", "second"):
+        write_run(monitor.runs / name, 60)
+    monitor.open(width=400)
+    monitor.wait_for_text("What limits it")
+    for name, text in TABS.items():
+        monitor.choose_tab(name, text)
+        assert monitor.here.run("document.documentElement.scrollWidth") <= 400
+    monitor.choose_tab("Artifacts", "Download")
+    monitor.here.call("Page.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
+    monitor.here.run("document.querySelector('[data-testid=stDownloadButton] button').click()")
+    taken = tmp_path / "config.json"
+    patiently(taken.exists, "the file never comes")
+    assert json.loads(taken.read_text()) == json.loads((monitor.runs / "second" / "config.json").read_text())
+
+
+def test_names_that_are_programs_stay_names(monitor):
+    write_run(monitor.runs / HOSTILE.replace("/", "|"), 60, USUAL | {HOSTILE: 2.0})
+    (monitor.runs / HOSTILE.replace("/", "|") / f"{HOSTILE.replace('/', '|')[:80]}.txt").write_text(HOSTILE)
+    monitor.open()
+    monitor.wait_for_text("<script>alert(1)</script>")  # a stage in the verdict
+    for name in (*TABS, "Overview"):
+        monitor.choose_tab(name, TABS.get(name, "What limits it"))
+        assert monitor.here.run("document.querySelectorAll('img[src*=\"192.0.2.1\"], a[href^=javascript]').length") == 0
+        assert monitor.here.run("[...document.scripts].filter((each) => each.text.includes('alert')).length") == 0
+
+
+def test_only_this_machine_under_its_own_name_is_served(served):
+    listening = [each.laddr.ip for each in psutil.Process(served.pid).net_connections() if each.status == "LISTEN"]
+    assert listening == ["127.0.0.1"]
+    upgrade = {
+        "Connection": "Upgrade",
+        "Upgrade": "websocket",
+        "Sec-WebSocket-Version": "13",
+        "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==",
+    }
+    for host, status in (("evil.example", 403), ("127.0.0.1", 101), ("localhost", 101)):
+        asking = http.client.HTTPConnection("127.0.0.1", served.port, timeout=30)
+        asking.request("GET", "/_stcore/stream", headers={**upgrade, "Host": host})
+        assert asking.getresponse().status == status, host
+        asking.close()

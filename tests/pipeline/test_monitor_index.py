@@ -1,0 +1,230 @@
+"""How the monitor finds and reads runs: whole, half-written, broken, hostile; and that nothing leads out of RUNS."""
+
+import json
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.fakes import FakeClock
+from tests.monitor_runs import HOSTILE, Loop, write_run
+from utils.errors import EnvironmentLacksError, InputError
+from utils.monitor import index, server, text
+from utils.monitor.index import Index
+from utils.monitor.reading import Reader
+from utils.monitor.run import Processes, RunFolder
+
+NOW = 2e9
+
+
+def known(root: Path) -> dict[str, index.RunEntry]:
+    return {each.path: each for each in Index(root).runs()}
+
+
+def test_runs_are_found_below_the_folder_and_in_it(tmp_path):
+    write_run(tmp_path / "one", 30)
+    write_run(tmp_path / "model" / "two", 5, rank=0, world_size=2)
+    (tmp_path / "no run" / "inside").mkdir(parents=True)
+    (tmp_path / ".hidden").mkdir()
+    write_run(tmp_path / ".hidden" / "run", 2)
+    found = known(tmp_path)
+    assert set(found) == {"one", "model/two"}
+    assert (found["one"].status, found["one"].last_step, found["one"].ranks) == ("finished", 29, 1)
+    assert found["one"].step_s == pytest.approx(0.0104)
+    assert known(tmp_path / "one")["."].last_step == 29
+
+
+def test_the_newest_run_comes_first(tmp_path):
+    for name, seconds in (("old", 100), ("new", 300), ("middle", 200)):
+        write_run(tmp_path / name, 2)
+        for path in (tmp_path / name).iterdir():
+            os.utime(path, (seconds, seconds))
+    assert [each.path for each in Index(tmp_path).runs()] == ["new", "middle", "old"]
+
+
+def test_a_run_is_read_again_only_when_its_files_change(tmp_path, monkeypatch):
+    folder = write_run(tmp_path / "run", 3)
+    write_run(tmp_path / "other", 3)
+    read = []
+    real = index.read_stage_times
+    monkeypatch.setattr(
+        index, "read_stage_times", lambda *given, **how: read.append(given[0].name) or real(*given, **how)
+    )
+    here = Index(tmp_path)
+    assert len(here.runs()) == 2 and sorted(read) == ["other", "run"]
+    assert len(here.runs()) == 2 and len(read) == 2
+    write_run(folder, 4)
+    assert {each.path: each.last_step for each in here.runs()} == {"run": 3, "other": 2} and read[2:] == ["run"]
+
+
+def test_a_run_that_goes_on_is_running_and_one_that_writes_no_more_is_silent(tmp_path):
+    loop = Loop(tmp_path / "run").steps(3)
+    loop.timer.flush()
+    entry = known(tmp_path)["run"]
+    assert entry.state(entry.changed_unix_s + 120) == "running"
+    assert entry.state(entry.changed_unix_s + 121) == "silent"
+    loop.timer.stop()
+    assert known(tmp_path)["run"].state(NOW) == "finished"
+
+
+def test_half_written_and_broken_files_are_named_with_their_reason(tmp_path):
+    write_run(tmp_path / "good", 2)
+    for name, content in {
+        "cut": (tmp_path / "good" / "stage_times.json").read_bytes()[:100],
+        "empty": b"",
+        "binary": bytes(range(256)),
+        "other": b"[1, 2]",
+        "version": b'{"schema_version": 99}',
+    }.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "stage_times.json").write_bytes(content)
+    found = known(tmp_path)
+    assert found.pop("good").fault is None
+    assert len(found) == 5
+    for entry in found.values():
+        assert entry.state(NOW) == "unreadable" and entry.fault and str(tmp_path) not in entry.fault
+    processes = RunFolder(tmp_path, "cut").processes()
+    assert processes.ranks == () and "stage_times.json" in processes.faults[0]
+
+
+def test_the_log_of_a_killed_run_is_enough(tmp_path):
+    Loop(tmp_path / "run").steps(25).timer.flush()
+    (tmp_path / "run" / "stage_times.json").write_text("{")
+    assert known(tmp_path)["run"].last_step == 24
+    assert RunFolder(tmp_path, "run").processes().ranks[0].last_step == 24
+
+
+def test_links_are_not_followed(tmp_path):
+    outside = write_run(tmp_path / "outside", 2)
+    (outside / "secret.txt").write_text("secret")
+    root = tmp_path / "runs"
+    inside = write_run(root / "run", 2)
+    (root / "link").symlink_to(outside)
+    (inside / "linked.txt").symlink_to(outside / "secret.txt")
+    (inside / "folder").symlink_to(outside)
+    (root / "fake").mkdir()
+    (root / "fake" / "stage_times.json").symlink_to(outside / "stage_times.json")
+    found = known(root)
+    assert set(found) == {"run", "fake"} and "links are not followed" in (found["fake"].fault or "")
+    assert RunFolder(root, "fake").processes().ranks == ()
+    with pytest.raises(ValueError, match="behind a link"):
+        RunFolder(root, "link")
+    run = RunFolder(root, "run")
+    assert {each.path for each in run.files()}.isdisjoint({"linked.txt", "folder/secret.txt"})
+    for path in ("linked.txt", "folder/secret.txt", "../../outside/secret.txt", str(outside / "secret.txt")):
+        with pytest.raises((OSError, ValueError)):
+            run.read(path)
+
+
+@pytest.mark.parametrize("path", ["..", "../outside", "/etc", "run/../../outside"])
+def test_no_path_leads_out_of_the_folder(tmp_path, path):
+    write_run(tmp_path / "outside", 2)
+    (tmp_path / "runs" / "run").mkdir(parents=True)
+    with pytest.raises(ValueError, match="outside"):
+        RunFolder(tmp_path / "runs", path)
+
+
+def test_a_pipe_in_place_of_a_file_does_not_hang_the_page(tmp_path):
+    write_run(tmp_path / "run", 2)
+    (tmp_path / "run" / "config.json").unlink()
+    os.mkfifo(tmp_path / "run" / "config.json")
+    (tmp_path / "pipe").mkdir()
+    os.mkfifo(tmp_path / "pipe" / "stage_times.json")
+    assert "no plain file" in (known(tmp_path)["pipe"].fault or "")
+    assert RunFolder(tmp_path, "run").document("config.json") == ({}, "config.json: config.json is no plain file")
+
+
+def test_files_are_listed_with_their_purpose_and_read_whole(tmp_path):
+    run = RunFolder(tmp_path, write_run(tmp_path / "run", 2).name)
+    (run.folder / ".tmp-1-2-x.json").write_text("half")
+    (run.folder / "tensorboard").mkdir()
+    (run.folder / "tensorboard" / "rank0_trace.json").write_text("{}")
+    purposes = {each.path: each.purpose for each in run.files()}
+    assert purposes["stage_times.json"] and purposes["tensorboard/rank0_trace.json"] == "Chrome trace"
+    assert ".tmp-1-2-x.json" not in purposes
+    assert json.loads(run.read("metrics.json"))["loss"] == [1.0, 0.5]
+    with pytest.raises(ValueError, match="more than 0 MiB"):
+        run.read("metrics.json", 4)
+    assert run.read("metrics.json", 4, is_cut=True) == run.read("metrics.json")[:4]
+
+
+def test_every_process_of_a_run_is_read(tmp_path):
+    for rank in (0, 1):
+        write_run(tmp_path / "run", 3 + rank, rank=rank, world_size=2)
+    (tmp_path / "run" / "rank1_stage_times.json").write_text("{")
+    (tmp_path / "run" / "rank1_stage_log.jsonl").unlink()
+    found = RunFolder(tmp_path, "run").processes()
+    assert [each.last_step for each in found.ranks] == [2] and "rank1" in found.faults[0]
+
+
+def test_a_run_is_read_no_more_often_than_is_cheap(tmp_path, monkeypatch):
+    clock, reads = FakeClock(), []
+
+    def slow(self):
+        clock.advance(2.0)
+        reads.append(clock.now)
+        return Processes((), ())
+
+    monkeypatch.setattr(RunFolder, "processes", slow)
+    write_run(tmp_path / "run", 2)
+    run, reader = RunFolder(tmp_path, "run"), Reader(clock)
+    reader.processes(run)
+    clock.advance(100.0)
+    reader.processes(run)
+    assert len(reads) == 1  # nothing has changed
+    write_run(tmp_path / "run", 3)
+    reader.processes(run)
+    assert len(reads) == 2
+    write_run(tmp_path / "run", 4)
+    clock.advance(19.0)
+    reader.processes(run)
+    assert len(reads) == 2  # reading takes 2 s, so it waits 20
+    clock.advance(1.0)
+    reader.processes(run)
+    assert len(reads) == 3
+
+
+def test_names_cannot_steer_or_flood_the_page():
+    assert text.plain("a\x1b[31m\u202eb\nc\td") == "a[31mb c d"
+    assert text.plain("x" * 500) == "x" * 117 + "..."
+    assert text.plain("\udcff") == "?"
+    assert text.plain(HOSTILE) == HOSTILE
+    assert text.distinct(["a", "b", "a"]) == ["a", "b", "a (2)"]
+
+
+def test_the_server_is_for_this_machine_alone_and_tells_nobody(tmp_path):
+    command = server.command(tmp_path, 8501, 30.0)
+    assert "--server.address=127.0.0.1" in command and "--browser.gatherUsageStats=false" in command
+    assert "--client.showErrorDetails=none" in command and "--server.headless=true" in command
+    assert command[-3:] == ["--", str(tmp_path), "30.0"]
+
+
+def test_what_the_server_cannot_do_is_said_before_it_starts(tmp_path, monkeypatch):
+    with pytest.raises(InputError, match="is not there"):
+        server.check(tmp_path / "none", 8501, 30.0)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="is no folder"):
+        server.check(tmp_path / "file", 8501, 30.0)
+    for port in (0, 65536):
+        with pytest.raises(InputError, match="--port"):
+            server.check(tmp_path, port, 30.0)
+    with pytest.raises(InputError, match="--stall-after"):
+        server.check(tmp_path, 8501, float("nan"))
+    with socket.socket() as taken:
+        taken.bind((server.ADDRESS, 0))
+        taken.listen()
+        with pytest.raises(InputError, match="choose another"):
+            server.check(tmp_path, taken.getsockname()[1], 30.0)
+    monkeypatch.setattr(server.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(EnvironmentLacksError, match=r"bash setup_environment.sh --monitor") as caught:
+        server.check(tmp_path, 8501, 30.0)
+    assert caught.value.exit_code == 3
+
+
+def test_no_data_reaches_a_renderer_of_markup():
+    """`unsafe_allow_html` and `st.markdown`, `st.html`, `st.table` stand nowhere: data is text, table or drawing."""
+    for path in (Path(server.__file__).parent).rglob("*.py"):
+        source = path.read_text(encoding="utf-8")
+        for forbidden in ("unsafe_allow_html", "st.markdown", "st.html", "st.write", "st.table", "components"):
+            assert forbidden not in source, path

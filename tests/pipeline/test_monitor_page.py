@@ -1,0 +1,155 @@
+"""The page of the monitor, run by Streamlit's own test client: each tab on runs of every kind."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.monitor_runs import HOSTILE, USUAL, Loop, write_run
+
+testing = pytest.importorskip("streamlit.testing.v1", reason="Streamlit is not installed")
+TABS = ("Overview", "Timing", "Memory", "Artifacts", "Compare")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A folder with a run of every kind."""
+    root = tmp_path_factory.mktemp("runs")
+    write_run(root / "plain", 120)
+    write_run(root / "slower", 120, USUAL | {"forward": 6.0})
+    write_run(root / HOSTILE.replace("/", "|"), 60, USUAL | {HOSTILE: 2.0})
+    for rank in (0, 1):
+        write_run(root / "two ranks", 60, rank=rank, world_size=2)
+    Loop(root / "killed").steps(25).timer.flush()
+    Loop(root / "no steps").timer.flush()
+    failed = Loop(root / "failed").steps(3)
+    failed.timer.stop(RuntimeError(HOSTILE))
+    broken = root / "broken"
+    broken.mkdir()
+    (broken / "stage_times.json").write_bytes((root / "plain" / "stage_times.json").read_bytes()[:5000])
+    shutil.copytree(root / "plain", root / "bad documents")
+    for name in ("config.json", "manifest.json", "profiler_summary.json", "op_stats.csv"):
+        (root / "bad documents" / name).write_bytes(b'{"a": \xff[[')
+    return root
+
+
+def page(root: str) -> None:
+    from pathlib import Path
+
+    from utils.monitor import app
+
+    app.main(Path(root), 30.0)
+
+
+def opened(root: Path, run: str | None = None, tab: str = "Overview"):
+    shown = testing.AppTest.from_function(page, args=(str(root),), default_timeout=60)
+    shown.session_state["tab"] = tab
+    if run is not None:
+        shown.session_state["run"] = run
+    shown.run()
+    assert not shown.exception
+    return shown
+
+
+def words(shown) -> str:
+    """Return everything that the page says in words."""
+    kinds = ("text", "caption", "code", "subheader", "info", "warning", "error")
+    found = [str(each.value) for kind in kinds for each in getattr(shown, kind)]
+    return "\n".join([*found, *(f"{each.label}: {each.value}" for each in shown.metric)])
+
+
+@pytest.mark.parametrize("tab", TABS)
+def test_every_tab_shows_every_kind_of_run(runs, tab):
+    shown = opened(runs, "plain", tab)
+    for name in shown.selectbox(key="run").options:
+        shown.selectbox(key="run").select(name).run()
+        assert not shown.exception, name
+        assert "cannot be shown" not in words(shown), (name, words(shown))
+        assert "Traceback" not in words(shown)
+
+
+def test_overview_gives_state_speed_verdict_and_rules(runs):
+    said = words(opened(runs, "plain"))
+    assert "Last step: 119" in said and "Step, median: 10.40 ms" in said and "Processes: 1 of 1" in said
+    assert "What:" in said and "Next:" in said  # the verdict
+    assert "One of the last 100 steps took more than 3 times the median" in said
+    assert "Throttling (not watched: the run records no metric gpu_clock_event_reasons)" in said
+
+
+def test_overview_says_that_a_run_failed_and_how(runs):
+    said = words(opened(runs, "failed"))
+    assert "The run ended with an error." in said and "RuntimeError: <script>alert(1)</script>" in said
+
+
+def test_timing_lists_the_stages_and_the_operators(runs):
+    tables = [each.value for each in opened(runs, "plain", "Timing").dataframe]
+    stages = next(each for each in tables if "stage" in each)
+    assert stages["stage"].tolist()[:2] == ["backward", "forward"]
+    assert stages["share (%)"].tolist()[:2] == pytest.approx([50.0, 30.0])
+    operators = next(each for each in tables if "cpu_self_ms" in each)
+    assert operators["name"].tolist() == ["aten::mm"] and operators["cpu_self_ms"].tolist() == [1.5]
+
+
+def test_timing_shows_the_process_that_is_chosen(runs):
+    shown = opened(runs, "two ranks", "Timing")
+    assert shown.selectbox(key="rank-timing").options == ["rank 0", "rank 1"]
+    shown.selectbox(key="rank-timing").select(1).run()
+    assert not shown.exception and shown.selectbox(key="rank-timing").value == 1
+
+
+def test_memory_shows_what_the_run_records_or_how_to_record_it(runs):
+    table = opened(runs, "plain", "Memory").dataframe[-1].value
+    assert table["metric"].tolist() == ["process_memory_bytes"] and table["largest"].tolist() == ["1.0 GiB"]
+    assert "profiler.metrics({" in words(opened(runs, "killed", "Memory"))
+
+
+def test_artifacts_list_the_files_and_what_is_missing(runs):
+    shown = opened(runs, "plain", "Artifacts")
+    assert "stage_times.json" in shown.dataframe[1].value["file"].tolist()
+    assert shown.dataframe[2].value.to_dict("records") == [
+        {"file": "manifest.json", "what": "device times", "why": "a CPU keeps none"}
+    ]
+    assert shown.get("download_button")[0].label == "Download"
+    shown.selectbox(key="file").select("metrics.json").run()
+    assert '"loss": [' in words(shown)
+
+
+def test_compare_judges_two_runs_and_lists_their_settings(runs):
+    shown = opened(runs, "slower", "Compare")
+    shown.selectbox(key="other").select("plain").run()
+    assert "The steps of B are slower than those of A" in words(shown)
+    table = next(each.value for each in shown.dataframe if "verdict" in each.value)
+    verdicts = dict(zip(table["stage"], table["verdict"], strict=True))
+    assert (verdicts["whole step"], verdicts["forward"], verdicts["backward"]) == ("slower", "slower", "same")
+    settings = shown.dataframe[-1].value.to_dict("records")
+    assert settings == [{"setting": "model", "A": "plain", "B": "slower"}]
+
+
+def test_an_empty_folder_is_explained(tmp_path):
+    said = words(opened(tmp_path))
+    assert "no run in this folder yet" in said and "python scripts/profile_training.py" in said
+
+
+def test_a_broken_run_is_explained(runs):
+    said = words(opened(runs, "broken"))
+    assert "cannot be read" in said and "stage_times.json: Input data was truncated" in said
+
+
+def test_a_run_that_appears_while_the_page_is_open_leaves_the_choice(runs, tmp_path):
+    write_run(tmp_path / "first", 30)
+    write_run(tmp_path / "second", 30)
+    shown = opened(tmp_path, "first")
+    write_run(tmp_path / "third", 30)
+    shown.run()
+    assert shown.selectbox(key="run").options[0] == "third" and shown.selectbox(key="run").value == "first"
+
+
+def test_a_tab_that_fails_says_so_in_one_line(runs, monkeypatch):
+    from utils.monitor import app
+
+    def fail(shown):
+        raise RuntimeError("out of order")
+
+    monkeypatch.setitem(app.TABS, "Overview", fail)
+    said = words(opened(runs, "plain"))
+    assert "This part of the run cannot be shown." in said and "Overview: RuntimeError: out of order" in said
