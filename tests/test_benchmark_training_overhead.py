@@ -1,0 +1,65 @@
+"""How `benchmarks/training_overhead.py` judges what it measured, and how a spinning step is taken."""
+
+import pytest
+
+from benchmarks import _training_judgement, _training_spin, training_overhead
+
+
+@pytest.mark.parametrize(
+    ("ratios", "fails", "is_open"),
+    [
+        ([1.004, 1.005, 1.006], False, False),
+        ([1.020, 1.021, 1.022], True, False),
+        ([0.95, 1.02, 1.09], False, True),  # in the middle of noise it is not known to be too much
+        ([1.5], False, True),
+    ],
+)
+def test_the_stage_timer_fails_only_where_the_whole_interval_says_so(ratios, fails, is_open):
+    found = {"stage timer": ratios}
+    assert bool(_training_judgement.failures(found)) == fails
+    assert _training_judgement.unsettled(found) == ["stage timer"] * is_open
+
+
+def test_a_manager_that_is_off_may_not_show():
+    assert _training_judgement.failures({"off": [1.0003, 1.0004, 1.0005]}) == []
+    assert _training_judgement.failures({"off": [1.002, 1.0021, 1.0022]}) == ["off costs +0.21 %, +0.10 % at most"]
+
+
+def test_the_exit_code_and_the_last_line_follow_the_failures(capsys):
+    assert training_overhead._judge({"off": [1.0, 1.0, 1.0], "stage timer": [1.003, 1.003, 1.003]}, 2e-6) == 0
+    assert capsys.readouterr().out.endswith("passed: everything is within its limits\n")
+    assert training_overhead._judge({"off": [1.01, 1.01, 1.01], "stage timer": [1.003, 1.003, 1.003]}, 2e-6) == 1
+    assert capsys.readouterr().out.startswith("\noff: +1.00 % [+1.00 %, +1.00 %] of a step\n")
+
+
+def test_a_disturbed_machine_decides_nothing(capsys):
+    assert training_overhead._judge({"stage timer": [1.5, 1.5, 1.5]}, 70e-6) == 0
+    assert "not settled: a bare step takes 70 µs beyond its spins" in capsys.readouterr().out
+
+
+def test_what_a_spin_lasts_too_long_and_an_interrupted_step_are_left_out(monkeypatch):
+    now = 0
+
+    def spin():
+        nonlocal now
+        now += 7_000_000  # seven times as long as it should
+        return 7_000_000
+
+    def step():
+        nonlocal now
+        now += next(extra)
+
+    extra = iter([0, 100_000, 500_000_000, 200_000])
+    monkeypatch.setattr(_training_spin, "_spin", spin)
+    monkeypatch.setattr(_training_spin.time, "perf_counter_ns", lambda: now)
+    monkeypatch.setattr(_training_spin.time, "process_time", lambda: 0.0)
+    monkeypatch.setattr(_training_spin.time, "thread_time", lambda: 0.0)
+    assert _training_spin._timed(4, lambda _: _training_spin.NOTHING, step) == pytest.approx(0.0051)
+
+
+@pytest.mark.parametrize("name", _training_spin.METHODS)
+def test_a_method_takes_its_steps(name, monkeypatch):
+    spins = []
+    monkeypatch.setattr(_training_spin, "_spin", lambda: spins.append(name) or 0)
+    assert min(_training_spin.abba(_training_spin.METHODS[name], 3)) >= _training_spin.STEP_S
+    assert len(spins) == 4 * 3 * len(_training_spin.STAGES)
