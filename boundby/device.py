@@ -98,6 +98,11 @@ def describe(device: torch.device) -> dict[str, Any]:
     }
 
 
+def uuid_of(device: torch.device) -> str | None:
+    """Return by what NVML finds the GPU, which it numbers otherwise than CUDA; None for a device that is none."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Tell whether `error` means that the device or the host had no memory left."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from boundby.device import uuid_of
 from boundby.disturbance import HostCounters, Reference, Watch, usable_cpus
 from boundby.energy import EnergyMeter, RaplCounter
 from boundby.environment import machine
@@ -16,7 +17,7 @@ REFERENCE_SIZE = 384  # of a matrix product: 1 ms on two cores, and it uses all 
 
 def source(device: torch.device) -> Source:
     """Return what the sampler reads: the host, and the GPU where the model runs on one."""
-    return Sources(_nvml(device), PsutilSource())
+    return Sources(nvml_source(uuid_of(device)), PsutilSource())
 
 
 def watch(device: torch.device) -> Watch:
@@ -31,7 +32,7 @@ def watch(device: torch.device) -> Watch:
 def energy(device: torch.device, timer: Timer) -> tuple[EnergyMeter | None, float | None, str | None]:
     """Return the meter of this device and the watts it takes when idle, or why there is none."""
     try:
-        counter = _nvml(device) if device.type == "cuda" else RaplCounter()
+        counter = nvml_source(uuid_of(device)) if device.type == "cuda" else RaplCounter()
         if not isinstance(counter, NvmlSource | RaplCounter):
             return None, None, counter.reason
         meter = EnergyMeter(counter, timer)
@@ -50,8 +51,3 @@ def machine_state() -> dict[str, Any]:
         "load_1min": os.getloadavg()[0],
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
     }
-
-
-def _nvml(device: torch.device) -> Any:
-    uuid = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
-    return nvml_source(uuid)

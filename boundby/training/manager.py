@@ -9,9 +9,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from boundby import files
+from boundby.sampler import PsutilSource, Sources, nvml_source
 from boundby.trace.judgement import judge_trace
 from boundby.training import ranks, results
 from boundby.training.hooks import Event
+from boundby.training.readings import Readings
 from boundby.training.records import StageTimes
 from boundby.training.remarks import Say
 from boundby.training.results import RunFiles
@@ -33,6 +35,7 @@ class ManagerOptions:
 
     timer: TimerOptions | None = None  # None: rank and size are those of torch.distributed or the environment
     trace: bool = True
+    readings: bool = True  # metrics of memory, load and clock events, once a second
     capture: "CaptureOptions | None" = None
 
 
@@ -64,6 +67,7 @@ class ProfilerManager:
         self._is_on = False
         self._pid = os.getpid()
         self._recorder: Recorder | None = None
+        self._readings: Readings | None = None
         self._derived: Path | None = None  # the trace from which the tables are
         self._verdict: Verdict | None = None
         self._place = RunFiles(self._folder, 0, 1)
@@ -109,6 +113,10 @@ class ProfilerManager:
         self.timer.step(number)
         if self._recorder:
             self._recorder.step()
+        values = self._readings and self._guarded("readings", self._readings.due)
+        if values:
+            self.timer.metrics(values)
+        if self._recorder or values:
             self._begin_step()
 
     def stop(self, error: BaseException | None = None) -> None:
@@ -169,7 +177,7 @@ class ProfilerManager:
     def _prepare(self) -> None:
         """Find out about process and device, and make what records the trace."""
         from boundby.capture import CaptureOptions, Naming, Recorder, Schedule, naming_of_process
-        from boundby.device import pick_device
+        from boundby.device import pick_device, uuid_of
         from boundby.training.cuda import CudaMarks
 
         timer, given = self.timer, self._options.timer
@@ -179,6 +187,8 @@ class ProfilerManager:
         timer.options = replace(timer.options, rank=naming.rank, world_size=naming.world_size, device=str(device))
         if device.type == "cuda":
             timer.marks = CudaMarks(device)
+        if self._options.readings:
+            self._readings = Readings(Sources(PsutilSource(), nvml_source(uuid_of(device))))
         if self._options.trace:
             self._recorder = Recorder(
                 self._schedule or Schedule(WAIT, WARMUP, ACTIVE),

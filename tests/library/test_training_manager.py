@@ -23,6 +23,7 @@ from boundby.trace import OPERATOR_COLUMNS, read_trace
 from boundby.training import ManagerOptions, ProfilerManager, StageTimer, TimerOptions, read_stage_times
 from boundby.training.cuda import CudaMarks
 from boundby.training.loop import Loop
+from boundby.training.readings import Readings
 from boundby.training.ring import DISTURBED
 
 CPU = torch.device("cpu")
@@ -99,7 +100,8 @@ def test_the_losses_are_the_same_and_every_file_is_there(tmp_path: Path, bare: l
     shares = [each["share"] for each in summary["stages"]] + [summary["in_no_stage_share"]]
     assert sum(shares) == pytest.approx(1)
     assert [each["name"] for each in summary["stages"]] == ["data", "forward", "backward", "optimizer"]
-    assert [(each["name"], each["values"]["n"]) for each in summary["metrics"]] == [("loss", STEPS), ("samples", STEPS)]
+    counted = {each["name"]: each["values"]["n"] for each in summary["metrics"]}
+    assert counted["loss"] == counted["samples"] == STEPS and counted["process_bytes"] >= 1
     assert said == []
 
 
@@ -348,3 +350,45 @@ def test_cuda_events_are_pooled_and_none_stands_in_a_captured_graph(monkeypatch:
         times = timer.snapshot()
     assert times.rows_of("forward")["device_ns"].tolist() == [2_000_000] * 4 + [-1] + [2_000_000] * 5
     assert Event.made <= 4
+
+
+class Moment:
+    """A clock that is set, and a source that says when it was asked."""
+
+    reason = None
+
+    def __init__(self) -> None:
+        self.now_s = 5.0
+        self.reasons: dict[str, str] = {}
+
+    def read(self) -> dict[str, float]:
+        return {"process_bytes": self.now_s}
+
+
+def test_the_machine_is_read_once_a_second_between_two_steps():
+    moment = Moment()
+    readings = Readings(moment, lambda: moment.now_s)
+    found = []
+    for moment.now_s in (5.0, 5.5, 5.99, 6.0, 6.9, 9.0, 9.5):
+        found.append(readings.due().get("process_bytes"))
+    assert found == [5.0, None, None, 6.0, None, 9.0, None]
+
+
+def test_memory_and_load_are_metrics_of_the_run(tmp_path):
+    with ProfilerManager(tmp_path, device=CPU, options=ManagerOptions(trace=False)) as manager:
+        manager.step()
+        manager.step()
+    (memory,) = [each for each in read_stage_times(tmp_path).metrics if each.name == "process_bytes"]
+    assert memory.values.n == 1 and memory.values.minimum > 1e6
+
+
+def test_a_source_that_fails_is_a_remark_and_no_end_of_the_run(tmp_path, monkeypatch):
+    def fails(source):
+        raise OSError("the driver is gone")
+
+    monkeypatch.setattr("boundby.sampler.PsutilSource.read", fails)
+    with ProfilerManager(tmp_path, device=CPU, options=ManagerOptions(trace=False)) as manager:
+        manager.step()
+    times = read_stage_times(tmp_path)
+    assert times.last_step == 0 and [each.what for each in times.remarks] == ["readings"]
+    assert "the driver is gone" in times.remarks[0].reason

@@ -124,7 +124,13 @@ def test_more_tokens_than_positions_are_refused():
 
 
 def test_positions_that_begin_behind_the_id_of_padding_are_not_counted_on():
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 9}
+    sizes = {
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 8,
+        "vocab_size": 9,
+    }
     model = small("RobertaConfig", "RobertaModel", max_position_embeddings=34, pad_token_id=1, **sizes)
     inputs = architectures.inputs_for(model, 1, 32)
     assert model(**inputs).last_hidden_state.shape == (1, 32, 8)
