@@ -1,4 +1,4 @@
-"""From texts to predictions: tokens, batches, and one forward of a sequence classifier."""
+"""Which texts go together: padded batches and packs, both a pure function of the lengths and the token budget."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -7,20 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-TOKENIZER_CHUNK = 1000  # texts per call: the Rust tokenizer is fed well, and memory stays flat
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """Token ids of texts, cut to a length; `truncated` counts the texts that were cut, None where it is not known."""
-
-    ids: list[np.ndarray]
-    truncated: int | None
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """Tokens of each text."""
-        return np.fromiter((each.size for each in self.ids), dtype=np.int64, count=len(self.ids))
+from boundby.inference.tokens import Tokens
 
 
 @dataclass(frozen=True)
@@ -47,41 +34,18 @@ class Batch:
         return self.tokens_real < self.tokens_padded
 
 
-def tokenize(tokenizer: Any, texts: Sequence[str], max_length: int) -> Tokens:
-    """Return the token ids of each text, cut to `max_length` tokens including special ones."""
-    ids: list[np.ndarray] = []
-    truncated: int | None = 0
-    for start in range(0, len(texts), TOKENIZER_CHUNK):
-        encoded = tokenizer(
-            list(texts[start : start + TOKENIZER_CHUNK]),
-            truncation=True,
-            max_length=max_length,
-            return_attention_mask=False,
-        )
-        ids += [np.asarray(each, dtype=np.int32) for each in encoded["input_ids"]]
-        if truncated is not None:
-            encodings = encoded.encodings  # None from a tokenizer written in Python
-            truncated = None if encodings is None else truncated + sum(bool(each.overflowing) for each in encodings)
-    empty = next((row for row, each in enumerate(ids) if each.size == 0), None)
-    if empty is not None:
-        raise ValueError(f"text {empty} has no tokens: {texts[empty][:60]!r}; leave such rows out")
-    return Tokens(ids, truncated)
-
-
 def collate(tokens: Tokens, rows: Sequence[int], pad_id: int, device: torch.device) -> Batch:
     """Return the texts at `rows` as one batch on `device`, padded on the right with `pad_id`."""
     chosen = [tokens.ids[row] for row in rows]
-    longest = max(each.size for each in chosen)
-    input_ids = np.full((len(chosen), longest), pad_id, dtype=np.int64)
-    mask = np.zeros((len(chosen), longest), dtype=np.int64)
-    for line, each in enumerate(chosen):
-        input_ids[line, : each.size] = each
-        mask[line, : each.size] = 1
+    lengths = np.fromiter((each.size for each in chosen), dtype=np.int64, count=len(chosen))
+    is_real = np.arange(lengths.max()) < lengths[:, None]
+    input_ids = np.full(is_real.shape, pad_id, dtype=np.int64)
+    input_ids[is_real] = np.concatenate(chosen)
     return Batch(
         rows=tuple(rows),
         input_ids=torch.from_numpy(input_ids).to(device),
-        attention_mask=torch.from_numpy(mask).to(device),
-        tokens_real=int(mask.sum()),
+        attention_mask=torch.from_numpy(is_real.astype(np.int64)).to(device),
+        tokens_real=int(lengths.sum()),
     )
 
 
@@ -101,6 +65,24 @@ def token_budget_batches(lengths: Sequence[int] | np.ndarray, budget: int) -> li
         batches[-1].append(row)
         room -= 1
     return batches
+
+
+def packs(lengths: Sequence[int] | np.ndarray, budget: int) -> list[list[int]]:
+    """Return rows in packs of at most `budget` tokens without padding (or one row, if it is longer), longest first.
+
+    Rows of equal length stand together and in their order: a pure function of the lengths and the budget.
+    """
+    order = np.argsort(-np.asarray(lengths), kind="stable")
+    found: list[list[int]] = []
+    room = 0
+    for row in order.tolist():
+        needed = int(lengths[row])
+        if not found or needed > room:
+            found.append([])
+            room = budget
+        found[-1].append(row)
+        room -= needed
+    return found
 
 
 def forward(model: Any, batch: Batch) -> torch.Tensor:

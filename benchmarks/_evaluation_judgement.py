@@ -1,0 +1,80 @@
+"""What the rates of `evaluation.py` amount to: plain numbers in, plain sentences out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+LEAST_SHARE, AIMED_SHARE = 0.6, 0.8  # of the per-operator roofline on useful tokens
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Ours must be at least `times` a peer; `aim` is what is hoped for."""
+
+    ours: str
+    peer: str
+    times: float
+    aim: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One case: texts per second of each repeat by method, and what the labels and the roofline say.
+
+    `unjudged` tells, by our method, why its bounds cannot be met on this machine by anyone.
+    """
+
+    name: str
+    rates: dict[str, list[float]]
+    same_labels: int
+    texts: int
+    shares: dict[str, float]
+    unjudged: dict[str, str]
+
+
+SAME, FASTEST, SPEC, BEST_PIPELINE = "ours same", "ours fastest", "padded to 512", "pipeline, best"
+BOUNDS = {
+    "long-tailed": (
+        Bound(SAME, SPEC, 8.0, 8.0),
+        Bound(SAME, BEST_PIPELINE, 1.6, 1.6),
+        Bound(FASTEST, BEST_PIPELINE, 3.0, 4.0),
+    ),
+    "short": (Bound(SAME, BEST_PIPELINE, 1.9, 1.9), Bound(FASTEST, BEST_PIPELINE, 4.5, 4.5)),
+}
+SHARES = {"long-tailed": (SAME, FASTEST), "short": ()}
+
+
+def with_best_pipeline(rates: dict[str, list[float]]) -> dict[str, list[float]]:
+    """Return the rates with those of the batch size of the pipeline that is best by the median."""
+    sizes = [each for name, each in rates.items() if name.startswith("pipeline ")]
+    return {**rates, BEST_PIPELINE: max(sizes, key=median)}
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Return the median over the repeats of ours over theirs; each pair ran within one repeat."""
+    return median(mine / other for mine, other in zip(ours, theirs, strict=True))
+
+
+def lines(case: Measured) -> list[str]:
+    """Return each bound with what was found, as a line."""
+    return [
+        f"{bound.ours} / {bound.peer}: {ratio(case.rates[bound.ours], case.rates[bound.peer]):.2f} x"
+        f" (at least {bound.times:g}, aim {bound.aim:g})"
+        for bound in BOUNDS[case.name]
+    ]
+
+
+def failures(case: Measured) -> list[str]:
+    """Return what falls short, one sentence each; [] where all holds or cannot be judged here."""
+    found = []
+    for bound in BOUNDS[case.name]:
+        times = ratio(case.rates[bound.ours], case.rates[bound.peer])
+        if times < bound.times and bound.ours not in case.unjudged:
+            found.append(f"{case.name}: {bound.ours} is {times:.2f} x {bound.peer}, {bound.times:g} is asked for")
+    if case.same_labels != case.texts:
+        found.append(f"{case.name}: {SAME} gives {case.texts - case.same_labels} of {case.texts} texts another label")
+    for method in SHARES[case.name]:
+        share = case.shares[method]
+        if share < LEAST_SHARE and method not in case.unjudged:
+            found.append(f"{case.name}: {method} reaches {share:.0%} of the roofline, {LEAST_SHARE:.0%} are asked for")
+    return found

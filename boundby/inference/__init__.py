@@ -1,0 +1,52 @@
+"""From texts to predictions at the machine's limit: tokens, batches, strategies, precision.
+
+`Predictor` turns texts into float32 logits by the fastest strategy that a self-check against the model's own forward
+allows. `choose_precision` measures what it may compute in, `search_token_budget` how much it should compute at once;
+`exactness` says what that does to the labels.
+
+    options = PredictorOptions(max_length=512)
+    choice = choose_precision(model, tokenizer, Sample(texts), PrecisionRule("fastest"), options)
+    predictor = Predictor(model, tokenizer, choice.options, check_texts=texts[:256])
+    predictor = predictor.with_token_budget(search_token_budget(predictor, texts).token_budget)
+    prediction = predictor.predict(texts)  # .logits [rows, labels] float32, in the order of the texts
+"""
+
+from boundby.inference.batches import Batch, collate, forward, token_budget_batches
+from boundby.inference.budget import BudgetChoice, search_token_budget
+from boundby.inference.exactness import ExactnessReport, compare_logits, margins
+from boundby.inference.planning import SAMPLE_ROWS, PrecisionChoice, PrecisionRule, Sample, choose_precision
+from boundby.inference.precision import PRECISIONS, Precision, matmul_effect
+from boundby.inference.predictor import Prediction, Predictor, PredictorOptions, TimeSplit
+from boundby.inference.reference import one_by_one, require_classifier
+from boundby.inference.selfcheck import SelfCheck
+from boundby.inference.tokens import TOKENIZER_CHUNK, Tokens, tokenize
+
+__all__ = [
+    "PRECISIONS",
+    "SAMPLE_ROWS",
+    "TOKENIZER_CHUNK",
+    "Batch",
+    "BudgetChoice",
+    "ExactnessReport",
+    "Precision",
+    "PrecisionChoice",
+    "PrecisionRule",
+    "Prediction",
+    "Predictor",
+    "PredictorOptions",
+    "Sample",
+    "SelfCheck",
+    "TimeSplit",
+    "Tokens",
+    "choose_precision",
+    "collate",
+    "compare_logits",
+    "forward",
+    "margins",
+    "matmul_effect",
+    "one_by_one",
+    "require_classifier",
+    "search_token_budget",
+    "token_budget_batches",
+    "tokenize",
+]

@@ -1,0 +1,150 @@
+"""Which precision to compute in: measured on a sample, held against one text at a time in float32."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from boundby.inference.exactness import ExactnessReport, compare_logits
+from boundby.inference.precision import available
+from boundby.inference.predictor import Prediction, Predictor, PredictorOptions
+from boundby.inference.reference import one_by_one, require_classifier
+from boundby.inference.tokens import Tokens, tokenize
+from boundby.inference.working_copy import in_dtype
+from boundby.timer import Timer
+
+SAMPLE_ROWS = 2000  # all of them the same label: the lower end of the interval is 0.998
+CHECK_TEXTS = 256  # of the sample, from which the self-check takes its rows
+SAME_GUARD = 2.0  # how much wider than the largest difference seen on the sample says
+LEAST_SAME_GUARD = 1e-5  # of the largest logit: a sample may show no difference at all
+ROUNDS = 2
+
+
+@dataclass(frozen=True)
+class PrecisionRule:
+    """`same`: labels as of one text at a time in float32. `fastest`: whatever keeps `min_agreement` of them, surely.
+
+    `guarded` computes near ties again in float32 in `fastest` too; `same` always does.
+    """
+
+    kind: Literal["same", "fastest"] = "same"
+    min_agreement: float = 0.995
+    guarded: bool = False
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Texts to decide on, with labels where they are known; `is_all` where there are no other texts.
+
+    `reference` are the logits of `one_by_one`, where they have been computed before.
+    """
+
+    texts: Sequence[str]
+    labels: Sequence[int] | None = None
+    is_all: bool = False
+    reference: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class PrecisionChoice:
+    """The options to predict with, a report per precision tried, its least seconds on the sample, and why not others.
+
+    `report` is that of the chosen precision, without the guard.
+    """
+
+    options: PredictorOptions
+    reports: tuple[ExactnessReport, ...]
+    seconds: dict[str, float]
+    reasons: tuple[str, ...]
+
+    @property
+    def report(self) -> ExactnessReport:
+        """The report of the chosen precision."""
+        return next(each for each in self.reports if each.precision == self.options.precision)
+
+
+@dataclass(frozen=True)
+class _Tried:
+    report: ExactnessReport
+    predictor: Predictor
+
+
+def choose_precision(
+    model: Any,
+    tokenizer: Any,
+    sample: Sample,
+    rule: PrecisionRule,
+    options: PredictorOptions,
+    timer: Timer | None = None,
+) -> PrecisionChoice:
+    """Return the fastest precision that `rule` allows on this sample, with its guard; `options` give the rest.
+
+    The sample should hold 2,000 texts drawn at random, or all there are. In `same` a row is computed again when its
+    margin is within four times the largest difference seen, so that labels can differ only where a difference is
+    larger than twice any of the sample.
+    """
+    require_classifier(model, tokenizer)
+    tokens = tokenize(tokenizer, sample.texts, options.max_length)
+    reference = sample.reference
+    if reference is None:
+        reference = one_by_one(in_dtype(model, torch.float32), tokens, range(len(tokens.ids)))
+    names = available(model.device)
+    tried: list[_Tried] = []
+    reasons: list[str] = []
+    for name in names if rule.kind == "fastest" else names[:2]:
+        wanted = replace(options, precision=name, guard_margin=0.0)
+        predictor = Predictor(model, tokenizer, wanted, _check_texts(sample), timer)
+        outcome = _try(predictor, tokens, replace(sample, reference=reference), rule)
+        if isinstance(outcome, str):
+            reasons.append(outcome)
+        else:
+            tried.append(outcome)
+    seconds = _least_seconds(tried, lambda predictor: predictor.predict_tokens(tokens))
+    best = min(tried, key=lambda each: seconds[each.report.precision])
+    return PrecisionChoice(best.predictor.options, tuple(each.report for each in tried), seconds, tuple(reasons))
+
+
+def _try(predictor: Predictor, tokens: Tokens, sample: Sample, rule: PrecisionRule) -> _Tried | str:
+    """Return the predictor with its guard, or why its precision may not be taken; float32 always may."""
+    name, reference = predictor.options.precision, sample.reference
+    assert reference is not None
+    try:
+        found = predictor.predict_tokens(tokens)
+    except ValueError as error:  # logits that are not finite
+        if name == "float32":
+            raise
+        return f"not {name}: {error}"
+    report = compare_logits(name, found.logits, reference, sample.labels, sample.is_all)
+    if rule.kind == "fastest":
+        if name != "float32" and report.agreement_low < rule.min_agreement:
+            return _disagrees(report, rule)
+        margin = report.guard_margin if rule.guarded else 0.0
+    else:
+        margin = max(SAME_GUARD * report.guard_margin, LEAST_SAME_GUARD * float(np.abs(reference).max()))
+    return _Tried(report, predictor.with_guard_margin(margin))
+
+
+def _least_seconds(tried: Sequence[_Tried], predict: Callable[[Predictor], Prediction]) -> dict[str, float]:
+    """Return the least seconds of each, computing near ties included; they take turns."""
+    seconds: dict[str, float] = {}
+    for _ in range(ROUNDS):
+        for each in tried:
+            spent = predict(each.predictor).seconds
+            name = each.report.precision
+            seconds[name] = min(spent.compute_s + spent.transfer_s, seconds.get(name, float("inf")))
+    return seconds
+
+
+def _check_texts(sample: Sample) -> Sequence[str]:
+    """Return texts spread over the sample."""
+    places = np.linspace(0, len(sample.texts) - 1, min(CHECK_TEXTS, len(sample.texts))).round().astype(int)
+    return [sample.texts[place] for place in places.tolist()]
+
+
+def _disagrees(report: ExactnessReport, rule: PrecisionRule) -> str:
+    return (
+        f"not {report.precision}: {report.same_labels} of {report.rows} labels agree with float32 one by one, the "
+        f"lower end of the interval is {report.agreement_low:.2%}; asked for {rule.min_agreement:.2%}"
+    )

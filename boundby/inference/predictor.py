@@ -1,0 +1,284 @@
+"""Texts in, float32 logits out, by the fastest way that is known to be right."""
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from boundby.device import is_out_of_memory, release_memory, synchronizer
+from boundby.inference.exactness import margins
+from boundby.inference.precision import PRECISIONS, matmul_effect
+from boundby.inference.reference import one_by_one, require_classifier
+from boundby.inference.selfcheck import checked_strategy
+from boundby.inference.tokens import Tokens, tokenize
+from boundby.inference.working_copy import in_dtype
+from boundby.timer import Timer
+
+TOKEN_BUDGET = {"cpu": 2048, "cuda": 16384}  # where nobody has searched for a better one
+
+
+@dataclass(frozen=True)
+class PredictorOptions:
+    """All that a prediction depends on besides texts, model and tokenizer. Plain values, as a plan keeps them.
+
+    `precision` is a key of `PRECISIONS`. Rows whose best logit leads by `guard_margin` or less are computed again,
+    each alone, by the stock forward in float32. `token_budget` None is a default for the device.
+    """
+
+    max_length: int
+    precision: str = "float32"
+    token_budget: int | None = None
+    guard_margin: float = 0.0
+
+
+@dataclass(frozen=True)
+class TimeSplit:
+    """Seconds of one call. `wait_s` is waiting for tokens made in the background, `tokenize_s` making them.
+
+    `transfer_s` is the host's share of collecting results; on a GPU `compute_s` runs to the end of the queued work.
+    """
+
+    tokenize_s: float
+    transfer_s: float
+    compute_s: float
+    wait_s: float
+    total_s: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Logits `[rows, labels]` in float32 in the order of the texts, and what they took.
+
+    `computed_texts` and `useful_tokens` count texts with the same ids once; `computed_tokens` has the padding too.
+    """
+
+    logits: np.ndarray
+    lengths: np.ndarray
+    truncated: int | None
+    computed_texts: int
+    useful_tokens: int
+    computed_tokens: int
+    guarded_texts: int
+    halvings: int
+    seconds: TimeSplit
+
+    @property
+    def labels(self) -> np.ndarray:
+        """The index of the best logit of each row."""
+        return self.logits.argmax(axis=1)
+
+    @property
+    def padding_efficiency(self) -> float:
+        """Useful tokens as a share of those that were computed."""
+        return self.useful_tokens / self.computed_tokens if self.computed_tokens else 1.0
+
+
+@dataclass
+class _Tally:
+    computed_tokens: int = 0
+    halvings: int = 0
+    parts: list[tuple[list[int], torch.Tensor]] = field(default_factory=list)
+
+
+class Predictor:
+    """Predicts with one model on the device it is on; the caller's model is left as it is.
+
+    `check_texts`: some 64 texts like those to come; the strategy is chosen by comparing it with the stock forward on
+    them. `check` tells how they compare, `matmul_effect` what the precision does to a matrix product here: its largest
+    error against float64 as a share of the largest element. Raises ValueError for a model without labels (regression),
+    for padding on the left, and without check texts.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        options: PredictorOptions,
+        check_texts: Sequence[str],
+        timer: Timer | None = None,
+    ) -> None:
+        require_classifier(model, tokenizer)
+        if not check_texts:
+            raise ValueError("a predictor needs some texts to check itself on, there are none")
+        self.options, self.device = options, model.device
+        self._tokenizer = tokenizer
+        self._timer = timer or Timer(synchronize=synchronizer(model.device))
+        self._precision = PRECISIONS[options.precision]
+        checked = tokenize(tokenizer, check_texts, options.max_length)
+        self._strategy, self.check = checked_strategy(model, tokenizer, checked, self._precision)
+        self.matmul_effect = matmul_effect(self._precision, model.device)
+        self._stock = in_dtype(model, torch.float32)
+
+    @property
+    def strategy(self) -> str:
+        """The name of the way in which batches are computed."""
+        return self._strategy.name
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """Why faster strategies were not taken; () where the fastest was."""
+        return self.check.doubts
+
+    @property
+    def token_budget(self) -> int:
+        """Tokens per batch."""
+        return self.options.token_budget or TOKEN_BUDGET.get(self.device.type, TOKEN_BUDGET["cpu"])
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of weights and activations; the head computes in float32 always."""
+        return str(self._precision.dtype).removeprefix("torch.")
+
+    def forwards(self, tokens: Tokens) -> list[Callable[[], torch.Tensor]]:
+        """Return a call per batch that computes it and does nothing else: what a count of the work is to watch."""
+        distinct = tokens.distinct()[0]
+
+        def forward(rows: list[int]) -> torch.Tensor:
+            with torch.inference_mode(), self._precision.active(self.device):
+                return self._strategy.logits(distinct, rows)
+
+        batches = self._strategy.batches(distinct.lengths, self.token_budget)
+        return [partial(forward, rows) for rows in batches]
+
+    def with_token_budget(self, token_budget: int) -> "Predictor":
+        """Return a predictor with another budget on the same weights; nothing is checked again."""
+        return self._with(replace(self.options, token_budget=token_budget))
+
+    def with_guard_margin(self, guard_margin: float) -> "Predictor":
+        """Return a predictor that computes near ties again below another margin; nothing is checked again."""
+        return self._with(replace(self.options, guard_margin=guard_margin))
+
+    def _with(self, options: PredictorOptions) -> "Predictor":
+        other = copy.copy(self)
+        other.options = options
+        return other
+
+    def tokenize(self, texts: Sequence[str]) -> Tokens:
+        """Return the token ids of the texts, cut to `max_length`. Raises ValueError for a text without tokens."""
+        return tokenize(self._tokenizer, texts, self.options.max_length)
+
+    def predict(self, texts: Sequence[str]) -> Prediction:
+        """Return the logits of the texts.
+
+        Raises ValueError for a text without tokens and where a logit is not finite, naming the text's place.
+        """
+        return next(self.predict_each([texts]))
+
+    def predict_each(self, shards: Iterable[Sequence[str]]) -> Iterator[Prediction]:
+        """Yield the prediction of each shard; on a GPU the next one is tokenized while it computes.
+
+        On a CPU tokenizing would take the time from computing, so it comes before.
+        """
+        if self.device.type != "cuda":
+            for texts in shards:
+                start = self._timer.clock()
+                tokens, seconds = self._timed_tokens(texts)
+                yield self.predict_tokens(tokens, tokenize_s=seconds, started_s=start)
+            return
+        with ThreadPoolExecutor(1, thread_name_prefix="boundby-tokenize") as background:
+            coming = None
+            for texts in shards:
+                following = background.submit(self._timed_tokens, texts)
+                if coming is not None:
+                    yield self._awaited(coming)
+                coming = following
+            if coming is not None:
+                yield self._awaited(coming)
+
+    def _awaited(self, coming: "Future[tuple[Tokens, float]]") -> Prediction:
+        start = self._timer.clock()
+        tokens, seconds = coming.result()
+        waited = self._timer.clock() - start
+        return self.predict_tokens(tokens, tokenize_s=seconds, wait_s=waited, started_s=start)
+
+    def predict_tokens(
+        self, tokens: Tokens, *, tokenize_s: float = 0.0, wait_s: float = 0.0, started_s: float | None = None
+    ) -> Prediction:
+        """Return the logits of tokenized texts."""
+        clock = self._timer.clock
+        start = clock() if started_s is None else started_s
+        distinct, where = tokens.distinct()
+        lengths = distinct.lengths
+        began = clock()
+        tally = self._computed(distinct, lengths)
+        self._timer.synchronize()
+        computed = clock()
+        logits = self._collected(tally, len(distinct.ids))
+        collected = clock()
+        guarded = self._guard(distinct, logits)
+        end = clock()
+        self._require_finite(logits, where)
+        return Prediction(
+            logits=logits[where],
+            lengths=tokens.lengths,
+            truncated=tokens.truncated,
+            computed_texts=len(distinct.ids),
+            useful_tokens=int(lengths.sum()),
+            computed_tokens=tally.computed_tokens,
+            guarded_texts=guarded,
+            halvings=tally.halvings,
+            seconds=TimeSplit(
+                tokenize_s, collected - computed, computed - began + end - collected, wait_s, clock() - start
+            ),
+        )
+
+    def _timed_tokens(self, texts: Sequence[str]) -> tuple[Tokens, float]:
+        start = self._timer.clock()
+        return self.tokenize(texts), self._timer.clock() - start
+
+    def _computed(self, tokens: Tokens, lengths: np.ndarray) -> _Tally:
+        """Return the logits of all batches, still on the device."""
+        tally = _Tally()
+        waiting = self._strategy.batches(lengths, self.token_budget)[::-1]
+        with torch.inference_mode(), self._precision.active(self.device):
+            while waiting:
+                rows = waiting.pop()
+                found = self._attempt(tokens, rows)
+                if found is None:  # out of memory: the same rows in two halves
+                    tally.halvings += 1
+                    middle = len(rows) // 2
+                    waiting += [rows[middle:], rows[:middle]]
+                    continue
+                tally.parts.append((rows, found))
+                tally.computed_tokens += self._strategy.cells(lengths[rows])
+        return tally
+
+    def _attempt(self, tokens: Tokens, rows: list[int]) -> torch.Tensor | None:
+        try:
+            return self._strategy.logits(tokens, rows)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error) or len(rows) == 1:
+                raise
+        release_memory(self.device)  # outside the except block: its traceback holds the tensors
+        return None
+
+    def _collected(self, tally: _Tally, rows: int) -> np.ndarray:
+        """Return all logits in the order of the rows: one copy from the device."""
+        logits = np.empty((rows, self._stock.config.num_labels), dtype=np.float32)
+        if tally.parts:
+            order = np.concatenate([each for each, _ in tally.parts])
+            logits[order] = torch.cat([each for _, each in tally.parts]).cpu().numpy()
+        return logits
+
+    def _guard(self, tokens: Tokens, logits: np.ndarray) -> int:
+        """Compute the rows again that are too close to call, in place, and return how many they were."""
+        if not self.options.guard_margin or not len(logits):
+            return 0
+        close = np.flatnonzero(margins(logits) <= self.options.guard_margin)
+        if close.size:
+            logits[close] = one_by_one(self._stock, tokens, close.tolist())
+        return int(close.size)
+
+    def _require_finite(self, logits: np.ndarray, where: np.ndarray) -> None:
+        broken = ~np.isfinite(logits).all(axis=1)
+        if broken.any():
+            row = int(np.flatnonzero(broken[where])[0])
+            raise ValueError(
+                f"text {row} has logits that are not finite in {self._precision.name}"
+                + ("" if self._precision.name == "float32" else "; try float32")
+            )

@@ -1,0 +1,105 @@
+"""Hold a strategy against the model's own forward before it is used."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from boundby.inference.precision import Precision
+from boundby.inference.reference import one_by_one
+from boundby.inference.strategies import Strategy, candidates
+from boundby.inference.tokens import Tokens
+from boundby.inference.working_copy import in_dtype
+
+CHECK_ROWS = 64
+CHECK_BUDGET = 1024  # small enough that 64 texts make several batches of mixed lengths
+
+
+@dataclass(frozen=True)
+class SelfCheck:
+    """A strategy beside one stock forward per text in float32. Differences are of logits; `allowed` is in their unit.
+
+    `doubts` tells which faster strategies the model seemed able to take and could not.
+    """
+
+    strategy: str
+    rows: int
+    same_labels: int
+    max_abs_difference: float
+    allowed: float
+    smallest_margin: float
+    doubts: tuple[str, ...] = ()
+
+
+def checked_strategy(model: Any, tokenizer: Any, tokens: Tokens, precision: Precision) -> tuple[Strategy, SelfCheck]:
+    """Return the first strategy whose logits are the stock forward's, and the comparison.
+
+    The last resort is the stock forward itself, which is taken as it is: what it differs by is then in the comparison.
+    """
+    rows = check_rows(tokens.lengths)
+    reference = one_by_one(in_dtype(model, torch.float32), tokens, rows)
+    allowed = precision.tolerance * float(np.abs(reference).max())
+    doubts: list[str] = []
+    offered = candidates(model, tokenizer, precision)
+    for name, make in offered:
+        is_last = name == offered[-1][0]
+        try:
+            strategy = make()
+            found = logits_of(strategy, tokens, rows, CHECK_BUDGET, precision)
+        except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+            if is_last:
+                raise
+            doubts.append(f"not {name}: the model cannot be run that way ({type(error).__name__}: {error})")
+            continue
+        difference = float(np.abs(found - reference).max())
+        if difference <= allowed or is_last:  # NaN is not: it compares as false
+            return strategy, _check(strategy, reference, found, allowed, doubts)
+        doubts.append(
+            f"not {name}: its logits differ from the stock forward's by up to {difference:.3g} on {len(rows)} texts, "
+            f"allowed are {allowed:.3g}"
+        )
+    raise AssertionError("the last candidate is always taken")
+
+
+def check_rows(lengths: np.ndarray) -> list[int]:
+    """Return up to 64 rows, spread evenly over the lengths, the shortest and the longest among them."""
+    order = np.argsort(lengths, kind="stable")
+    places = np.unique(np.linspace(0, len(order) - 1, min(CHECK_ROWS, len(order))).round().astype(int))
+    return order[places].tolist()
+
+
+def logits_of(strategy: Strategy, tokens: Tokens, rows: Sequence[int], budget: int, precision: Precision) -> np.ndarray:
+    """Return the logits of the texts at `rows` as the strategy batches and computes them."""
+    chosen = Tokens([tokens.ids[row] for row in rows], None)
+    found = np.empty(0)
+    with torch.inference_mode(), precision.active(strategy.device):
+        for batch in strategy.batches(chosen.lengths, budget):
+            part = strategy.logits(chosen, batch).cpu().numpy()
+            if not found.size:
+                found = np.empty((len(rows), part.shape[1]), dtype=np.float32)
+            found[batch] = part
+    return found
+
+
+def _check(
+    strategy: Strategy, reference: np.ndarray, found: np.ndarray, allowed: float, doubts: Sequence[str]
+) -> SelfCheck:
+    two_best = np.sort(reference, axis=1)[:, -2:]
+    difference = float(np.abs(found - reference).max())
+    doubts = list(doubts)
+    if not difference <= allowed:
+        doubts.append(
+            f"batched logits differ from one-by-one ones by up to {difference:.3g}, allowed are {allowed:.3g}: "
+            "the model's own batches do"
+        )
+    return SelfCheck(
+        strategy=strategy.name,
+        rows=len(reference),
+        same_labels=int((reference.argmax(axis=1) == found.argmax(axis=1)).sum()),
+        max_abs_difference=difference,
+        allowed=allowed,
+        smallest_margin=float((two_best[:, 1] - two_best[:, 0]).min()),
+        doubts=tuple(doubts),
+    )
