@@ -39,7 +39,7 @@ def main(run: cli.Run) -> int:
         run.say("\n".join(baseline.console_rows(found.rows[dtype])))
         if found.may_evaluate(dtype):
             run.say("FULL DATASET EVALUATION")
-            found.full = evaluate(run, loaded, rows, receipt, max_length)
+            found.full = evaluate(run, loaded, receipt)
             run.say("\n".join(baseline.console_evaluation(found.full)))
         del loaded  # the next dtype is measured without this one in memory
 

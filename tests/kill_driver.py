@@ -15,13 +15,14 @@ import os
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-SMALL_SHARD = 16  # rows, so that a small dataset has several shards
+SMALL_SHARD = 20  # rows, so that a small dataset has several shards
 
 
 def main() -> int:
@@ -57,12 +58,12 @@ def preload() -> None:
     import transformers.models.bert.modeling_bert  # noqa: F401
 
     from utils import baseline, tracing  # noqa: F401
-    from utils.evaluation import plan, run  # noqa: F401
+    from utils.evaluation import planning, run  # noqa: F401
 
-    plan.SHARD_ROWS["cpu"] = SMALL_SHARD
+    planning.SHARD_ROWS["cpu"] = SMALL_SHARD
 
 
-def in_child(act: Callable[[], int], kill_at: int | None = None) -> int:
+def in_child(act: Callable[[], int], kill_at: int | None = None, kill_after_s: float | None = None) -> int:
     """Return the exit code of `act` in a forked child, negative for a signal."""
     pid = os.fork()
     if pid == 0:
@@ -73,6 +74,9 @@ def in_child(act: Callable[[], int], kill_at: int | None = None) -> int:
         with contextlib.suppress(BaseException):
             code = act()
         os._exit(code)
+    if kill_after_s is not None:
+        time.sleep(kill_after_s)
+        os.kill(pid, signal.SIGKILL)  # it cannot be gone: nobody has asked for its exit code
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 

@@ -13,6 +13,41 @@ RUN_STARTED_VARIABLE = "BOUNDBY_RUN_STARTED"  # set by the runner, so that its s
 
 
 @dataclass(frozen=True)
+class EvaluationFolder:
+    """The files of one pass over the whole dataset."""
+
+    path: Path
+
+    @property
+    def plan(self) -> Path:
+        """What is done, fixed before it starts."""
+        return self.path / "plan.json"
+
+    def part(self, shard: int) -> Path:
+        """Return the path of the predictions of one shard; its presence is the commit."""
+        return self.path / f"part-{shard:05d}.parquet"
+
+    def cost(self, shard: int) -> Path:
+        """Return the path of the time and memory that one shard took: measured, hence not in the part."""
+        return self.path / f"cost-{shard:05d}.json"
+
+    @property
+    def claims(self) -> Path:
+        """The folder of the locks of shards that are being predicted."""
+        return self.path / ".claims"
+
+    @property
+    def predictions(self) -> Path:
+        """One line per evaluated row."""
+        return self.path / "predictions.csv"
+
+    @property
+    def metrics(self) -> Path:
+        """The numbers over all rows."""
+        return self.path / "metrics.json"
+
+
+@dataclass(frozen=True)
 class Layout:
     """Where each file of one configuration lies."""
 
@@ -58,18 +93,9 @@ class Layout:
         return self.results / "evaluation"
 
     @property
-    def evaluation_plan(self) -> Path:
-        """Which rows are predicted in which batch of which shard."""
-        return self.evaluation / "plan.json"
-
-    @property
     def predictions(self) -> Path:
         """One line per evaluated row."""
-        return self.evaluation / "predictions.csv"
-
-    def evaluation_part(self, shard: int) -> Path:
-        """Return the path of the predictions of one shard."""
-        return self.evaluation / f"part-{shard:05d}.parquet"
+        return EvaluationFolder(self.evaluation).predictions
 
     @property
     def traces(self) -> Path:

@@ -100,10 +100,13 @@ class Evaluation(Section):
 
     enabled: bool = True
     limit: PositiveInt | None = None
-    precision: Literal["same"] = "same"
+    precision: Literal["same", "fastest", "guarded"] = "same"
     min_agreement: Fraction = 0.995
-    engine: Literal["local"] = "local"
-    workers: Literal[1] = 1
+    engine: Literal["local", "ray"] = "local"
+    workers: PositiveInt | None = None
+    gpus_per_worker: PositiveFloat | None = None
+    storage: Name | None = None
+    token_budget: PositiveInt | None = None
 
 
 class Trace(Section):

@@ -9,13 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
 
+from boundby.typesetting import printable
+
 HEARTBEAT_S = 30.0
 LOGGER = logging.getLogger("boundby")
-
-
-def printable(text: str) -> str:
-    """Return `text` without control characters: a model or label name must not steer the terminal."""
-    return "".join(character for character in text if character in "\n\t" or character.isprintable())
 
 
 class Console:

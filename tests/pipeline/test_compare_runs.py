@@ -7,17 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from boundby import files
 from utils import visits
-from utils.artifacts import METRICS_VERSION
+from utils.artifacts import METRICS_VERSION, EvaluationFolder
 from utils.comparison import results
 from utils.comparison.results import rounds_of, visits_of
 from utils.comparison.rows import between_dtypes
-from utils.evaluation import plan as plans
-from utils.evaluation import shards
 from utils.evaluation.finalize import PREDICTION_COLUMNS
 from utils.visits import Timing, Visit
 
@@ -74,23 +71,12 @@ def document(made: Sequence[Visit], **changes: Any) -> dict[str, Any]:
 def evaluation(folder: Path, right: Sequence[bool], seconds: Sequence[float], first_row: int = 0) -> dict[str, Any]:
     """Write shards and predictions as step 02 does; return `full_dataset_metrics`."""
     size = len(right) // len(seconds)
-    plan = plans.Plan(
-        rows=len(right),
-        dataset_sha256="ab" * 32,
-        model_fingerprint=folder.name,
-        labels=("praise", "complaint"),
-        dtype="float32",
-        device="cpu",
-        max_length=512,
-        token_budget=2048,
-        sample_seed=None,
-        shards=plans.shards(len(right), size),
-    )
-    plans.save(plan, folder / "evaluation" / "plan.json")
-    for shard, each in zip(plan.shards, seconds, strict=True):
-        facts = {"plan": plan.fingerprint, "shard": shard.id, "seconds": each}
-        table = pa.table({"row_id": pa.array(range(shard.start, shard.stop))})
-        shards.save(shards.ShardResult(table, facts), folder / "evaluation" / f"part-{shard.id:05d}.parquet")
+    starts = range(0, len(right), size)
+    shards = [{"id": number, "start": start, "stop": start + size} for number, start in enumerate(starts)]
+    left, identity = EvaluationFolder(folder / "evaluation"), {"dataset_sha256": "ab" * 32, "sample_seed": None}
+    files.write_json(left.plan, {"fingerprint": folder.name, "identity": identity, "shards": shards})
+    for shard, each in zip(shards, seconds, strict=True):
+        files.write_json(left.cost(shard["id"]), {"plan": folder.name, "shard": shard["id"], "seconds": each})
     predictions = [
         {"row_id": first_row + index, "label_name": "praise", "correct": int(correct)}
         for index, correct in enumerate(right)
@@ -353,7 +339,7 @@ def test_a_shard_of_another_plan_is_not_taken(tmp_path: Path) -> None:
     evaluation(b, RIGHT, [1.0] * 5)
     found = results.read(a, layout(a))
     assert results.shards(found) is not None
-    (b / "evaluation" / "part-00002.parquet").replace(a / "evaluation" / "part-00002.parquet")
+    (b / "evaluation" / "cost-00002.json").replace(a / "evaluation" / "cost-00002.json")
     assert results.shards(found) is None
 
 

@@ -235,15 +235,15 @@ def test_doubts_of_rows_are_gathered(read):
     assert section(read(results.document(results.cpu_rows())), "Doubts") == "No doubt was raised."
 
 
-def test_cut_texts_halved_batches_and_disagreement_are_doubts(read):
-    full = results.full_metrics(truncated=7, batches_halved=2)
+def test_cut_texts_repeated_batches_and_disagreement_are_doubts(read):
+    full = results.full_metrics(truncated=7, out_of_memory=2)
     document = results.document(results.cpu_rows([1]), full_dataset_metrics=full)
     document["agreement"] = {"rows": 64, "same_labels": 63, "share": 63 / 64}
     found = doubts.doubts(read(document))
     assert found == [
         "batched and one-by-one predictions differ in 1.6 % of 64 texts",
         "7 texts (0.35 %) were cut to 512 tokens",
-        "2 batches of the whole dataset ran out of memory and were halved",
+        "memory ran out 2 times over the whole dataset; the batches were repeated",
     ]
 
 

@@ -1,14 +1,13 @@
 """Read what a run left for a comparison: the document, the rounds of its sweep, the shards and predictions."""
 
 import csv
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from boundby import files
-from utils.artifacts import METRICS_VERSION, Layout
+from utils.artifacts import METRICS_VERSION, EvaluationFolder, Layout
 from utils.errors import InputError
 from utils.optimal import MEASURED
 from utils.visits import Timing, Visit, throughput_rounds, usable
@@ -103,21 +102,15 @@ def rounds_of(visits: Iterable[Visit]) -> dict[Point, list[float]]:
 
 def shards(results: Results) -> Shards | None:
     """Return the shards of the pass over the dataset; None where the folder has no complete set of them."""
-    import pyarrow.parquet as pq
-
-    from utils.evaluation.shards import METADATA_KEY
-
+    folder = EvaluationFolder(results.layout.evaluation)
     try:
-        plan = files.read_json(results.layout.evaluation_plan)
-        seconds = []
-        for shard in plan["shards"]:
-            schema = pq.read_schema(results.layout.evaluation_part(shard["id"]))
-            facts = json.loads((schema.metadata or {})[METADATA_KEY])
-            if facts["plan"] != plan["fingerprint"]:
-                return None
-            seconds.append(float(facts["seconds"]))
-        return Shards({name: plan[name] for name in ("dataset_sha256", "sample_seed", "shards")}, tuple(seconds))
-    except (OSError, ValueError, KeyError, TypeError):  # pyarrow's errors are OSErrors and ValueErrors
+        plan = files.read_json(folder.plan)
+        costs = [files.read_json(folder.cost(shard["id"])) for shard in plan["shards"]]
+        if any(cost["plan"] != plan["fingerprint"] for cost in costs):
+            return None
+        identity = {name: plan["identity"][name] for name in ("dataset_sha256", "sample_seed")}
+        return Shards({**identity, "shards": plan["shards"]}, tuple(float(cost["seconds"]) for cost in costs))
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 

@@ -1,18 +1,20 @@
-"""Prove that every row was predicted once, and compute the numbers over the whole dataset."""
+"""Prove that every row was predicted once, and compute the numbers over the whole dataset, part by part."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-from sklearn.metrics import accuracy_score, f1_score
 
 from boundby import files
 from boundby.stats import wilson_interval
-from utils.evaluation.plan import Plan
-from utils.evaluation.shards import ShardResult
+from utils.artifacts import EvaluationFolder
+from utils.errors import PipelineError
+from utils.evaluation import confusion, parts
+from utils.evaluation.plan import Plan, Shard
+from utils.evaluation.rows import evaluated_positions, seeded_order
+from utils.metrics import MB
 
+RUN_COMMAND = "python scripts/evaluate.py run"
 PREDICTION_COLUMNS = (
     "row_id",
     "label",
@@ -26,83 +28,152 @@ PREDICTION_COLUMNS = (
 )
 
 
-def finalize(plan: Plan, results: Sequence[ShardResult], row_ids: np.ndarray, path: Path) -> dict[str, Any]:
-    """Write `predictions.csv` to `path` and return the metrics; latency in ms, throughput in samples per second.
+def finalize(plan: Plan, folder: EvaluationFolder, subset_sizes: Sequence[int] = ()) -> dict[str, Any]:
+    """Write `predictions.csv` and `metrics.json`, and return the metrics: latency in ms, throughput in samples/s.
 
-    Raises ValueError when a row is missing, doubled, or has a label the plan does not know.
+    `samples_of` has the scores of the first n rows of the seeded sample for each n of `subset_sizes`. Raises
+    PipelineError when a row is missing, doubled or has a number that cannot be; both files are then as they were.
     """
-    table = pa.concat_tables([result.table for result in results])
-    _prove_coverage(table, row_ids, plan)
-    files.write_csv(path, _prediction_rows(table, plan.labels), PREDICTION_COLUMNS)
-    labels, predictions = table["label"].to_numpy(), table["prediction"].to_numpy()
-    correct = int((labels == predictions).sum())
-    low, high = wilson_interval(correct, plan.rows)
-    return {
-        "samples": plan.rows,
-        "correct": correct,
-        **_scores(labels, predictions),
-        "accuracy_ci_low": low,
-        "accuracy_ci_high": high,
-        **_cost(plan, [result.facts for result in results]),
-    }
+    totals = _Totals(plan, subset_sizes)
+    files.write_csv(folder.predictions, _proven_rows(plan, folder, totals), PREDICTION_COLUMNS)
+    metrics = totals.metrics()
+    record = {"plan": plan.fingerprint, "predictions_sha256": files.sha256(folder.predictions), "metrics": metrics}
+    files.write_json(folder.metrics, record)
+    return metrics
 
 
-def subset_metrics(results: Sequence[ShardResult], sizes: Sequence[int]) -> list[dict[str, Any]]:
-    """Return accuracy and F1 of the first `n` evaluated rows for each `n` of `sizes`; rows come in a seeded order."""
-    table = pa.concat_tables([result.table for result in results])
-    labels, predictions = table["label"].to_numpy(), table["prediction"].to_numpy()
-    return [{"samples": size, **_scores(labels[:size], predictions[:size])} for size in sizes if size <= len(labels)]
+class _Totals:
+    """The counts of the parts seen so far."""
+
+    def __init__(self, plan: Plan, subset_sizes: Sequence[int]) -> None:
+        self.plan = plan
+        self.facts: list[parts.Facts] = []
+        self.costs: list[parts.Cost] = []
+        classes, identity = len(plan.identity.labels), plan.identity
+        self.confusion = np.zeros((classes, classes), dtype=np.int64)
+        self.subsets = {size: np.zeros_like(self.confusion) for size in subset_sizes if size <= identity.rows}
+        self._ranks: np.ndarray | None = None  # place in the seeded order of each evaluated row
+        if self.subsets and identity.sample_seed is not None:
+            positions = evaluated_positions(identity.dataset_rows, identity.rows, identity.sample_seed)
+            order = np.empty(identity.dataset_rows, dtype=np.int64)
+            order[seeded_order(identity.dataset_rows, identity.sample_seed)] = np.arange(identity.dataset_rows)
+            self._ranks = order[positions]
+
+    def add(self, shard: Shard, part: parts.Part, cost: parts.Cost) -> None:
+        """Count the part of `shard`."""
+        labels, predictions = part.table["label"].to_numpy(), part.table["prediction"].to_numpy()
+        classes = len(self.confusion)
+        self.confusion += confusion.counted(labels, predictions, classes)
+        for size, counts in self.subsets.items():
+            assert self._ranks is not None  # subsets are of a seeded sample
+            inside = self._ranks[shard.start : shard.stop] < size
+            counts += confusion.counted(labels[inside], predictions[inside], classes)
+        self.facts.append(part.facts)
+        self.costs.append(cost)
+
+    def metrics(self) -> dict[str, Any]:
+        """Return scores and costs over all parts."""
+        correct = int(np.trace(self.confusion))
+        low, high = wilson_interval(correct, self.plan.identity.rows)
+        found = {
+            "samples": self.plan.identity.rows,
+            "correct": correct,
+            **confusion.scores(self.confusion),
+            "accuracy_ci_low": low,
+            "accuracy_ci_high": high,
+            **self._cost(),
+            **self._memory(),
+        }
+        if self.subsets:
+            found["samples_of"] = [
+                {"samples": size, **confusion.scores(counts)} for size, counts in self.subsets.items()
+            ]
+        return found
+
+    def _cost(self) -> dict[str, Any]:
+        rows = self.plan.identity.rows
+        seconds = busy_seconds([(each.started_unix_s, each.seconds) for each in self.costs])
+        useful = sum(each.useful_tokens for each in self.facts)
+        truncated = [each.truncated for each in self.facts]
+        return {
+            "inference_time_s": seconds,
+            "worker_time_s": sum(each.seconds for each in self.costs),
+            "tokenize_time_s": sum(each.phases_s["tokenize"] for each in self.costs),
+            "phases_s": {name: sum(each.phases_s[name] for each in self.costs) for name in self.costs[0].phases_s},
+            "latency_per_sample_ms": 1e3 * seconds / rows,
+            "throughput_samples_per_sec": rows / seconds,
+            "tokens_per_sec_real": sum(each.tokens for each in self.facts) / seconds,
+            "padding_pct": 100 * (1 - useful / sum(each.computed_tokens for each in self.facts)),
+            "computed_texts": sum(each.computed_texts for each in self.facts),
+            "guarded_texts": sum(each.guarded_texts for each in self.facts),
+            "truncated": None if None in truncated else sum(each for each in truncated if each),
+            "out_of_memory": sum(each.out_of_memory for each in self.costs),
+            **{name: getattr(self.plan.choices, name) for name in ("token_budget", "dtype", "precision", "strategy")},
+            "exactness": self.plan.reasons["exactness"],
+            "exactness_reason": None if self.plan.reasons["exactness"] else self.plan.reasons["precision"],
+        }
+
+    def _memory(self) -> dict[str, Any]:
+        """Return the peaks over all shards; each was measured when it was predicted, also in an earlier attempt."""
+        device = [each.device_peak_bytes for each in self.costs if each.device_peak_bytes is not None]
+        process = [each.process_peak_bytes for each in self.costs if each.process_peak_bytes is not None]
+        used_mb = max(device) / MB if device else None
+        return {
+            "gpu_mem_used": used_mb,
+            "gpu_mem_used_mb": used_mb,
+            "gpu_mem_used_reason": None if device else "; ".join(self.costs[0].memory_reasons),
+            "cpu_mem_peak_mb": max(process) / MB if process else None,
+        }
 
 
-def _scores(labels: np.ndarray, predictions: np.ndarray) -> dict[str, float]:
-    return {
-        "accuracy": float(accuracy_score(labels, predictions)),
-        "f1_macro": float(f1_score(labels, predictions, average="macro", zero_division=0)),
-        "f1_weighted": float(f1_score(labels, predictions, average="weighted", zero_division=0)),
-    }
+def busy_seconds(spans: Sequence[tuple[float, float]]) -> float:
+    """Return the seconds in which at least one of the spans (start, length) was going on.
+
+    So workers that ran beside each other count once, and pauses between two attempts not at all.
+    """
+    total, until = 0.0, float("-inf")
+    for start, length in sorted(spans):
+        end = start + length
+        if start >= until:
+            total += length
+        elif end > until:
+            total += end - until
+        until = max(until, end)
+    return total
 
 
-def _cost(plan: Plan, facts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    seconds = sum(each["seconds"] for each in facts)
-    real, padded = sum(each["tokens_real"] for each in facts), sum(each["tokens_padded"] for each in facts)
-    truncated = [each["truncated"] for each in facts]
-    return {
-        "inference_time_s": seconds,
-        "tokenize_time_s": sum(each["tokenize_s"] for each in facts),
-        "latency_per_sample_ms": 1e3 * seconds / plan.rows,
-        "throughput_samples_per_sec": plan.rows / seconds,
-        "tokens_per_sec_real": real / seconds,
-        "padding_pct": 100 * (1 - real / padded),
-        "truncated": None if None in truncated else sum(truncated),
-        "batches_halved": sum(each["halvings"] for each in facts),
-        "token_budget": plan.token_budget,
-        "dtype": plan.dtype,
-    }
+def _proven_rows(plan: Plan, folder: EvaluationFolder, totals: _Totals) -> Iterator[dict[str, Any]]:
+    """Yield the rows of all parts in order, each part proven to hold just the rows that were planned for it.
 
-
-def _prove_coverage(table: pa.Table, row_ids: np.ndarray, plan: Plan) -> None:
-    found = table["row_id"].to_numpy()
-    if not np.array_equal(found, row_ids):
-        missing = np.setdiff1d(row_ids, found)
-        raise ValueError(
-            f"the shards hold {len(found)} rows where {len(row_ids)} are planned; {len(missing)} are missing"
-            f"{f', first {missing[0]}' if len(missing) else ''}"
+    The planned shards follow each other without gap and with ascending row ids, which `rows.split` made sure of.
+    """
+    absent = [shard.id for shard in plan.shards if not folder.part(shard.id).is_file()]
+    if absent:
+        raise PipelineError(
+            f"{folder.path}: {len(absent)} of {len(plan.shards)} shards have not been predicted, first {absent[0]}; "
+            f"`{RUN_COMMAND}` predicts what is missing"
         )
-    for name in ("label", "prediction"):
-        values = table[name].to_numpy()
-        if values.size and not (values.min() >= 0 and values.max() < len(plan.labels)):
-            raise ValueError(f"{name} {values.max()} is not one of {len(plan.labels)} labels")
+    for shard in plan.shards:
+        part, cost = parts.load(folder, plan, shard), parts.load_cost(folder, plan, shard)
+        if part is None or cost is None:
+            raise PipelineError(
+                f"{folder.part(shard.id)}: is damaged or of another plan; `{RUN_COMMAND}` predicts it again"
+            )
+        found = parts.fault(part.table, plan)
+        if found:
+            raise PipelineError(f"{folder.part(shard.id)}: {found}")
+        totals.add(shard, part, cost)
+        yield from _prediction_rows(part, plan.identity.labels)
 
 
-def _prediction_rows(table: pa.Table, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    for batch in table.select(["row_id", "label", "prediction", "confidence", "margin", "n_tokens"]).to_batches():
-        for row in batch.to_pylist():
-            label, prediction = row["label"], row["prediction"]
-            yield {
-                **row,
-                "label_name": names[label],
-                "prediction_name": names[prediction],
-                "correct": int(label == prediction),
-                "confidence": f"{row['confidence']:.6f}",
-                "margin": f"{row['margin']:.6f}",
-            }
+def _prediction_rows(part: parts.Part, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    for row in part.table.drop_columns(["logits"]).to_pylist():
+        label, prediction = row["label"], row["prediction"]
+        yield {
+            **row,
+            "label_name": names[label],
+            "prediction_name": names[prediction],
+            "correct": int(label == prediction),
+            "confidence": f"{row['confidence']:.6f}",
+            "margin": f"{row['margin']:.6f}",
+        }

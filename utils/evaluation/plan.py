@@ -1,63 +1,160 @@
 """Fix what the evaluation does before it starts, so that its result depends on nothing else."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from boundby import files
+import msgspec
 
-SCHEMA_VERSION = 1
-# Padded tokens per batch. Starting values, not measured by this program yet: a GPU wants more, to hide its launches.
-TOKEN_BUDGET = {"cpu": 2048, "cuda": 16384}
-# Rows per shard, which is what a kill costs at most.
-SHARD_ROWS = {"cpu": 1024, "cuda": 16384}
+from boundby import files
+from utils.artifacts import EvaluationFolder
+from utils.errors import InputError
+
+SCHEMA_VERSION = 2
+BATCHING = "longest-first-1"  # name of the rule that makes batches of a shard's lengths; a new rule gets a new name
+PLAN_COMMAND = "python scripts/evaluate.py plan"
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A range of positions in the evaluated rows, `stop` excluded."""
+    """A range of positions in the evaluated rows, `stop` excluded.
+
+    `offset` is the byte of the dataset where its first row begins; `rows_sha256` a hash of its row ids and labels.
+    """
 
     id: int
     start: int
     stop: int
+    offset: int
+    first_row_id: int
+    last_row_id: int
+    rows_sha256: str
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What is evaluated with what: rows, model, tokenizer, device and versions. Nothing here was measured.
+
+    Of `dataset_rows` rows those are evaluated that come first in the order of `sample_seed`; every row where it is
+    None. Hashes are of the files' content. `max_length` is what the settings ask for; the model may take less. So is
+    `token_budget`, where None leaves it to planning.
+    """
+
+    rows: int
+    dataset_rows: int
+    dataset_sha256: str
+    sample_seed: int | None
+    model_fingerprint: str
+    model_sha256: str
+    tokenizer_sha256: str
+    labels: tuple[str, ...]
+    dtype: str
+    matmul_precision: str
+    max_length: int
+    precision: str
+    min_agreement: float
+    token_budget: int | None
+    device: str
+    device_name: str
+    versions: dict[str, str | None]
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What planning has settled, some of it by measuring: it holds for every shard on every worker.
+
+    Batches follow from the token lengths of a shard, `batching`, `strategy` and `token_budget`, and nothing else. Rows
+    whose best logit leads by `guard_margin` or less are computed again in float32, alone.
+    """
+
+    token_budget: int
+    batching: str
+    strategy: str
+    max_length: int
+    precision: str
+    dtype: str
+    guard_margin: float
+    threads_per_worker: int
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the plan's inputs lay when it was made; a copy elsewhere gives the same result."""
+
+    dataset: str
+    model: str
+    model_name: str
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything a prediction depends on. Within a shard, batches follow from the token lengths and the budget."""
+    """Everything a prediction depends on, and why its choices are what they are."""
 
-    rows: int
-    dataset_sha256: str
-    model_fingerprint: str
-    labels: tuple[str, ...]
-    dtype: str
-    device: str
-    max_length: int
-    token_budget: int
-    sample_seed: int | None
+    identity: Identity
+    choices: Choices
     shards: tuple[Shard, ...]
+    places: Places
+    reasons: dict[str, Any]
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the plan; every shard file carries it."""
-        return files.sha256_of(asdict(self))
+        """A hash of what the result depends on; every part carries it."""
+        return files.sha256_of([asdict(self.identity), asdict(self.choices), [asdict(each) for each in self.shards]])
 
 
-def shards(rows: int, size: int) -> tuple[Shard, ...]:
-    """Return consecutive shards of at most `size` rows that cover all rows once."""
-    starts = range(0, rows, size)
-    return tuple(Shard(number, start, min(start + size, rows)) for number, start in enumerate(starts))
-
-
-def save(plan: Plan, path: Path) -> None:
+def save(plan: Plan, folder: EvaluationFolder) -> None:
     """Write the plan with its fingerprint."""
-    files.write_json(path, {"schema_version": SCHEMA_VERSION, "fingerprint": plan.fingerprint, **asdict(plan)})
+    files.write_json(folder.plan, {"schema_version": SCHEMA_VERSION, "fingerprint": plan.fingerprint, **asdict(plan)})
 
 
-def saved_fingerprint(path: Path) -> str | None:
-    """Return the fingerprint of the plan at `path`, None where there is none that can be read."""
+def load(folder: EvaluationFolder) -> Plan:
+    """Return the plan of `folder`. Raises InputError when it is not there, damaged or of another version."""
     try:
-        content: Any = files.read_json(path)
-    except (OSError, ValueError):
-        return None
-    return content.get("fingerprint") if isinstance(content, dict) else None
+        content = files.read_json(folder.plan)
+        version = content.get("schema_version") if isinstance(content, dict) else None
+        if version != SCHEMA_VERSION:
+            raise InputError(
+                f"{folder.plan}: is of version {version}, this program reads {SCHEMA_VERSION}; {PLAN_COMMAND} --anew"
+            )
+        plan = msgspec.convert(content, Plan)
+    except FileNotFoundError:
+        raise InputError(f"{folder.plan}: nothing is planned; run `{PLAN_COMMAND}` first") from None
+    except (OSError, ValueError) as error:  # msgspec's error is a ValueError
+        raise InputError(f"{folder.plan}: cannot be read ({error}); {PLAN_COMMAND} --anew") from None
+    if plan.fingerprint != content.get("fingerprint"):
+        raise InputError(f"{folder.plan}: was edited or damaged, its fingerprint differs; {PLAN_COMMAND} --anew")
+    return plan
+
+
+def differences(planned: Identity, wanted: Identity) -> list[str]:
+    """Return what a plan was made for and what is wanted now, one text for each field that differs."""
+    return list(_differing("", asdict(planned), asdict(wanted)))
+
+
+def require_same(plan: Plan, wanted: Identity, folder: EvaluationFolder) -> None:
+    """Raise InputError, with what differs and the way out, unless the plan is one for what is wanted."""
+    found = differences(plan.identity, wanted)
+    if found:
+        raise InputError(
+            f"{folder.plan}: is a plan for something else: {'; '.join(found)}. Nothing was changed. Undo that, choose "
+            f"another output.results_dir, or move plan and parts aside and plan again with `{PLAN_COMMAND} --anew`"
+        )
+
+
+def _differing(place: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    for name in dict.fromkeys([*old, *new]):
+        before, now = old.get(name), new.get(name)
+        if isinstance(before, dict) and isinstance(now, dict):
+            yield from _differing(f"{place}{name}.", before, now)
+        elif before != now:
+            yield f"{place}{name} is {_shown(now)}, planned was {_shown(before)}"
+
+
+def _shown(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

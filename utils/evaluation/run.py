@@ -1,99 +1,236 @@
-"""Evaluate the dataset: plan it, predict what is missing, prove it complete."""
+"""Evaluate the dataset: plan it, predict what is missing, prove it complete; for step 02 and `scripts/evaluate.py`."""
 
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
+import torch
+from filelock import FileLock
 
-from boundby.device import synchronizer
-from boundby.timer import Timer
+from boundby import files
+from utils.artifacts import EvaluationFolder, set_aside
 from utils.cli import Run
-from utils.data import DataReceipt, Rows, sample
+from utils.data import DataReceipt
+from utils.errors import InputError
+from utils.evaluation import executors, planning
 from utils.evaluation import plan as plans
-from utils.evaluation import shards
-from utils.evaluation.finalize import finalize, subset_metrics
-from utils.metrics import MB
+from utils.evaluation.finalize import finalize
+from utils.evaluation.ray_engine import Demand, on_ray
+from utils.evaluation.shards import Receipt, ShardPredictor
+from utils.evaluation.storage import Storage, mirrored
+from utils.model_source import ModelSource
 from utils.models import LoadedModel
 
-SAMPLE_SEED = 0
+SHARDS = re.compile(r"(\d{1,6})/(\d{1,6})")
 
 
-def evaluate(run: Run, loaded: LoadedModel, rows: Rows, receipt: DataReceipt, max_length: int) -> dict[str, Any]:
+def evaluate(run: Run, loaded: LoadedModel, receipt: DataReceipt) -> dict[str, Any]:
     """Return the metrics over all rows, or over the seeded sample that the settings ask for.
 
-    Shards that an earlier attempt has finished are kept when the run continues one.
+    The plan of an earlier attempt, with the shards it has finished, is kept if it is one for the same work.
     """
-    chosen, seed = _chosen(run, rows)
-    plan = _plan(loaded, chosen, receipt, max_length, seed)
-    layout = run.layout
-    if plans.saved_fingerprint(layout.evaluation_plan) != plan.fingerprint:
-        for stale in layout.evaluation.glob("part-*.parquet"):
-            stale.unlink()
-        plans.save(plan, layout.evaluation_plan)
-    timer = Timer(synchronize=synchronizer(loaded.device))
-    predictor = shards.ShardPredictor(loaded.model, loaded.tokenizer, loaded.device, plan, timer)
-    results = []
-    with run.progress(plan.rows, "evaluation") as progress:
-        for shard in plan.shards:
-            path = layout.evaluation_part(shard.id)
-            result = shards.load(path, plan, shard) if run.resuming else None
-            if result is None:
-                part = slice(shard.start, shard.stop)
-                result = predictor.predict(shard, chosen.row_ids[part], chosen.texts[part], chosen.labels[part])
-                shards.save(result, path)
-            results.append(result)
-            progress.advance(shard.stop - shard.start, _pace(results))
-    metrics = finalize(plan, results, chosen.row_ids, layout.predictions)
-    metrics |= _memory(results)
-    if run.config.dataset.sample_sizes:
-        metrics["samples_of"] = subset_metrics(results, sorted(run.config.dataset.sample_sizes))
+    folder = _shared_folder(run)
+    wanted = planning.identity(run.config, run.layout, receipt, loaded.source)
+    reason = _why_anew(folder, wanted)
+    if reason and (aside := set_aside([folder.path], run.layout)):
+        run.note(f"evaluation starts anew ({reason}); the earlier one is in {aside}")
+    made = plan(run, loaded, wanted)
+    run.note(described(made))
+    predict(run, made, loaded=loaded)
+    return conclude(run, made)
+
+
+def identity(run: Run, receipt: DataReceipt, source: ModelSource) -> plans.Identity:
+    """Return what the settings, the data and the model on disk ask to be evaluated."""
+    return planning.identity(run.config, run.layout, receipt, source)
+
+
+def kept_plan(run: Run, wanted: plans.Identity, anew: bool) -> plans.Plan | None:
+    """Return the plan that is there, None where there is none or `anew` has moved it aside with its parts.
+
+    Raises InputError when it is for something else than `wanted`, or damaged.
+    """
+    folder = _folder(run)
+    if anew:
+        aside = set_aside([folder.path], run.layout)
+        if aside:
+            run.note(f"the earlier evaluation is in {aside}")
+        return None
+    if not _shared_folder(run).plan.exists():
+        return None
+    made = plans.load(folder)
+    plans.require_same(made, wanted, folder)
+    return made
+
+
+def plan(run: Run, loaded: LoadedModel, wanted: plans.Identity) -> plans.Plan:
+    """Return the plan for `wanted`, made and written unless it is there; two that plan at once get one plan."""
+    folder = _folder(run)
+    folder.claims.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.claims / "plan.lock"):
+        if folder.plan.exists():
+            made = plans.load(folder)
+            plans.require_same(made, wanted, folder)
+            return made
+        made = planning.make(wanted, run.layout.dataset, loaded, _workers(run))
+        plans.save(made, folder)
+        if store := _store(run):
+            store.push_plan(folder)
+    return made
+
+
+def planned(run: Run, wanted: plans.Identity, *, computes: bool) -> plans.Plan:
+    """Return the plan that is there. Raises InputError when there is none, or one for something else.
+
+    Only who `computes` with it here needs the processor and the versions that it was made with.
+    """
+    folder = _shared_folder(run)
+    made = plans.load(folder)
+    if not computes or run.config.evaluation.engine == "ray":
+        machine = {name: getattr(made.identity, name) for name in ("device", "device_name", "versions")}
+        wanted = replace(wanted, **machine)
+    plans.require_same(made, wanted, folder)
+    return made
+
+
+def predict(run: Run, made: plans.Plan, shards: str | None = None, loaded: LoadedModel | None = None) -> None:
+    """Predict the shards of the plan, or those that `shards`, such as "0/4", leaves to this runner, as far as missing.
+
+    With one worker it uses `loaded`, or loads the model here; more workers are processes with a model of their own.
+    """
+    chosen = _share(len(made.shards), shards)
+    workers = _workers(run)
+    with _threads(made.choices.threads_per_worker):
+        executor = _executor(run, made, workers, loaded)
+        total = sum(made.shards[shard].rows for shard in chosen)
+        with run.progress(total, "evaluation") as progress:
+            done = _Pace()
+            left = chosen
+            for wait_for_others in (False, True):  # what another runner has claimed comes last
+                claimed = []
+                for receipt in executor(_folder(run).plan, left, wait_for_others):
+                    if receipt.status == "claimed":
+                        claimed.append(receipt.shard)
+                    else:
+                        progress.advance(receipt.rows, done.add(receipt))
+                left = sorted(claimed)
+                if not left:
+                    break
+
+
+def conclude(run: Run, made: plans.Plan) -> dict[str, Any]:
+    """Return the metrics over all rows, once every row is proven to be predicted once; remove locks and torn files.
+
+    Only now: the writer of a torn file may live on another machine, where `run` cannot ask for it.
+    """
+    folder = _folder(run)
+    if store := _store(run):
+        store.pull(folder, range(len(made.shards)))
+    metrics = finalize(made, folder, sorted(run.config.dataset.sample_sizes or []))
+    shutil.rmtree(folder.claims, ignore_errors=True)
+    files.remove_orphans(folder.path)
     return metrics
 
 
-def _chosen(run: Run, rows: Rows) -> tuple[Rows, int | None]:
-    """Return the rows to evaluate and the seed of their sample, None when it is every row in its order."""
-    limits = [run.config.evaluation.limit or len(rows.texts), max(run.config.dataset.sample_sizes or [len(rows.texts)])]
-    if run.config.dataset.sample_sizes or min(limits) < len(rows.texts):
-        return sample(rows, min(*limits, len(rows.texts)), SAMPLE_SEED), SAMPLE_SEED
-    return rows, None
+class _Pace:
+    """How right and how fast the shards of this attempt were."""
+
+    def __init__(self) -> None:
+        self._rows = self._correct = self._predicted = 0
+        self._seconds = 0.0
+
+    def add(self, receipt: Receipt) -> str:
+        self._rows += receipt.rows
+        self._correct += receipt.correct
+        self._predicted += receipt.rows if receipt.status == "predicted" else 0
+        self._seconds += receipt.seconds
+        rate = f", {self._predicted / self._seconds:.1f} samples/s per worker" if self._seconds else ", kept"
+        return f"accuracy {self._correct / self._rows:.4f}{rate}"
 
 
-def _plan(loaded: LoadedModel, rows: Rows, receipt: DataReceipt, max_length: int, seed: int | None) -> plans.Plan:
-    kind = loaded.device.type
-    names = loaded.model.config.id2label
-    return plans.Plan(
-        rows=len(rows.texts),
-        dataset_sha256=receipt.dataset["sha256"],
-        model_fingerprint=loaded.source.fingerprint,
-        labels=tuple(names[index] for index in range(len(names))),
-        dtype=loaded.dtype,
-        device=kind,
-        max_length=max_length,
-        token_budget=plans.TOKEN_BUDGET[kind],
-        sample_seed=seed,
-        shards=plans.shards(len(rows.texts), plans.SHARD_ROWS[kind]),
+def _executor(run: Run, made: plans.Plan, workers: int, loaded: LoadedModel | None) -> executors.Executor:
+    settings, trusted = run.config.evaluation, run.args.trust_remote_code
+    if settings.engine == "ray":
+        demand = Demand(settings.workers, settings.gpus_per_worker, settings.storage, trusted)
+        return on_ray(demand, run.note)
+    executor = _local_executor(run, made, workers, loaded)
+    store = _store(run)
+    return mirrored(executor, store) if store else executor
+
+
+def _local_executor(run: Run, made: plans.Plan, workers: int, loaded: LoadedModel | None) -> executors.Executor:
+    device, trusted = run.config.model.device, run.args.trust_remote_code
+    if workers > 1:
+        return executors.local(workers, device, trust_remote_code=trusted)
+    folder = _folder(run)
+    if loaded is not None:
+        return executors.in_process(ShardPredictor(made, folder, loaded))
+    return executors.in_process(ShardPredictor.open(folder.plan, device, trust_remote_code=trusted))
+
+
+def _why_anew(folder: EvaluationFolder, wanted: plans.Identity) -> str | None:
+    """Return why what lies in `folder` cannot be continued; None where it can, or where nothing lies there."""
+    if not folder.plan.exists():
+        return "it has parts and no plan" if any(folder.path.glob("part-*")) else None
+    try:
+        return "; ".join(plans.differences(plans.load(folder).identity, wanted)) or None
+    except InputError as error:
+        return str(error)
+
+
+def _share(shards: int, share: str | None) -> list[int]:
+    """Return the ids of the shards that "i/n" stands for: every n-th from i on; all for None."""
+    if share is None:
+        return list(range(shards))
+    found = SHARDS.fullmatch(share)
+    if not found or int(found[1]) >= int(found[2]):
+        raise InputError(f"--shards is {share!r}; it is i/n with 0 <= i < n, such as 0/4 for the first of 4 runners")
+    return list(range(int(found[1]), shards, int(found[2])))
+
+
+def _workers(run: Run) -> int:
+    """Return how many workers share this machine, or one like it."""
+    settings = run.config.evaluation
+    of_a_cluster = settings.engine == "ray" and "RAY_ADDRESS" in os.environ
+    return (None if of_a_cluster else settings.workers) or executors.local_workers(run.config.model.device)
+
+
+def described(made: plans.Plan) -> str:
+    """Return the plan as a line for the terminal."""
+    choices, why = made.choices, made.reasons["token_budget"]["reason"]
+    return (
+        f"{made.identity.rows:,} rows in {len(made.shards)} shards; batches of {choices.token_budget:,} "
+        f"tokens ({why}); {choices.precision}; {choices.threads_per_worker} threads per worker"
     )
 
 
-def _pace(results: list[shards.ShardResult]) -> str:
-    done = sum(result.table.num_rows for result in results)
-    correct = sum(int(np.sum(_equal(result))) for result in results)
-    rate = done / sum(result.facts["seconds"] for result in results)
-    return f"accuracy {correct / done:.4f}, {rate:.1f} samples/s"
+def _folder(run: Run) -> EvaluationFolder:
+    return EvaluationFolder(run.layout.evaluation)
 
 
-def _equal(result: shards.ShardResult) -> np.ndarray:
-    return result.table["label"].to_numpy() == result.table["prediction"].to_numpy()
+def _shared_folder(run: Run) -> EvaluationFolder:
+    """Return the folder, with the plan of the store where it has none."""
+    folder, store = _folder(run), _store(run)
+    if store and not folder.plan.exists():
+        store.pull_plan(folder)
+    return folder
 
 
-def _memory(results: list[shards.ShardResult]) -> dict[str, Any]:
-    """Return the peaks over all shards; each was measured when it was predicted, also in an earlier attempt."""
-    facts = [result.facts for result in results]
-    device = [each["device_peak_bytes"] for each in facts if each["device_peak_bytes"] is not None]
-    process = [each["process_peak_bytes"] for each in facts if each["process_peak_bytes"] is not None]
-    used_mb = max(device) / MB if device else None
-    return {
-        "gpu_mem_used": used_mb,
-        "gpu_mem_used_mb": used_mb,
-        "gpu_mem_used_reason": None if device else "; ".join(facts[0]["memory_reasons"]),
-        "cpu_mem_peak_mb": max(process) / MB if process else None,
-    }
+def _store(run: Run) -> Storage | None:
+    url = run.config.evaluation.storage
+    return Storage(url) if url else None
+
+
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Compute with `count` threads in the block, as every worker of the plan does."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,138 +1,220 @@
-"""Predict one shard and keep it: one parquet file per shard, complete or absent."""
+"""Predict one shard of a plan and commit it; all it needs is the plan's file and the files that it names."""
 
-import json
-from collections.abc import Sequence
+import contextlib
+import errno
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
+from filelock import FileLock, Timeout
 
-from boundby import files
-from boundby.device import is_out_of_memory, release_memory
-from boundby.inference import Tokens, collate, forward, token_budget_batches, tokenize
+from boundby.device import pick_device, release_memory
+from boundby.inference import Prediction, Predictor, PredictorOptions
 from boundby.memory import MemoryMeter
-from boundby.timer import Timer
-from utils.evaluation.plan import Plan, Shard
+from utils.artifacts import EvaluationFolder
+from utils.errors import PipelineError
+from utils.evaluation import parts, plan, planning, rows
+from utils.model_source import ModelSource
+from utils.models import LoadedModel, load, use_matmul_precision
 
-METADATA_KEY = b"boundby"
+ATTEMPTS = 3  # at a batch that ran out of memory, which another program may have taken for a moment
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 
 @dataclass(frozen=True)
-class ShardResult:
-    """The predictions of one shard, in the order of its rows, and what they cost."""
+class Receipt:
+    """What became of a shard: it was predicted, it was finished before, or another runner has claimed it."""
 
-    table: pa.Table
-    facts: dict[str, Any]
+    shard: int
+    status: Literal["predicted", "kept", "claimed"]
+    rows: int = 0
+    correct: int = 0
+    seconds: float = 0.0
+    sha256: str | None = None
+
+
+Tell = Callable[[Receipt], object]
 
 
 class ShardPredictor:
-    """Predicts shards of a plan with one model."""
+    """Predicts the shards of one plan with one model, and commits each."""
 
-    def __init__(self, model: Any, tokenizer: Any, device: torch.device, plan: Plan, timer: Timer) -> None:
-        self.model, self.tokenizer, self.device, self.plan, self.timer = model, tokenizer, device, plan, timer
-        self._halvings = 0
-
-    def predict(self, shard: Shard, row_ids: np.ndarray, texts: Sequence[str], labels: np.ndarray) -> ShardResult:
-        """Return the predictions for these texts, which are the rows of `shard`.
-
-        Raises ValueError when a logit is not finite, naming the row.
-        """
-        self._halvings = 0
-        meter = MemoryMeter(self.device)
-        meter.start()
-        self.timer.synchronize()
-        start = self.timer.clock()
-        tokens = tokenize(self.tokenizer, texts, self.plan.max_length)
-        tokenized = self.timer.clock()
-        logits, padded = self._logits(tokens)
-        seconds = self.timer.clock() - start
-        broken = ~np.isfinite(logits).all(axis=1)
-        if broken.any():
-            raise ValueError(
-                f"row {row_ids[broken.argmax()]} has logits that are not finite in {self.plan.dtype}; "
-                "try model.dtype=float32"
+    def __init__(self, made: plan.Plan, folder: EvaluationFolder, loaded: LoadedModel) -> None:
+        self.plan, self.folder = made, folder
+        identity, choices = made.identity, made.choices
+        self._dataset = Path(made.places.dataset)
+        self._positions = rows.evaluated_positions(identity.dataset_rows, identity.rows, identity.sample_seed)
+        options = PredictorOptions(choices.max_length, choices.precision, choices.token_budget, choices.guard_margin)
+        check_texts = rows.first_texts(self._dataset, made.shards, planning.CHECK_TEXTS)
+        self._predictor = Predictor(loaded.model, loaded.tokenizer, options, check_texts)
+        if self._predictor.strategy != choices.strategy:
+            raise PipelineError(
+                f"the plan computes by the strategy '{choices.strategy}', which the self-check refuses here for "
+                f"'{self._predictor.strategy}'; plan on this machine, `{plan.PLAN_COMMAND} --anew`"
             )
-        memory = meter.stop()
-        facts = {
-            "plan": self.plan.fingerprint,
-            "shard": shard.id,
-            "seconds": seconds,
-            "tokenize_s": tokenized - start,
-            "tokens_real": int(tokens.lengths.sum()),
-            "tokens_padded": padded,
-            "truncated": tokens.truncated,
-            "halvings": self._halvings,
-            "device_peak_bytes": memory.device_peak_allocated_bytes,
-            "process_peak_bytes": memory.process_peak_bytes,
-            "memory_reasons": memory.reasons,
-        }
-        return ShardResult(_table(row_ids, labels, tokens.lengths, logits), facts)
 
-    def _logits(self, tokens: Tokens) -> tuple[np.ndarray, int]:
-        """Return logits in fp32 in the order of the rows, and the number of padded tokens that were computed."""
-        logits = np.empty((len(tokens.ids), len(self.plan.labels)), dtype=np.float32)
-        padded = 0
-        waiting = token_budget_batches(tokens.lengths, self.plan.token_budget)[::-1]
-        while waiting:
-            rows = waiting.pop()
-            done = self._predict_rows(tokens, rows)
-            if done is None:  # out of memory: the same rows in two halves
-                self._halvings += 1
-                middle = len(rows) // 2
-                waiting += [rows[middle:], rows[:middle]]
+    @classmethod
+    def open(cls, plan_path: Path, device: str | None = None, *, trust_remote_code: bool = False) -> "ShardPredictor":
+        """Return a predictor for the plan at `plan_path`, with threads and precision of this process set as planned.
+
+        `device` is the planned kind of device where it is None.
+        """
+        folder = EvaluationFolder(plan_path.parent)
+        made = plan.load(folder)
+        torch.set_num_threads(made.choices.threads_per_worker)
+        os.environ.setdefault("RAYON_NUM_THREADS", str(made.choices.threads_per_worker))  # the tokenizer's
+        use_matmul_precision(made.identity.matmul_precision)
+        places = made.places
+        source = ModelSource(places.model_name, Path(places.model), "folder", None, made.identity.model_fingerprint)
+        wanted = pick_device(device or made.identity.device)
+        loaded = load(source, wanted, made.identity.dtype, trust_remote_code=trust_remote_code)
+        return cls(made, folder, loaded)
+
+    def predict_shard(self, shard_id: int, *, wait: bool = False) -> Receipt:
+        """Return the receipt of a shard after it is committed, by this call or an earlier one.
+
+        One that another runner has claimed is left to it; with `wait`, until that runner is done or dead. A runner
+        that cannot see the claim predicts the same bytes.
+        """
+        return next(self._predict([shard_id], wait, None))
+
+    def predict_shards(self, shard_ids: Iterable[int], tell: Tell | None = None) -> Iterator[Receipt]:
+        """Yield a receipt for each shard, as `predict_shard` does; on a GPU the next is tokenized meanwhile.
+
+        `shard_ids` is then read ahead. A shard that needs no work gets its receipt when there is one that does, or at
+        the end; with `tell`, which is called with the receipt instead, at once.
+        """
+        return self._predict(shard_ids, False, tell)  # waiting for a claim while holding another could wait for ever
+
+    def _predict(self, shard_ids: Iterable[int], wait: bool, tell: Tell | None) -> Iterator[Receipt]:
+        settled: deque[Receipt] = deque()
+        begun: deque[_Begun] = deque()
+        with contextlib.ExitStack() as claims:
+            texts = self._texts(self._begin(shard_ids, wait, tell or settled.append, claims), begun)
+            meter = MemoryMeter(self._predictor.device)
+            meter.start()
+            for prediction in _explained(self._predictor.predict_each(texts), begun):
+                yield self._commit(begun.popleft(), prediction, meter)
+                meter.start()
+                while settled:
+                    yield settled.popleft()
+            yield from settled
+
+    def _begin(
+        self, shard_ids: Iterable[int], wait: bool, tell: Tell, claims: contextlib.ExitStack
+    ) -> Iterator["_Begun"]:
+        """Yield the shards that are neither finished nor claimed elsewhere, each claimed; tell of the others."""
+        for shard_id in shard_ids:
+            shard = self.plan.shards[shard_id]
+            claim = claims.enter_context(contextlib.ExitStack())
+            if not claim.enter_context(_claimed(self.folder.claims / f"{shard_id:05d}.lock", wait)):
+                tell(Receipt(shard_id, "claimed"))
                 continue
-            logits[rows], count = done
-            padded += count
-        return logits, padded
+            part = parts.load(self.folder, self.plan, shard)
+            if part is None:
+                yield _Begun(shard, rows.read(self._dataset, shard, self._positions), claim)
+            else:
+                claim.close()
+                tell(_receipt(part, "kept", 0.0))
 
-    def _predict_rows(self, tokens: Tokens, rows: list[int]) -> tuple[np.ndarray, int] | None:
-        """Return the logits of one batch, or None when memory ran out and the batch can be halved."""
-        try:
-            with torch.inference_mode():
-                batch = collate(tokens, rows, self.tokenizer.pad_token_id, self.device)
-                return forward(self.model, batch).float().cpu().numpy(), batch.tokens_padded
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error) or len(rows) == 1:
-                raise
-        release_memory(self.device)  # outside the except block: its traceback holds the tensors
-        return None
+    def _texts(self, shards: Iterable["_Begun"], begun: deque["_Begun"]) -> Iterator[Sequence[str]]:
+        for each in shards:
+            begun.append(each)
+            yield each.rows.texts
+
+    def _commit(self, begun: "_Begun", prediction: Prediction, meter: MemoryMeter) -> Receipt:
+        prediction, out_of_memory = self._unhalved(begun, prediction)
+        seconds, memory = prediction.seconds, meter.stop()
+        facts = parts.Facts(
+            plan=self.plan.fingerprint,
+            shard=begun.shard.id,
+            tokens=int(prediction.lengths.sum()),
+            truncated=prediction.truncated,
+            computed_texts=prediction.computed_texts,
+            useful_tokens=prediction.useful_tokens,
+            computed_tokens=prediction.computed_tokens,
+            guarded_texts=prediction.guarded_texts,
+            lengths_sha256=parts.lengths_sha256(prediction.lengths),
+        )
+        cost = parts.Cost(
+            plan=facts.plan,
+            shard=facts.shard,
+            started_unix_s=time.time() - seconds.total_s,
+            seconds=seconds.total_s,
+            phases_s={name: getattr(seconds, f"{name}_s") for name in ("tokenize", "transfer", "compute", "wait")},
+            device=str(self._predictor.device),
+            device_peak_bytes=memory.device_peak_allocated_bytes,
+            process_peak_bytes=memory.process_peak_bytes,
+            memory_reasons=memory.reasons,
+            out_of_memory=out_of_memory,
+        )
+        table = parts.table_of(begun.rows.row_ids, begun.rows.labels, prediction.lengths, prediction.logits)
+        part = parts.commit(table, facts, cost, self.folder)
+        begun.claim.close()
+        return _receipt(part, "predicted", cost.seconds)
+
+    def _unhalved(self, begun: "_Begun", prediction: Prediction) -> tuple[Prediction, int]:
+        """Return the prediction in the planned batches, and how often memory ran out on the way.
+
+        Halved batches may differ from the planned ones in the last digits, and then a part would depend on what else
+        ran beside it. So they are thrown away and tried again; if memory stays short the evaluation stops.
+        """
+        failures = 0
+        while prediction.halvings:
+            failures += 1
+            if failures == ATTEMPTS:
+                raise PipelineError(
+                    f"a batch of shard {begun.shard.id} ran out of memory {ATTEMPTS} times; "
+                    "the finished shards stay. Free memory there and go on, or plan smaller batches: "
+                    f"`{plan.PLAN_COMMAND} --anew evaluation.token_budget={self.plan.choices.token_budget // 2}`"
+                )
+            release_memory(self._predictor.device)
+            prediction = self._predictor.predict(begun.rows.texts)
+        return prediction, failures
 
 
-def save(result: ShardResult, path: Path) -> None:
-    """Write the shard's file, all or nothing, with its facts inside."""
-    metadata = {METADATA_KEY: files.encode_json(result.facts).encode()}
-    with files.replacing(path) as temporary:
-        pq.write_table(result.table.replace_schema_metadata(metadata), temporary)
+@dataclass(frozen=True, eq=False)
+class _Begun:
+    """A shard that is being predicted, its rows, and the claim to it, which is closed after the commit."""
+
+    shard: plan.Shard
+    rows: rows.ShardRows
+    claim: contextlib.ExitStack
 
 
-def load(path: Path, plan: Plan, shard: Shard) -> ShardResult | None:
-    """Return the shard stored at `path`; None where it is absent, damaged, or of another plan."""
+def _receipt(part: parts.Part, status: Literal["predicted", "kept"], seconds: float) -> Receipt:
+    equal = part.table["label"].to_numpy() == part.table["prediction"].to_numpy()
+    return Receipt(part.facts.shard, status, len(equal), int(equal.sum()), seconds, part.sha256)
+
+
+def _explained(predictions: Iterator[Prediction], begun: deque[_Begun]) -> Iterator[Prediction]:
+    """Yield the predictions. Raises PipelineError, with the shard, for a text that cannot be predicted."""
     try:
-        table = pq.read_table(path)
-        facts = json.loads((table.schema.metadata or {})[METADATA_KEY])
-    except (OSError, ValueError, KeyError):  # pyarrow's errors are ValueErrors and OSErrors
-        return None
-    if facts.get("plan") != plan.fingerprint or facts.get("shard") != shard.id:
-        return None
-    return ShardResult(table, facts) if table.num_rows == shard.stop - shard.start else None
+        yield from predictions
+    except ValueError as error:
+        shard = begun[0].shard
+        raise PipelineError(f"rows {shard.first_row_id} to {shard.last_row_id} of the dataset: {error}") from error
 
 
-def _table(row_ids: np.ndarray, labels: np.ndarray, lengths: np.ndarray, logits: np.ndarray) -> pa.Table:
-    shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
-    probabilities = shifted / shifted.sum(axis=1, keepdims=True)
-    two_best = np.sort(logits, axis=1)[:, -2:]
-    return pa.table(
-        {
-            "row_id": pa.array(row_ids, pa.int64()),
-            "label": pa.array(labels, pa.int32()),
-            "prediction": pa.array(logits.argmax(axis=1), pa.int32()),
-            "confidence": pa.array(probabilities.max(axis=1), pa.float32()),
-            "margin": pa.array(two_best[:, 1] - two_best[:, 0], pa.float32()),
-            "n_tokens": pa.array(lengths, pa.int32()),
-            "logits": pa.array(list(logits), pa.list_(pa.float32())),
-        }
-    )
+@contextlib.contextmanager
+def _claimed(path: Path, wait: bool) -> Iterator[bool]:
+    """Hold the lock at `path` in the block, and tell whether it was free; where nothing can be locked it is free."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path, timeout=-1 if wait else 0, fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        yield False
+        return
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+    try:
+        yield True
+    finally:
+        lock.release()

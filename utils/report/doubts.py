@@ -50,8 +50,10 @@ def _full(data: ReportData) -> list[str]:
     if full.get("truncated"):
         share = 100 * full["truncated"] / full["samples"]
         found.append(f"{full['truncated']:,} texts ({share:.2f} %) were cut to {data.document['max_length']} tokens")
-    if full.get("batches_halved"):
-        found.append(f"{full['batches_halved']:,} batches of the whole dataset ran out of memory and were halved")
+    if full.get("out_of_memory"):
+        found.append(
+            f"memory ran out {full['out_of_memory']:,} times over the whole dataset; the batches were repeated"
+        )
     return found
 
 

@@ -20,7 +20,6 @@ def section(data: ReportData) -> list[Block]:
 def _pairs(full: Mapping[str, Any], rows: int | None) -> list[tuple[str, str]]:
     seconds = full["inference_time_s"]
     part = f" of {rows:,} (a seeded sample)" if rows and rows != full["samples"] else ""
-    halved = f", {full['batches_halved']} batches were halved to fit" if full["batches_halved"] else ""
     return [
         ("Samples", f"{full['samples']:,}{part}"),
         ("Accuracy", f"{full['accuracy']:.4f} [{full['accuracy_ci_low']:.4f}, {full['accuracy_ci_high']:.4f}] "
@@ -31,8 +30,8 @@ def _pairs(full: Mapping[str, Any], rows: int | None) -> list[tuple[str, str]]:
         ("Latency/sample", f"{number(full['latency_per_sample_ms'])} ms (time divided by samples)"),
         ("Throughput", f"{number(full['throughput_samples_per_sec'])} samples/s, "
          f"{number(full['tokens_per_sec_real'])} real tokens/s"),
-        ("Batches", f"sorted by length, at most {full['token_budget']:,} padded tokens each, "
-         f"{full['padding_pct']:.1f} % padding{halved}; {full['dtype']}"),
+        ("Batches", f"{full['strategy']}, at most {full['token_budget']:,} tokens each, "
+         f"{full['padding_pct']:.1f} % padding; {full['precision']}"),
         ("GPU memory, peak", quantity(full["gpu_mem_used_mb"], "MB", full["gpu_mem_used_reason"])),
         ("CPU memory, peak", quantity(full["cpu_mem_peak_mb"], "MB", "the kernel does not tell")),
         ("Texts cut", _cut(full)),

@@ -6,7 +6,7 @@ import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from utils.console import printable
+from boundby.typesetting import printable
 from utils.report.blocks import Document, Heading
 
 if TYPE_CHECKING:

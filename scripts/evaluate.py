@@ -1,0 +1,60 @@
+"""Predict the whole dataset: plan it once, run the plan here or on many machines, prove it complete and score it.
+
+Reads:  the normalised dataset and the model that step 01 left
+Writes: evaluation/ in the results folder: plan.json (plan); part-*.parquet, cost-*.json (run); predictions.csv,
+        metrics.json (finalize)
+Exit:   0 done · 1 something is missing or failed · 2 usage, input, or a plan for something else · 3 no space, no device
+
+    python scripts/evaluate.py plan [--anew] [--config FILE] [key.sub=value ...]
+    python scripts/evaluate.py run [--shards i/n] [--config FILE] [key.sub=value ...]
+    python scripts/evaluate.py finalize [--config FILE] [key.sub=value ...]
+
+`run` goes on where an earlier one ended, and several at once share the work.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
+
+from utils import cli
+
+
+def add_arguments(parser) -> None:
+    parser.add_argument("action", choices=("plan", "run", "finalize"), help="what to do")
+    parser.add_argument("--shards", metavar="i/n", help="run: every n-th shard from i on, for runner i of n")
+    parser.add_argument("--anew", action="store_true", help="plan: move an earlier plan and its parts to previous/")
+    parser.add_argument("--trust-remote-code", action="store_true", help="run Python code that the model brings")
+
+
+@cli.tool(add_arguments)
+def main(run: cli.Run) -> int:
+    from utils import data, models
+    from utils.evaluation import run as evaluation
+
+    source = models.locate(run.config.model, run.layout.dataset.parent)
+    wanted = evaluation.identity(run, data.check_receipt(run.config, run.layout, source), source)
+    models.use_matmul_precision(run.config.model.matmul_precision)
+    if run.args.action == "plan":
+        if evaluation.kept_plan(run, wanted, run.args.anew):
+            run.say(f"kept: {run.layout.evaluation} has a plan for just this; --anew makes another")
+            return cli.DONE
+        trusted = run.args.trust_remote_code
+        loaded = models.load(source, run.config.model.device, run.config.model.dtype, trust_remote_code=trusted)
+        few = data.load_texts(run.layout, models.AGREEMENT_ROWS).texts
+        agreement = models.agreement(loaded, few, models.effective_max_length(loaded, wanted.max_length)[0])
+        agreement.require(run.config.evaluation.min_agreement)
+        run.say(f"planned: {evaluation.described(evaluation.plan(run, loaded, wanted))}")
+        return cli.DONE
+    made = evaluation.planned(run, wanted, computes=run.args.action == "run")
+    if run.args.action == "run":
+        evaluation.predict(run, made, run.args.shards)
+        return cli.DONE
+    from utils.baseline import console_evaluation
+
+    run.say("\n".join(console_evaluation(evaluation.conclude(run, made))))
+    return cli.DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

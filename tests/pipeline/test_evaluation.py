@@ -1,0 +1,338 @@
+"""The evaluation gives the same bytes whatever happens on the way, and refuses what it cannot vouch for."""
+
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from filelock import FileLock
+from sklearn.metrics import accuracy_score, f1_score
+
+from boundby import files
+from boundby.inference import Predictor
+from tests import evaluation_workplace as workplace
+from utils.artifacts import EvaluationFolder
+from utils.errors import PipelineError
+from utils.evaluation import parts, planning, rows, shards
+from utils.evaluation import plan as plans
+
+ROOT = Path(__file__).resolve().parents[2]
+WHOLE = ("plan", "run", "finalize")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A dataset and a model, the command line that evaluates it, and the bytes an undisturbed evaluation leaves."""
+    folder = tmp_path_factory.mktemp("evaluation")
+    settings = workplace.prepare(folder, workplace.texts())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(planning.SHARD_ROWS, "cpu", workplace.SHARD_ROWS)
+        assert workplace.evaluate(settings, *WHOLE) == [0, 0, 0]
+    (folder / "results").rename(folder / "undisturbed")
+    return folder, settings, workplace.results(folder / "undisturbed" / "evaluation")
+
+
+@pytest.fixture
+def evaluation(made, tmp_path, monkeypatch):
+    """A folder for results of its own, and the command line of an evaluation there."""
+    monkeypatch.setitem(planning.SHARD_ROWS, "cpu", workplace.SHARD_ROWS)
+    return EvaluationFolder(tmp_path / "evaluation"), [*made[1], f"output.results_dir={tmp_path}"]
+
+
+def test_every_row_is_predicted_once_and_scored_as_sklearn_does(made):
+    folder = made[0] / "undisturbed" / "evaluation"
+    lines = [line.split(",") for line in (folder / "predictions.csv").read_text().splitlines()[1:]]
+    assert [int(line[0]) for line in lines] == list(range(workplace.ROWS))
+    labels, predictions = ([int(line[column]) for line in lines] for column in (1, 2))
+    found = json.loads((folder / "metrics.json").read_text())["metrics"]
+    assert found["accuracy"] == pytest.approx(accuracy_score(labels, predictions), abs=1e-12)
+    for average in ("macro", "weighted"):
+        expected = f1_score(labels, predictions, average=average, zero_division=0)
+        assert found[f"f1_{average}"] == pytest.approx(expected, abs=1e-12)
+
+
+def test_run_and_finalize_say_what_has_to_come_before(evaluation, capsys):
+    folder, settings = evaluation
+    assert workplace.evaluate(settings, "run", "plan", "finalize") == [2, 0, 1]
+    said = capsys.readouterr().err
+    assert "nothing is planned; run `python scripts/evaluate.py plan` first" in said
+    assert "3 of 3 shards have not been predicted, first 0; `python scripts/evaluate.py run`" in said
+    assert not folder.predictions.exists() and not folder.metrics.exists()
+
+
+def test_a_plan_is_made_once(evaluation, capsys):
+    folder, settings = evaluation
+    assert workplace.evaluate(settings, "plan") == [0]
+    before = folder.plan.stat().st_ino
+    assert workplace.evaluate(settings, "plan") == [0]
+    assert folder.plan.stat().st_ino == before
+    assert "kept" in capsys.readouterr().out
+
+
+def test_another_plan_is_refused_with_what_differs_and_the_way_out(evaluation, capsys):
+    folder, settings = evaluation
+    assert workplace.evaluate(settings, "plan", "run --shards 0/3") == [0, 0]
+    left = workplace.results(folder.path)
+    other = [*settings, "evaluation.limit=10"]
+    assert workplace.evaluate(other, *WHOLE) == [2, 2, 2]
+    said = capsys.readouterr().err
+    assert "rows is 10, planned was 40; sample_seed is 0, planned was None" in said
+    assert "plan --anew" in said and "output.results_dir" in said
+    assert workplace.results(folder.path) == left
+    assert workplace.evaluate(other, "plan --anew", "run", "finalize") == [0, 0, 0]
+    assert [path.parent.name for path in folder.path.parent.rglob("previous/*/evaluation/part-00000.parquet")]
+
+
+def test_other_weights_are_another_plan(made, evaluation, tmp_path, capsys):
+    from tests.tiny_models import save_bert
+
+    folder, settings = evaluation
+    plan = plans.Plan(**{**vars(_planned(folder, settings)), "shards": ()})
+    wanted = plans.Identity(**{**vars(plan.identity), "model_sha256": "0" * 64, "versions": {"torch": "1"}})
+    found = plans.differences(plan.identity, wanted)
+    assert found[0] == f"model_sha256 is {'0' * 37}..., planned was {plan.identity.model_sha256[:37]}..."
+    assert "versions.torch is 1, planned was" in "".join(found)
+    other = [*settings, f"model.name={save_bert(tmp_path / 'model', labels=('a', 'b', 'c'))}"]
+    assert workplace.evaluate(other, "run") == [2]
+
+
+def _planned(folder: EvaluationFolder, settings: list[str]) -> plans.Plan:
+    assert workplace.evaluate(settings, "plan") == [0]
+    return plans.load(folder)
+
+
+def test_an_edited_plan_is_refused(evaluation, capsys):
+    folder, settings = evaluation
+    _planned(folder, settings)
+    files.write_text(folder.plan, folder.plan.read_text().replace('"token_budget": 128', '"token_budget": 256'))
+    assert workplace.evaluate(settings, "run") == [2]
+    assert "its fingerprint differs" in capsys.readouterr().err
+
+
+def test_every_flipped_bit_and_every_truncation_of_a_part_is_found(made):
+    whole = made[2]["part-00000.parquet"]
+    assert parts.decode(whole) is not None
+    for place in range(len(whole)):
+        broken = bytearray(whole)
+        broken[place] ^= 1 << place % 8
+        assert parts.decode(bytes(broken)) is None, place
+    assert [length for length in range(0, len(whole), 7) if parts.decode(whole[:length])] == []
+    assert parts.decode(whole + b"\0") is None
+
+
+def test_damaged_parts_and_lost_costs_are_done_again_and_nothing_else(made, evaluation):
+    folder, settings = evaluation
+    assert workplace.evaluate(settings, "plan", "run") == [0, 0]
+    whole = folder.part(0).read_bytes()
+    damages = (
+        lambda: files.write_bytes(folder.part(0), whole[: len(whole) // 2]),
+        lambda: files.write_bytes(folder.part(0), whole[:900] + bytes([whole[900] ^ 4]) + whole[901:]),
+        lambda: files.write_bytes(folder.part(0), folder.part(1).read_bytes()),
+        lambda: folder.part(0).unlink(),
+        lambda: folder.cost(0).unlink(),
+        lambda: files.write_text(folder.cost(0), folder.cost(0).read_text().replace('"seconds"', '"Seconds"')),
+    )
+    for damage in damages:
+        damage()
+        kept = [folder.part(shard).stat().st_ino for shard in (1, 2)]
+        if folder.part(0).exists() and folder.part(0).read_bytes() != whole:
+            assert workplace.evaluate(settings, "finalize") == [1]
+        assert workplace.evaluate(settings, "run") == [0]
+        assert folder.part(0).read_bytes() == whole
+        assert [folder.part(shard).stat().st_ino for shard in (1, 2)] == kept
+    assert workplace.evaluate(settings, "finalize") == [0]
+    assert workplace.results(folder.path) == made[2]
+
+
+def test_shares_of_two_runners_make_the_whole(made, evaluation, capsys):
+    folder, settings = evaluation
+    assert workplace.evaluate(settings, "plan", "run --shards 1/2") == [0, 0]
+    assert set(workplace.results(folder.path)) == {"part-00001.parquet"}
+    assert workplace.evaluate(settings, "run --shards 0/2", "finalize") == [0, 0]
+    assert workplace.results(folder.path) == made[2]
+    assert workplace.evaluate(settings, "run --shards 2/2", "run --shards x") == [2, 2]
+    assert "--shards is '2/2'; it is i/n with 0 <= i < n" in capsys.readouterr().err
+
+
+@pytest.mark.timeout(600)
+def test_workers_leave_the_same_bytes(made, evaluation):
+    folder, settings = evaluation
+    plan = _planned(folder, settings)
+    assert workplace.evaluate([*settings, "evaluation.workers=2"], "run", "finalize") == [0, 0]
+    assert workplace.results(folder.path) == made[2]
+    assert plans.load(folder) == plan
+
+
+def test_shuffled_rows_get_the_same_predictions(made, tmp_path, monkeypatch):
+    monkeypatch.setitem(planning.SHARD_ROWS, "cpu", workplace.SHARD_ROWS)
+    order = list(range(workplace.ROWS))
+    random.Random(1).shuffle(order)
+    texts = workplace.texts()
+    settings = workplace.prepare(tmp_path, [texts[row] for row in order], model=made[0] / "model")
+    assert workplace.evaluate(settings, *WHOLE) == [0, 0, 0]
+    (labels, logits), (mine, my_logits) = (_answers(each) for each in (made[0] / "undisturbed", tmp_path / "results"))
+    assert np.array_equal(mine, labels[order])
+    np.testing.assert_allclose(my_logits, logits[order], rtol=0, atol=1e-5)
+
+
+def _answers(results: Path) -> tuple[np.ndarray, np.ndarray]:
+    found = [parts.decode(path.read_bytes()).table for path in sorted((results / "evaluation").glob("part-*"))]
+    predictions = np.concatenate([each["prediction"].to_numpy() for each in found])
+    return predictions, np.concatenate([np.stack(each["logits"].to_numpy()) for each in found])
+
+
+def _predictor(folder: EvaluationFolder, settings: list[str]) -> shards.ShardPredictor:
+    _planned(folder, settings)
+    return shards.ShardPredictor.open(folder.plan)
+
+
+def test_the_plan_file_is_all_that_a_worker_needs(made, evaluation):
+    folder, settings = evaluation
+    receipt = _predictor(folder, settings).predict_shard(2)
+    assert (receipt.shard, receipt.status, receipt.rows) == (2, "predicted", 8)
+    assert workplace.results(folder.path) == {"part-00002.parquet": made[2]["part-00002.parquet"]}
+
+
+def test_a_shard_that_another_runner_has_claimed_is_left_to_it(made, evaluation):
+    folder, settings = evaluation
+    predictor = _predictor(folder, settings)
+    folder.claims.mkdir(exist_ok=True)
+    with FileLock(folder.claims / "00001.lock"):
+        assert predictor.predict_shard(1).status == "claimed"
+        assert not folder.part(1).exists()
+    assert predictor.predict_shard(1, wait=True).status == "predicted"
+    assert predictor.predict_shard(1).status == "kept"
+
+
+def test_reading_a_shard_ahead_changes_nothing(made, evaluation, monkeypatch):
+    """As on a GPU, where the next shard is claimed and tokenized before the one in work is committed."""
+    folder, settings = evaluation
+    predictor = _predictor(folder, settings)
+    predictor.predict_shard(1)
+
+    def ahead(self, shards):
+        coming = None
+        for texts in [*shards, None]:
+            if coming is not None:
+                yield self.predict_tokens(coming)
+            coming = self.tokenize(texts) if texts is not None else None
+
+    monkeypatch.setattr(Predictor, "predict_each", ahead)
+    told = []
+    receipts = [(each.shard, each.status) for each in predictor.predict_shards([0, 1, 2], tell=told.append)]
+    assert receipts == [(0, "predicted"), (2, "predicted")]
+    assert [(each.shard, each.status) for each in told] == [(1, "kept")]
+    assert workplace.evaluate(settings, "finalize") == [0]
+    assert workplace.results(folder.path) == made[2]
+
+
+def test_without_locks_two_runners_write_the_same_bytes(made, evaluation, monkeypatch):
+    folder, settings = evaluation
+    predictor = _predictor(folder, settings)
+
+    def refuse(self: FileLock) -> None:
+        raise OSError(errno.ENOLCK, "no locks here")
+
+    monkeypatch.setattr(FileLock, "acquire", refuse)
+    assert predictor.predict_shard(0).status == "predicted"
+    part = parts.load(folder, predictor.plan, predictor.plan.shards[0])
+    folder.part(0).unlink()  # as a runner would that has not seen the first
+    assert predictor.predict_shard(0).sha256 == part.sha256
+    assert folder.part(0).read_bytes() == made[2]["part-00000.parquet"]
+
+
+def test_a_full_disk_is_one_message_and_costs_no_finished_shard(made, evaluation, monkeypatch, capsys):
+    folder, settings = evaluation
+    _planned(folder, settings)
+    write = files.write_bytes
+
+    def full(path: Path, content: bytes) -> None:
+        if path == folder.part(1):
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        write(path, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "write_bytes", full)
+        assert workplace.evaluate(settings, "run") == [3]
+    assert "no space left" in capsys.readouterr().err
+    assert list(workplace.results(folder.path)) == ["part-00000.parquet"]
+    assert workplace.evaluate(settings, "run", "finalize") == [0, 0]
+    assert workplace.results(folder.path) == made[2]
+
+
+def test_sigterm_abandons_the_shard_and_keeps_the_finished_ones(made, evaluation, monkeypatch):
+    folder, settings = evaluation
+    _planned(folder, settings)
+    predict, shard = Predictor.predict_tokens, []
+
+    def interrupted(self, tokens, **times):
+        shard.append(None)
+        if len(shard) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return predict(self, tokens, **times)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Predictor, "predict_tokens", interrupted)
+        assert workplace.evaluate(settings, "run") == [143]
+    assert list(workplace.results(folder.path)) == ["part-00000.parquet"]
+    assert list(folder.path.rglob(".tmp-*")) == []
+    assert workplace.evaluate(settings, "run", "finalize") == [0, 0]
+    assert workplace.results(folder.path) == made[2]
+
+
+@pytest.mark.timeout(600)  # some twenty processes on a busy machine
+def test_kill_at_every_write_leaves_the_bytes_of_an_undisturbed_run(tmp_path):
+    command = [sys.executable, str(ROOT / "tests" / "evaluation_kill_driver.py"), str(tmp_path / "killed")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found == {"kills": 3 + 2 * found["parts"], "problems": [], "parts": 2}
+
+
+def _out_of_memory(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """Let so many predictions halve a batch."""
+    predict, left = Predictor.predict_tokens, [times]
+
+    def starved(self, tokens, **seconds):
+        found = predict(self, tokens, **seconds)
+        left[0] -= 1
+        return replace(found, halvings=1, logits=found.logits + 1e-6) if left[0] >= 0 else found
+
+    monkeypatch.setattr(Predictor, "predict_tokens", starved)
+
+
+def test_memory_that_runs_out_for_a_moment_changes_no_byte(made, evaluation, monkeypatch):
+    folder, settings = evaluation
+    predictor = _predictor(folder, settings)
+    _out_of_memory(monkeypatch, 2)
+    predictor.predict_shard(0)
+    assert folder.part(0).read_bytes() == made[2]["part-00000.parquet"]
+    assert parts.load_cost(folder, predictor.plan, predictor.plan.shards[0]).out_of_memory == 2
+
+
+def test_memory_that_stays_out_stops_with_the_way_out(evaluation, monkeypatch):
+    folder, settings = evaluation
+    predictor = _predictor(folder, settings)
+    _out_of_memory(monkeypatch, 1000)
+    with pytest.raises(PipelineError, match=r"--anew evaluation.token_budget=64"):
+        predictor.predict_shard(0)
+    assert workplace.results(folder.path) == {}
+
+
+def test_a_dataset_that_changed_under_the_plan_is_refused(made, evaluation):
+    folder, settings = evaluation
+    plan = _planned(folder, settings)
+    dataset = Path(plan.places.dataset)
+    changed = folder.path / "changed.csv"
+    files.write_text(changed, dataset.read_text().replace("\n20,", "\n21,"))
+    assert len(rows.read(changed, plan.shards[0], None).texts) == 16
+    with pytest.raises(PipelineError, match="rows 16 to 31 are not those that were planned"):
+        rows.read(changed, plan.shards[1], None)

@@ -1,0 +1,166 @@
+"""The parts of an evaluation that need no model: rows by ranges, counts, spans of time, the search for a budget."""
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import accuracy_score, f1_score
+
+from boundby.inference import Tokens
+from utils.artifacts import Layout
+from utils.data import load_texts
+from utils.errors import InputError
+from utils.evaluation import budget, confusion, rows
+from utils.evaluation.finalize import busy_seconds
+from utils.evaluation.plan import Identity
+
+TEXTS = ("plain", 'with "quotes", and a comma', "two\nlines", "a\r\nbreak\rmore", "é\u2028ü 😀", " ", "=1+1", "last")
+
+
+def identity(found: int, wanted: int | None = None, seed: int | None = None) -> Identity:
+    return Identity(
+        wanted or found,
+        found,
+        "",
+        seed,
+        "",
+        "",
+        "",
+        ("a", "b"),
+        "float32",
+        "highest",
+        64,
+        "same",
+        0.995,
+        None,
+        "cpu",
+        "",
+        {},
+    )
+
+
+@pytest.fixture
+def dataset(tmp_path) -> Path:
+    """A normalised dataset with gaps in its row ids, and texts that a careless reader would tear."""
+    path = tmp_path / "val_df.csv"
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["row_id", "text", "labels", "label_name"])
+        writer.writerows([3 * row, f"{TEXTS[row % len(TEXTS)]}", row % 2, "ab"[row % 2]] for row in range(50))
+    return path
+
+
+@pytest.mark.parametrize("size", [1, 7, 50, 64])
+def test_shards_hold_each_row_once_and_as_the_other_reader_sees_it(dataset, size):
+    expected = load_texts(Layout(dataset.parent, dataset, dataset, dataset))
+    shards = list(rows.split(dataset, identity(50), size))
+    found = [rows.read(dataset, shard, None) for shard in shards]
+    assert [shard.id for shard in shards] == list(range(-(-50 // size)))
+    assert [text for each in found for text in each.texts] == expected.texts
+    assert np.array_equal(np.concatenate([each.row_ids for each in found]), expected.row_ids)
+    assert np.array_equal(np.concatenate([each.labels for each in found]), expected.labels)
+
+
+def test_a_seeded_sample_is_read_in_the_order_of_the_dataset(dataset):
+    expected = load_texts(Layout(dataset.parent, dataset, dataset, dataset))
+    positions = rows.evaluated_positions(50, 20, 0)
+    assert sorted(np.random.default_rng(0).permutation(50)[:20]) == positions.tolist()
+    shards = list(rows.split(dataset, identity(50, 20, 0), 8))
+    found = [rows.read(dataset, shard, positions) for shard in shards]
+    assert [shard.rows for shard in shards] == [8, 8, 4]
+    assert np.concatenate([each.row_ids for each in found]).tolist() == expected.row_ids[positions].tolist()
+    assert [text for each in found for text in each.texts] == [expected.texts[position] for position in positions]
+
+
+def test_a_dataset_of_another_size_or_order_is_refused(dataset):
+    with pytest.raises(InputError, match="ends after 50 of 51 rows"):
+        list(rows.split(dataset, identity(51), 8))
+    with pytest.raises(InputError, match="has more than the 49 rows"):
+        list(rows.split(dataset, identity(49), 8))
+    for wrong in ("12", "9"):  # out of order, and twice
+        other = dataset.with_name("other.csv")
+        other.write_text(dataset.read_text().replace("\n15,", f"\n{wrong},"), newline="")
+        with pytest.raises(InputError, match="row_id does not ascend"):
+            list(rows.split(other, identity(50), 8))
+
+
+def test_texts_for_a_trial_come_from_all_over_the_dataset(dataset):
+    shards = list(rows.split(dataset, replace(identity(50)), 5))
+    assert len(rows.first_texts(dataset, shards, 20)) == 20
+    assert rows.first_texts(dataset, shards[:1], 100) == [TEXTS[row] for row in range(5)]
+
+
+@pytest.mark.parametrize("classes", [2, 5])
+def test_counts_merge_to_what_sklearn_scores(classes):
+    rng = np.random.default_rng(classes)
+    labels = rng.integers(0, classes, 200)
+    predictions = np.where(rng.random(200) < 0.6, labels, rng.integers(0, classes - 1, 200))  # the last is rare
+    counted = sum(
+        confusion.counted(part, other, classes + 1)  # one class that never occurs
+        for part, other in zip(np.split(labels, [3, 90]), np.split(predictions, [3, 90]), strict=True)
+    )
+    found = confusion.scores(counted)
+    assert found["accuracy"] == pytest.approx(accuracy_score(labels, predictions), abs=1e-12)
+    assert found["f1_macro"] == pytest.approx(f1_score(labels, predictions, average="macro"), abs=1e-12)
+    assert found["f1_weighted"] == pytest.approx(f1_score(labels, predictions, average="weighted"), abs=1e-12)
+
+
+def test_time_in_which_nothing_ran_does_not_count_and_parallel_time_counts_once():
+    assert busy_seconds([(0, 2), (2, 3)]) == 5
+    assert busy_seconds([(10, 2), (0, 2)]) == 4  # a pause between two attempts
+    assert busy_seconds([(0, 10), (1, 2), (8, 4)]) == 12  # workers beside each other
+
+
+class Machine:
+    """A predictor whose tokens take a microsecond at 2,048 per batch, and less or more elsewhere."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, factor: dict[int, float], token_budget: int = 2048, calls: list | None = None) -> None:
+        self.factor, self.token_budget = factor, token_budget
+        self.calls = [] if calls is None else calls
+
+    def with_token_budget(self, token_budget: int) -> "Machine":
+        return Machine(self.factor, token_budget, self.calls)
+
+    def tokenize(self, texts):
+        return Tokens([np.zeros(100, dtype=np.int32) for _ in texts], 0)
+
+    def predict(self, texts):
+        return self.predict_tokens(self.tokenize(texts))
+
+    def predict_tokens(self, tokens):
+        self.calls.append((len(tokens.ids), self.token_budget))
+        seconds = 1e-5 * self.factor.get(self.token_budget, 1.0) * tokens.lengths.sum()
+        return SimpleNamespace(lengths=tokens.lengths, halvings=0, seconds=SimpleNamespace(compute_s=seconds))
+
+
+TEXTS_2000 = ["text"] * 2000
+
+
+def test_a_long_evaluation_takes_the_smallest_budget_that_is_as_fast_as_the_fastest():
+    machine = Machine({512: 2.0, 1024: 1.5, 2048: 1.01, 4096: 1.0, 8192: 1.2})
+    found = budget.choose(machine, TEXTS_2000, 10_000_000, 1e-5)
+    assert found.token_budget == 2048
+    assert list(found.seconds) == ["512", "1024", "2048", "4096", "8192"]
+    assert {count for count, _ in machine.calls} == {164}  # two full batches of the largest: 16,384 tokens
+
+
+def test_a_search_that_costs_more_than_its_share_is_not_made():
+    machine = Machine({})
+    found = budget.choose(machine, TEXTS_2000, 5_000, 1e-5)
+    assert (found.token_budget, found.seconds, machine.calls) == (2048, None, [])
+    search_s = 1e-5 * 164 * 100 * len(budget.BUDGETS["cpu"]) * (budget.SEARCH_ROUNDS + 1)
+    assert found.reason == f"not measured: a search would take {search_s:.1f} s of about 5.0 s"
+    few = budget.choose(machine, TEXTS_2000[:20], 10_000_000, 1e-5)
+    assert (few.token_budget, few.reason) == (2048, "not measured: all texts together are too few")
+
+
+def test_the_first_pass_over_a_few_texts_does_not_count():
+    machine = Machine({})
+    assert budget.seconds_per_token(machine, TEXTS_2000) == pytest.approx(1e-5)
+    assert machine.calls == [(budget.PROBE_ROWS, 2048)] * 2

@@ -1,0 +1,157 @@
+"""Ray under the clock and under fire; run by `make truth`, which prints every attempt."""
+
+import json
+import os
+import random
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from concurrent import futures
+from pathlib import Path
+
+import psutil
+import pytest
+
+from boundby import files
+from tests import evaluation_workplace as workplace
+from tests import ray_workers, tiny_models
+from utils.artifacts import EvaluationFolder
+from utils.evaluation import planning, ray_engine
+
+pytest.importorskip("ray", reason="Ray is not installed: bash setup_environment.sh --ray")
+pytestmark = [pytest.mark.truth, pytest.mark.timeout(1500)]
+ROOT = Path(__file__).resolve().parents[2]
+LARGER = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
+ROWS, SHARD_ROWS = 6144, 128
+KILL_EVERY_S, LEAST_KILLS = 4.0, 10
+ATTEMPTS, LEAST_SHARE, MOST_OVERHEAD_S = 3, 0.9, 0.5
+MOST_S = 3.0  # from SIGTERM to the end
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A dataset and a model that has something to compute, and the command line that evaluates it."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in LARGER.items():
+            patch.setitem(tiny_models.SIZE, name, value)
+        settings = workplace.prepare(tmp_path_factory.mktemp("ray"), workplace.texts(ROWS))
+    return [*settings, "evaluation.token_budget=1024"]
+
+
+def ray_settings(made: list[str], folder: Path, workers: int) -> list[str]:
+    return [*made, f"output.results_dir={folder}", f"evaluation.workers={workers}", "evaluation.engine=ray"]
+
+
+def test_workers_killed_every_few_seconds_cost_no_row_and_no_byte(made, tmp_path, monkeypatch):
+    monkeypatch.setitem(planning.SHARD_ROWS, "cpu", SHARD_ROWS)
+    settings = ray_settings(made, tmp_path, 2)
+    assert workplace.evaluate(settings, "plan") == [0]
+    alone = [*settings, "evaluation.engine=local", "evaluation.workers=1"]
+    assert workplace.evaluate(alone, "run", "finalize") == [0, 0]
+    folder = EvaluationFolder(tmp_path / "evaluation")
+    undisturbed = workplace.results(folder.path)
+    ended, kills, runs = threading.Event(), [], 0
+    killer = threading.Thread(target=kill_workers, args=(ended, kills))
+    killer.start()
+    try:
+        while len(kills) < LEAST_KILLS:
+            for path in undisturbed:
+                (folder.path / path).unlink()
+            assert workplace.evaluate(settings, "run", "finalize") == [0, 0]
+            runs += 1
+            found = workplace.results(folder.path)
+            shards = len(found) - 1
+            print(f"run {runs}: {len(kills)} kills so far; {shards} parts, all as undisturbed: {found == undisturbed}")
+            assert found == undisturbed
+    finally:
+        ended.set()
+        killer.join()
+    print(f"{len(kills)} workers killed in {runs} runs of {shards} shards, 0 rows lost, 0 doubled, 0 bytes changed")
+    assert ray_workers.started() == []
+
+
+def kill_workers(ended: threading.Event, kills: list[int]) -> None:
+    """Kill a worker every few seconds, mostly one that has computed, sometimes one that is still starting."""
+    rng = random.Random(0)
+    while not ended.wait(KILL_EVERY_S):
+        workers = ray_workers.actors()
+        busy = [each for each in workers if "predict" in each.cmdline()[0]]
+        chosen = rng.choice(workers if rng.random() < 0.25 else busy) if busy else None
+        if chosen is not None:
+            chosen.kill()
+            kills.append(chosen.pid)
+            print(f"kill {len(kills)}: {chosen.pid}, {len(workers)} workers, {len(busy)} of them in a shard")
+
+
+def test_two_workers_with_a_thread_each_are_as_fast_as_one_with_two(made, tmp_path, monkeypatch):
+    monkeypatch.setitem(planning.SHARD_ROWS, "cpu", SHARD_ROWS)
+    monkeypatch.setattr(ray_engine, "_RayCluster", Together)
+    if (os.cpu_count() or 1) < 2:
+        pytest.skip("needs two cores")
+    rates: dict[int, list[float]] = {1: [], 2: []}
+    overheads: dict[int, list[float]] = {1: [], 2: []}
+    for attempt in range(ATTEMPTS):
+        for workers in (1, 2) if attempt % 2 == 0 else (2, 1):
+            folder = tmp_path / f"{attempt}-{workers}"
+            settings = ray_settings(made, folder, workers)
+            planned_for_two_cores = pytest.MonkeyPatch()
+            planned_for_two_cores.setattr("torch.get_num_threads", lambda: 2)
+            assert workplace.evaluate(settings, "plan") == [0]
+            planned_for_two_cores.undo()
+            assert workplace.evaluate(settings, "run", "finalize") == [0, 0]
+            rate, overhead = speed(EvaluationFolder(folder / "evaluation"), workers)
+            rates[workers].append(rate)
+            overheads[workers].append(overhead)
+            print(
+                f"attempt {attempt + 1}, {workers} workers: {rate:.1f} rows/s, {1e3 * overhead:.1f} ms beside a shard"
+            )
+    one, two = (statistics.median(rates[workers]) for workers in (1, 2))
+    most = max(statistics.median(each) for each in overheads.values())
+    print(f"two workers with a thread each: {two / one:.3f} of one with two; at most {1e3 * most:.1f} ms per shard")
+    assert two / one >= LEAST_SHARE
+    assert most <= MOST_OVERHEAD_S
+
+
+class Together(ray_engine._RayCluster):
+    """Has shards predicted only when all workers have their model, so that starting does not count."""
+
+    def finished(self, answers):
+        if not self._started:
+            futures.wait(answers)
+            self._started = True
+        return super().finished(answers)
+
+
+def speed(folder: EvaluationFolder, workers: int) -> tuple[float, float]:
+    """Return rows per second over the whole set, and the seconds per shard that a worker spent beside predicting."""
+    metrics = json.loads(folder.metrics.read_text())["metrics"]
+    costs = [files.read_json(path) for path in folder.path.glob("cost-*.json")]
+    began = min(each["started_unix_s"] for each in costs)
+    whole = max(each["started_unix_s"] + each["seconds"] for each in costs) - began
+    beside = whole * workers - sum(each["seconds"] for each in costs)
+    return metrics["samples"] / whole, beside / len(costs)
+
+
+def test_sigterm_ends_in_seconds_and_a_killed_driver_takes_ray_with_it(made, tmp_path):
+    settings = ray_settings(made, tmp_path, 1)
+    command = [sys.executable, str(ROOT / "scripts" / "evaluate.py")]
+    subprocess.run([*command, "plan", *settings], check=True, capture_output=True, timeout=600)
+    for number, code in ((signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)):
+        run = subprocess.Popen([*command, "run", *settings], stderr=subprocess.PIPE, text=True)
+        assert next(line for line in run.stderr if re.search(r"evaluation \d+/", line))
+        left = psutil.Process(run.pid).children(recursive=True)
+        began = time.monotonic()
+        run.send_signal(number)
+        assert run.wait(60) == code
+        ended = time.monotonic() - began
+        gone, alive = psutil.wait_procs(left, timeout=60)
+        all_s = time.monotonic() - began
+        print(f"{number.name}: ended after {ended:.2f} s, {len(gone)} processes of Ray after {all_s:.2f} s")
+        assert alive == []
+        assert number != signal.SIGTERM or ended < MOST_S
+    subprocess.run([*command, "run", *settings], check=True, capture_output=True, timeout=600)
+    subprocess.run([*command, "finalize", *settings], check=True, capture_output=True, timeout=600)

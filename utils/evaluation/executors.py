@@ -1,0 +1,167 @@
+"""Have shards predicted, here or in worker processes. An executor schedules; what is right is decided by the parts.
+
+An executor may run a shard twice or leave one to another runner: the commit of a shard makes both harmless.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from boundby.device import pick_device
+from utils.errors import PipelineError
+from utils.evaluation.shards import Receipt, ShardPredictor
+
+if TYPE_CHECKING:
+    from multiprocessing.context import SpawnProcess
+
+# From the path of a plan and the ids of shards to a receipt for each, in any order. With `wait`, a shard that another
+# runner has claimed is waited for instead of skipped.
+Executor = Callable[[Path, Sequence[int], bool], Iterator[Receipt]]
+AHEAD = 2  # shards that a worker has: one that is computed and one that is tokenized
+PATIENCE_S = 1.0  # for a worker to end after SIGTERM, before it is killed
+
+
+def in_process(predictor: ShardPredictor) -> Executor:
+    """Return an executor that predicts in this process, with a model that is loaded already."""
+
+    def execute(plan_path: Path, pending: Sequence[int], wait_for_others: bool) -> Iterator[Receipt]:
+        if wait_for_others:
+            return (predictor.predict_shard(shard, wait=True) for shard in pending)
+        return predictor.predict_shards(pending)
+
+    return execute
+
+
+def local(workers: int, device: str, *, trust_remote_code: bool = False) -> Executor:
+    """Return an executor with up to `workers` processes on this machine, each with a model of its own.
+
+    `device` "auto" or "cuda" spreads them over the GPUs; a single one, such as "cuda:1", is shared.
+    """
+
+    def execute(plan_path: Path, pending: Sequence[int], wait_for_others: bool) -> Iterator[Receipt]:
+        count = min(workers, len(pending))
+        crew: list[_Worker] = []
+        try:
+            for number in range(count):
+                crew.append(_Worker((plan_path, _device_of(number, device), trust_remote_code, wait_for_others)))
+            yield from _distribute(crew, deque(pending))
+        finally:
+            for each in crew:
+                each.process.terminate()  # all at once, so that they end side by side
+            for each in crew:
+                each.stop()
+
+    return execute
+
+
+def local_workers(device: str) -> int:
+    """Return how many workers this machine is for: one per GPU where any may be used, else one."""
+    if device in ("auto", "cuda") and pick_device("auto").type == "cuda":
+        import torch
+
+        return torch.cuda.device_count()
+    return 1
+
+
+def _device_of(number: int, device: str) -> str:
+    if device in ("auto", "cuda") and pick_device(device).type == "cuda":
+        import torch
+
+        return f"cuda:{number % torch.cuda.device_count()}"
+    return device
+
+
+def _distribute(crew: Sequence["_Worker"], waiting: deque[int]) -> Iterator[Receipt]:
+    """Keep each worker in `AHEAD` shards as long as there are any; yield receipts as they come."""
+    for _ in range(AHEAD):
+        for each in crew:
+            each.assign(waiting)
+    busy = {each.connection: each for each in crew}
+    while busy:
+        for connection in wait(list(busy)):
+            worker = busy[connection]  # type: ignore[index]
+            yield worker.receipt()
+            worker.assign(waiting)
+            if not worker.assigned:
+                del busy[worker.connection]
+
+
+class _Worker:
+    """A process that predicts the shards it is told."""
+
+    def __init__(self, arguments: tuple[Path, str, bool, bool]) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        self.process: SpawnProcess = context.Process(target=_work, args=(theirs, *arguments), daemon=True)
+        self.process.start()
+        theirs.close()  # the end of the worker is then the end of its messages
+        self.assigned: list[int] = []
+
+    def assign(self, waiting: deque[int]) -> None:
+        """Tell the worker the next shard, or, once, that there are no more."""
+        shard = waiting.popleft() if waiting else None
+        self.assigned += [] if shard is None else [shard]
+        with contextlib.suppress(ConnectionError):  # it is dead, which `receipt` tells
+            self.connection.send(shard)
+
+    def receipt(self) -> Receipt:
+        """Return what the worker has to tell. Raises what it raised, or PipelineError when it is dead."""
+        try:
+            message = self.connection.recv()
+        except (EOFError, ConnectionError):
+            self.process.join(PATIENCE_S)
+            raise PipelineError(
+                f"a worker ended with {self.process.exitcode} in shard {self.assigned[0]} (-9 is often a lack of "
+                "memory: lower evaluation.workers); the finished shards stay, the same command goes on"
+            ) from None
+        if isinstance(message, Exception):
+            raise message
+        self.assigned.remove(message.shard)
+        return message
+
+    def stop(self) -> None:
+        """End the process, if it has not ended."""
+        self.connection.close()
+        self.process.terminate()
+        self.process.join(PATIENCE_S)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+        self.process.close()
+
+
+def _work(connection: Connection, plan_path: Path, device: str, trust_remote_code: bool, wait_for_others: bool) -> None:
+    """Predict shards until there are no more; what goes wrong is told to the parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which ends this process
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        predictor = ShardPredictor.open(plan_path, device, trust_remote_code=trust_remote_code)
+        told = iter(connection.recv, None)
+        if wait_for_others:
+            receipts: Iterator[Receipt] = (predictor.predict_shard(shard, wait=True) for shard in told)
+        else:
+            receipts = predictor.predict_shards(told, tell=connection.send)
+        for each in receipts:
+            connection.send(each)
+        wait([connection])  # for the parent to let go: a pipe that is closed here first would look like a death
+    except (EOFError, ConnectionError):  # the parent wants no more
+        return
+    except (PipelineError, OSError) as error:
+        connection.send(error)
+    except Exception as error:  # any type: it may not survive the way to the parent
+        connection.send(PipelineError(f"a worker failed: {type(error).__name__}: {error}"))
+
+
+def _end_with_parent() -> None:
+    """Wait for the end of the parent and end at once: a shard that is half done is as good as one not begun."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)

@@ -1,0 +1,182 @@
+"""Keep the predictions of a shard: one parquet file, complete or absent, that proves itself.
+
+A part holds nothing that was measured, so that it has the same bytes whoever predicts the shard, and when. What the
+shard cost lies beside it and is written first: where the part is, its cost is.
+"""
+
+import hashlib
+import io
+import json
+import re
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from boundby import files
+from utils.artifacts import EvaluationFolder
+from utils.evaluation.plan import Plan, Shard
+from utils.evaluation.rows import rows_sha256
+
+METADATA_KEY = b"boundby"
+SEAL_KEY = b"boundby.sha256"
+UNSEALED = b"0" * 64
+SEAL = re.compile(re.escape(SEAL_KEY) + rb".{2,4}?([0-9a-f]{64})", re.DOTALL)  # Thrift puts type and length between
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a part says of itself besides its rows.
+
+    Texts with the same ids are computed once and count once in `computed_texts` and `useful_tokens`. `lengths_sha256`
+    is of the token counts, which decide the batches.
+    """
+
+    plan: str
+    shard: int
+    tokens: int
+    truncated: int | None
+    computed_texts: int
+    useful_tokens: int
+    computed_tokens: int
+    guarded_texts: int
+    lengths_sha256: str
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What predicting a shard took: seconds on the wall clock and in its phases, bytes at the peak, and where."""
+
+    plan: str
+    shard: int
+    started_unix_s: float
+    seconds: float
+    phases_s: dict[str, float]
+    device: str
+    device_peak_bytes: int | None
+    process_peak_bytes: int | None
+    memory_reasons: tuple[str, ...]
+    out_of_memory: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """The predictions of one shard, in the order of its rows."""
+
+    table: pa.Table
+    facts: Facts
+    sha256: str
+
+
+def table_of(row_ids: np.ndarray, labels: np.ndarray, lengths: np.ndarray, logits: np.ndarray) -> pa.Table:
+    """Return the rows of a part: prediction, confidence (softmax) and margin (lead of the best logit) from logits."""
+    shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
+    probabilities = shifted / shifted.sum(axis=1, keepdims=True)
+    two_best = np.partition(logits, -2, axis=1)[:, -2:]
+    offsets = np.arange(0, logits.size + 1, logits.shape[1], dtype=np.int32)
+    return pa.table(
+        {
+            "row_id": pa.array(row_ids, pa.int64()),
+            "label": pa.array(labels, pa.int32()),
+            "prediction": pa.array(logits.argmax(axis=1), pa.int32()),
+            "confidence": pa.array(probabilities.max(axis=1), pa.float32()),
+            "margin": pa.array(two_best[:, 1] - two_best[:, 0], pa.float32()),
+            "n_tokens": pa.array(lengths, pa.int32()),
+            "logits": pa.ListArray.from_arrays(offsets, pa.array(logits.ravel(), pa.float32())),
+        }
+    )
+
+
+def lengths_sha256(lengths: np.ndarray) -> str:
+    """Return a hash of the token counts of a shard's rows in their order."""
+    return hashlib.sha256(lengths.astype("<i4").tobytes()).hexdigest()
+
+
+def commit(table: pa.Table, facts: Facts, cost: Cost, folder: EvaluationFolder) -> Part:
+    """Write cost and part of a shard, each all or nothing, the part last; return the part."""
+    content = encode(table, facts)
+    record = asdict(cost)
+    files.write_json(folder.cost(facts.shard), {"sha256": files.sha256_of(record), **record})
+    files.write_bytes(folder.part(facts.shard), content)
+    return Part(table, facts, hashlib.sha256(content).hexdigest())
+
+
+def encode(table: pa.Table, facts: Facts) -> bytes:
+    """Return the part as parquet, with a hash of all its bytes inside."""
+    buffer = io.BytesIO()
+    # Without the schema of Arrow, which would hold a second copy of the metadata.
+    with pq.ParquetWriter(buffer, table.schema, store_schema=False) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata({METADATA_KEY: files.encode_json(asdict(facts)), SEAL_KEY: UNSEALED})
+    content = buffer.getvalue()
+    return _with_seal(content, hashlib.sha256(content).hexdigest().encode())
+
+
+def load(folder: EvaluationFolder, plan: Plan, shard: Shard) -> Part | None:
+    """Return the finished part of `shard`; None where part or cost is absent, damaged, or of another plan or shard."""
+    if load_cost(folder, plan, shard) is None:
+        return None
+    try:
+        content = folder.part(shard.id).read_bytes()
+    except OSError:
+        return None
+    part = decode(content)
+    return part if part and _is_of(part, plan, shard) else None
+
+
+def decode(content: bytes) -> Part | None:
+    """Return the part that these bytes are; None when any of them has changed since `encode`."""
+    found = SEAL.findall(content)
+    if not found or hashlib.sha256(_with_seal(content, UNSEALED)).hexdigest().encode() != found[-1]:
+        return None
+    try:
+        with pq.ParquetFile(io.BytesIO(content)) as file:
+            table, metadata = file.read(use_threads=False), file.metadata.metadata
+        facts = msgspec.convert(json.loads(metadata[METADATA_KEY]), Facts)
+    except (pa.ArrowException, OSError, ValueError, KeyError):  # a sealed file of another program
+        return None
+    return Part(table, facts, hashlib.sha256(content).hexdigest())
+
+
+def load_cost(folder: EvaluationFolder, plan: Plan, shard: Shard) -> Cost | None:
+    """Return what `shard` cost; None where that is absent, damaged or of another plan."""
+    try:
+        record: dict[str, Any] = files.read_json(folder.cost(shard.id))
+        if record.pop("sha256") != files.sha256_of(record):
+            return None
+        cost = msgspec.convert(record, Cost)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return cost if (cost.plan, cost.shard) == (plan.fingerprint, shard.id) else None
+
+
+def fault(table: pa.Table, plan: Plan) -> str | None:
+    """Return what is wrong with the rows of a part, None when nothing is: labels in range, finite logits."""
+    labels = len(plan.identity.labels)
+    for name in ("label", "prediction"):
+        values = table[name].to_numpy()
+        if values.min() < 0 or values.max() >= labels:
+            wrong = int(((values < 0) | (values >= labels)).argmax())
+            return f"row {table['row_id'][wrong]}: {name} {values[wrong]} is not one of {labels} labels"
+    logits = table["logits"].combine_chunks()
+    values = logits.flatten().to_numpy()
+    if values.size != labels * table.num_rows:
+        return f"{values.size} logits for {table.num_rows} rows and {labels} labels"
+    broken = ~np.isfinite(values.reshape(-1, labels)).all(axis=1)
+    return f"row {table['row_id'][int(broken.argmax())]} has logits that are not finite" if broken.any() else None
+
+
+def _is_of(part: Part, plan: Plan, shard: Shard) -> bool:
+    facts, table = part.facts, part.table
+    if (facts.plan, facts.shard, table.num_rows) != (plan.fingerprint, shard.id, shard.rows):
+        return False
+    return rows_sha256(table["row_id"].to_numpy(), table["label"].to_numpy()) == shard.rows_sha256
+
+
+def _with_seal(content: bytes, seal: bytes) -> bytes:
+    """Return `content` with another seal of equal length; the last place that looks like one is it."""
+    place = next(reversed(list(SEAL.finditer(content))), None)
+    return content if place is None else content[: place.start(1)] + seal + content[place.end(1) :]

@@ -1,0 +1,156 @@
+"""Make the plan of an evaluation: what it is about, and the choices that are measured once and then hold."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from boundby import environment, files
+from boundby.device import pick_device
+from boundby.inference import PRECISIONS, PrecisionRule, Predictor, PredictorOptions, choose_precision
+from boundby.inference.planning import SAMPLE_ROWS, Sample
+from utils.artifacts import Layout
+from utils.config import Config
+from utils.data import DataReceipt
+from utils.evaluation import budget, rows
+from utils.evaluation.plan import BATCHING, Choices, Identity, Places, Plan
+from utils.model_source import ModelSource, read_labels
+from utils.models import LoadedModel, effective_max_length
+
+SAMPLE_SEED = 0
+# Rows per shard, which is what a kill costs at most. It depends on nothing but the device: workers come and go.
+SHARD_ROWS = {"cpu": 1024, "cuda": 16384}
+VERSIONS = ("torch", "transformers", "tokenizers", "numpy", "pyarrow")
+WEIGHTS = ("config.json", "*.safetensors", "*.safetensors.index.json", "*.py")
+CHECK_TEXTS = 256  # the texts of the self-check: any worker finds the same ones
+PASSES = 8  # over the sample that choosing a precision takes, text by text and in batches
+PAYS = 10  # times as long as choosing a precision must the evaluation be, unless the settings ask for it
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """Options of the predictor, why they are so, and how far its labels are from those of float32 one by one."""
+
+    options: PredictorOptions
+    reasons: dict[str, Any]
+
+
+def identity(config: Config, layout: Layout, receipt: DataReceipt, source: ModelSource) -> Identity:
+    """Return what the settings, the data and the model on disk ask to be evaluated."""
+    device = pick_device(config.model.device)
+    size, seed = _sample(config, receipt.rows)
+    model_sha256, tokenizer_sha256 = model_hashes(source.path)
+    return Identity(
+        rows=size,
+        dataset_rows=receipt.rows,
+        dataset_sha256=receipt.dataset["sha256"],
+        sample_seed=seed,
+        model_fingerprint=source.fingerprint,
+        model_sha256=model_sha256,
+        tokenizer_sha256=tokenizer_sha256,
+        labels=read_labels(source).names,
+        dtype=config.model.dtype,
+        matmul_precision=config.model.matmul_precision,
+        max_length=config.profiling.max_length,
+        precision=config.evaluation.precision,
+        min_agreement=config.evaluation.min_agreement,
+        token_budget=config.evaluation.token_budget,
+        device=device.type,
+        device_name=device_name(device),
+        versions=environment.versions(VERSIONS),
+    )
+
+
+def model_hashes(folder: Path) -> tuple[str, str]:
+    """Return a hash of the model's weights and code, and one of its other files, the tokenizer among them."""
+    weights = _matching(folder, WEIGHTS)
+    return _sha256(weights), _sha256([path for path in _matching(folder, ("*",)) if path not in weights])
+
+
+def device_name(device: torch.device) -> str:
+    """Return which processor computes on `device`."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else environment.machine()["cpu"]
+
+
+def make(wanted: Identity, dataset: Path, loaded: LoadedModel, workers: int) -> Plan:
+    """Return a plan for `wanted`: one pass over the dataset, and short measurements where they pay."""
+    shards = tuple(rows.split(dataset, wanted, SHARD_ROWS[wanted.device]))
+    max_length, _ = effective_max_length(loaded, wanted.max_length)
+    threads = max(1, torch.get_num_threads() // workers)
+    options = PredictorOptions(max_length, _precision_of(wanted.dtype), wanted.token_budget)
+    check_texts = rows.first_texts(dataset, shards, CHECK_TEXTS)
+    predictor = Predictor(loaded.model, loaded.tokenizer, options, check_texts)
+    token_s = budget.seconds_per_token(predictor, check_texts)
+    chosen = _precision(wanted, loaded, options, rows.first_rows(dataset, shards, SAMPLE_ROWS), token_s)
+    if chosen.options.precision != options.precision:
+        predictor = Predictor(loaded.model, loaded.tokenizer, chosen.options, check_texts)
+    found = _budget(wanted, predictor, rows.first_texts(dataset, shards, budget.SAMPLE_ROWS), token_s)
+    choices = Choices(
+        token_budget=found.token_budget,
+        batching=BATCHING,
+        strategy=predictor.strategy,
+        max_length=max_length,
+        precision=chosen.options.precision,
+        dtype=str(PRECISIONS[chosen.options.precision].dtype).removeprefix("torch."),
+        guard_margin=chosen.options.guard_margin,
+        threads_per_worker=threads,
+    )
+    places = Places(str(dataset.absolute()), str(loaded.source.path.absolute()), loaded.source.name)
+    reasons = {**chosen.reasons, "token_budget": found.as_dict(), "strategy_doubts": list(predictor.doubts)}
+    return Plan(wanted, choices, shards, places, reasons)
+
+
+def rule_of(precision: str, min_agreement: float) -> PrecisionRule:
+    """Return the rule that `evaluation.precision` stands for."""
+    return PrecisionRule("same" if precision == "same" else "fastest", min_agreement, precision == "guarded")
+
+
+def _sample(config: Config, dataset_rows: int) -> tuple[int, int | None]:
+    """Return how many rows are evaluated, and the seed of their sample, None when it is every row."""
+    subsets = config.dataset.sample_sizes
+    size = min(config.evaluation.limit or dataset_rows, max(subsets or [dataset_rows]), dataset_rows)
+    return size, SAMPLE_SEED if subsets or size < dataset_rows else None
+
+
+def _precision_of(dtype: str) -> str:
+    """Return the precision of a model held in `dtype`; float16 is computed in float32, where nothing overflows."""
+    return dtype if dtype in PRECISIONS else "float32"
+
+
+def _precision(
+    wanted: Identity, loaded: LoadedModel, options: PredictorOptions, sample: rows.ShardRows, token_s: float
+) -> _Chosen:
+    """Return the precision that the settings allow, measured where they ask for it or where it pays."""
+    lengths_s = token_s * len("".join(sample.texts)) / 4  # about four characters make a token
+    cost_s, whole_s = PASSES * lengths_s, lengths_s / len(sample.texts) * wanted.rows
+    if wanted.precision == "same" and (whole_s < PAYS * cost_s or options.precision != "float32"):
+        reason = f"not measured: choosing would take about {cost_s:.0f} s of {whole_s:.0f} s"
+        return _Chosen(options, {"precision": reason, "exactness": None, "precision_doubts": []})
+    found = choose_precision(
+        loaded.model,
+        loaded.tokenizer,
+        Sample(sample.texts, sample.labels.tolist(), is_all=len(sample.texts) == wanted.rows),
+        rule_of(wanted.precision, wanted.min_agreement),
+        options,
+    )
+    reason = f"the fastest on {len(sample.texts)} texts that evaluation.precision={wanted.precision} allows"
+    return _Chosen(
+        found.options,
+        {"precision": reason, "exactness": found.report.as_dict(), "precision_doubts": list(found.reasons)},
+    )
+
+
+def _budget(wanted: Identity, predictor: Predictor, texts: Sequence[str], token_s: float) -> budget.Budget:
+    if wanted.token_budget is not None:
+        return budget.Budget(wanted.token_budget, "evaluation.token_budget")
+    return budget.choose(predictor, texts, wanted.rows, token_s)
+
+
+def _matching(folder: Path, patterns: Iterable[str]) -> list[Path]:
+    return sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()})
+
+
+def _sha256(paths: Sequence[Path]) -> str:
+    return files.sha256_of({path.name: files.sha256(path) for path in paths})

@@ -1,0 +1,148 @@
+"""Share an evaluation through a store that many machines reach by URL: object storage, or a folder.
+
+The store holds the files of the evaluation's folder under their own names, each all or nothing: an object appears with
+its last byte. One that is damaged all the same proves itself so where it is read, and is predicted again.
+"""
+
+import glob
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from filelock import FileLock
+
+from boundby import files
+from utils.artifacts import EvaluationFolder
+from utils.errors import EnvironmentLacksError, InputError
+from utils.evaluation import plan as plans
+from utils.evaluation import planning
+from utils.evaluation.executors import Executor
+from utils.evaluation.shards import Receipt
+
+AT_ONCE = 64  # files per request for many
+
+
+class Storage:
+    """The files of one evaluation at a URL of fsspec, such as s3://bucket/folder or file:///mnt/shared/folder."""
+
+    def __init__(self, url: str) -> None:
+        import fsspec
+        from fsspec.implementations.local import LocalFileSystem
+
+        try:
+            self._system, self._root = fsspec.core.url_to_fs(url)
+        except ImportError as error:
+            raise EnvironmentLacksError(f"evaluation.storage is {url!r}: {error}, here and for all workers") from None
+        except ValueError as error:
+            raise InputError(
+                f"evaluation.storage is {url!r}: {error}; it is a URL such as s3://bucket/folder"
+            ) from None
+        if glob.has_magic(self._root):
+            raise InputError(f"evaluation.storage is {url!r}: a store has no wildcard in its name")
+        self.url = url
+        self._is_local = isinstance(self._system, LocalFileSystem)
+
+    def pull_plan(self, folder: EvaluationFolder) -> None:
+        """Copy the plan into `folder` if the store has one."""
+        self._get({folder.plan.name: folder.plan})
+
+    def push_plan(self, folder: EvaluationFolder) -> None:
+        """Copy dataset, model and plan into the store; where the plan is, the others are."""
+        made = plans.load(folder)
+        dataset, model = _inputs(made)
+        copies = {dataset: Path(made.places.dataset)}
+        copies |= {f"{model}/{path.name}": path for path in Path(made.places.model).iterdir() if path.is_file()}
+        for name, path in copies.items():
+            if not self._system.exists(self._at(name)):
+                self._put(path, name)
+        self._put(folder.plan, folder.plan.name)
+
+    def fetch_inputs(self, place: Path) -> Path:
+        """Return the path of a plan below `place`: the plan of the store, with copies of its dataset and model.
+
+        Raises InputError when there is none, or when the copies are not what was planned.
+        """
+        with FileLock(place / ".inputs.lock"):
+            self.pull_plan(EvaluationFolder(place))
+            made = plans.load(EvaluationFolder(place))
+            folder = EvaluationFolder(place / f"evaluation-{made.fingerprint[:16]}")
+            if not folder.plan.exists():
+                places = self._fetched(made, folder.path)
+                plans.save(replace(made, places=places), folder)  # last: where it is, the copies are
+        return folder.plan
+
+    def pull(self, folder: EvaluationFolder, shards: Sequence[int]) -> set[int]:
+        """Copy the parts into `folder` that it lacks and the store has; return the ids of their shards."""
+        absent = [shard for shard in shards if not (folder.part(shard).exists() and folder.cost(shard).exists())]
+        found: set[int] = set()
+        for start in range(0, len(absent), AT_ONCE):
+            some = absent[start : start + AT_ONCE]
+            got = self._get({path.name: path for shard in some for path in (folder.cost(shard), folder.part(shard))})
+            found |= {shard for shard in some if folder.part(shard).name in got}
+        return found
+
+    def push(self, folder: EvaluationFolder, receipt: Receipt, pulled: set[int]) -> None:
+        """Copy what a shard left into the store, the part last, unless the store has it or another runner brings it."""
+        cost, part = folder.cost(receipt.shard), folder.part(receipt.shard)
+        if receipt.status == "claimed":
+            return
+        if receipt.status == "kept" and (receipt.shard in pulled or self._system.exists(self._at(part.name))):
+            return
+        self._put(cost, cost.name)
+        self._put(part, part.name)
+
+    def _fetched(self, made: plans.Plan, folder: Path) -> plans.Places:
+        """Copy dataset and model into `folder`, proven to be those of the plan; return where they are."""
+        dataset, model = _inputs(made)
+        names = [dataset, *(f"{model}/{Path(each).name}" for each in self._system.ls(self._at(model), detail=False))]
+        for name in names:
+            with files.replacing(folder / name) as temporary:
+                self._system.get_file(self._at(name), str(temporary))
+        wanted = made.identity.dataset_sha256, (made.identity.model_sha256, made.identity.tokenizer_sha256)
+        if (files.sha256(folder / dataset), planning.model_hashes(folder / model)) != wanted:
+            raise InputError(f"{self.url}: dataset or model there are not those of the plan; plan again with --anew")
+        return replace(made.places, dataset=str(folder / dataset), model=str(folder / model))
+
+    def _get(self, paths: Mapping[str, Path]) -> set[str]:
+        """Copy those of the named files to their paths that are there; return their names."""
+        names = {self._at(name): name for name in paths}
+        found = self._system.cat(list(names), on_error="return") if names else {}
+        for where, content in found.items():
+            if isinstance(content, FileNotFoundError):
+                continue
+            if isinstance(content, Exception):
+                raise content
+            files.write_bytes(paths[names[where]], content)
+        return {names[where] for where, content in found.items() if not isinstance(content, Exception)}
+
+    def _put(self, path: Path, name: str) -> None:
+        where = self._at(name)
+        if self._is_local:
+            with files.replacing(where) as temporary:
+                shutil.copyfile(path, temporary)
+        else:
+            self._system.put_file(str(path), where)
+
+    def _at(self, name: str) -> str:
+        return f"{self._root.rstrip('/')}/{name}"
+
+
+def mirrored(executor: Executor, store: Storage) -> Executor:
+    """Return `executor` with its folder kept like the store: what the store has is done, what gets done goes there."""
+
+    def execute(plan_path: Path, pending: Sequence[int], wait_for_others: bool) -> Iterator[Receipt]:
+        folder = EvaluationFolder(plan_path.parent)
+        pulled = store.pull(folder, pending)
+        for receipt in executor(plan_path, pending, wait_for_others):
+            store.push(folder, receipt, pulled)
+            yield receipt
+
+    return execute
+
+
+def _inputs(made: plans.Plan) -> tuple[str, str]:
+    """Return the names of the dataset and of the model's folder in the store: their content makes them."""
+    identity = made.identity
+    model = files.sha256_of([identity.model_sha256, identity.tokenizer_sha256])
+    return f"inputs/{identity.dataset_sha256[:16]}.csv", f"inputs/{model[:16]}"

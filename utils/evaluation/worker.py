@@ -1,0 +1,108 @@
+"""A worker on any machine: it has a copy of the project and is asked for shards by calls."""
+
+import platform
+import queue
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from boundby import environment
+from boundby.device import pick_device
+from utils.artifacts import EvaluationFolder
+from utils.errors import InputError
+from utils.evaluation import plan as plans
+from utils.evaluation import planning
+from utils.evaluation.shards import Receipt, ShardPredictor
+from utils.evaluation.storage import Storage
+
+AHEAD = {"cpu": 1, "cuda": 2}  # shards to ask a worker for at once: a GPU computes one while the next is tokenized
+PATIENCE_S = 0.1  # for the question that follows an answer; it takes milliseconds on its way
+
+
+class Worker:
+    """Predicts the shards of a plan, where the plan is in a folder that all machines share or in a store."""
+
+    def __init__(self, plan_path: Path, store_url: str | None = None, *, trust_remote_code: bool = False) -> None:
+        self._plan_path, self._trusted = plan_path, trust_remote_code
+        self._store = None if store_url is None else Storage(store_url)
+        self._queue: _Queue | None = None
+
+    def open(self) -> None:
+        """Load the model, fetching what is missing here. Raises InputError where this machine cannot do the plan."""
+        if self._store is not None:
+            self._plan_path = self._store.fetch_inputs(Path.cwd())  # which is the engine's copy of the project
+        elif not self._plan_path.exists():
+            raise InputError(
+                f"{self._plan_path}: cannot be seen on {platform.node()}; put results, data and model into folders "
+                "that all machines share, or name a store that they all reach as evaluation.storage"
+            )
+        made = plans.load(EvaluationFolder(self._plan_path.parent))
+        _require_planned_machine(made)
+        self._predictor = ShardPredictor.open(self._plan_path, trust_remote_code=self._trusted)
+        if AHEAD[made.identity.device] > 1:
+            self._queue = _Queue(self._predictor)
+
+    def predict(self, shard: int, wait_for_others: bool) -> Receipt:
+        """Return the receipt of a shard, as `ShardPredictor` does. Several threads may call this at a time."""
+        if self._store is None:
+            return self._predict(shard, wait_for_others)
+        folder = EvaluationFolder(self._plan_path.parent)
+        pulled = self._store.pull(folder, [shard])
+        receipt = self._predict(shard, wait_for_others)
+        self._store.push(folder, receipt, pulled)
+        return receipt
+
+    def _predict(self, shard: int, wait_for_others: bool) -> Receipt:
+        if self._queue is None or wait_for_others:
+            return self._predictor.predict_shard(shard, wait=wait_for_others)
+        return self._queue.predict(shard)
+
+
+class _Queue:
+    """Feeds a predictor from the calls of several threads, so that it knows the next shard while it computes one."""
+
+    def __init__(self, predictor: ShardPredictor) -> None:
+        self._predictor = predictor
+        self._asked: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._answers: dict[int, Future[Receipt]] = {}
+        threading.Thread(target=self._work, name="shards", daemon=True).start()
+
+    def predict(self, shard: int) -> Receipt:
+        answer = self._answers[shard] = Future()
+        self._asked.put(shard)
+        return answer.result()
+
+    def _work(self) -> None:
+        while True:
+            try:
+                for receipt in self._predictor.predict_shards(self._next_ones(self._asked.get()), self._tell):
+                    self._tell(receipt)
+            except Exception as error:  # any type: whoever asks is told
+                while self._answers:
+                    self._answers.popitem()[1].set_exception(error)
+                return
+
+    def _next_ones(self, shard: int) -> Iterator[int]:
+        yield shard
+        with suppress(queue.Empty):
+            while True:
+                yield self._asked.get(timeout=PATIENCE_S)
+
+    def _tell(self, receipt: Receipt) -> None:
+        self._answers.pop(receipt.shard).set_result(receipt)
+
+
+def _require_planned_machine(made: plans.Plan) -> None:
+    """Raise InputError where bytes may differ from those of the machine that planned: by processor or by versions."""
+    device = planning.device_name(pick_device(made.identity.device))
+    found = plans.differences(
+        made.identity, replace(made.identity, device_name=device, versions=environment.versions(planning.VERSIONS))
+    )
+    if found:
+        raise InputError(
+            f"{platform.node()} is not such a machine as was planned for: {'; '.join(found)}. Workers need the "
+            "processor and the versions of the machine that planned: plan on one like them, or bring its environment"
+        )
