@@ -223,6 +223,7 @@ def test_a_table_that_is_not_of_the_trace_is_a_fault(run, capsys):
         (LIVING, 0, "note stage_times.json: it runs still; the last step that has ended is 7"),
         (DEAD, 1, "fault stage_times.json: the training was killed; the last step that has ended is 7"),
     ],
+    ids=["living", "dead"],
 )
 def test_a_run_that_has_not_ended_runs_still_or_was_killed(run, capsys, pid, code, said):
     edit(run / "stage_times.json", lambda found: found.update(status="running", pid=pid))

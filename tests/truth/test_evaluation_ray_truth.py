@@ -30,6 +30,7 @@ ROWS, SHARD_ROWS = 6144, 128
 KILL_EVERY_S, LEAST_KILLS = 4.0, 10
 ATTEMPTS, LEAST_SHARE, MOST_OVERHEAD_S = 3, 0.9, 0.5
 MOST_S = 3.0  # from SIGTERM to the end
+MOST_LEFT_S = 180.0  # two agents of Ray look for their dead server for more than a minute
 
 
 @pytest.fixture(scope="module")
@@ -141,17 +142,19 @@ def test_sigterm_ends_in_seconds_and_a_killed_driver_takes_ray_with_it(made, tmp
     command = [sys.executable, str(ROOT / "scripts" / "evaluate.py")]
     subprocess.run([*command, "plan", *settings], check=True, capture_output=True, timeout=600)
     for number, code in ((signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)):
-        run = subprocess.Popen([*command, "run", *settings], stderr=subprocess.PIPE, text=True)
-        assert next(line for line in run.stderr if re.search(r"evaluation \d+/", line))
-        left = psutil.Process(run.pid).children(recursive=True)
-        began = time.monotonic()
-        run.send_signal(number)
-        assert run.wait(60) == code
-        ended = time.monotonic() - began
-        gone, alive = psutil.wait_procs(left, timeout=60)
+        with subprocess.Popen([*command, "run", *settings], stderr=subprocess.PIPE, text=True) as run:
+            assert next(line for line in run.stderr if re.search(r"evaluation \d+/", line))
+            left = psutil.Process(run.pid).children(recursive=True)
+            began = time.monotonic()
+            run.send_signal(number)
+            found = run.wait(60)
+            ended = time.monotonic() - began
+        gone, alive = psutil.wait_procs(left, timeout=MOST_LEFT_S)
         all_s = time.monotonic() - began
-        print(f"{number.name}: ended after {ended:.2f} s, {len(gone)} processes of Ray after {all_s:.2f} s")
-        assert alive == []
+        print(
+            f"{number.name}: ended with {found} after {ended:.2f} s, {len(gone)} processes of Ray after {all_s:.1f} s"
+        )
+        assert found == code and alive == []
         assert number != signal.SIGTERM or ended < MOST_S
     subprocess.run([*command, "run", *settings], check=True, capture_output=True, timeout=600)
     subprocess.run([*command, "finalize", *settings], check=True, capture_output=True, timeout=600)
