@@ -32,13 +32,13 @@ class KernelLaunch:
 
 
 def slowest_launch(trace: Trace, linked: Links | None = None, seen: Window | None = None) -> KernelLaunch | None:
-    """Return which launch to look into; None where the trace holds no kernel that computes."""
+    """Return which launch to look into; None where no kernel computes for any time."""
     linked = linked or links(trace)
     seen = seen or window(trace, linked)
     kernels = _computing(trace, linked)
-    if not len(kernels):
-        return None
     names, spent_ns = trace.name[linked.rows[kernels]], (linked.end_ns - linked.start_ns)[kernels]
+    if not spent_ns.any():
+        return None
     slowest = int(np.bincount(names, weights=spent_ns).argmax())
     function = function_name(trace.names[slowest])
     if not function:
