@@ -1,20 +1,21 @@
-"""The processes that Ray has started below this one."""
+"""The processes that Ray has started below a process."""
 
 import psutil
 
 
-def started() -> list[psutil.Process]:
-    """Return all processes of Ray below this one."""
-    return [each for each in psutil.Process().children(recursive=True) if "ray" in " ".join(_command(each))]
+def started(below: int | None = None) -> list[psutil.Process]:
+    """Return all processes of Ray below that process, None for this one."""
+    return [each for each in psutil.Process(below).children(recursive=True) if "ray" in " ".join(command(each))]
 
 
-def actors() -> list[psutil.Process]:
-    """Return the actors that predict shards."""
-    return [each for each in started() if _command(each)[:1] and _command(each)[0].startswith("ray::Worker")]
+def actors(below: int | None = None) -> list[psutil.Process]:
+    """Return those of them that predict shards."""
+    return [each for each in started(below) if command(each)[0].startswith("ray::Worker")]
 
 
-def _command(process: psutil.Process) -> list[str]:
+def command(process: psutil.Process) -> list[str]:
+    """Return the command line; one that has ended has an empty word for it."""
     try:
-        return process.cmdline()
-    except psutil.Error:  # it has ended meanwhile
-        return []
+        return process.cmdline() or [""]
+    except psutil.Error:
+        return [""]

@@ -21,7 +21,7 @@ Handle = Hashable  # of a worker
 Answer = Hashable  # that a worker will give
 
 
-class WorkerLost(Exception):  # noqa: N818
+class WorkerLost(Exception):
     """A worker died, or its machine is gone; the message says what is known of it."""
 
 

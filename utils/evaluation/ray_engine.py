@@ -203,13 +203,13 @@ def _signals_kept() -> Iterator[None]:
 
 
 class _ToLog(io.TextIOBase):
-    """A stream that takes to the log what other threads write: on one of Ray's it tells of every worker that died."""
+    """A stream that takes to the log what Ray's threads write, one of which tells of every worker that died."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        if threading.current_thread() is threading.main_thread():
+        if not threading.current_thread().name.startswith("ray_"):
             return self._stream.write(text)
         if text.strip():
             LOGGER.info("ray: %s", text.rstrip())
