@@ -46,21 +46,27 @@ def start(settings: list[str], results: Path, action: str) -> subprocess.Popen:
     return subprocess.Popen([*command, f"output.results_dir={results}"], stderr=subprocess.PIPE, text=True)
 
 
+def ended(process: subprocess.Popen) -> int:
+    """Return the exit code of the process when it has ended, with its pipe closed."""
+    process.communicate()
+    return process.returncode
+
+
 def parts(results: Path) -> int:
     return len(list((results / "evaluation").glob("part-*.parquet")))
 
 
 def finish(settings: list[str], results: Path) -> dict[str, bytes]:
     for action in ("run", "finalize"):
-        assert start(settings, results, action).wait() == 0
+        assert ended(start(settings, results, action)) == 0
     return workplace.results(results / "evaluation")
 
 
 def test_two_runners_and_workers_at_once_leave_the_same_bytes(long, tmp_path):
     settings, undisturbed = long
-    assert start(settings, tmp_path, "plan").wait() == 0
+    assert ended(start(settings, tmp_path, "plan")) == 0
     runners = [start(settings, tmp_path, "run"), start([*settings, "evaluation.workers=2"], tmp_path, "run")]
-    codes = [each.wait() for each in runners]
+    codes = [ended(each) for each in runners]
     print(f"two runners, three predictors: exits {codes}, {parts(tmp_path)} parts")
     assert codes == [0, 0]
     assert finish(settings, tmp_path) == undisturbed
@@ -69,7 +75,7 @@ def test_two_runners_and_workers_at_once_leave_the_same_bytes(long, tmp_path):
 @pytest.mark.parametrize("workers", [1, 3])
 def test_sigterm_ends_a_run_within_seconds(long, tmp_path, workers):
     settings, undisturbed = long
-    assert start(settings, tmp_path, "plan").wait() == 0
+    assert ended(start(settings, tmp_path, "plan")) == 0
     runner = start([*settings, f"evaluation.workers={workers}"], tmp_path, "run")
     while parts(tmp_path) == 0 and runner.poll() is None:
         time.sleep(0.05)
@@ -78,7 +84,7 @@ def test_sigterm_ends_a_run_within_seconds(long, tmp_path, workers):
     while "terminated" not in runner.stderr.readline():  # then the shard is given up; the interpreter still tidies up
         assert runner.poll() is None
     took_s = time.monotonic() - began
-    code = runner.wait()
+    code = ended(runner)
     print(f"{workers} workers: exit {code}, {took_s:.2f} s after SIGTERM, {parts(tmp_path)} parts kept")
     assert code == 143 and took_s < SIGTERM_S
     assert finish(settings, tmp_path) == undisturbed
@@ -86,7 +92,7 @@ def test_sigterm_ends_a_run_within_seconds(long, tmp_path, workers):
 
 def test_a_killed_worker_is_one_message_and_the_next_run_goes_on(long, tmp_path):
     settings, undisturbed = long
-    assert start(settings, tmp_path, "plan").wait() == 0
+    assert ended(start(settings, tmp_path, "plan")) == 0
     runner = start([*settings, "evaluation.workers=2"], tmp_path, "run")
     while parts(tmp_path) == 0 and runner.poll() is None:
         time.sleep(0.05)
