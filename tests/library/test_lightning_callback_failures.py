@@ -226,3 +226,13 @@ def test_the_manager_writes_where_it_is_told_to(tmp_path: Path) -> None:
     names = [path.name for path in (tmp_path / "logs" / "Tiny").iterdir()]
     assert len(names) == 2 and "chrome_trace.json" in names
     assert isinstance(fit.callback.manager, ProfilerManager)
+
+
+def test_nothing_is_recorded_beside_a_torch_profiler_of_the_trainer(tmp_path):
+    plain = importlib.import_module(f"{LIGHTNING}.profilers").PassThroughProfiler
+    profiler = type("PyTorchProfiler", (plain,), {})()  # what tells it is its name
+    found = profiled(tmp_path, profiler=profiler)
+    assert not list(tmp_path.rglob("*trace*.json"))
+    times = read_stage_times(found.callback.manager.timer._folder)
+    assert times.status == "finished" and [each.what for each in times.remarks] == ["trace"]
+    assert "PyTorchProfiler" in times.remarks[0].reason
