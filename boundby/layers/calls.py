@@ -39,10 +39,7 @@ class Call:
 
 
 class Lanes(dict[int, list[Call]]):
-    """Where each thread stands in the tree, by its identity: the one call in the list is that which it is in.
-
-    Looking up the identity costs less than `threading.local`: 0.2 of 1.2 us of a probe.
-    """
+    """Where each thread stands in the tree, by its identity: the one call in the list is that which it is in."""
 
     def __init__(self, start: Call) -> None:
         super().__init__()

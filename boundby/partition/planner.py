@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from boundby.partition.baselines import baselines
-from boundby.partition.costs import PS, Assignment, Basis, Costs, costs_of, stage_memory
+from boundby.partition.costs import PS, Assignment, Basis, Costs, Piece, costs_of, stage_memory
 from boundby.partition.gains import gains_of, limits_of
 from boundby.partition.links import Link, Links
 from boundby.partition.nodes import VirtualNode
@@ -95,6 +95,24 @@ class ExecutionPlanner:
         return self.chains.get(node.kind) or next(iter(self.chains.values()))
 
 
+def stage_of(piece: Piece, node: VirtualNode, chain: Chain, costs: Costs, basis: Basis, inputs_in_flight: int) -> Stage:
+    """Return a piece of the model on its node, with the time and the memory that it takes there."""
+    units = chain.units[piece.first : piece.end]
+    return Stage(
+        node=node.name,
+        kind=node.kind,
+        first_unit=piece.first,
+        end_unit=piece.end,
+        units=tuple(unit.name for unit in units),
+        layers=tuple(layer for unit in units for layer in unit.layers),
+        compute_s=int(costs.compute_ps[piece.node, piece.end, piece.first]) / PS,
+        basis=basis,
+        memory=stage_memory(chain, piece.first, piece.end, inputs_in_flight),
+        usable_bytes=node.usable_bytes,
+        node_memory_bytes=node.memory_bytes,
+    )
+
+
 def kind_of(metrics: "ModelProfile | Chain") -> str:
     """Return the kind of node that a profile was made on. Raises ValueError for a chain, of which nothing says it."""
     if isinstance(metrics, Chain):
@@ -144,21 +162,8 @@ class _Making:
     def _stages(self, measured_kinds: frozenset[str]) -> Iterator[Stage]:
         for piece in self.assignment:
             node = self.nodes[piece.node]
-            chain = self.chains[node.name]
-            units = chain.units[piece.first : piece.end]
-            yield Stage(
-                node=node.name,
-                kind=node.kind,
-                first_unit=piece.first,
-                end_unit=piece.end,
-                units=tuple(unit.name for unit in units),
-                layers=tuple(layer for unit in units for layer in unit.layers),
-                compute_s=int(self.costs.compute_ps[piece.node, piece.end, piece.first]) / PS,
-                basis="measured" if node.kind in measured_kinds and node.speed is None else "assumed",
-                memory=stage_memory(chain, piece.first, piece.end, self.inputs_in_flight),
-                usable_bytes=node.usable_bytes,
-                node_memory_bytes=node.memory_bytes,
-            )
+            basis: Basis = "measured" if node.kind in measured_kinds and node.speed is None else "assumed"
+            yield stage_of(piece, node, self.chains[node.name], self.costs, basis, self.inputs_in_flight)
 
     def _transfers(self) -> Iterator[Transfer]:
         for before, after in zip(self.assignment, self.assignment[1:], strict=False):

@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from boundby.partition.costs import PS, Costs, Piece, costs_of, stage_memory
+from boundby.partition.costs import PS, Basis, Costs, Piece, costs_of
 from boundby.partition.links import Link, Links
 from boundby.partition.nodes import VirtualNode
 from boundby.partition.objectives import value_of
-from boundby.partition.plan import PartitionPlan, Stage, Transfer
+from boundby.partition.plan import PartitionPlan, Transfer
+from boundby.partition.planner import stage_of
 from boundby.partition.units import Chain
 
 
@@ -40,7 +41,8 @@ def plan_at(
     costs = costs_of(nodes, by_node, links, overlap=like.overlap)
     pieces = tuple(Piece(place, edges[place], edges[place + 1]) for place in range(len(nodes)))
     value = costs.of(pieces)
-    stages = tuple(_stage(by_node[nodes[each.node].name], nodes[each.node], costs, each) for each in pieces)
+    placed = zip(pieces, nodes, strict=True)
+    stages = tuple(stage_of(piece, node, by_node[node.name], costs, _basis(node), 1) for piece, node in placed)
     transfers = tuple(_transfers(by_node, nodes, links, costs, edges))
     is_measured = all(each.basis == "measured" for each in (*stages, *transfers))
     return replace(
@@ -58,27 +60,14 @@ def plan_at(
     )
 
 
+def _basis(node: VirtualNode) -> Basis:
+    return "measured" if node.speed is None else "assumed"
+
+
 def _chain(chains: Mapping[str, Chain], node: VirtualNode) -> Chain:
     if node.kind not in chains:
         raise ValueError(f"node {node.name!r} is a {node.kind}; there are times of {', '.join(sorted(chains))} alone")
     return chains[node.kind]
-
-
-def _stage(chain: Chain, node: VirtualNode, costs: Costs, piece: Piece) -> Stage:
-    units = chain.units[piece.first : piece.end]
-    return Stage(
-        node=node.name,
-        kind=node.kind,
-        first_unit=piece.first,
-        end_unit=piece.end,
-        units=tuple(unit.name for unit in units),
-        layers=tuple(layer for unit in units for layer in unit.layers),
-        compute_s=int(costs.compute_ps[piece.node, piece.end, piece.first]) / PS,
-        basis="measured" if node.speed is None else "assumed",
-        memory=stage_memory(chain, piece.first, piece.end, 1),
-        usable_bytes=node.usable_bytes,
-        node_memory_bytes=node.memory_bytes,
-    )
 
 
 def _transfers(
