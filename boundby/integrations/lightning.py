@@ -120,9 +120,7 @@ class ProfilerCallback:
             self._run_folder,
             device=trainer.strategy.root_device,
             schedule=self.schedule,
-            options=ManagerOptions(
-                TimerOptions(rank=rank, world_size=world_size), trace=not _has_torch_profiler(trainer)
-            ),
+            options=ManagerOptions(TimerOptions(rank=rank, world_size=world_size), trace=is_free),
             say=self._say,
         )
         if not is_free:
