@@ -3,7 +3,7 @@
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from boundby.training.book import Book
 from boundby.training.marks import DeviceClock
@@ -17,11 +17,12 @@ LONGEST_HOLD_S = 1.0  # a child may have been forked while the book was held
 class Arrivals:
     """Takes ended stages from any thread into `waiting`; `settle` books them in order."""
 
-    def __init__(self, book: Book, device: DeviceClock) -> None:
+    def __init__(self, book: Book, device: DeviceClock, catch_up: Callable[[], None]) -> None:
         self.waiting: deque[Occurrence] = deque()
         self.unresolved = 0  # stages whose device time was not known in time
         self._book = book
         self._device = device
+        self._catch_up = catch_up  # with the events of which the stages end
         self._settling = threading.Lock()  # never waited for long: a fork may leave it locked in the child
 
     def settle(self, *, may_ask: bool, all_of_them: bool = False, must: bool = False) -> None:
@@ -34,6 +35,7 @@ class Arrivals:
         if not self._settling.acquire(timeout=LONGEST_HOLD_S if must else 0):
             return
         try:
+            self._catch_up()
             waiting, add = self.waiting, self._book.add
             while waiting:
                 if waiting[0].closed is None:

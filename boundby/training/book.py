@@ -1,6 +1,7 @@
 """The book of a run: rings, names and summaries of bounded size that take in one ended stage after the other."""
 
 import threading
+from typing import get_args
 
 from boundby.training.records import STEP, Kind, MetricSummary, Name, StageSummary
 from boundby.training.remarks import Remarks
@@ -42,14 +43,14 @@ class Book:
         self._tallies: list[StageTally] = []
         self._metric_tallies: list[Tally] = []
         self._non_finite: list[int] = []
-        self._ids: dict[tuple[str, Kind], int] = {}
+        self.ids: dict[Kind, dict[str, int]] = {kind: {} for kind in get_args(Kind)}  # places in `names`
         self._metric_ids: dict[str, int] = {}
         self._naming = threading.Lock()
         self.id_of(STEP, "step")
 
     def id_of(self, name: str, kind: Kind) -> int:
         """Return the place of a name in `names`; the names beyond the limit have one place together."""
-        found = self._ids.get((name, kind))
+        found = self.ids[kind].get(name)
         if found is not None:
             return found
         readable = _readable(name)
@@ -59,11 +60,11 @@ class Book:
             self._remarks.add("names of stages", f"more than {MOST_NAMES}; the further ones are summed as {OTHERS}")
             return self.id_of(OTHERS, kind)
         with self._naming:
-            if (name, kind) not in self._ids:
+            if name not in self.ids[kind]:
                 self._tallies.append(StageTally())
                 self.names.append(Name(name, kind))
-                self._ids[name, kind] = len(self.names) - 1
-        return self._ids[name, kind]
+                self.ids[kind][name] = len(self.names) - 1
+        return self.ids[kind][name]
 
     def add(self, ended: Occurrence, device_ns: int, gap_ns: int) -> None:
         """Take in one occurrence, with its times on the device."""

@@ -13,6 +13,7 @@ class Hooks:
 
     def __init__(self, remarks: Remarks) -> None:
         self._remarks = remarks
+        self.watch_stages = False  # is told of stages or steps as they happen
         self._hooks: dict[str, list[Callable[..., object]]] = {event: [] for event in get_args(Event)}
 
     def register(self, event: Event, hook: Callable[..., object]) -> None:
@@ -20,6 +21,7 @@ class Hooks:
         if event not in self._hooks:
             raise ValueError(f"there is no event {event!r}; there are {', '.join(self._hooks)}")
         self._hooks[event].append(hook)
+        self.watch_stages |= event != "trace_ready"
 
     def tell(self, event: Event, *what: Any) -> None:
         """Call the hooks of an event."""

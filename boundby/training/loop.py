@@ -2,7 +2,9 @@
 
 import itertools
 import threading
+from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from boundby.training.arrivals import Arrivals
 from boundby.training.book import STEP_ID, Book
@@ -13,36 +15,58 @@ from boundby.training.ring import CUT, DISTURBED, RAISED
 from boundby.training.stack import Occurrence, State, Step, Thread
 
 LARGEST_STEP = 2**62
-# Ended stages are booked many at a time, by code that is then at hand to the processor: after a step in which the
-# program has filled its caches, each one alone would cost twice as much.
-ENOUGH_WAITING = 64  # at the end of a step; with marks on a device none, whose marks are to be used again soon
-MOST_WAITING = 256  # within a step
+# What happens is noted in a few instructions and understood later, many events at a time, by code that is then at hand
+# to the processor: after a millisecond of other work each Python function that is called costs about 1 us. Where
+# somebody waits for it, a hook or the marks of a device, it is understood at once.
+ENOUGH_EVENTS = 128  # at the end of a step
+MOST_EVENTS = 512  # within a step
+MOST_WAITING = 256  # stages with marks, within a step
 
 
 class Loop:
-    """The stages of one loop. The thread that made it, or that ended the last step, is the loop's own."""
+    """The stages of one loop. The thread that made it, or that ended the last step, is the loop's own.
+
+    Every event is the name of a method, the state of the thread in which it happened, the ns of the clock, and what
+    else the method asks for: `events.append(...)` where `is_deferred`, `take(...)` otherwise.
+    """
 
     def __init__(
-        self, book: Book, device: DeviceClock, clock: Callable[[], int], remarks: Remarks, first_step: int
+        self,
+        book: Book,
+        device: DeviceClock,
+        clock: Callable[[], int],
+        failed: Callable[[Exception], None],
+        remarks: Remarks,
+        first_step: int,
     ) -> None:
+        self.clock = clock
         book.base_ns = self.base = self.began = clock()  # of the run and of the step that runs
-        self.arrivals = Arrivals(book, device)
+        self.events: deque[tuple[Any, ...]] = deque()
+        self.arrivals = Arrivals(book, device, self._catch_up)
+        self.has_marks = device.is_on
         self.must_settle = False  # set from the thread that writes
         self.last_step: int | None = None
         self._waiting = self.arrivals.waiting
         self._book = book
         self._device = device
-        self._clock = clock
+        self._failed = failed
         self._remarks = remarks
         self.current = Step(self._usable(first_step, 0))
-        self._thread = Thread(itertools.count())
-        self._own = self._thread.state
-        self._own_ident = threading.get_ident()
-        self._has_marks = device.is_on
+        self.thread = Thread(itertools.count())
+        self._own = self.thread.state
 
-    def begin(self, name: str, kind: Kind) -> None:
+    def take(self, method: str, here: State, now: int, *rest: Any) -> int:
+        """Understand an event at once; return the ns of what it ends, 0 where it ends nothing."""
+        if self.events:
+            self.settle(must=True)
+        nanoseconds = self._understood(method, here, now, *rest)
+        is_step = method == "end_step"
+        if self.must_settle or (is_step and self.has_marks) or len(self._waiting) > MOST_WAITING:
+            self.settle()
+        return nanoseconds
+
+    def begin(self, here: State, now: int, name: str, kind: Kind) -> None:
         """Open a stage, a span or something excluded."""
-        here = self._thread.state
         if here.is_excluded:
             return
         is_own = here is self._own
@@ -51,56 +75,49 @@ class Loop:
                 if outer.name == name:
                     self._drop(here, outer)
                     break
-            opened = Occurrence(name, self._book.id_of(name, "stage" if is_own else "background"))
-            if is_own and self._has_marks:
-                opened.after, here.last_end = here.last_end, None
-                opened.opened = self._device.take()
+            stage = self._book.id_of(name, "stage" if is_own else "background")
         elif kind in ("span", "excluded"):
-            opened = Occurrence(name, self._book.id_of(name, kind), kind == "excluded")
+            stage = self._book.id_of(name, kind)
         else:
             raise ValueError(f"{kind!r} cannot be begun; there are 'stage', 'span' and 'excluded'")
-        opened.began = self._clock()  # before the thread that writes can see it
+        opened = Occurrence()
+        opened.name, opened.stage, opened.began = name, stage, now
         if kind == "span":
             self._open_span(here, opened)
             return
-        if opened.is_excluded:
-            here.is_excluded = True
+        if kind == "excluded":
+            opened.is_excluded = here.is_excluded = True
             self._forget_last_end(here)
+        elif self.has_marks and here is self._own:
+            opened.after, here.last_end = here.last_end, None
+            opened.opened = self._device.take()
         here.stack.append(opened)
 
-    def end(self, name: str, raised: bool) -> int:
+    def end(self, here: State, now: int, name: str, raised: bool) -> int:
         """Close what is open under this name, and what is open inside it; return its ns."""
-        now = self._clock()
-        here = self._thread.state
         stack = here.stack
         if not stack or stack[-1].name != name:
             if here.is_excluded:
                 return 0
             if not self._put_right(here, name, now):
                 return self._close_span(here, name, now, raised)
-        host = self._close(here, now, RAISED if raised else 0)
-        if self.must_settle or len(self._waiting) > MOST_WAITING:
-            self.settle()
-        return host
+        return self._close(here, now, RAISED if raised else 0)
 
-    def forget(self, name: str) -> None:
+    def forget(self, here: State, _: int, name: str) -> None:
         """Take back the begin of the innermost stage, if it has this name."""
-        here = self._thread.state
         if here.stack and here.stack[-1].name == name:
             self._let_go(here, here.stack.pop())
 
-    def end_step(self, number: int | None) -> int:
+    def end_step(self, here: State, now: int, number: int | None) -> int:
         """Close the books of a step; return its ns."""
-        now = self._clock()
-        here = self._thread.state
-        if here is not self._own:
-            self._own, self._own_ident = here, threading.get_ident()
+        self._own = here
         if here.stack:
             self._leave_step(here)
         step = self.current
         if number is not None:
             step.number = self._usable(number, step.number)
-        ended = Occurrence(STEP, STEP_ID)
+        ended = Occurrence()
+        ended.name, ended.stage = STEP, STEP_ID
         ended.step, ended.thread, ended.began = step, here.number, self.began
         ended.host = now - self.began - here.paused
         ended.inside = here.inside
@@ -109,31 +126,36 @@ class Loop:
         self.current = Step(step.number + 1)
         here.inside = here.paused = 0
         self.began = now
-        if self._has_marks or self.must_settle or len(self._waiting) > ENOUGH_WAITING:
-            self.settle()
         return ended.host
 
-    def restart_step(self) -> None:
+    def restart_step(self, here: State, now: int) -> None:
         """Begin the step that runs now; the device's gap across this moment is nobody's."""
-        here = self._thread.state
         here.inside = here.paused = 0
         self._forget_last_end(here)
-        self.began = self._clock()
+        self.began = now
 
-    def disturb(self) -> None:
+    def disturb(self, _here: State, _now: int) -> None:
         """Keep the step that runs out of the summaries."""
         self.current.flags |= DISTURBED
 
+    def add_metrics(self, _here: State, _now: int, values: list[tuple[str, float]], step: int | None) -> None:
+        """Take in the values of metrics of a step, of the one that runs if it is None."""
+        for name, value in values:
+            try:
+                self._book.add_metric(self.current.number if step is None else step, name, value)
+            except Exception as error:
+                self._remarks.add(f"metric {name}", error)
+
     def settle(self, *, must: bool = False) -> None:
         """Book what has ended, as far as this thread may; if it `must`, once another thread is done with the book."""
-        is_own = threading.get_ident() == self._own_ident
+        is_own = threading.get_ident() == self._own.ident
         if is_own:
             self.must_settle = False
         self.arrivals.settle(may_ask=is_own, must=must)
 
     def open_stages(self) -> tuple[OpenStage, ...]:
         """Return what is open in the loop's own thread, the outermost first."""
-        now = self._clock()
+        now = self.clock()
         opened = [*list(self._own.spans.values()), *list(self._own.stack)]
         return tuple(OpenStage(each.name, (now - each.began) / 1e9) for each in opened)
 
@@ -141,6 +163,19 @@ class Loop:
         """Note what has begun and not ended."""
         for stage in self.open_stages():
             self._out_of_order(f"{stage.name!r} has begun and not ended")
+
+    def _catch_up(self) -> None:
+        """Understand what has been noted; one thread at a time does so."""
+        events = self.events
+        while events:
+            self._understood(*events.popleft())
+
+    def _understood(self, method: str, *event: Any) -> int:
+        try:
+            return getattr(self, method)(*event) or 0
+        except Exception as error:
+            self._failed(error)
+            return 0
 
     def _close(self, here: State, now: int, flags: int) -> int:
         """Close the innermost stage; return its ns."""

@@ -18,38 +18,25 @@ class Step:
 
 
 class Occurrence:
-    """One occurrence of a stage, from its begin until it is booked. Times are ns of the host's clock."""
+    """One occurrence of a stage, from its begin until it is booked. Times are ns of the host's clock.
 
-    __slots__ = (
-        "after",  # mark at the end of the stage before
-        "began",
-        "closed",  # mark at its end
-        "flags",
-        "host",
-        "inside",  # in stages inside
-        "is_excluded",
-        "name",
-        "opened",  # mark at its begin
-        "parent",
-        "paused",  # excluded
-        "stage",
-        "step",
-        "thread",
-    )
+    It has no `__init__` and no slots: each stage begins one, and what most of them leave as it is stands in the class.
+    """
 
-    def __init__(self, name: str, stage: int, is_excluded: bool = False) -> None:
-        self.name = name
-        self.stage = stage
-        self.is_excluded = is_excluded
-        self.inside = self.paused = self.flags = 0
-        self.parent = ABSENT
-        self.opened: SharedMark | None = None
-        self.closed: SharedMark | None = None
-        self.after: SharedMark | None = None
-        self.began: int
-        self.host: int
-        self.step: Step
-        self.thread: int
+    is_excluded = False
+    inside = 0  # in stages inside
+    paused = 0  # excluded
+    flags = 0
+    parent = ABSENT
+    opened: SharedMark | None = None  # mark at its begin
+    closed: SharedMark | None = None  # mark at its end
+    after: SharedMark | None = None  # mark at the end of the stage before
+    name: str
+    stage: int
+    began: int
+    host: int
+    step: Step
+    thread: int
 
 
 class Thread(threading.local):
@@ -62,10 +49,11 @@ class Thread(threading.local):
 class State:
     """What is open in one thread."""
 
-    __slots__ = ("inside", "is_excluded", "last_end", "number", "paused", "spans", "stack")
+    __slots__ = ("ident", "inside", "is_excluded", "last_end", "number", "paused", "spans", "stack")
 
     def __init__(self, number: int) -> None:
         self.number = number
+        self.ident = threading.get_ident()  # of the thread that asks first, which is the one
         self.stack: list[Occurrence] = []
         self.spans: dict[str, Occurrence] = {}
         self.is_excluded = False

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from boundby.training.book import MOST_NAMES, Book
 from boundby.training.hooks import Hooks
-from boundby.training.loop import Loop
+from boundby.training.loop import ENOUGH_EVENTS, MOST_EVENTS, Loop
 from boundby.training.marks import DeviceClock, Marks
 from boundby.training.records import Kind, StageTimes, Status
 from boundby.training.remarks import Remarks, Say, summary
@@ -63,8 +63,6 @@ class StageTimer:
         self.options = options or TimerOptions()
         self.remarks = Remarks(say)
         self.hooks = Hooks(self.remarks)
-        self._on_start, self._on_end = self.hooks.of("stage_start"), self.hooks.of("stage_end")
-        self._on_step = self.hooks.of("step_end")
         self._folder = None if folder is None else Path(folder)
         self.marks = marks
         self._enabled = enabled
@@ -108,8 +106,8 @@ class StageTimer:
         self._loop, self._ended, self._is_stopped = None, loop, True
         atexit.unregister(self._stop_at_exit)
         try:
-            loop.note_unended()
             loop.arrivals.settle(may_ask=True, all_of_them=True, must=True)
+            loop.note_unended()
             if loop.arrivals.unresolved:
                 reason = "the device had not passed the end of some stages when they were booked; it is not waited for"
                 self.remarks.add("device times", reason)
@@ -120,28 +118,31 @@ class StageTimer:
         if self._writer:
             self._writer.stop()
 
-    def step(self, number: int | None = None) -> int:
-        """Take note that a step has ended, which had this number; return its ns, 0 where they are not known."""
+    def step(self, number: int | None = None) -> None:
+        """Take note that a step has ended, which had this number."""
         loop = self._loop
         if loop is None:
-            return 0
+            return
         try:
-            nanoseconds = loop.end_step(number)
+            now = loop.clock()
+            if loop.has_marks or self.hooks.watch_stages:
+                nanoseconds = loop.take("end_step", loop.thread.state, now, number)
+                self.hooks.tell("step_end", loop.last_step, nanoseconds / 1e9)
+                return
+            events = loop.events
+            events.append(("end_step", loop.thread.state, now, number))
+            if len(events) > ENOUGH_EVENTS:
+                loop.settle()
         except Exception as error:
-            return self._failed(error)
-        if self._on_step:
-            self.hooks.tell("step_end", loop.last_step, nanoseconds / 1e9)
-        return nanoseconds
+            self._failed(error)
 
     def restart_step(self) -> None:
         """Let the step that runs begin now: what was done since the last one ended is no part of the training."""
-        if self._loop:
-            self._attempt(self._loop.restart_step)
+        self._note("restart_step")
 
     def disturb(self) -> None:
         """Keep the step that runs out of the summaries: something else slows it down, such as a profiler."""
-        if self._loop:
-            self._attempt(self._loop.disturb)
+        self._note("disturb")
 
     def stage(self, name: str) -> "Block":
         """Return a context that times its block as a stage."""
@@ -182,30 +183,11 @@ class StageTimer:
 
     def begin(self, name: str, kind: Kind = "stage") -> None:
         """Begin a "stage", a "span" or something "excluded"."""
-        loop = self._loop
-        if loop is not None:
-            if self._on_start:
-                self.hooks.tell("stage_start", name)
-            try:
-                loop.begin(name, kind)
-            except Exception as error:
-                self._failed(error)
+        (self.stage(name) if kind == "stage" else Block(self, name, kind)).__enter__()
 
-    def end(self, name: str, *, raised: bool = False) -> int:
-        """End what `begin` began; return its ns on the host, 0 where they are not known.
-
-        With `raised` it ended by an exception and stays out of the summaries.
-        """
-        loop = self._loop
-        if loop is None:
-            return 0
-        try:
-            nanoseconds = loop.end(name, raised)
-        except Exception as error:
-            return self._failed(error)
-        if self._on_end:
-            self.hooks.tell("stage_end", name, nanoseconds / 1e9)
-        return nanoseconds
+    def end(self, name: str, *, raised: bool = False) -> None:
+        """End what `begin` began; with `raised` it ended by an exception and stays out of the summaries."""
+        self.stage(name).__exit__(Exception if raised else None)
 
     def metrics(self, values: Mapping[str, Any], step: int | None = None) -> None:
         """Add numbers of a step, such as loss, samples and tokens; of the one that runs, if `step` is None.
@@ -214,17 +196,18 @@ class StageTimer:
         """
         if self._loop is None:
             return
-        number = self._loop.current.number if step is None else step
         try:
             items = list(values.items())
         except Exception as error:
             self.remarks.add("metrics", error)
             return
+        plain = []
         for name, value in items:
             try:
-                self._book.add_metric(number, name, plain_number(value))
+                plain.append((name, plain_number(value)))
             except Exception as error:
                 self.remarks.add(f"metric {name}", error)
+        self._note("add_metrics", plain, step)
 
     def flush(self) -> None:
         """Write what has gathered, as happens by itself every second."""
@@ -269,13 +252,26 @@ class StageTimer:
 
     def forget(self, name: str) -> None:
         """Take back the begin of the innermost stage, if it has this name: it turned out not to be one."""
+        self._note("forget", name)
+
+    def _note(self, method: str, *rest: Any) -> None:
         loop = self._loop
-        if loop:
-            self._attempt(lambda: loop.forget(name))
+        if loop is None:
+            return
+        try:
+            event = (method, loop.thread.state, loop.clock(), *rest)
+            if loop.has_marks or self.hooks.watch_stages:
+                loop.take(*event)
+                return
+            loop.events.append(event)
+            if len(loop.events) > MOST_EVENTS:
+                loop.settle()
+        except Exception as error:
+            self._failed(error)
 
     def _begin_run(self) -> None:
         device = DeviceClock(self.marks, self.remarks)
-        self._loop = Loop(self._book, device, self._clock, self.remarks, self._first_step)
+        self._loop = Loop(self._book, device, self._clock, self._failed, self.remarks, self._first_step)
         self._first_step = self._loop.current.number
         if self._folder is not None:
             self._writer = Writer(self.snapshot, self._held, self._book, self.remarks, self.options.pace)
@@ -299,14 +295,13 @@ class StageTimer:
         except Exception as error:
             self._failed(error)
 
-    def _failed(self, error: Exception) -> int:
-        """Note a failure of the timer's own; return 0 ns."""
+    def _failed(self, error: Exception) -> None:
+        """Note a failure of the timer's own."""
         self._failures += 1
         self.remarks.add("stage times", error)
         if self._failures >= MOST_FAILURES:
             self.remarks.add("stage times", f"given up after {MOST_FAILURES} failures")
             self._loop, self._ended = None, self._loop or self._ended
-        return 0
 
 
 class Block:
@@ -320,9 +315,41 @@ class Block:
         self._kind = kind
 
     def __enter__(self) -> None:
-        self._timer.begin(self._name, self._kind)
+        timer = self._timer
+        loop = timer._loop
+        if loop is None:
+            return
+        try:
+            if loop.has_marks or timer.hooks.watch_stages:
+                timer.hooks.tell("stage_start", self._name)
+                loop.take("begin", loop.thread.state, loop.clock(), self._name, self._kind)
+                return
+            events = loop.events
+            events.append(("begin", loop.thread.state, loop.clock(), self._name, self._kind))
+            if len(events) > MOST_EVENTS:
+                loop.settle()
+        except Exception as error:
+            timer._failed(error)
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None = None,
+        traceback: TracebackType | None = None,
     ) -> None:
-        self._timer.end(self._name, raised=kind is not None)
+        timer = self._timer
+        loop = timer._loop
+        if loop is None:
+            return
+        try:
+            now = loop.clock()
+            if loop.has_marks or timer.hooks.watch_stages:
+                nanoseconds = loop.take("end", loop.thread.state, now, self._name, kind is not None)
+                timer.hooks.tell("stage_end", self._name, nanoseconds / 1e9)
+                return
+            events = loop.events
+            events.append(("end", loop.thread.state, now, self._name, kind is not None))
+            if len(events) > MOST_EVENTS:
+                loop.settle()
+        except Exception as failure:
+            timer._failed(failure)
