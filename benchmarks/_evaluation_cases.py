@@ -11,7 +11,7 @@ BUILT = ROOT / "build" / "benchmark-evaluation"
 SHARED = ROOT.parent / "shared"
 MINILM, BANKING77 = SHARED / "models" / "minilm-banking77", SHARED / "data" / "banking77"
 MAX_LENGTH = 512
-TRAIN_ROWS, VALIDATION_ROWS = 1000, 512
+TRAIN_ROWS, VALIDATION_ROWS = 3000, 512
 SEED = 0
 LONG, SHORT = "long-tailed", "short"
 

@@ -67,7 +67,7 @@ def _chosen(runs: list[RunEntry]) -> RunEntry:
 def _list(runs: list[RunEntry], now: float) -> None:
     states = [each.state(now) for each in runs]
     running = states.count("running")
-    with st.expander(f"{len(runs)} runs, {running} running", expanded=False):
+    with st.expander(f"{len(runs)} run{'s' * (len(runs) != 1)}, {running} running", expanded=False):
         rows = [
             {
                 "run": each.name,

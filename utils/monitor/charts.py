@@ -8,6 +8,7 @@ import pandas
 import streamlit as st
 
 HEIGHT, WITH_LEGEND = 260, 340  # pixels
+LONGEST_OF_TWO = 14  # characters of names that stand beside one another on a telephone
 
 
 def lines(rows: list[dict[str, Any]], *, y: str, alt: str) -> None:
@@ -30,7 +31,8 @@ def histogram(rows: list[dict[str, Any]], *, x: str, alt: str) -> None:
 
 def _over_steps(rows: list[dict[str, Any]], y: str, order: list[str] | None = None) -> altair.Chart:
     names = order if order is not None else list(dict.fromkeys(row["series"] for row in rows))
-    legend = altair.Legend(title=None, orient="bottom", columns=2, labelLimit=170) if len(names) > 1 else None
+    columns = 2 if max(map(len, names), default=0) <= LONGEST_OF_TWO else 1
+    legend = altair.Legend(title=None, orient="bottom", columns=columns, labelLimit=300) if len(names) > 1 else None
     return altair.Chart(pandas.DataFrame(rows, columns=["x", "y", "series"])).encode(
         x=altair.X(
             "x:Q",
