@@ -60,7 +60,7 @@ def test_a_live_run_appears_moves_and_raises_an_alert_when_it_stalls(monitor):
     loop = threading.Thread(target=train, args=(timer, is_stuck, is_over))
     loop.start()
     try:
-        monitor.wait_for_text("1 runs, 1 running")
+        monitor.wait_for_text("1 run, 1 running")
         patiently(lambda: monitor.metric("Last step") not in ("", "none yet"), "no step is shown")
         before = monitor.metric("Last step")
         patiently(lambda: monitor.metric("Last step") not in ("", before), "the run does not move")
@@ -72,7 +72,7 @@ def test_a_live_run_appears_moves_and_raises_an_alert_when_it_stalls(monitor):
         is_over.set()
         loop.join()
         timer.stop()
-    monitor.wait_for_text("1 runs, 0 running")
+    monitor.wait_for_text("1 run, 0 running")
     patiently(lambda: "Stalled run" not in monitor.here.texts("[data-testid=stAlert]"), "the alert stays")
 
 
