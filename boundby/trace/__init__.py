@@ -5,6 +5,7 @@ every device went, and why it was idle. `operators` is the table of operators, `
 """
 
 from boundby.trace.analysis import Analysis, analyze
+from boundby.trace.decoding import NotATrace
 from boundby.trace.diff import diff
 from boundby.trace.operators import OPERATOR_COLUMNS, OpStat, op_stats, operator_rows, rows_by_name
 from boundby.trace.reader import Trace, read_trace, step_count
@@ -13,6 +14,7 @@ from boundby.trace.stacks import folded_stacks
 __all__ = [
     "OPERATOR_COLUMNS",
     "Analysis",
+    "NotATrace",
     "OpStat",
     "Trace",
     "analyze",

@@ -1,20 +1,17 @@
 """What the threads of the host were doing at each moment, in the few kinds that can keep a device waiting."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
-from boundby.trace.intervals import distinct
+from boundby.trace.lanes import Segments
 from boundby.trace.links import Links
 from boundby.trace.nesting import HOST_CATEGORIES, HostTree
-from boundby.trace.reader import PROFILER_STEP, Trace
+from boundby.trace.reader import Trace
 from boundby.trace.table import ABSENT
 
 NOTHING, LAUNCH, INPUT, SYNCHRONISATION, ALLOCATOR, COMPILE = range(6)
-KINDS = 6
 # The innermost event that says what the thread does; everything else on the thread is launching or Python.
 PATTERNS = {
     INPUT: re.compile(r"DataLoader\b.*__next__|dataloader\.py\(\d+\): __next__|dataloader_next|get_batch_samples"),
@@ -32,68 +29,21 @@ BLOCKING_COPY = re.compile(r"DtoH.*Pageable|Device -> Pageable")
 
 
 @dataclass(frozen=True)
-class ThreadActivity:
-    """What one thread did over time: `kind[i]` from `start_ns[i]` on, `row[i]` the event that says so.
+class Activity:
+    """What every thread did over time: from each change of `segments` on, `kind` of it, and the event that says so.
 
-    `row` is `ABSENT` where no event runs; where one runs that says nothing special, it is the innermost one.
+    `row` is `ABSENT` where no event runs; where one runs that says nothing special, it is the innermost one. Both have
+    one more entry, that of the index `ABSENT`.
     """
 
-    start_ns: np.ndarray
+    main_thread: int | None  # that carries the step marks, else the one with most events; None where there is none
+    segments: Segments
     kind: np.ndarray
     row: np.ndarray
 
-    def during(self, start_ns: int, end_ns: int) -> "ThreadActivity":
-        """Return what is needed of the activity between two moments."""
-        first = max(0, int(np.searchsorted(self.start_ns, start_ns, side="right")) - 1)
-        last = int(np.searchsorted(self.start_ns, end_ns, side="right")) + 1
-        return ThreadActivity(self.start_ns[first:last], self.kind[first:last], self.row[first:last])
 
-    def or_else(self, other: "ThreadActivity") -> "ThreadActivity":
-        """Return this activity and, where the thread does nothing, that of the `other` one."""
-        if other is self:
-            return self
-        moments = distinct(np.sort(np.concatenate([self.start_ns, other.start_ns]), kind="stable"))  # two runs: a merge
-        (kind, row), (other_kind, other_row) = self._at(moments), other._at(moments)
-        idle = kind == NOTHING
-        return ThreadActivity(moments, np.where(idle, other_kind, kind), np.where(idle, other_row, row))
-
-    def until(self, moments: np.ndarray) -> np.ndarray:
-        """Return [kind, moment]: the ns that the thread spent on each kind from its first event to each moment."""
-        start_ns, kind, before = self._changes
-        place = np.searchsorted(start_ns, moments, side="right") - 1
-        inside = np.maximum(place, 0)
-        found = before[:, inside]
-        found[kind[inside], np.arange(len(moments))] += moments - start_ns[inside]
-        return np.where(place >= 0, found, 0)
-
-    def kind_at(self, moments: np.ndarray) -> np.ndarray:
-        """Return the kind of activity at each moment."""
-        start_ns, kind, _ = self._changes
-        place = np.searchsorted(start_ns, moments, side="right") - 1
-        return np.where(place >= 0, kind[np.maximum(place, 0)], NOTHING)
-
-    @cached_property
-    def _changes(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """When the kind changes, what it is from then on, and [kind, change]: the ns of each kind before."""
-        first = np.flatnonzero(np.append(True, self.kind[1:] != self.kind[:-1]))
-        start_ns, kind = self.start_ns[first], self.kind[first]
-        before = np.zeros((KINDS, len(first)), dtype=np.int64)
-        lengths = np.diff(start_ns)
-        for each in range(KINDS):
-            before[each, 1:] = np.cumsum(np.where(kind[:-1] == each, lengths, 0))
-        return start_ns, kind, before
-
-    def _at(self, moments: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        place = np.searchsorted(self.start_ns, moments, side="right") - 1
-        inside = np.maximum(place, 0)
-        return np.where(place >= 0, self.kind[inside], NOTHING), np.where(place >= 0, self.row[inside], ABSENT)
-
-
-UNKNOWN = ThreadActivity(*(np.array([each]) for each in (0, NOTHING, ABSENT)))  # of a thread that the trace lacks
-
-
-def thread_activities(trace: Trace, tree: HostTree, linked: Links) -> dict[int, ThreadActivity]:
-    """Return the activity of every thread of the host, by its number in the trace."""
+def host_activity(trace: Trace, tree: HostTree, linked: Links) -> Activity:
+    """Return the activity of the threads of the host."""
     of_event = np.full(len(trace.name), LAUNCH, dtype=np.int8)
     on_host = trace.in_categories(HOST_CATEGORIES)
     for kind, pattern in PATTERNS.items():
@@ -104,19 +54,14 @@ def thread_activities(trace: Trace, tree: HostTree, linked: Links) -> dict[int, 
     teller = tree.nearest(every, of_event != LAUNCH)
     kind_of = np.append(np.where(teller == ABSENT, LAUNCH, of_event[teller]), NOTHING)  # the last is that of ABSENT
     row_of = np.append(np.where(teller == ABSENT, every, teller), ABSENT)
-    return {
-        thread: ThreadActivity(segments.start_ns, kind_of[segments.row], row_of[segments.row])
-        for thread, segments in tree.segments.items()
-        if len(segments.row)
-    }
+    return Activity(_main_thread(trace, tree), tree.segments, kind_of[tree.segments.row], row_of[tree.segments.row])
 
 
-def main_thread(trace: Trace, threads: Sequence[int]) -> int | None:
-    """Return the thread that carries the step marks, else the one with most events; None where there is none."""
-    if not len(threads):
+def _main_thread(trace: Trace, tree: HostTree) -> int | None:
+    if not tree.is_active.any():
         return None
-    counted = trace.thread[trace.named(PROFILER_STEP)]
-    counted = counted[np.isin(counted, threads)]
+    counted = trace.thread[trace.is_step_mark]
+    counted = counted[tree.is_active[counted]]
     if not len(counted):
-        counted = trace.thread[np.isin(trace.thread, threads)]
+        counted = trace.thread[tree.is_active[trace.thread]]
     return int(np.bincount(counted).argmax())

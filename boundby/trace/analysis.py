@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from boundby.trace.activity import main_thread, thread_activities
+from boundby.trace.activity import Activity, host_activity
 from boundby.trace.annotations import AnnotationStat, annotation_stats
 from boundby.trace.breakdown import KINDS, Breakdown, breakdown, clipped_union, kinds_of_work
 from boundby.trace.completeness import MOST_DEVICES, Finding, findings
+from boundby.trace.excluded import without_excluded
 from boundby.trace.gaps import Device, IdleTime
 from boundby.trace.intervals import Intervals, distinct, union
 from boundby.trace.kernels import KernelStat, kernel_stats
@@ -17,7 +18,7 @@ from boundby.trace.links import Links, links
 from boundby.trace.memory import MemoryUse, memory_use
 from boundby.trace.nesting import HostTree, host_tree
 from boundby.trace.nsight_compute import KernelLaunch, slowest_launch
-from boundby.trace.operators import OpStat, is_module, is_operator, launching_operators, names_of, op_stats
+from boundby.trace.operators import OpStat, is_module, launching_operators, names_of, op_stats
 from boundby.trace.reader import Trace
 from boundby.trace.table import ABSENT
 from boundby.trace.window import Window, window
@@ -54,12 +55,16 @@ class Analysis:
 
 
 def analyze(trace: Trace, *, expected_steps: int | None = None, stacks_expected: bool = False) -> Analysis:
-    """Return what the trace says; it never raises on an odd one, `findings` tell what is wrong with it."""
+    """Return what the trace says of the program's steps: what is marked as excluded is cut out before.
+
+    It never raises on an odd one, `findings` tell what is wrong with it.
+    """
+    trace = without_excluded(trace)
     tree, linked = host_tree(trace), links(trace)
     seen = window(trace, linked)
     launches = launch_stats(trace, linked, seen)
     kinds = kinds_of_work(trace)
-    main = main_thread(trace, [thread for thread, each in tree.segments.items() if len(each.row)])
+    activity = host_activity(trace, tree, linked)
     return Analysis(
         path=str(trace.path),
         rank=trace.rank,
@@ -75,38 +80,33 @@ def analyze(trace: Trace, *, expected_steps: int | None = None, stacks_expected:
             linked,
             seen,
             launches,
-            devices=len(distinct(np.sort(_device_numbers(trace, linked)))),
+            devices=len(distinct(np.sort(linked.device))),
             expected_steps=expected_steps,
             stacks_expected=stacks_expected,
         ),
-        devices=_devices(trace, tree, linked, kinds, seen, main),
+        devices=_devices(trace, linked, kinds, seen, activity),
         launches=launches,
         operators=tuple(op_stats(trace, tree=tree, linked=linked)),
         kernels=_kernels(trace, tree, linked, kinds),
-        slowest_launch=slowest_launch(trace, linked, seen),
-        annotations=tuple(annotation_stats(trace, tree, linked, main)),
+        slowest_launch=slowest_launch(trace, linked, seen, kinds),
+        annotations=tuple(annotation_stats(trace, tree, linked, activity.main_thread)),
         memory=memory_use(trace, tree, seen),
     )
 
 
-def _devices(  # noqa: PLR0913  (everything that is known of the trace)
-    trace: Trace, tree: HostTree, linked: Links, kinds: np.ndarray, seen: Window, main: int | None
-) -> tuple[Breakdown, ...]:
-    activities = thread_activities(trace, tree, linked)
-
+def _devices(trace: Trace, linked: Links, kinds: np.ndarray, seen: Window, activity: Activity) -> tuple[Breakdown, ...]:
     def of(number: int | None, device: Device, work: Mapping[str, Intervals]) -> Breakdown:
         starts, ends = zip(*((each.start_ns, each.end_ns) for each in work.values()), strict=True)
         busy = union(np.concatenate(starts), np.concatenate(ends))
         gaps = busy.complement(seen.start_ns, seen.end_ns)
-        return breakdown(number, seen, work, busy, IdleTime(trace, device, gaps, activities, main))
+        return breakdown(number, seen, work, busy, IdleTime(trace, device, gaps, activity))
 
     if not len(linked.rows):
         host = _host(trace, seen)
         return (of(None, host, {HOST_KIND: clipped_union(host.start_ns, host.end_ns, seen)}),)
-    numbers = _device_numbers(trace, linked)
     found = []
-    for number in _busiest(numbers, linked.end_ns - linked.start_ns):
-        chosen = np.flatnonzero(numbers == number)
+    for number in _busiest(linked.device, linked.end_ns - linked.start_ns):
+        chosen = np.flatnonzero(linked.device == number)
         kind = kinds[linked.rows[chosen]]
         work = {
             name: clipped_union(linked.start_ns[chosen[kind == place]], linked.end_ns[chosen[kind == place]], seen)
@@ -125,7 +125,7 @@ def _busiest(numbers: np.ndarray, duration_ns: np.ndarray) -> list[int]:
 
 def _host(trace: Trace, seen: Window) -> Device:
     """Return the operators as work that nobody launches beforehand: each begins when its own call does."""
-    rows = np.flatnonzero(is_operator(trace) & (trace.duration_ns > 0) & (trace.start_ns < seen.end_ns))
+    rows = np.flatnonzero(trace.is_operator & (trace.duration_ns > 0) & (trace.start_ns < seen.end_ns))
     rows = rows[np.lexsort((-trace.duration_ns[rows], trace.start_ns[rows]))]
     return Device(rows, trace.start_ns[rows], trace.start_ns[rows] + trace.duration_ns[rows], rows)
 
@@ -139,19 +139,10 @@ def _device(trace: Trace, linked: Links, chosen: np.ndarray, seen: Window) -> De
     return Device(linked.rows[lasting], linked.start_ns[lasting], linked.end_ns[lasting], linked.launch[lasting])
 
 
-def _device_numbers(trace: Trace, linked: Links) -> np.ndarray:
-    """Return the number of the device of each piece of work; where its event lacks it, the process stands for it."""
-    numbers = [pid if isinstance(pid, int) and abs(pid) < 2**63 else 0 for pid, _ in trace.threads]
-    processes = np.array(numbers or [0], dtype=np.int64)
-    number = trace.device[linked.rows]
-    return np.where(number == ABSENT, processes[trace.thread[linked.rows]], number)
-
-
 def _kernels(trace: Trace, tree: HostTree, linked: Links, kinds: np.ndarray) -> tuple[KernelStat, ...]:
     if not len(linked.rows):
         return ()
-    is_op = is_operator(trace)
-    operator = launching_operators(trace, linked, tree.nearest(np.arange(len(is_op)), is_op))
+    operator = launching_operators(trace, tree, linked)
     module = tree.nearest(operator, is_module(trace))
     return tuple(
         kernel_stats(

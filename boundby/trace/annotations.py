@@ -6,7 +6,7 @@ import numpy as np
 
 from boundby.trace.links import Links
 from boundby.trace.nesting import HostTree
-from boundby.trace.reader import PROFILER_STEP, Trace
+from boundby.trace.reader import Trace
 from boundby.trace.table import ABSENT
 
 ANNOTATION = "user_annotation"
@@ -27,12 +27,12 @@ class AnnotationStat:
 
 def annotation_stats(trace: Trace, tree: HostTree, linked: Links, main: int | None) -> list[AnnotationStat]:
     """Return one record per name, the one with the most device time, then host time, first; step marks are none."""
-    wanted = trace.in_categories([ANNOTATION]) & ~trace.named(PROFILER_STEP)
+    wanted = trace.in_categories([ANNOTATION]) & ~trace.is_step_mark
     rows = np.flatnonzero(wanted)
     owner = tree.nearest(linked.launch, wanted)
-    if main in tree.segments:
+    if main is not None:
         elsewhere = np.flatnonzero((owner == ABSENT) & (linked.launch != ABSENT))
-        around = tree.segments[main].row_at(trace.start_ns[linked.launch[elsewhere]])
+        around = tree.segments.row_at(main, trace.start_ns[linked.launch[elsewhere]])
         owner[elsewhere] = tree.nearest(around, wanted)
     device_ns = np.zeros(len(trace.names), dtype=np.int64)
     launched = owner != ABSENT

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from boundby.trace.gaps import CAUSES, Gap, IdleTime
+from boundby.trace.gaps import Gap, IdleTime
 from boundby.trace.intervals import Intervals, distinct, union
+from boundby.trace.pieces import CAUSES
 from boundby.trace.reader import Trace
 from boundby.trace.window import Window
 

@@ -62,6 +62,9 @@ def _steps(window: Window, expected: int | None) -> Iterator[Finding]:
         missing = steps[-1] - steps[0] + 1 - len(steps)
         text = f"{missing} of the steps {steps[0]} to {steps[-1]} are missing"
         yield Finding("steps", True, text)
+    if window.repeated:
+        text = f"{len(window.repeated)} step number(s) stand at two different times, such as {window.repeated[0]}"
+        yield Finding("steps", True, f"{text}: several recordings are mixed in the file")
     if expected is not None and len(steps) < expected:
         yield Finding("steps", True, f"{len(steps)} of {expected} steps are in the trace")
 

@@ -35,6 +35,10 @@ OTHER_PHASES = "IMPCsftbneSTpFNODRcVv()a"
 NAMED = 80  # characters of a text that a message quotes
 
 
+class NotATrace(ValueError):
+    """A file that is whole as far as it goes, and something else than a trace."""
+
+
 class Args(msgspec.Struct, gc=False):
     """What is read of the arguments of an event with a duration."""
 
@@ -174,7 +178,9 @@ class Decoding:
             if tries > MOST_OPENINGS or len(text) > LARGEST_HEADER_BYTES:
                 break
             searched = max(0, len(text) - SPACE_BYTES)
-        raise ValueError(self._source.fault or "it holds no list of traceEvents")
+        if self._source.fault:
+            raise ValueError(self._source.fault)
+        raise NotATrace("it holds no list of traceEvents")
 
     def _chunk(self, text: bytes, end: int) -> tuple[list[Event], bytes]:
         """Return the events up to the `end` of the last one that seems to end in `text`, and what follows them."""

@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
+from boundby import remedies
 from boundby.trace.analysis import HOST_KIND, Analysis
 from boundby.trace.breakdown import Breakdown
 from boundby.verdict import Bound, Confidence, Gain, Verdict
@@ -40,18 +41,6 @@ ARITHMETIC_KERNEL = re.compile(
     r"|tensile|Cijk|triton_(tem|mm|bmm))"
 )
 FUSED_BY_COMPILER = re.compile(r"^triton_(poi|red|per)_")  # pointwise and reductions; the names list what was fused
-FIXES: dict[str, tuple[str, Bound]] = {
-    "input": ("prepare the input ahead (DataLoader workers, prefetching, pinned memory)", "input"),
-    "synchronisation": ("take the waits for the device out of the loop (.item(), .cpu(), printing)", "launch"),
-    "launch": ("launch less and sooner (torch.compile, CUDA graphs, larger batches)", "launch"),
-    "allocator": ("keep memory in the allocator's cache (no empty_cache; expandable segments)", "launch"),
-    "compile": ("compile before the loop, and keep shapes fixed", "launch"),
-    "launch_latency": ("launch many kernels at once (CUDA graphs)", "launch"),
-    "stream_wait": ("order the streams so that the device need not wait for an event", "communication"),
-    "communication": ("hide communication behind computation", "communication"),
-    "memcpy": ("copy from pinned memory without blocking, beside the computation", "transfer"),
-}
-HOST_FIXES = {"launch": "do less between the operators (torch.compile, less Python in the loop)"}
 
 
 def judge_trace(analysis: Analysis) -> Verdict:
@@ -174,13 +163,11 @@ def _gains(device: Breakdown) -> Iterator[Gain]:
     window = device.window_ns
     on_host = device.device is None
     for what, spent in {**device.exposed_ns, **device.causes_ns}.items():
-        if what not in FIXES or not 0 < spent < window or window / (window - spent) < SMALL_GAIN:
+        remedy = remedies.of_cause(what, on_host)
+        if not (remedy and remedy.fix) or not 0 < spent < window or window / (window - spent) < SMALL_GAIN:
             continue
-        fix, relieves = FIXES[what]
-        if on_host:
-            fix = HOST_FIXES.get(what, fix)
         basis = f"{what.replace('_', ' ')} takes {spent / 1e6:,.2f} of {window / 1e6:,.2f} ms"
-        yield Gain(fix, window / (window - spent), basis, relieves=(relieves,))
+        yield Gain(remedy.fix, window / (window - spent), basis, relieves=(remedy.relieves,))
 
 
 def _confidence(bound: Bound, doubts: list[str]) -> Confidence:

@@ -27,6 +27,7 @@ class Links:
     start_ns: np.ndarray
     end_ns: np.ndarray  # not before the start
     launch: np.ndarray  # row of the call, or ABSENT
+    device: np.ndarray  # its number; where an event lacks it, the process stands for it
     calls: np.ndarray  # rows of all launching calls of the trace, with or without work of the device
 
 
@@ -41,6 +42,7 @@ def links(trace: Trace) -> Links:
         start_ns=start_ns,
         end_ns=start_ns + np.maximum(trace.duration_ns[rows], 0),
         launch=_by_correlation(trace, calls, trace.correlation[rows]),
+        device=_device_numbers(trace, rows),
         calls=calls[trace.named(LAUNCH, trace.in_categories(LAUNCH_CATEGORIES))[calls]],
     )
 
@@ -53,3 +55,12 @@ def _by_correlation(trace: Trace, calls: np.ndarray, correlation: np.ndarray) ->
     known = trace.correlation[calls]
     place = np.minimum(np.searchsorted(known, correlation), len(calls) - 1)
     return np.where((known[place] == correlation) & (correlation != ABSENT), calls[place], ABSENT)
+
+
+def _device_numbers(trace: Trace, rows: np.ndarray) -> np.ndarray:
+    numbers = trace.device[rows].astype(np.int64)
+    lacking = np.flatnonzero(numbers == ABSENT)
+    if len(lacking):
+        known = [pid if isinstance(pid, int) and abs(pid) < 2**63 else 0 for pid, _ in trace.threads]
+        numbers[lacking] = np.array(known, dtype=np.int64)[trace.thread[rows[lacking]]]
+    return numbers

@@ -13,8 +13,8 @@ import numpy as np
 
 from boundby.trace.intervals import distinct
 from boundby.trace.nesting import HostTree
-from boundby.trace.operators import MODULE, is_module, is_operator, names_of
-from boundby.trace.reader import PROFILER_STEP, Trace
+from boundby.trace.operators import MODULE, is_module, names_of
+from boundby.trace.reader import Trace
 from boundby.trace.table import ABSENT, MemoryTable
 from boundby.trace.window import Window
 
@@ -172,12 +172,12 @@ def _use(trace: Trace, tree: HostTree, window: Window, changes: _Changes) -> Mem
 
 def _owners(trace: Trace, tree: HostTree, changes: _Changes, alive: np.ndarray) -> list[MemoryOwner]:
     """Return who made the allocations `alive`, the one with most bytes first."""
-    inside = _innermost(trace, tree, changes, alive)
-    is_op = is_operator(trace)
+    rows = changes.rows[alive]
+    inside = tree.segments.row_at(trace.memory.thread[rows], trace.memory.start_ns[rows])
     allocates = np.array([name in ALLOCATING for name in trace.names], dtype=bool)[trace.name]
-    operator = tree.nearest(inside, is_op & ~allocates)
-    operator = np.where(operator == ABSENT, tree.nearest(inside, is_op), operator)
-    annotated = trace.in_categories(["user_annotation"]) & ~trace.named(PROFILER_STEP)
+    operator = tree.nearest(inside, trace.is_operator & ~allocates)
+    operator = np.where(operator == ABSENT, tree.nearest(inside, trace.is_operator), operator)
+    annotated = trace.in_categories(["user_annotation"]) & ~trace.is_step_mark
     outer = names_of(trace, tree.nearest(inside, is_module(trace) | annotated))
     names = (None, *trace.names)
     both, group, counts = np.unique(
@@ -192,18 +192,6 @@ def _owners(trace: Trace, tree: HostTree, changes: _Changes, alive: np.ndarray) 
         name, place = (names[each] for each in divmod(key, len(names)))
         found.append(MemoryOwner(name, place and place.removeprefix(MODULE), of_group, count))
     return sorted(found, key=lambda owner: -owner.bytes)
-
-
-def _innermost(trace: Trace, tree: HostTree, changes: _Changes, alive: np.ndarray) -> np.ndarray:
-    """Return the row of the innermost event around each allocation on its own thread, or `ABSENT`."""
-    rows = changes.rows[alive]
-    thread = trace.memory.thread[rows]
-    inside = np.full(len(rows), ABSENT, dtype=np.int64)
-    for number in distinct(np.sort(thread)).tolist():
-        chosen = np.flatnonzero(thread == number)
-        if number in tree.segments:
-            inside[chosen] = tree.segments[number].row_at(trace.memory.start_ns[rows[chosen]])
-    return inside
 
 
 def _kept_per_step(changes: _Changes, window: Window) -> int | None:

@@ -6,31 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from boundby.trace.lanes import Lanes, Segments
 from boundby.trace.reader import Trace
 from boundby.trace.table import ABSENT, LAUNCH_CATEGORIES, OPERATOR, PYTHON_FRAME
 
 HOST_CATEGORIES = (OPERATOR, "user_annotation", PYTHON_FRAME, *LAUNCH_CATEGORIES)
 DEEP = 16  # levels that are gone through one by one
-FEW = 24  # events of a thread, for which a loop is faster than arrays
-
-
-@dataclass(frozen=True)
-class Segments:
-    """The moments of one thread at which another event becomes the innermost one, in ascending order.
-
-    From `start_ns[i]` to `start_ns[i + 1]` the event in row `row[i]` of the trace is innermost, or none (`ABSENT`).
-    The last one is `ABSENT` and has no end.
-    """
-
-    start_ns: np.ndarray
-    row: np.ndarray
-
-    def row_at(self, moments: np.ndarray) -> np.ndarray:
-        """Return the innermost row at each moment, or `ABSENT`."""
-        if not len(self.row):
-            return np.full(len(moments), ABSENT, dtype=np.int64)
-        place = np.searchsorted(self.start_ns, moments, side="right") - 1
-        return np.where(place >= 0, self.row[np.maximum(place, 0)], ABSENT)
 
 
 @dataclass(frozen=True)
@@ -42,7 +23,8 @@ class HostTree:
     """
 
     parent: np.ndarray
-    segments: dict[int, Segments]  # by thread, as numbered in the trace
+    segments: Segments
+    is_active: np.ndarray  # of each thread, whether it has an event that lasts
 
     def nearest(self, rows: np.ndarray, wanted: np.ndarray) -> np.ndarray:
         """Return, for each of `rows`, itself or its closest encloser that is `wanted` (a mask of all), or `ABSENT`."""
@@ -61,66 +43,74 @@ class HostTree:
 def host_tree(trace: Trace) -> HostTree:
     """Return the nesting of the host's events; those without a positive duration enclose nothing."""
     parent = np.full(len(trace.start_ns), ABSENT, dtype=np.int64)
-    segments: dict[int, Segments] = {}
-    rows = np.flatnonzero(trace.in_categories(HOST_CATEGORIES))
-    rows = rows[np.argsort(trace.thread[rows], kind="stable")]
-    for of_thread in np.split(rows, np.flatnonzero(np.diff(trace.thread[rows])) + 1):
-        if len(of_thread):
-            segments[int(trace.thread[of_thread[0]])] = _nest(trace, of_thread, parent)
-    return HostTree(parent, segments)
+    on_host = trace.in_categories(HOST_CATEGORIES)
+    lasts = trace.duration_ns > 0
+    rows = np.flatnonzero(on_host & lasts)
+    start_ns, end_ns, thread = trace.start_ns[rows], trace.start_ns[rows] + trace.duration_ns[rows], trace.thread[rows]
+    lanes = Lanes(len(trace.threads), np.concatenate([start_ns, end_ns]))
+    start, end = lanes.place(thread, start_ns), lanes.place(thread, end_ns)
+    order = np.lexsort((-end, start))
+    rows = np.append(rows[order], ABSENT)  # so that the place ABSENT, which is -1, is taken from here
+    outer, moments, innermost = _nest(start[order], end[order], thread[order])
+    parent[rows[:-1]] = rows[outer]
+    segments = Segments(lanes, moments, lanes.moments(moments), np.append(rows[innermost], ABSENT))
+    instant = np.flatnonzero(on_host & ~lasts)
+    if len(instant):
+        parent[instant] = segments.row_at(trace.thread[instant], trace.start_ns[instant])
+    is_active = np.zeros(len(trace.threads), dtype=bool)
+    is_active[thread] = True
+    return HostTree(parent, segments, is_active)
 
 
-def _nest(trace: Trace, rows: np.ndarray, parent: np.ndarray) -> Segments:
-    """Fill in `parent` for the rows of one thread and return its segments."""
-    lasting = rows[trace.duration_ns[rows] > 0]
-    lasting = lasting[np.lexsort((-trace.duration_ns[lasting], trace.start_ns[lasting]))]
-    start_ns = trace.start_ns[lasting]
-    end_ns = start_ns + trace.duration_ns[lasting]
-    outer = None if len(lasting) < FEW else _enclosing(start_ns, end_ns)
-    if outer is None:
-        outer, moments, innermost = _walk(start_ns.tolist(), end_ns.tolist())
-    else:
-        moments, innermost = _changes(start_ns, end_ns, outer)
-    lasting = np.append(lasting, ABSENT)  # so that the place ABSENT, which is -1, is taken from here
-    parent[lasting[:-1]] = lasting[outer]
-    segments = Segments(moments, lasting[innermost])
-    instant = rows[trace.duration_ns[rows] <= 0]
-    parent[instant] = segments.row_at(trace.start_ns[instant])
-    return segments
+def _nest(start: np.ndarray, end: np.ndarray, thread: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the place of the closest enclosing interval, the moments at which the innermost changes, and to which.
 
-
-def _enclosing(start_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray | None:
-    """Return the place of the closest enclosing interval, or None where intervals overlap without nesting.
-
-    Takes them by start and, from the same start, the longest first. The enclosing one is the last of those one level
-    further out that began before.
+    Takes the intervals by start and, from the same start, the longest first.
     """
-    count = len(start_ns)
+    outer, is_nested = _enclosing(start, end)
+    if is_nested.all():
+        return outer, *_changes(start, end, outer, np.arange(len(start)))
+    is_odd = np.isin(thread, thread[~is_nested])
+    good, odd = np.flatnonzero(~is_odd), np.flatnonzero(is_odd)
+    moments, innermost = _changes(start[good], end[good], outer[good], good)
+    walked, walked_moments, walked_innermost = _walk(start[odd].tolist(), end[odd].tolist())
+    odd = np.append(odd, ABSENT)
+    outer[odd[:-1]] = odd[walked]
+    moments = np.concatenate([moments, walked_moments])
+    order = np.argsort(moments, kind="stable")
+    return outer, moments[order], np.concatenate([innermost, odd[walked_innermost]])[order]
+
+
+def _enclosing(start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the place of the closest enclosing interval, and whether this is so: not where some overlap otherwise.
+
+    The enclosing one is the last of those one level further out that began before.
+    """
+    count = len(start)
     places = np.arange(count)
-    depth = places - np.searchsorted(np.sort(end_ns), start_ns, side="right")
+    depth = places - np.searchsorted(np.sort(end), start, side="right")
     keys = np.sort(depth * count + places)
     before = np.searchsorted(keys, (depth - 1) * count + places) - 1
-    outer = np.where(depth > 0, keys[np.maximum(before, 0)] % count, ABSENT)
-    inner = np.flatnonzero(depth > 0)
-    is_nested = (depth[outer[inner]] == depth[inner] - 1) & (end_ns[outer[inner]] >= end_ns[inner])
-    return outer if is_nested.all() else None
+    is_inner = depth > 0
+    outer = np.where(is_inner, keys[np.maximum(before, 0)] % max(count, 1), ABSENT)
+    return outer, ~is_inner | ((depth[outer] == depth - 1) & (end[outer] >= end))
 
 
-def _changes(start_ns: np.ndarray, end_ns: np.ndarray, outer: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _changes(
+    start: np.ndarray, end: np.ndarray, outer: np.ndarray, places: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the moments at which the innermost of properly nested intervals changes, and its place from then on."""
-    places = np.arange(len(start_ns))
     # At the same moment ends come before starts, and inner ends before outer ones; the last of them is what holds.
-    moments = np.concatenate([end_ns[::-1], start_ns])
-    innermost = np.concatenate([outer[::-1], places])
+    moments = np.concatenate([end[::-1], start])
     order = np.argsort(moments, kind="stable")
-    moments, innermost = moments[order], innermost[order]
+    moments = moments[order]
     holds = np.ones(len(moments), dtype=bool)
     holds[:-1] = moments[:-1] != moments[1:]
-    return moments[holds], innermost[holds]
+    return moments[holds], np.concatenate([outer[::-1], places])[order[holds]]
 
 
 def _walk(starts: list[int], ends: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return what `_enclosing` and `_changes` do, for intervals that may overlap without nesting."""
+    """Return what `_nest` does, for intervals that may overlap without nesting, in a tenth of its speed."""
     outer = [ABSENT] * len(starts)
     moments: list[int] = []
     innermost: list[int] = []

@@ -31,11 +31,14 @@ class KernelLaunch:
     skip: int  # launches of functions of this name before it: in that step, or without one in the trace
 
 
-def slowest_launch(trace: Trace, linked: Links | None = None, seen: Window | None = None) -> KernelLaunch | None:
+def slowest_launch(
+    trace: Trace, linked: Links | None = None, seen: Window | None = None, kinds: np.ndarray | None = None
+) -> KernelLaunch | None:
     """Return which launch to look into; None where no kernel computes for any time."""
     linked = linked or links(trace)
     seen = seen or window(trace, linked)
-    kernels = _computing(trace, linked)
+    kinds = kinds_of_work(trace) if kinds is None else kinds
+    kernels = np.flatnonzero(kinds[linked.rows] == KINDS.index("compute"))
     names, spent_ns = trace.name[linked.rows[kernels]], (linked.end_ns - linked.start_ns)[kernels]
     if not spent_ns.any():
         return None
@@ -75,10 +78,6 @@ def function_name(kernel: str) -> str:
     """Return the name of a kernel's function as Nsight Compute filters it by default; "" where it has none."""
     head = TEMPLATE_OR_PARAMETERS.split(UNNAMED.sub("", kernel), maxsplit=1)[0].split()
     return head[-1].rpartition("::")[2] if head else ""
-
-
-def _computing(trace: Trace, linked: Links) -> np.ndarray:
-    return np.flatnonzero(kinds_of_work(trace)[linked.rows] == KINDS.index("compute"))
 
 
 def _launched(trace: Trace, linked: Links, kernels: np.ndarray) -> np.ndarray:

@@ -9,8 +9,8 @@ import numpy as np
 from boundby.trace.flops import operator_flops
 from boundby.trace.links import Links, links
 from boundby.trace.nesting import HostTree, host_tree
-from boundby.trace.reader import PROFILER_STEP, Trace
-from boundby.trace.table import ABSENT, OPERATOR, PYTHON_FRAME
+from boundby.trace.reader import Trace
+from boundby.trace.table import ABSENT, PYTHON_FRAME
 
 OPERATOR_COLUMNS = (
     "name",
@@ -28,6 +28,7 @@ OPERATOR_COLUMNS = (
 )
 ADDED_UP = ("cpu_total_ms", "cpu_self_ms", "cpu_self_pct", "device_total_ms", "device_pct", "device_self_ms", "flops")
 MODULE = "nn.Module: "
+LARGEST_KEY = 2**63 - 1
 STACK_FRAMES = 5  # of the innermost ones, as in torch's own table
 Grouping = Literal["shapes", "stack", "module"]
 
@@ -157,26 +158,26 @@ class _Calls:
     """
 
     def __init__(self, trace: Trace, tree: HostTree, linked: Links) -> None:
-        is_op = is_operator(trace)
+        is_op = trace.is_operator
         every = np.arange(len(is_op))
-        self._operator = tree.nearest(every, is_op)  # the event itself, or the operator around it
+        operator = tree.nearest(every, is_op)  # the event itself, or the operator around it
         parent = tree.nearest(tree.parent, is_op)
         call = _outermost_dispatch(trace, is_op, parent)
         self.rows = np.flatnonzero(is_op & (call == every))
         self.self_ns = np.zeros(len(is_op), dtype=np.int64)
-        for segments in tree.segments.values():
-            inside = np.flatnonzero(segments.row[:-1] != ABSENT)
-            owner = self._operator[segments.row[inside]]
-            np.add.at(self.self_ns, owner[owner != ABSENT], np.diff(segments.start_ns)[inside][owner != ABSENT])
+        segments = tree.segments
+        inside = np.flatnonzero(segments.row != ABSENT)
+        owner = operator[segments.row[inside]]
+        inside, owner = inside[owner != ABSENT], owner[owner != ABSENT]
+        np.add.at(self.self_ns, owner, segments.start_ns[inside + 1] - segments.start_ns[inside])
         self.self_ns = _moved(self.self_ns, call)
         self.device_total_ns = self.device_self_ns = self.whole_device_ns = None
         if len(linked.rows):
-            self._add_device_time(trace, parent, call, linked)
+            self._add_device_time(launching_operators(trace, tree, linked), parent, call, linked)
 
-    def _add_device_time(self, trace: Trace, parent: np.ndarray, call: np.ndarray, linked: Links) -> None:
+    def _add_device_time(self, owner: np.ndarray, parent: np.ndarray, call: np.ndarray, linked: Links) -> None:
         duration_ns = linked.end_ns - linked.start_ns
         self.whole_device_ns = int(duration_ns.sum())
-        owner = launching_operators(trace, linked, self._operator)
         own_ns = np.zeros(len(parent), dtype=np.int64)
         np.add.at(own_ns, owner[owner != ABSENT], duration_ns[owner != ABSENT])
         self.device_self_ns = _moved(own_ns, call)
@@ -233,18 +234,18 @@ class _Groups:
         )
 
 
-def launching_operators(trace: Trace, linked: Links, operator: np.ndarray) -> np.ndarray:
+def launching_operators(trace: Trace, tree: HostTree, linked: Links) -> np.ndarray:
     """Return, for each piece of work of the device, the row of the innermost operator that launched it, or `ABSENT`.
 
-    `operator` is the row of the operator around each event. Where the trace lacks the launching call, the operator of
-    the same external id is taken; in older traces that id only repeats the correlation and says nothing.
+    Where the trace lacks the launching call, the operator of the same external id is taken; in older traces that id
+    only repeats the correlation and says nothing.
     """
-    owner = np.where(linked.launch == ABSENT, ABSENT, operator[linked.launch])
+    owner = tree.nearest(linked.launch, trace.is_operator)
     lacking = np.flatnonzero(linked.launch == ABSENT)
     external_id = trace.external_id[linked.rows[lacking]]
     lacking = lacking[(external_id != ABSENT) & (external_id != trace.correlation[linked.rows[lacking]])]
     if len(lacking):
-        ops = np.flatnonzero(is_operator(trace) & (trace.external_id != ABSENT))
+        ops = np.flatnonzero(trace.is_operator & (trace.external_id != ABSENT))
         of_id = dict(zip(trace.external_id[ops].tolist(), ops.tolist(), strict=True))
         owner[lacking] = [of_id.get(each, ABSENT) for each in trace.external_id[linked.rows[lacking]].tolist()]
     return owner
@@ -253,9 +254,14 @@ def launching_operators(trace: Trace, linked: Links, operator: np.ndarray) -> np
 def _combined(keys: Sequence[np.ndarray]) -> np.ndarray:
     """Return one integer per place that is equal where all keys are."""
     whole = keys[0].astype(np.int64)
+    size = int(whole.max(initial=0)) + 1
     for key in keys[1:]:
-        _, whole = np.unique(whole, return_inverse=True)  # small again, lest the product overflow
-        whole = whole * (int(key.max(initial=0)) + 2) + key + 1
+        values = int(key.max(initial=0)) + 2
+        if size * values > LARGEST_KEY:
+            different, whole = np.unique(whole, return_inverse=True)
+            size = len(different)
+        whole = whole * values + key + 1
+        size *= values
     return whole
 
 
@@ -292,11 +298,6 @@ def _percent(share: float | None) -> float | None:
 
 def _milliseconds(nanoseconds: int | None) -> float | None:
     return None if nanoseconds is None else nanoseconds / 1e6
-
-
-def is_operator(trace: Trace) -> np.ndarray:
-    """Return a mask of the events that are calls of operators."""
-    return trace.in_categories([OPERATOR]) & ~trace.named(PROFILER_STEP)
 
 
 def is_module(trace: Trace) -> np.ndarray:

@@ -3,13 +3,14 @@
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from boundby.trace.decoding import MAX_JSON_BYTES, Decoding
-from boundby.trace.table import RENAMED, Columns, MemoryTable
+from boundby.trace.decoding import MAX_JSON_BYTES, Decoding, NotATrace
+from boundby.trace.table import OPERATOR, RENAMED, Columns, MemoryTable
 
 PROFILER_STEP = re.compile(r"^ProfilerStep#[0-9]{1,18}\Z")
 
@@ -48,6 +49,16 @@ class Trace:
     device_names: tuple[str, ...]  # of the GPUs that the machine has
     faults: tuple[str, ...]  # what of the file could not be read, a sentence each; () where it is whole
 
+    @cached_property
+    def is_step_mark(self) -> np.ndarray:
+        """A mask of the events that are marks of steps, on the host or on a device."""
+        return self.named(PROFILER_STEP)
+
+    @cached_property
+    def is_operator(self) -> np.ndarray:
+        """A mask of the events that are calls of operators."""
+        return self.in_categories([OPERATOR]) & ~self.is_step_mark
+
     def in_categories(self, wanted: Iterable[str]) -> np.ndarray:
         """Return a mask of the events whose category is one of `wanted`."""
         wanted = set(wanted)
@@ -60,8 +71,11 @@ class Trace:
         """
         names = range(len(self.names)) if among is None else np.flatnonzero(np.bincount(self.name[among])).tolist()
         found = np.zeros(len(self.names), dtype=bool)
-        texts = [name.lower() for name in self.names] if lower else self.names
-        found[[number for number in names if pattern.search(texts[number])]] = True
+        if lower:
+            chosen = [number for number in names if pattern.search(self.names[number].lower())]
+        else:
+            chosen = [number for number in names if pattern.search(self.names[number])]
+        found[chosen] = True
         return found[self.name] if among is None else found[self.name] & among
 
 
@@ -69,7 +83,8 @@ def read_trace(path: str | Path, *, max_json_bytes: int = MAX_JSON_BYTES) -> Tra
     """Return the columns of the trace at `path`, plain JSON or gzip whatever its suffix.
 
     What a damaged file still holds is read, and `faults` says what is missing. Raises OSError when the file cannot be
-    read, and ValueError naming the file and the fault when it is no trace or holds more than `max_json_bytes` of JSON.
+    read, and ValueError naming the file and the fault when it is damaged or holds more than `max_json_bytes` of JSON;
+    the error is a `NotATrace` where the file is something else.
     """
     path = Path(path)
     columns, decoding = Columns(), Decoding(path, max_json_bytes)
@@ -77,7 +92,8 @@ def read_trace(path: str | Path, *, max_json_bytes: int = MAX_JSON_BYTES) -> Tra
         for events in decoding:
             columns.add(events)
     except ValueError as error:
-        raise ValueError(f"{path} is not a readable Chrome trace: {error}") from None
+        kind = NotATrace if isinstance(error, NotATrace) else ValueError
+        raise kind(f"{path} is not a readable Chrome trace: {error}") from None
     rows, memory = columns.events(), columns.memory()
     base_ns = int(rows["start_ns"].min()) if len(rows["start_ns"]) else 0
     rows["start_ns"] -= base_ns

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from boundby.trace.intervals import distinct
 from boundby.trace.links import Links
 from boundby.trace.nesting import HOST_CATEGORIES
-from boundby.trace.reader import PROFILER_STEP, Trace
+from boundby.trace.reader import Trace
 from boundby.trace.table import ABSENT
 
 
@@ -22,6 +23,7 @@ class Window:
     steps: tuple[int, ...]  # the numbers in the marks
     edges_ns: np.ndarray  # since the base of the trace; one more than steps
     end_ns: int
+    repeated: tuple[int, ...] = ()  # steps whose number is marked again after the first mark with it has ended
 
     @property
     def start_ns(self) -> int:
@@ -36,7 +38,7 @@ class Window:
 
 def window(trace: Trace, linked: Links) -> Window:
     """Return the window of the trace; one without events begins and ends at 0."""
-    marks = np.flatnonzero(trace.named(PROFILER_STEP) & ~trace.in_categories(["gpu_user_annotation"]))
+    marks = np.flatnonzero(trace.is_step_mark & ~trace.in_categories(["gpu_user_annotation"]))
     if not len(marks):
         rows = np.flatnonzero(trace.in_categories(HOST_CATEGORIES))
         starts = np.concatenate([trace.start_ns[rows], linked.start_ns])
@@ -45,12 +47,17 @@ def window(trace: Trace, linked: Links) -> Window:
             return Window((), np.zeros(1, dtype=np.int64), 0)
         return Window((), np.array([starts.min()]), int(ends.max()))
     marks = marks[np.argsort(trace.start_ns[marks], kind="stable")]
+    start_ns = trace.start_ns[marks]
+    end_ns = start_ns + np.maximum(trace.duration_ns[marks], 0)
     numbers = [int(trace.names[name].rpartition("#")[2]) for name in trace.name[marks].tolist()]
-    numbers, first = np.unique(numbers, return_index=True)  # a mark may stand in the trace once per thread
-    order = np.argsort(trace.start_ns[marks[first]], kind="stable")
-    starts = trace.start_ns[marks[first]][order]
-    end = int((trace.start_ns[marks] + np.maximum(trace.duration_ns[marks], 0)).max())
+    # A mark may stand in the trace once per thread.
+    numbers, first, place = np.unique(numbers, return_index=True, return_inverse=True)
+    is_again = (start_ns >= end_ns[first][place]) & (start_ns > start_ns[first][place])
+    repeated = numbers[distinct(np.sort(place[is_again]))]
+    order = np.argsort(start_ns[first], kind="stable")
+    end = int(end_ns.max())
     launched = linked.launch != ABSENT
     launched[launched] = trace.start_ns[linked.launch[launched]] < end
-    end_ns = max(end, int(linked.end_ns[launched].max(initial=end)))
-    return Window(tuple(numbers[order].tolist()), np.append(starts, end), end_ns)
+    last = max(end, int(linked.end_ns[launched].max(initial=end)))
+    edges_ns = np.append(start_ns[first][order], end)
+    return Window(tuple(numbers[order].tolist()), edges_ns, last, tuple(repeated.tolist()))

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from boundby import remedies
 from boundby.training.batches import BatchEffect
 from boundby.training.causes import UNEXPLAINED
 from boundby.training.shares import Share
@@ -10,13 +11,6 @@ from boundby.training.steps import IN_NO_STAGE
 from boundby.training.verdict import Straggler
 from boundby.verdict import LEAST_GAIN, Bound, Gain, Verdict
 
-FIXES: dict[Bound, str] = {
-    "input": "prepare the input ahead (DataLoader workers, prefetching)",
-    "transfer": "copy the next batch while this one computes (pinned memory, non_blocking)",
-    "optimizer": "make the update cheaper (fused or foreach optimizer) or rarer (accumulate gradients)",
-    "communication": "hide communication behind computation",
-    "under_utilised": "do callbacks, logging and checkpoints less often, or beside the loop",
-}
 INSIDE: tuple[Bound, ...] = ("compute", "memory", "launch", "communication")  # what only a trace sees of the work
 GROWING: tuple[Bound, ...] = ("input", "transfer")  # with the batch, beside the work itself
 LARGEST = 1000.0  # a share that close to one is no claim about what would be left
@@ -42,12 +36,12 @@ def gains_of(
 
 def _of_stages(stages: Sequence[Share]) -> Iterator[Gain]:
     """Yield what it would gain if all of one kind vanished; a copy is hidden behind the rest, if that is longer."""
-    for bound, fix in FIXES.items():
+    for bound, remedy in remedies.OF_STAGES.items():
         parts = [each for each in stages if each.bound == bound and each.share > 0]
         share = min(1.0, sum(each.share for each in parts))
         left = max(1 - share, share) if bound == "transfer" else 1 - share
-        if parts:
-            yield Gain(fix, _factor(left), _basis(parts, share), relieves=(bound,))
+        if remedy.fix and parts:
+            yield Gain(remedy.fix, _factor(left), _basis(parts, share), relieves=(bound,))
     for each in stages:
         if each.bound == UNEXPLAINED and each.share > 0:
             fix = "take out what the loop does in no stage" if each.name == IN_NO_STAGE else f"shorten {each.name}"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from boundby.trace import analyze, read_trace, source
+from boundby.trace import NotATrace, analyze, read_trace, source
 from tests.trace_truth.attempts import survives
 from tests.traces import call, event, step, work
 
@@ -70,6 +70,27 @@ def test_names_the_file_that_is_no_trace_or_finds_nothing_in_it(tmp_path: Path, 
     else:
         assert len(trace.name) == 0
         assert not analyze(trace).is_conclusive
+
+
+@pytest.mark.parametrize(
+    ("content", "is_other"),
+    [
+        (b"", True),
+        (b"not a trace", True),
+        (b'{"events": []}', True),
+        (gzip.compress(b"{}", mtime=0), True),
+        (gzip.compress(VALID, mtime=0)[:12], False),
+        (gzip.compress(VALID, mtime=0)[:12] + b"\xff" * 40, False),
+    ],
+)
+def test_a_file_that_is_something_else_is_told_from_a_damaged_one(
+    tmp_path: Path, content: bytes, is_other: bool
+) -> None:
+    path = tmp_path / "broken.json"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="broken.json is not a readable Chrome trace") as raised:
+        read_trace(path)
+    assert isinstance(raised.value, NotATrace) == is_other
 
 
 def test_what_cannot_be_opened_is_an_os_error(tmp_path: Path) -> None:

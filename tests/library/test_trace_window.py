@@ -85,6 +85,26 @@ def test_missing_steps_are_told(
     assert kinds_of(tmp_path, *marks, event("aten::mm", 0, 9), *launched, expected_steps=expected) == kinds
 
 
+@pytest.mark.parametrize(
+    ("marks", "said"),
+    [
+        ([step(1, 0, 10), step(1, 0, 12, tid=2), step(2, 12, 5), step(2, 14, 5, tid=2)], ()),  # once per thread
+        (
+            [step(1, 0, 10), step(2, 10, 5), step(2, 15, 5)],
+            ("1 step number(s) stand at two different times, such as 2",),
+        ),
+        (
+            [step(1, 0, 10), step(2, 10, 10), step(1, 500, 10, tid=3), step(2, 510, 10), step(3, 520, 1)],
+            ("2 step number(s) stand at two different times, such as 1",),
+        ),
+    ],
+)
+def test_a_step_number_that_comes_again_later_is_told(tmp_path: Path, marks: list[dict], said: tuple[str]) -> None:
+    found = analysis_of(tmp_path, *marks, event("aten::mm", 1, 5)).findings
+    assert tuple(each.text.partition(":")[0] for each in found) == said
+    assert all(each.is_fatal and each.kind == "steps" for each in found)
+
+
 def test_step_quartiles_interpolate_between_the_steps(tmp_path: Path) -> None:
     marks = [step(1, 0, 10), step(2, 10, 20), step(3, 30, 40)]
     (device,) = analysis_of(tmp_path, *marks, call(1, 1, 70), work(5, 10, 70)).devices

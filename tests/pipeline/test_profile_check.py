@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from boundby import files
+from boundby import files, remedies
 from boundby.trace import OPERATOR_COLUMNS, analyze, op_stats, operator_rows, read_trace
-from boundby.trace.gaps import CAUSES
+from boundby.trace.pieces import CAUSES
 from tests.traces import call, event, step, work, write
 from utils import dry_run, receipts
 from utils.artifacts import Layout
-from utils.profile_check import advice, recommendations, trace
+from utils.profile_check import recommendations, trace
 from utils.trace_analysis import document, traces
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -567,7 +567,7 @@ def test_the_cause_of_most_idle_time_comes_first_with_its_gain_and_its_advice(tm
     assert [each.time_ms for each in found] == sorted((each.time_ms for each in found), reverse=True)
     assert first.at_most == pytest.approx(3.0 / (3.0 - first.time_ms))
     assert next(iter(first.host_in_ms)) == "aten::item"
-    assert first.advice == advice.on("synchronisation")
+    assert first.advice == remedies.OF_CAUSES["synchronisation"].steps
     assert all(each.share_of_window_pct >= 1 for each in found)
 
 
@@ -594,8 +594,11 @@ def test_nothing_is_recommended_from_a_broken_trace(results, capsys):
 
 
 def test_every_cause_has_its_advice():
-    assert set(advice.HELPS) == {*CAUSES, "communication", "memcpy"}
-    assert set(advice.HELPS_ON_HOST) < set(advice.HELPS)
-    assert advice.on("launch") != advice.on("launch", on_host=True)
-    assert advice.on("input", on_host=True) == advice.HELPS["input"]
-    assert advice.on("compute") == ()
+    assert set(remedies.OF_CAUSES) == {*CAUSES, "communication", "memcpy"}
+    assert set(remedies.OF_CAUSES_ON_HOST) < set(remedies.OF_CAUSES)
+    assert all(each.steps for each in (*remedies.OF_CAUSES.values(), *remedies.OF_CAUSES_ON_HOST.values()))
+    assert remedies.of_cause("launch") != remedies.of_cause("launch", on_host=True)
+    assert remedies.of_cause("input", on_host=True) == remedies.OF_CAUSES["input"]
+    assert remedies.of_cause("compute") is None
+    unknown = [cause for cause, each in remedies.OF_CAUSES.items() if each.fix is None or each.relieves is None]
+    assert unknown == ["untraced"]

@@ -329,6 +329,15 @@ def test_a_sound_trace_ends_with_0_and_a_fatal_finding_with_1(run: Command, tmp_
     assert shown.startswith("INCONCLUSIVE: nothing can be concluded from this trace: steps: 3 of 5 steps are in the")
 
 
+def test_the_trace_itself_is_left_as_it_is(run: Command, tmp_path: Path) -> None:
+    path = training(tmp_path / "trace.json")
+    before = path.read_bytes(), path.stat().st_mtime_ns
+    for options in ((), ("--json",), ("--diff", path), ("--group-by", "stack", "--flame-graph", tmp_path / "a.html")):
+        run(path, *options)
+    assert (path.read_bytes(), path.stat().st_mtime_ns) == before
+    assert [each.name for each in tmp_path.iterdir() if each.suffix == ".json"] == ["trace.json"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from boundby import remedies
 from boundby.trace import Analysis
-from boundby.trace.judgement import FIXES, judge_trace
-from utils.profile_check import advice
+from boundby.trace.judgement import judge_trace
 from utils.report.blocks import Block, BulletList, Heading, OrderedList, Paragraph
 from utils.report.typesetting import clean, number, times
 from utils.trace_analysis import document, text, words
@@ -45,12 +45,12 @@ def recommendations(analysis: Analysis) -> list[Recommendation]:
             else f"{words.plain(cause)} that nothing hides",
             time_ms=spent / 1e6,
             share_of_window_pct=100 * spent / window,
-            at_most=window / (window - spent) if cause in FIXES and spent < window else None,
+            at_most=window / (window - spent) if remedy.fix and spent < window else None,
             host_in_ms={name: ns / 1e6 for name, ns in device.cause_details.get(cause, ())[:MOST_NAMES]},
-            advice=advice.on(cause, on_host),
+            advice=remedy.steps,
         )
         for cause, spent in sorted(lost.items(), key=lambda item: -item[1])
-        if spent >= LEAST_SHARE * window and advice.on(cause, on_host)
+        if spent >= LEAST_SHARE * window and (remedy := remedies.of_cause(cause, on_host))
     ]
 
 

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from boundby import remedies
 from boundby.training import StageTimes
 from boundby.training.judgement import judge_training
 from boundby.training.verdict import TrainingVerdict
 from boundby.verdict import Bound, Verdict
-from utils.profile_check import advice
 from utils.report.blocks import Block, BulletList, DefinitionList, Heading, OrderedList, Paragraph
 from utils.training import report
 
@@ -33,12 +33,12 @@ def recommendations(verdict: TrainingVerdict) -> list[Recommendation]:
             bound=cause.bound,
             stages=tuple(each.name for each in verdict.stages if each.bound == cause.bound),
             share=cause.share,
-            advice=advice.on_stages(cause.bound),
+            advice=remedies.OF_STAGES[cause.bound].steps,
         )
         for cause in verdict.causes
-        if cause.share >= LEAST_SHARE
+        if cause.share >= LEAST_SHARE and cause.bound in remedies.OF_STAGES
     ]
-    return sorted((each for each in found if each.advice), key=lambda each: -each.share)
+    return sorted(found, key=lambda each: -each.share)
 
 
 def as_values(times: Sequence[StageTimes], trace: Verdict | None) -> dict[str, Any]:

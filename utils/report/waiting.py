@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from boundby.trace.judgement import FIXES, HOST_FIXES
+from boundby import remedies
 from boundby.verdict import ARITHMETIC
 from utils.report import trace_memory
 from utils.report.blocks import Block, BulletList, DefinitionList, Heading, Paragraph, Table
@@ -157,7 +157,8 @@ def _causes(trace: Row) -> list[Block]:
 
 def _fixes(on_host: bool) -> dict[str, str]:
     """Return what to do about each cause that something can be done about."""
-    return {name: fix for name, (fix, _) in FIXES.items()} | (HOST_FIXES if on_host else {})
+    found = remedies.OF_CAUSES | (remedies.OF_CAUSES_ON_HOST if on_host else {})
+    return {name: each.fix for name, each in found.items() if each.fix}
 
 
 def _note(cause: str, on_host: bool, fix: str | None) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from boundby import files
-from boundby.trace import Analysis, OpStat, Trace, analyze, folded_stacks, op_stats, read_trace
+from boundby.trace import Analysis, NotATrace, OpStat, Trace, analyze, folded_stacks, op_stats, read_trace
 from boundby.trace.judgement import judge_trace
 from boundby.trace.operator_table import by_name
 from boundby.verdict import Verdict
@@ -17,7 +17,6 @@ from utils.report.typesetting import clean, listed
 PATTERNS = ("*.json", "*.json.gz")
 RANK = re.compile(r"rank[_-]?(\d+)", re.IGNORECASE)
 NUMBER = re.compile(r"_(\d+)(?=\.|$)")  # it may also be a process: believed only where it fits the number of traces
-NO_TRACE = "holds no list of traceEvents"  # what the reader says of a file that is something else
 
 
 @dataclass(frozen=True)
@@ -109,10 +108,10 @@ def examine(paths: Sequence[Path], *, group_by: str = "name", expected_steps: in
         try:
             trace = read_trace(path)
             if not (is_named or len(trace.start_ns)):
-                raise ValueError(f"{path} {NO_TRACE}: none of its entries is an event")
+                raise NotATrace(f"{path} is no trace: none of its entries is an event")
         except (OSError, ValueError) as error:
-            is_other = not is_named and NO_TRACE in str(error)
-            left_out.append(LeftOut(str(path), _reason(error), is_fault=not is_other))
+            is_fault = is_named or not isinstance(error, NotATrace)
+            left_out.append(LeftOut(str(path), _reason(error), is_fault))
             continue
         analysis = analyze(trace, expected_steps=expected_steps)
         operators = _grouped(trace, analysis, group_by)
