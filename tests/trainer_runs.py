@@ -1,6 +1,7 @@
 """Tiny trainings of the Hugging Face Trainer, whose parts take known times on a clock that stands still otherwise."""
 
 import contextlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from boundby.integrations.transformers import ProfCallback
 from boundby.training import StageTimer
 
 SAMPLES, BATCH = 48, 2
+EVALUATING = {"eval_strategy": "steps", "eval_steps": 4, "save_strategy": "steps", "save_steps": 5}
 LOAD, TRANSFER, FORWARD, BACKWARD, CLIP, OPTIMIZER, CALLBACK, EVALUATE = (2**power for power in range(8, 16))  # ns
 
 
@@ -191,3 +193,18 @@ def on_watch(watch: Watch) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch, slow_copies(watch):
         patch.setitem(StageTimer.__init__.__kwdefaults__, "clock", watch)
         yield
+
+
+def names_in(folder: Path) -> list[str]:
+    """Return the names of the files and folders in a folder."""
+    return sorted(path.name for path in folder.iterdir())
+
+
+def manifest_in(folder: Path) -> dict[str, Any]:
+    """Return the manifest of a run."""
+    return json.loads((folder / "manifest.json").read_text())
+
+
+def given_up_in(folder: Path) -> dict[str, str]:
+    """Return what a run gave up, and why."""
+    return {each["what"]: each["reason"] for each in manifest_in(folder)["downgrades"]}

@@ -61,6 +61,7 @@ def record(run: Run, loaded: LoadedModel, rows: Rows, max_length: int) -> dict[s
         stacks_path=layout.stacks if settings.stacks else None,
         snapshot_path=layout.memory_snapshot if settings.memory else None,
         max_trace_bytes=settings.max_mb * 1_000_000,
+        nvtx=settings.nvtx,
     )
     taken = capture(
         step,

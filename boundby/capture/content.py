@@ -1,5 +1,6 @@
 """What a recording holds, and what it gives up when it would be too large."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,10 +16,14 @@ class Content:
     memory: bool
     stacks: bool = False
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Return the content as arguments of torch's profiler."""
-        return {"record_shapes": self.shapes, "profile_memory": self.memory, "with_stack": self.stacks}
+    def settings(self, activities: Sequence[Any]) -> dict[str, Any]:
+        """Return the content as arguments of torch's profiler, with what it records of them."""
+        return {
+            "activities": activities,
+            "record_shapes": self.shapes,
+            "profile_memory": self.memory,
+            "with_stack": self.stacks,
+        }
 
     def within(self, step_bytes: float, limit: int) -> tuple["Content", Remark | None]:
         """Return as many steps as fit when each makes `step_bytes` of JSON, and a remark where they are fewer."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 import torch.profiler
 
+from boundby.capture.booking import booked
 from boundby.capture.content import Content
 from boundby.capture.export import Exported, export
 from boundby.capture.manifest import CaptureOptions, Cycle, Record, summary
@@ -15,10 +16,10 @@ from boundby.capture.naming import Naming
 from boundby.capture.nsight import NsightRange
 from boundby.capture.schedule import NEVER, Schedule, Span
 from boundby.capture.session import Session, activities_on
-from boundby.capture.shortfalls import note_missing_events, note_missing_steps
 from boundby.capture.snapshot import MemorySnapshot, memory_module
 from boundby.capture.window import Instrument, Window
 from boundby.device import synchronizer
+from boundby.trace.excluded import EXCLUDED
 
 MOST_RETRIES = 2  # further cycles in place of those that gave no trace
 
@@ -61,6 +62,7 @@ class Cycles:
         self._window: Window | None = None
         self._running = self._content  # in the window
         self._opened_s = 0.0
+        self._exclusion: torch.profiler.record_function | None = None  # the mark of what is part of no step
         self._session: Session | None = None
         self._snapshot: MemorySnapshot | None = None
         self._exported: Exported | None = None
@@ -88,10 +90,26 @@ class Cycles:
         self._window = Window(span, self._instruments(span, is_last), synchronizer(self._target.device))
         self._window.start()
 
+    def exclude(self, name: str) -> None:
+        """Mark in the trace, until `include`, that what comes is part of no step; the device has none of one left."""
+        if self._window is None or self._exclusion is not None:
+            return
+        synchronizer(self._target.device)()
+        self._exclusion = torch.profiler.record_function(EXCLUDED + name)
+        self._exclusion.__enter__()
+
+    def include(self) -> None:
+        """End the mark."""
+        mark, self._exclusion = self._exclusion, None
+        if mark is not None:
+            synchronizer(self._target.device)()
+            mark.__exit__(None, None, None)
+
     def step(self) -> None:
         """Take note that a step has ended."""
         if self._window is None:
             return
+        self.include()
         self._window.step()
         if self._window.is_over:
             self._close(self._window)
@@ -99,6 +117,7 @@ class Cycles:
     def cut_short(self, number: int) -> None:
         """Close the window that is open, and note what is missing: the loop has ended before step `number`."""
         if self._window is not None:
+            self.include()
             self._window.stop()
             self._close(self._window)
             if self.done[-1].trace_path:
@@ -115,12 +134,13 @@ class Cycles:
         """Close the window that is open and keep nothing of it."""
         window, self._window = self._window, None
         if window:
+            self.include()
             window.stop(export=False)
 
     def _instruments(self, span: Span, is_last: bool) -> list[Instrument]:
         if self._for_nsight:
             return [NsightRange(self._log, span)]
-        settings = {"activities": self.activities, **self._running.settings}
+        settings = self._running.settings(self.activities)
         self._session = Session("trace", self._log, span, self._keep, settings)
         instruments: list[Instrument] = [self._session]
         memory, path = memory_module(self._target.device), self._target.options.snapshot_path
@@ -164,21 +184,16 @@ class Cycles:
 
     def _booked(self, window: Window) -> Cycle:
         """Return what the window gave; steps that the loop did not end are not counted."""
-        kept = self._exported if self._exported and self._exported.trace else None
-        found = min(kept.steps, window.recorded) if kept else 0
-        if kept:
-            note_missing_steps(self._log, found, self._running.steps)
-            note_missing_events(self._log, kept, self.activities)
-        path = self._trace_path()
-        return Cycle(
+        return booked(
+            self._log,
+            self._exported,
+            self._running,
+            self.activities,
+            self._trace_path(),
             number=len(self.done) + 1,
             first_step=window.span.first + window.span.warmup,
             steps_expected=self._schedule.active,
-            steps_recorded=found,
-            stacks=self._running.stacks,
-            trace_path=path if kept else None,
-            trace_bytes=path.stat().st_size if kept else None,
-            json_bytes=self._exported.json_bytes if self._exported else None,
+            whole_steps=window.recorded,
         )
 
     def _adapt(self, cycle: Cycle, first: int) -> None:
@@ -191,6 +206,8 @@ class Cycles:
         if cycle.json_bytes is not None:
             upcoming, remark = self._running.less(cycle.json_bytes, self._target.options.max_trace_bytes)
             self._log.downgrades.append(remark)
+        elif self._session and self._session.has_given_way:
+            upcoming = self._running
         elif self._session and self._session.has_failed and cycle.stacks:
             upcoming = replace(self._running, stacks=False)
             self._log.downgrade("stacks", "left out from then on: the profiler failed with them")

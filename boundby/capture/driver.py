@@ -8,13 +8,14 @@ from pathlib import Path
 import torch
 import torch.profiler
 
+from boundby.capture.booking import booked
 from boundby.capture.content import Content
-from boundby.capture.export import Exported, export, exported_bytes
+from boundby.capture.export import Exported, check_suffix, export, exported_bytes
 from boundby.capture.manifest import CaptureManifest, CaptureOptions, Cycle, Record
 from boundby.capture.nsight import NsightRange, StepRanges, nsight_variable, reason_under_nsight
 from boundby.capture.schedule import Span
 from boundby.capture.session import Session, activities_on
-from boundby.capture.shortfalls import note_missing_events, note_missing_steps, note_unavailable, note_warmup
+from boundby.capture.shortfalls import note_unavailable, note_warmup
 from boundby.capture.snapshot import MemorySnapshot, memory_module
 from boundby.capture.window import Instrument, Window
 from boundby.device import synchronizer
@@ -37,8 +38,7 @@ def capture(
     all fit into `max_trace_bytes`. Stacks, a memory snapshot, and a second try after a trace above the limit run
     further steps. An exception of `step` passes through, with the profiler stopped and no file written.
     """
-    if not trace_path.name.endswith((".json", ".json.gz")):
-        raise ValueError(f"trace_path is {trace_path}; it must end with .json or .json.gz")
+    check_suffix(trace_path)
     if steps < 1 or warmup < 0:
         raise ValueError(f"steps is {steps} and warmup is {warmup}; at least 1 and 0 are needed")
     started = time.perf_counter()
@@ -137,12 +137,22 @@ class _Job:
         upcoming: Content | None = content
         while upcoming:
             content = upcoming
+            first = self._number + self._warmup
             exported = self._try_trace(path, content)
             if exported is None:
                 return
             if exported.trace:
-                note_missing_steps(self.log, exported.steps, content.steps)
-                note_missing_events(self.log, exported, self.activities)
+                self.cycle = booked(
+                    self.log,
+                    exported,
+                    content,
+                    self.activities,
+                    path,
+                    number=1,
+                    first_step=first,
+                    steps_expected=content.steps,
+                    whole_steps=content.steps,
+                )
                 return
             upcoming, remark = content.less(exported.json_bytes, limit)
             self.log.downgrades.append(remark)
@@ -150,22 +160,10 @@ class _Job:
     def _try_trace(self, path: Path, content: Content) -> Exported | None:
         """Return what the recording gave, None where the profiler failed; keep it if it fits."""
         exported = None
-        first = self._number + self._warmup
 
         def keep(profile: torch.profiler.profile) -> None:
             nonlocal exported
             exported = export(profile, path, self._options.max_trace_bytes)
-            if exported.trace:
-                self.cycle = Cycle(
-                    number=1,
-                    first_step=first,
-                    steps_expected=content.steps,
-                    steps_recorded=exported.steps,
-                    stacks=False,
-                    trace_path=path,
-                    trace_bytes=path.stat().st_size,
-                    json_bytes=exported.json_bytes,
-                )
 
         self._profile("trace", self._warmup, content, keep)
         return exported
@@ -185,8 +183,7 @@ class _Job:
 
     def _profile(self, what: str, warmup: int, content: Content, use: Callable[[torch.profiler.profile], None]) -> None:
         span = Span(self._number, warmup, content.steps)
-        settings = {"activities": self.activities, **content.settings}
-        self._run(span, [Session(what, self.log, span, use, settings)])
+        self._run(span, [Session(what, self.log, span, use, content.settings(self.activities))])
 
     def _run(self, span: Span, instruments: Sequence[Instrument]) -> None:
         window = Window(span, instruments, self._synchronize)

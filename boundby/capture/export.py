@@ -21,6 +21,12 @@ from boundby.trace.table import DEVICE_CATEGORIES
 GZIP_LEVEL = 1  # torch's own .gz export uses 9: 18 times as long for a file a third smaller (a trace of 26 MB)
 
 
+def check_suffix(trace_path: Path) -> None:
+    """Raise ValueError where the name of a trace says neither plain nor packed JSON."""
+    if not trace_path.name.endswith((".json", ".json.gz")):
+        raise ValueError(f"trace_path is {trace_path}; it must end with .json or .json.gz")
+
+
 @dataclass(frozen=True)
 class Exported:
     """What one recording gave."""

@@ -7,6 +7,7 @@ from types import TracebackType
 import torch
 
 from boundby.capture.cycles import Cycles, Target
+from boundby.capture.export import check_suffix
 from boundby.capture.manifest import CaptureManifest, CaptureOptions, Cycle, Record, summary
 from boundby.capture.naming import Naming, naming_of_process
 from boundby.capture.nsight import StepRanges, nsight_variable, reason_under_nsight
@@ -36,8 +37,7 @@ class Recorder:
         naming: Naming | None = None,
         on_cycle: Callable[[Cycle], object] | None = None,
     ) -> None:
-        if not trace_path.name.endswith((".json", ".json.gz")):
-            raise ValueError(f"trace_path is {trace_path}; it must end with .json or .json.gz")
+        check_suffix(trace_path)
         self._schedule = schedule
         self._trace_path = trace_path
         self._device = device
@@ -74,6 +74,20 @@ class Recorder:
         self._number += 1
         if self._number >= self._wake_at:  # at rest, this line is all that the loop pays
             self._guarded(self._advance)
+
+    def exclude(self, name: str) -> None:
+        """Begin, in the thread of the loop, something that is part of no step, such as an evaluation.
+
+        It stands in the trace as a range, and the analysis cuts it out. The step that ends next ends it too.
+        """
+        cycles = self._cycles
+        if cycles:
+            self._guarded(lambda: cycles.exclude(name))
+
+    def include(self) -> None:
+        """End it."""
+        if self._cycles:
+            self._guarded(self._cycles.include)
 
     def stop(self) -> CaptureManifest:
         """End; a recording that is under way is kept as far as it got. Return what was obtained."""

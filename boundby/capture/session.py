@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.profiler
 
+from boundby.capture.exclusion import AT_WORK, BEGUN, Watch, is_another_at_work
 from boundby.capture.manifest import Record, summary
 from boundby.capture.schedule import Span
 
@@ -18,8 +19,9 @@ class Session:
     """A torch profiler over one span of steps: `start`, `step` after every step of the program, `stop`.
 
     `use` receives the stopped profiler once there is something to export. The first failure is noted as a downgrade of
-    `what` and ends the recording; later calls do nothing. Call `step` from one thread and one depth of calls: torch's
-    recorder of stacks asserts on it.
+    `what` and ends the recording; later calls do nothing. So does another profiler of the program, at work before or
+    begun meanwhile, which is left alone. Call `step` from one thread and one depth of calls: torch's recorder of stacks
+    asserts on it.
     """
 
     def __init__(
@@ -38,18 +40,27 @@ class Session:
         self._profile: torch.profiler.profile | None = None
         self._at = 0
         self._is_ready = False
+        self._watch = Watch(self._give_way)
         self.has_failed = False
+        self.has_given_way = False
 
     def start(self) -> None:
         """Make the profiler and begin the span."""
+        if is_another_at_work():
+            self.has_given_way = True
+            self._record.downgrade(self._what, AT_WORK)
+            return
         with _quiet_kineto(), _noted_warnings(self._record):
             self._attempt(self._create)
             if self._profile is not None:
+                self._watch.on()
                 self._attempt(self._profile.start)
 
     def step(self) -> None:
         """Tell the profiler that a step of the program has ended; after the last one of the span, stop."""
         self._at += 1
+        if self._profile is not None:
+            self._watch.answer()
         if self._profile is None:
             return
         # Catching warnings is slow and holds for all threads: only where torch starts or stops to record.
@@ -65,6 +76,7 @@ class Session:
             return
         with _noted_warnings(self._record):
             self._attempt(self._profile.stop)
+        self._watch.off()
         if self._profile is not None and export and self._is_ready:
             profile = self._profile
             self._attempt(lambda: self._use(profile))
@@ -72,8 +84,6 @@ class Session:
         gc.collect()  # the profiler object is a circle of references that holds every event
 
     def _create(self) -> None:
-        if torch.autograd._profiler_enabled():  # a second one would throw away what the first has recorded
-            raise RuntimeError("another torch profiler is at work in this process")
         profile = torch.profiler.profile(
             schedule=self._span.action, on_trace_ready=self._note_ready, **with_configuration(self._settings)
         )
@@ -83,16 +93,26 @@ class Session:
     def _note_ready(self, _: torch.profiler.profile) -> None:
         self._is_ready = True
 
+    def _give_way(self) -> None:
+        """End at once and keep nothing: another profiler is about to begin."""
+        self.has_given_way = True
+        self._record.downgrade(self._what, BEGUN)
+        self._abandon()
+
     def _attempt(self, action: Callable[[], None]) -> None:
         try:
-            action()
+            self._watch.own(action)
         except Exception as error:
             self._record.downgrade(self._what, summary(error))
             self.has_failed = True
-            profile, self._profile = self._profile, None
-            if profile is not None:
-                with contextlib.suppress(Exception):  # it may be running still, or stopped half-way
-                    profile.stop()
+            self._abandon()
+
+    def _abandon(self) -> None:
+        profile, self._profile = self._profile, None
+        if profile is not None:
+            with contextlib.suppress(Exception):  # it may be running still, or stopped half-way
+                self._watch.own(profile.stop)
+        self._watch.off()
 
 
 def with_configuration(settings: dict[str, Any]) -> dict[str, Any]:

@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 PACKAGES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}
 INSTALL = "neither lightning nor pytorch_lightning is installed: pip install 'lightning>=2.6.6'"
 CHROME_TRACE = "chrome_trace.json"
-OTHER_PROFILER = (
-    "the Trainer's own PyTorchProfiler records; two at once would end the process, so stages are timed alone"
-)
 LONGEST_NAME = 100  # characters of a folder
 
 if not any(importlib.util.find_spec(package) for package in PACKAGES):
@@ -115,16 +112,13 @@ class ProfilerCallback:
         self._files = RunFiles((self.output_dir / folder_name(pl_module)).absolute(), rank, world_size)
         self._has_trace = False
         self._run_folder = (self.run_folder or self._files.folder).absolute()
-        is_free = not _has_torch_profiler(trainer)
         self.manager = ProfilerManager(
             self._run_folder,
             device=trainer.strategy.root_device,
             schedule=self.schedule,
-            options=ManagerOptions(TimerOptions(rank=rank, world_size=world_size), trace=is_free),
+            options=ManagerOptions(TimerOptions(rank=rank, world_size=world_size)),
             say=self._say,
         )
-        if not is_free:
-            self.manager.timer.remarks.add("trace", OTHER_PROFILER)
         self.manager.register("trace_ready", self._publish)
         stages = FitStages(self.manager, trainer)
         self.manager.start(_steps_to_come(trainer, stages.steps_done), stages.steps_done)
@@ -202,8 +196,3 @@ def _with_bases(plain: type, packages: tuple[str, ...]) -> type:
 
 def _remade(plain: type) -> Any:
     return plain.__new__(plain)
-
-
-def _has_torch_profiler(trainer: Any) -> bool:
-    """Tell whether the Trainer runs torch.profiler itself."""
-    return any(each.__name__ == "PyTorchProfiler" for each in type(getattr(trainer, "profiler", None)).__mro__)

@@ -1,9 +1,9 @@
 """The stages of a Lightning fit: marks before and behind the parts that its loops call."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
+from boundby.patches import Patches, Wrapper
 from boundby.training import ProfilerManager
 from boundby.training.records import Kind
 from boundby.training.stages import (
@@ -23,7 +23,6 @@ from boundby.training.stages import (
 
 COMMUNICATION = "communication"  # of the processes before each batch: has one of them been told to end?
 Method = Callable[..., Any]
-Around = Callable[[Method], Method]
 
 
 class FitStages:
@@ -39,7 +38,8 @@ class FitStages:
         self._begin, self._end = manager.timer.begin, manager.timer.end
         self._trainer = trainer
         self._counts_steps = bool(trainer.lightning_module.automatic_optimization)
-        self._undo: list[Callable[[], None]] = []
+        self._patches = Patches()
+        self._hooks: list[Any] = []  # of the optimizers
         self._steps = self.steps_done
         self._is_due = False  # the step has ended but for its callbacks
         self._in_batch = self._in_callbacks = self._in_optimizer = False
@@ -76,13 +76,14 @@ class FitStages:
         for optimizer in trainer.optimizers:
             self._mark(ZERO_GRAD, lambda it=optimizer: it, "zero_grad", self._staged(ZERO_GRAD))
             if hasattr(optimizer, "register_step_post_hook"):
-                self._undo.append(optimizer.register_step_post_hook(lambda *_: self.end_optimizer()).remove)
+                self._hooks.append(optimizer.register_step_post_hook(lambda *_: self.end_optimizer()))
         self._begin_callbacks()
 
     def detach(self, error: BaseException | None = None) -> None:
         """Take every mark away; `error` is what ended the fit. A step that lacks its callbacks alone has ended."""
-        while self._undo:
-            self._undo.pop()()
+        self._patches.undo()
+        while self._hooks:
+            self._hooks.pop().remove()
         self._end_step(raised=error is not None)
 
     def begin_optimizer(self) -> None:
@@ -97,93 +98,69 @@ class FitStages:
             self._in_optimizer = False
             self._end(OPTIMIZER, raised=raised)
 
-    def _mark(self, stage: str, owner: Callable[[], Any], name: str, around: Around) -> None:
+    def _mark(self, stage: str, owner: Callable[[], Any], name: str, wrapper: Wrapper) -> None:
         try:
-            self._undo.append(stand_in(owner(), name, around))
+            if not self._patches.put(owner(), name, wrapper):
+                self._manager.timer.remarks.add(f"stage {stage}", f"this Lightning has no {name!r} there")
         except Exception as error:
             self._manager.timer.remarks.add(f"stage {stage}", error)
 
-    def _staged(self, name: str, kind: Kind = "stage") -> Around:
+    def _staged(self, name: str, kind: Kind = "stage") -> Wrapper:
         """Return what makes a stage of a method."""
         begin, end = self._begin, self._end
 
-        def around(method: Method) -> Method:
-            def staged(*args: Any, **kwargs: Any) -> Any:
-                begin(name, kind)
-                try:
-                    result = method(*args, **kwargs)
-                except BaseException:
-                    end(name, raised=True)
-                    raise
-                end(name)
-                return result
-
-            return staged
-
-        return around
-
-    def _fetching(self, start: Method) -> Method:
-        def fetching(*args: Any, **kwargs: Any) -> Any:
-            self._begin_fetch()
+        def staged(method: Method, *args: Any, **kwargs: Any) -> Any:
+            begin(name, kind)
             try:
-                return start(*args, **kwargs)
-            finally:
-                self._end_fetch()
-
-        return fetching
-
-    def _before_fetch(self, method: Method) -> Method:
-        def before() -> None:
-            self._begin_fetch()
-            method()
-
-        return before
-
-    def _after_fetch(self, method: Method) -> Method:
-        def after() -> None:
-            method()
-            self._end_fetch()
-
-        return after
-
-    def _transfer(self, method: Method) -> Method:
-        staged = self._staged(H2D)(method)
-
-        def transfer(*args: Any, **kwargs: Any) -> Any:
-            batch = staged(*args, **kwargs)
-            self._begin_callbacks()
-            return batch
-
-        return transfer
-
-    def _between_batches(self, method: Method) -> Method:
-        staged = self._staged(COMMUNICATION)(method)
-
-        def communicate(*args: Any, **kwargs: Any) -> Any:
-            self._end_step()
-            return staged(*args, **kwargs)
-
-        return communicate
-
-    def _batch(self, run: Method) -> Method:
-        def batch(*args: Any, **kwargs: Any) -> Any:
-            self._end_step()
-            self._in_batch = True
-            try:
-                result = run(*args, **kwargs)
+                result = method(*args, **kwargs)
             except BaseException:
-                self.end_optimizer(raised=True)
-                self._in_batch = False
+                end(name, raised=True)
                 raise
-            self.end_optimizer()  # which did not step, as when a gradient of half precision is not finite
-            self._in_batch = False
-            self._begin_callbacks()
-            done = self.steps_done
-            self._is_due = not self._counts_steps or done > self._steps
-            self._steps = done
+            end(name)
             return result
 
+        return staged
+
+    def _fetching(self, start: Method, *args: Any, **kwargs: Any) -> Any:
+        self._begin_fetch()
+        try:
+            return start(*args, **kwargs)
+        finally:
+            self._end_fetch()
+
+    def _before_fetch(self, method: Method) -> None:
+        self._begin_fetch()
+        method()
+
+    def _after_fetch(self, method: Method) -> None:
+        method()
+        self._end_fetch()
+
+    def _transfer(self, method: Method, *args: Any, **kwargs: Any) -> Any:
+        batch = self._staged(H2D)(method, *args, **kwargs)
+        self._begin_callbacks()
         return batch
+
+    def _between_batches(self, method: Method, *args: Any, **kwargs: Any) -> Any:
+        self._end_step()
+        return self._staged(COMMUNICATION)(method, *args, **kwargs)
+
+    def _batch(self, run: Method, *args: Any, **kwargs: Any) -> Any:
+        self._end_step()
+        self._in_batch = True
+        try:
+            result = run(*args, **kwargs)
+        except BaseException:
+            self.end_optimizer(raised=True)
+            self._in_batch = False
+            raise
+        self.end_optimizer()  # which did not step, as when a gradient of half precision is not finite
+        self._in_batch = False
+        self._begin_callbacks()
+        done = self.steps_done
+        self._is_due = not self._counts_steps or done > self._steps
+        self._steps = done
+        return result
 
     def _begin_fetch(self) -> None:
         self._fetches += 1
@@ -209,24 +186,3 @@ class FitStages:
         if self._is_due:
             self._is_due = False
             self._manager.step(self._steps - 1)
-
-
-def stand_in(owner: Any, name: str, around: Around) -> Callable[[], None]:
-    """Let `around(method)` stand in for a method of this one object; return what takes it away again.
-
-    Raises AttributeError where there is no such method.
-    """
-    method = getattr(owner, name)
-    earlier = vars(owner).get(name)
-    mine = functools.wraps(method)(around(method))
-    setattr(owner, name, mine)
-
-    def take_away() -> None:
-        if vars(owner).get(name) is not mine:  # somebody has put another one on top, which calls this one
-            return
-        if earlier is None:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, earlier)
-
-    return take_away

@@ -21,7 +21,13 @@ class Hooks:
         if event not in self._hooks:
             raise ValueError(f"there is no event {event!r}; there are {', '.join(self._hooks)}")
         self._hooks[event].append(hook)
-        self.watch_stages |= event != "trace_ready"
+        self._note_listeners()
+
+    def unregister(self, event: Event, hook: Callable[..., object]) -> None:
+        """Call `hook` no more; nothing happens where it was not called."""
+        if hook in self._hooks[event]:
+            self._hooks[event].remove(hook)
+        self._note_listeners()
 
     def tell(self, event: Event, *what: Any) -> None:
         """Call the hooks of an event."""
@@ -32,6 +38,5 @@ class Hooks:
                 self._hooks[event].remove(hook)
                 self._remarks.add(f"hook of {event}", error)
 
-    def of(self, event: Event) -> list[Callable[..., object]]:
-        """Return the hooks of an event, in a list that stays the same object."""
-        return self._hooks[event]
+    def _note_listeners(self) -> None:
+        self.watch_stages = any(hooks for event, hooks in self._hooks.items() if event != "trace_ready")

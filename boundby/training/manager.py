@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from boundby import files
 from boundby.sampler import PsutilSource, Sources, nvml_source
 from boundby.trace.judgement import judge_trace
-from boundby.training import ranks, results
+from boundby.training import ranks, results, stages
 from boundby.training.hooks import Event
 from boundby.training.readings import Readings
 from boundby.training.records import StageTimes
@@ -71,6 +72,9 @@ class ProfilerManager:
         self._derived: Path | None = None  # the trace from which the tables are
         self._verdict: Verdict | None = None
         self._place = RunFiles(self._folder, 0, 1)
+        self._excluded = {stages.EVALUATION}  # the names of what is part of no step
+        self._marks_exclusions = False
+        self._thread = 0  # of the loop, while exclusions are marked
         self.timer = StageTimer(self._folder, options=self._options.timer, say=say, enabled=enabled)
 
     def __enter__(self) -> "ProfilerManager":
@@ -143,7 +147,8 @@ class ProfilerManager:
         return self.timer.span(name)
 
     def excluded(self, name: str = "evaluation") -> Block:
-        """Return a context whose block is no part of a step."""
+        """Return a context whose block is no part of a step, and of no recorded one."""
+        self._excluded.add(name)
         return self.timer.excluded(name)
 
     def timed(self, items: Iterable[Item], name: str = "data") -> Iterator[Item]:
@@ -171,8 +176,30 @@ class ProfilerManager:
     def _begin_step(self) -> None:
         """Begin the step that runs only now; warm-up, too, has the profiler at work in it."""
         self.timer.restart_step()
-        if self._recorder and self._recorder.is_open:
+        is_open = self._recorder is not None and self._recorder.is_open
+        if is_open:
             self.timer.disturb()
+        if is_open is not self._marks_exclusions:
+            self._mark_exclusions(is_open)
+
+    def _mark_exclusions(self, wanted: bool) -> None:
+        """Mark in the trace what is part of no step, while there is one: at other times no stage pays for it."""
+        self._marks_exclusions = wanted
+        self._thread = threading.get_ident()
+        change = self.timer.hooks.register if wanted else self.timer.hooks.unregister
+        change("stage_start", self._exclude)
+        change("stage_end", self._include)
+
+    def _exclude(self, name: str) -> None:
+        if self._recorder and self._is_exclusion(name):
+            self._recorder.exclude(name)
+
+    def _include(self, name: str, seconds: float) -> None:
+        if self._recorder and self._is_exclusion(name):
+            self._recorder.include()
+
+    def _is_exclusion(self, name: str) -> bool:
+        return name in self._excluded and threading.get_ident() == self._thread
 
     def _prepare(self) -> None:
         """Find out about process and device, and make what records the trace."""

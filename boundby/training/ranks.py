@@ -10,13 +10,11 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-import msgspec
-
 from boundby import files
 from boundby.training.judgement import judge_training
 from boundby.training.reader import ranks_in, read_stage_times
 from boundby.training.records import Kind, StageTimes, Status
-from boundby.training.results import NO_TRACE, SCHEMA_VERSION, SUMMARY, RunFiles, verdict_document
+from boundby.training.results import NO_TRACE, SCHEMA_VERSION, SUMMARY, RunFiles, read_trace_verdict, verdict_document
 from boundby.training.verdict import TrainingVerdict
 from boundby.training.writer import DOCUMENT, LOG, file_name
 from boundby.verdict import Verdict
@@ -66,7 +64,8 @@ def merge_ranks(folder: str | Path) -> MergedRanks:
         except (OSError, ValueError) as error:
             unreadable[rank] = str(error)
     world_size = max([each.world_size for each in times] + [max(found) + 1])
-    trace = next((each for each in (_trace_verdict(folder, rank, world_size) for rank in found) if each), None)
+    places = (RunFiles(folder, rank, max(world_size, 2)) for rank in found)
+    trace = next(filter(None, map(read_trace_verdict, places)), None)
     return MergedRanks(
         world_size=world_size,
         times=tuple(times),
@@ -139,15 +138,6 @@ def _versions(folder: Path) -> list[tuple[str, int, int]]:
                 continue
             found.append((path.name, status.st_ino, status.st_mtime_ns))
     return found
-
-
-def _trace_verdict(folder: Path, rank: int, world_size: int) -> Verdict | None:
-    """Return the verdict on the trace that a process left, None where there is none to be read."""
-    try:
-        content = RunFiles(folder, rank, max(world_size, 2)).path(SUMMARY).read_bytes()
-        return msgspec.convert(msgspec.json.decode(content)["verdict"], Verdict | None)
-    except (OSError, KeyError, TypeError, ValueError):
-        return None
 
 
 def _stages(times: list[StageTimes]) -> tuple[StageOverRanks, ...]:

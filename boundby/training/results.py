@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from boundby import files
 from boundby.trace import OPERATOR_COLUMNS, Analysis, analyze, operator_rows, read_trace
 from boundby.training.judgement import judge_training
@@ -100,6 +102,22 @@ def summary_document(times: StageTimes, manifest: "CaptureManifest | None", verd
         "given_up": given_up,
         "unavailable": [asdict(each) for each in manifest.unavailable] if manifest else [],
     }
+
+
+def trace_verdict_of(summary: Any) -> Verdict | None:
+    """Return the verdict on the trace that stands in a summary, None where there is none that can be read."""
+    try:
+        return msgspec.convert(summary["verdict"], Verdict | None)
+    except (LookupError, TypeError, ValueError):
+        return None
+
+
+def read_trace_verdict(place: RunFiles) -> Verdict | None:
+    """Return the verdict on the trace of a process by its summary, None where there is none that can be read."""
+    try:
+        return trace_verdict_of(files.read_json(place.path(SUMMARY)))
+    except (OSError, ValueError):
+        return None
 
 
 def verdict_document(verdict: TrainingVerdict) -> dict[str, Any]:

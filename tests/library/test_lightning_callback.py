@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from torch.utils.data import DataLoader
 
 from boundby.integrations import lightning as callback_module
 from boundby.integrations.lightning import ProfilerCallback, folder_name
+from boundby.trace import read_trace
 from boundby.training import read_stage_times
 from tests import lightning_fits as fits
 from tests.lightning_fits import (
@@ -197,6 +199,23 @@ def test_tensorboard_finds_a_trace_of_each_cycle(rich: Fit) -> None:
         trace = json.loads(path.read_text())
         names = {event.get("name") for event in trace["traceEvents"]}
         assert trace["schemaVersion"] and f"ProfilerStep#{number}" in names and "aten::addmm" in names
+
+
+def test_a_trace_is_named_as_torch_s_own_handler_names_it(rich: Fit, tmp_path: Path) -> None:
+    theirs: list[Path] = []
+    exporter = SimpleNamespace(export_chrome_trace=lambda path, **_: theirs.append(Path(path)))
+    torch.profiler.tensorboard_trace_handler(str(tmp_path), worker_name="rank0")(exporter)
+    ours = {path.name for path in (rich.folder / "logs" / "Tiny").iterdir() if ".pt.trace" in path.name}
+    assert {re.sub(r"\d{15,}", "TIME", name) for name in ours} == {re.sub(r"\d{15,}", "TIME", theirs[0].name)}
+
+
+def test_a_validation_between_recorded_steps_is_marked_in_the_trace(tmp_path: Path) -> None:
+    val = DataLoader(Rows(BATCH, nobody), batch_size=BATCH)
+    fit = profiled(tmp_path, given={"active_steps": 3}, val=val, val_check_interval=3)
+    trace = read_trace(fit.callback._run_folder / "trace.json")
+    marks = [trace.names[each] for each in trace.name.tolist()]
+    assert [marks.count(f"ProfilerStep#{number}") for number in (1, 2, 3)] == [1, 1, 1]
+    assert marks.count("excluded: evaluation") == 1, "that after the step 2; that at the end was not recorded"
 
 
 def test_the_stages_and_the_verdict_are_said_at_the_end(rich: Fit) -> None:

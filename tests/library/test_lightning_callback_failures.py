@@ -17,9 +17,12 @@ import torch
 from torch.autograd import profiler as autograd_profiler
 from torch.utils.data import DataLoader
 
+from boundby.capture import exclusion
 from boundby.integrations import lightning as callback_module
-from boundby.integrations import lightning_report, lightning_stages
+from boundby.integrations import lightning_report
 from boundby.integrations.lightning import ProfilerCallback
+from boundby.patches import Patches
+from boundby.trace import read_trace
 from boundby.training import ProfilerManager, read_stage_times
 from tests import lightning_fits as fits
 from tests.lightning_fits import BATCH, LIGHTNING, STEPS, Fit, Rows, losses_of, module_of, nobody, profiled
@@ -152,35 +155,16 @@ def test_a_verdict_that_fails_leaves_table_and_files(
 def test_a_part_that_this_lightning_has_not_goes_unmarked(
     tmp_path: Path, bare: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stand_in = lightning_stages.stand_in
+    put = Patches.put
 
-    def lacking(owner: Any, name: str, around: Any) -> Any:
-        return stand_in(owner, "absent" if name == "batch_to_device" else name, around)
+    def lacking(patches: Patches, owner: Any, name: str, wrapper: Any) -> bool:
+        return put(patches, owner, "absent" if name == "batch_to_device" else name, wrapper)
 
-    monkeypatch.setattr(lightning_stages, "stand_in", lacking)
+    monkeypatch.setattr(Patches, "put", lacking)
     fit = profiled(tmp_path)
     assert fit.module.losses == bare
     assert [each.what for each in fit.times.remarks] == ["stage h2d"]
     assert "forward" in fit.order() and "h2d" not in fit.order()
-
-
-def test_another_stand_in_on_top_stays_and_ours_does_nothing() -> None:
-    class Owner:
-        def work(self) -> str:
-            return "done"
-
-    owner, called = Owner(), []
-
-    def around(method: Any) -> Any:
-        return lambda: called.append("ours") or method()
-
-    take_away = lightning_stages.stand_in(owner, "work", around)
-    ours = owner.work
-    owner.work = lambda: f"well {ours()}"
-    take_away()
-    assert owner.work() == "well done"
-    with pytest.raises(AttributeError):
-        lightning_stages.stand_in(owner, "absent", around)
 
 
 def test_a_step_that_is_skipped_by_the_module_leaves_the_others(tmp_path: Path) -> None:
@@ -228,11 +212,13 @@ def test_the_manager_writes_where_it_is_told_to(tmp_path: Path) -> None:
     assert isinstance(fit.callback.manager, ProfilerManager)
 
 
-def test_nothing_is_recorded_beside_a_torch_profiler_of_the_trainer(tmp_path):
-    plain = importlib.import_module(f"{LIGHTNING}.profilers").PassThroughProfiler
-    profiler = type("PyTorchProfiler", (plain,), {})()  # what tells it is its name
-    found = profiled(tmp_path, profiler=profiler)
-    assert not list(tmp_path.rglob("*trace*.json"))
-    times = read_stage_times(found.callback.manager.timer._folder)
-    assert times.status == "finished" and [each.what for each in times.remarks] == ["trace"]
-    assert "PyTorchProfiler" in times.remarks[0].reason
+@pytest.mark.filterwarnings("ignore:.*torch.profiler", "ignore:Profiler clears events")
+def test_a_torch_profiler_of_the_trainer_records_what_it_would_alone(tmp_path: Path, bare: list[float]) -> None:
+    profiler = importlib.import_module(f"{LIGHTNING}.profilers").PyTorchProfiler(dirpath=tmp_path / "theirs")
+    fit = profiled(tmp_path, profiler=profiler)
+    assert fit.module.losses == bare
+    [theirs] = (tmp_path / "theirs").glob("*.pt.trace.json")
+    assert {f"ProfilerStep#{number}" for number in (2, 3, 4)} <= set(read_trace(theirs).names)
+    assert not list((tmp_path / "logs").rglob("*trace*.json"))
+    assert exclusion.BEGUN in remarks_of(fit)
+    assert fit.times.status == "finished" and fit.times.last_step == STEPS - 1

@@ -1,4 +1,4 @@
-"""What the Trainer's events mean for the stages, stand-ins for its methods, and Nsight Systems.
+"""What the Trainer's events mean for the stages, and Nsight Systems.
 
 python -m pytest tests/library/test_prof_callback_marks.py
 """
@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from boundby.integrations.transformers import ProfCallback
-from boundby.integrations.transformers.attachment import Patches
 from boundby.integrations.transformers.hook_marks import HookMarks
 from boundby.integrations.transformers.nsight import nsight_command
 from boundby.training import StageTimer, read_stage_times
@@ -164,44 +163,6 @@ def test_a_model_that_cannot_be_watched_has_one_stage_for_forward_and_backward(
     assert spent["forward_backward"] == [10, 10] and "forward" not in spent
     assert reason in events.remarks()["forward"]
     assert model is None or not (model._forward_hooks or model._forward_pre_hooks)
-
-
-# Stand-ins
-
-
-class Owner:
-    def method(self, value: int) -> int:
-        return value + 1
-
-
-def doubled(original: Any, value: int) -> int:
-    return 2 * original(value)
-
-
-def test_stand_ins_are_taken_back_in_any_order_of_owners() -> None:
-    owner, other = Owner(), Owner()
-    other.method = lambda value: value + 10
-    own = other.method
-    patches = Patches()
-    assert patches.put(owner, "method", doubled) and patches.put(other, "method", doubled)
-    assert (owner.method(1), other.method(1)) == (4, 22)
-    patches.undo()
-    assert (vars(owner), other.method) == ({}, own)
-
-
-def test_a_stand_in_that_was_wrapped_meanwhile_stays_and_does_nothing() -> None:
-    owner = Owner()
-    patches = Patches()
-    patches.put(owner, "method", doubled)
-    ours = owner.method
-    owner.method = lambda value: -ours(value)
-    patches.undo()
-    assert owner.method(1) == -2
-
-
-def test_there_is_no_stand_in_for_what_is_not_there() -> None:
-    assert not Patches().put(Owner(), "absent", doubled)
-    assert not Patches().put(None, "method", doubled)
 
 
 # Nsight Systems

@@ -6,14 +6,16 @@ python -m pytest tests/library/test_training_ranks.py
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from boundby import files
 from boundby.training import StageTimer, TimerOptions, ranks
 from boundby.training.ranks import merge_at_stop, merge_ranks, write_merged_summary
-from boundby.training.results import SUMMARY, RunFiles, summary_document
+from boundby.training.results import SUMMARY, RunFiles, read_trace_verdict, summary_document, trace_verdict_of
 from boundby.verdict import Verdict
 
 S = 1_000_000_000
@@ -128,6 +130,16 @@ def test_the_verdict_on_the_trace_of_any_process_counts(tmp_path: Path) -> None:
     assert merged.trace == TRACE and merged.verdict.bound == "launch"
     (tmp_path / f"rank1_{SUMMARY}").write_text('{"verdict": {"bound": "magic"}}')
     assert merge_ranks(tmp_path).trace is None
+
+
+@pytest.mark.parametrize("summary", [None, [], {}, {"verdict": None}, {"verdict": 3}, {"verdict": {"bound": "magic"}}])
+def test_a_summary_without_a_verdict_on_a_trace_gives_none(summary: Any, tmp_path: Path) -> None:
+    files.write_json(tmp_path / SUMMARY, {"verdict": asdict(TRACE)})
+    assert read_trace_verdict(RunFiles(tmp_path, 0, 1)) == TRACE
+    assert trace_verdict_of(summary) is None
+    (tmp_path / SUMMARY).write_text("{")
+    assert read_trace_verdict(RunFiles(tmp_path, 0, 1)) is None
+    assert read_trace_verdict(RunFiles(tmp_path / "absent", 0, 1)) is None
 
 
 def test_a_killed_process_and_missing_ones_are_named(tmp_path: Path) -> None:

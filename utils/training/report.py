@@ -1,18 +1,12 @@
 """What a training run came to, for its end and for those who look at its folder later: stages, verdict, files."""
 
 from pathlib import Path
-from typing import Any
 
-import msgspec
-
-from boundby import files
 from boundby.training import StageTimes, ranks_in, read_stage_times
 from boundby.training.judgement import judge_training
-from boundby.training.results import SUMMARY
+from boundby.training.results import RunFiles, read_trace_verdict
 from boundby.training.tally import Statistics
 from boundby.training.verdict import TrainingVerdict
-from boundby.training.writer import file_name
-from boundby.verdict import Verdict
 from utils.report.blocks import Block, Paragraph, Table
 from utils.report.typesetting import NOTHING, number
 
@@ -24,7 +18,8 @@ def ranks_of(folder: Path) -> tuple[StageTimes, ...]:
 
 def judge(folder: Path, ranks: tuple[StageTimes, ...]) -> TrainingVerdict:
     """Return the verdict on a run, with what the trace of its first process says."""
-    return judge_training(ranks, _verdict_on_trace(folder, ranks[0]))
+    first = ranks[0]
+    return judge_training(ranks, read_trace_verdict(RunFiles(folder, first.rank, first.world_size)))
 
 
 def table(times: StageTimes) -> list[Block]:
@@ -45,12 +40,3 @@ def _row(name: str, share: float | None, spent: Statistics | None) -> tuple[str,
     values = (spent.median, spent.mean, spent.p95) if spent else (None, None, None)
     cells = (NOTHING if each is None else number(1e3 * each) for each in values)
     return (name, NOTHING if share is None else f"{100 * share:.1f}", *cells, f"{spent.n:,}" if spent else NOTHING)
-
-
-def _verdict_on_trace(folder: Path, times: StageTimes) -> Verdict | None:
-    """Return the verdict that stands in the summary, None where there is none that can be read."""
-    try:
-        summary: Any = files.read_json(folder / file_name(SUMMARY, times.rank, times.world_size))
-        return msgspec.convert(summary["verdict"], Verdict | None)
-    except (OSError, ValueError, LookupError, TypeError):
-        return None

@@ -1,55 +1,19 @@
 """The stages of a step, told from the Trainer's own methods: exact, and undone whatever happens."""
 
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import accelerate.data_loader
 
+from boundby.patches import Patches, Wrapper
 from boundby.training import stages
 from boundby.training.manager import ProfilerManager
 from boundby.training.records import Kind
 
 if TYPE_CHECKING:
     from boundby.integrations.transformers.callback import ProfCallback
-
-Wrapper = Callable[..., Any]  # takes the original, then its arguments
-
-
-class Patches:
-    """Attributes of objects that are replaced for a while; `undo` gives back what was there."""
-
-    def __init__(self) -> None:
-        self._put: list[tuple[Any, str, Any, bool, Any]] = []
-        self._is_on = True
-
-    def put(self, owner: Any, name: str, wrapper: Wrapper) -> bool:
-        """Let `wrapper(original, ...)` stand in for a callable of `owner`; tell whether there is one."""
-        original = getattr(owner, name, None)
-        if not callable(original):
-            return False
-
-        @functools.wraps(original)
-        def stand_in(*args: Any, **kwargs: Any) -> Any:
-            return wrapper(original, *args, **kwargs) if self._is_on else original(*args, **kwargs)
-
-        self._put.append((owner, name, stand_in, name in vars(owner), original))
-        setattr(owner, name, stand_in)
-        return True
-
-    def undo(self) -> None:
-        """Give back what was there; a stand-in that somebody has wrapped meanwhile stays and does nothing."""
-        self._is_on = False
-        while self._put:
-            owner, name, stand_in, was_own, original = self._put.pop()
-            if vars(owner).get(name) is not stand_in:
-                continue
-            if was_own:
-                setattr(owner, name, original)
-            else:
-                delattr(owner, name)
 
 
 class Attachment:

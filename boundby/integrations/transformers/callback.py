@@ -11,7 +11,14 @@ from transformers import TrainerCallback
 from boundby.capture import CaptureOptions, Cycle, Schedule
 from boundby.integrations.transformers.attachment import Attachment
 from boundby.integrations.transformers.hook_marks import HookMarks
-from boundby.integrations.transformers.iteration import SNAPSHOT, STACKS, Exports, Iteration
+from boundby.integrations.transformers.iteration import (
+    SNAPSHOT,
+    STACKS,
+    Exports,
+    Iteration,
+    folder_name,
+    runs_in,
+)
 from boundby.integrations.transformers.nsight import NsightMode
 from boundby.training.manager import ManagerOptions, ProfilerManager
 
@@ -26,8 +33,9 @@ class ProfCallback(TrainerCallback):
 
     All along, the stages of every step are timed; `attach` times them exactly. After `wait_steps` and `warmup_steps`
     each of the `num_cycles` cycles records `active_steps` steps with torch.profiler, and `output_dir/iteration_X/`
-    gets its files, where X is the Trainer's `global_step` after the last of them. `profile_memory` needs shapes and
-    stacks and switches them on. Stage times, summary, manifest, table of operators and the first trace go to
+    gets its files, where X is the Trainer's `global_step` after the last of them; a second training with this
+    `output_dir` leaves them alone and writes `iteration_X_run2`. `profile_memory` needs shapes and stacks and switches
+    them on. Stage times, summary, manifest, table of operators and the first trace go to
     `run_folder`, which is `output_dir` if not given. A cycle's steps are optimizer steps; a schedule longer than the
     training is shortened to it.
 
@@ -78,6 +86,7 @@ class ProfCallback(TrainerCallback):
         self._marks: HookMarks | None = None
         self._attachment: Attachment | None = None
         self._global_step = 0
+        self._run: int | None = None  # its number among those in `output_dir`, known from the first cycle on
 
     def __enter__(self) -> "ProfCallback":
         return self
@@ -106,7 +115,7 @@ class ProfCallback(TrainerCallback):
     def start(self, args: Any, state: Any) -> ProfilerManager:
         """Begin to profile a training; return what times it."""
         self.stop(RuntimeError("another training began before this one ended"))
-        self.manager = None
+        self.manager = self._run = None
         self._global_step = state.global_step
         total_steps = max(0, state.max_steps - state.global_step) if state.max_steps > 0 else None
         self.manager = manager = ProfilerManager(
@@ -236,5 +245,6 @@ class ProfCallback(TrainerCallback):
         manager = self.manager
         manifest = manager.manifest if manager else None
         if manager and manifest and cycle.trace_path:
-            folder = self.output_dir / f"iteration_{self._global_step}"
+            self._run = self._run or runs_in(self.output_dir, manifest.rank) + 1
+            folder = self.output_dir / folder_name(self._global_step, self._run)
             Iteration(folder, manifest, cycle.trace_path, manager.timer.remarks).write(self.exports, cycle)

@@ -1,5 +1,6 @@
 """The files of one cycle, in a folder named after the step at which it ended."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,6 +9,7 @@ from pathlib import Path
 from boundby import files
 from boundby.capture import CaptureManifest, Cycle
 from boundby.trace import Trace, op_stats, read_trace
+from boundby.trace.excluded import without_excluded
 from boundby.trace.links import links
 from boundby.trace.memory import memory_use
 from boundby.trace.memory_page import memory_page
@@ -19,7 +21,19 @@ from boundby.training.results import give_name
 from boundby.training.writer import file_name
 
 TRACE, STACKS, SNAPSHOT = "trace.pt.trace.json", "stacks.txt", "memory_snapshot.pickle"
+FOLDER = re.compile(r"iteration_\d+(?:_run(\d+))?")
 MEMORY_TIMELINE, KEY_AVERAGES = "memory-timeline.html", "key_averages.txt"
+
+
+def runs_in(output_dir: Path, rank: int) -> int:
+    """Return the number of the last run of which this rank has left a trace in the folder; 0 where there is none."""
+    folders = (each.parent.name for each in output_dir.glob(f"iteration_*/rank{rank}_{TRACE}"))
+    return max((int(match[1] or 1) for match in map(FOLDER.fullmatch, folders) if match), default=0)
+
+
+def folder_name(step: int, run: int) -> str:
+    """Return the name of the folder of a cycle that ended at a step, in the first or a later run."""
+    return f"iteration_{step}" if run == 1 else f"iteration_{step}_run{run}"
 
 
 @dataclass(frozen=True)
@@ -55,7 +69,7 @@ class Iteration:
 
     @cached_property
     def _trace(self) -> Trace:
-        return read_trace(self._trace_path)
+        return without_excluded(read_trace(self._trace_path))
 
     def _path(self, name: str) -> Path:
         return self._folder / f"rank{self._manifest.rank}_{name}"

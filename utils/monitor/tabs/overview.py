@@ -1,13 +1,11 @@
 """What the run is, what limits it, and what asks for attention."""
 
-import msgspec
 import streamlit as st
 
 from boundby.training.judgement import judge_training
 from boundby.training.records import StageTimes
-from boundby.training.results import SUMMARY
+from boundby.training.results import SUMMARY, trace_verdict_of
 from boundby.training.writer import file_name
-from boundby.verdict import Verdict
 from utils.monitor import alerts, charts, series, text
 from utils.monitor.shown import Shown
 from utils.monitor.tabs import parts
@@ -72,17 +70,10 @@ def _alerts(shown: Shown) -> None:
 
 def _verdict(shown: Shown) -> None:
     st.subheader("What limits it", anchor=False)
-    st.code(str(judge_training(shown.ranks, _of_trace(shown))), language=None, wrap_lines=True)
-
-
-def _of_trace(shown: Shown) -> Verdict | None:
-    """Return the verdict on the run's trace, None where there is none to read."""
     times = shown.ranks[0]
-    document, _ = shown.folder.document(file_name(SUMMARY, times.rank, times.world_size))
-    try:
-        return msgspec.convert(document.get("verdict"), Verdict | None)
-    except msgspec.ValidationError:
-        return None
+    summary, _ = shown.folder.document(file_name(SUMMARY, times.rank, times.world_size))
+    found = judge_training(shown.ranks, trace_verdict_of(summary))
+    st.code(str(found), language=None, wrap_lines=True)
 
 
 def _steps(shown: Shown) -> None:

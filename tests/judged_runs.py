@@ -1,0 +1,88 @@
+"""Stage times of loops that never ran, whose stages take the seconds that they are given, and the verdict on them."""
+
+import random
+from collections.abc import Callable, Sequence
+
+from boundby.training import StageTimer, StageTimes, TimerOptions, TrainingVerdict, judge_training
+from boundby.verdict import Bound, Gain, Verdict
+
+S = 1_000_000_000
+HEALTHY = {"data": 0.001, "h2d": 0.001, "forward": 0.01, "backward": 0.02, "optimizer": 0.002}
+Seconds = dict[str, float] | Callable[[int], dict[str, float]]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0
+
+    def __call__(self) -> int:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += round(seconds * S)
+
+
+class Stream:
+    """A device whose marks are reached at once, at a time of its own."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def mark(self) -> float:
+        return self.now
+
+    def has_passed(self, mark: float) -> bool:
+        return True
+
+    def seconds_between(self, start: float, end: float) -> float:
+        return end - start
+
+    def reuse(self, mark: float) -> None:
+        pass
+
+
+def run(  # noqa: PLR0913  (each is one thing that a run may have)
+    seconds: Seconds,
+    steps: int = 40,
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    idle: float = 0.0001,
+    device: dict[str, float] | None = None,
+    metrics: Callable[[int], dict[str, float]] | None = None,
+    error: BaseException | None = None,
+    disturbed: Sequence[int] = (),
+    capacity: int = 10_000,
+) -> StageTimes:
+    """Return the stage times of a loop whose stages take these seconds, within 1 %, on the host and the device."""
+    clock, stream, spread = Clock(), Stream(), random.Random(rank)
+    options = TimerOptions(rank=rank, world_size=world_size, device="cuda:0" if device else None, capacity=capacity)
+    timer = StageTimer(clock=clock, marks=stream if device else None, options=options)
+    timer.start()
+    for step in range(steps):
+        if step in disturbed:
+            timer.disturb()
+        for name, spent in (seconds(step) if callable(seconds) else seconds).items():
+            with timer.stage(name):
+                clock.advance(spent * spread.uniform(0.99, 1.01))
+                stream.now += (device or {}).get(name, 0.0)
+        clock.advance(idle)
+        stream.now += (device or {}).get("between", 0.0)
+        if metrics:
+            timer.metrics(metrics(step))
+        timer.step()
+    timer.stop(error)
+    return timer.snapshot()
+
+
+def trace(bound: Bound, *, gains: tuple[Gain, ...] = (), alternatives: tuple[Bound, ...] = ()) -> Verdict:
+    return Verdict(bound, alternatives, 0.8, "medium", "untested", gains, ())
+
+
+def judged(seconds: Seconds, steps: int = 40, *, saw: Verdict | None = None, **how: object) -> TrainingVerdict:
+    return judge_training([run(seconds, steps, **how)], saw)  # type: ignore[arg-type]
+
+
+def gain_of(verdict: TrainingVerdict, word: str) -> float:
+    (found,) = [each.at_most for each in verdict.gains if word in each.fix]
+    return found

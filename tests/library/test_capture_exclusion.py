@@ -1,0 +1,126 @@
+"""A torch profiler of the program beside ours: theirs is as it would be alone, and the process lives.
+
+python -m pytest tests/library/test_capture_exclusion.py
+"""
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from boundby.capture import exclusion
+from tests import rival_profilers
+from tests.rival_profilers import STEPS
+
+ROOT = Path(__file__).resolve().parents[2]
+CPU = [ProfilerActivity.CPU]
+AT_WORK, BEGUN = f"trace: {exclusion.AT_WORK}", f"trace: {exclusion.BEGUN}"
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with what each case came to, in a process that a fault would end."""
+    folder = tmp_path_factory.mktemp("rivals")
+    command = [sys.executable, "-m", "tests.rival_profilers", str(folder)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 0, f"{sorted(each.name for each in folder.iterdir())}\n{ended.stderr}"
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("case", "theirs", "ours", "said"),
+    [
+        ("alone", [1], 2, None),  # it ended before ours began
+        ("around", [STEPS], 0, AT_WORK),
+        ("warm_before", [2], 0, AT_WORK),
+        ("begun_in_warm_up", [2], 2, BEGUN),  # in a later cycle
+        ("begun_in_recording", [3], 0, BEGUN),
+        ("warm_in_recording", [2], 0, BEGUN),
+        ("in_turns", [2, 2, 0], 0, AT_WORK),
+        ("of_another_thread", [1], 0, BEGUN),
+        ("before_in_another_thread", [1], 0, AT_WORK),
+    ],
+)
+def test_theirs_records_every_step_of_its_own_and_ours_gives_way(
+    outcomes: Path, case: str, theirs: list[int], ours: int, said: str | None
+) -> None:
+    found = json.loads((outcomes / f"{case}.json").read_text())
+    assert (found["theirs"], found["ours"], found["traced"]) == (theirs, ours, ours)
+    assert [each for each in found["downgrades"] if each in (AT_WORK, BEGUN)] == [each for each in [said] if each]
+    assert found["later"] == 1, "a profiler that comes later records as if nothing had been"
+
+
+def test_every_case_is_looked_at() -> None:
+    mark = test_theirs_records_every_step_of_its_own_and_ours_gives_way.pytestmark[0]
+    assert [each[0] for each in mark.args[1]] == [each.__name__ for each in rival_profilers.CASES]
+
+
+def test_a_profiler_is_at_work_from_its_warm_up_to_its_end() -> None:
+    class Derived(profile):
+        pass
+
+    seen = [exclusion.is_another_at_work()]
+    with Derived(activities=CPU, schedule=schedule(wait=1, warmup=1, active=1, repeat=1)) as theirs:
+        for _ in range(4):
+            seen.append(exclusion.is_another_at_work())
+            theirs.step()
+    assert seen == [False, False, True, True, False]  # before, in the wait, in warm-up, in the recording, behind it
+
+
+@pytest.mark.filterwarnings("ignore:.*Profiler")
+def test_a_profiler_that_was_stopped_in_its_warm_up_is_at_work_no_more() -> None:
+    theirs = profile(activities=CPU, schedule=schedule(wait=0, warmup=2, active=1))
+    theirs.start()
+    assert exclusion.is_another_at_work()
+    theirs.stop()
+    assert not exclusion.is_another_at_work()
+
+
+def test_a_recording_of_another_thread_is_seen() -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    def record() -> None:
+        with profile(activities=CPU):
+            begun.set()
+            may_end.wait()
+
+    thread = threading.Thread(target=record)
+    thread.start()
+    begun.wait()
+    seen = exclusion.is_another_at_work()
+    may_end.set()
+    thread.join()
+    assert (seen, exclusion.is_another_at_work()) == (True, False)
+
+
+def test_a_thread_that_no_step_answers_goes_on_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exclusion, "LONGEST_WAIT_S", 0.0)
+    prepared: list[str] = []
+    monkeypatch.setattr(exclusion.autograd_profiler, "_prepare_profiler", prepared.append)
+    watch = exclusion.Watch(lambda: prepared.append("ours has ended"))
+    watch.on()
+    thread = threading.Thread(target=lambda: exclusion.autograd_profiler._prepare_profiler("theirs"))
+    thread.start()
+    thread.join()
+    watch.answer()
+    watch.off()
+    assert prepared == ["theirs", "ours has ended"]
+
+
+def test_what_is_ours_ends_nothing_and_nothing_of_torch_stays_replaced() -> None:
+    functions = (exclusion.autograd_profiler._prepare_profiler, exclusion.autograd_profiler._run_on_profiler_start)
+    ended: list[str] = []
+    watch = exclusion.Watch(lambda: ended.append("ours"))
+    watch.on()
+    watch.own(lambda: torch.profiler.profile(activities=CPU).__enter__().stop())
+    assert ended == []
+    watch.off()
+    assert functions == (
+        exclusion.autograd_profiler._prepare_profiler,
+        exclusion.autograd_profiler._run_on_profiler_start,
+    )
