@@ -76,11 +76,12 @@ def read_json(path: str | Path) -> Any:
 def write_csv(path: str | Path, rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> int:
     """Replace `path` by a CSV table with these columns, all or nothing; return the number of rows.
 
-    None becomes an empty cell. Text that a spreadsheet would take for a formula is prefixed with an apostrophe;
-    numbers are left alone. Use `write_table` for data that must be read back unchanged.
+    None becomes an empty cell. Text that a spreadsheet would take for a formula, a column's name too, is prefixed with
+    an apostrophe; numbers are left alone. Use `write_table` for data that must be read back unchanged.
     """
-    guarded = ({name: _harmless(row.get(name)) for name in columns} for row in rows)
-    return write_table(path, guarded, columns)
+    shown = {name: _harmless(name) for name in columns}
+    guarded = ({head: _harmless(row.get(name)) for name, head in shown.items()} for row in rows)
+    return write_table(path, guarded, list(shown.values()))
 
 
 def write_table(path: str | Path, rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> int:

@@ -285,6 +285,9 @@ def test_a_value_that_is_not_json_leaves_the_log_as_it_was(tmp_path: Path) -> No
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1"])
 def test_csv_disarms_text_that_a_spreadsheet_would_run(tmp_path: Path, text: str) -> None:
     files.write_csv(tmp_path / "x.csv", [{"name": text}], ["name"])
+    files.write_csv(tmp_path / "head.csv", [{text: 7}], [text])  # a class that somebody else named
+    with (tmp_path / "head.csv").open(encoding="utf-8", newline="") as file:
+        assert list(csv.reader(file)) == [[f"'{text}"], ["7"]]
     assert read_table(tmp_path / "x.csv") == [{"name": "'" + text}]
 
 

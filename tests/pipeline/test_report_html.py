@@ -6,9 +6,11 @@ from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 
 from tests import baseline_document as results
+from tests import predicted_quality as predicted
 from tests.diagnosed_rows import diagnosed
 from tests.report_reading import pod, traced
 from utils.console import printable
@@ -142,6 +144,17 @@ def test_hostile_names_in_the_results_are_text(read):
     assert "<script>alert(1)</script>" in page.text and "{{ 7 * 7 }}" in page.text
     for tag in ("script", "title", "style", "h1", "h2", "table", "figure", "a"):
         assert len(page.all(tag)) == len(plain.all(tag)), tag
+
+
+def test_hostile_classes_and_texts_are_text(read):
+    hostile = HOSTILE[:-1]
+    data = read(results.document(results.cpu_rows([1])))
+    mistakes = predicted.mistakes(3, text=hostile, name=hostile)
+    predicted.store(data.layout.evaluated, (hostile, "b"), np.array([[3, 2], [1, 4]]), mistakes=mistakes)
+    page = page_of(read(data.document))
+    assert_is_inert(page)
+    assert page.text.count("<script>alert(1)</script>") == 3  # the texts; of the long name the middle is left out
+    assert page.text.count("</title></style>") >= 6
 
 
 def test_hostile_text_is_inert_in_every_field_of_every_block(tmp_path):

@@ -8,18 +8,22 @@ from dataclasses import replace
 import pytest
 
 from boundby import files
+from boundby.capture.snapshot import UNAVAILABLE
 from tests import baseline_document as results
+from tests import predicted_quality as predicted
 from tests.diagnosed_rows import diagnosed
 from tests.report_reading import POD, advised, commands, head, pod, section, text, traced
 from utils.cli import ROOT
 from utils.config import Targets
-from utils.report import batch_sizes, doubts, sources
+from utils.report import artefacts, batch_sizes, doubts, sources
 from utils.report.typesetting import WIDTH
 
 HEADINGS = [
     "Verdict",
     "What was measured on what",
     "Full Dataset Performance",
+    "Classes and Confusions",
+    "Confidence and Its Mistakes",
     "Batch Size Analysis",
     "Where the Time Goes",
     "What the Machine Waited For",
@@ -32,7 +36,9 @@ HEADINGS = [
 
 
 def test_sections_stand_in_the_order_of_use(read):
-    lines = text(read(results.document(results.cpu_rows()), **traced())).splitlines()
+    data = read(results.document(results.cpu_rows()), **traced())
+    predicted.store(data.layout.evaluated)
+    lines = text(read(data.document, **traced())).splitlines()
     titles = [
         line
         for line, below in zip(lines, lines[1:], strict=False)
@@ -66,6 +72,8 @@ ODD_DOCUMENTS = {
 @pytest.mark.parametrize("name", ODD_DOCUMENTS)
 def test_report_fits_a_terminal_and_knows_no_none(read, name):
     data = read(ODD_DOCUMENTS[name](), **traced())
+    predicted.store(data.layout.evaluated)
+    data = read(data.document, **traced())
     drawn = [
         sources.Picture(data.layout.batch_size_plot, "six panels"),
         sources.Picture(data.layout.heatmap_plot, "all"),
@@ -277,6 +285,22 @@ def test_files_are_listed_and_missing_ones_explained(read):
     assert f"make bundle RESULTS={data.layout.results}" in said.replace(
         " \\ ", " "
     )  # a long path gets a line of its own
+
+
+@pytest.mark.parametrize("kind", ["unavailable", "downgrades"])
+def test_the_memory_snapshot_is_listed_with_the_reason_why_there_is_none(read, kind):
+    data = read(results.document(results.cpu_rows([1])))
+    place = "profiler_traces/memory_snapshot.pickle"
+    assert f"{place}: not there (step 03 has not written it)" in section(data, "Files")
+    manifest = {"unavailable": [], "downgrades": [], kind: [{"what": artefacts.SNAPSHOT, "reason": "not for cpu"}]}
+    assert f"{place}: not there (not for cpu)" in section(replace(data, manifest=manifest), "Files")
+    data.layout.traces.mkdir(parents=True, exist_ok=True)
+    data.layout.memory_snapshot.write_bytes(b"history")
+    assert f"{place}: history of the GPU's allocator" in section(replace(data, manifest=manifest), "Files")
+
+
+def test_the_report_and_the_recording_call_the_snapshot_alike():
+    assert artefacts.SNAPSHOT == UNAVAILABLE
 
 
 def test_hostile_names_neither_steer_the_terminal_nor_forge_lines(read):

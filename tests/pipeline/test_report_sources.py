@@ -56,6 +56,8 @@ def test_pictures_without_rows_are_not_drawn_and_old_ones_go(read):
     for path in (data.layout.batch_size_plot, data.layout.roofline_plot, data.layout.operators_plot):
         files.write_text(path, "of an earlier run")
     assert {picture.path: picture.reason for picture in pictures.draw(data)} == {
+        data.layout.confusion_plot: "not drawn: the dataset was not evaluated: evaluation.enabled is false",
+        data.layout.calibration_plot: "not drawn: the dataset was not evaluated: evaluation.enabled is false",
         data.layout.batch_size_plot: "not drawn: no batch size was measured yet",
         data.layout.heatmap_plot: "not drawn: no batch size was measured yet",
         data.layout.roofline_plot: "not drawn: no batch size was measured yet",

@@ -1,6 +1,7 @@
 """Prove that every row was predicted once, and compute the numbers over the whole dataset, part by part."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,12 +10,16 @@ from boundby import files
 from boundby.stats import wilson_interval
 from utils.artifacts import EvaluationFolder
 from utils.errors import PipelineError
-from utils.evaluation import confusion, parts
+from utils.evaluation import confusion, parts, quality
+from utils.evaluation.calibration import Reliability
+from utils.evaluation.mistakes import ConfidentMistakes
 from utils.evaluation.plan import Plan, Shard
 from utils.evaluation.rows import evaluated_positions, seeded_order
 from utils.metrics import MB
 
 RUN_COMMAND = "python scripts/evaluate.py run"
+CALIBRATION = ("mean_confidence", "ece", "ece_by_chance", "brier_score")
+CHOICES = ("token_budget", "dtype", "precision", "strategy", "trim", "compile")  # of the plan, that the metrics repeat
 PREDICTION_COLUMNS = (
     "row_id",
     "label",
@@ -28,15 +33,18 @@ PREDICTION_COLUMNS = (
 )
 
 
-def finalize(plan: Plan, folder: EvaluationFolder, subset_sizes: Sequence[int] = ()) -> dict[str, Any]:
-    """Write `predictions.csv` and `metrics.json`, and return the metrics: latency in ms, throughput in samples/s.
+def finalize(plan: Plan, folder: EvaluationFolder, dataset: Path, subset_sizes: Sequence[int] = ()) -> dict[str, Any]:
+    """Write predictions, quality and metrics, and return the metrics: latency in ms, throughput in samples/s.
 
-    `samples_of` has the scores of the first n rows of the seeded sample for each n of `subset_sizes`. Raises
-    PipelineError when a row is missing, doubled or has a number that cannot be; both files are then as they were.
+    `dataset` is a copy of the planned one, of which the texts of mistakes are read. `samples_of` has the scores of the
+    first n rows of the seeded sample for each n of `subset_sizes`. Raises PipelineError when a row is missing, doubled
+    or has a number that cannot be; all files are then as they were. Memory does not grow with the rows.
     """
     totals = _Totals(plan, subset_sizes)
     files.write_csv(folder.predictions, _proven_rows(plan, folder, totals), PREDICTION_COLUMNS)
-    metrics = totals.metrics()
+    mistakes, calibration = totals.mistakes.described(plan, dataset), totals.reliability.as_dict()
+    quality.write(folder, plan.fingerprint, plan.identity.labels, totals.confusion, mistakes, calibration)
+    metrics = totals.metrics() | {name: calibration[name] for name in CALIBRATION}
     record = {"plan": plan.fingerprint, "predictions_sha256": files.sha256(folder.predictions), "metrics": metrics}
     files.write_json(folder.metrics, record)
     return metrics
@@ -51,6 +59,7 @@ class _Totals:
         self.costs: list[parts.Cost] = []
         classes, identity = len(plan.identity.labels), plan.identity
         self.confusion = np.zeros((classes, classes), dtype=np.int64)
+        self.reliability, self.mistakes = Reliability(), ConfidentMistakes()
         self.subsets = {size: np.zeros_like(self.confusion) for size in subset_sizes if size <= identity.rows}
         self._ranks: np.ndarray | None = None  # place in the seeded order of each evaluated row
         if self.subsets and identity.sample_seed is not None:
@@ -64,6 +73,8 @@ class _Totals:
         labels, predictions = part.table["label"].to_numpy(), part.table["prediction"].to_numpy()
         classes = len(self.confusion)
         self.confusion += confusion.counted(labels, predictions, classes)
+        self.reliability.add(part.table["confidence"].to_numpy(), labels == predictions)
+        self.mistakes.add(shard, part.table)
         for size, counts in self.subsets.items():
             assert self._ranks is not None  # subsets are of a seeded sample
             inside = self._ranks[shard.start : shard.stop] < size
@@ -83,6 +94,7 @@ class _Totals:
             "accuracy_ci_high": high,
             **self._cost(),
             **self._memory(),
+            "plan": self.plan.fingerprint,
         }
         if self.subsets:
             found["samples_of"] = [
@@ -94,6 +106,7 @@ class _Totals:
         rows = self.plan.identity.rows
         seconds = busy_seconds([(each.started_unix_s, each.seconds) for each in self.costs])
         useful = sum(each.useful_tokens for each in self.facts)
+        computed = sum(each.computed_tokens for each in self.facts)
         truncated = [each.truncated for each in self.facts]
         return {
             "inference_time_s": seconds,
@@ -103,12 +116,14 @@ class _Totals:
             "latency_per_sample_ms": 1e3 * seconds / rows,
             "throughput_samples_per_sec": rows / seconds,
             "tokens_per_sec_real": sum(each.tokens for each in self.facts) / seconds,
-            "padding_pct": 100 * (1 - useful / sum(each.computed_tokens for each in self.facts)),
+            "useful_tokens": useful,
+            "computed_tokens": computed,
+            "padding_pct": 100 * (1 - useful / computed),
             "computed_texts": sum(each.computed_texts for each in self.facts),
             "guarded_texts": sum(each.guarded_texts for each in self.facts),
             "truncated": None if None in truncated else sum(each for each in truncated if each),
             "out_of_memory": sum(each.out_of_memory for each in self.costs),
-            **{name: getattr(self.plan.choices, name) for name in ("token_budget", "dtype", "precision", "strategy")},
+            **{name: getattr(self.plan.choices, name) for name in CHOICES},
             "exactness": self.plan.reasons["exactness"],
             "exactness_reason": None if self.plan.reasons["exactness"] else self.plan.reasons["precision"],
         }

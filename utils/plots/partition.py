@@ -47,7 +47,7 @@ def figure(plan: PartitionPlan, about: Subject) -> Figure:
 def _one_request(axes: Axes, plan: PartitionPlan) -> None:
     """Draw what one request does from left to right; the slowest part, which sets the period, in another colour."""
     size, name = unit([1e3 * plan.latency_s], TIMES)
-    slowest = max([each.compute_s for each in plan.stages] + [each.seconds for each in plan.transfers])
+    slowest = max([each.busy_compute_s for each in plan.stages] + [each.seconds for each in plan.transfers])
     now = 0.0
     for row, stage in enumerate(plan.stages):
         length = 1e3 * stage.compute_s / size
@@ -55,7 +55,7 @@ def _one_request(axes: Axes, plan: PartitionPlan) -> None:
         is_late = now > MIDDLE * plan.latency_s * 1e3 / size
         place = (now + length, "right") if is_late else (now, "left")
         axes.text(place[0], row - 0.29, _stage(stage, length, name), va="bottom", ha=place[1], fontsize=11)
-        if stage.compute_s == slowest:
+        if stage.busy_compute_s == slowest:
             axes.barh(row, length, left=now, height=0.5, fill=False, edgecolor=ALARM, linewidth=2.5)
         now += length
         for transfer in plan.transfers[row : row + 1]:

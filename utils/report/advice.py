@@ -152,11 +152,8 @@ def _missed(data: ReportData, name: str) -> tuple[str, str]:
             "Raise the GPU utilisation",
             "Larger batches or sorted texts leave fewer gaps; the sweep shows how it grows.",
         )
-    predictions = data.layout.predictions
-    return (
-        "Meet the accuracy target",
-        f"Start with confident mistakes: in {predictions}, correct=0, highest confidence.",
-    )
+    mistakes = data.layout.evaluated.confident_mistakes
+    return "Meet the accuracy target", f"Start with the surest mistakes, in {mistakes}: wrong labels are among them."
 
 
 def _alternative(choice: Row) -> str:

@@ -19,16 +19,19 @@ def section(data: ReportData) -> list[Block]:
         rates.append((f"batch size {data.chosen['batch_size']}, texts as they come", rate))
     if data.full:
         rates.append(("as in the whole-dataset pass", data.full["throughput_samples_per_sec"]))
-    pairs = [("1 million samples", f"{_cost(MILLION / rate, price)} ({how})") for how, rate in rates]
+    pairs = [("1 million samples", f"{text(MILLION / rate, price)} ({how})") for how, rate in rates]
     rows = data.document["dataset"].get("rows")
     if rows and rates:
         how, rate = rates[-1]
-        pairs.append((f"{rows:,} samples", f"{_cost(rows / rate, price)} (this dataset, {how})"))
+        pairs.append((f"{rows:,} samples", f"{text(rows / rate, price)} (this dataset, {how})"))
     pairs = pairs or [("1 million samples", unknown(data.choice["reason"]))]
     return [Heading(f"Cost at {price:g} per hour (pod.price_per_hour)"), DefinitionList(pairs)]
 
 
-def _cost(seconds: float, price: float) -> str:
+def text(seconds: float, price: float | None) -> str:
+    """Return so many seconds in hours, and what they cost at this price per hour."""
     hours = seconds / SECONDS_PER_HOUR
+    if price is None:
+        return f"{number(hours)} hours"
     cost = hours * price
     return f"{number(hours)} hours, cost {f'{cost:,.2f}' if cost >= 1 else number(cost)}"

@@ -1,7 +1,5 @@
 """Folded stacks as a flame graph: one HTML file with its data and its drawing script inside, that fetches nothing."""
 
-import base64
-import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -10,6 +8,7 @@ from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from boundby.webpage import environment
 from utils.console import printable
 from utils.report.typesetting import clean, number
 
@@ -226,20 +225,4 @@ def _duration(nanoseconds: int) -> str:
 
 
 def _render(**values: Any) -> str:
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["csp_source"] = _csp_source
-    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
-    return environment.get_template(TEMPLATE).render(values)
-
-
-def _csp_source(script: str) -> str:
-    """Return the source expression by which a Content-Security-Policy allows this very script and no other."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode('utf-8')).digest()).decode('ascii')}'"
+    return environment(TEMPLATES).get_template(TEMPLATE).render(values)

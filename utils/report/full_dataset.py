@@ -1,24 +1,34 @@
-"""The numbers over the whole dataset."""
+"""The numbers over the whole dataset, where their time went, and how exact they are."""
 
 from collections.abc import Mapping
 from typing import Any
 
+from utils.report import cost
 from utils.report.blocks import Block, DefinitionList, Heading, Paragraph, Table
 from utils.report.sources import ReportData
 from utils.report.typesetting import number, quantity, unknown
 
+PHASES = {
+    "tokenize": "tokenizing",
+    "compute": "computing",
+    "transfer": "transfer of results",
+    "wait": "waiting for tokens",
+}
+OVERLAPPING = 1.02  # phases over the time of the workers, above which something was done beside computing
+LEAST_REST = 0.005  # of the time, to be shown
+
 
 def section(data: ReportData) -> list[Block]:
-    """Return accuracy, F1, time, speed and memory of the pass over the dataset."""
+    """Return accuracy, F1, time, speed, memory, cost and exactness of the pass over the dataset."""
     heading = Heading("Full Dataset Performance")
     full = data.full
     if full is None:
         return [heading, Paragraph(f"Not evaluated: {data.document['full_dataset_reason']}.")]
-    return [heading, DefinitionList(_pairs(full, data.document["dataset"].get("rows"))), *_subsets(full)]
+    return [heading, DefinitionList(_pairs(full, data)), *_phases(full), *_subsets(full)]
 
 
-def _pairs(full: Mapping[str, Any], rows: int | None) -> list[tuple[str, str]]:
-    seconds = full["inference_time_s"]
+def _pairs(full: Mapping[str, Any], data: ReportData) -> list[tuple[str, str]]:
+    seconds, rows = full["inference_time_s"], data.document["dataset"].get("rows")
     part = f" of {rows:,} (a seeded sample)" if rows and rows != full["samples"] else ""
     return [
         ("Samples", f"{full['samples']:,}{part}"),
@@ -31,11 +41,85 @@ def _pairs(full: Mapping[str, Any], rows: int | None) -> list[tuple[str, str]]:
         ("Throughput", f"{number(full['throughput_samples_per_sec'])} samples/s, "
          f"{number(full['tokens_per_sec_real'])} real tokens/s"),
         ("Batches", f"{full['strategy']}, at most {full['token_budget']:,} tokens each, "
-         f"{full['padding_pct']:.1f} % padding; {full['precision']}"),
+         f"{full['padding_pct']:.1f} % padding; {_way(full)}"),
+        ("Padding efficiency", f"{100 - full['padding_pct']:.1f} % of the computed tokens are of texts"),
+        ("Share of the ceiling", _ceiling(full)),
+        ("Whole set", _whole_set(full, data, rows or full["samples"])),
+        ("Exactness", _exactness(full)),
         ("GPU memory, peak", quantity(full["gpu_mem_used_mb"], "MB", full["gpu_mem_used_reason"])),
         ("CPU memory, peak", quantity(full["cpu_mem_peak_mb"], "MB", "the kernel does not tell")),
         ("Texts cut", _cut(full)),
     ]  # fmt: skip
+
+
+def _way(full: Mapping[str, Any]) -> str:
+    ways = [(full["precision"], True), ("last layer trimmed", full.get("trim")), ("compiled", full.get("compile"))]
+    return ", ".join(name for name, is_taken in ways if is_taken)
+
+
+def _ceiling(full: Mapping[str, Any]) -> str:
+    share = full.get("share_of_ceiling_pct")
+    if share is None:
+        return unknown(full.get("share_of_ceiling_reason", "an earlier version did not note it"))
+    rate, ceiling = (full[name] / 1e9 for name in ("useful_flops_per_sec", "ceiling_flops_per_sec"))
+    how = "padding not counted" + ("; the trimmed layer counts in full" if full.get("trim") else "")
+    return f"{share:.1f} %: {number(rate)} of {number(ceiling)} GFLOP/s of matrix products, {how}"
+
+
+def _whole_set(full: Mapping[str, Any], data: ReportData, rows: int) -> str:
+    """Return what all rows take on this machine, and cost where its price is set."""
+    scale = rows / full["samples"]
+    taken = cost.text(scale * full["inference_time_s"], data.config.pod.price_per_hour)
+    return f"{rows:,} samples at {number(full['throughput_samples_per_sec'])} samples/s: {taken}, " + _device_hours(
+        full, data, scale
+    )
+
+
+def _device_hours(full: Mapping[str, Any], data: ReportData, scale: float) -> str:
+    if not data.is_on_gpu:
+        return "on a CPU (no GPU-hours)"
+    settings = data.config.evaluation
+    gpus = (settings.gpus_per_worker if settings.engine == "ray" else None) or 1
+    hours = scale * gpus * full.get("worker_time_s", full["inference_time_s"]) / cost.SECONDS_PER_HOUR
+    return f"{number(hours)} GPU-hours"
+
+
+def _exactness(full: Mapping[str, Any]) -> str:
+    report = full.get("exactness")
+    if not report:
+        reason = full.get("exactness_reason")
+        is_plain = full["precision"] == "float32" and reason
+        return f"float32, as the model alone; beyond a self-check {reason}" if is_plain else unknown(reason)
+    low, high = 100 * report["agreement_low"], 100 * report["agreement_high"]
+    said = (
+        f"{report['same_labels']:,} of {report['rows']:,} labels as in float32 one text at a time "
+        f"({100 * report['agreement']:.2f} % [{low:.2f}, {high:.2f}]); logits differ by at most "
+        f"{number(report['max_abs_logit_difference'])}, {number(report['mean_abs_logit_difference'])} on average"
+    )
+    if report.get("accuracy_difference") is not None:
+        ends = [100 * report[f"accuracy_difference_{end}"] for end in ("low", "high")]
+        said += (
+            f"; accuracy {100 * report['accuracy_difference']:+.2f} [{ends[0]:+.2f}, {ends[1]:+.2f}] percentage points"
+        )
+    guarded = full.get("guarded_texts")
+    return f"{said}; {guarded:,} near ties were computed again in float32" if guarded else said
+
+
+def _phases(full: Mapping[str, Any]) -> list[Block]:
+    """Return where the time of the workers went."""
+    phases = full.get("phases_s")
+    if not phases:
+        return []
+    total, known = full["worker_time_s"], sum(phases.values())
+    rows = [[PHASES[name], number(phases[name]), f"{100 * phases[name] / total:.1f}"] for name in PHASES]
+    if total - known > LEAST_REST * total:
+        rows.append(["anything else", number(total - known), f"{100 * (1 - known / total):.1f}"])
+    notes = []
+    if known > OVERLAPPING * total:
+        notes.append("tokenizing went on beside computing, so the shares add up to more than 100 %")
+    if total > OVERLAPPING * full["inference_time_s"]:
+        notes.append(f"several workers ran at once: together {number(total)} s in {number(full['inference_time_s'])} s")
+    return [Table(["phase", "s", "% of the\ntime"], rows, left=[0], caption="Where the time went", notes=notes)]
 
 
 def _cut(full: Mapping[str, Any]) -> str:

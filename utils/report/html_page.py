@@ -4,13 +4,11 @@ import base64
 import re
 import struct
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from boundby.typesetting import printable
+from boundby.webpage import environment
 from utils.report.blocks import Document, Heading
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
 
 TEMPLATES = Path(__file__).parent
 TEMPLATE = "page.html.j2"
@@ -29,28 +27,14 @@ def render(document: Document) -> str:
     """Return the whole page; a list of its sections stands before the first of them."""
     is_heading = [isinstance(block, Heading) for block in document.blocks]
     start = is_heading.index(True) if any(is_heading) else len(is_heading)
-    template = _environment().get_template(TEMPLATE)
-    return template.render(
+    made = environment(TEMPLATES, finalize=_inert)
+    made.filters |= {"kind": lambda block: type(block).__name__, "anchor": _anchor, "image": _image}
+    return made.get_template(TEMPLATE).render(
         document=document,
         opening=document.blocks[:start],
         sections=document.blocks[start:],
         headings=[block for block in document.blocks if isinstance(block, Heading)],
     )
-
-
-def _environment() -> "Environment":
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        finalize=_inert,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"kind": lambda block: type(block).__name__, "anchor": _anchor, "image": _image}
-    return environment
 
 
 def _inert(value: Any) -> Any:

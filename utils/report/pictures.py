@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from boundby import files
 from utils.report import blocks
@@ -10,6 +10,10 @@ from utils.report.sources import Picture, ReportData
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from utils.plots.style import Subject
+
+Drawing: TypeAlias = "tuple[Picture, Callable[[], Figure]]"
 
 
 def draw(data: ReportData) -> tuple[Picture, ...]:
@@ -23,7 +27,7 @@ def draw(data: ReportData) -> tuple[Picture, ...]:
     ceilings = data.document["ceilings"]
     no_roofline = roofline.why_not(data.rows, ceilings, data.document["ceilings_reason"])
     choice, targets, trace = data.choice, data.config.targets, data.trace or {}
-    plan: list[tuple[Picture, Callable[[], Figure]]] = [
+    plan: list[Drawing] = [
         (
             Picture(
                 layout.roofline_plot,
@@ -32,6 +36,7 @@ def draw(data: ReportData) -> tuple[Picture, ...]:
             ),
             lambda: roofline.figure(data.rows, about, ceilings),
         ),
+        *_of_predictions(data, about),
         (
             Picture(layout.batch_size_plot, "six panels over the batch size", no_rows),
             lambda: batch_size_comparison.figure(data.rows, about, choice, targets),
@@ -63,6 +68,23 @@ def draw(data: ReportData) -> tuple[Picture, ...]:
         else:
             picture.path.unlink(missing_ok=True)  # a picture of an earlier run would pass for this one's
     return tuple(picture for picture, _ in plan)
+
+
+def _of_predictions(data: ReportData, about: "Subject") -> "list[Drawing]":
+    from utils.plots import calibration, confusion
+
+    layout, quality = data.layout, data.quality
+    reason = None if quality else f"not drawn: {data.quality_reason}"
+    return [
+        (
+            Picture(layout.confusion_plot, "which classes are taken for which", reason),
+            lambda: confusion.figure(quality.confusion, quality.names, about),
+        ),
+        (
+            Picture(layout.calibration_plot, "how often predictions are right, by their confidence", reason),
+            lambda: calibration.figure(quality.calibration, about),
+        ),
+    ]
 
 
 def shown(data: ReportData, path: Path) -> list[blocks.Block]:

@@ -17,6 +17,8 @@ from utils.cli import DEFAULT_CONFIG, Run
 from utils.comparison import results
 from utils.config import Config
 from utils.errors import InputError
+from utils.evaluation import quality as qualities
+from utils.evaluation.quality import Quality
 from utils.optimal import judge, optimal
 from utils.report.typesetting import listed
 from utils.trace_analysis.document import SCHEMA_VERSION as TRACE_VERSION
@@ -89,6 +91,8 @@ class ReportData:
     trace_reason: str | None = None  # why there is none
     layers: ModelProfile | None = None
     layers_reason: str | None = None
+    quality: Quality | None = None  # of the predictions over the whole dataset
+    quality_reason: str | None = None
 
     @property
     def dtypes(self) -> list[str]:
@@ -135,6 +139,7 @@ def read(run: Run) -> ReportData:
     operators, operators_reason = _operators(layout, document, manifest)
     trace, trace_reason = _trace(layout, document, manifest)
     layers, layers_reason = _layers(layout, document, config)
+    quality, quality_reason = _quality(layout, document)
     return ReportData(
         document=document,
         config=config,
@@ -155,6 +160,8 @@ def read(run: Run) -> ReportData:
         trace_reason=trace_reason,
         layers=layers,
         layers_reason=layers_reason,
+        quality=quality,
+        quality_reason=quality_reason,
     )
 
 
@@ -252,6 +259,14 @@ def _layers(layout: Layout, document: Mapping[str, Any], config: Config) -> tupl
         return None, "layers.enabled is false" if not config.layers.enabled else "step 03 has not run"
     except (OSError, ValueError) as error:
         return None, f"{layout.layer_summary.name} cannot be read: {error}"
+
+
+def _quality(layout: Layout, document: Mapping[str, Any]) -> tuple[Quality | None, str | None]:
+    """Return what the predictions are like, or None and the reason."""
+    full = document["full_dataset_metrics"]
+    if full is None:
+        return None, f"the dataset was not evaluated: {document['full_dataset_reason']}"
+    return qualities.read(layout.evaluated, full.get("plan"))
 
 
 def _is_of_another_model(layout: Layout, document: Mapping[str, Any]) -> bool:

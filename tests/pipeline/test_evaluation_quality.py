@@ -1,0 +1,238 @@
+"""What is said of the predictions: by class, by pair, by confidence; and the surest mistakes, in little memory."""
+
+import csv
+import tracemalloc
+from itertools import pairwise
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from sklearn.metrics import brier_score_loss, precision_recall_fscore_support
+
+from tests import predicted_quality as predicted
+from tests.baseline_document import PLAN
+from utils.artifacts import EvaluationFolder
+from utils.evaluation import calibration, confusion, mistakes, parts, quality
+from utils.evaluation.calibration import Reliability
+from utils.evaluation.mistakes import ConfidentMistakes
+
+# Classes
+
+
+def test_every_class_has_the_scores_of_sklearn():
+    source = np.random.default_rng(1)
+    labels = source.integers(0, 6, 300)
+    predictions = np.where(source.random(300) < 0.7, labels, source.integers(0, 6, 300))
+    counts = confusion.counted(labels, predictions, 6)
+    found = confusion.per_class(counts, list("abcdef"))
+    expected = precision_recall_fscore_support(labels, predictions)
+    for name, values in zip(("precision", "recall", "f1", "support"), expected, strict=True):
+        assert [each[name] for each in found] == pytest.approx(values.tolist(), abs=1e-12), name
+    assert np.mean([each["f1"] for each in found]) == pytest.approx(confusion.scores(counts)["f1_macro"], abs=1e-12)
+    assert all(each["recall_ci_low"] < each["recall"] < each["recall_ci_high"] for each in found)
+
+
+def test_share_of_nothing_is_none_with_its_reason_and_never_zero():
+    counts = np.array([[3, 0, 1, 0], [2, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]])
+    both, unpredicted, unlabelled, absent = confusion.per_class(counts, list("abcd"))
+    assert both["reason"] is None and (both["precision"], both["recall"]) == (0.6, 0.75)
+    assert (unpredicted["precision"], unpredicted["recall"], unpredicted["f1"]) == (None, 0, 0)
+    assert unpredicted["reason"] == "precision: it was never predicted"
+    assert (unlabelled["precision"], unlabelled["recall"], unlabelled["recall_ci_low"]) == (0, None, None)
+    assert unlabelled["reason"] == "recall: no row has this label"
+    assert [absent[name] for name in ("precision", "recall", "f1")] == [None] * 3
+    assert absent["reason"].endswith("f1: neither")
+
+
+def test_most_confused_pairs_come_first_and_hits_are_no_confusion():
+    counts = np.array([[50, 4, 2], [2, 10, 0], [4, 0, 6]])
+    found = confusion.most_confused(counts, "abc", 3)
+    assert [(each["label_name"], each["prediction_name"], each["rows"], each["support"]) for each in found] == [
+        ("c", "a", 4, 10),  # the same four rows are more of c than of a
+        ("a", "b", 4, 56),
+        ("b", "a", 2, 12),
+    ]
+    assert found[0]["share"] == 0.4
+    assert confusion.most_confused(np.diag([3, 4]), "ab", 3) == []
+
+
+# Calibration
+
+
+def counted(confidences, is_right, pieces: int = 1) -> Reliability:
+    found = Reliability()
+    for part, right in zip(np.array_split(confidences, pieces), np.array_split(is_right, pieces), strict=True):
+        found.add(part, right)
+    return found
+
+
+@pytest.fixture
+def rows() -> tuple[np.ndarray, np.ndarray]:
+    """Confidences of an overconfident model, most of them near 1, and which predictions are right."""
+    source = np.random.default_rng(2)
+    confidences = (1 - source.beta(0.6, 4, 5000) * 0.9).astype(np.float32)
+    return confidences, source.random(5000) < confidences - 0.05
+
+
+def test_bins_hold_equally_many_rows_and_give_the_error_of_its_definition(rows):
+    confidences, is_right = rows
+    found = counted(confidences, is_right).as_dict()
+    sizes = [each["rows"] for each in found["bins"]]
+    assert len(sizes) == calibration.BINS and sum(sizes) == 5000 and max(sizes) - min(sizes) <= 5
+    order = np.argsort(confidences, kind="stable")
+    edges = np.cumsum([0, *sizes])
+    groups = [order[start:stop] for start, stop in pairwise(edges)]
+    error = sum(len(each) * abs(is_right[each].mean() - confidences[each].mean(dtype=float)) for each in groups) / 5000
+    assert found["ece"] == pytest.approx(error, abs=1e-4)  # a cell may hold rows of two groups
+    assert found["mean_confidence"] == pytest.approx(confidences.mean(dtype=float), abs=1e-9)
+    assert found["brier_score"] == pytest.approx(brier_score_loss(is_right, confidences.astype(float)), abs=1e-9)
+    assert found["accuracy"] == is_right.mean()
+    assert all(each["accuracy_ci_low"] <= each["accuracy"] <= each["accuracy_ci_high"] for each in found["bins"])
+    assert sum(found["distribution"]["rows"]) == 5000 and sum(found["distribution"]["correct"]) == is_right.sum()
+
+
+def test_parts_give_the_same_figures_to_the_last_bit_in_any_order_and_number(rows):
+    confidences, is_right = rows
+    shuffled = np.random.default_rng(0).permutation(5000)
+    expected = counted(confidences, is_right).as_dict()
+    assert counted(confidences, is_right, 7).as_dict() == expected
+    assert counted(confidences[shuffled], is_right[shuffled], 3).as_dict() == expected
+
+
+def test_a_model_that_is_right_as_often_as_it_says_shows_the_error_by_chance():
+    found = [predicted.reliability(2000, seed=seed) for seed in range(30)]
+    errors, by_chance = ([each[name] for each in found] for name in ("ece", "ece_by_chance"))
+    assert np.mean(errors) == pytest.approx(np.mean(by_chance), rel=0.1)
+    overconfident = predicted.reliability(2000, overconfident=0.1)
+    assert overconfident["ece"] == pytest.approx(0.1, abs=0.03) and overconfident["ece"] > 3 * by_chance[0]
+
+
+def test_equal_confidences_share_a_bin_and_few_rows_are_called_few():
+    sure = counted(np.ones(1000, dtype=np.float32), np.arange(1000) % 10 > 0).as_dict()
+    [only] = sure["bins"]
+    assert (only["rows"], only["confidence_to"], only["has_few_rows"]) == (1000, 1.0, False)
+    assert (sure["mean_confidence"], sure["ece"]) == (1.0, pytest.approx(0.1))
+    assert sure["brier_score"] == pytest.approx(0.1) and sure["ece_by_chance"] == 0
+    mixed = counted(np.array([0.3] * 5 + [1.0] * 295, dtype=np.float32), np.ones(300, dtype=bool)).as_dict()
+    assert [(each["rows"], each["has_few_rows"]) for each in mixed["bins"]] == [(300, False)]
+    assert [each["has_few_rows"] for each in predicted.reliability(20)["bins"]] == [True]
+
+
+def test_threshold_is_the_lowest_that_surely_keeps_the_promise():
+    confidences = np.repeat(np.array([0.5, 0.7, 0.9], dtype=np.float32), 400)
+    is_right = np.concatenate([np.arange(400) % 2 == 0, np.arange(400) % 25 > 0, np.arange(400) >= 0])
+    ninety, ninety_five, ninety_nine = counted(confidences, is_right).as_dict()["thresholds"]
+    assert (ninety["rows"], ninety["share"], ninety["accuracy"]) == (800, pytest.approx(2 / 3), 0.98)
+    assert ninety["confidence"] == pytest.approx(0.7, abs=1e-4) and ninety["accuracy_ci_low"] > 0.9
+    assert ninety_five["rows"] == 800
+    assert (ninety_nine["rows"], ninety_nine["accuracy"]) == (400, 1.0)
+    [_, _, none] = counted(confidences[:400], is_right[:400]).as_dict()["thresholds"]
+    assert none["confidence"] is None and none["reason"]
+
+
+# Mistakes
+
+
+def tables(rows: int, pieces: int, seed: int = 3):
+    """Return shards with their parts, of which several rows are equally sure."""
+    source = np.random.default_rng(seed)
+    labels, logits = source.integers(0, 3, rows), source.integers(0, 6, (rows, 3)).astype(np.float32)
+    lengths = source.integers(1, 9, rows)
+    for number, places in enumerate(np.array_split(np.arange(rows), pieces)):
+        table = parts.table_of(places, labels[places], lengths[places], logits[places])
+        yield SimpleNamespace(id=number), table
+
+
+def kept(shards) -> list[mistakes.Mistake]:
+    found = ConfidentMistakes()
+    for shard, table in shards:
+        found.add(shard, table)
+    return sorted(found._heap, reverse=True)
+
+
+def test_surest_mistakes_are_those_of_a_full_sort():
+    [(_, table)] = tables(2000, 1)
+    rows = [row for row in table.to_pylist() if row["label"] != row["prediction"]]
+    rows.sort(key=lambda row: (-row["confidence"], -row["margin"], row["row_id"]))
+    expected = [row["row_id"] for row in rows[: mistakes.KEPT]]
+    assert rows[mistakes.KEPT]["confidence"] == rows[mistakes.KEPT - 1]["confidence"]  # the last place is a tie
+    for pieces in (1, 3, 40):
+        assert [-each.negative_row_id for each in kept(tables(2000, pieces))] == expected
+    assert [-each.negative_row_id for each in kept(reversed(list(tables(2000, 7))))] == expected
+    right = parts.table_of(np.arange(3), np.zeros(3, int), np.ones(3, int), np.eye(1, 3).repeat(3, 0))
+    assert kept([(SimpleNamespace(id=0), right)]) == []
+
+
+def test_memory_does_not_grow_with_the_rows():
+    [(shard, table)] = tables(1000, 1)
+    confidences, is_right = table["confidence"].to_numpy(), np.arange(1000) % 2 == 0
+    reliability, surest = Reliability(), ConfidentMistakes()
+
+    def see(parts_seen: int) -> int:
+        for _ in range(parts_seen):
+            reliability.add(confidences, is_right)
+            surest.add(shard, table)
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        few, many = see(3), see(150)
+    finally:
+        tracemalloc.stop()
+    assert many - few < 100_000
+
+
+def test_texts_are_cut_and_keep_their_row():
+    long = "ü" * (mistakes.LONGEST_TEXT + 1)
+    found = mistakes.Mistake(0.9, 1.5, -12, 0, 1, 7, 0)
+    described = mistakes._described(found, ("a", "b"), long)
+    assert (described["row_id"], described["label_name"], described["prediction_name"]) == (12, "a", "b")
+    assert len(described["text"]) == mistakes.LONGEST_TEXT and described["text"].endswith("…")
+    assert mistakes._described(found, ("a", "b"), long[:-1])["text"] == long[:-1]
+
+
+# Files
+
+
+def read_csv(path) -> list[list[str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.reader(file))
+
+
+def test_tables_for_people_and_the_record_for_programs_say_the_same(tmp_path):
+    folder = EvaluationFolder(tmp_path)
+    names = ("-1", "=1+1", 'comma, "quote"\nand line')
+    predicted.store(folder, names, mistakes=predicted.mistakes(2, '=HYPERLINK("x")\nsecond line', name=names[1]))
+    [head, *lines] = read_csv(folder.confusion_matrix)
+    assert head == [quality.CORNER, "'-1", "'=1+1", names[2]]  # a spreadsheet runs none of them
+    assert [[int(cell) for cell in line[1:]] for line in lines] == predicted.COUNTS.tolist()
+    [head, *lines] = read_csv(folder.per_class)
+    assert [line[1] for line in lines] == ["'-1", "'=1+1", names[2]]
+    last = dict(zip(head, lines[2], strict=True))
+    assert (last["recall"], last["f1"], last["reason"]) == ("", "0.0", "recall: no row has this label")
+    [_, first, _] = read_csv(folder.confident_mistakes)
+    assert first[-1] == '\'=HYPERLINK("x")\nsecond line 0'
+    found, reason = quality.read(folder, PLAN)
+    assert reason is None and found.names == list(names)
+    assert np.array_equal(found.confusion, predicted.COUNTS)
+    assert found.confident_mistakes[0]["text"] == '=HYPERLINK("x")\nsecond line 0'
+    assert found.calibration == predicted.reliability()
+
+
+def test_what_cannot_be_read_has_a_reason(tmp_path):
+    folder = EvaluationFolder(tmp_path / "evaluation")
+    assert quality.read(folder, PLAN) == (None, "there is no evaluation/quality.json")
+    predicted.store(folder)
+    assert quality.read(folder, "other") == (None, "quality.json is of another evaluation than the metrics")
+    assert quality.read(folder, None)[0] is None
+    whole = folder.confusion_matrix.read_text()
+    folder.confusion_matrix.write_text(whole.partition("\n")[2])
+    assert quality.read(folder, PLAN)[1] == "confusion_matrix.csv and quality.json are not of the same classes"
+    folder.confusion_matrix.write_text(whole.replace("90", "ninety"))
+    assert "cannot be read" in quality.read(folder, PLAN)[1]
+    folder.confusion_matrix.unlink()
+    assert quality.read(folder, PLAN)[1] == "there is no evaluation/confusion_matrix.csv"
+    folder.quality.write_text(folder.quality.read_text().replace('"schema_version": 1', '"schema_version": 9'))
+    assert quality.read(folder, PLAN)[1] == "quality.json is of version 9, this program reads 1"
+    folder.quality.write_text("[]")
+    assert "cannot be read" in quality.read(folder, PLAN)[1]

@@ -1,0 +1,54 @@
+"""What an evaluation says of its predictions, for the tests of pictures and report."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tests.baseline_document import PLAN
+from utils.artifacts import EvaluationFolder
+from utils.evaluation import confusion, quality
+from utils.evaluation.calibration import Reliability
+
+NAMES = ("negative", "neutral", "positive")
+COUNTS = np.array([[90, 8, 2], [30, 60, 0], [0, 0, 0]])
+
+
+def reliability(rows: int = 3000, overconfident: float = 0.0, seed: int = 0) -> dict[str, Any]:
+    """Return the calibration of so many predictions that are right as often as they say, less `overconfident`."""
+    source = np.random.default_rng(seed)
+    confidences = source.uniform(0.4, 1.0, rows).astype(np.float32)
+    found = Reliability()
+    found.add(confidences, source.random(rows) < confidences - overconfident)
+    return found.as_dict()
+
+
+def mistakes(count: int = 2, text: str = "a text", name: str = "neutral") -> list[dict[str, Any]]:
+    """Return so many confident mistakes."""
+    return [
+        {
+            "row_id": 7 * number,
+            "label_name": name,
+            "prediction_name": "negative",
+            "confidence": 0.99 - number / 100,
+            "margin": 4.5,
+            "n_tokens": 5,
+            "text": f"{text} {number}",
+        }
+        for number in range(count)
+    ]
+
+
+def store(folder: EvaluationFolder, names: Sequence[str] = NAMES, counts: np.ndarray = COUNTS, **changes: Any) -> None:
+    """Write what `finalize` writes of the predictions of the plan that `baseline_document` speaks of."""
+    content = {"plan": PLAN, "mistakes": mistakes(), "calibration": reliability(), **changes}
+    quality.write(folder, content["plan"], names, counts, content["mistakes"], content["calibration"])
+
+
+def random_counts(classes: int, rows: int, seed: int = 0) -> np.ndarray:
+    """Return the matrix of a classifier that mostly confuses neighbours."""
+    source = np.random.default_rng(seed)
+    labels, luck = source.integers(0, classes, rows), source.random(rows)
+    near = np.minimum(labels // 3 * 3 + source.integers(0, 3, rows), classes - 1)
+    predictions = np.where(luck < 0.85, labels, np.where(luck < 0.95, near, source.integers(0, classes, rows)))
+    return confusion.counted(labels, predictions, classes)

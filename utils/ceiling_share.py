@@ -1,0 +1,53 @@
+"""How much of this machine's measured limit the pass over the whole dataset used, counting tokens of texts alone."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+FAST = {"cpu": "medium", "cuda": "high"}  # setting of float32 products that the precision float32_fast stands for
+BESIDE = 1.05  # seconds of all workers over those in which any ran: above it several ran at once
+
+
+def share_of_ceiling(
+    full: Mapping[str, Any],
+    rows: Sequence[Mapping[str, Any]],
+    ceilings: Mapping[str, Any] | None,
+    device: str,
+) -> dict[str, Any]:
+    """Return useful FLOP/s over the ceiling in percent, and that ceiling; None and a reason where it cannot be told.
+
+    The FLOPs that a token needs are those counted in the sweep, whose texts are a sample of the same dataset: padding
+    left out, each text that was computed counted once. On a GPU each worker has one, so their seconds are added up.
+    """
+    row = next((each for each in rows if each.get("useful_flops_pct") and each["tokens_per_sec_real"]), None)
+    ceiling = _ceiling(full, ceilings, device)
+    has_several = full["worker_time_s"] > BESIDE * full["inference_time_s"]
+    if row is None:
+        return _unknown("the FLOPs of a forward were not counted")
+    if ceiling is None:
+        return _unknown(f"no ceiling was measured for {full['precision']}")
+    if has_several and device == "cpu":
+        return _unknown("several workers computed, and their parts do not tell on how many machines")
+    tokens = row["tokens_per_sec_real"] / row["throughput_samples_per_sec_mean"] * row["batch_size"]
+    flops = full["useful_tokens"] * row["flops_per_batch"] * row["useful_flops_pct"] / 100 / tokens
+    rate = flops / full["worker_time_s" if device == "cuda" else "inference_time_s"]
+    return {
+        "useful_flops_per_sec": rate,
+        "share_of_ceiling_pct": 100 * rate / ceiling,
+        "ceiling_flops_per_sec": ceiling,
+        "share_of_ceiling_reason": None,
+    }
+
+
+def _ceiling(full: Mapping[str, Any], ceilings: Mapping[str, Any] | None, device: str) -> float | None:
+    """Return the measured FLOP/s of matrix products in the precision of the pass, under its setting."""
+    for each in (ceilings or {}).get("compute", ()):
+        wanted = FAST.get(device) if full["precision"] == "float32_fast" else None
+        is_setting = each["precision"] == wanted if wanted else each["is_configured"]
+        if each["dtype"] == full["dtype"] and is_setting:
+            return each["flops_per_s"]
+    return None
+
+
+def _unknown(reason: str) -> dict[str, Any]:
+    values = ("useful_flops_per_sec", "share_of_ceiling_pct", "ceiling_flops_per_sec")
+    return {**dict.fromkeys(values), "share_of_ceiling_reason": reason}
