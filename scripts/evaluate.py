@@ -2,7 +2,7 @@
 
 Reads:  the normalised dataset and the model that step 01 left
 Writes: evaluation/ in the results folder: plan.json (plan); part-*.parquet, cost-*.json (run); predictions.csv,
-        metrics.json (finalize)
+        per_class.csv, confusion_matrix.csv, confident_mistakes.csv, quality.json, metrics.json (finalize)
 Exit:   0 done · 1 something is missing or failed · 2 usage, input, or a plan for something else · 3 no space, no device
 
     python scripts/evaluate.py plan [--anew] [--config FILE] [key.sub=value ...]

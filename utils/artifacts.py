@@ -46,6 +46,26 @@ class EvaluationFolder:
         """The numbers over all rows."""
         return self.path / "metrics.json"
 
+    @property
+    def per_class(self) -> Path:
+        """One line per class: counts, precision, recall, F1."""
+        return self.path / "per_class.csv"
+
+    @property
+    def confusion_matrix(self) -> Path:
+        """How many rows of each label got each prediction."""
+        return self.path / "confusion_matrix.csv"
+
+    @property
+    def confident_mistakes(self) -> Path:
+        """The wrong predictions that the model is surest of, with their texts."""
+        return self.path / "confident_mistakes.csv"
+
+    @property
+    def quality(self) -> Path:
+        """Classes, confused pairs, confident mistakes and calibration, for programs."""
+        return self.path / "quality.json"
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -93,9 +113,14 @@ class Layout:
         return self.results / "evaluation"
 
     @property
+    def evaluated(self) -> EvaluationFolder:
+        """The files of the pass over the whole dataset."""
+        return EvaluationFolder(self.evaluation)
+
+    @property
     def predictions(self) -> Path:
         """One line per evaluated row."""
-        return EvaluationFolder(self.evaluation).predictions
+        return self.evaluated.predictions
 
     @property
     def traces(self) -> Path:
@@ -171,6 +196,16 @@ class Layout:
     def plots(self) -> Path:
         """The folder of the pictures."""
         return self.results / "plots"
+
+    @property
+    def confusion_plot(self) -> Path:
+        """Which classes are taken for which."""
+        return self.plots / "confusion_matrix.png"
+
+    @property
+    def calibration_plot(self) -> Path:
+        """How often predictions are right, by their confidence."""
+        return self.plots / "calibration.png"
 
     @property
     def batch_size_plot(self) -> Path:

@@ -14,6 +14,7 @@ from boundby.sampler import Sampler
 from boundby.timer import Timer
 from utils import diagnosis, instruments, metrics, receipts, visits
 from utils.artifacts import METRICS_VERSION
+from utils.ceiling_share import share_of_ceiling
 from utils.cli import Run
 from utils.data import DataReceipt, Rows
 from utils.errors import PipelineError
@@ -158,6 +159,8 @@ class Baseline:
         first = self.rows.get(config.model.dtype, [])
         best = optimal(first, config.targets)
         chosen = next((row for row in first if row["batch_size"] == best["batch_size"]), None)
+        limits = self.ceilings.as_dict() if self.ceilings else None
+        full = self.full and {**self.full, **share_of_ceiling(self.full, first, limits, self.device["type"])}
         return {
             "schema_version": METRICS_VERSION,
             "boundby_version": __version__,
@@ -170,13 +173,13 @@ class Baseline:
             "dataset": {"source": self.receipt.source, **self.receipt.dataset, "rows": self.receipt.rows},
             "device": self.device,
             "agreement": self.agreement,
-            "ceilings": self.ceilings.as_dict() if self.ceilings else None,
+            "ceilings": limits,
             "ceilings_reason": None if self.ceilings else metrics.NOT_DIAGNOSED,
             "machine_state": self.machine_state,
             "max_length": self.max_length,
             "batch_sizes": _flat(self.rows),
             "optimal": best,
-            "full_dataset_metrics": self.full,
+            "full_dataset_metrics": full,
             "full_dataset_reason": None if self.full else self._why_not_evaluated(),
             "targets": judge(config.targets, chosen, self.full),
             "doubts": self.doubts,

@@ -9,6 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     NonNegativeInt,
@@ -28,6 +29,11 @@ LocalOrHub = Annotated[Name, AfterValidator(lambda name: str(Path(name).expandus
 Dtype = Literal["float32", "bfloat16", "float16"]
 Device = Annotated[str, StringConstraints(pattern=r"^(auto|cpu|cuda(:\d+)?)$")]
 FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+# YAML reads a bare on or off as a truth value.
+Switch = Annotated[
+    Literal["auto", "off", "on"],
+    BeforeValidator(lambda value: ("off", "on")[value] if isinstance(value, bool) else value),
+]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -107,6 +113,7 @@ class Evaluation(Section):
     gpus_per_worker: PositiveFloat | None = None
     storage: Name | None = None
     token_budget: PositiveInt | None = None
+    compile: Switch = "auto"
 
 
 class Trace(Section):
@@ -119,6 +126,7 @@ class Trace(Section):
     stacks: bool = True
     shapes: bool = True
     memory: bool = True
+    nvtx: bool = False
     max_mb: PositiveInt = 500
 
 

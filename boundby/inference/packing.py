@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from boundby.inference import last_layer
 from boundby.inference.tokens import Tokens
 
 GROUPED, VARLEN = "boundby_grouped", "boundby_varlen"
@@ -78,6 +79,10 @@ def grouped_attention(
     current: Pack = _local.pack
     heads, is_causal = query.shape[1], _is_causal(module, settings)
     out = query.new_empty(1, query.shape[2], heads, value.shape[-1])
+    rows = last_layer.rows_of(module)
+    if rows is not None:
+        out[0, rows] = _grouped_attention_of_one(current, query[0, :, rows], key, value, settings)
+        return out, None
     for start, texts, length in current.groups:
         part = slice(start, start + texts * length)
         q, k, v = (_grouped(each, part, texts, length) for each in (query, key, value))
@@ -93,6 +98,23 @@ def grouped_attention(
     return out, None
 
 
+def _grouped_attention_of_one(
+    current: Pack, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, settings: dict[str, Any]
+) -> torch.Tensor:
+    """Return `[texts, heads, width]`: what one token of each text, `[heads, texts, width]`, sees in all of its text."""
+    first, found = 0, []
+    for start, texts, length in current.groups:
+        part = slice(start, start + texts * length)
+        q = query[:, first : first + texts].transpose(0, 1)[:, :, None]
+        k, v = (_grouped(each, part, texts, length) for each in (key, value))
+        answers = functional.scaled_dot_product_attention(
+            q, k, v, scale=settings.get("scaling"), enable_gqa=query.shape[0] != key.shape[1]
+        )
+        found.append(answers[:, :, 0])
+        first += texts
+    return torch.cat(found)
+
+
 def varlen_attention(
     module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, _mask: Any, **settings: Any
 ) -> tuple[torch.Tensor, None]:
@@ -101,15 +123,23 @@ def varlen_attention(
 
     current: Pack = _local.pack
     q, k, v = (each[0].transpose(0, 1) for each in (query, key, value))
+    starts, longest = current.starts, current.longest
     window = (-1, 0) if _is_causal(module, settings) else (-1, -1)
+    rows = last_layer.rows_of(module)
+    if rows is not None:
+        q, starts = q[rows], torch.arange(len(rows) + 1, dtype=starts.dtype, device=starts.device)
+        longest, window = 1, (-1, -1)
     # One split: the result of a text does not depend on its neighbours.
     found = varlen_attn(
-        *(q, k, v, current.starts, current.starts, current.longest, current.longest),
+        *(q, k, v, starts, current.starts, longest, current.longest),
         scale=settings.get("scaling"),
         window_size=window,
         enable_gqa=q.shape[1] != k.shape[1],
         num_splits=1,
     )
+    if rows is not None:
+        answers, found = found, found.new_empty(query.shape[2], *found.shape[1:])
+        found[rows] = answers
     return found[None], None
 
 
@@ -128,6 +158,16 @@ def register() -> None:
 
     AttentionInterface.register(GROUPED, grouped_attention)
     AttentionInterface.register(VARLEN, varlen_attention)
+
+
+def opaque(attention: str) -> str:
+    """Return the name of the same attention for a model that is compiled, which leaves this function as it is."""
+    from transformers import AttentionInterface
+
+    name = f"{attention}_opaque"
+    function = grouped_attention if attention == GROUPED else varlen_attention
+    AttentionInterface.register(name, torch.compiler.disable(function))
+    return name
 
 
 def _is_causal(module: Any, settings: dict[str, Any]) -> bool:

@@ -27,13 +27,17 @@ class PredictorOptions:
     """All that a prediction depends on besides texts, model and tokenizer. Plain values, as a plan keeps them.
 
     `precision` is a key of `PRECISIONS`. Rows whose best logit leads by `guard_margin` or less are computed again,
-    each alone, by the stock forward in float32. `token_budget` None is a default for the device.
+    each alone, by the stock forward in float32. `token_budget` None is a default for the device. `trim`: the last
+    layer may be computed for the tokens alone that the head reads; `compile`: the layers may be compiled, which takes
+    a minute or so at the start.
     """
 
     max_length: int
     precision: str = "float32"
     token_budget: int | None = None
     guard_margin: float = 0.0
+    trim: bool = True
+    compile: bool = False
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,9 @@ class Predictor:
         self._timer = timer or Timer(synchronize=synchronizer(model.device))
         self._precision = PRECISIONS[options.precision]
         checked = tokenize(tokenizer, check_texts, options.max_length)
-        self._strategy, self.check = checked_strategy(model, tokenizer, checked, self._precision)
+        self._strategy, self.check = checked_strategy(
+            model, tokenizer, checked, self._precision, trims=options.trim, compiles=options.compile
+        )
         self.matmul_effect = matmul_effect(self._precision, model.device)
         self._stock = in_dtype(model, torch.float32)
 
@@ -118,6 +124,16 @@ class Predictor:
     def strategy(self) -> str:
         """The name of the way in which batches are computed."""
         return self._strategy.name
+
+    @property
+    def trim(self) -> bool:
+        """Whether the last layer computes only the tokens that the head reads."""
+        return self._strategy.trims
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the layers are compiled."""
+        return self.check.compile_s is not None
 
     @property
     def doubts(self) -> tuple[str, ...]:

@@ -1,7 +1,9 @@
 """Hold a strategy against the model's own forward before it is used."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,20 +23,26 @@ CHECK_BUDGET = 1024  # small enough that 64 texts make several batches of mixed 
 class SelfCheck:
     """A strategy beside one stock forward per text in float32. Differences are of logits; `allowed` is in their unit.
 
-    `doubts` tells which faster strategies the model seemed able to take and could not.
+    `trim`: its last layer computes only the tokens that the head reads. `doubts` tells which faster strategies the
+    model seemed able to take and could not. `compile_s` are the seconds of compiling and a first pass over the texts,
+    None where nothing is compiled.
     """
 
     strategy: str
+    trim: bool
     rows: int
     same_labels: int
     max_abs_difference: float
     allowed: float
     smallest_margin: float
     doubts: tuple[str, ...] = ()
+    compile_s: float | None = None
 
 
-def checked_strategy(model: Any, tokenizer: Any, tokens: Tokens, precision: Precision) -> tuple[Strategy, SelfCheck]:
-    """Return the first strategy whose logits are the stock forward's, and the comparison.
+def checked_strategy(
+    model: Any, tokenizer: Any, tokens: Tokens, precision: Precision, *, trims: bool = True, compiles: bool = False
+) -> tuple[Strategy, SelfCheck]:
+    """Return the first strategy whose logits are the stock forward's, and the comparison; it may trim, it may compile.
 
     The last resort is the stock forward itself, which is taken as it is: what it differs by is then in the comparison.
     """
@@ -42,7 +50,7 @@ def checked_strategy(model: Any, tokenizer: Any, tokens: Tokens, precision: Prec
     reference = one_by_one(in_dtype(model, torch.float32), tokens, rows)
     allowed = precision.tolerance * float(np.abs(reference).max())
     doubts: list[str] = []
-    offered = candidates(model, tokenizer, precision)
+    offered = candidates(model, tokenizer, precision, trims)
     for name, make in offered:
         is_last = name == offered[-1][0]
         try:
@@ -55,12 +63,40 @@ def checked_strategy(model: Any, tokenizer: Any, tokens: Tokens, precision: Prec
             continue
         difference = float(np.abs(found - reference).max())
         if difference <= allowed or is_last:  # NaN is not: it compares as false
-            return strategy, _check(strategy, reference, found, allowed, doubts)
+            check = _check(strategy, reference, found, allowed, doubts)
+            if not compiles:
+                return strategy, check
+            compiled = _compiled(make, tokens, rows, found, precision)
+            if isinstance(compiled, str):
+                return strategy, replace(check, doubts=(*check.doubts, compiled))
+            return compiled[0], replace(check, compile_s=compiled[1])
         doubts.append(
             f"not {name}: its logits differ from the stock forward's by up to {difference:.3g} on {len(rows)} texts, "
             f"allowed are {allowed:.3g}"
         )
     raise AssertionError("the last candidate is always taken")
+
+
+def _compiled(
+    make: Callable[[], Strategy], tokens: Tokens, rows: Sequence[int], expected: np.ndarray, precision: Precision
+) -> tuple[Strategy, float] | str:
+    """Return the strategy with its layers compiled and the seconds that this took; or why it stays as it is.
+
+    In every process the first batch, for which torch compiles, is the same.
+    """
+    start = time.perf_counter()
+    try:
+        strategy = make()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # those of torch's compiler are not ours to cure
+            strategy.compile()
+            found = logits_of(strategy, tokens, rows, CHECK_BUDGET, precision)
+    except Exception as error:  # any type: it is a compiler
+        return f"not compiled: {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    difference, allowed = float(np.abs(found - expected).max()), precision.tolerance * float(np.abs(expected).max())
+    if not difference <= allowed:
+        return f"not compiled: logits then differ by up to {difference:.3g}, allowed are {allowed:.3g}"
+    return strategy, time.perf_counter() - start
 
 
 def check_rows(lengths: np.ndarray) -> list[int]:
@@ -96,6 +132,7 @@ def _check(
         )
     return SelfCheck(
         strategy=strategy.name,
+        trim=strategy.trims,
         rows=len(reference),
         same_labels=int((reference.argmax(axis=1) == found.argmax(axis=1)).sum()),
         max_abs_difference=difference,

@@ -60,6 +60,24 @@ def test_truncation_is_counted_over_all_chunks(tokenizer: Any) -> None:
     assert tokens.truncated == words.count(9)
 
 
+def test_ids_and_cuts_are_those_of_the_usual_call(tokenizer: Any) -> None:
+    texts = [*(text_of(words) for words in (5, 6, 7, 30, 1)), "w3 unknown [SEP] w4", " w5\n w6 [PAD]", "é w7"]
+    usual = tokenizer(texts, truncation=True, max_length=8)
+    tokenizer(texts[0])  # which takes the limit away again
+    tokens = tokenize(tokenizer, texts, max_length=8)
+    assert [ids.tolist() for ids in tokens.ids] == usual["input_ids"]
+    assert tokens.truncated == sum(bool(each.overflowing) for each in usual.encodings) == 2
+
+
+def test_a_tokenizer_that_does_more_than_the_rust_one_is_called_as_it_is(tokenizer: Any) -> None:
+    class Marking(type(tokenizer)):
+        def _encode_plus(self, text: list[str], *args: Any, **named: Any) -> Any:
+            return super()._encode_plus([f"w9 {each}" for each in text], *args, **named)
+
+    marking = Marking(tokenizer_object=tokenizer.backend_tokenizer)
+    assert tokenize(marking, ["w3", "w4"], max_length=8).ids[1].tolist() == [1, 9, 4, 2]
+
+
 def test_a_tokenizer_written_in_python_cannot_tell_what_was_cut() -> None:
     class Encoded(dict):
         encodings = None

@@ -50,22 +50,31 @@ def test_positions_can_skip_the_padding_id() -> None:
     assert found.position_ids.tolist() == [[3, 2, 4, 5, 3, 2]]
 
 
+@pytest.mark.parametrize("trims", [True, False])
 @pytest.mark.parametrize("family", classifiers.FAMILIES)
 def test_the_kernel_for_variable_lengths_is_asked_for_what_the_model_does(
-    family: str, monkeypatch: pytest.MonkeyPatch
+    family: str, trims: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There is none for a CPU: a plain one stands in for it and takes the same arguments."""
     from torch.nn.attention import varlen
 
-    def plain(q: Any, k: Any, v: Any, starts: Any, *rest: Any, **asked: Any) -> Any:
-        assert asked["num_splits"] == 1 and starts.dtype == torch.int32
-        assert rest[0] is starts and rest[1:] == 2 * (int(starts.diff().max()),)
+    queries = []
+
+    def plain(q: Any, k: Any, v: Any, starts: Any, key_starts: Any, *longest: int, **asked: Any) -> Any:
+        assert asked["num_splits"] == 1 and starts.dtype == key_starts.dtype == torch.int32
+        assert longest == (int(starts.diff().max()), int(key_starts.diff().max()))
+        assert len(q) == starts[-1] and len(k) == len(v) == key_starts[-1]
+        queries.append(len(q))
         causal = asked["window_size"] == (-1, 0)
+        ranges = (zip(each.tolist(), each[1:].tolist(), strict=False) for each in (starts, key_starts))
         parts = []
-        for begin, end in zip(starts.tolist(), starts[1:].tolist(), strict=False):
-            one = (each[begin:end].transpose(0, 1)[None] for each in (q, k, v))
+        for (begin, end), (key_begin, key_end) in zip(*ranges, strict=True):
+            one = (q[begin:end], k[key_begin:key_end], v[key_begin:key_end])
             found = torch.nn.functional.scaled_dot_product_attention(
-                *one, is_causal=causal, scale=asked["scale"], enable_gqa=asked["enable_gqa"]
+                *(each.transpose(0, 1)[None] for each in one),
+                is_causal=causal,
+                scale=asked["scale"],
+                enable_gqa=asked["enable_gqa"],
             )
             parts.append(found[0].transpose(0, 1))
         return torch.cat(parts)
@@ -73,11 +82,12 @@ def test_the_kernel_for_variable_lengths_is_asked_for_what_the_model_does(
     monkeypatch.setattr(varlen, "varlen_attn", plain)
     model = classifiers.build(family, 50, 0)
     tokens = tokens_of(30, 9, 9, 4, 1)
-    strategy = strategies.Packed(strategies._wire(model, None, torch.float32, True), VARLEN)
+    strategy = strategies.Packed(strategies._wire(model, None, torch.float32, True, trims), VARLEN)
     with torch.inference_mode():
         found = strategy.logits(tokens, range(5)).numpy()
     alone = one_by_one(model, tokens, range(5))
     np.testing.assert_allclose(found, alone, atol=1e-4 * np.abs(alone).max(), rtol=0)
+    assert queries == [53, 5 if trims else 53]
 
 
 def test_a_kernel_without_all_arguments_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

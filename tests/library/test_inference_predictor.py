@@ -136,7 +136,10 @@ SPELLED = ["5 6 7 8 9", "5 6 3", "3 3 3 3", "3", "5 3 6 3 3", "8", "9 9 9 9 9 9 
 
 @pytest.mark.parametrize(
     ("family", "kind"),
-    [*((each, "grouped") for each in classifiers.FAMILIES), ("qwen2", "unmasked"), ("gpt2", "unmasked")],
+    [
+        *((each, kind) for each in classifiers.FAMILIES for kind in ("grouped", "grouped, trimmed", "masked, trimmed")),
+        *((each, kind) for each in ("qwen2", "gpt2") for kind in ("unmasked", "unmasked, trimmed")),
+    ],
 )
 def test_the_padding_id_inside_a_text_means_what_it_means_to_the_model(
     family: str, kind: str, monkeypatch: pytest.MonkeyPatch
@@ -152,6 +155,7 @@ def test_the_padding_id_inside_a_text_means_what_it_means_to_the_model(
     found = predictor.predict(SPELLED).logits
     np.testing.assert_allclose(found, alone, atol=1e-4 * np.abs(alone).max(), rtol=0)
     assert predictor.doubts == ()
+    assert predictor.trim == kind.endswith("trimmed")
 
 
 def test_a_decoder_without_a_padding_id_is_packed_too() -> None:
@@ -171,7 +175,9 @@ def test_a_wrong_head_is_found_and_the_stock_forward_taken_with_a_doubt(
     predictor = Predictor(model, tokenizer, OPTIONS, texts)
     alone = one_by_one(model, tokenize(tokenizer, texts, MAX_LENGTH), range(len(texts)))
     assert predictor.strategy == "padded with a mask"
-    assert [each.split(":")[0] for each in predictor.doubts] == ["not grouped", "not unmasked"]
+    assert not predictor.trim  # whose head reads from a row that was not computed
+    ways = ["grouped, trimmed", "grouped", "unmasked, trimmed", "unmasked", "masked, trimmed"]
+    assert [each.split(":")[0] for each in predictor.doubts] == [f"not {each}" for each in ways]
     assert "differ from the stock forward's" in predictor.doubts[0]
     assert predictor.predict(texts).labels.tolist() == alone.argmax(axis=1).tolist()
 
@@ -188,7 +194,7 @@ def test_attention_that_ignores_the_pack_is_found(
     monkeypatch.setattr("boundby.inference.packing.grouped_attention", over_everything)
     predictor = Predictor(model, tokenizer, OPTIONS, texts)
     assert predictor.strategy == "padded with a mask"
-    assert len(predictor.doubts) == 1
+    assert [each.split(":")[0] for each in predictor.doubts] == ["not grouped, trimmed", "not grouped"]
 
 
 def test_a_model_that_cannot_be_run_that_way_is_run_as_it_is(
@@ -206,7 +212,7 @@ def test_a_model_that_cannot_be_run_that_way_is_run_as_it_is(
 @pytest.mark.parametrize("family", ["qwen2", "bert"])
 def test_padding_is_counted(family: str, tokenizer: Any, texts: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     offered = strategies.candidates
-    monkeypatch.setattr("boundby.inference.selfcheck.candidates", lambda *given: offered(*given)[1:])
+    monkeypatch.setattr("boundby.inference.selfcheck.candidates", lambda *given: offered(*given)[2:])
     predictor = Predictor(built(family, tokenizer), tokenizer, OPTIONS, texts)
     found = predictor.predict(texts)
     assert found.useful_tokens < found.computed_tokens

@@ -18,7 +18,9 @@ from sklearn.metrics import accuracy_score, f1_score
 from boundby import files
 from boundby.inference import Predictor
 from tests import evaluation_workplace as workplace
+from tests.baseline_document import full_metrics
 from utils.artifacts import EvaluationFolder
+from utils.ceiling_share import share_of_ceiling
 from utils.errors import PipelineError
 from utils.evaluation import parts, planning, rows, shards
 from utils.evaluation import plan as plans
@@ -52,6 +54,7 @@ def test_every_row_is_predicted_once_and_scored_as_sklearn_does(made):
     assert [int(line[0]) for line in lines] == list(range(workplace.ROWS))
     labels, predictions = ([int(line[column]) for line in lines] for column in (1, 2))
     found = json.loads((folder / "metrics.json").read_text())["metrics"]
+    assert set(found) | set(share_of_ceiling(found, [], None, "cpu")) == set(full_metrics())  # of the report's tests
     assert found["accuracy"] == pytest.approx(accuracy_score(labels, predictions), abs=1e-12)
     for average in ("macro", "weighted"):
         expected = f1_score(labels, predictions, average=average, zero_division=0)
@@ -294,7 +297,7 @@ def test_kill_at_every_write_leaves_the_bytes_of_an_undisturbed_run(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    assert found == {"kills": 3 + 2 * found["parts"], "problems": [], "parts": 2}
+    assert found == {"kills": 7 + 2 * found["parts"], "problems": [], "parts": 2}
 
 
 def _out_of_memory(monkeypatch: pytest.MonkeyPatch, times: int) -> None:

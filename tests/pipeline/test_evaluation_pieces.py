@@ -37,6 +37,7 @@ def identity(found: int, wanted: int | None = None, seed: int | None = None) -> 
         "same",
         0.995,
         None,
+        "auto",
         "cpu",
         "",
         {},

@@ -123,7 +123,24 @@ def evaluate_generated(folder: Path, rows: int, answer) -> None:
             file.write(f"{row},{words} {row},{row % len(LABELS)},{LABELS[row % len(LABELS)]}\n")
     loaded = load(ModelSource("tiny", save_bert(folder / "model"), "folder", None, "tiny"), "cpu", "float32")
     wanted = plans.Identity(
-        rows, rows, "", None, "tiny", "", "", LABELS, "float32", "highest", 64, "same", 0.995, 2048, "cpu", "", {}
+        rows,
+        rows,
+        "",
+        None,
+        "tiny",
+        "",
+        "",
+        LABELS,
+        "float32",
+        "highest",
+        64,
+        "same",
+        0.995,
+        2048,
+        "off",
+        "cpu",
+        "",
+        {},
     )
     seconds, results = [time.monotonic()], EvaluationFolder(folder / "evaluation")
     made = planning.make(wanted, dataset, loaded, 1)
@@ -134,7 +151,7 @@ def evaluate_generated(folder: Path, rows: int, answer) -> None:
         sum(each.rows for each in executors.in_process(predictor)(results.plan, range(len(made.shards)), False)) == rows
     )
     seconds.append(time.monotonic())
-    assert finalize(made, results)["samples"] == rows
+    assert finalize(made, results, dataset)["samples"] == rows
     seconds.append(time.monotonic())
     phases = [after - before for before, after in zip(seconds, seconds[1:], strict=False)]
     answer.send((phases, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))

@@ -10,7 +10,7 @@ from boundby import files
 from utils.artifacts import EvaluationFolder
 from utils.errors import InputError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 BATCHING = "longest-first-1"  # name of the rule that makes batches of a shard's lengths; a new rule gets a new name
 PLAN_COMMAND = "python scripts/evaluate.py plan"
 
@@ -42,7 +42,7 @@ class Identity:
 
     Of `dataset_rows` rows those are evaluated that come first in the order of `sample_seed`; every row where it is
     None. Hashes are of the files' content. `max_length` is what the settings ask for; the model may take less. So is
-    `token_budget`, where None leaves it to planning.
+    `token_budget`, where None leaves it to planning, and `compile`, where auto does.
     """
 
     rows: int
@@ -59,6 +59,7 @@ class Identity:
     precision: str
     min_agreement: float
     token_budget: int | None
+    compile: str
     device: str
     device_name: str
     versions: dict[str, str | None]
@@ -69,12 +70,15 @@ class Choices:
     """What planning has settled, some of it by measuring: it holds for every shard on every worker.
 
     Batches follow from the token lengths of a shard, `batching`, `strategy` and `token_budget`, and nothing else. Rows
-    whose best logit leads by `guard_margin` or less are computed again in float32, alone.
+    whose best logit leads by `guard_margin` or less are computed again in float32, alone. With `trim` the last layer
+    computes the tokens alone that the head reads; with `compile` the layers are compiled.
     """
 
     token_budget: int
     batching: str
     strategy: str
+    trim: bool
+    compile: bool
     max_length: int
     precision: str
     dtype: str

@@ -1,10 +1,11 @@
 """Make the plan of an evaluation: what it is about, and the choices that are measured once and then hold."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from boundby import environment, files
@@ -14,7 +15,7 @@ from boundby.inference.planning import SAMPLE_ROWS, Sample
 from utils.artifacts import Layout
 from utils.config import Config
 from utils.data import DataReceipt
-from utils.evaluation import budget, rows
+from utils.evaluation import budget, compilation, rows
 from utils.evaluation.plan import BATCHING, Choices, Identity, Places, Plan
 from utils.model_source import ModelSource, read_labels
 from utils.models import LoadedModel, effective_max_length
@@ -57,6 +58,7 @@ def identity(config: Config, layout: Layout, receipt: DataReceipt, source: Model
         precision=config.evaluation.precision,
         min_agreement=config.evaluation.min_agreement,
         token_budget=config.evaluation.token_budget,
+        compile=config.evaluation.compile,
         device=device.type,
         device_name=device_name(device),
         versions=environment.versions(VERSIONS),
@@ -86,19 +88,29 @@ def make(wanted: Identity, dataset: Path, loaded: LoadedModel, workers: int) -> 
     chosen = _precision(wanted, loaded, options, rows.first_rows(dataset, shards, SAMPLE_ROWS), token_s)
     if chosen.options.precision != options.precision:
         predictor = Predictor(loaded.model, loaded.tokenizer, chosen.options, check_texts)
-    found = _budget(wanted, predictor, rows.first_texts(dataset, shards, budget.SAMPLE_ROWS), token_s)
+    texts = rows.first_texts(dataset, shards, budget.SAMPLE_ROWS)
+    found = _budget(wanted, predictor, texts, token_s)
+    predictor = predictor.with_token_budget(found.token_budget)
+    compiled = _compilation(wanted, loaded, predictor, (check_texts, texts), token_s / workers)
     choices = Choices(
         token_budget=found.token_budget,
         batching=BATCHING,
         strategy=predictor.strategy,
+        trim=predictor.trim,
+        compile=compiled.on,
         max_length=max_length,
         precision=chosen.options.precision,
         dtype=str(PRECISIONS[chosen.options.precision].dtype).removeprefix("torch."),
-        guard_margin=chosen.options.guard_margin,
+        guard_margin=compiled.guard(chosen.options.guard_margin),
         threads_per_worker=threads,
     )
     places = Places(str(dataset.absolute()), str(loaded.source.path.absolute()), loaded.source.name)
-    reasons = {**chosen.reasons, "token_budget": found.as_dict(), "strategy_doubts": list(predictor.doubts)}
+    reasons = {
+        **chosen.reasons,
+        "token_budget": found.as_dict(),
+        "compile": compiled.as_dict(),
+        "strategy_doubts": list(predictor.doubts),
+    }
     return Plan(wanted, choices, shards, places, reasons)
 
 
@@ -126,7 +138,7 @@ def _precision(
     lengths_s = token_s * len("".join(sample.texts)) / 4  # about four characters make a token
     cost_s, whole_s = PASSES * lengths_s, lengths_s / len(sample.texts) * wanted.rows
     if wanted.precision == "same" and (whole_s < PAYS * cost_s or options.precision != "float32"):
-        reason = f"not measured: choosing would take about {cost_s:.0f} s of {whole_s:.0f} s"
+        reason = f"not measured: that would take about {cost_s:.0f} s, all texts about {whole_s:.0f} s"
         return _Chosen(options, {"precision": reason, "exactness": None, "precision_doubts": []})
     found = choose_precision(
         loaded.model,
@@ -146,6 +158,25 @@ def _budget(wanted: Identity, predictor: Predictor, texts: Sequence[str], token_
     if wanted.token_budget is not None:
         return budget.Budget(wanted.token_budget, "evaluation.token_budget")
     return budget.choose(predictor, texts, wanted.rows, token_s)
+
+
+def _compilation(
+    wanted: Identity,
+    loaded: LoadedModel,
+    predictor: Predictor,
+    texts: tuple[Sequence[str], Sequence[str]],
+    token_s: float,
+) -> compilation.Compilation:
+    """Return whether the layers are compiled; `texts` are those of the self-check and some to measure on."""
+    check_texts, sample = texts
+    lengths = predictor.tokenize(sample).lengths
+
+    def compiled() -> Predictor:
+        return Predictor(loaded.model, loaded.tokenizer, replace(predictor.options, compile=True), check_texts)
+
+    measured = sample[: int(np.searchsorted(np.cumsum(lengths), compilation.MEASURED_TOKENS)) + 1]
+    whole_s = token_s * float(lengths.mean()) * wanted.rows
+    return compilation.choose(wanted.compile, predictor, compiled, measured, whole_s)
 
 
 def _matching(folder: Path, patterns: Iterable[str]) -> list[Path]:

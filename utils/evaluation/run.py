@@ -130,7 +130,7 @@ def conclude(run: Run, made: plans.Plan) -> dict[str, Any]:
     folder = _folder(run)
     if store := _store(run):
         store.pull(folder, range(len(made.shards)))
-    metrics = finalize(made, folder, sorted(run.config.dataset.sample_sizes or []))
+    metrics = finalize(made, folder, run.layout.dataset, sorted(run.config.dataset.sample_sizes or []))
     shutil.rmtree(folder.claims, ignore_errors=True)
     files.remove_orphans(folder.path)
     return metrics

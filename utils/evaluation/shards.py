@@ -49,13 +49,23 @@ class ShardPredictor:
         identity, choices = made.identity, made.choices
         self._dataset = Path(made.places.dataset)
         self._positions = rows.evaluated_positions(identity.dataset_rows, identity.rows, identity.sample_seed)
-        options = PredictorOptions(choices.max_length, choices.precision, choices.token_budget, choices.guard_margin)
+        options = PredictorOptions(
+            max_length=choices.max_length,
+            precision=choices.precision,
+            token_budget=choices.token_budget,
+            guard_margin=choices.guard_margin,
+            trim=choices.trim,
+            compile=choices.compile,
+        )
         check_texts = rows.first_texts(self._dataset, made.shards, planning.CHECK_TEXTS)
         self._predictor = Predictor(loaded.model, loaded.tokenizer, options, check_texts)
-        if self._predictor.strategy != choices.strategy:
+        planned = _way(choices.strategy, choices.trim, choices.compile)
+        found = _way(self._predictor.strategy, self._predictor.trim, self._predictor.compiled)
+        if found != planned:
             raise PipelineError(
-                f"the plan computes by the strategy '{choices.strategy}', which the self-check refuses here for "
-                f"'{self._predictor.strategy}'; plan on this machine, `{plan.PLAN_COMMAND} --anew`"
+                f"the plan computes by the strategy '{planned}', which the self-check refuses here for '{found}'"
+                f"{''.join(f'; {doubt}' for doubt in self._predictor.doubts)}. "
+                f"Plan on this machine, `{plan.PLAN_COMMAND} --anew`"
             )
 
     @classmethod
@@ -185,6 +195,10 @@ class _Begun:
     shard: plan.Shard
     rows: rows.ShardRows
     claim: contextlib.ExitStack
+
+
+def _way(strategy: str, trim: bool, compiled: bool) -> str:
+    return f"{strategy}{', last layer trimmed' if trim else ''}{', compiled' if compiled else ''}"
 
 
 def _receipt(part: parts.Part, status: Literal["predicted", "kept"], seconds: float) -> Receipt:

@@ -1,0 +1,157 @@
+"""The last layer for the one token of each text that the head reads.
+
+Of the last layer every token's key and value is needed, and nothing else but the state of those tokens. Hooks on a
+working copy see to that, whatever the layer computes: it runs on the chosen rows alone, and only what attends in it
+gets all of them. The states that leave the layer have their usual shape, zeros where nothing was computed. Outside of
+`reading` the copy computes as ever.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+_local = threading.local()  # the rows that this thread's forward is to compute, and what entered the last layer
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Names within a layer: what attends, and the norm before it; within that, the queries, and the product after it.
+
+    None: there is no such thing, or the queries come together with keys and values.
+    """
+
+    attention: str
+    norm: str | None
+    queries: str | None
+    output: str | None
+
+
+LAYOUTS = (
+    _Layout("self_attn", "input_layernorm", "q_proj", "o_proj"),  # Llama, Mistral, Qwen and their kin
+    _Layout("attn", "ln_1", None, "c_proj"),  # GPT-2
+    _Layout("attention.self", None, "query", None),  # BERT, RoBERTa, ELECTRA
+    _Layout("attention", None, "q_lin", "out_lin"),  # DistilBERT
+)
+
+
+def is_known(model: Any) -> bool:
+    """Tell whether the last layer of this model is one of those that can be trimmed."""
+    return _find(model) is not None
+
+
+def trim(model: Any) -> None:
+    """Have the last layer of a working copy compute only the rows given by `reading`. Raises ValueError: not known."""
+    found = _find(model)
+    if found is None:
+        raise ValueError("the last layer is of an unknown structure")
+    layer, layout = found
+    attention = layer.get_submodule(layout.attention)
+    attention.attends_for_chosen_rows = True
+    norm = nn.Identity() if layout.norm is None else layer.get_submodule(layout.norm)
+    _before(layer, _enter)
+    _after(layer, _spread)
+    _before(attention, partial(_give_all, norm))
+    if layout.queries:
+        _before(attention.get_submodule(layout.queries), _choose)
+        _after(attention.get_submodule(layout.queries), _spread)
+    if layout.output:
+        _before(attention.get_submodule(layout.output), _choose)
+    else:
+        _after(attention, _choose)
+
+
+@contextlib.contextmanager
+def reading(rows: torch.Tensor) -> Iterator[None]:
+    """Compute the last layer in the block for these rows alone: places in the batch, its texts one after another."""
+    _local.rows = rows
+    try:
+        yield
+    finally:
+        _local.rows = _local.entered = None
+
+
+def rows_of(module: Any) -> torch.Tensor | None:
+    """Return the rows that attention has to answer for in this module, None where it is all of them."""
+    return _rows() if getattr(module, "attends_for_chosen_rows", False) else None
+
+
+def layers(model: Any) -> nn.ModuleList | None:
+    """Return the layers of the model, None where it is not clear which they are."""
+    depth = getattr(model.config.get_text_config(), "num_hidden_layers", None)
+    lists = (each for each in model.modules() if isinstance(each, nn.ModuleList))
+    return next((each for each in lists if len(each) == len(set(each)) == depth), None)
+
+
+def _find(model: Any) -> tuple[nn.Module, _Layout] | None:
+    """Return the last layer and how it is laid out."""
+    found = layers(model)
+    if found is None:
+        return None
+    return next(((found[-1], layout) for layout in LAYOUTS if _fits(found[-1], layout)), None)
+
+
+def _fits(layer: nn.Module, layout: _Layout) -> bool:
+    inside = [f"{layout.attention}.{name}" for name in (layout.queries, layout.output) if name]
+    wanted = {layout.attention, *inside, *([layout.norm] if layout.norm else [])}
+    return wanted <= {name for name, _ in layer.named_modules()}
+
+
+def _rows() -> torch.Tensor | None:
+    return getattr(_local, "rows", None)
+
+
+Change = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of the states that enter or leave a module, by the rows
+
+
+def _before(module: nn.Module, change: Change) -> None:
+    """Have the module get other states, which are its first argument or its `hidden_states`."""
+
+    def hook(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        rows = _rows()
+        if rows is None:
+            return None
+        if given:
+            return (change(given[0], rows), *given[1:]), named
+        return (), {**named, "hidden_states": change(named["hidden_states"], rows)}
+
+    module.register_forward_pre_hook(hook, with_kwargs=True)
+
+
+def _after(module: nn.Module, change: Change) -> None:
+    """Have the module return other states, which are its result or the first of its results."""
+
+    def hook(_module: nn.Module, _given: Any, found: Any) -> Any:
+        rows = _rows()
+        if rows is None:
+            return None
+        return (change(found[0], rows), *found[1:]) if isinstance(found, tuple) else change(found, rows)
+
+    module.register_forward_hook(hook)
+
+
+def _enter(states: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    _local.entered = states
+    return _choose(states, rows)
+
+
+def _give_all(norm: nn.Module, _states: torch.Tensor, _rows: torch.Tensor) -> torch.Tensor:
+    return norm(_local.entered)
+
+
+def _choose(states: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Return `[1, rows, width]` of `[texts, tokens, width]`."""
+    return states.flatten(0, 1)[rows][None]
+
+
+def _spread(states: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Return `[texts, tokens, width]` with `[1, rows, width]` in its rows and zeros elsewhere."""
+    texts, tokens = _local.entered.shape[:2]
+    found = states.new_zeros(texts * tokens, states.shape[-1])
+    found[rows] = states[0]
+    return found.view(texts, tokens, -1)

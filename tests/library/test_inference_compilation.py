@@ -1,0 +1,120 @@
+"""Compiled layers give the logits of those that are not, or are not taken."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from boundby.inference import Predictor, PredictorOptions, compilation, compile_obstacle, last_layer
+from tests import classifiers
+
+OPTIONS = PredictorOptions(64, token_budget=128, compile=True)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[str]:
+    return classifiers.reviews(24)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(texts: list[str]) -> Any:
+    return classifiers.tokenizer(texts)
+
+
+def built(family: str, tokenizer: Any) -> Any:
+    return classifiers.build(family, len(tokenizer), tokenizer.pad_token_id)
+
+
+def compiled(model: Any) -> list[bool]:
+    return [each._compiled_call_impl is not None for each in last_layer.layers(model)]
+
+
+def test_the_layers_before_a_trimmed_one_are_compiled(
+    tokenizer: Any, texts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch traces the layers and runs what it has traced as it is: all of compiling but the C++ compiler."""
+    monkeypatch.setattr(compilation, "BACKEND", "eager")
+    model = built("bert", tokenizer)
+    predictor = Predictor(model, tokenizer, OPTIONS, texts)
+    assert predictor.compiled and predictor.trim and predictor.doubts == ()
+    assert compiled(predictor._strategy._wiring.model) == [True, False]
+    assert compiled(model) == [False, False]
+    eager = Predictor(model, tokenizer, PredictorOptions(64, token_budget=128), texts)
+    assert not eager.compiled and eager.check.compile_s is None
+    np.testing.assert_allclose(predictor.predict(texts).logits, eager.predict(texts).logits, rtol=1e-5, atol=1e-5)
+    torch._dynamo.reset()
+
+
+def test_a_last_layer_that_is_not_trimmed_is_compiled_too(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compilation, "BACKEND", "eager")
+    model = built("qwen2", tokenizer)
+    compilation.compile_layers(model, but_last=False)
+    assert compiled(model) == [True, True]
+
+
+@pytest.mark.skipif(compile_obstacle(CPU) is not None, reason=f"{compile_obstacle(CPU)}")
+def test_one_compilation_is_for_batches_of_all_sizes(
+    tokenizer: Any, texts: list[str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch._dynamo.utils import counters
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    model = built("qwen2", tokenizer)
+    predictor = Predictor(model, tokenizer, OPTIONS, texts)
+    assert predictor.doubts == () and predictor.compiled
+    graphs = counters["stats"]["unique_graphs"]
+    eager = Predictor(model, tokenizer, PredictorOptions(64, token_budget=128), texts)
+    for budget in (40, 200, 1000):
+        found = predictor.with_token_budget(budget).predict(texts).logits
+        expected = eager.with_token_budget(budget).predict(texts).logits
+        np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max(), rtol=0)
+    assert counters["stats"]["unique_graphs"] == graphs > 0
+    torch._dynamo.reset()
+
+
+def test_compiled_layers_that_compute_something_else_are_not_taken(
+    tokenizer: Any, texts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(model: Any, *, but_last: bool) -> None:
+        last_layer.layers(model)[0].register_forward_hook(lambda _module, _given, states: 1.1 * states)
+
+    monkeypatch.setattr(compilation, "compile_layers", wrong)
+    model = built("bert", tokenizer)
+    predictor = Predictor(model, tokenizer, OPTIONS, texts)
+    assert not predictor.compiled
+    assert [each.split(" by up to")[0] for each in predictor.doubts] == ["not compiled: logits then differ"]
+    eager = Predictor(model, tokenizer, PredictorOptions(64, token_budget=128), texts)
+    assert (predictor.predict(texts).logits == eager.predict(texts).logits).all()
+
+
+def test_a_compiler_that_fails_is_one_line_of_doubt(
+    tokenizer: Any, texts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(model: Any, *, but_last: bool) -> None:
+        raise RuntimeError("Python.h: no such file\nand a thousand lines")
+
+    monkeypatch.setattr(compilation, "compile_layers", fails)
+    predictor = Predictor(built("bert", tokenizer), tokenizer, OPTIONS, texts)
+    assert predictor.doubts == ("not compiled: RuntimeError: Python.h: no such file",)
+    assert not predictor.compiled
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"), [({"num_hidden_layers": 1}, "the one layer is trimmed"), ({}, "of an unknown structure")]
+)
+def test_a_model_without_layers_to_compile_says_so(changes: dict[str, int], reason: str, tokenizer: Any) -> None:
+    model = classifiers.build("qwen2", len(tokenizer), tokenizer.pad_token_id, **changes)
+    if not changes:
+        model.config.num_hidden_layers = 3  # than which the model has fewer
+    with pytest.raises(ValueError, match=reason):
+        compilation.compile_layers(model, but_last=True)
+
+
+def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setenv("CXX", str(tmp_path / "no-compiler"))
+    assert compile_obstacle(CPU) == f"the C++ compiler {tmp_path / 'no-compiler'} is missing; CXX names another"
+    (tmp_path / "no-compiler").touch(mode=0o755)
+    assert compile_obstacle(CPU) is None
+    assert compile_obstacle(torch.device("meta")) == "not tried on meta"

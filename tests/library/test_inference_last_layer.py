@@ -1,0 +1,136 @@
+"""The last layer computes one token of each text, and the logits stay those of the model's own forward."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from boundby.inference import Predictor, PredictorOptions, Tokens, last_layer, one_by_one, strategies
+from boundby.inference.precision import PRECISIONS
+from boundby.inference.working_copy import in_dtype
+from tests import classifiers
+
+WORDS, PAD = 50, 0
+LENGTHS = (30, 9, 9, 4, 1)
+OPTIONS = PredictorOptions(64, token_budget=128)
+AFTER_ATTENTION = ("mlp", "intermediate", "ffn")
+QUERIES = {"qwen2": "q_proj", "bert": "query", "roberta": "query", "distilbert": "q_lin"}
+
+
+@pytest.fixture(scope="module")
+def tokens() -> Tokens:
+    return Tokens([np.arange(1, length + 1, dtype=np.int32) for length in LENGTHS], 0)
+
+
+class Spelled:
+    """A tokenizer that gives each text, a word per id, the ids it spells."""
+
+    padding_side = "right"
+
+    def __call__(self, texts: list[str], **_: Any) -> Any:
+        ids = [[int(word) for word in text.split()] for text in texts]
+        return type("Encoded", (dict,), {"encodings": None})(input_ids=ids)
+
+
+TEXTS = [
+    " ".join(str(1 + (word * step) % (WORDS - 1)) for word in range(length)) for step, length in enumerate(LENGTHS)
+]
+
+
+def built(family: str) -> Any:
+    return classifiers.build(family, WORDS, PAD)
+
+
+def ways(family: str) -> list[str]:
+    return ["grouped", *(["unmasked"] if family in ("qwen2", "gpt2") else []), "masked"]
+
+
+@pytest.mark.parametrize(("family", "way"), [(each, way) for each in classifiers.FAMILIES for way in ways(each)])
+def test_only_the_token_that_the_head_reads_goes_through_the_last_layer(family: str, way: str, tokens: Tokens) -> None:
+    model = built(family)
+    offered = dict(strategies.candidates(model, None, PRECISIONS["float32"], True))
+    strategy = offered[f"{way}, trimmed"]()
+    computed: list[int] = []
+    for name, module in strategy._wiring.model.named_modules():
+        if name.endswith(AFTER_ATTENTION):
+            module.register_forward_hook(lambda _, __, states: computed.append(_rows(states)))
+    with torch.inference_mode():
+        found = strategy.logits(tokens, range(len(LENGTHS))).numpy()
+    alone = one_by_one(model, tokens, range(len(LENGTHS)))
+    np.testing.assert_allclose(found, alone, atol=1e-5 * np.abs(alone).max(), rtol=0)
+    assert computed == [strategy.cells(tokens.lengths), len(LENGTHS)]
+
+
+def _rows(states: torch.Tensor) -> int:
+    return states.shape[:-1].numel()
+
+
+@pytest.mark.parametrize("family", QUERIES)
+def test_the_queries_of_the_other_tokens_are_not_computed(family: str, tokens: Tokens) -> None:
+    strategy = dict(strategies.candidates(built(family), None, PRECISIONS["float32"], True))["grouped, trimmed"]()
+    given: list[int] = []
+    for name, module in strategy._wiring.model.named_modules():
+        if name.endswith(QUERIES[family]):
+            module.register_forward_pre_hook(lambda _, states: given.append(_rows(states[0])))
+    with torch.inference_mode():
+        strategy.logits(tokens, range(len(LENGTHS)))
+    assert given == [sum(LENGTHS), len(LENGTHS)]
+
+
+def test_a_layer_of_unknown_structure_is_left_whole_without_a_doubt() -> None:
+    """ALBERT has one layer for all depths, whose names are its own."""
+    from transformers import AlbertConfig, AlbertForSequenceClassification
+
+    config = AlbertConfig(vocab_size=WORDS, embedding_size=16, num_labels=classifiers.LABELS, **classifiers.SIZES)
+    model = AlbertForSequenceClassification(config).eval()
+    predictor = Predictor(model, Spelled(), OPTIONS, TEXTS)
+    assert not predictor.trim and not predictor.check.trim
+    assert not any("trimmed" in doubt for doubt in predictor.doubts)
+    with pytest.raises(ValueError, match="unknown structure"):
+        last_layer.trim(model)
+
+
+def test_it_can_be_left_off() -> None:
+    options = PredictorOptions(64, token_budget=128, trim=False)
+    predictor = Predictor(built("qwen2"), Spelled(), options, TEXTS)
+    assert not predictor.trim and predictor.doubts == ()
+
+
+def test_a_wrong_trim_is_found_and_left_off_with_a_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The seeded bug computes the token beside the one that is read."""
+    model = built("bert")
+    right = last_layer.reading
+    monkeypatch.setattr(last_layer, "reading", lambda rows: right((rows + 1) % sum(LENGTHS)))
+    predictor = Predictor(model, Spelled(), OPTIONS, TEXTS)
+    assert predictor.strategy == "packed, by length" and not predictor.trim
+    assert len(predictor.doubts) == 1
+    assert predictor.doubts[0].startswith("not grouped, trimmed: its logits differ from the stock forward's")
+    ids = Tokens([np.array(text.split(), dtype=np.int32) for text in TEXTS], 0)
+    alone = one_by_one(model, ids, range(len(TEXTS)))
+    assert predictor.predict(TEXTS).labels.tolist() == alone.argmax(axis=1).tolist()
+
+
+def test_nothing_is_left_on_the_callers_model_and_the_copy_computes_all_unless_told(tokens: Tokens) -> None:
+    model = built("qwen2")
+    hooks = [(len(each._forward_hooks), len(each._forward_pre_hooks)) for each in model.modules()]
+    copied = in_dtype(model, torch.float32)
+    last_layer.trim(copied)
+    assert [(len(each._forward_hooks), len(each._forward_pre_hooks)) for each in model.modules()] == hooks
+    assert (one_by_one(copied, tokens, range(5)) == one_by_one(model, tokens, range(5))).all()
+
+
+def test_a_forward_that_fails_leaves_no_rows_behind(tokens: Tokens) -> None:
+    model = in_dtype(built("qwen2"), torch.float32)
+    whole = one_by_one(model, tokens, [0])
+    last_layer.trim(model)
+    with pytest.raises(IndexError), last_layer.reading(torch.tensor([31])):
+        one_by_one(model, tokens, [0])
+    assert (one_by_one(model, tokens, [0]) == whole).all()
+
+
+@pytest.mark.parametrize("family", classifiers.FAMILIES)
+def test_half_precision_is_trimmed_too(family: str) -> None:
+    options = PredictorOptions(64, "bfloat16", 128)
+    predictor = Predictor(built(family), Spelled(), options, TEXTS)
+    assert predictor.trim and predictor.doubts == ()

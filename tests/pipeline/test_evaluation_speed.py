@@ -1,0 +1,146 @@
+"""What makes an evaluation faster is settled by its plan, and a process that would do otherwise refuses to run."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from boundby.inference import compilation as layers
+from boundby.inference import last_layer
+from tests import evaluation_workplace as workplace
+from utils.artifacts import EvaluationFolder
+from utils.errors import EnvironmentLacksError, PipelineError
+from utils.evaluation import compilation
+from utils.evaluation import plan as plans
+
+LONG_S = 2000.0
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return workplace.prepare(tmp_path_factory.mktemp("evaluation"), workplace.texts(12))
+
+
+@pytest.fixture
+def here(settings: list[str], tmp_path: Path) -> tuple[EvaluationFolder, list[str]]:
+    """A folder for results of its own, and the command line of an evaluation there."""
+    return EvaluationFolder(tmp_path / "evaluation"), [*settings, f"output.results_dir={tmp_path}"]
+
+
+def test_a_trimmed_last_layer_is_planned_and_told_in_the_metrics(here):
+    folder, settings = here
+    assert workplace.evaluate(settings, "plan", "run", "finalize") == [0, 0, 0]
+    assert plans.load(folder).choices.trim is True
+    assert json.loads(folder.metrics.read_text())["metrics"]["trim"] is True
+
+
+def test_where_the_planned_trim_is_refused_nothing_is_predicted(here, monkeypatch, capsys):
+    folder, settings = here
+    assert workplace.evaluate(settings, "plan") == [0]
+    monkeypatch.setattr(last_layer, "is_known", lambda _: False)
+    assert workplace.evaluate(settings, "run") == [1]
+    said = capsys.readouterr().err
+    assert "'packed, by length, last layer trimmed', which the self-check refuses here for 'packed, by length'" in said
+    assert not folder.part(0).exists()
+
+
+def test_a_plan_without_the_trim_is_carried_out_without_it(here, monkeypatch):
+    folder, settings = here
+    with monkeypatch.context() as patch:
+        patch.setattr(last_layer, "is_known", lambda _: False)
+        assert workplace.evaluate(settings, "plan") == [0]
+    assert plans.load(folder).choices.trim is False
+    monkeypatch.setattr(last_layer, "reading", None)  # which nothing may call
+    assert workplace.evaluate(settings, "run", "finalize") == [0, 0]
+    assert json.loads(folder.metrics.read_text())["metrics"]["trim"] is False
+
+
+class Timed:
+    """A predictor that needs `seconds` for any texts; the layers of it took `compile_s` to compile."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, seconds: float, compile_s: float | None = None, logits: tuple[float, ...] = (1.0, 0.0)) -> None:
+        self.check = SimpleNamespace(compile_s=compile_s)
+        self.doubts = ("a strategy", "not compiled: no headers")
+        logits = np.array([logits])
+        spent = SimpleNamespace(compute_s=seconds)
+        self.found = SimpleNamespace(logits=logits, labels=logits.argmax(axis=1), seconds=spent)
+
+    def tokenize(self, texts: list[str]) -> list[str]:
+        return texts
+
+    def predict_tokens(self, _tokens: list[str]) -> SimpleNamespace:
+        return self.found
+
+
+@pytest.fixture
+def compiler(monkeypatch):
+    monkeypatch.setattr(compilation, "compile_obstacle", lambda _: None)
+
+
+def chosen(setting, compiled, whole_s=LONG_S):
+    return compilation.choose(setting, Timed(1.0), lambda: compiled, ["text"], whole_s)
+
+
+def test_layers_are_compiled_where_that_saves_twice_what_it_costs(compiler):
+    found = chosen("auto", Timed(0.9, 99.0, (1.0, 0.25)))
+    assert found.on and found.reason == "compiling takes 99 s and saves 200 s of about 2000 s per worker"
+    assert (found.compile_s, found.compiled_s, found.eager_s, found.max_abs_logit_difference) == (99.0, 0.9, 1.0, 0.25)
+    assert found.guard(0.5) == 1.5 and found.guard(0.0) == 0.0
+
+
+def test_layers_stay_as_they_are_where_that_does_not_pay(compiler):
+    found = chosen("auto", Timed(0.9, 101.0))
+    assert not found.on and found.guard(0.5) == 0.5
+    assert found.reason.endswith("saves 200 s of about 2000 s per worker, less than 2 times that")
+    assert chosen("on", Timed(0.9, 101.0)).on
+    slower = chosen("auto", Timed(1.1, 1.0))
+    assert not slower.on and "saves -200 s" in slower.reason
+
+
+def test_nothing_is_compiled_where_it_cannot_pay_or_is_not_wanted(compiler):
+    found = compilation.choose("auto", Timed(1.0), None, ["text"], 599.0)  # there is nothing to call
+    assert (found.on, found.reason) == (False, "not measured: a worker needs about 599 s, it pays from 600 s")
+    assert compilation.choose("off", Timed(1.0), None, ["text"], LONG_S).reason == "evaluation.compile=off"
+
+
+@pytest.mark.parametrize(
+    ("compiled", "reason"),
+    [
+        (Timed(0.5), "not compiled: no headers"),
+        (Timed(0.5, 1.0, (0.0, 1.0)), "not compiled: 1 of 1 texts get another label"),
+    ],
+)
+def test_layers_that_cannot_be_compiled_stay_as_they_are_unless_that_was_asked_for(compiler, compiled, reason):
+    found = chosen("auto", compiled)
+    assert (found.on, found.reason) == (False, reason)
+    with pytest.raises(PipelineError, match=f"evaluation.compile=on: {reason}"):
+        chosen("on", compiled)
+
+
+def test_without_a_compiler_nothing_is_compiled(monkeypatch):
+    monkeypatch.setattr(compilation, "compile_obstacle", lambda _: "g++ is missing")
+    assert chosen("auto", None).reason == "not compiled: g++ is missing"
+    with pytest.raises(EnvironmentLacksError, match="g\\+\\+ is missing; install it"):
+        chosen("on", None)
+
+
+def test_a_planned_compilation_is_carried_out_or_refused(here, compiler, monkeypatch, capsys):
+    folder, settings = here
+    monkeypatch.setattr(layers, "BACKEND", "eager")  # traced, and run as traced
+    assert workplace.evaluate(settings, "plan evaluation.compile=on") == [0]
+    made = plans.load(folder)
+    assert made.choices.compile and made.identity.compile == "on" and made.reasons["compile"]["compile_s"] > 0
+    assert workplace.evaluate(settings, "run evaluation.compile=off") == [2]
+    assert "compile is off, planned was on" in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        patch.delattr(layers, "compile_layers")
+        assert workplace.evaluate(settings, "run evaluation.compile=on") == [1]
+    assert "trimmed, compiled', which the self-check refuses here" in capsys.readouterr().err
+    assert workplace.evaluate(settings, "run evaluation.compile=on", "finalize evaluation.compile=on") == [0, 0]
+    assert json.loads(folder.metrics.read_text())["metrics"]["compile"] is True
+    torch._dynamo.reset()
