@@ -23,6 +23,8 @@ class Node(Section):
     speed: PositiveFloat | None = None
     reserve_gb: NonNegativeFloat = 0
     headroom: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    machine: Name | None = None
+    contention: Annotated[float, Field(ge=1)] | None = None
 
     @model_validator(mode="after")
     def _is_a_node(self) -> Self:
@@ -30,7 +32,7 @@ class Node(Section):
         return self
 
     def virtual(self) -> VirtualNode:
-        """Return it as the planner takes it. Raises ValueError where its memory does not fit its kind."""
+        """Return it as the planner takes it. Raises ValueError for memory or contention that it cannot have."""
         return VirtualNode(**self.model_dump())
 
 

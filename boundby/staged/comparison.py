@@ -23,7 +23,7 @@ def compare(plan: PartitionPlan, measured: Measured) -> Comparison:
     finish = plan.latency_s + (measured.requests - 1) * plan.period_s
     return Comparison(
         stages=tuple(_error(ours.node, ours.compute_s, found.compute.median) for ours, found in stages),
-        busy_stages=tuple(_error(ours.node, ours.compute_s, found.busy_compute.median) for ours, found in stages),
+        busy_stages=tuple(_error(ours.node, ours.busy_compute_s, found.busy_compute.median) for ours, found in stages),
         transfers=tuple(
             _error(f"{ours.source} -> {ours.target}", ours.seconds, found.seconds.median) for ours, found in transfers
         ),

@@ -9,6 +9,7 @@ from boundby.partition.nodes import VirtualNode
 from boundby.partition.objectives import value_of
 from boundby.partition.plan import PartitionPlan, Transfer
 from boundby.partition.planner import stage_of
+from boundby.partition.sharing import unknown_contention
 from boundby.partition.units import Chain
 
 
@@ -41,10 +42,10 @@ def plan_at(
     costs = costs_of(nodes, by_node, links, overlap=like.overlap)
     pieces = tuple(Piece(place, edges[place], edges[place + 1]) for place in range(len(nodes)))
     value = costs.of(pieces)
-    placed = zip(pieces, nodes, strict=True)
-    stages = tuple(stage_of(piece, node, by_node[node.name], costs, _basis(node), 1) for piece, node in placed)
+    placed = zip(pieces, nodes, costs.stages(pieces), strict=True)
+    stages = tuple(stage_of(piece, node, by_node[node.name], spent, _basis(node), 1) for piece, node, spent in placed)
     transfers = tuple(_transfers(by_node, nodes, links, costs, edges))
-    is_measured = all(each.basis == "measured" for each in (*stages, *transfers))
+    basis: Basis = "measured" if all(each.basis == "measured" for each in (*stages, *transfers)) else "assumed"
     return replace(
         like,
         stages=stages,
@@ -52,7 +53,8 @@ def plan_at(
         value_s=value_of(like.objective, value, like.requests) / PS,
         latency_s=value.latency_ps / PS,
         period_s=value.period_ps / PS,
-        basis="measured" if is_measured else "assumed",
+        basis=basis,
+        period_basis="assumed" if any(unknown_contention(nodes, nodes)) else basis,
         limits=("the cuts were given, not chosen",),
         gains=(),
         alternatives=(),

@@ -106,6 +106,16 @@ class Pipeline:
         self._feed(requests)
         return self._report()
 
+    def occupy(self, stages: Sequence[int], seconds: float) -> tuple[Spans, ...]:
+        """Let these stages alone compute the last request again and again, at the same time; return their times.
+
+        Each does so at least once. A stage that is not among them has no times.
+        """
+        self._say(0, {"kind": "occupy", "stages": list(stages), "nanoseconds": round(seconds * 1e9)})
+        for index in range(len(self._controls)):
+            self._next(index)
+        return self._report()
+
     def close(self, *, at_once: bool = False) -> None:
         """End all workers: first by closing the connections, then by signals. A second call does nothing."""
         for each in self._controls:

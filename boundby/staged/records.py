@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from boundby.partition.costs import Basis
-from boundby.stats import Summary
+from boundby.stats import Estimate, Summary
 
 Label = Literal["measured", "emulated", "simulated"]
 
@@ -57,6 +57,34 @@ class Measured:
     period: Summary | None  # None where there were too few requests for the stages
     label: Label
     doubts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Contention:
+    """How many times as long a node computes while the others of its machine do; `units` are what it computed.
+
+    `rounds` has together over alone of every round, of medians, and `slowdown` their median. `alone` and `together`
+    are of one computation, in all rounds.
+    """
+
+    node: str
+    machine: str
+    beside: tuple[str, ...]  # the nodes that computed meanwhile
+    units: tuple[str, ...]
+    device: str
+    threads: int
+    cores: tuple[int, ...]
+    alone: Summary
+    together: Summary
+    rounds: tuple[float, ...]
+    slowdown: Estimate
+    label: Label
+    doubts: tuple[str, ...]
+
+    @property
+    def factor(self) -> float:
+        """Return the slow-down as a node takes it: nobody computes faster for others, so less than 1 is noise."""
+        return max(1.0, self.slowdown.value)
 
 
 @dataclass(frozen=True)

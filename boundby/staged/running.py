@@ -44,9 +44,9 @@ def measured(pipeline: Pipeline, requests: int = REQUESTS, singles: int = SINGLE
     if min(requests, singles) < 1:
         raise ValueError(f"{requests} requests at once and {singles} one by one: there must be 1 or more of both")
     pipeline.at_once(max(1, warmup))
-    watch = Watch(HostCounters(usage=lambda: _usage(pipeline.pids))).start()
+    watching = watch(pipeline)
     alone, busy = pipeline.one_at_a_time(singles), pipeline.at_once(requests)
-    disturbances = watch.stop().disturbances(sum(each.threads for each in pipeline.places))
+    disturbances = watching.stop().disturbances(sum(each.threads for each in pipeline.places))
     finishes = [(end - busy[0].begin[0]) * NS for end in busy[-1].end]
     steady = finishes[len(busy) - 1 :]  # before, not every stage is at work
     gaps = [after - before for before, after in zip(steady, steady[1:], strict=False)]
@@ -64,6 +64,11 @@ def measured(pipeline: Pipeline, requests: int = REQUESTS, singles: int = SINGLE
         label="emulated" if "emulated" in labels else "measured",
         doubts=(*_doubts(pipeline), *(f"disturbed: {each.text}" for each in disturbances)),
     )
+
+
+def watch(pipeline: Pipeline) -> Watch:
+    """Return a watch, started, for what but this process and its workers uses the machine."""
+    return Watch(HostCounters(usage=lambda: _usage(pipeline.pids))).start()
 
 
 def _stages(pipeline: Pipeline, alone: Sequence[Spans], busy: Sequence[Spans]) -> list[StageTimes]:

@@ -1,95 +1,154 @@
 """A plan computed event by event: when each of m requests is finished. Loads no torch.
 
 With overlap a link carries while nodes compute, and queues are not limited; without, a node is taken from the moment
-it begins to receive a request until it has sent it on, and a transfer takes both its ends. This knows nothing of the
-formulas that plans are chosen by, so it checks them; it says nothing about real devices.
+it begins to receive a request until it has sent it on, and a transfer takes both its ends. A stage computes as fast as
+alone while no other on its machine does, and in its busy time while one does. This knows nothing of the formulas that
+plans are chosen by, so it checks them; it says nothing about real devices.
 """
 
-import heapq
 from collections import deque
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from boundby.partition.costs import PS, picoseconds
 from boundby.partition.plan import PartitionPlan
 from boundby.staged.records import Simulated
 
+ROUNDED_PS = 10  # gaps that differ by less are alike: what is left of a stage is whole picoseconds at every event
+
 
 def simulate(plan: PartitionPlan, requests: int) -> Simulated:
     """Return when the first and the last of `requests` that are all there at once are finished, and their period.
 
-    Raises ValueError for less than one request.
+    The period is that at the end, or where stages slow one another down, that at the end of the first stage's work:
+    from then on fewer compute. Raises ValueError for less than one request.
     """
     if requests < 1:
         raise ValueError(f"requests is {requests}; simulate 1 or more")
-    finishes = _finishes(_steps(plan), requests)
-    gaps = [after - before for before, after in zip(finishes, finishes[1:], strict=False)]
+    finishes, first_stage_done = _Line(plan).run(requests)
+    is_contended = any(each.busy_compute_s > each.compute_s for each in plan.stages)
+    busy = [each for each in finishes if each <= first_stage_done or not is_contended or len(plan.stages) == 1]
+    gaps = [after - before for before, after in zip(busy, busy[1:], strict=False)]
     last = gaps[-len(plan.stages) :]  # so many must be alike: each stage has been waited for, or has waited
-    is_steady = len(last) == len(plan.stages) and len(set(last)) == 1
+    is_steady = len(last) == len(plan.stages) and max(last) - min(last) <= (ROUNDED_PS if is_contended else 0)
     return Simulated(
         requests=requests,
         first_finish_s=finishes[0] / PS,
         last_finish_s=finishes[-1] / PS,
-        period_s=last[0] / PS if is_steady else None,
+        period_s=last[-1] / PS if is_steady else None,
         finishes_s=tuple(each / PS for each in finishes),
-        basis=plan.basis,
+        basis=plan.basis if requests == 1 else plan.period_basis,
         reason=None if is_steady else f"{requests} requests have no steady time between them; simulate more",
     )
 
 
 class _Step(NamedTuple):
-    """A part of a request's way. What it takes is free again when the step that releases it is over."""
+    """A part of a request's way. What it takes is free again when the step that releases it is over.
 
-    duration_ps: int
+    `busy_ps` is its duration while another step on the same machine is under way; a transfer is on none.
+    """
+
+    alone_ps: int
+    busy_ps: int
+    machine: str | None
     takes: str | None
     releases: str | None
+
+
+@dataclass
+class _Work:
+    """A step of a request under way; `left_ps` is what it would take from now on alone."""
+
+    left_ps: int
+    request: int
+    place: int
+    step: _Step
+
+    def until_done(self, is_slowed: bool) -> int:
+        return _scaled(self.left_ps, self.step.busy_ps, self.step.alone_ps) if is_slowed else self.left_ps
+
+    def go_on(self, elapsed_ps: int, is_slowed: bool) -> None:
+        done = _scaled(elapsed_ps, self.step.alone_ps, self.step.busy_ps) if is_slowed else elapsed_ps
+        self.left_ps = max(0, self.left_ps - done)
+
+
+class _Line:
+    """Nodes and links in a row, with their queues; all requests are there at 0, and none overtakes another."""
+
+    def __init__(self, plan: PartitionPlan) -> None:
+        self._steps = _steps(plan)
+        self._queues: dict[str, deque[tuple[int, int]]] = {each.takes: deque() for each in self._steps if each.takes}
+        self._free = dict.fromkeys(self._queues, True)
+        self._under_way: list[_Work] = []
+
+    def run(self, requests: int) -> tuple[list[int], int]:
+        """Return when each request is finished, and when the first stage has computed the last, in picoseconds."""
+        now, first_stage_done = 0, 0
+        finishes = [0] * requests
+        for request in range(requests):
+            self._arrive(request, 0)
+        self._begin_waiting()
+        while self._under_way:
+            elapsed, done = self._next_event()
+            now += elapsed
+            if (released := done.step.releases) is not None:
+                self._free[released] = True
+            if done.place == 0:
+                first_stage_done = now
+            if done.place + 1 < len(self._steps):
+                self._arrive(done.request, done.place + 1)
+            else:
+                finishes[done.request] = now
+            self._begin_waiting()
+        return finishes, first_stage_done
+
+    def _next_event(self) -> tuple[int, _Work]:
+        """Let time go on until a step is done; return how long that takes, and the step, which is taken out."""
+        machines = [work.step.machine for work in self._under_way]
+        slowed = [machine is not None and machines.count(machine) > 1 for machine in machines]
+        remaining = [work.until_done(is_slowed) for work, is_slowed in zip(self._under_way, slowed, strict=True)]
+        ranked = zip(remaining, self._under_way, strict=True)
+        elapsed, done = min(ranked, key=lambda each: (each[0], each[1].request, each[1].place))
+        for work, is_slowed in zip(self._under_way, slowed, strict=True):
+            work.go_on(elapsed, is_slowed)
+        self._under_way.remove(done)
+        return elapsed, done
+
+    def _begin_waiting(self) -> None:
+        for name, queue in self._queues.items():
+            if self._free[name] and queue:
+                self._free[name] = False
+                self._begin(*queue.popleft())
+
+    def _arrive(self, request: int, place: int) -> None:
+        if (wanted := self._steps[place].takes) is not None:
+            self._queues[wanted].append((request, place))
+        else:
+            self._begin(request, place)
+
+    def _begin(self, request: int, place: int) -> None:
+        step = self._steps[place]
+        self._under_way.append(_Work(step.alone_ps, request, place, step))
 
 
 def _steps(plan: PartitionPlan) -> list[_Step]:
     """Return the computations and transfers of one request in their order."""
     steps, last = [], len(plan.stages) - 1
     for place, stage in enumerate(plan.stages):
-        node, compute = f"node {place}", picoseconds(stage.compute_s)
+        node = f"node {place}"
+        computing = picoseconds(stage.compute_s), picoseconds(stage.busy_compute_s), stage.machine
         if plan.overlap:
-            steps.append(_Step(compute, node, node))
+            steps.append(_Step(*computing, node, node))
         else:  # the node is held since it received, and until it has sent
-            steps.append(_Step(compute, None if place else node, node if place == last else None))
+            steps.append(_Step(*computing, None if place else node, node if place == last else None))
         if place < last:
             carry = picoseconds(plan.transfers[place].seconds)
             link, follower = f"link {place}", f"node {place + 1}"
-            steps.append(_Step(carry, link, link) if plan.overlap else _Step(carry, follower, node))
+            taken = (link, link) if plan.overlap else (follower, node)
+            steps.append(_Step(carry, carry, None, *taken))
     return steps
 
 
-def _finishes(steps: list[_Step], requests: int) -> list[int]:
-    """Return when each request is finished, in picoseconds; all are there at 0, and none overtakes another."""
-    queues: dict[str, deque[tuple[int, int]]] = {each.takes: deque() for each in steps if each.takes}
-    free = dict.fromkeys(queues, True)
-    events: list[tuple[int, int, int]] = []  # time, request, step: the end of the step
-    finishes = [0] * requests
-
-    def begin_waiting(now: int) -> None:
-        for name, queue in queues.items():
-            if free[name] and queue:
-                free[name] = False
-                request, step = queue.popleft()
-                heapq.heappush(events, (now + steps[step].duration_ps, request, step))
-
-    def arrive(now: int, request: int, step: int) -> None:
-        if (wanted := steps[step].takes) is not None:
-            queues[wanted].append((request, step))
-        else:
-            heapq.heappush(events, (now + steps[step].duration_ps, request, step))
-
-    for request in range(requests):
-        arrive(0, request, 0)
-    begin_waiting(0)
-    while events:
-        now, request, step = heapq.heappop(events)
-        if (released := steps[step].releases) is not None:
-            free[released] = True
-        if step + 1 < len(steps):
-            arrive(now, request, step + 1)
-        else:
-            finishes[request] = now
-        begin_waiting(now)
-    return finishes
+def _scaled(ps: int, by: int, over: int) -> int:
+    """Return ps * by / over, rounded; 0 where there is nothing to scale."""
+    return (2 * ps * by + over) // (2 * over) if over else 0

@@ -50,6 +50,11 @@ def test_workers_give_the_outputs_of_the_whole_model_and_labelled_times_until_on
         with pytest.raises(CutError, match="other shapes"):
             pipeline.infer(x[:1])
         found = measured(pipeline, requests=6, singles=3, warmup=1)
+        at_work = [[len(each.begin) > 0 for each in pipeline.occupy(who, 0.0)] for who in ([1], [0], [0, 1])]
+        assert at_work == [[False, True], [True, False], [True, True]]
+        longer = pipeline.occupy([0, 1], 0.02)
+        assert all(each.end[-1] - each.begin[0] >= 0.015e9 and len(each.begin) > 1 for each in longer)
+        assert are_equal(pipeline.infer(x), wanted[0])
         pipeline.infer(-1e3 * x)
     assert gone(pids)
     assert found.label == "emulated" and [each.label for each in found.transfers] == ["emulated"]

@@ -82,7 +82,7 @@ def test_simulation_agrees_with_the_formulas_that_plans_are_chosen_by():
     assert min(seen.values()) > 10
 
 
-@pytest.mark.parametrize("module", ["simulation", "comparison", "records", "cuts"])
+@pytest.mark.parametrize("module", ["simulation", "comparison", "records", "cuts", "settling"])
 def test_arithmetic_of_stages_loads_no_torch(module):
     code = f"import sys, boundby.staged.{module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

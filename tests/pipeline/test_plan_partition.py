@@ -84,6 +84,23 @@ def test_one_json_document_holds_the_same_plan(run, profile, tmp_path) -> None:
     assert [stage["first_unit"] for stage in plan["stages"]] == [0, plan["stages"][0]["end_unit"]]
 
 
+def test_nodes_of_one_machine_claim_throughput_with_their_measured_contention_alone(run, profile, tmp_path) -> None:
+    shared = [{**each, "machine": "pod"} for each in ALIKE["nodes"]]
+    code, out, _ = run(profile, "--nodes", nodes(tmp_path, nodes=shared), "--objective", "throughput")
+    assert code == 0 and "(assumed)" in out.splitlines()[0] and "not claimed: what nodes of one machine take" in out
+    assert "one and two are on one machine (pod)" in " ".join(out.split())
+    known = nodes(tmp_path, nodes=[{**each, "contention": 1.25} for each in shared])
+    code, out, _ = run(profile, "--nodes", known, "--objective", "throughput", "--picture", tmp_path / "shared.png")
+    assert code == 0 and "(measured)" in out.splitlines()[0] and "requests/s" in out and "busy: while" in out
+    assert max(map(len, out.splitlines())) <= WIDEST
+    code, out, _ = run(profile, "--nodes", known, "--objective", "throughput", "--json")
+    plan = json.loads(out)["plan"]
+    assert plan["period_basis"] == "measured" and plan["requests_per_s"] == pytest.approx(1 / plan["period_s"])
+    assert {each["machine"] for each in plan["stages"]} == {"pod"}
+    for stage in plan["stages"]:
+        assert stage["busy_compute_s"] == pytest.approx(1.25 * stage["compute_s"])
+
+
 def test_the_same_model_of_two_kinds_is_planned_with_both_times(run, profile, tmp_path) -> None:
     gpu = store(tmp_path / "gpu", profiles.with_memory(profiles.gpt2()))
     both = nodes(tmp_path, nodes=[*ALIKE["nodes"], {"name": "three", "kind": "gpu", "vram_gb": 0.1}])
@@ -143,6 +160,15 @@ def test_links_are_read_in_si_units(tmp_path) -> None:
         ({"nodes": []}, "nodes: list should have at least 1 item"),
         ({"nodes": [{"name": "a", "kind": "gpu", "ram_gb": 4}]}, "give vram_gb, here ram_gb"),
         ({"nodes": [{"name": "a", "kind": "cpu", "ram_gb": 4, "sped": 1}]}, "unknown key"),
+        ({"nodes": [{"name": "a", "kind": "cpu", "ram_gb": 4, "contention": 1.2}]}, "but no machine is named"),
+        (
+            {"nodes": [{"name": "a", "kind": "cpu", "ram_gb": 4, "machine": "m", "contention": 0.5}]},
+            "contention: input should be greater than or equal to 1",
+        ),
+        (
+            {"nodes": [{"name": "a", "kind": "cpu", "ram_gb": 4, "machine": "m", "contention": 1e9}]},
+            "not a factor from 1 to 1000",
+        ),
         ({"nodes": ALIKE["nodes"] * 2}, "node 'one' is listed twice"),
         ({"links": {"pairs": [{"between": ["one", "six"], "gb_per_s": 1}]}}, "names 'six', which is no node"),
         ({"links": {"pairs": [{"between": ["one", "one"], "gb_per_s": 1}]}}, "from 'one' to itself"),

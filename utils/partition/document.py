@@ -5,7 +5,6 @@ from dataclasses import asdict
 from typing import Any
 
 from boundby.partition import Infeasible, PartitionPlan
-from boundby.partition.plan import ORDER_ONLY
 from utils.partition.planning import Profiles
 
 SCHEMA_VERSION = 1
@@ -29,7 +28,7 @@ def of(outcome: PartitionPlan | Infeasible, profiles: Profiles) -> dict[str, Any
         return {**found, "feasible": False, "plan": None, "missing": missing, "reason": str(outcome)}
     plan = asdict(outcome)
     plan["requests_per_s"] = outcome.requests_per_s
-    plan["requests_per_s_reason"] = None if outcome.requests_per_s is not None else ORDER_ONLY
+    plan["requests_per_s_reason"] = outcome.requests_per_s_reason
     for stage, made in zip(plan["stages"], outcome.stages, strict=True):
         memory = stage.pop("memory")
         stage["memory_bytes"] = {**memory, "total": made.memory.total, "free": made.free_bytes}

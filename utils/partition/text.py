@@ -30,7 +30,7 @@ def subject(profiles: Profiles) -> str:
 def headline(plan: PartitionPlan) -> str:
     """Return what the plan reaches, in one sentence."""
     stages = "1 stage" if len(plan.stages) == 1 else f"{len(plan.stages)} stages"
-    return f"{stages}, {plan.meaning}: {_ms(plan.value_s)} ms ({plan.basis})"
+    return f"{stages}, {plan.meaning}: {_ms(plan.value_s)} ms ({plan.value_basis})"
 
 
 def _plan(plan: PartitionPlan, profiles: Profiles) -> Iterator[Block]:
@@ -41,7 +41,7 @@ def _plan(plan: PartitionPlan, profiles: Profiles) -> Iterator[Block]:
             ("Model", subject(profiles)),
             ("Latency of one request", f"{_ms(plan.latency_s)} ms"),
             ("Between two of many", f"{_ms(plan.period_s)} ms"),
-            ("Throughput", f"{number(rate)} requests/s" if rate else "not claimed: times in it are assumed"),
+            ("Throughput", f"{number(rate)} requests/s" if rate else f"not claimed: {plan.requests_per_s_reason}"),
         ]
     )
     yield _stages(plan)
@@ -61,6 +61,7 @@ def _plan(plan: PartitionPlan, profiles: Profiles) -> Iterator[Block]:
 
 
 def _stages(plan: PartitionPlan) -> Table:
+    is_slowed = any(stage.busy_compute_s > stage.compute_s for stage in plan.stages)
     rows = [
         [
             clean(stage.node),
@@ -68,15 +69,19 @@ def _stages(plan: PartitionPlan) -> Table:
             str(len(stage.units)),
             clean(span(stage.units), LONGEST_SPAN),
             _ms(stage.compute_s),
+            *([_ms(stage.busy_compute_s)] if is_slowed else []),
             stage.basis,
             _mb(stage.memory.total),
             _mb(stage.usable_bytes),
         ]
         for stage in plan.stages
     ]
-    headers = ["node", "kind", "units", "from ... to", "ms", "times", "MB\nused", "MB\nusable"]
+    busy = ["ms\nbusy"] if is_slowed else []
+    headers = ["node", "kind", "units", "from ... to", "ms", *busy, "times", "MB\nused", "MB\nusable"]
     notes = ["usable: the memory of the node without its reserve and its head-room"]
-    return Table(headers, rows, left=[0, 1, 3, 5], caption="Stages", notes=notes)
+    if is_slowed:
+        notes.append("busy: while the other stages on the same machine compute too")
+    return Table(headers, rows, left=[0, 1, 3, 5 + is_slowed], caption="Stages", notes=notes)
 
 
 def _transfers(plan: PartitionPlan) -> Table:
