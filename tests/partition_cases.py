@@ -105,15 +105,26 @@ def parts(case: Case, split: Split) -> tuple[list[int], list[int]]:
     return stages, carried
 
 
+def slowed(case: Case, split: Split, stages: Sequence[int]) -> list[int]:
+    """Return the picoseconds of every stage while those of the split that are on the same machine compute too."""
+    machines = [case.nodes[place].machine for place, _, _ in split]
+    found = []
+    for (place, _, _), machine, spent in zip(split, machines, stages, strict=True):
+        is_shared = machine is not None and machines.count(machine) > 1
+        found.append(round(spent * (case.nodes[place].contention or 1.0)) if is_shared else spent)
+    return found
+
+
 def taken(case: Case, split: Split) -> Taken:
     """Return what a split takes."""
     stages, carried = parts(case, split)
+    busy = slowed(case, split, stages)
     if case.overlap:
-        period = max(stages + carried)
+        period = max(busy + carried)
     else:
         period = max(
             stage + (carried[place - 1] if place else 0) + (carried[place] if place < len(carried) else 0)
-            for place, stage in enumerate(stages)
+            for place, stage in enumerate(busy)
         )
     return Taken(sum(stages) + sum(carried), period, sum(carried))
 
@@ -174,6 +185,18 @@ def random_case(seed: int, most_units: int = 6) -> Case:
         in_order=chance.random() < 0.25,
         inputs_in_flight=chance.choice([1, 1, 2]),
     )
+
+
+def shared_case(seed: int) -> Case:
+    """Return a random problem of two nodes or more, of which some share a machine and slow one another down."""
+    chance = random.Random(-1 - seed)
+    case = next(each for each in map(random_case, itertools.count(10**6 + 100 * seed)) if len(each.nodes) > 1)
+    factors = chance.choice([[1.25], [1.0, 1.1, 2.5], [None, 1.5, 1.7]])
+    nodes = []
+    for node in case.nodes:
+        machine = chance.choice(["x", "x", "x", "y", None])
+        nodes.append(replace(node, machine=machine, contention=None if machine is None else chance.choice(factors)))
+    return replace(case, nodes=tuple(nodes))
 
 
 def _chain(chance: random.Random, count: int, coarse: bool) -> Chain:

@@ -2,7 +2,8 @@
 
 `equal` gives every node as many units as the others, `by memory` units in proportion to its memory (as exo does), and
 `greedy by bytes` fills one node after the other (as the device map of accelerate does: GPUs before CPUs, weights alone,
-room for the largest unit kept free on the first GPU and on a CPU). `one node` is the whole model on the best one.
+room kept free on the first GPU and on a CPU for the largest unit still to come). `one node` is the whole model on the
+best one.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,13 +51,13 @@ def _greedy(nodes: Sequence[VirtualNode], chains: Mapping[str, Chain], in_order:
     pieces, first = [], 0
     for place in order:
         units = chains[nodes[place].name].units
-        largest = max(sum(each.bytes for each in unit.storages) for unit in units)
+        sizes = [sum(each.bytes for each in unit.storages) for unit in units]
         is_main = place == first_gpu or nodes[place].vram_gb is None
-        room = nodes[place].usable_bytes - (largest if is_main else 0)
         end, held = first, {}
         while end < len(units):
             held |= {each.key: each.bytes for each in units[end].storages}
-            if sum(held.values()) > room:
+            kept_free = max(sizes[end + 1 :], default=0) if is_main else 0
+            if sum(held.values()) + kept_free > nodes[place].usable_bytes:
                 break
             end += 1
         if end > first:

@@ -4,12 +4,23 @@ A stage is a range of units [first, end) on one node. It needs
     unique parameters and buffers + KV cache + the largest activation peak + inputs in flight  <=  usable memory,
 where a tied weight counts once in a stage and again in every other stage that uses it. Times are picoseconds.
 
+`compute_ps` is a stage while no other computes, which is what one request meets; `busy_ps` is a stage while the other
+nodes of its machine compute too, which is what many requests meet: the latency is made of the first, the period of the
+second. The factor between them, the contention of the node, is the same for all units and numbers of neighbours. It is
+measured with all of these at work all the time, so the period is an upper bound: where a stage waits for the longest
+one, that one has the machine to itself meanwhile. And m requests are taken to meet the latency once, as they fill and
+drain the pipeline, and the period m - 1 times. Both keep the cost of a stage to its node and units, so that an optimum
+can be found exactly; `boundby.staged.simulation` has neither simplification.
+
 With `overlap` a link carries one request while its nodes compute on others, and its queue is not limited; without, a
 node receives, computes and sends one after the other, and both ends of a link are busy while it carries.
 """
 
+import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -43,6 +54,13 @@ class Value(NamedTuple):
     transfer_ps: int
 
 
+class StageCosts(NamedTuple):
+    """What a stage of an assignment computes, in picoseconds: with one request in the pipeline, and with many."""
+
+    alone_ps: int
+    busy_ps: int
+
+
 @dataclass(frozen=True)
 class StageMemory:
     """What a stage holds, in bytes."""
@@ -60,12 +78,18 @@ class StageMemory:
 
 @dataclass(frozen=True)
 class Costs:
-    """The tables. `compute_ps` and `memory_bytes` by node, end and first unit; `transfer_ps` by source, target, cut."""
+    """The tables. `compute_ps` and `memory_bytes` by node, end and first unit; `transfer_ps` by source, target, cut.
+
+    `contention` says for each node how many times as long it computes while other nodes of its machine do, and
+    `machines` which nodes are on one; with None every node is slowed, whichever others an assignment uses.
+    """
 
     compute_ps: np.ndarray
     memory_bytes: np.ndarray
     usable_bytes: np.ndarray
     transfer_ps: np.ndarray
+    contention: tuple[float, ...]
+    machines: tuple[str, ...] | None
     overlap: bool = True
 
     @property
@@ -78,6 +102,30 @@ class Costs:
         """How many nodes there are."""
         return self.compute_ps.shape[0]
 
+    @cached_property
+    def busy_ps(self) -> np.ndarray:
+        """Return `compute_ps` while every node that has others on its machine is slowed by them."""
+        return _slowed(self.compute_ps, np.array(self._contention_among(range(self.nodes)))[:, None, None])
+
+    def only(self, nodes: Sequence[int]) -> "Costs":
+        """Return the tables of these nodes, as if there were no others, and as if all of them were used."""
+        kept = list(nodes)
+        return dataclasses.replace(
+            self,
+            compute_ps=self.compute_ps[kept],
+            memory_bytes=self.memory_bytes[kept],
+            usable_bytes=self.usable_bytes[kept],
+            transfer_ps=self.transfer_ps[np.ix_(kept, kept)],
+            contention=self._contention_among(kept),
+            machines=None,
+        )
+
+    def contend_alike(self, a: int, b: int) -> bool:
+        """Tell whether two nodes can change places without any change of who slows whom down."""
+        if self.contention[a] != self.contention[b]:
+            return False
+        return self.contention[a] == 1 or self.machines is None or self.machines[a] == self.machines[b]
+
     def fits(self, piece: Piece) -> bool:
         """Tell whether the node can hold these units."""
         return bool(self.memory_bytes[piece.node, piece.end, piece.first] <= self.usable_bytes[piece.node])
@@ -89,17 +137,31 @@ class Costs:
 
     def of(self, assignment: Assignment) -> Value:
         """Return what an assignment takes, whether it fits or not."""
-        stages = [int(self.compute_ps[each.node, each.end, each.first]) for each in assignment]
+        stages = self.stages(assignment)
         carried = [
             int(self.transfer_ps[source.node, target.node, target.first])
             for source, target in zip(assignment, assignment[1:], strict=False)
         ]
+        busy = [each.busy_ps for each in stages]
         if self.overlap:
-            period = max([*stages, *carried])
+            period = max([*busy, *carried])
         else:
-            loads = zip([0, *carried], stages, [*carried, 0], strict=True)
+            loads = zip([0, *carried], busy, [*carried, 0], strict=True)
             period = max(map(sum, loads))
-        return Value(sum(stages) + sum(carried), period, sum(carried))
+        return Value(sum(each.alone_ps for each in stages) + sum(carried), period, sum(carried))
+
+    def stages(self, assignment: Assignment) -> list[StageCosts]:
+        """Return what each stage of an assignment computes; nodes that it does not use slow no other one down."""
+        contention = self._contention_among([each.node for each in assignment])
+        alone = [int(self.compute_ps[each.node, each.end, each.first]) for each in assignment]
+        return [StageCosts(ps, int(_slowed(ps, by))) for ps, by in zip(alone, contention, strict=True)]
+
+    def _contention_among(self, nodes: Sequence[int]) -> tuple[float, ...]:
+        """Return how many times as long each of these nodes computes while the others of them do."""
+        if self.machines is None:
+            return tuple(self.contention[node] for node in nodes)
+        used = Counter(self.machines[node] for node in nodes)
+        return tuple(self.contention[node] if used[self.machines[node]] > 1 else 1.0 for node in nodes)
 
 
 def costs_of(
@@ -112,11 +174,14 @@ def costs_of(
 ) -> Costs:
     """Return the tables for these nodes; `chains` has the units by name of node, equally many for each."""
     memory = {name: memory_table(chain, inputs_in_flight) for name, chain in chains.items()}
+    machines = [node.machine_key for node in nodes]
     return Costs(
         compute_ps=np.stack([_compute(chains[node.name], node.speed or 1.0) for node in nodes]),
         memory_bytes=np.stack([memory[node.name] for node in nodes]),
         usable_bytes=np.array([node.usable_bytes for node in nodes], dtype=np.int64),
         transfer_ps=np.stack([[_transfers(chains[a.name], links, a.name, b.name) for b in nodes] for a in nodes]),
+        contention=tuple(node.contention or 1.0 if machines.count(node.machine_key) > 1 else 1.0 for node in nodes),
+        machines=tuple(machines),
         overlap=overlap,
     )
 
@@ -156,6 +221,10 @@ def picoseconds(seconds: float) -> int:
     if not 0 <= seconds < UNREACHABLE / PS / 1e3:
         raise ValueError(f"{seconds} s is no time that can be planned with")
     return round(seconds * PS)
+
+
+def _slowed(ps: int | np.ndarray, contention: float | np.ndarray) -> np.ndarray:
+    return np.minimum(np.rint(ps * contention), UNREACHABLE).astype(np.int64)
 
 
 def _compute(chain: Chain, speed: float) -> np.ndarray:

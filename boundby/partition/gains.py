@@ -16,10 +16,8 @@ LEAST_GAIN = 1.02  # below, a change is not worth a word
 
 def limits_of(costs: Costs, assignment: Assignment, names: Sequence[str], objective: Objective) -> tuple[str, ...]:
     """Return what the objective is made of, the largest part first: stages and transfers with their shares."""
-    parts = [
-        (int(costs.compute_ps[each.node, each.end, each.first]), f"computing on {names[each.node]}")
-        for each in assignment
-    ]
+    computing = [each.alone_ps if objective == "latency" else each.busy_ps for each in costs.stages(assignment)]
+    parts = [(ps, f"computing on {names[each.node]}") for ps, each in zip(computing, assignment, strict=True)]
     for source, target in zip(assignment, assignment[1:], strict=False):
         spent = int(costs.transfer_ps[source.node, target.node, target.first])
         parts.append((spent, f"the link from {names[source.node]} to {names[target.node]}"))
@@ -42,10 +40,16 @@ def gains_of(
     before = value_of(objective, costs.of(assignment), requests)
 
     def gain(changed: Costs) -> float:
-        after = least(changed, objective, requests, in_order=in_order)
+        same = value_of(objective, changed.of(assignment), requests)  # what this very assignment takes then
+        worth = min(same, int(before / LEAST_GAIN) + 1)  # to look for no more than is worth a word is many times faster
+        after = least(changed, objective, requests, in_order=in_order, below=worth)
+        after = same if after is None else after
         return before / after if after else 1.0
 
     found = [Gain(change, gain(changed)) for change, changed in _faster_nodes(costs, assignment, nodes)]
+    if any(each > 1 for each in costs.contention):
+        separate = dataclasses.replace(costs, contention=(1.0,) * costs.nodes)
+        found.append(Gain("a machine of its own for each node", gain(separate)))
     unlimited = dataclasses.replace(costs, usable_bytes=np.full_like(costs.usable_bytes, UNREACHABLE))
     if gain(unlimited) >= LEAST_GAIN:
         found += [Gain(change, gain(changed)) for change, changed in _larger_nodes(costs, nodes)]

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 GB = 10**9
+MOST_CONTENTION = 1000.0  # what is slowed down more was not measured
 HEADROOM = 0.1  # of the memory: allocators round up and fragment; an assumption, not a measurement
 
 
@@ -14,6 +15,10 @@ class VirtualNode:
     Give `vram_gb` for a GPU and `ram_gb` for a CPU, 10**9 bytes each. `reserve_gb` is what the runtime itself takes
     (a CUDA context, cuBLAS workspaces), `headroom` the share of the memory that stays free. `speed` makes the times of
     the profile in use shorter by this factor, and turns them from measured into assumed ones.
+
+    `machine` names the machine that it is on; without it there is no other node on that. `contention` is how many times
+    as long it computes while all other nodes of its machine compute too, as `boundby.staged.contention` measures it.
+    Where it is not known (None), no throughput is claimed of plans that use several nodes of the machine.
     """
 
     name: str
@@ -23,6 +28,8 @@ class VirtualNode:
     speed: float | None = None
     reserve_gb: float = 0.0
     headroom: float = HEADROOM
+    machine: str | None = None
+    contention: float | None = None
 
     def __post_init__(self) -> None:
         if not self.name or not self.kind:
@@ -43,6 +50,12 @@ class VirtualNode:
             raise ValueError(f"node {self.name!r}: headroom is {self.headroom}, not a share from 0 to below 1")
         if self.speed is not None and not 0 < self.speed < math.inf:
             raise ValueError(f"node {self.name!r}: speed is {self.speed}, not a factor above 0")
+        self._check_machine()
+
+    @property
+    def machine_key(self) -> str:
+        """What is equal for nodes that are on one machine."""
+        return f"machine {self.machine}" if self.machine is not None else f"node {self.name}"
 
     @property
     def memory_bytes(self) -> int:
@@ -67,6 +80,22 @@ class VirtualNode:
         while self._usable(estimate - 1) >= needed_bytes:
             estimate -= 1
         return max(0, estimate - self.memory_bytes)
+
+    def _check_machine(self) -> None:
+        if self.machine == "":
+            raise ValueError(f"node {self.name!r}: machine is empty; name it, or leave it out for one of its own")
+        if self.contention is None:
+            return
+        if self.machine is None:
+            raise ValueError(
+                f"node {self.name!r}: contention is {self.contention}, but no machine is named; give machine, the "
+                "same name for all nodes that slow one another down"
+            )
+        if not 1 <= self.contention <= MOST_CONTENTION:
+            raise ValueError(
+                f"node {self.name!r}: contention is {self.contention}, not a factor from 1 to {MOST_CONTENTION:g}: it "
+                "computes so many times as long while the other nodes of its machine do"
+            )
 
     def _usable(self, memory_bytes: int) -> int:
         return math.floor(memory_bytes * (1 - self.headroom)) - self.reserve_bytes

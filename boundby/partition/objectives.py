@@ -4,14 +4,22 @@
     throughput  the least time between two of many requests
     requests    the time until the last of m requests is done: latency + (m - 1) * period
 
+Nodes of one machine slow one another down in the period, not in the latency of one request (`costs`, `sharing`).
+
 Of equal plans the one that is better in the other respect is taken (period for the latency of one request, else
 latency), then the fewest stages, then the least transfers.
 """
 
-from typing import Literal, NamedTuple
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
 
 from boundby.partition.costs import Assignment, Costs, Value
-from boundby.partition.solver import Solver
+from boundby.partition.sharing import choices
+from boundby.partition.solver import Found, Solver
+
+PROBES = 6  # halvings of the range of periods, in search of a good assignment to begin with
 
 Objective = Literal["latency", "throughput", "requests"]
 MEANING: dict[Objective, str] = {
@@ -30,89 +38,130 @@ def value_of(objective: Objective, value: Value, requests: int) -> int:
 
 def optimum(costs: Costs, objective: Objective, requests: int = 1, *, in_order: bool = False) -> Assignment | None:
     """Return the best assignment; None where none fits. Raises ValueError where there are too many states."""
-    search = _Search(costs, in_order)
-    found = search.best(objective, requests)
-    if found is None:
-        return None
-    if objective == "latency" or (objective == "requests" and requests == 1):
-        found = search.steadiest(found)
-    return search.at_most(found.value.period_ps).assignment
+    is_one = objective == "latency" or (objective == "requests" and requests == 1)
+
+    def rank(assignment: Assignment) -> tuple[int, ...]:
+        value = costs.of(assignment)
+        other = value.period_ps if is_one else value.latency_ps
+        return value_of(objective, value, requests), other, len(assignment), value.transfer_ps
+
+    found = []
+    for nodes, search in _searches(costs, in_order):
+        best = search.best(objective, requests)
+        if best is not None:
+            best = search.at_most(search.steadiest(best) if is_one else best)
+            found.append(tuple(piece._replace(node=nodes[piece.node]) for piece in best.assignment))
+    return min(found, key=rank, default=None)
 
 
-def least(costs: Costs, objective: Objective, requests: int = 1, *, in_order: bool = False) -> int | None:
-    """Return what the best assignment takes for this objective, in picoseconds; None where none fits."""
-    found = _Search(costs, in_order).best(objective, requests)
-    return None if found is None else value_of(objective, found.value, requests)
+def least(
+    costs: Costs, objective: Objective, requests: int = 1, *, in_order: bool = False, below: float = math.inf
+) -> int | None:
+    """Return what the best assignment takes for this objective, in picoseconds; None where none is `below` that."""
+    found = None
+    for _, search in _searches(costs, in_order):
+        best = search.best(objective, requests, below)
+        if best is not None:
+            found = below = value_of(objective, best.value, requests)
+    return found
 
 
-class _Found(NamedTuple):
-    """An assignment and what it takes."""
-
-    assignment: Assignment
-    value: Value
+def _searches(costs: Costs, in_order: bool) -> Iterator[tuple[tuple[int, ...], "_Search"]]:
+    """Yield a search for every choice of nodes, with these nodes."""
+    for nodes in choices(costs, in_order=in_order):
+        yield nodes, _Search(costs.only(nodes), in_order)
 
 
 class _Search:
     """Asks the solver for assignments under a limit on the period."""
 
     def __init__(self, costs: Costs, in_order: bool) -> None:
-        self._costs = costs
         self._solver = Solver(costs, in_order=in_order)
 
-    def best(self, objective: Objective, requests: int) -> _Found | None:
-        """Return one of the best assignments; None where none fits."""
+    def best(self, objective: Objective, requests: int, below: float = math.inf) -> Found | None:
+        """Return one of the best assignments; None where none takes less than `below`."""
         if objective == "throughput":
-            return self._valued(self._solver.best("period"))
-        fastest = self._valued(self._solver.best("latency"))
+            return self._solver.steadiest(below - 1)
+        fastest = self._solver.fastest(most_ps=below - 1)
         is_one = objective == "latency" or requests == 1
-        return fastest if fastest is None or is_one else self._soonest(fastest, requests)
+        return fastest if fastest is None or is_one else self._soonest(fastest, requests, below)
 
-    def at_most(self, period_ps: int) -> _Found:
-        """Return the assignment of least latency whose period is at most one that is known to be possible."""
-        found = self._within(period_ps)
-        assert found is not None, f"no assignment has a period of {period_ps} ps, where one was found before"
+    def at_most(self, known: Found) -> Found:
+        """Return the assignment of least latency whose period is no longer than that of one that is known."""
+        found = self._solver.fastest(known.value.period_ps, known.value.latency_ps, ranked=True)
+        assert found is not None, f"no assignment is as good as {known.value}, where one was found"
         return found
 
-    def steadiest(self, fastest: _Found) -> _Found:
+    def steadiest(self, fastest: Found) -> Found:
         """Return the assignment of least period among those that are as fast for one request."""
         best, impossible = fastest, -1
         ask = best.value.period_ps - 1  # in most cases no other is as fast, and this says so
         while impossible < ask:
-            found = self._within(ask)
-            if found and found.value.latency_ps == best.value.latency_ps:
+            found = self._solver.fastest(ask, best.value.latency_ps)
+            if found:
                 best = found
             else:
                 impossible = ask
             ask = (impossible + best.value.period_ps) // 2
         return best
 
-    def _within(self, period_ps: int) -> _Found | None:
-        found = self._valued(self._solver.best("latency", period_ps))
-        assert found is None or found.value.period_ps <= period_ps, f"{found} takes longer than {period_ps} ps"
-        return found
-
-    def _soonest(self, fastest: _Found, requests: int) -> _Found:
-        """Return the assignment with which the last of all requests is done first.
+    def _soonest(self, fastest: Found, requests: int, below: float) -> Found | None:
+        """Return the assignment with which the last of all requests is done first; None where none is before `below`.
 
         Goes down from the fastest one, each time to the longest period with which a latency no less than the last one
-        could still be as good as the best so far.
+        could still be as good as the best so far. Bounds do for that, until they lead no further down.
         """
-        shortest = self._valued(self._solver.best("period"))
-        assert shortest is not None, "no assignment fits, where one was found before"
-        last = requests - 1
+        tried = _Tried([fastest], requests - 1, below)
+        least_period, shortest = self._solver.least_period(), None
+        self._probe(tried, least_period)
+        limit = min(fastest.value.period_ps - 1, tried.useful(fastest))
+        while limit >= least_period and (found := self._solver.relaxed(limit)):
+            tried.found.append(found)
+            if found.value.period_ps > limit and tried.useful(found) >= limit:
+                if shortest is None:
+                    shortest = self.at_most(self._solver.steadiest())
+                    tried.found.append(shortest)
+                    least_period = shortest.value.period_ps
+                found = self._solver.fastest(limit, tried.least() - tried.last * least_period)
+                if found is None:
+                    break
+                tried.found.append(found)
+            limit = min(found.value.period_ps - 1, tried.useful(found))
+        best = tried.best()
+        return best if tried.done(best) < below else None
 
-        def done(found: _Found) -> tuple[int, int]:
-            return found.value.latency_ps + last * found.value.period_ps, found.value.latency_ps
+    def _probe(self, tried: "_Tried", low: int) -> None:
+        """Try some periods from this one on: the better an assignment is known, the less there is to search."""
+        upper = tried.found[0]
+        high = upper.value.period_ps
+        for _ in range(PROBES):
+            middle = (low + high) // 2
+            found = self._solver.relaxed(middle)
+            if found:
+                tried.found.append(found)
+            if found is None or tried.useful(upper) - middle > tried.useful(found) - low:
+                low = middle
+            else:
+                high, upper = middle, found
 
-        reached = fastest
-        best = min(fastest, self.at_most(shortest.value.period_ps), key=done)
-        while True:
-            useful = (done(best)[0] - reached.value.latency_ps) // last
-            limit = min(reached.value.period_ps - 1, useful)
-            if limit < shortest.value.period_ps:
-                return best
-            reached = self.at_most(limit)
-            best = min(best, reached, key=done)
 
-    def _valued(self, assignment: Assignment | None) -> _Found | None:
-        return None if assignment is None else _Found(assignment, self._costs.of(assignment))
+@dataclass
+class _Tried:
+    """The assignments found for some requests, of which none is of use that is not done before `below`."""
+
+    found: list[Found]
+    last: int  # how many requests wait for the first one
+    below: float
+
+    def done(self, found: Found) -> int:
+        return found.value.latency_ps + self.last * found.value.period_ps
+
+    def best(self) -> Found:
+        return min(self.found, key=lambda each: (self.done(each), each.value.latency_ps))
+
+    def least(self) -> int:
+        return int(min(self.below, self.done(self.best())))
+
+    def useful(self, found: Found) -> int:
+        """Return the longest period with which something no faster than this may still be as good as the best."""
+        return (self.least() - found.value.latency_ps) // self.last

@@ -7,11 +7,17 @@ from boundby.partition.costs import Basis, StageMemory
 from boundby.partition.objectives import MEANING, Objective
 
 ORDER_ONLY = "the times are assumed: they may order plans, and no throughput is claimed from them"
+TOGETHER_ASSUMED = (
+    "what nodes of one machine take while all of them compute is assumed: no throughput is claimed from it"
+)
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A range of units on one node. `compute_s` is one request; what may be used is `usable_bytes` of the memory."""
+    """A range of units on one node. `compute_s` is one request; what may be used is `usable_bytes` of the memory.
+
+    `busy_compute_s` is one request too, while the other stages on the same machine compute; alone there it is equal.
+    """
 
     node: str
     kind: str
@@ -20,7 +26,9 @@ class Stage:
     units: tuple[str, ...]
     layers: tuple[str, ...]
     compute_s: float
-    basis: Basis
+    busy_compute_s: float
+    machine: str | None
+    basis: Basis  # of `compute_s`
     memory: StageMemory
     usable_bytes: int
     node_memory_bytes: int
@@ -66,7 +74,8 @@ class Gain:
 class PartitionPlan:
     """The best split for an objective. All times are predictions in seconds; `basis` says what they rest on.
 
-    `latency_s` is one request, `period_s` the time between two of many; `value_s` is what was made least.
+    `latency_s` is one request, `period_s` the time between two of many; `value_s` is what was made least. The period
+    is made of what stages take while those on the same machine compute too: `period_basis` says what it rests on.
     """
 
     objective: Objective
@@ -78,6 +87,7 @@ class PartitionPlan:
     latency_s: float
     period_s: float
     basis: Basis
+    period_basis: Basis
     limits: tuple[str, ...]  # the strongest first
     gains: tuple[Gain, ...]
     alternatives: tuple[Alternative, ...]
@@ -86,8 +96,22 @@ class PartitionPlan:
 
     @property
     def requests_per_s(self) -> float | None:
-        """Return the steady throughput; None where any time in it is assumed (`ORDER_ONLY`), or takes no time."""
-        return 1 / self.period_s if self.basis == "measured" and self.period_s > 0 else None
+        """Return the steady throughput; None where any time in it is assumed, or takes no time."""
+        return 1 / self.period_s if self.period_basis == "measured" and self.period_s > 0 else None
+
+    @property
+    def requests_per_s_reason(self) -> str | None:
+        """Return why no throughput is claimed; None where one is."""
+        if self.basis == "assumed":
+            return ORDER_ONLY
+        if self.period_basis == "assumed":
+            return TOGETHER_ASSUMED
+        return None if self.period_s > 0 else "the plan takes no time"
+
+    @property
+    def value_basis(self) -> Basis:
+        """Return what `value_s` rests on."""
+        return self.basis if self.objective == "latency" else self.period_basis
 
     @property
     def meaning(self) -> str:
@@ -99,12 +123,12 @@ class PartitionPlan:
 
     def _lines(self) -> Iterator[str]:
         stages = "1 stage" if len(self.stages) == 1 else f"{len(self.stages)} stages"
-        yield f"PartitionPlan: {stages}, {self.meaning}: {1e3 * self.value_s:.3f} ms ({self.basis})"
+        yield f"PartitionPlan: {stages}, {self.meaning}: {1e3 * self.value_s:.3f} ms ({self.value_basis})"
         for place, stage in enumerate(self.stages):
             places = f"units {stage.first_unit} to {stage.end_unit - 1}"
             yield (
                 f"  {stage.node} ({stage.kind}): {places}, {span(stage.units)}: "
-                f"{1e3 * stage.compute_s:.3f} ms ({stage.basis}), "
+                f"{1e3 * stage.compute_s:.3f} ms ({stage.basis}{_busy(stage)}), "
                 f"{stage.memory.total / 1e6:,.1f} of {stage.usable_bytes / 1e6:,.1f} MB"
             )
             for transfer in self.transfers[place : place + 1]:
@@ -115,6 +139,12 @@ class PartitionPlan:
         yield f"  limited by: {self.limits[0]}"
         yield from (f"  note: {note}" for note in self.notes)
         yield from (f"  doubt: {doubt}" for doubt in self.doubts)
+
+
+def _busy(stage: Stage) -> str:
+    if stage.busy_compute_s == stage.compute_s:
+        return ""
+    return f"; {1e3 * stage.busy_compute_s:.3f} ms while others on {stage.machine} compute"
 
 
 def span(units: tuple[str, ...]) -> str:

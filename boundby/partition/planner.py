@@ -5,12 +5,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from boundby.partition.baselines import baselines
-from boundby.partition.costs import PS, Assignment, Basis, Costs, Piece, costs_of, stage_memory
+from boundby.partition.costs import PS, Assignment, Basis, Costs, Piece, StageCosts, costs_of, stage_memory
 from boundby.partition.gains import gains_of, limits_of
 from boundby.partition.links import Link, Links
 from boundby.partition.nodes import VirtualNode
 from boundby.partition.objectives import MEANING, Objective, optimum, value_of
-from boundby.partition.plan import ORDER_ONLY, Alternative, PartitionPlan, Stage, Transfer
+from boundby.partition.plan import ORDER_ONLY, TOGETHER_ASSUMED, Alternative, PartitionPlan, Stage, Transfer
+from boundby.partition.sharing import unknown_contention
 from boundby.partition.shortfall import shortfall
 from boundby.partition.units import Chain, units_of
 
@@ -23,6 +24,10 @@ ONE_NODE = (
 )
 ENDS = "bringing a request to the first stage, and the result of the last one back, is not counted"
 OVERLAP = "a link carries one request while nodes compute on others (overlap); its queue is taken to be long enough"
+CONTENTION = (
+    "nodes of one machine slow one another down: the latency of one request is of times alone, the period of times "
+    "while all of them compute. It is the longest there can be: who waits slows nobody down"
+)
 EXCLUSIVE = "a node does not compute while it receives or sends (no overlap)"
 
 
@@ -95,7 +100,9 @@ class ExecutionPlanner:
         return self.chains.get(node.kind) or next(iter(self.chains.values()))
 
 
-def stage_of(piece: Piece, node: VirtualNode, chain: Chain, costs: Costs, basis: Basis, inputs_in_flight: int) -> Stage:
+def stage_of(
+    piece: Piece, node: VirtualNode, chain: Chain, spent: StageCosts, basis: Basis, inputs_in_flight: int
+) -> Stage:
     """Return a piece of the model on its node, with the time and the memory that it takes there."""
     units = chain.units[piece.first : piece.end]
     return Stage(
@@ -105,7 +112,9 @@ def stage_of(piece: Piece, node: VirtualNode, chain: Chain, costs: Costs, basis:
         end_unit=piece.end,
         units=tuple(unit.name for unit in units),
         layers=tuple(layer for unit in units for layer in unit.layers),
-        compute_s=int(costs.compute_ps[piece.node, piece.end, piece.first]) / PS,
+        compute_s=spent.alone_ps / PS,
+        busy_compute_s=spent.busy_ps / PS,
+        machine=node.machine,
         basis=basis,
         memory=stage_memory(chain, piece.first, piece.end, inputs_in_flight),
         usable_bytes=node.usable_bytes,
@@ -139,6 +148,7 @@ class _Making:
         stages, transfers = tuple(self._stages(measured_kinds)), tuple(self._transfers())
         bases = {each.basis for each in (*stages, *transfers)}
         basis: Basis = "assumed" if "assumed" in bases else "measured"
+        period_basis: Basis = "assumed" if any(self._unknown_contention()) else basis
         names = [node.name for node in self.nodes]
         return PartitionPlan(
             objective=self.objective,
@@ -150,20 +160,21 @@ class _Making:
             latency_s=value.latency_ps / PS,
             period_s=value.period_ps / PS,
             basis=basis,
+            period_basis=period_basis,
             limits=limits_of(self.costs, self.assignment, names, self.objective),
             gains=gains_of(
                 self.costs, self.assignment, self.nodes, self.objective, self.requests, in_order=self.in_order
             ),
             alternatives=tuple(self._alternatives()),
-            notes=tuple(self._notes(basis)),
+            notes=tuple(self._notes(basis, stages)),
             doubts=tuple(self._doubts(measured_kinds)),
         )
 
     def _stages(self, measured_kinds: frozenset[str]) -> Iterator[Stage]:
-        for piece in self.assignment:
+        for piece, spent in zip(self.assignment, self.costs.stages(self.assignment), strict=True):
             node = self.nodes[piece.node]
             basis: Basis = "measured" if node.kind in measured_kinds and node.speed is None else "assumed"
-            yield stage_of(piece, node, self.chains[node.name], self.costs, basis, self.inputs_in_flight)
+            yield stage_of(piece, node, self.chains[node.name], spent, basis, self.inputs_in_flight)
 
     def _transfers(self) -> Iterator[Transfer]:
         for before, after in zip(self.assignment, self.assignment[1:], strict=False):
@@ -193,14 +204,21 @@ class _Making:
             spent = value_of(self.objective, value, self.requests)
             yield Alternative(name, units, spent / PS, value.latency_ps / PS, value.period_ps / PS)
 
-    def _notes(self, basis: Basis) -> Iterator[str]:
+    def _unknown_contention(self) -> Iterator[str]:
+        return unknown_contention([self.nodes[each.node] for each in self.assignment], self.nodes)
+
+    def _notes(self, basis: Basis, stages: Sequence[Stage]) -> Iterator[str]:
         if len(self.nodes) > 1 and len(self.assignment) == 1 and self.objective == "latency":
             yield ONE_NODE
         if len(self.assignment) > 1:
             yield OVERLAP if self.costs.overlap else EXCLUSIVE
             yield ENDS
+        if any(each.busy_compute_s > each.compute_s for each in stages):
+            yield CONTENTION
         if basis == "assumed":
             yield ORDER_ONLY
+        elif any(self._unknown_contention()):
+            yield TOGETHER_ASSUMED
 
     def _doubts(self, measured_kinds: frozenset[str]) -> Iterator[str]:
         used = [self.nodes[each.node] for each in self.assignment]
@@ -211,6 +229,7 @@ class _Making:
                 yield f"{node.name} is assumed to be {node.speed:g} times as fast as its profile, whatever the layer"
         if any(each.basis == "assumed" for each in self._transfers()):
             yield "the links were stated, not measured"
+        yield from self._unknown_contention()
         yield from dict.fromkeys(doubt for node in used for doubt in self.chains[node.name].doubts)
 
 

@@ -63,9 +63,9 @@ def _least_on(costs: Costs, node: int, in_order: bool) -> tuple[int, int]:
         usable_bytes=usable,
         transfer_ps=np.zeros_like(costs.transfer_ps),
     )
-    assignment = Solver(asked, in_order=in_order).best()
-    assert assignment is not None, "with enough memory one node holds the whole model"
-    piece = next(each for each in assignment if each.node == node)
+    found = Solver(asked, in_order=in_order).fastest()
+    assert found is not None, "with enough memory one node holds the whole model"
+    piece = next(each for each in found.assignment if each.node == node)
     needs = costs.memory_bytes[node, piece.first + 1 : piece.end + 1, piece.first]
     too_much = int(np.argmax(needs > costs.usable_bytes[node]))
     return piece.first + too_much, int(needs[-1])

@@ -1,43 +1,47 @@
 """The best assignment of units to nodes, exactly: dynamic programming over units done and nodes used.
 
-Nodes that cannot be told apart form a class, of which only the number in use matters. The state is (units done, nodes
-used of each class, class of the last one); with a fixed order of nodes it is (units done, stages, last node). For n
-units and S states a pass costs O(S n^2), a few operations on n x n tables for each state.
+Nodes that cannot be told apart form a class, of which only the number in use matters. A state is (nodes used of each
+class, class of the last one); with a fixed order of nodes it is (stages, last node). One pass, from the last states to
+the first, finds the least that the last node of a state and those behind it can take from every unit on: for n units
+and S states O(S n^2), a few operations on a table of n stages by their length for some states at once.
+
+Without overlap what a stage takes depends on both its neighbours, and this pass counts the least that any two would
+add. So it finds a lower bound, and the optimum where the assignment that reaches it keeps to the limit after all. Where
+that one does not, the pass of `exclusive` has the next node in its states too, and leaves out what the bound rules out.
 """
 
-import itertools
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
-from boundby.partition.costs import UNREACHABLE, Assignment, Costs, Piece
+from boundby.partition.costs import UNREACHABLE, Assignment, Costs, Piece, Value
+from boundby.partition.exclusive import Exclusive
+from boundby.partition.states import Tables, classes_of, groups_of, ordered_states, set_states
 
-MOST_STATES = 25_000  # about 12 nodes of which no two are alike: some seconds a pass for 128 units
-END = -1  # in place of the class that comes next
+NEAR = 128  # the least there can be, divided by this: how far from it to look first
+ANY = UNREACHABLE - 1  # picoseconds: no limit
 
 Measure = Literal["latency", "period"]
 
 
-@dataclass(frozen=True)
-class State:
-    """Some nodes in use, the last of them of class `last`. It follows the states `before`; classes `after` may come."""
+class Found(NamedTuple):
+    """An assignment and what it takes."""
 
-    last: int
-    stages: int
-    before: tuple[int, ...]
-    after: tuple[int, ...]
+    assignment: Assignment
+    value: Value
 
 
-class _Best(NamedTuple):
-    """By number of units done: the least value, the transfers in it, where the last stage begins and after whom."""
+class _Bounds(NamedTuple):
+    """By state: what its last stage and those behind it take at least, by first unit, and those behind it, by end.
+
+    Of each also what ranks equal ones: stages, then transfers; all alike unless that was asked for.
+    """
 
     value: np.ndarray
-    moved: np.ndarray
-    first: np.ndarray
-    source: np.ndarray
+    rest: np.ndarray
+    tie: np.ndarray
+    rest_tie: np.ndarray
 
 
 class Solver:
@@ -45,187 +49,141 @@ class Solver:
 
     def __init__(self, costs: Costs, *, in_order: bool = False) -> None:
         self.classes = [[node] for node in range(costs.nodes)] if in_order else classes_of(costs)
-        sizes = [len(members) for members in self.classes]
+        sizes = tuple(len(members) for members in self.classes)
         self.states = ordered_states(len(sizes)) if in_order else set_states(sizes)
-        heads, tails = ([members[place] for members in self.classes] for place in (0, -1))
-        fits = costs.memory_bytes[heads] <= costs.usable_bytes[heads, None, None]
-        is_stage = np.tri(costs.units + 1, k=-1, dtype=bool)
-        self._compute = np.where(fits & is_stage, costs.compute_ps[heads], UNREACHABLE)
-        self._transfer = costs.transfer_ps[np.ix_(heads, tails)]
-        self._overlap = costs.overlap
+        self._starts = [place for place, state in enumerate(self.states) if not state.before]
+        self._costs = costs
+        self._tables = tables = Tables.of(costs, self.classes)
+        self._load = tables.busy if costs.overlap else tables.busy + self._least_moved()
+        self._compute_by_length, self._load_by_length = map(_by_length, (tables.compute, self._load))
+        self._stage_tie = costs.nodes * int(tables.transfer.max()) + 1  # one stage outweighs all transfers
 
-    def best(self, measure: Measure = "latency", most_period_ps: int | None = None) -> Assignment | None:
-        """Return an assignment of least latency, or of least period; None where none fits.
+    def fastest(self, most_period_ps: int = ANY, most_ps: float = ANY, *, ranked: bool = False) -> Found | None:
+        """Return an assignment of least latency with no longer a period and latency than these; None where none fits.
 
-        With `most_period_ps` its period is no longer than that. Of those of least latency it has the fewest stages,
-        of these the least transfers, of these the nodes that come first.
+        If `ranked` it has of equal ones the fewest stages, of these the least transfers.
         """
-        limit = UNREACHABLE - 1 if most_period_ps is None else most_period_ps
-        if self._overlap or (measure == "latency" and most_period_ps is None):
-            table = self._pass_overlapping(measure, limit)
-        else:
-            table = self._pass_exclusive(measure, limit)
-        ends = [table[place, END] for place in range(len(self.states))]
-        order = [
-            (int(each.value[-1]), state.stages, int(each.moved[-1]))
-            for each, state in zip(ends, self.states, strict=True)
-        ]
-        place = min(range(len(order)), key=order.__getitem__)
-        return None if order[place][0] >= UNREACHABLE else self._traced(table, place)
+        bounds = self._bounds("latency", most_period_ps, ranked)
+        found = self._from_start(bounds, "latency", most_period_ps)
+        if found is None or found.value.latency_ps > most_ps:
+            return None
+        if found.value.period_ps <= most_period_ps:
+            return found
+        return self._exclusive("latency", bounds, most_period_ps, most_ps)
 
-    def _pass_overlapping(self, measure: Measure, limit: int) -> dict[tuple[int, int], _Best]:
-        """Fill the table where nothing a stage takes depends on its neighbours."""
+    def steadiest(self, most_ps: float = ANY) -> Found | None:
+        """Return an assignment of least period, if that is no longer than this; None where none fits."""
+        bounds = self._bounds("period", ANY)
+        found, least = self._from_start(bounds, "period", ANY), bounds.value[self._starts, 0].min()
+        if found is None or least > most_ps:
+            return None
+        if found.value.period_ps == least:
+            return found
+        most_period_ps = int(min(most_ps, found.value.period_ps))
+        return self._exclusive("period", bounds, most_period_ps, most_period_ps)
+
+    def relaxed(self, most_period_ps: int) -> Found | None:
+        """Return an assignment than which none with no longer a period than this is faster; its own may be longer."""
+        return self._from_start(self._bounds("latency", most_period_ps), "latency", most_period_ps)
+
+    def least_period(self) -> int:
+        """Return a period, in picoseconds, than which none is shorter."""
+        return int(self._bounds("period", ANY).value[self._starts, 0].min())
+
+    def _least_moved(self) -> np.ndarray:
+        """Return by class, end and first unit of a stage the least it can receive and send."""
+        transfer = self._tables.transfer
+        received, sent = np.full((2, len(self.classes), transfer.shape[2]), UNREACHABLE, dtype=np.int64)
+        received[:, 0] = sent[:, -1] = 0
+        for source, target in {(self.states[a].last, state.last) for state in self.states for a in state.before}:
+            received[target] = np.minimum(received[target], transfer[source, target])
+            sent[source] = np.minimum(sent[source], transfer[source, target])
+        return received[:, None, :] + sent[:, :, None]
+
+    def _bounds(self, measure: Measure, limit: int, ranked: bool = False) -> _Bounds:
+        """Return what the stages from each state on take at least, with no load above the limit."""
         combine = np.add if measure == "latency" else np.maximum
-        compute = np.where(self._compute <= limit, self._compute, UNREACHABLE)
-        transfer = np.where(self._transfer <= limit, self._transfer, UNREACHABLE)
-        rows = np.arange(compute.shape[1])
-        table: dict[tuple[int, int], _Best] = {}
-        for place, state in enumerate(self.states):
-            value, moved, _, source = self._nothing()
-            if state.before:
-                links = transfer[[self.states[each].last for each in state.before], state.last]
-                found = [table[each, END] for each in state.before]
-                values = combine(np.stack([each.value for each in found]), links).T
-                moves = (np.stack([each.moved for each in found]) + links).T
-                chosen = _least(values, moves)
-                value, moved, source = values[rows, chosen], moves[rows, chosen], np.array(state.before)[chosen]
-            table[place, END] = _chosen(combine(value, compute[state.last]), moved, source)
-        return table
+        is_short = self._load_by_length <= limit
+        length = int(np.flatnonzero(is_short.any(axis=(0, 1))).max(initial=0)) + 1
+        spent = self._load_by_length if measure == "period" else self._compute_by_length
+        stages = np.where(is_short, spent, UNREACHABLE)[..., :length]
+        links, edges = self._links(measure, limit), self._costs.units + 1
+        shape = (4, len(self.states) + 1, edges)  # the last one is in place of states that are not there
+        value, rest, tie, rest_tie = np.full(shape, UNREACHABLE, dtype=np.int64)
+        for last, places, after, classes in groups_of(self.states):
+            ways = combine(value[after], links[last, classes])
+            rest[places] = ways.min(axis=1)
+            rest[places, -1] = 0
+            spent = combine(stages[last], _windows(rest[places], length)).reshape(-1, length)
+            least = spent[np.arange(len(spent)), spent.argmin(axis=1)]
+            value[places] = np.minimum(least, UNREACHABLE).reshape(-1, edges)
+            if ranked:
+                moved = tie[after] + self._tables.transfer[last, classes]
+                rest_tie[places] = np.where(ways == ways.min(axis=1, keepdims=True), moved, 2 * UNREACHABLE).min(axis=1)
+                rest_tie[places, -1] = 0
+                ties = _windows(rest_tie[places], length).reshape(-1, length)
+                ties = np.where(spent == least[:, None], ties, UNREACHABLE).min(axis=1) + self._stage_tie
+                tie[places] = np.minimum(ties, UNREACHABLE).reshape(-1, edges)
+        return _Bounds(value, rest, tie, rest_tie)
 
-    def _pass_exclusive(self, measure: Measure, limit: int) -> dict[tuple[int, int], _Best]:
-        """Fill the table where a stage also takes what it receives and sends, so that it depends on both neighbours."""
+    def _links(self, measure: Measure, limit: int) -> np.ndarray:
+        """Return what a transfer itself adds to the measure; without overlap the period has it in what stages take."""
+        transfer = self._tables.transfer
+        if self._costs.overlap:
+            return np.where(transfer <= limit, transfer, UNREACHABLE)
+        return transfer if measure == "latency" else np.zeros_like(transfer)
+
+    def _from_start(self, bounds: _Bounds, measure: Measure, limit: int) -> Found | None:
+        """Return the assignment that the bounds are made of; None where there is none."""
         combine = np.add if measure == "latency" else np.maximum
-        table: dict[tuple[int, int], _Best] = {}
-        known: dict[tuple[int, int, int], np.ndarray] = {}  # each is asked for by dozens of states
-        for place, state in enumerate(self.states):
-            for follower in (*state.after, END):
-                candidates = []
-                for each in state.before or (END,):
-                    best = self._nothing() if each == END else table[each, state.last]
-                    sender = END if each == END else self.states[each].last
-                    if (sender, state.last, follower) not in known:
-                        known[sender, state.last, follower] = self._spent(sender, state.last, follower, measure, limit)
-                    reached = np.flatnonzero(best.value < UNREACHABLE)
-                    firsts = slice(reached[0], reached[-1] + 1) if len(reached) else slice(0, 1)
-                    spent = combine(best.value[firsts], known[sender, state.last, follower][:, firsts])
-                    moved = best.moved if each == END else best.moved + self._transfer[sender, state.last]
-                    candidates.append(_chosen(spent, moved, np.full(len(moved), each), firsts.start))
-                table[place, follower] = _merged(candidates)
-        return table
-
-    def _spent(self, sender: int, node: int, follower: int, measure: Measure, limit: int) -> np.ndarray:
-        """Return [end, first]: what a stage between these nodes adds to the measure, unless it takes too long."""
-        rows = slice(-1, None) if follower == END else slice(None)  # the last stage ends with the last unit
-        received = self._compute[node, rows] + (0 if sender == END else self._transfer[sender, node])
-        load = received + (0 if follower == END else self._transfer[node, follower][:, None])
-        return np.where(load > limit, UNREACHABLE, load if measure == "period" else received)
-
-    def _nothing(self) -> _Best:
-        """Return what is there before any unit is done."""
-        count = self._compute.shape[1]
-        value = np.full(count, UNREACHABLE, dtype=np.int64)
-        value[0] = 0
-        return _Best(value, np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64), np.full(count, END))
-
-    def _traced(self, table: dict[tuple[int, int], _Best], place: int) -> Assignment:
-        """Return the assignment that led to all units being done in this state."""
+        links, spent = self._links(measure, limit), self._load if measure == "period" else self._tables.compute
+        place = min(self._starts, key=lambda each: (bounds.value[each, 0], bounds.tie[each, 0]))
+        if bounds.value[place, 0] >= UNREACHABLE:
+            return None
         stages: list[tuple[int, int, int]] = []
-        end, follower = self._compute.shape[1] - 1, END
-        while place != END:
-            best = table.get((place, follower)) or table[place, END]
-            at = -1 if follower == END else end  # what ends with the last unit may be all there is
-            last, first = self.states[place].last, int(best.first[at])
-            stages.insert(0, (last, first, end))
-            place, end, follower = int(best.source[at]), first, last
+        end = 0
+        while True:
+            last, first, after = self.states[place].last, end, list(self.states[place].after)
+            stage = np.where(self._load[last, :, first] <= limit, spent[last, :, first], UNREACHABLE)
+            end = _least(combine(stage, bounds.rest[place]), bounds.rest_tie[place])
+            stages.append((last, first, end))
+            if end == self._costs.units:
+                return self._valued(stages)
+            classes = [self.states[each].last for each in after]
+            ties = bounds.tie[after, end] + self._tables.transfer[last, classes, end]
+            place = after[_least(combine(links[last, classes, end], bounds.value[after, end]), ties)]
+
+    def _exclusive(self, measure: Measure, bounds: _Bounds, limit: int, most: float) -> Found | None:
+        """Return the best assignment within both limits, by what stages do receive and send; None where none is."""
+        combine = np.add if measure == "latency" else np.maximum
+        least, most = int(bounds.value[self._starts, 0].min()), int(min(most, ANY))
+        nearly, stages = least, None
+        while stages is None and nearly <= most:  # what is near the bound is found faster, and there it mostly is
+            nearly += 3 * (nearly - least) + least // NEAR + 1
+            stages = Exclusive(self.states, self._tables, combine, bounds.value, limit, min(nearly, most)).best()
+        return None if stages is None else self._valued(stages)
+
+    def _valued(self, stages: list[tuple[int, int, int]]) -> Found:
+        """Return stages of classes as an assignment to nodes, with what it takes."""
         free = [iter(members) for members in self.classes]
-        return tuple(Piece(next(free[last]), first, end) for last, first, end in stages)
+        assignment = tuple(Piece(next(free[last]), first, end) for last, first, end in stages)
+        return Found(assignment, self._costs.of(assignment))
 
 
-def classes_of(costs: Costs) -> list[list[int]]:
-    """Return the nodes grouped into those that can change places without changing any cost."""
-    classes: list[list[int]] = []
-    for node in range(costs.nodes):
-        group = next((each for each in classes if _are_alike(costs, each[0], node)), None)
-        if group is None:
-            classes.append([node])
-        else:
-            group.append(node)
-    return classes
+def _by_length(stages: np.ndarray) -> np.ndarray:
+    """Return a table by class, end and first unit by class, first unit and number of units, from 1 on."""
+    first = np.arange(stages.shape[1])[:, None]
+    end = first + np.arange(1, len(first))
+    inside = np.minimum(end, len(first) - 1)
+    return np.where(end == inside, stages[:, inside, first], UNREACHABLE)
 
 
-def set_states(sizes: Sequence[int]) -> list[State]:
-    """Return the states where nodes may come in any order; `sizes` are those of the classes."""
-    vectors = math.prod(size + 1 for size in sizes)
-    count = sum(vectors // (size + 1) * size for size in sizes)
-    if count > MOST_STATES:
-        raise ValueError(
-            f"{sum(sizes)} nodes of which {len(sizes)} are not alike make {count:,} states, {MOST_STATES:,} are the "
-            "most to be searched: leave out nodes, make some alike, or fix their order (in_order=True)"
-        )
-    classes = range(len(sizes) - 1, -1, -1)
-    states: list[State] = []
-    places: dict[tuple[tuple[int, ...], int], int] = {}
-    # Of equally good states the first one is taken: that of the nodes named first, in the order they are named.
-    for used in sorted(itertools.product(*(range(size, -1, -1) for size in sizes)), key=sum):
-        after = tuple(each for each, size in enumerate(sizes) if used[each] < size)
-        for last in (each for each in classes if used[each]):
-            rest = tuple(number - (each == last) for each, number in enumerate(used))
-            before = tuple(places[rest, each] for each in classes if (rest, each) in places)
-            places[used, last] = len(states)
-            states.append(State(last, sum(used), before, after))
-    return states
+def _windows(by_end: np.ndarray, length: int) -> np.ndarray:
+    """Return by row and first unit what is there for each end of a stage; there is nothing behind the last unit."""
+    padded = np.pad(by_end[:, 1:], ((0, 0), (0, length)), constant_values=UNREACHABLE)
+    return sliding_window_view(padded, length, axis=1)
 
 
-def ordered_states(nodes: int) -> list[State]:
-    """Return the states where nodes may be left out but keep their order."""
-    states: list[State] = []
-    places: dict[tuple[int, int], int] = {}
-    for stages in range(1, nodes + 1):
-        for last in range(stages - 1, nodes):
-            before = tuple(places[stages - 1, each] for each in range(last) if (stages - 1, each) in places)
-            places[stages, last] = len(states)
-            states.append(State(last, stages, before, tuple(range(last + 1, nodes))))
-    return states
-
-
-def _are_alike(costs: Costs, a: int, b: int) -> bool:
-    others = [each for each in range(costs.nodes) if each not in (a, b)]
-    return (
-        costs.usable_bytes[a] == costs.usable_bytes[b]
-        and np.array_equal(costs.compute_ps[a], costs.compute_ps[b])
-        and np.array_equal(costs.memory_bytes[a], costs.memory_bytes[b])
-        and np.array_equal(costs.transfer_ps[a, b], costs.transfer_ps[b, a])
-        and np.array_equal(costs.transfer_ps[a, others], costs.transfer_ps[b, others])
-        and np.array_equal(costs.transfer_ps[others, a], costs.transfer_ps[others, b])
-    )
-
-
-def _least(values: np.ndarray, moves: np.ndarray) -> np.ndarray:
-    """Return the place of the least value in each row, of equal ones that with the least transfers."""
-    places = values.argmin(axis=1)
-    least = values[np.arange(len(places)), places]
-    is_least = values == least[:, None]
-    if np.count_nonzero(is_least) == len(places):
-        return places
-    tied = np.flatnonzero((is_least.sum(axis=1) > 1) & (least < UNREACHABLE))  # few: to do so for all takes longer
-    if len(tied):
-        moves = np.broadcast_to(moves, values.shape)[tied]
-        places[tied] = np.where(values[tied] == least[tied, None], moves, 4 * UNREACHABLE).argmin(axis=1)
-    return places
-
-
-def _chosen(values: np.ndarray, moved: np.ndarray, source: np.ndarray, start: int = 0) -> _Best:
-    """Return the best for each end; `values` by end and first from `start` on, `moved` and `source` by all firsts."""
-    column = _least(values, moved[start : start + values.shape[1]])
-    value = np.minimum(values[np.arange(len(column)), column], UNREACHABLE)
-    first = start + column
-    return _Best(value, np.minimum(moved[first], UNREACHABLE), first, source[first])
-
-
-def _merged(candidates: Sequence[_Best]) -> _Best:
-    """Return the best of several for each end."""
-    if len(candidates) == 1:
-        return candidates[0]
-    stacked = [np.stack(column, axis=1) for column in zip(*candidates, strict=True)]
-    rows, chosen = np.arange(len(stacked[0])), _least(stacked[0], stacked[1])
-    return _Best(*(each[rows, chosen] for each in stacked))
+def _least(values: np.ndarray, ties: np.ndarray) -> int:
+    """Return the place of the least value, of equal ones that of the least tie."""
+    return int(np.where(values == values.min(), ties, 4 * UNREACHABLE).argmin())
