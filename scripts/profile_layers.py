@@ -6,7 +6,7 @@ Exit:   0 fine · 1 the profile is not representative · 2 usage or input · 3 t
 
     python scripts/profile_layers.py [--architecture PRESET | --model NAME_OR_FOLDER] [--num-samples 50]
         [--batch-size 1] [--sequence-length 128] [--dtype float32] [--device auto] [--output DIR] [--config FILE]
-        [key.sub=value ...]
+        [--trust-remote-code] [key.sub=value ...]
 """
 
 import sys
@@ -34,6 +34,7 @@ def add_arguments(parser) -> None:
     which.add_argument("--model", action=cli.Flag, key="model.name", help=weights)
     for flag, (key, text) in FLAGS.items():
         parser.add_argument(flag, action=cli.Flag, key=key, help=text)
+    parser.add_argument("--trust-remote-code", action="store_true", help="run Python code that the model brings")
 
 
 @cli.tool(add_arguments, SETTINGS)
@@ -41,7 +42,7 @@ def main(run: cli.Run) -> int:
     from utils.layers import architectures, profiling, subject
 
     settings = run.config
-    chosen = subject.prepare(settings.model)
+    chosen = subject.prepare(settings.model, trust_remote_code=run.args.trust_remote_code)
     measured = settings.measurement
     inputs = architectures.inputs_for(chosen.model, measured.batch_size, measured.sequence_length)
     folder = Path(settings.output.dir)

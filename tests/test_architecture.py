@@ -23,6 +23,8 @@ TORCH_FREE = (
     "boundby.compare",
     "boundby.disturbance",
     "boundby.energy",
+    "boundby.patches",
+    "boundby.remedies",
     "boundby.roofline",
     "boundby.verdict",
     "boundby.layers.records",
@@ -30,6 +32,7 @@ TORCH_FREE = (
     "boundby.layers.report",
     "boundby.layers.document",
     "boundby.dashboard",
+    "boundby.webpage",
     "boundby.partition",
     "boundby.training",
 )

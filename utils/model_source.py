@@ -50,7 +50,7 @@ def fetch(model: Model, quickstart_folder: Path, *, trust_remote_code: bool, pro
             folder = hub.snapshot(repository, (*FILES, CODE) if trust_remote_code else FILES)
         found = _from_hub(model, folder)
     if not trust_remote_code:
-        check_code(found)
+        check_code(found.path, found.name)
     return found
 
 
@@ -77,18 +77,19 @@ def read_labels(model: ModelSource) -> ModelLabels:
     return ModelLabels.of_config(_read_config(model.path), f"{model.path / CONFIG}")
 
 
-def check_code(model: ModelSource) -> None:
+def check_code(folder: Path, name: str, *, with_tokenizer: bool = True) -> None:
     """Raise InputError when the model's files name code to run: its own classes, or kernels from the Hub."""
-    config = _read_config(model.path)
+    config = _read_config(folder)
     try:
-        tokenizer = json.loads((model.path / "tokenizer_config.json").read_text(encoding="utf-8"))
+        tokenizer = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         tokenizer = {}
     kernels = [key for key, value in config.items() if "attn_implementation" in key and "/" in str(value)]
-    named = ["auto_map"] if config.get("auto_map") or tokenizer.get("auto_map") else kernels
+    has_classes = config.get("auto_map") or (with_tokenizer and tokenizer.get("auto_map"))
+    named = ["auto_map"] if has_classes else kernels
     if named:
         raise InputError(
-            f"{model.name}: brings Python code of its own ({named[0]}), which would run on this machine; "
+            f"{name}: brings Python code of its own ({named[0]}), which would run on this machine; "
             "read it, then add --trust-remote-code if you trust it"
         )
 

@@ -3,9 +3,13 @@ const LONGEST_HOVER = 60;
 
 // Plotly reads <b>, <a>, entities and $formulas$ in every text; all that comes from the model passes here.
 const inert = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;").replaceAll("$", "&#36;");
-const tail = (text, room) => {  // the end of a path tells layers apart
-  const letters = [...text];
-  return letters.length > room ? "…" + letters.slice(1 - room).join("") : text;
+const tail = (text, room) => {  // the end of a path tells layers apart, and the number of its block
+  const letters = [...text], parts = text.split(".");
+  if (letters.length <= room) return text;
+  const at = parts.slice(0, -1).findLastIndex((part) => /^\d{1,4}$/.test(part));
+  const isInside = at < 0 || [...parts.slice(at).join(".")].length < room;
+  const start = isInside ? "…" : `…${parts[at]}…`;
+  return start + letters.slice(start.length - room).join("");
 };
 const lines = (text) => {
   const letters = [...text], parts = [];
@@ -183,7 +187,10 @@ const drawParameters = () => {
   });
 };
 
-const MARKS = { compute: ["series-2", "square"], memory: ["series-1", "circle"], launch: ["series-3", "triangle-up"] };
+const MARKS = {
+  compute: ["series-2", "square"], memory: ["series-1", "circle"], launch: ["series-3", "triangle-up"],
+  under_utilised: ["series-4", "diamond"], mixed: ["series-5", "cross"],
+};
 const drawRoofline = () => {
   const drawn = called.filter((i) => layers.flops[i] > 0 && layers.bytes[i] > 0 && layers.selfP50[i] > 0);
   const x = (i) => layers.flops[i] / layers.bytes[i], y = (i) => layers.flops[i] / layers.selfP50[i];
@@ -199,14 +206,17 @@ const drawRoofline = () => {
       ])),
     };
   });
-  const roof = (name, dash, rate) => {
-    const corner = roofs.flops / rate, from = Math.min(ends[0], corner), to = Math.max(ends[1], 2 * corner);
+  const roof = (name, dash, rate, from) => {
+    const corner = roofs.flops / rate;
     return {
-      type: "scatter", mode: "lines", name: inert(name), x: [from, corner, to], y: [from * rate, roofs.flops, roofs.flops], hoverinfo: "skip",
-      line: { color: colour("ink"), width: 1.3, dash },
+      type: "scatter", mode: "lines", name: inert(name), x: [from, corner, Math.max(ends[1], 2 * corner)],
+      y: [from * rate, roofs.flops, roofs.flops], hoverinfo: "skip", line: { color: colour("ink"), width: 1.3, dash },
     };
   };
-  if (roofs) roofs.bytes.forEach(([name, rate], at) => traces.push(roof(name, ["solid", "dot"][at], rate)));
+  if (roofs) {
+    const from = Math.min(ends[0], ...roofs.bytes.map(([, rate]) => roofs.flops / rate / 4));  // so that slopes are seen
+    roofs.bytes.forEach(([name, rate], at) => traces.push(roof(name, ["solid", "dot"][at], rate, from)));
+  }
   plot("plot-roofline", traces, {
     height: 420, showlegend: true,
     xaxis: logarithmic("FLOP/byte", ends), yaxis: logarithmic("FLOP/s", drawn.map(y)),

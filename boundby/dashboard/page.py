@@ -1,7 +1,5 @@
 """A profile by layer as one HTML page that holds its data, its scripts and plotly.js, and fetches nothing."""
 
-import base64
-import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,13 +7,13 @@ from boundby.dashboard import sections, wording
 from boundby.dashboard.columns import columns
 from boundby.layers.records import ModelProfile
 from boundby.stats import least_samples
+from boundby.webpage import environment
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 FOLDER = Path(__file__).parent
 TEMPLATE = "page.html.j2"
-STYLE = "page.css"
 SCRIPTS = ("numbers.js", "charts.js", "table.js", "start.js")
 INSTALL = "the dashboard needs {}: pip install 'boundby[dashboard]' (or pip install plotly jinja2)"
 UNKNOWN_FIELDS = {
@@ -36,10 +34,7 @@ def page(profile: ModelProfile, title: str | None = None) -> str:
 
     Raises ImportError with the command to install what is missing: plotly and jinja2 are an extra of the library.
     """
-    environment = _environment()
-    plotly_js = _plotly_js()
-    script = _script()
-    template = environment.get_template(TEMPLATE)
+    template = _environment().get_template(TEMPLATE)
     return template.render(
         title=wording.clean(title or profile.model_name) or "a model",
         profile=profile,
@@ -55,10 +50,8 @@ def page(profile: ModelProfile, title: str | None = None) -> str:
         },
         unknown=_unknown(profile),
         data={"total": sections.total(profile), "layers": columns(profile)},
-        style=(FOLDER / STYLE).read_text(encoding="utf-8"),
-        plotly_js=plotly_js,
-        script=script,
-        script_sources=" ".join(map(_csp_source, (plotly_js, script))),
+        plotly_js=_plotly_js(),
+        script=_script(),
     )
 
 
@@ -72,31 +65,18 @@ def _plotly_js() -> str:
 
 def _environment() -> "Environment":
     try:
-        import jinja2
+        made = environment(FOLDER)
     except ImportError as error:
         raise ImportError(INSTALL.format("jinja2")) from error
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(FOLDER),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     for filter_ in (wording.clean, wording.duration, wording.percent, wording.whole):
-        environment.filters[filter_.__name__] = filter_
-    return environment
+        made.filters[filter_.__name__] = filter_
+    return made
 
 
 def _script() -> str:
     """Return the scripts of this folder in one function, so that none of their names is global."""
     parts = "".join((FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS)
     return f'"use strict";\n(() => {{\n{parts}}})();\n'
-
-
-def _csp_source(script: str) -> str:
-    """Return the source expression by which a Content-Security-Policy allows this very script and no other."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode('utf-8')).digest()).decode('ascii')}'"
 
 
 def _clock(profile: ModelProfile) -> str:

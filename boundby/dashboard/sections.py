@@ -138,7 +138,7 @@ def roofline(profile: ModelProfile) -> Section:
         return Section(reason(profile, "flops_self", "bytes_self"), "")
     bounds: dict[str, int] = defaultdict(int)
     for each in drawn:
-        bounds[each.bound or "not known"] += 1
+        bounds[(each.bound or "not known").replace("_", " ")] += 1
     counted = wording.listed([f"{name} {number}" for name, number in sorted(bounds.items(), key=lambda each: -each[1])])
     summary = f"{len(drawn)} layers with known work; what limits them: {counted}."
     unlimited = (

@@ -13,7 +13,7 @@ allows. `choose_precision` measures what it may compute in, `search_token_budget
 
 from boundby.inference.batches import Batch, collate, forward, token_budget_batches
 from boundby.inference.budget import BudgetChoice, search_token_budget
-from boundby.inference.compilation import obstacle as compile_obstacle
+from boundby.inference.compilation import compile_obstacle
 from boundby.inference.exactness import ExactnessReport, compare_logits, margins
 from boundby.inference.planning import SAMPLE_ROWS, PrecisionChoice, PrecisionRule, Sample, choose_precision
 from boundby.inference.precision import PRECISIONS, Precision, matmul_effect

@@ -15,7 +15,7 @@ BACKEND = "inductor"
 OPTIONS: dict[str, Any] = {"compile_threads": 1, "deterministic": True}
 
 
-def obstacle(device: torch.device) -> str | None:
+def compile_obstacle(device: torch.device) -> str | None:
     """Return why nothing can be compiled for this device here; None where nothing is known to be in the way."""
     if device.type == "cuda":
         from torch.utils._triton import has_triton

@@ -86,19 +86,26 @@ def attached(targets: Targets, wrap: Wrap) -> Iterator[None]:
 
 
 def timing_probe(log: CallLog, now: Clock) -> Wrap:
-    """Return what logs when each call begins and ends."""
+    """Return what logs when each call begins and ends.
+
+    Appending to a list that was looked up by the thread's identity is what costs least: amid small layers 1.1 us a
+    call, 1.3 where a subclass of dict makes what appends, a quarter more with nodes that are looked up and added to.
+    """
 
     def wrap(function: Forward, index: int) -> Forward:
         mark = -1 - index
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            note = log[get_ident()]
-            note(mark)
-            note(now())
+            try:
+                numbers = log[get_ident()]
+            except KeyError:
+                numbers = log.setdefault(get_ident(), [])
+            numbers.append(mark)
+            numbers.append(now())
             try:
                 return function(*args, **kwargs)
             finally:
-                note(now())
+                numbers.append(now())
 
         return forward
 
@@ -107,11 +114,10 @@ def timing_probe(log: CallLog, now: Clock) -> Wrap:
 
 def visiting_probe(tree: CallTree, visitor: Visitor) -> Wrap:
     """Return what tells the visitor of each call."""
-    lanes = tree.lanes
 
     def wrap(function: Forward, index: int) -> Forward:
         def forward(*args: Any, **kwargs: Any) -> Any:
-            lane = lanes[get_ident()]
+            lane = tree.lane()
             caller = lane[0]
             lane[0] = call = caller.calling(index)
             result = None
@@ -128,21 +134,22 @@ def visiting_probe(tree: CallTree, visitor: Visitor) -> Wrap:
     return wrap
 
 
-class _StandIn(functools.partial):
-    """What stands at `module.forward`. In a copy of the module it is the forward of the copy, without a probe.
+def _stand_in(probe: Forward, original: Forward) -> Forward:
+    """Return what stands at `module.forward`. In a copy of the module it is the forward of the copy, without a probe.
 
-    A method around a function does that too, and a call of it, which packs `self` anew, takes a quarter longer.
+    A method around a function does that too, and a call of it, which packs `self` anew, takes a quarter longer; a
+    subclass of partial has no vectorcall in Python 3.11.
     """
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Forward:
-        return copy.deepcopy(self.__wrapped__, memo)
+    found = functools.update_wrapper(functools.partial(probe), original)
+    found.__deepcopy__ = lambda memo: copy.deepcopy(original, memo)  # type: ignore[attr-defined]
+    return found
 
 
 def _replace_forward(module: nn.Module, index: int, wrap: Wrap) -> Callable[[], None]:
     """Put the stand-in where `module.forward` is looked up; return what takes it away."""
     original = module.forward
     previous = module.__dict__.get("forward")  # such as accelerate puts there
-    stand_in: Forward = functools.update_wrapper(_StandIn(wrap(original, index)), original)
+    stand_in = _stand_in(wrap(original, index), original)
     module.__dict__["forward"] = stand_in
 
     def undo() -> None:

@@ -6,8 +6,10 @@ self times is then the root's inclusive time, exactly.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from threading import get_ident
 
+CallLog = dict[int, list[int]]  # by thread: -1 less the index of the module, when the call begins, and when it ends
 ELSEWHERE = "(other thread)"
 ROOT = "(model)"  # in the path of a model that is called again from inside or from another thread
 
@@ -38,54 +40,6 @@ class Call:
         return sum(each.calls for each in self.callees.values())
 
 
-class Lanes(dict[int, list[Call]]):
-    """Where each thread stands in the tree, by its identity: the one call in the list is that which it is in."""
-
-    def __init__(self, start: Call) -> None:
-        super().__init__()
-        self._start = start  # of threads that the engine did not set on their way
-
-    def __missing__(self, thread: int) -> list[Call]:
-        """Return the lane of a thread that was not seen before."""
-        return self.setdefault(thread, [self._start])
-
-
-class CallLog(dict[int, Callable[[int], None]]):
-    """What takes down the calls of each thread, by its identity: -1 less the index of the module, begin, and end.
-
-    A list to which numbers are added costs less than nodes that are looked up and added to, 1.9 us against 2.4 amid
-    small layers, and looking up the identity less than `threading.local`.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._numbers: dict[int, list[int]] = {}
-
-    def __missing__(self, thread: int) -> Callable[[int], None]:
-        """Return what takes down the calls of a thread that was not seen before."""
-        return self.setdefault(thread, self._numbers.setdefault(thread, []).append)
-
-    def begin(self) -> None:
-        """Forget all; a call that still runs in another thread is none of the next run."""
-        self._numbers, _ = {}, self.clear()
-
-    def fill(self, tree: "CallTree") -> None:
-        """Add every call that has ended to the nodes of the tree; this thread is the one that ran the model."""
-        for thread, numbers in self._numbers.items():
-            here = tree.top if thread == threading.get_ident() else tree.elsewhere
-            open_calls: list[int] = []  # when they began
-            for number in numbers.copy():
-                if number < 0:
-                    here = here.calling(-1 - number)
-                    open_calls.append(number)
-                elif open_calls[-1] < 0:
-                    open_calls[-1] = number
-                else:
-                    here.ns += number - open_calls.pop()
-                    here.calls += 1
-                    here = here.caller
-
-
 class CallTree:
     """All call paths of a model. `names` are the qualified names of each module: a shared one has several."""
 
@@ -95,7 +49,7 @@ class CallTree:
         self._lock = threading.Lock()
         self.top = Call(self, None, -1, "", "")
         self.elsewhere = Call(self, None, -1, "", ELSEWHERE)
-        self.lanes = Lanes(self.elsewhere)
+        self._lanes: dict[int, list[Call]] = {}
 
     def add(self, caller: Call, index: int) -> Call:
         """Return a new node below `caller`, or that which another thread has just made.
@@ -113,16 +67,33 @@ class CallTree:
 
     def enter_root(self) -> None:
         """Set the present thread on its way: whatever an interrupted run left behind is forgotten."""
-        self.lanes[threading.get_ident()] = [self.top]
+        self._lanes[get_ident()] = [self.top]
+
+    def lane(self) -> list[Call]:
+        """Return where the present thread stands: the one call in the list is that which it is in."""
+        return self._lanes.get(get_ident()) or self._lanes.setdefault(get_ident(), [self.elsewhere])
 
     def here(self) -> Call:
         """Return the call that the present thread is in."""
-        return self.lanes[threading.get_ident()][0]
+        return self.lane()[0]
 
-    def clear(self) -> None:
-        """Forget the times of the run, not the paths."""
+    def fill(self, log: CallLog) -> None:
+        """Set the times to those of the calls in the log that have ended; this thread is the one that ran the model."""
         for each in self.walk():
             each.ns = each.calls = 0
+        for thread, numbers in log.copy().items():
+            here = self.top if thread == get_ident() else self.elsewhere
+            open_calls: list[int] = []  # when they began
+            for number in numbers.copy():
+                if number < 0:
+                    here = here.calling(-1 - number)
+                    open_calls.append(number)
+                elif open_calls[-1] < 0:
+                    open_calls[-1] = number
+                else:
+                    here.ns += number - open_calls.pop()
+                    here.calls += 1
+                    here = here.caller
 
     def walk(self) -> Iterator[Call]:
         """Yield every call path, callers before callees in the order of first calls; those elsewhere come last."""

@@ -80,46 +80,49 @@ class DeviceTimes:
         return {call: spent for call, spent in self.runs[number].items() if call not in self.unknown}
 
 
-@dataclass(frozen=True)
+@dataclass
 class DevicePass:
-    """How to time a device: its marks, how to wait for it, and the host's clock."""
+    """Times runs on the device by its marks; `now` is the clock of the host, `synchronize` waits for the device.
 
-    marks: DeviceMarks
-    synchronize: Callable[[], None]
+    `found` begins with the call paths that marks cannot time.
+    """
+
+    run: Run
+    tree: CallTree
+    targets: Targets
     now: Clock
+    synchronize: Callable[[], None]
+    marks: DeviceMarks
+    found: DeviceTimes
+    _backlog_s: float | None = None
 
-    def time(self, run: Run, tree: CallTree, targets: Targets, num_runs: int, unknown: dict[Call, str]) -> DeviceTimes:
-        """Return the times of `num_runs` runs, after one that tells how long the host issues.
+    def add_run(self) -> None:
+        """Time one run; before the first, another one tells how long the host issues."""
+        if self._backlog_s is None:
+            issue_s, _, _ = self._issue(LEAST_BACKLOG_S)
+            self._backlog_s = min(MOST_BACKLOG_S, max(LEAST_BACKLOG_S, BACKLOG_SHARE * issue_s))
+        _, was_late, seconds = self._issue(self._backlog_s)
+        self.found.runs.append(seconds)
+        self.found.late_runs += was_late
 
-        `unknown` are call paths that marks cannot time, with the reasons.
+    def _issue(self, backlog_s: float) -> tuple[float, bool, dict[Call, float]]:
+        """Issue one run behind a backlog.
+
+        Return the seconds of the host, whether the device had to wait, and its seconds by call path.
         """
-        found = DeviceTimes(unknown=dict(unknown))
-        visitor = _Marking(self.marks, found.unknown)
-        with attached(targets, visiting_probe(tree, visitor)):
-            backlog_s = LEAST_BACKLOG_S
-            for number in range(num_runs + 1):
-                issue_s, was_late = self._one(run, tree, backlog_s)
-                seconds = visitor.settle()
-                if number == 0:
-                    backlog_s = min(MOST_BACKLOG_S, max(LEAST_BACKLOG_S, BACKLOG_SHARE * issue_s))
-                    continue
-                found.runs.append(seconds)
-                found.late_runs += was_late
-        return found
-
-    def _one(self, run: Run, tree: CallTree, backlog_s: float) -> tuple[float, bool]:
-        """Issue one run behind a backlog; return the seconds of the host, and whether the device had to wait."""
-        tree.enter_root()
-        self.synchronize()
-        self.marks.hold(backlog_s)
-        start = self.marks.mark()
-        began = self.now()
-        run()
-        issue_s = (self.now() - began) / 1e9
+        visitor = _Marking(self.marks, self.found.unknown)
+        with attached(self.targets, visiting_probe(self.tree, visitor)):
+            self.tree.enter_root()
+            self.synchronize()
+            self.marks.hold(backlog_s)
+            start = self.marks.mark()
+            began = self.now()
+            self.run()
+            issue_s = (self.now() - began) / 1e9
         was_late = self.marks.has_passed(start)
         self.synchronize()
         self.marks.reuse(start)
-        return issue_s, was_late
+        return issue_s, was_late, visitor.settle()
 
 
 def spanning(tree: CallTree, devices: Mapping[int, set[torch.device]], home: torch.device) -> dict[Call, str]:
@@ -162,5 +165,4 @@ class _Marking:
                 seconds[call] = seconds.get(call, 0.0) + self._marks.seconds_between(start, end)
             self._marks.reuse(start)
             self._marks.reuse(end)
-        self._open.clear()
         return seconds

@@ -6,6 +6,7 @@ time, for the device's time, for memory, for shapes and for work. Probes are on 
 
 import contextlib
 import logging
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -82,22 +83,25 @@ class ObservabilityEngine:
         self._is_warm = True
         self._journal.note(f"{num_warmup_runs} warm-up runs")
 
-    def profile(self, inputs: Any, num_runs: int = PROFILE_RUNS) -> Report:
+    def profile(self, inputs: Any, num_runs: int = PROFILE_RUNS, max_seconds: float = math.inf) -> Report:
         """Return what `num_runs` runs say of every layer; `inputs` are as in `warmup`.
 
-        Does what is missing: `instrument`, `warmup`. Raises ChangedProgramError where the model runs other operators
+        Does what is missing: `instrument`, `warmup`. After 5 runs no more are made than fit into `max_seconds`, in
+        which the other passes lie too, but no warm-up. Raises ChangedProgramError where the model runs other operators
         when it is watched. An error of the model passes through, and nothing stays on it.
         """
         if num_runs < 1:
             raise ValueError(f"num_runs is {num_runs}; at least 1 run is needed")
+        if not max_seconds > 0:
+            raise ValueError(f"max_seconds is {max_seconds}; give more than 0, or nothing for no limit")
         if self._targets is None:
             self.instrument()
         if not self._is_warm:
             self.warmup(inputs)
         self._refuse_finalized()
         with self._noting_errors(), self._gradients():
-            self._report = self._measured(inputs, num_runs)
-        self._journal.note(f"measured {num_runs} runs with probes and as many without")
+            self._report = self._measured(inputs, num_runs, max_seconds)
+        self._journal.note(f"measured {self._report.profile.num_runs} runs with probes and as many without")
         self._is_saved = False
         for each in self._report.profile.doubts:
             self._journal.note(f"doubt: {each}", logging.WARNING)
@@ -146,7 +150,7 @@ class ObservabilityEngine:
     ) -> None:
         self.finalize()
 
-    def _measured(self, inputs: Any, num_runs: int) -> Report:
+    def _measured(self, inputs: Any, num_runs: int, max_seconds: float) -> Report:
         assert self._targets is not None
         device = _device(self._model, inputs)
         instruments = self._instruments or instruments_for(device)
@@ -158,7 +162,7 @@ class ObservabilityEngine:
             device=device,
             run=lambda: _call(self._model, inputs),
         )
-        return measure(subject, num_runs, instruments, self._limits)
+        return measure(subject, num_runs, instruments, self._limits, max_seconds)
 
     def _named(self, name: str | None) -> Report:
         """Return the report under another name; raises RuntimeError where nothing was profiled."""

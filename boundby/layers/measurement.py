@@ -1,5 +1,6 @@
 """Make all passes over a model, one after another, and put what they find into a report."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,11 +20,12 @@ from boundby.layers.records import LayerProfile, ModelProfile
 from boundby.layers.report import Report
 from boundby.layers.shapes import see_shapes
 from boundby.layers.storages import devices_of, dtype_of
-from boundby.layers.timing import Run, time_runs
+from boundby.layers.timing import HostPass, HostTimes, Run
 from boundby.layers.work_by_layer import count_work
 from boundby.memory import CPU_REASON
 from boundby.roofline import Limits
 
+LEAST_RUNS = 5  # of each kind, however long they take
 TRAINING = (
     "training: modules are in training mode, so dropout is active and running statistics change, if there are any; "
     "call model.eval() to profile inference"
@@ -48,36 +50,60 @@ class Subject:
     run: Run
 
 
-def measure(subject: Subject, num_runs: int, instruments: Instruments, limits: Limits | None) -> Report:
-    """Return the report on `num_runs` runs. Raises ChangedProgramError; an error of the model passes through."""
+def measure(
+    subject: Subject, num_runs: int, instruments: Instruments, limits: Limits | None, max_seconds: float = math.inf
+) -> Report:
+    """Return the report on `num_runs` runs of each kind, or on as many as fit into `max_seconds` with all passes.
+
+    Raises ChangedProgramError; an error of the model passes through.
+    """
+    until_s = instruments.seconds() + max_seconds
     run, targets = subject.run, subject.targets
     tree = CallTree(targets.names)
     doubts = [*check_same_program(run, tree, targets), *opaque_reasons(targets)]
+    memory = measure_memory(run, tree, targets, instruments.allocator) if instruments.allocator else None
+    shapes = see_shapes(run, tree, targets)
+    work = count_work(run, tree, targets, None if instruments.marks else instruments.seconds)
     watch = instruments.watch().start()
     cost_ns = instruments.probe_cost_ns(instruments.now)
-    host = time_runs(run, tree, targets, num_runs, instruments.now, instruments.synchronize)
+    host, device = _time(subject, tree, num_runs, instruments, until_s)
     cost_ns = min(cost_ns, instruments.probe_cost_ns(instruments.now))  # of both, that which was disturbed less
-    device = _time_device(subject, tree, num_runs, instruments)
     disturbances = watch.stop().disturbances(torch.get_num_threads())
     doubts += [f"disturbed: {'; '.join(each.text for each in disturbances)}"] if disturbances else []
-    found = Findings(
-        host=host,
-        cost_ns=cost_ns,
-        device=device,
-        memory=measure_memory(run, tree, targets, instruments.allocator) if instruments.allocator else None,
-        shapes=see_shapes(run, tree, targets),
-        work=count_work(run, tree, targets, None if instruments.marks else instruments.seconds),
-        limits=limits,
-    )
+    if len(host.runs) < num_runs:
+        doubts.append(f"runs: {len(host.runs)} of {num_runs} fitted into {max_seconds:g} s")
+    found = Findings(host, cost_ns, device, memory, shapes, work, limits)
     return _report(subject, Assembly(tree, targets, found), found, doubts)
 
 
-def _time_device(subject: Subject, tree: CallTree, num_runs: int, instruments: Instruments) -> DeviceTimes | None:
+def _time(
+    subject: Subject, tree: CallTree, num_runs: int, instruments: Instruments, until_s: float
+) -> tuple[HostTimes, DeviceTimes | None]:
+    """Return the times of up to `num_runs` rounds: a run without probes, one with them, and one on the device.
+
+    After the least rounds none begins that would end after `until_s` if it took as long as the one before.
+    """
+    host = HostPass(subject.run, tree, subject.targets, instruments.now, instruments.synchronize)
+    device = _device_pass(subject, tree, instruments)
+    for number in range(1, num_runs + 1):
+        began_s = instruments.seconds()
+        host.add_pair()
+        if device:
+            device.add_run()
+        ended_s = instruments.seconds()
+        if number >= LEAST_RUNS and ended_s + (ended_s - began_s) > until_s:
+            break
+    return host.found, device.found if device else None
+
+
+def _device_pass(subject: Subject, tree: CallTree, instruments: Instruments) -> DevicePass | None:
     if instruments.marks is None:
         return None
     devices = {index: devices_of([module]) for index, module in enumerate(subject.targets.modules)}
-    timed = DevicePass(instruments.marks, instruments.synchronize, instruments.now)
-    return timed.time(subject.run, tree, subject.targets, num_runs, spanning(tree, devices, subject.device))
+    known = DeviceTimes(unknown=spanning(tree, devices, subject.device))
+    return DevicePass(
+        subject.run, tree, subject.targets, instruments.now, instruments.synchronize, instruments.marks, known
+    )
 
 
 def _report(subject: Subject, assembly: Assembly, found: Findings, doubts: Sequence[str]) -> Report:

@@ -44,36 +44,51 @@ class HostTimes:
         return median(probed / plain for probed, plain in pairs) - 1
 
 
+@dataclass(frozen=True)
+class HostPass:
+    """Times runs on the host, where `synchronize` waits for the device."""
+
+    run: Run
+    tree: CallTree
+    targets: Targets
+    now: Clock
+    synchronize: Callable[[], None]
+    found: HostTimes = field(default_factory=HostTimes)
+
+    def add_pair(self) -> None:
+        """Time one run without and one with probes, in the other order every second time."""
+        if len(self.found.runs) % 2:
+            self._run_with_probes()
+            self.found.reference_ns.append(self._elapsed_ns())
+        else:
+            self.found.reference_ns.append(self._elapsed_ns())
+            self._run_with_probes()
+
+    def _elapsed_ns(self) -> int:
+        self.synchronize()
+        start = self.now()
+        self.run()
+        self.synchronize()
+        return self.now() - start
+
+    def _run_with_probes(self) -> None:
+        log: CallLog = {}
+        with attached(self.targets, timing_probe(log, self.now)):
+            self.found.instrumented_ns.append(self._elapsed_ns())
+        self.tree.fill(log)
+        self.found.runs.append(
+            {each: CallTimes(each.ns, each.self_ns, each.calls, each.inner_calls) for each in self.tree.walk()}
+        )
+
+
 def time_runs(
     run: Run, tree: CallTree, targets: Targets, num_runs: int, now: Clock, synchronize: Callable[[], None]
 ) -> HostTimes:
     """Return the times of `num_runs` runs without and as many with probes."""
-    found, log = HostTimes(), CallLog()
-
-    def elapsed_ns() -> int:
-        synchronize()
-        start = now()
-        run()
-        synchronize()
-        return now() - start
-
-    def with_probes() -> None:
-        with attached(targets, timing_probe(log, now)):
-            log.begin()
-            found.instrumented_ns.append(elapsed_ns())
-        tree.clear()
-        log.fill(tree)
-        found.runs.append(
-            {each: CallTimes(each.ns, each.self_ns, each.calls, each.inner_calls) for each in tree.walk()}
-        )
-
-    for number in range(num_runs):
-        if number % 2:
-            with_probes()
-        found.reference_ns.append(elapsed_ns())
-        if not number % 2:
-            with_probes()
-    return found
+    host = HostPass(run, tree, targets, now, synchronize)
+    for _ in range(num_runs):
+        host.add_pair()
+    return host.found
 
 
 def corrected(times: dict[Call, CallTimes], cost_ns: float) -> tuple[dict[Call, float], dict[Call, float]]:

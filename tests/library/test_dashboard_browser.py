@@ -5,7 +5,7 @@ import pytest
 from boundby.dashboard import page
 from boundby.layers.records import Coverage
 from tests import browser
-from tests.layer_profiles import HOSTILE, gpt2, hostile, many, with_memory
+from tests.layer_profiles import HOSTILE, gpt2, hostile, layer, many, model_profile, nested, with_memory
 
 PROGRAM = browser.executable()
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason=f"there is no browser: none of {', '.join(browser.NAMES)}")
@@ -154,6 +154,13 @@ def test_thousand_layers_fit_a_phone(opened):
     assert found.text("#found") == "1,001 of 1,001 layers, rows 1 to 50" and len(names(found)) == 50
     assert found.run("document.documentElement.scrollWidth <= innerWidth")
     assert found.said == []
+
+
+def test_labels_of_a_narrow_chart_keep_the_number_of_the_block(opened):
+    paths = [f"encoder.layer.{at}.intermediate.projection" for at in (3, 11)] + ["encoder.layer.7.out", "plain_" * 5]
+    found = opened(model_profile(nested([layer(""), *map(layer, paths)])), width=390)
+    inside = {"…3…iate.projection", "…11…ate.projection", "…coder.layer.7.out", "…lain_plain_plain_"}
+    assert set(found.texts(LABELS)) == {"(model) (self)", *inside}
 
 
 def test_profile_that_is_not_representative_is_grey_and_shows_no_gains(opened):

@@ -129,6 +129,14 @@ def test_a_module_that_is_never_called_is_listed_without_times(clock, tmp_path):
     assert [each.path for each in profile.layers] == ["", "a", "b", "b.c"]
 
 
+def test_a_layer_whose_weights_are_used_without_a_call_keeps_its_parameters_and_has_no_time(tmp_path):
+    attention = nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    profile = profiled(attention, (torch.ones(1, 3, 8),) * 3, tmp_path).profile
+    projection = layer(profile, "out_proj")
+    assert (projection.calls, projection.self_s, projection.parameters) == (0, None, 8 * 8 + 8)
+    assert layer(profile, "").host_self_s.median == pytest.approx(layer(profile, "").host_inclusive_s.median)
+
+
 def test_a_direct_call_of_forward_is_attributed_too(clock, tmp_path):
     class Direct(Calls):
         def forward(self, x: Any) -> Any:
@@ -199,10 +207,10 @@ def test_a_run_cut_off_inside_a_layer_leaves_no_trace_in_the_next(clock):
     tree, log = CallTree(targets.names), CallLog()
     with attached(targets, timing_probe(log, clock)):
         for _ in range(2):
-            log.begin()
+            log.clear()
             with pytest.raises(KeyboardInterrupt):
                 model(ONE)
-    log.fill(tree)
+    tree.fill(log)
     assert {each.path: (each.self_ns, each.calls) for each in tree.walk()} == {"": (2, 1), "a": (5, 1), "b": (100, 1)}
 
 
@@ -253,7 +261,7 @@ def test_threads_that_run_the_same_model_at_once_do_not_mix(clock):
             model(ONE)
         for each in workers:
             each.join()
-    log.fill(tree)
+    tree.fill(log)
     counted = {each.path: each.calls for each in tree.walk()}
     assert counted == {"": 200, "a": 200, "(other thread)>(model)": 800, "(other thread)>(model).a": 800}
 

@@ -57,6 +57,8 @@ def test_device_time_is_split_like_host_time_and_the_slower_of_both_is_named(clo
     assert (a.device_self_s.median, a.host_self_s.median) == pytest.approx((0.008, 0.002))
     assert (a.is_launch_bound, b.is_launch_bound) == (False, True)
     assert (root.device_self_s.median, root.device_inclusive_s.median) == pytest.approx((0, 0.009))
+    timed = [each for each in profile.layers if each.calls]
+    assert sum(each.device_self_s.median for each in timed) == pytest.approx(root.device_inclusive_s.median)
     assert a.self_s is a.device_self_s and root.inclusive_s is root.device_inclusive_s
     assert "device_self_s" not in profile.reasons
 
@@ -88,6 +90,14 @@ def test_the_device_is_held_back_while_the_host_issues_and_waited_for_once_a_run
     waits_for_host_times = 2 * 2 * 3  # before and after each run with probes and without
     assert device.waits == waits_for_host_times + 2 * 4
     assert device.open_marks == 0  # every mark went back
+
+
+def test_runs_of_the_device_are_as_many_as_those_of_the_host_and_count_against_the_time(clock, device, tmp_path):
+    model = Issues(clock, 1000 * MS, device, 0.001)
+    engine = ObservabilityEngine(model, tmp_path, instruments=instruments(clock, marks=device))
+    engine.warmup(ONE, 0)
+    report = engine.profile(ONE, 50, max_seconds=25.0)  # 4 s of other passes, 1 s to issue ahead, 3 s for each run
+    assert report.profile.num_runs == len(report.samples[""].device_self_s) == 6
 
 
 def test_a_device_that_waited_for_the_host_gives_a_doubt(clock, device, tmp_path):

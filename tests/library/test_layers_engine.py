@@ -12,6 +12,8 @@ from torch import nn
 
 from boundby.layers.document import read_profile, write_summary
 from boundby.layers.engine import ObservabilityEngine
+from boundby.layers.judgement import coverage, trust_doubts
+from boundby.layers.measurement import LEAST_RUNS
 from boundby.roofline import Interval, Limits
 from boundby.work import count
 from tests.fakes import FakeClock
@@ -142,6 +144,9 @@ def test_misuse_is_refused_with_the_way_out(clock, tmp_path):
         engine.save()
     with pytest.raises(ValueError, match="num_runs is 0"):
         engine.profile(ONE, 0)
+    for seconds in (0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="max_seconds is"):
+            engine.profile(ONE, 1, seconds)
     engine.profile(ONE, 1)
     for name in ("../up", "a/b", "", ".."):
         with pytest.raises(ValueError, match="without slashes"):
@@ -166,6 +171,24 @@ def test_fifty_runs_yield_p95_and_say_how_far_it_goes(clock, tmp_path):
     assert fifty.num_runs == 50 and "is 8 %" in fifty.doubts[0]
 
 
+@pytest.mark.parametrize(
+    ("max_seconds", "num_runs"),
+    [(30.0, 13), (29.9, 12), (104.0, 50), (103.9, 49), (1e-9, LEAST_RUNS)],  # 4 s of other passes, 2 s for each run
+)
+def test_runs_are_as_many_as_fit_into_the_time_with_all_passes(max_seconds, num_runs, clock, tmp_path):
+    engine = engine_on(Takes(clock, 1_000_000_000), tmp_path, clock)
+    engine.warmup(ONE, 0)
+    profile = engine.profile(ONE, 50, max_seconds).profile
+    assert profile.num_runs == profile.reference_s.n == num_runs
+    said = [each for each in profile.doubts if each.startswith("runs: ")]
+    assert said == ([] if num_runs == 50 else [f"runs: {num_runs} of 50 fitted into {max_seconds:g} s"])
+    assert f"measured {num_runs} runs with probes" in (tmp_path / "logs" / "Takes_profile.log").read_text()
+
+
+def test_fewer_runs_than_the_least_are_asked_for_and_made(clock, tmp_path):
+    assert engine_on(Takes(clock, 5), tmp_path, clock).profile(ONE, 2, 1e-9).profile.num_runs == 2
+
+
 def test_a_profile_that_is_not_representative_says_so(clock, tmp_path):
     class Heavier(Takes):
         def forward(self, x: Any) -> Any:
@@ -176,6 +199,28 @@ def test_a_profile_that_is_not_representative_says_so(clock, tmp_path):
     assert (profile.coverage.ratio, profile.coverage.status) == (2, "not representative")
     assert profile.overhead == 1
     assert [each.partition(":")[0] for each in profile.doubts] == ["coverage", "overhead"]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "status"),
+    [
+        (1.0, "pass"),
+        (0.97, "pass"),
+        (1.03, "pass"),
+        (0.969, "warn"),
+        (1.031, "warn"),
+        (0.90, "warn"),
+        (1.10, "warn"),
+        (0.899, "not representative"),
+        (1.101, "not representative"),
+    ],
+)
+def test_coverage_says_how_far_a_profile_can_be_trusted(ratio, status):
+    found = coverage(ratio, 0.8)
+    doubts = trust_doubts(found, overhead=0.03, num_runs=59)
+    assert found.status == status and len(doubts) == (status != "pass")
+    assert all(each.endswith("not representative") == (status == "not representative") for each in doubts)
+    assert trust_doubts(coverage(1.0, 0.8), overhead=0.031, num_runs=59)[0].startswith("overhead: ")
 
 
 def test_training_mode_and_a_busy_machine_are_doubts_and_modes_stay_as_they_are(clock, tmp_path):

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from boundby.layers.document import read_profile
+from boundby.layers.measurement import LEAST_RUNS
 from tests import layer_profiles as profiles
 from tests.tiny_models import save_bert
-from utils.config import Layers
 from utils.layers import pipeline, profiling
 
 Command = Callable[..., int]
@@ -93,9 +93,13 @@ def test_resume_keeps_the_layers_and_a_changed_setting_makes_them_anew(run, resu
     assert run("trace.enabled=false", "layers.num_runs=3", "--resume") == 0 and summary.stat().st_mtime_ns != before
 
 
-def test_without_layers_the_trace_alone_is_recorded(run, results):
-    assert run("layers.enabled=false") == 0
+def test_without_layers_the_trace_alone_is_recorded_with_the_ranges_asked_for(run, results, monkeypatch):
+    ranges = []
+    monkeypatch.setattr("torch.cuda.nvtx.range_push", ranges.append)
+    monkeypatch.setattr("torch.cuda.nvtx.range_pop", lambda: None)
+    assert run("layers.enabled=false", "trace.nvtx=true") == 0
     assert (results / "profiler_traces" / "manifest.json").is_file() and not (results / "layers").exists()
+    assert ranges[:2] == ["step_0", "step_1"]
 
 
 def test_with_neither_nothing_is_recorded(run, results, capsys):
@@ -104,22 +108,11 @@ def test_with_neither_nothing_is_recorded(run, results, capsys):
     assert not (results / "layers").exists() and not (results / "profiler_traces").exists()
 
 
-def test_runs_are_lowered_to_the_budget(run, results, monkeypatch):
-    monkeypatch.setattr(pipeline, "_seconds_per_run", lambda loaded, inputs: 1.0)
-    assert run("trace.enabled=false", "layers.num_runs=50", "layers.max_seconds=17.5") == 0
-    assert read_profile(results / "layers" / "model_summary.json").num_runs == 7
-
-
-@pytest.mark.parametrize(
-    ("seconds_per_run", "runs"),
-    [(1e-3, 50), (0.96, 50), (0.97, 49), (2.0, 24), (1000.0, pipeline.LEAST_RUNS), (0.0, 50)],
-)
-def test_budget_gives_no_more_runs_than_asked_for_and_no_fewer_than_the_least(seconds_per_run, runs):
-    assert pipeline._affordable(Layers(num_runs=50, max_seconds=120), seconds_per_run) == runs
-
-
-def test_fewer_runs_than_the_least_are_asked_for_and_given():
-    assert pipeline._affordable(Layers(num_runs=2, max_seconds=120), 1e-3) == 2
+def test_runs_are_lowered_to_the_budget(run, results, capsys):
+    assert run("trace.enabled=false", "layers.num_runs=50", "layers.max_seconds=1e-9") == 0
+    profile = read_profile(results / "layers" / "model_summary.json")
+    assert profile.num_runs == LEAST_RUNS and f"runs: {LEAST_RUNS} of 50 fitted into 1e-09 s" in profile.doubts
+    assert "50 runs with probes and as many without, or what fits into 1e-09 s" in capsys.readouterr().err
 
 
 def test_terminal_shows_trust_first_and_the_longest_blocks():

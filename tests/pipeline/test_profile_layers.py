@@ -184,10 +184,52 @@ def test_folder_that_names_no_class_of_transformers_is_loaded_as_its_base_model(
 @pytest.mark.parametrize(
     "change", [{"auto_map": {"AutoModel": "modeling.Mine"}}, {"attn_implementation": "someone/kernels"}]
 )
-def test_code_that_a_model_brings_is_never_run(damaged, change):
+def test_code_that_a_model_brings_is_refused_with_the_flag_that_allows_it(damaged, change):
     edit_config(damaged, **change)
-    with pytest.raises(InputError, match=f"brings Python code of its own \\({next(iter(change))}\\), which is not run"):
+    said = f"brings Python code of its own \\({next(iter(change))}\\), .* add --trust-remote-code if you trust"
+    with pytest.raises(InputError, match=said):
         subject.prepare(Model(name=str(damaged), device="cpu"))
+
+
+OWN_CODE = """
+from transformers import BertConfig, BertForSequenceClassification, BertModel
+
+class MineConfig(BertConfig):
+    model_type = "mine"
+
+class MineForTexts(BertForSequenceClassification):
+    config_class = MineConfig
+
+class Mine(BertModel):
+    config_class = MineConfig
+"""
+
+
+@pytest.fixture
+def own(damaged, tmp_path, monkeypatch) -> Path:
+    """Return the folder of a model whose classes lie beside it."""
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", list(sys.path))  # where the cache of such modules is added
+    (damaged / "own.py").write_text(OWN_CODE)
+    places = {
+        "AutoConfig": "own.MineConfig",
+        "AutoModel": "own.Mine",
+        "AutoModelForSequenceClassification": "own.MineForTexts",
+    }
+    edit_config(damaged, auto_map=places, architectures=["MineForTexts"], model_type="mine")
+    return damaged
+
+
+@pytest.mark.parametrize(("named", "kind"), [(["MineForTexts"], "MineForTexts"), (["Mine"], "Mine"), (None, "Mine")])
+def test_trusted_code_of_a_model_is_run(own, named, kind):
+    edit_config(own, architectures=named)
+    found = subject.prepare(Model(name=str(own), device="cpu"), trust_remote_code=True)
+    assert type(found.model).__name__ == kind and not found.model.training
+
+
+def test_code_of_a_tokenizer_is_not_run_and_not_refused(damaged):
+    (damaged / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["code.T", null]}}')
+    assert subject.prepare(Model(name=str(damaged), device="cpu")).name == "copy"
 
 
 def test_pickled_weights_are_not_read(damaged):
@@ -203,12 +245,17 @@ def test_damaged_weights_are_one_message(damaged):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"), [(None, "cannot be read: .*No such file"), ("{", "cannot be read"), ("[]", "is not a model's")]
+    ("content", "said"),
+    [
+        (None, "has no config.json; is it a model"),
+        ("{", "config.json: cannot be read"),
+        ("[]", "config.json: is not a model's"),
+    ],
 )
 def test_folder_without_a_configuration_is_refused(damaged, content, said):
     path = damaged / "config.json"
     path.unlink() if content is None else path.write_text(content)
-    with pytest.raises(InputError, match=f"config.json: {said}"):
+    with pytest.raises(InputError, match=said):
         subject.prepare(Model(name=str(damaged), device="cpu"))
 
 
@@ -266,11 +313,12 @@ class Recorded:
     def __init__(self, status: str) -> None:
         self.status = status
         self.wanted: Model | None = None
+        self.is_trusted: bool | None = None
         self.shape: tuple[int, ...] = ()
         self.settings: dict[str, Any] = {}
 
-    def prepare(self, wanted: Model) -> subject.Subject:
-        self.wanted = wanted
+    def prepare(self, wanted: Model, *, trust_remote_code: bool) -> subject.Subject:
+        self.wanted, self.is_trusted = wanted, trust_remote_code
         return subject.Subject(bart(), "some model", torch.device("cpu"))
 
     def profile(self, model: torch.nn.Module, inputs: dict[str, torch.Tensor], **settings: Any) -> tuple[Any, Path]:
@@ -323,7 +371,14 @@ def test_flags_override_the_command_line_which_overrides_the_file(run, recorded,
 def test_flags_choose_the_model(run, recorded, flags, wanted):
     found = recorded("pass")
     assert run(*flags)[0] == 0
-    assert found.wanted == wanted
+    assert found.wanted == wanted and not found.is_trusted
+
+
+def test_code_is_trusted_by_a_flag_of_the_command_line_alone(run, recorded):
+    found = recorded("pass")
+    assert run("--trust-remote-code", "--model", "org/model")[0] == 0 and found.is_trusted
+    code, _, notes = run("model.trust_remote_code=true")
+    assert code == 2 and "trust_remote_code" in notes
 
 
 def test_all_shape_flags_arrive(run, recorded, tmp_path):
@@ -382,7 +437,8 @@ def test_help_answers_in_half_a_second():
 
 # The client reads its settings when it is imported, so that the Hub takes a process.
 FROM_HUB = """
-import sys
+import os
+from pathlib import Path
 from utils.errors import InputError
 from utils.layers import subject
 from utils.layers.settings import Model
@@ -393,6 +449,9 @@ try:
     subject.prepare(Model(name="org/none", device="cpu"))
 except InputError as error:
     print(error)
+for trusted in (False, True):
+    subject.prepare(Model(name="org/tiny", device="cpu"), trust_remote_code=trusted)
+    print(any(Path(os.environ["HF_HOME"]).rglob("modeling.py")))
 """
 
 
@@ -408,7 +467,8 @@ def test_model_of_the_hub_is_fetched_without_pickles_and_code(folder, tmp_path):
         settings = {**kept, "HF_HOME": str(tmp_path / "cache"), "HF_ENDPOINT": hub.url, "NO_PROXY": "*"}
         done = subprocess.run([sys.executable, "-c", FROM_HUB], cwd=ROOT, env=settings, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    loaded, refused = done.stdout.splitlines()
+    loaded, refused, *has_code = done.stdout.splitlines()
     assert loaded == "org/tiny BertForSequenceClassification"
     assert refused.startswith("there is no model 'org/none' on the Hub")
-    assert not [each for each in hub.requests if each.endswith((".bin", ".py"))]
+    assert has_code == ["False", "True"]  # only where it is trusted
+    assert not [each for each in hub.requests if each.endswith(".bin")]

@@ -1,23 +1,17 @@
 """The profile by layer in step 03: the classifier on one batch of real texts."""
 
-import time
 from typing import Any
-
-import torch
 
 from boundby.inference import collate, tokenize
 from boundby.layers.ranking import blocks
 from boundby.layers.records import ModelProfile
 from utils.artifacts import LAYER_PROFILE
 from utils.cli import Run
-from utils.config import Layers
 from utils.data import Rows, sample
 from utils.layers import profiling
 from utils.models import LoadedModel
 from utils.tracing import TEXT_SEED, choose_batch_size
 
-PASSES = 2.5  # runs of the model per run asked for: without probes, with them, and a few for memory and work
-LEAST_RUNS = 5
 SHOWN = 5
 
 
@@ -36,8 +30,9 @@ def record(run: Run, loaded: LoadedModel, rows: Rows, max_length: int) -> ModelP
         name=run.config.model.name,
         folder=run.layout.layers,
         limits=profiling.limits_of_machine(run.layout.ceilings, loaded.device, loaded.dtype),
-        num_runs=_affordable(settings, _seconds_per_run(loaded, inputs)),
+        num_runs=settings.num_runs,
         warmup_runs=settings.warmup_runs,
+        max_seconds=settings.max_seconds,
         profile_name=LAYER_PROFILE,
         note=run.note,
     )
@@ -54,17 +49,3 @@ def console_lines(profile: ModelProfile) -> list[str]:
     for row in blocks(profile)[:SHOWN]:
         lines.append(f"  {100 * row.share:5.1f} % {1e3 * row.seconds:10.3f} ms  {row.label}")
     return lines
-
-
-def _seconds_per_run(loaded: LoadedModel, inputs: dict[str, Any]) -> float:
-    with torch.inference_mode():
-        loaded.model(**inputs)
-        started = time.perf_counter()
-        loaded.model(**inputs).logits.cpu()
-        return time.perf_counter() - started
-
-
-def _affordable(settings: Layers, seconds_per_run: float) -> int:
-    """Return how many runs fit into the budget, at least `LEAST_RUNS` and at most those asked for."""
-    fitting = int(settings.max_seconds / (PASSES * max(seconds_per_run, 1e-9)))
-    return min(settings.num_runs, max(fitting, LEAST_RUNS))

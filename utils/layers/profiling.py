@@ -1,5 +1,6 @@
 """Profile one model layer by layer and leave the files of the profile."""
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ def profile(  # noqa: PLR0913  (what to run, how often, and where the files go)
     limits: Limits | None,
     num_runs: int,
     warmup_runs: int,
+    max_seconds: float = math.inf,
     profile_name: str | None = None,
     note: Callable[[str], None] = lambda text: None,
 ) -> tuple[Report, Path]:
@@ -37,6 +39,7 @@ def profile(  # noqa: PLR0913  (what to run, how often, and where the files go)
         engine.instrument()
         note(f"{name}: {warmup_runs} warm-up runs")
         engine.warmup(inputs, num_warmup_runs=warmup_runs)
-        note(f"{name}: {num_runs} runs with probes and as many without")
-        report = engine.profile(inputs, num_runs=num_runs)
+        limit = "" if max_seconds == math.inf else f", or what fits into {max_seconds:g} s"
+        note(f"{name}: {num_runs} runs with probes and as many without{limit}")
+        report = engine.profile(inputs, num_runs=num_runs, max_seconds=max_seconds)
         return report, engine.save_dashboard()

@@ -76,7 +76,7 @@ def use_matmul_precision(precision: str) -> None:
 def load_tokenizer(source: ModelSource, trust_remote_code: bool = False) -> Any:
     """Return the tokenizer of `source`, padding on the right. Raises InputError for code that is not trusted."""
     if not trust_remote_code:
-        check_code(source)
+        check_code(source.path, source.name)
     with _explained(source, "its tokenizer"):
         return AutoTokenizer.from_pretrained(
             source.path, local_files_only=True, trust_remote_code=trust_remote_code, padding_side="right"
