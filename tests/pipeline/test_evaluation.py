@@ -97,7 +97,7 @@ def test_other_weights_are_another_plan(made, evaluation, tmp_path, capsys):
     from tests.tiny_models import save_bert
 
     folder, settings = evaluation
-    plan = plans.Plan(**{**vars(_planned(folder, settings)), "shards": ()})
+    plan = replace(_planned(folder, settings), shards=())
     wanted = plans.Identity(**{**vars(plan.identity), "model_sha256": "0" * 64, "versions": {"torch": "1"}})
     found = plans.differences(plan.identity, wanted)
     assert found[0] == f"model_sha256 is {'0' * 37}..., planned was {plan.identity.model_sha256[:37]}..."
@@ -201,6 +201,16 @@ def test_the_plan_file_is_all_that_a_worker_needs(made, evaluation):
     receipt = _predictor(folder, settings).predict_shard(2)
     assert (receipt.shard, receipt.status, receipt.rows) == (2, "predicted", 8)
     assert workplace.results(folder.path) == {"part-00002.parquet": made[2]["part-00002.parquet"]}
+
+
+def test_the_plan_is_hashed_once_however_many_shards_it_has(made, evaluation, monkeypatch):
+    hashed = []
+    shards_of = plans.Plan.fingerprint.func
+    monkeypatch.setattr(plans.Plan.fingerprint, "func", lambda plan: hashed.append(plan) or shards_of(plan))
+    folder, settings = evaluation
+    assert workplace.evaluate(settings, *WHOLE) == [0, 0, 0]
+    assert workplace.results(folder.path) == made[2]
+    assert len(hashed) == len(set(map(id, hashed))) <= len(WHOLE) + 1
 
 
 def test_a_shard_that_another_runner_has_claimed_is_left_to_it(made, evaluation):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -105,9 +106,9 @@ class Plan:
     places: Places
     reasons: dict[str, Any]
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
-        """A hash of what the result depends on; every part carries it."""
+        """A hash of what the result depends on; every part carries it, so it is computed once and not per shard."""
         return files.sha256_of([asdict(self.identity), asdict(self.choices), [asdict(each) for each in self.shards]])
 
 
