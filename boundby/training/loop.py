@@ -18,16 +18,16 @@ LARGEST_STEP = 2**62
 # What happens is noted in a few instructions and understood later, many events at a time, by code that is then at hand
 # to the processor: after a millisecond of other work each Python function that is called costs about 1 us. Where
 # somebody waits for it, a hook or the marks of a device, it is understood at once.
-ENOUGH_EVENTS = 128  # at the end of a step
-MOST_EVENTS = 512  # within a step
+ENOUGH_EVENTS = 512  # at the end of a step; with 128 a third of the time went into beginning to understand
+MOST_EVENTS = 2048  # within a step
 MOST_WAITING = 256  # stages with marks, within a step
 
 
 class Loop:
     """The stages of one loop. The thread that made it, or that ended the last step, is the loop's own.
 
-    Every event is the name of a method, the state of the thread in which it happened, the ns of the clock, and what
-    else the method asks for: `events.append(...)` where `is_deferred`, `take(...)` otherwise.
+    Every event is the name of a method, the state of the thread in which it happened, the ns of the clock, and two
+    things more that the method may ask for. It is put to the `events`, or understood at once by `take`.
     """
 
     def __init__(
@@ -41,13 +41,14 @@ class Loop:
     ) -> None:
         self.clock = clock
         book.base_ns = self.base = self.began = clock()  # of the run and of the step that runs
-        self.events: deque[tuple[Any, ...]] = deque()
+        self.events: deque[tuple[str, State, int, Any, Any]] = deque()
         self.arrivals = Arrivals(book, device, self._catch_up)
         self.has_marks = device.is_on
         self.must_settle = False  # set from the thread that writes
         self.last_step: int | None = None
         self._waiting = self.arrivals.waiting
         self._book = book
+        self._ids = book.ids
         self._device = device
         self._failed = failed
         self._remarks = remarks
@@ -55,11 +56,15 @@ class Loop:
         self.thread = Thread(itertools.count())
         self._own = self.thread.state
 
-    def take(self, method: str, here: State, now: int, *rest: Any) -> int:
+    def take(self, method: str, here: State, now: int, first: Any = None, second: Any = None) -> int:
         """Understand an event at once; return the ns of what it ends, 0 where it ends nothing."""
         if self.events:
             self.settle(must=True)
-        nanoseconds = self._understood(method, here, now, *rest)
+        nanoseconds = 0
+        try:
+            nanoseconds = getattr(self, method)(here, now, first, second) or 0
+        except Exception as error:
+            self._failed(error)
         is_step = method == "end_step"
         if self.must_settle or (is_step and self.has_marks) or len(self._waiting) > MOST_WAITING:
             self.settle()
@@ -75,7 +80,8 @@ class Loop:
                 if outer.name == name:
                     self._drop(here, outer)
                     break
-            stage = self._book.id_of(name, "stage" if is_own else "background")
+            known = self._ids["stage" if is_own else "background"]
+            stage = known[name] if name in known else self._book.id_of(name, "stage" if is_own else "background")
         elif kind in ("span", "excluded"):
             stage = self._book.id_of(name, kind)
         else:
@@ -103,12 +109,12 @@ class Loop:
                 return self._close_span(here, name, now, raised)
         return self._close(here, now, RAISED if raised else 0)
 
-    def forget(self, here: State, _: int, name: str) -> None:
+    def forget(self, here: State, _: int, name: str, __: None) -> None:
         """Take back the begin of the innermost stage, if it has this name."""
         if here.stack and here.stack[-1].name == name:
             self._let_go(here, here.stack.pop())
 
-    def end_step(self, here: State, now: int, number: int | None) -> int:
+    def end_step(self, here: State, now: int, number: int | None, _: None) -> int:
         """Close the books of a step; return its ns."""
         self._own = here
         if here.stack:
@@ -128,13 +134,13 @@ class Loop:
         self.began = now
         return ended.host
 
-    def restart_step(self, here: State, now: int) -> None:
+    def restart_step(self, here: State, now: int, *_: None) -> None:
         """Begin the step that runs now; the device's gap across this moment is nobody's."""
         here.inside = here.paused = 0
         self._forget_last_end(here)
         self.began = now
 
-    def disturb(self, _here: State, _now: int) -> None:
+    def disturb(self, *_: object) -> None:
         """Keep the step that runs out of the summaries."""
         self.current.flags |= DISTURBED
 
@@ -168,14 +174,11 @@ class Loop:
         """Understand what has been noted; one thread at a time does so."""
         events = self.events
         while events:
-            self._understood(*events.popleft())
-
-    def _understood(self, method: str, *event: Any) -> int:
-        try:
-            return getattr(self, method)(*event) or 0
-        except Exception as error:
-            self._failed(error)
-            return 0
+            method, here, now, first, second = events.popleft()
+            try:
+                getattr(self, method)(here, now, first, second)
+            except Exception as error:
+                self._failed(error)
 
     def _close(self, here: State, now: int, flags: int) -> int:
         """Close the innermost stage; return its ns."""

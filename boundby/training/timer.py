@@ -130,9 +130,11 @@ class StageTimer:
                 self.hooks.tell("step_end", loop.last_step, nanoseconds / 1e9)
                 return
             events = loop.events
-            events.append(("end_step", loop.thread.state, now, number))
+            here = loop.thread.state
+            events.append(("end_step", here, now, number, None))
             if len(events) > ENOUGH_EVENTS:
                 loop.settle()
+                events.append(("restart_step", here, loop.clock(), None, None))
         except Exception as error:
             self._failed(error)
 
@@ -254,12 +256,12 @@ class StageTimer:
         """Take back the begin of the innermost stage, if it has this name: it turned out not to be one."""
         self._note("forget", name)
 
-    def _note(self, method: str, *rest: Any) -> None:
+    def _note(self, method: str, first: Any = None, second: Any = None) -> None:
         loop = self._loop
         if loop is None:
             return
         try:
-            event = (method, loop.thread.state, loop.clock(), *rest)
+            event = (method, loop.thread.state, loop.clock(), first, second)
             if loop.has_marks or self.hooks.watch_stages:
                 loop.take(*event)
                 return
