@@ -5,7 +5,7 @@ from typing import Any, Literal, get_args
 
 from boundby.training.remarks import Remarks
 
-Event = Literal["stage_start", "stage_end", "step_end", "trace_ready"]
+Event = Literal["stage_start", "excluded_start", "stage_end", "step_end", "trace_ready"]
 
 
 class Hooks:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from boundby import files
 from boundby.sampler import PsutilSource, Sources, nvml_source
 from boundby.trace.judgement import judge_trace
-from boundby.training import ranks, results, stages
+from boundby.training import ranks, results
 from boundby.training.hooks import Event
 from boundby.training.readings import Readings
 from boundby.training.records import StageTimes
@@ -72,7 +72,7 @@ class ProfilerManager:
         self._derived: Path | None = None  # the trace from which the tables are
         self._verdict: Verdict | None = None
         self._place = RunFiles(self._folder, 0, 1)
-        self._excluded = {stages.EVALUATION}  # the names of what is part of no step
+        self._exclusion: str | None = None  # the name of what runs and is part of no step
         self._marks_exclusions = False
         self._thread = 0  # of the loop, while exclusions are marked
         self.timer = StageTimer(self._folder, options=self._options.timer, say=say, enabled=enabled)
@@ -89,8 +89,9 @@ class ProfilerManager:
     def register(self, event: Event, hook: Callable[..., object]) -> None:
         """Call `hook` at each event from now on, in the thread in which it happens.
 
-        `stage_start(name)`, `stage_end(name, seconds)`, `step_end(number, seconds)`, `trace_ready(cycle)`. A hook that
-        raises is not called again. Raises ValueError for another event.
+        `stage_start(name)`, then `excluded_start(name)` where it is part of no step, `stage_end(name, seconds)`,
+        `step_end(number, seconds)`, `trace_ready(cycle)`. A hook that raises is not called again. Raises ValueError for
+        another event.
         """
         self.timer.hooks.register(event, hook)
 
@@ -148,7 +149,6 @@ class ProfilerManager:
 
     def excluded(self, name: str = "evaluation") -> Block:
         """Return a context whose block is no part of a step, and of no recorded one."""
-        self._excluded.add(name)
         return self.timer.excluded(name)
 
     def timed(self, items: Iterable[Item], name: str = "data") -> Iterator[Item]:
@@ -176,6 +176,7 @@ class ProfilerManager:
     def _begin_step(self) -> None:
         """Begin the step that runs only now; warm-up, too, has the profiler at work in it."""
         self.timer.restart_step()
+        self._exclusion = None  # the recorder ends one with its step
         is_open = self._recorder is not None and self._recorder.is_open
         if is_open:
             self.timer.disturb()
@@ -187,19 +188,18 @@ class ProfilerManager:
         self._marks_exclusions = wanted
         self._thread = threading.get_ident()
         change = self.timer.hooks.register if wanted else self.timer.hooks.unregister
-        change("stage_start", self._exclude)
+        change("excluded_start", self._exclude)
         change("stage_end", self._include)
 
     def _exclude(self, name: str) -> None:
-        if self._recorder and self._is_exclusion(name):
+        if self._recorder and self._exclusion is None and threading.get_ident() == self._thread:
+            self._exclusion = name
             self._recorder.exclude(name)
 
     def _include(self, name: str, seconds: float) -> None:
-        if self._recorder and self._is_exclusion(name):
+        if self._recorder and name == self._exclusion and threading.get_ident() == self._thread:
+            self._exclusion = None
             self._recorder.include()
-
-    def _is_exclusion(self, name: str) -> bool:
-        return name in self._excluded and threading.get_ident() == self._thread
 
     def _prepare(self) -> None:
         """Find out about process and device, and make what records the trace."""

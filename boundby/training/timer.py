@@ -324,6 +324,8 @@ class Block:
         try:
             if loop.has_marks or timer.hooks.watch_stages:
                 timer.hooks.tell("stage_start", self._name)
+                if self._kind == "excluded":
+                    timer.hooks.tell("excluded_start", self._name)
                 loop.take("begin", loop.thread.state, loop.clock(), self._name, self._kind)
                 return
             events = loop.events

@@ -143,6 +143,11 @@ def excluded_by_marks(manager: ProfilerManager) -> None:
     manager.timer.end("evaluation")
 
 
+def stage_of_the_same_name(manager: ProfilerManager) -> None:
+    with manager.stage("evaluation"):
+        evaluate()
+
+
 def calls_of(folder: Path) -> dict[str, int]:
     return {each.name: each.calls for each in analyze(read_trace(folder / "trace.json")).operators}
 
@@ -158,6 +163,12 @@ def test_what_a_loop_excludes_stands_in_its_trace_and_in_no_operator(
     assert "aten::cos" in trace.names
     calls = calls_of(tmp_path)
     assert calls["aten::mm"] == 2 and "aten::cos" not in calls
+
+
+def test_a_stage_that_is_only_called_evaluation_stays_in_its_step(tmp_path: Path) -> None:
+    loop(tmp_path, stage_of_the_same_name)
+    assert not any(name.startswith("excluded: ") for name in read_trace(tmp_path / "trace.json").names)
+    assert calls_of(tmp_path)["aten::cos"] >= 50
 
 
 def test_an_exclusion_that_never_ends_ends_with_its_step(tmp_path: Path) -> None:

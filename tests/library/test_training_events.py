@@ -6,17 +6,7 @@ import pytest
 
 from boundby.training import StageTimer
 from boundby.training.loop import MOST_EVENTS
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0
-
-    def __call__(self) -> int:
-        return self.now
-
-    def advance(self, seconds: float) -> None:
-        self.now += round(seconds * 1e9)
+from tests.timed_loops import Clock
 
 
 @pytest.fixture

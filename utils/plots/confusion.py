@@ -8,7 +8,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LinearSegmentedColormap, Normalize, to_rgba
 from matplotlib.figure import Figure
 
-from utils.plots.style import INK, MUTED, Subject, new_figure, number, shortened, styled
+from utils.plots.style import INK, MUTED, Subject, draw_cells, new_figure, number, shortened, styled
 
 SHOWN = 24  # classes: more cannot be read
 OTHERS = "other classes"
@@ -107,12 +107,7 @@ def _name(axes: Axes, names: Sequence[str], has_others: bool) -> None:
     axes.set_yticks(range(len(names)), names)
     axes.set_xlabel("predicted as")
     axes.set_ylabel("label")
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
-    axes.set_xticks(np.arange(len(columns) + 1) - 0.5, minor=True)
-    axes.set_yticks(np.arange(len(names) + 1) - 0.5, minor=True)
-    axes.grid(which="minor", color="#ededed", linewidth=1.0)
-    axes.tick_params(which="minor", length=0)
+    draw_cells(axes, len(names), len(columns), color="#ededed", width=1.0)
     if has_others:
         axes.axvline(len(names) - 0.5, color=MUTED, linewidth=1.2)
 

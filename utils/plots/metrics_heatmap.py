@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from utils.plots.panel import STATUS_TEXT
-from utils.plots.style import INK, Subject, new_figure, number, styled
+from utils.plots.style import INK, Subject, draw_cells, new_figure, number, styled
 
 Rows = Sequence[Mapping[str, Any]]
 COLOURS = colormaps["YlGnBu"].with_extremes(bad="#ededed")
@@ -84,12 +84,7 @@ def _name_axes(axes: Axes, metrics: Sequence[Metric], rows: Rows) -> None:
     axes.set_yticks(
         range(len(metrics)), [f"{metric.name} {'↑' if metric.more_is_better else '↓'}" for metric in metrics]
     )
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
-    axes.set_xticks(np.arange(len(rows) + 1) - 0.5, minor=True)
-    axes.set_yticks(np.arange(len(metrics) + 1) - 0.5, minor=True)
-    axes.grid(which="minor", color="white", linewidth=2.5)
-    axes.tick_params(which="minor", length=0)
+    draw_cells(axes, len(metrics), len(rows), color="white", width=2.5)
     axes.set_title("Metrics by batch size (↑ more is better, ↓ less is better)", pad=12)
 
 

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from matplotlib import rc_context
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
@@ -84,6 +86,16 @@ def new_figure(about: Subject, width: float, height: float) -> Figure:
     figure.suptitle(f"{about.title}\n{about.detail}", x=0.01, ha="left", fontsize=size, linespacing=1.5)
     figure.text(0.99, 0.985, note, ha="right", va="top", fontsize=size, color=ALARM, weight="bold")
     return figure
+
+
+def draw_cells(axes: Axes, rows: int, columns: int, *, color: str, width: float) -> None:
+    """Draw lines between the cells of a table, in place of a frame and of ticks."""
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.set_xticks(np.arange(columns + 1) - 0.5, minor=True)
+    axes.set_yticks(np.arange(rows + 1) - 0.5, minor=True)
+    axes.grid(which="minor", color=color, linewidth=width)
+    axes.tick_params(which="minor", length=0)
 
 
 def shortened(text: str, longest: int = LONGEST_NAME) -> str:
