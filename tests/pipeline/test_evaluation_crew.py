@@ -221,10 +221,13 @@ def test_what_goes_wrong_is_told_to_all_who_wait(planned, monkeypatch):
     def fail(self, begun, prediction, meter):
         raise RuntimeError("no more")
 
-    monkeypatch.setattr(ShardPredictor, "_commit", fail)
-    monkeypatch.setattr(worker, "PATIENCE_S", 5.0)  # so that the second has been asked before the first fails
-    answers = together([lambda: found.predict(0, False), lambda: found.predict(1, False)])
-    assert [str(answer) for answer in answers] == ["no more", "no more"]
+    with monkeypatch.context() as broken:
+        broken.setattr(ShardPredictor, "_commit", fail)
+        answers = together([lambda: found.predict(0, False), lambda: found.predict(1, False)])
+        assert [str(answer) for answer in answers] == ["no more", "no more"]
+        with pytest.raises(RuntimeError, match="no more"):
+            found.predict(0, False)  # asked after the failure: who asks late is not left to wait
+    assert found.predict(0, False).status == "predicted"
 
 
 def test_a_machine_unlike_the_planned_one_is_refused(planned):

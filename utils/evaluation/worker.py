@@ -66,33 +66,34 @@ class _Queue:
 
     def __init__(self, predictor: ShardPredictor) -> None:
         self._predictor = predictor
-        self._asked: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._answers: dict[int, Future[Receipt]] = {}
+        self._asked: queue.SimpleQueue[tuple[int, Future[Receipt]]] = queue.SimpleQueue()
+        self._open: dict[int, Future[Receipt]] = {}  # of the shards that were begun; only the thread touches it
         threading.Thread(target=self._work, name="shards", daemon=True).start()
 
     def predict(self, shard: int) -> Receipt:
-        answer = self._answers[shard] = Future()
-        self._asked.put(shard)
+        answer: Future[Receipt] = Future()
+        self._asked.put((shard, answer))
         return answer.result()
 
     def _work(self) -> None:
         while True:
             try:
-                for receipt in self._predictor.predict_shards(self._next_ones(self._asked.get()), self._tell):
+                for receipt in self._predictor.predict_shards(self._shards(*self._asked.get()), self._tell):
                     self._tell(receipt)
-            except Exception as error:  # any type: whoever asks is told
-                while self._answers:
-                    self._answers.popitem()[1].set_exception(error)
-                return
+            except Exception as error:  # any type: whoever waits is told; whoever asks later is answered anew
+                while self._open:
+                    self._open.popitem()[1].set_exception(error)
 
-    def _next_ones(self, shard: int) -> Iterator[int]:
-        yield shard
+    def _shards(self, shard: int, answer: Future[Receipt]) -> Iterator[int]:
+        """Yield the shard and those that are asked for soon after the one before."""
         with suppress(queue.Empty):
             while True:
-                yield self._asked.get(timeout=PATIENCE_S)
+                self._open[shard] = answer
+                yield shard
+                shard, answer = self._asked.get(timeout=PATIENCE_S)
 
     def _tell(self, receipt: Receipt) -> None:
-        self._answers.pop(receipt.shard).set_result(receipt)
+        self._open.pop(receipt.shard).set_result(receipt)
 
 
 def _require_planned_machine(made: plans.Plan) -> None:
