@@ -139,11 +139,15 @@ class Decoding:
         """Raise OSError when the file cannot be read, ValueError when it is no trace or larger than allowed."""
         pieces = self._bounded(self._source)
         text, opening = self._skip_header(pieces)
-        for piece in itertools.chain([b""], pieces):  # what followed the header is decoded while the next is unpacked
-            text += piece
-            end = _last_boundary(text)
-            if end is not None:
-                events, text = self._chunk(text, end)
+        for piece in itertools.chain([b""], pieces):  # first what followed the header
+            end = _last_boundary(piece)
+            if end is None:  # one event may end where the pieces meet
+                text, piece = b"", text + piece
+                end = _last_boundary(piece)
+            if end is None:
+                text = piece
+            else:
+                events, text = self._chunk(text, piece, end)
                 yield events
             if len(text) > LARGEST_EVENT_BYTES:
                 raise ValueError(f"no event ends within {len(text) / 1e6:.0f} MB")
@@ -182,12 +186,13 @@ class Decoding:
             raise ValueError(self._source.fault)
         raise NotATrace("it holds no list of traceEvents")
 
-    def _chunk(self, text: bytes, end: int) -> tuple[list[Event], bytes]:
-        """Return the events up to the `end` of the last one that seems to end in `text`, and what follows them."""
+    def _chunk(self, start: bytes, text: bytes, end: int) -> tuple[list[Event], bytes]:
+        """Return the events of `start` and of `text` up to the `end` of the last one there, and what follows them."""
         try:
-            return _EVENTS.decode(b"".join((b"[", memoryview(text)[:end], b"]"))), text[end:].lstrip(b", \t\r\n")
+            events = _EVENTS.decode(b"".join((b"[", start, memoryview(text)[:end], b"]")))
+            return events, text[end:].lstrip(b", \t\r\n")
         except _UNSOUND:
-            events, rest = self._one_by_one(text.decode("utf-8", "replace"), more_follows=True)
+            events, rest = self._one_by_one((start + text).decode("utf-8", "replace"), more_follows=True)
             return events, rest.encode()
 
     def _last(self, text: bytes, opening: bytes) -> list[Event]:

@@ -1,7 +1,10 @@
 """The columns of a trace: one row per event with a duration, and one per change of the allocated memory."""
 
+import itertools
 import operator
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,8 +37,6 @@ LAUNCH_CATEGORIES = (
 )
 SYNC_RECORD = "cuda_sync"  # what the device waited for, where torch was asked to record that
 _Groups = dict[str, tuple[np.ndarray, list[Args]]]
-_CATEGORY, _NAME, _THREAD = operator.attrgetter("cat"), operator.attrgetter("name"), operator.attrgetter("pid", "tid")
-_SHAPES = operator.attrgetter("input_dims")
 _NO_ARGS = Args()
 _NO_MEMORY_ARGS = MemoryArgs()
 
@@ -60,10 +61,12 @@ class Columns:
     """Gathers the columns chunk by chunk, so that the decoded events of only one chunk are held at a time."""
 
     def __init__(self) -> None:
-        self.names: dict[str, int] = {}
-        self.categories: dict[str, int] = {}
-        self.threads: dict[tuple[Any, Any], int] = {}
-        self.shapes: dict[bytes, int] = {b"": 0}  # in front, so that it gets, one less, ABSENT
+        self.names: Mapping[str, int] = _numbering()
+        self.categories: Mapping[str, int] = _numbering()
+        self.threads: Mapping[tuple[Any, Any], int] = _numbering()
+        self.shapes: Mapping[bytes, int] = _numbering(b"")  # in front, so that it gets, one less, ABSENT
+        self._kinds: Mapping[tuple[str, str, Any, Any], int] = _numbering()
+        self._numbers = array("i")  # of the category, the name and the thread of each kind
         self._events: list[dict[str, np.ndarray]] = []
         self._memory: list[dict[str, np.ndarray]] = []
         self._open: dict[tuple[Any, Any], list[Begin]] = {}
@@ -115,20 +118,31 @@ class Columns:
         if not usable.all():
             events = [event for event, is_usable in zip(events, usable.tolist(), strict=True) if is_usable]
             start_ns, duration_ns = start_ns[usable], duration_ns[usable]
-        category = _numbered(self.categories, lambda: map(_CATEGORY, events), len(events))
+        category, name, thread = self._kinds_of(events)
         args = [event.args for event in events]
         groups = self._groups(category, args)
         rows = {
             "start_ns": start_ns,
             "duration_ns": duration_ns,
-            "name": _numbered(self.names, lambda: map(_NAME, events), len(events)),
+            "name": name,
             "category": category,
-            "thread": _numbered(self.threads, lambda: map(_THREAD, events), len(events)),
+            "thread": thread,
         }
         for column, (kinds, kind_of_number) in _OPTIONAL.items():
             rows[column] = _scattered(len(events), groups, kinds, column, kind_of_number)
         rows["input_shapes"] = self._shapes_of(len(events), *groups["operator"])
         return rows
+
+    def _kinds_of(self, events: list[Complete]) -> np.ndarray:
+        """Return the category, the name and the thread of each event as rows of numbers.
+
+        What happens on a thread repeats, so one search for all three takes half the time of three.
+        """
+        kinds = self._kinds
+        kind = np.array([kinds[event.cat, event.name, event.pid, event.tid] for event in events], dtype=np.int32)
+        for category, name, pid, tid in itertools.islice(kinds, len(self._numbers) // 3, None):
+            self._numbers.extend((self.categories[category], self.names[name], self.threads[pid, tid]))
+        return np.frombuffer(self._numbers, dtype=np.intc).reshape(-1, 3).T[:, kind]
 
     def _times(self, events: list[Complete]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         start_ns, is_start = exact_nanoseconds([event.ts for event in events])
@@ -151,7 +165,8 @@ class Columns:
 
     def _shapes_of(self, count: int, rows: np.ndarray, args: Sequence[Args]) -> np.ndarray:
         column = np.full(count, ABSENT, dtype=np.int32)
-        column[rows] = _numbered(self.shapes, lambda: map(bytes, map(_SHAPES, args)), len(args)) - 1
+        shapes = self.shapes
+        column[rows] = np.array([shapes[bytes(each.input_dims)] for each in args], dtype=np.int32) - 1
         return column
 
     def _paired(self, events: Sequence[Event]) -> Iterator[Complete]:
@@ -172,7 +187,7 @@ class Columns:
         is_on_host = np.array([each.device_type == 0 for each in args], dtype=bool)
         rows = {
             "start_ns": start_ns,
-            "thread": _numbered(self.threads, lambda: map(_THREAD, events), len(events)),
+            "thread": np.array([self.threads[event.pid, event.tid] for event in events], dtype=np.int32),
             "device": np.where(is_on_host, ABSENT, _numbers([each.device for each in args], np.int32)),
             "address": _numbers([each.address for each in args], np.int64),
             "bytes": _numbers([each.bytes or 0 for each in args], np.int64),
@@ -220,14 +235,12 @@ def _kind(category: str) -> str:
     return {OPERATOR: "operator", PYTHON_FRAME: "python"}.get(category, "other")
 
 
-def _numbered(numbers: dict[Hashable, int], values: Callable[[], Iterable[Hashable]], count: int) -> np.ndarray:
-    """Return for each of the `count` values its number; a new one is given the next."""
-    try:
-        return np.fromiter(map(numbers.__getitem__, values()), np.int32, count)
-    except KeyError:
-        for new in dict.fromkeys(values()):
-            numbers.setdefault(new, len(numbers))
-        return np.fromiter(map(numbers.__getitem__, values()), np.int32, count)
+def _numbering(*known: Hashable) -> Mapping[Any, int]:
+    """Return the numbers of values, in which every value that is looked up has one: a new one is given the next."""
+    numbers: Mapping[Any, int] = defaultdict(itertools.count().__next__)
+    for value in known:
+        numbers[value]
+    return numbers
 
 
 def _scattered(count: int, groups: _Groups, kinds: Iterable[str], column: str, kind_of_number: type) -> np.ndarray:
