@@ -59,8 +59,8 @@ bundle:  ## pack what you take home from a pod; RESULTS=folder
 	    "make run, or name the folder: make bundle RESULTS=folder" >&2; exit 1; }
 	@set -eo pipefail; bundle=$$PWD/boundby-results-$$(date -u +%Y%m%dT%H%M%SZ).tar.gz; \
 	torn=$$PWD/.tmp-bundle-$$$$; trap 'rm -f "$$torn"' EXIT; cd "$(RESULTS)"; folder=$$(basename "$$PWD"); cd ..; \
-	find "$$folder" $(BUNDLED) ! $(LARGE) -print0 | tar --null -czf "$$torn" -T -; mv "$$torn" "$$bundle"; \
-	find "$$folder" $(BUNDLED) $(LARGE) -printf 'left out, 200 MB or more: %p\n'; \
+	find -L "$$folder" $(BUNDLED) ! $(LARGE) -print0 | tar --null -czhf "$$torn" -T -; mv "$$torn" "$$bundle"; \
+	find -L "$$folder" $(BUNDLED) $(LARGE) -printf 'left out, 200 MB or more: %p\n'; \
 	echo "$$bundle ($$(du -h "$$bundle" | cut -f 1))"; \
 	echo "at home: scp -P $${RUNPOD_TCP_PORT_22:-PORT} 'root@$${RUNPOD_PUBLIC_IP:-HOST}:$$bundle' ."
 

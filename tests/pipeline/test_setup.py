@@ -253,6 +253,21 @@ def test_bundle_takes_what_one_reads_at_home_and_names_what_it_leaves(tmp_path):
     assert f"scp -P PORT 'root@HOST:{bundle}' ." in answer.stdout
 
 
+def test_bundle_follows_links_of_the_results_and_in_them(tmp_path):
+    volume = tmp_path / "volume"
+    for name in ["run/run.json", "evaluation/predictions.csv"]:
+        (volume / name).parent.mkdir(parents=True)
+        (volume / name).write_text("{}")
+    (volume / "run/evaluation").symlink_to(volume / "evaluation")
+    (tmp_path / "results").symlink_to(volume / "run")
+    assert make("bundle", "RESULTS=results", folder=tmp_path).returncode == 0
+    (bundle,) = tmp_path.glob("boundby-results-*.tar.gz")
+    with tarfile.open(bundle) as archive:
+        assert {each.name: each.size for each in archive} == dict.fromkeys(
+            ["results/run.json", "results/evaluation/predictions.csv"], 2
+        )
+
+
 def test_bundle_without_a_run_fails_and_says_so(tmp_path):
     answer = make("bundle", "RESULTS=results", folder=tmp_path)
     assert answer.returncode != 0
