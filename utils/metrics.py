@@ -1,15 +1,18 @@
 """From visits to rows: latency, throughput, memory, utilisation per batch size, as tables of CSV and JSON."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
 import torch
 
+from boundby.device import synchronizer
 from boundby.memory import MemoryMeter
-from boundby.sampler import LEAST_WINDOW_S, NoSource, Sampler
+from boundby.sampler import LEAST_WINDOW_S, Sampler
 from boundby.stats import Estimate, Summary, drift, estimate, least_samples, summarize
+from utils import instruments
 from utils.visits import Quantity, Visit, isolated_rounds, throughput_rounds, usable
 
 DIAGNOSED = (  # filled by utils.diagnosis after the sweep
@@ -86,37 +89,57 @@ class Measurement:
     """A measurement that has been started."""
 
     meter: MemoryMeter
+    sampler: Sampler
+    own: ExitStack  # ends the sampler where it is of this measurement alone
     start_s: float
 
 
 class MetricsCollector:
-    """Collects what is seen beside the clock, and turns visits into rows."""
+    """Collects what is seen beside the clock, and turns visits into rows.
+
+    Without a `sampler` each measurement starts and ends one of its own, for the device and the host.
+    """
 
     def __init__(self, device: torch.device | str, sampler: Sampler | None = None) -> None:
         self.device = torch.device(device)
-        self.sampler = sampler or Sampler(NoSource("no sampler was given"))
+        self.sampler = sampler
+        self._synchronize = synchronizer(self.device)
 
     def start_measurement(self) -> Measurement:
         """Start to watch time, memory and utilisation; give the result to `end_measurement`."""
+        own = ExitStack()
+        sampler = self.sampler or own.enter_context(Sampler(instruments.source(self.device)))
         meter = MemoryMeter(self.device)
         meter.start()
-        return Measurement(meter, self.sampler.clock())
+        return Measurement(meter, sampler, own, sampler.clock())
 
     def end_measurement(self, measurement: Measurement, batch_size: int, num_samples: int) -> dict[str, Any]:
-        """Return what happened since `measurement` was started.
+        """Return what happened since `measurement` was started, all work that the device was given included.
 
-        Keys: `batch_size`, `num_samples`, `window_s`, `memory` (the fields of `boundby.memory.MemoryUse`, bytes),
+        Keys: `batch_size`, `num_samples`, `window_s`, from these `latency_per_sample_ms`, `latency_per_batch_ms`,
+        `throughput_samples_per_sec` and `batches_per_sec`; `memory` (the fields of `boundby.memory.MemoryUse`, bytes),
         `readings` (lists by quantity of `boundby.sampler.Reading`) and `reading_reasons` for quantities without any.
+        Raises ValueError for less than one sample or a batch size below 1.
         """
+        if num_samples < 1 or batch_size < 1:
+            raise ValueError(f"num_samples is {num_samples} and batch_size {batch_size}; both must be 1 or more")
+        sampler = measurement.sampler
+        self._synchronize()
+        end = sampler.clock()
         memory = measurement.meter.stop()
-        end = self.sampler.clock()
+        measurement.own.close()
+        window_s, batches = end - measurement.start_s, -(-num_samples // batch_size)
         return {
             "batch_size": batch_size,
             "num_samples": num_samples,
-            "window_s": end - measurement.start_s,
+            "window_s": window_s,
+            "latency_per_sample_ms": 1e3 * window_s / num_samples,
+            "latency_per_batch_ms": 1e3 * window_s / batches,
+            "throughput_samples_per_sec": num_samples / window_s if window_s else None,
+            "batches_per_sec": batches / window_s if window_s else None,
             "memory": asdict(memory),
-            "readings": self.sampler.by_quantity(measurement.start_s, end),
-            "reading_reasons": {name: why for name in SAMPLED if (why := self.sampler.why_not(name))},
+            "readings": sampler.by_quantity(measurement.start_s, end),
+            "reading_reasons": {name: why for name in SAMPLED if (why := sampler.why_not(name))},
         }
 
     def rows(self, visits: Sequence[Visit], batch_sizes: Sequence[int], half_width: float) -> list[dict[str, Any]]:

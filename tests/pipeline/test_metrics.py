@@ -1,6 +1,8 @@
 """From visits to rows: every number by hand, every gap with its reason."""
 
 import math
+import threading
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -309,13 +311,48 @@ def test_a_measurement_spans_its_start_and_end(monkeypatch: pytest.MonkeyPatch) 
     collector = MetricsCollector(torch.device("cpu"), sampler)
     measurement = collector.start_measurement()
     clock.advance(2.5)
-    seen = collector.end_measurement(measurement, batch_size=8, num_samples=80)
-    assert (seen["batch_size"], seen["num_samples"], seen["window_s"]) == (8, 80, 2.5)
+    seen = collector.end_measurement(measurement, batch_size=8, num_samples=81)
+    assert (seen["batch_size"], seen["num_samples"], seen["window_s"]) == (8, 81, 2.5)
+    assert seen["latency_per_batch_ms"] == pytest.approx(2500 / 11)  # the last batch holds one
+    assert seen["latency_per_sample_ms"] == pytest.approx(2500 / 81)
+    assert seen["throughput_samples_per_sec"] == pytest.approx(81 / 2.5)
+    assert seen["batches_per_sec"] == pytest.approx(11 / 2.5)
     assert seen["readings"] == {"cpu_utilization_pct": [50.0, 70.0]}
     assert seen["reading_reasons"]["gpu_utilization_pct"] == "none"
     assert seen["memory"]["process_bytes"] > 2**20
     assert seen["memory"]["process_peak_bytes"] == 7
     assert seen["memory"]["device_allocated_bytes"] is None
+
+
+def test_a_measurement_ends_when_the_device_has_done_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeClock()
+    collector = MetricsCollector("cpu", Sampler(NoSource("none"), clock=clock))
+    monkeypatch.setattr(collector, "_synchronize", lambda: clock.advance(2.0))
+    seen = collector.end_measurement(collector.start_measurement(), batch_size=1, num_samples=4)
+    assert seen["window_s"] == 2.0 and seen["latency_per_sample_ms"] == 500.0
+
+
+def test_a_measurement_that_took_no_time_claims_no_throughput() -> None:
+    collector = MetricsCollector("cpu", Sampler(NoSource("none"), clock=FakeClock()))
+    seen = collector.end_measurement(collector.start_measurement(), batch_size=1, num_samples=4)
+    assert seen["throughput_samples_per_sec"] is None and seen["batches_per_sec"] is None
+
+
+def test_a_measurement_without_a_sampler_reads_the_machine_itself_and_leaves_no_thread_behind() -> None:
+    collector = MetricsCollector("cpu")
+    measurement = collector.start_measurement()
+    while not measurement.sampler.between(0.0, float("inf")):
+        time.sleep(0.01)  # no matter how long: until it has read
+    seen = collector.end_measurement(measurement, batch_size=1, num_samples=4)
+    assert seen["readings"]["cpu_utilization_pct"] and seen["readings"]["process_bytes"]
+    assert seen["reading_reasons"].keys() == {"gpu_utilization_pct", "gpu_power_w", "gpu_sm_clock_mhz"}
+    assert "boundby-sampler" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_measurement_of_nothing_is_refused() -> None:
+    collector = MetricsCollector("cpu", Sampler(NoSource("none"), clock=FakeClock()))
+    with pytest.raises(ValueError, match="num_samples is 0 and batch_size 8"):
+        collector.end_measurement(collector.start_measurement(), batch_size=8, num_samples=0)
 
 
 def test_no_number_of_a_row_is_nan() -> None:
