@@ -192,7 +192,7 @@ def together(calls) -> list:
     def make(place: int) -> None:
         try:
             found[place] = calls[place]()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             found[place] = error
 
     threads = [threading.Thread(target=make, args=(place,)) for place in range(len(calls))]
@@ -213,19 +213,20 @@ def test_a_worker_that_is_asked_for_the_next_shard_early_leaves_the_same_bytes(p
     assert parts_of(folder) == expected
 
 
-def test_what_goes_wrong_is_told_to_all_who_wait(planned, monkeypatch):
+@pytest.mark.parametrize("kind", [RuntimeError, SystemExit])
+def test_what_goes_wrong_is_told_to_all_who_wait(planned, monkeypatch, kind):
     folder, _ = planned
     monkeypatch.setitem(worker.AHEAD, "cpu", 2)
     found = opened(folder)
 
     def fail(self, begun, prediction, meter):
-        raise RuntimeError("no more")
+        raise kind("no more")
 
     with monkeypatch.context() as broken:
         broken.setattr(ShardPredictor, "_commit", fail)
         answers = together([lambda: found.predict(0, False), lambda: found.predict(1, False)])
         assert [str(answer) for answer in answers] == ["no more", "no more"]
-        with pytest.raises(RuntimeError, match="no more"):
+        with pytest.raises(kind, match="no more"):
             found.predict(0, False)  # asked after the failure: who asks late is not left to wait
     assert found.predict(0, False).status == "predicted"
 

@@ -80,7 +80,7 @@ class _Queue:
             try:
                 for receipt in self._predictor.predict_shards(self._shards(*self._asked.get()), self._tell):
                     self._tell(receipt)
-            except Exception as error:  # any type: whoever waits is told; whoever asks later is answered anew
+            except BaseException as error:  # also SystemExit of a model's code: who waits is told, who asks later anew
                 while self._open:
                     self._open.popitem()[1].set_exception(error)
 
