@@ -115,9 +115,13 @@ def run_step(script: Path, arguments: Sequence[str]) -> int:
     """Run one script, its command printed first; return its exit code. Signals reach it too."""
     command = [sys.executable, str(script), *arguments]
     print(f"\n$ {shown([script, *arguments])}", flush=True)
-    process = subprocess.Popen(command)
-    previous = signal.signal(signal.SIGTERM, lambda signum, frame: process.terminate())
+    told: list[int] = []  # while the step was being started
+    previous = signal.signal(signal.SIGTERM, lambda signum, frame: told.append(signum))
     try:
+        process = subprocess.Popen(command)
+        signal.signal(signal.SIGTERM, lambda signum, frame: process.terminate())
+        if told:
+            process.terminate()
         while True:
             try:
                 return as_exit_code(process.wait())
