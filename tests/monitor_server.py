@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -22,6 +23,15 @@ def patiently(is_so: Callable[[], bool], what: str) -> None:
     while not is_so():
         assert time.monotonic() < end, what
         threading.Event().wait(0.2)  # a machine that is busy enough already
+
+
+def free_port() -> int:
+    """Return a port that is free, and none that the system gives to other tests, which ask it for any."""
+    for port in range(20_000 + os.getpid() % 10_000, 32_000):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
 
 
 class Monitor:
@@ -65,9 +75,7 @@ def serving(runs: Path, folder: Path, *arguments: str) -> Iterator[Monitor]:
     """Serve the runs from a process of its own, whose log and browser profile go to `folder`."""
     program = browser.executable()
     assert program is not None
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, str(ROOT / "scripts" / "monitor.py"), str(runs), "--port", str(port), *arguments]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)

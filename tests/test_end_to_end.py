@@ -13,6 +13,7 @@ import pytest
 
 from tests.tiny_models import LABELS, save_bert
 
+pytestmark = pytest.mark.timeout(600)  # each runs several steps, some of them many times
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
 STEPS = ("00_check_setup", "01_download_data", "02_baseline_inference", "03_detailed_profiling", "04_visualize_results")
@@ -163,7 +164,6 @@ def test_later_steps_notice_a_changed_dataset(arguments, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("step", STEPS[1:])
-@pytest.mark.timeout(600)
 def test_kill_at_every_write_then_resume(step, arguments, tmp_path):
     for earlier in STEPS[1 : STEPS.index(step)]:
         assert run(earlier, arguments) == 0
@@ -206,7 +206,6 @@ def plain_loop(model_folder: Path, data: Path) -> int:
     return right
 
 
-@pytest.mark.timeout(600)
 def test_real_model_on_real_texts_gets_what_a_plain_loop_gets(banking77, tmp_path):
     model, data = banking77
     arguments = [

@@ -299,11 +299,12 @@ def test_the_folder_is_named_after_the_model(module: Any, name: str) -> None:
     assert folder_name(module) == name
 
 
+@pytest.mark.timeout(600)  # two processes that import Lightning
 def test_two_ranks_write_files_of_their_own(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "ignore", str(Path(fits.__file__)), LIGHTNING, str(tmp_path)]
     root = Path(fits.__file__).resolve().parents[1]
     environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert ran.returncode == 0, ran.stderr
     for rank in (0, 1):
         times = read_stage_times(tmp_path, rank)

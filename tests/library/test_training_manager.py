@@ -20,7 +20,7 @@ from boundby import files
 from boundby.capture import CaptureOptions, Naming, Recorder, Schedule
 from boundby.capture.recorder import Cycles
 from boundby.trace import OPERATOR_COLUMNS, read_trace
-from boundby.training import ManagerOptions, ProfilerManager, StageTimer, TimerOptions, read_stage_times
+from boundby.training import ManagerOptions, ProfilerManager, StageTimer, TimerOptions, read_stage_times, readings
 from boundby.training.cuda import CudaMarks
 from boundby.training.loop import Loop
 from boundby.training.readings import Readings
@@ -374,7 +374,8 @@ def test_the_machine_is_read_once_a_second_between_two_steps():
     assert found == [5.0, None, None, 6.0, None, 9.0, None]
 
 
-def test_memory_and_load_are_metrics_of_the_run(tmp_path):
+def test_memory_and_load_are_metrics_of_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(readings, "INTERVAL_S", float("inf"))  # however long the two steps take
     with ProfilerManager(tmp_path, device=CPU, options=ManagerOptions(trace=False)) as manager:
         manager.step()
         manager.step()

@@ -201,6 +201,7 @@ def test_a_process_that_stops_while_another_writes_is_not_lost(tmp_path: Path, m
     assert [each["rank"] for each in summary_in(tmp_path)["ranks"]] == [0, 1]
 
 
+@pytest.mark.timeout(600)  # three processes that import torch
 def test_two_real_processes_leave_their_files_and_one_summary(tmp_path: Path) -> None:
     script, folder = tmp_path / "loop.py", tmp_path / "run"
     script.write_text(LOOP)
@@ -211,7 +212,6 @@ def test_two_real_processes_leave_their_files_and_one_summary(tmp_path: Path) ->
         env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HOME": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     names = ("profiler_summary.json", "stage_log.jsonl", "stage_times.json")

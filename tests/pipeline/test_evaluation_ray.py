@@ -8,6 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -16,6 +17,8 @@ from tests import ray_workers
 from utils.evaluation import planning, ray_engine
 
 pytest.importorskip("ray", reason="Ray is not installed: bash setup_environment.sh --ray")
+pytestmark = pytest.mark.timeout(600)  # half a minute on a machine with nothing else to do
+PATIENCE_S = 60.0  # for processes that were told to end
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +39,12 @@ def seen(tmp_path_factory):
             seen["workers"].append(self._ray.get(worker.__ray_call__.remote(describe)))
             seen["processes"] = ray_workers.started()
             seen["handlers"].append(signal.getsignal(signal.SIGTERM))
+            victim = seen["workers"][0]["pid"] if len(seen["workers"]) == 1 else None
+            if victim is not None:
+                os.kill(victim, signal.SIGSTOP)  # so that it cannot answer before it dies
             answer = super().predict(worker, shard, wait_for_others)
-            if len(seen["workers"]) == 1:
-                os.kill(seen["workers"][0]["pid"], signal.SIGKILL)
+            if victim is not None:
+                os.kill(victim, signal.SIGKILL)
             return answer
 
     with pytest.MonkeyPatch.context() as patch:
@@ -48,7 +54,7 @@ def seen(tmp_path_factory):
         assert workplace.evaluate([*settings, "evaluation.workers=1"], "run", "finalize") == [0, 0]
         ours = [*settings, f"output.results_dir={folder / 'ray'}", "evaluation.engine=ray"]
         seen["codes"] = workplace.evaluate(ours, "plan", "run", "finalize")
-        seen["left"] = ray_workers.started()
+        seen["left"] = psutil.wait_procs(ray_workers.started(), timeout=PATIENCE_S)[1]
     seen["without"] = workplace.results(folder / "results" / "evaluation")
     seen["with"] = workplace.results(folder / "ray" / "evaluation")
     return seen

@@ -186,10 +186,12 @@ def offline(recorded, cache, online) -> dict[str, dict[str, Any]]:
     return dict(zip(OFFLINE, outcomes, strict=True))
 
 
-def closed_port() -> str:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{listener.getsockname()[1]}"
+@pytest.fixture
+def closed_port() -> Iterator[str]:
+    """Return an endpoint that refuses: its port is held, so that nobody else listens there, and not listened on."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{held.getsockname()[1]}"
 
 
 def assert_refused(outcome: dict[str, Any], exit_code: int, *parts: str) -> None:
@@ -288,27 +290,26 @@ def test_offline_mode_does_not_pass_one_commit_for_another_revision(offline):
     assert_refused(offline["other revision"], 3, COMMIT, "'v1.0'", "HF_HUB_OFFLINE")
 
 
-def test_unreachable_hub_is_a_lack_of_the_environment(tmp_path):
+def test_unreachable_hub_is_a_lack_of_the_environment(tmp_path, closed_port):
     folder = save_bert(tmp_path / "model")
-    endpoint = closed_port()
     scenarios = [fetching("org/good"), normalising("org/table", model=str(folder))]
-    model, dataset = ask(scenarios, tmp_path / "client", endpoint)
+    model, dataset = ask(scenarios, tmp_path / "client", closed_port)
     assert_refused(
-        model, 3, f"{endpoint} cannot be reached for model 'org/good'", "Connection refused", OFFLINE_DEFAULT
+        model, 3, f"{closed_port} cannot be reached for model 'org/good'", "Connection refused", OFFLINE_DEFAULT
     )
-    assert_refused(dataset, 3, f"{endpoint} cannot be reached for dataset 'org/table'", "`make run`")
+    assert_refused(dataset, 3, f"{closed_port} cannot be reached for dataset 'org/table'", "`make run`")
 
 
-def test_step_01_ends_with_the_exit_code_of_an_environment_that_lacks_the_hub(tmp_path):
+def test_step_01_ends_with_the_exit_code_of_an_environment_that_lacks_the_hub(tmp_path, closed_port):
     command = [sys.executable, str(ROOT / "scripts" / "01_download_data.py")]
-    environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_ENDPOINT": closed_port(), "NO_PROXY": "*"}
+    environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_ENDPOINT": closed_port, "NO_PROXY": "*"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 3 and done.stdout == ""
     assert OFFLINE_DEFAULT in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
 
 
-def test_unreachable_hub_is_no_hindrance_once_the_model_is_cached(cache, online):
-    outcomes = ask([fetching("org/good"), fetching("org/good", call="locate")], cache, closed_port())
+def test_unreachable_hub_is_no_hindrance_once_the_model_is_cached(cache, online, closed_port):
+    outcomes = ask([fetching("org/good"), fetching("org/good", call="locate")], cache, closed_port)
     assert outcomes == [online["model"], online["located"]]
 
 

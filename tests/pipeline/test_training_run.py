@@ -343,17 +343,18 @@ def test_a_training_that_fails_ends_with_1_and_its_profile_can_be_read(train, mo
     assert "note metrics.json: the training was failed" in out
 
 
+@pytest.mark.timeout(600)  # ends a wait that would be for ever
 def test_a_killed_run_can_be_read_and_its_check_says_so(tmp_path, capsys):
     command = [sys.executable, str(SCRIPT), "--profiler", "on", "--steps", "1000000", "--output", str(tmp_path / "run")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     arguments = ["data.subsample_percentage=0.1", f"profiling.output_dir={tmp_path / 'logs'}"]
+    arguments.append("profiling.repeat_cycles=1")  # a second one would be in work at the kill, or not
     running = subprocess.Popen(
         [*command, *arguments], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
-        until = time.monotonic() + 90
         while not _has_written(tmp_path / "run"):
-            assert time.monotonic() < until and running.poll() is None
+            assert running.poll() is None
             time.sleep(0.05)  # another process writes; nothing here depends on how long
     finally:
         running.send_signal(signal.SIGKILL)
@@ -388,6 +389,7 @@ def two_ranks(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.timeout(600)  # three processes that import torch
 def test_two_ranks_write_files_of_their_own_and_one_summary(two_ranks, capsys):
     names = {path.name for path in (two_ranks / "run").iterdir()}
     assert names >= {f"rank{rank}_{name}" for rank in (0, 1) for name in FILES - {"config.json", "metrics.json"}}
@@ -400,6 +402,7 @@ def test_two_ranks_write_files_of_their_own_and_one_summary(two_ranks, capsys):
     assert code == 0 and "ok profiler_summary.json: of the ranks 0, 1" in out, out
 
 
+@pytest.mark.timeout(600)  # it may be the first that needs those processes
 def test_a_rank_that_left_nothing_is_a_fault(two_ranks, tmp_path, capsys):
     run = Path(shutil.copytree(two_ranks / "run", tmp_path / "run"))
     for path in run.glob("rank1_*"):
