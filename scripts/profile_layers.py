@@ -23,7 +23,6 @@ FLAGS = {  # flag: setting, what it is
     "--sequence-length": ("measurement.sequence_length", "tokens per sample"),
     "--dtype": ("model.dtype", "float32, float16 or bfloat16"),
     "--device": ("model.device", "auto, cpu, cuda, cuda:1"),
-    "--output": ("output.dir", "folder of the files"),
 }
 
 
@@ -31,9 +30,10 @@ def add_arguments(parser) -> None:
     which = parser.add_mutually_exclusive_group()
     preset, weights = "a preset with random weights", "a folder with weights, or a name on the Hub"
     which.add_argument("--architecture", action=cli.Flag, key="model.architecture", clears="model.name", help=preset)
-    which.add_argument("--model", action=cli.Flag, key="model.name", help=weights)
+    which.add_argument("--model", action=cli.Flag, key="model.name", is_text=True, help=weights)
     for flag, (key, text) in FLAGS.items():
         parser.add_argument(flag, action=cli.Flag, key=key, help=text)
+    parser.add_argument("--output", action=cli.Flag, key="output.dir", is_text=True, help="folder of the files")
     parser.add_argument("--trust-remote-code", action="store_true", help="run Python code that the model brings")
 
 

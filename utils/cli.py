@@ -5,6 +5,7 @@ import contextlib
 import errno
 import functools
 import importlib
+import json
 import os
 import shutil
 import signal
@@ -101,12 +102,13 @@ def step(number: str, add_more: AddArguments | None = None) -> Callable[[Body], 
 class Flag(argparse.Action):
     """A flag that overrides the setting `key`, and sets `clears`, which would win over it, to null.
 
+    Its value is read as YAML; with `is_text` it is the text as it stands, such as a folder that is called 2026.
     `parser.add_argument("--dtype", action=cli.Flag, key="model.dtype")`
     """
 
-    def __init__(self, *args: Any, key: str, clears: str | None = None, **options: Any) -> None:
+    def __init__(self, *args: Any, key: str, clears: str | None = None, is_text: bool = False, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._key, self._clears = key, clears
+        self._key, self._clears, self._is_text = key, clears, is_text
 
     def __call__(
         self,
@@ -117,7 +119,8 @@ class Flag(argparse.Action):
     ) -> None:
         """Note the override; it comes after those of the command line."""
         cleared = [f"{self._clears}=null"] if self._clears else []
-        namespace.flags = [*namespace.flags, *cleared, f"{self._key}={values}"]
+        value = json.dumps(values) if self._is_text else values  # JSON is YAML
+        namespace.flags = [*namespace.flags, *cleared, f"{self._key}={value}"]
 
 
 def tool(add_arguments: AddArguments | None = None, settings: Settings | None = PIPELINE) -> Callable[[Body], Main]:
@@ -219,10 +222,10 @@ def _recorded(number: str, body: Body, run: Run) -> int:
 
     started, clock = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
     run_record.update(run.layout, run.config, number, {"status": "running", "started": started})
-    _make_room(number, run)
-    receipts.begin(number, run.layout, run.parts)
     code = FAILED
     try:
+        _make_room(number, run)
+        receipts.begin(number, run.layout, run.parts)
         code = body(run) or DONE
     except KeyboardInterrupt:
         code = INTERRUPTED
@@ -261,7 +264,8 @@ def _make_room(number: str, run: Run) -> None:
     elif run.layout.marker(number).exists():
         run.note("an interrupted run lies here and is moved aside; --resume would have continued it")
     if not run.resuming:
-        folder = set_aside(receipts.stale_with(number, run.layout, run.config), run.layout)
+        stale = receipts.stale_with(number, run.layout, run.config, resumes=run.args.resume)
+        folder = set_aside(stale, run.layout)
         if folder:
             run.note(f"step {number}: the earlier outputs are in {folder}")
 

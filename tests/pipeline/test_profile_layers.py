@@ -175,6 +175,13 @@ def test_folder_is_loaded_with_the_class_it_names_and_called_after_itself(folder
     assert (found.name, found.device) == ("tiny-bert", torch.device("cpu"))
 
 
+def test_decoder_without_a_token_of_padding_is_profiled_in_batches(tmp_path):
+    shape = {"n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 9, "n_positions": 16, "num_labels": 3}
+    small("GPT2Config", "GPT2ForSequenceClassification", **shape, eos_token_id=8).save_pretrained(tmp_path)
+    model = subject.prepare(Model(name=str(tmp_path), device="cpu")).model
+    assert model(**architectures.inputs_for(model, 4, 16)).logits.shape == (4, 3)
+
+
 @pytest.mark.parametrize("named", [["SomethingOfMyOwn"], ["pipeline"], None])
 def test_folder_that_names_no_class_of_transformers_is_loaded_as_its_base_model(damaged, named):
     edit_config(damaged, architectures=named)
@@ -366,6 +373,7 @@ def test_flags_override_the_command_line_which_overrides_the_file(run, recorded,
         (["--architecture", "gpt2-xl"], Model(architecture="gpt2-xl")),
         (["--architecture", "gpt2-xl", "model.name=org/model"], Model(architecture="gpt2-xl")),
         (["--dtype", "float16", "--device", "cuda:1"], Model(dtype="float16", device="cuda:1")),
+        (["--model", "2026"], Model(name="2026")),
     ],
 )
 def test_flags_choose_the_model(run, recorded, flags, wanted):

@@ -64,6 +64,8 @@ def _load(name: str, revision: str | None, dtype: torch.dtype, trusted: bool) ->
         raise EnvironmentLacksError(f"{name}: the model needs a package: {_first_line(error)}") from error
     except Exception as error:  # any type: loaders of several libraries meet damaged files here
         raise InputError(f"{name}: cannot be loaded as a model: {_first_line(error)}") from error
+    if getattr(model.config, "pad_token_id", None) is None:  # decoders that classify refuse batches without one
+        model.config.pad_token_id = getattr(model.config, "eos_token_id", None)
     return model, folder.resolve().name if is_folder else name
 
 

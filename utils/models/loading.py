@@ -145,7 +145,14 @@ def _load_weights(source: ModelSource, target: torch.device, dtype: str, trust_r
             local_files_only=True,
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # it is found out below, and said in one line
         )
+        if found["mismatched_keys"]:
+            layer, has, needs = min(found["mismatched_keys"])
+            raise InputError(
+                f"{source.name}: {layer} is {tuple(has)} in its weights, but config.json asks for {tuple(needs)}; give "
+                "config.json the sizes that the model was trained with (id2label names as many classes as there are)"
+            )
         if found["missing_keys"]:
             missing = ", ".join(sorted(found["missing_keys"])[:3])
             raise InputError(
