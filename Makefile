@@ -32,7 +32,7 @@ run: setup  ## set up if needed, then the whole pipeline on configs/quickstart.y
 
 # One thread each: two workers with two OpenMP threads each on two cores spin against one another, up to 10 times slower.
 test: setup-test  ## set up if needed, then the test suite (deterministic, no wall-clock tolerance)
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -m "not truth" -n $(WORKERS) $(ARGS)
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -m "not truth" -n $(WORKERS) --dist worksteal $(ARGS)
 
 truth: setup-test  ## wall-clock truth, many real kills, big sizes; prints every attempt
 	$(PYTHON) -m pytest -m truth -s --timeout 3600 $(ARGS)
@@ -83,12 +83,26 @@ monitor: setup-monitor  ## watch the runs in RUNS=runs in a browser, live
 
 profile-dashboard: monitor  ## the same as make monitor
 
-profile-clean:  ## remove the training runs in RUNS=runs that have ended; everything else there stays
-	@for run in "$(RUNS)"/*/; do \
+# A trace of a run lies in profiling.output_dir too, as a link or a copy: a file there with its content is the run's, and so
+# are the other files of its cycle. What another program has put there stays.
+profile-clean:  ## remove the training runs in RUNS=runs that have ended, with their traces elsewhere; all else stays
+	@remove_logs() { \
+	    logs=$$(sed -nE '/"profiling"/,/\}/s/^ *"output_dir": "(.*)",?$$/\1/p' "$$1/config.json"); \
+	    [[ $$logs == /* ]] || logs=./$$logs; [[ $$logs != ./ && -d $$logs ]] || return; \
+	    find "$$1" -maxdepth 1 -type f -name '*trace*.json' -print0 | while IFS= read -r -d '' trace; do \
+	        find "$$logs/" -mindepth 2 -maxdepth 3 -type f \( -name 'rank*.pt.trace.json' -o -name '*chrome_trace.json' \) \
+	            -size "$$(stat -c %s "$$trace")c" -exec cmp -s "$$trace" {} \; -print0; \
+	    done | while IFS= read -r -d '' log; do \
+	        rm -f -- "$$log"; folder=$${log%/*}; \
+	        [[ $${folder##*/} != iteration_* ]] || rm -f -- "$$folder"/{rank[0-9]*_*,key_averages.txt}; \
+	        rmdir -- "$$folder" "$${folder%/*}" 2>/dev/null; \
+	    done; \
+	}; \
+	for run in "$(RUNS)"/*/; do \
 	    run=$${run%/}; grep -qs '"kind": "training_run"' "$$run/config.json" || continue; \
 	    pid=$$(sed -nE 's/^ *"pid": ([0-9]+),$$/\1/p' "$$run/config.json"); \
 	    if [[ -n $$pid ]] && kill -0 "$$pid" 2>/dev/null; then echo "$$run: process $$pid runs; it stays"; continue; fi; \
-	    rm -r -- "$$run" && echo "removed $$run"; \
+	    remove_logs "$$run"; rm -r -- "$$run" && echo "removed $$run"; \
 	done
 
 clean:  ## remove results/ and caches; data/ and the environment stay

@@ -11,6 +11,11 @@ LOGGERS = ("", "boundby", "py.warnings")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest tests first: one of them at the end keeps a single worker busy for minutes."""
+    items.sort(key=lambda item: item.path.name != "test_end_to_end.py")
+
+
 @pytest.fixture(autouse=True)
 def _leaves_nothing_behind() -> Iterator[None]:
     """Fail the test that leaves a sampler thread, a logging handler or a signal handler; take the handlers back."""
