@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 from boundby.dashboard import sections, wording
 from boundby.dashboard.columns import columns
 from boundby.layers.records import ModelProfile
-from boundby.stats import least_samples
 from boundby.webpage import environment
 
 if TYPE_CHECKING:
@@ -98,6 +97,5 @@ def _unknown(profile: ModelProfile) -> dict[str, str]:
     found = {UNKNOWN_FIELDS[each]: sections.reason(profile, each) for each in missing}
     timed = [each.self_s for each in profile.layers if each.self_s]
     if timed and all(each.p95 is None for each in timed):
-        needed = least_samples(0.95)
-        found["95th percentiles"] = f"{needed} runs are needed for one, and there are {profile.num_runs}"
+        found["95th percentiles"] = sections.reason(profile, "p95")
     return found

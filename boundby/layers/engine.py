@@ -34,7 +34,9 @@ class ObservabilityEngine:
     """Profiles `model` layer by layer and writes files into `log_dir`.
 
     `config` may name `model_name`, `profile_name` (of the files, by default made of the model's name) and
-    `inference_mode` (True: without gradients); other keys are the caller's. `limits` are those of this machine
+    `inference_mode`; other keys are the caller's. The model runs without gradients, under `torch.no_grad`; with
+    `inference_mode` True under `torch.inference_mode`, after which no backward may use what the model made and kept;
+    with False as it is called, gradients included. `limits` are those of this machine
     (`Ceilings.limits`), without which nothing is said about what limits a layer. As a context manager it is finalized
     at the end of the block.
     """
@@ -173,7 +175,10 @@ class ObservabilityEngine:
         return replace(self._report, profile=replace(self._report.profile, profile_name=_file_name(name)))
 
     def _gradients(self) -> contextlib.AbstractContextManager[Any]:
-        return torch.inference_mode() if self._config.get("inference_mode", True) else contextlib.nullcontext()
+        wanted = self._config.get("inference_mode")
+        if wanted is None:
+            return torch.no_grad()
+        return torch.inference_mode() if wanted else contextlib.nullcontext()
 
     def _refuse_finalized(self) -> None:
         if self._is_finalized:

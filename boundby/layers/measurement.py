@@ -15,7 +15,7 @@ from boundby.layers.device_time import DevicePass, DeviceTimes, spanning
 from boundby.layers.instruments import Instruments
 from boundby.layers.judgement import LEAST_FOR_P95, summarize_runs, trust_doubts
 from boundby.layers.memory import measure_memory
-from boundby.layers.program import check_same_program
+from boundby.layers.program import check_same_program, drift, see_program
 from boundby.layers.records import LayerProfile, ModelProfile
 from boundby.layers.report import Report
 from boundby.layers.shapes import see_shapes
@@ -57,10 +57,12 @@ def measure(
 
     Raises ChangedProgramError; an error of the model passes through.
     """
-    until_s = instruments.seconds() + max_seconds
+    began_s = instruments.seconds()
     run, targets = subject.run, subject.targets
     tree = CallTree(targets.names)
-    doubts = [*check_same_program(run, tree, targets), *opaque_reasons(targets)]
+    program = see_program(run)
+    until_s = began_s + max_seconds - (instruments.seconds() - began_s)  # it is seen once more, after the timing
+    changes = check_same_program(run, tree, targets, program.calls)
     memory = measure_memory(run, tree, targets, instruments.allocator) if instruments.allocator else None
     shapes = see_shapes(run, tree, targets)
     work = count_work(run, tree, targets, None if instruments.marks else instruments.seconds)
@@ -69,6 +71,7 @@ def measure(
     host, device = _time(subject, tree, num_runs, instruments, until_s)
     cost_ns = min(cost_ns, instruments.probe_cost_ns(instruments.now))  # of both, that which was disturbed less
     disturbances = watch.stop().disturbances(torch.get_num_threads())
+    doubts = [*(changes or drift(program, see_program(run))), *opaque_reasons(targets)]
     doubts += [f"disturbed: {'; '.join(each.text for each in disturbances)}"] if disturbances else []
     if len(host.runs) < num_runs:
         doubts.append(f"runs: {len(host.runs)} of {num_runs} fitted into {max_seconds:g} s")

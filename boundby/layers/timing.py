@@ -113,7 +113,7 @@ def probe_cost_ns(now: Clock) -> float:
     """Return the nanoseconds that a probe adds to a call, measured on layers that do next to nothing."""
     fan = _Fan().eval()
     targets = find_targets(fan)
-    with torch.inference_mode():
+    with torch.no_grad():
         found = time_runs(fan, CallTree(targets.names), targets, CALIBRATION_RUNS, now, lambda: None)
     pairs = zip(found.instrumented_ns, found.reference_ns, strict=True)
     return max(0.0, median(probed - plain for probed, plain in pairs) / (CALIBRATION_CALLS + 1))

@@ -17,6 +17,7 @@ from boundby.partition.units import Chain, units_of
 
 if TYPE_CHECKING:  # the records load no torch, but the package around them may
     from boundby.layers.records import ModelProfile
+    from boundby.layers.report import Report
 
 ONE_NODE = (
     "for a single request one node is best here: its stages would only wait for one another, so more nodes help by "
@@ -34,15 +35,16 @@ EXCLUSIVE = "a node does not compute while it receives or sends (no overlap)"
 class ExecutionPlanner:
     """Plans with the times and sizes of `metrics`: one profile or chain of units, or one for each kind of node.
 
-    A single `ModelProfile` is of kind "cpu" or "gpu" by its device, unless `kind` says otherwise; for a single `Chain`
-    `kind` is needed. A node whose kind has no profile is planned with the first one, and its times are called assumed.
+    A profile is a `ModelProfile`, or the `Report` that an engine returns. A single one is of kind "cpu" or "gpu" by its
+    device, unless `kind` says otherwise; for a single `Chain` `kind` is needed. A node whose kind has no profile is
+    planned with the first one, and its times are called assumed; so are those of a profile that is not representative.
     `kv_cache_bytes` and `extra_live_bytes` are those of `units_of`; `inputs_in_flight` are the requests for which a
     stage holds the input at the same time.
     """
 
     def __init__(
         self,
-        metrics: "ModelProfile | Chain | Mapping[str, ModelProfile | Chain]",
+        metrics: "ModelProfile | Report | Chain | Mapping[str, ModelProfile | Report | Chain]",
         *,
         kind: str | None = None,
         kv_cache_bytes: int | Mapping[str, int] = 0,
@@ -58,7 +60,7 @@ class ExecutionPlanner:
         self.chains = {
             kind: each
             if isinstance(each, Chain)
-            else units_of(each, kv_cache_bytes=kv_cache_bytes, extra_live_bytes=extra_live_bytes)
+            else units_of(_profile(each), kv_cache_bytes=kv_cache_bytes, extra_live_bytes=extra_live_bytes)
             for kind, each in given.items()
         }
         _check_alike(self.chains)
@@ -82,7 +84,7 @@ class ExecutionPlanner:
         nodes = tuple(available_nodes)
         _check(nodes, objective, requests)
         if not in_order:  # of equal plans that of the first nodes is taken: those whose times are known come first
-            nodes = tuple(sorted(nodes, key=lambda node: not self._is_measured(node)))
+            nodes = tuple(sorted(nodes, key=lambda node: basis_of(node, self.chains) == "assumed"))
         links = Links(default=links) if isinstance(links, Link) else links or Links()
         _check_links(links, nodes)
         chains = {node.name: self._chain(node) for node in nodes}
@@ -91,10 +93,7 @@ class ExecutionPlanner:
         if assignment is None:
             raise shortfall(costs, chains[nodes[0].name], nodes, in_order=in_order)
         made = _Making(nodes, chains, links, costs, assignment, objective, requests, self._inputs, in_order)
-        return made.plan(frozenset(self.chains))
-
-    def _is_measured(self, node: VirtualNode) -> bool:
-        return node.kind in self.chains and node.speed is None
+        return made.plan(self.chains)
 
     def _chain(self, node: VirtualNode) -> Chain:
         return self.chains.get(node.kind) or next(iter(self.chains.values()))
@@ -122,11 +121,22 @@ def stage_of(
     )
 
 
-def kind_of(metrics: "ModelProfile | Chain") -> str:
+def basis_of(node: VirtualNode, chains: Mapping[str, Chain]) -> Basis:
+    """Return what the times of a node rest on; `chains` has the units by kind of node."""
+    is_measured = node.kind in chains and chains[node.kind].is_representative and node.speed is None
+    return "measured" if is_measured else "assumed"
+
+
+def kind_of(metrics: "ModelProfile | Report | Chain") -> str:
     """Return the kind of node that a profile was made on. Raises ValueError for a chain, of which nothing says it."""
     if isinstance(metrics, Chain):
         raise ValueError("say on which kind of node these units were measured: kind='cpu', or a mapping by kind")
-    return "cpu" if metrics.device.startswith("cpu") else "gpu"
+    return "cpu" if _profile(metrics).device.startswith("cpu") else "gpu"
+
+
+def _profile(metrics: "ModelProfile | Report") -> "ModelProfile":
+    """Return the profile itself, or that which a report is on."""
+    return getattr(metrics, "profile", metrics)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,9 +153,9 @@ class _Making:
     inputs_in_flight: int
     in_order: bool
 
-    def plan(self, measured_kinds: frozenset[str]) -> PartitionPlan:
+    def plan(self, by_kind: Mapping[str, Chain]) -> PartitionPlan:
         value = self.costs.of(self.assignment)
-        stages, transfers = tuple(self._stages(measured_kinds)), tuple(self._transfers())
+        stages, transfers = tuple(self._stages(by_kind)), tuple(self._transfers())
         bases = {each.basis for each in (*stages, *transfers)}
         basis: Basis = "assumed" if "assumed" in bases else "measured"
         period_basis: Basis = "assumed" if any(self._unknown_contention()) else basis
@@ -167,14 +177,13 @@ class _Making:
             ),
             alternatives=tuple(self._alternatives()),
             notes=tuple(self._notes(basis, stages)),
-            doubts=tuple(self._doubts(measured_kinds)),
+            doubts=tuple(self._doubts(by_kind)),
         )
 
-    def _stages(self, measured_kinds: frozenset[str]) -> Iterator[Stage]:
+    def _stages(self, by_kind: Mapping[str, Chain]) -> Iterator[Stage]:
         for piece, spent in zip(self.assignment, self.costs.stages(self.assignment), strict=True):
             node = self.nodes[piece.node]
-            basis: Basis = "measured" if node.kind in measured_kinds and node.speed is None else "assumed"
-            yield stage_of(piece, node, self.chains[node.name], spent, basis, self.inputs_in_flight)
+            yield stage_of(piece, node, self.chains[node.name], spent, basis_of(node, by_kind), self.inputs_in_flight)
 
     def _transfers(self) -> Iterator[Transfer]:
         for before, after in zip(self.assignment, self.assignment[1:], strict=False):
@@ -220,11 +229,13 @@ class _Making:
         elif any(self._unknown_contention()):
             yield TOGETHER_ASSUMED
 
-    def _doubts(self, measured_kinds: frozenset[str]) -> Iterator[str]:
+    def _doubts(self, by_kind: Mapping[str, Chain]) -> Iterator[str]:
         used = [self.nodes[each.node] for each in self.assignment]
         for node in used:
-            if node.kind not in measured_kinds:
+            if node.kind not in by_kind:
                 yield f"there is no profile of a {node.kind}: {node.name} is planned with the times of another kind"
+            elif not by_kind[node.kind].is_representative:
+                yield f"the profile of a {node.kind} is not representative: the times of {node.name} count as assumed"
             if node.speed is not None:
                 yield f"{node.name} is assumed to be {node.speed:g} times as fast as its profile, whatever the layer"
         if any(each.basis == "assumed" for each in self._transfers()):

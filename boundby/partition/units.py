@@ -44,11 +44,15 @@ class Unit:
 
 @dataclass(frozen=True)
 class Chain:
-    """The units of a model in their order, and the bytes of its input."""
+    """The units of a model in their order, and the bytes of its input.
+
+    Times that are not representative may order plans, and count as assumed.
+    """
 
     units: tuple[Unit, ...]
     input_bytes: int = 0
     doubts: tuple[str, ...] = ()
+    is_representative: bool = True
 
     def entering_bytes(self, first: int) -> int:
         """Return the bytes that must be there before unit `first` can begin."""
@@ -91,7 +95,8 @@ def units_of(
             )
         )
     doubts = (*reading.doubts(), *([CROSSING] if extra_live_bytes is None else []))
-    return Chain(tuple(units), _bytes(profile.layers[0].input_shapes) or 0, doubts)
+    is_representative = profile.coverage.status != "not representative"
+    return Chain(tuple(units), _bytes(profile.layers[0].input_shapes) or 0, doubts, is_representative)
 
 
 class _Reading:

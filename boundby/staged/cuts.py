@@ -8,7 +8,7 @@ from boundby.partition.links import Link, Links
 from boundby.partition.nodes import VirtualNode
 from boundby.partition.objectives import value_of
 from boundby.partition.plan import PartitionPlan, Transfer
-from boundby.partition.planner import stage_of
+from boundby.partition.planner import basis_of, stage_of
 from boundby.partition.sharing import unknown_contention
 from boundby.partition.units import Chain
 
@@ -43,7 +43,9 @@ def plan_at(
     pieces = tuple(Piece(place, edges[place], edges[place + 1]) for place in range(len(nodes)))
     value = costs.of(pieces)
     placed = zip(pieces, nodes, costs.stages(pieces), strict=True)
-    stages = tuple(stage_of(piece, node, by_node[node.name], spent, _basis(node), 1) for piece, node, spent in placed)
+    stages = tuple(
+        stage_of(piece, node, by_node[node.name], spent, basis_of(node, chains), 1) for piece, node, spent in placed
+    )
     transfers = tuple(_transfers(by_node, nodes, links, costs, edges))
     basis: Basis = "measured" if all(each.basis == "measured" for each in (*stages, *transfers)) else "assumed"
     return replace(
@@ -60,10 +62,6 @@ def plan_at(
         alternatives=(),
         notes=(),
     )
-
-
-def _basis(node: VirtualNode) -> Basis:
-    return "measured" if node.speed is None else "assumed"
 
 
 def _chain(chains: Mapping[str, Chain], node: VirtualNode) -> Chain:

@@ -7,11 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from boundby.layers.records import LayerProfile, ModelProfile, Storage
+from boundby.layers.document import read_profile, write_summary
+from boundby.layers.records import Coverage, LayerProfile, ModelProfile, Storage
+from boundby.layers.report import Report
 from boundby.partition import Chain, ExecutionPlanner, Infeasible, Link, Links, Unit, VirtualNode, units_of
 from boundby.partition.baselines import baselines
 from boundby.partition.costs import memory_table, stage_memory
 from boundby.partition.plan import ORDER_ONLY
+from boundby.staged.cuts import plan_at
 from tests import layer_profiles as profiles
 from tests import partition_cases as cases
 from tests.layer_profiles import layer, nested
@@ -317,6 +320,41 @@ def test_no_throughput_is_claimed_from_an_assumed_time(nodes, links, why) -> Non
     assert plan.basis == "assumed" and plan.requests_per_s is None
     assert ORDER_ONLY in plan.notes and any(why in doubt for doubt in plan.doubts)
     assert "(assumed)" in str(plan)
+
+
+def test_times_that_are_not_representative_are_assumed_also_from_a_file(tmp_path) -> None:
+    poor = decoder(coverage=Coverage(0.723, "not representative", 0.8))
+    write_summary(tmp_path / "poor_summary.json", poor)
+    nodes = [VirtualNode("a", "cpu", ram_gb=1)]
+    for profile in (poor, read_profile(tmp_path / "poor_summary.json")):
+        plan = ExecutionPlanner(profile).generate_plan(nodes, "throughput", MEASURED)
+        assert plan.basis == plan.period_basis == plan.stages[0].basis == "assumed" and plan.requests_per_s is None
+        assert plan.doubts[0] == "the profile of a cpu is not representative: the times of a count as assumed"
+        assert ORDER_ONLY in plan.notes and "(measured)" not in str(plan)
+    fair = decoder(coverage=Coverage(0.92, "warn", 0.8))
+    assert ExecutionPlanner(fair).generate_plan(nodes, "throughput", MEASURED).requests_per_s
+
+
+def test_a_node_with_representative_times_is_chosen_before_an_equal_one_without() -> None:
+    planner = ExecutionPlanner({"cpu": replace(chain(), is_representative=False), "gpu": chain()})
+    plan = planner.generate_plan([VirtualNode("a", "cpu", ram_gb=1), gpu("b")], links=MEASURED)
+    assert plan.stages[0].node == "b" and plan.basis == "measured"
+
+
+def test_a_cut_with_times_that_are_not_representative_is_assumed_too() -> None:
+    nodes = [gpu("a"), gpu("b")]
+    for is_representative, basis in ((True, "measured"), (False, "assumed")):
+        chains = {"gpu": replace(chain(), is_representative=is_representative)}
+        like = ExecutionPlanner(chains).generate_plan(nodes, "throughput", MEASURED)
+        made = plan_at([2], like, chains, nodes, MEASURED)
+        assert made.basis == basis and (made.requests_per_s is None) == (basis == "assumed")
+
+
+def test_what_the_engine_returned_is_planned_as_the_profile_in_it() -> None:
+    profile, nodes = decoder(), [VirtualNode("a", "cpu", ram_gb=1)]
+    wanted = ExecutionPlanner(profile).generate_plan(nodes)
+    for metrics in (Report(profile, {}), {"cpu": Report(profile, {})}):
+        assert ExecutionPlanner(metrics).generate_plan(nodes) == wanted
 
 
 def test_each_kind_of_node_has_its_own_times() -> None:

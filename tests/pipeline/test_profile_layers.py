@@ -13,10 +13,14 @@ from typing import Any
 import pytest
 import torch
 import transformers
+import yaml
 
 from boundby.layers.document import read_profile
 from tests.fake_hub import FakeHub
 from tests.tiny_models import edit_config, save_bert
+from utils import receipts
+from utils.artifacts import Layout
+from utils.config import Config
 from utils.errors import EnvironmentLacksError, InputError
 from utils.layers import architectures, profiling, subject
 from utils.layers.settings import LayerSettings, Model
@@ -312,6 +316,14 @@ def test_folder_is_profiled_from_end_to_end(run, folder, tmp_path):
 
 def test_every_setting_of_the_file_is_its_default():
     assert load(LayerSettings, ROOT / "configs" / "layers.yaml", []) == LayerSettings()
+
+
+def test_files_go_by_default_where_no_step_moves_them_aside():
+    config = Config.model_validate(yaml.safe_load((ROOT / "configs" / "config.yaml").read_text(encoding="utf-8")))
+    folder, layout = Path(LayerSettings().output.dir), Layout.of(config)
+    assert folder.parent == layout.results
+    for step in receipts.STEPS:
+        assert not [each for each in receipts.stale_with(step, layout, config) if folder.is_relative_to(each)]
 
 
 class Recorded:

@@ -34,7 +34,8 @@ def profile(  # noqa: PLR0913  (what to run, how often, and where the files go)
     note: Callable[[str], None] = lambda text: None,
 ) -> tuple[Report, Path]:
     """Return what the layers cost and the path of the dashboard; metrics and summary lie beside it."""
-    settings = {"model_name": name} | ({"profile_name": profile_name} if profile_name else {})
+    settings = {"model_name": name, "inference_mode": True}  # as other steps run it; nobody trains this model
+    settings |= {"profile_name": profile_name} if profile_name else {}
     with ObservabilityEngine(model, folder, settings, limits=limits) as engine:
         engine.instrument()
         note(f"{name}: {warmup_runs} warm-up runs")

@@ -27,7 +27,7 @@ class Measurement(Section):
 class Output(Section):
     """Where the files go."""
 
-    dir: Name = "./results/layers"
+    dir: Name = "./results/profiles"  # and not results/layers, which step 03 owns and moves aside
     profile_name: FileName | None = None  # of the files; made of the model's name where it is null
 
 
