@@ -1,7 +1,8 @@
 """Write results so that a reader never meets half a file: the only writer of the library and the pipeline.
 
 Every file is written to a temporary name in its own folder, flushed to disk and renamed. A program killed at any
-instruction leaves either the old file or the new one, and at worst a `.tmp-*` file that `remove_orphans` sweeps.
+instruction leaves either the old file or the new one, and at worst a `.tmp-*` file that `remove_orphans` sweeps. Its
+name has the process and the machine of its writer, since several machines may share a folder.
 """
 
 import contextlib
@@ -11,12 +12,18 @@ import io
 import json
 import math
 import os
+import platform
+import re
+import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 TEMPORARY_PREFIX = ".tmp-"
+HOST = hashlib.sha256(platform.node().encode()).hexdigest()[:8]  # in a name: whatever a machine is called, short
+WRITER = re.compile(re.escape(TEMPORARY_PREFIX) + r"(\d+)-([0-9a-f]{8})\b")  # its process and its machine
+SILENT_S = 24 * 3600.0  # after which a writer elsewhere, who cannot be asked, is taken for dead
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")  # CWE-1236: a spreadsheet would run such a cell
 
 
@@ -28,7 +35,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{TEMPORARY_PREFIX}{os.getpid()}-{uuid.uuid4().hex[:8]}-{path.name}")
+    temporary = path.with_name(temporary_name(path.name))
     try:
         yield temporary
         _flush_to_disk(temporary)
@@ -36,6 +43,11 @@ def replacing(path: str | Path) -> Iterator[Path]:
         _flush_to_disk(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def temporary_name(name: str) -> str:
+    """Return a new name, ending in `name`, for a file that goes when this process has done its work or died."""
+    return f"{TEMPORARY_PREFIX}{os.getpid()}-{HOST}-{uuid.uuid4().hex[:8]}-{name}"
 
 
 def write_bytes(path: str | Path, content: bytes) -> None:
@@ -140,12 +152,14 @@ def sha256_of(value: Any) -> str:
 
 
 def remove_orphans(folder: str | Path, recursive: bool = True) -> int:
-    """Remove temporary files in (and below) `folder` whose writer is no longer alive; return how many."""
+    """Remove temporary files in (and below) `folder` whose writer is no longer alive; return how many.
+
+    One of another machine counts as alive until a day after it has last written to the file.
+    """
     removed = 0
     pattern = f"{TEMPORARY_PREFIX}*"
     for path in Path(folder).rglob(pattern) if recursive else Path(folder).glob(pattern):
-        pid = path.name.removeprefix(TEMPORARY_PREFIX).split("-", 1)[0]
-        if path.is_file() and pid.isdecimal() and not _is_alive(int(pid)):
+        if path.is_file() and _is_orphan(path):
             path.unlink(missing_ok=True)
             removed += 1
     return removed
@@ -167,6 +181,18 @@ def _flush_to_disk(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _is_orphan(path: Path) -> bool:
+    writer = WRITER.match(path.name)
+    if writer is None:
+        return False
+    if writer[2] == HOST:
+        return not _is_alive(int(writer[1]))
+    try:
+        return time.time() - path.stat().st_mtime > SILENT_S
+    except FileNotFoundError:  # its writer has just finished
+        return False
 
 
 def _is_alive(pid: int) -> bool:

@@ -17,10 +17,11 @@ from utils import cli
 @cli.step("02")
 def main(run: cli.Run) -> int:
     from utils import baseline, data, models
-    from utils.evaluation.run import evaluate
+    from utils.evaluation.run import evaluate, make_room
 
     source = models.locate(run.config.model, run.layout.dataset.parent)
     receipt = data.check_receipt(run.config, run.layout, source)
+    make_room(run)
     rows = data.load_texts(run.layout)
     sample = data.sample(rows, models.AGREEMENT_ROWS, seed=0).texts
     models.use_matmul_precision(run.config.model.matmul_precision)

@@ -29,6 +29,7 @@ def add_arguments(parser) -> None:
 
 @cli.tool(add_arguments)
 def main(run: cli.Run) -> int:
+    cli.require_action(run.args, shards="run", anew="plan")
     from utils import data, models
     from utils.evaluation import run as evaluation
 

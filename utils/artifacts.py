@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from utils.config import Config
+from utils.errors import InputError
 
 METRICS_VERSION = 2  # of baseline_metrics.json: its keys, and how its numbers are made
 LAYER_PROFILE = "model"  # name of the files in layers/
@@ -287,9 +288,17 @@ def started_at() -> str:
 def set_aside(paths: list[Path], layout: Layout) -> Path | None:
     """Move what exists of `paths` to `results/previous/<UTC>/`; return that folder, or None when nothing was there.
 
-    Each step lands in a folder of its own even when two runs start in the same second.
+    Each step lands in a folder of its own even when two runs start in the same second. Raises InputError, before
+    anything is moved, for a link or a mounted disk: moved, it would leave the new results on the disk of the folder.
     """
-    present = [path for path in paths if path.exists()]
+    present = [path for path in paths if path.exists() and not _is_empty_place(path)]
+    for path in present:
+        if _is_elsewhere(path):
+            raise InputError(
+                f"{path}: is a link or a mounted disk ({path.resolve()}): moved to previous/, it would leave the new "
+                "results on another disk. Nothing was moved. Move its content away yourself, keep it by --resume, or "
+                "choose an output.results_dir on that disk"
+            )
     if not present:
         return None
     folder = layout.results / "previous" / started_at()
@@ -303,3 +312,11 @@ def set_aside(paths: list[Path], layout: Layout) -> Path | None:
         target.parent.mkdir(parents=True, exist_ok=True)
         path.rename(target)
     return folder
+
+
+def _is_elsewhere(path: Path) -> bool:
+    return path.is_symlink() or path.is_mount()
+
+
+def _is_empty_place(path: Path) -> bool:
+    return _is_elsewhere(path) and path.is_dir() and not any(path.iterdir())

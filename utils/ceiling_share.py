@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 FAST = {"cpu": "medium", "cuda": "high"}  # setting of float32 products that the precision float32_fast stands for
-BESIDE = 1.05  # seconds of all workers over those in which any ran: above it several ran at once
 
 
 def share_of_ceiling(
@@ -16,20 +15,19 @@ def share_of_ceiling(
     """Return useful FLOP/s over the ceiling in percent, and that ceiling; None and a reason where it cannot be told.
 
     The FLOPs that a token needs are those counted in the sweep, whose texts are a sample of the same dataset: padding
-    left out, each text that was computed counted once. On a GPU each worker has one, so their seconds are added up.
+    left out, each text that was computed counted once. The seconds are those of each device, added up.
     """
     row = next((each for each in rows if each.get("useful_flops_pct") and each["tokens_per_sec_real"]), None)
     ceiling = _ceiling(full, ceilings, device)
-    has_several = full["worker_time_s"] > BESIDE * full["inference_time_s"]
     if row is None:
         return _unknown("the FLOPs of a forward were not counted")
     if ceiling is None:
         return _unknown(f"no ceiling was measured for {full['precision']}")
-    if has_several and device == "cpu":
-        return _unknown("several workers computed, and their parts do not tell on how many machines")
+    if full["device_time_s"] is None:
+        return _unknown(full["machine_time_reason"])
     tokens = row["tokens_per_sec_real"] / row["throughput_samples_per_sec_mean"] * row["batch_size"]
     flops = full["useful_tokens"] * row["flops_per_batch"] * row["useful_flops_pct"] / 100 / tokens
-    rate = flops / full["worker_time_s" if device == "cuda" else "inference_time_s"]
+    rate = flops / full["device_time_s"]
     return {
         "useful_flops_per_sec": rate,
         "share_of_ceiling_pct": 100 * rate / ceiling,

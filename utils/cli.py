@@ -139,6 +139,13 @@ def tool(add_arguments: AddArguments | None = None, settings: Settings | None = 
     return decorate
 
 
+def require_action(args: argparse.Namespace, **owners: str) -> None:
+    """Raise InputError for a flag that is given and belongs to another `args.action`; `owners` are theirs by flag."""
+    for flag, owner in owners.items():
+        if getattr(args, flag) not in (None, False) and args.action != owner:
+            raise InputError(f"--{flag} belongs to `{owner}` and means nothing to `{args.action}`; leave it out there")
+
+
 def command(
     description: str | None,
     body: Body,

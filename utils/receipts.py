@@ -86,12 +86,16 @@ def outputs(step: str, layout: Layout) -> list[Path]:
     return owned[step]
 
 
-def stale_with(step: str, layout: Layout, config: Config) -> list[Path]:
-    """Return what must be moved away before the step measures again: its outputs and the report that tells of them."""
+def stale_with(step: str, layout: Layout, config: Config, *, resumes: bool = False) -> list[Path]:
+    """Return what must be moved away before the step measures again: its outputs and the report that tells of them.
+
+    Who `resumes` keeps the evaluation: its plan tells, when it is its turn, whether it is one for the same work.
+    """
     hidden = [layout.receipt(step), layout.marker(step)]
     if step == "02":
         hidden += [layout.visits(dtype) for dtype in sweep_dtypes(config)]
-        return [*outputs(step, layout), *hidden, *outputs("04", layout), layout.receipt("04")]
+        owned = [path for path in outputs(step, layout) if not (resumes and path == layout.evaluation)]
+        return [*owned, *hidden, *outputs("04", layout), layout.receipt("04")]
     if step == "03":
         return [*outputs(step, layout), *hidden]
     return hidden

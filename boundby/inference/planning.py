@@ -1,5 +1,6 @@
 """Which precision to compute in: measured on a sample, held against one text at a time in float32."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -17,7 +18,7 @@ from boundby.timer import Timer
 
 SAMPLE_ROWS = 2000  # all of them the same label: the lower end of the interval is 0.998
 CHECK_TEXTS = 256  # of the sample, from which the self-check takes its rows
-SAME_GUARD = 2.0  # how much wider than the largest difference seen on the sample says
+SAME_GUARD = 4.0  # times the largest difference seen: twice what can flip a label, and that twice
 LEAST_SAME_GUARD = 1e-5  # of the largest logit: a sample may show no difference at all
 ROUNDS = 2
 
@@ -71,6 +72,16 @@ class _Tried:
     predictor: Predictor
 
 
+def same_guard(max_abs_difference: float, largest_logit: float) -> float:
+    """Return the margin within which `same` computes a row again, from what was seen on some texts beside one by one.
+
+    It is four times the largest difference or more, so that labels can differ only where a difference is larger than
+    twice any of these texts'; 0 where these are not finite, which no prediction may be.
+    """
+    margin = max(LEAST_SAME_GUARD * largest_logit, SAME_GUARD * max_abs_difference)
+    return margin if math.isfinite(margin) else 0.0
+
+
 def choose_precision(
     model: Any,
     tokenizer: Any,
@@ -81,9 +92,7 @@ def choose_precision(
 ) -> PrecisionChoice:
     """Return the fastest precision that `rule` allows on this sample, with its guard; `options` give the rest.
 
-    The sample should hold 2,000 texts drawn at random, or all there are. In `same` a row is computed again when its
-    margin is within four times the largest difference seen, so that labels can differ only where a difference is
-    larger than twice any of the sample.
+    The sample should hold 2,000 texts drawn at random, or all there are. In `same` the guard is `same_guard`.
     """
     require_classifier(model, tokenizer)
     tokens = tokenize(tokenizer, sample.texts, options.max_length)
@@ -122,7 +131,7 @@ def _try(predictor: Predictor, tokens: Tokens, sample: Sample, rule: PrecisionRu
             return _disagrees(report, rule)
         margin = report.guard_margin if rule.guarded else 0.0
     else:
-        margin = max(SAME_GUARD * report.guard_margin, LEAST_SAME_GUARD * float(np.abs(reference).max()))
+        margin = same_guard(report.max_abs_logit_difference, float(np.abs(reference).max()))
     return _Tried(report, predictor.with_guard_margin(margin))
 
 

@@ -23,6 +23,8 @@ CHECK_BUDGET = 1024  # small enough that 64 texts make several batches of mixed 
 class SelfCheck:
     """A strategy beside one stock forward per text in float32. Differences are of logits; `allowed` is in their unit.
 
+    `largest_logit` is that of the stock forward, by its magnitude.
+
     `trim`: its last layer computes only the tokens that the head reads. `doubts` tells which faster strategies the
     model seemed able to take and could not. `compile_s` are the seconds of compiling and a first pass over the texts,
     None where nothing is compiled.
@@ -34,6 +36,7 @@ class SelfCheck:
     same_labels: int
     max_abs_difference: float
     allowed: float
+    largest_logit: float
     smallest_margin: float
     doubts: tuple[str, ...] = ()
     compile_s: float | None = None
@@ -137,6 +140,7 @@ def _check(
         same_labels=int((reference.argmax(axis=1) == found.argmax(axis=1)).sum()),
         max_abs_difference=difference,
         allowed=allowed,
+        largest_logit=float(np.abs(reference).max()),
         smallest_margin=float((two_best[:, 1] - two_best[:, 0]).min()),
         doubts=tuple(doubts),
     )

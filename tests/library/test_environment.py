@@ -3,6 +3,8 @@
 import json
 import os
 import platform
+import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any
 import pytest
 
 from boundby import environment
-from boundby.environment import SETTINGS, machine, machine_fingerprint, memory_limit_bytes, settings, versions
+from boundby.environment import SETTINGS, host_id, machine, machine_fingerprint, memory_limit_bytes, settings, versions
 
 
 @pytest.fixture(autouse=True)
@@ -216,3 +218,16 @@ def test_the_memory_limit_is_the_smaller_of_machine_and_cgroup(
 )
 def test_the_quota_is_in_cores(tmp_path: Path, files: dict[str, str], cores: float | None) -> None:
     assert environment._cpu_quota(cgroup(tmp_path, files)) == cores
+
+
+def test_processes_of_one_machine_have_its_name_and_another_machine_has_another(monkeypatch):
+    found = subprocess.run(
+        [sys.executable, "-c", "from boundby.environment import host_id; print(host_id())"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.strip() == host_id()
+    assert re.fullmatch("[0-9a-f]{16}", host_id())
+    monkeypatch.setattr(platform, "node", lambda: "another")
+    assert host_id.__wrapped__() != host_id()

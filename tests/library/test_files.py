@@ -165,14 +165,38 @@ def test_a_killed_writer_leaves_the_old_file_and_one_orphan_that_is_swept(old: P
 def test_sweeps_orphans_in_folders_below_and_keeps_the_files_of_this_process_and_of_others(tmp_path: Path) -> None:
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
-    orphan = tmp_path / "evaluation" / f".tmp-{dead.pid}-0a1b2c3d-part.parquet"
-    kept = [f".tmp-{os.getpid()}-0a1b2c3d-mine", ".tmp-notes-of-the-user", f"tmp-{dead.pid}-no-dot", "metrics.json"]
+    orphan = tmp_path / "evaluation" / f".tmp-{dead.pid}-{files.HOST}-0a1b2c3d-part.parquet"
+    mine, undotted = f".tmp-{os.getpid()}-{files.HOST}-0a1b2c3d-mine", f"tmp-{dead.pid}-{files.HOST}-0a1b2c3d-x"
+    kept = [mine, ".tmp-notes-of-the-user", undotted, "metrics.json"]
     orphan.parent.mkdir()
     for path in [orphan, *(tmp_path / name for name in kept)]:
         path.write_text("x")
     assert files.remove_orphans(tmp_path) == 1
     assert not orphan.exists()
     assert names(tmp_path) == sorted([*kept, "evaluation"])
+
+
+@pytest.mark.parametrize("host", ["00000000", "of the version before hosts were named"])
+def test_a_writer_on_another_machine_lives_until_it_was_silent_for_a_day(tmp_path: Path, host: str) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    name = f"{host}-0a1b2c3d-part" if host.isdecimal() else "0a1b2c3d-part"
+    half = tmp_path / f".tmp-{dead.pid}-{name}"
+    half.write_text("x")
+    assert files.remove_orphans(tmp_path) == 0
+    last = half.stat().st_mtime - files.SILENT_S
+    os.utime(half, (last + 600, last + 600))
+    assert files.remove_orphans(tmp_path) == 0
+    os.utime(half, (last - 600, last - 600))
+    assert files.remove_orphans(tmp_path) == 1
+    assert names(tmp_path) == []
+
+
+def test_a_temporary_name_tells_the_machine_of_its_writer(tmp_path: Path) -> None:
+    program = "import platform; platform.node = lambda: 'pod-b'; from boundby import files; print(files.HOST)"
+    there = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert there.stdout.strip() not in ("", files.HOST)
+    assert files.WRITER.match(files.temporary_name("x"))[2] == files.HOST
 
 
 def test_a_folder_that_is_not_there_has_no_orphans(tmp_path: Path) -> None:
@@ -183,7 +207,7 @@ def test_a_process_of_another_user_counts_as_living(tmp_path: Path, monkeypatch:
     def refused(pid: int, number: int) -> None:
         raise PermissionError
 
-    (tmp_path / ".tmp-7-0a1b2c3d-x").write_text("x")
+    (tmp_path / f".tmp-7-{files.HOST}-0a1b2c3d-x").write_text("x")
     monkeypatch.setattr(os, "kill", refused)
     assert files.remove_orphans(tmp_path) == 0
 

@@ -13,16 +13,6 @@ OPTIONS = PredictorOptions(64, token_budget=128, compile=True)
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module")
-def texts() -> list[str]:
-    return classifiers.reviews(24)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(texts: list[str]) -> Any:
-    return classifiers.tokenizer(texts)
-
-
 def built(family: str, tokenizer: Any) -> Any:
     return classifiers.build(family, len(tokenizer), tokenizer.pad_token_id)
 

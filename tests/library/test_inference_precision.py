@@ -29,16 +29,6 @@ OPTIONS = PredictorOptions(64, token_budget=256)
 
 
 @pytest.fixture(scope="module")
-def texts() -> list[str]:
-    return classifiers.reviews(24)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(texts: list[str]) -> Any:
-    return classifiers.tokenizer(texts)
-
-
-@pytest.fixture(scope="module")
 def model(tokenizer: Any) -> Any:
     return classifiers.build("qwen2", len(tokenizer), tokenizer.pad_token_id)
 
@@ -77,6 +67,18 @@ def test_same_takes_the_faster_kernels_of_float32_and_guards_near_ties(
     assert set(choice.seconds) == {"float32", "float32_fast"}
     assert choice.seconds["float32"] == 2 * choice.seconds["float32_fast"]
     assert (choice.options.max_length, choice.options.token_budget) == (64, 256)
+
+
+def test_the_guard_of_same_is_wider_than_what_was_seen_and_never_wider_than_all() -> None:
+    assert planning.same_guard(0.5, 1.0) == 4 * 0.5
+    assert planning.same_guard(0.0, 8.0) == pytest.approx(8e-5)  # a sample may show no difference at all
+    for broken in ((float("nan"), 1.0), (1.0, float("nan")), (float("inf"), 1.0)):
+        assert 0 <= planning.same_guard(*broken) <= 4  # the evaluation ends at such a text with its place
+
+
+def test_the_self_check_tells_what_a_guard_is_made_of(model: Any, tokenizer: Any, texts: list[str]) -> None:
+    check = Predictor(model, tokenizer, OPTIONS, texts).check
+    assert check.largest_logit == pytest.approx(check.allowed / PRECISIONS["float32"].tolerance)
 
 
 def test_fastest_takes_the_fastest_that_agrees(model: Any, tokenizer: Any, texts: list[str], paced: Timer) -> None:

@@ -25,11 +25,6 @@ def texts() -> list[str]:
     return [*found, "a", found[0], found[5], found[0]]
 
 
-@pytest.fixture(scope="module")
-def tokenizer(texts: list[str]) -> Any:
-    return classifiers.tokenizer(texts)
-
-
 def built(family: str, tokenizer: Any, **changes: Any) -> Any:
     return classifiers.build(family, len(tokenizer), tokenizer.pad_token_id, **changes)
 

@@ -232,6 +232,50 @@ def test_resume_keeps_the_visits_when_only_the_evaluation_changed(workplace, cap
     assert "step 02: runs (evaluation.limit changed: None -> 5)" in capsys.readouterr().err
 
 
+def evaluated(workplace: Path, at: Path | None = None) -> Path:
+    """Leave an evaluation as `scripts/evaluate.py` would, in the folder or, with a link there, in `at`."""
+    folder = results(workplace) / "evaluation"
+    results(workplace).mkdir(exist_ok=True)
+    if at is not None:
+        at.mkdir()
+        folder.symlink_to(at)
+    files.write_text(folder / "plan.json", "a plan")
+    return folder
+
+
+def test_resume_leaves_the_evaluation_to_its_own_plan_whatever_has_changed(workplace):
+    folder = evaluated(workplace)
+    assert run(workplace, measure, "--resume") == 0  # of step 02 there was nothing
+    assert (folder / "plan.json").exists()
+    assert run(workplace, measure, "--resume", "profiling.max_length=64") == 0
+    assert (folder / "plan.json").exists()
+    assert len(list(results(workplace).glob("previous/*/baseline_metrics.json"))) == 1
+    assert run(workplace, measure) == 0
+    assert not folder.exists() and len(list(results(workplace).glob("previous/*/evaluation/plan.json"))) == 1
+
+
+def test_results_behind_a_link_are_not_moved_without_their_link(workplace, tmp_path, capsys):
+    folder = evaluated(workplace, tmp_path / "big")
+    before = run(workplace, measure, "--resume"), (results(workplace) / "baseline_metrics.json").read_bytes()
+    assert run(workplace, measure) == 2
+    said = capsys.readouterr().err
+    assert f"{folder}: is a link or a mounted disk ({tmp_path / 'big'})" in said and "Nothing was moved" in said
+    assert before == (0, (results(workplace) / "baseline_metrics.json").read_bytes())
+    assert not (results(workplace) / "previous").exists()
+    assert record(workplace)["steps"]["02"]["exit_code"] == 2
+    (folder / "plan.json").unlink()  # an empty folder behind the link has nothing to move
+    assert run(workplace, measure) == 0
+    assert folder.is_symlink() and folder.is_dir()
+
+
+def test_results_on_a_mounted_disk_are_not_moved(workplace, monkeypatch, capsys):
+    folder = evaluated(workplace)
+    monkeypatch.setattr(Path, "is_mount", lambda path: path == folder)
+    assert run(workplace, measure) == 2
+    assert f"{folder}: is a link or a mounted disk" in capsys.readouterr().err
+    assert (folder / "plan.json").exists() and not (results(workplace) / "previous").exists()
+
+
 def test_resume_under_another_file_name_runs_again(workplace):
     run(workplace, measure)
     assert run(workplace, measure, "--resume", "output.metrics_file=other.json") == 0

@@ -164,6 +164,16 @@ def test_shares_of_two_runners_make_the_whole(made, evaluation, capsys):
     assert "--shards is '2/2'; it is i/n with 0 <= i < n" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("action", ["run --anew", "finalize --anew", "finalize --shards 0/2", "plan --shards 0/2"])
+def test_a_flag_of_another_action_is_refused(evaluation, capsys, action):
+    folder, settings = evaluation
+    assert workplace.evaluate(settings, action) == [2]
+    name, flag, *_ = action.split()
+    owner = {"--anew": "plan", "--shards": "run"}[flag]
+    assert f"{flag} belongs to `{owner}` and means nothing to `{name}`" in capsys.readouterr().err
+    assert not folder.path.exists()
+
+
 @pytest.mark.timeout(600)
 def test_workers_leave_the_same_bytes(made, evaluation):
     folder, settings = evaluation
@@ -171,6 +181,8 @@ def test_workers_leave_the_same_bytes(made, evaluation):
     assert workplace.evaluate([*settings, "evaluation.workers=2"], "run", "finalize") == [0, 0]
     assert workplace.results(folder.path) == made[2]
     assert plans.load(folder) == plan
+    found = json.loads(folder.metrics.read_text())["metrics"]
+    assert found["machine_time_s"] == found["device_time_s"] == found["inference_time_s"]  # they share the cores
 
 
 def test_shuffled_rows_get_the_same_predictions(made, tmp_path, monkeypatch):

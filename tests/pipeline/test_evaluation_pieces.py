@@ -15,7 +15,8 @@ from utils.artifacts import Layout
 from utils.data import load_texts
 from utils.errors import InputError
 from utils.evaluation import budget, confusion, rows
-from utils.evaluation.finalize import busy_seconds
+from utils.evaluation.occupancy import busy_seconds, occupancy
+from utils.evaluation.parts import Cost
 from utils.evaluation.plan import Identity
 
 TEXTS = ("plain", 'with "quotes", and a comma', "two\nlines", "a\r\nbreak\rmore", "é\u2028ü 😀", " ", "=1+1", "last")
@@ -114,6 +115,32 @@ def test_time_in_which_nothing_ran_does_not_count_and_parallel_time_counts_once(
     assert busy_seconds([(0, 2), (2, 3)]) == 5
     assert busy_seconds([(10, 2), (0, 2)]) == 4  # a pause between two attempts
     assert busy_seconds([(0, 10), (1, 2), (8, 4)]) == 12  # workers beside each other
+
+
+def cost(started: float, seconds: float, host: str | None, device: str | None) -> Cost:
+    return Cost("plan", 0, started, seconds, {}, "cuda:0", None, None, (), 0, host, device)
+
+
+def test_each_machine_and_each_device_counts_once_whatever_the_clocks_say():
+    shared = [
+        cost(0, 10, "a", "gpu-1"),
+        cost(5, 10, "a", "gpu-1"),
+        cost(0, 8, "a", "gpu-2"),
+        cost(100, 1, "a", "gpu-2"),
+    ]
+    found = occupancy(shared)
+    assert (found["machine_time_s"], found["device_time_s"], found["machine_time_reason"]) == (16, 24, None)
+    for clock in (0, 5, -3600):  # that of the other machine is ahead, or behind
+        both = occupancy([*shared, cost(clock, 10, "b", "gpu-3")])
+        assert (both["machine_time_s"], both["device_time_s"]) == (26, 34)
+    cores = occupancy([cost(0, 10, host, "cpu") for host in ("a", "a", "b")])  # two workers split the cores of a
+    assert (cores["machine_time_s"], cores["device_time_s"]) == (20, 20)
+
+
+def test_parts_that_do_not_tell_their_machine_leave_its_time_unknown():
+    found = occupancy([cost(0, 10, "a", "cpu"), cost(20, 10, None, None)])
+    assert (found["machine_time_s"], found["device_time_s"]) == (None, None)
+    assert found["machine_time_reason"].startswith("parts of an earlier version do not tell")
 
 
 class Machine:

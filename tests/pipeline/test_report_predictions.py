@@ -70,10 +70,39 @@ def test_whole_set_is_what_all_rows_would_take_on_the_device_that_was_used(read)
     on_gpu = section(pod(read), "Full Dataset Performance")
     assert "Whole set: 369,475 samples at 497.5 samples/s: 0.2063 hours, 0.2063 GPU-hours" in on_gpu
     document = results.gpu_document()
-    document["full_dataset_metrics"]["worker_time_s"] *= 4  # on four GPUs
+    document["full_dataset_metrics"]["device_time_s"] *= 4  # on four GPUs
     assert "0.2063 hours, 0.8251 GPU-hours" in section(pod(read, document), "Full Dataset Performance")
-    half = {"evaluation": {"engine": "ray", "gpus_per_worker": 0.5}}
-    assert "0.2063 hours, 0.4126 GPU-hours" in section(pod(read, document, settings=half), "Full Dataset Performance")
+
+
+@pytest.mark.parametrize("evaluation", [{"workers": 4}, {"engine": "ray", "gpus_per_worker": 0.25}])
+def test_workers_that_share_a_gpu_make_its_hours_no_more(read, evaluation):
+    document = results.gpu_document()
+    document["full_dataset_metrics"]["worker_time_s"] *= 4
+    said = section(pod(read, document, settings={"evaluation": evaluation}), "Full Dataset Performance")
+    assert "0.2063 hours, 0.2063 GPU-hours" in said
+
+
+def test_each_machine_is_paid_for(read):
+    document = results.gpu_document()
+    document["full_dataset_metrics"]["machine_time_s"] *= 8
+    priced = pod(read, document, settings={"pod": {"price_per_hour": 2.0}})
+    paid = "0.2063 hours, cost 3.30 for 1.650 hours of all machines"
+    assert paid in section(priced, "Full Dataset Performance")
+    costs = section(priced, "Cost at 2 per hour (pod.price_per_hour)")
+    assert f"369,475 samples: {paid} (this dataset, as in the whole-dataset pass)" in costs
+    assert "0.5583 hours, cost 8.93 for 4.466 hours of all machines (as in the" in costs  # a million
+
+
+def test_cost_and_gpu_hours_are_unknown_where_the_machines_are(read):
+    document = results.gpu_document()
+    changed = {"machine_time_s": None, "device_time_s": None, "machine_time_reason": "old parts"}
+    document["full_dataset_metrics"] |= changed
+    said = section(pod(read, document, settings={"pod": {"price_per_hour": 2.0}}), "Full Dataset Performance")
+    assert "0.2063 hours, cost unknown (old parts), GPU-hours unknown (old parts)" in said
+    for name in changed:
+        del document["full_dataset_metrics"][name]
+    said = section(pod(read, document), "Full Dataset Performance")
+    assert "0.2063 hours, GPU-hours unknown (an earlier version did not note which machines predicted)" in said
 
 
 def test_exactness_is_said_or_why_it_is_not_known(read):
@@ -82,6 +111,8 @@ def test_exactness_is_said_or_why_it_is_not_known(read):
     assert "1,994 of 2,000 labels as in float32 one text at a time (99.70 % [99.35, 99.86])" in said
     assert "logits differ by at most 0.05210, 0.003400 on average" in said
     assert "accuracy -0.10 [-0.32, +0.12] percentage points; 12 near ties were computed again in float32" in said
+    alone = performance(read, guarded_texts=3)
+    assert "all texts about 10 s; 3 near ties were computed again in float32" in alone
     assert "Exactness: unknown (too short)" in performance(read, precision="bfloat16", exactness_reason="too short")
 
 
@@ -115,14 +146,15 @@ def test_share_counts_the_tokens_of_texts_against_the_ceiling_of_the_precision()
     assert share(precision="bfloat16", dtype="bfloat16")["ceiling_flops_per_sec"] == 960e9
     fast = share(gpu=True, precision="float32_fast")["ceiling_flops_per_sec"]
     assert fast == 118e12  # TF32
-    twice = share(gpu=True, precision="bfloat16", dtype="bfloat16", worker_time_s=19.0)
+    twice = share(gpu=True, precision="bfloat16", dtype="bfloat16", device_time_s=19.0)
     once = share(gpu=True, precision="bfloat16", dtype="bfloat16")
     assert twice["share_of_ceiling_pct"] == pytest.approx(once["share_of_ceiling_pct"] / 2)  # of two GPUs
 
 
 def test_share_that_cannot_be_told_is_none_with_its_reason(read):
-    several = share(worker_time_s=19.0)
-    assert several["share_of_ceiling_pct"] is None and "on how many machines" in several["share_of_ceiling_reason"]
+    assert share(worker_time_s=19.0) == share()  # two workers beside each other on one device
+    nowhere = share(device_time_s=None, machine_time_reason="old parts")
+    assert nowhere["share_of_ceiling_pct"] is None and nowhere["share_of_ceiling_reason"] == "old parts"
     uncounted = share_of_ceiling(results.full_metrics(), results.cpu_rows([8]), None, "cpu")
     assert uncounted["share_of_ceiling_reason"] == "the FLOPs of a forward were not counted"
     unmeasured = share_of_ceiling(results.full_metrics(), diagnosed(results.cpu_rows([8])), None, "cpu")

@@ -13,6 +13,7 @@ from utils.errors import PipelineError
 from utils.evaluation import confusion, parts, quality
 from utils.evaluation.calibration import Reliability
 from utils.evaluation.mistakes import ConfidentMistakes
+from utils.evaluation.occupancy import busy_seconds, occupancy
 from utils.evaluation.plan import Plan, Shard
 from utils.evaluation.rows import evaluated_positions, seeded_order
 from utils.metrics import MB
@@ -111,6 +112,7 @@ class _Totals:
         return {
             "inference_time_s": seconds,
             "worker_time_s": sum(each.seconds for each in self.costs),
+            **occupancy(self.costs),
             "tokenize_time_s": sum(each.phases_s["tokenize"] for each in self.costs),
             "phases_s": {name: sum(each.phases_s[name] for each in self.costs) for name in self.costs[0].phases_s},
             "latency_per_sample_ms": 1e3 * seconds / rows,
@@ -139,22 +141,6 @@ class _Totals:
             "gpu_mem_used_reason": None if device else "; ".join(self.costs[0].memory_reasons),
             "cpu_mem_peak_mb": max(process) / MB if process else None,
         }
-
-
-def busy_seconds(spans: Sequence[tuple[float, float]]) -> float:
-    """Return the seconds in which at least one of the spans (start, length) was going on.
-
-    So workers that ran beside each other count once, and pauses between two attempts not at all.
-    """
-    total, until = 0.0, float("-inf")
-    for start, length in sorted(spans):
-        end = start + length
-        if start >= until:
-            total += length
-        elif end > until:
-            total += end - until
-        until = max(until, end)
-    return total
 
 
 def _proven_rows(plan: Plan, folder: EvaluationFolder, totals: _Totals) -> Iterator[dict[str, Any]]:

@@ -48,7 +48,10 @@ class Facts:
 
 @dataclass(frozen=True)
 class Cost:
-    """What predicting a shard took: seconds on the wall clock and in its phases, bytes at the peak, and where."""
+    """What predicting a shard took: seconds on the wall clock and in its phases, bytes at the peak, and where.
+
+    `host` and `device_id` are the same for what shares a machine and a device; an earlier version did not note them.
+    """
 
     plan: str
     shard: int
@@ -60,6 +63,8 @@ class Cost:
     process_peak_bytes: int | None
     memory_reasons: tuple[str, ...]
     out_of_memory: int
+    host: str | None = None
+    device_id: str | None = None
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Fix what the evaluation does before it starts, so that its result depends on nothing else."""
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -98,18 +99,24 @@ class Places:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything a prediction depends on, and why its choices are what they are."""
+    """Everything a prediction depends on, and why its choices are what they are.
+
+    `attempt` is set where the evaluations that a store held before were moved aside, and is another one each time: a
+    machine that has kept files of theirs does not take them for those of this one.
+    """
 
     identity: Identity
     choices: Choices
     shards: tuple[Shard, ...]
     places: Places
     reasons: dict[str, Any]
+    attempt: str | None = None
 
     @cached_property
     def fingerprint(self) -> str:
         """A hash of what the result depends on; every part carries it, so it is computed once and not per shard."""
-        return files.sha256_of([asdict(self.identity), asdict(self.choices), [asdict(each) for each in self.shards]])
+        parts = [asdict(self.identity), asdict(self.choices), [asdict(each) for each in self.shards]]
+        return files.sha256_of([*parts, *([self.attempt] if self.attempt else [])])
 
 
 def save(plan: Plan, folder: EvaluationFolder) -> None:
@@ -120,19 +127,28 @@ def save(plan: Plan, folder: EvaluationFolder) -> None:
 def load(folder: EvaluationFolder) -> Plan:
     """Return the plan of `folder`. Raises InputError when it is not there, damaged or of another version."""
     try:
-        content = files.read_json(folder.plan)
-        version = content.get("schema_version") if isinstance(content, dict) else None
-        if version != SCHEMA_VERSION:
-            raise InputError(
-                f"{folder.plan}: is of version {version}, this program reads {SCHEMA_VERSION}; {PLAN_COMMAND} --anew"
-            )
-        plan = msgspec.convert(content, Plan)
+        content = folder.plan.read_bytes()
     except FileNotFoundError:
         raise InputError(f"{folder.plan}: nothing is planned; run `{PLAN_COMMAND}` first") from None
-    except (OSError, ValueError) as error:  # msgspec's error is a ValueError
+    except OSError as error:
         raise InputError(f"{folder.plan}: cannot be read ({error}); {PLAN_COMMAND} --anew") from None
-    if plan.fingerprint != content.get("fingerprint"):
-        raise InputError(f"{folder.plan}: was edited or damaged, its fingerprint differs; {PLAN_COMMAND} --anew")
+    return decoded(content, str(folder.plan))
+
+
+def decoded(content: bytes, place: str) -> Plan:
+    """Return the plan that a file at `place` holds. Raises InputError when it is damaged or of another version."""
+    try:
+        found = json.loads(content)
+        version = found.get("schema_version") if isinstance(found, dict) else None
+        if version != SCHEMA_VERSION:
+            raise InputError(
+                f"{place}: is of version {version}, this program reads {SCHEMA_VERSION}; {PLAN_COMMAND} --anew"
+            )
+        plan = msgspec.convert(found, Plan)
+    except ValueError as error:  # as msgspec's is
+        raise InputError(f"{place}: cannot be read ({error}); {PLAN_COMMAND} --anew") from None
+    if plan.fingerprint != found.get("fingerprint"):
+        raise InputError(f"{place}: was edited or damaged, its fingerprint differs; {PLAN_COMMAND} --anew")
     return plan
 
 

@@ -11,7 +11,7 @@ import torch
 from boundby import environment, files
 from boundby.device import pick_device
 from boundby.inference import PRECISIONS, PrecisionRule, Predictor, PredictorOptions, choose_precision
-from boundby.inference.planning import SAMPLE_ROWS, Sample
+from boundby.inference.planning import SAMPLE_ROWS, Sample, same_guard
 from utils.artifacts import Layout
 from utils.config import Config
 from utils.data import DataReceipt
@@ -85,7 +85,7 @@ def make(wanted: Identity, dataset: Path, loaded: LoadedModel, workers: int) -> 
     check_texts = rows.first_texts(dataset, shards, CHECK_TEXTS)
     predictor = Predictor(loaded.model, loaded.tokenizer, options, check_texts)
     token_s = budget.seconds_per_token(predictor, check_texts)
-    chosen = _precision(wanted, loaded, options, rows.first_rows(dataset, shards, SAMPLE_ROWS), token_s)
+    chosen = _precision(wanted, loaded, predictor, rows.first_rows(dataset, shards, SAMPLE_ROWS), token_s)
     if chosen.options.precision != options.precision:
         predictor = Predictor(loaded.model, loaded.tokenizer, chosen.options, check_texts)
     texts = rows.first_texts(dataset, shards, budget.SAMPLE_ROWS)
@@ -132,14 +132,21 @@ def _precision_of(dtype: str) -> str:
 
 
 def _precision(
-    wanted: Identity, loaded: LoadedModel, options: PredictorOptions, sample: rows.ShardRows, token_s: float
+    wanted: Identity, loaded: LoadedModel, predictor: Predictor, sample: rows.ShardRows, token_s: float
 ) -> _Chosen:
-    """Return the precision that the settings allow, measured where they ask for it or where it pays."""
+    """Return the precision that the settings allow, measured where they ask for it or where it pays.
+
+    `same` is never another precision than that of `predictor`, the model's, but for faster kernels of float32.
+    """
+    options = predictor.options
+    if wanted.precision == "same" and options.precision != "float32":
+        return _unmeasured(options, f"evaluation.precision=same computes in model.dtype={wanted.dtype}")
     lengths_s = token_s * len("".join(sample.texts)) / 4  # about four characters make a token
     cost_s, whole_s = PASSES * lengths_s, lengths_s / len(sample.texts) * wanted.rows
-    if wanted.precision == "same" and (whole_s < PAYS * cost_s or options.precision != "float32"):
-        reason = f"not measured: that would take about {cost_s:.0f} s, all texts about {whole_s:.0f} s"
-        return _Chosen(options, {"precision": reason, "exactness": None, "precision_doubts": []})
+    if wanted.precision == "same" and whole_s < PAYS * cost_s:
+        guard = same_guard(predictor.check.max_abs_difference, predictor.check.largest_logit)
+        reason = f"that would take about {cost_s:.0f} s, all texts about {whole_s:.0f} s"
+        return _unmeasured(replace(options, guard_margin=guard), reason)
     found = choose_precision(
         loaded.model,
         loaded.tokenizer,
@@ -152,6 +159,10 @@ def _precision(
         found.options,
         {"precision": reason, "exactness": found.report.as_dict(), "precision_doubts": list(found.reasons)},
     )
+
+
+def _unmeasured(options: PredictorOptions, reason: str) -> _Chosen:
+    return _Chosen(options, {"precision": f"not measured: {reason}", "exactness": None, "precision_doubts": []})
 
 
 def _budget(wanted: Identity, predictor: Predictor, texts: Sequence[str], token_s: float) -> budget.Budget:

@@ -36,12 +36,18 @@ def evaluate(run: Run, loaded: LoadedModel, receipt: DataReceipt) -> dict[str, A
     folder = _shared_folder(run)
     wanted = planning.identity(run.config, run.layout, receipt, loaded.source)
     reason = _why_anew(folder, wanted)
-    if reason and (aside := set_aside([folder.path], run.layout)):
+    if reason and (aside := _set_aside(run)):
         run.note(f"evaluation starts anew ({reason}); the earlier one is in {aside}")
     made = plan(run, loaded, wanted)
     run.note(described(made))
     predict(run, made, loaded=loaded)
     return conclude(run, made)
+
+
+def make_room(run: Run) -> None:
+    """Move the evaluation of an earlier attempt aside in the store too, unless step 02 resumes."""
+    if run.config.evaluation.enabled and not run.args.resume and (aside := _set_aside(run)):
+        run.note(f"the earlier evaluation is in {aside}")
 
 
 def identity(run: Run, receipt: DataReceipt, source: ModelSource) -> plans.Identity:
@@ -54,13 +60,12 @@ def kept_plan(run: Run, wanted: plans.Identity, anew: bool) -> plans.Plan | None
 
     Raises InputError when it is for something else than `wanted`, or damaged.
     """
-    folder = _folder(run)
     if anew:
-        aside = set_aside([folder.path], run.layout)
-        if aside:
+        if aside := _set_aside(run):
             run.note(f"the earlier evaluation is in {aside}")
         return None
-    if not _shared_folder(run).plan.exists():
+    folder = _shared_folder(run)
+    if not folder.plan.exists():
         return None
     made = plans.load(folder)
     plans.require_same(made, wanted, folder)
@@ -76,9 +81,11 @@ def plan(run: Run, loaded: LoadedModel, wanted: plans.Identity) -> plans.Plan:
             made = plans.load(folder)
             plans.require_same(made, wanted, folder)
             return made
+        store = _store(run)
         made = planning.make(wanted, run.layout.dataset, loaded, _workers(run))
+        made = replace(made, attempt=store.attempt() if store else None)
         plans.save(made, folder)
-        if store := _store(run):
+        if store:
             store.push_plan(folder)
     return made
 
@@ -123,10 +130,7 @@ def predict(run: Run, made: plans.Plan, shards: str | None = None, loaded: Loade
 
 
 def conclude(run: Run, made: plans.Plan) -> dict[str, Any]:
-    """Return the metrics over all rows, once every row is proven to be predicted once; remove locks and torn files.
-
-    Only now: the writer of a torn file may live on another machine, where `run` cannot ask for it.
-    """
+    """Return the metrics over all rows, once every row is proven to be predicted once; remove locks and torn files."""
     folder = _folder(run)
     if store := _store(run):
         store.pull(folder, range(len(made.shards)))
@@ -213,11 +217,37 @@ def _folder(run: Run) -> EvaluationFolder:
 
 
 def _shared_folder(run: Run) -> EvaluationFolder:
-    """Return the folder, with the plan of the store where it has none."""
+    """Return the folder, with the plan of the store where it has none or one that was replaced there.
+
+    Raises InputError when the two are plans for different things.
+    """
     folder, store = _folder(run), _store(run)
+    if store and folder.plan.exists() and (theirs := store.plan()) and _is_replaced(folder, theirs, store.url):
+        aside = set_aside([folder.path], run.layout)
+        run.note(f"{store.url} was planned anew; what lay here is in {aside}")
     if store and not folder.plan.exists():
         store.pull_plan(folder)
     return folder
+
+
+def _is_replaced(folder: EvaluationFolder, theirs: plans.Plan, url: str) -> bool:
+    try:
+        mine = plans.load(folder)
+    except InputError:  # which the caller tells, or cures
+        return False
+    if found := plans.differences(theirs.identity, mine.identity):
+        raise InputError(
+            f"{folder.plan} and the plan in {url} are for different things: here {'; '.join(found)}. Nothing was "
+            "changed. Choose another output.results_dir or another evaluation.storage"
+        )
+    return mine.fingerprint != theirs.fingerprint
+
+
+def _set_aside(run: Run) -> str | None:
+    """Move what lies in the folder and in the store to previous/; return the places, None when nothing lay there."""
+    store = _store(run)
+    places = [set_aside([_folder(run).path], run.layout), store and store.set_aside()]
+    return " and ".join(str(place) for place in places if place) or None
 
 
 def _store(run: Run) -> Storage | None:

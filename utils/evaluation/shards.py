@@ -13,7 +13,8 @@ from typing import Literal
 import torch
 from filelock import FileLock, Timeout
 
-from boundby.device import pick_device, release_memory
+from boundby.device import pick_device, release_memory, uuid_of
+from boundby.environment import host_id
 from boundby.inference import Prediction, Predictor, PredictorOptions
 from boundby.memory import MemoryMeter
 from utils.artifacts import EvaluationFolder
@@ -162,6 +163,8 @@ class ShardPredictor:
             process_peak_bytes=memory.process_peak_bytes,
             memory_reasons=memory.reasons,
             out_of_memory=out_of_memory,
+            host=host_id(),
+            device_id=uuid_of(self._predictor.device) or str(self._predictor.device),
         )
         table = parts.table_of(begun.rows.row_ids, begun.rows.labels, prediction.lengths, prediction.logits)
         part = parts.commit(table, facts, cost, self.folder)

@@ -5,6 +5,8 @@ its last byte. One that is damaged all the same proves itself so where it is rea
 """
 
 import glob
+import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +15,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from boundby import files
-from utils.artifacts import EvaluationFolder
+from utils.artifacts import EvaluationFolder, started_at
 from utils.errors import EnvironmentLacksError, InputError
 from utils.evaluation import plan as plans
 from utils.evaluation import planning
@@ -21,6 +23,8 @@ from utils.evaluation.executors import Executor
 from utils.evaluation.shards import Receipt
 
 AT_ONCE = 64  # files per request for many
+PLAN, PREVIOUS = "plan.json", "previous"
+OF_A_PLAN = re.compile(r"(part|cost)-\d+\.\w+")
 
 
 class Storage:
@@ -46,6 +50,37 @@ class Storage:
     def pull_plan(self, folder: EvaluationFolder) -> None:
         """Copy the plan into `folder` if the store has one."""
         self._get({folder.plan.name: folder.plan})
+
+    def plan(self) -> plans.Plan | None:
+        """Return the plan of the store, None where it has none. Raises InputError when that is damaged."""
+        try:
+            content = self._system.cat_file(self._at(PLAN))
+        except FileNotFoundError:
+            return None
+        return plans.decoded(content, f"{self.url}/{PLAN}")
+
+    def set_aside(self) -> str | None:
+        """Move plan, parts and costs to `previous/<UTC>/` of the store; return its URL, None when nothing was there.
+
+        The plan goes last: as long as it is there, what is left of its parts is in use.
+        """
+        present = self._names("")
+        ours = [[name for name in present if OF_A_PLAN.fullmatch(name)], [name for name in present if name == PLAN]]
+        if not any(ours):
+            return None
+        earlier = self._names(PREVIOUS)
+        name, number = started_at(), 1
+        while name in earlier:
+            number += 1
+            name = f"{started_at()}-{number}"
+        for names in ours:
+            self._move(names, f"{PREVIOUS}/{name}")
+        return f"{self.url}/{PREVIOUS}/{name}"
+
+    def attempt(self) -> str | None:
+        """Return a name for an evaluation after those that were set aside, None where none was."""
+        earlier = self._names(PREVIOUS)
+        return files.sha256_of(earlier)[:16] if earlier else None
 
     def push_plan(self, folder: EvaluationFolder) -> None:
         """Copy dataset, model and plan into the store; where the plan is, the others are."""
@@ -115,6 +150,24 @@ class Storage:
                 raise content
             files.write_bytes(paths[names[where]], content)
         return {names[where] for where, content in found.items() if not isinstance(content, Exception)}
+
+    def _names(self, folder: str) -> list[str]:
+        """Return the names of what is in a folder of the store, in order."""
+        self._system.invalidate_cache()  # another machine may have written there
+        try:
+            return sorted(Path(each).name for each in self._system.ls(self._at(folder).rstrip("/"), detail=False))
+        except FileNotFoundError:
+            return []
+
+    def _move(self, names: Sequence[str], folder: str) -> None:
+        sources, targets = ([self._at(f"{place}{name}") for name in names] for place in ("", f"{folder}/"))
+        if self._is_local:
+            Path(self._at(folder)).mkdir(parents=True, exist_ok=True)
+            for source, target in zip(sources, targets, strict=True):
+                os.replace(source, target)
+        elif names:
+            self._system.copy(sources, targets)
+            self._system.rm(sources)
 
     def _put(self, path: Path, name: str) -> None:
         where = self._at(name)

@@ -67,24 +67,27 @@ def _ceiling(full: Mapping[str, Any]) -> str:
 
 
 def _whole_set(full: Mapping[str, Any], data: ReportData, rows: int) -> str:
-    """Return what all rows take on this machine, and cost where its price is set."""
-    scale = rows / full["samples"]
-    taken = cost.text(scale * full["inference_time_s"], data.config.pod.price_per_hour)
-    return f"{rows:,} samples at {number(full['throughput_samples_per_sec'])} samples/s: {taken}, " + _device_hours(
-        full, data, scale
-    )
+    """Return what all rows take on these machines, and cost where the price of one is set."""
+    taken = cost.of_pass(full, rows, data.config.pod.price_per_hour)
+    hours = _gpu_hours(full, rows) if data.is_on_gpu else "on a CPU (no GPU-hours)"
+    return f"{rows:,} samples at {number(full['throughput_samples_per_sec'])} samples/s: {taken}, {hours}"
 
 
-def _device_hours(full: Mapping[str, Any], data: ReportData, scale: float) -> str:
-    if not data.is_on_gpu:
-        return "on a CPU (no GPU-hours)"
-    settings = data.config.evaluation
-    gpus = (settings.gpus_per_worker if settings.engine == "ray" else None) or 1
-    hours = scale * gpus * full.get("worker_time_s", full["inference_time_s"]) / cost.SECONDS_PER_HOUR
-    return f"{number(hours)} GPU-hours"
+def _gpu_hours(full: Mapping[str, Any], rows: int) -> str:
+    seconds = full.get("device_time_s")
+    if seconds is None:
+        return f"GPU-hours {unknown(cost.reason(full))}"
+    return f"{number(rows / full['samples'] * seconds / cost.SECONDS_PER_HOUR)} GPU-hours"
 
 
 def _exactness(full: Mapping[str, Any]) -> str:
+    guarded = full.get("guarded_texts")
+    again = f"; {guarded:,} near ties were computed again in float32" if guarded else ""
+    return _compared(full) + again
+
+
+def _compared(full: Mapping[str, Any]) -> str:
+    """Return how the predictions compare with float32 one text at a time."""
     report = full.get("exactness")
     if not report:
         reason = full.get("exactness_reason")
@@ -101,8 +104,7 @@ def _exactness(full: Mapping[str, Any]) -> str:
         said += (
             f"; accuracy {100 * report['accuracy_difference']:+.2f} [{ends[0]:+.2f}, {ends[1]:+.2f}] percentage points"
         )
-    guarded = full.get("guarded_texts")
-    return f"{said}; {guarded:,} near ties were computed again in float32" if guarded else said
+    return said
 
 
 def _phases(full: Mapping[str, Any]) -> list[Block]:

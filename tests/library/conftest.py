@@ -1,0 +1,40 @@
+"""Fixtures that several files of this folder share; a file whose clock or texts are others has its own."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from boundby.training import StageTimer
+from tests.timed_loops import Clock
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """A clock of a training loop."""
+    return Clock()
+
+
+@pytest.fixture
+def timer(clock: Clock) -> Iterator[StageTimer]:
+    """The stages of a training loop on that clock; it has begun."""
+    timer = StageTimer(clock=clock)
+    timer.start()
+    yield timer
+    timer.stop()
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[str]:
+    """Texts to be classified."""
+    from tests import classifiers
+
+    return classifiers.reviews(24)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(texts: list[str]) -> Any:
+    """The tokenizer of the texts."""
+    from tests import classifiers
+
+    return classifiers.tokenizer(texts)
