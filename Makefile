@@ -92,7 +92,7 @@ profile-clean:  ## remove the training runs in RUNS=runs that have ended, with t
 	    find "$$1" -maxdepth 1 -type f -name '*trace*.json' -print0 | while IFS= read -r -d '' trace; do \
 	        find "$$logs/" -mindepth 2 -maxdepth 3 -type f \( -name 'rank*.pt.trace.json' -o -name '*chrome_trace.json' \) \
 	            -size "$$(stat -c %s "$$trace")c" -exec cmp -s "$$trace" {} \; -print0; \
-	    done | while IFS= read -r -d '' log; do \
+	    done | sort -zu | while IFS= read -r -d '' log; do \
 	        rm -f -- "$$log"; folder=$${log%/*}; \
 	        [[ $${folder##*/} != iteration_* ]] || rm -f -- "$$folder"/{rank[0-9]*_*,key_averages.txt}; \
 	        rmdir -- "$$folder" "$${folder%/*}" 2>/dev/null; \

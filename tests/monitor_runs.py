@@ -64,7 +64,10 @@ def write_run(folder: Path, number: int = 60, stages: Mapping[str, float] = USUA
     files.write_json(folder / "config.json", {"training": {"batch_size": 8}, "model": folder.name})
     files.write_json(folder / "metrics.json", {"loss": [1.0, 0.5]})
     unavailable = [{"what": "device times", "reason": "a CPU keeps none"}]
-    files.write_json(folder / "manifest.json", {"schema_version": 1, "unavailable": unavailable, "downgrades": []})
+    files.write_json(
+        folder / "manifest.json",
+        {"schema_version": 1, "trace_reason": "not asked for", "unavailable": unavailable, "downgrades": []},
+    )
     row = {"name": "aten::mm", "input_shapes": "[[8, 8], [8, 8]]", "calls": 3, "cpu_self_ms": 1.5, "cpu_total_ms": 2.0}
     files.write_csv(folder / "op_stats.csv", [row], list(row))
     return folder

@@ -31,7 +31,7 @@ def booked(  # noqa: PLR0913  (what was asked for and what came of it)
     kept = exported if exported and exported.trace else None
     found = min(kept.steps, whole_steps) if kept else 0
     if kept:
-        note_missing_steps(log, found, content.steps)
+        note_missing_steps(log, found, whole_steps, content.steps)
         note_missing_events(log, kept, activities)
     return Cycle(
         number=number,

@@ -35,7 +35,7 @@ class Content:
 
     def less(self, json_bytes: int, limit: int) -> tuple["Content | None", Remark]:
         """Return what to try after these steps made `json_bytes`, None where nothing is left to give up."""
-        excess = f"{self.steps} step(s) made {_excess(json_bytes, limit)}"
+        excess = self.excess(json_bytes, limit)
         if self.steps > 1:
             fewer = max(1, self.steps * limit // json_bytes)
             return replace(self, steps=fewer), Remark("steps", f"{excess}; {fewer} instead")
@@ -44,6 +44,10 @@ class Content:
         if self.shapes or self.memory:
             return replace(self, shapes=False, memory=False), Remark("shapes and memory", f"{excess}; left out")
         return None, Remark("trace", f"{excess}; not written")
+
+    def excess(self, json_bytes: int, limit: int) -> str:
+        """Return what the recording of these steps came to, in words."""
+        return f"{self.steps} step(s) made {_excess(json_bytes, limit)}"
 
 
 def _excess(json_bytes: float, limit: int) -> str:

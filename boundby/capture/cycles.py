@@ -19,9 +19,11 @@ from boundby.capture.session import Session, activities_on
 from boundby.capture.snapshot import MemorySnapshot, memory_module
 from boundby.capture.window import Instrument, Window
 from boundby.device import synchronizer
+from boundby.trace.decoding import MAX_JSON_BYTES
 from boundby.trace.excluded import EXCLUDED
 
 MOST_RETRIES = 2  # further cycles in place of those that gave no trace
+KEPT = "kept all the same, since no smaller one can follow"
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,14 @@ class Cycles:
         """Tell whether a window is open."""
         return self._window is not None
 
+    @property
+    def is_at_work(self) -> bool:
+        """Tell whether what is in the window slows the program; the window of a profiler that has failed holds none."""
+        if self._window is None:
+            return False
+        keeps_history = self._snapshot is not None and self._snapshot.is_open
+        return self._session is None or self._session.is_at_work or keeps_history
+
     def open_if_due(self, number: int) -> None:
         """Open the next window if step `number` is its first."""
         if self._window is not None or number < self.opens_at:
@@ -117,18 +127,19 @@ class Cycles:
     def cut_short(self, number: int) -> None:
         """Close the window that is open, and note what is missing: the loop has ended before step `number`."""
         if self._window is not None:
+            self._planned, self._last_step = len(self.done) + 1, number  # nothing can follow
             self.include()
             self._window.stop()
             self._close(self._window)
             if self.done[-1].trace_path:
-                self._log.downgrade("trace", "the loop ended inside it: its last ProfilerStep mark is no whole step")
+                self._log.foresee("trace", "the loop ended inside it: its last ProfilerStep mark is no whole step")
         if self._for_nsight:
             return
         whole, ran = sum(cycle.trace_path is not None for cycle in self.done), number - self._first
         if whole < self._schedule.repeat:
-            self._log.downgrade("cycles", f"{whole} of {self._schedule.repeat}; the loop ended after {ran} steps")
+            self._log.foresee("cycles", f"{whole} of {self._schedule.repeat}; the loop ended after {ran} steps")
         if self._wants_stacks:
-            self._log.downgrade("stacks", "the loop ended before the cycle that records them")
+            self._log.foresee("stacks", "the loop ended before the cycle that records them")
 
     def abandon(self) -> None:
         """Close the window that is open and keep nothing of it."""
@@ -155,7 +166,7 @@ class Cycles:
 
     def _keep(self, profile: torch.profiler.profile) -> None:
         options = self._target.options
-        self._exported = export(profile, self._trace_path(), options.max_trace_bytes)
+        self._exported = export(profile, self._trace_path(), self._admits)
         if not self._exported.trace or not self._running.stacks:
             return
         self._wants_stacks = False
@@ -166,6 +177,24 @@ class Cycles:
                 self.stacks_path = path
             except (OSError, ValueError) as error:
                 self._log.downgrade("stacks", summary(error))
+
+    def _admits(self, json_bytes: int) -> bool:
+        """Tell whether a trace of this size is kept: one above the limit too, where no smaller one can follow it."""
+        limit = self._target.options.max_trace_bytes
+        if json_bytes <= limit:
+            return True
+        if self._window is None or json_bytes > MAX_JSON_BYTES:
+            return False
+        upcoming, _ = self._running.less(json_bytes, limit)
+        number = len(self.done) + 1
+        return number >= self._planned and not self._can_follow(number, self._window.span.first, upcoming)
+
+    def _can_follow(self, number: int, first: int, upcoming: Content | None) -> bool:
+        """Tell whether the loop has room for a cycle more than planned, in place of this one."""
+        if upcoming is None or self._retries == 0:
+            return False
+        ends_at = first + (self._planned + 1 - number) * self._schedule.period + self._schedule.warmup
+        return ends_at + upcoming.steps <= self._last_step
 
     def _close(self, window: Window) -> None:
         """Book what the window gave, tell the owner, and plan the next one."""
@@ -200,11 +229,14 @@ class Cycles:
         """Learn the size of a step from a cycle; plan another one in place of one that gave nothing."""
         if cycle.json_bytes is not None and not cycle.stacks:
             self._step_bytes = cycle.json_bytes / self._running.steps
+        limit = self._target.options.max_trace_bytes
         if cycle.trace_path:
+            if cycle.json_bytes is not None and cycle.json_bytes > limit:
+                self._log.downgrade("trace", f"{self._running.excess(cycle.json_bytes, limit)}; {KEPT}")
             return
         upcoming: Content | None = None
         if cycle.json_bytes is not None:
-            upcoming, remark = self._running.less(cycle.json_bytes, self._target.options.max_trace_bytes)
+            upcoming, remark = self._running.less(cycle.json_bytes, limit)
             self._log.downgrades.append(remark)
         elif self._session and self._session.has_given_way:
             upcoming = self._running
@@ -216,8 +248,7 @@ class Cycles:
         if cycle.stacks:
             self._wants_stacks = upcoming.stacks
         self._content = replace(upcoming, stacks=False)
-        ends_at = first + (self._planned + 1 - cycle.number) * self._schedule.period + self._schedule.warmup
-        if self._retries > 0 and ends_at + upcoming.steps <= self._last_step:
+        if self._can_follow(cycle.number, first, upcoming):
             self._retries -= 1
             self._planned += 1
 

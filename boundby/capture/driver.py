@@ -163,7 +163,7 @@ class _Job:
 
         def keep(profile: torch.profiler.profile) -> None:
             nonlocal exported
-            exported = export(profile, path, self._options.max_trace_bytes)
+            exported = export(profile, path, self._admits)
 
         self._profile("trace", self._warmup, content, keep)
         return exported
@@ -173,13 +173,16 @@ class _Job:
         limit = self._options.max_trace_bytes
 
         def fold(profile: torch.profiler.profile) -> None:
-            exported = export(profile, path, limit, keep=False)
+            exported = export(profile, path, self._admits, keep=False)
             if exported.trace is None:
                 raise ValueError(f"the trace with stacks is larger than {limit / 1e6:.1f} MB")
             exported.write_stacks(path)
             self.stacks_path = path
 
         self._profile("stacks", self._warmup, Content(STACK_STEPS, shapes=False, memory=False, stacks=True), fold)
+
+    def _admits(self, json_bytes: int) -> bool:
+        return json_bytes <= self._options.max_trace_bytes
 
     def _profile(self, what: str, warmup: int, content: Content, use: Callable[[torch.profiler.profile], None]) -> None:
         span = Span(self._number, warmup, content.steps)

@@ -5,10 +5,8 @@ A second export of the same cycle fails, and torch's own tables cost the profile
 
 import contextlib
 import gzip
-import os
 import shutil
-import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +30,7 @@ class Exported:
     """What one recording gave."""
 
     json_bytes: int
-    trace: Trace | None  # None where `json_bytes` is above the limit
+    trace: Trace | None  # None where it is too large
 
     @property
     def steps(self) -> int:
@@ -52,14 +50,17 @@ class Exported:
         files.write_text(path, "\n".join(lines) + "\n")
 
 
-def export(profile: torch.profiler.profile, path: Path, limit: int, *, keep: bool = True) -> Exported:
-    """Return what the profiler recorded and, with `keep`, publish it at `path`; nothing is kept above `limit` bytes.
+def export(
+    profile: torch.profiler.profile, path: Path, admits: Callable[[int], bool], *, keep: bool = True
+) -> Exported:
+    """Return what the profiler recorded and, with `keep`, publish it at `path`.
 
-    The suffix of `path` decides whether the file is compressed.
+    Nothing is read or kept where `admits` refuses the bytes of its JSON. The suffix of `path` decides whether the file
+    is compressed.
     """
     with _raw(profile, path.parent) as raw:
         json_bytes = raw.stat().st_size
-        if json_bytes > limit:
+        if not admits(json_bytes):
             return Exported(json_bytes, None)
         trace = read_trace(raw)
         if keep:
@@ -77,7 +78,7 @@ def exported_bytes(profile: torch.profiler.profile, folder: Path) -> int:
 def _raw(profile: torch.profiler.profile, folder: Path) -> Iterator[Path]:
     """Yield the path of the trace as plain JSON, a temporary file that goes when the block ends."""
     folder.mkdir(parents=True, exist_ok=True)
-    raw = folder / f"{files.TEMPORARY_PREFIX}{os.getpid()}-{uuid.uuid4().hex[:8]}.json"
+    raw = folder / files.temporary_name("raw.json")
     try:
         profile.export_chrome_trace(str(raw))
         yield raw

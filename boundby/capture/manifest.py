@@ -3,16 +3,31 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-MAX_TRACE_BYTES = 256 * 2**20  # of JSON before compression; viewers that run in a browser still open it
+from boundby.trace.decoding import MAX_JSON_BYTES
+
+MAX_TRACE_MB = 256  # of JSON before compression; viewers that run in a browser still open it
 MESSAGE_CHARACTERS = 300  # a failed assertion of torch brings a page of C++ frames along
 
 
 @dataclass(frozen=True)
 class Remark:
-    """One thing that was given up or cannot be given, and why."""
+    """One thing that was given up or cannot be given, and why.
+
+    `is_foreseen` where it follows from the settings, the length of the loop or the device: nothing has failed.
+    """
 
     what: str
     reason: str
+    is_foreseen: bool = field(default=False, compare=False)
+
+
+def trace_limit(max_trace_mb: float) -> int:
+    """Return a limit in bytes; raise ValueError, in the name of a callback's `max_trace_mb`, where it cannot be."""
+    is_number = isinstance(max_trace_mb, int | float) and not isinstance(max_trace_mb, bool)
+    if is_number and 0 < max_trace_mb * 10**6 <= MAX_JSON_BYTES:
+        return round(max_trace_mb * 10**6)
+    most = MAX_JSON_BYTES // 10**6
+    raise ValueError(f"max_trace_mb is {max_trace_mb!r}; give a number above 0 and of at most {most}")
 
 
 @dataclass(frozen=True)
@@ -23,7 +38,7 @@ class CaptureOptions:
     snapshot_path: Path | None = None  # allocator history with stacks, for pytorch.org/memory_viz; None records none
     shapes: bool = True
     memory: bool = True
-    max_trace_bytes: int = MAX_TRACE_BYTES  # of JSON before compression
+    max_trace_bytes: int = MAX_TRACE_MB * 10**6  # of JSON before compression
     stacks: bool = False  # let a `Recorder` record Python stacks also where `stacks_path` is None
     nvtx: bool = False  # a range `step_{n}` around every step, for Nsight
 
@@ -68,6 +83,8 @@ class CaptureManifest:
     rank: int = 0
     world_size: int = 1
     cycles: tuple[Cycle, ...] = ()
+    trace_wanted: bool = True
+    trace_reason: str | None = None  # why none was wanted, and the way to one; None where one was
 
 
 @dataclass
@@ -82,9 +99,13 @@ class Record:
         """Note that `what` is less than was asked for."""
         self.downgrades.append(Remark(what, reason))
 
+    def foresee(self, what: str, reason: str) -> None:
+        """Note that `what` is less than was asked for by the settings themselves, or by the length of the loop."""
+        self.downgrades.append(Remark(what, reason, is_foreseen=True))
+
     def lacks(self, what: str, reason: str) -> None:
         """Note that this device or this torch cannot give `what`."""
-        self.unavailable.append(Remark(what, reason))
+        self.unavailable.append(Remark(what, reason, is_foreseen=True))
 
 
 def summary(error: Exception) -> str:

@@ -49,7 +49,7 @@ class Recorder:
         self._ranges = StepRanges(self._log, self._options.nvtx)
         self._number = 0  # of the step that runs
         self._wake_at = NEVER  # the first step number at which there is something to do
-        self._is_for_nsight = False
+        self._reason_for_none: str | None = None  # why torch.profiler stays off; then all is for Nsight
         self._is_stopped = False
 
     def __enter__(self) -> "Recorder":
@@ -98,15 +98,15 @@ class Recorder:
         return self.manifest
 
     @property
-    def is_open(self) -> bool:
-        """Tell whether the profiler is at work in the step that runs, be it in warm-up."""
-        return self._cycles is not None and self._cycles.is_open
+    def is_at_work(self) -> bool:
+        """Tell whether a profiler slows the step that runs, be it in warm-up; one that has failed slows none."""
+        return self._cycles is not None and self._cycles.is_at_work
 
     @property
     def manifest(self) -> CaptureManifest:
         """Return what has been obtained up to now."""
         cycles = self._cycles
-        done = tuple(cycles.done) if cycles and not self._is_for_nsight else ()
+        done = tuple(cycles.done) if cycles and not self._reason_for_none else ()
         traces = sorted((cycle for cycle in done if cycle.trace_path), key=lambda cycle: cycle.stacks)
         naming = self._naming or Naming()
         return CaptureManifest(
@@ -127,14 +127,16 @@ class Recorder:
             rank=naming.rank,
             world_size=naming.world_size,
             cycles=done,
+            trace_wanted=self._reason_for_none is None,
+            trace_reason=self._reason_for_none,
         )
 
     def _begin(self, total_steps: int | None, first: int) -> None:
         self._naming = self._naming or naming_of_process()
         variable = nsight_variable()
-        self._is_for_nsight = variable is not None
         if variable:
-            self._log.downgrade("trace", f"not recorded: {reason_under_nsight(variable)}")
+            self._reason_for_none = f"{reason_under_nsight(variable)}; run without Nsight for a trace"
+            self._log.foresee("trace", f"not recorded: {reason_under_nsight(variable)}")
             self._ranges.is_on = True
         else:
             note_unavailable(self._log, self._device, activities_on(self._device))
@@ -143,10 +145,10 @@ class Recorder:
             return
         note_warmup(self._log, schedule.warmup)
         if schedule.repeat == 1 and self._options.records_stacks and not variable:
-            self._log.downgrade("trace", "the schedule has one cycle: its times hold the cost of recording stacks")
+            self._log.foresee("trace", "the schedule has one cycle: its times hold the cost of recording stacks")
         target = Target(self._device, self._trace_path, self._options, self._naming, self._on_cycle)
         self._cycles = Cycles(
-            schedule, target, self._log, first=first, total_steps=total_steps, for_nsight=self._is_for_nsight
+            schedule, target, self._log, first=first, total_steps=total_steps, for_nsight=variable is not None
         )
         self._number = first
         self._enter_step(self._cycles)
@@ -155,7 +157,7 @@ class Recorder:
         fitted = self._schedule.fitted(total_steps)
         if fitted != self._schedule:
             longer = f"{self._schedule} takes {self._schedule.steps} steps and the loop has {total_steps}"
-            self._log.downgrade("schedule", f"{longer}; {fitted or 'nothing'} instead")
+            self._log.foresee("schedule", f"{longer}; {fitted or 'nothing'} instead")
         return fitted
 
     def _advance(self) -> None:

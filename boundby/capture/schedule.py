@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from torch.profiler import ProfilerAction
 
 NEVER = sys.maxsize  # as the number of a step
+LEAST = {"wait": 0, "warmup": 0, "active": 1, "repeat": 1, "every": 0}
+NOT_ENDLESS = " (0 means without end in torch's own schedule, not here)"
 
 
 @dataclass(frozen=True)
@@ -23,9 +25,18 @@ class Schedule:
 
     def __post_init__(self) -> None:
         """Raise ValueError naming the field that cannot be."""
-        for name, least in (("wait", 0), ("warmup", 0), ("active", 1), ("repeat", 1), ("every", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"schedule: {name} is {getattr(self, name)}; at least {least} is needed")
+        for field in LEAST:
+            _check(f"schedule: {field}", getattr(self, field), field)
+
+    @classmethod
+    def of_parameters(cls, **parameters: int) -> "Schedule":
+        """Return the schedule of a callback's parameters, in the order of the fields and with names of their own.
+
+        Raises ValueError naming the parameter that cannot be.
+        """
+        for (name, value), field in zip(parameters.items(), LEAST, strict=True):
+            _check(name, value, field)
+        return cls(*parameters.values())
 
     @property
     def cycle(self) -> int:
@@ -64,6 +75,14 @@ class Schedule:
 
     def __str__(self) -> str:
         return f"{self.repeat} x ({self.wait} wait + {self.warmup} warm-up + {self.active} active)"
+
+
+def _check(name: str, value: object, field: str) -> None:
+    least = LEAST[field]
+    if isinstance(value, int) and not isinstance(value, bool) and value >= least:
+        return
+    hint = NOT_ENDLESS if field == "repeat" and value == 0 else ""
+    raise ValueError(f"{name} is {value!r}; give an int of at least {least}{hint}")
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,11 @@ class Session:
         self.has_failed = False
         self.has_given_way = False
 
+    @property
+    def is_at_work(self) -> bool:
+        """Tell whether a profiler slows the program: this one, or the one that it has given way to."""
+        return self._profile is not None or self.has_given_way
+
     def start(self) -> None:
         """Make the profiler and begin the span."""
         if is_another_at_work():

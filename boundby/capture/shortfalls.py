@@ -21,13 +21,14 @@ def note_unavailable(log: Record, device: torch.device, activities: Sequence[tor
 def note_warmup(log: Record, warmup: int) -> None:
     """Note a recording without warm-up."""
     if warmup == 0:
-        log.downgrade("warm-up", "none was asked for: the first recorded step also pays for starting the profiler")
+        log.foresee("warm-up", "none was asked for: the first recorded step also pays for starting the profiler")
 
 
-def note_missing_steps(log: Record, found: int, steps: int) -> None:
-    """Note that a trace holds fewer steps than were run for it."""
+def note_missing_steps(log: Record, found: int, ended: int, steps: int) -> None:
+    """Note that a trace holds fewer `steps` than were wanted; it should hold those that have `ended`."""
     if found < steps:
-        log.downgrade("steps", f"{found} of {steps} are in the trace")
+        note = log.downgrade if found < ended else log.foresee
+        note("steps", f"{found} of {steps} are in the trace")
 
 
 def note_missing_events(log: Record, exported: Exported, activities: Sequence[torch.profiler.ProfilerActivity]) -> None:

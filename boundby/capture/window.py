@@ -31,7 +31,7 @@ class DuringRecording:
         self._record = record
         self._span = span
         self._at = 0
-        self._is_open = False
+        self.is_open = False
 
     def open(self) -> None:
         """Begin to watch."""
@@ -56,21 +56,21 @@ class DuringRecording:
 
     def stop(self, *, export: bool = True) -> None:
         """Close it."""
-        if not self._is_open:
+        if not self.is_open:
             return
-        self._is_open = False
+        self.is_open = False
         try:
             self.close(export=export)
         except Exception as error:
             self._record.downgrade(self._what, summary(error))
 
     def _try_open(self) -> None:
-        self._is_open = True
+        self.is_open = True
         try:
             self.open()
         except Exception as error:
             self._record.downgrade(self._what, summary(error))
-            self._is_open = False
+            self.is_open = False
 
 
 class Window:

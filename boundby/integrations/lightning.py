@@ -17,7 +17,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from boundby.capture import Schedule
+from boundby.capture import CaptureOptions, Schedule
+from boundby.capture.manifest import MAX_TRACE_MB, trace_limit
 from boundby.integrations.lightning_report import table, verdict
 from boundby.integrations.lightning_stages import FitStages
 from boundby.training import ManagerOptions, ProfilerManager, TimerOptions
@@ -43,10 +44,12 @@ class ProfilerCallback:
     `active_steps` recorded. A step is one of the optimizer. `output_dir/<model>/`, named after the class of the module
     or its `model_name`, receives a `rank0.<time>.pt.trace.json` for TensorBoard per cycle, and the last one as
     `chrome_trace.json`. `run_folder`, by default the same folder, receives stage_times.json, profiler_summary.json,
-    manifest.json, op_stats.csv and trace.json. At the end the stages go to `say`, by default Lightning's log. The fit
-    is left as it is: what fails here is a remark, said once and kept in profiler_summary.json.
+    manifest.json, op_stats.csv and trace.json. A trace of more than `max_trace_mb` of JSON gives way to a cycle with
+    less, where the fit has room for one. At the end the stages and the verdict go to `say`, by default Lightning's
+    log, unless `reports` is False; so does what goes wrong, in any case. The fit is left as it is: what fails here is a
+    remark, said once and kept in profiler_summary.json.
 
-    Raises ValueError for a schedule that cannot be, and ImportError where neither package is installed.
+    Raises ValueError for a schedule or a limit that cannot be, and ImportError where neither package is installed.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "ProfilerCallback":
@@ -64,14 +67,24 @@ class ProfilerCallback:
         repeat_cycles: int = 2,
         *,
         run_folder: str | Path | None = None,
+        max_trace_mb: float = MAX_TRACE_MB,
         say: Say | None = None,
+        reports: bool = True,
     ) -> None:
         self.enabled = enabled
         self.output_dir = Path(output_dir)
-        self.schedule = Schedule(wait_steps, warmup_steps, active_steps, repeat_cycles, schedule_every_n_steps)
+        self.schedule = Schedule.of_parameters(
+            wait_steps=wait_steps,
+            warmup_steps=warmup_steps,
+            active_steps=active_steps,
+            repeat_cycles=repeat_cycles,
+            schedule_every_n_steps=schedule_every_n_steps,
+        )
+        self.max_trace_bytes = trace_limit(max_trace_mb)
         self.run_folder = None if run_folder is None else Path(run_folder)
         self.manager: ProfilerManager | None = None  # of the fit that runs, or of the last one
         self._say = say
+        self._reports = reports
         self._stages: FitStages | None = None  # of the fit that runs
         self._files = RunFiles(self.output_dir, 0, 1)  # for TensorBoard and people
         self._run_folder = self.output_dir
@@ -116,7 +129,10 @@ class ProfilerCallback:
             self._run_folder,
             device=trainer.strategy.root_device,
             schedule=self.schedule,
-            options=ManagerOptions(TimerOptions(rank=rank, world_size=world_size)),
+            options=ManagerOptions(
+                TimerOptions(rank=rank, world_size=world_size),
+                capture=CaptureOptions(max_trace_bytes=self.max_trace_bytes),
+            ),
             say=self._say,
         )
         self.manager.register("trace_ready", self._publish)
@@ -134,7 +150,7 @@ class ProfilerCallback:
         try:
             if not self._has_trace:  # but an earlier fit may have had one
                 self._files.path(CHROME_TRACE).unlink(missing_ok=True)
-            if self._files.rank == 0:
+            if self._reports and self._files.rank == 0:
                 times = manager.snapshot()
                 self._tell(table(times))
                 self._tell(verdict(self._run_folder, times, manager.trace_verdict))

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from boundby.training import StageTimes, read_stage_times
 from boundby.training.judgement import judge_training
+from boundby.training.processes import is_of_one_run
 from boundby.training.tally import Statistics
 from boundby.verdict import Verdict
 
-TOGETHER_S = 60.0  # within which the processes of one fit begin; what is older is of an earlier one
 HEAD = f"{'stage':<16}{'share %':>9}{'median ms':>12}{'mean ms':>12}{'count':>8}"
 
 
@@ -46,5 +46,5 @@ def _others(folder: Path, times: StageTimes) -> Iterator[StageTimes]:
             other = read_stage_times(folder, rank)
         except (OSError, ValueError):
             continue
-        if (other.started_unix_s or 0.0) > (times.started_unix_s or 0.0) - TOGETHER_S:
+        if is_of_one_run(other, times):
             yield other

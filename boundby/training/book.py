@@ -70,7 +70,7 @@ class Book:
         """Take in one occurrence, with its times on the device."""
         host, step = ended.host, ended.step
         own = host - ended.inside
-        flags = ended.flags | step.flags
+        flags = ended.flags if ended.is_span else ended.flags | step.flags
         ring = self.stages
         ring.pack(
             ring.buffer,

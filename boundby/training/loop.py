@@ -46,6 +46,7 @@ class Loop:
         self.has_marks = device.is_on
         self.must_settle = False  # set from the thread that writes
         self.last_step: int | None = None
+        self._last_ns = 0  # that the step before took
         self._waiting = self.arrivals.waiting
         self._book = book
         self._ids = book.ids
@@ -73,6 +74,8 @@ class Loop:
     def begin(self, here: State, now: int, name: str, kind: Kind) -> None:
         """Open a stage, a span or something excluded."""
         if here.is_excluded:
+            if here.stack[-1].name == name:
+                here.stack[-1].repeated += 1
             return
         is_own = here is self._own
         if kind == "stage":
@@ -92,8 +95,8 @@ class Loop:
             self._open_span(here, opened)
             return
         if kind == "excluded":
-            opened.is_excluded = here.is_excluded = True
             self._forget_last_end(here)
+            opened.is_excluded = here.is_excluded = True
         elif self.has_marks and here is self._own:
             opened.after, here.last_end = here.last_end, None
             opened.opened = self._device.take()
@@ -107,11 +110,18 @@ class Loop:
                 return 0
             if not self._put_right(here, name, now):
                 return self._close_span(here, name, now, raised)
+        elif stack[-1].repeated:
+            stack[-1].repeated -= 1
+            return 0
         return self._close(here, now, RAISED if raised else 0)
 
     def forget(self, here: State, _: int, name: str, __: None) -> None:
         """Take back the begin of the innermost stage, if it has this name."""
-        if here.stack and here.stack[-1].name == name:
+        if not here.stack or here.stack[-1].name != name:
+            return
+        if here.stack[-1].repeated:
+            here.stack[-1].repeated -= 1
+        else:
             self._let_go(here, here.stack.pop())
 
     def end_step(self, here: State, now: int, number: int | None, _: None) -> int:
@@ -127,15 +137,22 @@ class Loop:
         ended.step, ended.thread, ended.began = step, here.number, self.began
         ended.host = now - self.began - here.paused
         ended.inside = here.inside
+        if step.flags:
+            self._disturb_spans(here, now, ended.host)
         self._waiting.append(ended)
-        self.last_step = step.number
+        self.last_step, self._last_ns = step.number, ended.host
         self.current = Step(step.number + 1)
         here.inside = here.paused = 0
         self.began = now
         return ended.host
 
     def restart_step(self, here: State, now: int, *_: None) -> None:
-        """Begin the step that runs now; the device's gap across this moment is nobody's."""
+        """Begin the step that runs now, with all that is open; the device's gap across this moment is nobody's."""
+        for span in here.spans.values():
+            span.paused += self._spent_of_step(here, span, now)
+        for stage in here.stack:
+            stage.paused += self._spent_of_step(here, stage, now)
+            stage.inside = 0
         here.inside = here.paused = 0
         self._forget_last_end(here)
         self.began = now
@@ -189,7 +206,7 @@ class Loop:
         if ended.is_excluded:
             here.is_excluded = False
             here.paused += host
-            for outer in stack:
+            for outer in (*stack, *here.spans.values()):
                 outer.paused += host
         elif stack:
             ended.parent = stack[-1].stage
@@ -241,17 +258,33 @@ class Loop:
     def _open_span(self, here: State, span: Occurrence) -> None:
         if span.name in here.spans:
             self._out_of_order(f"{span.name!r} began again before it had ended; the first is dropped")
+        span.is_span = True
         here.spans[span.name] = span
 
     def _close_span(self, here: State, name: str, now: int, raised: bool) -> int:
-        ended = here.spans.pop(name, None)
-        if ended is None:
+        if name not in here.spans:
             self._out_of_order(f"{name!r} ended without a begin; ignored")
             return 0
+        if self.current.flags:
+            self._disturb_spans(here, now, self._last_ns)
+        ended = here.spans.pop(name)
         ended.host = ended.inside = now - ended.began - ended.paused  # none of it is its own
-        ended.flags, ended.step, ended.thread = RAISED if raised else 0, self.current, here.number
+        ended.flags |= RAISED if raised else 0
+        ended.step, ended.thread = self.current, here.number
         self._waiting.append(ended)
         return ended.host
+
+    def _disturb_spans(self, here: State, now: int, step_ns: int) -> None:
+        """Keep out of the summaries every span that holds most of the disturbed step, which takes so many ns."""
+        for span in here.spans.values():
+            if 2 * self._spent_of_step(here, span, now) >= step_ns:
+                span.flags |= DISTURBED
+
+    def _spent_of_step(self, here: State, opened: Occurrence, now: int) -> int:
+        """Return the ns that the step that runs has, without what was excluded, in something that is open."""
+        if opened.began <= self.began:
+            return now - self.began - here.paused
+        return now - opened.began - opened.paused
 
     def _drop(self, here: State, opened: Occurrence) -> None:
         """Drop a stage that begins again, and all inside it."""

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,12 +14,13 @@ from boundby import files
 from boundby.sampler import PsutilSource, Sources, nvml_source
 from boundby.trace.judgement import judge_trace
 from boundby.training import ranks, results
+from boundby.training.earlier import remove_earlier
 from boundby.training.hooks import Event
 from boundby.training.readings import Readings
 from boundby.training.records import StageTimes
 from boundby.training.remarks import Say
 from boundby.training.results import RunFiles
-from boundby.training.timer import UNSTOPPED, Block, Item, StageTimer, TimerOptions
+from boundby.training.timer import ENDED, UNSTOPPED, Block, Item, StageTimer, TimerOptions
 from boundby.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from boundby.capture import CaptureManifest, CaptureOptions, Cycle, Recorder, Schedule
 
 Result = TypeVar("Result")
+NO_TRACE_WANTED = "ManagerOptions.trace is False; with True a few steps are recorded"
 WAIT, WARMUP, ACTIVE = 10, 2, 3  # steps of the schedule, where none is given: past what happens once
 
 
@@ -36,6 +39,7 @@ class ManagerOptions:
 
     timer: TimerOptions | None = None  # None: rank and size are those of torch.distributed or the environment
     trace: bool = True
+    no_trace_reason: str = NO_TRACE_WANTED  # for the manifest, where `trace` is False
     readings: bool = True  # metrics of memory, load and clock events, once a second
     capture: "CaptureOptions | None" = None
 
@@ -45,9 +49,11 @@ class ProfilerManager:
 
     `start`, `step` after each step, `stop`; also a context manager. Stages are marked as on a `StageTimer`. Nothing
     here raises but for arguments that cannot be: what fails is a remark, said once to `say` and kept in
-    `profiler_summary.json` and `manifest.json`. Steps that torch's profiler slows down stay out of the summaries, and
-    the time that profiling takes between two steps out of both. With `enabled=False` nothing happens, and torch is
-    not loaded.
+    `profiler_summary.json` and `manifest.json`; what only follows from the settings, the length of the loop or the
+    device stands there alone. A profiler is for one loop: started again, it stays off and says so. What an earlier run
+    recorded in the folder is removed at the start, unless that run goes on. Steps that torch's profiler slows down stay
+    out of the summaries, with the spans that hold one, and the time that profiling takes between two steps is in no
+    step and no span. With `enabled=False` nothing happens, and torch is not loaded.
     """
 
     def __init__(
@@ -66,14 +72,16 @@ class ProfilerManager:
         self._options = options or ManagerOptions()
         self._is_enabled = enabled
         self._is_on = False
+        self._has_ended = False
         self._pid = os.getpid()
         self._recorder: Recorder | None = None
         self._readings: Readings | None = None
         self._derived: Path | None = None  # the trace from which the tables are
         self._verdict: Verdict | None = None
         self._place = RunFiles(self._folder, 0, 1)
-        self._exclusion: str | None = None  # the name of what runs and is part of no step
+        self._is_excluding = False  # what runs is marked in the trace as part of no step
         self._marks_exclusions = False
+        self._between_steps_s = 0.0
         self._thread = 0  # of the loop, while exclusions are marked
         self.timer = StageTimer(self._folder, options=self._options.timer, say=say, enabled=enabled)
 
@@ -102,6 +110,9 @@ class ProfilerManager:
         """
         if self._is_on or not self._is_enabled:
             return
+        if self._has_ended:
+            self.timer.remarks.add("profiler", ENDED)
+            return
         self._is_on = True
         self._pid = os.getpid()
         atexit.register(self._stop_at_exit)
@@ -116,6 +127,7 @@ class ProfilerManager:
         if not self._is_on:
             return
         self.timer.step(number)
+        began = perf_counter()
         if self._recorder:
             self._recorder.step()
         values = self._readings and self._guarded("readings", self._readings.due)
@@ -123,19 +135,17 @@ class ProfilerManager:
             self.timer.metrics(values)
         if self._recorder or values:
             self._begin_step()
+            self._between_steps_s += perf_counter() - began
 
     def stop(self, error: BaseException | None = None) -> None:
         """End, and write everything; `error` is what ended the loop, None where it ended well."""
         if not self._is_on or os.getpid() != self._pid:
             return
-        self._is_on = False
+        self._is_on, self._has_ended = False, True
         atexit.unregister(self._stop_at_exit)
         manifest = self._recorder.stop() if self._recorder else None
         self.timer.stop(error)
-        if self._derived is None:
-            self._guarded("op_stats.csv", self._remove_earlier)
-        if manifest:
-            self._guarded("manifest.json", lambda: self._write_manifest(manifest))
+        self._guarded("manifest.json", lambda: self._write_manifest(manifest or self._manifest_of_nothing()))
         self._guarded("profiler_summary.json", lambda: self._sum_up(manifest))
         self._guarded("profiler_summary.json of all ranks", lambda: ranks.merge_at_stop(self._place))
 
@@ -164,6 +174,16 @@ class ProfilerManager:
         return self.timer.snapshot()
 
     @property
+    def between_steps_s(self) -> float:
+        """Return the seconds that profiling has taken between steps up to now, which are in no step and no span."""
+        return self._between_steps_s
+
+    @property
+    def slows_step(self) -> bool:
+        """Tell whether torch's profiler is at work in the step that runs, be it in warm-up."""
+        return self._recorder is not None and self._recorder.is_at_work
+
+    @property
     def manifest(self) -> "CaptureManifest | None":
         """Return what has been recorded up to now; None where no trace is asked for."""
         return self._recorder.manifest if self._recorder else None
@@ -176,12 +196,12 @@ class ProfilerManager:
     def _begin_step(self) -> None:
         """Begin the step that runs only now; warm-up, too, has the profiler at work in it."""
         self.timer.restart_step()
-        self._exclusion = None  # the recorder ends one with its step
-        is_open = self._recorder is not None and self._recorder.is_open
-        if is_open:
+        self._is_excluding = False  # the recorder ends one with its step
+        is_at_work = self.slows_step
+        if is_at_work:
             self.timer.disturb()
-        if is_open is not self._marks_exclusions:
-            self._mark_exclusions(is_open)
+        if is_at_work is not self._marks_exclusions:
+            self._mark_exclusions(is_at_work)
 
     def _mark_exclusions(self, wanted: bool) -> None:
         """Mark in the trace what is part of no step, while there is one: at other times no stage pays for it."""
@@ -192,14 +212,16 @@ class ProfilerManager:
         change("stage_end", self._include)
 
     def _exclude(self, name: str) -> None:
-        if self._recorder and self._exclusion is None and threading.get_ident() == self._thread:
-            self._exclusion = name
+        if self._recorder and not self._is_excluding and threading.get_ident() == self._thread:
+            self._is_excluding = True
             self._recorder.exclude(name)
 
-    def _include(self, name: str, seconds: float) -> None:
-        if self._recorder and name == self._exclusion and threading.get_ident() == self._thread:
-            self._exclusion = None
-            self._recorder.include()
+    def _include(self, *_: object) -> None:
+        """End the mark, unless what has ended lay inside what is excluded."""
+        if self._recorder and self._is_excluding and threading.get_ident() == self._thread:
+            self._is_excluding = self.timer.is_excluded
+            if not self._is_excluding:
+                self._recorder.include()
 
     def _prepare(self) -> None:
         """Find out about process and device, and make what records the trace."""
@@ -211,6 +233,7 @@ class ProfilerManager:
         device = self._device or pick_device()
         naming = Naming(given.rank, given.world_size) if given else naming_of_process()
         self._place = RunFiles(self._folder, naming.rank, naming.world_size)
+        self._guarded("earlier run", self._remove_earlier)
         timer.options = replace(timer.options, rank=naming.rank, world_size=naming.world_size, device=str(device))
         if device.type == "cuda":
             timer.marks = CudaMarks(device)
@@ -225,6 +248,11 @@ class ProfilerManager:
                 naming=naming,
                 on_cycle=self._take_cycle,
             )
+
+    def _remove_earlier(self) -> None:
+        reason = remove_earlier(self._place)
+        if reason:
+            self.timer.remarks.add("earlier run", reason)
 
     def _stop_at_exit(self) -> None:
         self.stop(RuntimeError(UNSTOPPED))
@@ -246,16 +274,19 @@ class ProfilerManager:
         self._verdict = judge_trace(analysis)
         results.write_operators(self._place, analysis)
 
-    def _remove_earlier(self) -> None:
-        """Remove what a trace of an earlier run has left, since this one has none."""
-        for name in (results.TRACE, results.OP_STATS):
-            self._place.path(name).unlink(missing_ok=True)
+    def _manifest_of_nothing(self) -> "CaptureManifest":
+        options = self._options
+        return results.manifest_of_nothing(self._place, None if options.trace else options.no_trace_reason)
 
     def _sum_up(self, manifest: "CaptureManifest | None") -> None:
         document = results.summary_document(self.timer.snapshot(), manifest, self._verdict)
         files.write_json(self._place.path(results.SUMMARY), document)
 
     def _write_manifest(self, manifest: "CaptureManifest") -> None:
+        """Write it, and say what has failed; what was to be foreseen stands there alone."""
+        for each in manifest.downgrades:
+            if not each.is_foreseen:
+                self.timer.remarks.tell(each.what, each.reason)
         results.write_manifest(self._place, manifest, self.timer.remarks.all())
 
     def _guarded(self, what: str, action: Callable[[], Result]) -> Result | None:

@@ -10,9 +10,12 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+import msgspec
+
 from boundby import files
 from boundby.training.judgement import judge_training
-from boundby.training.reader import ranks_in, read_stage_times
+from boundby.training.processes import ranks_in
+from boundby.training.reader import read_stage_times
 from boundby.training.records import Kind, StageTimes, Status
 from boundby.training.results import NO_TRACE, SCHEMA_VERSION, SUMMARY, RunFiles, read_trace_verdict, verdict_document
 from boundby.training.verdict import TrainingVerdict
@@ -38,6 +41,14 @@ class StageOverRanks:
     slowest_over_median: float | None  # None where the median is zero
 
 
+class Told(msgspec.Struct):
+    """What only the summary of a process says, once it has stopped: of its recording, and what it gave up."""
+
+    given_up: list[dict[str, Any]]
+    unavailable: list[dict[str, Any]] = []
+    profiler_s: float | None = None
+
+
 @dataclass(frozen=True)
 class MergedRanks:
     """What the processes of a run left, in the order of their ranks; some may be missing, or not be readable."""
@@ -49,6 +60,7 @@ class MergedRanks:
     stages: tuple[StageOverRanks, ...]
     verdict: TrainingVerdict | None  # None where no process can be read
     trace: Verdict | None
+    told: Mapping[int, Told]  # by rank, of those in `times`
 
 
 def merge_ranks(folder: str | Path) -> MergedRanks:
@@ -56,7 +68,8 @@ def merge_ranks(folder: str | Path) -> MergedRanks:
     folder = Path(folder)
     found = [rank for rank in ranks_in(folder) if rank is not None]
     if not found:
-        raise FileNotFoundError(f"{folder} holds no rank*_{DOCUMENT} or rank*_{LOG}: no run of several processes")
+        names = f"rank*_{DOCUMENT} or rank*_{LOG}"
+        raise FileNotFoundError(f"{folder}: its newest run has no {names}; it is no run of several processes")
     times, unreadable = [], {}
     for rank in found:
         try:
@@ -64,8 +77,8 @@ def merge_ranks(folder: str | Path) -> MergedRanks:
         except (OSError, ValueError) as error:
             unreadable[rank] = str(error)
     world_size = max([each.world_size for each in times] + [max(found) + 1])
-    places = (RunFiles(folder, rank, max(world_size, 2)) for rank in found)
-    trace = next(filter(None, map(read_trace_verdict, places)), None)
+    places = {rank: RunFiles(folder, rank, max(world_size, 2)) for rank in found}
+    trace = next(filter(None, map(read_trace_verdict, places.values())), None)
     return MergedRanks(
         world_size=world_size,
         times=tuple(times),
@@ -74,6 +87,7 @@ def merge_ranks(folder: str | Path) -> MergedRanks:
         stages=_stages(times),
         verdict=judge_training(times, trace) if times else None,
         trace=trace,
+        told={each.rank: _told(places[each.rank], each) for each in times},
     )
 
 
@@ -82,6 +96,7 @@ def merged_document(merged: MergedRanks) -> dict[str, Any]:
     times = merged.times
     worst = min(times, key=lambda each: WORST.index(each.status), default=None)
     steps = [each.last_step for each in times if each.last_step is not None]
+    seconds = [each.profiler_s for each in merged.told.values() if each.profiler_s is not None]
     return {
         "schema_version": SCHEMA_VERSION,
         "status": worst.status if worst else None,
@@ -90,14 +105,16 @@ def merged_document(merged: MergedRanks) -> dict[str, Any]:
         "elapsed_s": max((each.elapsed_s for each in times), default=None),
         "first_step": min((each.first_step for each in times), default=None),
         "last_step": max(steps, default=None),
-        "ranks": [_rank(each) for each in times],
+        "ranks": [{**_rank(each), "profiler_s": merged.told[each.rank].profiler_s} for each in times],
         "missing_ranks": list(merged.missing),
         "unreadable_ranks": [{"rank": rank, "reason": reason} for rank, reason in merged.unreadable.items()],
         "stages": [_stage_document(each) for each in merged.stages],
         "training_verdict": verdict_document(merged.verdict) if merged.verdict else None,
         "verdict": asdict(merged.trace) if merged.trace else None,
         "verdict_reason": None if merged.trace else NO_TRACE,
-        "given_up": [{"rank": each.rank, **asdict(remark)} for each in times for remark in each.remarks],
+        "profiler_s": max(seconds, default=None),
+        "given_up": [{"rank": rank, **each} for rank, told in merged.told.items() for each in told.given_up],
+        "unavailable": [{"rank": rank, **each} for rank, told in merged.told.items() for each in told.unavailable],
     }
 
 
@@ -125,6 +142,14 @@ def merge_at_stop(place: RunFiles) -> None:
     others = (RunFiles(place.folder, rank, place.world_size) for rank in range(place.world_size))
     if place.world_size > 1 and (place.rank == 0 or all(each.path(SUMMARY).is_file() for each in others)):
         write_merged_summary(place.folder)
+
+
+def _told(place: RunFiles, times: StageTimes) -> Told:
+    """Return what the summary of a process says; where there is none yet, its stage times know what they gave up."""
+    try:
+        return msgspec.convert(files.read_json(place.path(SUMMARY)), Told)
+    except (OSError, ValueError):
+        return Told([asdict(each) for each in times.remarks])
 
 
 def _versions(folder: Path) -> list[tuple[str, int, int]]:

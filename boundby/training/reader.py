@@ -25,24 +25,11 @@ NO_ROWS = b',"occurrences":null,"metrics":null}'
 NOTHING = Statistics(0, 0.0)
 
 
-def ranks_in(folder: str | Path) -> tuple[int | None, ...]:
-    """Return the processes that left stage times in the folder: None for one without a rank in its names."""
-    found: set[int | None] = set()
-    for name in (DOCUMENT, LOG):
-        if (Path(folder) / name).is_file():
-            found.add(None)
-        for path in Path(folder).glob(f"rank*_{name}"):
-            number = path.name.removesuffix(f"_{name}").removeprefix("rank")
-            if number.isdecimal():
-                found.add(int(number))
-    return tuple(sorted(found, key=lambda rank: -1 if rank is None else rank))
-
-
 def read_stage_times(folder: str | Path, rank: int | None = None, *, with_rows: bool = True) -> StageTimes:
     """Return the stage times of one process: its last document, with what its log holds beyond that.
 
-    `rank` is one of `ranks_in`. Of several runs in one folder it is the last. Without `with_rows` the document alone
-    is read, if it can be, and no rows: its summary is some seconds old while the run goes on. Raises
+    `rank` is one of `boundby.training.ranks_in`. Of several runs in one folder it is the last. Without `with_rows` the
+    document alone is read, if it can be, and no rows: its summary is some seconds old while the run goes on. Raises
     FileNotFoundError where there is neither file, and ValueError where neither can be read.
     """
     folder = Path(folder)

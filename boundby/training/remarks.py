@@ -34,10 +34,14 @@ class Remarks:
         if len(self._counts) >= MOST:
             return
         self._counts[key] = 1
+        self.tell(*key)
+
+    def tell(self, what: str, reason: str) -> None:
+        """Say it, unless something about `what` has been said; it is kept elsewhere."""
         if self._say and what not in self._said:
             self._said.add(what)
             try:
-                self._say(f"{what}: {key[1]}")
+                self._say(f"{what}: {reason}")
             except Exception:
                 self._say = None
 

@@ -40,6 +40,31 @@ class RunFiles:
         return self.folder / file_name(name, self.rank, self.world_size)
 
 
+def manifest_of_nothing(place: RunFiles, reason: str | None) -> "CaptureManifest":
+    """Return the manifest of a run that records no trace, for this reason; None where it could not."""
+    import torch
+
+    from boundby.capture import CaptureManifest
+
+    return CaptureManifest(
+        torch_version=str(torch.__version__),
+        activities=(),
+        steps_expected=0,
+        steps_recorded=0,
+        trace_path=None,
+        trace_bytes=None,
+        stacks_path=None,
+        seconds=0.0,
+        downgrades=(),
+        unavailable=(),
+        warnings=(),
+        rank=place.rank,
+        world_size=place.world_size,
+        trace_wanted=reason is None,
+        trace_reason=reason,
+    )
+
+
 def write_manifest(place: RunFiles, manifest: "CaptureManifest", remarks: Sequence[Remark]) -> None:
     """Write what was recorded, and all that was given up."""
     document = {"schema_version": SCHEMA_VERSION, **asdict(manifest)}

@@ -25,7 +25,7 @@ OCCURRENCE = np.dtype(
 )
 METRIC = np.dtype([("index", "<i8"), ("step", "<i8"), ("metric", "<i8"), ("value", "<f8")])
 
-DISTURBED = 1  # a profiler was at work in this step
+DISTURBED = 1  # a profiler was at work in this step, or in one of this span
 RAISED = 2  # an exception left the stage
 CUT = 4  # its end never came: the stage around it ended first
 UNUSUAL = DISTURBED | RAISED | CUT  # kept out of the summaries

@@ -24,6 +24,8 @@ class Occurrence:
     """
 
     is_excluded = False
+    is_span = False  # it holds steps, so that its flags are its own
+    repeated = 0  # begins of its name inside it, while it is excluded
     inside = 0  # in stages inside
     paused = 0  # excluded
     flags = 0

@@ -20,6 +20,7 @@ from boundby.training.ring import CAPACITY
 from boundby.training.values import plain_number
 from boundby.training.writer import Pace, Writer
 
+ENDED = "it has ended; make a new one for another loop: nothing of this one is recorded"
 UNSTOPPED = "the program ended without stopping its profiler"
 MOST_FAILURES = 100  # of the timer itself, before it stays off
 Item = TypeVar("Item")
@@ -97,6 +98,8 @@ class StageTimer:
             self._pid = os.getpid()
             atexit.register(self._stop_at_exit)
             self._attempt(self._begin_run)
+        elif self._is_stopped:
+            self.remarks.add("stage timer", ENDED)
 
     def stop(self, error: BaseException | None = None) -> None:
         """End; `error` is what ended the loop, None where it ended well. Further calls do nothing."""
@@ -139,7 +142,7 @@ class StageTimer:
             self._failed(error)
 
     def restart_step(self) -> None:
-        """Let the step that runs begin now: what was done since the last one ended is no part of the training."""
+        """Let the step that runs begin now: what was done since the last one ended is no part of it or of any span."""
         self._note("restart_step")
 
     def disturb(self) -> None:
@@ -163,7 +166,7 @@ class StageTimer:
     def excluded(self, name: str = "evaluation") -> "Block":
         """Return a context whose block is no part of a step: its time is taken out of all that is around it.
 
-        Stages that begin inside it are not recorded.
+        What begins inside it is not recorded, be it of the same name.
         """
         return Block(self, name, "excluded")
 
@@ -251,6 +254,12 @@ class StageTimer:
             num_occurrences=book.stages.count,
             num_metric_rows=book.metrics.count,
         )
+
+    @property
+    def is_excluded(self) -> bool:
+        """Tell whether something excluded is open in this thread, as far as events have been understood."""
+        loop = self._loop
+        return loop is not None and loop.thread.state.is_excluded
 
     def forget(self, name: str) -> None:
         """Take back the begin of the innermost stage, if it has this name: it turned out not to be one."""

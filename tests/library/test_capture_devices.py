@@ -94,6 +94,25 @@ def test_a_recorder_takes_the_snapshot_in_the_steps_of_the_last_cycle(
     assert manifest.snapshot_path == tmp_path / "memory.pickle"
 
 
+def test_beside_a_profiler_that_has_failed_the_history_alone_slows_the_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: Any) -> None:
+        raise RuntimeError("no profiler today")
+
+    FakeCuda(monkeypatch)
+    monkeypatch.setattr(torch.profiler.profile, "start", failing)
+    options = CaptureOptions(snapshot_path=tmp_path / "memory.pickle")
+    recorder = Recorder(Schedule(1, 2, 2), tmp_path / "trace.json", device=CUDA, options=options, naming=Naming())
+    recorder.start()
+    slowed = []
+    for _ in range(6):
+        slowed.append(recorder.is_at_work)
+        recorder.step()
+    recorder.stop()
+    assert slowed == [False, False, False, True, True, False]
+
+
 def test_the_history_is_switched_off_when_writing_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = FakeCuda(monkeypatch, "dump")
     manifest = drive(tmp_path, cuda, CUDA, snapshot_path=tmp_path / "memory.pickle")

@@ -5,6 +5,7 @@ python -m pytest tests/library/test_capture_recorder.py
 
 import gzip
 import json
+import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,6 +59,10 @@ def marks_of(cycle: Cycle) -> list[str]:
     return sorted(event["name"] for event in events_of(cycle) if event["name"].startswith("ProfilerStep#"))
 
 
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
 def whats(manifest: CaptureManifest) -> list[str]:
     return [remark.what for remark in manifest.downgrades]
 
@@ -73,7 +78,7 @@ def test_each_cycle_leaves_a_trace_of_its_own_steps(tmp_path: Path) -> None:
     assert (manifest.downgrades, manifest.warnings) == ((), ())
     assert [remark.what for remark in manifest.unavailable] == ["device events", "memory snapshot"]
     assert (manifest.trace_path, manifest.trace_bytes) == (first.trace_path, first.trace_path.stat().st_size)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["trace_cycle1.json.gz", "trace_cycle2.json.gz"]
+    assert names_in(tmp_path) == ["trace_cycle1.json.gz", "trace_cycle2.json.gz"]
 
 
 def test_cycles_may_start_far_apart(tmp_path: Path) -> None:
@@ -110,7 +115,7 @@ def test_a_single_cycle_holds_the_stacks_and_says_so(tmp_path: Path) -> None:
 
 def test_ranks_do_not_overwrite_each_other(tmp_path: Path) -> None:
     manifest = loop(recorder_of(tmp_path, ONE, naming=Naming(1, 2), stacks_path="stacks.txt"), 4)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["rank1_stacks.txt", "rank1_trace.json.gz"]
+    assert names_in(tmp_path) == ["rank1_stacks.txt", "rank1_trace.json.gz"]
     assert (manifest.rank, manifest.world_size) == (1, 2)
 
 
@@ -317,8 +322,45 @@ def test_one_cycle_gives_no_estimate_and_says_so(tmp_path: Path) -> None:
     assert manifest.estimate_reason == "a size is known from the second cycle without stacks on"
 
 
-def test_a_limit_that_nothing_meets_ends_after_a_few_cycles(tmp_path: Path) -> None:
+def test_a_limit_that_nothing_meets_ends_after_a_few_cycles_with_the_last_one_kept(tmp_path: Path) -> None:
     manifest = loop(recorder_of(tmp_path, ONE, max_trace_bytes=10), 40)
-    assert [cycle.steps_recorded for cycle in manifest.cycles] == [0, 0, 0]
-    assert whats(manifest) == ["steps", "shapes and memory", "trace", "cycles"]
-    assert list(tmp_path.iterdir()) == []
+    assert [cycle.steps_recorded for cycle in manifest.cycles] == [0, 0, 1]
+    assert whats(manifest) == ["steps", "shapes and memory", "trace"]
+    assert (manifest.trace_path, names_in(tmp_path)) == (tmp_path / "trace.json.gz", ["trace.json.gz"])
+
+
+@pytest.mark.parametrize(("steps", "recorded", "stacks"), [(4, [2], [True]), (6, [2], [True]), (7, [0, 1], [True] * 2)])
+def test_a_trace_above_the_limit_is_kept_where_the_loop_has_no_room_for_a_smaller_one(
+    tmp_path: Path, steps: int, recorded: list[int], stacks: list[bool]
+) -> None:
+    recorder = recorder_of(tmp_path, ONE, max_trace_bytes=10, stacks_path="stacks.txt")
+    manifest = loop(recorder, steps, total_steps=steps)  # a second cycle, of one step, would end after 7
+    assert [cycle.steps_recorded for cycle in manifest.cycles] == recorded
+    assert [cycle.stacks for cycle in manifest.cycles] == stacks
+    assert names_in(tmp_path) == ["stacks.txt", "trace.json.gz"]
+    last = manifest.cycles[-1]
+    assert marks_of(last) == [f"ProfilerStep#{last.first_step + number}" for number in range(recorded[-1])]
+    assert manifest.downgrades[-1].what == "trace"
+    assert re.fullmatch(
+        rf"{recorded[-1]} step\(s\) made .* above the limit of 0\.0 MB; kept all the same, since no .* can follow",
+        manifest.downgrades[-1].reason,
+    )
+
+
+def test_of_several_cycles_above_the_limit_the_last_one_is_kept(tmp_path: Path) -> None:
+    manifest = loop(recorder_of(tmp_path, TWO, max_trace_bytes=10), 8, total_steps=8)
+    assert [cycle.steps_recorded for cycle in manifest.cycles] == [0, 1]
+    assert names_in(tmp_path) == ["trace_cycle2.json.gz"]
+
+
+def test_a_trace_above_the_limit_is_kept_where_the_loop_ends_inside_it(tmp_path: Path) -> None:
+    manifest = loop(recorder_of(tmp_path, Schedule(1, 1, 3, 2), max_trace_bytes=10), 4, total_steps=100)
+    assert [(cycle.steps_recorded, cycle.trace_path) for cycle in manifest.cycles] == [
+        (2, tmp_path / "trace_cycle1.json.gz")
+    ]
+
+
+def test_a_trace_that_is_too_large_to_be_read_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("boundby.capture.cycles.MAX_JSON_BYTES", 20)
+    manifest = loop(recorder_of(tmp_path, ONE, max_trace_bytes=10), 4, total_steps=4)
+    assert (manifest.cycles[0].steps_recorded, manifest.trace_path, names_in(tmp_path)) == (0, None, [])

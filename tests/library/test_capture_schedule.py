@@ -17,11 +17,27 @@ NAME = Path("out") / "trace.json.gz"
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("wait", -1), ("warmup", -1), ("active", 0), ("repeat", 0), ("every", -1)]
+    ("field", "value", "least"),
+    [
+        *(("wait", -1, 0), ("warmup", -1, 0), ("active", 0, 1), ("repeat", -1, 1), ("every", -1, 0)),
+        *(("active", 1.5, 1), ("wait", "4", 0), ("warmup", None, 0), ("repeat", True, 1)),
+    ],
 )
-def test_a_schedule_that_cannot_be_names_the_field(field: str, value: int) -> None:
-    with pytest.raises(ValueError, match=f"{field} is {value}"):
+def test_a_schedule_that_cannot_be_names_the_field(field: str, value: object, least: int) -> None:
+    with pytest.raises(ValueError, match=rf"^schedule: {field} is {value!r}; give an int of at least {least}$"):
         Schedule(**{"wait": 1, "warmup": 1, "active": 1, field: value})
+
+
+def test_cycles_without_end_are_refused_with_what_torch_means_by_it() -> None:
+    with pytest.raises(ValueError, match=r"repeat is 0; give an int of at least 1 \(0 means without end in torch's"):
+        Schedule(1, 1, 1, 0)
+
+
+def test_a_schedule_of_parameters_names_them_as_the_user_did() -> None:
+    given = {"rest": 4, "warm": 3, "record": 2, "cycles": 5, "apart": 60}
+    assert Schedule.of_parameters(**given) == Schedule(4, 3, 2, 5, 60)
+    with pytest.raises(ValueError, match=r"^record is 2\.0; give an int of at least 1$"):
+        Schedule.of_parameters(**given | {"record": 2.0})
 
 
 def test_steps_of_a_schedule() -> None:

@@ -75,8 +75,28 @@ def test_the_signature_is_that_of_the_specification() -> None:
     assert (callback.enabled, callback.output_dir) == (False, Path("outputs/profiler_logs"))
     schedule = callback.schedule
     assert (schedule.wait, schedule.warmup, schedule.active, schedule.repeat, schedule.every) == (1, 1, 3, 2, 50)
-    with pytest.raises(ValueError, match="active is 0"):
-        ProfilerCallback(active_steps=0)
+    assert callback.max_trace_bytes == 256_000_000
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"active_steps": 0}, "active_steps is 0; give an int of at least 1$"),
+        ({"repeat_cycles": 0}, "repeat_cycles is 0; give an int of at least 1 "),
+        ({"schedule_every_n_steps": "50"}, "schedule_every_n_steps is '50'; give an int of at least 0$"),
+        ({"max_trace_mb": -1}, "max_trace_mb is -1; give a number above 0 and of at most 4294$"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_the_name_that_was_given(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=f"^{said}"):
+        ProfilerCallback(**given)
+
+
+def test_the_limit_of_a_trace_reaches_the_recording(tmp_path: Path) -> None:
+    fit = profiled(tmp_path, given={"max_trace_mb": 0.001}, max_steps=3)
+    cycle = fit.callback.manager.manifest.cycles[-1]
+    assert cycle.json_bytes > 1000 and cycle.trace_path.is_file()
+    assert "above the limit of 0.0 MB; kept all the same" in fit.callback.manager.manifest.downgrades[-1].reason
 
 
 @pytest.mark.parametrize("package", PACKAGES)

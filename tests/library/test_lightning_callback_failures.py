@@ -78,6 +78,13 @@ def test_what_the_tensorboard_folder_cannot_take_is_said_once(
     assert (fit.callback._run_folder / "op_stats.csv").stat().st_size > 0
 
 
+def test_without_reports_what_fails_is_said_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert profiled(tmp_path / "sound", given={"reports": False}).said == []
+    monkeypatch.setattr(torch.profiler.profile, "start", raising)
+    [told] = profiled(tmp_path / "broken", given={"reports": False}).said
+    assert told.startswith("trace: OSError: ") and "no space left" in told
+
+
 def test_a_trace_of_an_earlier_fit_is_not_taken_for_this_one(tmp_path: Path) -> None:
     trace = tmp_path / "logs" / "Tiny" / "chrome_trace.json"
     profiled(tmp_path)

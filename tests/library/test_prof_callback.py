@@ -6,6 +6,7 @@ python -m pytest tests/library/test_prof_callback.py
 import copy
 import csv
 import inspect
+import re
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +76,11 @@ def test_the_parameters_and_their_defaults_are_those_of_the_specification() -> N
         "enable_nsight_systems": False,
         "nsight_systems_output_file": None,
         "run_folder": None,
+        "schedule_every_n_steps": 0,
+        "max_trace_mb": 256,
     }
-    assert [name for name, each in parameters.items() if each.kind is each.KEYWORD_ONLY] == ["run_folder"]
+    ours = ["run_folder", "schedule_every_n_steps", "max_trace_mb"]
+    assert [name for name, each in parameters.items() if each.kind is each.KEYWORD_ONLY] == ours
 
 
 def test_none_stands_for_the_default() -> None:
@@ -93,9 +97,23 @@ def test_profiling_memory_switches_shapes_and_stacks_on() -> None:
     assert forced.exports.memory_timeline and not free.exports.memory_timeline
 
 
-def test_a_schedule_that_cannot_be_is_refused_at_once() -> None:
-    with pytest.raises(ValueError, match="active is 0; at least 1 is needed"):
-        ProfCallback(active_steps=0)
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"wait_steps": "4"}, "wait_steps is '4'; give an int of at least 0"),
+        ({"warmup_steps": -1}, "warmup_steps is -1; give an int of at least 0"),
+        ({"active_steps": 1.5}, "active_steps is 1.5; give an int of at least 1"),
+        ({"num_cycles": 0}, "num_cycles is 0; give an int of at least 1 (0 means without end in torch's own schedule"),
+        ({"schedule_every_n_steps": -1}, "schedule_every_n_steps is -1; give an int of at least 0"),
+        ({"max_trace_mb": 0}, "max_trace_mb is 0; give a number above 0 and of at most 4294"),
+        ({"max_trace_mb": 4295}, "max_trace_mb is 4295; give a number above 0 and of at most 4294"),
+        ({"max_trace_mb": "256"}, "max_trace_mb is '256'; give a number above 0 and of at most 4294"),
+        ({"max_trace_mb": float("nan")}, "max_trace_mb is nan; give a number above 0 and of at most 4294"),
+    ],
+)
+def test_what_cannot_be_is_refused_at_once_by_the_name_that_was_given(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
+        ProfCallback(**given)
 
 
 # The files
@@ -160,6 +178,28 @@ def test_every_cycle_has_a_folder_and_the_last_one_the_stacks(tmp_path: Path) ->
     assert names_in(tmp_path / "iteration_3") == [each for each in ITERATION_FILES if "stacks" not in each]
     assert given_up_in(tmp_path) == {}
     assert {"trace_cycle1.json", "trace_cycle2.json"} <= set(names_in(tmp_path))
+
+
+def test_cycles_may_begin_far_apart(tmp_path: Path) -> None:
+    lean = {"profile_memory": False, "with_stack": False, "export_key_averages": False}
+    losses(tmp_path, ProfCallback(str(tmp_path), 1, 1, 1, 2, schedule_every_n_steps=6, **lean))
+    assert [each["first_step"] for each in manifest_in(tmp_path)["cycles"]] == [2, 8]
+
+
+def test_a_trace_above_the_limit_is_there_all_the_same_where_no_step_is_left_for_another(tmp_path: Path) -> None:
+    losses(tmp_path, ProfCallback(str(tmp_path), max_trace_mb=0.01))
+    assert names_in(tmp_path / "iteration_9") == ITERATION_FILES
+    assert set(names_in(tmp_path)) >= set(RUN_FILES)
+    assert "above the limit of 0.0 MB; kept all the same" in given_up_in(tmp_path)["trace"]
+
+
+def test_the_limit_of_a_trace_is_the_user_s(tmp_path: Path) -> None:
+    lean = {"export_memory_timeline": False, "export_key_averages": False, "export_stacks": False}
+    losses(tmp_path, ProfCallback(str(tmp_path / "low"), 0, 1, 1, max_trace_mb=0.01, **lean))
+    losses(tmp_path, ProfCallback(str(tmp_path / "high"), 0, 1, 1, max_trace_mb=100, **lean))
+    cycles = {name: manifest_in(tmp_path / name)["cycles"] for name in ("low", "high")}
+    assert [each["stacks"] for each in cycles["low"]] == [True, False, False], "less and less of it is tried"
+    assert [(each["stacks"], each["steps_recorded"]) for each in cycles["high"]] == [(True, 1)]
 
 
 def test_a_file_that_cannot_be_written_hinders_no_other(

@@ -38,7 +38,7 @@ def test_losses_are_the_same_to_the_last_bit(tmp_path: Path, attach: bool) -> No
 
 @pytest.mark.parametrize("method", ["start", "step", "stop", "export_chrome_trace"])
 def test_a_failing_profiler_is_said_once_and_changes_nothing(
-    method: str, tmp_path: Path, bare: list[float], monkeypatch: pytest.MonkeyPatch
+    method: str, tmp_path: Path, bare: list[float], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     original = getattr(torch.profiler.profile, method)
 
@@ -50,6 +50,9 @@ def test_a_failing_profiler_is_said_once_and_changes_nothing(
     monkeypatch.setattr(torch.profiler.profile, method, failing)
     assert losses(tmp_path, ProfCallback(str(tmp_path), 1, 1, 1, profile_memory=False, with_stack=False)) == bare
     assert any(f"{method} is broken" in reason for reason in given_up_in(tmp_path).values())
+    assert [each.getMessage() for each in caplog.records if each.name.startswith("boundby")] == [
+        f"trace: RuntimeError: {method} is broken"
+    ]
     assert read_stage_times(tmp_path).step.host_s.n > 0
     assert not [name for name in names_in(tmp_path) if name.startswith("iteration")]
 
@@ -119,6 +122,19 @@ def test_as_a_context_manager_the_callback_is_told_of_exceptions_too(tmp_path: P
     assert not model._forward_hooks and not model._forward_pre_hooks
     assert (tmp_path / "iteration_4" / "rank0_trace.pt.trace.json").is_file(), "what was recorded up to there"
     assert "the loop ended inside it" in given_up_in(tmp_path)["trace"]
+
+
+def test_an_evaluation_after_an_exception_is_no_part_of_the_step_that_it_ended(tmp_path: Path) -> None:
+    callback = ProfCallback(str(tmp_path), 1, 1, 1, profile_memory=False, with_stack=False)
+    trainer = make_trainer(tmp_path, callback, model=Model(Watch(), fail_at=5))
+    with pytest.raises(RuntimeError, match="the model fails"):
+        trainer.train()
+    trainer.model._fail_at = None
+    trainer.evaluate()
+    callback.stop()
+    times = read_stage_times(tmp_path)
+    assert (len(times.rows_of("forward")), len(times.rows_of("backward"))) == (5, 4)
+    assert times.remarks == ()
 
 
 @pytest.mark.parametrize("attach", [False, True], ids=["alone", "attached"])

@@ -3,6 +3,7 @@
 python -m pytest tests/library/test_prof_callback_marks.py
 """
 
+import json
 import shlex
 import sys
 from pathlib import Path
@@ -40,6 +41,10 @@ class Events:
             self.watch.wait(10)
             if event == "call":
                 self.model(torch.ones(1))
+            elif event == "evaluation_call":
+                with torch.no_grad():
+                    self.model.eval()(torch.ones(1))
+                self.model.train()
             elif event == "step_end":
                 self.marks.step_end()
                 self.timer.step()
@@ -130,6 +135,33 @@ def test_a_model_called_twice_in_a_micro_batch_is_said() -> None:
     events.tell("epoch_begin", "step_begin", "call", "call", *STEP[2:])
     assert events.spent()["backward"] == [10, 10]
     assert "called more than once" in events.remarks()["backward"]
+
+
+def test_an_evaluation_in_a_step_that_an_exception_has_ended_is_no_part_of_it() -> None:
+    events = Events()
+    events.tell("epoch_begin", *STEP, "step_begin", "call")
+    events.tell("evaluation_call", "prediction_step", "evaluation_call", "prediction_step", "logged", "evaluated")
+    spent = events.spent()
+    assert (spent["forward"], spent["backward"], spent.get("evaluation")) == ([0, 0], [10], None)
+    assert events.remarks() == {}
+
+
+def test_calls_for_no_gradient_in_a_step_that_goes_on_are_said_and_count_to_what_they_lie_in() -> None:
+    events = Events()
+    events.tell("epoch_begin", "step_begin", "call", "evaluation_call", *STEP[2:])
+    assert (events.remarks().keys(), "eval mode" in events.remarks()["forward"]) == ({"forward"}, True)
+    spent = events.spent()
+    assert (spent["forward"], spent["backward"]) == ([0], [20])
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_a_model_that_is_trained_in_eval_mode_or_called_without_gradients_has_a_forward(gradients: bool) -> None:
+    events = Events()
+    events.model.train(not gradients)
+    with torch.set_grad_enabled(gradients):
+        events.tell("epoch_begin", *STEP)
+    assert events.spent()["forward"] == [0]
+    assert events.remarks() == {}
 
 
 def test_a_model_that_is_called_by_itself_has_one_forward() -> None:
@@ -234,6 +266,8 @@ def test_without_nsight_the_command_is_said_and_only_stages_are_timed(
     ]
     assert not list(tmp_path.glob("iteration_*")) and not (tmp_path / "trace.json").exists()
     assert read_stage_times(tmp_path).step.host_s.n == 7
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert manifest["trace_wanted"] is False and "enable_nsight_systems" in manifest["trace_reason"]
 
 
 def test_the_command_counts_the_cycles_that_the_training_has_steps_for(tmp_path: Path) -> None:

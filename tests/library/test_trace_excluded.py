@@ -143,6 +143,15 @@ def excluded_by_marks(manager: ProfilerManager) -> None:
     manager.timer.end("evaluation")
 
 
+def excluded_twice(manager: ProfilerManager) -> None:
+    with manager.excluded("evaluation"):
+        with manager.excluded("evaluation"):
+            evaluate()
+        with manager.stage("evaluation"):
+            evaluate()
+        evaluate()
+
+
 def stage_of_the_same_name(manager: ProfilerManager) -> None:
     with manager.stage("evaluation"):
         evaluate()
@@ -152,7 +161,7 @@ def calls_of(folder: Path) -> dict[str, int]:
     return {each.name: each.calls for each in analyze(read_trace(folder / "trace.json")).operators}
 
 
-@pytest.mark.parametrize("between", [excluded_in_context, excluded_by_marks])
+@pytest.mark.parametrize("between", [excluded_in_context, excluded_by_marks, excluded_twice])
 def test_what_a_loop_excludes_stands_in_its_trace_and_in_no_operator(
     tmp_path: Path, between: Callable[[ProfilerManager], None]
 ) -> None:

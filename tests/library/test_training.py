@@ -14,19 +14,6 @@ from boundby.training.ring import ABSENT, CUT, DISTURBED, RAISED
 from tests.timed_loops import Clock, S, host_ns, reasons, run
 
 
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def timer(clock: Clock) -> Iterator[StageTimer]:
-    timer = StageTimer(clock=clock)
-    timer.start()
-    yield timer
-    timer.stop()
-
-
 def test_a_step_is_split_into_its_stages_and_what_lies_in_none(timer: StageTimer, clock: Clock) -> None:
     for _ in range(2):
         run(timer, clock, data=1, forward=2, backward=4)

@@ -3,16 +3,9 @@
 python -m pytest tests/library/test_training_device.py
 """
 
-import pytest
-
 from boundby.training import StageTimer
 from boundby.training.ring import ABSENT
 from tests.timed_loops import Clock, Device, S, host_ns, run
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 def test_times_of_the_device_come_when_it_has_passed_the_marks(clock: Clock) -> None:

@@ -9,17 +9,6 @@ from boundby.training.loop import MOST_EVENTS
 from tests.timed_loops import Clock
 
 
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def timer(clock: Clock):
-    with StageTimer(clock=clock) as timer:
-        yield timer
-
-
 def seconds_of(timer: StageTimer, name: str, kind: str = "stage") -> list[float]:
     return (timer.snapshot().rows_of(name, kind)["host_ns"] / 1e9).tolist()
 

@@ -7,7 +7,6 @@ import gc
 import subprocess
 import sys
 import types
-from collections.abc import Iterator
 
 import pytest
 
@@ -28,19 +27,6 @@ def reachable_bytes(whole: object) -> int:
         total += sys.getsizeof(each)
         queue += gc.get_referents(each)
     return total
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def timer(clock: Clock) -> Iterator[StageTimer]:
-    timer = StageTimer(clock=clock)
-    timer.start()
-    yield timer
-    timer.stop()
 
 
 def test_memory_is_flat_over_a_long_run(clock: Clock) -> None:

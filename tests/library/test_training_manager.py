@@ -119,6 +119,41 @@ def test_a_recording_that_begins_with_the_run_disturbs_its_first_step(tmp_path: 
     assert read_stage_times(tmp_path).rows_of("step", "step")["flags"].tolist() == [DISTURBED] * 2 + [0] * (STEPS - 2)
 
 
+@pytest.mark.parametrize(
+    ("method", "stacks", "disturbed"),
+    [
+        ("start", False, []),
+        ("start", True, []),  # and those of the cycle that is tried again without
+        ("step", False, [1]),
+        ("step", True, [1, 5]),
+        ("stop", False, [1, 2, 3]),
+    ],
+)
+def test_steps_after_the_profiler_has_failed_are_like_any_other(
+    method: str, stacks: bool, disturbed: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = getattr(torch.profiler.profile, method)
+
+    def failing(profile: torch.profiler.profile) -> None:
+        if method == "stop":
+            original(profile)
+        raise RuntimeError(f"{method} is broken")
+
+    monkeypatch.setattr(torch.profiler.profile, method, failing)
+    with manager_in(tmp_path, capture=CaptureOptions(stacks=stacks)) as manager:
+        train(manager)
+    steps = read_stage_times(tmp_path).rows_of("step", "step")
+    assert [row["step"] for row in steps if row["flags"]] == disturbed
+    assert summary_in(tmp_path)["step_s"]["n"] == STEPS - len(disturbed)
+
+
+def test_a_profiler_of_the_program_that_ours_has_given_way_to_disturbs_the_steps(tmp_path: Path) -> None:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]), manager_in(tmp_path) as manager:
+        train(manager)
+    steps = read_stage_times(tmp_path).rows_of("step", "step")
+    assert {1, 2, 3} <= {row["step"] for row in steps if row["flags"]}
+
+
 def test_the_marks_in_the_trace_of_a_resumed_run_bear_its_step_numbers(tmp_path: Path) -> None:
     manager = manager_in(tmp_path)
     manager.start(total_steps=STEPS, first_step=100)
@@ -187,6 +222,7 @@ def test_stages_alone_record_no_trace(tmp_path: Path, bare: list[float]) -> None
     with manager_in(tmp_path, trace=False) as manager:
         assert train(manager) == bare
     assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "manifest.json",
         "profiler_summary.json",
         "stage_log.jsonl",
         "stage_times.json",
@@ -253,8 +289,7 @@ def test_whatever_fails_the_training_goes_on_and_the_rest_is_written(
         assert what in [each["what"] for each in summary["given_up"]]
     if owner is not Loop:
         assert manager.snapshot().stage("forward").host_s.n
-    if owner not in (torch.profiler.profile, Cycles):  # what the recorder gives up stands in its manifest
-        assert len([text for text in said if text.startswith(f"{what}: ")]) == 1
+    assert len([text for text in said if text.startswith(f"{what}: ")]) == 1
 
 
 def test_a_folder_that_is_removed_during_the_run_is_filled_again(tmp_path: Path, bare: list[float]) -> None:

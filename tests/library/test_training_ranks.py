@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from boundby import files
-from boundby.training import StageTimer, TimerOptions, ranks
+from boundby.training import StageTimer, TimerOptions, ranks, ranks_in
 from boundby.training.ranks import merge_at_stop, merge_ranks, write_merged_summary
 from boundby.training.results import SUMMARY, RunFiles, read_trace_verdict, summary_document, trace_verdict_of
 from boundby.verdict import Verdict
@@ -110,7 +110,7 @@ def test_the_merged_summary_has_the_names_of_a_single_one_and_every_process(tmp_
     write_merged_summary(tmp_path)
     document = summary_in(tmp_path)
     single = json.loads((tmp_path / f"rank0_{SUMMARY}").read_text())
-    alone = {"rank", "step_s", "in_no_stage_share", "metrics", "profiler_s", "unavailable"}
+    alone = {"rank", "step_s", "in_no_stage_share", "metrics"}
     assert set(single) - set(document) == alone
     assert (document["status"], document["first_step"], document["last_step"]) == ("finished", 0, 19)
     assert [(each["rank"], each["status"], each["step_s"]["n"]) for each in document["ranks"]] == [
@@ -175,6 +175,90 @@ def test_a_folder_of_one_process_has_nothing_to_merge(tmp_path: Path) -> None:
     assert "ranks" not in summary_in(tmp_path)
 
 
+def test_processes_of_an_earlier_larger_run_are_not_merged(tmp_path: Path) -> None:
+    for rank in range(4):
+        leave(tmp_path, rank, 4, data_s=6.0 if rank == 3 else 1.0)
+    assert ranks_in(tmp_path) == (0, 1, 2, 3) and merge_ranks(tmp_path).verdict.straggler.rank == 3
+    for rank in range(2):
+        leave(tmp_path, rank, 2)
+    merged = merge_ranks(tmp_path)
+    assert ranks_in(tmp_path) == (0, 1)
+    assert (merged.world_size, merged.missing, merged.verdict.straggler) == (2, (), None)
+    assert [each.name for each in merged.stages if 3 in each.per_step_s] == []
+
+
+def test_of_runs_of_one_process_and_of_several_the_newest_counts(tmp_path: Path) -> None:
+    leave(tmp_path, 1, 2)
+    leave(tmp_path, 0, 1)
+    assert ranks_in(tmp_path) == (None,)
+    leave(tmp_path, 1, 2)
+    assert ranks_in(tmp_path) == (1,)
+    leave(tmp_path, 0, 2)
+    assert ranks_in(tmp_path) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("began", "ended", "expected"),
+    [
+        pytest.param(1000.0, 1010.0, (0,), id="long before"),
+        pytest.param(1000.0, 2030.0, (0, 1), id="long before, and at work since"),
+        pytest.param(1950.0, 1960.0, (0, 1), id="a little before"),
+    ],
+)
+def test_a_process_of_an_earlier_run_of_the_same_size_is_told_by_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, began: float, ended: float, expected: tuple[int, ...]
+) -> None:
+    for rank, times in ((1, [began, ended]), (0, [2000.0, 2040.0])):
+        monkeypatch.setattr("time.time", lambda times=times: times.pop(0) if len(times) > 1 else times[0])
+        leave(tmp_path, rank)
+    assert ranks_in(tmp_path) == expected
+    assert merge_ranks(tmp_path).missing == (() if len(expected) == 2 else (1,))
+
+
+def test_what_cannot_be_read_counts_where_the_newest_run_has_such_a_process(tmp_path: Path) -> None:
+    leave(tmp_path, 0)
+    for rank in (1, 2):
+        (tmp_path / f"rank{rank}_stage_times.json").write_text("{")
+    assert ranks_in(tmp_path) == (0, 1)
+
+
+def test_the_merged_summary_tells_what_each_process_gave_up_and_could_not_give(tmp_path: Path) -> None:
+    for rank in range(3):
+        leave(tmp_path, rank, 3, is_killed=rank == 2)
+    for rank, seconds in ((0, 0.0), (1, 2.5)):
+        path = tmp_path / f"rank{rank}_{SUMMARY}"
+        document = json.loads(path.read_text())
+        document["given_up"] = [{"what": "trace", "reason": f"broken on {rank}"}]
+        document["unavailable"] = [{"what": "device events", "reason": "no device"}]
+        files.write_json(path, document | {"profiler_s": seconds})
+    write_merged_summary(tmp_path)
+    document = summary_in(tmp_path)
+    assert document["given_up"] == [
+        {"rank": 0, "what": "trace", "reason": "broken on 0"},
+        {"rank": 1, "what": "trace", "reason": "broken on 1"},
+    ]
+    assert [(each["rank"], each["what"]) for each in document["unavailable"]] == [
+        (0, "device events"),
+        (1, "device events"),
+    ]
+    assert document["profiler_s"] == 2.5
+    assert [each["profiler_s"] for each in document["ranks"]] == [0.0, 2.5, None]
+
+
+@pytest.mark.parametrize("summary", ["", "[]", '{"given_up": 3}', '{"given_up": ["text"]}'])
+def test_of_a_process_without_a_sound_summary_the_stage_times_tell_what_it_gave_up(
+    tmp_path: Path, summary: str
+) -> None:
+    timer = StageTimer(tmp_path, options=TimerOptions(rank=1, world_size=2, in_background=False))
+    timer.start()
+    timer.remarks.add("readings", "the driver is gone")
+    timer.stop()
+    (tmp_path / f"rank1_{SUMMARY}").write_text(summary)
+    write_merged_summary(tmp_path)
+    assert [(each["rank"], each["what"]) for each in summary_in(tmp_path)["given_up"]] == [(1, "readings")]
+    assert summary_in(tmp_path)["profiler_s"] is None
+
+
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
 def test_whoever_stops_last_completes_the_summary(tmp_path: Path, order: tuple[int, ...]) -> None:
     written = []
@@ -214,7 +298,7 @@ def test_two_real_processes_leave_their_files_and_one_summary(tmp_path: Path) ->
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    names = ("profiler_summary.json", "stage_log.jsonl", "stage_times.json")
+    names = ("manifest.json", "profiler_summary.json", "stage_log.jsonl", "stage_times.json")
     assert sorted(path.name for path in folder.iterdir()) == sorted(
         [SUMMARY, *(f"rank{rank}_{name}" for rank in range(2) for name in names)]
     )

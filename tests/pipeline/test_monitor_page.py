@@ -107,7 +107,8 @@ def test_artifacts_list_the_files_and_what_is_missing(runs):
     shown = opened(runs, "plain", "Artifacts")
     assert "stage_times.json" in shown.dataframe[1].value["file"].tolist()
     assert shown.dataframe[2].value.to_dict("records") == [
-        {"file": "manifest.json", "what": "device times", "why": "a CPU keeps none"}
+        {"file": "manifest.json", "what": "trace", "why": "not asked for"},
+        {"file": "manifest.json", "what": "device times", "why": "a CPU keeps none"},
     ]
     assert shown.get("download_button")[0].label == "Download"
     shown.selectbox(key="file").select("metrics.json").run()

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from boundby import remedies
-from boundby.capture import Schedule
+from boundby.capture import Recorder, Schedule
 from boundby.training import ManagerOptions, ProfilerManager, TimerOptions
 from boundby.training.verdict import TrainingVerdict
 from utils.profile_check import stage_advice
@@ -239,6 +239,36 @@ def test_a_run_without_a_profiler_is_fine_and_says_so(tmp_path, capsys):
     train(tmp_path / "run", profiled=False)
     code, out = check(capsys, tmp_path / "run", "--analysis")
     assert code == 0 and "note config.json: profiling.enabled was false: the run was not recorded" in out
+
+
+def test_a_run_that_wanted_no_trace_is_fine_and_says_how_to_have_one(tmp_path, capsys):
+    train(tmp_path / "run", trace=False)
+    code, out = check(capsys, tmp_path / "run", "--analysis")
+    assert code == 0 and "no trace was wanted: ManagerOptions.trace is False; with True a few steps" in out
+    assert "FINE: " in out and "Stages of the training" in out and "Analysis of the trace" in out
+
+
+def test_under_nsight_a_run_without_a_trace_is_fine_and_says_how_to_have_one(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "1")
+    train(tmp_path / "run")
+    code, out = check(capsys, tmp_path / "run")
+    assert code == 0 and "no trace was wanted: NSYS_PROFILING_SESSION_ID shows a Nsight session" in out
+    assert "run without Nsight for a trace" in out
+
+
+def test_a_trace_that_was_wanted_and_is_not_there_is_a_fault(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(Recorder, "__init__", lambda *_, **__: [][0])
+    train(tmp_path / "run")
+    code, out = check(capsys, tmp_path / "run")
+    assert code == 1 and "fault manifest.json: there is no trace (profiler: IndexError: list index out of range)" in out
+
+
+def test_processes_of_an_earlier_run_are_left_out(run, capsys):
+    times = json.loads((run / "stage_times.json").read_text())
+    earlier = times | {"rank": 3, "world_size": 4, "started_unix_s": times["started_unix_s"] - 1.0}
+    (run / "rank3_stage_times.json").write_text(json.dumps(earlier))
+    code, out = check(capsys, run)
+    assert code == 0 and "rank3" not in out
 
 
 def test_a_run_that_should_have_recorded_and_has_not_is_a_fault(tmp_path, capsys):

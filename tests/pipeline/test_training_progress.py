@@ -64,6 +64,60 @@ def test_losses_speeds_and_epochs_are_written(tmp_path, clock):
     assert progress.said() == "3 steps, last loss 0.5000, accuracy 0.500, 21 samples/s in the last epoch"
 
 
+class Profiler:
+    """What the progress asks of a profiler."""
+
+    between_steps_s = 0.0
+    slows_step = False
+
+
+def test_the_profiler_between_two_steps_is_in_no_speed_and_no_epoch(tmp_path, clock):
+    profiler = Profiler()
+    progress = progress_in(tmp_path, clock)
+    progress.profiler = lambda: profiler
+    for _ in range(2):
+        for seconds in (0.5, 0.25):
+            clock.now += seconds
+            progress.end_step(1.0)
+            clock.now += 30
+            profiler.between_steps_s += 30
+        progress.end_epoch(None)
+    found = read(tmp_path)
+    assert found["steps"]["samples_per_s"] == [16.0, 32.0, 16.0, 32.0]
+    assert [(each["seconds"], each["samples_per_s"]) for each in found["epochs"]] == [(0.75, 16 / 0.75)] * 2
+
+
+def test_steps_that_the_profiler_slows_down_are_in_the_epoch_and_not_in_its_speed(tmp_path, clock):
+    profiler = Profiler()
+    progress = progress_in(tmp_path, clock)
+    progress.profiler = lambda: profiler
+    for is_slow in (False, True, False, True, True):
+        profiler.slows_step = is_slow
+        clock.now += 4 if is_slow else 1
+        progress.end_step(1.0)
+        if progress.steps == 3:
+            progress.end_epoch(None)
+    progress.end_epoch(None)
+    found = read(tmp_path)
+    assert found["steps"]["samples_per_s"] == [8.0, 2.0, 8.0, 2.0, 2.0]
+    assert [(each["steps"], each["seconds"], each["samples_per_s"]) for each in found["epochs"]] == [
+        (3, 6.0, 8.0),
+        (2, 8.0, None),
+    ]
+    assert progress.said() == "5 steps, last loss 1.0000"
+
+
+def test_what_came_before_an_epoch_is_no_part_of_its_first_step(tmp_path, clock):
+    progress = progress_in(tmp_path, clock)
+    clock.now += 60  # the model is made
+    progress.begin_epoch()
+    clock.now += 2
+    progress.end_step(1.0)
+    progress.end_epoch(None)
+    [epoch] = read(tmp_path)["epochs"]
+    assert (epoch["seconds"], epoch["samples_per_s"]) == (2.0, 4.0)
+
+
 def test_a_loss_that_is_no_number_is_null_and_counted(tmp_path, clock):
     progress = progress_in(tmp_path, clock)
     clock.now += 1

@@ -101,7 +101,7 @@ def test_every_file_is_at_the_root_and_holds_something(recorded, framework):
     with (folder / "op_stats.csv").open(newline="") as file:
         assert {"aten::convolution", "aten::addmm"} <= {row["name"] for row in csv.DictReader(file)}
     manifest = json.loads((folder / "manifest.json").read_text())
-    assert [each["first_step"] for each in manifest["cycles"]] == ([2, 7] if framework != "trainer" else [2, 6])
+    assert [each["first_step"] for each in manifest["cycles"]] == [2, 7]
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -112,7 +112,23 @@ def test_metrics_and_stage_times_tell_of_the_same_steps(recorded, framework):
     assert metrics["steps"]["step"] == list(range(12)) and None not in metrics["steps"]["loss"]
     assert [each["steps"] for each in metrics["epochs"]] == [6, 6]
     assert all(0 < each["accuracy"] <= 1 for each in metrics["epochs"])
+    assert len(times.rows_of("evaluation", "excluded")) == 2
     assert {each.name for each in times.stages if each.kind == "stage"} >= STAGES
+
+
+@pytest.mark.parametrize(("steps", "epochs"), [(4, [3, 1]), (2, [2])])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_short_last_epoch_is_evaluated_like_the_others(train, tmp_path, framework, steps, epochs):
+    code, said, notes = train(
+        *("--framework", framework, "--steps", steps, "--steps-per-epoch", 3, "data.subsample_percentage=0.1"),
+        *("--profiler", "on", "profiling.wait_steps=9", "--output", tmp_path / "run"),
+    )
+    assert code == 0, notes
+    found = json.loads((tmp_path / "run" / "metrics.json").read_text())["epochs"]
+    assert [(each["steps"], each["accuracy"] is not None) for each in found] == [(each, True) for each in epochs]
+    times = read_stage_times(tmp_path / "run")
+    assert (times.status, len(times.rows_of("evaluation", "excluded"))) == ("finished", len(epochs))
+    assert f"accuracy {found[-1]['accuracy']:.3f}" in said
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -153,7 +169,7 @@ def test_traces_have_the_names_that_tensorboard_looks_for(recorded, framework):
 def test_the_traces_of_the_trainer_lie_in_a_folder_for_each_cycle(recorded):
     folder, _ = recorded("trainer")
     found = sorted(path.parent.name for path in (folder.parent / "logs" / "BaselineCNN").rglob("*.pt.trace.json"))
-    assert found == ["iteration_4", "iteration_8"]
+    assert found == ["iteration_4", "iteration_9"]
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -173,6 +189,41 @@ def test_an_interrupt_ends_with_130_and_leaves_what_was_recorded(train, monkeypa
     times = read_stage_times(tmp_path / "run")
     assert (times.status, times.last_step) == ("failed", 3)
     assert "KeyboardInterrupt" in times.error
+
+
+def test_the_trainer_takes_one_gpu_of_several_and_the_batch_of_the_plan(monkeypatch, tmp_path):
+    """Two GPUs that are not there: nothing is put on them."""
+    from utils.training import transformers_trainer
+    from utils.training.job import Job
+    from utils.training.plan import Plan
+    from utils.training.process import Process
+    from utils.training.progress import Progress
+    from utils.training.settings import TrainingSettings
+
+    for name, answer in {"is_available": True, "device_count": 2, "set_device": None}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+    plan, process = Plan(4, 4, 32, 1, 1), Process(0, 1, torch.device("cuda:0"))
+    task = models.prepare("baseline_cnn", 0.1, seed=0)
+    job = Job(TrainingSettings(), task, plan, process, tmp_path, Progress(None, plan, print), print)
+    arguments = transformers_trainer._arguments(job)
+    assert (arguments.device, arguments.parallel_mode.name) == (process.device, "NOT_PARALLEL")
+    assert arguments.train_batch_size == arguments.eval_batch_size == plan.batch_size
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_broken_profiler_is_said_once_and_the_training_goes_on(train, monkeypatch, caplog, tmp_path, framework):
+    def broken(*_: Any) -> None:
+        raise RuntimeError("the profiler is broken")
+
+    monkeypatch.setattr(torch.profiler.profile, "start", broken)
+    recording = ("--profiler", "on", "profiling.wait_steps=0", "profiling.warmup_steps=1", "profiling.active_steps=1")
+    code, said, notes = train(
+        *("--framework", framework, "--steps", 3, "data.subsample_percentage=0.1"),
+        *(*recording, "--output", tmp_path / "run"),
+    )
+    assert code == 0, notes
+    told = said + notes + caplog.text  # the Trainer's callback speaks through its log
+    assert told.count("trace: RuntimeError: the profiler is broken") == 1
 
 
 # The plain loop

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from utils.training import frameworks
+from utils.training import frameworks, run_folder
 from utils.training import run as training
 from utils.training.plan import Plan, plan_for
 from utils.training.settings import Training, TrainingSettings
@@ -18,6 +19,11 @@ from utils.yaml_settings import load
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "profile_training.py"
+LOGS = {  # a file of a run: the same among the logs
+    "trace.json": ("Model/iteration_4/rank0_trace.pt.trace.json",),
+    "trace_cycle2.json": ("Model/rank0.17.pt.trace.json", "Model/chrome_trace.json"),
+    "rank1_trace.json": ("Model/rank1.18.pt.trace.json", "Model/rank1_chrome_trace.json"),
+}
 
 
 @pytest.fixture
@@ -102,6 +108,26 @@ def test_a_wrong_setting_ends_with_2_and_says_which(given, argument, said):
     assert (code, asked) == (2, None) and said in err
 
 
+def test_a_second_gpu_for_the_trainer_ends_with_2_and_the_way_to_it(given):
+    code, asked, err = given("--framework", "trainer", "device=cuda:1")
+    assert (code, asked) == (2, None)
+    assert "which trains on the first GPU it sees, and device is 'cuda:1'" in err
+    assert "set device=cuda and CUDA_VISIBLE_DEVICES=1, so that it sees that one alone" in err
+
+
+@pytest.mark.parametrize("arguments", [("--framework", "trainer", "device=cuda:0"), ("device=cuda:1",)])
+def test_other_gpus_are_taken_as_they_are(given, arguments):
+    code, asked, _ = given(*arguments)
+    assert code == 0 and f"device={asked[0].device}" == arguments[-1]
+
+
+def test_one_gpu_for_several_processes_ends_with_2(monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    code = importlib.import_module("scripts.profile_training").main(["device=cuda:1"])
+    said = "device: 'cuda:1' is one GPU for 2 processes; device=cuda is one for each"
+    assert code == 2 and said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("framework", "package"), [("trainer", "accelerate"), ("lightning", "lightning"), ("loop", "tensorboard")]
 )
@@ -171,6 +197,62 @@ def test_profile_clean_removes_runs_of_ours_that_have_ended_and_nothing_else(tmp
     assert f"{tmp_path / 'running'}: process {os.getpid()} runs; it stays" in done.stdout
     assert {path.name for path in tmp_path.iterdir()} == set(kept)
     assert all((tmp_path / name / "file.txt").is_file() for name in kept)
+
+
+@pytest.fixture
+def run_with_logs(tmp_path, request) -> tuple[Path, Path]:
+    """A run that has ended and its folder of logs, as the demo leaves them: links, or copies where there are none."""
+    run, logs = tmp_path / "runs" / "ended", tmp_path / "my logs"
+    run.mkdir(parents=True)
+    (logs / "Model" / "iteration_4").mkdir(parents=True)
+    settings = TrainingSettings.model_validate({"profiling": {"output_dir": str(logs)}})
+    run_folder.describe(run, settings, plan_for(settings.training, 100))
+    say_pid(run, os.getpid(), 2**30)
+    for name, others in LOGS.items():
+        (run / name).write_text(f"{name:20}")
+        for other in others:
+            request.param(run / name, logs / other)
+    os.link(run / "trace.json", run / "trace_cycle1.json")
+    return run, logs
+
+
+def say_pid(run: Path, before: int, after: int) -> None:
+    config = (run / "config.json").read_text()
+    assert f'"pid": {before},' in config
+    (run / "config.json").write_text(config.replace(f'"pid": {before},', f'"pid": {after},'))
+
+
+@pytest.mark.parametrize("run_with_logs", [os.link, shutil.copyfile], indirect=True, ids=["links", "copies"])
+def test_profile_clean_removes_the_traces_of_the_run_wherever_they_are(run_with_logs):
+    run, logs = run_with_logs
+    for name in ("rank0_stacks.txt", "rank0_memory-timeline.html", "rank1_key_averages.txt", "key_averages.txt"):
+        (logs / "Model" / "iteration_4" / name).touch()  # of the same cycle
+    done = make("profile-clean", f"RUNS={run.parent}")
+    assert done.returncode == 0 and f"removed {run}\n" in done.stdout and done.stderr == ""
+    assert [*run.parent.iterdir()] == [] and not logs.exists()
+
+
+@pytest.mark.parametrize("run_with_logs", [os.link], indirect=True)
+def test_profile_clean_leaves_other_peoples_logs(run_with_logs):
+    run, logs = run_with_logs
+    (logs / "Model" / "iteration_8").mkdir()
+    theirs = {"Model/rank0.9.pt.trace.json", "Model/rank0_chrome_trace.json", "Model/iteration_4/notes.txt"}
+    theirs |= {"Model/iteration_8/rank0_trace.pt.trace.json", "Model/iteration_8/key_averages.txt", "notes.txt"}
+    for name in theirs:
+        (logs / name).write_text(f"{name[-20:]:20}")  # as many bytes
+    shutil.copyfile(run / "trace.json", logs / "Model" / "a copy of mine.json")
+    assert make("profile-clean", f"RUNS={run.parent}").returncode == 0 and not run.exists()
+    found = {str(path.relative_to(logs)) for path in logs.rglob("*") if path.is_file()}
+    assert found == {*theirs, "Model/a copy of mine.json"}
+
+
+@pytest.mark.parametrize("run_with_logs", [os.link], indirect=True)
+def test_profile_clean_leaves_the_traces_of_a_run_that_runs(run_with_logs):
+    run, logs = run_with_logs
+    say_pid(run, 2**30, os.getpid())
+    before = sorted(logs.rglob("*"))
+    assert "it stays" in make("profile-clean", f"RUNS={run.parent}").stdout
+    assert sorted(logs.rglob("*")) == before and len(before) > 5
 
 
 def test_profile_check_without_a_run_says_how_to_make_one(tmp_path):

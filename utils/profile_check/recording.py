@@ -43,6 +43,8 @@ class Manifest(msgspec.Struct):
     stacks_path: str | None = None
     warnings: list[str] = []
     cycles: list[Cycle] = []
+    trace_wanted: bool = True
+    trace_reason: str | None = None
 
     @property
     def recordings(self) -> dict[str, Cycle]:
@@ -69,7 +71,9 @@ def _of_itself(subject: Subject, manifest: Manifest) -> Iterator[Check]:
     path = subject.manifest
     steps = f"{manifest.steps_recorded} of {manifest.steps_expected} steps recorded"
     reasons = "; ".join(f"{each.what}: {each.reason}" for each in manifest.downgrades)
-    if manifest.trace_path is None:
+    if not manifest.trace_wanted:
+        yield subject.note("trace", path, f"no trace was wanted: {manifest.trace_reason or 'no reason is given'}")
+    elif manifest.trace_path is None:
         yield subject.fault("trace", path, f"there is no trace ({reasons or 'and no reason'})")
     elif manifest.steps_recorded < manifest.steps_expected and not reasons:
         yield subject.fault("steps", path, f"{steps}, and no reason is given")

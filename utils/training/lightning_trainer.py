@@ -50,8 +50,10 @@ def _trainer(job: Job) -> pl.Trainer:
         active_steps=profiling.active_steps,
         repeat_cycles=profiling.repeat_cycles,
         run_folder=job.folder,
-        say=lambda text: None,  # the end of the run says it
+        say=job.note,
+        reports=False,  # the end of the run does
     )
+    job.progress.profiler = lambda: callback.manager
     is_gpu = process.device.type == "cuda"
     alone: Any = [process.device.index] if is_gpu else 1
     return pl.Trainer(
@@ -104,12 +106,18 @@ class _Report(pl.Callback):
     def __init__(self, job: Job) -> None:
         self._job = job
 
+    def on_train_epoch_start(self, *args: Any) -> None:
+        """Begin an epoch."""
+        self._job.progress.begin_epoch()
+
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
         """Take in a step, when its last batch has ended."""
         progress = self._job.progress
         if len(pl_module.losses) == self._job.plan.accumulate:
             progress.end_step(torch.stack(pl_module.losses).mean())
             pl_module.losses.clear()
+            if progress.steps == self._job.plan.steps:
+                trainer.should_stop = True  # evaluates after an epoch that is short too, as max_steps alone does not
             if progress.is_due:
                 progress.write()
 

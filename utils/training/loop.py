@@ -60,11 +60,13 @@ def loaders(
 def fit(work: Work, plan: Plan, profiler: ProfilerManager, progress: Progress) -> None:
     """Train; `profiler` and `progress` have begun and are ended by the caller."""
     progress.on_loss = lambda step, loss: profiler.metrics({"loss": loss}, step)
+    progress.profiler = lambda: profiler
     for epoch in range(plan.epochs):
         steps = min(plan.steps_per_epoch, plan.steps - progress.steps)
         if isinstance(work.batches.sampler, DistributedSampler):
             work.batches.sampler.set_epoch(epoch)
         work.model.train()
+        progress.begin_epoch()
         with profiler.span(EPOCH):
             _run_epoch(work, steps, plan, profiler, progress)
         accuracy = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from boundby.device import pick_device
-from utils.errors import EnvironmentLacksError
+from utils.errors import EnvironmentLacksError, InputError
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,16 @@ class Process:
 
 @contextlib.contextmanager
 def joined(device_name: str) -> Iterator[Process]:
-    """Join the job that the environment tells of. Raises EnvironmentLacksError where the device is not there."""
+    """Join the job that the environment tells of.
+
+    Raises EnvironmentLacksError where the device is not there, InputError where several processes are to share one.
+    """
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if world_size == 1:
         yield Process(0, 1, _device(device_name))
         return
+    if device_name.startswith("cuda:"):
+        raise InputError(f"device: {device_name!r} is one GPU for {world_size} processes; device=cuda is one for each")
     device = _device(device_name, f"cuda:{os.environ.get('LOCAL_RANK', '0')}")
     torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from boundby import files
+from boundby.training import ProfilerManager
 from boundby.training.remarks import summary
 from utils.cli import Terminated
 from utils.training.plan import Plan
@@ -24,7 +25,8 @@ class Progress:
     """Takes in steps and epochs. A file that cannot be written is said once and stops nothing.
 
     Losses that lie on another device are fetched when the file is due, so that no step waits for the device. Without a
-    `path` nothing is written.
+    `path` nothing is written. What the `profiler` does between two steps is in no time, and the steps that it slows
+    down are not in the speed of their epoch.
     """
 
     def __init__(
@@ -44,10 +46,12 @@ class Progress:
         self._speeds: list[float] = []
         self._epochs: list[dict[str, Any]] = []
         self._epoch_began = self._step_began = clock()
+        self._usual_steps, self._usual_s = 0, 0.0  # of this epoch, those that no profiler slows down
         self._due = 0.0
         self._status = "running"
         self._error: str | None = None
         self.on_loss: Callable[[int, float], object] = lambda step, loss: None
+        self.profiler: Callable[[], ProfilerManager | None] = lambda: None  # that runs beside the training
 
     @property
     def steps(self) -> int:
@@ -60,15 +64,25 @@ class Progress:
         return self._path is not None and self._clock() >= self._due
 
     def begin(self) -> None:
-        """Begin before the first step."""
-        self._epoch_began = self._step_began = self._clock()
+        """Begin before anything else."""
+        self.begin_epoch()
         self.write()
+
+    def begin_epoch(self) -> None:
+        """Begin an epoch and its first step; what came before is no part of either."""
+        self._epoch_began = self._step_began = self._training_s()
+        self._usual_steps, self._usual_s = 0, 0.0
 
     def end_step(self, loss: "torch.Tensor | float") -> None:
         """Take in a step, whose loss is the mean over its batches."""
-        now = self._clock()
-        self._speeds.append(self._plan.samples_per_step / max(now - self._step_began, 1e-9))
+        now = self._training_s()
+        seconds = max(now - self._step_began, 1e-9)
+        self._speeds.append(self._plan.samples_per_step / seconds)
         self._step_began = now
+        profiler = self.profiler()
+        if not (profiler and profiler.slows_step):
+            self._usual_steps += 1
+            self._usual_s += seconds
         self._pending.append(loss)
         device = getattr(loss, "device", None)
         if device is None or device.type == "cpu":
@@ -78,7 +92,7 @@ class Progress:
         """Take in an epoch; what came after its last step, such as an evaluation, is no part of its time."""
         self._resolve()
         steps = self.steps - sum(each["steps"] for each in self._epochs)
-        seconds = self._step_began - self._epoch_began
+        samples = self._plan.samples_per_step
         losses = [each for each in self._losses[self.steps - steps :] if each is not None]
         self._epochs.append(
             {
@@ -86,12 +100,12 @@ class Progress:
                 "steps": steps,
                 "loss_mean": math.fsum(losses) / len(losses) if losses else None,
                 "accuracy": accuracy,
-                "samples_per_s": steps * self._plan.samples_per_step / seconds if steps and seconds > 0 else None,
-                "seconds": seconds,
+                "samples_per_s": self._usual_steps * samples / self._usual_s if self._usual_steps else None,
+                "seconds": self._step_began - self._epoch_began,
             }
         )
         self.write()
-        self._epoch_began = self._step_began = self._clock()
+        self.begin_epoch()
 
     def end(self, error: BaseException | None) -> None:
         """End; `error` is what ended the training, None where it ended well."""
@@ -142,6 +156,11 @@ class Progress:
                 "samples_per_s": self._speeds[:known],
             },
         }
+
+    def _training_s(self) -> float:
+        """Return the seconds of a clock that stands still while the profiler is at work between two steps."""
+        profiler = self.profiler()
+        return self._clock() - (profiler.between_steps_s if profiler else 0.0)
 
     def _resolve(self) -> None:
         """Fetch the losses that are not known yet."""

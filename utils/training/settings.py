@@ -1,8 +1,8 @@
 """The settings of `profile_training.py`: the schema of configs/training.yaml."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from utils.config import Device, Name, Section
 
@@ -52,3 +52,14 @@ class TrainingSettings(Section):
     data: Data = Data()
     training: Training = Training()
     profiling: Profiling = Profiling()
+
+    @model_validator(mode="after")
+    def _the_trainer_takes_the_first_gpu(self) -> Self:
+        index = self.device.removeprefix("cuda:")
+        if self.framework == "trainer" and index.isdigit() and int(index) > 0:
+            raise ValueError(
+                f"framework is 'trainer', which trains on the first GPU it sees, and device is {self.device!r}; "
+                f"set device=cuda and CUDA_VISIBLE_DEVICES={index}, so that it sees that one alone, "
+                "or use another framework"
+            )
+        return self

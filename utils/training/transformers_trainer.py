@@ -43,13 +43,15 @@ def _profiled(job: Job, trainer: Trainer) -> contextlib.AbstractContextManager[A
         active_steps=profiling.active_steps,
         num_cycles=profiling.repeat_cycles,
         run_folder=job.folder,
+        schedule_every_n_steps=profiling.schedule_every_n_steps,
     )
+    job.progress.profiler = lambda: callback.manager
     return callback.attach(trainer)
 
 
 def _arguments(job: Job) -> TrainingArguments:
     training, plan = job.settings.training, job.plan
-    return TrainingArguments(
+    arguments = TrainingArguments(
         output_dir=str(job.folder),  # must be given; nothing is saved
         max_steps=plan.steps,
         per_device_train_batch_size=plan.batch_size,
@@ -70,6 +72,8 @@ def _arguments(job: Job) -> TrainingArguments:
         ddp_find_unused_parameters=False,
         use_cpu=job.process.device.type == "cpu",
     )
+    arguments._n_gpu = min(arguments.n_gpu, 1)  # or one process takes all, by DataParallel, with a batch for each
+    return arguments
 
 
 class _Report(TrainerCallback):
@@ -78,6 +82,10 @@ class _Report(TrainerCallback):
     def __init__(self, job: Job, losses: Losses) -> None:
         self._job = job
         self._losses = losses
+
+    def on_epoch_begin(self, *args: Any, **kwargs: Any) -> None:
+        """Begin an epoch."""
+        self._job.progress.begin_epoch()
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
         """Take in a step."""

@@ -9,6 +9,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from boundby.capture import CaptureOptions, Cycle, Schedule
+from boundby.capture.manifest import MAX_TRACE_MB, trace_limit
 from boundby.integrations.transformers.attachment import Attachment
 from boundby.integrations.transformers.hook_marks import HookMarks
 from boundby.integrations.transformers.iteration import (
@@ -19,7 +20,7 @@ from boundby.integrations.transformers.iteration import (
     folder_name,
     runs_in,
 )
-from boundby.integrations.transformers.nsight import NsightMode
+from boundby.integrations.transformers.nsight import NO_TRACE_WANTED, NsightMode
 from boundby.training.manager import ManagerOptions, ProfilerManager
 
 logger = logging.getLogger(__name__)
@@ -36,8 +37,10 @@ class ProfCallback(TrainerCallback):
     gets its files, where X is the Trainer's `global_step` after the last of them; a second training with this
     `output_dir` leaves them alone and writes `iteration_X_run2`. `profile_memory` needs shapes and stacks and switches
     them on. Stage times, summary, manifest, table of operators and the first trace go to
-    `run_folder`, which is `output_dir` if not given. A cycle's steps are optimizer steps; a schedule longer than the
-    training is shortened to it.
+    `run_folder`, which is `output_dir` if not given. A cycle's steps are optimizer steps; with `schedule_every_n_steps`
+    cycles begin that many steps apart, otherwise the next one follows at once. A schedule longer than the training is
+    shortened to it. In place of a trace of more than `max_trace_mb` of JSON another cycle records less; the trace is
+    kept all the same where the training has no room for one.
 
     Nothing here changes the training or ends it: what fails is logged once and stands in `manifest.json`. Of several
     cycles, only the last records stacks and the snapshot of memory, since stacks slow a step down.
@@ -63,15 +66,19 @@ class ProfCallback(TrainerCallback):
         nsight_systems_output_file: str | None = None,
         *,
         run_folder: str | Path | None = None,
+        schedule_every_n_steps: int = 0,
+        max_trace_mb: float = MAX_TRACE_MB,
     ) -> None:
         self.output_dir = Path(OUTPUT_DIR if output_dir is None else output_dir)
         self.run_folder = self.output_dir if run_folder is None else Path(run_folder)
-        self.schedule = Schedule(
-            WAIT if wait_steps is None else wait_steps,
-            WARMUP if warmup_steps is None else warmup_steps,
-            ACTIVE if active_steps is None else active_steps,
-            CYCLES if num_cycles is None else num_cycles,
+        self.schedule = Schedule.of_parameters(
+            wait_steps=WAIT if wait_steps is None else wait_steps,
+            warmup_steps=WARMUP if warmup_steps is None else warmup_steps,
+            active_steps=ACTIVE if active_steps is None else active_steps,
+            num_cycles=CYCLES if num_cycles is None else num_cycles,
+            schedule_every_n_steps=schedule_every_n_steps,
         )
+        self.max_trace_bytes = trace_limit(max_trace_mb)
         self.profile_memory = profile_memory
         self.with_stack = with_stack or profile_memory
         self.record_shapes = record_shapes or profile_memory
@@ -236,10 +243,12 @@ class ProfCallback(TrainerCallback):
             snapshot_path=self.run_folder / SNAPSHOT if self.exports.memory_timeline else None,
             shapes=self.record_shapes,
             memory=self.profile_memory,
+            max_trace_bytes=self.max_trace_bytes,
             nvtx=self._nsight is not None,
             stacks=self.with_stack,
         )
-        return ManagerOptions(trace=self._nsight is None or self._nsight.is_active, capture=capture)
+        is_recorded = self._nsight is None or self._nsight.is_active
+        return ManagerOptions(trace=is_recorded, no_trace_reason=NO_TRACE_WANTED, capture=capture)
 
     def _write_iteration(self, cycle: Cycle) -> None:
         manager = self.manager

@@ -9,15 +9,18 @@ from boundby.training.records import Kind
 from boundby.training.timer import StageTimer
 
 FORWARD_BACKWARD = "forward_backward"  # where the calls of the model cannot be told apart from what follows
+CALLED_BETWEEN = "the model is called more than once per micro-batch: what lies between counts as backward"
+ASIDE = "the model is called in a step in eval mode and without gradients too: that counts to what it lies in"
 NO_SPLIT = "not told from backward: the model is {}; attach the callback to the trainer to tell them apart"
 
 
 class HookMarks:
     """Marks one stage after the other; what is open ends when the next event comes.
 
-    Calls of the model outside of a step, such as those of an evaluation, are not marked. Data is everything from the
-    end of a step, or what is done after it, to the next step; backward is everything from the end of the model's call
-    to the next event, which after the last micro-batch includes the clipping of gradients.
+    Calls of the model outside of a step are not marked. Nor are those in eval mode and without gradients: they are of
+    an evaluation, which follows a step that an exception has ended, as nobody tells, or part of what the step does.
+    Data is everything from the end of a step, or what is done after it, to the next step; backward is everything from
+    the end of the model's call to the next event, which after the last micro-batch includes the clipping of gradients.
     """
 
     def __init__(self, timer: StageTimer) -> None:
@@ -26,6 +29,7 @@ class HookMarks:
         self._after: str | None = None  # what begins when logs, evaluation and checkpoint of the moment are over
         self._is_in_step = self._is_in_epoch = False
         self._splits = False
+        self._has_aside = False  # a call in eval mode and without gradients, since the last event of the step
         self._depth = 0  # of calls of the model inside one another
         self._hooks: list[Any] = []
 
@@ -70,15 +74,17 @@ class HookMarks:
         if self._open == stages.DATA:
             self._leave()
         self._drop()
-        self._is_in_step = True
+        self._is_in_step, self._has_aside = True, False
         self._enter(None if self._splits else FORWARD_BACKWARD)
 
     def substep_end(self) -> None:
         """One micro-batch is done, another one follows."""
+        self._note_aside()
         self._enter(None if self._splits else FORWARD_BACKWARD)
 
     def pre_optimizer_step(self) -> None:
         """The gradients are there."""
+        self._note_aside()
         self._enter(stages.OPTIMIZER)
 
     def optimizer_step(self) -> None:
@@ -127,13 +133,21 @@ class HookMarks:
         else:
             self._enter(stages.CHECKPOINT if control.should_save else self._after)
 
-    def _forward_begins(self, *_: Any) -> None:
+    def _note_aside(self) -> None:
+        """Tell of calls that were not marked: the step goes on, so that they were not those of an evaluation."""
+        if self._has_aside:
+            self._timer.remarks.add(stages.FORWARD, ASIDE)
+            self._has_aside = False
+
+    def _forward_begins(self, model: torch.nn.Module, *_: Any) -> None:
         self._depth += 1
         if self._depth > 1 or not self._is_in_step:
             return
+        if not model.training and not torch.is_grad_enabled():
+            self._has_aside = True
+            return
         if self._open == stages.BACKWARD:
-            reason = "the model is called more than once per micro-batch: what lies between counts as backward"
-            self._timer.remarks.add(stages.BACKWARD, reason)
+            self._timer.remarks.add(stages.BACKWARD, CALLED_BETWEEN)
         self._enter(stages.FORWARD)
 
     def _forward_ends(self, *_: Any) -> None:

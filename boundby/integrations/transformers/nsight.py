@@ -12,6 +12,7 @@ from boundby.training.manager import ProfilerManager
 from boundby.training.remarks import Remarks
 
 ABSENT = "this program does not run under it; torch.profiler stays off, and the stages alone are timed. Start it with: "
+NO_TRACE_WANTED = "enable_nsight_systems keeps torch.profiler off; without it a few steps are recorded"
 TRACED = "cuda,nvtx,osrt"
 
 

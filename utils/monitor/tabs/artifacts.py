@@ -89,6 +89,8 @@ def _missing(shown: Shown) -> None:
         document, fault = shown.folder.document(name)
         if fault:
             rows.append({"file": name, "what": name, "why": fault})
+        if document.get("trace_reason"):
+            rows.append(_remark(name, {"what": "trace", "reason": document["trace_reason"]}))
         for key in ("unavailable", "downgrades"):
             listed = document.get(key)
             rows += [_remark(name, each) for each in (listed if isinstance(listed, list) else [])]

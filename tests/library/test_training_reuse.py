@@ -1,0 +1,231 @@
+"""A folder that is used again holds the newest run alone, and a profiler that has ended stays off.
+
+python -m pytest tests/library/test_training_reuse.py
+"""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from boundby import files
+from boundby.capture import CaptureOptions, Schedule
+from boundby.capture.export import Exported
+from boundby.training import ManagerOptions, ProfilerManager, StageTimer, TimerOptions
+from boundby.training.earlier import remove_earlier
+from boundby.training.results import RunFiles
+
+CPU = torch.device("cpu")
+STAGES = ["manifest.json", "profiler_summary.json", "stage_log.jsonl", "stage_times.json"]
+NOBODY = 2**30  # above the largest number that Linux gives a process
+
+
+def manager_in(folder: Path, schedule: Schedule | None = None, said: list[str] | None = None, **options):
+    given = ManagerOptions(TimerOptions(in_background=False), **options)
+    say = None if said is None else said.append
+    return ProfilerManager(folder, device=CPU, schedule=schedule or Schedule(1, 1, 1), options=given, say=say)
+
+
+def train(manager: ProfilerManager | StageTimer, steps: int = 6) -> None:
+    for _ in range(steps):
+        with manager.stage("forward"):
+            torch.ones(4).sum()
+        manager.step()
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def contents_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def manifest_in(folder: Path) -> dict:
+    return json.loads((folder / "manifest.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made") / "run"
+    options = CaptureOptions(stacks_path=folder / "my_stacks.txt")
+    with manager_in(folder, Schedule(0, 1, 1, 2), capture=options) as manager:
+        train(manager)
+    (folder / "notes.txt").write_text("mine")
+    recording = ["my_stacks.txt", "op_stats.csv", "trace.json", "trace_cycle1.json", "trace_cycle2.json"]
+    assert names_in(folder) == sorted([*STAGES, *recording, "notes.txt"])
+    return folder
+
+
+@pytest.fixture
+def recorded(made: Path, tmp_path: Path) -> Path:
+    """A folder with the recording of a run of two cycles with stacks, and a file of the user's."""
+    folder = Path(shutil.copytree(made, tmp_path / "run"))
+    manifest = folder / "manifest.json"
+    manifest.write_text(manifest.read_text().replace(str(made), str(folder)))
+    return folder
+
+
+def test_a_run_without_a_trace_leaves_nothing_of_an_earlier_recording(recorded: Path) -> None:
+    with manager_in(recorded, trace=False) as manager:
+        train(manager)
+    assert names_in(recorded) == sorted([*STAGES, "notes.txt"])
+    manifest = manifest_in(recorded)
+    assert (manifest["trace_wanted"], manifest["trace_path"], manifest["steps_recorded"]) == (False, None, 0)
+    assert "ManagerOptions.trace is False" in manifest["trace_reason"]
+
+
+def test_a_recording_of_fewer_cycles_leaves_nothing_of_an_earlier_one(recorded: Path) -> None:
+    with manager_in(recorded) as manager:
+        train(manager)
+    assert names_in(recorded) == sorted([*STAGES, "notes.txt", "op_stats.csv", "trace.json"])
+    assert manifest_in(recorded)["trace_wanted"] and manifest_in(recorded)["trace_reason"] is None
+
+
+def test_the_earlier_recording_has_gone_when_the_first_step_begins(recorded: Path) -> None:
+    manager = manager_in(recorded)
+    manager.start()
+    assert names_in(recorded) == ["notes.txt", "stage_log.jsonl", "stage_times.json"]
+    manager.stop()
+
+
+def test_files_elsewhere_that_a_manifest_names_stay(tmp_path: Path, recorded: Path) -> None:
+    elsewhere = tmp_path / "notes.txt"
+    elsewhere.write_text("mine too")
+    files.write_json(recorded / "manifest.json", manifest_in(recorded) | {"stacks_path": str(elsewhere)})
+    assert remove_earlier(RunFiles(recorded, 0, 1)) is None
+    assert elsewhere.exists() and (recorded / "notes.txt").exists() and not (recorded / "trace.json").exists()
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"cycles": 3}', '{"cycles": [3]}', '{"trace_path": 3}'])
+def test_a_damaged_manifest_hinders_nothing(recorded: Path, content: str) -> None:
+    (recorded / "manifest.json").write_text(content)
+    assert remove_earlier(RunFiles(recorded, 0, 1)) is None
+    assert names_in(recorded) == ["my_stacks.txt", "notes.txt", "stage_log.jsonl", "stage_times.json"]
+
+
+def test_a_process_removes_what_is_its_own_and_the_first_also_the_sum(tmp_path: Path) -> None:
+    names = [f"rank{rank}_{name}" for rank in (0, 1) for name in ("manifest.json", "trace.json", "trace_cycle2.json")]
+    for name in [*names, "profiler_summary.json", "rank1_profiler_summary.json", "trace.json"]:
+        (tmp_path / name).write_text("{}")
+    remove_earlier(RunFiles(tmp_path, 1, 2))
+    assert names_in(tmp_path) == sorted([*names[:3], "profiler_summary.json", "trace.json"])
+    remove_earlier(RunFiles(tmp_path, 0, 2))
+    assert names_in(tmp_path) == ["trace.json"]  # of a run of one process, which `ranks_in` tells apart
+
+
+def test_nothing_of_a_run_that_goes_on_is_removed(recorded: Path) -> None:
+    running = manager_in(recorded)
+    running.start()
+    train(running)
+    before = contents_of(recorded)
+    assert {"trace.json", "op_stats.csv", "manifest.json"} <= set(before)
+    said: list[str] = []
+    second = manager_in(recorded, said=said)
+    second.start()
+    after = contents_of(recorded)
+    assert {name: after.get(name) for name in before if not name.startswith("stage_")} == {
+        name: each for name, each in before.items() if not name.startswith("stage_")
+    }
+    assert len(said) == 1 and "another profiler of this process still writes there" in said[0]
+    second.stop()
+    running.stop()
+
+
+@pytest.mark.parametrize(
+    ("pid", "started_after_s", "is_kept"),
+    [
+        pytest.param(os.getppid(), 10.0, True, id="alive"),
+        pytest.param(os.getppid(), -10.0, False, id="a later process with its number"),
+        pytest.param(NOBODY, 10.0, False, id="killed"),
+        pytest.param(None, 10.0, False, id="unknown"),
+    ],
+)
+def test_a_run_of_another_process_goes_on_while_that_process_lives(
+    recorded: Path, pid: int | None, started_after_s: float, is_kept: bool
+) -> None:
+    path = recorded / "stage_times.json"
+    began = psutil.Process(os.getppid()).create_time() + started_after_s
+    files.write_json(path, json.loads(path.read_text()) | {"status": "running", "pid": pid, "started_unix_s": began})
+    reason = remove_earlier(RunFiles(recorded, 0, 1))
+    assert (recorded / "trace.json").exists() is is_kept
+    assert (f"process {pid} still writes there" in reason) if is_kept else reason is None
+
+
+def test_a_folder_that_does_not_let_go_is_a_remark(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: object, **__: object) -> None:
+        raise PermissionError("read-only")
+
+    said: list[str] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuses)
+        manager = manager_in(recorded, said=said)
+        manager.start()
+    train(manager)
+    manager.stop()
+    assert "earlier run: PermissionError: read-only" in said
+    assert manifest_in(recorded)["steps_recorded"] == 1
+
+
+def test_a_profiler_that_has_ended_stays_off_and_says_so(tmp_path: Path) -> None:
+    said: list[str] = []
+    manager = manager_in(tmp_path, said=said)
+    with manager:
+        train(manager)
+    before = contents_of(tmp_path)
+    for _ in range(2):
+        with manager:
+            train(manager)
+    assert contents_of(tmp_path) == before
+    assert said == ["profiler: it has ended; make a new one for another loop: nothing of this one is recorded"]
+    assert [(each.what, each.count) for each in manager.snapshot().remarks] == [("profiler", 2)]
+    assert manager.snapshot().last_step == 5
+
+
+def test_a_timer_that_has_ended_stays_off_and_says_so(tmp_path: Path) -> None:
+    said: list[str] = []
+    timer = StageTimer(tmp_path, say=said.append, options=TimerOptions(in_background=False))
+    with timer:
+        train(timer)
+        timer.start()
+    assert said == []  # while it runs, to start it again is nothing
+    before = contents_of(tmp_path)
+    with timer:
+        train(timer)
+    assert contents_of(tmp_path) == before
+    assert said == ["stage timer: it has ended; make a new one for another loop: nothing of this one is recorded"]
+    assert timer.snapshot().last_step == 5
+
+
+def test_a_profiler_that_is_off_says_nothing_when_it_is_used_again(tmp_path: Path) -> None:
+    said: list[str] = []
+    manager = ProfilerManager(tmp_path / "run", enabled=False, say=said.append)
+    for _ in range(2):
+        with manager:
+            train(manager)
+    assert said == [] and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_what_follows_from_settings_and_loop_is_written_and_not_said(tmp_path: Path, steps: int) -> None:
+    said: list[str] = []
+    options = CaptureOptions(stacks=True)
+    manager = manager_in(tmp_path, Schedule(1, 0, 3), said, capture=options)
+    manager.start()
+    train(manager, steps)
+    manager.stop()
+    downgrades = manifest_in(tmp_path)["downgrades"]
+    assert said == [] and {"warm-up", "trace"} <= {each["what"] for each in downgrades}
+    assert all(each["is_foreseen"] for each in downgrades)
+
+
+def test_steps_that_are_lost_in_the_trace_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(Exported, "steps", 1)
+    with manager_in(tmp_path, Schedule(1, 1, 2), said) as manager:
+        train(manager)
+    assert said == ["steps: 1 of 2 are in the trace"]

@@ -1,0 +1,214 @@
+"""An epoch has the time of the training in it, and is left out if one of its own steps was slowed down.
+
+python -m pytest tests/library/test_training_spans.py
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from boundby.capture import Recorder, Schedule
+from boundby.training import ManagerOptions, ProfilerManager, StageTimer, TimerOptions
+from boundby.training.loop import ENOUGH_EVENTS
+from boundby.training.ring import CUT, DISTURBED, RAISED
+from tests.timed_loops import Clock, S, host_ns, run
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def timer(clock: Clock) -> Iterator[StageTimer]:
+    with StageTimer(clock=clock) as timer:
+        yield timer
+
+
+def flags(timer: StageTimer) -> list[int]:
+    return timer.snapshot().rows_of("epoch", "span")["flags"].tolist()
+
+
+def restart(timer: StageTimer, clock: Clock, seconds: float, *, disturbs: bool) -> None:
+    """Do what a profiler does between two steps: something for so many seconds, and perhaps it slows down the next."""
+    clock.advance(seconds)
+    timer.restart_step()
+    if disturbs:
+        timer.disturb()
+
+
+def train(timer: StageTimer, clock: Clock, disturbed: set[int], evaluate: Callable[[], None] = lambda: None) -> None:
+    """Run two epochs of four steps of a second, and the profiler for 10 seconds behind each step."""
+    restart(timer, clock, 10, disturbs=0 in disturbed)
+    for epoch in range(2):
+        with timer.span("epoch"):
+            for step in range(4 * epoch, 4 * epoch + 4):
+                run(timer, clock, forward=1)
+                timer.step()
+                restart(timer, clock, 10, disturbs=step + 1 in disturbed)
+        evaluate()
+
+
+def test_what_the_profiler_does_between_steps_is_in_no_epoch(timer: StageTimer, clock: Clock) -> None:
+    train(timer, clock, set())
+    assert host_ns(timer, "epoch", "span") == [4 * S, 4 * S]
+    assert host_ns(timer, "step", "step") == [S] * 8
+
+
+def test_it_is_in_none_of_the_spans_inside_one_another_either(timer: StageTimer, clock: Clock) -> None:
+    with timer.span("run"), timer.stage("fold"):  # this one becomes a span with the first step
+        train(timer, clock, set())
+    assert host_ns(timer, "run", "span") == [8 * S]
+    assert host_ns(timer, "fold", "span") == [8 * S]
+
+
+def test_a_span_that_begins_between_a_step_and_what_follows_it_loses_its_own_part_alone(
+    timer: StageTimer, clock: Clock
+) -> None:
+    timer.step()
+    clock.advance(3)
+    with timer.span("epoch"):
+        with timer.excluded():
+            clock.advance(2)
+        clock.advance(5)
+        timer.restart_step()
+        run(timer, clock, forward=1)
+        timer.step()
+        run(timer, clock, forward=1)
+    assert host_ns(timer, "epoch", "span") == [2 * S]
+
+
+def test_a_step_that_begins_anew_takes_the_stages_with_it_that_are_open(timer: StageTimer, clock: Clock) -> None:
+    with timer.stage("update"):
+        run(timer, clock, forward=2)
+        with timer.excluded():
+            clock.advance(4)
+            timer.restart_step()
+            clock.advance(8)
+        clock.advance(1)
+        run(timer, clock, forward=16)
+    timer.step()
+    assert host_ns(timer, "step", "step") == host_ns(timer, "update") == [17 * S]
+    assert timer.snapshot().stage("update").self_total_s == 1
+    assert host_ns(timer, "evaluation", "excluded") == [8 * S]
+
+
+def test_an_evaluation_within_an_epoch_is_taken_out_of_it(timer: StageTimer, clock: Clock) -> None:
+    with timer.span("epoch"):
+        for _ in range(2):
+            run(timer, clock, forward=1)
+            with timer.excluded():
+                clock.advance(8)
+            timer.step()
+            with timer.excluded():
+                clock.advance(8)
+            restart(timer, clock, 10, disturbs=False)
+    assert host_ns(timer, "epoch", "span") == [2 * S]
+
+
+@pytest.mark.parametrize(
+    ("disturbed", "expected"),
+    [
+        (set(), [0, 0]),
+        ({0}, [DISTURBED, 0]),
+        ({2}, [DISTURBED, 0]),
+        ({3}, [DISTURBED, 0]),
+        ({4}, [0, DISTURBED]),  # it runs when the first epoch ends, and is none of its steps
+        ({7}, [0, DISTURBED]),
+        ({8}, [0, 0]),
+        ({3, 4}, [DISTURBED, DISTURBED]),
+    ],
+)
+def test_an_epoch_is_left_out_if_one_of_its_own_steps_was_disturbed(
+    timer: StageTimer, clock: Clock, disturbed: set[int], expected: list[int]
+) -> None:
+    train(timer, clock, disturbed, lambda: timer.metrics({"accuracy": 1.0}))
+    assert flags(timer) == expected
+    epochs = timer.snapshot().stage("epoch", "span")
+    assert (epochs.host_s.n, epochs.unusual) == (expected.count(0), 2 - expected.count(0))
+
+
+@pytest.mark.parametrize(("disturbed", "expected"), [(0, [DISTURBED, 0]), (1, [0, DISTURBED])])
+def test_a_step_that_lies_in_two_epochs_belongs_to_that_with_the_most_of_it(
+    timer: StageTimer, clock: Clock, disturbed: int, expected: list[int]
+) -> None:
+    """As in Lightning, where a step ends when the first batch of the next epoch is fetched."""
+    for step in range(2):
+        if step == disturbed:
+            timer.disturb()
+        with timer.span("epoch"):
+            clock.advance(0.125)
+            if step:
+                timer.step()
+                if step == disturbed:
+                    timer.disturb()
+            run(timer, clock, forward=4)
+            with timer.excluded():
+                clock.advance(8)
+    assert flags(timer) == expected
+
+
+def test_a_span_that_an_exception_leaves_says_so_beside_the_rest(timer: StageTimer, clock: Clock) -> None:
+    timer.disturb()
+    with pytest.raises(ValueError), timer.span("epoch"):
+        run(timer, clock, forward=1)
+        timer.step()
+        raise ValueError
+    assert flags(timer) == [DISTURBED | RAISED]
+    assert not flags(timer)[0] & CUT
+
+
+def test_the_time_that_understanding_takes_is_in_no_epoch(clock: Clock) -> None:
+    """The clock moves when the timer begins the step anew after it has understood what was noted."""
+    timer = StageTimer(clock=clock)
+    timer.start()
+    understand = timer._loop.settle
+    timer._loop.settle = lambda **how: (understand(**how), clock.advance(5))
+    began = clock()
+    with timer.span("epoch"):
+        for _ in range(ENOUGH_EVENTS + 1):
+            timer.step()
+    assert clock() == began + 5 * S, "it was understood once"
+    timer.stop()
+    assert host_ns(timer, "epoch", "span") == [0]
+
+
+def test_recording_and_reading_between_steps_are_in_no_epoch_and_the_manager_tells_how_long_they_took(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = Recorder.step
+
+    def slow(recorder: Recorder) -> None:
+        step(recorder)
+        clock.advance(10)
+
+    monkeypatch.setattr(Recorder, "step", slow)
+    monkeypatch.setattr("boundby.training.manager.perf_counter", lambda: clock() / S)
+    manager = ProfilerManager(
+        tmp_path,
+        device=torch.device("cpu"),
+        schedule=Schedule(1, 1, 1),
+        options=ManagerOptions(TimerOptions(in_background=False), readings=False),
+    )
+    manager.timer._clock = clock
+    told = []
+    with manager:
+        for _ in range(2):
+            with manager.span("epoch"):
+                for _ in range(3):
+                    told.append((manager.slows_step, manager.between_steps_s))
+                    run(manager.timer, clock, forward=1)
+                    manager.step()
+    assert told == [(False, 0), (True, 10), (True, 20), (False, 30), (False, 40), (False, 50)]
+    assert host_ns(manager.timer, "epoch", "span") == [3 * S, 3 * S]
+    assert flags(manager.timer) == [DISTURBED, 0]
+    assert manager.snapshot().stage("epoch", "span").host_s.total == 3
+
+
+def test_a_manager_that_is_off_takes_no_time_and_slows_no_step(tmp_path: Path) -> None:
+    manager = ProfilerManager(tmp_path, enabled=False)
+    with manager:
+        manager.step()
+        assert (manager.between_steps_s, manager.slows_step) == (0, False)

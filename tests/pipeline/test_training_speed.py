@@ -1,0 +1,94 @@
+"""The speed that a recorded training tells is that of the training, by a clock that moves where the test says.
+
+python -m pytest tests/pipeline/test_training_speed.py
+"""
+
+import functools
+import importlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from boundby.capture import Recorder
+from boundby.training import manager
+from utils.training import frameworks, run
+from utils.training.progress import Progress
+from utils.training.settings import TrainingSettings
+from utils.yaml_settings import load
+
+ROOT = Path(__file__).resolve().parents[2]
+STEP_S, SLOW_S, PROFILER_S, SETUP_S = 1.0, 4.0, 64.0, 1024.0
+SETTINGS = (
+    "profiling.enabled=true",
+    "profiling.wait_steps=1",
+    "profiling.warmup_steps=1",
+    "profiling.active_steps=2",
+    "profiling.repeat_cycles=1",
+    "training.steps_per_epoch=5",
+    "training.max_epochs=2",
+    "training.accumulate_grad_batches=2",
+    "data.subsample_percentage=0.2",
+)
+DISTURBED = (1, 2, 3)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    """Yield a clock that each step moves, a slow one more, and what is no part of a step most."""
+    clock, recorders = Clock(), []
+    start, step, fit = Recorder.start, Recorder.step, frameworks.fit
+
+    def started(recorder: Recorder, *args: Any) -> None:
+        start(recorder, *args)
+        recorders.append(recorder)
+
+    def recorded(recorder: Recorder) -> None:
+        step(recorder)
+        clock.now += PROFILER_S
+
+    def fitted(job: Any) -> None:
+        clock.now += SETUP_S
+        fit(job)
+
+    def stepped(*_: Any) -> None:
+        clock.now += SLOW_S if recorders[0].is_at_work else STEP_S
+
+    monkeypatch.setattr(Recorder, "start", started)
+    monkeypatch.setattr(Recorder, "step", recorded)
+    monkeypatch.setattr(frameworks, "fit", fitted)
+    monkeypatch.setattr(run, "Progress", functools.partial(Progress, clock=clock))
+    monkeypatch.setattr(manager, "perf_counter", clock)
+    hook = register_optimizer_step_post_hook(stepped)
+    yield clock
+    hook.remove()
+
+
+@pytest.mark.parametrize("framework", ["loop", "trainer", "lightning"])
+def test_export_recording_and_setup_are_in_no_speed_of_a_training(
+    tmp_path: Path, clock: Clock, framework: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    overrides = [f"framework={framework}", f"profiling.output_dir={tmp_path / 'logs'}", *SETTINGS]
+    settings = load(TrainingSettings, ROOT / "configs" / "training.yaml", overrides)
+    said: list[str] = []
+    importlib.import_module("utils.training.run").run(settings, None, tmp_path / "run", said.append, said.append)
+    found = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    samples = found["samples_per_step"]
+    durations = [SLOW_S if step in DISTURBED else STEP_S for step in range(10)]
+    assert found["steps"]["samples_per_s"] == [samples / each for each in durations]
+    assert [(each["seconds"], each["samples_per_s"]) for each in found["epochs"]] == [
+        (sum(durations[:5]), samples / STEP_S),
+        (sum(durations[5:]), samples / STEP_S),
+    ]
+    assert any(f"{samples / STEP_S:,.0f} samples/s in the last epoch" in text for text in said)
