@@ -18,7 +18,7 @@ from boundby.layers.engine import ObservabilityEngine
 from boundby.partition import ExecutionPlanner, VirtualNode
 from boundby.staged.comparison import compare
 from boundby.staged.contention import contention_of
-from boundby.staged.cuts import every_cut
+from boundby.staged.cuts import every_cut, plan_at
 from boundby.staged.records import Comparison, Regret
 from boundby.staged.running import run
 from boundby.staged.settling import Settled, settle
@@ -30,9 +30,11 @@ from tests.layer_models import token_ids
 pytestmark = [pytest.mark.truth, pytest.mark.timeout(3600)]
 
 ROOT = Path(__file__).resolve().parents[2]
-ATTEMPTS = 5
+ATTEMPTS = 10
 MOST_ERROR, MOST_REGRET = 0.15, 0.05
-MOST_DRIFT = 0.07  # of the machine, as the whole model in this process shows it: half of the error that is allowed
+# Of the machine from before the profile until after the run, as the whole model in this process shows it: half of the
+# error that is allowed. It has two speeds a fifth apart, and changes within a minute.
+MOST_DRIFT = 0.07
 RAM_GB = 0.1  # neither holds the whole model: there are two stages, however much they slow one another down
 NODES = [VirtualNode(name, "cpu", ram_gb=RAM_GB, machine="this one") for name in ("first", "second")]
 
@@ -55,17 +57,21 @@ def gpt2():
     return model, {"input_ids": token_ids(1, 64, 8000), "use_cache": False}
 
 
+def planner_of(gpt2, folder) -> ExecutionPlanner:
+    model, inputs = gpt2
+    return ExecutionPlanner(ObservabilityEngine(model, folder).profile(inputs, 30), extra_live_bytes=0)
+
+
 def planned(gpt2, folder):
     """Return the planner, the measured link, and the plan of most throughput over two nodes, with their contention."""
     model, inputs = gpt2
-    profile = ObservabilityEngine(model, folder).profile(inputs, 30).profile
-    planner, link = ExecutionPlanner(profile, extra_live_bytes=0), measured_link()
+    planner, link = planner_of(gpt2, folder), measured_link()
     found = settle(
         lambda nodes: planner.generate_plan(nodes, "throughput", link, in_order=True),
         lambda plan: contention_of(model, plan, inputs),
         NODES,
     )
-    print(f"link: {link.latency_s * 1e6:.0f} us, {link.bytes_per_s / 1e9:.2f} GB/s; {profile.coverage}")
+    print(f"link: {link.latency_s * 1e6:.0f} us, {link.bytes_per_s / 1e9:.2f} GB/s")
     show_contention(found)
     return planner, link, found
 
@@ -104,11 +110,14 @@ def show(attempt: int, found: Comparison) -> None:
 def test_predictions_of_stages_latency_and_period_are_within_15_percent(gpt2, tmp_path, one_thread):
     model, inputs = gpt2
     for attempt in range(1, ATTEMPTS + 1):
-        before_s = forward_s(gpt2)
-        _, _, settled = planned(gpt2, tmp_path / str(attempt))
-        plan = settled.plan
+        _, link, settled = planned(gpt2, tmp_path / f"contention {attempt}")
+        alone_s = [forward_s(gpt2)]
+        chains = planner_of(gpt2, tmp_path / f"profile {attempt}").chains  # anew, so that it is of the run's minute
+        alone_s.append(forward_s(gpt2))
+        plan = plan_at([settled.plan.stages[1].first_unit], settled.plan, chains, settled.nodes, link)
         result = run(model, plan, inputs)
-        drift = forward_s(gpt2) / before_s - 1
+        alone_s.append(forward_s(gpt2))
+        drift = max(alone_s) / min(alone_s) - 1
         with torch.no_grad():
             assert torch.equal(result.outputs.logits, model(**inputs).logits)
         simulated = simulate(plan, 40)
@@ -118,10 +127,11 @@ def test_predictions_of_stages_latency_and_period_are_within_15_percent(gpt2, tm
         print(plan)
         show(attempt, found)
         print(f"  simulated period: {1e3 * simulated.period_s:.3f} ms")
-        print(f"  the model alone, after the run against before it: {100 * drift:+.1f} %")
+        alone = ", ".join(f"{1e3 * each:.2f}" for each in alone_s)
+        print(f"  the model alone before the profile, between it and the run, after the run: {alone} ms")
         errors = [each.signed for each in (*found.stages, found.latency, found.period)]
         contention = [each.doubts for turn in settled.turns for each in turn.contention]
-        is_clean = abs(drift) <= MOST_DRIFT and not is_disturbed(plan.doubts, found.doubts, *contention)
+        is_clean = drift <= MOST_DRIFT and not is_disturbed(plan.doubts, found.doubts, *contention)
         if max(map(abs, errors)) <= MOST_ERROR or is_clean:
             break
     assert max(map(abs, errors)) <= MOST_ERROR
