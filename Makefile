@@ -32,7 +32,7 @@ run: setup  ## set up if needed, then the whole pipeline on configs/quickstart.y
 
 # One thread each: two workers with two OpenMP threads each on two cores spin against one another, up to 10 times slower.
 test: setup-test  ## set up if needed, then the test suite (deterministic, no wall-clock tolerance)
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -m "not truth" -n $(WORKERS) --dist worksteal $(ARGS)
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -m "not truth" -n $(WORKERS) $(ARGS)
 
 truth: setup-test  ## wall-clock truth, many real kills, big sizes; prints every attempt
 	$(PYTHON) -m pytest -m truth -s --timeout 3600 $(ARGS)

@@ -2,6 +2,7 @@
 
 import logging
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -22,7 +23,9 @@ def _leaves_nothing_behind() -> Iterator[None]:
     threads = set(threading.enumerate())
     loggers = {name: list(logging.getLogger(name).handlers) for name in LOGGERS}
     signals = {number: signal.getsignal(number) for number in SIGNALS}
+    main = sys.modules["__main__"]
     yield
+    sys.modules["__main__"] = main  # Streamlit's AppTest leaves its page there, which every spawned process would run
     left = [f"thread {each.name}" for each in threading.enumerate() if each not in threads and _is_ours(each)]
     for name, handlers in loggers.items():
         logger = logging.getLogger(name)
