@@ -11,17 +11,6 @@ from boundby.training import StageTimer
 from tests.timed_loops import Clock, S, host_ns, reasons, run
 
 
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def timer(clock: Clock) -> Iterator[StageTimer]:
-    with StageTimer(clock=clock) as timer:
-        yield timer
-
-
 def batches(clock: Clock) -> Iterator[int]:
     for each in range(3):
         clock.advance(2)

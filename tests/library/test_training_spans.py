@@ -3,7 +3,7 @@
 python -m pytest tests/library/test_training_spans.py
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,17 +14,6 @@ from boundby.training import ManagerOptions, ProfilerManager, StageTimer, TimerO
 from boundby.training.loop import ENOUGH_EVENTS
 from boundby.training.ring import CUT, DISTURBED, RAISED
 from tests.timed_loops import Clock, S, host_ns, run
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def timer(clock: Clock) -> Iterator[StageTimer]:
-    with StageTimer(clock=clock) as timer:
-        yield timer
 
 
 def flags(timer: StageTimer) -> list[int]:
