@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 
 from boundby import environment, files
-from boundby.device import describe, device_queue, synchronizer
+from boundby.device import describe, device_queue, is_gpu, is_host, synchronizer
 from boundby.disturbance import HostCounters, Watch
 from boundby.roofline import Interval, Limits
 from boundby.timer import Timer, Work
@@ -161,9 +161,9 @@ def measure(
         dispatch = bench.dispatch()
         compute = tuple(each for dtype in wanted for each in bench.compute(dtype))
         memory = [bench.memory(level, size) for level, size in _working_sets(device)]
-        if device.type == "cpu":
+        if is_host(device):
             memory.append(bench.new_memory(memory[-1]))
-    threads = torch.get_num_threads() if device.type == "cpu" else 1
+    threads = torch.get_num_threads() if is_host(device) else 1
     seen = "; ".join(each.text for each in watch.stop().disturbances(threads))
     return Ceilings(
         device=describe(device),
@@ -310,7 +310,7 @@ def cache_sizes(root: Path = Path("/sys/devices/system/cpu")) -> tuple[int, int]
 
 def _working_sets(device: torch.device) -> list[tuple[str, int]]:
     """Return the sizes at which bytes/s are measured: inside each cache, and far beyond the last."""
-    if device.type == "cuda":
+    if is_gpu(device):
         cache = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0) or 40 * 2**20
         return [("cache", cache // 2), ("memory", max(LEAST_MEMORY_BYTES, 8 * cache))]
     private, shared = cache_sizes()

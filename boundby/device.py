@@ -36,9 +36,19 @@ def pick_device(name: str = "auto") -> torch.device:
     return device
 
 
+def is_host(device: torch.device | str) -> bool:
+    """Tell whether the device is the host itself, where a call that returns is done and memory is the process's own."""
+    return torch.device(device).type == "cpu"
+
+
+def is_gpu(device: torch.device | str) -> bool:
+    """Tell whether the device is a GPU that this program can time and read: queued work, events, an allocator."""
+    return torch.device(device).type == "cuda"
+
+
 def synchronizer(device: torch.device) -> Callable[[], None]:
     """Return a callable that waits until the device has done all queued work; on a CPU it does nothing."""
-    if device.type == "cuda":
+    if is_gpu(device):
         return lambda: torch.cuda.synchronize(device)
     return lambda: None
 
@@ -80,12 +90,12 @@ class CudaQueue:
 
 def device_queue(device: torch.device) -> CudaQueue | None:
     """Return the queue of a device that runs behind the host, or None for a CPU, where a call that returns is done."""
-    return CudaQueue(device) if device.type == "cuda" else None
+    return CudaQueue(device) if is_gpu(device) else None
 
 
 def describe(device: torch.device) -> dict[str, Any]:
     """Return name, memory in bytes and, for a GPU, capability and number of multiprocessors."""
-    if device.type != "cuda":
+    if not is_gpu(device):
         return {"type": device.type, "threads": torch.get_num_threads()}
     properties = torch.cuda.get_device_properties(device)
     return {
@@ -100,7 +110,7 @@ def describe(device: torch.device) -> dict[str, Any]:
 
 def uuid_of(device: torch.device) -> str | None:
     """Return by what NVML finds the GPU, which it numbers otherwise than CUDA; None for a device that is none."""
-    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
+    return str(torch.cuda.get_device_properties(device).uuid) if is_gpu(device) else None
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -113,5 +123,5 @@ def is_out_of_memory(error: BaseException) -> bool:
 def release_memory(device: torch.device) -> None:
     """Give back what the allocator keeps; call it outside the `except` block, whose traceback holds the tensors."""
     gc.collect()
-    if device.type == "cuda":
+    if is_gpu(device):
         torch.cuda.empty_cache()

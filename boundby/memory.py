@@ -7,6 +7,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from boundby.device import is_gpu
 from boundby.environment import memory_limit_bytes
 
 NEAR_LIMIT = 0.9  # of the device's or the process's memory
@@ -40,7 +41,7 @@ class MemoryMeter:
 
     def start(self) -> None:
         """Set the peaks back to what is held now."""
-        if self._device.type == "cuda":
+        if is_gpu(self._device):
             torch.cuda.synchronize(self._device)
             torch.cuda.reset_peak_memory_stats(self._device)
             self._before = torch.cuda.memory_allocated(self._device)
@@ -52,7 +53,7 @@ class MemoryMeter:
         peak = self._peak_of_process() if self._peak_is_of_block else None
         reasons = [] if peak is not None else ["the kernel does not tell the peak of this process over a block"]
         doubts = _near("main memory", peak or resident, memory_limit_bytes())
-        if self._device.type != "cuda":
+        if not is_gpu(self._device):
             nothing = (None,) * 6
             return MemoryUse(*nothing, resident, peak, (CPU_REASON, *reasons), tuple(doubts))
         total = torch.cuda.get_device_properties(self._device).total_memory

@@ -19,7 +19,8 @@ def main(run: cli.Run) -> int:
     from dataclasses import replace
 
     from boundby import files
-    from utils.report import assembly, headline, html_page, pictures, plain_text, sources
+    from utils.render import html_page, plain_text
+    from utils.report import assembly, headline, pictures, sources
 
     data = sources.read(run)
     data = replace(data, pictures=pictures.draw(data))

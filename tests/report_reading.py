@@ -10,7 +10,8 @@ from tests import baseline_document as results
 from utils.artifacts import Layout
 from utils.cli import DEFAULT_CONFIG, Run
 from utils.console import Console
-from utils.report import advice, assembly, plain_text, sources
+from utils.render import plain_text
+from utils.report import advice, assembly, sources
 
 REMARKS = [{"what": "device events", "reason": "the profiler of this torch records none for cpu"}]
 POD = {

@@ -16,7 +16,7 @@ TORCH_FREE = (
     "boundby.trace",
     "boundby.trace.memory_page",
     "boundby.trace.operator_table",
-    "boundby.typesetting",
+    "boundby.formatting",
     "boundby.timer",
     "boundby.environment",
     "boundby.sampler",

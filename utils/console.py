@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
 
-from boundby.typesetting import printable
+from boundby.formatting import printable
 
 HEARTBEAT_S = 30.0
 LOGGER = logging.getLogger("boundby")

@@ -11,7 +11,7 @@ import torch
 from boundby import interventions
 from boundby.bottleneck import counted_quietly, interval, loads
 from boundby.ceilings import Ceilings
-from boundby.device import is_out_of_memory, release_memory
+from boundby.device import is_host, is_out_of_memory, release_memory
 from boundby.energy import EnergyMeter
 from boundby.environment import memory_limit_bytes
 from boundby.inference import Batch, forward
@@ -99,7 +99,7 @@ class _Case:
     ) -> None:
         self.subject, self.row, self.visits, self.measured, self.fixed_s = subject, row, visits, measured, fixed_s
         self.device, self.dtype = subject.selection.device, row["dtype"]
-        self.on_host = self.device.type == "cpu"
+        self.on_host = is_host(self.device)
         self.batches = subject.selection.batches(row["batch_size"], visits[0].batches)
         self.limits = subject.ceilings.limits(self.dtype)
         self.weights_bytes = float(sum(each.nbytes for each in subject.model.parameters()))

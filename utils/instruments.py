@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from boundby.device import uuid_of
+from boundby.device import is_gpu, is_host, uuid_of
 from boundby.disturbance import HostCounters, Reference, Watch, usable_cpus
 from boundby.energy import EnergyMeter, RaplCounter
 from boundby.environment import machine
@@ -22,7 +22,7 @@ def source(device: torch.device) -> Source:
 
 def watch(device: torch.device) -> Watch:
     """Return who notices disturbances; on a CPU with a reference work that shows a slower machine."""
-    if device.type != "cpu":
+    if not is_host(device):
         return Watch(HostCounters())
     square = torch.ones(REFERENCE_SIZE, REFERENCE_SIZE)
     out = torch.empty_like(square)
@@ -32,7 +32,7 @@ def watch(device: torch.device) -> Watch:
 def energy(device: torch.device, timer: Timer) -> tuple[EnergyMeter | None, float | None, str | None]:
     """Return the meter of this device and the watts it takes when idle, or why there is none."""
     try:
-        counter = nvml_source(uuid_of(device)) if device.type == "cuda" else RaplCounter()
+        counter = nvml_source(uuid_of(device)) if is_gpu(device) else RaplCounter()
         if not isinstance(counter, NvmlSource | RaplCounter):
             return None, None, counter.reason
         meter = EnergyMeter(counter, timer)

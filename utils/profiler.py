@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from boundby.device import device_queue, is_out_of_memory, release_memory, synchronizer
+from boundby.device import device_queue, is_host, is_out_of_memory, release_memory, synchronizer
 from boundby.disturbance import Conditions, Disturbance, Watch
 from boundby.inference import Batch, forward
 from boundby.sampler import NoSource, Sampler
@@ -203,7 +203,7 @@ class _Plan:
     @property
     def _threads(self) -> int:
         """How many threads of the host the work keeps busy: one issues it to a GPU."""
-        return torch.get_num_threads() if self.owner.device.type == "cpu" else 1
+        return torch.get_num_threads() if is_host(self.owner.device) else 1
 
     def _conditions(self, readings: dict[str, list[float]]) -> Conditions | None:
         """Return what the host's counters and the readings of the GPU say of the window, or None without a guard."""
@@ -255,7 +255,7 @@ class _Plan:
 
     def _pipelined(self, batches: list[Batch], so_far: list[Timing]) -> list[Timing]:
         """Return one block of queued calls; nothing on a CPU, where a call that returns has finished."""
-        if self.owner.device.type == "cpu":
+        if is_host(self.owner.device):
             return []
         one_pass = sum(each.seconds for each in so_far if each.quantity == "isolated") * len(batches)
         one_pass /= sum(each.quantity == "isolated" for each in so_far)
@@ -266,7 +266,7 @@ class _Plan:
 
     def _on_device(self, batches: list[Batch]) -> tuple[list[Timing], str | None]:
         """Return the times to bring each batch to the device, to issue it and to compute it, and why one is missing."""
-        if self.owner.device.type == "cpu":
+        if is_host(self.owner.device):
             return [], "a call on the CPU has computed when it returns: its time is the isolated latency"
         self._queue = self._queue or device_queue(self.owner.device)
         owner, timer, found = self.owner, self.owner.timer, []

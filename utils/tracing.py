@@ -17,7 +17,7 @@ from utils.artifacts import Layout
 from utils.cli import Run
 from utils.data import Rows, sample
 from utils.models import LoadedModel
-from utils.report import flame_graph
+from utils.render import flame_graph
 from utils.trace_analysis import document, text
 from utils.trace_analysis.traces import Examination, Examined
 

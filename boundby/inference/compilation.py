@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from boundby.device import is_gpu, is_host
 from boundby.inference import last_layer
 
 BACKEND = "inductor"
@@ -17,11 +18,11 @@ OPTIONS: dict[str, Any] = {"compile_threads": 1, "deterministic": True}
 
 def compile_obstacle(device: torch.device) -> str | None:
     """Return why nothing can be compiled for this device here; None where nothing is known to be in the way."""
-    if device.type == "cuda":
+    if is_gpu(device):
         from torch.utils._triton import has_triton
 
         return None if has_triton() else "Triton is missing, or the GPU is too old for it"
-    if device.type != "cpu":
+    if not is_host(device):
         return f"not tried on {device.type}"
     compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
     return None if shutil.which(compiler) else f"the C++ compiler {compiler} is missing; CXX names another"

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from boundby.device import is_gpu
 from boundby.inference import last_layer
 from boundby.inference.tokens import Tokens
 
@@ -60,7 +61,7 @@ def pack(
 
     def there(values: np.ndarray) -> torch.Tensor:
         tensor = torch.from_numpy(values)
-        return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+        return tensor.pin_memory().to(device, non_blocking=True) if is_gpu(device) else tensor
 
     return Pack(
         there(ids)[None],

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from boundby.ceilings import matmul_precision
+from boundby.device import is_gpu
 
 EFFECT_SIZE = 256  # of the measured product: above the sizes that kernels treat apart
 
@@ -55,7 +56,7 @@ def available(device: torch.device) -> tuple[str, ...]:
     overflow in it.
     """
     names = ["float32", "float32_fast"]
-    if device.type == "cuda":
+    if is_gpu(device):
         return (*names, "bfloat16") if torch.cuda.is_bf16_supported() else tuple(names)
     has_products = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return (*names, "bfloat16") if has_products else tuple(names)

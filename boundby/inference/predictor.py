@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from boundby.device import is_out_of_memory, release_memory, synchronizer
+from boundby.device import is_gpu, is_out_of_memory, release_memory, synchronizer
 from boundby.inference.exactness import margins
 from boundby.inference.precision import PRECISIONS, matmul_effect
 from boundby.inference.reference import one_by_one, require_classifier
@@ -190,7 +190,7 @@ class Predictor:
 
         On a CPU tokenizing would take the time from computing, so it comes before.
         """
-        if self.device.type != "cuda":
+        if not is_gpu(self.device):
             for texts in shards:
                 start = self._timer.clock()
                 tokens, seconds = self._timed_tokens(texts)

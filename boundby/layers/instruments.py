@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from boundby.device import synchronizer
+from boundby.device import is_gpu, is_host, synchronizer
 from boundby.disturbance import HostCounters, Watch
 from boundby.layers.attachment import Clock
 from boundby.layers.device_time import CudaMarks, DeviceMarks
@@ -40,8 +40,8 @@ class Instruments:
 
 def instruments_for(device: torch.device) -> Instruments:
     """Return the instruments of a CPU or a GPU. Raises ValueError for other devices."""
-    if device.type == "cpu":
+    if is_host(device):
         return Instruments()
-    if device.type == "cuda":
+    if is_gpu(device):
         return Instruments(synchronize=synchronizer(device), marks=CudaMarks(device), allocator=CudaAllocator(device))
     raise ValueError(f"layers on device {str(device)!r} cannot be timed; move the model to a CPU or a CUDA GPU")

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from boundby import environment
+from boundby.device import is_gpu
 from boundby.layers.assembly import Assembly, Findings
 from boundby.layers.attachment import Targets, opaque_reasons
 from boundby.layers.calls import CallTree
@@ -168,7 +169,7 @@ def _reasons(found: Findings, num_runs: int) -> dict[str, str]:
 
 
 def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
+    if is_gpu(device):
         return torch.cuda.get_device_name(device)
     return str(environment.machine()["cpu"])
 

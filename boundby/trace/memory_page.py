@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from html import escape
 
+from boundby.formatting import NOTHING, clean, number
 from boundby.trace.memory import MemoryUse
-from boundby.typesetting import NOTHING, clean, number
 
 WIDTH, HEIGHT = 1000, 260  # of a curve, in its own units
 LONGEST_NAME = 90

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from boundby.formatting import NOTHING, clean, number, table
 from boundby.trace.operators import OpStat, operator_rows
 from boundby.trace.stacks import frame_name
-from boundby.typesetting import NOTHING, clean, number, table
 
 Row = Mapping[str, Any]
 

@@ -226,7 +226,7 @@ class ProfilerManager:
     def _prepare(self) -> None:
         """Find out about process and device, and make what records the trace."""
         from boundby.capture import CaptureOptions, Naming, Recorder, Schedule, naming_of_process
-        from boundby.device import pick_device, uuid_of
+        from boundby.device import is_gpu, pick_device, uuid_of
         from boundby.training.cuda import CudaMarks
 
         timer, given = self.timer, self._options.timer
@@ -235,7 +235,7 @@ class ProfilerManager:
         self._place = RunFiles(self._folder, naming.rank, naming.world_size)
         self._guarded("earlier run", self._remove_earlier)
         timer.options = replace(timer.options, rank=naming.rank, world_size=naming.world_size, device=str(device))
-        if device.type == "cuda":
+        if is_gpu(device):
             timer.marks = CudaMarks(device)
         if self._options.readings:
             self._readings = Readings(Sources(PsutilSource(), nvml_source(uuid_of(device))))

@@ -10,7 +10,7 @@ import pytest
 
 from utils import receipts
 from utils.console import printable
-from utils.report import flame_graph
+from utils.render import flame_graph
 
 STACKS = [
     "train.py(9):_<module>;nn.Module:_Net_0;net.py(3):_forward;<built-in_function_linear> 600",
@@ -248,5 +248,5 @@ def test_script_finds_every_element_it_names():
 
 
 def test_template_is_part_of_what_a_step_depends_on():
-    _, reached = receipts._source(receipts.ROOT, "utils/report/flame_graph.py")
-    assert {"utils/report/flame_graph.html.j2", "utils/report/page.css"} <= set(reached)
+    _, reached = receipts._source(receipts.ROOT, "utils/render/flame_graph.py")
+    assert {"utils/render/flame_graph.html.j2", "utils/render/page.css"} <= set(reached)

@@ -5,8 +5,8 @@ from typing import get_args
 
 import pytest
 
-from utils.report import html_page, plain_text
-from utils.report.blocks import (
+from utils.render import html_page, plain_text
+from utils.render.blocks import (
     Admonition,
     Block,
     BulletList,
@@ -19,7 +19,7 @@ from utils.report.blocks import (
     Paragraph,
     Table,
 )
-from utils.report.typesetting import WIDTH
+from utils.render.formatting import WIDTH
 
 EXAMPLES = [
     Heading("a heading"),

@@ -14,8 +14,8 @@ from tests import predicted_quality as predicted
 from tests.diagnosed_rows import diagnosed
 from tests.report_reading import pod, traced
 from utils.console import printable
-from utils.report import assembly, html_page, pictures, plain_text, sources
-from utils.report.blocks import (
+from utils.render import html_page, plain_text
+from utils.render.blocks import (
     Admonition,
     BulletList,
     CodeBlock,
@@ -27,6 +27,7 @@ from utils.report.blocks import (
     Paragraph,
     Table,
 )
+from utils.report import assembly, pictures, sources
 
 ALLOWED = {
     "html": {"lang"},

@@ -17,7 +17,8 @@ from tests.diagnosed_rows import diagnosed
 from tests.report_reading import Reader, run_in, section, text, traced
 from utils.plots import layers as figure_of_layers
 from utils.plots import style
-from utils.report import assembly, html_page, pictures, sources
+from utils.render import html_page
+from utils.report import assembly, pictures, sources
 from utils.report import layers as layers_section
 from utils.report.sources import ReportData
 

@@ -15,8 +15,8 @@ from tests.diagnosed_rows import diagnosed
 from tests.report_reading import POD, advised, commands, head, pod, section, text, traced
 from utils.cli import ROOT
 from utils.config import Targets
+from utils.render.formatting import WIDTH
 from utils.report import artefacts, batch_sizes, doubts, sources
-from utils.report.typesetting import WIDTH
 
 HEADINGS = [
     "Verdict",
@@ -102,7 +102,7 @@ def test_every_gap_of_the_sweep_has_its_reason(read, name):
 
 
 def test_making_the_report_loads_neither_torch_nor_what_is_not_used():
-    modules = "utils.report.assembly, utils.report.pictures, utils.report.plain_text, utils.report.html_page"
+    modules = "utils.report.assembly, utils.report.pictures, utils.render.plain_text, utils.render.html_page"
     heavy = "'torch', 'matplotlib', 'jinja2'"
     code = f"import sys, {modules}; print([name for name in ({heavy}) if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

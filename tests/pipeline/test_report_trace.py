@@ -11,7 +11,8 @@ from tests import baseline_document as results
 from tests import trace_document as traces
 from tests.diagnosed_rows import diagnosed
 from tests.report_reading import Reader, run_in, section, text, traced
-from utils.report import assembly, html_page, pictures, sources, waiting
+from utils.render import html_page
+from utils.report import assembly, pictures, sources, waiting
 from utils.report.sources import ReportData
 
 HEADING = "What the Machine Waited For"

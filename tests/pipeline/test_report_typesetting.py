@@ -2,7 +2,7 @@
 
 import pytest
 
-from utils.report.typesetting import WIDTH, clean, command_lines, number, paragraph, table, times
+from utils.render.formatting import WIDTH, clean, command_lines, number, paragraph, table, times
 
 
 @pytest.mark.parametrize(

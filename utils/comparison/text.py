@@ -6,9 +6,9 @@ from typing import Any
 from utils.comparison.document import Change, Missing, RunComparison
 from utils.comparison.results import Results
 from utils.comparison.rows import Accuracy, Row
-from utils.report import plain_text
-from utils.report.blocks import Block, BulletList, DefinitionList, Paragraph, Table
-from utils.report.typesetting import NOTHING, clean, listed, number
+from utils.render import plain_text
+from utils.render.blocks import Block, BulletList, DefinitionList, Paragraph, Table
+from utils.render.formatting import NOTHING, clean, listed, number
 
 HEADERS = ("dtype", "batch\nsize", "A\nsamples/s", "B\nsamples/s", "time of B\nagainst A", "95 %\ninterval", "verdict")
 TO_THE_LEFT = (0, 6)  # of these columns: words

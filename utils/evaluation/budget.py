@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from boundby.device import is_host
 from boundby.inference import Predictor, search_token_budget
 from boundby.inference.budget import BUDGETS
 from boundby.inference.budget import ROUNDS as SEARCH_ROUNDS
@@ -58,7 +59,7 @@ def choose(predictor: Predictor, texts: Sequence[str], evaluated_rows: int, toke
 def _usual(predictor: Predictor, texts: Sequence[str], cumulative: np.ndarray, reason: str) -> Budget:
     """Return the usual budget, or the largest half, quarter, … of it whose batches fit into the memory of a GPU."""
     budget = predictor.token_budget
-    while predictor.device.type != "cpu" and budget > LEAST_BUDGET:
+    while not is_host(predictor.device) and budget > LEAST_BUDGET:
         full = texts[: int(np.searchsorted(cumulative, budget)) + 1]
         if not predictor.with_token_budget(budget).predict(full).halvings:
             break

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from boundby.device import pick_device
+from boundby.device import is_gpu, pick_device
 from utils.errors import PipelineError
 from utils.evaluation.shards import Receipt, ShardPredictor
 
@@ -63,7 +63,7 @@ def local(workers: int, device: str, *, trust_remote_code: bool = False) -> Exec
 
 def local_workers(device: str) -> int:
     """Return how many workers this machine is for: one per GPU where any may be used, else one."""
-    if device in ("auto", "cuda") and pick_device("auto").type == "cuda":
+    if device in ("auto", "cuda") and is_gpu(pick_device("auto")):
         import torch
 
         return torch.cuda.device_count()
@@ -71,7 +71,7 @@ def local_workers(device: str) -> int:
 
 
 def _device_of(number: int, device: str) -> str:
-    if device in ("auto", "cuda") and pick_device(device).type == "cuda":
+    if device in ("auto", "cuda") and is_gpu(pick_device(device)):
         import torch
 
         return f"cuda:{number % torch.cuda.device_count()}"

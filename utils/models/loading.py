@@ -12,6 +12,7 @@ import transformers
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from boundby import device as devices
+from boundby.device import is_gpu
 from utils.config import Model
 from utils.errors import EnvironmentLacksError, InputError, PipelineError
 from utils.model_source import ModelSource, check_code, fetch
@@ -58,7 +59,7 @@ def load(
 ) -> LoadedModel:
     """Return the model of `source` in `dtype` on `device`, with its tokenizer. Reads local files only."""
     target = _device(device)
-    if target.type == "cuda":
+    if is_gpu(target):
         torch.cuda.set_device(target)  # streams, events and graphs belong to the current GPU
     started = clock()
     tokenizer = load_tokenizer(source, trust_remote_code)

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from boundby.partition import Infeasible, PartitionPlan
 from boundby.partition.plan import Alternative, span
 from utils.partition.planning import Profiles
-from utils.report import plain_text
-from utils.report.blocks import Block, BulletList, DefinitionList, Heading, Paragraph, Table
-from utils.report.typesetting import NOTHING, clean, listed, number, times
+from utils.render import plain_text
+from utils.render.blocks import Block, BulletList, DefinitionList, Heading, Paragraph, Table
+from utils.render.formatting import NOTHING, clean, listed, number, times
 
 LONGEST_SPAN = 34
 LIMITS = 4  # parts of the objective that are named

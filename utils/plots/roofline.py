@@ -16,7 +16,7 @@ from utils.plots.panel import STATUS_TEXT
 from utils.plots.placement import Places, apart
 from utils.plots.roofs import Point, Roof, Roofs, Rows, points
 from utils.plots.style import ALARM, COLOURS, INK, MARKERS, MUTED, Subject, new_figure, number, shortened, styled, unit
-from utils.report.typesetting import listed
+from utils.render.formatting import listed
 
 FLOP_UNITS = ((1e3, "kFLOP/s"), (1e6, "MFLOP/s"), (1e9, "GFLOP/s"), (1e12, "TFLOP/s"))
 BYTE_UNITS = ((1e6, "MB/s"), (1e9, "GB/s"), (1e12, "TB/s"))

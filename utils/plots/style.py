@@ -13,7 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
 
-from utils.report.typesetting import clean
+from utils.render.formatting import clean
 
 DPI = 150
 INK, MUTED, ALARM = "#222222", "#6b6b6b", "#b5340a"

@@ -7,8 +7,8 @@ from typing import Any
 from boundby import remedies
 from boundby.trace import Analysis
 from boundby.trace.judgement import judge_trace
-from utils.report.blocks import Block, BulletList, Heading, OrderedList, Paragraph
-from utils.report.typesetting import clean, number, times
+from utils.render.blocks import Block, BulletList, Heading, OrderedList, Paragraph
+from utils.render.formatting import clean, number, times
 from utils.trace_analysis import document, text, words
 from utils.trace_analysis.traces import Examination, Examined
 

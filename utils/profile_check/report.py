@@ -11,9 +11,9 @@ from boundby.training import StageTimes
 from boundby.verdict import Verdict
 from utils.profile_check import receipt, recommendations, recording, stage_advice, trace, training_run
 from utils.profile_check.subject import STEP, Check, Subject, read_strictly
-from utils.report import plain_text
-from utils.report.blocks import Block, Heading, Paragraph
-from utils.report.typesetting import clean, listed, paragraph
+from utils.render import plain_text
+from utils.render.blocks import Block, Heading, Paragraph
+from utils.render.formatting import clean, listed, paragraph
 from utils.trace_analysis import document
 
 SCHEMA_VERSION = 1

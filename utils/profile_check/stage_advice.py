@@ -9,7 +9,7 @@ from boundby.training import StageTimes
 from boundby.training.judgement import judge_training
 from boundby.training.verdict import TrainingVerdict
 from boundby.verdict import Bound, Verdict
-from utils.report.blocks import Block, BulletList, DefinitionList, Heading, OrderedList, Paragraph
+from utils.render.blocks import Block, BulletList, DefinitionList, Heading, OrderedList, Paragraph
 from utils.training import report
 
 HEAD_COLUMNS = 7  # of the text of a verdict

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from boundby.verdict import BETTER_KERNELS, REMOVE_PADDING
+from utils.render.formatting import listed, number, times
 from utils.report.sources import ReportData, Row
-from utils.report.typesetting import listed, number, times
 
 LEAST_GAIN = 1.05  # a smaller factor is not worth a change
 STILL_RISING = 1.05  # throughput of the largest batch size over the one before

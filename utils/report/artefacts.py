@@ -3,9 +3,9 @@
 import shlex
 from pathlib import Path
 
-from utils.report.blocks import Block, CodeBlock, DefinitionList, Heading, Paragraph
+from utils.render.blocks import Block, CodeBlock, DefinitionList, Heading, Paragraph
+from utils.render.formatting import clean
 from utils.report.sources import ReportData
-from utils.report.typesetting import clean
 
 SNAPSHOT = "memory snapshot"  # as a manifest calls it
 

@@ -1,5 +1,6 @@
 """The whole report, in the order in which a person needs it."""
 
+from utils.render.blocks import Document
 from utils.report import (
     artefacts,
     batch_sizes,
@@ -17,7 +18,6 @@ from utils.report import (
     verdict,
     waiting,
 )
-from utils.report.blocks import Document
 from utils.report.sources import ReportData
 
 SECTIONS = (

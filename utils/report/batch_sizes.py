@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from utils.report.blocks import Block, DefinitionList, Heading, Paragraph, Table
+from utils.render.blocks import Block, DefinitionList, Heading, Paragraph, Table
+from utils.render.formatting import NOTHING, clean, listed, number, spread
 from utils.report.pictures import shown
 from utils.report.sources import ReportData, Row
-from utils.report.typesetting import NOTHING, clean, listed, number, spread
 
 COLUMNS = (  # key, header
     ("throughput_samples_per_sec_mean", "samples\n/s"),

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from utils.report.blocks import Block, BulletList, Heading, Paragraph, Table
+from utils.render.blocks import Block, BulletList, Heading, Paragraph, Table
+from utils.render.formatting import NOTHING, clean, number, times, unknown
 from utils.report.pictures import shown
 from utils.report.sources import ReportData, Row
-from utils.report.typesetting import NOTHING, clean, number, times, unknown
 
 SHOWN = 12
 LONGEST_OPERATOR = 48  # characters

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from utils.evaluation.quality import Quality
-from utils.report.blocks import Block, Heading, Paragraph, Table
+from utils.render.blocks import Block, Heading, Paragraph, Table
+from utils.render.formatting import NOTHING, clean
 from utils.report.pictures import shown
 from utils.report.sources import ReportData
-from utils.report.typesetting import NOTHING, clean
 
 SHOWN = 10
 LONGEST_CLASS = 34  # characters

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from utils.report.blocks import Block, BulletList, Heading, OrderedList, Paragraph
+from utils.render.blocks import Block, BulletList, Heading, OrderedList, Paragraph
+from utils.render.formatting import clean, listed
 from utils.report.pictures import shown
 from utils.report.sources import ReportData
-from utils.report.typesetting import clean, listed
 
 SHOWN = 10
 LONGEST_CLASS, LONGEST_TEXT = 40, 200  # characters

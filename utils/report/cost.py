@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from utils.report.blocks import Block, DefinitionList, Heading
+from utils.render.blocks import Block, DefinitionList, Heading
+from utils.render.formatting import number, unknown
 from utils.report.sources import ReportData
-from utils.report.typesetting import number, unknown
 
 MILLION = 1_000_000
 SECONDS_PER_HOUR = 3600

@@ -1,8 +1,8 @@
 """What makes the figures doubtful."""
 
-from utils.report.blocks import Block, BulletList, Heading, Paragraph
+from utils.render.blocks import Block, BulletList, Heading, Paragraph
+from utils.render.formatting import clean, listed
 from utils.report.sources import ReportData
-from utils.report.typesetting import clean, listed
 
 LONGEST_DOUBT = 400
 

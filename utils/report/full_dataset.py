@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+from utils.render.blocks import Block, DefinitionList, Heading, Paragraph, Table
+from utils.render.formatting import number, quantity, unknown
 from utils.report import cost
-from utils.report.blocks import Block, DefinitionList, Heading, Paragraph, Table
 from utils.report.sources import ReportData
-from utils.report.typesetting import number, quantity, unknown
 
 PHASES = {
     "tokenize": "tokenizing",

@@ -1,9 +1,9 @@
 """The first lines: whether this can be taken at face value, what the model is bound by, why, and what to do next."""
 
+from utils.render.blocks import Admonition, Block, CodeBlock, DefinitionList, Paragraph
+from utils.render.formatting import clean, listed, number, spread, unknown
 from utils.report import advice, verdict
-from utils.report.blocks import Admonition, Block, CodeBlock, DefinitionList, Paragraph
 from utils.report.sources import ReportData
-from utils.report.typesetting import clean, listed, number, spread, unknown
 
 DONE = {True: "met", False: "missed", None: "unknown"}
 

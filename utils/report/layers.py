@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from boundby.layers.ranking import Ranked, blocks, by_self_time
 from boundby.layers.records import ModelProfile
-from utils.report.blocks import Block, BulletList, DefinitionList, Heading, Paragraph, Table
+from utils.render.blocks import Block, BulletList, DefinitionList, Heading, Paragraph, Table
+from utils.render.formatting import NOTHING, clean, number
 from utils.report.pictures import shown
 from utils.report.sources import ReportData
-from utils.report.typesetting import NOTHING, clean, number
 
 TITLE = "Layer by Layer"
 SHOWN = 8

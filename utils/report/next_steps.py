@@ -1,7 +1,7 @@
 """What to do next, with the command where there is one."""
 
+from utils.render.blocks import Block, CodeBlock, Heading, OrderedList, Paragraph
 from utils.report.advice import Advice, advice
-from utils.report.blocks import Block, CodeBlock, Heading, OrderedList, Paragraph
 from utils.report.sources import ReportData
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from boundby import files
-from utils.report import blocks
+from utils.render import blocks
 from utils.report.sources import Picture, ReportData
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from utils.errors import InputError
 from utils.evaluation import quality as qualities
 from utils.evaluation.quality import Quality
 from utils.optimal import judge, optimal
-from utils.report.typesetting import listed
+from utils.render.formatting import listed
 from utils.trace_analysis.document import SCHEMA_VERSION as TRACE_VERSION
 
 Row = Mapping[str, Any]

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from utils.report.blocks import Block, DefinitionList, Heading, Paragraph
+from utils.render.blocks import Block, DefinitionList, Heading, Paragraph
+from utils.render.formatting import clean, number, quantity, unknown
 from utils.report.sources import ReportData
-from utils.report.typesetting import clean, number, quantity, unknown
 
 METHOD = (
     "real texts in the order of arrival; the first (cold) call is kept apart, then warm-up until the times "

@@ -1,8 +1,8 @@
 """The targets of the settings: met, missed, or unknown with the reason."""
 
-from utils.report.blocks import Block, DefinitionList, Heading, Paragraph
+from utils.render.blocks import Block, DefinitionList, Heading, Paragraph
+from utils.render.formatting import number, unknown
 from utils.report.sources import ReportData, Row
-from utils.report.typesetting import number, unknown
 
 UNITS = {
     "latency_per_sample_ms": ("Latency/sample", "ms", "at most"),

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from utils.report.blocks import Block, Paragraph, Table
+from utils.render.blocks import Block, Paragraph, Table
+from utils.render.formatting import NOTHING, clean, number
 from utils.report.sources import Row
-from utils.report.typesetting import NOTHING, clean, number
 
 OWNERS = 6
 LEAST_SHARE = 0.01  # of the peak, to stand in the table

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from utils.comparison.rows import between_dtypes
-from utils.report.blocks import Block, BulletList, Heading, Paragraph, Table
+from utils.render.blocks import Block, BulletList, Heading, Paragraph, Table
+from utils.render.formatting import NOTHING, clean, listed, number, times, unknown
 from utils.report.pictures import shown
 from utils.report.sources import ReportData, Row
-from utils.report.typesetting import NOTHING, clean, listed, number, times, unknown
 
 MEANING = {
     "compute": "compute: the time goes into matrix products and attention",

@@ -5,11 +5,11 @@ from typing import Any
 
 from boundby import remedies
 from boundby.verdict import ARITHMETIC
+from utils.render.blocks import Block, BulletList, DefinitionList, Heading, Paragraph, Table
+from utils.render.formatting import NOTHING, clean, listed, number, times
 from utils.report import trace_memory
-from utils.report.blocks import Block, BulletList, DefinitionList, Heading, Paragraph, Table
 from utils.report.pictures import shown
 from utils.report.sources import ReportData, Row
-from utils.report.typesetting import NOTHING, clean, listed, number, times
 from utils.trace_analysis import words
 
 TITLE = "What the Machine Waited For"

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from utils.report import plain_text
-from utils.report.blocks import Block, DefinitionList, Heading, Paragraph, Table
-from utils.report.typesetting import NOTHING, clean, number
+from utils.render import plain_text
+from utils.render.blocks import Block, DefinitionList, Heading, Paragraph, Table
+from utils.render.formatting import NOTHING, clean, number
 from utils.trace_analysis import words
 from utils.trace_analysis.kernel_names import short
 from utils.trace_analysis.text import TOP, subject

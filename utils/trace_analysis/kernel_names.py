@@ -2,7 +2,7 @@
 
 import re
 
-from utils.report.typesetting import clean
+from utils.render.formatting import clean
 
 DEMANGLED = re.compile(r"[<(:]")
 NAMESPACE = re.compile(r"(?:\b\w+|\(anonymous namespace\)|\{anonymous\}|<unnamed>)::")

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from boundby.trace.operator_table import table_lines
-from utils.report import plain_text
-from utils.report.blocks import Block, BulletList, CodeBlock, DefinitionList, Heading, Paragraph, Table
-from utils.report.typesetting import NOTHING, clean, listed, number, times
+from utils.render import plain_text
+from utils.render.blocks import Block, BulletList, CodeBlock, DefinitionList, Heading, Paragraph, Table
+from utils.render.formatting import NOTHING, clean, listed, number, times
 from utils.trace_analysis import time_spent, words
 from utils.trace_analysis.kernel_names import short
 from utils.trace_analysis.words import of_window, percent

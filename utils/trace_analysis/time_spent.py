@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from boundby.trace.stacks import frame_name
-from utils.report.blocks import Block, DefinitionList, Table
-from utils.report.typesetting import NOTHING, clean, listed, number
+from utils.render.blocks import Block, DefinitionList, Table
+from utils.render.formatting import NOTHING, clean, listed, number
 from utils.trace_analysis import words
 from utils.trace_analysis.kernel_names import short
 from utils.trace_analysis.words import of_window, percent, plain

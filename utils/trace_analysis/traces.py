@@ -11,8 +11,8 @@ from boundby.trace.judgement import judge_trace
 from boundby.trace.operator_table import by_name
 from boundby.verdict import Verdict
 from utils.errors import InputError
-from utils.report import flame_graph
-from utils.report.typesetting import clean, listed
+from utils.render import flame_graph
+from utils.render.formatting import clean, listed
 
 PATTERNS = ("*.json", "*.json.gz")
 RANK = re.compile(r"rank[_-]?(\d+)", re.IGNORECASE)

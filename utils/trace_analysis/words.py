@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from utils.report.typesetting import NOTHING
+from utils.render.formatting import NOTHING
 
 BOUNDS = {
     "compute": "the device is busy with matrix products, convolutions and attention",

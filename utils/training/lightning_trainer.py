@@ -7,6 +7,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 
+from boundby.device import is_gpu
 from boundby.integrations.lightning import ProfilerCallback
 from utils.training import loop
 from utils.training.job import Job
@@ -54,10 +55,10 @@ def _trainer(job: Job) -> pl.Trainer:
         reports=False,  # the end of the run does
     )
     job.progress.profiler = lambda: callback.manager
-    is_gpu = process.device.type == "cuda"
-    alone: Any = [process.device.index] if is_gpu else 1
+    on_gpu = is_gpu(process.device)
+    alone: Any = [process.device.index] if on_gpu else 1
     return pl.Trainer(
-        accelerator="gpu" if is_gpu else "cpu",
+        accelerator="gpu" if on_gpu else "cpu",
         devices=alone if process.world_size == 1 else process.world_size,
         strategy="auto" if process.world_size == 1 else "ddp",
         max_steps=job.plan.steps,

@@ -8,6 +8,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
+from boundby.device import is_gpu
 from boundby.training import ProfilerManager
 from boundby.training.stages import (
     BACKWARD,
@@ -44,7 +45,7 @@ def loaders(
     """Return the batches to learn from, shuffled anew each epoch in an order that the seed decides, and the others."""
     rows = Repeated(split.training, plan.rows_per_epoch)
     order = DistributedSampler(rows, seed=seed) if plan.world_size > 1 else None
-    common = {"batch_size": plan.batch_size, "collate_fn": split.collate, "pin_memory": device.type == "cuda"}
+    common = {"batch_size": plan.batch_size, "collate_fn": split.collate, "pin_memory": is_gpu(device)}
     training: DataLoader[Row] = DataLoader(
         rows,
         sampler=order,

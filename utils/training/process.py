@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from boundby.device import pick_device
+from boundby.device import is_gpu, pick_device
 from utils.errors import EnvironmentLacksError, InputError
 
 
@@ -51,7 +51,7 @@ def joined(device_name: str) -> Iterator[Process]:
     if device_name.startswith("cuda:"):
         raise InputError(f"device: {device_name!r} is one GPU for {world_size} processes; device=cuda is one for each")
     device = _device(device_name, f"cuda:{os.environ.get('LOCAL_RANK', '0')}")
-    torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    torch.distributed.init_process_group("nccl" if is_gpu(device) else "gloo")
     try:
         yield Process(torch.distributed.get_rank(), world_size, device)
     finally:
@@ -61,6 +61,6 @@ def joined(device_name: str) -> Iterator[Process]:
 def _device(name: str, own_gpu: str = "auto") -> torch.device:
     try:
         device = pick_device(name)
-        return pick_device(own_gpu) if device.type == "cuda" and own_gpu != "auto" else device
+        return pick_device(own_gpu) if is_gpu(device) and own_gpu != "auto" else device
     except (ValueError, RuntimeError) as error:
         raise EnvironmentLacksError(f"device: {error}; use device=cpu, or a machine with that GPU") from None

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from boundby import files
+from boundby.device import is_host
 from boundby.training import ProfilerManager
 from boundby.training.remarks import summary
 from utils.cli import Terminated
@@ -85,7 +86,7 @@ class Progress:
             self._usual_s += seconds
         self._pending.append(loss)
         device = getattr(loss, "device", None)
-        if device is None or device.type == "cpu":
+        if device is None or is_host(device):
             self._resolve()
 
     def end_epoch(self, accuracy: float | None) -> None:

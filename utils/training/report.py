@@ -7,8 +7,8 @@ from boundby.training.judgement import judge_training
 from boundby.training.results import RunFiles, read_trace_verdict
 from boundby.training.tally import Statistics
 from boundby.training.verdict import TrainingVerdict
-from utils.report.blocks import Block, Paragraph, Table
-from utils.report.typesetting import NOTHING, number
+from utils.render.blocks import Block, Paragraph, Table
+from utils.render.formatting import NOTHING, number
 
 
 def ranks_of(folder: Path) -> tuple[StageTimes, ...]:

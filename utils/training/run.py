@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from boundby import files
-from utils.report import plain_text
-from utils.report.blocks import Block
+from utils.render import plain_text
+from utils.render.blocks import Block
 from utils.training import frameworks, models, report, run_folder, scalars
 from utils.training.job import Job
 from utils.training.plan import plan_for

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from transformers import EvalPrediction, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
+from boundby.device import is_gpu, is_host
 from boundby.integrations.transformers import ProfCallback
 from utils.training.data import Repeated
 from utils.training.job import Job
@@ -62,7 +63,7 @@ def _arguments(job: Job) -> TrainingArguments:
         max_grad_norm=0.0,  # as in the other loops: gradients are not clipped
         seed=training.seed,
         dataloader_num_workers=job.settings.data.num_workers,
-        dataloader_pin_memory=job.process.device.type == "cuda",
+        dataloader_pin_memory=is_gpu(job.process.device),
         eval_strategy="epoch" if training.evaluate else "no",
         save_strategy="no",
         logging_strategy="no",
@@ -70,7 +71,7 @@ def _arguments(job: Job) -> TrainingArguments:
         disable_tqdm=True,
         remove_unused_columns=False,
         ddp_find_unused_parameters=False,
-        use_cpu=job.process.device.type == "cpu",
+        use_cpu=is_host(job.process.device),
     )
     arguments._n_gpu = min(arguments.n_gpu, 1)  # or one process takes all, by DataParallel, with a batch for each
     return arguments

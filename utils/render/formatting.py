@@ -4,7 +4,7 @@ import shlex
 import textwrap
 from collections.abc import Sequence
 
-from boundby.typesetting import NOTHING, WIDTH, clean, number, printable, table
+from boundby.formatting import NOTHING, WIDTH, clean, number, printable, table
 
 __all__ = [
     "NOTHING",

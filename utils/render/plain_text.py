@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Sequence
 
-from utils.report.blocks import (
+from utils.render.blocks import (
     Admonition,
     Block,
     BulletList,
@@ -16,7 +16,7 @@ from utils.report.blocks import (
     Paragraph,
     Table,
 )
-from utils.report.typesetting import WIDTH, command_lines, paragraph, table
+from utils.render.formatting import WIDTH, command_lines, paragraph, table
 
 NARROWEST_LABEL, WIDEST_LABEL = 22, 40  # columns
 

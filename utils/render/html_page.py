@@ -6,9 +6,9 @@ import struct
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from boundby.typesetting import printable
+from boundby.formatting import printable
 from boundby.webpage import environment
-from utils.report.blocks import Document, Heading
+from utils.render.blocks import Document, Heading
 
 TEMPLATES = Path(__file__).parent
 TEMPLATE = "page.html.j2"

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from boundby.webpage import environment
 from utils.console import printable
-from utils.report.typesetting import clean, number
+from utils.render.formatting import clean, number
 
 TEMPLATES = Path(__file__).parent
 TEMPLATE = "flame_graph.html.j2"
