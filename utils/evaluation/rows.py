@@ -2,6 +2,7 @@
 
 import csv
 import hashlib
+import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -36,6 +37,28 @@ class ShardRows:
     texts: Sequence[str]
 
 
+class Extremes:
+    """The rows with the shortest and with the longest texts of all that it is shown, by characters, `count` of each."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._shortest: list[tuple[int, int]] = []  # heaps of characters, less than none for the shortest, and offset
+        self._longest: list[tuple[int, int]] = []
+
+    def see(self, row: Row) -> None:
+        """Take the row into account."""
+        for kept, length in ((self._shortest, -len(row.text)), (self._longest, len(row.text))):
+            if len(kept) < self._count:
+                heapq.heappush(kept, (length, row.offset))
+            elif length > kept[0][0]:
+                heapq.heapreplace(kept, (length, row.offset))
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """The bytes of the dataset where these rows begin, ascending."""
+        return tuple(sorted({offset for _, offset in (*self._shortest, *self._longest)}))
+
+
 def evaluated_positions(dataset_rows: int, rows: int, seed: int | None) -> np.ndarray | None:
     """Return the positions of the evaluated rows, ascending; None when it is every row."""
     return None if seed is None else np.sort(seeded_order(dataset_rows, seed)[:rows])
@@ -46,10 +69,11 @@ def seeded_order(dataset_rows: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).permutation(dataset_rows)
 
 
-def split(path: Path, identity: Identity, shard_rows: int) -> Iterator[Shard]:
+def split(path: Path, identity: Identity, shard_rows: int, extremes: Extremes | None = None) -> Iterator[Shard]:
     """Yield consecutive shards of at most `shard_rows` rows that cover the evaluated rows once, in one pass.
 
-    Raises InputError when the dataset is not the one of `identity`: too short, too long or with unordered row ids.
+    `extremes` is shown every row. Raises InputError when the dataset is not the one of `identity`: too short, too
+    long or with unordered row ids.
     """
     positions = evaluated_positions(identity.dataset_rows, identity.rows, identity.sample_seed)
     chosen = _chosen(_scan(path), positions)
@@ -61,6 +85,8 @@ def split(path: Path, identity: Identity, shard_rows: int) -> Iterator[Shard]:
         for count, row in enumerate(islice(chosen, size), start=1):
             offset = row.offset if count == 1 else offset
             row_ids[count - 1], labels[count - 1] = row.row_id, row.label
+            if extremes is not None:
+                extremes.see(row)
         if count < size:
             raise InputError(f"{path}: ends after {start + count} of {identity.rows} rows to evaluate; {DOWNLOAD}")
         if row_ids[0] <= last_id or (np.diff(row_ids) <= 0).any():
@@ -93,6 +119,14 @@ def first_rows(path: Path, shards: Sequence[Shard], rows: int) -> ShardRows:
 def first_texts(path: Path, shards: Sequence[Shard], rows: int) -> Sequence[str]:
     """Return the texts of `first_rows`."""
     return first_rows(path, shards, rows).texts
+
+
+def check_texts(path: Path, shards: Sequence[Shard], offsets: Sequence[int], rows: int) -> Sequence[str]:
+    """Return what a predictor checks itself on: about `rows` texts from all over, and those that begin at `offsets`."""
+    texts = [*first_texts(path, shards, rows)]
+    for offset in offsets:
+        texts += [row.text for row in islice(_scan(path, offset), 1)]
+    return texts
 
 
 def rows_sha256(row_ids: np.ndarray, labels: np.ndarray) -> str:
