@@ -24,7 +24,7 @@ TORCH_FREE = (
     "boundby.disturbance",
     "boundby.energy",
     "boundby.patches",
-    "boundby.remedies",
+    "boundby.judgement",
     "boundby.roofline",
     "boundby.verdict",
     "boundby.layers.records",
