@@ -24,7 +24,7 @@ BOUND_OF: dict[str, Bound] = {
     "memset": "compute",
     HOST_KIND: "compute",
 }
-UNEXPLAINED = "inconclusive"
+UNEXPLAINED: Bound = "inconclusive"
 AHEAD = 1.5  # times the second largest share, below which the bound is mixed
 LEAST_STEPS = 3
 AGREEING = 2 / 3  # of the steps that show the bound of the whole
@@ -164,7 +164,7 @@ def _gains(device: Breakdown) -> Iterator[Gain]:
     on_host = device.device is None
     for what, spent in {**device.exposed_ns, **device.causes_ns}.items():
         remedy = remedies.of_cause(what, on_host)
-        if not (remedy and remedy.fix) or not 0 < spent < window or window / (window - spent) < SMALL_GAIN:
+        if not (remedy and remedy.fix and remedy.relieves) or not 0 < spent < window or window / (window - spent) < SMALL_GAIN:
             continue
         basis = f"{what.replace('_', ' ')} takes {spent / 1e6:,.2f} of {window / 1e6:,.2f} ms"
         yield Gain(remedy.fix, window / (window - spent), basis, relieves=(remedy.relieves,))
