@@ -14,7 +14,7 @@ TORCH_FREE = (
     "boundby.stats",
     "boundby.sweep",
     "boundby.trace",
-    "boundby.trace.memory_page",
+    "boundby.trace.memory",
     "boundby.trace.operator_table",
     "boundby.formatting",
     "boundby.timer",

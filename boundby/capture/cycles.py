@@ -20,7 +20,7 @@ from boundby.capture.snapshot import MemorySnapshot, memory_module
 from boundby.capture.window import Instrument, Window
 from boundby.device import synchronizer
 from boundby.trace.decoding import MAX_JSON_BYTES
-from boundby.trace.excluded import EXCLUDED
+from boundby.trace.window import EXCLUDED
 
 MOST_RETRIES = 2  # further cycles in place of those that gave no trace
 KEPT = "kept all the same, since no smaller one can follow"

@@ -17,7 +17,7 @@ import pytest
 
 from boundby import files
 from boundby.trace import OPERATOR_COLUMNS, analyze, op_stats, operator_rows, read_trace
-from boundby.trace.pieces import CAUSES
+from boundby.trace.gaps import CAUSES
 from boundby.verdict import CHANGES, OF_CAUSES, OF_CAUSES_ON_HOST, Fix, fix_of_cause
 from tests.traces import call, event, step, work, write
 from utils import dry_run, receipts

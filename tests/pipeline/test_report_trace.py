@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 
 from boundby import files
-from boundby.trace.pieces import CAUSES
+from boundby.trace.gaps import CAUSES
 from tests import baseline_document as results
 from tests import trace_document as traces
 from tests.diagnosed_rows import diagnosed
