@@ -140,7 +140,6 @@ def test_library_prints_nothing():
         assert "print" not in calls, path
 
 
-
 def test_project_speaks_of_itself_alone():
     outside = [
         path

@@ -6,7 +6,7 @@ from boundby.training import stages
 from boundby.training.causes import UNEXPLAINED
 from boundby.training.facts import Facts
 from boundby.training.records import StageTimes
-from boundby.training.shares import STEADY, Share
+from boundby.training.steps import STEADY, Share
 from boundby.training.verdict import SMALL, called, percent
 from boundby.verdict import Doubt
 

@@ -3,10 +3,8 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from boundby.training.batches import BatchEffect
 from boundby.training.causes import UNEXPLAINED
-from boundby.training.shares import Share
-from boundby.training.steps import IN_NO_STAGE
+from boundby.training.steps import IN_NO_STAGE, BatchEffect, Share
 from boundby.training.verdict import Straggler
 from boundby.verdict import LEAST_GAIN, OF_STAGES, Bound, Fix, Gain, Verdict
 

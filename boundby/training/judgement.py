@@ -23,8 +23,7 @@ from boundby.training.evidence import (
 from boundby.training.facts import Facts
 from boundby.training.gains import gains_of
 from boundby.training.records import StageTimes
-from boundby.training.shares import windows
-from boundby.training.steps import StepTable, averaged, step_table
+from boundby.training.steps import StepTable, averaged, step_table, windows
 from boundby.training.stragglers import find_straggler
 from boundby.training.verdict import Straggler, TrainingVerdict
 from boundby.verdict import Bound, Confidence, Doubt, Verdict

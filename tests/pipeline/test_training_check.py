@@ -295,7 +295,7 @@ def test_the_report_is_written_and_json_has_the_recommendations(run, tmp_path, c
 
 
 def test_recommendations_are_of_the_largest_shares_first_and_none_below_5_percent():
-    from boundby.training.shares import Share
+    from boundby.training.steps import Share
 
     def share(name: str, bound: Any, part: float) -> Share:
         return Share(name, bound, 0.01 * part, part)
