@@ -6,15 +6,11 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
-from boundby import environment
-from boundby.device import pick_device
 from utils.artifacts import EvaluationFolder
 from utils.errors import InputError
 from utils.evaluation import plan as plans
-from utils.evaluation import planning
 from utils.evaluation.shards import Receipt, ShardPredictor
 from utils.evaluation.storage import Storage
 
@@ -40,7 +36,6 @@ class Worker:
                 "that all machines share, or name a store that they all reach as evaluation.storage"
             )
         made = plans.load(EvaluationFolder(self._plan_path.parent))
-        _require_planned_machine(made)
         self._predictor = ShardPredictor.open(self._plan_path, trust_remote_code=self._trusted)
         if AHEAD[made.identity.device] > 1:
             self._queue = _Queue(self._predictor)
@@ -94,16 +89,3 @@ class _Queue:
 
     def _tell(self, receipt: Receipt) -> None:
         self._open.pop(receipt.shard).set_result(receipt)
-
-
-def _require_planned_machine(made: plans.Plan) -> None:
-    """Raise InputError where bytes may differ from those of the machine that planned: by processor or by versions."""
-    device = planning.device_name(pick_device(made.identity.device))
-    found = plans.differences(
-        made.identity, replace(made.identity, device_name=device, versions=environment.versions(planning.VERSIONS))
-    )
-    if found:
-        raise InputError(
-            f"{platform.node()} is not such a machine as was planned for: {'; '.join(found)}. Workers need the "
-            "processor and the versions of the machine that planned: plan on one like them, or bring its environment"
-        )
