@@ -206,7 +206,7 @@ class _Begun:
 
 
 def _require_planned_machine(made: plan.Plan) -> None:
-    """Raise InputError where bytes may differ from those of the machine that planned: by processor, packages or code."""
+    """Raise InputError where bytes may differ from those of the planning machine: by processor, packages or code."""
     device = planning.device_name(pick_device(made.identity.device))
     found = plan.differences(made.identity, replace(made.identity, device_name=device, versions=planning.versions()))
     if found:
