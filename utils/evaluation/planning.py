@@ -31,6 +31,7 @@ WEIGHTS = ("config.json", "*.safetensors", "*.safetensors.index.json", "*.py")
 ROOT = Path(__file__).resolve().parents[2]
 CODE = ("boundby/inference", "boundby/device.py", "utils/evaluation", "utils/models", "utils/data")  # of a prediction
 CHECK_TEXTS = 256  # the texts of the self-check: any worker finds the same ones
+CHECK_EXTREMES = 16  # shortest and longest rows of all among them: one of these has the most tokens
 PASSES = 8  # over the sample that choosing a precision takes, text by text and in batches
 PAYS = 10  # times as long as choosing a precision must the evaluation be, unless the settings ask for it
 
@@ -103,12 +104,13 @@ def device_name(device: torch.device) -> str:
 
 def make(wanted: Identity, dataset: Path, loaded: LoadedModel, workers: int) -> Plan:
     """Return a plan for `wanted`: one pass over the dataset, and short measurements where they pay."""
-    shards = tuple(rows.split(dataset, wanted, SHARD_ROWS[wanted.device]))
+    extremes = rows.Extremes(CHECK_EXTREMES)
+    shards = tuple(rows.split(dataset, wanted, SHARD_ROWS[wanted.device], extremes))
     rows.require_planned(dataset, wanted)
     max_length, _ = effective_max_length(loaded, wanted.max_length)
     threads = max(1, torch.get_num_threads() // workers)
     options = PredictorOptions(max_length, _precision_of(wanted.dtype), wanted.token_budget)
-    check_texts = rows.first_texts(dataset, shards, CHECK_TEXTS)
+    check_texts = rows.check_texts(dataset, shards, extremes.offsets, CHECK_TEXTS)
     predictor = Predictor(loaded.model, loaded.tokenizer, options, check_texts)
     token_s = budget.seconds_per_token(predictor, check_texts)
     chosen = _precision(wanted, loaded, predictor, rows.first_rows(dataset, shards, SAMPLE_ROWS), token_s)
@@ -137,7 +139,7 @@ def make(wanted: Identity, dataset: Path, loaded: LoadedModel, workers: int) -> 
         "compile": compiled.as_dict(),
         "strategy_doubts": list(predictor.doubts),
     }
-    return Plan(wanted, choices, shards, places, reasons)
+    return Plan(wanted, choices, shards, places, reasons, check_offsets=extremes.offsets)
 
 
 def rule_of(precision: str, min_agreement: float) -> PrecisionRule:

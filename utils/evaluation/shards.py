@@ -60,7 +60,7 @@ class ShardPredictor:
             trim=choices.trim,
             compile=choices.compile,
         )
-        check_texts = rows.first_texts(self._dataset, made.shards, planning.CHECK_TEXTS)
+        check_texts = rows.check_texts(self._dataset, made.shards, made.check_offsets, planning.CHECK_TEXTS)
         self._predictor = Predictor(loaded.model, loaded.tokenizer, options, check_texts)
         planned = _way(choices.strategy, choices.trim, choices.compile)
         found = _way(self._predictor.strategy, self._predictor.trim, self._predictor.compiled)

@@ -55,7 +55,7 @@ def subject(each: Examined) -> dict[str, Any]:
         "own_ms_per_step": milliseconds(each.own_ns_per_step),
         "steps": _steps(analysis),
         "is_conclusive": not each.is_inconclusive,
-        "verdict": asdict(each.verdict),
+        "verdict": each.verdict.as_dict(),
         "findings": [asdict(finding) for finding in analysis.findings],
     }
 
