@@ -14,7 +14,7 @@ TORCH_FREE = (
     "boundby.stats",
     "boundby.sweep",
     "boundby.trace",
-    "boundby.trace.memory_page",
+    "boundby.trace.memory",
     "boundby.trace.operator_table",
     "boundby.formatting",
     "boundby.timer",
@@ -24,7 +24,7 @@ TORCH_FREE = (
     "boundby.disturbance",
     "boundby.energy",
     "boundby.patches",
-    "boundby.remedies",
+    "boundby.judgement",
     "boundby.roofline",
     "boundby.verdict",
     "boundby.layers.records",
@@ -139,14 +139,6 @@ def test_library_prints_nothing():
         calls = {ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)}
         assert "print" not in calls, path
 
-
-def test_sizes_stay_readable():
-    for path in python_files("boundby", "utils", "scripts"):
-        source = path.read_text(encoding="utf-8")
-        assert len(source.splitlines()) <= 400, path
-        for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.FunctionDef):
-                assert (node.end_lineno or 0) - node.lineno + 1 <= 60, f"{path}:{node.lineno} {node.name}"
 
 
 def test_project_speaks_of_itself_alone():

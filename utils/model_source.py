@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from boundby import files
-from utils import hub
+from utils import contents, hub
 from utils.config import QUICKSTART, Model
 from utils.errors import EnvironmentLacksError, InputError
 from utils.labels import ModelLabels
@@ -121,7 +121,7 @@ def _is_folder(model: Model) -> bool:
 def _in_folder(model: Model) -> ModelSource:
     folder = Path(model.name).expanduser()
     _check_files(folder, model.name)
-    identity = {path.name: files.sha256(path) for path in _matching(folder, (*FILES, CODE))}
+    identity = {path.name: contents.sha256(path) for path in _matching(folder, (*FILES, CODE))}
     return ModelSource(model.name, folder, "folder", None, files.sha256_of(identity))
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from boundby import environment, files
+from utils import contents
 from utils.artifacts import Layout
 from utils.config import QUICKSTART, Config
 from utils.quickstart import cache
@@ -203,15 +204,16 @@ def _setting(settings: Mapping[str, Any], key: str) -> Any:
 
 
 def _inputs(step: str, config: Config, layout: Layout) -> dict[str, Any]:
-    """Return what identifies the files the step reads: recorded hashes where there are any, so that this is quick."""
+    """Return what identifies the files the step reads; the dataset by its content, not by what its receipt says."""
     if step == "01":
         return {"files": {str(path): _state(path) for path in _sources(config)}, "quickstart": _quickstart_hash(config)}
     if step in ("02", "03"):
         try:
-            receipt = files.read_json(layout.data_receipt)
-            found = {"dataset": receipt["dataset"]["sha256"], "model": receipt["model"]["fingerprint"]}
+            model = files.read_json(layout.data_receipt)["model"]["fingerprint"]
         except (OSError, ValueError, KeyError):
-            found = {"dataset": None, "model": None}
+            model = None
+        dataset = layout.dataset
+        found: dict[str, Any] = {"dataset": contents.sha256(dataset) if dataset.is_file() else None, "model": model}
         found["model_files"] = {str(path): _state(path) for path in _model_files(config)}
         if step == "03" and config.trace.batch_size is None:
             found["optimal_batch_size"] = _optimal_batch_size(layout)

@@ -12,7 +12,7 @@ from boundby import files
 from utils.artifacts import EvaluationFolder
 from utils.errors import InputError
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 BATCHING = "longest-first-1"  # name of the rule that makes batches of a shard's lengths; a new rule gets a new name
 PLAN_COMMAND = "python scripts/evaluate.py plan"
 
@@ -21,7 +21,8 @@ PLAN_COMMAND = "python scripts/evaluate.py plan"
 class Shard:
     """A range of positions in the evaluated rows, `stop` excluded.
 
-    `offset` is the byte of the dataset where its first row begins; `rows_sha256` a hash of its row ids and labels.
+    `offset` is the byte of the dataset where its first row begins; `rows_sha256` a hash of its row ids,
+    texts and labels.
     """
 
     id: int

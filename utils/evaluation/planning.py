@@ -12,6 +12,7 @@ from boundby import environment, files
 from boundby.device import is_gpu, pick_device
 from boundby.inference import PRECISIONS, PrecisionRule, Predictor, PredictorOptions, choose_precision
 from boundby.inference.planning import SAMPLE_ROWS, Sample, same_guard
+from utils import contents
 from utils.artifacts import Layout
 from utils.config import Config
 from utils.data import DataReceipt
@@ -81,6 +82,7 @@ def make(wanted: Identity, dataset: Path, loaded: LoadedModel, workers: int) -> 
     """Return a plan for `wanted`: one pass over the dataset, and short measurements where they pay."""
     extremes = rows.Extremes(CHECK_EXTREMES)
     shards = tuple(rows.split(dataset, wanted, SHARD_ROWS[wanted.device], extremes))
+    rows.require_planned(dataset, wanted)
     max_length, _ = effective_max_length(loaded, wanted.max_length)
     threads = max(1, torch.get_num_threads() // workers)
     options = PredictorOptions(max_length, _precision_of(wanted.dtype), wanted.token_budget)
@@ -197,4 +199,4 @@ def _matching(folder: Path, patterns: Iterable[str]) -> list[Path]:
 
 
 def _sha256(paths: Sequence[Path]) -> str:
-    return files.sha256_of({path.name: files.sha256(path) for path in paths})
+    return files.sha256_of({path.name: contents.sha256(path) for path in paths})

@@ -5,17 +5,21 @@ import hashlib
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from utils import contents
 from utils.data.rows import COLUMNS
 from utils.data.tables import LONGEST_CELL
 from utils.errors import InputError
 from utils.evaluation.plan import Identity, Shard
 from utils.model_source import DOWNLOAD
+
+RESTORE = f"restore what was planned for, or {DOWNLOAD} and evaluate anew"
 
 
 class Row(NamedTuple):
@@ -35,6 +39,15 @@ class ShardRows:
     row_ids: np.ndarray
     labels: np.ndarray
     texts: Sequence[str]
+
+    @cached_property
+    def texts_sha256(self) -> str:
+        """A hash of the texts in their order."""
+        digest = hashlib.sha256()
+        for text in self.texts:
+            content = text.encode()
+            digest.update(len(content).to_bytes(8, "little") + content)
+        return digest.hexdigest()
 
 
 class Extremes:
@@ -80,21 +93,33 @@ def split(path: Path, identity: Identity, shard_rows: int, extremes: Extremes | 
     last_id = -1
     for number, start in enumerate(range(0, identity.rows, shard_rows)):
         size = min(shard_rows, identity.rows - start)
-        row_ids, labels = np.empty(size, np.int64), np.empty(size, np.int64)
-        offset = count = 0
-        for count, row in enumerate(islice(chosen, size), start=1):
-            offset = row.offset if count == 1 else offset
-            row_ids[count - 1], labels[count - 1] = row.row_id, row.label
-            if extremes is not None:
-                extremes.see(row)
-        if count < size:
-            raise InputError(f"{path}: ends after {start + count} of {identity.rows} rows to evaluate; {DOWNLOAD}")
+        read = list(islice(chosen, size))
+        if len(read) < size:
+            raise InputError(f"{path}: ends after {start + len(read)} of {identity.rows} rows to evaluate; {DOWNLOAD}")
+        for row in read if extremes is not None else ():
+            extremes.see(row)
+        rows = _together(read)
+        row_ids = rows.row_ids
         if row_ids[0] <= last_id or (np.diff(row_ids) <= 0).any():
             raise InputError(f"{path}: row_id does not ascend in the rows {row_ids[0]} to {row_ids[-1]}; {DOWNLOAD}")
         last_id = int(row_ids[-1])
-        yield Shard(number, start, start + size, offset, int(row_ids[0]), last_id, rows_sha256(row_ids, labels))
+        sha256 = rows_sha256(row_ids, rows.labels, rows.texts_sha256)
+        yield Shard(number, start, start + size, read[0].offset, int(row_ids[0]), last_id, sha256)
     if positions is None and next(chosen, None) is not None:
         raise InputError(f"{path}: has more than the {identity.rows} rows that its receipt states; {DOWNLOAD}")
+
+
+def require_planned(path: Path, identity: Identity) -> None:
+    """Raise InputError unless the dataset at `path` has just the bytes that are planned for."""
+    try:
+        found = contents.sha256(path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error}); {DOWNLOAD}") from None
+    if found != identity.dataset_sha256:
+        raise InputError(
+            f"{path}: has changed under the evaluation (sha256 {found[:12]}, planned was "
+            f"{identity.dataset_sha256[:12]}); {RESTORE}"
+        )
 
 
 def read(path: Path, shard: Shard, positions: np.ndarray | None) -> ShardRows:
@@ -102,9 +127,9 @@ def read(path: Path, shard: Shard, positions: np.ndarray | None) -> ShardRows:
     wanted = None if positions is None else positions[shard.start : shard.stop]
     first = shard.start if wanted is None else int(wanted[0])
     rows = _together(list(islice(_chosen(_scan(path, shard.offset, first), wanted), shard.rows)))
-    if rows_sha256(rows.row_ids, rows.labels) != shard.rows_sha256:
+    if rows_sha256(rows.row_ids, rows.labels, rows.texts_sha256) != shard.rows_sha256:
         raise InputError(
-            f"{path}: its rows {shard.first_row_id} to {shard.last_row_id} are not those that were planned"
+            f"{path}: its rows {shard.first_row_id} to {shard.last_row_id} are not those that were planned; {RESTORE}"
         )
     return rows
 
@@ -129,9 +154,9 @@ def check_texts(path: Path, shards: Sequence[Shard], offsets: Sequence[int], row
     return texts
 
 
-def rows_sha256(row_ids: np.ndarray, labels: np.ndarray) -> str:
-    """Return a hash of which rows these are, in which order, and their labels."""
-    return hashlib.sha256(np.stack([row_ids, labels]).astype("<i8").tobytes()).hexdigest()
+def rows_sha256(row_ids: np.ndarray, labels: np.ndarray, texts_sha256: str) -> str:
+    """Return a hash of which rows these are, in which order, with their labels and texts."""
+    return hashlib.sha256(np.stack([row_ids, labels]).astype("<i8").tobytes() + texts_sha256.encode()).hexdigest()
 
 
 def _together(rows: Sequence[Row]) -> ShardRows:

@@ -49,6 +49,7 @@ class ShardPredictor:
         self.plan, self.folder = made, folder
         identity, choices = made.identity, made.choices
         self._dataset = Path(made.places.dataset)
+        rows.require_planned(self._dataset, identity)
         self._positions = rows.evaluated_positions(identity.dataset_rows, identity.rows, identity.sample_seed)
         options = PredictorOptions(
             max_length=choices.max_length,
@@ -150,6 +151,7 @@ class ShardPredictor:
             useful_tokens=prediction.useful_tokens,
             computed_tokens=prediction.computed_tokens,
             guarded_texts=prediction.guarded_texts,
+            texts_sha256=begun.rows.texts_sha256,
             lengths_sha256=parts.lengths_sha256(prediction.lengths),
         )
         cost = parts.Cost(
