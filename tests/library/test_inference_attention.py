@@ -13,6 +13,8 @@ from boundby.inference.packing import VARLEN, attention_window, grouped_attentio
 from boundby.inference.tokens import Tokens
 from tests import classifiers
 
+pytestmark = pytest.mark.isa
+
 WINDOW = 8
 LENGTHS = (40, 21, 21, WINDOW + 1, WINDOW, WINDOW - 1, 3, 1)
 CPU = torch.device("cpu")
