@@ -87,8 +87,7 @@ def profiler(model: Any, run: Run, count: int) -> Times:
 def probes(model: Any, run: Run, count: int) -> Times:
     """Return the times of forwards with our probes, as the time pass makes them, and what they account for."""
     from boundby.layers import timing
-    from boundby.layers.attachment import find_targets
-    from boundby.layers.calls import CallTree
+    from boundby.layers.probes import CallTree, find_targets
 
     targets = find_targets(model)
     tree = CallTree(targets.names)

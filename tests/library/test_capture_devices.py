@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from boundby.capture import CaptureManifest, CaptureOptions, Naming, Recorder, Schedule, capture
-from boundby.capture.session import activities_on, with_configuration
 from boundby.capture.instruments import MAX_ENTRIES
+from boundby.capture.session import activities_on, with_configuration
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 CYCLES = Schedule(0, 1, 2, 2)

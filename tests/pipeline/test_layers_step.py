@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from boundby.layers.document import read_profile
 from boundby.layers.measurement import LEAST_RUNS
+from boundby.layers.report import read_profile
 from tests import layer_profiles as profiles
 from tests.tiny_models import save_bert
 from utils.layers import pipeline, profiling

@@ -15,7 +15,7 @@ import torch
 import transformers
 import yaml
 
-from boundby.layers.document import read_profile
+from boundby.layers.report import read_profile
 from tests.fake_hub import FakeHub
 from tests.tiny_models import edit_config, save_bert
 from utils import receipts
