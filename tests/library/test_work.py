@@ -17,7 +17,6 @@ from boundby.work import (
     fit_length_cost,
     transformer_flops,
     transformer_shape,
-    useful_flops,
 )
 from tests.fakes import FakeClock
 
@@ -495,7 +494,7 @@ def test_useful_flops_are_the_sum_over_the_texts_each_alone(build: Callable, fam
     def count_at(batch: int, tokens: int) -> int:
         return count(forward(model, batch, tokens)).flops
 
-    useful = useful_flops(count_at, LENGTHS)
+    useful = fit_length_cost(count_at, LENGTHS).flops(LENGTHS)
     assert useful == sum(count_at(1, tokens) for tokens in LENGTHS)
     assert count_at(len(LENGTHS), max(LENGTHS)) > useful
 
@@ -517,7 +516,7 @@ def test_four_forwards_of_one_text_are_enough_for_any_lengths() -> None:
         return parabola(batch, tokens)
 
     lengths = [*range(1, 513), 7, 7]
-    assert useful_flops(count_at, lengths) == sum(parabola(1, tokens) for tokens in lengths)
+    assert fit_length_cost(count_at, lengths).flops(lengths) == sum(parabola(1, tokens) for tokens in lengths)
     assert len(asked) == len(set(asked)) == 4 and {batch for batch, _ in asked} == {1}
     assert {1, 512} < {tokens for _, tokens in asked}
 
@@ -527,16 +526,15 @@ def test_attention_over_a_window_has_no_parabola_and_says_so(longest: int) -> No
     cost = fit_length_cost(window, range(1, longest + 1))
     assert cost.flops([5, 6]) is None
     assert cost.reason is not None and cost.reason.startswith("FLOPs are no parabola of the tokens")
-    assert useful_flops(window, range(1, longest + 1)) is None
 
 
 def test_within_the_window_attention_is_full() -> None:
-    assert useful_flops(window, range(1, 101)) == sum(tokens**2 for tokens in range(1, 101))
+    assert fit_length_cost(window, range(1, 101)).flops(range(1, 101)) == sum(tokens**2 for tokens in range(1, 101))
 
 
 @pytest.mark.parametrize("lengths", [(9,), (9, 9, 300), (2, 90, 300, 90)])
 def test_up_to_three_lengths_are_counted_and_need_no_parabola(lengths: tuple[int, ...]) -> None:
-    assert useful_flops(window, lengths) == sum(window(1, tokens) for tokens in lengths)
+    assert fit_length_cost(window, lengths).flops(lengths) == sum(window(1, tokens) for tokens in lengths)
 
 
 def test_a_cost_serves_any_choice_of_its_lengths() -> None:
@@ -547,4 +545,4 @@ def test_a_cost_serves_any_choice_of_its_lengths() -> None:
 
 def test_no_lengths_are_an_error() -> None:
     with pytest.raises(ValueError, match="no lengths"):
-        useful_flops(parabola, [])
+        fit_length_cost(parabola, [])
