@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from boundby import files
-from boundby.layers.document import read_profile
 from boundby.layers.records import ModelProfile
+from boundby.layers.report import read_profile
 from boundby.trace import rows_by_name
 from utils.artifacts import METRICS_VERSION, Layout
 from utils.cli import DEFAULT_CONFIG, Run

@@ -1,16 +1,29 @@
-"""What each section of the page says in words, for those who do not see its chart, and where there is none."""
+"""What the page holds: each section in words, for those who do not see its chart, and the layers as columns.
 
+The scripts of the page draw, sort and search the columns.
+"""
+
+import math
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from boundby.dashboard import wording
-from boundby.dashboard.outliers import outliers
+import numpy as np
+
+from boundby.layers.dashboard import wording
 from boundby.layers.ranking import Ranked, blocks
 from boundby.layers.records import LayerProfile, ModelProfile
+from boundby.stats import Summary
 
 TOP = 5
 MOST_NAMED_OUTLIERS = 8
 NO_REASON = "no reason was recorded"
+LEAST_LAYERS = 5  # below, two odd layers are a third of all
+LEAST_FACTOR = 2.0  # of the time expected; tight data would name layers that differ by nothing that matters
+MOST_MADS = 5.19  # 3.5 standard deviations of a normal distribution
+MOST_POINTS = 500  # of a larger set as many are taken evenly, so that their pairs stay below 125,000
+LONGEST_SHAPES = 200  # characters of all shapes of one layer
+CONCURRENT = "called from another thread; its time is part of no other layer's"
 
 
 class Section(NamedTuple):
@@ -166,3 +179,84 @@ def _shown(block: Ranked) -> dict[str, str | None]:
         "share": wording.percent(block.share),
         "gain": None if block.gain_at_limit_s is None else wording.duration(block.gain_at_limit_s),
     }
+
+
+class Outlier(NamedTuple):
+    """Its place among the points, and its time over that of the line through all of them."""
+
+    at: int
+    factor: float
+
+
+def outliers(points: Sequence[tuple[float, float]]) -> list[Outlier]:
+    """Return the outliers among (parameters, seconds), all above 0; the farthest from the line first.
+
+    The line is Theil's and Sen's on logarithms: the median of the slopes of all pairs, which up to 29 % of odd points
+    do not move.
+    """
+    if len(points) < LEAST_LAYERS:
+        return []
+    x, y = np.log(np.asarray(points, dtype=np.float64)).T
+    taken = np.linspace(0, len(points) - 1, min(len(points), MOST_POINTS)).round().astype(int)
+    first, second = np.triu_indices(len(taken), 1)
+    across = x[taken][second] - x[taken][first]
+    differ = across != 0
+    slopes = (y[taken][second] - y[taken][first])[differ] / across[differ]
+    rest = y - (float(np.median(slopes)) if slopes.size else 0.0) * x
+    rest -= np.median(rest)
+    limit = max(MOST_MADS * float(np.median(np.abs(rest))), math.log(LEAST_FACTOR))
+    far = [int(at) for at in np.argsort(-np.abs(rest), kind="stable") if abs(rest[at]) > limit]
+    return [Outlier(at, math.exp(rest[at])) for at in far]
+
+
+def columns(profile: ModelProfile) -> dict[str, list[Any]]:
+    """Return a list per column, a value per layer; times in seconds, sizes in bytes, None where it is not known."""
+    place = {each.path: at for at, each in enumerate(profile.layers)}
+    rows = [_row(each, place) for each in profile.layers]
+    return {key: [row[key] for row in rows] for key in rows[0]} if rows else {}
+
+
+def _row(layer: LayerProfile, place: dict[str, int]) -> dict[str, Any]:
+    return {
+        "path": wording.layer_name(layer.path),
+        "name": wording.clean(layer.name) if layer.name != layer.path else None,
+        "type": wording.clean(layer.type) or "(unprintable class)",
+        "parent": place.get(layer.parent, -1) if layer.parent is not None else -1,
+        "depth": layer.depth,
+        "order": layer.order,
+        "calls": _short(layer.calls),
+        **_times("self", layer.self_s),
+        **_times("inclusive", layer.inclusive_s),
+        "runs": layer.self_s.n if layer.self_s else None,
+        "parameters": layer.parameters,
+        "flops": _short(layer.flops_self),
+        "bytes": _short(layer.bytes_self),
+        "bound": layer.bound,
+        "shareOfLimit": _short(layer.share_of_limit),
+        "gain": _short(layer.gain_at_limit_s),
+        "outputBytes": layer.output_bytes,
+        "before": layer.memory_before_bytes,
+        "after": layer.memory_after_bytes,
+        "activationPeak": layer.activation_peak_bytes,
+        "inputs": wording.clean("; ".join(layer.input_shapes), LONGEST_SHAPES) or None,
+        "outputs": wording.clean("; ".join(layer.output_shapes), LONGEST_SHAPES) or None,
+        "counted": layer.self_s is not None and not layer.is_concurrent,
+        "doubts": wording.clean("; ".join(_doubts(layer)), 2 * LONGEST_SHAPES) or None,
+    }
+
+
+def _doubts(layer: LayerProfile) -> tuple[str, ...]:
+    return (*layer.doubts, CONCURRENT) if layer.is_concurrent else layer.doubts
+
+
+def _times(key: str, of: Summary | None) -> dict[str, float | None]:
+    return {
+        f"{key}P50": _short(of.median) if of else None,
+        f"{key}P95": _short(of.p95) if of else None,
+        f"{key}Max": _short(of.maximum) if of else None,
+    }
+
+
+def _short(value: float | None) -> float | None:
+    """Return the value with six significant digits, which keeps 5,000 layers below 2 MB."""
+    return None if value is None else float(f"{value:.6g}")

@@ -1,10 +1,12 @@
-"""A profile by layer as one HTML page that holds its data, its scripts and plotly.js, and fetches nothing."""
+"""A profile by layer as one HTML page that holds its data, its script and plotly.js, and fetches nothing.
+
+Loads no torch, and plotly and jinja2 only to make a page.
+"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from boundby.dashboard import sections, wording
-from boundby.dashboard.columns import columns
+from boundby.layers.dashboard import content, wording
 from boundby.layers.records import ModelProfile
 from boundby.webpage import environment
 
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).parent
 TEMPLATE = "page.html.j2"
-SCRIPTS = ("numbers.js", "charts.js", "table.js", "start.js")
+SCRIPT = "page.js"
 INSTALL = "the dashboard needs {}: pip install 'boundby[dashboard]' (or pip install plotly jinja2)"
 UNKNOWN_FIELDS = {
     "device_self_s": "device times",
@@ -40,15 +42,15 @@ def page(profile: ModelProfile, title: str | None = None) -> str:
         trusted=profile.coverage.status != "not representative",
         clock=_clock(profile),
         sections={
-            "bottlenecks": sections.bottlenecks(profile),
-            "latency": sections.latency(profile),
-            "types": sections.types(profile),
-            "memory": sections.memory(profile),
-            "parameters": sections.parameters(profile),
-            "roofline": sections.roofline(profile),
+            "bottlenecks": content.bottlenecks(profile),
+            "latency": content.latency(profile),
+            "types": content.types(profile),
+            "memory": content.memory(profile),
+            "parameters": content.parameters(profile),
+            "roofline": content.roofline(profile),
         },
         unknown=_unknown(profile),
-        data={"total": sections.total(profile), "layers": columns(profile)},
+        data={"total": content.total(profile), "layers": content.columns(profile)},
         plotly_js=_plotly_js(),
         script=_script(),
     )
@@ -73,9 +75,8 @@ def _environment() -> "Environment":
 
 
 def _script() -> str:
-    """Return the scripts of this folder in one function, so that none of their names is global."""
-    parts = "".join((FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS)
-    return f'"use strict";\n(() => {{\n{parts}}})();\n'
+    """Return the script in one function, so that none of its names is global."""
+    return f'"use strict";\n(() => {{\n{(FOLDER / SCRIPT).read_text(encoding="utf-8")}}})();\n'
 
 
 def _clock(profile: ModelProfile) -> str:
@@ -94,8 +95,8 @@ def _unknown(profile: ModelProfile) -> dict[str, str]:
         for each in UNKNOWN_FIELDS
         if (profile.limits is None if each == "limits" else all(getattr(row, each) is None for row in profile.layers))
     ]
-    found = {UNKNOWN_FIELDS[each]: sections.reason(profile, each) for each in missing}
+    found = {UNKNOWN_FIELDS[each]: content.reason(profile, each) for each in missing}
     timed = [each.self_s for each in profile.layers if each.self_s]
     if timed and all(each.p95 is None for each in timed):
-        found["95th percentiles"] = sections.reason(profile, "p95")
+        found["95th percentiles"] = content.reason(profile, "p95")
     return found
