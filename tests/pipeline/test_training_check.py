@@ -17,9 +17,8 @@ from boundby.training import ManagerOptions, ProfilerManager, TimerOptions
 from boundby.training.verdict import TrainingVerdict
 from utils.profile_check import stage_advice
 from utils.training import run_folder
-from utils.training.plan import Plan
 from utils.training.progress import Progress
-from utils.training.settings import TrainingSettings
+from utils.training.settings import Plan, TrainingSettings
 
 PLAN = Plan(8, 4, 2, 1, 1)
 LIVING, DEAD = os.getpid(), 2**30  # above the largest number that Linux gives a process
