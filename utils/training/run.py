@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], object]
 
+NEEDED = {"loop": (), "trainer": ("accelerate",), "lightning": ("lightning",)}
+CHROME_TRACE = "chrome_trace.json"
+
 
 def run(settings: TrainingSettings, run_id: str | None, output: Path | None, say: Say, note: Say) -> None:
     """Train, record if that is wanted, and say what was found; the first process of several speaks for all.
@@ -94,10 +97,6 @@ def _recorded(job: Job) -> Iterator[str]:
     if job.settings.profiling.tensorboard:
         run_folder.write_scalars(ranks[0], job.folder / run_folder.SCALARS)
         yield f"scalars of the stages: tensorboard --logdir {job.folder / run_folder.SCALARS}"
-
-
-NEEDED = {"loop": (), "trainer": ("accelerate",), "lightning": ("lightning",)}
-CHROME_TRACE = "chrome_trace.json"
 
 
 def require(settings: TrainingSettings) -> None:

@@ -22,6 +22,9 @@ DIGITS = 10
 Row = Mapping[str, torch.Tensor]
 Collate = Callable[[Sequence[Row]], dict[str, torch.Tensor]]
 
+SMALL, LARGE = 8, 32  # pixels of a side
+TEXT_SHAPE = Shape(vocabulary=2000, hidden=64, intermediate=96, layers=2)
+
 
 class Repeated(Dataset[Row]):
     """`length` rows: the given ones in their order, and again from the first."""
@@ -101,10 +104,6 @@ def _split(rows: Sequence[Row], share: float, seed: int, collate: Collate) -> Sp
     chosen = [rows[index] for index in order[:count]]
     held_out = max(1, round(EVALUATION_SHARE * count))
     return Split(chosen[held_out:], chosen[:held_out], collate)
-
-
-SMALL, LARGE = 8, 32  # pixels of a side
-TEXT_SHAPE = Shape(vocabulary=2000, hidden=64, intermediate=96, layers=2)
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,10 @@ TRACE, STACKS, SNAPSHOT = "trace.pt.trace.json", "stacks.txt", "memory_snapshot.
 FOLDER = re.compile(r"iteration_\d+(?:_run(\d+))?")
 MEMORY_TIMELINE, KEY_AVERAGES = "memory-timeline.html", "key_averages.txt"
 
+ABSENT = "this program does not run under it; torch.profiler stays off, and the stages alone are timed. Start it with: "
+NO_TRACE_WANTED = "enable_nsight_systems keeps torch.profiler off; without it a few steps are recorded"
+TRACED = "cuda,nvtx,osrt"
+
 
 def runs_in(output_dir: Path, rank: int) -> int:
     """Return the number of the last run of which this rank has left a trace in the folder; 0 where there is none."""
@@ -97,11 +101,6 @@ class Iteration:
             action()
         except Exception as error:
             self._remarks.add(f"{self._folder.name}: {what}", error)
-
-
-ABSENT = "this program does not run under it; torch.profiler stays off, and the stages alone are timed. Start it with: "
-NO_TRACE_WANTED = "enable_nsight_systems keeps torch.profiler off; without it a few steps are recorded"
-TRACED = "cuda,nvtx,osrt"
 
 
 def nsight_command(report: str, cycles: int, program: Sequence[str]) -> str:

@@ -14,6 +14,11 @@ from boundby.training.manager import ProfilerManager
 from boundby.training.records import Kind
 from boundby.training.timer import StageTimer
 
+FORWARD_BACKWARD = "forward_backward"  # where the calls of the model cannot be told apart from what follows
+CALLED_BETWEEN = "the model is called more than once per micro-batch: what lies between counts as backward"
+ASIDE = "the model is called in a step in eval mode and without gradients too: that counts to what it lies in"
+NO_SPLIT = "not told from backward: the model is {}; attach the callback to the trainer to tell them apart"
+
 
 class Profile(Protocol):
     """What an `Attachment` tells of a training."""
@@ -204,12 +209,6 @@ class Attachment:
         if self._manager and name in self._open:
             self._open.discard(name)
             self._manager.timer.end(name, raised=raised)
-
-
-FORWARD_BACKWARD = "forward_backward"  # where the calls of the model cannot be told apart from what follows
-CALLED_BETWEEN = "the model is called more than once per micro-batch: what lies between counts as backward"
-ASIDE = "the model is called in a step in eval mode and without gradients too: that counts to what it lies in"
-NO_SPLIT = "not told from backward: the model is {}; attach the callback to the trainer to tell them apart"
 
 
 class HookMarks:
