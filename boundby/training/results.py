@@ -7,8 +7,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from boundby import files
 from boundby.trace import OPERATOR_COLUMNS, Analysis, analyze, operator_rows, read_trace
 from boundby.training.judgement import judge_training
@@ -123,7 +121,7 @@ def summary_document(times: StageTimes, manifest: "CaptureManifest | None", verd
         "stages": [asdict(each) for each in times.stages if each.kind != "step"],
         "metrics": [asdict(each) for each in times.metrics],
         "training_verdict": verdict_document(judge_training([times], verdict)),
-        "verdict": asdict(verdict) if verdict else None,
+        "verdict": verdict.as_dict() if verdict else None,
         "verdict_reason": None if verdict else NO_TRACE,
         "profiler_s": manifest.seconds if manifest else None,
         "given_up": given_up,
@@ -134,7 +132,7 @@ def summary_document(times: StageTimes, manifest: "CaptureManifest | None", verd
 def trace_verdict_of(summary: Any) -> Verdict | None:
     """Return the verdict on the trace that stands in a summary, None where there is none that can be read."""
     try:
-        return msgspec.convert(summary["verdict"], Verdict | None)
+        return Verdict.from_dict(summary["verdict"]) if summary["verdict"] else None
     except (LookupError, TypeError, ValueError):
         return None
 
@@ -149,7 +147,7 @@ def read_trace_verdict(place: RunFiles) -> Verdict | None:
 
 def verdict_document(verdict: TrainingVerdict) -> dict[str, Any]:
     """Return the verdict on a run with its text."""
-    return {**asdict(verdict), "text": str(verdict).splitlines()}
+    return {**verdict.as_dict(), "text": str(verdict).splitlines()}
 
 
 def remove_earlier(place: RunFiles) -> str | None:

@@ -66,7 +66,7 @@ def text(verdict: TrainingVerdict) -> str:
     parts = {
         "What": [_what(verdict)],
         "Why": [*_stages(verdict), *verdict.evidence][:MOST_EVIDENCE],
-        "Doubt": list(verdict.doubts[:MOST_DOUBTS]),
+        "Doubt": [str(doubt) for doubt in verdict.doubts[:MOST_DOUBTS]],
         "Next": gains[:MOST_GAINS] or [WITHOUT_GAIN],
     }
     lines = []

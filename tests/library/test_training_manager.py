@@ -18,7 +18,7 @@ from torch.autograd import profiler as autograd_profiler
 
 from boundby import files
 from boundby.capture import CaptureOptions, Naming, Recorder, Schedule
-from boundby.capture.recorder import Cycles
+from boundby.capture.engine import Engine
 from boundby.trace import OPERATOR_COLUMNS, read_trace
 from boundby.training import ManagerOptions, ProfilerManager, StageTimer, TimerOptions, read_stage_times
 from boundby.training.manager import Readings
@@ -265,7 +265,7 @@ def full(*_: object, **__: object) -> None:
         (torch.profiler.profile, "step", raising, "trace"),
         (torch.profiler.profile, "stop", raising, "trace"),
         (torch.profiler.profile, "export_chrome_trace", raising, "trace"),
-        (Cycles, "open_if_due", raising, "recorder"),
+        (Engine, "open", raising, "recorder"),
         (Recorder, "__init__", raising, "profiler"),
         (StageRecorder, "begin", raising, "stage times"),
         (StageRecorder, "end", raising, "stage times"),

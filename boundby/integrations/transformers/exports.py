@@ -14,13 +14,11 @@ import torch
 from boundby import files
 from boundby.capture import CaptureManifest, Cycle, Schedule, nsight_variable
 from boundby.trace import Trace, op_stats, read_trace
-from boundby.trace.excluded import without_excluded
+from boundby.trace.intervals import host_tree
 from boundby.trace.links import links
-from boundby.trace.memory import memory_use
-from boundby.trace.memory_page import memory_page
-from boundby.trace.nesting import host_tree
+from boundby.trace.memory import memory_page, memory_use
 from boundby.trace.operator_table import table_lines, table_rows
-from boundby.trace.window import window
+from boundby.trace.window import window, without_excluded
 from boundby.training.manager import ProfilerManager
 from boundby.training.records import Remarks
 from boundby.training.results import give_name
