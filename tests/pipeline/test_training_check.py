@@ -313,7 +313,7 @@ def test_recommendations_are_of_the_largest_shares_first_and_none_below_5_percen
 
 
 def test_every_kind_of_stage_has_its_advice():
-    from boundby.training.causes import BOUND_OF_STAGE
+    from boundby.training.judgement import BOUND_OF_STAGE
 
     assert {*BOUND_OF_STAGE.values(), "inconclusive"} == set(OF_STAGES)
     assert all(CHANGES[kind].steps for kind in OF_STAGES.values())
