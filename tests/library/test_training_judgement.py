@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from boundby.training import StageTimer, StageTimes, judge_training
-from boundby.training.evidence import ENOUGH_STEPS, LEAST_STEPS
+from boundby.training.judgement import ENOUGH_STEPS, LEAST_STEPS
 from boundby.training.records import METRIC, OCCURRENCE, Summaries
 from boundby.verdict import Doubt
 from tests.judged_runs import HEALTHY, Clock, gain_of, judged, run, trace

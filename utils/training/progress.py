@@ -11,7 +11,7 @@ from boundby.device import is_host
 from boundby.training import ProfilerManager
 from boundby.training.records import summary
 from utils.cli import Terminated
-from utils.training.plan import Plan
+from utils.training.settings import Plan
 
 if TYPE_CHECKING:
     import torch

@@ -1,19 +1,25 @@
-"""The files of one cycle, in a folder named after the step at which it ended."""
+"""What a cycle leaves, in a folder named after its last step; and Nsight Systems in place of torch.profiler."""
 
+import os
 import re
-from collections.abc import Callable
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import torch
+
 from boundby import files
-from boundby.capture import CaptureManifest, Cycle
+from boundby.capture import CaptureManifest, Cycle, Schedule, nsight_variable
 from boundby.trace import Trace, op_stats, read_trace
 from boundby.trace.intervals import host_tree
 from boundby.trace.links import links
 from boundby.trace.memory import memory_page, memory_use
 from boundby.trace.operator_table import table_lines, table_rows
 from boundby.trace.window import window, without_excluded
+from boundby.training.manager import ProfilerManager
 from boundby.training.records import Remarks
 from boundby.training.results import give_name
 from boundby.training.store import file_name
@@ -21,6 +27,10 @@ from boundby.training.store import file_name
 TRACE, STACKS, SNAPSHOT = "trace.pt.trace.json", "stacks.txt", "memory_snapshot.pickle"
 FOLDER = re.compile(r"iteration_\d+(?:_run(\d+))?")
 MEMORY_TIMELINE, KEY_AVERAGES = "memory-timeline.html", "key_averages.txt"
+
+ABSENT = "this program does not run under it; torch.profiler stays off, and the stages alone are timed. Start it with: "
+NO_TRACE_WANTED = "enable_nsight_systems keeps torch.profiler off; without it a few steps are recorded"
+TRACED = "cuda,nvtx,osrt"
 
 
 def runs_in(output_dir: Path, rank: int) -> int:
@@ -89,3 +99,62 @@ class Iteration:
             action()
         except Exception as error:
             self._remarks.add(f"{self._folder.name}: {what}", error)
+
+
+def nsight_command(report: str, cycles: int, program: Sequence[str]) -> str:
+    """Return the command that runs the program under Nsight Systems and collects the recorded steps alone.
+
+    With several cycles each one makes a report of its own. The number must be right: with a smaller one the rest is
+    lost, with a larger one the session waits for ranges that never come.
+    """
+    end = "stop" if cycles == 1 else f"repeat:{cycles}"
+    options = ["-t", TRACED, "-c", "cudaProfilerApi", f"--capture-range-end={end}", "--cuda-graph-trace=node"]
+    return shlex.join(["nsys", "profile", *options, "-o", report, *program])
+
+
+class StageRanges:
+    """A range of NVTX for every stage, from when it begins to when it ends; ranges may overlap."""
+
+    def __init__(self, remarks: Remarks) -> None:
+        self._remarks = remarks
+        self._open: dict[str, int] = {}
+        self._is_on = True
+
+    def begin(self, name: str) -> None:
+        """Begin the range of a stage; one of this name that never ended ends first."""
+        self.end(name)
+        self._attempt(lambda: self._open.update({name: torch.cuda.nvtx.range_start(name)}))
+
+    def end(self, name: str, seconds: float = 0.0) -> None:
+        """End the range of a stage."""
+        opened = self._open.pop(name, None)
+        if opened is not None:
+            self._attempt(lambda: torch.cuda.nvtx.range_end(opened))
+
+    def _attempt(self, action: Callable[[], object]) -> None:
+        if not self._is_on:
+            return
+        try:
+            action()
+        except Exception as error:
+            self._is_on = False
+            self._remarks.add("NVTX ranges", error)
+
+
+class NsightMode:
+    """What a program does that is to be profiled by Nsight Systems, to whose `report` it goes."""
+
+    def __init__(self, report: str, environment: Mapping[str, str] = os.environ) -> None:
+        self.report = report
+        self.is_active = nsight_variable(environment) is not None
+
+    def prepare(self, manager: ProfilerManager, schedule: Schedule, total_steps: int | None) -> None:
+        """Mark the stages for Nsight; where it is not there, tell how to start it."""
+        if self.is_active:
+            ranges = StageRanges(manager.timer.remarks)
+            manager.register("stage_start", ranges.begin)
+            manager.register("stage_end", ranges.end)
+            return
+        fitted = schedule if total_steps is None else schedule.fitted(total_steps)
+        command = nsight_command(self.report, fitted.repeat if fitted else 1, sys.orig_argv)
+        manager.timer.remarks.add("Nsight Systems", ABSENT + command)
