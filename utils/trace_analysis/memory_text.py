@@ -1,11 +1,12 @@
-"""The memory of a trace in the report: its peak, whose it was, and what every step leaves behind."""
+"""The memory of a trace: its peak, whose it was, and what every step leaves behind."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from utils.render.blocks import Block, Paragraph, Table
 from utils.render.formatting import NOTHING, clean, number
-from utils.report.sources import Row
 
+Row = Mapping[str, Any]
 OWNERS = 6
 LEAST_SHARE = 0.01  # of the peak, to stand in the table
 LONGEST_OWNER = 40  # characters

@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from utils.comparison.document import Change, Missing, RunComparison
-from utils.comparison.results import Results
-from utils.comparison.rows import Accuracy, Row
+from utils.comparison.facts import Accuracy, Change, Results, Row, RunComparison, Unpaired
 from utils.render import plain_text
 from utils.render.blocks import Block, BulletList, DefinitionList, Paragraph, Table
 from utils.render.formatting import NOTHING, clean, listed, number
@@ -112,7 +110,7 @@ def _open(row: Row) -> str:
     return f"about {found.more_rounds} more rounds in each run would settle it ({MORE_ROUNDS})"
 
 
-def _missing(each: Missing) -> str:
+def _missing(each: Unpaired) -> str:
     return f"{each.dtype} batch size {each.batch_size}: A {each.status_a or 'absent'}, B {each.status_b or 'absent'}"
 
 

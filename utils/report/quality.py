@@ -4,29 +4,29 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from utils.evaluation.quality import Quality
+from utils.plots import confusion
 from utils.render.blocks import Block, Heading, Paragraph, Table
 from utils.render.formatting import NOTHING, clean
-from utils.report.pictures import shown
-from utils.report.sources import ReportData
+from utils.report.pictures import Content, show
+from utils.report.sources import Missing, ReportData
 
 SHOWN = 10
 LONGEST_CLASS = 34  # characters
 
 
-def section(data: ReportData) -> list[Block]:
-    """Return the worst classes, the most confused pairs and the matrix; nothing where nothing was evaluated."""
-    if data.full is None:
-        return []
+def section(data: ReportData) -> list[Content]:
+    """Return the worst classes, the most confused pairs and the matrix; no text where nothing was evaluated."""
     heading = Heading("Classes and Confusions")
     quality = data.quality
-    if quality is None:
-        return [heading, Paragraph(f"Not known: {data.quality_reason}.")]
+    if isinstance(quality, Missing):
+        why = [heading, Paragraph(f"Not known: {quality.reason}.")] if data.full else []
+        return [*why, show(data, confusion.figure, quality)]
     return [
         heading,
         Paragraph(_overview(quality)),
         *_worst(data, quality.classes),
         *_pairs(data, quality),
-        *shown(data, data.layout.confusion_plot),
+        show(data, confusion.figure, quality.confusion, quality.names),
     ]
 
 
