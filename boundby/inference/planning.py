@@ -1,4 +1,4 @@
-"""Which precision to compute in: measured on a sample, held against one text at a time in float32."""
+"""What is measured before predicting: which precision to compute in, and how many tokens to compute at once."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,12 +8,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from boundby.inference.exactness import ExactnessReport, compare_logits
+from boundby.device import is_gpu
+from boundby.inference.batches import Tokens, tokenize
 from boundby.inference.precision import Precision, available
 from boundby.inference.predictor import Prediction, Predictor, PredictorOptions
-from boundby.inference.reference import one_by_one, require_classifier
-from boundby.inference.tokens import Tokens, tokenize
-from boundby.inference.working_copy import in_dtype
+from boundby.inference.reference import ExactnessReport, compare_logits, in_dtype, one_by_one, require_classifier
 from boundby.timer import Timer
 
 SAMPLE_ROWS = 2000  # all of them the same label: the lower end of the interval is 0.998
@@ -21,6 +20,9 @@ CHECK_TEXTS = 256  # of the sample, from which the self-check takes its rows
 SAME_GUARD = 4.0  # times the largest difference seen: twice what can flip a label, and that twice
 LEAST_SAME_GUARD = 1e-5  # of the largest logit: a sample may show no difference at all
 ROUNDS = 2
+HOST_BUDGETS, GPU_BUDGETS = (512, 1024, 2048, 4096, 8192), (8192, 16384, 32768, 65536)  # tokens, to search among
+BUDGET_ROUNDS = 2
+AS_GOOD = 1.02  # of the least seconds: the smaller budget needs less memory
 
 
 @dataclass(frozen=True)
@@ -164,3 +166,43 @@ def _disagrees(report: ExactnessReport, rule: PrecisionRule) -> str:
         f"not {report.precision}: {report.same_labels} of {report.rows} labels agree with float32 one by one, the "
         f"lower end of the interval is {report.agreement_low:.2%}; asked for {rule.min_agreement:.2%}"
     )
+
+
+@dataclass(frozen=True)
+class BudgetChoice:
+    """The token budget, and the least seconds that the texts took with each budget that was tried."""
+
+    token_budget: int
+    seconds: dict[int, float]
+
+
+def token_budgets(device: torch.device) -> tuple[int, ...]:
+    """Return the token budgets that a search on this device tries."""
+    return GPU_BUDGETS if is_gpu(device) else HOST_BUDGETS
+
+
+def search_token_budget(
+    predictor: Predictor, texts: Sequence[str], budgets: Sequence[int] | None = None
+) -> BudgetChoice:
+    """Return the smallest budget that is within 2 % of the fastest on these texts, a few hundred of them at least.
+
+    The budgets take turns in two rounds, after one that does not count. One that the memory does not hold without
+    halving is left out. Raises ValueError where there are no texts.
+    """
+    if not texts:
+        raise ValueError("there are no texts to search a token budget with")
+    tokens = predictor.tokenize(texts)
+    tried = budgets or token_budgets(predictor.device)
+    seconds: dict[int, float] = {}
+    for number in range(BUDGET_ROUNDS + 1):
+        for budget in tried if number % 2 else tuple(reversed(tried)):
+            found = predictor.with_token_budget(budget).predict_tokens(tokens)
+            if found.halvings:
+                seconds[budget] = float("inf")
+            elif number:
+                seconds[budget] = min(found.seconds.compute_s, seconds.get(budget, float("inf")))
+    kept = {budget: spent for budget, spent in sorted(seconds.items()) if spent != float("inf")}
+    if not kept:
+        return BudgetChoice(min(tried), {})
+    least = min(kept.values())
+    return BudgetChoice(next(budget for budget, spent in kept.items() if spent <= AS_GOOD * least), kept)

@@ -8,7 +8,7 @@ import torch
 
 from boundby.inference import Predictor, PredictorOptions, Tokens, last_layer, one_by_one, strategies
 from boundby.inference.precision import PRECISIONS
-from boundby.inference.working_copy import in_dtype
+from boundby.inference.reference import in_dtype
 from tests import classifiers
 
 WORDS, PAD = 50, 0
@@ -52,7 +52,7 @@ def test_only_the_token_that_the_head_reads_goes_through_the_last_layer(family: 
     offered = dict(strategies.candidates(model, None, PRECISIONS["float32"], True))
     strategy = offered[f"{way}, trimmed"]()
     computed: list[int] = []
-    for name, module in strategy._wiring.model.named_modules():
+    for name, module in strategy.model.named_modules():
         if name.endswith(AFTER_ATTENTION):
             module.register_forward_hook(lambda _, __, states: computed.append(_rows(states)))
     with torch.inference_mode():
@@ -70,7 +70,7 @@ def _rows(states: torch.Tensor) -> int:
 def test_the_queries_of_the_other_tokens_are_not_computed(family: str, tokens: Tokens) -> None:
     strategy = dict(strategies.candidates(built(family), None, PRECISIONS["float32"], True))["grouped, trimmed"]()
     given: list[int] = []
-    for name, module in strategy._wiring.model.named_modules():
+    for name, module in strategy.model.named_modules():
         if name.endswith(QUERIES[family]):
             module.register_forward_pre_hook(lambda _, states: given.append(_rows(states[0])))
     with torch.inference_mode():

@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from boundby.inference import Predictor, PredictorOptions, one_by_one, strategies, tokenize
-from boundby.inference.batches import packs
+from boundby.inference.batches import Tokens, packs
 from boundby.inference.packing import VARLEN, has_varlen, pack
 from boundby.inference.precision import MOST_TOLERANCE
-from boundby.inference.tokens import Tokens
 from tests import classifiers
 
 CPU = torch.device("cpu")
@@ -36,7 +35,7 @@ def test_a_row_longer_than_the_budget_is_a_pack_of_its_own() -> None:
 
 
 def test_a_pack_tells_where_each_text_begins() -> None:
-    found = pack(tokens_of(4, 2, 2, 1), [0, 1, 2, 3], np.array([3, 1, 1, 0]), None, CPU)
+    found = pack(tokens_of(4, 2, 2, 1).ids, np.array([3, 1, 1, 0]), None, CPU)
     assert found.input_ids.tolist() == [[1, 2, 3, 4, 1, 2, 1, 2, 1]]
     assert found.position_ids.tolist() == [[0, 1, 2, 3, 0, 1, 0, 1, 0]]
     assert found.starts.tolist() == [0, 4, 6, 8, 9]
@@ -47,7 +46,7 @@ def test_a_pack_tells_where_each_text_begins() -> None:
 
 def test_positions_can_skip_the_padding_id() -> None:
     """As RoBERTa counts them: from beyond the id, which itself stays at its own."""
-    found = pack(tokens_of(4, 2), [0, 1], np.array([0, 0]), 2, CPU)
+    found = pack(tokens_of(4, 2).ids, np.array([0, 0]), 2, CPU)
     assert found.position_ids.tolist() == [[3, 2, 4, 5, 3, 2]]
 
 
@@ -83,7 +82,7 @@ def test_the_kernel_for_variable_lengths_is_asked_for_what_the_model_does(
     monkeypatch.setattr(varlen, "varlen_attn", plain)
     model = classifiers.build(family, 50, 0)
     tokens = tokens_of(30, 9, 9, 4, 1)
-    strategy = strategies.Packed(strategies._wire(model, None, torch.float32, True, trims), VARLEN)
+    strategy = strategies.Packed(model, None, torch.float32, trims, attention=VARLEN)
     with torch.inference_mode():
         found = strategy.logits(tokens, range(5)).numpy()
     alone = one_by_one(model, tokens, range(5))

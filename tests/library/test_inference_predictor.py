@@ -106,7 +106,7 @@ def test_the_callers_model_is_left_as_it_was(model: Any, tokenizer: Any, texts: 
 
 
 def test_float32_shares_its_weights_with_the_callers_model(predictor: Predictor, model: Any) -> None:
-    ours = {each.data_ptr() for each in predictor._strategy._wiring.model.parameters()}
+    ours = {each.data_ptr() for each in predictor.model.parameters()}
     assert ours == {each.data_ptr() for each in model.parameters()}
 
 
@@ -170,8 +170,8 @@ def test_a_wrong_head_is_found_and_the_stock_forward_taken_with_a_doubt(
 ) -> None:
     """The seeded bug reads the token before the last."""
     model = built("qwen2", tokenizer)
-    right = strategies._Wiring._last
-    monkeypatch.setattr(strategies._Wiring, "_last", lambda self, ids: max(0, right(self, ids) - 1))
+    right = strategies.Strategy.head_row
+    monkeypatch.setattr(strategies.Strategy, "head_row", lambda self, ids: max(0, right(self, ids) - 1))
     predictor = Predictor(model, tokenizer, OPTIONS, texts)
     alone = one_by_one(model, tokenize(tokenizer, texts, MAX_LENGTH), range(len(texts)))
     assert predictor.strategy == "padded with a mask"
