@@ -51,7 +51,7 @@ class Strategy:
 
     def batches(self, lengths: np.ndarray, budget: int) -> list[list[int]]:
         """Return which rows go together: a pure function of the lengths and the budget."""
-        return token_budget_batches(lengths, budget)
+        raise NotImplementedError
 
     def cells(self, lengths: np.ndarray) -> int:
         """Return the tokens, padding included, that the model computes for one batch of texts of these lengths."""
@@ -149,6 +149,12 @@ class Padded(Strategy):
         self.name = "padded with a mask" if masked else "padded on the right without a mask"
         self.own_head = not masked
         super().__init__(model, tokenizer, dtype, trims)
+        # The stock head of a decoder without a padding id takes one text at a time.
+        self._alone = masked and self._skipped_id is None and (self._reads_last or self._is_causal)
+
+    def batches(self, lengths: np.ndarray, budget: int) -> list[list[int]]:
+        """Return padded batches."""
+        return token_budget_batches(lengths, 1 if self._alone else budget)
 
     def logits(self, tokens: Tokens, rows: Sequence[int]) -> torch.Tensor:
         """Return the logits of one batch."""

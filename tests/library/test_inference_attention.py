@@ -217,15 +217,8 @@ def test_settings_without_effect_change_nothing() -> None:
 
 
 def test_a_refusal_is_typed_and_the_next_way_taken(tokens: Tokens) -> None:
-    class Spelled:
-        padding_side = "right"
-
-        def __call__(self, texts: list[str], **_: Any) -> Any:
-            ids = [[int(word) for word in text.split()] for text in texts]
-            return type("Encoded", (dict,), {"encodings": None})(input_ids=ids)
-
     texts = [" ".join(map(str, ids)) for ids in tokens.ids]
-    predictor = Predictor(windowed("Gemma2"), Spelled(), PredictorOptions(64), texts)
+    predictor = Predictor(windowed("Gemma2"), classifiers.Spelled(), PredictorOptions(64), texts)
     assert [(each.strategy, each.kind) for each in predictor.check.refusals] == [
         ("grouped, trimmed", "unsupported"),
         ("grouped", "unsupported"),

@@ -21,22 +21,6 @@ def compiled(model: Any) -> list[bool]:
     return [each._compiled_call_impl is not None for each in last_layer.layers(model)]
 
 
-def test_the_layers_before_a_trimmed_one_are_compiled(
-    tokenizer: Any, texts: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Torch traces the layers and runs what it has traced as it is: all of compiling but the C++ compiler."""
-    monkeypatch.setattr(strategies, "BACKEND", "eager")
-    model = built("bert", tokenizer)
-    predictor = Predictor(model, tokenizer, OPTIONS, texts)
-    assert predictor.compiled and predictor.trim and predictor.doubts == ()
-    assert compiled(predictor.model) == [True, False]
-    assert compiled(model) == [False, False]
-    eager = Predictor(model, tokenizer, PredictorOptions(64, token_budget=128), texts)
-    assert not eager.compiled and eager.check.compile_s is None
-    np.testing.assert_allclose(predictor.predict(texts).logits, eager.predict(texts).logits, rtol=1e-5, atol=1e-5)
-    torch._dynamo.reset()
-
-
 def test_a_last_layer_that_is_not_trimmed_is_compiled_too(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strategies, "BACKEND", "eager")
     model = built("qwen2", tokenizer)
@@ -44,17 +28,20 @@ def test_a_last_layer_that_is_not_trimmed_is_compiled_too(tokenizer: Any, monkey
     assert compiled(model) == [True, True]
 
 
-def test_one_compilation_is_for_batches_of_all_sizes(
+def test_the_layers_before_a_trimmed_one_are_compiled_once_for_batches_of_all_sizes(
     tokenizer: Any, texts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Torch traces the layers and runs what it has traced as it is: all of compiling but the C++ compiler."""
     from torch._dynamo.utils import counters
 
     monkeypatch.setattr(strategies, "BACKEND", "eager")
     model = built("qwen2", tokenizer)
     predictor = Predictor(model, tokenizer, OPTIONS, texts)
-    assert predictor.doubts == () and predictor.compiled
+    assert predictor.compiled and predictor.trim and predictor.doubts == ()
+    assert (compiled(predictor.model), compiled(model)) == ([True, False], [False, False])
     graphs = counters["stats"]["unique_graphs"]
     eager = Predictor(model, tokenizer, PredictorOptions(64, token_budget=128), texts)
+    assert not eager.compiled and eager.check.compile_s is None
     for budget in (40, 200, 1000):
         found = predictor.with_token_budget(budget).predict(texts).logits
         expected = eager.with_token_budget(budget).predict(texts).logits

@@ -10,6 +10,7 @@ from boundby.inference import Predictor, PredictorOptions, Tokens, last_layer, o
 from boundby.inference.precision import PRECISIONS
 from boundby.inference.reference import in_dtype
 from tests import classifiers
+from tests.classifiers import Spelled
 
 WORDS, PAD = 50, 0
 LENGTHS = (30, 9, 9, 4, 1)
@@ -21,16 +22,6 @@ QUERIES = {"qwen2": "q_proj", "bert": "query", "roberta": "query", "distilbert":
 @pytest.fixture(scope="module")
 def tokens() -> Tokens:
     return Tokens([np.arange(1, length + 1, dtype=np.int32) for length in LENGTHS], 0)
-
-
-class Spelled:
-    """A tokenizer that gives each text, a word per id, the ids it spells."""
-
-    padding_side = "right"
-
-    def __call__(self, texts: list[str], **_: Any) -> Any:
-        ids = [[int(word) for word in text.split()] for text in texts]
-        return type("Encoded", (dict,), {"encodings": None})(input_ids=ids)
 
 
 TEXTS = [

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from boundby.inference import Predictor, PredictorOptions, one_by_one, strategies, tokenize
-from boundby.inference.batches import Tokens, packs
+from boundby.inference.batches import Tokens
 from boundby.inference.packing import VARLEN, has_varlen, pack
 from boundby.inference.precision import MOST_TOLERANCE
 from tests import classifiers
@@ -17,21 +17,6 @@ CPU = torch.device("cpu")
 
 def tokens_of(*lengths: int) -> Tokens:
     return Tokens([np.arange(1, length + 1, dtype=np.int32) for length in lengths], 0)
-
-
-def test_packs_hold_each_row_once_longest_first_within_the_budget() -> None:
-    lengths = np.random.default_rng(0).integers(1, 60, 300)
-    found = packs(lengths, 100)
-    assert sorted(row for each in found for row in each) == list(range(300))
-    assert [row for each in found for row in each] == sorted(range(300), key=lambda row: (-lengths[row], row))
-    assert all(lengths[each].sum() <= 100 for each in found)
-    for each, following in zip(found, found[1:], strict=False):
-        assert lengths[each].sum() + lengths[following[0]] > 100
-
-
-def test_a_row_longer_than_the_budget_is_a_pack_of_its_own() -> None:
-    assert packs([4, 100, 4], 8) == [[1], [0, 2]]
-    assert packs([], 8) == []
 
 
 def test_a_pack_tells_where_each_text_begins() -> None:

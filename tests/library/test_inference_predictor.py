@@ -14,6 +14,7 @@ from boundby.inference import Predictor, PredictorOptions, one_by_one, strategie
 from boundby.inference.planning import same_guard
 from boundby.inference.strategies import Packed
 from tests import classifiers
+from tests.classifiers import Spelled
 
 MAX_LENGTH = 128
 OPTIONS = PredictorOptions(MAX_LENGTH, token_budget=512)
@@ -120,16 +121,6 @@ def test_bfloat16_keeps_the_head_in_float32(model: Any, tokenizer: Any, texts: l
     assert (rounded != found).any()
 
 
-class Constant:
-    """A tokenizer that gives each text, a word per id, the ids it spells."""
-
-    padding_side = "right"
-
-    def __call__(self, texts: Sequence[str], max_length: int, **_: Any) -> Any:
-        ids = [[int(word) for word in text.split()][:max_length] for text in texts]
-        return type("Encoded", (dict,), {"encodings": None})(input_ids=ids)
-
-
 PAD = 3
 SPELLED = ["5 6 7 8 9", "5 6 3", "3 3 3 3", "3", "5 3 6 3 3", "8", "9 9 9 9 9 9 9 9 9", "4 5 6"]
 
@@ -150,8 +141,8 @@ def test_the_padding_id_inside_a_text_means_what_it_means_to_the_model(
         "boundby.inference.selfcheck.candidates", lambda *given: [each for each in offered(*given) if each[0] == kind]
     )
     model = classifiers.build(family, 12, PAD)
-    predictor = Predictor(model, Constant(), PredictorOptions(16, token_budget=8), SPELLED)
-    alone = one_by_one(model, tokenize(Constant(), SPELLED, 16), range(len(SPELLED)))
+    predictor = Predictor(model, Spelled(), PredictorOptions(16, token_budget=8), SPELLED)
+    alone = one_by_one(model, tokenize(Spelled(), SPELLED, 16), range(len(SPELLED)))
     found = predictor.predict(SPELLED).logits
     np.testing.assert_allclose(found, alone, atol=1e-4 * np.abs(alone).max(), rtol=0)
     assert predictor.doubts == ()
@@ -160,9 +151,21 @@ def test_the_padding_id_inside_a_text_means_what_it_means_to_the_model(
 
 def test_a_decoder_without_a_padding_id_is_packed_too() -> None:
     model = classifiers.build("qwen2", 12, None)
-    predictor = Predictor(model, Constant(), PredictorOptions(16), SPELLED)
-    alone = one_by_one(model, tokenize(Constant(), SPELLED, 16), range(len(SPELLED)))
+    predictor = Predictor(model, Spelled(), PredictorOptions(16), SPELLED)
+    alone = one_by_one(model, tokenize(Spelled(), SPELLED, 16), range(len(SPELLED)))
     np.testing.assert_allclose(predictor.predict(SPELLED).logits, alone, atol=1e-4 * np.abs(alone).max(), rtol=0)
+
+
+def test_a_decoder_without_a_padding_id_whose_own_head_is_needed_takes_one_text_at_a_time() -> None:
+    from transformers import BloomConfig, BloomForSequenceClassification
+
+    torch.manual_seed(0)
+    config = BloomConfig(vocab_size=12, hidden_size=32, n_layer=1, n_head=2, num_labels=3, pad_token_id=None)
+    model = BloomForSequenceClassification(config).eval()
+    predictor = Predictor(model, Spelled(), PredictorOptions(16), SPELLED)
+    assert predictor.strategy == "padded with a mask"
+    alone = one_by_one(model, tokenize(Spelled(), SPELLED, 16), range(len(SPELLED)))
+    np.testing.assert_allclose(predictor.predict(SPELLED).logits, alone, atol=1e-6, rtol=0)
 
 
 def test_a_wrong_head_is_found_and_the_stock_forward_taken_with_a_doubt(
