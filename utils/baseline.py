@@ -139,7 +139,7 @@ class Baseline:
         """Return the ceilings of this machine, measured once and kept beside the data."""
         if self.ceilings is None:
             folder = self.run.layout.ceilings
-            wanted = tuple(dict.fromkeys([*ceilings.DTYPES[device.type], *steps.sweep_dtypes(self.run.config)]))
+            wanted = tuple(dict.fromkeys([*ceilings.usual_dtypes(device), *steps.sweep_dtypes(self.run.config)]))
             self.ceilings, path, is_new = ceilings.cached(folder, device, wanted)
             how = f"measured in {self.ceilings.seconds:.1f} s" if is_new else f"from {path}"
             self.run.note(f"ceilings of this machine: {how}")

@@ -182,7 +182,7 @@ def test_a_search_that_costs_more_than_its_share_is_not_made():
     machine = Machine({})
     found = budget.choose(machine, TEXTS_2000, 5_000, 1e-5)
     assert (found.token_budget, found.seconds, machine.calls) == (2048, None, [])
-    search_s = 1e-5 * 164 * 100 * len(budget.BUDGETS["cpu"]) * (budget.SEARCH_ROUNDS + 1)
+    search_s = 1e-5 * 164 * 100 * len(budget.token_budgets(machine.device)) * (budget.SEARCH_ROUNDS + 1)
     assert found.reason == f"not measured: a search would take {search_s:.1f} s of about 5.0 s"
     few = budget.choose(machine, TEXTS_2000[:20], 10_000_000, 1e-5)
     assert (few.token_budget, few.reason) == (2048, "not measured: all texts together are too few")
