@@ -26,7 +26,7 @@ from boundby.capture.manifest import CaptureManifest, CaptureOptions, Cycle, Rec
 from boundby.capture.schedule import Content, Span
 from boundby.capture.session import Session, Use, activities_on
 from boundby.device import synchronizer
-from boundby.trace.excluded import EXCLUDED
+from boundby.trace.window import EXCLUDED
 
 STACK_STEPS = 1
 NOTHING_SMALLER = "one step was asked for, and nothing is smaller"

@@ -17,7 +17,7 @@ import yaml
 from boundby.layers.report import read_profile
 from tests.fake_hub import FakeHub
 from tests.tiny_models import edit_config, save_bert
-from utils import receipts
+from utils import steps
 from utils.artifacts import Layout
 from utils.config import Config
 from utils.errors import EnvironmentLacksError, InputError
@@ -294,8 +294,8 @@ def test_files_go_by_default_where_no_step_moves_them_aside():
     config = Config.model_validate(yaml.safe_load((ROOT / "configs" / "config.yaml").read_text(encoding="utf-8")))
     folder, layout = Path(LayerSettings().output.dir), Layout.of(config)
     assert folder.parent == layout.results
-    for step in receipts.STEPS:
-        assert not [each for each in receipts.stale_with(step, layout, config) if folder.is_relative_to(each)]
+    for step in steps.STEPS:
+        assert not [each for each in steps.stale_with(step, layout) if folder.is_relative_to(each)]
 
 
 class Recorded:

@@ -8,7 +8,7 @@ from boundby.trace.operator_table import table_lines
 from utils.render import plain_text
 from utils.render.blocks import Block, BulletList, CodeBlock, DefinitionList, Heading, Paragraph, Table
 from utils.render.formatting import NOTHING, clean, listed, number, times
-from utils.trace_analysis import time_spent, words
+from utils.trace_analysis import memory_text, time_spent, words
 from utils.trace_analysis.kernel_names import short
 from utils.trace_analysis.words import of_window, percent
 
@@ -45,7 +45,6 @@ def blocks(trace: Trace) -> list[Block]:
         Paragraph(headline(trace)),
         DefinitionList([("Trace", subject(trace)), ("Window", _window(trace)), *_communication(device)]),
         *_verdict(trace["verdict"]),
-        *_findings(trace),
         *time_spent.blocks(trace),
         *_next_step(trace),
     ]
@@ -84,17 +83,6 @@ def _verdict(verdict: Mapping[str, Any]) -> list[Block]:
         *_listing("Doubts:", doubts),
         *_listing("What removing each cause could gain (bounds, not promises; they do not multiply):", gains),
     ]
-
-
-def _findings(trace: Trace) -> list[Block]:
-    """Return what is wrong with the trace, unless the doubts of the verdict say so already."""
-    said = " ".join(trace["verdict"]["doubts"])
-    items = [
-        f"{'fatal: ' if each['is_fatal'] else ''}{each['text']}"
-        for each in trace["findings"]
-        if each["text"] not in said
-    ]
-    return _listing("What is wrong with this trace:", items)
 
 
 def _left_out(files: Sequence[Mapping[str, Any]]) -> list[Block]:
@@ -210,9 +198,7 @@ def _annotations(found: Sequence[Mapping[str, Any]], top: int) -> list[Block]:
 def _memory(trace: Trace) -> list[Block]:
     if not trace["memory"]:
         return []
-    from utils.report import trace_memory  # which takes longer to import than a trace of this size to analyse
-
-    return [Heading("Memory"), *trace_memory.blocks(trace)]
+    return [Heading("Memory"), *memory_text.blocks(trace)]
 
 
 def _more(rows: Sequence[Any], top: int) -> list[str]:
