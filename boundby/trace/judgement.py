@@ -164,10 +164,10 @@ def _gains(device: Breakdown) -> Iterator[Gain]:
     on_host = device.device is None
     for what, spent in {**device.exposed_ns, **device.causes_ns}.items():
         remedy = remedies.of_cause(what, on_host)
-        if not (remedy and remedy.fix and remedy.relieves) or not 0 < spent < window or window / (window - spent) < SMALL_GAIN:
+        if not (remedy and remedy.fix) or not 0 < spent < window or window / (window - spent) < SMALL_GAIN:
             continue
         basis = f"{what.replace('_', ' ')} takes {spent / 1e6:,.2f} of {window / 1e6:,.2f} ms"
-        yield Gain(remedy.fix, window / (window - spent), basis, relieves=(remedy.relieves,))
+        yield Gain(remedy.fix, window / (window - spent), basis, relieves=(remedy.relieves,) if remedy.relieves else ())
 
 
 def _confidence(bound: Bound, doubts: list[str]) -> Confidence:

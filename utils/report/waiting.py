@@ -7,10 +7,9 @@ from boundby import remedies
 from boundby.verdict import ARITHMETIC
 from utils.render.blocks import Block, BulletList, DefinitionList, Heading, Paragraph, Table
 from utils.render.formatting import NOTHING, clean, listed, number, times
-from utils.report import trace_memory
 from utils.report.pictures import shown
 from utils.report.sources import ReportData, Row
-from utils.trace_analysis import words
+from utils.trace_analysis import text, words
 
 TITLE = "What the Machine Waited For"
 SHOWN_PCT, TELLING_PCT = 0.1, 1.0  # of the window, to be in the table, and to be explained
@@ -36,7 +35,7 @@ def section(data: ReportData) -> list[Block]:
         DefinitionList([*_shares(device), *_steps(trace["steps"]), *_hidden(device), *_launches(trace["launches"])]),
         *_causes(trace),
         *shown(data, data.layout.timeline_plot),
-        *trace_memory.blocks(trace),
+        *text.memory_blocks(trace.get("memory") or []),
         *shown(data, data.layout.memory_plot),
     ]
 
