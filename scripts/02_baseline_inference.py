@@ -23,7 +23,7 @@ def main(run: cli.Run) -> int:
     receipt = data.check_receipt(run.config, run.layout, source)
     make_room(run)
     rows = data.load_texts(run.layout, sha256=receipt.dataset["sha256"])
-    sample = data.sample(rows, models.AGREEMENT_ROWS, seed=0).texts
+    sample = models.agreement_texts(rows.texts)
     models.use_matmul_precision(run.config.model.matmul_precision)
     found = baseline.Baseline(run, receipt)
 

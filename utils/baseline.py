@@ -12,7 +12,8 @@ from boundby.ceilings import Ceilings
 from boundby.device import describe, pick_device
 from boundby.sampler import Sampler
 from boundby.timer import Timer
-from utils import diagnosis, instruments, metrics, receipts, visits
+from boundby.verdict import Doubt
+from utils import diagnosis, instruments, metrics, steps, visits
 from utils.artifacts import METRICS_VERSION
 from utils.ceiling_share import share_of_ceiling
 from utils.cli import Run
@@ -138,11 +139,12 @@ class Baseline:
         """Return the ceilings of this machine, measured once and kept beside the data."""
         if self.ceilings is None:
             folder = self.run.layout.ceilings
-            wanted = tuple(dict.fromkeys([*ceilings.DTYPES[device.type], *receipts.sweep_dtypes(self.run.config)]))
+            wanted = tuple(dict.fromkeys([*ceilings.DTYPES[device.type], *steps.sweep_dtypes(self.run.config)]))
             self.ceilings, path, is_new = ceilings.cached(folder, device, wanted)
             how = f"measured in {self.ceilings.seconds:.1f} s" if is_new else f"from {path}"
             self.run.note(f"ceilings of this machine: {how}")
-            self.doubts += [doubt for doubt in self.ceilings.doubts if doubt not in self.doubts]
+            doubts = [str(Doubt("disturbed", text)) for text in self.ceilings.doubts]
+            self.doubts += [doubt for doubt in doubts if doubt not in self.doubts]
         return self.ceilings
 
     def save(self, complete: bool = False) -> None:
@@ -230,7 +232,7 @@ class Baseline:
 
 def dtypes(run: Run) -> list[str]:
     """Return the dtypes of the sweep; the first is the model's own."""
-    return receipts.sweep_dtypes(run.config)
+    return steps.sweep_dtypes(run.config)
 
 
 def device(run: Run) -> torch.device:

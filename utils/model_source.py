@@ -130,6 +130,11 @@ def _from_hub(model: Model, folder: Path) -> ModelSource:
     return ModelSource(model.name, folder, "hub", folder.name, folder.name)  # a snapshot is called after its commit
 
 
+def model_files(folder: Path) -> list[Path]:
+    """Return the files of the model in `folder` that are read, and no others that may lie there."""
+    return _matching(folder, (*FILES, "*.safetensors", CODE))
+
+
 def _matching(folder: Path, patterns: Iterable[str]) -> list[Path]:
     return sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()})
 

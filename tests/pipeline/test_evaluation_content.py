@@ -93,6 +93,32 @@ def test_a_part_proves_which_texts_it_was_made_of(evaluation_folder):
     assert parts.load(folder, plan, plan.shards[0]) is None
 
 
+def test_another_model_at_the_planned_place_is_refused_by_every_worker(evaluation_folder):
+    folder, settings, _ = evaluation_folder
+    assert workplace.evaluate(settings, "plan") == [0]
+    weights = Path(plans.load(folder).places.model) / "model.safetensors"
+    before = weights.read_bytes()
+    weights.write_bytes(before[:-4] + b"\0\0\x80\x3f")
+    try:
+        with pytest.raises(InputError, match="another model"):
+            shards.ShardPredictor.open(folder.plan)
+    finally:
+        weights.write_bytes(before)
+    weights.with_name("README.md").write_text("notes beside the weights change nothing")
+    assert shards.ShardPredictor.open(folder.plan).predict_shard(0).status == "predicted"
+
+
+def test_code_that_was_edited_since_the_plan_is_refused(evaluation_folder, monkeypatch):
+    folder, settings, _ = evaluation_folder
+    assert workplace.evaluate(settings, "plan") == [0]
+    planned = planning.versions()
+    monkeypatch.setattr(planning, "versions", lambda: {**planned, "boundby_code": "edited"})
+    assert workplace.evaluate(settings, "run") == [2]
+    with pytest.raises(InputError, match="boundby_code is edited"):
+        shards.ShardPredictor.open(folder.plan)
+    assert workplace.evaluate(settings, "finalize") == [1]  # it computes nothing: only the parts are missing
+
+
 @pytest.mark.parametrize("moment", ["plan", "predict", "conclude"])
 def test_step_02_ends_without_a_number_when_texts_change_during_it(evaluation_folder, monkeypatch, capsys, moment):
     folder, settings, dataset = evaluation_folder

@@ -103,7 +103,8 @@ class Plan:
     """Everything a prediction depends on, and why its choices are what they are.
 
     `attempt` is set where the evaluations that a store held before were moved aside, and is another one each time: a
-    machine that has kept files of theirs does not take them for those of this one.
+    machine that has kept files of theirs does not take them for those of this one. `check_offsets` are the bytes of the
+    dataset where its shortest and longest rows begin, on which every worker checks its predictor.
     """
 
     identity: Identity
@@ -112,12 +113,13 @@ class Plan:
     places: Places
     reasons: dict[str, Any]
     attempt: str | None = None
+    check_offsets: tuple[int, ...] = ()
 
     @cached_property
     def fingerprint(self) -> str:
         """A hash of what the result depends on; every part carries it, so it is computed once and not per shard."""
         parts = [asdict(self.identity), asdict(self.choices), [asdict(each) for each in self.shards]]
-        return files.sha256_of([*parts, *([self.attempt] if self.attempt else [])])
+        return files.sha256_of([*parts, *self.check_offsets, *([self.attempt] if self.attempt else [])])
 
 
 def save(plan: Plan, folder: EvaluationFolder) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import hashlib
+import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -49,6 +50,28 @@ class ShardRows:
         return digest.hexdigest()
 
 
+class Extremes:
+    """The rows with the shortest and with the longest texts of all that it is shown, by characters, `count` of each."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._shortest: list[tuple[int, int]] = []  # heaps of characters, less than none for the shortest, and offset
+        self._longest: list[tuple[int, int]] = []
+
+    def see(self, row: Row) -> None:
+        """Take the row into account."""
+        for kept, length in ((self._shortest, -len(row.text)), (self._longest, len(row.text))):
+            if len(kept) < self._count:
+                heapq.heappush(kept, (length, row.offset))
+            elif length > kept[0][0]:
+                heapq.heapreplace(kept, (length, row.offset))
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """The bytes of the dataset where these rows begin, ascending."""
+        return tuple(sorted({offset for _, offset in (*self._shortest, *self._longest)}))
+
+
 def evaluated_positions(dataset_rows: int, rows: int, seed: int | None) -> np.ndarray | None:
     """Return the positions of the evaluated rows, ascending; None when it is every row."""
     return None if seed is None else np.sort(seeded_order(dataset_rows, seed)[:rows])
@@ -59,10 +82,11 @@ def seeded_order(dataset_rows: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).permutation(dataset_rows)
 
 
-def split(path: Path, identity: Identity, shard_rows: int) -> Iterator[Shard]:
+def split(path: Path, identity: Identity, shard_rows: int, extremes: Extremes | None = None) -> Iterator[Shard]:
     """Yield consecutive shards of at most `shard_rows` rows that cover the evaluated rows once, in one pass.
 
-    Raises InputError when the dataset is not the one of `identity`: too short, too long or with unordered row ids.
+    `extremes` is shown every row. Raises InputError when the dataset is not the one of `identity`: too short, too
+    long or with unordered row ids.
     """
     positions = evaluated_positions(identity.dataset_rows, identity.rows, identity.sample_seed)
     chosen = _chosen(_scan(path), positions)
@@ -72,6 +96,8 @@ def split(path: Path, identity: Identity, shard_rows: int) -> Iterator[Shard]:
         read = list(islice(chosen, size))
         if len(read) < size:
             raise InputError(f"{path}: ends after {start + len(read)} of {identity.rows} rows to evaluate; {DOWNLOAD}")
+        for row in read if extremes is not None else ():
+            extremes.see(row)
         rows = _together(read)
         row_ids = rows.row_ids
         if row_ids[0] <= last_id or (np.diff(row_ids) <= 0).any():
@@ -118,6 +144,14 @@ def first_rows(path: Path, shards: Sequence[Shard], rows: int) -> ShardRows:
 def first_texts(path: Path, shards: Sequence[Shard], rows: int) -> Sequence[str]:
     """Return the texts of `first_rows`."""
     return first_rows(path, shards, rows).texts
+
+
+def check_texts(path: Path, shards: Sequence[Shard], offsets: Sequence[int], rows: int) -> Sequence[str]:
+    """Return what a predictor checks itself on: about `rows` texts from all over, and those that begin at `offsets`."""
+    texts = [*first_texts(path, shards, rows)]
+    for offset in offsets:
+        texts += [row.text for row in islice(_scan(path, offset), 1)]
+    return texts
 
 
 def rows_sha256(row_ids: np.ndarray, labels: np.ndarray, texts_sha256: str) -> str:

@@ -11,7 +11,7 @@ from boundby import files
 from boundby.trace import OPERATOR_COLUMNS, Analysis, OpStat, analyze, read_trace
 from boundby.trace.decoding import MAX_JSON_BYTES
 from boundby.trace.source import Source
-from utils import receipts
+from utils import steps
 from utils.profile_check.subject import STEP, Check, Subject, read_strictly
 from utils.trace_analysis.document import SCHEMA_VERSION
 
@@ -156,8 +156,8 @@ def receipt_of(subject: Subject) -> tuple[Receipt | None, list[Check]]:
 
 
 def _receipt(subject: Subject, receipt: Receipt, path: Path) -> Iterator[Check]:
-    if receipt.schema_version != receipts.SCHEMA_VERSION:
-        text = f"its schema version is {receipt.schema_version}, not {receipts.SCHEMA_VERSION}"
+    if receipt.schema_version != steps.SCHEMA_VERSION:
+        text = f"its schema version is {receipt.schema_version}, not {steps.SCHEMA_VERSION}"
         yield subject.fault("receipt", path, text)
     elif receipt.status != "ok":
         yield subject.fault("receipt", path, f"step {STEP} ended with status {receipt.status}")

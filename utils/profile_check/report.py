@@ -5,12 +5,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from boundby import remedies
 from boundby.trace import Analysis
 from boundby.training import StageTimes
 from boundby.training.judgement import judge_training
 from boundby.training.verdict import TrainingVerdict
-from boundby.verdict import Bound
+from boundby.verdict import OF_STAGES, Bound, Fix, fix_of_cause
 from utils.profile_check import recording, training
 from utils.profile_check.subject import Check, Subject
 from utils.render import plain_text
@@ -19,7 +18,7 @@ from utils.render.formatting import clean, listed, number, paragraph, times
 from utils.trace_analysis import document, text, words
 from utils.trace_analysis.document import Document
 from utils.trace_analysis.traces import Examined
-from utils.training import report as training_report
+from utils.training import run_folder
 
 SCHEMA_VERSION = 1
 PRESENCE = ("existence", "size")
@@ -172,12 +171,12 @@ def recommendations(analysis: Analysis) -> list[Recommendation]:
             else f"{words.plain(cause)} that nothing hides",
             time_ms=spent / 1e6,
             share_of_window_pct=100 * spent / window,
-            at_most=window / (window - spent) if remedy.fix and spent < window else None,
+            at_most=window / (window - spent) if fix.change.is_bounded and spent < window else None,
             host_in_ms={name: ns / 1e6 for name, ns in device.cause_details.get(cause, ())[:MOST_NAMES]},
-            advice=remedy.steps,
+            advice=fix.change.steps,
         )
         for cause, spent in sorted(lost.items(), key=lambda item: -item[1])
-        if spent >= LEAST_OF_WINDOW * window and (remedy := remedies.of_cause(cause, on_host))
+        if spent >= LEAST_OF_WINDOW * window and (fix := fix_of_cause(cause, on_host))
     ]
 
 
@@ -198,10 +197,10 @@ def stage_recommendations(verdict: TrainingVerdict) -> list[StageRecommendation]
             bound=cause.bound,
             stages=tuple(each.name for each in verdict.stages if each.bound == cause.bound),
             share=cause.share,
-            advice=remedies.OF_STAGES[cause.bound].steps,
+            advice=Fix(OF_STAGES[cause.bound]).change.steps,
         )
         for cause in verdict.causes
-        if cause.share >= LEAST_OF_STEP and cause.bound in remedies.OF_STAGES
+        if cause.share >= LEAST_OF_STEP and cause.bound in OF_STAGES
     ]
     return sorted(found, key=lambda each: -each.share)
 
@@ -217,7 +216,7 @@ def _values_of_trace(analysis: Analysis) -> Document:
 def _values_of_stages(verdict: TrainingVerdict) -> Document:
     """Return the verdict on the stages and the recommendations as plain values."""
     return {
-        "verdict": asdict(verdict),
+        "verdict": verdict.as_dict(),
         "text": str(verdict).splitlines(),
         "recommendations": [asdict(advice) for advice in stage_recommendations(verdict)],
     }
@@ -261,7 +260,7 @@ def _of_stages(checked: Checked) -> list[Block]:
     ]
     return [
         Heading("Stages of the training"),
-        *training_report.table(checked.training[0]),
+        *run_folder.table(checked.training[0]),
         DefinitionList(_said(verdict)),
         Heading("What to do about the stages"),
         OrderedList(advice) if advice else Paragraph("Nothing can be recommended from these stages."),

@@ -11,10 +11,9 @@ import msgspec
 import numpy as np
 
 from boundby.training import StageTimes, ranks_in, read_stage_times
-from boundby.training.document import times_from
+from boundby.training.records import UNUSUAL, times_from
 from boundby.training.results import SUMMARY
-from boundby.training.ring import UNUSUAL
-from boundby.training.writer import DOCUMENT
+from boundby.training.store import DOCUMENT
 from utils.profile_check.subject import Check, Subject, read_strictly
 from utils.training import progress, run_folder
 

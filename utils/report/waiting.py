@@ -3,13 +3,14 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from boundby import remedies
-from boundby.verdict import ARITHMETIC
+from boundby.verdict import ARITHMETIC, OF_CAUSES, fix_of_cause
+from utils.plots import memory, timeline
 from utils.render.blocks import Block, BulletList, DefinitionList, Heading, Paragraph, Table
 from utils.render.formatting import NOTHING, clean, listed, number, times
-from utils.report.pictures import shown
-from utils.report.sources import ReportData, Row
-from utils.trace_analysis import text, words
+from utils.report.pictures import Content, show
+from utils.report.sources import Missing, ReportData, Row
+from utils.trace_analysis import text as trace_text
+from utils.trace_analysis import words
 
 TITLE = "What the Machine Waited For"
 SHOWN_PCT, TELLING_PCT = 0.1, 1.0  # of the window, to be in the table, and to be explained
@@ -21,11 +22,14 @@ WHOM_TO_BELIEVE = (
 )
 
 
-def section(data: ReportData) -> list[Block]:
+def section(data: ReportData) -> list[Content]:
     """Return the verdict of the trace, what it rests on, and its pictures."""
     trace = data.trace
-    if trace is None:
-        return [Heading(TITLE), Paragraph(f"There is no analysis of a trace: {clean(data.trace_reason, 300)}.")]
+    timeline_picture = show(data, timeline.figure, _with_time(trace))
+    memory_picture = show(data, memory.figure, _with_memory(trace))
+    if isinstance(trace, Missing):
+        why = Paragraph(f"There is no analysis of a trace: {clean(trace.reason, 300)}.")
+        return [Heading(TITLE), why, timeline_picture, memory_picture]
     device = trace["devices"][0]
     return [
         Heading(TITLE),
@@ -34,10 +38,20 @@ def section(data: ReportData) -> list[Block]:
         *_doubts(trace),
         DefinitionList([*_shares(device), *_steps(trace["steps"]), *_hidden(device), *_launches(trace["launches"])]),
         *_causes(trace),
-        *shown(data, data.layout.timeline_plot),
-        *text.memory_blocks(trace.get("memory") or []),
-        *shown(data, data.layout.memory_plot),
+        timeline_picture,
+        *trace_text.memory_blocks(trace.get("memory") or []),
+        memory_picture,
     ]
+
+
+def _with_time(trace: Row | Missing) -> Row | Missing:
+    return trace if not trace or trace["devices"][0]["window_ms"] else Missing("nothing in the trace takes time")
+
+
+def _with_memory(trace: Row | Missing) -> Row | Missing:
+    timed = _with_time(trace)
+    known = not timed or timed.get("memory")
+    return timed if known else Missing("the trace holds no changes of memory (trace.memory)")
 
 
 def _verdict(trace: Row) -> str:
@@ -53,8 +67,7 @@ def _verdict(trace: Row) -> str:
 
 def _against_sweep(data: ReportData, verdict: Mapping[str, Any]) -> list[Block]:
     """Return whether the sweep came to the same verdict at the batch size of the trace, and what to make of it."""
-    traced = data.manifest or {}
-    point = (traced.get("dtype"), traced.get("batch_size"))
+    point = (data.manifest.dtype, data.manifest.batch_size)
     swept = next((row.get("verdict") for row in data.rows if (row["dtype"], row["batch_size"]) == point), None)
     if not swept or "inconclusive" in (swept["bound"], verdict["bound"]):
         return []
@@ -76,10 +89,8 @@ def _named(bound: str) -> str:
 
 
 def _doubts(trace: Row) -> list[Block]:
-    said = trace["verdict"]["doubts"]
-    whole = " ".join(said)
-    items = [*said, *(each["text"] for each in trace["findings"] if each["text"] not in whole)]
-    return [BulletList([f"doubt: {clean(item, 300)}" for item in items])] if items else []
+    items = [f"doubt: {clean(doubt, 300)}" for doubt in trace["verdict"]["doubts"]]  # what is wrong with it among them
+    return [BulletList(items)] if items else []
 
 
 def _shares(device: Row) -> Iterator[tuple[str, str]]:
@@ -156,8 +167,8 @@ def _causes(trace: Row) -> list[Block]:
 
 def _fixes(on_host: bool) -> dict[str, str]:
     """Return what to do about each cause that something can be done about."""
-    found = remedies.OF_CAUSES | (remedies.OF_CAUSES_ON_HOST if on_host else {})
-    return {name: each.fix for name, each in found.items() if each.fix}
+    fixes = {name: fix_of_cause(name, on_host) for name in OF_CAUSES}
+    return {name: str(fix) for name, fix in fixes.items() if fix and fix.change.is_bounded}
 
 
 def _note(cause: str, on_host: bool, fix: str | None) -> str:

@@ -75,7 +75,7 @@ def subject(trace: Examined) -> Document:
         "own_ms_per_step": trace.own_ns_per_step / 1e6,
         "steps": _steps(analysis),
         "is_conclusive": not trace.is_inconclusive,
-        "verdict": asdict(trace.verdict),
+        "verdict": trace.verdict.as_dict(),
         "findings": [asdict(finding) for finding in analysis.findings],
     }
 
