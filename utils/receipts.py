@@ -44,7 +44,7 @@ STEPS = {
             "01_download_data.py",
             "fetch model and data",
             "--skip-download",
-            ("model.name", "model.revision", "dataset"),
+            ("model.name", "model.revision", "model.task", "dataset"),
         ),
         Step(
             "02",

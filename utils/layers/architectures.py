@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from utils.errors import InputError
-from utils.models.loading import most_positions
+from utils.models import most_positions
 
 IMAGE_SIZE, COLOURS = 224, 3
 GPT2 = {"vocab_size": 50_257, "n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12}

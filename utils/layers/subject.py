@@ -12,7 +12,7 @@ from utils.errors import EnvironmentLacksError, InputError
 from utils.layers import architectures
 from utils.layers.settings import Model
 from utils.model_source import CODE, FILES, check_code
-from utils.models.loading import DTYPES
+from utils.models import DTYPES
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from utils.quickstart.recipe import Shape
+from utils.quickstart.cache import Shape
 from utils.training import data
 from utils.training.data import Split
 from utils.training.settings import ModelName
