@@ -172,7 +172,7 @@ def measure(
         dispatch_s=dispatch[0],
         dispatch_high_s=dispatch[1],
         seconds=timer.clock() - start,
-        doubts=(f"disturbed: the ceilings were measured while {seen}",) if seen else (),
+        doubts=(f"the ceilings were measured while {seen}",) if seen else (),
     )
 
 

@@ -28,8 +28,8 @@ def main(run: cli.Run) -> int:
     from utils.layers import pipeline as layers
 
     source = models.locate(config.model, run.layout.dataset.parent)
-    data.check_receipt(config, run.layout, source)
-    rows = data.load_texts(run.layout)
+    receipt = data.check_receipt(config, run.layout, source)
+    rows = data.load_texts(run.layout, sha256=receipt.dataset["sha256"])
     device = pick_device(config.model.device)
     models.use_matmul_precision(config.model.matmul_precision)
     loaded = models.load(source, device, config.model.dtype, trust_remote_code=run.args.trust_remote_code)

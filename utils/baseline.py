@@ -12,6 +12,7 @@ from boundby.ceilings import Ceilings
 from boundby.device import describe, pick_device
 from boundby.sampler import Sampler
 from boundby.timer import Timer
+from boundby.verdict import Doubt
 from utils import diagnosis, instruments, metrics, steps, visits
 from utils.artifacts import METRICS_VERSION
 from utils.ceiling_share import share_of_ceiling
@@ -142,7 +143,8 @@ class Baseline:
             self.ceilings, path, is_new = ceilings.cached(folder, device, wanted)
             how = f"measured in {self.ceilings.seconds:.1f} s" if is_new else f"from {path}"
             self.run.note(f"ceilings of this machine: {how}")
-            self.doubts += [doubt for doubt in self.ceilings.doubts if doubt not in self.doubts]
+            doubts = [str(Doubt("disturbed", text)) for text in self.ceilings.doubts]
+            self.doubts += [doubt for doubt in doubts if doubt not in self.doubts]
         return self.ceilings
 
     def save(self, complete: bool = False) -> None:

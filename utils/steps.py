@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from boundby import __version__, environment, files
+from utils import contents
 from utils.artifacts import Layout
 from utils.config import QUICKSTART, Config
 from utils.quickstart import cache
@@ -258,10 +259,10 @@ def _input(name: str, config: Config, layout: Layout) -> Any:
     return files.sha256(path) if path.is_file() else None
 
 
-def _recorded(section: str, key: str, layout: Layout) -> str | None:
-    """Return a hash that step 01 has recorded, so that this is quick."""
+def _model_fingerprint(layout: Layout) -> str | None:
+    """Return the hash of the model that step 01 has recorded, so that this is quick."""
     try:
-        return files.read_json(layout.data_receipt)[section][key]
+        return files.read_json(layout.data_receipt)["model"]["fingerprint"]
     except (OSError, ValueError, KeyError):
         return None
 
@@ -295,8 +296,9 @@ def _sources(config: Config) -> list[Path]:
 READINGS: dict[str, Callable[[Config, Layout], Any]] = {
     "files": lambda config, layout: _states(_sources(config)),
     "quickstart": lambda config, layout: cache.content_hash() if config.dataset.quickstart else None,
-    "dataset": lambda config, layout: _recorded("dataset", "sha256", layout),
-    "model": lambda config, layout: _recorded("model", "fingerprint", layout),
+    # By its content, and not by what its receipt says: texts may be edited at any time.
+    "dataset": lambda config, layout: contents.sha256(layout.dataset) if layout.dataset.is_file() else None,
+    "model": lambda config, layout: _model_fingerprint(layout),
     "model_files": lambda config, layout: _states(_model_files(config)),
     "optimal_batch_size": _optimal_batch_size,
 }

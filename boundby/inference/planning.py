@@ -147,9 +147,10 @@ def _least_seconds(tried: Sequence[_Tried], predict: Callable[[Predictor], Predi
 
 
 def _check_texts(sample: Sample) -> Sequence[str]:
-    """Return texts spread over the sample."""
-    places = np.linspace(0, len(sample.texts) - 1, min(CHECK_TEXTS, len(sample.texts))).round().astype(int)
-    return [sample.texts[place] for place in places.tolist()]
+    """Return texts spread over the lengths of the sample, its shortest and its longest among them."""
+    by_length = sorted(sample.texts, key=len)
+    places = np.linspace(0, len(by_length) - 1, min(CHECK_TEXTS, len(by_length))).round().astype(int)
+    return [by_length[place] for place in places.tolist()]
 
 
 def _disagrees(report: ExactnessReport, rule: PrecisionRule) -> str:

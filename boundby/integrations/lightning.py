@@ -22,7 +22,7 @@ from boundby.capture.manifest import MAX_TRACE_MB, trace_limit
 from boundby.integrations.lightning_report import table, verdict
 from boundby.integrations.lightning_stages import FitStages
 from boundby.training import ManagerOptions, ProfilerManager, TimerOptions
-from boundby.training.remarks import Say, summary
+from boundby.training.records import Say, summary
 from boundby.training.results import RunFiles, give_name
 
 if TYPE_CHECKING:

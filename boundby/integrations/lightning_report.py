@@ -5,8 +5,8 @@ from pathlib import Path
 
 from boundby.training import StageTimes, read_stage_times
 from boundby.training.judgement import judge_training
-from boundby.training.processes import is_of_one_run
-from boundby.training.tally import Statistics
+from boundby.training.reader import is_of_one_run
+from boundby.training.records import Statistics
 from boundby.verdict import Verdict
 
 HEAD = f"{'stage':<16}{'share %':>9}{'median ms':>12}{'mean ms':>12}{'count':>8}"

@@ -6,8 +6,9 @@ from boundby.training import stages
 from boundby.training.causes import UNEXPLAINED
 from boundby.training.facts import Facts
 from boundby.training.records import StageTimes
-from boundby.training.shares import STEADY, Share
+from boundby.training.steps import STEADY, Share
 from boundby.training.verdict import SMALL, called, percent
+from boundby.verdict import Doubt
 
 EXPECTED = (stages.DATA, stages.FORWARD, stages.BACKWARD, stages.OPTIMIZER)
 LEAST_STEPS = 5
@@ -16,43 +17,47 @@ NOTABLE = 0.1  # share in no known stage, from which it is a doubt
 MOST_LISTED = 8  # ranks
 
 
-def doubts_on_steps(facts: Facts) -> Iterator[str]:
+def doubts_on_steps(facts: Facts) -> Iterator[Doubt]:
     """Yield what speaks against trusting the shares."""
     table = facts.table
     if not table.num_steps:
         return
     if not table.has_steps:
-        yield "steps: only totals are known, and not whether the shares stay the same"
+        yield Doubt("steps", "only totals are known, and not whether the shares stay the same")
     elif LEAST_STEPS <= table.num_steps < ENOUGH_STEPS:
-        yield f"steps: only {table.num_steps} undisturbed ones; {ENOUGH_STEPS} tell more"
+        yield Doubt("steps", f"only {table.num_steps} undisturbed ones; {ENOUGH_STEPS} tell more")
     if facts.times.device is not None and not table.on_device:
-        yield f"device: the times of {facts.times.device} are not known; on the host, work is where it waits for it"
+        text = f"the times of {facts.times.device} are not known; on the host, work is where it waits for it"
+        yield Doubt("device", text)
     unknown = next((each for each in facts.causes if each.bound == UNEXPLAINED), None)
     if unknown and unknown.share >= NOTABLE and unknown != facts.causes[0]:
-        yield f"unexplained: {percent(unknown.share)} of the time is in no known stage ({unexplained(facts)})"
+        text = f"{percent(unknown.share)} of the time is in no known stage ({unexplained(facts)})"
+        yield Doubt("unexplained", text)
     for each in facts.causes:
         yield from _doubts_on_share(each, " and ".join(sorted(facts.names_of[each.bound])))
 
 
-def _doubts_on_share(share: Share, names: str) -> Iterator[str]:
+def _doubts_on_share(share: Share, names: str) -> Iterator[Doubt]:
     if share.drift is not None and abs(share.drift) > STEADY:
         change = "more" if share.drift > 0 else "less"
-        yield f"drift: {names}: {percent(abs(share.drift))} {change} of the time at the end than at the beginning"
+        text = f"{names}: {percent(abs(share.drift))} {change} of the time at the end than at the beginning"
+        yield Doubt("drift", text)
     elif share.iqr is not None and share.iqr > STEADY:
-        yield f"unsteady: {names}: the middle half of the shares over the run spans {percent(share.iqr)} of the time"
+        text = f"{names}: the middle half of the shares over the run spans {percent(share.iqr)} of the time"
+        yield Doubt("unsteady", text)
 
 
-def doubts_on_ranks(times_of: Mapping[int, StageTimes], judged: Collection[int], are_matched: bool) -> Iterator[str]:
+def doubts_on_ranks(times_of: Mapping[int, StageTimes], judged: Collection[int], are_matched: bool) -> Iterator[Doubt]:
     """Yield which processes are missing in what is judged."""
     size = max(each.world_size for each in times_of.values())
     missing = [rank for rank in range(size) if rank not in times_of]
     if missing:
-        yield f"ranks: nothing is known of {_listed(missing)} of {size}"
+        yield Doubt("ranks", f"nothing is known of {_listed(missing)} of {size}")
     short = [rank for rank in times_of if rank not in judged] if judged else []
     if short:
-        yield f"ranks: too few steps are known of {_listed(short)}"
+        yield Doubt("ranks", f"too few steps are known of {_listed(short)}")
     if not are_matched:
-        yield "ranks: no steps are known that all of them have; those of one are judged"
+        yield Doubt("ranks", "no steps are known that all of them have; those of one are judged")
 
 
 def evidence(facts: Facts, agrees: bool | None) -> Iterator[str]:

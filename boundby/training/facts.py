@@ -4,11 +4,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 
-from boundby.training.batches import BatchEffect, batch_effect
 from boundby.training.causes import causes_of
 from boundby.training.records import StageTimes
-from boundby.training.shares import Share, share_of
-from boundby.training.steps import StepTable
+from boundby.training.steps import BatchEffect, Share, StepTable, batch_effect, share_of
 from boundby.training.verdict import Straggler
 from boundby.verdict import Bound, Verdict
 

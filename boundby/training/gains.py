@@ -3,13 +3,10 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from boundby import remedies
-from boundby.training.batches import BatchEffect
 from boundby.training.causes import UNEXPLAINED
-from boundby.training.shares import Share
-from boundby.training.steps import IN_NO_STAGE
+from boundby.training.steps import IN_NO_STAGE, BatchEffect, Share
 from boundby.training.verdict import Straggler
-from boundby.verdict import LEAST_GAIN, Bound, Gain, Verdict
+from boundby.verdict import LEAST_GAIN, OF_STAGES, Bound, Fix, Gain, Verdict
 
 INSIDE: tuple[Bound, ...] = ("compute", "memory", "launch", "communication")  # what only a trace sees of the work
 GROWING: tuple[Bound, ...] = ("input", "transfer")  # with the batch, beside the work itself
@@ -27,7 +24,8 @@ def gains_of(
     if straggler:
         own_ms, others_ms = straggler.own_s * 1e3, straggler.others_s * 1e3
         basis = f"it takes {own_ms:.2f} ms of its own for a step, the others {others_ms:.2f} ms"
-        found.append(Gain(f"bring rank {straggler.rank} up to the others ({straggler.stage})", straggler.gain, basis))
+        fix = Fix("straggler", {"rank": straggler.rank, "stage": straggler.stage})
+        found.append(Gain(fix, straggler.gain, basis))
     if trace:
         inside = (each for each in trace.gains if set(each.relieves) & set(INSIDE))
         found += [replace(each, basis=f"{each.basis}, in steps that recording slows down") for each in inside]
@@ -36,15 +34,16 @@ def gains_of(
 
 def _of_stages(stages: Sequence[Share]) -> Iterator[Gain]:
     """Yield what it would gain if all of one kind vanished; a copy is hidden behind the rest, if that is longer."""
-    for bound, remedy in remedies.OF_STAGES.items():
+    for bound, kind in OF_STAGES.items():
+        fix = Fix(kind)
         parts = [each for each in stages if each.bound == bound and each.share > 0]
         share = min(1.0, sum(each.share for each in parts))
         left = max(1 - share, share) if bound == "transfer" else 1 - share
-        if remedy.fix and parts:
-            yield Gain(remedy.fix, _factor(left), _basis(parts, share), relieves=(bound,))
+        if fix.change.is_bounded and parts:
+            yield Gain(fix, _factor(left), _basis(parts, share))
     for each in stages:
         if each.bound == UNEXPLAINED and each.share > 0:
-            fix = "take out what the loop does in no stage" if each.name == IN_NO_STAGE else f"shorten {each.name}"
+            fix = Fix("leave_out") if each.name == IN_NO_STAGE else Fix("shorten_stage", {"stage": each.name})
             yield Gain(fix, _factor(1 - each.share), _basis([each], each.share))
 
 
@@ -56,7 +55,7 @@ def _of_batches(stages: Sequence[Share], effect: BatchEffect | None) -> Iterator
     work = sum(each.share for each in stages if each.bound == "compute")
     factor = 2 / (1 + growing + (1 - effect.fixed) * work)
     basis = f"{100 * effect.fixed:.0f} % of forward and backward does not grow with the {effect.quantity} of a batch"
-    yield Gain("double the batch", factor, basis, relieves=("under_utilised", "launch", "optimizer"))
+    yield Gain(Fix("double_batch"), factor, basis)
 
 
 def _factor(left: float) -> float:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from boundby.judgement import LATE_HOST
 from boundby.training.causes import UNEXPLAINED
 from boundby.training.evidence import (
     ENOUGH_STEPS,
@@ -22,11 +23,10 @@ from boundby.training.evidence import (
 from boundby.training.facts import Facts
 from boundby.training.gains import gains_of
 from boundby.training.records import StageTimes
-from boundby.training.shares import windows
-from boundby.training.steps import StepTable, averaged, step_table
+from boundby.training.steps import StepTable, averaged, step_table, windows
 from boundby.training.stragglers import find_straggler
 from boundby.training.verdict import Straggler, TrainingVerdict
-from boundby.verdict import LATE_HOST, Bound, Confidence, Verdict
+from boundby.verdict import Bound, Confidence, Doubt, Verdict
 
 # What a trace can say of the work in these stages without contradicting their share.
 WITHIN: dict[Bound, tuple[Bound, ...]] = {
@@ -69,7 +69,7 @@ def judge_training(ranks: Sequence[StageTimes], trace: Verdict | None = None) ->
     return replace(found, ranks=tuple(times_of), rank=rank if len(times_of) > 1 else None)
 
 
-def _verdict(facts: Facts, on_ranks: tuple[str, ...]) -> TrainingVerdict:
+def _verdict(facts: Facts, on_ranks: tuple[Doubt, ...]) -> TrainingVerdict:
     """Return the verdict on one table of steps."""
     reasons = tuple(_reasons_to_abstain(facts))
     by_stages = (UNEXPLAINED, ()) if reasons else _by_stages(facts)
@@ -109,13 +109,14 @@ def _chosen(
     return (longest, tables[longest]) if mean is None else (None, mean)
 
 
-def _reasons_to_abstain(facts: Facts) -> Iterator[str]:
+def _reasons_to_abstain(facts: Facts) -> Iterator[Doubt]:
     steps, needed = facts.table.num_steps, ENOUGH_STEPS if facts.failed else LEAST_STEPS
     if steps < needed:
         failed = f"; {failure(facts.failed)}" if facts.failed else ""
-        yield f"steps: {steps} undisturbed ones are known, {needed} are needed{failed}"
+        yield Doubt("steps", f"{steps} undisturbed ones are known, {needed} are needed{failed}")
     elif _label({each.bound: each.share for each in facts.causes})[0] == UNEXPLAINED:
-        yield f"unexplained: most of the time is in no stage that is known ({unexplained(facts)})"
+        text = f"most of the time is in no stage that is known ({unexplained(facts)})"
+        yield Doubt("unexplained", text)
 
 
 def _by_stages(facts: Facts) -> Answer:
@@ -168,12 +169,13 @@ def _agreement(facts: Facts, by_stages: Answer) -> bool | None:
     return None if bound == "mixed" or trace.bound == "launch" else False
 
 
-def _disagreement(facts: Facts, by_stages: Answer, agrees: bool | None) -> Iterator[str]:
+def _disagreement(facts: Facts, by_stages: Answer, agrees: bool | None) -> Iterator[Doubt]:
     if agrees is False and facts.trace:
-        yield (
-            f"trace: it says {facts.trace.bound}, the stages say {by_stages[0]}; its steps are other ones, and slowed "
-            "down by the recording"
+        text = (
+            f"it says {facts.trace.bound}, the stages say {by_stages[0]}; its steps are other ones, and slowed down by "
+            "the recording"
         )
+        yield Doubt("trace", text)
 
 
 def _refined(facts: Facts, by_stages: Answer, agrees: bool | None) -> Answer:
@@ -206,7 +208,7 @@ def _kind_of_work(facts: Facts, agrees: bool) -> Answer:
     return "compute", ("memory",) if is_ahead and not trace else ("memory", "launch")
 
 
-def _confidence(found: Answer, by_stages: Bound, share: float | None, doubts: Collection[str]) -> Confidence:
+def _confidence(found: Answer, by_stages: Bound, share: float | None, doubts: Collection[Doubt]) -> Confidence:
     """Return how sure the bound is; high where the measured shares say it alone, and nothing else is possible."""
     bound, others = found
     if doubts or bound in SAYS_NOTHING:

@@ -12,8 +12,7 @@ import numpy as np
 from boundby.compare import judge, paired
 from boundby.training import stages
 from boundby.training.causes import BOUND_OF_STAGE
-from boundby.training.shares import windows
-from boundby.training.steps import IN_NO_STAGE, StepTable, matched
+from boundby.training.steps import IN_NO_STAGE, StepTable, matched, windows
 from boundby.training.verdict import Straggler
 
 SLOWER = 0.1  # of the own time of the others, below which nobody is called slow

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from boundby.capture import CaptureManifest, CaptureOptions, Naming, Recorder, Schedule, capture
+from boundby.capture.instruments import MAX_ENTRIES
 from boundby.capture.session import activities_on, with_configuration
-from boundby.capture.snapshot import MAX_ENTRIES
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 CYCLES = Schedule(0, 1, 2, 2)
@@ -260,6 +260,6 @@ def test_settings_that_this_torch_does_not_know_are_left_out(monkeypatch: pytest
 
 def test_a_device_whose_events_are_missing_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     both = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    monkeypatch.setattr("boundby.capture.driver.activities_on", lambda device: both)
+    monkeypatch.setattr("boundby.capture.engine.activities_on", lambda device: both)
     manifest = drive(tmp_path, FakeCuda(monkeypatch), CUDA)
     assert of(manifest, "device events") == ["the trace holds none; run with KINETO_LOG_LEVEL=0 to see why"]

@@ -1,4 +1,4 @@
-"""Cycles recorded in a loop that somebody else drives, on the CPU, and what happens when it ends early or fails.
+"""Engine recorded in a loop that somebody else drives, on the CPU, and what happens when it ends early or fails.
 
 python -m pytest tests/library/test_capture_recorder.py
 """
@@ -15,7 +15,7 @@ import torch
 from torch.autograd import profiler as autograd_profiler
 
 from boundby.capture import CaptureManifest, CaptureOptions, Cycle, Naming, Recorder, Schedule
-from boundby.capture.cycles import Cycles
+from boundby.capture.engine import Engine
 
 CPU = torch.device("cpu")
 ONE, TWO = Schedule(1, 1, 2), Schedule(1, 1, 2, 2)
@@ -88,11 +88,11 @@ def test_cycles_may_start_far_apart(tmp_path: Path) -> None:
 
 def test_the_loop_pays_for_the_recorder_in_its_windows_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     at_work = []
-    step = Cycles.step
-    monkeypatch.setattr(Cycles, "step", lambda cycles: at_work.append(recorder._number) or step(cycles))
+    step = Engine.step
+    monkeypatch.setattr(Engine, "step", lambda engine: at_work.append(recorder._number) or step(engine))
     recorder = recorder_of(tmp_path, Schedule(3, 1, 1))
     loop(recorder, 20)
-    assert at_work == [3, 4, 5]  # the end of the wait, of the warm-up and of the recording
+    assert at_work == [4, 5]  # the end of the warm-up and of the recording
 
 
 def test_stacks_have_the_last_cycle_for_themselves(tmp_path: Path) -> None:
@@ -290,7 +290,7 @@ def test_no_cycle_is_tried_again_where_the_loop_is_too_short(tmp_path: Path, mon
 def test_a_device_that_fails_ends_the_recording_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = recorder_of(tmp_path, Schedule(0, 1, 1))
     recorder.start()
-    monkeypatch.setattr("boundby.capture.window.Window.step", failing)
+    monkeypatch.setattr("boundby.capture.engine.Engine.step", failing)
     recorder.step()
     manifest = recorder.stop()
     assert whats(manifest)[0] == "recorder"
@@ -361,6 +361,6 @@ def test_a_trace_above_the_limit_is_kept_where_the_loop_ends_inside_it(tmp_path:
 
 
 def test_a_trace_that_is_too_large_to_be_read_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("boundby.capture.cycles.MAX_JSON_BYTES", 20)
+    monkeypatch.setattr("boundby.capture.recorder.MAX_JSON_BYTES", 20)
     manifest = loop(recorder_of(tmp_path, ONE, max_trace_bytes=10), 4, total_steps=4)
     assert (manifest.cycles[0].steps_recorded, manifest.trace_path, names_in(tmp_path)) == (0, None, [])

@@ -10,8 +10,7 @@ import torch
 from torch.profiler import ProfilerAction
 
 from boundby.capture import Naming, Schedule, naming_of_process, nsight_variable
-from boundby.capture.content import Content
-from boundby.capture.schedule import Span
+from boundby.capture.schedule import Content, Span
 
 NAME = Path("out") / "trace.json.gz"
 

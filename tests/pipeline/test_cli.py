@@ -195,13 +195,13 @@ def test_resume_notices_damage(workplace, capsys, damage):
 
 
 def test_resume_runs_again_when_the_data_changed(workplace, capsys):
-    receipt = workplace / "val_df.receipt.json"
-    flag = f"dataset.local_path={workplace / 'val_df.csv'}"
-    files.write_json(receipt, {"dataset": {"sha256": "a"}, "model": {"fingerprint": "m"}, "source": {}})
-    run(workplace, measure, flag)
-    files.write_json(receipt, {"dataset": {"sha256": "b"}, "model": {"fingerprint": "m"}, "source": {}})
-    run(workplace, measure, flag, "--resume")
-    assert "inputs.dataset changed: a -> b" in capsys.readouterr().err
+    dataset = workplace / "val_df.csv"
+    dataset.write_text("a")
+    run(workplace, measure, f"dataset.local_path={dataset}")
+    before = files.sha256(dataset)
+    dataset.write_text("b")
+    run(workplace, measure, f"dataset.local_path={dataset}", "--resume")
+    assert f"inputs.dataset changed: {before[:57]}... -> {files.sha256(dataset)[:57]}..." in capsys.readouterr().err
 
 
 def test_resume_continues_an_interrupted_step_with_equal_settings(workplace, capsys):

@@ -2,10 +2,10 @@
 
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.monitor_runs import MS, USUAL, Loop, times_of
 from utils.monitor import alerts

@@ -215,7 +215,7 @@ def test_only_what_no_memory_could_feed_lies_above_a_memory_roof():
 
 def test_doubts_of_the_ceilings_stand_below():
     document = cpu(batch_sizes=[8])
-    document["ceilings"]["doubts"] = ["disturbed: the ceilings were measured while other processes used 1.0 of 2 cores"]
+    document["ceilings"]["doubts"] = ["the ceilings were measured while other processes used 1.0 of 2 cores"]
     assert notes(document)[1:] == ["Doubt: the ceilings were measured while other processes used 1.0 of 2 cores"]
 
 

@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from boundby import files, remedies
+from boundby import files
 from boundby.trace import OPERATOR_COLUMNS, analyze, op_stats, operator_rows, read_trace
-from boundby.trace.pieces import CAUSES
+from boundby.trace.gaps import CAUSES
+from boundby.verdict import CHANGES, OF_CAUSES, OF_CAUSES_ON_HOST, Fix, fix_of_cause
 from tests.traces import call, event, step, work, write
 from utils import dry_run, steps
 from utils.artifacts import Layout
@@ -567,7 +568,7 @@ def test_the_cause_of_most_idle_time_comes_first_with_its_gain_and_its_advice(tm
     assert [each.time_ms for each in found] == sorted((each.time_ms for each in found), reverse=True)
     assert first.at_most == pytest.approx(3.0 / (3.0 - first.time_ms))
     assert next(iter(first.host_in_ms)) == "aten::item"
-    assert first.advice == remedies.OF_CAUSES["synchronisation"].steps
+    assert first.advice == CHANGES["stay_asynchronous"].steps
     assert all(each.share_of_window_pct >= 1 for each in found)
 
 
@@ -594,11 +595,10 @@ def test_nothing_is_recommended_from_a_broken_trace(results, capsys):
 
 
 def test_every_cause_has_its_advice():
-    assert set(remedies.OF_CAUSES) == {*CAUSES, "communication", "memcpy"}
-    assert set(remedies.OF_CAUSES_ON_HOST) < set(remedies.OF_CAUSES)
-    assert all(each.steps for each in (*remedies.OF_CAUSES.values(), *remedies.OF_CAUSES_ON_HOST.values()))
-    assert remedies.of_cause("launch") != remedies.of_cause("launch", on_host=True)
-    assert remedies.of_cause("input", on_host=True) == remedies.OF_CAUSES["input"]
-    assert remedies.of_cause("compute") is None
-    unknown = [cause for cause, each in remedies.OF_CAUSES.items() if each.fix is None or each.relieves is None]
-    assert unknown == ["untraced"]
+    assert set(OF_CAUSES) == {*CAUSES, "communication", "memcpy"}
+    assert set(OF_CAUSES_ON_HOST) < set(OF_CAUSES)
+    assert all(CHANGES[kind].steps for kind in (*OF_CAUSES.values(), *OF_CAUSES_ON_HOST.values()))
+    assert fix_of_cause("launch") != fix_of_cause("launch", on_host=True)
+    assert fix_of_cause("input", on_host=True) == Fix("load_ahead") == fix_of_cause("input")
+    assert fix_of_cause("compute") is None
+    assert [cause for cause, kind in OF_CAUSES.items() if not CHANGES[kind].is_bounded] == ["untraced"]

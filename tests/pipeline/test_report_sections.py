@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from boundby import files
-from boundby.capture.snapshot import UNAVAILABLE
+from boundby.capture.instruments import SNAPSHOT as UNAVAILABLE
 from tests import baseline_document as results
 from tests import predicted_quality as predicted
 from tests.diagnosed_rows import diagnosed

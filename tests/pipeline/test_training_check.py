@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from boundby import remedies
 from boundby.capture import Recorder, Schedule
 from boundby.training import ManagerOptions, ProfilerManager, TimerOptions
 from boundby.training.verdict import TrainingVerdict
+from boundby.verdict import CHANGES, OF_STAGES
 from utils.profile_check import stage_advice
 from utils.training import run_folder
 from utils.training.plan import Plan
@@ -295,7 +295,7 @@ def test_the_report_is_written_and_json_has_the_recommendations(run, tmp_path, c
 
 
 def test_recommendations_are_of_the_largest_shares_first_and_none_below_5_percent():
-    from boundby.training.shares import Share
+    from boundby.training.steps import Share
 
     def share(name: str, bound: Any, part: float) -> Share:
         return Share(name, bound, 0.01 * part, part)
@@ -310,11 +310,11 @@ def test_recommendations_are_of_the_largest_shares_first_and_none_below_5_percen
         ("input", ("data",), 0.7),
         ("compute", ("forward",), 0.26),
     ]
-    assert found[0].advice == remedies.OF_CAUSES["input"].steps
+    assert found[0].advice == CHANGES["load_ahead"].steps
 
 
 def test_every_kind_of_stage_has_its_advice():
     from boundby.training.causes import BOUND_OF_STAGE
 
-    assert {*BOUND_OF_STAGE.values(), "inconclusive"} == set(remedies.OF_STAGES)
-    assert all(each.steps for each in remedies.OF_STAGES.values())
+    assert {*BOUND_OF_STAGE.values(), "inconclusive"} == set(OF_STAGES)
+    assert all(CHANGES[kind].steps for kind in OF_STAGES.values())

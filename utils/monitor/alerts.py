@@ -4,9 +4,10 @@ A rule whose numbers a run does not record is unwatched, with the reason; it nev
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
+from msgspec.structs import replace
 
 from boundby.disturbance import NVML_THROTTLED
 from boundby.training import stages

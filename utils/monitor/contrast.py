@@ -8,8 +8,7 @@ import numpy as np
 from boundby import compare
 from boundby.compare import MINIMUM_EFFECT, Comparison
 from boundby.training.records import StageTimes
-from boundby.training.shares import Share, share_of, windows
-from boundby.training.steps import StepTable, step_table
+from boundby.training.steps import Share, StepTable, share_of, step_table, windows
 
 LEAST_STEPS = 10  # in two windows
 STEP_ROW = "whole step"

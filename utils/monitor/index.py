@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from boundby.training.processes import ranks_in
-from boundby.training.reader import read_stage_times
+from boundby.training.reader import ranks_in, read_stage_times
 from boundby.training.records import StageTimes
-from boundby.training.writer import DOCUMENT, LOG
+from boundby.training.store import DOCUMENT, LOG
 from utils.monitor import text
 from utils.monitor.alerts import SILENT_S
 

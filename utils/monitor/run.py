@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from boundby import files
-from boundby.training.processes import ranks_in
-from boundby.training.reader import read_stage_times
+from boundby.training.reader import ranks_in, read_stage_times
 from boundby.training.records import StageTimes
 from boundby.training.steps import StepTable, step_table
 from utils.monitor import text

@@ -365,7 +365,7 @@ def _notes(rows: Rows, found: Sequence[Point], roofs: Roofs, ceilings: Mapping[s
             f"Doubt: {_named(above)} above a roof. The ceilings were measured on a busier machine, "
             "or the work is counted too high."
         )
-    notes += [f"Doubt: {each.removeprefix('disturbed: ')}" for each in ceilings["doubts"]]
+    notes += [f"Doubt: {each}" for each in ceilings["doubts"]]
     for dtype in dict.fromkeys(point.dtype for point in found):
         if roofs.configured(dtype) is None:
             notes.append(f"No roof for {dtype}: its ceiling was not measured.")

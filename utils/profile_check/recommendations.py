@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from boundby import remedies
 from boundby.trace import Analysis
 from boundby.trace.judgement import judge_trace
+from boundby.verdict import fix_of_cause
 from utils.render.blocks import Block, BulletList, Heading, OrderedList, Paragraph
 from utils.render.formatting import clean, number, times
 from utils.trace_analysis import document, text, words
@@ -45,12 +45,12 @@ def recommendations(analysis: Analysis) -> list[Recommendation]:
             else f"{words.plain(cause)} that nothing hides",
             time_ms=spent / 1e6,
             share_of_window_pct=100 * spent / window,
-            at_most=window / (window - spent) if remedy.fix and spent < window else None,
+            at_most=window / (window - spent) if fix.change.is_bounded and spent < window else None,
             host_in_ms={name: ns / 1e6 for name, ns in device.cause_details.get(cause, ())[:MOST_NAMES]},
-            advice=remedy.steps,
+            advice=fix.change.steps,
         )
         for cause, spent in sorted(lost.items(), key=lambda item: -item[1])
-        if spent >= LEAST_SHARE * window and (remedy := remedies.of_cause(cause, on_host))
+        if spent >= LEAST_SHARE * window and (fix := fix_of_cause(cause, on_host))
     ]
 
 

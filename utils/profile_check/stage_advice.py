@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from boundby import remedies
 from boundby.training import StageTimes
 from boundby.training.judgement import judge_training
 from boundby.training.verdict import TrainingVerdict
-from boundby.verdict import Bound, Verdict
+from boundby.verdict import OF_STAGES, Bound, Fix, Verdict
 from utils.render.blocks import Block, BulletList, DefinitionList, Heading, OrderedList, Paragraph
 from utils.training import report
 
@@ -33,10 +32,10 @@ def recommendations(verdict: TrainingVerdict) -> list[Recommendation]:
             bound=cause.bound,
             stages=tuple(each.name for each in verdict.stages if each.bound == cause.bound),
             share=cause.share,
-            advice=remedies.OF_STAGES[cause.bound].steps,
+            advice=Fix(OF_STAGES[cause.bound]).change.steps,
         )
         for cause in verdict.causes
-        if cause.share >= LEAST_SHARE and cause.bound in remedies.OF_STAGES
+        if cause.share >= LEAST_SHARE and cause.bound in OF_STAGES
     ]
     return sorted(found, key=lambda each: -each.share)
 
@@ -45,7 +44,7 @@ def as_values(times: Sequence[StageTimes], trace: Verdict | None) -> dict[str, A
     """Return the verdict on the stages and the recommendations as plain values."""
     verdict = judge_training(times, trace)
     return {
-        "verdict": asdict(verdict),
+        "verdict": verdict.as_dict(),
         "text": str(verdict).splitlines(),
         "recommendations": [asdict(each) for each in recommendations(verdict)],
     }

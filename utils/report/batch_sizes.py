@@ -75,11 +75,7 @@ def _cell(key: str, value: float | None) -> str:
 
 def _doubted(rows: Sequence[Row]) -> list[str]:
     """Return which rows are doubtful, and the kinds of their doubts."""
-    found = [
-        f"{row['batch_size']} ({', '.join(dict.fromkeys(doubt.partition(':')[0] for doubt in row['doubts']))})"
-        for row in rows
-        if row["doubts"]
-    ]
+    found = [f"{row['batch_size']} ({', '.join(dict.fromkeys(row['doubt_kinds']))})" for row in rows if row["doubts"]]
     return [f"doubtful: batch size {listed(found)}; why is below, under Doubts"] if found else []
 
 

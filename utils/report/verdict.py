@@ -27,11 +27,6 @@ SHARES = {  # columns that are left out where no row has a value
     "useful_flops_pct": "useful\nFLOPs %",
     ENERGY: "joules/\nsample",
 }
-TELLING = {  # how the line of evidence begins that tells most about a bound
-    "input": ("making the input",),
-    "launch": ("the device computes", "of the measured time"),
-    "transfer": ("the device computes",),
-}
 CONFIRMED = {"confirmed": "yes", "contradicted": "no", "untested": NOTHING}
 TRIED = {"confirmed": "confirmed by intervention", "contradicted": "contradicted by an intervention"}
 
@@ -68,13 +63,7 @@ def why(data: ReportData) -> str:
     if not found["evidence"]:
         return clean("; ".join(found["doubts"]), longest=300)
     sure = f"confidence {found['confidence']}, {TRIED.get(found['confirmation'], 'not tested by intervention')}"
-    return "; ".join([found["evidence"][0], *_telling(found), sure])
-
-
-def _telling(found: Mapping[str, Any]) -> list[str]:
-    """Return the line of evidence that tells most about this bound, if it is there."""
-    openings = TELLING.get(found["bound"], ("operator by operator",))
-    return [line for opening in openings for line in found["evidence"] if line.startswith(opening)][:1]
+    return "; ".join([*found["telling"], sure])
 
 
 def section(data: ReportData) -> list[Content]:

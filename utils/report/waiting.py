@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from boundby import remedies
-from boundby.verdict import ARITHMETIC
+from boundby.verdict import ARITHMETIC, OF_CAUSES, fix_of_cause
 from utils.plots import memory, timeline
 from utils.render.blocks import Block, BulletList, DefinitionList, Heading, Paragraph, Table
 from utils.render.formatting import NOTHING, clean, listed, number, times
@@ -89,10 +88,8 @@ def _named(bound: str) -> str:
 
 
 def _doubts(trace: Row) -> list[Block]:
-    said = trace["verdict"]["doubts"]
-    whole = " ".join(said)
-    items = [*said, *(each["text"] for each in trace["findings"] if each["text"] not in whole)]
-    return [BulletList([f"doubt: {clean(item, 300)}" for item in items])] if items else []
+    items = [f"doubt: {clean(doubt, 300)}" for doubt in trace["verdict"]["doubts"]]  # what is wrong with it among them
+    return [BulletList(items)] if items else []
 
 
 def _shares(device: Row) -> Iterator[tuple[str, str]]:
@@ -169,8 +166,8 @@ def _causes(trace: Row) -> list[Block]:
 
 def _fixes(on_host: bool) -> dict[str, str]:
     """Return what to do about each cause that something can be done about."""
-    found = remedies.OF_CAUSES | (remedies.OF_CAUSES_ON_HOST if on_host else {})
-    return {name: each.fix for name, each in found.items() if each.fix}
+    fixes = {name: fix_of_cause(name, on_host) for name in OF_CAUSES}
+    return {name: str(fix) for name, fix in fixes.items() if fix and fix.change.is_bounded}
 
 
 def _note(cause: str, on_host: bool, fix: str | None) -> str:

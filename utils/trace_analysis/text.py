@@ -45,7 +45,6 @@ def blocks(trace: Trace) -> list[Block]:
         Paragraph(headline(trace)),
         DefinitionList([("Trace", subject(trace)), ("Window", _window(trace)), *_communication(device)]),
         *_verdict(trace["verdict"]),
-        *_findings(trace),
         *time_spent.blocks(trace),
         *_next_step(trace),
     ]
@@ -84,17 +83,6 @@ def _verdict(verdict: Mapping[str, Any]) -> list[Block]:
         *_listing("Doubts:", doubts),
         *_listing("What removing each cause could gain (bounds, not promises; they do not multiply):", gains),
     ]
-
-
-def _findings(trace: Trace) -> list[Block]:
-    """Return what is wrong with the trace, unless the doubts of the verdict say so already."""
-    said = " ".join(trace["verdict"]["doubts"])
-    items = [
-        f"{'fatal: ' if each['is_fatal'] else ''}{each['text']}"
-        for each in trace["findings"]
-        if each["text"] not in said
-    ]
-    return _listing("What is wrong with this trace:", items)
 
 
 def _left_out(files: Sequence[Mapping[str, Any]]) -> list[Block]:

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from boundby.training import ManagerOptions, ProfilerManager, TimerOptions
 from boundby.training.results import give_name
-from boundby.training.writer import file_name
+from boundby.training.store import file_name
 from utils.errors import EnvironmentLacksError
 from utils.training import loop
 from utils.training.job import Job

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from boundby.training import StageTimes, ranks_in, read_stage_times
 from boundby.training.judgement import judge_training
+from boundby.training.records import Statistics
 from boundby.training.results import RunFiles, read_trace_verdict
-from boundby.training.tally import Statistics
 from boundby.training.verdict import TrainingVerdict
 from utils.render.blocks import Block, Paragraph, Table
 from utils.render.formatting import NOTHING, number

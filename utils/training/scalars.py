@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from boundby.training import StageTimes
-from boundby.training.ring import UNUSUAL
+from boundby.training.records import UNUSUAL
 
 FOLDER = "tensorboard"
 

@@ -9,16 +9,14 @@ from pathlib import Path
 from boundby import files
 from boundby.capture import CaptureManifest, Cycle
 from boundby.trace import Trace, op_stats, read_trace
-from boundby.trace.excluded import without_excluded
+from boundby.trace.intervals import host_tree
 from boundby.trace.links import links
-from boundby.trace.memory import memory_use
-from boundby.trace.memory_page import memory_page
-from boundby.trace.nesting import host_tree
+from boundby.trace.memory import memory_page, memory_use
 from boundby.trace.operator_table import table_lines, table_rows
-from boundby.trace.window import window
-from boundby.training.remarks import Remarks
+from boundby.trace.window import window, without_excluded
+from boundby.training.records import Remarks
 from boundby.training.results import give_name
-from boundby.training.writer import file_name
+from boundby.training.store import file_name
 
 TRACE, STACKS, SNAPSHOT = "trace.pt.trace.json", "stacks.txt", "memory_snapshot.pickle"
 FOLDER = re.compile(r"iteration_\d+(?:_run(\d+))?")

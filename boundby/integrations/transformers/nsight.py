@@ -9,7 +9,7 @@ import torch
 
 from boundby.capture import Schedule, nsight_variable
 from boundby.training.manager import ProfilerManager
-from boundby.training.remarks import Remarks
+from boundby.training.records import Remarks
 
 ABSENT = "this program does not run under it; torch.profiler stays off, and the stages alone are timed. Start it with: "
 NO_TRACE_WANTED = "enable_nsight_systems keeps torch.profiler off; without it a few steps are recorded"

@@ -5,7 +5,7 @@ import streamlit as st
 from boundby.training.judgement import judge_training
 from boundby.training.records import StageTimes
 from boundby.training.results import SUMMARY, trace_verdict_of
-from boundby.training.writer import file_name
+from boundby.training.store import file_name
 from utils.monitor import alerts, charts, series, text
 from utils.monitor.shown import Shown
 from utils.monitor.tabs import parts

@@ -9,7 +9,7 @@ import streamlit as st
 from boundby.training.records import StageTimes
 from boundby.training.results import OP_STATS
 from boundby.training.steps import StepTable
-from boundby.training.writer import file_name
+from boundby.training.store import file_name
 from utils.monitor import charts, series, text
 from utils.monitor.run import LARGEST_DOCUMENT
 from utils.monitor.shown import Shown

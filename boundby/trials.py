@@ -1,6 +1,6 @@
 """Change one thing on purpose and see whether the time follows, as the suspected bound predicts.
 
-Each function returns an `Intervention`: time before over time after, with its interval from pairs that are timed one
+Each function returns a `Trial`: time before over time after, with its interval from pairs that are timed one
 right after the other (so that a drift of the machine hits both), and the range that each bound predicts.
 """
 
@@ -11,10 +11,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 
 from boundby.ceilings import matmul_precision
+from boundby.judgement import IDLE_DEVICE
 from boundby.roofline import Interval
 from boundby.stats import estimate
 from boundby.timer import Timer, Work
-from boundby.verdict import IDLE_DEVICE, Bound, Intervention
+from boundby.verdict import Bound, Fix, Trial
 
 PAIRS = 5
 LEAST_BLOCK_S = 0.02
@@ -22,7 +23,7 @@ UNCHANGED = (0.87, 1.15)
 LEAST_CEILING_RATIO = 1.3  # between two settings, to tell them apart by their times
 
 
-def doubled_batch(work: Work, doubled: Work, timer: Timer, predicted_ratio: float | None = None) -> Intervention:
+def doubled_batch(work: Work, doubled: Work, timer: Timer, predicted_ratio: float | None = None) -> Trial:
     """Time `doubled`, the same forward on twice the samples; the ratio is the time of one over that of the other.
 
     A fixed cost leaves the ratio near 1, work that grows with the samples halves it. `predicted_ratio` is what the
@@ -37,10 +38,10 @@ def doubled_batch(work: Work, doubled: Work, timer: Timer, predicted_ratio: floa
         "launch": (0.7, 1.15),
         "under_utilised": (0.55, 1.15),
     }
-    return Intervention("the batch doubled", _ratio(work, doubled, timer), predictions)
+    return Trial(Fix("double_batch"), _ratio(work, doubled, timer), predictions)
 
 
-def fewer_threads(work: Work, timer: Timer) -> Intervention | None:
+def fewer_threads(work: Work, timer: Timer) -> Trial | None:
     """Run on half the CPU threads; None where there is only one."""
     threads = torch.get_num_threads()
     if threads < 2:
@@ -51,11 +52,11 @@ def fewer_threads(work: Work, timer: Timer) -> Intervention | None:
         "compute": (0.8 / full, 1.5 / full),  # threads that wait for one another leave less to lose
         "launch": (0.8, 1.6),
     }
-    name = f"{fewer} thread{'s' if fewer > 1 else ''} instead of {threads}"
-    return Intervention(name, _ratio(work, work, timer, lambda: _threads(fewer)), predictions)
+    fix = Fix("threads", {"threads": fewer, "instead_of": threads})
+    return Trial(fix, _ratio(work, work, timer, lambda: _threads(fewer)), predictions)
 
 
-def other_precision(work: Work, timer: Timer, precision: str, ceiling_ratio: float) -> Intervention | None:
+def other_precision(work: Work, timer: Timer, precision: str, ceiling_ratio: float) -> Trial | None:
     """Run with another precision of float32 products, whose measured ceiling is `ceiling_ratio` times as high.
 
     None where the two ceilings are too close to tell anything.
@@ -67,11 +68,11 @@ def other_precision(work: Work, timer: Timer, precision: str, ceiling_ratio: flo
         "memory": UNCHANGED,
         "launch": UNCHANGED,
     }
-    name = f"float32 products at precision {precision!r}"
-    return Intervention(name, _ratio(work, work, timer, lambda: matmul_precision(precision)), predictions)
+    fix = Fix("matmul_precision", {"precision": precision})
+    return Trial(fix, _ratio(work, work, timer, lambda: matmul_precision(precision)), predictions)
 
 
-def graph_replay(work: Work, timer: Timer) -> Intervention | None:
+def graph_replay(work: Work, timer: Timer) -> Trial | None:
     """Replay the work, on the current GPU, as a graph that the host issues in one go; None if it cannot be captured."""
     graph = _captured(work)
     if graph is None:
@@ -82,7 +83,7 @@ def graph_replay(work: Work, timer: Timer) -> Intervention | None:
         "compute": not_idle,
         "memory": not_idle,
     }
-    return Intervention("replayed as a CUDA graph", _ratio(work, graph.replay, timer), predictions)
+    return Trial(Fix("issue_at_once"), _ratio(work, graph.replay, timer), predictions)
 
 
 def _captured(work: Work) -> torch.cuda.CUDAGraph | None:
