@@ -18,8 +18,7 @@ from tests.report_reading import Reader, draw, drawings, run_in, section, text, 
 from utils.plots import layers as figure_of_layers
 from utils.plots import style
 from utils.render import html_page
-from utils.report import assembly, sources
-from utils.report import layers as layers_section
+from utils.report import assembly, profiling, sources
 from utils.report.sources import ReportData
 
 HEADING = "Layer by Layer"
@@ -73,14 +72,14 @@ def test_rows_are_those_of_the_rankings_with_time_share_gain_and_bound(read):
     time = f"{1e3 * head.seconds:.2f} {100 * head.share:.1f}"
     gain = f"{1e3 * head.gain_at_limit_s:.2f} {layer.bound} {100 * layer.share_of_limit:.0f}"
     assert f"{head.label} {head.type} {time} {gain}" in whole
-    assert whole.count("transformer.h.") >= layers_section.SHOWN - 1
+    assert whole.count("transformer.h.") >= profiling.SHOWN_LAYERS - 1
 
 
 def test_no_more_rows_than_fit_are_shown(read):
     profile = profiles.many(200)
     shown = said(read, profile)
-    assert shown.count("stack.blocks.") <= 2 * layers_section.SHOWN
-    assert blocks(profile)[layers_section.SHOWN].label not in shown
+    assert shown.count("stack.blocks.") <= 2 * profiling.SHOWN_LAYERS
+    assert blocks(profile)[profiling.SHOWN_LAYERS].label not in shown
 
 
 def test_what_is_not_known_is_a_dash_and_not_zero(read):

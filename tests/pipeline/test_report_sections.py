@@ -16,7 +16,7 @@ from tests.report_reading import POD, advised, commands, head, pod, run_in, sect
 from utils.cli import ROOT
 from utils.config import Targets
 from utils.render.formatting import WIDTH
-from utils.report import assembly, batch_sizes, doubts, sources
+from utils.report import assembly, batch_sizes, sources, summary
 
 HEADINGS = [
     "Verdict",
@@ -236,7 +236,7 @@ def test_cut_texts_repeated_batches_and_disagreement_are_doubts(read):
     full = results.full_metrics(truncated=7, out_of_memory=2)
     document = results.document(results.cpu_rows([1]), full_dataset_metrics=full)
     document["agreement"] = {"rows": 64, "same_labels": 63, "share": 63 / 64}
-    found = doubts.doubts(read(document))
+    found = summary.doubts(read(document))
     assert found == [
         "batched and one-by-one predictions differ in 1.6 % of 64 texts",
         "7 texts (0.35 %) were cut to 512 tokens",
@@ -245,7 +245,7 @@ def test_cut_texts_repeated_batches_and_disagreement_are_doubts(read):
 
 
 def test_settings_of_another_model_are_a_doubt(read):
-    [found] = doubts.doubts(read(results.document(results.cpu_rows([1])), settings=POD))
+    [found] = summary.doubts(read(results.document(results.cpu_rows([1])), settings=POD))
     assert (
         "settings for model 'codefactory4791/intent-classification-qwen', but the results are of 'quickstart'" in found
     )

@@ -12,7 +12,7 @@ from tests import trace_document as traces
 from tests.diagnosed_rows import diagnosed
 from tests.report_reading import Reader, draw, drawings, run_in, section, text, traced
 from utils.render import html_page
-from utils.report import assembly, sources, waiting
+from utils.report import assembly, profiling, sources
 from utils.report.sources import ReportData
 
 HEADING = "What the Machine Waited For"
@@ -246,4 +246,4 @@ def test_section_of_a_window_without_time_is_rendered(read):
 def test_words_of_the_section_are_ascii(read):
     for trace in (traces.gpu(), traces.cpu()):
         assert section(reported(read, trace), HEADING).isascii()
-    assert waiting.WHOM_TO_BELIEVE.isascii()
+    assert profiling.WHOM_TO_BELIEVE.isascii()
