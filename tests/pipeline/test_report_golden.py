@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from boundby.layers.document import write_summary
+from boundby.layers.report import write_summary
 
 from boundby.layers.records import Coverage, ModelProfile
 from tests import baseline_document as results
