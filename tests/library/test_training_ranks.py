@@ -6,7 +6,6 @@ python -m pytest tests/library/test_training_ranks.py
 import json
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +133,7 @@ def test_the_verdict_on_the_trace_of_any_process_counts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("summary", [None, [], {}, {"verdict": None}, {"verdict": 3}, {"verdict": {"bound": "magic"}}])
 def test_a_summary_without_a_verdict_on_a_trace_gives_none(summary: Any, tmp_path: Path) -> None:
-    files.write_json(tmp_path / SUMMARY, {"verdict": asdict(TRACE)})
+    files.write_json(tmp_path / SUMMARY, {"verdict": TRACE.as_dict()})
     assert read_trace_verdict(RunFiles(tmp_path, 0, 1)) == TRACE
     assert trace_verdict_of(summary) is None
     (tmp_path / SUMMARY).write_text("{")

@@ -9,6 +9,7 @@ import numpy as np
 from boundby import files
 from boundby.stats import wilson_interval
 from utils.artifacts import EvaluationFolder
+from utils.columns import MB
 from utils.errors import PipelineError
 from utils.evaluation import confusion, parts, quality
 from utils.evaluation.calibration import Reliability
@@ -16,7 +17,6 @@ from utils.evaluation.mistakes import ConfidentMistakes
 from utils.evaluation.occupancy import busy_seconds, occupancy
 from utils.evaluation.plan import Plan, Shard
 from utils.evaluation.rows import evaluated_positions, seeded_order
-from utils.metrics import MB
 
 RUN_COMMAND = "python scripts/evaluate.py run"
 CALIBRATION = ("mean_confidence", "ece", "ece_by_chance", "brier_score")
