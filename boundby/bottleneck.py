@@ -94,7 +94,8 @@ def other_precisions(forward: Forward) -> Iterator[Gain]:
     for ceiling in forward.ceilings.compute:
         if ceiling.dtype != "float32":
             ratio = ceiling.flops_per_s / configured.flops_per_s
-            yield precision_gain(Fix("dtype", {"dtype": ceiling.dtype}), found, ratio, bytes_factor=2.0)
+            smaller = torch.float32.itemsize / getattr(torch, ceiling.dtype).itemsize
+            yield precision_gain(Fix("dtype", {"dtype": ceiling.dtype}), found, ratio, bytes_factor=smaller)
 
 
 def bottleneck(  # noqa: PLR0913  (the callable, the machine and the dtype; instruments and extras by keyword alone)

@@ -24,7 +24,7 @@ from utils.evaluation.run import evaluate
 from utils.model_source import ModelSource
 from utils.models import LoadedModel
 from utils.optimal import MEASURED, judge, optimal
-from utils.profiler import HALF_WIDTH, Guard, InferenceProfiler
+from utils.profiler import Guard, InferenceProfiler, resolution
 from utils.selection import Selection
 from utils.visits import Visit
 
@@ -192,7 +192,7 @@ def _sweep(result: Result, loaded: LoadedModel, rows: Rows) -> None:
     finished = [visit for visit in visits.read(log) if visit.status != "failed"] if run.resuming else []
     if finished:
         run.note(f"{loaded.dtype}: {len(finished)} finished visits are kept")
-    half_width = config.ci_half_width or HALF_WIDTH[loaded.device.type]
+    half_width = config.ci_half_width or resolution(loaded.device)
     sweep = result.sweeps[loaded.dtype] = Sweep(config.batch_sizes, half_width, list(finished))
     source = instruments.source(loaded.device)
     with Sampler(source) as sampler, run.progress(None, f"sweep {loaded.dtype}") as progress:
