@@ -87,8 +87,7 @@ def profiler(model: Any, run: Run, count: int) -> Times:
 def probes(model: Any, run: Run, count: int) -> Times:
     """Return the times of forwards with our probes, as the time pass makes them, and what they account for."""
     from boundby.layers import timing
-    from boundby.layers.attachment import find_targets
-    from boundby.layers.calls import CallTree
+    from boundby.layers.probes import CallTree, find_targets
 
     targets = find_targets(model)
     tree = CallTree(targets.names)
@@ -138,7 +137,7 @@ def _prepared(name: str) -> tuple[Any, Run]:
     import torch
     import transformers
 
-    from utils.layers import architectures
+    from utils.layers import models
 
     case = CASES[name]
     if name == "small modules":
@@ -148,12 +147,12 @@ def _prepared(name: str) -> tuple[Any, Run]:
         kind = transformers.AutoModelForSequenceClassification
         model = kind.from_pretrained(MINILM, local_files_only=True, dtype=torch.float32).eval()
     elif name == "qwen2-0.5b":
-        configuration, kind, sizes = architectures.PRESETS[name]
+        configuration, kind, sizes = models.PRESETS[name]
         config = getattr(transformers, configuration)(**sizes | {"num_hidden_layers": QWEN_LAYERS})
         model = getattr(transformers, kind)(config).eval()
     else:
-        model = architectures.build(name)
-    inputs = architectures.inputs_for(model, case.batch_size, case.tokens)
+        model = models.build(name)
+    inputs = models.inputs_for(model, case.batch_size, case.tokens)
     return model, lambda: model(**inputs)
 
 

@@ -46,6 +46,18 @@ def is_gpu(device: torch.device | str) -> bool:
     return torch.device(device).type == "cuda"
 
 
+def has_bfloat16_products(device: torch.device) -> bool:
+    """Tell whether the device multiplies in bfloat16, rather than emulating it slower than float32."""
+    if is_gpu(device):
+        return torch.cuda.is_bf16_supported()
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def fast_float32_products(device: torch.device) -> str | None:
+    """Return torch's matmul precision with the fastest float32 products of the device; None where all are alike."""
+    return {"cpu": "medium", "cuda": "high"}.get(device.type)
+
+
 def synchronizer(device: torch.device) -> Callable[[], None]:
     """Return a callable that waits until the device has done all queued work; on a CPU it does nothing."""
     if is_gpu(device):

@@ -1,16 +1,20 @@
 """A value that is not known, and why: written `float | Missing`, so that nobody reads a number that is not there."""
 
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Missing:
-    """Stands where a value would, with the reason why there is none."""
+    """Stands where a value would, with the reason why there is none; it is false, as None is."""
 
     reason: str
+
+    def __bool__(self) -> Literal[False]:
+        """Return False, so that `if value` tells whether there is one."""
+        return False
 
 
 def known(value: T | Missing) -> T | None:

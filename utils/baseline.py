@@ -13,7 +13,7 @@ from boundby.known import Missing
 from boundby.sampler import Sampler
 from boundby.timer import Timer
 from boundby.verdict import Doubt
-from utils import columns, data, diagnosis, instruments, models, receipts, visits
+from utils import columns, data, diagnosis, instruments, models, steps, visits
 from utils.artifacts import METRICS_VERSION
 from utils.ceiling_share import share_of_ceiling
 from utils.cli import Run
@@ -141,7 +141,7 @@ def measure(run: Run, receipt: DataReceipt, source: ModelSource, rows: Rows) -> 
     Raises PipelineError when nothing could be measured and memory is not the reason.
     """
     result = Result(run, receipt)
-    for dtype in receipts.sweep_dtypes(run.config):
+    for dtype in steps.sweep_dtypes(run.config):
         loaded = models.load(
             source, pick_device(run.config.model.device), dtype, trust_remote_code=run.args.trust_remote_code
         )
@@ -155,6 +155,7 @@ def measure(run: Run, receipt: DataReceipt, source: ModelSource, rows: Rows) -> 
             result.full = evaluate(run, loaded, receipt)
             run.say("\n".join(console_evaluation(result.full)))
         del loaded  # the next dtype is measured without this one in memory
+    data.check_receipt(run.config, run.layout, source)  # what was measured is still what lies there
     _require_a_measurement(result.rows)
     result.save(complete=True)
     return result
@@ -167,7 +168,7 @@ def _check(result: Result, loaded: LoadedModel, rows: Rows) -> None:
     result.doubts += [doubt] if doubt else []
     summary = models.summarize(loaded)
     run.say("\n".join(summary.lines()))
-    agreement = models.agreement(loaded, data.sample(rows, models.AGREEMENT_ROWS, seed=0).texts, result.max_length)
+    agreement = models.agreement(loaded, models.agreement_texts(rows.texts), result.max_length)
     agreement.require(run.config.evaluation.min_agreement)
     if result.model:
         return  # the model's own dtype comes first
@@ -226,7 +227,7 @@ def find_limits(result: Result, loaded: LoadedModel, selection: Selection, timer
     """Find out what limits each batch size; every finding is saved at once."""
     run, sweep = result.run, result.sweeps[loaded.dtype]
     if result.ceilings is None:
-        wanted = tuple(dict.fromkeys([*ceilings.DTYPES[loaded.device.type], *receipts.sweep_dtypes(run.config)]))
+        wanted = tuple(dict.fromkeys([*ceilings.DTYPES[loaded.device.type], *steps.sweep_dtypes(run.config)]))
         result.ceilings, path, is_new = ceilings.cached(run.layout.ceilings, loaded.device, wanted)
         run.note(
             f"ceilings of this machine: {f'measured in {result.ceilings.seconds:.1f} s' if is_new else f'from {path}'}"

@@ -112,9 +112,9 @@ class _Case:
             batch_size=self.row["batch_size"],
             verdict=verdict,
             isolated_s=_isolated(self.row).value,
-            flops=why or self._flops,
-            useful_flops=why or useful,
-            moved_bytes=why or sum(load.weight_bytes + load.other_bytes for load in known(work) or ()),
+            flops=self._flops if why is None else why,
+            useful_flops=useful if why is None else why,
+            moved_bytes=sum(load.weight_bytes + load.other_bytes for load in known(work) or ()) if why is None else why,
             peak_flops_per_s=configured.flops_per_s
             if configured
             else Missing(f"the ceiling in {self.row['dtype']} was not measured"),

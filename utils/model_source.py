@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from boundby import files
-from utils import hub
+from utils import contents, hub
 from utils.config import QUICKSTART, Model
 from utils.errors import EnvironmentLacksError, InputError
 from utils.labels import ModelLabels
@@ -121,13 +121,18 @@ def _is_folder(model: Model) -> bool:
 def _in_folder(model: Model) -> ModelSource:
     folder = Path(model.name).expanduser()
     _check_files(folder, model.name)
-    identity = {path.name: files.sha256(path) for path in _matching(folder, (*FILES, CODE))}
+    identity = {path.name: contents.sha256(path) for path in _matching(folder, (*FILES, CODE))}
     return ModelSource(model.name, folder, "folder", None, files.sha256_of(identity))
 
 
 def _from_hub(model: Model, folder: Path) -> ModelSource:
     _check_files(folder, model.name)
     return ModelSource(model.name, folder, "hub", folder.name, folder.name)  # a snapshot is called after its commit
+
+
+def model_files(folder: Path) -> list[Path]:
+    """Return the files of the model in `folder` that are read, and no others that may lie there."""
+    return _matching(folder, (*FILES, "*.safetensors", CODE))
 
 
 def _matching(folder: Path, patterns: Iterable[str]) -> list[Path]:

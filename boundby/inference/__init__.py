@@ -15,11 +15,12 @@ from boundby.inference.batches import Batch, collate, forward, token_budget_batc
 from boundby.inference.budget import BudgetChoice, search_token_budget
 from boundby.inference.compilation import compile_obstacle
 from boundby.inference.exactness import ExactnessReport, compare_logits, margins
+from boundby.inference.packing import UnsupportedAttention
 from boundby.inference.planning import SAMPLE_ROWS, PrecisionChoice, PrecisionRule, Sample, choose_precision
 from boundby.inference.precision import PRECISIONS, Precision, matmul_effect
 from boundby.inference.predictor import Prediction, Predictor, PredictorOptions, TimeSplit
 from boundby.inference.reference import one_by_one, require_classifier
-from boundby.inference.selfcheck import SelfCheck
+from boundby.inference.selfcheck import Refusal, SelfCheck
 from boundby.inference.tokens import TOKENIZER_CHUNK, Tokens, tokenize
 
 __all__ = [
@@ -35,10 +36,12 @@ __all__ = [
     "Prediction",
     "Predictor",
     "PredictorOptions",
+    "Refusal",
     "Sample",
     "SelfCheck",
     "TimeSplit",
     "Tokens",
+    "UnsupportedAttention",
     "choose_precision",
     "collate",
     "compare_logits",

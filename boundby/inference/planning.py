@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from boundby.inference.exactness import ExactnessReport, compare_logits
-from boundby.inference.precision import available
+from boundby.inference.precision import Precision, available
 from boundby.inference.predictor import Prediction, Predictor, PredictorOptions
 from boundby.inference.reference import one_by_one, require_classifier
 from boundby.inference.tokens import Tokens, tokenize
@@ -89,8 +89,11 @@ def choose_precision(
     rule: PrecisionRule,
     options: PredictorOptions,
     timer: Timer | None = None,
+    precisions: Sequence[Precision] | None = None,
 ) -> PrecisionChoice:
     """Return the fastest precision that `rule` allows on this sample, with its guard; `options` give the rest.
+
+    `precisions` are those to choose from, `float32` among them; None: those in which the model's device is fast.
 
     The sample should hold 2,000 texts drawn at random, or all there are. In `same` the guard is `same_guard`.
     """
@@ -99,12 +102,15 @@ def choose_precision(
     reference = sample.reference
     if reference is None:
         reference = one_by_one(in_dtype(model, torch.float32), tokens, range(len(tokens.ids)))
-    names = available(model.device)
+    candidates = available(model.device) if precisions is None else precisions
+    by_name = {precision.name: precision for precision in candidates}
     tried: list[_Tried] = []
     reasons: list[str] = []
-    for name in names if rule.kind == "fastest" else names[:2]:
+    for name, precision in by_name.items():
+        if rule.kind == "same" and precision.dtype != torch.float32:
+            continue
         wanted = replace(options, precision=name, guard_margin=0.0)
-        predictor = Predictor(model, tokenizer, wanted, _check_texts(sample), timer)
+        predictor = Predictor(model, tokenizer, wanted, _check_texts(sample), timer, by_name)
         outcome = _try(predictor, tokens, replace(sample, reference=reference), rule)
         if isinstance(outcome, str):
             reasons.append(outcome)
@@ -147,9 +153,10 @@ def _least_seconds(tried: Sequence[_Tried], predict: Callable[[Predictor], Predi
 
 
 def _check_texts(sample: Sample) -> Sequence[str]:
-    """Return texts spread over the sample."""
-    places = np.linspace(0, len(sample.texts) - 1, min(CHECK_TEXTS, len(sample.texts))).round().astype(int)
-    return [sample.texts[place] for place in places.tolist()]
+    """Return texts spread over the lengths of the sample, its shortest and its longest among them."""
+    by_length = sorted(sample.texts, key=len)
+    places = np.linspace(0, len(by_length) - 1, min(CHECK_TEXTS, len(by_length))).round().astype(int)
+    return [by_length[place] for place in places.tolist()]
 
 
 def _disagrees(report: ExactnessReport, rule: PrecisionRule) -> str:

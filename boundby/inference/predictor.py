@@ -1,7 +1,7 @@
 """Texts in, float32 logits out, by the fastest way that is known to be right."""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,7 +12,7 @@ import torch
 
 from boundby.device import is_gpu, is_out_of_memory, release_memory, synchronizer
 from boundby.inference.exactness import margins
-from boundby.inference.precision import PRECISIONS, matmul_effect
+from boundby.inference.precision import PRECISIONS, Precision
 from boundby.inference.reference import one_by_one, require_classifier
 from boundby.inference.selfcheck import checked_strategy
 from boundby.inference.tokens import Tokens, tokenize
@@ -94,8 +94,9 @@ class Predictor:
 
     `check_texts`: some 64 texts like those to come; the strategy is chosen by comparing it with the stock forward on
     them. `check` tells how they compare, `matmul_effect` what the precision does to a matrix product here: its largest
-    error against float64 as a share of the largest element. Raises ValueError for a model without labels (regression),
-    for padding on the left, and without check texts.
+    error against float64 as a share of the largest element. `precisions` are what the options' name is looked up in.
+
+    Raises ValueError for a model without labels (regression), for padding on the left, and without check texts.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class Predictor:
         options: PredictorOptions,
         check_texts: Sequence[str],
         timer: Timer | None = None,
+        precisions: Mapping[str, Precision] = PRECISIONS,
     ) -> None:
         require_classifier(model, tokenizer)
         if not check_texts:
@@ -112,12 +114,16 @@ class Predictor:
         self.options, self.device = options, model.device
         self._tokenizer = tokenizer
         self._timer = timer or Timer(synchronize=synchronizer(model.device))
-        self._precision = PRECISIONS[options.precision]
+        self._precision = precisions[options.precision]
         checked = tokenize(tokenizer, check_texts, options.max_length)
         self._strategy, self.check = checked_strategy(
-            model, tokenizer, checked, self._precision, trims=options.trim, compiles=options.compile
+            model,
+            tokenizer,
+            checked,
+            self._precision,
+            trims=options.trim,
+            compiles=options.compile,
         )
-        self.matmul_effect = matmul_effect(self._precision, model.device)
         self._stock = in_dtype(model, torch.float32)
 
     @property
@@ -134,6 +140,11 @@ class Predictor:
     def compiled(self) -> bool:
         """Whether the layers are compiled."""
         return self.check.compile_s is not None
+
+    @property
+    def matmul_effect(self) -> float:
+        """The largest error of a product in this precision against float64, as a share of its largest element."""
+        return self.check.matmul_effect
 
     @property
     def doubts(self) -> tuple[str, ...]:

@@ -142,10 +142,12 @@ class Packed(_Wired):
         """Return the logits of one pack."""
         wiring = self._wiring
         seen, places = wiring.seen(tokens, rows)
-        current = packing.pack(seen, range(len(rows)), places, self._position_skips, wiring.device)
+        direction = wiring.is_causal if wiring.trims else None
+        current = packing.pack(seen, range(len(rows)), places, self._position_skips, wiring.device, direction)
         with current, wiring.reading(current.head_rows):
             states = wiring.model.base_model(
                 input_ids=current.input_ids,
+                attention_mask=torch.ones_like(current.input_ids),  # of padding, of which there is none
                 position_ids=current.position_ids,
                 **_no_cache(wiring),
             ).last_hidden_state

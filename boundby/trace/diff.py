@@ -157,8 +157,16 @@ def _kernels(side: Analysis, factor: float) -> dict[tuple[str, str | None], Amou
 
 
 def _sum(one: Amount, other: Amount) -> Amount:
-    pairs = zip(vars(one).values(), vars(other).values(), strict=True)
-    return Amount(*(None if None in pair else sum(pair) for pair in pairs))
+    return Amount(
+        calls=one.calls + other.calls,
+        device_self_ns=_plus(one.device_self_ns, other.device_self_ns),
+        device_total_ns=_plus(one.device_total_ns, other.device_total_ns),
+        cpu_self_ns=_plus(one.cpu_self_ns, other.cpu_self_ns),
+    )
+
+
+def _plus(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else one + other
 
 
 def _paired(

@@ -11,8 +11,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from boundby.dashboard import page, wording
-from boundby.dashboard.outliers import outliers
+from boundby.layers.dashboard import page, wording
+from boundby.layers.dashboard.content import outliers
 from boundby.layers.records import Coverage, ModelProfile
 from tests.layer_profiles import (
     HOSTILE,
@@ -276,7 +276,7 @@ def test_missing_package_is_named_with_the_command_that_installs_it(monkeypatch,
 
 
 def test_import_loads_neither_torch_nor_plotly():
-    code = "import sys, boundby.dashboard; print({'torch', 'plotly', 'jinja2', 'pandas'} & set(sys.modules))"
+    code = "import sys, boundby.layers.dashboard; print({'torch', 'plotly', 'jinja2', 'pandas'} & set(sys.modules))"
     assert (
         subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True).stdout == "set()\n"
     )

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from boundby.inference import PRECISIONS, Predictor, PredictorOptions, one_by_one, strategies, tokenize
+from boundby.inference import Predictor, PredictorOptions, one_by_one, strategies, tokenize
 from boundby.inference.batches import packs
 from boundby.inference.packing import VARLEN, has_varlen, pack
+from boundby.inference.precision import MOST_TOLERANCE
 from boundby.inference.tokens import Tokens
 from tests import classifiers
 
@@ -109,5 +110,5 @@ def test_a_gpu_packs_half_precision_without_a_doubt(family: str) -> None:
     assert predictor.strategy == "packed, variable-length attention"
     assert predictor.doubts == ()
     alone = one_by_one(model, tokenize(tokenizer, texts, 128), range(len(texts)))
-    allowed = PRECISIONS["bfloat16"].tolerance * np.abs(alone).max()
+    allowed = MOST_TOLERANCE * np.abs(alone).max()
     assert np.abs(predictor.predict(texts).logits - alone).max() < allowed

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from boundby.integrations.transformers import ProfCallback
-from boundby.integrations.transformers.hook_marks import HookMarks
-from boundby.integrations.transformers.nsight import nsight_command
+from boundby.integrations.transformers.exports import nsight_command
+from boundby.integrations.transformers.stages import HookMarks
 from boundby.training import StageTimer, read_stage_times
 from tests.trainer_runs import Watch, losses
 

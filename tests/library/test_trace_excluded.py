@@ -14,7 +14,7 @@ import torch
 
 from boundby.capture import Schedule
 from boundby.trace import Analysis, analyze, read_trace
-from boundby.trace.excluded import without_excluded
+from boundby.trace.window import without_excluded
 from boundby.training import ManagerOptions, ProfilerManager
 from tests import traces
 from tests.traces import call, event, python_frame, step, work

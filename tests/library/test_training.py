@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from boundby.training import StageTimer
-from boundby.training.ring import ABSENT, CUT, DISTURBED, RAISED
+from boundby.training.records import ABSENT, CUT, DISTURBED, RAISED
 from tests.timed_loops import Clock, S, host_ns, reasons, run
 
 

@@ -4,7 +4,7 @@ python -m pytest tests/library/test_training_device.py
 """
 
 from boundby.training import StageTimer
-from boundby.training.ring import ABSENT
+from boundby.training.records import ABSENT
 from tests.timed_loops import Clock, Device, S, host_ns, run
 
 

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from boundby.training import StageTimer
-from boundby.training.loop import MOST_EVENTS
+from boundby.training.recorder import MOST_EVENTS
 from tests.timed_loops import Clock
 
 
@@ -58,7 +58,7 @@ def test_a_step_that_never_ends_takes_no_more_and_more_memory(timer: StageTimer,
     }[endless]
     for _ in range(3 * MOST_EVENTS):
         act()
-    assert len(timer._loop.events) <= MOST_EVENTS + 1
+    assert len(timer.recorder.events) <= MOST_EVENTS + 1
 
 
 def test_a_metric_belongs_to_the_step_in_which_it_was_given(timer: StageTimer) -> None:

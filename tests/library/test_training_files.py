@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,8 +21,9 @@ import pytest
 
 from boundby import files
 from boundby.training import StageTimer, StageTimes, TimerOptions, ranks_in, read_stage_times
-from boundby.training.document import bytes_of, times_from
-from boundby.training.writer import DOCUMENT, LOG, Pace
+from boundby.training.records import bytes_of, times_from
+from boundby.training.store import DOCUMENT, LOG, Pace
+from tests.fakes import FakeClock
 
 S = 1_000_000_000
 
@@ -49,9 +51,12 @@ def steps(timer: StageTimer, clock: Clock, number: int) -> None:
         timer.step()
 
 
-def never_again(timer: StageTimer) -> None:
-    """Let only the log be written from now on."""
-    timer._writer._document_due = float("inf")
+@pytest.fixture(autouse=True)
+def disk_clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    """The clock by which the document is due: while it stands still only the log is written."""
+    clock = FakeClock()
+    monkeypatch.setattr("boundby.training.store.monotonic", clock)
+    return clock
 
 
 def told(times: StageTimes) -> tuple:
@@ -87,7 +92,6 @@ def test_the_document_is_strict_json_without_stand_ins(tmp_path: Path) -> None:
 def test_a_run_that_goes_on_is_read_to_its_last_flush(tmp_path: Path) -> None:
     clock = Clock()
     timer = timer_in(tmp_path, clock)
-    never_again(timer)
     for _ in range(3):
         steps(timer, clock, 10)
         timer.flush()
@@ -98,15 +102,14 @@ def test_a_run_that_goes_on_is_read_to_its_last_flush(tmp_path: Path) -> None:
     timer.stop()
 
 
-def test_the_log_goes_on_where_the_document_ends(tmp_path: Path) -> None:
+def test_the_log_goes_on_where_the_document_ends(tmp_path: Path, disk_clock: FakeClock) -> None:
     clock = Clock()
     timer = timer_in(tmp_path, clock)
     steps(timer, clock, 35)
     timer.disturb()
     steps(timer, clock, 1)
-    timer._writer._document_due = 0
+    disk_clock.advance(10)
     timer.flush()
-    never_again(timer)
     steps(timer, clock, 10)
     with timer.stage("new"):
         clock.now += S
@@ -137,7 +140,6 @@ def test_the_log_alone_tells_the_run(tmp_path: Path, content: str | None) -> Non
 def test_every_half_of_a_log_can_be_read(tmp_path: Path) -> None:
     clock = Clock()
     timer = timer_in(tmp_path, clock)
-    never_again(timer)
     for _ in range(4):
         steps(timer, clock, 2)
         timer.flush()
@@ -168,17 +170,16 @@ def test_every_half_of_a_log_can_be_read(tmp_path: Path) -> None:
 def test_a_damaged_line_spoils_itself_alone(tmp_path: Path, key: str, value: object) -> None:
     clock = Clock()
     timer = timer_in(tmp_path, clock)
-    never_again(timer)
     steps(timer, clock, 3)
     timer.flush()
     steps(timer, clock, 2)
     timer.flush()
-    timer._writer._log = timer._writer._document = None  # as if killed
+    killed = shutil.copytree(tmp_path, tmp_path / "killed")
     timer.stop()
-    lines = (tmp_path / LOG).read_text().splitlines()
+    lines = (killed / LOG).read_text().splitlines()
     lines[2] = json.dumps({**json.loads(lines[2]), key: value})
-    (tmp_path / LOG).write_text("\n".join([*lines, "[]", "3", '"x"', ""]))
-    assert read_stage_times(tmp_path).stage("forward").host_s.n == 3
+    (killed / LOG).write_text("\n".join([*lines, "[]", "3", '"x"', ""]))
+    assert read_stage_times(killed).stage("forward").host_s.n == 3
 
 
 def test_a_changed_document_is_read_or_refused(tmp_path: Path) -> None:
@@ -249,7 +250,6 @@ def test_the_log_thins_out_by_its_rule_and_ends(tmp_path: Path) -> None:
     clock, said = Clock(), []
     pace = Pace(log_share=2000, log_shares=3)
     timer = timer_in(tmp_path, clock, said=said, pace=pace)
-    never_again(timer)
     for number in range(200):
         with timer.span("epoch"):
             steps(timer, clock, 3 if number == 0 else 4)
@@ -269,7 +269,7 @@ def test_the_log_thins_out_by_its_rule_and_ends(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["append_json_line", "write_bytes"])
 def test_a_full_disk_is_said_once_and_forgotten_when_there_is_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk_clock: FakeClock, name: str
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -280,7 +280,7 @@ def test_a_full_disk_is_said_once_and_forgotten_when_there_is_room(
         broken.setattr(files, name, full)
         for _ in range(3):
             steps(timer, clock, 2)
-            timer._writer._document_due = 0
+            disk_clock.advance(10)
             timer.flush()
     assert said == [
         f"{'log of stage times' if 'append' in name else DOCUMENT}: OSError: [Errno 28] No space left on device"
@@ -300,7 +300,6 @@ def test_a_folder_that_is_removed_comes_back_readable(tmp_path: Path) -> None:
     for path in (tmp_path / "run").iterdir():
         path.unlink()
     (tmp_path / "run").rmdir()
-    never_again(timer)
     steps(timer, clock, 2)
     timer.flush()
     assert read_stage_times(tmp_path / "run").stage("forward").host_s.n == 2
@@ -328,13 +327,13 @@ def test_what_ended_the_loop_is_written(tmp_path: Path, error: BaseException) ->
     assert times.error.startswith(type(error).__name__)
 
 
-def test_what_is_open_is_written_for_those_who_look_at_a_stall(tmp_path: Path) -> None:
+def test_what_is_open_is_written_for_those_who_look_at_a_stall(tmp_path: Path, disk_clock: FakeClock) -> None:
     clock = Clock()
     timer = timer_in(tmp_path, clock)
     timer.begin("epoch", "span")
     timer.begin("data")
     clock.now += 45 * S
-    timer._writer._document_due = 0
+    disk_clock.advance(10)
     timer.flush()
     assert [(each.name, each.since_s) for each in read_stage_times(tmp_path).open] == [("epoch", 45), ("data", 45)]
     timer.stop()
@@ -360,15 +359,16 @@ def test_it_writes_by_itself_from_a_thread_that_ends_with_it(tmp_path: Path, mon
     assert not [each for each in threading.enumerate() if each.name.startswith("boundby")]
 
 
-def test_a_document_that_takes_long_is_written_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
-    timer = timer_in(tmp_path, clock)
-    now = iter([1000.0, 1000.0, 1003.0])
-    monkeypatch.setattr("boundby.training.writer.time.monotonic", lambda: next(now))
-    timer._writer._document_due = 0
-    timer.flush()
-    assert timer._writer._document_due == 1003 + 200 * 3
-    monkeypatch.undo()
+def test_a_document_that_takes_long_is_written_seldom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk_clock: FakeClock
+) -> None:
+    written = []
+    monkeypatch.setattr(files, "write_bytes", lambda path, content: (written.append(1), disk_clock.advance(3)))
+    timer = timer_in(tmp_path, Clock())
+    for seconds in (599, 1):
+        disk_clock.advance(seconds)
+        timer.flush()
+    assert len(written) == 2  # the first, and one after 200 times the 3 s that it took
     timer.stop()
 
 

@@ -7,15 +7,15 @@ import json
 import random
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from boundby.training import StageTimer, StageTimes, judge_training
-from boundby.training.document import bytes_of, times_from
-from boundby.training.evidence import ENOUGH_STEPS, LEAST_STEPS
-from boundby.training.ring import METRIC, OCCURRENCE
+from boundby.training.judgement import ENOUGH_STEPS, LEAST_STEPS
+from boundby.training.records import METRIC, OCCURRENCE, Summaries
 from boundby.verdict import Doubt
 from tests.judged_runs import HEALTHY, Clock, gain_of, judged, run, trace
 
@@ -198,7 +198,7 @@ def test_the_oldest_step_of_a_full_ring_has_lost_stages_and_is_left_out() -> Non
 
 
 def test_without_rows_the_totals_are_judged_and_doubted() -> None:
-    times = times_from(bytes_of(run({**HEALTHY, "data": 0.1})), with_rows=False)
+    times = replace(run({**HEALTHY, "data": 0.1}), occurrences=np.zeros(0, OCCURRENCE), metric_rows=np.zeros(0, METRIC))
     found = judge_training([times])
     assert (found.bound, found.confidence, found.steps) == ("input", "low", 40)
     assert found.doubts == (Doubt("steps", "only totals are known, and not whether the shares stay the same"),)
@@ -271,6 +271,6 @@ def test_the_verdict_does_not_depend_on_the_unit_of_time() -> None:
 
 def test_rows_of_the_log_alone_are_judged_like_a_document() -> None:
     times = run({**HEALTHY, "data": 0.1})
-    empty = replace(times, stages=(), occurrences=np.zeros(0, OCCURRENCE), metric_rows=np.zeros(0, METRIC))
-    assert judge_training([replace(times, stages=(), metrics=())]).bound == "input"
+    empty = replace(times, summary=Summaries(), occurrences=np.zeros(0, OCCURRENCE), metric_rows=np.zeros(0, METRIC))
+    assert judge_training([replace(times, summary=Summaries())]).bound == "input"
     assert judge_training([empty]).bound == "inconclusive"

@@ -11,8 +11,8 @@ import types
 import pytest
 
 from boundby.training import StageTimer, TimerOptions
-from boundby.training.document import bytes_of, times_from
-from boundby.training.tally import SAMPLE, Tally
+from boundby.training.aggregate import SAMPLE, RunningStatistics
+from boundby.training.records import bytes_of, times_from
 from tests.timed_loops import Clock, S, host_ns, reasons, run
 
 
@@ -68,7 +68,7 @@ def test_odd_names_and_numbers_stay_writable(timer: StageTimer, clock: Clock) ->
 
 
 def test_a_tally_samples_a_long_stream_evenly() -> None:
-    tally = Tally()
+    tally = RunningStatistics()
     for value in range(100_000):
         tally.add(value)
     found = tally.statistics()
@@ -79,11 +79,11 @@ def test_a_tally_samples_a_long_stream_evenly() -> None:
 
 
 def test_no_quantile_without_enough_values() -> None:
-    tally = Tally()
+    tally = RunningStatistics()
     for value in range(28):
         tally.add(value)
     assert tally.statistics().p90 is None
-    assert Tally().statistics().mean is None
+    assert RunningStatistics().statistics().mean is None
 
 
 @pytest.mark.parametrize("name", [None, [], {}])

@@ -18,13 +18,12 @@ from torch.autograd import profiler as autograd_profiler
 
 from boundby import files
 from boundby.capture import CaptureOptions, Naming, Recorder, Schedule
-from boundby.capture.recorder import Cycles
+from boundby.capture.engine import Engine
 from boundby.trace import OPERATOR_COLUMNS, read_trace
-from boundby.training import ManagerOptions, ProfilerManager, StageTimer, TimerOptions, read_stage_times, readings
-from boundby.training.cuda import CudaMarks
-from boundby.training.loop import Loop
-from boundby.training.readings import Readings
-from boundby.training.ring import DISTURBED
+from boundby.training import ManagerOptions, ProfilerManager, StageTimer, TimerOptions, read_stage_times
+from boundby.training.manager import Readings
+from boundby.training.recorder import CudaMarks, StageRecorder
+from boundby.training.records import DISTURBED
 
 CPU = torch.device("cpu")
 STEPS = 8
@@ -35,6 +34,12 @@ FILES = ["manifest.json", "op_stats.csv", "profiler_summary.json", "stage_log.js
 def no_profiler_outlives_a_test() -> Iterator[None]:
     yield
     assert not autograd_profiler._is_profiler_enabled
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_is_left_open() -> Iterator[None]:
+    """Let a file or a thread that a run left open be an error here; once, since it takes a second."""
+    yield
     gc.collect()
 
 
@@ -260,15 +265,15 @@ def full(*_: object, **__: object) -> None:
         (torch.profiler.profile, "step", raising, "trace"),
         (torch.profiler.profile, "stop", raising, "trace"),
         (torch.profiler.profile, "export_chrome_trace", raising, "trace"),
-        (Cycles, "open_if_due", raising, "recorder"),
+        (Engine, "open", raising, "recorder"),
         (Recorder, "__init__", raising, "profiler"),
-        (Loop, "begin", raising, "stage times"),
-        (Loop, "end", raising, "stage times"),
-        (Loop, "end_step", raising, "stage times"),
-        (Loop, "settle", raising, "stage times"),
-        (Loop, "restart_step", raising, "stage times"),
-        (Loop, "disturb", raising, "stage times"),
-        (Loop, "__init__", raising, "stage times"),
+        (StageRecorder, "begin", raising, "stage times"),
+        (StageRecorder, "end", raising, "stage times"),
+        (StageRecorder, "end_step", raising, "stage times"),
+        (StageRecorder, "settle", raising, "stage times"),
+        (StageRecorder, "restart_step", raising, "stage times"),
+        (StageRecorder, "disturb", raising, "stage times"),
+        (StageRecorder, "__init__", raising, "stage times"),
         (files, "append_json_line", full, "log of stage times"),
         (files, "write_bytes", full, "stage_times.json"),
         (files, "write_csv", full, "op_stats.csv"),
@@ -287,7 +292,7 @@ def test_whatever_fails_the_training_goes_on_and_the_rest_is_written(
     if owner is not files or name in ("append_json_line", "write_csv"):
         summary = summary_in(tmp_path)
         assert what in [each["what"] for each in summary["given_up"]]
-    if owner is not Loop:
+    if owner is not StageRecorder:
         assert manager.snapshot().stage("forward").host_s.n
     assert len([text for text in said if text.startswith(f"{what}: ")]) == 1
 
@@ -410,7 +415,7 @@ def test_the_machine_is_read_once_a_second_between_two_steps():
 
 
 def test_memory_and_load_are_metrics_of_the_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(readings, "INTERVAL_S", float("inf"))  # however long the two steps take
+    monkeypatch.setattr("boundby.training.manager.INTERVAL_S", float("inf"))  # however long the two steps take
     with ProfilerManager(tmp_path, device=CPU, options=ManagerOptions(trace=False)) as manager:
         manager.step()
         manager.step()

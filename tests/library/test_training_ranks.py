@@ -74,8 +74,10 @@ def leave(  # noqa: PLR0913  (each is one thing that a process may leave)
             timer.step()
     timer.flush()
     if is_killed:
-        timer._writer = None  # it never stops
+        left = {path: path.read_bytes() for path in folder.glob(f"rank{rank}_*")}
         timer.stop()
+        for path, content in left.items():
+            path.write_bytes(content)
         return
     timer.stop(error)
     if with_summary:

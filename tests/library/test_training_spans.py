@@ -11,8 +11,8 @@ import torch
 
 from boundby.capture import Recorder, Schedule
 from boundby.training import ManagerOptions, ProfilerManager, StageTimer, TimerOptions
-from boundby.training.loop import ENOUGH_EVENTS
-from boundby.training.ring import CUT, DISTURBED, RAISED
+from boundby.training.recorder import ENOUGH_EVENTS
+from boundby.training.records import CUT, DISTURBED, RAISED
 from tests.timed_loops import Clock, S, host_ns, run
 
 
@@ -153,8 +153,8 @@ def test_the_time_that_understanding_takes_is_in_no_epoch(clock: Clock) -> None:
     """The clock moves when the timer begins the step anew after it has understood what was noted."""
     timer = StageTimer(clock=clock)
     timer.start()
-    understand = timer._loop.settle
-    timer._loop.settle = lambda **how: (understand(**how), clock.advance(5))
+    understand = timer.recorder.settle
+    timer.recorder.settle = lambda **how: (understand(**how), clock.advance(5))
     began = clock()
     with timer.span("epoch"):
         for _ in range(ENOUGH_EVENTS + 1):
@@ -181,7 +181,7 @@ def test_recording_and_reading_between_steps_are_in_no_epoch_and_the_manager_tel
         schedule=Schedule(1, 1, 1),
         options=ManagerOptions(TimerOptions(in_background=False), readings=False),
     )
-    manager.timer._clock = clock
+    manager.timer.clock = clock
     told = []
     with manager:
         for _ in range(2):

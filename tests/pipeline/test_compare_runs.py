@@ -12,9 +12,8 @@ import pytest
 from boundby import files
 from utils import visits
 from utils.artifacts import METRICS_VERSION, EvaluationFolder
-from utils.comparison import results
-from utils.comparison.results import rounds_of, visits_of
-from utils.comparison.rows import between_dtypes
+from utils.comparison import facts
+from utils.comparison.facts import between_dtypes, rounds_of, visits_of
 from utils.evaluation.finalize import PREDICTION_COLUMNS
 from utils.visits import Timing, Visit
 
@@ -337,10 +336,10 @@ def test_a_shard_of_another_plan_is_not_taken(tmp_path: Path) -> None:
     a, b = tmp_path / "a", tmp_path / "b"
     store(a, made, document(made, full_dataset_metrics=evaluation(a, RIGHT, [1.0] * 5)))
     evaluation(b, RIGHT, [1.0] * 5)
-    found = results.read(a, layout(a))
-    assert results.shards(found) is not None
+    found = facts.read(a, layout(a))
+    assert facts.shards(found) is not None
     (b / "evaluation" / "cost-00002.json").replace(a / "evaluation" / "cost-00002.json")
-    assert results.shards(found) is None
+    assert facts.shards(found) is None
 
 
 def layout(folder: Path) -> Any:

@@ -3,7 +3,6 @@
 import csv
 import tracemalloc
 from itertools import pairwise
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -138,20 +137,20 @@ def tables(rows: int, pieces: int, seed: int = 3):
     source = np.random.default_rng(seed)
     labels, logits = source.integers(0, 3, rows), source.integers(0, 6, (rows, 3)).astype(np.float32)
     lengths = source.integers(1, 9, rows)
-    for number, places in enumerate(np.array_split(np.arange(rows), pieces)):
+    for places in np.array_split(np.arange(rows), pieces):
         table = parts.table_of(places, labels[places], lengths[places], logits[places])
-        yield SimpleNamespace(id=number), table
+        yield table, [f"text {place}" for place in places]
 
 
 def kept(shards) -> list[mistakes.Mistake]:
     found = ConfidentMistakes()
-    for shard, table in shards:
-        found.add(shard, table)
+    for table, texts in shards:
+        found.add(table, texts)
     return sorted(found._heap, reverse=True)
 
 
 def test_surest_mistakes_are_those_of_a_full_sort():
-    [(_, table)] = tables(2000, 1)
+    [(table, _)] = tables(2000, 1)
     rows = [row for row in table.to_pylist() if row["label"] != row["prediction"]]
     rows.sort(key=lambda row: (-row["confidence"], -row["margin"], row["row_id"]))
     expected = [row["row_id"] for row in rows[: mistakes.KEPT]]
@@ -160,18 +159,18 @@ def test_surest_mistakes_are_those_of_a_full_sort():
         assert [-each.negative_row_id for each in kept(tables(2000, pieces))] == expected
     assert [-each.negative_row_id for each in kept(reversed(list(tables(2000, 7))))] == expected
     right = parts.table_of(np.arange(3), np.zeros(3, int), np.ones(3, int), np.eye(1, 3).repeat(3, 0))
-    assert kept([(SimpleNamespace(id=0), right)]) == []
+    assert kept([(right, ["a"] * 3)]) == []
 
 
 def test_memory_does_not_grow_with_the_rows():
-    [(shard, table)] = tables(1000, 1)
+    [(table, texts)] = tables(1000, 1)
     confidences, is_right = table["confidence"].to_numpy(), np.arange(1000) % 2 == 0
     reliability, surest = Reliability(), ConfidentMistakes()
 
     def see(parts_seen: int) -> int:
         for _ in range(parts_seen):
             reliability.add(confidences, is_right)
-            surest.add(shard, table)
+            surest.add(table, texts)
         return tracemalloc.get_traced_memory()[0]
 
     tracemalloc.start()
@@ -184,11 +183,11 @@ def test_memory_does_not_grow_with_the_rows():
 
 def test_texts_are_cut_and_keep_their_row():
     long = "ü" * (mistakes.LONGEST_TEXT + 1)
-    found = mistakes.Mistake(0.9, 1.5, -12, 0, 1, 7, 0)
-    described = mistakes._described(found, ("a", "b"), long)
+    found = mistakes.Mistake(0.9, 1.5, -12, 0, 1, 7, long)
+    described = mistakes._described(found, ("a", "b"))
     assert (described["row_id"], described["label_name"], described["prediction_name"]) == (12, "a", "b")
     assert len(described["text"]) == mistakes.LONGEST_TEXT and described["text"].endswith("…")
-    assert mistakes._described(found, ("a", "b"), long[:-1])["text"] == long[:-1]
+    assert mistakes._described(found._replace(text=long[:-1]), ("a", "b"))["text"] == long[:-1]
 
 
 # Files

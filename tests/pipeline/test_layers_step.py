@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from boundby.layers.document import read_profile
 from boundby.layers.measurement import LEAST_RUNS
+from boundby.layers.report import read_profile
 from tests import layer_profiles as profiles
 from tests.tiny_models import save_bert
-from utils.layers import pipeline, profiling
+from utils.layers import profiling
 
 Command = Callable[..., int]
 QUICK = ["layers.num_runs=2", "layers.warmup_runs=0", "trace.warmup_steps=0", "trace.active_steps=1"]
@@ -117,9 +117,9 @@ def test_runs_are_lowered_to_the_budget(run, results, capsys):
 
 def test_terminal_shows_trust_first_and_the_longest_blocks():
     profile = replace(profiles.gpt2(), doubts=("disturbed: other processes",))
-    trust, *rows = pipeline.console_lines(profile)
+    trust, *rows = profiling.console_lines(profile)
     called = sum(each.calls > 0 for each in profile.layers)
     assert trust == f"profiled {called} layers in 60 runs: coverage 100.4 % (pass), overhead +0.4 %"
-    assert len(rows) == pipeline.SHOWN and rows[0].endswith("lm_head")
+    assert len(rows) == profiling.SHOWN and rows[0].endswith("lm_head")
     shares = [float(row.split()[0]) for row in rows]
     assert shares == sorted(shares, reverse=True)

@@ -2,10 +2,10 @@
 
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.monitor_runs import MS, USUAL, Loop, times_of
 from utils.monitor import alerts
@@ -183,6 +183,6 @@ def test_every_rule_is_stated_and_each_process_speaks_for_itself():
 
 
 def test_the_rules_need_neither_torch_nor_streamlit():
-    modules = "utils.monitor.alerts, utils.monitor.index, utils.monitor.contrast, utils.monitor.run"
+    modules = "utils.monitor.alerts, utils.monitor.runs, utils.monitor.contrast"
     code = f"import sys, {modules}; print([name for name in ('torch', 'streamlit', 'pandas') if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stdout == "[]\n"

@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import StepPatch
 
 from boundby.trace import analyze, read_trace
-from boundby.trace.breakdown import KINDS
+from boundby.trace.gaps import CAUSES
 from boundby.trace.judgement import judge_trace
-from boundby.trace.pieces import CAUSES
+from boundby.trace.links import KINDS
 from tests import trace_document as traces
 from tests.traces import GPU_TRACES, REAL_NAMES
 from utils.plots import memory, style, timeline

@@ -17,10 +17,10 @@ import pytest
 
 from boundby import files
 from boundby.trace import OPERATOR_COLUMNS, analyze, op_stats, operator_rows, read_trace
-from boundby.trace.pieces import CAUSES
+from boundby.trace.gaps import CAUSES
 from boundby.verdict import CHANGES, OF_CAUSES, OF_CAUSES_ON_HOST, Fix, fix_of_cause
 from tests.traces import call, event, step, work, write
-from utils import dry_run, receipts
+from utils import dry_run, steps
 from utils.artifacts import Layout
 from utils.profile_check import recommendations, trace
 from utils.trace_analysis import document, traces
@@ -36,7 +36,7 @@ def layout_of(results: Path) -> Layout:
 
 
 def write_receipt(results: Path, status: str = "ok", parts: Any = PARTS) -> None:
-    receipts.write("03", layout_of(results), parts, status=status, exit_code=0)
+    steps.finish("03", layout_of(results), steps.Parts(**parts), status=status, exit_code=0)
 
 
 @pytest.fixture(scope="module")

@@ -15,15 +15,14 @@ import torch
 import transformers
 import yaml
 
-from boundby.layers.document import read_profile
+from boundby.layers.report import read_profile
 from tests.fake_hub import FakeHub
 from tests.tiny_models import edit_config, save_bert
-from utils import receipts
+from utils import steps
 from utils.artifacts import Layout
 from utils.config import Config
 from utils.errors import EnvironmentLacksError, InputError
-from utils.layers import architectures, profiling, subject
-from utils.layers.settings import LayerSettings, Model
+from utils.layers import LayerSettings, Model, models, profiling
 from utils.yaml_settings import load
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,20 +54,20 @@ Command = Callable[..., tuple[int, str, str]]
 
 
 def test_every_preset_has_a_published_size():
-    assert set(architectures.PRESETS) == set(PARAMETERS)
+    assert set(models.PRESETS) == set(PARAMETERS)
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_preset_has_as_many_parameters_as_the_published_model(name):
     with torch.device("meta"):
-        model = architectures.build(name)
+        model = models.build(name)
     assert sum(each.numel() for each in model.parameters()) == PARAMETERS[name]  # torch yields tied ones once
     assert not model.training
 
 
 def test_unknown_preset_is_refused_with_those_there_are():
     with pytest.raises(InputError, match="--architecture gpt5: no such preset; there are gpt2, gpt2-medium"):
-        architectures.build("gpt5")
+        models.build("gpt5")
 
 
 # Inputs
@@ -86,7 +85,7 @@ def bart(**sizes: Any) -> torch.nn.Module:
 def test_text_models_take_tokens_of_the_asked_shape_without_padding():
     sizes = {"vocab_size": 20, "n_positions": 16, "n_embd": 8, "n_layer": 1, "n_head": 2, "eos_token_id": 1}
     model = small("GPT2Config", "GPT2LMHeadModel", **sizes, bos_token_id=1)
-    inputs = architectures.inputs_for(model, 3, 16)
+    inputs = models.inputs_for(model, 3, 16)
     assert set(inputs) == {"input_ids", "attention_mask"}
     assert inputs["input_ids"].shape == inputs["attention_mask"].shape == (3, 16)
     assert inputs["attention_mask"].all() and inputs["input_ids"].max() < 20
@@ -95,13 +94,13 @@ def test_text_models_take_tokens_of_the_asked_shape_without_padding():
 
 def test_the_same_tokens_are_made_every_time():
     model = bart()
-    first, second = (architectures.inputs_for(model, 2, 9)["input_ids"] for _ in range(2))
+    first, second = (models.inputs_for(model, 2, 9)["input_ids"] for _ in range(2))
     assert torch.equal(first, second)
 
 
 def test_encoder_decoders_get_input_for_both_and_one_end_in_each_text():
     model = bart(max_position_embeddings=32)
-    inputs = architectures.inputs_for(model, 4, 32)
+    inputs = models.inputs_for(model, 4, 32)
     assert set(inputs) == {"input_ids", "attention_mask", "decoder_input_ids"}
     ends = inputs["input_ids"] == model.config.eos_token_id
     assert ends[:, -1].all() and ends.sum() == 4
@@ -111,7 +110,7 @@ def test_encoder_decoders_get_input_for_both_and_one_end_in_each_text():
 def test_image_models_take_pixels_of_their_size_and_dtype():
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
     model = small("ViTConfig", "ViTModel", image_size=32, patch_size=16, num_channels=1, **sizes).to(torch.bfloat16)
-    inputs = architectures.inputs_for(model, 2, 128)
+    inputs = models.inputs_for(model, 2, 128)
     assert inputs["pixel_values"].shape == (2, 1, 32, 32) and inputs["pixel_values"].dtype == torch.bfloat16
     assert model(**inputs).last_hidden_state.shape == (2, 5, 8)
 
@@ -119,12 +118,12 @@ def test_image_models_take_pixels_of_their_size_and_dtype():
 def test_image_size_of_two_numbers_is_height_and_width():
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
     model = small("ViTConfig", "ViTModel", image_size=[32, 16], patch_size=16, **sizes)
-    assert architectures.inputs_for(model, 1, 128)["pixel_values"].shape == (1, 3, 32, 16)
+    assert models.inputs_for(model, 1, 128)["pixel_values"].shape == (1, 3, 32, 16)
 
 
 def test_more_tokens_than_positions_are_refused():
     with pytest.raises(InputError, match="--sequence-length 33: the model has 32 positions at most"):
-        architectures.inputs_for(bart(max_position_embeddings=32), 1, 33)
+        models.inputs_for(bart(max_position_embeddings=32), 1, 33)
 
 
 def test_positions_that_begin_behind_the_id_of_padding_are_not_counted_on():
@@ -136,10 +135,10 @@ def test_positions_that_begin_behind_the_id_of_padding_are_not_counted_on():
         "vocab_size": 9,
     }
     model = small("RobertaConfig", "RobertaModel", max_position_embeddings=34, pad_token_id=1, **sizes)
-    inputs = architectures.inputs_for(model, 1, 32)
+    inputs = models.inputs_for(model, 1, 32)
     assert model(**inputs).last_hidden_state.shape == (1, 32, 8)
     with pytest.raises(InputError, match="--sequence-length 33: the model has 32 positions at most"):
-        architectures.inputs_for(model, 1, 33)
+        models.inputs_for(model, 1, 33)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +150,7 @@ def test_model_that_takes_neither_tokens_nor_images_is_refused_with_a_way_out(mo
         special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
         model = small("WhisperConfig", "WhisperModel", **TINY_TEXT, **heads, **special)
     with pytest.raises(InputError, match=f"takes {taken}; .* give yours to boundby.layers.engine"):
-        architectures.inputs_for(model, 1, 8)
+        models.inputs_for(model, 1, 8)
 
 
 # Models
@@ -173,7 +172,7 @@ def damaged(folder, tmp_path) -> Path:
 
 
 def test_folder_is_loaded_with_the_class_it_names_and_called_after_itself(folder):
-    found = subject.prepare(Model(name=str(folder), device="cpu", dtype="bfloat16"))
+    found = models.prepare(Model(name=str(folder), device="cpu", dtype="bfloat16"))
     assert type(found.model).__name__ == "BertForSequenceClassification" and not found.model.training
     assert {each.dtype for each in found.model.parameters()} == {torch.bfloat16}
     assert (found.name, found.device) == ("tiny-bert", torch.device("cpu"))
@@ -182,14 +181,14 @@ def test_folder_is_loaded_with_the_class_it_names_and_called_after_itself(folder
 def test_decoder_without_a_token_of_padding_is_profiled_in_batches(tmp_path):
     shape = {"n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 9, "n_positions": 16, "num_labels": 3}
     small("GPT2Config", "GPT2ForSequenceClassification", **shape, eos_token_id=8).save_pretrained(tmp_path)
-    model = subject.prepare(Model(name=str(tmp_path), device="cpu")).model
-    assert model(**architectures.inputs_for(model, 4, 16)).logits.shape == (4, 3)
+    model = models.prepare(Model(name=str(tmp_path), device="cpu")).model
+    assert model(**models.inputs_for(model, 4, 16)).logits.shape == (4, 3)
 
 
 @pytest.mark.parametrize("named", [["SomethingOfMyOwn"], ["pipeline"], None])
 def test_folder_that_names_no_class_of_transformers_is_loaded_as_its_base_model(damaged, named):
     edit_config(damaged, architectures=named)
-    assert type(subject.prepare(Model(name=str(damaged), device="cpu")).model).__name__ == "BertModel"
+    assert type(models.prepare(Model(name=str(damaged), device="cpu")).model).__name__ == "BertModel"
 
 
 @pytest.mark.parametrize(
@@ -199,7 +198,7 @@ def test_code_that_a_model_brings_is_refused_with_the_flag_that_allows_it(damage
     edit_config(damaged, **change)
     said = f"brings Python code of its own \\({next(iter(change))}\\), .* add --trust-remote-code if you trust"
     with pytest.raises(InputError, match=said):
-        subject.prepare(Model(name=str(damaged), device="cpu"))
+        models.prepare(Model(name=str(damaged), device="cpu"))
 
 
 OWN_CODE = """
@@ -234,25 +233,25 @@ def own(damaged, tmp_path, monkeypatch) -> Path:
 @pytest.mark.parametrize(("named", "kind"), [(["MineForTexts"], "MineForTexts"), (["Mine"], "Mine"), (None, "Mine")])
 def test_trusted_code_of_a_model_is_run(own, named, kind):
     edit_config(own, architectures=named)
-    found = subject.prepare(Model(name=str(own), device="cpu"), trust_remote_code=True)
+    found = models.prepare(Model(name=str(own), device="cpu"), trust_remote_code=True)
     assert type(found.model).__name__ == kind and not found.model.training
 
 
 def test_code_of_a_tokenizer_is_not_run_and_not_refused(damaged):
     (damaged / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["code.T", null]}}')
-    assert subject.prepare(Model(name=str(damaged), device="cpu")).name == "copy"
+    assert models.prepare(Model(name=str(damaged), device="cpu")).name == "copy"
 
 
 def test_pickled_weights_are_not_read(damaged):
     (damaged / "model.safetensors").rename(damaged / "pytorch_model.bin")
     with pytest.raises(InputError, match="cannot be loaded as a model: .*safetensors"):
-        subject.prepare(Model(name=str(damaged), device="cpu"))
+        models.prepare(Model(name=str(damaged), device="cpu"))
 
 
 def test_damaged_weights_are_one_message(damaged):
     (damaged / "model.safetensors").write_bytes(b"\0" * 100)
     with pytest.raises(InputError, match="cannot be loaded as a model: "):
-        subject.prepare(Model(name=str(damaged), device="cpu"))
+        models.prepare(Model(name=str(damaged), device="cpu"))
 
 
 @pytest.mark.parametrize(
@@ -267,18 +266,18 @@ def test_folder_without_a_configuration_is_refused(damaged, content, said):
     path = damaged / "config.json"
     path.unlink() if content is None else path.write_text(content)
     with pytest.raises(InputError, match=said):
-        subject.prepare(Model(name=str(damaged), device="cpu"))
+        models.prepare(Model(name=str(damaged), device="cpu"))
 
 
 def test_neither_preset_nor_name_is_refused():
     with pytest.raises(InputError, match="model: give an architecture"):
-        subject.prepare(Model(architecture=None, device="cpu"))
+        models.prepare(Model(architecture=None, device="cpu"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_absent_gpu_is_a_lack_of_the_environment():
     with pytest.raises(EnvironmentLacksError, match=r"model.device: .* use model.device=cpu"):
-        subject.prepare(Model(device="cuda"))
+        models.prepare(Model(device="cuda"))
 
 
 # The script
@@ -322,8 +321,8 @@ def test_files_go_by_default_where_no_step_moves_them_aside():
     config = Config.model_validate(yaml.safe_load((ROOT / "configs" / "config.yaml").read_text(encoding="utf-8")))
     folder, layout = Path(LayerSettings().output.dir), Layout.of(config)
     assert folder.parent == layout.results
-    for step in receipts.STEPS:
-        assert not [each for each in receipts.stale_with(step, layout, config) if folder.is_relative_to(each)]
+    for step in steps.STEPS:
+        assert not [each for each in steps.stale_with(step, layout) if folder.is_relative_to(each)]
 
 
 class Recorded:
@@ -336,9 +335,9 @@ class Recorded:
         self.shape: tuple[int, ...] = ()
         self.settings: dict[str, Any] = {}
 
-    def prepare(self, wanted: Model, *, trust_remote_code: bool) -> subject.Subject:
+    def prepare(self, wanted: Model, *, trust_remote_code: bool) -> models.Subject:
         self.wanted, self.is_trusted = wanted, trust_remote_code
-        return subject.Subject(bart(), "some model", torch.device("cpu"))
+        return models.Subject(bart(), "some model", torch.device("cpu"))
 
     def profile(self, model: torch.nn.Module, inputs: dict[str, torch.Tensor], **settings: Any) -> tuple[Any, Path]:
         self.shape, self.settings = tuple(inputs["input_ids"].shape), settings
@@ -350,7 +349,7 @@ class Recorded:
 def recorded(monkeypatch) -> Callable[[str], Recorded]:
     def put(status: str) -> Recorded:
         found = Recorded(status)
-        monkeypatch.setattr(subject, "prepare", found.prepare)
+        monkeypatch.setattr(models, "prepare", found.prepare)
         monkeypatch.setattr(profiling, "profile", found.profile)
         return found
 
@@ -460,17 +459,16 @@ FROM_HUB = """
 import os
 from pathlib import Path
 from utils.errors import InputError
-from utils.layers import subject
-from utils.layers.settings import Model
+from utils.layers import Model, models
 
-found = subject.prepare(Model(name="org/tiny", device="cpu"))
+found = models.prepare(Model(name="org/tiny", device="cpu"))
 print(found.name, type(found.model).__name__)
 try:
-    subject.prepare(Model(name="org/none", device="cpu"))
+    models.prepare(Model(name="org/none", device="cpu"))
 except InputError as error:
     print(error)
 for trusted in (False, True):
-    subject.prepare(Model(name="org/tiny", device="cpu"), trust_remote_code=trusted)
+    models.prepare(Model(name="org/tiny", device="cpu"), trust_remote_code=trusted)
     print(any(Path(os.environ["HF_HOME"]).rglob("modeling.py")))
 """
 

@@ -8,17 +8,17 @@ import pytest
 from matplotlib.figure import Figure
 
 from boundby import files
-from boundby.layers.document import write_summary
 from boundby.layers.ranking import blocks, by_self_time
 from boundby.layers.records import Coverage, ModelProfile
+from boundby.layers.report import write_summary
 from tests import baseline_document as results
 from tests import layer_profiles as profiles
 from tests.diagnosed_rows import diagnosed
-from tests.report_reading import Reader, run_in, section, text, traced
+from tests.report_reading import Reader, draw, drawings, run_in, section, text, traced
 from utils.plots import layers as figure_of_layers
 from utils.plots import style
 from utils.render import html_page
-from utils.report import assembly, pictures, sources
+from utils.report import assembly, sources
 from utils.report import layers as layers_section
 from utils.report.sources import ReportData
 
@@ -128,14 +128,14 @@ def test_profile_of_another_model_is_not_shown(read):
     data = reported(read, profiles.gpt2())
     files.write_json(data.layout.receipt("03"), {"parts": {"inputs": {"model": "another"}}})
     other = sources.read(run_in(read.folder))
-    assert (other.layers, other.layers_reason) == (None, "step 03 was run on another model than the sweep")
+    assert other.layers == sources.Missing("step 03 was run on another model than the sweep")
 
 
 def test_hostile_names_stay_text_in_both_reports(read):
     data = reported(read, profiles.hostile(profiles.HOSTILE))
     found = text(data)
     assert "\x1b" not in found and "\u202e" not in found and "\x00" not in found
-    page = html_page.render(assembly.document(data))
+    page = html_page.render(assembly.report(data).document)
     assert "<script>alert(1)" not in page and "<img src=x" not in page and "<svg onload" not in page
 
 
@@ -200,9 +200,10 @@ def test_every_profile_is_drawn_with_as_many_rows_as_fit(profile):
 
 def test_picture_is_written_and_shown_only_with_a_profile(read):
     data = reported(read, profiles.gpt2())
-    written = {picture.path: picture for picture in pictures.draw(data)}
-    picture = written[data.layout.layers_plot]
-    assert picture.reason is None and picture.path.stat().st_size > 10_000
+    draw(data)
+    assert drawings(data)["layers.png"] is None and (data.layout.plots / "layers.png").stat().st_size > 10_000
     data.layout.layer_summary.unlink()
-    absent = {each.path: each for each in pictures.draw(reported(read, None))}[picture.path]
-    assert absent.reason == "not drawn: step 03 has not run" and not picture.path.exists()
+    without = reported(read, None)
+    draw(without)
+    assert drawings(without)["layers.png"] == "not drawn: step 03 has not run"
+    assert not (data.layout.plots / "layers.png").exists()

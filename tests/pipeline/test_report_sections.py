@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 
 from boundby import files
-from boundby.capture.snapshot import UNAVAILABLE
+from boundby.capture.instruments import SNAPSHOT as UNAVAILABLE
 from tests import baseline_document as results
 from tests import predicted_quality as predicted
 from tests.diagnosed_rows import diagnosed
-from tests.report_reading import POD, advised, commands, head, pod, section, text, traced
+from tests.report_reading import POD, advised, commands, head, pod, run_in, section, text, traced
 from utils.cli import ROOT
 from utils.config import Targets
 from utils.render.formatting import WIDTH
-from utils.report import artefacts, batch_sizes, doubts, sources
+from utils.report import assembly, batch_sizes, doubts, sources
 
 HEADINGS = [
     "Verdict",
@@ -74,12 +74,7 @@ def test_report_fits_a_terminal_and_knows_no_none(read, name):
     data = read(ODD_DOCUMENTS[name](), **traced())
     predicted.store(data.layout.evaluated)
     data = read(data.document, **traced())
-    drawn = [
-        sources.Picture(data.layout.batch_size_plot, "six panels"),
-        sources.Picture(data.layout.heatmap_plot, "all"),
-        sources.Picture(data.layout.roofline_plot, "roofline"),
-    ]
-    written = text(replace(data, pictures=tuple(drawn)))
+    written = text(data)
     too_long = [line for line in written.splitlines() if len(line) > WIDTH and str(data.layout.results) not in line]
     assert too_long == []
     assert written.isascii()
@@ -102,18 +97,11 @@ def test_every_gap_of_the_sweep_has_its_reason(read, name):
 
 
 def test_making_the_report_loads_neither_torch_nor_what_is_not_used():
-    modules = "utils.report.assembly, utils.report.pictures, utils.render.plain_text, utils.render.html_page"
-    heavy = "'torch', 'matplotlib', 'jinja2'"
+    modules = "utils.report.assembly, utils.render.plain_text, utils.render.html_page"
+    heavy = "'torch', 'jinja2'"
     code = f"import sys, {modules}; print([name for name in ({heavy}) if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-def test_pictures_load_no_torch():
-    modules = "utils.plots.batch_size_comparison, utils.plots.operators, utils.plots.roofline"
-    code = f"import sys, {modules}; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
 
 
 # The first lines
@@ -168,10 +156,11 @@ def test_machine_is_that_of_the_measurement_not_of_the_report(read, tmp_path):
     files.write_json(data.layout.run, elsewhere)
     assert "AMD EPYC 7B13" in section(read(data.document), "What was measured on what")
     data.layout.receipt("02").unlink()
-    left = sources._machine(data.layout, data.document["machine_fingerprint"])
-    assert left == (None, None, f"no file in {data.layout.results} describes the machine {results.CPU_FINGERPRINT}")
+    run = run_in(read.folder)
+    reason = f"no file in {data.layout.results} describes the machine {results.CPU_FINGERPRINT}"
+    assert sources.read(run).machine == sources.Missing(reason)
     files.write_json(data.layout.run, {**elsewhere, "machine_fingerprint": results.CPU_FINGERPRINT})
-    assert sources._machine(data.layout, results.CPU_FINGERPRINT)[0] == {"cpu": "a laptop"}
+    assert sources.read(run).machine == sources.Machine({"cpu": "a laptop"}, {"torch": "9"})
 
 
 def test_full_dataset_numbers(read):
@@ -274,13 +263,9 @@ def test_cost_follows_the_price(read):
 
 def test_files_are_listed_and_missing_ones_explained(read):
     data = read(results.document(results.cpu_rows([1])))
-    drawn = (
-        sources.Picture(data.layout.batch_size_plot, "six panels over the batch size"),
-        sources.Picture(data.layout.operators_plot, "where the time goes", "not drawn: no trace"),
-    )
-    said = section(replace(data, pictures=drawn), "Files")
+    said = section(data, "Files")
     assert "plots/batch_size_comparison.png: six panels over the batch size" in said
-    assert "plots/operators.png: not drawn: no trace" in said
+    assert "plots/operators.png: not drawn: step 03 has not run, or was skipped" in said
     assert "profiler_traces/trace.json.gz: not there (step 03 has not written it)" in said
     assert f"make bundle RESULTS={data.layout.results}" in said.replace(
         " \\ ", " "
@@ -292,7 +277,7 @@ def test_the_memory_snapshot_is_listed_with_the_reason_why_there_is_none(read, k
     data = read(results.document(results.cpu_rows([1])))
     place = "profiler_traces/memory_snapshot.pickle"
     assert f"{place}: not there (step 03 has not written it)" in section(data, "Files")
-    manifest = {"unavailable": [], "downgrades": [], kind: [{"what": artefacts.SNAPSHOT, "reason": "not for cpu"}]}
+    manifest = sources.Manifest(**{kind: (sources.Remark(assembly.SNAPSHOT, "not for cpu"),)})
     assert f"{place}: not there (not for cpu)" in section(replace(data, manifest=manifest), "Files")
     data.layout.traces.mkdir(parents=True, exist_ok=True)
     data.layout.memory_snapshot.write_bytes(b"history")
@@ -300,7 +285,7 @@ def test_the_memory_snapshot_is_listed_with_the_reason_why_there_is_none(read, k
 
 
 def test_the_report_and_the_recording_call_the_snapshot_alike():
-    assert artefacts.SNAPSHOT == UNAVAILABLE
+    assert assembly.SNAPSHOT == UNAVAILABLE
 
 
 def test_hostile_names_neither_steer_the_terminal_nor_forge_lines(read):

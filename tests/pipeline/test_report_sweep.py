@@ -1,13 +1,11 @@
 """The sections about the sweep and where its time goes: tables, their gaps, choices, operators."""
 
-from dataclasses import replace
-
 import pytest
 
 from boundby import files
 from tests import baseline_document as results
 from tests.diagnosed_rows import diagnosed
-from tests.report_reading import commands, head, pod, section, text, traced
+from tests.report_reading import commands, head, pod, run_in, section, text, traced
 from utils.report import sources
 
 
@@ -76,23 +74,11 @@ def test_gpu_time_is_counted_once_per_kernel(read):
 
 
 def test_picture_stands_in_the_section_it_belongs_to_where_it_was_drawn(read):
-    data = read(results.document(results.cpu_rows([1])), **traced())
-    layout = data.layout
-    drawn = (
-        sources.Picture(layout.batch_size_plot, "six panels"),
-        sources.Picture(layout.heatmap_plot, "every metric"),
-        sources.Picture(layout.operators_plot, "operators", "not drawn: no trace"),
-    )
-    data = replace(data, pictures=drawn)
+    data = read(results.document(diagnosed(results.cpu_rows([1]))))
     named = "Picture: plots/batch_size_comparison.png Picture: plots/metrics_heatmap.png"
     assert section(data, "Batch Size Analysis").endswith(named)
-    assert "Picture:" not in section(data, "Where the Time Goes") + section(data, "Verdict")
-
-
-def test_roofline_stands_with_the_verdict(read):
-    data = read(results.document(diagnosed(results.cpu_rows([1]))))
-    drawn = sources.Picture(data.layout.roofline_plot, "each batch size under the limits")
-    assert "Picture: plots/roofline.png" in section(replace(data, pictures=(drawn,)), "Verdict")
+    assert "Picture: plots/roofline.png" in section(data, "Verdict")
+    assert "Picture:" not in section(data, "Where the Time Goes")
 
 
 def test_missing_trace_is_said_and_advised(read):
@@ -117,8 +103,7 @@ def test_trace_of_another_model_is_not_reported_as_of_this_one(read):
     data = read(document, **traced())
     other = {"parts": {"inputs": {"model": "another"}}}
     files.write_json(data.layout.receipt("03"), other)
-    operators, reason = sources._operators(data.layout, document, data.manifest)
-    assert operators == () and reason == "step 03 was run on another model than the sweep"
+    assert sources.read(run_in(read.folder)).operators == sources.Missing(sources.OTHER_MODEL)
 
 
 def test_doubtful_rows_are_named_below_their_table(read):

@@ -6,13 +6,13 @@ from functools import cache
 import pytest
 
 from boundby import files
-from boundby.trace.pieces import CAUSES
+from boundby.trace.gaps import CAUSES
 from tests import baseline_document as results
 from tests import trace_document as traces
 from tests.diagnosed_rows import diagnosed
-from tests.report_reading import Reader, run_in, section, text, traced
+from tests.report_reading import Reader, draw, drawings, run_in, section, text, traced
 from utils.render import html_page
-from utils.report import assembly, pictures, sources, waiting
+from utils.report import assembly, sources, waiting
 from utils.report.sources import ReportData
 
 HEADING = "What the Machine Waited For"
@@ -115,7 +115,7 @@ def test_mixed_verdict_names_what_shares_the_time(read):
 
 def swept(data: ReportData, **verdict: object) -> str:
     """Return the section with another verdict of the sweep at the batch size of the trace."""
-    size, dtype = data.manifest["batch_size"], data.manifest["dtype"]
+    size, dtype = data.manifest.batch_size, data.manifest.dtype
     for row in data.rows:
         if (row["dtype"], row["batch_size"]) == (dtype, size):
             row["verdict"] = {**row["verdict"], "alternatives": [], **verdict}
@@ -146,7 +146,7 @@ def test_verdicts_that_leave_the_same_open_agree(read, verdict, shown):
 
 def test_sweep_without_a_verdict_at_that_batch_size_is_not_compared(read):
     data = reported(read, traces.gpu())
-    data.manifest["batch_size"] = 7
+    data = replace(data, manifest=sources.Manifest(dtype=data.manifest.dtype, batch_size=7))
     assert "the sweep" not in section(data, HEADING)
 
 
@@ -170,9 +170,8 @@ def test_memory_of_a_cpu_does_not_count_what_was_there_before(read):
 def test_trace_without_memory_says_why_there_is_no_picture(read, memory):
     data = reported(read, traces.cpu(memory=memory), is_swept=False)
     assert "Memory:" not in section(data, HEADING)
-    reasons = {picture.path: picture.reason for picture in pictures.draw(data)}
-    assert reasons[data.layout.memory_plot] == "not drawn: the trace holds no changes of memory (trace.memory)"
-    assert reasons[data.layout.timeline_plot] is None and data.layout.timeline_plot.is_file()
+    assert drawings(data)["trace_memory.png"] == "not drawn: the trace holds no changes of memory (trace.memory)"
+    assert drawings(data)["trace_timeline.png"] is None
 
 
 # Reading
@@ -180,18 +179,16 @@ def test_trace_without_memory_says_why_there_is_no_picture(read, memory):
 
 def test_pictures_stand_in_the_section_and_files_in_the_list(read):
     data = reported(read, traces.gpu(), is_swept=False)
-    drawn = pictures.draw(data)
-    data = replace(data, pictures=drawn)
+    draw(data)
     assert "Picture: plots/trace_timeline.png" in section(data, HEADING)
     assert "Picture: plots/trace_memory.png" in section(data, HEADING)
     listed = section(data, "Files")
     assert "trace_analysis.json: where the traced time went and why, for programs" in listed
     for name in ("flame_graph.html", "memory_timeline.csv"):
         assert f"{name}: not there (step 03 has not written it)" in listed
-    page = html_page.render(assembly.document(data))
-    assert f">{HEADING}</h2>" in page and page.count("data:image/png;base64,") == len(
-        [p for p in drawn if not p.reason]
-    )
+    page = html_page.render(assembly.report(data).document)
+    drawn = [reason for reason in drawings(data).values() if reason is None]
+    assert f">{HEADING}</h2>" in page and page.count("data:image/png;base64,") == len(drawn)
 
 
 def test_without_a_trace_one_sentence_says_why(read):
@@ -205,7 +202,7 @@ def test_trace_of_another_model_is_not_told(read):
     read({**other, "model": {**other["model"], "fingerprint": "other"}}, **traced())
     files.write_json(run_in(read.folder).layout.metrics, other)
     data = sources.read(run_in(read.folder))
-    assert (data.trace, data.trace_reason) == (None, "step 03 was run on another model than the sweep")
+    assert data.trace == sources.Missing("step 03 was run on another model than the sweep")
 
 
 @pytest.mark.parametrize(
@@ -229,7 +226,7 @@ def test_trace_of_another_model_is_not_told(read):
 def test_damaged_analysis_is_a_reason_and_no_error(read, content, reason):
     files.write_text(run_in(read.folder).layout.trace_analysis, content)
     data = read(results.document(results.cpu_rows([1])), **traced())
-    assert data.trace is None and reason in data.trace_reason
+    assert isinstance(data.trace, sources.Missing) and reason in data.trace.reason
     assert reason in section(data, HEADING)
 
 
@@ -243,8 +240,7 @@ def test_section_of_a_window_without_time_is_rendered(read):
     steps = {"numbers": [], "expected": None, "median_ms": None, "q1_ms": None, "q3_ms": None}
     data = reported(read, traces.cpu(devices=[empty], steps=steps), is_swept=False)
     assert "none are marked" in section(data, HEADING) and HEADING in text(data)
-    reasons = {picture.path: picture.reason for picture in pictures.draw(data)}
-    assert reasons[data.layout.timeline_plot] == "not drawn: nothing in the trace takes time"
+    assert drawings(data)["trace_timeline.png"] == "not drawn: nothing in the trace takes time"
 
 
 def test_words_of_the_section_are_ascii(read):

@@ -17,9 +17,8 @@ from boundby.training.verdict import TrainingVerdict
 from boundby.verdict import CHANGES, OF_STAGES
 from utils.profile_check import stage_advice
 from utils.training import run_folder
-from utils.training.plan import Plan
 from utils.training.progress import Progress
-from utils.training.settings import TrainingSettings
+from utils.training.settings import Plan, TrainingSettings
 
 PLAN = Plan(8, 4, 2, 1, 1)
 LIVING, DEAD = os.getpid(), 2**30  # above the largest number that Linux gives a process
@@ -295,7 +294,7 @@ def test_the_report_is_written_and_json_has_the_recommendations(run, tmp_path, c
 
 
 def test_recommendations_are_of_the_largest_shares_first_and_none_below_5_percent():
-    from boundby.training.shares import Share
+    from boundby.training.steps import Share
 
     def share(name: str, bound: Any, part: float) -> Share:
         return Share(name, bound, 0.01 * part, part)
@@ -314,7 +313,7 @@ def test_recommendations_are_of_the_largest_shares_first_and_none_below_5_percen
 
 
 def test_every_kind_of_stage_has_its_advice():
-    from boundby.training.causes import BOUND_OF_STAGE
+    from boundby.training.judgement import BOUND_OF_STAGE
 
     assert {*BOUND_OF_STAGE.values(), "inconclusive"} == set(OF_STAGES)
     assert all(CHANGES[kind].steps for kind in OF_STAGES.values())

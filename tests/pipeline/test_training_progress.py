@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from boundby import files
-from utils.training.plan import Plan
 from utils.training.progress import Progress
+from utils.training.settings import Plan
 
 PLAN = Plan(4, 2, 8, 1, 1)
 

@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from boundby.capture import Recorder
 from boundby.training import manager
-from utils.training import frameworks, run
+from utils.training import run
 from utils.training.progress import Progress
 from utils.training.settings import TrainingSettings
 from utils.yaml_settings import load
@@ -47,7 +47,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     """Yield a clock that each step moves, a slow one more, and what is no part of a step most."""
     clock, recorders = Clock(), []
-    start, step, fit = Recorder.start, Recorder.step, frameworks.fit
+    start, step, fit = Recorder.start, Recorder.step, run.fit
 
     def started(recorder: Recorder, *args: Any) -> None:
         start(recorder, *args)
@@ -66,7 +66,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
 
     monkeypatch.setattr(Recorder, "start", started)
     monkeypatch.setattr(Recorder, "step", recorded)
-    monkeypatch.setattr(frameworks, "fit", fitted)
+    monkeypatch.setattr(run, "fit", fitted)
     monkeypatch.setattr(run, "Progress", functools.partial(Progress, clock=clock))
     monkeypatch.setattr(manager, "perf_counter", clock)
     hook = register_optimizer_step_post_hook(stepped)

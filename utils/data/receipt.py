@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from boundby import files
+from utils import contents
 from utils.artifacts import Layout
 from utils.config import Config
 from utils.data.statistics import DatasetStatistics
@@ -70,7 +71,7 @@ def identify_model(model: ModelSource) -> dict[str, Any]:
 
 def identify_file(path: Path) -> dict[str, Any]:
     """Return which bytes the file at `path` holds now."""
-    return {"path": str(path), "bytes": path.stat().st_size, "sha256": files.sha256(path)}
+    return {"path": str(path), "bytes": path.stat().st_size, "sha256": contents.sha256(path)}
 
 
 def check_receipt(config: Config, layout: Layout, model: ModelSource | None = None) -> DataReceipt:
@@ -134,11 +135,10 @@ def _check_source_file(source: Mapping[str, Any], layout: Layout) -> None:
     """Refuse a local source that was edited since; one that is gone is no fault, its copy is here."""
     path = Path(source["name"])
     try:
-        status = path.stat()
+        found = contents.sha256(path)
     except OSError:
         return
-    unchanged = (status.st_size, status.st_mtime_ns) == (source["bytes"], source["mtime_ns"])
-    if not unchanged and files.sha256(path) != source["sha256"]:
+    if found != source["sha256"]:
         raise InputError(f"{path}: has changed since {layout.dataset} was made from it; {DOWNLOAD}")
 
 

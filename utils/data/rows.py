@@ -1,7 +1,8 @@
 """The rows of the normalised dataset, as the measuring steps read them."""
 
 import csv
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -32,23 +33,37 @@ class Rows:
         return Rows(self.row_ids[positions], [self.texts[position] for position in positions], self.labels[positions])
 
 
-def load_texts(layout: Layout, limit: int | None = None) -> Rows:
-    """Return the normalised rows, the first `limit` of them if given; texts are exactly those of the source."""
+def load_texts(layout: Layout, limit: int | None = None, sha256: str | None = None) -> Rows:
+    """Return the normalised rows, the first `limit` of them if given; texts are exactly those of the source.
+
+    With `sha256` they are proven to be read from a file of just that content. Raises InputError where not.
+    """
     csv.field_size_limit(LONGEST_CELL)
     row_ids: list[int] = []
     texts: list[str] = []
     labels: list[int] = []
     try:
-        with layout.dataset.open(encoding="utf-8", newline="") as file:
-            reader = csv.reader(file, strict=True)
+        with layout.dataset.open("rb") as file:
+            digest = hashlib.sha256()
+
+            def lines() -> Iterator[str]:
+                for line in file:
+                    digest.update(line)
+                    yield line.decode("utf-8")
+
+            reader = csv.reader(lines(), strict=True)
             if next(reader, None) != list(COLUMNS):
                 raise InputError(f"{layout.dataset}: does not have the columns {', '.join(COLUMNS)}; {DOWNLOAD}")
             for row_id, text, label, _ in islice(reader, limit):
                 row_ids.append(int(row_id))
                 texts.append(text)
                 labels.append(int(label))
+            while sha256 and (rest := file.read(2**20)):
+                digest.update(rest)
     except (OSError, ValueError, csv.Error) as error:
         raise InputError(f"{layout.dataset}: cannot be read ({error}); {DOWNLOAD}") from None
+    if sha256 not in (None, digest.hexdigest()):
+        raise InputError(f"{layout.dataset}: changed while it was read; {DOWNLOAD}")
     return Rows(np.array(row_ids, dtype=np.int64), texts, np.array(labels, dtype=np.int64))
 
 

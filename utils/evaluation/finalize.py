@@ -11,12 +11,11 @@ from boundby.stats import wilson_interval
 from utils.artifacts import EvaluationFolder
 from utils.columns import MB
 from utils.errors import PipelineError
-from utils.evaluation import confusion, parts, quality
+from utils.evaluation import confusion, parts, quality, rows
 from utils.evaluation.calibration import Reliability
 from utils.evaluation.mistakes import ConfidentMistakes
 from utils.evaluation.occupancy import busy_seconds, occupancy
 from utils.evaluation.plan import Plan, Shard
-from utils.evaluation.rows import evaluated_positions, seeded_order
 
 RUN_COMMAND = "python scripts/evaluate.py run"
 CALIBRATION = ("mean_confidence", "ece", "ece_by_chance", "brier_score")
@@ -37,13 +36,14 @@ PREDICTION_COLUMNS = (
 def finalize(plan: Plan, folder: EvaluationFolder, dataset: Path, subset_sizes: Sequence[int] = ()) -> dict[str, Any]:
     """Write predictions, quality and metrics, and return the metrics: latency in ms, throughput in samples/s.
 
-    `dataset` is a copy of the planned one, of which the texts of mistakes are read. `samples_of` has the scores of the
-    first n rows of the seeded sample for each n of `subset_sizes`. Raises PipelineError when a row is missing, doubled
-    or has a number that cannot be; all files are then as they were. Memory does not grow with the rows.
+    `dataset` holds the planned rows still, which is proven again. `samples_of` has the scores of the first n rows of
+    the seeded sample for each n of `subset_sizes`. Raises PipelineError when a row is missing, doubled or has a number
+    that cannot be, and InputError when a text is another than was planned; all files are then as they were. Memory
+    does not grow with the rows.
     """
     totals = _Totals(plan, subset_sizes)
-    files.write_csv(folder.predictions, _proven_rows(plan, folder, totals), PREDICTION_COLUMNS)
-    mistakes, calibration = totals.mistakes.described(plan, dataset), totals.reliability.as_dict()
+    files.write_csv(folder.predictions, _proven_rows(plan, folder, dataset, totals), PREDICTION_COLUMNS)
+    mistakes, calibration = totals.mistakes.described(plan.identity.labels), totals.reliability.as_dict()
     quality.write(folder, plan.fingerprint, plan.identity.labels, totals.confusion, mistakes, calibration)
     metrics = totals.metrics() | {name: calibration[name] for name in CALIBRATION}
     record = {"plan": plan.fingerprint, "predictions_sha256": files.sha256(folder.predictions), "metrics": metrics}
@@ -62,20 +62,20 @@ class _Totals:
         self.confusion = np.zeros((classes, classes), dtype=np.int64)
         self.reliability, self.mistakes = Reliability(), ConfidentMistakes()
         self.subsets = {size: np.zeros_like(self.confusion) for size in subset_sizes if size <= identity.rows}
+        self.positions = rows.evaluated_positions(identity.dataset_rows, identity.rows, identity.sample_seed)
         self._ranks: np.ndarray | None = None  # place in the seeded order of each evaluated row
         if self.subsets and identity.sample_seed is not None:
-            positions = evaluated_positions(identity.dataset_rows, identity.rows, identity.sample_seed)
             order = np.empty(identity.dataset_rows, dtype=np.int64)
-            order[seeded_order(identity.dataset_rows, identity.sample_seed)] = np.arange(identity.dataset_rows)
-            self._ranks = order[positions]
+            order[rows.seeded_order(identity.dataset_rows, identity.sample_seed)] = np.arange(identity.dataset_rows)
+            self._ranks = order[self.positions]
 
-    def add(self, shard: Shard, part: parts.Part, cost: parts.Cost) -> None:
+    def add(self, shard: Shard, texts: Sequence[str], part: parts.Part, cost: parts.Cost) -> None:
         """Count the part of `shard`."""
         labels, predictions = part.table["label"].to_numpy(), part.table["prediction"].to_numpy()
         classes = len(self.confusion)
         self.confusion += confusion.counted(labels, predictions, classes)
         self.reliability.add(part.table["confidence"].to_numpy(), labels == predictions)
-        self.mistakes.add(shard, part.table)
+        self.mistakes.add(part.table, texts)
         for size, counts in self.subsets.items():
             assert self._ranks is not None  # subsets are of a seeded sample
             inside = self._ranks[shard.start : shard.stop] < size
@@ -143,8 +143,8 @@ class _Totals:
         }
 
 
-def _proven_rows(plan: Plan, folder: EvaluationFolder, totals: _Totals) -> Iterator[dict[str, Any]]:
-    """Yield the rows of all parts in order, each part proven to hold just the rows that were planned for it.
+def _proven_rows(plan: Plan, folder: EvaluationFolder, dataset: Path, totals: _Totals) -> Iterator[dict[str, Any]]:
+    """Yield the rows of all parts in order, each part proven to hold just the rows that the dataset has there.
 
     The planned shards follow each other without gap and with ascending row ids, which `rows.split` made sure of.
     """
@@ -154,7 +154,9 @@ def _proven_rows(plan: Plan, folder: EvaluationFolder, totals: _Totals) -> Itera
             f"{folder.path}: {len(absent)} of {len(plan.shards)} shards have not been predicted, first {absent[0]}; "
             f"`{RUN_COMMAND}` predicts what is missing"
         )
+    rows.require_planned(dataset, plan.identity)
     for shard in plan.shards:
+        texts = rows.read(dataset, shard, totals.positions).texts
         part, cost = parts.load(folder, plan, shard), parts.load_cost(folder, plan, shard)
         if part is None or cost is None:
             raise PipelineError(
@@ -163,7 +165,7 @@ def _proven_rows(plan: Plan, folder: EvaluationFolder, totals: _Totals) -> Itera
         found = parts.fault(part.table, plan)
         if found:
             raise PipelineError(f"{folder.part(shard.id)}: {found}")
-        totals.add(shard, part, cost)
+        totals.add(shard, texts, part, cost)
         yield from _prediction_rows(part, plan.identity.labels)
 
 

@@ -2,14 +2,10 @@
 
 import heapq
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-
-from utils.evaluation import rows
-from utils.evaluation.plan import Plan, Shard
 
 KEPT = 20
 LONGEST_TEXT = 500  # characters
@@ -25,7 +21,7 @@ class Mistake(NamedTuple):
     label: int
     prediction: int
     n_tokens: int
-    shard: int
+    text: str
 
 
 class ConfidentMistakes:
@@ -34,8 +30,8 @@ class ConfidentMistakes:
     def __init__(self) -> None:
         self._heap: list[Mistake] = []
 
-    def add(self, shard: Shard, table: pa.Table) -> None:
-        """Take in the part of `shard`."""
+    def add(self, table: pa.Table, texts: Sequence[str]) -> None:
+        """Take in a part and the texts of its rows."""
         columns = {name: table[name].to_numpy() for name in table.column_names if name != "logits"}
         wrong = np.flatnonzero(columns["label"] != columns["prediction"])
         keys = [-columns[name][wrong] for name in ("margin", "confidence")]
@@ -44,32 +40,19 @@ class ConfidentMistakes:
                 *(columns[name][place].item() for name in ("confidence", "margin")),
                 -columns["row_id"][place].item(),
                 *(columns[name][place].item() for name in ("label", "prediction", "n_tokens")),
-                shard.id,
+                texts[place],
             )
             heapq.heappush(self._heap, found)
             if len(self._heap) > KEPT:
                 heapq.heappop(self._heap)
 
-    def described(self, plan: Plan, dataset: Path) -> list[dict[str, Any]]:
-        """Return the mistakes with texts and names, the surest first; of the dataset a shard at a time is in memory.
-
-        Raises InputError when the dataset is not the one that was planned.
-        """
-        texts = self._texts(plan, dataset)
-        names = plan.identity.labels
-        return [_described(each, names, texts[-each.negative_row_id]) for each in sorted(self._heap, reverse=True)]
-
-    def _texts(self, plan: Plan, dataset: Path) -> dict[int, str]:
-        identity, found = plan.identity, {}
-        positions = rows.evaluated_positions(identity.dataset_rows, identity.rows, identity.sample_seed)
-        for shard in sorted({each.shard for each in self._heap}):
-            wanted = {-each.negative_row_id for each in self._heap if each.shard == shard}
-            read = rows.read(dataset, plan.shards[shard], positions)
-            found |= {row: text for row, text in zip(read.row_ids.tolist(), read.texts, strict=True) if row in wanted}
-        return found
+    def described(self, names: Sequence[str]) -> list[dict[str, Any]]:
+        """Return the mistakes with texts and the names of the labels, the surest first."""
+        return [_described(mistake, names) for mistake in sorted(self._heap, reverse=True)]
 
 
-def _described(mistake: Mistake, names: Sequence[str], text: str) -> dict[str, Any]:
+def _described(mistake: Mistake, names: Sequence[str]) -> dict[str, Any]:
+    text = mistake.text
     return {
         "row_id": -mistake.negative_row_id,
         "label_name": names[mistake.label],

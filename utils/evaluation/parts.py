@@ -31,8 +31,8 @@ SEAL = re.compile(re.escape(SEAL_KEY) + rb".{2,4}?([0-9a-f]{64})", re.DOTALL)  #
 class Facts:
     """What a part says of itself besides its rows.
 
-    Texts with the same ids are computed once and count once in `computed_texts` and `useful_tokens`. `lengths_sha256`
-    is of the token counts, which decide the batches.
+    Texts with the same ids are computed once and count once in `computed_texts` and `useful_tokens`. `texts_sha256` is
+    of the texts as they were read, `lengths_sha256` of their token counts, which decide the batches.
     """
 
     plan: str
@@ -43,6 +43,7 @@ class Facts:
     useful_tokens: int
     computed_tokens: int
     guarded_texts: int
+    texts_sha256: str
     lengths_sha256: str
 
 
@@ -178,7 +179,8 @@ def _is_of(part: Part, plan: Plan, shard: Shard) -> bool:
     facts, table = part.facts, part.table
     if (facts.plan, facts.shard, table.num_rows) != (plan.fingerprint, shard.id, shard.rows):
         return False
-    return rows_sha256(table["row_id"].to_numpy(), table["label"].to_numpy()) == shard.rows_sha256
+    row_ids, labels = table["row_id"].to_numpy(), table["label"].to_numpy()
+    return rows_sha256(row_ids, labels, facts.texts_sha256) == shard.rows_sha256
 
 
 def _with_seal(content: bytes, seal: bytes) -> bytes:

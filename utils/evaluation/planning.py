@@ -1,5 +1,6 @@
 """Make the plan of an evaluation: what it is about, and the choices that are measured once and then hold."""
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,12 +13,14 @@ from boundby import environment, files
 from boundby.device import is_gpu, pick_device
 from boundby.inference import PRECISIONS, PrecisionRule, Predictor, PredictorOptions, choose_precision
 from boundby.inference.planning import SAMPLE_ROWS, Sample, same_guard
+from utils import contents
 from utils.artifacts import Layout
 from utils.config import Config
 from utils.data import DataReceipt
+from utils.errors import InputError
 from utils.evaluation import budget, compilation, rows
 from utils.evaluation.plan import BATCHING, Choices, Identity, Places, Plan
-from utils.model_source import ModelSource, read_labels
+from utils.model_source import FILES, ModelSource, read_labels
 from utils.models import LoadedModel, effective_max_length
 
 SAMPLE_SEED = 0
@@ -25,7 +28,10 @@ SAMPLE_SEED = 0
 SHARD_ROWS = {"cpu": 1024, "cuda": 16384}
 VERSIONS = ("torch", "transformers", "tokenizers", "numpy", "pyarrow")
 WEIGHTS = ("config.json", "*.safetensors", "*.safetensors.index.json", "*.py")
+ROOT = Path(__file__).resolve().parents[2]
+CODE = ("boundby/inference", "boundby/device.py", "utils/evaluation", "utils/models", "utils/data")  # of a prediction
 CHECK_TEXTS = 256  # the texts of the self-check: any worker finds the same ones
+CHECK_EXTREMES = 16  # shortest and longest rows of all among them: one of these has the most tokens
 PASSES = 8  # over the sample that choosing a precision takes, text by text and in batches
 PAYS = 10  # times as long as choosing a precision must the evaluation be, unless the settings ask for it
 
@@ -61,14 +67,34 @@ def identity(config: Config, layout: Layout, receipt: DataReceipt, source: Model
         compile=config.evaluation.compile,
         device=device.type,
         device_name=device_name(device),
-        versions=environment.versions(VERSIONS),
+        versions=versions(),
     )
 
 
+def versions() -> dict[str, str | None]:
+    """Return the versions of the packages that compute, and a hash of the code of ours that does."""
+    return {**environment.versions(VERSIONS), "boundby_code": _code_sha256()}
+
+
+@functools.cache  # as it was when this process began: what it has imported stays as it is
+def _code_sha256() -> str:
+    folders = [ROOT / name for name in CODE]
+    sources = [path for folder in folders for path in ([folder] if folder.suffix else sorted(folder.rglob("*.py")))]
+    return files.sha256_of({str(path.relative_to(ROOT)): files.sha256(path) for path in sources})
+
+
+def require_planned_model(made: Plan, folder: Path) -> None:
+    """Raise InputError unless `folder` holds just the model and tokenizer that were planned."""
+    if model_hashes(folder) != (made.identity.model_sha256, made.identity.tokenizer_sha256):
+        raise InputError(
+            f"{folder}: holds another model or tokenizer than was planned; bring that one here, or plan anew"
+        )
+
+
 def model_hashes(folder: Path) -> tuple[str, str]:
-    """Return a hash of the model's weights and code, and one of its other files, the tokenizer among them."""
+    """Return a hash of the model's weights and code, and one of its tokenizer and other settings."""
     weights = _matching(folder, WEIGHTS)
-    return _sha256(weights), _sha256([path for path in _matching(folder, ("*",)) if path not in weights])
+    return _sha256(weights), _sha256([path for path in _matching(folder, FILES) if path not in weights])
 
 
 def device_name(device: torch.device) -> str:
@@ -78,11 +104,13 @@ def device_name(device: torch.device) -> str:
 
 def make(wanted: Identity, dataset: Path, loaded: LoadedModel, workers: int) -> Plan:
     """Return a plan for `wanted`: one pass over the dataset, and short measurements where they pay."""
-    shards = tuple(rows.split(dataset, wanted, SHARD_ROWS[wanted.device]))
+    extremes = rows.Extremes(CHECK_EXTREMES)
+    shards = tuple(rows.split(dataset, wanted, SHARD_ROWS[wanted.device], extremes))
+    rows.require_planned(dataset, wanted)
     max_length, _ = effective_max_length(loaded, wanted.max_length)
     threads = max(1, torch.get_num_threads() // workers)
     options = PredictorOptions(max_length, _precision_of(wanted.dtype), wanted.token_budget)
-    check_texts = rows.first_texts(dataset, shards, CHECK_TEXTS)
+    check_texts = rows.check_texts(dataset, shards, extremes.offsets, CHECK_TEXTS)
     predictor = Predictor(loaded.model, loaded.tokenizer, options, check_texts)
     token_s = budget.seconds_per_token(predictor, check_texts)
     chosen = _precision(wanted, loaded, predictor, rows.first_rows(dataset, shards, SAMPLE_ROWS), token_s)
@@ -111,7 +139,7 @@ def make(wanted: Identity, dataset: Path, loaded: LoadedModel, workers: int) -> 
         "compile": compiled.as_dict(),
         "strategy_doubts": list(predictor.doubts),
     }
-    return Plan(wanted, choices, shards, places, reasons)
+    return Plan(wanted, choices, shards, places, reasons, check_offsets=extremes.offsets)
 
 
 def rule_of(precision: str, min_agreement: float) -> PrecisionRule:
@@ -195,4 +223,4 @@ def _matching(folder: Path, patterns: Iterable[str]) -> list[Path]:
 
 
 def _sha256(paths: Sequence[Path]) -> str:
-    return files.sha256_of({path.name: files.sha256(path) for path in paths})
+    return files.sha256_of({path.name: contents.sha256(path) for path in paths})

@@ -2,19 +2,24 @@
 
 import csv
 import hashlib
+import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from utils import contents
 from utils.data.rows import COLUMNS
 from utils.data.tables import LONGEST_CELL
 from utils.errors import InputError
 from utils.evaluation.plan import Identity, Shard
 from utils.model_source import DOWNLOAD
+
+RESTORE = f"restore what was planned for, or {DOWNLOAD} and evaluate anew"
 
 
 class Row(NamedTuple):
@@ -35,6 +40,37 @@ class ShardRows:
     labels: np.ndarray
     texts: Sequence[str]
 
+    @cached_property
+    def texts_sha256(self) -> str:
+        """A hash of the texts in their order."""
+        digest = hashlib.sha256()
+        for text in self.texts:
+            content = text.encode()
+            digest.update(len(content).to_bytes(8, "little") + content)
+        return digest.hexdigest()
+
+
+class Extremes:
+    """The rows with the shortest and with the longest texts of all that it is shown, by characters, `count` of each."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._shortest: list[tuple[int, int]] = []  # heaps of characters, less than none for the shortest, and offset
+        self._longest: list[tuple[int, int]] = []
+
+    def see(self, row: Row) -> None:
+        """Take the row into account."""
+        for kept, length in ((self._shortest, -len(row.text)), (self._longest, len(row.text))):
+            if len(kept) < self._count:
+                heapq.heappush(kept, (length, row.offset))
+            elif length > kept[0][0]:
+                heapq.heapreplace(kept, (length, row.offset))
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """The bytes of the dataset where these rows begin, ascending."""
+        return tuple(sorted({offset for _, offset in (*self._shortest, *self._longest)}))
+
 
 def evaluated_positions(dataset_rows: int, rows: int, seed: int | None) -> np.ndarray | None:
     """Return the positions of the evaluated rows, ascending; None when it is every row."""
@@ -46,29 +82,44 @@ def seeded_order(dataset_rows: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).permutation(dataset_rows)
 
 
-def split(path: Path, identity: Identity, shard_rows: int) -> Iterator[Shard]:
+def split(path: Path, identity: Identity, shard_rows: int, extremes: Extremes | None = None) -> Iterator[Shard]:
     """Yield consecutive shards of at most `shard_rows` rows that cover the evaluated rows once, in one pass.
 
-    Raises InputError when the dataset is not the one of `identity`: too short, too long or with unordered row ids.
+    `extremes` is shown every row. Raises InputError when the dataset is not the one of `identity`: too short, too
+    long or with unordered row ids.
     """
     positions = evaluated_positions(identity.dataset_rows, identity.rows, identity.sample_seed)
     chosen = _chosen(_scan(path), positions)
     last_id = -1
     for number, start in enumerate(range(0, identity.rows, shard_rows)):
         size = min(shard_rows, identity.rows - start)
-        row_ids, labels = np.empty(size, np.int64), np.empty(size, np.int64)
-        offset = count = 0
-        for count, row in enumerate(islice(chosen, size), start=1):
-            offset = row.offset if count == 1 else offset
-            row_ids[count - 1], labels[count - 1] = row.row_id, row.label
-        if count < size:
-            raise InputError(f"{path}: ends after {start + count} of {identity.rows} rows to evaluate; {DOWNLOAD}")
+        read = list(islice(chosen, size))
+        if len(read) < size:
+            raise InputError(f"{path}: ends after {start + len(read)} of {identity.rows} rows to evaluate; {DOWNLOAD}")
+        for row in read if extremes is not None else ():
+            extremes.see(row)
+        rows = _together(read)
+        row_ids = rows.row_ids
         if row_ids[0] <= last_id or (np.diff(row_ids) <= 0).any():
             raise InputError(f"{path}: row_id does not ascend in the rows {row_ids[0]} to {row_ids[-1]}; {DOWNLOAD}")
         last_id = int(row_ids[-1])
-        yield Shard(number, start, start + size, offset, int(row_ids[0]), last_id, rows_sha256(row_ids, labels))
+        sha256 = rows_sha256(row_ids, rows.labels, rows.texts_sha256)
+        yield Shard(number, start, start + size, read[0].offset, int(row_ids[0]), last_id, sha256)
     if positions is None and next(chosen, None) is not None:
         raise InputError(f"{path}: has more than the {identity.rows} rows that its receipt states; {DOWNLOAD}")
+
+
+def require_planned(path: Path, identity: Identity) -> None:
+    """Raise InputError unless the dataset at `path` has just the bytes that are planned for."""
+    try:
+        found = contents.sha256(path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error}); {DOWNLOAD}") from None
+    if found != identity.dataset_sha256:
+        raise InputError(
+            f"{path}: has changed under the evaluation (sha256 {found[:12]}, planned was "
+            f"{identity.dataset_sha256[:12]}); {RESTORE}"
+        )
 
 
 def read(path: Path, shard: Shard, positions: np.ndarray | None) -> ShardRows:
@@ -76,9 +127,9 @@ def read(path: Path, shard: Shard, positions: np.ndarray | None) -> ShardRows:
     wanted = None if positions is None else positions[shard.start : shard.stop]
     first = shard.start if wanted is None else int(wanted[0])
     rows = _together(list(islice(_chosen(_scan(path, shard.offset, first), wanted), shard.rows)))
-    if rows_sha256(rows.row_ids, rows.labels) != shard.rows_sha256:
+    if rows_sha256(rows.row_ids, rows.labels, rows.texts_sha256) != shard.rows_sha256:
         raise InputError(
-            f"{path}: its rows {shard.first_row_id} to {shard.last_row_id} are not those that were planned"
+            f"{path}: its rows {shard.first_row_id} to {shard.last_row_id} are not those that were planned; {RESTORE}"
         )
     return rows
 
@@ -95,9 +146,17 @@ def first_texts(path: Path, shards: Sequence[Shard], rows: int) -> Sequence[str]
     return first_rows(path, shards, rows).texts
 
 
-def rows_sha256(row_ids: np.ndarray, labels: np.ndarray) -> str:
-    """Return a hash of which rows these are, in which order, and their labels."""
-    return hashlib.sha256(np.stack([row_ids, labels]).astype("<i8").tobytes()).hexdigest()
+def check_texts(path: Path, shards: Sequence[Shard], offsets: Sequence[int], rows: int) -> Sequence[str]:
+    """Return what a predictor checks itself on: about `rows` texts from all over, and those that begin at `offsets`."""
+    texts = [*first_texts(path, shards, rows)]
+    for offset in offsets:
+        texts += [row.text for row in islice(_scan(path, offset), 1)]
+    return texts
+
+
+def rows_sha256(row_ids: np.ndarray, labels: np.ndarray, texts_sha256: str) -> str:
+    """Return a hash of which rows these are, in which order, with their labels and texts."""
+    return hashlib.sha256(np.stack([row_ids, labels]).astype("<i8").tobytes() + texts_sha256.encode()).hexdigest()
 
 
 def _together(rows: Sequence[Row]) -> ShardRows:

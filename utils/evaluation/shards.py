@@ -3,10 +3,11 @@
 import contextlib
 import errno
 import os
+import platform
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +19,7 @@ from boundby.environment import host_id
 from boundby.inference import Prediction, Predictor, PredictorOptions
 from boundby.memory import MemoryMeter
 from utils.artifacts import EvaluationFolder
-from utils.errors import PipelineError
+from utils.errors import InputError, PipelineError
 from utils.evaluation import parts, plan, planning, rows
 from utils.model_source import ModelSource
 from utils.models import LoadedModel, load, use_matmul_precision
@@ -49,6 +50,7 @@ class ShardPredictor:
         self.plan, self.folder = made, folder
         identity, choices = made.identity, made.choices
         self._dataset = Path(made.places.dataset)
+        rows.require_planned(self._dataset, identity)
         self._positions = rows.evaluated_positions(identity.dataset_rows, identity.rows, identity.sample_seed)
         options = PredictorOptions(
             max_length=choices.max_length,
@@ -58,7 +60,7 @@ class ShardPredictor:
             trim=choices.trim,
             compile=choices.compile,
         )
-        check_texts = rows.first_texts(self._dataset, made.shards, planning.CHECK_TEXTS)
+        check_texts = rows.check_texts(self._dataset, made.shards, made.check_offsets, planning.CHECK_TEXTS)
         self._predictor = Predictor(loaded.model, loaded.tokenizer, options, check_texts)
         planned = _way(choices.strategy, choices.trim, choices.compile)
         found = _way(self._predictor.strategy, self._predictor.trim, self._predictor.compiled)
@@ -77,6 +79,7 @@ class ShardPredictor:
         """
         folder = EvaluationFolder(plan_path.parent)
         made = plan.load(folder)
+        _require_planned_machine(made)
         torch.set_num_threads(made.choices.threads_per_worker)
         os.environ.setdefault("RAYON_NUM_THREADS", str(made.choices.threads_per_worker))  # the tokenizer's
         use_matmul_precision(made.identity.matmul_precision)
@@ -84,6 +87,7 @@ class ShardPredictor:
         source = ModelSource(places.model_name, Path(places.model), "folder", None, made.identity.model_fingerprint)
         wanted = pick_device(device or made.identity.device)
         loaded = load(source, wanted, made.identity.dtype, trust_remote_code=trust_remote_code)
+        planning.require_planned_model(made, source.path)
         return cls(made, folder, loaded)
 
     def predict_shard(self, shard_id: int, *, wait: bool = False) -> Receipt:
@@ -150,6 +154,7 @@ class ShardPredictor:
             useful_tokens=prediction.useful_tokens,
             computed_tokens=prediction.computed_tokens,
             guarded_texts=prediction.guarded_texts,
+            texts_sha256=begun.rows.texts_sha256,
             lengths_sha256=parts.lengths_sha256(prediction.lengths),
         )
         cost = parts.Cost(
@@ -198,6 +203,18 @@ class _Begun:
     shard: plan.Shard
     rows: rows.ShardRows
     claim: contextlib.ExitStack
+
+
+def _require_planned_machine(made: plan.Plan) -> None:
+    """Raise InputError where bytes may differ from those of the planning machine: by processor, packages or code."""
+    device = planning.device_name(pick_device(made.identity.device))
+    found = plan.differences(made.identity, replace(made.identity, device_name=device, versions=planning.versions()))
+    if found:
+        raise InputError(
+            f"{platform.node()} is not such a machine as was planned for: {'; '.join(found)}. Workers need the "
+            "processor, the versions and the code of the machine that planned: plan on one like them, or bring its "
+            "environment"
+        )
 
 
 def _way(strategy: str, trim: bool, compiled: bool) -> str:

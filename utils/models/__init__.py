@@ -5,7 +5,7 @@ the labels that single texts give.
 """
 
 from utils.model_source import ModelSource, fetch, locate
-from utils.models.consistency import AGREEMENT_ROWS, Agreement, agreement
+from utils.models.consistency import AGREEMENT_ROWS, Agreement, agreement, agreement_texts
 from utils.models.loading import (
     LoadedModel,
     effective_max_length,
@@ -23,6 +23,7 @@ __all__ = [
     "ModelSource",
     "ModelSummary",
     "agreement",
+    "agreement_texts",
     "effective_max_length",
     "fetch",
     "load",

@@ -12,7 +12,18 @@ from utils.errors import InputError
 from utils.models.loading import LoadedModel
 
 AGREEMENT_ROWS = 64  # enough for a wrong padding token to show, few enough for a second or two on a CPU
+AGREEMENT_EXTREMES = 4  # shortest and longest texts of all among them
 BATCH_ROWS = 16
+
+
+def agreement_texts(texts: Sequence[str], seed: int = 0) -> list[str]:
+    """Return up to 64 of the texts in random order, the shortest and the longest (by characters) among them."""
+    order = np.random.default_rng(seed).permutation(len(texts)).tolist()
+    by_length = sorted(order, key=lambda row: len(texts[row]))
+    ends = {*by_length[:AGREEMENT_EXTREMES], *by_length[-AGREEMENT_EXTREMES:]}
+    others = [row for row in order if row not in ends][: max(0, AGREEMENT_ROWS - len(ends))]
+    kept = ends.union(others)
+    return [texts[row] for row in order if row in kept]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from boundby import files
-from utils import receipts
+from utils import steps
 from utils.profile_check.subject import STEP, Check, Subject, read_strictly
 
 
@@ -67,8 +67,8 @@ def read(subject: Subject) -> tuple[Receipt | None, list[Check]]:
 
 
 def _of_itself(subject: Subject, receipt: Receipt, path: Path) -> Iterator[Check]:
-    if receipt.schema_version != receipts.SCHEMA_VERSION:
-        text = f"its schema version is {receipt.schema_version}, not {receipts.SCHEMA_VERSION}"
+    if receipt.schema_version != steps.SCHEMA_VERSION:
+        text = f"its schema version is {receipt.schema_version}, not {steps.SCHEMA_VERSION}"
         yield subject.fault("receipt", path, text)
     elif receipt.status != "ok":
         yield subject.fault("receipt", path, f"step {STEP} ended with status {receipt.status}")

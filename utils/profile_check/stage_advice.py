@@ -9,7 +9,7 @@ from boundby.training.judgement import judge_training
 from boundby.training.verdict import TrainingVerdict
 from boundby.verdict import OF_STAGES, Bound, Fix, Verdict
 from utils.render.blocks import Block, BulletList, DefinitionList, Heading, OrderedList, Paragraph
-from utils.training import report
+from utils.training import run_folder
 
 HEAD_COLUMNS = 7  # of the text of a verdict
 LEAST_SHARE = 0.05  # of the time of a step: less is not worth a change
@@ -56,7 +56,7 @@ def blocks(times: Sequence[StageTimes], trace: Verdict | None) -> list[Block]:
     advised = [[Paragraph(_sentence(each)), BulletList(each.advice)] for each in recommendations(verdict)]
     return [
         Heading("Stages of the training"),
-        *report.table(times[0]),
+        *run_folder.table(times[0]),
         DefinitionList(_said(verdict)),
         Heading("What to do about the stages"),
         OrderedList(advised) if advised else Paragraph("Nothing can be recommended from these stages."),

@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 
 from boundby.training import StageTimes, read_stage_times
-from boundby.training.document import times_from
-from boundby.training.records import StageSummary
+from boundby.training.records import UNUSUAL, StageSummary, times_from
 from boundby.training.results import SUMMARY
-from boundby.training.ring import UNUSUAL
-from boundby.training.writer import DOCUMENT
+from boundby.training.store import DOCUMENT
 from utils.profile_check.subject import Check, Subject, read_strictly
 
 NS_PER_S = 1e9

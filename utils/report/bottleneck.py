@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
+from utils.plots import operators
 from utils.render.blocks import Block, BulletList, Heading, Paragraph, Table
 from utils.render.formatting import NOTHING, clean, number, times, unknown
-from utils.report.pictures import shown
-from utils.report.sources import ReportData, Row
+from utils.report.pictures import Content, show
+from utils.report.sources import Missing, ReportData, Row
 
 SHOWN = 12
 LONGEST_OPERATOR = 48  # characters
@@ -20,13 +21,13 @@ FUSED_ATTENTION = (
 )
 
 
-def section(data: ReportData) -> list[Block]:
+def section(data: ReportData) -> list[Content]:
     """Return what batches and operators tell, and the table of operators."""
     return [
         Heading("Where the Time Goes"),
         BulletList(_findings(data)),
         _operators(data),
-        *shown(data, data.layout.operators_plot),
+        show(data, operators.figure, data.operators),
     ]
 
 
@@ -115,8 +116,8 @@ def _whole_pass(data: ReportData, row: Row) -> list[str]:
 
 
 def _operators(data: ReportData) -> Block:
-    if not data.operators:
-        return Paragraph(f"Top operators: {unknown(data.operators_reason)}")
+    if isinstance(data.operators, Missing):
+        return Paragraph(f"Top operators: {unknown(data.operators.reason)}")
     on_device = any(row["device_total_ms"] for row in data.operators)
     headers = ["operator", "calls", "CPU self\nms", "CPU self\n%"]
     headers += ["GPU with\ncallees ms", "GPU\n%"] if on_device else []
@@ -132,11 +133,11 @@ def _operators(data: ReportData) -> Block:
 
 
 def _recorded(data: ReportData) -> str:
-    manifest = data.manifest or {}
-    if not manifest.get("steps_recorded"):
+    manifest = data.manifest
+    if not manifest.steps_recorded:
         return ""
-    batches = f"{manifest['steps_recorded']} of {manifest['steps_expected']} batches of {manifest.get('batch_size')}"
-    return f" ({batches}, {clean(manifest.get('dtype'))})"
+    batches = f"{manifest.steps_recorded} of {manifest.steps_expected} batches of {manifest.batch_size}"
+    return f" ({batches}, {clean(manifest.dtype)})"
 
 
 def _cells(row: Row, on_device: bool) -> list[str]:
@@ -146,8 +147,7 @@ def _cells(row: Row, on_device: bool) -> list[str]:
 
 
 def _not_recorded(data: ReportData) -> list[str]:
-    remarks = (data.manifest or {}).get("unavailable", [])
-    missing = "; ".join(f"{remark['what']}: {unknown(remark['reason'])}" for remark in remarks)
+    missing = "; ".join(f"{remark.what}: {unknown(remark.reason)}" for remark in data.manifest.unavailable)
     return [f"Not in the trace: {missing}"] if missing else []
 
 

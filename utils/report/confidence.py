@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from utils.plots import calibration
 from utils.render.blocks import Block, BulletList, Heading, OrderedList, Paragraph
 from utils.render.formatting import clean, listed
-from utils.report.pictures import shown
-from utils.report.sources import ReportData
+from utils.report.pictures import Content, show
+from utils.report.sources import Missing, ReportData
 
 SHOWN = 10
 LONGEST_CLASS, LONGEST_TEXT = 40, 200  # characters
@@ -14,16 +15,16 @@ BY_CHANCE = 1.5  # times the error by chance, from which an error is called one
 NOTABLE = 0.02  # error below which nobody needs to act
 
 
-def section(data: ReportData) -> list[Block]:
+def section(data: ReportData) -> list[Content]:
     """Return what the confidence is worth, and the surest mistakes; nothing where that is not known."""
     quality = data.quality
-    if quality is None:
-        return []
-    calibration = quality.calibration
+    if isinstance(quality, Missing):
+        return [show(data, calibration.figure, quality)]
+    found = quality.calibration
     return [
         Heading("Confidence and Its Mistakes"),
-        BulletList([_judgement(calibration), _error(calibration), *_usable(calibration), *_few(calibration)]),
-        *shown(data, data.layout.calibration_plot),
+        BulletList([_judgement(found), _error(found), *_usable(found), *_few(found)]),
+        show(data, calibration.figure, found),
         *_mistakes(data, quality.confident_mistakes),
     ]
 

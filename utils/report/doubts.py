@@ -58,6 +58,5 @@ def _full(data: ReportData) -> list[str]:
 
 
 def _trace(data: ReportData) -> list[str]:
-    manifest = data.manifest or {}
-    remarks = [f"trace: {remark['what']}: {remark['reason']}" for remark in manifest.get("downgrades", [])]
-    return remarks + [f"trace: torch warns: {text}" for text in manifest.get("warnings", [])]
+    remarks = [f"trace: {remark.what}: {remark.reason}" for remark in data.manifest.downgrades]
+    return remarks + [f"trace: torch warns: {text}" for text in data.manifest.warnings]

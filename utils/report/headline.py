@@ -10,7 +10,8 @@ DONE = {True: "met", False: "missed", None: "unknown"}
 
 def title(data: ReportData) -> str:
     """Return which model ran on which machine."""
-    device = data.document["device"].get("name") or (data.machine or {}).get("cpu") or "an unknown machine"
+    cpu = data.machine.hardware.get("cpu") if data.machine else None
+    device = data.document["device"].get("name") or cpu or "an unknown machine"
     return f"{clean(data.document['model'].get('name') or 'unknown model')} on {clean(device)}"
 
 

@@ -4,21 +4,23 @@ from collections.abc import Sequence
 
 from boundby.layers.ranking import Ranked, blocks, by_self_time
 from boundby.layers.records import ModelProfile
+from utils.plots import layers
 from utils.render.blocks import Block, BulletList, DefinitionList, Heading, Paragraph, Table
 from utils.render.formatting import NOTHING, clean, number
-from utils.report.pictures import shown
-from utils.report.sources import ReportData
+from utils.report.pictures import Content, show
+from utils.report.sources import Missing, ReportData
 
 TITLE = "Layer by Layer"
 SHOWN = 8
 LONGEST_LAYER = 44  # characters
 
 
-def section(data: ReportData) -> list[Block]:
+def section(data: ReportData) -> list[Content]:
     """Return coverage, overhead, both rankings, and where the dashboard lies."""
     profile = data.layers
-    if profile is None:
-        return [Heading(TITLE), Paragraph(f"There is no profile by layer: {clean(data.layers_reason, 300)}.")]
+    picture = show(data, layers.figure, profile)
+    if isinstance(profile, Missing):
+        return [Heading(TITLE), Paragraph(f"There is no profile by layer: {clean(profile.reason, 300)}."), picture]
     coverage = profile.coverage
     facts = [
         ("End to end", f"{number(1e3 * profile.reference_s.median)} ms per batch without probes (median)"),
@@ -35,7 +37,7 @@ def section(data: ReportData) -> list[Block]:
         *_trust(profile),
         _table(blocks(profile), "Blocks that together are the whole model, the longest first", profile),
         _table(by_self_time(profile), "Layers by their own time, without the layers inside", profile),
-        *shown(data, data.layout.layers_plot),
+        picture,
     ]
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from utils.render.blocks import Block, DefinitionList, Heading, Paragraph
 from utils.render.formatting import clean, number, quantity, unknown
-from utils.report.sources import ReportData
+from utils.report.sources import Missing, ReportData
 
 METHOD = (
     "real texts in the order of arrival; the first (cold) call is kept apart, then warm-up until the times "
@@ -63,24 +63,28 @@ def _machine(data: ReportData) -> list[tuple[str, str]]:
     if data.is_on_gpu:
         facts = [clean(device.get("name")), f"{number(device.get('memory_bytes', 0) / 1e9)} GB"]
         facts += [f"compute capability {clean(device.get('capability'))}", f"CUDA {clean(device.get('cuda'))}"]
-        driver = f"driver {clean(machine['driver'])}" if machine and machine.get("driver") else ""
+        driver = f"driver {clean(machine.hardware['driver'])}" if machine and machine.hardware.get("driver") else ""
         pairs.append(("GPU", ", ".join(filter(None, [*facts, driver]))))
-    if machine is None:
-        return [*pairs, ("CPU", unknown(data.machine_reason))]
-    quota = f", quota of {machine['cpu_quota_cores']:g} cores" if machine.get("cpu_quota_cores") else ""
+    if isinstance(machine, Missing):
+        return [*pairs, ("CPU", unknown(machine.reason))]
+    found = machine.hardware
+    quota = f", quota of {found['cpu_quota_cores']:g} cores" if found.get("cpu_quota_cores") else ""
     threads = f", {device['threads']} torch threads" if device.get("threads") else ""
-    cores = f"{machine['usable_cores']} of {machine['logical_cores']} cores usable{quota}{threads}"
+    cores = f"{found['usable_cores']} of {found['logical_cores']} cores usable{quota}{threads}"
     return [
         *pairs,
-        ("CPU", f"{clean(machine['cpu'])}, {cores}"),
-        ("Memory", f"{number(machine['memory_bytes'] / 1e9)} GB"),
+        ("CPU", f"{clean(found['cpu'])}, {cores}"),
+        ("Memory", f"{number(found['memory_bytes'] / 1e9)} GB"),
     ]
 
 
 def _software(data: ReportData) -> str:
-    if not data.versions:
-        return unknown(data.machine_reason)
-    return ", ".join(f"{clean(name)} {clean(version or 'not installed')}" for name, version in data.versions.items())
+    if isinstance(data.machine, Missing):
+        return unknown(data.machine.reason)
+    versions = data.machine.versions
+    if not versions:
+        return unknown(None)
+    return ", ".join(f"{clean(name)} {clean(version or 'not installed')}" for name, version in versions.items())
 
 
 def _count(value: int | None) -> str:

@@ -3,11 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from utils.comparison.rows import between_dtypes
+from utils.comparison.facts import between_dtypes
+from utils.plots import roofline
 from utils.render.blocks import Block, BulletList, Heading, Paragraph, Table
 from utils.render.formatting import NOTHING, clean, listed, number, times, unknown
-from utils.report.pictures import shown
-from utils.report.sources import ReportData, Row
+from utils.report.pictures import Content, show
+from utils.report.sources import Missing, ReportData, Row
 
 MEANING = {
     "compute": "compute: the time goes into matrix products and attention",
@@ -65,13 +66,14 @@ def why(data: ReportData) -> str:
     return "; ".join([*found["telling"], sure])
 
 
-def section(data: ReportData) -> list[Block]:
+def section(data: ReportData) -> list[Content]:
     """Return the table of verdicts, evidence and gains of the chosen batch size, and what this machine can do."""
     judged = [row for row in data.rows if of(row)]
+    picture = show(data, roofline.figure, data.measured, _ceilings_of(data))
     if not judged:
         reason = data.document.get("ceilings_reason") or "no batch size was measured"
-        return [Heading("Verdict"), Paragraph(f"There is no verdict: {unknown(reason)}.")]
-    blocks: list[Block] = [Heading("Verdict")]
+        return [Heading("Verdict"), Paragraph(f"There is no verdict: {unknown(reason)}."), picture]
+    blocks: list[Content] = [Heading("Verdict")]
     for dtype in data.dtypes:
         own = [row for row in judged if row["dtype"] == dtype]
         blocks += [_table(dtype, own, data.is_on_gpu)] if own else []
@@ -81,9 +83,15 @@ def section(data: ReportData) -> list[Block]:
         blocks.append(Paragraph(f"Evidence at {where}:"))
         blocks.append(BulletList([*chosen["evidence"], *(f"doubt: {each}" for each in chosen["doubts"])]))
         blocks += _gains(chosen["gains"], where)
-    blocks += shown(data, data.layout.roofline_plot)
-    blocks += [_ceilings(data), _memory(data.document["ceilings"])]
+    blocks += [picture, _ceilings(data), _memory(data.document["ceilings"])]
     return [*blocks, *_dtypes(data)]
+
+
+def _ceilings_of(data: ReportData) -> Mapping[str, Any] | Missing:
+    """Return the ceilings that the roofline is drawn under, or why it cannot be drawn."""
+    ceilings, reason = data.document["ceilings"], data.document["ceilings_reason"]
+    why_not = roofline.why_not(data.rows, ceilings, reason)
+    return Missing(why_not) if why_not else ceilings
 
 
 def _table(dtype: str, rows: Sequence[Row], is_on_gpu: bool) -> Table:

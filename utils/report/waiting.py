@@ -4,12 +4,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from boundby.verdict import ARITHMETIC, OF_CAUSES, fix_of_cause
+from utils.plots import memory, timeline
 from utils.render.blocks import Block, BulletList, DefinitionList, Heading, Paragraph, Table
 from utils.render.formatting import NOTHING, clean, listed, number, times
-from utils.report import trace_memory
-from utils.report.pictures import shown
-from utils.report.sources import ReportData, Row
-from utils.trace_analysis import words
+from utils.report.pictures import Content, show
+from utils.report.sources import Missing, ReportData, Row
+from utils.trace_analysis import memory_text, words
 
 TITLE = "What the Machine Waited For"
 SHOWN_PCT, TELLING_PCT = 0.1, 1.0  # of the window, to be in the table, and to be explained
@@ -21,11 +21,14 @@ WHOM_TO_BELIEVE = (
 )
 
 
-def section(data: ReportData) -> list[Block]:
+def section(data: ReportData) -> list[Content]:
     """Return the verdict of the trace, what it rests on, and its pictures."""
     trace = data.trace
-    if trace is None:
-        return [Heading(TITLE), Paragraph(f"There is no analysis of a trace: {clean(data.trace_reason, 300)}.")]
+    timeline_picture = show(data, timeline.figure, _with_time(trace))
+    memory_picture = show(data, memory.figure, _with_memory(trace))
+    if isinstance(trace, Missing):
+        why = Paragraph(f"There is no analysis of a trace: {clean(trace.reason, 300)}.")
+        return [Heading(TITLE), why, timeline_picture, memory_picture]
     device = trace["devices"][0]
     return [
         Heading(TITLE),
@@ -34,10 +37,20 @@ def section(data: ReportData) -> list[Block]:
         *_doubts(trace),
         DefinitionList([*_shares(device), *_steps(trace["steps"]), *_hidden(device), *_launches(trace["launches"])]),
         *_causes(trace),
-        *shown(data, data.layout.timeline_plot),
-        *trace_memory.blocks(trace),
-        *shown(data, data.layout.memory_plot),
+        timeline_picture,
+        *memory_text.blocks(trace),
+        memory_picture,
     ]
+
+
+def _with_time(trace: Row | Missing) -> Row | Missing:
+    return trace if not trace or trace["devices"][0]["window_ms"] else Missing("nothing in the trace takes time")
+
+
+def _with_memory(trace: Row | Missing) -> Row | Missing:
+    timed = _with_time(trace)
+    known = not timed or timed.get("memory")
+    return timed if known else Missing("the trace holds no changes of memory (trace.memory)")
 
 
 def _verdict(trace: Row) -> str:
@@ -53,8 +66,7 @@ def _verdict(trace: Row) -> str:
 
 def _against_sweep(data: ReportData, verdict: Mapping[str, Any]) -> list[Block]:
     """Return whether the sweep came to the same verdict at the batch size of the trace, and what to make of it."""
-    traced = data.manifest or {}
-    point = (traced.get("dtype"), traced.get("batch_size"))
+    point = (data.manifest.dtype, data.manifest.batch_size)
     swept = next((row.get("verdict") for row in data.rows if (row["dtype"], row["batch_size"]) == point), None)
     if not swept or "inconclusive" in (swept["bound"], verdict["bound"]):
         return []

@@ -14,9 +14,7 @@ import numpy as np
 import boundby
 from boundby.trace import Analysis
 from boundby.trace.breakdown import Breakdown
-from boundby.trace.kernels import KernelStat
-from boundby.trace.launches import LaunchStats, Spread
-from boundby.trace.nsight_compute import ncu_command
+from boundby.trace.kernels import KernelStat, LaunchStats, Spread, ncu_command
 from boundby.trace.operator_table import table_rows
 from utils.trace_analysis import memory
 from utils.trace_analysis.traces import Examination, Examined

@@ -8,7 +8,7 @@ from boundby.trace.operator_table import table_lines
 from utils.render import plain_text
 from utils.render.blocks import Block, BulletList, CodeBlock, DefinitionList, Heading, Paragraph, Table
 from utils.render.formatting import NOTHING, clean, listed, number, times
-from utils.trace_analysis import time_spent, words
+from utils.trace_analysis import memory_text, time_spent, words
 from utils.trace_analysis.kernel_names import short
 from utils.trace_analysis.words import of_window, percent
 
@@ -198,9 +198,7 @@ def _annotations(found: Sequence[Mapping[str, Any]], top: int) -> list[Block]:
 def _memory(trace: Trace) -> list[Block]:
     if not trace["memory"]:
         return []
-    from utils.report import trace_memory  # which takes longer to import than a trace of this size to analyse
-
-    return [Heading("Memory"), *trace_memory.blocks(trace)]
+    return [Heading("Memory"), *memory_text.blocks(trace)]
 
 
 def _more(rows: Sequence[Any], top: int) -> list[str]:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from boundby import files
 from boundby.device import is_host
 from boundby.training import ProfilerManager
-from boundby.training.remarks import summary
+from boundby.training.records import summary
 from utils.cli import Terminated
-from utils.training.plan import Plan
+from utils.training.settings import Plan
 
 if TYPE_CHECKING:
     import torch
