@@ -13,7 +13,7 @@ from boundby.device import describe, pick_device
 from boundby.sampler import Sampler
 from boundby.timer import Timer
 from boundby.verdict import Doubt
-from utils import diagnosis, instruments, metrics, receipts, tasks, visits
+from utils import diagnosis, instruments, metrics, steps, tasks, visits
 from utils.artifacts import METRICS_VERSION
 from utils.ceiling_share import share_of_ceiling
 from utils.cli import Run
@@ -140,7 +140,7 @@ class Baseline:
         """Return the ceilings of this machine, measured once and kept beside the data."""
         if self.ceilings is None:
             folder = self.run.layout.ceilings
-            wanted = tuple(dict.fromkeys([*ceilings.DTYPES[device.type], *receipts.sweep_dtypes(self.run.config)]))
+            wanted = tuple(dict.fromkeys([*ceilings.usual_dtypes(device), *steps.sweep_dtypes(self.run.config)]))
             self.ceilings, path, is_new = ceilings.cached(folder, device, wanted)
             how = f"measured in {self.ceilings.seconds:.1f} s" if is_new else f"from {path}"
             self.run.note(f"ceilings of this machine: {how}")
@@ -233,7 +233,7 @@ class Baseline:
 
 def dtypes(run: Run) -> list[str]:
     """Return the dtypes of the sweep; the first is the model's own."""
-    return receipts.sweep_dtypes(run.config)
+    return steps.sweep_dtypes(run.config)
 
 
 def device(run: Run) -> torch.device:

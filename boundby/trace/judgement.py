@@ -23,7 +23,7 @@ BOUND_OF: dict[str, Bound] = {
     "memset": "compute",
     HOST_KIND: "compute",
 }
-UNEXPLAINED = "inconclusive"
+UNEXPLAINED: Bound = "inconclusive"
 AHEAD = 1.5  # times the second largest share, below which the bound is mixed
 LEAST_STEPS = 3
 AGREEING = 2 / 3  # of the steps that show the bound of the whole

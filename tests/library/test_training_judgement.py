@@ -7,17 +7,18 @@ import json
 import random
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from boundby.training import StageTimer, StageTimes, judge_training
-from boundby.training.document import bytes_of, times_from
-from boundby.training.evidence import ENOUGH_STEPS, LEAST_STEPS
-from boundby.training.ring import METRIC, OCCURRENCE
+from boundby.training.judgement import ENOUGH_STEPS, LEAST_STEPS
+from boundby.training.records import METRIC, OCCURRENCE, Summaries
 from boundby.verdict import Doubt
-from tests.judged_runs import HEALTHY, Clock, gain_of, judged, run, trace
+from tests.fakes import FakeNanoseconds
+from tests.judged_runs import HEALTHY, gain_of, judged, run, trace
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,7 @@ def test_a_healthy_loop_is_bound_by_its_work_of_which_the_stages_tell_no_kind() 
 
 
 def test_shares_are_of_self_time_and_sum_to_one() -> None:
-    clock = Clock()
+    clock = FakeNanoseconds()
     timer = StageTimer(clock=clock)
     timer.start()
     for _ in range(30):
@@ -152,7 +153,7 @@ def test_time_in_no_known_stage_speaks_against_every_answer() -> None:
 
 
 def test_a_stage_of_the_loop_s_own_inside_two_kinds_of_stages_counts_for_neither() -> None:
-    clock = Clock()
+    clock = FakeNanoseconds()
     timer = StageTimer(clock=clock)
     timer.start()
     for _ in range(30):
@@ -175,7 +176,7 @@ def test_steps_that_were_disturbed_or_warm_up_are_left_out() -> None:
 
 
 def test_a_step_in_which_a_stage_raised_is_left_out() -> None:
-    clock = Clock()
+    clock = FakeNanoseconds()
     timer = StageTimer(clock=clock)
     timer.start()
     for step in range(30):
@@ -198,7 +199,7 @@ def test_the_oldest_step_of_a_full_ring_has_lost_stages_and_is_left_out() -> Non
 
 
 def test_without_rows_the_totals_are_judged_and_doubted() -> None:
-    times = times_from(bytes_of(run({**HEALTHY, "data": 0.1})), with_rows=False)
+    times = replace(run({**HEALTHY, "data": 0.1}), occurrences=np.zeros(0, OCCURRENCE), metric_rows=np.zeros(0, METRIC))
     found = judge_training([times])
     assert (found.bound, found.confidence, found.steps) == ("input", "low", 40)
     assert found.doubts == (Doubt("steps", "only totals are known, and not whether the shares stay the same"),)
@@ -271,6 +272,6 @@ def test_the_verdict_does_not_depend_on_the_unit_of_time() -> None:
 
 def test_rows_of_the_log_alone_are_judged_like_a_document() -> None:
     times = run({**HEALTHY, "data": 0.1})
-    empty = replace(times, stages=(), occurrences=np.zeros(0, OCCURRENCE), metric_rows=np.zeros(0, METRIC))
-    assert judge_training([replace(times, stages=(), metrics=())]).bound == "input"
+    empty = replace(times, summary=Summaries(), occurrences=np.zeros(0, OCCURRENCE), metric_rows=np.zeros(0, METRIC))
+    assert judge_training([replace(times, summary=Summaries())]).bound == "input"
     assert judge_training([empty]).bound == "inconclusive"

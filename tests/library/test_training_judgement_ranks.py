@@ -3,9 +3,8 @@
 python -m pytest tests/library/test_training_judgement_ranks.py
 """
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from boundby.training import StageTimes, judge_training
 from boundby.verdict import Doubt

@@ -11,6 +11,7 @@ import torch
 from sklearn.metrics import accuracy_score, f1_score
 
 from boundby.inference import Tokens
+from boundby.inference.planning import token_budgets
 from utils.artifacts import Layout
 from utils.data import load_texts
 from utils.errors import InputError
@@ -184,7 +185,7 @@ def test_a_search_that_costs_more_than_its_share_is_not_made():
     machine = Machine({})
     found = tuning.choose_budget(machine, TEXTS_2000, 5_000, 1e-5)
     assert (found.token_budget, found.seconds, machine.calls) == (2048, None, [])
-    search_s = 1e-5 * 164 * 100 * len(tuning.BUDGETS["cpu"]) * (tuning.SEARCH_ROUNDS + 1)
+    search_s = 1e-5 * 164 * 100 * len(token_budgets(machine.device)) * (tuning.SEARCH_ROUNDS + 1)
     assert found.reason == f"not measured: a search would take {search_s:.1f} s of about 5.0 s"
     few = tuning.choose_budget(machine, TEXTS_2000[:20], 10_000_000, 1e-5)
     assert (few.token_budget, few.reason) == (2048, "not measured: all texts together are too few")

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from boundby.inference import compilation as layers
-from boundby.inference import last_layer
+from boundby.inference import last_layer, strategies
 from tests import evaluation_workplace as workplace
 from utils.artifacts import EvaluationFolder
 from utils.errors import EnvironmentLacksError, PipelineError
@@ -131,14 +130,14 @@ def test_without_a_compiler_nothing_is_compiled(monkeypatch):
 
 def test_a_planned_compilation_is_carried_out_or_refused(here, compiler, monkeypatch, capsys):
     folder, settings = here
-    monkeypatch.setattr(layers, "BACKEND", "eager")  # traced, and run as traced
+    monkeypatch.setattr(strategies, "BACKEND", "eager")  # traced, and run as traced
     assert workplace.evaluate(settings, "plan evaluation.compile=on") == [0]
     made = plans.load(folder)
     assert made.choices.compile and made.identity.compile == "on" and made.reasons["compile"]["compile_s"] > 0
     assert workplace.evaluate(settings, "run evaluation.compile=off") == [2]
     assert "compile is off, planned was on" in capsys.readouterr().err
     with monkeypatch.context() as patch:
-        patch.delattr(layers, "compile_layers")
+        patch.delattr(strategies, "compile_layers")
         assert workplace.evaluate(settings, "run evaluation.compile=on") == [1]
     assert "trimmed, compiled', which the self-check refuses here" in capsys.readouterr().err
     assert workplace.evaluate(settings, "run evaluation.compile=on", "finalize evaluation.compile=on") == [0, 0]

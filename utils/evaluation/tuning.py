@@ -8,8 +8,8 @@ import numpy as np
 
 from boundby.device import is_host
 from boundby.inference import Predictor, compile_obstacle, search_token_budget
-from boundby.inference.budget import BUDGETS
-from boundby.inference.budget import ROUNDS as SEARCH_ROUNDS
+from boundby.inference.planning import BUDGET_ROUNDS as SEARCH_ROUNDS
+from boundby.inference.planning import token_budgets
 from utils.errors import EnvironmentLacksError, PipelineError
 
 PROBE_ROWS = 16
@@ -42,7 +42,7 @@ def seconds_per_token(predictor: Predictor, texts: Sequence[str]) -> float:
 def choose_budget(predictor: Predictor, texts: Sequence[str], evaluated_rows: int, token_s: float) -> Budget:
     """Return the fastest budget for texts such as these, or the usual one where a search would not pay."""
     lengths = predictor.tokenize(texts).lengths
-    budgets = BUDGETS[predictor.device.type]
+    budgets = token_budgets(predictor.device)
     cumulative = np.cumsum(lengths)
     if cumulative[-1] < BATCHES * max(budgets):
         return _usual(predictor, texts, cumulative, "not measured: all texts together are too few")

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from utils.render.formatting import listed, number, times
-from utils.report.sources import ReportData, Row
+from utils.report.sources import Missing, ReportData, Row
 
 LEAST_GAIN = 1.05  # a smaller factor is not worth a change
 STILL_RISING = 1.05  # throughput of the largest batch size over the one before
@@ -176,9 +176,9 @@ def _checks(data: ReportData) -> Iterator[Advice]:
             f"Batch size {listed(sizes)}: the interval is too wide. Stop other programs; the command doubles the time."
         )
         yield Advice(CHECK, "Measure noisy batch sizes again", why, command)
-    if data.chosen and not data.operators:
+    if data.chosen and isinstance(data.operators, Missing):
         enabled = [] if data.config.trace.enabled else ["trace.enabled=true"]
-        why = f"The operators are not known: {data.operators_reason}."
+        why = f"The operators are not known: {data.operators.reason}."
         yield Advice(CHECK, "Record a trace", why, data.command.run("--from", "3", *enabled))
     yield from _evaluation(data)
     if data.document["synthetic"]:
