@@ -12,10 +12,8 @@ import numpy as np
 
 from boundby import files
 from utils.artifacts import EvaluationFolder
-from utils.evaluation import confusion
 
 SCHEMA_VERSION = 1
-PAIRS = 20
 CORNER = "label \\ prediction"  # of the table of the confusion matrix
 MISTAKE_COLUMNS = ("row_id", "label_name", "prediction_name", "confidence", "margin", "n_tokens", "text")
 PARTS = ("classes", "most_confused", "confident_mistakes", "calibration")
@@ -42,24 +40,25 @@ class Quality:
 def write(
     folder: EvaluationFolder,
     plan: str,
-    names: Sequence[str],
     counts: np.ndarray,
+    classes: Sequence[Record],
+    pairs: Sequence[Record],
     mistakes: Sequence[Record],
     calibration: Record,
 ) -> None:
     """Write the tables for people and, last, `quality.json` for programs; `plan` is the fingerprint."""
-    classes = confusion.per_class(counts, names)
-    files.write_csv(folder.per_class, classes, confusion.PER_CLASS_COLUMNS)
-    lines = (
+    names = [row["label_name"] for row in classes]
+    lines = [
         {CORNER: name, **dict(zip(names, line, strict=True))} for name, line in zip(names, counts.tolist(), strict=True)
-    )
+    ]
+    files.write_csv(folder.per_class, classes, list(classes[0]))
     files.write_csv(folder.confusion_matrix, lines, [CORNER, *names])
     files.write_csv(folder.confident_mistakes, mistakes, MISTAKE_COLUMNS)
     record = {
         "schema_version": SCHEMA_VERSION,
         "plan": plan,
         "classes": classes,
-        "most_confused": confusion.most_confused(counts, names, PAIRS),
+        "most_confused": pairs,
         "confident_mistakes": mistakes,
         "calibration": calibration,
     }

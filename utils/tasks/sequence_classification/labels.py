@@ -56,6 +56,20 @@ class ModelLabels:
         return f"{first}, … {rest} more" if rest > 0 else first
 
 
+def require_model(config: Mapping[str, Any], place: str, name: str) -> None:
+    """Raise InputError unless the `config.json` at `place` is that of a classifier with one label per text."""
+    architectures = config.get("architectures") or []
+    if not any(str(architecture).endswith("ForSequenceClassification") for architecture in architectures):
+        stated = ", ".join(map(str, architectures)) or "nothing"
+        raise InputError(
+            f"{name}: is not a sequence classifier (config.json names {stated} as architecture, "
+            "…ForSequenceClassification is needed)"
+        )
+    if config.get("problem_type") == "multi_label_classification":
+        raise InputError(f"{name}: gives several labels per text (problem_type), one per text is measured here")
+    ModelLabels.of_config(config, place)
+
+
 @dataclass
 class Unknown:
     """A label of the dataset that the model does not have: how often, and where first."""
@@ -65,7 +79,7 @@ class Unknown:
 
 
 @dataclass
-class Reconciler:
+class LabelMatcher:
     """Matches the labels of one dataset with those of the model, by name or by id, and keeps what it could not match.
 
     `class_names` are the names a Hub dataset gives its integer labels; the names count then, never the positions.
@@ -76,6 +90,11 @@ class Reconciler:
     unknown: dict[str, Unknown] = field(default_factory=dict)
     _known: dict[Any, int | None] = field(default_factory=dict)
     _ways: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The names of all labels; the position is the id."""
+        return self.labels.names
 
     def id_of(self, value: Any, row: int) -> int | None:
         """Return the model's id for a label of the dataset; None, and a note in `unknown`, where there is none."""

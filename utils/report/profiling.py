@@ -1,9 +1,12 @@
-"""What the trace says: work and waiting, the cause of every wait, what removing it could gain, and the memory."""
+"""What step 03 says: what the machine waited for in the trace, its memory, and the model layer by layer."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from boundby.layers.ranking import Ranked, blocks, by_self_time
+from boundby.layers.records import ModelProfile
 from boundby.verdict import ARITHMETIC, OF_CAUSES, fix_of_cause
+from utils.plots import layers as layer_bars
 from utils.plots import memory, timeline
 from utils.render.blocks import Block, BulletList, DefinitionList, Heading, Paragraph, Table
 from utils.render.formatting import NOTHING, clean, listed, number, times
@@ -12,7 +15,7 @@ from utils.report.sources import Missing, ReportData, Row
 from utils.trace_analysis import text as trace_text
 from utils.trace_analysis import words
 
-TITLE = "What the Machine Waited For"
+WAITING = "What the Machine Waited For"
 SHOWN_PCT, TELLING_PCT = 0.1, 1.0  # of the window, to be in the table, and to be explained
 LONGEST_HOST = 26  # characters of what the host was in
 WHOM_TO_BELIEVE = (
@@ -20,19 +23,22 @@ WHOM_TO_BELIEVE = (
     "a profiler and against what this machine reaches. Believe the trace on what the machine waited for: it sees every "
     "wait, but at one batch size only and under the profiler, which makes many small operators look dearer."
 )
+LAYERS = "Layer by Layer"
+SHOWN_LAYERS = 8
+LONGEST_LAYER = 44  # characters
 
 
-def section(data: ReportData) -> list[Content]:
+def waiting(data: ReportData) -> list[Content]:
     """Return the verdict of the trace, what it rests on, and its pictures."""
     trace = data.trace
     timeline_picture = show(data, timeline.figure, _with_time(trace))
     memory_picture = show(data, memory.figure, _with_memory(trace))
     if isinstance(trace, Missing):
         why = Paragraph(f"There is no analysis of a trace: {clean(trace.reason, 300)}.")
-        return [Heading(TITLE), why, timeline_picture, memory_picture]
+        return [Heading(WAITING), why, timeline_picture, memory_picture]
     device = trace["devices"][0]
     return [
-        Heading(TITLE),
+        Heading(WAITING),
         Paragraph(_verdict(trace), strong=f"{trace['verdict']['bound'].upper()}:"),
         *_against_sweep(data, trace["verdict"]),
         *_doubts(trace),
@@ -190,3 +196,61 @@ def _duration(microseconds: float) -> str:
 
 def _share(spent: float, whole: float) -> str:
     return f"{100 * spent / whole:.1f} %" if whole else f"{number(spent)} ms"
+
+
+def layers(data: ReportData) -> list[Content]:
+    """Return coverage, overhead, both rankings, and where the dashboard lies."""
+    profile = data.layers
+    picture = show(data, layer_bars.figure, profile)
+    if isinstance(profile, Missing):
+        return [Heading(LAYERS), Paragraph(f"There is no profile by layer: {clean(profile.reason, 300)}."), picture]
+    coverage = profile.coverage
+    facts = [
+        ("End to end", f"{number(1e3 * profile.reference_s.median)} ms per batch without probes (median)"),
+        ("Coverage", f"{100 * coverage.ratio:.1f} % of that is accounted for by layers ({coverage.status})"),
+        (
+            "Overhead of the probes",
+            f"{100 * profile.overhead:+.1f} %, {profile.module_calls:,.0f} module calls per run",
+        ),
+        ("Dashboard", str(data.layout.layer_dashboard.relative_to(data.layout.results))),
+    ]
+    return [
+        Heading(LAYERS),
+        DefinitionList(facts),
+        *_trust(profile),
+        _table(blocks(profile), "Blocks that together are the whole model, the longest first", profile),
+        _table(by_self_time(profile), "Layers by their own time, without the layers inside", profile),
+        picture,
+    ]
+
+
+def _trust(profile: ModelProfile) -> list[Block]:
+    doubts = [f"doubt: {clean(each, 300)}" for each in profile.doubts]
+    if profile.coverage.status == "not representative":
+        doubts.insert(0, "doubt: the layers do not account for the time of the model; read ranks at most, no times")
+    return [BulletList(doubts)] if doubts else []
+
+
+def _table(rows: Sequence[Ranked], caption: str, profile: ModelProfile) -> Block:
+    bounds = {each.path: (each.bound, each.share_of_limit) for each in profile.layers}
+    cells = []
+    for row in rows[:SHOWN_LAYERS]:
+        bound, share = bounds.get(row.path, (None, None))
+        cells.append(
+            [
+                clean(row.label, LONGEST_LAYER),
+                clean(row.type, 24),
+                number(1e3 * row.seconds),
+                f"{100 * row.share:.1f}",
+                NOTHING if row.gain_at_limit_s is None else number(1e3 * row.gain_at_limit_s),
+                NOTHING if bound is None else bound,
+                NOTHING if share is None else f"{100 * share:.0f}",
+            ]
+        )
+    return Table(
+        headers=["layer", "type", "ms", "%", "to gain,\nms", "own work\nbound by", "% of\nlimit"],
+        rows=cells,
+        left=[0, 1, 5],
+        caption=caption,
+        notes=["To gain: if its own work and that of everything inside ran at the limits of this machine."],
+    )

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from utils.evaluation.confusion import interval
+from boundby.stats import wilson_interval
 
 CELLS = 2**16  # of the confidence from 0 to 1
 UNIT = 2.0**-32  # in which confidences are summed: exact from 2**-8 on, where float32 has no finer steps
@@ -112,3 +112,9 @@ def _threshold(bins: list[dict[str, Any]], rows: int, accuracy: float) -> dict[s
             found |= {"accuracy": correct / above, "accuracy_ci_low": low, "accuracy_ci_high": high}
     reason = "above no confidence are there enough right predictions to be sure of it"
     return found if found["confidence"] is not None else {**found, "reason": reason}
+
+
+def interval(part: int, whole: int) -> tuple[float, float]:
+    """Return the ends of Wilson's 95 % interval, without the digits in which libraries of two machines may differ."""
+    low, high = wilson_interval(part, whole)
+    return round(low, 9), round(high, 9)

@@ -9,21 +9,8 @@ import torch
 
 from boundby.inference import Tokens, collate, forward, tokenize
 from utils.errors import InputError
-from utils.models.loading import LoadedModel
 
-AGREEMENT_ROWS = 64  # enough for a wrong padding token to show, few enough for a second or two on a CPU
-AGREEMENT_EXTREMES = 4  # shortest and longest texts of all among them
 BATCH_ROWS = 16
-
-
-def agreement_texts(texts: Sequence[str], seed: int = 0) -> list[str]:
-    """Return up to 64 of the texts in random order, the shortest and the longest (by characters) among them."""
-    order = np.random.default_rng(seed).permutation(len(texts)).tolist()
-    by_length = sorted(order, key=lambda row: len(texts[row]))
-    ends = {*by_length[:AGREEMENT_EXTREMES], *by_length[-AGREEMENT_EXTREMES:]}
-    others = [row for row in order if row not in ends][: max(0, AGREEMENT_ROWS - len(ends))]
-    kept = ends.union(others)
-    return [texts[row] for row in order if row in kept]
 
 
 @dataclass(frozen=True)
@@ -62,8 +49,11 @@ class Agreement:
         )
 
 
-def agreement(loaded: LoadedModel, texts: Sequence[str], max_length: int) -> Agreement:
-    """Return how the labels of texts of mixed lengths compare, in padded batches of 16 in the order given and alone."""
+def agreement(loaded: Any, texts: Sequence[str], max_length: int) -> Agreement:
+    """Return how the labels of texts of mixed lengths compare, in padded batches of 16 in the order given and alone.
+
+    `loaded` is a `utils.models.LoadedModel`.
+    """
     tokens = tokenize(loaded.tokenizer, texts, max_length)
     alone = _logits(loaded, tokens, batch_rows=1)
     batched = _logits(loaded, tokens, batch_rows=BATCH_ROWS)
@@ -80,7 +70,7 @@ def agreement(loaded: LoadedModel, texts: Sequence[str], max_length: int) -> Agr
     )
 
 
-def _logits(loaded: LoadedModel, tokens: Tokens, batch_rows: int) -> np.ndarray:
+def _logits(loaded: Any, tokens: Tokens, batch_rows: int) -> np.ndarray:
     rows = range(len(tokens.ids))
     parts = []
     with torch.inference_mode():

@@ -1,23 +1,29 @@
-"""Load a sequence classifier and its tokenizer so that what is measured is what was meant."""
+"""Load a model and its tokenizer so that what is measured is what was meant, and say how large the model is."""
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoTokenizer
 
 from boundby import device as devices
 from boundby.device import is_gpu
+from utils import tasks
 from utils.config import Model
 from utils.errors import EnvironmentLacksError, InputError, PipelineError
-from utils.model_source import ModelSource, check_code, fetch
+from utils.model_source import ModelSource, check_code, fetch, locate
+
+__all__ = ["ModelSource", "fetch", "locate"]  # what finds a model, beside what loads it
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+AGREEMENT_ROWS = 64  # enough for a wrong padding token to show, few enough for a second or two on a CPU
+AGREEMENT_EXTREMES = 4  # shortest and longest texts of all among them
 QUICKSTART_FOLDER = Path("data/quickstart")
 NO_LIMIT = 10**9  # tokenizers without a limit state 10^30
 
@@ -67,6 +73,21 @@ def load(
     _agree_on_padding(model, tokenizer, source.name)
     devices.synchronizer(target)()
     return LoadedModel(model, tokenizer, source, target, dtype, clock() - started)
+
+
+def agreement(loaded: LoadedModel, texts: Sequence[str], max_length: int) -> Any:
+    """Return how far a batch gives each text what it gets alone; padding, masks and precision must not change it."""
+    return tasks.of(loaded.source.task).agreement(loaded, texts, max_length)
+
+
+def agreement_texts(texts: Sequence[str], seed: int = 0) -> list[str]:
+    """Return up to 64 of the texts in random order, the shortest and the longest (by characters) among them."""
+    order = np.random.default_rng(seed).permutation(len(texts)).tolist()
+    by_length = sorted(order, key=lambda row: len(texts[row]))
+    ends = {*by_length[:AGREEMENT_EXTREMES], *by_length[-AGREEMENT_EXTREMES:]}
+    others = [row for row in order if row not in ends][: max(0, AGREEMENT_ROWS - len(ends))]
+    kept = ends.union(others)
+    return [texts[row] for row in order if row in kept]
 
 
 def use_matmul_precision(precision: str) -> None:
@@ -139,13 +160,12 @@ def _device(wanted: str | torch.device) -> torch.device:
 
 def _load_weights(source: ModelSource, target: torch.device, dtype: str, trust_remote_code: bool) -> Any:
     with _explained(source, "the model", target):
-        model, found = AutoModelForSequenceClassification.from_pretrained(
+        model, found = tasks.of(source.task).load_weights(
             source.path,
             dtype=DTYPES[dtype],
             use_safetensors=True,
             local_files_only=True,
             trust_remote_code=trust_remote_code,
-            output_loading_info=True,
             ignore_mismatched_sizes=True,  # it is found out below, and said in one line
         )
         if found["mismatched_keys"]:
@@ -158,7 +178,7 @@ def _load_weights(source: ModelSource, target: torch.device, dtype: str, trust_r
             missing = ", ".join(sorted(found["missing_keys"])[:3])
             raise InputError(
                 f"{source.name}: the weights lack {missing}, which would be random numbers; "
-                "use a model that was fine-tuned for classification"
+                "use a model that was fine-tuned for this task"
             )
         return model.to(target).eval()
 
@@ -204,3 +224,72 @@ def _first_line(error: BaseException) -> str:
 
 def _say_nothing(text: str) -> None:
     """Take a note of progress and do nothing with it."""
+
+
+RULE = "=" * 70
+
+
+@dataclass(frozen=True)
+class ModelSummary:
+    """A model in numbers.
+
+    `size_bytes` is what parameters and buffers hold, each tensor once, without activations. `max_positions` is None
+    where neither model nor tokenizer states a limit.
+    """
+
+    model_type: str
+    parameters_total: int
+    parameters_trainable: int
+    size_bytes: int
+    dtype: str
+    of_task: Mapping[str, tuple[str, int]]
+    max_positions: int | None
+    load_time_s: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the summary as the documents of the pipeline hold it; `size_mb` is in 10^6 bytes."""
+        return {
+            "type": self.model_type,
+            "parameters_total": self.parameters_total,
+            "parameters_trainable": self.parameters_trainable,
+            "size_mb": self.size_bytes / 1e6,
+            "dtype": self.dtype,
+            **{name: value for name, (_, value) in self.of_task.items()},
+            "max_positions": self.max_positions,
+            "load_time_s": self.load_time_s,
+        }
+
+    def lines(self) -> list[str]:
+        """Return the block for the console, sizes in MB of 10^6 bytes."""
+        return [
+            "MODEL SUMMARY",
+            RULE,
+            f"Model Type: {self.model_type}",
+            f"Total Parameters: {_counted(self.parameters_total)}",
+            f"Trainable Parameters: {_counted(self.parameters_trainable)}",
+            f"Model Size: {self.size_bytes / 1e6:,.2f} MB ({self.dtype})",
+            *(f"{title}: {value}" for title, value in self.of_task.values()),
+            f"Longest Input: {f'{self.max_positions:,} tokens' if self.max_positions else 'no limit stated'}",
+            f"Load Time: {self.load_time_s:.2f} s",
+            RULE,
+        ]
+
+
+def summarize(loaded: LoadedModel) -> ModelSummary:
+    """Return the size of a loaded model; parameters that layers share are counted once."""
+    parameters = list(loaded.model.parameters())
+    tensors = [*parameters, *loaded.model.buffers()]
+    return ModelSummary(
+        model_type=loaded.model.config.model_type,
+        parameters_total=sum(each.numel() for each in parameters),
+        parameters_trainable=sum(each.numel() for each in parameters if each.requires_grad),
+        size_bytes=sum(each.numel() * each.element_size() for each in tensors),
+        dtype=loaded.dtype,
+        of_task=tasks.of(loaded.source.task).summary(loaded.model),
+        max_positions=longest_input(loaded),
+        load_time_s=loaded.load_time_s,
+    )
+
+
+def _counted(number: int) -> str:
+    return f"{number:,} ({number / 1e6:.2f}M)"
