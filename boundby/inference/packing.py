@@ -130,8 +130,6 @@ def _window(module: Any, mask: torch.Tensor | None, settings: dict[str, Any], lo
         known = name in ("scaling", "is_causal") or name in WITHOUT_EFFECT or name.startswith("cu_seq_lens")
         if not known and value is not None and not (name in ("dropout", "output_attentions") and not value):
             raise UnsupportedAttention(name, value if isinstance(value, bool | int | float | str) else "(a value)")
-    if mask is not None and mask.shape[:-1].numel() == 1 and mask.is_floating_point() and not mask.any():
-        mask = None  # what a model makes itself of the padding, of which there is none
     if mask is None:  # the model asks for none, and does without windows then
         window = settings.get("sliding_window")
         if window is not None and window < longest:
