@@ -12,8 +12,8 @@ from boundby.inference import last_layer, strategies
 from tests import evaluation_workplace as workplace
 from utils.artifacts import EvaluationFolder
 from utils.errors import EnvironmentLacksError, PipelineError
-from utils.evaluation import compilation
 from utils.evaluation import plan as plans
+from utils.evaluation import tuning
 
 LONG_S = 2000.0
 
@@ -78,11 +78,11 @@ class Timed:
 
 @pytest.fixture
 def compiler(monkeypatch):
-    monkeypatch.setattr(compilation, "compile_obstacle", lambda _: None)
+    monkeypatch.setattr(tuning, "compile_obstacle", lambda _: None)
 
 
 def chosen(setting, compiled, whole_s=LONG_S):
-    return compilation.choose(setting, Timed(1.0), lambda: compiled, ["text"], whole_s)
+    return tuning.choose_compilation(setting, Timed(1.0), lambda: compiled, ["text"], whole_s)
 
 
 def test_layers_are_compiled_where_that_saves_twice_what_it_costs(compiler):
@@ -102,9 +102,9 @@ def test_layers_stay_as_they_are_where_that_does_not_pay(compiler):
 
 
 def test_nothing_is_compiled_where_it_cannot_pay_or_is_not_wanted(compiler):
-    found = compilation.choose("auto", Timed(1.0), None, ["text"], 599.0)  # there is nothing to call
+    found = tuning.choose_compilation("auto", Timed(1.0), None, ["text"], 599.0)  # there is nothing to call
     assert (found.on, found.reason) == (False, "not measured: a worker needs about 599 s, it pays from 600 s")
-    assert compilation.choose("off", Timed(1.0), None, ["text"], LONG_S).reason == "evaluation.compile=off"
+    assert tuning.choose_compilation("off", Timed(1.0), None, ["text"], LONG_S).reason == "evaluation.compile=off"
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_layers_that_cannot_be_compiled_stay_as_they_are_unless_that_was_asked_f
 
 
 def test_without_a_compiler_nothing_is_compiled(monkeypatch):
-    monkeypatch.setattr(compilation, "compile_obstacle", lambda _: "g++ is missing")
+    monkeypatch.setattr(tuning, "compile_obstacle", lambda _: "g++ is missing")
     assert chosen("auto", None).reason == "not compiled: g++ is missing"
     with pytest.raises(EnvironmentLacksError, match="g\\+\\+ is missing; install it"):
         chosen("on", None)
