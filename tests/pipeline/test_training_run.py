@@ -203,7 +203,7 @@ def test_the_trainer_takes_one_gpu_of_several_and_the_batch_of_the_plan(monkeypa
     plan, process = Plan(4, 4, 32, 1, 1), Process(0, 1, torch.device("cuda:0"))
     task = tasks.prepare("baseline_cnn", 0.1, seed=0)
     job = Job(TrainingSettings(), task, plan, process, tmp_path, Progress(None, plan, print), print)
-    arguments = transformers_trainer._arguments(job)
+    arguments = transformers_trainer.arguments_of(job)
     assert (arguments.device, arguments.parallel_mode.name) == (process.device, "NOT_PARALLEL")
     assert arguments.train_batch_size == arguments.eval_batch_size == plan.batch_size
 
