@@ -41,7 +41,7 @@ def main(run: cli.Run) -> int:
         if found.may_evaluate(dtype):
             run.say("FULL DATASET EVALUATION")
             found.full = evaluate(run, loaded, receipt)
-            run.say("\n".join(baseline.console_evaluation(found.full)))
+            run.say("\n".join(baseline.console_evaluation(found.full, run.config.model.task)))
         del loaded  # the next dtype is measured without this one in memory
 
     data.check_receipt(run.config, run.layout, source)  # what was measured is still what lies there

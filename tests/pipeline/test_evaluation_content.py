@@ -13,8 +13,9 @@ from tests import evaluation_workplace as workplace
 from utils import contents
 from utils.artifacts import EvaluationFolder
 from utils.baseline import Baseline
+from utils.data import Rows
 from utils.errors import InputError
-from utils.evaluation import parts, planning, rows, shards
+from utils.evaluation import parts, planning, shards
 from utils.evaluation import plan as plans
 from utils.evaluation import run as evaluation
 
@@ -88,7 +89,7 @@ def test_a_part_proves_which_texts_it_was_made_of(evaluation_folder):
     assert workplace.evaluate(settings, "plan", "run") == [0, 0]
     plan = plans.load(folder)
     part = parts.load(folder, plan, plan.shards[0])
-    other = replace(part.facts, texts_sha256=rows.ShardRows(None, None, ["x"]).texts_sha256)
+    other = replace(part.facts, texts_sha256=Rows(None, ["x"], None).texts_sha256)
     files.write_bytes(folder.part(0), parts.encode(part.table, other))
     assert parts.load(folder, plan, plan.shards[0]) is None
 

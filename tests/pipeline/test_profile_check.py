@@ -22,7 +22,8 @@ from boundby.verdict import CHANGES, OF_CAUSES, OF_CAUSES_ON_HOST, Fix, fix_of_c
 from tests.traces import call, event, step, work, write
 from utils import dry_run, steps
 from utils.artifacts import Layout
-from utils.profile_check import recommendations, trace
+from utils.profile_check import recording as recordings
+from utils.profile_check import report
 from utils.trace_analysis import document, traces
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -366,7 +367,7 @@ def test_a_step_that_the_manifest_tells_of_and_the_trace_lacks_is_a_fault(result
 
 
 def test_a_trace_too_large_to_analyse_is_unpacked_to_its_end(results, capsys, monkeypatch):
-    monkeypatch.setattr(trace, "LARGEST_JSON_BYTES", 1000)
+    monkeypatch.setattr(recordings, "LARGEST_JSON_BYTES", 1000)
     code, out = check(capsys, results, "--analysis")
     assert code == 0
     assert f"note {TRACE}: 0 MB of JSON, whole; above 0 MB it is not analysed here" in out
@@ -378,8 +379,8 @@ def test_a_trace_too_large_to_analyse_is_unpacked_to_its_end(results, capsys, mo
 
 
 def test_a_trace_that_unpacks_without_end_is_given_up(results, capsys, monkeypatch):
-    monkeypatch.setattr(trace, "LARGEST_JSON_BYTES", 1000)
-    monkeypatch.setattr(trace, "MAX_JSON_BYTES", 2000)
+    monkeypatch.setattr(recordings, "LARGEST_JSON_BYTES", 1000)
+    monkeypatch.setattr(recordings, "MAX_JSON_BYTES", 2000)
     code, out = check(capsys, results)
     assert code == 1 and f"fault {TRACE}: it unpacks to more than 0 GiB" in out
 
@@ -562,7 +563,7 @@ def synchronising_trace(folder: Path) -> Path:
 
 
 def test_the_cause_of_most_idle_time_comes_first_with_its_gain_and_its_advice(tmp_path):
-    found = recommendations.recommendations(analyze(read_trace(synchronising_trace(tmp_path))))
+    found = report.recommendations(analyze(read_trace(synchronising_trace(tmp_path))))
     first = found[0]
     assert first.cause == "synchronisation"
     assert [each.time_ms for each in found] == sorted((each.time_ms for each in found), reverse=True)

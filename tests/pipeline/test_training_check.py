@@ -15,7 +15,7 @@ from boundby.capture import Recorder, Schedule
 from boundby.training import ManagerOptions, ProfilerManager, TimerOptions
 from boundby.training.verdict import TrainingVerdict
 from boundby.verdict import CHANGES, OF_STAGES
-from utils.profile_check import stage_advice
+from utils.profile_check import report
 from utils.training import run_folder
 from utils.training.progress import Progress
 from utils.training.settings import Plan, TrainingSettings
@@ -304,7 +304,7 @@ def test_recommendations_are_of_the_largest_shares_first_and_none_below_5_percen
         stages=(share("data", "input", 0.7), share("forward", "compute", 0.26), share("h2d", "transfer", 0.04)),
         causes=(share("compute", "compute", 0.26), share("input", "input", 0.7), share("transfer", "transfer", 0.04)),
     )
-    found = stage_advice.recommendations(verdict)
+    found = report.stage_recommendations(verdict)
     assert [(each.bound, each.stages, each.share) for each in found] == [
         ("input", ("data",), 0.7),
         ("compute", ("forward",), 0.26),
