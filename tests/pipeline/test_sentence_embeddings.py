@@ -8,8 +8,7 @@ import pytest
 
 from tests import evaluation_workplace as workplace
 from tests.tiny_models import save_tokenizer
-from utils import tasks
-from utils.baseline import Baseline
+from utils import baseline, tasks
 from utils.errors import InputError
 
 TASK = tasks.of("sentence_embeddings")
@@ -42,7 +41,7 @@ def measured(tmp_path_factory):
     )
     settings = workplace.prepare(folder, workplace.texts(), folder / "model", "model.task=sentence_embeddings")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Baseline, "_diagnose", lambda *_: None)  # which measures the limits of this machine
+        patch.setattr(baseline, "find_limits", lambda *_: None)  # which measures the limits of this machine
         codes = [importlib.import_module(f"scripts.{step}").main([*settings, *QUICK]) for step in STEPS]
     return folder, codes
 
