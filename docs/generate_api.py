@@ -1,7 +1,7 @@
 """Write docs/api.md: the public names of the library with their signatures and docstrings. Imports nothing of it.
 
-What is public: the names that a package lists in `__all__`, the modules of `boundby.layers` and `boundby.partition` that
-people import, and everything without a leading underscore in the modules that stand directly in `boundby/`.
+What is public: the names that a package lists in `__all__`, the modules of `boundby.layers` and `boundby.partition`
+that people import, and everything without a leading underscore in the modules that stand directly in `boundby/`.
 
     python docs/generate_api.py
 """
