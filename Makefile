@@ -43,9 +43,10 @@ bench: setup-test  ## ratios against peers, each in one run
 	    echo "== $$file"; $(PYTHON) "$$file" $(ARGS) || failed+=" $$file"; \
 	done; [[ -z $$failed ]] || { echo "failed:$$failed" >&2; exit 1; }
 
-lint: setup-test  ## style and format
+lint: setup-test  ## style, format and types
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m mypy
 
 # What a person reads or computes on at home: no evaluation shards (predictions.csv holds their result), no earlier runs,
 # no half-written files, and no trace of 200 MB or more, which would cost more pod time than it is worth.
@@ -106,6 +107,7 @@ profile-clean:  ## remove the training runs in RUNS=runs that have ended, with t
 	done
 
 clean:  ## remove results/ and caches; data/ and the environment stay
-	rm -rf results build .pytest_cache .ruff_cache *.egg-info
+	[[ ! -d results ]] || find results -mindepth 1 -maxdepth 1 ! -name README.md -exec rm -rf {} +
+	rm -rf build .pytest_cache .ruff_cache .mypy_cache *.egg-info
 	find . \( -path ./.venv -o -path ./data \) -prune -o -name __pycache__ -prune -exec rm -rf {} +
 	@echo "data/ and $(VENV)/ stay; to remove them too: rm -r data '$(VENV)'"

@@ -8,19 +8,18 @@ python run_pipeline.py --dry-run                              what would run, wh
 
 import argparse
 import os
-import re
 import shlex
 import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent
-SCRIPT_NAME = re.compile(r"(\d\d)_\w+\.py")
-SKIP_FLAGS = {"check": "00", "download": "01", "baseline": "02", "profiling": "03", "visualize": "04"}
-CHECKER = Path("scripts", "check_profile.py")  # of what the profiling step leaves
+STEPS: dict[str, dict[str, Any]] = tomllib.loads((ROOT / "utils" / "steps.toml").read_text(encoding="utf-8"))
 UNSOUND = "some points failed or the profile has faults"
 DONE, FAILED, USAGE, INCOMPLETE, INTERRUPTED, TERMINATED = 0, 1, 2, 4, 130, 143
 
@@ -30,14 +29,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = arguments()
     args = parser.parse_intermixed_args(argv)
     os.environ.setdefault("BOUNDBY_RUN_STARTED", time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()))
-    steps = chosen(numbered_scripts(), args, parser)
+    steps = chosen(args, parser)
     if args.dry_run:
         return dry_run(steps, args)
     worst = DONE
-    for number, script in steps.items():
-        code = run_step(script, step_arguments(args))
-        if number == SKIP_FLAGS["profiling"] and code in (DONE, INCOMPLETE):
-            code = max(code, check_profile(args))
+    for number in steps:
+        step = STEPS[number]
+        code = run_step(step["script"], step_arguments(args))
+        if "check" in step and code in (DONE, INCOMPLETE):
+            code = max(code, check(step["check"], args))
         if code not in (DONE, INCOMPLETE):
             announce_failure(number, code, args)
             return code
@@ -52,8 +52,8 @@ def arguments() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--config", metavar="FILE", help="settings (default: configs/config.yaml)")
-    for name, number in SKIP_FLAGS.items():
-        parser.add_argument(f"--skip-{name}", action="store_true", help=f"leave out step {number}")
+    for number, step in STEPS.items():
+        parser.add_argument(f"--skip-{step['skip']}", action="store_true", help=f"leave out step {number}")
     parser.add_argument("--only", metavar="N", type=int, help="run step N alone")
     parser.add_argument("--from", dest="first", metavar="N", type=int, help="start at step N")
     parser.add_argument("--resume", action="store_true", help="keep finished steps and visits of an earlier run")
@@ -64,31 +64,19 @@ def arguments() -> argparse.ArgumentParser:
     return parser
 
 
-def numbered_scripts() -> dict[str, Path]:
-    """Return the numbered scripts by number, in order."""
-    found: dict[str, Path] = {}
-    for path in sorted((ROOT / "scripts").iterdir()):
-        match = SCRIPT_NAME.fullmatch(path.name)
-        if match and match[1] in found:
-            raise RuntimeError(f"two scripts have the number {match[1]}: {found[match[1]].name} and {path.name}")
-        if match:
-            found[match[1]] = path
-    return found
-
-
-def chosen(scripts: dict[str, Path], args: argparse.Namespace, parser: argparse.ArgumentParser) -> dict[str, Path]:
-    """Return the steps that the flags leave; ends with a usage error on a step that does not exist."""
+def chosen(args: argparse.Namespace, parser: argparse.ArgumentParser) -> list[str]:
+    """Return the numbers of the steps that the flags leave; ends with a usage error on a step that does not exist."""
     for flag, number in (("--only", args.only), ("--from", args.first)):
-        if number is not None and f"{number:02d}" not in scripts:
-            parser.error(f"{flag} {number}: there is no such step; known: {', '.join(scripts)}")
-    skipped = {number for name, number in SKIP_FLAGS.items() if getattr(args, f"skip_{name}")}
+        if number is not None and f"{number:02d}" not in STEPS:
+            parser.error(f"{flag} {number}: there is no such step; known: {', '.join(STEPS)}")
     if args.only is not None:
-        return {f"{args.only:02d}": scripts[f"{args.only:02d}"]}
-    return {
-        number: script
-        for number, script in scripts.items()
-        if number not in skipped and int(number) >= (args.first or 0)
-    }
+        return [f"{args.only:02d}"]
+    return [number for number in STEPS if not is_skipped(number, args) and int(number) >= (args.first or 0)]
+
+
+def is_skipped(number: str, args: argparse.Namespace) -> bool:
+    """Tell whether the flag that leaves out this step is given."""
+    return bool(getattr(args, f"skip_{STEPS[number]['skip']}"))
 
 
 def step_arguments(args: argparse.Namespace) -> list[str]:
@@ -102,19 +90,20 @@ def passed_on(args: argparse.Namespace, *flags: str) -> list[str]:
     return [*(["--config", args.config] if args.config else []), *given, *args.overrides]
 
 
-def check_profile(args: argparse.Namespace) -> int:
+def check(script: str, args: argparse.Namespace) -> int:
     """Check what the profiling step left; whatever is found stops nothing, only an interruption does."""
-    code = run_step(ROOT / CHECKER, passed_on(args, "debug"))
+    code = run_step(script, passed_on(args, "debug"))
     if code in (DONE, INTERRUPTED, TERMINATED):
         return code
     print(f"\nthe profile has faults or cannot be checked (exit code {code}); later steps run", file=sys.stderr)
     return INCOMPLETE
 
 
-def run_step(script: Path, arguments: Sequence[str]) -> int:
+def run_step(script: str, arguments: Sequence[str]) -> int:
     """Run one script, its command printed first; return its exit code. Signals reach it too."""
-    command = [sys.executable, str(script), *arguments]
-    print(f"\n$ {shown([script, *arguments])}", flush=True)
+    path = ROOT / "scripts" / script
+    command = [sys.executable, str(path), *arguments]
+    print(f"\n$ {shown([path, *arguments])}", flush=True)
     told: list[int] = []  # while the step was being started
     previous = signal.signal(signal.SIGTERM, lambda signum, frame: told.append(signum))
     try:
@@ -145,7 +134,7 @@ def announce_failure(number: str, code: int, args: argparse.Namespace) -> None:
     else:
         ended = f"ended with exit code {code}"
     resume = [*step_arguments(args), *([] if args.resume else ["--resume"])]
-    skipped = [f"--skip-{name}" for name in SKIP_FLAGS if getattr(args, f"skip_{name}")]
+    skipped = [f"--skip-{step['skip']}" for name, step in STEPS.items() if is_skipped(name, args)]
     where = ["--only" if args.only is not None else "--from", str(int(number)), *skipped]
     print(f"\nstep {number} {ended}", file=sys.stderr)
     print(f"to continue: {shown([ROOT / 'run_pipeline.py', *where, *resume])}", file=sys.stderr)
@@ -163,7 +152,7 @@ def shown(command: Sequence[str | Path]) -> str:
     return shlex.join(["python", *map(str, parts)])
 
 
-def dry_run(steps: dict[str, Path], args: argparse.Namespace) -> int:
+def dry_run(steps: Sequence[str], args: argparse.Namespace) -> int:
     """Print what the steps would do, from a process that may load the settings."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     command = [sys.executable, "-m", "utils.dry_run", *steps, "--", *step_arguments(args)]

@@ -7,11 +7,12 @@ import torch
 
 from boundby.ceilings import Ceilings
 from boundby.disturbance import HostCounters, Watch
-from boundby.interventions import fewer_threads, graph_replay
+from boundby.judgement import Times, judge
 from boundby.roofline import Interval, OperatorLoad
 from boundby.stats import Estimate, estimate
 from boundby.timer import Clock, DeviceQueue, Timer, WarmUpRule, Work, warm_up
-from boundby.verdict import Gain, Times, Verdict, judge
+from boundby.trials import fewer_threads, graph_replay
+from boundby.verdict import Doubt, Gain, Verdict
 from boundby.work import Work as CountedWork
 from boundby.work import count
 
@@ -30,7 +31,7 @@ def bottleneck(  # noqa: PLR0913  (the callable, the machine and the dtype; inst
     queue: DeviceQueue | None = None,
     make_input: Work | None = None,
     watch: Watch | None = None,
-    fixes: Sequence[Gain] = (),
+    gains: Sequence[Gain] = (),
 ) -> Verdict:
     """Return the verdict on `work`, one forward in `dtype` that needs no gradients.
 
@@ -44,7 +45,7 @@ def bottleneck(  # noqa: PLR0913  (the callable, the machine and the dtype; inst
     times = _times(work, timer, queue, make_input)
     threads = torch.get_num_threads() if on_host else 1
     disturbances = watch.stop().disturbances(threads)
-    doubts = [f"disturbed: {'; '.join(each.text for each in disturbances)}"] if disturbances else []
+    doubts = [Doubt("disturbed", "; ".join(each.text for each in disturbances))] if disturbances else []
     counted = counted_quietly(work, timer.clock if on_host else None)
     tried = fewer_threads(work, timer) if on_host else graph_replay(work, timer)
     return judge(
@@ -53,10 +54,10 @@ def bottleneck(  # noqa: PLR0913  (the callable, the machine and the dtype; inst
         ceilings.limits(dtype),
         weights_bytes=counted.least_bytes,
         on_host=on_host,
-        interventions=[tried] if tried else [],
-        fixes=fixes,
-        doubts=[*doubts, *ceilings.doubts],
-        reason=f"the ceilings of this machine in {dtype} were not measured",
+        trials=[tried] if tried else [],
+        gains=gains,
+        doubts=[*doubts, *(Doubt("disturbed", text) for text in ceilings.doubts)],
+        unknown=Doubt("ceilings", f"those of this machine in {dtype} were not measured"),
     )
 
 

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "api.md"
 COMMAND = "python docs/generate_api.py"
 WITHOUT_EXPORTS = {
-    "boundby.layers": ("document", "engine", "ranking", "records", "report"),
+    "boundby.layers": ("dashboard", "engine", "ranking", "records", "report"),
     "boundby.partition": ("comparison", "running", "simulation"),
 }
 ALIAS = re.compile(r"[A-Z][a-z]\w*")  # `Bound = Literal[...]`, and not a constant

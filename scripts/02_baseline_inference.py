@@ -22,8 +22,8 @@ def main(run: cli.Run) -> int:
     source = models.locate(run.config.model, run.layout.dataset.parent)
     receipt = data.check_receipt(run.config, run.layout, source)
     make_room(run)
-    rows = data.load_texts(run.layout)
-    sample = data.sample(rows, models.AGREEMENT_ROWS, seed=0).texts
+    rows = data.load_texts(run.layout, sha256=receipt.dataset["sha256"])
+    sample = models.agreement_texts(rows.texts)
     models.use_matmul_precision(run.config.model.matmul_precision)
     found = baseline.Baseline(run, receipt)
 
@@ -41,9 +41,10 @@ def main(run: cli.Run) -> int:
         if found.may_evaluate(dtype):
             run.say("FULL DATASET EVALUATION")
             found.full = evaluate(run, loaded, receipt)
-            run.say("\n".join(baseline.console_evaluation(found.full)))
+            run.say("\n".join(baseline.console_evaluation(found.full, run.config.model.task)))
         del loaded  # the next dtype is measured without this one in memory
 
+    data.check_receipt(run.config, run.layout, source)  # what was measured is still what lies there
     found.require_a_measurement()
     found.save(complete=True)
     run.say(f"wrote {run.layout.metrics}")

@@ -25,11 +25,11 @@ def main(run: cli.Run) -> int:
 
     from boundby.device import pick_device
     from utils import data, models, tracing
-    from utils.layers import pipeline as layers
+    from utils.layers import profiling as layers
 
     source = models.locate(config.model, run.layout.dataset.parent)
-    data.check_receipt(config, run.layout, source)
-    rows = data.load_texts(run.layout)
+    receipt = data.check_receipt(config, run.layout, source)
+    rows = data.load_texts(run.layout, sha256=receipt.dataset["sha256"])
     device = pick_device(config.model.device)
     models.use_matmul_precision(config.model.matmul_precision)
     loaded = models.load(source, device, config.model.dtype, trust_remote_code=run.args.trust_remote_code)

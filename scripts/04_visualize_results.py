@@ -16,21 +16,19 @@ from utils import cli
 
 @cli.step("04")
 def main(run: cli.Run) -> int:
-    from dataclasses import replace
-
     from boundby import files
     from utils.render import html_page, plain_text
-    from utils.report import assembly, headline, pictures, sources
+    from utils.report import assembly, pictures, sources, summary
 
     data = sources.read(run)
-    data = replace(data, pictures=pictures.draw(data))
-    document = assembly.document(data)
-    files.write_text(run.layout.report, plain_text.render(document))
-    files.write_text(run.layout.html_report, html_page.render(document))
+    report = assembly.report(data)
+    pictures.draw(report.drawings)
+    files.write_text(run.layout.report, plain_text.render(report.document))
+    files.write_text(run.layout.html_report, html_page.render(report.document))
 
-    run.say("\n".join(plain_text.lines([headline.summary(data)])))
-    for picture in data.pictures:
-        run.say(f"{picture.path}: {picture.reason}" if picture.reason else f"wrote {picture.path}")
+    run.say("\n".join(plain_text.lines([summary.summary(data)])))
+    for drawing in report.drawings:
+        run.say(f"{drawing.path}: {drawing.reason}" if drawing.reason else f"wrote {drawing.path}")
     run.say(f"wrote {run.layout.report}")
     run.say(f"wrote {run.layout.html_report}")
     return cli.DONE

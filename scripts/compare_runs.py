@@ -33,12 +33,12 @@ def add_arguments(parser) -> None:
 
 @cli.tool(add_arguments)
 def main(run: cli.Run) -> int:
-    from utils.comparison import document, results, text
+    from utils.comparison import blocks, facts
 
     args = run.args
-    a, b = (results.read(path, run.layout) for path in (args.a, args.b))
-    found = document.compare(a, b, args.minimum_effect, force=args.force)
-    run.say(found.as_json() if args.json else "\n".join(text.lines(found)))
+    a, b = (facts.read(path, run.layout) for path in (args.a, args.b))
+    found = facts.compare(a, b, args.minimum_effect, force=args.force)
+    run.say(found.as_json() if args.json else "\n".join(blocks.lines(found)))
     return int(found.is_finding(args.strict))
 
 

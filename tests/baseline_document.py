@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from boundby import files
-from boundby.trace.operators import OPERATOR_COLUMNS
+from boundby.trace.operator_table import OPERATOR_COLUMNS
 from tests.diagnosed_rows import CPU_CEILINGS, CPU_STATE, GPU_CEILINGS, GPU_STATE
 from utils.artifacts import METRICS_VERSION, Layout
 from utils.config import Config, Targets

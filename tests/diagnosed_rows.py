@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from boundby.ceilings import Ceilings, ComputeCeiling, MemoryCeiling
-from boundby.interventions import UNCHANGED
+from boundby.judgement import Times, judge, precision_gain
 from boundby.roofline import Attribution, Interval, OperatorLoad, attribute
-from boundby.verdict import ARITHMETIC, REMOVE_PADDING, Gain, Intervention, Times, judge, precision_gain
+from boundby.trials import UNCHANGED
+from boundby.verdict import Fix, Gain, Trial, doubts_of
 from utils.diagnosis import Finding
 from utils.optimal import MEASURED
 
@@ -104,9 +105,9 @@ def _diagnosed(row: dict[str, Any], gpu: bool) -> dict[str, Any]:
         limits,
         weights_bytes=forward.weight_bytes,
         on_host=not gpu,
-        interventions=[_replayed(times) if gpu else _less_precise()],
-        fixes=list(_fixes(row, ceilings, found)),
-        doubts=[each for each in row["doubts"] if each.startswith("noisy")],
+        trials=[_replayed(times) if gpu else _less_precise()],
+        gains=list(_gains(row, ceilings, found)),
+        doubts=[doubt for doubt in doubts_of(row) if doubt.kind == "noisy"],
     )
     share, rate = verdict.share_of_limit, flops / times.isolated_s.value
     columns = {
@@ -137,24 +138,26 @@ def _times(row: Mapping[str, Any], gpu: bool) -> Times:
     return Times(isolated, device, row["enqueue_per_batch_ms"] / 1e3, input_s, transfer_s=2e-5, fixed_s=11e-3)
 
 
-def _replayed(times: Times) -> Intervention:
+def _replayed(times: Times) -> Trial:
     ratio = times.isolated_s.value / times.working_s.value
     predicted = {"launch": (1.15, math.inf), "compute": UNCHANGED, "memory": UNCHANGED}
-    return Intervention("replayed as a CUDA graph", Interval(ratio, 0.98 * ratio, 1.02 * ratio), predicted)
+    return Trial(Fix("issue_at_once"), Interval(ratio, 0.98 * ratio, 1.02 * ratio), predicted)
 
 
-def _less_precise() -> Intervention:
+def _less_precise() -> Trial:
     predicted = {"compute": (1.37, 2.3), "memory": UNCHANGED, "launch": UNCHANGED}
-    return Intervention("float32 products at precision 'medium'", Interval(1.62, 1.57, 1.67), predicted)
+    return Trial(Fix("matmul_precision", {"precision": "medium"}), Interval(1.62, 1.57, 1.67), predicted)
 
 
-def _fixes(row: Mapping[str, Any], ceilings: Ceilings, found: Attribution) -> Iterator[Gain]:
+def _gains(row: Mapping[str, Any], ceilings: Ceilings, found: Attribution) -> Iterator[Gain]:
     share = row["padding_pct"]
-    yield Gain(REMOVE_PADDING, 1 / (1 - share / 100), f"{share:.0f} % of the FLOPs are of padding", ARITHMETIC)
+    yield Gain(Fix("remove_padding"), 1 / (1 - share / 100), f"{share:.0f} % of the FLOPs are of padding")
     configured = ceilings.configured(row["dtype"])
     if configured is None or row["dtype"] != "float32":
         return
     for each in (ceilings.best("float32"), ceilings.best("bfloat16")):
         ratio = each.flops_per_s / configured.flops_per_s
-        setting = f"float32 products at precision {each.precision!r}" if each.precision else f"run in {each.dtype}"
-        yield precision_gain(setting, found, ratio, bytes_factor=1.0 if each.precision else 2.0)
+        setting = Fix("matmul_precision", {"precision": each.precision}) if each.precision else None
+        yield precision_gain(
+            setting or Fix("dtype", {"dtype": each.dtype}), found, ratio, bytes_factor=1.0 if each.precision else 2.0
+        )

@@ -11,7 +11,7 @@ from utils.artifacts import Layout
 from utils.cli import DEFAULT_CONFIG, Run
 from utils.console import Console
 from utils.render import plain_text
-from utils.report import advice, assembly, sources
+from utils.report import advice, assembly, pictures, sources
 
 REMARKS = [{"what": "device events", "reason": "the profiler of this torch records none for cpu"}]
 POD = {
@@ -60,7 +60,7 @@ def pod(read: Reader, document: Mapping[str, Any] | None = None, **others: Any) 
 
 def text(data: sources.ReportData) -> str:
     """Return the report as text."""
-    return plain_text.render(assembly.document(data))
+    return plain_text.render(assembly.report(data).document)
 
 
 def section(data: sources.ReportData, title: str) -> str:
@@ -77,6 +77,16 @@ def flat(lines: str) -> str:
 def head(data: sources.ReportData) -> str:
     """Return what stands before the first section, as one line."""
     return flat(text(data).partition("What was measured on what")[0])
+
+
+def drawings(data: sources.ReportData) -> dict[str, str | None]:
+    """Return why each picture is not drawn by the name of its file, None where it is."""
+    return {drawing.path.name: drawing.reason for drawing in assembly.report(data).drawings}
+
+
+def draw(data: sources.ReportData, *names: str) -> None:
+    """Draw the pictures of these names, or take away those that cannot be drawn; all without a name."""
+    pictures.draw([each for each in assembly.report(data).drawings if not names or each.path.name in names])
 
 
 def advised(data: sources.ReportData) -> list[str]:

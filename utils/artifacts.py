@@ -1,16 +1,49 @@
-"""Every path and file name of the pipeline, and what happens to the outputs of an earlier run."""
+"""The one table of artefacts: every path and file name of the pipeline, what it holds, and which step writes it."""
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple, Protocol, Self, overload
 
 from utils.config import Config
 from utils.errors import InputError
 
-METRICS_VERSION = 2  # of baseline_metrics.json: its keys, and how its numbers are made
+METRICS_VERSION = 3  # of baseline_metrics.json: its keys, and how its numbers are made
 LAYER_PROFILE = "model"  # name of the files in layers/
 RUN_STARTED_VARIABLE = "BOUNDBY_RUN_STARTED"  # set by the runner, so that its steps share one folder in previous/
+
+
+class Folder(Protocol):
+    """What has artefacts."""
+
+    @property
+    def path(self) -> Path:
+        """Where it lies."""
+        ...
+
+
+class Artefact:
+    """A file or folder below the folder that has it; `content` and `step` put it on the list of the report."""
+
+    def __init__(self, name: str, step: str = "", content: str = "") -> None:
+        self.name, self.step, self.content = name, step, content
+
+    @overload
+    def __get__(self, folder: None, kind: type) -> Self: ...
+    @overload
+    def __get__(self, folder: Folder, kind: type) -> Path: ...
+    def __get__(self, folder: Folder | None, kind: type) -> Self | Path:
+        return self if folder is None else folder.path / self.name
+
+
+class Listed(NamedTuple):
+    """A file as the report lists it: where it lies, which step writes it, and what it holds."""
+
+    path: Path
+    step: str
+    content: str
 
 
 @dataclass(frozen=True)
@@ -19,10 +52,14 @@ class EvaluationFolder:
 
     path: Path
 
-    @property
-    def plan(self) -> Path:
-        """What is done, fixed before it starts."""
-        return self.path / "plan.json"
+    plan = Artefact("plan.json")  # what is done, fixed before it starts
+    claims = Artefact(".claims")  # the folder of the locks of shards that are being predicted
+    metrics = Artefact("metrics.json")  # the numbers over all rows
+    predictions = Artefact("predictions.csv", "02", "one row per evaluated text")
+    per_class = Artefact("per_class.csv", "02", "precision, recall and F1 of every class")
+    confusion_matrix = Artefact("confusion_matrix.csv", "02", "how many rows of each label got each prediction")
+    confident_mistakes = Artefact("confident_mistakes.csv", "02", "the surest mistakes with their texts")
+    quality = Artefact("quality.json", "02", "the same and the calibration, for programs")
 
     def part(self, shard: int) -> Path:
         """Return the path of the predictions of one shard; its presence is the commit."""
@@ -32,50 +69,48 @@ class EvaluationFolder:
         """Return the path of the time and memory that one shard took: measured, hence not in the part."""
         return self.path / f"cost-{shard:05d}.json"
 
-    @property
-    def claims(self) -> Path:
-        """The folder of the locks of shards that are being predicted."""
-        return self.path / ".claims"
-
-    @property
-    def predictions(self) -> Path:
-        """One line per evaluated row."""
-        return self.path / "predictions.csv"
-
-    @property
-    def metrics(self) -> Path:
-        """The numbers over all rows."""
-        return self.path / "metrics.json"
-
-    @property
-    def per_class(self) -> Path:
-        """One line per class: counts, precision, recall, F1."""
-        return self.path / "per_class.csv"
-
-    @property
-    def confusion_matrix(self) -> Path:
-        """How many rows of each label got each prediction."""
-        return self.path / "confusion_matrix.csv"
-
-    @property
-    def confident_mistakes(self) -> Path:
-        """The wrong predictions that the model is surest of, with their texts."""
-        return self.path / "confident_mistakes.csv"
-
-    @property
-    def quality(self) -> Path:
-        """Classes, confused pairs, confident mistakes and calibration, for programs."""
-        return self.path / "quality.json"
-
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each file of one configuration lies."""
+    """Where each file of one configuration lies. Pictures lie in `plots`, named by the figures themselves."""
 
     results: Path
     metrics: Path
     detailed_metrics: Path
     dataset: Path
+
+    raw_samples = Artefact("raw_samples.csv", "02", "every timing")
+    evaluation = Artefact("evaluation")
+    op_stats = Artefact("profiler_traces/op_stats.csv", "03", "one row per operator and shape")
+    trace = Artefact("profiler_traces/trace.json.gz", "03", "timeline for https://ui.perfetto.dev")
+    trace_analysis = Artefact(
+        "profiler_traces/trace_analysis.json", "03", "where the traced time went and why, for programs"
+    )
+    key_averages = Artefact("profiler_traces/key_averages.txt", "03", "the operators as a table of text")
+    stacks = Artefact("profiler_traces/stacks.txt", "03", "call stacks with their own time")
+    flame_graph = Artefact("profiler_traces/flame_graph.html", "03", "the call stacks as a flame graph, for a browser")
+    memory_timeline = Artefact(
+        "profiler_traces/memory_timeline.csv", "03", "allocated memory over the time of the trace"
+    )
+    memory_snapshot = Artefact(
+        "profiler_traces/memory_snapshot.pickle",
+        "03",
+        "history of the GPU's allocator, for https://pytorch.org/memory_viz",
+    )
+    trace_manifest = Artefact("profiler_traces/manifest.json")  # what the trace holds, what it lacks and why
+    traces = Artefact("profiler_traces")
+    layer_dashboard = Artefact(f"layers/{LAYER_PROFILE}_dashboard.html", "03", "the profile by layer, for a browser")
+    layer_summary = Artefact(
+        f"layers/{LAYER_PROFILE}_summary.json",
+        "03",
+        "the same for programs; model_metrics.jsonl has every run",
+    )
+    layers = Artefact("layers")
+    run = Artefact("run.json", "04", "machine, versions, settings, status of the steps")  # which every step updates
+    plots = Artefact("plots")
+    report = Artefact("baseline_summary_report.txt")
+    html_report = Artefact("report.html")
+    lock = Artefact(".lock")  # held by the step that is running
 
     @classmethod
     def of(cls, config: Config) -> "Layout":
@@ -89,29 +124,9 @@ class Layout:
         )
 
     @property
-    def run(self) -> Path:
-        """What was run on what: fingerprint, effective configuration, versions, status of steps."""
-        return self.results / "run.json"
-
-    @property
-    def ceilings(self) -> Path:
-        """The folder of the measured limits of this machine, beside the data since they outlive a run."""
-        return self.dataset.parent / "ceilings"
-
-    @property
-    def lock(self) -> Path:
-        """Held by the step that is running."""
-        return self.results / ".lock"
-
-    @property
-    def raw_samples(self) -> Path:
-        """Every timing of the sweep."""
-        return self.results / "raw_samples.csv"
-
-    @property
-    def evaluation(self) -> Path:
-        """The folder of the pass over the whole dataset."""
-        return self.results / "evaluation"
+    def path(self) -> Path:
+        """The folder of the results."""
+        return self.results
 
     @property
     def evaluated(self) -> EvaluationFolder:
@@ -124,129 +139,9 @@ class Layout:
         return self.evaluated.predictions
 
     @property
-    def traces(self) -> Path:
-        """The folder of the operator trace."""
-        return self.results / "profiler_traces"
-
-    @property
-    def trace(self) -> Path:
-        """The Chrome trace."""
-        return self.traces / "trace.json.gz"
-
-    @property
-    def stacks(self) -> Path:
-        """Folded call stacks with their self time."""
-        return self.traces / "stacks.txt"
-
-    @property
-    def op_stats(self) -> Path:
-        """One row per operator."""
-        return self.traces / "op_stats.csv"
-
-    @property
-    def trace_analysis(self) -> Path:
-        """Where the time of the trace went, and why its device was idle."""
-        return self.traces / "trace_analysis.json"
-
-    @property
-    def key_averages(self) -> Path:
-        """The operators as a table of text, by their shapes."""
-        return self.traces / "key_averages.txt"
-
-    @property
-    def memory_snapshot(self) -> Path:
-        """The history of the allocator, for pytorch.org/memory_viz."""
-        return self.traces / "memory_snapshot.pickle"
-
-    @property
-    def flame_graph(self) -> Path:
-        """The call stacks as a page for a browser."""
-        return self.traces / "flame_graph.html"
-
-    @property
-    def memory_timeline(self) -> Path:
-        """The allocated memory over the time of the trace."""
-        return self.traces / "memory_timeline.csv"
-
-    @property
-    def trace_manifest(self) -> Path:
-        """What the trace holds, what it lacks and why."""
-        return self.traces / "manifest.json"
-
-    @property
-    def layers(self) -> Path:
-        """The folder of the profile by layer."""
-        return self.results / "layers"
-
-    @property
-    def layer_summary(self) -> Path:
-        """What each layer costs, and how far that can be trusted."""
-        return self.layers / f"{LAYER_PROFILE}_summary.json"
-
-    @property
-    def layer_dashboard(self) -> Path:
-        """The profile by layer as a page for a browser."""
-        return self.layers / f"{LAYER_PROFILE}_dashboard.html"
-
-    @property
-    def layers_plot(self) -> Path:
-        """The layers that take most of the time."""
-        return self.plots / "layers.png"
-
-    @property
-    def plots(self) -> Path:
-        """The folder of the pictures."""
-        return self.results / "plots"
-
-    @property
-    def confusion_plot(self) -> Path:
-        """Which classes are taken for which."""
-        return self.plots / "confusion_matrix.png"
-
-    @property
-    def calibration_plot(self) -> Path:
-        """How often predictions are right, by their confidence."""
-        return self.plots / "calibration.png"
-
-    @property
-    def batch_size_plot(self) -> Path:
-        """Six panels over the batch size."""
-        return self.plots / "batch_size_comparison.png"
-
-    @property
-    def heatmap_plot(self) -> Path:
-        """Each metric of each batch size, normalised."""
-        return self.plots / "metrics_heatmap.png"
-
-    @property
-    def roofline_plot(self) -> Path:
-        """Each batch size under the limits of the machine."""
-        return self.plots / "roofline.png"
-
-    @property
-    def operators_plot(self) -> Path:
-        """Where the traced time goes."""
-        return self.plots / "operators.png"
-
-    @property
-    def timeline_plot(self) -> Path:
-        """What the device did at each moment of the trace, and why it was idle."""
-        return self.plots / "trace_timeline.png"
-
-    @property
-    def memory_plot(self) -> Path:
-        """The allocated memory over the trace, and whose it was at its peak."""
-        return self.plots / "trace_memory.png"
-
-    @property
-    def report(self) -> Path:
-        """The text that people read."""
-        return self.results / "baseline_summary_report.txt"
-
-    @property
-    def html_report(self) -> Path:
-        """The same report with its pictures, one file for a browser."""
-        return self.results / "report.html"
+    def ceilings(self) -> Path:
+        """The folder of the measured limits of this machine, beside the data since they outlive a run."""
+        return self.dataset.parent / "ceilings"
 
     @property
     def label_mappings(self) -> Path:
@@ -279,6 +174,20 @@ class Layout:
         """Return the path of the log of step `step`."""
         return self.results / "logs" / f"{step}.log"
 
+    def listed(self) -> list[Listed]:
+        """Return the files that a person is told of, in the order of the steps; the report adds itself and pictures."""
+        named = [
+            Listed(self.metrics, "02", "all results, for programs"),
+            Listed(self.detailed_metrics, "02", "one row per batch size, for spreadsheets"),
+        ]
+        return sorted([*named, *_listed(self), *_listed(self.evaluated)], key=lambda file: file.step)
+
+
+def _listed(folder: Folder) -> Iterator[Listed]:
+    for artefact in vars(type(folder)).values():
+        if isinstance(artefact, Artefact) and artefact.content:
+            yield Listed(folder.path / artefact.name, artefact.step, artefact.content)
+
 
 def started_at() -> str:
     """Return when this run started, in UTC, as a name that sorts and is safe in a path."""
@@ -302,13 +211,12 @@ def set_aside(paths: list[Path], layout: Layout) -> Path | None:
     if not present:
         return None
     folder = layout.results / "previous" / started_at()
-    taken = [folder / path.relative_to(layout.results) for path in present]
     number = 1
-    while any(path.exists() for path in taken):
+    while any((folder / path.relative_to(layout.results)).exists() for path in present):
         number += 1
-        folder = layout.results / "previous" / f"{started_at()}-{number}"
-        taken = [folder / path.relative_to(layout.results) for path in present]
-    for path, target in zip(present, taken, strict=True):
+        folder = folder.with_name(f"{started_at()}-{number}")
+    for path in present:
+        target = folder / path.relative_to(layout.results)
         target.parent.mkdir(parents=True, exist_ok=True)
         path.rename(target)
     return folder

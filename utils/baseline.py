@@ -12,14 +12,15 @@ from boundby.ceilings import Ceilings
 from boundby.device import describe, pick_device
 from boundby.sampler import Sampler
 from boundby.timer import Timer
-from utils import diagnosis, instruments, metrics, receipts, visits
+from boundby.verdict import Doubt
+from utils import diagnosis, instruments, metrics, steps, tasks, visits
 from utils.artifacts import METRICS_VERSION
 from utils.ceiling_share import share_of_ceiling
 from utils.cli import Run
 from utils.data import DataReceipt, Rows
 from utils.errors import PipelineError
 from utils.metrics import MetricsCollector
-from utils.models import Agreement, LoadedModel, ModelSummary
+from utils.models import LoadedModel, ModelSummary
 from utils.optimal import MEASURED, judge, optimal
 from utils.profiler import HALF_WIDTH, Guard, InferenceProfiler
 from utils.selection import Selection
@@ -56,7 +57,7 @@ class Baseline:
         wanted = self.run.config.evaluation.enabled and dtype == self.run.config.model.dtype
         return wanted and any(row["status"] in MEASURED for row in self.rows[dtype])
 
-    def describe_model(self, loaded: LoadedModel, summary: ModelSummary, agreement: Agreement) -> None:
+    def describe_model(self, loaded: LoadedModel, summary: ModelSummary, agreement: Any) -> None:
         """Note what is measured, and that batched and single predictions agree; the model's own dtype comes first."""
         if self.model:
             return
@@ -64,6 +65,7 @@ class Baseline:
         self.model = {
             "name": source.name,
             "origin": source.origin,
+            "task": source.task,
             "revision": source.revision,
             "fingerprint": source.fingerprint,
             **summary.as_dict(),
@@ -138,11 +140,12 @@ class Baseline:
         """Return the ceilings of this machine, measured once and kept beside the data."""
         if self.ceilings is None:
             folder = self.run.layout.ceilings
-            wanted = tuple(dict.fromkeys([*ceilings.DTYPES[device.type], *receipts.sweep_dtypes(self.run.config)]))
+            wanted = tuple(dict.fromkeys([*ceilings.usual_dtypes(device), *steps.sweep_dtypes(self.run.config)]))
             self.ceilings, path, is_new = ceilings.cached(folder, device, wanted)
             how = f"measured in {self.ceilings.seconds:.1f} s" if is_new else f"from {path}"
             self.run.note(f"ceilings of this machine: {how}")
-            self.doubts += [doubt for doubt in self.ceilings.doubts if doubt not in self.doubts]
+            doubts = [str(Doubt("disturbed", text)) for text in self.ceilings.doubts]
+            self.doubts += [doubt for doubt in doubts if doubt not in self.doubts]
         return self.ceilings
 
     def save(self, complete: bool = False) -> None:
@@ -230,7 +233,7 @@ class Baseline:
 
 def dtypes(run: Run) -> list[str]:
     """Return the dtypes of the sweep; the first is the model's own."""
-    return receipts.sweep_dtypes(run.config)
+    return steps.sweep_dtypes(run.config)
 
 
 def device(run: Run) -> torch.device:
@@ -258,14 +261,11 @@ def console_rows(rows: Sequence[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def console_evaluation(full: dict[str, Any]) -> list[str]:
+def console_evaluation(full: dict[str, Any], task: str) -> list[str]:
     """Return the evaluation as lines for the terminal."""
-    low, high = full["accuracy_ci_low"], full["accuracy_ci_high"]
     return [
         f"Samples: {full['samples']:,}",
-        f"Accuracy: {full['accuracy']:.4f} [{low:.4f}, {high:.4f}] ({full['correct']:,} correct)",
-        f"F1-Score (Macro): {full['f1_macro']:.4f}",
-        f"F1-Score (Weighted): {full['f1_weighted']:.4f}",
+        *(f"{title}: {value}" for title, value in tasks.of(task).described(full)),
         f"Inference time: {full['inference_time_s']:,.2f} seconds",
         f"Throughput: {full['throughput_samples_per_sec']:.2f} samples/sec",
     ]

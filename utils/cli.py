@@ -12,7 +12,7 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -23,6 +23,7 @@ from utils.errors import EnvironmentLacksError, InputError, PipelineError
 if TYPE_CHECKING:
     from utils.artifacts import Layout
     from utils.config import Config
+    from utils.steps import Parts
 
 ROOT = Path(__file__).resolve().parents[1]
 DEFAULT_CONFIG = ROOT / "configs" / "config.yaml"
@@ -58,7 +59,6 @@ class Run:
     args: argparse.Namespace
     console: Console
     resuming: bool = False
-    parts: dict[str, Any] = field(default_factory=dict)
 
     def say(self, text: str) -> None:
         """Show a result on stdout."""
@@ -202,7 +202,7 @@ def _live(number: str, body: Body, run: Run) -> int:
     from filelock import FileLock, Timeout
 
     from boundby import files
-    from utils import receipts
+    from utils import steps
 
     layout = run.layout
     try:
@@ -210,29 +210,29 @@ def _live(number: str, body: Body, run: Run) -> int:
         with FileLock(layout.lock, timeout=0), _logged(layout.log(number)):
             files.remove_orphans(layout.results)
             files.remove_orphans(layout.dataset.parent, recursive=False)  # which may be a folder of the user's own
-            run.parts = receipts.parts(number, run.config, layout)
+            parts = steps.parts(number, run.config, layout)
             if run.args.resume:
-                decision = receipts.decide(number, run.config, layout)
+                decision = steps.decide(number, run.config, layout)
                 run.note(f"step {number}: {'runs' if decision.run else 'kept'} ({decision.reason})")
                 if not decision.run:
                     return DONE
-            return _recorded(number, body, run)
+            return _recorded(number, body, run, parts)
     except Timeout:
         raise InputError(
             f"{layout.results}: another step is writing there; wait for it or choose output.results_dir"
         ) from None
 
 
-def _recorded(number: str, body: Body, run: Run) -> int:
+def _recorded(number: str, body: Body, run: Run, parts: "Parts") -> int:
     """Run the body of a step; leave its state in run.json and, when it has finished, its receipt."""
-    from utils import receipts, run_record
+    from utils import steps
 
     started, clock = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
-    run_record.update(run.layout, run.config, number, {"status": "running", "started": started})
+    steps.record(number, run.layout, run.config, {"status": "running", "started": started})
     code = FAILED
     try:
-        _make_room(number, run)
-        receipts.begin(number, run.layout, run.parts)
+        _make_room(number, run, parts)
+        steps.begin(number, run.layout, parts)
         code = body(run) or DONE
     except KeyboardInterrupt:
         code = INTERRUPTED
@@ -251,28 +251,27 @@ def _recorded(number: str, body: Body, run: Run) -> int:
             "seconds": round(time.monotonic() - clock, 3),
         }
         if code in (DONE, INCOMPLETE):
-            receipts.write(number, run.layout, run.parts, **facts)
+            steps.finish(number, run.layout, parts, **facts)
         with contextlib.suppress(OSError):  # a full disk must not hide the error that led here
-            run_record.update(run.layout, run.config, number, facts)
+            steps.record(number, run.layout, run.config, facts)
     return code
 
 
-def _make_room(number: str, run: Run) -> None:
+def _make_room(number: str, run: Run, parts: "Parts") -> None:
     """Keep what `--resume` may build on; move the outputs of an earlier measurement away."""
-    from utils import receipts
+    from utils import steps
     from utils.artifacts import set_aside
 
-    if not receipts.STEPS[number].measures:
+    if not steps.STEPS[number].measures:
         return
-    earlier = receipts.continuation(number, run.parts, run.layout)
+    earlier = steps.continuation(number, parts, run.layout)
     run.resuming = run.args.resume and not earlier.run
     if run.args.resume:
         run.note(f"step {number}: {'continues' if run.resuming else 'starts anew'} ({earlier.reason})")
     elif run.layout.marker(number).exists():
         run.note("an interrupted run lies here and is moved aside; --resume would have continued it")
     if not run.resuming:
-        stale = receipts.stale_with(number, run.layout, run.config, resumes=run.args.resume)
-        folder = set_aside(stale, run.layout)
+        folder = set_aside(steps.stale_with(number, run.layout, resumes=run.args.resume), run.layout)
         if folder:
             run.note(f"step {number}: the earlier outputs are in {folder}")
 

@@ -1,33 +1,25 @@
 """Why a batch size is as fast as it is: the work of its forwards, the limits of the machine, and interventions."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from statistics import mean, median
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
-from boundby import interventions
+from boundby import trials
 from boundby.bottleneck import counted_quietly, interval, loads
 from boundby.ceilings import Ceilings
 from boundby.device import is_host, is_out_of_memory, release_memory
 from boundby.energy import EnergyMeter
 from boundby.environment import memory_limit_bytes
 from boundby.inference import Batch, forward
+from boundby.judgement import Times, judge, precision_gain
 from boundby.roofline import Interval, Limits, OperatorLoad, attribute, fixed_cost
 from boundby.stats import estimate
 from boundby.timer import Timer, Work
-from boundby.verdict import (
-    ARITHMETIC,
-    REMOVE_PADDING,
-    Gain,
-    Intervention,
-    Times,
-    Verdict,
-    judge,
-    precision_gain,
-)
+from boundby.verdict import Doubt, Fix, Gain, Trial, Verdict, doubts_of
 from boundby.work import count, fit_length_cost, transformer_flops, transformer_shape
 from utils.metrics import MB, per_batch
 from utils.optimal import MEASURED
@@ -37,7 +29,7 @@ from utils.visits import Visit, usable
 T = TypeVar("T")
 FORMULA_TOLERANCE = 0.05  # counted and formula agree to 1 % for the families that are known
 DOUBTS_OF_A_VERDICT = ("noisy", "disturbed", "drift", "warm-up")  # those that its figures rest on
-FORWARDS_OF_AN_INTERVENTION = 4 * interventions.PAIRS + 2
+FORWARDS_OF_A_TRIAL = 4 * trials.PAIRS + 2
 ENERGY_WINDOWS = 3
 
 
@@ -54,8 +46,9 @@ class Finding:
         """Return the row with its columns, its verdict, and its doubts joined by those of the verdict."""
         known = {name for name, value in self.columns.items() if value is not None}
         reasons = {name: why for name, why in row["reasons"].items() if name not in known} | dict(self.reasons)
-        doubts = [*row["doubts"], *(each for each in self.verdict.doubts if each not in row["doubts"])]
-        return {**row, **self.columns, "reasons": reasons, "doubts": doubts, "verdict": asdict(self.verdict)}
+        doubts = list(dict.fromkeys([*doubts_of(row), *self.verdict.doubts]))
+        said = {"doubts": [str(doubt) for doubt in doubts], "doubt_kinds": [doubt.kind for doubt in doubts]}
+        return {**row, **self.columns, **said, "reasons": reasons, "verdict": self.verdict.as_dict()}
 
 
 @dataclass(frozen=True)
@@ -107,8 +100,8 @@ class _Case:
     def finding(self) -> Finding:
         """Return what is found; a model whose operators cannot be counted gets an inconclusive verdict."""
         loads, reason = _tried(lambda: self._loads(self.batches))
-        failed: list[str] = []
-        tried = tuple(self._interventions(failed)) if loads and self.limits else ()
+        failed: list[Doubt] = []
+        tried = tuple(self._trials(failed)) if loads and self.limits else ()
         useful, useful_reason = _tried(self._useful_flops) if loads else (None, reason)
         verdict = judge(
             self._times(),
@@ -116,10 +109,12 @@ class _Case:
             self.limits,
             weights_bytes=self.weights_bytes,
             on_host=self.on_host,
-            interventions=tried,
-            fixes=list(self._fixes(loads or (), useful)),
-            doubts=[*self._doubts(), *self.subject.ceilings.doubts, *self._miscounted(loads or ()), *failed],
-            reason=reason or f"ceilings: the limits of this machine in {self.dtype} were not measured",
+            trials=tried,
+            gains=list(self._gains(loads or (), useful)),
+            doubts=[*self._doubts(), *self._miscounted(loads or ()), *failed],
+            unknown=Doubt("work", reason)
+            if reason
+            else Doubt("ceilings", f"the limits of this machine in {self.dtype} were not measured"),
         )
         columns, reasons = self._columns(loads or (), useful, verdict)
         if loads and columns["useful_flops_pct"] is None:
@@ -154,7 +149,7 @@ class _Case:
         batch = Batch(tuple(range(batch_size)), ids, torch.ones_like(ids), tokens_real=ids.numel())
         return count(self._call(batch)).flops
 
-    def _miscounted(self, loads: Sequence[OperatorLoad]) -> list[str]:
+    def _miscounted(self, loads: Sequence[OperatorLoad]) -> list[Doubt]:
         """Return a doubt where the counted FLOPs are far from the formula of a transformer whose shape is known."""
         shape = transformer_shape(self.subject.model)
         if shape is None or not loads:
@@ -163,10 +158,13 @@ class _Case:
         ratio = sum(each.flops for each in loads) / formula
         if abs(ratio - 1) <= FORMULA_TOLERANCE:
             return []
-        return [f"work: the counted FLOPs are {ratio:.2f} times those of the formula for this kind of transformer"]
+        return [
+            Doubt("work", f"the counted FLOPs are {ratio:.2f} times those of the formula for this kind of transformer")
+        ]
 
-    def _doubts(self) -> list[str]:
-        return [each for each in self.row["doubts"] if each.startswith(DOUBTS_OF_A_VERDICT)]
+    def _doubts(self) -> list[Doubt]:
+        of_times = [doubt for doubt in doubts_of(self.row) if doubt.kind in DOUBTS_OF_A_VERDICT]
+        return [*of_times, *(Doubt("disturbed", text) for text in self.subject.ceilings.doubts)]
 
     def _times(self) -> Times:
         device = [value for visit in self.visits if (value := visit.seconds_per_batch("device"))]
@@ -179,7 +177,7 @@ class _Case:
             fixed_s=self.fixed_s,
         )
 
-    def _interventions(self, failed: list[str]) -> Iterator[Intervention]:
+    def _trials(self, failed: list[Doubt]) -> Iterator[Trial]:
         """Yield what was changed on purpose, on the batch of median length, where it takes no longer than the sweep.
 
         One that runs out of memory was not made; another error is told in `failed` and loses no result.
@@ -187,20 +185,20 @@ class _Case:
         typical = sorted(self.batches, key=lambda batch: batch.tokens_padded)[len(self.batches) // 2]
         work, seconds = self._call(typical), _isolated(self.row).value
         for make, relative_cost in ((self._doubled, 1.5), (self._changed_setting, 2.0)):
-            if relative_cost * FORWARDS_OF_AN_INTERVENTION * seconds > self.subject.max_seconds:
+            if relative_cost * FORWARDS_OF_A_TRIAL * seconds > self.subject.max_seconds:
                 continue
             try:
                 yield from make(typical, work, self.subject.timer)
             except Exception as error:  # as above: a forward may raise anything
                 if not is_out_of_memory(error):
-                    failed.append(f"intervention: {type(error).__name__}: {_said(error)}")
+                    failed.append(Doubt("intervention", f"{type(error).__name__}: {_said(error)}"))
 
-    def _doubled(self, batch: Batch, work: Work, timer: Timer) -> Iterator[Intervention]:
+    def _doubled(self, batch: Batch, work: Work, timer: Timer) -> Iterator[Trial]:
         peak_mb = self.row["memory_cpu_peak_mb"]
         if self.on_host and peak_mb and 2 * peak_mb * MB > memory_limit_bytes():
             return  # Linux would end the process rather than raise an error
         twice = self.subject.selection.batch([*batch.rows, *batch.rows])
-        yield interventions.doubled_batch(work, self._call(twice), timer, self._predicted(batch, twice))
+        yield trials.doubled_batch(work, self._call(twice), timer, self._predicted(batch, twice))
 
     def _predicted(self, batch: Batch, twice: Batch) -> float:
         """Return what the limits say of the time of `batch` over that of `twice`."""
@@ -218,14 +216,14 @@ class _Case:
         assert self.limits is not None  # else nothing is attributed
         return self.limits, self.weights_bytes, self._times().working_s.value, self.on_host
 
-    def _changed_setting(self, batch: Batch, work: Work, timer: Timer) -> Iterator[Intervention]:
-        change = interventions.fewer_threads if self.on_host else interventions.graph_replay
+    def _changed_setting(self, batch: Batch, work: Work, timer: Timer) -> Iterator[Trial]:
+        change = trials.fewer_threads if self.on_host else trials.graph_replay
         tried = change(work, timer)
         if tried:
             yield tried
         other = self._best_precision()
         if other:
-            changed = interventions.other_precision(work, timer, *other)
+            changed = trials.other_precision(work, timer, *other)
             if changed:
                 yield changed
 
@@ -237,30 +235,30 @@ class _Case:
         best = self.subject.ceilings.best("float32")
         return (best.precision, best.flops_per_s / configured.flops_per_s) if best.precision else None
 
-    def _fixes(self, loads: Sequence[OperatorLoad], useful: float | None) -> Iterator[Gain]:
+    def _gains(self, loads: Sequence[OperatorLoad], useful: float | None) -> Iterator[Gain]:
         """Yield what could be changed and the most it could bring, by the figures of this sweep and of the machine."""
         flops = sum(each.flops for each in loads)
         kind, left = ("FLOPs", useful / flops) if useful and flops else ("tokens", 1 - self.row["padding_pct"] / 100)
         if left < 1:
             basis = f"{100 * (1 - left):.0f} % of the {kind} are of padding"
-            yield Gain(REMOVE_PADDING, 1 / left, basis, ARITHMETIC)
+            yield Gain(Fix("remove_padding"), 1 / left, basis)
         best = max(self.measured, key=lambda row: row["throughput_samples_per_sec_mean"])
         ratio = best["throughput_samples_per_sec_mean"] / self.row["throughput_samples_per_sec_mean"]
         if best is not self.row:
-            yield Gain(f"use batch size {best['batch_size']}", ratio, "measured in this sweep")
+            fix = Fix("batch_size", {"batch_size": best["batch_size"]})
+            yield Gain(fix, ratio, "measured in this sweep", measured=Interval.exact(ratio))
         if not loads or self.limits is None:
             return
         found = attribute(loads, *self._machine())
         precision = self._best_precision()
         if precision:
             name, gain = precision
-            fix = f"float32 products at precision {name!r}"
-            yield precision_gain(fix, found, gain, bytes_factor=1.0)
+            yield precision_gain(Fix("matmul_precision", {"precision": name}), found, gain, bytes_factor=1.0)
         configured = self.subject.ceilings.configured(self.dtype)
         for each in self.subject.ceilings.compute:
             if each.dtype != self.dtype and each.dtype != "float32" and self.dtype == "float32" and configured:
                 gain = each.flops_per_s / configured.flops_per_s
-                yield precision_gain(f"run in {each.dtype}", found, gain, bytes_factor=2.0)
+                yield precision_gain(Fix("dtype", {"dtype": each.dtype}), found, gain, bytes_factor=2.0)
 
     def _columns(
         self, loads: Sequence[OperatorLoad], useful: float | None, verdict: Verdict
@@ -270,7 +268,7 @@ class _Case:
             "share_of_limit_pct": None if verdict.share_of_limit is None else 100 * verdict.share_of_limit,
             "confidence": verdict.confidence,
         }
-        why = verdict.doubts[-1] if verdict.doubts else ""
+        why = str(verdict.doubts[-1]) if verdict.doubts else ""
         reasons = {"share_of_limit_pct": why} if verdict.share_of_limit is None else {}
         if not loads:
             names = ("flops_per_batch", "useful_flops_pct", "bytes_per_batch", "flops_per_sec", "share_of_ceiling_pct")
@@ -320,7 +318,7 @@ def _tried(make: Callable[[], T]) -> tuple[T | None, str | None]:
     try:
         return make(), None
     except Exception as error:  # a model, or torch's formulas, may raise anything; the sweep must not be lost for it
-        return None, f"work: it cannot be counted ({_said(error)})"
+        return None, f"it cannot be counted ({_said(error)})"
 
 
 def _said(error: BaseException) -> str:

@@ -10,12 +10,10 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
-from boundby import files
-from utils import receipts
+from utils import steps
 from utils.artifacts import Layout
-from utils.cli import command
+from utils.cli import Run, command
 from utils.config import QUICKSTART, Config
 from utils.quickstart import cache
 
@@ -28,8 +26,7 @@ CEILINGS_S = 5.0
 def main(argv: Sequence[str]) -> int:
     """Print the plan of the steps named before `--`; the rest is the command line of a step."""
     split = list(argv).index("--")
-    steps = argv[:split]
-    return command(__doc__, lambda run: _show(steps, run), argv[split + 1 :], _step_flags)
+    return command(__doc__, lambda run: _show(argv[:split], run), argv[split + 1 :], _step_flags)
 
 
 def _step_flags(parser: argparse.ArgumentParser) -> None:
@@ -37,17 +34,17 @@ def _step_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trust-remote-code", action="store_true")
 
 
-def _show(steps: Sequence[str], run: Any) -> None:
+def _show(numbers: Sequence[str], run: Run) -> None:
     config, layout = run.config, run.layout
     minutes, unknown = 0.0, []
     # The Hub answers while the steps are decided.
-    download = ThreadPoolExecutor(1).submit(_download, config) if "01" in steps else None
-    for number in steps:
-        spec = receipts.STEPS[number]
+    download = ThreadPoolExecutor(1).submit(_download, config) if "01" in numbers else None
+    for number in numbers:
+        step = steps.STEPS[number]
         decision = _decision(number, run)
-        run.say(f"{number} {spec.title}: {'run' if decision.run else 'skip'} ({decision.reason})")
-        if number == "03" and config.trace.enabled:
-            run.say("   then scripts/check_profile.py checks what it left")
+        run.say(f"{number} {step.title}: {'run' if decision.run else 'skip'} ({decision.reason})")
+        if step.check and config.trace.enabled:
+            run.say(f"   then scripts/{step.check} checks what it left")
         seconds, uncounted = _seconds(number, config, layout) if decision.run else (0.0, None)
         unknown += [uncounted] if uncounted else []
         minutes += seconds / 60
@@ -57,25 +54,25 @@ def _show(steps: Sequence[str], run: Any) -> None:
     run.say(_estimate(minutes, unknown, config.pod.price_per_hour))
 
 
-def _decision(number: str, run: Any) -> receipts.Decision:
+def _decision(number: str, run: Run) -> steps.Decision:
     if run.args.resume:
-        return receipts.decide(number, run.config, run.layout)
-    earlier = any(path.exists() for path in receipts.outputs(number, run.layout))
-    if earlier and receipts.STEPS[number].measures:
-        return receipts.Decision(True, "without --resume it measures again; the earlier outputs go to previous/")
-    return receipts.Decision(True, "without --resume every step runs")
+        return steps.decide(number, run.config, run.layout)
+    earlier = any(path.exists() for path in steps.outputs(number, run.layout))
+    if earlier and steps.STEPS[number].measures:
+        return steps.Decision(True, "without --resume it measures again; the earlier outputs go to previous/")
+    return steps.Decision(True, "without --resume every step runs")
 
 
 def _seconds(number: str, config: Config, layout: Layout) -> tuple[float, str | None]:
     """Return how long the step took last time with these settings, or its budget, and what of it is not counted."""
     try:
-        earlier = files.read_json(layout.receipt(number))
-        if earlier["parts"]["config"] == receipts.settings_of(number, config):
-            return float(earlier["seconds"]), None
-    except (OSError, ValueError, KeyError):
-        pass
+        earlier = steps.read(layout.receipt(number), steps.Receipt)
+    except (OSError, ValueError):
+        earlier = None
+    if earlier and earlier.seconds is not None and earlier.parts.config == steps.settings_of(number, config):
+        return earlier.seconds, None
     if number == "02":
-        sweeps = len(receipts.sweep_dtypes(config)) * len(config.profiling.batch_sizes)
+        sweeps = len(steps.sweep_dtypes(config)) * len(config.profiling.batch_sizes)
         budget = CEILINGS_S + (WARM_UP_SHARE + VERDICT_SHARE) * sweeps * config.profiling.max_seconds_per_batch_size
         rest = ["the evaluation of step 02"] if config.evaluation.enabled else []
         rest += ["energy, 15 s per batch size where there is a counter"] if config.model.device != "cpu" else []

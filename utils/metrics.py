@@ -12,6 +12,7 @@ from boundby.device import synchronizer
 from boundby.memory import MemoryMeter
 from boundby.sampler import LEAST_WINDOW_S, Sampler
 from boundby.stats import Estimate, Summary, drift, estimate, least_samples, summarize
+from boundby.verdict import Doubt
 from utils import instruments
 from utils.visits import Quantity, Visit, isolated_rounds, throughput_rounds, usable
 
@@ -166,7 +167,7 @@ class MetricsCollector:
 
 def _empty_row(batch_size: int, status: str, reason: str, dtype: str) -> dict[str, Any]:
     row: dict[str, Any] = dict.fromkeys(COLUMNS)
-    row |= {"dtype": dtype, "batch_size": batch_size, "status": status, "doubts": []}
+    row |= {"dtype": dtype, "batch_size": batch_size, "status": status, "doubts": [], "doubt_kinds": []}
     return {**row, "reasons": {"all": reason}}
 
 
@@ -188,7 +189,8 @@ def _row(visits: Sequence[Visit], half_width: float) -> dict[str, Any]:
         **_beside(visits),
         **{f"{name}_per_batch_ms": _milliseconds(per_batch(counted, name)) for name in DEVICE_TIMES},
     }
-    row["doubts"] = [*_doubts(counted, batches, interval, half_width), *_disturbed(counted)]
+    doubts = [*_doubts(counted, batches, interval, half_width), *_disturbed(counted)]
+    row |= {"doubts": [str(doubt) for doubt in doubts], "doubt_kinds": [doubt.kind for doubt in doubts]}
     return {**row, "reasons": _reasons(row, visits, batches)}
 
 
@@ -294,30 +296,32 @@ def _reasons(row: dict[str, Any], visits: Sequence[Visit], batches: Summary) -> 
     return reasons
 
 
-def _doubts(visits: Sequence[Visit], batches: Summary, interval: Estimate, half_width: float) -> list[str]:
+def _doubts(visits: Sequence[Visit], batches: Summary, interval: Estimate, half_width: float) -> list[Doubt]:
     doubts = []
     if interval.half_width is None:
-        doubts.append("noisy: one round gives no interval; raise num_measurement_runs or max_seconds_per_batch_size")
+        text = "one round gives no interval; raise num_measurement_runs or max_seconds_per_batch_size"
+        doubts.append(Doubt("noisy", text))
     elif interval.half_width > half_width:
-        doubts.append(
-            f"noisy: the 95 % interval is +-{100 * interval.half_width:.1f} %, wider than the {100 * half_width:.1f} % "
+        text = (
+            f"the 95 % interval is +-{100 * interval.half_width:.1f} %, wider than the {100 * half_width:.1f} % "
             "asked for; quiet the machine or raise max_seconds_per_batch_size"
         )
+        doubts.append(Doubt("noisy", text))
     if (visits[0].warm_up or {}).get("converged") is False:
-        doubts.append("warm-up: it did not converge")
+        doubts.append(Doubt("warm-up", "it did not converge"))
     if batches.outliers:
-        doubts.append(
-            f"outliers: {batches.outliers} of {batches.n} batches lie ten standard deviations or more from the median"
-        )
+        text = f"{batches.outliers} of {batches.n} batches lie ten standard deviations or more from the median"
+        doubts.append(Doubt("outliers", text))
     moved = drift(throughput_rounds(visits))
     if moved is not None and abs(moved) > max(LEAST_DRIFT, half_width, interval.half_width or 0.0):
         direction = "longer" if moved > 0 else "shorter"
-        doubts.append(f"drift: the last third of the rounds took {100 * abs(moved):.1f} % {direction} than the first")
+        text = f"the last third of the rounds took {100 * abs(moved):.1f} % {direction} than the first"
+        doubts.append(Doubt("drift", text))
     seen = {doubt for visit in visits for doubt in (visit.memory or {}).get("doubts", ())}
-    return doubts + [f"memory: {doubt}" for doubt in sorted(seen)]
+    return doubts + [Doubt("memory", text) for text in sorted(seen)]
 
 
-def _disturbed(visits: Sequence[Visit]) -> list[str]:
+def _disturbed(visits: Sequence[Visit]) -> list[Doubt]:
     """Return one doubt on the disturbances of the visits that count, or none."""
     found: dict[str, list[str]] = {}
     for visit in visits:
@@ -325,7 +329,7 @@ def _disturbed(visits: Sequence[Visit]) -> list[str]:
             found.setdefault(each["kind"], []).append(each["text"])
     rounds = sum(bool(visit.disturbances) for visit in visits)
     examples = "; ".join(f"{texts[0]} (in {len(texts)})" for texts in found.values())
-    return [f"disturbed: {rounds} of {len(visits)} rounds: {examples}"] if found else []
+    return [Doubt("disturbed", f"{rounds} of {len(visits)} rounds: {examples}")] if found else []
 
 
 def _most_mb(visits: Sequence[Visit], field: str) -> float | None:

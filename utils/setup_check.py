@@ -47,7 +47,7 @@ def check_model(run: Run) -> None:
     loaded = models.load(source, device, config.model.dtype, trust_remote_code=run.args.trust_remote_code)
     run.say("\n".join(models.summarize(loaded).lines()))
     max_length, _ = models.effective_max_length(loaded, config.profiling.max_length)
-    texts = data.sample(data.load_texts(run.layout), models.AGREEMENT_ROWS, seed=0).texts
+    texts = models.agreement_texts(data.load_texts(run.layout).texts)
     agreement = models.agreement(loaded, texts, max_length)
     agreement.require(config.evaluation.min_agreement)
     run.say(f"batched and one-by-one labels agree on {agreement.share:.1%} of {agreement.rows} texts")

@@ -27,8 +27,8 @@ def is_another_at_work() -> bool:
 
     The search for one in warm-up, of which torch itself tells nothing, takes 0.1 s with 1.7 million objects.
     """
-    is_recording = autograd_profiler._is_profiler_enabled or torch.autograd._profiler_enabled()
-    return is_recording or any(_is_in_warm_up(each) for each in _instances(torch.profiler.profile))
+    is_recording = autograd_profiler._is_profiler_enabled or torch._C._autograd._profiler_enabled()
+    return is_recording or any(_is_in_warm_up(profile) for profile in _instances(torch.profiler.profile))
 
 
 class Watch:
@@ -43,7 +43,10 @@ class Watch:
         self._patches = Patches()
         self._thread: int | None = None
         self._is_own = False
-        self._asked, self._ended = threading.Event(), threading.Event()
+        self.asked, self._ended = (
+            threading.Event(),
+            threading.Event(),
+        )  # a profiler of another thread waits; ours has ended
 
     def on(self) -> None:
         """Begin to watch."""
@@ -56,7 +59,7 @@ class Watch:
         self._patches.undo()
         self._ended.set()
 
-    def own(self, action: Callable[[], None]) -> None:
+    def own(self, action: Callable[[], object]) -> None:
         """Do what is ours."""
         self._is_own = True
         try:
@@ -66,12 +69,12 @@ class Watch:
 
     def answer(self) -> None:
         """Give way to a profiler that waits in another thread."""
-        if self._asked.is_set():
+        if self.asked.is_set():
             self._give_way()
 
     def _before(self, begin: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() != self._thread:
-            self._asked.set()
+            self.asked.set()
             self._ended.wait(LONGEST_WAIT_S)
         elif not self._is_own:
             self._give_way()
@@ -80,8 +83,9 @@ class Watch:
 
 def _instances(kind: type) -> Iterator[Any]:
     """Yield the objects of a class and of those derived from it."""
-    yield from (each for each in gc.get_referrers(kind) if type(each) is kind)
-    for derived in kind.__subclasses__():
+    yield from (referrer for referrer in gc.get_referrers(kind) if type(referrer) is kind)
+    subclasses: list[type] = kind.__subclasses__()
+    for derived in subclasses:
         yield from _instances(derived)
 
 

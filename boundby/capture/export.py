@@ -1,15 +1,17 @@
-"""Export a recording once and derive everything else from that file.
+"""The files of a recording: their names, and one export from which everything else is derived.
 
 A second export of the same cycle fails, and torch's own tables cost the profiled process about 35 µs per event.
 """
 
 import contextlib
 import gzip
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 import torch.profiler
 
 from boundby import files
@@ -23,6 +25,32 @@ def check_suffix(trace_path: Path) -> None:
     """Raise ValueError where the name of a trace says neither plain nor packed JSON."""
     if not trace_path.name.endswith((".json", ".json.gz")):
         raise ValueError(f"trace_path is {trace_path}; it must end with .json or .json.gz")
+
+
+@dataclass(frozen=True)
+class Naming:
+    """This process among those of its job, and what that does to the names of its files."""
+
+    rank: int = 0
+    world_size: int = 1
+
+    def path(self, path: Path, cycle: int | None = None) -> Path:
+        """Return `trace.json.gz` as `rank3_trace_cycle2.json.gz`: the rank if there are several, the cycle if given."""
+        stem, dot, suffix = path.name.partition(".")
+        prefix = f"rank{self.rank}_" if self.world_size > 1 else ""
+        number = f"_cycle{cycle}" if cycle is not None else ""
+        return path.with_name(f"{prefix}{stem}{number}{dot}{suffix}")
+
+
+def naming_of_process() -> Naming:
+    """Return rank and size of the job from torch.distributed, or else from RANK and WORLD_SIZE, or else one process."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return Naming(torch.distributed.get_rank(), torch.distributed.get_world_size())
+    try:
+        rank = int(os.environ["RANK"])
+        return Naming(rank, max(rank + 1, int(os.environ.get("WORLD_SIZE", "1"))))
+    except (KeyError, ValueError):
+        return Naming()
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,23 @@
 """Record cycles of a loop that somebody else drives, such as a training framework with callbacks."""
 
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
 import torch
+import torch.profiler
 
-from boundby.capture.cycles import Cycles, Target
-from boundby.capture.export import check_suffix
+from boundby.capture.engine import Engine, manifest_of
+from boundby.capture.export import Naming, check_suffix, naming_of_process
 from boundby.capture.manifest import CaptureManifest, CaptureOptions, Cycle, Record, summary
-from boundby.capture.naming import Naming, naming_of_process
-from boundby.capture.nsight import StepRanges, nsight_variable, reason_under_nsight
-from boundby.capture.schedule import NEVER, Schedule
-from boundby.capture.session import activities_on
-from boundby.capture.shortfalls import note_unavailable, note_warmup
+from boundby.capture.schedule import NEVER, Content, Schedule
+from boundby.trace.decoding import MAX_JSON_BYTES
 
 NO_ESTIMATE = "a size is known from the second cycle without stacks on"
+MOST_RETRIES = 2  # further cycles in place of those that gave no trace
+KEPT = "kept all the same, since no smaller one can follow"
 
 
 class Recorder:
@@ -38,18 +40,27 @@ class Recorder:
         on_cycle: Callable[[Cycle], object] | None = None,
     ) -> None:
         check_suffix(trace_path)
-        self._schedule = schedule
         self._trace_path = trace_path
         self._device = device
         self._options = options or CaptureOptions()
         self._naming = naming
         self._on_cycle = on_cycle
         self._log = Record()
-        self._cycles: Cycles | None = None  # None before the start, and for a loop without a step to record
-        self._ranges = StepRanges(self._log, self._options.nvtx)
-        self._number = 0  # of the step that runs
+        self._engine: Engine | None = None  # None before the start, and for a loop without a step to record
+        self._wanted = self._schedule = schedule  # as it was given, and as it fits into the loop
+        self._planned = schedule.repeat  # cycles
+        self._retries = MOST_RETRIES
+        self._content = Content(schedule.active, self._options.shapes, self._options.memory)  # of the next cycle
+        self._wants_stacks = self._options.records_stacks
+        self._step_bytes: float | None = None  # of JSON, in the last cycle without stacks
+        self._estimated_bytes: int | None = None
+        self._seconds = 0.0  # inside the cycles, with export
+        self._opened_s = 0.0
+        self._first = self._number = 0  # of the loop, and of the step that runs
+        self._end = NEVER  # the number of the first step behind the loop
+        self._opened_at = 0
+        self._opens_at = NEVER  # the number of the step before which the next cycle opens
         self._wake_at = NEVER  # the first step number at which there is something to do
-        self._reason_for_none: str | None = None  # why torch.profiler stays off; then all is for Nsight
         self._is_stopped = False
 
     def __enter__(self) -> "Recorder":
@@ -66,7 +77,7 @@ class Recorder:
 
         A schedule longer than `total_steps`, the steps that are left, where known, is shortened.
         """
-        if self._cycles is None and not self._is_stopped:
+        if self._engine is None and not self._is_stopped:
             self._guarded(lambda: self._begin(total_steps, first_step))
 
     def step(self) -> None:
@@ -80,101 +91,195 @@ class Recorder:
 
         It stands in the trace as a range, and the analysis cuts it out. The step that ends next ends it too.
         """
-        cycles = self._cycles
-        if cycles:
-            self._guarded(lambda: cycles.exclude(name))
+        engine = self._engine
+        if engine:
+            self._guarded(lambda: engine.exclude(name))
 
     def include(self) -> None:
         """End it."""
-        if self._cycles:
-            self._guarded(self._cycles.include)
+        if self._engine:
+            self._guarded(self._engine.include)
 
     def stop(self) -> CaptureManifest:
         """End; a recording that is under way is kept as far as it got. Return what was obtained."""
         if not self._is_stopped:
             self._is_stopped = True
             self._wake_at = NEVER
-            self._guarded(self._end)
+            self._guarded(self._finish)
         return self.manifest
 
     @property
     def is_at_work(self) -> bool:
         """Tell whether a profiler slows the step that runs, be it in warm-up; one that has failed slows none."""
-        return self._cycles is not None and self._cycles.is_at_work
+        return self._engine is not None and self._engine.is_at_work
 
     @property
     def manifest(self) -> CaptureManifest:
         """Return what has been obtained up to now."""
-        cycles = self._cycles
-        done = tuple(cycles.done) if cycles and not self._reason_for_none else ()
-        traces = sorted((cycle for cycle in done if cycle.trace_path), key=lambda cycle: cycle.stacks)
-        naming = self._naming or Naming()
-        return CaptureManifest(
-            torch_version=str(torch.__version__),
-            activities=tuple(activity.name for activity in cycles.activities) if cycles else (),
-            steps_expected=self._schedule.active * self._schedule.repeat,
-            steps_recorded=sum(cycle.steps_recorded for cycle in done),
-            trace_path=traces[0].trace_path if traces else None,
-            trace_bytes=traces[0].trace_bytes if traces else None,
-            stacks_path=cycles.stacks_path if cycles else None,
-            seconds=cycles.seconds if cycles else 0.0,
-            downgrades=tuple(dict.fromkeys(self._log.downgrades)),
-            unavailable=tuple(self._log.unavailable),
-            warnings=tuple(dict.fromkeys(self._log.warnings)),
-            snapshot_path=cycles.snapshot_path if cycles else None,
-            estimated_bytes=cycles.estimated_bytes if cycles else None,
-            estimate_reason=None if cycles and cycles.estimated_bytes else NO_ESTIMATE,
-            rank=naming.rank,
-            world_size=naming.world_size,
-            cycles=done,
-            trace_wanted=self._reason_for_none is None,
-            trace_reason=self._reason_for_none,
+        reason = self._engine.reason_for_none if self._engine else None
+        return manifest_of(
+            self._log,
+            self._engine,
+            self._naming or Naming(),
+            steps_expected=self._wanted.active * self._wanted.repeat,
+            seconds=self._seconds,
+            estimated_bytes=self._estimated_bytes,
+            estimate_reason=None if self._estimated_bytes else NO_ESTIMATE,
+            trace_reason=f"{reason}; run without Nsight for a trace" if reason else None,
         )
 
     def _begin(self, total_steps: int | None, first: int) -> None:
         self._naming = self._naming or naming_of_process()
-        variable = nsight_variable()
-        if variable:
-            self._reason_for_none = f"{reason_under_nsight(variable)}; run without Nsight for a trace"
-            self._log.foresee("trace", f"not recorded: {reason_under_nsight(variable)}")
-            self._ranges.is_on = True
-        else:
-            note_unavailable(self._log, self._device, activities_on(self._device))
-        schedule = self._schedule if total_steps is None else self._shortened(total_steps)
-        if schedule is None:
-            return
-        note_warmup(self._log, schedule.warmup)
-        if schedule.repeat == 1 and self._options.records_stacks and not variable:
+        engine = Engine(self._device, self._options, self._log, self._naming)
+        if total_steps is not None:
+            fitted = self._wanted.fitted(total_steps)
+            if fitted != self._wanted:
+                longer = f"{self._wanted} takes {self._wanted.steps} steps and the loop has {total_steps}"
+                self._log.foresee("schedule", f"{longer}; {fitted or 'nothing'} instead")
+            if fitted is None:
+                return
+            self._schedule, self._end = fitted, first + total_steps
+        engine.note_warmup(self._schedule.warmup)
+        if self._schedule.repeat == 1 and self._wants_stacks and not engine.reason_for_none:
             self._log.foresee("trace", "the schedule has one cycle: its times hold the cost of recording stacks")
-        target = Target(self._device, self._trace_path, self._options, self._naming, self._on_cycle)
-        self._cycles = Cycles(
-            schedule, target, self._log, first=first, total_steps=total_steps, for_nsight=variable is not None
-        )
-        self._number = first
-        self._enter_step(self._cycles)
-
-    def _shortened(self, total_steps: int) -> Schedule | None:
-        fitted = self._schedule.fitted(total_steps)
-        if fitted != self._schedule:
-            longer = f"{self._schedule} takes {self._schedule.steps} steps and the loop has {total_steps}"
-            self._log.foresee("schedule", f"{longer}; {fitted or 'nothing'} instead")
-        return fitted
+        self._planned = self._schedule.repeat
+        self._content = replace(self._content, steps=self._schedule.active)
+        self._first = self._number = first
+        self._opens_at = first + self._schedule.wait
+        self._engine = engine
+        self._enter_step(engine)
 
     def _advance(self) -> None:
-        if self._cycles:
-            self._ranges.pop()
-            self._cycles.step()
-            self._enter_step(self._cycles)
+        if self._engine:
+            self._engine.ranges.pop()
+            if self._engine.is_open and self._engine.step():
+                self._settle(self._engine)
+            self._enter_step(self._engine)
 
-    def _enter_step(self, cycles: Cycles) -> None:
-        cycles.open_if_due(self._number)
-        self._ranges.push(self._number)
-        self._wake_at = 0 if cycles.is_open or self._ranges.is_on else cycles.opens_at
+    def _enter_step(self, engine: Engine) -> None:
+        if not engine.is_open and self._number >= self._opens_at:
+            self._open(engine)
+        engine.ranges.push(self._number)
+        self._wake_at = 0 if engine.is_open or engine.ranges.is_on else self._opens_at
 
-    def _end(self) -> None:
-        self._ranges.pop()
-        if self._cycles:
-            self._cycles.cut_short(self._number)
+    def _open(self, engine: Engine) -> None:
+        """Open the next cycle before the step that comes."""
+        self._opened_s, self._opened_at = time.perf_counter(), self._number
+        is_last = len(engine.cycles) + 1 >= self._planned
+        content = replace(self._content, stacks=self._wants_stacks and is_last)
+        if self._step_bytes is not None:
+            if not content.stacks:  # they swell a step by an unknown factor: the estimate is then a lower bound
+                self._estimated_bytes = round(self._step_bytes * content.steps)
+            content, remark = content.within(self._step_bytes, self._options.max_trace_bytes)
+            if remark:
+                self._log.downgrades.append(remark)
+        engine.open(self._number, self._schedule.warmup, content, use=self._keep, with_snapshot=is_last)
+
+    def _keep(self, profile: torch.profiler.profile) -> None:
+        """Export what a cycle recorded."""
+        engine, options = self._running, self._options
+        exported = engine.export(profile, self._cycle_path(engine), self._admits)
+        if not exported.trace or not engine.content.stacks:
+            return
+        self._wants_stacks = False
+        if options.stacks_path:
+            path = engine.naming.path(options.stacks_path)
+            try:
+                exported.write_stacks(path)
+                engine.stacks_path = path
+            except (OSError, ValueError) as error:
+                self._log.downgrade("stacks", summary(error))
+
+    @property
+    def _running(self) -> Engine:
+        assert self._engine is not None
+        return self._engine
+
+    def _cycle_path(self, engine: Engine) -> Path:
+        number = len(engine.cycles) + 1
+        return engine.naming.path(self._trace_path, number if self._schedule.repeat > 1 else None)
+
+    def _admits(self, json_bytes: int) -> bool:
+        """Tell whether a trace of this size is kept: one above the limit too, where no smaller one can follow it."""
+        limit, engine = self._options.max_trace_bytes, self._running
+        if json_bytes <= limit:
+            return True
+        if json_bytes > MAX_JSON_BYTES:
+            return False
+        upcoming, _ = engine.content.less(json_bytes, limit)
+        number = len(engine.cycles) + 1
+        return number >= self._planned and not self._can_follow(number, upcoming)
+
+    def _can_follow(self, number: int, upcoming: Content | None) -> bool:
+        """Tell whether the loop has room for a cycle more than planned, in place of cycle `number`."""
+        if upcoming is None or self._retries == 0:
+            return False
+        ends_at = self._opened_at + (self._planned + 1 - number) * self._schedule.period + self._schedule.warmup
+        return ends_at + upcoming.steps <= self._end
+
+    def _settle(self, engine: Engine) -> None:
+        """Book what the cycle that has closed gave, tell the owner, and plan the next one."""
+        cycle = engine.book(self._cycle_path(engine), self._schedule.active)
+        self._seconds += time.perf_counter() - self._opened_s
+        if not engine.reason_for_none:
+            self._adapt(engine, cycle)
+            self._tell(cycle)
+        is_due = len(engine.cycles) < self._planned
+        self._opens_at = self._opened_at + self._schedule.period if is_due else NEVER
+
+    def _adapt(self, engine: Engine, cycle: Cycle) -> None:
+        """Learn the size of a step from a cycle; plan another one in place of one that gave nothing."""
+        content, limit = engine.content, self._options.max_trace_bytes
+        if cycle.json_bytes is not None and not cycle.stacks:
+            self._step_bytes = cycle.json_bytes / content.steps
+        if cycle.trace_path:
+            if cycle.json_bytes is not None and cycle.json_bytes > limit:
+                self._log.downgrade("trace", f"{content.excess(cycle.json_bytes, limit)}; {KEPT}")
+            return
+        upcoming: Content | None = None
+        if cycle.json_bytes is not None:
+            upcoming, remark = content.less(cycle.json_bytes, limit)
+            self._log.downgrades.append(remark)
+        elif engine.session and engine.session.has_given_way:
+            upcoming = content
+        elif engine.session and engine.session.has_failed and cycle.stacks:
+            upcoming = replace(content, stacks=False)
+            self._log.downgrade("stacks", "left out from then on: the profiler failed with them")
+        if upcoming is None:
+            return
+        if cycle.stacks:
+            self._wants_stacks = upcoming.stacks
+        self._content = replace(upcoming, stacks=False)
+        if self._can_follow(cycle.number, upcoming):
+            self._retries -= 1
+            self._planned += 1
+
+    def _tell(self, cycle: Cycle) -> None:
+        if self._on_cycle:
+            try:
+                self._on_cycle(cycle)
+            except Exception as error:
+                self._log.downgrade("on_cycle", summary(error))
+
+    def _finish(self) -> None:
+        """Close the cycle that is open, and note what is missing: the loop has ended."""
+        engine = self._engine
+        if engine is None:
+            return
+        engine.ranges.pop()
+        if engine.is_open:
+            self._planned, self._end = len(engine.cycles) + 1, self._number  # nothing can follow
+            engine.close()
+            self._settle(engine)
+            if engine.cycles[-1].trace_path:
+                self._log.foresee("trace", "the loop ended inside it: its last ProfilerStep mark is no whole step")
+        if engine.reason_for_none:
+            return
+        whole, ran = sum(cycle.trace_path is not None for cycle in engine.cycles), self._number - self._first
+        if whole < self._schedule.repeat:
+            self._log.foresee("cycles", f"{whole} of {self._schedule.repeat}; the loop ended after {ran} steps")
+        if self._wants_stacks:
+            self._log.foresee("stacks", "the loop ended before the cycle that records them")
 
     def _guarded(self, action: Callable[[], None]) -> None:
         """Do it; after a failure of this module's own, nothing more is recorded."""
@@ -183,5 +288,5 @@ class Recorder:
         except Exception as error:
             self._log.downgrade("recorder", summary(error))
             self._wake_at = NEVER
-            if self._cycles:
-                self._cycles.abandon()
+            if self._engine and self._engine.is_open:
+                self._engine.close(export=False)

@@ -1,13 +1,18 @@
 """Texts in one row without padding: where each begins, and attention that stays inside each of them.
 
 On a GPU in half precision the kernel is torch's variable-length attention. Elsewhere texts of equal length stand
-together, and each such group is one plain attention without a mask: the products of all other layers see one long row.
+together, and each such group is one plain attention: the products of all other layers see one long row.
+
+Which tokens may see one another is what the model itself asks transformers for: `attention_window` is told the rule
+of each of its masks and reduces it to a window. All else that an attention call carries is honoured or, if it would
+change the result, refused with `UnsupportedAttention`.
 """
 
 import inspect
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -16,10 +21,23 @@ from torch.nn import functional
 
 from boundby.device import is_gpu
 from boundby.inference import last_layer
-from boundby.inference.tokens import Tokens
 
 GROUPED, VARLEN = "boundby_grouped", "boundby_varlen"
+UNLIMITED = -1  # of a window's side, as `varlen_attn` has it
+PROBED_ROWS = 256  # of a mask, in which it has to be a window; all of them where the longest text has no more tokens
+# What an attention call may carry without changing its result. The window is in the mask: `attention_window`.
+WITHOUT_EFFECT = frozenset(
+    ("cache_position", "deterministic", "max_length_k", "max_length_q", "position_ids", "sliding_window", "use_cache")
+)
 _local = threading.local()  # the pack that this thread's forward is in: attention functions of transformers get no more
+
+
+class UnsupportedAttention(ValueError):
+    """A model's attention does what packed texts cannot: `setting` is the argument of the call that says so."""
+
+    def __init__(self, setting: str, value: object) -> None:
+        self.setting = setting
+        super().__init__(f"its attention asks for {setting}={value}, which packed texts do not have")
 
 
 @dataclass(frozen=True)
@@ -32,6 +50,7 @@ class Pack:
     head_rows: torch.Tensor  # [texts], the token that the head reads
     groups: tuple[tuple[int, int, int], ...]
     longest: int
+    is_causal: bool | None  # with a trimmed last layer: then each text ends with the token that the head reads
 
     def __enter__(self) -> "Pack":
         _local.pack = self
@@ -42,15 +61,19 @@ class Pack:
 
 
 def pack(
-    tokens: Tokens, rows: Sequence[int], head_rows: np.ndarray, skipped_id: int | None, device: torch.device
+    texts: Sequence[np.ndarray],
+    head_rows: np.ndarray,
+    skipped_id: int | None,
+    device: torch.device,
+    is_causal: bool | None = None,
 ) -> Pack:
-    """Return the texts at `rows`, longest first, as one pack on the device; `head_rows` count from each text's start.
+    """Return texts of these ids, longest first, as one pack on the device; `head_rows` count from each text's start.
 
     Positions count from 0, or, as RoBERTa counts, from beyond `skipped_id`, which gets no position of its own.
     """
-    lengths = np.fromiter((tokens.ids[row].size for row in rows), dtype=np.int64, count=len(rows))
+    lengths = np.fromiter((text.size for text in texts), dtype=np.int64, count=len(texts))
     starts = np.concatenate([[0], np.cumsum(lengths)])
-    ids = np.concatenate([tokens.ids[row] for row in rows]).astype(np.int64)
+    ids = np.concatenate(texts).astype(np.int64)
     positions = np.arange(starts[-1]) - np.repeat(starts[:-1], lengths)
     if skipped_id is not None:
         counted = np.concatenate([[0], np.cumsum(ids != skipped_id)])
@@ -70,78 +93,144 @@ def pack(
         there(starts[:-1] + head_rows),
         tuple(groups),
         int(lengths.max()),
+        is_causal,
     )
 
 
+def attention_window(
+    *, mask_function: Callable[..., Any], batch_size: int, q_offset: Any = 0, kv_offset: Any = 0, **_: Any
+) -> torch.Tensor:
+    """Return how many tokens before and after itself a token of the current pack sees, `[2]`, on the host.
+
+    This is transformers' interface for masks, and the tensor is what its attention calls get for a mask. The rule is
+    asked about the longest text. Raises UnsupportedAttention where it is no window.
+    """
+    current: Pack = _local.pack
+    longest = current.longest
+    rows = np.arange(longest)
+    if longest > PROBED_ROWS:  # drawn, so that no period of the rule hides; the ends tell the window's sides
+        drawn = np.random.default_rng(longest).choice(longest, PROBED_ROWS - 2, replace=False)
+        rows = np.unique(np.concatenate([[0, longest - 1], drawn]))
+    queries, keys = torch.from_numpy(rows)[None, None, :, None], torch.arange(longest)[None, None, None]
+    none = torch.zeros(1, 1, 1, 1, dtype=torch.int64)
+    sees = mask_function(none, none, queries, keys)
+    sees = torch.as_tensor(sees).cpu().expand(1, 1, len(rows), longest)[0, 0]
+    before, after = int(sees[-1].sum()) - 1, int(sees[0].sum()) - 1
+    distance = keys[0, 0] - queries[0, 0]
+    if batch_size != 1 or q_offset or kv_offset or not torch.equal(sees, (-before <= distance) & (distance <= after)):
+        raise UnsupportedAttention("mask", "a rule that is no window")
+    if longest > 1 and current.is_causal is not None and (after == 0) != current.is_causal:
+        raise UnsupportedAttention("mask", "another direction than its layers have")
+    return torch.tensor([UNLIMITED if side == longest - 1 else side for side in (before, after)])
+
+
+def _window(module: Any, mask: torch.Tensor | None, settings: dict[str, Any], longest: int) -> tuple[int, int]:
+    """Return the window of an attention call, and refuse what packed texts do not have."""
+    for name, value in settings.items():
+        known = name in ("scaling", "is_causal") or name in WITHOUT_EFFECT or name.startswith("cu_seq_lens")
+        if not known and value is not None and not (name in ("dropout", "output_attentions") and not value):
+            raise UnsupportedAttention(name, value if isinstance(value, bool | int | float | str) else "(a value)")
+    if mask is None:  # the model asks for none, and does without windows then
+        window = settings.get("sliding_window")
+        if window is not None and window < longest:
+            raise UnsupportedAttention("sliding_window", window)
+        given = settings.get("is_causal")
+        is_causal = getattr(module, "is_causal", True) if given is None else given
+        return (UNLIMITED, 0) if is_causal else (UNLIMITED, UNLIMITED)
+    if mask.shape != (2,) or mask.dtype != torch.int64:
+        raise UnsupportedAttention("mask", f"a mask of its own, {tuple(mask.shape)}")
+    before, after = mask.tolist()
+    return before, after
+
+
 def grouped_attention(
-    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, _mask: Any, **settings: Any
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **settings: Any,
 ) -> tuple[torch.Tensor, None]:
     """Return attention inside each text of the current pack, `[1, tokens, heads, width]`: transformers' interface."""
     current: Pack = _local.pack
-    heads, is_causal = query.shape[1], _is_causal(module, settings)
+    before, after = _window(module, attention_mask, settings, current.longest)
+    heads = query.shape[1]
     out = query.new_empty(1, query.shape[2], heads, value.shape[-1])
-    rows = last_layer.rows_of(module)
-    if rows is not None:
-        out[0, rows] = _grouped_attention_of_one(current, query[0, :, rows], key, value, settings)
-        return out, None
+    attend = partial(
+        functional.scaled_dot_product_attention, scale=settings.get("scaling"), enable_gqa=heads != key.shape[1]
+    )
+    rows, first, answers = last_layer.rows_of(module), 0, []
     for start, texts, length in current.groups:
         part = slice(start, start + texts * length)
-        q, k, v = (_grouped(each, part, texts, length) for each in (query, key, value))
-        found = functional.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            is_causal=is_causal and length > 1,
-            scale=settings.get("scaling"),
-            enable_gqa=heads != key.shape[1],
-        )
-        out[0, part].view(texts, length, heads, -1).copy_(found.transpose(1, 2))
+        k, v = (_grouped(states, part, texts, length) for states in (key, value))
+        reaches_start, reaches_end = not 0 <= before < length - 1, not 0 <= after < length - 1
+        if rows is None:
+            q = _grouped(query, part, texts, length)
+            is_causal = reaches_start and after == 0 and length > 1
+            mask = None if is_causal or (reaches_start and reaches_end) else _visible(length, before, after, q.device)
+            out[0, part].view(texts, length, heads, -1).copy_(
+                attend(q, k, v, mask, is_causal=is_causal).transpose(1, 2)
+            )
+            continue
+        chosen = rows[first : first + texts]
+        first += texts
+        mask = None
+        if not (reaches_start and (reaches_end or current.is_causal)):
+            places = torch.arange(texts, device=rows.device) * length + start
+            mask = _visible(length, before, after, query.device)[chosen - places][:, None, None]
+        answers.append(attend(query[0, :, chosen].transpose(0, 1)[:, :, None], k, v, mask)[:, :, 0])
+    if rows is not None:
+        out[0, rows] = torch.cat(answers)
     return out, None
 
 
-def _grouped_attention_of_one(
-    current: Pack, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, settings: dict[str, Any]
-) -> torch.Tensor:
-    """Return `[texts, heads, width]`: what one token of each text, `[heads, texts, width]`, sees in all of its text."""
-    first, found = 0, []
-    for start, texts, length in current.groups:
-        part = slice(start, start + texts * length)
-        q = query[:, first : first + texts].transpose(0, 1)[:, :, None]
-        k, v = (_grouped(each, part, texts, length) for each in (key, value))
-        answers = functional.scaled_dot_product_attention(
-            q, k, v, scale=settings.get("scaling"), enable_gqa=query.shape[0] != key.shape[1]
-        )
-        found.append(answers[:, :, 0])
-        first += texts
-    return torch.cat(found)
+@lru_cache(maxsize=32)
+def _visible(length: int, before: int, after: int, device: torch.device) -> torch.Tensor:
+    """Return which tokens, `[queries, keys]`, see one another in a text of `length` tokens."""
+    places = torch.arange(length, device=device)
+    distance = places - places[:, None]
+    sees = torch.ones(length, length, dtype=torch.bool, device=device)
+    if before != UNLIMITED:
+        sees &= distance >= -before
+    return sees if after == UNLIMITED else sees & (distance <= after)
 
 
 def varlen_attention(
-    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, _mask: Any, **settings: Any
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **settings: Any,
 ) -> tuple[torch.Tensor, None]:
     """Return attention inside each text of the current pack by torch's kernel for variable lengths (CUDA, half)."""
     from torch.nn.attention.varlen import varlen_attn
 
     current: Pack = _local.pack
-    q, k, v = (each[0].transpose(0, 1) for each in (query, key, value))
+    q, k, v = (states[0].transpose(0, 1) for states in (query, key, value))
     starts, longest = current.starts, current.longest
-    window = (-1, 0) if _is_causal(module, settings) else (-1, -1)
+    window = _window(module, attention_mask, settings, longest)
     rows = last_layer.rows_of(module)
     if rows is not None:
         q, starts = q[rows], torch.arange(len(rows) + 1, dtype=starts.dtype, device=starts.device)
-        longest, window = 1, (-1, -1)
+        # The kernel takes the one query of a text for its last token, which it is in a causal model alone.
+        if not current.is_causal and window != (UNLIMITED, UNLIMITED):
+            raise UnsupportedAttention("mask", f"a window of {window} around a token that is not the last")
+        longest, window = 1, (window[0], UNLIMITED if window[0] == UNLIMITED else 0)
     # One split: the result of a text does not depend on its neighbours.
-    found = varlen_attn(
+    out = varlen_attn(
         *(q, k, v, starts, current.starts, longest, current.longest),
         scale=settings.get("scaling"),
         window_size=window,
         enable_gqa=q.shape[1] != k.shape[1],
         num_splits=1,
     )
-    if rows is not None:
-        answers, found = found, found.new_empty(query.shape[2], *found.shape[1:])
-        found[rows] = answers
-    return found[None], None
+    answers = out[0] if isinstance(out, tuple) else out  # no other result is asked for
+    if rows is None:
+        return answers[None], None
+    spread = answers.new_empty(query.shape[2], *answers.shape[1:])
+    spread[rows] = answers
+    return spread[None], None
 
 
 def has_varlen() -> bool:
@@ -155,27 +244,25 @@ def has_varlen() -> bool:
 
 def register() -> None:
     """Make both ways of attention known to transformers under names of ours."""
-    from transformers import AttentionInterface
+    from transformers import AttentionInterface, AttentionMaskInterface
 
-    AttentionInterface.register(GROUPED, grouped_attention)
-    AttentionInterface.register(VARLEN, varlen_attention)
+    for name, function in ((GROUPED, grouped_attention), (VARLEN, varlen_attention)):
+        AttentionInterface.register(name, function)
+        AttentionMaskInterface.register(name, attention_window)
 
 
 def opaque(attention: str) -> str:
     """Return the name of the same attention for a model that is compiled, which leaves this function as it is."""
-    from transformers import AttentionInterface
+    from transformers import AttentionInterface, AttentionMaskInterface
 
     name = f"{attention}_opaque"
     function = grouped_attention if attention == GROUPED else varlen_attention
-    AttentionInterface.register(name, torch.compiler.disable(function))
+    AttentionInterface.register(name, torch.compiler.disable(function))  # type: ignore[no-untyped-call]
+    AttentionMaskInterface.register(name, attention_window)
     return name
-
-
-def _is_causal(module: Any, settings: dict[str, Any]) -> bool:
-    given = settings.get("is_causal")
-    return getattr(module, "is_causal", True) if given is None else given
 
 
 def _grouped(states: torch.Tensor, part: slice, texts: int, length: int) -> torch.Tensor:
     """Return `[texts, heads, length, width]` of `[1, heads, tokens, width]`, without copying where it can be."""
-    return states[0, :, part].transpose(0, 1).unflatten(0, (texts, length)).transpose(1, 2)
+    together = states[0, :, part].transpose(0, 1)
+    return together.view(texts, length, *together.shape[1:]).transpose(1, 2)

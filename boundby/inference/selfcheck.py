@@ -4,28 +4,42 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from boundby.inference.precision import Precision
-from boundby.inference.reference import one_by_one
+from boundby.inference.batches import Tokens
+from boundby.inference.packing import UnsupportedAttention
+from boundby.inference.precision import Precision, matmul_effect, tolerance
+from boundby.inference.reference import in_dtype, one_by_one
 from boundby.inference.strategies import Strategy, candidates
-from boundby.inference.tokens import Tokens
-from boundby.inference.working_copy import in_dtype
 
 CHECK_ROWS = 64
 CHECK_BUDGET = 1024  # small enough that 64 texts make several batches of mixed lengths
 
 
 @dataclass(frozen=True)
+class Refusal:
+    """Why something faster was not taken; `strategy` is its name.
+
+    `kind`: `unsupported`, an attention setting that packed texts do not have; `failed`, another error; `differs`, its
+    logits are not the stock forward's; `own_batches`, not even those of the model's own batches; `not_compiled`.
+    """
+
+    strategy: str
+    kind: Literal["unsupported", "failed", "differs", "own_batches", "not_compiled"]
+    text: str
+
+
+@dataclass(frozen=True)
 class SelfCheck:
     """A strategy beside one stock forward per text in float32. Differences are of logits; `allowed` is in their unit.
 
-    `largest_logit` is that of the stock forward, by its magnitude.
+    `largest_logit` is that of the stock forward, by its magnitude. `matmul_effect` is the error of a product in this
+    precision against float64, as a share of its largest element; `allowed` follows from it.
 
-    `trim`: its last layer computes only the tokens that the head reads. `doubts` tells which faster strategies the
+    `trim`: its last layer computes only the tokens that the head reads. `refusals` are the faster strategies that the
     model seemed able to take and could not. `compile_s` are the seconds of compiling and a first pass over the texts,
     None where nothing is compiled.
     """
@@ -36,23 +50,37 @@ class SelfCheck:
     same_labels: int
     max_abs_difference: float
     allowed: float
+    matmul_effect: float
     largest_logit: float
     smallest_margin: float
-    doubts: tuple[str, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
     compile_s: float | None = None
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """The texts of the refusals."""
+        return tuple(refusal.text for refusal in self.refusals)
 
 
 def checked_strategy(
-    model: Any, tokenizer: Any, tokens: Tokens, precision: Precision, *, trims: bool = True, compiles: bool = False
+    model: Any,
+    tokenizer: Any,
+    tokens: Tokens,
+    precision: Precision,
+    *,
+    trims: bool = True,
+    compiles: bool = False,
 ) -> tuple[Strategy, SelfCheck]:
     """Return the first strategy whose logits are the stock forward's, and the comparison; it may trim, it may compile.
 
-    The last resort is the stock forward itself, which is taken as it is: what it differs by is then in the comparison.
+    They may differ by what `matmul_effect` explains. The last resort is the stock forward itself, which is taken as it
+    is: what it differs by is then in the comparison.
     """
     rows = check_rows(tokens.lengths)
     reference = one_by_one(in_dtype(model, torch.float32), tokens, rows)
-    allowed = precision.tolerance * float(np.abs(reference).max())
-    doubts: list[str] = []
+    effect = matmul_effect(precision, model.device)
+    allowed = tolerance(effect) * float(np.abs(reference).max())
+    refusals: list[Refusal] = []
     offered = candidates(model, tokenizer, precision, trims)
     for name, make in offered:
         is_last = name == offered[-1][0]
@@ -62,26 +90,35 @@ def checked_strategy(
         except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
             if is_last:
                 raise
-            doubts.append(f"not {name}: the model cannot be run that way ({type(error).__name__}: {error})")
+            unsupported = isinstance(error, UnsupportedAttention)
+            why = str(error) if unsupported else f"the model cannot be run that way ({type(error).__name__}: {error})"
+            refusals.append(Refusal(name, "unsupported" if unsupported else "failed", f"not {name}: {why}"))
             continue
         difference = float(np.abs(found - reference).max())
         if difference <= allowed or is_last:  # NaN is not: it compares as false
-            check = _check(strategy, reference, found, allowed, doubts)
+            check = _check(strategy, reference, found, allowed, effect, refusals)
             if not compiles:
                 return strategy, check
-            compiled = _compiled(make, tokens, rows, found, precision)
+            compiled = _compiled(make, tokens, rows, found, precision, allowed)
             if isinstance(compiled, str):
-                return strategy, replace(check, doubts=(*check.doubts, compiled))
+                refusal = Refusal(strategy.name, "not_compiled", compiled)
+                return strategy, replace(check, refusals=(*check.refusals, refusal))
             return compiled[0], replace(check, compile_s=compiled[1])
-        doubts.append(
+        text = (
             f"not {name}: its logits differ from the stock forward's by up to {difference:.3g} on {len(rows)} texts, "
             f"allowed are {allowed:.3g}"
         )
+        refusals.append(Refusal(name, "differs", text))
     raise AssertionError("the last candidate is always taken")
 
 
 def _compiled(
-    make: Callable[[], Strategy], tokens: Tokens, rows: Sequence[int], expected: np.ndarray, precision: Precision
+    make: Callable[[], Strategy],
+    tokens: Tokens,
+    rows: Sequence[int],
+    expected: np.ndarray,
+    precision: Precision,
+    allowed: float,
 ) -> tuple[Strategy, float] | str:
     """Return the strategy with its layers compiled and the seconds that this took; or why it stays as it is.
 
@@ -96,7 +133,7 @@ def _compiled(
             found = logits_of(strategy, tokens, rows, CHECK_BUDGET, precision)
     except Exception as error:  # any type: it is a compiler
         return f"not compiled: {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-    difference, allowed = float(np.abs(found - expected).max()), precision.tolerance * float(np.abs(expected).max())
+    difference = float(np.abs(found - expected).max())
     if not difference <= allowed:
         return f"not compiled: logits then differ by up to {difference:.3g}, allowed are {allowed:.3g}"
     return strategy, time.perf_counter() - start
@@ -106,7 +143,7 @@ def check_rows(lengths: np.ndarray) -> list[int]:
     """Return up to 64 rows, spread evenly over the lengths, the shortest and the longest among them."""
     order = np.argsort(lengths, kind="stable")
     places = np.unique(np.linspace(0, len(order) - 1, min(CHECK_ROWS, len(order))).round().astype(int))
-    return order[places].tolist()
+    return [int(row) for row in order[places]]
 
 
 def logits_of(strategy: Strategy, tokens: Tokens, rows: Sequence[int], budget: int, precision: Precision) -> np.ndarray:
@@ -123,16 +160,21 @@ def logits_of(strategy: Strategy, tokens: Tokens, rows: Sequence[int], budget: i
 
 
 def _check(
-    strategy: Strategy, reference: np.ndarray, found: np.ndarray, allowed: float, doubts: Sequence[str]
+    strategy: Strategy,
+    reference: np.ndarray,
+    found: np.ndarray,
+    allowed: float,
+    effect: float,
+    refusals: Sequence[Refusal],
 ) -> SelfCheck:
     two_best = np.sort(reference, axis=1)[:, -2:]
     difference = float(np.abs(found - reference).max())
-    doubts = list(doubts)
     if not difference <= allowed:
-        doubts.append(
+        text = (
             f"batched logits differ from one-by-one ones by up to {difference:.3g}, allowed are {allowed:.3g}: "
             "the model's own batches do"
         )
+        refusals = [*refusals, Refusal(strategy.name, "own_batches", text)]
     return SelfCheck(
         strategy=strategy.name,
         trim=strategy.trims,
@@ -140,7 +182,8 @@ def _check(
         same_labels=int((reference.argmax(axis=1) == found.argmax(axis=1)).sum()),
         max_abs_difference=difference,
         allowed=allowed,
+        matmul_effect=effect,
         largest_logit=float(np.abs(reference).max()),
         smallest_margin=float((two_best[:, 1] - two_best[:, 0]).min()),
-        doubts=tuple(doubts),
+        refusals=tuple(refusals),
     )

@@ -1,23 +1,19 @@
-"""Put together what the passes found: call path by call path into a `LayerProfile`, and those into the profile."""
+"""Put together what the passes found: call path by call path into a `LayerProfile`, tied weights counted once."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+import torch
 from torch import nn
 
-from boundby.layers.attachment import Targets
-from boundby.layers.calls import Call, CallTree
-from boundby.layers.device_time import DeviceTimes
 from boundby.layers.judgement import Machine, coverage, is_launch_bound, judge_layer, summarize_runs
-from boundby.layers.memory import CallMemory
-from boundby.layers.records import Coverage, LayerProfile
+from boundby.layers.passes import CallMemory, CallShapes, LayerWork
+from boundby.layers.probes import Call, CallTimes, CallTree, Targets
+from boundby.layers.records import Coverage, LayerProfile, Storage
 from boundby.layers.report import LayerSamples
-from boundby.layers.shapes import CallShapes
-from boundby.layers.storages import Storages, count_parameters
-from boundby.layers.timing import CallTimes, HostTimes, corrected
-from boundby.layers.work_by_layer import LayerWork
+from boundby.layers.timing import DeviceTimes, HostTimes, corrected
 from boundby.roofline import Limits
 
 CONCURRENT = "it was called from another thread than the model: its time runs beside that of the layers there"
@@ -151,49 +147,20 @@ class Assembly:
             parent = paths[_nearest(name, paths)]
             path = name if name not in paths else f"{name} (never called)"
             reason = self._targets.opaque.get(index)
-            layer = replace(
-                _NEVER,
+            layer = LayerProfile(
                 path=path,
                 parent=parent.path,
                 name=name,
                 type=_type_name(module),
                 depth=parent.depth + 1,
                 order=len(called) + len(found),
+                calls=0.0,
                 doubts=(reason,) if reason else (),
                 **self._held(module),
             )
             paths[path] = layer
             found.append(layer)
         return found
-
-
-_NEVER = LayerProfile(
-    path="",
-    parent=None,
-    name="",
-    type="",
-    depth=0,
-    order=0,
-    calls=0.0,
-    host_self_s=None,
-    host_inclusive_s=None,
-    device_self_s=None,
-    device_inclusive_s=None,
-    is_launch_bound=None,
-    parameters=0,
-    storages=(),
-    flops_self=None,
-    bytes_self=None,
-    output_bytes=None,
-    activation_peak_bytes=None,
-    memory_before_bytes=None,
-    memory_after_bytes=None,
-    input_shapes=(),
-    output_shapes=(),
-    bound=None,
-    share_of_limit=None,
-    gain_at_limit_s=None,
-)
 
 
 def _is_container(module: nn.Module) -> bool:
@@ -231,3 +198,52 @@ def _nearest(name: str, paths: Mapping[str, LayerProfile]) -> str:
     while name and (name := name.rpartition(".")[0]) not in paths:
         pass
     return name
+
+
+class Storages:
+    """Names each piece of memory after the first parameter or buffer in it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._keys: dict[object, str] = {}
+        for name, tensor in (
+            *model.named_parameters(remove_duplicate=False),
+            *model.named_buffers(remove_duplicate=False),
+        ):
+            self._keys.setdefault(_place(tensor), name)
+
+    def of(self, module: nn.Module) -> tuple[Storage, ...]:
+        """Return the storages of the module's own parameters and buffers, each once."""
+        own: list[torch.Tensor] = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+        storages: dict[object, Storage] = {}
+        for tensor in own:
+            place, size = _place(tensor), tensor.numel() * tensor.element_size()
+            storages.setdefault(place, Storage(self._keys[place], size, isinstance(tensor, nn.Parameter)))
+        return tuple(storages.values())
+
+
+def count_parameters(module: nn.Module) -> int:
+    """Return the number of parameters of the module and everything inside, tied ones once."""
+    return sum(tensor.numel() for tensor in {_place(each): each for each in module.parameters()}.values())
+
+
+def dtype_of(model: nn.Module) -> str:
+    """Return the dtype that most bytes of parameters have, "float32" style; torch's default without parameters."""
+    sizes: dict[torch.dtype, int] = {}
+    for each in model.parameters():
+        sizes[each.dtype] = sizes.get(each.dtype, 0) + each.numel() * each.element_size()
+    dtype = max(sizes, key=lambda each: sizes[each]) if sizes else torch.get_default_dtype()
+    return str(dtype).removeprefix("torch.")
+
+
+def devices_of(module: nn.Module) -> set[torch.device]:
+    """Return the devices that parameters and buffers of the module lie on."""
+    return {tensor.device for tensor in (*module.parameters(), *module.buffers())}
+
+
+def _place(tensor: torch.Tensor) -> object:
+    """Return what names the memory of a tensor; views of one storage that start elsewhere have places of their own."""
+    try:
+        address = tensor.data_ptr()
+    except RuntimeError:  # a subclass that has no memory of its own
+        address = 0
+    return (tensor.device, address) if address else id(tensor)

@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from boundby.bottleneck import loads
+from boundby.judgement import LATE_HOST, Times, judge
 from boundby.layers.records import Coverage, CoverageStatus
 from boundby.roofline import Interval, Limits, attribute
 from boundby.stats import Summary, least_samples, summarize
-from boundby.verdict import LATE_HOST, Bound, Times, judge
+from boundby.verdict import Bound
 from boundby.work import OperatorWork, Work
 
 PASS = (0.97, 1.03)  # of the un-instrumented time
@@ -52,7 +53,7 @@ def judge_layer(
     times = Times(exact) if machine.on_host else Times(exact, device_s=exact, enqueue_s=host_s)
     found = judge(times, own, machine.limits, weights_bytes=machine.weights_bytes, on_host=machine.on_host)
     least = attribute(own, machine.limits, machine.weights_bytes, seconds, machine.on_host).least_s
-    return LayerVerdict(found.bound, found.share_of_limit, max(0.0, seconds - least), found.doubts)
+    return LayerVerdict(found.bound, found.share_of_limit, max(0.0, seconds - least), tuple(map(str, found.doubts)))
 
 
 def is_launch_bound(host_self_s: float, device_self_s: float) -> bool:

@@ -5,23 +5,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from boundby.trace.activity import Activity, host_activity
-from boundby.trace.annotations import AnnotationStat, annotation_stats
-from boundby.trace.breakdown import KINDS, Breakdown, breakdown, clipped_union, kinds_of_work
+from boundby.trace.breakdown import Breakdown, breakdown, clipped_union
 from boundby.trace.completeness import MOST_DEVICES, Finding, findings
-from boundby.trace.excluded import without_excluded
-from boundby.trace.gaps import Device, IdleTime
-from boundby.trace.intervals import Intervals, distinct, union
-from boundby.trace.kernels import KernelStat, kernel_stats
-from boundby.trace.launches import LaunchStats, launch_stats
-from boundby.trace.links import Links, links
+from boundby.trace.gaps import Activity, Device, IdleTime, host_activity
+from boundby.trace.intervals import HostTree, Intervals, distinct, host_tree, union
+from boundby.trace.kernels import KernelLaunch, KernelStat, LaunchStats, kernel_stats, launch_stats, slowest_launch
+from boundby.trace.links import KINDS, Links, kinds_of_work, links
 from boundby.trace.memory import MemoryUse, memory_use
-from boundby.trace.nesting import HostTree, host_tree
-from boundby.trace.nsight_compute import KernelLaunch, slowest_launch
-from boundby.trace.operators import OpStat, is_module, launching_operators, names_of, op_stats
-from boundby.trace.reader import Trace
-from boundby.trace.table import ABSENT
-from boundby.trace.window import Window, window
+from boundby.trace.operators import (
+    AnnotationStat,
+    OpStat,
+    annotation_stats,
+    is_module,
+    launching_operators,
+    names_of,
+    op_stats,
+)
+from boundby.trace.table import ABSENT, Trace
+from boundby.trace.window import Window, window, without_excluded
 
 HOST_KIND = "operators"
 
@@ -51,7 +52,7 @@ class Analysis:
     @property
     def is_conclusive(self) -> bool:
         """Whether nothing fatal was found."""
-        return not any(each.is_fatal for each in self.findings)
+        return not any(finding.is_fatal for finding in self.findings)
 
 
 def analyze(trace: Trace, *, expected_steps: int | None = None, stacks_expected: bool = False) -> Analysis:
@@ -96,7 +97,7 @@ def analyze(trace: Trace, *, expected_steps: int | None = None, stacks_expected:
 
 def _devices(trace: Trace, linked: Links, kinds: np.ndarray, seen: Window, activity: Activity) -> tuple[Breakdown, ...]:
     def of(number: int | None, device: Device, work: Mapping[str, Intervals]) -> Breakdown:
-        starts, ends = zip(*((each.start_ns, each.end_ns) for each in work.values()), strict=True)
+        starts, ends = zip(*((spans.start_ns, spans.end_ns) for spans in work.values()), strict=True)
         busy = union(np.concatenate(starts), np.concatenate(ends))
         gaps = busy.complement(seen.start_ns, seen.end_ns)
         return breakdown(number, seen, work, busy, IdleTime(trace, device, gaps, activity))
@@ -104,7 +105,7 @@ def _devices(trace: Trace, linked: Links, kinds: np.ndarray, seen: Window, activ
     if not len(linked.rows):
         host = _host(trace, seen)
         return (of(None, host, {HOST_KIND: clipped_union(host.start_ns, host.end_ns, seen)}),)
-    found = []
+    devices = []
     for number in _busiest(linked.device, linked.end_ns - linked.start_ns):
         chosen = np.flatnonzero(linked.device == number)
         kind = kinds[linked.rows[chosen]]
@@ -112,15 +113,16 @@ def _devices(trace: Trace, linked: Links, kinds: np.ndarray, seen: Window, activ
             name: clipped_union(linked.start_ns[chosen[kind == place]], linked.end_ns[chosen[kind == place]], seen)
             for place, name in enumerate(KINDS)
         }
-        found.append(of(number, _device(trace, linked, chosen, seen), work))
-    return tuple(sorted(found, key=lambda each: -each.busy_ns))
+        devices.append(of(number, _device(trace, linked, chosen, seen), work))
+    return tuple(sorted(devices, key=lambda device: -device.busy_ns))
 
 
 def _busiest(numbers: np.ndarray, duration_ns: np.ndarray) -> list[int]:
     """Return the devices that are told about: all but in a trace with absurdly many."""
     different, place = np.unique(numbers, return_inverse=True)
     spent = np.bincount(place, weights=duration_ns)
-    return different[np.argsort(-spent, kind="stable")[:MOST_DEVICES]].tolist()
+    busiest: list[int] = different[np.argsort(-spent, kind="stable")[:MOST_DEVICES]].tolist()
+    return busiest
 
 
 def _host(trace: Trace, seen: Window) -> Device:

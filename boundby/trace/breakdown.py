@@ -1,22 +1,14 @@
 """How a device spent the window of a trace: at work of which kind, and idle for which cause."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from boundby.trace.gaps import Gap, IdleTime
+from boundby.trace.gaps import CAUSES, Gap, IdleTime
 from boundby.trace.intervals import Intervals, distinct, union
-from boundby.trace.pieces import CAUSES
-from boundby.trace.reader import Trace
 from boundby.trace.window import Window
 
-# Of names in lower case: without regard to case the same search takes eight times as long, on names of 300 characters.
-COMMUNICATION = re.compile(
-    r"nccl|rccl|msccl|oneccl|nvshmem|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|cross_device_reduce|multimem_"
-)
-KINDS = ("compute", "communication", "memcpy", "memset")  # in the order in which overlapping time is booked
 MOST_SPANS = 400  # of the timeline: more are not told apart in a picture
 
 
@@ -72,17 +64,6 @@ class Breakdown:
     steps: tuple[StepTimes, ...]
     step_quartiles: dict[str, Quartiles]  # of the duration, of each kind of work and of each cause; {} without steps
     timeline: Timeline
-
-
-def kinds_of_work(trace: Trace) -> np.ndarray:
-    """Return, for every event, the place in `KINDS` of what a device does in it; -1 for events of the host."""
-    found = np.full(len(trace.start_ns), -1, dtype=np.int8)
-    kernel = trace.in_categories(["kernel"])
-    found[kernel] = KINDS.index("compute")
-    found[trace.named(COMMUNICATION, kernel, lower=True)] = KINDS.index("communication")
-    found[trace.in_categories(["gpu_memcpy"])] = KINDS.index("memcpy")
-    found[trace.in_categories(["gpu_memset"])] = KINDS.index("memset")
-    return found
 
 
 def clipped_union(start_ns: np.ndarray, end_ns: np.ndarray, window: Window) -> Intervals:

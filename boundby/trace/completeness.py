@@ -5,10 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from boundby.trace.launches import LaunchStats
+from boundby.trace.kernels import LaunchStats
 from boundby.trace.links import Links
-from boundby.trace.reader import Trace
-from boundby.trace.table import ABSENT, PYTHON_FRAME
+from boundby.trace.table import ABSENT, PYTHON_FRAME, Trace
 from boundby.trace.window import Window
 
 # Of five healthy traces at most 3.7 % of the launching calls were without work; they ran into the end of the trace.

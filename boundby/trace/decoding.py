@@ -3,6 +3,9 @@
 A chunk that is sound JSON is decoded by msgspec into typed records, which skips every key that nothing reads. One that
 is not (an invalid name, a `NaN`, a wrong type, the end of a file that was cut short) is gone through event by event.
 A chunk is cut where an event seems to end; brackets and quotes balance only where one really does.
+
+Times become integer nanoseconds without a detour over floats: older traces count µs since 1970, about 1.7e15, where
+neighbouring doubles are 250 ns apart.
 """
 
 import contextlib
@@ -10,11 +13,13 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
+import numpy as np
 
 from boundby.trace.source import Source
 
@@ -29,10 +34,16 @@ BETWEEN_TEXT = re.compile(r"\}\s*,\s*(?=\{)")
 LARGEST_CARRIED = 4 * 2**20  # characters of an unsound event that may go on in the next piece; then it is given up
 LONGEST_LITERAL = 16  # characters: "-Infinity", an escape; an error so near to the end may be the end
 NEAR_THE_END_BYTES = 4096  # of a chunk, searched first for the end of its last event
-GAP = re.compile(r"[\s,]*")
+FILLING = re.compile(r"[^\s,]")
 # The phases of the Chrome trace format without a duration: instants, counters, flows, metadata, objects, ...
 OTHER_PHASES = "IMPCsftbneSTpFNODRcVv()a"
 NAMED = 80  # characters of a text that a message quotes
+LONGEST_DURATION_US = 2.0**46 / 1000  # 19 hours: the sum of 100,000 such durations is an int64 as well
+LONGEST_US = 2.0**61 / 1000  # 73 years: int64 nanoseconds also hold the difference of two such times plus a third
+MOST_DIGITS = 16  # of the whole µs below LONGEST_US
+FRACTION_DIGITS = 3
+PLAIN = np.zeros(256, dtype=np.int64)
+PLAIN[list(b"0123456789.,")] = 1
 
 
 class NotATrace(ValueError):
@@ -223,11 +234,12 @@ class Decoding:
         """
         events: list[Event] = []
         at, in_step = 0, True
-        while (at := GAP.match(text, at).end()) < len(text):
+        while (event := FILLING.search(text, at)) is not None:
+            at = event.start()
             if text[at] == "]" and in_step:
                 return events, text[at:]
             try:
-                found, after = _LENIENT.raw_decode(text, at)
+                value, after = _LENIENT.raw_decode(text, at)
             except (ValueError, RecursionError) as error:
                 if more_follows and _may_go_on(error, text, at):
                     return events, text[at:]
@@ -238,10 +250,10 @@ class Decoding:
                 at, in_step = boundary.end(), False
                 continue
             try:
-                events.append(_event(text[at:after], found))
+                events.append(_event(text[at:after], value))
                 in_step = True
             except _UNSOUND as error:
-                self._note_damaged(f"{error}: {str(found)[:NAMED]}")
+                self._note_damaged(f"{error}: {str(value)[:NAMED]}")
             at = after
         return events, ""
 
@@ -256,12 +268,12 @@ class Decoding:
                 setattr(self.header, name, getattr(rest, name))
 
 
-def _event(text: str, found: Any) -> Event:
-    """Return the event of `text`; where that is not JSON to the letter, of what was `found` in it."""
+def _event(text: str, value: object) -> Event:
+    """Return the event of `text`; where that is not JSON to the letter, of the `value` that was found in it."""
     try:
-        return _EVENT.decode(text.encode())
+        return cast(Event, _EVENT.decode(text.encode()))
     except _UNSOUND:
-        return _EVENT.decode(json.dumps(found).encode())
+        return cast(Event, _EVENT.decode(json.dumps(value).encode()))
 
 
 def _may_go_on(error: Exception, text: str, start: int) -> bool:
@@ -276,11 +288,11 @@ def _header(text: bytes) -> Header:
     try:
         return _HEADER.decode(text)
     except msgspec.MsgspecError:
-        found = _LENIENT.decode(text.decode("utf-8", "replace"))
-        if not isinstance(found, dict):
+        values = _LENIENT.decode(text.decode("utf-8", "replace"))
+        if not isinstance(values, dict):
             raise ValueError("it is no JSON object") from None
         with contextlib.suppress(*_UNSOUND):
-            return msgspec.convert(found, Header, strict=False)
+            return msgspec.convert(values, Header, strict=False)
         return Header()
 
 
@@ -291,3 +303,96 @@ def _last_boundary(text: bytes) -> int | None:
         if ends:
             return ends[-1]
     return None
+
+
+def whole_nanoseconds(microseconds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return durations of float µs as int64 ns, and a mask of the usable ones; others (NaN, over 19 hours) are 0."""
+    usable = np.abs(microseconds) < LONGEST_DURATION_US
+    microseconds = np.where(usable, microseconds, 0.0)
+    whole = np.floor(microseconds)  # the product of the whole number and 1000 would lose nanoseconds above 4.5e12
+    return whole.astype(np.int64) * 1000 + np.rint((microseconds - whole) * 1000).astype(np.int64), usable
+
+
+def exact_nanoseconds(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
+    """Return decimal texts of µs as int64 ns without a detour over doubles that are too coarse, and the usable ones."""
+    joined = b",".join(texts)
+    characters = np.frombuffer(joined + b",", dtype=np.uint8)
+    aligned = _aligned(characters, len(texts))
+    if aligned is not None:
+        return aligned, np.ones(len(texts), dtype=bool)
+    end = np.flatnonzero(characters == ord(","))
+    if len(end) != len(texts) or not len(texts):
+        return _one_by_one(texts)
+    start = np.concatenate([[0], end[:-1] + 1])
+    point = end.copy()
+    points = np.flatnonzero(characters == ord("."))
+    of_row = np.searchsorted(end, points)
+    point[of_row] = points
+    odd = np.zeros(len(end), dtype=bool)  # a sign, an exponent, quotes, nothing at all, or too long
+    if PLAIN @ np.bincount(characters, minlength=256) != len(characters):
+        odd |= np.add.reduceat(PLAIN[characters] == 0, start) > 0
+    if (of_row[1:] == of_row[:-1]).any():
+        odd |= np.add.reduceat(characters == ord("."), start) > 1
+    odd |= (point == start) | (point - start > MOST_DIGITS)
+    numbers = _digit_by_digit(characters, start, point, end)
+    usable = np.ones(len(end), dtype=bool)
+    for row in np.flatnonzero(odd).tolist():
+        numbers[row : row + 1], usable[row : row + 1] = _one_by_one([texts[row]])
+    return numbers, usable
+
+
+def _aligned(characters: np.ndarray, count: int) -> np.ndarray | None:
+    """Return the numbers where all have as many digits before and behind the point; None where they do not.
+
+    They do in traces that count from 1970, and in nearly all pieces of others: a tenth of the time of the general way.
+    """
+    width, rest = divmod(len(characters), max(count, 1))
+    if rest or width < 2:
+        return None
+    table = characters.reshape(count, width)
+    points = np.flatnonzero(table[0] == ord("."))
+    point = int(points[0]) if len(points) == 1 else width - 1
+    places = [place for place in range(width - 1) if place != point]
+    digits = table[:, places] - np.uint8(ord("0"))  # what is no digit wraps around, above 9
+    is_aligned = (table[:, -1] == ord(",")).all() and (table[:, point] == table[0, point]).all()
+    if len(points) > 1 or not 0 < point <= MOST_DIGITS or not is_aligned or digits.max() > 9:
+        return None
+    numbers = np.zeros(count, dtype=np.int64)
+    for place in range(point + FRACTION_DIGITS):
+        numbers *= 10
+        if place < len(places):
+            numbers += digits[:, place]
+    if len(places) > point + FRACTION_DIGITS:
+        numbers += digits[:, point + FRACTION_DIGITS] >= 5
+    return numbers
+
+
+def _digit_by_digit(characters: np.ndarray, start: np.ndarray, point: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """Return the numbers whose digits stand from `start` to `point` and behind it to `end`, times 1000 and rounded."""
+    digits = characters.astype(np.int64) - ord("0")
+    numbers: np.ndarray = np.zeros(len(end), dtype=np.int64)
+    length = point - start
+    last = len(digits) - 1
+    for place in range(min(int(length.max()), MOST_DIGITS)):
+        there = length > place
+        numbers = np.where(there, 10 * numbers + digits[np.minimum(start + place, last)], numbers)
+    for place in range(1, FRACTION_DIGITS + 1):
+        at = point + place
+        numbers = 10 * numbers + np.where(at < end, digits[np.minimum(at, last)], 0)
+    after = point + FRACTION_DIGITS + 1
+    numbers += (after < end) & (digits[np.minimum(after, last)] >= 5)
+    return numbers
+
+
+def _one_by_one(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
+    numbers = np.zeros(len(texts), dtype=np.int64)
+    usable = np.zeros(len(texts), dtype=bool)
+    for row, text in enumerate(texts):
+        try:
+            microseconds = Decimal(bytes(text).decode().strip('"'))
+            if microseconds.is_finite() and abs(microseconds) < LONGEST_US:
+                numbers[row] = int((microseconds * 1000).to_integral_value())
+                usable[row] = True
+        except (ArithmeticError, UnicodeDecodeError):  # no number, or one with an absurd exponent
+            continue
+    return numbers, usable

@@ -11,11 +11,159 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from boundby.trace.activity import Activity
-from boundby.trace.intervals import Intervals
-from boundby.trace.pieces import CAUSES, LATENCY, STREAM_WAIT, UNTRACED, joined, late_device, late_host
-from boundby.trace.reader import PROFILER_STEP, Trace
-from boundby.trace.table import ABSENT
+from boundby.trace.intervals import HostTree, Intervals, Segments, sums
+from boundby.trace.links import Links
+from boundby.trace.table import ABSENT, HOST_CATEGORIES, PROFILER_STEP, Trace
+
+NOTHING, LAUNCH, INPUT, SYNCHRONISATION, ALLOCATOR, COMPILE = range(6)
+# The innermost event that says what the thread does; everything else on the thread is launching or Python.
+PATTERNS = {
+    INPUT: re.compile(r"DataLoader\b.*__next__|dataloader\.py\(\d+\): __next__|dataloader_next|get_batch_samples"),
+    SYNCHRONISATION: re.compile(
+        r"^((cuda|cu|hip)\w*Synchronize(_ptsz)?|(cuda|hip)Memcpy(2D|3D)?|cuMemcpy(HtoD|DtoH|DtoD)?(_v2)?"
+        r"|zeEventHostSynchronize|aten::item|aten::_local_scalar_dense|aten::is_nonzero)$"
+    ),
+    ALLOCATOR: re.compile(r"^((cuda|hip)(Malloc|Free|Host|Mem)(?!cpy|set)\w*|cuMem(?!cpy|set)\w+)$"),
+    COMPILE: re.compile(
+        r"\(dynamo_timed\)|^_compile\.|\b(compile_fx|async_compile|convert_frame)\b|triton/compiler/"
+        r"|^(cuda|cu|hip|nvrtc|hiprtc)\w*(ModuleLoad|LibraryLoad|LinkCreate|LinkComplete|CompileProgram)"
+    ),
+}
+BLOCKING_COPY = re.compile(r"DtoH.*Pageable|Device -> Pageable")
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What every thread did over time: from each change of `segments` on, `kind` of it, and the event that says so.
+
+    `row` is `ABSENT` where no event runs; where one runs that says nothing special, it is the innermost one. Both have
+    one more entry, that of the index `ABSENT`.
+    """
+
+    main_thread: int | None  # that carries the step marks, else the one with most events; None where there is none
+    segments: Segments
+    kind: np.ndarray
+    row: np.ndarray
+
+
+def host_activity(trace: Trace, tree: HostTree, linked: Links) -> Activity:
+    """Return the activity of the threads of the host."""
+    of_event = np.full(len(trace.name), LAUNCH, dtype=np.int8)
+    on_host = trace.in_categories(HOST_CATEGORIES)
+    for kind, pattern in PATTERNS.items():
+        of_event[trace.named(pattern, on_host)] = kind
+    blocks = trace.named(BLOCKING_COPY, trace.in_categories(["gpu_memcpy"]))[linked.rows]
+    of_event[linked.launch[blocks & (linked.launch != ABSENT)]] = SYNCHRONISATION
+    every = np.arange(len(of_event))
+    teller = tree.nearest(every, of_event != LAUNCH)
+    kind_of = np.append(np.where(teller == ABSENT, LAUNCH, of_event[teller]), NOTHING)  # the last is that of ABSENT
+    row_of = np.append(np.where(teller == ABSENT, every, teller), ABSENT)
+    return Activity(_main_thread(trace, tree), tree.segments, kind_of[tree.segments.row], row_of[tree.segments.row])
+
+
+def _main_thread(trace: Trace, tree: HostTree) -> int | None:
+    if not tree.is_active.any():
+        return None
+    counted = trace.thread[trace.is_step_mark]
+    counted = counted[tree.is_active[counted]]
+    if not len(counted):
+        counted = trace.thread[tree.is_active[trace.thread]]
+    return int(np.bincount(counted).argmax())
+
+
+CAUSES = (
+    "input",
+    "synchronisation",
+    "launch",
+    "allocator",
+    "compile",
+    "launch_latency",
+    "stream_wait",
+    "untraced",
+)
+LATENCY, STREAM_WAIT, UNTRACED = (CAUSES.index(cause) for cause in ("launch_latency", "stream_wait", "untraced"))
+OF_KINDS = ("untraced", "launch", "input", "synchronisation", "allocator", "compile")  # of activity, from NOTHING on
+CAUSE_OF_KIND = np.array([CAUSES.index(cause) for cause in OF_KINDS])
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Disjoint stretches of time in ascending order, the place of the cause of each in `CAUSES`, and what tells it.
+
+    `row` is that of the event that the host was in, or `ABSENT`.
+    """
+
+    start_ns: np.ndarray
+    end_ns: np.ndarray
+    cause: np.ndarray
+    row: np.ndarray
+
+    def between(self, edges: np.ndarray) -> np.ndarray:
+        """Return [span, cause]: the ns of each span between neighbouring `edges`; the outer ones enclose all pieces."""
+        count, span = len(edges) - 1, np.searchsorted(edges, self.start_ns, side="right") - 1
+        spans = sums(span * len(CAUSES) + self.cause, self.end_ns - self.start_ns, count * len(CAUSES))
+        spans = spans.reshape(count, len(CAUSES))
+        # Each piece is now in the span in which it begins; what of it lies behind an edge belongs to the next one.
+        inner = edges[1:-1]
+        piece = np.searchsorted(self.start_ns, inner, side="left") - 1
+        crossed = np.flatnonzero((piece >= 0) & (np.append(self.end_ns, 0)[piece] > inner))
+        piece = piece[crossed]
+        behind_ns = self.end_ns[piece] - inner[crossed]
+        spans[crossed, self.cause[piece]] -= behind_ns
+        spans[crossed + 1, self.cause[piece]] += behind_ns
+        return spans
+
+
+def joined(*parts: Pieces) -> Pieces:
+    """Return all pieces that last, in the order of time."""
+    start_ns, end_ns, cause, row = (
+        np.concatenate([getattr(part, name) for part in parts]) for name in ("start_ns", "end_ns", "cause", "row")
+    )
+    lasting = np.flatnonzero(start_ns < end_ns)
+    lasting = lasting[np.argsort(start_ns[lasting], kind="stable")]
+    return Pieces(start_ns[lasting], end_ns[lasting], cause[lasting], row[lasting])
+
+
+def late_device(start_ns: np.ndarray, end_ns: np.ndarray, cause: np.ndarray) -> Pieces:
+    """Return pieces in which the host had launched and the device had not begun; some may be empty."""
+    return Pieces(start_ns, end_ns, cause, np.full(len(start_ns), ABSENT))
+
+
+def late_host(activity: Activity, start_ns: np.ndarray, end_ns: np.ndarray, thread: np.ndarray) -> Pieces:
+    """Return disjoint ascending stretches in which the host had not launched, cut where it went on to something else.
+
+    Each is booked on what its own `thread` was doing and, where that did nothing, the `main` one. One that begins while
+    the host waits for the device is a refill: launching counts to that wait.
+    """
+    late = np.flatnonzero(start_ns < end_ns)
+    start_ns, end_ns, thread = start_ns[late], end_ns[late], thread[late]
+    main = ABSENT if activity.main_thread is None else activity.main_thread
+    segments, others = activity.segments, np.flatnonzero(thread != main)
+    own, of_own = _changes_in(segments, thread, start_ns, end_ns)
+    of_main, place = _changes_in(segments, main, start_ns[others], end_ns[others])
+    moments = np.concatenate([start_ns, segments.start_ns[own], segments.start_ns[of_main]])
+    stretch = np.concatenate([np.arange(len(late)), of_own, others[place]])
+    order = np.argsort(moments, kind="stable")
+    moments, stretch = moments[order], stretch[order]
+    change = segments.at(thread[stretch], moments)
+    idle = np.flatnonzero(activity.kind[change] == NOTHING)
+    change[idle] = segments.at(main, moments[idle])
+    kind = activity.kind[change]
+    begins_in_wait = kind[np.searchsorted(stretch, np.arange(len(late)))] == SYNCHRONISATION
+    kind = np.where((kind == LAUNCH) & begins_in_wait[stretch], SYNCHRONISATION, kind)
+    ends = np.minimum(np.append(moments[1:], end_ns[-1:]), end_ns[stretch])
+    return Pieces(moments, ends, CAUSE_OF_KIND[kind], activity.row[change])
+
+
+def _changes_in(
+    segments: Segments, thread: np.ndarray | int, start_ns: np.ndarray, end_ns: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the changes after the start of each stretch up to its end on its thread, and the stretch of each."""
+    first = segments.at(thread, start_ns) + 1
+    counts = segments.at(thread, end_ns) + 1 - first
+    stretch = np.repeat(np.arange(len(counts)), counts)
+    return np.arange(len(stretch)) - (np.cumsum(counts) - counts - first)[stretch], stretch
+
 
 # From the return of the launching call to the first kernel on an idle device; also the pause between two queued ones.
 LAUNCH_LATENCY_NS = 10_000
@@ -88,17 +236,16 @@ class IdleTime:
         told = np.flatnonzero(pieces.row != ABSENT)
         keys = pieces.cause[told] * len(names) + self._trace.name[pieces.row[told]]
         groups, place = np.unique(keys, return_inverse=True)
-        sums = np.zeros(len(groups), dtype=np.int64)
-        np.add.at(sums, place, pieces.end_ns[told] - pieces.start_ns[told])
+        lengths = sums(place, pieces.end_ns[told] - pieces.start_ns[told], len(groups))
         spent: Counter[tuple[str, str]] = Counter()
-        for group, nanoseconds in zip(groups.tolist(), sums.tolist(), strict=True):
+        for group, nanoseconds in zip(groups.tolist(), lengths.tolist(), strict=True):
             cause, name = divmod(group, len(names))
             is_mark = PROFILER_STEP.fullmatch(names[name])
             spent[CAUSES[cause], BETWEEN_OPERATORS if is_mark else names[name]] += nanoseconds
-        found: dict[str, list[tuple[str, int]]] = {}
+        by_cause: dict[str, list[tuple[str, int]]] = {}
         for (cause, name), nanoseconds in spent.most_common():
-            found.setdefault(cause, []).append((name, nanoseconds))
-        return {cause: tuple(most[:SHOWN]) for cause, most in found.items()}
+            by_cause.setdefault(cause, []).append((name, nanoseconds))
+        return {cause: tuple(most[:SHOWN]) for cause, most in by_cause.items()}
 
     def longest(self) -> tuple[Gap, ...]:
         """Return the longest gaps, the longest first."""
@@ -113,9 +260,8 @@ class IdleTime:
         """Return the cause of most of a gap."""
         pieces = self._pieces
         first, end = np.searchsorted(pieces.start_ns, [self.gaps.start_ns[gap], self.gaps.end_ns[gap]])
-        spent = np.zeros(len(CAUSES), dtype=np.int64)
-        np.add.at(spent, pieces.cause[first:end], (pieces.end_ns - pieces.start_ns)[first:end])
-        return CAUSES[spent.argmax()]
+        lengths = pieces.end_ns[first:end] - pieces.start_ns[first:end]
+        return CAUSES[sums(pieces.cause[first:end], lengths, len(CAUSES)).argmax()]
 
     def _ended_by(self, gap: int) -> str | None:
         row = self._ender[gap]
@@ -132,7 +278,7 @@ class IdleTime:
         if not len(waits):
             return np.zeros(len(self.gaps), dtype=bool)
         before, launched = np.append(_launch_before(trace, device), 0)[ender], trace.start_ns[self._launch]
-        found = np.zeros(len(self.gaps), dtype=bool)
+        is_awaited: np.ndarray = np.zeros(len(self.gaps), dtype=bool)
         recorded = trace.correlation[waits[trace.stream[waits] != ABSENT]]
         is_streamless = trace.stream[waits] == ABSENT
         # A call that a record repeats is told by the stream of that record.
@@ -141,8 +287,9 @@ class IdleTime:
             (waits[is_streamless & ~repeated], trace.thread, trace.thread[self._launch]),
             (waits[~is_streamless], trace.stream, trace.stream[self._ender]),
         ):
-            found |= _any_between(column[chosen], trace.start_ns[chosen], lane, before, launched)
-        return found & self._launched
+            is_awaited |= _any_between(column[chosen], trace.start_ns[chosen], lane, before, launched)
+        is_awaited &= self._launched
+        return is_awaited
 
 
 def _any_between(
@@ -154,7 +301,8 @@ def _any_between(
     of_moment, of_start, of_end = np.split(rank, [len(moments), len(moments) + len(start)])
     keys = np.sort(lanes.astype(np.int64) << 32 | of_moment)
     own = lane.astype(np.int64) << 32
-    return np.searchsorted(keys, own | of_end) > np.searchsorted(keys, own | of_start)
+    is_any: np.ndarray = np.searchsorted(keys, own | of_end) > np.searchsorted(keys, own | of_start)
+    return is_any
 
 
 def _launch_before(trace: Trace, device: Device) -> np.ndarray:
@@ -164,6 +312,5 @@ def _launch_before(trace: Trace, device: Device) -> np.ndarray:
     stream = trace.stream[device.rows][order]
     before = np.zeros(len(order), dtype=np.int64)
     before[1:] = np.where(stream[1:] == stream[:-1], started[:-1], 0)
-    found = np.empty_like(before)
-    found[order] = before
-    return found
+    before[order] = before.copy()
+    return before

@@ -4,10 +4,9 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from boundby import remedies
 from boundby.trace.analysis import HOST_KIND, Analysis
 from boundby.trace.breakdown import Breakdown
-from boundby.verdict import Bound, Confidence, Gain, Verdict
+from boundby.verdict import Bound, Confidence, Doubt, Gain, Verdict, fix_of_cause, inconclusive
 
 # What each nanosecond of the window counts for. Every cause in which a device waits for the host's own doings is
 # `launch`; the gains tell them apart. Waits between streams and untraced time explain nothing.
@@ -24,7 +23,7 @@ BOUND_OF: dict[str, Bound] = {
     "memset": "compute",
     HOST_KIND: "compute",
 }
-UNEXPLAINED = "inconclusive"
+UNEXPLAINED: Bound = "inconclusive"
 AHEAD = 1.5  # times the second largest share, below which the bound is mixed
 LEAST_STEPS = 3
 AGREEING = 2 / 3  # of the steps that show the bound of the whole
@@ -50,11 +49,11 @@ def judge_trace(analysis: Analysis) -> Verdict:
     which the window would shorten if its cause vanished and nothing else changed. A trace with a fatal finding, or one
     whose time mostly nothing explains, is `inconclusive`.
     """
-    fatal = tuple(f"{each.kind}: {each.text}" for each in analysis.findings if each.is_fatal)
-    minor = tuple(f"{each.kind}: {each.text}" for each in analysis.findings if not each.is_fatal)
+    fatal = tuple(Doubt(each.kind, each.text) for each in analysis.findings if each.is_fatal)
+    minor = tuple(Doubt(each.kind, each.text) for each in analysis.findings if not each.is_fatal)
     device = analysis.devices[0]
     if fatal or not device.window_ns:
-        return Verdict("inconclusive", (), None, "low", "untested", (), (), fatal + minor)
+        return inconclusive(fatal + minor)
     shares = _shares({**device.exposed_ns, **device.causes_ns})
     labels = Counter(_label(_shares({**step.busy_ns, **step.idle_ns}))[0] for step in device.steps if step.duration_ns)
     bound, alternatives = _label(shares)
@@ -63,7 +62,8 @@ def judge_trace(analysis: Analysis) -> Verdict:
         bound, alternatives = "mixed", tuple(labels)
     share = None if bound == UNEXPLAINED else shares.get(bound)
     if bound == UNEXPLAINED:
-        doubts.insert(0, f"unexplained: {_percent(shares[bound])} of the window is untraced or a wait between streams")
+        text = f"{_percent(shares[bound])} of the window is untraced or a wait between streams"
+        doubts.insert(0, Doubt("unexplained", text))
     evidence = list(_evidence(device))
     if bound == "compute":
         bound, others, said = _kind_of_work(analysis, device)
@@ -132,17 +132,21 @@ def _is_arithmetic(operator: str | None, kernel: str | None) -> bool:
     return FUSED_BY_COMPILER.search(name) is None and ARITHMETIC_KERNEL.search(name) is not None
 
 
-def _doubts(device: Breakdown, labels: Counter[Bound], bound: Bound) -> Iterator[str]:
+def _doubts(device: Breakdown, labels: Counter[Bound], bound: Bound) -> Iterator[Doubt]:
     if not device.steps:
-        yield "steps: the trace has no ProfilerStep marks; the window may hold what is no part of the loop"
+        text = "the trace has no ProfilerStep marks; the window may hold what is no part of the loop"
+        yield Doubt("steps", text)
         return
     if len(device.steps) < LEAST_STEPS:
-        yield f"steps: only {len(device.steps)} recorded; {LEAST_STEPS} are needed to see whether they agree"
+        text = f"only {len(device.steps)} recorded; {LEAST_STEPS} are needed to see whether they agree"
+        yield Doubt("steps", text)
     spread = device.step_quartiles["duration"]
     if len(device.steps) >= LEAST_STEPS and spread.third_ns - spread.first_ns > STEADY * spread.median_ns:
-        yield f"unsteady: half of the steps take {spread.first_ns / 1e6:.1f} to {spread.third_ns / 1e6:.1f} ms"
+        text = f"half of the steps take {spread.first_ns / 1e6:.1f} to {spread.third_ns / 1e6:.1f} ms"
+        yield Doubt("unsteady", text)
     if labels and bound not in ("mixed", max(labels, key=lambda each: labels[each])):
-        yield f"steps: they differ in what bounds them ({', '.join(f'{name}: {n}' for name, n in labels.items())})"
+        text = f"they differ in what bounds them ({', '.join(f'{name}: {n}' for name, n in labels.items())})"
+        yield Doubt("steps", text)
 
 
 def _evidence(device: Breakdown) -> Iterator[str]:
@@ -163,14 +167,14 @@ def _gains(device: Breakdown) -> Iterator[Gain]:
     window = device.window_ns
     on_host = device.device is None
     for what, spent in {**device.exposed_ns, **device.causes_ns}.items():
-        remedy = remedies.of_cause(what, on_host)
-        if not (remedy and remedy.fix) or not 0 < spent < window or window / (window - spent) < SMALL_GAIN:
+        fix = fix_of_cause(what, on_host)
+        if fix is None or not fix.change.is_bounded or not 0 < spent < window or window / (window - spent) < SMALL_GAIN:
             continue
         basis = f"{what.replace('_', ' ')} takes {spent / 1e6:,.2f} of {window / 1e6:,.2f} ms"
-        yield Gain(remedy.fix, window / (window - spent), basis, relieves=(remedy.relieves,))
+        yield Gain(fix, window / (window - spent), basis)
 
 
-def _confidence(bound: Bound, doubts: list[str]) -> Confidence:
+def _confidence(bound: Bound, doubts: list[Doubt]) -> Confidence:
     return "low" if doubts or bound in ("mixed", "inconclusive") else "medium"
 
 

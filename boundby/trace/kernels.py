@@ -1,11 +1,101 @@
-"""The work of the devices by name: how often, how long, and which operator and module asked for it."""
+"""The work of the devices: what launching it costs, its time by name, and the launch that is worth a closer look."""
 
+import re
+import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from boundby.trace.breakdown import KINDS
-from boundby.trace.table import ABSENT
+from boundby.trace.intervals import distinct
+from boundby.trace.links import KINDS, Links, kinds_of_work, links
+from boundby.trace.table import ABSENT, Trace
+from boundby.trace.window import Window, window
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median, 95th percentile and maximum of a number of durations, in ns."""
+
+    median_ns: int
+    p95_ns: int
+    max_ns: int
+
+
+@dataclass(frozen=True)
+class LaunchStats:
+    """The launching calls that begin in the window and the work that they put into the queues of a device.
+
+    Where there is nothing to take a spread of, it is None. `delay` is the time from the start of the call to the start
+    of the work: short where the device waits for the host, long where the host runs ahead.
+    """
+
+    calls: int
+    calls_without_work: int  # lost records, or work after the end of the trace
+    work: int
+    work_without_call: int
+    call: Spread | None
+    delay: Spread | None
+    shorter_than_call: int  # kernels that take less time than the call that launched them
+    mean_queue: float | None  # launched and not begun, over the time of the window
+    deepest_queue: int
+    empty_queue_share: float | None  # of the window; the device then has nothing else to begin
+
+
+def launch_stats(trace: Trace, linked: Links, window: Window) -> LaunchStats:
+    """Return the statistics over all devices of the trace."""
+    calls = linked.calls[_inside(trace.start_ns[linked.calls], window)]
+    has_call = linked.launch != ABSENT
+    has_work = np.zeros(len(trace.start_ns), dtype=bool)
+    has_work[linked.launch[has_call]] = True
+    call_ns = np.maximum(trace.duration_ns, 0)
+    work = np.flatnonzero(_inside(linked.start_ns, window))
+    joined = work[has_call[work]]
+    delay_ns = linked.start_ns[joined] - trace.start_ns[linked.launch[joined]]
+    kernels = joined[trace.in_categories(["kernel"])[linked.rows[joined]]]
+    shorter = linked.end_ns[kernels] - linked.start_ns[kernels] < call_ns[linked.launch[kernels]]
+    mean_queue, deepest, empty = _queue(trace.start_ns[linked.launch[joined]], linked.start_ns[joined], window)
+    return LaunchStats(
+        calls=len(calls),
+        calls_without_work=int((~has_work[calls]).sum()),
+        work=len(work),
+        work_without_call=int((~has_call[work]).sum()),
+        call=spread(call_ns[distinct(np.sort(linked.launch[joined]))]),
+        delay=spread(delay_ns),
+        shorter_than_call=int(shorter.sum()),
+        mean_queue=mean_queue,
+        deepest_queue=deepest,
+        empty_queue_share=empty,
+    )
+
+
+def spread(nanoseconds: np.ndarray) -> Spread | None:
+    """Return the spread of some durations; None of none."""
+    if not len(nanoseconds):
+        return None
+    ascending, last = np.sort(nanoseconds), len(nanoseconds) - 1
+    median, p95 = (int(ascending[-(-last * percent // 100)]) for percent in (50, 95))  # the next higher of two
+    return Spread(median, p95, int(ascending[last]))
+
+
+def _inside(moments: np.ndarray, window: Window) -> np.ndarray:
+    return (moments >= window.start_ns) & (moments < window.end_ns)
+
+
+def _queue(launched: np.ndarray, begun: np.ndarray, window: Window) -> tuple[float | None, int, float | None]:
+    """Return the mean and the largest number of launched pieces of work that wait, and the share of time without."""
+    sound = launched < begun
+    moments = np.concatenate([launched[sound], begun[sound]])
+    if not window.length_ns:
+        return None, 0, None
+    change = np.concatenate([np.ones(sound.sum(), np.int64), -np.ones(sound.sum(), np.int64)])
+    order = np.argsort(moments, kind="stable")
+    moments = np.clip(moments[order], window.start_ns, window.end_ns)
+    depth = np.concatenate([[0], np.cumsum(change[order])])
+    lengths = np.diff(np.concatenate([[window.start_ns], moments, [window.end_ns]]))
+    waiting = float((depth * lengths.astype(np.float64)).sum())
+    empty = int(lengths[depth == 0].sum())
+    return waiting / window.length_ns, int(depth.max()), empty / window.length_ns
 
 
 @dataclass(frozen=True)
@@ -82,3 +172,77 @@ def _most(group: np.ndarray, groups: int, numbers: np.ndarray, duration_ns: np.n
         ascending = np.argsort(spent, kind="stable")
         found[keys[ascending] // base] = keys[ascending] % base  # the last one written to each group has the most
     return found.tolist()
+
+
+UNNAMED = re.compile(r"\(anonymous namespace\)|\{anonymous\}|<unnamed>")
+TEMPLATE_OR_PARAMETERS = re.compile(r"[<(]")
+SPECIAL = re.compile(
+    r"([\\^$.|?*+()\[\]{}])"
+)  # to a regular expression of C++; what Python escapes beyond is not known
+PROGRAM = ("python", "train.py")  # what stands for the program, which a trace does not name
+
+
+@dataclass(frozen=True)
+class KernelLaunch:
+    """The longest launch of the kernel that takes most of the device's time; communication cannot be replayed."""
+
+    kernel: str  # as the trace names it
+    function: str  # its name without namespaces, template arguments and parameters, as Nsight Compute filters it
+    step: int | None  # in which it was launched; None where that is in no step that the trace marks
+    skip: int  # launches of functions of this name before it: in that step, or without one in the trace
+
+
+def slowest_launch(
+    trace: Trace, linked: Links | None = None, seen: Window | None = None, kinds: np.ndarray | None = None
+) -> KernelLaunch | None:
+    """Return which launch to look into; None where no kernel computes for any time."""
+    linked = linked or links(trace)
+    seen = seen or window(trace, linked)
+    kinds = kinds_of_work(trace) if kinds is None else kinds
+    kernels = np.flatnonzero(kinds[linked.rows] == KINDS.index("compute"))
+    names, spent_ns = trace.name[linked.rows[kernels]], (linked.end_ns - linked.start_ns)[kernels]
+    if not spent_ns.any():
+        return None
+    slowest = int(np.bincount(names, weights=spent_ns).argmax())
+    function = function_name(trace.names[slowest])
+    if not function:
+        return None
+    same = np.isin(names, [each for each in set(names.tolist()) if function_name(trace.names[each]) == function])
+    launched = _launched(trace, linked, kernels)
+    order = np.lexsort((linked.start_ns[kernels], launched))
+    order = order[same[order]]
+    longest = int(np.where(names[order] == slowest, spent_ns[order], -1).argmax())
+    places = np.searchsorted(seen.edges_ns, launched[order], side="right") - 1
+    place = int(places[longest])
+    if not 0 <= place < len(seen.steps):
+        return KernelLaunch(trace.names[slowest], function, None, longest)
+    return KernelLaunch(trace.names[slowest], function, seen.steps[place], int((places[:longest] == place).sum()))
+
+
+def ncu_command(launch: KernelLaunch, program: Sequence[str] = PROGRAM, report: str = "kernel") -> str:
+    """Return the command that profiles the launch.
+
+    The step is found by the range `step_N`, which `ProfilerManager` and the callbacks push when Nsight is there.
+    """
+    where = ["--nvtx", "--nvtx-include", f"step_{launch.step}/"] if launch.step is not None else []
+    pattern = SPECIAL.sub(r"\\\1", launch.function)
+    return shlex.join(
+        [
+            *("ncu", *where, "--kernel-name", f"regex:^{pattern}$"),
+            *("--launch-skip", str(launch.skip), "--launch-count", "1"),
+            *("--set", "full", "--target-processes", "all", "-o", report, *program),
+        ]
+    )
+
+
+def function_name(kernel: str) -> str:
+    """Return the name of a kernel's function as Nsight Compute filters it by default; "" where it has none."""
+    head = TEMPLATE_OR_PARAMETERS.split(UNNAMED.sub("", kernel), maxsplit=1)[0].split()
+    return head[-1].rpartition("::")[2] if head else ""
+
+
+def _launched(trace: Trace, linked: Links, kernels: np.ndarray) -> np.ndarray:
+    """Return when each kernel was launched by the host; where that is not known, when it began."""
+    launch = linked.launch[kernels]
+    launched: np.ndarray = np.where(launch == ABSENT, linked.start_ns[kernels], trace.start_ns[launch])
+    return launched

@@ -1,27 +1,47 @@
-"""The allocated memory over the time of a trace, and whose it was when there was most of it.
+"""The allocated memory over the time of a trace, whose it was when there was most of it, and a page that shows it.
 
 A GPU's allocator reports all that is allocated on the device. That of the host counts what it handed out while torch
 was recording, and misses what was freed between two recordings; so only what was allocated inside the trace counts
 there, and `earlier_bytes` is not known.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from boundby.trace.intervals import distinct
-from boundby.trace.nesting import HostTree
+from boundby.formatting import NOTHING, clean, number
+from boundby.trace.intervals import HostTree, distinct, sums
 from boundby.trace.operators import MODULE, is_module, names_of
-from boundby.trace.reader import Trace
-from boundby.trace.table import ABSENT, MemoryTable
+from boundby.trace.table import ABSENT, MemoryTable, Trace
 from boundby.trace.window import Window
 
 MEMORY_COLUMNS = ("device", "time_ms", "allocated_bytes", "reserved_bytes")
 MOST_OWNERS = 10
 MOST_POINTS = 2000  # of the timeline: more are not told apart in a picture
 LEAST_STEPS = 3  # to see whether memory grows
+WIDTH, HEIGHT = 1000, 260  # of a curve, in its own units
+LONGEST_NAME = 90
+BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<style>
+body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 72em; margin: 2em auto; padding: 0 1em; color: #222; }}
+svg {{ width: 100%; height: auto; background: #fafafa; border: 1px solid #ddd; }}
+.allocated {{ fill: #0072b2; fill-opacity: .18; stroke: #0072b2; stroke-width: 1.5; }}
+.reserved {{ fill: none; stroke: #e69f00; stroke-width: 1.5; stroke-dasharray: 6 4; }}
+.peak {{ stroke: #b00020; stroke-width: 1; }}
+table {{ border-collapse: collapse; }} td, th {{ padding: .1em .8em; text-align: left; border-bottom: 1px solid #eee; }}
+td.number {{ text-align: right; font-variant-numeric: tabular-nums; }}
+</style></head><body>
+<h1>{title}</h1>
+{body}
+</body></html>
+"""
+# Every analysis imports this module, and importing `html` takes 2 ms.
+ESCAPED = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#x27;"})
 # What these allocate belongs to the operator that called them; they do nothing else.
 ALLOCATING = frozenset(
     f"aten::{name}"
@@ -125,7 +145,7 @@ class _Changes:
 
     def _of_this_trace(self) -> np.ndarray:
         """Return what each change adds to the bytes of the allocations of this trace."""
-        change = np.maximum(self.bytes, 0)
+        change: np.ndarray = np.maximum(self.bytes, 0)
         ended = np.flatnonzero((self.bytes > 0) & (self.end < len(self.end)))
         change[self.end[ended]] -= self.bytes[ended]
         return change
@@ -185,13 +205,12 @@ def _owners(trace: Trace, tree: HostTree, changes: _Changes, alive: np.ndarray) 
         return_inverse=True,
         return_counts=True,
     )
-    sums = np.zeros(len(both), dtype=np.int64)
-    np.add.at(sums, group, changes.bytes[alive])
-    found = []
-    for key, of_group, count in zip(both.tolist(), sums.tolist(), counts.tolist(), strict=True):
-        name, place = (names[each] for each in divmod(key, len(names)))
-        found.append(MemoryOwner(name, place and place.removeprefix(MODULE), of_group, count))
-    return sorted(found, key=lambda owner: -owner.bytes)
+    sizes = sums(group, changes.bytes[alive], len(both))
+    owners = []
+    for key, size, count in zip(both.tolist(), sizes.tolist(), counts.tolist(), strict=True):
+        name, place = (names[number] for number in divmod(key, len(names)))
+        owners.append(MemoryOwner(name, place and place.removeprefix(MODULE), size, count))
+    return sorted(owners, key=lambda owner: -owner.bytes)
 
 
 def _kept_per_step(changes: _Changes, window: Window) -> int | None:
@@ -222,3 +241,70 @@ def _timeline(changes: _Changes, peak: int) -> MemoryTimeline:
         allocated_bytes=tuple(changes.allocated[chosen].tolist()),
         reserved_bytes=None if changes.reserved is None else tuple(changes.reserved[chosen].tolist()),
     )
+
+
+def memory_page(uses: Sequence[MemoryUse], title: str) -> str:
+    """Return the page. Raises ValueError where no memory was recorded: there is nothing to show."""
+    if not uses:
+        raise ValueError("the trace holds no allocation: its steps made none, or memory was not recorded")
+    body = "\n".join(line for use in uses for line in _device(use))
+    return PAGE.format(title=clean(title).translate(ESCAPED), body=body)
+
+
+def _device(use: MemoryUse) -> Iterator[str]:
+    name = "Host" if use.device is None else f"Device {use.device}"
+    first, last = use.timeline.times_ns[0], use.timeline.times_ns[-1]
+    yield f"<h2>{name}: at most {_size(use.peak_bytes)}, {number((use.peak_ns - first) / 1e6)} ms after the start</h2>"
+    yield f"<p>{use.allocations:,} allocations of {_size(use.allocated_bytes)}, {use.frees:,} frees of "
+    yield f"{_size(use.freed_bytes)}. {_counted(use)}</p>"
+    yield _curve(use)
+    yield f"<p>From the first change to the last one: {number((last - first) / 1e6)} ms. {_legend(use)}</p>"
+    yield "<h3>Whose it is at the peak</h3>"
+    yield "<table><tr><th>bytes</th><th>allocations</th><th>operator</th><th>in</th></tr>"
+    for owner in use.owners:
+        cells = (owner.operator or "outside of operators", owner.inside or NOTHING)
+        numbers = f'<td class="number">{_size(owner.bytes)}</td><td class="number">{owner.allocations:,}</td>'
+        names = "".join(f"<td>{clean(cell, LONGEST_NAME).translate(ESCAPED)}</td>" for cell in cells)
+        yield f"<tr>{numbers}{names}</tr>"
+    for size, what in ((use.others_bytes, "others of the trace"), (use.earlier_bytes or 0, "from before the trace")):
+        if size:
+            yield f'<tr><td class="number">{_size(size)}</td><td></td><td colspan="2">{what}</td></tr>'
+    yield "</table>"
+
+
+def _counted(use: MemoryUse) -> str:
+    if use.earlier_bytes is None:
+        return "What was allocated before the trace began is not known here, and not counted."
+    return "All that the allocator had handed out is counted."
+
+
+def _legend(use: MemoryUse) -> str:
+    reserved = "" if use.timeline.reserved_bytes is None else "; dashed: reserved by the allocator"
+    return f"Filled: allocated{reserved}; red: the peak."
+
+
+def _curve(use: MemoryUse) -> str:
+    """Return the picture: steps, since memory keeps its size between two changes."""
+    timeline = use.timeline
+    first, last = timeline.times_ns[0], timeline.times_ns[-1]
+    top = 1.05 * max(use.peak_bytes, use.peak_reserved_bytes or 0) or 1.0
+    across = WIDTH / max(last - first, 1)
+
+    def line(sizes: Sequence[int]) -> str:
+        x = [round((time - first) * across, 1) for time in timeline.times_ns]
+        y = [round(HEIGHT * (1 - size / top), 1) for size in sizes]
+        return f"M{x[0]},{y[0]}" + "".join(f"H{at}V{high}" for at, high in zip(x[1:], y[1:], strict=True)) + f"H{WIDTH}"
+
+    peak = round((use.peak_ns - first) * across, 1)
+    paths = f'<path class="allocated" d="{line(timeline.allocated_bytes)}V{HEIGHT}H0Z"/>'
+    if timeline.reserved_bytes is not None:
+        paths += f'<path class="reserved" d="{line(timeline.reserved_bytes)}"/>'
+    paths += f'<path class="peak" d="M{peak},0V{HEIGHT}"/>'
+    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="memory over time">{paths}</svg>'
+
+
+def _size(size: int) -> str:
+    for unit, name in BYTES:
+        if abs(size) >= unit:
+            return f"{number(size / unit)} {name}"
+    return f"{size:,} bytes"

@@ -1,15 +1,30 @@
-"""The operators of a trace as a table of text, like `key_averages().table()` of torch, made from the trace alone."""
+"""The operators of a trace as rows of a CSV, and as a table like `key_averages().table()` of torch."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from boundby.formatting import NOTHING, clean, number, table
-from boundby.trace.operators import OpStat, operator_rows
+from boundby.trace.operators import OpStat
 from boundby.trace.stacks import frame_name
 
 Row = Mapping[str, Any]
 
+OPERATOR_COLUMNS = (
+    "name",
+    "input_shapes",
+    "calls",
+    "cpu_total_ms",
+    "cpu_self_ms",
+    "cpu_self_pct",
+    "device_total_ms",
+    "device_pct",
+    "device_self_ms",
+    "flops",
+    "flops_per_sec",
+    "share_of_ceiling_pct",
+)
+ADDED_UP = ("cpu_total_ms", "cpu_self_ms", "cpu_self_pct", "device_total_ms", "device_pct", "device_self_ms", "flops")
 LONGEST_OPERATOR = 36  # characters; with all other columns the table is then at most 120 wide
 LONGEST_DETAIL = 110
 COLUMNS = {  # of the rows of `table_rows`: column, factor, header
@@ -24,13 +39,50 @@ COLUMNS = {  # of the rows of `table_rows`: column, factor, header
 }
 
 
+def operator_rows(stats: Sequence[OpStat], peak_flops_per_s: float | None = None) -> list[dict[str, Any]]:
+    """Return the records as rows with the columns `OPERATOR_COLUMNS`, times in milliseconds; unknown is None.
+
+    `peak_flops_per_s` is the measured ceiling that the share of an operator's FLOP/s is taken of.
+    """
+    return [
+        {
+            "name": stat.name,
+            "input_shapes": stat.input_shapes,
+            "calls": stat.calls,
+            "cpu_total_ms": stat.cpu_total_ns / 1e6,
+            "cpu_self_ms": stat.cpu_self_ns / 1e6,
+            "cpu_self_pct": _percent(stat.cpu_self_share),
+            "device_total_ms": _milliseconds(stat.device_total_ns),
+            "device_pct": _percent(stat.device_share),
+            "device_self_ms": _milliseconds(stat.device_self_ns),
+            "flops": stat.flops,
+            "flops_per_sec": stat.flops_per_s,
+            "share_of_ceiling_pct": _percent(_over(stat.flops_per_s, peak_flops_per_s)),
+        }
+        for stat in stats
+    ]
+
+
+def rows_by_name(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return one row per operator, its calls with different shapes added up, most CPU self time first.
+
+    Takes the rows of `operator_rows`, also as the texts that a CSV holds; an empty cell is unknown.
+    """
+    sums: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        whole = sums.setdefault(row["name"], {"name": row["name"], "calls": 0, **dict.fromkeys(ADDED_UP)})
+        whole["calls"] += int(row["calls"])
+        for key in ADDED_UP:
+            if row.get(key) not in (None, ""):
+                whole[key] = (whole[key] or 0.0) + float(row[key])
+    return sorted(sums.values(), key=lambda row: row["cpu_self_ms"] or 0.0, reverse=True)
+
+
 def table_rows(stats: Iterable[OpStat], peak_flops_per_s: float | None = None) -> list[dict[str, Any]]:
     """Return the rows of `op_stats.csv` and what else the operators may be grouped by."""
     stats = list(stats)
-    return [
-        {**row, "stack": each.stack, "module": each.module}
-        for row, each in zip(operator_rows(stats, peak_flops_per_s), stats, strict=True)
-    ]
+    rows = zip(operator_rows(stats, peak_flops_per_s), stats, strict=True)
+    return [{**row, "stack": stat.stack, "module": stat.module} for row, stat in rows]
 
 
 def by_name(stats: Sequence[OpStat]) -> list[OpStat]:
@@ -38,11 +90,11 @@ def by_name(stats: Sequence[OpStat]) -> list[OpStat]:
 
     Its FLOPs are known where those of all its calls are.
     """
-    found: dict[str, OpStat] = {}
-    for each in stats:
-        own = replace(each, input_shapes=None)
-        found[each.name] = _sum(found[each.name], own) if each.name in found else own
-    return sorted(found.values(), key=lambda stat: -stat.cpu_self_ns)
+    sums: dict[str, OpStat] = {}
+    for stat in stats:
+        own = replace(stat, input_shapes=None)
+        sums[stat.name] = _sum(sums[stat.name], own) if stat.name in sums else own
+    return sorted(sums.values(), key=lambda stat: -stat.cpu_self_ns)
 
 
 def table_lines(rows: Sequence[Row], top: int | None = None, by: str = "cpu_self_ms") -> list[str]:
@@ -58,25 +110,26 @@ def table_lines(rows: Sequence[Row], top: int | None = None, by: str = "cpu_self
         for row in shown
     ]
     made = table(headers, cells, left=[0])
-    found = made[: len(made) - len(cells)]
-    for row, line in zip(shown, made[len(found) :], strict=True):
-        found += [line, *_details(row)]
+    lines = made[: len(made) - len(cells)]
+    for row, line in zip(shown, made[len(lines) :], strict=True):
+        lines += [line, *_details(row)]
     more = len(rows) - len(shown)
-    return [*found, f"  and {more:,} more"] if more > 0 else found
+    return [*lines, f"  and {more:,} more"] if more > 0 else lines
 
 
 def _details(row: Row) -> list[str]:
     """Return what a row is grouped by beside its name, the innermost frame first."""
     frames = reversed((row.get("stack") or "").split(";"))
-    found = [row["input_shapes"], row.get("module"), *(frame_name(each) for each in frames)]
-    return [f"    {clean(each, LONGEST_DETAIL)}" for each in found if each]
+    details = [row["input_shapes"], row.get("module"), *map(frame_name, frames)]
+    return [f"    {clean(detail, LONGEST_DETAIL)}" for detail in details if detail]
 
 
 def _value(row: Row, name: str) -> float | None:
     """Return the value of a column; averages per call are worked out."""
-    if not name.endswith("_per_call_us"):
-        return row[name]
-    total = row[name.replace("_per_call_us", "_total_ms")]
+    per_call = name.endswith("_per_call_us")
+    total: float | None = row[name.replace("_per_call_us", "_total_ms")]
+    if not per_call:
+        return total
     return None if total is None or not row["calls"] else 1e3 * total / row["calls"]
 
 
@@ -95,3 +148,15 @@ def _sum(one: OpStat, other: OpStat) -> OpStat:
 def _plus(one: OpStat, other: OpStat, name: str) -> Any:
     values = getattr(one, name), getattr(other, name)
     return None if None in values else sum(values)
+
+
+def _over(part: float | None, whole: float | None) -> float | None:
+    return None if part is None or not whole else part / whole
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share
+
+
+def _milliseconds(nanoseconds: int | None) -> float | None:
+    return None if nanoseconds is None else nanoseconds / 1e6

@@ -1,36 +1,25 @@
-"""The operators of a trace: how often each ran, its own and its total time, and the device time it caused."""
+"""The operators of a trace and the ranges that the program marks: how often each ran, what time it took and caused."""
 
-from collections.abc import Collection, Mapping, Sequence
+import json
+import math
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from boundby.trace.flops import operator_flops
+from boundby.trace.intervals import HostTree, host_tree, sums
 from boundby.trace.links import Links, links
-from boundby.trace.nesting import HostTree, host_tree
-from boundby.trace.reader import Trace
-from boundby.trace.table import ABSENT, PYTHON_FRAME
+from boundby.trace.table import ABSENT, ANNOTATION, PYTHON_FRAME, Trace
 
-OPERATOR_COLUMNS = (
-    "name",
-    "input_shapes",
-    "calls",
-    "cpu_total_ms",
-    "cpu_self_ms",
-    "cpu_self_pct",
-    "device_total_ms",
-    "device_pct",
-    "device_self_ms",
-    "flops",
-    "flops_per_sec",
-    "share_of_ceiling_pct",
-)
-ADDED_UP = ("cpu_total_ms", "cpu_self_ms", "cpu_self_pct", "device_total_ms", "device_pct", "device_self_ms", "flops")
 MODULE = "nn.Module: "
+LARGEST_SIZE = 2**48  # of one dimension of a tensor
 LARGEST_KEY = 2**63 - 1
 STACK_FRAMES = 5  # of the innermost ones, as in torch's own table
 Grouping = Literal["shapes", "stack", "module"]
+BY_SHAPES: tuple[Grouping, ...] = ("shapes",)
+Shape = tuple[int, ...]
+Shapes = Sequence[Shape]
 
 
 @dataclass(frozen=True)
@@ -65,7 +54,7 @@ class OpStat:
 
 def op_stats(
     trace: Trace,
-    group_by: Collection[Grouping] = ("shapes",),
+    group_by: Collection[Grouping] = BY_SHAPES,
     *,
     tree: HostTree | None = None,
     linked: Links | None = None,
@@ -75,35 +64,44 @@ def op_stats(
     Python frames, user annotations and `ProfilerStep` marks are no operators. `tree` and `linked` are those of the
     trace, where the caller has them already.
     """
-    tree = tree or host_tree(trace)
-    calls = _Calls(trace, tree, linked or links(trace))
-    groups = _Groups(trace, tree, calls.rows, group_by)
-    whole_self = int(calls.self_ns.sum())
+    tree, linked = tree or host_tree(trace), linked or links(trace)
+    rows, self_ns, parent, call = _calls(trace, tree)
+    group, names, shapes, stacks, modules = _groups(trace, tree, rows, group_by)
+    count = len(names)
+    cpu_self = sums(group, self_ns[rows], count).tolist()
+    whole_self = sum(cpu_self)
+    device_total: list[int] | list[None] = [None] * count
+    device_self, whole_device = device_total, None
+    if len(linked.rows):
+        total_ns, own_ns, whole_device = _device_time(trace, tree, linked, parent, call)
+        device_total, device_self = (sums(group, ns[rows], count).tolist() for ns in (total_ns, own_ns))
     columns = zip(
-        groups.first.tolist(),
-        groups.counts.tolist(),
-        groups.sums(np.maximum(trace.duration_ns, 0)),
-        groups.sums(calls.self_ns),
-        groups.sums(calls.device_total_ns),
-        groups.sums(calls.device_self_ns),
+        names,
+        shapes,
+        stacks,
+        modules,
+        np.bincount(group, minlength=count).tolist(),
+        sums(group, np.maximum(trace.duration_ns[rows], 0), count).tolist(),
+        cpu_self,
+        device_total,
+        device_self,
         strict=True,
     )
     stats = []
-    for place, count, cpu_total, cpu_self, device_total, device_self in columns:
-        name, shapes, stack, module = groups.labels(place)
-        flops = operator_flops(name, shapes)
+    for name, shape, stack, module, calls, total, own, on_device, own_on_device in columns:
+        flops = operator_flops(name, shape)
         stats.append(
             OpStat(
                 name=name,
-                input_shapes=shapes,
-                calls=count,
-                cpu_total_ns=cpu_total,
-                cpu_self_ns=cpu_self,
-                cpu_self_share=_share(cpu_self, whole_self),
-                device_total_ns=device_total,
-                device_share=_share(device_total, calls.whole_device_ns),
-                device_self_ns=device_self,
-                flops=None if flops is None else flops * count,
+                input_shapes=shape,
+                calls=calls,
+                cpu_total_ns=total,
+                cpu_self_ns=own,
+                cpu_self_share=own / whole_self if whole_self else None,
+                device_total_ns=on_device,
+                device_share=on_device / whole_device if whole_device and on_device is not None else None,
+                device_self_ns=own_on_device,
+                flops=None if flops is None else flops * calls,
                 stack=stack,
                 module=module,
             )
@@ -111,127 +109,56 @@ def op_stats(
     return sorted(stats, key=lambda stat: stat.cpu_self_ns, reverse=True)
 
 
-def operator_rows(stats: Sequence[OpStat], peak_flops_per_s: float | None = None) -> list[dict[str, Any]]:
-    """Return the records as rows with the columns `OPERATOR_COLUMNS`, times in milliseconds; unknown is None.
-
-    `peak_flops_per_s` is the measured ceiling that the share of an operator's FLOP/s is taken of.
-    """
-    return [
-        {
-            "name": stat.name,
-            "input_shapes": stat.input_shapes,
-            "calls": stat.calls,
-            "cpu_total_ms": stat.cpu_total_ns / 1e6,
-            "cpu_self_ms": stat.cpu_self_ns / 1e6,
-            "cpu_self_pct": _percent(stat.cpu_self_share),
-            "device_total_ms": _milliseconds(stat.device_total_ns),
-            "device_pct": _percent(stat.device_share),
-            "device_self_ms": _milliseconds(stat.device_self_ns),
-            "flops": stat.flops,
-            "flops_per_sec": stat.flops_per_s,
-            "share_of_ceiling_pct": _percent(_share(stat.flops_per_s, peak_flops_per_s)),
-        }
-        for stat in stats
-    ]
+def _calls(trace: Trace, tree: HostTree) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return the rows of the calls of operators; for every event its self time, the operator around it, its call."""
+    is_op, segments = trace.is_operator, tree.segments
+    every = np.arange(len(is_op))
+    operator = tree.nearest(every, is_op)  # the event itself, or the operator around it
+    parent = tree.nearest(tree.parent, is_op)
+    call = _outermost_dispatch(trace, is_op, parent)
+    inside = np.flatnonzero(segments.row != ABSENT)
+    owner = operator[segments.row[inside]]
+    inside, owner = inside[owner != ABSENT], owner[owner != ABSENT]
+    self_ns = sums(owner, segments.start_ns[inside + 1] - segments.start_ns[inside], len(is_op))
+    return np.flatnonzero(is_op & (call == every)), _moved(self_ns, call), parent, call
 
 
-def rows_by_name(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return one row per operator, its calls with different shapes added up, most CPU self time first.
-
-    Takes the rows of `operator_rows`, also as the texts that a CSV holds; an empty cell is unknown.
-    """
-    found: dict[str, dict[str, Any]] = {}
-    for row in rows:
-        whole = found.setdefault(row["name"], {"name": row["name"], "calls": 0, **dict.fromkeys(ADDED_UP)})
-        whole["calls"] += int(row["calls"])
-        for key in ADDED_UP:
-            if row.get(key) not in (None, ""):
-                whole[key] = (whole[key] or 0.0) + float(row[key])
-    return sorted(found.values(), key=lambda row: row["cpu_self_ms"] or 0.0, reverse=True)
-
-
-class _Calls:
-    """The calls of operators and what each took.
-
-    `rows` are those in the trace; the arrays of ns have a value for every event of the trace. The two of the device
-    are None where it did nothing.
-    """
-
-    def __init__(self, trace: Trace, tree: HostTree, linked: Links) -> None:
-        is_op = trace.is_operator
-        every = np.arange(len(is_op))
-        operator = tree.nearest(every, is_op)  # the event itself, or the operator around it
-        parent = tree.nearest(tree.parent, is_op)
-        call = _outermost_dispatch(trace, is_op, parent)
-        self.rows = np.flatnonzero(is_op & (call == every))
-        self.self_ns = np.zeros(len(is_op), dtype=np.int64)
-        segments = tree.segments
-        inside = np.flatnonzero(segments.row != ABSENT)
-        owner = operator[segments.row[inside]]
-        inside, owner = inside[owner != ABSENT], owner[owner != ABSENT]
-        np.add.at(self.self_ns, owner, segments.start_ns[inside + 1] - segments.start_ns[inside])
-        self.self_ns = _moved(self.self_ns, call)
-        self.device_total_ns = self.device_self_ns = self.whole_device_ns = None
-        if len(linked.rows):
-            self._add_device_time(launching_operators(trace, tree, linked), parent, call, linked)
-
-    def _add_device_time(self, owner: np.ndarray, parent: np.ndarray, call: np.ndarray, linked: Links) -> None:
-        duration_ns = linked.end_ns - linked.start_ns
-        self.whole_device_ns = int(duration_ns.sum())
-        own_ns = np.zeros(len(parent), dtype=np.int64)
-        np.add.at(own_ns, owner[owner != ABSENT], duration_ns[owner != ABSENT])
-        self.device_self_ns = _moved(own_ns, call)
-        self.device_total_ns = own_ns.copy()
-        owner = np.flatnonzero(own_ns)
-        carried_ns = own_ns[owner]
-        while len(owner):  # once per level of nesting
-            owner = parent[owner]
-            owner, carried_ns = owner[owner != ABSENT], carried_ns[owner != ABSENT]
-            np.add.at(self.device_total_ns, owner, carried_ns)
+def _device_time(
+    trace: Trace, tree: HostTree, linked: Links, parent: np.ndarray, call: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """Return the device time that each call and what it called launched, that it launched itself, and that of all."""
+    owner = launching_operators(trace, tree, linked)
+    duration_ns = linked.end_ns - linked.start_ns
+    own_ns = sums(owner[owner != ABSENT], duration_ns[owner != ABSENT], len(parent))
+    total_ns = own_ns.copy()
+    owner = np.flatnonzero(own_ns)
+    carried_ns = own_ns[owner]
+    while len(owner):  # once per level of nesting
+        owner = parent[owner]
+        owner, carried_ns = owner[owner != ABSENT], carried_ns[owner != ABSENT]
+        np.add.at(total_ns, owner, carried_ns)
+    return total_ns, _moved(own_ns, call), int(duration_ns.sum())
 
 
-class _Groups:
-    """Calls that agree in name and whatever else is asked for: `first` is the place of one of them in `rows`."""
-
-    def __init__(self, trace: Trace, tree: HostTree, rows: np.ndarray, group_by: Collection[Grouping]) -> None:
-        self._trace, self._rows = trace, rows
-        self._by_shapes = "shapes" in group_by
-        self._modules = self._frames = None
-        keys = [trace.name[rows]]
-        if self._by_shapes:
-            keys.append(trace.input_shapes[rows])
-        if "module" in group_by:
-            self._modules = names_of(trace, tree.nearest(tree.parent[rows], is_module(trace)))
-            keys.append(self._modules)
-        if "stack" in group_by:
-            self._frames = _frames(trace, tree, rows)
-            keys += list(self._frames)
-        _, self.first, self._group, self.counts = np.unique(
-            _combined(keys), return_index=True, return_inverse=True, return_counts=True
-        )
-
-    def sums(self, nanoseconds: np.ndarray | None) -> list[int] | list[None]:
-        """Return the sum of each group over an array with a value for every event, None for each where it is None."""
-        if nanoseconds is None:
-            return [None] * len(self.first)
-        sums = np.zeros(len(self.first), dtype=np.int64)
-        np.add.at(sums, self._group, nanoseconds[self._rows])
-        return sums.tolist()
-
-    def labels(self, place: int) -> tuple[str, str | None, str | None, str | None]:
-        """Return name, shapes, stack and module of the group that the call at `place` belongs to."""
-        trace, row = self._trace, self._rows[place]
-        shapes = trace.input_shapes[row] if self._by_shapes else ABSENT
-        stack = None
-        if self._frames is not None:
-            stack = ";".join(trace.names[name] for name in self._frames[::-1, place].tolist() if name != ABSENT)
-        module = ABSENT if self._modules is None else self._modules[place]
-        return (
-            trace.names[trace.name[row]],
-            None if shapes == ABSENT else trace.shapes[shapes],
-            stack or None,
-            None if module == ABSENT else trace.names[module].removeprefix(MODULE),
-        )
+def _groups(
+    trace: Trace, tree: HostTree, rows: np.ndarray, group_by: Collection[Grouping]
+) -> tuple[np.ndarray, list[str], list[str | None], list[str | None], list[str | None]]:
+    """Return the group of each call, and name, shapes, stack and module of each group."""
+    shapes = trace.input_shapes[rows] if "shapes" in group_by else np.full(len(rows), ABSENT)
+    inside = tree.nearest(tree.parent[rows], is_module(trace)) if "module" in group_by else np.full(len(rows), ABSENT)
+    modules = names_of(trace, inside)
+    frames = _frames(trace, tree, rows) if "stack" in group_by else np.zeros((0, len(rows)), dtype=np.int64)
+    _, first, group = np.unique(
+        _combined([trace.name[rows], shapes, modules, *frames]), return_index=True, return_inverse=True
+    )
+    stacks = frames[::-1, first].T.tolist()  # the outermost frame first
+    return (
+        group,
+        [trace.names[name] for name in trace.name[rows[first]].tolist()],
+        [None if shape == ABSENT else trace.shapes[shape] for shape in shapes[first].tolist()],
+        [";".join(trace.names[name] for name in stack if name != ABSENT) or None for stack in stacks],
+        [None if name == ABSENT else trace.names[name].removeprefix(MODULE) for name in modules[first].tolist()],
+    )
 
 
 def launching_operators(trace: Trace, tree: HostTree, linked: Links) -> np.ndarray:
@@ -268,11 +195,11 @@ def _combined(keys: Sequence[np.ndarray]) -> np.ndarray:
 def _frames(trace: Trace, tree: HostTree, rows: np.ndarray) -> np.ndarray:
     """Return the names of the innermost Python frames around `rows`, one line per frame, the innermost first."""
     is_frame = trace.in_categories([PYTHON_FRAME])
-    frames, found = tree.nearest(tree.parent[rows], is_frame), []
+    frames, names = tree.nearest(tree.parent[rows], is_frame), []
     for _ in range(STACK_FRAMES):
-        found.append(names_of(trace, frames))
+        names.append(names_of(trace, frames))
         frames = tree.nearest(np.where(frames == ABSENT, ABSENT, tree.parent[frames]), is_frame)
-    return np.stack(found)
+    return np.stack(names)
 
 
 def names_of(trace: Trace, rows: np.ndarray) -> np.ndarray:
@@ -282,28 +209,15 @@ def names_of(trace: Trace, rows: np.ndarray) -> np.ndarray:
 
 def _moved(nanoseconds: np.ndarray, call: np.ndarray) -> np.ndarray:
     """Return the values added up at the call that each event belongs to."""
-    moved = np.zeros_like(nanoseconds)
     filled = np.flatnonzero(nanoseconds)
-    np.add.at(moved, call[filled], nanoseconds[filled])
-    return moved
-
-
-def _share(part: float | None, whole: float | None) -> float | None:
-    return None if part is None or not whole else part / whole
-
-
-def _percent(share: float | None) -> float | None:
-    return None if share is None else 100 * share
-
-
-def _milliseconds(nanoseconds: int | None) -> float | None:
-    return None if nanoseconds is None else nanoseconds / 1e6
+    return sums(call[filled], nanoseconds[filled], len(nanoseconds))
 
 
 def is_module(trace: Trace) -> np.ndarray:
     """Return a mask of the events that are calls of an nn.Module, recorded with Python stacks."""
     is_module = np.array([name.startswith(MODULE) for name in trace.names], dtype=bool)
-    return is_module[trace.name] & trace.in_categories([PYTHON_FRAME])
+    mask: np.ndarray = is_module[trace.name] & trace.in_categories([PYTHON_FRAME])
+    return mask
 
 
 def _outermost_dispatch(trace: Trace, is_op: np.ndarray, parent: np.ndarray) -> np.ndarray:
@@ -321,3 +235,99 @@ def _outermost_dispatch(trace: Trace, is_op: np.ndarray, parent: np.ndarray) -> 
     while not np.array_equal(call, call[call]):
         call = call[call]
     return call
+
+
+def operator_flops(name: str, input_shapes: str | None) -> int | None:
+    """Return the FLOPs of one call, a multiplication and an addition counted as two.
+
+    `input_shapes` is the JSON text of the trace. None where there is no formula for the operator, or where the shapes
+    do not fit it. Of a convolution the trace lacks the output shape, so it has none.
+    Source of the formulas: torch.utils.flop_counter.
+    """
+    formula = FORMULAS.get(name)
+    if formula is None or input_shapes is None:
+        return None
+    try:
+        flops = formula([_shape(sizes) for sizes in json.loads(input_shapes)])
+    except (ValueError, TypeError, IndexError):
+        return None
+    return flops if 0 < flops < 2**63 else None  # more is no operator of this world, and no float
+
+
+def _shape(value: object) -> Shape:
+    """Return the sizes of a tensor, () for what is none; raises ValueError where they are not sizes."""
+    sizes = value if isinstance(value, list) else []
+    if not all(type(size) is int and 0 <= size < LARGEST_SIZE for size in sizes):
+        raise ValueError("a size is no whole number, or an absurd one")
+    return tuple(sizes)
+
+
+def _product(a: Shape, b: Shape) -> int:
+    """Return the FLOPs of [..., m, k] @ [..., k, n]."""
+    (*batch, rows, inner), (*_, inner_b, columns) = a, b
+    if inner != inner_b:
+        raise ValueError("the shapes do not fit")
+    return 2 * math.prod(batch) * rows * inner * columns
+
+
+def _linear(shapes: Shapes) -> int:
+    (*batch, inner), (outputs, inner_b) = shapes[0], shapes[1]
+    if inner != inner_b:
+        raise ValueError("the shapes do not fit")
+    return 2 * math.prod(batch) * inner * outputs
+
+
+def _attention(shapes: Shapes) -> int:
+    """Return the FLOPs of query @ key and scores @ value, of [batch, heads, length, size] each."""
+    query, key, value = shapes[:3]
+    batch, heads, length, size = query
+    return 2 * batch * heads * length * key[2] * (size + value[3])
+
+
+FORMULAS: dict[str, Callable[[Shapes], int]] = {
+    "aten::mm": lambda shapes: _product(shapes[0], shapes[1]),
+    "aten::bmm": lambda shapes: _product(shapes[0], shapes[1]),
+    "aten::addmm": lambda shapes: _product(shapes[1], shapes[2]),
+    "aten::baddbmm": lambda shapes: _product(shapes[1], shapes[2]),
+    "aten::_addmm_activation": lambda shapes: _product(shapes[1], shapes[2]),
+    "aten::_scaled_mm": lambda shapes: _product(shapes[0], shapes[1]),
+    "mkldnn::_linear_pointwise": _linear,
+    "aten::linear": _linear,
+    "aten::_scaled_dot_product_flash_attention": _attention,
+    "aten::_scaled_dot_product_efficient_attention": _attention,
+    "aten::_scaled_dot_product_cudnn_attention": _attention,
+    "aten::_scaled_dot_product_flash_attention_for_cpu": _attention,
+}
+
+
+@dataclass(frozen=True)
+class AnnotationStat:
+    """All ranges of one name. `device_ns` counts the work launched in them, but not that of ranges inside them.
+
+    Work that another thread launches, as that of the backward pass is, counts for the range that the main thread is in.
+    """
+
+    name: str
+    calls: int
+    host_ns: int
+    device_ns: int
+
+
+def annotation_stats(trace: Trace, tree: HostTree, linked: Links, main: int | None) -> list[AnnotationStat]:
+    """Return one record per name, the one with the most device time, then host time, first; step marks are none."""
+    wanted = trace.in_categories([ANNOTATION]) & ~trace.is_step_mark
+    rows = np.flatnonzero(wanted)
+    owner = tree.nearest(linked.launch, wanted)
+    if main is not None:
+        elsewhere = np.flatnonzero((owner == ABSENT) & (linked.launch != ABSENT))
+        around = tree.segments.row_at(main, trace.start_ns[linked.launch[elsewhere]])
+        owner[elsewhere] = tree.nearest(around, wanted)
+    launched, count = owner != ABSENT, len(trace.names)
+    device_ns = sums(trace.name[owner[launched]], (linked.end_ns - linked.start_ns)[launched], count)
+    host_ns = sums(trace.name[rows], np.maximum(trace.duration_ns[rows], 0), count)
+    calls = np.bincount(trace.name[rows], minlength=count)
+    stats = [
+        AnnotationStat(trace.names[name], int(calls[name]), int(host_ns[name]), int(device_ns[name]))
+        for name in np.flatnonzero(calls).tolist()
+    ]
+    return sorted(stats, key=lambda stat: (-stat.device_ns, -stat.host_ns))

@@ -43,7 +43,7 @@ class Source:
                 stream = isal_zlib.decompressobj(GZIP_WINDOW)
             try:
                 gathered.append(stream.decompress(packed, wanted))
-            except isal_zlib.error as error:
+            except isal_zlib.error as error:  # type: ignore[misc]  # its stubs call it a variable
                 self.fault = f"the gzip data is damaged: {error}"
                 break
             packed = stream.unused_data if stream.eof else stream.unconsumed_tail

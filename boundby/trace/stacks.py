@@ -5,8 +5,7 @@ from collections import Counter
 
 import numpy as np
 
-from boundby.trace.reader import Trace
-from boundby.trace.table import ABSENT, OPERATOR, PYTHON_FRAME
+from boundby.trace.table import ABSENT, OPERATOR, PYTHON_FRAME, Trace
 
 MAX_FRAMES = 256  # of a deeper stack the outer frames are left out; it also ends a circle of parents
 PROFILER_FILE = "torch/profiler/profiler.py"  # starting the recorder takes milliseconds that are not the program's
@@ -48,7 +47,7 @@ def folded_stacks(trace: Trace) -> list[str]:
 
 def _outwards(row: int, parent: dict[int, int]) -> list[int]:
     """Return `row`, its caller, the caller's caller and so on, at most `MAX_FRAMES` of them."""
-    chain = []
+    chain: list[int] = []
     while row != ABSENT and len(chain) < MAX_FRAMES:
         chain.append(row)
         row = parent[row]

@@ -1,17 +1,32 @@
-"""The columns of a trace: one row per event with a duration, and one per change of the allocated memory."""
+"""Read a Chrome trace into columns: one row per event with a duration, and one per change of the allocated memory."""
 
 import itertools
 import operator
+import re
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from boundby.trace.decoding import Args, Begin, Complete, End, Event, Instant, MemoryArgs
-from boundby.trace.timestamps import exact_nanoseconds, whole_nanoseconds
+from boundby.trace.decoding import (
+    MAX_JSON_BYTES,
+    Args,
+    Begin,
+    Complete,
+    Decoding,
+    End,
+    Event,
+    Instant,
+    MemoryArgs,
+    NotATrace,
+    exact_nanoseconds,
+    whole_nanoseconds,
+)
 
 ABSENT = -1  # in a column of ids: the event does not carry this id
 MOST_EVENTS = 30_000_000  # about 3 GB of columns
@@ -27,6 +42,7 @@ RENAMED = {
 DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 OPERATOR = "cpu_op"
 PYTHON_FRAME = "python_function"
+ANNOTATION = "user_annotation"
 LAUNCH_CATEGORIES = (
     "cuda_runtime",
     "cuda_driver",
@@ -35,6 +51,7 @@ LAUNCH_CATEGORIES = (
     "privateuse1_runtime",
     "privateuse1_driver",
 )
+HOST_CATEGORIES = (OPERATOR, ANNOTATION, PYTHON_FRAME, *LAUNCH_CATEGORIES)
 SYNC_RECORD = "cuda_sync"  # what the device waited for, where torch was asked to record that
 _Groups = dict[str, tuple[np.ndarray, list[Args]]]
 _NO_ARGS = Args()
@@ -95,15 +112,14 @@ class Columns:
 
     def faults(self) -> list[str]:
         """Return what was left out, a sentence each."""
-        found = []
+        faults = []
         if self._untimed:
-            found.append(
-                f"{self._untimed} event(s) have no usable time and were left out; the first: {self._example!r}"
-            )
-        never_ended = sum(len(each) for each in self._open.values())
+            text = f"{self._untimed} event(s) have no usable time and were left out; the first: {self._example!r}"
+            faults.append(text)
+        never_ended = sum(map(len, self._open.values()))
         if never_ended:
-            found.append(f"{never_ended} span(s) begin and never end; they were left out")
-        return found
+            faults.append(f"{never_ended} span(s) begin and never end; they were left out")
+        return faults
 
     def events(self) -> dict[str, np.ndarray]:
         """Return the columns of the events with a duration and forget them."""
@@ -159,24 +175,23 @@ class Columns:
         kinds = [_kind(name) for name in self.categories]
         groups = {}
         for kind in ("operator", "launch", "device", "python"):
-            rows = np.flatnonzero(np.array([each == kind for each in kinds])[category])
+            rows = np.flatnonzero(np.array([name == kind for name in kinds])[category])
             groups[kind] = rows, [args[row] or _NO_ARGS for row in rows.tolist()]
         return groups
 
     def _shapes_of(self, count: int, rows: np.ndarray, args: Sequence[Args]) -> np.ndarray:
         column = np.full(count, ABSENT, dtype=np.int32)
         shapes = self.shapes
-        column[rows] = np.array([shapes[bytes(each.input_dims)] for each in args], dtype=np.int32) - 1
+        column[rows] = np.array([shapes[bytes(of_call.input_dims)] for of_call in args], dtype=np.int32) - 1
         return column
 
     def _paired(self, events: Sequence[Event]) -> Iterator[Complete]:
         """Yield the spans of which this chunk holds the end."""
         for event in events:
-            spans = self._open.setdefault((event.pid, event.tid), []) if type(event) in (Begin, End) else None
             if type(event) is Begin:
-                spans.append(event)
-            elif type(event) is End and spans:
-                begin = spans.pop()
+                self._open.setdefault((event.pid, event.tid), []).append(event)
+            elif type(event) is End and self._open.get((event.pid, event.tid)):
+                begin = self._open[event.pid, event.tid].pop()
                 (start_ns, end_ns), usable = exact_nanoseconds([begin.ts, event.ts])
                 duration = float(end_ns - start_ns) / 1000 if usable.all() else float("nan")
                 yield Complete(begin.cat, begin.name, begin.pid, begin.tid, begin.ts, duration, begin.args)
@@ -244,16 +259,16 @@ def _numbering(*known: Hashable) -> Mapping[Any, int]:
 
 
 def _scattered(count: int, groups: _Groups, kinds: Iterable[str], column: str, kind_of_number: type) -> np.ndarray:
-    found = np.full(count, ABSENT, dtype=kind_of_number)
+    numbers: np.ndarray = np.full(count, ABSENT, dtype=kind_of_number)
     value: Callable[[Args], int | None] = operator.attrgetter(column)
     for kind in kinds:
         rows, of_kind = groups[kind]
         if len(rows):
             try:
-                found[rows] = np.fromiter(map(value, of_kind), kind_of_number, len(of_kind))
+                numbers[rows] = np.fromiter(map(value, of_kind), kind_of_number, len(of_kind))
             except (TypeError, OverflowError):  # some lack it, or it does not fit
-                found[rows] = _numbers(list(map(value, of_kind)), kind_of_number)
-    return found
+                numbers[rows] = _numbers(list(map(value, of_kind)), kind_of_number)
+    return numbers
 
 
 def _numbers(values: Sequence[int | None], kind: type) -> np.ndarray:
@@ -271,3 +286,118 @@ def _joined(chunks: list[dict[str, np.ndarray]], columns: dict[str, type]) -> di
         parts = [chunk.pop(name) for chunk in chunks]
         joined[name] = np.concatenate(parts) if parts else np.zeros(0, dtype=kind)
     return joined
+
+
+PROFILER_STEP = re.compile(r"^ProfilerStep#[0-9]{1,18}\Z")
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The events with a duration of one trace as columns of equal length, in the order of the file.
+
+    `name`, `category`, `thread` and `input_shapes` are indices into `names`, `categories`, `threads` (pid, tid) and
+    `shapes` (JSON text). Every other column of ids holds the value in the file. `table.ABSENT` stands for "not
+    recorded"; a field is read only of events that are known to carry it.
+    """
+
+    path: Path
+    base_ns: int  # the time of the earliest event on the trace's own clock
+    names: tuple[str, ...]
+    categories: tuple[str, ...]
+    threads: tuple[tuple[Any, Any], ...]
+    shapes: tuple[str, ...]
+    name: np.ndarray
+    category: np.ndarray
+    thread: np.ndarray
+    input_shapes: np.ndarray  # of operators
+    start_ns: np.ndarray  # since base_ns
+    duration_ns: np.ndarray  # as the file has it: a broken trace holds negative ones
+    external_id: np.ndarray  # of operators and device events
+    correlation: np.ndarray  # of launches and device events
+    stream: np.ndarray  # of device events, as are device and bytes
+    device: np.ndarray
+    bytes: np.ndarray
+    python_id: np.ndarray
+    python_parent_id: np.ndarray
+    memory: MemoryTable
+    rank: int | None  # in its distributed job; None where the trace does not say
+    world_size: int | None
+    device_names: tuple[str, ...]  # of the GPUs that the machine has
+    faults: tuple[str, ...]  # what of the file could not be read, a sentence each; () where it is whole
+
+    @cached_property
+    def is_step_mark(self) -> np.ndarray:
+        """A mask of the events that are marks of steps, on the host or on a device."""
+        return self.named(PROFILER_STEP)
+
+    @cached_property
+    def is_operator(self) -> np.ndarray:
+        """A mask of the events that are calls of operators."""
+        mask: np.ndarray = self.in_categories([OPERATOR]) & ~self.is_step_mark
+        return mask
+
+    def in_categories(self, wanted: Iterable[str]) -> np.ndarray:
+        """Return a mask of the events whose category is one of `wanted`."""
+        wanted = set(wanted)
+        mask: np.ndarray = np.array([name in wanted for name in self.categories], dtype=bool)[self.category]
+        return mask
+
+    def named(self, pattern: re.Pattern[str], among: np.ndarray | None = None, *, lower: bool = False) -> np.ndarray:
+        """Return a mask of the events in whose name `pattern` is found, of those of the mask `among` or of all.
+
+        With `lower` it is looked for in the names in lower case.
+        """
+        names = range(len(self.names)) if among is None else np.flatnonzero(np.bincount(self.name[among])).tolist()
+        is_match = np.zeros(len(self.names), dtype=bool)
+        if lower:
+            chosen = [number for number in names if pattern.search(self.names[number].lower())]
+        else:
+            chosen = [number for number in names if pattern.search(self.names[number])]
+        is_match[chosen] = True
+        mask: np.ndarray = is_match[self.name]
+        return mask if among is None else mask & among
+
+
+def read_trace(path: str | Path, *, max_json_bytes: int = MAX_JSON_BYTES) -> Trace:
+    """Return the columns of the trace at `path`, plain JSON or gzip whatever its suffix.
+
+    What a damaged file still holds is read, and `faults` says what is missing. Raises OSError when the file cannot be
+    read, and ValueError naming the file and the fault when it is damaged or holds more than `max_json_bytes` of JSON;
+    the error is a `NotATrace` where the file is something else.
+    """
+    path = Path(path)
+    columns, decoding = Columns(), Decoding(path, max_json_bytes)
+    try:
+        for events in decoding:
+            columns.add(events)
+    except ValueError as error:
+        kind = NotATrace if isinstance(error, NotATrace) else ValueError
+        raise kind(f"{path} is not a readable Chrome trace: {error}") from None
+    rows, memory = columns.events(), columns.memory()
+    base_ns = int(rows["start_ns"].min()) if len(rows["start_ns"]) else 0
+    rows["start_ns"] -= base_ns
+    memory["start_ns"] -= base_ns
+    distributed = decoding.header.distributed or {}
+    return Trace(
+        path=path,
+        base_ns=base_ns,
+        names=tuple(columns.names),
+        categories=tuple(RENAMED.get(name, name) for name in columns.categories),
+        threads=tuple(columns.threads),
+        shapes=tuple(text.decode(errors="replace") for text in columns.shapes if text),
+        **rows,
+        memory=MemoryTable(**memory),
+        rank=_whole_number(distributed.get("rank")),
+        world_size=_whole_number(distributed.get("world_size")),
+        device_names=tuple(str(device.get("name", "unknown")) for device in decoding.header.devices or ()),
+        faults=(*decoding.faults, *columns.faults()),
+    )
+
+
+def step_count(trace: Trace) -> int:
+    """Return the number of different `ProfilerStep#k` marks in the trace."""
+    return sum(PROFILER_STEP.fullmatch(name) is not None for name in trace.names)
+
+
+def _whole_number(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

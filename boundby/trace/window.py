@@ -1,14 +1,18 @@
-"""The stretch of time that a trace is judged by, and its steps."""
+"""The stretch of time that a trace is judged by, its steps, and what the program takes out of it."""
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, fields, replace
+from typing import TypeVar
 
 import numpy as np
 
-from boundby.trace.intervals import distinct
+from boundby.trace.intervals import Intervals, distinct, union
 from boundby.trace.links import Links
-from boundby.trace.nesting import HOST_CATEGORIES
-from boundby.trace.reader import Trace
-from boundby.trace.table import ABSENT
+from boundby.trace.table import ABSENT, ANNOTATION, HOST_CATEGORIES, MemoryTable, Trace
+
+EXCLUDED = "excluded: "  # in front of the name of the range
+MARK = re.compile(f"^{EXCLUDED}")
+Columns = TypeVar("Columns", Trace, MemoryTable)
 
 
 @dataclass(frozen=True)
@@ -49,9 +53,9 @@ def window(trace: Trace, linked: Links) -> Window:
     marks = marks[np.argsort(trace.start_ns[marks], kind="stable")]
     start_ns = trace.start_ns[marks]
     end_ns = start_ns + np.maximum(trace.duration_ns[marks], 0)
-    numbers = [int(trace.names[name].rpartition("#")[2]) for name in trace.name[marks].tolist()]
+    of_mark = [int(trace.names[name].rpartition("#")[2]) for name in trace.name[marks].tolist()]
     # A mark may stand in the trace once per thread.
-    numbers, first, place = np.unique(numbers, return_index=True, return_inverse=True)
+    numbers, first, place = np.unique(of_mark, return_index=True, return_inverse=True)
     is_again = (start_ns >= end_ns[first][place]) & (start_ns > start_ns[first][place])
     repeated = numbers[distinct(np.sort(place[is_again]))]
     order = np.argsort(start_ns[first], kind="stable")
@@ -61,3 +65,44 @@ def window(trace: Trace, linked: Links) -> Window:
     last = max(end, int(linked.end_ns[launched].max(initial=end)))
     edges_ns = np.append(start_ns[first][order], end)
     return Window(tuple(numbers[order].tolist()), edges_ns, last, tuple(repeated.tolist()))
+
+
+def without_excluded(trace: Trace) -> Trace:
+    """Return the trace as if the host had never been in a range whose name begins with `EXCLUDED`.
+
+    What lies in one is left out, and what comes after it moves to its begin. Work of a device belongs to the range
+    during which it runs, so whoever marks one lets the device finish at both ends.
+    """
+    marks = np.flatnonzero(trace.in_categories([ANNOTATION]) & trace.named(MARK))
+    spans = union(trace.start_ns[marks], trace.start_ns[marks] + trace.duration_ns[marks])
+    if not len(spans):
+        return trace
+    end_ns = trace.start_ns + np.maximum(trace.duration_ns, 0)
+    kept = ~_are_inside(trace.start_ns, end_ns, spans)
+    moved = _moved(trace.start_ns, spans)
+    duration_ns = np.where(trace.duration_ns < 0, trace.duration_ns, _moved(end_ns, spans) - moved)
+    changes = trace.memory.start_ns
+    memory = replace(trace.memory, start_ns=_moved(changes, spans))
+    return replace(
+        _rows(replace(trace, start_ns=moved, duration_ns=duration_ns), kept),
+        memory=_rows(memory, ~_are_inside(changes, changes, spans)),
+    )
+
+
+def _are_inside(start_ns: np.ndarray, end_ns: np.ndarray, spans: Intervals) -> np.ndarray:
+    """Return a mask of what lies wholly in one of the spans."""
+    place = np.searchsorted(spans.start_ns, start_ns, side="right") - 1
+    return (place >= 0) & (end_ns <= spans.end_ns[place])
+
+
+def _moved(moments: np.ndarray, spans: Intervals) -> np.ndarray:
+    """Return the moments, each one earlier by what of the spans lies before it."""
+    earlier: np.ndarray = moments - spans.covered_until(moments)
+    return earlier
+
+
+def _rows(table: Columns, kept: np.ndarray) -> Columns:
+    """Return the rows of a record of columns."""
+    columns = {field.name: getattr(table, field.name) for field in fields(table)}
+    arrays = {name: column[kept] for name, column in columns.items() if isinstance(column, np.ndarray)}
+    return replace(table, **arrays)

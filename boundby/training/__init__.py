@@ -5,8 +5,7 @@ Nothing here loads torch but an enabled `ProfilerManager`, when it starts, and `
 
 from boundby.training.judgement import judge_training
 from boundby.training.manager import ManagerOptions, ProfilerManager
-from boundby.training.processes import ranks_in
-from boundby.training.reader import read_stage_times
+from boundby.training.reader import ranks_in, read_stage_times
 from boundby.training.records import StageTimes
 from boundby.training.timer import StageTimer, TimerOptions
 from boundby.training.verdict import TrainingVerdict

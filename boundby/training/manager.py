@@ -6,20 +6,17 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from time import perf_counter
+from time import monotonic, perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from boundby import files
-from boundby.sampler import PsutilSource, Sources, nvml_source
+from boundby.sampler import PsutilSource, Source, Sources, nvml_source
 from boundby.trace.judgement import judge_trace
 from boundby.training import ranks, results
-from boundby.training.earlier import remove_earlier
-from boundby.training.hooks import Event
-from boundby.training.readings import Readings
-from boundby.training.records import StageTimes
-from boundby.training.remarks import Say
-from boundby.training.results import RunFiles
+from boundby.training.recorder import HookEvent
+from boundby.training.records import Say, StageTimes
+from boundby.training.results import RunFiles, remove_earlier
 from boundby.training.timer import ENDED, UNSTOPPED, Block, Item, StageTimer, TimerOptions
 from boundby.verdict import Verdict
 
@@ -31,6 +28,9 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 NO_TRACE_WANTED = "ManagerOptions.trace is False; with True a few steps are recorded"
 WAIT, WARMUP, ACTIVE = 10, 2, 3  # steps of the schedule, where none is given: past what happens once
+
+
+INTERVAL_S = 1.0  # psutil answers in 0.1 ms, NVML in up to 1 ms
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class ProfilerManager:
     ) -> None:
         self.stop(error)
 
-    def register(self, event: Event, hook: Callable[..., object]) -> None:
+    def register(self, event: HookEvent, hook: Callable[..., object]) -> None:
         """Call `hook` at each event from now on, in the thread in which it happens.
 
         `stage_start(name)`, then `excluded_start(name)` where it is part of no step, `stage_end(name, seconds)`,
@@ -227,7 +227,7 @@ class ProfilerManager:
         """Find out about process and device, and make what records the trace."""
         from boundby.capture import CaptureOptions, Naming, Recorder, Schedule, naming_of_process
         from boundby.device import is_gpu, pick_device, uuid_of
-        from boundby.training.cuda import CudaMarks
+        from boundby.training.recorder import CudaMarks
 
         timer, given = self.timer, self._options.timer
         device = self._device or pick_device()
@@ -296,3 +296,19 @@ class ProfilerManager:
         except Exception as error:
             self.timer.remarks.add(what, error)
             return None
+
+
+class Readings:
+    """Reads a source at intervals, in the thread of the loop and between two steps, so that no stage is delayed."""
+
+    def __init__(self, source: Source | Sources, clock: Callable[[], float] = monotonic) -> None:
+        self._source, self._clock = source, clock
+        self._next = clock()
+
+    def due(self) -> dict[str, float]:
+        """Return the values of now, {} where the last ones are younger. Raises what the source does."""
+        now = self._clock()
+        if now < self._next:
+            return {}
+        self._next = now + INTERVAL_S
+        return self._source.read()

@@ -14,12 +14,11 @@ import msgspec
 
 from boundby import files
 from boundby.training.judgement import judge_training
-from boundby.training.processes import ranks_in
-from boundby.training.reader import read_stage_times
-from boundby.training.records import Kind, StageTimes, Status
-from boundby.training.results import NO_TRACE, SCHEMA_VERSION, SUMMARY, RunFiles, read_trace_verdict, verdict_document
+from boundby.training.reader import ranks_in, read_stage_times
+from boundby.training.records import SCHEMA_VERSION, Kind, StageTimes, Status
+from boundby.training.results import NO_TRACE, SUMMARY, RunFiles, read_trace_verdict, verdict_document
+from boundby.training.store import DOCUMENT, LOG, file_name
 from boundby.training.verdict import TrainingVerdict
-from boundby.training.writer import DOCUMENT, LOG, file_name
 from boundby.verdict import Verdict
 
 MOST_ATTEMPTS = 5  # to write a summary that no process has outdated meanwhile

@@ -1,28 +1,41 @@
-"""Read the stage times of a run that has ended, runs still, or was killed."""
+"""Read the stage times of a run that has ended, runs still, or was killed; and tell the runs of a folder apart."""
 
-import base64
-import binascii
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from boundby import files
-from boundby.training.book import NS_PER_S, share_of
-from boundby.training.document import SCHEMA_VERSION, name_of, times_from
-from boundby.training.records import MetricSummary, Name, StageSummary, StageTimes
-from boundby.training.remarks import Remark
-from boundby.training.ring import METRIC, OCCURRENCE, UNUSUAL
-from boundby.training.tally import Statistics, joined, statistics_of
-from boundby.training.writer import DOCUMENT, LOG, file_name
+from boundby.training.aggregate import joined, share_of
+from boundby.training.records import (
+    METRIC,
+    NS_PER_S,
+    OCCURRENCE,
+    SCHEMA_VERSION,
+    UNUSUAL,
+    MetricSummary,
+    Name,
+    Remark,
+    StageSummary,
+    StageTimes,
+    Statistics,
+    Summaries,
+    columns_of,
+    times_from,
+)
+from boundby.training.store import DOCUMENT, LOG, RowsLine, RunLine, file_name
 
 LARGEST_BYTES = 512 * 2**20  # of a file: eight times the largest log
 HEAD_BYTES = 2**18  # the head of a document holds some KB
 ROWS = b',"occurrences":'
-NO_ROWS = b',"occurrences":null,"metrics":null}'
+NO_ROWS = msgspec.json.encode(
+    {"occurrences": columns_of(np.zeros(0, OCCURRENCE)), "metrics": columns_of(np.zeros(0, METRIC))}
+)
 NOTHING = Statistics(0, 0.0)
+TOGETHER_S = 60.0  # within which the processes of one run begin, or else they overlap
 
 
 def read_stage_times(folder: str | Path, rank: int | None = None, *, with_rows: bool = True) -> StageTimes:
@@ -41,14 +54,61 @@ def read_stage_times(folder: str | Path, rank: int | None = None, *, with_rows: 
     if times is not None and not with_rows:
         return times
     run = _last_run(_lines(log))
-    if times is None and run is None:
-        raise ValueError(f"{document}: {fault}; {log.name} holds no run either")
-    if times is None and run is not None:
-        times = run.empty_times()
-        remark = Remark("stage_times.json", f"{fault}; read from {log.name} alone")
-        times = replace(times, remarks=(remark,))
-    assert times is not None
-    return run.added_to(times) if run and run.is_of(times) else times
+    if times is None:
+        if run is None:
+            raise ValueError(f"{document}: {fault}; {log.name} holds no run either")
+        times = run.empty_times(Remark(DOCUMENT, f"{fault}; read from {log.name} alone"))
+    return run.added_to(times) if run and run.header.started_unix_s == times.started_unix_s else times
+
+
+def ranks_in(folder: str | Path) -> tuple[int | None, ...]:
+    """Return the processes that left stage times of the newest run: None for one without a rank in its names.
+
+    What cannot be read may be of that run, unless its rank is beyond the number of its processes.
+    """
+    folder = Path(folder)
+    ranks = _named_in(folder)
+    heads = {rank: times for rank in ranks if (times := read_head(folder, rank))} if len(ranks) > 1 else {}
+    if not heads:
+        return ranks
+    newest = max(heads, key=lambda rank: heads[rank].started_unix_s or 0.0)
+    if newest is None:
+        return (None,)
+    run = heads[newest]
+    return tuple(
+        rank
+        for rank in ranks
+        if rank is not None and (is_of_one_run(heads[rank], run) if rank in heads else rank < run.world_size)
+    )
+
+
+def is_of_one_run(times: StageTimes, newest: StageTimes) -> bool:
+    """Tell whether a process belongs to the same run as the one that began last."""
+    newest_began = newest.started_unix_s or 0.0
+    overlaps = (times.written_unix_s or 0.0) >= newest_began
+    is_together = overlaps or (times.started_unix_s or 0.0) > newest_began - TOGETHER_S
+    return times.world_size == newest.world_size and is_together
+
+
+def read_head(folder: Path, rank: int | None) -> StageTimes | None:
+    """Return the stage times of a process without rows, None where they cannot be read."""
+    try:
+        return read_stage_times(folder, rank, with_rows=False)
+    except (OSError, ValueError):
+        return None
+
+
+def _named_in(folder: Path) -> tuple[int | None, ...]:
+    """Return the processes of all runs, by the names of their files."""
+    ranks: set[int | None] = set()
+    for name in (DOCUMENT, LOG):
+        if (folder / name).is_file():
+            ranks.add(None)
+        for path in folder.glob(f"rank*_{name}"):
+            number = path.name.removesuffix(f"_{name}").removeprefix("rank")
+            if number.isdecimal():
+                ranks.add(int(number))
+    return tuple(sorted(ranks, key=lambda rank: -1 if rank is None else rank))
 
 
 def _lines(path: Path) -> list[Any]:
@@ -62,7 +122,7 @@ def _document(path: Path, with_rows: bool) -> tuple[StageTimes | None, str]:
     try:
         if path.stat().st_size > LARGEST_BYTES:
             return None, f"it has more than {LARGEST_BYTES >> 20} MiB"
-        return times_from(path.read_bytes() if with_rows else _head(path), with_rows=with_rows), ""
+        return times_from(path.read_bytes() if with_rows else _head(path)), ""
     except FileNotFoundError:
         return None, "it is missing"
     except (OSError, ValueError) as error:
@@ -73,15 +133,17 @@ def _head(path: Path) -> bytes:
     """Return the document without rows; they are not even read where they come after `HEAD_BYTES` at most."""
     with path.open("rb") as file:
         content = file.read(HEAD_BYTES)
-        head, rows, _ = content.partition(ROWS)  # no string in JSON holds that: its quotes would be escaped
-        return head + NO_ROWS if rows else content + file.read()
+        if ROWS not in content:  # no string in JSON holds that: its quotes would be escaped
+            content += file.read()
+    head, rows, _ = content.partition(ROWS)
+    return head + b"," + NO_ROWS[1:] if rows else content
 
 
-class _Run:
+class _LoggedRun:
     """The lines of one run in the log."""
 
-    def __init__(self, header: dict[str, Any]) -> None:
-        self._header = header
+    def __init__(self, header: RunLine) -> None:
+        self.header = header
         self._names: list[Name] = []
         self._metric_names: list[str] = []
         self._occurrences: list[np.ndarray] = []
@@ -89,52 +151,44 @@ class _Run:
         self._counts = (0, 0)
         self._every = 1
 
-    def take(self, line: dict[str, Any]) -> None:
-        """Take in a line of rows; a damaged one is left out."""
-        try:
-            names = [name_of(*each) for each in line["names"]]
-            metric_names = [str(each) for each in line["metric_names"]]
-            occurrences, metrics = _decoded(line["occurrences"], OCCURRENCE), _decoded(line["metrics"], METRIC)
-            counts = (int(line["num_occurrences"]), int(line["num_metric_rows"]))
-            every = int(line["every"])
-            self._names[int(line["first_name"]) :] = names
-            self._metric_names[int(line["first_metric_name"]) :] = metric_names
-        except (KeyError, TypeError, ValueError, binascii.Error):
-            return
+    def began_with(self, header: RunLine) -> bool:
+        """Tell whether this line begins the same run, whose file was removed meanwhile."""
+        return header.started_unix_s == self.header.started_unix_s
+
+    def take(self, line: RowsLine) -> None:
+        """Take in a line of rows. Raises ValueError for packed rows that are none."""
+        occurrences = np.frombuffer(line.occurrences, dtype=OCCURRENCE)
+        self._metrics.append(np.frombuffer(line.metrics, dtype=METRIC))
         self._occurrences.append(occurrences)
-        self._metrics.append(metrics)
-        self._counts = counts
-        self._every = max(self._every, every)
+        self._names[line.first_name :] = [Name(*name) for name in line.names]
+        self._metric_names[line.first_metric_name :] = line.metric_names
+        self._counts = (line.num_occurrences, line.num_metric_rows)
+        self._every = max(self._every, line.every)
 
-    def is_of(self, times: StageTimes) -> bool:
-        """Tell whether the document is of the same run."""
-        return self._header.get("started_unix_s") == times.started_unix_s
-
-    def empty_times(self) -> StageTimes:
+    def empty_times(self, remark: Remark) -> StageTimes:
         """Return the run without anything in it."""
-        get = self._header.get
+        header = self.header
         return StageTimes(
             status="running",
             error=None,
-            rank=get("rank", 0),
-            world_size=get("world_size", 1),
-            pid=get("pid"),
-            started_unix_s=get("started_unix_s"),
+            rank=header.rank,
+            world_size=header.world_size,
+            pid=header.pid,
+            started_unix_s=header.started_unix_s,
             written_unix_s=None,
             elapsed_s=0.0,
-            first_step=get("first_step", 0),
+            first_step=header.first_step,
             last_step=None,
-            device=get("device"),
-            stages=(),
-            metrics=(),
+            device=header.device,
+            num_occurrences=0,
+            num_metric_rows=0,
+            summary=Summaries(),
             open=(),
-            remarks=(),
+            remarks=(remark,),
             names=(),
             metric_names=(),
             occurrences=np.zeros(0, OCCURRENCE),
             metric_rows=np.zeros(0, METRIC),
-            num_occurrences=0,
-            num_metric_rows=0,
         )
 
     def added_to(self, times: StageTimes) -> StageTimes:
@@ -146,19 +200,20 @@ class _Run:
         later = rows[rows["index"] >= times.num_occurrences]
         later_metrics = metric_rows[metric_rows["index"] >= times.num_metric_rows]
         if not len(later) and not len(later_metrics):
-            return replace(times, occurrences=rows, metric_rows=metric_rows)
+            return msgspec.structs.replace(times, occurrences=rows, metric_rows=metric_rows)
         remarks = times.remarks
         if self._every > 1:
             reason = f"since the last document only every {self._every}th step is in the log, and in the summary"
             remarks += (Remark("summary", reason),)
         steps = later[later["stage"] == 0]["step"]
         end_ns = (later["start_ns"] + later["host_ns"]).max() if len(later) else 0
-        return replace(
+        return msgspec.structs.replace(
             times,
             elapsed_s=max(times.elapsed_s, float(end_ns) / 1e9),
             last_step=int(steps[-1]) if len(steps) else times.last_step,
-            stages=_stages(times, names, rows, later),
-            metrics=_metrics(times, metric_names, metric_rows, later_metrics),
+            summary=Summaries(
+                _stages(times, names, rows, later), _metrics(times, metric_names, metric_rows, later_metrics)
+            ),
             open=(),
             remarks=remarks,
             names=names,
@@ -170,22 +225,22 @@ class _Run:
         )
 
 
-def _last_run(lines: Iterable[Any]) -> _Run | None:
-    run: _Run | None = None
-    began: float | None = None
-    for line in lines:
-        if not isinstance(line, dict):
+def _last_run(lines: Iterable[Any]) -> _LoggedRun | None:
+    """Return the last run of a log; a damaged line spoils itself alone."""
+    run: _LoggedRun | None = None
+    for document in lines:
+        try:
+            line = msgspec.convert(document, RunLine | RowsLine)
+            if isinstance(line, RowsLine):
+                if run:
+                    run.take(line)
+            elif line.schema_version == SCHEMA_VERSION and (
+                not run or line.started_unix_s != run.header.started_unix_s
+            ):
+                run = _LoggedRun(line)
+        except ValueError:
             continue
-        if line.get("kind") == "run" and line.get("schema_version") == SCHEMA_VERSION:
-            if run is None or line.get("started_unix_s") != began:
-                run, began = _Run(line), line.get("started_unix_s")
-        elif line.get("kind") == "rows" and run is not None:
-            run.take(line)
     return run
-
-
-def _decoded(text: str, dtype: np.dtype) -> np.ndarray:
-    return np.frombuffer(base64.b64decode(text, validate=True), dtype=dtype)
 
 
 def _united(rows: np.ndarray, more: list[np.ndarray], num_names: int, name: str) -> np.ndarray:
@@ -200,47 +255,46 @@ def _stages(
     times: StageTimes, names: tuple[Name, ...], rows: np.ndarray, later: np.ndarray
 ) -> tuple[StageSummary, ...]:
     """Return the summaries with the later rows in them."""
-    known = {(each.name, each.kind): each for each in times.stages}
-    found = []
+    known = {(stage.name, stage.kind): stage for stage in times.stages}
+    stages = []
     for place, name in enumerate(names):
-        mine, new = rows[rows["stage"] == place], later[later["stage"] == place]
+        new = later[later["stage"] == place]
         earlier = known.get((name.name, name.kind))
         if len(new) or earlier:
-            found.append(_joined_stage(name, earlier, mine, new))
-    whole = next((each.host_s.total for each in found if each.kind == "step"), 0.0)
-    return tuple(replace(each, share=share_of(each.kind, each.self_total_s, whole)) for each in found)
+            earlier = earlier or StageSummary(name.name, name.kind, NOTHING, 0.0, None, None, None, 0)
+            stages.append(_with_rows(earlier, rows[rows["stage"] == place], new))
+    whole = next((stage.host_s.total for stage in stages if stage.kind == "step"), 0.0)
+    return tuple(replace(stage, share=share_of(stage.kind, stage.self_total_s, whole)) for stage in stages)
 
 
-def _joined_stage(name: Name, earlier: StageSummary | None, rows: np.ndarray, new: np.ndarray) -> StageSummary:
+def _with_rows(earlier: StageSummary, rows: np.ndarray, new: np.ndarray) -> StageSummary:
     usual, usual_new = rows[(rows["flags"] & UNUSUAL) == 0], new[(new["flags"] & UNUSUAL) == 0]
 
     def joined_column(column: str, before: Statistics | None) -> Statistics:
-        values, later = (each[column][each[column] >= 0] / NS_PER_S for each in (usual, usual_new))
-        return joined(before or NOTHING, statistics_of(later), values)
+        values, later = (part[column][part[column] >= 0] / NS_PER_S for part in (usual, usual_new))
+        return joined(before or NOTHING, later, values)
 
-    device = joined_column("device_ns", earlier.device_s if earlier else None)
-    gap = joined_column("gap_ns", earlier.starvation_s if earlier else None)
+    device = joined_column("device_ns", earlier.device_s)
+    gap = joined_column("gap_ns", earlier.starvation_s)
     own = usual_new["self_ns"][usual_new["self_ns"] > 0].sum() / NS_PER_S
-    return StageSummary(
-        name=name.name,
-        kind=name.kind,
-        host_s=joined_column("host_ns", earlier.host_s if earlier else None),
-        self_total_s=(earlier.self_total_s if earlier else 0.0) + float(own),
-        share=None,
+    return replace(
+        earlier,
+        host_s=joined_column("host_ns", earlier.host_s),
+        self_total_s=earlier.self_total_s + float(own),
         device_s=device if device.n else None,
         starvation_s=gap if gap.n else None,
-        unusual=(earlier.unusual if earlier else 0) + len(new) - len(usual_new),
+        unusual=earlier.unusual + len(new) - len(usual_new),
     )
 
 
 def _metrics(
     times: StageTimes, names: tuple[str, ...], rows: np.ndarray, later: np.ndarray
 ) -> tuple[MetricSummary, ...]:
-    known = {each.name: each for each in times.metrics}
-    found = []
+    known = {metric.name: metric for metric in times.metrics}
+    metrics = []
     for place, name in enumerate(names):
-        values, new = (each[each["metric"] == place]["value"] for each in (rows, later))
+        values, new = (part[part["metric"] == place]["value"] for part in (rows, later))
         earlier = known.get(name, MetricSummary(name, NOTHING, 0))
-        statistics = joined(earlier.values, statistics_of(new[np.isfinite(new)]), values[np.isfinite(values)])
-        found.append(MetricSummary(name, statistics, earlier.non_finite + int((~np.isfinite(new)).sum())))
-    return tuple(found)
+        statistics = joined(earlier.values, new[np.isfinite(new)], values[np.isfinite(values)])
+        metrics.append(MetricSummary(name, statistics, earlier.non_finite + int((~np.isfinite(new)).sum())))
+    return tuple(metrics)

@@ -1,17 +1,112 @@
 """What is known of the stages of a training run: plain records, for the writer, the reader and everyone who asks."""
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
-from boundby.training.remarks import Remark
-from boundby.training.ring import METRIC, OCCURRENCE
-from boundby.training.tally import Statistics
-
+SCHEMA_VERSION = 1  # of every file that a profiled loop writes
 Kind = Literal["step", "stage", "background", "span", "excluded"]
 Status = Literal["running", "finished", "failed"]
+Say = Callable[[str], object]
 STEP = "step"  # the name of the steps themselves, whose self time is in no stage
+NS_PER_S = 10**9
+
+ABSENT = -1  # in a column of times or ids: not known, or there is none
+OCCURRENCE = np.dtype(
+    [
+        ("index", "<i8"),  # of the row in its run
+        ("step", "<i8"),
+        ("start_ns", "<i8"),  # of the host, since the start of the run
+        ("host_ns", "<i8"),  # without what was excluded
+        ("self_ns", "<i8"),  # of it, in no stage inside
+        ("device_ns", "<i8"),  # between the marks of begin and end
+        ("gap_ns", "<i8"),  # of the device, since the end of the stage before
+        ("stage", "<i2"),
+        ("parent", "<i2"),  # the stage around it
+        ("thread", "<i2"),
+        ("flags", "<i2"),
+    ]
+)
+METRIC = np.dtype([("index", "<i8"), ("step", "<i8"), ("metric", "<i8"), ("value", "<f8")])
+NULLABLE = ("device_ns", "gap_ns", "parent")  # columns that may hold `ABSENT`
+
+DISTURBED = 1  # a profiler was at work in this step, or in one of this span
+RAISED = 2  # an exception left the stage
+CUT = 4  # its end never came: the stage around it ended first
+UNUSUAL = DISTURBED | RAISED | CUT  # kept out of the summaries
+
+MOST_REMARKS = 64  # different ones; a run that has more says the same thing in many words
+REASON_CHARACTERS = 300
+
+
+@dataclass(frozen=True)
+class Remark:
+    """One thing that was given up or cannot be given, why, and how often that happened."""
+
+    what: str
+    reason: str
+    count: int = 1
+
+
+class Remarks:
+    """Gathers remarks; the first one about each thing goes to `say`, whose failures are ignored. Never raises."""
+
+    def __init__(self, say: Say | None = None) -> None:
+        self._say = say
+        self._counts: dict[tuple[str, str], int] = {}
+        self._said: set[str] = set()
+
+    def add(self, what: str, reason: str | BaseException) -> None:
+        """Note that `what` is less than was asked for."""
+        key = (what, summary(reason) if isinstance(reason, BaseException) else reason)
+        if key in self._counts:
+            self._counts[key] += 1
+        elif len(self._counts) < MOST_REMARKS:
+            self._counts[key] = 1
+            self.tell(*key)
+
+    def tell(self, what: str, reason: str) -> None:
+        """Say it, unless something about `what` has been said; it is kept elsewhere."""
+        if self._say and what not in self._said:
+            self._said.add(what)
+            try:
+                self._say(f"{what}: {reason}")
+            except Exception:
+                self._say = None
+
+    def all(self) -> tuple[Remark, ...]:
+        """Return them in the order of their first appearance."""
+        return tuple(Remark(what, reason, count) for (what, reason), count in list(self._counts.items()))
+
+
+def summary(error: BaseException) -> str:
+    """Return the type and the first line of an error."""
+    text = (str(error).splitlines() or [""])[0][:REASON_CHARACTERS]
+    text = text.encode("utf-8", "replace").decode("utf-8")
+    return f"{type(error).__name__}: {text}"
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What a stream of `n` values says, in the unit of the values; the quantiles rest on `sampled` of them.
+
+    A quantile that the sample does not support is None, as everything but the counts is when there is no value.
+    """
+
+    n: int
+    total: float
+    mean: float | None = None
+    minimum: float | None = None
+    maximum: float | None = None
+    median: float | None = None
+    p90: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+    sampled: int = 0
 
 
 @dataclass(frozen=True)
@@ -57,14 +152,21 @@ class OpenStage:
     since_s: float
 
 
-@dataclass(frozen=True)
-class StageTimes:
-    """The stages of one run of one process, up to the moment it was written.
+class Summaries(msgspec.Struct, frozen=True):
+    """The summaries of a run, of all its occurrences and values."""
 
-    `occurrences` are rows of `boundby.training.ring.OCCURRENCE`, the last ones of the run: `stage` and `parent` are
-    places in `names`. `metric_rows` are rows of `METRIC`, whose `metric` is a place in `metric_names`.
+    stages: tuple[StageSummary, ...] = ()
+    metrics: tuple[MetricSummary, ...] = ()
+
+
+class StageTimes(msgspec.Struct, frozen=True, kw_only=True, rename={"metric_rows": "metrics"}):
+    """The stages of one run of one process, up to the moment it was written; its fields are those of the document.
+
+    `occurrences` are rows of `OCCURRENCE`, the last ones of the run: `stage` and `parent` are places in `names`.
+    `metric_rows` are rows of `METRIC`, whose `metric` is a place in `metric_names`.
     """
 
+    schema_version: int = SCHEMA_VERSION
     status: Status  # "running" also for a run that was killed
     error: str | None
     rank: int
@@ -76,25 +178,34 @@ class StageTimes:
     first_step: int
     last_step: int | None  # that has ended; None before the first
     device: str | None  # whose times are in `device_s`
-    stages: tuple[StageSummary, ...]
-    metrics: tuple[MetricSummary, ...]
+    num_occurrences: int  # ever, of which `occurrences` are the last
+    num_metric_rows: int
+    summary: Summaries
     open: tuple[OpenStage, ...]
     remarks: tuple[Remark, ...]
     names: tuple[Name, ...]
     metric_names: tuple[str, ...]
     occurrences: np.ndarray
     metric_rows: np.ndarray
-    num_occurrences: int  # ever, of which `occurrences` are the last
-    num_metric_rows: int
 
     def __post_init__(self) -> None:
         """Raise ValueError where the rows are of another type."""
         if self.occurrences.dtype != OCCURRENCE or self.metric_rows.dtype != METRIC:
             raise ValueError("occurrences and metric_rows are rows of OCCURRENCE and METRIC")
 
+    @property
+    def stages(self) -> tuple[StageSummary, ...]:
+        """Return the summary of every name that has occurred."""
+        return self.summary.stages
+
+    @property
+    def metrics(self) -> tuple[MetricSummary, ...]:
+        """Return the summary of every metric."""
+        return self.summary.metrics
+
     def stage(self, name: str, kind: Kind = "stage") -> StageSummary | None:
         """Return the summary of one name, None where it has none."""
-        return next((each for each in self.stages if (each.name, each.kind) == (name, kind)), None)
+        return next((stage for stage in self.stages if (stage.name, stage.kind) == (name, kind)), None)
 
     @property
     def step(self) -> StageSummary | None:
@@ -103,5 +214,53 @@ class StageTimes:
 
     def rows_of(self, name: str, kind: Kind = "stage") -> np.ndarray:
         """Return the occurrences of one name, the oldest first."""
-        places = [place for place, each in enumerate(self.names) if each == Name(name, kind)]
+        places = [place for place, known in enumerate(self.names) if known == Name(name, kind)]
         return self.occurrences[np.isin(self.occurrences["stage"], places)]
+
+    def values_of(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return the steps and the finite values of one metric."""
+        places = [place for place, known in enumerate(self.metric_names) if known == metric]
+        rows = self.metric_rows[np.isin(self.metric_rows["metric"], places)]
+        rows = rows[np.isfinite(rows["value"])]
+        return rows["step"], rows["value"]
+
+
+def bytes_of(times: StageTimes) -> bytes:
+    """Return the document as strict JSON, encoded at a fiftieth of the cost of Python's own encoder."""
+    return msgspec.json.encode(times, enc_hook=columns_of) + b"\n"
+
+
+def times_from(content: bytes) -> StageTimes:
+    """Return the records of a document. Raises ValueError naming what is wrong with it."""
+    try:
+        times = msgspec.json.decode(content, type=StageTimes, dec_hook=_rows_of)
+    except (KeyError, OverflowError) as error:
+        raise ValueError(f"its columns are no table: {type(error).__name__}: {error}") from None
+    if times.schema_version != SCHEMA_VERSION:
+        raise ValueError(f"its schema_version is {times.schema_version}, not {SCHEMA_VERSION}")
+    return times
+
+
+def columns_of(rows: Any) -> dict[str, list[Any] | None]:
+    """Return rows as columns: null in place of what is not known, and of a column in which nothing is."""
+    return {name: _column(rows[name], name in NULLABLE) for name in rows.dtype.names}
+
+
+def _column(values: np.ndarray, is_nullable: bool) -> list[Any] | None:
+    plain: list[Any] = values.tolist()
+    if values.dtype.kind == "f":
+        return [value if math.isfinite(value) else None for value in plain]
+    if not is_nullable:
+        return plain
+    return None if (values == ABSENT).all() else [None if value == ABSENT else value for value in plain]
+
+
+def _rows_of(_: type, document: Any) -> np.ndarray:
+    columns = msgspec.convert(document, dict[str, list[int | float | None] | None])
+    dtype = METRIC if "metric" in columns else OCCURRENCE
+    rows = np.zeros(len(columns["index"] or ()), dtype=dtype)
+    for name in dtype.names or ():
+        values = columns[name]
+        absent = math.nan if dtype[name].kind == "f" else ABSENT
+        rows[name] = absent if values is None else [absent if value is None else value for value in values]
+    return rows

@@ -2,28 +2,28 @@
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from boundby import files
 from boundby.trace import OPERATOR_COLUMNS, Analysis, analyze, operator_rows, read_trace
 from boundby.training.judgement import judge_training
-from boundby.training.records import StageTimes
-from boundby.training.remarks import Remark
+from boundby.training.reader import read_head
+from boundby.training.records import SCHEMA_VERSION, Remark, StageTimes
+from boundby.training.store import file_name
 from boundby.training.verdict import TrainingVerdict
-from boundby.training.writer import file_name
 from boundby.verdict import Verdict
 
 if TYPE_CHECKING:
     from boundby.capture import CaptureManifest
 
-SCHEMA_VERSION = 1
 TRACE, OP_STATS, MANIFEST, SUMMARY = "trace.json", "op_stats.csv", "manifest.json", "profiler_summary.json"
 
+CYCLES = "trace_cycle*.json"
+PATHS = ("trace_path", "stacks_path", "snapshot_path")  # keys of a manifest
+CLOCKS_DIFFER_S = 1.0  # that of the system's table of processes, and that of the program
 NO_TRACE = "there is no trace of this run that could be read; manifest.json and given_up say why"
 
 
@@ -121,7 +121,7 @@ def summary_document(times: StageTimes, manifest: "CaptureManifest | None", verd
         "stages": [asdict(each) for each in times.stages if each.kind != "step"],
         "metrics": [asdict(each) for each in times.metrics],
         "training_verdict": verdict_document(judge_training([times], verdict)),
-        "verdict": asdict(verdict) if verdict else None,
+        "verdict": verdict.as_dict() if verdict else None,
         "verdict_reason": None if verdict else NO_TRACE,
         "profiler_s": manifest.seconds if manifest else None,
         "given_up": given_up,
@@ -132,7 +132,7 @@ def summary_document(times: StageTimes, manifest: "CaptureManifest | None", verd
 def trace_verdict_of(summary: Any) -> Verdict | None:
     """Return the verdict on the trace that stands in a summary, None where there is none that can be read."""
     try:
-        return msgspec.convert(summary["verdict"], Verdict | None)
+        return Verdict.from_dict(summary["verdict"]) if summary["verdict"] else None
     except (LookupError, TypeError, ValueError):
         return None
 
@@ -147,4 +147,48 @@ def read_trace_verdict(place: RunFiles) -> Verdict | None:
 
 def verdict_document(verdict: TrainingVerdict) -> dict[str, Any]:
     """Return the verdict on a run with its text."""
-    return {**asdict(verdict), "text": str(verdict).splitlines()}
+    return {**verdict.as_dict(), "text": str(verdict).splitlines()}
+
+
+def remove_earlier(place: RunFiles) -> str | None:
+    """Remove the recording and the summary that an earlier run of this process left, all of it.
+
+    Return None; or why everything stays, where that run goes on still.
+    """
+    times = read_head(place.folder, place.rank if place.world_size > 1 else None)
+    if times and _goes_on(times):
+        which = "this process" if times.pid == os.getpid() else f"process {times.pid}"
+        return f"{place.folder}: another profiler of {which} still writes there; give each a folder of its own"
+    for path in [*_recorded(place), place.path(MANIFEST), place.path(SUMMARY)]:
+        path.unlink(missing_ok=True)
+    if place.rank == 0:
+        (place.folder / SUMMARY).unlink(missing_ok=True)  # of all processes
+    return None
+
+
+def _goes_on(times: StageTimes) -> bool:
+    """Tell whether a process that is alive writes these; a later one may have got its number."""
+    if times.status != "running" or times.pid is None:
+        return False
+    import psutil  # takes 10 ms, and is needed after a run alone that was killed or goes on
+
+    try:
+        return bool(psutil.Process(times.pid).create_time() <= (times.started_unix_s or 0.0) + CLOCKS_DIFFER_S)
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.Error:
+        return True
+
+
+def _recorded(place: RunFiles) -> Iterator[Path]:
+    """Yield what a recording leaves under fixed names, and what its manifest names in this folder."""
+    yield from (place.path(name) for name in (TRACE, OP_STATS))
+    yield from place.folder.glob(place.path(CYCLES).name)
+    try:
+        document = files.read_json(place.path(MANIFEST))
+        parts = [document, *document.get("cycles", ())]
+        named = [Path(each[key]) for each in parts for key in PATHS if each.get(key)]
+    except (OSError, ValueError, TypeError, AttributeError):
+        return
+    here = place.folder.absolute()
+    yield from (path for path in named if path.absolute().parent == here)

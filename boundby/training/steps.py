@@ -1,18 +1,29 @@
-"""The steps of a run as a table: what each of them spent in each stage, without what lies in stages inside."""
+"""The steps of a run as a table: what each spent in its stages, the shares of these, and the effect of the batch."""
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy.special import stdtrit
 
-from boundby.training.records import StageTimes
-from boundby.training.ring import ABSENT, UNUSUAL
+from boundby.compare import independent
+from boundby.stats import CONFIDENCE, WIDENING
+from boundby.training.records import ABSENT, UNUSUAL, StageTimes
+from boundby.verdict import Bound
 
 IN_NO_STAGE = "(in no stage)"
 NS_PER_S = 1e9
 MOST_WARM_UP = 0.1  # of the steps
 SLOW_START = 2.0  # times the median: as long a step at the beginning is warm-up
 ENOUGH_MARKS = 0.5  # of the steps, below which the times of the device say too little
+
+LEAST_WINDOW = 5  # steps
+MOST_WINDOWS = 20
+STEADY = 0.1  # interquartile range of a share over the windows, as a part of the step
+QUANTITIES = ("tokens", "samples")  # metrics that tell how much is in a batch
+LEAST_GROUP = 3  # steps
+LEAST_CONTRAST = 1.3  # of larger batches over smaller ones
 
 
 @dataclass(frozen=True)
@@ -37,7 +48,8 @@ class StepTable:
     @property
     def whole_s(self) -> np.ndarray:
         """The seconds of each step."""
-        return self.seconds.sum(axis=1)
+        whole: np.ndarray = self.seconds.sum(axis=1)
+        return whole
 
     @property
     def has_steps(self) -> bool:
@@ -46,7 +58,8 @@ class StepTable:
 
     def spent_in(self, names: Collection[str]) -> np.ndarray:
         """Return the seconds of each step in all stages of these names."""
-        return self.seconds[:, [name in names for name in self.names]].sum(axis=1)
+        spent: np.ndarray = self.seconds[:, [name in names for name in self.names]].sum(axis=1)
+        return spent
 
     def at(self, rows: np.ndarray) -> "StepTable":
         """Return the table of some of its rows."""
@@ -155,7 +168,7 @@ class _Spending:
         inside = self.summed(device, "parent")
         inside[:, -1] = 0.0
         gaps = np.where(self._rows["parent"] == ABSENT, np.maximum(self._rows["gap_ns"], 0), 0)
-        table = np.maximum(self.summed(device) - inside, 0.0)
+        table: np.ndarray = np.maximum(self.summed(device) - inside, 0.0)
         table[:, -1] = np.bincount(self._at, weights=gaps, minlength=self._shape[0]) / NS_PER_S
         return table
 
@@ -207,3 +220,141 @@ def _totals(times: StageTimes) -> StepTable:
         num_steps=count,
         disturbed=step.unusual if step else 0,
     )
+
+
+@dataclass(frozen=True)
+class Share:
+    """The share of the time of all steps that a stage takes, or all stages of one bound together.
+
+    `low` and `high` are the ends of its 95 % interval, `median` and `iqr` those of its windows; None where there are
+    too few windows. `drift` is how much larger the share is in the last third of the windows than in the first.
+    """
+
+    name: str
+    bound: Bound  # what its time counts for; `inconclusive` where that is not known
+    step_s: float  # in each step, on average
+    share: float
+    low: float | None = None
+    high: float | None = None
+    median: float | None = None
+    iqr: float | None = None
+    drift: float | None = None
+
+    @property
+    def is_stable(self) -> bool:
+        """Tell whether the share stays about the same; False where that is not known."""
+        return self.iqr is not None and self.iqr <= STEADY and abs(self.drift or 0.0) <= STEADY
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The ends of the interval, the share itself where there is none."""
+        return (
+            self.share if self.low is None else self.low,
+            self.share if self.high is None else self.high,
+        )
+
+
+def windows(num_steps: int) -> list[np.ndarray]:
+    """Return the places of consecutive steps, in windows of about the same size."""
+    count = max(1, min(MOST_WINDOWS, num_steps // LEAST_WINDOW))
+    return np.array_split(np.arange(num_steps), count)
+
+
+def share_of(name: str, bound: Bound, spent_s: np.ndarray, whole_s: np.ndarray) -> Share:
+    """Return the share of the time of some steps that was spent so."""
+    total = float(whole_s.sum())
+    share = float(spent_s.sum()) / total if total else 0.0
+    found = Share(name, bound, float(spent_s.mean()), share)
+    sums = [(float(spent_s[each].sum()), float(whole_s[each].sum())) for each in windows(len(whole_s))]
+    parts = np.array([spent / whole for spent, whole in sums if whole])
+    if len(parts) < 2:
+        return found
+    reach = WIDENING * float(stdtrit(len(parts) - 1, 0.5 + CONFIDENCE / 2) * parts.std(ddof=1)) / math.sqrt(len(parts))
+    first, median, third = (float(each) for each in np.quantile(parts, [0.25, 0.5, 0.75]))
+    return Share(
+        name=name,
+        bound=bound,
+        step_s=found.step_s,
+        share=share,
+        low=max(0.0, share - reach),
+        high=min(1.0, share + reach),
+        median=median,
+        iqr=third - first,
+        drift=_drift(parts),
+    )
+
+
+def _drift(parts: np.ndarray) -> float | None:
+    """Return the median share of the last third of the windows less that of the first; None below six windows.
+
+    It is 0 where the shares differ as much within these thirds: what comes and goes is no drift.
+    """
+    third = len(parts) // 3
+    if third < 2:
+        return None
+    quartiles = [np.quantile(each, [0.25, 0.5, 0.75]) for each in (parts[:third], parts[-third:])]
+    drift = float(quartiles[1][1] - quartiles[0][1])
+    return drift if abs(drift) > max(float(each[2] - each[0]) for each in quartiles) else 0.0
+
+
+@dataclass(frozen=True)
+class BatchEffect:
+    """How the work of steps depends on their batches.
+
+    `fixed` is the part of the work of the larger batches that does not grow with them, `fixed_low` the lower end of
+    its 95 % interval; `larger` and `smaller` are the means of the two groups of steps.
+    """
+
+    quantity: str
+    smaller: float
+    larger: float
+    steps: int
+    fixed: float
+    fixed_low: float
+
+
+def batch_effect(times: StageTimes, numbers: np.ndarray, work_s: np.ndarray) -> BatchEffect | None:
+    """Return how the work of the steps of these numbers depends on their `tokens` or `samples`; None if unknown.
+
+    The steps are split at the middle of the sizes. It takes sizes that differ: the last batch of an epoch may be
+    enough.
+    """
+    for quantity in QUANTITIES:
+        size = _sizes(times, quantity, numbers)
+        is_known = np.isfinite(size) & (size > 0) & (work_s > 0)
+        size, work = size[is_known], work_s[is_known]
+        if not len(size):
+            continue
+        is_large = size > math.sqrt(float(size.min()) * float(size.max()))
+        if min(is_large.sum(), (~is_large).sum()) < LEAST_GROUP:
+            continue
+        smaller, larger = float(size[~is_large].mean()), float(size[is_large].mean())
+        if larger < LEAST_CONTRAST * smaller:
+            continue
+        contrast = independent(_calm(work[~is_large]), _calm(work[is_large]))
+        growth = contrast.log_ratio, contrast.log_ratio + (contrast.reach or 0.0)
+        fixed, fixed_low = (_fixed(math.exp(each), larger / smaller) for each in growth)
+        return BatchEffect(quantity, smaller, larger, len(size), fixed, fixed_low)
+    return None
+
+
+def _calm(work_s: np.ndarray) -> list[float]:
+    """Return the lower quartile of each window, since disturbances only add time; each value, where they are few."""
+    parts = windows(len(work_s))
+    return [float(np.quantile(work_s[each], 0.25)) for each in parts] if len(parts) > 1 else work_s.tolist()
+
+
+def _sizes(times: StageTimes, quantity: str, numbers: np.ndarray) -> np.ndarray:
+    """Return the sum of a metric over each step, NaN where it has none."""
+    if quantity not in times.metric_names:
+        return np.full(len(numbers), np.nan)
+    rows = times.metric_rows[times.metric_rows["metric"] == times.metric_names.index(quantity)]
+    steps, place = np.unique(rows["step"], return_inverse=True)
+    sums = dict(zip(steps.tolist(), np.bincount(place, weights=rows["value"]).tolist(), strict=True))
+    return np.array([sums.get(number, math.nan) for number in numbers.tolist()])
+
+
+def _fixed(time_ratio: float, size_ratio: float) -> float:
+    """Return the fixed part of a larger batch's time, where time is a fixed part and one in proportion to the size."""
+    growing = (1 - 1 / time_ratio) * size_ratio / (size_ratio - 1)
+    return min(1.0, max(0.0, 1 - growing))

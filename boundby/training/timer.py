@@ -6,19 +6,15 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from boundby.training.book import MOST_NAMES, Book
-from boundby.training.hooks import Hooks
-from boundby.training.loop import ENOUGH_EVENTS, MOST_EVENTS, Loop
-from boundby.training.marks import DeviceClock, Marks
-from boundby.training.records import Kind, StageTimes, Status
-from boundby.training.remarks import Remarks, Say, summary
-from boundby.training.ring import CAPACITY
-from boundby.training.values import plain_number
-from boundby.training.writer import Pace, Writer
+from boundby.training.aggregate import CAPACITY, MOST_NAMES, Aggregator
+from boundby.training.recorder import ENOUGH_EVENTS, MOST_EVENTS, DeviceClock, Event, Hooks, Marks, StageRecorder
+from boundby.training.records import Kind, Remarks, Say, StageTimes, Status, summary
+from boundby.training.store import Pace, Writer
 
 ENDED = "it has ended; make a new one for another loop: nothing of this one is recorded"
 UNSTOPPED = "the program ended without stopping its profiler"
@@ -64,13 +60,13 @@ class StageTimer:
         self.options = options or TimerOptions()
         self.remarks = Remarks(say)
         self.hooks = Hooks(self.remarks)
-        self._folder = None if folder is None else Path(folder)
         self.marks = marks
+        self.recorder: StageRecorder | None = None  # while there is one, the timer is on
+        self._folder = None if folder is None else Path(folder)
         self._enabled = enabled
-        self._clock = clock
-        self._book = Book(self.options.capacity if enabled else 1, self.remarks)
-        self._loop: Loop | None = None  # while there is one, the timer is on
-        self._ended: Loop | None = None
+        self.clock = clock
+        self._aggregator = Aggregator(self.options.capacity if enabled else 1, self.remarks)
+        self._ended: StageRecorder | None = None
         self._writer: Writer | None = None
         self._blocks: dict[str, Block] = {}  # they hold nothing of their own, so each can be entered again
         self._failures = 0
@@ -103,17 +99,13 @@ class StageTimer:
 
     def stop(self, error: BaseException | None = None) -> None:
         """End; `error` is what ended the loop, None where it ended well. Further calls do nothing."""
-        loop = self._loop or self._ended
-        if loop is None or self._is_stopped or os.getpid() != self._pid:
+        recorder = self.recorder or self._ended
+        if recorder is None or self._is_stopped or os.getpid() != self._pid:
             return
-        self._loop, self._ended, self._is_stopped = None, loop, True
+        self.recorder, self._ended, self._is_stopped = None, recorder, True
         atexit.unregister(self._stop_at_exit)
         try:
-            loop.arrivals.settle(may_ask=True, all_of_them=True, must=True)
-            loop.note_unended()
-            if loop.arrivals.unresolved:
-                reason = "the device had not passed the end of some stages when they were booked; it is not waited for"
-                self.remarks.add("device times", reason)
+            recorder.finish()
             self._status = "finished" if error is None else "failed"
             self._error = None if error is None else summary(error)
         except Exception as failure:
@@ -123,31 +115,25 @@ class StageTimer:
 
     def step(self, number: int | None = None) -> None:
         """Take note that a step has ended, which had this number."""
-        loop = self._loop
-        if loop is None:
+        recorder = self.recorder
+        if recorder is None:
             return
         try:
-            now = loop.clock()
-            if loop.has_marks or self.hooks.watch_stages:
-                nanoseconds = loop.take("end_step", loop.thread.state, now, number)
-                self.hooks.tell("step_end", loop.last_step, nanoseconds / 1e9)
-                return
-            events = loop.events
-            here = loop.thread.state
-            events.append(("end_step", here, now, number, None))
+            now, here, events = recorder.clock(), recorder.thread.state, recorder.events
+            recorder.note(("end_step", here, now, number, None))
             if len(events) > ENOUGH_EVENTS:
-                loop.settle()
-                events.append(("restart_step", here, loop.clock(), None, None))
+                recorder.settle()
+                events.append(("restart_step", here, recorder.clock(), None, None))
         except Exception as error:
-            self._failed(error)
+            self.failed(error)
 
     def restart_step(self) -> None:
         """Let the step that runs begin now: what was done since the last one ended is no part of it or of any span."""
-        self._note("restart_step")
+        self._note(lambda recorder: ("restart_step", recorder.thread.state, recorder.clock(), None, None))
 
     def disturb(self) -> None:
         """Keep the step that runs out of the summaries: something else slows it down, such as a profiler."""
-        self._note("disturb")
+        self._note(lambda recorder: ("disturb", recorder.thread.state, recorder.clock(), None, None))
 
     def stage(self, name: str) -> "Block":
         """Return a context that times its block as a stage."""
@@ -194,43 +180,47 @@ class StageTimer:
         """End what `begin` began; with `raised` it ended by an exception and stays out of the summaries."""
         self.stage(name).__exit__(Exception if raised else None)
 
+    def forget(self, name: str) -> None:
+        """Take back the begin of the innermost stage, if it has this name: it turned out not to be one."""
+        self._note(lambda recorder: ("forget", recorder.thread.state, recorder.clock(), name, None))
+
     def metrics(self, values: Mapping[str, Any], step: int | None = None) -> None:
         """Add numbers of a step, such as loss, samples and tokens; of the one that runs, if `step` is None.
 
         A tensor on another device than the CPU is left out: to read it, the program would have to wait.
         """
-        if self._loop is None:
+        if self.recorder is None:
             return
         try:
             items = list(values.items())
         except Exception as error:
             self.remarks.add("metrics", error)
             return
-        plain = []
+        plain: list[tuple[str, float]] = []
         for name, value in items:
             try:
                 plain.append((name, plain_number(value)))
             except Exception as error:
                 self.remarks.add(f"metric {name}", error)
-        self._note("add_metrics", plain, step)
+        self._note(lambda recorder: ("metrics", recorder.thread.state, recorder.clock(), plain, step))
 
     def flush(self) -> None:
         """Write what has gathered, as happens by itself every second."""
-        if self._loop and self._writer and os.getpid() == self._pid:
-            self._attempt(self._loop.settle)
+        if self.recorder and self._writer and os.getpid() == self._pid:
+            self._attempt(self.recorder.settle)
             self._writer.flush()
 
     def snapshot(self) -> StageTimes:
         """Return everything known up to now."""
-        loop = self._loop
-        if loop:
-            self._attempt(lambda: loop.settle(must=True))
-        loop = loop or self._ended
-        with loop.arrivals.held() if loop else contextlib.nullcontext():
-            return self._snapshot(loop)
+        recorder = self.recorder
+        if recorder:
+            self._attempt(partial(recorder.settle, must=True))
+        recorder = recorder or self._ended
+        with recorder.held() if recorder else contextlib.nullcontext():
+            return self._snapshot(recorder)
 
-    def _snapshot(self, loop: Loop | None) -> StageTimes:
-        book, options = self._book, self.options
+    def _snapshot(self, recorder: StageRecorder | None) -> StageTimes:
+        sums, options = self._aggregator, self.options
         return StageTimes(
             status=self._status,
             error=self._error,
@@ -239,80 +229,71 @@ class StageTimer:
             pid=self._pid,
             started_unix_s=self._started_unix_s,
             written_unix_s=time.time(),
-            elapsed_s=(self._clock() - loop.base) / 1e9 if loop else 0.0,
+            elapsed_s=(self.clock() - recorder.base) / 1e9 if recorder else 0.0,
             first_step=self._first_step,
-            last_step=loop.last_step if loop else None,
+            last_step=recorder.last_step if recorder else None,
             device=options.device if self.marks else None,
-            stages=book.stage_summaries(),
-            metrics=book.metric_summaries(),
-            open=loop.open_stages() if loop else (),
+            num_occurrences=sums.stages.count,
+            num_metric_rows=sums.metrics.count,
+            summary=sums.summaries(),
+            open=recorder.open_stages() if recorder else (),
             remarks=self.remarks.all(),
-            names=tuple(book.names),
-            metric_names=tuple(book.metric_names),
-            occurrences=book.stages.since(0),
-            metric_rows=book.metrics.since(0),
-            num_occurrences=book.stages.count,
-            num_metric_rows=book.metrics.count,
+            names=tuple(sums.names),
+            metric_names=tuple(sums.metric_names),
+            occurrences=sums.stages.since(0),
+            metric_rows=sums.metrics.since(0),
         )
 
     @property
     def is_excluded(self) -> bool:
         """Tell whether something excluded is open in this thread, as far as events have been understood."""
-        loop = self._loop
-        return loop is not None and loop.thread.state.is_excluded
-
-    def forget(self, name: str) -> None:
-        """Take back the begin of the innermost stage, if it has this name: it turned out not to be one."""
-        self._note("forget", name)
-
-    def _note(self, method: str, first: Any = None, second: Any = None) -> None:
-        loop = self._loop
-        if loop is None:
-            return
-        try:
-            event = (method, loop.thread.state, loop.clock(), first, second)
-            if loop.has_marks or self.hooks.watch_stages:
-                loop.take(*event)
-                return
-            loop.events.append(event)
-            if len(loop.events) > MOST_EVENTS:
-                loop.settle()
-        except Exception as error:
-            self._failed(error)
+        return self.recorder is not None and self.recorder.thread.state.is_excluded
 
     def _begin_run(self) -> None:
         device = DeviceClock(self.marks, self.remarks)
-        self._loop = Loop(self._book, device, self._clock, self._failed, self.remarks, self._first_step)
-        self._first_step = self._loop.current.number
+        recorder = StageRecorder(self._aggregator, device, self.clock, self.failed, self.hooks, self.remarks)
+        self._first_step = recorder.begin_at(self._first_step)
+        self.recorder = recorder
         if self._folder is not None:
-            self._writer = Writer(self.snapshot, self._held, self._book, self.remarks, self.options.pace)
+            self._writer = Writer(self.snapshot, self._held, self._aggregator, self.remarks, self.options.pace)
             self._writer.start(self._folder, in_background=self.options.in_background)
 
     def _stop_at_exit(self) -> None:
         self.stop(RuntimeError(UNSTOPPED))
 
     def _held(self) -> contextlib.AbstractContextManager[None]:
-        """Hold the book, with what needs no answer of the device; the loop's own thread will see to the rest."""
-        loop = self._loop
-        if loop is not None:
-            loop.arrivals.settle(may_ask=False)
-            loop.must_settle = True
-        loop = loop or self._ended
-        return loop.arrivals.held() if loop else contextlib.nullcontext()
+        """Hold the sums, with what needs no answer of the device; the loop's own thread will see to the rest."""
+        recorder = self.recorder
+        if recorder is not None:
+            recorder.add_up(may_ask=False)
+            recorder.must_settle = True
+        recorder = recorder or self._ended
+        return recorder.held() if recorder else contextlib.nullcontext()
+
+    def _note(self, event: Callable[[StageRecorder], Event]) -> None:
+        recorder = self.recorder
+        if recorder is None:
+            return
+        try:
+            recorder.note(event(recorder))
+            if len(recorder.events) > MOST_EVENTS:
+                recorder.settle()
+        except Exception as error:
+            self.failed(error)
 
     def _attempt(self, action: Callable[[], object]) -> None:
         try:
             action()
         except Exception as error:
-            self._failed(error)
+            self.failed(error)
 
-    def _failed(self, error: Exception) -> None:
+    def failed(self, error: Exception) -> None:
         """Note a failure of the timer's own."""
         self._failures += 1
         self.remarks.add("stage times", error)
         if self._failures >= MOST_FAILURES:
             self.remarks.add("stage times", f"given up after {MOST_FAILURES} failures")
-            self._loop, self._ended = None, self._loop or self._ended
+            self.recorder, self._ended = None, self.recorder or self._ended
 
 
 class Block:
@@ -326,23 +307,15 @@ class Block:
         self._kind = kind
 
     def __enter__(self) -> None:
-        timer = self._timer
-        loop = timer._loop
-        if loop is None:
+        recorder = self._timer.recorder
+        if recorder is None:
             return
         try:
-            if loop.has_marks or timer.hooks.watch_stages:
-                timer.hooks.tell("stage_start", self._name)
-                if self._kind == "excluded":
-                    timer.hooks.tell("excluded_start", self._name)
-                loop.take("begin", loop.thread.state, loop.clock(), self._name, self._kind)
-                return
-            events = loop.events
-            events.append(("begin", loop.thread.state, loop.clock(), self._name, self._kind))
-            if len(events) > MOST_EVENTS:
-                loop.settle()
+            recorder.note(("begin", recorder.thread.state, recorder.clock(), self._name, self._kind))
+            if len(recorder.events) > MOST_EVENTS:
+                recorder.settle()
         except Exception as error:
-            timer._failed(error)
+            self._timer.failed(error)
 
     def __exit__(
         self,
@@ -350,19 +323,27 @@ class Block:
         error: BaseException | None = None,
         traceback: TracebackType | None = None,
     ) -> None:
-        timer = self._timer
-        loop = timer._loop
-        if loop is None:
+        recorder = self._timer.recorder
+        if recorder is None:
             return
         try:
-            now = loop.clock()
-            if loop.has_marks or timer.hooks.watch_stages:
-                nanoseconds = loop.take("end", loop.thread.state, now, self._name, kind is not None)
-                timer.hooks.tell("stage_end", self._name, nanoseconds / 1e9)
-                return
-            events = loop.events
-            events.append(("end", loop.thread.state, now, self._name, kind is not None))
-            if len(events) > MOST_EVENTS:
-                loop.settle()
+            now = recorder.clock()
+            recorder.note(("end", recorder.thread.state, now, self._name, kind is not None))
+            if len(recorder.events) > MOST_EVENTS:
+                recorder.settle()
         except Exception as failure:
-            timer._failed(failure)
+            self._timer.failed(failure)
+
+
+def plain_number(value: Any) -> float:
+    """Return a number, a NumPy scalar or a tensor with one element on the CPU as a float.
+
+    Raises TypeError for a tensor on another device, which could only be read by waiting for it.
+    """
+    if isinstance(value, int | float):
+        return float(value)
+    device = getattr(value, "device", None)
+    kind = getattr(device, "type", device)  # NumPy's scalars say "cpu" without more
+    if kind not in (None, "cpu"):
+        raise TypeError(f"it is a tensor on {device}, and reading it would wait for the device; give a float of it")
+    return float(value.detach() if hasattr(value, "detach") else value)

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from boundby.training.shares import Share
-from boundby.training.steps import IN_NO_STAGE
+from boundby.training.steps import IN_NO_STAGE, Share
 from boundby.verdict import Bound, Verdict
 
 MOST_STAGES, MOST_EVIDENCE, MOST_DOUBTS, MOST_GAINS = 5, 4, 3, 3  # with the two lines before them, twelve
@@ -67,7 +66,7 @@ def text(verdict: TrainingVerdict) -> str:
     parts = {
         "What": [_what(verdict)],
         "Why": [*_stages(verdict), *verdict.evidence][:MOST_EVIDENCE],
-        "Doubt": list(verdict.doubts[:MOST_DOUBTS]),
+        "Doubt": [str(doubt) for doubt in verdict.doubts[:MOST_DOUBTS]],
         "Next": gains[:MOST_GAINS] or [WITHOUT_GAIN],
     }
     lines = []

@@ -92,13 +92,13 @@ class _Tally:
     seconds: float = 0.0
 
 
-class _Counter(TorchDispatchMode, Generic[Owner]):
+class _Counter(TorchDispatchMode, Generic[Owner]):  # type: ignore[no-untyped-call]
     """Sees every operator that torch dispatches while it is entered."""
 
     supports_higher_order_operators = True  # so that they come here and are refused by name
 
     def __init__(self, clock: Callable[[], float] | None, owner: Callable[[], Owner]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.is_used = False
         self._clock, self._owner = clock, owner
         self._tallies: dict[Owner, dict[tuple[str, Shapes], _Tally]] = {}
@@ -110,7 +110,8 @@ class _Counter(TorchDispatchMode, Generic[Owner]):
         kwargs = kwargs or {}
         self.is_used = True
         if isinstance(func, HigherOrderOperator):
-            raise ValueError(f"the work of {func.name()} is not known; count a model whose attention is sdpa or eager")
+            name = func.name()  # type: ignore[no-untyped-call]
+            raise ValueError(f"the work of {name} is not known; count a model whose attention is sdpa or eager")
         if types:
             return NotImplemented  # a subclass of Tensor takes the operator apart, and the parts come here
         if operators.is_composite(func):  # in inference mode they come whole
@@ -164,7 +165,9 @@ class _Footprint:
 
     def __init__(self) -> None:
         self._made: set[int] = set()  # storages that operators of the call allocated
-        self._views: dict[tuple[str, int], dict[tuple, int]] = {}  # bytes touched, by view, of each other storage
+        self._views: dict[
+            tuple[str, int], dict[tuple[object, ...], int]
+        ] = {}  # bytes touched, by view, of each other storage
         self._sizes: dict[int, int] = {}  # bytes of those storages
 
     def follow(self, inputs: Sequence[torch.Tensor], out: Any) -> None:
@@ -195,4 +198,4 @@ class _Footprint:
 
 def _storage(tensor: torch.Tensor) -> int:
     """Return what names the memory of a tensor as long as the memory lives."""
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)

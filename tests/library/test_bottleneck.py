@@ -15,7 +15,7 @@ from boundby.disturbance import Conditions
 from boundby.roofline import Interval
 from boundby.stats import estimate
 from boundby.timer import Timer
-from boundby.verdict import Gain, Intervention, Verdict
+from boundby.verdict import Doubt, Fix, Gain, Trial, Verdict
 from boundby.work import count
 from tests.fakes import FakeClock
 
@@ -144,7 +144,7 @@ def test_operators_that_take_no_longer_than_to_issue_them_are_bound_by_launch(cl
 
     found = judged(clock, {"aten::add": 2.0**-10}, many, machine(dispatch_s=2.0**-11))
     assert (found.bound, found.share_of_limit) == ("launch", 1.0)
-    fused = next(gain for gain in found.gains if gain.fix.startswith("fuse operators"))
+    fused = next(gain for gain in found.gains if gain.fix == Fix("fuse_operators"))
     assert fused.at_most == pytest.approx(128)  # from 64 slow operators to the least time of one
 
 
@@ -167,7 +167,7 @@ def test_an_input_as_slow_as_the_forward_is_the_bound(clock: FakeClock, input_s:
         make_input=lambda: clock.advance(input_s),
     )
     assert found.bound == bound
-    ahead = next(gain for gain in found.gains if gain.fix.startswith("prepare the input ahead"))
+    ahead = next(gain for gain in found.gains if gain.fix == Fix("overlap_input"))
     assert ahead.at_most == pytest.approx((FORWARD_S + input_s) / FORWARD_S)
 
 
@@ -233,7 +233,7 @@ def test_what_else_used_the_machine_is_a_doubt_and_lowers_the_confidence(
         watch=FakeWatch(others),
     )
     assert found.confidence == confidence
-    assert found.doubts == (("disturbed: other processes used 1.0 of 2 cores",) if others else ())
+    assert found.doubts == ((Doubt("disturbed", "other processes used 1.0 of 2 cores"),) if others else ())
 
 
 def test_times_on_both_sides_of_an_edge_leave_the_bound_open(clock: FakeClock) -> None:
@@ -254,7 +254,7 @@ def test_a_dtype_without_ceilings_is_inconclusive(clock: FakeClock) -> None:
     with OperatorsTake(clock, {"aten::mm": FORWARD_S}):
         found = bottleneck(product, machine(), "float16", timer=Timer(clock), watch=FakeWatch())  # type: ignore[arg-type]
     assert (found.bound, found.share_of_limit) == ("inconclusive", None)
-    assert found.doubts == ("the ceilings of this machine in float16 were not measured",)
+    assert [doubt.kind for doubt in found.doubts] == ["ceilings"]
 
 
 def test_work_that_cannot_be_counted_is_refused(clock: FakeClock) -> None:
@@ -263,14 +263,15 @@ def test_work_that_cannot_be_counted_is_refused(clock: FakeClock) -> None:
 
 
 def test_fixes_of_the_caller_stand_among_the_gains(clock: FakeClock) -> None:
+    own = Fix("other", {"words": "use half the layers"})
     found = judged(
         clock,
         {"aten::mm": FORWARD_S},
         product,
         machine(flops_per_s=PRODUCT_FLOPS / (0.8 * FORWARD_S)),
-        fixes=[Gain("use half the layers", 2.0, "arithmetic")],
+        gains=[Gain(own, 2.0, "arithmetic")],
     )
-    assert [gain.fix for gain in found.gains] == ["use half the layers", "better kernels for these shapes"]
+    assert [gain.fix for gain in found.gains] == [own, Fix("better_kernels")]
 
 
 # On a device
@@ -330,9 +331,9 @@ def test_a_device_is_held_against_its_own_time_and_a_graph(
     bound: str,
     confirmation: str,
 ) -> None:
-    def replayed(work: Callable[[], object], timer: Timer) -> Intervention | None:
+    def replayed(work: Callable[[], object], timer: Timer) -> Trial | None:
         predicted: Any = {"launch": (1.15, 100.0), "compute": (0.87, 1.15)}
-        return ratio and Intervention("replayed", Interval.exact(ratio), predicted)
+        return ratio and Trial(Fix("issue_at_once"), Interval.exact(ratio), predicted)
 
     def work() -> None:
         product()

@@ -8,9 +8,7 @@ import csv
 import importlib
 import importlib.util
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -317,21 +315,3 @@ def test_a_callback_can_serve_two_fits(tmp_path: Path) -> None:
 )
 def test_the_folder_is_named_after_the_model(module: Any, name: str) -> None:
     assert folder_name(module) == name
-
-
-@pytest.mark.timeout(600)  # two processes that import Lightning
-def test_two_ranks_write_files_of_their_own(tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "ignore", str(Path(fits.__file__)), LIGHTNING, str(tmp_path)]
-    root = Path(fits.__file__).resolve().parents[1]
-    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
-    ran = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert ran.returncode == 0, ran.stderr
-    for rank in (0, 1):
-        times = read_stage_times(tmp_path, rank)
-        assert (times.rank, times.world_size, times.last_step) == (rank, 2, 5)
-        assert "communication" in {each.name for each in times.stages}
-        for name in ("manifest.json", "op_stats.csv", "trace.json", "profiler_summary.json"):
-            assert (tmp_path / f"rank{rank}_{name}").stat().st_size > 100
-    names = sorted(path.name.split(".")[0] for path in (tmp_path / "traces" / "Tiny").iterdir())
-    assert names == ["rank0", "rank0_chrome_trace", "rank1", "rank1_chrome_trace"]
-    assert ran.stdout.count("whole step") == 1  # said by the first alone

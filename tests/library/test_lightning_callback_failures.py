@@ -19,7 +19,6 @@ from torch.utils.data import DataLoader
 
 from boundby.capture import exclusion
 from boundby.integrations import lightning as callback_module
-from boundby.integrations import lightning_report
 from boundby.integrations.lightning import ProfilerCallback
 from boundby.patches import Patches
 from boundby.trace import read_trace
@@ -153,7 +152,7 @@ def test_a_start_that_fails_is_said_and_the_fit_goes_on(
 def test_a_verdict_that_fails_leaves_table_and_files(
     tmp_path: Path, bare: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lightning_report, "judge_training", raising)
+    monkeypatch.setattr(callback_module, "judge_training", raising)
     fit = profiled(tmp_path)
     assert fit.module.losses == bare
     assert "whole step" in fit.said[0] and "no space left" in fit.said[1]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from boundby.trace import analyze, read_trace
-from boundby.trace.lanes import Lanes
+from boundby.trace.intervals import Lanes
 from tests.trace_truth.large import launching_threads
 from tests.traces import analysis_of, call, event, work
 

@@ -9,8 +9,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from boundby.trace.memory import MemoryOwner, MemoryTimeline, MemoryUse
-from boundby.trace.memory_page import HEIGHT, WIDTH, memory_page
+from boundby.trace.memory import HEIGHT, WIDTH, MemoryOwner, MemoryTimeline, MemoryUse, memory_page
 
 HOST = MemoryUse(
     device=None,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from boundby.trace import analyze, read_trace
-from boundby.trace.nsight_compute import KernelLaunch, function_name, ncu_command, slowest_launch
+from boundby.trace.kernels import KernelLaunch, function_name, ncu_command, slowest_launch
 from tests.traces import GPU_TRACES, call, event, step, work, write
 
 GEMM = "void cutlass::Kernel<cutlass_80_gemm>(cutlass_80_gemm::Params)"

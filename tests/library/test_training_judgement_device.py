@@ -3,13 +3,13 @@
 python -m pytest tests/library/test_training_judgement_device.py
 """
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from boundby.training import StageTimer, TimerOptions, judge_training
-from boundby.verdict import Gain, Verdict
-from tests.judged_runs import HEALTHY, Clock, Stream, gain_of, judged, run, trace
+from boundby.verdict import Fix, Gain, Verdict
+from tests.fakes import FakeNanoseconds
+from tests.judged_runs import HEALTHY, Stream, gain_of, judged, run, trace
 
 DEVICE = {"data": 0.0, "forward": 0.01, "backward": 0.02, "optimizer": 0.002}
 AHEAD = {"data": 0.001, "forward": 0.002, "backward": 0.003, "optimizer": 0.001, "logging": 0.025}  # it waits there
@@ -39,11 +39,11 @@ def test_gaps_of_the_device_between_stages_are_in_no_stage() -> None:
     found = judged(AHEAD, device={**DEVICE, "between": 0.008})
     shares = {each.name: each.share for each in found.stages}
     assert shares["(in no stage)"] == pytest.approx(0.2, rel=0.03)  # before the first stage nothing is marked
-    assert any("in no known stage" in doubt for doubt in found.doubts)
+    assert any("in no known stage" in doubt.text for doubt in found.doubts)
 
 
 def test_nested_stages_on_a_device_are_not_counted_twice() -> None:
-    clock, stream = Clock(), Stream()
+    clock, stream = FakeNanoseconds(), Stream()
     timer = StageTimer(clock=clock, marks=stream, options=TimerOptions(device="cuda:0"))
     timer.start()
     for _ in range(30):
@@ -67,7 +67,7 @@ def test_a_device_without_times_is_a_doubt() -> None:
     times = replace(run(HEALTHY), device="cuda:0")
     found = judge_training([times])
     assert not found.on_device and found.confidence == "low"
-    assert any(doubt.startswith("device: the times of cuda:0 are not known") for doubt in found.doubts)
+    assert any(str(doubt).startswith("device: the times of cuda:0 are not known") for doubt in found.doubts)
 
 
 @pytest.mark.parametrize(
@@ -88,9 +88,9 @@ def test_a_trace_tells_the_kind_of_work_or_disagrees(
     found = judged(HEALTHY, saw=said)
     assert (found.bound, found.alternatives, found.trace_agrees) == (bound, alternatives, agrees)
     assert found.confidence == ("low" if agrees is False else "medium")  # the kind of work is never measured here
-    assert any(each.startswith(f"trace: it says {said.bound}, the stages say compute") for each in found.doubts) == (
-        agrees is False
-    )
+    assert any(
+        str(each).startswith(f"trace: it says {said.bound}, the stages say compute") for each in found.doubts
+    ) == (agrees is False)
     assert found.trace_bound == said.bound
 
 
@@ -109,12 +109,12 @@ def test_a_trace_is_named_where_the_stages_say_nothing() -> None:
 
 
 def test_the_gains_inside_the_work_are_the_trace_s() -> None:
-    fuse = Gain("launch less", 1.8, "launch takes 4 of 9 ms", relieves=("launch",))
-    ahead = Gain("prepare the input ahead (of the trace)", 1.5, "input", relieves=("input",))
+    fuse = Gain(Fix("launch_less"), 1.8, "launch takes 4 of 9 ms")
+    ahead = Gain(Fix("load_ahead"), 1.5, "input")
     found = judged(HEALTHY, saw=trace("launch", gains=(fuse, ahead)))
-    assert found.gains[0].fix == "launch less" and found.gains[0].basis.endswith("in steps that recording slows down")
-    assert not any(each.fix == ahead.fix for each in found.gains)
-    assert not any(each.fix == "launch less" for each in judged(HEALTHY, saw=trace("input", gains=(fuse,))).gains)
+    assert found.gains[0].fix == fuse.fix and found.gains[0].basis.endswith("in steps that recording slows down")
+    assert [each.basis for each in found.gains if each.fix == ahead.fix] == ["data takes 2.9 % of the time"]
+    assert not any(each.fix == fuse.fix for each in judged(HEALTHY, saw=trace("input", gains=(fuse,))).gains)
 
 
 def sizes(step: int) -> dict[str, float]:

@@ -3,11 +3,11 @@
 python -m pytest tests/library/test_training_judgement_ranks.py
 """
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from boundby.training import StageTimes, judge_training
+from boundby.verdict import Doubt
 from tests.judged_runs import gain_of, run
 
 
@@ -75,7 +75,10 @@ def test_equal_processes_are_judged_together() -> None:
 def test_missing_and_short_processes_are_named() -> None:
     whole, short = run(FAST, rank=0, world_size=4), run(FAST, 2, rank=3, world_size=4)
     found = judge_training([whole, short])
-    assert found.doubts == ("ranks: nothing is known of 1, 2 of 4", "ranks: too few steps are known of 3")
+    assert [str(doubt) for doubt in found.doubts] == [
+        "ranks: nothing is known of 1, 2 of 4",
+        "ranks: too few steps are known of 3",
+    ]
     assert (found.bound, found.rank) == ("compute", 0)
 
 
@@ -85,7 +88,7 @@ def test_processes_without_common_steps_are_not_mixed_up() -> None:
     later["step"] += 1000
     found = judge_training([early, replace(late, occurrences=later)])
     assert (found.rank, found.bound) == (0, "compute")
-    assert "ranks: no steps are known that all of them have; those of one are judged" in found.doubts
+    assert Doubt("ranks", "no steps are known that all of them have; those of one are judged") in found.doubts
 
 
 def test_nothing_to_judge_is_an_error() -> None:

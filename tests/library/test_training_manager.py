@@ -3,6 +3,7 @@
 python -m pytest tests/library/test_training_manager.py
 """
 
+import atexit
 import csv
 import errno
 import gc
@@ -18,13 +19,12 @@ from torch.autograd import profiler as autograd_profiler
 
 from boundby import files
 from boundby.capture import CaptureOptions, Naming, Recorder, Schedule
-from boundby.capture.recorder import Cycles
+from boundby.capture.engine import Engine
 from boundby.trace import OPERATOR_COLUMNS, read_trace
-from boundby.training import ManagerOptions, ProfilerManager, StageTimer, TimerOptions, read_stage_times, readings
-from boundby.training.cuda import CudaMarks
-from boundby.training.loop import Loop
-from boundby.training.readings import Readings
-from boundby.training.ring import DISTURBED
+from boundby.training import ManagerOptions, ProfilerManager, StageTimer, TimerOptions, read_stage_times
+from boundby.training.manager import Readings
+from boundby.training.recorder import CudaMarks, StageRecorder
+from boundby.training.records import DISTURBED
 
 CPU = torch.device("cpu")
 STEPS = 8
@@ -35,6 +35,12 @@ FILES = ["manifest.json", "op_stats.csv", "profiler_summary.json", "stage_log.js
 def no_profiler_outlives_a_test() -> Iterator[None]:
     yield
     assert not autograd_profiler._is_profiler_enabled
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_is_left_open() -> Iterator[None]:
+    """Let a file or a thread that a run left open be an error here; once, since it takes a second."""
+    yield
     gc.collect()
 
 
@@ -105,18 +111,21 @@ def test_the_losses_are_the_same_and_every_file_is_there(tmp_path: Path, bare: l
     assert said == []
 
 
-def test_steps_with_the_profiler_at_work_stay_out_of_the_summaries_be_it_in_warmup(tmp_path: Path) -> None:
-    with manager_in(tmp_path) as manager:
+@pytest.mark.parametrize(
+    ("schedule", "disturbed"),
+    [
+        pytest.param(Schedule(1, 1, 2), [1, 2, 3], id="be it in warm-up"),
+        pytest.param(Schedule(0, 1, 1), [0, 1], id="from the first step on"),
+    ],
+)
+def test_steps_with_the_profiler_at_work_stay_out_of_the_summaries(
+    tmp_path: Path, schedule: Schedule, disturbed: list[int]
+) -> None:
+    with manager_in(tmp_path, schedule=schedule) as manager:
         train(manager)
-    steps = read_stage_times(tmp_path).rows_of("step", "step")
-    assert steps["flags"].tolist() == [0, DISTURBED, DISTURBED, DISTURBED, 0, 0, 0, 0]
-    assert summary_in(tmp_path)["step_s"]["n"] == STEPS - 3
-
-
-def test_a_recording_that_begins_with_the_run_disturbs_its_first_step(tmp_path: Path) -> None:
-    with manager_in(tmp_path, schedule=Schedule(0, 1, 1)) as manager:
-        train(manager)
-    assert read_stage_times(tmp_path).rows_of("step", "step")["flags"].tolist() == [DISTURBED] * 2 + [0] * (STEPS - 2)
+    flags = read_stage_times(tmp_path).rows_of("step", "step")["flags"].tolist()
+    assert flags == [DISTURBED if step in disturbed else 0 for step in range(STEPS)]
+    assert summary_in(tmp_path)["step_s"]["n"] == STEPS - len(disturbed)
 
 
 @pytest.mark.parametrize(
@@ -260,15 +269,15 @@ def full(*_: object, **__: object) -> None:
         (torch.profiler.profile, "step", raising, "trace"),
         (torch.profiler.profile, "stop", raising, "trace"),
         (torch.profiler.profile, "export_chrome_trace", raising, "trace"),
-        (Cycles, "open_if_due", raising, "recorder"),
+        (Engine, "open", raising, "recorder"),
         (Recorder, "__init__", raising, "profiler"),
-        (Loop, "begin", raising, "stage times"),
-        (Loop, "end", raising, "stage times"),
-        (Loop, "end_step", raising, "stage times"),
-        (Loop, "settle", raising, "stage times"),
-        (Loop, "restart_step", raising, "stage times"),
-        (Loop, "disturb", raising, "stage times"),
-        (Loop, "__init__", raising, "stage times"),
+        (StageRecorder, "begin", raising, "stage times"),
+        (StageRecorder, "end", raising, "stage times"),
+        (StageRecorder, "end_step", raising, "stage times"),
+        (StageRecorder, "settle", raising, "stage times"),
+        (StageRecorder, "restart_step", raising, "stage times"),
+        (StageRecorder, "disturb", raising, "stage times"),
+        (StageRecorder, "__init__", raising, "stage times"),
         (files, "append_json_line", full, "log of stage times"),
         (files, "write_bytes", full, "stage_times.json"),
         (files, "write_csv", full, "op_stats.csv"),
@@ -287,7 +296,7 @@ def test_whatever_fails_the_training_goes_on_and_the_rest_is_written(
     if owner is not files or name in ("append_json_line", "write_csv"):
         summary = summary_in(tmp_path)
         assert what in [each["what"] for each in summary["given_up"]]
-    if owner is not Loop:
+    if owner is not StageRecorder:
         assert manager.snapshot().stage("forward").host_s.n
     assert len([text for text in said if text.startswith(f"{what}: ")]) == 1
 
@@ -300,14 +309,6 @@ def test_a_folder_that_is_removed_during_the_run_is_filled_again(tmp_path: Path,
         folder.rmdir()
         assert train(manager) == bare
     assert sorted(path.name for path in folder.iterdir()) == FILES
-
-
-def test_a_run_is_resumed_at_its_step(tmp_path: Path) -> None:
-    manager = manager_in(tmp_path)
-    manager.start(first_step=1000)
-    train(manager)
-    manager.stop()
-    assert read_stage_times(tmp_path).last_step == 1000 + STEPS - 1
 
 
 def test_stop_and_start_may_be_called_again(tmp_path: Path) -> None:
@@ -331,16 +332,14 @@ def test_the_options_of_the_recording_reach_it(tmp_path: Path) -> None:
     assert Naming() == Naming(manager.snapshot().rank, manager.snapshot().world_size)
 
 
-def test_a_run_that_nobody_stopped_is_complete_at_exit(tmp_path: Path) -> None:
-    code = (
-        "import torch; from boundby.capture import Schedule; from boundby.training import ProfilerManager\n"
-        f"manager = ProfilerManager({str(tmp_path)!r}, device=torch.device('cpu'), schedule=Schedule(1, 1, 2))\n"
-        "manager.start()\n"
-        "for _ in range(6):\n"
-        "    with manager.stage('forward'): torch.ones(4) + 1\n"
-        "    manager.step()\n"
-    )
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+def test_a_run_that_nobody_stopped_is_complete_at_exit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_exit: list = []
+    monkeypatch.setattr(atexit, "register", at_exit.append)
+    manager = manager_in(tmp_path)
+    manager.start()
+    train(manager)
+    for function in reversed(at_exit):
+        function()
     assert sorted(path.name for path in tmp_path.iterdir()) == FILES
     assert summary_in(tmp_path)["error"] == "RuntimeError: the program ended without stopping its profiler"
 
@@ -410,7 +409,7 @@ def test_the_machine_is_read_once_a_second_between_two_steps():
 
 
 def test_memory_and_load_are_metrics_of_the_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(readings, "INTERVAL_S", float("inf"))  # however long the two steps take
+    monkeypatch.setattr("boundby.training.manager.INTERVAL_S", float("inf"))  # however long the two steps take
     with ProfilerManager(tmp_path, device=CPU, options=ManagerOptions(trace=False)) as manager:
         manager.step()
         manager.step()

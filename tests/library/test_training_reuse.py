@@ -16,8 +16,7 @@ from boundby import files
 from boundby.capture import CaptureOptions, Schedule
 from boundby.capture.export import Exported
 from boundby.training import ManagerOptions, ProfilerManager, StageTimer, TimerOptions
-from boundby.training.earlier import remove_earlier
-from boundby.training.results import RunFiles
+from boundby.training.results import RunFiles, remove_earlier
 
 CPU = torch.device("cpu")
 STAGES = ["manifest.json", "profiler_summary.json", "stage_log.jsonl", "stage_times.json"]

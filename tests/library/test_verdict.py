@@ -1,18 +1,13 @@
 """Verdicts on forwards whose limit is known by construction; every figure by hand."""
 
+import json
 from dataclasses import replace
 
 import pytest
 
+from boundby.judgement import Times, confirm, judge, precision_gain
 from boundby.roofline import Interval, Limits, OperatorLoad, attribute, fixed_cost
-from boundby.verdict import (
-    Gain,
-    Intervention,
-    Times,
-    confirm,
-    judge,
-    precision_gain,
-)
+from boundby.verdict import Doubt, Fix, Gain, Trial, Verdict
 
 MIB = 2**20
 # 100 GFLOP/s; 100 GB/s in 1 MiB, 10 GB/s beyond; 2 us to issue an operator; 1 GB/s into new memory
@@ -87,7 +82,7 @@ def test_large_results_go_to_new_memory_page_by_page(new_mib: int, seconds: floa
 def test_making_the_input_longer_than_the_forward_is_bound_by_input() -> None:
     found = judge(times(10.0, input_s=0.03), [PRODUCT], LIMITS)
     assert (found.bound, found.share_of_limit) == ("input", 0.75)
-    assert found.gains[0].fix.startswith("prepare the input ahead")
+    assert found.gains[0].fix == Fix("overlap_input")
     assert found.gains[0].at_most == pytest.approx(40 / 30)
     assert judge(times(10.1, input_s=0.01), [PRODUCT], LIMITS).bound == "compute"
 
@@ -110,7 +105,7 @@ def test_a_device_that_waits_for_the_host_is_bound_by_launch(isolated_ms: float,
     on_gpu = times(isolated_ms, device_s=Interval.exact(0.0105), enqueue_s=enqueue_ms / 1e3 * 1.05)
     found = judge(on_gpu, [PRODUCT], LIMITS, on_host=False)
     assert found.bound == bound
-    graph = next(gain for gain in found.gains if "CUDA graphs" in gain.fix)
+    graph = next(gain for gain in found.gains if gain.fix.kind == "issue_at_once")
     assert graph.at_most == pytest.approx(isolated_ms / 10.5)
 
 
@@ -138,7 +133,7 @@ def test_large_new_results_keep_their_limit_at_the_ends_of_the_intervals() -> No
 def test_a_share_above_one_is_a_doubt_not_a_triumph() -> None:
     found = judge(times(8.0), [PRODUCT], LIMITS)
     assert found.share_of_limit == pytest.approx(1.25)
-    assert [doubt.partition(":")[0] for doubt in found.doubts] == ["share"]
+    assert [doubt.kind for doubt in found.doubts] == ["share"]
     assert found.confidence != "high"
 
 
@@ -148,68 +143,67 @@ def test_without_limits_or_work_the_verdict_is_inconclusive_with_the_reason(miss
         times(10.0),
         [] if missing == "operators" else [PRODUCT],
         None if missing == "limits" else LIMITS,
-        reason="float16 was not measured",
+        unknown=Doubt("ceilings", "float16 was not measured"),
     )
     assert (found.bound, found.confidence, found.share_of_limit) == ("inconclusive", "low", None)
-    assert "float16 was not measured" in found.doubts
+    assert found.doubts == (Doubt("ceilings", "float16 was not measured"),)
 
 
-HALVED = Intervention(
-    "1 thread instead of 2", Interval(0.5, 0.45, 0.55), {"compute": (0.4, 0.68), "launch": (0.8, 1.6)}
+HALVED = Trial(
+    Fix("threads", {"threads": 1, "instead_of": 2}),
+    Interval(0.5, 0.45, 0.55),
+    {"compute": (0.4, 0.68), "launch": (0.8, 1.6)},
 )
 
 
 def test_an_intervention_confirms_where_all_of_its_interval_is_predicted() -> None:
-    found = judge(times(12.5), [PRODUCT], LIMITS, interventions=[HALVED])
+    found = judge(times(12.5), [PRODUCT], LIMITS, trials=[HALVED])
     assert (found.confirmation, found.confidence) == ("confirmed", "high")
 
 
 def test_an_intervention_contradicts_where_none_of_its_interval_is_predicted() -> None:
     no_effect = replace(HALVED, ratio=Interval(1.0, 0.95, 1.05))
-    found = judge(times(12.5), [PRODUCT], LIMITS, interventions=[no_effect])
+    found = judge(times(12.5), [PRODUCT], LIMITS, trials=[no_effect])
     assert (found.confirmation, found.confidence) == ("contradicted", "low")
-    assert any(doubt.startswith("contradicted:") for doubt in found.doubts)
-    also = judge(times(12.5), [PRODUCT], LIMITS, interventions=[HALVED, no_effect])
+    assert "contradicted" in [doubt.kind for doubt in found.doubts]
+    also = judge(times(12.5), [PRODUCT], LIMITS, trials=[HALVED, no_effect])
     assert also.confirmation == "contradicted"  # one that speaks against it outweighs one that speaks for it
 
 
 @pytest.mark.parametrize("ratio", [Interval(0.6, 0.5, 0.8), Interval(0.4, 0.3, 0.5)])
 def test_an_uncertain_intervention_decides_nothing(ratio: Interval) -> None:
-    confirmation, [line] = confirm("compute", [replace(HALVED, ratio=ratio)])
-    assert confirmation == "untested"
-    assert "too uncertain" in line
+    uncertain = replace(HALVED, ratio=ratio)
+    assert (uncertain.outcome("compute"), confirm("compute", [uncertain])) == ("too uncertain", "untested")
 
 
 def test_an_intervention_that_predicts_nothing_for_this_bound_decides_nothing() -> None:
-    assert confirm("memory", [HALVED])[0] == "untested"
+    assert (HALVED.outcome("memory"), confirm("memory", [HALVED])) == ("silent", "untested")
 
 
 def test_doubts_of_the_measurement_lower_the_confidence() -> None:
-    assert judge(times(12.5), [PRODUCT], LIMITS, interventions=[HALVED], doubts=["noisy: x"]).confidence == "medium"
+    assert judge(times(12.5), [PRODUCT], LIMITS, trials=[HALVED], doubts=[Doubt("noisy", "x")]).confidence == "medium"
     assert judge(times(12.5), [PRODUCT], LIMITS).confidence == "medium"
-    assert judge(times(12.5), [PRODUCT], LIMITS, doubts=["noisy: x"]).confidence == "low"
+    assert judge(times(12.5), [PRODUCT], LIMITS, doubts=[Doubt("noisy", "x")]).confidence == "low"
 
 
 def test_gains_stand_in_order_and_only_those_that_relieve_the_bound() -> None:
-    padding = Gain("remove padding", 2.4, "58 % of the FLOPs are of padding", relieves=("compute", "memory"))
-    batch = Gain("use batch size 8", 1.5, "measured")
-    nothing = Gain("something", 1.01, "too little to name")
-    of_compute = judge(times(12.5), [PRODUCT], LIMITS, fixes=[batch, padding, nothing])
-    assert [gain.fix for gain in of_compute.gains] == [
-        "remove padding",
-        "use batch size 8",
-        "better kernels for these shapes",
-    ]
+    padding = Gain(Fix("remove_padding"), 2.4, "58 % of the FLOPs are of padding")
+    batch = Gain(Fix("batch_size", {"batch_size": 8}), 1.5, "measured")
+    nothing = Gain(Fix("other", {"words": "something"}), 1.01, "too little to name")
+    of_compute = judge(times(12.5), [PRODUCT], LIMITS, gains=[batch, padding, nothing])
+    assert [gain.fix.kind for gain in of_compute.gains] == ["remove_padding", "batch_size", "better_kernels"]
     assert of_compute.gains[-1].at_most == pytest.approx(1.25)
-    of_input = judge(times(10.0, input_s=0.03), [PRODUCT], LIMITS, fixes=[batch, padding, nothing])
-    assert "remove padding" not in [gain.fix for gain in of_input.gains]
+    of_input = judge(times(10.0, input_s=0.03), [PRODUCT], LIMITS, gains=[batch, padding, nothing])
+    assert "remove_padding" not in [gain.fix.kind for gain in of_input.gains]
 
 
 def test_another_precision_gains_by_amdahls_law() -> None:
     # three quarters of the operators' time is compute, which gets twice as fast; the rest is bytes, which halve
     found = attribute([timed(PRODUCT, 30.0), timed(ADDITION, 10.0)], LIMITS, 1e6, 0.04, on_host=True)
-    assert precision_gain("run in bfloat16", found, 2.0, 2.0).at_most == pytest.approx(2.0)
-    assert precision_gain("medium", found, 3.0, 1.0).at_most == pytest.approx(1 / (0.75 / 3 + 0.25))
+    assert precision_gain(Fix("dtype", {"dtype": "bfloat16"}), found, 2.0, 2.0).at_most == pytest.approx(2.0)
+    assert precision_gain(Fix("matmul_precision", {"precision": "medium"}), found, 3.0, 1.0).at_most == pytest.approx(
+        1 / (0.75 / 3 + 0.25)
+    )
 
 
 def test_the_fixed_cost_is_the_intercept_of_the_line() -> None:
@@ -224,12 +218,29 @@ def test_the_evidence_tells_the_figures() -> None:
     assert "the limits need 80 % of the time: compute 80 %, memory 0 %, launch 0 %" in lines
 
 
+ON_GPU = times(14.0, device_s=Interval.exact(0.0105), enqueue_s=0.001)
+
+
+@pytest.mark.parametrize(
+    ("found", "line"),
+    [
+        (judge(times(12.5), [PRODUCT], LIMITS), "operator by operator the limits need 80 %"),
+        (judge(times(10.0, input_s=0.03), [PRODUCT], LIMITS), "making the input takes 30.00 ms"),
+        (judge(times(40.0), [timed(PRODUCT, 10.0)], LIMITS), "of the measured time 75 % is small operators"),
+        (judge(ON_GPU, [PRODUCT], LIMITS, on_host=False), "the device computes for 10.50 of 14.00 ms"),
+    ],
+)
+def test_beside_the_rate_stands_the_evidence_that_tells_most_about_the_bound(found: Verdict, line: str) -> None:
+    assert found.telling[0] == found.evidence[0]
+    assert found.telling[1].startswith(line) and found.telling[1] in found.evidence
+
+
 def test_a_test_that_cannot_tell_two_bounds_apart_confirms_neither() -> None:
     both = replace(HALVED, predicted={"compute": (0.4, 0.63), "memory": (0.4, 0.63), "launch": (0.7, 1.15)})
     for bound in ("compute", "memory"):
-        confirmation, [line] = confirm(bound, [both])
-        assert confirmation == "untested" and "as predicted, and so it would be for" in line
-    assert confirm("launch", [both])[0] == "contradicted"
+        assert (both.outcome(bound), confirm(bound, [both])) == ("ambiguous", "untested")
+    assert both.rivals("compute") == ("memory",)
+    assert confirm("launch", [both]) == "contradicted"
 
 
 def test_device_and_isolated_time_move_apart_at_the_ends() -> None:
@@ -240,7 +251,37 @@ def test_device_and_isolated_time_move_apart_at_the_ends() -> None:
 
 
 def test_gains_of_every_bound_that_it_may_be_are_named() -> None:
-    padding = Gain("remove padding", 2.4, "58 % of the FLOPs are of padding", relieves=("compute",))
+    padding = Gain(Fix("remove_padding"), 2.4, "58 % of the FLOPs are of padding")
     apart = Times(Interval(0.0133, 0.0120, 0.0145), device_s=Interval(0.010, 0.010, 0.010), enqueue_s=0.001)
-    found = judge(apart, [replace(PRODUCT, flops=0.9e9)], LIMITS, on_host=False, fixes=[padding])
-    assert found.bound == "mixed" and "remove padding" in [gain.fix for gain in found.gains]
+    found = judge(apart, [replace(PRODUCT, flops=0.9e9)], LIMITS, on_host=False, gains=[padding])
+    assert found.bound == "mixed" and "remove_padding" in [gain.fix.kind for gain in found.gains]
+
+
+def test_what_was_tried_stands_beside_what_was_thought() -> None:
+    medium = Fix("matmul_precision", {"precision": "medium"})
+    tried = Trial(medium, Interval(0.6, 0.5, 0.7), {"compute": (1.4, 2.4)})
+    gains = [Gain(medium, 1.9, "the ratio of the ceilings"), Gain(Fix("remove_padding"), 2.4, "padding")]
+    found = judge(times(12.5), [PRODUCT], LIMITS, trials=[tried], gains=gains)
+    assert {gain.fix.kind: gain.measured for gain in found.gains} == {
+        "remove_padding": None,
+        "matmul_precision": Interval(0.6, 0.5, 0.7),
+        "better_kernels": None,
+    }
+
+
+def test_a_verdict_comes_back_from_plain_values_with_kinds_and_settings() -> None:
+    batch = Gain(Fix("batch_size", {"batch_size": 8}), 1.5, "measured", measured=Interval(1.5, 1.4, 1.6))
+    found = judge(times(12.5), [PRODUCT], LIMITS, gains=[batch], trials=[HALVED], doubts=[Doubt("noisy", "a: b")])
+    plain = found.as_dict()
+    assert (plain["doubts"], plain["doubt_kinds"]) == (["noisy: a: b"], ["noisy"])
+    assert (plain["gains"][0]["fix"], plain["gains"][0]["settings"]) == ("use batch size 8", {"batch_size": 8})
+    assert plain["trials"] == [
+        {"trial": "1 of 2 threads", "kind": "threads", "settings": HALVED.fix.settings, "value": 0.5}
+        | {"low": 0.45, "high": 0.55}
+    ]
+    assert Verdict.from_dict(json.loads(json.dumps(plain))) == replace(found, trials=())
+
+
+def test_a_fix_of_no_known_kind_is_refused() -> None:
+    with pytest.raises(ValueError, match="no kind of fix"):
+        Fix("magic")

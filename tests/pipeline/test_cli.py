@@ -10,7 +10,7 @@ import pytest
 from filelock import FileLock
 
 from boundby import files
-from utils import cli
+from utils import artifacts, cli, steps
 from utils.errors import EnvironmentLacksError, InputError
 
 SETTINGS = """\
@@ -195,13 +195,13 @@ def test_resume_notices_damage(workplace, capsys, damage):
 
 
 def test_resume_runs_again_when_the_data_changed(workplace, capsys):
-    receipt = workplace / "val_df.receipt.json"
-    flag = f"dataset.local_path={workplace / 'val_df.csv'}"
-    files.write_json(receipt, {"dataset": {"sha256": "a"}, "model": {"fingerprint": "m"}, "source": {}})
-    run(workplace, measure, flag)
-    files.write_json(receipt, {"dataset": {"sha256": "b"}, "model": {"fingerprint": "m"}, "source": {}})
-    run(workplace, measure, flag, "--resume")
-    assert "inputs.dataset changed: a -> b" in capsys.readouterr().err
+    dataset = workplace / "val_df.csv"
+    dataset.write_text("a")
+    run(workplace, measure, f"dataset.local_path={dataset}")
+    before = files.sha256(dataset)
+    dataset.write_text("b")
+    run(workplace, measure, f"dataset.local_path={dataset}", "--resume")
+    assert f"inputs.dataset changed: {before[:57]}... -> {files.sha256(dataset)[:57]}..." in capsys.readouterr().err
 
 
 def test_resume_continues_an_interrupted_step_with_equal_settings(workplace, capsys):
@@ -338,37 +338,28 @@ def test_control_characters_do_not_reach_the_terminal(workplace, capsys):
     assert "\x1b" not in capsys.readouterr().out
 
 
-def test_code_hash_changes_with_a_module_that_the_script_reaches(workplace, monkeypatch, tmp_path):
-    from utils import receipts
+@pytest.mark.parametrize(
+    "changed", ["scripts/02_step.py", "utils/deep/two.py", "boundby/table.toml", "utils/page.html.j2", "utils/new.py"]
+)
+def test_code_hash_is_that_of_the_script_and_of_both_packages_whole(tmp_path, changed):
+    for name in ("scripts/02_step.py", "utils/deep/two.py", "boundby/table.toml", "utils/page.html.j2"):
+        files.write_text(tmp_path / name, "before")
+    first = steps.code_hash(tmp_path, "02_step.py")
+    files.write_text(tmp_path / "scripts" / "03_other.py", "of another step")
+    files.write_text(tmp_path / "utils" / "__pycache__" / "two.pyc", "made by Python")
+    steps.code_hash.cache_clear()
+    assert steps.code_hash(tmp_path, "02_step.py") == first
+    files.write_text(tmp_path / changed, "after")
+    steps.code_hash.cache_clear()
+    assert steps.code_hash(tmp_path, "02_step.py") != first
 
-    root = tmp_path / "checkout"
-    (root / "scripts").mkdir(parents=True)
-    (root / "utils" / "deep").mkdir(parents=True)
-    (root / "scripts" / "02_baseline_inference.py").write_text(
-        "def main():\n    from utils import (\n        one,\n    )\n"
-    )
-    (root / "utils" / "one.py").write_text("import utils.deep.two\nfrom utils import package\n")
-    (root / "utils" / "package").mkdir()
-    (root / "utils" / "package" / "__init__.py").write_text("x = 1\n")
-    (root / "utils" / "deep" / "two.py").write_text("x = 1\n")
-    (root / "utils" / "unrelated.py").write_text("x = 1\n")
-    monkeypatch.setattr(receipts, "ROOT", root)
-    spec = receipts.STEPS["02"]
-    first = receipts._code_hash(spec)
-    (root / "utils" / "unrelated.py").write_text("x = 2\n")
-    receipts._source.cache_clear()
-    assert receipts._code_hash(spec) == first
-    (root / "utils" / "deep" / "two.py").write_text("x = 2\n")
-    receipts._source.cache_clear()
-    second = receipts._code_hash(spec)
-    assert second != first
-    (root / "utils" / "package" / "__init__.py").write_text("x = 2\n")
-    receipts._source.cache_clear()
-    third = receipts._code_hash(spec)
-    assert third != second
-    (root / "utils" / "package" / "page.html.j2").write_text("<p>{{ text }}</p>")  # which a module there may fill
-    receipts._source.cache_clear()
-    assert receipts._code_hash(spec) != third
+
+def test_outputs_and_inputs_of_the_table_are_artefacts(tmp_path):
+    layout = artifacts.Layout(*(tmp_path / name for name in ("results", "m.json", "m.csv", "data.csv")))
+    for number, step in steps.STEPS.items():
+        assert all(isinstance(path, Path) for path in steps.outputs(number, layout))
+        assert {name for name in step.inputs if name not in steps.READINGS} <= set(dir(layout))
+        assert set(step.outdates) <= set(steps.STEPS)
 
 
 def test_progress_without_a_terminal_is_plain_lines(capsys):

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from boundby import interventions
+from boundby import trials
 from boundby.ceilings import Ceilings, ComputeCeiling, MemoryCeiling
 from boundby.energy import EnergyMeter, EnergyUse
 from boundby.roofline import Interval
 from boundby.timer import Timer
-from boundby.verdict import REMOVE_PADDING, Intervention, Verdict
+from boundby.verdict import Doubt, Fix, Trial, Verdict
 from boundby.work import transformer_flops, transformer_shape
 from tests.fakes import FakeClock
 from utils import diagnosis, profiler
@@ -181,12 +181,12 @@ def _quiet_machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def fixes(verdict: Verdict) -> dict[str, float]:
-    return {gain.fix: gain.at_most for gain in verdict.gains}
+    return {str(gain.fix): gain.at_most for gain in verdict.gains}
 
 
 def tried(verdict: Verdict) -> list[str]:
     """Return the names of the interventions, which the evidence ends with."""
-    return [line.partition(": ")[0] for line in verdict.evidence if " times the speed [" in line]
+    return [trial.name for trial in verdict.trials]
 
 
 def raising(error: BaseException, from_rows: int = 5) -> Callable[[int, int], None]:
@@ -217,17 +217,17 @@ def test_flops_are_those_of_the_formula_with_padding_and_without() -> None:
     useful = sum(transformer_flops(shape, 1, length) for length in lengths) / 2
     assert finding.columns["flops_per_batch"] == executed
     assert finding.columns["useful_flops_pct"] == pytest.approx(100 * useful / executed, rel=1e-12)
-    assert fixes(finding.verdict)[REMOVE_PADDING] == pytest.approx(executed / useful, rel=1e-12)
-    assert not [doubt for doubt in finding.verdict.doubts if doubt.startswith("work:")]
+    assert fixes(finding.verdict)["remove padding"] == pytest.approx(executed / useful, rel=1e-12)
+    assert not [doubt for doubt in finding.verdict.doubts if doubt.kind == "work"]
 
 
 def test_flops_far_from_the_formula_are_a_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(EVEN).sweep(4)
     counted = bench.finding().columns["flops_per_batch"]
     monkeypatch.setattr("utils.diagnosis.transformer_shape", lambda model: "a shape that is known")
-    for factor, doubts in ((1.04, []), (2.0, ["work: the counted FLOPs are 0.50 times those of the formula"])):
+    for factor, doubts in ((1.04, []), (2.0, ["the counted FLOPs are 0.50 times those of the formula"])):
         monkeypatch.setattr("utils.diagnosis.transformer_flops", lambda *_, factor=factor: factor * counted)
-        found = [doubt[:59] for doubt in bench.finding().verdict.doubts if doubt.startswith("work:")]
+        found = [doubt.text[:53] for doubt in bench.finding().verdict.doubts if doubt.kind == "work"]
         assert found == doubts
 
 
@@ -248,7 +248,7 @@ def test_columns_follow_from_work_time_and_ceiling() -> None:
 def test_without_padding_there_is_none_to_remove() -> None:
     finding = Bench(EVEN).sweep(4).finding()
     assert finding.columns["useful_flops_pct"] == 100.0
-    assert REMOVE_PADDING not in fixes(finding.verdict)
+    assert "remove padding" not in fixes(finding.verdict)
 
 
 def test_every_measured_batch_size_has_a_finding_and_no_other() -> None:
@@ -264,12 +264,13 @@ def test_every_measured_batch_size_has_a_finding_and_no_other() -> None:
 
 def test_a_noisy_row_is_diagnosed_and_its_verdict_in_doubt() -> None:
     bench = Bench(EVEN).sweep(4)
-    doubts = [f"{kind}: so it was" for kind in (*DOUBTS_OF_A_VERDICT, "outliers", "memory")]
-    bench.rows[0] |= {"status": "noisy", "doubts": doubts}
+    doubts = [Doubt(kind, "so it was") for kind in (*DOUBTS_OF_A_VERDICT, "outliers", "memory")]
+    said = {"doubts": [str(doubt) for doubt in doubts], "doubt_kinds": [doubt.kind for doubt in doubts]}
+    bench.rows[0] |= {"status": "noisy", **said}
     finding = bench.finding()
     assert finding.verdict.doubts == tuple(doubts[:-2])  # outliers and memory say nothing about the time
     assert (finding.verdict.confirmation, finding.verdict.confidence) == ("untested", "low")
-    assert finding.fill(bench.rows[0])["doubts"] == doubts
+    assert finding.fill(bench.rows[0])["doubts"] == said["doubts"]
 
 
 # What cannot be known
@@ -285,7 +286,7 @@ def test_a_model_that_cannot_be_counted_is_inconclusive_and_its_row_stays() -> N
     measured = set(COLUMNS) - set(DIAGNOSED) - {"doubts"}
     assert {name: row[name] for name in measured} == {name: bench.rows[0][name] for name in measured}
     padded = fixes(bench.finding().verdict)
-    assert padded[REMOVE_PADDING] == pytest.approx(2.0)  # by tokens, where FLOPs are not known
+    assert padded["remove padding"] == pytest.approx(2.0)  # by tokens, where FLOPs are not known
     assert tried(bench.finding().verdict) == []
 
 
@@ -323,7 +324,7 @@ def test_useful_flops_that_no_parabola_gives_are_unknown_and_padding_is_told_by_
     row = bench.row()
     assert row["useful_flops_pct"] is None
     assert "no parabola" in row["reasons"]["useful_flops_pct"]
-    [gain] = [each for each in row["verdict"]["gains"] if each["fix"] == REMOVE_PADDING]
+    [gain] = [each for each in row["verdict"]["gains"] if each["kind"] == "remove_padding"]
     assert gain["at_most"] == pytest.approx(80 / 43)
     assert "of the tokens are of padding" in gain["basis"]
 
@@ -352,7 +353,7 @@ def test_a_tokenizer_as_slow_as_the_forward_is_the_bound(share: float, bound: st
     bench = Bench(EVEN, seconds_per_text=8 * SECONDS_PER_TOKEN * share).sweep(4)
     finding = bench.finding()
     assert finding.columns["bound"] == bound
-    [ahead] = [gain for gain in fixes(finding.verdict) if gain.startswith("prepare the input ahead")]
+    [ahead] = [gain for gain in fixes(finding.verdict) if gain == str(Fix("overlap_input"))]
     assert fixes(finding.verdict)[ahead] == pytest.approx(1 + share)
 
 
@@ -385,11 +386,11 @@ def on_a_device(bench: Bench, **seconds: float) -> None:
 def meta(monkeypatch: pytest.MonkeyPatch) -> torch.device:
     """Return a device that is not the host; a graph on it is replayed in half the time."""
 
-    def graph_replay(work: Callable[[], object], timer: Timer) -> Intervention:
+    def graph_replay(work: Callable[[], object], timer: Timer) -> Trial:
         work()
-        return Intervention("replayed", Interval.exact(2.0), {"launch": (1.15, 9.0), "compute": (0.87, 1.15)})
+        return Trial(Fix("issue_at_once"), Interval.exact(2.0), {"launch": (1.15, 9.0), "compute": (0.87, 1.15)})
 
-    monkeypatch.setattr(interventions, "graph_replay", graph_replay)
+    monkeypatch.setattr(trials, "graph_replay", graph_replay)
     return torch.device("meta")
 
 
@@ -407,7 +408,7 @@ def test_times_of_the_device_decide_where_there_is_one(
     limit = replace(compute("float32", "highest"), flops_per_s=FLOPS_PER_S / 0.8, low=FLOPS_PER_S / 0.8)
     finding = bench.finding(device=meta, ceilings=replace(MACHINE, compute=(limit,)))
     assert finding.verdict.bound == bound
-    assert tried(finding.verdict) == ["the batch doubled", "replayed"]
+    assert tried(finding.verdict) == ["the batch doubled", "replayed as a CUDA graph"]
     if bound == "compute":  # 0.64 of the isolated time by the limit
         assert finding.verdict.share_of_limit == pytest.approx(0.64 / device, rel=1e-6)
         assert finding.columns["share_of_ceiling_pct"] == pytest.approx(64.0)
@@ -464,7 +465,7 @@ def test_settings_are_changed_on_purpose_and_set_back(two_threads: None) -> None
     torch.set_float32_matmul_precision(precision)
     assert tried(verdict) == [
         "the batch doubled",
-        "1 thread instead of 2",
+        "1 of 2 threads",
         "float32 products at precision 'medium'",
     ]
     assert [line for line in verdict.evidence if ", as predicted" in line] == list(verdict.evidence[-3:])
@@ -473,14 +474,14 @@ def test_settings_are_changed_on_purpose_and_set_back(two_threads: None) -> None
 
 @pytest.mark.parametrize(
     ("interventions_paid", "expected"),
-    [(0.99, []), (1.01, ["the batch doubled"]), (2.01, ["the batch doubled", "1 thread instead of 2"])],
+    [(0.99, []), (1.01, ["the batch doubled"]), (2.01, ["the batch doubled", "1 of 2 threads"])],
 )
 def test_interventions_that_take_longer_than_the_budget_are_left_out(
     two_threads: None, interventions_paid: float, expected: list[str]
 ) -> None:
     bench = Bench(EVEN).sweep(4)
     forward_s = 32 * SECONDS_PER_TOKEN / 2
-    each_s = 1.5 * (4 * interventions.PAIRS + 2) * forward_s
+    each_s = 1.5 * (4 * trials.PAIRS + 2) * forward_s
     verdict = bench.finding(max_seconds=interventions_paid * each_s).verdict
     assert tried(verdict) == expected
     assert verdict.bound == "compute"
@@ -495,7 +496,7 @@ def test_a_doubled_batch_without_room_is_left_out(two_threads: None, error: Base
     bench = Bench(EVEN).sweep(4)
     bench.model.before = raising(error)
     finding = bench.finding()
-    assert tried(finding.verdict) == ["1 thread instead of 2"]
+    assert tried(finding.verdict) == ["1 of 2 threads"]
     assert finding.verdict.confirmation == "confirmed"
 
 
@@ -503,7 +504,7 @@ def test_another_error_of_a_doubled_batch_is_a_doubt_and_loses_no_verdict() -> N
     bench = Bench(EVEN).sweep(4)
     bench.model.before = raising(RuntimeError("index out of range"))
     found = bench.finding().verdict
-    assert "intervention: RuntimeError: index out of range" in found.doubts
+    assert Doubt("intervention", "RuntimeError: index out of range") in found.doubts
     assert found.bound == "compute"
 
 
@@ -600,7 +601,7 @@ def test_reasons_stand_for_exactly_what_is_missing(case: str) -> None:
     assert all(row["reasons"].values()) and NOT_DIAGNOSED not in row["reasons"].values()
     kept = set(before["reasons"]) - set(DIAGNOSED)
     assert {name: row["reasons"][name] for name in kept} == {name: before["reasons"][name] for name in kept}
-    assert list(row) == [*COLUMNS, "reasons", "verdict"]
+    assert list(row) == [*COLUMNS, "doubt_kinds", "reasons", "verdict"]
 
 
 def test_reasons_stand_for_exactly_what_is_missing_where_nothing_can_be_counted() -> None:
@@ -610,8 +611,12 @@ def test_reasons_stand_for_exactly_what_is_missing_where_nothing_can_be_counted(
 
 
 def test_doubts_are_joined_without_repeats_and_the_row_given_is_left_alone() -> None:
-    verdict = Verdict("memory", (), 0.5, "low", "untested", (), (), doubts=("noisy: x", "share: y"))
-    row = {"doubts": ["outliers: z", "noisy: x"], "reasons": {"bound": NOT_DIAGNOSED, "gpu_power_w": "no GPU"}}
+    verdict = Verdict("memory", (), 0.5, "low", "untested", (), (), doubts=(Doubt("noisy", "x"), Doubt("share", "y")))
+    row = {
+        "doubts": ["outliers: z", "noisy: x"],
+        "doubt_kinds": ["outliers", "noisy"],
+        "reasons": {"bound": NOT_DIAGNOSED, "gpu_power_w": "no GPU"},
+    }
     finding = Finding(4, {"bound": "memory", "flops_per_batch": None}, verdict, {"flops_per_batch": "not countable"})
     filled = finding.fill({**row, "bound": None})
     assert filled["doubts"] == ["outliers: z", "noisy: x", "share: y"]
@@ -619,6 +624,7 @@ def test_doubts_are_joined_without_repeats_and_the_row_given_is_left_alone() -> 
     assert (filled["bound"], filled["flops_per_batch"], filled["verdict"]["share_of_limit"]) == ("memory", None, 0.5)
     assert row == {
         "doubts": ["outliers: z", "noisy: x"],
+        "doubt_kinds": ["outliers", "noisy"],
         "reasons": {"bound": NOT_DIAGNOSED, "gpu_power_w": "no GPU"},
     }
     assert finding.fill(filled)["doubts"] == filled["doubts"]

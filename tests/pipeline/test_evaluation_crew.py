@@ -1,10 +1,11 @@
 """Workers that come late, die or fail cost no shard and double none; the store holds whole files or none."""
 
 import sys
-import threading
-from collections import Counter, deque
+from collections import deque
+from concurrent import futures
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
@@ -13,143 +14,102 @@ from boundby import files
 from tests import evaluation_workplace as workplace
 from utils.artifacts import EvaluationFolder
 from utils.errors import EnvironmentLacksError, InputError, PipelineError
-from utils.evaluation import crew as crews
 from utils.evaluation import plan as plans
-from utils.evaluation import planning, ray_engine, storage, worker
-from utils.evaluation.shards import Receipt, ShardPredictor
+from utils.evaluation import planning, ray_engine, storage
+from utils.evaluation.shards import Receipt
 
 WHOLE = ("plan", "run", "finalize")
-LATE, ALWAYS = 10**6, 50
 
 
-class FakeCluster:
-    """Answers in the order of asking.
+class FakeRay:
+    """Workers that answer at once; shard n meets the errors of `troubles[n]`, one at a time."""
 
-    Worker n has its model after `starts[n]` looks; a shard meets the errors of `troubles[shard]`, one at a time.
-    """
+    class exceptions:
+        class RayError(Exception):
+            pass
 
-    def __init__(self, starts=(), troubles=None, opening=()) -> None:
-        self.starts, self.troubles = list(starts), {shard: deque(each) for shard, each in (troubles or {}).items()}
-        self.opening = deque(opening)
-        self.hired: list[int] = []
-        self.alive: set[int] = set()
-        self.asked: dict[int, tuple[int, int | None]] = {}
-        self.most = Counter()
-        self.looks = 0
+        class RayTaskError(RayError):
+            def __init__(self, cause):
+                self.cause = cause
 
-    def hire(self) -> int:
-        number = len(self.hired)
-        self.hired.append(number)
-        self.alive.add(number)
-        return number
+    def __init__(self, troubles=None, late=()):
+        self.troubles = {shard: deque(errors) for shard, errors in (troubles or {}).items()}
+        self.late = set(late)  # workers that never have their model
+        self.asked: list[tuple[int, list[int]]] = []
+        self.killed: list[int] = []
 
-    def open(self, worker: int) -> int:
-        return self._ask(worker, None)
-
-    def predict(self, worker: int, shard: int, wait_for_others: bool) -> int:
-        held = 1 + sum((asked, own is None) == (worker, False) for asked, own in self.asked.values())
-        self.most[worker] = max(self.most[worker], held)
-        return self._ask(worker, shard)
-
-    def _ask(self, worker: int, shard: int | None) -> int:
-        assert worker in self.alive
-        number = len(self.hired) * 1000 + self.looks * 10 + len(self.asked)
-        while number in self.asked:
-            number += 1
-        self.asked[number] = worker, shard
-        return number
-
-    def finished(self, answers):
-        assert answers, "nothing was asked: this would wait for ever"
-        self.looks += 1
-        for answer in answers:
-            worker, shard = self.asked[answer]
-            if shard is not None or self.looks >= (self.starts[worker] if worker < len(self.starts) else 0):
-                return [answer]
-        raise AssertionError("this would wait for ever")
-
-    def result(self, answer):
-        _, shard = self.asked.pop(answer)
-        errors = self.opening if shard is None else self.troubles.get(shard)
-        if errors:
-            raise errors.popleft()
-        return None if shard is None else Receipt(shard, "predicted", 1)
-
-    def dismiss(self, worker: int) -> None:
-        self.alive.discard(worker)
+    def kill(self, worker, no_restart):
+        assert not no_restart
+        self.killed.append(worker.number)
 
 
-def work(cluster: FakeCluster, shards: int, size: int = 2, ahead: int = 1) -> tuple[list[int], list[str]]:
-    """Return the shards in the order of their receipts, and what was said."""
+class FakeWorker:
+    def __init__(self, ray: FakeRay, number: int) -> None:
+        self.ray, self.number = ray, number
+        self.start, self.predict = SimpleNamespace(remote=self._start), SimpleNamespace(remote=self._predict)
+
+    def _start(self):
+        return self._answer(None if self.number in self.ray.late else [])
+
+    def _predict(self, shards, wait_for_others):
+        self.ray.asked.append((self.number, list(shards)))
+        error = next((self.ray.troubles[shard].popleft() for shard in shards if self.ray.troubles.get(shard)), None)
+        return self._answer(error or [Receipt(shard, "predicted") for shard in shards])
+
+    def _answer(self, result):
+        answer = futures.Future()
+        if isinstance(result, Exception):
+            answer.set_exception(result)
+        elif result is not None:
+            answer.set_result(result)
+        return SimpleNamespace(future=lambda: answer)
+
+
+def work(ray: FakeRay, shards: int, size: int = 2, at_once: int = 1) -> tuple[list[int], list[str]]:
+    """Return the shards of the receipts and what was said."""
     said: list[str] = []
-    receipts = crews.Crew(cluster, size, ahead, said.append).receipts(range(shards), False)
-    found = [receipt.shard for receipt in receipts]
-    assert cluster.alive == set()
-    return found, said
+    workers = [FakeWorker(ray, number) for number in range(size)]
+    receipts = ray_engine.distribute(ray, workers, range(shards), at_once, False, said.append)
+    return sorted(receipt.shard for receipt in receipts), said
 
 
-@pytest.mark.parametrize("ahead", [1, 2])
+def failed(error: Exception) -> Exception:
+    return FakeRay.exceptions.RayTaskError(error)
+
+
+@pytest.mark.parametrize("at_once", [1, 4])
 @pytest.mark.parametrize("shards", [0, 1, 3, 20])
-def test_every_shard_is_done_once_by_no_more_workers_than_there_is_work_for(shards, ahead):
-    cluster = FakeCluster()
-    found, said = work(cluster, shards, size=3, ahead=ahead)
-    assert sorted(found) == list(range(shards)) and said == []
-    assert len(cluster.hired) <= min(3, shards)
-    assert max(cluster.most.values(), default=0) <= ahead
+def test_every_shard_is_done_once_and_no_worker_has_more_than_its_share(shards, at_once):
+    ray = FakeRay()
+    assert work(ray, shards, size=3, at_once=at_once) == (list(range(shards)), [])
+    assert max((len(asked) for _, asked in ray.asked), default=0) <= min(at_once, max(1, -(-shards // 3)))
 
 
 def test_a_worker_that_has_not_started_holds_up_nothing():
-    cluster = FakeCluster(starts=[0, LATE, LATE])
-    found, _ = work(cluster, 9, size=3)
-    assert sorted(found) == list(range(9))
-    assert set(cluster.most) == {0}
+    ray = FakeRay(late=(1, 2))
+    assert work(ray, 9, size=3)[0] == list(range(9))
+    assert {worker for worker, _ in ray.asked} == {0}
 
 
-def test_a_worker_that_starts_late_takes_its_share():
-    cluster = FakeCluster(starts=[0, 4])
-    work(cluster, 20, ahead=2)
-    assert set(cluster.most) == {0, 1}
-
-
-@pytest.mark.parametrize("ahead", [1, 2])
-def test_lost_workers_are_replaced_and_their_shards_done_once(ahead):
-    lost = crews.WorkerLost("killed")
-    cluster = FakeCluster(troubles={2: [lost] * 5, 7: [lost], 9: [lost] * 2}, opening=[lost])
-    found, said = work(cluster, 10, ahead=ahead)
-    assert sorted(found) == list(range(10))
-    assert len(said) == 9 and len(cluster.hired) > 2
-    assert "a worker was lost in shard 7 (killed); another takes its place, attempt 2 of 10" in said
+def test_a_program_that_fails_is_tried_in_new_processes_three_times():
+    error = failed(RuntimeError("device-side assert"))
+    ray = FakeRay({1: [error] * 2})
+    found, said = work(ray, 4, size=1)
+    assert found == [0, 1, 2, 3] and len(said) == len(ray.killed) == 2
+    with pytest.raises(PipelineError, match="failed in shard 1, 3 times, at last: RuntimeError: device-side assert"):
+        work(FakeRay({1: [error] * 3}), 4)
 
 
 def test_a_shard_that_always_loses_its_worker_ends_with_a_message():
-    cluster = FakeCluster(troubles={1: [crews.WorkerLost("out of memory")] * ALWAYS})
     with pytest.raises(PipelineError, match="lost in shard 1, 10 times, at last: out of memory. The finished shards"):
-        work(cluster, 4)
-    assert cluster.alive == set()
-
-
-def test_a_program_that_fails_is_tried_on_new_workers_three_times():
-    cluster = FakeCluster(troubles={1: [RuntimeError("device-side assert")] * 2})
-    found, said = work(cluster, 4, size=1)
-    assert sorted(found) == [0, 1, 2, 3] and len(said) == 2 and len(cluster.hired) == 3
-    cluster = FakeCluster(troubles={1: [RuntimeError("device-side assert")] * 3})
-    with pytest.raises(PipelineError, match="failed in shard 1, 3 times, at last: RuntimeError: device-side assert"):
-        work(cluster, 4)
-
-
-def test_models_that_never_load_end_with_a_message_and_one_that_loads_forgives_the_others():
-    lost = crews.WorkerLost("gone")
-    with pytest.raises(PipelineError, match="lost while loading the model, 10 times"):
-        work(FakeCluster(opening=[lost] * ALWAYS), 2)
-    found, _ = work(FakeCluster(opening=[lost] * 9, troubles={0: [lost]}), 2, size=1)
-    assert sorted(found) == [0, 1]
+        work(FakeRay({1: [FakeRay.exceptions.RayError("out of memory\nand more")]}), 4)
 
 
 def test_what_the_user_has_to_cure_is_not_tried_again():
-    cluster = FakeCluster(troubles={0: [InputError("the dataset changed")]})
+    ray = FakeRay({0: [failed(InputError("the dataset changed"))]})
     with pytest.raises(InputError, match="the dataset changed"):
-        work(cluster, 4)
-    assert len(cluster.hired) == 2 and cluster.alive == set()
+        work(ray, 4)
+    assert ray.killed == []
 
 
 # --- the worker
@@ -179,56 +139,18 @@ def parts_of(folder: EvaluationFolder) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.path.glob("part-*")}
 
 
-def opened(folder: EvaluationFolder, store: str | None = None) -> worker.Worker:
-    found = worker.Worker(folder.plan, store)
+def opened(folder: EvaluationFolder, store: str | None = None) -> ray_engine.Worker:
+    found = ray_engine.Worker(folder.plan, ray_engine.Demand(store_url=store))
     found.open()
     return found
 
 
-def together(calls) -> list:
-    """Return what the calls give, made at once from a thread each; an exception where they raise one."""
-    found: list = [None] * len(calls)
-
-    def make(place: int) -> None:
-        try:
-            found[place] = calls[place]()
-        except (Exception, SystemExit) as error:
-            found[place] = error
-
-    threads = [threading.Thread(target=make, args=(place,)) for place in range(len(calls))]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    return found
-
-
-def test_a_worker_that_is_asked_for_the_next_shard_early_leaves_the_same_bytes(planned, monkeypatch):
+def test_a_worker_that_is_asked_for_several_shards_leaves_the_same_bytes(planned):
     folder, expected = planned
-    monkeypatch.setitem(worker.AHEAD, "cpu", 2)
     found = opened(folder)
-    for shards in ((0, 1), (2,), (0, 3), (4, 1)):
-        receipts = together([lambda shard=shard: found.predict(shard, False) for shard in shards])
-        assert [receipt.shard for receipt in receipts] == list(shards)
+    for shards in ((0, 1), (2,), (0, 3, 4)):
+        assert sorted(receipt.shard for receipt in found.predict(shards, False)) == list(shards)
     assert parts_of(folder) == expected
-
-
-@pytest.mark.parametrize("kind", [RuntimeError, SystemExit])
-def test_what_goes_wrong_is_told_to_all_who_wait(planned, monkeypatch, kind):
-    folder, _ = planned
-    monkeypatch.setitem(worker.AHEAD, "cpu", 2)
-    found = opened(folder)
-
-    def fail(self, begun, prediction, meter):
-        raise kind("no more")
-
-    with monkeypatch.context() as broken:
-        broken.setattr(ShardPredictor, "_commit", fail)
-        answers = together([lambda: found.predict(0, False), lambda: found.predict(1, False)])
-        assert [str(answer) for answer in answers] == ["no more", "no more"]
-        with pytest.raises(kind, match="no more"):
-            found.predict(0, False)  # asked after the failure: who asks late is not left to wait
-    assert found.predict(0, False).status == "predicted"
 
 
 def test_a_machine_unlike_the_planned_one_is_refused(planned):
@@ -311,11 +233,10 @@ def test_a_worker_needs_the_store_alone_and_proves_its_inputs(made, planned, tmp
     for place in places:
         place.mkdir()
     monkeypatch.chdir(places[0])
-    found = worker.Worker(Path("/nowhere/plan.json"), "memory://run")
-    found.open()
-    used = found._predictor.plan.places
+    found = ray_engine.Worker(Path("/nowhere/plan.json"), ray_engine.Demand(store_url="memory://run"))
+    used = found.open().plan.places
     assert all(Path(path).is_relative_to(places[0]) for path in (used.dataset, used.model))
-    assert [found.predict(shard, False).status for shard in (0, 1, 0)] == ["predicted", "predicted", "kept"]
+    assert [found.predict([shard], False)[0].status for shard in (0, 1, 0)] == ["predicted", "predicted", "kept"]
     assert parts_of(folder) == {}
     assert store.pull(folder, range(5)) == {0, 1}
     assert parts_of(folder) == {name: expected[name] for name in ("part-00000.parquet", "part-00001.parquet")}
@@ -346,13 +267,13 @@ def test_a_store_that_cannot_be_is_one_message(made, tmp_path, capsys):
 
 def test_a_gpu_can_be_shared_by_workers_and_a_cpu_worker_takes_its_threads(planned):
     made = plans.load(planned[0])
-    on_cpu = ray_engine._Needs.of(made, ray_engine.Demand())
+    on_cpu = ray_engine.Needs.of(made, ray_engine.Demand())
     assert (on_cpu.cpus, on_cpu.gpus) == (made.choices.threads_per_worker, 0)
     assert on_cpu.that_fit({"CPU": 3 * on_cpu.cpus + 0.5}) == 3 and on_cpu.that_fit({}) == 1
     on_gpu = replace(made, identity=replace(made.identity, device="cuda"))
-    whole = ray_engine._Needs.of(on_gpu, ray_engine.Demand())
+    whole = ray_engine.Needs.of(on_gpu, ray_engine.Demand())
     assert (whole.cpus, whole.gpus, whole.that_fit({"CPU": 4, "GPU": 3})) == (1, 1, 3)
-    third = ray_engine._Needs.of(on_gpu, ray_engine.Demand(gpus_per_worker=1 / 3))
+    third = ray_engine.Needs.of(on_gpu, ray_engine.Demand(gpus_per_worker=1 / 3))
     assert third.that_fit({"GPU": 3}) == 9
 
 

@@ -8,7 +8,6 @@ from html.parser import HTMLParser
 
 import pytest
 
-from utils import receipts
 from utils.console import printable
 from utils.render import flame_graph
 
@@ -245,8 +244,3 @@ def test_script_finds_every_element_it_names():
     ids = {each["id"] for _, each in page.tags if "id" in each}
     named = set(re.findall(r'\$\("([a-z]+)"\)', page.scripts[1]))
     assert len(named) > 5 and named <= ids
-
-
-def test_template_is_part_of_what_a_step_depends_on():
-    _, reached = receipts._source(receipts.ROOT, "utils/render/flame_graph.py")
-    assert {"utils/render/flame_graph.html.j2", "utils/render/page.css"} <= set(reached)

@@ -304,7 +304,9 @@ def test_loading_is_silent(qwen, capfd):
 
 
 def test_summary_reads_as_the_console_shows_it():
-    summary = models.ModelSummary("qwen2", 494_033_920, 494_033_920, 1_976_135_680, "float32", 23, 32_768, 4.8149)
+    summary = models.ModelSummary(
+        "qwen2", 494_033_920, 494_033_920, 1_976_135_680, "float32", {"num_labels": ("Labels", 23)}, 32_768, 4.8149
+    )
     rule = "=" * 70
     assert summary.lines() == [
         "MODEL SUMMARY",
@@ -330,4 +332,4 @@ def test_summary_counts_parameters_buffers_and_what_is_trainable(bert):
     buffers = sum(buffer.numel() * buffer.element_size() for buffer in loaded.model.buffers())
     assert summary.parameters_total == total and summary.parameters_trainable == total - len(LABELS)
     assert summary.size_bytes == 2 * total + buffers and buffers > 0
-    assert (summary.model_type, summary.num_labels, summary.max_positions) == ("bert", 3, 64)
+    assert (summary.model_type, summary.as_dict()["num_labels"], summary.max_positions) == ("bert", 3, 64)

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from boundby.training import StageTimer, TimerOptions
-from boundby.training.writer import Pace
+from boundby.training.store import Pace
 from tests import browser
 from tests.monitor_runs import HOSTILE, USUAL, write_run
 from tests.monitor_server import Monitor, patiently, serving

@@ -5,6 +5,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
@@ -240,12 +242,11 @@ def test_name_is_drawn_as_it_is_without_control_characters():
 
 
 def test_heatmap_normalises_each_row_in_its_direction():
-    assert metrics_heatmap.normalised([1.0, 2.0, 3.0], more_is_better=True) == [0.0, 0.5, 1.0]
-    assert metrics_heatmap.normalised([1.0, 2.0, 3.0], more_is_better=False) == [1.0, 0.5, 0.0]
-    low, gap, high = metrics_heatmap.normalised([1.0, None, 3.0], more_is_better=True)
-    assert (low, high) == (0.0, 1.0) and math.isnan(gap)
-    assert all(math.isnan(share) for share in metrics_heatmap.normalised([7.0, 7.0], more_is_better=True))
-    assert all(math.isnan(share) for share in metrics_heatmap.normalised([None, None], more_is_better=False))
+    nan = math.nan
+    values = [[1.0, 2.0, 3.0], [1.0, 2.0, 3.0], [1.0, nan, 3.0], [7.0, 7.0, 7.0], [nan, nan, nan]]
+    shares = metrics_heatmap.normalised(pd.DataFrame(values), [True, False, True, True, False])
+    expected = [[0.0, 0.5, 1.0], [1.0, 0.5, 0.0], [0.0, nan, 1.0], [nan, nan, nan], [nan, nan, nan]]
+    np.testing.assert_array_equal(shares.to_numpy(), expected)
 
 
 def test_heatmap_shows_values_and_says_why_cells_are_empty():
@@ -253,7 +254,7 @@ def test_heatmap_shows_values_and_says_why_cells_are_empty():
     axes = heatmap(results.gpu_document(rows)).axes[0]
     names = [label.get_text() for label in axes.get_yticklabels()]
     assert names[0] == "throughput, samples/s ↑" and "latency per sample, ms ↓" in names
-    cells = {(text.get_position()): text.get_text() for text in axes.texts}
+    cells = {tuple(int(place) for place in text.get_position()): text.get_text() for text in axes.texts}
     rate = rows[0]["throughput_samples_per_sec_mean"]
     assert cells[0, 0] == style.number(rate) == "90.7"
     assert cells[5, 0] == "out of\nmemory" and cells[6, 0] == "not tried\n(memory)"

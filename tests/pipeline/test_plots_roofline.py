@@ -13,7 +13,7 @@ from matplotlib.transforms import Bbox
 
 from tests import baseline_document as results
 from tests.diagnosed_rows import diagnosed
-from utils.plots import placement, roofline, style
+from utils.plots import roofline, style
 
 Rows = list[dict[str, Any]]
 
@@ -215,7 +215,7 @@ def test_only_what_no_memory_could_feed_lies_above_a_memory_roof():
 
 def test_doubts_of_the_ceilings_stand_below():
     document = cpu(batch_sizes=[8])
-    document["ceilings"]["doubts"] = ["disturbed: the ceilings were measured while other processes used 1.0 of 2 cores"]
+    document["ceilings"]["doubts"] = ["the ceilings were measured while other processes used 1.0 of 2 cores"]
     assert notes(document)[1:] == ["Doubt: the ceilings were measured while other processes used 1.0 of 2 cores"]
 
 
@@ -331,11 +331,11 @@ def test_figure_without_rows_ceilings_or_flops_has_a_reason():
 # Places
 
 
-def places() -> placement.Places:
+def places() -> roofline.Places:
     figure = Figure(figsize=(4, 4), dpi=72)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, 288), ylim=(0, 288))  # one point is one unit
-    return placement.Places(axes)
+    return roofline.Places(axes)
 
 
 def test_name_of_a_point_goes_where_nothing_is():
@@ -374,7 +374,7 @@ def test_name_of_a_line_is_turned_along_it_and_clear_of_what_lies_there():
 
 
 def test_positions_are_moved_apart_and_stay_below_the_top():
-    assert placement.apart([1.0, 5.0, 9.0], 2.0, 10.0) == [1.0, 5.0, 9.0]
-    assert placement.apart([5.0, 5.5, 9.0], 2.0, 20.0) == [5.0, 7.0, 9.0]
-    assert placement.apart([9.0, 9.5, 9.8], 2.0, 10.0) == [6.0, 8.0, 10.0]
-    assert placement.apart([], 2.0, 10.0) == []
+    assert roofline.apart([1.0, 5.0, 9.0], 2.0, 10.0) == [1.0, 5.0, 9.0]
+    assert roofline.apart([5.0, 5.5, 9.0], 2.0, 20.0) == [5.0, 7.0, 9.0]
+    assert roofline.apart([9.0, 9.5, 9.8], 2.0, 10.0) == [6.0, 8.0, 10.0]
+    assert roofline.apart([], 2.0, 10.0) == []

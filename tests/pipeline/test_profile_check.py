@@ -15,13 +15,15 @@ from typing import Any
 
 import pytest
 
-from boundby import files, remedies
+from boundby import files
 from boundby.trace import OPERATOR_COLUMNS, analyze, op_stats, operator_rows, read_trace
-from boundby.trace.pieces import CAUSES
+from boundby.trace.gaps import CAUSES
+from boundby.verdict import CHANGES, OF_CAUSES, OF_CAUSES_ON_HOST, Fix, fix_of_cause
 from tests.traces import call, event, step, work, write
-from utils import dry_run, receipts
+from utils import dry_run, steps
 from utils.artifacts import Layout
-from utils.profile_check import recommendations, trace
+from utils.profile_check import recording as recordings
+from utils.profile_check import report
 from utils.trace_analysis import document, traces
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,7 +37,7 @@ def layout_of(results: Path) -> Layout:
 
 
 def write_receipt(results: Path, status: str = "ok", parts: Any = PARTS) -> None:
-    receipts.write("03", layout_of(results), parts, status=status, exit_code=0)
+    steps.finish("03", layout_of(results), steps.Parts(**parts), status=status, exit_code=0)
 
 
 @pytest.fixture(scope="module")
@@ -365,7 +367,7 @@ def test_a_step_that_the_manifest_tells_of_and_the_trace_lacks_is_a_fault(result
 
 
 def test_a_trace_too_large_to_analyse_is_unpacked_to_its_end(results, capsys, monkeypatch):
-    monkeypatch.setattr(trace, "LARGEST_JSON_BYTES", 1000)
+    monkeypatch.setattr(recordings, "LARGEST_JSON_BYTES", 1000)
     code, out = check(capsys, results, "--analysis")
     assert code == 0
     assert f"note {TRACE}: 0 MB of JSON, whole; above 0 MB it is not analysed here" in out
@@ -377,8 +379,8 @@ def test_a_trace_too_large_to_analyse_is_unpacked_to_its_end(results, capsys, mo
 
 
 def test_a_trace_that_unpacks_without_end_is_given_up(results, capsys, monkeypatch):
-    monkeypatch.setattr(trace, "LARGEST_JSON_BYTES", 1000)
-    monkeypatch.setattr(trace, "MAX_JSON_BYTES", 2000)
+    monkeypatch.setattr(recordings, "LARGEST_JSON_BYTES", 1000)
+    monkeypatch.setattr(recordings, "MAX_JSON_BYTES", 2000)
     code, out = check(capsys, results)
     assert code == 1 and f"fault {TRACE}: it unpacks to more than 0 GiB" in out
 
@@ -561,13 +563,13 @@ def synchronising_trace(folder: Path) -> Path:
 
 
 def test_the_cause_of_most_idle_time_comes_first_with_its_gain_and_its_advice(tmp_path):
-    found = recommendations.recommendations(analyze(read_trace(synchronising_trace(tmp_path))))
+    found = report.recommendations(analyze(read_trace(synchronising_trace(tmp_path))))
     first = found[0]
     assert first.cause == "synchronisation"
     assert [each.time_ms for each in found] == sorted((each.time_ms for each in found), reverse=True)
     assert first.at_most == pytest.approx(3.0 / (3.0 - first.time_ms))
     assert next(iter(first.host_in_ms)) == "aten::item"
-    assert first.advice == remedies.OF_CAUSES["synchronisation"].steps
+    assert first.advice == CHANGES["stay_asynchronous"].steps
     assert all(each.share_of_window_pct >= 1 for each in found)
 
 
@@ -594,11 +596,10 @@ def test_nothing_is_recommended_from_a_broken_trace(results, capsys):
 
 
 def test_every_cause_has_its_advice():
-    assert set(remedies.OF_CAUSES) == {*CAUSES, "communication", "memcpy"}
-    assert set(remedies.OF_CAUSES_ON_HOST) < set(remedies.OF_CAUSES)
-    assert all(each.steps for each in (*remedies.OF_CAUSES.values(), *remedies.OF_CAUSES_ON_HOST.values()))
-    assert remedies.of_cause("launch") != remedies.of_cause("launch", on_host=True)
-    assert remedies.of_cause("input", on_host=True) == remedies.OF_CAUSES["input"]
-    assert remedies.of_cause("compute") is None
-    unknown = [cause for cause, each in remedies.OF_CAUSES.items() if each.fix is None or each.relieves is None]
-    assert unknown == ["untraced"]
+    assert set(OF_CAUSES) == {*CAUSES, "communication", "memcpy"}
+    assert set(OF_CAUSES_ON_HOST) < set(OF_CAUSES)
+    assert all(CHANGES[kind].steps for kind in (*OF_CAUSES.values(), *OF_CAUSES_ON_HOST.values()))
+    assert fix_of_cause("launch") != fix_of_cause("launch", on_host=True)
+    assert fix_of_cause("input", on_host=True) == Fix("load_ahead") == fix_of_cause("input")
+    assert fix_of_cause("compute") is None
+    assert [cause for cause, kind in OF_CAUSES.items() if not CHANGES[kind].is_bounded] == ["untraced"]

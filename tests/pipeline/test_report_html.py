@@ -3,7 +3,6 @@
 import base64
 import re
 from collections import Counter
-from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 from tests import baseline_document as results
 from tests import predicted_quality as predicted
 from tests.diagnosed_rows import diagnosed
-from tests.report_reading import pod, traced
+from tests.report_reading import draw, pod, traced
 from utils.console import printable
 from utils.render import html_page, plain_text
 from utils.render.blocks import (
@@ -27,7 +26,7 @@ from utils.render.blocks import (
     Paragraph,
     Table,
 )
-from utils.report import assembly, pictures, sources
+from utils.report import assembly, sources
 
 ALLOWED = {
     "html": {"lang"},
@@ -92,7 +91,7 @@ class Page(HTMLParser):
 
 
 def page_of(data: sources.ReportData) -> Page:
-    return Page(html_page.render(assembly.document(data)))
+    return Page(html_page.render(assembly.report(data).document))
 
 
 def assert_is_inert(page: Page) -> None:
@@ -187,14 +186,15 @@ PIXEL = base64.b64decode(
 
 def test_pictures_are_inside_beside_their_sections(read):
     data = read(results.document(diagnosed(results.cpu_rows([1, 2]))), **traced())
-    data = replace(data, pictures=pictures.draw(data))
+    draw(data)
     page = page_of(data)
     assert_is_inert(page)
     inside = [base64.b64decode(each["src"].partition(",")[2]) for each in page.all("img")]
-    layout = data.layout
-    paths = [layout.roofline_plot, layout.batch_size_plot, layout.heatmap_plot, layout.operators_plot]
-    assert inside == [path.read_bytes() for path in paths]
-    assert [each["alt"] for each in page.all("img")] == [each.description for each in data.pictures if not each.reason]
+    drawn = [drawing for drawing in assembly.report(data).drawings if drawing.reason is None]
+    names = ["roofline.png", "batch_size_comparison.png", "metrics_heatmap.png", "operators.png"]
+    assert [drawing.path.name for drawing in drawn] == names
+    assert inside == [drawing.path.read_bytes() for drawing in drawn]
+    assert [each["alt"] for each in page.all("img")] == [drawing.description for drawing in drawn]
     places = [each.get("id") or "picture" for tag, each in page.tags if tag in ("h2", "img")]
     assert places[places.index("batch-size-analysis") :][:3] == ["batch-size-analysis", "picture", "picture"]
     assert places[places.index("where-the-time-goes") :][:2] == ["where-the-time-goes", "picture"]
@@ -228,14 +228,15 @@ def test_summary_comes_first_and_the_list_of_sections_leads_to_each(read):
 
 def test_commands_stand_whole_on_one_line(read):
     data = read(results.document(results.cpu_rows(noisy=[4])))
-    rendered = html_page.render(assembly.document(data))
+    rendered = html_page.render(assembly.report(data).document)
     command = data.trial("again", "profiling.batch_sizes=[4]", "profiling.max_seconds_per_batch_size=30")
     assert command.split(" output.")[0].replace("'", "&#39;") in rendered
 
 
 def test_page_and_text_say_the_same(read):
-    document = assembly.document(pod(read, **traced(device=True)))
+    document = assembly.report(pod(read, **traced(device=True))).document
     page = Page(html_page.render(document))
-    text = re.sub(r"(?m)^[0-9]+\. ", "", plain_text.render(document))  # a browser numbers the entries itself
+    # A browser numbers the entries itself, and shows a picture where the text names its file.
+    text = re.sub(r"(?m)^[0-9]+\. |^Picture: .*", "", plain_text.render(document))
     said, shown = (Counter(re.findall(r"[a-z0-9.,]+", each.casefold())) for each in (text, page.text))
     assert said - shown == Counter()

@@ -9,13 +9,13 @@ import pytest
 from boundby import files
 from tests import baseline_document as results
 from tests.diagnosed_rows import diagnosed
-from tests.report_reading import run_in, section
+from tests.report_reading import draw, drawings, run_in
 from utils.artifacts import METRICS_VERSION, Layout
 from utils.baseline import Baseline
 from utils.cli import ROOT
 from utils.errors import InputError
 from utils.metrics import COLUMNS, DIAGNOSED, NOT_DIAGNOSED
-from utils.report import pictures, sources
+from utils.report import sources
 
 
 def test_documents_of_these_tests_are_like_the_real_one(tmp_path):
@@ -29,12 +29,6 @@ def test_documents_of_these_tests_are_like_the_real_one(tmp_path):
     assert list(real) == list(fixture)
     assert set(real["dataset"]) == set(fixture["dataset"])
     assert real["optimal"] == fixture["optimal"]
-
-
-def test_document_without_a_model_can_be_reported(read):
-    document = results.document([], complete=False, full_dataset_metrics=None, model={}, device={}, agreement=None)
-    said = section(read(document), "What was measured on what")
-    assert said.startswith("Model: unknown (it was not loaded yet)")
 
 
 def test_missing_metrics_name_the_command(tmp_path):
@@ -53,32 +47,32 @@ def test_missing_metrics_name_the_command(tmp_path):
 
 def test_pictures_without_rows_are_not_drawn_and_old_ones_go(read):
     data = read(results.document([], complete=False, full_dataset_metrics=None))
-    for path in (data.layout.batch_size_plot, data.layout.roofline_plot, data.layout.operators_plot):
-        files.write_text(path, "of an earlier run")
-    assert {picture.path: picture.reason for picture in pictures.draw(data)} == {
-        data.layout.confusion_plot: "not drawn: the dataset was not evaluated: evaluation.enabled is false",
-        data.layout.calibration_plot: "not drawn: the dataset was not evaluated: evaluation.enabled is false",
-        data.layout.batch_size_plot: "not drawn: no batch size was measured yet",
-        data.layout.heatmap_plot: "not drawn: no batch size was measured yet",
-        data.layout.roofline_plot: "not drawn: no batch size was measured yet",
-        data.layout.operators_plot: "not drawn: step 03 has not run, or was skipped",
-        data.layout.timeline_plot: "not drawn: step 03 has not run, or was skipped",
-        data.layout.layers_plot: "not drawn: step 03 has not run",
-        data.layout.memory_plot: "not drawn: step 03 has not run, or was skipped",
+    for name in ("batch_size_comparison.png", "roofline.png", "operators.png"):
+        files.write_text(data.layout.plots / name, "of an earlier run")
+    assert drawings(data) == {
+        "confusion_matrix.png": "not drawn: the dataset was not evaluated: evaluation.enabled is false",
+        "calibration.png": "not drawn: the dataset was not evaluated: evaluation.enabled is false",
+        "batch_size_comparison.png": "not drawn: no batch size was measured yet",
+        "metrics_heatmap.png": "not drawn: no batch size was measured yet",
+        "roofline.png": "not drawn: no batch size was measured yet",
+        "operators.png": "not drawn: step 03 has not run, or was skipped",
+        "trace_timeline.png": "not drawn: step 03 has not run, or was skipped",
+        "layers.png": "not drawn: step 03 has not run",
+        "trace_memory.png": "not drawn: step 03 has not run, or was skipped",
     }
+    draw(data)
     assert list(data.layout.plots.iterdir()) == []
 
 
 def test_roofline_without_a_verdict_says_why_it_is_not_drawn(read):
     data = read(results.document(results.cpu_rows([1])))
-    reasons = {picture.path: picture.reason for picture in pictures.draw(data)}
-    assert reasons[data.layout.roofline_plot] == f"not drawn: {NOT_DIAGNOSED}"
+    assert drawings(data)["roofline.png"] == f"not drawn: {NOT_DIAGNOSED}"
 
 
 def test_diagnosed_rows_of_these_tests_have_the_columns_of_real_ones():
     for rows in (diagnosed(results.cpu_rows([1])), diagnosed(results.gpu_rows(["bfloat16"], [1], {}), gpu=True)):
         [row] = rows
-        assert set(row) == {*COLUMNS, "reasons", "verdict"}
+        assert set(row) == {*COLUMNS, "doubt_kinds", "reasons", "verdict"}
         assert all(row[name] is not None or row["reasons"][name] != NOT_DIAGNOSED for name in DIAGNOSED)
 
 
@@ -93,9 +87,8 @@ def test_step_04_draws_and_writes_with_what_there_is(tmp_path, capsys):
     results.store(layout, results.document(diagnosed(results.cpu_rows([1, 2]))))
     assert step_04(tmp_path) == 0
     said = capsys.readouterr().out
-    for path in (layout.batch_size_plot, layout.heatmap_plot, layout.roofline_plot):
-        assert path.read_bytes()[:4] == b"\x89PNG"
-    assert not layout.operators_plot.exists()
+    drawn = {path.name for path in layout.plots.iterdir() if path.read_bytes()[:4] == b"\x89PNG"}
+    assert drawn == {"batch_size_comparison.png", "metrics_heatmap.png", "roofline.png"}
     assert "operators.png: not drawn: step 03 has not run, or was skipped" in said
     assert "Optimal batch size:" in said and f"wrote {layout.report}" in said
     assert "operators.png" in layout.report.read_text(encoding="utf-8")

@@ -11,13 +11,7 @@ import pytest
 import run_pipeline
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = (
-    "00_check_setup",
-    "01_download_data",
-    "02_baseline_inference",
-    "03_detailed_profiling",
-    "04_visualize_results",
-)
+SCRIPTS = [step["script"].removesuffix(".py") for step in run_pipeline.STEPS.values()]
 
 
 @pytest.fixture
@@ -152,10 +146,6 @@ def test_an_interrupted_check_ends_the_run(checkout, capfd, code):
     assert "to continue: python run_pipeline.py --from 3 --resume" in capfd.readouterr().err
 
 
-def test_the_script_that_checks_a_profile_is_there():
-    assert (ROOT / run_pipeline.CHECKER).is_file()
-
-
 def test_a_killed_step_is_explained(checkout, capfd):
     end(checkout, "02", "os.kill(os.getpid(), 9)")
     assert run_pipeline.main([]) < 0
@@ -176,14 +166,11 @@ def test_unknown_step_or_flag_is_a_usage_error(checkout, flags):
     assert ran(checkout) == []
 
 
-def test_two_scripts_with_one_number_are_refused(checkout):
-    (checkout / "scripts" / "02_other.py").write_text("")
-    with pytest.raises(RuntimeError, match="two scripts have the number 02"):
-        run_pipeline.main([])
-
-
-def test_every_script_has_its_skip_flag():
-    assert sorted(run_pipeline.SKIP_FLAGS.values()) == list(run_pipeline.numbered_scripts())
+def test_the_table_names_the_scripts_that_are_there_in_their_order():
+    present = sorted(path.name for path in (ROOT / "scripts").glob("[0-9][0-9]_*.py"))
+    assert [step["script"] for step in run_pipeline.STEPS.values()] == present
+    assert all(step["script"].startswith(f"{number}_") for number, step in run_pipeline.STEPS.items())
+    assert all((ROOT / "scripts" / step["check"]).is_file() for step in run_pipeline.STEPS.values() if "check" in step)
 
 
 def test_sigterm_reaches_a_step_that_is_just_being_started(checkout, monkeypatch):
@@ -205,7 +192,7 @@ def test_sigterm_reaches_a_step_that_is_just_being_started(checkout, monkeypatch
     before = signal.signal(signal.SIGTERM, lambda *_: told.append("the runner"))  # which would have died
     monkeypatch.setattr(run_pipeline.subprocess, "Popen", Started)
     try:
-        assert run_pipeline.run_step(Path("scripts/02_baseline_inference.py"), []) == 143
+        assert run_pipeline.run_step("02_baseline_inference.py", []) == 143
     finally:
         signal.signal(signal.SIGTERM, before)
     assert told == []

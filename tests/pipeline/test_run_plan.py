@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from boundby.layers.document import write_summary
+from boundby.layers.report import write_summary
 from tests.layer_models import profiled, small
 
 Command = Callable[..., tuple[int, str, str]]

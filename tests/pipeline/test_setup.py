@@ -14,6 +14,7 @@ import gpu_and_torch
 import pytest
 from setuptools import find_packages
 
+from boundby import files
 from tests.fake_program import fake_program
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -278,6 +279,9 @@ def test_bundle_without_a_run_fails_and_says_so(tmp_path):
 def test_clean_keeps_data_and_the_environment(tmp_path):
     for folder in ("results", "data", ".venv", "utils/__pycache__"):
         (tmp_path / folder).mkdir(parents=True)
+    for name in ("README.md", "run.json", "plots/roofline.png"):
+        files.write_text(tmp_path / "results" / name, "content")
     assert make("clean", folder=tmp_path).returncode == 0
-    assert {path.name for path in tmp_path.iterdir()} == {"data", ".venv", "utils"}
+    assert {path.name for path in tmp_path.iterdir()} == {"data", "results", ".venv", "utils"}
+    assert [path.name for path in (tmp_path / "results").iterdir()] == ["README.md"]
     assert not (tmp_path / "utils/__pycache__").exists()

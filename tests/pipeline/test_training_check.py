@@ -11,15 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from boundby import remedies
 from boundby.capture import Recorder, Schedule
 from boundby.training import ManagerOptions, ProfilerManager, TimerOptions
 from boundby.training.verdict import TrainingVerdict
-from utils.profile_check import stage_advice
+from boundby.verdict import CHANGES, OF_STAGES
+from utils.profile_check import report
 from utils.training import run_folder
-from utils.training.plan import Plan
 from utils.training.progress import Progress
-from utils.training.settings import TrainingSettings
+from utils.training.settings import Plan, TrainingSettings
 
 PLAN = Plan(8, 4, 2, 1, 1)
 LIVING, DEAD = os.getpid(), 2**30  # above the largest number that Linux gives a process
@@ -295,7 +294,7 @@ def test_the_report_is_written_and_json_has_the_recommendations(run, tmp_path, c
 
 
 def test_recommendations_are_of_the_largest_shares_first_and_none_below_5_percent():
-    from boundby.training.shares import Share
+    from boundby.training.steps import Share
 
     def share(name: str, bound: Any, part: float) -> Share:
         return Share(name, bound, 0.01 * part, part)
@@ -305,16 +304,16 @@ def test_recommendations_are_of_the_largest_shares_first_and_none_below_5_percen
         stages=(share("data", "input", 0.7), share("forward", "compute", 0.26), share("h2d", "transfer", 0.04)),
         causes=(share("compute", "compute", 0.26), share("input", "input", 0.7), share("transfer", "transfer", 0.04)),
     )
-    found = stage_advice.recommendations(verdict)
+    found = report.stage_recommendations(verdict)
     assert [(each.bound, each.stages, each.share) for each in found] == [
         ("input", ("data",), 0.7),
         ("compute", ("forward",), 0.26),
     ]
-    assert found[0].advice == remedies.OF_CAUSES["input"].steps
+    assert found[0].advice == CHANGES["load_ahead"].steps
 
 
 def test_every_kind_of_stage_has_its_advice():
-    from boundby.training.causes import BOUND_OF_STAGE
+    from boundby.training.judgement import BOUND_OF_STAGE
 
-    assert {*BOUND_OF_STAGE.values(), "inconclusive"} == set(remedies.OF_STAGES)
-    assert all(each.steps for each in remedies.OF_STAGES.values())
+    assert {*BOUND_OF_STAGE.values(), "inconclusive"} == set(OF_STAGES)
+    assert all(CHANGES[kind].steps for kind in OF_STAGES.values())

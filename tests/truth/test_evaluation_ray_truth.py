@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent import futures
 from pathlib import Path
 
 import psutil
@@ -30,6 +29,7 @@ ROWS, SHARD_ROWS = 6144, 128
 KILL_EVERY_S, LEAST_KILLS = 4.0, 10
 ATTEMPTS, LEAST_SHARE, MOST_OVERHEAD_S = 3, 0.9, 0.5
 MOST_S = 3.0  # from SIGTERM until a shard is abandoned
+DISTRIBUTE = ray_engine.distribute
 MOST_LEFT_S = 180.0  # two agents of Ray look for their dead server for more than a minute
 
 
@@ -90,7 +90,7 @@ def kill_workers(ended: threading.Event, kills: list[int]) -> None:
 
 def test_two_workers_with_a_thread_each_are_as_fast_as_one_with_two(made, tmp_path, monkeypatch):
     monkeypatch.setitem(planning.SHARD_ROWS, "cpu", SHARD_ROWS)
-    monkeypatch.setattr(ray_engine, "_RayCluster", Together)
+    monkeypatch.setattr(ray_engine, "distribute", together)
     if (os.cpu_count() or 1) < 2:
         pytest.skip("needs two cores")
     rates: dict[int, list[float]] = {1: [], 2: []}
@@ -117,14 +117,10 @@ def test_two_workers_with_a_thread_each_are_as_fast_as_one_with_two(made, tmp_pa
     assert most <= MOST_OVERHEAD_S
 
 
-class Together(ray_engine._RayCluster):
-    """Has shards predicted only when all workers have their model, so that starting does not count."""
-
-    def finished(self, answers):
-        if not self._started:
-            futures.wait(answers)
-            self._started = True
-        return super().finished(answers)
+def together(ray, workers, *arguments):
+    """Have shards predicted only when all workers have their model, so that starting does not count."""
+    ray.get([worker.start.remote() for worker in workers])
+    return DISTRIBUTE(ray, workers, *arguments)
 
 
 def speed(folder: EvaluationFolder, workers: int) -> tuple[float, float]:

@@ -31,8 +31,8 @@ SEAL = re.compile(re.escape(SEAL_KEY) + rb".{2,4}?([0-9a-f]{64})", re.DOTALL)  #
 class Facts:
     """What a part says of itself besides its rows.
 
-    Texts with the same ids are computed once and count once in `computed_texts` and `useful_tokens`. `lengths_sha256`
-    is of the token counts, which decide the batches.
+    Texts with the same ids are computed once and count once in `computed_texts` and `useful_tokens`. `texts_sha256` is
+    of the texts as they were read, `lengths_sha256` of their token counts, which decide the batches.
     """
 
     plan: str
@@ -43,6 +43,7 @@ class Facts:
     useful_tokens: int
     computed_tokens: int
     guarded_texts: int
+    texts_sha256: str
     lengths_sha256: str
 
 
@@ -74,25 +75,6 @@ class Part:
     table: pa.Table
     facts: Facts
     sha256: str
-
-
-def table_of(row_ids: np.ndarray, labels: np.ndarray, lengths: np.ndarray, logits: np.ndarray) -> pa.Table:
-    """Return the rows of a part: prediction, confidence (softmax) and margin (lead of the best logit) from logits."""
-    shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
-    probabilities = shifted / shifted.sum(axis=1, keepdims=True)
-    two_best = np.partition(logits, -2, axis=1)[:, -2:]
-    offsets = np.arange(0, logits.size + 1, logits.shape[1], dtype=np.int32)
-    return pa.table(
-        {
-            "row_id": pa.array(row_ids, pa.int64()),
-            "label": pa.array(labels, pa.int32()),
-            "prediction": pa.array(logits.argmax(axis=1), pa.int32()),
-            "confidence": pa.array(probabilities.max(axis=1), pa.float32()),
-            "margin": pa.array(two_best[:, 1] - two_best[:, 0], pa.float32()),
-            "n_tokens": pa.array(lengths, pa.int32()),
-            "logits": pa.ListArray.from_arrays(offsets, pa.array(logits.ravel(), pa.float32())),
-        }
-    )
 
 
 def lengths_sha256(lengths: np.ndarray) -> str:
@@ -158,27 +140,12 @@ def load_cost(folder: EvaluationFolder, plan: Plan, shard: Shard) -> Cost | None
     return cost if (cost.plan, cost.shard) == (plan.fingerprint, shard.id) else None
 
 
-def fault(table: pa.Table, plan: Plan) -> str | None:
-    """Return what is wrong with the rows of a part, None when nothing is: labels in range, finite logits."""
-    labels = len(plan.identity.labels)
-    for name in ("label", "prediction"):
-        values = table[name].to_numpy()
-        if values.min() < 0 or values.max() >= labels:
-            wrong = int(((values < 0) | (values >= labels)).argmax())
-            return f"row {table['row_id'][wrong]}: {name} {values[wrong]} is not one of {labels} labels"
-    logits = table["logits"].combine_chunks()
-    values = logits.flatten().to_numpy()
-    if values.size != labels * table.num_rows:
-        return f"{values.size} logits for {table.num_rows} rows and {labels} labels"
-    broken = ~np.isfinite(values.reshape(-1, labels)).all(axis=1)
-    return f"row {table['row_id'][int(broken.argmax())]} has logits that are not finite" if broken.any() else None
-
-
 def _is_of(part: Part, plan: Plan, shard: Shard) -> bool:
     facts, table = part.facts, part.table
     if (facts.plan, facts.shard, table.num_rows) != (plan.fingerprint, shard.id, shard.rows):
         return False
-    return rows_sha256(table["row_id"].to_numpy(), table["label"].to_numpy()) == shard.rows_sha256
+    row_ids, labels = table["row_id"].to_numpy(), table["label"].to_numpy()
+    return rows_sha256(row_ids, labels, facts.texts_sha256) == shard.rows_sha256
 
 
 def _with_seal(content: bytes, seal: bytes) -> bytes:

@@ -12,7 +12,7 @@ from boundby import files
 from utils.artifacts import EvaluationFolder
 from utils.errors import InputError
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 BATCHING = "longest-first-1"  # name of the rule that makes batches of a shard's lengths; a new rule gets a new name
 PLAN_COMMAND = "python scripts/evaluate.py plan"
 
@@ -21,7 +21,8 @@ PLAN_COMMAND = "python scripts/evaluate.py plan"
 class Shard:
     """A range of positions in the evaluated rows, `stop` excluded.
 
-    `offset` is the byte of the dataset where its first row begins; `rows_sha256` a hash of its row ids and labels.
+    `offset` is the byte of the dataset where its first row begins; `rows_sha256` a hash of its row ids,
+    texts and labels.
     """
 
     id: int
@@ -40,13 +41,14 @@ class Shard:
 
 @dataclass(frozen=True)
 class Identity:
-    """What is evaluated with what: rows, model, tokenizer, device and versions. Nothing here was measured.
+    """What is evaluated with what: task, rows, model, tokenizer, device and versions. Nothing here was measured.
 
     Of `dataset_rows` rows those are evaluated that come first in the order of `sample_seed`; every row where it is
     None. Hashes are of the files' content. `max_length` is what the settings ask for; the model may take less. So is
     `token_budget`, where None leaves it to planning, and `compile`, where auto does.
     """
 
+    task: str
     rows: int
     dataset_rows: int
     dataset_sha256: str
@@ -102,7 +104,8 @@ class Plan:
     """Everything a prediction depends on, and why its choices are what they are.
 
     `attempt` is set where the evaluations that a store held before were moved aside, and is another one each time: a
-    machine that has kept files of theirs does not take them for those of this one.
+    machine that has kept files of theirs does not take them for those of this one. `check_offsets` are the bytes of the
+    dataset where its shortest and longest rows begin, on which every worker checks its predictor.
     """
 
     identity: Identity
@@ -111,12 +114,13 @@ class Plan:
     places: Places
     reasons: dict[str, Any]
     attempt: str | None = None
+    check_offsets: tuple[int, ...] = ()
 
     @cached_property
     def fingerprint(self) -> str:
         """A hash of what the result depends on; every part carries it, so it is computed once and not per shard."""
         parts = [asdict(self.identity), asdict(self.choices), [asdict(each) for each in self.shards]]
-        return files.sha256_of([*parts, *([self.attempt] if self.attempt else [])])
+        return files.sha256_of([*parts, *self.check_offsets, *([self.attempt] if self.attempt else [])])
 
 
 def save(plan: Plan, folder: EvaluationFolder) -> None:

@@ -1,5 +1,6 @@
 """Make the plan of an evaluation: what it is about, and the choices that are measured once and then hold."""
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,12 +13,14 @@ from boundby import environment, files
 from boundby.device import is_gpu, pick_device
 from boundby.inference import PRECISIONS, PrecisionRule, Predictor, PredictorOptions, choose_precision
 from boundby.inference.planning import SAMPLE_ROWS, Sample, same_guard
+from utils import contents, tasks
 from utils.artifacts import Layout
 from utils.config import Config
-from utils.data import DataReceipt
-from utils.evaluation import budget, compilation, rows
+from utils.data import DataReceipt, Rows
+from utils.errors import InputError
+from utils.evaluation import rows, tuning
 from utils.evaluation.plan import BATCHING, Choices, Identity, Places, Plan
-from utils.model_source import ModelSource, read_labels
+from utils.model_source import FILES, ModelSource
 from utils.models import LoadedModel, effective_max_length
 
 SAMPLE_SEED = 0
@@ -25,7 +28,17 @@ SAMPLE_SEED = 0
 SHARD_ROWS = {"cpu": 1024, "cuda": 16384}
 VERSIONS = ("torch", "transformers", "tokenizers", "numpy", "pyarrow")
 WEIGHTS = ("config.json", "*.safetensors", "*.safetensors.index.json", "*.py")
+ROOT = Path(__file__).resolve().parents[2]
+CODE = (  # of a prediction
+    "boundby/inference",
+    "boundby/device.py",
+    "utils/evaluation",
+    "utils/tasks",
+    "utils/models.py",
+    "utils/data",
+)
 CHECK_TEXTS = 256  # the texts of the self-check: any worker finds the same ones
+CHECK_EXTREMES = 16  # shortest and longest rows of all among them: one of these has the most tokens
 PASSES = 8  # over the sample that choosing a precision takes, text by text and in batches
 PAYS = 10  # times as long as choosing a precision must the evaluation be, unless the settings ask for it
 
@@ -44,6 +57,7 @@ def identity(config: Config, layout: Layout, receipt: DataReceipt, source: Model
     size, seed = _sample(config, receipt.rows)
     model_sha256, tokenizer_sha256 = model_hashes(source.path)
     return Identity(
+        task=source.task,
         rows=size,
         dataset_rows=receipt.rows,
         dataset_sha256=receipt.dataset["sha256"],
@@ -51,7 +65,7 @@ def identity(config: Config, layout: Layout, receipt: DataReceipt, source: Model
         model_fingerprint=source.fingerprint,
         model_sha256=model_sha256,
         tokenizer_sha256=tokenizer_sha256,
-        labels=read_labels(source).names,
+        labels=tuple(receipt.statistics.counts),
         dtype=config.model.dtype,
         matmul_precision=config.model.matmul_precision,
         max_length=config.profiling.max_length,
@@ -61,14 +75,34 @@ def identity(config: Config, layout: Layout, receipt: DataReceipt, source: Model
         compile=config.evaluation.compile,
         device=device.type,
         device_name=device_name(device),
-        versions=environment.versions(VERSIONS),
+        versions=versions(),
     )
 
 
+def versions() -> dict[str, str | None]:
+    """Return the versions of the packages that compute, and a hash of the code of ours that does."""
+    return {**environment.versions(VERSIONS), "boundby_code": _code_sha256()}
+
+
+@functools.cache  # as it was when this process began: what it has imported stays as it is
+def _code_sha256() -> str:
+    folders = [ROOT / name for name in CODE]
+    sources = [path for folder in folders for path in ([folder] if folder.suffix else sorted(folder.rglob("*.py")))]
+    return files.sha256_of({str(path.relative_to(ROOT)): files.sha256(path) for path in sources})
+
+
+def require_planned_model(made: Plan, folder: Path) -> None:
+    """Raise InputError unless `folder` holds just the model and tokenizer that were planned."""
+    if model_hashes(folder) != (made.identity.model_sha256, made.identity.tokenizer_sha256):
+        raise InputError(
+            f"{folder}: holds another model or tokenizer than was planned; bring that one here, or plan anew"
+        )
+
+
 def model_hashes(folder: Path) -> tuple[str, str]:
-    """Return a hash of the model's weights and code, and one of its other files, the tokenizer among them."""
+    """Return a hash of the model's weights and code, and one of its tokenizer and other settings."""
     weights = _matching(folder, WEIGHTS)
-    return _sha256(weights), _sha256([path for path in _matching(folder, ("*",)) if path not in weights])
+    return _sha256(weights), _sha256([path for path in _matching(folder, FILES) if path not in weights])
 
 
 def device_name(device: torch.device) -> str:
@@ -78,17 +112,19 @@ def device_name(device: torch.device) -> str:
 
 def make(wanted: Identity, dataset: Path, loaded: LoadedModel, workers: int) -> Plan:
     """Return a plan for `wanted`: one pass over the dataset, and short measurements where they pay."""
-    shards = tuple(rows.split(dataset, wanted, SHARD_ROWS[wanted.device]))
+    extremes = rows.Extremes(CHECK_EXTREMES)
+    shards = tuple(rows.split(dataset, wanted, SHARD_ROWS[wanted.device], extremes))
+    rows.require_planned(dataset, wanted)
     max_length, _ = effective_max_length(loaded, wanted.max_length)
     threads = max(1, torch.get_num_threads() // workers)
     options = PredictorOptions(max_length, _precision_of(wanted.dtype), wanted.token_budget)
-    check_texts = rows.first_texts(dataset, shards, CHECK_TEXTS)
+    check_texts = rows.check_texts(dataset, shards, extremes.offsets, CHECK_TEXTS)
     predictor = Predictor(loaded.model, loaded.tokenizer, options, check_texts)
-    token_s = budget.seconds_per_token(predictor, check_texts)
+    token_s = tuning.seconds_per_token(predictor, check_texts)
     chosen = _precision(wanted, loaded, predictor, rows.first_rows(dataset, shards, SAMPLE_ROWS), token_s)
     if chosen.options.precision != options.precision:
         predictor = Predictor(loaded.model, loaded.tokenizer, chosen.options, check_texts)
-    texts = rows.first_texts(dataset, shards, budget.SAMPLE_ROWS)
+    texts = rows.first_texts(dataset, shards, tuning.SAMPLE_ROWS)
     found = _budget(wanted, predictor, texts, token_s)
     predictor = predictor.with_token_budget(found.token_budget)
     compiled = _compilation(wanted, loaded, predictor, (check_texts, texts), token_s / workers)
@@ -111,7 +147,7 @@ def make(wanted: Identity, dataset: Path, loaded: LoadedModel, workers: int) -> 
         "compile": compiled.as_dict(),
         "strategy_doubts": list(predictor.doubts),
     }
-    return Plan(wanted, choices, shards, places, reasons)
+    return Plan(wanted, choices, shards, places, reasons, check_offsets=extremes.offsets)
 
 
 def rule_of(precision: str, min_agreement: float) -> PrecisionRule:
@@ -131,14 +167,14 @@ def _precision_of(dtype: str) -> str:
     return dtype if dtype in PRECISIONS else "float32"
 
 
-def _precision(
-    wanted: Identity, loaded: LoadedModel, predictor: Predictor, sample: rows.ShardRows, token_s: float
-) -> _Chosen:
+def _precision(wanted: Identity, loaded: LoadedModel, predictor: Predictor, sample: Rows, token_s: float) -> _Chosen:
     """Return the precision that the settings allow, measured where they ask for it or where it pays.
 
     `same` is never another precision than that of `predictor`, the model's, but for faster kernels of float32.
     """
     options = predictor.options
+    if not tasks.of(wanted.task).HAS_PREDICTED_LABELS:
+        return _unmeasured(options, f"no labels are predicted by model.task={wanted.task}")
     if wanted.precision == "same" and options.precision != "float32":
         return _unmeasured(options, f"evaluation.precision=same computes in model.dtype={wanted.dtype}")
     lengths_s = token_s * len("".join(sample.texts)) / 4  # about four characters make a token
@@ -165,10 +201,10 @@ def _unmeasured(options: PredictorOptions, reason: str) -> _Chosen:
     return _Chosen(options, {"precision": f"not measured: {reason}", "exactness": None, "precision_doubts": []})
 
 
-def _budget(wanted: Identity, predictor: Predictor, texts: Sequence[str], token_s: float) -> budget.Budget:
+def _budget(wanted: Identity, predictor: Predictor, texts: Sequence[str], token_s: float) -> tuning.Budget:
     if wanted.token_budget is not None:
-        return budget.Budget(wanted.token_budget, "evaluation.token_budget")
-    return budget.choose(predictor, texts, wanted.rows, token_s)
+        return tuning.Budget(wanted.token_budget, "evaluation.token_budget")
+    return tuning.choose_budget(predictor, texts, wanted.rows, token_s)
 
 
 def _compilation(
@@ -177,7 +213,7 @@ def _compilation(
     predictor: Predictor,
     texts: tuple[Sequence[str], Sequence[str]],
     token_s: float,
-) -> compilation.Compilation:
+) -> tuning.Compilation:
     """Return whether the layers are compiled; `texts` are those of the self-check and some to measure on."""
     check_texts, sample = texts
     lengths = predictor.tokenize(sample).lengths
@@ -185,9 +221,9 @@ def _compilation(
     def compiled() -> Predictor:
         return Predictor(loaded.model, loaded.tokenizer, replace(predictor.options, compile=True), check_texts)
 
-    measured = sample[: int(np.searchsorted(np.cumsum(lengths), compilation.MEASURED_TOKENS)) + 1]
+    measured = sample[: int(np.searchsorted(np.cumsum(lengths), tuning.MEASURED_TOKENS)) + 1]
     whole_s = token_s * float(lengths.mean()) * wanted.rows
-    return compilation.choose(wanted.compile, predictor, compiled, measured, whole_s)
+    return tuning.choose_compilation(wanted.compile, predictor, compiled, measured, whole_s)
 
 
 def _matching(folder: Path, patterns: Iterable[str]) -> list[Path]:
@@ -195,4 +231,4 @@ def _matching(folder: Path, patterns: Iterable[str]) -> list[Path]:
 
 
 def _sha256(paths: Sequence[Path]) -> str:
-    return files.sha256_of({path.name: files.sha256(path) for path in paths})
+    return files.sha256_of({path.name: contents.sha256(path) for path in paths})

@@ -1,7 +1,7 @@
 """Have shards predicted by actors of Ray: on this machine, or on the cluster that RAY_ADDRESS names.
 
-Ray finds the machines and brings them this project; which worker has which shard, and what is tried again, is the
-business of `Crew`.
+Ray finds the machines, brings them this project, starts a worker again elsewhere when its process or machine is gone,
+and asks it again for what it had. Doing a shard twice is harmless, which its commit sees to.
 """
 
 import contextlib
@@ -9,10 +9,12 @@ import io
 import logging
 import math
 import os
+import platform
 import signal
 import sys
 import tempfile
 import threading
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from dataclasses import dataclass
@@ -21,12 +23,11 @@ from types import ModuleType
 from typing import Any, TextIO
 
 from utils.artifacts import EvaluationFolder
-from utils.errors import EnvironmentLacksError
+from utils.errors import EnvironmentLacksError, InputError, PipelineError
 from utils.evaluation import plan as plans
-from utils.evaluation.crew import Answer, Crew, Handle, WorkerLost
 from utils.evaluation.executors import Executor
-from utils.evaluation.shards import Receipt
-from utils.evaluation.worker import AHEAD, Worker
+from utils.evaluation.shards import Receipt, ShardPredictor
+from utils.evaluation.storage import Storage
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("boundby", "utils")  # of the project, for the workers
@@ -38,6 +39,11 @@ ENVIRONMENT = {
 }
 OBJECT_STORE_BYTES = 100 * 2**20  # receipts are all that passes through it
 STARVED_S = 60.0  # without a worker until that is said
+# Times that a shard may lose its worker. A machine that is taken away says nothing about the shard, so it is many; but
+# a shard that needs more memory than there is would go on for ever.
+MOST_LOSSES = 10
+MOST_FAILURES = 3  # times that the program may fail in a shard, each time in a new process
+AT_ONCE = {"cpu": 1, "cuda": 4}  # shards to ask a worker for: a GPU computes one while the next is tokenized
 LOGGER = logging.getLogger("boundby")
 
 
@@ -51,6 +57,48 @@ class Demand:
     trust_remote_code: bool = False
 
 
+class Worker:
+    """Predicts shards of a plan that is in a folder which all machines share, or in a store."""
+
+    def __init__(self, plan_path: Path, demand: Demand) -> None:
+        self._plan_path, self._demand = plan_path, demand
+        self._predictor: ShardPredictor | None = None
+        self._store = Storage(demand.store_url) if demand.store_url else None
+
+    def open(self) -> ShardPredictor:
+        """Load the model, fetching what is missing here. Raises InputError where this machine cannot do the plan."""
+        if self._predictor is None:
+            if self._store is not None:
+                self._plan_path = self._store.fetch_inputs(Path.cwd())  # which is Ray's copy of the project
+            elif not self._plan_path.exists():
+                raise InputError(
+                    f"{self._plan_path}: cannot be seen on {platform.node()}; put results, data and model into folders "
+                    "that all machines share, or name a store that they all reach as evaluation.storage"
+                )
+            self._predictor = ShardPredictor.open(self._plan_path, trust_remote_code=self._demand.trust_remote_code)
+        return self._predictor
+
+    def start(self) -> list[Receipt]:
+        """Be ready to predict."""
+        self.open()
+        return []
+
+    def predict(self, shards: Sequence[int], wait_for_others: bool) -> list[Receipt]:
+        """Return a receipt for each shard, as `ShardPredictor` does."""
+        predictor = self.open()
+        pulled = self._store.pull(predictor.folder, shards) if self._store else set()
+        if wait_for_others:
+            receipts: Iterator[Receipt] = (predictor.predict_shard(shard, wait=True) for shard in shards)
+        else:
+            receipts = predictor.predict_shards(shards)
+        done = []
+        for receipt in receipts:
+            if self._store:
+                self._store.push(predictor.folder, receipt, pulled)
+            done.append(receipt)
+        return done
+
+
 def on_ray(demand: Demand, note: Callable[[str], None]) -> Executor:
     """Return an executor with workers on Ray, which may come and go; `note` is told of troubles.
 
@@ -59,31 +107,101 @@ def on_ray(demand: Demand, note: Callable[[str], None]) -> Executor:
 
     def execute(plan_path: Path, pending: Sequence[int], wait_for_others: bool) -> Iterator[Receipt]:
         made = plans.load(EvaluationFolder(plan_path.parent))
-        needs = _Needs.of(made, demand)
+        needs = Needs.of(made, demand)
         with _connected(needs, demand.workers or 1) as ray:
-            workers = demand.workers or needs.that_fit(ray.cluster_resources())
-            ahead = 1 if wait_for_others else needs.ahead  # who waits for a shard must hold no other
-            cluster = _RayCluster(ray, needs, (plan_path.absolute(), demand), note)
-            yield from Crew(cluster, workers, ahead, note).receipts(pending, wait_for_others)
+            actor = ray.remote(
+                num_cpus=needs.cpus,
+                num_gpus=needs.gpus,
+                max_restarts=-1,
+                max_task_retries=MOST_LOSSES - 1,
+                runtime_env={"env_vars": {"OMP_NUM_THREADS": str(needs.threads)}},
+            )(Worker)
+            count = min(demand.workers or needs.that_fit(ray.cluster_resources()), len(pending))
+            workers = [actor.remote(plan_path.absolute(), demand) for _ in range(count)]
+            at_once = 1 if wait_for_others else AT_ONCE[made.identity.device]  # who waits must hold no other
+            yield from distribute(ray, workers, pending, at_once, wait_for_others, note)
 
     return execute
 
 
+def distribute(
+    ray: Any,
+    workers: Sequence[Any],
+    pending: Sequence[int],
+    at_once: int,
+    wait_for_others: bool,
+    note: Callable[[str], None],
+) -> Iterator[Receipt]:
+    """Yield a receipt for each shard, which goes to a worker that has its model; what goes wrong in one is tried anew.
+
+    Raises the PipelineError of a worker at once, and one of its own when a shard has failed or lost its worker too
+    often.
+    """
+    waiting, failures = deque(pending), Counter[int]()
+    asked: dict[futures.Future[list[Receipt]], tuple[Any, list[int]]] = {
+        worker.start.remote().future(): (worker, []) for worker in workers
+    }
+    while waiting or any(shards for _, shards in asked.values()):
+        answers = futures.wait(asked, STARVED_S, futures.FIRST_COMPLETED).done  # `ray.wait` would swallow SIGTERM
+        if not answers and not any(shards for _, shards in asked.values()):
+            note(f"Ray has started no worker in {STARVED_S:.0f} s; `ray status` shows what there is")
+        for answer in answers:
+            worker, shards = asked.pop(answer)
+            try:
+                yield from answer.result()
+            except ray.exceptions.RayTaskError as error:
+                _require_another_try(shards, error.cause, failures, note)
+                waiting.extend(shards)
+                ray.kill(worker, no_restart=False)  # an error of CUDA stays with its process
+                asked[worker.start.remote().future()] = worker, []
+                continue
+            except ray.exceptions.RayError as error:
+                raise PipelineError(
+                    f"a worker was lost {_where(shards)}, {MOST_LOSSES} times, at last: "
+                    f"{str(error).strip().splitlines()[0]}. The finished shards stay, the same command goes on"
+                ) from None
+            if waiting:
+                share = min(at_once, -(-len(waiting) // len(workers)))
+                chosen = [waiting.popleft() for _ in range(share)]
+                asked[worker.predict.remote(chosen, wait_for_others).future()] = worker, chosen
+
+
+def _require_another_try(
+    shards: Sequence[int], error: Exception, failures: Counter[int], note: Callable[[str], None]
+) -> None:
+    """Say what went wrong. Raises where trying again is of no use, and where it was tried often enough."""
+    if isinstance(error, PipelineError):
+        raise error
+    failures.update(shards or [-1])
+    times = max(failures[shard] for shard in shards or [-1])
+    what = f"a worker failed {_where(shards)}"
+    reason = f"{type(error).__name__}: {error}"
+    if times >= MOST_FAILURES:
+        raise PipelineError(
+            f"{what}, {times} times, at last: {reason}. The finished shards stay, the same command goes on"
+        )
+    note(f"{what} ({reason}); another takes its place, attempt {times + 1} of {MOST_FAILURES}")
+
+
+def _where(shards: Sequence[int]) -> str:
+    return f"in shard {', '.join(map(str, shards))}" if shards else "while loading the model"
+
+
 @dataclass(frozen=True)
-class _Needs:
+class Needs:
     """What one worker of a plan takes of a machine."""
 
     cpus: int
     gpus: float
     threads: int
-    ahead: int
 
     @classmethod
-    def of(cls, made: plans.Plan, demand: Demand) -> "_Needs":
-        threads, ahead = made.choices.threads_per_worker, AHEAD[made.identity.device]
+    def of(cls, made: plans.Plan, demand: Demand) -> "Needs":
+        """Return the threads of the plan on a CPU, and on a GPU the share of one that is demanded."""
+        threads = made.choices.threads_per_worker
         if made.identity.device == "cpu":
-            return cls(threads, 0, threads, ahead)
-        return cls(1, demand.gpus_per_worker or 1, threads, ahead)  # a machine may have few cores per GPU
+            return cls(threads, 0, threads)
+        return cls(1, demand.gpus_per_worker or 1, threads)  # a machine may have few cores per GPU
 
     def that_fit(self, resources: dict[str, float]) -> int:
         """Return how many workers the cluster has room for now, at least 1: it may grow."""
@@ -91,55 +209,8 @@ class _Needs:
         return max(1, math.floor(resources.get(name, 0) / each + 1e-9))
 
 
-class _RayCluster:
-    """Workers as actors of Ray, none of which Ray restarts."""
-
-    def __init__(self, ray: ModuleType, needs: _Needs, work: tuple[Path, Demand], note: Callable[[str], None]) -> None:
-        self._ray, self._needs, self._work, self._note = ray, needs, work, note
-        self._actor = ray.remote(
-            num_cpus=needs.cpus,
-            num_gpus=needs.gpus,
-            max_restarts=0,
-            max_concurrency=needs.ahead,
-            runtime_env={"env_vars": {"OMP_NUM_THREADS": str(needs.threads)}},
-        )(Worker)
-        self._started = False
-
-    def hire(self) -> Handle:
-        plan_path, demand = self._work
-        return self._actor.remote(plan_path, demand.store_url, trust_remote_code=demand.trust_remote_code)
-
-    def open(self, worker: Any) -> Answer:
-        return worker.open.remote().future()
-
-    def predict(self, worker: Any, shard: int, wait_for_others: bool) -> Answer:
-        return worker.predict.remote(shard, wait_for_others).future()
-
-    def finished(self, answers: Sequence[Any]) -> Sequence[Answer]:
-        # `ray.wait` would swallow SIGTERM.
-        while not (ready := futures.wait(answers, STARVED_S, futures.FIRST_COMPLETED).done):
-            if not self._started:
-                self._note(
-                    f"Ray has started no worker in {STARVED_S:.0f} s; one takes {self._needs.cpus} CPUs and "
-                    f"{self._needs.gpus:g} GPUs. `ray status` shows what there is"
-                )
-        self._started = True
-        return list(ready)
-
-    def result(self, answer: Any) -> Receipt | None:
-        try:
-            return answer.result()
-        except self._ray.exceptions.RayTaskError as error:
-            raise error.cause from None
-        except self._ray.exceptions.RayError as error:
-            raise WorkerLost(str(error).strip().splitlines()[0]) from None
-
-    def dismiss(self, worker: Any) -> None:
-        self._ray.kill(worker)
-
-
 @contextlib.contextmanager
-def _connected(needs: _Needs, workers: int) -> Iterator[ModuleType]:
+def _connected(needs: Needs, workers: int) -> Iterator[ModuleType]:
     """Yield `ray`, connected to the cluster of RAY_ADDRESS, else to a Ray of our own that ends with the block."""
     ray = _imported()
     address = os.environ.get("RAY_ADDRESS") or "local"

@@ -1,39 +1,42 @@
 """Read the normalised dataset by ranges of rows: a shard's rows and no others are in memory."""
 
-import csv
 import hashlib
+import heapq
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
-from utils.data.rows import COLUMNS
-from utils.data.tables import LONGEST_CELL
+from utils import contents
+from utils.data.normalised import Row, Rows, scan
 from utils.errors import InputError
 from utils.evaluation.plan import Identity, Shard
 from utils.model_source import DOWNLOAD
 
-
-class Row(NamedTuple):
-    """One row of the dataset, its position among the rows, and the byte where it begins."""
-
-    position: int
-    offset: int
-    row_id: int
-    text: str
-    label: int
+RESTORE = f"restore what was planned for, or {DOWNLOAD} and evaluate anew"
 
 
-@dataclass(frozen=True, eq=False)
-class ShardRows:
-    """The rows of one shard, in the order of the dataset."""
+class Extremes:
+    """The rows with the shortest and with the longest texts of all that it is shown, by characters, `count` of each."""
 
-    row_ids: np.ndarray
-    labels: np.ndarray
-    texts: Sequence[str]
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._shortest: list[tuple[int, int]] = []  # heaps of characters, less than none for the shortest, and offset
+        self._longest: list[tuple[int, int]] = []
+
+    def see(self, row: Row) -> None:
+        """Take the row into account."""
+        for kept, length in ((self._shortest, -len(row.text)), (self._longest, len(row.text))):
+            if len(kept) < self._count:
+                heapq.heappush(kept, (length, row.offset))
+            elif length > kept[0][0]:
+                heapq.heapreplace(kept, (length, row.offset))
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """The bytes of the dataset where these rows begin, ascending."""
+        return tuple(sorted({offset for _, offset in (*self._shortest, *self._longest)}))
 
 
 def evaluated_positions(dataset_rows: int, rows: int, seed: int | None) -> np.ndarray | None:
@@ -46,48 +49,63 @@ def seeded_order(dataset_rows: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).permutation(dataset_rows)
 
 
-def split(path: Path, identity: Identity, shard_rows: int) -> Iterator[Shard]:
+def split(path: Path, identity: Identity, shard_rows: int, extremes: Extremes | None = None) -> Iterator[Shard]:
     """Yield consecutive shards of at most `shard_rows` rows that cover the evaluated rows once, in one pass.
 
-    Raises InputError when the dataset is not the one of `identity`: too short, too long or with unordered row ids.
+    `extremes` is shown every row. Raises InputError when the dataset is not the one of `identity`: too short, too
+    long or with unordered row ids.
     """
     positions = evaluated_positions(identity.dataset_rows, identity.rows, identity.sample_seed)
-    chosen = _chosen(_scan(path), positions)
+    chosen = _chosen(scan(path), positions)
     last_id = -1
     for number, start in enumerate(range(0, identity.rows, shard_rows)):
         size = min(shard_rows, identity.rows - start)
-        row_ids, labels = np.empty(size, np.int64), np.empty(size, np.int64)
-        offset = count = 0
-        for count, row in enumerate(islice(chosen, size), start=1):
-            offset = row.offset if count == 1 else offset
-            row_ids[count - 1], labels[count - 1] = row.row_id, row.label
-        if count < size:
-            raise InputError(f"{path}: ends after {start + count} of {identity.rows} rows to evaluate; {DOWNLOAD}")
+        read = list(islice(chosen, size))
+        if len(read) < size:
+            raise InputError(f"{path}: ends after {start + len(read)} of {identity.rows} rows to evaluate; {DOWNLOAD}")
+        for row in read if extremes is not None else ():
+            extremes.see(row)
+        rows = Rows.of(read)
+        row_ids = rows.row_ids
         if row_ids[0] <= last_id or (np.diff(row_ids) <= 0).any():
             raise InputError(f"{path}: row_id does not ascend in the rows {row_ids[0]} to {row_ids[-1]}; {DOWNLOAD}")
         last_id = int(row_ids[-1])
-        yield Shard(number, start, start + size, offset, int(row_ids[0]), last_id, rows_sha256(row_ids, labels))
+        sha256 = rows_sha256(row_ids, rows.labels, rows.texts_sha256)
+        yield Shard(number, start, start + size, read[0].offset, int(row_ids[0]), last_id, sha256)
     if positions is None and next(chosen, None) is not None:
         raise InputError(f"{path}: has more than the {identity.rows} rows that its receipt states; {DOWNLOAD}")
 
 
-def read(path: Path, shard: Shard, positions: np.ndarray | None) -> ShardRows:
+def require_planned(path: Path, identity: Identity) -> None:
+    """Raise InputError unless the dataset at `path` has just the bytes that are planned for."""
+    try:
+        found = contents.sha256(path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error}); {DOWNLOAD}") from None
+    if found != identity.dataset_sha256:
+        raise InputError(
+            f"{path}: has changed under the evaluation (sha256 {found[:12]}, planned was "
+            f"{identity.dataset_sha256[:12]}); {RESTORE}"
+        )
+
+
+def read(path: Path, shard: Shard, positions: np.ndarray | None) -> Rows:
     """Return the rows of `shard`. Raises InputError when they are not those that were planned."""
     wanted = None if positions is None else positions[shard.start : shard.stop]
     first = shard.start if wanted is None else int(wanted[0])
-    rows = _together(list(islice(_chosen(_scan(path, shard.offset, first), wanted), shard.rows)))
-    if rows_sha256(rows.row_ids, rows.labels) != shard.rows_sha256:
+    rows = Rows.of(list(islice(_chosen(scan(path, shard.offset, first), wanted), shard.rows)))
+    if rows_sha256(rows.row_ids, rows.labels, rows.texts_sha256) != shard.rows_sha256:
         raise InputError(
-            f"{path}: its rows {shard.first_row_id} to {shard.last_row_id} are not those that were planned"
+            f"{path}: its rows {shard.first_row_id} to {shard.last_row_id} are not those that were planned; {RESTORE}"
         )
     return rows
 
 
-def first_rows(path: Path, shards: Sequence[Shard], rows: int) -> ShardRows:
+def first_rows(path: Path, shards: Sequence[Shard], rows: int) -> Rows:
     """Return about `rows` rows, from the starts of shards that are spread over the dataset."""
     chosen = [shards[index] for index in sorted({round(each) for each in np.linspace(0, len(shards) - 1, 16)})]
     each = -(-rows // len(chosen))
-    return _together([row for shard in chosen for row in islice(_scan(path, shard.offset), min(each, shard.rows))])
+    return Rows.of([row for shard in chosen for row in islice(scan(path, shard.offset), min(each, shard.rows))])
 
 
 def first_texts(path: Path, shards: Sequence[Shard], rows: int) -> Sequence[str]:
@@ -95,17 +113,17 @@ def first_texts(path: Path, shards: Sequence[Shard], rows: int) -> Sequence[str]
     return first_rows(path, shards, rows).texts
 
 
-def rows_sha256(row_ids: np.ndarray, labels: np.ndarray) -> str:
-    """Return a hash of which rows these are, in which order, and their labels."""
-    return hashlib.sha256(np.stack([row_ids, labels]).astype("<i8").tobytes()).hexdigest()
+def check_texts(path: Path, shards: Sequence[Shard], offsets: Sequence[int], rows: int) -> Sequence[str]:
+    """Return what a predictor checks itself on: about `rows` texts from all over, and those that begin at `offsets`."""
+    texts = [*first_texts(path, shards, rows)]
+    for offset in offsets:
+        texts += [row.text for row in islice(scan(path, offset), 1)]
+    return texts
 
 
-def _together(rows: Sequence[Row]) -> ShardRows:
-    return ShardRows(
-        np.fromiter((row.row_id for row in rows), np.int64, len(rows)),
-        np.fromiter((row.label for row in rows), np.int64, len(rows)),
-        [row.text for row in rows],
-    )
+def rows_sha256(row_ids: np.ndarray, labels: np.ndarray, texts_sha256: str) -> str:
+    """Return a hash of which rows these are, in which order, with their labels and texts."""
+    return hashlib.sha256(np.stack([row_ids, labels]).astype("<i8").tobytes() + texts_sha256.encode()).hexdigest()
 
 
 def _chosen(rows: Iterator[Row], positions: np.ndarray | None) -> Iterator[Row]:
@@ -120,28 +138,3 @@ def _chosen(rows: Iterator[Row], positions: np.ndarray | None) -> Iterator[Row]:
         if row.position == following:
             yield row
             following = next(wanted, None)
-
-
-def _scan(path: Path, offset: int = 0, position: int = 0) -> Iterator[Row]:
-    """Yield the rows from the one at `position` on, which begins at byte `offset`; 0 is the start of the file."""
-    csv.field_size_limit(LONGEST_CELL)
-    try:
-        with path.open("rb") as file:
-            file.seek(offset)
-            here = offset
-
-            def lines() -> Iterator[str]:
-                nonlocal here
-                for line in file:
-                    here += len(line)
-                    yield line.decode("utf-8")
-
-            reader = csv.reader(lines(), strict=True)
-            if offset == 0 and next(reader, None) != list(COLUMNS):
-                raise InputError(f"{path}: does not have the columns {', '.join(COLUMNS)}; {DOWNLOAD}")
-            begin = here
-            for row_id, text, label, _ in reader:
-                yield Row(position, begin, int(row_id), text, int(label))
-                position, begin = position + 1, here
-    except (OSError, ValueError, csv.Error) as error:
-        raise InputError(f"{path}: cannot be read ({error}); {DOWNLOAD}") from None

@@ -21,6 +21,7 @@ from utils.evaluation import plan as plans
 from utils.evaluation import planning
 from utils.evaluation.executors import Executor
 from utils.evaluation.shards import Receipt
+from utils.model_source import model_files
 
 AT_ONCE = 64  # files per request for many
 PLAN, PREVIOUS = "plan.json", "previous"
@@ -87,7 +88,7 @@ class Storage:
         made = plans.load(folder)
         dataset, model = _inputs(made)
         copies = {dataset: Path(made.places.dataset)}
-        copies |= {f"{model}/{path.name}": path for path in Path(made.places.model).iterdir() if path.is_file()}
+        copies |= {f"{model}/{path.name}": path for path in model_files(Path(made.places.model))}
         for name, path in copies.items():
             if not self._system.exists(self._at(name)):
                 self._put(path, name)

@@ -5,7 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 from boundby.compare import Comparison
-from boundby.training.shares import Share
+from boundby.training.steps import Share
 from utils.console import printable
 
 UNKNOWN = "unknown"

@@ -11,8 +11,8 @@ import msgspec
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from boundby import files
-from boundby.layers.document import read_profile
 from boundby.layers.records import ModelProfile
+from boundby.layers.report import read_profile
 from boundby.partition import ExecutionPlanner, Infeasible, Link, Links, PartitionPlan, VirtualNode
 from boundby.partition.objectives import Objective
 from boundby.partition.planner import kind_of

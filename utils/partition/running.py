@@ -128,24 +128,23 @@ def _run(file: PlanFile, requests: int) -> Measured:
 
     from boundby.partition.running import run
     from boundby.partition.stages import CutError
-    from utils.layers import architectures, subject
-    from utils.layers.settings import Model
+    from utils.layers import Model, models
 
     torch.manual_seed(SEED)
     planned = file.model
-    which = {"architecture": planned.name} if planned.name in architectures.PRESETS else {"name": planned.name}
+    which = {"architecture": planned.name} if planned.name in models.PRESETS else {"name": planned.name}
     if "name" in which and not Path(planned.name).is_dir() and "/" not in planned.name:
         raise InputError(
             f"the plan is of {planned.name!r}, which is no preset and no folder here; say where the model is: --model"
         )
-    model = subject.prepare(Model(**which, dtype=planned.dtype, device="cpu")).model
+    model = models.prepare(Model(**which, dtype=planned.dtype, device="cpu")).model
     parameters = sum(parameter.numel() for parameter in model.parameters())
     if parameters != planned.parameters:
         raise InputError(
             f"the plan is of another model: it has {planned.parameters:,} parameters, {planned.name} has "
             f"{parameters:,}; profile and plan this one, or name the right one with --model"
         )
-    inputs = architectures.inputs_for(model, planned.batch_size, planned.sequence_length)
+    inputs = models.inputs_for(model, planned.batch_size, planned.sequence_length)
     try:
         return run(model, file.plan, inputs, requests=requests).measured
     except CutError as error:

@@ -9,13 +9,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from utils.plots.style import ALARM, INK, MUTED, Subject, new_figure, number, styled
+from utils.plots.style import ALARM, INK, MUTED, Subject, new_figure, number, picture
 
 RIGHT, WRONG = "#0072B2", "#D55E00"
 GRID = 0.1  # the axes begin at a multiple of it
 
 
-@styled
+@picture("calibration.png", "how often predictions are right, by their confidence")
 def figure(calibration: Mapping[str, Any], about: Subject) -> Figure:
     """Return the reliability diagram and the distribution of what `Reliability.as_dict` gives."""
     drawn = new_figure(about, width=15.5, height=7.2)

@@ -3,32 +3,32 @@
 from collections.abc import Sequence
 
 import numpy as np
+import seaborn
 from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import LinearSegmentedColormap, Normalize, to_rgba
+from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize, PowerNorm
 from matplotlib.figure import Figure
 
-from utils.plots.style import INK, MUTED, Subject, draw_cells, new_figure, number, shortened, styled
+from utils.plots.style import MUTED, Subject, new_figure, number, picture, shortened
 
 SHOWN = 24  # classes: more cannot be read
 OTHERS = "other classes"
 LONGEST_CLASS = 32  # characters
-EMPTY, GREY = to_rgba("white"), to_rgba("#eeeeee")
+GREY = "#eeeeee"
 NO_ROWS = "no rows with this label"
 # From Okabe & Ito's blue and vermillion, which people with any colour vision tell apart; the counts say it again.
 RIGHT = LinearSegmentedColormap.from_list("right", ["#e3eef6", "#0072B2"])
-WRONG = LinearSegmentedColormap.from_list("wrong", ["#fdeee2", "#D55E00"])
-DARK_FROM = 0.6  # of the blues, from which white letters are read better
+WRONG = LinearSegmentedColormap.from_list("wrong", [(0, "white"), (1 / 255, "#fdeee2"), (1, "#D55E00")])
 UPRIGHT = 40  # characters over all columns, up to which names fit side by side
 LEAST_SCALE = 0.1  # of the wrong ones, so that a mistake or two do not look like a disaster
 CELL, LEAST_WIDTH = 0.45, 9.5  # inches
 
 
-@styled
-def figure(confusion: np.ndarray, names: Sequence[str], about: Subject) -> Figure:
+@picture("confusion_matrix.png", "which classes are taken for which")
+def figure(confusion: np.ndarray, about: Subject, names: Sequence[str]) -> Figure:
     """Return the matrix of label (line) by prediction (column); of many classes those that are confused most.
 
-    The predictions of a shown class as one that is not shown are added up in a last column.
+    The predictions of a shown class as one that is not shown are added up in a last column. The wrong ones have a
+    scale of their own, by the root, so that few are seen too.
     """
     shown = chosen(confusion)
     counts = with_others(confusion, shown)
@@ -37,15 +37,48 @@ def figure(confusion: np.ndarray, names: Sequence[str], about: Subject) -> Figur
     axes = drawn.subplots()
     support = confusion.sum(axis=1)[shown]
     shares = counts / np.maximum(support, 1)[:, None]
-    wrong = shares.copy()
-    wrong[np.arange(len(shown)), np.arange(len(shown))] = 0
-    scale = max(float(wrong.max(initial=0.0)), LEAST_SCALE)
-    axes.imshow(_colours(counts, shares, support, scale), aspect="equal" if len(shown) > 4 else "auto")
-    _name(axes, [shortened(names[each], LONGEST_CLASS) for each in shown], counts.shape[1] > len(shown))
-    _count(axes, counts, shares)
+    is_right = np.eye(*counts.shape, dtype=bool)
+    scale = max(float(shares[~is_right].max(initial=0.0)), LEAST_SCALE)
+    has_rows = support[:, None] > 0
+    axes.set_facecolor(GREY)
+    _cells(axes, counts, shares, is_right & has_rows, RIGHT, Normalize(0, 1), "right, of the label's rows")
+    wrong = ~is_right & has_rows
+    _cells(axes, counts, shares, wrong, WRONG, PowerNorm(0.5, 0, scale), "wrong, of the label's rows")
+    for line in np.flatnonzero(support == 0):
+        axes.text(counts.shape[1] / 2, line + 0.5, NO_ROWS, ha="center", va="center", color=MUTED, fontsize=9.5)
+    _name(axes, [shortened(names[number], LONGEST_CLASS) for number in shown], counts.shape[1] > len(shown))
+    axes.set_aspect("equal" if len(shown) > 4 else "auto")
     axes.set_title(_title(confusion, shown, counts), pad=12)
-    _legend(drawn, axes, scale)
     return drawn
+
+
+def _cells(
+    axes: Axes,
+    counts: np.ndarray,
+    shares: np.ndarray,
+    chosen: np.ndarray,
+    colours: Colormap,
+    norm: Normalize,
+    label: str,
+) -> None:
+    """Draw the cells chosen, coloured by their share and with their counts; of the wrong ones none without rows."""
+    counted = np.where((counts > 0) | np.eye(*counts.shape, dtype=bool), np.vectorize(number)(counts), "")
+    seaborn.heatmap(
+        shares,
+        mask=~chosen,
+        norm=norm,
+        cmap=colours,
+        annot=counted,
+        fmt="",
+        annot_kws={"fontsize": 9.5},
+        linewidths=1.0,
+        linecolor="#ededed",
+        ax=axes,
+        cbar_kws={"label": label, "fraction": 0.03, "pad": 0.02, "shrink": 0.8},
+    )
+    ticks = np.array([0, 0.25, 1]) * norm.vmax if isinstance(norm, PowerNorm) else np.array([0, 0.5, 1])
+    axes.collections[-1].colorbar.set_ticks(ticks, labels=[f"{100 * tick:.3g} %" for tick in ticks], minor=False)
+    axes.collections[-1].colorbar.ax.minorticks_off()
 
 
 def chosen(confusion: np.ndarray) -> list[int]:
@@ -90,38 +123,16 @@ def _side_by_side(together: np.ndarray, classes: list[int]) -> list[int]:
     return placed
 
 
-def _colours(counts: np.ndarray, shares: np.ndarray, support: np.ndarray, scale: float) -> np.ndarray:
-    coloured = WRONG(np.sqrt(shares / scale))
-    coloured[counts == 0] = EMPTY
-    for line in range(len(counts)):
-        coloured[line, line] = RIGHT(shares[line, line])
-        if not support[line]:
-            coloured[line, :] = GREY
-    return coloured
-
-
 def _name(axes: Axes, names: Sequence[str], has_others: bool) -> None:
     columns = [*names, OTHERS] if has_others else list(names)
     is_long = max(map(len, columns)) > UPRIGHT / len(columns)
-    axes.set_xticks(range(len(columns)), columns, rotation=90 if is_long else 0)
-    axes.set_yticks(range(len(names)), names)
+    axes.set_xticks(np.arange(len(columns)) + 0.5, columns, rotation=90 if is_long else 0)
+    axes.set_yticks(np.arange(len(names)) + 0.5, names, rotation=0)
+    axes.tick_params(length=0)
     axes.set_xlabel("predicted as")
     axes.set_ylabel("label")
-    draw_cells(axes, len(names), len(columns), color="#ededed", width=1.0)
     if has_others:
-        axes.axvline(len(names) - 0.5, color=MUTED, linewidth=1.2)
-
-
-def _count(axes: Axes, counts: np.ndarray, shares: np.ndarray) -> None:
-    """Write how many rows each cell has, where it has any or should have; a label without rows says so."""
-    look = {"ha": "center", "va": "center", "fontsize": 9.5}
-    for line, row in enumerate(counts):
-        if not row.any():
-            axes.text(len(row) / 2 - 0.5, line, NO_ROWS, color=MUTED, **look)
-            continue
-        for column in {line, *np.flatnonzero(row).tolist()}:
-            is_dark = line == column and shares[line, column] > DARK_FROM
-            axes.text(column, line, number(row[column]), color="white" if is_dark else INK, **look)
+        axes.axvline(len(names), color=MUTED, linewidth=1.2)
 
 
 def _title(confusion: np.ndarray, shown: Sequence[int], counts: np.ndarray) -> str:
@@ -134,17 +145,3 @@ def _title(confusion: np.ndarray, shown: Sequence[int], counts: np.ndarray) -> s
         f"The {len(shown)} most confused of {len(confusion):,} classes: {seen:,} of all {mistakes:,} mistakes "
         "are among them"
     )
-
-
-def _legend(drawn: Figure, axes: Axes, scale: float) -> None:
-    """Say what the colours mean; the wrong ones have a scale of their own, by the root, so that few are seen too."""
-    right = ScalarMappable(Normalize(0, 1), RIGHT)
-    wrong = ScalarMappable(Normalize(0, 1), WRONG)
-    for mappable, ticks, texts, label in (
-        (right, [0, 0.5, 1], ["0 %", "50 %", "100 %"], "right, of the label's rows"),
-        (wrong, [0, 0.5, 1], [f"{100 * scale * each**2:.3g} %" for each in (0, 0.5, 1)], "wrong, of the label's rows"),
-    ):
-        bar = drawn.colorbar(mappable, ax=axes, ticks=ticks, fraction=0.03, pad=0.02, shrink=0.8)
-        bar.ax.set_yticklabels(texts)
-        bar.set_label(label)
-        bar.outline.set_visible(False)

@@ -7,14 +7,14 @@ from matplotlib.figure import Figure
 
 from boundby.layers.ranking import Ranked, blocks, by_self_time
 from boundby.layers.records import ModelProfile
-from utils.plots.style import Subject, new_figure, number, shortened, styled
+from utils.plots.style import Subject, new_figure, number, picture, shortened
 
 SHOWN = 14
 LONGEST_LAYER = 46  # characters
 BLOCK, LAYER, GAIN = "#0072B2", "#56B4E9", "#E69F00"
 
 
-@styled
+@picture("layers.png", "the layers that take most of the time")
 def figure(profile: ModelProfile, about: Subject) -> Figure:
     """Return the figure: blocks that together are the whole model, and layers by their own time alone."""
     wholes, own = blocks(profile)[:SHOWN], by_self_time(profile)[:SHOWN]

@@ -6,7 +6,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from utils.plots.style import ALARM, Subject, new_figure, number, shortened, styled, unit
+from utils.plots.style import ALARM, Subject, new_figure, number, picture, shortened, unit
 from utils.plots.timeline import mark_steps
 
 Use = Mapping[str, Any]
@@ -18,7 +18,7 @@ BYTES = ((1.0, "bytes"), (1e3, "kB"), (1e6, "MB"), (1e9, "GB"))
 ALLOCATED, RESERVED, OWNER, REST = "#0072B2", "#E69F00", "#56B4E9", "#BDBDBD"
 
 
-@styled
+@picture("trace_memory.png", "memory over the time of the trace, and whose it was")
 def figure(trace: Mapping[str, Any], about: Subject) -> Figure:
     """Return the figure for one trace of the document in which memory was recorded."""
     uses = trace["memory"][:SHOWN]

@@ -6,14 +6,14 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from utils.plots.style import Subject, new_figure, number, shortened, styled
+from utils.plots.style import Subject, new_figure, number, picture, shortened
 
 Rows = Sequence[Mapping[str, Any]]
 SHOWN = 12
 LONGEST_OPERATOR = 50  # characters
 
 
-@styled
+@picture("operators.png", "where the traced time goes")
 def figure(rows: Rows, about: Subject) -> Figure:
     """Return the figure for one row per operator: own CPU time and, where it is known, the device time it caused."""
     on_device = [row for row in rows if row["device_total_ms"]]

@@ -17,8 +17,8 @@ from utils.plots.style import (
     Subject,
     new_figure,
     number,
+    picture,
     shortened,
-    styled,
     unit,
 )
 
@@ -34,7 +34,7 @@ HELD = {  # Okabe & Ito's colours
 KEPT_FREE = {"facecolor": "#ECECEC", "hatch": "//", "edgecolor": "#9a9a9a", "linewidth": 0}
 
 
-@styled
+@picture("plan.png", "where one request is at each moment, and what every node holds")
 def figure(plan: PartitionPlan, about: Subject) -> Figure:
     """Return the figure of a plan, a row for each stage from the first one at the top."""
     drawn = new_figure(about, width=18.0, height=3.2 + 1.0 * len(plan.stages))

@@ -1,8 +1,11 @@
 """The roofline: how fast each batch size runs over how much it computes per byte, under the limits of this machine."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -10,12 +13,24 @@ from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.transforms import Bbox
 
 from utils.optimal import MEASURED
-from utils.plots.panel import STATUS_TEXT
-from utils.plots.placement import Places, apart
-from utils.plots.roofs import Point, Roof, Roofs, Rows, points
-from utils.plots.style import ALARM, COLOURS, INK, MARKERS, MUTED, Subject, new_figure, number, shortened, styled, unit
+from utils.plots.style import (
+    ALARM,
+    COLOURS,
+    INK,
+    MARKERS,
+    MUTED,
+    STATUS_TEXT,
+    Rows,
+    Subject,
+    new_figure,
+    number,
+    picture,
+    shortened,
+    unit,
+)
 from utils.render.formatting import listed
 
 FLOP_UNITS = ((1e3, "kFLOP/s"), (1e6, "MFLOP/s"), (1e9, "GFLOP/s"), (1e12, "TFLOP/s"))
@@ -29,8 +44,71 @@ LINES, LINES_AT_MOST = 22, 30  # of the table: its height, and where it is cut
 COLUMNS = ((0.0, "left"), (0.17, "right"), (0.23, "left"), (0.76, "right"), (1.0, "right"))
 LETTERS_OF_A_NOTE = 150
 LETTERS_OF_A_REASON = 105
-Line = tuple[tuple[float, float], tuple[float, float]]
+NEW_MEMORY = "new memory"  # the level of boundby.ceilings that is a cost of allocating, no roof of what is there
+CLEARLY = 1.05  # times the rate in use from which another setting is drawn
+STEP = 4.0  # points between the boxes that stand for a line
+RADII = (11, 15, 20, 26, 33, 41, 50, 60, 72, 85, 100)  # points from a point to the middle of its text
+ANGLES = (45, 90, 135, 0, 180, 315, 270, 225, 22, 67, 112, 157, 338, 292, 248, 202)
+LED_FROM = 18  # points from which a thin line leads from a text to its point
+SPOTS = 25  # along a line where its name may stand
+CLEAR = 3.0  # points around the name of a point
+OUTSIDE = 3.0  # times worse than to cover something
+
+Place = tuple[float, float]
+Box = tuple[float, float, float, float]
+Line = tuple[Place, Place]
 HALO = {"path_effects": [withStroke(linewidth=3, foreground="white")]}
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measured batch size: FLOP per byte, FLOP/s with the ends of its interval, and what it is bound by."""
+
+    row: Mapping[str, Any]
+    intensity: float
+    rate: float
+    low: float
+    high: float
+
+    @property
+    def dtype(self) -> str:
+        """The dtype it ran in."""
+        return self.row["dtype"]
+
+    @property
+    def name(self) -> str:
+        """The batch size, as it is written beside the point."""
+        return str(self.row["batch_size"])
+
+
+@dataclass(frozen=True)
+class Roof:
+    """FLOP/s that one dtype reaches under a setting, which dtypes other than float32 have none of."""
+
+    dtype: str
+    rate: float
+    setting: str
+    is_configured: bool
+
+
+class Roofs:
+    """The ceilings that matter to these dtypes; `levels` are pairs of name and bytes/s, nearest memory first."""
+
+    def __init__(self, ceilings: Mapping[str, Any], dtypes: Iterable[str]) -> None:
+        self.compute = [roof for dtype in dtypes for roof in _roofs(ceilings["compute"], dtype)]
+        known = sorted(ceilings["memory"], key=lambda each: each["working_set_bytes"])
+        self.levels = [(each["level"], each["bytes_per_s"]) for each in known if each["level"] != NEW_MEMORY]
+        self.fastest = max(rate for _, rate in self.levels)
+        self.main_memory = self.levels[-1][1]
+
+    def configured(self, dtype: str) -> Roof | None:
+        """Return the roof of this dtype with the settings in use, None where it was not measured."""
+        return next((roof for roof in self.compute if roof.dtype == dtype and roof.is_configured), None)
+
+    def is_above(self, point: Point) -> bool:
+        """Tell whether a point is faster than its own roof, or than the nearest memory could feed it."""
+        own = self.configured(point.dtype)
+        return point.rate > point.intensity * self.fastest or (own is not None and point.rate > own.rate)
 
 
 def why_not(rows: Rows, ceilings: Mapping[str, Any] | None, reason: str | None) -> str | None:
@@ -43,7 +121,7 @@ def why_not(rows: Rows, ceilings: Mapping[str, Any] | None, reason: str | None) 
     return None if points(rows) else f"no batch size has both FLOPs and bytes: {_why_no_point(example)}"
 
 
-@styled
+@picture("roofline.png", "each batch size under the limits of this machine")
 def figure(rows: Rows, about: Subject, ceilings: Mapping[str, Any]) -> Figure:
     """Return the figure for the rows of a sweep under the ceilings of `boundby.ceilings.Ceilings.as_dict`."""
     found = points(rows)
@@ -127,7 +205,7 @@ class _Diagram:
             text = ", ".join(names) if len(names) <= NAMED_AT_MOST else f"{names[0]} to {names[-1]}"
             places.name_point(middle.intensity, middle.rate / self.scale, text, **look)
 
-    def _together(self, places: Places) -> list[list[Point]]:
+    def _together(self, places: "Places") -> list[list[Point]]:
         """Return the points in groups: neighbours in the sweep that lie on one another have one name."""
         groups: list[list[Point]] = []
         for point in self.points:
@@ -287,7 +365,7 @@ def _notes(rows: Rows, found: Sequence[Point], roofs: Roofs, ceilings: Mapping[s
             f"Doubt: {_named(above)} above a roof. The ceilings were measured on a busier machine, "
             "or the work is counted too high."
         )
-    notes += [f"Doubt: {each.removeprefix('disturbed: ')}" for each in ceilings["doubts"]]
+    notes += [f"Doubt: {each}" for each in ceilings["doubts"]]
     for dtype in dict.fromkeys(point.dtype for point in found):
         if roofs.configured(dtype) is None:
             notes.append(f"No roof for {dtype}: its ceiling was not measured.")
@@ -305,3 +383,173 @@ def _named(rows: Rows) -> str:
     for row in rows:
         sizes.setdefault(row["dtype"], []).append(row["batch_size"])
     return "batch size " + ", ".join(f"{listed(some)} ({dtype})" for dtype, some in sizes.items())
+
+
+def points(rows: Rows) -> list[Point]:
+    """Return a point for every row whose FLOPs, bytes and FLOP/s are known."""
+    found = []
+    for row in rows:
+        if row["flops_per_sec"] and row["flops_per_batch"] and row["bytes_per_batch"]:
+            rate, mean = row["flops_per_sec"], row["latency_per_sample_ms_mean"]
+            low, high = row["latency_per_sample_ms_ci_low"], row["latency_per_sample_ms_ci_high"]
+            ends = (rate * mean / (high or mean), rate * mean / (low or mean))
+            found.append(Point(row, row["flops_per_batch"] / row["bytes_per_batch"], rate, *ends))
+    return found
+
+
+def _roofs(compute: Rows, dtype: str) -> list[Roof]:
+    """Return the roof in use and those of settings that reach clearly more, settings that reach the same as one."""
+    own = [each for each in compute if each["dtype"] == dtype]
+    in_use = next((each for each in own if each["is_configured"]), None)
+    if in_use is None:
+        return []
+    setting = f"precision {in_use['precision']}" if in_use["precision"] else ""
+    found = [Roof(dtype, in_use["flops_per_s"], setting, True)]
+    others = sorted((each for each in own if not each["is_configured"]), key=lambda each: each["flops_per_s"])
+    for each in others:
+        rate, last = each["flops_per_s"], found[-1]
+        if rate > CLEARLY * last.rate:
+            found.append(Roof(dtype, rate, f"precision {each['precision']}", False))
+        elif not last.is_configured:
+            found[-1] = Roof(dtype, rate, f"{last.setting} or {each['precision']}", False)
+    return found
+
+
+class Places:
+    """What is taken in `axes`, in pixels; a text goes where it covers least of it."""
+
+    def __init__(self, axes: Axes) -> None:
+        self.axes = axes
+        self.pixels = axes.figure.dpi / 72
+        self.area: Bbox = axes.get_window_extent()
+        self._taken: list[Box] = []
+
+    def take_point(self, x: float, y: float, points: float) -> None:
+        """Keep texts off a mark of this size at a place in data coordinates."""
+        self._taken.append(_around(self._at(x, y), points * self.pixels, points * self.pixels))
+
+    def take_line(self, start: Place, end: Place) -> None:
+        """Keep texts off a line between two places in data coordinates."""
+        first, last = self._at(*start), self._at(*end)
+        for spot in _between(first, last, STEP * self.pixels):
+            self._taken.append(_around(spot, self.pixels, self.pixels))
+
+    def distance(self, start: Place, end: Place) -> float:
+        """Return the points between two places in data coordinates."""
+        return math.dist(self._at(*start), self._at(*end)) / self.pixels
+
+    def name_point(self, x: float, y: float, text: str, **look: Any) -> Text:
+        """Write `text` beside a place in data coordinates, with a leading line where it had to go far."""
+        name = self.axes.annotate(
+            text, (x, y), (0, 0), textcoords="offset points", ha="center", va="center", annotation_clip=True, **look
+        )
+        width, height = (size + CLEAR * self.pixels for size in _size(name))
+        middle = self._at(x, y)
+        offsets = [(radius * _cos(angle), radius * _sin(angle)) for radius in RADII for angle in ANGLES]
+        boxes = [
+            _around((middle[0] + dx * self.pixels, middle[1] + dy * self.pixels), width, height) for dx, dy in offsets
+        ]
+        best = self._freest([[box] for box in boxes])
+        name.set_position(offsets[best])
+        self._taken.append(boxes[best])
+        if math.hypot(*offsets[best]) > LED_FROM:
+            end = self._place(np.mean(np.reshape(boxes[best], (2, 2)), axis=0))
+            self.axes.plot(*zip((x, y), end, strict=True), color=look.get("color"), linewidth=0.7, zorder=1.5)
+            self.take_line((x, y), end)
+        return name
+
+    def name_line(self, start: Place, end: Place, text: str, **look: Any) -> Text:
+        """Write `text` along the line between two places in data coordinates, over or under it."""
+        first, last = np.array(self._at(*start)), np.array(self._at(*end))
+        along = (last - first) / np.linalg.norm(last - first)
+        turn = math.degrees(math.atan2(along[1], along[0]))
+        name = self.axes.text(*start, text, ha="center", va="center", rotation=turn, rotation_mode="anchor", **look)
+        name.set_rotation(0)
+        width, height = _size(name)
+        name.set_rotation(turn)
+        across = np.array([-along[1], along[0]]) * 0.75 * height
+        shares = [(spot + 0.5) / SPOTS for spot in range(SPOTS)]
+        middles = [first + share * (last - first) + side * across for side in (1, -1) for share in shares]
+        boxes = [
+            [
+                _around(spot, 0.8 * height, 0.8 * height)
+                for spot in _between(middle - along * width / 2, middle + along * width / 2, height / 2)
+            ]
+            for middle in middles
+        ]
+        best = self._freest(boxes)
+        name.set_position(self._place(middles[best]))
+        self._taken += boxes[best]
+        return name
+
+    def _freest(self, candidates: Sequence[Sequence[Box]]) -> int:
+        """Return the first candidate that covers nothing and stays inside, else the one that covers least."""
+        taken = np.array(self._taken).reshape(-1, 4)
+        least, best = math.inf, 0
+        for index, boxes in enumerate(candidates):
+            cost = sum(_covered(box, taken) + OUTSIDE * self._outside(box) for box in boxes)
+            if cost < least:
+                least, best = cost, index
+            if cost < 1:
+                break
+        return best
+
+    def _outside(self, box: Box) -> float:
+        """Return how many square pixels of `box` lie outside the axes."""
+        left, bottom, right, top = box
+        return (right - left) * (top - bottom) - _covered(box, np.array([self.area.extents]))
+
+    def _at(self, x: float, y: float) -> Place:
+        found = self.axes.transData.transform((x, y))
+        return float(found[0]), float(found[1])
+
+    def _place(self, pixels: Any) -> Place:
+        """Return the data coordinates of a pixel."""
+        x, y = self.axes.transData.inverted().transform(pixels)
+        return float(x), float(y)
+
+
+def apart(wanted: Sequence[float], gap: float, top: float) -> list[float]:
+    """Return ascending positions, each as near to the one wanted as a least `gap` and `top` allow."""
+    found: list[float] = []
+    for each in wanted:
+        found.append(max(each, found[-1] + gap) if found else each)
+    ceiling = top
+    for index in range(len(found) - 1, -1, -1):
+        found[index] = min(found[index], ceiling)
+        ceiling = found[index] - gap
+    return found
+
+
+def _between(first: Any, last: Any, step: float) -> Iterator[Place]:
+    first, last = np.array(first), np.array(last)
+    pieces = max(1, math.ceil(float(np.linalg.norm(last - first)) / step))
+    for index in range(pieces + 1):
+        x, y = first + (last - first) * index / pieces
+        yield float(x), float(y)
+
+
+def _covered(box: Box, taken: Any) -> float:
+    """Return how many square pixels of `box` the boxes `taken` cover; where two do, twice."""
+    left, bottom, right, top = box
+    wide = np.minimum(right, taken[:, 2]) - np.maximum(left, taken[:, 0])
+    high = np.minimum(top, taken[:, 3]) - np.maximum(bottom, taken[:, 1])
+    return float(np.sum(np.clip(wide, 0, None) * np.clip(high, 0, None)))
+
+
+def _cos(degrees: float) -> float:
+    return math.cos(math.radians(degrees))
+
+
+def _sin(degrees: float) -> float:
+    return math.sin(math.radians(degrees))
+
+
+def _size(name: Text) -> Place:
+    box = Text.get_window_extent(name)  # that of an annotation would include its arrow
+    return box.width, box.height
+
+
+def _around(middle: Iterable[float], width: float, height: float) -> Box:
+    x, y = middle
+    return x - width / 2, y - height / 2, x + width / 2, y + height / 2

@@ -2,18 +2,20 @@
 
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, ParamSpec
 
-import numpy as np
 from matplotlib import rc_context
-from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
 
 from utils.render.formatting import clean
+
+Arguments = ParamSpec("Arguments")
+Row = Mapping[str, Any]
+Rows = Sequence[Row]
 
 DPI = 150
 INK, MUTED, ALARM = "#222222", "#6b6b6b", "#b5340a"
@@ -45,9 +47,28 @@ SETTINGS = {
     "hatch.linewidth": 0.6,
 }
 
-styled = rc_context(SETTINGS)
+STATUS_TEXT = {"oom": "out of memory", "skipped_oom": "not tried (memory)", "failed": "failed"}
 TIMES = ((1e-3, "µs"), (1.0, "ms"), (1e3, "s"), (60e3, "min"))  # of one unit, in ms
 SIZES = ((1.0, "MB"), (1e3, "GB"), (1e6, "TB"))  # in MB
+
+
+@dataclass(frozen=True)
+class Picture(Generic[Arguments]):
+    """A kind of figure: the name of its file, what a person who cannot see it misses, and what draws it."""
+
+    file: str
+    description: str
+    draw: Callable[Arguments, Figure]
+
+    def __call__(self, *arguments: Arguments.args, **options: Arguments.kwargs) -> Figure:
+        """Return the figure, in the style of all."""
+        with rc_context(SETTINGS):
+            return self.draw(*arguments, **options)
+
+
+def picture(file: str, description: str) -> Callable[[Callable[Arguments, Figure]], Picture[Arguments]]:
+    """Make a picture of the results of a function that returns a figure: `@picture("operators.png", "where …")`."""
+    return lambda draw: Picture(file, description, draw)
 
 
 @dataclass(frozen=True)
@@ -86,16 +107,6 @@ def new_figure(about: Subject, width: float, height: float) -> Figure:
     figure.suptitle(f"{about.title}\n{about.detail}", x=0.01, ha="left", fontsize=size, linespacing=1.5)
     figure.text(0.99, 0.985, note, ha="right", va="top", fontsize=size, color=ALARM, weight="bold")
     return figure
-
-
-def draw_cells(axes: Axes, rows: int, columns: int, *, color: str, width: float) -> None:
-    """Draw lines between the cells of a table, in place of a frame and of ticks."""
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
-    axes.set_xticks(np.arange(columns + 1) - 0.5, minor=True)
-    axes.set_yticks(np.arange(rows + 1) - 0.5, minor=True)
-    axes.grid(which="minor", color=color, linewidth=width)
-    axes.tick_params(which="minor", length=0)
 
 
 def shortened(text: str, longest: int = LONGEST_NAME) -> str:

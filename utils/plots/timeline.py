@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from utils.plots.style import INK, MUTED, Subject, new_figure, number, styled
+from utils.plots.style import INK, MUTED, Subject, new_figure, number, picture
 from utils.trace_analysis import words
 
 Device = Mapping[str, Any]
@@ -35,7 +35,7 @@ IDLE: dict[str, dict[str, str]] = {
 }
 
 
-@styled
+@picture("trace_timeline.png", "work and waiting over the time of the trace")
 def figure(trace: Mapping[str, Any], about: Subject) -> Figure:
     """Return the figure for one trace of the document; it has at least one device with a window."""
     devices = trace["devices"][:SHOWN]

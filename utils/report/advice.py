@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from boundby.verdict import BETTER_KERNELS, REMOVE_PADDING
 from utils.render.formatting import listed, number, times
-from utils.report.sources import ReportData, Row
+from utils.report.sources import Missing, ReportData, Row
 
 LEAST_GAIN = 1.05  # a smaller factor is not worth a change
 STILL_RISING = 1.05  # throughput of the largest batch size over the one before
@@ -67,22 +66,23 @@ def _speed(data: ReportData) -> Iterator[Advice]:
 def _gains(data: ReportData, row: Row) -> Iterator[Advice]:
     """Yield the fixes that the verdict bounds and that somebody can do; measured ones are said elsewhere."""
     for gain in (row.get("verdict") or {}).get("gains", ()):
-        fix, why = gain["fix"], f"{gain['basis'][0].upper()}{gain['basis'][1:]}."
-        if gain["at_most"] < LEAST_GAIN or fix == BETTER_KERNELS or fix.startswith("use batch size"):
+        fix, kind, settings = gain["fix"], gain["kind"], gain["settings"]
+        why = f"{gain['basis'][0].upper()}{gain['basis'][1:]}."
+        if gain["at_most"] < LEAST_GAIN or kind in ("better_kernels", "batch_size"):
             continue
         command = None
-        if fix == REMOVE_PADDING:
+        if kind == "remove_padding":
             fix = "Batch texts of similar length together"
             if data.full and data.full["padding_pct"] < row["padding_pct"]:
                 why += f" The whole-dataset pass sorts them and pads {data.full['padding_pct']:.1f} %."
-        elif fix.startswith("run in "):
-            dtype = fix.removeprefix("run in ")
+        elif kind == "dtype":
+            dtype = settings["dtype"]
             if dtype in data.dtypes:
                 continue  # measured, and said as such
             why += " Labels may change: the command measures the accuracy too."
             command = data.trial(dtype, f"model.dtype={dtype}", "profiling.dtypes=null")
-        elif fix.startswith("float32 products"):
-            precision = fix.split("'")[1]
+        elif kind == "matmul_precision":
+            precision = settings["precision"]
             command = data.trial(precision, f"model.matmul_precision={precision}")
         yield Advice(SPEED, f"{fix[0].upper()}{fix[1:]}", why, command, gain["at_most"])
 
@@ -176,9 +176,9 @@ def _checks(data: ReportData) -> Iterator[Advice]:
             f"Batch size {listed(sizes)}: the interval is too wide. Stop other programs; the command doubles the time."
         )
         yield Advice(CHECK, "Measure noisy batch sizes again", why, command)
-    if data.chosen and not data.operators:
+    if data.chosen and isinstance(data.operators, Missing):
         enabled = [] if data.config.trace.enabled else ["trace.enabled=true"]
-        why = f"The operators are not known: {data.operators_reason}."
+        why = f"The operators are not known: {data.operators.reason}."
         yield Advice(CHECK, "Record a trace", why, data.command.run("--from", "3", *enabled))
     yield from _evaluation(data)
     if data.document["synthetic"]:

@@ -1,11 +1,12 @@
-"""The sweep as a table, what its gaps mean, and which batch size to use."""
+"""The sweep as a table, what its gaps mean, which batch size to use, and whether the targets are met."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from utils.plots import batch_size_comparison, metrics_heatmap
 from utils.render.blocks import Block, DefinitionList, Heading, Paragraph, Table
-from utils.render.formatting import NOTHING, clean, listed, number, spread
-from utils.report.pictures import shown
+from utils.render.formatting import NOTHING, clean, listed, number, spread, unknown
+from utils.report.pictures import Content, show
 from utils.report.sources import ReportData, Row
 
 COLUMNS = (  # key, header
@@ -27,17 +28,27 @@ CHOICES = (
     ("within_gpu_memory", "Within GPU memory"),
     ("under_latency", "Under latency target"),
 )
+UNITS = {
+    "latency_per_sample_ms": ("Latency/sample", "ms", "at most"),
+    "throughput_samples_per_sec": ("Throughput", "samples/s", "at least"),
+    "gpu_memory_mb": ("GPU memory", "MB", "at most"),
+    "gpu_utilization_pct": ("GPU utilisation", "%", "at least"),
+    "accuracy": ("Accuracy", "", "at least"),
+}
+OF_ALL = ("latency_per_sample_ms", "throughput_samples_per_sec", "accuracy")  # where the whole dataset was evaluated
 
 
-def section(data: ReportData) -> list[Block]:
+def section(data: ReportData) -> list[Content]:
     """Return one table per dtype, the reasons for what is missing, the choices and the pictures."""
-    found: list[Block] = [Heading("Batch Size Analysis")]
+    found: list[Content] = [Heading("Batch Size Analysis")]
     if not data.rows:
-        return [*found, Paragraph("No batch size was measured yet.")]
+        found.append(Paragraph("No batch size was measured yet."))
     columns = (*COLUMNS, *(GPU_COLUMNS if data.is_on_gpu else CPU_COLUMNS))
     for dtype in data.dtypes:
         found += [_table(dtype, data.of(dtype), columns), DefinitionList(_choices(data.best[dtype]))]
-    return [*found, *shown(data, data.layout.batch_size_plot), *shown(data, data.layout.heatmap_plot)]
+    found.append(show(data, batch_size_comparison.figure, data.measured, data.choice, data.config.targets))
+    found.append(show(data, metrics_heatmap.figure, data.measured, data.choice))
+    return found
 
 
 def _table(dtype: str, rows: Sequence[Row], columns: Sequence[tuple[str, str]]) -> Table:
@@ -64,11 +75,7 @@ def _cell(key: str, value: float | None) -> str:
 
 def _doubted(rows: Sequence[Row]) -> list[str]:
     """Return which rows are doubtful, and the kinds of their doubts."""
-    found = [
-        f"{row['batch_size']} ({', '.join(dict.fromkeys(doubt.partition(':')[0] for doubt in row['doubts']))})"
-        for row in rows
-        if row["doubts"]
-    ]
+    found = [f"{row['batch_size']} ({', '.join(dict.fromkeys(row['doubt_kinds']))})" for row in rows if row["doubts"]]
     return [f"doubtful: batch size {listed(found)}; why is below, under Doubts"] if found else []
 
 
@@ -99,3 +106,27 @@ def _choice(choice: Mapping[str, Any]) -> str:
     if choice["batch_size"] is None:
         return f"none ({choice['reason']})"
     return f"{choice['batch_size']} ({number(choice['throughput_samples_per_sec'])} samples/s): {choice['reason']}"
+
+
+def targets(data: ReportData) -> list[Block]:
+    """Return each target with the measured value."""
+    heading = Heading("Targets")
+    if not data.targets:
+        return [heading, Paragraph("No target is set (targets.* in the settings).")]
+    judged = [(UNITS[target["name"]][0], _judgement(target, data)) for target in data.targets]
+    found: list[Block] = [heading, DefinitionList(judged)]
+    if list(data.targets) != list(data.document["targets"]):
+        measured = f"{data.layout.metrics.name} has those of the measurement."
+        found.append(Paragraph(f"These are the targets of the present settings; {measured}"))
+    return found
+
+
+def _judgement(target: Row, data: ReportData) -> str:
+    _, unit, direction = UNITS[target["name"]]
+    wanted = f"target {direction} {target['target']:g} {unit}".rstrip()
+    if target["met"] is None:
+        return f"{unknown(target['reason'])}; {wanted}"
+    is_of_all = data.full is not None and target["name"] in OF_ALL
+    where = "over the whole dataset" if is_of_all else f"at batch size {data.choice['batch_size']}"
+    value = f"{number(target['value'])} {unit}".rstrip()
+    return f"{'met' if target['met'] else 'MISSED'}: {value} {where}; {wanted}"

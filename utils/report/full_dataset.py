@@ -1,11 +1,10 @@
-"""The numbers over the whole dataset, where their time went, and how exact they are."""
+"""The numbers over the whole dataset, where their time went, how exact they are, and what the dataset costs."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from utils.render.blocks import Block, DefinitionList, Heading, Paragraph, Table
 from utils.render.formatting import number, quantity, unknown
-from utils.report import cost
 from utils.report.sources import ReportData
 
 PHASES = {
@@ -16,6 +15,9 @@ PHASES = {
 }
 OVERLAPPING = 1.02  # phases over the time of the workers, above which something was done beside computing
 LEAST_REST = 0.005  # of the time, to be shown
+MILLION = 1_000_000
+SECONDS_PER_HOUR = 3600
+SEVERAL = 1.02  # seconds of all machines over those in which any was busy, above which several were
 
 
 def section(data: ReportData) -> list[Block]:
@@ -32,10 +34,7 @@ def _pairs(full: Mapping[str, Any], data: ReportData) -> list[tuple[str, str]]:
     part = f" of {rows:,} (a seeded sample)" if rows and rows != full["samples"] else ""
     return [
         ("Samples", f"{full['samples']:,}{part}"),
-        ("Accuracy", f"{full['accuracy']:.4f} [{full['accuracy_ci_low']:.4f}, {full['accuracy_ci_high']:.4f}] "
-         f"({full['correct']:,} correct; 95 % interval)"),
-        ("F1-Score (Macro)", f"{full['f1_macro']:.4f}"),
-        ("F1-Score (Weighted)", f"{full['f1_weighted']:.4f}"),
+        *data.task.described(full),
         ("Inference time", f"{number(seconds)} s, of which tokenizing {number(full['tokenize_time_s'])} s"),
         ("Latency/sample", f"{number(full['latency_per_sample_ms'])} ms (time divided by samples)"),
         ("Throughput", f"{number(full['throughput_samples_per_sec'])} samples/s, "
@@ -68,7 +67,7 @@ def _ceiling(full: Mapping[str, Any]) -> str:
 
 def _whole_set(full: Mapping[str, Any], data: ReportData, rows: int) -> str:
     """Return what all rows take on these machines, and cost where the price of one is set."""
-    taken = cost.of_pass(full, rows, data.config.pod.price_per_hour)
+    taken = of_pass(full, rows, data.config.pod.price_per_hour)
     hours = _gpu_hours(full, rows) if data.is_on_gpu else "on a CPU (no GPU-hours)"
     return f"{rows:,} samples at {number(full['throughput_samples_per_sec'])} samples/s: {taken}, {hours}"
 
@@ -76,8 +75,8 @@ def _whole_set(full: Mapping[str, Any], data: ReportData, rows: int) -> str:
 def _gpu_hours(full: Mapping[str, Any], rows: int) -> str:
     seconds = full.get("device_time_s")
     if seconds is None:
-        return f"GPU-hours {unknown(cost.reason(full))}"
-    return f"{number(rows / full['samples'] * seconds / cost.SECONDS_PER_HOUR)} GPU-hours"
+        return f"GPU-hours {unknown(reason(full))}"
+    return f"{number(rows / full['samples'] * seconds / SECONDS_PER_HOUR)} GPU-hours"
 
 
 def _exactness(full: Mapping[str, Any]) -> str:
@@ -139,3 +138,51 @@ def _subsets(full: Mapping[str, Any]) -> list[Block]:
         for each in subsets
     ]
     return [Table(["first samples", "accuracy", "F1 macro", "F1 weighted"], rows)]
+
+
+def cost(data: ReportData) -> list[Block]:
+    """Return hours and cost of a million samples and of the dataset; nothing without a price."""
+    price = data.config.pod.price_per_hour
+    if price is None:
+        return []
+    ways: list[tuple[str, Callable[[int], str]]] = []
+    if data.chosen:
+        rate = data.chosen["throughput_samples_per_sec_mean"]
+        how = f"batch size {data.chosen['batch_size']}, texts as they come"
+        ways.append((how, lambda rows: f"{_hours(rows / rate)}, cost {_money(rows / rate, price)}"))
+    if full := data.full:
+        ways.append(("as in the whole-dataset pass", lambda rows: of_pass(full, rows, price)))
+    pairs = [("1 million samples", f"{text(MILLION)} ({how})") for how, text in ways]
+    rows = data.document["dataset"].get("rows")
+    if rows and ways:
+        how, text = ways[-1]
+        pairs.append((f"{rows:,} samples", f"{text(rows)} (this dataset, {how})"))
+    pairs = pairs or [("1 million samples", unknown(data.choice["reason"]))]
+    return [Heading(f"Cost at {price:g} per hour (pod.price_per_hour)"), DefinitionList(pairs)]
+
+
+def of_pass(full: Mapping[str, Any], rows: int, price: float | None) -> str:
+    """Return the hours of so many rows on the machines of this pass, and their cost at this price of one per hour."""
+    scale = rows / full["samples"]
+    seconds, machines_s = full["inference_time_s"], full.get("machine_time_s")
+    said = _hours(scale * seconds)
+    if price is None:
+        return said
+    if machines_s is None:
+        return f"{said}, cost {unknown(reason(full))}"
+    several = f" for {_hours(scale * machines_s)} of all machines" if machines_s > SEVERAL * seconds else ""
+    return f"{said}, cost {_money(scale * machines_s, price)}{several}"
+
+
+def reason(full: Mapping[str, Any]) -> str:
+    """Return why it is not known how long machines and devices were busy in this pass."""
+    return full.get("machine_time_reason") or "an earlier version did not note which machines predicted"
+
+
+def _hours(seconds: float) -> str:
+    return f"{number(seconds / SECONDS_PER_HOUR)} hours"
+
+
+def _money(seconds: float, price: float) -> str:
+    cost = seconds / SECONDS_PER_HOUR * price
+    return f"{cost:,.2f}" if cost >= 1 else number(cost)

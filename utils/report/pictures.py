@@ -1,113 +1,56 @@
-"""Draw every figure there are rows for, say why the others are not drawn, and show one in a section."""
+"""The pictures of the report: sections say which stands where, and of what; here they are drawn or explained."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Any, TypeAlias
+
+from matplotlib.figure import Figure
 
 from boundby import files
+from utils.plots import style
+from utils.plots.style import Picture
 from utils.render import blocks
-from utils.report.sources import Picture, ReportData
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from utils.plots.style import Subject
-
-Drawing: TypeAlias = "tuple[Picture, Callable[[], Figure]]"
+from utils.render.blocks import Block
+from utils.report.sources import Missing, ReportData
 
 
-def draw(data: ReportData) -> tuple[Picture, ...]:
-    """Write the pictures there are rows for; return all of them."""
-    from utils.plots import batch_size_comparison, layers, memory, metrics_heatmap, operators, roofline, style, timeline
+@dataclass(frozen=True)
+class Drawing:
+    """A picture in its place in a section; `reason` says why it is not drawn, None where it is."""
 
-    layout, about = data.layout, style.subject(data.document, data.machine)
-    no_rows = None if data.rows else "not drawn: no batch size was measured yet"
-    no_operators = None if data.operators else f"not drawn: {data.operators_reason}"
-    no_layers = None if data.layers else f"not drawn: {data.layers_reason}"
-    ceilings = data.document["ceilings"]
-    no_roofline = roofline.why_not(data.rows, ceilings, data.document["ceilings_reason"])
-    choice, targets, trace = data.choice, data.config.targets, data.trace or {}
-    plan: list[Drawing] = [
-        (
-            Picture(
-                layout.roofline_plot,
-                "each batch size under the limits of this machine",
-                no_roofline and f"not drawn: {no_roofline}",
-            ),
-            lambda: roofline.figure(data.rows, about, ceilings),
-        ),
-        *_of_predictions(data, about),
-        (
-            Picture(layout.batch_size_plot, "six panels over the batch size", no_rows),
-            lambda: batch_size_comparison.figure(data.rows, about, choice, targets),
-        ),
-        (
-            Picture(layout.heatmap_plot, "every metric of every batch size", no_rows),
-            lambda: metrics_heatmap.figure(data.rows, about, choice),
-        ),
-        (
-            Picture(layout.operators_plot, "where the traced time goes", no_operators),
-            lambda: operators.figure(data.operators, about),
-        ),
-        (
-            Picture(layout.timeline_plot, "work and waiting over the time of the trace", _no_timeline(data)),
-            lambda: timeline.figure(trace, about),
-        ),
-        (
-            Picture(layout.layers_plot, "the layers that take most of the time", no_layers),
-            lambda: layers.figure(data.layers, about),
-        ),
-        (
-            Picture(layout.memory_plot, "memory over the time of the trace, and whose it was", _no_memory(data)),
-            lambda: memory.figure(trace, about),
-        ),
-    ]
-    for picture, make in plan:
-        if picture.reason is None:
-            _save(make(), picture.path)
+    path: Path
+    description: str
+    reason: str | None
+    make: Callable[[], Figure]
+
+
+Content: TypeAlias = Block | Drawing
+
+
+def show(data: ReportData, picture: Picture[Any], values: Any, *more: Any) -> Drawing:
+    """Return the picture of these values in its place; one of them may be missing, which says why it is not drawn."""
+    missing = next((value for value in (values, *more) if isinstance(value, Missing)), None)
+    return Drawing(
+        data.layout.plots / picture.file,
+        picture.description,
+        None if missing is None else f"not drawn: {missing.reason}",
+        lambda: picture(values, style.subject(data.document, data.machine.hardware if data.machine else None), *more),
+    )
+
+
+def draw(drawings: Sequence[Drawing]) -> None:
+    """Write the pictures there are values for, and take away the others: they would pass for this run's."""
+    for drawing in drawings:
+        if drawing.reason is None:
+            with files.replacing(drawing.path) as temporary:
+                drawing.make().savefig(temporary)
         else:
-            picture.path.unlink(missing_ok=True)  # a picture of an earlier run would pass for this one's
-    return tuple(picture for picture, _ in plan)
+            drawing.path.unlink(missing_ok=True)
 
 
-def _of_predictions(data: ReportData, about: "Subject") -> "list[Drawing]":
-    from utils.plots import calibration, confusion
-
-    layout, quality = data.layout, data.quality
-    reason = None if quality else f"not drawn: {data.quality_reason}"
-    return [
-        (
-            Picture(layout.confusion_plot, "which classes are taken for which", reason),
-            lambda: confusion.figure(quality.confusion, quality.names, about),
-        ),
-        (
-            Picture(layout.calibration_plot, "how often predictions are right, by their confidence", reason),
-            lambda: calibration.figure(quality.calibration, about),
-        ),
-    ]
-
-
-def shown(data: ReportData, path: Path) -> list[blocks.Block]:
-    """Return the picture at `path` as a block, nothing where it was not drawn: the list of files says why."""
-    return [
-        blocks.Figure(picture.path, picture.description)
-        for picture in data.pictures
-        if picture.path == path and picture.reason is None
-    ]
-
-
-def _no_timeline(data: ReportData) -> str | None:
-    if data.trace is None:
-        return f"not drawn: {data.trace_reason}"
-    return None if data.trace["devices"][0]["window_ms"] else "not drawn: nothing in the trace takes time"
-
-
-def _no_memory(data: ReportData) -> str | None:
-    if _no_timeline(data) or (data.trace or {}).get("memory"):
-        return _no_timeline(data)
-    return "not drawn: the trace holds no changes of memory (trace.memory)"
-
-
-def _save(figure: "Figure", path: Path) -> None:
-    with files.replacing(path) as temporary:
-        figure.savefig(temporary)
+def placed(content: Sequence[Content]) -> list[Block]:
+    """Return the blocks of a section, with a figure for each picture that is drawn."""
+    figures = [blocks.Figure(part.path, part.description) if isinstance(part, Drawing) else part for part in content]
+    reasons = [part.reason if isinstance(part, Drawing) else None for part in content]
+    return [block for block, reason in zip(figures, reasons, strict=True) if reason is None]

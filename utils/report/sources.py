@@ -1,26 +1,30 @@
 """Read what the steps left in the results folder; what is missing has a reason instead of a value."""
 
 import argparse
+import contextlib
 import csv
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import msgspec
 
 from boundby import files
-from boundby.layers.document import read_profile
 from boundby.layers.records import ModelProfile
+from boundby.layers.report import read_profile
 from boundby.trace import rows_by_name
+from utils import steps, tasks
 from utils.artifacts import METRICS_VERSION, Layout
 from utils.cli import DEFAULT_CONFIG, Run
-from utils.comparison import results
+from utils.comparison.facts import Point, rounds_of, visits_of
 from utils.config import Config
 from utils.errors import InputError
-from utils.evaluation import quality as qualities
-from utils.evaluation.quality import Quality
 from utils.optimal import judge, optimal
 from utils.render.formatting import listed
+from utils.tasks.sequence_classification import quality as qualities
+from utils.tasks.sequence_classification.quality import Quality
 from utils.trace_analysis.document import SCHEMA_VERSION as TRACE_VERSION
 
 Row = Mapping[str, Any]
@@ -55,12 +59,40 @@ class Command:
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A picture of the results; `reason` says why it is not drawn, None where it is."""
+class Missing:
+    """What is not known, and why; it is false, so that `if value` tells whether there is one."""
 
-    path: Path
-    description: str
-    reason: str | None = None
+    reason: str
+
+    def __bool__(self) -> Literal[False]:
+        return False
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The machine that measured: its hardware as `boundby.environment` describes it, and versions of packages."""
+
+    hardware: Mapping[str, Any]
+    versions: Mapping[str, str | None]
+
+
+class Remark(msgspec.Struct, frozen=True):
+    """What a recording lacks, and why."""
+
+    what: str
+    reason: str
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What is read of the manifest of a trace; all empty where there is none."""
+
+    dtype: str | None = None
+    batch_size: int | None = None
+    steps_recorded: int = 0
+    steps_expected: int | None = None
+    unavailable: tuple[Remark, ...] = ()
+    downgrades: tuple[Remark, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -68,7 +100,8 @@ class ReportData:
     """Everything the sections say.
 
     `rows` are those of the sweep, `best` has the choices in each dtype, `chosen` is the row of the optimal batch size
-    in the model's own dtype (None where nothing was measured).
+    in the model's own dtype (None where nothing was measured), `trace` is what the analysis of the trace says, and
+    `quality` is that of the predictions over the whole dataset.
     """
 
     document: Mapping[str, Any]
@@ -79,20 +112,18 @@ class ReportData:
     best: Mapping[str, Mapping[str, Any]]
     chosen: Row | None
     targets: tuple[Row, ...]
-    machine: Mapping[str, Any] | None
-    versions: Mapping[str, Any] | None
-    machine_reason: str | None
-    operators: tuple[Row, ...]
-    operators_reason: str | None
-    manifest: Mapping[str, Any] | None
-    rounds: Mapping[results.Point, Sequence[float]] = field(default_factory=dict)
-    pictures: tuple[Picture, ...] = ()
-    trace: Row | None = None  # what the analysis of the trace says
-    trace_reason: str | None = None  # why there is none
-    layers: ModelProfile | None = None
-    layers_reason: str | None = None
-    quality: Quality | None = None  # of the predictions over the whole dataset
-    quality_reason: str | None = None
+    machine: Machine | Missing
+    manifest: Manifest
+    operators: tuple[Row, ...] | Missing
+    trace: Row | Missing
+    layers: ModelProfile | Missing
+    quality: Quality | Missing
+    rounds: Mapping[Point, Sequence[float]] = field(default_factory=dict)
+
+    @property
+    def measured(self) -> tuple[Row, ...] | Missing:
+        """The rows of the sweep, or that there are none."""
+        return self.rows or Missing("no batch size was measured yet")
 
     @property
     def dtypes(self) -> list[str]:
@@ -108,6 +139,11 @@ class ReportData:
     def full(self) -> Mapping[str, Any] | None:
         """The numbers over the whole dataset."""
         return self.document["full_dataset_metrics"]
+
+    @property
+    def task(self) -> Any:
+        """What the model is used for, which knows what a score is."""
+        return tasks.of(self.document["model"].get("task", tasks.DEFAULT))
 
     @property
     def is_on_gpu(self) -> bool:
@@ -134,12 +170,12 @@ def read(run: Run) -> ReportData:
     }
     optima = {(dtype, choice["batch_size"]) for dtype, choice in list(best.items())[:1]}
     chosen = next((row for row in rows if (row["dtype"], row["batch_size"]) in optima), None)
-    machine, versions, machine_reason = _machine(layout, document["machine_fingerprint"])
-    manifest = _optional(layout.trace_manifest)
-    operators, operators_reason = _operators(layout, document, manifest)
-    trace, trace_reason = _trace(layout, document, manifest)
-    layers, layers_reason = _layers(layout, document, config)
-    quality, quality_reason = _quality(layout, document)
+    manifest = _manifest(layout.trace_manifest)
+    if _is_of_another_model(layout, document):
+        operators = trace = layers = Missing(OTHER_MODEL)
+    else:
+        operators, trace = _operators(layout, manifest), _trace(layout, manifest)
+        layers = _layers(layout, config)
     return ReportData(
         document=document,
         config=config,
@@ -149,19 +185,13 @@ def read(run: Run) -> ReportData:
         best=best,
         chosen=chosen,
         targets=tuple(judge(config.targets, chosen, document["full_dataset_metrics"])),
-        machine=machine,
-        versions=versions,
-        machine_reason=machine_reason,
-        operators=operators,
-        operators_reason=operators_reason,
+        machine=_machine(layout, document["machine_fingerprint"]),
         manifest=manifest,
-        rounds=_rounds(layout) if len(best) > 1 else {},
+        operators=operators,
         trace=trace,
-        trace_reason=trace_reason,
         layers=layers,
-        layers_reason=layers_reason,
-        quality=quality,
-        quality_reason=quality_reason,
+        quality=_quality(layout, document),
+        rounds=_rounds(layout) if len(best) > 1 else {},
     )
 
 
@@ -179,101 +209,98 @@ def _document(path: Path, command: Command) -> Mapping[str, Any]:
     return document
 
 
-def _rounds(layout: Layout) -> dict[results.Point, list[float]]:
+def _rounds(layout: Layout) -> dict[Point, list[float]]:
     """Return the seconds per sample of each round, which only the comparison of dtypes needs; {} without timings."""
     try:
         with layout.raw_samples.open(encoding="utf-8", newline="") as file:
-            return results.rounds_of(results.visits_of(csv.DictReader(file)))
+            return rounds_of(visits_of(csv.DictReader(file)))
     except (OSError, ValueError, KeyError):
         return {}
 
 
-def _optional(path: Path) -> Mapping[str, Any] | None:
+def _manifest(path: Path) -> Manifest:
     try:
-        content = files.read_json(path)
+        return steps.read(path, Manifest)
     except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None
+        return Manifest()
 
 
-def _machine(layout: Layout, fingerprint: str) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None, str | None]:
-    """Return the machine that measured, its versions, and why they are not known.
+def _machine(layout: Layout, fingerprint: str) -> Machine | Missing:
+    """Return the machine that measured.
 
     `run.json` describes the machine of the last step, which may be another one: a report made at home.
     """
-    records = [(_optional(path) or {}).get("parts") for path in (layout.receipt("02"), layout.marker("02"))]
-    run = _optional(layout.run)
-    if run and run.get("machine_fingerprint") == fingerprint:
-        records.append(run)
-    found = next((record for record in records if record and record.get("machine")), None)
-    if found is None:
-        return None, None, f"no file in {layout.results} describes the machine {fingerprint}"
-    return found["machine"], found.get("versions"), None
+    for path in (layout.receipt("02"), layout.marker("02")):
+        with contextlib.suppress(OSError, ValueError):
+            parts = steps.read(path, steps.Marker).parts
+            if parts.machine:
+                return Machine(parts.machine, parts.versions or {})
+    try:
+        run = files.read_json(layout.run)
+    except (OSError, ValueError):
+        run = None
+    if isinstance(run, dict) and run.get("machine_fingerprint") == fingerprint and run.get("machine"):
+        return Machine(run["machine"], run.get("versions") or {})
+    return Missing(f"no file in {layout.results} describes the machine {fingerprint}")
 
 
-def _operators(
-    layout: Layout, document: Mapping[str, Any], manifest: Mapping[str, Any] | None
-) -> tuple[tuple[Row, ...], str | None]:
-    """Return one row per operator of the trace, or none and the reason."""
-    if _is_of_another_model(layout, document):
-        return (), OTHER_MODEL
+def _operators(layout: Layout, manifest: Manifest) -> tuple[Row, ...] | Missing:
+    """Return one row per operator of the trace."""
     try:
         with layout.op_stats.open(encoding="utf-8", newline="") as file:
             rows = rows_by_name(list(csv.DictReader(file)))
     except FileNotFoundError:
-        return (), _why_no_trace(manifest)
+        return _no_trace(manifest)
     except (OSError, ValueError, KeyError, csv.Error) as error:
-        return (), f"{layout.op_stats.name} cannot be read: {error}"
-    return (tuple(rows), None) if rows else ((), "the trace holds no operators")
+        return Missing(f"{layout.op_stats.name} cannot be read: {error}")
+    return tuple(rows) or Missing("the trace holds no operators")
 
 
-def _trace(
-    layout: Layout, document: Mapping[str, Any], manifest: Mapping[str, Any] | None
-) -> tuple[Row | None, str | None]:
-    """Return what the analysis says about the trace, of several ranks about the slowest, or None and the reason."""
+def _trace(layout: Layout, manifest: Manifest) -> Row | Missing:
+    """Return what the analysis says about the trace, of several ranks about the slowest."""
     name = layout.trace_analysis.name
-    if _is_of_another_model(layout, document):
-        return None, OTHER_MODEL
     try:
         analysis = files.read_json(layout.trace_analysis)
         if analysis["schema_version"] != TRACE_VERSION:
-            return None, f"{name} is of version {analysis['schema_version']}, this program reads {TRACE_VERSION}"
+            return Missing(f"{name} is of version {analysis['schema_version']}, this program reads {TRACE_VERSION}")
         trace = analysis["traces"][analysis["slowest"] or 0]
     except FileNotFoundError:
-        return None, _why_no_trace(manifest)
+        return _no_trace(manifest)
     except (OSError, ValueError) as error:
-        return None, f"{name} cannot be read: {error}"
+        return Missing(f"{name} cannot be read: {error}")
     except (KeyError, TypeError, IndexError):
-        return None, f"{name} holds no analysis of a trace"
+        return Missing(f"{name} holds no analysis of a trace")
     missing = [key for key in TRACE_KEYS if not isinstance(trace, dict) or not trace.get(key)]
-    return (None, f"{name} lacks {listed(missing)}") if missing else (trace, None)
+    return Missing(f"{name} lacks {listed(missing)}") if missing else trace
 
 
-def _layers(layout: Layout, document: Mapping[str, Any], config: Config) -> tuple[ModelProfile | None, str | None]:
-    """Return the profile by layer, or None and the reason."""
-    if _is_of_another_model(layout, document):
-        return None, OTHER_MODEL
+def _layers(layout: Layout, config: Config) -> ModelProfile | Missing:
+    """Return the profile by layer."""
     try:
-        return read_profile(layout.layer_summary), None
+        return read_profile(layout.layer_summary)
     except FileNotFoundError:
-        return None, "layers.enabled is false" if not config.layers.enabled else "step 03 has not run"
+        return Missing("step 03 has not run" if config.layers.enabled else "layers.enabled is false")
     except (OSError, ValueError) as error:
-        return None, f"{layout.layer_summary.name} cannot be read: {error}"
+        return Missing(f"{layout.layer_summary.name} cannot be read: {error}")
 
 
-def _quality(layout: Layout, document: Mapping[str, Any]) -> tuple[Quality | None, str | None]:
-    """Return what the predictions are like, or None and the reason."""
+def _quality(layout: Layout, document: Mapping[str, Any]) -> Quality | Missing:
+    """Return what the predictions are like."""
     full = document["full_dataset_metrics"]
     if full is None:
-        return None, f"the dataset was not evaluated: {document['full_dataset_reason']}"
-    return qualities.read(layout.evaluated, full.get("plan"))
+        return Missing(f"the dataset was not evaluated: {document['full_dataset_reason']}")
+    quality, reason = qualities.read(layout.evaluated, full.get("plan"))
+    return quality or Missing(reason or "no reason was recorded")
 
 
 def _is_of_another_model(layout: Layout, document: Mapping[str, Any]) -> bool:
-    traced = (_optional(layout.receipt("03")) or {}).get("parts", {}).get("inputs", {}).get("model")
+    try:
+        traced = steps.read(layout.receipt("03"), steps.Marker).parts.inputs.get("model")
+    except (OSError, ValueError):
+        return False
     return traced not in (None, document["model"].get("fingerprint"))
 
 
-def _why_no_trace(manifest: Mapping[str, Any] | None) -> str:
-    remarks = [f"{remark['what']}: {remark['reason']}" for remark in (manifest or {}).get("downgrades", [])]
-    return "; ".join(remarks) or "step 03 has not run, or was skipped"
+def _no_trace(manifest: Manifest) -> Missing:
+    remarks = [f"{remark.what}: {remark.reason}" for remark in manifest.downgrades]
+    return Missing("; ".join(remarks) or "step 03 has not run, or was skipped")

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from boundby import files
-from boundby.device import is_host
 from boundby.training import ProfilerManager
-from boundby.training.remarks import summary
+from boundby.training.records import summary
 from utils.cli import Terminated
-from utils.training.plan import Plan
+from utils.training.settings import Plan
 
 if TYPE_CHECKING:
     import torch
@@ -86,6 +85,8 @@ class Progress:
             self._usual_s += seconds
         self._pending.append(loss)
         device = getattr(loss, "device", None)
+        from boundby.device import is_host  # which imports torch; a check of a run reads this module without it
+
         if device is None or is_host(device):
             self._resolve()
 

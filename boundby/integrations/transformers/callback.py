@@ -10,17 +10,17 @@ from transformers import TrainerCallback
 
 from boundby.capture import CaptureOptions, Cycle, Schedule
 from boundby.capture.manifest import MAX_TRACE_MB, trace_limit
-from boundby.integrations.transformers.attachment import Attachment
-from boundby.integrations.transformers.hook_marks import HookMarks
-from boundby.integrations.transformers.iteration import (
+from boundby.integrations.transformers.exports import (
+    NO_TRACE_WANTED,
     SNAPSHOT,
     STACKS,
     Exports,
     Iteration,
+    NsightMode,
     folder_name,
     runs_in,
 )
-from boundby.integrations.transformers.nsight import NO_TRACE_WANTED, NsightMode
+from boundby.integrations.transformers.stages import Attachment, HookMarks
 from boundby.training.manager import ManagerOptions, ProfilerManager
 
 logger = logging.getLogger(__name__)
@@ -210,7 +210,12 @@ class ProfCallback(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Keep what was logged."""
-        self._mark(lambda marks: (self.log(state, logs), marks.logged(control)))
+
+        def keep(marks: HookMarks) -> None:
+            self.log(state, logs)
+            marks.logged(control)
+
+        self._mark(keep)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Mark the end of an evaluation."""

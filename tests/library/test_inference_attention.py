@@ -1,0 +1,226 @@
+"""What a model's attention asks for is honoured in packed texts, or they are refused by name."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+from transformers import masking_utils
+
+from boundby.inference import PRECISIONS, Predictor, PredictorOptions, UnsupportedAttention, one_by_one, strategies
+from boundby.inference.batches import Tokens
+from boundby.inference.packing import VARLEN, attention_window, grouped_attention, pack, varlen_attention
+from tests import classifiers
+
+pytestmark = pytest.mark.isa
+
+WINDOW = 8
+LENGTHS = (40, 21, 21, WINDOW + 1, WINDOW, WINDOW - 1, 3, 1)
+CPU = torch.device("cpu")
+# Arguments of tiny configurations whose layers, some or all, have a window; Gemma 2 caps its scores, GPT-OSS has sinks.
+WINDOWED: dict[str, dict[str, Any]] = {
+    "Mistral": {},
+    "Ministral": {},
+    "Ministral3": {},
+    "Mixtral": {"num_local_experts": 2},
+    "Qwen2": {"use_sliding_window": True, "max_window_layers": 1},
+    "Qwen3": {"use_sliding_window": True, "max_window_layers": 1},
+    "SmolLM3": {"use_sliding_window": True, "no_rope_layers": [1, 0]},
+    "Phi3": {},
+    "Starcoder2": {},
+    "Gemma3Text": {"layer_types": ["sliding_attention", "full_attention"]},
+    "Olmo3": {"layer_types": ["sliding_attention", "full_attention"]},
+    "Exaone4": {"sliding_window_pattern": 2},
+    "Gemma2": {},
+    "GptOss": {"num_local_experts": 2, "num_experts_per_tok": 1},
+    "ModernBert": {"local_attention": 2 * WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
+}
+REFUSED = {"Gemma2": "softcap", "GptOss": "s_aux"}
+
+
+@pytest.fixture(scope="module")
+def tokens() -> Tokens:
+    rng = np.random.default_rng(0)
+    return Tokens([rng.integers(1, 50, length).astype(np.int32) for length in LENGTHS], 0)
+
+
+def windowed(family: str) -> Any:
+    import transformers
+
+    sizes = classifiers.SIZES | {"num_key_value_heads": 2, "head_dim": 8, "num_labels": classifiers.LABELS}
+    changes = {"vocab_size": 50, "pad_token_id": 0, "max_position_embeddings": 64, "sliding_window": WINDOW}
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**sizes | changes | WINDOWED[family])
+    model = getattr(transformers, f"{family}ForSequenceClassification")(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.2)
+    return model
+
+
+@pytest.mark.parametrize("family", WINDOWED)
+def test_every_way_that_is_taken_has_the_windows_of_the_model(family: str, tokens: Tokens) -> None:
+    model = windowed(family)
+    rows = range(len(LENGTHS))
+    alone = one_by_one(model, tokens, rows)
+    packed = []
+    for name, make in strategies.candidates(model, None, PRECISIONS["float32"], True):
+        try:
+            with torch.inference_mode():
+                found = make().logits(tokens, rows).numpy()
+        except UnsupportedAttention as refusal:
+            assert refusal.setting == REFUSED[family]
+            continue
+        if family == "ModernBert" and name == "grouped":
+            continue  # whose head is one of its own
+        np.testing.assert_allclose(found, alone, atol=1e-5 * np.abs(alone).max(), rtol=0, err_msg=name)
+        packed += [name] if name.startswith("grouped") else []
+    assert bool(packed) == (family not in {"ModernBert", *REFUSED})
+
+
+@pytest.mark.parametrize("family", ["Mistral", "Qwen2"])
+def test_without_its_window_a_model_answers_otherwise(family: str, tokens: Tokens) -> None:
+    """The comparison above could have failed."""
+    model, whole = windowed(family), windowed(family)
+    changes = {"sliding_window": 64}
+    whole.config.update(changes)
+    mine, other = (one_by_one(each, tokens, range(3)) for each in (model, whole))
+    assert np.abs(mine - other).max() > 0.05 * np.abs(mine).max()
+
+
+def plain_varlen(q: Any, k: Any, v: Any, starts: Any, key_starts: Any, *longest: int, **asked: Any) -> torch.Tensor:
+    """Torch's kernel for variable lengths in plain operations: the last query of a text stands at its last key."""
+    left, right = asked["window_size"]
+    parts = []
+    for number in range(len(starts) - 1):
+        one = (
+            q[starts[number] : starts[number + 1]],
+            *(x[key_starts[number] : key_starts[number + 1]] for x in (k, v)),
+        )
+        queries, keys = len(one[0]), len(one[1])
+        distance = torch.arange(keys) - torch.arange(keys - queries, keys)[:, None]
+        mask = torch.ones_like(distance, dtype=torch.bool)
+        mask &= distance >= -left if left >= 0 else mask
+        mask &= distance <= right if right >= 0 else mask
+        heads = (each.transpose(0, 1)[None] for each in one)
+        found = functional.scaled_dot_product_attention(
+            *heads, attn_mask=mask, scale=asked["scale"], enable_gqa=asked["enable_gqa"]
+        )
+        parts.append(found[0].transpose(0, 1))
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize("trims", [True, False])
+@pytest.mark.parametrize("family", ["Mistral", "Gemma3Text"])
+def test_the_kernel_for_variable_lengths_gets_the_window(
+    family: str, trims: bool, tokens: Tokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch.nn.attention import varlen
+
+    monkeypatch.setattr(varlen, "varlen_attn", plain_varlen)
+    model = windowed(family)
+    with torch.inference_mode():
+        packed = strategies.Packed(model, None, torch.float32, trims, attention=VARLEN)
+        found = packed.logits(tokens, range(len(LENGTHS))).numpy()
+    alone = one_by_one(model, tokens, range(len(LENGTHS)))
+    np.testing.assert_allclose(found, alone, atol=1e-5 * np.abs(alone).max(), rtol=0)
+
+
+def a_pack(length: int, is_causal: bool | None = None) -> Any:
+    return pack([np.ones(length, dtype=np.int32)] * 2, np.array([0, 0]), None, CPU, is_causal)
+
+
+def rule(kind: str) -> Any:
+    return {
+        "causal": masking_utils.causal_mask_function,
+        "all": masking_utils.bidirectional_mask_function,
+        "causal window": masking_utils.sliding_window_causal_mask_function(4),
+        "window": masking_utils.sliding_window_bidirectional_mask_function(4),
+        "chunks": masking_utils.chunked_causal_mask_function(4, torch.zeros(1, dtype=torch.int64)),
+        "prefix": lambda _batch, _head, query, key: (key <= query) | (key < 3),
+        "holes": lambda _batch, _head, query, key: (key <= query) & (key % 7 != 5),
+    }[kind]
+
+
+@pytest.mark.parametrize("length", [10, 700])
+@pytest.mark.parametrize(
+    ("kind", "window"),
+    [("causal", [-1, 0]), ("all", [-1, -1]), ("causal window", [3, 0]), ("window", [4, 4])],
+)
+def test_a_rule_that_is_a_window_is_told_as_one(kind: str, window: list[int], length: int) -> None:
+    with a_pack(length):
+        assert attention_window(mask_function=rule(kind), batch_size=1).tolist() == window
+
+
+def test_a_window_wider_than_the_longest_text_is_none() -> None:
+    with a_pack(4):
+        assert attention_window(mask_function=rule("causal window"), batch_size=1).tolist() == [-1, 0]
+
+
+@pytest.mark.parametrize("length", [40, 700])
+@pytest.mark.parametrize("kind", ["chunks", "prefix", "holes"])
+def test_a_rule_that_is_no_window_is_refused(kind: str, length: int) -> None:
+    with a_pack(length), pytest.raises(UnsupportedAttention) as refusal:
+        attention_window(mask_function=rule(kind), batch_size=1)
+    assert refusal.value.setting == "mask"
+
+
+def test_a_mask_of_another_direction_than_the_trimmed_layer_is_refused() -> None:
+    with a_pack(10, is_causal=True), pytest.raises(UnsupportedAttention):
+        attention_window(mask_function=rule("all"), batch_size=1)
+
+
+@pytest.mark.parametrize("attention", [grouped_attention, varlen_attention])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"softcap": 50.0},
+        {"s_aux": torch.ones(2)},
+        {"position_bias": torch.ones(1, 2, 8, 8)},
+        {"head_mask": torch.ones(2)},
+        {"dropout": 0.1},
+        {"output_attentions": True},
+        {"sliding_window": 3},  # and no mask that would tell in which direction
+        {"never_heard_of": False},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_a_setting_that_packed_texts_do_not_have_is_refused_by_name(attention: Any, settings: dict[str, Any]) -> None:
+    states = torch.ones(1, 2, 8, 4)
+    with a_pack(4), pytest.raises(UnsupportedAttention) as refusal:
+        attention(torch.nn.Identity(), states, states, states, None, **settings)
+    assert refusal.value.setting == next(iter(settings))
+
+
+def test_a_mask_that_the_model_made_itself_is_refused() -> None:
+    states = torch.ones(1, 2, 8, 4)
+    with a_pack(4), pytest.raises(UnsupportedAttention) as refusal:
+        grouped_attention(torch.nn.Identity(), states, states, states, torch.zeros(1, 1, 8, 8))
+    assert refusal.value.setting == "mask"
+
+
+def test_settings_without_effect_change_nothing() -> None:
+    states = torch.randn(1, 2, 8, 4, generator=torch.Generator().manual_seed(0))
+    settings = {
+        "dropout": 0.0,
+        "softcap": None,
+        "sliding_window": 4,
+        "position_ids": torch.arange(8),
+        "use_cache": False,
+    }
+    with a_pack(4):
+        plain, _ = grouped_attention(torch.nn.Identity(), states, states, states, None)
+        given, _ = grouped_attention(torch.nn.Identity(), states, states, states, None, **settings)
+    assert torch.equal(plain, given)
+
+
+def test_a_refusal_is_typed_and_the_next_way_taken(tokens: Tokens) -> None:
+    texts = [" ".join(map(str, ids)) for ids in tokens.ids]
+    predictor = Predictor(windowed("Gemma2"), classifiers.Spelled(), PredictorOptions(64), texts)
+    assert [(each.strategy, each.kind) for each in predictor.check.refusals] == [
+        ("grouped, trimmed", "unsupported"),
+        ("grouped", "unsupported"),
+    ]
+    assert predictor.strategy == "padded on the right without a mask" and predictor.trim

@@ -1,0 +1,166 @@
+"""A result rests on what was read: texts that are edited at any moment end in an error, never in a number."""
+
+import importlib
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from boundby import files
+from tests import evaluation_workplace as workplace
+from utils import contents
+from utils.artifacts import EvaluationFolder
+from utils.baseline import Baseline
+from utils.data import Rows
+from utils.errors import InputError
+from utils.evaluation import parts, planning, shards
+from utils.evaluation import plan as plans
+from utils.evaluation import run as evaluation
+
+QUICK = (
+    "profiling.batch_sizes=[1]",
+    "profiling.num_measurement_runs=1",
+    "profiling.num_warmup_runs=1",
+    "profiling.max_seconds_per_batch_size=0.001",
+)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A dataset in three shards and the command line that evaluates it."""
+    folder = tmp_path_factory.mktemp("content")
+    return folder, workplace.prepare(folder, workplace.texts())
+
+
+@pytest.fixture
+def evaluation_folder(made, tmp_path, monkeypatch):
+    """A folder for results of its own, the command line of an evaluation there, and a dataset that gets restored."""
+    monkeypatch.setitem(planning.SHARD_ROWS, "cpu", workplace.SHARD_ROWS)
+    dataset = made[0] / "data" / "val_df.csv"
+    before = dataset.read_bytes()
+    yield EvaluationFolder(tmp_path / "evaluation"), [*made[1], f"output.results_dir={tmp_path}"], dataset
+    dataset.write_bytes(before)
+
+
+def edit_texts(dataset: Path) -> None:
+    """Give the last row another text: size, times, ids and labels stay."""
+    status, content = dataset.stat(), dataset.read_bytes()
+    head, last = content[: content.rindex(b"\n", 0, -1)], content[content.rindex(b"\n", 0, -1) :]
+    with dataset.open("r+b") as file:  # the same inode
+        file.write(head + last.replace(b" ", b"-"))
+    os.utime(dataset, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert dataset.stat().st_size == status.st_size and dataset.read_bytes() != content
+
+
+def test_texts_edited_after_the_plan_are_not_predicted(evaluation_folder):
+    folder, settings, dataset = evaluation_folder
+    assert workplace.evaluate(settings, "plan") == [0]
+    edit_texts(dataset)
+    assert workplace.evaluate(settings, "run", "finalize") == [2, 2]
+    with pytest.raises(InputError, match="planned"):
+        shards.ShardPredictor.open(folder.plan)
+    assert workplace.results(folder.path) == {}
+
+
+def test_texts_edited_between_two_shards_end_the_second(evaluation_folder):
+    folder, settings, dataset = evaluation_folder
+    assert workplace.evaluate(settings, "plan") == [0]
+    predictor = shards.ShardPredictor.open(folder.plan)
+    assert predictor.predict_shard(0).status == "predicted"
+    edit_texts(dataset)
+    with pytest.raises(InputError, match="rows 32 to 39"):
+        predictor.predict_shard(2)
+    assert list(workplace.results(folder.path)) == ["part-00000.parquet"]
+
+
+def test_texts_edited_before_the_end_give_no_number(evaluation_folder):
+    folder, settings, dataset = evaluation_folder
+    assert workplace.evaluate(settings, "plan", "run") == [0, 0]
+    edit_texts(dataset)
+    with pytest.raises(InputError, match="planned"):
+        evaluation.finalize(plans.load(folder), folder, dataset)
+    assert not folder.metrics.exists() and not folder.predictions.exists()
+
+
+def test_a_part_proves_which_texts_it_was_made_of(evaluation_folder):
+    folder, settings, _ = evaluation_folder
+    assert workplace.evaluate(settings, "plan", "run") == [0, 0]
+    plan = plans.load(folder)
+    part = parts.load(folder, plan, plan.shards[0])
+    other = replace(part.facts, texts_sha256=Rows(None, ["x"], None).texts_sha256)
+    files.write_bytes(folder.part(0), parts.encode(part.table, other))
+    assert parts.load(folder, plan, plan.shards[0]) is None
+
+
+def test_another_model_at_the_planned_place_is_refused_by_every_worker(evaluation_folder):
+    folder, settings, _ = evaluation_folder
+    assert workplace.evaluate(settings, "plan") == [0]
+    weights = Path(plans.load(folder).places.model) / "model.safetensors"
+    before = weights.read_bytes()
+    weights.write_bytes(before[:-4] + b"\0\0\x80\x3f")
+    try:
+        with pytest.raises(InputError, match="another model"):
+            shards.ShardPredictor.open(folder.plan)
+    finally:
+        weights.write_bytes(before)
+    weights.with_name("README.md").write_text("notes beside the weights change nothing")
+    assert shards.ShardPredictor.open(folder.plan).predict_shard(0).status == "predicted"
+
+
+def test_code_that_was_edited_since_the_plan_is_refused(evaluation_folder, monkeypatch):
+    folder, settings, _ = evaluation_folder
+    assert workplace.evaluate(settings, "plan") == [0]
+    planned = planning.versions()
+    monkeypatch.setattr(planning, "versions", lambda: {**planned, "boundby_code": "edited"})
+    assert workplace.evaluate(settings, "run") == [2]
+    with pytest.raises(InputError, match="boundby_code is edited"):
+        shards.ShardPredictor.open(folder.plan)
+    assert workplace.evaluate(settings, "finalize") == [1]  # it computes nothing: only the parts are missing
+
+
+@pytest.mark.parametrize("moment", ["plan", "predict", "conclude"])
+def test_step_02_ends_without_a_number_when_texts_change_during_it(evaluation_folder, monkeypatch, capsys, moment):
+    folder, settings, dataset = evaluation_folder
+    monkeypatch.setattr(Baseline, "_diagnose", lambda *_: None)  # which measures the limits of this machine
+    work, results = getattr(evaluation, moment), folder.path.parent
+
+    def disturbed(*arguments, **options):
+        edit_texts(dataset)
+        return work(*arguments, **options)
+
+    step = importlib.import_module("scripts.02_baseline_inference").main
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluation, moment, disturbed)
+        assert step([*settings, *QUICK]) == 2
+    said = capsys.readouterr().err
+    assert str(dataset) in said and "01_download_data.py" in said
+    assert json.loads((results / "baseline_metrics.json").read_text())["full_dataset_metrics"] is None
+    assert not (results / ".receipts" / "02.json").exists()
+    assert step([*settings, *QUICK, "--resume"]) == 2
+
+
+def test_step_02_runs_again_when_texts_changed_after_it(evaluation_folder, monkeypatch, capsys):
+    _, settings, dataset = evaluation_folder
+    monkeypatch.setattr(Baseline, "_diagnose", lambda *_: None)
+    step = importlib.import_module("scripts.02_baseline_inference").main
+    before = dataset.read_bytes()
+    assert step([*settings, *QUICK]) == 0
+    edit_texts(dataset)
+    assert step([*settings, *QUICK, "--resume"]) == 2
+    assert "step 02: runs (inputs.dataset changed" in capsys.readouterr().err
+    dataset.write_bytes(before)
+
+
+def test_a_hash_is_read_again_while_the_file_may_change_under_the_same_times(tmp_path, monkeypatch):
+    path, read, sha256 = tmp_path / "file", [], files.sha256
+    path.write_text("one")
+    monkeypatch.setattr(files, "sha256", lambda name: read.append(name) or sha256(name))
+    changed_ns = path.stat().st_ctime_ns
+    monkeypatch.setattr(contents.time, "time_ns", lambda: changed_ns + contents.SETTLED_NS)
+    assert contents.sha256(path) == contents.sha256(path) and len(read) == 2
+    monkeypatch.setattr(contents.time, "time_ns", lambda: changed_ns + contents.SETTLED_NS + 1)
+    assert contents.sha256(path) == contents.sha256(path) and len(read) == 3
+    path.write_text("two")
+    assert contents.sha256(path) == sha256(path)

@@ -1,0 +1,516 @@
+"""What there is to say about two runs: which may be compared, what is faster, slower or open, and what differs."""
+
+import csv
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from boundby import files
+from boundby.compare import (
+    MINIMUM_EFFECT,
+    Comparison,
+    Contrast,
+    PairedShares,
+    independent,
+    judge,
+    paired,
+    paired_shares,
+)
+from boundby.stats import estimate
+from utils.artifacts import METRICS_VERSION, EvaluationFolder, Layout
+from utils.errors import InputError
+from utils.optimal import MEASURED
+from utils.visits import Timing, Visit, throughput_rounds, usable
+
+SCHEMA_VERSION = 1
+JUDGED_PARTS = ("config", "code", "versions", "environment")  # of the receipt of step 02
+MODEL_KEYS = ("name", "revision", "fingerprint", "parameters_total", "num_labels")
+FINGERPRINTS = {
+    "machine_fingerprint": "machine (hardware, driver, quota)",
+    "work_fingerprint": "work (rows, labels, max_length, method)",
+}
+DOCUMENT_KEYS = ("machine_fingerprint", "work_fingerprint", "model", "device", "batch_sizes", "full_dataset_metrics")
+LEAST_SHARDS = 5  # as rounds: an interval from fewer says next to nothing
+
+Point = tuple[str, int]  # dtype and batch size
+RECORDED = ({"kind": "recorded", "text": "recorded in raw_samples.csv", "is_passing": True},)
+
+
+@dataclass(frozen=True)
+class Results:
+    """One run: where it lies, its document, and the seconds per sample of each round by dtype and batch size."""
+
+    path: Path
+    layout: Layout
+    document: Mapping[str, Any]
+    rounds: Mapping[Point, list[float]]
+
+    @property
+    def rows(self) -> dict[Point, Mapping[str, Any]]:
+        """The rows of the document by dtype and batch size."""
+        return {(row["dtype"], row["batch_size"]): row for row in self.document["batch_sizes"]}
+
+    @property
+    def dtypes(self) -> list[str]:
+        """The dtypes of the sweep in their order."""
+        return list(dict.fromkeys(row["dtype"] for row in self.document["batch_sizes"]))
+
+
+@dataclass(frozen=True)
+class Shards:
+    """The shards of a pass over the dataset: what makes them the same in another run, and the seconds of each."""
+
+    identity: Mapping[str, Any]
+    seconds: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a comparison. `batch_size` is None for the pass over the whole dataset.
+
+    `comparison` is None where the pass cannot be judged, and `reason` says why; `time_ratio` is there all the same.
+    """
+
+    dtype_a: str
+    dtype_b: str
+    batch_size: int | None
+    samples_per_sec_a: float
+    samples_per_sec_b: float
+    time_ratio: float
+    comparison: Comparison | None = None
+    reason: str | None = None
+    doubts: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> str | None:
+        """The verdict, None where the row is not judged."""
+        return self.comparison.verdict if self.comparison else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the row as plain values."""
+        judged = asdict(self.comparison) if self.comparison else dict.fromkeys(Comparison.__dataclass_fields__)
+        return {
+            "dtype_a": self.dtype_a,
+            "dtype_b": self.dtype_b,
+            "batch_size": self.batch_size,
+            "throughput_a_samples_per_sec": self.samples_per_sec_a,
+            "throughput_b_samples_per_sec": self.samples_per_sec_b,
+            "time_ratio": self.time_ratio,
+            "time_ratio_ci_low": judged["low"],
+            "time_ratio_ci_high": judged["high"],
+            "p_adjusted": judged["p_adjusted"],
+            "verdict": judged["verdict"],
+            "rounds_a": judged["rounds_a"],
+            "rounds_b": judged["rounds_b"],
+            "more_rounds": judged["more_rounds"],
+            "reason": judged["reason"] if self.comparison else self.reason,
+            "doubts": list(self.doubts),
+        }
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """The accuracy of both runs on the rows they have in common, and what may spoil the comparison."""
+
+    shares: PairedShares
+    doubts: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> str:
+        """Whether B is less or more accurate beyond doubt: loss, gain, or no clear difference."""
+        return "loss" if self.shares.high < 0 else "gain" if self.shares.low > 0 else "no clear difference"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the comparison as plain values; shares, not percent."""
+        return {**asdict(self.shares), "verdict": self.verdict, "doubts": list(self.doubts)}
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something that is not the same in both runs, and so may be what is judged."""
+
+    name: str
+    a: Any
+    b: Any
+
+
+@dataclass(frozen=True)
+class Unpaired:
+    """A dtype and batch size that only one run has measured; a status is None where it was not asked for."""
+
+    dtype: str
+    batch_size: int
+    status_a: str | None
+    status_b: str | None
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether B tried and failed where A has a result."""
+        return self.status_a in MEASURED and self.status_b is not None
+
+
+@dataclass(frozen=True)
+class RunComparison:
+    """Everything that is said about A and B."""
+
+    a: Results
+    b: Results
+    minimum_effect: float
+    rows: tuple[Row, ...]
+    accuracy: Accuracy | None
+    missing: tuple[Unpaired, ...]
+    changes: tuple[Change, ...]
+    doubts: tuple[str, ...]
+
+    def of(self, verdict: str) -> list[Row]:
+        """Return the rows with this verdict."""
+        return [row for row in self.rows if row.verdict == verdict]
+
+    @property
+    def verdict(self) -> str:
+        """The headline: regression, improved, ambiguous, same, or not judged; the first of these that holds."""
+        accuracy = self.accuracy.verdict if self.accuracy else None
+        if self.of("slower") or accuracy == "loss" or any(each.is_loss for each in self.missing):
+            return "regression"
+        if self.of("faster") or accuracy == "gain":
+            return "improved"
+        return next((verdict for verdict in ("ambiguous", "same") if self.of(verdict)), "not judged")
+
+    def is_finding(self, strict: bool = False) -> bool:
+        """Tell whether B is a regression; with `strict`, or whether that is open in any row."""
+        return self.verdict == "regression" or (strict and bool(self.of("ambiguous")))
+
+    def as_json(self) -> str:
+        """Return the comparison as one strict JSON document, in ASCII: a console must not change a character of it."""
+        return json.dumps(self.as_dict(), indent=2, allow_nan=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the comparison as plain values."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "verdict": self.verdict,
+            "minimum_effect_pct": 100 * self.minimum_effect,
+            "a": _subject(self.a),
+            "b": _subject(self.b),
+            "rows": [row.as_dict() for row in self.rows],
+            "accuracy": self.accuracy.as_dict() if self.accuracy else None,
+            "missing": [vars(each) | {"is_loss": each.is_loss} for each in self.missing],
+            "changes": [vars(change) for change in self.changes],
+            "doubts": list(self.doubts),
+        }
+
+
+def compare(a: Results, b: Results, minimum_effect_pct: float | None = None, *, force: bool = False) -> RunComparison:
+    """Return what there is to say about B against A; without a minimum effect that of the device is used.
+
+    Raises InputError where machine or work differ, unless `force` turns that into a doubt, and where the runs have
+    no batch size in common.
+    """
+    if minimum_effect_pct is not None and not 0 < minimum_effect_pct < math.inf:
+        raise InputError(f"--minimum-effect is {minimum_effect_pct:g}; give a percentage above 0, such as 2")
+    doubts = [*_differing_ground(a, b, force), *_unfinished(a, b)]
+    least = minimum_effect_pct / 100 if minimum_effect_pct else minimum_effect(a.document, b.document)
+    found = between_runs(a, b, least)
+    if not found:
+        raise InputError(
+            f"{a.path} and {b.path} have no dtype and batch size in common that both have measured; "
+            f"A has {_listed(a.rounds)}, B has {_listed(b.rounds)}"
+        )
+    return RunComparison(a, b, least, tuple(found), accuracy(a, b), _missing(a, b), _changes(a, b), tuple(doubts))
+
+
+def read(path: Path, layout: Layout) -> Results:
+    """Return the run in the folder `path`, or of the metrics file `path`; `layout` gives the names of its files.
+
+    Raises InputError where there is none, or where it cannot be read.
+    """
+    folder, metrics = (path, path / layout.metrics.name) if path.is_dir() else (path.parent, path)
+    layout = replace(layout, results=folder, metrics=metrics)
+    document = _document(metrics)
+    try:
+        measured = {(row["dtype"], row["batch_size"]) for row in document["batch_sizes"] if row["status"] in MEASURED}
+        with layout.raw_samples.open(encoding="utf-8", newline="") as file:
+            visits = visits_of(csv.DictReader(file))
+    except FileNotFoundError:
+        raise InputError(f"{layout.raw_samples} is missing; a comparison needs every timing of the sweep") from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{folder}: its metrics and {layout.raw_samples.name} cannot be read: {error!r}") from None
+    return Results(path, layout, document, rounds_of(visit for visit in visits if _point(visit) in measured))
+
+
+def visits_of(rows: Iterable[Mapping[str, str]]) -> list[Visit]:
+    """Return the visits whose timings are these rows of `raw_samples.csv`."""
+    timings: dict[tuple[str, int, int], list[Timing]] = {}
+    sessions: dict[tuple[str, int, int], str] = {}
+    disturbed: set[tuple[str, int, int]] = set()
+    for row in rows:
+        key = row["dtype"], int(row["batch_size"]), int(row["round"])
+        sessions[key] = row["session"]
+        if row["disturbed"] == "1":
+            disturbed.add(key)
+        timings.setdefault(key, []).append(
+            Timing(
+                quantity=row["quantity"],  # type: ignore[arg-type]
+                index=int(row["index"]),
+                seconds=float(row["seconds"]),
+                samples=int(row["samples"]),
+                tokens_real=int(row["tokens_real"]),
+                tokens_padded=int(row["tokens_padded"]),
+            )
+        )
+    return [
+        Visit(*key, "ok", sessions[key], tuple(found), disturbances=RECORDED if key in disturbed else ())
+        for key, found in timings.items()
+    ]
+
+
+def rounds_of(visits: Iterable[Visit]) -> dict[Point, list[float]]:
+    """Return the seconds per sample of each round that counts, by dtype and batch size."""
+    by_point: dict[Point, list[Visit]] = {}
+    for visit in visits:
+        by_point.setdefault(_point(visit), []).append(visit)
+    rounds = {point: throughput_rounds(usable(found)) for point, found in by_point.items()}
+    return {point: values for point, values in rounds.items() if values}
+
+
+def shards(results: Results) -> Shards | None:
+    """Return the shards of the pass over the dataset; None where the folder has no complete set of them."""
+    folder = EvaluationFolder(results.layout.evaluation)
+    try:
+        plan = files.read_json(folder.plan)
+        costs = [files.read_json(folder.cost(shard["id"])) for shard in plan["shards"]]
+        if any(cost["plan"] != plan["fingerprint"] for cost in costs):
+            return None
+        identity = {name: plan["identity"][name] for name in ("dataset_sha256", "sample_seed")}
+        return Shards({**identity, "shards": plan["shards"]}, tuple(float(cost["seconds"]) for cost in costs))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def predictions(results: Results) -> dict[int, tuple[str, bool]] | None:
+    """Return label name and whether the prediction was right by row id; None where the folder has no predictions."""
+    path = results.layout.predictions
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return {int(row["row_id"]): (row["label_name"], row["correct"] == "1") for row in csv.DictReader(file)}
+    except FileNotFoundError:
+        return None
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path} cannot be read: {error!r}") from None
+
+
+def _document(path: Path) -> Mapping[str, Any]:
+    try:
+        document = files.read_json(path)
+    except FileNotFoundError:
+        raise InputError(f"{path} is missing; give a results folder in which step 02 has run") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read: {error}") from None
+    if not isinstance(document, dict) or document.get("schema_version") != METRICS_VERSION:
+        raise InputError(f"{path} is not a metrics file of schema version {METRICS_VERSION}; measure again (step 02)")
+    absent = [key for key in DOCUMENT_KEYS if key not in document]
+    if absent:
+        raise InputError(f"{path} lacks {', '.join(absent)}; measure again (step 02)")
+    return document
+
+
+def _point(visit: Visit) -> Point:
+    return visit.dtype, visit.batch_size
+
+
+def pair_dtypes(a: Sequence[str], b: Sequence[str]) -> list[tuple[str, str]]:
+    """Return which dtype of A is compared with which of B: equal ones, or the only one of each."""
+    if len(a) == len(b) == 1:
+        return [(a[0], b[0])]
+    return [(dtype, dtype) for dtype in a if dtype in b]
+
+
+def minimum_effect(*documents: Mapping[str, Any]) -> float:
+    """Return the least difference worth a verdict on the devices of these documents, as a share; the largest counts."""
+    kinds = [document["device"].get("type") for document in documents]
+    return max(MINIMUM_EFFECT.get(kind, max(MINIMUM_EFFECT.values())) for kind in kinds)
+
+
+def between_runs(a: Results, b: Results, least_effect: float) -> list[Row]:
+    """Return a row for each batch size both have measured, and one for the pass over the dataset if both made one."""
+    points = [
+        ((dtype_a, size), (dtype_b, size))
+        for dtype_a, dtype_b in pair_dtypes(a.dtypes, b.dtypes)
+        for dtype, size in a.rounds
+        if dtype == dtype_a and (dtype_b, size) in b.rounds
+    ]
+    contrasts = [independent(a.rounds[first], b.rounds[second]) for first, second in points]
+    whole = _whole_dataset(a, b)
+    shards = _shard_contrast(a, b) if whole else None
+    judged = judge([*contrasts, shards] if shards else contrasts, least_effect)
+    rows = [
+        _row((first, second), (a.rounds[first], b.rounds[second]), comparison, _doubts(a, first, b, second))
+        for (first, second), comparison in zip(points, judged[: len(points)], strict=True)
+    ]
+    if whole:
+        rows.append(replace(whole, time_ratio=judged[-1].ratio, comparison=judged[-1]) if shards else whole)
+    return rows
+
+
+def between_dtypes(document: Mapping[str, Any], rounds: Mapping[Point, Sequence[float]]) -> list[dict[str, Any]]:
+    """Return each further dtype of one run against its first, batch size by batch size, as plain rows.
+
+    `rounds` holds the seconds per sample of each round (`rounds_of`). A is the first dtype of every row.
+    """
+    dtypes = list(dict.fromkeys(row["dtype"] for row in document["batch_sizes"]))
+    sizes = list(dict.fromkeys(row["batch_size"] for row in document["batch_sizes"]))
+    pairs = [((dtypes[0], size), (dtype, size)) for dtype in dtypes[1:] for size in sizes]
+    pairs = [pair for pair in pairs if pair[0] in rounds and pair[1] in rounds]
+    contrasts = [independent(rounds[first], rounds[second]) for first, second in pairs]
+    judged = judge(contrasts, minimum_effect(document))
+    return [
+        _row(pair, (rounds[pair[0]], rounds[pair[1]]), comparison).as_dict()
+        for pair, comparison in zip(pairs, judged, strict=True)
+    ]
+
+
+def accuracy(a: Results, b: Results) -> Accuracy | None:
+    """Return how the accuracy differs on the rows both have predicted; None where there are none.
+
+    A row with another label in B is another row: it is left out, like one that only one run has predicted.
+    """
+    first, second = predictions(a) or {}, predictions(b) or {}
+    common = [row for row in first if row in second and first[row][0] == second[row][0]]
+    if not common:
+        return None
+    alone = len(first) + len(second) - 2 * len(common)
+    doubts = (f"{alone} row(s) of one run have no row of equal id and label in the other and are left out",)
+    shares = paired_shares([first[row][1] for row in common], [second[row][1] for row in common])
+    return Accuracy(shares, doubts if alone else ())
+
+
+def _row(
+    pair: tuple[Point, Point],
+    rounds: tuple[Sequence[float], Sequence[float]],
+    comparison: Comparison,
+    doubts: tuple[str, ...] = (),
+) -> Row:
+    (dtype_a, size), (dtype_b, _) = pair
+    rates = [1 / estimate(values).value for values in rounds]
+    return Row(dtype_a, dtype_b, size, rates[0], rates[1], comparison.ratio, comparison, doubts=doubts)
+
+
+def _doubts(a: Results, first: Point, b: Results, second: Point) -> tuple[str, ...]:
+    sides = (("A", a.rows[first]), ("B", b.rows[second]))
+    return tuple(f"{side}: {doubt}" for side, row in sides for doubt in row.get("doubts", ()))
+
+
+def _whole_dataset(a: Results, b: Results) -> Row | None:
+    """Return the pass over the dataset as it stands in both documents, not judged yet; None if one has not made it."""
+    first, second = a.document["full_dataset_metrics"], b.document["full_dataset_metrics"]
+    if not first or not second:
+        return None
+    rates = first["throughput_samples_per_sec"], second["throughput_samples_per_sec"]
+    reason = f"no interval without {LEAST_SHARDS} or more shards that are the same in both runs"
+    return Row(first["dtype"], second["dtype"], None, *rates, time_ratio=rates[0] / rates[1], reason=reason)
+
+
+def _shard_contrast(a: Results, b: Results) -> Contrast | None:
+    first, second = shards(a), shards(b)
+    if not first or not second or first.identity != second.identity or len(first.seconds) < LEAST_SHARDS:
+        return None
+    return paired(first.seconds, second.seconds)
+
+
+def _differing_ground(a: Results, b: Results, force: bool) -> list[str]:
+    """Return a doubt for each fingerprint that is not equal. Raises InputError instead unless `force`."""
+    differing = [
+        name for key, name in FINGERPRINTS.items() if a.document[key] is None or a.document[key] != b.document[key]
+    ]
+    if differing and not force:
+        raise InputError(
+            f"{a.path} and {b.path} differ in their {' and their '.join(differing)}, so a difference in time would "
+            "not tell about model or program; measure both alike, or add --force to compare them all the same"
+        )
+    return [
+        f"the {name} is not the same in both runs: the differences below are not those of the program alone"
+        for name in differing
+    ]
+
+
+def _unfinished(a: Results, b: Results) -> list[str]:
+    return [
+        f"{side}: step 02 had not finished when this was written"
+        for side, run in (("A", a), ("B", b))
+        if run.document.get("complete") is False
+    ]
+
+
+def _missing(a: Results, b: Results) -> tuple[Unpaired, ...]:
+    """Return the points that only one run has measured, in the order of the sweeps; A's dtype names a mapped pair."""
+    to_b = dict(pair_dtypes(a.dtypes, b.dtypes))
+    to_a = {second: first for first, second in to_b.items()}
+    known_a = {point: row["status"] for point, row in a.rows.items()}
+    known_b = {(to_a.get(dtype, dtype), size): row["status"] for (dtype, size), row in b.rows.items()}
+    return tuple(
+        Unpaired(*point, known_a.get(point), known_b.get(point))
+        for point in dict.fromkeys([*known_a, *known_b])
+        if (known_a.get(point) in MEASURED) != (known_b.get(point) in MEASURED)
+    )
+
+
+def _changes(a: Results, b: Results) -> tuple[Change, ...]:
+    """Return by dotted name what is not the same and is what a comparison is made to judge."""
+    parts_a, parts_b = _parts(a), _parts(b)
+    if not parts_a or not parts_b:  # a step that has not finished has no receipt
+        parts_a = parts_b = {}
+    first, second = _flat({**_facts(a), **parts_a}), _flat({**_facts(b), **parts_b})
+    return tuple(
+        Change(name, first.get(name), second.get(name))
+        for name in dict.fromkeys([*first, *second])
+        if first.get(name) != second.get(name)
+    )
+
+
+def _facts(run: Results) -> dict[str, Any]:
+    document = run.document
+    return {
+        "model": {key: document["model"].get(key) for key in MODEL_KEYS},
+        "dtypes": ", ".join(run.dtypes),
+        "boundby_version": document.get("boundby_version"),
+    }
+
+
+def _parts(run: Results) -> dict[str, Any]:
+    """Return what the receipt of step 02 says it depended on; {} where there is none."""
+    try:
+        parts = files.read_json(run.layout.receipt("02"))["parts"]
+        return {name: parts[name] for name in JUDGED_PARTS}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, item in value.items():
+        if isinstance(item, Mapping):
+            flat |= _flat(item, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = item
+    return flat
+
+
+def _subject(run: Results) -> dict[str, Any]:
+    model = run.document["model"]
+    return {
+        "path": str(run.path),
+        "model": model.get("name"),
+        "revision": model.get("revision"),
+        "dtypes": run.dtypes,
+        "written": run.document.get("written"),
+        "boundby_version": run.document.get("boundby_version"),
+        "machine_fingerprint": run.document["machine_fingerprint"],
+        "work_fingerprint": run.document["work_fingerprint"],
+    }
+
+
+def _listed(points: Iterable[Point]) -> str:
+    return ", ".join(f"{dtype} {size}" for dtype, size in points) or "none"

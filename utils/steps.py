@@ -1,0 +1,346 @@
+"""What a step is, whether it must run, and the record that it has: receipts, fingerprints, reasons, run.json.
+
+`steps.toml` is the table of the steps; it stands in a file of its own because the runner, which loads nothing of ours,
+reads it too.
+"""
+
+import functools
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from boundby import __version__, environment, files
+from utils import contents
+from utils.artifacts import Layout
+from utils.config import QUICKSTART, Config
+from utils.quickstart import cache
+
+SCHEMA_VERSION = 1
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("boundby", "utils")
+NOT_OF_VISITS = ("targets", "evaluation")
+SHOWN_CHARACTERS = 60  # of a changed value in a reason
+
+Record = TypeVar("Record", bound=msgspec.Struct)
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One numbered script; `steps.toml` says what its fields mean."""
+
+    script: str
+    skip: str
+    title: str
+    settings: tuple[str, ...]
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    outdates: tuple[str, ...] = ()
+    measures: bool = False
+    check: str | None = None
+
+
+STEPS = msgspec.convert(
+    tomllib.loads(Path(__file__).with_name("steps.toml").read_text(encoding="utf-8")), dict[str, Step]
+)
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """Whether a step runs, and why, in words for the user."""
+
+    run: bool
+    reason: str
+
+
+class Parts(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the result of a step depends on; two runs with equal parts may share results."""
+
+    config: dict[str, Any] = {}
+    code: str | None = None
+    inputs: dict[str, Any] = {}
+    machine: dict[str, Any] | None = None
+    versions: dict[str, Any] | None = None
+    environment: dict[str, Any] | None = None
+
+
+class Marker(msgspec.Struct):
+    """What a step leaves when it starts, so that a kill leaves something to continue."""
+
+    parts: Parts
+    schema_version: int = SCHEMA_VERSION
+
+
+class Output(msgspec.Struct, frozen=True):
+    """One file of a finished step."""
+
+    path: str
+    bytes: int
+    sha256: str
+
+
+class Receipt(msgspec.Struct, kw_only=True):
+    """What a finished step leaves, written last."""
+
+    schema_version: int = SCHEMA_VERSION
+    step: str
+    status: str
+    exit_code: int | None = None
+    started: str | None = None
+    seconds: float | None = None
+    fingerprint: str
+    parts: Parts
+    outputs: list[Output]
+
+
+def outputs(number: str, layout: Layout) -> list[Path]:
+    """Return the files and folders that the step owns, present or not."""
+    return [getattr(layout, name) for name in STEPS[number].outputs]
+
+
+def stale_with(number: str, layout: Layout, *, resumes: bool = False) -> list[Path]:
+    """Return what must be moved away before the step measures again: its outputs, records, and what tells of them.
+
+    On resume the evaluation is kept; its own plan decides what is stale.
+    """
+    owned = [path for path in outputs(number, layout) if not (resumes and path == layout.evaluation)]
+    records = [layout.receipt(number), layout.marker(number)]
+    logs = sorted(layout.receipt(number).parent.glob(f"{number}-*.jsonl"))  # of visits
+    outdated = [path for other in STEPS[number].outdates for path in (*outputs(other, layout), layout.receipt(other))]
+    return [*owned, *records, *logs, *outdated]
+
+
+def sweep_dtypes(config: Config) -> list[str]:
+    """Return the dtypes the sweep is made in; the first is the model's own."""
+    others = [dtype for dtype in config.profiling.dtypes or [] if dtype != config.model.dtype]
+    return [config.model.dtype, *others]
+
+
+def parts(number: str, config: Config, layout: Layout) -> Parts:
+    """Return what the step's result depends on."""
+    step = STEPS[number]
+    known = {
+        "config": settings_of(number, config),
+        "code": code_hash(ROOT, step.script),
+        "inputs": {name: _input(name, config, layout) for name in step.inputs},
+    }
+    if step.measures:
+        known |= {"machine": environment.hardware(), "versions": environment.versions()}
+        known |= {"environment": environment.settings()}
+    return msgspec.convert(known, Parts)
+
+
+def settings_of(number: str, config: Config) -> dict[str, Any]:
+    """Return the settings that the step reads, by dotted key."""
+    settings = config.model_dump(mode="json")
+    return {
+        key: functools.reduce(lambda value, part: value[part], key.split("."), settings)
+        for key in STEPS[number].settings
+    }
+
+
+def decide(number: str, config: Config, layout: Layout) -> Decision:
+    """Return whether `--resume` must run the step, and the reason."""
+    if number == "00":
+        return Decision(True, "the environment is checked every time")
+    try:
+        receipt = read(layout.receipt(number), Receipt)
+    except OSError:
+        started = layout.marker(number).exists()
+        return Decision(True, "an earlier run did not finish" if started else "it has not run yet")
+    except ValueError:
+        return Decision(True, "its receipt is damaged or of another version")
+    if receipt.schema_version != SCHEMA_VERSION:
+        return Decision(True, "its receipt is of another version")
+    if receipt.status != "ok":
+        return Decision(True, f"it ended with status {receipt.status}")
+    reason = (
+        difference(receipt.parts, parts(number, config, layout))
+        or _damaged_output(receipt, layout)
+        or (_missing_model(config, layout) if number == "01" else None)
+    )
+    return Decision(True, reason) if reason else Decision(False, "up to date")
+
+
+def difference(old: Parts, new: Parts) -> str | None:
+    """Return the first change between two sets of parts as a readable reason, or None when they are equal."""
+    if old.code != new.code:
+        return "the program changed"
+    return _first_change(msgspec.structs.asdict(old), msgspec.structs.asdict(new), "")
+
+
+def begin(number: str, layout: Layout, recorded: Parts) -> None:
+    """Mark the step as started, with what its result will depend on, so that a kill leaves something to continue."""
+    files.write_json(layout.marker(number), msgspec.to_builtins(Marker(recorded)))
+    layout.receipt(number).unlink(missing_ok=True)  # only now: a kill between the two must leave one of them
+
+
+def continuation(number: str, recorded: Parts, layout: Layout) -> Decision:
+    """Return whether the work of an earlier attempt must be thrown away (`run`), and why."""
+    for path in (layout.marker(number), layout.receipt(number)):
+        try:
+            earlier = read(path, Marker).parts
+        except (OSError, ValueError):
+            continue
+        changed = difference(_of_visits(earlier), _of_visits(recorded))
+        return Decision(True, changed) if changed else Decision(False, "same settings, program, data and machine")
+    return Decision(True, "there is no earlier attempt")
+
+
+def finish(number: str, layout: Layout, recorded: Parts, **facts: Any) -> None:
+    """Write the receipt of a finished step, with size and SHA-256 of every file it owns."""
+    owned = sorted(path for output in outputs(number, layout) for path in _files(output))
+    receipt = Receipt(
+        step=number,
+        **facts,
+        fingerprint=files.sha256_of(msgspec.to_builtins(recorded)),
+        parts=recorded,
+        outputs=[Output(str(path), path.stat().st_size, files.sha256(path)) for path in owned],
+    )
+    files.write_json(layout.receipt(number), msgspec.to_builtins(receipt))
+    layout.marker(number).unlink(missing_ok=True)
+
+
+def read(path: Path, kind: type[Record]) -> Record:
+    """Return the JSON of a file as a record. Raises OSError, and ValueError where it is not one."""
+    return msgspec.json.decode(path.read_bytes(), type=kind)
+
+
+def record(number: str, layout: Layout, config: Config, status: Mapping[str, Any]) -> None:
+    """Write the state of the step into `run.json`, beside what earlier steps have written.
+
+    It holds what ran on what machine, with which settings and versions, and how each step ended.
+    """
+    try:
+        before = files.read_json(layout.run)
+    except (OSError, ValueError):
+        before = {}
+    try:
+        receipt = files.read_json(layout.data_receipt)
+        sources = {"model": receipt["model"], "dataset": receipt["source"]}
+    except (OSError, ValueError, KeyError):
+        sources = {"model": None, "dataset": None, "sources_reason": "step 01 has not finished"}
+    files.write_json(
+        layout.run,
+        {
+            "schema_version": SCHEMA_VERSION,
+            "boundby_version": __version__,
+            "machine_fingerprint": environment.machine_fingerprint(),
+            "machine": environment.machine(),
+            "environment": environment.settings(),
+            "versions": environment.versions(),
+            "config": config.model_dump(mode="json"),
+            **sources,
+            "steps": {**(before.get("steps", {}) if isinstance(before, dict) else {}), number: status},
+        },
+    )
+
+
+@functools.cache
+def code_hash(root: Path, script: str) -> str:
+    """Return a hash of a script and of both packages whole: every file in them, templates and tables too."""
+    sources = [root / "scripts" / script]
+    for package in PACKAGES:
+        sources += [path for path in _files(root / package) if path.parent.name != "__pycache__"]
+    return files.sha256_of({str(path.relative_to(root)): files.sha256(path) for path in sorted(sources)})
+
+
+def _of_visits(recorded: Parts) -> Parts:
+    """Return the parts without settings that no visit depends on; shards carry the fingerprint of their own plan."""
+    kept = {key: value for key, value in recorded.config.items() if key not in NOT_OF_VISITS}
+    return msgspec.structs.replace(recorded, config=kept)
+
+
+def _input(name: str, config: Config, layout: Layout) -> Any:
+    """Return what identifies an input of a step: one of `READINGS`, or the hash of an artefact."""
+    if name in READINGS:
+        return READINGS[name](config, layout)
+    path: Path = getattr(layout, name)
+    return files.sha256(path) if path.is_file() else None
+
+
+def _model_fingerprint(layout: Layout) -> str | None:
+    """Return the hash of the model that step 01 has recorded, so that this is quick."""
+    try:
+        return files.read_json(layout.data_receipt)["model"]["fingerprint"]
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _optimal_batch_size(config: Config, layout: Layout) -> int | None:
+    """Return the batch size that the sweep leaves to the trace, None where the settings name one."""
+    if config.trace.batch_size is not None:
+        return None
+    try:
+        return files.read_json(layout.metrics)["optimal"]["batch_size"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _states(paths: list[Path]) -> dict[str, list[int] | None]:
+    """Return size and time of change of each file, None where it is not there."""
+    return {str(path): [path.stat().st_size, path.stat().st_mtime_ns] if path.exists() else None for path in paths}
+
+
+def _model_files(config: Config) -> list[Path]:
+    """Return the files of a model that is a folder."""
+    folder = Path(config.model.name)
+    return sorted(path for path in folder.iterdir() if path.is_file()) if folder.is_dir() else []
+
+
+def _sources(config: Config) -> list[Path]:
+    """Return the local files that step 01 reads: the dataset, and the model where it is a folder."""
+    return ([Path(config.dataset.file)] if config.dataset.file else []) + _model_files(config)
+
+
+READINGS: dict[str, Callable[[Config, Layout], Any]] = {
+    "files": lambda config, layout: _states(_sources(config)),
+    "quickstart": lambda config, layout: cache.content_hash() if config.dataset.quickstart else None,
+    # By its content, and not by what its receipt says: texts may be edited at any time.
+    "dataset": lambda config, layout: contents.sha256(layout.dataset) if layout.dataset.is_file() else None,
+    "model": lambda config, layout: _model_fingerprint(layout),
+    "model_files": lambda config, layout: _states(_model_files(config)),
+    "optimal_batch_size": _optimal_batch_size,
+}
+
+
+def _missing_model(config: Config, layout: Layout) -> str | None:
+    if config.model.name == QUICKSTART and not cache.is_ready(layout.dataset.parent):
+        return "the quickstart model is missing or damaged"
+    return None
+
+
+def _first_change(old: Any, new: Any, key: str) -> str | None:
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for name in [*old, *(name for name in new if name not in old)]:
+            inner = name if key in ("", "config") else f"{key}.{name}"
+            change = _first_change(old.get(name), new.get(name), inner)
+            if change:
+                return change
+        return None
+    return None if old == new else f"{key} changed: {_shown(old)} -> {_shown(new)}"
+
+
+def _shown(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 3] + "..."
+
+
+def _damaged_output(receipt: Receipt, layout: Layout) -> str | None:
+    recorded = {output.path for output in receipt.outputs}
+    named = (layout.metrics, layout.detailed_metrics) if receipt.step == "02" else ()
+    for path in (path for path in named if str(path) not in recorded):
+        return f"output {path.name} is missing"
+    for output in receipt.outputs:
+        path = Path(output.path)
+        if not path.is_file():
+            return f"output {path.name} is missing"
+        if path.stat().st_size != output.bytes or files.sha256(path) != output.sha256:
+            return f"output {path.name} has changed"
+    return None
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_dir():
+        return [file for file in path.rglob("*") if file.is_file() and not file.name.startswith(files.TEMPORARY_PREFIX)]
+    return [path] if path.is_file() else []
