@@ -138,14 +138,6 @@ def test_the_process_stands_for_a_device_that_is_not_recorded(tmp_path: Path) ->
     assert {device.device for device in analysis.devices} == {0, 1}
 
 
-def test_stream_0_and_device_0_are_like_any_other(tmp_path: Path) -> None:
-    events = [step(1, 0, 50), call(0, 1, 70), call(10, 1, 71)]
-    (first,) = analysis_of(tmp_path, *events, work(5, 5, 70, stream=0), work(20, 5, 71, stream=0)).devices
-    (other,) = analysis_of(tmp_path, *events, work(5, 5, 70, stream=7), work(20, 5, 71, stream=7)).devices
-    assert first == other
-    assert first.busy_ns == 10_000
-
-
 def test_a_trace_of_the_host_alone_counts_operators_as_work(tmp_path: Path) -> None:
     analysis = analysis_of(
         tmp_path,
@@ -161,20 +153,6 @@ def test_a_trace_of_the_host_alone_counts_operators_as_work(tmp_path: Path) -> N
     assert sum(device.causes_ns.values()) == 60_000
     assert (analysis.kernels, analysis.launches.work, analysis.operators[0].device_total_ns) == ((), 0, None)
     assert analysis.is_conclusive
-
-
-def test_hip_names_are_analysed_like_those_of_cuda(tmp_path: Path) -> None:
-    cuda = [
-        step(1, 0, 100),
-        call(0, 1, 70),
-        work(0, 10, 70, stream=0),
-        event("cudaDeviceSynchronize", 5, 10, "cuda_runtime"),
-        call(30, 2, 71, "cudaMemcpyAsync"),
-        work(40, 5, 71, name="ncclDevKernel_AllReduce", stream=0),
-    ]
-    hip = [each | {"name": each["name"].replace("cuda", "hip")} for each in cuda]
-    one, other = analysis_of(tmp_path, *cuda), analysis_of(tmp_path, *hip)
-    assert (one.devices[0].causes_ns, one.launches) == (other.devices[0].causes_ns, other.launches)
 
 
 # Findings
