@@ -19,7 +19,7 @@ from boundby.roofline import Interval
 from boundby.timer import Timer
 from boundby.verdict import Doubt, Fix, Trial, Verdict
 from boundby.work import transformer_flops, transformer_shape
-from tests.fakes import FakeClock
+from tests.fakes import FakeClock, FakeThreads
 from utils import columns, diagnosis, profiler
 from utils.columns import COLUMNS, NAMES, NOT_DIAGNOSED, Finding
 from utils.diagnosis import DOUBTS_OF_A_VERDICT, Subject, diagnose
@@ -106,7 +106,7 @@ class LinearLayersTakeTime(TorchDispatchMode):
 
     def __init__(self, clock: FakeClock) -> None:
         super().__init__()
-        self.speed: Callable[[], float] = torch.get_num_threads
+        self.speed: Callable[[], float] = lambda: torch.get_num_threads()
         self._clock = clock
 
     def __torch_dispatch__(
@@ -173,14 +173,11 @@ class Bench:
 
 
 @pytest.fixture(autouse=True)
-def _quiet_machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Use one thread, so that fewer are not possible; collect no garbage, which takes longer than the test."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def threads(monkeypatch: pytest.MonkeyPatch) -> FakeThreads:
+    """One thread, so that fewer are not possible; no garbage is collected, which takes longer than the test."""
     for module in (diagnosis, profiler):
         monkeypatch.setattr(module, "release_memory", lambda device: None)
-    yield
-    torch.set_num_threads(before)
+    return FakeThreads(monkeypatch)
 
 
 def fixes(verdict: Verdict) -> dict[str, float]:
@@ -451,13 +448,10 @@ def test_doubling_the_batch_fits_compute_and_cannot_tell_it_from_memory() -> Non
 
 
 @pytest.fixture
-def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
+def two_threads(threads: FakeThreads) -> Iterator[None]:
+    threads.number = 2
     yield
-    left = torch.get_num_threads()
-    torch.set_num_threads(before)
-    assert left == 2
+    assert threads.number == 2
 
 
 def test_settings_are_changed_on_purpose_and_set_back(two_threads: None) -> None:
