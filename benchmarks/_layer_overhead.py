@@ -87,8 +87,7 @@ def profiler(model: Any, run: Run, count: int) -> Times:
 def probes(model: Any, run: Run, count: int) -> Times:
     """Return the times of forwards with our probes, as the time pass makes them, and what they account for."""
     from boundby.layers import timing
-    from boundby.layers.attachment import find_targets
-    from boundby.layers.calls import CallTree
+    from boundby.layers.probes import CallTree, find_targets
 
     targets = find_targets(model)
     tree = CallTree(targets.names)
@@ -118,9 +117,9 @@ def main() -> None:
     import torch
 
     torch.manual_seed(0)
-    model, run = _prepared(args.case)
+    model, run = prepared(args.case)
     with torch.inference_mode():
-        found = METHODS[args.method](model, run, _count(run, args.seconds))
+        found = METHODS[args.method](model, run, count_forwards(run, args.seconds))
     told = {
         "plain_s": median(found.plain_s),
         "ratio": found.ratio,
@@ -133,12 +132,12 @@ def main() -> None:
     print(json.dumps(told))
 
 
-def _prepared(name: str) -> tuple[Any, Run]:
+def prepared(name: str) -> tuple[Any, Run]:
     """Return the model and one forward of it."""
     import torch
     import transformers
 
-    from utils.layers import architectures
+    from utils.layers import models
 
     case = CASES[name]
     if name == "small modules":
@@ -148,12 +147,12 @@ def _prepared(name: str) -> tuple[Any, Run]:
         kind = transformers.AutoModelForSequenceClassification
         model = kind.from_pretrained(MINILM, local_files_only=True, dtype=torch.float32).eval()
     elif name == "qwen2-0.5b":
-        configuration, kind, sizes = architectures.PRESETS[name]
+        configuration, kind, sizes = models.PRESETS[name]
         config = getattr(transformers, configuration)(**sizes | {"num_hidden_layers": QWEN_LAYERS})
         model = getattr(transformers, kind)(config).eval()
     else:
-        model = architectures.build(name)
-    inputs = architectures.inputs_for(model, case.batch_size, case.tokens)
+        model = models.build(name)
+    inputs = models.inputs_for(model, case.batch_size, case.tokens)
     return model, lambda: model(**inputs)
 
 
@@ -182,17 +181,18 @@ def _alternating(run: Run, count: int, watch: Callable[[], Any]) -> Times:
         for is_watched in (False, True) if number % 2 == 0 else (True, False):
             with watch() if is_watched else contextlib.nullcontext():
                 run()
-                times[is_watched].append(_seconds(run))
+                times[is_watched].append(seconds_of(run))
     return Times(times[False], times[True])
 
 
-def _count(run: Run, seconds: float) -> int:
+def count_forwards(run: Run, seconds: float) -> int:
     """Return how many forwards fit into half of the seconds, after a few to warm up."""
-    each = median(_seconds(run) for _ in range(WARMUP_RUNS))
+    each = median(seconds_of(run) for _ in range(WARMUP_RUNS))
     return max(LEAST_RUNS, min(MOST_RUNS, round(seconds / 2 / each)))
 
 
-def _seconds(run: Run) -> float:
+def seconds_of(run: Run) -> float:
+    """Return the seconds of one run."""
     start = time.perf_counter()
     run()
     return time.perf_counter() - start

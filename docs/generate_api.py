@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "api.md"
 COMMAND = "python docs/generate_api.py"
 WITHOUT_EXPORTS = {
-    "boundby.layers": ("document", "engine", "ranking", "records", "report"),
+    "boundby.layers": ("dashboard", "engine", "ranking", "records", "report"),
     "boundby.staged": (
         *("comparison", "contention", "cuts", "pipeline", "places", "records", "running", "settling"),
         *("simulation", "trials"),

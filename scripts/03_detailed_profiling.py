@@ -25,7 +25,7 @@ def main(run: cli.Run) -> int:
 
     from boundby.device import pick_device
     from utils import data, models, tracing
-    from utils.layers import pipeline as layers
+    from utils.layers import profiling as layers
 
     source = models.locate(config.model, run.layout.dataset.parent)
     receipt = data.check_receipt(config, run.layout, source)

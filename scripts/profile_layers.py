@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the package
 
 from utils import cli
 
-SETTINGS = cli.Settings("utils.layers.settings", "LayerSettings", cli.ROOT / "configs" / "layers.yaml")
+SETTINGS = cli.Settings("utils.layers", "LayerSettings", cli.ROOT / "configs" / "layers.yaml")
 FLAGS = {  # flag: setting, what it is
     "--num-samples": ("measurement.num_samples", "runs with probes, and as many without"),
     "--batch-size": ("measurement.batch_size", "samples per run"),
@@ -39,12 +39,12 @@ def add_arguments(parser) -> None:
 
 @cli.tool(add_arguments, SETTINGS)
 def main(run: cli.Run) -> int:
-    from utils.layers import architectures, profiling, subject
+    from utils.layers import models, profiling
 
     settings = run.config
-    chosen = subject.prepare(settings.model, trust_remote_code=run.args.trust_remote_code)
+    chosen = models.prepare(settings.model, trust_remote_code=run.args.trust_remote_code)
     measured = settings.measurement
-    inputs = architectures.inputs_for(chosen.model, measured.batch_size, measured.sequence_length)
+    inputs = models.inputs_for(chosen.model, measured.batch_size, measured.sequence_length)
     folder = Path(settings.output.dir)
     report, dashboard = profiling.profile(
         chosen.model,

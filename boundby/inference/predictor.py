@@ -1,7 +1,7 @@
 """Texts in, float32 logits out, by the fastest way that is known to be right."""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -11,15 +11,13 @@ import numpy as np
 import torch
 
 from boundby.device import is_gpu, is_out_of_memory, release_memory, synchronizer
-from boundby.inference.exactness import margins
-from boundby.inference.precision import PRECISIONS, matmul_effect
-from boundby.inference.reference import one_by_one, require_classifier
+from boundby.inference.batches import Tokens, tokenize
+from boundby.inference.precision import PRECISIONS, Precision
+from boundby.inference.reference import in_dtype, margins, one_by_one, require_classifier
 from boundby.inference.selfcheck import checked_strategy
-from boundby.inference.tokens import Tokens, tokenize
-from boundby.inference.working_copy import in_dtype
 from boundby.timer import Timer
 
-TOKEN_BUDGET = {"cpu": 2048, "cuda": 16384}  # where nobody has searched for a better one
+HOST_BUDGET, GPU_BUDGET = 2048, 16384  # where nobody has searched for a better one
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,8 @@ class Prediction:
     @property
     def labels(self) -> np.ndarray:
         """The index of the best logit of each row."""
-        return self.logits.argmax(axis=1)
+        best: np.ndarray = self.logits.argmax(axis=1)
+        return best
 
     @property
     def padding_efficiency(self) -> float:
@@ -94,8 +93,9 @@ class Predictor:
 
     `check_texts`: some 64 texts like those to come; the strategy is chosen by comparing it with the stock forward on
     them. `check` tells how they compare, `matmul_effect` what the precision does to a matrix product here: its largest
-    error against float64 as a share of the largest element. Raises ValueError for a model without labels (regression),
-    for padding on the left, and without check texts.
+    error against float64 as a share of the largest element. `precisions` are what the options' name is looked up in.
+
+    Raises ValueError for a model without labels (regression), for padding on the left, and without check texts.
     """
 
     def __init__(
@@ -105,6 +105,7 @@ class Predictor:
         options: PredictorOptions,
         check_texts: Sequence[str],
         timer: Timer | None = None,
+        precisions: Mapping[str, Precision] = PRECISIONS,
     ) -> None:
         require_classifier(model, tokenizer)
         if not check_texts:
@@ -112,18 +113,27 @@ class Predictor:
         self.options, self.device = options, model.device
         self._tokenizer = tokenizer
         self._timer = timer or Timer(synchronize=synchronizer(model.device))
-        self._precision = PRECISIONS[options.precision]
+        self._precision = precisions[options.precision]
         checked = tokenize(tokenizer, check_texts, options.max_length)
         self._strategy, self.check = checked_strategy(
-            model, tokenizer, checked, self._precision, trims=options.trim, compiles=options.compile
+            model,
+            tokenizer,
+            checked,
+            self._precision,
+            trims=options.trim,
+            compiles=options.compile,
         )
-        self.matmul_effect = matmul_effect(self._precision, model.device)
         self._stock = in_dtype(model, torch.float32)
 
     @property
     def strategy(self) -> str:
         """The name of the way in which batches are computed."""
         return self._strategy.name
+
+    @property
+    def model(self) -> Any:
+        """The working copy of the model that computes the batches."""
+        return self._strategy.model
 
     @property
     def trim(self) -> bool:
@@ -136,6 +146,11 @@ class Predictor:
         return self.check.compile_s is not None
 
     @property
+    def matmul_effect(self) -> float:
+        """The largest error of a product in this precision against float64, as a share of its largest element."""
+        return self.check.matmul_effect
+
+    @property
     def doubts(self) -> tuple[str, ...]:
         """Why faster strategies were not taken; () where the fastest was."""
         return self.check.doubts
@@ -143,7 +158,7 @@ class Predictor:
     @property
     def token_budget(self) -> int:
         """Tokens per batch."""
-        return self.options.token_budget or TOKEN_BUDGET.get(self.device.type, TOKEN_BUDGET["cpu"])
+        return self.options.token_budget or (GPU_BUDGET if is_gpu(self.device) else HOST_BUDGET)
 
     @property
     def dtype(self) -> str:

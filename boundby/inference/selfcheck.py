@@ -9,12 +9,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from boundby.inference.batches import Tokens
 from boundby.inference.packing import UnsupportedAttention
-from boundby.inference.precision import Precision
-from boundby.inference.reference import one_by_one
+from boundby.inference.precision import Precision, matmul_effect, tolerance
+from boundby.inference.reference import in_dtype, one_by_one
 from boundby.inference.strategies import Strategy, candidates
-from boundby.inference.tokens import Tokens
-from boundby.inference.working_copy import in_dtype
 
 CHECK_ROWS = 64
 CHECK_BUDGET = 1024  # small enough that 64 texts make several batches of mixed lengths
@@ -37,7 +36,8 @@ class Refusal:
 class SelfCheck:
     """A strategy beside one stock forward per text in float32. Differences are of logits; `allowed` is in their unit.
 
-    `largest_logit` is that of the stock forward, by its magnitude.
+    `largest_logit` is that of the stock forward, by its magnitude. `matmul_effect` is the error of a product in this
+    precision against float64, as a share of its largest element; `allowed` follows from it.
 
     `trim`: its last layer computes only the tokens that the head reads. `refusals` are the faster strategies that the
     model seemed able to take and could not. `compile_s` are the seconds of compiling and a first pass over the texts,
@@ -50,6 +50,7 @@ class SelfCheck:
     same_labels: int
     max_abs_difference: float
     allowed: float
+    matmul_effect: float
     largest_logit: float
     smallest_margin: float
     refusals: tuple[Refusal, ...] = ()
@@ -62,15 +63,23 @@ class SelfCheck:
 
 
 def checked_strategy(
-    model: Any, tokenizer: Any, tokens: Tokens, precision: Precision, *, trims: bool = True, compiles: bool = False
+    model: Any,
+    tokenizer: Any,
+    tokens: Tokens,
+    precision: Precision,
+    *,
+    trims: bool = True,
+    compiles: bool = False,
 ) -> tuple[Strategy, SelfCheck]:
     """Return the first strategy whose logits are the stock forward's, and the comparison; it may trim, it may compile.
 
-    The last resort is the stock forward itself, which is taken as it is: what it differs by is then in the comparison.
+    They may differ by what `matmul_effect` explains. The last resort is the stock forward itself, which is taken as it
+    is: what it differs by is then in the comparison.
     """
     rows = check_rows(tokens.lengths)
     reference = one_by_one(in_dtype(model, torch.float32), tokens, rows)
-    allowed = precision.tolerance * float(np.abs(reference).max())
+    effect = matmul_effect(precision, model.device)
+    allowed = tolerance(effect) * float(np.abs(reference).max())
     refusals: list[Refusal] = []
     offered = candidates(model, tokenizer, precision, trims)
     for name, make in offered:
@@ -87,10 +96,10 @@ def checked_strategy(
             continue
         difference = float(np.abs(found - reference).max())
         if difference <= allowed or is_last:  # NaN is not: it compares as false
-            check = _check(strategy, reference, found, allowed, refusals)
+            check = _check(strategy, reference, found, allowed, effect, refusals)
             if not compiles:
                 return strategy, check
-            compiled = _compiled(make, tokens, rows, found, precision)
+            compiled = _compiled(make, tokens, rows, found, precision, allowed)
             if isinstance(compiled, str):
                 refusal = Refusal(strategy.name, "not_compiled", compiled)
                 return strategy, replace(check, refusals=(*check.refusals, refusal))
@@ -104,7 +113,12 @@ def checked_strategy(
 
 
 def _compiled(
-    make: Callable[[], Strategy], tokens: Tokens, rows: Sequence[int], expected: np.ndarray, precision: Precision
+    make: Callable[[], Strategy],
+    tokens: Tokens,
+    rows: Sequence[int],
+    expected: np.ndarray,
+    precision: Precision,
+    allowed: float,
 ) -> tuple[Strategy, float] | str:
     """Return the strategy with its layers compiled and the seconds that this took; or why it stays as it is.
 
@@ -119,7 +133,7 @@ def _compiled(
             found = logits_of(strategy, tokens, rows, CHECK_BUDGET, precision)
     except Exception as error:  # any type: it is a compiler
         return f"not compiled: {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-    difference, allowed = float(np.abs(found - expected).max()), precision.tolerance * float(np.abs(expected).max())
+    difference = float(np.abs(found - expected).max())
     if not difference <= allowed:
         return f"not compiled: logits then differ by up to {difference:.3g}, allowed are {allowed:.3g}"
     return strategy, time.perf_counter() - start
@@ -129,7 +143,7 @@ def check_rows(lengths: np.ndarray) -> list[int]:
     """Return up to 64 rows, spread evenly over the lengths, the shortest and the longest among them."""
     order = np.argsort(lengths, kind="stable")
     places = np.unique(np.linspace(0, len(order) - 1, min(CHECK_ROWS, len(order))).round().astype(int))
-    return order[places].tolist()
+    return [int(row) for row in order[places]]
 
 
 def logits_of(strategy: Strategy, tokens: Tokens, rows: Sequence[int], budget: int, precision: Precision) -> np.ndarray:
@@ -146,7 +160,12 @@ def logits_of(strategy: Strategy, tokens: Tokens, rows: Sequence[int], budget: i
 
 
 def _check(
-    strategy: Strategy, reference: np.ndarray, found: np.ndarray, allowed: float, refusals: Sequence[Refusal]
+    strategy: Strategy,
+    reference: np.ndarray,
+    found: np.ndarray,
+    allowed: float,
+    effect: float,
+    refusals: Sequence[Refusal],
 ) -> SelfCheck:
     two_best = np.sort(reference, axis=1)[:, -2:]
     difference = float(np.abs(found - reference).max())
@@ -163,6 +182,7 @@ def _check(
         same_labels=int((reference.argmax(axis=1) == found.argmax(axis=1)).sum()),
         max_abs_difference=difference,
         allowed=allowed,
+        matmul_effect=effect,
         largest_logit=float(np.abs(reference).max()),
         smallest_margin=float((two_best[:, 1] - two_best[:, 0]).min()),
         refusals=tuple(refusals),

@@ -7,22 +7,23 @@ Works with the packages `lightning` and `pytorch_lightning`, whose classes diffe
 """
 
 import contextlib
-import functools
 import importlib
 import importlib.util
 import logging
 import re
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from boundby.capture import CaptureOptions, Schedule
 from boundby.capture.manifest import MAX_TRACE_MB, trace_limit
-from boundby.integrations.lightning_report import table, verdict
 from boundby.integrations.lightning_stages import FitStages
-from boundby.training import ManagerOptions, ProfilerManager, TimerOptions
-from boundby.training.records import Say, summary
+from boundby.training import ManagerOptions, ProfilerManager, StageTimes, TimerOptions, read_stage_times
+from boundby.training.judgement import judge_training
+from boundby.training.reader import is_of_one_run
+from boundby.training.records import Say, Statistics, summary
 from boundby.training.results import RunFiles, give_name
 
 if TYPE_CHECKING:
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
 PACKAGES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}
 INSTALL = "neither lightning nor pytorch_lightning is installed: pip install 'lightning>=2.6.6'"
 CHROME_TRACE = "chrome_trace.json"
+_WITH_BASES: dict[tuple[type, tuple[str, ...]], type] = {}
 LONGEST_NAME = 100  # characters of a folder
+HEAD = f"{'stage':<16}{'share %':>9}{'median ms':>12}{'mean ms':>12}{'count':>8}"
 
 if not any(importlib.util.find_spec(package) for package in PACKAGES):
     raise ImportError(INSTALL)
@@ -52,9 +55,12 @@ class ProfilerCallback:
     Raises ValueError for a schedule or a limit that cannot be, and ImportError where neither package is installed.
     """
 
+    _plain: type["ProfilerCallback"]  # the class without the bases of the packages
+
     def __new__(cls, *args: Any, **kwargs: Any) -> "ProfilerCallback":
         """Return a callback of the packages that the program has imported, since one of them has its trainer."""
-        return object.__new__(_with_bases(cls, _packages_in_use()))
+        made: ProfilerCallback = object.__new__(_with_bases(cls, packages_in_use()))
+        return made
 
     def __init__(  # noqa: PLR0913  (the parameters of the specification)
         self,
@@ -83,11 +89,10 @@ class ProfilerCallback:
         self.max_trace_bytes = trace_limit(max_trace_mb)
         self.run_folder = None if run_folder is None else Path(run_folder)
         self.manager: ProfilerManager | None = None  # of the fit that runs, or of the last one
-        self._say = say
+        self.say = say
         self._reports = reports
         self._stages: FitStages | None = None  # of the fit that runs
         self._files = RunFiles(self.output_dir, 0, 1)  # for TensorBoard and people
-        self._run_folder = self.output_dir
         self._has_trace = False
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -120,20 +125,19 @@ class ProfilerCallback:
         self._finish(RuntimeError("the fit was given up"))
 
     def _start(self, trainer: Any, pl_module: Any) -> None:
-        self._say = self._say or _log_of(trainer)
+        self.say = self.say or _log_of(trainer)
         rank, world_size = trainer.global_rank, trainer.world_size
         self._files = RunFiles((self.output_dir / folder_name(pl_module)).absolute(), rank, world_size)
         self._has_trace = False
-        self._run_folder = (self.run_folder or self._files.folder).absolute()
         self.manager = ProfilerManager(
-            self._run_folder,
+            (self.run_folder or self._files.folder).absolute(),
             device=trainer.strategy.root_device,
             schedule=self.schedule,
             options=ManagerOptions(
                 TimerOptions(rank=rank, world_size=world_size),
                 capture=CaptureOptions(max_trace_bytes=self.max_trace_bytes),
             ),
-            say=self._say,
+            say=self.say,
         )
         self.manager.register("trace_ready", self._publish)
         stages = FitStages(self.manager, trainer)
@@ -153,7 +157,8 @@ class ProfilerCallback:
             if self._reports and self._files.rank == 0:
                 times = manager.snapshot()
                 self._tell(table(times))
-                self._tell(verdict(self._run_folder, times, manager.trace_verdict))
+                ranks = [times, *_others(manager.folder, times)]
+                self._tell(str(judge_training(ranks, manager.trace_verdict)))
         except Exception as failure:
             self._tell(f"profiler: {summary(failure)}")
 
@@ -168,7 +173,7 @@ class ProfilerCallback:
 
     def _tell(self, text: str) -> None:
         with contextlib.suppress(Exception):
-            (self._say or logging.getLogger(__name__).warning)(text)
+            (self.say or logging.getLogger(__name__).warning)(text)
 
 
 def folder_name(module: Any) -> str:
@@ -190,25 +195,58 @@ def _log_of(trainer: Any) -> Say:
     """Return the log of the package that has the trainer, on rank 0."""
     roots = [each.__module__.split(".")[0] for each in type(trainer).__mro__]
     package = next(PACKAGES[root] for root in roots if root in PACKAGES)
-    return importlib.import_module(f"{package}.utilities.rank_zero").rank_zero_info
+    log: Say = importlib.import_module(f"{package}.utilities.rank_zero").rank_zero_info
+    return log
 
 
-def _packages_in_use() -> tuple[str, ...]:
+def packages_in_use() -> tuple[str, ...]:
     """Return those that the program has imported, or else the first that is installed."""
     found = tuple(module for module in PACKAGES.values() if module in sys.modules)
     return found or next((PACKAGES[each],) for each in PACKAGES if importlib.util.find_spec(each))
 
 
-@functools.cache
 def _with_bases(plain: type, packages: tuple[str, ...]) -> type:
-    """Return the class with the callbacks of these packages as further bases."""
-    callbacks = [importlib.import_module(package).Callback for package in packages]
-    missing = [each for each in callbacks if not issubclass(plain, each)]
-    if not missing:
-        return plain
-    namespace = {"__module__": plain.__module__, "__qualname__": plain.__qualname__, "_plain": plain}
-    return type(plain.__name__, (plain, *missing), namespace)
+    """Return the class with the callbacks of these packages as further bases, the same one each time."""
+    if (plain, packages) not in _WITH_BASES:
+        callbacks: list[type] = [importlib.import_module(package).Callback for package in packages]
+        missing = [callback for callback in callbacks if not issubclass(plain, callback)]
+        namespace = {"__module__": plain.__module__, "__qualname__": plain.__qualname__, "_plain": plain}
+        _WITH_BASES[plain, packages] = type(plain.__name__, (plain, *missing), namespace) if missing else plain
+    return _WITH_BASES[plain, packages]
 
 
-def _remade(plain: type) -> Any:
+def _remade(plain: type["ProfilerCallback"]) -> "ProfilerCallback":
     return plain.__new__(plain)
+
+
+def table(times: StageTimes) -> str:
+    """Return the stages as lines of text, by the clock of the host, in steps that no profiler disturbed."""
+    step = times.step
+    if step is None or not step.host_s.n:
+        return "No step has ended that nothing disturbed; there is no table of stages."
+    stages = [each for each in times.stages if each.kind not in ("step", "span")]
+    rows = [_row(each.name, each.share, each.host_s) for each in stages if each.host_s.n]
+    return "\n".join([HEAD, *rows, _row("(in no stage)", step.share, None), _row("whole step", None, step.host_s)])
+
+
+def _row(name: str, share: float | None, spent: Statistics | None) -> str:
+    median, mean = (spent.median, spent.mean) if spent else (None, None)
+    cells = [_number(share, 100, 1), _number(median, 1e3, 3), _number(mean, 1e3, 3)]
+    return f"{name:<16}{cells[0]:>9}{cells[1]:>12}{cells[2]:>12}{spent.n if spent else '':>8}"
+
+
+def _number(value: float | None, scale: float, digits: int) -> str:
+    return "" if value is None else f"{scale * value:.{digits}f}"
+
+
+def _others(folder: Path, times: StageTimes) -> Iterator[StageTimes]:
+    """Yield the times of the other processes as far as they are written; those on other machines may not be here."""
+    for rank in range(times.world_size):
+        if rank == times.rank:
+            continue
+        try:
+            other = read_stage_times(folder, rank)
+        except (OSError, ValueError):
+            continue
+        if is_of_one_run(other, times):
+            yield other

@@ -1,6 +1,7 @@
 """The stages of a Lightning fit: marks before and behind the parts that its loops call."""
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 from boundby.patches import Patches, Wrapper
@@ -54,27 +55,27 @@ class FitStages:
 
     def attach(self) -> None:
         """Begin to mark. What this Lightning has not is a remark, and goes unmarked."""
-        trainer, epochs = self._trainer, self._trainer.fit_loop.epoch_loop
-        precision = trainer.strategy.precision_plugin
-        self._mark(EPOCH, lambda: epochs, "run", self._staged(EPOCH, "span"))
-        self._mark(DATA, lambda: epochs, "on_run_start", self._fetching)  # starts the workers
-        self._mark(DATA, lambda: epochs, "_on_before_fetch", self._before_fetch)
-        self._mark(DATA, lambda: epochs, "_on_after_fetch", self._after_fetch)
-        self._mark(H2D, lambda: trainer.strategy, "batch_to_device", self._transfer)
-        self._mark(CALLBACKS, lambda: epochs.automatic_optimization, "run", self._batch)
-        self._mark(CALLBACKS, lambda: epochs.manual_optimization, "run", self._batch)
-        self._mark(FORWARD, lambda: trainer.strategy, "training_step", self._staged(FORWARD))
-        self._mark(BACKWARD, lambda: precision, "backward", self._staged(BACKWARD))
-        self._mark(EVALUATION, lambda: epochs.val_loop, "run", self._staged(EVALUATION, "excluded"))
-        self._mark(CHECKPOINT, lambda: trainer, "save_checkpoint", self._staged(CHECKPOINT))
+        trainer = self._trainer
+        epochs, precision = "fit_loop.epoch_loop", "strategy.precision_plugin"
+        self._mark(EPOCH, f"{epochs}.run", self._staged(EPOCH, "span"))
+        self._mark(DATA, f"{epochs}.on_run_start", self._fetching)  # starts the workers
+        self._mark(DATA, f"{epochs}._on_before_fetch", self._before_fetch)
+        self._mark(DATA, f"{epochs}._on_after_fetch", self._after_fetch)
+        self._mark(H2D, "strategy.batch_to_device", self._transfer)
+        self._mark(CALLBACKS, f"{epochs}.automatic_optimization.run", self._batch)
+        self._mark(CALLBACKS, f"{epochs}.manual_optimization.run", self._batch)
+        self._mark(FORWARD, "strategy.training_step", self._staged(FORWARD))
+        self._mark(BACKWARD, f"{precision}.backward", self._staged(BACKWARD))
+        self._mark(EVALUATION, f"{epochs}.val_loop.run", self._staged(EVALUATION, "excluded"))
+        self._mark(CHECKPOINT, "save_checkpoint", self._staged(CHECKPOINT))
         if trainer.gradient_clip_val:
-            self._mark(CLIP, lambda: precision, "clip_gradients", self._staged(CLIP))
+            self._mark(CLIP, f"{precision}.clip_gradients", self._staged(CLIP))
         if trainer.lr_scheduler_configs:
-            self._mark(SCHEDULER, lambda: epochs, "update_lr_schedulers", self._staged(SCHEDULER))
+            self._mark(SCHEDULER, f"{epochs}.update_lr_schedulers", self._staged(SCHEDULER))
         if trainer.world_size > 1:
-            self._mark(COMMUNICATION, lambda: epochs, "_broadcast_sigterm_tensor", self._between_batches)
+            self._mark(COMMUNICATION, f"{epochs}._broadcast_sigterm_tensor", self._between_batches)
         for optimizer in trainer.optimizers:
-            self._mark(ZERO_GRAD, lambda it=optimizer: it, "zero_grad", self._staged(ZERO_GRAD))
+            self._mark(ZERO_GRAD, "zero_grad", self._staged(ZERO_GRAD), optimizer)
             if hasattr(optimizer, "register_step_post_hook"):
                 self._hooks.append(optimizer.register_step_post_hook(lambda *_: self.end_optimizer()))
         self._begin_callbacks()
@@ -98,9 +99,12 @@ class FitStages:
             self._in_optimizer = False
             self._end(OPTIMIZER, raised=raised)
 
-    def _mark(self, stage: str, owner: Callable[[], Any], name: str, wrapper: Wrapper) -> None:
+    def _mark(self, stage: str, path: str, wrapper: Wrapper, owner: Any = None) -> None:
+        """Let a wrapper stand in for the method at a path, below the trainer if there is no `owner`."""
+        place, _, name = path.rpartition(".")
         try:
-            if not self._patches.put(owner(), name, wrapper):
+            owner = owner or (attrgetter(place)(self._trainer) if place else self._trainer)
+            if not self._patches.put(owner, name, wrapper):
                 self._manager.timer.remarks.add(f"stage {stage}", f"this Lightning has no {name!r} there")
         except Exception as error:
             self._manager.timer.remarks.add(f"stage {stage}", error)

@@ -1,23 +1,19 @@
-"""Put together what the passes found: call path by call path into a `LayerProfile`, and those into the profile."""
+"""Put together what the passes found: call path by call path into a `LayerProfile`, tied weights counted once."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+import torch
 from torch import nn
 
-from boundby.layers.attachment import Targets
-from boundby.layers.calls import Call, CallTree
-from boundby.layers.device_time import DeviceTimes
 from boundby.layers.judgement import Machine, coverage, is_launch_bound, judge_layer, summarize_runs
-from boundby.layers.memory import CallMemory
-from boundby.layers.records import Coverage, LayerProfile
+from boundby.layers.passes import CallMemory, CallShapes, LayerWork
+from boundby.layers.probes import Call, CallTimes, CallTree, Targets
+from boundby.layers.records import Coverage, LayerProfile, Storage
 from boundby.layers.report import LayerSamples
-from boundby.layers.shapes import CallShapes
-from boundby.layers.storages import Storages, count_parameters
-from boundby.layers.timing import CallTimes, HostTimes, corrected
-from boundby.layers.work_by_layer import LayerWork
+from boundby.layers.timing import DeviceTimes, HostTimes, corrected
 from boundby.roofline import Limits
 
 CONCURRENT = "it was called from another thread than the model: its time runs beside that of the layers there"
@@ -60,20 +56,20 @@ class Assembly:
         ratio = median(spent * 1e9 / plain for spent, plain in pairs)
         if root.device_inclusive_s:
             ratio = max(ratio, median(root.device_inclusive_s) * 1e9 / median(reference_ns))
-        inside = [each for each in self._calls if not self._tree.is_elsewhere(each) and not each.callees]
-        leaves = [self.samples[each.path] for each in inside]
-        leaves_s = sum(median(each.device_self_s or each.host_self_s) for each in leaves)
+        inside = [call for call in self._calls if not self._tree.is_elsewhere(call) and not call.callees]
+        leaves = [self.samples[call.path] for call in inside]
+        leaves_s = sum(median(leaf.device_self_s or leaf.host_self_s) for leaf in leaves)
         root_s = median(root.device_inclusive_s or root.host_inclusive_s)
         return coverage(ratio, leaves_s / root_s if root_s > 0 else 0.0)
 
     def _samples(self) -> dict[str, LayerSamples]:
-        runs = [corrected(each, self._found.cost_ns) for each in self._found.host.runs]
+        runs = [corrected(run, self._found.cost_ns) for run in self._found.host.runs]
         device = self._found.device
         device_runs = [(device.selves(n), device.inclusive(n)) for n in range(len(device.runs))] if device else []
         nothing = CallTimes(0, 0, 0, 0)
         return {
             call.path: LayerSamples(
-                calls=tuple(each.get(call, nothing).calls for each in self._found.host.runs),
+                calls=tuple(run.get(call, nothing).calls for run in self._found.host.runs),
                 host_self_s=tuple(selves.get(call, 0.0) / 1e9 for selves, _ in runs),
                 host_inclusive_s=tuple(inclusive.get(call, 0.0) / 1e9 for _, inclusive in runs),
                 device_self_s=_seconds(call, [selves for selves, _ in device_runs]),
@@ -103,8 +99,8 @@ class Assembly:
             device_self_s=device_self,
             device_inclusive_s=summarize_runs(samples.device_inclusive_s) if samples.device_inclusive_s else None,
             is_launch_bound=is_launch_bound(host_self.median, device_self.median) if device_self else None,
-            flops_self=None if operators is None else float(sum(each.flops for each in operators)),
-            bytes_self=None if operators is None else float(sum(each.bytes for each in operators)),
+            flops_self=None if operators is None else float(sum(operator.flops for operator in operators)),
+            bytes_self=None if operators is None else float(sum(operator.bytes for operator in operators)),
             bound=verdict.bound,
             share_of_limit=verdict.share_of_limit,
             gain_at_limit_s=verdict.gain_at_limit_s,
@@ -142,7 +138,7 @@ class Assembly:
     def _never_called(self, called: Sequence[LayerProfile]) -> list[LayerProfile]:
         found: list[LayerProfile] = []
         indices = {call.index for call in self._calls}
-        paths = {each.path: each for each in called}
+        paths = {layer.path: layer for layer in called}
         for index, module in enumerate(self._targets.modules):
             storages = self._storages.of(module)
             if index in indices or (_is_container(module) and not storages):
@@ -151,49 +147,20 @@ class Assembly:
             parent = paths[_nearest(name, paths)]
             path = name if name not in paths else f"{name} (never called)"
             reason = self._targets.opaque.get(index)
-            layer = replace(
-                _NEVER,
+            layer = LayerProfile(
                 path=path,
                 parent=parent.path,
                 name=name,
                 type=_type_name(module),
                 depth=parent.depth + 1,
                 order=len(called) + len(found),
+                calls=0.0,
                 doubts=(reason,) if reason else (),
                 **self._held(module),
             )
             paths[path] = layer
             found.append(layer)
         return found
-
-
-_NEVER = LayerProfile(
-    path="",
-    parent=None,
-    name="",
-    type="",
-    depth=0,
-    order=0,
-    calls=0.0,
-    host_self_s=None,
-    host_inclusive_s=None,
-    device_self_s=None,
-    device_inclusive_s=None,
-    is_launch_bound=None,
-    parameters=0,
-    storages=(),
-    flops_self=None,
-    bytes_self=None,
-    output_bytes=None,
-    activation_peak_bytes=None,
-    memory_before_bytes=None,
-    memory_after_bytes=None,
-    input_shapes=(),
-    output_shapes=(),
-    bound=None,
-    share_of_limit=None,
-    gain_at_limit_s=None,
-)
 
 
 def _is_container(module: nn.Module) -> bool:
@@ -208,9 +175,9 @@ def _type_name(module: nn.Module) -> str:
 
 def _seconds(call: Call, runs: Sequence[Mapping[Call, float]]) -> tuple[float, ...] | None:
     """Return the device seconds of one call path in every run, or None where one run has none."""
-    if not runs or not any(call in each for each in runs):
+    if not runs or not any(call in run for run in runs):
         return None
-    return tuple(each.get(call, 0.0) for each in runs)
+    return tuple(run.get(call, 0.0) for run in runs)
 
 
 def _parent(call: Call, tree: CallTree) -> str | None:
@@ -231,3 +198,52 @@ def _nearest(name: str, paths: Mapping[str, LayerProfile]) -> str:
     while name and (name := name.rpartition(".")[0]) not in paths:
         pass
     return name
+
+
+class Storages:
+    """Names each piece of memory after the first parameter or buffer in it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._keys: dict[object, str] = {}
+        for name, tensor in (
+            *model.named_parameters(remove_duplicate=False),
+            *model.named_buffers(remove_duplicate=False),
+        ):
+            self._keys.setdefault(_place(tensor), name)
+
+    def of(self, module: nn.Module) -> tuple[Storage, ...]:
+        """Return the storages of the module's own parameters and buffers, each once."""
+        own: list[torch.Tensor] = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+        storages: dict[object, Storage] = {}
+        for tensor in own:
+            place, size = _place(tensor), tensor.numel() * tensor.element_size()
+            storages.setdefault(place, Storage(self._keys[place], size, isinstance(tensor, nn.Parameter)))
+        return tuple(storages.values())
+
+
+def count_parameters(module: nn.Module) -> int:
+    """Return the number of parameters of the module and everything inside, tied ones once."""
+    return sum({_place(tensor): tensor.numel() for tensor in module.parameters()}.values())
+
+
+def dtype_of(model: nn.Module) -> str:
+    """Return the dtype that most bytes of parameters have, "float32" style; torch's default without parameters."""
+    sizes: dict[torch.dtype, int] = {}
+    for tensor in model.parameters():
+        sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.numel() * tensor.element_size()
+    dtype = max(sizes, key=lambda kind: sizes[kind]) if sizes else torch.get_default_dtype()
+    return str(dtype).removeprefix("torch.")
+
+
+def devices_of(module: nn.Module) -> set[torch.device]:
+    """Return the devices that parameters and buffers of the module lie on."""
+    return {tensor.device for tensor in (*module.parameters(), *module.buffers())}
+
+
+def _place(tensor: torch.Tensor) -> object:
+    """Return what names the memory of a tensor; views of one storage that start elsewhere have places of their own."""
+    try:
+        address = tensor.data_ptr()
+    except RuntimeError:  # a subclass that has no memory of its own
+        address = 0
+    return (tensor.device, address) if address else id(tensor)

@@ -8,6 +8,7 @@ import contextlib
 import logging
 import math
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,16 +19,17 @@ import torch
 from torch import nn
 
 from boundby import files
-from boundby.layers import document
-from boundby.layers.attachment import Targets, find_targets, opaque_reasons
+from boundby.layers import report as reports
 from boundby.layers.instruments import Instruments, instruments_for
-from boundby.layers.journal import Journal
 from boundby.layers.measurement import Subject, measure
+from boundby.layers.passes import tensors_in
+from boundby.layers.probes import Targets, find_targets
 from boundby.layers.report import Report
-from boundby.layers.shapes import tensors_in
 from boundby.roofline import Limits
 
 WARMUP_RUNS, PROFILE_RUNS = 10, 50
+logger = logging.getLogger("boundby.layers")
+logger.addHandler(logging.NullHandler())  # else Python writes warnings to stderr where a program set nothing up
 
 
 class ObservabilityEngine:
@@ -56,7 +58,7 @@ class ObservabilityEngine:
         self._model_name = str(self._config.get("model_name") or type(model).__name__)
         chosen = self._config.get("profile_name")
         self._name = _file_name(str(chosen)) if chosen else f"{_plain(self._model_name)}_profile"
-        self._journal = Journal(self._folder / "logs" / f"{self._name}.log")
+        self._journal = _Journal(self._folder / "logs" / f"{self._name}.log")
         self._targets: Targets | None = None
         self._report: Report | None = None
         self._is_warm = self._is_saved = self._is_finalized = False
@@ -70,7 +72,7 @@ class ObservabilityEngine:
         with self._noting_errors():
             self._targets = find_targets(self._model)
         self._journal.note(f"{self._model_name}: {len(self._targets.probed)} modules to watch")
-        for reason in opaque_reasons(self._targets):
+        for reason in self._targets.opaque_reasons:
             self._journal.note(reason, logging.WARNING)
 
     def warmup(self, inputs: Any, num_warmup_runs: int = WARMUP_RUNS) -> None:
@@ -105,8 +107,8 @@ class ObservabilityEngine:
             self._report = self._measured(inputs, num_runs, max_seconds)
         self._journal.note(f"measured {self._report.profile.num_runs} runs with probes and as many without")
         self._is_saved = False
-        for each in self._report.profile.doubts:
-            self._journal.note(f"doubt: {each}", logging.WARNING)
+        for doubt in self._report.profile.doubts:
+            self._journal.note(f"doubt: {doubt}", logging.WARNING)
         return self._report
 
     def save(self, name: str | None = None) -> tuple[Path, Path]:
@@ -114,15 +116,15 @@ class ObservabilityEngine:
         report = self._named(name)
         metrics = self._folder / f"{report.profile.profile_name}_metrics.jsonl"
         summary = self._folder / f"{report.profile.profile_name}_summary.json"
-        lines = document.write_metrics(metrics, report)
-        document.write_summary(summary, report.profile)
+        lines = reports.write_metrics(metrics, report)
+        reports.write_summary(summary, report.profile)
         self._is_saved = True
         self._journal.note(f"wrote {metrics} ({lines} lines) and {summary}")
         return metrics, summary
 
     def save_dashboard(self, name: str | None = None) -> Path:
         """Write `NAME_dashboard.html` and what `save` writes; return the path of the dashboard."""
-        from boundby.dashboard import page
+        from boundby.layers.dashboard import page
 
         report = self._named(name)
         path = self._folder / f"{report.profile.profile_name}_dashboard.html"
@@ -193,6 +195,24 @@ class ObservabilityEngine:
             raise
 
 
+class _Journal:
+    """What the engine did and what went wrong, a line each; the lines go to the logger `boundby.layers` too.
+
+    The file at `path` is complete at any time.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lines: list[str] = []
+
+    def note(self, text: str, level: int = logging.INFO) -> None:
+        """Add a line."""
+        logger.log(level, "%s", text)
+        moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self._lines.append(f"{moment} {logging.getLevelName(level).lower()}: {text}\n")
+        files.write_text(self.path, "".join(self._lines))
+
+
 def _call(model: Callable[..., Any], inputs: Any) -> object:
     if isinstance(inputs, Mapping):
         return model(**inputs)
@@ -202,7 +222,7 @@ def _call(model: Callable[..., Any], inputs: Any) -> object:
 def _device(model: nn.Module, inputs: Any) -> torch.device:
     """Return where the model computes: the device of its first parameter or buffer, else of its inputs."""
     tensors = (*model.parameters(), *model.buffers(), *tensors_in(inputs))
-    return next((each.device for each in tensors), torch.device("cpu"))
+    return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
 
 def _plain(name: str) -> str:

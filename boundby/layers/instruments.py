@@ -1,17 +1,61 @@
 """What a profile is measured with: a clock, a wait, and what a device offers. Tests give their own."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 import torch
 
-from boundby.device import is_gpu, is_host, synchronizer
+from boundby.device import CudaQueue, is_gpu, is_host, synchronizer
 from boundby.disturbance import HostCounters, Watch
-from boundby.layers.attachment import Clock
-from boundby.layers.device_time import CudaMarks, DeviceMarks
-from boundby.layers.memory import Allocator, CudaAllocator
-from boundby.layers.timing import probe_cost_ns
+from boundby.layers.passes import Allocator
+from boundby.layers.probes import Clock
+from boundby.layers.timing import DeviceMarks, probe_cost_ns
+
+
+class CudaMarks:
+    """The streams of a GPU with pooled events."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._queue = CudaQueue(device)
+        self._device = device
+        self._pool: list[torch.cuda.Event] = []
+        self.hold = self._queue.hold
+        self.has_passed = self._queue.has_passed
+        self.seconds_between = self._queue.seconds_between
+
+    def mark(self) -> torch.cuda.Event:
+        """Queue an event on the stream in use."""
+        event = self._pool.pop() if self._pool else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def stream(self) -> Hashable:
+        """Return the number of the stream in use."""
+        return torch.cuda.current_stream(self._device).cuda_stream
+
+    def reuse(self, mark: torch.cuda.Event) -> None:
+        """Put the event back into the pool."""
+        self._pool.append(mark)
+
+
+@dataclass(frozen=True)
+class CudaAllocator:
+    """The caching allocator of a GPU."""
+
+    device: torch.device
+
+    def allocated_bytes(self) -> int:
+        """Return what tensors hold now."""
+        return torch.cuda.memory_allocated(self.device)
+
+    def peak_bytes(self) -> int:
+        """Return the most they held since the peak was last set back."""
+        return torch.cuda.max_memory_allocated(self.device)
+
+    def reset_peak(self) -> None:
+        """Set the peak back to what is held now."""
+        torch.cuda.reset_peak_memory_stats(self.device)
 
 
 def _no_wait() -> None:

@@ -7,22 +7,23 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from boundby import device as devices
 from boundby import environment
-from boundby.device import is_gpu
-from boundby.layers.assembly import Assembly, Findings
-from boundby.layers.attachment import Targets, opaque_reasons
-from boundby.layers.calls import CallTree
-from boundby.layers.device_time import DevicePass, DeviceTimes, spanning
+from boundby.layers.assembly import Assembly, Findings, devices_of, dtype_of
 from boundby.layers.instruments import Instruments
 from boundby.layers.judgement import LEAST_FOR_P95, summarize_runs, trust_doubts
-from boundby.layers.memory import measure_memory
-from boundby.layers.program import check_same_program, drift, see_program
+from boundby.layers.passes import (
+    check_same_program,
+    count_work,
+    drift,
+    measure_memory,
+    see_program,
+    see_shapes,
+)
+from boundby.layers.probes import CallTree, Run, Targets
 from boundby.layers.records import LayerProfile, ModelProfile
 from boundby.layers.report import Report
-from boundby.layers.shapes import see_shapes
-from boundby.layers.storages import devices_of, dtype_of
-from boundby.layers.timing import HostPass, HostTimes, Run
-from boundby.layers.work_by_layer import count_work
+from boundby.layers.timing import DevicePass, DeviceTimes, HostPass, HostTimes, spanning
 from boundby.memory import CPU_REASON
 from boundby.roofline import Limits
 
@@ -72,8 +73,8 @@ def measure(
     host, device = _time(subject, tree, num_runs, instruments, until_s)
     cost_ns = min(cost_ns, instruments.probe_cost_ns(instruments.now))  # of both, that which was disturbed less
     disturbances = watch.stop().disturbances(torch.get_num_threads())
-    doubts = [*(changes or drift(program, see_program(run))), *opaque_reasons(targets)]
-    doubts += [f"disturbed: {'; '.join(each.text for each in disturbances)}"] if disturbances else []
+    doubts = [*(changes or drift(program, see_program(run))), *targets.opaque_reasons]
+    doubts += [f"disturbed: {'; '.join(disturbance.text for disturbance in disturbances)}"] if disturbances else []
     if len(host.runs) < num_runs:
         doubts.append(f"runs: {len(host.runs)} of {num_runs} fitted into {max_seconds:g} s")
     found = Findings(host, cost_ns, device, memory, shapes, work, limits)
@@ -103,8 +104,8 @@ def _time(
 def _device_pass(subject: Subject, tree: CallTree, instruments: Instruments) -> DevicePass | None:
     if instruments.marks is None:
         return None
-    devices = {index: devices_of([module]) for index, module in enumerate(subject.targets.modules)}
-    known = DeviceTimes(unknown=spanning(tree, devices, subject.device))
+    places = {index: devices_of(module) for index, module in enumerate(subject.targets.modules)}
+    known = DeviceTimes(unknown=spanning(tree, places, subject.device))
     return DevicePass(
         subject.run, tree, subject.targets, instruments.now, instruments.synchronize, instruments.marks, known
     )
@@ -113,20 +114,20 @@ def _device_pass(subject: Subject, tree: CallTree, instruments: Instruments) -> 
 def _report(subject: Subject, assembly: Assembly, found: Findings, doubts: Sequence[str]) -> Report:
     host = found.host
     num_runs = len(host.runs)
-    reference_s = summarize_runs([each / 1e9 for each in host.reference_ns])
-    instrumented_s = summarize_runs([each / 1e9 for each in host.instrumented_ns])
+    reference_s = summarize_runs([ns / 1e9 for ns in host.reference_ns])
+    instrumented_s = summarize_runs([ns / 1e9 for ns in host.instrumented_ns])
     coverage, layers = assembly.coverage(), assembly.layers()
     profile = ModelProfile(
         profile_name=subject.profile_name,
         model_name=subject.model_name,
         device=str(subject.device),
-        device_name=_device_name(subject.device),
+        device_name=str(devices.describe(subject.device).get("name") or environment.machine()["cpu"]),
         dtype=dtype_of(subject.model),
         num_runs=num_runs,
         reference_s=reference_s,
         instrumented_s=instrumented_s,
         hook_cost_s=found.cost_ns / 1e9,
-        module_calls=sum(each.calls for run in host.runs for each in run.values()) / num_runs,
+        module_calls=sum(times.calls for run in host.runs for times in run.values()) / num_runs,
         coverage=coverage,
         layers=layers,
         reasons=_reasons(found, num_runs),
@@ -139,8 +140,8 @@ def _report(subject: Subject, assembly: Assembly, found: Findings, doubts: Seque
 
 
 def _doubts(model: nn.Module, layers: Sequence[LayerProfile], found: Findings) -> list[str]:
-    doubts = [TRAINING] if any(each.training for each in model.modules()) else []
-    concurrent = sum(each.is_concurrent for each in layers)
+    doubts = [TRAINING] if any(module.training for module in model.modules()) else []
+    concurrent = sum(layer.is_concurrent for layer in layers)
     if concurrent:
         doubts.append(
             f"threads: {concurrent} layers were called from other threads; no other layer's time holds theirs"
@@ -166,12 +167,6 @@ def _reasons(found: Findings, num_runs: int) -> dict[str, str]:
     if num_runs < LEAST_FOR_P95:
         reasons["p95"] = f"{num_runs} runs are too few; it takes {LEAST_FOR_P95}"
     return reasons
-
-
-def _device_name(device: torch.device) -> str:
-    if is_gpu(device):
-        return torch.cuda.get_device_name(device)
-    return str(environment.machine()["cpu"])
 
 
 def _environment() -> dict[str, str]:

@@ -38,24 +38,24 @@ class LayerProfile:
     depth: int
     order: int  # of the first call within a run
     calls: float  # per run; 0 for a module that was never called (which is not: unused)
-    host_self_s: Summary | None  # over runs; None where it was not called
-    host_inclusive_s: Summary | None
-    device_self_s: Summary | None
-    device_inclusive_s: Summary | None
-    is_launch_bound: bool | None  # the host takes longer than the device; None without device times
-    parameters: int  # of the module and everything inside, tied ones once
-    storages: tuple[Storage, ...]  # of its own parameters and buffers, not of modules inside
-    flops_self: float | None  # per run
-    bytes_self: float | None  # that must move at least, per run
-    output_bytes: int | None  # of all tensors it returns
-    activation_peak_bytes: int | None  # above what was there when it was entered; None without allocator statistics
-    memory_before_bytes: int | None
-    memory_after_bytes: int | None
-    input_shapes: tuple[str, ...]  # "float32[1, 128, 768]", arguments flattened
-    output_shapes: tuple[str, ...]
-    bound: Bound | None  # of its own work
-    share_of_limit: float | None
-    gain_at_limit_s: float | None  # of the end-to-end time, if its own work ran at the limit
+    host_self_s: Summary | None = None  # over runs; None where it was not called
+    host_inclusive_s: Summary | None = None
+    device_self_s: Summary | None = None
+    device_inclusive_s: Summary | None = None
+    is_launch_bound: bool | None = None  # the host takes longer than the device; None without device times
+    parameters: int = 0  # of the module and everything inside, tied ones once
+    storages: tuple[Storage, ...] = ()  # of its own parameters and buffers, not of modules inside
+    flops_self: float | None = None  # per run
+    bytes_self: float | None = None  # that must move at least, per run
+    output_bytes: int | None = None  # of all tensors it returns
+    activation_peak_bytes: int | None = None  # above what was there at its begin; None without allocator statistics
+    memory_before_bytes: int | None = None
+    memory_after_bytes: int | None = None
+    input_shapes: tuple[str, ...] = ()  # "float32[1, 128, 768]", arguments flattened
+    output_shapes: tuple[str, ...] = ()
+    bound: Bound | None = None  # of its own work
+    share_of_limit: float | None = None
+    gain_at_limit_s: float | None = None  # of the end-to-end time, if its own work ran at the limit
     doubts: tuple[str, ...] = ()
     is_concurrent: bool = False  # called from another thread than the root: its time is part of no other layer's
 

@@ -1,32 +1,39 @@
-"""The time pass: runs with a probe on every forward, in turn with runs without, and what a probe costs.
+"""The time passes: runs with a probe on every forward, on the host in turn with runs without, and on the device.
 
 Every run with probes has one without beside it. On a busy machine (two shared cores, 50 runs of a MiniLM classifier)
 the median of the ratios within pairs varied by 0.4 %, the ratio of the two medians by 2.6 %.
+
+The device is held back while the host issues a whole run, so that it never waits for the host and its time is its own;
+whether the host is the slower of the two is told by the host's times, from runs of their own. Marks in the device's
+queue are reused, and the host waits for the device once per run.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from boundby.layers.attachment import Clock, Targets, attached, find_targets, timing_probe
-from boundby.layers.calls import Call, CallLog, CallTree
+from boundby.layers.probes import (
+    Call,
+    CallLog,
+    CallTimes,
+    CallTree,
+    Clock,
+    Run,
+    Targets,
+    attached,
+    find_targets,
+    noting_probe,
+    timing_probe,
+)
+from boundby.timer import BACKLOG_SHARE, LEAST_BACKLOG_S, MOST_BACKLOG_S, DeviceQueue
 
-Run = Callable[[], object]
 CALIBRATION_RUNS = 50
 CALIBRATION_CALLS = 200
-
-
-@dataclass(frozen=True)
-class CallTimes:
-    """What one run spent in one call path, as the clock saw it."""
-
-    ns: int  # calls inside included
-    self_ns: int
-    calls: int
-    inner_calls: int
+SIDE_STREAM = "it issues work to another stream than the model, whose time no pair of marks sees"
 
 
 @dataclass
@@ -75,10 +82,7 @@ class HostPass:
         log: CallLog = {}
         with attached(self.targets, timing_probe(log, self.now)):
             self.found.instrumented_ns.append(self._elapsed_ns())
-        self.tree.fill(log)
-        self.found.runs.append(
-            {each: CallTimes(each.ns, each.self_ns, each.calls, each.inner_calls) for each in self.tree.walk()}
-        )
+        self.found.runs.append(self.tree.times(log))
 
 
 def time_runs(
@@ -94,19 +98,15 @@ def time_runs(
 def corrected(times: dict[Call, CallTimes], cost_ns: float) -> tuple[dict[Call, float], dict[Call, float]]:
     """Return self and inclusive nanoseconds of each call path of a run, less what the probes inside cost.
 
-    A probe works outside of the window that it times, so its cost is in the self time of the caller.
+    A probe works outside of the window that it times, so its cost is in the self time of the caller. Callers come
+    before callees.
     """
-    selves = {call: max(0.0, each.self_ns - each.inner_calls * cost_ns) for call, each in times.items()}
-    return selves, inclusive(selves)
-
-
-def inclusive(selves: dict[Call, float]) -> dict[Call, float]:
-    """Return for each call path the sum of its own value and of all below; callers come before callees."""
-    sums = dict(selves)
+    selves = {call: max(0.0, spent.self_ns - spent.inner_calls * cost_ns) for call, spent in times.items()}
+    inclusive = dict(selves)
     for call in reversed(selves):
-        if call.caller in sums:
-            sums[call.caller] += sums[call]
-    return sums
+        if call.caller in inclusive:
+            inclusive[call.caller] += inclusive[call]
+    return selves, inclusive
 
 
 def probe_cost_ns(now: Clock) -> float:
@@ -114,8 +114,8 @@ def probe_cost_ns(now: Clock) -> float:
     fan = _Fan().eval()
     targets = find_targets(fan)
     with torch.no_grad():
-        found = time_runs(fan, CallTree(targets.names), targets, CALIBRATION_RUNS, now, lambda: None)
-    pairs = zip(found.instrumented_ns, found.reference_ns, strict=True)
+        times = time_runs(fan, CallTree(targets.names), targets, CALIBRATION_RUNS, now, lambda: None)
+    pairs = zip(times.instrumented_ns, times.reference_ns, strict=True)
     return max(0.0, median(probed - plain for probed, plain in pairs) / (CALIBRATION_CALLS + 1))
 
 
@@ -124,10 +124,116 @@ class _Fan(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        makers = (lambda: nn.Linear(4, 4), nn.ReLU, lambda: nn.LayerNorm(4))
+        makers: tuple[Callable[[], nn.Module], ...] = (lambda: nn.Linear(4, 4), nn.ReLU, lambda: nn.LayerNorm(4))
         self.inner = nn.ModuleList(makers[number % len(makers)]() for number in range(CALIBRATION_CALLS))
         self.values = torch.ones(1, 4)
 
     def forward(self) -> None:
-        for each in self.inner:
-            each(self.values)
+        for layer in self.inner:
+            layer(self.values)
+
+
+class DeviceMarks(DeviceQueue, Protocol):
+    """The queue of a device whose marks can be used again, with a name for the stream that is in use."""
+
+    def stream(self) -> Hashable:
+        """Return what names the stream that work goes to now."""
+        ...
+
+    def reuse(self, mark: Any) -> None:
+        """Take back a mark that nothing needs any more."""
+        ...
+
+
+@dataclass
+class DeviceTimes:
+    """Seconds of the device by call path for each run, calls inside included."""
+
+    runs: list[dict[Call, float]] = field(default_factory=list)
+    unknown: dict[Call, str] = field(default_factory=dict)  # call paths whose time no marks give: why
+    late_runs: int = 0  # in which the device reached the run before the host had issued all of it
+
+    def selves(self, number: int) -> dict[Call, float]:
+        """Return the seconds of each call path in no call inside, for one run; without those that cannot be known."""
+        seconds = self.runs[number]
+        return {
+            call: max(0.0, spent - sum(seconds.get(callee, 0.0) for callee in call.callees.values()))
+            for call, spent in seconds.items()
+            if call not in self.unknown and not any(callee in self.unknown for callee in call.callees.values())
+        }
+
+    def inclusive(self, number: int) -> dict[Call, float]:
+        """Return the seconds of each call path, for one run; without those that cannot be known."""
+        return {call: spent for call, spent in self.runs[number].items() if call not in self.unknown}
+
+
+@dataclass
+class DevicePass:
+    """Times runs on the device by its marks; `now` is the clock of the host, `synchronize` waits for the device.
+
+    `found` begins with the call paths that marks cannot time.
+    """
+
+    run: Run
+    tree: CallTree
+    targets: Targets
+    now: Clock
+    synchronize: Callable[[], None]
+    marks: DeviceMarks
+    found: DeviceTimes
+    _backlog_s: float | None = None
+
+    def add_run(self) -> None:
+        """Time one run; before the first, another one tells how long the host issues."""
+        if self._backlog_s is None:
+            issue_s, _, _ = self._issue(LEAST_BACKLOG_S)
+            self._backlog_s = min(MOST_BACKLOG_S, max(LEAST_BACKLOG_S, BACKLOG_SHARE * issue_s))
+        _, was_late, seconds = self._issue(self._backlog_s)
+        self.found.runs.append(seconds)
+        self.found.late_runs += was_late
+
+    def _issue(self, backlog_s: float) -> tuple[float, bool, dict[Call, float]]:
+        """Issue one run behind a backlog.
+
+        Return the seconds of the host, whether the device had to wait, and its seconds by call path.
+        """
+        marks, log = self.marks, CallLog()
+        probe = noting_probe(log, lambda *_: (marks.stream(), marks.mark()), lambda _: (marks.stream(), marks.mark()))
+        with attached(self.targets, probe):
+            self.synchronize()
+            marks.hold(backlog_s)
+            start = marks.mark()
+            began = self.now()
+            self.run()
+            issue_s = (self.now() - began) / 1e9
+        was_late = marks.has_passed(start)
+        self.synchronize()
+        marks.reuse(start)
+        return issue_s, was_late, self._seconds(log)
+
+    def _seconds(self, log: CallLog) -> dict[Call, float]:
+        """Return the seconds between the marks of each call path; calls whose stream changes are unknown."""
+        calls = list(self.tree.ended(log))
+        home = next((stream for call, (stream, _), _ in calls if call.caller is self.tree.top), None)
+        for call, (stream, _), (last, _) in calls:
+            if stream != home or last != stream:
+                self.found.unknown[call] = SIDE_STREAM
+        seconds: dict[Call, float] = {}
+        for call, (_, start), (_, end) in calls:
+            if call not in self.found.unknown:
+                seconds[call] = seconds.get(call, 0.0) + self.marks.seconds_between(start, end)
+            self.marks.reuse(start)
+            self.marks.reuse(end)
+        return seconds
+
+
+def spanning(tree: CallTree, devices: Mapping[int, set[torch.device]], home: torch.device) -> dict[Call, str]:
+    """Return the call paths whose modules lie on other devices than the model's first: why marks cannot time them."""
+    reasons = {}
+    for call in tree.walk():
+        others = sorted(
+            str(device) for device in devices.get(call.index, set()) if device.type == home.type and device != home
+        )
+        if others:
+            reasons[call] = f"it lies on {', '.join(others)} too, and marks of two devices have no common clock"
+    return reasons

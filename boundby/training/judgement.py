@@ -2,32 +2,62 @@
 
 Self times of the stages are summed by what they count for. The rule is that of a trace's verdict: the largest share is
 the bound, and with less than `AHEAD` times the second it is mixed. It must hold at the ends of the intervals and in
-most windows of the run. Time that is in no known stage could be anything, and speaks against every answer.
+most windows of the run. Time that is in no known stage could be anything, and speaks against every answer. A gain is
+Amdahl's law on the shares: what would be left if the best fix of a kind were perfect.
 """
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 
+import numpy as np
+
+from boundby.compare import judge, paired
 from boundby.judgement import LATE_HOST
-from boundby.training.causes import UNEXPLAINED
-from boundby.training.evidence import (
-    ENOUGH_STEPS,
-    LEAST_STEPS,
-    doubts_on_ranks,
-    doubts_on_steps,
-    evidence,
-    failure,
-    unexplained,
-)
-from boundby.training.facts import Facts
-from boundby.training.gains import gains_of
+from boundby.training import stages
 from boundby.training.records import StageTimes
-from boundby.training.steps import StepTable, averaged, step_table, windows
-from boundby.training.stragglers import find_straggler
-from boundby.training.verdict import Straggler, TrainingVerdict
-from boundby.verdict import Bound, Confidence, Doubt, Verdict
+from boundby.training.steps import (
+    IN_NO_STAGE,
+    STEADY,
+    BatchEffect,
+    Share,
+    StepTable,
+    averaged,
+    batch_effect,
+    matched,
+    share_of,
+    step_table,
+    windows,
+)
+from boundby.training.verdict import SMALL, Straggler, TrainingVerdict, called, percent
+from boundby.verdict import LEAST_GAIN, OF_STAGES, Bound, Confidence, Doubt, Fix, Gain, Verdict
 
+# Work of the host beside the training leaves the machine idle: of the words for bounds `under_utilised` says so.
+# The waits of collectives are stages only in loops that name them.
+BOUND_OF_STAGE: dict[str, Bound] = {
+    stages.DATA: "input",
+    stages.H2D: "transfer",
+    stages.FORWARD: "compute",
+    stages.BACKWARD: "compute",
+    stages.CLIP: "optimizer",
+    stages.OPTIMIZER: "optimizer",
+    stages.SCHEDULER: "optimizer",
+    stages.ZERO_GRAD: "optimizer",
+    stages.CALLBACKS: "under_utilised",
+    stages.LOGGING: "under_utilised",
+    stages.CHECKPOINT: "under_utilised",
+    "communication": "communication",
+    "all_reduce": "communication",
+    "barrier": "communication",
+}
+UNEXPLAINED: Bound = "inconclusive"
+
+SLOWER = 0.1  # of the own time of the others, below which nobody is called slow
+LEAST_SHARED_STEPS = 10  # two windows
+WAITS = frozenset(name for name, bound in BOUND_OF_STAGE.items() if bound == "communication") | {stages.BACKWARD}
+# Where parameters are sharded, the forward and the update wait for others too. In these nobody ever waits:
+NEVER_WAITS = (stages.DATA, stages.H2D, stages.CALLBACKS, stages.LOGGING, stages.CHECKPOINT)
 # What a trace can say of the work in these stages without contradicting their share.
 WITHIN: dict[Bound, tuple[Bound, ...]] = {
     "input": ("input",),
@@ -44,6 +74,135 @@ AHEAD = 1.5  # times the second largest share, below which the bound is mixed
 AGREEING = 2 / 3  # of the windows that show the bound of the whole
 CLEAR = 0.6  # share of the time: of the bound, to be of high confidence; of what does not grow with the batch
 MOST_UNEXPLAINED = 0.5  # of the time, to say anything at all
+EXPECTED = (stages.DATA, stages.FORWARD, stages.BACKWARD, stages.OPTIMIZER)
+LEAST_STEPS = 5
+ENOUGH_STEPS = 20
+NOTABLE = 0.1  # share in no known stage, from which it is a doubt
+MOST_LISTED = 8  # ranks
+INSIDE: tuple[Bound, ...] = ("compute", "memory", "launch", "communication")  # what only a trace sees of the work
+GROWING: tuple[Bound, ...] = ("input", "transfer")  # with the batch, beside the work itself
+LARGEST = 1000.0  # a share that close to one is no claim about what would be left
+
+
+def causes_of(table: StepTable) -> dict[str, Bound]:
+    """Return what the time of each column counts for; `inconclusive` where nothing tells.
+
+    A stage with a name of the loop's own counts for what the stages around it count for, if they agree.
+    """
+    return {name: _cause(name, table.around, frozenset()) for name in table.names}
+
+
+def _cause(name: str, around: Mapping[str, frozenset[str]], seen: frozenset[str]) -> Bound:
+    if name in BOUND_OF_STAGE:
+        return BOUND_OF_STAGE[name]
+    if name == IN_NO_STAGE or name in seen:
+        return UNEXPLAINED
+    found = {_cause(each, around, seen | {name}) for each in around.get(name, ())}
+    return found.pop() if len(found) == 1 else UNEXPLAINED
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The steps of one process, or the mean of several, the run they are of, and the verdict on its trace.
+
+    `failed` are the processes of the run that ended by an error.
+    """
+
+    times: StageTimes
+    table: StepTable
+    trace: Verdict | None
+    straggler: Straggler | None
+    failed: tuple[StageTimes, ...]
+
+    @cached_property
+    def names_of(self) -> dict[Bound, set[str]]:
+        """The stages that count for each bound."""
+        found: dict[Bound, set[str]] = {}
+        for name, cause in causes_of(self.table).items():
+            found.setdefault(cause, set()).add(name)
+        return found if self.table.num_steps else {}
+
+    @cached_property
+    def stages(self) -> tuple[Share, ...]:
+        """The shares of the stages, the largest first."""
+        found = [self._share(name, cause, {name}) for cause, names in self.names_of.items() for name in sorted(names)]
+        return tuple(sorted(found, key=lambda each: -each.share))
+
+    @cached_property
+    def causes(self) -> tuple[Share, ...]:
+        """The shares of what the stages count for, the largest first."""
+        found = [self._share(cause, cause, names) for cause, names in self.names_of.items()]
+        return tuple(sorted(found, key=lambda each: -each.share))
+
+    @cached_property
+    def effect(self) -> BatchEffect | None:
+        """How the work of a step depends on its batch, where that is known."""
+        work = self.table.spent_in(self.names_of.get("compute", set()))
+        return batch_effect(self.times, self.table.numbers, work) if self.table.has_steps else None
+
+    def _share(self, name: str, cause: Bound, names: Collection[str]) -> Share:
+        return share_of(name, cause, self.table.spent_in(names), self.table.whole_s)
+
+    @cached_property
+    def issuing(self) -> float | None:
+        """The part of the time in which the host issues work to a device; None where there is no device."""
+        host = self.table.host_s
+        if not self.table.on_device or not host.sum():
+            return None
+        names = self.names_of.get("compute", set()) | self.names_of.get("optimizer", set())
+        return float(host[:, [name in names for name in self.table.names]].sum() / host.sum())
+
+
+def find_straggler(tables: Mapping[int, StepTable]) -> Straggler | None:
+    """Return the process that the others wait for, by the steps that all have; None if none is clearly slower.
+
+    All processes of a job leave a collective together, so each one's steps take the same time, and the slow one shows
+    in the others as a wait: the backward, where gradients are reduced, is long in all but the slow one. A process' own
+    time of a step is therefore the step without what it spent in those stages beyond whoever spent least there.
+    """
+    clocks = {each.on_device for each in tables.values()}
+    if len(tables) < 2 or len(clocks) > 1 or not all(each.has_steps for each in tables.values()):
+        return None
+    ranks = list(tables)
+    same = matched([tables[rank] for rank in ranks])
+    if len(same[0].numbers) < LEAST_SHARED_STEPS:
+        return None
+    everywhere = frozenset(name for each in same for name in each.names)
+    for waits in (WAITS, everywhere - frozenset(NEVER_WAITS)):
+        found = _slowest(ranks, same, waits)
+        if found:
+            return found
+    return None
+
+
+def _slowest(ranks: Sequence[int], tables: Sequence[StepTable], waits: frozenset[str]) -> Straggler | None:
+    """Return the process with the longest own time, if it is longer than that of the others in most windows."""
+    waited = np.array([each.spent_in(waits) for each in tables])
+    own = np.array([each.whole_s for each in tables]) - (waited - waited.min(axis=0))
+    slow = int(np.argmax(np.median(own, axis=1)))
+    others = np.median(np.delete(own, slow, axis=0), axis=0)
+    parts = windows(own.shape[1])
+    means = [(float(others[each].mean()), float(own[slow][each].mean())) for each in parts]
+    if min(min(pair) for pair in means) <= 0:
+        return None
+    if judge([paired(*zip(*means, strict=True))], SLOWER)[0].verdict != "slower":
+        return None
+    stage = _stage(tables, slow, waits)
+    own_s, others_s = float(own[slow].mean()), float(others.mean())
+    next_s = float(np.delete(own, slow, axis=0).mean(axis=1).max())
+    return Straggler(ranks[slow], own_s / others_s, own_s, others_s, stage, own_s / next_s, own.shape[1])
+
+
+def _stage(tables: Sequence[StepTable], slow: int, waits: frozenset[str]) -> str:
+    """Return where the slow process spends more than the others do."""
+
+    def excess(name: str) -> float:
+        means = [float(each.spent_in({name}).mean()) for each in tables]
+        return means[slow] - float(np.median(means[:slow] + means[slow + 1 :]))
+
+    return max((name for name in tables[slow].names if name not in waits), key=excess, default=IN_NO_STAGE)
+
+
 Answer = tuple[Bound, tuple[Bound, ...]]  # the bound, and what else it may be or, if it is mixed, what it is made of
 
 
@@ -215,3 +374,143 @@ def _confidence(found: Answer, by_stages: Bound, share: float | None, doubts: Co
         return "low"
     is_measured = bound == by_stages != "compute" and not others
     return "high" if is_measured and (share or 0.0) >= CLEAR else "medium"
+
+
+def doubts_on_steps(facts: Facts) -> Iterator[Doubt]:
+    """Yield what speaks against trusting the shares."""
+    table = facts.table
+    if not table.num_steps:
+        return
+    if not table.has_steps:
+        yield Doubt("steps", "only totals are known, and not whether the shares stay the same")
+    elif LEAST_STEPS <= table.num_steps < ENOUGH_STEPS:
+        yield Doubt("steps", f"only {table.num_steps} undisturbed ones; {ENOUGH_STEPS} tell more")
+    if facts.times.device is not None and not table.on_device:
+        text = f"the times of {facts.times.device} are not known; on the host, work is where it waits for it"
+        yield Doubt("device", text)
+    unknown = next((each for each in facts.causes if each.bound == UNEXPLAINED), None)
+    if unknown and unknown.share >= NOTABLE and unknown != facts.causes[0]:
+        text = f"{percent(unknown.share)} of the time is in no known stage ({unexplained(facts)})"
+        yield Doubt("unexplained", text)
+    for each in facts.causes:
+        yield from _doubts_on_share(each, " and ".join(sorted(facts.names_of[each.bound])))
+
+
+def _doubts_on_share(share: Share, names: str) -> Iterator[Doubt]:
+    if share.drift is not None and abs(share.drift) > STEADY:
+        change = "more" if share.drift > 0 else "less"
+        text = f"{names}: {percent(abs(share.drift))} {change} of the time at the end than at the beginning"
+        yield Doubt("drift", text)
+    elif share.iqr is not None and share.iqr > STEADY:
+        text = f"{names}: the middle half of the shares over the run spans {percent(share.iqr)} of the time"
+        yield Doubt("unsteady", text)
+
+
+def doubts_on_ranks(times_of: Mapping[int, StageTimes], judged: Collection[int], are_matched: bool) -> Iterator[Doubt]:
+    """Yield which processes are missing in what is judged."""
+    size = max(each.world_size for each in times_of.values())
+    missing = [rank for rank in range(size) if rank not in times_of]
+    if missing:
+        yield Doubt("ranks", f"nothing is known of {_listed(missing)} of {size}")
+    short = [rank for rank in times_of if rank not in judged] if judged else []
+    if short:
+        yield Doubt("ranks", f"too few steps are known of {_listed(short)}")
+    if not are_matched:
+        yield Doubt("ranks", "no steps are known that all of them have; those of one are judged")
+
+
+def evidence(facts: Facts, agrees: bool | None) -> Iterator[str]:
+    """Yield the figures behind the verdict, beside the shares of the stages."""
+    who, effect = facts.straggler, facts.effect
+    if who:
+        yield (
+            f"rank {who.rank} takes {who.own_s * 1e3:.2f} ms of its own for a step, the others "
+            f"{who.others_s * 1e3:.2f} ms; it is the one that waits least, over {who.steps} common steps"
+        )
+    if effect:
+        yield (
+            f"forward and backward: {percent(effect.fixed)} of their time does not grow with the batch "
+            f"({effect.smaller:.4g} and {effect.larger:.4g} {effect.quantity}, {effect.steps} steps)"
+        )
+    if agrees and facts.trace:
+        yield f"a trace of some of the steps says {facts.trace.bound} ({facts.trace.confidence} confidence)"
+    if facts.issuing is not None:
+        yield f"the host issues work for {percent(facts.issuing)} of the time"
+    if facts.failed:
+        yield failure(facts.failed)
+    if facts.table.warm_up or facts.table.disturbed:
+        yield f"left out: {facts.table.warm_up} steps of warm-up, {facts.table.disturbed} disturbed ones"
+
+
+def failure(failed: Collection[StageTimes]) -> str:
+    """Return which processes failed, and why the first of them did."""
+    first = min(failed, key=lambda each: each.last_step if each.last_step is not None else -1)
+    after = "before any step had ended" if first.last_step is None else f"after step {first.last_step}"
+    return f"rank {_listed([each.rank for each in failed])} failed, {after}: {first.error}"
+
+
+def unexplained(facts: Facts) -> str:
+    """Return what takes the time that nothing explains, and which of the usual stages are not marked."""
+    known = [each for each in facts.stages if each.bound == UNEXPLAINED and each.share >= SMALL]
+    missing = [name for name in EXPECTED if name not in facts.table.names]
+    parts = ", ".join(f"{called(each)} {percent(each.share)}" for each in known)
+    return f"{parts}{'; not marked: ' + ', '.join(missing) if missing else ''}"
+
+
+def _listed(ranks: Collection[int]) -> str:
+    shown = [str(rank) for rank in sorted(ranks)]
+    return ", ".join(shown if len(shown) <= MOST_LISTED else [*shown[:MOST_LISTED], f"{len(shown) - MOST_LISTED} more"])
+
+
+def gains_of(
+    stages: Sequence[Share],
+    straggler: Straggler | None,
+    effect: BatchEffect | None,
+    trace: Verdict | None,
+) -> tuple[Gain, ...]:
+    """Return the gains worth naming, the largest first; those of the work itself are known from a trace alone."""
+    found = [*_of_stages(stages), *_of_batches(stages, effect)]
+    if straggler:
+        own_ms, others_ms = straggler.own_s * 1e3, straggler.others_s * 1e3
+        basis = f"it takes {own_ms:.2f} ms of its own for a step, the others {others_ms:.2f} ms"
+        fix = Fix("straggler", {"rank": straggler.rank, "stage": straggler.stage})
+        found.append(Gain(fix, straggler.gain, basis))
+    if trace:
+        inside = (each for each in trace.gains if set(each.relieves) & set(INSIDE))
+        found += [replace(each, basis=f"{each.basis}, in steps that recording slows down") for each in inside]
+    return tuple(sorted((each for each in found if each.at_most >= LEAST_GAIN), key=lambda each: -each.at_most))
+
+
+def _of_stages(stages: Sequence[Share]) -> Iterator[Gain]:
+    """Yield what it would gain if all of one kind vanished; a copy is hidden behind the rest, if that is longer."""
+    for bound, kind in OF_STAGES.items():
+        fix = Fix(kind)
+        parts = [each for each in stages if each.bound == bound and each.share > 0]
+        share = min(1.0, sum(each.share for each in parts))
+        left = max(1 - share, share) if bound == "transfer" else 1 - share
+        if fix.change.is_bounded and parts:
+            yield Gain(fix, _factor(left), _basis(parts, share))
+    for each in stages:
+        if each.bound == UNEXPLAINED and each.share > 0:
+            fix = Fix("leave_out") if each.name == IN_NO_STAGE else Fix("shorten_stage", {"stage": each.name})
+            yield Gain(fix, _factor(1 - each.share), _basis([each], each.share))
+
+
+def _of_batches(stages: Sequence[Share], effect: BatchEffect | None) -> Iterator[Gain]:
+    """Yield what batches twice as large would gain, if what does not grow with them stays as it is."""
+    if effect is None:
+        return
+    growing = sum(each.share for each in stages if each.bound in GROWING)
+    work = sum(each.share for each in stages if each.bound == "compute")
+    factor = 2 / (1 + growing + (1 - effect.fixed) * work)
+    basis = f"{100 * effect.fixed:.0f} % of forward and backward does not grow with the {effect.quantity} of a batch"
+    yield Gain(Fix("double_batch"), factor, basis)
+
+
+def _factor(left: float) -> float:
+    return min(LARGEST, 1 / left) if left > 0 else LARGEST
+
+
+def _basis(parts: Sequence[Share], share: float) -> str:
+    names = " and ".join(each.name for each in parts)
+    return f"{names} {'take' if len(parts) > 1 else 'takes'} {100 * share:.1f} % of the time"

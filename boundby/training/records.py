@@ -217,6 +217,13 @@ class StageTimes(msgspec.Struct, frozen=True, kw_only=True, rename={"metric_rows
         places = [place for place, known in enumerate(self.names) if known == Name(name, kind)]
         return self.occurrences[np.isin(self.occurrences["stage"], places)]
 
+    def values_of(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return the steps and the finite values of one metric."""
+        places = [place for place, known in enumerate(self.metric_names) if known == metric]
+        rows = self.metric_rows[np.isin(self.metric_rows["metric"], places)]
+        rows = rows[np.isfinite(rows["value"])]
+        return rows["step"], rows["value"]
+
 
 def bytes_of(times: StageTimes) -> bytes:
     """Return the document as strict JSON, encoded at a fiftieth of the cost of Python's own encoder."""

@@ -18,6 +18,13 @@ MOST_WARM_UP = 0.1  # of the steps
 SLOW_START = 2.0  # times the median: as long a step at the beginning is warm-up
 ENOUGH_MARKS = 0.5  # of the steps, below which the times of the device say too little
 
+LEAST_WINDOW = 5  # steps
+MOST_WINDOWS = 20
+STEADY = 0.1  # interquartile range of a share over the windows, as a part of the step
+QUANTITIES = ("tokens", "samples")  # metrics that tell how much is in a batch
+LEAST_GROUP = 3  # steps
+LEAST_CONTRAST = 1.3  # of larger batches over smaller ones
+
 
 @dataclass(frozen=True)
 class StepTable:
@@ -215,11 +222,6 @@ def _totals(times: StageTimes) -> StepTable:
     )
 
 
-LEAST_WINDOW = 5  # steps
-MOST_WINDOWS = 20
-STEADY = 0.1  # interquartile range of a share over the windows, as a part of the step
-
-
 @dataclass(frozen=True)
 class Share:
     """The share of the time of all steps that a stage takes, or all stages of one bound together.
@@ -293,11 +295,6 @@ def _drift(parts: np.ndarray) -> float | None:
     quartiles = [np.quantile(each, [0.25, 0.5, 0.75]) for each in (parts[:third], parts[-third:])]
     drift = float(quartiles[1][1] - quartiles[0][1])
     return drift if abs(drift) > max(float(each[2] - each[0]) for each in quartiles) else 0.0
-
-
-QUANTITIES = ("tokens", "samples")  # metrics that tell how much is in a batch
-LEAST_GROUP = 3  # steps
-LEAST_CONTRAST = 1.3  # of larger batches over smaller ones
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from boundby.work.transformer import (
     fit_length_cost,
     transformer_flops,
     transformer_shape,
-    useful_flops,
 )
 
 __all__ = [
@@ -24,5 +23,4 @@ __all__ = [
     "fit_length_cost",
     "transformer_flops",
     "transformer_shape",
-    "useful_flops",
 ]

@@ -36,9 +36,9 @@ def does_work(func: OpOverload) -> bool:
 
 def is_composite(func: OpOverload) -> bool:
     """Tell whether the operator is made of others, and has no formula of its own."""
-    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd") and (
-        flop_formula(func) is None
-    )
+    name: str = func.name()  # type: ignore[no-untyped-call]
+    has_parts = torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
+    return has_parts and flop_formula(func) is None
 
 
 def run_parts(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -12,6 +12,8 @@ from fractions import Fraction
 from math import prod
 from typing import Any
 
+ONE = Fraction(1)
+
 
 @dataclass(frozen=True)
 class TransformerShape:
@@ -58,7 +60,7 @@ _FAMILIES = {
 def transformer_shape(model: Any) -> TransformerShape | None:
     """Return the shape of a sequence classifier of transformers, or None for a model whose formula is not known."""
     model = getattr(model, "_orig_mod", model)  # inside a module of torch.compile
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     family = _FAMILIES.get(getattr(config, "model_type", ""))
     if family is None or not type(model).__name__.endswith("ForSequenceClassification"):
         return None
@@ -108,13 +110,11 @@ class LengthCost:
 
     def _at(self, tokens: int) -> Fraction:
         known = [length for length, _ in self.points]
-        return sum(
-            (
-                flops * prod((Fraction(tokens - other, length - other) for other in known if other != length))
-                for length, flops in self.points
-            ),
-            start=Fraction(0),
+        terms = (
+            flops * prod((Fraction(tokens - other, length - other) for other in known if other != length), start=ONE)
+            for length, flops in self.points
         )
+        return sum(terms, start=Fraction(0))
 
 
 def fit_length_cost(count_at: Callable[[int, int], int], lengths: Sequence[int]) -> LengthCost:
@@ -138,11 +138,3 @@ def fit_length_cost(count_at: Callable[[int, int], int], lengths: Sequence[int])
         cost.points,
         f"FLOPs are no parabola of the tokens: {counted} at {check} tokens where {expected} follow from {nodes}",
     )
-
-
-def useful_flops(count_at: Callable[[int, int], int], lengths: Sequence[int]) -> int | None:
-    """Return the FLOPs of texts of these lengths without any padding: the sum over the texts, each in a batch of one.
-
-    None where attention is not full; `fit_length_cost` gives the reason.
-    """
-    return fit_length_cost(count_at, lengths).flops(lengths)

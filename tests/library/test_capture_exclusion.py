@@ -46,21 +46,19 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("before_in_another_thread", [1], 0, AT_WORK),
     ],
 )
-def test_theirs_records_every_step_of_its_own_and_ours_gives_way(
-    outcomes: Path, case: str, theirs: list[int], ours: int, said: str | None
-) -> None:
+def test_theirs_records_every_step_of_its_own_and_ours_gives_way(outcomes, case, theirs, ours, said):
     found = json.loads((outcomes / f"{case}.json").read_text())
     assert (found["theirs"], found["ours"], found["traced"]) == (theirs, ours, ours)
     assert [each for each in found["downgrades"] if each in (AT_WORK, BEGUN)] == [each for each in [said] if each]
     assert found["later"] == 1, "a profiler that comes later records as if nothing had been"
 
 
-def test_every_case_is_looked_at() -> None:
+def test_every_case_is_looked_at():
     mark = test_theirs_records_every_step_of_its_own_and_ours_gives_way.pytestmark[0]
     assert [each[0] for each in mark.args[1]] == [each.__name__ for each in rival_profilers.CASES]
 
 
-def test_a_profiler_is_at_work_from_its_warm_up_to_its_end() -> None:
+def test_a_profiler_is_at_work_from_its_warm_up_to_its_end():
     class Derived(profile):
         pass
 
@@ -73,7 +71,7 @@ def test_a_profiler_is_at_work_from_its_warm_up_to_its_end() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*Profiler")
-def test_a_profiler_that_was_stopped_in_its_warm_up_is_at_work_no_more() -> None:
+def test_a_profiler_that_was_stopped_in_its_warm_up_is_at_work_no_more():
     theirs = profile(activities=CPU, schedule=schedule(wait=0, warmup=2, active=1))
     theirs.start()
     assert exclusion.is_another_at_work()
@@ -81,7 +79,7 @@ def test_a_profiler_that_was_stopped_in_its_warm_up_is_at_work_no_more() -> None
     assert not exclusion.is_another_at_work()
 
 
-def test_a_recording_of_another_thread_is_seen() -> None:
+def test_a_recording_of_another_thread_is_seen():
     begun, may_end = threading.Event(), threading.Event()
 
     def record() -> None:
@@ -98,7 +96,7 @@ def test_a_recording_of_another_thread_is_seen() -> None:
     assert (seen, exclusion.is_another_at_work()) == (True, False)
 
 
-def test_a_thread_that_no_step_answers_goes_on_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_no_step_answers_goes_on_after_a_while(monkeypatch):
     monkeypatch.setattr(exclusion, "LONGEST_WAIT_S", 0.0)
     prepared: list[str] = []
     monkeypatch.setattr(exclusion.autograd_profiler, "_prepare_profiler", prepared.append)
@@ -112,7 +110,7 @@ def test_a_thread_that_no_step_answers_goes_on_after_a_while(monkeypatch: pytest
     assert prepared == ["theirs", "ours has ended"]
 
 
-def test_what_is_ours_ends_nothing_and_nothing_of_torch_stays_replaced() -> None:
+def test_what_is_ours_ends_nothing_and_nothing_of_torch_stays_replaced():
     functions = (exclusion.autograd_profiler._prepare_profiler, exclusion.autograd_profiler._run_on_profiler_start)
     ended: list[str] = []
     watch = exclusion.Watch(lambda: ended.append("ours"))

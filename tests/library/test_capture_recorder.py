@@ -67,9 +67,11 @@ def whats(manifest: CaptureManifest) -> list[str]:
     return [remark.what for remark in manifest.downgrades]
 
 
-def test_each_cycle_leaves_a_trace_of_its_own_steps(tmp_path: Path) -> None:
-    manifest = loop(recorder_of(tmp_path, TWO), 8)
+def test_each_cycle_leaves_a_trace_of_its_own_steps_and_its_owner_is_told(tmp_path):
+    told: list[Cycle] = []
+    manifest = loop(recorder_of(tmp_path, TWO, on_cycle=told.append), 8)
     first, second = manifest.cycles
+    assert tuple(told) == manifest.cycles
     assert marks_of(first) == ["ProfilerStep#2", "ProfilerStep#3"]
     assert marks_of(second) == ["ProfilerStep#6", "ProfilerStep#7"]
     assert sum(event["name"] == "aten::mm" for event in events_of(second)) == 2
@@ -81,21 +83,20 @@ def test_each_cycle_leaves_a_trace_of_its_own_steps(tmp_path: Path) -> None:
     assert names_in(tmp_path) == ["trace_cycle1.json.gz", "trace_cycle2.json.gz"]
 
 
-def test_cycles_may_start_far_apart(tmp_path: Path) -> None:
+def test_cycles_may_start_far_apart(tmp_path):
     manifest = loop(recorder_of(tmp_path, Schedule(0, 1, 1, 2, every=5)), 8)
     assert [cycle.first_step for cycle in manifest.cycles] == [1, 6]
 
 
-def test_the_loop_pays_for_the_recorder_in_its_windows_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    at_work = []
+def test_the_loop_pays_for_the_recorder_in_its_windows_alone(tmp_path, monkeypatch):
+    at_work, ended = [], []
     step = Engine.step
-    monkeypatch.setattr(Engine, "step", lambda engine: at_work.append(recorder._number) or step(engine))
-    recorder = recorder_of(tmp_path, Schedule(3, 1, 1))
-    loop(recorder, 20)
+    monkeypatch.setattr(Engine, "step", lambda engine: at_work.append(len(ended)) or step(engine))
+    loop(recorder_of(tmp_path, Schedule(3, 1, 1)), 20, step=lambda: ended.append(1))
     assert at_work == [4, 5]  # the end of the warm-up and of the recording
 
 
-def test_stacks_have_the_last_cycle_for_themselves(tmp_path: Path) -> None:
+def test_stacks_have_the_last_cycle_for_themselves(tmp_path):
     manifest = loop(recorder_of(tmp_path, TWO, stacks_path="stacks.txt"), 8)
     assert [cycle.stacks for cycle in manifest.cycles] == [False, True]
     assert not any(event.get("cat") == "python_function" for event in events_of(manifest.cycles[0]))
@@ -104,22 +105,21 @@ def test_stacks_have_the_last_cycle_for_themselves(tmp_path: Path) -> None:
     assert manifest.downgrades == ()
 
 
-def test_a_single_cycle_holds_the_stacks_and_says_so(tmp_path: Path) -> None:
+def test_a_single_cycle_holds_the_stacks_and_says_so(tmp_path):
     manifest = loop(recorder_of(tmp_path, ONE, stacks_path="stacks.txt"), 4)
     assert manifest.trace_path == tmp_path / "trace.json.gz"
     assert manifest.stacks_path == tmp_path / "stacks.txt"
-    assert [remark.reason for remark in manifest.downgrades] == [
-        "the schedule has one cycle: its times hold the cost of recording stacks"
-    ]
+    assert [(remark.what, remark.is_foreseen) for remark in manifest.downgrades] == [("trace", True)]
+    assert manifest.estimated_bytes is None and manifest.estimate_reason  # a size is known from the second cycle on
 
 
-def test_ranks_do_not_overwrite_each_other(tmp_path: Path) -> None:
+def test_ranks_do_not_overwrite_each_other(tmp_path):
     manifest = loop(recorder_of(tmp_path, ONE, naming=Naming(1, 2), stacks_path="stacks.txt"), 4)
     assert names_in(tmp_path) == ["rank1_stacks.txt", "rank1_trace.json.gz"]
     assert (manifest.rank, manifest.world_size) == (1, 2)
 
 
-def test_the_recorder_starts_and_stops_at_any_depth_of_calls(tmp_path: Path) -> None:
+def test_the_recorder_starts_and_stops_at_any_depth_of_calls(tmp_path):
     def deep(recorder: Recorder, levels: int) -> None:
         if levels:
             return deep(recorder, levels - 1)
@@ -134,7 +134,7 @@ def test_the_recorder_starts_and_stops_at_any_depth_of_calls(tmp_path: Path) -> 
     assert manifest.stacks_path.stat().st_size > 0
 
 
-def test_a_schedule_longer_than_the_loop_is_shortened(tmp_path: Path) -> None:
+def test_a_schedule_longer_than_the_loop_is_shortened(tmp_path):
     manifest = loop(recorder_of(tmp_path, Schedule(4, 4, 1, 3)), 7, total_steps=7)
     assert manifest.steps_recorded == 1
     assert [remark.reason for remark in manifest.downgrades] == [
@@ -143,12 +143,12 @@ def test_a_schedule_longer_than_the_loop_is_shortened(tmp_path: Path) -> None:
     ]
 
 
-def test_a_loop_without_steps_has_nothing_to_record(tmp_path: Path) -> None:
+def test_a_loop_without_steps_has_nothing_to_record(tmp_path):
     manifest = loop(recorder_of(tmp_path, ONE), 0, total_steps=0)
     assert (manifest.trace_path, manifest.cycles, whats(manifest)) == (None, (), ["schedule"])
 
 
-def test_a_loop_that_ends_inside_a_recording_leaves_what_there_was(tmp_path: Path) -> None:
+def test_a_loop_that_ends_inside_a_recording_leaves_what_there_was(tmp_path):
     manifest = loop(recorder_of(tmp_path, Schedule(1, 1, 3, 2)), 3)
     (cycle,) = manifest.cycles
     assert (cycle.steps_expected, cycle.steps_recorded) == (3, 1)
@@ -161,13 +161,13 @@ def test_a_loop_that_ends_inside_a_recording_leaves_what_there_was(tmp_path: Pat
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2])  # in the wait, in the warm-up, at the very start of the recording
-def test_a_loop_that_ends_before_the_recording_leaves_no_file(tmp_path: Path, steps: int) -> None:
+def test_a_loop_that_ends_before_the_recording_leaves_no_file(tmp_path, steps):
     manifest = loop(recorder_of(tmp_path, ONE, stacks_path="stacks.txt"), steps)
     assert (manifest.trace_path, manifest.steps_recorded, list(tmp_path.iterdir())) == (None, 0, [])
     assert whats(manifest)[-2:] == ["cycles", "stacks"]
 
 
-def test_an_error_of_the_loop_passes_and_leaves_what_there_was(tmp_path: Path) -> None:
+def test_an_error_of_the_loop_passes_and_leaves_what_there_was(tmp_path):
     recorder = recorder_of(tmp_path, Schedule(0, 1, 3))
     with pytest.raises(ZeroDivisionError), recorder:
         for number in range(9):
@@ -179,7 +179,7 @@ def test_an_error_of_the_loop_passes_and_leaves_what_there_was(tmp_path: Path) -
     assert recorder.manifest.trace_path.exists()
 
 
-def test_calls_out_of_turn_do_nothing(tmp_path: Path) -> None:
+def test_calls_out_of_turn_do_nothing(tmp_path):
     recorder = recorder_of(tmp_path, Schedule(0, 1, 1))
     recorder.step()
     recorder.start()
@@ -193,39 +193,28 @@ def test_calls_out_of_turn_do_nothing(tmp_path: Path) -> None:
     assert recorder.stop() == manifest
 
 
-def test_a_path_that_is_no_trace_is_refused() -> None:
+def test_a_path_that_is_no_trace_is_refused():
     with pytest.raises(ValueError, match=r"trace\.txt.*\.json"):
         Recorder(ONE, Path("trace.txt"), device=CPU)
 
 
-def test_the_owner_is_told_of_each_cycle(tmp_path: Path) -> None:
-    told: list[Cycle] = []
-    manifest = loop(recorder_of(tmp_path, TWO, on_cycle=told.append), 8)
-    assert tuple(told) == manifest.cycles
-
-
-def test_an_owner_that_fails_does_not_stop_the_loop(tmp_path: Path) -> None:
+def test_an_owner_that_fails_does_not_stop_the_loop(tmp_path):
     manifest = loop(recorder_of(tmp_path, TWO, on_cycle=lambda cycle: 1 / 0), 8)
     assert (manifest.steps_recorded, whats(manifest)) == (4, ["on_cycle"])
 
 
-def test_warnings_of_the_loop_reach_its_user(tmp_path: Path) -> None:
+def test_warnings_of_the_loop_reach_its_user(tmp_path):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         loop(recorder_of(tmp_path, ONE), 4, step=lambda: warnings.warn("from the model", stacklevel=1))
     assert len(caught) == 4
 
 
-def test_warnings_are_caught_only_where_the_recording_starts_and_stops(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    caught_at = []
+def test_warnings_are_caught_only_where_the_recording_starts_and_stops(tmp_path, monkeypatch):
+    caught_at, ended = [], []
     catch = warnings.catch_warnings
-    recorder = recorder_of(tmp_path, Schedule(1, 1, 6))
-    monkeypatch.setattr(
-        warnings, "catch_warnings", lambda **options: caught_at.append(recorder._number) or catch(**options)
-    )
-    loop(recorder, 8)
+    monkeypatch.setattr(warnings, "catch_warnings", lambda **options: caught_at.append(len(ended)) or catch(**options))
+    loop(recorder_of(tmp_path, Schedule(1, 1, 6)), 8, step=lambda: ended.append(1))
     assert sorted(set(caught_at)) == [1, 2, 8]  # it holds for all threads of the program
 
 
@@ -237,7 +226,7 @@ def failing(*args: object, **kwargs: object) -> None:
 
 
 @pytest.mark.parametrize("method", ["__init__", "start", "step", "start_trace", "export_chrome_trace"])
-def test_a_failing_profiler_costs_its_cycle_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+def test_a_failing_profiler_costs_its_cycle_alone(tmp_path, monkeypatch, method):
     recorder = recorder_of(tmp_path, TWO)
     recorder.start()
     with monkeypatch.context() as patch:
@@ -253,8 +242,8 @@ def test_a_failing_profiler_costs_its_cycle_alone(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.skipif(not hasattr(torch.autograd, "_is_kineto_stopped"), reason="this torch does not tell")
-def test_a_device_that_stops_collecting_ends_the_cycle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder = recorder_of(tmp_path, Schedule(0, 1, 3))
+def test_a_device_that_stops_collecting_ends_the_cycle(tmp_path, monkeypatch):
+    ended = []
     start = torch.profiler.profile.start_trace
 
     def start_as_on_a_device(profile: torch.profiler.profile) -> None:
@@ -262,14 +251,14 @@ def test_a_device_that_stops_collecting_ends_the_cycle(tmp_path: Path, monkeypat
         profile.use_device = "cpu"
 
     monkeypatch.setattr(torch.profiler.profile, "start_trace", start_as_on_a_device)
-    monkeypatch.setattr(torch.autograd, "_is_kineto_stopped", lambda: recorder._number == 2)
-    manifest = loop(recorder, 4)
+    monkeypatch.setattr(torch.autograd, "_is_kineto_stopped", lambda: len(ended) == 2)
+    manifest = loop(recorder_of(tmp_path, Schedule(0, 1, 3)), 4, step=lambda: ended.append(1))
     assert marks_of(manifest.cycles[0]) == ["ProfilerStep#1"]
     assert [remark.reason for remark in manifest.downgrades] == ["1 of 3 are in the trace"]
     assert "stopped early" in manifest.warnings[0]
 
 
-def test_a_failure_with_stacks_is_tried_again_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_with_stacks_is_tried_again_without(tmp_path, monkeypatch):
     step = torch.profiler.profile.step
     monkeypatch.setattr(
         torch.profiler.profile, "step", lambda profile: failing() if profile.with_stack else step(profile)
@@ -280,14 +269,14 @@ def test_a_failure_with_stacks_is_tried_again_without(tmp_path: Path, monkeypatc
     assert whats(manifest) == ["trace", "trace", "stacks"]
 
 
-def test_no_cycle_is_tried_again_where_the_loop_is_too_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_cycle_is_tried_again_where_the_loop_is_too_short(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.profiler.profile, "step", failing)
     recorder = recorder_of(tmp_path, ONE, stacks_path="stacks.txt")
     manifest = loop(recorder, 7, total_steps=7)  # the second cycle would end after 8
     assert len(manifest.cycles) == 1
 
 
-def test_a_device_that_fails_ends_the_recording_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_fails_ends_the_recording_alone(tmp_path, monkeypatch):
     recorder = recorder_of(tmp_path, Schedule(0, 1, 1))
     recorder.start()
     monkeypatch.setattr("boundby.capture.engine.Engine.step", failing)
@@ -306,7 +295,7 @@ def bulky() -> None:
         ones.add(ones)
 
 
-def test_the_size_of_a_cycle_shortens_the_next_one(tmp_path: Path) -> None:
+def test_the_size_of_a_cycle_shortens_the_next_one(tmp_path):
     whole = loop(recorder_of(tmp_path / "whole", Schedule(0, 1, 4, 2)), 10, step=bulky)
     assert whole.estimated_bytes == whole.cycles[0].json_bytes
     limit = whole.cycles[0].json_bytes * 3 // 5
@@ -316,13 +305,7 @@ def test_the_size_of_a_cycle_shortens_the_next_one(tmp_path: Path) -> None:
     assert all(cycle.json_bytes <= limit for cycle in part.cycles[1:])
 
 
-def test_one_cycle_gives_no_estimate_and_says_so(tmp_path: Path) -> None:
-    manifest = loop(recorder_of(tmp_path, ONE), 4)
-    assert manifest.estimated_bytes is None
-    assert manifest.estimate_reason == "a size is known from the second cycle without stacks on"
-
-
-def test_a_limit_that_nothing_meets_ends_after_a_few_cycles_with_the_last_one_kept(tmp_path: Path) -> None:
+def test_a_limit_that_nothing_meets_ends_after_a_few_cycles_with_the_last_one_kept(tmp_path):
     manifest = loop(recorder_of(tmp_path, ONE, max_trace_bytes=10), 40)
     assert [cycle.steps_recorded for cycle in manifest.cycles] == [0, 0, 1]
     assert whats(manifest) == ["steps", "shapes and memory", "trace"]
@@ -331,8 +314,8 @@ def test_a_limit_that_nothing_meets_ends_after_a_few_cycles_with_the_last_one_ke
 
 @pytest.mark.parametrize(("steps", "recorded", "stacks"), [(4, [2], [True]), (6, [2], [True]), (7, [0, 1], [True] * 2)])
 def test_a_trace_above_the_limit_is_kept_where_the_loop_has_no_room_for_a_smaller_one(
-    tmp_path: Path, steps: int, recorded: list[int], stacks: list[bool]
-) -> None:
+    tmp_path, steps, recorded, stacks
+):
     recorder = recorder_of(tmp_path, ONE, max_trace_bytes=10, stacks_path="stacks.txt")
     manifest = loop(recorder, steps, total_steps=steps)  # a second cycle, of one step, would end after 7
     assert [cycle.steps_recorded for cycle in manifest.cycles] == recorded
@@ -347,20 +330,20 @@ def test_a_trace_above_the_limit_is_kept_where_the_loop_has_no_room_for_a_smalle
     )
 
 
-def test_of_several_cycles_above_the_limit_the_last_one_is_kept(tmp_path: Path) -> None:
+def test_of_several_cycles_above_the_limit_the_last_one_is_kept(tmp_path):
     manifest = loop(recorder_of(tmp_path, TWO, max_trace_bytes=10), 8, total_steps=8)
     assert [cycle.steps_recorded for cycle in manifest.cycles] == [0, 1]
     assert names_in(tmp_path) == ["trace_cycle2.json.gz"]
 
 
-def test_a_trace_above_the_limit_is_kept_where_the_loop_ends_inside_it(tmp_path: Path) -> None:
+def test_a_trace_above_the_limit_is_kept_where_the_loop_ends_inside_it(tmp_path):
     manifest = loop(recorder_of(tmp_path, Schedule(1, 1, 3, 2), max_trace_bytes=10), 4, total_steps=100)
     assert [(cycle.steps_recorded, cycle.trace_path) for cycle in manifest.cycles] == [
         (2, tmp_path / "trace_cycle1.json.gz")
     ]
 
 
-def test_a_trace_that_is_too_large_to_be_read_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trace_that_is_too_large_to_be_read_is_not_kept(tmp_path, monkeypatch):
     monkeypatch.setattr("boundby.capture.recorder.MAX_JSON_BYTES", 20)
     manifest = loop(recorder_of(tmp_path, ONE, max_trace_bytes=10), 4, total_steps=4)
     assert (manifest.cycles[0].steps_recorded, manifest.trace_path, names_in(tmp_path)) == (0, None, [])

@@ -22,24 +22,24 @@ NAME = Path("out") / "trace.json.gz"
         *(("active", 1.5, 1), ("wait", "4", 0), ("warmup", None, 0), ("repeat", True, 1)),
     ],
 )
-def test_a_schedule_that_cannot_be_names_the_field(field: str, value: object, least: int) -> None:
+def test_a_schedule_that_cannot_be_names_the_field(field, value, least):
     with pytest.raises(ValueError, match=rf"^schedule: {field} is {value!r}; give an int of at least {least}$"):
         Schedule(**{"wait": 1, "warmup": 1, "active": 1, field: value})
 
 
-def test_cycles_without_end_are_refused_with_what_torch_means_by_it() -> None:
+def test_cycles_without_end_are_refused_with_what_torch_means_by_it():
     with pytest.raises(ValueError, match=r"repeat is 0; give an int of at least 1 \(0 means without end in torch's"):
         Schedule(1, 1, 1, 0)
 
 
-def test_a_schedule_of_parameters_names_them_as_the_user_did() -> None:
+def test_a_schedule_of_parameters_names_them_as_the_user_did():
     given = {"rest": 4, "warm": 3, "record": 2, "cycles": 5, "apart": 60}
     assert Schedule.of_parameters(**given) == Schedule(4, 3, 2, 5, 60)
     with pytest.raises(ValueError, match=r"^record is 2\.0; give an int of at least 1$"):
         Schedule.of_parameters(**given | {"record": 2.0})
 
 
-def test_steps_of_a_schedule() -> None:
+def test_steps_of_a_schedule():
     assert Schedule(4, 4, 1).steps == 9
     assert Schedule(1, 1, 3, 2).steps == 10
     assert Schedule(1, 1, 3, 2, every=50).steps == 55
@@ -61,12 +61,12 @@ def test_steps_of_a_schedule() -> None:
         (Schedule(4, 4, 2), 0, None),
     ],
 )
-def test_a_schedule_is_shortened_to_the_loop(schedule: Schedule, total: int, fitted: Schedule | None) -> None:
+def test_a_schedule_is_shortened_to_the_loop(schedule, total, fitted):
     assert schedule.fitted(total) == fitted
     assert fitted is None or fitted.steps <= total
 
 
-def test_a_span_follows_the_actions_of_torchs_own_schedule() -> None:
+def test_a_span_follows_the_actions_of_torchs_own_schedule():
     span = Span(first=7, warmup=2, active=3)
     own = torch.profiler.schedule(wait=0, warmup=2, active=3, repeat=1)
     assert [span.action(7 + number) for number in range(7)] == [own(number) for number in range(7)]
@@ -75,7 +75,7 @@ def test_a_span_follows_the_actions_of_torchs_own_schedule() -> None:
     )  # torch asks for the action of step 0 before it can be told the first
 
 
-def test_names_carry_what_would_collide() -> None:
+def test_names_carry_what_would_collide():
     assert Naming().path(NAME) == NAME
     assert Naming().path(NAME, cycle=2) == Path("out/trace_cycle2.json.gz")
     assert Naming(3, 8).path(NAME) == Path("out/rank3_trace.json.gz")
@@ -93,9 +93,7 @@ def test_names_carry_what_would_collide() -> None:
         ({"RANK": "two"}, Naming(0, 1)),
     ],
 )
-def test_the_rank_comes_from_the_launcher(
-    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], naming: Naming
-) -> None:
+def test_the_rank_comes_from_the_launcher(monkeypatch, variables, naming):
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
@@ -103,7 +101,7 @@ def test_the_rank_comes_from_the_launcher(
     assert naming_of_process() == naming
 
 
-def test_the_rank_of_a_process_group_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rank_of_a_process_group_comes_first(monkeypatch):
     monkeypatch.setenv("RANK", "5")
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
@@ -123,11 +121,11 @@ def test_the_rank_of_a_process_group_comes_first(monkeypatch: pytest.MonkeyPatch
         ({"CUDA_INJECTION64_PATH": "/opt/other/tool.so", "LD_PRELOAD": "libjemalloc.so"}, None),
     ],
 )
-def test_a_nsight_session_is_recognised(environment: dict[str, str], variable: str | None) -> None:
+def test_a_nsight_session_is_recognised(environment, variable):
     assert nsight_variable(environment) == variable
 
 
-def test_a_content_too_large_gives_up_steps_then_stacks_then_shapes() -> None:
+def test_a_content_too_large_gives_up_steps_then_stacks_then_shapes():
     content: Content | None = Content(4, shapes=True, memory=True, stacks=True)
     given_up = []
     while content:
@@ -143,7 +141,7 @@ def test_a_content_too_large_gives_up_steps_then_stacks_then_shapes() -> None:
 
 
 @pytest.mark.parametrize(("step_bytes", "steps"), [(75.0, 4), (76.0, 3), (150.0, 2), (1000.0, 1)])
-def test_as_many_steps_as_the_estimate_allows(step_bytes: float, steps: int) -> None:
+def test_as_many_steps_as_the_estimate_allows(step_bytes, steps):
     content = Content(4, shapes=True, memory=True)
     fitting, remark = content.within(step_bytes, 300)
     assert fitting.steps == steps

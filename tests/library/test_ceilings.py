@@ -192,6 +192,7 @@ def test_cache_sizes_are_the_kernels(tmp_path: Path) -> None:
     assert cache_sizes(tmp_path / "absent") == ceilings.ASSUMED_CACHE_BYTES
 
 
+@pytest.mark.isa
 def test_real_products_agree_with_float64_to_their_precision() -> None:
     error = ceilings._relative_error(*(ceilings._filled((64, 64), "float32", CPU, seed) for seed in (0, 1)))
     assert 0 < error < 1e-5

@@ -2,7 +2,7 @@
 
 import pytest
 
-from boundby.dashboard import page
+from boundby.layers.dashboard import page
 from boundby.layers.records import Coverage
 from tests import browser
 from tests.layer_profiles import HOSTILE, gpt2, hostile, layer, many, model_profile, nested, with_memory

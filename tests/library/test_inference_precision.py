@@ -1,14 +1,18 @@
 """A precision is taken for its speed where its labels surely agree, and what it does to the answers is told."""
 
+import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
 from boundby.inference import (
     PRECISIONS,
+    Precision,
     PrecisionChoice,
     PrecisionRule,
     Predictor,
@@ -18,11 +22,15 @@ from boundby.inference import (
     compare_logits,
     margins,
     matmul_effect,
+    one_by_one,
     planning,
     search_token_budget,
 )
+from boundby.inference.precision import tolerance
 from boundby.timer import Timer
 from tests import classifiers
+
+pytestmark = pytest.mark.isa
 
 CPU = torch.device("cpu")
 OPTIONS = PredictorOptions(64, token_budget=256)
@@ -33,40 +41,77 @@ def model(tokenizer: Any) -> Any:
     return classifiers.build("qwen2", len(tokenizer), tokenizer.pad_token_id)
 
 
-@pytest.fixture
-def paced(monkeypatch: pytest.MonkeyPatch) -> Iterator[Timer]:
-    """A clock that only batches move, and a CPU with bfloat16: float32 takes 4 s a batch, its other kernels 2, it 1."""
-    from boundby.inference.strategies import Packed
+class Paced(Precision):
+    """A precision that takes a second per pass of a clock of its own, or so many, and computes what its dtype says.
+
+    What this machine would make of faster float32 products is thus no part of a test.
+    """
 
     now = [0.0]
-    costs = {"float32": 4.0, "float32_fast": 2.0, "bfloat16": 1.0}
-    logits = Packed.logits
+    seconds = {"float32": 4.0, "float32_fast": 2.0, "bfloat16": 1.0}
 
-    def timed(self: Packed, *given: Any) -> torch.Tensor:
-        half = self._wiring.model.dtype == torch.bfloat16
-        fast = torch.get_float32_matmul_precision() == "medium"
-        now[0] += costs["bfloat16" if half else "float32_fast" if fast else "float32"]
-        return logits(self, *given)
-
-    monkeypatch.setattr(Packed, "logits", timed)
-    monkeypatch.setattr(planning, "available", lambda _: tuple(costs))
-    yield Timer(clock=lambda: now[0])
+    @contextlib.contextmanager
+    def active(self, device: torch.device) -> Iterator[None]:
+        yield
+        self.now[0] += self.seconds[self.name]
 
 
-def chosen(model: Any, tokenizer: Any, sample: Sample, rule: PrecisionRule, timer: Timer) -> PrecisionChoice:
-    return choose_precision(model, tokenizer, sample, rule, OPTIONS, timer)
+FLOAT32, FAST, HALF = (Paced(name, torch.bfloat16 if name == "bfloat16" else torch.float32) for name in Paced.seconds)
+CLOCK = Timer(clock=lambda: Paced.now[0])
+
+
+def chosen(model: Any, tokenizer: Any, sample: Sample, rule: PrecisionRule) -> PrecisionChoice:
+    return choose_precision(model, tokenizer, sample, rule, OPTIONS, CLOCK, (FLOAT32, FAST, HALF))
 
 
 def test_same_takes_the_faster_kernels_of_float32_and_guards_near_ties(
-    model: Any, tokenizer: Any, texts: list[str], paced: Timer
+    model: Any, tokenizer: Any, texts: list[str]
 ) -> None:
-    choice = chosen(model, tokenizer, Sample(texts), PrecisionRule("same"), paced)
+    choice = chosen(model, tokenizer, Sample(texts), PrecisionRule("same"))
     assert choice.options.precision == "float32_fast"
     assert choice.options.guard_margin >= 4 * choice.report.max_abs_logit_difference
     assert choice.options.guard_margin > 0  # though this sample may show no difference
-    assert set(choice.seconds) == {"float32", "float32_fast"}
-    assert choice.seconds["float32"] == 2 * choice.seconds["float32_fast"]
+    assert choice.seconds == {"float32": 4.0, "float32_fast": 2.0}
     assert (choice.options.max_length, choice.options.token_budget) == (64, 256)
+
+
+class Rounding(Precision):
+    """Products of float32 that round to bfloat16, as those of a CPU with AMX do, on any machine."""
+
+    @contextlib.contextmanager
+    def active(self, device: torch.device) -> Iterator[None]:
+        linear = functional.linear
+
+        def rounded(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+            return linear(states.bfloat16().float(), weight.bfloat16().float(), bias)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(functional, "linear", rounded)
+            yield
+
+
+def test_float32_products_that_round_to_bfloat16_are_packed_and_their_near_ties_guarded(
+    model: Any, tokenizer: Any, texts: list[str]
+) -> None:
+    rounding = Rounding("rounding", torch.float32)
+    assert 1e-3 < matmul_effect(rounding, CPU) < 1e-2
+    predictor = Predictor(
+        model, tokenizer, replace(OPTIONS, precision="rounding"), texts, precisions={"rounding": rounding}
+    )
+    assert predictor.strategy == "packed, by length" and predictor.doubts == ()
+    choice = choose_precision(
+        model, tokenizer, Sample(texts), PrecisionRule("same"), OPTIONS, precisions=(FLOAT32, rounding)
+    )
+    _, rounded = choice.reports
+    assert rounded.max_abs_logit_difference > 1e-3 * predictor.check.largest_logit
+    guarded = predictor.with_guard_margin(planning.same_guard(rounded.max_abs_logit_difference, 1.0)).predict(texts)
+    alone = one_by_one(model, predictor.tokenize(texts), range(len(texts)))
+    assert guarded.labels.tolist() == alone.argmax(axis=1).tolist()
+
+
+@pytest.mark.parametrize(("effect", "share"), [(3e-7, 1e-4), (3e-4, 0.021), (2.2e-3, 0.15), (3.4e-3, 0.15)])
+def test_logits_may_be_off_by_what_a_product_is_off(effect: float, share: float) -> None:
+    assert tolerance(effect) == pytest.approx(share)
 
 
 def test_the_guard_of_same_is_wider_than_what_was_seen_and_never_wider_than_all() -> None:
@@ -78,45 +123,58 @@ def test_the_guard_of_same_is_wider_than_what_was_seen_and_never_wider_than_all(
 
 def test_the_self_check_tells_what_a_guard_is_made_of(model: Any, tokenizer: Any, texts: list[str]) -> None:
     check = Predictor(model, tokenizer, OPTIONS, texts).check
-    assert check.largest_logit == pytest.approx(check.allowed / PRECISIONS["float32"].tolerance)
+    assert check.largest_logit == pytest.approx(check.allowed / 1e-4)
 
 
-def test_fastest_takes_the_fastest_that_agrees(model: Any, tokenizer: Any, texts: list[str], paced: Timer) -> None:
+def test_fastest_takes_the_fastest_that_agrees(model: Any, tokenizer: Any, texts: list[str]) -> None:
     rule = PrecisionRule("fastest", min_agreement=0.1)
-    choice = chosen(model, tokenizer, Sample(texts, is_all=True), rule, paced)
+    choice = chosen(model, tokenizer, Sample(texts, is_all=True), rule)
     assert choice.options.precision == "bfloat16"
     assert choice.options.guard_margin == 0
-    guarded = chosen(model, tokenizer, Sample(texts, is_all=True), PrecisionRule("fastest", 0.1, guarded=True), paced)
+    guarded = chosen(model, tokenizer, Sample(texts, is_all=True), PrecisionRule("fastest", 0.1, guarded=True))
     assert guarded.options.guard_margin == pytest.approx(2 * guarded.report.max_abs_logit_difference)
 
 
-def test_a_small_sample_that_agrees_wholly_is_not_sure_enough(
-    model: Any, tokenizer: Any, texts: list[str], paced: Timer
-) -> None:
+def test_a_small_sample_that_agrees_wholly_is_not_sure_enough(model: Any, tokenizer: Any, texts: list[str]) -> None:
     """24 of 24 labels: the lower end of the interval is 86 %."""
-    choice = chosen(model, tokenizer, Sample(texts), PrecisionRule("fastest", 0.995), paced)
+    choice = chosen(model, tokenizer, Sample(texts), PrecisionRule("fastest", 0.995))
     assert choice.options.precision == "float32"
     assert [each.split(":")[0] for each in choice.reasons] == ["not float32_fast", "not bfloat16"]
-    whole = chosen(model, tokenizer, Sample(texts, is_all=True), PrecisionRule("fastest", 0.995), paced)
+    whole = chosen(model, tokenizer, Sample(texts, is_all=True), PrecisionRule("fastest", 0.995))
     assert whole.options.precision != "float32"
 
 
-def test_a_precision_whose_logits_overflow_is_left_out_with_the_reason(
-    model: Any, tokenizer: Any, texts: list[str], paced: Timer, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("text 3 has logits that are not finite in bfloat16"), RuntimeError("Unsupported dtype BFloat16")],
+    ids=["overflow", "no kernel"],
+)
+def test_a_precision_that_cannot_be_computed_in_is_left_out_with_the_reason(
+    error: Exception, model: Any, tokenizer: Any, texts: list[str]
 ) -> None:
-    from boundby.inference import Prediction
+    class Failing(Paced):
+        @contextlib.contextmanager
+        def active(self, device: torch.device) -> Iterator[None]:
+            raise error
+            yield
 
-    predict = Predictor.predict_tokens
-
-    def overflows(self: Predictor, *given: Any, **named: Any) -> Prediction:
-        if self.options.precision == "bfloat16":
-            raise ValueError("text 3 has logits that are not finite in bfloat16")
-        return predict(self, *given, **named)
-
-    monkeypatch.setattr(Predictor, "predict_tokens", overflows)
-    choice = chosen(model, tokenizer, Sample(texts, is_all=True), PrecisionRule("fastest"), paced)
+    precisions = (FLOAT32, FAST, Failing("bfloat16", torch.bfloat16))
+    sample = Sample(texts, is_all=True)
+    choice = choose_precision(model, tokenizer, sample, PrecisionRule("fastest"), OPTIONS, CLOCK, precisions)
     assert choice.options.precision == "float32_fast"
-    assert choice.reasons == ("not bfloat16: text 3 has logits that are not finite in bfloat16",)
+    assert choice.reasons == (f"not bfloat16: {error}",)
+
+
+def test_memory_that_runs_out_is_no_reason_against_a_precision(model: Any, tokenizer: Any, texts: list[str]) -> None:
+    class Full(Paced):
+        @contextlib.contextmanager
+        def active(self, device: torch.device) -> Iterator[None]:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+            yield
+
+    precisions = (FLOAT32, Full("bfloat16", torch.bfloat16))
+    with pytest.raises(torch.OutOfMemoryError):
+        choose_precision(model, tokenizer, Sample(texts), PrecisionRule("fastest"), OPTIONS, CLOCK, precisions)
 
 
 def test_the_report_counts_flips_and_differences() -> None:

@@ -13,12 +13,10 @@ import pytest
 import torch
 from torch import nn
 
-from boundby.layers.attachment import attached, find_targets, timing_probe
-from boundby.layers.calls import CallLog, CallTree
 from boundby.layers.engine import ObservabilityEngine
-from boundby.layers.program import ChangedProgramError, count_operators
-from boundby.layers.shapes import tensors_in
-from boundby.layers.timing import CallTimes, corrected
+from boundby.layers.passes import ChangedProgramError, see_program, tensors_in
+from boundby.layers.probes import CallLog, CallTimes, CallTree, attached, find_targets, timing_probe
+from boundby.layers.timing import corrected
 from tests.fakes import FakeClock
 from tests.layer_models import Calls, Takes, families, instruments, layer, profiled, self_ns, small
 
@@ -210,8 +208,12 @@ def test_a_run_cut_off_inside_a_layer_leaves_no_trace_in_the_next(clock):
             log.clear()
             with pytest.raises(KeyboardInterrupt):
                 model(ONE)
-    tree.fill(log)
-    assert {each.path: (each.self_ns, each.calls) for each in tree.walk()} == {"": (2, 1), "a": (5, 1), "b": (100, 1)}
+    times = tree.times(log)
+    assert {call.path: (spent.self_ns, spent.calls) for call, spent in times.items()} == {
+        "": (2, 1),
+        "a": (5, 1),
+        "b": (100, 1),
+    }
 
 
 def test_an_error_that_the_model_catches_does_not_shift_the_times(clock, tmp_path):
@@ -261,8 +263,7 @@ def test_threads_that_run_the_same_model_at_once_do_not_mix(clock):
             model(ONE)
         for each in workers:
             each.join()
-    tree.fill(log)
-    counted = {each.path: each.calls for each in tree.walk()}
+    counted = {call.path: spent.calls for call, spent in tree.times(log).items()}
     assert counted == {"": 200, "a": 200, "(other thread)>(model)": 800, "(other thread)>(model).a": 800}
 
 
@@ -307,9 +308,9 @@ def test_a_watched_model_runs_the_same_operators_and_gives_the_same_result(famil
     run = (lambda: model(**inputs)) if isinstance(inputs, dict) else (lambda: model(inputs))
     targets = find_targets(model)
     with torch.inference_mode():
-        plain, expected = count_operators(run), run()
+        plain, expected = see_program(run).calls, run()
         with attached(targets, timing_probe(CallLog(), FakeClock(0))):
-            watched, found = count_operators(run), run()
+            watched, found = see_program(run).calls, run()
     assert watched == plain
     pairs = list(zip(tensors_in(found), tensors_in(expected), strict=True))
     assert pairs and all(torch.equal(one, other) for one, other in pairs)

@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from boundby.layers.attachment import find_targets
-from boundby.layers.calls import CallTree
-from boundby.layers.device_time import spanning
 from boundby.layers.engine import ObservabilityEngine
+from boundby.layers.probes import CallTree, find_targets
 from boundby.layers.records import ModelProfile
+from boundby.layers.timing import spanning
 from boundby.memory import CPU_REASON
 from boundby.timer import BACKLOG_SHARE, LEAST_BACKLOG_S
 from tests.fakes import FakeClock

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from transformers import DynamicCache
 
-from boundby.layers.document import read_profile, write_summary
 from boundby.layers.engine import ObservabilityEngine
 from boundby.layers.judgement import coverage, trust_doubts
 from boundby.layers.measurement import LEAST_RUNS
+from boundby.layers.report import read_profile, write_summary
 from boundby.roofline import Interval, Limits
 from boundby.work import count
 from tests.fakes import FakeClock
@@ -185,7 +185,7 @@ def test_finalize_saves_what_was_not_saved_and_may_be_called_again(clock, tmp_pa
 
 
 def test_a_dashboard_is_a_page_beside_the_files(clock, tmp_path, monkeypatch):
-    monkeypatch.setattr("boundby.dashboard.page", lambda profile, title: f"{title}: {profile.profile_name}")
+    monkeypatch.setattr("boundby.layers.dashboard.page", lambda profile, title: f"{title}: {profile.profile_name}")
     with engine_on(Takes(clock, 5), tmp_path, clock) as engine:
         engine.profile(ONE, 1)
         path = engine.save_dashboard("shown")

@@ -19,7 +19,6 @@ from torch.utils.data import DataLoader
 
 from boundby.capture import exclusion
 from boundby.integrations import lightning as callback_module
-from boundby.integrations import lightning_report
 from boundby.integrations.lightning import ProfilerCallback
 from boundby.patches import Patches
 from boundby.trace import read_trace
@@ -34,6 +33,11 @@ pytestmark = [pytest.mark.filterwarnings(each) for each in fits.WARNINGS]
 def no_profiler_outlives_a_test() -> Iterator[None]:
     yield
     assert not autograd_profiler._is_profiler_enabled
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_is_left_open() -> Iterator[None]:
+    yield
     gc.collect()
 
 
@@ -64,7 +68,7 @@ def test_a_profiler_that_raises_leaves_the_fit_as_it_is(
     assert fit.module.losses == bare
     assert "no space left" in remarks_of(fit)
     assert fit.times.status == "finished" and fit.times.last_step == STEPS - 1
-    assert not (fit.callback._run_folder / "chrome_trace.json").exists()
+    assert not (fit.callback.manager.folder / "chrome_trace.json").exists()
 
 
 def test_what_the_tensorboard_folder_cannot_take_is_said_once(
@@ -75,7 +79,7 @@ def test_what_the_tensorboard_folder_cannot_take_is_said_once(
     assert fit.module.losses == bare
     assert sum("no space left" in each for each in fit.said) == 1
     assert "hook of trace_ready" in remarks_of(fit)
-    assert (fit.callback._run_folder / "op_stats.csv").stat().st_size > 0
+    assert (fit.callback.manager.folder / "op_stats.csv").stat().st_size > 0
 
 
 def test_without_reports_what_fails_is_said_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +157,7 @@ def test_a_start_that_fails_is_said_and_the_fit_goes_on(
 def test_a_verdict_that_fails_leaves_table_and_files(
     tmp_path: Path, bare: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lightning_report, "judge_training", raising)
+    monkeypatch.setattr(callback_module, "judge_training", raising)
     fit = profiled(tmp_path)
     assert fit.module.losses == bare
     assert "whole step" in fit.said[0] and "no space left" in fit.said[1]

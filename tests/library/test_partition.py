@@ -7,9 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from boundby.layers.document import read_profile, write_summary
 from boundby.layers.records import Coverage, LayerProfile, ModelProfile, Storage
-from boundby.layers.report import Report
+from boundby.layers.report import Report, read_profile, write_summary
 from boundby.partition import Chain, ExecutionPlanner, Infeasible, Link, Links, Unit, VirtualNode, units_of
 from boundby.partition.baselines import baselines
 from boundby.partition.costs import memory_table, stage_memory

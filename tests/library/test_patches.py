@@ -18,7 +18,7 @@ def doubled(original: Any, value: int) -> int:
     return 2 * original(value)
 
 
-def test_stand_ins_are_taken_back_in_any_order_of_owners() -> None:
+def test_stand_ins_are_taken_back_in_any_order_of_owners():
     owner, other = Owner(), Owner()
     other.method = lambda value: value + 10
     own = other.method
@@ -29,7 +29,7 @@ def test_stand_ins_are_taken_back_in_any_order_of_owners() -> None:
     assert (vars(owner), other.method) == ({}, own)
 
 
-def test_a_stand_in_that_was_wrapped_meanwhile_stays_and_does_nothing() -> None:
+def test_a_stand_in_that_was_wrapped_meanwhile_stays_and_does_nothing():
     owner = Owner()
     patches = Patches()
     patches.put(owner, "method", doubled)
@@ -39,12 +39,12 @@ def test_a_stand_in_that_was_wrapped_meanwhile_stays_and_does_nothing() -> None:
     assert owner.method(1) == -2
 
 
-def test_there_is_no_stand_in_for_what_is_not_there() -> None:
+def test_there_is_no_stand_in_for_what_is_not_there():
     assert not Patches().put(Owner(), "absent", doubled)
     assert not Patches().put(None, "method", doubled)
 
 
-def test_a_callable_of_a_module_is_given_back_as_it_was() -> None:
+def test_a_callable_of_a_module_is_given_back_as_it_was():
     module = SimpleNamespace(work=lambda value: value)
     own = module.work
     patches = Patches()

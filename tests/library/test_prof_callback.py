@@ -208,7 +208,7 @@ def test_a_file_that_cannot_be_written_hinders_no_other(
     def broken(*_: Any) -> str:
         raise OSError("disk full")
 
-    monkeypatch.setattr("boundby.integrations.transformers.iteration.memory_page", broken)
+    monkeypatch.setattr("boundby.integrations.transformers.exports.memory_page", broken)
     assert losses(tmp_path, ProfCallback(str(tmp_path), 1, 1, 1)) == bare
     assert names_in(tmp_path / "iteration_3") == [each for each in ITERATION_FILES if "timeline" not in each]
     assert given_up_in(tmp_path)["iteration_3: memory timeline"] == "OSError: disk full"

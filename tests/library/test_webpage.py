@@ -12,8 +12,8 @@ from boundby.webpage import FOLDER, csp_source, environment
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = FOLDER / "base.css"
-TEMPLATES = ("boundby/dashboard/page.html.j2", "utils/render/page.html.j2", "utils/render/flame_graph.html.j2")
-STYLES = ("boundby/dashboard/page.css", "utils/render/page.css", "utils/render/flame_graph.html.j2")
+TEMPLATES = ("boundby/layers/dashboard/page.html.j2", "utils/render/page.html.j2", "utils/render/flame_graph.html.j2")
+STYLES = ("boundby/layers/dashboard/page.css", "utils/render/page.css", "utils/render/flame_graph.html.j2")
 
 
 def declarations(text: str) -> set[tuple[str, str]]:

@@ -14,7 +14,7 @@ from utils import visits
 from utils.artifacts import METRICS_VERSION, EvaluationFolder
 from utils.comparison import facts
 from utils.comparison.facts import between_dtypes, rounds_of, visits_of
-from utils.evaluation.finalize import PREDICTION_COLUMNS
+from utils.tasks.sequence_classification.score import COLUMNS as PREDICTION_COLUMNS
 from utils.visits import Timing, Visit
 
 SPREAD = (1.0, 1.004, 0.996, 1.002, 0.998)  # of five quiet rounds

@@ -92,7 +92,7 @@ def package(powercap: Path) -> Path:
 # Who reads
 
 
-def test_a_gpu_is_read_by_its_uuid_beside_the_host(found: Callable[[Any], list[str | None]], clock: FakeClock) -> None:
+def test_a_gpu_is_read_by_its_uuid_beside_the_host(found, clock):
     asked = found(FakeGpu(clock))
     source = instruments.source(GPU)
     assert asked == [UUID]
@@ -101,9 +101,7 @@ def test_a_gpu_is_read_by_its_uuid_beside_the_host(found: Callable[[Any], list[s
 
 
 @pytest.mark.parametrize(("device", "uuid"), [(CPU, None), (GPU, UUID)])
-def test_without_nvml_the_host_is_read_all_the_same(
-    found: Callable[[Any], list[str | None]], device: torch.device, uuid: str | None
-) -> None:
+def test_without_nvml_the_host_is_read_all_the_same(found, device, uuid):
     asked = found(NoSource("NVML: Driver Not Loaded"))
     source = instruments.source(device)
     assert asked == [uuid]
@@ -114,23 +112,21 @@ def test_without_nvml_the_host_is_read_all_the_same(
 # Who watches
 
 
-def test_on_a_cpu_a_reference_shows_a_slower_machine() -> None:
+def test_on_a_cpu_a_reference_shows_a_slower_machine():
     watch = instruments.watch(CPU)
     with torch.inference_mode():  # as visits are made
         conditions = watch.start().stop()
     assert conditions.slowdown is not None and conditions.slowdown >= 1.0
 
 
-def test_beside_a_gpu_the_host_alone_is_watched() -> None:
+def test_beside_a_gpu_the_host_alone_is_watched():
     assert instruments.watch(GPU).start().stop().slowdown is None
 
 
 # Who counts joules
 
 
-def test_a_gpu_with_a_counter_has_a_meter_and_its_idle_power(
-    found: Callable[[Any], list[str | None]], clock: FakeClock
-) -> None:
+def test_a_gpu_with_a_counter_has_a_meter_and_its_idle_power(found, clock):
     asked = found(FakeGpu(clock))
     meter, idle_w, reason = instruments.energy(GPU, Timer(clock))
     assert asked == [UUID]
@@ -147,19 +143,17 @@ def test_a_gpu_with_a_counter_has_a_meter_and_its_idle_power(
         (lambda clock: FakeGpu(clock, tick_s=None), "no energy counter: the energy counter did not move within 1 s"),
     ],
 )
-def test_a_gpu_without_a_counter_that_moves_tells_why(
-    found: Callable[[Any], list[str | None]], clock: FakeClock, make: Callable[[FakeClock], Any], reason: str
-) -> None:
+def test_a_gpu_without_a_counter_that_moves_tells_why(found, clock, make, reason):
     found(make(clock))
     assert instruments.energy(GPU, Timer(clock)) == (None, None, reason)
 
 
-def test_a_cpu_without_powercap_tells_so(powercap: Path, clock: FakeClock) -> None:
+def test_a_cpu_without_powercap_tells_so(powercap, clock):
     expected = f"no energy counter: {powercap} has no intel-rapl package"
     assert instruments.energy(CPU, Timer(clock)) == (None, None, expected)
 
 
-def test_a_package_that_cannot_be_read_is_named(powercap: Path, clock: FakeClock) -> None:
+def test_a_package_that_cannot_be_read_is_named(powercap, clock):
     package(powercap)
     meter, idle_w, reason = instruments.energy(CPU, Timer(clock))
     assert (meter, idle_w) == (None, None)
@@ -167,9 +161,7 @@ def test_a_package_that_cannot_be_read_is_named(powercap: Path, clock: FakeClock
     assert reason.startswith("no energy counter: ") and str(powercap / "intel-rapl:0" / "energy_uj") in reason
 
 
-def test_a_cpu_whose_package_counts_has_a_meter(
-    powercap: Path, found: Callable[[Any], list[str | None]], clock: FakeClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cpu_whose_package_counts_has_a_meter(powercap, found, clock, monkeypatch):
     counter = package(powercap) / "energy_uj"
     counter.write_text("0")
     found(NoSource("the device is not a GPU"))
@@ -189,7 +181,7 @@ def test_a_cpu_whose_package_counts_has_a_meter(
 # In what state the machine is
 
 
-def test_the_state_of_the_machine_is_what_torch_and_the_kernel_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_state_of_the_machine_is_what_torch_and_the_kernel_say(monkeypatch):
     monkeypatch.setattr(os, "getloadavg", lambda: (1.5, 9.0, 9.0))
     monkeypatch.setattr(instruments, "usable_cpus", lambda: {3, 1})
     monkeypatch.setattr(instruments, "machine", lambda: {"cpu_quota_cores": 2.5})
@@ -204,7 +196,7 @@ def test_the_state_of_the_machine_is_what_torch_and_the_kernel_say(monkeypatch: 
     }
 
 
-def test_the_state_of_this_machine_can_be_stored() -> None:
+def test_the_state_of_this_machine_can_be_stored():
     state = instruments.machine_state()
     assert json.loads(json.dumps(state)) == state
     assert state["affinity"] == sorted(os.sched_getaffinity(0))

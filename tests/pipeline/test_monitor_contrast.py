@@ -3,7 +3,7 @@
 import pytest
 
 from tests.monitor_runs import USUAL, times_of
-from utils.monitor import contrast, series
+from utils.monitor import contrast
 from utils.monitor.contrast import STEP_ROW, StageRow
 
 STEPS = 60
@@ -66,14 +66,14 @@ def test_settings_that_differ_are_listed_by_their_path():
 
 def test_a_long_line_keeps_its_peaks_and_its_ends():
     times = run()
-    numbers, values = series.metric(times, "loss")
-    assert len(numbers) == STEPS and series.thinned(numbers, values)[0] is numbers
+    numbers, values = times.values_of("loss")
+    assert len(numbers) == STEPS and contrast.thinned(numbers, values)[0] is numbers
     spiked = values.copy()
     spiked[17] = 99.0
-    shorter, kept = series.thinned(numbers, spiked, most=10)
+    shorter, kept = contrast.thinned(numbers, spiked, most=10)
     assert shorter.tolist() == [0, 12, 17, 24, 36, 48, 59] and kept.tolist() == [1, 1, 99, 1, 1, 1, 1]
 
 
 def test_neighbouring_steps_are_averaged():
-    numbers, means = series.grouped(*series.metric(run(), "loss"), most=7)
+    numbers, means = contrast.grouped(*run().values_of("loss"), most=7)
     assert numbers.tolist() == [0, 8, 17, 25, 34, 42, 51] and means.tolist() == [1.0] * 7

@@ -10,15 +10,13 @@ import pytest
 from tests.fakes import FakeClock
 from tests.monitor_runs import HOSTILE, Loop, write_run
 from utils.errors import EnvironmentLacksError, InputError
-from utils.monitor import index, server, text
-from utils.monitor.index import Index
-from utils.monitor.reading import Reader
-from utils.monitor.run import Processes, RunFolder
+from utils.monitor import runs, server, text
+from utils.monitor.runs import Index, Processes, Reader, RunFolder
 
 NOW = 2e9
 
 
-def known(root: Path) -> dict[str, index.RunEntry]:
+def known(root: Path) -> dict[str, runs.RunEntry]:
     return {each.path: each for each in Index(root).runs()}
 
 
@@ -47,9 +45,9 @@ def test_a_run_is_read_again_only_when_its_files_change(tmp_path, monkeypatch):
     folder = write_run(tmp_path / "run", 3)
     write_run(tmp_path / "other", 3)
     read = []
-    real = index.read_stage_times
+    real = runs.read_stage_times
     monkeypatch.setattr(
-        index, "read_stage_times", lambda *given, **how: read.append(given[0].name) or real(*given, **how)
+        runs, "read_stage_times", lambda *given, **how: read.append(given[0].name) or real(*given, **how)
     )
     here = Index(tmp_path)
     assert len(here.runs()) == 2 and sorted(read) == ["other", "run"]

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from boundby.layers.document import write_summary
 from boundby.layers.records import ModelProfile
+from boundby.layers.report import write_summary
 from boundby.partition import ExecutionPlanner, Link, VirtualNode
 from tests import layer_profiles as profiles
 from utils import nodes_config

@@ -8,7 +8,6 @@ from matplotlib.patches import StepPatch
 
 from boundby.trace import analyze, read_trace
 from boundby.trace.gaps import CAUSES
-from boundby.trace.judgement import judge_trace
 from boundby.trace.links import KINDS
 from tests import trace_document as traces
 from tests.traces import GPU_TRACES, REAL_NAMES
@@ -144,7 +143,7 @@ def test_timeline_of_a_real_trace_fills_every_moment(name):
     if not GPU_TRACES.is_dir():
         pytest.skip("needs the traces in ../shared, which are not here")
     analysis = analyze(read_trace(GPU_TRACES / name))
-    found = Examination((Examined(analysis, judge_trace(analysis), analysis.operators, analysis.rank),), (), "name")
+    found = Examination((Examined.of(analysis),), (), "name")
     [trace] = document.of(found)["traces"]
     [axes] = drawn(timeline.figure(trace, ABOUT)).axes
     assert np.allclose(sum(areas(axes)), 100)

@@ -7,9 +7,9 @@ import pytest
 from matplotlib.figure import Figure
 
 from boundby import files
-from boundby.layers.document import write_summary
 from boundby.layers.ranking import blocks, by_self_time
 from boundby.layers.records import ModelProfile
+from boundby.layers.report import write_summary
 from tests import baseline_document as results
 from tests import layer_profiles as profiles
 from tests.diagnosed_rows import diagnosed

@@ -7,10 +7,8 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ import torch
 
 from boundby import files
 from boundby.training import read_stage_times
-from utils.training import data, loop, models
+from utils.training import loop, tasks
 from utils.training.settings import ModelName
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -174,7 +172,7 @@ def test_the_traces_of_the_trainer_lie_in_a_folder_for_each_cycle(recorded):
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_an_interrupt_ends_with_130_and_leaves_what_was_recorded(train, monkeypatch, tmp_path, framework):
-    forward, calls = models.BaselineCNN.forward, []
+    forward, calls = tasks.BaselineCNN.forward, []
 
     def interrupted(self, pixel_values: Any, labels: Any = None) -> Any:
         calls.append(None)
@@ -182,7 +180,7 @@ def test_an_interrupt_ends_with_130_and_leaves_what_was_recorded(train, monkeypa
             raise KeyboardInterrupt
         return forward(self, pixel_values, labels)
 
-    monkeypatch.setattr(models.BaselineCNN, "forward", interrupted)
+    monkeypatch.setattr(tasks.BaselineCNN, "forward", interrupted)
     code, _, notes = train("--profiler", "on", *SMALL, "--framework", framework, "--output", tmp_path / "run")
     assert (code, notes.splitlines()[-1]) == (130, "interrupted")
     assert json.loads((tmp_path / "run" / "metrics.json").read_text())["status"] == "interrupted"
@@ -194,18 +192,16 @@ def test_an_interrupt_ends_with_130_and_leaves_what_was_recorded(train, monkeypa
 def test_the_trainer_takes_one_gpu_of_several_and_the_batch_of_the_plan(monkeypatch, tmp_path):
     """Two GPUs that are not there: nothing is put on them."""
     from utils.training import transformers_trainer
-    from utils.training.job import Job
-    from utils.training.plan import Plan
-    from utils.training.process import Process
+    from utils.training.job import Job, Process
     from utils.training.progress import Progress
-    from utils.training.settings import TrainingSettings
+    from utils.training.settings import Plan, TrainingSettings
 
     for name, answer in {"is_available": True, "device_count": 2, "set_device": None}.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
     plan, process = Plan(4, 4, 32, 1, 1), Process(0, 1, torch.device("cuda:0"))
-    task = models.prepare("baseline_cnn", 0.1, seed=0)
+    task = tasks.prepare("baseline_cnn", 0.1, seed=0)
     job = Job(TrainingSettings(), task, plan, process, tmp_path, Progress(None, plan, print), print)
-    arguments = transformers_trainer._arguments(job)
+    arguments = transformers_trainer.arguments_of(job)
     assert (arguments.device, arguments.parallel_mode.name) == (process.device, "NOT_PARALLEL")
     assert arguments.train_batch_size == arguments.eval_batch_size == plan.batch_size
 
@@ -231,7 +227,7 @@ def test_a_broken_profiler_is_said_once_and_the_training_goes_on(train, monkeypa
 
 @pytest.mark.parametrize("name", ["resnet", "efficientnet", "text"])
 def test_every_model_learns(name: ModelName):
-    task = models.prepare(name, 0.2, seed=0)
+    task = tasks.prepare(name, 0.2, seed=0)
     batches = [task.split.collate(task.split.training[start : start + 16]) for start in (0, 16)]
     optimizer = torch.optim.AdamW(task.model.parameters(), lr=3e-3)
     found = []
@@ -249,31 +245,31 @@ def test_every_model_learns(name: ModelName):
 def test_texts_are_padded_where_the_mask_says_so():
     rows = [{"input_ids": torch.tensor([5, 6, 7]), "labels": torch.tensor(1)}]
     rows += [{"input_ids": torch.tensor([8]), "labels": torch.tensor(0)}]
-    batch = data.padded(rows, padding=3)
+    batch = tasks.padded(rows, padding=3)
     assert batch["input_ids"].tolist() == [[5, 6, 7], [8, 3, 3]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]] and batch["labels"].tolist() == [1, 0]
 
 
 def test_subsample_and_split_hold_each_row_once_and_depend_on_the_seed_alone():
-    whole, part = data.digits(8, 1.0, seed=0), data.digits(8, 0.1, seed=0)
+    whole, part = tasks.digits(8, 1.0, seed=0), tasks.digits(8, 0.1, seed=0)
     assert (len(whole.training), len(whole.evaluation)) == (1438, 359)
     assert (len(part.training), len(part.evaluation)) == (144, 36)
-    again, other = data.digits(8, 0.1, seed=0), data.digits(8, 0.1, seed=1)
+    again, other = tasks.digits(8, 0.1, seed=0), tasks.digits(8, 0.1, seed=1)
     first = [each.training[0]["pixel_values"] for each in (part, again, other)]
     assert torch.equal(first[0], first[1]) and not torch.equal(first[0], first[2])
 
 
 def test_accumulated_batches_give_the_update_of_one_batch_of_their_size():
     from boundby.training import ProfilerManager
-    from utils.training.plan import Plan
     from utils.training.progress import Progress
+    from utils.training.settings import Plan
 
-    task = models.prepare("baseline_cnn", 0.1, seed=0)
+    task = tasks.prepare("baseline_cnn", 0.1, seed=0)
     rows = task.split.training[:8]
     after = []
     for accumulate in (1, 4):
         torch.manual_seed(0)
-        model = models.BaselineCNN()
+        model = tasks.BaselineCNN()
         model.features[-1].p = 0.0  # dropout would draw other numbers
         plan = Plan(1, 1, 8 // accumulate, accumulate, 1)
         batches = torch.utils.data.DataLoader(rows, batch_size=plan.batch_size, collate_fn=task.split.collate)
@@ -392,39 +388,6 @@ def test_a_training_that_fails_ends_with_1_and_its_profile_can_be_read(train, mo
     code, out = check(capfd, tmp_path / "run")
     assert "note stage_times.json: the training failed: RuntimeError: the evaluation is broken" in out
     assert "note metrics.json: the training was failed" in out
-
-
-@pytest.mark.timeout(600)  # ends a wait that would be for ever
-def test_a_killed_run_can_be_read_and_its_check_says_so(tmp_path, capsys):
-    command = [sys.executable, str(SCRIPT), "--profiler", "on", "--steps", "1000000", "--output", str(tmp_path / "run")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    arguments = ["data.subsample_percentage=0.1", f"profiling.output_dir={tmp_path / 'logs'}"]
-    arguments.append("profiling.repeat_cycles=1")  # a second one would be in work at the kill, or not
-    running = subprocess.Popen(
-        [*command, *arguments], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        while not _has_written(tmp_path / "run"):
-            assert running.poll() is None
-            time.sleep(0.05)  # another process writes; nothing here depends on how long
-    finally:
-        running.send_signal(signal.SIGKILL)
-        running.wait()
-    times, metrics = read_stage_times(tmp_path / "run"), json.loads((tmp_path / "run" / "metrics.json").read_text())
-    assert times.status == metrics["status"] == "running"
-    assert times.last_step > 10 and len(metrics["steps"]["loss"]) > 10
-    code, out = check(capsys, tmp_path / "run")
-    assert code == 1
-    assert "fault stage_times.json: the training was killed; the last step that has ended is " in out
-    assert "op_stats.csv: as in the trace" in out  # what was finished before is whole
-
-
-def _has_written(run: Path) -> bool:
-    try:
-        times = read_stage_times(run)
-        return (run / "op_stats.csv").is_file() and (times.last_step or 0) > 10 and len(losses(run)) > 10
-    except (OSError, ValueError):
-        return False
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from utils.training import frameworks, run_folder
 from utils.training import run as training
-from utils.training.plan import Plan, plan_for
-from utils.training.settings import Training, TrainingSettings
+from utils.training import run_folder
+from utils.training.settings import Plan, Training, TrainingSettings, plan_for
 from utils.yaml_settings import load
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -132,9 +131,9 @@ def test_one_gpu_for_several_processes_ends_with_2(monkeypatch, capsys):
     ("framework", "package"), [("trainer", "accelerate"), ("lightning", "lightning"), ("loop", "tensorboard")]
 )
 def test_a_missing_package_ends_with_3_and_the_command_that_installs_it(monkeypatch, capsys, framework, package):
-    find = frameworks.importlib.util.find_spec
+    find = training.importlib.util.find_spec
     monkeypatch.setattr(
-        frameworks.importlib.util, "find_spec", lambda name, *rest: None if name == package else find(name, *rest)
+        training.importlib.util, "find_spec", lambda name, *rest: None if name == package else find(name, *rest)
     )
     extra = ["profiling.tensorboard=true"] if package == "tensorboard" else []
     code = importlib.import_module("scripts.profile_training").main(["--framework", framework, *extra])

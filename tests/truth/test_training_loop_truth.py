@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from boundby.training import ProfilerManager, StageTimes, read_stage_times
-from utils.training import loop, models
-from utils.training.plan import Plan
+from utils.training import loop, tasks
 from utils.training.progress import Progress
+from utils.training.settings import Plan
 
 pytestmark = [pytest.mark.truth, pytest.mark.timeout(600)]
 
@@ -55,7 +55,7 @@ class SlowBackward(torch.autograd.Function):
         return gradient, None
 
 
-class SlowModel(models.BaselineCNN):
+class SlowModel(tasks.BaselineCNN):
     def __init__(self, sleep: Sleep) -> None:
         super().__init__()
         self.sleep = sleep
@@ -68,7 +68,7 @@ class SlowModel(models.BaselineCNN):
 
 def measured(folder: Path, accumulate: int, monkeypatch: pytest.MonkeyPatch, sleep: Sleep) -> StageTimes:
     """Return the stage times of the loop with its sleeps."""
-    task = models.prepare("baseline_cnn", 0.1, seed=0)
+    task = tasks.prepare("baseline_cnn", 0.1, seed=0)
     model = SlowModel(sleep)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     optimizer.register_step_pre_hook(lambda *_: sleep("optimizer"))

@@ -1,4 +1,4 @@
-"""Profile one model layer by layer and leave the files of the profile."""
+"""Profile a model layer by layer and leave the files of the profile; in step 03 the classifier on a batch of texts."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -8,14 +8,24 @@ from typing import Any
 import torch
 
 from boundby import ceilings
+from boundby.inference import collate, tokenize
 from boundby.layers.engine import ObservabilityEngine
+from boundby.layers.ranking import blocks
+from boundby.layers.records import ModelProfile
 from boundby.layers.report import Report
 from boundby.roofline import Limits
+from utils.artifacts import LAYER_PROFILE
+from utils.cli import Run
+from utils.data import Rows, sample
+from utils.models import LoadedModel
+from utils.tracing import TEXT_SEED, choose_batch_size
+
+SHOWN = 5
 
 
 def limits_of_machine(folder: Path, device: torch.device, dtype: str) -> Limits | None:
     """Return the measured limits of this machine in `dtype`, kept in `folder`; None where it has none for it."""
-    wanted = tuple(dict.fromkeys([*ceilings.DTYPES[device.type], dtype]))
+    wanted = tuple(dict.fromkeys([*ceilings.usual_dtypes(device), dtype]))
     found, _, _ = ceilings.cached(folder, device, wanted)
     return found.limits(dtype)
 
@@ -44,3 +54,39 @@ def profile(  # noqa: PLR0913  (what to run, how often, and where the files go)
         note(f"{name}: {num_runs} runs with probes and as many without{limit}")
         report = engine.profile(inputs, num_runs=num_runs, max_seconds=max_seconds)
         return report, engine.save_dashboard()
+
+
+def record(run: Run, loaded: LoadedModel, rows: Rows, max_length: int) -> ModelProfile:
+    """Profile the layers on a batch of the size that is traced, write the files, and return the profile."""
+    batch_size, _ = choose_batch_size(run)
+    texts = sample(rows, min(len(rows.texts), batch_size), TEXT_SEED).texts
+    tokens = tokenize(loaded.tokenizer, texts, max_length)
+    batch = collate(tokens, range(len(texts)), loaded.tokenizer.pad_token_id, loaded.device)
+    mask = batch.attention_mask if batch.is_padded else None
+    inputs: dict[str, Any] = {"input_ids": batch.input_ids, "attention_mask": mask}
+    settings = run.config.layers
+    report, _ = profile(
+        loaded.model,
+        inputs,
+        name=run.config.model.name,
+        folder=run.layout.layers,
+        limits=limits_of_machine(run.layout.ceilings, loaded.device, loaded.dtype),
+        num_runs=settings.num_runs,
+        warmup_runs=settings.warmup_runs,
+        max_seconds=settings.max_seconds,
+        profile_name=LAYER_PROFILE,
+        note=run.note,
+    )
+    return report.profile
+
+
+def console_lines(profile: ModelProfile) -> list[str]:
+    """Return how far the profile can be trusted and the longest blocks, as lines for the terminal."""
+    coverage = profile.coverage
+    lines = [
+        f"profiled {sum(layer.calls > 0 for layer in profile.layers)} layers in {profile.num_runs} runs: coverage "
+        f"{100 * coverage.ratio:.1f} % ({coverage.status}), overhead {100 * profile.overhead:+.1f} %"
+    ]
+    for row in blocks(profile)[:SHOWN]:
+        lines.append(f"  {100 * row.share:5.1f} % {1e3 * row.seconds:10.3f} ms  {row.label}")
+    return lines

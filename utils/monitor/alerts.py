@@ -13,7 +13,7 @@ from boundby.disturbance import NVML_THROTTLED
 from boundby.training import stages
 from boundby.training.records import STEP, StageTimes
 from boundby.training.steps import IN_NO_STAGE, NS_PER_S, StepTable, step_table
-from utils.monitor import series, text
+from utils.monitor import text
 
 WINDOW = 100  # steps, the newest
 LEAST = 20  # steps before a rule speaks
@@ -157,7 +157,7 @@ def memory_growth(times: StageTimes) -> str | None:
 
 
 def _growth(times: StageTimes, name: str) -> str | None:
-    numbers, values = series.metric(times, name)
+    numbers, values = times.values_of(name)
     values = values[numbers >= times.first_step + GROWTH_SKIPPED][-GROWTH_VALUES:]
     if len(values) < GROWTH_LEAST:
         return None
@@ -180,7 +180,7 @@ def throttling(times: StageTimes) -> str | None:
     """Return the reasons why the GPU's clock was lowered."""
     if REASONS_METRIC not in times.metric_names:
         raise Unwatched(f"the run records no metric {REASONS_METRIC}")
-    _, values = series.metric(times, REASONS_METRIC)
+    _, values = times.values_of(REASONS_METRIC)
     masks = values[-THROTTLE_VALUES:].astype(np.int64)
     low = masks & NVML_THROTTLED
     if not low.any():

@@ -7,22 +7,19 @@ from pathlib import Path
 
 import streamlit as st
 
-from utils.monitor import text
-from utils.monitor.index import Index, RunEntry
-from utils.monitor.reading import Reader
-from utils.monitor.run import RunFolder
-from utils.monitor.shown import Shown
-from utils.monitor.tabs import artifacts, compare, memory, overview, parts, timing
+from utils.monitor import tabs, text
+from utils.monitor.runs import Index, Reader, RunEntry, RunFolder
+from utils.monitor.tabs import Shown
 
 TITLE = "Boundby monitor"
 EVERY_S = 2
 LIST_PIXELS = 400
 TABS: dict[str, Callable[[Shown], None]] = {
-    "Overview": overview.show,
-    "Timing": timing.show,
-    "Memory": memory.show,
-    "Artifacts": artifacts.show,
-    "Compare": compare.show,
+    "Overview": tabs.overview,
+    "Timing": tabs.timing,
+    "Memory": tabs.memory,
+    "Artifacts": tabs.artifacts,
+    "Compare": tabs.compare,
 }
 
 
@@ -43,8 +40,8 @@ def _page(root: Path, stall_s: float) -> None:
         return
     entry = _chosen(runs)
     _list(runs, now)
-    tabs = st.tabs(list(TABS), key="tab", on_change="rerun")
-    for tab, (name, show) in zip(tabs, TABS.items(), strict=True):
+    shown_tabs = st.tabs(list(TABS), key="tab", on_change="rerun")
+    for tab, (name, show) in zip(shown_tabs, TABS.items(), strict=True):
         if tab.open:
             with tab:
                 _guarded(name, lambda show=show: show(_shown(root, entry, runs, now, stall_s)))
@@ -80,7 +77,7 @@ def _list(runs: list[RunEntry], now: float) -> None:
             }
             for each, state in zip(runs, states, strict=True)
         ]
-        parts.table(rows, height=min(LIST_PIXELS, 38 + 35 * len(rows)))
+        tabs.table(rows, height=min(LIST_PIXELS, 38 + 35 * len(rows)))
 
 
 def _explain_empty(root: Path) -> None:

@@ -1,4 +1,4 @@
-"""Two runs beside each other: their steps judged as `boundby.compare` does, and the shares of their stages."""
+"""Two runs beside each other: their steps judged as `boundby.compare` does; and the numbers that a drawing can bear."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +13,11 @@ from boundby.training.steps import Share, StepTable, share_of, step_table, windo
 LEAST_STEPS = 10  # in two windows
 STEP_ROW = "whole step"
 MISSING = "not there"
+
+REST = "(other stages)"
+MOST_POINTS = 600  # of a line
+MOST_BARS = 150  # groups of steps side by side
+MOST_STAGES = 8  # that a drawing tells apart
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,7 @@ def contrast(a: StageTimes, b: StageTimes) -> Contrast:
     pairs = {name: (_seconds(tables[0], name), _seconds(tables[1], name)) for name in names}
     judged = {name: _independent(*pair) for name, pair in pairs.items()}
     contrasts = {name: each for name, each in judged.items() if isinstance(each, compare.Contrast)}
-    effect = MINIMUM_EFFECT["cuda" if "cuda" in f"{a.device}{b.device}" else "cpu"]
+    effect = MINIMUM_EFFECT["cuda" if a.device or b.device else "cpu"]
     verdicts = dict(zip(contrasts, compare.judge(list(contrasts.values()), effect), strict=True))
     rows = tuple(_row(name, pairs[name], tables, verdicts.get(name), judged[name]) for name in names)
     return Contrast(rows, (len(tables[0].numbers), len(tables[1].numbers)), effect)
@@ -108,3 +113,41 @@ def _row(
     ]
     reason = judged if isinstance(judged, str) else comparison.reason if comparison else None
     return StageRow(name, shares[0], shares[1], comparison, reason)
+
+
+def stage_seconds(table: StepTable, most: int = MOST_STAGES) -> dict[str, np.ndarray]:
+    """Return by stage what each step spent in it on the host, most first; all beyond the `most` largest as one."""
+    order = np.argsort(-table.host_s.sum(axis=0), kind="stable")
+    found = {table.names[place]: table.host_s[:, place] for place in order[:most] if table.host_s[:, place].any()}
+    if len(order) > most:
+        found[REST] = table.host_s[:, order[most:]].sum(axis=1)
+    return found
+
+
+def grouped(numbers: np.ndarray, values: np.ndarray, most: int = MOST_BARS) -> tuple[np.ndarray, np.ndarray]:
+    """Return the first number and the mean of each of at most `most` groups of neighbours of about the same size."""
+    if not len(values):
+        return numbers, values
+    first = np.unique(np.linspace(0, len(values), min(len(values), most), endpoint=False).astype(int))
+    sizes = np.diff([*first, len(values)])
+    return numbers[first], np.add.reduceat(values, first) / sizes
+
+
+def thinned(numbers: np.ndarray, values: np.ndarray, most: int = MOST_POINTS) -> tuple[np.ndarray, np.ndarray]:
+    """Return about `most` points: both ends, and the least and the largest of neighbours, so that no peak is lost."""
+    if len(values) <= most:
+        return numbers, values
+    kept = {0, len(values) - 1}
+    for places in np.array_split(np.arange(len(values)), most // 2):
+        kept |= {int(places[values[places].argmin()]), int(places[values[places].argmax()])}
+    order = sorted(kept)
+    return numbers[order], values[order]
+
+
+def points(lines: dict[str, tuple[Any, Any]], unit: float = 1.0) -> list[dict[str, Any]]:
+    """Return lines as rows of `x`, `y` in the given unit, and `series`, as a drawing takes them."""
+    return [
+        {"x": int(x), "y": float(y) / unit, "series": name}
+        for name, (numbers, values) in lines.items()
+        for x, y in zip(numbers, values, strict=True)
+    ]

@@ -4,8 +4,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from boundby.layers.document import read_profile
 from boundby.layers.records import ModelProfile
+from boundby.layers.report import read_profile
 from boundby.partition import ExecutionPlanner, Infeasible, PartitionPlan
 from boundby.partition.objectives import Objective
 from boundby.partition.planner import kind_of

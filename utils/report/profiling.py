@@ -12,7 +12,8 @@ from utils.render.blocks import Block, BulletList, DefinitionList, Heading, Para
 from utils.render.formatting import NOTHING, clean, listed, number, times
 from utils.report.pictures import Content, show
 from utils.report.sources import Missing, ReportData, Row
-from utils.trace_analysis import memory_text, words
+from utils.trace_analysis import text as trace_text
+from utils.trace_analysis import words
 
 WAITING = "What the Machine Waited For"
 SHOWN_PCT, TELLING_PCT = 0.1, 1.0  # of the window, to be in the table, and to be explained
@@ -44,7 +45,7 @@ def waiting(data: ReportData) -> list[Content]:
         DefinitionList([*_shares(device), *_steps(trace["steps"]), *_hidden(device), *_launches(trace["launches"])]),
         *_causes(trace),
         timeline_picture,
-        *memory_text.blocks(trace),
+        *trace_text.memory_blocks(trace.get("memory") or []),
         memory_picture,
     ]
 

@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from utils.evaluation.quality import Quality
 from utils.plots import calibration, confusion
 from utils.render.blocks import Block, BulletList, Heading, OrderedList, Paragraph, Table
 from utils.render.formatting import NOTHING, clean, listed
 from utils.report.pictures import Content, show
 from utils.report.sources import Missing, ReportData
+from utils.tasks.sequence_classification.quality import Quality
 
 SHOWN = 10
 LONGEST_CLASS = 34  # characters

@@ -7,24 +7,25 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from boundby import files
-from boundby.layers.document import read_profile
+from boundby.known import Missing
 from boundby.layers.records import ModelProfile
+from boundby.layers.report import read_profile
 from boundby.trace import rows_by_name
-from utils import steps
+from utils import steps, tasks
 from utils.artifacts import METRICS_VERSION, Layout
 from utils.cli import DEFAULT_CONFIG, Run
 from utils.comparison.facts import Point, rounds_of, visits_of
 from utils.config import Config
 from utils.errors import InputError
-from utils.evaluation import quality as qualities
-from utils.evaluation.quality import Quality
 from utils.optimal import judge, optimal
 from utils.render.formatting import listed
+from utils.tasks.sequence_classification import quality as qualities
+from utils.tasks.sequence_classification.quality import Quality
 from utils.trace_analysis.document import SCHEMA_VERSION as TRACE_VERSION
 
 Row = Mapping[str, Any]
@@ -56,16 +57,6 @@ class Command:
         kept = [override for override in self.overrides if override.partition("=")[0] not in replaced]
         config = ["--config", self.config] if self.config else []
         return shlex.join(["python", "run_pipeline.py", *config, *self.flags, *flags, *kept, *overrides])
-
-
-@dataclass(frozen=True)
-class Missing:
-    """What is not known, and why; it is false, so that `if value` tells whether there is one."""
-
-    reason: str
-
-    def __bool__(self) -> Literal[False]:
-        return False
 
 
 @dataclass(frozen=True)
@@ -139,6 +130,11 @@ class ReportData:
     def full(self) -> Mapping[str, Any] | None:
         """The numbers over the whole dataset."""
         return self.document["full_dataset_metrics"]
+
+    @property
+    def task(self) -> Any:
+        """What the model is used for, which knows what a score is."""
+        return tasks.of(self.document["model"].get("task", tasks.DEFAULT))
 
     @property
     def is_on_gpu(self) -> bool:

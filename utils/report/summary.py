@@ -44,7 +44,7 @@ def summary(data: ReportData) -> DefinitionList:
             ("Why", verdict.why(data)),
             ("Next", f"{steps[0].title} ({steps[0].effect})" if steps else "nothing stands out"),
             ("Optimal batch size", _optimal(data)),
-            ("Accuracy", _accuracy(data)),
+            (data.task.SCORE, _score(data)),
             ("Whole dataset", _speed(data)),
             ("Targets", _targets(data)),
         ]
@@ -76,12 +76,11 @@ def _optimal(data: ReportData) -> str:
     return f"{row['batch_size']} in {row['dtype']}: {number(rate)} samples/s{shown}, {number(latency)} ms per sample"
 
 
-def _accuracy(data: ReportData) -> str:
+def _score(data: ReportData) -> str:
     full = data.full
     if full is None:
         return unknown(data.document["full_dataset_reason"])
-    ends = f"[{full['accuracy_ci_low']:.4f}, {full['accuracy_ci_high']:.4f}]"
-    return f"{full['accuracy']:.4f} {ends}, F1 macro {full['f1_macro']:.4f}, on {full['samples']:,} texts"
+    return data.task.headline(full)
 
 
 def _speed(data: ReportData) -> str:

@@ -21,9 +21,9 @@ from boundby.training.stages import (
     OPTIMIZER,
     ZERO_GRAD,
 )
-from utils.training.data import Repeated, Row, Split
-from utils.training.plan import Plan
 from utils.training.progress import Progress
+from utils.training.settings import Plan
+from utils.training.tasks import Repeated, Row, Split
 
 Batch = Mapping[str, torch.Tensor]
 

@@ -1,5 +1,7 @@
-"""The settings of `profile_training.py`: the schema of configs/training.yaml."""
+"""The settings of `profile_training.py`: the schema of configs/training.yaml, and the plan they give."""
 
+import math
+from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
@@ -55,7 +57,7 @@ class TrainingSettings(Section):
 
     @model_validator(mode="after")
     def _the_trainer_takes_the_first_gpu(self) -> Self:
-        index = self.device.removeprefix("cuda:")
+        index = self.device.rpartition(":")[2]
         if self.framework == "trainer" and index.isdigit() and int(index) > 0:
             raise ValueError(
                 f"framework is 'trainer', which trains on the first GPU it sees, and device is {self.device!r}; "
@@ -63,3 +65,37 @@ class TrainingSettings(Section):
                 "or use another framework"
             )
         return self
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The length of a training; a step is one of the optimizer, and takes `accumulate` batches in each process."""
+
+    steps: int
+    steps_per_epoch: int
+    batch_size: int  # of one process
+    accumulate: int
+    world_size: int
+
+    @property
+    def epochs(self) -> int:
+        """The epochs begun; the last one may be short."""
+        return math.ceil(self.steps / self.steps_per_epoch)
+
+    @property
+    def samples_per_step(self) -> int:
+        """Of all processes."""
+        return self.batch_size * self.accumulate * self.world_size
+
+    @property
+    def rows_per_epoch(self) -> int:
+        """What a training set must hold for whole steps alone."""
+        return self.steps_per_epoch * self.samples_per_step
+
+
+def plan_for(training: Training, num_rows: int, world_size: int = 1) -> Plan:
+    """Return the plan; an epoch that takes all data leaves out, or repeats, what would make no whole step."""
+    rows_per_step = training.batch_size * training.accumulate_grad_batches * world_size
+    per_epoch = training.steps_per_epoch or max(1, num_rows // rows_per_step)
+    steps = training.max_steps or training.max_epochs * per_epoch
+    return Plan(steps, per_epoch, training.batch_size, training.accumulate_grad_batches, world_size)

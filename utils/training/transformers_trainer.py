@@ -2,16 +2,43 @@
 
 import contextlib
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import numpy as np
+import torch
 from transformers import EvalPrediction, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from boundby.device import is_gpu, is_host
 from boundby.integrations.transformers import ProfCallback
-from utils.training.data import Repeated
 from utils.training.job import Job
-from utils.training.losses import Losses
+from utils.training.tasks import Repeated
+
+
+class Losses:
+    """Keeps the loss of each batch that a model is trained on, while the context lasts; fetches nothing."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self._losses: list[torch.Tensor] = []
+
+    def __enter__(self) -> "Losses":
+        self._hook = self._model.register_forward_hook(self._keep)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._hook.remove()
+
+    def take(self) -> torch.Tensor:
+        """Return the mean of the losses since the last time, NaN where there was none."""
+        losses, self._losses = self._losses, []
+        return torch.stack(losses).mean() if losses else torch.tensor(float("nan"))
+
+    def _keep(self, model: torch.nn.Module, inputs: Any, output: Any) -> None:
+        if model.training:
+            self._losses.append(output["loss"].detach())
 
 
 def fit(job: Job) -> None:
@@ -21,7 +48,7 @@ def fit(job: Job) -> None:
     with Losses(model) as losses:
         trainer = Trainer(
             model=model,
-            args=_arguments(job),
+            args=arguments_of(job),
             data_collator=split.collate,
             train_dataset=Repeated(split.training, job.plan.rows_per_epoch),
             eval_dataset=Repeated(split.evaluation, len(split.evaluation)),
@@ -50,7 +77,8 @@ def _profiled(job: Job, trainer: Trainer) -> contextlib.AbstractContextManager[A
     return callback.attach(trainer)
 
 
-def _arguments(job: Job) -> TrainingArguments:
+def arguments_of(job: Job) -> TrainingArguments:
+    """Return the settings of the Trainer for a job."""
     training, plan = job.settings.training, job.plan
     arguments = TrainingArguments(
         output_dir=str(job.folder),  # must be given; nothing is saved

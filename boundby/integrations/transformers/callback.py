@@ -10,17 +10,17 @@ from transformers import TrainerCallback
 
 from boundby.capture import CaptureOptions, Cycle, Schedule
 from boundby.capture.manifest import MAX_TRACE_MB, trace_limit
-from boundby.integrations.transformers.attachment import Attachment
-from boundby.integrations.transformers.hook_marks import HookMarks
-from boundby.integrations.transformers.iteration import (
+from boundby.integrations.transformers.exports import (
+    NO_TRACE_WANTED,
     SNAPSHOT,
     STACKS,
     Exports,
     Iteration,
+    NsightMode,
     folder_name,
     runs_in,
 )
-from boundby.integrations.transformers.nsight import NO_TRACE_WANTED, NsightMode
+from boundby.integrations.transformers.stages import Attachment, HookMarks
 from boundby.training.manager import ManagerOptions, ProfilerManager
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class ProfCallback(TrainerCallback):
             key_averages=export_key_averages,
         )
         report = nsight_systems_output_file or str(self.output_dir / "nsys_profile.nsys-rep")
-        self._nsight = NsightMode(report) if enable_nsight_systems else None
+        self.nsight = NsightMode(report) if enable_nsight_systems else None
         self.manager: ProfilerManager | None = None  # of the training that runs, or of the last one
         self._marks: HookMarks | None = None
         self._attachment: Attachment | None = None
@@ -129,8 +129,8 @@ class ProfCallback(TrainerCallback):
             self.run_folder, device=args.device, schedule=self.schedule, options=self._options(), say=logger.warning
         )
         manager.register("trace_ready", self._write_iteration)
-        if self._nsight:
-            self._nsight.prepare(manager, self.schedule, total_steps)
+        if self.nsight:
+            self.nsight.prepare(manager, self.schedule, total_steps)
         manager.start(total_steps, first_step=state.global_step)
         return manager
 
@@ -210,7 +210,12 @@ class ProfCallback(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Keep what was logged."""
-        self._mark(lambda marks: (self.log(state, logs), marks.logged(control)))
+
+        def keep(marks: HookMarks) -> None:
+            self.log(state, logs)
+            marks.logged(control)
+
+        self._mark(keep)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Mark the end of an evaluation."""
@@ -244,10 +249,10 @@ class ProfCallback(TrainerCallback):
             shapes=self.record_shapes,
             memory=self.profile_memory,
             max_trace_bytes=self.max_trace_bytes,
-            nvtx=self._nsight is not None,
+            nvtx=self.nsight is not None,
             stacks=self.with_stack,
         )
-        is_recorded = self._nsight is None or self._nsight.is_active
+        is_recorded = self.nsight is None or self.nsight.is_active
         return ManagerOptions(trace=is_recorded, no_trace_reason=NO_TRACE_WANTED, capture=capture)
 
     def _write_iteration(self, cycle: Cycle) -> None:

@@ -1,0 +1,263 @@
+"""What the page holds: each section in words, for those who do not see its chart, and the layers as columns.
+
+The scripts of the page draw, sort and search the columns.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from boundby.layers.dashboard import wording
+from boundby.layers.ranking import Ranked, blocks
+from boundby.layers.records import LayerProfile, ModelProfile
+from boundby.stats import Summary
+
+TOP = 5
+MOST_NAMED_OUTLIERS = 8
+NO_REASON = "no reason was recorded"
+LEAST_LAYERS = 5  # below, two odd layers are a third of all
+LEAST_FACTOR = 2.0  # of the time expected; tight data would name layers that differ by nothing that matters
+MOST_MADS = 5.19  # 3.5 standard deviations of a normal distribution
+MOST_POINTS = 500  # of a larger set as many are taken evenly, so that their pairs stay below 125,000
+LONGEST_SHAPES = 200  # characters of all shapes of one layer
+CONCURRENT = "called from another thread; its time is part of no other layer's"
+
+
+class Section(NamedTuple):
+    """Why there is no chart, or None; what the chart shows in words; and what only this section has."""
+
+    missing: str | None
+    summary: str
+    detail: Any = None
+
+
+class TypeShare(NamedTuple):
+    """All layers of one class: how many, their own time, its share of the time of all layers."""
+
+    name: str
+    layers: int
+    seconds: float
+    share: float
+
+
+def reason(profile: ModelProfile, *fields: str) -> str:
+    """Return why the first of the fields with a recorded reason is not known."""
+    return next((wording.clean(profile.reasons[field], 400) for field in fields if field in profile.reasons), NO_REASON)
+
+
+def bottlenecks(profile: ModelProfile) -> Section:
+    """Return the section whose detail is the longest blocks."""
+    found = blocks(profile)
+    whole_layers = [row for row in found if row.part == "layer"]
+    if not whole_layers:
+        return Section(reason(profile, "host_inclusive_s", "host_self_s"), "", [])
+    top = whole_layers[:TOP]
+    around = sum(row.share for row in found if row.part == "self")
+    summary = (
+        f"The longest {len(top)} of {len(whole_layers)} blocks take {wording.percent(sum(row.share for row in top))} "
+        f"of the time of all layers together; the layers around the blocks take {wording.percent(around)}."
+    )
+    return Section(None, summary, [_shown(row) for row in top])
+
+
+def latency(profile: ModelProfile) -> Section:
+    """Return the section of all times; its summary is written by the script, for what is switched on."""
+    return Section(None if counted(profile) else reason(profile, "host_self_s"), "")
+
+
+def counted(profile: ModelProfile) -> list[tuple[LayerProfile, float]]:
+    """Return the layers whose times add up to the whole model's, each with its own time."""
+    return [(layer, layer.self_s.median) for layer in profile.layers if layer.self_s and not layer.is_concurrent]
+
+
+def total(profile: ModelProfile) -> dict[str, float]:
+    """Return the seconds of all layers together: the sum of their own times, and the root's inclusive time."""
+    roots = [layer.inclusive_s.median for layer, _ in counted(profile) if layer.parent is None and layer.inclusive_s]
+    return {"self": sum(seconds for _, seconds in counted(profile)), "inclusive": sum(roots)}
+
+
+def types(profile: ModelProfile) -> Section:
+    """Return the section whose detail is a `TypeShare` per class, by own time."""
+    members: dict[str, list[float]] = defaultdict(list)
+    for layer, seconds in counted(profile):
+        members[layer.type].append(seconds)
+    whole = sum(map(sum, members.values())) or 1.0
+    found = [
+        TypeShare(wording.clean(name) or wording.UNPRINTABLE, len(times), sum(times), sum(times) / whole)
+        for name, times in members.items()
+    ]
+    found.sort(key=lambda share: (-share.seconds, share.name))
+    if not found:
+        return Section(reason(profile, "host_self_s"), "", [])
+    leading = wording.listed([f"{row.name} {wording.percent(row.share)}" for row in found[:3]])
+    return Section(None, f"Own work by class, of the time of all layers: {leading}.", found)
+
+
+def memory(profile: ModelProfile) -> Section:
+    """Return the section of memory over the order of calls."""
+    known = [layer for layer in profile.layers if layer.memory_before_bytes is not None]
+    if not known:
+        return Section(reason(profile, "memory_before_bytes", "memory_after_bytes", "activation_peak_bytes"), "")
+    highest = max(known, key=lambda layer: (_peak(layer), layer.depth))
+    lowest = min(layer.memory_before_bytes or 0 for layer in known)
+    summary = (
+        f"From {wording.size(lowest)} before a layer to {wording.size(_peak(highest))} at most, "
+        f"inside {wording.layer_name(highest.path)}."
+    )
+    return Section(None, summary)
+
+
+def _peak(layer: LayerProfile) -> int:
+    return (layer.memory_before_bytes or 0) + (layer.activation_peak_bytes or 0)
+
+
+def parameters(profile: ModelProfile) -> Section:
+    """Return the section whose detail is the places of the layers drawn and of the outliers among them."""
+    containers = {layer.parent for layer in profile.layers}
+    drawn, points = [], []
+    for at, layer in enumerate(profile.layers):
+        if layer.path not in containers and layer.parameters and layer.self_s and layer.self_s.median > 0:
+            drawn.append(at)
+            points.append((layer.parameters, layer.self_s.median))
+    if not drawn:
+        return Section("no layer without layers inside has both parameters and a measured time", "")
+    found = outliers(points)
+    named = [
+        f"{wording.layer_name(profile.layers[drawn[outlier.at]].path)} ("
+        f"{wording.count(points[outlier.at][0])} parameters, {wording.duration(points[outlier.at][1])}, "
+        f"{_compared(outlier.factor)})"
+        for outlier in found[:MOST_NAMED_OUTLIERS]
+    ]
+    more = f" and {len(found) - len(named)} more" if len(found) > len(named) else ""
+    summary = (
+        f"Outliers, against the line through all of them: {', '.join(named)}{more}."
+        if found
+        else "No layer stands out."
+    )
+    return Section(None, summary, {"drawn": drawn, "outliers": [drawn[row.at] for row in found]})
+
+
+def _compared(factor: float) -> str:
+    slower, times = factor > 1, wording.digits(max(factor, 1 / factor), 2)
+    return f"{times} times {'as long as' if slower else 'faster than'} expected"
+
+
+def roofline(profile: ModelProfile) -> Section:
+    """Return the section whose detail is the roofs, as FLOP/s and a list of (words, bytes/s), or why there are none."""
+    drawn = [layer for layer in profile.layers if layer.flops_self and layer.bytes_self and layer.self_s]
+    if not drawn:
+        return Section(reason(profile, "flops_self", "bytes_self"), "")
+    bounds: dict[str, int] = defaultdict(int)
+    for layer in drawn:
+        bounds[(layer.bound or "not known").replace("_", " ")] += 1
+    counted = wording.listed([f"{name} {number}" for name, number in sorted(bounds.items(), key=lambda pair: -pair[1])])
+    summary = f"{len(drawn)} layers with known work; what limits them: {counted}."
+    unlimited = (
+        "" if profile.limits else f" No limits are drawn: {reason(profile, 'limits', 'share_of_limit', 'bound')}."
+    )
+    return Section(None, summary + unlimited, _roofs(profile))
+
+
+def _roofs(profile: ModelProfile) -> dict[str, Any] | None:
+    if profile.limits is None:
+        return None
+    sizes = profile.limits.bytes_per_s
+    shown = dict.fromkeys([sizes[-1], sizes[0]])  # main memory, and the smallest cache that was measured
+    return {
+        "flops": profile.limits.flops_per_s.value,
+        "bytes": [(f"{wording.size(rate.value)}/s at {wording.size(of)}", rate.value) for of, rate in shown],
+    }
+
+
+def _shown(block: Ranked) -> dict[str, str | None]:
+    return {
+        "name": wording.layer_name(block.path),
+        "type": wording.clean(block.type) or wording.UNPRINTABLE,
+        "time": wording.duration(block.seconds),
+        "share": wording.percent(block.share),
+        "gain": None if block.gain_at_limit_s is None else wording.duration(block.gain_at_limit_s),
+    }
+
+
+class Outlier(NamedTuple):
+    """Its place among the points, and its time over that of the line through all of them."""
+
+    at: int
+    factor: float
+
+
+def outliers(points: Sequence[tuple[float, float]]) -> list[Outlier]:
+    """Return the outliers among (parameters, seconds), all above 0; the farthest from the line first.
+
+    The line is Theil's and Sen's on logarithms: the median of the slopes of all pairs, which up to 29 % of odd points
+    do not move.
+    """
+    if len(points) < LEAST_LAYERS:
+        return []
+    x, y = np.log(np.asarray(points, dtype=np.float64)).T
+    taken = np.linspace(0, len(points) - 1, min(len(points), MOST_POINTS)).round().astype(int)
+    first, second = np.triu_indices(len(taken), 1)
+    across = x[taken][second] - x[taken][first]
+    differ = across != 0
+    slopes = (y[taken][second] - y[taken][first])[differ] / across[differ]
+    rest = y - (float(np.median(slopes)) if slopes.size else 0.0) * x
+    rest -= np.median(rest)
+    limit = max(MOST_MADS * float(np.median(np.abs(rest))), math.log(LEAST_FACTOR))
+    far = [int(at) for at in np.argsort(-np.abs(rest), kind="stable") if abs(rest[at]) > limit]
+    return [Outlier(at, math.exp(rest[at])) for at in far]
+
+
+def columns(profile: ModelProfile) -> dict[str, list[Any]]:
+    """Return a list per column, a value per layer; times in seconds, sizes in bytes, None where it is not known."""
+    place = {layer.path: at for at, layer in enumerate(profile.layers)}
+    rows = [_row(layer, place) for layer in profile.layers]
+    return {key: [row[key] for row in rows] for key in rows[0]} if rows else {}
+
+
+def _row(layer: LayerProfile, place: dict[str, int]) -> dict[str, Any]:
+    return {
+        "path": wording.layer_name(layer.path),
+        "name": wording.clean(layer.name) if layer.name != layer.path else None,
+        "type": wording.clean(layer.type) or "(unprintable class)",
+        "parent": place.get(layer.parent, -1) if layer.parent is not None else -1,
+        "depth": layer.depth,
+        "order": layer.order,
+        "calls": _short(layer.calls),
+        **_times("self", layer.self_s),
+        **_times("inclusive", layer.inclusive_s),
+        "runs": layer.self_s.n if layer.self_s else None,
+        "parameters": layer.parameters,
+        "flops": _short(layer.flops_self),
+        "bytes": _short(layer.bytes_self),
+        "bound": layer.bound,
+        "shareOfLimit": _short(layer.share_of_limit),
+        "gain": _short(layer.gain_at_limit_s),
+        "outputBytes": layer.output_bytes,
+        "before": layer.memory_before_bytes,
+        "after": layer.memory_after_bytes,
+        "activationPeak": layer.activation_peak_bytes,
+        "inputs": wording.clean("; ".join(layer.input_shapes), LONGEST_SHAPES) or None,
+        "outputs": wording.clean("; ".join(layer.output_shapes), LONGEST_SHAPES) or None,
+        "counted": layer.self_s is not None and not layer.is_concurrent,
+        "doubts": wording.clean("; ".join(_doubts(layer)), 2 * LONGEST_SHAPES) or None,
+    }
+
+
+def _doubts(layer: LayerProfile) -> tuple[str, ...]:
+    return (*layer.doubts, CONCURRENT) if layer.is_concurrent else layer.doubts
+
+
+def _times(key: str, of: Summary | None) -> dict[str, float | None]:
+    return {
+        f"{key}P50": _short(of.median) if of else None,
+        f"{key}P95": _short(of.p95) if of else None,
+        f"{key}Max": _short(of.maximum) if of else None,
+    }
+
+
+def _short(value: float | None) -> float | None:
+    """Return the value with six significant digits, which keeps 5,000 layers below 2 MB."""
+    return None if value is None else float(f"{value:.6g}")

@@ -1,0 +1,523 @@
+"""The tabs of the page: each shows one side of the chosen run."""
+
+import csv
+import io
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import streamlit as st
+
+from boundby.training.judgement import judge_training
+from boundby.training.records import StageTimes
+from boundby.training.results import MANIFEST, OP_STATS, SUMMARY, trace_verdict_of
+from boundby.training.steps import StepTable
+from boundby.training.store import file_name
+from utils.monitor import alerts, charts, contrast, text
+from utils.monitor.contrast import StageRow
+from utils.monitor.runs import LARGEST_DOCUMENT, LARGEST_DOWNLOAD, Processes, Reader, RunEntry, RunFile, RunFolder
+
+DECIMALS = {"(ms)": "%.2f", "(%)": "%.1f", "(s)": "%.2f", "_ms": "%.3f"}  # by what the name of a column ends with
+MARKS = {"finished": "green", "failed": "red", "running": "blue", "silent": "orange", "unreadable": "gray"}
+EXPLAINED = {
+    "failed": "The run ended with an error.",
+    "silent": "The run never said that it ended, and writes nothing any more: it was killed, or its machine is gone.",
+}
+MOST_OPERATORS = 25
+BINS = 40
+WHOLE = "whole step; share in no stage"
+OPERATORS = ("name", "calls", "cpu_self_ms", "cpu_total_ms", "device_self_ms", "flops", "input_shapes")
+HOW = """profiler.metrics({
+    "process_memory_bytes": psutil.Process().memory_info().rss,
+    "gpu_memory_allocated_bytes": torch.cuda.memory_allocated(),
+})"""
+PREVIEW_BYTES = 20_000
+AT_HAND_BYTES = 4 * 2**20  # of a file that is offered as it is; a larger one is read when it is asked for
+READABLE = (".json", ".jsonl", ".csv", ".txt", ".log", ".yaml", ".md")
+CONFIG = "config.json"
+SAID = {
+    "faster": "faster than those of A",
+    "slower": "slower than those of A",
+    "same": "as fast as those of A",
+    "ambiguous": "not to be told apart from those of A",
+}
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The chosen run, and the runs beside it."""
+
+    root: Path
+    entry: RunEntry
+    folder: RunFolder
+    processes: Processes
+    runs: tuple[RunEntry, ...]
+    now: float  # seconds of the Unix clock
+    stall_s: float
+    reader: Reader
+
+    @property
+    def ranks(self) -> tuple[StageTimes, ...]:
+        """Return the stage times of the processes."""
+        return self.processes.ranks
+
+
+def table(rows: list[dict[str, Any]], height: int | Literal["auto"] = "auto") -> None:
+    """Show rows as a table, without the columns in which nothing is known."""
+    known = [column for column in (rows[0] if rows else ()) if any(row[column] not in (None, "") for row in rows)]
+    formats = {
+        column: st.column_config.NumberColumn(format=decimals)
+        for column in known
+        for ending, decimals in DECIMALS.items()
+        if column.endswith(ending) and not any(isinstance(row[column], str) for row in rows)
+    }
+    st.dataframe(rows, hide_index=True, column_order=known, column_config=formats, height=height)
+
+
+def faults(processes: Processes) -> None:
+    """Say which processes of a run could not be read, and why."""
+    if processes.faults:
+        st.warning("Some stage times could not be read. What is shown comes from the others.")
+        st.text("\n".join(processes.faults))
+    if processes.left_out:
+        st.info(f"{processes.left_out} more processes are left out.")
+
+
+def nothing(entry: RunEntry, processes: Processes) -> None:
+    """Say why nothing of the run can be shown."""
+    st.warning("The stage times of this run cannot be read. It may have been cut off, or is of another version.")
+    st.text("\n".join(processes.faults) or entry.fault or "no reason is known")
+
+
+def chosen_rank(shown: Shown, tab: str) -> StageTimes | None:
+    """Return the process to show, which the person chooses where there are several; None, and why, without any."""
+    ranks = {each.rank: each for each in shown.ranks}
+    if not ranks:
+        nothing(shown.entry, shown.processes)
+        return None
+    faults(shown.processes)
+    if len(ranks) == 1:
+        return shown.ranks[0]
+    rank = st.selectbox("Process", list(ranks), format_func=lambda each: f"rank {each}", key=f"rank-{tab}")
+    return ranks.get(rank, shown.ranks[0])
+
+
+def overview(shown: Shown) -> None:
+    """Show state, alerts, verdict, the course of steps and metrics, and what was given up."""
+    if not shown.ranks:
+        nothing(shown.entry, shown.processes)
+        return
+    faults(shown.processes)
+    for part in (_state, _alerts, _verdict, _steps, _metrics, _given_up):
+        with st.container():  # so that one which grows does not push the others out of their places
+            part(shown)
+
+
+def _state(shown: Shown) -> None:
+    times = shown.ranks[0]
+    state = shown.entry.state(shown.now)
+    st.badge(state, color=MARKS.get(state, "gray"))
+    if state in EXPLAINED:
+        st.warning(EXPLAINED[state])
+    for each in shown.ranks:
+        if each.error:
+            st.text(f"rank {each.rank}: {each.error}")
+    step = times.step.host_s if times.step else None
+    p95 = text.seconds(step.p95) if step and step.p95 is not None else "too few steps"
+    facts = {
+        "Last step": text.count(times.last_step) if times.last_step is not None else "none yet",
+        "Step, median": text.seconds(step.median if step else None),
+        "Step, 95th percentile": p95,
+        "Duration": text.seconds(times.elapsed_s),
+        "Written": text.ago(shown.entry.changed_unix_s, shown.now),
+        "Processes": f"{len(shown.ranks)} of {times.world_size}",
+    }
+    with st.container(horizontal=True):
+        for name, value in facts.items():
+            st.metric(name, value, border=True, width=170)
+
+
+def _alerts(shown: Shown) -> None:
+    findings = alerts.watch(shown.ranks, shown.now, shown.stall_s)
+    for finding in findings:
+        for alert in finding.alerts:
+            with st.container(border=True):
+                st.error(finding.name, icon=":material/warning:")
+                st.text(alert)
+    raised = sum(bool(each.alerts) for each in findings)
+    unwatched = sum(each.unwatched is not None for each in findings)
+    quiet = len(findings) - raised - unwatched
+    with st.expander(f"Alerts: {raised} raised, {quiet} quiet, {unwatched} not watched. The rules"):
+        for each in findings:
+            said = "raised" if each.alerts else f"not watched: {each.unwatched}" if each.unwatched else "quiet"
+            st.text(f"{each.name} ({said})\n{each.rule}")
+
+
+def _verdict(shown: Shown) -> None:
+    st.subheader("What limits it", anchor=False)
+    times = shown.ranks[0]
+    summary, _ = shown.folder.document(file_name(SUMMARY, times.rank, times.world_size))
+    found = judge_training(shown.ranks, trace_verdict_of(summary))
+    st.code(str(found), language=None, wrap_lines=True)
+
+
+def _steps(shown: Shown) -> None:
+    st.subheader("Time of the steps", anchor=False)
+    lines = {
+        f"rank {rank}": contrast.thinned(table.numbers, table.host_s.sum(axis=1))
+        for rank, table in shown.processes.tables.items()
+        if len(table.numbers)
+    }
+    if not lines:
+        st.info("No step has ended yet.")
+        return
+    charts.lines(contrast.points(lines, unit=1e-3), y="ms", alt="time of each step")
+    if len(lines) > 1:
+        _ranks(shown.ranks)
+
+
+def _ranks(ranks: tuple[StageTimes, ...]) -> None:
+    rows = [
+        {
+            "rank": each.rank,
+            "state": each.status,
+            "last step": each.last_step,
+            "median step (ms)": None if each.step is None else (each.step.host_s.median or 0.0) * 1e3,
+        }
+        for each in ranks
+    ]
+    table(rows)
+
+
+def _metrics(shown: Shown) -> None:
+    names = [name for name in shown.ranks[0].metric_names if not alerts.is_memory(name)]
+    if not names:
+        return
+    st.subheader("Metrics of the program", anchor=False)
+    name = st.selectbox("Metric", names, index=names.index("loss") if "loss" in names else 0, key="metric")
+    lines = {f"rank {each.rank}": contrast.thinned(*each.values_of(name)) for each in shown.ranks}
+    charts.lines(contrast.points(lines), y="value", alt="values of the metric")
+
+
+def _given_up(shown: Shown) -> None:
+    rows = [
+        {"rank": times.rank, "what": each.what, "why": each.reason, "times": each.count}
+        for times in shown.ranks
+        for each in times.remarks
+    ]
+    if rows:
+        st.subheader("What the profiler gave up", anchor=False)
+        table(rows)
+
+
+def timing(shown: Shown) -> None:
+    """Show the stages of one process, how its steps spread, and the operators of its trace."""
+    times = chosen_rank(shown, "timing")
+    if times is None:
+        return
+    table = shown.processes.tables[times.rank]
+    st.subheader("Stages of the steps", anchor=False)
+    _course(table)
+    _stages(times)
+    _spread(table)
+    _operators(shown, times)
+
+
+def _course(table: StepTable) -> None:
+    if not len(table.numbers):
+        st.info("No step has ended yet.")
+        return
+    seconds = contrast.stage_seconds(table)
+    groups = {name: contrast.grouped(table.numbers, values) for name, values in seconds.items()}
+    order = [name for name in (*table.names, contrast.REST) if name in groups]
+    rows = contrast.points(groups, unit=1e-3)
+    charts.areas(rows, y="ms of a step", alt="time of each stage over the steps", order=order)
+    st.caption("Time in a stage and in no stage inside it, on the host; undisturbed steps, averaged over neighbours.")
+
+
+def _stages(times: StageTimes) -> None:
+    rows = [
+        {
+            "stage": each.name if each.kind != "step" else WHOLE,
+            "kind": each.kind,
+            "share (%)": None if each.share is None else 100 * each.share,
+            "times": each.host_s.n,
+            "median (ms)": _ms(each.host_s.median),
+            "p95 (ms)": _ms(each.host_s.p95),
+            "longest (ms)": _ms(each.host_s.maximum),
+            "total (s)": each.host_s.total,
+            "device, median (ms)": _ms(each.device_s.median) if each.device_s else None,
+            "disturbed": each.unusual,
+        }
+        for each in sorted(times.stages, key=lambda each: -(each.share or 0.0))
+    ]
+    table(rows)
+    if times.device is None:
+        st.caption("Times of the device are not known: the run gave none, as on a CPU.")
+
+
+def _spread(table: StepTable) -> None:
+    seconds = table.host_s.sum(axis=1)
+    if len(seconds) < 2:
+        return
+    st.subheader("How the steps spread", anchor=False)
+    most = float(np.quantile(seconds, 0.99))
+    counts, edges = np.histogram(np.minimum(seconds, most) * 1e3, bins=min(BINS, len(seconds)))
+    rows = [
+        {"x": low, "x2": high, "y": int(count)}
+        for low, high, count in zip(edges[:-1].tolist(), edges[1:].tolist(), counts, strict=True)
+    ]
+    charts.histogram(rows, x="ms", alt="how many steps took how long")
+    st.caption("The longest hundredth of the steps is in the last bar.")
+
+
+def _operators(shown: Shown, times: StageTimes) -> None:
+    st.subheader("Operators of the trace", anchor=False)
+    name = file_name(OP_STATS, times.rank, times.world_size)
+    try:
+        content = shown.folder.read(name, LARGEST_DOCUMENT)
+    except FileNotFoundError:
+        st.info("There is no table of operators yet: it comes from the trace, a few steps into the run.")
+        return
+    except (OSError, ValueError) as error:
+        st.warning("The table of operators cannot be read.")
+        st.text(text.reason(error, shown.folder.folder))
+        return
+    rows = list(csv.DictReader(io.StringIO(content.decode("utf-8", "replace"))))
+    rows.sort(key=lambda row: -max(_number(row.get("cpu_self_ms")) or 0.0, _number(row.get("device_self_ms")) or 0.0))
+    table([_operator(row) for row in rows[:MOST_OPERATORS]])
+    st.caption(f"The {min(MOST_OPERATORS, len(rows))} of {len(rows)} operators with most time of their own.")
+
+
+def _operator(row: dict[str, str]) -> dict[str, str | float | None]:
+    values: dict[str, str | float | None] = {name: _number(row.get(name)) for name in OPERATORS}
+    return values | {name: text.plain(row.get(name) or "") for name in ("name", "input_shapes")}
+
+
+def _number(cell: str | None) -> float | None:
+    try:
+        return float(cell or "")
+    except ValueError:
+        return None
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e3
+
+
+def memory(shown: Shown) -> None:
+    """Show the memory metrics of one process over its steps, and the files with details."""
+    times = chosen_rank(shown, "memory")
+    if times is None:
+        return
+    names = [name for name in times.metric_names if alerts.is_memory(name)]
+    if names:
+        _memory_course(times, names)
+    else:
+        st.info("This run records no memory metric. A loop can give them at each step:")
+        st.code(HOW, language="python")
+    _files(shown)
+
+
+def _memory_course(times: StageTimes, names: list[str]) -> None:
+    lines = {name: times.values_of(name) for name in names}
+    lines = {name: line for name, line in lines.items() if len(line[1])}
+    st.subheader("Memory over the steps", anchor=False)
+    drawn = {name: contrast.thinned(*line) for name, line in lines.items()}
+    charts.lines(contrast.points(drawn, unit=2**20), y="MiB", alt="memory over the steps")
+    rows = [
+        {
+            "metric": name,
+            "now": text.size(values[-1]),
+            "largest": text.size(values.max()),
+            "since the first step": text.size(values[-1] - values[0]),
+            "values": len(values),
+        }
+        for name, (_, values) in lines.items()
+    ]
+    table(rows)
+
+
+def _files(shown: Shown) -> None:
+    found = [each for each in shown.folder.files() if "memory" in each.path or "snapshot" in each.path]
+    if found:
+        st.subheader("Files on memory", anchor=False)
+        table([{"file": each.path, "size": text.size(each.size_bytes)} for each in found])
+        st.caption(
+            "They are under Artifacts. Snapshots open at pytorch.org/memory_viz, which keeps them on your machine."
+        )
+
+
+def artifacts(shown: Shown) -> None:
+    """Show the files, offer them, and say what the manifest lists as missing."""
+    found = shown.folder.files()
+    rows = [
+        {
+            "file": text.plain(each.path),
+            "size": text.size(each.size_bytes),
+            "written": text.ago(each.changed_unix_s, shown.now),
+            "what it is": each.purpose,
+        }
+        for each in found
+    ]
+    table(rows)
+    if found:
+        _one(shown, found)
+    _missing(shown)
+
+
+def _one(shown: Shown, found: list[RunFile]) -> None:
+    by_path = {each.path: each for each in found}
+    names = dict(zip(by_path, text.distinct([text.plain(each) for each in by_path]), strict=True))
+    path = st.selectbox("File", list(by_path), format_func=lambda each: names.get(each, each), key="file")
+    chosen = by_path.get(path or "", found[0])
+    name = text.plain(chosen.path.rpartition("/")[2])
+    if chosen.size_bytes > LARGEST_DOWNLOAD:
+        st.info(f"Files above {text.size(LARGEST_DOWNLOAD)} do not go through the browser; copy this one:")
+        st.code(str(shown.folder.folder.resolve() / chosen.path), language=None)
+        return
+    st.download_button(
+        "Download",
+        data=_content(shown, chosen) if chosen.size_bytes <= AT_HAND_BYTES else lambda: _content(shown, chosen),
+        file_name=name,
+        mime="application/octet-stream",
+        on_click="ignore",
+        key="download",
+    )
+    if chosen.path.lower().endswith(READABLE):
+        _preview(shown, chosen)
+
+
+def _content(shown: Shown, chosen: RunFile) -> bytes:
+    """Return the content of a file; the reason in its place where it cannot be read any more."""
+    try:
+        return shown.folder.read(chosen.path)
+    except (OSError, ValueError) as error:
+        return f"This file could not be read: {text.reason(error, shown.folder.folder)}\n".encode()
+
+
+def _preview(shown: Shown, chosen: RunFile) -> None:
+    try:
+        content = shown.folder.read(chosen.path, PREVIEW_BYTES, is_cut=True).decode("utf-8", "replace")
+    except (OSError, ValueError) as error:
+        st.warning("This file cannot be read.")
+        st.text(text.reason(error, shown.folder.folder))
+        return
+    cut = chosen.size_bytes > PREVIEW_BYTES
+    with st.expander(f"The first {text.size(PREVIEW_BYTES)} of it" if cut else "Look at it"):
+        st.code(content if cut else _indented(content), language=None, height=400)
+
+
+def _indented(content: str) -> str:
+    try:
+        return json.dumps(json.loads(content), indent=2, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return content
+
+
+def _missing(shown: Shown) -> None:
+    names = [each.path for each in shown.folder.files() if each.path.endswith(MANIFEST) and "/" not in each.path]
+    rows = []
+    for name in names:
+        document, fault = shown.folder.document(name)
+        if fault:
+            rows.append({"file": name, "what": name, "why": fault})
+        if document.get("trace_reason"):
+            rows.append(_remark(name, {"what": "trace", "reason": document["trace_reason"]}))
+        for key in ("unavailable", "downgrades"):
+            listed = document.get(key)
+            rows += [_remark(name, each) for each in (listed if isinstance(listed, list) else [])]
+    if rows:
+        st.subheader("What is missing or less than asked for, and why", anchor=False)
+        table(rows)
+    elif not names:
+        st.info("There is no manifest yet; it comes with the first trace, or at the end of the run.")
+
+
+def _remark(name: str, remark: object) -> dict[str, str]:
+    given = remark if isinstance(remark, dict) else {"reason": remark}
+    return {
+        "file": name,
+        "what": text.plain(str(given.get("what", ""))),
+        "why": text.plain(str(given.get("reason")), text.REASON_CHARACTERS),
+    }
+
+
+def compare(shown: Shown) -> None:
+    """Show whether B is faster or slower than A, by stage, and in which settings they differ."""
+    others = [each for each in shown.runs if each.path != shown.entry.path]
+    if not others:
+        st.info("There is only one run; a second one can be compared with it.")
+        return
+    names = dict(zip((each.path for each in others), text.distinct([each.name for each in others]), strict=True))
+    first = next((place for place, each in enumerate(others) if each.fault is None), 0)
+    how = {"format_func": lambda each: names.get(each, each), "key": "other"}
+    path = st.selectbox("A: compare with", list(names), index=first, **how)
+    other = next((each for each in others if each.path == path), others[0])
+    folder = RunFolder(shown.root, other.path)
+    a, b = _process(other, shown.reader, folder), shown.ranks[0] if shown.ranks else None
+    st.text(f"B is {shown.entry.name}")
+    if b is None:
+        nothing(shown.entry, shown.processes)
+    if a is not None and b is not None:
+        _judged(a, b)
+    _settings(folder, shown.folder)
+
+
+def _process(entry: RunEntry, reader: Reader, folder: RunFolder) -> StageTimes | None:
+    """Return the first process of a run; None, and why, where none can be read."""
+    processes = reader.processes(folder)
+    if not processes.ranks:
+        nothing(entry, processes)
+        return None
+    return processes.ranks[0]
+
+
+def _judged(a: StageTimes, b: StageTimes) -> None:
+    try:
+        found = contrast.contrast(a, b)
+    except ValueError as error:
+        st.warning("The steps cannot be compared.")
+        st.text(str(error))
+        return
+    whole = found.rows[0].comparison
+    if whole is not None:
+        st.subheader(f"The steps of B are {SAID[whole.verdict]}", anchor=False)
+        st.text(f"B takes {text.ratio(whole)} times as long as A")
+    table([_row(each) for each in found.rows])
+    st.caption(
+        "Ratios are B over A with their 95 % intervals, from windows of consecutive undisturbed steps on the host:"
+        f" {found.steps[0]:,} of A, {found.steps[1]:,} of B. Faster and slower need at least"
+        f" {100 * found.minimum_effect:.0f} %;"
+        " p-values are adjusted for the number of rows. Whether both did the same work is for you to say: see below."
+    )
+
+
+def _row(row: StageRow) -> dict[str, str | float | None]:
+    return {
+        "stage": text.plain(row.name),
+        "verdict": row.comparison.verdict if row.comparison else "-",
+        "B / A": text.ratio(row.comparison),
+        "A (ms)": row.a.step_s * 1e3 if row.a else None,
+        "B (ms)": row.b.step_s * 1e3 if row.b else None,
+        "A, share (%)": text.share(row.a),
+        "B, share (%)": text.share(row.b),
+        "why open": row.reason or "",
+    }
+
+
+def _settings(a: RunFolder, b: RunFolder) -> None:
+    st.subheader("Settings", anchor=False)
+    (first, fault_a), (second, fault_b) = a.document(CONFIG), b.document(CONFIG)
+    if fault_a or fault_b:
+        st.info("The settings cannot be compared.")
+        st.text("\n".join(f"{name}: {fault}" for name, fault in (("A", fault_a), ("B", fault_b)) if fault))
+        return
+    rows = contrast.differences(first, second)
+    if not rows:
+        st.text("Both runs have the same settings.")
+        return
+    columns = ("setting", "A", "B")
+    table([dict(zip(columns, map(text.plain, each), strict=True)) for each in rows])

@@ -1,0 +1,198 @@
+"""What the demo loops train: small models with random weights, on digits or texts that need no network."""
+
+import functools
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from utils.quickstart.cache import Shape
+from utils.quickstart.texts import LABELS, LabelledText, generate
+from utils.training.settings import ModelName
+
+EVALUATION_SHARE = 0.2
+TEXTS, TEXT_SEED = 2000, 7
+LONGEST_TEXT = 64  # tokens
+DIGITS = 10
+
+Row = Mapping[str, torch.Tensor]
+Collate = Callable[[Sequence[Row]], dict[str, torch.Tensor]]
+
+SMALL, LARGE = 8, 32  # pixels of a side
+TEXT_SHAPE = Shape(vocabulary=2000, hidden=64, intermediate=96, layers=2)
+
+
+class Repeated(Dataset[Row]):
+    """`length` rows: the given ones in their order, and again from the first."""
+
+    def __init__(self, rows: Sequence[Row], length: int) -> None:
+        self._rows = rows
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Row:
+        if not 0 <= index < self._length:
+            raise IndexError(index)
+        return self._rows[index % len(self._rows)]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Rows to learn from and rows to be judged by, and how some of them become a batch."""
+
+    training: Sequence[Row]
+    evaluation: Sequence[Row]
+    collate: Collate
+
+
+def digits(size: int, share: float, seed: int) -> Split:
+    """Return 1797 grey digits of 8 x 8 pixels, or the given share of them, enlarged to `size` x `size`."""
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    pixels = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
+    if size != pixels.shape[-1]:
+        pixels = torch.nn.functional.interpolate(pixels, size=size, mode="bilinear")
+    rows = [
+        {"pixel_values": each, "labels": label}
+        for each, label in zip(pixels, torch.tensor(labels, dtype=torch.long), strict=True)
+    ]
+    return _split(rows, share, seed, stacked)
+
+
+def quickstart_texts() -> list[LabelledText]:
+    """Return the texts, the same every time; their labels are indices of LABELS."""
+    return generate(TEXTS, TEXT_SEED)
+
+
+def tokenised(texts: Sequence[LabelledText], tokenizer: Any, share: float, seed: int) -> Split:
+    """Return the texts as tokens, padded batch by batch."""
+    token_ids = tokenizer([each.text for each in texts], truncation=True, max_length=LONGEST_TEXT)["input_ids"]
+    rows = [
+        {"input_ids": torch.tensor(ids), "labels": torch.tensor(text.label)}
+        for text, ids in zip(texts, token_ids, strict=True)
+    ]
+    return _split(rows, share, seed, functools.partial(padded, padding=tokenizer.pad_token_id))
+
+
+def stacked(rows: Sequence[Row]) -> dict[str, torch.Tensor]:
+    """Return a batch of rows of one shape."""
+    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+def padded(rows: Sequence[Row], padding: int) -> dict[str, torch.Tensor]:
+    """Return a batch of token ids, padded on the right, with the mask that says so and the labels."""
+    ids = [row["input_ids"] for row in rows]
+    pad = functools.partial(torch.nn.utils.rnn.pad_sequence, batch_first=True)
+    return {
+        "input_ids": pad(ids, padding_value=padding),
+        "attention_mask": pad([torch.ones_like(each) for each in ids]),
+        "labels": torch.stack([row["labels"] for row in rows]),
+    }
+
+
+def _split(rows: Sequence[Row], share: float, seed: int, collate: Collate) -> Split:
+    """Return the share of the rows, at least one for each use, in an order that the seed decides."""
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed)).tolist()
+    count = max(2, round(share * len(rows)))
+    chosen = [rows[index] for index in order[:count]]
+    held_out = max(1, round(EVALUATION_SHARE * count))
+    return Split(chosen[held_out:], chosen[:held_out], collate)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model and what it learns from."""
+
+    model: torch.nn.Module
+    split: Split
+
+
+class BaselineCNN(torch.nn.Module):
+    """Two convolutions, dropout and a linear layer, for digits of 8 x 8 pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = torch.nn.Sequential(
+            torch.nn.Conv2d(1, 16, 3, padding=1),
+            torch.nn.ReLU(),
+            torch.nn.Conv2d(16, 32, 3, padding=1),
+            torch.nn.ReLU(),
+            torch.nn.MaxPool2d(2),
+            torch.nn.Flatten(),
+            torch.nn.Dropout(0.1),
+        )
+        self.classifier = torch.nn.Linear(32 * (SMALL // 2) ** 2, DIGITS)
+
+    def forward(self, pixel_values: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        """Return the logits, and the loss where there are labels."""
+        logits = self.classifier(self.features(pixel_values))
+        if labels is None:
+            return {"logits": logits}
+        return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def prepare(name: ModelName, share: float, seed: int) -> Task:
+    """Return the model called `name` with random weights, and the share of its data; the seed decides both."""
+    torch.manual_seed(seed)
+    if name == "text":
+        return _text(share, seed)
+    makers = {"baseline_cnn": BaselineCNN, "resnet": _resnet, "efficientnet": _efficientnet}
+    return Task(makers[name](), digits(SMALL if name == "baseline_cnn" else LARGE, share, seed))
+
+
+def _resnet() -> torch.nn.Module:
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    return ResNetForImageClassification(
+        ResNetConfig(
+            num_channels=1,
+            embedding_size=16,
+            hidden_sizes=[16, 32],
+            depths=[1, 1],
+            layer_type="basic",
+            num_labels=DIGITS,
+        )
+    )
+
+
+def _efficientnet() -> torch.nn.Module:
+    from transformers import EfficientNetConfig, EfficientNetForImageClassification
+
+    return EfficientNetForImageClassification(
+        EfficientNetConfig(
+            image_size=LARGE,
+            num_channels=1,
+            width_coefficient=0.25,
+            depth_coefficient=0.3,
+            hidden_dim=320,  # 1280 times the width: the last layer counts on it
+            kernel_sizes=[3, 3, 5],
+            in_channels=[32, 16, 24],
+            out_channels=[16, 24, 40],
+            depthwise_padding=[],
+            strides=[1, 2, 2],
+            num_block_repeats=[1, 1, 1],
+            expand_ratios=[1, 6, 6],
+            num_labels=DIGITS,
+        )
+    )
+
+
+def _text(share: float, seed: int) -> Task:
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer, logging
+
+    from utils.quickstart import classifier
+
+    texts = quickstart_texts()
+    with tempfile.TemporaryDirectory() as folder:
+        classifier.build_untrained(Path(folder), [each.text for each in texts], LABELS, shape=TEXT_SHAPE)
+        logging.disable_progress_bar()
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        model = AutoModelForSequenceClassification.from_pretrained(folder)
+    return Task(model, tokenised(texts, tokenizer, share, seed))
