@@ -31,10 +31,11 @@ def add_arguments(parser) -> None:
 def main(run: cli.Run) -> int:
     cli.require_action(run.args, shards="run", anew="plan")
     from utils import data, models
+    from utils.evaluation import planning
     from utils.evaluation import run as evaluation
 
     source = models.locate(run.config.model, run.layout.dataset.parent)
-    wanted = evaluation.identity(run, data.check_receipt(run.config, run.layout, source), source)
+    wanted = planning.identity(run.config, data.check_receipt(run.config, run.layout, source), source)
     models.use_matmul_precision(run.config.model.matmul_precision)
     if run.args.action == "plan":
         if evaluation.kept_plan(run, wanted, run.args.anew):

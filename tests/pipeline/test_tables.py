@@ -73,16 +73,6 @@ def test_file_that_fails_while_it_is_read_is_refused(tmp_path, monkeypatch):
     assert "cannot be read: Input/output error" in refused(path)
 
 
-@pytest.mark.parametrize("name", ["a.xlsx", "a", "a.csv.gz"])
-def test_unknown_kind_of_file_is_refused(tmp_path, name):
-    assert ".csv, .parquet, .jsonl" in refused(saved(tmp_path / name, "text,label\na,x\n"))
-
-
-@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".jsonl"])
-def test_empty_file_is_refused(tmp_path, suffix):
-    assert "is empty (0 bytes)" in refused(saved(tmp_path / f"a{suffix}", ""))
-
-
 @pytest.mark.parametrize("suffix", [".csv", ".parquet", ".jsonl"])
 def test_missing_column_is_refused_with_the_columns_there_are(tmp_path, suffix):
     path = tmp_path / f"a{suffix}"
@@ -94,38 +84,12 @@ def test_missing_column_is_refused_with_the_columns_there_are(tmp_path, suffix):
     assert "no column 'label' (dataset.label_column), did you mean 'labels'? There are: body, labels" in message
 
 
-def test_columns_separated_by_semicolons_are_recognised(tmp_path):
-    assert "separated by ';'" in refused(saved(tmp_path / "a.csv", "text;label\na;x\n"))
-
-
-def test_column_that_stands_twice_is_refused(tmp_path):
-    message = refused(saved(tmp_path / "a.csv", "text,label,text\na,x,b\n"))
-    assert "column 'text' (dataset.text_column) stands 2 times" in message
-
-
-def test_ragged_line_is_refused_with_its_number(tmp_path):
-    path = saved(tmp_path / "a.csv", 'text,label\n"two\nlines",x\nno, quotes,y\n')
-    assert "the row that ends in line 4 has 3 cells, the header has 2" in refused(path)
-
-
-def test_quote_that_is_never_closed_is_refused(tmp_path):
-    assert "line 3 is not CSV" in refused(saved(tmp_path / "a.csv", 'text,label\n"open,x\nb,y\n'))
-
-
 def test_wrong_encoding_is_refused_with_the_byte_and_the_cure(tmp_path):
     start = "text,label\n" + "é,x\n" * (CHUNK_BYTES // 2)  # the fault stands beyond several chunks, which cut an é
     path = saved(tmp_path / "a.csv", start.encode() + "café,y\n".encode("latin-1"))
     message = refused(path)
     assert f"byte {len(start.encode()) + 3}" in message
     assert f"iconv -f WINDOWS-1252 -t UTF-8 {path}" in message
-
-
-def test_text_cut_inside_a_character_is_refused_at_that_character(tmp_path):
-    assert "byte 11" in refused(saved(tmp_path / "a.csv", b"text,label\n\xc3"))
-
-
-def test_utf_16_is_recognised(tmp_path):
-    assert "iconv -f UTF-16" in refused(saved(tmp_path / "a.csv", "text,label\na,x\n".encode("utf-16")))
 
 
 def test_parquet_values_keep_their_types(tmp_path):
@@ -135,19 +99,41 @@ def test_parquet_values_keep_their_types(tmp_path):
     assert read(tmp_path / "a.parquet") == [Row(0, "a", 1), Row(1, None, None), Row(2, "c", 2)]
 
 
-def test_damaged_parquet_is_refused(tmp_path):
-    assert "is not a readable Parquet file" in refused(saved(tmp_path / "a.parquet", b"PAR1 and then nothing"))
-
-
 def test_jsonl_rows_are_read_and_a_missing_key_is_null(tmp_path):
     lines = [{"text": "a\nb", "label": 0}, {"label": 1}, {"text": 3, "label": True}]
     path = saved(tmp_path / "a.jsonl", "\n\n".join(map(json.dumps, lines)))
     assert read(path) == [Row(0, "a\nb", 0), Row(1, None, 1), Row(2, 3, True)]
 
 
-@pytest.mark.parametrize(
-    ("line", "fault"),
-    [("{not json}", "line 2 is not JSON"), ("[1]", "line 2 is not an object"), ("[" * 10**5, "line 2")],
-)
-def test_line_that_is_no_json_object_is_refused_with_its_number(tmp_path, line, fault):
-    assert fault in refused(saved(tmp_path / "a.jsonl", f'{{"text": "a", "label": "x"}}\n{line}\n'))
+FAULTS = {
+    "kind": ("a.xlsx", "text,label\na,x\n", ".csv, .parquet, .jsonl"),
+    "no kind": ("a", "text,label\na,x\n", ".csv, .parquet, .jsonl"),
+    "packed": ("a.csv.gz", "text,label\na,x\n", ".csv, .parquet, .jsonl"),
+    "empty CSV": ("a.csv", "", "is empty (0 bytes)"),
+    "empty Parquet": ("a.parquet", "", "is empty (0 bytes)"),
+    "empty JSONL": ("a.jsonl", "", "is empty (0 bytes)"),
+    "semicolons": ("a.csv", "text;label\na;x\n", "separated by ';'"),
+    "two columns of a name": (
+        "a.csv",
+        "text,label,text\na,x,b\n",
+        "column 'text' (dataset.text_column) stands 2 times",
+    ),
+    "ragged line": (
+        "a.csv",
+        'text,label\n"two\nlines",x\nno, quotes,y\n',
+        "the row that ends in line 4 has 3 cells, the header has 2",
+    ),
+    "open quote": ("a.csv", 'text,label\n"open,x\nb,y\n', "line 3 is not CSV"),
+    "cut character": ("a.csv", b"text,label\n\xc3", "byte 11"),
+    "UTF-16": ("a.csv", "text,label\na,x\n".encode("utf-16"), "iconv -f UTF-16"),
+    "damaged Parquet": ("a.parquet", b"PAR1 and then nothing", "is not a readable Parquet file"),
+    "no JSON": ("a.jsonl", '{"text": "a", "label": "x"}\n{not json}\n', "line 2 is not JSON"),
+    "no object": ("a.jsonl", '{"text": "a", "label": "x"}\n[1]\n', "line 2 is not an object"),
+    "deep JSON": ("a.jsonl", '{"text": "a", "label": "x"}\n' + "[" * 10**5 + "\n", "line 2"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_structural_fault_is_one_message_that_names_its_place(tmp_path, fault):
+    name, content, told = FAULTS[fault]
+    assert told in refused(saved(tmp_path / name, content))

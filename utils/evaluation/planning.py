@@ -14,7 +14,6 @@ from boundby.device import is_gpu, pick_device
 from boundby.inference import PRECISIONS, PrecisionRule, Predictor, PredictorOptions, choose_precision
 from boundby.inference.planning import SAMPLE_ROWS, Sample, same_guard
 from utils import contents, tasks
-from utils.artifacts import Layout
 from utils.config import Config
 from utils.data import DataReceipt, Rows
 from utils.errors import InputError
@@ -51,7 +50,7 @@ class _Chosen:
     reasons: dict[str, Any]
 
 
-def identity(config: Config, layout: Layout, receipt: DataReceipt, source: ModelSource) -> Identity:
+def identity(config: Config, receipt: DataReceipt, source: ModelSource) -> Identity:
     """Return what the settings, the data and the model on disk ask to be evaluated."""
     device = pick_device(config.model.device)
     size, seed = _sample(config, receipt.rows)

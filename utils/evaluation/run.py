@@ -23,7 +23,6 @@ from utils.evaluation.finalize import finalize
 from utils.evaluation.ray_engine import Demand, on_ray
 from utils.evaluation.shards import Receipt, ShardPredictor
 from utils.evaluation.storage import Storage, mirrored
-from utils.model_source import ModelSource
 from utils.models import LoadedModel
 
 SHARDS = re.compile(r"(\d{1,6})/(\d{1,6})")
@@ -35,7 +34,7 @@ def evaluate(run: Run, loaded: LoadedModel, receipt: DataReceipt) -> dict[str, A
     The plan of an earlier attempt, with the shards it has finished, is kept if it is one for the same work.
     """
     folder = _shared_folder(run)
-    wanted = planning.identity(run.config, run.layout, receipt, loaded.source)
+    wanted = planning.identity(run.config, receipt, loaded.source)
     reason = _why_anew(folder, wanted)
     if reason and (aside := _set_aside(run)):
         run.note(f"evaluation starts anew ({reason}); the earlier one is in {aside}")
@@ -49,11 +48,6 @@ def make_room(run: Run) -> None:
     """Move the evaluation of an earlier attempt aside in the store too, unless step 02 resumes."""
     if run.config.evaluation.enabled and not run.args.resume and (aside := _set_aside(run)):
         run.note(f"the earlier evaluation is in {aside}")
-
-
-def identity(run: Run, receipt: DataReceipt, source: ModelSource) -> plans.Identity:
-    """Return what the settings, the data and the model on disk ask to be evaluated."""
-    return planning.identity(run.config, run.layout, receipt, source)
 
 
 def kept_plan(run: Run, wanted: plans.Identity, anew: bool) -> plans.Plan | None:
