@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 
 from boundby import device as devices
 from boundby.device import is_gpu
+from boundby.inference import Tokens, collate, forward, tokenize
 from utils import tasks
 from utils.config import Model
 from utils.errors import EnvironmentLacksError, InputError, PipelineError
@@ -23,6 +24,7 @@ __all__ = ["ModelSource", "fetch", "locate"]  # what finds a model, beside what 
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 AGREEMENT_ROWS = 64  # enough for a wrong padding token to show, few enough for a second or two on a CPU
+AGREEMENT_BATCH = 16
 AGREEMENT_EXTREMES = 4  # shortest and longest texts of all among them
 QUICKSTART_FOLDER = Path("data/quickstart")
 NO_LIMIT = 10**9  # tokenizers without a limit state 10^30
@@ -76,8 +78,27 @@ def load(
 
 
 def agreement(loaded: LoadedModel, texts: Sequence[str], max_length: int) -> Any:
-    """Return how far a batch gives each text what it gets alone; padding, masks and precision must not change it."""
-    return tasks.of(loaded.source.task).agreement(loaded, texts, max_length)
+    """Return how far padded batches of 16 texts of mixed lengths, in the order given, give each what it gets alone.
+
+    Padding, masks and precision must not change it. Raises InputError where the model gives what is no number.
+    """
+    tokens = tokenize(loaded.tokenizer, texts, max_length)
+    alone, batched = (_logits(loaded, tokens, batch_rows) for batch_rows in (1, AGREEMENT_BATCH))
+    if not (np.isfinite(alone).all() and np.isfinite(batched).all()):
+        raise InputError(
+            f"{loaded.source.name}: gives NaN or infinity in {loaded.dtype}; use model.dtype=float32 or bfloat16"
+        )
+    return tasks.of(loaded.source.task).agreement(alone, batched)
+
+
+def _logits(loaded: LoadedModel, tokens: Tokens, batch_rows: int) -> np.ndarray:
+    rows = range(len(tokens.ids))
+    parts = []
+    with torch.inference_mode():
+        for start in range(0, len(rows), batch_rows):
+            batch = collate(tokens, rows[start : start + batch_rows], loaded.tokenizer.pad_token_id, loaded.device)
+            parts.append(forward(loaded.model, batch).float().cpu().numpy())
+    return np.concatenate(parts)
 
 
 def agreement_texts(texts: Sequence[str], seed: int = 0) -> list[str]:

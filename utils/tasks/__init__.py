@@ -7,7 +7,7 @@
 | `label_matcher(labels, class_names)` | gives labels of a dataset their ids: `id_of`, `names`, `unknown`, `doubts` |
 | `load_weights(folder, **options)` | the model as transformers loads it, and what it says of missing keys |
 | `summary(model)` | sizes beyond parameters: title and value by name |
-| `agreement(loaded, texts, max_length)` | whether a batch gives what a text gets alone: `require`, `line`, `as_dict` |
+| `agreement(alone, batched)` | whether a batch gives a text what it gets alone: `share`, `require`, `line`, `as_dict` |
 | `table(…)`, `hits(table)`, `fault(table, labels)` | the rows of a part, how many are right, what is wrong |
 | `Score(labels, subset_sizes)` | counts parts (`add`, `rows`, `metrics`, `write`); its rows have `COLUMNS` |
 | `pace(hits, rows)`, `described(metrics)`, `headline(metrics)` | the score while it grows, and at the end |

@@ -1,6 +1,5 @@
 """The encoder with its pooling as one model, and whether a batch gives a text the vector that it gets alone."""
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,8 @@ from torch.nn import functional
 from transformers import AutoModel
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from boundby.inference import collate, forward, tokenize
 from utils.errors import InputError
 
-BATCH_ROWS = 16
 SAME_COSINE = 0.9999  # below it, neighbours of texts that are much alike can change
 
 
@@ -95,22 +92,7 @@ class Agreement:
             )
 
 
-def agreement(loaded: Any, texts: Sequence[str], max_length: int) -> Agreement:
-    """Return how the vectors of texts of mixed lengths compare, in padded batches of 16 and alone."""
-    tokens = tokenize(loaded.tokenizer, texts, max_length)
-
-    def vectors(batch_rows: int) -> np.ndarray:
-        rows = range(len(tokens.ids))
-        parts = []
-        with torch.inference_mode():
-            for start in range(0, len(rows), batch_rows):
-                batch = collate(tokens, rows[start : start + batch_rows], loaded.tokenizer.pad_token_id, loaded.device)
-                parts.append(forward(loaded.model, batch).float().cpu().numpy())
-        return np.concatenate(parts)
-
-    cosines = (vectors(1) * vectors(BATCH_ROWS)).sum(axis=1)
-    if not np.isfinite(cosines).all():
-        raise InputError(
-            f"{loaded.source.name}: gives NaN or infinity in {loaded.dtype}; use model.dtype=float32 or bfloat16"
-        )
-    return Agreement(len(texts), int((cosines >= SAME_COSINE).sum()), float(min(1.0, cosines.min())))
+def agreement(alone: np.ndarray, batched: np.ndarray) -> Agreement:
+    """Return how two arrays of finite vectors of the same texts compare."""
+    cosines = (alone * batched).sum(axis=1)
+    return Agreement(len(alone), int((cosines >= SAME_COSINE).sum()), float(min(1.0, cosines.min())))

@@ -1,16 +1,11 @@
 """Whether a batch gives each text the label it gets alone: padding, masks and precision must not change answers."""
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
-from boundby.inference import Tokens, collate, forward, tokenize
 from utils.errors import InputError
-
-BATCH_ROWS = 16
 
 
 @dataclass(frozen=True)
@@ -49,32 +44,12 @@ class Agreement:
         )
 
 
-def agreement(loaded: Any, texts: Sequence[str], max_length: int) -> Agreement:
-    """Return how the labels of texts of mixed lengths compare, in padded batches of 16 in the order given and alone.
-
-    `loaded` is a `utils.models.LoadedModel`.
-    """
-    tokens = tokenize(loaded.tokenizer, texts, max_length)
-    alone = _logits(loaded, tokens, batch_rows=1)
-    batched = _logits(loaded, tokens, batch_rows=BATCH_ROWS)
-    if not (np.isfinite(alone).all() and np.isfinite(batched).all()):
-        raise InputError(
-            f"{loaded.source.name}: gives NaN or infinity in {loaded.dtype}; use model.dtype=float32 or bfloat16"
-        )
+def agreement(alone: np.ndarray, batched: np.ndarray) -> Agreement:
+    """Return how the labels compare that two arrays of finite logits of the same texts give."""
     second, best = np.sort(alone, axis=1)[:, -2:].T
     return Agreement(
-        rows=len(texts),
+        rows=len(alone),
         same_labels=int((alone.argmax(axis=1) == batched.argmax(axis=1)).sum()),
         max_abs_logit_difference=float(np.abs(alone - batched).max()),
         lowest_margin=float((best - second).min()),
     )
-
-
-def _logits(loaded: Any, tokens: Tokens, batch_rows: int) -> np.ndarray:
-    rows = range(len(tokens.ids))
-    parts = []
-    with torch.inference_mode():
-        for start in range(0, len(rows), batch_rows):
-            batch = collate(tokens, rows[start : start + batch_rows], loaded.tokenizer.pad_token_id, loaded.device)
-            parts.append(forward(loaded.model, batch).float().cpu().numpy())
-    return np.concatenate(parts)
