@@ -7,9 +7,10 @@ import itertools
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from boundby.layers.records import Storage
-from boundby.partition import Chain, Link, Links, Unit, VirtualNode
+from boundby.partition import Chain, ExecutionPlanner, Link, Links, PartitionPlan, Unit, VirtualNode
 
 Split = tuple[tuple[int, int, int], ...]  # node, first unit, end
 
@@ -260,3 +261,21 @@ def _size(chance: random.Random) -> int:
 
 def _seconds(chance: random.Random, coarse: bool) -> float:
     return chance.randint(0, 3) / 1000 if coarse else chance.uniform(1e-5, 1e-2)
+
+
+UNITS = {  # of the small models in tests/layer_models.py
+    "gpt2": [f"transformer.{name}" for name in ("wte", "wpe", "drop", "h.0", "h.1", "ln_f")] + ["lm_head"],
+    "bert": ["bert.embeddings", "bert.encoder.layer.0", "bert.encoder.layer.1", "bert.pooler", "dropout", "classifier"],
+    "qwen2": [f"model.{name}" for name in ("embed_tokens", "rotary_emb", "layers.0", "layers.1", "norm")] + ["lm_head"],
+    "resnet": ["resnet.embedder", "resnet.encoder.stages.0", "resnet.encoder.stages.1", "resnet.pooler", "classifier"],
+    "encoder": ["layers.0", "layers.1"],
+}
+
+
+def plan_of(units: Sequence[str], *cuts: int, seconds: Sequence[float] = (), **options: Any) -> PartitionPlan:
+    """Return a plan with a CPU for every part between the cuts; links cost nothing unless `links` says so."""
+    given = zip(units, seconds or [1e-3] * len(units), strict=True)
+    chain = Chain(tuple(Unit(name, spent, cut_bytes=100, layers=(name,)) for name, spent in given))
+    nodes = [VirtualNode(f"node_{place}", "cpu", ram_gb=1) for place in range(len(cuts) + 1)]
+    links = options.pop("links", Link(float("inf")))
+    return ExecutionPlanner(chain, kind="cpu").plan_at(cuts, nodes, "throughput", links, **options)

@@ -12,8 +12,7 @@ from boundby.partition import costs as tables
 from boundby.partition.costs import Costs, StageCosts, costs_of
 from boundby.partition.objectives import Objective, least, optimum
 from boundby.partition.plan import ORDER_ONLY, TOGETHER_ASSUMED
-from boundby.staged.cuts import plan_at
-from boundby.staged.simulation import simulate
+from boundby.partition.simulation import simulate
 from tests import partition_cases as cases
 from tests.partition_cases import Case
 
@@ -188,8 +187,9 @@ def test_an_assumed_time_stays_the_reason_where_contention_is_known() -> None:
 def test_a_given_cut_is_predicted_as_the_planner_predicts_it() -> None:
     nodes, made = [node("a", contention=1.5), node("b", contention=1.25)], chain(10, 20, 10)
     for more in (nodes, [nodes[0], node("b")]):
-        plan = ExecutionPlanner(made, kind="cpu").generate_plan(more, "throughput", LINK, in_order=True)
-        given = plan_at([plan.stages[1].first_unit], plan, {"cpu": made}, more, LINK)
+        planner = ExecutionPlanner(made, kind="cpu")
+        plan = planner.generate_plan(more, "throughput", LINK, in_order=True)
+        given = planner.plan_at([plan.stages[1].first_unit], more, "throughput", LINK)
         assert given.stages == plan.stages
         assert (given.value_s, given.period_s, given.period_basis) == (plan.value_s, plan.period_s, plan.period_basis)
 
@@ -212,11 +212,10 @@ def test_contention_that_cannot_be_is_refused(fields: dict[str, Any], says: str)
 # The simulation, in which a stage is slowed while another one computes, and only then.
 
 
-def two_stages(first: float, second: float, *contention: float, **options: Any) -> PartitionPlan:
+def two_stages(first: float, second: float, *contention: float) -> PartitionPlan:
     made = chain(first, second)
     nodes = [node(name, contention=each) for name, each in zip("ab", contention, strict=True)]
-    like = planned(made, nodes[:1])
-    return plan_at([1], dataclasses.replace(like, **options), {"cpu": made}, nodes, Link(float("inf")))
+    return ExecutionPlanner(made, kind="cpu").plan_at([1], nodes, "throughput", Link(float("inf")))
 
 
 def test_equally_long_stages_take_the_latency_once_and_the_busy_period_for_each_other_request() -> None:

@@ -1,7 +1,6 @@
 """The planner against every split of small problems: the optimum, its tie-breaks, what is missing; and seeded bugs."""
 
 import dataclasses
-import heapq
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,13 +9,11 @@ import numpy as np
 import pytest
 
 from boundby.layers.records import Storage
-from boundby.partition import Chain, Link, Links, Unit, VirtualNode, costs, exclusive, objectives, solver, states
-from boundby.partition.baselines import baselines
+from boundby.partition import Chain, Link, Links, Unit, VirtualNode, costs, objectives, solver
+from boundby.partition.alternatives import baselines, shortfall
 from boundby.partition.costs import Costs, costs_of
-from boundby.partition.objectives import Objective, optimum, value_of
-from boundby.partition.shortfall import shortfall
-from boundby.partition.solver import Solver
-from boundby.partition.states import set_states
+from boundby.partition.objectives import Objective, optimum
+from boundby.partition.solver import Exclusive, Solver, ordered_states, set_states
 from tests import partition_cases as cases
 from tests.partition_cases import Case
 
@@ -162,8 +159,8 @@ BUGS = {
     ),
     "all nodes are taken for alike": (solver, "classes_of", lambda tables: [list(range(tables.nodes))]),
     "nodes in one class may be far apart": (
-        states,
-        "_are_alike",
+        solver,
+        "are_alike",
         lambda tables, a, b: (
             np.array_equal(tables.compute_ps[a], tables.compute_ps[b])
             and tables.usable_bytes[a] == tables.usable_bytes[b]
@@ -182,18 +179,18 @@ BUGS = {
     "nodes keep no order": (solver, "ordered_states", lambda count: set_states((1,) * count)),
     "the second best is taken": (
         solver,
-        "_least",
+        "first_least",
         lambda values, ties: int(np.argsort(values, kind="stable")[min(1, len(values) - 1)]),
     ),
-    "requests do not queue": (objectives._Search, "_soonest", lambda search, fastest, requests, below: fastest),
+    "requests do not queue": (objectives.Search, "soonest", lambda search, fastest, requests, below: fastest),
     "one request too many is counted": (
-        objectives._Search,
-        "_soonest",
-        lambda search, fastest, requests, below, original=objectives._Search._soonest: original(
+        objectives.Search,
+        "soonest",
+        lambda search, fastest, requests, below, original=objectives.Search.soonest: original(
             search, fastest, requests + 1, below
         ),
     ),
-    "the search among equals is left out": (objectives._Search, "steadiest", lambda search, fastest: fastest),
+    "the search among equals is left out": (objectives.Search, "steadiest", lambda search, fastest: fastest),
     "links overlap where they do not": (
         Solver,
         "__init__",
@@ -208,21 +205,21 @@ BUGS = {
             search, dataclasses.replace(tables, overlap=False), **fields
         ),
     ),
-    "a bound is taken for what stages take": (Solver, "_exclusive", lambda search, *_: search.fastest()),
+    "a bound is taken for what stages take": (Solver, "exclusive", lambda search, *_: search.fastest()),
     "the second best is taken between neighbours": (
-        exclusive,
+        solver,
         "least_in_rows",
         lambda values, ties: np.argsort(values, axis=1)[:, min(1, values.shape[1] - 1)],
     ),
     "the least transfer is that of the first node": (
         Solver,
-        "_least_moved",
-        lambda search: search._tables.transfer[0, :, None, :] + search._tables.transfer[:, 0, :, None],
+        "least_moved",
+        lambda search: search.tables.transfer[0, :, None, :] + search.tables.transfer[:, 0, :, None],
     ),
     "a bound leaves out too much": (
-        exclusive.Exclusive,
-        "_rest",
-        lambda search, place, follower, original=exclusive.Exclusive._rest: original(search, place, follower) + 10**9,
+        Exclusive,
+        "rest",
+        lambda search, place, follower, original=Exclusive.rest: original(search, place, follower) + 10**9,
     ),
 }
 
@@ -255,7 +252,7 @@ def test_of_equal_splits_the_one_that_moves_least_is_taken() -> None:
     assert split is not None and [each.end for each in split] == [2, 3, 4]
 
 
-# What is missing where no split fits, the simulation, the splits of others.
+# What is missing where no split fits, and the splits of others.
 
 
 def infeasible_cases() -> list[Case]:
@@ -281,23 +278,6 @@ def with_memory(case: Case, place: int, extra_bytes: int) -> Case:
     memory = (node.memory_bytes + extra_bytes) / 1e9
     larger = dataclasses.replace(node, **{"vram_gb" if node.kind == "gpu" else "ram_gb": memory})
     return dataclasses.replace(case, nodes=(*case.nodes[:place], larger, *case.nodes[place + 1 :]))
-
-
-def test_an_event_by_event_simulation_agrees_with_every_prediction() -> None:
-    checked = 0
-    for seed in SOME:
-        case = cases.random_case(seed)
-        split = optimum(tables(case), objective_of(seed), case.requests, in_order=case.in_order)
-        if split is None:
-            continue
-        checked += 1
-        finished = simulate(*cases.parts(case, split), requests=40, overlap=case.overlap)
-        value = tables(case).of(split)
-        assert finished[0] == value.latency_ps
-        assert finished[-1] - finished[-2] == value.period_ps
-        for requests in (1, 2, 7, 40):
-            assert finished[requests - 1] == value_of("requests", value, requests)
-    assert checked > 100
 
 
 def test_the_plan_is_never_worse_than_the_splits_of_others() -> None:
@@ -411,57 +391,4 @@ def test_what_is_not_below_a_bound_is_not_looked_for() -> None:
 def test_too_many_unlike_nodes_are_refused_with_the_way_out() -> None:
     with pytest.raises(ValueError, match="fix their order"):
         set_states((1,) * 13)
-    assert len(states.ordered_states(13)) == 13 * 14 // 2
-
-
-def simulate(stages: Sequence[int], carried: Sequence[int], *, requests: int, overlap: bool) -> list[int]:
-    """Return when each request leaves the last stage, by letting one event after the other happen."""
-    return _queueing(stages, carried, requests) if overlap else _handing_over(stages, carried, requests)
-
-
-def _queueing(stages: Sequence[int], carried: Sequence[int], requests: int) -> list[int]:
-    """Stages and links serve one request at a time, in the order of arrival, from queues of any length."""
-    servers = [stages[0]] + [each for pair in zip(carried, stages[1:], strict=True) for each in pair]
-    queues = [requests, *([0] * (len(servers) - 1))]
-    events: list[tuple[int, int]] = []  # when which server is done
-    is_busy = [False] * len(servers)
-    now, finished = 0, []
-    while len(finished) < requests:
-        for server, spent in enumerate(servers):
-            if queues[server] and not is_busy[server]:
-                queues[server] -= 1
-                is_busy[server] = True
-                heapq.heappush(events, (now + spent, server))
-        now, server = heapq.heappop(events)
-        is_busy[server] = False
-        if server + 1 < len(servers):
-            queues[server + 1] += 1
-        else:
-            finished.append(now)
-    return finished
-
-
-def _handing_over(stages: Sequence[int], carried: Sequence[int], requests: int) -> list[int]:
-    """A node receives, computes, sends; it sends when the next one is free, and both are busy meanwhile."""
-    states = ["free"] * len(stages)
-    events: list[tuple[int, int, str]] = []
-    now, begun, finished = 0, 0, []
-    while len(finished) < requests:
-        for node in reversed(range(len(stages))):
-            if states[node] == "done" and states[node + 1] == "free":
-                states[node], states[node + 1] = "sending", "receiving"
-                heapq.heappush(events, (now + carried[node], node, "sent"))
-        if states[0] == "free" and begun < requests:
-            begun += 1
-            states[0] = "computing"
-            heapq.heappush(events, (now + stages[0], 0, "computed"))
-        now, node, what = heapq.heappop(events)
-        if what == "sent":
-            states[node], states[node + 1] = "free", "computing"
-            heapq.heappush(events, (now + stages[node + 1], node + 1, "computed"))
-        elif node == len(stages) - 1:
-            states[node] = "free"
-            finished.append(now)
-        else:
-            states[node] = "done"
-    return finished
+    assert len(ordered_states(13)) == 13 * 14 // 2
