@@ -117,9 +117,9 @@ def main() -> None:
     import torch
 
     torch.manual_seed(0)
-    model, run = _prepared(args.case)
+    model, run = prepared(args.case)
     with torch.inference_mode():
-        found = METHODS[args.method](model, run, _count(run, args.seconds))
+        found = METHODS[args.method](model, run, count_forwards(run, args.seconds))
     told = {
         "plain_s": median(found.plain_s),
         "ratio": found.ratio,
@@ -132,7 +132,7 @@ def main() -> None:
     print(json.dumps(told))
 
 
-def _prepared(name: str) -> tuple[Any, Run]:
+def prepared(name: str) -> tuple[Any, Run]:
     """Return the model and one forward of it."""
     import torch
     import transformers
@@ -181,17 +181,18 @@ def _alternating(run: Run, count: int, watch: Callable[[], Any]) -> Times:
         for is_watched in (False, True) if number % 2 == 0 else (True, False):
             with watch() if is_watched else contextlib.nullcontext():
                 run()
-                times[is_watched].append(_seconds(run))
+                times[is_watched].append(seconds_of(run))
     return Times(times[False], times[True])
 
 
-def _count(run: Run, seconds: float) -> int:
+def count_forwards(run: Run, seconds: float) -> int:
     """Return how many forwards fit into half of the seconds, after a few to warm up."""
-    each = median(_seconds(run) for _ in range(WARMUP_RUNS))
+    each = median(seconds_of(run) for _ in range(WARMUP_RUNS))
     return max(LEAST_RUNS, min(MOST_RUNS, round(seconds / 2 / each)))
 
 
-def _seconds(run: Run) -> float:
+def seconds_of(run: Run) -> float:
+    """Return the seconds of one run."""
     start = time.perf_counter()
     run()
     return time.perf_counter() - start

@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"minilm: left out, {_layer_overhead.MINILM} is missing")
     found = _take_turns(args.only or _layer_overhead.cases(), args.repeats, args.seconds)
     _print_ratios(found)
-    return _judge(list(_watched(found)))
+    return judge(list(_watched(found)))
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -73,14 +73,15 @@ def _take_turns(models: Sequence[str], repeats: int, seconds: float) -> Found:
     print("\nrepeat  model          method    plain ms   ratio  what it says of it")
     for repeat in range(repeats):
         for model, method in reversed(found) if repeat % 2 else found:
-            attempt = _attempt(model, method, seconds)
+            attempt = attempt_of(model, method, seconds)
             found[model, method].append(attempt)
             numbers = f"{_ms(attempt.plain_s):>9} {_number(attempt.ratio, 4):>7}"
             print(f"{repeat + 1:>6}  {model:<14} {method:<8} {numbers}  {attempt.said}", flush=True)
     return found
 
 
-def _attempt(model: str, method: str, seconds: float) -> Attempt:
+def attempt_of(model: str, method: str, seconds: float) -> Attempt:
+    """Return what one fresh process measures of a model."""
     command = [sys.executable, str(HERE / "_layer_overhead.py"), method, model, "--seconds", str(seconds)]
     try:
         told = json.loads(_fresh_process.last_line(command, MOST_SECONDS))
@@ -101,8 +102,8 @@ def _print_ratios(found: Mapping[tuple[str, str], Sequence[Attempt]]) -> None:
         ratios = [each.ratio for each in attempts]
         ratio, width = _layer_judgement.interval(ratios), _judgement.spread(_layer_judgement.known(ratios))
         spread = "unknown" if width is None else f"{100 * width:.1f} %"
-        shown = _shown(ratio and Interval(ratio.value, ratio.low, ratio.high), 3)
-        print(f"{model:<14} {method:<8}  {shown}; {spread}")
+        text = shown(ratio and Interval(ratio.value, ratio.low, ratio.high), 3)
+        print(f"{model:<14} {method:<8}  {text}; {spread}")
 
 
 def _watched(found: Mapping[tuple[str, str], Sequence[Attempt]]) -> Iterator[Watched]:
@@ -117,11 +118,11 @@ def _watched(found: Mapping[tuple[str, str], Sequence[Attempt]]) -> Iterator[Wat
             )
 
 
-def _judge(models: Sequence[Watched]) -> int:
+def judge(models: Sequence[Watched]) -> int:
     """Print the cost and the coverage of ours and what falls short, and return the exit code."""
     print()
     for each in models:
-        print(f"{each.model}: µs per call {_shown(each.us_per_call, 2)}, coverage {_shown(each.coverage, 3)}")
+        print(f"{each.model}: µs per call {shown(each.us_per_call, 2)}, coverage {shown(each.coverage, 3)}")
     failures = _layer_judgement.failures(models)
     for failure in failures:
         print(f"FAILED: {failure}")
@@ -133,7 +134,8 @@ def _judge(models: Sequence[Watched]) -> int:
     return 1 if failures else 0
 
 
-def _shown(found: Interval | None, digits: int) -> str:
+def shown(found: Interval | None, digits: int) -> str:
+    """Return the value with the ends of its interval, where it has any."""
     if found is None:
         return "unknown"
     ends = "" if found.low is None or found.high is None else f" [{found.low:.{digits}f}, {found.high:.{digits}f}]"

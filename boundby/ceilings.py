@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 
 from boundby import environment, files
-from boundby.device import describe, device_queue, is_gpu, is_host, synchronizer
+from boundby.device import describe, device_queue, is_gpu, is_host, last_level_cache_bytes, synchronizer
 from boundby.disturbance import HostCounters, Watch
 from boundby.roofline import Interval, Limits
 from boundby.timer import Timer, Work
@@ -27,8 +27,8 @@ BUDGET_S = 5.0  # twice on a disturbed machine
 BLOCKS = 7
 BLOCK_S = 0.01  # long beside the clock and the wait for the device
 PRECISIONS = ("highest", "high", "medium")  # of float32 matrix products, torch.set_float32_matmul_precision
-SIZES = {"cpu": (256, 512, 1024, 2048), "cuda": (2048, 4096, 8192)}
-DTYPES = {"cpu": ("float32", "bfloat16"), "cuda": ("float32", "bfloat16", "float16")}
+HOST_SIZES, GPU_SIZES = (256, 512, 1024, 2048), (2048, 4096, 8192)  # of the products
+HOST_DTYPES, GPU_DTYPES = ("float32", "bfloat16"), ("float32", "bfloat16", "float16")
 LEAST_MEMORY_BYTES = 256 * 2**20
 LARGEST_SHARE_OF_MEMORY = 0.25
 ASSUMED_CACHE_BYTES = (512 * 2**10, 32 * 2**20)  # of a CPU that does not tell
@@ -122,6 +122,11 @@ class Ceilings:
         return cls(**{**values, "compute": compute, "memory": memory, "doubts": tuple(values["doubts"])})
 
 
+def usual_dtypes(device: torch.device) -> tuple[str, ...]:
+    """Return the dtypes that this kind of device is measured in unless others are asked for."""
+    return GPU_DTYPES if is_gpu(device) else HOST_DTYPES
+
+
 def cached(folder: Path, device: torch.device, dtypes: Sequence[str]) -> tuple[Ceilings, Path, bool]:
     """Return the ceilings of this machine, the file that keeps them, and whether they were measured just now.
 
@@ -153,7 +158,7 @@ def measure(
     """Return the limits of `device`, measured within about `budget_s`; the settings in use are left as they were."""
     timer = timer or Timer(synchronize=synchronizer(device))
     watch = (watch or Watch(HostCounters())).start()
-    wanted = dtypes or DTYPES[device.type]
+    wanted = dtypes or usual_dtypes(device)
     points = len(wanted) + (len(PRECISIONS) - 1) * ("float32" in wanted)
     bench = _Bench(device, timer, slot_s=budget_s / (2 * points + 8))
     start = timer.clock()
@@ -206,7 +211,7 @@ class _Bench:
         """
         best: tuple[float, float, int] | None = None
         error, spent = 0.0, 0.0
-        for size in SIZES[self.device.type]:
+        for size in GPU_SIZES if is_gpu(self.device) else HOST_SIZES:
             flops = 2 * size**3
             if best and spent + BLOCKS * flops / best[0] > self.slot_s:
                 break
@@ -215,7 +220,7 @@ class _Bench:
             out = torch.empty_like(left)
             if best is None:
                 error = _relative_error(left, right)
-            fastest, middle, seconds = self._blocks(lambda a=left, b=right, c=out: torch.mm(a, b, out=c))
+            fastest, middle, seconds = self._blocks(_product(left, right, out))
             spent += seconds
             if best is None or flops / fastest > best[0]:
                 best = (flops / fastest, flops / middle, size)
@@ -310,14 +315,18 @@ def cache_sizes(root: Path = Path("/sys/devices/system/cpu")) -> tuple[int, int]
 
 def _working_sets(device: torch.device) -> list[tuple[str, int]]:
     """Return the sizes at which bytes/s are measured: inside each cache, and far beyond the last."""
-    if is_gpu(device):
-        cache = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0) or 40 * 2**20
+    cache = last_level_cache_bytes(device)
+    if cache is not None:
         return [("cache", cache // 2), ("memory", max(LEAST_MEMORY_BYTES, 8 * cache))]
     private, shared = cache_sizes()
     most = int(LARGEST_SHARE_OF_MEMORY * environment.memory_limit_bytes())
     own = private * torch.get_num_threads() // 2
     beyond = min(max(LEAST_MEMORY_BYTES, 8 * shared), most)
     return [("private cache", own), ("shared cache", max(shared // 2, 2 * own)), ("memory", beyond)]
+
+
+def _product(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> Work:
+    return lambda: torch.mm(left, right, out=out)
 
 
 def _copy(source: torch.Tensor, out: torch.Tensor) -> Work:

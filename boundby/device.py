@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+ASSUMED_GPU_CACHE_BYTES = 40 * 2**20
 # Texts of errors, in lower case, that mean memory and carry no type of their own. "NOT_SUPPORTED" from cuDNN is not
 # among them: it also stands for shapes that no kernel takes.
 OUT_OF_MEMORY_TEXTS = (
@@ -49,7 +50,7 @@ def is_gpu(device: torch.device | str) -> bool:
 def has_bfloat16_products(device: torch.device) -> bool:
     """Tell whether the device multiplies in bfloat16, rather than emulating it slower than float32."""
     if is_gpu(device):
-        return torch.cuda.is_bf16_supported()
+        return bool(torch.cuda.is_bf16_supported())
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
@@ -73,36 +74,89 @@ class CudaQueue:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         with torch.cuda.device(device):
-            torch.cuda._sleep(self._CALIBRATION_CYCLES)  # loads the kernel and wakes the clock
+            self._sleep(self._CALIBRATION_CYCLES)  # loads the kernel and wakes the clock
             start = self.mark()
-            torch.cuda._sleep(self._CALIBRATION_CYCLES)
+            self._sleep(self._CALIBRATION_CYCLES)
             end = self.mark()
         torch.cuda.synchronize(device)
         self._cycles_per_s = self._CALIBRATION_CYCLES / self.seconds_between(start, end)
 
+    @staticmethod
+    def _sleep(cycles: int) -> None:
+        torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+
     def hold(self, seconds: float) -> None:
         """Queue a kernel that spins for about this long."""
         with torch.cuda.device(self._device):
-            torch.cuda._sleep(int(seconds * self._cycles_per_s))
+            self._sleep(int(seconds * self._cycles_per_s))
 
     def mark(self) -> torch.cuda.Event:
         """Queue an event."""
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
         return event
 
     def has_passed(self, mark: torch.cuda.Event) -> bool:
         """Tell whether the stream has passed the event."""
-        return mark.query()
+        return bool(mark.query())  # type: ignore[no-untyped-call]
 
     def seconds_between(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
         """Return the seconds between two events that the stream has passed."""
-        return start.elapsed_time(end) / 1e3
+        return float(start.elapsed_time(end)) / 1e3
 
 
 def device_queue(device: torch.device) -> CudaQueue | None:
     """Return the queue of a device that runs behind the host, or None for a CPU, where a call that returns is done."""
     return CudaQueue(device) if is_gpu(device) else None
+
+
+class Allocator:
+    """The counters of a GPU's caching allocator, in bytes."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def reset_peaks(self) -> None:
+        """Wait for the device, and set the peaks back to what is held now."""
+        torch.cuda.synchronize(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    @property
+    def allocated(self) -> int:
+        """Bytes of tensors now."""
+        return torch.cuda.memory_allocated(self._device)
+
+    @property
+    def reserved(self) -> int:
+        """Bytes taken from the device now."""
+        return torch.cuda.memory_reserved(self._device)
+
+    @property
+    def peak_allocated(self) -> int:
+        """Most bytes of tensors since the peaks were set back."""
+        return torch.cuda.max_memory_allocated(self._device)
+
+    @property
+    def peak_reserved(self) -> int:
+        """Most bytes taken from the device since the peaks were set back."""
+        return torch.cuda.max_memory_reserved(self._device)
+
+    @property
+    def total(self) -> int:
+        """Bytes that the device has."""
+        return int(torch.cuda.get_device_properties(self._device).total_memory)
+
+
+def allocator(device: torch.device) -> Allocator | None:
+    """Return the allocator's counters, or None for a CPU, whose allocator keeps none."""
+    return Allocator(device) if is_gpu(device) else None
+
+
+def last_level_cache_bytes(device: torch.device) -> int | None:
+    """Return the bytes of a GPU's last cache, as far as it tells; None for a device that is none."""
+    if not is_gpu(device):
+        return None
+    return getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0) or ASSUMED_GPU_CACHE_BYTES
 
 
 def describe(device: torch.device) -> dict[str, Any]:
@@ -121,7 +175,7 @@ def describe(device: torch.device) -> dict[str, Any]:
 
 
 def uuid_of(device: torch.device) -> str | None:
-    """Return by what NVML finds the GPU, which it numbers otherwise than CUDA; None for a device that is none."""
+    """Return the identifier NVML knows this GPU by, as it numbers them otherwise than CUDA; None for another device."""
     return str(torch.cuda.get_device_properties(device).uuid) if is_gpu(device) else None
 
 

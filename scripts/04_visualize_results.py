@@ -18,7 +18,7 @@ from utils import cli
 def main(run: cli.Run) -> int:
     from boundby import files
     from utils.render import html_page, plain_text
-    from utils.report import assembly, headline, pictures, sources
+    from utils.report import assembly, pictures, sources, summary
 
     data = sources.read(run)
     report = assembly.report(data)
@@ -26,7 +26,7 @@ def main(run: cli.Run) -> int:
     files.write_text(run.layout.report, plain_text.render(report.document))
     files.write_text(run.layout.html_report, html_page.render(report.document))
 
-    run.say("\n".join(plain_text.lines([headline.summary(data)])))
+    run.say("\n".join(plain_text.lines([summary.summary(data)])))
     for drawing in report.drawings:
         run.say(f"{drawing.path}: {drawing.reason}" if drawing.reason else f"wrote {drawing.path}")
     run.say(f"wrote {run.layout.report}")

@@ -34,7 +34,7 @@ def add_arguments(parser) -> None:
 
 @cli.tool(add_arguments, settings=None)
 def main(run: cli.Run) -> int:
-    from utils.trace_analysis import diff_document, diff_text, document, text, traces
+    from utils.trace_analysis import document, text, traces
 
     args = run.args
     traces.check_counts(top=args.top, steps=args.steps)
@@ -42,12 +42,13 @@ def main(run: cli.Run) -> int:
     place, is_finding = found.place(args.rank), found.is_finding
     if args.diff:
         other = traces.examine([args.diff], expected_steps=args.steps)
-        made = diff_document.of(found.only(args.rank), other.only(args.rank))
-        lines, is_finding = diff_text.lines(made, args.top), is_finding or other.is_finding
+        pair, is_finding = traces.Pair(found.only(args.rank), other.only(args.rank)), is_finding or other.is_finding
+        shown = document.as_json(document.of_pair(pair)) if args.json else "\n".join(text.pair_lines(pair, args.top))
+    elif args.json:
+        shown = document.as_json(document.of(found))
     else:
-        made = document.of(found)
-        lines = text.lines(made, place, args.top)
-    run.say(document.as_json(made) if args.json else "\n".join(lines))
+        shown = "\n".join(text.lines(found, place, args.top))
+    run.say(shown)
     if args.flame_graph:
         trace = found.traces[place].analysis.path
         drawn = traces.write_flame_graph(trace, args.flame_graph)

@@ -53,7 +53,7 @@ def main(run: cli.Run) -> int:
         return cli.DONE
     from utils.baseline import console_evaluation
 
-    run.say("\n".join(console_evaluation(evaluation.conclude(run, made))))
+    run.say("\n".join(console_evaluation(evaluation.conclude(run, made), made.identity.task)))
     return cli.DONE
 
 

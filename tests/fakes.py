@@ -26,3 +26,19 @@ class FakeThreads:
 
     def set(self, number: int) -> None:
         self.number = number
+
+
+class FakeNanoseconds:
+    """A clock of whole nanoseconds, as `time.perf_counter_ns`, that moves only when told to."""
+
+    def __init__(self, now: int = 0) -> None:
+        self.now = now
+
+    def __call__(self) -> int:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.wait(round(seconds * 1_000_000_000))
+
+    def wait(self, nanoseconds: int) -> None:
+        self.now += nanoseconds

@@ -5,21 +5,10 @@ from collections.abc import Callable, Sequence
 
 from boundby.training import StageTimer, StageTimes, TimerOptions, TrainingVerdict, judge_training
 from boundby.verdict import Bound, Gain, Verdict
+from tests.fakes import FakeNanoseconds
 
-S = 1_000_000_000
 HEALTHY = {"data": 0.001, "h2d": 0.001, "forward": 0.01, "backward": 0.02, "optimizer": 0.002}
 Seconds = dict[str, float] | Callable[[int], dict[str, float]]
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0
-
-    def __call__(self) -> int:
-        return self.now
-
-    def advance(self, seconds: float) -> None:
-        self.now += round(seconds * S)
 
 
 class Stream:
@@ -55,7 +44,7 @@ def run(  # noqa: PLR0913  (each is one thing that a run may have)
     capacity: int = 10_000,
 ) -> StageTimes:
     """Return the stage times of a loop whose stages take these seconds, within 1 %, on the host and the device."""
-    clock, stream, spread = Clock(), Stream(), random.Random(rank)
+    clock, stream, spread = FakeNanoseconds(), Stream(), random.Random(rank)
     options = TimerOptions(rank=rank, world_size=world_size, device="cuda:0" if device else None, capacity=capacity)
     timer = StageTimer(clock=clock, marks=stream if device else None, options=options)
     timer.start()

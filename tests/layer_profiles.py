@@ -40,24 +40,6 @@ REASONS = {
     "activation_peak_bytes": "cpu has no allocator statistics",
     "limits": "the machine was not calibrated",
 }
-NOTHING_KNOWN = {
-    "host_self_s": None,
-    "host_inclusive_s": None,
-    "device_self_s": None,
-    "device_inclusive_s": None,
-    "is_launch_bound": None,
-    "flops_self": None,
-    "bytes_self": None,
-    "output_bytes": None,
-    "activation_peak_bytes": None,
-    "memory_before_bytes": None,
-    "memory_after_bytes": None,
-    "input_shapes": (),
-    "output_shapes": (),
-    "bound": None,
-    "share_of_limit": None,
-    "gain_at_limit_s": None,
-}
 
 
 def spread(seconds: float, runs: int = 60) -> Summary:
@@ -67,23 +49,17 @@ def spread(seconds: float, runs: int = 60) -> Summary:
 
 def layer(path: str, type_: str = "Linear", self_s: float | None = 1e-3, /, **fields: object) -> LayerProfile:
     """Return a layer whose parent is the path before its last dot, and whose inclusive time is its own."""
-    parent = None if path == "" else path.rpartition(".")[0]
-    depth = 0 if path == "" else path.count(".") + 1
+    times = None if self_s is None else spread(self_s)
     known = {
-        **NOTHING_KNOWN,
-        "path": path,
-        "parent": parent,
+        "parent": None if path == "" else path.rpartition(".")[0],
         "name": path,
-        "type": type_,
-        "depth": depth,
+        "depth": 0 if path == "" else path.count(".") + 1,
         "order": 0,
         "calls": 1.0,
-        "host_self_s": None if self_s is None else spread(self_s),
-        "host_inclusive_s": None if self_s is None else spread(self_s),
-        "parameters": 0,
-        "storages": (),
+        "host_self_s": times,
+        "host_inclusive_s": times,
     }
-    return LayerProfile(**{**known, **fields})
+    return LayerProfile(path=path, type=type_, **{**known, **fields})
 
 
 def nested(layers: Sequence[LayerProfile], parents: Mapping[str, str] | None = None) -> tuple[LayerProfile, ...]:

@@ -6,26 +6,17 @@ from typing import Any
 
 from boundby import files
 from boundby.training import StageTimer, StageTimes, TimerOptions
+from tests.fakes import FakeNanoseconds
 
-MS = 1_000_000
 USUAL = {"data": 1.0, "forward": 3.0, "backward": 5.0, "optimizer": 1.0}  # ms
 HOSTILE = "<script>alert(1)</script>![x](http://192.0.2.1/x.png) **b** :red[r] $x$ [l](javascript:alert(2)) `c` :fire:"
-
-
-class Clock:
-    """Nanoseconds that pass only when told to."""
-
-    now = 0
-
-    def __call__(self) -> int:
-        return self.now
 
 
 class Loop:
     """A training loop whose stages take as long as it is told."""
 
     def __init__(self, folder: Path | None, *, rank: int = 0, world_size: int = 1) -> None:
-        self.clock = Clock()
+        self.clock = FakeNanoseconds()
         options = TimerOptions(in_background=False, rank=rank, world_size=world_size)
         self.timer = StageTimer(folder, clock=self.clock, options=options)
         self.timer.start()
@@ -34,7 +25,7 @@ class Loop:
         """Run a step of stages that take so many ms each."""
         for name, milliseconds in stages.items():
             with self.timer.stage(name):
-                self.clock.now += round(milliseconds * MS)
+                self.clock.advance(milliseconds / 1e3)
         self.timer.metrics({"loss": 1.0, **(metrics or {})})
         self.timer.step()
 

@@ -7,8 +7,8 @@ import numpy as np
 
 from tests.baseline_document import PLAN
 from utils.artifacts import EvaluationFolder
-from utils.evaluation import confusion, quality
-from utils.evaluation.calibration import Reliability
+from utils.tasks.sequence_classification import quality, score
+from utils.tasks.sequence_classification.calibration import Reliability
 
 NAMES = ("negative", "neutral", "positive")
 COUNTS = np.array([[90, 8, 2], [30, 60, 0], [0, 0, 0]])
@@ -42,7 +42,8 @@ def mistakes(count: int = 2, text: str = "a text", name: str = "neutral") -> lis
 def store(folder: EvaluationFolder, names: Sequence[str] = NAMES, counts: np.ndarray = COUNTS, **changes: Any) -> None:
     """Write what `finalize` writes of the predictions of the plan that `baseline_document` speaks of."""
     content = {"plan": PLAN, "mistakes": mistakes(), "calibration": reliability(), **changes}
-    quality.write(folder, content["plan"], names, counts, content["mistakes"], content["calibration"])
+    classes, pairs = score.per_class(counts, names), score.most_confused(counts, names, score.PAIRS)
+    quality.write(folder, content["plan"], counts, classes, pairs, content["mistakes"], content["calibration"])
 
 
 def random_counts(classes: int, rows: int, seed: int = 0) -> np.ndarray:
@@ -51,4 +52,4 @@ def random_counts(classes: int, rows: int, seed: int = 0) -> np.ndarray:
     labels, luck = source.integers(0, classes, rows), source.random(rows)
     near = np.minimum(labels // 3 * 3 + source.integers(0, 3, rows), classes - 1)
     predictions = np.where(luck < 0.85, labels, np.where(luck < 0.95, near, source.integers(0, classes, rows)))
-    return confusion.counted(labels, predictions, classes)
+    return score.counted(labels, predictions, classes)

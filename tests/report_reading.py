@@ -84,9 +84,9 @@ def drawings(data: sources.ReportData) -> dict[str, str | None]:
     return {drawing.path.name: drawing.reason for drawing in assembly.report(data).drawings}
 
 
-def draw(data: sources.ReportData) -> None:
-    """Draw the pictures that there are values for."""
-    pictures.draw(assembly.report(data).drawings)
+def draw(data: sources.ReportData, *names: str) -> None:
+    """Draw the pictures of these names, or take away those that cannot be drawn; all without a name."""
+    pictures.draw([each for each in assembly.report(data).drawings if not names or each.path.name in names])
 
 
 def advised(data: sources.ReportData) -> list[str]:

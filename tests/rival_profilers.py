@@ -129,7 +129,7 @@ def of_another_thread(folder: Path) -> tuple[CaptureManifest, list[int]]:
     def theirs(number: int) -> None:
         if number == 3:
             thread.start()
-            exclusion.Watch.answer = lambda watch: watch._asked.wait() and answer(watch)
+            exclusion.Watch.answer = lambda watch: watch.asked.wait() and answer(watch)
         if number == 4:
             thread.join()
             exclusion.Watch.answer = answer

@@ -88,16 +88,16 @@ def test_nothing_measured_fails_and_is_not_settled():
 
 
 def test_the_exit_code_is_1_only_for_what_surely_falls_short(capsys):
-    assert layer_overhead._judge([GOOD, replace(GOOD, model="noisy", ratios=[0.9, 1.0, 1.2])]) == 0
+    assert layer_overhead.judge([GOOD, replace(GOOD, model="noisy", ratios=[0.9, 1.0, 1.2])]) == 0
     assert "not settled: the cost of a probe on noisy" in capsys.readouterr().out
-    assert layer_overhead._judge([GOOD, replace(GOOD, model="slow", ratios=[1.02] * 3)]) == 1
+    assert layer_overhead.judge([GOOD, replace(GOOD, model="slow", ratios=[1.02] * 3)]) == 1
     assert "FAILED: slow: a probe costs 10.00 µs per call" in capsys.readouterr().out
 
 
 def test_an_interval_is_shown_with_its_ends_where_it_has_any():
-    assert layer_overhead._shown(Interval(1.5, 1.25, 1.75), 2) == "1.50 [1.25, 1.75]"
-    assert layer_overhead._shown(Interval(1.5, None, None), 2) == "1.50"
-    assert layer_overhead._shown(None, 2) == "unknown"
+    assert layer_overhead.shown(Interval(1.5, 1.25, 1.75), 2) == "1.50 [1.25, 1.75]"
+    assert layer_overhead.shown(Interval(1.5, None, None), 2) == "1.50"
+    assert layer_overhead.shown(None, 2) == "unknown"
 
 
 def test_an_attempt_that_failed_says_why_and_has_no_numbers(monkeypatch):
@@ -105,7 +105,7 @@ def test_an_attempt_that_failed_says_why_and_has_no_numbers(monkeypatch):
         raise layer_overhead._fresh_process.AttemptFailed("killed")
 
     monkeypatch.setattr(layer_overhead._fresh_process, "last_line", fail)
-    attempt = layer_overhead._attempt("gpt2", "probes", 1.0)
+    attempt = layer_overhead.attempt_of("gpt2", "probes", 1.0)
     assert (attempt.plain_s, attempt.ratio, attempt.coverage, attempt.said) == (None, None, None, "killed")
 
 
@@ -116,7 +116,7 @@ def test_neighbours_are_compared_so_that_a_slow_stretch_of_the_machine_decides_n
 
 @pytest.mark.parametrize("method", _layer_overhead.METHODS)
 def test_every_method_runs_as_many_forwards_with_as_without_what_watches(method):
-    model, forward = _layer_overhead._prepared("small modules")
+    model, forward = _layer_overhead.prepared("small modules")
     runs = []
     found = _layer_overhead.METHODS[method](model, lambda: runs.append(forward()), 7)
     assert len(found.plain_s) == len(found.watched_s) == 7
@@ -126,7 +126,7 @@ def test_every_method_runs_as_many_forwards_with_as_without_what_watches(method)
 
 
 def test_forwards_are_counted_to_fill_half_of_the_time(monkeypatch):
-    monkeypatch.setattr(_layer_overhead, "_seconds", lambda run: 0.01)
-    assert _layer_overhead._count(lambda: None, 4.0) == 200
-    assert _layer_overhead._count(lambda: None, 0.001) == _layer_overhead.LEAST_RUNS
-    assert _layer_overhead._count(lambda: None, 400.0) == _layer_overhead.MOST_RUNS
+    monkeypatch.setattr(_layer_overhead, "seconds_of", lambda run: 0.01)
+    assert _layer_overhead.count_forwards(lambda: None, 4.0) == 200
+    assert _layer_overhead.count_forwards(lambda: None, 0.001) == _layer_overhead.LEAST_RUNS
+    assert _layer_overhead.count_forwards(lambda: None, 400.0) == _layer_overhead.MOST_RUNS

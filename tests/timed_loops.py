@@ -1,19 +1,9 @@
-"""A clock and a device that move only when told to, and loops whose stages take known times on them."""
+"""A device that moves only when told to, and loops whose stages take known times on them."""
 
 from boundby.training import StageTimer
+from tests.fakes import FakeNanoseconds
 
 S = 1_000_000_000
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 5 * S
-
-    def __call__(self) -> int:
-        return self.now
-
-    def advance(self, seconds: float) -> None:
-        self.now += round(seconds * S)
 
 
 class Device:
@@ -43,7 +33,7 @@ class Device:
         self.reused += 1
 
 
-def run(timer: StageTimer, clock: Clock, **seconds: float) -> None:
+def run(timer: StageTimer, clock: FakeNanoseconds, **seconds: float) -> None:
     for name, duration in seconds.items():
         with timer.stage(name):
             clock.advance(duration)

@@ -14,29 +14,17 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from boundby.integrations.transformers import ProfCallback
 from boundby.training import StageTimer
+from tests.fakes import FakeNanoseconds
 
 SAMPLES, BATCH = 48, 2
 EVALUATING = {"eval_strategy": "steps", "eval_steps": 4, "save_strategy": "steps", "save_steps": 5}
 LOAD, TRANSFER, FORWARD, BACKWARD, CLIP, OPTIMIZER, CALLBACK, EVALUATE = (2**power for power in range(8, 16))  # ns
 
 
-class Watch:
-    """A clock of whole ns that moves when something is waited for."""
-
-    def __init__(self) -> None:
-        self.now = 0
-
-    def __call__(self) -> int:
-        return self.now
-
-    def wait(self, nanoseconds: int) -> None:
-        self.now += nanoseconds
-
-
 class Rows(torch.utils.data.Dataset):
     """Rows of which the first one of each batch takes time to load."""
 
-    def __init__(self, watch: Watch, size: int = SAMPLES) -> None:
+    def __init__(self, watch: FakeNanoseconds, size: int = SAMPLES) -> None:
         self._watch = watch
         self._size = size
 
@@ -56,7 +44,7 @@ class SlowBackward(torch.autograd.Function):
     """The identity, whose backward takes time."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, watch: Watch) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, watch: FakeNanoseconds) -> torch.Tensor:
         ctx.watch = watch
         return x.clone()
 
@@ -69,16 +57,18 @@ class SlowBackward(torch.autograd.Function):
 class Model(nn.Module):
     """Two layers with dropout, whose noise comes from the global generator."""
 
-    def __init__(self, watch: Watch, fail_at: int | None = None, error: type[BaseException] = RuntimeError) -> None:
+    def __init__(
+        self, watch: FakeNanoseconds, fail_at: int | None = None, error: type[BaseException] = RuntimeError
+    ) -> None:
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.2), nn.Linear(16, 1))
         self._watch = watch
-        self._fail_at, self._error = fail_at, error
+        self.fail_at, self._error = fail_at, error
         self._calls = 0
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
         self._calls += self.training
-        if self._calls == self._fail_at:
+        if self._calls == self.fail_at:
             raise self._error("the model fails")
         self._watch.wait(FORWARD if self.training else EVALUATE)
         y = SlowBackward.apply(self.layers(x)[:, 0], self._watch)
@@ -100,7 +90,7 @@ class Plain(nn.Module):
 class SlowAdam(torch.optim.Adam):
     """Adam that takes time."""
 
-    watch: Watch
+    watch: FakeNanoseconds
 
     def step(self, closure: Any = None) -> Any:
         self.watch.wait(OPTIMIZER)
@@ -110,7 +100,7 @@ class SlowAdam(torch.optim.Adam):
 class SlowCallback(TrainerCallback):
     """A user's callback that takes time after every step."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: FakeNanoseconds) -> None:
         self._watch = watch
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
@@ -120,7 +110,7 @@ class SlowCallback(TrainerCallback):
 class SlowTrainer(Trainer):
     """A Trainer that takes time to clip."""
 
-    watch: Watch
+    watch: FakeNanoseconds
 
     def _clip_grad_norm(self, model: nn.Module) -> Any:
         self.watch.wait(CLIP)
@@ -128,10 +118,15 @@ class SlowTrainer(Trainer):
 
 
 def make_trainer(
-    folder: Path, callback: TrainerCallback | None = None, *, watch: Watch | None = None, model: Any = None, **settings
+    folder: Path,
+    callback: TrainerCallback | None = None,
+    *,
+    watch: FakeNanoseconds | None = None,
+    model: Any = None,
+    **settings,
 ) -> Trainer:
     """Return a Trainer with a fresh model, optimizer and shuffle."""
-    watch = watch or Watch()
+    watch = watch or FakeNanoseconds()
     torch.manual_seed(0)
     defaults = {
         "output_dir": str(folder / "results"),
@@ -174,7 +169,7 @@ def losses(folder: Path, callback: ProfCallback | None = None, *, attach: bool =
 
 
 @contextlib.contextmanager
-def slow_copies(watch: Watch) -> Iterator[None]:
+def slow_copies(watch: FakeNanoseconds) -> Iterator[None]:
     """Let the loader's copies to the device take time."""
     original = accelerate.data_loader.send_to_device
 
@@ -188,7 +183,7 @@ def slow_copies(watch: Watch) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def on_watch(watch: Watch) -> Iterator[None]:
+def on_watch(watch: FakeNanoseconds) -> Iterator[None]:
     """Let every timer that is made meanwhile read this clock, and the loader's copies take time."""
     with pytest.MonkeyPatch.context() as patch, slow_copies(watch):
         patch.setitem(StageTimer.__init__.__kwdefaults__, "clock", watch)

@@ -13,7 +13,7 @@ from boundby.known import Missing
 from boundby.sampler import Sampler
 from boundby.timer import Timer
 from boundby.verdict import Doubt
-from utils import columns, data, diagnosis, instruments, models, steps, visits
+from utils import columns, data, diagnosis, instruments, models, steps, tasks, visits
 from utils.artifacts import METRICS_VERSION
 from utils.ceiling_share import share_of_ceiling
 from utils.cli import Run
@@ -153,7 +153,7 @@ def measure(run: Run, receipt: DataReceipt, source: ModelSource, rows: Rows) -> 
         if is_wanted and result.sweeps[dtype].is_measured:
             run.say("FULL DATASET EVALUATION")
             result.full = evaluate(run, loaded, receipt)
-            run.say("\n".join(console_evaluation(result.full)))
+            run.say("\n".join(console_evaluation(result.full, run.config.model.task)))
         del loaded  # the next dtype is measured without this one in memory
     data.check_receipt(run.config, run.layout, source)  # what was measured is still what lies there
     _require_a_measurement(result.rows)
@@ -175,6 +175,7 @@ def _check(result: Result, loaded: LoadedModel, rows: Rows) -> None:
     result.model = {
         "name": source.name,
         "origin": source.origin,
+        "task": source.task,
         "revision": source.revision,
         "fingerprint": source.fingerprint,
         **summary.as_dict(),
@@ -227,7 +228,7 @@ def find_limits(result: Result, loaded: LoadedModel, selection: Selection, timer
     """Find out what limits each batch size; every finding is saved at once."""
     run, sweep = result.run, result.sweeps[loaded.dtype]
     if result.ceilings is None:
-        wanted = tuple(dict.fromkeys([*ceilings.DTYPES[loaded.device.type], *steps.sweep_dtypes(run.config)]))
+        wanted = tuple(dict.fromkeys([*ceilings.usual_dtypes(loaded.device), *steps.sweep_dtypes(run.config)]))
         result.ceilings, path, is_new = ceilings.cached(run.layout.ceilings, loaded.device, wanted)
         run.note(
             f"ceilings of this machine: {f'measured in {result.ceilings.seconds:.1f} s' if is_new else f'from {path}'}"
@@ -287,14 +288,11 @@ def console_rows(rows: Sequence[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def console_evaluation(full: dict[str, Any]) -> list[str]:
+def console_evaluation(full: dict[str, Any], task: str) -> list[str]:
     """Return the evaluation as lines for the terminal."""
-    low, high = full["accuracy_ci_low"], full["accuracy_ci_high"]
     return [
         f"Samples: {full['samples']:,}",
-        f"Accuracy: {full['accuracy']:.4f} [{low:.4f}, {high:.4f}] ({full['correct']:,} correct)",
-        f"F1-Score (Macro): {full['f1_macro']:.4f}",
-        f"F1-Score (Weighted): {full['f1_weighted']:.4f}",
+        *(f"{title}: {value}" for title, value in tasks.of(task).described(full)),
         f"Inference time: {full['inference_time_s']:,.2f} seconds",
         f"Throughput: {full['throughput_samples_per_sec']:.2f} samples/sec",
     ]

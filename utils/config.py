@@ -20,6 +20,8 @@ from pydantic import (
     model_validator,
 )
 
+from utils import tasks
+
 QUICKSTART = "quickstart"
 RESERVED_NAMES = {"run.json", "raw_samples.csv", "baseline_summary_report.txt", "report.html"}
 
@@ -44,10 +46,11 @@ class Section(BaseModel):
 
 
 class Model(Section):
-    """The classifier: where it comes from and how it is held."""
+    """The model: where it comes from, what it is used for and how it is held."""
 
     name: LocalOrHub
     revision: Name | None = None
+    task: Literal[tasks.NAMES] = tasks.DEFAULT  # type: ignore[valid-type]
     device: Device = "auto"
     dtype: Dtype = "float32"
     matmul_precision: Literal["highest", "high", "medium"] = "highest"

@@ -1,16 +1,15 @@
 """Find the model's files, on the Hub, in a folder or among the quickstart's, and refuse what cannot be measured."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from boundby import files
-from utils import contents, hub
+from utils import contents, hub, tasks
 from utils.config import QUICKSTART, Model
 from utils.errors import EnvironmentLacksError, InputError
-from utils.labels import ModelLabels
 
 DOWNLOAD = "run `python scripts/01_download_data.py` with the same --config and overrides"
 CONFIG = "config.json"
@@ -33,6 +32,7 @@ class ModelSource:
     origin: Literal["hub", "folder", "quickstart"]
     revision: str | None
     fingerprint: str
+    task: str = tasks.DEFAULT
 
 
 def fetch(model: Model, quickstart_folder: Path, *, trust_remote_code: bool, progress: Progress) -> ModelSource:
@@ -72,9 +72,10 @@ def locate(model: Model, quickstart_folder: Path) -> ModelSource:
         raise InputError(f"{repository} has not been downloaded; {DOWNLOAD}") from None
 
 
-def read_labels(model: ModelSource) -> ModelLabels:
-    """Return the names of the model's classes."""
-    return ModelLabels.of_config(_read_config(model.path), f"{model.path / CONFIG}")
+def label_matcher(model: ModelSource, class_names: Sequence[str] | None) -> Any:
+    """Return what gives the labels of a dataset their ids; `class_names` are those of a Hub dataset's integers."""
+    task = tasks.of(model.task)
+    return task.label_matcher(task.read_labels(_read_config(model.path), f"{model.path / CONFIG}"), class_names)
 
 
 def check_code(folder: Path, name: str, *, with_tokenizer: bool = True) -> None:
@@ -94,11 +95,10 @@ def check_code(folder: Path, name: str, *, with_tokenizer: bool = True) -> None:
         )
 
 
-def _check_files(folder: Path, name: str) -> None:
-    """Raise InputError, with the way out, when the folder does not hold a classifier that can be measured."""
+def _check_files(folder: Path, name: str, task: str) -> None:
+    """Raise InputError, with the way out, when the folder does not hold a model that can be measured."""
     config = _read_config(folder)
-    _check_classifier(config, name)
-    ModelLabels.of_config(config, f"{folder / CONFIG}")
+    tasks.of(task).require_model(config, f"{folder / CONFIG}", name)
     if not any(_matching(folder, TOKENIZERS)):
         raise InputError(
             f"{name}: has no tokenizer ({', '.join(TOKENIZERS)}); copy the files of the tokenizer it was trained with "
@@ -120,14 +120,16 @@ def _is_folder(model: Model) -> bool:
 
 def _in_folder(model: Model) -> ModelSource:
     folder = Path(model.name).expanduser()
-    _check_files(folder, model.name)
+    _check_files(folder, model.name, model.task)
     identity = {path.name: contents.sha256(path) for path in _matching(folder, (*FILES, CODE))}
-    return ModelSource(model.name, folder, "folder", None, files.sha256_of(identity))
+    return ModelSource(model.name, folder, "folder", None, files.sha256_of(identity), model.task)
 
 
 def _from_hub(model: Model, folder: Path) -> ModelSource:
-    _check_files(folder, model.name)
-    return ModelSource(model.name, folder, "hub", folder.name, folder.name)  # a snapshot is called after its commit
+    _check_files(folder, model.name, model.task)
+    return ModelSource(
+        model.name, folder, "hub", folder.name, folder.name, model.task
+    )  # a snapshot is called after its commit
 
 
 def model_files(folder: Path) -> list[Path]:
@@ -152,18 +154,6 @@ def _read_config(folder: Path) -> Mapping[str, Any]:
     if not isinstance(config, dict):
         raise InputError(f"{path}: is not a model's configuration")
     return config
-
-
-def _check_classifier(config: Mapping[str, Any], name: str) -> None:
-    architectures = config.get("architectures") or []
-    if not any(str(each).endswith("ForSequenceClassification") for each in architectures):
-        stated = ", ".join(map(str, architectures)) or "nothing"
-        raise InputError(
-            f"{name}: is not a sequence classifier (config.json names {stated} as architecture, "
-            "…ForSequenceClassification is needed)"
-        )
-    if config.get("problem_type") == "multi_label_classification":
-        raise InputError(f"{name}: gives several labels per text (problem_type), one per text is measured here")
 
 
 def _check_weights(folder: Path, name: str) -> None:

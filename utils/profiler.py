@@ -72,7 +72,7 @@ class InferenceProfiler:
         finished: Sequence[Visit] = (),
         on_visit: Callable[[Visit], None] | None = None,
     ) -> list[dict[str, Any]]:
-        """Return one row of metrics per batch size, smallest first; the columns are those of `utils.metrics`.
+        """Return one row of metrics per batch size, smallest first; the columns are those of `utils.columns`.
 
         `num_runs` timed and `num_warmup_runs` untimed forwards are the least work per batch size; more rounds follow
         until the 95 % interval of the throughput is `ci_half_width` of it, or `max_seconds` are spent. `finished`

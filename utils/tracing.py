@@ -10,9 +10,8 @@ from boundby import files
 from boundby.capture import CaptureManifest, CaptureOptions, capture
 from boundby.inference import collate, forward, tokenize
 from boundby.trace import OPERATOR_COLUMNS, analyze, operator_rows, read_trace
-from boundby.trace.judgement import judge_trace
 from boundby.trace.memory import MEMORY_COLUMNS, memory_rows
-from boundby.trace.operator_table import table_lines
+from boundby.trace.operator_table import table_lines, table_rows
 from utils.artifacts import Layout
 from utils.cli import Run
 from utils.data import Rows, sample
@@ -84,20 +83,19 @@ def record(run: Run, loaded: LoadedModel, rows: Rows, max_length: int) -> dict[s
     return {**manifest, "analysis": _derive(layout, taken, _peak_flops_per_s(layout, loaded.dtype))}
 
 
-def _derive(layout: Layout, taken: CaptureManifest, peak_flops_per_s: float | None) -> dict[str, Any]:
-    """Write everything that the trace and the stacks tell; return the document on the trace."""
+def _derive(layout: Layout, taken: CaptureManifest, peak_flops_per_s: float | None) -> Examination:
+    """Write everything that the trace and the stacks tell; return what the trace says."""
     analysis = analyze(read_trace(layout.trace), expected_steps=taken.cycles[0].steps_expected)
-    found = Examination((Examined(analysis, judge_trace(analysis), analysis.operators, analysis.rank),), (), "shapes")
-    told = document.of(found, peak_flops_per_s)
-    files.write_json(layout.trace_analysis, told)
+    examination = Examination((Examined.of(analysis),), (), "shapes")
+    files.write_json(layout.trace_analysis, document.of(examination, peak_flops_per_s))
     files.write_csv(layout.op_stats, operator_rows(analysis.operators, peak_flops_per_s), OPERATOR_COLUMNS)
-    files.write_text(layout.key_averages, "\n".join([*table_lines(told["traces"][0]["operators"]), ""]))
+    files.write_text(layout.key_averages, "\n".join([*table_lines(table_rows(analysis.operators)), ""]))
     if analysis.memory:
         files.write_csv(layout.memory_timeline, memory_rows(analysis.memory), MEMORY_COLUMNS)
     if taken.stacks_path:
         with taken.stacks_path.open(encoding="utf-8") as stacks:
             files.write_text(layout.flame_graph, flame_graph.page(stacks, "Call stacks", STACKS_DETAIL))
-    return told
+    return examination
 
 
 def _peak_flops_per_s(layout: Layout, dtype: str) -> float | None:

@@ -43,7 +43,10 @@ class Watch:
         self._patches = Patches()
         self._thread: int | None = None
         self._is_own = False
-        self._asked, self._ended = threading.Event(), threading.Event()
+        self.asked, self._ended = (
+            threading.Event(),
+            threading.Event(),
+        )  # a profiler of another thread waits; ours has ended
 
     def on(self) -> None:
         """Begin to watch."""
@@ -66,12 +69,12 @@ class Watch:
 
     def answer(self) -> None:
         """Give way to a profiler that waits in another thread."""
-        if self._asked.is_set():
+        if self.asked.is_set():
             self._give_way()
 
     def _before(self, begin: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() != self._thread:
-            self._asked.set()
+            self.asked.set()
             self._ended.wait(LONGEST_WAIT_S)
         elif not self._is_own:
             self._give_way()

@@ -11,17 +11,22 @@ allows. `choose_precision` measures what it may compute in, `search_token_budget
     prediction = predictor.predict(texts)  # .logits [rows, labels] float32, in the order of the texts
 """
 
-from boundby.inference.batches import Batch, collate, forward, token_budget_batches
-from boundby.inference.budget import BudgetChoice, search_token_budget
-from boundby.inference.compilation import compile_obstacle
-from boundby.inference.exactness import ExactnessReport, compare_logits, margins
+from boundby.inference.batches import TOKENIZER_CHUNK, Batch, Tokens, collate, forward, token_budget_batches, tokenize
 from boundby.inference.packing import UnsupportedAttention
-from boundby.inference.planning import SAMPLE_ROWS, PrecisionChoice, PrecisionRule, Sample, choose_precision
+from boundby.inference.planning import (
+    SAMPLE_ROWS,
+    BudgetChoice,
+    PrecisionChoice,
+    PrecisionRule,
+    Sample,
+    choose_precision,
+    search_token_budget,
+)
 from boundby.inference.precision import PRECISIONS, Precision, matmul_effect
 from boundby.inference.predictor import Prediction, Predictor, PredictorOptions, TimeSplit
-from boundby.inference.reference import one_by_one, require_classifier
+from boundby.inference.reference import ExactnessReport, compare_logits, margins, one_by_one, require_classifier
 from boundby.inference.selfcheck import Refusal, SelfCheck
-from boundby.inference.tokens import TOKENIZER_CHUNK, Tokens, tokenize
+from boundby.inference.strategies import compile_obstacle
 
 __all__ = [
     "PRECISIONS",

@@ -1,13 +1,76 @@
-"""Which texts go together: padded batches and packs, both a pure function of the lengths and the token budget."""
+"""Texts to token ids, and which of them go together: a pure function of the lengths and the token budget."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
-from boundby.inference.tokens import Tokens
+TOKENIZER_CHUNK = 1000  # texts per call: the Rust tokenizer is fed well, and memory stays flat
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Token ids of texts, cut to a length; `truncated` counts the texts that were cut, None where it is not known."""
+
+    ids: list[np.ndarray]
+    truncated: int | None
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each text."""
+        return np.fromiter((each.size for each in self.ids), dtype=np.int64, count=len(self.ids))
+
+    def distinct(self) -> tuple["Tokens", np.ndarray]:
+        """Return every sequence of ids once, in the order of first occurrence, and where each text stands in them."""
+        places: dict[bytes, int] = {}
+        where = np.empty(len(self.ids), dtype=np.int64)
+        kept: list[np.ndarray] = []
+        for row, each in enumerate(self.ids):
+            where[row] = place = places.setdefault(each.tobytes(), len(kept))
+            if place == len(kept):
+                kept.append(each)
+        return Tokens(kept, self.truncated), where
+
+
+def tokenize(tokenizer: Any, texts: Sequence[str], max_length: int) -> Tokens:
+    """Return the token ids of each text, cut to `max_length` tokens including special ones."""
+    ids: list[np.ndarray] = []
+    truncated: int | None = 0
+    for start in range(0, len(texts), TOKENIZER_CHUNK):
+        chunk_ids, encodings = _encoded(tokenizer, list(texts[start : start + TOKENIZER_CHUNK]), max_length)
+        ids += [np.asarray(row, dtype=np.int32) for row in chunk_ids]
+        if truncated is not None:  # encodings are None from a tokenizer written in Python
+            truncated = None if encodings is None else truncated + sum(bool(row.overflowing) for row in encodings)
+    empty = next((row for row, row_ids in enumerate(ids) if row_ids.size == 0), None)
+    if empty is not None:
+        raise ValueError(f"text {empty} has no tokens: {texts[empty][:60]!r}; leave such rows out")
+    return Tokens(ids, truncated)
+
+
+def _encoded(tokenizer: Any, texts: list[str], max_length: int) -> tuple[list[list[int]], list[Any] | None]:
+    """Return the ids of each text and what the Rust tokenizer says of them, without offsets: it is faster so."""
+    fast = _without_offsets(tokenizer)
+    # The usual call of one text tells the Rust tokenizer where to cut all of them.
+    encoded = tokenizer(
+        texts[:1] if fast else texts, truncation=True, max_length=max_length, return_attention_mask=False
+    )
+    if fast is None:
+        return encoded["input_ids"], encoded.encodings
+    encodings = fast(texts)
+    return [each.ids for each in encodings], encodings
+
+
+def _without_offsets(tokenizer: Any) -> Callable[[list[str]], list[Any]] | None:
+    """Return the Rust tokenizer's call without offsets; None where the tokenizer does more to a text than that one."""
+    from transformers import PreTrainedTokenizerFast
+
+    names = ("__call__", "_encode_plus", "_batch_encode_plus")
+    plain = isinstance(tokenizer, PreTrainedTokenizerFast) and all(
+        getattr(type(tokenizer), name, None) is getattr(PreTrainedTokenizerFast, name, None) for name in names
+    )
+    return getattr(tokenizer.backend_tokenizer, "encode_batch_fast", None) if plain else None
 
 
 @dataclass(frozen=True)
@@ -55,34 +118,28 @@ def token_budget_batches(lengths: Sequence[int] | np.ndarray, budget: int) -> li
     The longest come first, so that memory runs out at the start or not at all; rows of equal length keep their order,
     so that the batches are a pure function of the lengths and the budget.
     """
-    order = np.argsort(-np.asarray(lengths), kind="stable")
-    batches: list[list[int]] = []
-    room = 0
-    for row in order.tolist():
-        if room < 1:
-            batches.append([])
-            room = max(1, budget // int(lengths[row]))
-        batches[-1].append(row)
-        room -= 1
-    return batches
+    return _gathered(lengths, budget, lambda length, longest: longest)
 
 
 def packs(lengths: Sequence[int] | np.ndarray, budget: int) -> list[list[int]]:
-    """Return rows in packs of at most `budget` tokens without padding (or one row, if it is longer), longest first.
+    """Return rows as `token_budget_batches` does, but without padding: at most `budget` tokens of their own."""
+    return _gathered(lengths, budget, lambda length, longest: length)
 
-    Rows of equal length stand together and in their order: a pure function of the lengths and the budget.
-    """
-    order = np.argsort(-np.asarray(lengths), kind="stable")
-    found: list[list[int]] = []
-    room = 0
-    for row in order.tolist():
-        needed = int(lengths[row])
-        if not found or needed > room:
-            found.append([])
-            room = budget
-        found[-1].append(row)
-        room -= needed
-    return found
+
+def _gathered(
+    lengths: Sequence[int] | np.ndarray, budget: int, tokens_of: Callable[[int, int], int]
+) -> list[list[int]]:
+    """Return rows together, longest first, of which `tokens_of` says what each adds beside the longest of them."""
+    batches: list[list[int]] = []
+    room = longest = 0
+    for row in np.argsort(-np.asarray(lengths), kind="stable").tolist():
+        length = int(lengths[row])
+        if not batches or tokens_of(length, longest) > room:
+            batches.append([])
+            room, longest = budget, length
+        batches[-1].append(row)
+        room -= tokens_of(length, longest)
+    return batches
 
 
 def forward(model: Any, batch: Batch) -> torch.Tensor:
@@ -91,4 +148,4 @@ def forward(model: Any, batch: Batch) -> torch.Tensor:
     A batch without padding goes in without a mask: attention then needs none, and the labels are the same.
     """
     mask = batch.attention_mask if batch.is_padded else None
-    return model(input_ids=batch.input_ids, attention_mask=mask).logits
+    return cast(torch.Tensor, model(input_ids=batch.input_ids, attention_mask=mask).logits)

@@ -11,11 +11,12 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
+CHOSEN = "boundby_attends_for_chosen_rows"  # an attribute of what attends in a trimmed layer
 _local = threading.local()  # the rows that this thread's forward is to compute, and what entered the last layer
 
 
@@ -52,7 +53,7 @@ def trim(model: Any) -> None:
         raise ValueError("the last layer is of an unknown structure")
     layer, layout = found
     attention = layer.get_submodule(layout.attention)
-    attention.attends_for_chosen_rows = True
+    setattr(attention, CHOSEN, True)
     norm = nn.Identity() if layout.norm is None else layer.get_submodule(layout.norm)
     _before(layer, _enter)
     _after(layer, _spread)
@@ -78,7 +79,7 @@ def reading(rows: torch.Tensor) -> Iterator[None]:
 
 def rows_of(module: Any) -> torch.Tensor | None:
     """Return the rows that attention has to answer for in this module, None where it is all of them."""
-    return _rows() if getattr(module, "attends_for_chosen_rows", False) else None
+    return _rows() if getattr(module, CHOSEN, False) else None
 
 
 def layers(model: Any) -> nn.ModuleList | None:
@@ -141,7 +142,7 @@ def _enter(states: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 
 
 def _give_all(norm: nn.Module, _states: torch.Tensor, _rows: torch.Tensor) -> torch.Tensor:
-    return norm(_local.entered)
+    return cast(torch.Tensor, norm(_local.entered))
 
 
 def _choose(states: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

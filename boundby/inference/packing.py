@@ -21,7 +21,6 @@ from torch.nn import functional
 
 from boundby.device import is_gpu
 from boundby.inference import last_layer
-from boundby.inference.tokens import Tokens
 
 GROUPED, VARLEN = "boundby_grouped", "boundby_varlen"
 UNLIMITED = -1  # of a window's side, as `varlen_attn` has it
@@ -62,20 +61,19 @@ class Pack:
 
 
 def pack(
-    tokens: Tokens,
-    rows: Sequence[int],
+    texts: Sequence[np.ndarray],
     head_rows: np.ndarray,
     skipped_id: int | None,
     device: torch.device,
     is_causal: bool | None = None,
 ) -> Pack:
-    """Return the texts at `rows`, longest first, as one pack on the device; `head_rows` count from each text's start.
+    """Return texts of these ids, longest first, as one pack on the device; `head_rows` count from each text's start.
 
     Positions count from 0, or, as RoBERTa counts, from beyond `skipped_id`, which gets no position of its own.
     """
-    lengths = np.fromiter((tokens.ids[row].size for row in rows), dtype=np.int64, count=len(rows))
+    lengths = np.fromiter((text.size for text in texts), dtype=np.int64, count=len(texts))
     starts = np.concatenate([[0], np.cumsum(lengths)])
-    ids = np.concatenate([tokens.ids[row] for row in rows]).astype(np.int64)
+    ids = np.concatenate(texts).astype(np.int64)
     positions = np.arange(starts[-1]) - np.repeat(starts[:-1], lengths)
     if skipped_id is not None:
         counted = np.concatenate([[0], np.cumsum(ids != skipped_id)])
@@ -220,17 +218,19 @@ def varlen_attention(
             raise UnsupportedAttention("mask", f"a window of {window} around a token that is not the last")
         longest, window = 1, (window[0], UNLIMITED if window[0] == UNLIMITED else 0)
     # One split: the result of a text does not depend on its neighbours.
-    found = varlen_attn(
+    out = varlen_attn(
         *(q, k, v, starts, current.starts, longest, current.longest),
         scale=settings.get("scaling"),
         window_size=window,
         enable_gqa=q.shape[1] != k.shape[1],
         num_splits=1,
     )
-    if rows is not None:
-        answers, found = found, found.new_empty(query.shape[2], *found.shape[1:])
-        found[rows] = answers
-    return found[None], None
+    answers = out[0] if isinstance(out, tuple) else out  # no other result is asked for
+    if rows is None:
+        return answers[None], None
+    spread = answers.new_empty(query.shape[2], *answers.shape[1:])
+    spread[rows] = answers
+    return spread[None], None
 
 
 def has_varlen() -> bool:
@@ -257,11 +257,12 @@ def opaque(attention: str) -> str:
 
     name = f"{attention}_opaque"
     function = grouped_attention if attention == GROUPED else varlen_attention
-    AttentionInterface.register(name, torch.compiler.disable(function))
+    AttentionInterface.register(name, torch.compiler.disable(function))  # type: ignore[no-untyped-call]
     AttentionMaskInterface.register(name, attention_window)
     return name
 
 
 def _grouped(states: torch.Tensor, part: slice, texts: int, length: int) -> torch.Tensor:
     """Return `[texts, heads, length, width]` of `[1, heads, tokens, width]`, without copying where it can be."""
-    return states[0, :, part].transpose(0, 1).unflatten(0, (texts, length)).transpose(1, 2)
+    together = states[0, :, part].transpose(0, 1)
+    return together.view(texts, length, *together.shape[1:]).transpose(1, 2)

@@ -1,19 +1,18 @@
-"""Which precision to compute in: measured on a sample, held against one text at a time in float32."""
+"""What is measured before predicting: which precision to compute in, and how many tokens to compute at once."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from boundby.inference.exactness import ExactnessReport, compare_logits
+from boundby.device import is_gpu, is_out_of_memory
+from boundby.inference.batches import tokenize
 from boundby.inference.precision import Precision, available
-from boundby.inference.predictor import Prediction, Predictor, PredictorOptions
-from boundby.inference.reference import one_by_one, require_classifier
-from boundby.inference.tokens import Tokens, tokenize
-from boundby.inference.working_copy import in_dtype
+from boundby.inference.predictor import Predictor, PredictorOptions
+from boundby.inference.reference import ExactnessReport, compare_logits, in_dtype, one_by_one, require_classifier
 from boundby.timer import Timer
 
 SAMPLE_ROWS = 2000  # all of them the same label: the lower end of the interval is 0.998
@@ -21,6 +20,9 @@ CHECK_TEXTS = 256  # of the sample, from which the self-check takes its rows
 SAME_GUARD = 4.0  # times the largest difference seen: twice what can flip a label, and that twice
 LEAST_SAME_GUARD = 1e-5  # of the largest logit: a sample may show no difference at all
 ROUNDS = 2
+HOST_BUDGETS, GPU_BUDGETS = (512, 1024, 2048, 4096, 8192), (8192, 16384, 32768, 65536)  # tokens, to search among
+BUDGET_ROUNDS = 2
+AS_GOOD = 1.02  # of the least seconds: the smaller budget needs less memory
 
 
 @dataclass(frozen=True)
@@ -63,13 +65,7 @@ class PrecisionChoice:
     @property
     def report(self) -> ExactnessReport:
         """The report of the chosen precision."""
-        return next(each for each in self.reports if each.precision == self.options.precision)
-
-
-@dataclass(frozen=True)
-class _Tried:
-    report: ExactnessReport
-    predictor: Predictor
+        return next(report for report in self.reports if report.precision == self.options.precision)
 
 
 def same_guard(max_abs_difference: float, largest_logit: float) -> float:
@@ -104,52 +100,42 @@ def choose_precision(
         reference = one_by_one(in_dtype(model, torch.float32), tokens, range(len(tokens.ids)))
     candidates = available(model.device) if precisions is None else precisions
     by_name = {precision.name: precision for precision in candidates}
-    tried: list[_Tried] = []
+    tried: list[tuple[ExactnessReport, Predictor]] = []
     reasons: list[str] = []
     for name, precision in by_name.items():
         if rule.kind == "same" and precision.dtype != torch.float32:
             continue
         wanted = replace(options, precision=name, guard_margin=0.0)
-        predictor = Predictor(model, tokenizer, wanted, _check_texts(sample), timer, by_name)
-        outcome = _try(predictor, tokens, replace(sample, reference=reference), rule)
-        if isinstance(outcome, str):
-            reasons.append(outcome)
+        try:
+            predictor = Predictor(model, tokenizer, wanted, _check_texts(sample), timer, by_name)
+            found = predictor.predict_tokens(tokens)
+        except (RuntimeError, ValueError) as error:  # no kernel in this dtype, or logits that are not finite
+            if name == "float32" or is_out_of_memory(error):
+                raise
+            reasons.append(f"not {name}: {error}")
+            continue
+        report = compare_logits(name, found.logits, reference, sample.labels, sample.is_all)
+        if rule.kind == "same":
+            margin = same_guard(report.max_abs_logit_difference, float(np.abs(reference).max()))
         else:
-            tried.append(outcome)
-    seconds = _least_seconds(tried, lambda predictor: predictor.predict_tokens(tokens))
-    best = min(tried, key=lambda each: seconds[each.report.precision])
-    return PrecisionChoice(best.predictor.options, tuple(each.report for each in tried), seconds, tuple(reasons))
-
-
-def _try(predictor: Predictor, tokens: Tokens, sample: Sample, rule: PrecisionRule) -> _Tried | str:
-    """Return the predictor with its guard, or why its precision may not be taken; float32 always may."""
-    name, reference = predictor.options.precision, sample.reference
-    assert reference is not None
-    try:
-        found = predictor.predict_tokens(tokens)
-    except ValueError as error:  # logits that are not finite
-        if name == "float32":
-            raise
-        return f"not {name}: {error}"
-    report = compare_logits(name, found.logits, reference, sample.labels, sample.is_all)
-    if rule.kind == "fastest":
-        if name != "float32" and report.agreement_low < rule.min_agreement:
-            return _disagrees(report, rule)
-        margin = report.guard_margin if rule.guarded else 0.0
-    else:
-        margin = same_guard(report.max_abs_logit_difference, float(np.abs(reference).max()))
-    return _Tried(report, predictor.with_guard_margin(margin))
-
-
-def _least_seconds(tried: Sequence[_Tried], predict: Callable[[Predictor], Prediction]) -> dict[str, float]:
-    """Return the least seconds of each, computing near ties included; they take turns."""
-    seconds: dict[str, float] = {}
-    for _ in range(ROUNDS):
-        for each in tried:
-            spent = predict(each.predictor).seconds
-            name = each.report.precision
-            seconds[name] = min(spent.compute_s + spent.transfer_s, seconds.get(name, float("inf")))
-    return seconds
+            margin = report.guard_margin if rule.guarded else 0.0
+        sure = report.agreement if name == "float32" else report.agreement_low
+        if rule.kind == "fastest" and sure < rule.min_agreement:
+            reasons.append(
+                f"{'even' if name == 'float32' else 'not'} {name}: {report.same_labels} of {report.rows} labels agree "
+                f"with float32 one by one, the lower end of the interval is {report.agreement_low:.2%}; asked for "
+                f"{rule.min_agreement:.2%}"
+            )
+            if name != "float32":  # than which nothing agrees better
+                continue
+        tried.append((report, predictor.with_guard_margin(margin)))
+    seconds = {report.precision: math.inf for report, _ in tried}
+    for _ in range(ROUNDS):  # they take turns, computing near ties included
+        for report, predictor in tried:
+            spent = predictor.predict_tokens(tokens).seconds
+            seconds[report.precision] = min(spent.compute_s + spent.transfer_s, seconds[report.precision])
+    best = min(tried, key=lambda one: seconds[one[0].precision])[1]
+    return PrecisionChoice(best.options, tuple(report for report, _ in tried), seconds, tuple(reasons))
 
 
 def _check_texts(sample: Sample) -> Sequence[str]:
@@ -159,8 +145,41 @@ def _check_texts(sample: Sample) -> Sequence[str]:
     return [by_length[place] for place in places.tolist()]
 
 
-def _disagrees(report: ExactnessReport, rule: PrecisionRule) -> str:
-    return (
-        f"not {report.precision}: {report.same_labels} of {report.rows} labels agree with float32 one by one, the "
-        f"lower end of the interval is {report.agreement_low:.2%}; asked for {rule.min_agreement:.2%}"
-    )
+@dataclass(frozen=True)
+class BudgetChoice:
+    """The token budget, and the least seconds that the texts took with each budget that was tried."""
+
+    token_budget: int
+    seconds: dict[int, float]
+
+
+def token_budgets(device: torch.device) -> tuple[int, ...]:
+    """Return the token budgets that a search on this device tries."""
+    return GPU_BUDGETS if is_gpu(device) else HOST_BUDGETS
+
+
+def search_token_budget(
+    predictor: Predictor, texts: Sequence[str], budgets: Sequence[int] | None = None
+) -> BudgetChoice:
+    """Return the smallest budget that is within 2 % of the fastest on these texts, a few hundred of them at least.
+
+    The budgets take turns in two rounds, after one that does not count. One that the memory does not hold without
+    halving is left out. Raises ValueError where there are no texts.
+    """
+    if not texts:
+        raise ValueError("there are no texts to search a token budget with")
+    tokens = predictor.tokenize(texts)
+    tried = budgets or token_budgets(predictor.device)
+    seconds: dict[int, float] = {}
+    for number in range(BUDGET_ROUNDS + 1):
+        for budget in tried if number % 2 else tuple(reversed(tried)):
+            found = predictor.with_token_budget(budget).predict_tokens(tokens)
+            if found.halvings:
+                seconds[budget] = float("inf")
+            elif number:
+                seconds[budget] = min(found.seconds.compute_s, seconds.get(budget, float("inf")))
+    kept = {budget: spent for budget, spent in sorted(seconds.items()) if spent != float("inf")}
+    if not kept:
+        return BudgetChoice(min(tried), {})
+    least = min(kept.values())
+    return BudgetChoice(next(budget for budget, spent in kept.items() if spent <= AS_GOOD * least), kept)

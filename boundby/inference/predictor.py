@@ -11,15 +11,13 @@ import numpy as np
 import torch
 
 from boundby.device import is_gpu, is_out_of_memory, release_memory, synchronizer
-from boundby.inference.exactness import margins
+from boundby.inference.batches import Tokens, tokenize
 from boundby.inference.precision import PRECISIONS, Precision
-from boundby.inference.reference import one_by_one, require_classifier
+from boundby.inference.reference import in_dtype, margins, one_by_one, require_classifier
 from boundby.inference.selfcheck import checked_strategy
-from boundby.inference.tokens import Tokens, tokenize
-from boundby.inference.working_copy import in_dtype
 from boundby.timer import Timer
 
-TOKEN_BUDGET = {"cpu": 2048, "cuda": 16384}  # where nobody has searched for a better one
+HOST_BUDGET, GPU_BUDGET = 2048, 16384  # where nobody has searched for a better one
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,8 @@ class Prediction:
     @property
     def labels(self) -> np.ndarray:
         """The index of the best logit of each row."""
-        return self.logits.argmax(axis=1)
+        best: np.ndarray = self.logits.argmax(axis=1)
+        return best
 
     @property
     def padding_efficiency(self) -> float:
@@ -132,6 +131,11 @@ class Predictor:
         return self._strategy.name
 
     @property
+    def model(self) -> Any:
+        """The working copy of the model that computes the batches."""
+        return self._strategy.model
+
+    @property
     def trim(self) -> bool:
         """Whether the last layer computes only the tokens that the head reads."""
         return self._strategy.trims
@@ -154,7 +158,7 @@ class Predictor:
     @property
     def token_budget(self) -> int:
         """Tokens per batch."""
-        return self.options.token_budget or TOKEN_BUDGET.get(self.device.type, TOKEN_BUDGET["cpu"])
+        return self.options.token_budget or (GPU_BUDGET if is_gpu(self.device) else HOST_BUDGET)
 
     @property
     def dtype(self) -> str:

@@ -1,13 +1,20 @@
-"""The model's own forward, one text at a time: what every faster way is held against."""
+"""The model's own forward, one text at a time in float32, and how the answers of any other way compare with it."""
 
+import copy
+import math
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from scipy.special import ndtri
+from torch import nn
 
-from boundby.inference.batches import collate, forward
-from boundby.inference.tokens import Tokens
+from boundby.inference.batches import Tokens, collate, forward
+from boundby.stats import CONFIDENCE, wilson_interval
+
+SMALLEST_MARGINS = 10  # that a report tells
 
 
 def require_classifier(model: Any, tokenizer: Any) -> None:
@@ -39,3 +46,124 @@ def one_by_one(model: Any, tokens: Tokens, rows: Sequence[int]) -> np.ndarray:
             batch = collate(tokens, [row], 0, model.device)
             found[line] = forward(model, batch).float().cpu().numpy()[0]
     return found
+
+
+def in_dtype(model: nn.Module, dtype: torch.dtype) -> Any:
+    """Return a copy of the model with parameters in `dtype`, in evaluation mode; those that have it are shared.
+
+    Buffers are shared as they are: the frequencies of rotary positions must not be rounded.
+    """
+    memo: dict[int, Any] = {id(each): each for each in model.buffers()}
+    for each in model.parameters():
+        is_right = each.dtype == dtype or not each.is_floating_point()
+        memo[id(each)] = each if is_right else nn.Parameter(each.detach().to(dtype), requires_grad=False)
+    return copy.deepcopy(model, memo).eval()
+
+
+def float32_head(model: Any) -> None:
+    """Put everything of a working copy that follows its layers into float32: it costs next to nothing.
+
+    A pooler of the base model becomes part of the head, as `pooler_in_head`, and the base no longer runs it.
+    """
+    base = model.base_model
+    for name, module in model.named_children():
+        if module is not base:
+            setattr(model, name, in_dtype(module, torch.float32))
+    pooler = getattr(base, "pooler", None)
+    if pooler is not None:
+        base.pooler = None
+        pooler = in_dtype(pooler, torch.float32)
+    base.pooler_in_head = pooler
+
+
+@dataclass(frozen=True)
+class ExactnessReport:
+    """Logits of one precision beside the reference's: one text at a time, float32, the stock forward.
+
+    `agreement_low` and `agreement_high` end a 95 % interval (Wilson) for all texts that the sample stands for; where
+    the sample is all texts they are the share itself. A margin is the lead of the reference's best logit over its
+    second. Accuracies are None without labels; the interval of their difference is of the pairs (Agresti & Min 2005).
+    """
+
+    precision: str
+    rows: int
+    same_labels: int
+    agreement: float
+    agreement_low: float
+    agreement_high: float
+    max_abs_logit_difference: float
+    mean_abs_logit_difference: float
+    smallest_margins: tuple[float, ...]
+    reference_accuracy: float | None = None
+    accuracy: float | None = None
+    accuracy_difference_low: float | None = None
+    accuracy_difference_high: float | None = None
+
+    @property
+    def accuracy_difference(self) -> float | None:
+        """Accuracy less that of the reference."""
+        if self.accuracy is None or self.reference_accuracy is None:
+            return None
+        return self.accuracy - self.reference_accuracy
+
+    @property
+    def guard_margin(self) -> float:
+        """The margin below which a label can flip: twice the largest difference of a logit that was seen."""
+        return 2 * self.max_abs_logit_difference
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {**asdict(self), "accuracy_difference": self.accuracy_difference, "guard_margin": self.guard_margin}
+
+
+def margins(logits: np.ndarray) -> np.ndarray:
+    """Return how far the best logit of each row leads the second."""
+    two_best = np.partition(logits, -2, axis=1)[:, -2:]
+    return two_best[:, 1] - two_best[:, 0]
+
+
+def compare_logits(
+    precision: str,
+    found: np.ndarray,
+    reference: np.ndarray,
+    labels: Sequence[int] | None = None,
+    is_all: bool = False,
+) -> ExactnessReport:
+    """Return how `found` compares with `reference`, both `[rows, labels]`; `is_all`: there are no other texts.
+
+    Raises ValueError where there is nothing to compare or a value is not finite.
+    """
+    if found.shape != reference.shape or not len(found):
+        raise ValueError(f"logits of shape {found.shape} cannot be compared with {reference.shape}")
+    if not (np.isfinite(found).all() and np.isfinite(reference).all()):
+        raise ValueError(f"logits in {precision} or in the reference are not finite")
+    mine, theirs = found.argmax(axis=1), reference.argmax(axis=1)
+    rows, same = len(found), int((mine == theirs).sum())
+    low, high = (same / rows, same / rows) if is_all else wilson_interval(same, rows)
+    difference = np.abs(found.astype(np.float64) - reference)
+    return ExactnessReport(
+        precision,
+        rows,
+        same,
+        same / rows,
+        low,
+        high,
+        float(difference.max()),
+        float(difference.mean()),
+        tuple(np.sort(margins(reference))[:SMALLEST_MARGINS].tolist()),
+        **({} if labels is None else _accuracies(mine == np.asarray(labels), theirs == np.asarray(labels))),
+    )
+
+
+def _accuracies(mine: np.ndarray, theirs: np.ndarray) -> dict[str, float]:
+    rows = len(mine)
+    gained, lost = int((mine & ~theirs).sum()), int((~mine & theirs).sum())
+    gained_half, lost_half, n = gained + 0.5, lost + 0.5, rows + 2  # half a pair more in each of the four cells
+    centre = (gained_half - lost_half) / n
+    reach = float(ndtri(0.5 + CONFIDENCE / 2)) * math.sqrt(gained_half + lost_half - n * centre**2) / n
+    return {
+        "reference_accuracy": float(theirs.mean()),
+        "accuracy": float(mine.mean()),
+        "accuracy_difference_low": centre - reach,
+        "accuracy_difference_high": centre + reach,
+    }

@@ -9,12 +9,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from boundby.inference.batches import Tokens
 from boundby.inference.packing import UnsupportedAttention
 from boundby.inference.precision import Precision, matmul_effect, tolerance
-from boundby.inference.reference import one_by_one
+from boundby.inference.reference import in_dtype, one_by_one
 from boundby.inference.strategies import Strategy, candidates
-from boundby.inference.tokens import Tokens
-from boundby.inference.working_copy import in_dtype
 
 CHECK_ROWS = 64
 CHECK_BUDGET = 1024  # small enough that 64 texts make several batches of mixed lengths
@@ -144,7 +143,7 @@ def check_rows(lengths: np.ndarray) -> list[int]:
     """Return up to 64 rows, spread evenly over the lengths, the shortest and the longest among them."""
     order = np.argsort(lengths, kind="stable")
     places = np.unique(np.linspace(0, len(order) - 1, min(CHECK_ROWS, len(order))).round().astype(int))
-    return order[places].tolist()
+    return [int(row) for row in order[places]]
 
 
 def logits_of(strategy: Strategy, tokens: Tokens, rows: Sequence[int], budget: int, precision: Precision) -> np.ndarray:

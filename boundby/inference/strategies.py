@@ -5,130 +5,111 @@ against the stock forward, never assumed.
 """
 
 import contextlib
+import os
+import shutil
+import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import nn
 
-from boundby.inference import compilation, last_layer, packing
-from boundby.inference.batches import Batch, collate, packs, token_budget_batches
+from boundby.device import is_gpu, is_host
+from boundby.inference import last_layer, packing
+from boundby.inference.batches import Tokens, collate, packs, token_budget_batches
 from boundby.inference.precision import Precision
-from boundby.inference.reference import padding_id
-from boundby.inference.tokens import Tokens
-from boundby.inference.working_copy import float32_head, in_dtype
+from boundby.inference.reference import float32_head, in_dtype, padding_id
 
 HALF = (torch.bfloat16, torch.float16)
+BACKEND = "inductor"
+# No processes of torch's own, which a killed program would leave behind; and no kernel chosen by what was fastest, so
+# that every process has the same ones.
+COMPILE_OPTIONS: dict[str, Any] = {"compile_threads": 1, "deterministic": True}
 
 
-class Strategy(Protocol):
-    """One way to compute logits."""
+class Strategy:
+    """One way to compute logits, on a working copy of the model whose last layer, if `trims`, computes what is read."""
 
     name: str
-    device: torch.device
-    trims: bool  # the last layer
+    own_head = True  # computed here in float32, rather than by the model's forward
 
-    def compile(self) -> None:
-        """Have the layers compiled at the first batch. Raises ValueError where the model has none that are known."""
-        ...
+    def __init__(self, model: Any, tokenizer: Any, dtype: torch.dtype, trims: bool) -> None:
+        self.device: torch.device = model.device
+        self.trims = trims
+        self.model = in_dtype(model, dtype)
+        if self.own_head:
+            float32_head(self.model)
+        if trims:
+            last_layer.trim(self.model)
+        self._pad_id = padding_id(model, tokenizer)
+        self._reads_last = isinstance(getattr(model, "score", None), nn.Linear)
+        self._skipped_id = model.config.get_text_config().pad_token_id  # the head of a decoder steps back over it
+        self._is_causal = bool(is_causal(model))
+        self._no_cache = {"use_cache": False} if self._reads_last else {}
 
     def batches(self, lengths: np.ndarray, budget: int) -> list[list[int]]:
         """Return which rows go together: a pure function of the lengths and the budget."""
-        ...
+        raise NotImplementedError
 
     def cells(self, lengths: np.ndarray) -> int:
         """Return the tokens, padding included, that the model computes for one batch of texts of these lengths."""
-        ...
+        return int(lengths.max()) * len(lengths)
 
     def logits(self, tokens: Tokens, rows: Sequence[int]) -> torch.Tensor:
         """Return the logits of one batch, `[rows, labels]`, float32, on the device."""
-        ...
+        raise NotImplementedError
 
+    def compile(self) -> None:
+        """Have the layers compiled at the first batch, but a trimmed one. Raises ValueError: see `compile_layers`."""
+        compile_layers(self.model, but_last=self.trims)
 
-@dataclass(frozen=True)
-class _Wiring:
-    """What the strategies know of a model: its working copy, what fills a batch, and which token the head reads."""
+    def head_row(self, ids: np.ndarray) -> int:
+        """Return the place of the token that the head reads in a text of these ids, as the stock head chooses it."""
+        if not self._reads_last:
+            return 0
+        if self._skipped_id is None or ids[-1] != self._skipped_id:
+            return len(ids) - 1
+        others = np.flatnonzero(ids != self._skipped_id)
+        return int(others[-1]) if others.size else 0
 
-    model: Any
-    device: torch.device
-    pad_id: int
-    reads_last: bool
-    skipped_id: int | None  # the head of a decoder steps back over this id
-    is_causal: bool
-    trims: bool  # the last layer: it computes only the tokens that the head reads
+    def _head_rows(self, tokens: Tokens, rows: Sequence[int]) -> np.ndarray:
+        return np.fromiter((self.head_row(tokens.ids[row]) for row in rows), dtype=np.int64, count=len(rows))
 
-    def seen(self, tokens: Tokens, rows: Sequence[int]) -> tuple[Tokens, np.ndarray]:
-        """Return the texts at `rows`, and the place in each of the token that the head reads.
-
-        A trimmed last layer has one query per text, which sees all of it: in a causal model the text ends there.
-        """
-        ids, places = [tokens.ids[row] for row in rows], self.head_rows(tokens, rows)
-        if self.trims and self.is_causal:
-            ids = [each[: place + 1] for each, place in zip(ids, places, strict=True)]
-        return Tokens(ids, None), places
-
-    def reading(self, rows: torch.Tensor) -> contextlib.AbstractContextManager[None]:
+    def _reading(self, rows: torch.Tensor) -> contextlib.AbstractContextManager[None]:
         """Have the block's forward compute no other rows in its last layer, if that is trimmed."""
         return last_layer.reading(rows) if self.trims else contextlib.nullcontext()
 
-    def head_rows(self, tokens: Tokens, rows: Sequence[int]) -> np.ndarray:
-        """Return the place, in each text, of the token that the head reads, as the stock head chooses it."""
-        if not self.reads_last:
-            return np.zeros(len(rows), dtype=np.int64)
-        return np.fromiter((self._last(tokens.ids[row]) for row in rows), dtype=np.int64, count=len(rows))
-
-    def rows_in(self, batch: Batch, tokens: Tokens) -> torch.Tensor:
-        """Return where, in a padded batch whose texts stand one after another, the tokens are that the head reads."""
-        first = np.arange(len(batch.rows)) * batch.input_ids.shape[1]
-        return torch.from_numpy(first + self.head_rows(tokens, batch.rows)).to(self.device)
-
-    def _last(self, ids: np.ndarray) -> int:
-        if self.skipped_id is None or ids[-1] != self.skipped_id:
-            return ids.size - 1
-        others = np.flatnonzero(ids != self.skipped_id)
-        return int(others[-1]) if others.size else 0
-
-    def head(self, states: torch.Tensor) -> torch.Tensor:
+    def _head(self, states: torch.Tensor) -> torch.Tensor:
         """Return the logits of `[rows, hidden]`, the states of the tokens that the head reads."""
         model, states = self.model, states.float()
-        if self.reads_last:
-            return model.score(states)
-        if hasattr(model, "pre_classifier"):
-            return model.classifier(torch.relu(model.pre_classifier(states)))
-        pooler = model.base_model.pooler_in_head
-        return model.classifier(states[:, None] if pooler is None else pooler(states[:, None]))
+        if self._reads_last:
+            logits = model.score(states)
+        elif hasattr(model, "pre_classifier"):
+            logits = model.classifier(torch.relu(model.pre_classifier(states)))
+        else:
+            pooler = model.base_model.pooler_in_head
+            logits = model.classifier(states[:, None] if pooler is None else pooler(states[:, None]))
+        return cast(torch.Tensor, logits)
 
 
-class _Wired:
-    """What all strategies have of their wiring."""
-
-    def __init__(self, wiring: _Wiring) -> None:
-        self._wiring, self.device, self.trims = wiring, wiring.device, wiring.trims
-
-    def compile(self) -> None:
-        """Have the layers compiled at the first batch. Raises ValueError where the model has none that are known."""
-        compilation.compile_layers(self._wiring.model, but_last=self.trims)
-
-
-class Packed(_Wired):
+class Packed(Strategy):
     """Texts in one row without padding."""
 
-    def __init__(self, wiring: _Wiring, attention: str) -> None:
-        super().__init__(wiring)
+    def __init__(self, model: Any, tokenizer: Any, dtype: torch.dtype, trims: bool, *, attention: str) -> None:
+        super().__init__(model, tokenizer, dtype, trims)
         packing.register()
         self.name = "packed, variable-length attention" if attention == packing.VARLEN else "packed, by length"
         self._attention = attention
-        wiring.model.set_attn_implementation(attention)
-        embeddings = getattr(wiring.model.base_model, "embeddings", None)
+        self.model.set_attn_implementation(attention)
+        embeddings = getattr(self.model.base_model, "embeddings", None)
         self._position_skips = getattr(embeddings, "padding_idx", None)  # RoBERTa and its kin alone have it there
 
     def compile(self) -> None:
         """Have the layers compiled around the attention at the first batch."""
         super().compile()
-        self._wiring.model.set_attn_implementation(packing.opaque(self._attention))
+        self.model.set_attn_implementation(packing.opaque(self._attention))
 
     def batches(self, lengths: np.ndarray, budget: int) -> list[list[int]]:
         """Return packs."""
@@ -139,115 +120,115 @@ class Packed(_Wired):
         return int(lengths.sum())
 
     def logits(self, tokens: Tokens, rows: Sequence[int]) -> torch.Tensor:
-        """Return the logits of one pack."""
-        wiring = self._wiring
-        seen, places = wiring.seen(tokens, rows)
-        direction = wiring.is_causal if wiring.trims else None
-        current = packing.pack(seen, range(len(rows)), places, self._position_skips, wiring.device, direction)
-        with current, wiring.reading(current.head_rows):
-            states = wiring.model.base_model(
+        """Return the logits of one pack.
+
+        A trimmed last layer has one query per text, which sees all of it: in a causal model the text ends there.
+        """
+        ids, places = [tokens.ids[row] for row in rows], self._head_rows(tokens, rows)
+        if self.trims and self._is_causal:
+            ids = [text[: place + 1] for text, place in zip(ids, places, strict=True)]
+        direction = self._is_causal if self.trims else None
+        current = packing.pack(ids, places, self._position_skips, self.device, direction)
+        with current, self._reading(current.head_rows):
+            states = self.model.base_model(
                 input_ids=current.input_ids,
                 attention_mask=torch.ones_like(current.input_ids),  # of padding, of which there is none
                 position_ids=current.position_ids,
-                **_no_cache(wiring),
+                **self._no_cache,
             ).last_hidden_state
-        return wiring.head(states[0, current.head_rows])
+        return self._head(states[0, current.head_rows])
 
 
-class Unmasked(_Wired):
-    """Padding on the right and no mask: in a causal model no real token sees it."""
+class Padded(Strategy):
+    """Padding on the right and, with the model's own head, a mask.
 
-    name = "padded on the right without a mask"
+    Without one: in a causal model no real token sees the padding. Texts of one length need no mask in any model.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, dtype: torch.dtype, trims: bool, *, masked: bool) -> None:
+        self.name = "padded with a mask" if masked else "padded on the right without a mask"
+        self.own_head = not masked
+        super().__init__(model, tokenizer, dtype, trims)
+        # The stock head of a decoder without a padding id takes one text at a time.
+        self._alone = masked and self._skipped_id is None and (self._reads_last or self._is_causal)
 
     def batches(self, lengths: np.ndarray, budget: int) -> list[list[int]]:
         """Return padded batches."""
-        return token_budget_batches(lengths, budget)
-
-    def cells(self, lengths: np.ndarray) -> int:
-        """Return rows times the longest."""
-        return int(lengths.max()) * len(lengths)
+        return token_budget_batches(lengths, 1 if self._alone else budget)
 
     def logits(self, tokens: Tokens, rows: Sequence[int]) -> torch.Tensor:
         """Return the logits of one batch."""
-        wiring = self._wiring
-        batch = collate(tokens, rows, wiring.pad_id, wiring.device)
-        chosen = wiring.rows_in(batch, tokens)
-        with wiring.reading(chosen):
-            states = wiring.model.base_model(input_ids=batch.input_ids, **_no_cache(wiring)).last_hidden_state
-        return wiring.head(states.flatten(0, 1)[chosen])
+        batch = collate(tokens, rows, self._pad_id, self.device)
+        starts = np.arange(len(rows)) * batch.input_ids.shape[1]
+        read = torch.from_numpy(starts + self._head_rows(tokens, rows)).to(self.device)
+        with self._reading(read):
+            if not self.own_head:
+                mask = batch.attention_mask if batch.is_padded else None
+                return cast(torch.Tensor, self.model(input_ids=batch.input_ids, attention_mask=mask).logits.float())
+            states = self.model.base_model(input_ids=batch.input_ids, **self._no_cache).last_hidden_state
+        return self._head(states.flatten(0, 1)[read])
 
 
-class Masked(Unmasked):
-    """Padding with a mask through the model's own forward; texts of one length need no mask."""
-
-    name = "padded with a mask"
-
-    def logits(self, tokens: Tokens, rows: Sequence[int]) -> torch.Tensor:
-        """Return the logits of one batch."""
-        wiring = self._wiring
-        batch = collate(tokens, rows, wiring.pad_id, wiring.device)
-        mask = batch.attention_mask if batch.is_padded else None
-        with wiring.reading(wiring.rows_in(batch, tokens)):
-            return wiring.model(input_ids=batch.input_ids, attention_mask=mask).logits.float()
-
-
-def candidates(model: Any, tokenizer: Any, precision: Precision, trims: bool) -> list[tuple[str, Any]]:
+def candidates(
+    model: Any, tokenizer: Any, precision: Precision, trims: bool
+) -> list[tuple[str, Callable[[], Strategy]]]:
     """Return what this model looks able to take, fastest first: name and a callable that makes the strategy.
 
     Each comes first with its last layer trimmed, if `trims` and the model is of a kind that can be. The last one,
     `masked`, asks nothing of the model.
     """
-    can_trim = trims and _has_known_head(model) and _is_causal(model) is not None and last_layer.is_known(model)
-    found: list[tuple[str, Any]] = []
-    for name, make, own_head in _ways(model, precision):
-        for trimmed in (True, False) if can_trim else (False,):
-            wired = partial(_wire, model, tokenizer, precision.dtype, own_head, trimmed)
-            found.append((f"{name}, trimmed" if trimmed else name, lambda make=make, wired=wired: make(wired())))
-    return found
+    ways: list[tuple[str, Callable[..., Strategy]]] = []
+    has_known_head = _has_known_head(model)
+    if has_known_head:
+        if is_gpu(model.device) and precision.dtype in HALF and packing.has_varlen():
+            ways.append(("varlen", partial(Packed, attention=packing.VARLEN)))
+        if is_host(model.device):
+            ways.append(("grouped", partial(Packed, attention=packing.GROUPED)))
+        if is_causal(model):
+            ways.append(("unmasked", partial(Padded, masked=False)))
+    ways.append(("masked", partial(Padded, masked=True)))
+    can_trim = trims and has_known_head and is_causal(model) is not None and last_layer.is_known(model)
+    return [
+        (f"{name}, trimmed" if trimmed else name, partial(make, model, tokenizer, precision.dtype, trimmed))
+        for name, make in ways
+        for trimmed in ((True, False) if can_trim else (False,))
+    ]
 
 
-def _ways(model: Any, precision: Precision) -> list[tuple[str, Callable[[_Wiring], Strategy], bool]]:
-    """Return name, strategy, and whether it needs a head of ours."""
-    found: list[tuple[str, Callable[[_Wiring], Strategy], bool]] = []
-    if _has_known_head(model):
-        device = model.device.type
-        if device == "cuda" and precision.dtype in HALF and packing.has_varlen():
-            found.append(("varlen", partial(Packed, attention=packing.VARLEN), True))
-        if device == "cpu":
-            found.append(("grouped", partial(Packed, attention=packing.GROUPED), True))
-        if _is_causal(model):
-            found.append(("unmasked", Unmasked, True))
-    return [*found, ("masked", Masked, False)]
+def compile_layers(model: Any, *, but_last: bool) -> None:
+    """Have the layers of a working copy compiled when they are first called, for all sizes of batches at once.
+
+    `but_last`: not the last one. Raises ValueError where there is no layer to compile.
+    """
+    layers = last_layer.layers(model)
+    if layers is None:
+        raise ValueError("the layers are of an unknown structure")
+    chosen = layers[:-1] if but_last else layers
+    if not len(chosen):
+        raise ValueError("the one layer is trimmed")
+    for layer in chosen:
+        layer.compile(dynamic=True, backend=BACKEND, options=COMPILE_OPTIONS if BACKEND == "inductor" else None)
 
 
-def _wire(model: Any, tokenizer: Any, dtype: torch.dtype, own_head: bool, trims: bool) -> _Wiring:
-    copied = in_dtype(model, dtype)
-    if own_head:
-        float32_head(copied)
-    if trims:
-        last_layer.trim(copied)
-    return _Wiring(
-        model=copied,
-        device=model.device,
-        pad_id=padding_id(model, tokenizer),
-        reads_last=isinstance(getattr(model, "score", None), nn.Linear),
-        skipped_id=model.config.get_text_config().pad_token_id,
-        is_causal=bool(_is_causal(model)),
-        trims=trims,
-    )
+def compile_obstacle(device: torch.device) -> str | None:
+    """Return why nothing can be compiled for this device here; None where nothing is known to be in the way."""
+    if is_gpu(device):
+        from torch.utils._triton import has_triton
+
+        return None if has_triton() else "Triton is missing, or the GPU is too old for it"
+    if not is_host(device):
+        return f"not tried on {device.type}"
+    compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+    return None if shutil.which(compiler) else f"the C++ compiler {compiler} is missing; CXX names another"
+
+
+def is_causal(model: Any) -> bool | None:
+    """Tell whether no token sees a later one; None where that differs from layer to layer."""
+    said = {module.is_causal for module in model.modules() if isinstance(getattr(module, "is_causal", None), bool)}
+    return None if len(said) == 2 else True in said
 
 
 def _has_known_head(model: Any) -> bool:
     """Tell whether the head is `score` after the last token, or a `classifier` after the first."""
     base = getattr(model, "base_model", model)
     return base is not model and any(hasattr(model, name) for name in ("score", "classifier"))
-
-
-def _is_causal(model: Any) -> bool | None:
-    """Tell whether no token sees a later one; None where that differs from layer to layer."""
-    said = {module.is_causal for module in model.modules() if isinstance(getattr(module, "is_causal", None), bool)}
-    return None if len(said) == 2 else True in said
-
-
-def _no_cache(wiring: _Wiring) -> dict[str, bool]:
-    return {"use_cache": False} if wiring.reads_last else {}

@@ -6,6 +6,7 @@ the steps inside each trace, and the change of the step time is held against it.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -35,6 +36,11 @@ class Amount:
     device_total_ns: float | None
     cpu_self_ns: float | None
 
+    @property
+    def per_call_ns(self) -> float | None:
+        """The device time of one call."""
+        return None if self.device_total_ns is None else self.device_total_ns / self.calls
+
 
 @dataclass(frozen=True)
 class Change:
@@ -52,6 +58,11 @@ class Change:
         if None in values:
             return None
         return (getattr(self.b, quantity) if self.b else 0) - (getattr(self.a, quantity) if self.a else 0)
+
+    @property
+    def only_in(self) -> Literal["a", "b"] | None:
+        """The only trace with a call of it; None: both have some."""
+        return "a" if self.b is None else "b" if self.a is None else None
 
     @property
     def weight(self) -> float:
@@ -94,6 +105,11 @@ class Diff:
     idle: tuple[TimeChange, ...]  # by cause
     operators: tuple[Change, ...]
     kernels: tuple[Change, ...]
+
+    @property
+    def matched_by(self) -> str:
+        """What operators of both traces are told apart by."""
+        return "name and shapes" if self.by_shapes else "name"
 
     @property
     def is_beyond_spread(self) -> bool | None:

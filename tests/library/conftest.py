@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 
 from boundby.training import StageTimer
-from tests.timed_loops import Clock
+from tests.fakes import FakeNanoseconds
 
 
 @pytest.fixture
-def clock() -> Clock:
+def clock() -> FakeNanoseconds:
     """A clock of a training loop."""
-    return Clock()
+    return FakeNanoseconds()
 
 
 @pytest.fixture
-def timer(clock: Clock) -> Iterator[StageTimer]:
+def timer(clock: FakeNanoseconds) -> Iterator[StageTimer]:
     """The stages of a training loop on that clock; it has begun."""
     timer = StageTimer(clock=clock)
     timer.start()

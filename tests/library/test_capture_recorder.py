@@ -67,9 +67,11 @@ def whats(manifest: CaptureManifest) -> list[str]:
     return [remark.what for remark in manifest.downgrades]
 
 
-def test_each_cycle_leaves_a_trace_of_its_own_steps(tmp_path):
-    manifest = loop(recorder_of(tmp_path, TWO), 8)
+def test_each_cycle_leaves_a_trace_of_its_own_steps_and_its_owner_is_told(tmp_path):
+    told: list[Cycle] = []
+    manifest = loop(recorder_of(tmp_path, TWO, on_cycle=told.append), 8)
     first, second = manifest.cycles
+    assert tuple(told) == manifest.cycles
     assert marks_of(first) == ["ProfilerStep#2", "ProfilerStep#3"]
     assert marks_of(second) == ["ProfilerStep#6", "ProfilerStep#7"]
     assert sum(event["name"] == "aten::mm" for event in events_of(second)) == 2
@@ -87,11 +89,10 @@ def test_cycles_may_start_far_apart(tmp_path):
 
 
 def test_the_loop_pays_for_the_recorder_in_its_windows_alone(tmp_path, monkeypatch):
-    at_work = []
+    at_work, ended = [], []
     step = Engine.step
-    monkeypatch.setattr(Engine, "step", lambda engine: at_work.append(recorder._number) or step(engine))
-    recorder = recorder_of(tmp_path, Schedule(3, 1, 1))
-    loop(recorder, 20)
+    monkeypatch.setattr(Engine, "step", lambda engine: at_work.append(len(ended)) or step(engine))
+    loop(recorder_of(tmp_path, Schedule(3, 1, 1)), 20, step=lambda: ended.append(1))
     assert at_work == [4, 5]  # the end of the warm-up and of the recording
 
 
@@ -108,9 +109,8 @@ def test_a_single_cycle_holds_the_stacks_and_says_so(tmp_path):
     manifest = loop(recorder_of(tmp_path, ONE, stacks_path="stacks.txt"), 4)
     assert manifest.trace_path == tmp_path / "trace.json.gz"
     assert manifest.stacks_path == tmp_path / "stacks.txt"
-    assert [remark.reason for remark in manifest.downgrades] == [
-        "the schedule has one cycle: its times hold the cost of recording stacks"
-    ]
+    assert [(remark.what, remark.is_foreseen) for remark in manifest.downgrades] == [("trace", True)]
+    assert manifest.estimated_bytes is None and manifest.estimate_reason  # a size is known from the second cycle on
 
 
 def test_ranks_do_not_overwrite_each_other(tmp_path):
@@ -198,12 +198,6 @@ def test_a_path_that_is_no_trace_is_refused():
         Recorder(ONE, Path("trace.txt"), device=CPU)
 
 
-def test_the_owner_is_told_of_each_cycle(tmp_path):
-    told: list[Cycle] = []
-    manifest = loop(recorder_of(tmp_path, TWO, on_cycle=told.append), 8)
-    assert tuple(told) == manifest.cycles
-
-
 def test_an_owner_that_fails_does_not_stop_the_loop(tmp_path):
     manifest = loop(recorder_of(tmp_path, TWO, on_cycle=lambda cycle: 1 / 0), 8)
     assert (manifest.steps_recorded, whats(manifest)) == (4, ["on_cycle"])
@@ -217,13 +211,10 @@ def test_warnings_of_the_loop_reach_its_user(tmp_path):
 
 
 def test_warnings_are_caught_only_where_the_recording_starts_and_stops(tmp_path, monkeypatch):
-    caught_at = []
+    caught_at, ended = [], []
     catch = warnings.catch_warnings
-    recorder = recorder_of(tmp_path, Schedule(1, 1, 6))
-    monkeypatch.setattr(
-        warnings, "catch_warnings", lambda **options: caught_at.append(recorder._number) or catch(**options)
-    )
-    loop(recorder, 8)
+    monkeypatch.setattr(warnings, "catch_warnings", lambda **options: caught_at.append(len(ended)) or catch(**options))
+    loop(recorder_of(tmp_path, Schedule(1, 1, 6)), 8, step=lambda: ended.append(1))
     assert sorted(set(caught_at)) == [1, 2, 8]  # it holds for all threads of the program
 
 
@@ -252,7 +243,7 @@ def test_a_failing_profiler_costs_its_cycle_alone(tmp_path, monkeypatch, method)
 
 @pytest.mark.skipif(not hasattr(torch.autograd, "_is_kineto_stopped"), reason="this torch does not tell")
 def test_a_device_that_stops_collecting_ends_the_cycle(tmp_path, monkeypatch):
-    recorder = recorder_of(tmp_path, Schedule(0, 1, 3))
+    ended = []
     start = torch.profiler.profile.start_trace
 
     def start_as_on_a_device(profile: torch.profiler.profile) -> None:
@@ -260,8 +251,8 @@ def test_a_device_that_stops_collecting_ends_the_cycle(tmp_path, monkeypatch):
         profile.use_device = "cpu"
 
     monkeypatch.setattr(torch.profiler.profile, "start_trace", start_as_on_a_device)
-    monkeypatch.setattr(torch.autograd, "_is_kineto_stopped", lambda: recorder._number == 2)
-    manifest = loop(recorder, 4)
+    monkeypatch.setattr(torch.autograd, "_is_kineto_stopped", lambda: len(ended) == 2)
+    manifest = loop(recorder_of(tmp_path, Schedule(0, 1, 3)), 4, step=lambda: ended.append(1))
     assert marks_of(manifest.cycles[0]) == ["ProfilerStep#1"]
     assert [remark.reason for remark in manifest.downgrades] == ["1 of 3 are in the trace"]
     assert "stopped early" in manifest.warnings[0]
@@ -312,12 +303,6 @@ def test_the_size_of_a_cycle_shortens_the_next_one(tmp_path):
     assert [cycle.steps_recorded for cycle in part.cycles] == [0, 2, 2]  # one more in place of the one that was too big
     assert whats(part) == ["steps"]
     assert all(cycle.json_bytes <= limit for cycle in part.cycles[1:])
-
-
-def test_one_cycle_gives_no_estimate_and_says_so(tmp_path):
-    manifest = loop(recorder_of(tmp_path, ONE), 4)
-    assert manifest.estimated_bytes is None
-    assert manifest.estimate_reason == "a size is known from the second cycle without stacks on"
 
 
 def test_a_limit_that_nothing_meets_ends_after_a_few_cycles_with_the_last_one_kept(tmp_path):

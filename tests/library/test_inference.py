@@ -1,7 +1,6 @@
 """Batching changes no prediction, loses no row and keeps the budget."""
 
 import random
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +9,8 @@ import pytest
 import torch
 
 from boundby.inference import TOKENIZER_CHUNK, Batch, Tokens, collate, forward, token_budget_batches, tokenize
+from boundby.inference.batches import packs
+from tests import classifiers
 
 CPU = torch.device("cpu")
 WORDS = 50
@@ -144,23 +145,22 @@ def padded_tokens(batch: list[int], lengths: list[int]) -> int:
     return len(batch) * max(lengths[row] for row in batch)
 
 
-@pytest.mark.parametrize("budget", [1, 7, 64, 100, 513, 10_000])
-@pytest.mark.parametrize("seed", range(5))
-def test_batches_hold_each_row_once_longest_first_within_the_budget(seed: int, budget: int) -> None:
-    lengths = [random.Random(seed).randint(1, 120) for _ in range(200)]
-    batches = token_budget_batches(lengths, budget)
+def own_tokens(batch: list[int], lengths: list[int]) -> int:
+    return sum(lengths[row] for row in batch)
+
+
+@pytest.mark.parametrize("budget", [1, 64, 100, 513, 100_000])
+@pytest.mark.parametrize(("gather", "tokens_in"), [(token_budget_batches, padded_tokens), (packs, own_tokens)])
+def test_batches_hold_each_row_once_longest_first_and_as_many_as_the_budget(
+    gather: Any, tokens_in: Any, budget: int
+) -> None:
+    lengths = [random.Random(0).randint(1, 120) for _ in range(500)]
+    batches = gather(lengths, budget)
     order = [row for batch in batches for row in batch]
-    assert sorted(order) == list(range(200))
-    assert order == sorted(range(200), key=lambda row: (-lengths[row], row))
-    assert all(padded_tokens(batch, lengths) <= budget or len(batch) == 1 for batch in batches)
-
-
-@pytest.mark.parametrize("budget", [64, 100, 513])
-def test_no_batch_has_room_for_the_next_row(budget: int) -> None:
-    lengths = [random.Random(1).randint(1, 60) for _ in range(200)]
-    batches = token_budget_batches(lengths, budget)
+    assert order == sorted(range(500), key=lambda row: (-lengths[row], row))
+    assert all(tokens_in(batch, lengths) <= budget or len(batch) == 1 for batch in batches)
     for batch, following in zip(batches, batches[1:], strict=False):
-        assert padded_tokens([*batch, following[0]], lengths) > budget
+        assert tokens_in([*batch, following[0]], lengths) > budget
 
 
 def test_batches_are_a_function_of_the_lengths_and_the_budget() -> None:
@@ -171,64 +171,15 @@ def test_batches_are_a_function_of_the_lengths_and_the_budget() -> None:
     assert lengths == [3, 5, 3, 5, 1]
 
 
-def test_rows_of_equal_length_keep_their_order() -> None:
-    lengths = [random.Random(0).randint(1, 3) for _ in range(5000)]
-    order = [row for batch in token_budget_batches(lengths, 64) for row in batch]
-    assert order == sorted(range(5000), key=lambda row: -lengths[row])
+@pytest.mark.parametrize("gather", [token_budget_batches, packs])
+def test_a_row_longer_than_the_budget_goes_alone_and_no_rows_have_no_batches(gather: Any) -> None:
+    assert gather([4, 100, 4], 8) == [[1], [0, 2]]
+    assert gather([], 100) == []
 
 
-def test_a_row_longer_than_the_budget_goes_alone() -> None:
-    assert token_budget_batches([4, 100, 4], 8) == [[1], [0, 2]]
-
-
-def test_no_rows_have_no_batches() -> None:
-    assert token_budget_batches([], 100) == []
-
-
-def bert() -> Any:
-    from transformers import BertConfig, BertForSequenceClassification
-
-    config = BertConfig(
-        vocab_size=WORDS,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=64,
-        max_position_embeddings=64,
-        num_labels=5,
-        pad_token_id=PAD,
-    )
-    return BertForSequenceClassification(config)
-
-
-def qwen2() -> Any:
-    from transformers import Qwen2Config, Qwen2ForSequenceClassification
-
-    config = Qwen2Config(
-        vocab_size=WORDS,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=64,
-        num_labels=5,
-        pad_token_id=PAD,
-    )
-    return Qwen2ForSequenceClassification(config)
-
-
-def seeded(make: Callable[[], Any]) -> Any:
-    torch.manual_seed(0)
-    model = make().eval()
-    for parameter in model.parameters():
-        parameter.data.mul_(5)  # the initial weights hardly tell two texts apart
-    return model
-
-
-@pytest.fixture(params=[bert, qwen2], ids=["bert", "qwen2"], scope="module")
+@pytest.fixture(params=["bert", "qwen2"], scope="module")
 def classifier(request: pytest.FixtureRequest) -> Any:
-    return seeded(request.param)
+    return classifiers.build(request.param, WORDS, PAD)
 
 
 def logits_of(model: Any, batch: Batch) -> torch.Tensor:
@@ -241,7 +192,7 @@ def test_a_classifier_gives_a_text_the_same_logits_in_any_batch(classifier: Any,
     tokens = tokenize(tokenizer, [text_of(each) for each in words], max_length=64)
     alone = torch.cat([logits_of(classifier, collate(tokens, [row], PAD, CPU)) for row in range(len(words))])
     together = logits_of(classifier, collate(tokens, range(len(words)), PAD, CPU))
-    assert together.shape == (len(words), 5)
+    assert together.shape == (len(words), classifiers.LABELS)
     torch.testing.assert_close(together, alone, atol=1e-5, rtol=0)
     for batch in token_budget_batches(tokens.lengths, budget=40):
         torch.testing.assert_close(
@@ -258,7 +209,7 @@ def test_a_batch_without_padding_needs_no_mask(classifier: Any) -> None:
 
 
 def test_without_the_mask_padding_would_change_the_logits() -> None:
-    model = seeded(bert)
+    model = classifiers.build("bert", WORDS, PAD)
     batch = collate(tokens_of(3, 40), [0, 1], PAD, CPU)
     with torch.inference_mode():
         unmasked = model(input_ids=batch.input_ids, attention_mask=torch.ones_like(batch.attention_mask)).logits

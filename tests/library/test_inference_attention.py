@@ -9,8 +9,8 @@ from torch.nn import functional
 from transformers import masking_utils
 
 from boundby.inference import PRECISIONS, Predictor, PredictorOptions, UnsupportedAttention, one_by_one, strategies
+from boundby.inference.batches import Tokens
 from boundby.inference.packing import VARLEN, attention_window, grouped_attention, pack, varlen_attention
-from boundby.inference.tokens import Tokens
 from tests import classifiers
 
 pytestmark = pytest.mark.isa
@@ -121,17 +121,15 @@ def test_the_kernel_for_variable_lengths_gets_the_window(
 
     monkeypatch.setattr(varlen, "varlen_attn", plain_varlen)
     model = windowed(family)
-    monkeypatch.setattr(strategies, "_ways", lambda *_: [("varlen", lambda w: strategies.Packed(w, VARLEN), True)])
-    offered = dict(strategies.candidates(model, None, PRECISIONS["float32"], trims))
     with torch.inference_mode():
-        found = offered["varlen, trimmed" if trims else "varlen"]().logits(tokens, range(len(LENGTHS))).numpy()
+        packed = strategies.Packed(model, None, torch.float32, trims, attention=VARLEN)
+        found = packed.logits(tokens, range(len(LENGTHS))).numpy()
     alone = one_by_one(model, tokens, range(len(LENGTHS)))
     np.testing.assert_allclose(found, alone, atol=1e-5 * np.abs(alone).max(), rtol=0)
 
 
 def a_pack(length: int, is_causal: bool | None = None) -> Any:
-    tokens = Tokens([np.ones(length, dtype=np.int32)] * 2, 0)
-    return pack(tokens, [0, 1], np.array([0, 0]), None, CPU, is_causal)
+    return pack([np.ones(length, dtype=np.int32)] * 2, np.array([0, 0]), None, CPU, is_causal)
 
 
 def rule(kind: str) -> Any:
@@ -219,15 +217,8 @@ def test_settings_without_effect_change_nothing() -> None:
 
 
 def test_a_refusal_is_typed_and_the_next_way_taken(tokens: Tokens) -> None:
-    class Spelled:
-        padding_side = "right"
-
-        def __call__(self, texts: list[str], **_: Any) -> Any:
-            ids = [[int(word) for word in text.split()] for text in texts]
-            return type("Encoded", (dict,), {"encodings": None})(input_ids=ids)
-
     texts = [" ".join(map(str, ids)) for ids in tokens.ids]
-    predictor = Predictor(windowed("Gemma2"), Spelled(), PredictorOptions(64), texts)
+    predictor = Predictor(windowed("Gemma2"), classifiers.Spelled(), PredictorOptions(64), texts)
     assert [(each.strategy, each.kind) for each in predictor.check.refusals] == [
         ("grouped, trimmed", "unsupported"),
         ("grouped", "unsupported"),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from boundby.inference import Predictor, PredictorOptions, compilation, compile_obstacle, last_layer
+from boundby.inference import Predictor, PredictorOptions, compile_obstacle, last_layer, strategies
 from tests import classifiers
 
 OPTIONS = PredictorOptions(64, token_budget=128, compile=True)
@@ -21,41 +21,27 @@ def compiled(model: Any) -> list[bool]:
     return [each._compiled_call_impl is not None for each in last_layer.layers(model)]
 
 
-def test_the_layers_before_a_trimmed_one_are_compiled(
-    tokenizer: Any, texts: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Torch traces the layers and runs what it has traced as it is: all of compiling but the C++ compiler."""
-    monkeypatch.setattr(compilation, "BACKEND", "eager")
-    model = built("bert", tokenizer)
-    predictor = Predictor(model, tokenizer, OPTIONS, texts)
-    assert predictor.compiled and predictor.trim and predictor.doubts == ()
-    assert compiled(predictor._strategy._wiring.model) == [True, False]
-    assert compiled(model) == [False, False]
-    eager = Predictor(model, tokenizer, PredictorOptions(64, token_budget=128), texts)
-    assert not eager.compiled and eager.check.compile_s is None
-    np.testing.assert_allclose(predictor.predict(texts).logits, eager.predict(texts).logits, rtol=1e-5, atol=1e-5)
-    torch._dynamo.reset()
-
-
 def test_a_last_layer_that_is_not_trimmed_is_compiled_too(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compilation, "BACKEND", "eager")
+    monkeypatch.setattr(strategies, "BACKEND", "eager")
     model = built("qwen2", tokenizer)
-    compilation.compile_layers(model, but_last=False)
+    strategies.compile_layers(model, but_last=False)
     assert compiled(model) == [True, True]
 
 
-@pytest.mark.skipif(compile_obstacle(CPU) is not None, reason=f"{compile_obstacle(CPU)}")
-def test_one_compilation_is_for_batches_of_all_sizes(
-    tokenizer: Any, texts: list[str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+def test_the_layers_before_a_trimmed_one_are_compiled_once_for_batches_of_all_sizes(
+    tokenizer: Any, texts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Torch traces the layers and runs what it has traced as it is: all of compiling but the C++ compiler."""
     from torch._dynamo.utils import counters
 
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(strategies, "BACKEND", "eager")
     model = built("qwen2", tokenizer)
     predictor = Predictor(model, tokenizer, OPTIONS, texts)
-    assert predictor.doubts == () and predictor.compiled
+    assert predictor.compiled and predictor.trim and predictor.doubts == ()
+    assert (compiled(predictor.model), compiled(model)) == ([True, False], [False, False])
     graphs = counters["stats"]["unique_graphs"]
     eager = Predictor(model, tokenizer, PredictorOptions(64, token_budget=128), texts)
+    assert not eager.compiled and eager.check.compile_s is None
     for budget in (40, 200, 1000):
         found = predictor.with_token_budget(budget).predict(texts).logits
         expected = eager.with_token_budget(budget).predict(texts).logits
@@ -70,7 +56,7 @@ def test_compiled_layers_that_compute_something_else_are_not_taken(
     def wrong(model: Any, *, but_last: bool) -> None:
         last_layer.layers(model)[0].register_forward_hook(lambda _module, _given, states: 1.1 * states)
 
-    monkeypatch.setattr(compilation, "compile_layers", wrong)
+    monkeypatch.setattr(strategies, "compile_layers", wrong)
     model = built("bert", tokenizer)
     predictor = Predictor(model, tokenizer, OPTIONS, texts)
     assert not predictor.compiled
@@ -85,7 +71,7 @@ def test_a_compiler_that_fails_is_one_line_of_doubt(
     def fails(model: Any, *, but_last: bool) -> None:
         raise RuntimeError("Python.h: no such file\nand a thousand lines")
 
-    monkeypatch.setattr(compilation, "compile_layers", fails)
+    monkeypatch.setattr(strategies, "compile_layers", fails)
     predictor = Predictor(built("bert", tokenizer), tokenizer, OPTIONS, texts)
     assert predictor.doubts == ("not compiled: RuntimeError: Python.h: no such file",)
     assert not predictor.compiled
@@ -99,7 +85,7 @@ def test_a_model_without_layers_to_compile_says_so(changes: dict[str, int], reas
     if not changes:
         model.config.num_hidden_layers = 3  # than which the model has fewer
     with pytest.raises(ValueError, match=reason):
-        compilation.compile_layers(model, but_last=True)
+        strategies.compile_layers(model, but_last=True)
 
 
 def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

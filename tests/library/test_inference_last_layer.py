@@ -8,8 +8,9 @@ import torch
 
 from boundby.inference import Predictor, PredictorOptions, Tokens, last_layer, one_by_one, strategies
 from boundby.inference.precision import PRECISIONS
-from boundby.inference.working_copy import in_dtype
+from boundby.inference.reference import in_dtype
 from tests import classifiers
+from tests.classifiers import Spelled
 
 WORDS, PAD = 50, 0
 LENGTHS = (30, 9, 9, 4, 1)
@@ -21,16 +22,6 @@ QUERIES = {"qwen2": "q_proj", "bert": "query", "roberta": "query", "distilbert":
 @pytest.fixture(scope="module")
 def tokens() -> Tokens:
     return Tokens([np.arange(1, length + 1, dtype=np.int32) for length in LENGTHS], 0)
-
-
-class Spelled:
-    """A tokenizer that gives each text, a word per id, the ids it spells."""
-
-    padding_side = "right"
-
-    def __call__(self, texts: list[str], **_: Any) -> Any:
-        ids = [[int(word) for word in text.split()] for text in texts]
-        return type("Encoded", (dict,), {"encodings": None})(input_ids=ids)
 
 
 TEXTS = [
@@ -52,7 +43,7 @@ def test_only_the_token_that_the_head_reads_goes_through_the_last_layer(family: 
     offered = dict(strategies.candidates(model, None, PRECISIONS["float32"], True))
     strategy = offered[f"{way}, trimmed"]()
     computed: list[int] = []
-    for name, module in strategy._wiring.model.named_modules():
+    for name, module in strategy.model.named_modules():
         if name.endswith(AFTER_ATTENTION):
             module.register_forward_hook(lambda _, __, states: computed.append(_rows(states)))
     with torch.inference_mode():
@@ -70,7 +61,7 @@ def _rows(states: torch.Tensor) -> int:
 def test_the_queries_of_the_other_tokens_are_not_computed(family: str, tokens: Tokens) -> None:
     strategy = dict(strategies.candidates(built(family), None, PRECISIONS["float32"], True))["grouped, trimmed"]()
     given: list[int] = []
-    for name, module in strategy._wiring.model.named_modules():
+    for name, module in strategy.model.named_modules():
         if name.endswith(QUERIES[family]):
             module.register_forward_pre_hook(lambda _, states: given.append(_rows(states[0])))
     with torch.inference_mode():

@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from boundby.inference import Predictor, PredictorOptions, one_by_one, strategies, tokenize
-from boundby.inference.batches import packs
+from boundby.inference.batches import Tokens
 from boundby.inference.packing import VARLEN, has_varlen, pack
 from boundby.inference.precision import MOST_TOLERANCE
-from boundby.inference.tokens import Tokens
 from tests import classifiers
 
 CPU = torch.device("cpu")
@@ -20,23 +19,8 @@ def tokens_of(*lengths: int) -> Tokens:
     return Tokens([np.arange(1, length + 1, dtype=np.int32) for length in lengths], 0)
 
 
-def test_packs_hold_each_row_once_longest_first_within_the_budget() -> None:
-    lengths = np.random.default_rng(0).integers(1, 60, 300)
-    found = packs(lengths, 100)
-    assert sorted(row for each in found for row in each) == list(range(300))
-    assert [row for each in found for row in each] == sorted(range(300), key=lambda row: (-lengths[row], row))
-    assert all(lengths[each].sum() <= 100 for each in found)
-    for each, following in zip(found, found[1:], strict=False):
-        assert lengths[each].sum() + lengths[following[0]] > 100
-
-
-def test_a_row_longer_than_the_budget_is_a_pack_of_its_own() -> None:
-    assert packs([4, 100, 4], 8) == [[1], [0, 2]]
-    assert packs([], 8) == []
-
-
 def test_a_pack_tells_where_each_text_begins() -> None:
-    found = pack(tokens_of(4, 2, 2, 1), [0, 1, 2, 3], np.array([3, 1, 1, 0]), None, CPU)
+    found = pack(tokens_of(4, 2, 2, 1).ids, np.array([3, 1, 1, 0]), None, CPU)
     assert found.input_ids.tolist() == [[1, 2, 3, 4, 1, 2, 1, 2, 1]]
     assert found.position_ids.tolist() == [[0, 1, 2, 3, 0, 1, 0, 1, 0]]
     assert found.starts.tolist() == [0, 4, 6, 8, 9]
@@ -47,7 +31,7 @@ def test_a_pack_tells_where_each_text_begins() -> None:
 
 def test_positions_can_skip_the_padding_id() -> None:
     """As RoBERTa counts them: from beyond the id, which itself stays at its own."""
-    found = pack(tokens_of(4, 2), [0, 1], np.array([0, 0]), 2, CPU)
+    found = pack(tokens_of(4, 2).ids, np.array([0, 0]), 2, CPU)
     assert found.position_ids.tolist() == [[3, 2, 4, 5, 3, 2]]
 
 
@@ -83,7 +67,7 @@ def test_the_kernel_for_variable_lengths_is_asked_for_what_the_model_does(
     monkeypatch.setattr(varlen, "varlen_attn", plain)
     model = classifiers.build(family, 50, 0)
     tokens = tokens_of(30, 9, 9, 4, 1)
-    strategy = strategies.Packed(strategies._wire(model, None, torch.float32, True, trims), VARLEN)
+    strategy = strategies.Packed(model, None, torch.float32, trims, attention=VARLEN)
     with torch.inference_mode():
         found = strategy.logits(tokens, range(5)).numpy()
     alone = one_by_one(model, tokens, range(5))

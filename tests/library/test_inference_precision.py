@@ -144,22 +144,37 @@ def test_a_small_sample_that_agrees_wholly_is_not_sure_enough(model: Any, tokeni
     assert whole.options.precision != "float32"
 
 
-def test_a_precision_whose_logits_overflow_is_left_out_with_the_reason(
-    model: Any, tokenizer: Any, texts: list[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("text 3 has logits that are not finite in bfloat16"), RuntimeError("Unsupported dtype BFloat16")],
+    ids=["overflow", "no kernel"],
+)
+def test_a_precision_that_cannot_be_computed_in_is_left_out_with_the_reason(
+    error: Exception, model: Any, tokenizer: Any, texts: list[str]
 ) -> None:
-    from boundby.inference import Prediction
+    class Failing(Paced):
+        @contextlib.contextmanager
+        def active(self, device: torch.device) -> Iterator[None]:
+            raise error
+            yield
 
-    predict = Predictor.predict_tokens
-
-    def overflows(self: Predictor, *given: Any, **named: Any) -> Prediction:
-        if self.options.precision == "bfloat16":
-            raise ValueError("text 3 has logits that are not finite in bfloat16")
-        return predict(self, *given, **named)
-
-    monkeypatch.setattr(Predictor, "predict_tokens", overflows)
-    choice = chosen(model, tokenizer, Sample(texts, is_all=True), PrecisionRule("fastest"))
+    precisions = (FLOAT32, FAST, Failing("bfloat16", torch.bfloat16))
+    sample = Sample(texts, is_all=True)
+    choice = choose_precision(model, tokenizer, sample, PrecisionRule("fastest"), OPTIONS, CLOCK, precisions)
     assert choice.options.precision == "float32_fast"
-    assert choice.reasons == ("not bfloat16: text 3 has logits that are not finite in bfloat16",)
+    assert choice.reasons == (f"not bfloat16: {error}",)
+
+
+def test_memory_that_runs_out_is_no_reason_against_a_precision(model: Any, tokenizer: Any, texts: list[str]) -> None:
+    class Full(Paced):
+        @contextlib.contextmanager
+        def active(self, device: torch.device) -> Iterator[None]:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+            yield
+
+    precisions = (FLOAT32, Full("bfloat16", torch.bfloat16))
+    with pytest.raises(torch.OutOfMemoryError):
+        choose_precision(model, tokenizer, Sample(texts), PrecisionRule("fastest"), OPTIONS, CLOCK, precisions)
 
 
 def test_the_report_counts_flips_and_differences() -> None:

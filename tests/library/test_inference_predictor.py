@@ -14,6 +14,7 @@ from boundby.inference import Predictor, PredictorOptions, one_by_one, strategie
 from boundby.inference.planning import same_guard
 from boundby.inference.strategies import Packed
 from tests import classifiers
+from tests.classifiers import Spelled
 
 MAX_LENGTH = 128
 OPTIONS = PredictorOptions(MAX_LENGTH, token_budget=512)
@@ -106,7 +107,7 @@ def test_the_callers_model_is_left_as_it_was(model: Any, tokenizer: Any, texts: 
 
 
 def test_float32_shares_its_weights_with_the_callers_model(predictor: Predictor, model: Any) -> None:
-    ours = {each.data_ptr() for each in predictor._strategy._wiring.model.parameters()}
+    ours = {each.data_ptr() for each in predictor.model.parameters()}
     assert ours == {each.data_ptr() for each in model.parameters()}
 
 
@@ -118,16 +119,6 @@ def test_bfloat16_keeps_the_head_in_float32(model: Any, tokenizer: Any, texts: l
     assert 0 < np.abs(found - alone).max() < 0.15 * np.abs(alone).max()
     rounded = torch.from_numpy(found).to(torch.bfloat16).float().numpy()
     assert (rounded != found).any()
-
-
-class Constant:
-    """A tokenizer that gives each text, a word per id, the ids it spells."""
-
-    padding_side = "right"
-
-    def __call__(self, texts: Sequence[str], max_length: int, **_: Any) -> Any:
-        ids = [[int(word) for word in text.split()][:max_length] for text in texts]
-        return type("Encoded", (dict,), {"encodings": None})(input_ids=ids)
 
 
 PAD = 3
@@ -150,8 +141,8 @@ def test_the_padding_id_inside_a_text_means_what_it_means_to_the_model(
         "boundby.inference.selfcheck.candidates", lambda *given: [each for each in offered(*given) if each[0] == kind]
     )
     model = classifiers.build(family, 12, PAD)
-    predictor = Predictor(model, Constant(), PredictorOptions(16, token_budget=8), SPELLED)
-    alone = one_by_one(model, tokenize(Constant(), SPELLED, 16), range(len(SPELLED)))
+    predictor = Predictor(model, Spelled(), PredictorOptions(16, token_budget=8), SPELLED)
+    alone = one_by_one(model, tokenize(Spelled(), SPELLED, 16), range(len(SPELLED)))
     found = predictor.predict(SPELLED).logits
     np.testing.assert_allclose(found, alone, atol=1e-4 * np.abs(alone).max(), rtol=0)
     assert predictor.doubts == ()
@@ -160,9 +151,21 @@ def test_the_padding_id_inside_a_text_means_what_it_means_to_the_model(
 
 def test_a_decoder_without_a_padding_id_is_packed_too() -> None:
     model = classifiers.build("qwen2", 12, None)
-    predictor = Predictor(model, Constant(), PredictorOptions(16), SPELLED)
-    alone = one_by_one(model, tokenize(Constant(), SPELLED, 16), range(len(SPELLED)))
+    predictor = Predictor(model, Spelled(), PredictorOptions(16), SPELLED)
+    alone = one_by_one(model, tokenize(Spelled(), SPELLED, 16), range(len(SPELLED)))
     np.testing.assert_allclose(predictor.predict(SPELLED).logits, alone, atol=1e-4 * np.abs(alone).max(), rtol=0)
+
+
+def test_a_decoder_without_a_padding_id_whose_own_head_is_needed_takes_one_text_at_a_time() -> None:
+    from transformers import BloomConfig, BloomForSequenceClassification
+
+    torch.manual_seed(0)
+    config = BloomConfig(vocab_size=12, hidden_size=32, n_layer=1, n_head=2, num_labels=3, pad_token_id=None)
+    model = BloomForSequenceClassification(config).eval()
+    predictor = Predictor(model, Spelled(), PredictorOptions(16), SPELLED)
+    assert predictor.strategy == "padded with a mask"
+    alone = one_by_one(model, tokenize(Spelled(), SPELLED, 16), range(len(SPELLED)))
+    np.testing.assert_allclose(predictor.predict(SPELLED).logits, alone, atol=1e-6, rtol=0)
 
 
 def test_a_wrong_head_is_found_and_the_stock_forward_taken_with_a_doubt(
@@ -170,8 +173,8 @@ def test_a_wrong_head_is_found_and_the_stock_forward_taken_with_a_doubt(
 ) -> None:
     """The seeded bug reads the token before the last."""
     model = built("qwen2", tokenizer)
-    right = strategies._Wiring._last
-    monkeypatch.setattr(strategies._Wiring, "_last", lambda self, ids: max(0, right(self, ids) - 1))
+    right = strategies.Strategy.head_row
+    monkeypatch.setattr(strategies.Strategy, "head_row", lambda self, ids: max(0, right(self, ids) - 1))
     predictor = Predictor(model, tokenizer, OPTIONS, texts)
     alone = one_by_one(model, tokenize(tokenizer, texts, MAX_LENGTH), range(len(texts)))
     assert predictor.strategy == "padded with a mask"

@@ -11,21 +11,18 @@ from tests.layer_models import families, profiled, small
 
 
 def a_layer(path: str, kind: str, self_s: float, inclusive_s: float, **others: object) -> LayerProfile:
-    parent = others.pop("parent", path.rpartition(".")[0])
-    defaults = dict.fromkeys(LayerProfile.__dataclass_fields__)
     given = {
-        "path": path,
-        "parent": parent if path else None,
+        "parent": path.rpartition(".")[0] if path else None,
         "name": path,
-        "type": kind,
+        "depth": 0,
+        "order": 0,
         "calls": 1.0,
         "host_self_s": summarize([self_s]),
         "host_inclusive_s": summarize([inclusive_s]),
         "bytes_self": 8.0,
         "gain_at_limit_s": self_s / 2,
-        "is_concurrent": False,
     }
-    return LayerProfile(**{**defaults, **given, **others})
+    return LayerProfile(path=path, type=kind, **{**given, **others})
 
 
 def a_profile(*layers: LayerProfile) -> ModelProfile:

@@ -10,67 +10,63 @@ import torch
 from pytest import MonkeyPatch
 
 from boundby import memory
-from boundby.memory import CPU_REASON, MemoryMeter
+from boundby.memory import CPU_REASON, MemoryMeter, MemoryUse, ProcessPeak
 
 CPU = torch.device("cpu")
 BLOCK = 64 * 2**20
 
 
-@pytest.fixture
-def _counts_blocks(monkeypatch: MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_reset_peak_resident", lambda: True)
+class Kernel(ProcessPeak):
+    """A kernel that tells this peak, or that cannot set it back."""
+
+    def __init__(self, peak: int | None, *, resets: bool = True) -> None:
+        self._peak, self._resets = peak, resets
+
+    def reset(self) -> bool:
+        return self._resets
+
+    def read(self) -> int | None:
+        return self._peak
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def _has_much_memory(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "memory_limit_bytes", lambda: 10**15)
 
 
-@pytest.mark.usefixtures("_counts_blocks", "_has_much_memory")
-def test_a_cpu_has_the_process_and_a_reason_for_the_rest() -> None:
-    meter = MemoryMeter(CPU, peak_of_process=lambda: 12345)
+def used(kernel: ProcessPeak, device: torch.device = CPU) -> MemoryUse:
+    meter = MemoryMeter(device, kernel)
     meter.start()
-    use = meter.stop()
+    return meter.stop()
+
+
+def test_a_cpu_has_the_process_and_a_reason_for_the_rest() -> None:
+    use = used(Kernel(12345))
     assert use.process_peak_bytes == 12345
     assert 2**20 < use.process_bytes < psutil.virtual_memory().total
     assert (use.device_allocated_bytes, use.device_reserved_bytes, use.device_before_bytes) == (None, None, None)
     assert (use.device_peak_allocated_bytes, use.device_peak_reserved_bytes) == (None, None)
     assert use.device_total_bytes is None
-    assert use.reasons == (CPU_REASON,)
-    assert use.doubts == ()
+    assert (use.reasons, use.doubts) == ((CPU_REASON,), ())
 
 
-@pytest.mark.usefixtures("_counts_blocks")
-def test_an_unknown_peak_is_none_with_a_reason() -> None:
-    meter = MemoryMeter(CPU, peak_of_process=lambda: None)
-    meter.start()
-    use = meter.stop()
-    assert use.process_peak_bytes is None
-    assert use.reasons == (CPU_REASON, "the kernel does not tell the peak of this process over a block")
-
-
-def test_a_peak_that_cannot_be_set_back_is_not_that_of_the_block(monkeypatch: MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_reset_peak_resident", lambda: False)
-    meter = MemoryMeter(CPU, peak_of_process=lambda: 12345)
-    meter.start()
-    use = meter.stop()
+@pytest.mark.parametrize(
+    "kernel", [Kernel(None), Kernel(12345, resets=False)], ids=["unknown", "not that of the block"]
+)
+def test_a_peak_that_is_not_known_is_none_with_a_reason(kernel: Kernel) -> None:
+    use = used(kernel)
     assert use.process_peak_bytes is None
     assert len(use.reasons) == 2
 
 
-@pytest.mark.usefixtures("_counts_blocks")
 @pytest.mark.parametrize(("peak", "doubts"), [(899_999_999, 0), (900_000_000, 1)])
 def test_nine_tenths_of_the_limit_are_a_doubt(peak: int, doubts: int, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "memory_limit_bytes", lambda: 1_000_000_000)
-    meter = MemoryMeter(CPU, peak_of_process=lambda: peak)
-    meter.start()
-    found = meter.stop().doubts
-    assert len(found) == doubts
-    assert all(each.startswith("main memory is nearly full: 900 of 1000 MB") for each in found)
+    assert len(used(Kernel(peak)).doubts) == doubts
 
 
 def test_the_peak_is_that_of_the_block_and_not_of_what_came_before() -> None:
-    if not memory._reset_peak_resident():
+    if not ProcessPeak().reset():
         pytest.skip("this kernel cannot set the peak of a process back (/proc/self/clear_refs)")
     before = np.ones(4 * BLOCK, dtype=np.uint8)
     del before
@@ -85,19 +81,16 @@ def test_the_peak_is_that_of_the_block_and_not_of_what_came_before() -> None:
 
 
 @pytest.mark.parametrize(("status", "peak"), [("Name:\tx\nVmHWM:\t    2140 kB\n", 2140 * 1024), ("Name:\tx\n", None)])
-def test_the_peak_is_read_in_bytes(status: str, peak: int | None, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+def test_the_peak_is_read_in_bytes(status: str, peak: int | None, tmp_path: Path) -> None:
     (tmp_path / "status").write_text(status)
-    monkeypatch.setattr(memory, "Path", lambda path: tmp_path / "status")
-    assert memory._peak_resident_bytes() == peak
+    assert ProcessPeak(tmp_path).read() == peak
 
 
-def test_a_system_without_proc_tells_no_peak(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "Path", lambda path: tmp_path / "absent" / "file")
-    assert memory._peak_resident_bytes() is None
-    assert not memory._reset_peak_resident()
+def test_a_system_without_proc_tells_no_peak(tmp_path: Path) -> None:
+    kernel = ProcessPeak(tmp_path / "absent")
+    assert (kernel.reset(), kernel.read()) == (False, None)
 
 
-@pytest.mark.usefixtures("_counts_blocks", "_has_much_memory")
 def test_the_counters_of_a_gpu_stand_in_their_fields(monkeypatch: MonkeyPatch) -> None:
     calls: list[str] = []
     allocated = iter([11, 22])
@@ -112,15 +105,14 @@ def test_the_counters_of_a_gpu_stand_in_their_fields(monkeypatch: MonkeyPatch) -
     }
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
-    meter = MemoryMeter(torch.device("cuda"), peak_of_process=lambda: 7)
-    meter.start()
+    use = used(Kernel(7), torch.device("cuda"))
     assert calls == ["synchronize", "reset"]
-    use = meter.stop()
     assert (use.device_before_bytes, use.device_allocated_bytes) == (11, 22)
     assert (use.device_reserved_bytes, use.device_peak_reserved_bytes) == (33, 95)
     assert (use.device_peak_allocated_bytes, use.device_total_bytes, use.process_peak_bytes) == (44, 100, 7)
     assert use.reasons == ()
-    assert [each.split(" is ")[0] for each in use.doubts] == ["device memory"]
+    [doubt] = use.doubts
+    assert "device memory" in doubt
 
 
 @pytest.mark.gpu

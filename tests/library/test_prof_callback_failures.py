@@ -15,7 +15,8 @@ from boundby.capture.exclusion import AT_WORK
 from boundby.integrations.transformers import ProfCallback
 from boundby.trace import read_trace
 from boundby.training import read_stage_times
-from tests.trainer_runs import EVALUATING, Model, Watch, given_up_in, losses, make_trainer, names_in
+from tests.fakes import FakeNanoseconds
+from tests.trainer_runs import EVALUATING, Model, given_up_in, losses, make_trainer, names_in
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +99,7 @@ def test_an_attached_callback_writes_everything_when_the_training_ends_early(
     error: type[BaseException], tmp_path: Path
 ) -> None:
     callback = ProfCallback(str(tmp_path), 1, 1, 1, profile_memory=False, with_stack=False)
-    trainer = make_trainer(tmp_path, model=Model(Watch(), fail_at=5, error=error))
+    trainer = make_trainer(tmp_path, model=Model(FakeNanoseconds(), fail_at=5, error=error))
     before, copies = state_of(trainer), accelerate.data_loader.send_to_device
     callback.attach(trainer)
     with pytest.raises(error, match="the model fails"):
@@ -113,7 +114,7 @@ def test_an_attached_callback_writes_everything_when_the_training_ends_early(
 
 def test_as_a_context_manager_the_callback_is_told_of_exceptions_too(tmp_path: Path) -> None:
     callback = ProfCallback(str(tmp_path), 1, 1, 5, profile_memory=False, with_stack=False)
-    model = Model(Watch(), fail_at=5)
+    model = Model(FakeNanoseconds(), fail_at=5)
     trainer = make_trainer(tmp_path, callback, model=model)
     with pytest.raises(RuntimeError, match="the model fails"), callback:
         trainer.train()
@@ -126,10 +127,10 @@ def test_as_a_context_manager_the_callback_is_told_of_exceptions_too(tmp_path: P
 
 def test_an_evaluation_after_an_exception_is_no_part_of_the_step_that_it_ended(tmp_path: Path) -> None:
     callback = ProfCallback(str(tmp_path), 1, 1, 1, profile_memory=False, with_stack=False)
-    trainer = make_trainer(tmp_path, callback, model=Model(Watch(), fail_at=5))
+    trainer = make_trainer(tmp_path, callback, model=Model(FakeNanoseconds(), fail_at=5))
     with pytest.raises(RuntimeError, match="the model fails"):
         trainer.train()
-    trainer.model._fail_at = None
+    trainer.model.fail_at = None
     trainer.evaluate()
     callback.stop()
     times = read_stage_times(tmp_path)

@@ -18,7 +18,8 @@ from boundby.integrations.transformers import ProfCallback
 from boundby.integrations.transformers.exports import nsight_command
 from boundby.integrations.transformers.stages import HookMarks
 from boundby.training import StageTimer, read_stage_times
-from tests.trainer_runs import Watch, losses
+from tests.fakes import FakeNanoseconds
+from tests.trainer_runs import losses
 
 ARGS = SimpleNamespace(n_gpu=0, torch_compile=False, eval_on_start=False)
 
@@ -27,7 +28,7 @@ class Events:
     """The events of a training, each one 10 ns after the one before, on marks of their own."""
 
     def __init__(self, *, model: nn.Module | None = None, eval_on_start: bool = False) -> None:
-        self.watch = Watch()
+        self.watch = FakeNanoseconds()
         self.timer = StageTimer(clock=self.watch)
         self.marks = HookMarks(self.timer)
         self.model = model or nn.Linear(1, 1)
@@ -278,5 +279,5 @@ def test_the_command_counts_the_cycles_that_the_training_has_steps_for(tmp_path:
 def test_the_suggested_report_is_in_the_output_folder_unless_it_is_named() -> None:
     default = ProfCallback(enable_nsight_systems=True)
     named = ProfCallback(enable_nsight_systems=True, nsight_systems_output_file="mine.nsys-rep")
-    assert default._nsight.report == "profiler_output/nsys_profile.nsys-rep"
-    assert named._nsight.report == "mine.nsys-rep"
+    assert default.nsight.report == "profiler_output/nsys_profile.nsys-rep"
+    assert named.nsight.report == "mine.nsys-rep"

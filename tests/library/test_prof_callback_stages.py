@@ -10,7 +10,8 @@ import pytest
 from boundby.integrations.transformers import ProfCallback
 from boundby.training import StageTimes, read_stage_times
 from tests import trainer_runs
-from tests.trainer_runs import EVALUATING, Watch, losses, on_watch
+from tests.fakes import FakeNanoseconds
+from tests.trainer_runs import EVALUATING, losses, on_watch
 
 
 class Run(NamedTuple):
@@ -31,7 +32,7 @@ class Run(NamedTuple):
 )
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
     accumulate, is_attached = request.param
-    folder, watch = tmp_path_factory.mktemp("run"), Watch()
+    folder, watch = tmp_path_factory.mktemp("run"), FakeNanoseconds()
     callback = ProfCallback(str(folder), profile_memory=False, with_stack=False)
     settings = EVALUATING | {"save_strategy": "no", "gradient_accumulation_steps": accumulate}
     with on_watch(watch):

@@ -6,15 +6,13 @@ python -m pytest tests/library/test_trace_bounds.py
 import json
 from pathlib import Path
 
-import pytest
-
 from tests.trace_truth.attempts import survives
 from tests.trace_truth.large import BOMBS, bomb, launching_threads, measured
 from tests.traces import call, event, work
 
 
 def test_tens_of_thousands_of_categories_names_threads_and_shapes_are_read(tmp_path: Path) -> None:
-    count = 70_000
+    count = 40_000  # more than an int16 holds
     events = ",".join(
         f'{{"ph":"X","cat":"c{k}","name":"n{k}","pid":{k},"tid":"t{k}","ts":{k},"dur":1}}' for k in range(count)
     )
@@ -33,17 +31,16 @@ def test_times_of_many_decades_are_left_out_or_add_up(tmp_path: Path) -> None:
     assert trace.faults or told == [10 * 2**60, 10 * 2**60]
 
 
-@pytest.mark.parametrize("name", BOMBS)
-def test_a_zip_bomb_is_refused_in_bounded_memory(tmp_path: Path, name: str) -> None:
-    grown, said = measured(bomb(tmp_path, name, 24), max_json_bytes=16 * 2**20)
-    assert "bomb.json.gz is not a readable Chrome trace" in said
-    assert grown < 150
+def test_zip_bombs_are_refused_in_bounded_memory(tmp_path: Path) -> None:
+    told = measured(*(bomb(tmp_path, name, 24) for name in BOMBS), max_json_bytes=16 * 2**20)
+    for (grown, said), name in zip(told, BOMBS, strict=True):
+        assert f"{name}.json.gz is not a readable Chrome trace" in said
+        assert grown < 150, name
 
 
 def test_two_thousand_launching_threads_need_bounded_memory(tmp_path: Path) -> None:
-    grown, said = measured(launching_threads(tmp_path, 2000, 10_000))
-    assert said == "14000"
-    assert grown < 150
+    [(grown, said)] = measured(launching_threads(tmp_path, 2000, 10_000))
+    assert (said, grown < 150) == ("14000", True)
 
 
 def test_five_thousand_nested_events_are_analysed(tmp_path: Path) -> None:
@@ -51,6 +48,5 @@ def test_five_thousand_nested_events_are_analysed(tmp_path: Path) -> None:
     nested = [event("aten::mm", k, 3 * count - 2 * k) for k in range(count)]
     path = tmp_path / "nested.json"
     path.write_text(json.dumps([*nested, call(count, 1, 70), work(count + 5, 5, 70)]))
-    grown, said = measured(path)
-    assert said == str(count + 2)
-    assert grown < 300
+    [(grown, said)] = measured(path)
+    assert (said, grown < 300) == (str(count + 2), True)

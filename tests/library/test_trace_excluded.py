@@ -88,10 +88,8 @@ def test_what_reaches_into_a_range_keeps_what_is_outside_of_it(tmp_path: Path) -
     odd = [event("before", CUT_US - 50, 100), event("behind", CUT_US + 650, 100), event("broken", CUT_US + 800, -5)]
     trace = without_excluded(read_trace(traces.write(tmp_path, *with_evaluation(), *odd)))
     rows = {trace.names[name]: row for row, name in enumerate(trace.name.tolist())}
-    found = {
-        each: (trace.start_ns[rows[each]], trace.duration_ns[rows[each]]) for each in ("before", "behind", "broken")
-    }
-    assert found == {"before": (1_450_000, 50_000), "behind": (1_500_000, 50_000), "broken": (1_600_000, -5_000)}
+    spans = {name: (trace.start_ns[row], trace.duration_ns[row]) for name, row in rows.items() if name[0] == "b"}
+    assert spans == {"before": (1_450_000, 50_000), "behind": (1_500_000, 50_000), "broken": (1_600_000, -5_000)}
 
 
 def test_memory_that_changes_in_a_range_is_left_out(tmp_path: Path) -> None:
@@ -132,11 +130,6 @@ def loop(folder: Path, between: Callable[[ProfilerManager], None]) -> ProfilerMa
     return manager
 
 
-def excluded_in_context(manager: ProfilerManager) -> None:
-    with manager.excluded("sampling"):
-        evaluate()
-
-
 def excluded_by_marks(manager: ProfilerManager) -> None:
     manager.timer.begin("evaluation", "excluded")
     evaluate()
@@ -152,16 +145,17 @@ def excluded_twice(manager: ProfilerManager) -> None:
         evaluate()
 
 
-def stage_of_the_same_name(manager: ProfilerManager) -> None:
-    with manager.stage("evaluation"):
-        evaluate()
+def in_stages(manager: ProfilerManager) -> None:
+    for name in ("evaluation", "callbacks"):
+        with manager.stage(name):
+            evaluate()
 
 
 def calls_of(folder: Path) -> dict[str, int]:
     return {each.name: each.calls for each in analyze(read_trace(folder / "trace.json")).operators}
 
 
-@pytest.mark.parametrize("between", [excluded_in_context, excluded_by_marks, excluded_twice])
+@pytest.mark.parametrize("between", [excluded_by_marks, excluded_twice])
 def test_what_a_loop_excludes_stands_in_its_trace_and_in_no_operator(
     tmp_path: Path, between: Callable[[ProfilerManager], None]
 ) -> None:
@@ -175,9 +169,9 @@ def test_what_a_loop_excludes_stands_in_its_trace_and_in_no_operator(
 
 
 def test_a_stage_that_is_only_called_evaluation_stays_in_its_step(tmp_path: Path) -> None:
-    loop(tmp_path, stage_of_the_same_name)
+    loop(tmp_path, in_stages)
     assert not any(name.startswith("excluded: ") for name in read_trace(tmp_path / "trace.json").names)
-    assert calls_of(tmp_path)["aten::cos"] >= 50
+    assert calls_of(tmp_path)["aten::cos"] == 200
 
 
 def test_an_exclusion_that_never_ends_ends_with_its_step(tmp_path: Path) -> None:
@@ -186,15 +180,6 @@ def test_an_exclusion_that_never_ends_ends_with_its_step(tmp_path: Path) -> None
     ends = {trace.names[name]: end for name, end in zip(trace.name, trace.start_ns + trace.duration_ns, strict=True)}
     assert ends["excluded: evaluation"] <= ends["ProfilerStep#2"]
     assert [trace.names[each] for each in trace.name].count("excluded: evaluation") == 2
-
-
-def test_a_stage_that_is_not_excluded_is_in_the_analysis(tmp_path: Path) -> None:
-    def between(manager: ProfilerManager) -> None:
-        with manager.stage("callbacks"):
-            evaluate()
-
-    loop(tmp_path, between)
-    assert calls_of(tmp_path)["aten::cos"] == 100
 
 
 def test_what_another_thread_excludes_is_no_part_of_the_loop_that_is_cut(tmp_path: Path) -> None:

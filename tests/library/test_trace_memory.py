@@ -15,17 +15,10 @@ import torch
 from boundby.capture import capture
 from boundby.trace import analyze, read_trace
 from boundby.trace.memory import MEMORY_COLUMNS, MOST_OWNERS, MOST_POINTS, MemoryOwner, MemoryUse, memory_rows
+from tests.traces import analysis_of, event, step
 
 GPU = {"Device Type": 1, "Device Id": 0}
 HOST = {"Device Type": 0, "Device Id": -1}
-
-
-def event(name: str, ts: float, dur: float, category: str = "cpu_op", tid: int = 1) -> dict:
-    return {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": tid, "ts": ts, "dur": dur, "args": {}}
-
-
-def step(number: int, ts: float, dur: float) -> dict:
-    return event(f"ProfilerStep#{number}", ts, dur, "user_annotation")
 
 
 def change(  # noqa: PLR0913
@@ -39,9 +32,7 @@ def change(  # noqa: PLR0913
 
 
 def uses_of(folder: Path, *events: dict) -> tuple[MemoryUse, ...]:
-    path = folder / "trace.json"
-    path.write_text(json.dumps({"traceEvents": events}))
-    return analyze(read_trace(path)).memory
+    return analysis_of(folder, *events).memory
 
 
 def use_of(folder: Path, *events: dict) -> MemoryUse:

@@ -11,10 +11,11 @@ import pytest
 
 from boundby.training import StageTimer
 from boundby.training.records import ABSENT, CUT, DISTURBED, RAISED
-from tests.timed_loops import Clock, S, host_ns, reasons, run
+from tests.fakes import FakeNanoseconds
+from tests.timed_loops import S, host_ns, reasons, run
 
 
-def test_a_step_is_split_into_its_stages_and_what_lies_in_none(timer: StageTimer, clock: Clock) -> None:
+def test_a_step_is_split_into_its_stages_and_what_lies_in_none(timer: StageTimer, clock: FakeNanoseconds) -> None:
     for _ in range(2):
         run(timer, clock, data=1, forward=2, backward=4)
         clock.advance(1)
@@ -32,7 +33,7 @@ def test_a_step_is_split_into_its_stages_and_what_lies_in_none(timer: StageTimer
     assert times.rows_of("backward")["step"].tolist() == [0, 1]
 
 
-def test_a_stage_inside_another_is_in_its_time_and_not_in_its_own(timer: StageTimer, clock: Clock) -> None:
+def test_a_stage_inside_another_is_in_its_time_and_not_in_its_own(timer: StageTimer, clock: FakeNanoseconds) -> None:
     with timer.stage("update"):
         clock.advance(1)
         run(timer, clock, forward=2)
@@ -45,7 +46,7 @@ def test_a_stage_inside_another_is_in_its_time_and_not_in_its_own(timer: StageTi
     assert sum(each.share for each in times.stages) == 1
 
 
-def test_micro_batches_are_occurrences_of_one_step(timer: StageTimer, clock: Clock) -> None:
+def test_micro_batches_are_occurrences_of_one_step(timer: StageTimer, clock: FakeNanoseconds) -> None:
     for _ in range(3):
         run(timer, clock, forward=1, backward=2)
     run(timer, clock, optimizer=1)
@@ -54,7 +55,7 @@ def test_micro_batches_are_occurrences_of_one_step(timer: StageTimer, clock: Clo
     assert timer.snapshot().stage("backward").share == 0.6
 
 
-def test_an_excluded_block_is_taken_out_of_everything_around_it(timer: StageTimer, clock: Clock) -> None:
+def test_an_excluded_block_is_taken_out_of_everything_around_it(timer: StageTimer, clock: FakeNanoseconds) -> None:
     with timer.span("epoch"), timer.stage("update"):
         clock.advance(1)
         with timer.excluded("evaluation"):
@@ -70,7 +71,7 @@ def test_an_excluded_block_is_taken_out_of_everything_around_it(timer: StageTime
     assert reasons(timer) == []
 
 
-def test_an_epoch_holds_steps_and_is_part_of_none(timer: StageTimer, clock: Clock) -> None:
+def test_an_epoch_holds_steps_and_is_part_of_none(timer: StageTimer, clock: FakeNanoseconds) -> None:
     with timer.span("epoch"):
         for _ in range(2):
             run(timer, clock, forward=1)
@@ -82,7 +83,7 @@ def test_an_epoch_holds_steps_and_is_part_of_none(timer: StageTimer, clock: Cloc
     assert times.stage("forward").share == 1
 
 
-def test_a_stage_around_steps_becomes_a_span(timer: StageTimer, clock: Clock) -> None:
+def test_a_stage_around_steps_becomes_a_span(timer: StageTimer, clock: FakeNanoseconds) -> None:
     with timer.stage("epoch"):
         for _ in range(2):
             run(timer, clock, forward=1)
@@ -111,7 +112,7 @@ def test_a_stage_around_steps_becomes_a_span(timer: StageTimer, clock: Clock) ->
     ],
 )
 def test_marks_out_of_order_are_put_right(
-    timer: StageTimer, clock: Clock, marks: str, kept: dict[str, list[tuple[int, int]]], reason: str
+    timer: StageTimer, clock: FakeNanoseconds, marks: str, kept: dict[str, list[tuple[int, int]]], reason: str
 ) -> None:
     for mark in marks.split():
         (timer.begin if mark[0] == "+" else timer.end)(mark[1:])
@@ -126,7 +127,7 @@ def test_marks_out_of_order_are_put_right(
     assert reason in reasons(timer)
 
 
-def test_an_end_that_never_came_costs_one_stage_and_no_step(timer: StageTimer, clock: Clock) -> None:
+def test_an_end_that_never_came_costs_one_stage_and_no_step(timer: StageTimer, clock: FakeNanoseconds) -> None:
     timer.begin("forward")  # the model raised, and the trainer went on with the next batch
     clock.advance(1)
     timer.step()
@@ -138,7 +139,7 @@ def test_an_end_that_never_came_costs_one_stage_and_no_step(timer: StageTimer, c
     assert reasons(timer) == ["'forward' has begun and not ended"]
 
 
-def test_an_exclusion_whose_end_never_came_ends_with_its_step(timer: StageTimer, clock: Clock) -> None:
+def test_an_exclusion_whose_end_never_came_ends_with_its_step(timer: StageTimer, clock: FakeNanoseconds) -> None:
     timer.begin("evaluation", "excluded")
     timer.step()
     run(timer, clock, forward=1)
@@ -150,7 +151,7 @@ def test_an_exclusion_whose_end_never_came_ends_with_its_step(timer: StageTimer,
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_an_exception_passes_through_and_marks_its_stage(
-    timer: StageTimer, clock: Clock, error: type[BaseException]
+    timer: StageTimer, clock: FakeNanoseconds, error: type[BaseException]
 ) -> None:
     with pytest.raises(error), timer.stage("update"), timer.stage("forward"):
         clock.advance(1)
@@ -161,7 +162,7 @@ def test_an_exception_passes_through_and_marks_its_stage(
     assert (times.stage("forward").host_s.n, times.stage("forward").unusual) == (0, 1)
 
 
-def test_the_wait_that_finds_the_end_of_the_data_is_no_occurrence(timer: StageTimer, clock: Clock) -> None:
+def test_the_wait_that_finds_the_end_of_the_data_is_no_occurrence(timer: StageTimer, clock: FakeNanoseconds) -> None:
     def batches() -> Iterator[int]:
         for each in range(2):
             clock.advance(1)
@@ -184,7 +185,7 @@ def test_a_loader_that_raises_passes_its_exception_on(timer: StageTimer) -> None
     assert timer.snapshot().rows_of("data")["flags"].tolist() == [0, RAISED]
 
 
-def test_a_resumed_run_goes_on_counting(clock: Clock) -> None:
+def test_a_resumed_run_goes_on_counting(clock: FakeNanoseconds) -> None:
     timer = StageTimer(clock=clock)
     timer.start(first_step=700)
     timer.step()
@@ -198,13 +199,13 @@ def test_a_resumed_run_goes_on_counting(clock: Clock) -> None:
     timer.stop()
 
 
-def test_the_number_of_a_step_holds_for_its_stages(timer: StageTimer, clock: Clock) -> None:
+def test_the_number_of_a_step_holds_for_its_stages(timer: StageTimer, clock: FakeNanoseconds) -> None:
     run(timer, clock, forward=1)
     timer.step(41)
     assert timer.snapshot().rows_of("forward")["step"].tolist() == [41]
 
 
-def test_a_disturbed_step_stays_out_of_the_summaries(timer: StageTimer, clock: Clock) -> None:
+def test_a_disturbed_step_stays_out_of_the_summaries(timer: StageTimer, clock: FakeNanoseconds) -> None:
     for seconds in (1, 50, 1):
         if seconds == 50:
             timer.disturb()
@@ -215,7 +216,7 @@ def test_a_disturbed_step_stays_out_of_the_summaries(timer: StageTimer, clock: C
     assert (times.stage("forward").host_s.maximum, times.step.host_s.total, times.step.unusual) == (1, 2, 1)
 
 
-def test_what_is_done_between_two_steps_may_be_left_out(timer: StageTimer, clock: Clock) -> None:
+def test_what_is_done_between_two_steps_may_be_left_out(timer: StageTimer, clock: FakeNanoseconds) -> None:
     timer.step()
     clock.advance(9)
     timer.restart_step()
@@ -224,7 +225,7 @@ def test_what_is_done_between_two_steps_may_be_left_out(timer: StageTimer, clock
     assert host_ns(timer, "step", "step") == [0, S]
 
 
-def test_stages_of_other_threads_are_kept_apart(timer: StageTimer, clock: Clock) -> None:
+def test_stages_of_other_threads_are_kept_apart(timer: StageTimer, clock: FakeNanoseconds) -> None:
     def prefetch() -> None:
         run(timer, clock, data=4)
 

@@ -5,10 +5,11 @@ python -m pytest tests/library/test_training_device.py
 
 from boundby.training import StageTimer
 from boundby.training.records import ABSENT
-from tests.timed_loops import Clock, Device, S, host_ns, run
+from tests.fakes import FakeNanoseconds
+from tests.timed_loops import Device, S, host_ns, run
 
 
-def test_times_of_the_device_come_when_it_has_passed_the_marks(clock: Clock) -> None:
+def test_times_of_the_device_come_when_it_has_passed_the_marks(clock: FakeNanoseconds) -> None:
     device = Device()
     with StageTimer(clock=clock, marks=device) as timer:
         run(timer, clock, forward=1, backward=1)
@@ -28,7 +29,7 @@ def test_times_of_the_device_come_when_it_has_passed_the_marks(clock: Clock) -> 
     assert device.reused == 3  # the last one begins the next gap
 
 
-def test_marks_are_used_again(clock: Clock) -> None:
+def test_marks_are_used_again(clock: FakeNanoseconds) -> None:
     device = Device()
     with StageTimer(clock=clock, marks=device) as timer:
         for _ in range(100):
@@ -38,7 +39,7 @@ def test_marks_are_used_again(clock: Clock) -> None:
     assert len(device.queued) - device.reused <= 1
 
 
-def test_a_device_that_never_answers_costs_its_times_alone(clock: Clock) -> None:
+def test_a_device_that_never_answers_costs_its_times_alone(clock: FakeNanoseconds) -> None:
     with StageTimer(clock=clock, marks=Device()) as timer:
         run(timer, clock, forward=1)
         timer.step()
@@ -48,7 +49,7 @@ def test_a_device_that_never_answers_costs_its_times_alone(clock: Clock) -> None
     assert [remark.what for remark in times.remarks] == ["device times"]
 
 
-def test_a_mark_that_fails_ends_the_times_of_the_device(clock: Clock) -> None:
+def test_a_mark_that_fails_ends_the_times_of_the_device(clock: FakeNanoseconds) -> None:
     said: list[str] = []
 
     class Broken(Device):
@@ -63,7 +64,7 @@ def test_a_mark_that_fails_ends_the_times_of_the_device(clock: Clock) -> None:
     assert said == ["device times: RuntimeError: CUDA error: the launch failed"]
 
 
-def test_no_time_between_marks_of_two_streams(clock: Clock) -> None:
+def test_no_time_between_marks_of_two_streams(clock: FakeNanoseconds) -> None:
     device = Device()
     with StageTimer(clock=clock, marks=device) as timer:
         with timer.stage("h2d"):
@@ -73,7 +74,7 @@ def test_no_time_between_marks_of_two_streams(clock: Clock) -> None:
         assert timer.snapshot().rows_of("h2d")["device_ns"].tolist() == [ABSENT]
 
 
-def test_an_evaluation_inside_leaves_no_time_on_the_device(clock: Clock) -> None:
+def test_an_evaluation_inside_leaves_no_time_on_the_device(clock: FakeNanoseconds) -> None:
     device = Device()
     with StageTimer(clock=clock, marks=device) as timer:
         with timer.stage("update"), timer.excluded():

@@ -6,14 +6,16 @@ import pytest
 
 from boundby.training import StageTimer
 from boundby.training.recorder import MOST_EVENTS
-from tests.timed_loops import Clock
+from tests.fakes import FakeNanoseconds
 
 
 def seconds_of(timer: StageTimer, name: str, kind: str = "stage") -> list[float]:
     return (timer.snapshot().rows_of(name, kind)["host_ns"] / 1e9).tolist()
 
 
-def test_whoever_looks_within_a_stage_sees_it_open_and_what_ended_before(timer: StageTimer, clock: Clock) -> None:
+def test_whoever_looks_within_a_stage_sees_it_open_and_what_ended_before(
+    timer: StageTimer, clock: FakeNanoseconds
+) -> None:
     with timer.stage("forward"):
         clock.advance(2)
     with timer.stage("backward"):
@@ -25,7 +27,9 @@ def test_whoever_looks_within_a_stage_sees_it_open_and_what_ended_before(timer: 
     assert seconds_of(timer, "backward") == [4.0]
 
 
-def test_a_hook_registered_within_a_step_is_told_of_the_stages_that_had_begun(timer: StageTimer, clock: Clock) -> None:
+def test_a_hook_registered_within_a_step_is_told_of_the_stages_that_had_begun(
+    timer: StageTimer, clock: FakeNanoseconds
+) -> None:
     told: list[tuple] = []
     timer.begin("forward")
     clock.advance(1)
@@ -39,7 +43,7 @@ def test_a_hook_registered_within_a_step_is_told_of_the_stages_that_had_begun(ti
     assert told == [("attention", 2.0), ("forward", 3.0), (7, 3.0)]
 
 
-def test_a_hook_of_a_trace_leaves_the_stages_for_later(timer: StageTimer, clock: Clock) -> None:
+def test_a_hook_of_a_trace_leaves_the_stages_for_later(timer: StageTimer, clock: FakeNanoseconds) -> None:
     timer.hooks.register("trace_ready", print)
     timer.begin("forward")
     clock.advance(1)
@@ -70,7 +74,9 @@ def test_a_metric_belongs_to_the_step_in_which_it_was_given(timer: StageTimer) -
     assert list(zip(rows["step"].tolist(), rows["value"].tolist(), strict=True)) == [(0, 1.0), (42, 2.0), (5, 3.0)]
 
 
-def test_events_of_two_threads_are_told_apart_whoever_understands_them(timer: StageTimer, clock: Clock) -> None:
+def test_events_of_two_threads_are_told_apart_whoever_understands_them(
+    timer: StageTimer, clock: FakeNanoseconds
+) -> None:
     timer.begin("forward")
     clock.advance(1)
 
@@ -90,7 +96,7 @@ def test_events_of_two_threads_are_told_apart_whoever_understands_them(timer: St
     assert seconds_of(timer, "step", "step") == [6.0]
 
 
-def test_a_clock_that_fails_does_not_reach_the_loop(clock: Clock) -> None:
+def test_a_clock_that_fails_does_not_reach_the_loop(clock: FakeNanoseconds) -> None:
     broken = False
 
     def read() -> int:

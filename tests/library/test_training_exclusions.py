@@ -8,36 +8,37 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from boundby.training import StageTimer
-from tests.timed_loops import Clock, S, host_ns, reasons, run
+from tests.fakes import FakeNanoseconds
+from tests.timed_loops import S, host_ns, reasons, run
 
 
-def batches(clock: Clock) -> Iterator[int]:
+def batches(clock: FakeNanoseconds) -> Iterator[int]:
     for each in range(3):
         clock.advance(2)
         yield each
     clock.advance(2)
 
 
-def another_exclusion(timer: StageTimer, clock: Clock) -> None:
+def another_exclusion(timer: StageTimer, clock: FakeNanoseconds) -> None:
     with timer.excluded("evaluation"):
         clock.advance(8)
 
 
-def two_inside_one_another(timer: StageTimer, clock: Clock) -> None:
+def two_inside_one_another(timer: StageTimer, clock: FakeNanoseconds) -> None:
     with timer.excluded("evaluation"):
         another_exclusion(timer, clock)
 
 
-def a_stage(timer: StageTimer, clock: Clock) -> None:
+def a_stage(timer: StageTimer, clock: FakeNanoseconds) -> None:
     run(timer, clock, evaluation=8)
 
 
-def a_span(timer: StageTimer, clock: Clock) -> None:
+def a_span(timer: StageTimer, clock: FakeNanoseconds) -> None:
     with timer.span("evaluation"):
         clock.advance(8)
 
 
-def a_loader_to_its_end(timer: StageTimer, clock: Clock) -> None:
+def a_loader_to_its_end(timer: StageTimer, clock: FakeNanoseconds) -> None:
     assert list(timer.timed(batches(clock), "evaluation")) == [0, 1, 2]  # the wait for its end is taken back
 
 
@@ -47,7 +48,7 @@ INSIDE = [another_exclusion, two_inside_one_another, a_stage, a_span, a_loader_t
 @pytest.mark.parametrize("inside", INSIDE)
 @pytest.mark.parametrize("is_watched", [False, True])
 def test_what_has_its_name_inside_does_not_end_it(
-    timer: StageTimer, clock: Clock, inside: Callable[[StageTimer, Clock], None], is_watched: bool
+    timer: StageTimer, clock: FakeNanoseconds, inside: Callable[[StageTimer, FakeNanoseconds], None], is_watched: bool
 ) -> None:
     if is_watched:  # then every mark is understood at once
         timer.hooks.register("stage_end", lambda name, seconds: None)
@@ -68,7 +69,7 @@ def test_what_has_its_name_inside_does_not_end_it(
     assert reasons(timer) == []
 
 
-def test_an_exception_inside_ends_both(timer: StageTimer, clock: Clock) -> None:
+def test_an_exception_inside_ends_both(timer: StageTimer, clock: FakeNanoseconds) -> None:
     with pytest.raises(ValueError), timer.excluded(), timer.excluded():
         clock.advance(8)
         raise ValueError
@@ -77,7 +78,7 @@ def test_an_exception_inside_ends_both(timer: StageTimer, clock: Clock) -> None:
     assert host_ns(timer, "forward") == host_ns(timer, "step", "step") == [S]
 
 
-def test_ends_that_never_came_inside_it_are_forgotten_with_its_step(timer: StageTimer, clock: Clock) -> None:
+def test_ends_that_never_came_inside_it_are_forgotten_with_its_step(timer: StageTimer, clock: FakeNanoseconds) -> None:
     timer.begin("evaluation", "excluded")
     timer.begin("evaluation")
     timer.step()

@@ -20,33 +20,28 @@ import numpy as np
 import pytest
 
 from boundby import files
-from boundby.training import StageTimer, StageTimes, TimerOptions, ranks_in, read_stage_times
+from boundby.training import StageTimer, StageTimes, TimerOptions, ranks_in, read_stage_times, reader
 from boundby.training.records import bytes_of, times_from
 from boundby.training.store import DOCUMENT, LOG, Pace
-from tests.fakes import FakeClock
+from tests.fakes import FakeClock, FakeNanoseconds
+from tests.monitor_runs import HOSTILE, USUAL, write_run
 
 S = 1_000_000_000
+NAME = 'x,"occurrences":{"y' + HOSTILE  # of a stage
 
 
-class Clock:
-    now = 0
-
-    def __call__(self) -> int:
-        return self.now
-
-
-def timer_in(folder: Path, clock: Clock, *, start: bool = True, said: list[str] | None = None, **options) -> StageTimer:
+def timer_in(folder: Path, *, start: bool = True, said: list[str] | None = None, **options) -> StageTimer:
     say = None if said is None else said.append
-    timer = StageTimer(folder, clock=clock, say=say, options=TimerOptions(in_background=False, **options))
+    timer = StageTimer(folder, clock=FakeNanoseconds(), say=say, options=TimerOptions(in_background=False, **options))
     if start:
         timer.start()
     return timer
 
 
-def steps(timer: StageTimer, clock: Clock, number: int) -> None:
+def steps(timer: StageTimer, number: int) -> None:
     for _ in range(number):
         with timer.stage("forward"):
-            clock.now += S
+            timer.clock.advance(1)
         timer.metrics({"loss": 0.5})
         timer.step()
 
@@ -64,11 +59,10 @@ def told(times: StageTimes) -> tuple:
 
 
 def test_a_finished_run_reads_back_as_it_was(tmp_path: Path) -> None:
-    clock = Clock()
-    with timer_in(tmp_path, clock) as timer:
+    with timer_in(tmp_path) as timer:
         timer.metrics({"loss": float("nan")})
         with timer.span("epoch"), timer.stage("update"):
-            steps(timer, clock, 40)
+            steps(timer, 40)
     times = read_stage_times(tmp_path)
     assert told(times) == told(timer.snapshot())
     assert times.status == "finished"
@@ -78,10 +72,9 @@ def test_a_finished_run_reads_back_as_it_was(tmp_path: Path) -> None:
 
 
 def test_the_document_is_strict_json_without_stand_ins(tmp_path: Path) -> None:
-    clock = Clock()
-    with timer_in(tmp_path, clock) as timer:
+    with timer_in(tmp_path) as timer:
         timer.metrics({"loss": float("inf")})
-        steps(timer, clock, 1)
+        steps(timer, 1)
     document = json.loads((tmp_path / DOCUMENT).read_text(), parse_constant=lambda text: pytest.fail(text))
     assert document["metrics"]["value"] == [None, 0.5]
     assert document["occurrences"]["device_ns"] is None
@@ -90,10 +83,9 @@ def test_the_document_is_strict_json_without_stand_ins(tmp_path: Path) -> None:
 
 
 def test_a_run_that_goes_on_is_read_to_its_last_flush(tmp_path: Path) -> None:
-    clock = Clock()
-    timer = timer_in(tmp_path, clock)
+    timer = timer_in(tmp_path)
     for _ in range(3):
-        steps(timer, clock, 10)
+        steps(timer, 10)
         timer.flush()
     assert json.loads((tmp_path / DOCUMENT).read_text())["num_occurrences"] == 0
     times = read_stage_times(tmp_path)
@@ -103,16 +95,15 @@ def test_a_run_that_goes_on_is_read_to_its_last_flush(tmp_path: Path) -> None:
 
 
 def test_the_log_goes_on_where_the_document_ends(tmp_path: Path, disk_clock: FakeClock) -> None:
-    clock = Clock()
-    timer = timer_in(tmp_path, clock)
-    steps(timer, clock, 35)
+    timer = timer_in(tmp_path)
+    steps(timer, 35)
     timer.disturb()
-    steps(timer, clock, 1)
+    steps(timer, 1)
     disk_clock.advance(10)
     timer.flush()
-    steps(timer, clock, 10)
+    steps(timer, 10)
     with timer.stage("new"):
-        clock.now += S
+        timer.clock.advance(1)
     timer.flush()
     times = read_stage_times(tmp_path)
     assert told(times) == told(timer.snapshot())
@@ -122,9 +113,8 @@ def test_the_log_goes_on_where_the_document_ends(tmp_path: Path, disk_clock: Fak
 
 @pytest.mark.parametrize("content", [None, "", '{"schema_version": 1, "status"', "[]", '{"schema_version": 99}'])
 def test_the_log_alone_tells_the_run(tmp_path: Path, content: str | None) -> None:
-    clock = Clock()
-    timer = timer_in(tmp_path, clock)
-    steps(timer, clock, 10)
+    timer = timer_in(tmp_path)
+    steps(timer, 10)
     timer.flush()
     timer.stop()
     if content is None:
@@ -138,10 +128,9 @@ def test_the_log_alone_tells_the_run(tmp_path: Path, content: str | None) -> Non
 
 
 def test_every_half_of_a_log_can_be_read(tmp_path: Path) -> None:
-    clock = Clock()
-    timer = timer_in(tmp_path, clock)
+    timer = timer_in(tmp_path)
     for _ in range(4):
-        steps(timer, clock, 2)
+        steps(timer, 2)
         timer.flush()
     whole = (tmp_path / LOG).read_bytes()
     ends = [place for place, byte in enumerate(whole) if byte == ord("\n")]
@@ -168,11 +157,10 @@ def test_every_half_of_a_log_can_be_read(tmp_path: Path) -> None:
     ],
 )
 def test_a_damaged_line_spoils_itself_alone(tmp_path: Path, key: str, value: object) -> None:
-    clock = Clock()
-    timer = timer_in(tmp_path, clock)
-    steps(timer, clock, 3)
+    timer = timer_in(tmp_path)
+    steps(timer, 3)
     timer.flush()
-    steps(timer, clock, 2)
+    steps(timer, 2)
     timer.flush()
     killed = shutil.copytree(tmp_path, tmp_path / "killed")
     timer.stop()
@@ -183,9 +171,8 @@ def test_a_damaged_line_spoils_itself_alone(tmp_path: Path, key: str, value: obj
 
 
 def test_a_changed_document_is_read_or_refused(tmp_path: Path) -> None:
-    clock = Clock()
-    with timer_in(tmp_path, clock) as timer:
-        steps(timer, clock, 3)
+    with timer_in(tmp_path) as timer:
+        steps(timer, 3)
     document = json.loads(bytes_of(timer.snapshot()))
     draw = random.Random(3)
     values = [None, -1, 2**70, "x", [], {}, [[]], [None], 1.5, True]
@@ -214,20 +201,40 @@ def test_a_folder_without_a_run_is_told_apart(tmp_path: Path) -> None:
     assert ranks_in(tmp_path) == (None,)
 
 
-def test_a_summary_is_read_without_rows(tmp_path: Path) -> None:
-    clock = Clock()
-    with timer_in(tmp_path, clock) as timer:
-        steps(timer, clock, 3)
-    times = read_stage_times(tmp_path, with_rows=False)
-    assert (times.stages, times.num_occurrences) == (timer.snapshot().stages, 6)
-    assert len(times.occurrences) == len(times.metric_rows) == 0
+def test_the_summary_without_rows_is_that_of_the_whole_document(tmp_path: Path) -> None:
+    write_run(tmp_path, 50, USUAL | {NAME: 1.0})
+    whole, head = read_stage_times(tmp_path), read_stage_times(tmp_path, with_rows=False)
+    assert (head.stages, head.metrics, head.names, head.last_step) == (
+        whole.stages,
+        whole.metrics,
+        whole.names,
+        whole.last_step,
+    )
+    assert (
+        head.num_occurrences == whole.num_occurrences
+        and any(each.name == NAME for each in head.stages)
+        and len(head.occurrences) == len(head.metric_rows) == 0
+    )
+
+
+def test_rows_are_not_read_for_a_summary(tmp_path: Path) -> None:
+    write_run(tmp_path, 50)
+    document = tmp_path / "stage_times.json"
+    content = document.read_bytes()
+    document.write_bytes(content[: content.index(reader.ROWS) + len(reader.ROWS)])
+    assert read_stage_times(tmp_path, with_rows=False).last_step == 49
+
+
+def test_a_document_whose_rows_come_late_is_read_as_a_whole(tmp_path: Path, monkeypatch) -> None:
+    write_run(tmp_path, 50)
+    monkeypatch.setattr(reader, "HEAD_BYTES", 100)
+    assert read_stage_times(tmp_path, with_rows=False).last_step == 49
 
 
 def test_ranks_write_files_of_their_own(tmp_path: Path) -> None:
     for rank in (0, 1):
-        clock = Clock()
-        with timer_in(tmp_path, clock, rank=rank, world_size=2) as timer:
-            steps(timer, clock, 1 + rank)
+        with timer_in(tmp_path, rank=rank, world_size=2) as timer:
+            steps(timer, 1 + rank)
     assert ranks_in(tmp_path) == (0, 1)
     assert [read_stage_times(tmp_path, rank).last_step for rank in (0, 1)] == [0, 1]
     assert read_stage_times(tmp_path, 1).rank == 1
@@ -236,9 +243,8 @@ def test_ranks_write_files_of_their_own(tmp_path: Path) -> None:
 def test_of_two_runs_in_one_folder_the_last_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number, at in ((5, 100.0), (2, 200.0)):
         monkeypatch.setattr("time.time", lambda at=at: at)
-        clock = Clock()
-        timer = timer_in(tmp_path, clock)
-        steps(timer, clock, number)
+        timer = timer_in(tmp_path)
+        steps(timer, number)
         timer.stop()
     assert read_stage_times(tmp_path).last_step == 1
     (tmp_path / DOCUMENT).unlink()
@@ -247,12 +253,12 @@ def test_of_two_runs_in_one_folder_the_last_is_read(tmp_path: Path, monkeypatch:
 
 
 def test_the_log_thins_out_by_its_rule_and_ends(tmp_path: Path) -> None:
-    clock, said = Clock(), []
+    said: list[str] = []
     pace = Pace(log_share=2000, log_shares=3)
-    timer = timer_in(tmp_path, clock, said=said, pace=pace)
+    timer = timer_in(tmp_path, said=said, pace=pace)
     for number in range(200):
         with timer.span("epoch"):
-            steps(timer, clock, 3 if number == 0 else 4)
+            steps(timer, 3 if number == 0 else 4)
         timer.flush()
     assert (tmp_path / LOG).stat().st_size < 12000
     every = [line["every"] for line in files.read_json_lines(tmp_path / LOG) if line["kind"] == "rows"]
@@ -274,18 +280,18 @@ def test_a_full_disk_is_said_once_and_forgotten_when_there_is_room(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    clock, said = Clock(), []
-    timer = timer_in(tmp_path, clock, said=said)
+    said: list[str] = []
+    timer = timer_in(tmp_path, said=said)
     with monkeypatch.context() as broken:
         broken.setattr(files, name, full)
         for _ in range(3):
-            steps(timer, clock, 2)
+            steps(timer, 2)
             disk_clock.advance(10)
             timer.flush()
     assert said == [
         f"{'log of stage times' if 'append' in name else DOCUMENT}: OSError: [Errno 28] No space left on device"
     ]
-    steps(timer, clock, 1)
+    steps(timer, 1)
     timer.stop()
     assert read_stage_times(tmp_path).stage("forward").host_s.n == 7
     (tmp_path / DOCUMENT).unlink()
@@ -293,14 +299,13 @@ def test_a_full_disk_is_said_once_and_forgotten_when_there_is_room(
 
 
 def test_a_folder_that_is_removed_comes_back_readable(tmp_path: Path) -> None:
-    clock = Clock()
-    timer = timer_in(tmp_path / "run", clock)
-    steps(timer, clock, 3)
+    timer = timer_in(tmp_path / "run")
+    steps(timer, 3)
     timer.flush()
     for path in (tmp_path / "run").iterdir():
         path.unlink()
     (tmp_path / "run").rmdir()
-    steps(timer, clock, 2)
+    steps(timer, 2)
     timer.flush()
     assert read_stage_times(tmp_path / "run").stage("forward").host_s.n == 2
     timer.stop()
@@ -309,18 +314,17 @@ def test_a_folder_that_is_removed_comes_back_readable(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_is_a_remark(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    clock, said = Clock(), []
-    with timer_in(tmp_path / "file" / "run", clock, said=said) as timer:
-        steps(timer, clock, 2)
+    said: list[str] = []
+    with timer_in(tmp_path / "file" / "run", said=said) as timer:
+        steps(timer, 2)
     assert timer.snapshot().stage("forward").host_s.n == 2
     assert [text.split(":")[0] for text in said] == ["log of stage times", DOCUMENT]
 
 
 @pytest.mark.parametrize("error", [RuntimeError("diverged"), KeyboardInterrupt()])
 def test_what_ended_the_loop_is_written(tmp_path: Path, error: BaseException) -> None:
-    clock = Clock()
-    with pytest.raises(type(error)), timer_in(tmp_path, clock) as timer:
-        steps(timer, clock, 2)
+    with pytest.raises(type(error)), timer_in(tmp_path) as timer:
+        steps(timer, 2)
         raise error
     times = read_stage_times(tmp_path)
     assert (times.status, times.last_step) == ("failed", 1)
@@ -328,11 +332,10 @@ def test_what_ended_the_loop_is_written(tmp_path: Path, error: BaseException) ->
 
 
 def test_what_is_open_is_written_for_those_who_look_at_a_stall(tmp_path: Path, disk_clock: FakeClock) -> None:
-    clock = Clock()
-    timer = timer_in(tmp_path, clock)
+    timer = timer_in(tmp_path)
     timer.begin("epoch", "span")
     timer.begin("data")
-    clock.now += 45 * S
+    timer.clock.advance(45)
     disk_clock.advance(10)
     timer.flush()
     assert [(each.name, each.since_s) for each in read_stage_times(tmp_path).open] == [("epoch", 45), ("data", 45)]
@@ -349,10 +352,9 @@ def test_it_writes_by_itself_from_a_thread_that_ends_with_it(tmp_path: Path, mon
             written.set()
 
     monkeypatch.setattr(files, "append_json_line", noted)
-    clock = Clock()
-    timer = StageTimer(tmp_path, clock=clock, options=TimerOptions(pace=Pace(flush_s=0.001)))
+    timer = StageTimer(tmp_path, clock=FakeNanoseconds(), options=TimerOptions(pace=Pace(flush_s=0.001)))
     timer.start()
-    steps(timer, clock, 3)
+    steps(timer, 3)
     assert written.wait(60)
     assert read_stage_times(tmp_path).stage("forward").host_s.n == 3
     timer.stop()
@@ -364,7 +366,7 @@ def test_a_document_that_takes_long_is_written_seldom(
 ) -> None:
     written = []
     monkeypatch.setattr(files, "write_bytes", lambda path, content: (written.append(1), disk_clock.advance(3)))
-    timer = timer_in(tmp_path, Clock())
+    timer = timer_in(tmp_path)
     for seconds in (599, 1):
         disk_clock.advance(seconds)
         timer.flush()
@@ -384,17 +386,6 @@ def test_a_killed_run_leaves_its_data(tmp_path: Path) -> None:
     assert (times.status, times.stage("forward").host_s.n) == ("running", 5)
 
 
-def test_a_run_that_nobody_stopped_is_written_at_exit(tmp_path: Path) -> None:
-    code = (
-        "from boundby.training import StageTimer\n"
-        f"timer = StageTimer({str(tmp_path)!r}); timer.start()\n"
-        "with timer.stage('forward'): pass\n"
-        "timer.step()"
-    )
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-    assert read_stage_times(tmp_path).stage("forward").host_s.n == 1
-
-
 def _in_a_worker(timer: StageTimer, act: Callable[[StageTimer], object]) -> None:
     act(timer)
     timer.flush()
@@ -403,13 +394,12 @@ def _in_a_worker(timer: StageTimer, act: Callable[[StageTimer], object]) -> None
 
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="this system cannot fork")
 def test_a_forked_worker_writes_nothing(tmp_path: Path) -> None:
-    clock = Clock()
-    timer = timer_in(tmp_path, clock)
-    steps(timer, clock, 1)
+    timer = timer_in(tmp_path)
+    steps(timer, 1)
     timer.flush()
     before = (tmp_path / LOG).read_bytes(), (tmp_path / DOCUMENT).read_bytes()
     worker = multiprocessing.get_context("fork").Process(
-        target=_in_a_worker, args=(timer, lambda timer: steps(timer, clock, 5))
+        target=_in_a_worker, args=(timer, lambda timer: steps(timer, 5))
     )
     worker.start()
     worker.join()
@@ -419,7 +409,7 @@ def test_a_forked_worker_writes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_document_keeps_its_types() -> None:
-    timer = StageTimer(clock=Clock())
+    timer = StageTimer(clock=FakeNanoseconds())
     timer.start()
     timer.step()
     times = timer.snapshot()

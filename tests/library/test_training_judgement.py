@@ -17,7 +17,8 @@ from boundby.training import StageTimer, StageTimes, judge_training
 from boundby.training.judgement import ENOUGH_STEPS, LEAST_STEPS
 from boundby.training.records import METRIC, OCCURRENCE, Summaries
 from boundby.verdict import Doubt
-from tests.judged_runs import HEALTHY, Clock, gain_of, judged, run, trace
+from tests.fakes import FakeNanoseconds
+from tests.judged_runs import HEALTHY, gain_of, judged, run, trace
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,7 @@ def test_a_healthy_loop_is_bound_by_its_work_of_which_the_stages_tell_no_kind() 
 
 
 def test_shares_are_of_self_time_and_sum_to_one() -> None:
-    clock = Clock()
+    clock = FakeNanoseconds()
     timer = StageTimer(clock=clock)
     timer.start()
     for _ in range(30):
@@ -152,7 +153,7 @@ def test_time_in_no_known_stage_speaks_against_every_answer() -> None:
 
 
 def test_a_stage_of_the_loop_s_own_inside_two_kinds_of_stages_counts_for_neither() -> None:
-    clock = Clock()
+    clock = FakeNanoseconds()
     timer = StageTimer(clock=clock)
     timer.start()
     for _ in range(30):
@@ -175,7 +176,7 @@ def test_steps_that_were_disturbed_or_warm_up_are_left_out() -> None:
 
 
 def test_a_step_in_which_a_stage_raised_is_left_out() -> None:
-    clock = Clock()
+    clock = FakeNanoseconds()
     timer = StageTimer(clock=clock)
     timer.start()
     for step in range(30):

@@ -8,7 +8,8 @@ from msgspec.structs import replace
 
 from boundby.training import StageTimer, TimerOptions, judge_training
 from boundby.verdict import Fix, Gain, Verdict
-from tests.judged_runs import HEALTHY, Clock, Stream, gain_of, judged, run, trace
+from tests.fakes import FakeNanoseconds
+from tests.judged_runs import HEALTHY, Stream, gain_of, judged, run, trace
 
 DEVICE = {"data": 0.0, "forward": 0.01, "backward": 0.02, "optimizer": 0.002}
 AHEAD = {"data": 0.001, "forward": 0.002, "backward": 0.003, "optimizer": 0.001, "logging": 0.025}  # it waits there
@@ -42,7 +43,7 @@ def test_gaps_of_the_device_between_stages_are_in_no_stage() -> None:
 
 
 def test_nested_stages_on_a_device_are_not_counted_twice() -> None:
-    clock, stream = Clock(), Stream()
+    clock, stream = FakeNanoseconds(), Stream()
     timer = StageTimer(clock=clock, marks=stream, options=TimerOptions(device="cuda:0"))
     timer.start()
     for _ in range(30):

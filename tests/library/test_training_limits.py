@@ -4,7 +4,6 @@ python -m pytest tests/library/test_training_limits.py
 """
 
 import gc
-import subprocess
 import sys
 import types
 
@@ -13,7 +12,8 @@ import pytest
 from boundby.training import StageTimer, TimerOptions
 from boundby.training.aggregate import SAMPLE, RunningStatistics
 from boundby.training.records import bytes_of, times_from
-from tests.timed_loops import Clock, S, host_ns, reasons, run
+from tests.fakes import FakeNanoseconds
+from tests.timed_loops import S, host_ns, reasons, run
 
 
 def reachable_bytes(whole: object) -> int:
@@ -21,7 +21,7 @@ def reachable_bytes(whole: object) -> int:
     seen, queue, total = set(), [whole], 0
     while queue:
         each = queue.pop()
-        if id(each) in seen or isinstance(each, type | types.ModuleType | types.FunctionType | Clock):
+        if id(each) in seen or isinstance(each, type | types.ModuleType | types.FunctionType | FakeNanoseconds):
             continue
         seen.add(id(each))
         total += sys.getsizeof(each)
@@ -29,7 +29,7 @@ def reachable_bytes(whole: object) -> int:
     return total
 
 
-def test_memory_is_flat_over_a_long_run(clock: Clock) -> None:
+def test_memory_is_flat_over_a_long_run(clock: FakeNanoseconds) -> None:
     timer = StageTimer(clock=clock, options=TimerOptions(capacity=64))
     timer.start()
     sizes = []
@@ -47,7 +47,7 @@ def test_memory_is_flat_over_a_long_run(clock: Clock) -> None:
     timer.stop()
 
 
-def test_names_are_bounded_too(timer: StageTimer, clock: Clock) -> None:
+def test_names_are_bounded_too(timer: StageTimer, clock: FakeNanoseconds) -> None:
     for number in range(1000):
         run(timer, clock, **{f"layer {number}": 1})
     timer.step()
@@ -57,7 +57,7 @@ def test_names_are_bounded_too(timer: StageTimer, clock: Clock) -> None:
     assert reasons(timer) == ["more than 256; the further ones are summed as (others)"]
 
 
-def test_odd_names_and_numbers_stay_writable(timer: StageTimer, clock: Clock) -> None:
+def test_odd_names_and_numbers_stay_writable(timer: StageTimer, clock: FakeNanoseconds) -> None:
     for name in ("\udcff", "x" * 500):
         run(timer, clock, **{name: 1})
     timer.metrics({"\udcff": 1e300, "loss": 1.0})
@@ -87,7 +87,7 @@ def test_no_quantile_without_enough_values() -> None:
 
 
 @pytest.mark.parametrize("name", [None, [], {}])
-def test_a_name_that_is_none_is_a_remark(timer: StageTimer, clock: Clock, name: object) -> None:
+def test_a_name_that_is_none_is_a_remark(timer: StageTimer, clock: FakeNanoseconds, name: object) -> None:
     with timer.stage(name):
         run(timer, clock, forward=1)
     timer.metrics(name)
@@ -106,7 +106,7 @@ def test_only_stages_spans_and_what_is_excluded_can_be_begun(timer: StageTimer, 
 
 
 @pytest.mark.parametrize("number", ["many", 2**70, 1.5])
-def test_a_number_that_is_none_is_counted_on(timer: StageTimer, clock: Clock, number: object) -> None:
+def test_a_number_that_is_none_is_counted_on(timer: StageTimer, clock: FakeNanoseconds, number: object) -> None:
     timer.step(3)
     run(timer, clock, forward=1)
     timer.step(number)
@@ -124,7 +124,7 @@ def test_a_timer_that_fails_again_and_again_stays_off(timer: StageTimer) -> None
     assert timer.snapshot().status == "finished"
 
 
-def test_a_listener_that_raises_is_not_heard_of(clock: Clock) -> None:
+def test_a_listener_that_raises_is_not_heard_of(clock: FakeNanoseconds) -> None:
     def say(text: str) -> None:
         raise OSError("terminal gone")
 
@@ -134,7 +134,7 @@ def test_a_listener_that_raises_is_not_heard_of(clock: Clock) -> None:
     assert timer.snapshot().step.host_s.n == 1
 
 
-def test_a_disabled_timer_does_nothing(clock: Clock, tmp_path) -> None:
+def test_a_disabled_timer_does_nothing(clock: FakeNanoseconds, tmp_path) -> None:
     with StageTimer(tmp_path / "run", enabled=False, clock=clock) as timer:
         with timer.stage("forward"):
             pass
@@ -145,7 +145,7 @@ def test_a_disabled_timer_does_nothing(clock: Clock, tmp_path) -> None:
     assert timer.snapshot().stages == ()
 
 
-def test_hooks_are_told_in_order_and_dropped_when_they_raise(timer: StageTimer, clock: Clock) -> None:
+def test_hooks_are_told_in_order_and_dropped_when_they_raise(timer: StageTimer, clock: FakeNanoseconds) -> None:
     told: list[tuple] = []
     timer.hooks.register("stage_start", lambda name: told.append(("start", name)))
     timer.hooks.register("stage_end", lambda name, seconds: told.append(("end", name, seconds)))
@@ -159,8 +159,3 @@ def test_hooks_are_told_in_order_and_dropped_when_they_raise(timer: StageTimer, 
     assert reasons(timer) == ["ZeroDivisionError: division by zero"]
     with pytest.raises(ValueError, match="stage_begin"):
         timer.hooks.register("stage_begin", print)
-
-
-def test_the_package_loads_no_torch() -> None:
-    code = "import sys, boundby.training; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -3,6 +3,7 @@
 python -m pytest tests/library/test_training_manager.py
 """
 
+import atexit
 import csv
 import errno
 import gc
@@ -110,18 +111,21 @@ def test_the_losses_are_the_same_and_every_file_is_there(tmp_path: Path, bare: l
     assert said == []
 
 
-def test_steps_with_the_profiler_at_work_stay_out_of_the_summaries_be_it_in_warmup(tmp_path: Path) -> None:
-    with manager_in(tmp_path) as manager:
+@pytest.mark.parametrize(
+    ("schedule", "disturbed"),
+    [
+        pytest.param(Schedule(1, 1, 2), [1, 2, 3], id="be it in warm-up"),
+        pytest.param(Schedule(0, 1, 1), [0, 1], id="from the first step on"),
+    ],
+)
+def test_steps_with_the_profiler_at_work_stay_out_of_the_summaries(
+    tmp_path: Path, schedule: Schedule, disturbed: list[int]
+) -> None:
+    with manager_in(tmp_path, schedule=schedule) as manager:
         train(manager)
-    steps = read_stage_times(tmp_path).rows_of("step", "step")
-    assert steps["flags"].tolist() == [0, DISTURBED, DISTURBED, DISTURBED, 0, 0, 0, 0]
-    assert summary_in(tmp_path)["step_s"]["n"] == STEPS - 3
-
-
-def test_a_recording_that_begins_with_the_run_disturbs_its_first_step(tmp_path: Path) -> None:
-    with manager_in(tmp_path, schedule=Schedule(0, 1, 1)) as manager:
-        train(manager)
-    assert read_stage_times(tmp_path).rows_of("step", "step")["flags"].tolist() == [DISTURBED] * 2 + [0] * (STEPS - 2)
+    flags = read_stage_times(tmp_path).rows_of("step", "step")["flags"].tolist()
+    assert flags == [DISTURBED if step in disturbed else 0 for step in range(STEPS)]
+    assert summary_in(tmp_path)["step_s"]["n"] == STEPS - len(disturbed)
 
 
 @pytest.mark.parametrize(
@@ -307,14 +311,6 @@ def test_a_folder_that_is_removed_during_the_run_is_filled_again(tmp_path: Path,
     assert sorted(path.name for path in folder.iterdir()) == FILES
 
 
-def test_a_run_is_resumed_at_its_step(tmp_path: Path) -> None:
-    manager = manager_in(tmp_path)
-    manager.start(first_step=1000)
-    train(manager)
-    manager.stop()
-    assert read_stage_times(tmp_path).last_step == 1000 + STEPS - 1
-
-
 def test_stop_and_start_may_be_called_again(tmp_path: Path) -> None:
     manager = manager_in(tmp_path)
     manager.stop()
@@ -336,16 +332,14 @@ def test_the_options_of_the_recording_reach_it(tmp_path: Path) -> None:
     assert Naming() == Naming(manager.snapshot().rank, manager.snapshot().world_size)
 
 
-def test_a_run_that_nobody_stopped_is_complete_at_exit(tmp_path: Path) -> None:
-    code = (
-        "import torch; from boundby.capture import Schedule; from boundby.training import ProfilerManager\n"
-        f"manager = ProfilerManager({str(tmp_path)!r}, device=torch.device('cpu'), schedule=Schedule(1, 1, 2))\n"
-        "manager.start()\n"
-        "for _ in range(6):\n"
-        "    with manager.stage('forward'): torch.ones(4) + 1\n"
-        "    manager.step()\n"
-    )
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+def test_a_run_that_nobody_stopped_is_complete_at_exit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_exit: list = []
+    monkeypatch.setattr(atexit, "register", at_exit.append)
+    manager = manager_in(tmp_path)
+    manager.start()
+    train(manager)
+    for function in reversed(at_exit):
+        function()
     assert sorted(path.name for path in tmp_path.iterdir()) == FILES
     assert summary_in(tmp_path)["error"] == "RuntimeError: the program ended without stopping its profiler"
 

@@ -4,8 +4,6 @@ python -m pytest tests/library/test_training_ranks.py
 """
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,37 +14,9 @@ from boundby.training import StageTimer, TimerOptions, ranks, ranks_in
 from boundby.training.ranks import merge_at_stop, merge_ranks, write_merged_summary
 from boundby.training.results import SUMMARY, RunFiles, read_trace_verdict, summary_document, trace_verdict_of
 from boundby.verdict import Verdict
+from tests.fakes import FakeNanoseconds
 
-S = 1_000_000_000
-ROOT = Path(__file__).resolve().parents[2]
 TRACE = Verdict("launch", (), 0.5, "medium", "untested", (), ())
-LOOP = """
-import sys
-import torch
-from boundby.training import ManagerOptions, ProfilerManager
-
-torch.distributed.init_process_group("gloo")
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-with ProfilerManager(sys.argv[1], device=torch.device("cpu"), options=ManagerOptions(trace=False)) as manager:
-    for inputs in manager.timed(torch.randn(12, 4, 8)):
-        with manager.stage("forward"):
-            loss = model(inputs).sum()
-        with manager.stage("backward"):
-            loss.backward()
-        with manager.stage("optimizer"):
-            optimizer.step()
-        manager.step()
-torch.distributed.destroy_process_group()
-"""
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0
-
-    def __call__(self) -> int:
-        return self.now
 
 
 def leave(  # noqa: PLR0913  (each is one thing that a process may leave)
@@ -62,7 +32,7 @@ def leave(  # noqa: PLR0913  (each is one thing that a process may leave)
     error: BaseException | None = None,
 ) -> None:
     """Leave the files of one process, as its profiler does."""
-    clock = Clock()
+    clock = FakeNanoseconds()
     options = TimerOptions(rank=rank, world_size=world_size, in_background=False)
     timer = StageTimer(folder, options=options, clock=clock)
     timer.start()
@@ -70,7 +40,7 @@ def leave(  # noqa: PLR0913  (each is one thing that a process may leave)
         for _ in range(steps):
             for name, seconds in {"data": data_s, "forward": 2.0, "backward": backward_s}.items():
                 with timer.stage(name):
-                    clock.now += round(seconds * S)
+                    clock.advance(seconds)
             timer.step()
     timer.flush()
     if is_killed:
@@ -284,29 +254,3 @@ def test_a_process_that_stops_while_another_writes_is_not_lost(tmp_path: Path, m
     monkeypatch.setattr(files, "write_json", write_late)
     write_merged_summary(tmp_path)
     assert [each["rank"] for each in summary_in(tmp_path)["ranks"]] == [0, 1]
-
-
-@pytest.mark.timeout(600)  # three processes that import torch
-def test_two_real_processes_leave_their_files_and_one_summary(tmp_path: Path) -> None:
-    script, folder = tmp_path / "loop.py", tmp_path / "run"
-    script.write_text(LOOP)
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*start, str(script), str(folder)],
-        cwd=ROOT,
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    names = ("manifest.json", "profiler_summary.json", "stage_log.jsonl", "stage_times.json")
-    assert sorted(path.name for path in folder.iterdir()) == sorted(
-        [SUMMARY, *(f"rank{rank}_{name}" for rank in range(2) for name in names)]
-    )
-    document = summary_in(folder)
-    assert [(each["rank"], each["status"], each["last_step"]) for each in document["ranks"]] == [
-        (0, "finished", 11),
-        (1, "finished", 11),
-    ]
-    assert {each["name"] for each in document["stages"]} == {"step", "data", "forward", "backward", "optimizer"}
-    assert document["training_verdict"]["ranks"] == [0, 1] and document["missing_ranks"] == []

@@ -13,14 +13,15 @@ from boundby.capture import Recorder, Schedule
 from boundby.training import ManagerOptions, ProfilerManager, StageTimer, TimerOptions
 from boundby.training.recorder import ENOUGH_EVENTS
 from boundby.training.records import CUT, DISTURBED, RAISED
-from tests.timed_loops import Clock, S, host_ns, run
+from tests.fakes import FakeNanoseconds
+from tests.timed_loops import S, host_ns, run
 
 
 def flags(timer: StageTimer) -> list[int]:
     return timer.snapshot().rows_of("epoch", "span")["flags"].tolist()
 
 
-def restart(timer: StageTimer, clock: Clock, seconds: float, *, disturbs: bool) -> None:
+def restart(timer: StageTimer, clock: FakeNanoseconds, seconds: float, *, disturbs: bool) -> None:
     """Do what a profiler does between two steps: something for so many seconds, and perhaps it slows down the next."""
     clock.advance(seconds)
     timer.restart_step()
@@ -28,7 +29,9 @@ def restart(timer: StageTimer, clock: Clock, seconds: float, *, disturbs: bool) 
         timer.disturb()
 
 
-def train(timer: StageTimer, clock: Clock, disturbed: set[int], evaluate: Callable[[], None] = lambda: None) -> None:
+def train(
+    timer: StageTimer, clock: FakeNanoseconds, disturbed: set[int], evaluate: Callable[[], None] = lambda: None
+) -> None:
     """Run two epochs of four steps of a second, and the profiler for 10 seconds behind each step."""
     restart(timer, clock, 10, disturbs=0 in disturbed)
     for epoch in range(2):
@@ -40,13 +43,13 @@ def train(timer: StageTimer, clock: Clock, disturbed: set[int], evaluate: Callab
         evaluate()
 
 
-def test_what_the_profiler_does_between_steps_is_in_no_epoch(timer: StageTimer, clock: Clock) -> None:
+def test_what_the_profiler_does_between_steps_is_in_no_epoch(timer: StageTimer, clock: FakeNanoseconds) -> None:
     train(timer, clock, set())
     assert host_ns(timer, "epoch", "span") == [4 * S, 4 * S]
     assert host_ns(timer, "step", "step") == [S] * 8
 
 
-def test_it_is_in_none_of_the_spans_inside_one_another_either(timer: StageTimer, clock: Clock) -> None:
+def test_it_is_in_none_of_the_spans_inside_one_another_either(timer: StageTimer, clock: FakeNanoseconds) -> None:
     with timer.span("run"), timer.stage("fold"):  # this one becomes a span with the first step
         train(timer, clock, set())
     assert host_ns(timer, "run", "span") == [8 * S]
@@ -54,7 +57,7 @@ def test_it_is_in_none_of_the_spans_inside_one_another_either(timer: StageTimer,
 
 
 def test_a_span_that_begins_between_a_step_and_what_follows_it_loses_its_own_part_alone(
-    timer: StageTimer, clock: Clock
+    timer: StageTimer, clock: FakeNanoseconds
 ) -> None:
     timer.step()
     clock.advance(3)
@@ -69,7 +72,9 @@ def test_a_span_that_begins_between_a_step_and_what_follows_it_loses_its_own_par
     assert host_ns(timer, "epoch", "span") == [2 * S]
 
 
-def test_a_step_that_begins_anew_takes_the_stages_with_it_that_are_open(timer: StageTimer, clock: Clock) -> None:
+def test_a_step_that_begins_anew_takes_the_stages_with_it_that_are_open(
+    timer: StageTimer, clock: FakeNanoseconds
+) -> None:
     with timer.stage("update"):
         run(timer, clock, forward=2)
         with timer.excluded():
@@ -84,7 +89,7 @@ def test_a_step_that_begins_anew_takes_the_stages_with_it_that_are_open(timer: S
     assert host_ns(timer, "evaluation", "excluded") == [8 * S]
 
 
-def test_an_evaluation_within_an_epoch_is_taken_out_of_it(timer: StageTimer, clock: Clock) -> None:
+def test_an_evaluation_within_an_epoch_is_taken_out_of_it(timer: StageTimer, clock: FakeNanoseconds) -> None:
     with timer.span("epoch"):
         for _ in range(2):
             run(timer, clock, forward=1)
@@ -111,7 +116,7 @@ def test_an_evaluation_within_an_epoch_is_taken_out_of_it(timer: StageTimer, clo
     ],
 )
 def test_an_epoch_is_left_out_if_one_of_its_own_steps_was_disturbed(
-    timer: StageTimer, clock: Clock, disturbed: set[int], expected: list[int]
+    timer: StageTimer, clock: FakeNanoseconds, disturbed: set[int], expected: list[int]
 ) -> None:
     train(timer, clock, disturbed, lambda: timer.metrics({"accuracy": 1.0}))
     assert flags(timer) == expected
@@ -121,7 +126,7 @@ def test_an_epoch_is_left_out_if_one_of_its_own_steps_was_disturbed(
 
 @pytest.mark.parametrize(("disturbed", "expected"), [(0, [DISTURBED, 0]), (1, [0, DISTURBED])])
 def test_a_step_that_lies_in_two_epochs_belongs_to_that_with_the_most_of_it(
-    timer: StageTimer, clock: Clock, disturbed: int, expected: list[int]
+    timer: StageTimer, clock: FakeNanoseconds, disturbed: int, expected: list[int]
 ) -> None:
     """As in Lightning, where a step ends when the first batch of the next epoch is fetched."""
     for step in range(2):
@@ -139,7 +144,7 @@ def test_a_step_that_lies_in_two_epochs_belongs_to_that_with_the_most_of_it(
     assert flags(timer) == expected
 
 
-def test_a_span_that_an_exception_leaves_says_so_beside_the_rest(timer: StageTimer, clock: Clock) -> None:
+def test_a_span_that_an_exception_leaves_says_so_beside_the_rest(timer: StageTimer, clock: FakeNanoseconds) -> None:
     timer.disturb()
     with pytest.raises(ValueError), timer.span("epoch"):
         run(timer, clock, forward=1)
@@ -149,7 +154,7 @@ def test_a_span_that_an_exception_leaves_says_so_beside_the_rest(timer: StageTim
     assert not flags(timer)[0] & CUT
 
 
-def test_the_time_that_understanding_takes_is_in_no_epoch(clock: Clock) -> None:
+def test_the_time_that_understanding_takes_is_in_no_epoch(clock: FakeNanoseconds) -> None:
     """The clock moves when the timer begins the step anew after it has understood what was noted."""
     timer = StageTimer(clock=clock)
     timer.start()
@@ -165,7 +170,7 @@ def test_the_time_that_understanding_takes_is_in_no_epoch(clock: Clock) -> None:
 
 
 def test_recording_and_reading_between_steps_are_in_no_epoch_and_the_manager_tells_how_long_they_took(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, clock: FakeNanoseconds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step = Recorder.step
 

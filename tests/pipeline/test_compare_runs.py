@@ -14,7 +14,7 @@ from utils import visits
 from utils.artifacts import METRICS_VERSION, EvaluationFolder
 from utils.comparison import facts
 from utils.comparison.facts import between_dtypes, rounds_of, visits_of
-from utils.evaluation.finalize import PREDICTION_COLUMNS
+from utils.tasks.sequence_classification.score import COLUMNS as PREDICTION_COLUMNS
 from utils.visits import Timing, Visit
 
 SPREAD = (1.0, 1.004, 0.996, 1.002, 0.998)  # of five quiet rounds
@@ -371,14 +371,17 @@ def test_a_metrics_file_may_stand_for_its_folder(compare: Command, a: Path) -> N
     assert compare(a, a, "output.metrics_file=first.json")[0] == 0
 
 
+OTHER_VERSION = f"is not a metrics file of schema version {METRICS_VERSION}"
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("baseline_metrics.json", None, "is missing; give a results folder"),
         ("baseline_metrics.json", "{", "cannot be read"),
-        ("baseline_metrics.json", "[]", "is not a metrics file of schema version 2"),
-        ("baseline_metrics.json", '{"schema_version": 99}', "is not a metrics file of schema version 2"),
-        ("baseline_metrics.json", '{"schema_version": 2}', "lacks machine_fingerprint"),
+        ("baseline_metrics.json", "[]", OTHER_VERSION),
+        ("baseline_metrics.json", '{"schema_version": 99}', OTHER_VERSION),
+        ("baseline_metrics.json", f'{{"schema_version": {METRICS_VERSION}}}', "lacks machine_fingerprint"),
         ("raw_samples.csv", None, "is missing; a comparison needs every timing"),
         ("raw_samples.csv", "dtype,batch_size\nfloat32,8\n", "cannot be read: KeyError('round')"),
     ],

@@ -11,19 +11,22 @@ import torch
 from sklearn.metrics import accuracy_score, f1_score
 
 from boundby.inference import Tokens
+from boundby.inference.planning import token_budgets
 from utils.artifacts import Layout
 from utils.data import load_texts
 from utils.errors import InputError
-from utils.evaluation import budget, confusion, rows
-from utils.evaluation.occupancy import busy_seconds, occupancy
+from utils.evaluation import rows, tuning
+from utils.evaluation.finalize import busy_seconds, occupancy
 from utils.evaluation.parts import Cost
 from utils.evaluation.plan import Identity
+from utils.tasks.sequence_classification import score
 
 TEXTS = ("plain", 'with "quotes", and a comma', "two\nlines", "a\r\nbreak\rmore", "é\u2028ü 😀", " ", "=1+1", "last")
 
 
 def identity(found: int, wanted: int | None = None, seed: int | None = None) -> Identity:
     return Identity(
+        "sequence_classification",
         wanted or found,
         found,
         "",
@@ -102,10 +105,10 @@ def test_counts_merge_to_what_sklearn_scores(classes):
     labels = rng.integers(0, classes, 200)
     predictions = np.where(rng.random(200) < 0.6, labels, rng.integers(0, classes - 1, 200))  # the last is rare
     counted = sum(
-        confusion.counted(part, other, classes + 1)  # one class that never occurs
+        score.counted(part, other, classes + 1)  # one class that never occurs
         for part, other in zip(np.split(labels, [3, 90]), np.split(predictions, [3, 90]), strict=True)
     )
-    found = confusion.scores(counted)
+    found = score.scores(counted)
     assert found["accuracy"] == pytest.approx(accuracy_score(labels, predictions), abs=1e-12)
     assert found["f1_macro"] == pytest.approx(f1_score(labels, predictions, average="macro"), abs=1e-12)
     assert found["f1_weighted"] == pytest.approx(f1_score(labels, predictions, average="weighted"), abs=1e-12)
@@ -172,7 +175,7 @@ TEXTS_2000 = ["text"] * 2000
 
 def test_a_long_evaluation_takes_the_smallest_budget_that_is_as_fast_as_the_fastest():
     machine = Machine({512: 2.0, 1024: 1.5, 2048: 1.01, 4096: 1.0, 8192: 1.2})
-    found = budget.choose(machine, TEXTS_2000, 10_000_000, 1e-5)
+    found = tuning.choose_budget(machine, TEXTS_2000, 10_000_000, 1e-5)
     assert found.token_budget == 2048
     assert list(found.seconds) == ["512", "1024", "2048", "4096", "8192"]
     assert {count for count, _ in machine.calls} == {164}  # two full batches of the largest: 16,384 tokens
@@ -180,15 +183,15 @@ def test_a_long_evaluation_takes_the_smallest_budget_that_is_as_fast_as_the_fast
 
 def test_a_search_that_costs_more_than_its_share_is_not_made():
     machine = Machine({})
-    found = budget.choose(machine, TEXTS_2000, 5_000, 1e-5)
+    found = tuning.choose_budget(machine, TEXTS_2000, 5_000, 1e-5)
     assert (found.token_budget, found.seconds, machine.calls) == (2048, None, [])
-    search_s = 1e-5 * 164 * 100 * len(budget.BUDGETS["cpu"]) * (budget.SEARCH_ROUNDS + 1)
+    search_s = 1e-5 * 164 * 100 * len(token_budgets(machine.device)) * (tuning.SEARCH_ROUNDS + 1)
     assert found.reason == f"not measured: a search would take {search_s:.1f} s of about 5.0 s"
-    few = budget.choose(machine, TEXTS_2000[:20], 10_000_000, 1e-5)
+    few = tuning.choose_budget(machine, TEXTS_2000[:20], 10_000_000, 1e-5)
     assert (few.token_budget, few.reason) == (2048, "not measured: all texts together are too few")
 
 
 def test_the_first_pass_over_a_few_texts_does_not_count():
     machine = Machine({})
-    assert budget.seconds_per_token(machine, TEXTS_2000) == pytest.approx(1e-5)
-    assert machine.calls == [(budget.PROBE_ROWS, 2048)] * 2
+    assert tuning.seconds_per_token(machine, TEXTS_2000) == pytest.approx(1e-5)
+    assert machine.calls == [(tuning.PROBE_ROWS, 2048)] * 2

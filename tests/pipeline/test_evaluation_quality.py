@@ -11,9 +11,9 @@ from sklearn.metrics import brier_score_loss, precision_recall_fscore_support
 from tests import predicted_quality as predicted
 from tests.baseline_document import PLAN
 from utils.artifacts import EvaluationFolder
-from utils.evaluation import calibration, confusion, mistakes, parts, quality
-from utils.evaluation.calibration import Reliability
-from utils.evaluation.mistakes import ConfidentMistakes
+from utils.tasks.sequence_classification import calibration, quality, score
+from utils.tasks.sequence_classification.calibration import Reliability
+from utils.tasks.sequence_classification.score import ConfidentMistakes
 
 # Classes
 
@@ -22,18 +22,18 @@ def test_every_class_has_the_scores_of_sklearn():
     source = np.random.default_rng(1)
     labels = source.integers(0, 6, 300)
     predictions = np.where(source.random(300) < 0.7, labels, source.integers(0, 6, 300))
-    counts = confusion.counted(labels, predictions, 6)
-    found = confusion.per_class(counts, list("abcdef"))
+    counts = score.counted(labels, predictions, 6)
+    found = score.per_class(counts, list("abcdef"))
     expected = precision_recall_fscore_support(labels, predictions)
     for name, values in zip(("precision", "recall", "f1", "support"), expected, strict=True):
         assert [each[name] for each in found] == pytest.approx(values.tolist(), abs=1e-12), name
-    assert np.mean([each["f1"] for each in found]) == pytest.approx(confusion.scores(counts)["f1_macro"], abs=1e-12)
+    assert np.mean([each["f1"] for each in found]) == pytest.approx(score.scores(counts)["f1_macro"], abs=1e-12)
     assert all(each["recall_ci_low"] < each["recall"] < each["recall_ci_high"] for each in found)
 
 
 def test_share_of_nothing_is_none_with_its_reason_and_never_zero():
     counts = np.array([[3, 0, 1, 0], [2, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]])
-    both, unpredicted, unlabelled, absent = confusion.per_class(counts, list("abcd"))
+    both, unpredicted, unlabelled, absent = score.per_class(counts, list("abcd"))
     assert both["reason"] is None and (both["precision"], both["recall"]) == (0.6, 0.75)
     assert (unpredicted["precision"], unpredicted["recall"], unpredicted["f1"]) == (None, 0, 0)
     assert unpredicted["reason"] == "precision: it was never predicted"
@@ -45,14 +45,14 @@ def test_share_of_nothing_is_none_with_its_reason_and_never_zero():
 
 def test_most_confused_pairs_come_first_and_hits_are_no_confusion():
     counts = np.array([[50, 4, 2], [2, 10, 0], [4, 0, 6]])
-    found = confusion.most_confused(counts, "abc", 3)
+    found = score.most_confused(counts, "abc", 3)
     assert [(each["label_name"], each["prediction_name"], each["rows"], each["support"]) for each in found] == [
         ("c", "a", 4, 10),  # the same four rows are more of c than of a
         ("a", "b", 4, 56),
         ("b", "a", 2, 12),
     ]
     assert found[0]["share"] == 0.4
-    assert confusion.most_confused(np.diag([3, 4]), "ab", 3) == []
+    assert score.most_confused(np.diag([3, 4]), "ab", 3) == []
 
 
 # Calibration
@@ -138,11 +138,11 @@ def tables(rows: int, pieces: int, seed: int = 3):
     labels, logits = source.integers(0, 3, rows), source.integers(0, 6, (rows, 3)).astype(np.float32)
     lengths = source.integers(1, 9, rows)
     for places in np.array_split(np.arange(rows), pieces):
-        table = parts.table_of(places, labels[places], lengths[places], logits[places])
+        table = score.table(places, labels[places], lengths[places], logits[places])
         yield table, [f"text {place}" for place in places]
 
 
-def kept(shards) -> list[mistakes.Mistake]:
+def kept(shards) -> list[score.Mistake]:
     found = ConfidentMistakes()
     for table, texts in shards:
         found.add(table, texts)
@@ -153,12 +153,12 @@ def test_surest_mistakes_are_those_of_a_full_sort():
     [(table, _)] = tables(2000, 1)
     rows = [row for row in table.to_pylist() if row["label"] != row["prediction"]]
     rows.sort(key=lambda row: (-row["confidence"], -row["margin"], row["row_id"]))
-    expected = [row["row_id"] for row in rows[: mistakes.KEPT]]
-    assert rows[mistakes.KEPT]["confidence"] == rows[mistakes.KEPT - 1]["confidence"]  # the last place is a tie
+    expected = [row["row_id"] for row in rows[: score.MISTAKES]]
+    assert rows[score.MISTAKES]["confidence"] == rows[score.MISTAKES - 1]["confidence"]  # the last place is a tie
     for pieces in (1, 3, 40):
         assert [-each.negative_row_id for each in kept(tables(2000, pieces))] == expected
     assert [-each.negative_row_id for each in kept(reversed(list(tables(2000, 7))))] == expected
-    right = parts.table_of(np.arange(3), np.zeros(3, int), np.ones(3, int), np.eye(1, 3).repeat(3, 0))
+    right = score.table(np.arange(3), np.zeros(3, int), np.ones(3, int), np.eye(1, 3).repeat(3, 0))
     assert kept([(right, ["a"] * 3)]) == []
 
 
@@ -182,12 +182,12 @@ def test_memory_does_not_grow_with_the_rows():
 
 
 def test_texts_are_cut_and_keep_their_row():
-    long = "ü" * (mistakes.LONGEST_TEXT + 1)
-    found = mistakes.Mistake(0.9, 1.5, -12, 0, 1, 7, long)
-    described = mistakes._described(found, ("a", "b"))
+    long = "ü" * (score.LONGEST_TEXT + 1)
+    found = score.Mistake(0.9, 1.5, -12, 0, 1, 7, long)
+    described = score._described(found, ("a", "b"))
     assert (described["row_id"], described["label_name"], described["prediction_name"]) == (12, "a", "b")
-    assert len(described["text"]) == mistakes.LONGEST_TEXT and described["text"].endswith("…")
-    assert mistakes._described(found._replace(text=long[:-1]), ("a", "b"))["text"] == long[:-1]
+    assert len(described["text"]) == score.LONGEST_TEXT and described["text"].endswith("…")
+    assert score._described(found._replace(text=long[:-1]), ("a", "b"))["text"] == long[:-1]
 
 
 # Files

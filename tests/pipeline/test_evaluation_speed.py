@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from boundby.inference import compilation as layers
-from boundby.inference import last_layer
+from boundby.inference import last_layer, strategies
 from tests import evaluation_workplace as workplace
 from utils.artifacts import EvaluationFolder
 from utils.errors import EnvironmentLacksError, PipelineError
-from utils.evaluation import compilation
 from utils.evaluation import plan as plans
+from utils.evaluation import tuning
 
 LONG_S = 2000.0
 
@@ -79,11 +78,11 @@ class Timed:
 
 @pytest.fixture
 def compiler(monkeypatch):
-    monkeypatch.setattr(compilation, "compile_obstacle", lambda _: None)
+    monkeypatch.setattr(tuning, "compile_obstacle", lambda _: None)
 
 
 def chosen(setting, compiled, whole_s=LONG_S):
-    return compilation.choose(setting, Timed(1.0), lambda: compiled, ["text"], whole_s)
+    return tuning.choose_compilation(setting, Timed(1.0), lambda: compiled, ["text"], whole_s)
 
 
 def test_layers_are_compiled_where_that_saves_twice_what_it_costs(compiler):
@@ -103,9 +102,9 @@ def test_layers_stay_as_they_are_where_that_does_not_pay(compiler):
 
 
 def test_nothing_is_compiled_where_it_cannot_pay_or_is_not_wanted(compiler):
-    found = compilation.choose("auto", Timed(1.0), None, ["text"], 599.0)  # there is nothing to call
+    found = tuning.choose_compilation("auto", Timed(1.0), None, ["text"], 599.0)  # there is nothing to call
     assert (found.on, found.reason) == (False, "not measured: a worker needs about 599 s, it pays from 600 s")
-    assert compilation.choose("off", Timed(1.0), None, ["text"], LONG_S).reason == "evaluation.compile=off"
+    assert tuning.choose_compilation("off", Timed(1.0), None, ["text"], LONG_S).reason == "evaluation.compile=off"
 
 
 @pytest.mark.parametrize(
@@ -123,7 +122,7 @@ def test_layers_that_cannot_be_compiled_stay_as_they_are_unless_that_was_asked_f
 
 
 def test_without_a_compiler_nothing_is_compiled(monkeypatch):
-    monkeypatch.setattr(compilation, "compile_obstacle", lambda _: "g++ is missing")
+    monkeypatch.setattr(tuning, "compile_obstacle", lambda _: "g++ is missing")
     assert chosen("auto", None).reason == "not compiled: g++ is missing"
     with pytest.raises(EnvironmentLacksError, match="g\\+\\+ is missing; install it"):
         chosen("on", None)
@@ -131,14 +130,14 @@ def test_without_a_compiler_nothing_is_compiled(monkeypatch):
 
 def test_a_planned_compilation_is_carried_out_or_refused(here, compiler, monkeypatch, capsys):
     folder, settings = here
-    monkeypatch.setattr(layers, "BACKEND", "eager")  # traced, and run as traced
+    monkeypatch.setattr(strategies, "BACKEND", "eager")  # traced, and run as traced
     assert workplace.evaluate(settings, "plan evaluation.compile=on") == [0]
     made = plans.load(folder)
     assert made.choices.compile and made.identity.compile == "on" and made.reasons["compile"]["compile_s"] > 0
     assert workplace.evaluate(settings, "run evaluation.compile=off") == [2]
     assert "compile is off, planned was on" in capsys.readouterr().err
     with monkeypatch.context() as patch:
-        patch.delattr(layers, "compile_layers")
+        patch.delattr(strategies, "compile_layers")
         assert workplace.evaluate(settings, "run evaluation.compile=on") == [1]
     assert "trimmed, compiled', which the self-check refuses here" in capsys.readouterr().err
     assert workplace.evaluate(settings, "run evaluation.compile=on", "finalize evaluation.compile=on") == [0, 0]

@@ -3,13 +3,13 @@
 import pytest
 
 from utils.errors import InputError
-from utils.labels import ModelLabels, Reconciler, whole_number
+from utils.tasks.sequence_classification.labels import LabelMatcher, ModelLabels, whole_number
 
 NAMES = ("card_arrival", "card_linking", "age_limit")
 
 
-def reconciler(*names: str, class_names: list[str] | None = None) -> Reconciler:
-    return Reconciler(ModelLabels(names or NAMES), class_names)
+def reconciler(*names: str, class_names: list[str] | None = None) -> LabelMatcher:
+    return LabelMatcher(ModelLabels(names or NAMES), class_names)
 
 
 def test_names_match_exactly_and_without_doubt():

@@ -57,7 +57,7 @@ def files_in(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_layers_alone_are_profiled_on_a_batch_of_texts(run, results, model, capsys):
+def test_layers_alone_are_profiled_on_a_batch_of_texts_and_owned_by_the_receipt(run, results, model, capsys):
     assert run("trace.enabled=false") == 0
     assert files_in(results / "layers") == LAYER_FILES
     assert not (results / "profiler_traces").exists()
@@ -67,30 +67,20 @@ def test_layers_alone_are_profiled_on_a_batch_of_texts(run, results, model, caps
     said = capsys.readouterr().out
     assert "layers in 2 runs: coverage" in said and "bert.encoder.layer.0" in said
     assert said.endswith(f"wrote {results / 'layers'}\n")
-
-
-def test_receipt_owns_the_files_of_the_layers(run, results):
-    assert run("trace.enabled=false") == 0
     receipt = json.loads((results / ".receipts" / "03.json").read_text())
-    owned = {Path(each["path"]).resolve() for each in receipt["outputs"]}
-    assert {(results / "layers" / each).resolve() for each in files_in(results / "layers")} == owned
+    owned = {Path(output["path"]).resolve() for output in receipt["outputs"]}
+    assert {(results / "layers" / name).resolve() for name in LAYER_FILES} == owned
 
 
-def test_earlier_layers_are_moved_aside_before_new_ones(run, results):
-    run("trace.enabled=false")
-    before = (results / "layers" / "model_summary.json").read_bytes()
-    run("trace.enabled=false", "layers.num_runs=3")
-    kept = list((results / "previous").rglob("layers/model_summary.json"))
-    assert [path.read_bytes() for path in kept] == [before]
-    assert read_profile(results / "layers" / "model_summary.json").num_runs == 3
-
-
-def test_resume_keeps_the_layers_and_a_changed_setting_makes_them_anew(run, results):
+def test_resume_keeps_the_layers_and_a_changed_setting_makes_them_anew_with_the_earlier_ones_moved_aside(run, results):
     run("trace.enabled=false")
     summary = results / "layers" / "model_summary.json"
-    before = summary.stat().st_mtime_ns
+    before, content = summary.stat().st_mtime_ns, summary.read_bytes()
     assert run("trace.enabled=false", "--resume") == 0 and summary.stat().st_mtime_ns == before
-    assert run("trace.enabled=false", "layers.num_runs=3", "--resume") == 0 and summary.stat().st_mtime_ns != before
+    assert run("trace.enabled=false", "layers.num_runs=3", "--resume") == 0
+    kept = list((results / "previous").rglob("layers/model_summary.json"))
+    assert [path.read_bytes() for path in kept] == [content]
+    assert read_profile(summary).num_runs == 3
 
 
 def test_without_layers_the_trace_alone_is_recorded_with_the_ranges_asked_for(run, results, monkeypatch):

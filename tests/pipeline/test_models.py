@@ -241,6 +241,15 @@ def test_batches_give_the_labels_of_single_texts(folder, request):
     assert found.as_dict()["share"] == 1.0
 
 
+def test_the_texts_of_the_agreement_hold_the_shortest_and_the_longest_and_are_the_same_each_time():
+    texts = ["x" * (5 + row % 7) for row in range(5000)]
+    texts[4321], texts[1234] = "x" * 400, "x"
+    chosen = models.agreement_texts(texts)
+    assert len(chosen) == 64 and {"x" * 400, "x"} < set(chosen)
+    assert models.agreement_texts(texts) == chosen
+    assert sorted(models.agreement_texts(texts[:3])) == sorted(texts[:3])
+
+
 def test_decoder_that_does_not_know_its_padding_fails_the_agreement(qwen):
     loaded = models.load(fetch(qwen), "cpu")
     loaded.model.config.pad_token_id = WORDS.index("a") + 3
@@ -304,7 +313,9 @@ def test_loading_is_silent(qwen, capfd):
 
 
 def test_summary_reads_as_the_console_shows_it():
-    summary = models.ModelSummary("qwen2", 494_033_920, 494_033_920, 1_976_135_680, "float32", 23, 32_768, 4.8149)
+    summary = models.ModelSummary(
+        "qwen2", 494_033_920, 494_033_920, 1_976_135_680, "float32", {"num_labels": ("Labels", 23)}, 32_768, 4.8149
+    )
     rule = "=" * 70
     assert summary.lines() == [
         "MODEL SUMMARY",
@@ -330,4 +341,4 @@ def test_summary_counts_parameters_buffers_and_what_is_trainable(bert):
     buffers = sum(buffer.numel() * buffer.element_size() for buffer in loaded.model.buffers())
     assert summary.parameters_total == total and summary.parameters_trainable == total - len(LABELS)
     assert summary.size_bytes == 2 * total + buffers and buffers > 0
-    assert (summary.model_type, summary.num_labels, summary.max_positions) == ("bert", 3, 64)
+    assert (summary.model_type, summary.as_dict()["num_labels"], summary.max_positions) == ("bert", 3, 64)

@@ -1,7 +1,5 @@
 """The figures of a trace: work and waiting over time, and memory with the owners of its peak."""
 
-import io
-
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
@@ -10,7 +8,6 @@ from matplotlib.patches import StepPatch
 
 from boundby.trace import analyze, read_trace
 from boundby.trace.gaps import CAUSES
-from boundby.trace.judgement import judge_trace
 from boundby.trace.links import KINDS
 from tests import trace_document as traces
 from tests.traces import GPU_TRACES, REAL_NAMES
@@ -22,8 +19,8 @@ ABOUT = style.Subject("a model, float32", "on a machine, texts, measured 2026-11
 
 
 def drawn(figure: Figure) -> Figure:
-    """Render the figure; any warning is an error."""
-    figure.savefig(io.BytesIO(), dpi=40)
+    """Lay the figure out; any warning is an error."""
+    figure.draw_without_rendering()
     return figure
 
 
@@ -146,7 +143,7 @@ def test_timeline_of_a_real_trace_fills_every_moment(name):
     if not GPU_TRACES.is_dir():
         pytest.skip("needs the traces in ../shared, which are not here")
     analysis = analyze(read_trace(GPU_TRACES / name))
-    found = Examination((Examined(analysis, judge_trace(analysis), analysis.operators, analysis.rank),), (), "name")
+    found = Examination((Examined.of(analysis),), (), "name")
     [trace] = document.of(found)["traces"]
     [axes] = drawn(timeline.figure(trace, ABOUT)).axes
     assert np.allclose(sum(areas(axes)), 100)

@@ -15,8 +15,8 @@ import pytest
 from boundby import files
 from utils.errors import EnvironmentLacksError
 from utils.quickstart import cache, texts
-from utils.quickstart.grammar import INTENTS, PHRASES, PRODUCTS, expand, facts_of_one_review, forms_of
-from utils.quickstart.recipe import TINY, Recipe, Schedule
+from utils.quickstart.cache import TINY, Recipe, Schedule
+from utils.quickstart.texts import INTENTS, PHRASES, PRODUCTS, expand, facts_of_one_review, forms_of
 
 REPOSITORY = Path(__file__).parents[2]
 SMALL = Recipe(rows_train=60, rows_validation=40, seed=3, shape=TINY, schedule=Schedule(tokens_per_batch=2048))
@@ -182,7 +182,7 @@ def test_training_learns_a_rule_that_single_words_decide(tmp_path):
 
 
 def test_batches_hold_every_text_once_and_stay_within_the_budget():
-    from utils.quickstart.training import length_sorted_batches
+    from utils.quickstart.classifier import length_sorted_batches
 
     lengths = [3, 70, 10, 10, 1, 40, 9, 100]
     batches = length_sorted_batches([[1] * length for length in lengths], 64)
@@ -275,7 +275,7 @@ def test_asking_for_texts_or_for_the_state_of_the_cache_loads_no_torch(tmp_path)
 def test_making_the_quickstart_writes_nothing_to_the_terminal(tmp_path):
     program = (
         "import sys; from pathlib import Path;"
-        "from utils.quickstart import cache; from utils.quickstart.recipe import TINY, Recipe;"
+        "from utils.quickstart import cache; from utils.quickstart.cache import TINY, Recipe;"
         "small = Recipe(rows_train=60, rows_validation=40, shape=TINY);"
         "cache.prepare(Path(sys.argv[1]), progress=lambda message: None, recipe=small)"
     )

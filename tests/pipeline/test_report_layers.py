@@ -1,6 +1,5 @@
 """What the report says of the layers, and the figure of them; made-up profiles stand in for step 03."""
 
-import io
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +8,7 @@ from matplotlib.figure import Figure
 
 from boundby import files
 from boundby.layers.ranking import blocks, by_self_time
-from boundby.layers.records import Coverage, ModelProfile
+from boundby.layers.records import ModelProfile
 from boundby.layers.report import write_summary
 from tests import baseline_document as results
 from tests import layer_profiles as profiles
@@ -18,8 +17,7 @@ from tests.report_reading import Reader, draw, drawings, run_in, section, text, 
 from utils.plots import layers as figure_of_layers
 from utils.plots import style
 from utils.render import html_page
-from utils.report import assembly, sources
-from utils.report import layers as layers_section
+from utils.report import assembly, profiling, sources
 from utils.report.sources import ReportData
 
 HEADING = "Layer by Layer"
@@ -50,21 +48,6 @@ def summary_path(read: Reader) -> Path:
 # The section
 
 
-def test_trust_comes_first_then_both_rankings(read):
-    whole = said(read, profiles.gpt2())
-    parts = [
-        "End to end:",
-        "Coverage: 100.4 % of that is accounted for by layers (pass)",
-        "Overhead of the probes: +0.4 %, 151 module calls per run",
-        "Dashboard: layers/model_dashboard.html",
-        "Blocks that together are the whole model, the longest first",
-        "lm_head",
-        "Layers by their own time, without the layers inside",
-    ]
-    places = [whole.index(part) for part in parts]
-    assert places == sorted(places)
-
-
 def test_rows_are_those_of_the_rankings_with_time_share_gain_and_bound(read):
     profile = profiles.gpt2()
     whole = said(read, profile)
@@ -73,14 +56,14 @@ def test_rows_are_those_of_the_rankings_with_time_share_gain_and_bound(read):
     time = f"{1e3 * head.seconds:.2f} {100 * head.share:.1f}"
     gain = f"{1e3 * head.gain_at_limit_s:.2f} {layer.bound} {100 * layer.share_of_limit:.0f}"
     assert f"{head.label} {head.type} {time} {gain}" in whole
-    assert whole.count("transformer.h.") >= layers_section.SHOWN - 1
+    assert whole.count("transformer.h.") >= profiling.SHOWN_LAYERS - 1
 
 
 def test_no_more_rows_than_fit_are_shown(read):
     profile = profiles.many(200)
     shown = said(read, profile)
-    assert shown.count("stack.blocks.") <= 2 * layers_section.SHOWN
-    assert blocks(profile)[layers_section.SHOWN].label not in shown
+    assert shown.count("stack.blocks.") <= 2 * profiling.SHOWN_LAYERS
+    assert blocks(profile)[profiling.SHOWN_LAYERS].label not in shown
 
 
 def test_what_is_not_known_is_a_dash_and_not_zero(read):
@@ -91,26 +74,8 @@ def test_what_is_not_known_is_a_dash_and_not_zero(read):
     assert f"{100 * head.share:.1f} - - -" in said(read, profile)
 
 
-def test_profile_that_is_not_representative_says_so_before_its_own_doubts(read):
-    profile = replace(
-        profiles.gpt2(), coverage=Coverage(0.4, "not representative", 0.3), doubts=("disturbed: other processes",)
-    )
-    whole = said(read, profile)
-    assert "Coverage: 40.0 % of that is accounted for by layers (not representative)" in whole
-    warning = whole.index("- doubt: the layers do not account for the time of the model; read ranks at most, no times")
-    assert warning < whole.index("- doubt: disturbed: other processes") < whole.index("Blocks that together")
-
-
 def test_profile_without_doubts_lists_none(read):
     assert "doubt" not in said(read, profiles.gpt2())
-
-
-@pytest.mark.parametrize(
-    ("settings", "reason"), [({}, "step 03 has not run"), ({"layers": {"enabled": False}}, "layers.enabled is false")]
-)
-def test_absent_profile_is_one_sentence_with_the_reason(read, settings, reason):
-    data = read(results.document(diagnosed(results.cpu_rows([8]))), settings, **traced())
-    assert section(data, HEADING) == f"There is no profile by layer: {reason}."
 
 
 @pytest.mark.parametrize(
@@ -143,9 +108,9 @@ def test_hostile_names_stay_text_in_both_reports(read):
 
 
 def drawn(profile: ModelProfile) -> Figure:
-    """Render the figure; any warning is an error."""
+    """Lay the figure out; any warning is an error."""
     figure = figure_of_layers.figure(profile, ABOUT)
-    figure.savefig(io.BytesIO(), dpi=40)
+    figure.draw_without_rendering()
     return figure
 
 
@@ -200,10 +165,10 @@ def test_every_profile_is_drawn_with_as_many_rows_as_fit(profile):
 
 def test_picture_is_written_and_shown_only_with_a_profile(read):
     data = reported(read, profiles.gpt2())
-    draw(data)
+    draw(data, "layers.png")
     assert drawings(data)["layers.png"] is None and (data.layout.plots / "layers.png").stat().st_size > 10_000
     data.layout.layer_summary.unlink()
     without = reported(read, None)
-    draw(without)
+    draw(without, "layers.png")
     assert drawings(without)["layers.png"] == "not drawn: step 03 has not run"
     assert not (data.layout.plots / "layers.png").exists()

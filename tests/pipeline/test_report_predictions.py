@@ -42,19 +42,6 @@ def with_quality(read, *stored: Any, **changes: Any) -> ReportData:
 # Time, cost, exactness
 
 
-def test_time_is_split_by_phase(read):
-    said = performance(read)
-    assert (
-        "tokenizing 0.7600 8.0 computing 8.645 91.0 transfer of results 0.009500 0.1 waiting for tokens 0 0.0" in said
-    )
-    assert "anything else 0.08550 0.9" in said
-    assert "at most 2,048 tokens each, 3.1 % padding; float32 Padding" in said
-    assert "3.1 % padding; bfloat16, last layer trimmed, compiled Padding" in performance(
-        read, precision="bfloat16", trim=True, compile=True
-    )
-    assert "Padding efficiency: 96.9 % of the computed tokens are of texts" in said
-
-
 def test_phases_beside_each_other_and_workers_beside_each_other_are_said(read):
     split = {"tokenize": 4.0, "transfer": 0.1, "compute": 18.7, "wait": 0.2}
     said = performance(read, phases_s=split, worker_time_s=19.0)
@@ -82,17 +69,6 @@ def test_workers_that_share_a_gpu_make_its_hours_no_more(read, evaluation):
     assert "0.2063 hours, 0.2063 GPU-hours" in said
 
 
-def test_each_machine_is_paid_for(read):
-    document = results.gpu_document()
-    document["full_dataset_metrics"]["machine_time_s"] *= 8
-    priced = pod(read, document, settings={"pod": {"price_per_hour": 2.0}})
-    paid = "0.2063 hours, cost 3.30 for 1.650 hours of all machines"
-    assert paid in section(priced, "Full Dataset Performance")
-    costs = section(priced, "Cost at 2 per hour (pod.price_per_hour)")
-    assert f"369,475 samples: {paid} (this dataset, as in the whole-dataset pass)" in costs
-    assert "0.5583 hours, cost 8.93 for 4.466 hours of all machines (as in the" in costs  # a million
-
-
 def test_cost_and_gpu_hours_are_unknown_where_the_machines_are(read):
     document = results.gpu_document()
     changed = {"machine_time_s": None, "device_time_s": None, "machine_time_reason": "old parts"}
@@ -103,28 +79,6 @@ def test_cost_and_gpu_hours_are_unknown_where_the_machines_are(read):
         del document["full_dataset_metrics"][name]
     said = section(pod(read, document), "Full Dataset Performance")
     assert "0.2063 hours, GPU-hours unknown (an earlier version did not note which machines predicted)" in said
-
-
-def test_exactness_is_said_or_why_it_is_not_known(read):
-    assert "Exactness: float32, as the model alone; beyond a self-check not measured: that would" in performance(read)
-    said = performance(read, precision="bfloat16", exactness=EXACTNESS, guarded_texts=12)
-    assert "1,994 of 2,000 labels as in float32 one text at a time (99.70 % [99.35, 99.86])" in said
-    assert "logits differ by at most 0.05210, 0.003400 on average" in said
-    assert "accuracy -0.10 [-0.32, +0.12] percentage points; 12 near ties were computed again in float32" in said
-    alone = performance(read, guarded_texts=3)
-    assert "all texts about 10 s; 3 near ties were computed again in float32" in alone
-    assert "Exactness: unknown (too short)" in performance(read, precision="bfloat16", exactness_reason="too short")
-
-
-def test_results_of_an_earlier_version_are_reported_with_what_they_lack(read):
-    full = results.full_metrics()
-    for name in ("phases_s", "worker_time_s", "plan", "share_of_ceiling_pct", "share_of_ceiling_reason", "exactness"):
-        del full[name]
-    data = read(results.document(results.cpu_rows([1]), full_dataset_metrics=full))
-    said = section(data, "Full Dataset Performance")
-    assert "Share of the ceiling: unknown (an earlier version did not note it)" in said
-    assert "Where the time went" not in said
-    assert section(data, CLASSES) == "Not known: there is no evaluation/quality.json."
 
 
 # Share of the ceiling
@@ -167,14 +121,6 @@ def test_share_that_cannot_be_told_is_none_with_its_reason(read):
 # Classes
 
 
-def test_worst_classes_come_first_and_the_rest_is_named(read):
-    said = section(with_quality(read), CLASSES)
-    assert said.startswith("2 of 3 classes have rows; none of them without a mistake.")
-    assert "neutral 90 68 0.882 0.667 0.56 to 0.76 0.759 negative 100 120 0.750 0.900 0.83 to 0.94 0.818" in said
-    assert "evaluation/per_class.csv has all 3 classes" in said
-    assert "neutral negative 30 33.3 negative neutral 8 8.0 negative positive 2 2.0" in said
-
-
 def test_class_that_is_never_predicted_is_said_and_has_no_precision(read):
     said = section(with_quality(read, "abc", np.array([[5, 0, 0], [0, 7, 0], [0, 3, 0]])), CLASSES)
     assert said.startswith("All 3 classes have rows; 1 of them without a mistake. Never predicted: c.")
@@ -193,31 +139,8 @@ def test_quality_of_another_evaluation_is_not_reported(read):
 # Confidence
 
 
-def test_confidence_that_can_be_trusted_is_called_so(read):
-    said = section(with_quality(read), CONFIDENCE)
-    assert "The model is right in 70.3 % of the texts, and says 69.9 % on average: the confidence can be" in said
-    assert "no more than chance explains: a perfectly calibrated model would show about" in said
-    assert "To be right in at least 90 %: take predictions from a confidence of 0." in said
-    assert "To be right in at least 95 %: no confidence is high enough to be sure of that." in said
-    assert "at least 99 %" not in said
-
-
 @pytest.mark.parametrize(("shift", "word"), [(0.1, "overconfident"), (-0.1, "underconfident")])
 def test_confidence_that_is_wrong_comes_with_the_way_out(read, shift, word):
     said = section(with_quality(read, calibration=predicted.reliability(overconfident=shift)), CONFIDENCE)
     assert f"on average: it is {word}. Before a probability or a threshold is used, fit a temperature" in said
     assert "more than chance explains" in said
-
-
-def test_few_rows_are_called_few(read):
-    said = section(with_quality(read, calibration=predicted.reliability(20)), CONFIDENCE)
-    assert "1 bin of 1 with few rows (20): these figures say little." in said
-
-
-def test_surest_mistakes_are_shown_cut_and_the_file_is_named(read):
-    said = section(with_quality(read, mistakes=predicted.mistakes(20, text="a text\nof many words " * 30)), CONFIDENCE)
-    assert "evaluation/confident_mistakes.csv has 20: 1. Row 0, neutral: predicted as negative with 99.00 %" in said
-    assert "10. Row 63, neutral" in said and "Row 70" not in said
-    assert '"a text of many words a text of many words' in said and '..."' in said
-    none = section(with_quality(read, mistakes=[]), CONFIDENCE)
-    assert "mistakes" not in none

@@ -9,7 +9,7 @@ import pytest
 from boundby import files
 from tests import baseline_document as results
 from tests.diagnosed_rows import diagnosed
-from tests.report_reading import draw, drawings, run_in, section
+from tests.report_reading import draw, drawings, run_in
 from utils.artifacts import METRICS_VERSION, Layout
 from utils.baseline import Result
 from utils.cli import ROOT
@@ -29,12 +29,6 @@ def test_documents_of_these_tests_are_like_the_real_one(tmp_path):
     assert list(real) == list(fixture)
     assert set(real["dataset"]) == set(fixture["dataset"])
     assert real["optimal"] == fixture["optimal"]
-
-
-def test_document_without_a_model_can_be_reported(read):
-    document = results.document([], complete=False, full_dataset_metrics=None, model={}, device={}, agreement=None)
-    said = section(read(document), "What was measured on what")
-    assert said.startswith("Model: unknown (it was not loaded yet)")
 
 
 def test_missing_metrics_name_the_command(tmp_path):

@@ -10,9 +10,8 @@ from boundby.trace.gaps import CAUSES
 from tests import baseline_document as results
 from tests import trace_document as traces
 from tests.diagnosed_rows import diagnosed
-from tests.report_reading import Reader, draw, drawings, run_in, section, text, traced
-from utils.render import html_page
-from utils.report import assembly, sources, waiting
+from tests.report_reading import Reader, drawings, run_in, section, text, traced
+from utils.report import sources
 from utils.report.sources import ReportData
 
 HEADING = "What the Machine Waited For"
@@ -32,29 +31,6 @@ def reported(read: Reader, *found: dict, is_swept: bool = True, **changes: objec
 
 def said(read: Reader, *found: dict, **changes: object) -> str:
     return section(reported(read, *found, **changes), HEADING)
-
-
-def test_verdict_comes_first_with_its_share_and_confidence(read):
-    assert said(read, traces.gpu()).startswith(
-        "INPUT: the device waits for the input pipeline, 60 % of the traced time (confidence medium)."
-    )
-
-
-def test_busy_idle_steps_and_launches_are_said(read):
-    whole = said(read, traces.gpu())
-    assert "Busy: 32.8 % of 40.00 ms (compute 24.0 % and communication 8.8 %)" in whole
-    assert "Idle: 67.2 %, in 5 gaps" in whole
-    assert "Steps: 4 of 4, median 10.00 ms, the middle half 10.00 to 10.00 ms" in whole
-    assert "Communication: 5.600 ms, 3.500 ms of them with nothing else at work" in whole
-    assert "Launches: 12 calls of 20.00 us (median); the work begins 1.700 ms after its call" in whole
-
-
-def test_every_cause_has_what_the_host_was_in_its_largest_gain_and_what_to_do(read):
-    whole = said(read, traces.gpu())
-    assert "input 24.00 60.0 2.50 enumerate(Dat...r.__next__ 24.00" in whole
-    assert "launch 2.800 7.0 1.08 between operators 2.400, aten::mm 0.4000" in whole
-    assert "To do: prepare the input ahead (DataLoader workers, prefetching, pinned memory)." in whole
-    assert "The gain is a bound, not a promise" in whole
 
 
 def test_causes_too_small_for_the_table_are_named_below_it(read):
@@ -79,15 +55,6 @@ def test_every_cause_is_explained(read, cause, trace):
     assert f"{name} 4.000 10.0" in whole and f" {name}: " in whole
 
 
-def test_trace_of_a_cpu_never_speaks_of_a_device(read):
-    whole = said(read, traces.cpu())
-    assert whole.startswith("COMPUTE: the host is busy with matrix products, convolutions and attention, 75 %")
-    assert "In operators: 75.0 % of 40.00 ms Between operators: 25.0 %" in whole
-    assert "between operators 10.00 25.0 1.33 between operators 10.00" in whole
-    assert "do less between the operators" in whole
-    assert "GPU" not in whole and "device" not in whole and "Launches" not in whole
-
-
 def test_inconclusive_trace_gives_its_reasons_and_promises_nothing(read):
     trace = traces.verdict(
         traces.gpu(), bound="inconclusive", share_of_limit=None, confidence="low", doubts=["steps: 2 lost"]
@@ -103,11 +70,6 @@ def test_findings_that_the_verdict_repeats_are_said_once(read):
     trace = traces.verdict(traces.gpu(), doubts=["zero: 5 pieces last 0 ns"])
     whole = said(read, {**trace, "findings": [{"kind": "zero", "is_fatal": False, "text": "5 pieces last 0 ns"}]})
     assert whole.count("5 pieces last 0 ns") == 1
-
-
-def test_mixed_verdict_names_what_shares_the_time(read):
-    trace = traces.verdict(traces.gpu(), bound="mixed", alternatives=["input", "launch"], share_of_limit=None)
-    assert said(read, trace).startswith("MIXED: no single cause stands out: input and launch (confidence medium).")
 
 
 # The sweep beside the trace
@@ -153,19 +115,6 @@ def test_sweep_without_a_verdict_at_that_batch_size_is_not_compared(read):
 # Memory
 
 
-def test_memory_tells_the_peak_what_was_there_before_and_what_every_step_keeps(read):
-    whole = said(read, traces.gpu())
-    assert "Memory: on GPU 0 at most 964.0 MB were allocated at once, of which 900.0 MB before the trace;" in whole
-    assert "the allocator held 1.000 GB. Every step leaves at least 4.000 kB more behind than it found" in whole
-    assert "aten::mm - 64.02 6.6 5" in whole
-
-
-def test_memory_of_a_cpu_does_not_count_what_was_there_before(read):
-    assert "on the CPU at most 4.016 MB were allocated at once, not counting what was there before" in said(
-        read, traces.cpu()
-    )
-
-
 @pytest.mark.parametrize("memory", [[], None])
 def test_trace_without_memory_says_why_there_is_no_picture(read, memory):
     data = reported(read, traces.cpu(memory=memory), is_swept=False)
@@ -175,25 +124,6 @@ def test_trace_without_memory_says_why_there_is_no_picture(read, memory):
 
 
 # Reading
-
-
-def test_pictures_stand_in_the_section_and_files_in_the_list(read):
-    data = reported(read, traces.gpu(), is_swept=False)
-    draw(data)
-    assert "Picture: plots/trace_timeline.png" in section(data, HEADING)
-    assert "Picture: plots/trace_memory.png" in section(data, HEADING)
-    listed = section(data, "Files")
-    assert "trace_analysis.json: where the traced time went and why, for programs" in listed
-    for name in ("flame_graph.html", "memory_timeline.csv"):
-        assert f"{name}: not there (step 03 has not written it)" in listed
-    page = html_page.render(assembly.report(data).document)
-    drawn = [reason for reason in drawings(data).values() if reason is None]
-    assert f">{HEADING}</h2>" in page and page.count("data:image/png;base64,") == len(drawn)
-
-
-def test_without_a_trace_one_sentence_says_why(read):
-    data = read(results.document(results.cpu_rows([1])))
-    assert section(data, HEADING) == "There is no analysis of a trace: step 03 has not run, or was skipped."
 
 
 def test_trace_of_another_model_is_not_told(read):
@@ -241,9 +171,3 @@ def test_section_of_a_window_without_time_is_rendered(read):
     data = reported(read, traces.cpu(devices=[empty], steps=steps), is_swept=False)
     assert "none are marked" in section(data, HEADING) and HEADING in text(data)
     assert drawings(data)["trace_timeline.png"] == "not drawn: nothing in the trace takes time"
-
-
-def test_words_of_the_section_are_ascii(read):
-    for trace in (traces.gpu(), traces.cpu()):
-        assert section(reported(read, trace), HEADING).isascii()
-    assert waiting.WHOM_TO_BELIEVE.isascii()

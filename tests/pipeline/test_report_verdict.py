@@ -6,7 +6,7 @@ import pytest
 
 from tests import baseline_document as results
 from tests.diagnosed_rows import diagnosed
-from utils.report import headline, verdict
+from utils.report import summary, verdict
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def changed(data, **changes):
 
 
 def test_what_why_and_next_are_the_first_lines(data):
-    labels = [label for label, _ in headline.summary(data).pairs]
+    labels = [label for label, _ in summary.summary(data).pairs]
     assert labels[:3] == ["What", "Why", "Next"]
 
 

@@ -8,7 +8,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from utils.data.tables import CHUNK_BYTES, Row, read_rows
+from utils.data.sources import CHUNK_BYTES, Row, read_rows
 from utils.errors import InputError
 
 

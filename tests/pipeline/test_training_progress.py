@@ -8,28 +8,19 @@ import pytest
 import torch
 
 from boundby import files
+from tests.fakes import FakeClock
 from utils.training.progress import Progress
 from utils.training.settings import Plan
 
 PLAN = Plan(4, 2, 8, 1, 1)
 
 
-class Clock:
-    """A clock that somebody else moves."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> FakeClock:
+    return FakeClock(100.0)
 
 
-def progress_in(folder: Path, clock: Clock, said: list[str] | None = None) -> Progress:
+def progress_in(folder: Path, clock: FakeClock, said: list[str] | None = None) -> Progress:
     progress = Progress(folder / "metrics.json", PLAN, (said if said is not None else []).append, clock=clock)
     progress.begin()
     return progress
@@ -42,11 +33,11 @@ def read(folder: Path) -> dict:
 def test_losses_speeds_and_epochs_are_written(tmp_path, clock):
     progress = progress_in(tmp_path, clock)
     for loss, seconds in ((2.0, 0.5), (1.0, 0.25)):
-        clock.now += seconds
+        clock.advance(seconds)
         progress.end_step(loss)
-    clock.now += 10  # an evaluation
+    clock.advance(10)  # an evaluation
     progress.end_epoch(0.5)
-    clock.now += 1
+    clock.advance(1)
     progress.end_step(torch.tensor(0.5))
     progress.end(None)
     found = read(tmp_path)
@@ -77,9 +68,9 @@ def test_the_profiler_between_two_steps_is_in_no_speed_and_no_epoch(tmp_path, cl
     progress.profiler = lambda: profiler
     for _ in range(2):
         for seconds in (0.5, 0.25):
-            clock.now += seconds
+            clock.advance(seconds)
             progress.end_step(1.0)
-            clock.now += 30
+            clock.advance(30)
             profiler.between_steps_s += 30
         progress.end_epoch(None)
     found = read(tmp_path)
@@ -93,7 +84,7 @@ def test_steps_that_the_profiler_slows_down_are_in_the_epoch_and_not_in_its_spee
     progress.profiler = lambda: profiler
     for is_slow in (False, True, False, True, True):
         profiler.slows_step = is_slow
-        clock.now += 4 if is_slow else 1
+        clock.advance(4 if is_slow else 1)
         progress.end_step(1.0)
         if progress.steps == 3:
             progress.end_epoch(None)
@@ -109,9 +100,9 @@ def test_steps_that_the_profiler_slows_down_are_in_the_epoch_and_not_in_its_spee
 
 def test_what_came_before_an_epoch_is_no_part_of_its_first_step(tmp_path, clock):
     progress = progress_in(tmp_path, clock)
-    clock.now += 60  # the model is made
+    clock.advance(60)  # the model is made
     progress.begin_epoch()
-    clock.now += 2
+    clock.advance(2)
     progress.end_step(1.0)
     progress.end_epoch(None)
     [epoch] = read(tmp_path)["epochs"]
@@ -120,7 +111,7 @@ def test_what_came_before_an_epoch_is_no_part_of_its_first_step(tmp_path, clock)
 
 def test_a_loss_that_is_no_number_is_null_and_counted(tmp_path, clock):
     progress = progress_in(tmp_path, clock)
-    clock.now += 1
+    clock.advance(1)
     progress.end_step(float("nan"))
     progress.end_epoch(None)
     found = read(tmp_path)
@@ -145,10 +136,10 @@ def test_losses_on_a_device_are_fetched_when_the_file_is_due(tmp_path, clock):
     progress.on_loss = lambda step, loss: known.append((step, loss))
     OnDevice.reads = 0
     for _ in range(3):
-        clock.now += 0.1
+        clock.advance(0.1)
         progress.end_step(OnDevice())
     assert OnDevice.reads == 0 and known == [] and not progress.is_due
-    clock.now += 1
+    clock.advance(1)
     assert progress.is_due
     progress.write()
     assert known == [(0, 1.5), (1, 1.5), (2, 1.5)] and not progress.is_due
@@ -180,7 +171,7 @@ def test_a_full_disk_is_said_once_and_stops_nothing(tmp_path, clock, monkeypatch
 
     monkeypatch.setattr(files, "write_text", full)
     for _ in range(2):
-        clock.now += 5
+        clock.advance(5)
         progress.end_step(1.0)
         progress.write()
     progress.end(None)
@@ -191,7 +182,7 @@ def test_a_full_disk_is_said_once_and_stops_nothing(tmp_path, clock, monkeypatch
 def test_other_processes_than_the_first_write_nothing(tmp_path, clock):
     progress = Progress(None, PLAN, print, clock=clock)
     progress.begin()
-    clock.now += 1
+    clock.advance(1)
     progress.end_step(1.0)
     progress.end_epoch(None)
     assert not progress.is_due and list(tmp_path.iterdir()) == []

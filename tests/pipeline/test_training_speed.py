@@ -15,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from boundby.capture import Recorder
 from boundby.training import manager
+from tests.fakes import FakeClock
 from utils.training import run
 from utils.training.progress import Progress
 from utils.training.settings import TrainingSettings
@@ -36,17 +37,10 @@ SETTINGS = (
 DISTURBED = (1, 2, 3)
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeClock]:
     """Yield a clock that each step moves, a slow one more, and what is no part of a step most."""
-    clock, recorders = Clock(), []
+    clock, recorders = FakeClock(), []
     start, step, fit = Recorder.start, Recorder.step, run.fit
 
     def started(recorder: Recorder, *args: Any) -> None:
@@ -55,14 +49,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
 
     def recorded(recorder: Recorder) -> None:
         step(recorder)
-        clock.now += PROFILER_S
+        clock.advance(PROFILER_S)
 
     def fitted(job: Any) -> None:
-        clock.now += SETUP_S
+        clock.advance(SETUP_S)
         fit(job)
 
     def stepped(*_: Any) -> None:
-        clock.now += SLOW_S if recorders[0].is_at_work else STEP_S
+        clock.advance(SLOW_S if recorders[0].is_at_work else STEP_S)
 
     monkeypatch.setattr(Recorder, "start", started)
     monkeypatch.setattr(Recorder, "step", recorded)
@@ -76,7 +70,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
 
 @pytest.mark.parametrize("framework", ["loop", "trainer", "lightning"])
 def test_export_recording_and_setup_are_in_no_speed_of_a_training(
-    tmp_path: Path, clock: Clock, framework: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, clock: FakeClock, framework: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     overrides = [f"framework={framework}", f"profiling.output_dir={tmp_path / 'logs'}", *SETTINGS]

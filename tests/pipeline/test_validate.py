@@ -2,18 +2,25 @@
 
 import pytest
 
-from utils.data import statistics
-from utils.data.statistics import TokenLengths
-from utils.data.tables import Row
+from utils.data import checks as statistics
+from utils.data.checks import (
+    EXCERPT_CHARACTERS,
+    UNKNOWN_LABELS,
+    AcceptedRow,
+    TokenLengths,
+    Validator,
+    excerpt,
+    fault_of,
+)
+from utils.data.sources import Row
 from utils.errors import InputError
-from utils.labels import ModelLabels, Reconciler
-from utils.validate import EXCERPT_CHARACTERS, UNKNOWN_LABELS, AcceptedRow, Validator, excerpt, fault_of
+from utils.tasks.sequence_classification.labels import LabelMatcher, ModelLabels
 
 NAN = float("nan")
 
 
 def validator(*names: str, count_tokens=None) -> Validator:
-    return Validator(Reconciler(ModelLabels(names or ("a", "b", "c"))), count_tokens)
+    return Validator(LabelMatcher(ModelLabels(names or ("a", "b", "c"))), count_tokens)
 
 
 def accept(checks: Validator, *pairs: tuple) -> list[AcceptedRow]:

@@ -10,30 +10,31 @@ from boundby.trace.decoding import MAX_JSON_BYTES
 from tests.traces import REPOSITORY, call, event, work
 
 MEASURED = """
-import resource, sys, time
+import resource, sys
 from boundby.trace import analyze, read_trace
-began, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-try:
-    said = str(analyze(read_trace(sys.argv[1], max_json_bytes=int(sys.argv[2]))).events)
-except ValueError as error:
-    said = str(error)
-grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-print(grown / 1024, time.process_time() - began, said, sep="|")
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+limit, *paths = sys.argv[1:]
+for path in paths:
+    try:
+        said = str(analyze(read_trace(path, max_json_bytes=int(limit))).events)
+    except ValueError as error:
+        said = str(error)
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024, said, sep="|")
 """
 
 
-def measured(path: Path, max_json_bytes: int = MAX_JSON_BYTES, timeout_s: float = 60) -> tuple[float, str]:
-    """Return by how many MiB a process of its own grew, and what it said."""
+def measured(*paths: Path, max_json_bytes: int = MAX_JSON_BYTES, timeout_s: float = 60) -> list[tuple[float, str]]:
+    """Return, for one after another, by how many MiB a process had grown after it, and what it said."""
     done = subprocess.run(
-        [sys.executable, "-c", MEASURED, str(path), str(max_json_bytes)],
+        [sys.executable, "-c", MEASURED, str(max_json_bytes), *map(str, paths)],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
         timeout=timeout_s,
         check=True,
     )
-    grown, _, said = done.stdout.strip().split("|", 2)
-    return float(grown), said
+    parted = (line.partition("|") for line in done.stdout.splitlines())
+    return [(float(grown), said) for grown, _, said in parted]
 
 
 BOMBS = {
@@ -52,7 +53,7 @@ def bomb(folder: Path, name: str, pieces: int) -> Path:
     """Write a bomb of about `pieces` MiB in a few KiB."""
     opening, piece = BOMBS[name]
     packer = zlib.compressobj(1, wbits=31)
-    path = folder / "bomb.json.gz"
+    path = folder / f"{name}.json.gz"
     with path.open("wb") as file:
         for part in (opening, *[piece] * pieces):
             file.write(packer.compress(part))

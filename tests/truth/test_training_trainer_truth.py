@@ -10,6 +10,7 @@ import pytest
 
 from boundby.integrations.transformers import ProfCallback
 from boundby.training import read_stage_times
+from tests.fakes import FakeNanoseconds
 from tests.trainer_runs import (
     BACKWARD,
     CALLBACK,
@@ -19,7 +20,6 @@ from tests.trainer_runs import (
     LOAD,
     OPTIMIZER,
     TRANSFER,
-    Watch,
     losses,
     slow_copies,
 )
@@ -37,7 +37,7 @@ class Nap(NamedTuple):
     seconds: float
 
 
-class Sleeper(Watch):
+class Sleeper(FakeNanoseconds):
     """Really waits, and notes when and how long."""
 
     def __init__(self) -> None:

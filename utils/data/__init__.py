@@ -1,12 +1,15 @@
-"""The labelled texts.
+"""The labelled texts: `sources` reads them, `checks` looks at each row, `normalised` keeps the copy that steps read."""
 
-`sources` and `tables` read them, `normalisation` writes the copy that every step reads, `receipt` says what that copy
-was made from, `statistics` what it looks like, and `rows` hands it to the measuring steps.
-"""
-
-from utils.data.normalisation import inspect, normalise, open_normalised
-from utils.data.receipt import DataReceipt, check_receipt
-from utils.data.rows import Rows, load_texts, sample
+from utils.data.normalised import (
+    DataReceipt,
+    Rows,
+    check_receipt,
+    inspect,
+    load_texts,
+    normalise,
+    open_normalised,
+    sample,
+)
 from utils.data.sources import open_source
 
 __all__ = [

@@ -77,25 +77,6 @@ class Part:
     sha256: str
 
 
-def table_of(row_ids: np.ndarray, labels: np.ndarray, lengths: np.ndarray, logits: np.ndarray) -> pa.Table:
-    """Return the rows of a part: prediction, confidence (softmax) and margin (lead of the best logit) from logits."""
-    shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
-    probabilities = shifted / shifted.sum(axis=1, keepdims=True)
-    two_best = np.partition(logits, -2, axis=1)[:, -2:]
-    offsets = np.arange(0, logits.size + 1, logits.shape[1], dtype=np.int32)
-    return pa.table(
-        {
-            "row_id": pa.array(row_ids, pa.int64()),
-            "label": pa.array(labels, pa.int32()),
-            "prediction": pa.array(logits.argmax(axis=1), pa.int32()),
-            "confidence": pa.array(probabilities.max(axis=1), pa.float32()),
-            "margin": pa.array(two_best[:, 1] - two_best[:, 0], pa.float32()),
-            "n_tokens": pa.array(lengths, pa.int32()),
-            "logits": pa.ListArray.from_arrays(offsets, pa.array(logits.ravel(), pa.float32())),
-        }
-    )
-
-
 def lengths_sha256(lengths: np.ndarray) -> str:
     """Return a hash of the token counts of a shard's rows in their order."""
     return hashlib.sha256(lengths.astype("<i4").tobytes()).hexdigest()
@@ -157,22 +138,6 @@ def load_cost(folder: EvaluationFolder, plan: Plan, shard: Shard) -> Cost | None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return cost if (cost.plan, cost.shard) == (plan.fingerprint, shard.id) else None
-
-
-def fault(table: pa.Table, plan: Plan) -> str | None:
-    """Return what is wrong with the rows of a part, None when nothing is: labels in range, finite logits."""
-    labels = len(plan.identity.labels)
-    for name in ("label", "prediction"):
-        values = table[name].to_numpy()
-        if values.min() < 0 or values.max() >= labels:
-            wrong = int(((values < 0) | (values >= labels)).argmax())
-            return f"row {table['row_id'][wrong]}: {name} {values[wrong]} is not one of {labels} labels"
-    logits = table["logits"].combine_chunks()
-    values = logits.flatten().to_numpy()
-    if values.size != labels * table.num_rows:
-        return f"{values.size} logits for {table.num_rows} rows and {labels} labels"
-    broken = ~np.isfinite(values.reshape(-1, labels)).all(axis=1)
-    return f"row {table['row_id'][int(broken.argmax())]} has logits that are not finite" if broken.any() else None
 
 
 def _is_of(part: Part, plan: Plan, shard: Shard) -> bool:

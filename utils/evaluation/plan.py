@@ -41,13 +41,14 @@ class Shard:
 
 @dataclass(frozen=True)
 class Identity:
-    """What is evaluated with what: rows, model, tokenizer, device and versions. Nothing here was measured.
+    """What is evaluated with what: task, rows, model, tokenizer, device and versions. Nothing here was measured.
 
     Of `dataset_rows` rows those are evaluated that come first in the order of `sample_seed`; every row where it is
     None. Hashes are of the files' content. `max_length` is what the settings ask for; the model may take less. So is
     `token_budget`, where None leaves it to planning, and `compile`, where auto does.
     """
 
+    task: str
     rows: int
     dataset_rows: int
     dataset_sha256: str

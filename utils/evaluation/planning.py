@@ -13,14 +13,14 @@ from boundby import environment, files
 from boundby.device import is_gpu, pick_device
 from boundby.inference import PRECISIONS, PrecisionRule, Predictor, PredictorOptions, choose_precision
 from boundby.inference.planning import SAMPLE_ROWS, Sample, same_guard
-from utils import contents
+from utils import contents, tasks
 from utils.artifacts import Layout
 from utils.config import Config
-from utils.data import DataReceipt
+from utils.data import DataReceipt, Rows
 from utils.errors import InputError
-from utils.evaluation import budget, compilation, rows
+from utils.evaluation import rows, tuning
 from utils.evaluation.plan import BATCHING, Choices, Identity, Places, Plan
-from utils.model_source import FILES, ModelSource, read_labels
+from utils.model_source import FILES, ModelSource
 from utils.models import LoadedModel, effective_max_length
 
 SAMPLE_SEED = 0
@@ -29,7 +29,14 @@ SHARD_ROWS = {"cpu": 1024, "cuda": 16384}
 VERSIONS = ("torch", "transformers", "tokenizers", "numpy", "pyarrow")
 WEIGHTS = ("config.json", "*.safetensors", "*.safetensors.index.json", "*.py")
 ROOT = Path(__file__).resolve().parents[2]
-CODE = ("boundby/inference", "boundby/device.py", "utils/evaluation", "utils/models", "utils/data")  # of a prediction
+CODE = (  # of a prediction
+    "boundby/inference",
+    "boundby/device.py",
+    "utils/evaluation",
+    "utils/tasks",
+    "utils/models.py",
+    "utils/data",
+)
 CHECK_TEXTS = 256  # the texts of the self-check: any worker finds the same ones
 CHECK_EXTREMES = 16  # shortest and longest rows of all among them: one of these has the most tokens
 PASSES = 8  # over the sample that choosing a precision takes, text by text and in batches
@@ -50,6 +57,7 @@ def identity(config: Config, layout: Layout, receipt: DataReceipt, source: Model
     size, seed = _sample(config, receipt.rows)
     model_sha256, tokenizer_sha256 = model_hashes(source.path)
     return Identity(
+        task=source.task,
         rows=size,
         dataset_rows=receipt.rows,
         dataset_sha256=receipt.dataset["sha256"],
@@ -57,7 +65,7 @@ def identity(config: Config, layout: Layout, receipt: DataReceipt, source: Model
         model_fingerprint=source.fingerprint,
         model_sha256=model_sha256,
         tokenizer_sha256=tokenizer_sha256,
-        labels=read_labels(source).names,
+        labels=tuple(receipt.statistics.counts),
         dtype=config.model.dtype,
         matmul_precision=config.model.matmul_precision,
         max_length=config.profiling.max_length,
@@ -112,11 +120,11 @@ def make(wanted: Identity, dataset: Path, loaded: LoadedModel, workers: int) -> 
     options = PredictorOptions(max_length, _precision_of(wanted.dtype), wanted.token_budget)
     check_texts = rows.check_texts(dataset, shards, extremes.offsets, CHECK_TEXTS)
     predictor = Predictor(loaded.model, loaded.tokenizer, options, check_texts)
-    token_s = budget.seconds_per_token(predictor, check_texts)
+    token_s = tuning.seconds_per_token(predictor, check_texts)
     chosen = _precision(wanted, loaded, predictor, rows.first_rows(dataset, shards, SAMPLE_ROWS), token_s)
     if chosen.options.precision != options.precision:
         predictor = Predictor(loaded.model, loaded.tokenizer, chosen.options, check_texts)
-    texts = rows.first_texts(dataset, shards, budget.SAMPLE_ROWS)
+    texts = rows.first_texts(dataset, shards, tuning.SAMPLE_ROWS)
     found = _budget(wanted, predictor, texts, token_s)
     predictor = predictor.with_token_budget(found.token_budget)
     compiled = _compilation(wanted, loaded, predictor, (check_texts, texts), token_s / workers)
@@ -159,14 +167,14 @@ def _precision_of(dtype: str) -> str:
     return dtype if dtype in PRECISIONS else "float32"
 
 
-def _precision(
-    wanted: Identity, loaded: LoadedModel, predictor: Predictor, sample: rows.ShardRows, token_s: float
-) -> _Chosen:
+def _precision(wanted: Identity, loaded: LoadedModel, predictor: Predictor, sample: Rows, token_s: float) -> _Chosen:
     """Return the precision that the settings allow, measured where they ask for it or where it pays.
 
     `same` is never another precision than that of `predictor`, the model's, but for faster kernels of float32.
     """
     options = predictor.options
+    if not tasks.of(wanted.task).HAS_PREDICTED_LABELS:
+        return _unmeasured(options, f"no labels are predicted by model.task={wanted.task}")
     if wanted.precision == "same" and options.precision != "float32":
         return _unmeasured(options, f"evaluation.precision=same computes in model.dtype={wanted.dtype}")
     lengths_s = token_s * len("".join(sample.texts)) / 4  # about four characters make a token
@@ -193,10 +201,10 @@ def _unmeasured(options: PredictorOptions, reason: str) -> _Chosen:
     return _Chosen(options, {"precision": f"not measured: {reason}", "exactness": None, "precision_doubts": []})
 
 
-def _budget(wanted: Identity, predictor: Predictor, texts: Sequence[str], token_s: float) -> budget.Budget:
+def _budget(wanted: Identity, predictor: Predictor, texts: Sequence[str], token_s: float) -> tuning.Budget:
     if wanted.token_budget is not None:
-        return budget.Budget(wanted.token_budget, "evaluation.token_budget")
-    return budget.choose(predictor, texts, wanted.rows, token_s)
+        return tuning.Budget(wanted.token_budget, "evaluation.token_budget")
+    return tuning.choose_budget(predictor, texts, wanted.rows, token_s)
 
 
 def _compilation(
@@ -205,7 +213,7 @@ def _compilation(
     predictor: Predictor,
     texts: tuple[Sequence[str], Sequence[str]],
     token_s: float,
-) -> compilation.Compilation:
+) -> tuning.Compilation:
     """Return whether the layers are compiled; `texts` are those of the self-check and some to measure on."""
     check_texts, sample = texts
     lengths = predictor.tokenize(sample).lengths
@@ -213,9 +221,9 @@ def _compilation(
     def compiled() -> Predictor:
         return Predictor(loaded.model, loaded.tokenizer, replace(predictor.options, compile=True), check_texts)
 
-    measured = sample[: int(np.searchsorted(np.cumsum(lengths), compilation.MEASURED_TOKENS)) + 1]
+    measured = sample[: int(np.searchsorted(np.cumsum(lengths), tuning.MEASURED_TOKENS)) + 1]
     whole_s = token_s * float(lengths.mean()) * wanted.rows
-    return compilation.choose(wanted.compile, predictor, compiled, measured, whole_s)
+    return tuning.choose_compilation(wanted.compile, predictor, compiled, measured, whole_s)
 
 
 def _matching(folder: Path, patterns: Iterable[str]) -> list[Path]:

@@ -1,53 +1,20 @@
 """Read the normalised dataset by ranges of rows: a shard's rows and no others are in memory."""
 
-import csv
 import hashlib
 import heapq
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from utils import contents
-from utils.data.rows import COLUMNS
-from utils.data.tables import LONGEST_CELL
+from utils.data.normalised import Row, Rows, scan
 from utils.errors import InputError
 from utils.evaluation.plan import Identity, Shard
 from utils.model_source import DOWNLOAD
 
 RESTORE = f"restore what was planned for, or {DOWNLOAD} and evaluate anew"
-
-
-class Row(NamedTuple):
-    """One row of the dataset, its position among the rows, and the byte where it begins."""
-
-    position: int
-    offset: int
-    row_id: int
-    text: str
-    label: int
-
-
-@dataclass(frozen=True, eq=False)
-class ShardRows:
-    """The rows of one shard, in the order of the dataset."""
-
-    row_ids: np.ndarray
-    labels: np.ndarray
-    texts: Sequence[str]
-
-    @cached_property
-    def texts_sha256(self) -> str:
-        """A hash of the texts in their order."""
-        digest = hashlib.sha256()
-        for text in self.texts:
-            content = text.encode()
-            digest.update(len(content).to_bytes(8, "little") + content)
-        return digest.hexdigest()
 
 
 class Extremes:
@@ -89,7 +56,7 @@ def split(path: Path, identity: Identity, shard_rows: int, extremes: Extremes | 
     long or with unordered row ids.
     """
     positions = evaluated_positions(identity.dataset_rows, identity.rows, identity.sample_seed)
-    chosen = _chosen(_scan(path), positions)
+    chosen = _chosen(scan(path), positions)
     last_id = -1
     for number, start in enumerate(range(0, identity.rows, shard_rows)):
         size = min(shard_rows, identity.rows - start)
@@ -98,7 +65,7 @@ def split(path: Path, identity: Identity, shard_rows: int, extremes: Extremes | 
             raise InputError(f"{path}: ends after {start + len(read)} of {identity.rows} rows to evaluate; {DOWNLOAD}")
         for row in read if extremes is not None else ():
             extremes.see(row)
-        rows = _together(read)
+        rows = Rows.of(read)
         row_ids = rows.row_ids
         if row_ids[0] <= last_id or (np.diff(row_ids) <= 0).any():
             raise InputError(f"{path}: row_id does not ascend in the rows {row_ids[0]} to {row_ids[-1]}; {DOWNLOAD}")
@@ -122,11 +89,11 @@ def require_planned(path: Path, identity: Identity) -> None:
         )
 
 
-def read(path: Path, shard: Shard, positions: np.ndarray | None) -> ShardRows:
+def read(path: Path, shard: Shard, positions: np.ndarray | None) -> Rows:
     """Return the rows of `shard`. Raises InputError when they are not those that were planned."""
     wanted = None if positions is None else positions[shard.start : shard.stop]
     first = shard.start if wanted is None else int(wanted[0])
-    rows = _together(list(islice(_chosen(_scan(path, shard.offset, first), wanted), shard.rows)))
+    rows = Rows.of(list(islice(_chosen(scan(path, shard.offset, first), wanted), shard.rows)))
     if rows_sha256(rows.row_ids, rows.labels, rows.texts_sha256) != shard.rows_sha256:
         raise InputError(
             f"{path}: its rows {shard.first_row_id} to {shard.last_row_id} are not those that were planned; {RESTORE}"
@@ -134,11 +101,11 @@ def read(path: Path, shard: Shard, positions: np.ndarray | None) -> ShardRows:
     return rows
 
 
-def first_rows(path: Path, shards: Sequence[Shard], rows: int) -> ShardRows:
+def first_rows(path: Path, shards: Sequence[Shard], rows: int) -> Rows:
     """Return about `rows` rows, from the starts of shards that are spread over the dataset."""
     chosen = [shards[index] for index in sorted({round(each) for each in np.linspace(0, len(shards) - 1, 16)})]
     each = -(-rows // len(chosen))
-    return _together([row for shard in chosen for row in islice(_scan(path, shard.offset), min(each, shard.rows))])
+    return Rows.of([row for shard in chosen for row in islice(scan(path, shard.offset), min(each, shard.rows))])
 
 
 def first_texts(path: Path, shards: Sequence[Shard], rows: int) -> Sequence[str]:
@@ -150,21 +117,13 @@ def check_texts(path: Path, shards: Sequence[Shard], offsets: Sequence[int], row
     """Return what a predictor checks itself on: about `rows` texts from all over, and those that begin at `offsets`."""
     texts = [*first_texts(path, shards, rows)]
     for offset in offsets:
-        texts += [row.text for row in islice(_scan(path, offset), 1)]
+        texts += [row.text for row in islice(scan(path, offset), 1)]
     return texts
 
 
 def rows_sha256(row_ids: np.ndarray, labels: np.ndarray, texts_sha256: str) -> str:
     """Return a hash of which rows these are, in which order, with their labels and texts."""
     return hashlib.sha256(np.stack([row_ids, labels]).astype("<i8").tobytes() + texts_sha256.encode()).hexdigest()
-
-
-def _together(rows: Sequence[Row]) -> ShardRows:
-    return ShardRows(
-        np.fromiter((row.row_id for row in rows), np.int64, len(rows)),
-        np.fromiter((row.label for row in rows), np.int64, len(rows)),
-        [row.text for row in rows],
-    )
 
 
 def _chosen(rows: Iterator[Row], positions: np.ndarray | None) -> Iterator[Row]:
@@ -179,28 +138,3 @@ def _chosen(rows: Iterator[Row], positions: np.ndarray | None) -> Iterator[Row]:
         if row.position == following:
             yield row
             following = next(wanted, None)
-
-
-def _scan(path: Path, offset: int = 0, position: int = 0) -> Iterator[Row]:
-    """Yield the rows from the one at `position` on, which begins at byte `offset`; 0 is the start of the file."""
-    csv.field_size_limit(LONGEST_CELL)
-    try:
-        with path.open("rb") as file:
-            file.seek(offset)
-            here = offset
-
-            def lines() -> Iterator[str]:
-                nonlocal here
-                for line in file:
-                    here += len(line)
-                    yield line.decode("utf-8")
-
-            reader = csv.reader(lines(), strict=True)
-            if offset == 0 and next(reader, None) != list(COLUMNS):
-                raise InputError(f"{path}: does not have the columns {', '.join(COLUMNS)}; {DOWNLOAD}")
-            begin = here
-            for row_id, text, label, _ in reader:
-                yield Row(position, begin, int(row_id), text, int(label))
-                position, begin = position + 1, here
-    except (OSError, ValueError, csv.Error) as error:
-        raise InputError(f"{path}: cannot be read ({error}); {DOWNLOAD}") from None

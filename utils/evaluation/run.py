@@ -12,6 +12,7 @@ import torch
 from filelock import FileLock
 
 from boundby import files
+from utils import tasks
 from utils.artifacts import EvaluationFolder, set_aside
 from utils.cli import Run
 from utils.data import DataReceipt
@@ -115,7 +116,7 @@ def predict(run: Run, made: plans.Plan, shards: str | None = None, loaded: Loade
         executor = _executor(run, made, workers, loaded)
         total = sum(made.shards[shard].rows for shard in chosen)
         with run.progress(total, "evaluation") as progress:
-            done = _Pace()
+            done = _Pace(tasks.of(made.identity.task))
             left = chosen
             for wait_for_others in (False, True):  # what another runner has claimed comes last
                 claimed = []
@@ -143,17 +144,18 @@ def conclude(run: Run, made: plans.Plan) -> dict[str, Any]:
 class _Pace:
     """How right and how fast the shards of this attempt were."""
 
-    def __init__(self) -> None:
+    def __init__(self, task: Any) -> None:
+        self._task = task
         self._rows = self._correct = self._predicted = 0
         self._seconds = 0.0
 
     def add(self, receipt: Receipt) -> str:
         self._rows += receipt.rows
-        self._correct += receipt.correct
+        self._correct += receipt.correct or 0
         self._predicted += receipt.rows if receipt.status == "predicted" else 0
         self._seconds += receipt.seconds
         rate = f", {self._predicted / self._seconds:.1f} samples/s per worker" if self._seconds else ", kept"
-        return f"accuracy {self._correct / self._rows:.4f}{rate}"
+        return f"{self._task.pace(self._correct, self._rows)}{rate}"
 
 
 def _executor(run: Run, made: plans.Plan, workers: int, loaded: LoadedModel | None) -> executors.Executor:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from filelock import FileLock, Timeout
@@ -18,7 +18,9 @@ from boundby.device import pick_device, release_memory, uuid_of
 from boundby.environment import host_id
 from boundby.inference import Prediction, Predictor, PredictorOptions
 from boundby.memory import MemoryMeter
+from utils import tasks
 from utils.artifacts import EvaluationFolder
+from utils.data import Rows
 from utils.errors import InputError, PipelineError
 from utils.evaluation import parts, plan, planning, rows
 from utils.model_source import ModelSource
@@ -35,7 +37,7 @@ class Receipt:
     shard: int
     status: Literal["predicted", "kept", "claimed"]
     rows: int = 0
-    correct: int = 0
+    correct: int | None = 0
     seconds: float = 0.0
     sha256: str | None = None
 
@@ -51,6 +53,7 @@ class ShardPredictor:
         identity, choices = made.identity, made.choices
         self._dataset = Path(made.places.dataset)
         rows.require_planned(self._dataset, identity)
+        self._task = tasks.of(identity.task)
         self._positions = rows.evaluated_positions(identity.dataset_rows, identity.rows, identity.sample_seed)
         options = PredictorOptions(
             max_length=choices.max_length,
@@ -83,8 +86,10 @@ class ShardPredictor:
         torch.set_num_threads(made.choices.threads_per_worker)
         os.environ.setdefault("RAYON_NUM_THREADS", str(made.choices.threads_per_worker))  # the tokenizer's
         use_matmul_precision(made.identity.matmul_precision)
-        places = made.places
-        source = ModelSource(places.model_name, Path(places.model), "folder", None, made.identity.model_fingerprint)
+        places, identity = made.places, made.identity
+        source = ModelSource(
+            places.model_name, Path(places.model), "folder", None, identity.model_fingerprint, identity.task
+        )
         wanted = pick_device(device or made.identity.device)
         loaded = load(source, wanted, made.identity.dtype, trust_remote_code=trust_remote_code)
         planning.require_planned_model(made, source.path)
@@ -135,7 +140,7 @@ class ShardPredictor:
                 yield _Begun(shard, rows.read(self._dataset, shard, self._positions), claim)
             else:
                 claim.close()
-                tell(_receipt(part, "kept", 0.0))
+                tell(_receipt(self._task, part, "kept", 0.0))
 
     def _texts(self, shards: Iterable["_Begun"], begun: deque["_Begun"]) -> Iterator[Sequence[str]]:
         for each in shards:
@@ -171,10 +176,10 @@ class ShardPredictor:
             host=host_id(),
             device_id=uuid_of(self._predictor.device) or str(self._predictor.device),
         )
-        table = parts.table_of(begun.rows.row_ids, begun.rows.labels, prediction.lengths, prediction.logits)
+        table = self._task.table(begun.rows.row_ids, begun.rows.labels, prediction.lengths, prediction.logits)
         part = parts.commit(table, facts, cost, self.folder)
         begun.claim.close()
-        return _receipt(part, "predicted", cost.seconds)
+        return _receipt(self._task, part, "predicted", cost.seconds)
 
     def _unhalved(self, begun: "_Begun", prediction: Prediction) -> tuple[Prediction, int]:
         """Return the prediction in the planned batches, and how often memory ran out on the way.
@@ -201,7 +206,7 @@ class _Begun:
     """A shard that is being predicted, its rows, and the claim to it, which is closed after the commit."""
 
     shard: plan.Shard
-    rows: rows.ShardRows
+    rows: Rows
     claim: contextlib.ExitStack
 
 
@@ -221,9 +226,8 @@ def _way(strategy: str, trim: bool, compiled: bool) -> str:
     return f"{strategy}{', last layer trimmed' if trim else ''}{', compiled' if compiled else ''}"
 
 
-def _receipt(part: parts.Part, status: Literal["predicted", "kept"], seconds: float) -> Receipt:
-    equal = part.table["label"].to_numpy() == part.table["prediction"].to_numpy()
-    return Receipt(part.facts.shard, status, len(equal), int(equal.sum()), seconds, part.sha256)
+def _receipt(task: Any, part: parts.Part, status: Literal["predicted", "kept"], seconds: float) -> Receipt:
+    return Receipt(part.facts.shard, status, part.table.num_rows, task.hits(part.table), seconds, part.sha256)
 
 
 def _explained(predictions: Iterator[Prediction], begun: deque[_Begun]) -> Iterator[Prediction]:

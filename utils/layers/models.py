@@ -16,7 +16,7 @@ from utils import hub
 from utils.errors import EnvironmentLacksError, InputError
 from utils.layers import Model
 from utils.model_source import CODE, FILES, check_code
-from utils.models.loading import DTYPES, most_positions
+from utils.models import DTYPES, most_positions
 
 IMAGE_SIZE, COLOURS = 224, 3
 GPT2 = {"vocab_size": 50_257, "n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12}

@@ -25,7 +25,7 @@ SHOWN = 5
 
 def limits_of_machine(folder: Path, device: torch.device, dtype: str) -> Limits | None:
     """Return the measured limits of this machine in `dtype`, kept in `folder`; None where it has none for it."""
-    wanted = tuple(dict.fromkeys([*ceilings.DTYPES[device.type], dtype]))
+    wanted = tuple(dict.fromkeys([*ceilings.usual_dtypes(device), dtype]))
     found, _, _ = ceilings.cached(folder, device, wanted)
     return found.limits(dtype)
 

@@ -1,25 +1,33 @@
-"""All checks of one profile together: what to look at in which order, and how it is told."""
+"""All checks of one profile together: what to look at in which order, how it is told, and what to do about it."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from boundby.trace import Analysis
-from boundby.trace.judgement import judge_trace
 from boundby.training import StageTimes
-from boundby.verdict import Verdict
-from utils.profile_check import receipt, recommendations, recording, stage_advice, trace, training_run
-from utils.profile_check.subject import STEP, Check, Subject, read_strictly
+from boundby.training.judgement import judge_training
+from boundby.training.verdict import TrainingVerdict
+from boundby.verdict import OF_STAGES, Bound, Fix, fix_of_cause
+from utils.profile_check import recording, training
+from utils.profile_check.subject import Check, Subject
 from utils.render import plain_text
-from utils.render.blocks import Block, Heading, Paragraph
-from utils.render.formatting import clean, listed, paragraph
-from utils.trace_analysis import document
+from utils.render.blocks import Block, BulletList, DefinitionList, Heading, OrderedList, Paragraph
+from utils.render.formatting import clean, listed, number, paragraph, times
+from utils.trace_analysis import document, text, words
+from utils.trace_analysis.document import Document
+from utils.trace_analysis.traces import Examined
+from utils.training import run_folder
 
 SCHEMA_VERSION = 1
 PRESENCE = ("existence", "size")
 MARGIN = 8  # columns of the word in front of a line
 LONGEST_FOUND = 400
+LEAST_OF_WINDOW, LEAST_OF_STEP = 0.01, 0.05  # of the time: less is not worth a change
+MOST_NAMES = 3  # of what the host was in
+HEAD_COLUMNS = 7  # of the text of a verdict
+NOTHING_LOST = "Nothing that can be helped takes 1 % of the time: what is left is the work itself"
 
 
 @dataclass(frozen=True)
@@ -44,36 +52,21 @@ class Checked:
 
 def check(subject: Subject) -> Checked:
     """Return everything that can be said about a profile; a broken file is a fault and never an error."""
-    found, checks = receipt.read(subject)
+    receipt, checks = recording.receipt_of(subject)
     if subject.is_pipeline:
-        checks += _run_record(subject)
-    if found is not None and found.is_without_trace:
+        checks += recording.run_record(subject)
+    if receipt is not None and receipt.is_without_trace:
         return Checked(subject.run, tuple(checks), None)
-    run, said = training_run.read(subject)
+    run, said = training.read(subject)
     checks += said
-    if run is None:
-        analysis, said = _recording(subject)
-        return Checked(subject.run, tuple(_without_repetition(checks + said)), analysis)
+    recorded = [subject] if run is None else [process.subject for process in run.processes if process.has_recorded]
     analyses = []
-    for each in run.processes:
-        if each.has_recorded:
-            analysis, said = _recording(each.subject)
-            analyses.append(analysis)
-            checks += said
-    return Checked(subject.run, tuple(_without_repetition(checks)), next(filter(None, analyses), None), run.times)
-
-
-def _recording(subject: Subject) -> tuple[Analysis | None, list[Check]]:
-    """Return the analysis of the first trace of a recording, and what is to be said about all that it left."""
-    manifest, checks = recording.read(subject)
-    analysis, said = None, []
-    if manifest is not None:
-        analysis, said = trace.check(subject, manifest)
+    for own in recorded:
+        analysis, said = recording.check(own)
+        analyses.append(analysis)
         checks += said
-    if manifest is None or manifest.trace_path:
-        is_sound = analysis is not None and not any(each.is_fatal for each in said)
-        checks += trace.derived(subject, analysis if is_sound else None)
-    return analysis, checks
+    first = next(filter(None, analyses), None)
+    return Checked(subject.run, tuple(_without_repetition(checks)), first, run.times if run else ())
 
 
 def _without_repetition(checks: list[Check]) -> Iterator[Check]:
@@ -87,22 +80,6 @@ def _without_repetition(checks: list[Check]) -> Iterator[Check]:
         yield each
 
 
-def _run_record(subject: Subject) -> Iterator[Check]:
-    path = subject.layout.run
-    try:
-        status = read_strictly(path, dict[str, Any])["steps"][STEP]["status"]
-    except FileNotFoundError:
-        if subject.run.resolve().parent.name == "previous":
-            yield subject.note("existence", path, "it stays with the newest run; this is an earlier one")
-        else:
-            yield subject.fault("existence", path, "it is missing: settings, versions and machine are not known")
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        yield subject.unreadable("run record", path, error)
-    else:
-        say = subject.ok if status == "ok" else subject.note
-        yield say("run record", path, f"step {STEP} ended with status {status}")
-
-
 def lines(checked: Checked, *, with_analysis: bool = False) -> list[str]:
     """Return one line per artefact that is well and per fault or note, the verdict, and the analysis if wanted."""
     found = [line for each in _by_file(checked.checks) for line in _of_file(each)]
@@ -114,7 +91,7 @@ def lines(checked: Checked, *, with_analysis: bool = False) -> list[str]:
 
 def as_json(checked: Checked, *, with_analysis: bool = False) -> str:
     """Return the checks, the verdict and, if wanted, the analysis as one strict JSON object."""
-    told: dict[str, Any] = {
+    told: Document = {
         "schema_version": SCHEMA_VERSION,
         "kind": "profile_check",
         "run": str(checked.run),
@@ -122,9 +99,9 @@ def as_json(checked: Checked, *, with_analysis: bool = False) -> str:
         "checks": [{**asdict(each), "is_fatal": each.is_fatal} for each in checked.checks],
     }
     if with_analysis:
-        told["analysis"] = recommendations.as_values(checked.analysis) if checked.analysis else None
+        told["analysis"] = _values_of_trace(checked.analysis) if checked.analysis else None
         if checked.training:
-            told["training"] = stage_advice.as_values(checked.training, _judged(checked.analysis))
+            told["training"] = _values_of_stages(_judged(checked))
     return document.as_json(told)
 
 
@@ -158,16 +135,150 @@ def _headline(checked: Checked) -> str:
     notes = sum(each.state == "note" for each in checked.checks)
     if not checked.faults:
         return f"FINE: {artefacts} artefact(s), no fault, {notes} note(s)"
-    broken = listed(dict.fromkeys(each.file for each in checked.faults))
+    broken = listed([*dict.fromkeys(fault.file for fault in checked.faults)])
     return f"FAULT: {len(checked.faults)} fault(s) in {broken}; do not rely on this profile"
 
 
 def _analysis(checked: Checked) -> list[Block]:
-    found = stage_advice.blocks(checked.training, _judged(checked.analysis)) if checked.training else []
-    if checked.analysis is None:
-        return [*found, Heading("Analysis of the trace"), Paragraph("There is none: see above.")]
-    return [*found, *recommendations.blocks(checked.analysis)]
+    return [*_of_stages(checked), Heading("Analysis of the trace"), *_of_trace(checked.analysis)]
 
 
-def _judged(analysis: Analysis | None) -> Verdict | None:
-    return judge_trace(analysis) if analysis else None
+@dataclass(frozen=True)
+class Recommendation:
+    """One cause of lost time on the busiest device, and what helps."""
+
+    cause: str
+    meaning: str
+    time_ms: float
+    share_of_window_pct: float
+    at_most: float | None  # times as fast without it; None where that says nothing
+    host_in_ms: dict[str, float]
+    advice: tuple[str, ...]
+
+
+def recommendations(analysis: Analysis) -> list[Recommendation]:
+    """Return what takes at least 1 % of the window and can be helped, the most first; [] of an untrustworthy trace."""
+    device = analysis.devices[0]
+    window, on_host = device.window_ns, device.device is None
+    if not (analysis.is_conclusive and window):
+        return []
+    lost = {**device.causes_ns, **device.exposed_ns}
+    return [
+        Recommendation(
+            cause=cause,
+            meaning=words.cause(cause, on_host)
+            if cause in words.CAUSES
+            else f"{words.plain(cause)} that nothing hides",
+            time_ms=spent / 1e6,
+            share_of_window_pct=100 * spent / window,
+            at_most=window / (window - spent) if fix.change.is_bounded and spent < window else None,
+            host_in_ms={name: ns / 1e6 for name, ns in device.cause_details.get(cause, ())[:MOST_NAMES]},
+            advice=fix.change.steps,
+        )
+        for cause, spent in sorted(lost.items(), key=lambda item: -item[1])
+        if spent >= LEAST_OF_WINDOW * window and (fix := fix_of_cause(cause, on_host))
+    ]
+
+
+@dataclass(frozen=True)
+class StageRecommendation:
+    """What stages of one kind take, and what helps."""
+
+    bound: Bound
+    stages: tuple[str, ...]
+    share: float
+    advice: tuple[str, ...]
+
+
+def stage_recommendations(verdict: TrainingVerdict) -> list[StageRecommendation]:
+    """Return what takes at least 5 % of the time and can be helped, the most first."""
+    found = [
+        StageRecommendation(
+            bound=cause.bound,
+            stages=tuple(each.name for each in verdict.stages if each.bound == cause.bound),
+            share=cause.share,
+            advice=Fix(OF_STAGES[cause.bound]).change.steps,
+        )
+        for cause in verdict.causes
+        if cause.share >= LEAST_OF_STEP and cause.bound in OF_STAGES
+    ]
+    return sorted(found, key=lambda each: -each.share)
+
+
+def _values_of_trace(analysis: Analysis) -> Document:
+    """Return the trace, the verdict on it and the recommendations as plain values."""
+    return {
+        **document.subject(Examined.of(analysis)),
+        "recommendations": [asdict(advice) for advice in recommendations(analysis)],
+    }
+
+
+def _values_of_stages(verdict: TrainingVerdict) -> Document:
+    """Return the verdict on the stages and the recommendations as plain values."""
+    return {
+        "verdict": verdict.as_dict(),
+        "text": str(verdict).splitlines(),
+        "recommendations": [asdict(advice) for advice in stage_recommendations(verdict)],
+    }
+
+
+def _of_trace(analysis: Analysis | None) -> list[Block]:
+    """Return what the trace says and what to do about it."""
+    if analysis is None:
+        return [Paragraph("There is none: see above.")]
+    advice: Block = OrderedList(
+        [[Paragraph(_lost(cause)), BulletList(cause.advice)] for cause in recommendations(analysis)]
+    )
+    if not analysis.is_conclusive:
+        advice = Paragraph("Nothing can be recommended from this trace; make it again first.")
+    elif not recommendations(analysis):
+        advice = Paragraph(f"{NOTHING_LOST} (faster kernels, another dtype, less work; see the table of operators).")
+    return [*text.blocks(Examined.of(analysis)), Heading("What to do"), advice]
+
+
+def _lost(each: Recommendation) -> str:
+    """Return what a cause takes, what its absence could gain at most, and what the host was in."""
+    gain = "" if each.at_most is None else f"; without it at most {times(each.at_most)} times as fast"
+    inside = ", ".join(f"{clean(name)} {number(ms)} ms" for name, ms in each.host_in_ms.items())
+    host = f" The host meanwhile: {inside}." if inside else ""
+    share = f"{number(each.time_ms)} ms, {each.share_of_window_pct:.1f} % of the window"
+    return f"{words.plain(each.cause).capitalize()} ({each.meaning}): {share}{gain}.{host}"
+
+
+def _judged(checked: Checked) -> TrainingVerdict:
+    """Return the verdict on the stages, which knows that on the trace."""
+    return judge_training(checked.training, Examined.of(checked.analysis).verdict if checked.analysis else None)
+
+
+def _of_stages(checked: Checked) -> list[Block]:
+    """Return the stages of a training, the verdict on them and what to do about it."""
+    if not checked.training:
+        return []
+    verdict = _judged(checked)
+    advice: list[list[Block]] = [
+        [Paragraph(_taken(each)), BulletList(each.advice)] for each in stage_recommendations(verdict)
+    ]
+    return [
+        Heading("Stages of the training"),
+        *run_folder.table(checked.training[0]),
+        DefinitionList(_said(verdict)),
+        Heading("What to do about the stages"),
+        OrderedList(advice) if advice else Paragraph("Nothing can be recommended from these stages."),
+    ]
+
+
+def _said(verdict: TrainingVerdict) -> list[tuple[str, str]]:
+    """Return the text of the verdict under its heads, what stands below a head as one sentence."""
+    found: list[tuple[str, str]] = []
+    for line in str(verdict).splitlines():
+        head, text = line[:HEAD_COLUMNS].strip(" :"), line[HEAD_COLUMNS:].strip()
+        if head or not found:
+            found.append((head, text))
+        else:
+            found[-1] = (found[-1][0], f"{found[-1][1]}; {text}")
+    return found
+
+
+def _taken(each: StageRecommendation) -> str:
+    taken = f"{', '.join(each.stages)}, {100 * each.share:.1f} % of the time"
+    return f"{each.bound.replace('_', '-').capitalize()}: {taken}."

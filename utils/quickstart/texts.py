@@ -3,15 +3,168 @@
 They are synthetic and say so wherever they are reported. They are made hard in the ways real reviews are hard, so
 that a classifier's accuracy on them is honest: two subjects in one text, passing remarks about other subjects,
 cryptic one-liners, typos, wrong labels, a long tail of labels and of lengths. Standard library only.
+
+The words live in `intents.toml` (what reviewers write about) and `phrases.toml` (everything else); the notation of
+both is explained at the head of the first. First the vocabulary and how a template becomes a sentence, then what people
+do to a text when they type it, then the reviews.
 """
 
 import math
 import random
+import re
+import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from utils.quickstart.grammar import INTENTS, PHRASES, PRODUCTS, Intent, expand, facts_of_one_review, forms_of
-from utils.quickstart.noise import typed
+_FOLDER = Path(__file__).parent
+_CHOICE = re.compile(r"\[([^\[\]]*)\]")
+_SLOT = re.compile(r"\{(\w+)\}")
+_SPACES = re.compile(r" +(?=[ ,.!?;:]|$)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Intent:
+    """What a review can be about; the fields are those of `intents.toml`."""
+
+    label: str
+    weight: int
+    about: frozenset[str]
+    bad: tuple[str, ...]
+    good: tuple[str, ...]
+    brief: tuple[str, ...]
+    aside: tuple[str, ...]
+
+    def suits(self, group: str) -> bool:
+        """Return whether products of this group can have this intent."""
+        return not self.about or group in self.about
+
+
+def _read(name: str) -> dict[str, Any]:
+    return tomllib.loads((_FOLDER / name).read_text(encoding="utf-8"))
+
+
+def _intent(label: str, table: dict[str, Any]) -> Intent:
+    lists = {name: tuple(table.get(name, ())) for name in ("bad", "good", "brief", "aside")}
+    return Intent(label=label, weight=table["weight"], about=frozenset(table["about"]), **lists)
+
+
+INTENTS = tuple(_intent(label, table) for label, table in sorted(_read("intents.toml").items()))
+PHRASES = _read("phrases.toml")
+PRODUCTS = tuple((name, group) for group, names in PHRASES["products"].items() for name in names)
+
+
+def forms_of(product: str, other: str) -> dict[str, str]:
+    """Return the grammatical forms that templates use for `product`; `other` is a product sent by mistake.
+
+    A name that ends in s is a plural.
+    """
+    plural = product.endswith("s")
+    return {
+        "it": "they" if plural else "it",
+        "It": "They" if plural else "It",
+        "this": "these" if plural else "this",
+        "them": "them" if plural else "it",
+        "is": "are" if plural else "is",
+        "was": "were" if plural else "was",
+        "does": "do" if plural else "does",
+        "s": "" if plural else "s",
+        "es": "" if plural else "es",
+        "product": product,
+        "a_product": _with_article(product),
+        "other": other,
+        "a_other": _with_article(other),
+    }
+
+
+def facts_of_one_review(rng: random.Random) -> dict[str, str]:
+    """Return what must not change within a review: the brand, the price, where the writer lives and so on."""
+    slots = PHRASES["slots"]
+    brand, rival = rng.sample(slots["brand"], 2)
+    name, name2 = rng.sample(slots["name"], 2)
+    facts = {slot: rng.choice(slots[slot]) for slot in ("price", "age", "city", "room")}
+    facts |= {"shade": rng.choice(slots["color"]), "brand": brand, "rival": rival, "name": name, "name2": name2}
+    return {slot: _with_digits(text, rng) for slot, text in facts.items()}
+
+
+def _with_article(product: str) -> str:
+    if product.endswith("s"):
+        return f"some {product}"
+    return f"an {product}" if product[0] in "aeiou" else f"a {product}"
+
+
+def expand(template: str, forms: dict[str, str], rng: random.Random) -> str:
+    """Return one sentence of the template: choices made, slots filled, digits drawn, first letter a capital."""
+    while "[" in template:
+        template = _CHOICE.sub(lambda match: rng.choice(match[1].split("|")), template)
+    text = _SLOT.sub(lambda match: _fill(match[1], forms, rng), template)
+    text = _SPACES.sub("", _with_digits(text, rng)).strip()
+    return text[:1].upper() + text[1:]
+
+
+def _fill(slot: str, forms: dict[str, str], rng: random.Random) -> str:
+    return forms[slot] if slot in forms else rng.choice(PHRASES["slots"][slot])
+
+
+def _with_digits(text: str, rng: random.Random) -> str:
+    return re.sub("#", lambda _: str(rng.randint(2, 9)), text)
+
+
+STYLES = {"careful": 50, "casual": 20, "hasty": 25, "loud": 5}
+TYPO_RATE = 0.06  # of the words of a hasty text
+EMOJI_RATE = 0.07
+LINE_BREAKS = {" ": 86, "\n": 6, "\n\n": 5, "<br />": 3}
+
+
+def typed(sentences: list[str], mood: str, rng: random.Random) -> str:
+    """Return the sentences as one text, the way a hurried person would have typed it."""
+    style = rng.choices(list(STYLES), list(STYLES.values()))[0]
+    sentences = _STYLISTS[style](sentences, rng)
+    text = _joined(sentences, rng)
+    if rng.random() < EMOJI_RATE:
+        text += " " + rng.choice(PHRASES["emoji"][mood]) * rng.choice((1, 1, 1, 2, 3))
+    return text
+
+
+def _joined(sentences: list[str], rng: random.Random) -> str:
+    if len(sentences) > 3 and rng.random() < 0.04:
+        return "\n".join(f"{rng.choice('-+')} {sentence}" for sentence in sentences)
+    separator = rng.choices(list(LINE_BREAKS), list(LINE_BREAKS.values()))[0]
+    text = sentences[0]
+    for sentence in sentences[1:]:
+        text += (separator if rng.random() < 0.4 else " ") + sentence
+    return text
+
+
+def _casual(sentences: list[str], rng: random.Random) -> list[str]:
+    ending = rng.choice((".", "", "", "..", "!"))
+    plain = (sentence.lower().replace("'", "") for sentence in sentences)
+    return [re.sub(r"\.$", ending, sentence) for sentence in plain]
+
+
+def _hasty(sentences: list[str], rng: random.Random) -> list[str]:
+    return [" ".join(_mistyped(word, rng) for word in sentence.split(" ")) for sentence in sentences]
+
+
+def _loud(sentences: list[str], rng: random.Random) -> list[str]:
+    all_of_it = rng.random() < 0.4
+    shouted = (sentence.upper() if all_of_it or rng.random() < 0.3 else sentence for sentence in sentences)
+    return [re.sub(r"\.$", "!" * rng.randint(1, 4), sentence) for sentence in shouted]
+
+
+def _mistyped(word: str, rng: random.Random) -> str:
+    if len(word) < 4 or not word.isalpha() or rng.random() > TYPO_RATE:
+        return word
+    at = rng.randrange(1, len(word) - 1)
+    swapped = word[:at] + word[at + 1] + word[at] + word[at + 2 :]
+    dropped = word[:at] + word[at + 1 :]
+    doubled = word[:at] + word[at] + word[at:]
+    return rng.choice((swapped, swapped, dropped, dropped, doubled))
+
+
+_STYLISTS = {"careful": lambda sentences, _: sentences, "casual": _casual, "hasty": _hasty, "loud": _loud}
+
 
 LABELS: tuple[str, ...] = tuple(intent.label for intent in INTENTS)
 

@@ -7,20 +7,7 @@ from pathlib import Path
 
 from utils.render.blocks import Block, CodeBlock, DefinitionList, Document, Heading, OrderedList, Paragraph
 from utils.render.formatting import clean
-from utils.report import (
-    advice,
-    batch_sizes,
-    bottleneck,
-    confidence,
-    doubts,
-    full_dataset,
-    headline,
-    layers,
-    quality,
-    subject,
-    verdict,
-    waiting,
-)
+from utils.report import advice, batch_sizes, full_dataset, profiling, quality, summary, verdict
 from utils.report.pictures import Content, Drawing, placed
 from utils.report.sources import ReportData
 
@@ -40,7 +27,7 @@ def report(data: ReportData) -> Report:
     content = [part for section in SECTIONS for part in section(data)]
     drawings = tuple(part for part in content if isinstance(part, Drawing))
     blocks = [*placed(content), *files(data, drawings)]
-    kind, title, detail = "Baseline report", headline.title(data), headline.detail(data)
+    kind, title, detail = "Baseline report", summary.title(data), summary.detail(data)
     return Report(Document(kind, title, detail, blocks), drawings)
 
 
@@ -85,18 +72,18 @@ def _why_absent(data: ReportData, path: Path, step: str) -> str:
 
 
 SECTIONS: tuple[Callable[[ReportData], Sequence[Content]], ...] = (
-    headline.section,
+    summary.opening,
     verdict.section,
-    subject.section,
+    summary.subject,
     full_dataset.section,
-    quality.section,
-    confidence.section,
+    quality.classes,
+    quality.confidence,
     batch_sizes.section,
-    bottleneck.section,
-    waiting.section,
-    layers.section,
+    verdict.where_time_goes,
+    profiling.waiting,
+    profiling.layers,
     batch_sizes.targets,
-    doubts.section,
+    summary.doubtful,
     next_steps,
     full_dataset.cost,
 )

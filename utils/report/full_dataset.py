@@ -34,10 +34,7 @@ def _pairs(full: Mapping[str, Any], data: ReportData) -> list[tuple[str, str]]:
     part = f" of {rows:,} (a seeded sample)" if rows and rows != full["samples"] else ""
     return [
         ("Samples", f"{full['samples']:,}{part}"),
-        ("Accuracy", f"{full['accuracy']:.4f} [{full['accuracy_ci_low']:.4f}, {full['accuracy_ci_high']:.4f}] "
-         f"({full['correct']:,} correct; 95 % interval)"),
-        ("F1-Score (Macro)", f"{full['f1_macro']:.4f}"),
-        ("F1-Score (Weighted)", f"{full['f1_weighted']:.4f}"),
+        *data.task.described(full),
         ("Inference time", f"{number(seconds)} s, of which tokenizing {number(full['tokenize_time_s'])} s"),
         ("Latency/sample", f"{number(full['latency_per_sample_ms'])} ms (time divided by samples)"),
         ("Throughput", f"{number(full['throughput_samples_per_sec'])} samples/s, "

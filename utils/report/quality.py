@@ -1,20 +1,23 @@
-"""Which classes go wrong, and what they are taken for."""
+"""What the predictions are like: which classes go wrong, whether confidence can be believed, the surest mistakes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from utils.evaluation.quality import Quality
-from utils.plots import confusion
-from utils.render.blocks import Block, Heading, Paragraph, Table
-from utils.render.formatting import NOTHING, clean
+from utils.plots import calibration, confusion
+from utils.render.blocks import Block, BulletList, Heading, OrderedList, Paragraph, Table
+from utils.render.formatting import NOTHING, clean, listed
 from utils.report.pictures import Content, show
 from utils.report.sources import Missing, ReportData
+from utils.tasks.sequence_classification.quality import Quality
 
 SHOWN = 10
 LONGEST_CLASS = 34  # characters
+LONGEST_NAME, LONGEST_TEXT = 40, 200  # characters
+BY_CHANCE = 1.5  # times the error by chance, from which an error is called one
+NOTABLE = 0.02  # error below which nobody needs to act
 
 
-def section(data: ReportData) -> list[Content]:
+def classes(data: ReportData) -> list[Content]:
     """Return the worst classes, the most confused pairs and the matrix; no text where nothing was evaluated."""
     heading = Heading("Classes and Confusions")
     quality = data.quality
@@ -31,14 +34,13 @@ def section(data: ReportData) -> list[Content]:
 
 
 def _overview(quality: Quality) -> str:
-    classes = quality.classes
-    with_rows = [each for each in classes if each["support"]]
-    never = [each for each in with_rows if not each["predicted"]]
-    flawless = sum(each["f1"] == 1 for each in with_rows)
-    present = f"All {len(classes):,}" if len(with_rows) == len(classes) else f"{len(with_rows):,} of {len(classes):,}"
-    said = f"{present} classes have rows; {f'{flawless:,}' if flawless else 'none'} of them without a mistake"
+    every, present = quality.classes, [row for row in quality.classes if row["support"]]
+    never = [row for row in present if not row["predicted"]]
+    flawless = sum(row["f1"] == 1 for row in present)
+    counted = f"All {len(every):,}" if len(present) == len(every) else f"{len(present):,} of {len(every):,}"
+    said = f"{counted} classes have rows; {f'{flawless:,}' if flawless else 'none'} of them without a mistake"
     if never:
-        names = ", ".join(clean(each["label_name"], LONGEST_CLASS) for each in never[:SHOWN])
+        names = ", ".join(clean(row["label_name"], LONGEST_CLASS) for row in never[:SHOWN])
         more = f" and {len(never) - SHOWN:,} more" if len(never) > SHOWN else ""
         said += f". Never predicted: {names}{more}"
     return f"{said}."
@@ -93,3 +95,106 @@ def _share(value: float | None) -> str:
 
 def _file(data: ReportData, name: str) -> str:
     return f"{data.layout.evaluation.name}/{name}"
+
+
+def confidence(data: ReportData) -> list[Content]:
+    """Return what the confidence is worth, and the surest mistakes; nothing where that is not known."""
+    quality = data.quality
+    if isinstance(quality, Missing):
+        return [show(data, calibration.figure, quality)]
+    found = quality.calibration
+    return [
+        Heading("Confidence and Its Mistakes"),
+        BulletList([_judgement(found), _error(found), *_usable(found), *_few(found)]),
+        show(data, calibration.figure, found),
+        *_mistakes(data, quality.confident_mistakes),
+    ]
+
+
+def _judgement(calibration: Mapping[str, Any]) -> str:
+    """Return whether confidences are too high or too low, and what to do about it."""
+    mean = calibration["mean_confidence"]
+    right = f"{100 * calibration['accuracy']:.1f} %"
+    said = f"The model is right in {right} of the texts, and says {100 * mean:.1f} % on average"
+    low, high = calibration["accuracy_ci_low"], calibration["accuracy_ci_high"]
+    is_seen = calibration["ece"] >= max(NOTABLE, BY_CHANCE * calibration["ece_by_chance"])
+    if low <= mean <= high and not is_seen:
+        return f"{said}: the confidence can be taken for the chance of being right."
+    fix = (
+        "Before a probability or a threshold is used, fit a temperature on other labelled texts and divide the logits "
+        "by it: labels stay as they are."
+    )
+    if mean > high:
+        return f"{said}: it is overconfident. {fix}"
+    if mean < low:
+        return f"{said}: it is underconfident. {fix}"
+    return (
+        f"{said}: right on the whole, but some confidences are too high and others too low (see the picture). A "
+        "threshold can be used, a probability not be taken at its word."
+    )
+
+
+def _error(calibration: Mapping[str, Any]) -> str:
+    ece, chance = calibration["ece"], calibration["ece_by_chance"]
+    surely = "no more than chance explains" if ece < BY_CHANCE * chance else "more than chance explains"
+    return (
+        f"Expected calibration error: {ece:.4f} over {_bins(len(calibration['bins']))} of equal mass, {surely}: a "
+        f"perfectly calibrated model would show about {chance:.4f} on so many texts. Brier score: "
+        f"{calibration['brier_score']:.4f} (0 is perfect; always saying 50 % gives 0.25)."
+    )
+
+
+def _usable(calibration: Mapping[str, Any]) -> list[str]:
+    """Return what share of the texts can be left to the model at which accuracy."""
+    found = []
+    for each in calibration["thresholds"]:
+        goal = f"{100 * each['accuracy_at_least']:.0f} %"
+        if each["confidence"] is None:
+            missed = goal
+            found.append(f"To be right in at least {missed}: no confidence is high enough to be sure of that.")
+            break
+        ends = f"[{100 * each['accuracy_ci_low']:.1f}, {100 * each['accuracy_ci_high']:.1f}]"
+        where = "take every prediction" if each["rows"] == calibration["rows"] else _taken(each)
+        found.append(f"To be right in at least {goal}: {where}; {100 * each['accuracy']:.1f} % {ends} are right.")
+    return found
+
+
+def _taken(threshold: Mapping[str, Any]) -> str:
+    share = 100 * threshold["share"]
+    return f"take predictions from a confidence of {threshold['confidence']:.3f} on, {share:.0f} % of the texts"
+
+
+def _few(calibration: Mapping[str, Any]) -> list[str]:
+    few = [each for each in calibration["bins"] if each["has_few_rows"]]
+    if not few:
+        return []
+    rows = listed([f"{each['rows']:,}" for each in few])
+    return [f"{_bins(len(few))} of {len(calibration['bins'])} with few rows ({rows}): these figures say little."]
+
+
+def _bins(count: int) -> str:
+    return f"{count} bin" if count == 1 else f"{count} bins"
+
+
+def _mistakes(data: ReportData, mistakes: Sequence[Mapping[str, Any]]) -> list[Block]:
+    if not mistakes:
+        return []
+    file = f"{data.layout.evaluation.name}/{data.layout.evaluated.confident_mistakes.name}"
+    opening = "Read these first, since the label may be the wrong one"
+    if len(mistakes) > SHOWN:
+        opening += f"; {file} has {len(mistakes)}"
+    return [
+        Paragraph(f"{opening}:", strong="The surest mistakes."),
+        OrderedList([[Paragraph(_described(each)), Paragraph(_quoted(each["text"]))] for each in mistakes[:SHOWN]]),
+    ]
+
+
+def _described(mistake: Mapping[str, Any]) -> str:
+    label, prediction = (clean(mistake[name], LONGEST_NAME) for name in ("label_name", "prediction_name"))
+    return f"Row {mistake['row_id']}, {label}: predicted as {prediction} with {100 * mistake['confidence']:.2f} %"
+
+
+def _quoted(text: str) -> str:
+    """Return the beginning of a text on one line."""
+    line = clean(text, longest=len(text))
+    return f'"{line}"' if len(line) <= LONGEST_TEXT else f'"{line[: LONGEST_TEXT - 3].rstrip()}..."'

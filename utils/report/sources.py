@@ -16,16 +16,16 @@ from boundby.known import Missing
 from boundby.layers.records import ModelProfile
 from boundby.layers.report import read_profile
 from boundby.trace import rows_by_name
-from utils import steps
+from utils import steps, tasks
 from utils.artifacts import METRICS_VERSION, Layout
 from utils.cli import DEFAULT_CONFIG, Run
 from utils.comparison.facts import Point, rounds_of, visits_of
 from utils.config import Config
 from utils.errors import InputError
-from utils.evaluation import quality as qualities
-from utils.evaluation.quality import Quality
 from utils.optimal import judge, optimal
 from utils.render.formatting import listed
+from utils.tasks.sequence_classification import quality as qualities
+from utils.tasks.sequence_classification.quality import Quality
 from utils.trace_analysis.document import SCHEMA_VERSION as TRACE_VERSION
 
 Row = Mapping[str, Any]
@@ -130,6 +130,11 @@ class ReportData:
     def full(self) -> Mapping[str, Any] | None:
         """The numbers over the whole dataset."""
         return self.document["full_dataset_metrics"]
+
+    @property
+    def task(self) -> Any:
+        """What the model is used for, which knows what a score is."""
+        return tasks.of(self.document["model"].get("task", tasks.DEFAULT))
 
     @property
     def is_on_gpu(self) -> bool:

@@ -1,205 +1,546 @@
-"""Tell a document on traces to a person: the verdict first, then what it rests on, then the tables."""
+"""Tell a person what traces say: the verdict, what it rests on, the tables; or what differs between two of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from boundby.trace.operator_table import table_lines
+import msgspec
+import numpy as np
+
+from boundby.trace import Analysis
+from boundby.trace.breakdown import Breakdown, StepTimes
+from boundby.trace.diff import Change, StepSpread, TimeChange
+from boundby.trace.kernels import LaunchStats, Spread, ncu_command
+from boundby.trace.operator_table import table_lines, table_rows
+from boundby.trace.stacks import frame_name
+from boundby.verdict import Verdict
 from utils.render import plain_text
 from utils.render.blocks import Block, BulletList, CodeBlock, DefinitionList, Heading, Paragraph, Table
 from utils.render.formatting import NOTHING, clean, listed, number, times
-from utils.trace_analysis import memory_text, time_spent, words
-from utils.trace_analysis.kernel_names import short
-from utils.trace_analysis.words import of_window, percent
-
-Trace = Mapping[str, Any]
+from utils.trace_analysis import words
+from utils.trace_analysis.traces import Examination, Examined, LeftOut, Pair
 
 TOP = 15
+MOST_STEPS = 8
+TELLING_SHARE = 0.01  # of the window: less is not worth a line of explanation
+OF_KERNELS = ("compute", "memory", "under_utilised", "mixed")  # the bounds that a faster kernel would move
+# Characters of names; no line is longer than 120.
 LONGEST_FILE = 36
-LONGEST_KERNEL = 60
-LONGEST_OPERATOR = 30
-OF_KERNELS = ("compute", "memory", "under_utilised", "mixed")
+LONGEST_OPERATOR, LONGEST_KERNEL, LONGEST_ENDER = 30, 60, 66
+LONGEST_CHANGED_OPERATOR, LONGEST_CHANGED_KERNEL = 40, 52
+LONGEST_HOST = 25  # two of them, with their times, are one cell
+LONGEST_OWNER = 40
+MOST_OWNERS = 6
+LEAST_OWNED = 0.01  # of the peak, to stand in the table of its owners
 NEXT_STEP = (
     "Next step: what limits the slowest kernel, by Nsight Compute (docs/nsight-compute.md; put in your own program):"
 )
+ONE_SAMPLE = "One trace is one sample: two runs of the same program differ as well. No change below is tested."
+UNEQUAL = "since a trace has no steps"
 SORTED = {"device_self_ms": "device self time", "cpu_self_ms": "CPU self time"}
 
 
-def lines(document: Mapping[str, Any], place: int | None = None, top: int | None = None) -> list[str]:
-    """Return the document as lines of at most 120 columns; of several traces the one at `place`, or the slowest."""
-    chosen = document["slowest"] if place is None else place
-    trace, top = document["traces"][chosen], top or TOP
-    found = plain_text.lines([*_left_out(document["left_out"]), *_ranks(document, chosen), *blocks(trace)])
-    if trace["operators"]:
-        by = _order(trace)
-        title = f"Top operators by {SORTED[by]}, grouped by {document['operators_by']}"
-        found += plain_text.lines([Heading(title)]) + table_lines(trace["operators"], top, by)
-    more = [*_kernels(trace["kernels"], top), *_annotations(trace["annotations"], top), *_memory(trace)]
-    return found + plain_text.lines(more)
+class Owner(msgspec.Struct):
+    """Allocations alive at the peak of memory: of `boundby.trace.memory`, or read back from a document."""
+
+    operator: str | None
+    inside: str | None
+    bytes: int
+    allocations: int
 
 
-def blocks(trace: Trace) -> list[Block]:
+class Peak(msgspec.Struct):
+    """The memory of one device when there was most of it."""
+
+    device: int | None
+    peak_bytes: int
+    peak_reserved_bytes: int | None
+    earlier_bytes: int | None
+    kept_per_step_bytes: int | None
+    owners: list[Owner]
+
+
+def lines(examination: Examination, place: int | None = None, top: int | None = None) -> list[str]:
+    """Return what the traces say, in lines of at most 120 columns; in detail the one at `place`, or the slowest."""
+    place, top = examination.slowest if place is None else place, top or TOP
+    trace = examination.traces[place]
+    analysis = trace.analysis
+    shown = plain_text.lines([*_left_out(examination.left_out), *_ranks(examination, place), *blocks(trace)])
+    if trace.operators:
+        by = _order(analysis.devices[0])
+        title = f"Top operators by {SORTED[by]}, grouped by {examination.group_by}"
+        shown += [*plain_text.lines([Heading(title)]), *table_lines(table_rows(trace.operators), top, by)]
+    memory = [Heading("Memory"), *memory_blocks(analysis.memory)] if analysis.memory else []
+    return shown + plain_text.lines([*_kernels(analysis, top), *_annotations(analysis, top), *memory])
+
+
+def blocks(trace: Examined) -> list[Block]:
     """Return what one trace says, without its tables of operators and kernels."""
-    [device, *_] = trace["devices"]
+    analysis, device = trace.analysis, trace.analysis.devices[0]
     return [
         Paragraph(headline(trace)),
-        DefinitionList([("Trace", subject(trace)), ("Window", _window(trace)), *_communication(device)]),
-        *_verdict(trace["verdict"]),
-        *time_spent.blocks(trace),
+        DefinitionList([("Trace", subject(trace)), ("Window", _window(analysis)), *_communication(device)]),
+        *_verdict(trace.verdict),
+        *_devices(analysis.devices),
+        _spent(device),
+        *_gaps(device),
+        *_steps(device.steps),
+        *_launches(analysis.launches),
         *_next_step(trace),
     ]
 
 
-def headline(trace: Trace) -> str:
+def headline(trace: Examined) -> str:
     """Return the verdict in one sentence."""
-    verdict = trace["verdict"]
-    bound, share, others = verdict["bound"], verdict["share_of_limit"], listed(verdict["alternatives"])
-    meaning = words.bound(bound, on_host=trace["devices"][0]["device"] is None)
+    verdict = trace.verdict
+    bound, share, others = verdict.bound, verdict.share_of_limit, listed(verdict.alternatives)
+    meaning = words.bound(bound, on_host=trace.analysis.devices[0].device is None)
     if bound == "inconclusive":
-        why = verdict["doubts"][0] if verdict["doubts"] else "most of its time nothing in it explains"
+        why = str(verdict.doubts[0]) if verdict.doubts else "most of its time nothing in it explains"
         return f"INCONCLUSIVE: {meaning}: {clean(why, 300)}"
     if bound == "mixed":
-        several = len(verdict["alternatives"]) > 1
-        said = [meaning, f"{'between' if several else 'perhaps'} {others}" if others else ""]
+        which = "between" if len(verdict.alternatives) > 1 else "perhaps"
+        said = [meaning, f"{which} {others}" if others else ""]
     else:
-        whole = "" if share is None else f", {percent(100 * share)} of the window"
+        whole = "" if share is None else f", {_percent(share)} of the window"
         said = [f"{meaning}{whole}", f"it may also be {others}" if others else ""]
-    return f"{bound.upper()}: {'; '.join(filter(None, [*said, 'confidence ' + verdict['confidence']]))}"
+    return f"{bound.upper()}: {'; '.join(filter(None, [*said, f'confidence {verdict.confidence}']))}"
 
 
-def subject(trace: Trace) -> str:
+def subject(trace: Examined) -> str:
     """Return what the trace is of, on one line."""
-    name, size = trace["device_names"][:1], trace["world_size"]
-    rank = None if trace["rank"] is None else f"rank {trace['rank']}{f' of {size}' if size else ''}"
-    said = [trace["path"], rank, *name, f"{trace['events']:,} events"]
-    return clean(", ".join(str(each) for each in said if each), 200)
+    analysis, size = trace.analysis, trace.analysis.world_size
+    rank = None if trace.rank is None else f"rank {trace.rank}{f' of {size}' if size else ''}"
+    parts = [analysis.path, rank, *analysis.device_names[:1], f"{analysis.events:,} events"]
+    return clean(", ".join(filter(None, parts)), 200)
 
 
-def _verdict(verdict: Mapping[str, Any]) -> list[Block]:
-    doubts = verdict["doubts"][verdict["bound"] == "inconclusive" :]  # its headline says the first one
-    gains = [f"at most {times(each['at_most'])} times: {each['fix']} ({each['basis']})" for each in verdict["gains"]]
+def memory_blocks(uses: object) -> list[Block]:
+    """Return a sentence per device, and the owners of the highest peak; [] where memory was not recorded.
+
+    Takes the records of an analysis, or the entries `memory` of a document.
+    """
+    peaks = msgspec.convert(uses, list[Peak], from_attributes=True)
+    return [Paragraph(" ".join(map(_peak, peaks)), strong="Memory:"), *_owners(peaks[0])] if peaks else []
+
+
+def pair_lines(pair: Pair, top: int | None = None) -> list[str]:
+    """Return what differs between two traces, the step first, in lines of at most 120 columns."""
+    diff, top = pair.diff, top or TOP
+    per = "per step" if diff.is_per_step else "in total"
+    how = "per step: what a trace holds, over the number of its steps" if diff.is_per_step else f"{per}, {UNEQUAL}"
+    return plain_text.lines(
+        [
+            Paragraph(pair_headline(pair)),
+            DefinitionList(
+                [
+                    ("A", f"{subject(pair.a)}; {_step_spread(diff.step_a)}"),
+                    ("B", f"{subject(pair.b)}; {_step_spread(diff.step_b)}"),
+                    ("Bound", f"A {pair.a.verdict.bound}, B {pair.b.verdict.bound}"),
+                    ("Amounts", f"{how}; operators are matched by {diff.matched_by}"),
+                ]
+            ),
+            Paragraph(ONE_SAMPLE),
+            _changed_times([*diff.busy, *diff.idle], per),
+            *_changed_operators(diff.operators, per, top),
+            *_changed_kernels(diff.kernels, per, top),
+        ]
+    )
+
+
+def pair_headline(pair: Pair) -> str:
+    """Return how the step has changed, and whether that is more than the steps of one trace differ."""
+    a, b = pair.diff.step_a, pair.diff.step_b
+    broken = [name for name, side in (("A", pair.a), ("B", pair.b)) if side.is_inconclusive]
+    doubt = f" ({' and '.join(broken)} inconclusive: see the analysis of each)" if broken else ""
+    if a is None or b is None:
+        text = f"window of A {_ms(pair.diff.window_a_ns)} ms, of B {_ms(pair.diff.window_b_ns)} ms"
+        return f"NO STEPS to compare: {text}; a trace without steps may hold more work, not slower work{doubt}"
+    change = b.median_ns - a.median_ns
+    share = f" ({100 * change / a.median_ns:+.1f} %)" if a.median_ns else ""
+    word = "longer" if change > 0 else "shorter"
+    how = f"{_ms(abs(change))} ms {word} than" if change else "as long as"
+    beyond = {
+        True: "the middle halves of the steps lie apart",
+        False: "within the spread of the steps: the middle halves overlap",
+        None: "too few steps to know their spread",
+    }[pair.diff.is_beyond_spread]
+    return f"{word.upper() if change else 'EQUAL'}: the median step of B is {how} that of A{share}; {beyond}{doubt}"
+
+
+# The verdict and what it is of
+
+
+def _verdict(verdict: Verdict) -> list[Block]:
+    doubts = verdict.doubts[verdict.bound == "inconclusive" :]  # its headline says the first one
+    gains = [f"at most {times(gain.at_most)} times: {gain.fix} ({gain.basis})" for gain in verdict.gains]
     return [
-        *_listing("Evidence:", verdict["evidence"]),
-        *_listing("Doubts:", doubts),
+        *_listing("Evidence:", verdict.evidence),
+        *_listing("Doubts:", list(map(str, doubts))),
         *_listing("What removing each cause could gain (bounds, not promises; they do not multiply):", gains),
     ]
 
 
-def _left_out(files: Sequence[Mapping[str, Any]]) -> list[Block]:
-    return _listing("Left out, since it could not be read:", [each["reason"] for each in files if each["is_fault"]])
+def _left_out(files: Sequence[LeftOut]) -> list[Block]:
+    return _listing("Left out, since it could not be read:", [file.reason for file in files if file.is_fault])
 
 
-def _next_step(trace: Trace) -> list[Block]:
+def _next_step(trace: Examined) -> list[Block]:
     """Return how to look into the slowest kernel, where kernels are what the time goes into."""
-    command = trace.get("nsight_compute")  # not in documents of earlier versions
-    if not command or trace["verdict"]["bound"] not in OF_KERNELS:
+    launch = trace.analysis.slowest_launch
+    if launch is None or trace.verdict.bound not in OF_KERNELS:
         return []
-    return [Paragraph(NEXT_STEP), CodeBlock(command)]
+    return [Paragraph(NEXT_STEP), CodeBlock(ncu_command(launch))]
 
 
 def _listing(title: str, items: Sequence[str]) -> list[Block]:
     return [Paragraph(title), BulletList(items)] if items else []
 
 
-def _ranks(document: Mapping[str, Any], chosen: int) -> list[Block]:
-    """Return the traces side by side, where there are several."""
-    traces = document["traces"]
-    if len(traces) < 2:
-        return []
-    size = max((each["world_size"] or 0 for each in traces), default=0)
-    missing = size - len({each["rank"] for each in traces} - {None})
-    notes = ["own: a step without the communication that nothing hides; the slowest takes longest for itself"]
-    notes += [f"{missing} of {size} ranks are not among these traces"] if missing > 0 else []
-    headers = ["rank", "trace", "step ms\nmedian", "own ms\nper step", "busy\n%", "idle\n%"]
-    headers += ["communi-\ncation %", "bound"]
-    rows = [_rank(each, is_slowest=place == document["slowest"]) for place, each in enumerate(traces)]
-    name = clean(Path(traces[chosen]["path"]).name)
-    return [
-        Table(headers, rows, left=[1, 7], caption=f"{len(traces)} traces", notes=notes),
-        Heading(f"In detail: {name}"),
-    ]
-
-
-def _rank(trace: Trace, is_slowest: bool) -> list[str]:
-    [device, *_] = trace["devices"]
-    median = trace["steps"]["median_ms"]
-    return [
-        NOTHING if trace["rank"] is None else str(trace["rank"]),
-        clean(Path(trace["path"]).name, LONGEST_FILE),
-        NOTHING if median is None else number(median),
-        number(trace["own_ms_per_step"]),
-        of_window(device["busy_ms"], device),
-        of_window(device["idle_ms"], device),
-        of_window(device["exposed_ms"].get("communication"), device),
-        f"{trace['verdict']['bound']}{' (slowest)' if is_slowest else ''}",
-    ]
-
-
-def _window(trace: Trace) -> str:
-    steps = trace["steps"]
-    numbers, expected = steps["numbers"], steps["expected"]
-    text = f"{number(trace['window_ms'])} ms"
+def _window(analysis: Analysis) -> str:
+    numbers, expected = analysis.step_numbers, analysis.steps_expected
+    text = f"{_ms(analysis.window_ns)} ms"
     if not numbers:
         return f"{text}, everything that was recorded; no marks of steps"
     which = f"step {numbers[0]}" if len(numbers) == 1 else f"{len(numbers)} steps ({min(numbers)} to {max(numbers)})"
     text += f", {which}{f' of {expected} expected' if expected is not None else ''}"
     if len(numbers) == 1:
         return text
-    middle = f"{number(steps['q1_ms'])} to {number(steps['q3_ms'])}"
-    return f"{text}: median {number(steps['median_ms'])} ms, the middle half {middle} ms"
+    q1, median, q3 = np.percentile([step.duration_ns for step in analysis.devices[0].steps], (25, 50, 75))
+    return f"{text}: median {_ms(median)} ms, the middle half {_ms(q1)} to {_ms(q3)} ms"
 
 
-def _communication(device: Mapping[str, Any]) -> list[tuple[str, str]]:
-    spent, hidden = device["by_kind_ms"].get("communication"), device["communication_overlap_pct"]
+def _communication(device: Breakdown) -> list[tuple[str, str]]:
+    spent, hidden = device.by_kind_ns.get("communication"), device.communication_overlap
     if not spent:
         return []
-    known = "" if hidden is None else f"{percent(hidden)} of it is hidden behind computation, "
-    return [("Communication", f"{number(spent)} ms; {known}{number(device['exposed_ms']['communication'])} ms are not")]
+    known = "" if hidden is None else f"{_percent(hidden)} of it is hidden behind computation, "
+    return [("Communication", f"{_ms(spent)} ms; {known}{_ms(device.exposed_ns['communication'])} ms are not")]
 
 
-def _order(trace: Trace) -> str:
-    """Return the column by which operators matter: the device's time where it is mostly busy, else the host's."""
-    [device, *_] = trace["devices"]
-    is_busy = device["device"] is not None and device["busy_ms"] > device["idle_ms"]
-    return "device_self_ms" if is_busy else "cpu_self_ms"
+def _ranks(examination: Examination, place: int) -> list[Block]:
+    """Return the traces side by side, where there are several."""
+    traces = examination.traces
+    if len(traces) < 2:
+        return []
+    size = max(trace.analysis.world_size or 0 for trace in traces)
+    missing = size - len({trace.rank for trace in traces} - {None})
+    notes = ["own: a step without the communication that nothing hides; the slowest takes longest for itself"]
+    notes += [f"{missing} of {size} ranks are not among these traces"] if missing > 0 else []
+    headers = ["rank", "trace", "step ms\nmedian", "own ms\nper step", "busy\n%", "idle\n%"]
+    headers += ["communi-\ncation %", "bound"]
+    rows = [_rank(trace, is_slowest=number == examination.slowest) for number, trace in enumerate(traces)]
+    return [
+        Table(headers, rows, left=[1, 7], caption=f"{len(traces)} traces", notes=notes),
+        Heading(f"In detail: {clean(Path(traces[place].analysis.path).name)}"),
+    ]
 
 
-def _kernels(kernels: Sequence[Mapping[str, Any]], top: int) -> list[Block]:
-    if not kernels:
+def _rank(trace: Examined, is_slowest: bool) -> list[str]:
+    device = trace.analysis.devices[0]
+    durations = [step.duration_ns for step in device.steps]
+    return [
+        NOTHING if trace.rank is None else str(trace.rank),
+        clean(Path(trace.analysis.path).name, LONGEST_FILE),
+        _ms(float(np.percentile(durations, 50))) if durations else NOTHING,
+        _ms(trace.own_ns_per_step),
+        _of_window(device.busy_ns, device),
+        _of_window(device.idle_ns, device),
+        _of_window(device.exposed_ns.get("communication"), device),
+        f"{trace.verdict.bound}{' (slowest)' if is_slowest else ''}",
+    ]
+
+
+# Where the time went
+
+
+def _devices(devices: Sequence[Breakdown]) -> list[Block]:
+    """Return the devices beside each other, where there are several."""
+    if len(devices) < 2:
         return []
     rows = [
         [
-            short(each["name"], LONGEST_KERNEL),
-            number(each["total_ms"]),
-            NOTHING if each["share_pct"] is None else f"{each['share_pct']:.1f}",
-            f"{each['calls']:,}",
-            number(each["median_us"]),
-            clean(each["operator"] or NOTHING, LONGEST_OPERATOR),
+            str(device.device),
+            _of_window(device.busy_ns, device),
+            _of_window(device.idle_ns, device),
+            _main_cause(device.causes_ns),
         ]
-        for each in kernels[:top]
+        for device in devices
     ]
-    headers = ["kernel", "ms", "%", "calls", "median\nus", "launched mostly by"]
-    notes = _more(kernels, top)
-    return [Heading("Top kernels, copies and memsets"), Table(headers, rows, left=[0, 5], notes=notes)]
+    note = "what follows is about the first, which is the busiest"
+    return [Table(["device", "busy %", "idle %", "idle mostly for"], rows, left=[3], caption="Devices", notes=[note])]
 
 
-def _annotations(found: Sequence[Mapping[str, Any]], top: int) -> list[Block]:
-    if not found:
+def _spent(device: Breakdown) -> Block:
+    """Return a table that adds up."""
+    on_host = device.device is None
+    idle = sorted(device.causes_ns.items(), key=lambda item: -item[1])
+    kinds = [] if on_host else device.exposed_ns.items()
+    parts = [
+        ("in operators" if on_host else "busy", device.busy_ns, ""),
+        *((f"- {words.plain(name)}", spent, "") for name, spent in kinds if spent),
+        ("between them" if on_host else "idle", device.idle_ns, f"gaps: {device.gaps:,}"),
+        *((f"- {words.plain(name)}", spent, _meanwhile(device, name)) for name, spent in idle if spent),
+    ]
+    rows = [[name, _ms(spent), _of_window(spent, device), text] for name, spent, text in parts]
+    telling = [name for name, spent in idle if spent > TELLING_SHARE * device.window_ns]
+    notes = [f"{words.plain(name)}: {words.cause(name, on_host)}" for name in telling]
+    absent = [words.plain(name) for name, spent in idle if not spent]
+    notes += [f"none: {listed(absent)}"] if absent and not on_host else []
+    who = "the host" if on_host else f"device {device.device}"
+    headers = ["", "ms", "% of\nwindow", "the host meanwhile, ms"]
+    return Table(headers, rows, left=[0, 3], caption=f"Where the time of {who} went", notes=notes)
+
+
+def _meanwhile(device: Breakdown, cause: str) -> str:
+    """Return what the host was in for most of this cause."""
+    names = device.cause_details.get(cause, ())[:2]
+    return ", ".join(f"{clean(frame_name(name), LONGEST_HOST)} {_ms(spent)}" for name, spent in names)
+
+
+def _gaps(device: Breakdown) -> list[Block]:
+    if not device.longest_gaps or device.device is None:  # of the host the end is not known by name
         return []
     rows = [
-        [clean(each["name"]), f"{each['calls']:,}", number(each["host_ms"]), number(each["device_ms"])]
-        for each in found[:top]
+        [
+            _ms(gap.start_ns),
+            _ms(gap.duration_ns),
+            words.plain(gap.cause),
+            words.kernel(gap.ended_by, LONGEST_ENDER) if gap.ended_by else "the end of the window",
+        ]
+        for gap in device.longest_gaps
+    ]
+    return [Table(["at ms", "for ms", "mostly", "until"], rows, left=[2, 3], caption="Longest gaps")]
+
+
+def _steps(steps: Sequence[StepTimes]) -> list[Block]:
+    """Return the steps in their order; of many the longest."""
+    if not steps:
+        return []
+    longest = sorted(steps, key=lambda step: -step.duration_ns)[:MOST_STEPS]
+    rows = []
+    for step in sorted(longest, key=lambda step: step.start_ns):
+        whole = step.duration_ns
+        share = f"{100 * sum(step.idle_ns.values()) / whole:.1f}" if whole else NOTHING
+        rows.append([str(step.number), _ms(whole), share, _main_cause(step.idle_ns)])
+    caption = "Steps" if len(longest) == len(steps) else f"The {len(longest)} longest of {len(steps)} steps"
+    return [Table(["step", "ms", "idle %", "idle mostly for"], rows, left=[3], caption=caption)]
+
+
+def _launches(launches: LaunchStats) -> list[Block]:
+    if not launches.work:
+        return []
+    calls = [f"{launches.calls:,}: {_spread(launches.call)}"]
+    calls += [f"{launches.calls_without_work:,} without work in the trace"] if launches.calls_without_work else []
+    calls += [f"{launches.work_without_call:,} pieces of work without a call"] if launches.work_without_call else []
+    pairs = [
+        ("Launching calls", "; ".join(calls)),
+        ("From call to work", _spread(launches.delay)),
+        ("Shorter than its call", f"{launches.shorter_than_call:,} kernels, of {launches.work:,} pieces of work"),
+    ]
+    if launches.mean_queue is not None and launches.empty_queue_share is not None:
+        depth = f"{number(launches.mean_queue)} pieces of work on average, {launches.deepest_queue:,} at most"
+        pairs.append(
+            ("Waiting in the queue", f"{depth}; none for {_percent(launches.empty_queue_share)} of the window")
+        )
+    return [DefinitionList(pairs)]
+
+
+def _spread(spread: Spread | None) -> str:
+    if spread is None:
+        return "unknown (no work is joined to its call)"
+    median, p95, longest = map(_duration, (spread.median_ns, spread.p95_ns, spread.max_ns))
+    return f"median {median}, 95 % within {p95}, longest {longest}"
+
+
+def _duration(nanoseconds: float) -> str:
+    """Return a time in the unit that a person would choose."""
+    return f"{number(nanoseconds / 1e3)} us" if nanoseconds < 1e6 else f"{_ms(nanoseconds)} ms"
+
+
+def _main_cause(idle: Mapping[str, int]) -> str:
+    return words.plain(max(idle, key=lambda name: idle[name])) if any(idle.values()) else NOTHING
+
+
+# Operators, kernels, ranges, memory
+
+
+def _order(device: Breakdown) -> str:
+    """Return the column by which operators matter: the device's time where it is mostly busy, else the host's."""
+    return "device_self_ms" if device.device is not None and device.busy_ns > device.idle_ns else "cpu_self_ms"
+
+
+def _kernels(analysis: Analysis, top: int) -> list[Block]:
+    if not analysis.kernels:
+        return []
+    rows = [
+        [
+            words.kernel(kernel.name, LONGEST_KERNEL),
+            _ms(kernel.total_ns),
+            NOTHING if kernel.share is None else f"{100 * kernel.share:.1f}",
+            f"{kernel.calls:,}",
+            number(kernel.median_ns / 1e3),
+            clean(kernel.operator or NOTHING, LONGEST_OPERATOR),
+        ]
+        for kernel in analysis.kernels[:top]
+    ]
+    headers = ["kernel", "ms", "%", "calls", "median\nus", "launched mostly by"]
+    table = Table(headers, rows, left=[0, 5], notes=_more(len(analysis.kernels), top))
+    return [Heading("Top kernels, copies and memsets"), table]
+
+
+def _annotations(analysis: Analysis, top: int) -> list[Block]:
+    if not analysis.annotations:
+        return []
+    rows = [
+        [clean(stat.name), f"{stat.calls:,}", _ms(stat.host_ns), _ms(stat.device_ns)]
+        for stat in analysis.annotations[:top]
     ]
     headers = ["range", "calls", "host ms", "device ms\nlaunched in it"]
-    notes = [*_more(found, top), "device time counts for the innermost range"]
+    notes = [*_more(len(analysis.annotations), top), "device time counts for the innermost range"]
     return [Heading("Ranges that the program marks"), Table(headers, rows, left=[0], notes=notes)]
 
 
-def _memory(trace: Trace) -> list[Block]:
-    if not trace["memory"]:
-        return []
-    return [Heading("Memory"), *memory_text.blocks(trace)]
+def _more(count: int, top: int) -> list[str]:
+    return [f"and {count - top:,} more"] if count > top else []
 
 
-def _more(rows: Sequence[Any], top: int) -> list[str]:
-    return [f"and {len(rows) - top:,} more"] if len(rows) > top else []
+def _peak(peak: Peak) -> str:
+    who = "the CPU" if peak.device is None else f"GPU {peak.device}"
+    said = f"on {who} at most {_size(peak.peak_bytes)} were allocated at once"
+    if peak.earlier_bytes is None:
+        said += ", not counting what was there before the trace"
+    else:
+        said += f", of which {_size(peak.earlier_bytes)} before the trace"
+    if peak.peak_reserved_bytes:
+        said += f"; the allocator held {_size(peak.peak_reserved_bytes)}"
+    if not peak.kept_per_step_bytes:
+        return f"{said}."
+    kept = f"Every step leaves at least {_size(peak.kept_per_step_bytes)} more behind than it found"
+    return f"{said}. {kept}: something keeps what it should drop."
+
+
+def _owners(peak: Peak) -> list[Block]:
+    rows = [
+        [
+            clean(owner.operator or "outside of all operators", LONGEST_OWNER),
+            clean(owner.inside or NOTHING, LONGEST_OWNER),
+            number(owner.bytes / 1e6),
+            f"{100 * owner.bytes / peak.peak_bytes:.1f}",
+            f"{owner.allocations:,}",
+        ]
+        for owner in peak.owners[:MOST_OWNERS]
+        if owner.bytes >= LEAST_OWNED * peak.peak_bytes
+    ]
+    headers = ["allocated by", "inside", "MB", "% of\npeak", "alloca-\ntions"]
+    return [Table(headers, rows, left=[0, 1], caption="Whose memory it was at the peak")] if rows else []
+
+
+def _size(size_bytes: float) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size_bytes >= size:
+            return f"{number(size_bytes / size)} {unit}"
+    return f"{size_bytes:,} bytes"
+
+
+# What differs between two traces
+
+
+def _step_spread(spread: StepSpread | None) -> str:
+    if spread is None:
+        return "no steps"
+    middle = f"{_ms(spread.q1_ns)} to {_ms(spread.q3_ns)}"
+    return f"{spread.steps} steps, median {_ms(spread.median_ns)} ms, the middle half {middle} ms"
+
+
+def _changed_times(changes: Sequence[TimeChange], per: str) -> Block:
+    rows = [
+        [words.plain(change.name), _amount(change.a_ns), _amount(change.b_ns), _signed(change.change_ns / 1e6)]
+        for change in sorted(changes, key=lambda change: -abs(change.change_ns))
+        if change.a_ns or change.b_ns
+    ]
+    headers = ["", "A ms", "B ms", "change"]
+    return Table(headers, rows, left=[0], caption=f"Where the time of the busiest device went, {per}")
+
+
+def _changed_operators(changes: Sequence[Change], per: str, top: int) -> list[Block]:
+    changes = _changed(changes, ("cpu_self_ns", "device_self_ns", "calls"))
+    if not changes:
+        return [Heading(f"Operators, {per}"), Paragraph("No operator differs.")]
+    on_device = any(change.difference("device_self_ns") is not None for change in changes)
+    quantities = ["cpu_self_ns", *(["device_self_ns"] if on_device else [])]
+    headers = ["operator", "calls\nA", "calls\nB", "CPU self\nA ms", "CPU self\nB ms", "change"]
+    headers += ["device self\nA ms", "device self\nB ms", "change"] if on_device else []
+    rows = [
+        [
+            clean(f"{change.name} {change.input_shapes or ''}", LONGEST_CHANGED_OPERATOR),
+            *_calls(change),
+            *(cell for quantity in quantities for cell in _both(change, quantity)),
+        ]
+        for change in changes[:top]
+    ]
+    return [Heading(f"Operators, {per}"), Table(headers, rows, left=[0], notes=list(_beyond(changes, top)))]
+
+
+def _changed_kernels(changes: Sequence[Change], per: str, top: int) -> list[Block]:
+    known, changes = bool(changes), _changed(changes, ("device_self_ns", "calls"))
+    if not changes:
+        return [Heading(f"Kernels, {per}"), Paragraph("No kernel differs.")] if known else []
+    headers = ["kernel", "calls\nA", "calls\nB", "A ms", "B ms", "change", "A us\nper call", "B us\nper call"]
+    rows = [
+        [
+            words.kernel(change.name, LONGEST_CHANGED_KERNEL),
+            *_calls(change),
+            *_both(change, "device_self_ns"),
+            *(NOTHING if side is None else _amount(side.per_call_ns, 1e3) for side in (change.a, change.b)),
+        ]
+        for change in changes[:top]
+    ]
+    return [Heading(f"Kernels, {per}"), Table(headers, rows, left=[0], notes=list(_beyond(changes, top)))]
+
+
+def _changed(changes: Sequence[Change], quantities: Sequence[str]) -> list[Change]:
+    return [change for change in changes if change.only_in or any(map(change.difference, quantities))]
+
+
+def _calls(change: Change) -> list[str]:
+    return [NOTHING if side is None else _amount(side.calls, 1) for side in (change.a, change.b)]
+
+
+def _both(change: Change, quantity: str) -> list[str]:
+    """Return a time in A, in B and the difference, in ms."""
+    difference = change.difference(quantity)
+    sides = [NOTHING if side is None else _amount(getattr(side, quantity)) for side in (change.a, change.b)]
+    return [*sides, NOTHING if difference is None else _signed(difference / 1e6)]
+
+
+def _beyond(changes: Sequence[Change], top: int) -> Iterator[str]:
+    """Yield what the table does not show."""
+    alone = {side: sum(change.only_in == side for change in changes) for side in ("a", "b")}
+    said = [f"and {len(changes) - top:,} more that differ"] if len(changes) > top else []
+    said += [f"{count:,} in {side.upper()} only" for side, count in alone.items() if count]
+    if said:
+        yield f"{'; '.join(said)}."
+
+
+def _signed(value: float) -> str:
+    return f"+{number(value)}" if value > 0 else number(value)
+
+
+def _amount(value: float | None, unit: float = 1e6) -> str:
+    if value is None:
+        return NOTHING
+    value /= unit
+    return f"{value:,.0f}" if value == int(value) else number(value)
+
+
+def _ms(nanoseconds: float) -> str:
+    return number(nanoseconds / 1e6)
+
+
+def _of_window(spent_ns: int | None, device: Breakdown) -> str:
+    """Return which percentage of the window this is."""
+    return NOTHING if spent_ns is None or not device.window_ns else f"{100 * spent_ns / device.window_ns:.1f}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"

@@ -3,12 +3,16 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import cast
 
 from boundby import files
 from boundby.trace import Analysis, NotATrace, OpStat, Trace, analyze, folded_stacks, op_stats, read_trace
+from boundby.trace.diff import Diff, diff
 from boundby.trace.judgement import judge_trace
 from boundby.trace.operator_table import by_name
+from boundby.trace.operators import Grouping
 from boundby.verdict import Verdict
 from utils.errors import InputError
 from utils.render import flame_graph
@@ -27,6 +31,11 @@ class Examined:
     verdict: Verdict
     operators: tuple[OpStat, ...]
     rank: int | None  # by the trace itself, else by its file name
+
+    @classmethod
+    def of(cls, analysis: Analysis, operators: tuple[OpStat, ...] | None = None) -> "Examined":
+        """Return the judged trace, its operators grouped by shapes unless others are given."""
+        return cls(analysis, judge_trace(analysis), operators or analysis.operators, analysis.rank)
 
     @property
     def is_inconclusive(self) -> bool:
@@ -90,6 +99,19 @@ class Examination:
         return self.traces[0 if len(self.traces) == 1 else self.place(rank)]
 
 
+@dataclass(frozen=True)
+class Pair:
+    """Two traces, and what differs in B from A."""
+
+    a: Examined
+    b: Examined
+
+    @cached_property
+    def diff(self) -> Diff:
+        """What differs."""
+        return diff(self.a.analysis, self.b.analysis)
+
+
 def check_counts(**counts: int | None) -> None:
     """Raise InputError where a number that was asked for is less than 1."""
     for name, count in counts.items():
@@ -114,8 +136,7 @@ def examine(paths: Sequence[Path], *, group_by: str = "name", expected_steps: in
             left_out.append(LeftOut(str(path), _reason(error), is_fault))
             continue
         analysis = analyze(trace, expected_steps=expected_steps)
-        operators = _grouped(trace, analysis, group_by)
-        found.append(Examined(analysis, judge_trace(analysis), operators, analysis.rank))
+        found.append(Examined.of(analysis, _grouped(trace, analysis, group_by)))
     if not found:
         reasons = "; ".join(each.reason for each in left_out) or f"no {listed(PATTERNS)} in {listed(paths)}"
         raise InputError(f"no trace to analyse: {reasons}; give files that torch.profiler wrote, or their folder")
@@ -151,7 +172,7 @@ def _reason(error: Exception) -> str:
 def _grouped(trace: Trace, analysis: Analysis, group_by: str) -> tuple[OpStat, ...]:
     if group_by == "name":
         return tuple(by_name(analysis.operators))
-    return analysis.operators if group_by == "shapes" else tuple(op_stats(trace, (group_by,)))
+    return analysis.operators if group_by == "shapes" else tuple(op_stats(trace, (cast(Grouping, group_by),)))
 
 
 def _ranked(found: Sequence[Examined]) -> Iterator[Examined]:

@@ -1,9 +1,8 @@
-"""What the words of an analysis mean, for people; docs/traces.md says it at length."""
+"""What the words of an analysis mean, for people (docs/traces.md says it at length), and kernels by short names."""
 
-from collections.abc import Mapping
-from typing import Any
+import re
 
-from utils.render.formatting import NOTHING
+from utils.render.formatting import clean
 
 BOUNDS = {
     "compute": "the device is busy with matrix products, convolutions and attention",
@@ -44,6 +43,12 @@ HOST_CAUSES = {  # of a trace without work of a device, where idle is time outsi
     "launch": "Python and other calls between the operators",
     "untraced": "outside of everything that was traced",
 }
+DEMANGLED = re.compile(r"[<(:]")
+NAMESPACE = re.compile(r"(?:\b\w+|\(anonymous namespace\)|\{anonymous\}|<unnamed>)::")
+CALL = re.compile(r"\s*\([^()]*(?:\([^()]*\)[^()]*)*\)(?:\s*\[clone[^\]]*\])?$")  # the parameters at the end
+QUALIFIERS = re.compile(r"^(?:void|static|__global__)\s+")
+AGAIN = re.compile(r"\b(?!true|false)([A-Za-z]\w*)(?:, \1\b)+")  # float, float, float
+CLOSING = re.compile(r"\s+>")
 
 
 def bound(name: str, on_host: bool = False) -> str:
@@ -61,12 +66,18 @@ def plain(name: str) -> str:
     return KINDS.get(name, name.replace("_", " "))
 
 
-def of_window(spent_ms: float | None, device: Mapping[str, Any]) -> str:
-    """Return which percentage of the window this is."""
-    whole = device["window_ms"]
-    return NOTHING if spent_ms is None or not whole else f"{100 * spent_ms / whole:.1f}"
+def kernel(name: str, longest: int) -> str:
+    """Return the name without return type, namespaces and parameters; the end of its template arguments may be cut.
 
-
-def percent(value: float) -> str:
-    """Return a share as text."""
-    return f"{value:.1f} %"
+    A name that is not C++, as of a copy or of Triton, keeps both of its ends.
+    """
+    if name.startswith(("Memcpy", "Memset")) or not DEMANGLED.search(name):
+        return clean(name, longest)
+    text = NAMESPACE.sub("", QUALIFIERS.sub("", clean(name, longest=10_000)))
+    text = CLOSING.sub(">", CALL.sub("", text)) or name
+    text = AGAIN.sub(r"\1", text)
+    if text.startswith("Kernel<"):  # cutlass::Kernel<the name proper>
+        text = text.removeprefix("Kernel<").removesuffix(">")
+    if "<" not in text:
+        return clean(text, longest)
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."

@@ -1,0 +1,329 @@
+"""The one form that every step reads, `row_id, text, labels, label_name`: how it is written, proven and read.
+
+The receipt beside it says what it was made from, and whether that is what the configuration asks for now.
+"""
+
+import csv
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from boundby import files
+from utils import contents, tasks
+from utils.artifacts import Layout
+from utils.config import Config
+from utils.data.checks import AcceptedRow, DatasetStatistics, TokenCounter, Validator
+from utils.data.sources import LONGEST_CELL, OpenedSource, open_file, open_source
+from utils.errors import InputError
+from utils.model_source import DOWNLOAD, ModelSource, Progress, label_matcher
+
+COLUMNS = ("row_id", "text", "labels", "label_name")
+
+
+class Row(NamedTuple):
+    """One row of the dataset, its position among the rows, and the byte where it begins."""
+
+    position: int
+    offset: int
+    row_id: int
+    text: str
+    label: int
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Texts with their labels, in the order of the source; `row_ids` are the row numbers there."""
+
+    row_ids: np.ndarray
+    texts: Sequence[str]
+    labels: np.ndarray
+
+    @classmethod
+    def of(cls, rows: Iterable[Row]) -> "Rows":
+        """Return the rows as columns."""
+        row_ids, texts, labels = [], [], []
+        for row in rows:
+            row_ids.append(row.row_id)
+            texts.append(row.text)
+            labels.append(row.label)
+        return cls(np.array(row_ids, dtype=np.int64), texts, np.array(labels, dtype=np.int64))
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.texts)
+
+    def take(self, positions: np.ndarray) -> "Rows":
+        """Return the rows at `positions`, in that order."""
+        return Rows(self.row_ids[positions], [self.texts[position] for position in positions], self.labels[positions])
+
+    @cached_property
+    def texts_sha256(self) -> str:
+        """A hash of the texts in their order."""
+        digest = hashlib.sha256()
+        for text in self.texts:
+            content = text.encode()
+            digest.update(len(content).to_bytes(8, "little") + content)
+        return digest.hexdigest()
+
+
+def scan(path: Path, offset: int = 0, position: int = 0, digest: Any = None) -> Iterator[Row]:
+    """Yield the rows from the one at `position` on, which begins at byte `offset`; 0 is the start of the file.
+
+    `digest` is updated with every byte that is read.
+    """
+    csv.field_size_limit(LONGEST_CELL)
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            here = offset
+
+            def lines() -> Iterator[str]:
+                nonlocal here
+                for line in file:
+                    here += len(line)
+                    if digest is not None:
+                        digest.update(line)
+                    yield line.decode("utf-8")
+
+            reader = csv.reader(lines(), strict=True)
+            if offset == 0 and next(reader, None) != list(COLUMNS):
+                raise InputError(f"{path}: does not have the columns {', '.join(COLUMNS)}; {DOWNLOAD}")
+            begin = here
+            for row_id, text, label, _ in reader:
+                yield Row(position, begin, int(row_id), text, int(label))
+                position, begin = position + 1, here
+    except (OSError, ValueError, csv.Error) as error:
+        raise InputError(f"{path}: cannot be read ({error}); {DOWNLOAD}") from None
+
+
+def load_texts(layout: Layout, limit: int | None = None, sha256: str | None = None) -> Rows:
+    """Return the normalised rows, the first `limit` of them if given; texts are exactly those of the source.
+
+    With `sha256`, and no limit, they are proven to be read from a file of just that content. Raises InputError where
+    not.
+    """
+    digest = hashlib.sha256()
+    rows = Rows.of(islice(scan(layout.dataset, digest=digest), limit))
+    if sha256 not in (None, digest.hexdigest()):
+        raise InputError(f"{layout.dataset}: changed while it was read; {DOWNLOAD}")
+    return rows
+
+
+def sample(rows: Rows, size: int, seed: int = 0) -> Rows:
+    """Return `size` rows in a random order, all of them when there are not so many.
+
+    Samples of one seed are nested: the smaller is the start of the larger.
+    """
+    return rows.take(np.random.default_rng(seed).permutation(len(rows))[:size])
+
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class DataReceipt:
+    """The record beside the normalised dataset, written last.
+
+    `source` has the fields of a `DataSource`; `model` is which model the labels were matched with, `labels_sha256` a
+    hash of its label names in order; `dataset` is path, bytes and SHA-256 of the normalised file.
+    """
+
+    schema_version: int
+    request: dict[str, Any]
+    source: dict[str, Any]
+    model: dict[str, Any]
+    labels_sha256: str
+    dataset: dict[str, Any]
+    rows: int
+    synthetic: bool
+    statistics: DatasetStatistics
+    doubts: list[str]
+
+    def lines(self) -> list[str]:
+        """Return what was prepared from what, as lines of text."""
+        source, model = self.source, self.model
+        split = f", split {source['split']}" if source["split"] else ""
+        synthetic = ", synthetic" if self.synthetic else ""
+        return [
+            f"Model: {model['name']} ({model['origin']}{_at(model)})",
+            f"Dataset: {source['name']} ({source['kind']}{split}{_at(source)}){synthetic}",
+            *self.statistics.lines(),
+            f"Written: {self.dataset['path']} ({self.dataset['bytes'] / 1e6:,.1f} MB)",
+        ]
+
+    def save(self, path: Path) -> None:
+        """Write the receipt as JSON."""
+        files.write_json(path, asdict(self))
+
+
+def request_of(config: Config) -> dict[str, Any]:
+    """Return the settings that decide what data and which model step 01 fetches."""
+    dataset = config.dataset.model_dump(mode="json", exclude={"sample_sizes"})
+    return {
+        "model.name": config.model.name,
+        "model.revision": config.model.revision,
+        **({} if config.model.task == tasks.DEFAULT else {"model.task": config.model.task}),  # older receipts lack it
+        **{f"dataset.{key}": value for key, value in dataset.items()},
+    }
+
+
+def identify_model(model: ModelSource) -> dict[str, Any]:
+    """Return which model `model` is."""
+    return {**asdict(model), "path": str(model.path)}
+
+
+def identify_file(path: Path) -> dict[str, Any]:
+    """Return which bytes the file at `path` holds now."""
+    return {"path": str(path), "bytes": path.stat().st_size, "sha256": contents.sha256(path)}
+
+
+def check_receipt(config: Config, layout: Layout, model: ModelSource | None = None) -> DataReceipt:
+    """Return the receipt, once it is certain that the data on disk is what the configuration asks for.
+
+    With `model`, also that the labels were matched with just that model. Raises InputError with the command to run.
+    """
+    receipt = _read(layout.data_receipt)
+    _check_request(receipt, request_of(config), layout.data_receipt)
+    _check_dataset(receipt, layout)
+    matched = receipt.model.get("fingerprint")
+    if model is not None and model.fingerprint != matched:
+        raise InputError(
+            f"{layout.data_receipt}: the labels were matched with another content of model '{model.name}' "
+            f"(fingerprint {str(matched)[:12]}, now {model.fingerprint[:12]}); {DOWNLOAD}"
+        )
+    if receipt.source.get("kind") == "file":
+        _check_source_file(receipt.source, layout)
+    return receipt
+
+
+def _read(path: Path) -> DataReceipt:
+    try:
+        content = files.read_json(path)
+        version = content.get("schema_version") if isinstance(content, dict) else None
+        if version != SCHEMA_VERSION:
+            raise InputError(f"{path}: is of version {version}, this program reads {SCHEMA_VERSION}; {DOWNLOAD}")
+        return msgspec.convert(content, DataReceipt)
+    except FileNotFoundError:
+        raise InputError(f"{path}: the data has not been fetched; {DOWNLOAD}") from None
+    except (OSError, ValueError) as error:  # msgspec's error is a ValueError
+        raise InputError(f"{path}: cannot be read ({error}); {DOWNLOAD}") from None
+
+
+def _check_request(receipt: DataReceipt, wanted: Mapping[str, Any], place: Path) -> None:
+    keys = dict.fromkeys([*wanted, *receipt.request])
+    differing = [
+        f"{key} is {wanted.get(key)!r}, the data was made with {receipt.request.get(key)!r}"
+        for key in keys
+        if wanted.get(key) != receipt.request.get(key)
+    ]
+    if differing:
+        raise InputError(f"{place}: the configuration asks for other data: {'; '.join(differing)}; {DOWNLOAD}")
+
+
+def _check_dataset(receipt: DataReceipt, layout: Layout) -> None:
+    path = layout.dataset
+    if not path.is_file():
+        raise InputError(f"{path}: is missing, though its receipt is there; {DOWNLOAD}")
+    found = identify_file(path)
+    stated = receipt.dataset
+    if (found["bytes"], found["sha256"]) != (stated.get("bytes"), stated.get("sha256")):
+        raise InputError(
+            f"{path}: holds data that the receipt does not match ({found['bytes']} bytes, sha256 "
+            f"{found['sha256'][:12]}; the receipt says {stated.get('bytes')} bytes, "
+            f"{str(stated.get('sha256'))[:12]}); {DOWNLOAD}"
+        )
+
+
+def _check_source_file(source: Mapping[str, Any], layout: Layout) -> None:
+    """Refuse a local source that was edited since; one that is gone is no fault, its copy is here."""
+    path = Path(source["name"])
+    try:
+        found = contents.sha256(path)
+    except OSError:
+        return
+    if found != source["sha256"]:
+        raise InputError(f"{path}: has changed since {layout.dataset} was made from it; {DOWNLOAD}")
+
+
+def _at(origin: Mapping[str, Any]) -> str:
+    return f", commit {origin['revision']}" if origin["revision"] else ""
+
+
+NOTED_ROWS = 100_000  # rows between two notes of progress
+
+
+def normalise(
+    config: Config,
+    layout: Layout,
+    model: ModelSource,
+    *,
+    progress: Progress,
+    count_tokens: TokenCounter | None = None,
+) -> DataReceipt:
+    """Write the dataset in its normalised form, label mappings and rejected rows beside it; return its receipt.
+
+    The receipt is written last, so that a reader who finds one that matches finds everything.
+    """
+    opened = open_source(config.dataset, layout.dataset.parent, progress)
+    matcher = label_matcher(model, opened.class_names)
+    validator = Validator(matcher, count_tokens)
+    accepted = (row._asdict() for row in _noted(_accepted(validator, opened), progress))
+    files.write_table(layout.dataset, accepted, COLUMNS)
+    statistics = validator.statistics()
+    files.write_json(layout.label_mappings, _mappings(matcher.names, statistics.counts))
+    files.write_csv(layout.rejected_rows, map(asdict, validator.rejected), ("row", "reason", "excerpt"))
+    receipt = DataReceipt(
+        schema_version=SCHEMA_VERSION,
+        request=request_of(config),
+        source=asdict(opened.source),
+        model=identify_model(model),
+        labels_sha256=files.sha256_of(list(matcher.names)),
+        dataset=identify_file(layout.dataset),
+        rows=statistics.rows,
+        synthetic=config.dataset.quickstart,
+        statistics=statistics,
+        doubts=validator.doubts(statistics),
+    )
+    receipt.save(layout.data_receipt)
+    return receipt
+
+
+def inspect(
+    opened: OpenedSource, model: ModelSource, progress: Progress, count_tokens: TokenCounter | None = None
+) -> Validator:
+    """Return what the checks find in the rows of a source, which are read but not written."""
+    validator = Validator(label_matcher(model, opened.class_names), count_tokens)
+    for _ in _noted(_accepted(validator, opened), progress):
+        pass
+    return validator
+
+
+def open_normalised(layout: Layout) -> OpenedSource:
+    """Return the normalised dataset as a source, to be inspected like any other."""
+    return open_file(layout.dataset, "text", "labels")
+
+
+def _accepted(validator: Validator, opened: OpenedSource) -> Iterator[AcceptedRow]:
+    return validator.accept(opened.rows, str(opened.source), opened.label_column)
+
+
+def _noted(rows: Iterable[AcceptedRow], progress: Progress) -> Iterator[AcceptedRow]:
+    for count, row in enumerate(rows, start=1):
+        if count % NOTED_ROWS == 0:
+            progress(f"{count:,} rows read")
+        yield row
+
+
+def _mappings(names: Sequence[str], counts: Any) -> dict[str, Any]:
+    return {
+        "id2label": {str(index): name for index, name in enumerate(names)},
+        "label2id": {name: index for index, name in enumerate(names)},
+        "counts": counts,
+    }

@@ -1,0 +1,148 @@
+"""Choose tokens per batch, and whether layers are compiled, by measuring where a long evaluation pays for it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from boundby.device import is_host
+from boundby.inference import Predictor, compile_obstacle, search_token_budget
+from boundby.inference.planning import BUDGET_ROUNDS as SEARCH_ROUNDS
+from boundby.inference.planning import token_budgets
+from utils.errors import EnvironmentLacksError, PipelineError
+
+PROBE_ROWS = 16
+SAMPLE_ROWS = 2048
+BATCHES = 2  # full ones of the largest budget that the texts of a search must make
+SHARE, MOST_S = 0.02, 30.0  # of the evaluation, and at most, that the search may take
+LEAST_BUDGET = 256
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Tokens per batch, why so many, and the seconds that the same texts took by budget (None: not measured)."""
+
+    token_budget: int
+    reason: str
+    seconds: dict[str, float] | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the choice as the plan holds it."""
+        return asdict(self)
+
+
+def seconds_per_token(predictor: Predictor, texts: Sequence[str]) -> float:
+    """Return about how long a token takes, from a few of the texts; the first pass is cold and does not count."""
+    predictor.predict(texts[:PROBE_ROWS])
+    found = predictor.predict(texts[:PROBE_ROWS])
+    return found.seconds.compute_s / int(found.lengths.sum())
+
+
+def choose_budget(predictor: Predictor, texts: Sequence[str], evaluated_rows: int, token_s: float) -> Budget:
+    """Return the fastest budget for texts such as these, or the usual one where a search would not pay."""
+    lengths = predictor.tokenize(texts).lengths
+    budgets = token_budgets(predictor.device)
+    cumulative = np.cumsum(lengths)
+    if cumulative[-1] < BATCHES * max(budgets):
+        return _usual(predictor, texts, cumulative, "not measured: all texts together are too few")
+    enough = int(np.searchsorted(cumulative, BATCHES * max(budgets))) + 1
+    whole_s = token_s * float(lengths.mean()) * evaluated_rows
+    search_s = token_s * int(cumulative[enough - 1]) * len(budgets) * (SEARCH_ROUNDS + 1)
+    if search_s > min(SHARE * whole_s, MOST_S):
+        reason = f"not measured: a search would take {search_s:.1f} s of about {whole_s:.1f} s"
+        return _usual(predictor, texts, cumulative, reason)
+    found = search_token_budget(predictor, texts[:enough])
+    reason = f"the smallest that is as good as the fastest on {enough} texts"
+    return Budget(found.token_budget, reason, {str(budget): seconds for budget, seconds in found.seconds.items()})
+
+
+def _usual(predictor: Predictor, texts: Sequence[str], cumulative: np.ndarray, reason: str) -> Budget:
+    """Return the usual budget, or the largest half, quarter, … of it whose batches fit into the memory of a GPU."""
+    budget = predictor.token_budget
+    while not is_host(predictor.device) and budget > LEAST_BUDGET:
+        full = texts[: int(np.searchsorted(cumulative, budget)) + 1]
+        if not predictor.with_token_budget(budget).predict(full).halvings:
+            break
+        budget //= 2
+    return Budget(budget, reason if budget == predictor.token_budget else f"{2 * budget} tokens ran out of memory")
+
+
+LEAST_S = 600.0  # that an evaluation must take, so that compiling for the measurement is a tenth of it at most
+MARGIN = 2.0  # times as much must compiling save as it costs
+GUARD = 4.0  # as in `same`: twice what can flip a label, and that twice
+MEASURED_TOKENS = 16384
+ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """Whether the layers are compiled, and why; None: not measured.
+
+    `compile_s` is what each process needs first. The other seconds are the least that the same texts took.
+    """
+
+    on: bool
+    reason: str
+    compile_s: float | None = None
+    compiled_s: float | None = None
+    eager_s: float | None = None
+    max_abs_logit_difference: float | None = None
+
+    def guard(self, margin: float) -> float:
+        """Return the margin below which a row is computed again, wider by what compiling changes; 0 stays 0."""
+        difference = self.max_abs_logit_difference if margin and self.on else None
+        return margin + GUARD * (difference or 0.0)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the choice as the plan holds it."""
+        return asdict(self)
+
+
+def choose_compilation(
+    setting: str, eager: Predictor, compiled: Callable[[], Predictor], texts: Sequence[str], whole_s: float
+) -> Compilation:
+    """Return whether `setting` (auto, off, on) has the layers compiled in an evaluation of `whole_s` per worker.
+
+    `compiled` makes the predictor that is compiled. Raises PipelineError where `on` cannot be.
+    """
+    if setting == "off":
+        return Compilation(False, "evaluation.compile=off")
+    lacking = compile_obstacle(eager.device)
+    if lacking and setting == "on":
+        raise EnvironmentLacksError(f"evaluation.compile=on: {lacking}; install it, or leave it at auto")
+    if lacking:
+        return Compilation(False, f"not compiled: {lacking}")
+    if setting == "auto" and whole_s < LEAST_S:
+        return Compilation(False, f"not measured: a worker needs about {whole_s:.0f} s, it pays from {LEAST_S:.0f} s")
+    found = _measured(setting, eager, compiled(), texts, whole_s)
+    if setting == "on" and not found.on:
+        raise PipelineError(f"evaluation.compile=on: {found.reason}; leave it at auto")
+    return found
+
+
+def _measured(setting: str, eager: Predictor, compiled: Predictor, texts: Sequence[str], whole_s: float) -> Compilation:
+    if compiled.check.compile_s is None:
+        return Compilation(False, compiled.doubts[-1])
+    tokens = eager.tokenize(texts)
+    expected, found = eager.predict_tokens(tokens), compiled.predict_tokens(tokens)
+    different = int((expected.labels != found.labels).sum())
+    if different:
+        return Compilation(False, f"not compiled: {different} of {len(texts)} texts get another label")
+    rounds = [[each.predict_tokens(tokens).seconds.compute_s for each in (eager, compiled)] for _ in range(ROUNDS)]
+    eager_s, compiled_s = (min(each) for each in zip(*rounds, strict=True))
+    cost_s, saved_s = compiled.check.compile_s, whole_s * (1 - compiled_s / eager_s)
+    pays = saved_s > MARGIN * cost_s
+    told = f"compiling takes {cost_s:.0f} s and saves {saved_s:.0f} s of about {whole_s:.0f} s per worker"
+    if setting == "on":
+        told = f"evaluation.compile=on: {told}"
+    elif not pays:
+        told = f"{told}, less than {MARGIN:g} times that"
+    return Compilation(
+        pays or setting == "on",
+        told,
+        cost_s,
+        compiled_s,
+        eager_s,
+        float(np.abs(expected.logits - found.logits).max()),
+    )

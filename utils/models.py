@@ -1,0 +1,295 @@
+"""Load a model and its tokenizer so that what is measured is what was meant, and say how large the model is."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from transformers import AutoTokenizer
+
+from boundby import device as devices
+from boundby.device import is_gpu
+from utils import tasks
+from utils.config import Model
+from utils.errors import EnvironmentLacksError, InputError, PipelineError
+from utils.model_source import ModelSource, check_code, fetch, locate
+
+__all__ = ["ModelSource", "fetch", "locate"]  # what finds a model, beside what loads it
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+AGREEMENT_ROWS = 64  # enough for a wrong padding token to show, few enough for a second or two on a CPU
+AGREEMENT_EXTREMES = 4  # shortest and longest texts of all among them
+QUICKSTART_FOLDER = Path("data/quickstart")
+NO_LIMIT = 10**9  # tokenizers without a limit state 10^30
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A classifier in eval mode on its device, with the seconds from reading its files to being ready there."""
+
+    model: Any
+    tokenizer: Any
+    source: ModelSource
+    device: torch.device
+    dtype: str
+    load_time_s: float
+
+
+def load_model_and_tokenizer(
+    model_name: str,
+    device: str | torch.device = "auto",
+    dtype: str = "float32",
+    *,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+) -> tuple[Any, Any]:
+    """Return the classifier called `model_name`, a Hub id or a folder, and its tokenizer; downloads what is missing."""
+    wanted = Model(name=model_name, revision=revision)
+    source = fetch(wanted, QUICKSTART_FOLDER, trust_remote_code=trust_remote_code, progress=_say_nothing)
+    loaded = load(source, device, dtype, trust_remote_code=trust_remote_code)
+    return loaded.model, loaded.tokenizer
+
+
+def load(
+    source: ModelSource,
+    device: str | torch.device = "auto",
+    dtype: str = "float32",
+    *,
+    trust_remote_code: bool = False,
+    clock: Callable[[], float] = time.perf_counter,
+) -> LoadedModel:
+    """Return the model of `source` in `dtype` on `device`, with its tokenizer. Reads local files only."""
+    target = _device(device)
+    if is_gpu(target):
+        torch.cuda.set_device(target)  # streams, events and graphs belong to the current GPU
+    started = clock()
+    tokenizer = load_tokenizer(source, trust_remote_code)
+    model = _load_weights(source, target, dtype, trust_remote_code)
+    _agree_on_padding(model, tokenizer, source.name)
+    devices.synchronizer(target)()
+    return LoadedModel(model, tokenizer, source, target, dtype, clock() - started)
+
+
+def agreement(loaded: LoadedModel, texts: Sequence[str], max_length: int) -> Any:
+    """Return how far a batch gives each text what it gets alone; padding, masks and precision must not change it."""
+    return tasks.of(loaded.source.task).agreement(loaded, texts, max_length)
+
+
+def agreement_texts(texts: Sequence[str], seed: int = 0) -> list[str]:
+    """Return up to 64 of the texts in random order, the shortest and the longest (by characters) among them."""
+    order = np.random.default_rng(seed).permutation(len(texts)).tolist()
+    by_length = sorted(order, key=lambda row: len(texts[row]))
+    ends = {*by_length[:AGREEMENT_EXTREMES], *by_length[-AGREEMENT_EXTREMES:]}
+    others = [row for row in order if row not in ends][: max(0, AGREEMENT_ROWS - len(ends))]
+    kept = ends.union(others)
+    return [texts[row] for row in order if row in kept]
+
+
+def use_matmul_precision(precision: str) -> None:
+    """Let float32 products be rounded this coarsely for the rest of this process: highest, high or medium."""
+    torch.set_float32_matmul_precision(precision)
+
+
+def load_tokenizer(source: ModelSource, trust_remote_code: bool = False) -> Any:
+    """Return the tokenizer of `source`, padding on the right. Raises InputError for code that is not trusted."""
+    if not trust_remote_code:
+        check_code(source.path, source.name)
+    with _explained(source, "its tokenizer"):
+        return AutoTokenizer.from_pretrained(
+            source.path, local_files_only=True, trust_remote_code=trust_remote_code, padding_side="right"
+        )
+
+
+def token_counter(source: ModelSource, trust_remote_code: bool = False) -> Callable[[list[str]], list[int]]:
+    """Return what counts the tokens of texts, special ones included, uncut."""
+    tokenizer = load_tokenizer(source, trust_remote_code)
+
+    def count(texts: list[str]) -> list[int]:
+        encoded = tokenizer(texts, truncation=False, return_attention_mask=False, verbose=False)
+        return [len(ids) for ids in encoded["input_ids"]]
+
+    return count
+
+
+def longest_input(loaded: LoadedModel) -> int | None:
+    """Return the most tokens the model takes, special ones included; None where neither it nor its tokenizer says."""
+    limits = [limit for limit in (most_positions(loaded.model),) if limit]
+    if loaded.tokenizer.model_max_length < NO_LIMIT:
+        limits.append(loaded.tokenizer.model_max_length)
+    return min(limits, default=None)
+
+
+def most_positions(model: Any) -> int | None:
+    """Return the most tokens that the positions of the model reach; None where it does not say."""
+    text = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
+    stated = getattr(text, "max_position_embeddings", None)
+    return min((limit for limit in (stated, _learned_positions(model)) if limit), default=None)
+
+
+def effective_max_length(loaded: LoadedModel, wanted: int) -> tuple[int, str | None]:
+    """Return the tokens that texts are cut to, and why that is fewer than `wanted`, or None when it is not."""
+    longest = longest_input(loaded)
+    if longest is None or longest >= wanted:
+        return wanted, None
+    return longest, f"profiling.max_length is {wanted}, but the model takes {longest} tokens; texts are cut there"
+
+
+def _learned_positions(model: Any) -> int | None:
+    """Return how many tokens the model's position embeddings reach; None for a model without any."""
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
+            # RoBERTa's positions start after the id of padding, so its 514 rows reach 512 tokens.
+            unused = 0 if module.padding_idx is None else module.padding_idx + 1
+            return module.num_embeddings - unused
+    return None
+
+
+def _device(wanted: str | torch.device) -> torch.device:
+    try:
+        return devices.pick_device(wanted) if isinstance(wanted, str) else wanted
+    except (ValueError, RuntimeError) as error:
+        raise EnvironmentLacksError(
+            f"model.device: {error}; use model.device=cpu, or a machine with that GPU"
+        ) from None
+
+
+def _load_weights(source: ModelSource, target: torch.device, dtype: str, trust_remote_code: bool) -> Any:
+    with _explained(source, "the model", target):
+        model, found = tasks.of(source.task).load_weights(
+            source.path,
+            dtype=DTYPES[dtype],
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=trust_remote_code,
+            ignore_mismatched_sizes=True,  # it is found out below, and said in one line
+        )
+        if found["mismatched_keys"]:
+            layer, has, needs = min(found["mismatched_keys"])
+            raise InputError(
+                f"{source.name}: {layer} is {tuple(has)} in its weights, but config.json asks for {tuple(needs)}; give "
+                "config.json the sizes that the model was trained with (id2label names as many classes as there are)"
+            )
+        if found["missing_keys"]:
+            missing = ", ".join(sorted(found["missing_keys"])[:3])
+            raise InputError(
+                f"{source.name}: the weights lack {missing}, which would be random numbers; "
+                "use a model that was fine-tuned for this task"
+            )
+        return model.to(target).eval()
+
+
+def _agree_on_padding(model: Any, tokenizer: Any, name: str) -> None:
+    """Give tokenizer and model one padding token: decoders such as Qwen and GPT-2 find the end of a text by it."""
+    if tokenizer.pad_token_id is None:
+        if tokenizer.eos_token is None:
+            raise InputError(f"{name}: its tokenizer has no padding and no end token; set pad_token in its files")
+        tokenizer.pad_token = tokenizer.eos_token
+    rows = model.get_input_embeddings().num_embeddings
+    if tokenizer.pad_token_id >= rows:
+        raise InputError(
+            f"{name}: the padding token {tokenizer.pad_token!r} has id {tokenizer.pad_token_id}, "
+            f"but the model knows {rows} tokens; the tokenizer is not of this model"
+        )
+    model.config.pad_token_id = tokenizer.pad_token_id
+
+
+@contextlib.contextmanager
+def _explained(source: ModelSource, part: str, target: torch.device | None = None) -> Iterator[None]:
+    """Keep the loader's chatter off the terminal, and turn its failures into one message."""
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        yield
+    except PipelineError:
+        raise
+    except ImportError as error:
+        raise EnvironmentLacksError(f"{source.name}: {part} needs a package: {_first_line(error)}") from error
+    except Exception as error:  # any type: loaders of many libraries meet damaged files here
+        if devices.is_out_of_memory(error):
+            raise EnvironmentLacksError(
+                f"{source.name}: {target} has no memory for the model ({_first_line(error)}); "
+                "use model.dtype=bfloat16, a larger device, or stop what else runs there"
+            ) from error
+        raise InputError(f"{source.name}: cannot load {part} from {source.path}: {_first_line(error)}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def _say_nothing(text: str) -> None:
+    """Take a note of progress and do nothing with it."""
+
+
+RULE = "=" * 70
+
+
+@dataclass(frozen=True)
+class ModelSummary:
+    """A model in numbers.
+
+    `size_bytes` is what parameters and buffers hold, each tensor once, without activations. `max_positions` is None
+    where neither model nor tokenizer states a limit.
+    """
+
+    model_type: str
+    parameters_total: int
+    parameters_trainable: int
+    size_bytes: int
+    dtype: str
+    of_task: Mapping[str, tuple[str, int]]
+    max_positions: int | None
+    load_time_s: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the summary as the documents of the pipeline hold it; `size_mb` is in 10^6 bytes."""
+        return {
+            "type": self.model_type,
+            "parameters_total": self.parameters_total,
+            "parameters_trainable": self.parameters_trainable,
+            "size_mb": self.size_bytes / 1e6,
+            "dtype": self.dtype,
+            **{name: value for name, (_, value) in self.of_task.items()},
+            "max_positions": self.max_positions,
+            "load_time_s": self.load_time_s,
+        }
+
+    def lines(self) -> list[str]:
+        """Return the block for the console, sizes in MB of 10^6 bytes."""
+        return [
+            "MODEL SUMMARY",
+            RULE,
+            f"Model Type: {self.model_type}",
+            f"Total Parameters: {_counted(self.parameters_total)}",
+            f"Trainable Parameters: {_counted(self.parameters_trainable)}",
+            f"Model Size: {self.size_bytes / 1e6:,.2f} MB ({self.dtype})",
+            *(f"{title}: {value}" for title, value in self.of_task.values()),
+            f"Longest Input: {f'{self.max_positions:,} tokens' if self.max_positions else 'no limit stated'}",
+            f"Load Time: {self.load_time_s:.2f} s",
+            RULE,
+        ]
+
+
+def summarize(loaded: LoadedModel) -> ModelSummary:
+    """Return the size of a loaded model; parameters that layers share are counted once."""
+    parameters = list(loaded.model.parameters())
+    tensors = [*parameters, *loaded.model.buffers()]
+    return ModelSummary(
+        model_type=loaded.model.config.model_type,
+        parameters_total=sum(each.numel() for each in parameters),
+        parameters_trainable=sum(each.numel() for each in parameters if each.requires_grad),
+        size_bytes=sum(each.numel() * each.element_size() for each in tensors),
+        dtype=loaded.dtype,
+        of_task=tasks.of(loaded.source.task).summary(loaded.model),
+        max_positions=longest_input(loaded),
+        load_time_s=loaded.load_time_s,
+    )
+
+
+def _counted(number: int) -> str:
+    return f"{number:,} ({number / 1e6:.2f}M)"

@@ -1,0 +1,256 @@
+"""What step 03 says: what the machine waited for in the trace, its memory, and the model layer by layer."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from boundby.layers.ranking import Ranked, blocks, by_self_time
+from boundby.layers.records import ModelProfile
+from boundby.verdict import ARITHMETIC, OF_CAUSES, fix_of_cause
+from utils.plots import layers as layer_bars
+from utils.plots import memory, timeline
+from utils.render.blocks import Block, BulletList, DefinitionList, Heading, Paragraph, Table
+from utils.render.formatting import NOTHING, clean, listed, number, times
+from utils.report.pictures import Content, show
+from utils.report.sources import Missing, ReportData, Row
+from utils.trace_analysis import text as trace_text
+from utils.trace_analysis import words
+
+WAITING = "What the Machine Waited For"
+SHOWN_PCT, TELLING_PCT = 0.1, 1.0  # of the window, to be in the table, and to be explained
+LONGEST_HOST = 26  # characters of what the host was in
+WHOM_TO_BELIEVE = (
+    "Believe the sweep on how long a batch takes and whether arithmetic or memory limits the work: it measures without "
+    "a profiler and against what this machine reaches. Believe the trace on what the machine waited for: it sees every "
+    "wait, but at one batch size only and under the profiler, which makes many small operators look dearer."
+)
+LAYERS = "Layer by Layer"
+SHOWN_LAYERS = 8
+LONGEST_LAYER = 44  # characters
+
+
+def waiting(data: ReportData) -> list[Content]:
+    """Return the verdict of the trace, what it rests on, and its pictures."""
+    trace = data.trace
+    timeline_picture = show(data, timeline.figure, _with_time(trace))
+    memory_picture = show(data, memory.figure, _with_memory(trace))
+    if isinstance(trace, Missing):
+        why = Paragraph(f"There is no analysis of a trace: {clean(trace.reason, 300)}.")
+        return [Heading(WAITING), why, timeline_picture, memory_picture]
+    device = trace["devices"][0]
+    return [
+        Heading(WAITING),
+        Paragraph(_verdict(trace), strong=f"{trace['verdict']['bound'].upper()}:"),
+        *_against_sweep(data, trace["verdict"]),
+        *_doubts(trace),
+        DefinitionList([*_shares(device), *_steps(trace["steps"]), *_hidden(device), *_launches(trace["launches"])]),
+        *_causes(trace),
+        timeline_picture,
+        *trace_text.memory_blocks(trace.get("memory") or []),
+        memory_picture,
+    ]
+
+
+def _with_time(trace: Row | Missing) -> Row | Missing:
+    return trace if not trace or trace["devices"][0]["window_ms"] else Missing("nothing in the trace takes time")
+
+
+def _with_memory(trace: Row | Missing) -> Row | Missing:
+    timed = _with_time(trace)
+    known = not timed or timed.get("memory")
+    return timed if known else Missing("the trace holds no changes of memory (trace.memory)")
+
+
+def _verdict(trace: Row) -> str:
+    verdict, on_host = trace["verdict"], trace["devices"][0]["device"] is None
+    bound, share = verdict["bound"], verdict["share_of_limit"]
+    said = words.bound(bound, on_host)
+    others = listed(verdict["alternatives"])
+    said += f": {others}" if others and bound == "mixed" else ""
+    said += "" if share is None else f", {100 * share:.0f} % of the traced time"
+    said += f"; it may also be {others}" if others and bound != "mixed" else ""
+    return f"{said} (confidence {verdict['confidence']})."
+
+
+def _against_sweep(data: ReportData, verdict: Mapping[str, Any]) -> list[Block]:
+    """Return whether the sweep came to the same verdict at the batch size of the trace, and what to make of it."""
+    point = (data.manifest.dtype, data.manifest.batch_size)
+    swept = next((row.get("verdict") for row in data.rows if (row["dtype"], row["batch_size"]) == point), None)
+    if not swept or "inconclusive" in (swept["bound"], verdict["bound"]):
+        return []
+    where = f"batch size {point[1]} in {point[0]}"
+    if _possible(swept) & _possible(verdict):
+        return [Paragraph(f"This agrees with the sweep, which found {where} bound by {_named(swept['bound'])}.")]
+    text = f"the sweep found {where} bound by {_named(swept['bound'])}, the trace by {_named(verdict['bound'])}."
+    return [Paragraph(f"{text} {WHOM_TO_BELIEVE}", strong="The two verdicts differ:")]
+
+
+def _possible(verdict: Mapping[str, Any]) -> set[str]:
+    """Return the bounds that a verdict leaves open; a trace cannot tell whether the work fills the device."""
+    found = {verdict["bound"], *verdict["alternatives"]} - {"mixed"}
+    return found | set(ARITHMETIC) if "under_utilised" in found else found
+
+
+def _named(bound: str) -> str:
+    return {"mixed": "more than one limit", "under_utilised": "shapes too small for the machine"}.get(bound, bound)
+
+
+def _doubts(trace: Row) -> list[Block]:
+    items = [f"doubt: {clean(doubt, 300)}" for doubt in trace["verdict"]["doubts"]]  # what is wrong with it among them
+    return [BulletList(items)] if items else []
+
+
+def _shares(device: Row) -> Iterator[tuple[str, str]]:
+    on_host, whole = device["device"] is None, device["window_ms"]
+    parts = [] if on_host else [f"{words.plain(k)} {_share(ms, whole)}" for k, ms in device["exposed_ms"].items() if ms]
+    text = f"{_share(device['busy_ms'], whole)} of {number(whole)} ms"
+    yield "In operators" if on_host else "Busy", f"{text}{f' ({listed(parts)})' if parts else ''}"
+    gaps = f"{_share(device['idle_ms'], whole)}, in {device['gaps']:,} gaps"
+    yield "Between operators" if on_host else "Idle", gaps
+
+
+def _steps(steps: Row) -> Iterator[tuple[str, str]]:
+    found, expected = len(steps["numbers"]), steps["expected"]
+    if not found:
+        yield "Steps", "none are marked; this is about all that was recorded"
+        return
+    text = f"{found}{'' if expected is None else f' of {expected}'}, median {number(steps['median_ms'])} ms"
+    if found > 1:
+        text += f", the middle half {number(steps['q1_ms'])} to {number(steps['q3_ms'])} ms"
+    yield "Steps", text
+
+
+def _hidden(device: Row) -> Iterator[tuple[str, str]]:
+    """Yield how much of the communication and of the copies nothing hides."""
+    for kind, label in (("communication", "Communication"), ("memcpy", "Copies")):
+        spent = device["by_kind_ms"].get(kind)
+        if spent:
+            yield (
+                label,
+                f"{number(spent)} ms, {number(device['exposed_ms'][kind])} ms of them with nothing else at work",
+            )
+
+
+def _launches(found: Row) -> Iterator[tuple[str, str]]:
+    if not found["calls"] or not found["call_us"] or not found["delay_us"]:
+        return
+    call, delay = (_duration(found[key]["median"]) for key in ("call_us", "delay_us"))
+    text = f"{found['calls']:,} calls of {call} (median); the work begins {delay} after its call"
+    if found["mean_queue"] is not None:
+        text += f", {number(found['mean_queue'])} pieces of it wait on average"
+        text += f", and for {found['empty_queue_pct']:.0f} % of the time none does"
+    yield "Launches", text
+
+
+def _causes(trace: Row) -> list[Block]:
+    """Return the causes of idling with what the host was in and what removing each could gain at most."""
+    device = trace["devices"][0]
+    on_host, whole = device["device"] is None, device["window_ms"]
+    found = sorted(((ms, name) for name, ms in device["idle_by_cause_ms"].items() if ms), reverse=True)
+    shown = [(ms, name) for ms, name in found if 100 * ms / whole >= SHOWN_PCT]
+    if not shown:
+        return []
+    fixes = {} if trace["verdict"]["bound"] == "inconclusive" else _fixes(on_host)
+    rows = [
+        [
+            _cause(name, on_host),
+            number(ms),
+            f"{100 * ms / whole:.1f}",
+            times(whole / (whole - ms)) if name in fixes and ms < whole else NOTHING,
+            _meanwhile(device, name),
+        ]
+        for ms, name in shown
+    ]
+    notes = [_note(name, on_host, fixes.get(name)) for ms, name in shown if 100 * ms / whole >= TELLING_PCT]
+    small = [_cause(name, on_host) for ms, name in found[len(shown) :]]
+    notes += [f"below {SHOWN_PCT} %: {listed(small)}."] if small else []
+    notes += (
+        ["The gain is a bound, not a promise: all of this waiting gone, everything else the same."] if fixes else []
+    )
+    headers = ["", "ms", "%", "gain at\nmost, times", "the host meanwhile, ms"]
+    caption = "Time outside of operators" if on_host else "What it was idle for"
+    return [Table(headers, rows, left=[0, 4], caption=caption, notes=notes)]
+
+
+def _fixes(on_host: bool) -> dict[str, str]:
+    """Return what to do about each cause that something can be done about."""
+    fixes = {name: fix_of_cause(name, on_host) for name in OF_CAUSES}
+    return {name: str(fix) for name, fix in fixes.items() if fix and fix.change.is_bounded}
+
+
+def _note(cause: str, on_host: bool, fix: str | None) -> str:
+    return f"{_cause(cause, on_host)}: {words.cause(cause, on_host)}.{f' To do: {fix}.' if fix else ''}"
+
+
+def _cause(name: str, on_host: bool) -> str:
+    return "between operators" if on_host and name == "launch" else words.plain(name)
+
+
+def _meanwhile(device: Row, cause: str) -> str:
+    found = device["idle_details"].get(cause, ())[:2]
+    return ", ".join(f"{clean(each['host_in'], LONGEST_HOST)} {number(each['ms'])}" for each in found)
+
+
+def _duration(microseconds: float) -> str:
+    return f"{number(microseconds)} us" if microseconds < 1000 else f"{number(microseconds / 1000)} ms"
+
+
+def _share(spent: float, whole: float) -> str:
+    return f"{100 * spent / whole:.1f} %" if whole else f"{number(spent)} ms"
+
+
+def layers(data: ReportData) -> list[Content]:
+    """Return coverage, overhead, both rankings, and where the dashboard lies."""
+    profile = data.layers
+    picture = show(data, layer_bars.figure, profile)
+    if isinstance(profile, Missing):
+        return [Heading(LAYERS), Paragraph(f"There is no profile by layer: {clean(profile.reason, 300)}."), picture]
+    coverage = profile.coverage
+    facts = [
+        ("End to end", f"{number(1e3 * profile.reference_s.median)} ms per batch without probes (median)"),
+        ("Coverage", f"{100 * coverage.ratio:.1f} % of that is accounted for by layers ({coverage.status})"),
+        (
+            "Overhead of the probes",
+            f"{100 * profile.overhead:+.1f} %, {profile.module_calls:,.0f} module calls per run",
+        ),
+        ("Dashboard", str(data.layout.layer_dashboard.relative_to(data.layout.results))),
+    ]
+    return [
+        Heading(LAYERS),
+        DefinitionList(facts),
+        *_trust(profile),
+        _table(blocks(profile), "Blocks that together are the whole model, the longest first", profile),
+        _table(by_self_time(profile), "Layers by their own time, without the layers inside", profile),
+        picture,
+    ]
+
+
+def _trust(profile: ModelProfile) -> list[Block]:
+    doubts = [f"doubt: {clean(each, 300)}" for each in profile.doubts]
+    if profile.coverage.status == "not representative":
+        doubts.insert(0, "doubt: the layers do not account for the time of the model; read ranks at most, no times")
+    return [BulletList(doubts)] if doubts else []
+
+
+def _table(rows: Sequence[Ranked], caption: str, profile: ModelProfile) -> Block:
+    bounds = {each.path: (each.bound, each.share_of_limit) for each in profile.layers}
+    cells = []
+    for row in rows[:SHOWN_LAYERS]:
+        bound, share = bounds.get(row.path, (None, None))
+        cells.append(
+            [
+                clean(row.label, LONGEST_LAYER),
+                clean(row.type, 24),
+                number(1e3 * row.seconds),
+                f"{100 * row.share:.1f}",
+                NOTHING if row.gain_at_limit_s is None else number(1e3 * row.gain_at_limit_s),
+                NOTHING if bound is None else bound,
+                NOTHING if share is None else f"{100 * share:.0f}",
+            ]
+        )
+    return Table(
+        headers=["layer", "type", "ms", "%", "to gain,\nms", "own work\nbound by", "% of\nlimit"],
+        rows=cells,
+        left=[0, 1, 5],
+        caption=caption,
+        notes=["To gain: if its own work and that of everything inside ran at the limits of this machine."],
+    )

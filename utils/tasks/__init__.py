@@ -1,0 +1,27 @@
+"""What a model is used for. Each task is a package here, and everything else knows it by these names alone.
+
+| name | what it is |
+| --- | --- |
+| `read_labels(config, place)` | the classes that a model's config.json states, None for a task without |
+| `require_model(config, place, name)` | raises InputError for a model that is not for this task |
+| `label_matcher(labels, class_names)` | gives labels of a dataset their ids: `id_of`, `names`, `unknown`, `doubts` |
+| `load_weights(folder, **options)` | the model as transformers loads it, and what it says of missing keys |
+| `summary(model)` | sizes beyond parameters: title and value by name |
+| `agreement(loaded, texts, max_length)` | whether a batch gives what a text gets alone: `require`, `line`, `as_dict` |
+| `table(…)`, `hits(table)`, `fault(table, labels)` | the rows of a part, how many are right, what is wrong |
+| `Score(labels, subset_sizes)` | counts parts (`add`, `rows`, `metrics`, `write`); its rows have `COLUMNS` |
+| `pace(hits, rows)`, `described(metrics)`, `headline(metrics)` | the score while it grows, and at the end |
+| `SCORE`, `HAS_PREDICTED_LABELS` | its title; whether a precision can be chosen by the labels that it keeps |
+"""
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+DEFAULT = "sequence_classification"
+NAMES = tuple(sorted(path.parent.name for path in Path(__file__).parent.glob("*/__init__.py")))
+
+
+def of(name: str) -> Any:
+    """Return the package of a task."""
+    return importlib.import_module(f"{__name__}.{name}")

@@ -1,0 +1,295 @@
+"""Count and score predicted labels: integers, so that parts can be merged in any order."""
+
+import heapq
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import sklearn.metrics
+
+from boundby.stats import wilson_interval
+from utils.artifacts import EvaluationFolder
+from utils.tasks.sequence_classification import quality
+from utils.tasks.sequence_classification.calibration import Reliability, interval
+
+COLUMNS = (
+    "row_id",
+    "label",
+    "prediction",
+    "label_name",
+    "prediction_name",
+    "correct",
+    "confidence",
+    "margin",
+    "n_tokens",
+)
+NO_ROW, NEVER_PREDICTED = "no row has this label", "it was never predicted"
+PER_CLASS_COLUMNS = (
+    "label",
+    "label_name",
+    "support",
+    "predicted",
+    "correct",
+    "precision",
+    "recall",
+    "recall_ci_low",
+    "recall_ci_high",
+    "f1",
+    "reason",
+)
+PAIRS = 20  # of classes that are most confused
+MISTAKES = 20
+LONGEST_TEXT = 500  # characters
+CUT = "…"
+CALIBRATION = ("mean_confidence", "ece", "ece_by_chance", "brier_score")
+
+
+class Score:
+    """The counts of the parts seen so far; memory does not grow with the rows."""
+
+    def __init__(self, labels: Sequence[str], subset_sizes: Sequence[int]) -> None:
+        self._labels = labels
+        self._confusion = np.zeros((len(labels), len(labels)), dtype=np.int64)
+        self._subsets = {size: np.zeros_like(self._confusion) for size in subset_sizes}
+        self._reliability, self._mistakes = Reliability(), ConfidentMistakes()
+
+    def add(self, table: pa.Table, texts: Sequence[str], ranks: np.ndarray | None) -> None:
+        """Count a part, with the texts of its rows and their places in the seeded sample, None where there is none."""
+        labels, predictions = table["label"].to_numpy(), table["prediction"].to_numpy()
+        classes = len(self._labels)
+        self._confusion += counted(labels, predictions, classes)
+        self._reliability.add(table["confidence"].to_numpy(), labels == predictions)
+        self._mistakes.add(table, texts)
+        for size, counts in self._subsets.items():
+            assert ranks is not None  # subsets are of a seeded sample
+            inside = ranks < size
+            if inside.any():
+                counts += counted(labels[inside], predictions[inside], classes)
+
+    def rows(self, table: pa.Table) -> Iterator[dict[str, Any]]:
+        """Yield the rows of a part as `predictions.csv` has them."""
+        for row in table.drop_columns(["logits"]).to_pylist():
+            label, prediction = row["label"], row["prediction"]
+            yield {
+                **row,
+                "label_name": self._labels[label],
+                "prediction_name": self._labels[prediction],
+                "correct": int(label == prediction),
+                "confidence": f"{row['confidence']:.6f}",
+                "margin": f"{row['margin']:.6f}",
+            }
+
+    def metrics(self) -> dict[str, Any]:
+        """Return the scores of all parts; `samples_of` has those of the first rows of the sample."""
+        correct, rows = int(np.trace(self._confusion)), int(self._confusion.sum())
+        low, high = wilson_interval(correct, rows)
+        calibration = self._reliability.as_dict()
+        found = {"correct": correct, **scores(self._confusion), "accuracy_ci_low": low, "accuracy_ci_high": high}
+        found |= {name: calibration[name] for name in CALIBRATION}
+        if self._subsets:
+            found["samples_of"] = [{"samples": size, **scores(counts)} for size, counts in self._subsets.items()]
+        return found
+
+    def write(self, folder: EvaluationFolder, plan: str) -> None:
+        """Write the tables of what the predictions are like; `plan` is the fingerprint."""
+        quality.write(
+            folder,
+            plan,
+            self._confusion,
+            per_class(self._confusion, self._labels),
+            most_confused(self._confusion, self._labels, PAIRS),
+            self._mistakes.described(self._labels),
+            self._reliability.as_dict(),
+        )
+
+
+def hits(table: pa.Table) -> int:
+    """Return how many rows of a part got their label."""
+    return int((table["label"].to_numpy() == table["prediction"].to_numpy()).sum())
+
+
+def pace(correct: int, rows: int) -> str:
+    """Return how good the rows so far are, in a few words."""
+    return f"accuracy {correct / rows:.4f}"
+
+
+def described(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the score as titles and values for terminal and report."""
+    correct = f"({metrics['correct']:,} correct; 95 % interval)"
+    return [
+        ("Accuracy", f"{_accuracy(metrics)} {correct}"),
+        ("F1-Score (Macro)", f"{metrics['f1_macro']:.4f}"),
+        ("F1-Score (Weighted)", f"{metrics['f1_weighted']:.4f}"),
+    ]
+
+
+def headline(metrics: Mapping[str, Any]) -> str:
+    """Return the score in one line."""
+    return f"{_accuracy(metrics)}, F1 macro {metrics['f1_macro']:.4f}, on {metrics['samples']:,} texts"
+
+
+def _accuracy(metrics: Mapping[str, Any]) -> str:
+    return f"{metrics['accuracy']:.4f} [{metrics['accuracy_ci_low']:.4f}, {metrics['accuracy_ci_high']:.4f}]"
+
+
+def table(row_ids: np.ndarray, labels: np.ndarray, lengths: np.ndarray, logits: np.ndarray) -> pa.Table:
+    """Return the rows of a part: prediction, confidence (softmax) and margin (lead of the best logit) from logits."""
+    shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
+    probabilities = shifted / shifted.sum(axis=1, keepdims=True)
+    two_best = np.partition(logits, -2, axis=1)[:, -2:]
+    offsets = np.arange(0, logits.size + 1, logits.shape[1], dtype=np.int32)
+    return pa.table(
+        {
+            "row_id": pa.array(row_ids, pa.int64()),
+            "label": pa.array(labels, pa.int32()),
+            "prediction": pa.array(logits.argmax(axis=1), pa.int32()),
+            "confidence": pa.array(probabilities.max(axis=1), pa.float32()),
+            "margin": pa.array(two_best[:, 1] - two_best[:, 0], pa.float32()),
+            "n_tokens": pa.array(lengths, pa.int32()),
+            "logits": pa.ListArray.from_arrays(offsets, pa.array(logits.ravel(), pa.float32())),
+        }
+    )
+
+
+def fault(table: pa.Table, labels: int) -> str | None:
+    """Return what is wrong with the rows of a part, None when nothing is: labels in range, finite logits."""
+    for name in ("label", "prediction"):
+        values = table[name].to_numpy()
+        if values.min() < 0 or values.max() >= labels:
+            wrong = int(((values < 0) | (values >= labels)).argmax())
+            return f"row {table['row_id'][wrong]}: {name} {values[wrong]} is not one of {labels} labels"
+    logits = table["logits"].combine_chunks()
+    values = logits.flatten().to_numpy()
+    if values.size != labels * table.num_rows:
+        return f"{values.size} logits for {table.num_rows} rows and {labels} labels"
+    broken = ~np.isfinite(values.reshape(-1, labels)).all(axis=1)
+    return f"row {table['row_id'][int(broken.argmax())]} has logits that are not finite" if broken.any() else None
+
+
+def counted(labels: np.ndarray, predictions: np.ndarray, classes: int) -> np.ndarray:
+    """Return how many rows of each label (line) got each prediction (column)."""
+    return sklearn.metrics.confusion_matrix(labels, predictions, labels=np.arange(classes))
+
+
+def scores(confusion: np.ndarray) -> dict[str, float]:
+    """Return accuracy and F1 of a confusion matrix with at least one row.
+
+    A class that is neither a label nor a prediction of any row does not count; a class without a hit has an F1 of 0.
+    """
+    labels, predictions, rows = _cells(confusion)
+    f1 = {
+        f"f1_{average}": float(
+            sklearn.metrics.f1_score(labels, predictions, average=average, sample_weight=rows, zero_division=0)
+        )
+        for average in ("macro", "weighted")
+    }
+    return {"accuracy": float(sklearn.metrics.accuracy_score(labels, predictions, sample_weight=rows)), **f1}
+
+
+def per_class(confusion: np.ndarray, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return counts, precision, recall (with Wilson's 95 % interval) and F1 of each class, in the order of the labels.
+
+    A share of nothing is None, and `reason` says of what. F1 is 2 hits / (rows with the label + predictions of it), as
+    in `scores`, so it is 0 for a class that has rows and is never predicted.
+    """
+    labels, predictions, rows = _cells(confusion)
+    shares = sklearn.metrics.precision_recall_fscore_support(
+        labels, predictions, labels=np.arange(len(names)), sample_weight=rows, zero_division=np.nan
+    )
+    table = pd.DataFrame(dict(zip(("precision", "recall", "f1"), shares, strict=False)))
+    table = table.assign(label_name=list(names), correct=np.diag(confusion))
+    table = (
+        table.assign(support=confusion.sum(axis=1), predicted=confusion.sum(axis=0)).rename_axis("label").reset_index()
+    )
+    found = table.astype(object).where(table.notna(), None).to_dict("records")
+    for row in found:
+        low, high = interval(row["correct"], row["support"]) if row["support"] else (None, None)
+        reasons = [] if row["support"] else [f"recall: {NO_ROW}"]
+        reasons += [] if row["predicted"] else [f"precision: {NEVER_PREDICTED}"]
+        reasons += [] if row["support"] or row["predicted"] else ["f1: neither"]
+        row |= {"recall_ci_low": low, "recall_ci_high": high, "reason": "; ".join(reasons) or None}
+    return [{name: row[name] for name in PER_CLASS_COLUMNS} for row in found]
+
+
+def _cells(confusion: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return label, prediction and rows of each cell of the matrix that is not empty, as scikit-learn takes weights."""
+    labels, predictions = np.nonzero(confusion)
+    return labels, predictions, confusion[labels, predictions]
+
+
+def most_confused(confusion: np.ndarray, names: Sequence[str], most: int) -> list[dict[str, Any]]:
+    """Return the `most` pairs of a label and a wrong prediction that most rows got, the largest first.
+
+    `share` is of the rows with the label. Of equal counts the larger share comes first, then the smaller label.
+    """
+    wrong = confusion.copy()
+    np.fill_diagonal(wrong, 0)
+    support = confusion.sum(axis=1)
+    labels, predictions = np.nonzero(wrong)
+    rows = wrong[labels, predictions]
+    first = np.lexsort((predictions, labels, support[labels], -rows))[:most]
+    pairs = zip(labels[first].tolist(), predictions[first].tolist(), rows[first].tolist(), strict=True)
+    return [
+        {
+            "label_name": names[label],
+            "prediction_name": names[prediction],
+            "rows": count,
+            "support": int(support[label]),
+            "share": count / int(support[label]),
+        }
+        for label, prediction, count in pairs
+    ]
+
+
+class Mistake(NamedTuple):
+    """A wrong prediction; the larger of two is the surer one, and of equally sure ones that with the smaller row id."""
+
+    confidence: float
+    margin: float
+    negative_row_id: int
+    label: int
+    prediction: int
+    n_tokens: int
+    text: str
+
+
+class ConfidentMistakes:
+    """The `MISTAKES` surest mistakes of the parts seen so far."""
+
+    def __init__(self) -> None:
+        self._heap: list[Mistake] = []
+
+    def add(self, table: pa.Table, texts: Sequence[str]) -> None:
+        """Take in a part and the texts of its rows."""
+        columns = {name: table[name].to_numpy() for name in table.column_names if name != "logits"}
+        wrong = np.flatnonzero(columns["label"] != columns["prediction"])
+        keys = [-columns[name][wrong] for name in ("margin", "confidence")]
+        for place in wrong[np.lexsort(keys)[:MISTAKES]].tolist():  # rows ascend, equal ones keep their order
+            found = Mistake(
+                *(columns[name][place].item() for name in ("confidence", "margin")),
+                -columns["row_id"][place].item(),
+                *(columns[name][place].item() for name in ("label", "prediction", "n_tokens")),
+                texts[place],
+            )
+            heapq.heappush(self._heap, found)
+            if len(self._heap) > MISTAKES:
+                heapq.heappop(self._heap)
+
+    def described(self, names: Sequence[str]) -> list[dict[str, Any]]:
+        """Return the mistakes with texts and the names of the labels, the surest first."""
+        return [_described(mistake, names) for mistake in sorted(self._heap, reverse=True)]
+
+
+def _described(mistake: Mistake, names: Sequence[str]) -> dict[str, Any]:
+    text = mistake.text
+    return {
+        "row_id": -mistake.negative_row_id,
+        "label_name": names[mistake.label],
+        "prediction_name": names[mistake.prediction],
+        "confidence": round(mistake.confidence, 6),
+        "margin": round(mistake.margin, 6),
+        "n_tokens": mistake.n_tokens,
+        "text": text if len(text) <= LONGEST_TEXT else f"{text[: LONGEST_TEXT - 1]}{CUT}",
+    }
