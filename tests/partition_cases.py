@@ -11,6 +11,7 @@ from typing import Any
 
 from boundby.layers.records import Storage
 from boundby.partition import Chain, ExecutionPlanner, Link, Links, PartitionPlan, Unit, VirtualNode
+from boundby.partition.costs import Costs, costs_of
 
 Split = tuple[tuple[int, int, int], ...]  # node, first unit, end
 
@@ -162,6 +163,12 @@ def least_extra(case: Case, node: int) -> int:
         else:
             low = middle + 1
     return low
+
+
+def tables(case: Case) -> Costs:
+    """Return the planner's tables of a problem."""
+    chains = {node.name: case.chain(node) for node in case.nodes}
+    return costs_of(case.nodes, chains, case.links, overlap=case.overlap, inputs_in_flight=case.inputs_in_flight)
 
 
 def random_case(seed: int, most_units: int = 6) -> Case:

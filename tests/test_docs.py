@@ -26,7 +26,7 @@ FOREIGN_FLAGS = {
     *("--array", "--gpus", "--requeue", "--open-mode", "--parsable", "--dependency", "--wrap"),  # of Slurm
 }
 NOT_TARGETS = {"sure"}
-INVENTED = {"configs/my.yaml"}  # an example of what a user may have
+INVENTED = {"configs/my.yaml", "scripts/NN_"}  # an example of what a user may have, and any numbered script
 
 
 def ids(page: Path) -> str:
@@ -121,4 +121,4 @@ def test_every_metrics_column_is_explained():
 
 def test_runner_help_names_every_step():
     text = run_pipeline.arguments().format_help()
-    assert all(f"--skip-{name}" in text for name in run_pipeline.SKIP_FLAGS)
+    assert all(f"--skip-{step['skip']}" in text for step in run_pipeline.STEPS.values())

@@ -100,6 +100,58 @@ class InferenceProfiler:
         return MetricsCollector(self.device).rows(visits, sorted(batch_sizes), rule.half_width)
 
 
+@dataclass
+class BatchTimer:
+    """Times batches on one model: alone, queued one after another, and what host and device need for each."""
+
+    model: Any
+    device: torch.device
+    timer: Timer
+    queue: DeviceQueue | None = None  # of the device; calibrated once, when it is first asked for
+
+    def isolated(self, batches: Sequence[Batch], least_s: float) -> list[Timing]:
+        """Return the time of each batch alone, in as many passes as fill `least_s`."""
+        timings: list[Timing] = []
+        calls = [_caller(self.model, batch) for batch in batches]
+        spent = 0.0
+        while not timings or spent < least_s:
+            for index, (call, batch) in enumerate(zip(calls, batches, strict=True)):
+                timings.append(_timing("isolated", index, self.timer.isolated(call), [batch]))
+                spent += timings[-1].seconds
+        return timings
+
+    def pipelined(self, batches: Sequence[Batch], isolated: Sequence[Timing]) -> list[Timing]:
+        """Return one block of queued calls; nothing on a CPU, where a call that returns has finished."""
+        if is_host(self.device):
+            return []
+        one_pass = len(batches) * sum(timing.seconds for timing in isolated) / len(isolated)
+        queue = list(batches) * max(1, math.ceil(PIPELINED_BLOCK_S / one_pass))
+        seconds = self.timer.pipelined(_caller(self.model, batch) for batch in queue)
+        return [_timing("pipelined", 0, seconds, queue)]
+
+    def on_device(self, batches: Sequence[Batch]) -> tuple[list[Timing], str | None]:
+        """Return the times to bring each batch to the device, to issue it and to compute it, and why one is missing."""
+        if is_host(self.device):
+            return [], "a call on the CPU has computed when it returns: its time is the isolated latency"
+        self.queue = self.queue or device_queue(self.device)
+        assert self.queue is not None  # every device but the host has one
+        timings: list[Timing] = []
+        reason = None
+        for index, batch in enumerate(batches):
+            call, host = _caller(self.model, batch), batch.to(torch.device("cpu"))
+            transfer_s = self.timer.isolated(lambda host=host: host.to(self.device))
+            enqueue_s = self.timer.enqueue(call)
+            timings += [_timing("transfer", index, transfer_s, [batch]), _timing("enqueue", index, enqueue_s, [batch])]
+            on_device = self.timer.on_device(call, self.queue, enqueue_s)
+            if on_device.seconds is None:
+                reason = on_device.reason
+            else:
+                timings.append(_timing("device", index, on_device.seconds, [batch]))
+        if reason:  # the mean over some of the batches would be compared with that over all
+            timings = [timing for timing in timings if timing.quantity != "device"]
+        return timings, reason
+
+
 class _Plan:
     """How one visit is made: which texts, how many batches, in which order."""
 
@@ -115,7 +167,7 @@ class _Plan:
         self.num_runs, self.num_warmup_runs, self.max_seconds = num_runs, num_warmup_runs, max_seconds
         self._warmed: set[int] = set()
         self._repeats: dict[int, int] = {}
-        self._queue: DeviceQueue | None = None
+        self._timer = BatchTimer(owner.model, owner.device, owner.timer)
 
     def visit(self, batch_size: int, number: int, batches: int | None) -> Visit:
         """Return one visit. `batches` is how many earlier visits of this batch size timed; None in the first."""
@@ -171,9 +223,9 @@ class _Plan:
         if owner.guard:
             owner.guard.watch.start()
         measurement = collector.start_measurement()
-        timings += self._isolated(chosen)
-        timings += self._pipelined(chosen, timings)
-        on_device, device_reason = self._on_device(chosen)
+        isolated = self._timer.isolated(chosen, LEAST_VISIT_S_PER_RUN * self.num_runs)
+        timings += [*isolated, *self._timer.pipelined(chosen, isolated)]
+        on_device, device_reason = self._timer.on_device(chosen)
         timings += on_device
         seen = collector.end_measurement(measurement, batch_size, num_samples=sum(len(each.rows) for each in chosen))
         conditions = self._conditions(seen["readings"])
@@ -241,47 +293,6 @@ class _Plan:
         least = math.ceil(self.num_runs / min(LEAST_ROUNDS, self.num_runs))
         share = self.max_seconds / LEAST_ROUNDS / max(seconds_per_batch, 1e-9)
         return max(least, min(self.num_runs, int(share)))
-
-    def _isolated(self, batches: list[Batch]) -> list[Timing]:
-        timings: list[Timing] = []
-        calls = [_caller(self.owner.model, batch) for batch in batches]
-        spent = 0.0
-        while not timings or spent < LEAST_VISIT_S_PER_RUN * self.num_runs:
-            for index, (call, batch) in enumerate(zip(calls, batches, strict=True)):
-                timings.append(_timing("isolated", index, self.owner.timer.isolated(call), [batch]))
-                spent += timings[-1].seconds
-        return timings
-
-    def _pipelined(self, batches: list[Batch], so_far: list[Timing]) -> list[Timing]:
-        """Return one block of queued calls; nothing on a CPU, where a call that returns has finished."""
-        if is_host(self.owner.device):
-            return []
-        one_pass = sum(each.seconds for each in so_far if each.quantity == "isolated") * len(batches)
-        one_pass /= sum(each.quantity == "isolated" for each in so_far)
-        repeats = max(1, math.ceil(PIPELINED_BLOCK_S / one_pass))
-        queue = batches * repeats
-        seconds = self.owner.timer.pipelined(_caller(self.owner.model, batch) for batch in queue)
-        return [_timing("pipelined", 0, seconds, queue)]
-
-    def _on_device(self, batches: list[Batch]) -> tuple[list[Timing], str | None]:
-        """Return the times to bring each batch to the device, to issue it and to compute it, and why one is missing."""
-        if is_host(self.owner.device):
-            return [], "a call on the CPU has computed when it returns: its time is the isolated latency"
-        self._queue = self._queue or device_queue(self.owner.device)
-        owner, timer, found = self.owner, self.owner.timer, []
-        reason = None
-        for index, batch in enumerate(batches):
-            call, host = _caller(owner.model, batch), batch.to(torch.device("cpu"))
-            found.append(_timing("transfer", index, timer.isolated(lambda host=host: host.to(owner.device)), [batch]))
-            found.append(_timing("enqueue", index, timer.enqueue(call), [batch]))
-            on_device = timer.on_device(call, self._queue, found[-1].seconds)
-            if on_device.seconds is None:
-                reason = on_device.reason
-            else:
-                found.append(_timing("device", index, on_device.seconds, [batch]))
-        if reason:  # the mean over some of the batches would be compared with that over all
-            found = [timing for timing in found if timing.quantity != "device"]
-        return found, reason
 
     def _tokenize_timing(self, batches: list[Batch]) -> Timing:
         """Time the tokenizer on the same texts, batch by batch, as a server would call it."""

@@ -13,9 +13,11 @@ from boundby.sampler import NoSource, Sampler
 from boundby.timer import Timer
 from tests.fakes import FakeClock
 from utils.columns import NAMES
-from utils.profiler import MOST_REPEATS, Guard, InferenceProfiler, _Plan
+from utils.profiler import MOST_REPEATS, BatchTimer, Guard, InferenceProfiler
 from utils.selection import Selection
 from utils.visits import Timing, Visit, half_width
+
+GPU = torch.device("cuda")  # decides only whether there is a queue
 
 SECONDS_PER_TOKEN = 2.0**-8  # powers of two, so that sums are exact
 SECONDS_PER_TEXT = 2.0**-10  # in the tokenizer
@@ -348,15 +350,13 @@ def test_a_text_without_tokens_is_refused_before_anything_is_measured() -> None:
 
 def test_a_gpu_is_given_a_queue_of_at_least_a_quarter_second_and_one_wait() -> None:
     bench = Bench()
-    bench.profiler.device = torch.device("cuda")  # decides only whether there is a queue
     waits: list[float] = []
-    bench.profiler.timer = Timer(bench.clock, lambda: waits.append(bench.clock.now))
-    plan = _Plan(bench.profiler, bench.selection(EVEN), 10, 3, 15.0)
+    timer = Timer(bench.clock, lambda: waits.append(bench.clock.now))
     batch = SimpleNamespace(rows=(0,), input_ids=torch.ones(1, 8), is_padded=False, tokens_real=8, tokens_padded=8)
     bench.model.calls[1, 8] = 1  # not cold
     timed = [Timing("isolated", index % 3, 2.0**-5, 1, 8, 8) for index in range(6)]
     with torch.inference_mode():
-        [block] = plan._pipelined([batch] * 3, timed)
+        [block] = BatchTimer(bench.model, GPU, timer).pipelined([batch] * 3, timed)  # type: ignore[list-item]
     assert (block.quantity, block.samples, block.tokens_real) == ("pipelined", 9, 72)
     assert block.seconds == 9 * 2.0**-5 >= 0.25
     assert len(waits) == 2
@@ -482,8 +482,8 @@ def batch_on(gpu: QueuedGpu, texts: int, tokens: int) -> Any:
     )
 
 
-def plan_on(gpu: QueuedGpu, monkeypatch: pytest.MonkeyPatch) -> tuple[_Plan, list[torch.device]]:
-    """Return the plan of a model on the GPU, and the devices whose queues were asked for."""
+def timer_on(gpu: QueuedGpu, monkeypatch: pytest.MonkeyPatch) -> tuple[BatchTimer, list[torch.device]]:
+    """Return the timer of a model on the GPU, and the devices whose queues were asked for."""
 
     def model(input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> Any:
         gpu.issue(ENQUEUE_S * input_ids.shape[1], DEVICE_S * input_ids.numel())
@@ -491,16 +491,13 @@ def plan_on(gpu: QueuedGpu, monkeypatch: pytest.MonkeyPatch) -> tuple[_Plan, lis
 
     asked: list[torch.device] = []
     monkeypatch.setattr("utils.profiler.device_queue", lambda device: asked.append(device) or gpu)
-    bench = Bench()
-    bench.profiler.device = torch.device("cuda")
-    bench.profiler.model, bench.profiler.timer = model, Timer(gpu.clock, gpu.synchronize)
-    return _Plan(bench.profiler, bench.selection(EVEN), 10, 3, 15.0), asked
+    return BatchTimer(model, GPU, Timer(gpu.clock, gpu.synchronize)), asked
 
 
 def test_what_the_copy_the_host_and_the_gpu_need_for_each_batch_is_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = QueuedGpu(FakeClock())
-    plan, asked = plan_on(gpu, monkeypatch)
-    found, reason = plan._on_device([batch_on(gpu, 2, 4), batch_on(gpu, 3, 8)])
+    timer, asked = timer_on(gpu, monkeypatch)
+    found, reason = timer.on_device([batch_on(gpu, 2, 4), batch_on(gpu, 3, 8)])
     assert reason is None
     assert [(each.quantity, each.index, each.seconds) for each in found] == [
         ("transfer", 0, 8 * TRANSFER_S),
@@ -514,14 +511,14 @@ def test_what_the_copy_the_host_and_the_gpu_need_for_each_batch_is_kept_apart(mo
         (0, 2, 8, 8),
         (1, 3, 24, 24),
     }
-    plan._on_device([batch_on(gpu, 1, 1)])
-    assert asked == [torch.device("cuda")]  # calibrated once, not in every visit
+    timer.on_device([batch_on(gpu, 1, 1)])
+    assert asked == [GPU]  # calibrated once, not in every visit
 
 
 def test_a_gpu_that_waited_for_the_host_has_no_time_and_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = QueuedGpu(FakeClock(), keeps=False)
-    plan, _ = plan_on(gpu, monkeypatch)
-    found, reason = plan._on_device([batch_on(gpu, 2, 4)])
+    timer, _ = timer_on(gpu, monkeypatch)
+    found, reason = timer.on_device([batch_on(gpu, 2, 4)])
     assert [(each.quantity, each.seconds) for each in found] == [
         ("transfer", 8 * TRANSFER_S),
         ("enqueue", 4 * ENQUEUE_S),
@@ -531,8 +528,8 @@ def test_a_gpu_that_waited_for_the_host_has_no_time_and_the_reason_is_told(monke
 
 def test_one_batch_without_a_time_takes_that_of_the_others_along(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = QueuedGpu(FakeClock())
-    plan, _ = plan_on(gpu, monkeypatch)
-    found, reason = plan._on_device([batch_on(gpu, 1, 16), batch_on(gpu, 2, 4)])  # 62.5 ms and 16 ms to issue
+    timer, _ = timer_on(gpu, monkeypatch)
+    found, reason = timer.on_device([batch_on(gpu, 1, 16), batch_on(gpu, 2, 4)])  # 62.5 ms and 16 ms to issue
     assert [each for each in found if each.quantity == "device"] == []  # a mean over some batches is none over all
     assert [each.index for each in found if each.quantity == "enqueue"] == [0, 1]
     assert reason == "issuing the call takes 62 ms, longer than a backlog may be"
