@@ -133,7 +133,8 @@ def _run(file: PlanFile, requests: int) -> Measured:
     torch.manual_seed(SEED)
     planned = file.model
     which = {"architecture": planned.name} if planned.name in models.PRESETS else {"name": planned.name}
-    if "name" in which and not Path(planned.name).is_dir() and "/" not in planned.name:
+    is_on_hub = "/" in planned.name and not Path(planned.name).is_absolute()
+    if "name" in which and not Path(planned.name).is_dir() and not is_on_hub:
         raise InputError(
             f"the plan is of {planned.name!r}, which is no preset and no folder here; say where the model is: --model"
         )
