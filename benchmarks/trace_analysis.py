@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             paths, events = _generate(real[REPEATED], Path(folder).resolve())
             found |= _take_turns(_large_cases(paths, tools, args.large_repeats))
     _print_medians(found)
-    return _judge(list(_compared(found)), _seconds_by_events(found, events))
+    return _judge(list(compared(found)), _seconds_by_events(found, events))
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -189,7 +189,7 @@ def _print_medians(found: Found) -> None:
         _print_row(trace, tool, attempts, f"n {len(attempts)}, {spread}; {versions}")
 
 
-def _compared(found: Found) -> Iterator[Compared]:
+def compared(found: Found) -> Iterator[Compared]:
     """Yield every trace with what both tools took; the limits stand only where the peer is meant to run."""
     largest = _repeated(max(COPIES))
     for trace in dict.fromkeys(name for name, _ in found):
@@ -209,19 +209,19 @@ def _seconds_by_events(found: Found, events: Mapping[str, int]) -> dict[int, lis
     return {count: [each.total_s for each in found[trace, OURS]] for trace, count in events.items()}
 
 
-def _judge(compared: list[Compared], seconds: Mapping[int, Sequence[float | None]]) -> int:
+def _judge(traces: list[Compared], seconds: Mapping[int, Sequence[float | None]]) -> int:
     """Print the ratios and what falls short of them, and return the exit code."""
     print()
-    for each in compared:
+    for each in traces:
         if each.speedup is not None and each.memory is not None:
             print(f"{each.trace}: ours is {each.speedup:.2f} times as fast, with {each.memory:.2f} of the memory")
     for events, values in seconds.items():
         print(f"{events} events: ours takes {_number(middle(values), 3, 1e6 / events)} µs per event")
     grown = _trace_judgement.growth(seconds)
-    failures = _trace_judgement.failures(compared, grown)
+    failures = _trace_judgement.failures(traces, grown)
     for failure in failures:
         print(f"FAILED: {failure}")
-    for each in _trace_judgement.unjudged(compared, grown):
+    for each in _trace_judgement.unjudged(traces, grown):
         print(f"not judged: {each}")
     if not failures:
         print("passed: nothing that was judged falls short")

@@ -1,18 +1,21 @@
 """What any callable is bound by: its times, its work and this machine's ceilings, brought together into a verdict."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from statistics import median
 
 import torch
 
 from boundby.ceilings import Ceilings
 from boundby.disturbance import HostCounters, Watch
-from boundby.judgement import Times, judge
-from boundby.roofline import Interval, OperatorLoad
+from boundby.judgement import Times, judge, precision_gain
+from boundby.known import Missing, known
+from boundby.roofline import Attribution, Interval, Limits, OperatorLoad, attribute
 from boundby.stats import Estimate, estimate
 from boundby.timer import Clock, DeviceQueue, Timer, WarmUpRule, Work, warm_up
 from boundby.trials import fewer_threads, graph_replay
-from boundby.verdict import Doubt, Gain, Verdict
+from boundby.verdict import Doubt, Fix, Gain, Trial, Verdict
 from boundby.work import Work as CountedWork
 from boundby.work import count
 
@@ -20,6 +23,79 @@ ROUNDS = 7
 ROUND_S = 0.05
 LEAST_CALLS = 3
 COUNTS = 3
+
+
+@dataclass(frozen=True)
+class Forward:
+    """One forward as it was measured and counted, and the machine it ran on.
+
+    `weights_bytes` is what a forward cannot help reading; `on_host`: to issue an operator takes time from computing.
+    """
+
+    times: Times
+    work: Sequence[OperatorLoad] | Missing
+    ceilings: Ceilings
+    dtype: str
+    weights_bytes: float
+    on_host: bool
+
+    @cached_property
+    def limits(self) -> Limits | None:
+        """The limits in the dtype of the forward; None where they were not measured."""
+        return self.ceilings.limits(self.dtype)
+
+    @cached_property
+    def attribution(self) -> Attribution | None:
+        """The least time by kind of limit; None where work or limits are not known."""
+        if self.limits is None or isinstance(self.work, Missing) or not self.work:
+            return None
+        seconds = self.times.working_s.value
+        return attribute(self.work, self.limits, self.weights_bytes, seconds, self.on_host)
+
+    @cached_property
+    def faster_precision(self) -> tuple[str, float] | None:
+        """The setting of float32 products with the highest limit, and how many times that of the one in use."""
+        configured = self.ceilings.configured("float32")
+        if self.dtype != "float32" or configured is None:
+            return None
+        best = self.ceilings.best("float32")
+        return (best.precision, best.flops_per_s / configured.flops_per_s) if best.precision else None
+
+
+def verdict_on(
+    forward: Forward, *, trials: Sequence[Trial] = (), gains: Sequence[Gain] = (), doubts: Sequence[Doubt] = ()
+) -> Verdict:
+    """Return the verdict on a forward; inconclusive, with the reason, where work or limits are not known."""
+    if isinstance(forward.work, Missing):
+        unknown = Doubt("work", forward.work.reason)
+    else:
+        unknown = Doubt("ceilings", f"the limits of this machine in {forward.dtype} were not measured")
+    return judge(
+        forward.times,
+        known(forward.work) or (),
+        forward.limits,
+        weights_bytes=forward.weights_bytes,
+        on_host=forward.on_host,
+        trials=trials,
+        gains=gains,
+        doubts=[*doubts, *(Doubt("disturbed", text) for text in forward.ceilings.doubts)],
+        unknown=unknown,
+    )
+
+
+def other_precisions(forward: Forward) -> Iterator[Gain]:
+    """Yield the most that other precisions of the same model could bring, by their measured limits."""
+    found, configured = forward.attribution, forward.ceilings.configured(forward.dtype)
+    if found is None or configured is None or forward.dtype != "float32":
+        return
+    if forward.faster_precision:
+        precision, ratio = forward.faster_precision
+        yield precision_gain(Fix("matmul_precision", {"precision": precision}), found, ratio, bytes_factor=1.0)
+    for ceiling in forward.ceilings.compute:
+        if ceiling.dtype != "float32":
+            ratio = ceiling.flops_per_s / configured.flops_per_s
+            smaller = torch.float32.itemsize / getattr(torch, ceiling.dtype).itemsize
+            yield precision_gain(Fix("dtype", {"dtype": ceiling.dtype}), found, ratio, bytes_factor=smaller)
 
 
 def bottleneck(  # noqa: PLR0913  (the callable, the machine and the dtype; instruments and extras by keyword alone)
@@ -48,17 +124,8 @@ def bottleneck(  # noqa: PLR0913  (the callable, the machine and the dtype; inst
     doubts = [Doubt("disturbed", "; ".join(each.text for each in disturbances))] if disturbances else []
     counted = counted_quietly(work, timer.clock if on_host else None)
     tried = fewer_threads(work, timer) if on_host else graph_replay(work, timer)
-    return judge(
-        times,
-        loads([counted]),
-        ceilings.limits(dtype),
-        weights_bytes=counted.least_bytes,
-        on_host=on_host,
-        trials=[tried] if tried else [],
-        gains=gains,
-        doubts=[*doubts, *(Doubt("disturbed", text) for text in ceilings.doubts)],
-        unknown=Doubt("ceilings", f"those of this machine in {dtype} were not measured"),
-    )
+    forward = Forward(times, loads([counted]), ceilings, dtype, counted.least_bytes, on_host)
+    return verdict_on(forward, trials=[tried] if tried else [], gains=gains, doubts=doubts)
 
 
 def loads(counted: Sequence[CountedWork]) -> list[OperatorLoad]:
@@ -72,8 +139,16 @@ def loads(counted: Sequence[CountedWork]) -> list[OperatorLoad]:
         total[:] = [one + more for one, more in zip(total, values, strict=True)]
     n = len(counted)
     return [
-        OperatorLoad(str(name), *(value / n for value in values[:5]), seconds=values[5] / n if is_timed else None)
-        for (name, _), values in sums.items()
+        OperatorLoad(
+            name=str(name),
+            calls=calls / n,
+            flops=flops / n,
+            weight_bytes=weight_bytes / n,
+            other_bytes=other_bytes / n,
+            new_bytes=new_bytes / n,
+            seconds=seconds / n if is_timed else None,
+        )
+        for (name, _), (calls, flops, weight_bytes, other_bytes, new_bytes, seconds) in sums.items()
     ]
 
 

@@ -97,7 +97,7 @@ class NvmlSource:
     def joules(self) -> float:
         """Return the energy since the driver was loaded; raises OSError where the GPU has no such counter."""
         try:
-            return self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1e3
+            return float(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)) / 1e3
         except self._nvml.NVMLError as error:
             raise OSError(f"NVML: {error}") from error
 
@@ -116,9 +116,9 @@ class NvmlSource:
     def _clock_event_reasons(self) -> int:
         """Return the bit mask; older drivers and older pynvml know it by its former name alone."""
         try:
-            return self._nvml.nvmlDeviceGetCurrentClocksEventReasons(self._handle)
+            return int(self._nvml.nvmlDeviceGetCurrentClocksEventReasons(self._handle))
         except (AttributeError, self._nvml.NVMLError):
-            return self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle)
+            return int(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle))
 
     def _other_processes(self) -> int | None:
         """Return how many other processes compute on the GPU; in a container NVML may show pids of the host."""

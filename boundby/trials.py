@@ -88,7 +88,7 @@ def graph_replay(work: Work, timer: Timer) -> Trial | None:
 
 def _captured(work: Work) -> torch.cuda.CUDAGraph | None:
     """Return the graph of one call with static inputs, or None where the call reads from the device on its way."""
-    stream = torch.cuda.Stream()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     try:
         with torch.cuda.stream(stream):

@@ -10,9 +10,10 @@ from typing import Any
 from boundby import files
 from boundby.trace.operator_table import OPERATOR_COLUMNS
 from tests.diagnosed_rows import CPU_CEILINGS, CPU_STATE, GPU_CEILINGS, GPU_STATE
+from utils import columns
 from utils.artifacts import METRICS_VERSION, Layout
+from utils.columns import NOT_DIAGNOSED
 from utils.config import Config, Targets
-from utils.metrics import NOT_DIAGNOSED, MetricsCollector
 from utils.optimal import judge, optimal
 from utils.visits import Timing, Visit
 
@@ -127,7 +128,7 @@ def cpu_rows(
             continue
         chosen = restless if size in noisy else speed
         visits += [visit("float32", size, number, chosen, CPU_MEMORY, gpu=False) for number in range(rounds)]
-    return MetricsCollector("cpu").rows(visits, batch_sizes, 0.03)
+    return columns.rows(visits, batch_sizes, 0.03)
 
 
 def gpu_rows(
@@ -149,7 +150,7 @@ def gpu_rows(
         if limit in batch_sizes:
             message = "OutOfMemoryError: CUDA out of memory. Tried to allocate 15.06 GiB"
             visits.append(Visit(dtype, int(limit), 0, "oom", "test", message=message))
-        rows += MetricsCollector("cpu").rows(visits, batch_sizes, 0.01)
+        rows += columns.rows(visits, batch_sizes, 0.01)
     return rows
 
 

@@ -7,10 +7,11 @@ from typing import Any
 
 from boundby.ceilings import Ceilings, ComputeCeiling, MemoryCeiling
 from boundby.judgement import Times, judge, precision_gain
+from boundby.known import Missing
 from boundby.roofline import Attribution, Interval, OperatorLoad, attribute
 from boundby.trials import UNCHANGED
 from boundby.verdict import Fix, Gain, Trial, doubts_of
-from utils.diagnosis import Finding
+from utils.columns import Finding
 from utils.optimal import MEASURED
 
 GIGA, TERA, MB = 1e9, 1e12, 1e6
@@ -109,22 +110,20 @@ def _diagnosed(row: dict[str, Any], gpu: bool) -> dict[str, Any]:
         gains=list(_gains(row, ceilings, found)),
         doubts=[doubt for doubt in doubts_of(row) if doubt.kind == "noisy"],
     )
-    share, rate = verdict.share_of_limit, flops / times.isolated_s.value
-    columns = {
-        "flops_per_batch": flops,
-        "useful_flops_pct": 100 - row["padding_pct"],
-        "bytes_per_batch": moved + forward.weight_bytes,
-        "flops_per_sec": rate,
-        "share_of_ceiling_pct": 100 * rate / configured.flops_per_s,
-        "bound": verdict.bound,
-        "share_of_limit_pct": None if share is None else 100 * share,
-        "confidence": verdict.confidence,
-    }
-    energy = ("energy_per_sample_j", "energy_per_sample_net_j")
-    if gpu:  # 300 W, 60 of them idle
-        columns |= zip(energy, (watts * row["latency_per_sample_ms_mean"] / 1e3 for watts in (300, 240)), strict=True)
-    reasons = {} if gpu else dict.fromkeys(energy, "no energy counter: /sys/class/powercap cannot be read")
-    return Finding(row["batch_size"], columns, verdict, reasons).fill(row)
+    per_sample_s = row["latency_per_sample_ms_mean"] / 1e3
+    unknown = Missing("no energy counter: /sys/class/powercap cannot be read")
+    finding = Finding(
+        batch_size=row["batch_size"],
+        verdict=verdict,
+        isolated_s=times.isolated_s.value,
+        flops=flops,
+        useful_flops=flops * (100 - row["padding_pct"]) / 100,
+        moved_bytes=moved + forward.weight_bytes,
+        peak_flops_per_s=configured.flops_per_s,
+        energy_j=300 * per_sample_s if gpu else unknown,  # watts, 60 of them idle
+        energy_net_j=240 * per_sample_s if gpu else unknown,
+    )
+    return finding.fill(row)
 
 
 def _times(row: Mapping[str, Any], gpu: bool) -> Times:

@@ -19,7 +19,7 @@ def texts(rows: int = ROWS, seed: int = 0) -> list[tuple[str, str]]:
     return [(f"{text} {row}", LABELS[row % len(LABELS)]) for row, text in enumerate(made)]
 
 
-def prepare(folder: Path, rows: Iterable[tuple[str, str]], model: Path | None = None) -> list[str]:
+def prepare(folder: Path, rows: Iterable[tuple[str, str]], model: Path | None = None, *more: str) -> list[str]:
     """Write these rows as a dataset below `folder`, normalise it, and return the command line of an evaluation."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "texts.csv").open("w", encoding="utf-8", newline="") as file:
@@ -36,6 +36,7 @@ def prepare(folder: Path, rows: Iterable[tuple[str, str]], model: Path | None = 
         f"output.results_dir={folder / 'results'}",
         "profiling.max_length=64",
         "evaluation.token_budget=128",  # several batches in a shard
+        *more,
     ]
     assert importlib.import_module("scripts.01_download_data").main(settings) == 0
     return settings

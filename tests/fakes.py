@@ -1,4 +1,6 @@
-"""Stand-ins for time, so that a test compares with `==` and never waits."""
+"""Stand-ins for time and threads, so that a test compares with `==` and never waits."""
+
+import pytest
 
 
 class FakeClock:
@@ -28,3 +30,15 @@ class FakeNanoseconds:
 
     def wait(self, nanoseconds: int) -> None:
         self.now += nanoseconds
+
+
+class FakeThreads:
+    """The number of threads that torch is asked for and told, without any that would wait for a core."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int = 1) -> None:
+        self.number = number
+        monkeypatch.setattr("torch.get_num_threads", lambda: self.number)
+        monkeypatch.setattr("torch.set_num_threads", self.set)
+
+    def set(self, number: int) -> None:
+        self.number = number

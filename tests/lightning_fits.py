@@ -177,14 +177,14 @@ class Fit:
 
     @property
     def times(self) -> StageTimes:
-        return read_stage_times(self.callback._run_folder)
+        return read_stage_times(self.callback.manager.folder)
 
     def order(self) -> list[str]:
         """Return the stages in the order of their ends."""
         return [self.times.names[place].name for place in self.times.occurrences["stage"].tolist()]
 
     def document(self, name: str) -> dict[str, Any]:
-        return json.loads((self.callback._run_folder / name).read_text())
+        return json.loads((self.callback.manager.folder / name).read_text())
 
 
 def profiled(folder: Path, package: str = LIGHTNING, *, data: Any = None, **settings: Any) -> Fit:

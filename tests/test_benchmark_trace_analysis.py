@@ -115,7 +115,7 @@ def test_one_size_has_no_growth():
 def test_the_limits_stand_on_real_traces_and_on_the_largest_one():
     attempt = trace_analysis.Attempt(1.0, 0.5, 100, "")
     found = {(name, trace_analysis.OURS): [attempt] for name in ("a100-nccl", "1 x a100-rank0", "20 x a100-rank0")}
-    limits = {each.trace: (each.least_speedup, each.most_memory) for each in trace_analysis._compared(found)}
+    limits = {each.trace: (each.least_speedup, each.most_memory) for each in trace_analysis.compared(found)}
     assert limits == {"a100-nccl": (10.0, None), "1 x a100-rank0": (None, None), "20 x a100-rank0": (15.0, 0.5)}
 
 

@@ -63,12 +63,12 @@ class Model(nn.Module):
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.2), nn.Linear(16, 1))
         self._watch = watch
-        self._fail_at, self._error = fail_at, error
+        self.fail_at, self._error = fail_at, error
         self._calls = 0
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
         self._calls += self.training
-        if self._calls == self._fail_at:
+        if self._calls == self.fail_at:
             raise self._error("the model fails")
         self._watch.wait(FORWARD if self.training else EVALUATE)
         y = SlowBackward.apply(self.layers(x)[:, 0], self._watch)

@@ -2,164 +2,96 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
-
-import torch
 
 from boundby import __version__, ceilings, environment, files
 from boundby.ceilings import Ceilings
 from boundby.device import describe, pick_device
+from boundby.known import Missing
 from boundby.sampler import Sampler
 from boundby.timer import Timer
 from boundby.verdict import Doubt
-from utils import diagnosis, instruments, metrics, steps, tasks, visits
+from utils import columns, data, diagnosis, instruments, models, steps, tasks, visits
 from utils.artifacts import METRICS_VERSION
 from utils.ceiling_share import share_of_ceiling
 from utils.cli import Run
+from utils.columns import Finding
 from utils.data import DataReceipt, Rows
 from utils.errors import PipelineError
-from utils.metrics import MetricsCollector
-from utils.models import LoadedModel, ModelSummary
+from utils.evaluation.run import evaluate
+from utils.model_source import ModelSource
+from utils.models import LoadedModel
 from utils.optimal import MEASURED, judge, optimal
-from utils.profiler import HALF_WIDTH, Guard, InferenceProfiler
+from utils.profiler import Guard, InferenceProfiler, resolution
 from utils.selection import Selection
+from utils.visits import Visit
 
 POOL_SEED = 0
 
 
-class Baseline:
-    """What step 02 has found so far; `save` writes it whenever there is more."""
+@dataclass
+class Sweep:
+    """What is known in one dtype so far: the visits, and by batch size what was found out about them."""
 
-    def __init__(self, run: Run, receipt: DataReceipt) -> None:
-        self.run, self.receipt = run, receipt
-        self.max_length: int | None = None
-        self.doubts: list[str] = list(receipt.doubts)
-        self.model: dict[str, Any] = {}
-        self.device: dict[str, Any] = {}
-        self.agreement: dict[str, Any] | None = None
-        self.full: dict[str, Any] | None = None
-        self.rows: dict[str, list[dict[str, Any]]] = {}
-        self.visits: dict[str, list[visits.Visit]] = {}
-        self.findings: dict[tuple[str, int], diagnosis.Finding] = {}
-        self.ceilings: Ceilings | None = None
-        self.machine_state = instruments.machine_state()
+    batch_sizes: Sequence[int]
+    half_width: float
+    visits: list[Visit]
+    findings: dict[int, Finding] = field(default_factory=dict)
 
-    def cut(self, effective: tuple[int, str | None]) -> int:
-        """Note the longest input and, where the model allows less than the settings ask for, the doubt; return it."""
-        self.max_length, doubt = effective
-        if doubt and doubt not in self.doubts:
-            self.doubts.append(doubt)
-        return self.max_length
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of the batch sizes that were reached."""
+        rows = columns.rows(self.visits, self.batch_sizes, self.half_width)
+        findings = self.findings
+        return [findings[row["batch_size"]].fill(row) if row["batch_size"] in findings else row for row in rows]
 
-    def may_evaluate(self, dtype: str) -> bool:
-        """Tell whether the whole dataset is evaluated after the sweep in `dtype`: the model's own, if anything fits."""
-        wanted = self.run.config.evaluation.enabled and dtype == self.run.config.model.dtype
-        return wanted and any(row["status"] in MEASURED for row in self.rows[dtype])
+    @property
+    def is_measured(self) -> bool:
+        """Whether any batch size could be measured."""
+        return any(row["status"] in MEASURED for row in self.rows)
 
-    def describe_model(self, loaded: LoadedModel, summary: ModelSummary, agreement: Any) -> None:
-        """Note what is measured, and that batched and single predictions agree; the model's own dtype comes first."""
-        if self.model:
-            return
-        source = loaded.source
-        self.model = {
-            "name": source.name,
-            "origin": source.origin,
-            "task": source.task,
-            "revision": source.revision,
-            "fingerprint": source.fingerprint,
-            **summary.as_dict(),
-            "load_time_s": loaded.load_time_s,
-        }
-        self.device = describe(loaded.device)
-        self.agreement = agreement.as_dict()
 
-    def sweep(self, loaded: LoadedModel, rows: Rows) -> None:
-        """Measure all batch sizes in the dtype of `loaded`; every visit is saved at once."""
-        config = self.run.config.profiling
-        log = self.run.layout.visits(loaded.dtype)
-        texts = _pool(rows, config.batch_sizes, config.num_measurement_runs)
-        finished = [each for each in visits.read(log) if each.status != "failed"] if self.run.resuming else []
-        self.visits[loaded.dtype] = list(finished)
-        if finished:
-            self.run.note(f"{loaded.dtype}: {len(finished)} finished visits are kept")
-        source = instruments.source(loaded.device)
-        with Sampler(source) as sampler, self.run.progress(None, f"sweep {loaded.dtype}") as progress:
+@dataclass
+class Result:
+    """What step 02 has found so far; `sweeps` by dtype, the model's own first."""
 
-            def commit(visit: visits.Visit) -> None:
-                visits.append(log, visit)
-                self.visits[loaded.dtype].append(visit)
-                self._tabulate(loaded)
-                self.save()
-                progress.advance(1, self._pace(visit))
+    run: Run
+    receipt: DataReceipt
+    model: dict[str, Any] = field(default_factory=dict)
+    device: dict[str, Any] = field(default_factory=dict)
+    agreement: dict[str, Any] | None = None
+    max_length: int | None = None
+    sweeps: dict[str, Sweep] = field(default_factory=dict)
+    ceilings: Ceilings | None = None
+    full: dict[str, Any] | None = None
+    doubts: list[str] = field(default_factory=list)
+    machine_state: dict[str, Any] = field(default_factory=instruments.machine_state)
 
-            guard = Guard(instruments.watch(loaded.device))
-            profiler = InferenceProfiler(loaded.model, loaded.tokenizer, loaded.device, sampler=sampler, guard=guard)
-            profiler.profile_multiple_batch_sizes(
-                texts,
-                config.batch_sizes,
-                config.num_measurement_runs,
-                self.max_length,
-                num_warmup_runs=config.num_warmup_runs,
-                ci_half_width=config.ci_half_width,
-                max_seconds=config.max_seconds_per_batch_size,
-                finished=finished,
-                on_visit=commit,
-            )
-        self._tabulate(loaded)
-        self.save()
-        self._diagnose(loaded, Selection.of(texts, loaded.tokenizer, self.max_length, loaded.device), profiler.timer)
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of all dtypes."""
+        return [row for sweep in self.sweeps.values() for row in sweep.rows]
 
-    def _diagnose(self, loaded: LoadedModel, selection: Selection, timer: Timer) -> None:
-        """Find out what limits each batch size; every finding is saved at once."""
-        if not any(row["status"] in MEASURED for row in self.rows[loaded.dtype]):
-            return
-        found = self._limits(loaded.device)
-        meter, idle_w, reason = instruments.energy(loaded.device, timer)
-        subject = diagnosis.Subject(
-            model=loaded.model,
-            selection=selection,
-            timer=timer,
-            ceilings=found,
-            max_seconds=self.run.config.profiling.max_seconds_per_batch_size,
-            energy=meter,
-            idle_w=idle_w,
-            energy_reason=reason,
-        )
-        with self.run.progress(None, f"verdict {loaded.dtype}") as progress:
-
-            def keep(finding: diagnosis.Finding) -> None:
-                self.findings[loaded.dtype, finding.batch_size] = finding
-                self._tabulate(loaded)
-                self.save()
-                progress.advance(1, f"batch {finding.batch_size}: {finding.verdict.bound}")
-
-            diagnosis.diagnose(subject, self.rows[loaded.dtype], self.visits[loaded.dtype], keep)
-
-    def _limits(self, device: torch.device) -> Ceilings:
-        """Return the ceilings of this machine, measured once and kept beside the data."""
-        if self.ceilings is None:
-            folder = self.run.layout.ceilings
-            wanted = tuple(dict.fromkeys([*ceilings.usual_dtypes(device), *steps.sweep_dtypes(self.run.config)]))
-            self.ceilings, path, is_new = ceilings.cached(folder, device, wanted)
-            how = f"measured in {self.ceilings.seconds:.1f} s" if is_new else f"from {path}"
-            self.run.note(f"ceilings of this machine: {how}")
-            doubts = [str(Doubt("disturbed", text)) for text in self.ceilings.doubts]
-            self.doubts += [doubt for doubt in doubts if doubt not in self.doubts]
-        return self.ceilings
+    @property
+    def failed_points(self) -> int:
+        """How many batch sizes failed for another reason than memory."""
+        return sum(row["status"] == "failed" for row in self.rows)
 
     def save(self, complete: bool = False) -> None:
         """Write `raw_samples.csv` and both metrics files as far as they are known."""
-        layout = self.run.layout
-        files.write_csv(layout.raw_samples, visits.raw_rows(_flat(self.visits)), visits.RAW_COLUMNS)
-        flat = [{**row, "doubts": "; ".join(row["doubts"])} for row in _flat(self.rows)]
-        files.write_csv(layout.detailed_metrics, flat, metrics.COLUMNS)
-        files.write_json(layout.metrics, self.document(complete))
+        layout, rows = self.run.layout, self.rows
+        made = (visit for sweep in self.sweeps.values() for visit in sweep.visits)
+        files.write_csv(layout.raw_samples, visits.raw_rows(made), visits.RAW_COLUMNS)
+        flat = [{**row, "doubts": "; ".join(row["doubts"])} for row in rows]
+        files.write_csv(layout.detailed_metrics, flat, columns.NAMES)
+        files.write_json(layout.metrics, self.document(complete, rows))
 
-    def document(self, complete: bool) -> dict[str, Any]:
+    def document(self, complete: bool, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Return the content of the metrics file."""
         config = self.run.config
-        first = self.rows.get(config.model.dtype, [])
+        first = [row for row in rows if row["dtype"] == config.model.dtype]
         best = optimal(first, config.targets)
         chosen = next((row for row in first if row["batch_size"] == best["batch_size"]), None)
         limits = self.ceilings.as_dict() if self.ceilings else None
@@ -177,44 +109,16 @@ class Baseline:
             "device": self.device,
             "agreement": self.agreement,
             "ceilings": limits,
-            "ceilings_reason": None if self.ceilings else metrics.NOT_DIAGNOSED,
+            "ceilings_reason": None if self.ceilings else columns.NOT_DIAGNOSED,
             "machine_state": self.machine_state,
             "max_length": self.max_length,
-            "batch_sizes": _flat(self.rows),
+            "batch_sizes": list(rows),
             "optimal": best,
             "full_dataset_metrics": full,
             "full_dataset_reason": None if self.full else self._why_not_evaluated(),
             "targets": judge(config.targets, chosen, self.full),
-            "doubts": self.doubts,
+            "doubts": list(dict.fromkeys([*self.receipt.doubts, *self.doubts])),
         }
-
-    def require_a_measurement(self) -> None:
-        """Raise PipelineError when nothing was measured and memory is not the reason."""
-        rows = _flat(self.rows)
-        failed = next((row for row in rows if row["status"] == "failed"), None)
-        if failed and not any(row["status"] in MEASURED for row in rows):
-            raise PipelineError(
-                f"no batch size could be measured; batch size {failed['batch_size']}: {failed['reasons']['all']}"
-            )
-
-    @property
-    def failed_points(self) -> int:
-        """How many batch sizes failed for another reason than memory."""
-        return sum(row["status"] == "failed" for row in _flat(self.rows))
-
-    def _tabulate(self, loaded: LoadedModel) -> None:
-        config = self.run.config.profiling
-        half_width = config.ci_half_width or HALF_WIDTH[loaded.device.type]
-        rows = MetricsCollector(loaded.device).rows(self.visits[loaded.dtype], config.batch_sizes, half_width)
-        findings = [self.findings.get((loaded.dtype, row["batch_size"])) for row in rows]
-        self.rows[loaded.dtype] = [
-            finding.fill(row) if finding else row for row, finding in zip(rows, findings, strict=True)
-        ]
-
-    def _pace(self, visit: visits.Visit) -> str:
-        per_sample = visit.throughput_s_per_sample
-        rate = f"{1 / per_sample:.1f} samples/s" if per_sample else visit.status
-        return f"round {visit.round} batch {visit.batch_size}: {rate}"
 
     def _work_fingerprint(self) -> str:
         """Return a hash of what was done, apart from model and machine: two runs with the same can be compared."""
@@ -225,20 +129,143 @@ class Baseline:
     def _why_not_evaluated(self) -> str:
         if not self.run.config.evaluation.enabled:
             return "evaluation.enabled is false"
-        rows = self.rows.get(self.run.config.model.dtype)
-        if rows and not any(row["status"] in MEASURED for row in rows):
-            return "no batch size could be measured"
-        return "not reached yet"
+        sweep = self.sweeps.get(self.run.config.model.dtype)
+        return (
+            "no batch size could be measured" if sweep and sweep.rows and not sweep.is_measured else "not reached yet"
+        )
 
 
-def dtypes(run: Run) -> list[str]:
-    """Return the dtypes of the sweep; the first is the model's own."""
-    return steps.sweep_dtypes(run.config)
+def measure(run: Run, receipt: DataReceipt, source: ModelSource, rows: Rows) -> Result:
+    """Return the sweep in every dtype, the model's own first, and the whole dataset in that one; saved as it grows.
+
+    Raises PipelineError when nothing could be measured and memory is not the reason.
+    """
+    result = Result(run, receipt)
+    for dtype in steps.sweep_dtypes(run.config):
+        loaded = models.load(
+            source, pick_device(run.config.model.device), dtype, trust_remote_code=run.args.trust_remote_code
+        )
+        _check(result, loaded, rows)
+        run.say("PROFILING MULTIPLE BATCH SIZES")
+        _sweep(result, loaded, rows)
+        run.say("\n".join(console_rows(result.sweeps[dtype].rows)))
+        is_wanted = run.config.evaluation.enabled and dtype == run.config.model.dtype
+        if is_wanted and result.sweeps[dtype].is_measured:
+            run.say("FULL DATASET EVALUATION")
+            result.full = evaluate(run, loaded, receipt)
+            run.say("\n".join(console_evaluation(result.full, run.config.model.task)))
+        del loaded  # the next dtype is measured without this one in memory
+    data.check_receipt(run.config, run.layout, source)  # what was measured is still what lies there
+    _require_a_measurement(result.rows)
+    result.save(complete=True)
+    return result
 
 
-def device(run: Run) -> torch.device:
-    """Return the device the settings ask for."""
-    return pick_device(run.config.model.device)
+def _check(result: Result, loaded: LoadedModel, rows: Rows) -> None:
+    """Note what is measured and the longest input; raise where batched and single predictions do not agree."""
+    run, source = result.run, loaded.source
+    result.max_length, doubt = models.effective_max_length(loaded, run.config.profiling.max_length)
+    result.doubts += [doubt] if doubt else []
+    summary = models.summarize(loaded)
+    run.say("\n".join(summary.lines()))
+    agreement = models.agreement(loaded, models.agreement_texts(rows.texts), result.max_length)
+    agreement.require(run.config.evaluation.min_agreement)
+    if result.model:
+        return  # the model's own dtype comes first
+    result.model = {
+        "name": source.name,
+        "origin": source.origin,
+        "task": source.task,
+        "revision": source.revision,
+        "fingerprint": source.fingerprint,
+        **summary.as_dict(),
+        "load_time_s": loaded.load_time_s,
+    }
+    result.device = describe(loaded.device)
+    result.agreement = agreement.as_dict()
+
+
+def _sweep(result: Result, loaded: LoadedModel, rows: Rows) -> None:
+    """Measure all batch sizes in the dtype of `loaded`, and find out what limits each; every visit is saved at once."""
+    run, config, max_length = result.run, result.run.config.profiling, result.max_length
+    assert max_length is not None  # noted with the model
+    log = run.layout.visits(loaded.dtype)
+    texts = _pool(rows, config.batch_sizes, config.num_measurement_runs)
+    finished = [visit for visit in visits.read(log) if visit.status != "failed"] if run.resuming else []
+    if finished:
+        run.note(f"{loaded.dtype}: {len(finished)} finished visits are kept")
+    half_width = config.ci_half_width or resolution(loaded.device)
+    sweep = result.sweeps[loaded.dtype] = Sweep(config.batch_sizes, half_width, list(finished))
+    source = instruments.source(loaded.device)
+    with Sampler(source) as sampler, run.progress(None, f"sweep {loaded.dtype}") as progress:
+
+        def commit(visit: Visit) -> None:
+            visits.append(log, visit)
+            sweep.visits.append(visit)
+            result.save()
+            progress.advance(1, _pace(visit))
+
+        guard = Guard(instruments.watch(loaded.device))
+        profiler = InferenceProfiler(loaded.model, loaded.tokenizer, loaded.device, sampler=sampler, guard=guard)
+        profiler.profile_multiple_batch_sizes(
+            texts,
+            config.batch_sizes,
+            config.num_measurement_runs,
+            max_length,
+            num_warmup_runs=config.num_warmup_runs,
+            ci_half_width=config.ci_half_width,
+            max_seconds=config.max_seconds_per_batch_size,
+            finished=finished,
+            on_visit=commit,
+        )
+    result.save()
+    if sweep.is_measured:
+        selection = Selection.of(texts, loaded.tokenizer, max_length, loaded.device)
+        find_limits(result, loaded, selection, profiler.timer)
+
+
+def find_limits(result: Result, loaded: LoadedModel, selection: Selection, timer: Timer) -> None:
+    """Find out what limits each batch size; every finding is saved at once."""
+    run, sweep = result.run, result.sweeps[loaded.dtype]
+    if result.ceilings is None:
+        wanted = tuple(dict.fromkeys([*ceilings.usual_dtypes(loaded.device), *steps.sweep_dtypes(run.config)]))
+        result.ceilings, path, is_new = ceilings.cached(run.layout.ceilings, loaded.device, wanted)
+        run.note(
+            f"ceilings of this machine: {f'measured in {result.ceilings.seconds:.1f} s' if is_new else f'from {path}'}"
+        )
+        result.doubts += [str(Doubt("disturbed", text)) for text in result.ceilings.doubts]
+    meter, idle_w, reason = instruments.energy(loaded.device, timer)
+    subject = diagnosis.Subject(
+        model=loaded.model,
+        selection=selection,
+        timer=timer,
+        ceilings=result.ceilings,
+        max_seconds=run.config.profiling.max_seconds_per_batch_size,
+        energy=meter or Missing(reason or "there is no energy counter"),
+        idle_w=idle_w,
+    )
+    with run.progress(None, f"verdict {loaded.dtype}") as progress:
+
+        def keep(finding: Finding) -> None:
+            sweep.findings[finding.batch_size] = finding
+            result.save()
+            progress.advance(1, f"batch {finding.batch_size}: {finding.verdict.bound}")
+
+        diagnosis.diagnose(subject, sweep.rows, sweep.visits, keep)
+
+
+def _require_a_measurement(rows: Sequence[dict[str, Any]]) -> None:
+    failed = [row for row in rows if row["status"] == "failed"]
+    if failed and not any(row["status"] in MEASURED for row in rows):
+        raise PipelineError(
+            f"no batch size could be measured; batch size {failed[0]['batch_size']}: {failed[0]['reasons']['all']}"
+        )
+
+
+def _pace(visit: Visit) -> str:
+    per_sample = visit.throughput_s_per_sample
+    rate = f"{1 / per_sample:.1f} samples/s" if per_sample else visit.status
+    return f"round {visit.round} batch {visit.batch_size}: {rate}"
 
 
 def console_rows(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -276,7 +303,3 @@ def _pool(rows: Rows, batch_sizes: Sequence[int], runs: int) -> list[str]:
     count = min(len(rows.texts), max(batch_sizes) * runs)
     chosen = random.Random(POOL_SEED).sample(range(len(rows.texts)), count)
     return [rows.texts[index] for index in chosen]
-
-
-def _flat(by_dtype: dict[str, list[Any]]) -> list[Any]:
-    return [item for items in by_dtype.values() for item in items]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-FAST = {"cpu": "medium", "cuda": "high"}  # setting of float32 products that the precision float32_fast stands for
+from boundby.device import is_host
 
 
 def share_of_ceiling(
@@ -39,7 +39,8 @@ def share_of_ceiling(
 def _ceiling(full: Mapping[str, Any], ceilings: Mapping[str, Any] | None, device: str) -> float | None:
     """Return the measured FLOP/s of matrix products in the precision of the pass, under its setting."""
     for each in (ceilings or {}).get("compute", ()):
-        wanted = FAST.get(device) if full["precision"] == "float32_fast" else None
+        fast = "medium" if is_host(device) else "high"  # what the precision float32_fast sets
+        wanted = fast if full["precision"] == "float32_fast" else None
         is_setting = each["precision"] == wanted if wanted else each["is_configured"]
         if each["dtype"] == full["dtype"] and is_setting:
             return each["flops_per_s"]

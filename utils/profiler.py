@@ -23,8 +23,7 @@ from utils.visits import LEAST_ROUNDS, Timing, Visit
 MOST_ROUNDS = 15  # or one per second of the budget, so that a larger budget always buys more rounds
 LEAST_VISIT_S_PER_RUN = 0.04  # ten runs fill 0.4 s, enough for the clock and for short disturbances
 PIPELINED_BLOCK_S = 0.25  # long beside the one wait for the device at its end
-HALF_WIDTH = {"cuda": 0.01, "cpu": 0.03}
-WARM_TOLERANCE = {"cuda": 0.01, "cpu": 0.03}
+RESOLUTION, RESOLUTION_ON_HOST = 0.01, 0.03  # of a time, as a share: half of an interval, and when windows agree
 MOST_REPEATS = 3  # of disturbed visits, by batch size: a machine that stays busy must not double the sweep
 FIRST_PAUSE_S, PAUSE_GROWTH = 0.05, 1.5
 GPU_CONDITIONS = ("gpu_clock_event_reasons", "gpu_processes", "gpu_sm_clock_mhz", "gpu_temperature_c")
@@ -73,14 +72,14 @@ class InferenceProfiler:
         finished: Sequence[Visit] = (),
         on_visit: Callable[[Visit], None] | None = None,
     ) -> list[dict[str, Any]]:
-        """Return one row of metrics per batch size, smallest first; the columns are those of `utils.metrics`.
+        """Return one row of metrics per batch size, smallest first; the columns are those of `utils.columns`.
 
         `num_runs` timed and `num_warmup_runs` untimed forwards are the least work per batch size; more rounds follow
         until the 95 % interval of the throughput is `ci_half_width` of it, or `max_seconds` are spent. `finished`
         visits are not made again; `on_visit` is told of each new one. Running out of memory is a row, not an error.
         """
         rule = StopRule(
-            half_width=ci_half_width or HALF_WIDTH[self.device.type],
+            half_width=ci_half_width or resolution(self.device),
             max_seconds=max_seconds,
             least_rounds=min(LEAST_ROUNDS, num_runs),
             most_rounds=max(MOST_ROUNDS, int(max_seconds)),
@@ -226,7 +225,7 @@ class _Plan:
         rule = WarmUpRule(
             least_runs=self.num_warmup_runs,
             least_s=LEAST_VISIT_S_PER_RUN * self.num_runs,
-            tolerance=WARM_TOLERANCE[self.owner.device.type],
+            tolerance=resolution(self.owner.device),
             cap_s=max(self.max_seconds / 2, LEAST_VISIT_S_PER_RUN),
         )
         warm = warm_up(call, self.owner.timer, rule)
@@ -291,6 +290,11 @@ class _Plan:
         for batch in batches:
             self.selection.tokenize(batch)
         return _timing("tokenize", 0, owner.timer.clock() - start, batches)
+
+
+def resolution(device: torch.device) -> float:
+    """Return how exactly times can be known on a device, as a share of them: a host is shared with everything else."""
+    return RESOLUTION_ON_HOST if is_host(device) else RESOLUTION
 
 
 def _caller(model: Any, batch: Batch) -> Callable[[], object]:

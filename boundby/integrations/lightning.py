@@ -59,7 +59,7 @@ class ProfilerCallback:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "ProfilerCallback":
         """Return a callback of the packages that the program has imported, since one of them has its trainer."""
-        made: ProfilerCallback = object.__new__(_with_bases(cls, _packages_in_use()))
+        made: ProfilerCallback = object.__new__(_with_bases(cls, packages_in_use()))
         return made
 
     def __init__(  # noqa: PLR0913  (the parameters of the specification)
@@ -89,11 +89,10 @@ class ProfilerCallback:
         self.max_trace_bytes = trace_limit(max_trace_mb)
         self.run_folder = None if run_folder is None else Path(run_folder)
         self.manager: ProfilerManager | None = None  # of the fit that runs, or of the last one
-        self._say = say
+        self.say = say
         self._reports = reports
         self._stages: FitStages | None = None  # of the fit that runs
         self._files = RunFiles(self.output_dir, 0, 1)  # for TensorBoard and people
-        self._run_folder = self.output_dir
         self._has_trace = False
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -126,20 +125,19 @@ class ProfilerCallback:
         self._finish(RuntimeError("the fit was given up"))
 
     def _start(self, trainer: Any, pl_module: Any) -> None:
-        self._say = self._say or _log_of(trainer)
+        self.say = self.say or _log_of(trainer)
         rank, world_size = trainer.global_rank, trainer.world_size
         self._files = RunFiles((self.output_dir / folder_name(pl_module)).absolute(), rank, world_size)
         self._has_trace = False
-        self._run_folder = (self.run_folder or self._files.folder).absolute()
         self.manager = ProfilerManager(
-            self._run_folder,
+            (self.run_folder or self._files.folder).absolute(),
             device=trainer.strategy.root_device,
             schedule=self.schedule,
             options=ManagerOptions(
                 TimerOptions(rank=rank, world_size=world_size),
                 capture=CaptureOptions(max_trace_bytes=self.max_trace_bytes),
             ),
-            say=self._say,
+            say=self.say,
         )
         self.manager.register("trace_ready", self._publish)
         stages = FitStages(self.manager, trainer)
@@ -159,7 +157,7 @@ class ProfilerCallback:
             if self._reports and self._files.rank == 0:
                 times = manager.snapshot()
                 self._tell(table(times))
-                ranks = [times, *_others(self._run_folder, times)]
+                ranks = [times, *_others(manager.folder, times)]
                 self._tell(str(judge_training(ranks, manager.trace_verdict)))
         except Exception as failure:
             self._tell(f"profiler: {summary(failure)}")
@@ -175,7 +173,7 @@ class ProfilerCallback:
 
     def _tell(self, text: str) -> None:
         with contextlib.suppress(Exception):
-            (self._say or logging.getLogger(__name__).warning)(text)
+            (self.say or logging.getLogger(__name__).warning)(text)
 
 
 def folder_name(module: Any) -> str:
@@ -201,7 +199,7 @@ def _log_of(trainer: Any) -> Say:
     return log
 
 
-def _packages_in_use() -> tuple[str, ...]:
+def packages_in_use() -> tuple[str, ...]:
     """Return those that the program has imported, or else the first that is installed."""
     found = tuple(module for module in PACKAGES.values() if module in sys.modules)
     return found or next((PACKAGES[each],) for each in PACKAGES if importlib.util.find_spec(each))

@@ -56,20 +56,20 @@ class Assembly:
         ratio = median(spent * 1e9 / plain for spent, plain in pairs)
         if root.device_inclusive_s:
             ratio = max(ratio, median(root.device_inclusive_s) * 1e9 / median(reference_ns))
-        inside = [each for each in self._calls if not self._tree.is_elsewhere(each) and not each.callees]
-        leaves = [self.samples[each.path] for each in inside]
-        leaves_s = sum(median(each.device_self_s or each.host_self_s) for each in leaves)
+        inside = [call for call in self._calls if not self._tree.is_elsewhere(call) and not call.callees]
+        leaves = [self.samples[call.path] for call in inside]
+        leaves_s = sum(median(leaf.device_self_s or leaf.host_self_s) for leaf in leaves)
         root_s = median(root.device_inclusive_s or root.host_inclusive_s)
         return coverage(ratio, leaves_s / root_s if root_s > 0 else 0.0)
 
     def _samples(self) -> dict[str, LayerSamples]:
-        runs = [corrected(each, self._found.cost_ns) for each in self._found.host.runs]
+        runs = [corrected(run, self._found.cost_ns) for run in self._found.host.runs]
         device = self._found.device
         device_runs = [(device.selves(n), device.inclusive(n)) for n in range(len(device.runs))] if device else []
         nothing = CallTimes(0, 0, 0, 0)
         return {
             call.path: LayerSamples(
-                calls=tuple(each.get(call, nothing).calls for each in self._found.host.runs),
+                calls=tuple(run.get(call, nothing).calls for run in self._found.host.runs),
                 host_self_s=tuple(selves.get(call, 0.0) / 1e9 for selves, _ in runs),
                 host_inclusive_s=tuple(inclusive.get(call, 0.0) / 1e9 for _, inclusive in runs),
                 device_self_s=_seconds(call, [selves for selves, _ in device_runs]),
@@ -99,8 +99,8 @@ class Assembly:
             device_self_s=device_self,
             device_inclusive_s=summarize_runs(samples.device_inclusive_s) if samples.device_inclusive_s else None,
             is_launch_bound=is_launch_bound(host_self.median, device_self.median) if device_self else None,
-            flops_self=None if operators is None else float(sum(each.flops for each in operators)),
-            bytes_self=None if operators is None else float(sum(each.bytes for each in operators)),
+            flops_self=None if operators is None else float(sum(operator.flops for operator in operators)),
+            bytes_self=None if operators is None else float(sum(operator.bytes for operator in operators)),
             bound=verdict.bound,
             share_of_limit=verdict.share_of_limit,
             gain_at_limit_s=verdict.gain_at_limit_s,
@@ -138,7 +138,7 @@ class Assembly:
     def _never_called(self, called: Sequence[LayerProfile]) -> list[LayerProfile]:
         found: list[LayerProfile] = []
         indices = {call.index for call in self._calls}
-        paths = {each.path: each for each in called}
+        paths = {layer.path: layer for layer in called}
         for index, module in enumerate(self._targets.modules):
             storages = self._storages.of(module)
             if index in indices or (_is_container(module) and not storages):
@@ -175,9 +175,9 @@ def _type_name(module: nn.Module) -> str:
 
 def _seconds(call: Call, runs: Sequence[Mapping[Call, float]]) -> tuple[float, ...] | None:
     """Return the device seconds of one call path in every run, or None where one run has none."""
-    if not runs or not any(call in each for each in runs):
+    if not runs or not any(call in run for run in runs):
         return None
-    return tuple(each.get(call, 0.0) for each in runs)
+    return tuple(run.get(call, 0.0) for run in runs)
 
 
 def _parent(call: Call, tree: CallTree) -> str | None:
@@ -223,15 +223,15 @@ class Storages:
 
 def count_parameters(module: nn.Module) -> int:
     """Return the number of parameters of the module and everything inside, tied ones once."""
-    return sum(tensor.numel() for tensor in {_place(each): each for each in module.parameters()}.values())
+    return sum({_place(tensor): tensor.numel() for tensor in module.parameters()}.values())
 
 
 def dtype_of(model: nn.Module) -> str:
     """Return the dtype that most bytes of parameters have, "float32" style; torch's default without parameters."""
     sizes: dict[torch.dtype, int] = {}
-    for each in model.parameters():
-        sizes[each.dtype] = sizes.get(each.dtype, 0) + each.numel() * each.element_size()
-    dtype = max(sizes, key=lambda each: sizes[each]) if sizes else torch.get_default_dtype()
+    for tensor in model.parameters():
+        sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.numel() * tensor.element_size()
+    dtype = max(sizes, key=lambda kind: sizes[kind]) if sizes else torch.get_default_dtype()
     return str(dtype).removeprefix("torch.")
 
 

@@ -222,7 +222,7 @@ def _call(model: Callable[..., Any], inputs: Any) -> object:
 def _device(model: nn.Module, inputs: Any) -> torch.device:
     """Return where the model computes: the device of its first parameter or buffer, else of its inputs."""
     tensors = (*model.parameters(), *model.buffers(), *tensors_in(inputs))
-    return next((each.device for each in tensors), torch.device("cpu"))
+    return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
 
 def _plain(name: str) -> str:

@@ -74,7 +74,7 @@ def measure(
     cost_ns = min(cost_ns, instruments.probe_cost_ns(instruments.now))  # of both, that which was disturbed less
     disturbances = watch.stop().disturbances(torch.get_num_threads())
     doubts = [*(changes or drift(program, see_program(run))), *targets.opaque_reasons]
-    doubts += [f"disturbed: {'; '.join(each.text for each in disturbances)}"] if disturbances else []
+    doubts += [f"disturbed: {'; '.join(disturbance.text for disturbance in disturbances)}"] if disturbances else []
     if len(host.runs) < num_runs:
         doubts.append(f"runs: {len(host.runs)} of {num_runs} fitted into {max_seconds:g} s")
     found = Findings(host, cost_ns, device, memory, shapes, work, limits)
@@ -114,8 +114,8 @@ def _device_pass(subject: Subject, tree: CallTree, instruments: Instruments) -> 
 def _report(subject: Subject, assembly: Assembly, found: Findings, doubts: Sequence[str]) -> Report:
     host = found.host
     num_runs = len(host.runs)
-    reference_s = summarize_runs([each / 1e9 for each in host.reference_ns])
-    instrumented_s = summarize_runs([each / 1e9 for each in host.instrumented_ns])
+    reference_s = summarize_runs([ns / 1e9 for ns in host.reference_ns])
+    instrumented_s = summarize_runs([ns / 1e9 for ns in host.instrumented_ns])
     coverage, layers = assembly.coverage(), assembly.layers()
     profile = ModelProfile(
         profile_name=subject.profile_name,
@@ -127,7 +127,7 @@ def _report(subject: Subject, assembly: Assembly, found: Findings, doubts: Seque
         reference_s=reference_s,
         instrumented_s=instrumented_s,
         hook_cost_s=found.cost_ns / 1e9,
-        module_calls=sum(each.calls for run in host.runs for each in run.values()) / num_runs,
+        module_calls=sum(times.calls for run in host.runs for times in run.values()) / num_runs,
         coverage=coverage,
         layers=layers,
         reasons=_reasons(found, num_runs),
@@ -140,8 +140,8 @@ def _report(subject: Subject, assembly: Assembly, found: Findings, doubts: Seque
 
 
 def _doubts(model: nn.Module, layers: Sequence[LayerProfile], found: Findings) -> list[str]:
-    doubts = [TRAINING] if any(each.training for each in model.modules()) else []
-    concurrent = sum(each.is_concurrent for each in layers)
+    doubts = [TRAINING] if any(module.training for module in model.modules()) else []
+    concurrent = sum(layer.is_concurrent for layer in layers)
     if concurrent:
         doubts.append(
             f"threads: {concurrent} layers were called from other threads; no other layer's time holds theirs"

@@ -41,12 +41,12 @@ def label(path: str) -> str:
 
 def by_self_time(profile: ModelProfile) -> tuple[Ranked, ...]:
     """Return every called layer, that with the longest time of its own first."""
-    layers = [each for each in _called(profile) if each.self_s is not None]
-    total = sum(each.self_s.median for each in layers if each.self_s)
+    layers = [layer for layer in _called(profile) if layer.self_s is not None]
+    total = sum(layer.self_s.median for layer in layers if layer.self_s)
     rows = [
-        Ranked(each.path, each.type, "layer", each.self_s.median, _share(each.self_s.median, total), _gain([each]))
-        for each in layers
-        if each.self_s
+        Ranked(layer.path, layer.type, "layer", layer.self_s.median, _share(layer.self_s.median, total), _gain([layer]))
+        for layer in layers
+        if layer.self_s
     ]
     return tuple(sorted(rows, key=lambda row: -row.seconds))
 
@@ -69,24 +69,26 @@ class _Tree:
     def __init__(self, profile: ModelProfile) -> None:
         self._layers = _called(profile)
         self._inside: dict[str, list[LayerProfile]] = defaultdict(list)
-        for each in self._layers:
-            if each.parent is not None:
-                self._inside[each.parent].append(each)
-        held = Counter((each.type, name.rpartition(".")[0]) for name, each in _numbered(self._layers).items())
+        for layer in self._layers:
+            if layer.parent is not None:
+                self._inside[layer.parent].append(layer)
+        held = Counter((layer.type, name.rpartition(".")[0]) for name, layer in _numbered(self._layers).items())
         groups = {_pattern(*place) for place, count in held.items() if count > 1}
         self._repeated = {
-            each.path
-            for each in self._layers
-            if (_is_numbered(each) and _pattern(each.type, each.name.rpartition(".")[0]) in groups)
-            or (each.calls > 1 and self._inside.get(each.path))
+            layer.path
+            for layer in self._layers
+            if (_is_numbered(layer) and _pattern(layer.type, layer.name.rpartition(".")[0]) in groups)
+            or (layer.calls > 1 and self._inside.get(layer.path))
         }
         self._holds_repeated = {
-            each.path for each in self._layers if any(below.path in self._repeated for below in self._below(each)[1:])
+            layer.path
+            for layer in self._layers
+            if any(inner.path in self._repeated for inner in self._below(layer)[1:])
         }
 
     def rows(self) -> Iterator[Ranked]:
         """Yield the rows, callers before callees, with no share yet."""
-        waiting = [each for each in self._layers if each.parent is None]
+        waiting = [layer for layer in self._layers if layer.parent is None]
         while waiting:
             layer = waiting.pop()
             if self._is_opened(layer):
@@ -107,15 +109,15 @@ class _Tree:
 
     def _below(self, layer: LayerProfile) -> list[LayerProfile]:
         """Return the layer and all that are called inside."""
-        found = [layer]
-        for each in found:  # grows while it is read
-            found.extend(self._inside.get(each.path, ()))
-        return found
+        layers = [layer]
+        for caller in layers:  # grows while it is read
+            layers.extend(self._inside.get(caller.path, ()))
+        return layers
 
 
 def _called(profile: ModelProfile) -> list[LayerProfile]:
     """Return the layers whose times add up to the root's."""
-    return [each for each in profile.layers if each.calls > 0 and not each.is_concurrent]
+    return [layer for layer in profile.layers if layer.calls > 0 and not layer.is_concurrent]
 
 
 def _is_numbered(layer: LayerProfile) -> bool:
@@ -124,7 +126,7 @@ def _is_numbered(layer: LayerProfile) -> bool:
 
 def _numbered(layers: list[LayerProfile]) -> dict[str, LayerProfile]:
     """Return the members of numbered containers by name: one that is called from two places is one member."""
-    return {each.name: each for each in layers if _is_numbered(each)}
+    return {layer.name: layer for layer in layers if _is_numbered(layer)}
 
 
 def _pattern(kind: str, container: str) -> tuple[str, ...]:
@@ -137,5 +139,5 @@ def _share(seconds: float, total: float) -> float:
 
 
 def _gain(layers: list[LayerProfile]) -> float | None:
-    gains = [each.gain_at_limit_s for each in layers]
-    return None if any(each is None for each in gains) else sum(each for each in gains if each is not None)
+    gains = [layer.gain_at_limit_s for layer in layers]
+    return None if any(gain is None for gain in gains) else sum(gain for gain in gains if gain is not None)

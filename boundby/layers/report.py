@@ -54,7 +54,7 @@ class Report:
         ]
         for number, row in enumerate(blocks(profile)[:MOST_BOTTLENECKS], 1):
             lines.append(f"{number:3}. {row.label}: {100 * row.share:.1f} % ({row.seconds * 1e3:.2f} ms)")
-        return "\n".join([*lines, *(f"doubt: {each}" for each in profile.doubts)])
+        return "\n".join([*lines, *(f"doubt: {doubt}" for doubt in profile.doubts)])
 
 
 def _row(layer: LayerProfile, samples: LayerSamples, run: int) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def _ms(seconds: tuple[float, ...] | None, run: int) -> float | None:
 
 def write_metrics(path: str | Path, report: Report) -> int:
     """Replace `path` by one JSON object per run and call path, a line each; return the number of lines."""
-    lines = [files.encode_json(each) for each in report.rows()]
+    lines = [files.encode_json(row) for row in report.rows()]
     files.write_text(path, "".join(f"{line}\n" for line in lines))
     return len(lines)
 
@@ -126,12 +126,12 @@ def summary(profile: ModelProfile) -> dict[str, Any]:
         "profile_name": profile.profile_name,
         "model_name": profile.model_name,
         "num_runs": profile.num_runs,
-        "total_layers": sum(each.calls > 0 for each in profile.layers),
+        "total_layers": sum(layer.calls > 0 for layer in profile.layers),
         "end_to_end_latency": _latency(profile.reference_s),
-        "bottlenecks": [_bottleneck(each) for each in ranked if each.part == "layer"][:MOST_BOTTLENECKS],
+        "bottlenecks": [_bottleneck(row) for row in ranked if row.part == "layer"][:MOST_BOTTLENECKS],
         "rankings": {
-            "blocks": [_bottleneck(each) for each in ranked],
-            "by_self_time": [_bottleneck(each) for each in by_self_time(profile)],
+            "blocks": [_bottleneck(row) for row in ranked],
+            "by_self_time": [_bottleneck(row) for row in by_self_time(profile)],
         },
         "coverage": asdict(profile.coverage),
         "overhead": profile.overhead,

@@ -66,7 +66,7 @@ class ProfilerManager:
         say: Say | None = None,
         enabled: bool = True,
     ) -> None:
-        self._folder = Path(folder)
+        self.folder = Path(folder)
         self._device = device
         self._schedule = schedule
         self._options = options or ManagerOptions()
@@ -78,12 +78,12 @@ class ProfilerManager:
         self._readings: Readings | None = None
         self._derived: Path | None = None  # the trace from which the tables are
         self._verdict: Verdict | None = None
-        self._place = RunFiles(self._folder, 0, 1)
+        self._place = RunFiles(self.folder, 0, 1)
         self._is_excluding = False  # what runs is marked in the trace as part of no step
         self._marks_exclusions = False
         self._between_steps_s = 0.0
         self._thread = 0  # of the loop, while exclusions are marked
-        self.timer = StageTimer(self._folder, options=self._options.timer, say=say, enabled=enabled)
+        self.timer = StageTimer(self.folder, options=self._options.timer, say=say, enabled=enabled)
 
     def __enter__(self) -> "ProfilerManager":
         self.start()
@@ -232,7 +232,7 @@ class ProfilerManager:
         timer, given = self.timer, self._options.timer
         device = self._device or pick_device()
         naming = Naming(given.rank, given.world_size) if given else naming_of_process()
-        self._place = RunFiles(self._folder, naming.rank, naming.world_size)
+        self._place = RunFiles(self.folder, naming.rank, naming.world_size)
         self._guarded("earlier run", self._remove_earlier)
         timer.options = replace(timer.options, rank=naming.rank, world_size=naming.world_size, device=str(device))
         if is_gpu(device):
@@ -242,7 +242,7 @@ class ProfilerManager:
         if self._options.trace:
             self._recorder = Recorder(
                 self._schedule or Schedule(WAIT, WARMUP, ACTIVE),
-                self._folder / results.TRACE,
+                self.folder / results.TRACE,
                 device=device,
                 options=self._options.capture or CaptureOptions(),
                 naming=naming,

@@ -109,7 +109,7 @@ def merged_document(merged: MergedRanks) -> dict[str, Any]:
         "unreadable_ranks": [{"rank": rank, "reason": reason} for rank, reason in merged.unreadable.items()],
         "stages": [_stage_document(each) for each in merged.stages],
         "training_verdict": verdict_document(merged.verdict) if merged.verdict else None,
-        "verdict": asdict(merged.trace) if merged.trace else None,
+        "verdict": merged.trace.as_dict() if merged.trace else None,
         "verdict_reason": None if merged.trace else NO_TRACE,
         "profiler_s": max(seconds, default=None),
         "given_up": [{"rank": rank, **each} for rank, told in merged.told.items() for each in told.given_up],

@@ -43,17 +43,17 @@ class Work:
     @property
     def flops(self) -> int:
         """FLOPs of all operators."""
-        return sum(each.flops for each in self.operators)
+        return sum(operator.flops for operator in self.operators)
 
     @property
     def bytes(self) -> int:
         """Bytes that all operators read and write."""
-        return sum(each.bytes for each in self.operators)
+        return sum(operator.bytes for operator in self.operators)
 
     @property
     def calls(self) -> int:
         """Calls of operators that do work: views, queries and bare allocations are none."""
-        return sum(each.calls for each in self.operators)
+        return sum(operator.calls for operator in self.operators)
 
 
 def count(call: Callable[[], object], *, clock: Callable[[], float] | None = None) -> Work:
@@ -122,7 +122,7 @@ class _Counter(TorchDispatchMode, Generic[Owner]):  # type: ignore[no-untyped-ca
     def work(self) -> dict[Owner, tuple[OperatorWork, ...]]:
         """Return what was counted, by owner."""
         return {
-            owner: tuple(self._entry(name, shapes, each) for (name, shapes), each in tallies.items())
+            owner: tuple(self._entry(name, shapes, tally) for (name, shapes), tally in tallies.items())
             for owner, tallies in self._tallies.items()
         }
 
@@ -140,7 +140,9 @@ class _Counter(TorchDispatchMode, Generic[Owner]):  # type: ignore[no-untyped-ca
             out = func(*args, **kwargs)
             self._footprint.follow(inputs, out)
             return out
-        shapes = tuple(tuple(each.shape) for each in inputs)  # before the call: one given as `out` may change its shape
+        shapes = tuple(
+            tuple(tensor.shape) for tensor in inputs
+        )  # before the call: one given as `out` may change its shape
         start = self._clock() if self._clock else 0.0
         out = func(*args, **kwargs)
         seconds = self._clock() - start if self._clock else 0.0
@@ -151,7 +153,7 @@ class _Counter(TorchDispatchMode, Generic[Owner]):  # type: ignore[no-untyped-ca
         tally.flops += operators.flops(func, args, kwargs, out)
         tally.bytes += sum(moved for _, moved in reads + writes)
         tally.given_bytes += sum(moved for tensor, moved in reads if not self._footprint.is_made(tensor))
-        known = {_storage(each) for each in inputs}
+        known = {_storage(tensor) for tensor in inputs}
         tally.new_bytes += sum(moved for tensor, moved in writes if _storage(tensor) not in known)
         tally.seconds += seconds
         self._footprint.follow(inputs, out)
@@ -172,8 +174,8 @@ class _Footprint:
 
     def follow(self, inputs: Sequence[torch.Tensor], out: Any) -> None:
         """Note the storages that the operator allocated."""
-        known = {_storage(each) for each in inputs}
-        self._made |= {_storage(each) for each in operators.tensors_in(out)} - known
+        known = {_storage(tensor) for tensor in inputs}
+        self._made |= {_storage(tensor) for tensor in operators.tensors_in(out)} - known
 
     def is_made(self, tensor: torch.Tensor) -> bool:
         """Tell whether an operator of the call allocated the memory of the tensor."""

@@ -1,6 +1,6 @@
 """Callables whose operators take a known time on a machine of known limits: the bound follows by construction."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from boundby.stats import estimate
 from boundby.timer import Timer
 from boundby.verdict import Doubt, Fix, Gain, Trial, Verdict
 from boundby.work import count
-from tests.fakes import FakeClock
+from tests.fakes import FakeClock, FakeThreads
 
 FORWARD_S = 2.0**-4
 LEFT, RIGHT = torch.ones(16, 16), torch.ones(16, 16)
@@ -67,21 +67,13 @@ def machine(flops_per_s: float = 1e15, bytes_per_s: float = 1e15, dispatch_s: fl
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
-    found = FakeClock()
-    return found
-
-
-@pytest.fixture
-def threads() -> Iterator[Callable[[int], None]]:
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
+def clock() -> FakeClock:
+    return FakeClock()
 
 
 @pytest.fixture(autouse=True)
-def _one_thread(threads: Callable[[int], None]) -> None:
-    threads(1)  # fewer are not possible: no intervention unless a test sets more
+def threads(monkeypatch: pytest.MonkeyPatch) -> FakeThreads:
+    return FakeThreads(monkeypatch)  # one: fewer are not possible, and nothing is tried unless a test sets more
 
 
 def product() -> None:
@@ -126,17 +118,6 @@ def test_an_addition_at_the_rate_of_memory_is_bound_by_it(clock: FakeClock) -> N
     assert (found.bound, found.share_of_limit) == ("memory", pytest.approx(0.875, rel=1e-12))
 
 
-def test_compute_and_memory_for_the_same_time_are_mixed(clock: FakeClock) -> None:
-    def both() -> None:
-        torch.add(torch.mm(LEFT, RIGHT), RIGHT)
-
-    ceilings = machine(PRODUCT_FLOPS / FORWARD_S, ADDITION_BYTES / FORWARD_S)
-    found = judged(clock, {"aten::mm": FORWARD_S, "aten::add": FORWARD_S}, both, ceilings)
-    assert found.bound == "mixed"
-    assert set(found.alternatives) == {"compute", "memory"}
-    assert found.share_of_limit == pytest.approx(1.0)
-
-
 def test_operators_that_take_no_longer_than_to_issue_them_are_bound_by_launch(clock: FakeClock) -> None:
     def many() -> None:
         for _ in range(64):
@@ -146,15 +127,6 @@ def test_operators_that_take_no_longer_than_to_issue_them_are_bound_by_launch(cl
     assert (found.bound, found.share_of_limit) == ("launch", 1.0)
     fused = next(gain for gain in found.gains if gain.fix == Fix("fuse_operators"))
     assert fused.at_most == pytest.approx(128)  # from 64 slow operators to the least time of one
-
-
-def test_time_between_operators_is_the_hosts(clock: FakeClock) -> None:
-    def slow_host() -> None:
-        product()
-        clock.advance(3 * FORWARD_S)
-
-    found = judged(clock, {"aten::mm": FORWARD_S}, slow_host, machine(flops_per_s=PRODUCT_FLOPS / FORWARD_S))
-    assert (found.bound, found.share_of_limit) == ("launch", 0.75)
 
 
 @pytest.mark.parametrize(("input_s", "bound"), [(FORWARD_S, "input"), (0.99 * FORWARD_S, "compute")])
@@ -195,36 +167,36 @@ def test_weights_come_from_memory_where_all_of_them_exceed_the_cache(
 # How sure that is
 
 
-def test_half_the_threads_confirm_compute(clock: FakeClock, threads: Callable[[int], None]) -> None:
-    threads(2)
+def test_half_the_threads_confirm_compute(clock: FakeClock, threads: FakeThreads) -> None:
+    threads.number = 2
     ceilings = machine(flops_per_s=PRODUCT_FLOPS / (0.8 * FORWARD_S))
     found = judged(clock, {"aten::mm": 2 * FORWARD_S}, product, ceilings)
     assert (found.bound, found.confirmation, found.confidence) == ("compute", "confirmed", "high")
-    assert torch.get_num_threads() == 2
+    assert threads.number == 2
 
 
-def test_a_bound_that_fewer_threads_contradict_is_not_trusted(clock: FakeClock, threads: Callable[[int], None]) -> None:
-    threads(2)
+def test_a_bound_that_fewer_threads_contradict_is_not_trusted(clock: FakeClock, threads: FakeThreads) -> None:
+    threads.number = 2
     ceilings = machine(flops_per_s=PRODUCT_FLOPS / (0.8 * FORWARD_S))
     found = judged(clock, {"aten::mm": FORWARD_S}, product, ceilings, shared=False)
     assert (found.bound, found.confirmation, found.confidence) == ("compute", "contradicted", "low")
 
 
-def test_a_slow_host_does_not_mind_fewer_threads(clock: FakeClock, threads: Callable[[int], None]) -> None:
+def test_a_slow_host_does_not_mind_fewer_threads(clock: FakeClock, threads: FakeThreads) -> None:
     def slow_host() -> None:
         product()
         clock.advance(FORWARD_S)
 
-    threads(4)
+    threads.number = 4
     found = judged(clock, {}, slow_host, machine())
     assert (found.bound, found.confirmation, found.confidence) == ("launch", "confirmed", "high")
 
 
 @pytest.mark.parametrize(("others", "confidence"), [(0.0, "high"), (1.0, "medium")])
 def test_what_else_used_the_machine_is_a_doubt_and_lowers_the_confidence(
-    clock: FakeClock, threads: Callable[[int], None], others: float, confidence: str
+    clock: FakeClock, threads: FakeThreads, others: float, confidence: str
 ) -> None:
-    threads(2)
+    threads.number = 2
     found = judged(
         clock,
         {"aten::mm": 2 * FORWARD_S},

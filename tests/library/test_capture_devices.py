@@ -21,9 +21,9 @@ CYCLES = Schedule(0, 1, 2, 2)
 class FakeCuda:
     """Keeps what is asked of `torch.cuda` in `calls`, in their order; `broken` names the calls that raise."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *broken: str) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[Any] = []
-        self.broken = broken
+        self.broken: tuple[str, ...] = ()
         monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
         monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", self._history)
         monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", self._dump)
@@ -46,6 +46,11 @@ class FakeCuda:
         Path(path).write_bytes(b"half")
         self._note("dump")
         Path(path).write_bytes(b"snapshot")
+
+
+@pytest.fixture
+def cuda(monkeypatch) -> FakeCuda:
+    return FakeCuda(monkeypatch)
 
 
 def drive(folder: Path, cuda: FakeCuda, device: torch.device, **options: Any) -> CaptureManifest:
@@ -77,26 +82,23 @@ def of(manifest: CaptureManifest, what: str) -> list[str]:
 # Memory
 
 
-def test_a_snapshot_is_taken_in_a_step_of_its_own(tmp_path, monkeypatch):
-    cuda = FakeCuda(monkeypatch)
+def test_a_snapshot_is_taken_in_a_step_of_its_own(tmp_path, cuda):
     manifest = drive(tmp_path, cuda, CUDA, snapshot_path=tmp_path / "memory.pickle")
     assert cuda.calls == [0, 1, "on", 2, "dump", "off"]
     assert manifest.snapshot_path.read_bytes() == b"snapshot"
     assert of(manifest, "memory snapshot") == []
 
 
-def test_a_recorder_takes_the_snapshot_in_the_steps_of_the_last_cycle(tmp_path, monkeypatch):
-    cuda = FakeCuda(monkeypatch)
+def test_a_recorder_takes_the_snapshot_in_the_steps_of_the_last_cycle(tmp_path, cuda):
     manifest = follow(tmp_path, cuda, CUDA, snapshot_path=tmp_path / "memory.pickle")
     assert cuda.calls == [0, 1, 2, 3, "on", 4, 5, "dump", "off"]
     assert manifest.snapshot_path == tmp_path / "memory.pickle"
 
 
-def test_beside_a_profiler_that_has_failed_the_history_alone_slows_the_steps(tmp_path, monkeypatch):
+def test_beside_a_profiler_that_has_failed_the_history_alone_slows_the_steps(tmp_path, monkeypatch, cuda):
     def failing(*_: Any) -> None:
         raise RuntimeError("no profiler today")
 
-    FakeCuda(monkeypatch)
     monkeypatch.setattr(torch.profiler.profile, "start", failing)
     options = CaptureOptions(snapshot_path=tmp_path / "memory.pickle")
     recorder = Recorder(Schedule(1, 2, 2), tmp_path / "trace.json", device=CUDA, options=options, naming=Naming())
@@ -109,8 +111,8 @@ def test_beside_a_profiler_that_has_failed_the_history_alone_slows_the_steps(tmp
     assert slowed == [False, False, False, True, True, False]
 
 
-def test_the_history_is_switched_off_when_writing_it_fails(tmp_path, monkeypatch):
-    cuda = FakeCuda(monkeypatch, "dump")
+def test_the_history_is_switched_off_when_writing_it_fails(tmp_path, cuda):
+    cuda.broken = ("dump",)
     manifest = drive(tmp_path, cuda, CUDA, snapshot_path=tmp_path / "memory.pickle")
     assert cuda.calls[-1] == "off"
     assert manifest.snapshot_path is None
@@ -118,8 +120,7 @@ def test_the_history_is_switched_off_when_writing_it_fails(tmp_path, monkeypatch
     assert [path.name for path in tmp_path.iterdir()] == ["trace.json"]
 
 
-def test_the_history_is_switched_off_when_the_program_fails(tmp_path, monkeypatch):
-    cuda = FakeCuda(monkeypatch)
+def test_the_history_is_switched_off_when_the_program_fails(tmp_path, cuda):
 
     def step(number: int) -> None:
         cuda.calls.append(number)
@@ -132,16 +133,14 @@ def test_the_history_is_switched_off_when_the_program_fails(tmp_path, monkeypatc
     assert cuda.calls == [0, 1, "on", 2, "off"]
 
 
-def test_a_history_that_the_program_keeps_is_left_alone(tmp_path, monkeypatch):
-    cuda = FakeCuda(monkeypatch)
+def test_a_history_that_the_program_keeps_is_left_alone(tmp_path, monkeypatch, cuda):
     monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: True, raising=False)
     manifest = drive(tmp_path, cuda, CUDA, snapshot_path=tmp_path / "memory.pickle")
     assert cuda.calls == [0, 1, 2]
     assert of(manifest, "memory snapshot") == ["RuntimeError: the program keeps the history of the allocator itself"]
 
 
-def test_a_cpu_has_no_snapshot_and_runs_no_step_for_it(tmp_path, monkeypatch):
-    cuda = FakeCuda(monkeypatch)
+def test_a_cpu_has_no_snapshot_and_runs_no_step_for_it(tmp_path, cuda):
     manifest = drive(tmp_path, cuda, CPU, snapshot_path=tmp_path / "memory.pickle")
     assert cuda.calls == [0, 1]
     assert "CUDA and XPU only, not for cpu" in of(manifest, "memory snapshot")[0]
@@ -150,20 +149,17 @@ def test_a_cpu_has_no_snapshot_and_runs_no_step_for_it(tmp_path, monkeypatch):
 # NVTX
 
 
-def test_every_step_has_its_range(tmp_path, monkeypatch):
-    cuda = FakeCuda(monkeypatch)
+def test_every_step_has_its_range(tmp_path, cuda):
     drive(tmp_path, cuda, CPU, nvtx=True)
     assert cuda.calls == ["step_0", 0, "pop", "step_1", 1, "pop"]
 
 
-def test_a_recorder_gives_every_step_its_range(tmp_path, monkeypatch):
-    cuda = FakeCuda(monkeypatch)
+def test_a_recorder_gives_every_step_its_range(tmp_path, cuda):
     follow(tmp_path, cuda, CPU, steps=2, nvtx=True)
     assert cuda.calls == ["step_0", 0, "pop", "step_1", 1, "pop", "step_2", "pop"]
 
 
-def test_the_range_ends_with_a_step_that_fails(tmp_path, monkeypatch):
-    cuda = FakeCuda(monkeypatch)
+def test_the_range_ends_with_a_step_that_fails(tmp_path, cuda):
     options = CaptureOptions(nvtx=True)
     with pytest.raises(ZeroDivisionError):
         capture(lambda _: 1 / 0, device=CPU, steps=1, warmup=1, trace_path=tmp_path / "t.json", options=options)
@@ -171,8 +167,9 @@ def test_the_range_ends_with_a_step_that_fails(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("door", [drive, follow])
-def test_a_torch_without_nvtx_says_so_once(tmp_path, monkeypatch, door):
-    manifest = door(tmp_path, FakeCuda(monkeypatch, "step_0"), CPU, nvtx=True)
+def test_a_torch_without_nvtx_says_so_once(tmp_path, monkeypatch, door, cuda):
+    cuda.broken = ("step_0",)
+    manifest = door(tmp_path, cuda, CPU, nvtx=True)
     assert of(manifest, "NVTX ranges") == ["RuntimeError: step_0 is broken"]
     assert manifest.trace_path is not None
 
@@ -191,8 +188,7 @@ def nsys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("nsys")
-def test_nsight_gets_the_recorded_steps_in_place_of_a_trace(tmp_path, monkeypatch):
-    cuda = FakeCuda(monkeypatch)
+def test_nsight_gets_the_recorded_steps_in_place_of_a_trace(tmp_path, cuda):
     manifest = drive(tmp_path, cuda, CUDA, stacks_path=tmp_path / "stacks.txt")
     assert cuda.calls == ["step_0", 0, "pop", "start", "step_1", 1, "pop", "stop"]
     assert (manifest.trace_path, manifest.activities, manifest.cycles) == (None, (), ())
@@ -201,8 +197,7 @@ def test_nsight_gets_the_recorded_steps_in_place_of_a_trace(tmp_path, monkeypatc
 
 
 @pytest.mark.usefixtures("nsys")
-def test_nsight_gets_the_cycles_of_a_recorder(tmp_path, monkeypatch):
-    cuda = FakeCuda(monkeypatch)
+def test_nsight_gets_the_cycles_of_a_recorder(tmp_path, cuda):
     manifest = follow(tmp_path, cuda, CUDA, stacks_path=tmp_path / "stacks.txt")
     without_ranges = [call for call in cuda.calls if call != "pop" and not str(call).startswith("step_")]
     assert without_ranges == [0, "start", 1, 2, "stop", 3, "start", 4, 5, "stop"]
@@ -211,23 +206,24 @@ def test_nsight_gets_the_cycles_of_a_recorder(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("nsys")
-def test_the_range_of_nsight_ends_when_the_loop_ends_early(tmp_path, monkeypatch):
-    cuda = FakeCuda(monkeypatch)
+def test_the_range_of_nsight_ends_when_the_loop_ends_early(tmp_path, cuda):
     follow(tmp_path, cuda, CUDA, steps=2)
     assert cuda.calls.count("start") == cuda.calls.count("stop") == 1
 
 
 @pytest.mark.usefixtures("nsys")
-def test_the_range_of_nsight_ends_when_the_program_fails(tmp_path, monkeypatch):
-    cuda = FakeCuda(monkeypatch)
+def test_the_range_of_nsight_ends_when_the_program_fails(tmp_path, cuda):
     with pytest.raises(ZeroDivisionError):
         capture(lambda _: 1 / 0, device=CUDA, steps=1, warmup=0, trace_path=tmp_path / "trace.json")
     assert cuda.calls == ["start", "step_0", "pop", "stop"]
 
 
 @pytest.mark.usefixtures("nsys")
-def test_nsight_around_a_program_without_cuda_is_a_remark(tmp_path, monkeypatch):
-    cuda = FakeCuda(monkeypatch, "start", "step_0")
+def test_nsight_around_a_program_without_cuda_is_a_remark(tmp_path, cuda):
+    cuda.broken = (
+        "start",
+        "step_0",
+    )
     manifest = drive(tmp_path, cuda, CPU)
     assert cuda.calls == [0, 1]
     assert of(manifest, "Nsight range") == ["RuntimeError: start is broken"]
@@ -237,7 +233,7 @@ def test_nsight_around_a_program_without_cuda_is_a_remark(tmp_path, monkeypatch)
 # Torch's profiler on a device
 
 
-def test_the_device_of_the_program_decides_what_is_recorded(monkeypatch):
+def test_the_device_of_the_program_decides_what_is_recorded(monkeypatch, cuda):
     cpu, cuda, xpu = (SimpleNamespace(name=name) for name in ("CPU", "CUDA", "XPU"))
     monkeypatch.setattr(torch.profiler, "supported_activities", lambda: [xpu, cuda, cpu])
     assert activities_on(CUDA) == [cpu, cuda]  # not XPU, which the torch of an Intel GPU may list beside CUDA
@@ -254,8 +250,8 @@ def test_settings_that_this_torch_does_not_know_are_left_out(monkeypatch):
     assert with_configuration({"with_stack": True}) == {"with_stack": True}
 
 
-def test_a_device_whose_events_are_missing_is_noted(tmp_path, monkeypatch):
+def test_a_device_whose_events_are_missing_is_noted(tmp_path, monkeypatch, cuda):
     both = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     monkeypatch.setattr("boundby.capture.engine.activities_on", lambda device: both)
-    manifest = drive(tmp_path, FakeCuda(monkeypatch), CUDA)
+    manifest = drive(tmp_path, cuda, CUDA)
     assert of(manifest, "device events") == ["the trace holds none; run with KINETO_LOG_LEVEL=0 to see why"]

@@ -122,7 +122,7 @@ def test_what_is_installed_decides_where_nothing_is_imported_yet(package: str, m
     for each in PACKAGES:
         monkeypatch.delitem(sys.modules, each, raising=False)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name == package.split(".")[0] else None)
-    assert callback_module._packages_in_use() == (package,)
+    assert callback_module.packages_in_use() == (package,)
 
 
 def test_without_either_package_the_import_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +194,7 @@ def test_the_losses_and_weights_are_the_same(tmp_path: Path, bare: list[float]) 
 
 def test_every_file_is_there_and_says_something(rich: Fit) -> None:
     folder = rich.folder / "logs" / "Tiny"
-    assert rich.callback._run_folder == folder
+    assert rich.callback.manager.folder == folder
     for name in ("stage_times.json", "profiler_summary.json", "manifest.json", "op_stats.csv", "trace.json"):
         assert (folder / name).stat().st_size > 100, name
     with (folder / "op_stats.csv").open(newline="") as file:
@@ -230,7 +230,7 @@ def test_a_trace_is_named_as_torch_s_own_handler_names_it(rich: Fit, tmp_path: P
 def test_a_validation_between_recorded_steps_is_marked_in_the_trace(tmp_path: Path) -> None:
     val = DataLoader(Rows(BATCH, nobody), batch_size=BATCH)
     fit = profiled(tmp_path, given={"active_steps": 3}, val=val, val_check_interval=3)
-    trace = read_trace(fit.callback._run_folder / "trace.json")
+    trace = read_trace(fit.callback.manager.folder / "trace.json")
     marks = [trace.names[each] for each in trace.name.tolist()]
     assert [marks.count(f"ProfilerStep#{number}") for number in (1, 2, 3)] == [1, 1, 1]
     assert marks.count("excluded: evaluation") == 1, "that after the step 2; that at the end was not recorded"
@@ -274,7 +274,7 @@ def test_without_being_enabled_it_does_nothing(tmp_path: Path, bare: list[float]
 def test_a_trainer_of_the_package_that_was_imported_later_takes_it_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(callback_module, "_packages_in_use", lambda: (LIGHTNING,))
+    monkeypatch.setattr(callback_module, "packages_in_use", lambda: (LIGHTNING,))
     fit = profiled(tmp_path, PACKAGES[1], max_steps=3)
     assert not isinstance(fit.callback, importlib.import_module(PACKAGES[1]).Callback)
     assert fit.order() == ["callbacks", "data", *(STEP * 3)[:-2], *AFTER_EPOCH]
@@ -283,7 +283,7 @@ def test_a_trainer_of_the_package_that_was_imported_later_takes_it_too(
 def test_it_speaks_through_the_log_of_the_package_that_has_the_trainer(tmp_path: Path) -> None:
     callback = ProfilerCallback(True, tmp_path)
     losses_of(PACKAGES[1], callback, max_steps=1)
-    assert callback._say is importlib.import_module(f"{PACKAGES[1]}.utilities.rank_zero").rank_zero_info
+    assert callback.say is importlib.import_module(f"{PACKAGES[1]}.utilities.rank_zero").rank_zero_info
 
 
 def test_a_resumed_fit_counts_on(tmp_path: Path) -> None:

@@ -33,6 +33,11 @@ pytestmark = [pytest.mark.filterwarnings(each) for each in fits.WARNINGS]
 def no_profiler_outlives_a_test() -> Iterator[None]:
     yield
     assert not autograd_profiler._is_profiler_enabled
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_is_left_open() -> Iterator[None]:
+    yield
     gc.collect()
 
 
@@ -63,7 +68,7 @@ def test_a_profiler_that_raises_leaves_the_fit_as_it_is(
     assert fit.module.losses == bare
     assert "no space left" in remarks_of(fit)
     assert fit.times.status == "finished" and fit.times.last_step == STEPS - 1
-    assert not (fit.callback._run_folder / "chrome_trace.json").exists()
+    assert not (fit.callback.manager.folder / "chrome_trace.json").exists()
 
 
 def test_what_the_tensorboard_folder_cannot_take_is_said_once(
@@ -74,7 +79,7 @@ def test_what_the_tensorboard_folder_cannot_take_is_said_once(
     assert fit.module.losses == bare
     assert sum("no space left" in each for each in fit.said) == 1
     assert "hook of trace_ready" in remarks_of(fit)
-    assert (fit.callback._run_folder / "op_stats.csv").stat().st_size > 0
+    assert (fit.callback.manager.folder / "op_stats.csv").stat().st_size > 0
 
 
 def test_without_reports_what_fails_is_said_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

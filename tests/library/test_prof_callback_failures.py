@@ -130,7 +130,7 @@ def test_an_evaluation_after_an_exception_is_no_part_of_the_step_that_it_ended(t
     trainer = make_trainer(tmp_path, callback, model=Model(FakeNanoseconds(), fail_at=5))
     with pytest.raises(RuntimeError, match="the model fails"):
         trainer.train()
-    trainer.model._fail_at = None
+    trainer.model.fail_at = None
     trainer.evaluate()
     callback.stop()
     times = read_stage_times(tmp_path)

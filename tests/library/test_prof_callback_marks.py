@@ -279,5 +279,5 @@ def test_the_command_counts_the_cycles_that_the_training_has_steps_for(tmp_path:
 def test_the_suggested_report_is_in_the_output_folder_unless_it_is_named() -> None:
     default = ProfCallback(enable_nsight_systems=True)
     named = ProfCallback(enable_nsight_systems=True, nsight_systems_output_file="mine.nsys-rep")
-    assert default._nsight.report == "profiler_output/nsys_profile.nsys-rep"
-    assert named._nsight.report == "mine.nsys-rep"
+    assert default.nsight.report == "profiler_output/nsys_profile.nsys-rep"
+    assert named.nsight.report == "mine.nsys-rep"

@@ -54,23 +54,18 @@ def test_a_launch_at_any_moment_divides_host_and_device(
     [
         (LOADER, "user_annotation", "input"),
         ("torch/utils/data/dataloader.py(733): __next__", "python_function", "input"),
-        (SYNC, "cuda_runtime", "synchronisation"),
-        ("cudaDeviceSynchronize", "cuda_runtime", "synchronisation"),
-        ("hipEventSynchronize", "cuda_runtime", "synchronisation"),
-        ("cudaMemcpy", "cuda_runtime", "synchronisation"),
-        ("aten::item", "cpu_op", "synchronisation"),
-        ("aten::_local_scalar_dense", "cpu_op", "synchronisation"),
-        ("cudaMalloc", "cuda_runtime", "allocator"),
-        ("cudaFree", "cuda_runtime", "allocator"),
-        ("cudaHostAlloc", "cuda_runtime", "allocator"),
-        ("hipMalloc", "cuda_runtime", "allocator"),
+        *(
+            (name, "cuda_runtime", "synchronisation")
+            for name in (SYNC, "cudaDeviceSynchronize", "hipEventSynchronize", "cudaMemcpy")
+        ),
+        *((name, "cpu_op", "synchronisation") for name in ("aten::item", "aten::_local_scalar_dense")),
+        *((name, "cuda_runtime", "allocator") for name in ("cudaMalloc", "cudaFree", "cudaHostAlloc", "hipMalloc")),
         ("cuMemMap", "cuda_driver", "allocator"),
         ("entire_frame_compile (dynamo_timed)", "cpu_op", "compile"),
         ("cuModuleLoadData", "cuda_driver", "compile"),
         ("aten::add", "cpu_op", "launch"),
-        ("cudaMemcpyAsync", "cuda_runtime", "launch"),
+        *((name, "cuda_runtime", "launch") for name in ("cudaMemcpyAsync", "cudaMemsetAsync")),
         ("cuMemcpyHtoDAsync_v2", "cuda_driver", "launch"),
-        ("cudaMemsetAsync", "cuda_runtime", "launch"),
         ("train.py(3): step", "python_function", "launch"),
     ],
 )
@@ -255,29 +250,15 @@ def test_queue_depth_counts_what_is_launched_and_not_begun(tmp_path: Path) -> No
     assert launches.shorter_than_call == 0
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "hipLaunchKernel",
-        "hipModuleLaunchKernel",
-        "hipExtModuleLaunchKernel",
-        "hipExtLaunchKernel",
-        "hipLaunchCooperativeKernel",
-        "hipMemcpyAsync",
-        "hipMemcpyWithStream",
-        "hipMemsetAsync",
-        "hipGraphLaunch",
-        "cudaLaunchKernelExC",
-        "cuLaunchKernel",
-        "cuLaunchKernelEx",
-        "cudaLaunchCooperativeKernel",
-        "cudaGraphLaunch",
-        "cuGraphLaunch",
-        "cudaMemcpy2DAsync",
-        "cuMemcpyDtoDAsync_v2",
-        "cudaLaunchKernel_ptsz",
-    ],
+LAUNCHING_CALLS = (
+    *("hipLaunchKernel", "hipModuleLaunchKernel", "hipExtModuleLaunchKernel", "hipExtLaunchKernel"),
+    *("hipLaunchCooperativeKernel", "hipMemcpyAsync", "hipMemcpyWithStream", "hipMemsetAsync", "hipGraphLaunch"),
+    *("cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx", "cudaLaunchCooperativeKernel"),
+    *("cudaGraphLaunch", "cuGraphLaunch", "cudaMemcpy2DAsync", "cuMemcpyDtoDAsync_v2", "cudaLaunchKernel_ptsz"),
 )
+
+
+@pytest.mark.parametrize("name", LAUNCHING_CALLS)
 def test_knows_the_launching_calls_of_cuda_and_hip(tmp_path: Path, name: str) -> None:
     analysis = analysis_of(tmp_path, step(1, 0, 20), call(1, 1, 70, name), work(5, 5, 70))
     assert (analysis.launches.calls, analysis.launches.calls_without_work) == (1, 0)

@@ -3,9 +3,7 @@
 python -m pytest tests/library/test_trace_memory.py
 """
 
-import json
 import random
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -15,17 +13,10 @@ import torch
 from boundby.capture import capture
 from boundby.trace import analyze, read_trace
 from boundby.trace.memory import MEMORY_COLUMNS, MOST_OWNERS, MOST_POINTS, MemoryOwner, MemoryUse, memory_rows
+from tests.traces import analysis_of, event, step
 
 GPU = {"Device Type": 1, "Device Id": 0}
 HOST = {"Device Type": 0, "Device Id": -1}
-
-
-def event(name: str, ts: float, dur: float, category: str = "cpu_op", tid: int = 1) -> dict:
-    return {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": tid, "ts": ts, "dur": dur, "args": {}}
-
-
-def step(number: int, ts: float, dur: float) -> dict:
-    return event(f"ProfilerStep#{number}", ts, dur, "user_annotation")
 
 
 def change(  # noqa: PLR0913
@@ -39,9 +30,7 @@ def change(  # noqa: PLR0913
 
 
 def uses_of(folder: Path, *events: dict) -> tuple[MemoryUse, ...]:
-    path = folder / "trace.json"
-    path.write_text(json.dumps({"traceEvents": events}))
-    return analyze(read_trace(path)).memory
+    return analysis_of(folder, *events).memory
 
 
 def use_of(folder: Path, *events: dict) -> MemoryUse:
@@ -237,11 +226,6 @@ def test_rows_name_the_device_and_leave_unknown_cells_empty(tmp_path):
     rows = memory_rows(uses)
     assert [list(row) for row in rows] == [list(MEMORY_COLUMNS)] * 2
     assert [tuple(row.values()) for row in rows] == [(0, 0.0025, 300, 600), ("host", 0.001, 100, None)]
-
-
-def test_record_is_plain_json(tmp_path):
-    use = use_of(tmp_path, change(1, 7, 100, 100, GPU), change(2, 7, -100, 0, GPU))
-    assert json.loads(json.dumps(asdict(use)))["timeline"]["allocated_bytes"] == [100, 0]
 
 
 def test_recorded_leak_of_a_thousand_floats_per_step_is_found(tmp_path):

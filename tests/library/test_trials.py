@@ -13,7 +13,7 @@ from boundby.roofline import Interval
 from boundby.timer import Timer
 from boundby.trials import doubled_batch, fewer_threads, graph_replay, other_precision
 from boundby.verdict import Trial
-from tests.fakes import FakeClock
+from tests.fakes import FakeClock, FakeThreads
 
 FORWARD_S = 2.0**-4
 Work = Callable[[], None]
@@ -25,15 +25,13 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture(autouse=True)
-def _settings_are_left() -> Iterator[None]:
-    """Set four threads; fail the test that leaves other settings behind."""
-    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
-    torch.set_num_threads(4)
-    yield
-    left = (torch.get_num_threads(), torch.get_float32_matmul_precision())
-    torch.set_num_threads(threads)
+def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeThreads]:
+    """Four threads; fail the test that leaves other settings behind."""
+    threads, precision = FakeThreads(monkeypatch, 4), torch.get_float32_matmul_precision()
+    yield threads
+    left = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
-    assert left == (4, precision)
+    assert (threads.number, left) == (4, precision)
 
 
 def takes(clock: FakeClock, seconds: float) -> Work:
@@ -179,26 +177,20 @@ def parallel(clock: FakeClock, serial: float = 0.0) -> Work:
     return work
 
 
-@pytest.mark.parametrize(("threads", "name", "ratio"), [(4, "2 of 4 threads", 0.5), (2, "1 of 2 threads", 0.5)])
+@pytest.mark.parametrize(
+    ("number", "fewer", "ratio", "said"),
+    [(4, 2, 0.5, "contradicted"), (2, 1, 0.5, "contradicted"), (3, 1, 1 / 3, "contradicted")],
+)
 def test_work_that_threads_share_takes_as_much_longer_on_fewer(
-    clock: FakeClock, threads: int, name: str, ratio: float
+    clock: FakeClock, threads: FakeThreads, number: int, fewer: int, ratio: float, said: str
 ) -> None:
-    torch.set_num_threads(threads)
+    threads.number = number
     found = fewer_threads(parallel(clock), Timer(clock))
-    assert effect(found) == Interval.exact(ratio)
-    assert found is not None and found.name == name
-    assert [confirm(bound, [found]) for bound in ("compute", "launch")] == ["confirmed", "contradicted"]
-    assert torch.get_num_threads() == threads
-    torch.set_num_threads(4)
-
-
-def test_three_threads_are_cut_to_one(clock: FakeClock) -> None:
-    torch.set_num_threads(3)
-    found = fewer_threads(parallel(clock), Timer(clock))
-    torch.set_num_threads(4)
-    assert effect(found).value == pytest.approx(1 / 3, rel=1e-14)
-    assert found is not None and found.name == "1 of 3 threads"
-    assert confirm("compute", [found]) == "confirmed"
+    left, threads.number = threads.number, 4
+    assert found is not None and left == number
+    assert found.ratio.value == pytest.approx(ratio, rel=1e-14)
+    assert found.fix.settings == {"threads": fewer, "instead_of": number}
+    assert [confirm(bound, [found]) for bound in ("compute", "launch")] == ["confirmed", said]
 
 
 def test_work_of_one_thread_does_not_mind_fewer(clock: FakeClock) -> None:
@@ -209,16 +201,18 @@ def test_work_of_one_thread_does_not_mind_fewer(clock: FakeClock) -> None:
     assert confirm("memory", [found]) == "untested"  # one thread may saturate the memory, or not
 
 
-def test_one_thread_cannot_be_fewer(clock: FakeClock) -> None:
-    torch.set_num_threads(1)
+def test_one_thread_cannot_be_fewer(clock: FakeClock, threads: FakeThreads) -> None:
+    threads.number = 1
     found = fewer_threads(parallel(clock), Timer(clock))
-    torch.set_num_threads(4)
+    threads.number = 4
     assert found is None
     assert clock.now == 0.0  # nothing was run for it
 
 
 @pytest.mark.parametrize("failing_call", [1, 2, 3, 5])
-def test_the_threads_are_set_back_when_the_work_raises(clock: FakeClock, failing_call: int) -> None:
+def test_the_threads_are_set_back_when_the_work_raises(
+    clock: FakeClock, threads: FakeThreads, failing_call: int
+) -> None:
     calls = 0
 
     def work() -> None:
@@ -230,7 +224,7 @@ def test_the_threads_are_set_back_when_the_work_raises(clock: FakeClock, failing
 
     with pytest.raises(ZeroDivisionError):
         fewer_threads(work, Timer(clock))
-    assert (calls, torch.get_num_threads()) == (failing_call, 4)
+    assert (calls, threads.number) == (failing_call, 4)
 
 
 # Another precision

@@ -1,5 +1,6 @@
 """Findings on classifiers of known work, whose operators take a known time on a machine of known limits."""
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import mean
@@ -13,14 +14,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from boundby import trials
 from boundby.ceilings import Ceilings, ComputeCeiling, MemoryCeiling
 from boundby.energy import EnergyMeter, EnergyUse
+from boundby.known import Missing
 from boundby.roofline import Interval
 from boundby.timer import Timer
 from boundby.verdict import Doubt, Fix, Trial, Verdict
 from boundby.work import transformer_flops, transformer_shape
-from tests.fakes import FakeClock
-from utils import diagnosis, profiler
-from utils.diagnosis import DOUBTS_OF_A_VERDICT, Finding, Subject, diagnose
-from utils.metrics import COLUMNS, DIAGNOSED, NOT_DIAGNOSED, MetricsCollector
+from tests.fakes import FakeClock, FakeThreads
+from utils import columns, diagnosis, profiler
+from utils.columns import COLUMNS, NAMES, NOT_DIAGNOSED, Finding
+from utils.diagnosis import DOUBTS_OF_A_VERDICT, Subject, diagnose
 from utils.profiler import InferenceProfiler
 from utils.selection import Selection
 from utils.visits import Visit
@@ -34,6 +36,7 @@ FLOPS_PER_S = 1.25 * FLOPS_PER_TOKEN / SECONDS_PER_TOKEN  # they reach 80 % of t
 EVEN = ["a b c d e f g h"] * 8
 UNEVEN = ["a b c d e f g h", "a b", "a b c", "a b c"]  # as a batch of four: 16 real and 32 padded tokens
 ENERGY = ("energy_per_sample_j", "energy_per_sample_net_j")
+DIAGNOSED = {column.name for column in COLUMNS if column.found}
 WORK = ("flops_per_batch", "useful_flops_pct", "bytes_per_batch", "flops_per_sec", "share_of_ceiling_pct")
 
 
@@ -103,7 +106,7 @@ class LinearLayersTakeTime(TorchDispatchMode):
 
     def __init__(self, clock: FakeClock) -> None:
         super().__init__()
-        self.speed: Callable[[], float] = torch.get_num_threads
+        self.speed: Callable[[], float] = lambda: torch.get_num_threads()
         self._clock = clock
 
     def __torch_dispatch__(
@@ -170,14 +173,11 @@ class Bench:
 
 
 @pytest.fixture(autouse=True)
-def _quiet_machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Use one thread, so that fewer are not possible; collect no garbage, which takes longer than the test."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def threads(monkeypatch: pytest.MonkeyPatch) -> FakeThreads:
+    """One thread, so that fewer are not possible; no garbage is collected, which takes longer than the test."""
     for module in (diagnosis, profiler):
         monkeypatch.setattr(module, "release_memory", lambda device: None)
-    yield
-    torch.set_num_threads(before)
+    return FakeThreads(monkeypatch)
 
 
 def fixes(verdict: Verdict) -> dict[str, float]:
@@ -189,6 +189,11 @@ def tried(verdict: Verdict) -> list[str]:
     return [trial.name for trial in verdict.trials]
 
 
+def values(finding: Finding) -> dict[str, Any]:
+    """Return the columns that a finding fills."""
+    return {column.name: column.found(finding) for column in COLUMNS if column.found}
+
+
 def raising(error: BaseException, from_rows: int = 5) -> Callable[[int, int], None]:
     def before(rows: int, tokens: int) -> None:
         if rows >= from_rows:
@@ -198,7 +203,7 @@ def raising(error: BaseException, from_rows: int = 5) -> Callable[[int, int], No
 
 
 def missing(row: Mapping[str, Any]) -> set[str]:
-    return {name for name in COLUMNS if row[name] is None}
+    return {name for name in NAMES if row[name] is None}
 
 
 # The work of a batch
@@ -215,15 +220,15 @@ def test_flops_are_those_of_the_formula_with_padding_and_without() -> None:
     assert shape is not None
     executed = mean(transformer_flops(shape, 4, longest) for longest in (8, 12))
     useful = sum(transformer_flops(shape, 1, length) for length in lengths) / 2
-    assert finding.columns["flops_per_batch"] == executed
-    assert finding.columns["useful_flops_pct"] == pytest.approx(100 * useful / executed, rel=1e-12)
+    assert values(finding)["flops_per_batch"] == executed
+    assert values(finding)["useful_flops_pct"] == pytest.approx(100 * useful / executed, rel=1e-12)
     assert fixes(finding.verdict)["remove padding"] == pytest.approx(executed / useful, rel=1e-12)
     assert not [doubt for doubt in finding.verdict.doubts if doubt.kind == "work"]
 
 
 def test_flops_far_from_the_formula_are_a_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(EVEN).sweep(4)
-    counted = bench.finding().columns["flops_per_batch"]
+    counted = values(bench.finding())["flops_per_batch"]
     monkeypatch.setattr("utils.diagnosis.transformer_shape", lambda model: "a shape that is known")
     for factor, doubts in ((1.04, []), (2.0, ["the counted FLOPs are 0.50 times those of the formula"])):
         monkeypatch.setattr("utils.diagnosis.transformer_flops", lambda *_, factor=factor: factor * counted)
@@ -247,7 +252,7 @@ def test_columns_follow_from_work_time_and_ceiling() -> None:
 
 def test_without_padding_there_is_none_to_remove() -> None:
     finding = Bench(EVEN).sweep(4).finding()
-    assert finding.columns["useful_flops_pct"] == 100.0
+    assert values(finding)["useful_flops_pct"] == 100.0
     assert "remove padding" not in fixes(finding.verdict)
 
 
@@ -259,7 +264,7 @@ def test_every_measured_batch_size_has_a_finding_and_no_other() -> None:
     assert [row["status"] for row in bench.rows] == ["ok", "ok", "oom", "skipped_oom"]
     findings = bench.findings()
     assert [each.batch_size for each in findings] == [1, 2]
-    assert [each.columns["flops_per_batch"] for each in findings] == [8 * FLOPS_PER_TOKEN, 16 * FLOPS_PER_TOKEN]
+    assert [values(each)["flops_per_batch"] for each in findings] == [8 * FLOPS_PER_TOKEN, 16 * FLOPS_PER_TOKEN]
 
 
 def test_a_noisy_row_is_diagnosed_and_its_verdict_in_doubt() -> None:
@@ -283,7 +288,7 @@ def test_a_model_that_cannot_be_counted_is_inconclusive_and_its_row_stays() -> N
     assert {row[name] for name in (*WORK, "share_of_limit_pct")} == {None}
     for name in (*WORK, "share_of_limit_pct"):
         assert "work: it cannot be counted (the FLOPs of aten::_fft_r2c are not known" in row["reasons"][name]
-    measured = set(COLUMNS) - set(DIAGNOSED) - {"doubts"}
+    measured = set(NAMES) - DIAGNOSED - {"doubts"}
     assert {name: row[name] for name in measured} == {name: bench.rows[0][name] for name in measured}
     padded = fixes(bench.finding().verdict)
     assert padded["remove padding"] == pytest.approx(2.0)  # by tokens, where FLOPs are not known
@@ -352,7 +357,7 @@ def test_a_model_without_products_has_no_useful_share_of_them() -> None:
 def test_a_tokenizer_as_slow_as_the_forward_is_the_bound(share: float, bound: str) -> None:
     bench = Bench(EVEN, seconds_per_text=8 * SECONDS_PER_TOKEN * share).sweep(4)
     finding = bench.finding()
-    assert finding.columns["bound"] == bound
+    assert values(finding)["bound"] == bound
     [ahead] = [gain for gain in fixes(finding.verdict) if gain == str(Fix("overlap_input"))]
     assert fixes(finding.verdict)[ahead] == pytest.approx(1 + share)
 
@@ -379,7 +384,7 @@ def on_a_device(bench: Bench, **seconds: float) -> None:
         return replace(visit, timings=(*visit.timings, *found))
 
     bench.visits = [note(visit) for visit in bench.visits]
-    bench.rows = MetricsCollector(CPU).rows(bench.visits, sorted({each.batch_size for each in bench.visits}), 0.03)
+    bench.rows = columns.rows(bench.visits, sorted({each.batch_size for each in bench.visits}), 0.03)
 
 
 @pytest.fixture
@@ -411,7 +416,7 @@ def test_times_of_the_device_decide_where_there_is_one(
     assert tried(finding.verdict) == ["the batch doubled", "replayed as a CUDA graph"]
     if bound == "compute":  # 0.64 of the isolated time by the limit
         assert finding.verdict.share_of_limit == pytest.approx(0.64 / device, rel=1e-6)
-        assert finding.columns["share_of_ceiling_pct"] == pytest.approx(64.0)
+        assert values(finding)["share_of_ceiling_pct"] == pytest.approx(64.0)
 
 
 def test_the_time_of_the_device_is_that_of_the_row(meta: torch.device) -> None:
@@ -421,7 +426,7 @@ def test_the_time_of_the_device_is_that_of_the_row(meta: torch.device) -> None:
     disturbed = ({"kind": "gpu_shared", "text": "1 other process(es) held the GPU", "is_passing": True},)
     slow = tuple(replace(each, seconds=64 * each.seconds) for each in bench.visits[5].timings)
     bench.visits[5] = replace(bench.visits[5], timings=slow, disturbances=disturbed)
-    bench.rows = MetricsCollector(CPU).rows(bench.visits, [4], 0.03)
+    bench.rows = columns.rows(bench.visits, [4], 0.03)
     bench.model.to(meta)
     assert bench.rows[0]["device_per_batch_ms"] == 32e3 * SECONDS_PER_TOKEN
     finding = bench.finding(device=meta)
@@ -443,13 +448,10 @@ def test_doubling_the_batch_fits_compute_and_cannot_tell_it_from_memory() -> Non
 
 
 @pytest.fixture
-def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
+def two_threads(threads: FakeThreads) -> Iterator[None]:
+    threads.number = 2
     yield
-    left = torch.get_num_threads()
-    torch.set_num_threads(before)
-    assert left == 2
+    assert threads.number == 2
 
 
 def test_settings_are_changed_on_purpose_and_set_back(two_threads: None) -> None:
@@ -555,7 +557,7 @@ def test_energy_is_the_median_over_windows_gross_and_net_of_the_idle_machine() -
     assert (row["energy_per_sample_j"], row["energy_per_sample_net_j"]) == (32 / 8, (32 - 8) / 8)
     assert not set(ENERGY) & set(row["reasons"])
     assert len(seen) == 2 * without + 3 * 2 * 2  # windows, passes in each, batches in each
-    assert counted.reasons == dict.fromkeys(ENERGY, "no energy counter was given")
+    assert counted.energy_j == counted.energy_net_j == Missing("no energy counter was given")
 
 
 def test_without_the_power_of_the_idle_machine_energy_is_gross_alone() -> None:
@@ -569,7 +571,7 @@ def test_without_the_power_of_the_idle_machine_energy_is_gross_alone() -> None:
     ("changes", "reason"),
     [
         ({}, "no energy counter was given"),
-        ({"energy_reason": "the device is not a GPU"}, "the device is not a GPU"),
+        ({"energy": Missing("the device is not a GPU")}, "the device is not a GPU"),
         ({"energy": meter(THREE_WINDOWS[0], OSError("the counter stands still"))}, "the counter stands still"),
     ],
 )
@@ -599,9 +601,9 @@ def test_reasons_stand_for_exactly_what_is_missing(case: str) -> None:
     row = bench.row(**SUBJECTS[case])
     assert missing(row) == set(row["reasons"])
     assert all(row["reasons"].values()) and NOT_DIAGNOSED not in row["reasons"].values()
-    kept = set(before["reasons"]) - set(DIAGNOSED)
+    kept = set(before["reasons"]) - DIAGNOSED
     assert {name: row["reasons"][name] for name in kept} == {name: before["reasons"][name] for name in kept}
-    assert list(row) == [*COLUMNS, "doubt_kinds", "reasons", "verdict"]
+    assert list(row) == [*NAMES, "doubt_kinds", "reasons", "verdict"]
 
 
 def test_reasons_stand_for_exactly_what_is_missing_where_nothing_can_be_counted() -> None:
@@ -611,20 +613,17 @@ def test_reasons_stand_for_exactly_what_is_missing_where_nothing_can_be_counted(
 
 
 def test_doubts_are_joined_without_repeats_and_the_row_given_is_left_alone() -> None:
+    bench = Bench(EVEN).sweep(4)
+    before = {**bench.rows[0], "doubts": ["outliers: z", "noisy: x"], "doubt_kinds": ["outliers", "noisy"]}
+    given = copy.deepcopy(before)
     verdict = Verdict("memory", (), 0.5, "low", "untested", (), (), doubts=(Doubt("noisy", "x"), Doubt("share", "y")))
-    row = {
-        "doubts": ["outliers: z", "noisy: x"],
-        "doubt_kinds": ["outliers", "noisy"],
-        "reasons": {"bound": NOT_DIAGNOSED, "gpu_power_w": "no GPU"},
-    }
-    finding = Finding(4, {"bound": "memory", "flops_per_batch": None}, verdict, {"flops_per_batch": "not countable"})
-    filled = finding.fill({**row, "bound": None})
-    assert filled["doubts"] == ["outliers: z", "noisy: x", "share: y"]
-    assert filled["reasons"] == {"gpu_power_w": "no GPU", "flops_per_batch": "not countable"}
+    finding = replace(bench.finding(), verdict=verdict, flops=Missing("not countable"))
+    filled = finding.fill(given)
+    assert (filled["doubts"], filled["doubt_kinds"]) == (
+        ["outliers: z", "noisy: x", "share: y"],
+        ["outliers", "noisy", "share"],
+    )
     assert (filled["bound"], filled["flops_per_batch"], filled["verdict"]["share_of_limit"]) == ("memory", None, 0.5)
-    assert row == {
-        "doubts": ["outliers: z", "noisy: x"],
-        "doubt_kinds": ["outliers", "noisy"],
-        "reasons": {"bound": NOT_DIAGNOSED, "gpu_power_w": "no GPU"},
-    }
-    assert finding.fill(filled)["doubts"] == filled["doubts"]
+    assert filled["reasons"]["flops_per_batch"] == filled["reasons"]["flops_per_sec"] == "not countable"
+    assert "bound" not in filled["reasons"] and given == before
+    assert finding.fill(filled) == filled

@@ -9,8 +9,8 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from tests import evaluation_workplace as workplace
+from utils import baseline as baselines
 from utils.artifacts import EvaluationFolder
-from utils.baseline import Baseline
 from utils.evaluation import plan as plans
 from utils.evaluation import planning
 
@@ -59,7 +59,7 @@ def stored(url: str, earlier: bool = False) -> set[str]:
 
 
 def test_step_02_resumes_a_finished_evaluation_and_without_resume_makes_another(at, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(Baseline, "_diagnose", lambda *_: None)  # which measures the limits of this machine
+    monkeypatch.setattr(baselines, "find_limits", lambda *_: None)  # which measures the limits of this machine
     store = f"file://{tmp_path}/store"
     folder, settings = at("one", f"evaluation.storage={store}")
     assert workplace.evaluate(settings, *WHOLE) == [0, 0, 0]

@@ -10,9 +10,8 @@ import pytest
 
 from boundby import files
 from tests import evaluation_workplace as workplace
-from utils import contents
+from utils import baseline, contents
 from utils.artifacts import EvaluationFolder
-from utils.baseline import Baseline
 from utils.data import Rows
 from utils.errors import InputError
 from utils.evaluation import parts, planning, shards
@@ -123,7 +122,7 @@ def test_code_that_was_edited_since_the_plan_is_refused(evaluation_folder, monke
 @pytest.mark.parametrize("moment", ["plan", "predict", "conclude"])
 def test_step_02_ends_without_a_number_when_texts_change_during_it(evaluation_folder, monkeypatch, capsys, moment):
     folder, settings, dataset = evaluation_folder
-    monkeypatch.setattr(Baseline, "_diagnose", lambda *_: None)  # which measures the limits of this machine
+    monkeypatch.setattr(baseline, "find_limits", lambda *_: None)  # which measures the limits of this machine
     work, results = getattr(evaluation, moment), folder.path.parent
 
     def disturbed(*arguments, **options):
@@ -143,7 +142,7 @@ def test_step_02_ends_without_a_number_when_texts_change_during_it(evaluation_fo
 
 def test_step_02_runs_again_when_texts_changed_after_it(evaluation_folder, monkeypatch, capsys):
     _, settings, dataset = evaluation_folder
-    monkeypatch.setattr(Baseline, "_diagnose", lambda *_: None)
+    monkeypatch.setattr(baseline, "find_limits", lambda *_: None)
     step = importlib.import_module("scripts.02_baseline_inference").main
     before = dataset.read_bytes()
     assert step([*settings, *QUICK]) == 0

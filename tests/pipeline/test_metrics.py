@@ -12,7 +12,9 @@ import torch
 from boundby import memory
 from boundby.sampler import NoSource, Reading, Sampler
 from tests.fakes import FakeClock
-from utils.metrics import COLUMNS, DIAGNOSED, MetricsCollector
+from utils import columns
+from utils.columns import COLUMNS, NAMES
+from utils.metrics import MetricsCollector
 from utils.visits import Timing, Visit
 
 MEMORY = {
@@ -52,13 +54,13 @@ def visit(number: int, *batch_seconds: float, batch_size: int = 4, **others: Any
 
 
 def row_of(*visits: Visit, half_width: float = 0.03) -> dict[str, Any]:
-    [row] = MetricsCollector("cpu").rows(visits, [visits[0].batch_size], half_width)
+    [row] = columns.rows(visits, [visits[0].batch_size], half_width)
     return row
 
 
 def test_a_row_has_exactly_the_columns_of_the_contract_and_reasons() -> None:
     for row in (row_of(visit(0), visit(1)), row_of(Visit("float32", 4, 0, "oom", "s", message="out of memory"))):
-        assert list(row) == [*COLUMNS, "reasons"]
+        assert list(row) == [*NAMES, "doubt_kinds", "reasons"]
 
 
 def test_rates_follow_from_the_seconds_per_sample() -> None:
@@ -175,10 +177,10 @@ def test_every_none_has_a_reason_and_every_reason_a_none() -> None:
         row_of(visit(1, warm_up=None), visit(2, warm_up=None)),
     ]
     for row in rows:
-        unknown = {name for name in COLUMNS if row[name] is None}
+        unknown = {name for name in NAMES if row[name] is None}
         assert set(row["reasons"]) == unknown
         assert all(row["reasons"].values())
-        assert set(DIAGNOSED) <= unknown
+        assert {column.name for column in COLUMNS if column.found} <= unknown
 
 
 def test_memory_is_the_most_of_all_visits_in_mb() -> None:
@@ -273,14 +275,14 @@ def test_device_enqueue_and_transfer_times_are_medians_by_batch() -> None:
 
 def test_rows_stand_in_order_and_points_without_visits_wait() -> None:
     visits = [visit(0, batch_size=8), visit(0, batch_size=2)]
-    rows = MetricsCollector("cpu").rows(visits, [8, 4, 2], 0.03)
+    rows = columns.rows(visits, [8, 4, 2], 0.03)
     assert [row["batch_size"] for row in rows] == [2, 8]
-    assert MetricsCollector("cpu").rows([], [1, 2], 0.03) == []
+    assert columns.rows([], [1, 2], 0.03) == []
 
 
 def test_out_of_memory_is_a_row_and_larger_ones_were_skipped() -> None:
     oom = Visit("float32", 8, 0, "oom", "s", message="OutOfMemoryError: CUDA out of memory.")
-    rows = MetricsCollector("cpu").rows([visit(0), oom], [32, 4, 8, 16], 0.03)
+    rows = columns.rows([visit(0), oom], [32, 4, 8, 16], 0.03)
     assert [(row["batch_size"], row["status"]) for row in rows] == [
         (4, "noisy"),
         (8, "oom"),
@@ -295,10 +297,10 @@ def test_out_of_memory_is_a_row_and_larger_ones_were_skipped() -> None:
 
 def test_a_failure_is_a_row_and_larger_ones_are_measured() -> None:
     failed = Visit("float32", 2, 0, "failed", "s", message="RuntimeError: device-side assert")
-    rows = MetricsCollector("cpu").rows([failed, visit(0)], [2, 4], 0.03)
+    rows = columns.rows([failed, visit(0)], [2, 4], 0.03)
     assert [row["status"] for row in rows] == ["failed", "noisy"]
     assert rows[0]["reasons"]["all"] == "RuntimeError: device-side assert"
-    assert len(MetricsCollector("cpu").rows([failed], [2, 4], 0.03)) == 1  # 4 has yet to be measured
+    assert len(columns.rows([failed], [2, 4], 0.03)) == 1  # 4 has yet to be measured
 
 
 def test_a_measurement_spans_its_start_and_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -241,6 +241,15 @@ def test_batches_give_the_labels_of_single_texts(folder, request):
     assert found.as_dict()["share"] == 1.0
 
 
+def test_the_texts_of_the_agreement_hold_the_shortest_and_the_longest_and_are_the_same_each_time():
+    texts = ["x" * (5 + row % 7) for row in range(5000)]
+    texts[4321], texts[1234] = "x" * 400, "x"
+    chosen = models.agreement_texts(texts)
+    assert len(chosen) == 64 and {"x" * 400, "x"} < set(chosen)
+    assert models.agreement_texts(texts) == chosen
+    assert sorted(models.agreement_texts(texts[:3])) == sorted(texts[:3])
+
+
 def test_decoder_that_does_not_know_its_padding_fails_the_agreement(qwen):
     loaded = models.load(fetch(qwen), "cpu")
     loaded.model.config.pad_token_id = WORDS.index("a") + 3

@@ -1,8 +1,9 @@
 """The figures: what is drawn is what was measured, and what was not measured is said, not drawn as zero."""
 
-import io
+import json
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,13 @@ CPU_TITLES = [
 
 
 def comparison(document: dict[str, Any], targets: Targets = NO_TARGETS) -> Figure:
+    """Return the figure of a document; equal ones share it."""
+    return _comparison(json.dumps(document), targets)
+
+
+@cache
+def _comparison(content: str, targets: Targets) -> Figure:
+    document = json.loads(content)
     about = style.subject(document, results.CPU_MACHINE)
     return batch_size_comparison.figure(document["batch_sizes"], about, document["optimal"], targets)
 
@@ -43,8 +51,8 @@ def heatmap(document: dict[str, Any]) -> Figure:
 
 
 def draw(figure: Figure) -> None:
-    """Render the figure; any warning is an error."""
-    figure.savefig(io.BytesIO(), dpi=40)
+    """Lay the figure out; any warning is an error."""
+    figure.draw_without_rendering()
 
 
 def titles(figure: Figure) -> list[str]:

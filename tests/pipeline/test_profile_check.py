@@ -117,19 +117,17 @@ def test_a_sound_profile_is_fine_and_every_artefact_is_named(results, capsys):
         assert f"ok {path.relative_to(results)}: " in out
 
 
-def test_what_the_device_cannot_give_is_a_note(results, capsys):
-    code, out = check(capsys, results)
-    assert code == 0
-    assert "note profiler_traces/manifest.json: unavailable: memory snapshot: torch keeps" in out
-
-
-def test_what_was_given_up_is_a_note_and_missing_steps_with_a_reason_are_no_fault(results, capsys):
+def test_what_was_given_up_or_cannot_be_had_is_a_note_and_missing_steps_with_a_reason_are_no_fault(results, capsys):
     remark = {"what": "steps", "reason": "9 step(s) would make 9 MB; 3 instead"}
     edit_manifest(results, steps_expected=9, downgrades=[remark], warnings=["a cycle was cleared"])
     code, out = check(capsys, results)
     assert code == 0
-    assert "note profiler_traces/manifest.json: downgraded: steps: 9 step(s) would make 9 MB; 3 instead" in out
-    assert "note profiler_traces/manifest.json: torch warned: a cycle was cleared" in out
+    for note in (
+        "unavailable: memory snapshot: ",
+        f"downgraded: steps: {remark['reason']}",
+        "torch warned: a cycle was",
+    ):
+        assert f"note profiler_traces/manifest.json: {note}" in out
     assert "3 of 9 steps recorded" in out
 
 
@@ -186,31 +184,20 @@ ANALYSIS = "profiler_traces/trace_analysis.json"
 
 
 @pytest.mark.parametrize("name", [MANIFEST, STACKS, TRACE, TABLE, ANALYSIS])
-def test_a_missing_output_is_named_once_with_the_way_out(results, capsys, name):
-    (results / name).unlink()
-    code, out = check(capsys, results)
-    assert code == 1
-    assert f"fault {name}: it is missing; the receipt lists it" in out and AGAIN in out
-    assert out.count(f"fault {name}") == 1 and f"in {name}; do not rely on this profile" in out
-
-
-@pytest.mark.parametrize("name", [MANIFEST, STACKS, TRACE, TABLE, ANALYSIS])
-def test_one_changed_byte_of_an_output_is_found(results, capsys, name):
+def test_a_missing_changed_or_shorter_output_is_named_once_with_the_way_out(results, capsys, name):
     path = results / name
     content = bytearray(path.read_bytes())
     content[4] ^= 1  # of gzip: the time in its header, which changes nothing else
-    path.write_bytes(content)
-    code, out = check(capsys, results)
-    assert code == 1
-    assert f"fault {name}: its SHA-256 is " in out and "changed, after the receipt" in out
-
-
-@pytest.mark.parametrize("name", [STACKS, TRACE, TABLE])
-def test_a_shorter_output_is_found(results, capsys, name):
-    size = (results / name).stat().st_size
-    truncate(results / name)
-    code, out = check(capsys, results)
-    assert code == 1 and f"fault {name}: it has {size - 100:,} bytes, {size:,} were written" in out
+    for broken, found in (
+        (bytes(content), "its SHA-256 is "),
+        (bytes(content[:-100]), f"it has {len(content) - 100:,} bytes, {len(content):,} were written"),
+        (None, "it is missing; the receipt lists it"),
+    ):
+        path.unlink() if broken is None else path.write_bytes(broken)
+        code, out = check(capsys, results)
+        assert code == 1
+        assert f"fault {name}: {found}" in out and AGAIN in out and "do not rely on this profile" in out
+        assert out.count(f"fault {name}") == 1
 
 
 @pytest.mark.parametrize("name", [ANALYSIS, TABLE])
@@ -237,40 +224,40 @@ def test_a_step_that_was_interrupted_says_how_to_go_on(results, capsys):
 @pytest.mark.parametrize(
     ("content", "found"),
     [
-        ("{", "it cannot be read: "),
-        ("[]", "it cannot be read: "),
-        ('{"schema_version": 1, "status": "ok", "outputs": [{"path": 3}]}', "it cannot be read: "),
         ('{"schema_version": 99, "status": "ok", "outputs": []}', "its schema version is 99, not 1"),
         ('{"schema_version": 1, "status": "incomplete", "outputs": []}', "step 03 ended with status incomplete"),
     ],
 )
-def test_a_damaged_receipt_is_a_fault(results, capsys, content, found):
+def test_a_receipt_of_another_version_or_status_is_a_fault(results, capsys, content, found):
     (results / RECEIPT).write_text(content)
     code, out = check(capsys, results)
     assert code == 1 and f"fault {RECEIPT}: {found}" in out
 
 
 @pytest.mark.parametrize(
-    "content", ['{"a": NaN}', "[]", '{"steps": {}}', '{"steps": ', '{"steps": [1]}', "[" * 100_000]
+    ("name", "content"),
+    [
+        *((RECEIPT, text) for text in ("{", "[]", '{"schema_version": 1, "status": "ok", "outputs": [{"path": 3}]}')),
+        *((RUN, text) for text in ('{"a": NaN}', "[]", '{"steps": {}}', '{"steps": ', '{"steps": [1]}', "[" * 20_000)),
+        *((MANIFEST, text) for text in ("{", "[]", '{"steps_expected": "3"}', '{"steps_expected": NaN}')),
+        *((ANALYSIS, text) for text in ("{", "[]", '{"schema_version": 2}', '{"schema_version": 1, "traces": []}')),
+        (STACKS, "\udcff 1\n"),
+        (TRACE, "no trace"),
+    ],
+    ids=lambda value: value[-30:],
 )
-def test_a_damaged_run_record_is_a_fault(results, capsys, content):
-    (results / RUN).write_text(content)
+def test_a_damaged_file_is_a_fault_and_no_error(results, capsys, name, content):
+    (results / name).write_bytes(content.encode("utf-8", "surrogateescape"))
+    if name != RECEIPT:
+        write_receipt(results)
     code, out = check(capsys, results)
-    assert code == 1 and f"fault {RUN}: it cannot be read: " in out
+    assert code == 1 and f"fault {name}: " in out and "it cannot be read: " in out
 
 
 def test_a_missing_run_record_is_a_fault(results, capsys):
     (results / RUN).unlink()
     code, out = check(capsys, results)
     assert code == 1 and f"fault {RUN}: it is missing" in out
-
-
-@pytest.mark.parametrize("content", ["{", "[]", '{"steps_expected": "3"}', '{"steps_expected": NaN}'])
-def test_a_damaged_manifest_is_a_fault(results, capsys, content):
-    (results / MANIFEST).write_text(content)
-    write_receipt(results)
-    code, out = check(capsys, results)
-    assert code == 1 and f"fault {MANIFEST}: it cannot be read: " in out
 
 
 def test_fewer_steps_than_expected_without_a_reason_are_a_fault(results, capsys):
@@ -315,13 +302,6 @@ def test_stacks_that_no_flame_graph_can_read_are_a_fault(results, capsys, conten
     assert code == 1 and f"fault {STACKS}: {found} {AGAIN}" in out
 
 
-def test_stacks_that_are_no_text_are_a_fault(results, capsys):
-    (results / STACKS).write_bytes(b"\xff 1\n")
-    write_receipt(results)
-    code, out = check(capsys, results)
-    assert code == 1 and f"fault {STACKS}: it cannot be read: UnicodeDecodeError" in out
-
-
 def test_no_stacks_are_wanted_where_the_manifest_names_none(results, capsys):
     (results / STACKS).unlink()
     edit_manifest(results, stacks_path=None)
@@ -337,12 +317,6 @@ def test_a_trace_that_ends_too_early_is_a_fault_and_the_tables_are_not_blamed(re
     assert "the gzip data ends too early: the file was cut short" in out
     assert f"in {TRACE}; do not rely on this profile" in out
     assert f"note {TABLE}: " in out and f"note {ANALYSIS}: not compared" in out
-
-
-def test_a_trace_that_is_none_is_a_fault(results, capsys):
-    replace_trace(results, b"no trace")
-    code, out = check(capsys, results)
-    assert code == 1 and f"fault {TRACE}: it cannot be read: " in out
 
 
 def test_a_trace_of_another_size_than_the_manifest_says_is_a_fault(results, capsys):
@@ -418,16 +392,6 @@ def test_a_stored_analysis_that_is_not_that_of_the_trace_is_a_fault(results, cap
     edit(results / ANALYSIS, longer)
     code, out = check(capsys, results)
     assert code == 1 and f"fault {ANALYSIS}: {quantity}_ns of the host is " in out
-
-
-@pytest.mark.parametrize(
-    "content", ["{", "[]", '{"schema_version": 2}', '{"schema_version": 1}', '{"schema_version": 1, "traces": []}']
-)
-def test_a_damaged_analysis_is_a_fault(results, capsys, content):
-    (results / ANALYSIS).write_text(content)
-    write_receipt(results)
-    code, out = check(capsys, results)
-    assert code == 1 and f"fault {ANALYSIS}: it cannot be read: " in out
 
 
 # A recording without a pipeline

@@ -12,7 +12,7 @@ from boundby.disturbance import Conditions
 from boundby.sampler import NoSource, Sampler
 from boundby.timer import Timer
 from tests.fakes import FakeClock
-from utils.metrics import COLUMNS
+from utils.columns import NAMES
 from utils.profiler import MOST_REPEATS, Guard, InferenceProfiler, _Plan
 from utils.selection import Selection
 from utils.visits import Timing, Visit, half_width
@@ -112,7 +112,7 @@ UNEVEN = ["a b c d e f g h", "a b", "a b c", "a b c"]  # as a batch: 16 real and
 def test_latency_and_throughput_are_those_of_the_model() -> None:
     rows = Bench().sweep(EVEN, [4, 1, 2])
     assert [row["batch_size"] for row in rows] == [1, 2, 4]
-    assert all(list(row) == [*COLUMNS, "reasons"] for row in rows)
+    assert all(list(row) == [*NAMES, "doubt_kinds", "reasons"] for row in rows)
     for row in rows:
         expected = {
             "latency_per_sample_ms_mean": 31.25,

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from boundby.layers.document import write_summary
 
 from boundby.layers.records import Coverage, ModelProfile
+from boundby.layers.report import write_summary
 from tests import baseline_document as results
 from tests import layer_profiles as profiles
 from tests import predicted_quality as predicted

@@ -7,10 +7,8 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,6 @@ from typing import Any
 import pytest
 import torch
 
-from boundby import files
 from boundby.training import read_stage_times
 from utils.training import loop, tasks
 from utils.training.settings import ModelName
@@ -203,7 +200,7 @@ def test_the_trainer_takes_one_gpu_of_several_and_the_batch_of_the_plan(monkeypa
     plan, process = Plan(4, 4, 32, 1, 1), Process(0, 1, torch.device("cuda:0"))
     task = tasks.prepare("baseline_cnn", 0.1, seed=0)
     job = Job(TrainingSettings(), task, plan, process, tmp_path, Progress(None, plan, print), print)
-    arguments = transformers_trainer._arguments(job)
+    arguments = transformers_trainer.arguments_of(job)
     assert (arguments.device, arguments.parallel_mode.name) == (process.device, "NOT_PARALLEL")
     assert arguments.train_batch_size == arguments.eval_batch_size == plan.batch_size
 
@@ -362,23 +359,6 @@ def test_a_folder_that_cannot_be_made_is_a_lack_of_the_environment(train, monkey
     assert code == 3 and "cannot be written: No space left on device; give another --output, or make room" in notes
 
 
-def test_a_disk_that_fills_while_training_changes_no_loss(train, monkeypatch, tmp_path, recorded):
-    writing = files.write_bytes
-
-    def full(path, content):
-        if Path(path).name not in ("config.json", "metrics.json"):
-            raise OSError(errno.ENOSPC, "No space left on device", str(path))
-        writing(path, content)
-
-    monkeypatch.setattr(files, "write_bytes", full)
-    code, _, notes = train("--profiler", "on", *SMALL, "--output", tmp_path / "run")
-    assert code == 0, notes
-    assert losses(tmp_path / "run") == losses(recorded("loop")[0])
-    assert "stage_times.json: OSError: [Errno 28] No space left on device" in notes
-    monkeypatch.undo()
-    assert read_stage_times(tmp_path / "run").last_step == 11  # from the log
-
-
 def test_a_training_that_fails_ends_with_1_and_its_profile_can_be_read(train, monkeypatch, tmp_path, capfd):
     def broken(*args: Any) -> float:
         raise RuntimeError("the evaluation is broken")
@@ -390,39 +370,6 @@ def test_a_training_that_fails_ends_with_1_and_its_profile_can_be_read(train, mo
     code, out = check(capfd, tmp_path / "run")
     assert "note stage_times.json: the training failed: RuntimeError: the evaluation is broken" in out
     assert "note metrics.json: the training was failed" in out
-
-
-@pytest.mark.timeout(600)  # ends a wait that would be for ever
-def test_a_killed_run_can_be_read_and_its_check_says_so(tmp_path, capsys):
-    command = [sys.executable, str(SCRIPT), "--profiler", "on", "--steps", "1000000", "--output", str(tmp_path / "run")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    arguments = ["data.subsample_percentage=0.1", f"profiling.output_dir={tmp_path / 'logs'}"]
-    arguments.append("profiling.repeat_cycles=1")  # a second one would be in work at the kill, or not
-    running = subprocess.Popen(
-        [*command, *arguments], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        while not _has_written(tmp_path / "run"):
-            assert running.poll() is None
-            time.sleep(0.05)  # another process writes; nothing here depends on how long
-    finally:
-        running.send_signal(signal.SIGKILL)
-        running.wait()
-    times, metrics = read_stage_times(tmp_path / "run"), json.loads((tmp_path / "run" / "metrics.json").read_text())
-    assert times.status == metrics["status"] == "running"
-    assert times.last_step > 10 and len(metrics["steps"]["loss"]) > 10
-    code, out = check(capsys, tmp_path / "run")
-    assert code == 1
-    assert "fault stage_times.json: the training was killed; the last step that has ended is " in out
-    assert "op_stats.csv: as in the trace" in out  # what was finished before is whole
-
-
-def _has_written(run: Path) -> bool:
-    try:
-        times = read_stage_times(run)
-        return (run / "op_stats.csv").is_file() and (times.last_step or 0) > 10 and len(losses(run)) > 10
-    except (OSError, ValueError):
-        return False
 
 
 @pytest.fixture(scope="module")

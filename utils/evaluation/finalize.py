@@ -10,10 +10,10 @@ import numpy as np
 from boundby import files
 from utils import tasks
 from utils.artifacts import EvaluationFolder
+from utils.columns import MB
 from utils.errors import PipelineError
 from utils.evaluation import parts, rows
 from utils.evaluation.plan import Plan
-from utils.metrics import MB
 
 RUN_COMMAND = "python scripts/evaluate.py run"
 CHOICES = ("token_budget", "dtype", "precision", "strategy", "trim", "compile")  # of the plan, that the metrics repeat

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from utils.columns import COLUMNS
 from utils.plots.style import INK, STATUS_TEXT, Row, Rows, Subject, new_figure, number, picture
 
 COLOURS = colormaps["YlGnBu"]
@@ -26,27 +27,18 @@ class Metric(NamedTuple):
     more_is_better: bool
 
 
-METRICS = (
-    Metric("throughput_samples_per_sec_mean", "throughput, samples/s", True),
-    Metric("tokens_per_sec_real", "real tokens/s", True),
-    Metric("gpu_utilization_pct", "GPU utilisation, %", True),
-    Metric("latency_per_sample_ms_mean", "latency per sample, ms", False),
-    Metric("latency_per_batch_ms_median", "latency per batch, median, ms", False),
-    Metric("latency_per_batch_ms_p95", "latency per batch, 95th percentile, ms", False),
-    Metric("cold_call_ms", "first (cold) call, ms", False),
-    Metric("tokenize_per_batch_ms", "tokenizing a batch, ms", False),
-    Metric("padding_pct", "padding, % of tokens", False),
-    Metric("memory_peak_mb", "GPU memory, peak allocated, MB", False),
-    Metric("memory_peak_reserved_mb", "GPU memory, peak reserved, MB", False),
-    Metric("memory_cpu_peak_mb", "CPU memory, peak, MB", False),
-    Metric("throughput_half_width_pct", "uncertainty of the throughput, ± %", False),
-)
+METRICS = [
+    Metric(column.name, column.shown, more_is_better)
+    for more_is_better in (True, False)
+    for column in COLUMNS
+    if column.shown and more_is_better == (column.is_better == "more")
+]
 
 
 @picture("metrics_heatmap.png", "every metric of every batch size")
 def figure(rows: Rows, about: Subject, best: Mapping[str, Any]) -> Figure:
     """Return the table; the column of the optimal batch size is framed. A metric that no row has is left out."""
-    metrics = [metric for metric in METRICS if any(row[metric.key] is not None for row in rows)] or list(METRICS[:1])
+    metrics = [metric for metric in METRICS if any(row[metric.key] is not None for row in rows)] or METRICS[:1]
     values = pd.DataFrame([[row[metric.key] for row in rows] for metric in metrics], dtype=float)
     shares = normalised(values, [metric.more_is_better for metric in metrics])
     drawn = new_figure(about, width=min(max(10.0, 5.5 + 1.05 * len(rows)), WIDEST), height=2.6 + 0.52 * len(metrics))

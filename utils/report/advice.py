@@ -64,11 +64,12 @@ def _speed(data: ReportData) -> Iterator[Advice]:
 
 
 def _gains(data: ReportData, row: Row) -> Iterator[Advice]:
-    """Yield the fixes that the verdict bounds and that somebody can do; measured ones are said elsewhere."""
+    """Yield the fixes of the verdict that somebody can do; what was tried here counts for what it gave."""
     for gain in (row.get("verdict") or {}).get("gains", ()):
         fix, kind, settings = gain["fix"], gain["kind"], gain["settings"]
-        why = f"{gain['basis'][0].upper()}{gain['basis'][1:]}."
-        if gain["at_most"] < LEAST_GAIN or kind in ("better_kernels", "batch_size"):
+        why, tried = f"{gain['basis'][0].upper()}{gain['basis'][1:]}.", gain["measured"]
+        factor = tried["value"] if tried else gain["at_most"]
+        if factor < LEAST_GAIN or kind in ("better_kernels", "batch_size"):
             continue
         command = None
         if kind == "remove_padding":
@@ -84,7 +85,7 @@ def _gains(data: ReportData, row: Row) -> Iterator[Advice]:
         elif kind == "matmul_precision":
             precision = settings["precision"]
             command = data.trial(precision, f"model.matmul_precision={precision}")
-        yield Advice(SPEED, f"{fix[0].upper()}{fix[1:]}", why, command, gain["at_most"])
+        yield Advice(SPEED, f"{fix[0].upper()}{fix[1:]}", why, command, factor, is_measured=tried is not None)
 
 
 def _batch_size(data: ReportData, row: Row) -> Iterator[Advice]:

@@ -7,11 +7,12 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from boundby import files
+from boundby.known import Missing
 from boundby.layers.records import ModelProfile
 from boundby.layers.report import read_profile
 from boundby.trace import rows_by_name
@@ -56,16 +57,6 @@ class Command:
         kept = [override for override in self.overrides if override.partition("=")[0] not in replaced]
         config = ["--config", self.config] if self.config else []
         return shlex.join(["python", "run_pipeline.py", *config, *self.flags, *flags, *kept, *overrides])
-
-
-@dataclass(frozen=True)
-class Missing:
-    """What is not known, and why; it is false, so that `if value` tells whether there is one."""
-
-    reason: str
-
-    def __bool__(self) -> Literal[False]:
-        return False
 
 
 @dataclass(frozen=True)

@@ -53,9 +53,11 @@ def joined(device_name: str) -> Iterator[Process]:
     if world_size == 1:
         yield Process(0, 1, _device(device_name))
         return
-    if device_name.startswith("cuda:"):
+    if device_name.rpartition(":")[2].isdigit():
         raise InputError(f"device: {device_name!r} is one GPU for {world_size} processes; device=cuda is one for each")
-    device = _device(device_name, f"cuda:{os.environ.get('LOCAL_RANK', '0')}")
+    device = _device(device_name)
+    if is_gpu(device):
+        device = _device(f"{device.type}:{os.environ.get('LOCAL_RANK', '0')}")
     torch.distributed.init_process_group("nccl" if is_gpu(device) else "gloo")
     try:
         yield Process(torch.distributed.get_rank(), world_size, device)
@@ -63,10 +65,9 @@ def joined(device_name: str) -> Iterator[Process]:
         torch.distributed.destroy_process_group()
 
 
-def _device(name: str, own_gpu: str = "auto") -> torch.device:
+def _device(name: str) -> torch.device:
     try:
-        device = pick_device(name)
-        return pick_device(own_gpu) if is_gpu(device) and own_gpu != "auto" else device
+        return pick_device(name)
     except (ValueError, RuntimeError) as error:
         raise EnvironmentLacksError(f"device: {error}; use device=cpu, or a machine with that GPU") from None
 

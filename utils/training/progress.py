@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,18 @@ SCHEMA_VERSION = 1
 FILE = "metrics.json"
 INTERVAL_S = 1.0  # between two writings, at least
 COST = 200  # the same, in times of what one takes: half a percent
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One epoch in sum, as metrics.json has it."""
+
+    epoch: int
+    steps: int
+    loss_mean: float | None
+    accuracy: float | None
+    samples_per_s: float | None
+    seconds: float
 
 
 class Progress:
@@ -44,7 +57,7 @@ class Progress:
         self._losses: list[float | None] = []
         self._pending: list[Any] = []
         self._speeds: list[float] = []
-        self._epochs: list[dict[str, Any]] = []
+        self._epochs: list[Epoch] = []
         self._epoch_began = self._step_began = clock()
         self._usual_steps, self._usual_s = 0, 0.0  # of this epoch, those that no profiler slows down
         self._due = 0.0
@@ -93,18 +106,18 @@ class Progress:
     def end_epoch(self, accuracy: float | None) -> None:
         """Take in an epoch; what came after its last step, such as an evaluation, is no part of its time."""
         self._resolve()
-        steps = self.steps - sum(each["steps"] for each in self._epochs)
+        steps = self.steps - sum(epoch.steps for epoch in self._epochs)
         samples = self._plan.samples_per_step
         losses = [each for each in self._losses[self.steps - steps :] if each is not None]
         self._epochs.append(
-            {
-                "epoch": len(self._epochs) + 1,
-                "steps": steps,
-                "loss_mean": math.fsum(losses) / len(losses) if losses else None,
-                "accuracy": accuracy,
-                "samples_per_s": self._usual_steps * samples / self._usual_s if self._usual_steps else None,
-                "seconds": self._step_began - self._epoch_began,
-            }
+            Epoch(
+                epoch=len(self._epochs) + 1,
+                steps=steps,
+                loss_mean=math.fsum(losses) / len(losses) if losses else None,
+                accuracy=accuracy,
+                samples_per_s=self._usual_steps * samples / self._usual_s if self._usual_steps else None,
+                seconds=self._step_began - self._epoch_began,
+            )
         )
         self.write()
         self.begin_epoch()
@@ -134,11 +147,12 @@ class Progress:
         """Return the achievements in one line."""
         last = next((each for each in reversed(self._losses) if each is not None), None)
         loss = "no loss is known" if last is None else f"last loss {last:.4f}"
-        accuracy = self._epochs[-1]["accuracy"] if self._epochs else None
-        speed = self._epochs[-1]["samples_per_s"] if self._epochs else None
         parts = [f"{self.steps} steps, {loss}"]
-        parts += [] if accuracy is None else [f"accuracy {accuracy:.3f}"]
-        parts += [] if speed is None else [f"{speed:,.0f} samples/s in the last epoch"]
+        epoch = self._epochs[-1] if self._epochs else None
+        if epoch and epoch.accuracy is not None:
+            parts.append(f"accuracy {epoch.accuracy:.3f}")
+        if epoch and epoch.samples_per_s is not None:
+            parts.append(f"{epoch.samples_per_s:,.0f} samples/s in the last epoch")
         return ", ".join(parts)
 
     def document(self) -> dict[str, Any]:
@@ -151,7 +165,7 @@ class Progress:
             "steps_planned": self._plan.steps,
             "samples_per_step": self._plan.samples_per_step,
             "non_finite_losses": self._losses.count(None),
-            "epochs": self._epochs,
+            "epochs": [asdict(epoch) for epoch in self._epochs],
             "steps": {
                 "step": list(range(known)),
                 "loss": self._losses,

@@ -57,7 +57,7 @@ class TrainingSettings(Section):
 
     @model_validator(mode="after")
     def _the_trainer_takes_the_first_gpu(self) -> Self:
-        index = self.device.removeprefix("cuda:")
+        index = self.device.rpartition(":")[2]
         if self.framework == "trainer" and index.isdigit() and int(index) > 0:
             raise ValueError(
                 f"framework is 'trainer', which trains on the first GPU it sees, and device is {self.device!r}; "

@@ -48,7 +48,7 @@ def fit(job: Job) -> None:
     with Losses(model) as losses:
         trainer = Trainer(
             model=model,
-            args=_arguments(job),
+            args=arguments_of(job),
             data_collator=split.collate,
             train_dataset=Repeated(split.training, job.plan.rows_per_epoch),
             eval_dataset=Repeated(split.evaluation, len(split.evaluation)),
@@ -77,7 +77,8 @@ def _profiled(job: Job, trainer: Trainer) -> contextlib.AbstractContextManager[A
     return callback.attach(trainer)
 
 
-def _arguments(job: Job) -> TrainingArguments:
+def arguments_of(job: Job) -> TrainingArguments:
+    """Return the settings of the Trainer for a job."""
     training, plan = job.settings.training, job.plan
     arguments = TrainingArguments(
         output_dir=str(job.folder),  # must be given; nothing is saved

@@ -88,7 +88,7 @@ class ProfCallback(TrainerCallback):
             key_averages=export_key_averages,
         )
         report = nsight_systems_output_file or str(self.output_dir / "nsys_profile.nsys-rep")
-        self._nsight = NsightMode(report) if enable_nsight_systems else None
+        self.nsight = NsightMode(report) if enable_nsight_systems else None
         self.manager: ProfilerManager | None = None  # of the training that runs, or of the last one
         self._marks: HookMarks | None = None
         self._attachment: Attachment | None = None
@@ -129,8 +129,8 @@ class ProfCallback(TrainerCallback):
             self.run_folder, device=args.device, schedule=self.schedule, options=self._options(), say=logger.warning
         )
         manager.register("trace_ready", self._write_iteration)
-        if self._nsight:
-            self._nsight.prepare(manager, self.schedule, total_steps)
+        if self.nsight:
+            self.nsight.prepare(manager, self.schedule, total_steps)
         manager.start(total_steps, first_step=state.global_step)
         return manager
 
@@ -249,10 +249,10 @@ class ProfCallback(TrainerCallback):
             shapes=self.record_shapes,
             memory=self.profile_memory,
             max_trace_bytes=self.max_trace_bytes,
-            nvtx=self._nsight is not None,
+            nvtx=self.nsight is not None,
             stacks=self.with_stack,
         )
-        is_recorded = self._nsight is None or self._nsight.is_active
+        is_recorded = self.nsight is None or self.nsight.is_active
         return ManagerOptions(trace=is_recorded, no_trace_reason=NO_TRACE_WANTED, capture=capture)
 
     def _write_iteration(self, cycle: Cycle) -> None:

@@ -81,8 +81,8 @@ def _script() -> str:
 
 def _clock(profile: ModelProfile) -> str:
     """Return which clock the times of the layers are from."""
-    timed = [each for each in profile.layers if each.self_s]
-    on_device = sum(each.device_self_s is not None for each in timed)
+    timed = [layer for layer in profile.layers if layer.self_s]
+    on_device = sum(layer.device_self_s is not None for layer in timed)
     if not on_device:
         return "host time"
     return "device time" if on_device == len(timed) else "device time, and host time where a layer has none"
@@ -96,7 +96,7 @@ def _unknown(profile: ModelProfile) -> dict[str, str]:
         if (profile.limits is None if each == "limits" else all(getattr(row, each) is None for row in profile.layers))
     ]
     found = {UNKNOWN_FIELDS[each]: content.reason(profile, each) for each in missing}
-    timed = [each.self_s for each in profile.layers if each.self_s]
-    if timed and all(each.p95 is None for each in timed):
+    timed = [layer.self_s for layer in profile.layers if layer.self_s]
+    if timed and all(layer.p95 is None for layer in timed):
         found["95th percentiles"] = content.reason(profile, "p95")
     return found

@@ -45,22 +45,22 @@ class TypeShare(NamedTuple):
 
 def reason(profile: ModelProfile, *fields: str) -> str:
     """Return why the first of the fields with a recorded reason is not known."""
-    return next((wording.clean(profile.reasons[each], 400) for each in fields if each in profile.reasons), NO_REASON)
+    return next((wording.clean(profile.reasons[field], 400) for field in fields if field in profile.reasons), NO_REASON)
 
 
 def bottlenecks(profile: ModelProfile) -> Section:
     """Return the section whose detail is the longest blocks."""
     found = blocks(profile)
-    whole_layers = [each for each in found if each.part == "layer"]
+    whole_layers = [row for row in found if row.part == "layer"]
     if not whole_layers:
         return Section(reason(profile, "host_inclusive_s", "host_self_s"), "", [])
     top = whole_layers[:TOP]
-    around = sum(each.share for each in found if each.part == "self")
+    around = sum(row.share for row in found if row.part == "self")
     summary = (
-        f"The longest {len(top)} of {len(whole_layers)} blocks take {wording.percent(sum(each.share for each in top))} "
+        f"The longest {len(top)} of {len(whole_layers)} blocks take {wording.percent(sum(row.share for row in top))} "
         f"of the time of all layers together; the layers around the blocks take {wording.percent(around)}."
     )
-    return Section(None, summary, [_shown(each) for each in top])
+    return Section(None, summary, [_shown(row) for row in top])
 
 
 def latency(profile: ModelProfile) -> Section:
@@ -70,39 +70,39 @@ def latency(profile: ModelProfile) -> Section:
 
 def counted(profile: ModelProfile) -> list[tuple[LayerProfile, float]]:
     """Return the layers whose times add up to the whole model's, each with its own time."""
-    return [(each, each.self_s.median) for each in profile.layers if each.self_s and not each.is_concurrent]
+    return [(layer, layer.self_s.median) for layer in profile.layers if layer.self_s and not layer.is_concurrent]
 
 
 def total(profile: ModelProfile) -> dict[str, float]:
     """Return the seconds of all layers together: the sum of their own times, and the root's inclusive time."""
-    roots = [each.inclusive_s.median for each, _ in counted(profile) if each.parent is None and each.inclusive_s]
+    roots = [layer.inclusive_s.median for layer, _ in counted(profile) if layer.parent is None and layer.inclusive_s]
     return {"self": sum(seconds for _, seconds in counted(profile)), "inclusive": sum(roots)}
 
 
 def types(profile: ModelProfile) -> Section:
     """Return the section whose detail is a `TypeShare` per class, by own time."""
     members: dict[str, list[float]] = defaultdict(list)
-    for each, seconds in counted(profile):
-        members[each.type].append(seconds)
+    for layer, seconds in counted(profile):
+        members[layer.type].append(seconds)
     whole = sum(map(sum, members.values())) or 1.0
     found = [
         TypeShare(wording.clean(name) or wording.UNPRINTABLE, len(times), sum(times), sum(times) / whole)
         for name, times in members.items()
     ]
-    found.sort(key=lambda each: (-each.seconds, each.name))
+    found.sort(key=lambda share: (-share.seconds, share.name))
     if not found:
         return Section(reason(profile, "host_self_s"), "", [])
-    leading = wording.listed([f"{each.name} {wording.percent(each.share)}" for each in found[:3]])
+    leading = wording.listed([f"{row.name} {wording.percent(row.share)}" for row in found[:3]])
     return Section(None, f"Own work by class, of the time of all layers: {leading}.", found)
 
 
 def memory(profile: ModelProfile) -> Section:
     """Return the section of memory over the order of calls."""
-    known = [each for each in profile.layers if each.memory_before_bytes is not None]
+    known = [layer for layer in profile.layers if layer.memory_before_bytes is not None]
     if not known:
         return Section(reason(profile, "memory_before_bytes", "memory_after_bytes", "activation_peak_bytes"), "")
-    highest = max(known, key=lambda each: (_peak(each), each.depth))
-    lowest = min(each.memory_before_bytes or 0 for each in known)
+    highest = max(known, key=lambda layer: (_peak(layer), layer.depth))
+    lowest = min(layer.memory_before_bytes or 0 for layer in known)
     summary = (
         f"From {wording.size(lowest)} before a layer to {wording.size(_peak(highest))} at most, "
         f"inside {wording.layer_name(highest.path)}."
@@ -116,19 +116,20 @@ def _peak(layer: LayerProfile) -> int:
 
 def parameters(profile: ModelProfile) -> Section:
     """Return the section whose detail is the places of the layers drawn and of the outliers among them."""
-    containers = {each.parent for each in profile.layers}
+    containers = {layer.parent for layer in profile.layers}
     drawn, points = [], []
-    for at, each in enumerate(profile.layers):
-        if each.path not in containers and each.parameters and each.self_s and each.self_s.median > 0:
+    for at, layer in enumerate(profile.layers):
+        if layer.path not in containers and layer.parameters and layer.self_s and layer.self_s.median > 0:
             drawn.append(at)
-            points.append((each.parameters, each.self_s.median))
+            points.append((layer.parameters, layer.self_s.median))
     if not drawn:
         return Section("no layer without layers inside has both parameters and a measured time", "")
     found = outliers(points)
     named = [
-        f"{wording.layer_name(profile.layers[drawn[each.at]].path)} ({wording.count(points[each.at][0])} parameters, "
-        f"{wording.duration(points[each.at][1])}, {_compared(each.factor)})"
-        for each in found[:MOST_NAMED_OUTLIERS]
+        f"{wording.layer_name(profile.layers[drawn[outlier.at]].path)} ("
+        f"{wording.count(points[outlier.at][0])} parameters, {wording.duration(points[outlier.at][1])}, "
+        f"{_compared(outlier.factor)})"
+        for outlier in found[:MOST_NAMED_OUTLIERS]
     ]
     more = f" and {len(found) - len(named)} more" if len(found) > len(named) else ""
     summary = (
@@ -136,7 +137,7 @@ def parameters(profile: ModelProfile) -> Section:
         if found
         else "No layer stands out."
     )
-    return Section(None, summary, {"drawn": drawn, "outliers": [drawn[each.at] for each in found]})
+    return Section(None, summary, {"drawn": drawn, "outliers": [drawn[row.at] for row in found]})
 
 
 def _compared(factor: float) -> str:
@@ -146,13 +147,13 @@ def _compared(factor: float) -> str:
 
 def roofline(profile: ModelProfile) -> Section:
     """Return the section whose detail is the roofs, as FLOP/s and a list of (words, bytes/s), or why there are none."""
-    drawn = [each for each in profile.layers if each.flops_self and each.bytes_self and each.self_s]
+    drawn = [layer for layer in profile.layers if layer.flops_self and layer.bytes_self and layer.self_s]
     if not drawn:
         return Section(reason(profile, "flops_self", "bytes_self"), "")
     bounds: dict[str, int] = defaultdict(int)
-    for each in drawn:
-        bounds[(each.bound or "not known").replace("_", " ")] += 1
-    counted = wording.listed([f"{name} {number}" for name, number in sorted(bounds.items(), key=lambda each: -each[1])])
+    for layer in drawn:
+        bounds[(layer.bound or "not known").replace("_", " ")] += 1
+    counted = wording.listed([f"{name} {number}" for name, number in sorted(bounds.items(), key=lambda pair: -pair[1])])
     summary = f"{len(drawn)} layers with known work; what limits them: {counted}."
     unlimited = (
         "" if profile.limits else f" No limits are drawn: {reason(profile, 'limits', 'share_of_limit', 'bound')}."
@@ -211,8 +212,8 @@ def outliers(points: Sequence[tuple[float, float]]) -> list[Outlier]:
 
 def columns(profile: ModelProfile) -> dict[str, list[Any]]:
     """Return a list per column, a value per layer; times in seconds, sizes in bytes, None where it is not known."""
-    place = {each.path: at for at, each in enumerate(profile.layers)}
-    rows = [_row(each, place) for each in profile.layers]
+    place = {layer.path: at for at, layer in enumerate(profile.layers)}
+    rows = [_row(layer, place) for layer in profile.layers]
     return {key: [row[key] for row in rows] for key in rows[0]} if rows else {}
 
 

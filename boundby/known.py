@@ -1,0 +1,27 @@
+"""A value that is not known, and why: written `float | Missing`, so that nobody reads a number that is not there."""
+
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Stands where a value would, with the reason why there is none; it is false, as None is."""
+
+    reason: str
+
+    def __bool__(self) -> Literal[False]:
+        """Return False, so that `if value` tells whether there is one."""
+        return False
+
+
+def known(value: T | Missing) -> T | None:
+    """Return the value, or None where there is none."""
+    return None if isinstance(value, Missing) else value
+
+
+def reason(value: object) -> str | None:
+    """Return why there is no value, or None where there is one."""
+    return value.reason if isinstance(value, Missing) else None

@@ -1,0 +1,128 @@
+"""Score vectors by retrieval: how often the nearest other text of a sample has the same label."""
+
+import heapq
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from sklearn.neighbors import NearestNeighbors
+
+from boundby import files
+from boundby.stats import wilson_interval
+from utils.artifacts import EvaluationFolder
+
+COLUMNS = ("row_id", "label", "label_name", "n_tokens")
+NEIGHBOUR_COLUMNS = (*COLUMNS[:3], "neighbour_row_id", "neighbour_label_name", "cosine")
+SAMPLE = 5000  # rows among which neighbours are sought: 5000 x 5000 cosines take a second, 370,000 squared hours
+SCATTER, RANGE = 2654435761, 2**32  # Knuth's multiplier: the sample is the same whatever order the parts come in
+LENGTH_TOLERANCE = 1e-3  # of a vector from one
+
+
+class Score:
+    """The vectors of a sample of the rows; memory does not grow with them."""
+
+    def __init__(self, labels: Sequence[str], subset_sizes: Sequence[int]) -> None:
+        self._labels = labels
+        self._sample: list[tuple[int, int, int, int, bytes]] = []  # a heap: less its place, then the row
+
+    def add(self, table: pa.Table, texts: Sequence[str], ranks: np.ndarray | None) -> None:
+        """Take in the rows of a part that belong to the sample."""
+        ids = table["row_id"].to_numpy()
+        places = ids.astype(np.uint64) * np.uint64(SCATTER) % np.uint64(RANGE)
+        vectors = _vectors(table)
+        labels, tokens = table["label"].to_numpy(), table["n_tokens"].to_numpy()
+        for row in np.argsort(places)[:SAMPLE].tolist():
+            key = (-int(places[row]), int(ids[row]), int(labels[row]), int(tokens[row]))
+            if len(self._sample) < SAMPLE:
+                heapq.heappush(self._sample, (*key, vectors[row].tobytes()))
+            elif key > self._sample[0][:4]:
+                heapq.heapreplace(self._sample, (*key, vectors[row].tobytes()))
+
+    def rows(self, table: pa.Table) -> Iterator[dict[str, Any]]:
+        """Yield the rows of a part as `predictions.csv` has them; the vectors stay in the part."""
+        for row in table.drop_columns(["logits"]).to_pylist():
+            yield {**row, "label_name": self._labels[row["label"]]}
+
+    def metrics(self) -> dict[str, Any]:
+        """Return how many rows of the sample have a nearest neighbour with their label; None for a single row."""
+        rows = self._neighbours()
+        same = sum(row["label_name"] == row["neighbour_label_name"] for row in rows)
+        low, high = wilson_interval(same, len(rows)) if rows else (None, None)
+        return {
+            "neighbour_rows": len(rows),
+            "neighbour_accuracy": same / len(rows) if rows else None,
+            "neighbour_accuracy_ci_low": low,
+            "neighbour_accuracy_ci_high": high,
+            "neighbour_accuracy_reason": None if rows else "a single text has no neighbour",
+        }
+
+    def write(self, folder: EvaluationFolder, plan: str) -> None:
+        """Write the nearest neighbour of each row of the sample."""
+        files.write_csv(folder.path / "neighbours.csv", self._neighbours(), NEIGHBOUR_COLUMNS)
+
+    def _neighbours(self) -> list[dict[str, Any]]:
+        sample = sorted(self._sample, key=lambda row: row[1])
+        if len(sample) < 2:
+            return []
+        vectors = np.stack([np.frombuffer(row[-1], dtype=np.float32) for row in sample])
+        # No query points: scikit-learn then leaves each row itself out.
+        distances, places = NearestNeighbors(n_neighbors=1, metric="cosine").fit(vectors).kneighbors()
+        return [
+            {
+                "row_id": row[1],
+                "label": row[2],
+                "label_name": self._labels[row[2]],
+                "neighbour_row_id": sample[place][1],
+                "neighbour_label_name": self._labels[sample[place][2]],
+                "cosine": f"{1 - distance:.6f}",
+            }
+            for row, place, distance in zip(sample, places[:, 0].tolist(), distances[:, 0].tolist(), strict=True)
+        ]
+
+
+def table(row_ids: np.ndarray, labels: np.ndarray, lengths: np.ndarray, logits: np.ndarray) -> pa.Table:
+    """Return the rows of a part; `logits` are the vectors."""
+    offsets = np.arange(0, logits.size + 1, logits.shape[1], dtype=np.int32)
+    return pa.table(
+        {
+            "row_id": pa.array(row_ids, pa.int64()),
+            "label": pa.array(labels, pa.int32()),
+            "n_tokens": pa.array(lengths, pa.int32()),
+            "logits": pa.ListArray.from_arrays(offsets, pa.array(logits.ravel(), pa.float32())),
+        }
+    )
+
+
+def fault(table: pa.Table, labels: int) -> str | None:
+    """Return what is wrong with the rows of a part, None when nothing is: a vector is of length one."""
+    lengths = np.linalg.norm(_vectors(table), axis=1)
+    wrong = ~(np.abs(lengths - 1) <= LENGTH_TOLERANCE)  # so that NaN is wrong
+    place = int(wrong.argmax())
+    return f"row {table['row_id'][place]}: its vector is of length {lengths[place]}" if wrong.any() else None
+
+
+def hits(table: pa.Table) -> None:
+    """Return None: what is right shows when all vectors are there."""
+
+
+def pace(correct: int, rows: int) -> str:
+    """Return how far it is, in a few words."""
+    return f"{rows:,} vectors"
+
+
+def described(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the score as titles and values for terminal and report."""
+    return [("Nearest neighbour has the label", headline(metrics))]
+
+
+def headline(metrics: Mapping[str, Any]) -> str:
+    """Return the score in one line."""
+    if metrics["neighbour_accuracy"] is None:
+        return f"unknown: {metrics['neighbour_accuracy_reason']}"
+    ends = f"[{metrics['neighbour_accuracy_ci_low']:.4f}, {metrics['neighbour_accuracy_ci_high']:.4f}]"
+    return f"{metrics['neighbour_accuracy']:.4f} {ends}, among {metrics['neighbour_rows']:,} texts"
+
+
+def _vectors(table: pa.Table) -> np.ndarray:
+    return table["logits"].combine_chunks().flatten().to_numpy().reshape(table.num_rows, -1)
