@@ -40,9 +40,9 @@ def is_first() -> bool:
     return int(os.environ.get("RANK", 0)) == 0
 
 
-def output_of(path: Path, given: Path | None) -> Path:
-    """Return where the measurement of the plan at `path` is kept."""
-    return given or path.with_name(f"{path.stem}.run.json")
+def output_of(path: Path, given: Path | None, what: str = "run") -> Path:
+    """Return where the run or the simulation of the plan at `path` is kept."""
+    return given or path.with_name(f"{path.stem}.{what}.json")
 
 
 def requests_of(file: PlanFile, given: int | None) -> int:
