@@ -1,7 +1,7 @@
 """Run a plan in a process for each of its stages: what was predicted beside what is measured, and equal outputs.
 
 Reads:  PLAN: what scripts/plan_partition.py --json wrote; the preset, folder or model of the Hub that it names
-Writes: PLAN.run.json beside the plan, or the file of --output: predictions and measurements
+Writes: PLAN.run.json (--simulate: PLAN.simulated.json) beside the plan, or the file of --output
 Exit:   0 fine · 1 a stage failed, or gives other outputs than the model · 2 usage or input · 3 a device is lacking
 
 On this machine the script starts the processes itself. Across machines start it on each with torchrun, the machine of
@@ -34,7 +34,7 @@ def main(run: cli.Run) -> int:
     args = run.args
     file = planning.read_plan(args.plan, args.model)
     requests = running.requests_of(file, args.requests)
-    output = running.output_of(args.plan, args.output)
+    output = running.output_of(args.plan, args.output, "simulated" if args.simulate else "run")
     if args.simulate:
         found = running.simulated(file, requests)
         run.say(report.of_simulation(file, found))

@@ -40,9 +40,9 @@ def is_first() -> bool:
     return int(os.environ.get("RANK", 0)) == 0
 
 
-def output_of(path: Path, given: Path | None) -> Path:
-    """Return where the measurement of the plan at `path` is kept."""
-    return given or path.with_name(f"{path.stem}.run.json")
+def output_of(path: Path, given: Path | None, what: str = "run") -> Path:
+    """Return where the run or the simulation of the plan at `path` is kept."""
+    return given or path.with_name(f"{path.stem}.{what}.json")
 
 
 def requests_of(file: PlanFile, given: int | None) -> int:
@@ -133,7 +133,8 @@ def _run(file: PlanFile, requests: int) -> Measured:
     torch.manual_seed(SEED)
     planned = file.model
     which = {"architecture": planned.name} if planned.name in models.PRESETS else {"name": planned.name}
-    if "name" in which and not Path(planned.name).is_dir() and "/" not in planned.name:
+    is_on_hub = "/" in planned.name and not Path(planned.name).is_absolute()
+    if "name" in which and not Path(planned.name).is_dir() and not is_on_hub:
         raise InputError(
             f"the plan is of {planned.name!r}, which is no preset and no folder here; say where the model is: --model"
         )
