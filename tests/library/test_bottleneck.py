@@ -208,20 +208,6 @@ def test_what_else_used_the_machine_is_a_doubt_and_lowers_the_confidence(
     assert found.doubts == ((Doubt("disturbed", "other processes used 1.0 of 2 cores"),) if others else ())
 
 
-def test_times_on_both_sides_of_an_edge_leave_the_bound_open(clock: FakeClock) -> None:
-    seconds, calls = {"aten::mm": FORWARD_S}, 0
-
-    def restless() -> None:
-        nonlocal calls
-        calls += 1
-        seconds["aten::mm"] = FORWARD_S * (2.6 + 0.5 * (calls // 3 % 2))  # three calls are a round
-        product()
-
-    found = judged(clock, seconds, restless, machine(flops_per_s=PRODUCT_FLOPS / FORWARD_S))
-    assert found.bound == "mixed"
-    assert set(found.alternatives) == {"compute", "under_utilised"}
-
-
 def test_a_dtype_without_ceilings_is_inconclusive(clock: FakeClock) -> None:
     with OperatorsTake(clock, {"aten::mm": FORWARD_S}):
         found = bottleneck(product, machine(), "float16", timer=Timer(clock), watch=FakeWatch())  # type: ignore[arg-type]

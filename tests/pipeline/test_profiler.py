@@ -244,14 +244,6 @@ def test_a_slow_batch_is_timed_less_often_per_visit_and_a_fast_one_in_several_pa
     assert all(visit.measured_s >= 0.4 for visit in bench.visits(1))
 
 
-@pytest.mark.parametrize(("num_runs", "p90"), [(5, None), (6, 125.0)])
-def test_percentiles_stand_where_the_batches_support_them(num_runs: int, p90: float | None) -> None:
-    [row] = Bench().sweep(EVEN, [4], num_runs=num_runs)
-    assert row["timed_batches"] == 5 * num_runs
-    assert (row["latency_per_batch_ms_p90"], row["latency_per_batch_ms_p99"]) == (p90, None)
-    assert row["reasons"]["latency_per_batch_ms_p99"] == f"{5 * num_runs} timed batches; at least 299 support it"
-
-
 def test_out_of_memory_is_a_row_and_the_sweep_goes_on() -> None:
     bench = Bench(out_of_memory_from(4))
     rows = bench.sweep(EVEN, [1, 2, 4, 8, 16])

@@ -126,7 +126,7 @@ def test_a_workload_whose_limit_is_known_gets_the_right_verdict_every_time(name:
         right += names(found, expected)
         share = f"{100 * (found.share_of_limit or 0):.0f} %"
         seen = f"{found.bound} {found.alternatives} {share}, {found.confidence}, {found.confirmation}"
-        print(f"{name} {attempt + 1}/{REPEATS}: {seen} {[doubt.partition(':')[0] for doubt in found.doubts]}")
+        print(f"{name} {attempt + 1}/{REPEATS}: {seen} {[doubt.kind for doubt in found.doubts]}")
     print(f"{name}: {right} of {REPEATS} right")
     assert right == REPEATS
 
