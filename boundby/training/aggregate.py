@@ -5,7 +5,7 @@ import random
 import struct
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 import numpy as np
 
@@ -19,14 +19,12 @@ from boundby.training.records import (
     Kind,
     MetricSummary,
     Name,
+    Occurrence,
     Remarks,
     StageSummary,
     Statistics,
     Summaries,
 )
-
-if TYPE_CHECKING:
-    from boundby.training.recorder import Occurrence
 
 SAMPLE = 1024  # values: p99 needs 299
 CAPACITY = 65_536  # rows: 13,000 steps of five stages in 4 MiB
@@ -206,7 +204,7 @@ class Aggregator:
                 self.ids[kind][name] = len(self.names) - 1
         return self.ids[kind][name]
 
-    def add(self, ended: "Occurrence", device_ns: int, gap_ns: int) -> None:
+    def add(self, ended: Occurrence, device_ns: int, gap_ns: int) -> None:
         """Take in one occurrence, with its times on the device."""
         host, step = ended.host, ended.step
         own = host - ended.inside

@@ -11,7 +11,19 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from boundby.training.aggregate import STEP_ID, Aggregator
-from boundby.training.records import ABSENT, CUT, DISTURBED, RAISED, STEP, Kind, OpenStage, Remarks
+from boundby.training.records import (
+    ABSENT,
+    CUT,
+    DISTURBED,
+    RAISED,
+    STEP,
+    Kind,
+    Occurrence,
+    OpenStage,
+    Remarks,
+    SharedMark,
+    Step,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -122,16 +134,6 @@ class CudaMarks:
         self._pool.append(mark[0])
 
 
-class SharedMark:
-    """A mark that may end one stage and begin the gap before the next."""
-
-    __slots__ = ("mark", "users")
-
-    def __init__(self, mark: Any) -> None:
-        self.mark = mark
-        self.users = 1
-
-
 class DeviceClock:
     """Marks that never raise: after the first failure there are no device times any more, and a remark says why."""
 
@@ -188,40 +190,6 @@ class DeviceClock:
     def _give_up(self, error: Exception) -> None:
         self._marks = None
         self._remarks.add("device times", error)
-
-
-class Step:
-    """The step that runs; its stages refer to it, since its number may become known at its end only."""
-
-    __slots__ = ("flags", "number")
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.flags = 0
-
-
-class Occurrence:
-    """One occurrence of a stage, from its begin until it is added up. Times are ns of the host's clock.
-
-    It has no `__init__` and no slots: each stage begins one, and what most of them leave as it is stands in the class.
-    """
-
-    is_excluded = False
-    is_span = False  # it holds steps, so that its flags are its own
-    repeated = 0  # begins of its name inside it, while it is excluded
-    inside = 0  # in stages inside
-    paused = 0  # excluded
-    flags = 0
-    parent = ABSENT
-    opened: SharedMark | None = None  # mark at its begin
-    closed: SharedMark | None = None  # mark at its end
-    after: SharedMark | None = None  # mark at the end of the stage before
-    name: str
-    stage: int
-    began: int
-    host: int
-    step: Step
-    thread: int
 
 
 class ThreadState:

@@ -264,3 +264,47 @@ def _rows_of(_: type, document: Any) -> np.ndarray:
         absent = math.nan if dtype[name].kind == "f" else ABSENT
         rows[name] = absent if values is None else [absent if value is None else value for value in values]
     return rows
+
+
+class SharedMark:
+    """A mark that may end one stage and begin the gap before the next."""
+
+    __slots__ = ("mark", "users")
+
+    def __init__(self, mark: Any) -> None:
+        self.mark = mark
+        self.users = 1
+
+
+class Step:
+    """The step that runs; its stages refer to it, since its number may become known at its end only."""
+
+    __slots__ = ("flags", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.flags = 0
+
+
+class Occurrence:
+    """One occurrence of a stage, from its begin until it is added up. Times are ns of the host's clock.
+
+    It has no `__init__` and no slots: each stage begins one, and what most of them leave as it is stands in the class.
+    """
+
+    is_excluded = False
+    is_span = False  # it holds steps, so that its flags are its own
+    repeated = 0  # begins of its name inside it, while it is excluded
+    inside = 0  # in stages inside
+    paused = 0  # excluded
+    flags = 0
+    parent = ABSENT
+    opened: SharedMark | None = None  # mark at its begin
+    closed: SharedMark | None = None  # mark at its end
+    after: SharedMark | None = None  # mark at the end of the stage before
+    name: str
+    stage: int
+    began: int
+    host: int
+    step: Step
+    thread: int
