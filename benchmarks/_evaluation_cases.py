@@ -48,7 +48,7 @@ def load(name: str, rows: int) -> Case:
 def _trained() -> Path:
     """Return the folder of a Qwen2 classifier of 12.8 million parameters whose texts have 129 tokens on average."""
     from utils.quickstart import cache
-    from utils.quickstart.cache import Recipe, Schedule, Shape
+    from utils.quickstart.recipe import Recipe, Schedule, Shape
 
     shape = Shape(vocabulary=500, hidden=384, intermediate=1024, layers=8, heads=6, initial_std=0.04)
     recipe = Recipe(

@@ -1,7 +1,7 @@
 """Write docs/api.md: the public names of the library with their signatures and docstrings. Imports nothing of it.
 
-What is public: the names that a package lists in `__all__`, the modules of `boundby.layers` and `boundby.staged` that
-people import, and everything without a leading underscore in the modules that stand directly in `boundby/`.
+What is public: the names that a package lists in `__all__`, the modules of `boundby.layers` and `boundby.partition`
+that people import, and everything without a leading underscore in the modules that stand directly in `boundby/`.
 
     python docs/generate_api.py
 """
@@ -23,10 +23,7 @@ PAGE = ROOT / "docs" / "api.md"
 COMMAND = "python docs/generate_api.py"
 WITHOUT_EXPORTS = {
     "boundby.layers": ("dashboard", "engine", "ranking", "records", "report"),
-    "boundby.staged": (
-        *("comparison", "contention", "cuts", "pipeline", "places", "records", "running", "settling"),
-        *("simulation", "trials"),
-    ),
+    "boundby.partition": ("comparison", "running", "simulation"),
 }
 ALIAS = re.compile(r"[A-Z][a-z]\w*")  # `Bound = Literal[...]`, and not a constant
 WIDEST = 110  # of a signature on one line

@@ -6,7 +6,7 @@ Writes: nothing; with --picture the one file
 Exit:   0 fine · 1 a finding: no split fits · 2 usage or input
 
     python scripts/plan_partition.py PROFILE... [--nodes configs/nodes.yaml] [--objective latency|throughput|requests]
-                                                [--requests M] [--json] [--picture FILE]
+                                                [--requests M] [--json] [--model FOLDER] [--picture FILE]
 """
 
 import sys
@@ -33,24 +33,24 @@ def add_arguments(parser) -> None:
         help="what to make least (default: %(default)s of one request)",
     )
     parser.add_argument("--requests", type=int, metavar="M", help="how many requests are to be done soonest")
-    parser.add_argument("--json", action="store_true", help="write one JSON document instead of the text")
+    parser.add_argument("--json", action="store_true", help="write one JSON document, which run_plan.py reads")
+    parser.add_argument("--model", metavar="NAME_OR_FOLDER", help="where run_plan.py finds it (default: the profile's)")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw the plan as a PNG")
 
 
 @cli.tool(add_arguments, settings=None)
 def main(run: cli.Run) -> int:
-    from utils import nodes_config
-    from utils.partition import document, picture, planning, text
+    from utils.partition import planning, report
 
     args = run.args
-    picture.check_name(args.picture)
-    settings = nodes_config.read(args.nodes)
+    report.check_picture(args.picture)
+    settings = planning.read_nodes(args.nodes)
     profiles = planning.read_profiles(args.profiles)
     plan, missing = planning.plan(profiles, settings, args.objective, args.requests)
     outcome = plan or missing
-    run.say(document.as_json(outcome, profiles) if args.json else "\n".join(text.lines(outcome, profiles)))
+    run.say(planning.as_json(outcome, profiles, args.model) if args.json else report.of_plan(outcome, profiles))
     if plan and args.picture:
-        picture.write(args.picture, plan, profiles)
+        report.draw(args.picture, plan, profiles)
         run.note(f"wrote {args.picture}")
     return cli.DONE if plan else cli.FAILED
 

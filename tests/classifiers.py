@@ -19,7 +19,7 @@ def reviews(count: int) -> list[str]:
 def tokenizer(words: list[str]) -> Any:
     """Return a byte-level tokenizer trained on `words`."""
     from utils.quickstart import classifier
-    from utils.quickstart.cache import TINY
+    from utils.quickstart.recipe import TINY
 
     return classifier._tokenizer(words, TINY)
 

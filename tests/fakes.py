@@ -16,18 +16,6 @@ class FakeClock:
         self.now += seconds
 
 
-class FakeThreads:
-    """The number of threads that torch is asked for and told, without any that would wait for a core."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int = 1) -> None:
-        self.number = number
-        monkeypatch.setattr("torch.get_num_threads", lambda: self.number)
-        monkeypatch.setattr("torch.set_num_threads", self.set)
-
-    def set(self, number: int) -> None:
-        self.number = number
-
-
 class FakeNanoseconds:
     """A clock of whole nanoseconds, as `time.perf_counter_ns`, that moves only when told to."""
 
@@ -42,3 +30,15 @@ class FakeNanoseconds:
 
     def wait(self, nanoseconds: int) -> None:
         self.now += nanoseconds
+
+
+class FakeThreads:
+    """The number of threads that torch is asked for and told, without any that would wait for a core."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int = 1) -> None:
+        self.number = number
+        monkeypatch.setattr("torch.get_num_threads", lambda: self.number)
+        monkeypatch.setattr("torch.set_num_threads", self.set)
+
+    def set(self, number: int) -> None:
+        self.number = number

@@ -46,6 +46,7 @@ def main() -> int:
         problems += [f"write {kills}: visit {each} was lost" for each in committed - visits(results)]
         problems += [f"write {kills}: {path.name} is left over" for path in results.rglob(".tmp-*")]
         problems += [f"write {kills}, resumed: {problem}" for problem in unreadable(results)]
+    shutil.rmtree(base)
     print(json.dumps({"kills": kills, "problems": problems}))
     return 0
 

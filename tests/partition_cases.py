@@ -7,9 +7,11 @@ import itertools
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from boundby.layers.records import Storage
-from boundby.partition import Chain, Link, Links, Unit, VirtualNode
+from boundby.partition import Chain, ExecutionPlanner, Link, Links, PartitionPlan, Unit, VirtualNode
+from boundby.partition.costs import Costs, costs_of
 
 Split = tuple[tuple[int, int, int], ...]  # node, first unit, end
 
@@ -163,6 +165,12 @@ def least_extra(case: Case, node: int) -> int:
     return low
 
 
+def tables(case: Case) -> Costs:
+    """Return the planner's tables of a problem."""
+    chains = {node.name: case.chain(node) for node in case.nodes}
+    return costs_of(case.nodes, chains, case.links, overlap=case.overlap, inputs_in_flight=case.inputs_in_flight)
+
+
 def random_case(seed: int, most_units: int = 6) -> Case:
     """Return a problem: some with tied weights, caches, alike nodes, a fixed order, scarce memory, equal times."""
     chance = random.Random(seed)
@@ -260,3 +268,21 @@ def _size(chance: random.Random) -> int:
 
 def _seconds(chance: random.Random, coarse: bool) -> float:
     return chance.randint(0, 3) / 1000 if coarse else chance.uniform(1e-5, 1e-2)
+
+
+UNITS = {  # of the small models in tests/layer_models.py
+    "gpt2": [f"transformer.{name}" for name in ("wte", "wpe", "drop", "h.0", "h.1", "ln_f")] + ["lm_head"],
+    "bert": ["bert.embeddings", "bert.encoder.layer.0", "bert.encoder.layer.1", "bert.pooler", "dropout", "classifier"],
+    "qwen2": [f"model.{name}" for name in ("embed_tokens", "rotary_emb", "layers.0", "layers.1", "norm")] + ["lm_head"],
+    "resnet": ["resnet.embedder", "resnet.encoder.stages.0", "resnet.encoder.stages.1", "resnet.pooler", "classifier"],
+    "encoder": ["layers.0", "layers.1"],
+}
+
+
+def plan_of(units: Sequence[str], *cuts: int, seconds: Sequence[float] = (), **options: Any) -> PartitionPlan:
+    """Return a plan with a CPU for every part between the cuts; links cost nothing unless `links` says so."""
+    given = zip(units, seconds or [1e-3] * len(units), strict=True)
+    chain = Chain(tuple(Unit(name, spent, cut_bytes=100, layers=(name,)) for name, spent in given))
+    nodes = [VirtualNode(f"node_{place}", "cpu", ram_gb=1) for place in range(len(cuts) + 1)]
+    links = options.pop("links", Link(float("inf")))
+    return ExecutionPlanner(chain, kind="cpu").plan_at(cuts, nodes, "throughput", links, **options)

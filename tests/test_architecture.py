@@ -1,8 +1,10 @@
 """The arrows of the design: who imports whom, what a script may be, and what importing a module costs."""
 
 import ast
+import re
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,7 @@ TORCH_FREE = (
 )
 HEAVY = ("torch", "transformers", "pandas", "matplotlib", "sklearn", "datasets", "pyarrow", "numpy")
 LONGEST_SCRIPT = 80
+MOST_DEVICE_BRANCHES = 8
 FORBIDDEN_CALLS = ("eval", "exec")
 FORBIDDEN_MODULES = ("pickle", "dill", "joblib", "shelve", "marshal")
 FORBIDDEN_NAMES = ("helpers", "common", "misc", "utils")
@@ -144,3 +147,50 @@ def test_project_speaks_of_itself_alone():
         if "../shared" in path.read_text()
     ]
     assert outside == []
+
+
+def import_graph() -> dict[str, set[str]]:
+    """Return, for each module of ours, the modules of ours that it imports while it is loaded or later."""
+    paths = {
+        str(path.relative_to(ROOT).with_suffix("")).replace("/", ".").removesuffix(".__init__"): path
+        for path in python_files("boundby", "utils", "scripts")
+    }
+    return {
+        name: {target for target in imports(path) if target in paths and target != name} for name, path in paths.items()
+    }
+
+
+def package_of(module: str) -> str:
+    return ".".join(module.split(".")[:2])
+
+
+def test_no_two_packages_import_one_another():
+    arrows = {
+        (package_of(name), package_of(target))
+        for name, targets in import_graph().items()
+        for target in targets
+        if package_of(name) != package_of(target) and "." in target
+    }
+    assert {pair for pair in arrows if pair[::-1] in arrows} == set()
+
+
+def test_no_circle_of_imports():
+    graph = {name: {t for t in targets if not name.startswith(f"{t}.")} for name, targets in import_graph().items()}
+    sorter = TopologicalSorter({name: targets - {name.rpartition(".")[0]} for name, targets in graph.items()})
+    sorter.prepare()  # raises CycleError with the circle
+
+
+def test_few_places_know_the_name_of_a_device():
+    """Another vendor's GPU needs `boundby/device.py` and `boundby/sampler.py`; all else asks what a device can do."""
+    name = re.compile(
+        r"""\b(type|device|kind)["')\]]*\s*(==|!=|(not )?in)\s*[("'{\[]+\s*["']?(cuda|cpu|mps|xpu|hip)\b"""
+    )
+    homes = {ROOT / "boundby" / "device.py", ROOT / "boundby" / "sampler.py"}
+    branches = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in python_files("boundby", "utils", "scripts")
+        if path not in homes
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        if name.search(line)
+    ]
+    assert len(branches) <= MOST_DEVICE_BRANCHES, branches

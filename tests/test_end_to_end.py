@@ -4,14 +4,18 @@ import csv
 import importlib
 import json
 import os
+import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.tiny_models import LABELS, save_bert
+from utils import steps
+from utils.artifacts import Layout
 
 pytestmark = pytest.mark.timeout(600)  # each runs several steps, some of them many times
 ROOT = Path(__file__).resolve().parents[1]
@@ -30,17 +34,16 @@ def write_texts(path: Path, rows: int = 40) -> Path:
     return path
 
 
-@pytest.fixture
-def arguments(tmp_path):
-    """The command line of a small run, with its results below `tmp_path`."""
+def command_line(folder: Path) -> list[str]:
+    """Return the command line of a small run, with its model, data and results in `folder`."""
     return [
         "--config",
         str(ROOT / "configs" / "config.yaml"),
-        f"model.name={save_bert(tmp_path / 'model')}",
+        f"model.name={save_bert(folder / 'model')}",
         "dataset.hf_name=null",
-        f"dataset.file={write_texts(tmp_path / 'texts.csv')}",
-        f"dataset.local_path={tmp_path / 'data' / 'val_df.csv'}",
-        f"output.results_dir={tmp_path / 'results'}",
+        f"dataset.file={write_texts(folder / 'texts.csv')}",
+        f"dataset.local_path={folder / 'data' / 'val_df.csv'}",
+        f"output.results_dir={folder / 'results'}",
         "profiling.batch_sizes=[1,2]",
         "profiling.num_measurement_runs=2",
         "profiling.num_warmup_runs=1",
@@ -52,12 +55,57 @@ def arguments(tmp_path):
     ]
 
 
+@dataclass(frozen=True)
+class Finished:
+    """A run of all steps: its folder, its command line, how each step ended; `kept` is a copy of its results."""
+
+    folder: Path
+    arguments: list[str]
+    codes: list[int]
+
+    @property
+    def results(self) -> Path:
+        return self.folder / "results"
+
+    @property
+    def kept(self) -> Path:
+        return self.folder / "kept"
+
+    def before(self, number: str) -> None:
+        """Bring the results back to what they were before this step."""
+        shutil.rmtree(self.results)
+        shutil.copytree(self.kept, self.results)
+        layout = Layout(
+            *(self.results / name for name in ("", "baseline_metrics.json", "detailed_metrics.csv", "none"))
+        )
+        later = [other for other in steps.STEPS if other >= number]
+        made = [path for other in later for path in steps.outputs(other, layout)]
+        for path in [*made, *(each for other in later for each in self.results.glob(f".receipts/{other}*"))]:
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """One run of all steps, which the tests share; its model and data serve runs with other results too."""
+    folder = tmp_path_factory.mktemp("pipeline")
+    arguments = command_line(folder)
+    run_of_all = Finished(folder, arguments, [run(step, arguments) for step in STEPS])
+    shutil.copytree(run_of_all.results, run_of_all.kept)
+    return run_of_all
+
+
+@pytest.fixture
+def arguments(finished, tmp_path):
+    """The command line of the shared run, with its results below `tmp_path`."""
+    return [*finished.arguments, f"output.results_dir={tmp_path / 'results'}"]
+
+
 def run(step: str, arguments: list[str]) -> int:
     return importlib.import_module(f"scripts.{step}").main(arguments)
 
 
-def test_all_steps_leave_every_file_of_the_contract(arguments, tmp_path):
-    assert [run(step, arguments) for step in STEPS] == [0] * len(STEPS)
+def test_all_steps_leave_every_file_of_the_contract(finished):
+    assert finished.codes == [0] * len(STEPS)
     expected = {
         "run.json",
         "baseline_metrics.json",
@@ -89,11 +137,11 @@ def test_all_steps_leave_every_file_of_the_contract(arguments, tmp_path):
         *(f".receipts/{number}.json" for number in ("00", "01", "02", "03", "04")),
         *(f"logs/{number}.log" for number in ("00", "01", "02", "03", "04")),
     }
-    results = tmp_path / "results"
+    results = finished.kept
     present = {str(path.relative_to(results)) for path in results.rglob("*") if path.is_file()}
     assert expected <= present
     assert all((results / name).stat().st_size > 0 for name in expected)
-    beside = {path.name for path in (tmp_path / "data").iterdir()}
+    beside = {path.name for path in (finished.folder / "data").iterdir()}
     assert beside - {"ceilings"} == {"val_df.csv", "label_mappings.json", "rejected_rows.csv", "val_df.receipt.json"}
     steps = json.loads((results / "run.json").read_text())["steps"]
     assert {number: step["status"] for number, step in steps.items()} == dict.fromkeys(
@@ -101,22 +149,19 @@ def test_all_steps_leave_every_file_of_the_contract(arguments, tmp_path):
     )
 
 
-def test_resume_of_a_finished_run_does_nothing(arguments, tmp_path, capsys):
-    for step in STEPS[1:]:
-        run(step, arguments)
-    before = {
-        path: path.read_bytes() for path in (tmp_path / "results").rglob("*") if path.suffix in (".csv", ".png", ".gz")
-    }
+def test_resume_of_a_finished_run_does_nothing(finished, capsys):
+    kinds = (".csv", ".png", ".gz")
+    before = {path: path.read_bytes() for path in finished.results.rglob("*") if path.suffix in kinds}
     capsys.readouterr()
     for step in STEPS[1:]:
-        assert run(step, [*arguments, "--resume"]) == 0
+        assert run(step, [*finished.arguments, "--resume"]) == 0
     assert capsys.readouterr().err.count("kept (up to date)") == 4
     assert {path: path.read_bytes() for path in before} == before
 
 
 def test_file_names_of_the_metrics_are_honoured_by_writer_and_reader(arguments, tmp_path):
     named = [*arguments, "output.metrics_file=my.json", "output.detailed_metrics_file=my.csv"]
-    for step in (*STEPS[1:3], STEPS[4]):
+    for step in (STEPS[2], STEPS[4]):
         assert run(step, named) == 0
     results = tmp_path / "results"
     assert (results / "my.json").exists() and (results / "my.csv").exists()
@@ -126,8 +171,7 @@ def test_file_names_of_the_metrics_are_honoured_by_writer_and_reader(arguments, 
 
 def test_a_subset_is_evaluated_on_request(arguments, tmp_path):
     subset = [*arguments, "dataset.sample_sizes=[5, 10]", "profiling.batch_sizes=[1]"]
-    for step in STEPS[1:3]:
-        assert run(step, subset) == 0
+    assert run(STEPS[2], subset) == 0
     full = json.loads((tmp_path / "results" / "baseline_metrics.json").read_text())["full_dataset_metrics"]
     assert full["samples"] == 10
     assert [each["samples"] for each in full["samples_of"]] == [5, 10]
@@ -140,8 +184,7 @@ def test_a_subset_is_evaluated_on_request(arguments, tmp_path):
 
 
 def test_each_dtype_has_its_rows(arguments, tmp_path):
-    for step in STEPS[1:3]:
-        assert run(step, [*arguments, "profiling.dtypes=[float32, bfloat16]", "evaluation.enabled=false"]) == 0
+    assert run(STEPS[2], [*arguments, "profiling.dtypes=[float32, bfloat16]", "evaluation.enabled=false"]) == 0
     found = json.loads((tmp_path / "results" / "baseline_metrics.json").read_text())
     rows = [(row["dtype"], row["batch_size"]) for row in found["batch_sizes"]]
     assert rows == [("float32", 1), ("float32", 2), ("bfloat16", 1), ("bfloat16", 2)]
@@ -149,27 +192,24 @@ def test_each_dtype_has_its_rows(arguments, tmp_path):
 
 
 def test_later_steps_refuse_other_data_than_the_receipt(arguments, tmp_path, capsys):
-    run(STEPS[1], arguments)
     other = [*arguments, f"dataset.file={write_texts(tmp_path / 'other.csv', rows=8)}"]
     assert run(STEPS[2], other) == 2
     assert "01_download_data.py" in capsys.readouterr().err
 
 
-def test_later_steps_notice_a_changed_dataset(arguments, tmp_path, capsys):
-    run(STEPS[1], arguments)
+def test_later_steps_notice_a_changed_dataset(finished, arguments, tmp_path, capsys):
+    shutil.copytree(finished.folder / "data", tmp_path / "data")
     with (tmp_path / "data" / "val_df.csv").open("a") as file:
         file.write("40,extra,0,a\n")
-    assert run(STEPS[2], arguments) == 2
+    assert run(STEPS[2], [*arguments, f"dataset.local_path={tmp_path / 'data' / 'val_df.csv'}"]) == 2
     assert "val_df.csv" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("step", STEPS[1:])
-def test_kill_at_every_write_then_resume(step, arguments, tmp_path):
-    for earlier in STEPS[1 : STEPS.index(step)]:
-        assert run(earlier, arguments) == 0
-    (tmp_path / "results").mkdir(exist_ok=True)
-    command = [sys.executable, str(ROOT / "tests" / "kill_driver.py"), step, str(tmp_path / "results"), *arguments]
-    command.append("profiling.batch_sizes=[1]")
+def test_kill_at_every_write_then_resume(step, finished):
+    finished.before(step[:2])
+    command = [sys.executable, str(ROOT / "tests" / "kill_driver.py"), step, str(finished.results)]
+    command += [*finished.arguments, "profiling.batch_sizes=[1]"]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )

@@ -173,12 +173,18 @@ class Recorder:
             content, remark = content.within(self._step_bytes, self._options.max_trace_bytes)
             if remark:
                 self._log.downgrades.append(remark)
-        engine.open(self._number, self._schedule.warmup, content, use=self._keep, with_snapshot=is_last)
+        engine.open(
+            self._number,
+            self._schedule.warmup,
+            content,
+            use=lambda profile: self._keep(engine, profile),
+            with_snapshot=is_last,
+        )
 
-    def _keep(self, profile: torch.profiler.profile) -> None:
+    def _keep(self, engine: Engine, profile: torch.profiler.profile) -> None:
         """Export what a cycle recorded."""
-        engine, options = self._running, self._options
-        exported = engine.export(profile, self._cycle_path(engine), self._admits)
+        options = self._options
+        exported = engine.export(profile, self._cycle_path(engine), lambda size: self._admits(engine, size))
         if not exported.trace or not engine.content.stacks:
             return
         self._wants_stacks = False
@@ -190,18 +196,13 @@ class Recorder:
             except (OSError, ValueError) as error:
                 self._log.downgrade("stacks", summary(error))
 
-    @property
-    def _running(self) -> Engine:
-        assert self._engine is not None
-        return self._engine
-
     def _cycle_path(self, engine: Engine) -> Path:
         number = len(engine.cycles) + 1
         return engine.naming.path(self._trace_path, number if self._schedule.repeat > 1 else None)
 
-    def _admits(self, json_bytes: int) -> bool:
+    def _admits(self, engine: Engine, json_bytes: int) -> bool:
         """Tell whether a trace of this size is kept: one above the limit too, where no smaller one can follow it."""
-        limit, engine = self._options.max_trace_bytes, self._running
+        limit = self._options.max_trace_bytes
         if json_bytes <= limit:
             return True
         if json_bytes > MAX_JSON_BYTES:

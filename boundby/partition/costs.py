@@ -10,7 +10,7 @@ second. The factor between them, the contention of the node, is the same for all
 measured with all of these at work all the time, so the period is an upper bound: where a stage waits for the longest
 one, that one has the machine to itself meanwhile. And m requests are taken to meet the latency once, as they fill and
 drain the pipeline, and the period m - 1 times. Both keep the cost of a stage to its node and units, so that an optimum
-can be found exactly; `boundby.staged.simulation` has neither simplification.
+can be found exactly; `simulation` has neither simplification.
 
 With `overlap` a link carries one request while its nodes compute on others, and its queue is not limited; without, a
 node receives, computes and sends one after the other, and both ends of a link are busy while it carries.
@@ -21,18 +21,19 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from boundby.partition.links import Links
-from boundby.partition.nodes import VirtualNode
+from boundby.partition.nodes import Links, VirtualNode
 from boundby.partition.units import Chain
 
 PS = 10**12  # per second
 UNREACHABLE = 1 << 60  # picoseconds or bytes: more than anything, and four of them still fit in 64 bits
 
 Basis = Literal["measured", "assumed"]
+Integers: TypeAlias = NDArray[np.int64]
 
 
 class Piece(NamedTuple):
@@ -84,10 +85,10 @@ class Costs:
     `machines` which nodes are on one; with None every node is slowed, whichever others an assignment uses.
     """
 
-    compute_ps: np.ndarray
-    memory_bytes: np.ndarray
-    usable_bytes: np.ndarray
-    transfer_ps: np.ndarray
+    compute_ps: Integers
+    memory_bytes: Integers
+    usable_bytes: Integers
+    transfer_ps: Integers
     contention: tuple[float, ...]
     machines: tuple[str, ...] | None
     overlap: bool = True
@@ -95,15 +96,15 @@ class Costs:
     @property
     def units(self) -> int:
         """How many units there are."""
-        return self.compute_ps.shape[1] - 1
+        return int(self.compute_ps.shape[1]) - 1
 
     @property
     def nodes(self) -> int:
         """How many nodes there are."""
-        return self.compute_ps.shape[0]
+        return int(self.compute_ps.shape[0])
 
     @cached_property
-    def busy_ps(self) -> np.ndarray:
+    def busy_ps(self) -> Integers:
         """Return `compute_ps` while every node that has others on its machine is slowed by them."""
         return _slowed(self.compute_ps, np.array(self._contention_among(range(self.nodes)))[:, None, None])
 
@@ -154,7 +155,8 @@ class Costs:
         """Return what each stage of an assignment computes; nodes that it does not use slow no other one down."""
         contention = self._contention_among([each.node for each in assignment])
         alone = [int(self.compute_ps[each.node, each.end, each.first]) for each in assignment]
-        return [StageCosts(ps, int(_slowed(ps, by))) for ps, by in zip(alone, contention, strict=True)]
+        busy = _slowed(np.array(alone), np.array(contention))
+        return [StageCosts(ps, int(slowed)) for ps, slowed in zip(alone, busy, strict=True)]
 
     def _contention_among(self, nodes: Sequence[int]) -> tuple[float, ...]:
         """Return how many times as long each of these nodes computes while the others of them do."""
@@ -197,7 +199,7 @@ def stage_memory(chain: Chain, first: int, end: int, inputs_in_flight: int) -> S
     )
 
 
-def memory_table(chain: Chain, inputs_in_flight: int) -> np.ndarray:
+def memory_table(chain: Chain, inputs_in_flight: int) -> Integers:
     """Return the bytes that the units [first, end) need at [end, first]; 0 where end <= first."""
     count = len(chain.units)
     table = np.zeros((count + 1, count + 1), dtype=np.int64)
@@ -223,17 +225,18 @@ def picoseconds(seconds: float) -> int:
     return round(seconds * PS)
 
 
-def _slowed(ps: int | np.ndarray, contention: float | np.ndarray) -> np.ndarray:
-    return np.minimum(np.rint(ps * contention), UNREACHABLE).astype(np.int64)
+def _slowed(ps: Integers, contention: NDArray[np.float64]) -> Integers:
+    slowed: Integers = np.minimum(np.rint(ps * contention), UNREACHABLE).astype(np.int64)
+    return slowed
 
 
-def _compute(chain: Chain, speed: float) -> np.ndarray:
+def _compute(chain: Chain, speed: float) -> Integers:
     each = np.array([picoseconds(unit.seconds / speed) for unit in chain.units], dtype=np.int64)
     until = np.concatenate([[0], np.cumsum(each)])
     return np.tril(until[:, None] - until[None, :], -1)
 
 
-def _transfers(chain: Chain, links: Links, source: str, target: str) -> np.ndarray:
+def _transfers(chain: Chain, links: Links, source: str, target: str) -> Integers:
     """Return what the cut before each unit takes from `source` to `target`; there is none before the first unit."""
     if source == target:
         return np.zeros(len(chain.units) + 1, dtype=np.int64)

@@ -1,10 +1,20 @@
-"""The nodes a model can be split over: what each of them can hold, and whose measured times hold for it."""
+"""The nodes a model can be split over and the links between them: what each can hold, and whose times hold for it."""
 
 import math
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 GB = 10**9
 MOST_CONTENTION = 1000.0  # what is slowed down more was not measured
+NOT_MEASURED = (
+    "{} are on one machine ({}), and how much they slow one another down was not measured: in a busy pipeline they "
+    "are taken to be as fast as alone"
+)
+OTHERS_TOO = (
+    "the contention of {} was measured with all {} nodes of {} at work, of which this plan uses {}: list the nodes "
+    "alone that it may use"
+)
 HEADROOM = 0.1  # of the memory: allocators round up and fragment; an assumption, not a measurement
 
 
@@ -17,7 +27,7 @@ class VirtualNode:
     the profile in use shorter by this factor, and turns them from measured into assumed ones.
 
     `machine` names the machine that it is on; without it there is no other node on that. `contention` is how many times
-    as long it computes while all other nodes of its machine compute too, as `boundby.staged.contention` measures it.
+    as long it computes while all other nodes of its machine compute too: the `slowdown` of a run (`running`).
     Where it is not known (None), no throughput is claimed of plans that use several nodes of the machine.
     """
 
@@ -99,3 +109,51 @@ class VirtualNode:
 
     def _usable(self, memory_bytes: int) -> int:
         return math.floor(memory_bytes * (1 - self.headroom)) - self.reserve_bytes
+
+
+@dataclass(frozen=True)
+class Link:
+    """A way from one node to another: so many bytes take `latency_s` + bytes / `bytes_per_s`."""
+
+    bytes_per_s: float
+    latency_s: float = 0.0
+    is_measured: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.bytes_per_s > 0:  # infinity is a link that costs nothing
+            raise ValueError(f"a link of {self.bytes_per_s} bytes/s carries nothing; give a number above 0")
+        if not 0 <= self.latency_s < math.inf:
+            raise ValueError(f"a link cannot have a latency of {self.latency_s} s; give 0 or more")
+
+    def seconds(self, size_bytes: int) -> float:
+        """Return how long this many bytes take."""
+        return self.latency_s + size_bytes / self.bytes_per_s
+
+
+ETHERNET = Link(bytes_per_s=1.25e9, latency_s=50e-6)  # 10 Gbit/s; an assumption, for want of anything better
+
+
+@dataclass(frozen=True)
+class Links:
+    """The link of every pair of nodes: the pair's own one, else that of the way back, else `default`."""
+
+    default: Link = ETHERNET
+    pairs: Mapping[tuple[str, str], Link] = field(default_factory=dict)
+
+    def between(self, source: str, target: str) -> Link:
+        """Return the link that tensors take from node `source` to node `target`."""
+        return self.pairs.get((source, target)) or self.pairs.get((target, source)) or self.default
+
+
+def unknown_contention(used: Sequence[VirtualNode], available: Sequence[VirtualNode]) -> Iterator[str]:
+    """Yield why it is not known how much the nodes in use slow one another down; nothing where it is."""
+    there = Counter(node.machine_key for node in available)
+    for key in dict.fromkeys(node.machine_key for node in used):
+        together = [node for node in used if node.machine_key == key]
+        if len(together) < 2:
+            continue
+        names = " and ".join(node.name for node in together)
+        if any(node.contention is None for node in together):
+            yield NOT_MEASURED.format(names, together[0].machine)
+        elif len(together) < there[key]:
+            yield OTHERS_TOO.format(names, there[key], together[0].machine, len(together))

@@ -4,20 +4,23 @@
     throughput  the least time between two of many requests
     requests    the time until the last of m requests is done: latency + (m - 1) * period
 
-Nodes of one machine slow one another down in the period, not in the latency of one request (`costs`, `sharing`).
+Nodes of one machine slow one another down in the period, not in the latency of one request (`costs`). How long a stage
+of a busy pipeline computes depends on which other nodes the plan uses. So each machine is searched with all of its
+nodes, each taken to be slowed, and with each of them alone, not slowed. Every assignment is among these with exactly
+what it takes, and never with less, as contention is at least 1: the best of all is the best plan.
 
 Of equal plans the one that is better in the other respect is taken (period for the latency of one request, else
 latency), then the fewest stages, then the least transfers.
 """
 
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from boundby.partition.costs import Assignment, Costs, Value
-from boundby.partition.sharing import choices
-from boundby.partition.solver import Found, Solver
+from boundby.partition.solver import Found, Solver, classes_of
 
 PROBES = 6  # halvings of the range of periods, in search of a good assignment to begin with
 
@@ -66,13 +69,36 @@ def least(
     return found
 
 
-def _searches(costs: Costs, in_order: bool) -> Iterator[tuple[tuple[int, ...], "_Search"]]:
+def _searches(costs: Costs, in_order: bool) -> Iterator[tuple[tuple[int, ...], "Search"]]:
     """Yield a search for every choice of nodes, with these nodes."""
     for nodes in choices(costs, in_order=in_order):
-        yield nodes, _Search(costs.only(nodes), in_order)
+        yield nodes, Search(costs.only(nodes), in_order)
 
 
-class _Search:
+def choices(costs: Costs, *, in_order: bool) -> Iterator[tuple[int, ...]]:
+    """Yield sets of nodes that may be used together; one set of all where none slows another down."""
+    shared = list(_machines(costs))
+    free = set(range(costs.nodes)).difference(*shared)
+    ways = [[members, *((node,) for node in _unlike(costs, members, in_order))] for members in shared]
+    for chosen in itertools.product(*ways):
+        yield tuple(sorted(free.union(*chosen)))
+
+
+def _machines(costs: Costs) -> Iterator[tuple[int, ...]]:
+    """Yield the nodes of every machine on which one slows another down."""
+    for machine in dict.fromkeys(costs.machines or ()):
+        members = tuple(node for node, on in enumerate(costs.machines or ()) if on == machine)
+        if len(members) > 1 and any(costs.contention[node] > 1 for node in members):
+            yield members
+
+
+def _unlike(costs: Costs, members: Sequence[int], in_order: bool) -> Iterator[int]:
+    """Yield these nodes, of those that can change places the first one."""
+    groups = [[node] for node in members] if in_order else classes_of(costs)
+    yield from (group[0] for group in groups if group[0] in members)
+
+
+class Search:
     """Asks the solver for assignments under a limit on the period."""
 
     def __init__(self, costs: Costs, in_order: bool) -> None:
@@ -84,7 +110,7 @@ class _Search:
             return self._solver.steadiest(below - 1)
         fastest = self._solver.fastest(most_ps=below - 1)
         is_one = objective == "latency" or requests == 1
-        return fastest if fastest is None or is_one else self._soonest(fastest, requests, below)
+        return fastest if fastest is None or is_one else self.soonest(fastest, requests, below)
 
     def at_most(self, known: Found) -> Found:
         """Return the assignment of least latency whose period is no longer than that of one that is known."""
@@ -105,23 +131,23 @@ class _Search:
             ask = (impossible + best.value.period_ps) // 2
         return best
 
-    def _soonest(self, fastest: Found, requests: int, below: float) -> Found | None:
+    def soonest(self, fastest: Found, requests: int, below: float) -> Found | None:
         """Return the assignment with which the last of all requests is done first; None where none is before `below`.
 
         Goes down from the fastest one, each time to the longest period with which a latency no less than the last one
         could still be as good as the best so far. Bounds do for that, until they lead no further down.
         """
         tried = _Tried([fastest], requests - 1, below)
-        least_period, shortest = self._solver.least_period(), None
+        least_period, is_known = self._solver.least_period(), False
         self._probe(tried, least_period)
         limit = min(fastest.value.period_ps - 1, tried.useful(fastest))
         while limit >= least_period and (found := self._solver.relaxed(limit)):
             tried.found.append(found)
             if found.value.period_ps > limit and tried.useful(found) >= limit:
-                if shortest is None:
-                    shortest = self.at_most(self._solver.steadiest())
-                    tried.found.append(shortest)
-                    least_period = shortest.value.period_ps
+                steadiest = None if is_known else self._solver.steadiest()
+                if steadiest is not None:
+                    tried.found.append(self.at_most(steadiest))
+                    least_period, is_known = tried.found[-1].value.period_ps, True
                 found = self._solver.fastest(limit, tried.least() - tried.last * least_period)
                 if found is None:
                     break

@@ -32,6 +32,7 @@ class Stage:
     memory: StageMemory
     usable_bytes: int
     node_memory_bytes: int
+    on_gpu: bool = False
 
     @property
     def free_bytes(self) -> int:

@@ -1,23 +1,17 @@
 """`ExecutionPlanner`: profiles and nodes in, the best plan out, with what it was chosen from and what it rests on."""
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
-from boundby.partition.baselines import baselines
-from boundby.partition.costs import PS, Assignment, Basis, Costs, Piece, StageCosts, costs_of, stage_memory
-from boundby.partition.gains import gains_of, limits_of
-from boundby.partition.links import Link, Links
-from boundby.partition.nodes import VirtualNode
+from boundby.layers.records import ModelProfile
+from boundby.layers.report import Report
+from boundby.partition.alternatives import baselines, gains_of, limits_of, shortfall
+from boundby.partition.costs import PS, Assignment, Basis, Costs, Piece, costs_of, stage_memory
+from boundby.partition.nodes import Link, Links, VirtualNode, unknown_contention
 from boundby.partition.objectives import MEANING, Objective, optimum, value_of
-from boundby.partition.plan import ORDER_ONLY, TOGETHER_ASSUMED, Alternative, PartitionPlan, Stage, Transfer
-from boundby.partition.sharing import unknown_contention
-from boundby.partition.shortfall import shortfall
+from boundby.partition.plan import ORDER_ONLY, TOGETHER_ASSUMED, Alternative, Gain, PartitionPlan, Stage, Transfer
 from boundby.partition.units import Chain, units_of
-
-if TYPE_CHECKING:  # the records load no torch, but the package around them may
-    from boundby.layers.records import ModelProfile
-    from boundby.layers.report import Report
 
 ONE_NODE = (
     "for a single request one node is best here: its stages would only wait for one another, so more nodes help by "
@@ -44,7 +38,7 @@ class ExecutionPlanner:
 
     def __init__(
         self,
-        metrics: "ModelProfile | Report | Chain | Mapping[str, ModelProfile | Report | Chain]",
+        metrics: ModelProfile | Report | Chain | Mapping[str, ModelProfile | Report | Chain],
         *,
         kind: str | None = None,
         kv_cache_bytes: int | Mapping[str, int] = 0,
@@ -85,40 +79,49 @@ class ExecutionPlanner:
         _check(nodes, objective, requests)
         if not in_order:  # of equal plans that of the first nodes is taken: those whose times are known come first
             nodes = tuple(sorted(nodes, key=lambda node: basis_of(node, self.chains) == "assumed"))
+        problem = self._problem(nodes, links, objective, requests, overlap, in_order)
+        assignment = optimum(problem.costs, objective, requests, in_order=in_order)
+        if assignment is None:
+            raise shortfall(problem.costs, problem.chains[nodes[0].name], nodes, in_order=in_order)
+        made = problem.plan(assignment)
+        return dataclasses.replace(made, gains=problem.gains(assignment), alternatives=tuple(problem.alternatives()))
+
+    def plan_at(
+        self,
+        cuts: Sequence[int],
+        nodes: Sequence[VirtualNode],
+        objective: Objective = "latency",
+        links: Links | Link | None = None,
+        *,
+        requests: int = 1,
+        overlap: bool = True,
+    ) -> PartitionPlan:
+        """Return the plan with these cuts, before which units the model goes to the next of all `nodes`.
+
+        It was not chosen as best, and says no gains and alternatives. Memory is counted and not checked. Raises
+        ValueError for cuts that are not rising, or not one for each node but the first.
+        """
+        _check(nodes, objective, requests)
+        problem = self._problem(tuple(nodes), links, objective, requests, overlap, in_order=True)
+        edges = [0, *cuts, problem.costs.units]
+        if len(cuts) != len(nodes) - 1 or any(after <= before for before, after in itertools.pairwise(edges)):
+            raise ValueError(f"cuts {list(cuts)} do not split {edges[-1]} units over {len(nodes)} nodes")
+        return problem.plan(tuple(Piece(place, *edge) for place, edge in enumerate(itertools.pairwise(edges))))
+
+    def _problem(
+        self,
+        nodes: tuple[VirtualNode, ...],
+        links: Links | Link | None,
+        objective: Objective,
+        requests: int,
+        overlap: bool,
+        in_order: bool,
+    ) -> "_Problem":
         links = Links(default=links) if isinstance(links, Link) else links or Links()
         _check_links(links, nodes)
-        chains = {node.name: self._chain(node) for node in nodes}
+        chains = {node.name: self.chains.get(node.kind) or next(iter(self.chains.values())) for node in nodes}
         costs = costs_of(nodes, chains, links, overlap=overlap, inputs_in_flight=self._inputs)
-        assignment = optimum(costs, objective, requests, in_order=in_order)
-        if assignment is None:
-            raise shortfall(costs, chains[nodes[0].name], nodes, in_order=in_order)
-        made = _Making(nodes, chains, links, costs, assignment, objective, requests, self._inputs, in_order)
-        return made.plan(self.chains)
-
-    def _chain(self, node: VirtualNode) -> Chain:
-        return self.chains.get(node.kind) or next(iter(self.chains.values()))
-
-
-def stage_of(
-    piece: Piece, node: VirtualNode, chain: Chain, spent: StageCosts, basis: Basis, inputs_in_flight: int
-) -> Stage:
-    """Return a piece of the model on its node, with the time and the memory that it takes there."""
-    units = chain.units[piece.first : piece.end]
-    return Stage(
-        node=node.name,
-        kind=node.kind,
-        first_unit=piece.first,
-        end_unit=piece.end,
-        units=tuple(unit.name for unit in units),
-        layers=tuple(layer for unit in units for layer in unit.layers),
-        compute_s=spent.alone_ps / PS,
-        busy_compute_s=spent.busy_ps / PS,
-        machine=node.machine,
-        basis=basis,
-        memory=stage_memory(chain, piece.first, piece.end, inputs_in_flight),
-        usable_bytes=node.usable_bytes,
-        node_memory_bytes=node.memory_bytes,
-    )
+        return _Problem(nodes, self.chains, chains, links, costs, objective, requests, self._inputs, in_order)
 
 
 def basis_of(node: VirtualNode, chains: Mapping[str, Chain]) -> Basis:
@@ -127,39 +130,40 @@ def basis_of(node: VirtualNode, chains: Mapping[str, Chain]) -> Basis:
     return "measured" if is_measured else "assumed"
 
 
-def kind_of(metrics: "ModelProfile | Report | Chain") -> str:
+def kind_of(metrics: ModelProfile | Report | Chain) -> str:
     """Return the kind of node that a profile was made on. Raises ValueError for a chain, of which nothing says it."""
     if isinstance(metrics, Chain):
         raise ValueError("say on which kind of node these units were measured: kind='cpu', or a mapping by kind")
     return "cpu" if _profile(metrics).device.startswith("cpu") else "gpu"
 
 
-def _profile(metrics: "ModelProfile | Report") -> "ModelProfile":
+def _profile(metrics: ModelProfile | Report) -> ModelProfile:
     """Return the profile itself, or that which a report is on."""
-    return getattr(metrics, "profile", metrics)
+    return metrics.profile if isinstance(metrics, Report) else metrics
 
 
 @dataclasses.dataclass(frozen=True)
-class _Making:
-    """A solved problem on its way to a plan."""
+class _Problem:
+    """What is to be planned, and the plan that an assignment is."""
 
     nodes: tuple[VirtualNode, ...]
+    by_kind: Mapping[str, Chain]
     chains: Mapping[str, Chain]  # by name of node
     links: Links
     costs: Costs
-    assignment: Assignment
     objective: Objective
     requests: int
     inputs_in_flight: int
     in_order: bool
 
-    def plan(self, by_kind: Mapping[str, Chain]) -> PartitionPlan:
-        value = self.costs.of(self.assignment)
-        stages, transfers = tuple(self._stages(by_kind)), tuple(self._transfers())
-        bases = {each.basis for each in (*stages, *transfers)}
+    def plan(self, assignment: Assignment) -> PartitionPlan:
+        """Return the plan, without gains and alternatives."""
+        value = self.costs.of(assignment)
+        used = [self.nodes[piece.node] for piece in assignment]
+        stages, transfers = tuple(self._stages(assignment)), tuple(self._transfers(assignment))
+        bases: set[Basis] = {stage.basis for stage in stages} | {transfer.basis for transfer in transfers}
         basis: Basis = "assumed" if "assumed" in bases else "measured"
-        period_basis: Basis = "assumed" if any(self._unknown_contention()) else basis
-        names = [node.name for node in self.nodes]
+        unknown = list(unknown_contention(used, self.nodes))
         return PartitionPlan(
             objective=self.objective,
             requests=self.requests,
@@ -170,23 +174,60 @@ class _Making:
             latency_s=value.latency_ps / PS,
             period_s=value.period_ps / PS,
             basis=basis,
-            period_basis=period_basis,
-            limits=limits_of(self.costs, self.assignment, names, self.objective),
-            gains=gains_of(
-                self.costs, self.assignment, self.nodes, self.objective, self.requests, in_order=self.in_order
-            ),
-            alternatives=tuple(self._alternatives()),
-            notes=tuple(self._notes(basis, stages)),
-            doubts=tuple(self._doubts(by_kind)),
+            period_basis="assumed" if unknown else basis,
+            limits=limits_of(self.costs, assignment, [node.name for node in self.nodes], self.objective),
+            gains=(),
+            alternatives=(),
+            notes=tuple(self._notes(basis, stages, is_known=not unknown)),
+            doubts=(*self._doubts(used, transfers), *unknown, *self._profile_doubts(used)),
         )
 
-    def _stages(self, by_kind: Mapping[str, Chain]) -> Iterator[Stage]:
-        for piece, spent in zip(self.assignment, self.costs.stages(self.assignment), strict=True):
-            node = self.nodes[piece.node]
-            yield stage_of(piece, node, self.chains[node.name], spent, basis_of(node, by_kind), self.inputs_in_flight)
+    def gains(self, assignment: Assignment) -> tuple[Gain, ...]:
+        """Return what would make the best plan better."""
+        return gains_of(self.costs, assignment, self.nodes, self.objective, self.requests, in_order=self.in_order)
 
-    def _transfers(self) -> Iterator[Transfer]:
-        for before, after in zip(self.assignment, self.assignment[1:], strict=False):
+    def alternatives(self) -> Iterator[Alternative]:
+        """Yield what the splits of others would take."""
+        for name, assignment in baselines(self.nodes, self.chains, in_order=self.in_order):
+            if assignment is None:
+                yield Alternative(name, (), None, None, None, "its rule finds no room for all units")
+                continue
+            units = tuple((self.nodes[piece.node].name, piece.end - piece.first) for piece in assignment)
+            lacking = [piece for piece in assignment if not self.costs.fits(piece)]
+            if lacking:
+                short = ", ".join(
+                    f"{self.nodes[piece.node].name} lacks {self.costs.shortage(piece):,} bytes" for piece in lacking
+                )
+                yield Alternative(name, units, None, None, None, f"does not fit: {short}")
+                continue
+            value = self.costs.of(assignment)
+            spent = value_of(self.objective, value, self.requests)
+            yield Alternative(name, units, spent / PS, value.latency_ps / PS, value.period_ps / PS)
+
+    def _stages(self, assignment: Assignment) -> Iterator[Stage]:
+        for piece, spent in zip(assignment, self.costs.stages(assignment), strict=True):
+            node = self.nodes[piece.node]
+            chain = self.chains[node.name]
+            units = chain.units[piece.first : piece.end]
+            yield Stage(
+                node=node.name,
+                kind=node.kind,
+                first_unit=piece.first,
+                end_unit=piece.end,
+                units=tuple(unit.name for unit in units),
+                layers=tuple(layer for unit in units for layer in unit.layers),
+                compute_s=spent.alone_ps / PS,
+                busy_compute_s=spent.busy_ps / PS,
+                machine=node.machine,
+                basis=basis_of(node, self.by_kind),
+                memory=stage_memory(chain, piece.first, piece.end, self.inputs_in_flight),
+                usable_bytes=node.usable_bytes,
+                node_memory_bytes=node.memory_bytes,
+                on_gpu=node.vram_gb is not None,
+            )
+
+    def _transfers(self, assignment: Assignment) -> Iterator[Transfer]:
+        for before, after in itertools.pairwise(assignment):
             source, target = self.nodes[before.node].name, self.nodes[after.node].name
             yield Transfer(
                 source=source,
@@ -196,52 +237,32 @@ class _Making:
                 basis="measured" if self.links.between(source, target).is_measured else "assumed",
             )
 
-    def _alternatives(self) -> Iterator[Alternative]:
-        for name, assignment in baselines(self.nodes, self.chains, in_order=self.in_order):
-            if assignment is None:
-                yield Alternative(name, (), None, None, None, "its rule finds no room for all units")
-                continue
-            units = tuple((self.nodes[each.node].name, each.end - each.first) for each in assignment)
-            lacking = [each for each in assignment if not self.costs.fits(each)]
-            if lacking:
-                short = ", ".join(
-                    f"{self.nodes[each.node].name} lacks {self.costs.shortage(each):,} bytes" for each in lacking
-                )
-                yield Alternative(name, units, None, None, None, f"does not fit: {short}")
-                continue
-            value = self.costs.of(assignment)
-            spent = value_of(self.objective, value, self.requests)
-            yield Alternative(name, units, spent / PS, value.latency_ps / PS, value.period_ps / PS)
-
-    def _unknown_contention(self) -> Iterator[str]:
-        return unknown_contention([self.nodes[each.node] for each in self.assignment], self.nodes)
-
-    def _notes(self, basis: Basis, stages: Sequence[Stage]) -> Iterator[str]:
-        if len(self.nodes) > 1 and len(self.assignment) == 1 and self.objective == "latency":
+    def _notes(self, basis: Basis, stages: Sequence[Stage], *, is_known: bool) -> Iterator[str]:
+        if len(self.nodes) > 1 and len(stages) == 1 and self.objective == "latency":
             yield ONE_NODE
-        if len(self.assignment) > 1:
+        if len(stages) > 1:
             yield OVERLAP if self.costs.overlap else EXCLUSIVE
             yield ENDS
-        if any(each.busy_compute_s > each.compute_s for each in stages):
+        if any(stage.busy_compute_s > stage.compute_s for stage in stages):
             yield CONTENTION
         if basis == "assumed":
             yield ORDER_ONLY
-        elif any(self._unknown_contention()):
+        elif not is_known:
             yield TOGETHER_ASSUMED
 
-    def _doubts(self, by_kind: Mapping[str, Chain]) -> Iterator[str]:
-        used = [self.nodes[each.node] for each in self.assignment]
+    def _doubts(self, used: Sequence[VirtualNode], transfers: Sequence[Transfer]) -> Iterator[str]:
         for node in used:
-            if node.kind not in by_kind:
+            if node.kind not in self.by_kind:
                 yield f"there is no profile of a {node.kind}: {node.name} is planned with the times of another kind"
-            elif not by_kind[node.kind].is_representative:
+            elif not self.by_kind[node.kind].is_representative:
                 yield f"the profile of a {node.kind} is not representative: the times of {node.name} count as assumed"
             if node.speed is not None:
                 yield f"{node.name} is assumed to be {node.speed:g} times as fast as its profile, whatever the layer"
-        if any(each.basis == "assumed" for each in self._transfers()):
+        if any(transfer.basis == "assumed" for transfer in transfers):
             yield "the links were stated, not measured"
-        yield from self._unknown_contention()
-        yield from dict.fromkeys(doubt for node in used for doubt in self.chains[node.name].doubts)
+
+    def _profile_doubts(self, used: Sequence[VirtualNode]) -> list[str]:
+        return list(dict.fromkeys(doubt for node in used for doubt in self.chains[node.name].doubts))
 
 
 def _check(nodes: Sequence[VirtualNode], objective: str, requests: int) -> None:

@@ -7,22 +7,274 @@ and S states O(S n^2), a few operations on a table of n stages by their length f
 
 Without overlap what a stage takes depends on both its neighbours, and this pass counts the least that any two would
 add. So it finds a lower bound, and the optimum where the assignment that reaches it keeps to the limit after all. Where
-that one does not, the pass of `exclusive` has the next node in its states too, and leaves out what the bound rules out.
+that one does not, the pass of `Exclusive` has the next node in its states too, and leaves out what the bound rules out.
 """
 
+import functools
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
 
-from boundby.partition.costs import UNREACHABLE, Assignment, Costs, Piece, Value
-from boundby.partition.exclusive import Exclusive
-from boundby.partition.states import Tables, classes_of, groups_of, ordered_states, set_states
+from boundby.partition.costs import UNREACHABLE, Assignment, Costs, Integers, Piece, Value
 
+TOGETHER = 16  # states: their tables stay in the cache of a processor
+END = -1  # in place of a state: no stage comes before, or none comes next
+MOST_STATES = 25_000  # about 12 nodes of which no two are alike: some seconds a pass for 128 units
 NEAR = 128  # the least there can be, divided by this: how far from it to look first
 ANY = UNREACHABLE - 1  # picoseconds: no limit
 
 Measure = Literal["latency", "period"]
+
+
+@dataclass(frozen=True)
+class State:
+    """Some nodes in use, the last of them of class `last`. It follows the states `before`; those `after` follow it."""
+
+    last: int
+    stages: int
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+
+
+class Tables(NamedTuple):
+    """Picoseconds by class: of a stage by end and first unit, alone and busy, and by source, target and cut."""
+
+    compute: Integers  # as in `busy` UNREACHABLE where it does not fit
+    busy: Integers
+    transfer: Integers
+
+    @classmethod
+    def of(cls, costs: Costs, classes: list[list[int]]) -> "Tables":
+        """Return the tables of classes of nodes."""
+        heads, tails = ([members[place] for members in classes] for place in (0, -1))
+        fits = costs.memory_bytes[heads] <= costs.usable_bytes[heads, None, None]
+        is_stage = fits & np.tri(costs.units + 1, k=-1, dtype=bool)
+        compute, busy = (np.where(is_stage, each[heads], UNREACHABLE) for each in (costs.compute_ps, costs.busy_ps))
+        return cls(compute, busy, costs.transfer_ps[np.ix_(heads, tails)])
+
+
+class Group(NamedTuple):
+    """States that are reckoned together: their class, their places, those of the states after each, their classes."""
+
+    last: int
+    places: Integers
+    after: Integers  # by state; where there are fewer, the place behind the last state
+    classes: Integers
+
+
+def classes_of(costs: Costs) -> list[list[int]]:
+    """Return the nodes grouped into those that can change places without changing any cost."""
+    classes: list[list[int]] = []
+    for node in range(costs.nodes):
+        group = next((each for each in classes if are_alike(costs, each[0], node)), None)
+        if group is None:
+            classes.append([node])
+        else:
+            group.append(node)
+    return classes
+
+
+@functools.lru_cache(maxsize=1)  # a plan asks for the same ones dozens of times
+def set_states(sizes: tuple[int, ...]) -> tuple[State, ...]:
+    """Return the states where nodes may come in any order; `sizes` are those of the classes."""
+    most = math.prod(size + 1 for size in sizes)
+    count = sum(most // (size + 1) * size for size in sizes)
+    if count > MOST_STATES:
+        raise ValueError(
+            f"{sum(sizes)} nodes of which {len(sizes)} are not alike make {count:,} states, {MOST_STATES:,} are the "
+            "most to be searched: leave out nodes, make some alike, or fix their order (in_order=True)"
+        )
+    # Of equally good states the first one is taken: that of the nodes named first, in the order they are named.
+    vectors = sorted(itertools.product(*(range(size, -1, -1) for size in sizes)), key=sum)
+    keys = [(used, last) for used in vectors for last in range(len(sizes) - 1, -1, -1) if used[last]]
+
+    def changed(used: tuple[int, ...], which: int, by: int) -> tuple[int, ...]:
+        return tuple(number + by * (each == which) for each, number in enumerate(used))
+
+    places = {key: place for place, key in enumerate(keys)}
+    states = []
+    for used, last in keys:
+        rest = changed(used, last, -1)
+        before = [(rest, each) for each in range(len(sizes) - 1, -1, -1)]
+        after = [(changed(used, each, 1), each) for each in range(len(sizes))]
+        known = (tuple(places[key] for key in keys if key in places) for keys in (before, after))
+        states.append(State(last, sum(used), *known))
+    return tuple(states)
+
+
+@functools.lru_cache(maxsize=1)
+def ordered_states(nodes: int) -> tuple[State, ...]:
+    """Return the states where nodes may be left out but keep their order."""
+    keys = [(stages, last) for stages in range(1, nodes + 1) for last in range(stages - 1, nodes)]
+    places = {key: place for place, key in enumerate(keys)}
+    return tuple(
+        State(
+            last,
+            stages,
+            tuple(places[stages - 1, each] for each in range(last) if (stages - 1, each) in places),
+            tuple(places[stages + 1, each] for each in range(last + 1, nodes)),
+        )
+        for stages, last in keys
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def groups_of(states: tuple[State, ...]) -> list[Group]:
+    """Return the states in groups, from the last ones on."""
+    found: dict[tuple[int, int], list[int]] = {}
+    for place, state in enumerate(states):
+        found.setdefault((state.stages, state.last), []).append(place)
+    groups = []
+    for (_, last), members in reversed(found.items()):
+        for begin in range(0, len(members), TOGETHER):
+            places = members[begin : begin + TOGETHER]
+            most = max(1, *(len(states[each].after) for each in places))
+            after = np.array([(*states[each].after, *[len(states)] * most)[:most] for each in places])
+            classes = np.array([states[each].last if each < len(states) else 0 for each in after.flat])
+            groups.append(Group(last, np.array(places), after, classes.reshape(after.shape)))
+    return groups
+
+
+def are_alike(costs: Costs, a: int, b: int) -> bool:
+    """Tell whether two nodes can change places without changing any cost."""
+    others = [each for each in range(costs.nodes) if each not in (a, b)]
+    return (
+        costs.usable_bytes[a] == costs.usable_bytes[b]
+        and np.array_equal(costs.compute_ps[a], costs.compute_ps[b])
+        and np.array_equal(costs.memory_bytes[a], costs.memory_bytes[b])
+        and np.array_equal(costs.transfer_ps[a, b], costs.transfer_ps[b, a])
+        and np.array_equal(costs.transfer_ps[a, others], costs.transfer_ps[b, others])
+        and np.array_equal(costs.transfer_ps[others, a], costs.transfer_ps[others, b])
+        and costs.contend_alike(a, b)
+    )
+
+
+class _Best(NamedTuple):
+    """By number of units done: the least value, the transfers in it, where the last stage begins and after whom."""
+
+    value: Integers
+    moved: Integers
+    first: Integers
+    sender: Integers
+
+
+@dataclass(frozen=True)
+class Exclusive:
+    """A pass from the first states to the last: no load above `limit`, and nothing that would take more than `most`.
+
+    `combine` adds up what stages take (the latency), or takes the most of it (the period); `rests` is by state and
+    first unit what its last stage and those behind it take at least.
+    """
+
+    states: Sequence[State]
+    tables: Tables
+    combine: Callable[..., Integers]
+    rests: Integers
+    limit: int
+    most: int
+    _table: dict[tuple[int, int], _Best] = field(default_factory=dict)  # by state and the next one
+    _spent: dict[tuple[int, int, int], Integers] = field(default_factory=dict)  # dozens of states ask for each
+
+    def best(self) -> list[tuple[int, int, int]] | None:
+        """Return class, first unit and end of every stage; None where there is nothing within the limits."""
+        for place, state in enumerate(self.states):
+            for follower in (*state.after, END):
+                self._fill(place, follower)
+        ends = [(self._table[key], key[0]) for key in self._table if key[1] == END]
+        if not ends:
+            return None
+        _, place = min(ends, key=lambda each: (each[0].value[-1], self.states[each[1]].stages, each[0].moved[-1]))
+        return self._traced(place)
+
+    def _fill(self, place: int, follower: int) -> None:
+        """Enter the best by the unit between these states, where the rest keeps within `most`."""
+        state, rest = self.states[place], self.rest(place, follower)
+        befores = [(each, best) for each in state.before or (END,) if (best := self._before(each, place))]
+        least = min((int(best.value.min()) for _, best in befores), default=UNREACHABLE)
+        ends = _span(self.combine(rest, least) <= self.most)
+        if ends.start == ends.stop:
+            return
+        ways = [self._way(each, place, follower, best, ends) for each, best in befores]
+        values, *columns = (np.concatenate(each, axis=-1) for each in zip(*ways, strict=True))
+        chosen = least_in_rows(values, columns[0])
+        found = _Best(np.full_like(rest, UNREACHABLE), *np.zeros((3, len(rest)), dtype=np.int64))
+        found.value[ends] = values[np.arange(len(chosen)), chosen]
+        found.value[self.combine(found.value, rest) > self.most] = UNREACHABLE
+        if found.value.min() < UNREACHABLE:
+            for filled, column in zip(found[1:], columns, strict=True):
+                filled[ends] = column[chosen]
+            self._table[place, follower] = found
+
+    def _before(self, sender: int, place: int) -> _Best | None:
+        if sender != END:
+            return self._table.get((sender, place))
+        nothing = np.zeros((4, self.rests.shape[1]), dtype=np.int64)
+        nothing[0, 1:] = UNREACHABLE
+        return _Best(*nothing)
+
+    def rest(self, place: int, follower: int) -> Integers:
+        """Return what everything behind the state takes at least, by the unit it begins with."""
+        if follower == END:
+            return np.where(np.arange(self.rests.shape[1]) < self.rests.shape[1] - 1, UNREACHABLE, 0)
+        rest: Integers = self.rests[follower]
+        moved: Integers = self.tables.transfer[self.states[place].last, self.states[follower].last]
+        return rest + moved if self.combine is np.add else rest
+
+    def _way(self, sender: int, place: int, follower: int, best: _Best, ends: slice) -> tuple[Integers, ...]:
+        """Return what is reached after this sender, by end and first unit of the stage; transfers, firsts, sender."""
+        before, last, after = (each if each == END else self.states[each].last for each in (sender, place, follower))
+        key = (before, last, after)
+        if key not in self._spent:
+            self._spent[key] = self._stages(*key)
+        firsts = _span(best.value < UNREACHABLE)
+        values = self.combine(best.value[firsts], self._spent[key][ends, firsts])
+        moved = best.moved + (0 if sender == END else self.tables.transfer[key[0], key[1]])
+        edges = np.arange(len(moved))
+        return values, moved[firsts], edges[firsts], np.full(values.shape[1], sender)
+
+    def _stages(self, sender: int, node: int, follower: int) -> Integers:
+        """Return [end, first]: what a stage between these classes adds to the value, unless its load is too much."""
+        received = 0 if sender == END else self.tables.transfer[sender, node]
+        sent = 0 if follower == END else self.tables.transfer[node, follower][:, None]
+        load = self.tables.busy[node] + received + sent
+        return np.where(
+            load > self.limit, UNREACHABLE, self.tables.compute[node] + received if self.combine is np.add else load
+        )
+
+    def _traced(self, place: int) -> list[tuple[int, int, int]]:
+        stages: list[tuple[int, int, int]] = []
+        end, follower = self.rests.shape[1] - 1, END
+        while place != END:
+            best = self._table[place, follower]
+            stages.insert(0, (self.states[place].last, int(best.first[end]), end))
+            place, end, follower = int(best.sender[end]), int(best.first[end]), place
+        return stages
+
+
+def least_in_rows(values: Integers, ties: Integers) -> Integers:
+    """Return the place of the least value in each row, of equal ones that of the least tie."""
+    places: Integers = values.argmin(axis=1)
+    least = values[np.arange(len(places)), places]
+    is_least = values == least[:, None]
+    if np.count_nonzero(is_least) == len(places):
+        return places
+    tied = np.flatnonzero((is_least.sum(axis=1) > 1) & (least < UNREACHABLE))  # few: to do so for all takes longer
+    if len(tied):
+        ties = np.broadcast_to(ties, values.shape)[tied]
+        places[tied] = np.where(values[tied] == least[tied, None], ties, 4 * UNREACHABLE).argmin(axis=1)
+    return places
+
+
+def _span(is_in: NDArray[np.bool_]) -> slice:
+    """Return the range from the first to the last that is in."""
+    places = np.flatnonzero(is_in)
+    return slice(places[0], places[-1] + 1) if len(places) else slice(0, 0)
 
 
 class Found(NamedTuple):
@@ -38,10 +290,10 @@ class _Bounds(NamedTuple):
     Of each also what ranks equal ones: stages, then transfers; all alike unless that was asked for.
     """
 
-    value: np.ndarray
-    rest: np.ndarray
-    tie: np.ndarray
-    rest_tie: np.ndarray
+    value: Integers
+    rest: Integers
+    tie: Integers
+    rest_tie: Integers
 
 
 class Solver:
@@ -53,8 +305,8 @@ class Solver:
         self.states = ordered_states(len(sizes)) if in_order else set_states(sizes)
         self._starts = [place for place, state in enumerate(self.states) if not state.before]
         self._costs = costs
-        self._tables = tables = Tables.of(costs, self.classes)
-        self._load = tables.busy if costs.overlap else tables.busy + self._least_moved()
+        self.tables = tables = Tables.of(costs, self.classes)
+        self._load = tables.busy if costs.overlap else tables.busy + self.least_moved()
         self._compute_by_length, self._load_by_length = map(_by_length, (tables.compute, self._load))
         self._stage_tie = costs.nodes * int(tables.transfer.max()) + 1  # one stage outweighs all transfers
 
@@ -69,7 +321,7 @@ class Solver:
             return None
         if found.value.period_ps <= most_period_ps:
             return found
-        return self._exclusive("latency", bounds, most_period_ps, most_ps)
+        return self.exclusive("latency", bounds, most_period_ps, most_ps)
 
     def steadiest(self, most_ps: float = ANY) -> Found | None:
         """Return an assignment of least period, if that is no longer than this; None where none fits."""
@@ -80,7 +332,7 @@ class Solver:
         if found.value.period_ps == least:
             return found
         most_period_ps = int(min(most_ps, found.value.period_ps))
-        return self._exclusive("period", bounds, most_period_ps, most_period_ps)
+        return self.exclusive("period", bounds, most_period_ps, most_period_ps)
 
     def relaxed(self, most_period_ps: int) -> Found | None:
         """Return an assignment than which none with no longer a period than this is faster; its own may be longer."""
@@ -90,9 +342,9 @@ class Solver:
         """Return a period, in picoseconds, than which none is shorter."""
         return int(self._bounds("period", ANY).value[self._starts, 0].min())
 
-    def _least_moved(self) -> np.ndarray:
+    def least_moved(self) -> Integers:
         """Return by class, end and first unit of a stage the least it can receive and send."""
-        transfer = self._tables.transfer
+        transfer = self.tables.transfer
         received, sent = np.full((2, len(self.classes), transfer.shape[2]), UNREACHABLE, dtype=np.int64)
         received[:, 0] = sent[:, -1] = 0
         for source, target in {(self.states[a].last, state.last) for state in self.states for a in state.before}:
@@ -118,7 +370,7 @@ class Solver:
             least = spent[np.arange(len(spent)), spent.argmin(axis=1)]
             value[places] = np.minimum(least, UNREACHABLE).reshape(-1, edges)
             if ranked:
-                moved = tie[after] + self._tables.transfer[last, classes]
+                moved = tie[after] + self.tables.transfer[last, classes]
                 rest_tie[places] = np.where(ways == ways.min(axis=1, keepdims=True), moved, 2 * UNREACHABLE).min(axis=1)
                 rest_tie[places, -1] = 0
                 ties = _windows(rest_tie[places], length).reshape(-1, length)
@@ -126,9 +378,9 @@ class Solver:
                 tie[places] = np.minimum(ties, UNREACHABLE).reshape(-1, edges)
         return _Bounds(value, rest, tie, rest_tie)
 
-    def _links(self, measure: Measure, limit: int) -> np.ndarray:
+    def _links(self, measure: Measure, limit: int) -> Integers:
         """Return what a transfer itself adds to the measure; without overlap the period has it in what stages take."""
-        transfer = self._tables.transfer
+        transfer = self.tables.transfer
         if self._costs.overlap:
             return np.where(transfer <= limit, transfer, UNREACHABLE)
         return transfer if measure == "latency" else np.zeros_like(transfer)
@@ -136,7 +388,7 @@ class Solver:
     def _from_start(self, bounds: _Bounds, measure: Measure, limit: int) -> Found | None:
         """Return the assignment that the bounds are made of; None where there is none."""
         combine = np.add if measure == "latency" else np.maximum
-        links, spent = self._links(measure, limit), self._load if measure == "period" else self._tables.compute
+        links, spent = self._links(measure, limit), self._load if measure == "period" else self.tables.compute
         place = min(self._starts, key=lambda each: (bounds.value[each, 0], bounds.tie[each, 0]))
         if bounds.value[place, 0] >= UNREACHABLE:
             return None
@@ -145,22 +397,22 @@ class Solver:
         while True:
             last, first, after = self.states[place].last, end, list(self.states[place].after)
             stage = np.where(self._load[last, :, first] <= limit, spent[last, :, first], UNREACHABLE)
-            end = _least(combine(stage, bounds.rest[place]), bounds.rest_tie[place])
+            end = first_least(combine(stage, bounds.rest[place]), bounds.rest_tie[place])
             stages.append((last, first, end))
             if end == self._costs.units:
                 return self._valued(stages)
             classes = [self.states[each].last for each in after]
-            ties = bounds.tie[after, end] + self._tables.transfer[last, classes, end]
-            place = after[_least(combine(links[last, classes, end], bounds.value[after, end]), ties)]
+            ties = bounds.tie[after, end] + self.tables.transfer[last, classes, end]
+            place = after[first_least(combine(links[last, classes, end], bounds.value[after, end]), ties)]
 
-    def _exclusive(self, measure: Measure, bounds: _Bounds, limit: int, most: float) -> Found | None:
+    def exclusive(self, measure: Measure, bounds: _Bounds, limit: int, most: float) -> Found | None:
         """Return the best assignment within both limits, by what stages do receive and send; None where none is."""
         combine = np.add if measure == "latency" else np.maximum
         least, most = int(bounds.value[self._starts, 0].min()), int(min(most, ANY))
         nearly, stages = least, None
         while stages is None and nearly <= most:  # what is near the bound is found faster, and there it mostly is
             nearly += 3 * (nearly - least) + least // NEAR + 1
-            stages = Exclusive(self.states, self._tables, combine, bounds.value, limit, min(nearly, most)).best()
+            stages = Exclusive(self.states, self.tables, combine, bounds.value, limit, min(nearly, most)).best()
         return None if stages is None else self._valued(stages)
 
     def _valued(self, stages: list[tuple[int, int, int]]) -> Found:
@@ -170,7 +422,7 @@ class Solver:
         return Found(assignment, self._costs.of(assignment))
 
 
-def _by_length(stages: np.ndarray) -> np.ndarray:
+def _by_length(stages: Integers) -> Integers:
     """Return a table by class, end and first unit by class, first unit and number of units, from 1 on."""
     first = np.arange(stages.shape[1])[:, None]
     end = first + np.arange(1, len(first))
@@ -178,12 +430,12 @@ def _by_length(stages: np.ndarray) -> np.ndarray:
     return np.where(end == inside, stages[:, inside, first], UNREACHABLE)
 
 
-def _windows(by_end: np.ndarray, length: int) -> np.ndarray:
+def _windows(by_end: Integers, length: int) -> Integers:
     """Return by row and first unit what is there for each end of a stage; there is nothing behind the last unit."""
     padded = np.pad(by_end[:, 1:], ((0, 0), (0, length)), constant_values=UNREACHABLE)
     return sliding_window_view(padded, length, axis=1)
 
 
-def _least(values: np.ndarray, ties: np.ndarray) -> int:
+def first_least(values: Integers, ties: Integers) -> int:
     """Return the place of the least value, of equal ones that of the least tie."""
     return int(np.where(values == values.min(), ties, 4 * UNREACHABLE).argmin())

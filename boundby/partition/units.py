@@ -9,10 +9,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # the records load no torch, but the package around them may
-    from boundby.layers.records import LayerProfile, ModelProfile, Storage
+from boundby.layers.records import LayerProfile, ModelProfile, Storage
 
 NUMBERED = re.compile(r"(?:(.*)\.)?(\d+)")
 SHAPE = re.compile(r"(?:torch\.)?([a-z]+)(\d*)\w*\[([\d, ]*)\]")
@@ -34,7 +32,7 @@ class Unit:
 
     name: str
     seconds: float
-    storages: tuple["Storage", ...] = ()  # every one once; a key that another unit has too is a tied weight
+    storages: tuple[Storage, ...] = ()  # every one once; a key that another unit has too is a tied weight
     cut_bytes: int = 0  # all tensors alive after it, which must travel when the next unit is elsewhere
     activation_peak_bytes: int = 0  # above what was there when it began
     kv_cache_bytes: int = 0
@@ -60,7 +58,7 @@ class Chain:
 
 
 def units_of(
-    profile: "ModelProfile",
+    profile: ModelProfile,
     *,
     kv_cache_bytes: int | Mapping[str, int] = 0,
     extra_live_bytes: int | Mapping[str, int] | None = None,
@@ -102,7 +100,7 @@ def units_of(
 class _Reading:
     """A profile as a tree of calls, and the layers of it that are units."""
 
-    def __init__(self, profile: "ModelProfile") -> None:
+    def __init__(self, profile: ModelProfile) -> None:
         self._profile = profile
         self._inside: dict[str, list[LayerProfile]] = {}
         for layer in sorted(profile.layers, key=lambda each: each.order):
@@ -117,7 +115,7 @@ class _Reading:
         self.seconds = self._seconds()
         self.storages = self._storages()
 
-    def is_block(self, layer: "LayerProfile") -> bool:
+    def is_block(self, layer: LayerProfile) -> bool:
         return layer.path in self._blocks
 
     def cut_bytes(self) -> list[int]:
@@ -125,7 +123,8 @@ class _Reading:
 
         Tensors are told apart by dtype and shape: what a unit gives waits until one takes a tensor that looks like it.
         """
-        found, waiting = [], []
+        found: list[int] = []
+        waiting: list[str] = []
         for place, layer in enumerate(self.layers):
             taken = self.layers[place + 1].input_shapes if place + 1 < len(self.layers) else ()
             elsewhere = Counter(taken) - Counter([*waiting, *layer.output_shapes])
@@ -150,7 +149,7 @@ class _Reading:
             if each.calls > 1 and each.parent is not None:
                 yield f"{each.path} is called {each.calls:g} times per run: it is placed where it is called first"
 
-    def _units(self, layer: "LayerProfile") -> Iterator["LayerProfile"]:
+    def _units(self, layer: LayerProfile) -> Iterator[LayerProfile]:
         inside = self._inside.get(layer.path, [])
         if not inside or not self._is_opened(layer):
             yield layer
@@ -159,19 +158,19 @@ class _Reading:
         for each in inside:
             yield from self._units(each)
 
-    def _is_opened(self, layer: "LayerProfile") -> bool:
+    def _is_opened(self, layer: LayerProfile) -> bool:
         only_calls = not self.is_block(layer) or layer.bytes_self == 0  # without an operator it adds no residual
         return layer.parent is None or (self._holds_blocks(layer) and only_calls)
 
-    def _holds_blocks(self, layer: "LayerProfile") -> bool:
+    def _holds_blocks(self, layer: LayerProfile) -> bool:
         inside = self._inside.get(layer.path, [])
         return any(self.is_block(each) or self._holds_blocks(each) for each in inside)
 
-    def _first_unit_in(self, opened: "LayerProfile") -> int:
+    def _first_unit_in(self, opened: LayerProfile) -> int:
         below = {each.path for each in self._below(opened)}
         return next((place for place, each in enumerate(self.layers) if each.path in below), 0)
 
-    def _below(self, layer: "LayerProfile") -> Iterator["LayerProfile"]:
+    def _below(self, layer: LayerProfile) -> Iterator[LayerProfile]:
         yield layer
         for each in self._inside.get(layer.path, []):
             yield from self._below(each)
@@ -183,7 +182,7 @@ class _Reading:
                 seconds[self._first_in[opened.path]] += _seconds(opened.self_s)
         return seconds
 
-    def _storages(self) -> list[tuple["Storage", ...]]:
+    def _storages(self) -> list[tuple[Storage, ...]]:
         """Return the memory of each unit; that of layers in no unit goes to the unit they stand nearest to by name."""
         found: list[dict[str, Storage]] = [{} for _ in self.layers]
         owner = {below.path: place for place, unit in enumerate(self.layers) for below in self._below(unit)}
@@ -200,7 +199,7 @@ class _Reading:
         return max(matching, key=lambda place: len(self.layers[place].name), default=0)
 
 
-def _numbered(siblings: Sequence["LayerProfile"]) -> Iterator["LayerProfile"]:
+def _numbered(siblings: Sequence[LayerProfile]) -> Iterator[LayerProfile]:
     """Yield the members of every list of modules: siblings whose names differ in a final number alone."""
     by_list: dict[str | None, list[LayerProfile]] = {}
     for each in siblings:
@@ -209,7 +208,7 @@ def _numbered(siblings: Sequence["LayerProfile"]) -> Iterator["LayerProfile"]:
     yield from itertools.chain.from_iterable(each for each in by_list.values() if len(each) > 1)
 
 
-def _working_seconds(layer: "LayerProfile") -> float:
+def _working_seconds(layer: LayerProfile) -> float:
     """Return its time with everything inside; the longer one of device and host."""
     return max(_seconds(layer.device_inclusive_s), _seconds(layer.host_inclusive_s))
 
@@ -218,18 +217,18 @@ def _seconds(summary: object) -> float:
     return float(getattr(summary, "median", 0.0))
 
 
-def _given_bytes(layer: "LayerProfile") -> int:
+def _given_bytes(layer: LayerProfile) -> int:
     return layer.output_bytes if layer.output_bytes is not None else _bytes(layer.output_shapes) or 0
 
 
-def _of(given: int | Mapping[str, int], layer: "LayerProfile", is_meant: bool) -> int:
+def _of(given: int | Mapping[str, int], layer: LayerProfile, is_meant: bool) -> int:
     """Return the entry for this layer of what is given by name, or of one number the one for all that are meant."""
     if isinstance(given, Mapping):
         return given.get(layer.path, given.get(layer.name, 0))
     return given if is_meant else 0
 
 
-def _check_names(given: Mapping[str, int | Mapping[str, int]], layers: Sequence["LayerProfile"]) -> None:
+def _check_names(given: Mapping[str, int | Mapping[str, int]], layers: Sequence[LayerProfile]) -> None:
     known = {name for layer in layers for name in (layer.path, layer.name)}
     for what, sizes in given.items():
         for name, size in sizes.items() if isinstance(sizes, Mapping) else [("every unit", sizes)]:

@@ -173,7 +173,7 @@ def test_disturbed_ceilings_are_measured_again_and_not_kept(tmp_path: Path, monk
 def test_a_busy_machine_is_a_doubt_on_the_ceilings(machine: Machine) -> None:
     found = measure(CPU, dtypes=("float32",), timer=Timer(machine.clock), watch=QuietWatch(disturbed=1))
     [doubt] = found.doubts
-    assert doubt.startswith("disturbed: the ceilings were measured while other processes used 2.0 of 2 cores")
+    assert "other processes used 2.0 of 2 cores" in doubt
 
 
 def test_ceilings_survive_json() -> None:

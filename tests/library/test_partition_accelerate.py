@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from boundby.partition.baselines import baselines
+from boundby.partition.alternatives import baselines
 from boundby.partition.costs import costs_of
 from boundby.partition.objectives import Objective, optimum
 from tests import partition_cases as cases

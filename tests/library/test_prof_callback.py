@@ -186,13 +186,6 @@ def test_cycles_may_begin_far_apart(tmp_path: Path) -> None:
     assert [each["first_step"] for each in manifest_in(tmp_path)["cycles"]] == [2, 8]
 
 
-def test_a_trace_above_the_limit_is_there_all_the_same_where_no_step_is_left_for_another(tmp_path: Path) -> None:
-    losses(tmp_path, ProfCallback(str(tmp_path), max_trace_mb=0.01))
-    assert names_in(tmp_path / "iteration_9") == ITERATION_FILES
-    assert set(names_in(tmp_path)) >= set(RUN_FILES)
-    assert "above the limit of 0.0 MB; kept all the same" in given_up_in(tmp_path)["trace"]
-
-
 def test_the_limit_of_a_trace_is_the_user_s(tmp_path: Path) -> None:
     lean = {"export_memory_timeline": False, "export_key_averages": False, "export_stacks": False}
     losses(tmp_path, ProfCallback(str(tmp_path / "low"), 0, 1, 1, max_trace_mb=0.01, **lean))
@@ -263,15 +256,6 @@ def test_an_evaluation_between_recorded_steps_is_no_part_of_them(attach: bool, t
     assert sum(int(row["calls"]) for row in rows if row["name"] == "aten::addmm") == 3 * 2
     table = (tmp_path / "iteration_5" / "key_averages.txt").read_text().splitlines()
     assert sum(int(line.split()[1]) for line in table if line.startswith("aten::addmm")) == 3 * 2
-
-
-def test_a_training_shorter_than_the_schedule_is_recorded_as_far_as_it_goes(tmp_path: Path) -> None:
-    losses(tmp_path, ProfCallback(str(tmp_path), profile_memory=False, with_stack=False), max_steps=3)
-    assert given_up_in(tmp_path)["schedule"] == (
-        "1 x (4 wait + 4 warm-up + 1 active) takes 9 steps and the loop has 3; "
-        "1 x (0 wait + 2 warm-up + 1 active) instead"
-    )
-    assert (tmp_path / "iteration_3" / "rank0_trace.pt.trace.json").is_file()
 
 
 def test_a_resumed_training_counts_on(tmp_path: Path) -> None:

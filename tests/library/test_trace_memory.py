@@ -3,9 +3,7 @@
 python -m pytest tests/library/test_trace_memory.py
 """
 
-import json
 import random
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -228,11 +226,6 @@ def test_rows_name_the_device_and_leave_unknown_cells_empty(tmp_path):
     rows = memory_rows(uses)
     assert [list(row) for row in rows] == [list(MEMORY_COLUMNS)] * 2
     assert [tuple(row.values()) for row in rows] == [(0, 0.0025, 300, 600), ("host", 0.001, 100, None)]
-
-
-def test_record_is_plain_json(tmp_path):
-    use = use_of(tmp_path, change(1, 7, 100, 100, GPU), change(2, 7, -100, 0, GPU))
-    assert json.loads(json.dumps(asdict(use)))["timeline"]["allocated_bytes"] == [100, 0]
 
 
 def test_recorded_leak_of_a_thousand_floats_per_step_is_found(tmp_path):

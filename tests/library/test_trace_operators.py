@@ -47,7 +47,7 @@ def test_a_negative_duration_counts_as_none(tmp_path: Path) -> None:
     assert (stats["broken"].cpu_total_ns, stats["broken"].cpu_self_ns, stats["good"].cpu_self_ns) == (0, 0, 10_000)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_self_times_of_any_overlap_add_up_to_the_union(tmp_path: Path, seed: int) -> None:
     choose = random.Random(seed)
     spans = [(choose.randrange(60), choose.randrange(25), choose.randrange(3)) for _ in range(choose.randrange(1, 40))]

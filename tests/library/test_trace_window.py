@@ -3,7 +3,6 @@
 python -m pytest tests/library/test_trace_window.py
 """
 
-import json
 from pathlib import Path
 
 import pytest
@@ -139,14 +138,6 @@ def test_the_process_stands_for_a_device_that_is_not_recorded(tmp_path: Path) ->
     assert {device.device for device in analysis.devices} == {0, 1}
 
 
-def test_stream_0_and_device_0_are_like_any_other(tmp_path: Path) -> None:
-    events = [step(1, 0, 50), call(0, 1, 70), call(10, 1, 71)]
-    (first,) = analysis_of(tmp_path, *events, work(5, 5, 70, stream=0), work(20, 5, 71, stream=0)).devices
-    (other,) = analysis_of(tmp_path, *events, work(5, 5, 70, stream=7), work(20, 5, 71, stream=7)).devices
-    assert first == other
-    assert first.busy_ns == 10_000
-
-
 def test_a_trace_of_the_host_alone_counts_operators_as_work(tmp_path: Path) -> None:
     analysis = analysis_of(
         tmp_path,
@@ -162,51 +153,6 @@ def test_a_trace_of_the_host_alone_counts_operators_as_work(tmp_path: Path) -> N
     assert sum(device.causes_ns.values()) == 60_000
     assert (analysis.kernels, analysis.launches.work, analysis.operators[0].device_total_ns) == ((), 0, None)
     assert analysis.is_conclusive
-
-
-def test_the_old_capital_names_are_analysed_like_the_new_ones(tmp_path: Path) -> None:
-    new = [step(1, 0, 100), event("aten::mm", 5, 20), call(10, 2, 70), work(20, 30, 70)]
-    renamed = {"kernel": "Kernel", "cuda_runtime": "Runtime", "cpu_op": "Operator"}
-    old = [each | {"cat": renamed.get(each["cat"], each["cat"])} for each in new]
-    one, other = analysis_of(tmp_path, *new), analysis_of(tmp_path, *old)
-    assert (one.devices, one.launches, one.operators, one.kernels) == (
-        other.devices,
-        other.launches,
-        other.operators,
-        other.kernels,
-    )
-
-
-def test_hip_names_are_analysed_like_those_of_cuda(tmp_path: Path) -> None:
-    cuda = [
-        step(1, 0, 100),
-        call(0, 1, 70),
-        work(0, 10, 70, stream=0),
-        event("cudaDeviceSynchronize", 5, 10, "cuda_runtime"),
-        call(30, 2, 71, "cudaMemcpyAsync"),
-        work(40, 5, 71, name="ncclDevKernel_AllReduce", stream=0),
-    ]
-    hip = [each | {"name": each["name"].replace("cuda", "hip")} for each in cuda]
-    one, other = analysis_of(tmp_path, *cuda), analysis_of(tmp_path, *hip)
-    assert (one.devices[0].causes_ns, one.launches) == (other.devices[0].causes_ns, other.launches)
-
-
-def test_begin_and_end_events_are_analysed_like_whole_ones(tmp_path: Path) -> None:
-    whole = [step(1, 0, 100), event("aten::mm", 5, 20), call(10, 2, 70), work(20, 30, 70)]
-    halves = []
-    for each in whole:
-        begin = {key: value for key, value in each.items() if key != "dur"} | {"ph": "B"}
-        halves += [begin, {"ph": "E", "pid": each["pid"], "tid": each["tid"], "ts": each["ts"] + each["dur"]}]
-    halves.sort(key=lambda each: (each["ts"], each["ph"] == "B"))
-    one, other = analysis_of(tmp_path, *whole), analysis_of(tmp_path, *halves)
-    assert (one.devices, one.launches, one.operators) == (other.devices, other.launches, other.operators)
-
-
-def test_an_array_of_events_is_a_trace(tmp_path: Path) -> None:
-    events = [step(1, 0, 100), call(10, 2, 70), work(20, 30, 70)]
-    path = tmp_path / "array.json"
-    path.write_text(json.dumps(events))
-    assert analyze(read_trace(path)).devices == analysis_of(tmp_path, *events).devices
 
 
 # Findings

@@ -65,15 +65,6 @@ def test_a_step_that_never_ends_takes_no_more_and_more_memory(timer: StageTimer,
     assert len(timer.recorder.events) <= MOST_EVENTS + 1
 
 
-def test_a_metric_belongs_to_the_step_in_which_it_was_given(timer: StageTimer) -> None:
-    timer.metrics({"loss": 1.0})
-    timer.step(41)
-    timer.metrics({"loss": 2.0})
-    timer.metrics({"loss": 3.0}, step=5)
-    rows = timer.snapshot().metric_rows
-    assert list(zip(rows["step"].tolist(), rows["value"].tolist(), strict=True)) == [(0, 1.0), (42, 2.0), (5, 3.0)]
-
-
 def test_events_of_two_threads_are_told_apart_whoever_understands_them(
     timer: StageTimer, clock: FakeNanoseconds
 ) -> None:

@@ -216,28 +216,6 @@ def test_a_loop_shorter_than_the_schedule_is_recorded_as_far_as_it_goes(tmp_path
     assert [each["what"] for each in summary_in(tmp_path)["given_up"]] == ["schedule"]
 
 
-def test_without_a_trace_there_is_none_of_an_earlier_run_either(tmp_path: Path) -> None:
-    with manager_in(tmp_path) as manager:
-        train(manager)
-    with manager_in(tmp_path, schedule=Schedule(50, 1, 1)) as manager:
-        train(manager)
-    assert not (tmp_path / "trace.json").exists() and not (tmp_path / "op_stats.csv").exists()
-    summary = summary_in(tmp_path)
-    assert (summary["verdict"], summary["status"]) == (None, "finished")
-    assert "manifest.json" in summary["verdict_reason"]
-
-
-def test_stages_alone_record_no_trace(tmp_path: Path, bare: list[float]) -> None:
-    with manager_in(tmp_path, trace=False) as manager:
-        assert train(manager) == bare
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "manifest.json",
-        "profiler_summary.json",
-        "stage_log.jsonl",
-        "stage_times.json",
-    ]
-
-
 @pytest.mark.parametrize("error", [RuntimeError("the model fails"), KeyboardInterrupt()])
 def test_an_exception_of_the_program_passes_and_leaves_what_there_was(tmp_path: Path, error: BaseException) -> None:
     with pytest.raises(type(error)), manager_in(tmp_path) as manager:

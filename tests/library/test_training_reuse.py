@@ -76,6 +76,10 @@ def test_a_run_without_a_trace_leaves_nothing_of_an_earlier_recording(recorded: 
     manifest = manifest_in(recorded)
     assert (manifest["trace_wanted"], manifest["trace_path"], manifest["steps_recorded"]) == (False, None, 0)
     assert "ManagerOptions.trace is False" in manifest["trace_reason"]
+    summary = json.loads((recorded / "profiler_summary.json").read_text())
+    assert (summary["verdict"], summary["status"]) == (None, "finished") and "manifest.json" in summary[
+        "verdict_reason"
+    ]
 
 
 def test_a_recording_of_fewer_cycles_leaves_nothing_of_an_earlier_one(recorded: Path) -> None:

@@ -18,8 +18,8 @@ from boundby.layers.records import ModelProfile
 from boundby.layers.report import write_summary
 from boundby.partition import ExecutionPlanner, Link, VirtualNode
 from tests import layer_profiles as profiles
-from utils import nodes_config
 from utils.errors import InputError
+from utils.partition import planning
 from utils.plots import partition, style
 
 Command = Callable[..., tuple[int, str, str]]
@@ -138,18 +138,18 @@ def test_the_nodes_of_the_example_can_be_planned_for(run, profile) -> None:
 
 def test_the_example_states_every_setting_with_its_default() -> None:
     stated = yaml.safe_load(EXAMPLE.read_text())
-    read = nodes_config.read(EXAMPLE)
-    assert set(stated) == set(nodes_config.NodesConfig.model_fields)
-    assert set(stated["workload"]) == set(nodes_config.Workload.model_fields)
-    assert read.workload == nodes_config.Workload() and read.links.default == nodes_config.LinkSettings().default
+    read = planning.read_nodes(EXAMPLE)
+    assert set(stated) == set(planning.NodesConfig.model_fields)
+    assert set(stated["workload"]) == set(planning.Workload.model_fields)
+    assert read.workload == planning.Workload() and read.links.default == planning.LinkSettings().default
     assert (read.overlap, read.in_order, read.nodes[0].headroom) == (True, False, 0.1)
     known = {key for node in stated["nodes"] for key in node}
-    assert known == set(nodes_config.Node.model_fields)
+    assert known == set(planning.Node.model_fields)
 
 
 def test_links_are_read_in_si_units(tmp_path) -> None:
     pairs = [{"between": ["one", "two"], "gb_per_s": 12, "latency_us": 20, "measured": True}]
-    links = nodes_config.read(nodes(tmp_path, links={"pairs": pairs})).link_table()
+    links = planning.read_nodes(nodes(tmp_path, links={"pairs": pairs})).link_table()
     assert links.between("two", "one") == Link(12e9, 20e-6, True)
     assert links.between("one", "x") == Link(1.25e9, 50e-6, False)
 
@@ -229,10 +229,8 @@ def test_help_is_quick_to_import() -> None:
 
 
 def test_a_bad_requests_flag_is_an_input_error() -> None:
-    from utils.partition import planning
-
     with pytest.raises(InputError, match="go together"):
-        planning.plan({}, nodes_config.read(EXAMPLE), "latency", 3)
+        planning.plan({}, planning.read_nodes(EXAMPLE), "latency", 3)
 
 
 # The picture.

@@ -15,7 +15,7 @@ import pytest
 from boundby import files
 from utils.errors import EnvironmentLacksError
 from utils.quickstart import cache, texts
-from utils.quickstart.cache import TINY, Recipe, Schedule
+from utils.quickstart.recipe import TINY, Recipe, Schedule
 from utils.quickstart.texts import INTENTS, PHRASES, PRODUCTS, expand, facts_of_one_review, forms_of
 
 REPOSITORY = Path(__file__).parents[2]
@@ -275,7 +275,7 @@ def test_asking_for_texts_or_for_the_state_of_the_cache_loads_no_torch(tmp_path)
 def test_making_the_quickstart_writes_nothing_to_the_terminal(tmp_path):
     program = (
         "import sys; from pathlib import Path;"
-        "from utils.quickstart import cache; from utils.quickstart.cache import TINY, Recipe;"
+        "from utils.quickstart import cache; from utils.quickstart.recipe import TINY, Recipe;"
         "small = Recipe(rows_train=60, rows_validation=40, shape=TINY);"
         "cache.prepare(Path(sys.argv[1]), progress=lambda message: None, recipe=small)"
     )

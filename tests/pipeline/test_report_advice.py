@@ -26,12 +26,6 @@ def test_advice_is_ordered_by_its_gain(read):
     assert "Issue the work in one go (CUDA graphs, torch.compile): measured 1.47 times the throughput" in said
 
 
-def test_padding_asks_for_texts_of_similar_length(read):
-    said = section(read(results.document(diagnosed(results.cpu_rows()))), "What to do next")
-    assert "Batch texts of similar length together: at most 1.37 times the throughput" in said
-    assert "27 % of the FLOPs are of padding. The whole-dataset pass sorts them and pads 3.1 %." in said
-
-
 def test_settings_that_reach_more_come_with_the_command_that_measures_them(read):
     data = read(results.document(diagnosed(results.cpu_rows())))
     assert "model.matmul_precision=medium" in commands(data)["Float32 products at precision 'medium'"]

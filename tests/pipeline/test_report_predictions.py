@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests import baseline_document as results
@@ -119,15 +118,6 @@ def test_share_that_cannot_be_told_is_none_with_its_reason(read):
 
 
 # Classes
-
-
-def test_class_that_is_never_predicted_is_said_and_has_no_precision(read):
-    said = section(with_quality(read, "abc", np.array([[5, 0, 0], [0, 7, 0], [0, 3, 0]])), CLASSES)
-    assert said.startswith("All 3 classes have rows; 1 of them without a mistake. Never predicted: c.")
-    assert "c 3 0 - 0.000 0.00 to 0.56 0.000" in said
-    assert "-: a class that is never predicted has no precision" in said
-    flawless = section(with_quality(read, "ab", np.diag([5, 7])), CLASSES)
-    assert "2 of them without a mistake." in flawless and "worst" not in flawless and "Most confused" not in flawless
 
 
 def test_quality_of_another_evaluation_is_not_reported(read):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from boundby import files
-from boundby.capture.instruments import SNAPSHOT as UNAVAILABLE
+from boundby.capture.instruments import SNAPSHOT
 from tests import baseline_document as results
 from tests import predicted_quality as predicted
 from tests.diagnosed_rows import diagnosed
@@ -143,7 +143,7 @@ def test_the_memory_snapshot_is_listed_with_the_reason_why_there_is_none(read, k
 
 
 def test_the_report_and_the_recording_call_the_snapshot_alike():
-    assert assembly.SNAPSHOT == UNAVAILABLE
+    assert assembly.SNAPSHOT == SNAPSHOT
 
 
 def test_hostile_names_neither_steer_the_terminal_nor_forge_lines(read):

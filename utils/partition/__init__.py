@@ -1,1 +1,1 @@
-"""Plan a split for a person: `planning` reads and plans, `document` gives plain values, `text` says it."""
+"""Plan a split for a person: `planning` reads and keeps plans, `running` runs them, `report` tells them."""

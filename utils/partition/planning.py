@@ -1,21 +1,129 @@
-"""Read profiles by layer, each for one kind of node, and plan with them."""
+"""What a plan is made of and kept in: the nodes of `configs/nodes.yaml`, profiles by layer, and the file of a plan."""
 
+import json
 import re
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Annotated, Any, Self
 
+import msgspec
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+
+from boundby import files
 from boundby.layers.records import ModelProfile
 from boundby.layers.report import read_profile
-from boundby.partition import ExecutionPlanner, Infeasible, PartitionPlan
+from boundby.partition import ExecutionPlanner, Infeasible, Link, Links, PartitionPlan, VirtualNode
 from boundby.partition.objectives import Objective
 from boundby.partition.planner import kind_of
+from utils.config import Name, Section
 from utils.errors import InputError
-from utils.nodes_config import MB, NodesConfig
+from utils.yaml_settings import load
 
+SCHEMA_VERSION = 2
 SUMMARIES = "*_summary.json"
 WITH_KIND = re.compile(r"([A-Za-z][\w-]*)=(.+)", re.DOTALL)
+SHAPE = re.compile(r"\w+\[(\d+)(?:, (\d+))?")
 
 Profiles = dict[str, ModelProfile]
+
+GB, MB = 1e9, 1e6
+
+
+class Node(Section):
+    """One device."""
+
+    name: Name
+    kind: Name
+    vram_gb: PositiveFloat | None = None
+    ram_gb: PositiveFloat | None = None
+    speed: PositiveFloat | None = None
+    reserve_gb: NonNegativeFloat = 0
+    headroom: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    machine: Name | None = None
+    contention: Annotated[float, Field(ge=1)] | None = None
+
+    @model_validator(mode="after")
+    def _is_a_node(self) -> Self:
+        self.virtual()
+        return self
+
+    def virtual(self) -> VirtualNode:
+        """Return it as the planner takes it. Raises ValueError for memory or contention that it cannot have."""
+        return VirtualNode(**self.model_dump())
+
+
+class LinkCost(Section):
+    """What a link takes."""
+
+    gb_per_s: PositiveFloat
+    latency_us: NonNegativeFloat = 0
+    measured: bool = False
+
+    def link(self) -> Link:
+        """Return it as the planner takes it."""
+        return Link(self.gb_per_s * GB, self.latency_us / 1e6, self.measured)
+
+
+class Pair(LinkCost):
+    """The link between two nodes."""
+
+    between: Annotated[list[Name], Field(min_length=2, max_length=2)]
+
+
+class LinkSettings(Section):
+    """The links."""
+
+    default: LinkCost = LinkCost(gb_per_s=1.25, latency_us=50)
+    pairs: list[Pair] = []
+
+
+class Workload(Section):
+    """What a stage holds beside weights and activations."""
+
+    inputs_in_flight: PositiveInt = 1
+    kv_cache_mb_per_block: NonNegativeFloat = 0
+    extra_live_mb: NonNegativeFloat | None = None
+
+
+class NodesConfig(Section):
+    """All of it."""
+
+    nodes: Annotated[list[Node], Field(min_length=1)]
+    links: LinkSettings = LinkSettings()
+    overlap: bool = True
+    in_order: bool = False
+    workload: Workload = Workload()
+
+    @model_validator(mode="after")
+    def _names_are_clear(self) -> Self:
+        names = [node.name for node in self.nodes]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"node {twice[0]!r} is listed twice; give each a name of its own")
+        for pair in self.links.pairs:
+            unknown = [name for name in pair.between if name not in names]
+            if unknown:
+                raise ValueError(f"links.pairs names {unknown[0]!r}, which is no node; known are {', '.join(names)}")
+            if pair.between[0] == pair.between[1]:
+                raise ValueError(f"links.pairs has a link from {pair.between[0]!r} to itself")
+        ways = [tuple(pair.between) for pair in self.links.pairs]
+        if len(set(ways)) < len(ways):
+            again = next(way for way in ways if ways.count(way) > 1)
+            raise ValueError(f"links.pairs gives {again[0]} to {again[1]} twice")
+        return self
+
+    def link_table(self) -> Links:
+        """Return the links as the planner takes them."""
+        pairs = {(pair.between[0], pair.between[1]): pair.link() for pair in self.links.pairs}
+        return Links(self.links.default.link(), pairs)
+
+
+def read_nodes(path: Path) -> NodesConfig:
+    """Return the settings in the file. Raises InputError that lists every mistake with its place."""
+    if not path.is_file():
+        raise InputError(f"{path}: no such file of nodes; copy configs/nodes.yaml and state your own")
+    return load(NodesConfig, path)
 
 
 def read_profiles(given: Sequence[str]) -> Profiles:
@@ -23,16 +131,16 @@ def read_profiles(given: Sequence[str]) -> Profiles:
 
     Raises InputError where one cannot be read or a kind has two.
     """
-    found: Profiles = {}
+    profiles: Profiles = {}
     for each in given:
         stated = None if Path(each).exists() else WITH_KIND.fullmatch(each)
         kind, path = (stated[1], stated[2]) if stated else (None, each)
         profile = _read(Path(path))
         kind = kind or kind_of(profile)
-        if kind in found:
+        if kind in profiles:
             raise InputError(f"{path} is a second profile of kind {kind!r}; name the kind of one: KIND={path}")
-        found[kind] = profile
-    return found
+        profiles[kind] = profile
+    return profiles
 
 
 def plan(
@@ -63,6 +171,98 @@ def plan(
     except ValueError as error:
         raise InputError(str(error)) from None
     return found, None
+
+
+@dataclass(frozen=True)
+class PlannedModel:
+    """Which model a plan is for: a preset, a folder or a name on the Hub, and what tells it from another one."""
+
+    name: str
+    dtype: str
+    parameters: int
+    batch_size: int
+    sequence_length: int  # 1 for what is no text
+    threads: int | None = None  # that its profile was made with, on a CPU
+
+
+@dataclass(frozen=True)
+class PlanFile:
+    """A plan as it was kept, with the model that it is for."""
+
+    model: PlannedModel
+    plan: PartitionPlan
+
+
+def document(outcome: PartitionPlan | Infeasible, profiles: Profiles, model: str | None = None) -> dict[str, Any]:
+    """Return the outcome as plain values; times in seconds, sizes in bytes. `model` says where the model is."""
+    first = next(iter(profiles.values()))
+    root = first.layers[0]
+    sizes = SHAPE.match(root.input_shapes[0]) if root.input_shapes else None
+    planned = PlannedModel(
+        name=_place(model or first.model_name),
+        dtype=first.dtype,
+        parameters=root.parameters,
+        batch_size=int(sizes[1]) if sizes else 1,
+        sequence_length=int(sizes[2] or 1) if sizes else 1,
+        threads=int(first.environment["threads"]) if "threads" in first.environment else None,
+    )
+    sources = [
+        {"kind": kind, "model": profile.model_name, "profile": profile.profile_name, "device": profile.device_name}
+        for kind, profile in profiles.items()
+    ]
+    found: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "model": asdict(planned), "profiles": sources}
+    if isinstance(outcome, Infeasible):
+        missing = {
+            "node": outcome.node,
+            "unit": outcome.unit,
+            "short_bytes": outcome.short_bytes,
+            "extra_bytes": outcome.extra_bytes,
+            "extra_bytes_by_node": outcome.extra_by_node,
+        }
+        return {**found, "feasible": False, "plan": None, "missing": missing, "reason": str(outcome)}
+    plan = asdict(outcome)
+    plan["requests_per_s"] = outcome.requests_per_s
+    plan["requests_per_s_reason"] = outcome.requests_per_s_reason
+    for stage, made in zip(plan["stages"], outcome.stages, strict=True):
+        stage["memory_bytes"] = {**stage.pop("memory"), "total": made.memory.total, "free": made.free_bytes}
+    return {**found, "feasible": True, "plan": plan, "missing": None, "reason": None}
+
+
+def as_json(outcome: PartitionPlan | Infeasible, profiles: Profiles, model: str | None = None) -> str:
+    """Return it as one strict JSON document, in ASCII: a console must not change a character of it."""
+    return json.dumps(document(outcome, profiles, model), indent=2, allow_nan=False)
+
+
+def read_plan(path: Path, model: str | None = None) -> PlanFile:
+    """Return the plan that `plan_partition.py --json` wrote; `model` says where its model is, if the file does not.
+
+    Raises InputError for a file that holds no plan to be run.
+    """
+    again = "make it with `python scripts/plan_partition.py PROFILE --json`"
+    try:
+        values = files.read_json(path)
+    except FileNotFoundError:
+        raise InputError(f"{path} is not there; {again}") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} is no plan that can be read: {error}; {again}") from None
+    if not isinstance(values, dict) or "profiles" not in values:
+        raise InputError(f"{path} is no plan; {again}")
+    if values.get("schema_version") != SCHEMA_VERSION:
+        version = values.get("schema_version")
+        raise InputError(f"{path} is of an older or newer version ({version!r}, here {SCHEMA_VERSION}); {again} anew")
+    if not values.get("feasible"):
+        raise InputError(f"{path} holds no plan to run: {values.get('reason')}")
+    try:
+        for stage in values["plan"]["stages"]:
+            stage["memory"] = stage["memory_bytes"]
+        file = msgspec.convert(values, PlanFile)
+    except (KeyError, TypeError, msgspec.ValidationError) as error:
+        raise InputError(f"{path} holds a plan that cannot be read: {error}; {again} anew") from None
+    return replace(file, model=replace(file.model, name=_place(model or file.model.name)))
+
+
+def _place(model: str) -> str:
+    return str(Path(model).resolve()) if Path(model).is_dir() else model
 
 
 def _read(path: Path) -> ModelProfile:

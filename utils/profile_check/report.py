@@ -27,7 +27,10 @@ LONGEST_FOUND = 400
 LEAST_OF_WINDOW, LEAST_OF_STEP = 0.01, 0.05  # of the time: less is not worth a change
 MOST_NAMES = 3  # of what the host was in
 HEAD_COLUMNS = 7  # of the text of a verdict
-NOTHING_LOST = "Nothing that can be helped takes 1 % of the time: what is left is the work itself"
+NOTHING_LOST = (
+    "Nothing that can be helped takes 1 % of the time: what is left is the work itself (faster kernels, another dtype, "
+    "less work; see the table of operators)."
+)
 
 
 @dataclass(frozen=True)
@@ -226,13 +229,11 @@ def _of_trace(analysis: Analysis | None) -> list[Block]:
     """Return what the trace says and what to do about it."""
     if analysis is None:
         return [Paragraph("There is none: see above.")]
-    advice: Block = OrderedList(
-        [[Paragraph(_lost(cause)), BulletList(cause.advice)] for cause in recommendations(analysis)]
-    )
-    if not analysis.is_conclusive:
-        advice = Paragraph("Nothing can be recommended from this trace; make it again first.")
-    elif not recommendations(analysis):
-        advice = Paragraph(f"{NOTHING_LOST} (faster kernels, another dtype, less work; see the table of operators).")
+    advice: Block = Paragraph("Nothing can be recommended from this trace; make it again first.")
+    if analysis.is_conclusive:
+        lost = recommendations(analysis)
+        advice = OrderedList([[Paragraph(_lost(each)), BulletList(each.advice)] for each in lost])
+        advice = advice if lost else Paragraph(NOTHING_LOST)
     return [*text.blocks(Examined.of(analysis)), Heading("What to do"), advice]
 
 

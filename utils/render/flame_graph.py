@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from itertools import accumulate, groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from boundby.formatting import printable
 from boundby.webpage import environment
-from utils.console import printable
 from utils.render.formatting import clean, number
 
 TEMPLATES = Path(__file__).parent
@@ -187,7 +187,7 @@ def _place(box: Box) -> tuple[int, int]:
     return (2 * box.first - 1, -box.level) if box.frame < 0 else (2 * box.first, box.level)
 
 
-def _data(graph: Graph) -> dict[str, Any]:
+def _data(graph: Graph) -> dict[str, object]:
     """Return what the script draws: the table of frames, and the boxes by column."""
     place = {frame: at for at, frame in enumerate(graph.frames)}
     return {
@@ -224,5 +224,5 @@ def _duration(nanoseconds: int) -> str:
     return f"{nanoseconds} ns"
 
 
-def _render(**values: Any) -> str:
+def _render(**values: object) -> str:
     return environment(TEMPLATES).get_template(TEMPLATE).render(values)

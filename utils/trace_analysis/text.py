@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
 from boundby.trace import Analysis
 from boundby.trace.breakdown import Breakdown, StepTimes
@@ -205,8 +204,9 @@ def _window(analysis: Analysis) -> str:
     text += f", {which}{f' of {expected} expected' if expected is not None else ''}"
     if len(numbers) == 1:
         return text
-    q1, median, q3 = np.percentile([step.duration_ns for step in analysis.devices[0].steps], (25, 50, 75))
-    return f"{text}: median {_ms(median)} ms, the middle half {_ms(q1)} to {_ms(q3)} ms"
+    length = analysis.devices[0].step_quartiles["duration"]
+    middle = f"{_ms(length.first_ns)} to {_ms(length.third_ns)}"
+    return f"{text}: median {_ms(length.median_ns)} ms, the middle half {middle} ms"
 
 
 def _communication(device: Breakdown) -> list[tuple[str, str]]:
@@ -237,11 +237,11 @@ def _ranks(examination: Examination, place: int) -> list[Block]:
 
 def _rank(trace: Examined, is_slowest: bool) -> list[str]:
     device = trace.analysis.devices[0]
-    durations = [step.duration_ns for step in device.steps]
+    length = device.step_quartiles.get("duration")
     return [
         NOTHING if trace.rank is None else str(trace.rank),
         clean(Path(trace.analysis.path).name, LONGEST_FILE),
-        _ms(float(np.percentile(durations, 50))) if durations else NOTHING,
+        NOTHING if length is None else _ms(length.median_ns),
         _ms(trace.own_ns_per_step),
         _of_window(device.busy_ns, device),
         _of_window(device.idle_ns, device),

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from utils.quickstart.cache import Shape
+from utils.quickstart.recipe import Shape
 from utils.quickstart.texts import LABELS, LabelledText, generate
 from utils.training.settings import ModelName
 

@@ -10,11 +10,23 @@ from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from boundby.partition.costs import PS, picoseconds
+from boundby.partition.costs import PS, Basis, picoseconds
 from boundby.partition.plan import PartitionPlan
-from boundby.staged.records import Simulated
 
 ROUNDED_PS = 10  # gaps that differ by less are alike: what is left of a stage is whole picoseconds at every event
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """A pipeline that was computed event by event; `basis` says what its times rest on."""
+
+    requests: int
+    first_finish_s: float
+    last_finish_s: float
+    period_s: float | None  # None, with the reason, where the finishes are not evenly spaced yet
+    finishes_s: tuple[float, ...]
+    basis: Basis
+    reason: str | None = None
 
 
 def simulate(plan: PartitionPlan, requests: int) -> Simulated:

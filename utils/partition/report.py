@@ -1,0 +1,252 @@
+"""A plan told to a person: what it takes, who does what, what limits it, what it was chosen from; and a run of it."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from boundby import files
+from boundby.partition import Infeasible, PartitionPlan
+from boundby.partition.comparison import Comparison, Error, Measured, compare
+from boundby.partition.plan import Alternative, span
+from boundby.partition.simulation import Simulated
+from utils.errors import InputError
+from utils.partition.planning import PlanFile, Profiles
+from utils.render import plain_text
+from utils.render.blocks import Block, BulletList, DefinitionList, Heading, Paragraph, Table
+from utils.render.formatting import NOTHING, clean, listed, number, times
+
+PICTURE = ".png"
+LONGEST_SPAN = 34
+LIMITS = 4  # parts of the objective that are named
+
+
+def of_plan(outcome: PartitionPlan | Infeasible, profiles: Profiles) -> str:
+    """Return a plan, or what is missing for one, in lines of at most 100 columns."""
+    blocks = _missing(outcome) if isinstance(outcome, Infeasible) else _plan(outcome, profiles)
+    return "\n".join(plain_text.lines([*blocks]))
+
+
+def of_run(file: PlanFile, measured: Measured) -> str:
+    """Return what a plan took beside what it was predicted to take."""
+    return "\n".join(plain_text.lines([*_run(file, measured, compare(file.plan, measured))]))
+
+
+def of_simulation(file: PlanFile, simulated: Simulated) -> str:
+    """Return what a plan takes event by event beside the formulas that it was chosen by."""
+    plan = file.plan
+    last = plan.latency_s + (simulated.requests - 1) * plan.period_s
+    rows = [("first request finished", plan.latency_s, simulated.first_finish_s)]
+    rows += [("between two of many", plan.period_s, simulated.period_s)]
+    rows += [(f"finish of {simulated.requests} requests", last, simulated.last_finish_s)]
+    cells = [[name, _ms(formula), NOTHING if found is None else _ms(found)] for name, formula, found in rows]
+    blocks: list[Block] = [
+        Paragraph(f"{_stage_count(plan)} of {clean(file.model.name)}, simulated: no process was started"),
+        Table(["", "ms\nplanned", "ms\nsimulated"], cells, left=[0], caption=f"{simulated.requests} requests"),
+        _stages(plan),
+        BulletList([f"times are {simulated.basis}", *([simulated.reason] if simulated.reason else [])]),
+    ]
+    return "\n".join(plain_text.lines(blocks))
+
+
+def draw(path: Path, plan: PartitionPlan, profiles: Profiles) -> None:
+    """Replace `path` by the picture of the plan."""
+    from utils.plots import partition
+    from utils.plots.style import Subject, shortened
+
+    about = Subject(shortened(headline(plan), 120), shortened(subject(profiles), 120), is_synthetic=False)
+    figure = partition.figure(plan, about)
+    with files.replacing(path) as temporary:
+        figure.savefig(temporary)
+
+
+def check_picture(path: Path | None) -> None:
+    """Raise InputError for a file that would be no PNG, before anything is planned."""
+    if path is not None and path.suffix.lower() != PICTURE:
+        raise InputError(f"--picture {path}: give a name that ends with {PICTURE}")
+
+
+def subject(profiles: Profiles) -> str:
+    """Return which model was profiled on what."""
+    model = next(iter(profiles.values())).model_name
+    places = listed([f"{clean(each.device_name)} ({kind})" for kind, each in profiles.items()])
+    return f"{clean(model)}, profiled on {places}"
+
+
+def headline(plan: PartitionPlan) -> str:
+    """Return what the plan reaches, in one sentence."""
+    return f"{_stage_count(plan)}, {plan.meaning}: {_ms(plan.value_s)} ms ({plan.value_basis})"
+
+
+def _plan(plan: PartitionPlan, profiles: Profiles) -> Iterator[Block]:
+    rate = plan.requests_per_s
+    yield Paragraph(headline(plan))
+    yield DefinitionList(
+        [
+            ("Model", subject(profiles)),
+            ("Latency of one request", f"{_ms(plan.latency_s)} ms"),
+            ("Between two of many", f"{_ms(plan.period_s)} ms"),
+            ("Throughput", f"{number(rate)} requests/s" if rate else f"not claimed: {plan.requests_per_s_reason}"),
+        ]
+    )
+    yield _stages(plan)
+    if plan.transfers:
+        yield _transfers(plan)
+    yield Paragraph("What limits it:")
+    yield BulletList(plan.limits[:LIMITS])
+    if plan.gains:
+        yield Paragraph("What would help, each planned again (bounds; they do not multiply):")
+        yield BulletList([f"at most {times(gain.at_most)} times: {gain.change}" for gain in plan.gains])
+    yield Heading("What it was chosen from")
+    yield _alternatives(plan)
+    for title, items in (("Notes:", plan.notes), ("Doubts:", plan.doubts)):
+        if items:
+            yield Paragraph(title)
+            yield BulletList(items)
+
+
+def _stages(plan: PartitionPlan) -> Table:
+    is_slowed = any(stage.busy_compute_s > stage.compute_s for stage in plan.stages)
+    rows = [
+        [
+            clean(stage.node),
+            clean(stage.kind),
+            str(len(stage.units)),
+            clean(span(stage.units), LONGEST_SPAN),
+            _ms(stage.compute_s),
+            *([_ms(stage.busy_compute_s)] if is_slowed else []),
+            stage.basis,
+            _mb(stage.memory.total),
+            _mb(stage.usable_bytes),
+        ]
+        for stage in plan.stages
+    ]
+    busy = ["ms\nbusy"] if is_slowed else []
+    headers = ["node", "kind", "units", "from ... to", "ms", *busy, "times", "MB\nused", "MB\nusable"]
+    notes = ["usable: the memory of the node without its reserve and its head-room"]
+    if is_slowed:
+        notes.append("busy: while the other stages on the same machine compute too")
+    return Table(headers, rows, left=[0, 1, 3, 5 + is_slowed], caption="Stages", notes=notes)
+
+
+def _transfers(plan: PartitionPlan) -> Table:
+    rows = [
+        [clean(each.source), clean(each.target), _mb(each.size_bytes), _ms(each.seconds), each.basis]
+        for each in plan.transfers
+    ]
+    return Table(["from", "to", "MB", "ms", "times"], rows, left=[0, 1, 4], caption="Transfers")
+
+
+def _alternatives(plan: PartitionPlan) -> Table:
+    mine = [(stage.node, len(stage.units)) for stage in plan.stages]
+    rows = [["this plan", _numbers(mine), _ms(plan.value_s), "1.00"]]
+    for each in plan.alternatives:
+        ratio = NOTHING if each.value_s is None else times(each.value_s / plan.value_s) if plan.value_s else NOTHING
+        value = NOTHING if each.value_s is None else _ms(each.value_s)
+        rows.append([clean(each.name), _numbers(each.units), value, ratio])
+    headers = ["split", "units", "ms", "times\nthis plan"]
+    return Table(headers, rows, left=[0, 1], caption=f"By {plan.meaning}", notes=list(_unfit(plan.alternatives)))
+
+
+def _unfit(alternatives: Sequence[Alternative]) -> Iterator[str]:
+    for each in alternatives:
+        if each.reason:
+            yield f"{clean(each.name)}: {clean(each.reason, 200)}"
+
+
+def _missing(missing: Infeasible) -> Iterator[Block]:
+    yield Paragraph(f"INFEASIBLE: {missing}")
+    rows = [[clean(name), _mb(extra)] for name, extra in missing.extra_by_node.items()]
+    notes = ["each alone would be enough; reserve and head-room of what is added are taken into account"]
+    yield Table(["node", "MB more"], rows, left=[0], caption="The least that would help", notes=notes)
+
+
+def _numbers(units: Sequence[tuple[str, int]]) -> str:
+    return " + ".join(f"{count} {clean(name, 16)}" for name, count in units) or NOTHING
+
+
+def _ms(seconds: float) -> str:
+    return number(1e3 * seconds)
+
+
+def _mb(size_bytes: int) -> str:
+    return number(size_bytes / 1e6)
+
+
+def _run(file: PlanFile, measured: Measured, errors: Comparison) -> Iterator[Block]:
+    plan, machines = file.plan, {stage.machine for stage in measured.stages}
+    where = "1 machine" if len(machines) == 1 else f"{len(machines)} machines"
+    yield Paragraph(f"{_stage_count(plan)} of {clean(file.model.name)}, measured in as many processes on {where}")
+    yield DefinitionList(
+        [
+            (
+                "Outputs",
+                f"equal to those of the whole model: largest difference {measured.difference:.1e}, "
+                f"{measured.tolerance:.1e} allowed",
+            ),
+            ("Threads", listed([f"{stage.threads} ({stage.node})" for stage in measured.stages])),
+            ("Requests", f"{measured.latency.n} one at a time, then {measured.requests} at once"),
+        ]
+    )
+    rows = [
+        [
+            clean(stage.node),
+            clean(stage.device),
+            clean(span(stage.units), LONGEST_SPAN),
+            _mb(stage.weight_bytes),
+            *_beside(alone),
+            *_beside(busy),
+        ]
+        for stage, alone, busy in zip(measured.stages, errors.stages, errors.busy_stages, strict=True)
+    ]
+    headers = ["node", "on", "from ... to", "MB\nweights", "ms\nplanned", "ms\nfound", "%\noff"]
+    headers += ["busy ms\nplanned", "busy ms\nfound", "%\noff"]
+    notes = ["busy: with many requests in the pipeline. off: planned over found, minus one"]
+    yield Table(headers, rows, left=[0, 1, 2], caption="Stages", notes=notes)
+    if errors.transfers:
+        sent = [
+            [clean(error.name), _mb(size.predicted), _mb(size.measured), *_beside(error)]
+            for error, size in zip(errors.transfers, errors.transfer_sizes, strict=True)
+        ]
+        headers = ["transfer", "MB\nplanned", "MB\nsent", "ms\nplanned", "ms\nfound", "%\noff"]
+        yield Table(headers, sent, left=[0], caption="Transfers, from the end of a computation to the next one's begin")
+    whole = [error for error in (errors.latency, errors.period, errors.last_finish) if error]
+    rows = [[error.name, *_beside(error)] for error in whole]
+    yield Table(["", "ms\nplanned", "ms\nfound", "%\noff"], rows, left=[0], caption="Pipeline")
+    if measured.transfers:
+        yield Paragraph("To plan again with what was found, write into the file of nodes:")
+        yield BulletList(list(_known(plan, measured)))
+    doubts = [*measured.doubts, *_threads(file, measured)]
+    if doubts:
+        yield Paragraph("Doubts:")
+        yield BulletList(doubts)
+
+
+def _known(plan: PartitionPlan, measured: Measured) -> Iterator[str]:
+    shared = [stage.machine for stage in measured.stages]
+    for planned, stage in zip(plan.stages, measured.stages, strict=True):
+        if shared.count(stage.machine) > 1:
+            machine = planned.machine or "NAME, the same for all of one machine"
+            yield f"{clean(stage.node)}: machine: {clean(machine)}, contention: {stage.slowdown:.2f}"
+    for transfer in measured.transfers:
+        rate, latency = transfer.link.bytes_per_s / 1e9, 1e6 * transfer.link.latency_s
+        between = f"[{clean(transfer.source)}, {clean(transfer.target)}]"
+        yield f"between: {between}, gb_per_s: {rate:.3g}, latency_us: {latency:.0f}, measured: true"
+
+
+def _threads(file: PlanFile, measured: Measured) -> Iterator[str]:
+    of_profile = file.model.threads
+    on_cpus = zip(file.plan.stages, measured.stages, strict=True)
+    used = sorted({stage.threads for planned, stage in on_cpus if not planned.on_gpu})
+    if of_profile is not None and used not in ([], [of_profile]):
+        yield (
+            f"the profile was made with {of_profile} threads, and stages computed with {listed(used)}: profile with "
+            "as many"
+        )
+
+
+def _beside(error: Error) -> list[str]:
+    off = NOTHING if error.signed is None else f"{100 * error.signed:+.0f}"
+    return [_ms(error.predicted), _ms(error.measured), off]
+
+
+def _stage_count(plan: PartitionPlan) -> str:
+    return "1 stage" if len(plan.stages) == 1 else f"{len(plan.stages)} stages"
