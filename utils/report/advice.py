@@ -66,8 +66,8 @@ def _speed(data: ReportData) -> Iterator[Advice]:
 def _gains(data: ReportData, row: Row) -> Iterator[Advice]:
     """Yield the fixes of the verdict that somebody can do; what was tried here counts for what it gave."""
     for gain in (row.get("verdict") or {}).get("gains", ()):
-        fix, kind, settings = gain["fix"], gain["kind"], gain["settings"]
-        why, tried = f"{gain['basis'][0].upper()}{gain['basis'][1:]}.", gain["measured"]
+        fix, kind, settings = gain["fix"], gain.get("kind"), gain.get("settings", {})  # older results have no kinds
+        why, tried = f"{gain['basis'][0].upper()}{gain['basis'][1:]}.", gain.get("measured")
         factor = tried["value"] if tried else gain["at_most"]
         if factor < LEAST_GAIN or kind in ("better_kernels", "batch_size"):
             continue

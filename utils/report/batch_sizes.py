@@ -75,7 +75,8 @@ def _cell(key: str, value: float | None) -> str:
 
 def _doubted(rows: Sequence[Row]) -> list[str]:
     """Return which rows are doubtful, and the kinds of their doubts."""
-    found = [f"{row['batch_size']} ({', '.join(dict.fromkeys(row['doubt_kinds']))})" for row in rows if row["doubts"]]
+    kinds = {row["batch_size"]: dict.fromkeys(row.get("doubt_kinds", ())) for row in rows if row["doubts"]}
+    found = [f"{batch_size} ({', '.join(those)})" for batch_size, those in kinds.items()]
     return [f"doubtful: batch size {listed(found)}; why is below, under Doubts"] if found else []
 
 

@@ -74,7 +74,7 @@ def why(data: ReportData) -> str:
     if not found["evidence"]:
         return clean("; ".join(found["doubts"]), longest=300)
     sure = f"confidence {found['confidence']}, {TRIED.get(found['confirmation'], 'not tested by intervention')}"
-    return "; ".join([*found["telling"], sure])
+    return "; ".join([*(found.get("telling") or found["evidence"][:1]), sure])
 
 
 def section(data: ReportData) -> list[Content]:
