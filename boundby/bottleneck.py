@@ -1,5 +1,6 @@
 """What any callable is bound by: its times, its work and this machine's ceilings, brought together into a verdict."""
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -85,17 +86,17 @@ def verdict_on(
 
 def other_precisions(forward: Forward) -> Iterator[Gain]:
     """Yield the most that other precisions of the same model could bring, by their measured limits."""
-    found, configured = forward.attribution, forward.ceilings.configured(forward.dtype)
-    if found is None or configured is None or forward.dtype != "float32":
+    attribution, configured = forward.attribution, forward.ceilings.configured(forward.dtype)
+    if attribution is None or configured is None or forward.dtype != "float32":
         return
     if forward.faster_precision:
         precision, ratio = forward.faster_precision
-        yield precision_gain(Fix("matmul_precision", {"precision": precision}), found, ratio, bytes_factor=1.0)
+        yield precision_gain(Fix("matmul_precision", {"precision": precision}), attribution, ratio, bytes_factor=1.0)
     for ceiling in forward.ceilings.compute:
         if ceiling.dtype != "float32":
             ratio = ceiling.flops_per_s / configured.flops_per_s
             smaller = torch.float32.itemsize / getattr(torch, ceiling.dtype).itemsize
-            yield precision_gain(Fix("dtype", {"dtype": ceiling.dtype}), found, ratio, bytes_factor=smaller)
+            yield precision_gain(Fix("dtype", {"dtype": ceiling.dtype}), attribution, ratio, bytes_factor=smaller)
 
 
 def bottleneck(  # noqa: PLR0913  (the callable, the machine and the dtype; instruments and extras by keyword alone)
@@ -121,7 +122,7 @@ def bottleneck(  # noqa: PLR0913  (the callable, the machine and the dtype; inst
     times = _times(work, timer, queue, make_input)
     threads = torch.get_num_threads() if on_host else 1
     disturbances = watch.stop().disturbances(threads)
-    doubts = [Doubt("disturbed", "; ".join(each.text for each in disturbances))] if disturbances else []
+    doubts = [Doubt("disturbed", "; ".join(disturbance.text for disturbance in disturbances))] if disturbances else []
     counted = counted_quietly(work, timer.clock if on_host else None)
     tried = fewer_threads(work, timer) if on_host else graph_replay(work, timer)
     forward = Forward(times, loads([counted]), ceilings, dtype, counted.least_bytes, on_host)
@@ -131,11 +132,18 @@ def bottleneck(  # noqa: PLR0913  (the callable, the machine and the dtype; inst
 def loads(counted: Sequence[CountedWork]) -> list[OperatorLoad]:
     """Return what each operator does in one forward, as the mean over forwards that were counted."""
     sums: dict[tuple[object, ...], list[float]] = {}
-    is_timed = all(each.seconds is not None for work in counted for each in work.operators)
-    for each in (operator for work in counted for operator in work.operators):
-        other = each.bytes - each.given_bytes
-        values = (each.calls, each.flops, each.given_bytes, other, each.new_bytes, each.seconds or 0.0)
-        total = sums.setdefault((each.name, each.shapes), [0.0] * len(values))
+    is_timed = all(operator.seconds is not None for work in counted for operator in work.operators)
+    for operator in itertools.chain.from_iterable(work.operators for work in counted):
+        other = operator.bytes - operator.given_bytes
+        values = (
+            operator.calls,
+            operator.flops,
+            operator.given_bytes,
+            other,
+            operator.new_bytes,
+            operator.seconds or 0.0,
+        )
+        total = sums.setdefault((operator.name, operator.shapes), [0.0] * len(values))
         total[:] = [one + more for one, more in zip(total, values, strict=True)]
     n = len(counted)
     return [
@@ -157,12 +165,12 @@ def counted_quietly(work: Work, clock: Clock | None) -> CountedWork:
     if clock is None:
         return count(work)
     counts = [count(work, clock=clock) for _ in range(COUNTS)]
-    return min(counts, key=lambda each: sum(operator.seconds or 0.0 for operator in each.operators))
+    return min(counts, key=lambda candidate: sum(operator.seconds or 0.0 for operator in candidate.operators))
 
 
-def interval(found: Estimate) -> Interval:
+def interval(given: Estimate) -> Interval:
     """Return the interval of an estimate; one round has none, and its ends are the value."""
-    return Interval(found.value, found.low or found.value, found.high or found.value)
+    return Interval(given.value, given.low or given.value, given.high or given.value)
 
 
 def _times(work: Work, timer: Timer, queue: DeviceQueue | None, make_input: Work | None) -> Times:
@@ -171,7 +179,9 @@ def _times(work: Work, timer: Timer, queue: DeviceQueue | None, make_input: Work
     if queue is None:
         return Times(interval(estimate(isolated)), input_s=median(inputs) if inputs else None)
     enqueue = median(_rounds(lambda: timer.enqueue(work)))
-    device = [each.seconds for each in (timer.on_device(work, queue, enqueue) for _ in range(ROUNDS)) if each.seconds]
+    device = [
+        timing.seconds for timing in (timer.on_device(work, queue, enqueue) for _ in range(ROUNDS)) if timing.seconds
+    ]
     return Times(
         isolated_s=interval(estimate(isolated)),
         device_s=interval(estimate(device)) if device else None,
@@ -182,10 +192,10 @@ def _times(work: Work, timer: Timer, queue: DeviceQueue | None, make_input: Work
 
 def _rounds(timed: Callable[[], float]) -> list[float]:
     """Return the median of each of `ROUNDS` rounds of calls."""
-    found = []
+    medians = []
     for _ in range(ROUNDS):
         seconds = [timed() for _ in range(LEAST_CALLS)]
         while sum(seconds) < ROUND_S:
             seconds.append(timed())
-        found.append(median(seconds))
-    return found
+        medians.append(median(seconds))
+    return medians

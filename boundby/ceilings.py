@@ -77,11 +77,14 @@ class Ceilings:
 
     def configured(self, dtype: str) -> ComputeCeiling | None:
         """Return the limit in this dtype with the settings in use, or None where it was not measured."""
-        return next((each for each in self.compute if each.dtype == dtype and each.is_configured), None)
+        return next((ceiling for ceiling in self.compute if ceiling.dtype == dtype and ceiling.is_configured), None)
 
     def best(self, dtype: str | None = None) -> ComputeCeiling:
         """Return the highest limit in this dtype, or in any."""
-        return max((each for each in self.compute if dtype in (None, each.dtype)), key=lambda each: each.flops_per_s)
+        return max(
+            (ceiling for ceiling in self.compute if dtype in (None, ceiling.dtype)),
+            key=lambda ceiling: ceiling.flops_per_s,
+        )
 
     def limits(self, dtype: str) -> Limits | None:
         """Return what a verdict compares with: the configured limits, or None where there are none for this dtype."""
@@ -89,10 +92,14 @@ class Ceilings:
         if configured is None:
             return None
         rate = configured.flops_per_s
-        rates = {each.level: Interval(each.bytes_per_s, each.low, each.bytes_per_s) for each in self.memory}
+        rates = {
+            ceiling.level: Interval(ceiling.bytes_per_s, ceiling.low, ceiling.bytes_per_s) for ceiling in self.memory
+        }
         return Limits(
             flops_per_s=Interval(rate, configured.low, rate),
-            bytes_per_s=tuple((each.working_set_bytes, rates[each.level]) for each in self.memory if each.level != NEW),
+            bytes_per_s=tuple(
+                (ceiling.working_set_bytes, rates[ceiling.level]) for ceiling in self.memory if ceiling.level != NEW
+            ),
             dispatch_s=Interval(self.dispatch_s, self.dispatch_s, self.dispatch_high_s),
             new_bytes_per_s=rates.get(NEW),
         )
@@ -103,8 +110,8 @@ class Ceilings:
             return again
         return replace(
             again,
-            compute=_higher(self.compute, again.compute, lambda each: each.flops_per_s),
-            memory=_higher(self.memory, again.memory, lambda each: each.bytes_per_s),
+            compute=_higher(self.compute, again.compute, lambda ceiling: ceiling.flops_per_s),
+            memory=_higher(self.memory, again.memory, lambda ceiling: ceiling.bytes_per_s),
             dispatch_s=min(self.dispatch_s, again.dispatch_s),
             dispatch_high_s=min(self.dispatch_high_s, again.dispatch_high_s),
             seconds=self.seconds + again.seconds,
@@ -117,8 +124,8 @@ class Ceilings:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Ceilings":
         """Return the ceilings that `as_dict` gave. Raises TypeError or KeyError on anything else."""
-        compute = tuple(ComputeCeiling(**each) for each in values["compute"])
-        memory = tuple(MemoryCeiling(**each) for each in values["memory"])
+        compute = tuple(ComputeCeiling(**entry) for entry in values["compute"])
+        memory = tuple(MemoryCeiling(**entry) for entry in values["memory"])
         return cls(**{**values, "compute": compute, "memory": memory, "doubts": tuple(values["doubts"])})
 
 
@@ -138,13 +145,13 @@ def cached(folder: Path, device: torch.device, dtypes: Sequence[str]) -> tuple[C
     try:
         return Ceilings.from_dict(files.read_json(path)), path, False
     except (OSError, ValueError, TypeError, KeyError):
-        found = measure(device, dtypes=dtypes)
-        if found.doubts:
-            found = found.joined(measure(device, dtypes=dtypes))
-    if not found.doubts:
+        ceilings = measure(device, dtypes=dtypes)
+        if ceilings.doubts:
+            ceilings = ceilings.joined(measure(device, dtypes=dtypes))
+    if not ceilings.doubts:
         folder.mkdir(parents=True, exist_ok=True)
-        files.write_json(path, found.as_dict())
-    return found, path, True
+        files.write_json(path, ceilings.as_dict())
+    return ceilings, path, True
 
 
 def measure(
@@ -164,12 +171,12 @@ def measure(
     start = timer.clock()
     with torch.inference_mode():
         dispatch = bench.dispatch()
-        compute = tuple(each for dtype in wanted for each in bench.compute(dtype))
+        compute = tuple(ceiling for dtype in wanted for ceiling in bench.compute(dtype))
         memory = [bench.memory(level, size) for level, size in _working_sets(device)]
         if is_host(device):
             memory.append(bench.new_memory(memory[-1]))
     threads = torch.get_num_threads() if is_host(device) else 1
-    seen = "; ".join(each.text for each in watch.stop().disturbances(threads))
+    seen = "; ".join(disturbance.text for disturbance in watch.stop().disturbances(threads))
     return Ceilings(
         device=describe(device),
         compute=compute,
@@ -197,11 +204,11 @@ class _Bench:
         in_use = torch.get_float32_matmul_precision()
         if dtype != "float32":
             return [self._product(dtype, None, True)]
-        found = []
+        limits = []
         for precision in PRECISIONS:
             with matmul_precision(precision):
-                found.append(self._product(dtype, precision, precision == in_use))
-        return found
+                limits.append(self._product(dtype, precision, precision == in_use))
+        return limits
 
     def _product(self, dtype: str, precision: str | None, is_configured: bool) -> ComputeCeiling:
         """Time products of growing size while the next one fits into the slot, and return the best.
@@ -300,17 +307,17 @@ def matmul_precision(precision: str) -> Iterator[None]:
 
 def cache_sizes(root: Path = Path("/sys/devices/system/cpu")) -> tuple[int, int]:
     """Return the bytes of the private cache of one core and of the last-level cache it shares."""
-    found: dict[int, int] = {}
+    bytes_by_level: dict[int, int] = {}
     for index in sorted(root.glob("cpu0/cache/index*")):
         try:
             level, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))
         except OSError:
             continue
         if kind != "Instruction" and size.endswith("K"):
-            found[int(level)] = int(size[:-1]) * 1024
-    if not found:
+            bytes_by_level[int(level)] = int(size[:-1]) * 1024
+    if not bytes_by_level:
         return ASSUMED_CACHE_BYTES
-    return found.get(2, found[min(found)]), found[max(found)]
+    return bytes_by_level.get(2, bytes_by_level[min(bytes_by_level)]), bytes_by_level[max(bytes_by_level)]
 
 
 def _working_sets(device: torch.device) -> list[tuple[str, int]]:

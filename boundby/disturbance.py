@@ -59,41 +59,41 @@ class Conditions:
         return (*self._on_the_host(threads), *self._on_the_device())
 
     def _on_the_host(self, threads: int) -> list[Disturbance]:
-        found = []
+        disturbances = []
         free = max(0, self.cores - threads)
         unsure = FOREIGN_CORES + 2 * TICK_S * self.cores / self.seconds  # a core's counter may be two ticks off
         if self.foreign_cores is not None and self.foreign_cores > free + unsure:
             text = f"other processes used {self.foreign_cores:.1f} of {self.cores} cores"
-            found.append(Disturbance("foreign_load", text))
+            disturbances.append(Disturbance("foreign_load", text))
         if self.stolen_share is not None and self.stolen_share > STOLEN_SHARE + TICK_S / self.seconds:
             text = f"the hypervisor kept {100 * self.stolen_share:.0f} % of the cores' time for others"
-            found.append(Disturbance("stolen_time", text))
+            disturbances.append(Disturbance("stolen_time", text))
         if self.throttled_s is not None and self.throttled_s > THROTTLED_SHARE * self.seconds * self.cores:
             share = 100 * self.throttled_s / (self.seconds * self.cores)
             text = f"the container's CPU quota stopped this process for {share:.0f} % of the time"
-            found.append(Disturbance("quota", text, is_passing=False))
+            disturbances.append(Disturbance("quota", text, is_passing=False))
         is_blind = self.foreign_cores is None  # else our own threads, which push one another, would raise a false alarm
         if is_blind and self.switches_per_s is not None and self.switches_per_s > SWITCHES_PER_S:
             text = f"this process was pushed off its core {self.switches_per_s:.0f} times a second"
-            found.append(Disturbance("preemption", text))
+            disturbances.append(Disturbance("preemption", text))
         if self.slowdown is not None and self.slowdown > SLOWER:
             text = f"a fixed piece of work took {self.slowdown:.1f} times as long as at its best in this session"
-            found.append(Disturbance("slow_machine", text))
-        return found
+            disturbances.append(Disturbance("slow_machine", text))
+        return disturbances
 
     def _on_the_device(self) -> list[Disturbance]:
-        found = []
+        disturbances = []
         reasons = self.gpu_clock_event_reasons or 0
         if reasons & NVML_THROTTLED:
             text = f"the GPU slowed its clock down for heat or power (NVML clock events {reasons:#x})"
-            found.append(Disturbance("gpu_throttled", text))
+            disturbances.append(Disturbance("gpu_throttled", text))
         if reasons & NVML_POWER_CAP:  # usual under full load: the numbers are those of this power limit
             text = "the GPU ran at its power limit, which lowers its clock"
-            found.append(Disturbance("gpu_power_cap", text, is_passing=False))
+            disturbances.append(Disturbance("gpu_power_cap", text, is_passing=False))
         if self.gpu_processes:
             text = f"{self.gpu_processes} other process(es) held the GPU"
-            found.append(Disturbance("gpu_shared", text))
-        return found
+            disturbances.append(Disturbance("gpu_shared", text))
+        return disturbances
 
 
 @dataclass(frozen=True)

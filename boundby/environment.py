@@ -122,8 +122,11 @@ def _gpus() -> dict[str, Any]:
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
         gpus = [
-            {"name": _text(pynvml.nvmlDeviceGetName(each)), "memory_bytes": pynvml.nvmlDeviceGetMemoryInfo(each).total}
-            for each in handles
+            {
+                "name": _text(pynvml.nvmlDeviceGetName(handle)),
+                "memory_bytes": pynvml.nvmlDeviceGetMemoryInfo(handle).total,
+            }
+            for handle in handles
         ]
         return {"gpus": gpus, "driver": _text(pynvml.nvmlSystemGetDriverVersion())}
     except pynvml.NVMLError as error:

@@ -9,6 +9,7 @@ import contextlib
 import csv
 import hashlib
 import io
+import itertools
 import json
 import math
 import os
@@ -224,7 +225,7 @@ def _place_of_non_finite(value: Any, place: str) -> str | None:
         parts = ((item, f"{place}[{index}]") for index, item in enumerate(value))
     else:
         return None
-    return next((found for item, where in parts if (found := _place_of_non_finite(item, where))), None)
+    return next(filter(None, itertools.starmap(_place_of_non_finite, parts)), None)
 
 
 def _harmless(value: Any) -> Any:

@@ -98,17 +98,17 @@ def judge(  # noqa: PLR0913  (each is one kind of evidence)
     if others:
         alternatives = tuple(label for label in (bound, *others) if label != "mixed")
     confirmation = confirm(bound, trials)
-    found = [*doubts, *_doubts(times, share, confirmation)]
+    all_doubts = [*doubts, *_doubts(times, share, confirmation)]
     evidence = context.evidence(bound)
     return Verdict(
         bound=final,
         alternatives=alternatives,
         share_of_limit=share,
-        confidence=_confidence(final, confirmation, found),
+        confidence=_confidence(final, confirmation, all_doubts),
         confirmation=confirmation,
         gains=tuple(measured(_worthwhile([*gains, *context.gains()], {bound, *alternatives}), trials)),
         evidence=(*evidence.values(), *(_told(trial, bound) for trial in trials)),
-        doubts=tuple(found),
+        doubts=tuple(all_doubts),
         telling=tuple(evidence[name] for name in ("rate", *TELLING.get(final, ("limits",))) if name in evidence)[:2],
         trials=tuple(trials),
     )
@@ -122,13 +122,15 @@ def confirm(bound: Bound, trials: Iterable[Trial]) -> Confirmation:
     return "confirmed" if "as predicted" in outcomes else "untested"
 
 
-def precision_gain(fix: Fix, found: Attribution, ceiling_ratio: float, bytes_factor: float) -> Gain:
+def precision_gain(fix: Fix, attribution: Attribution, ceiling_ratio: float, bytes_factor: float) -> Gain:
     """Return the most that another precision could bring: Amdahl's law over compute and memory.
 
     `ceiling_ratio`: its measured FLOP/s over those in use. `bytes_factor`: how much smaller its values are.
     """
-    remaining = (1 - found.memory_share) / ceiling_ratio + found.memory_share / bytes_factor
-    basis = f"measured ceiling ratio {ceiling_ratio:.2f}, {100 * found.memory_share:.0f} % of the time is memory's"
+    remaining = (1 - attribution.memory_share) / ceiling_ratio + attribution.memory_share / bytes_factor
+    basis = (
+        f"measured ceiling ratio {ceiling_ratio:.2f}, {100 * attribution.memory_share:.0f} % of the time is memory's"
+    )
     return Gain(fix, 1 / remaining, basis)
 
 
@@ -173,7 +175,7 @@ class _Context:
 
     def label(self) -> tuple[Bound, float]:
         """Return the bound, and the time that this limit alone needs over the time measured."""
-        times, found = self.times, self.attribution
+        times, attribution = self.times, self.attribution
         isolated, working = times.isolated_s.value, times.working_s.value
         if times.input_s is not None and times.input_s >= isolated:
             return "input", times.input_s / (times.input_s + isolated)
@@ -181,14 +183,14 @@ class _Context:
             return "transfer", times.transfer_s / (times.transfer_s + working)
         if self._waits_for_host():
             return "launch", min(1.0, (times.enqueue_s or isolated - working) / isolated)
-        explained = found.least_s / working
-        if found.launch_share >= CLEAR:
-            return "launch", found.launch_share
+        explained = attribution.least_s / working
+        if attribution.launch_share >= CLEAR:
+            return "launch", attribution.launch_share
         if explained < UNDER_UTILISED:
             return "under_utilised", explained
-        if found.memory_share >= CLEAR:
+        if attribution.memory_share >= CLEAR:
             return "memory", explained
-        return ("compute" if found.memory_share <= 1 - CLEAR else "mixed"), explained
+        return ("compute" if attribution.memory_share <= 1 - CLEAR else "mixed"), explained
 
     def _waits_for_host(self) -> bool:
         """Tell whether the device waits; without its own time the isolated one, which is no shorter, stands for it."""
@@ -210,18 +212,18 @@ class _Context:
 
     def runner_up(self, bound: Bound) -> tuple[Bound, ...]:
         """Return what limits most after the bound, or what the bound is made of."""
-        found = self.attribution
+        attribution = self.attribution
         needs: list[tuple[float, Bound]] = [
-            (found.compute_s, "compute"),
-            (found.memory_s, "memory"),
-            (found.launch_s, "launch"),
+            (attribution.compute_s, "compute"),
+            (attribution.memory_s, "memory"),
+            (attribution.launch_s, "launch"),
         ]
         ranked = [name for seconds, name in sorted(needs, reverse=True) if seconds > 0 and name != bound]
         return tuple(ranked[:2] if bound in ("mixed", "under_utilised") else ())
 
     def gains(self) -> Iterator[Gain]:
         """Yield what follows from the evidence: reaching the limits, issuing less, overlapping the input."""
-        times, found = self.times, self.attribution
+        times, attribution = self.times, self.attribution
         isolated, working = times.isolated_s.value, times.working_s.value
         if times.input_s:
             gain = (times.input_s + isolated) / max(times.input_s, isolated)
@@ -233,35 +235,37 @@ class _Context:
         elif self.on_host:
             calls = sum(operator.calls for operator in self.operators)
             basis = (
-                f"small ones among {calls:.0f} operators and the host take {_percent(found.launch_share)} of the time"
+                f"small ones among {calls:.0f} operators and the host take {_percent(attribution.launch_share)} of "
+                "the time"
             )
-            rest = (1 - found.launch_share) * working
-            left = max(rest, found.compute_s + found.memory_s, self.limits.dispatch_s.value)
+            rest = (1 - attribution.launch_share) * working
+            left = max(rest, attribution.compute_s + attribution.memory_s, self.limits.dispatch_s.value)
             yield Gain(Fix("fuse_operators"), working / left, basis)
-        if found.least_s > 0:
-            basis = f"the measured limits account for {_percent(found.least_s / working)} of the time"
-            yield Gain(Fix("better_kernels"), working / found.least_s, basis)
+        if attribution.least_s > 0:
+            basis = f"the measured limits account for {_percent(attribution.least_s / working)} of the time"
+            yield Gain(Fix("better_kernels"), working / attribution.least_s, basis)
 
     def evidence(self, bound: Bound) -> dict[str, str]:
         """Return the figures behind the bound, in the order to tell them, by what they are about."""
-        times, found, working = self.times, self.attribution, self.times.working_s.value
+        times, attribution, working = self.times, self.attribution, self.times.working_s.value
         isolated_ms = times.isolated_s.value * 1e3
         flops = sum(operator.flops for operator in self.operators)
         moved = sum(operator.weight_bytes + operator.other_bytes for operator in self.operators)
         peak, rates = self.limits.flops_per_s.value, [rate.value / 1e9 for _, rate in self.limits.bytes_per_s]
-        parts = {"compute": found.compute_s, "memory": found.memory_s, "launch": found.launch_s}
+        parts = {"compute": attribution.compute_s, "memory": attribution.memory_s, "launch": attribution.launch_s}
         shares = ", ".join(f"{name} {_percent(seconds / working)}" for name, seconds in parts.items())
         said = {
             "rate": f"{flops / working / 1e9:,.1f} GFLOP/s of {peak / 1e9:,.1f} measured on this machine "
             f"({_percent(flops / working / peak)})",
             "moved": f"{moved / working / 1e9:,.1f} GB/s moved; main memory gives {rates[-1]:,.1f}, "
             f"the nearest cache {rates[0]:,.1f}",
-            "limits": f"operator by operator the limits need {_percent(found.least_s / working)} of the time: {shares}",
+            "limits": f"operator by operator the limits need {_percent(attribution.least_s / working)} of the time: "
+            f"{shares}",
         }
         if self.on_host:
             said["host"] = (
-                f"of the measured time {_percent(found.launch_share)} is small operators and the host between them; "
-                f"of the rest {_percent(found.memory_share)} is in operators that memory limits"
+                f"of the measured time {_percent(attribution.launch_share)} is small operators and the host between "
+                f"them; of the rest {_percent(attribution.memory_share)} is in operators that memory limits"
             )
         if times.fixed_s is not None:
             fixed = min(1.0, times.fixed_s / times.isolated_s.value)

@@ -102,13 +102,15 @@ def attribute(
     """
     sums = {"compute": 0.0, "memory": 0.0, "launch": 0.0}
     measured = {"compute": 0.0, "memory": 0.0, "launch": 0.0}
-    for each in operators:
-        needs = _needs(each, limits, weights_bytes, on_host)
+    for operator in operators:
+        needs = _needs(operator, limits, weights_bytes, on_host)
         kind = max(needs, key=lambda name: needs[name])
         sums[kind] += needs[kind]
-        measured[kind] += needs[kind] if each.seconds is None else each.seconds
+        measured[kind] += needs[kind] if operator.seconds is None else operator.seconds
     data = measured["compute"] + measured["memory"]
-    between = seconds - data - measured["launch"] if all(each.seconds is not None for each in operators) else 0.0
+    between = (
+        seconds - data - measured["launch"] if all(operator.seconds is not None for operator in operators) else 0.0
+    )
     launching = measured["launch"] + max(0.0, between) if on_host else 0.0
     return Attribution(
         sums["compute"],
@@ -119,19 +121,19 @@ def attribute(
     )
 
 
-def _needs(each: OperatorLoad, limits: Limits, weights_bytes: float, on_host: bool) -> dict[str, float]:
+def _needs(operator: OperatorLoad, limits: Limits, weights_bytes: float, on_host: bool) -> dict[str, float]:
     """Return the least seconds that each limit asks for one operator, over all its calls."""
-    touched = (each.weight_bytes + each.other_bytes) / each.calls
-    is_new = limits.new_bytes_per_s is not None and each.new_bytes / each.calls > ALWAYS_MAPPED_BYTES
-    new = each.new_bytes if is_new else 0.0
-    memory = each.weight_bytes / limits.bandwidth(weights_bytes).value
-    memory += (each.other_bytes - new) / limits.bandwidth(touched).value
+    touched = (operator.weight_bytes + operator.other_bytes) / operator.calls
+    is_new = limits.new_bytes_per_s is not None and operator.new_bytes / operator.calls > ALWAYS_MAPPED_BYTES
+    new = operator.new_bytes if is_new else 0.0
+    memory = operator.weight_bytes / limits.bandwidth(weights_bytes).value
+    memory += (operator.other_bytes - new) / limits.bandwidth(touched).value
     if is_new and limits.new_bytes_per_s:
         memory += new / limits.new_bytes_per_s.value
     return {
-        "compute": each.flops / limits.flops_per_s.value,
+        "compute": operator.flops / limits.flops_per_s.value,
         "memory": memory,
-        "launch": each.calls * limits.dispatch_s.value if on_host else 0.0,
+        "launch": operator.calls * limits.dispatch_s.value if on_host else 0.0,
     }
 
 

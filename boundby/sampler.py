@@ -122,7 +122,7 @@ class NvmlSource:
 
     def _other_processes(self) -> int | None:
         """Return how many other processes compute on the GPU; in a container NVML may show pids of the host."""
-        pids = [each.pid for each in self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)]
+        pids = [process.pid for process in self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)]
         if os.getpid() in pids:
             return len(pids) - 1
         return len(pids) - 1 if pids else None  # one of them is this process under the pid it has on the host
@@ -225,11 +225,11 @@ class Sampler:
 
     def by_quantity(self, start: float, end: float) -> dict[str, list[float]]:
         """Return what was read in this span, by quantity."""
-        found: dict[str, list[float]] = {}
+        values_by_quantity: dict[str, list[float]] = {}
         for reading in self.between(start, end):
             for quantity, value in reading.values.items():
-                found.setdefault(quantity, []).append(value)
-        return found
+                values_by_quantity.setdefault(quantity, []).append(value)
+        return values_by_quantity
 
     def why_not(self, quantity: str) -> str | None:
         """Return why this quantity is missing, or None where it is not known to be."""

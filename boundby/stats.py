@@ -72,7 +72,7 @@ def summarize(samples: Sequence[float]) -> Summary:
         raise ValueError("there are no samples to summarize")
     if not np.isfinite(values).all():
         raise ValueError(f"sample {int(np.argmin(np.isfinite(values)))} of {values.size} is not finite")
-    q1, median, q3 = (float(each) for each in np.quantile(values, [0.25, 0.5, 0.75]))
+    q1, median, q3 = (float(quartile) for quartile in np.quantile(values, [0.25, 0.5, 0.75]))
     outliers = _count_outliers(values, median)
     return Summary(
         n=int(values.size),

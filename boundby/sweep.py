@@ -47,7 +47,7 @@ class StopRule:
             return True
         if len(outcomes) < self.least_rounds:
             return False
-        return len(outcomes) >= self.most_rounds or sum(each.seconds for each in outcomes) >= self.max_seconds
+        return len(outcomes) >= self.most_rounds or sum(outcome.seconds for outcome in outcomes) >= self.max_seconds
 
     def is_met(self, outcomes: Sequence[Outcome]) -> bool:
         """Tell whether the interval of a point with these outcomes is narrow enough."""
@@ -72,7 +72,7 @@ def sweep(
     memory grows with the point.
     """
     ascending = sorted(set(points))
-    outcomes = {point: [each for each in finished if each.point == point] for point in ascending}
+    outcomes = {point: [outcome for outcome in finished if outcome.point == point] for point in ascending}
     for number in range(rule.most_rounds):
         if all(rule.is_done(known[:number]) for known in outcomes.values()):
             break

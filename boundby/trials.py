@@ -123,8 +123,8 @@ def _ratio(
             timer.isolated(changed)
             after = min(timer.isolated(changed) for _ in range(calls))
         ratios.append(before / after)
-    found = estimate(ratios)
-    return Interval(found.value, found.low or found.value, found.high or found.value)
+    ratio = estimate(ratios)
+    return Interval(ratio.value, ratio.low or ratio.value, ratio.high or ratio.value)
 
 
 @contextmanager

@@ -355,21 +355,26 @@ class Verdict:
         """Return plain values: fixes and doubts in words, with their kinds beside."""
         return {
             **asdict(self),
-            "gains": [each.as_dict() for each in self.gains],
-            "doubts": [str(each) for each in self.doubts],
-            "doubt_kinds": [each.kind for each in self.doubts],
+            "gains": [gain.as_dict() for gain in self.gains],
+            "doubts": [str(doubt) for doubt in self.doubts],
+            "doubt_kinds": [doubt.kind for doubt in self.doubts],
             "trials": [
-                {"trial": each.name, "kind": each.fix.kind, "settings": dict(each.fix.settings), **asdict(each.ratio)}
-                for each in self.trials
+                {
+                    "trial": trial.name,
+                    "kind": trial.fix.kind,
+                    "settings": dict(trial.fix.settings),
+                    **asdict(trial.ratio),
+                }
+                for trial in self.trials
             ],
         }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Verdict":
         """Return the verdict that `as_dict` gave, without its trials. Raises LookupError, TypeError or ValueError."""
-        fixes = [{"kind": each["kind"], "settings": each["settings"]} for each in values["gains"]]
-        gains = [{**each, "fix": fix} for each, fix in zip(values["gains"], fixes, strict=True)]
-        doubts = [asdict(each) for each in doubts_of(values)]
+        fixes = [{"kind": gain["kind"], "settings": gain["settings"]} for gain in values["gains"]]
+        gains = [{**gain, "fix": fix} for gain, fix in zip(values["gains"], fixes, strict=True)]
+        doubts = [asdict(doubt) for doubt in doubts_of(values)]
         return msgspec.convert({**values, "gains": gains, "doubts": doubts, "trials": ()}, Verdict)
 
 

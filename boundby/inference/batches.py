@@ -20,17 +20,17 @@ class Tokens:
     @property
     def lengths(self) -> np.ndarray:
         """Tokens of each text."""
-        return np.fromiter((each.size for each in self.ids), dtype=np.int64, count=len(self.ids))
+        return np.fromiter((ids.size for ids in self.ids), dtype=np.int64, count=len(self.ids))
 
     def distinct(self) -> tuple["Tokens", np.ndarray]:
         """Return every sequence of ids once, in the order of first occurrence, and where each text stands in them."""
         places: dict[bytes, int] = {}
         where = np.empty(len(self.ids), dtype=np.int64)
         kept: list[np.ndarray] = []
-        for row, each in enumerate(self.ids):
-            where[row] = place = places.setdefault(each.tobytes(), len(kept))
+        for row, ids in enumerate(self.ids):
+            where[row] = place = places.setdefault(ids.tobytes(), len(kept))
             if place == len(kept):
-                kept.append(each)
+                kept.append(ids)
         return Tokens(kept, self.truncated), where
 
 
@@ -59,7 +59,7 @@ def _encoded(tokenizer: Any, texts: list[str], max_length: int) -> tuple[list[li
     if fast is None:
         return encoded["input_ids"], encoded.encodings
     encodings = fast(texts)
-    return [each.ids for each in encodings], encodings
+    return [encoding.ids for encoding in encodings], encodings
 
 
 def _without_offsets(tokenizer: Any) -> Callable[[list[str]], list[Any]] | None:
@@ -100,7 +100,7 @@ class Batch:
 def collate(tokens: Tokens, rows: Sequence[int], pad_id: int, device: torch.device) -> Batch:
     """Return the texts at `rows` as one batch on `device`, padded on the right with `pad_id`."""
     chosen = [tokens.ids[row] for row in rows]
-    lengths = np.fromiter((each.size for each in chosen), dtype=np.int64, count=len(chosen))
+    lengths = np.fromiter((ids.size for ids in chosen), dtype=np.int64, count=len(chosen))
     is_real = np.arange(lengths.max()) < lengths[:, None]
     input_ids = np.full(is_real.shape, pad_id, dtype=np.int64)
     input_ids[is_real] = np.concatenate(chosen)

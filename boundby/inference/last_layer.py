@@ -48,10 +48,10 @@ def is_known(model: Any) -> bool:
 
 def trim(model: Any) -> None:
     """Have the last layer of a working copy compute only the rows given by `reading`. Raises ValueError: not known."""
-    found = _find(model)
-    if found is None:
+    last = _find(model)
+    if last is None:
         raise ValueError("the last layer is of an unknown structure")
-    layer, layout = found
+    layer, layout = last
     attention = layer.get_submodule(layout.attention)
     setattr(attention, CHOSEN, True)
     norm = nn.Identity() if layout.norm is None else layer.get_submodule(layout.norm)
@@ -85,16 +85,16 @@ def rows_of(module: Any) -> torch.Tensor | None:
 def layers(model: Any) -> nn.ModuleList | None:
     """Return the layers of the model, None where it is not clear which they are."""
     depth = getattr(model.config.get_text_config(), "num_hidden_layers", None)
-    lists = (each for each in model.modules() if isinstance(each, nn.ModuleList))
-    return next((each for each in lists if len(each) == len(set(each)) == depth), None)
+    lists = (module for module in model.modules() if isinstance(module, nn.ModuleList))
+    return next((modules for modules in lists if len(modules) == len(set(modules)) == depth), None)
 
 
 def _find(model: Any) -> tuple[nn.Module, _Layout] | None:
     """Return the last layer and how it is laid out."""
-    found = layers(model)
-    if found is None:
+    stack = layers(model)
+    if stack is None:
         return None
-    return next(((found[-1], layout) for layout in LAYOUTS if _fits(found[-1], layout)), None)
+    return next(((stack[-1], layout) for layout in LAYOUTS if _fits(stack[-1], layout)), None)
 
 
 def _fits(layer: nn.Module, layout: _Layout) -> bool:
@@ -127,11 +127,11 @@ def _before(module: nn.Module, change: Change) -> None:
 def _after(module: nn.Module, change: Change) -> None:
     """Have the module return other states, which are its result or the first of its results."""
 
-    def hook(_module: nn.Module, _given: Any, found: Any) -> Any:
+    def hook(_module: nn.Module, _given: Any, returned: Any) -> Any:
         rows = _rows()
         if rows is None:
             return None
-        return (change(found[0], rows), *found[1:]) if isinstance(found, tuple) else change(found, rows)
+        return (change(returned[0], rows), *returned[1:]) if isinstance(returned, tuple) else change(returned, rows)
 
     module.register_forward_hook(hook)
 
@@ -153,6 +153,6 @@ def _choose(states: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 def _spread(states: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """Return `[texts, tokens, width]` with `[1, rows, width]` in its rows and zeros elsewhere."""
     texts, tokens = _local.entered.shape[:2]
-    found = states.new_zeros(texts * tokens, states.shape[-1])
-    found[rows] = states[0]
-    return found.view(texts, tokens, -1)
+    spread = states.new_zeros(texts * tokens, states.shape[-1])
+    spread[rows] = states[0]
+    return spread.view(texts, tokens, -1)

@@ -108,13 +108,13 @@ def choose_precision(
         wanted = replace(options, precision=name, guard_margin=0.0)
         try:
             predictor = Predictor(model, tokenizer, wanted, _check_texts(sample), timer, by_name)
-            found = predictor.predict_tokens(tokens)
+            prediction = predictor.predict_tokens(tokens)
         except (RuntimeError, ValueError) as error:  # no kernel in this dtype, or logits that are not finite
             if name == "float32" or is_out_of_memory(error):
                 raise
             reasons.append(f"not {name}: {error}")
             continue
-        report = compare_logits(name, found.logits, reference, sample.labels, sample.is_all)
+        report = compare_logits(name, prediction.logits, reference, sample.labels, sample.is_all)
         if rule.kind == "same":
             margin = same_guard(report.max_abs_logit_difference, float(np.abs(reference).max()))
         else:
@@ -173,11 +173,11 @@ def search_token_budget(
     seconds: dict[int, float] = {}
     for number in range(BUDGET_ROUNDS + 1):
         for budget in tried if number % 2 else tuple(reversed(tried)):
-            found = predictor.with_token_budget(budget).predict_tokens(tokens)
-            if found.halvings:
+            prediction = predictor.with_token_budget(budget).predict_tokens(tokens)
+            if prediction.halvings:
                 seconds[budget] = float("inf")
             elif number:
-                seconds[budget] = min(found.seconds.compute_s, seconds.get(budget, float("inf")))
+                seconds[budget] = min(prediction.seconds.compute_s, seconds.get(budget, float("inf")))
     kept = {budget: spent for budget, spent in sorted(seconds.items()) if spent != float("inf")}
     if not kept:
         return BudgetChoice(min(tried), {})

@@ -269,13 +269,13 @@ class Predictor:
         with torch.inference_mode(), self._precision.active(self.device):
             while waiting:
                 rows = waiting.pop()
-                found = self._attempt(tokens, rows)
-                if found is None:  # out of memory: the same rows in two halves
+                logits = self._attempt(tokens, rows)
+                if logits is None:  # out of memory: the same rows in two halves
                     tally.halvings += 1
                     middle = len(rows) // 2
                     waiting += [rows[middle:], rows[:middle]]
                     continue
-                tally.parts.append((rows, found))
+                tally.parts.append((rows, logits))
                 tally.computed_tokens += self._strategy.cells(lengths[rows])
         return tally
 
@@ -292,8 +292,8 @@ class Predictor:
         """Return all logits in the order of the rows: one copy from the device."""
         logits = np.empty((rows, self._stock.config.num_labels), dtype=np.float32)
         if tally.parts:
-            order = np.concatenate([each for each, _ in tally.parts])
-            logits[order] = torch.cat([each for _, each in tally.parts]).cpu().numpy()
+            order = np.concatenate([rows for rows, _ in tally.parts])
+            logits[order] = torch.cat([logits for _, logits in tally.parts]).cpu().numpy()
         return logits
 
     def _guard(self, tokens: Tokens, logits: np.ndarray) -> int:

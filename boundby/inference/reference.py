@@ -35,17 +35,17 @@ def require_classifier(model: Any, tokenizer: Any) -> None:
 def padding_id(model: Any, tokenizer: Any) -> int:
     """Return the id that fills a batch: the model's, else the tokenizer's, else 0, which the masks hide."""
     known = (model.config.get_text_config().pad_token_id, getattr(tokenizer, "pad_token_id", None))
-    return next((each for each in known if each is not None), 0)
+    return next((token for token in known if token is not None), 0)
 
 
 def one_by_one(model: Any, tokens: Tokens, rows: Sequence[int]) -> np.ndarray:
     """Return the logits of the texts at `rows`, float32, each from a stock forward of its own on the model's device."""
-    found = np.empty((len(rows), model.config.num_labels), dtype=np.float32)
+    logits = np.empty((len(rows), model.config.num_labels), dtype=np.float32)
     with torch.inference_mode():
         for line, row in enumerate(rows):
             batch = collate(tokens, [row], 0, model.device)
-            found[line] = forward(model, batch).float().cpu().numpy()[0]
-    return found
+            logits[line] = forward(model, batch).float().cpu().numpy()[0]
+    return logits
 
 
 def in_dtype(model: nn.Module, dtype: torch.dtype) -> Any:
@@ -53,10 +53,10 @@ def in_dtype(model: nn.Module, dtype: torch.dtype) -> Any:
 
     Buffers are shared as they are: the frequencies of rotary positions must not be rounded.
     """
-    memo: dict[int, Any] = {id(each): each for each in model.buffers()}
-    for each in model.parameters():
-        is_right = each.dtype == dtype or not each.is_floating_point()
-        memo[id(each)] = each if is_right else nn.Parameter(each.detach().to(dtype), requires_grad=False)
+    memo: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
+    for parameter in model.parameters():
+        is_right = parameter.dtype == dtype or not parameter.is_floating_point()
+        memo[id(parameter)] = parameter if is_right else nn.Parameter(parameter.detach().to(dtype), requires_grad=False)
     return copy.deepcopy(model, memo).eval()
 
 
@@ -124,23 +124,23 @@ def margins(logits: np.ndarray) -> np.ndarray:
 
 def compare_logits(
     precision: str,
-    found: np.ndarray,
+    logits: np.ndarray,
     reference: np.ndarray,
     labels: Sequence[int] | None = None,
     is_all: bool = False,
 ) -> ExactnessReport:
-    """Return how `found` compares with `reference`, both `[rows, labels]`; `is_all`: there are no other texts.
+    """Return how `logits` compare with `reference`, both `[rows, labels]`; `is_all`: there are no other texts.
 
     Raises ValueError where there is nothing to compare or a value is not finite.
     """
-    if found.shape != reference.shape or not len(found):
-        raise ValueError(f"logits of shape {found.shape} cannot be compared with {reference.shape}")
-    if not (np.isfinite(found).all() and np.isfinite(reference).all()):
+    if logits.shape != reference.shape or not len(logits):
+        raise ValueError(f"logits of shape {logits.shape} cannot be compared with {reference.shape}")
+    if not (np.isfinite(logits).all() and np.isfinite(reference).all()):
         raise ValueError(f"logits in {precision} or in the reference are not finite")
-    mine, theirs = found.argmax(axis=1), reference.argmax(axis=1)
-    rows, same = len(found), int((mine == theirs).sum())
+    mine, theirs = logits.argmax(axis=1), reference.argmax(axis=1)
+    rows, same = len(logits), int((mine == theirs).sum())
     low, high = (same / rows, same / rows) if is_all else wilson_interval(same, rows)
-    difference = np.abs(found.astype(np.float64) - reference)
+    difference = np.abs(logits.astype(np.float64) - reference)
     return ExactnessReport(
         precision,
         rows,

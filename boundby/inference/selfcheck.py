@@ -86,7 +86,7 @@ def checked_strategy(
         is_last = name == offered[-1][0]
         try:
             strategy = make()
-            found = logits_of(strategy, tokens, rows, CHECK_BUDGET, precision)
+            logits = logits_of(strategy, tokens, rows, CHECK_BUDGET, precision)
         except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
             if is_last:
                 raise
@@ -94,12 +94,12 @@ def checked_strategy(
             why = str(error) if unsupported else f"the model cannot be run that way ({type(error).__name__}: {error})"
             refusals.append(Refusal(name, "unsupported" if unsupported else "failed", f"not {name}: {why}"))
             continue
-        difference = float(np.abs(found - reference).max())
+        difference = float(np.abs(logits - reference).max())
         if difference <= allowed or is_last:  # NaN is not: it compares as false
-            check = _check(strategy, reference, found, allowed, effect, refusals)
+            check = _check(strategy, reference, logits, allowed, effect, refusals)
             if not compiles:
                 return strategy, check
-            compiled = _compiled(make, tokens, rows, found, precision, allowed)
+            compiled = _compiled(make, tokens, rows, logits, precision, allowed)
             if isinstance(compiled, str):
                 refusal = Refusal(strategy.name, "not_compiled", compiled)
                 return strategy, replace(check, refusals=(*check.refusals, refusal))
@@ -130,10 +130,10 @@ def _compiled(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # those of torch's compiler are not ours to cure
             strategy.compile()
-            found = logits_of(strategy, tokens, rows, CHECK_BUDGET, precision)
+            logits = logits_of(strategy, tokens, rows, CHECK_BUDGET, precision)
     except Exception as error:  # any type: it is a compiler
         return f"not compiled: {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-    difference = float(np.abs(found - expected).max())
+    difference = float(np.abs(logits - expected).max())
     if not difference <= allowed:
         return f"not compiled: logits then differ by up to {difference:.3g}, allowed are {allowed:.3g}"
     return strategy, time.perf_counter() - start
@@ -149,26 +149,26 @@ def check_rows(lengths: np.ndarray) -> list[int]:
 def logits_of(strategy: Strategy, tokens: Tokens, rows: Sequence[int], budget: int, precision: Precision) -> np.ndarray:
     """Return the logits of the texts at `rows` as the strategy batches and computes them."""
     chosen = Tokens([tokens.ids[row] for row in rows], None)
-    found = np.empty(0)
+    logits = np.empty(0)
     with torch.inference_mode(), precision.active(strategy.device):
         for batch in strategy.batches(chosen.lengths, budget):
             part = strategy.logits(chosen, batch).cpu().numpy()
-            if not found.size:
-                found = np.empty((len(rows), part.shape[1]), dtype=np.float32)
-            found[batch] = part
-    return found
+            if not logits.size:
+                logits = np.empty((len(rows), part.shape[1]), dtype=np.float32)
+            logits[batch] = part
+    return logits
 
 
 def _check(
     strategy: Strategy,
     reference: np.ndarray,
-    found: np.ndarray,
+    logits: np.ndarray,
     allowed: float,
     effect: float,
     refusals: Sequence[Refusal],
 ) -> SelfCheck:
     two_best = np.sort(reference, axis=1)[:, -2:]
-    difference = float(np.abs(found - reference).max())
+    difference = float(np.abs(logits - reference).max())
     if not difference <= allowed:
         text = (
             f"batched logits differ from one-by-one ones by up to {difference:.3g}, allowed are {allowed:.3g}: "
@@ -179,7 +179,7 @@ def _check(
         strategy=strategy.name,
         trim=strategy.trims,
         rows=len(reference),
-        same_labels=int((reference.argmax(axis=1) == found.argmax(axis=1)).sum()),
+        same_labels=int((reference.argmax(axis=1) == logits.argmax(axis=1)).sum()),
         max_abs_difference=difference,
         allowed=allowed,
         matmul_effect=effect,

@@ -193,7 +193,7 @@ def _steps_to_come(trainer: Any, done: int) -> int | None:
 
 def _log_of(trainer: Any) -> Say:
     """Return the log of the package that has the trainer, on rank 0."""
-    roots = [each.__module__.split(".")[0] for each in type(trainer).__mro__]
+    roots = [base.__module__.split(".")[0] for base in type(trainer).__mro__]
     package = next(PACKAGES[root] for root in roots if root in PACKAGES)
     log: Say = importlib.import_module(f"{package}.utilities.rank_zero").rank_zero_info
     return log
@@ -201,8 +201,8 @@ def _log_of(trainer: Any) -> Say:
 
 def packages_in_use() -> tuple[str, ...]:
     """Return those that the program has imported, or else the first that is installed."""
-    found = tuple(module for module in PACKAGES.values() if module in sys.modules)
-    return found or next((PACKAGES[each],) for each in PACKAGES if importlib.util.find_spec(each))
+    imported = tuple(module for module in PACKAGES.values() if module in sys.modules)
+    return imported or next((PACKAGES[package],) for package in PACKAGES if importlib.util.find_spec(package))
 
 
 def _with_bases(plain: type, packages: tuple[str, ...]) -> type:
@@ -224,8 +224,8 @@ def table(times: StageTimes) -> str:
     step = times.step
     if step is None or not step.host_s.n:
         return "No step has ended that nothing disturbed; there is no table of stages."
-    stages = [each for each in times.stages if each.kind not in ("step", "span")]
-    rows = [_row(each.name, each.share, each.host_s) for each in stages if each.host_s.n]
+    stages = [stage for stage in times.stages if stage.kind not in ("step", "span")]
+    rows = [_row(stage.name, stage.share, stage.host_s) for stage in stages if stage.host_s.n]
     return "\n".join([HEAD, *rows, _row("(in no stage)", step.share, None), _row("whole step", None, step.host_s)])
 
 

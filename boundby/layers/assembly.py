@@ -37,10 +37,10 @@ class Findings:
 class Assembly:
     """The layers of one profile."""
 
-    def __init__(self, tree: CallTree, targets: Targets, found: Findings) -> None:
-        self._tree, self._targets, self._found = tree, targets, found
+    def __init__(self, tree: CallTree, targets: Targets, findings: Findings) -> None:
+        self._tree, self._targets, self._findings = tree, targets, findings
         self._storages = Storages(targets.modules[0])
-        self._machine = Machine(found.limits, found.work.least_bytes, on_host=found.device is None)
+        self._machine = Machine(findings.limits, findings.work.least_bytes, on_host=findings.device is None)
         self._calls = list(tree.walk())
         self.samples = self._samples()
 
@@ -51,7 +51,7 @@ class Assembly:
 
     def coverage(self) -> Coverage:
         """Return how much of the reference time the root accounts for: by the slower one of host and device."""
-        root, reference_ns = self.samples[""], self._found.host.reference_ns
+        root, reference_ns = self.samples[""], self._findings.host.reference_ns
         pairs = zip(root.host_inclusive_s, reference_ns, strict=True)
         ratio = median(spent * 1e9 / plain for spent, plain in pairs)
         if root.device_inclusive_s:
@@ -63,13 +63,13 @@ class Assembly:
         return coverage(ratio, leaves_s / root_s if root_s > 0 else 0.0)
 
     def _samples(self) -> dict[str, LayerSamples]:
-        runs = [corrected(run, self._found.cost_ns) for run in self._found.host.runs]
-        device = self._found.device
+        runs = [corrected(run, self._findings.cost_ns) for run in self._findings.host.runs]
+        device = self._findings.device
         device_runs = [(device.selves(n), device.inclusive(n)) for n in range(len(device.runs))] if device else []
         nothing = CallTimes(0, 0, 0, 0)
         return {
             call.path: LayerSamples(
-                calls=tuple(run.get(call, nothing).calls for run in self._found.host.runs),
+                calls=tuple(run.get(call, nothing).calls for run in self._findings.host.runs),
                 host_self_s=tuple(selves.get(call, 0.0) / 1e9 for selves, _ in runs),
                 host_inclusive_s=tuple(inclusive.get(call, 0.0) / 1e9 for _, inclusive in runs),
                 device_self_s=_seconds(call, [selves for selves, _ in device_runs]),
@@ -83,7 +83,7 @@ class Assembly:
         host_self, host_inclusive = summarize_runs(samples.host_self_s), summarize_runs(samples.host_inclusive_s)
         device_self = summarize_runs(samples.device_self_s) if samples.device_self_s else None
         is_concurrent = self._tree.is_elsewhere(call)
-        operators = None if is_concurrent else self._found.work.of(call)
+        operators = None if is_concurrent else self._findings.work.of(call)
         verdict = judge_layer((device_self or host_self).median, host_self.median, operators, self._machine)
         calls = sum(samples.calls) / len(samples.calls)
         return LayerProfile(
@@ -115,8 +115,8 @@ class Assembly:
 
     def _seen(self, call: Call | None) -> dict[str, Any]:
         """Return the fields on shapes and memory."""
-        shapes = self._found.shapes.get(call) if call else None
-        memory = self._found.memory.get(call) if call and self._found.memory else None
+        shapes = self._findings.shapes.get(call) if call else None
+        memory = self._findings.memory.get(call) if call and self._findings.memory else None
         return {
             "output_bytes": shapes.output_bytes if shapes else None,
             "input_shapes": shapes.inputs if shapes else (),
@@ -128,7 +128,7 @@ class Assembly:
 
     def _doubts(self, call: Call, is_concurrent: bool) -> list[str]:
         doubts = [CONCURRENT, UNRUN_WORK] if is_concurrent else []
-        shapes, device = self._found.shapes.get(call), self._found.device
+        shapes, device = self._findings.shapes.get(call), self._findings.device
         if shapes and shapes.varies:
             doubts.append(VARYING)
         if device and call in device.unknown:
@@ -136,7 +136,7 @@ class Assembly:
         return doubts
 
     def _never_called(self, called: Sequence[LayerProfile]) -> list[LayerProfile]:
-        found: list[LayerProfile] = []
+        layers: list[LayerProfile] = []
         indices = {call.index for call in self._calls}
         paths = {layer.path: layer for layer in called}
         for index, module in enumerate(self._targets.modules):
@@ -153,14 +153,14 @@ class Assembly:
                 name=name,
                 type=_type_name(module),
                 depth=parent.depth + 1,
-                order=len(called) + len(found),
+                order=len(called) + len(layers),
                 calls=0.0,
                 doubts=(reason,) if reason else (),
                 **self._held(module),
             )
             paths[path] = layer
-            found.append(layer)
-        return found
+            layers.append(layer)
+        return layers
 
 
 def _is_container(module: nn.Module) -> bool:

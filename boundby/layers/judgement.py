@@ -51,9 +51,11 @@ def judge_layer(
     own = loads([Work(tuple(operators), 0)])
     exact = Interval.exact(seconds)
     times = Times(exact) if machine.on_host else Times(exact, device_s=exact, enqueue_s=host_s)
-    found = judge(times, own, machine.limits, weights_bytes=machine.weights_bytes, on_host=machine.on_host)
+    verdict = judge(times, own, machine.limits, weights_bytes=machine.weights_bytes, on_host=machine.on_host)
     least = attribute(own, machine.limits, machine.weights_bytes, seconds, machine.on_host).least_s
-    return LayerVerdict(found.bound, found.share_of_limit, max(0.0, seconds - least), tuple(map(str, found.doubts)))
+    return LayerVerdict(
+        verdict.bound, verdict.share_of_limit, max(0.0, seconds - least), tuple(map(str, verdict.doubts))
+    )
 
 
 def is_launch_bound(host_self_s: float, device_self_s: float) -> bool:
@@ -66,10 +68,10 @@ def summarize_runs(samples: Sequence[float]) -> Summary:
 
     `boundby.stats` asks for 59; below that the profile as a whole says how far p95 can be trusted (`p95_doubt`).
     """
-    found = summarize(samples)
-    if found.p95 is not None or found.n < LEAST_FOR_P95:
-        return found
-    return replace(found, p95=float(np.quantile(samples, 0.95)))
+    summary = summarize(samples)
+    if summary.p95 is not None or summary.n < LEAST_FOR_P95:
+        return summary
+    return replace(summary, p95=float(np.quantile(samples, 0.95)))
 
 
 def p95_doubt(num_runs: int) -> str | None:
@@ -97,13 +99,13 @@ def coverage(ratio: float, leaf_ratio: float) -> Coverage:
     return Coverage(ratio, status, leaf_ratio)
 
 
-def trust_doubts(found: Coverage, overhead: float, num_runs: int) -> list[str]:
+def trust_doubts(covered: Coverage, overhead: float, num_runs: int) -> list[str]:
     """Return what speaks against the profile as a whole."""
     doubts = []
-    if found.status != "pass":
+    if covered.status != "pass":
         doubts.append(
-            f"coverage: the layers account for {100 * found.ratio:.1f} % of the time without probes"
-            + ("; this profile is not representative" if found.status == "not representative" else "")
+            f"coverage: the layers account for {100 * covered.ratio:.1f} % of the time without probes"
+            + ("; this profile is not representative" if covered.status == "not representative" else "")
         )
     if overhead > MOST_OVERHEAD:
         doubts.append(f"overhead: runs with probes took {100 * overhead:.1f} % longer; the times are corrected for it")

@@ -77,8 +77,8 @@ def measure(
     doubts += [f"disturbed: {'; '.join(disturbance.text for disturbance in disturbances)}"] if disturbances else []
     if len(host.runs) < num_runs:
         doubts.append(f"runs: {len(host.runs)} of {num_runs} fitted into {max_seconds:g} s")
-    found = Findings(host, cost_ns, device, memory, shapes, work, limits)
-    return _report(subject, Assembly(tree, targets, found), found, doubts)
+    findings = Findings(host, cost_ns, device, memory, shapes, work, limits)
+    return _report(subject, Assembly(tree, targets, findings), findings, doubts)
 
 
 def _time(
@@ -98,7 +98,7 @@ def _time(
         ended_s = instruments.seconds()
         if number >= LEAST_RUNS and ended_s + (ended_s - began_s) > until_s:
             break
-    return host.found, device.found if device else None
+    return host.times, device.times if device else None
 
 
 def _device_pass(subject: Subject, tree: CallTree, instruments: Instruments) -> DevicePass | None:
@@ -111,8 +111,8 @@ def _device_pass(subject: Subject, tree: CallTree, instruments: Instruments) -> 
     )
 
 
-def _report(subject: Subject, assembly: Assembly, found: Findings, doubts: Sequence[str]) -> Report:
-    host = found.host
+def _report(subject: Subject, assembly: Assembly, findings: Findings, doubts: Sequence[str]) -> Report:
+    host = findings.host
     num_runs = len(host.runs)
     reference_s = summarize_runs([ns / 1e9 for ns in host.reference_ns])
     instrumented_s = summarize_runs([ns / 1e9 for ns in host.instrumented_ns])
@@ -126,43 +126,43 @@ def _report(subject: Subject, assembly: Assembly, found: Findings, doubts: Seque
         num_runs=num_runs,
         reference_s=reference_s,
         instrumented_s=instrumented_s,
-        hook_cost_s=found.cost_ns / 1e9,
+        hook_cost_s=findings.cost_ns / 1e9,
         module_calls=sum(times.calls for run in host.runs for times in run.values()) / num_runs,
         coverage=coverage,
         layers=layers,
-        reasons=_reasons(found, num_runs),
-        doubts=(*doubts, *trust_doubts(coverage, host.overhead, num_runs), *_doubts(subject.model, layers, found)),
+        reasons=_reasons(findings, num_runs),
+        doubts=(*doubts, *trust_doubts(coverage, host.overhead, num_runs), *_doubts(subject.model, layers, findings)),
         environment=_environment(),
-        limits=found.limits,
+        limits=findings.limits,
         paired_overhead=host.overhead,
     )
     return Report(profile, assembly.samples)
 
 
-def _doubts(model: nn.Module, layers: Sequence[LayerProfile], found: Findings) -> list[str]:
+def _doubts(model: nn.Module, layers: Sequence[LayerProfile], findings: Findings) -> list[str]:
     doubts = [TRAINING] if any(module.training for module in model.modules()) else []
     concurrent = sum(layer.is_concurrent for layer in layers)
     if concurrent:
         doubts.append(
             f"threads: {concurrent} layers were called from other threads; no other layer's time holds theirs"
         )
-    if found.device and found.device.late_runs:
+    if findings.device and findings.device.late_runs:
         doubts.append(
-            f"device: in {found.device.late_runs} of {len(found.device.runs)} runs it waited for the host, so device "
-            "times hold waiting"
+            f"device: in {findings.device.late_runs} of {len(findings.device.runs)} runs it waited for the host, so "
+            "device times hold waiting"
         )
     return doubts
 
 
-def _reasons(found: Findings, num_runs: int) -> dict[str, str]:
+def _reasons(findings: Findings, num_runs: int) -> dict[str, str]:
     reasons: dict[str, str] = {}
-    if found.device is None:
+    if findings.device is None:
         reasons |= dict.fromkeys(DEVICE_FIELDS, NO_DEVICE)
-    if found.memory is None:
+    if findings.memory is None:
         reasons |= dict.fromkeys(MEMORY_FIELDS, CPU_REASON)
-    if found.work.reason is not None:
-        reasons |= dict.fromkeys((*WORK_FIELDS, *VERDICT_FIELDS), found.work.reason)
-    if found.limits is None:
+    if findings.work.reason is not None:
+        reasons |= dict.fromkeys((*WORK_FIELDS, *VERDICT_FIELDS), findings.work.reason)
+    if findings.limits is None:
         reasons |= dict.fromkeys(VERDICT_FIELDS, NO_LIMITS)
     if num_runs < LEAST_FOR_P95:
         reasons["p95"] = f"{num_runs} runs are too few; it takes {LEAST_FOR_P95}"

@@ -105,15 +105,15 @@ def write_summary(path: str | Path, profile: ModelProfile) -> None:
 
 def read_profile(path: str | Path) -> ModelProfile:
     """Return the profile in a `*_summary.json`. Raises OSError, or ValueError that names the file and the place."""
-    found = files.read_json(path)
-    version = found.get("schema_version") if isinstance(found, dict) else None
-    if version != SCHEMA_VERSION or "profile" not in found:
+    document = files.read_json(path)
+    version = document.get("schema_version") if isinstance(document, dict) else None
+    if version != SCHEMA_VERSION or "profile" not in document:
         raise ValueError(
             f"{path} is no summary of a profile by layer that this version reads (schema_version {version!r} instead "
             f"of {SCHEMA_VERSION}); profile the model again"
         )
     try:
-        return msgspec.convert(found["profile"], ModelProfile)
+        return msgspec.convert(document["profile"], ModelProfile)
     except msgspec.ValidationError as error:
         raise ValueError(f"{path} holds a profile that cannot be read: {error}; profile the model again") from None
 
@@ -141,14 +141,14 @@ def summary(profile: ModelProfile) -> dict[str, Any]:
     }
 
 
-def _latency(found: Summary) -> dict[str, float | int | None]:
+def _latency(latency: Summary) -> dict[str, float | int | None]:
     return {
-        "mean_ms": found.mean * 1e3,
-        "total_ms": found.mean * found.n * 1e3,
-        "p50_ms": found.median * 1e3,
-        "p95_ms": None if found.p95 is None else found.p95 * 1e3,
-        "min_ms": found.minimum * 1e3,
-        "max_ms": found.maximum * 1e3,
+        "mean_ms": latency.mean * 1e3,
+        "total_ms": latency.mean * latency.n * 1e3,
+        "p50_ms": latency.median * 1e3,
+        "p95_ms": None if latency.p95 is None else latency.p95 * 1e3,
+        "min_ms": latency.minimum * 1e3,
+        "max_ms": latency.maximum * 1e3,
     }
 
 

@@ -60,15 +60,15 @@ class HostPass:
     targets: Targets
     now: Clock
     synchronize: Callable[[], None]
-    found: HostTimes = field(default_factory=HostTimes)
+    times: HostTimes = field(default_factory=HostTimes)
 
     def add_pair(self) -> None:
         """Time one run without and one with probes, in the other order every second time."""
-        if len(self.found.runs) % 2:
+        if len(self.times.runs) % 2:
             self._run_with_probes()
-            self.found.reference_ns.append(self._elapsed_ns())
+            self.times.reference_ns.append(self._elapsed_ns())
         else:
-            self.found.reference_ns.append(self._elapsed_ns())
+            self.times.reference_ns.append(self._elapsed_ns())
             self._run_with_probes()
 
     def _elapsed_ns(self) -> int:
@@ -81,8 +81,8 @@ class HostPass:
     def _run_with_probes(self) -> None:
         log: CallLog = {}
         with attached(self.targets, timing_probe(log, self.now)):
-            self.found.instrumented_ns.append(self._elapsed_ns())
-        self.found.runs.append(self.tree.times(log))
+            self.times.instrumented_ns.append(self._elapsed_ns())
+        self.times.runs.append(self.tree.times(log))
 
 
 def time_runs(
@@ -92,7 +92,7 @@ def time_runs(
     host = HostPass(run, tree, targets, now, synchronize)
     for _ in range(num_runs):
         host.add_pair()
-    return host.found
+    return host.times
 
 
 def corrected(times: dict[Call, CallTimes], cost_ns: float) -> tuple[dict[Call, float], dict[Call, float]]:
@@ -171,7 +171,7 @@ class DeviceTimes:
 class DevicePass:
     """Times runs on the device by its marks; `now` is the clock of the host, `synchronize` waits for the device.
 
-    `found` begins with the call paths that marks cannot time.
+    `times` begins with the call paths that marks cannot time.
     """
 
     run: Run
@@ -180,7 +180,7 @@ class DevicePass:
     now: Clock
     synchronize: Callable[[], None]
     marks: DeviceMarks
-    found: DeviceTimes
+    times: DeviceTimes
     _backlog_s: float | None = None
 
     def add_run(self) -> None:
@@ -189,8 +189,8 @@ class DevicePass:
             issue_s, _, _ = self._issue(LEAST_BACKLOG_S)
             self._backlog_s = min(MOST_BACKLOG_S, max(LEAST_BACKLOG_S, BACKLOG_SHARE * issue_s))
         _, was_late, seconds = self._issue(self._backlog_s)
-        self.found.runs.append(seconds)
-        self.found.late_runs += was_late
+        self.times.runs.append(seconds)
+        self.times.late_runs += was_late
 
     def _issue(self, backlog_s: float) -> tuple[float, bool, dict[Call, float]]:
         """Issue one run behind a backlog.
@@ -217,10 +217,10 @@ class DevicePass:
         home = next((stream for call, (stream, _), _ in calls if call.caller is self.tree.top), None)
         for call, (stream, _), (last, _) in calls:
             if stream != home or last != stream:
-                self.found.unknown[call] = SIDE_STREAM
+                self.times.unknown[call] = SIDE_STREAM
         seconds: dict[Call, float] = {}
         for call, (_, start), (_, end) in calls:
-            if call not in self.found.unknown:
+            if call not in self.times.unknown:
                 seconds[call] = seconds.get(call, 0.0) + self.marks.seconds_between(start, end)
             self.marks.reuse(start)
             self.marks.reuse(end)

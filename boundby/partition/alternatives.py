@@ -51,7 +51,7 @@ def baselines(
     count = len(chains[nodes[0].name].units)
     yield "equal split", _pieces([count / len(nodes)] * len(nodes), count)
     memory = [node.memory_bytes for node in nodes]
-    yield "split by memory", _pieces([count * each / sum(memory) for each in memory], count)
+    yield "split by memory", _pieces([count * size / sum(memory) for size in memory], count)
     yield "greedy by bytes", _greedy(nodes, chains, in_order)
     for place, node in enumerate(nodes):
         yield f"{node.name} alone", (Piece(place, 0, count),)
@@ -60,7 +60,7 @@ def baselines(
 def _pieces(shares: Sequence[float], count: int) -> Assignment:
     """Return whole numbers of units in these proportions, the largest remainders rounded up; nodes may get none."""
     numbers = [int(share) for share in shares]
-    by_remainder = sorted(range(len(shares)), key=lambda each: numbers[each] - shares[each])
+    by_remainder = sorted(range(len(shares)), key=lambda place: numbers[place] - shares[place])
     for place in by_remainder[: count - sum(numbers)]:
         numbers[place] += 1
     pieces, first = [], 0
@@ -79,12 +79,12 @@ def _greedy(nodes: Sequence[VirtualNode], chains: Mapping[str, Chain], in_order:
     pieces, first = [], 0
     for place in order:
         units = chains[nodes[place].name].units
-        sizes = [sum(each.bytes for each in unit.storages) for unit in units]
+        sizes = [sum(storage.bytes for storage in unit.storages) for unit in units]
         is_main = place == first_gpu or nodes[place].vram_gb is None
         end = first
         held: dict[str, int] = {}
         while end < len(units):
-            held |= {each.key: each.bytes for each in units[end].storages}
+            held |= {storage.key: storage.bytes for storage in units[end].storages}
             kept_free = max(sizes[end + 1 :], default=0) if is_main else 0
             if sum(held.values()) + kept_free > nodes[place].usable_bytes:
                 break
@@ -97,14 +97,14 @@ def _greedy(nodes: Sequence[VirtualNode], chains: Mapping[str, Chain], in_order:
 
 def limits_of(costs: Costs, assignment: Assignment, names: Sequence[str], objective: Objective) -> tuple[str, ...]:
     """Return what the objective is made of, the largest part first: stages and transfers with their shares."""
-    computing = [each.alone_ps if objective == "latency" else each.busy_ps for each in costs.stages(assignment)]
-    parts = [(ps, f"computing on {names[each.node]}") for ps, each in zip(computing, assignment, strict=True)]
+    computing = [stage.alone_ps if objective == "latency" else stage.busy_ps for stage in costs.stages(assignment)]
+    parts = [(ps, f"computing on {names[piece.node]}") for ps, piece in zip(computing, assignment, strict=True)]
     for source, target in zip(assignment, assignment[1:], strict=False):
         spent = int(costs.transfer_ps[source.node, target.node, target.first])
         parts.append((spent, f"the link from {names[source.node]} to {names[target.node]}"))
     value = costs.of(assignment)
     whole, of_what = (value.latency_ps, "the latency") if objective == "latency" else (value.period_ps, "the period")
-    parts.sort(key=lambda each: -each[0])
+    parts.sort(key=lambda part: -part[0])
     return tuple(f"{text}, {100 * spent / whole if whole else 0:.0f} % of {of_what}" for spent, text in parts)
 
 
@@ -127,21 +127,23 @@ def gains_of(
         after = same if after is None else after
         return before / after if after else 1.0
 
-    found = [Gain(change, gain(changed)) for change, changed in _faster_nodes(costs, assignment, nodes)]
-    if any(each > 1 for each in costs.contention):
+    gains = [Gain(change, gain(changed)) for change, changed in _faster_nodes(costs, assignment, nodes)]
+    if any(factor > 1 for factor in costs.contention):
         separate = dataclasses.replace(costs, contention=(1.0,) * costs.nodes)
-        found.append(Gain("a machine of its own for each node", gain(separate)))
+        gains.append(Gain("a machine of its own for each node", gain(separate)))
     unlimited = dataclasses.replace(costs, usable_bytes=np.full_like(costs.usable_bytes, UNREACHABLE))
     if gain(unlimited) >= LEAST_GAIN:
-        found += [Gain(change, gain(changed)) for change, changed in _larger_nodes(costs, nodes)]
+        gains += [Gain(change, gain(changed)) for change, changed in _larger_nodes(costs, nodes)]
     unlinked = dataclasses.replace(costs, transfer_ps=np.zeros_like(costs.transfer_ps))
     if gain(unlinked) >= LEAST_GAIN:
-        found += [Gain(change, gain(changed)) for change, changed in _faster_links(costs, assignment, nodes)]
-    return tuple(sorted((each for each in found if each.at_most >= LEAST_GAIN), key=lambda each: -each.at_most))
+        gains += [Gain(change, gain(changed)) for change, changed in _faster_links(costs, assignment, nodes)]
+    return tuple(
+        sorted((option for option in gains if option.at_most >= LEAST_GAIN), key=lambda option: -option.at_most)
+    )
 
 
 def _faster_nodes(costs: Costs, assignment: Assignment, nodes: Sequence[VirtualNode]) -> Iterator[tuple[str, Costs]]:
-    for node in sorted({each.node for each in assignment}):
+    for node in sorted({piece.node for piece in assignment}):
         compute = costs.compute_ps.copy()
         compute[node] //= 2
         yield f"{nodes[node].name} twice as fast", dataclasses.replace(costs, compute_ps=compute)
@@ -164,15 +166,15 @@ def _faster_links(costs: Costs, assignment: Assignment, nodes: Sequence[VirtualN
 
 def shortfall(costs: Costs, chain: Chain, nodes: Sequence[VirtualNode], *, in_order: bool = False) -> Infeasible:
     """Return what is missing for a split, given that none fits."""
-    found = [_least_on(costs, node, in_order) for node in range(len(nodes))]
-    extra = [nodes[place].extra_for(need) for place, (_, need) in enumerate(found)]
-    place = min(range(len(nodes)), key=lambda each: (extra[each], each))
-    unit, need = found[place]
+    needs = [_least_on(costs, node, in_order) for node in range(len(nodes))]
+    extra = [nodes[place].extra_for(need) for place, (_, need) in enumerate(needs)]
+    place = min(range(len(nodes)), key=lambda node: (extra[node], node))
+    unit, need = needs[place]
     return Infeasible(
         node=nodes[place].name,
         unit=chain.units[unit].name,
         short_bytes=need - nodes[place].usable_bytes,
-        extra_by_node={node.name: each for node, each in zip(nodes, extra, strict=True)},
+        extra_by_node={node.name: more for node, more in zip(nodes, extra, strict=True)},
     )
 
 
@@ -195,9 +197,9 @@ def _least_on(costs: Costs, node: int, in_order: bool) -> tuple[int, int]:
         usable_bytes=usable,
         transfer_ps=np.zeros_like(costs.transfer_ps),
     )
-    found = Solver(asked, in_order=in_order).fastest()
-    assert found is not None, "with enough memory one node holds the whole model"
-    piece = next(each for each in found.assignment if each.node == node)
+    fastest = Solver(asked, in_order=in_order).fastest()
+    assert fastest is not None, "with enough memory one node holds the whole model"
+    piece = next(piece for piece in fastest.assignment if piece.node == node)
     needs = costs.memory_bytes[node, piece.first + 1 : piece.end + 1, piece.first]
     too_much = int(np.argmax(needs > costs.usable_bytes[node]))
     return piece.first + too_much, int(needs[-1])

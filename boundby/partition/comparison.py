@@ -90,8 +90,8 @@ def compare(plan: PartitionPlan, measured: Measured) -> Comparison:
 
     The profile that the plan rests on must be of another run than `measured`: what was fitted predicts itself.
     """
-    ran = tuple((each.node, each.units) for each in measured.stages)
-    if ran != tuple((each.node, each.units) for each in plan.stages):
+    ran = tuple((stage.node, stage.units) for stage in measured.stages)
+    if ran != tuple((stage.node, stage.units) for stage in plan.stages):
         raise ValueError(f"this is not the plan that was run: {ran} ran")
     stages = list(zip(plan.stages, measured.stages, strict=True))
     transfers = [

@@ -143,18 +143,18 @@ class Costs:
             int(self.transfer_ps[source.node, target.node, target.first])
             for source, target in zip(assignment, assignment[1:], strict=False)
         ]
-        busy = [each.busy_ps for each in stages]
+        busy = [stage.busy_ps for stage in stages]
         if self.overlap:
             period = max([*busy, *carried])
         else:
             loads = zip([0, *carried], busy, [*carried, 0], strict=True)
             period = max(map(sum, loads))
-        return Value(sum(each.alone_ps for each in stages) + sum(carried), period, sum(carried))
+        return Value(sum(stage.alone_ps for stage in stages) + sum(carried), period, sum(carried))
 
     def stages(self, assignment: Assignment) -> list[StageCosts]:
         """Return what each stage of an assignment computes; nodes that it does not use slow no other one down."""
-        contention = self._contention_among([each.node for each in assignment])
-        alone = [int(self.compute_ps[each.node, each.end, each.first]) for each in assignment]
+        contention = self._contention_among([piece.node for piece in assignment])
+        alone = [int(self.compute_ps[piece.node, piece.end, piece.first]) for piece in assignment]
         busy = _slowed(np.array(alone), np.array(contention))
         return [StageCosts(ps, int(slowed)) for ps, slowed in zip(alone, busy, strict=True)]
 
@@ -231,8 +231,8 @@ def _slowed(ps: Integers, contention: NDArray[np.float64]) -> Integers:
 
 
 def _compute(chain: Chain, speed: float) -> Integers:
-    each = np.array([picoseconds(unit.seconds / speed) for unit in chain.units], dtype=np.int64)
-    until = np.concatenate([[0], np.cumsum(each)])
+    spent = np.array([picoseconds(unit.seconds / speed) for unit in chain.units], dtype=np.int64)
+    until = np.concatenate([[0], np.cumsum(spent)])
     return np.tril(until[:, None] - until[None, :], -1)
 
 

@@ -48,25 +48,25 @@ def optimum(costs: Costs, objective: Objective, requests: int = 1, *, in_order: 
         other = value.period_ps if is_one else value.latency_ps
         return value_of(objective, value, requests), other, len(assignment), value.transfer_ps
 
-    found = []
+    assignments = []
     for nodes, search in _searches(costs, in_order):
         best = search.best(objective, requests)
         if best is not None:
             best = search.at_most(search.steadiest(best) if is_one else best)
-            found.append(tuple(piece._replace(node=nodes[piece.node]) for piece in best.assignment))
-    return min(found, key=rank, default=None)
+            assignments.append(tuple(piece._replace(node=nodes[piece.node]) for piece in best.assignment))
+    return min(assignments, key=rank, default=None)
 
 
 def least(
     costs: Costs, objective: Objective, requests: int = 1, *, in_order: bool = False, below: float = math.inf
 ) -> int | None:
     """Return what the best assignment takes for this objective, in picoseconds; None where none is `below` that."""
-    found = None
+    value = None
     for _, search in _searches(costs, in_order):
         best = search.best(objective, requests, below)
         if best is not None:
-            found = below = value_of(objective, best.value, requests)
-    return found
+            value = below = value_of(objective, best.value, requests)
+    return value
 
 
 def _searches(costs: Costs, in_order: bool) -> Iterator[tuple[tuple[int, ...], "Search"]]:
@@ -114,18 +114,18 @@ class Search:
 
     def at_most(self, known: Found) -> Found:
         """Return the assignment of least latency whose period is no longer than that of one that is known."""
-        found = self._solver.fastest(known.value.period_ps, known.value.latency_ps, ranked=True)
-        assert found is not None, f"no assignment is as good as {known.value}, where one was found"
-        return found
+        known_best = self._solver.fastest(known.value.period_ps, known.value.latency_ps, ranked=True)
+        assert known_best is not None, f"no assignment is as good as {known.value}, where one was found"
+        return known_best
 
     def steadiest(self, fastest: Found) -> Found:
         """Return the assignment of least period among those that are as fast for one request."""
         best, impossible = fastest, -1
         ask = best.value.period_ps - 1  # in most cases no other is as fast, and this says so
         while impossible < ask:
-            found = self._solver.fastest(ask, best.value.latency_ps)
-            if found:
-                best = found
+            faster = self._solver.fastest(ask, best.value.latency_ps)
+            if faster:
+                best = faster
             else:
                 impossible = ask
             ask = (impossible + best.value.period_ps) // 2
@@ -141,53 +141,53 @@ class Search:
         least_period, is_known = self._solver.least_period(), False
         self._probe(tried, least_period)
         limit = min(fastest.value.period_ps - 1, tried.useful(fastest))
-        while limit >= least_period and (found := self._solver.relaxed(limit)):
-            tried.found.append(found)
-            if found.value.period_ps > limit and tried.useful(found) >= limit:
+        while limit >= least_period and (candidate := self._solver.relaxed(limit)):
+            tried.candidates.append(candidate)
+            if candidate.value.period_ps > limit and tried.useful(candidate) >= limit:
                 steadiest = None if is_known else self._solver.steadiest()
                 if steadiest is not None:
-                    tried.found.append(self.at_most(steadiest))
-                    least_period, is_known = tried.found[-1].value.period_ps, True
-                found = self._solver.fastest(limit, tried.least() - tried.last * least_period)
-                if found is None:
+                    tried.candidates.append(self.at_most(steadiest))
+                    least_period, is_known = tried.candidates[-1].value.period_ps, True
+                candidate = self._solver.fastest(limit, tried.least() - tried.last * least_period)
+                if candidate is None:
                     break
-                tried.found.append(found)
-            limit = min(found.value.period_ps - 1, tried.useful(found))
+                tried.candidates.append(candidate)
+            limit = min(candidate.value.period_ps - 1, tried.useful(candidate))
         best = tried.best()
         return best if tried.done(best) < below else None
 
     def _probe(self, tried: "_Tried", low: int) -> None:
         """Try some periods from this one on: the better an assignment is known, the less there is to search."""
-        upper = tried.found[0]
+        upper = tried.candidates[0]
         high = upper.value.period_ps
         for _ in range(PROBES):
             middle = (low + high) // 2
-            found = self._solver.relaxed(middle)
-            if found:
-                tried.found.append(found)
-            if found is None or tried.useful(upper) - middle > tried.useful(found) - low:
+            candidate = self._solver.relaxed(middle)
+            if candidate:
+                tried.candidates.append(candidate)
+            if candidate is None or tried.useful(upper) - middle > tried.useful(candidate) - low:
                 low = middle
             else:
-                high, upper = middle, found
+                high, upper = middle, candidate
 
 
 @dataclass
 class _Tried:
     """The assignments found for some requests, of which none is of use that is not done before `below`."""
 
-    found: list[Found]
+    candidates: list[Found]
     last: int  # how many requests wait for the first one
     below: float
 
-    def done(self, found: Found) -> int:
-        return found.value.latency_ps + self.last * found.value.period_ps
+    def done(self, candidate: Found) -> int:
+        return candidate.value.latency_ps + self.last * candidate.value.period_ps
 
     def best(self) -> Found:
-        return min(self.found, key=lambda each: (self.done(each), each.value.latency_ps))
+        return min(self.candidates, key=lambda candidate: (self.done(candidate), candidate.value.latency_ps))
 
     def least(self) -> int:
         return int(min(self.below, self.done(self.best())))
 
-    def useful(self, found: Found) -> int:
+    def useful(self, candidate: Found) -> int:
         """Return the longest period with which something no faster than this may still be as good as the best."""
-        return (self.least() - found.value.latency_ps) // self.last
+        return (self.least() - candidate.value.latency_ps) // self.last

@@ -52,10 +52,10 @@ class ExecutionPlanner:
             raise ValueError(f"inputs_in_flight is {inputs_in_flight}; a stage holds the input of 1 request or more")
         self._inputs = inputs_in_flight
         self.chains = {
-            kind: each
-            if isinstance(each, Chain)
-            else units_of(_profile(each), kv_cache_bytes=kv_cache_bytes, extra_live_bytes=extra_live_bytes)
-            for kind, each in given.items()
+            kind: source
+            if isinstance(source, Chain)
+            else units_of(_profile(source), kv_cache_bytes=kv_cache_bytes, extra_live_bytes=extra_live_bytes)
+            for kind, source in given.items()
         }
         _check_alike(self.chains)
 
@@ -287,11 +287,11 @@ def _check_links(links: Links, nodes: Sequence[VirtualNode]) -> None:
 
 
 def _check_alike(chains: Mapping[str, Chain]) -> None:
-    (first, expected), *others = ((kind, [unit.name for unit in each.units]) for kind, each in chains.items())
-    for kind, found in others:
-        if found != expected:
-            differing = next((pair for pair in zip(expected, found, strict=False) if pair[0] != pair[1]), ("", ""))
+    (first, expected), *others = ((kind, [unit.name for unit in chain.units]) for kind, chain in chains.items())
+    for kind, names in others:
+        if names != expected:
+            differing = next((pair for pair in zip(expected, names, strict=False) if pair[0] != pair[1]), ("", ""))
             raise ValueError(
-                f"the profiles of {first} and {kind} are not of the same model: {len(expected)} and {len(found)} units"
+                f"the profiles of {first} and {kind} are not of the same model: {len(expected)} and {len(names)} units"
                 + (f", {differing[0]!r} against {differing[1]!r}" if differing[0] else "")
             )

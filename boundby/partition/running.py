@@ -90,7 +90,7 @@ def run(  # noqa: PLR0913  (what to run, how often, and a clock)
             "threads": threads,
             "cores": own_cores,
             "is_crowded": threads * _on_this_host() > len(cores),
-            "disturbed": [each.text for each in watch.stop().disturbances(threads * _on_this_host())],
+            "disturbed": [disturbance.text for disturbance in watch.stop().disturbances(threads * _on_this_host())],
             "weight_bytes": stage.weight_bytes,
             "sent_bytes": stage.leaving.nbytes,
             "clock": _clock(now),
@@ -99,8 +99,8 @@ def run(  # noqa: PLR0913  (what to run, how often, and a clock)
             "small": _handed_on(SMALL, singles, wire, now),
             "large": _handed_on(LARGE, singles, wire, now),
         }
-        found = _measured(plan, _shared(own), requests, difference, tolerance)
-        return StagedRun(found, None if outputs is None else outputs[-len(stage.whole) :])
+        measured = _measured(plan, _shared(own), requests, difference, tolerance)
+        return StagedRun(measured, None if outputs is None else outputs[-len(stage.whole) :])
 
 
 class _Clock(NamedTuple):
@@ -120,7 +120,7 @@ class _Timed(nn.Module):
         self._spans: list[tuple[int, int]] = []
 
     def forward(self, *received: Tensor, **inputs: Any) -> Tensor:
-        received = tuple(each.to(self._device) for each in received)
+        received = tuple(tensor.to(self._device) for tensor in received)
         self._synchronize()
         begin = self._now()
         output = self._stage(*received, **inputs)
@@ -161,7 +161,7 @@ class _Line:
         """Run requests that are all there at the beginning; return the outputs where this is the last stage."""
         if requests not in self._schedules:
             self._schedules[requests] = ScheduleGPipe(self._stage, requests)
-        all_inputs = tree_map_only(Tensor, lambda each: torch.cat([each] * requests), inputs)
+        all_inputs = tree_map_only(Tensor, lambda tensor: torch.cat([tensor] * requests), inputs)
         distributed.barrier()
         outputs: Tensor | None = self._schedules[requests].eval(**all_inputs)
         return outputs
@@ -220,7 +220,7 @@ def _device(plan: PartitionPlan, rank: int) -> torch.device:
     if not stage.on_gpu:
         return pick_device("cpu")
     try:
-        return pick_device(f"cuda:{sum(each.on_gpu for each in plan.stages[first:rank])}")
+        return pick_device(f"cuda:{sum(stage.on_gpu for stage in plan.stages[first:rank])}")
     except ValueError as error:
         raise ValueError(f"{stage.node} cannot be run here: {error}. Compute the plan without it (simulate)") from error
 
@@ -233,20 +233,20 @@ def _shared(value: Any) -> list[Any]:
     longest = int(max(sizes))
     texts = [torch.zeros(longest, dtype=torch.uint8) for _ in sizes]
     distributed.all_gather(texts, nn.functional.pad(text, (0, longest - len(text))))
-    return [json.loads(bytes(each[: int(size)].tolist())) for each, size in zip(texts, sizes, strict=True)]
+    return [json.loads(bytes(text[: int(size)].tolist())) for text, size in zip(texts, sizes, strict=True)]
 
 
 def _usage_of_all() -> tuple[float, int]:
     """Return the CPU seconds of all processes of the run on this host, and how often they were switched out."""
-    found = [usage for host, usage in _shared((host_id(), HostCounters().usage())) if host == host_id()]
-    return sum(seconds for seconds, _ in found), sum(switches for _, switches in found)
+    usages = [usage for host, usage in _shared((host_id(), HostCounters().usage())) if host == host_id()]
+    return sum(seconds for seconds, _ in usages), sum(switches for _, switches in usages)
 
 
 def _clock(now: Callable[[], int]) -> _Clock:
     """Return this process's clock against the first one's: the quickest of some questions bounds the answer."""
     if len(set(_shared(host_id()))) == 1:
         return _Clock(0, 0)  # all processes of a host have one clock
-    rank, found, theirs = distributed.get_rank(), _Clock(0, 0), torch.zeros(1, dtype=torch.int64)
+    rank, clock, theirs = distributed.get_rank(), _Clock(0, 0), torch.zeros(1, dtype=torch.int64)
     for other in range(1, distributed.get_world_size()):
         for turn in range(PINGS if rank in (0, other) else 0):
             begin = now()
@@ -257,9 +257,9 @@ def _clock(now: Callable[[], int]) -> _Clock:
             distributed.send(theirs, 0)
             distributed.recv(theirs, 0)
             end = now()
-            if turn == 0 or end - begin < 2 * found.unsure_ns:
-                found = _Clock((begin + end) / 2 - int(theirs), (end - begin) / 2)
-    return found
+            if turn == 0 or end - begin < 2 * clock.unsure_ns:
+                clock = _Clock((begin + end) / 2 - int(theirs), (end - begin) / 2)
+    return clock
 
 
 def _handed_on(size_bytes: int, runs: int, wire: torch.device, now: Callable[[], int]) -> list[tuple[int, int]]:
@@ -292,11 +292,11 @@ def _checked(outputs: Tensor | None, whole: Tensor) -> tuple[float, float]:
 
 
 def _measured(
-    plan: PartitionPlan, found: Sequence[dict[str, Any]], requests: int, difference: float, tolerance: float
+    plan: PartitionPlan, processes: Sequence[dict[str, Any]], requests: int, difference: float, tolerance: float
 ) -> Measured:
-    last = found[-1]
-    finishes = [(end - found[0]["busy"][0][0] - last["clock"][0]) * NS for _, end in last["busy"]]
-    steady = finishes[len(found) - 1 :]  # before, not every stage is at work
+    last = processes[-1]
+    finishes = [(end - processes[0]["busy"][0][0] - last["clock"][0]) * NS for _, end in last["busy"]]
+    steady = finishes[len(processes) - 1 :]  # before, not every stage is at work
     gaps = [after - before for before, after in zip(steady, steady[1:], strict=False)]
     stages = tuple(
         StageTimes(
@@ -310,24 +310,24 @@ def _measured(
             compute=_lengths(own["alone"]),
             busy_compute=_lengths(own["busy"]),
         )
-        for stage, own in zip(plan.stages, found, strict=True)
+        for stage, own in zip(plan.stages, processes, strict=True)
     )
     return Measured(
         stages=stages,
-        transfers=tuple(_transfers(plan, found)),
-        latency=summarize(_between(found[0], last, "alone", begins=0)),
+        transfers=tuple(_transfers(plan, processes)),
+        latency=summarize(_between(processes[0], last, "alone", begins=0)),
         requests=requests,
         last_finish_s=finishes[-1],
         period=summarize(gaps) if gaps else None,
         difference=difference,
         tolerance=tolerance,
-        doubts=tuple(dict.fromkeys(_doubts(plan, found))),
+        doubts=tuple(dict.fromkeys(_doubts(plan, processes))),
     )
 
 
-def _transfers(plan: PartitionPlan, found: Sequence[dict[str, Any]]) -> Iterator[TransferTimes]:
+def _transfers(plan: PartitionPlan, processes: Sequence[dict[str, Any]]) -> Iterator[TransferTimes]:
     for place, transfer in enumerate(plan.transfers):
-        before, after = found[place], found[place + 1]
+        before, after = processes[place], processes[place + 1]
         small, large = (median(_between(before, after, key)) for key in ("small", "large"))
         rate = (LARGE - SMALL) / max(large - small, 1e-9)
         yield TransferTimes(
@@ -350,19 +350,19 @@ def _between(source: dict[str, Any], target: dict[str, Any], key: str, *, begins
     """
     apart = target["clock"][0] - source["clock"][0]
     return [
-        (other[1 - begins] - each[begins] - apart) * NS for each, other in zip(source[key], target[key], strict=True)
+        (other[1 - begins] - span[begins] - apart) * NS for span, other in zip(source[key], target[key], strict=True)
     ]
 
 
-def _doubts(plan: PartitionPlan, found: Sequence[dict[str, Any]]) -> Iterator[str]:
-    hosts = {each["host"] for each in found}
-    if len(found) > len(hosts):
+def _doubts(plan: PartitionPlan, processes: Sequence[dict[str, Any]]) -> Iterator[str]:
+    hosts = {process["host"] for process in processes}
+    if len(processes) > len(hosts):
         yield ONE_MACHINE
-    if any(each["is_crowded"] for each in found):
+    if any(process["is_crowded"] for process in processes):
         yield SHARED_CORES
     if len(hosts) > 1:
-        yield CLOCKS.format(max(each["clock"][1] for each in found) / 1e3)
-    if len(found) > 1:
+        yield CLOCKS.format(max(process["clock"][1] for process in processes) / 1e3)
+    if len(processes) > 1:
         yield RECEIVES if plan.overlap else NO_OVERLAP
-    for each in found:
-        yield from (f"disturbed: {text}" for text in each["disturbed"])
+    for process in processes:
+        yield from (f"disturbed: {text}" for text in process["disturbed"])

@@ -38,8 +38,8 @@ def simulate(plan: PartitionPlan, requests: int) -> Simulated:
     if requests < 1:
         raise ValueError(f"requests is {requests}; simulate 1 or more")
     finishes, first_stage_done = _Line(plan).run(requests)
-    is_contended = any(each.busy_compute_s > each.compute_s for each in plan.stages)
-    busy = [each for each in finishes if each <= first_stage_done or not is_contended or len(plan.stages) == 1]
+    is_contended = any(stage.busy_compute_s > stage.compute_s for stage in plan.stages)
+    busy = [finish for finish in finishes if finish <= first_stage_done or not is_contended or len(plan.stages) == 1]
     gaps = [after - before for before, after in zip(busy, busy[1:], strict=False)]
     last = gaps[-len(plan.stages) :]  # so many must be alike: each stage has been waited for, or has waited
     is_steady = len(last) == len(plan.stages) and max(last) - min(last) <= (ROUNDED_PS if is_contended else 0)
@@ -48,7 +48,7 @@ def simulate(plan: PartitionPlan, requests: int) -> Simulated:
         first_finish_s=finishes[0] / PS,
         last_finish_s=finishes[-1] / PS,
         period_s=last[-1] / PS if is_steady else None,
-        finishes_s=tuple(each / PS for each in finishes),
+        finishes_s=tuple(finish / PS for finish in finishes),
         basis=plan.basis if requests == 1 else plan.period_basis,
         reason=None if is_steady else f"{requests} requests have no steady time between them; simulate more",
     )
@@ -89,7 +89,7 @@ class _Line:
 
     def __init__(self, plan: PartitionPlan) -> None:
         self._steps = _steps(plan)
-        self._queues: dict[str, deque[tuple[int, int]]] = {each.takes: deque() for each in self._steps if each.takes}
+        self._queues: dict[str, deque[tuple[int, int]]] = {step.takes: deque() for step in self._steps if step.takes}
         self._free = dict.fromkeys(self._queues, True)
         self._under_way: list[_Work] = []
 
@@ -120,7 +120,7 @@ class _Line:
         slowed = [machine is not None and machines.count(machine) > 1 for machine in machines]
         remaining = [work.until_done(is_slowed) for work, is_slowed in zip(self._under_way, slowed, strict=True)]
         ranked = zip(remaining, self._under_way, strict=True)
-        elapsed, done = min(ranked, key=lambda each: (each[0], each[1].request, each[1].place))
+        elapsed, done = min(ranked, key=lambda entry: (entry[0], entry[1].request, entry[1].place))
         for work, is_slowed in zip(self._under_way, slowed, strict=True):
             work.go_on(elapsed, is_slowed)
         self._under_way.remove(done)

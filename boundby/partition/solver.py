@@ -55,7 +55,7 @@ class Tables(NamedTuple):
         heads, tails = ([members[place] for members in classes] for place in (0, -1))
         fits = costs.memory_bytes[heads] <= costs.usable_bytes[heads, None, None]
         is_stage = fits & np.tri(costs.units + 1, k=-1, dtype=bool)
-        compute, busy = (np.where(is_stage, each[heads], UNREACHABLE) for each in (costs.compute_ps, costs.busy_ps))
+        compute, busy = (np.where(is_stage, ps[heads], UNREACHABLE) for ps in (costs.compute_ps, costs.busy_ps))
         return cls(compute, busy, costs.transfer_ps[np.ix_(heads, tails)])
 
 
@@ -72,7 +72,7 @@ def classes_of(costs: Costs) -> list[list[int]]:
     """Return the nodes grouped into those that can change places without changing any cost."""
     classes: list[list[int]] = []
     for node in range(costs.nodes):
-        group = next((each for each in classes if are_alike(costs, each[0], node)), None)
+        group = next((members for members in classes if are_alike(costs, members[0], node)), None)
         if group is None:
             classes.append([node])
         else:
@@ -95,14 +95,14 @@ def set_states(sizes: tuple[int, ...]) -> tuple[State, ...]:
     keys = [(used, last) for used in vectors for last in range(len(sizes) - 1, -1, -1) if used[last]]
 
     def changed(used: tuple[int, ...], which: int, by: int) -> tuple[int, ...]:
-        return tuple(number + by * (each == which) for each, number in enumerate(used))
+        return tuple(number + by * (place == which) for place, number in enumerate(used))
 
     places = {key: place for place, key in enumerate(keys)}
     states = []
     for used, last in keys:
         rest = changed(used, last, -1)
-        before = [(rest, each) for each in range(len(sizes) - 1, -1, -1)]
-        after = [(changed(used, each, 1), each) for each in range(len(sizes))]
+        before = [(rest, kind) for kind in range(len(sizes) - 1, -1, -1)]
+        after = [(changed(used, kind, 1), kind) for kind in range(len(sizes))]
         known = (tuple(places[key] for key in keys if key in places) for keys in (before, after))
         states.append(State(last, sum(used), *known))
     return tuple(states)
@@ -117,8 +117,8 @@ def ordered_states(nodes: int) -> tuple[State, ...]:
         State(
             last,
             stages,
-            tuple(places[stages - 1, each] for each in range(last) if (stages - 1, each) in places),
-            tuple(places[stages + 1, each] for each in range(last + 1, nodes)),
+            tuple(places[stages - 1, node] for node in range(last) if (stages - 1, node) in places),
+            tuple(places[stages + 1, node] for node in range(last + 1, nodes)),
         )
         for stages, last in keys
     )
@@ -127,23 +127,23 @@ def ordered_states(nodes: int) -> tuple[State, ...]:
 @functools.lru_cache(maxsize=1)
 def groups_of(states: tuple[State, ...]) -> list[Group]:
     """Return the states in groups, from the last ones on."""
-    found: dict[tuple[int, int], list[int]] = {}
+    alike: dict[tuple[int, int], list[int]] = {}
     for place, state in enumerate(states):
-        found.setdefault((state.stages, state.last), []).append(place)
+        alike.setdefault((state.stages, state.last), []).append(place)
     groups = []
-    for (_, last), members in reversed(found.items()):
+    for (_, last), members in reversed(alike.items()):
         for begin in range(0, len(members), TOGETHER):
             places = members[begin : begin + TOGETHER]
-            most = max(1, *(len(states[each].after) for each in places))
-            after = np.array([(*states[each].after, *[len(states)] * most)[:most] for each in places])
-            classes = np.array([states[each].last if each < len(states) else 0 for each in after.flat])
+            most = max(1, *(len(states[place].after) for place in places))
+            after = np.array([(*states[place].after, *[len(states)] * most)[:most] for place in places])
+            classes = np.array([states[place].last if place < len(states) else 0 for place in after.flat])
             groups.append(Group(last, np.array(places), after, classes.reshape(after.shape)))
     return groups
 
 
 def are_alike(costs: Costs, a: int, b: int) -> bool:
     """Tell whether two nodes can change places without changing any cost."""
-    others = [each for each in range(costs.nodes) if each not in (a, b)]
+    others = [node for node in range(costs.nodes) if node not in (a, b)]
     return (
         costs.usable_bytes[a] == costs.usable_bytes[b]
         and np.array_equal(costs.compute_ps[a], costs.compute_ps[b])
@@ -189,27 +189,27 @@ class Exclusive:
         ends = [(self._table[key], key[0]) for key in self._table if key[1] == END]
         if not ends:
             return None
-        _, place = min(ends, key=lambda each: (each[0].value[-1], self.states[each[1]].stages, each[0].moved[-1]))
+        _, place = min(ends, key=lambda entry: (entry[0].value[-1], self.states[entry[1]].stages, entry[0].moved[-1]))
         return self._traced(place)
 
     def _fill(self, place: int, follower: int) -> None:
         """Enter the best by the unit between these states, where the rest keeps within `most`."""
         state, rest = self.states[place], self.rest(place, follower)
-        befores = [(each, best) for each in state.before or (END,) if (best := self._before(each, place))]
+        befores = [(sender, best) for sender in state.before or (END,) if (best := self._before(sender, place))]
         least = min((int(best.value.min()) for _, best in befores), default=UNREACHABLE)
         ends = _span(self.combine(rest, least) <= self.most)
         if ends.start == ends.stop:
             return
-        ways = [self._way(each, place, follower, best, ends) for each, best in befores]
-        values, *columns = (np.concatenate(each, axis=-1) for each in zip(*ways, strict=True))
+        ways = [self._way(sender, place, follower, best, ends) for sender, best in befores]
+        values, *columns = (np.concatenate(parts, axis=-1) for parts in zip(*ways, strict=True))
         chosen = least_in_rows(values, columns[0])
-        found = _Best(np.full_like(rest, UNREACHABLE), *np.zeros((3, len(rest)), dtype=np.int64))
-        found.value[ends] = values[np.arange(len(chosen)), chosen]
-        found.value[self.combine(found.value, rest) > self.most] = UNREACHABLE
-        if found.value.min() < UNREACHABLE:
-            for filled, column in zip(found[1:], columns, strict=True):
+        best_by_unit = _Best(np.full_like(rest, UNREACHABLE), *np.zeros((3, len(rest)), dtype=np.int64))
+        best_by_unit.value[ends] = values[np.arange(len(chosen)), chosen]
+        best_by_unit.value[self.combine(best_by_unit.value, rest) > self.most] = UNREACHABLE
+        if best_by_unit.value.min() < UNREACHABLE:
+            for filled, column in zip(best_by_unit[1:], columns, strict=True):
                 filled[ends] = column[chosen]
-            self._table[place, follower] = found
+            self._table[place, follower] = best_by_unit
 
     def _before(self, sender: int, place: int) -> _Best | None:
         if sender != END:
@@ -228,7 +228,9 @@ class Exclusive:
 
     def _way(self, sender: int, place: int, follower: int, best: _Best, ends: slice) -> tuple[Integers, ...]:
         """Return what is reached after this sender, by end and first unit of the stage; transfers, firsts, sender."""
-        before, last, after = (each if each == END else self.states[each].last for each in (sender, place, follower))
+        before, last, after = (
+            state if state == END else self.states[state].last for state in (sender, place, follower)
+        )
         key = (before, last, after)
         if key not in self._spent:
             self._spent[key] = self._stages(*key)
@@ -316,22 +318,22 @@ class Solver:
         If `ranked` it has of equal ones the fewest stages, of these the least transfers.
         """
         bounds = self._bounds("latency", most_period_ps, ranked)
-        found = self._from_start(bounds, "latency", most_period_ps)
-        if found is None or found.value.latency_ps > most_ps:
+        candidate = self._from_start(bounds, "latency", most_period_ps)
+        if candidate is None or candidate.value.latency_ps > most_ps:
             return None
-        if found.value.period_ps <= most_period_ps:
-            return found
+        if candidate.value.period_ps <= most_period_ps:
+            return candidate
         return self.exclusive("latency", bounds, most_period_ps, most_ps)
 
     def steadiest(self, most_ps: float = ANY) -> Found | None:
         """Return an assignment of least period, if that is no longer than this; None where none fits."""
         bounds = self._bounds("period", ANY)
-        found, least = self._from_start(bounds, "period", ANY), bounds.value[self._starts, 0].min()
-        if found is None or least > most_ps:
+        candidate, least = self._from_start(bounds, "period", ANY), bounds.value[self._starts, 0].min()
+        if candidate is None or least > most_ps:
             return None
-        if found.value.period_ps == least:
-            return found
-        most_period_ps = int(min(most_ps, found.value.period_ps))
+        if candidate.value.period_ps == least:
+            return candidate
+        most_period_ps = int(min(most_ps, candidate.value.period_ps))
         return self.exclusive("period", bounds, most_period_ps, most_period_ps)
 
     def relaxed(self, most_period_ps: int) -> Found | None:
@@ -389,7 +391,7 @@ class Solver:
         """Return the assignment that the bounds are made of; None where there is none."""
         combine = np.add if measure == "latency" else np.maximum
         links, spent = self._links(measure, limit), self._load if measure == "period" else self.tables.compute
-        place = min(self._starts, key=lambda each: (bounds.value[each, 0], bounds.tie[each, 0]))
+        place = min(self._starts, key=lambda place: (bounds.value[place, 0], bounds.tie[place, 0]))
         if bounds.value[place, 0] >= UNREACHABLE:
             return None
         stages: list[tuple[int, int, int]] = []
@@ -401,7 +403,7 @@ class Solver:
             stages.append((last, first, end))
             if end == self._costs.units:
                 return self._valued(stages)
-            classes = [self.states[each].last for each in after]
+            classes = [self.states[place].last for place in after]
             ties = bounds.tie[after, end] + self.tables.transfer[last, classes, end]
             place = after[first_least(combine(links[last, classes, end], bounds.value[after, end]), ties)]
 

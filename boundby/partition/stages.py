@@ -58,7 +58,9 @@ def cut_stage(model: nn.Module, plan: PartitionPlan, index: int, inputs: Any, de
         entering=seen.taken[entries[index]] if index else None,
         leaving=seen.taken[entries[index + 1]] if index + 1 < len(entries) else seen.output.to("meta"),
         whole=seen.output,
-        weight_bytes=sum({id(each): each.nbytes for each in _weights(module.model) if not each.is_meta}.values()),
+        weight_bytes=sum(
+            {id(weight): weight.nbytes for weight in _weights(module.model) if not weight.is_meta}.values()
+        ),
     )
 
 
@@ -127,10 +129,10 @@ def named(inputs: Any) -> dict[str, Any]:
 
 def first_tensor(value: Any) -> Tensor:
     """Return the first tensor in a structure. Raises CutError where there is none."""
-    found = next((leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)), None)
-    if found is None:
+    tensor = next((leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)), None)
+    if tensor is None:
         raise CutError(f"a {type(value).__name__} without any tensor is taken or returned where stages are cut")
-    return found
+    return tensor
 
 
 @dataclass
@@ -164,7 +166,7 @@ def _stand_in(returned: Any, device: torch.device, *args: Any, **kwargs: Any) ->
 
 def _stage_by_unit(model: nn.Module, plan: PartitionPlan) -> dict[str, int]:
     names = dict(model.named_modules(remove_duplicate=False))
-    found: dict[str, int] = {}
+    stage_of: dict[str, int] = {}
     modules: dict[int, str] = {}
     for place, stage in enumerate(plan.stages):
         for layer in stage.layers:
@@ -173,11 +175,11 @@ def _stage_by_unit(model: nn.Module, plan: PartitionPlan) -> dict[str, int]:
             same = modules.setdefault(id(names[layer]), layer)
             if same != layer:
                 raise CutError(f"{same} and {layer} are the same module: it cannot be two units")
-            outer = next((name for name in found if layer.startswith(f"{name}.")), None)
+            outer = next((name for name in stage_of if layer.startswith(f"{name}.")), None)
             if outer is not None:
                 raise CutError(f"{layer} {NESTED} ({outer})")
-            found[layer] = place
-    return found
+            stage_of[layer] = place
+    return stage_of
 
 
 def _refuse_unfit(model: nn.Module) -> None:
@@ -199,7 +201,7 @@ def _seen(model: nn.Module, units: Mapping[str, int], inputs: Any, device: torch
         if not is_out_of_memory(error):
             raise
     release_memory(device)
-    return _watched(model, units, inputs, next((each.device for each in model.parameters()), device))
+    return _watched(model, units, inputs, next((parameter.device for parameter in model.parameters()), device))
 
 
 def _watched(model: nn.Module, units: Mapping[str, int], inputs: Any, device: torch.device) -> _Seen:
@@ -211,7 +213,7 @@ def _watched(model: nn.Module, units: Mapping[str, int], inputs: Any, device: to
             seen.taken[name] = torch.empty_like(first_tensor((args, kwargs)), device="meta")
 
     def after(name: str, module: nn.Module, args: Any, returned: Any) -> None:
-        seen.returned[name] = tree_map_only(Tensor, lambda each: torch.empty_like(each, device="meta"), returned)
+        seen.returned[name] = tree_map_only(Tensor, lambda tensor: torch.empty_like(tensor, device="meta"), returned)
 
     handles = []
     try:
@@ -219,7 +221,7 @@ def _watched(model: nn.Module, units: Mapping[str, int], inputs: Any, device: to
             unit = model.get_submodule(name)
             handles.append(unit.register_forward_pre_hook(functools.partial(before, name), with_kwargs=True))
             handles.append(unit.register_forward_hook(functools.partial(after, name)))
-        args, kwargs = tree_map_only(Tensor, lambda each: each.to(device), arguments(inputs))
+        args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.to(device), arguments(inputs))
         with torch.no_grad():
             seen.output = first_tensor(model(*args, **kwargs))
     finally:

@@ -103,12 +103,12 @@ class _Reading:
     def __init__(self, profile: ModelProfile) -> None:
         self._profile = profile
         self._inside: dict[str, list[LayerProfile]] = {}
-        for layer in sorted(profile.layers, key=lambda each: each.order):
+        for layer in sorted(profile.layers, key=lambda child: child.order):
             if layer.parent is not None and layer.calls > 0 and not layer.is_concurrent:
                 self._inside.setdefault(layer.parent, []).append(layer)
         self._blocks = {layer.path for siblings in self._inside.values() for layer in _numbered(siblings)}
         self._opened: list[LayerProfile] = []  # taken apart into units
-        self.layers = [each for each in self._units(profile.layers[0]) if each.inclusive_s]
+        self.layers = [unit for unit in self._units(profile.layers[0]) if unit.inclusive_s]
         self._first_in: dict[str, int] = {}
         for opened in self._opened:
             self._first_in[opened.path] = self._first_unit_in(opened)
@@ -123,31 +123,31 @@ class _Reading:
 
         Tensors are told apart by dtype and shape: what a unit gives waits until one takes a tensor that looks like it.
         """
-        found: list[int] = []
+        cuts: list[int] = []
         waiting: list[str] = []
         for place, layer in enumerate(self.layers):
             taken = self.layers[place + 1].input_shapes if place + 1 < len(self.layers) else ()
             elsewhere = Counter(taken) - Counter([*waiting, *layer.output_shapes])
-            found.append(_given_bytes(layer) + sum(_bytes(each) or 0 for each in (waiting, elsewhere.elements())))
+            cuts.append(_given_bytes(layer) + sum(_bytes(shapes) or 0 for shapes in (waiting, elsewhere.elements())))
             waiting = [shape for shape in (*waiting, *layer.output_shapes) if shape not in taken]
-        return found
+        return cuts
 
     def doubts(self) -> Iterator[str]:
         yield from self._profile.doubts
         whole = sum(self.seconds)
-        between = {each.path or "the model itself": _seconds(each.self_s) for each in self._opened}
+        between = {layer.path or "the model itself": _seconds(layer.self_s) for layer in self._opened}
         if whole and sum(between.values()) > LEAST_SHARE * whole:
             main = max(between, key=lambda path: between[path])
             yield PLACED.format(100 * sum(between.values()) / whole, main)
-        unknown = [each for each in self.layers if each.activation_peak_bytes is None]
+        unknown = [unit for unit in self.layers if unit.activation_peak_bytes is None]
         if unknown:
             reason = self._profile.reasons.get("activation_peak_bytes", "no reason was recorded")
             yield NO_ACTIVATIONS.format(len(unknown), len(self.layers), reason)
-        for each in self.layers:
-            if each.output_bytes is None and _bytes(each.output_shapes) is None:
-                yield f"what {each.path} gives is not known: of a cut behind it only what its successor takes counts"
-            if each.calls > 1 and each.parent is not None:
-                yield f"{each.path} is called {each.calls:g} times per run: it is placed where it is called first"
+        for unit in self.layers:
+            if unit.output_bytes is None and _bytes(unit.output_shapes) is None:
+                yield f"what {unit.path} gives is not known: of a cut behind it only what its successor takes counts"
+            if unit.calls > 1 and unit.parent is not None:
+                yield f"{unit.path} is called {unit.calls:g} times per run: it is placed where it is called first"
 
     def _units(self, layer: LayerProfile) -> Iterator[LayerProfile]:
         inside = self._inside.get(layer.path, [])
@@ -155,8 +155,8 @@ class _Reading:
             yield layer
             return
         self._opened.append(layer)
-        for each in inside:
-            yield from self._units(each)
+        for child in inside:
+            yield from self._units(child)
 
     def _is_opened(self, layer: LayerProfile) -> bool:
         only_calls = not self.is_block(layer) or layer.bytes_self == 0  # without an operator it adds no residual
@@ -164,19 +164,19 @@ class _Reading:
 
     def _holds_blocks(self, layer: LayerProfile) -> bool:
         inside = self._inside.get(layer.path, [])
-        return any(self.is_block(each) or self._holds_blocks(each) for each in inside)
+        return any(self.is_block(child) or self._holds_blocks(child) for child in inside)
 
     def _first_unit_in(self, opened: LayerProfile) -> int:
-        below = {each.path for each in self._below(opened)}
-        return next((place for place, each in enumerate(self.layers) if each.path in below), 0)
+        below = {layer.path for layer in self._below(opened)}
+        return next((place for place, unit in enumerate(self.layers) if unit.path in below), 0)
 
     def _below(self, layer: LayerProfile) -> Iterator[LayerProfile]:
         yield layer
-        for each in self._inside.get(layer.path, []):
-            yield from self._below(each)
+        for child in self._inside.get(layer.path, []):
+            yield from self._below(child)
 
     def _seconds(self) -> list[float]:
-        seconds = [_working_seconds(each) for each in self.layers]
+        seconds = [_working_seconds(unit) for unit in self.layers]
         for opened in self._opened:
             if self.layers:
                 seconds[self._first_in[opened.path]] += _seconds(opened.self_s)
@@ -184,28 +184,28 @@ class _Reading:
 
     def _storages(self) -> list[tuple[Storage, ...]]:
         """Return the memory of each unit; that of layers in no unit goes to the unit they stand nearest to by name."""
-        found: list[dict[str, Storage]] = [{} for _ in self.layers]
+        by_unit: list[dict[str, Storage]] = [{} for _ in self.layers]
         owner = {below.path: place for place, unit in enumerate(self.layers) for below in self._below(unit)}
         for layer in self._profile.layers if self.layers else ():
             place = owner.get(layer.path, self._first_in.get(layer.path))
             if place is None:
                 place = self._nearest(layer.name)
-            found[place] |= {each.key: each for each in layer.storages}
-        return [tuple(each.values()) for each in found]
+            by_unit[place] |= {storage.key: storage for storage in layer.storages}
+        return [tuple(storages.values()) for storages in by_unit]
 
     def _nearest(self, name: str) -> int:
         """Return the unit that a never-called module lies in by its name, else the first one."""
-        matching = [place for place, each in enumerate(self.layers) if f"{name}.".startswith(f"{each.name}.")]
+        matching = [place for place, unit in enumerate(self.layers) if f"{name}.".startswith(f"{unit.name}.")]
         return max(matching, key=lambda place: len(self.layers[place].name), default=0)
 
 
 def _numbered(siblings: Sequence[LayerProfile]) -> Iterator[LayerProfile]:
     """Yield the members of every list of modules: siblings whose names differ in a final number alone."""
     by_list: dict[str | None, list[LayerProfile]] = {}
-    for each in siblings:
-        if match := NUMBERED.fullmatch(each.name):
-            by_list.setdefault(match[1], []).append(each)
-    yield from itertools.chain.from_iterable(each for each in by_list.values() if len(each) > 1)
+    for layer in siblings:
+        if match := NUMBERED.fullmatch(layer.name):
+            by_list.setdefault(match[1], []).append(layer)
+    yield from itertools.chain.from_iterable(members for members in by_list.values() if len(members) > 1)
 
 
 def _working_seconds(layer: LayerProfile) -> float:

@@ -77,7 +77,7 @@ def breakdown(
     """Return how one device spent the window; `work` holds what it did of each kind, `busy` all of it."""
     edges = np.append(window.edges_ns, window.end_ns)  # the last span is what runs on after the last step
     spans = min(MOST_SPANS, max(1, window.length_ns))
-    ticks = np.array([window.start_ns + each * window.length_ns // spans for each in range(spans + 1)], dtype=np.int64)
+    ticks = np.array([window.start_ns + span * window.length_ns // spans for span in range(spans + 1)], dtype=np.int64)
     moments = distinct(np.sort(np.concatenate([edges, ticks])))  # once for both: each costs as much as all else here
     idle_of, busy_of = idle.between(moments), _exposed(work, moments)
     causes = _summed(idle_of, moments, edges)
@@ -102,7 +102,7 @@ def breakdown(
         window_ns=window.length_ns,
         busy_ns=busy.total_ns,
         idle_ns=window.length_ns - busy.total_ns,
-        by_kind_ns={kind: each.total_ns for kind, each in work.items()},
+        by_kind_ns={kind: intervals.total_ns for kind, intervals in work.items()},
         exposed_ns={kind: int(spent.sum()) for kind, spent in exposed.items()},
         communication_overlap=overlap,
         causes_ns={cause: int(causes[:, place].sum()) for place, cause in enumerate(CAUSES)},
@@ -128,7 +128,7 @@ def _quartiles(steps: Sequence[StepTimes]) -> dict[str, Quartiles]:
     below = place[:, 0].astype(int)
     lower, upper = ascending[below], ascending[np.minimum(below + 1, len(rows) - 1)]
     values = lower + (upper - lower) * (place - below[:, None])
-    return {name: Quartiles(*each) for name, each in zip(rows[0], values.T.tolist(), strict=True)}
+    return {name: Quartiles(*column) for name, column in zip(rows[0], values.T.tolist(), strict=True)}
 
 
 def _summed(spent: np.ndarray, moments: np.ndarray, edges: np.ndarray) -> np.ndarray:
@@ -139,11 +139,11 @@ def _summed(spent: np.ndarray, moments: np.ndarray, edges: np.ndarray) -> np.nda
 
 def _exposed(work: Mapping[str, Intervals], edges: np.ndarray) -> dict[str, np.ndarray]:
     """Return, for each kind of work, the ns of each span in which none of the kinds before it is at work."""
-    found = {}
+    exposed = {}
     before = union(edges[:0], edges[:0])
     covered = before.between(edges)
-    for kind, each in work.items():
-        before = union(np.concatenate([before.start_ns, each.start_ns]), np.concatenate([before.end_ns, each.end_ns]))
-        found[kind] = before.between(edges) - covered
+    for kind, busy in work.items():
+        before = union(np.concatenate([before.start_ns, busy.start_ns]), np.concatenate([before.end_ns, busy.end_ns]))
+        exposed[kind] = before.between(edges) - covered
         covered = before.between(edges)
-    return found
+    return exposed

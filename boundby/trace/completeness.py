@@ -38,21 +38,21 @@ def findings(  # noqa: PLR0913  (everything that is known of the trace)
     stacks_expected: bool = False,
 ) -> tuple[Finding, ...]:
     """Return what is wrong with the trace, the fatal ones first; () is a sound one."""
-    found = [Finding("damaged", True, fault) for fault in trace.faults]
-    found += _steps(window, expected_steps)
-    found += _durations(trace, linked, window)
-    found += _links(trace, linked, launches)
+    faults = [Finding("damaged", True, fault) for fault in trace.faults]
+    faults += _steps(window, expected_steps)
+    faults += _durations(trace, linked, window)
+    faults += _links(trace, linked, launches)
     if devices > MOST_DEVICES:
         text = f"the work is of {devices:,} devices; only the {MOST_DEVICES} with most of it are told about"
-        found.append(Finding("devices", True, text))
+        faults.append(Finding("devices", True, text))
     if window.length_ns == 0:
-        found.append(Finding("empty", True, "the trace holds nothing that takes time on the host or on a device"))
+        faults.append(Finding("empty", True, "the trace holds nothing that takes time on the host or on a device"))
     elif trace.device_names and not len(linked.rows):
         text = f"the machine has {trace.device_names[0]}, but the trace holds no work of a device"
-        found.append(Finding("device", False, f"{text}; perhaps CUPTI was busy or the records were lost"))
+        faults.append(Finding("device", False, f"{text}; perhaps CUPTI was busy or the records were lost"))
     if stacks_expected and not trace.in_categories([PYTHON_FRAME]).any():
-        found.append(Finding("stacks", False, "Python stacks were asked for and the trace holds none"))
-    return tuple(sorted(found, key=lambda each: not each.is_fatal))
+        faults.append(Finding("stacks", False, "Python stacks were asked for and the trace holds none"))
+    return tuple(sorted(faults, key=lambda fault: not fault.is_fatal))
 
 
 def _steps(window: Window, expected: int | None) -> Iterator[Finding]:

@@ -70,7 +70,7 @@ class Change:
 
         Self times, since the total of an operator repeats in every operator around it.
         """
-        return max(abs(self.difference(each) or 0) for each in ("device_self_ns", "cpu_self_ns"))
+        return max(abs(self.difference(field) or 0) for field in ("device_self_ns", "cpu_self_ns"))
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def diff(a: Analysis, b: Analysis) -> Diff:
     """Return what differs in `b` from `a`. Names must be equal to match, template arguments of kernels included."""
     steps = len(a.step_numbers), len(b.step_numbers)
     scale = (1 / steps[0], 1 / steps[1]) if all(steps) else (1.0, 1.0)
-    by_shapes = all(any(each.input_shapes for each in side.operators) for side in (a, b))
+    by_shapes = all(any(operator.input_shapes for operator in side.operators) for side in (a, b))
     operators = [_operators(side, by_shapes, factor) for side, factor in zip((a, b), scale, strict=True)]
     kernels = [_kernels(side, factor) for side, factor in zip((a, b), scale, strict=True)]
     first, second = a.devices[0], b.devices[0]
@@ -146,29 +146,31 @@ def _step_spread(side: Analysis) -> StepSpread | None:
     durations = [step.duration_ns for step in side.devices[0].steps]
     if not durations:
         return None
-    q1, middle, q3 = (float(each) for each in np.percentile(durations, [25, 50, 75]))
+    q1, middle, q3 = (float(quartile) for quartile in np.percentile(durations, [25, 50, 75]))
     return StepSpread(len(durations), middle, q1, q3)
 
 
 def _operators(side: Analysis, by_shapes: bool, factor: float) -> dict[tuple[str, str | None], Amount]:
     """Return the amounts by name and shapes, or by name alone."""
-    found: dict[tuple[str, str | None], Amount] = {}
-    for each in side.operators:
+    amounts: dict[tuple[str, str | None], Amount] = {}
+    for operator in side.operators:
         own = Amount(
-            calls=each.calls * factor,
-            device_self_ns=_scaled(each.device_self_ns, factor),
-            device_total_ns=_scaled(each.device_total_ns, factor),
-            cpu_self_ns=each.cpu_self_ns * factor,
+            calls=operator.calls * factor,
+            device_self_ns=_scaled(operator.device_self_ns, factor),
+            device_total_ns=_scaled(operator.device_total_ns, factor),
+            cpu_self_ns=operator.cpu_self_ns * factor,
         )
-        key = each.name, each.input_shapes if by_shapes else None
-        found[key] = _sum(found[key], own) if key in found else own
-    return found
+        key = operator.name, operator.input_shapes if by_shapes else None
+        amounts[key] = _sum(amounts[key], own) if key in amounts else own
+    return amounts
 
 
 def _kernels(side: Analysis, factor: float) -> dict[tuple[str, str | None], Amount]:
     return {
-        (each.name, each.kind): Amount(each.calls * factor, each.total_ns * factor, each.total_ns * factor, None)
-        for each in side.kernels
+        (kernel.name, kernel.kind): Amount(
+            kernel.calls * factor, kernel.total_ns * factor, kernel.total_ns * factor, None
+        )
+        for kernel in side.kernels
     }
 
 
@@ -196,7 +198,7 @@ def _heaviest_first(changes: Iterable[Change]) -> tuple[Change, ...]:
 
 
 def _times(a: Mapping[str, int], b: Mapping[str, int], scale: tuple[float, float]) -> tuple[TimeChange, ...]:
-    changes = [TimeChange(each, _scaled(a.get(each), scale[0]), _scaled(b.get(each), scale[1])) for each in {**a, **b}]
+    changes = [TimeChange(name, _scaled(a.get(name), scale[0]), _scaled(b.get(name), scale[1])) for name in {**a, **b}]
     return tuple(sorted(changes, key=lambda change: -abs(change.change_ns)))
 
 

@@ -151,17 +151,17 @@ class HostTree:
 
     def nearest(self, rows: np.ndarray, wanted: np.ndarray) -> np.ndarray:
         """Return, for each of `rows`, itself or its closest encloser that is `wanted` (a mask of all), or `ABSENT`."""
-        found, outer = rows.copy(), self.parent
-        searching = np.flatnonzero((found != ABSENT) & ~wanted[found])
+        enclosing, outer = rows.copy(), self.parent
+        searching = np.flatnonzero((enclosing != ABSENT) & ~wanted[enclosing])
         level = 0
         while len(searching):
-            found[searching] = outer[found[searching]]
-            searching = searching[(found[searching] != ABSENT) & ~wanted[found[searching]]]
+            enclosing[searching] = outer[enclosing[searching]]
+            searching = searching[(enclosing[searching] != ABSENT) & ~wanted[enclosing[searching]]]
             level += 1
             if level > DEEP:  # skip ever more levels at once: frames may be nested by the thousand
                 passes = (outer != ABSENT) & ~wanted[outer]
                 outer = np.where(passes, outer[outer], outer)
-        return found
+        return enclosing
 
 
 def host_tree(trace: Trace) -> HostTree:

@@ -49,8 +49,8 @@ def judge_trace(analysis: Analysis) -> Verdict:
     which the window would shorten if its cause vanished and nothing else changed. A trace with a fatal finding, or one
     whose time mostly nothing explains, is `inconclusive`.
     """
-    fatal = tuple(Doubt(each.kind, each.text) for each in analysis.findings if each.is_fatal)
-    minor = tuple(Doubt(each.kind, each.text) for each in analysis.findings if not each.is_fatal)
+    fatal = tuple(Doubt(finding.kind, finding.text) for finding in analysis.findings if finding.is_fatal)
+    minor = tuple(Doubt(finding.kind, finding.text) for finding in analysis.findings if not finding.is_fatal)
     device = analysis.devices[0]
     if fatal or not device.window_ns:
         return inconclusive(fatal + minor)
@@ -71,7 +71,7 @@ def judge_trace(analysis: Analysis) -> Verdict:
         evidence.append(said)
     return Verdict(
         bound=bound,
-        alternatives=tuple(dict.fromkeys(each for each in alternatives if each != bound)),
+        alternatives=tuple(dict.fromkeys(label for label in alternatives if label != bound)),
         share_of_limit=share,
         confidence=_confidence(bound, doubts),
         confirmation="untested",
@@ -84,11 +84,11 @@ def judge_trace(analysis: Analysis) -> Verdict:
 def _shares(nanoseconds: Mapping[str, int]) -> dict[Bound, float]:
     """Return the share of the time that each bound stands for; what explains nothing is `inconclusive`."""
     whole = sum(nanoseconds.values())
-    found: dict[Bound, float] = {}
+    shares: dict[Bound, float] = {}
     for what, spent in nanoseconds.items():
         bound = BOUND_OF.get(what, UNEXPLAINED)
-        found[bound] = found.get(bound, 0.0) + spent / whole
-    return found
+        shares[bound] = shares.get(bound, 0.0) + spent / whole
+    return shares
 
 
 def _label(shares: Mapping[Bound, float]) -> tuple[Bound, tuple[Bound, ...]]:
@@ -97,7 +97,7 @@ def _label(shares: Mapping[Bound, float]) -> tuple[Bound, tuple[Bound, ...]]:
     first, second = ranked[0], ranked[1] if len(ranked) > 1 else ranked[0]
     if first in (UNEXPLAINED, second) or shares[first] >= AHEAD * shares[second]:
         return first, ()
-    return "mixed", tuple(each for each in (first, second) if each != UNEXPLAINED)
+    return "mixed", tuple(label for label in (first, second) if label != UNEXPLAINED)
 
 
 def _kind_of_work(analysis: Analysis, device: Breakdown) -> tuple[Bound, tuple[Bound, ...], str]:
@@ -105,13 +105,15 @@ def _kind_of_work(analysis: Analysis, device: Breakdown) -> tuple[Bound, tuple[B
 
     Matrix products may be limited by memory too, when they are small; element-wise work never is by arithmetic.
     """
-    optimizer = sum(each.device_ns for each in analysis.annotations if each.name.startswith("Optimizer.step"))
+    optimizer = sum(
+        annotation.device_ns for annotation in analysis.annotations if annotation.name.startswith("Optimizer.step")
+    )
     if device.device is None:
-        spent = [(_is_arithmetic(each.name, None), each.cpu_self_ns) for each in analysis.operators]
+        spent = [(_is_arithmetic(operator.name, None), operator.cpu_self_ns) for operator in analysis.operators]
         what = "time in operators"
     else:
-        work = [each for each in analysis.kernels if each.kind in ("compute", "memset")]
-        spent = [(_is_arithmetic(each.operator, each.name), each.total_ns) for each in work]
+        work = [kernel for kernel in analysis.kernels if kernel.kind in ("compute", "memset")]
+        spent = [(_is_arithmetic(kernel.operator, kernel.name), kernel.total_ns) for kernel in work]
         what = "time of the kernels"
     whole = sum(nanoseconds for _, nanoseconds in spent)
     arithmetic = sum(nanoseconds for is_arithmetic, nanoseconds in spent if is_arithmetic)
@@ -144,7 +146,7 @@ def _doubts(device: Breakdown, labels: Counter[Bound], bound: Bound) -> Iterator
     if len(device.steps) >= LEAST_STEPS and spread.third_ns - spread.first_ns > STEADY * spread.median_ns:
         text = f"half of the steps take {spread.first_ns / 1e6:.1f} to {spread.third_ns / 1e6:.1f} ms"
         yield Doubt("unsteady", text)
-    if labels and bound not in ("mixed", max(labels, key=lambda each: labels[each])):
+    if labels and bound not in ("mixed", max(labels, key=lambda label: labels[label])):
         text = f"they differ in what bounds them ({', '.join(f'{name}: {n}' for name, n in labels.items())})"
         yield Doubt("steps", text)
 

@@ -163,15 +163,15 @@ def kernel_stats(  # noqa: PLR0913  (parallel columns of the work)
 
 def _most(group: np.ndarray, groups: int, numbers: np.ndarray, duration_ns: np.ndarray) -> list[int]:
     """Return the number that most of the time of each group belongs to; `ABSENT` where it has none."""
-    found = np.full(groups, ABSENT, dtype=np.int64)
+    most = np.full(groups, ABSENT, dtype=np.int64)
     known = np.flatnonzero(numbers != ABSENT)
     if len(known):
         base = int(numbers.max()) + 1
         keys, place = np.unique(group[known] * base + numbers[known], return_inverse=True)
         spent = np.bincount(place, weights=duration_ns[known])
         ascending = np.argsort(spent, kind="stable")
-        found[keys[ascending] // base] = keys[ascending] % base  # the last one written to each group has the most
-    return found.tolist()
+        most[keys[ascending] // base] = keys[ascending] % base  # the last one written to each group has the most
+    return most.tolist()
 
 
 UNNAMED = re.compile(r"\(anonymous namespace\)|\{anonymous\}|<unnamed>")
@@ -207,7 +207,7 @@ def slowest_launch(
     function = function_name(trace.names[slowest])
     if not function:
         return None
-    same = np.isin(names, [each for each in set(names.tolist()) if function_name(trace.names[each]) == function])
+    same = np.isin(names, [number for number in set(names.tolist()) if function_name(trace.names[number]) == function])
     launched = _launched(trace, linked, kernels)
     order = np.lexsort((linked.start_ns[kernels], launched))
     order = order[same[order]]

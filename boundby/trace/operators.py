@@ -174,7 +174,7 @@ def launching_operators(trace: Trace, tree: HostTree, linked: Links) -> np.ndarr
     if len(lacking):
         ops = np.flatnonzero(trace.is_operator & (trace.external_id != ABSENT))
         of_id = dict(zip(trace.external_id[ops].tolist(), ops.tolist(), strict=True))
-        owner[lacking] = [of_id.get(each, ABSENT) for each in trace.external_id[linked.rows[lacking]].tolist()]
+        owner[lacking] = [of_id.get(number, ABSENT) for number in trace.external_id[linked.rows[lacking]].tolist()]
     return owner
 
 

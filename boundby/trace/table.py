@@ -199,15 +199,15 @@ class Columns:
     def _memory_rows(self, events: Sequence[Instant]) -> dict[str, np.ndarray]:
         start_ns, usable = exact_nanoseconds([event.ts for event in events])
         args = [event.args or _NO_MEMORY_ARGS for event in events]
-        is_on_host = np.array([each.device_type == 0 for each in args], dtype=bool)
+        is_on_host = np.array([arg.device_type == 0 for arg in args], dtype=bool)
         rows = {
             "start_ns": start_ns,
             "thread": np.array([self.threads[event.pid, event.tid] for event in events], dtype=np.int32),
-            "device": np.where(is_on_host, ABSENT, _numbers([each.device for each in args], np.int32)),
-            "address": _numbers([each.address for each in args], np.int64),
-            "bytes": _numbers([each.bytes or 0 for each in args], np.int64),
-            "allocated_bytes": _numbers([each.allocated for each in args], np.int64),
-            "reserved_bytes": _numbers([each.reserved for each in args], np.int64),
+            "device": np.where(is_on_host, ABSENT, _numbers([arg.device for arg in args], np.int32)),
+            "address": _numbers([arg.address for arg in args], np.int64),
+            "bytes": _numbers([arg.bytes or 0 for arg in args], np.int64),
+            "allocated_bytes": _numbers([arg.allocated for arg in args], np.int64),
+            "reserved_bytes": _numbers([arg.reserved for arg in args], np.int64),
         }
         return {name: column[usable] for name, column in rows.items()}
 

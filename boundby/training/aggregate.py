@@ -257,8 +257,8 @@ class Aggregator:
         stages = zip(list(self.names), list(self._running), strict=False)
         metrics = zip(list(self.metric_names), list(self._running_metrics), list(self._non_finite), strict=False)
         return Summaries(
-            tuple(each.summary(name, whole_ns) for name, each in stages if each.host.n or each.unusual),
-            tuple(MetricSummary(name, each.statistics(), non_finite) for name, each, non_finite in metrics),
+            tuple(stage.summary(name, whole_ns) for name, stage in stages if stage.host.n or stage.unusual),
+            tuple(MetricSummary(name, metric.statistics(), non_finite) for name, metric, non_finite in metrics),
         )
 
     def _new_metric(self, name: str) -> int:

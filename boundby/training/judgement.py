@@ -97,8 +97,8 @@ def _cause(name: str, around: Mapping[str, frozenset[str]], seen: frozenset[str]
         return BOUND_OF_STAGE[name]
     if name == IN_NO_STAGE or name in seen:
         return UNEXPLAINED
-    found = {_cause(each, around, seen | {name}) for each in around.get(name, ())}
-    return found.pop() if len(found) == 1 else UNEXPLAINED
+    causes = {_cause(outer, around, seen | {name}) for outer in around.get(name, ())}
+    return causes.pop() if len(causes) == 1 else UNEXPLAINED
 
 
 @dataclass(frozen=True)
@@ -117,22 +117,22 @@ class Facts:
     @cached_property
     def names_of(self) -> dict[Bound, set[str]]:
         """The stages that count for each bound."""
-        found: dict[Bound, set[str]] = {}
+        names_by_bound: dict[Bound, set[str]] = {}
         for name, cause in causes_of(self.table).items():
-            found.setdefault(cause, set()).add(name)
-        return found if self.table.num_steps else {}
+            names_by_bound.setdefault(cause, set()).add(name)
+        return names_by_bound if self.table.num_steps else {}
 
     @cached_property
     def stages(self) -> tuple[Share, ...]:
         """The shares of the stages, the largest first."""
-        found = [self._share(name, cause, {name}) for cause, names in self.names_of.items() for name in sorted(names)]
-        return tuple(sorted(found, key=lambda each: -each.share))
+        shares = [self._share(name, cause, {name}) for cause, names in self.names_of.items() for name in sorted(names)]
+        return tuple(sorted(shares, key=lambda share: -share.share))
 
     @cached_property
     def causes(self) -> tuple[Share, ...]:
         """The shares of what the stages count for, the largest first."""
-        found = [self._share(cause, cause, names) for cause, names in self.names_of.items()]
-        return tuple(sorted(found, key=lambda each: -each.share))
+        shares = [self._share(cause, cause, names) for cause, names in self.names_of.items()]
+        return tuple(sorted(shares, key=lambda share: -share.share))
 
     @cached_property
     def effect(self) -> BatchEffect | None:
@@ -160,29 +160,29 @@ def find_straggler(tables: Mapping[int, StepTable]) -> Straggler | None:
     in the others as a wait: the backward, where gradients are reduced, is long in all but the slow one. A process' own
     time of a step is therefore the step without what it spent in those stages beyond whoever spent least there.
     """
-    clocks = {each.on_device for each in tables.values()}
-    if len(tables) < 2 or len(clocks) > 1 or not all(each.has_steps for each in tables.values()):
+    clocks = {table.on_device for table in tables.values()}
+    if len(tables) < 2 or len(clocks) > 1 or not all(table.has_steps for table in tables.values()):
         return None
     ranks = list(tables)
     same = matched([tables[rank] for rank in ranks])
     if len(same[0].numbers) < LEAST_SHARED_STEPS:
         return None
-    everywhere = frozenset(name for each in same for name in each.names)
+    everywhere = frozenset(name for table in same for name in table.names)
     for waits in (WAITS, everywhere - frozenset(NEVER_WAITS)):
-        found = _slowest(ranks, same, waits)
-        if found:
-            return found
+        straggler = _slowest(ranks, same, waits)
+        if straggler:
+            return straggler
     return None
 
 
 def _slowest(ranks: Sequence[int], tables: Sequence[StepTable], waits: frozenset[str]) -> Straggler | None:
     """Return the process with the longest own time, if it is longer than that of the others in most windows."""
-    waited = np.array([each.spent_in(waits) for each in tables])
-    own = np.array([each.whole_s for each in tables]) - (waited - waited.min(axis=0))
+    waited = np.array([table.spent_in(waits) for table in tables])
+    own = np.array([table.whole_s for table in tables]) - (waited - waited.min(axis=0))
     slow = int(np.argmax(np.median(own, axis=1)))
     others = np.median(np.delete(own, slow, axis=0), axis=0)
     parts = windows(own.shape[1])
-    means = [(float(others[each].mean()), float(own[slow][each].mean())) for each in parts]
+    means = [(float(others[window].mean()), float(own[slow][window].mean())) for window in parts]
     if min(min(pair) for pair in means) <= 0:
         return None
     if judge([paired(*zip(*means, strict=True))], SLOWER)[0].verdict != "slower":
@@ -197,7 +197,7 @@ def _stage(tables: Sequence[StepTable], slow: int, waits: frozenset[str]) -> str
     """Return where the slow process spends more than the others do."""
 
     def excess(name: str) -> float:
-        means = [float(each.spent_in({name}).mean()) for each in tables]
+        means = [float(table.spent_in({name}).mean()) for table in tables]
         return means[slow] - float(np.median(means[:slow] + means[slow + 1 :]))
 
     return max((name for name in tables[slow].names if name not in waits), key=excess, default=IN_NO_STAGE)
@@ -214,18 +214,18 @@ def judge_training(ranks: Sequence[StageTimes], trace: Verdict | None = None) ->
     """
     if not ranks:
         raise ValueError("there are no stage times to judge; at least those of one process are needed")
-    times_of = {each.rank: each for each in ranks}
+    times_of = {times.rank: times for times in ranks}
     tables = {rank: step_table(times) for rank, times in times_of.items()}
     judged = {rank: table for rank, table in tables.items() if table.num_steps >= LEAST_STEPS}
     straggler = find_straggler(judged)
     rank, table = _chosen(tables, judged, straggler)
     are_matched = rank is None or straggler is not None or len(judged) < 2
     times = times_of[next(iter(judged)) if rank is None else rank]
-    failed = tuple(each for each in ranks if each.status == "failed")
-    found = _verdict(
+    failed = tuple(times for times in ranks if times.status == "failed")
+    verdict = _verdict(
         Facts(times, table, trace, straggler, failed), tuple(doubts_on_ranks(times_of, judged, are_matched))
     )
-    return replace(found, ranks=tuple(times_of), rank=rank if len(times_of) > 1 else None)
+    return replace(verdict, ranks=tuple(times_of), rank=rank if len(times_of) > 1 else None)
 
 
 def _verdict(facts: Facts, on_ranks: tuple[Doubt, ...]) -> TrainingVerdict:
@@ -234,7 +234,7 @@ def _verdict(facts: Facts, on_ranks: tuple[Doubt, ...]) -> TrainingVerdict:
     by_stages = (UNEXPLAINED, ()) if reasons else _by_stages(facts)
     agrees = _agreement(facts, by_stages)
     doubts = (*reasons, *on_ranks, *doubts_on_steps(facts), *_disagreement(facts, by_stages, agrees))
-    share = next((each.share for each in facts.causes if each.bound == by_stages[0] != UNEXPLAINED), None)
+    share = next((cause.share for cause in facts.causes if cause.bound == by_stages[0] != UNEXPLAINED), None)
     bound, others = _refined(facts, by_stages, agrees)
     trace, table = facts.trace, facts.table
     return TrainingVerdict(
@@ -273,24 +273,24 @@ def _reasons_to_abstain(facts: Facts) -> Iterator[Doubt]:
     if steps < needed:
         failed = f"; {failure(facts.failed)}" if facts.failed else ""
         yield Doubt("steps", f"{steps} undisturbed ones are known, {needed} are needed{failed}")
-    elif _label({each.bound: each.share for each in facts.causes})[0] == UNEXPLAINED:
+    elif _label({cause.bound: cause.share for cause in facts.causes})[0] == UNEXPLAINED:
         text = f"most of the time is in no stage that is known ({unexplained(facts)})"
         yield Doubt("unexplained", text)
 
 
 def _by_stages(facts: Facts) -> Answer:
     """Return the bound by the shares, if it is the same at the ends of their intervals and in most windows."""
-    bound, others = _label({each.bound: each.share for each in facts.causes})
+    bound, others = _label({cause.bound: cause.share for cause in facts.causes})
     if bound == "mixed":
         return bound, others
-    shares = {each.bound: each for each in facts.causes if each.bound != UNEXPLAINED}
+    shares = {cause.bound: cause for cause in facts.causes if cause.bound != UNEXPLAINED}
     first = shares.pop(bound)
     for rival in shares.values():
         if _label({bound: first.ends[0], rival.bound: rival.ends[1]})[0] != bound:
             others += (rival.bound,)
     labels = Counter(_labels_of_windows(facts))
     if labels[bound] < AGREEING * labels.total():
-        others += tuple(each for each in labels if each not in (bound, *others, *SAYS_NOTHING))
+        others += tuple(label for label in labels if label not in (bound, *others, *SAYS_NOTHING))
         return "mixed", (bound, *others)
     return ("mixed", (bound, *others)) if others else (bound, ())
 
@@ -298,10 +298,10 @@ def _by_stages(facts: Facts) -> Answer:
 def _labels_of_windows(facts: Facts) -> Iterator[Bound]:
     spent = {cause: facts.table.spent_in(names) for cause, names in facts.names_of.items()}
     whole = facts.table.whole_s
-    for each in windows(len(whole)):
-        total = float(whole[each].sum())
+    for window in windows(len(whole)):
+        total = float(whole[window].sum())
         if total:
-            yield _label({cause: float(seconds[each].sum()) / total for cause, seconds in spent.items()})[0]
+            yield _label({cause: float(seconds[window].sum()) / total for cause, seconds in spent.items()})[0]
 
 
 def _label(shares: Mapping[Bound, float]) -> Answer:
@@ -323,7 +323,7 @@ def _agreement(facts: Facts, by_stages: Answer) -> bool | None:
     (bound, others), trace = by_stages, facts.trace
     if trace is None or trace.bound in SAYS_NOTHING or bound == UNEXPLAINED:
         return None
-    if all(trace.bound in WITHIN[each] for each in (others if bound == "mixed" else (bound,))):
+    if all(trace.bound in WITHIN[label] for label in (others if bound == "mixed" else (bound,))):
         return True
     return None if bound == "mixed" or trace.bound == "launch" else False
 
@@ -349,8 +349,8 @@ def _refined(facts: Facts, by_stages: Answer, agrees: bool | None) -> Answer:
         return by_stages
     work, doubtful = _kind_of_work(facts, bool(agrees))
     if bound == "compute" or (is_fixed and work in HOLDING_FOR_ALL):
-        return work, tuple(dict.fromkeys(each for each in (*doubtful, *others) if each not in (work, "compute")))
-    return bound, tuple(work if each == "compute" else each for each in others)
+        return work, tuple(dict.fromkeys(other for other in (*doubtful, *others) if other not in (work, "compute")))
+    return bound, tuple(work if other == "compute" else other for other in others)
 
 
 def _kind_of_work(facts: Facts, agrees: bool) -> Answer:
@@ -367,9 +367,9 @@ def _kind_of_work(facts: Facts, agrees: bool) -> Answer:
     return "compute", ("memory",) if is_ahead and not trace else ("memory", "launch")
 
 
-def _confidence(found: Answer, by_stages: Bound, share: float | None, doubts: Collection[Doubt]) -> Confidence:
+def _confidence(answer: Answer, by_stages: Bound, share: float | None, doubts: Collection[Doubt]) -> Confidence:
     """Return how sure the bound is; high where the measured shares say it alone, and nothing else is possible."""
-    bound, others = found
+    bound, others = answer
     if doubts or bound in SAYS_NOTHING:
         return "low"
     is_measured = bound == by_stages != "compute" and not others
@@ -388,12 +388,12 @@ def doubts_on_steps(facts: Facts) -> Iterator[Doubt]:
     if facts.times.device is not None and not table.on_device:
         text = f"the times of {facts.times.device} are not known; on the host, work is where it waits for it"
         yield Doubt("device", text)
-    unknown = next((each for each in facts.causes if each.bound == UNEXPLAINED), None)
+    unknown = next((cause for cause in facts.causes if cause.bound == UNEXPLAINED), None)
     if unknown and unknown.share >= NOTABLE and unknown != facts.causes[0]:
         text = f"{percent(unknown.share)} of the time is in no known stage ({unexplained(facts)})"
         yield Doubt("unexplained", text)
-    for each in facts.causes:
-        yield from _doubts_on_share(each, " and ".join(sorted(facts.names_of[each.bound])))
+    for cause in facts.causes:
+        yield from _doubts_on_share(cause, " and ".join(sorted(facts.names_of[cause.bound])))
 
 
 def _doubts_on_share(share: Share, names: str) -> Iterator[Doubt]:
@@ -408,7 +408,7 @@ def _doubts_on_share(share: Share, names: str) -> Iterator[Doubt]:
 
 def doubts_on_ranks(times_of: Mapping[int, StageTimes], judged: Collection[int], are_matched: bool) -> Iterator[Doubt]:
     """Yield which processes are missing in what is judged."""
-    size = max(each.world_size for each in times_of.values())
+    size = max(times.world_size for times in times_of.values())
     missing = [rank for rank in range(size) if rank not in times_of]
     if missing:
         yield Doubt("ranks", f"nothing is known of {_listed(missing)} of {size}")
@@ -444,16 +444,16 @@ def evidence(facts: Facts, agrees: bool | None) -> Iterator[str]:
 
 def failure(failed: Collection[StageTimes]) -> str:
     """Return which processes failed, and why the first of them did."""
-    first = min(failed, key=lambda each: each.last_step if each.last_step is not None else -1)
+    first = min(failed, key=lambda process: process.last_step if process.last_step is not None else -1)
     after = "before any step had ended" if first.last_step is None else f"after step {first.last_step}"
-    return f"rank {_listed([each.rank for each in failed])} failed, {after}: {first.error}"
+    return f"rank {_listed([process.rank for process in failed])} failed, {after}: {first.error}"
 
 
 def unexplained(facts: Facts) -> str:
     """Return what takes the time that nothing explains, and which of the usual stages are not marked."""
-    known = [each for each in facts.stages if each.bound == UNEXPLAINED and each.share >= SMALL]
+    known = [stage for stage in facts.stages if stage.bound == UNEXPLAINED and stage.share >= SMALL]
     missing = [name for name in EXPECTED if name not in facts.table.names]
-    parts = ", ".join(f"{called(each)} {percent(each.share)}" for each in known)
+    parts = ", ".join(f"{called(stage)} {percent(stage.share)}" for stage in known)
     return f"{parts}{'; not marked: ' + ', '.join(missing) if missing else ''}"
 
 
@@ -469,39 +469,39 @@ def gains_of(
     trace: Verdict | None,
 ) -> tuple[Gain, ...]:
     """Return the gains worth naming, the largest first; those of the work itself are known from a trace alone."""
-    found = [*_of_stages(stages), *_of_batches(stages, effect)]
+    gains = [*_of_stages(stages), *_of_batches(stages, effect)]
     if straggler:
         own_ms, others_ms = straggler.own_s * 1e3, straggler.others_s * 1e3
         basis = f"it takes {own_ms:.2f} ms of its own for a step, the others {others_ms:.2f} ms"
         fix = Fix("straggler", {"rank": straggler.rank, "stage": straggler.stage})
-        found.append(Gain(fix, straggler.gain, basis))
+        gains.append(Gain(fix, straggler.gain, basis))
     if trace:
-        inside = (each for each in trace.gains if set(each.relieves) & set(INSIDE))
-        found += [replace(each, basis=f"{each.basis}, in steps that recording slows down") for each in inside]
-    return tuple(sorted((each for each in found if each.at_most >= LEAST_GAIN), key=lambda each: -each.at_most))
+        inside = (gain for gain in trace.gains if set(gain.relieves) & set(INSIDE))
+        gains += [replace(gain, basis=f"{gain.basis}, in steps that recording slows down") for gain in inside]
+    return tuple(sorted((gain for gain in gains if gain.at_most >= LEAST_GAIN), key=lambda gain: -gain.at_most))
 
 
 def _of_stages(stages: Sequence[Share]) -> Iterator[Gain]:
     """Yield what it would gain if all of one kind vanished; a copy is hidden behind the rest, if that is longer."""
     for bound, kind in OF_STAGES.items():
         fix = Fix(kind)
-        parts = [each for each in stages if each.bound == bound and each.share > 0]
-        share = min(1.0, sum(each.share for each in parts))
+        parts = [stage for stage in stages if stage.bound == bound and stage.share > 0]
+        share = min(1.0, sum(stage.share for stage in parts))
         left = max(1 - share, share) if bound == "transfer" else 1 - share
         if fix.change.is_bounded and parts:
             yield Gain(fix, _factor(left), _basis(parts, share))
-    for each in stages:
-        if each.bound == UNEXPLAINED and each.share > 0:
-            fix = Fix("leave_out") if each.name == IN_NO_STAGE else Fix("shorten_stage", {"stage": each.name})
-            yield Gain(fix, _factor(1 - each.share), _basis([each], each.share))
+    for stage in stages:
+        if stage.bound == UNEXPLAINED and stage.share > 0:
+            fix = Fix("leave_out") if stage.name == IN_NO_STAGE else Fix("shorten_stage", {"stage": stage.name})
+            yield Gain(fix, _factor(1 - stage.share), _basis([stage], stage.share))
 
 
 def _of_batches(stages: Sequence[Share], effect: BatchEffect | None) -> Iterator[Gain]:
     """Yield what batches twice as large would gain, if what does not grow with them stays as it is."""
     if effect is None:
         return
-    growing = sum(each.share for each in stages if each.bound in GROWING)
-    work = sum(each.share for each in stages if each.bound == "compute")
+    growing = sum(stage.share for stage in stages if stage.bound in GROWING)
+    work = sum(stage.share for stage in stages if stage.bound == "compute")
     factor = 2 / (1 + growing + (1 - effect.fixed) * work)
     basis = f"{100 * effect.fixed:.0f} % of forward and backward does not grow with the {effect.quantity} of a batch"
     yield Gain(Fix("double_batch"), factor, basis)
@@ -512,5 +512,5 @@ def _factor(left: float) -> float:
 
 
 def _basis(parts: Sequence[Share], share: float) -> str:
-    names = " and ".join(each.name for each in parts)
+    names = " and ".join(stage.name for stage in parts)
     return f"{names} {'take' if len(parts) > 1 else 'takes'} {100 * share:.1f} % of the time"

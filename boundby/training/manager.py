@@ -284,9 +284,9 @@ class ProfilerManager:
 
     def _write_manifest(self, manifest: "CaptureManifest") -> None:
         """Write it, and say what has failed; what was to be foreseen stands there alone."""
-        for each in manifest.downgrades:
-            if not each.is_foreseen:
-                self.timer.remarks.tell(each.what, each.reason)
+        for downgrade in manifest.downgrades:
+            if not downgrade.is_foreseen:
+                self.timer.remarks.tell(downgrade.what, downgrade.reason)
         results.write_manifest(self._place, manifest, self.timer.remarks.all())
 
     def _guarded(self, what: str, action: Callable[[], Result]) -> Result | None:

@@ -65,55 +65,57 @@ class MergedRanks:
 def merge_ranks(folder: str | Path) -> MergedRanks:
     """Return what is known of the processes of the run in a folder. Raises FileNotFoundError where there is none."""
     folder = Path(folder)
-    found = [rank for rank in ranks_in(folder) if rank is not None]
-    if not found:
+    known = [rank for rank in ranks_in(folder) if rank is not None]
+    if not known:
         names = f"rank*_{DOCUMENT} or rank*_{LOG}"
         raise FileNotFoundError(f"{folder}: its newest run has no {names}; it is no run of several processes")
     times, unreadable = [], {}
-    for rank in found:
+    for rank in known:
         try:
             times.append(read_stage_times(folder, rank))
         except (OSError, ValueError) as error:
             unreadable[rank] = str(error)
-    world_size = max([each.world_size for each in times] + [max(found) + 1])
-    places = {rank: RunFiles(folder, rank, max(world_size, 2)) for rank in found}
+    world_size = max([process.world_size for process in times] + [max(known) + 1])
+    places = {rank: RunFiles(folder, rank, max(world_size, 2)) for rank in known}
     trace = next(filter(None, map(read_trace_verdict, places.values())), None)
     return MergedRanks(
         world_size=world_size,
         times=tuple(times),
-        missing=tuple(rank for rank in range(world_size) if rank not in found),
+        missing=tuple(rank for rank in range(world_size) if rank not in known),
         unreadable=unreadable,
         stages=_stages(times),
         verdict=judge_training(times, trace) if times else None,
         trace=trace,
-        told={each.rank: _told(places[each.rank], each) for each in times},
+        told={process.rank: _told(places[process.rank], process) for process in times},
     )
 
 
 def merged_document(merged: MergedRanks) -> dict[str, Any]:
     """Return the run in sum, under the names that the summary of a single process has, and each process' own."""
     times = merged.times
-    worst = min(times, key=lambda each: WORST.index(each.status), default=None)
-    steps = [each.last_step for each in times if each.last_step is not None]
-    seconds = [each.profiler_s for each in merged.told.values() if each.profiler_s is not None]
+    worst = min(times, key=lambda process: WORST.index(process.status), default=None)
+    steps = [process.last_step for process in times if process.last_step is not None]
+    seconds = [told.profiler_s for told in merged.told.values() if told.profiler_s is not None]
     return {
         "schema_version": SCHEMA_VERSION,
         "status": worst.status if worst else None,
         "error": worst.error if worst else None,
         "world_size": merged.world_size,
-        "elapsed_s": max((each.elapsed_s for each in times), default=None),
-        "first_step": min((each.first_step for each in times), default=None),
+        "elapsed_s": max((process.elapsed_s for process in times), default=None),
+        "first_step": min((process.first_step for process in times), default=None),
         "last_step": max(steps, default=None),
-        "ranks": [{**_rank(each), "profiler_s": merged.told[each.rank].profiler_s} for each in times],
+        "ranks": [{**_rank(process), "profiler_s": merged.told[process.rank].profiler_s} for process in times],
         "missing_ranks": list(merged.missing),
         "unreadable_ranks": [{"rank": rank, "reason": reason} for rank, reason in merged.unreadable.items()],
-        "stages": [_stage_document(each) for each in merged.stages],
+        "stages": [_stage_document(stage) for stage in merged.stages],
         "training_verdict": verdict_document(merged.verdict) if merged.verdict else None,
         "verdict": merged.trace.as_dict() if merged.trace else None,
         "verdict_reason": None if merged.trace else NO_TRACE,
         "profiler_s": max(seconds, default=None),
-        "given_up": [{"rank": rank, **each} for rank, told in merged.told.items() for each in told.given_up],
-        "unavailable": [{"rank": rank, **each} for rank, told in merged.told.items() for each in told.unavailable],
+        "given_up": [{"rank": rank, **step} for rank, told in merged.told.items() for step in told.given_up],
+        "unavailable": [
+            {"rank": rank, **missing} for rank, told in merged.told.items() for missing in told.unavailable
+        ],
     }
 
 
@@ -139,7 +141,7 @@ def merge_at_stop(place: RunFiles) -> None:
     The others leave it: a thousand processes that read the files of a thousand are too many.
     """
     others = (RunFiles(place.folder, rank, place.world_size) for rank in range(place.world_size))
-    if place.world_size > 1 and (place.rank == 0 or all(each.path(SUMMARY).is_file() for each in others)):
+    if place.world_size > 1 and (place.rank == 0 or all(other.path(SUMMARY).is_file() for other in others)):
         write_merged_summary(place.folder)
 
 
@@ -148,30 +150,30 @@ def _told(place: RunFiles, times: StageTimes) -> Told:
     try:
         return msgspec.convert(files.read_json(place.path(SUMMARY)), Told)
     except (OSError, ValueError):
-        return Told([asdict(each) for each in times.remarks])
+        return Told([asdict(remark) for remark in times.remarks])
 
 
 def _versions(folder: Path) -> list[tuple[str, int, int]]:
     """Return what changes when a process writes its files."""
-    found = []
+    versions = []
     for name in (DOCUMENT, SUMMARY):
         for path in sorted(folder.glob(f"rank*_{name}")):
             try:
                 status = path.stat()
             except OSError:
                 continue
-            found.append((path.name, status.st_ino, status.st_mtime_ns))
-    return found
+            versions.append((path.name, status.st_ino, status.st_mtime_ns))
+    return versions
 
 
 def _stages(times: list[StageTimes]) -> tuple[StageOverRanks, ...]:
     """Return the stages of all processes, in the order of their first appearance, without spans: they hold steps."""
     spent: dict[tuple[str, Kind], dict[int, float]] = {}
-    for each in times:
-        steps = each.step.host_s.n if each.step else 0
-        for stage in each.stages if steps else ():
+    for process in times:
+        steps = process.step.host_s.n if process.step else 0
+        for stage in process.stages if steps else ():
             if stage.kind != "span":
-                spent.setdefault((stage.name, stage.kind), {})[each.rank] = stage.host_s.total / steps
+                spent.setdefault((stage.name, stage.kind), {})[process.rank] = stage.host_s.total / steps
     return tuple(_over_ranks(name, kind, per_step) for (name, kind), per_step in spent.items())
 
 

@@ -68,7 +68,7 @@ def manifest_of_nothing(place: RunFiles, reason: str | None) -> "CaptureManifest
 def write_manifest(place: RunFiles, manifest: "CaptureManifest", remarks: Sequence[Remark]) -> None:
     """Write what was recorded, and all that was given up."""
     document = {"schema_version": SCHEMA_VERSION, **asdict(manifest)}
-    given_up = [{"what": each.what, "reason": each.reason} for each in remarks]
+    given_up = [{"what": remark.what, "reason": remark.reason} for remark in remarks]
     document["downgrades"] = [*document["downgrades"], *given_up]
     files.write_json(place.path(MANIFEST), document)
 
@@ -97,15 +97,15 @@ def write_operators(place: RunFiles, analysis: Analysis) -> None:
 def analysis_of(manifest: "CaptureManifest") -> Analysis:
     """Return what the trace of the manifest says."""
     assert manifest.trace_path is not None
-    cycle = next(each for each in manifest.cycles if each.trace_path == manifest.trace_path)
+    cycle = next(cycle for cycle in manifest.cycles if cycle.trace_path == manifest.trace_path)
     return analyze(read_trace(manifest.trace_path), expected_steps=cycle.steps_recorded, stacks_expected=cycle.stacks)
 
 
 def summary_document(times: StageTimes, manifest: "CaptureManifest | None", verdict: Verdict | None) -> dict[str, Any]:
     """Return the run in sum: its stages, the verdict on it and on its trace, and what was given up."""
-    given_up = [asdict(each) for each in times.remarks]
+    given_up = [asdict(remark) for remark in times.remarks]
     if manifest:
-        given_up += [asdict(each) for each in manifest.downgrades]
+        given_up += [asdict(downgrade) for downgrade in manifest.downgrades]
     step = times.step
     return {
         "schema_version": SCHEMA_VERSION,
@@ -118,14 +118,14 @@ def summary_document(times: StageTimes, manifest: "CaptureManifest | None", verd
         "last_step": times.last_step,
         "step_s": asdict(step.host_s) if step else None,
         "in_no_stage_share": step.share if step else None,
-        "stages": [asdict(each) for each in times.stages if each.kind != "step"],
-        "metrics": [asdict(each) for each in times.metrics],
+        "stages": [asdict(stage) for stage in times.stages if stage.kind != "step"],
+        "metrics": [asdict(metric) for metric in times.metrics],
         "training_verdict": verdict_document(judge_training([times], verdict)),
         "verdict": verdict.as_dict() if verdict else None,
         "verdict_reason": None if verdict else NO_TRACE,
         "profiler_s": manifest.seconds if manifest else None,
         "given_up": given_up,
-        "unavailable": [asdict(each) for each in manifest.unavailable] if manifest else [],
+        "unavailable": [asdict(missing) for missing in manifest.unavailable] if manifest else [],
     }
 
 
@@ -187,7 +187,7 @@ def _recorded(place: RunFiles) -> Iterator[Path]:
     try:
         document = files.read_json(place.path(MANIFEST))
         parts = [document, *document.get("cycles", ())]
-        named = [Path(each[key]) for each in parts for key in PATHS if each.get(key)]
+        named = [Path(part[key]) for part in parts for key in PATHS if part.get(key)]
     except (OSError, ValueError, TypeError, AttributeError):
         return
     here = place.folder.absolute()

@@ -78,7 +78,7 @@ def step_table(times: StageTimes) -> StepTable:
     if not len(ends):
         return _totals(times)
     rows, at = _rows_of_steps(times, ends)
-    places = [place for place, each in enumerate(times.names) if each.kind == "stage"]
+    places = [place for place, stage in enumerate(times.names) if stage.kind == "stage"]
     spent = _Spending(len(ends), places, rows, at)
     host = spent.summed(rows["self_ns"])
     host[:, -1] = ends["self_ns"] / NS_PER_S
@@ -106,26 +106,26 @@ def step_table(times: StageTimes) -> StepTable:
 def matched(tables: list[StepTable]) -> list[StepTable]:
     """Return the tables with the steps that all of them have, in the same order and once each."""
     shared = tables[0].numbers
-    for each in tables[1:]:
-        shared = np.intersect1d(shared, each.numbers)
+    for table in tables[1:]:
+        shared = np.intersect1d(shared, table.numbers)
     shared = np.unique(shared)
-    found = []
-    for each in tables:
-        numbers, first = np.unique(each.numbers, return_index=True)
-        found.append(each.at(first[np.isin(numbers, shared)]))
-    return found
+    aligned = []
+    for table in tables:
+        numbers, first = np.unique(table.numbers, return_index=True)
+        aligned.append(table.at(first[np.isin(numbers, shared)]))
+    return aligned
 
 
 def averaged(tables: list[StepTable]) -> StepTable | None:
     """Return the mean of several processes, by the steps that all of them have; None where there are none."""
-    same = matched(tables) if all(each.has_steps for each in tables) else []
+    same = matched(tables) if all(table.has_steps for table in tables) else []
     if not same or not len(same[0].numbers):
         return None
-    on_device = all(each.on_device for each in same)
-    names = (*dict.fromkeys(name for each in same for name in each.names[:-1]), IN_NO_STAGE)
+    on_device = all(table.on_device for table in same)
+    names = (*dict.fromkeys(name for table in same for name in table.names[:-1]), IN_NO_STAGE)
     around: dict[str, frozenset[str]] = {}
-    for each in same:
-        around |= {name: around.get(name, frozenset()) | outer for name, outer in each.around.items()}
+    for table in same:
+        around |= {name: around.get(name, frozenset()) | outer for name, outer in table.around.items()}
 
     def mean(matrices: list[np.ndarray]) -> np.ndarray:
         total = np.zeros((len(same[0].numbers), len(names)))
@@ -133,9 +133,9 @@ def averaged(tables: list[StepTable]) -> StepTable | None:
             total[:, [names.index(name) for name in table.names]] += matrix
         return total / len(same)
 
-    host_s = mean([each.host_s for each in same])
-    seconds = mean([each.seconds for each in same]) if on_device else host_s
-    disturbed, warm_up = max(each.disturbed for each in same), max(each.warm_up for each in same)
+    host_s = mean([table.host_s for table in same])
+    seconds = mean([table.seconds for table in same]) if on_device else host_s
+    disturbed, warm_up = max(table.disturbed for table in same), max(table.warm_up for table in same)
     return StepTable(names, around, same[0].numbers, seconds, host_s, len(host_s), on_device, disturbed, warm_up)
 
 
@@ -175,7 +175,7 @@ class _Spending:
 
 def _rows_of_steps(times: StageTimes, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the rows of stages, and the place of the step of each: the next one that ends."""
-    places = [place for place, each in enumerate(times.names) if each.kind == "stage"]
+    places = [place for place, stage in enumerate(times.names) if stage.kind == "stage"]
     rows = times.occurrences[np.isin(times.occurrences["stage"], places)]
     at = np.searchsorted(ends["index"], rows["index"])
     is_whole = at < len(ends)
@@ -185,12 +185,12 @@ def _rows_of_steps(times: StageTimes, ends: np.ndarray) -> tuple[np.ndarray, np.
 
 
 def _around(times: StageTimes, rows: np.ndarray) -> dict[str, frozenset[str]]:
-    found: dict[str, set[str]] = {}
+    around: dict[str, set[str]] = {}
     for stage, parent in np.unique(rows[["stage", "parent"]]).tolist():
-        names = found.setdefault(times.names[stage].name, set())
+        names = around.setdefault(times.names[stage].name, set())
         if parent != ABSENT:
             names.add(times.names[parent].name)
-    return {name: frozenset(names) for name, names in found.items()}
+    return {name: frozenset(names) for name, names in around.items()}
 
 
 def _warm(table: StepTable) -> StepTable:
@@ -208,12 +208,12 @@ def _totals(times: StageTimes) -> StepTable:
     """Return the mean step of the summaries, for a run whose rows are not at hand."""
     step = times.step
     count = step.host_s.n if step else 0
-    stages = [each for each in times.stages if each.kind == "stage"]
-    totals = [*(each.self_total_s for each in stages), step.self_total_s if step else 0.0]
+    stages = [stage for stage in times.stages if stage.kind == "stage"]
+    totals = [*(stage.self_total_s for stage in stages), step.self_total_s if step else 0.0]
     means = np.array([totals])[: min(count, 1)] / max(count, 1)
     return StepTable(
-        names=(*(each.name for each in stages), IN_NO_STAGE),
-        around={each.name: frozenset() for each in stages},
+        names=(*(stage.name for stage in stages), IN_NO_STAGE),
+        around={stage.name: frozenset() for stage in stages},
         numbers=np.zeros(len(means), dtype=np.int64),
         seconds=means,
         host_s=means,
@@ -264,17 +264,17 @@ def share_of(name: str, bound: Bound, spent_s: np.ndarray, whole_s: np.ndarray) 
     """Return the share of the time of some steps that was spent so."""
     total = float(whole_s.sum())
     share = float(spent_s.sum()) / total if total else 0.0
-    found = Share(name, bound, float(spent_s.mean()), share)
-    sums = [(float(spent_s[each].sum()), float(whole_s[each].sum())) for each in windows(len(whole_s))]
+    plain = Share(name, bound, float(spent_s.mean()), share)
+    sums = [(float(spent_s[window].sum()), float(whole_s[window].sum())) for window in windows(len(whole_s))]
     parts = np.array([spent / whole for spent, whole in sums if whole])
     if len(parts) < 2:
-        return found
+        return plain
     reach = WIDENING * float(stdtrit(len(parts) - 1, 0.5 + CONFIDENCE / 2) * parts.std(ddof=1)) / math.sqrt(len(parts))
-    first, median, third = (float(each) for each in np.quantile(parts, [0.25, 0.5, 0.75]))
+    first, median, third = (float(quartile) for quartile in np.quantile(parts, [0.25, 0.5, 0.75]))
     return Share(
         name=name,
         bound=bound,
-        step_s=found.step_s,
+        step_s=plain.step_s,
         share=share,
         low=max(0.0, share - reach),
         high=min(1.0, share + reach),
@@ -292,9 +292,9 @@ def _drift(parts: np.ndarray) -> float | None:
     third = len(parts) // 3
     if third < 2:
         return None
-    quartiles = [np.quantile(each, [0.25, 0.5, 0.75]) for each in (parts[:third], parts[-third:])]
+    quartiles = [np.quantile(third_of_parts, [0.25, 0.5, 0.75]) for third_of_parts in (parts[:third], parts[-third:])]
     drift = float(quartiles[1][1] - quartiles[0][1])
-    return drift if abs(drift) > max(float(each[2] - each[0]) for each in quartiles) else 0.0
+    return drift if abs(drift) > max(float(quartile[2] - quartile[0]) for quartile in quartiles) else 0.0
 
 
 @dataclass(frozen=True)
@@ -333,7 +333,7 @@ def batch_effect(times: StageTimes, numbers: np.ndarray, work_s: np.ndarray) -> 
             continue
         contrast = independent(_calm(work[~is_large]), _calm(work[is_large]))
         growth = contrast.log_ratio, contrast.log_ratio + (contrast.reach or 0.0)
-        fixed, fixed_low = (_fixed(math.exp(each), larger / smaller) for each in growth)
+        fixed, fixed_low = (_fixed(math.exp(log_ratio), larger / smaller) for log_ratio in growth)
         return BatchEffect(quantity, smaller, larger, len(size), fixed, fixed_low)
     return None
 
@@ -341,7 +341,7 @@ def batch_effect(times: StageTimes, numbers: np.ndarray, work_s: np.ndarray) -> 
 def _calm(work_s: np.ndarray) -> list[float]:
     """Return the lower quartile of each window, since disturbances only add time; each value, where they are few."""
     parts = windows(len(work_s))
-    return [float(np.quantile(work_s[each], 0.25)) for each in parts] if len(parts) > 1 else work_s.tolist()
+    return [float(np.quantile(work_s[window], 0.25)) for window in parts] if len(parts) > 1 else work_s.tolist()
 
 
 def _sizes(times: StageTimes, quantity: str, numbers: np.ndarray) -> np.ndarray:

@@ -58,7 +58,7 @@ class TrainingVerdict(Verdict):
 
 def text(verdict: TrainingVerdict) -> str:
     """Return the verdict as a person reads it, in at most twelve lines: what limits, why, and what to do next."""
-    gains = [f"{each.fix}: at most {each.at_most:.2f} times the speed ({each.basis})" for each in verdict.gains]
+    gains = [f"{gain.fix}: at most {gain.at_most:.2f} times the speed ({gain.basis})" for gain in verdict.gains]
     if verdict.bound == "inconclusive":
         gains.insert(0, WITHOUT_ANSWER)
     elif verdict.trace_bound is None and "compute" in (verdict.bound, *verdict.alternatives):
@@ -79,7 +79,7 @@ def text(verdict: TrainingVerdict) -> str:
 
 def _what(verdict: TrainingVerdict) -> str:
     bound = verdict.bound.replace("_", "-")
-    others = " or ".join(each.replace("_", "-") for each in verdict.alternatives)
+    others = " or ".join(label.replace("_", "-") for label in verdict.alternatives)
     if verdict.bound == "inconclusive":
         return f"inconclusive{f'; maybe {others}' if others else ''}"
     if others:
@@ -93,11 +93,11 @@ def _what(verdict: TrainingVerdict) -> str:
 
 def _stages(verdict: TrainingVerdict) -> list[str]:
     """Return a line on the largest stage, and one on the others."""
-    shares = [each for each in verdict.stages if each.share >= SMALL]
+    shares = [stage for stage in verdict.stages if stage.share >= SMALL]
     if not shares or verdict.step_s is None:
         return []
     first, rest = shares[0], shares[1 : MOST_STAGES + 1]
-    low, high = (percent(each) for each in first.ends)
+    low, high = (percent(end) for end in first.ends)
     ends = "" if low == high else f" ({low.removesuffix(' %')} to {high})"
     clock = " of the device" if verdict.on_device else ""
     whose = "" if verdict.rank is None else f" of rank {verdict.rank}"
@@ -105,7 +105,7 @@ def _stages(verdict: TrainingVerdict) -> list[str]:
         f"{called(first)} takes {percent(first.share)}{ends} of the time{clock}: {first.step_s * 1e3:.2f} of "
         f"{verdict.step_s * 1e3:.2f} ms, over {verdict.steps} steps{whose}"
     )
-    others = ", ".join(f"{called(each)} {percent(each.share)}" for each in rest)
+    others = ", ".join(f"{called(stage)} {percent(stage.share)}" for stage in rest)
     return [line, f"then {others}"] if others else [line]
 
 

@@ -77,12 +77,12 @@ def reads(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out:
     bound = _bound(func, args, kwargs)
     skipped = 1 if _ignores_first(name, kwargs) else 0
     values = [value for argument, value in bound[skipped:] if not argument.is_out]
-    found = {id(tensor): (tensor, nbytes(tensor)) for tensor in tensors_in(values)}
+    accesses = {id(tensor): (tensor, nbytes(tensor)) for tensor in tensors_in(values)}
     if name in GATHERS or name in BAGS:
         table, indices = bound[0][1], bound[1][1]
         rows = nbytes(out) if name in GATHERS else indices.numel() * table.shape[1] * table.element_size()
-        found[id(table)] = (table, min(rows, nbytes(table)))
-    return list(found.values())
+        accesses[id(table)] = (table, min(rows, nbytes(table)))
+    return list(accesses.values())
 
 
 def writes(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> list[Access]:
@@ -91,8 +91,8 @@ def writes(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out
     An operator that changes scattered parts of a tensor (index_put_, scatter_) counts as changing all of it.
     """
     changed = [value for argument, value in _bound(func, args, kwargs) if _is_written(argument)]
-    found = {id(tensor): (tensor, nbytes(tensor)) for tensor in tensors_in([changed, out])}
-    return list(found.values())
+    accesses = {id(tensor): (tensor, nbytes(tensor)) for tensor in tensors_in([changed, out])}
+    return list(accesses.values())
 
 
 def nbytes(tensor: torch.Tensor) -> int:
@@ -112,14 +112,14 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from tensors_in(each)
+        for element in value:
+            yield from tensors_in(element)
 
 
 def _bound(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[torch.Argument, Any]]:
     """Return the arguments in the operator's schema, each with the value it got in this call."""
     arguments = func._schema.arguments
-    named = {each.name: each for each in arguments}
+    named = {argument.name: argument for argument in arguments}
     return [*zip(arguments, args, strict=False), *((named[name], value) for name, value in kwargs.items())]
 
 

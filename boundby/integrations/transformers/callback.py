@@ -143,7 +143,7 @@ class ProfCallback(TrainerCallback):
     def log(self, state: Any, logs: dict[str, Any] | None) -> None:
         """Keep the numbers that the Trainer logs."""
         if self.manager:
-            numbers = {name: each for name, each in (logs or {}).items() if isinstance(each, int | float)}
+            numbers = {name: value for name, value in (logs or {}).items() if isinstance(value, int | float)}
             self.manager.metrics(numbers, step=max(0, state.global_step - 1))
 
     def stop(self, error: BaseException | None = None) -> None:

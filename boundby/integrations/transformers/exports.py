@@ -35,7 +35,7 @@ TRACED = "cuda,nvtx,osrt"
 
 def runs_in(output_dir: Path, rank: int) -> int:
     """Return the number of the last run of which this rank has left a trace in the folder; 0 where there is none."""
-    folders = (each.parent.name for each in output_dir.glob(f"iteration_*/rank{rank}_{TRACE}"))
+    folders = (path.parent.name for path in output_dir.glob(f"iteration_*/rank{rank}_{TRACE}"))
     return max((int(match[1] or 1) for match in map(FOLDER.fullmatch, folders) if match), default=0)
 
 

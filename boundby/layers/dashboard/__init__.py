@@ -91,12 +91,12 @@ def _clock(profile: ModelProfile) -> str:
 def _unknown(profile: ModelProfile) -> dict[str, str]:
     """Return what is known of no layer, with the reason."""
     missing = [
-        each
-        for each in UNKNOWN_FIELDS
-        if (profile.limits is None if each == "limits" else all(getattr(row, each) is None for row in profile.layers))
+        field
+        for field in UNKNOWN_FIELDS
+        if (profile.limits is None if field == "limits" else all(getattr(row, field) is None for row in profile.layers))
     ]
-    found = {UNKNOWN_FIELDS[each]: content.reason(profile, each) for each in missing}
+    reasons = {UNKNOWN_FIELDS[field]: content.reason(profile, field) for field in missing}
     timed = [layer.self_s for layer in profile.layers if layer.self_s]
     if timed and all(layer.p95 is None for layer in timed):
-        found["95th percentiles"] = content.reason(profile, "p95")
-    return found
+        reasons["95th percentiles"] = content.reason(profile, "p95")
+    return reasons

@@ -50,12 +50,12 @@ def reason(profile: ModelProfile, *fields: str) -> str:
 
 def bottlenecks(profile: ModelProfile) -> Section:
     """Return the section whose detail is the longest blocks."""
-    found = blocks(profile)
-    whole_layers = [row for row in found if row.part == "layer"]
+    ranked = blocks(profile)
+    whole_layers = [row for row in ranked if row.part == "layer"]
     if not whole_layers:
         return Section(reason(profile, "host_inclusive_s", "host_self_s"), "", [])
     top = whole_layers[:TOP]
-    around = sum(row.share for row in found if row.part == "self")
+    around = sum(row.share for row in ranked if row.part == "self")
     summary = (
         f"The longest {len(top)} of {len(whole_layers)} blocks take {wording.percent(sum(row.share for row in top))} "
         f"of the time of all layers together; the layers around the blocks take {wording.percent(around)}."
@@ -85,15 +85,15 @@ def types(profile: ModelProfile) -> Section:
     for layer, seconds in counted(profile):
         members[layer.type].append(seconds)
     whole = sum(map(sum, members.values())) or 1.0
-    found = [
+    shares = [
         TypeShare(wording.clean(name) or wording.UNPRINTABLE, len(times), sum(times), sum(times) / whole)
         for name, times in members.items()
     ]
-    found.sort(key=lambda share: (-share.seconds, share.name))
-    if not found:
+    shares.sort(key=lambda share: (-share.seconds, share.name))
+    if not shares:
         return Section(reason(profile, "host_self_s"), "", [])
-    leading = wording.listed([f"{row.name} {wording.percent(row.share)}" for row in found[:3]])
-    return Section(None, f"Own work by class, of the time of all layers: {leading}.", found)
+    leading = wording.listed([f"{row.name} {wording.percent(row.share)}" for row in shares[:3]])
+    return Section(None, f"Own work by class, of the time of all layers: {leading}.", shares)
 
 
 def memory(profile: ModelProfile) -> Section:
@@ -124,20 +124,20 @@ def parameters(profile: ModelProfile) -> Section:
             points.append((layer.parameters, layer.self_s.median))
     if not drawn:
         return Section("no layer without layers inside has both parameters and a measured time", "")
-    found = outliers(points)
+    outlying = outliers(points)
     named = [
         f"{wording.layer_name(profile.layers[drawn[outlier.at]].path)} ("
         f"{wording.count(points[outlier.at][0])} parameters, {wording.duration(points[outlier.at][1])}, "
         f"{_compared(outlier.factor)})"
-        for outlier in found[:MOST_NAMED_OUTLIERS]
+        for outlier in outlying[:MOST_NAMED_OUTLIERS]
     ]
-    more = f" and {len(found) - len(named)} more" if len(found) > len(named) else ""
+    more = f" and {len(outlying) - len(named)} more" if len(outlying) > len(named) else ""
     summary = (
         f"Outliers, against the line through all of them: {', '.join(named)}{more}."
-        if found
+        if outlying
         else "No layer stands out."
     )
-    return Section(None, summary, {"drawn": drawn, "outliers": [drawn[row.at] for row in found]})
+    return Section(None, summary, {"drawn": drawn, "outliers": [drawn[row.at] for row in outlying]})
 
 
 def _compared(factor: float) -> str:

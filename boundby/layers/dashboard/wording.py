@@ -11,7 +11,10 @@ UNPRINTABLE = "(unprintable name)"
 
 def clean(text: str, longest: int = LONGEST_NAME) -> str:
     """Return `text` on one line without control and direction characters, its middle left out where it is long."""
-    plain = "".join(each if each.isprintable() else " " if each.isspace() else "" for each in text[: 100 * longest])
+    plain = "".join(
+        character if character.isprintable() else " " if character.isspace() else ""
+        for character in text[: 100 * longest]
+    )
     line = " ".join(plain.split())
     if len(line) > longest:
         head = (longest - 1) // 2
@@ -35,7 +38,7 @@ def digits(value: float, significant: int = 3) -> str:
 
 def scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
     """Return the value in the largest of the units (descending) that is no larger than it, else in the smallest."""
-    factor, unit = next((each for each in units if abs(value) >= each[0]), units[-1])
+    factor, unit = next((unit for unit in units if abs(value) >= unit[0]), units[-1])
     return f"{digits(value / factor)} {unit}".rstrip()
 
 
