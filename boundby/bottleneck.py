@@ -13,7 +13,7 @@ from boundby.disturbance import HostCounters, Watch
 from boundby.judgement import Times, judge, precision_gain
 from boundby.known import Missing, known
 from boundby.roofline import Attribution, Interval, Limits, OperatorLoad, attribute
-from boundby.stats import Estimate, estimate
+from boundby.stats import estimate
 from boundby.timer import Clock, DeviceQueue, Timer, WarmUpRule, Work, warm_up
 from boundby.trials import fewer_threads, graph_replay
 from boundby.verdict import Doubt, Fix, Gain, Trial, Verdict
@@ -168,23 +168,18 @@ def counted_quietly(work: Work, clock: Clock | None) -> CountedWork:
     return min(counts, key=lambda candidate: sum(operator.seconds or 0.0 for operator in candidate.operators))
 
 
-def interval(given: Estimate) -> Interval:
-    """Return the interval of an estimate; one round has none, and its ends are the value."""
-    return Interval(given.value, given.low or given.value, given.high or given.value)
-
-
 def _times(work: Work, timer: Timer, queue: DeviceQueue | None, make_input: Work | None) -> Times:
     isolated = _rounds(lambda: timer.isolated(work))
     inputs = _rounds(lambda: timer.isolated(make_input)) if make_input else None
     if queue is None:
-        return Times(interval(estimate(isolated)), input_s=median(inputs) if inputs else None)
+        return Times(Interval.of(estimate(isolated)), input_s=median(inputs) if inputs else None)
     enqueue = median(_rounds(lambda: timer.enqueue(work)))
     device = [
         timing.seconds for timing in (timer.on_device(work, queue, enqueue) for _ in range(ROUNDS)) if timing.seconds
     ]
     return Times(
-        isolated_s=interval(estimate(isolated)),
-        device_s=interval(estimate(device)) if device else None,
+        isolated_s=Interval.of(estimate(isolated)),
+        device_s=Interval.of(estimate(device)) if device else None,
         enqueue_s=enqueue,
         input_s=median(inputs) if inputs else None,
     )

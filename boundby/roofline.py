@@ -7,6 +7,8 @@ least time it can take (the roofline model of Williams, Waterman & Patterson 200
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from boundby.stats import Estimate
+
 ALWAYS_MAPPED_BYTES = 32 * 2**20  # glibc's largest threshold: larger blocks come from the system every time
 
 
@@ -22,6 +24,11 @@ class Interval:
     def exact(cls, value: float) -> "Interval":
         """Return an interval of no width."""
         return cls(value, value, value)
+
+    @classmethod
+    def of(cls, estimate: Estimate) -> "Interval":
+        """Return the interval of an estimate; one round has none, and its ends are the value."""
+        return cls(estimate.value, estimate.low or estimate.value, estimate.high or estimate.value)
 
 
 @dataclass(frozen=True)

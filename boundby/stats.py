@@ -113,24 +113,6 @@ def estimate(rounds: Sequence[float], confidence: float = CONFIDENCE) -> Estimat
     return Estimate(math.exp(centre), math.exp(centre - reach), math.exp(centre + reach), int(values.size))
 
 
-def median_estimate(rounds: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
-    """Return the median of one finite value per round, with an interval between two of the values themselves.
-
-    It holds for any distribution of independent rounds: fewer than k of n lie below the true median with a chance of
-    sum(C(n, i) for i < k) / 2**n. Raises ValueError when there is no round or a value is not finite.
-    """
-    values = np.sort(np.asarray(rounds, dtype=np.float64))
-    if values.size == 0 or not np.isfinite(values).all():
-        raise ValueError(f"each round needs one finite value, got {list(rounds)}")
-    n, outside, kept = int(values.size), 0, 0
-    for k in range(n // 2):
-        outside += 2 * math.comb(n, k)
-        kept = k + 1 if outside <= (1 - confidence) * 2**n else kept
-    if kept == 0:
-        return Estimate(float(np.median(values)), None, None, n, f"{n} rounds are too few for an interval")
-    return Estimate(float(np.median(values)), float(values[kept - 1]), float(values[n - kept]), n)
-
-
 def drift(rounds: Sequence[float]) -> float | None:
     """Return how much longer the last third of the values is than the first, as a share; None below six values."""
     third = len(rounds) // 3

@@ -123,8 +123,7 @@ def _ratio(
             timer.isolated(changed)
             after = min(timer.isolated(changed) for _ in range(calls))
         ratios.append(before / after)
-    ratio = estimate(ratios)
-    return Interval(ratio.value, ratio.low or ratio.value, ratio.high or ratio.value)
+    return Interval.of(estimate(ratios))
 
 
 @contextmanager

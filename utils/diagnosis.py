@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from boundby import trials
-from boundby.bottleneck import Forward, counted_quietly, interval, loads, other_precisions, verdict_on
+from boundby.bottleneck import Forward, counted_quietly, loads, other_precisions, verdict_on
 from boundby.ceilings import Ceilings
 from boundby.device import is_host, is_out_of_memory, release_memory
 from boundby.energy import EnergyMeter
@@ -164,7 +164,7 @@ class _Case:
         device = [value for visit in self.visits if (value := visit.seconds_per_batch("device"))]
         return Times(
             isolated_s=_isolated(self.row),
-            device_s=interval(estimate(device)) if device else None,
+            device_s=Interval.of(estimate(device)) if device else None,
             enqueue_s=per_batch(self.visits, "enqueue"),
             input_s=self.row["tokenize_per_batch_ms"] / 1e3,
             transfer_s=per_batch(self.visits, "transfer"),

@@ -151,10 +151,6 @@ class _LoggedRun:
         self._counts = (0, 0)
         self._every = 1
 
-    def began_with(self, header: RunLine) -> bool:
-        """Tell whether this line begins the same run, whose file was removed meanwhile."""
-        return header.started_unix_s == self.header.started_unix_s
-
     def take(self, line: RowsLine) -> None:
         """Take in a line of rows. Raises ValueError for packed rows that are none."""
         occurrences = np.frombuffer(line.occurrences, dtype=OCCURRENCE)

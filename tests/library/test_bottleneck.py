@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from boundby import bottleneck as module
-from boundby.bottleneck import bottleneck, counted_quietly, interval, loads
+from boundby.bottleneck import bottleneck, counted_quietly, loads
 from boundby.ceilings import Ceilings, ComputeCeiling, MemoryCeiling
 from boundby.disturbance import Conditions
 from boundby.roofline import Interval
@@ -378,6 +378,6 @@ def test_behind_the_host_operators_are_counted_once_and_not_timed(clock: FakeClo
 
 
 def test_one_round_has_an_interval_of_no_width() -> None:
-    assert interval(estimate([2.0])) == Interval(pytest.approx(2.0), pytest.approx(2.0), pytest.approx(2.0))
+    assert Interval.of(estimate([2.0])) == Interval(pytest.approx(2.0), pytest.approx(2.0), pytest.approx(2.0))
     several = estimate([1.0, 2.0, 4.0])
-    assert interval(several) == Interval(several.value, several.low, several.high)  # type: ignore[arg-type]
+    assert Interval.of(several) == Interval(several.value, several.low, several.high)  # type: ignore[arg-type]

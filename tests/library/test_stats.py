@@ -13,7 +13,6 @@ from boundby.stats import (
     drift,
     estimate,
     least_samples,
-    median_estimate,
     percentile,
     summarize,
     wilson_interval,
@@ -168,17 +167,6 @@ def test_a_summary_does_not_change() -> None:
     summary = summarize([1.0])
     with pytest.raises(dataclasses.FrozenInstanceError):
         summary.mean = 2.0  # type: ignore[misc]
-
-
-def test_the_interval_of_a_median_is_between_two_of_the_rounds() -> None:
-    found = median_estimate([9, 1, 8, 2, 7, 3, 6, 4, 5])
-    assert (found.value, found.low, found.high, found.rounds) == (5, 2, 8, 9)  # 1 - 2 * (1 + 9) / 512 is 96 %
-    assert [median_estimate(range(n)).low for n in (6, 8, 12)] == [0, 0, 2]
-    few = median_estimate([1, 2, 3, 4, 5])
-    assert (few.value, few.low, few.high) == (3, None, None) and "5 rounds are too few" in str(few.reason)
-    for wrong in ([], [1.0, float("nan")]):
-        with pytest.raises(ValueError, match="one finite value"):
-            median_estimate(wrong)
 
 
 @pytest.mark.parametrize(
