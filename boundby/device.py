@@ -38,7 +38,7 @@ def pick_device(name: str = "auto") -> torch.device:
 
 
 def is_host(device: torch.device | str) -> bool:
-    """Tell whether the device is the host itself, where a call that returns is done and memory is the process's own."""
+    """Tell whether the device is the host: calls are done when they return, memory is the process's own."""
     return torch.device(device).type == "cpu"
 
 
@@ -106,7 +106,7 @@ class CudaQueue:
 
 
 def device_queue(device: torch.device) -> CudaQueue | None:
-    """Return the queue of a device that runs behind the host, or None for a CPU, where a call that returns is done."""
+    """Return the queue of an asynchronous device; None for a CPU, where a call is done when it returns."""
     return CudaQueue(device) if is_gpu(device) else None
 
 

@@ -173,7 +173,7 @@ class HostCounters:
 
 
 class Reference:
-    """A fixed piece of work beside the measurement, which shows a machine that is slower than it was before.
+    """A fixed piece of work beside the measurement; it shows whether the machine has become slower.
 
     It catches what no counter shows: a neighbour on the same physical core, a lower clock.
     """

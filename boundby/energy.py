@@ -75,7 +75,7 @@ class EnergyMeter:
 
     @property
     def least_window_s(self) -> float:
-        """The shortest window that a tick more or less does not change by more than 2 %."""
+        """The shortest window in which one counter tick is at most 2 %."""
         return max(LEAST_WINDOW_S, LEAST_TICKS * self.tick_s)
 
     def of(self, work: Work) -> EnergyUse:
@@ -91,7 +91,7 @@ class EnergyMeter:
         return EnergyUse(self._counter.joules() - joules, seconds, calls)
 
     def idle_w(self) -> float:
-        """Return the watts of a machine that waits, over one window."""
+        """Return the watts of the idle machine, over one window."""
         self._next_tick()
         start, joules = self._timer.clock(), self._counter.joules()
         self._sleep(self.least_window_s)

@@ -57,7 +57,7 @@ def machine() -> dict[str, Any]:
 
 @functools.cache
 def host_id() -> str:
-    """Return a name that all processes of this machine or container have in common and no other has; it tells nothing.
+    """Return an opaque name shared by all processes of this machine or container, and by no others.
 
     It is another one after the machine has started anew.
     """

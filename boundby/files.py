@@ -47,7 +47,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 
 def temporary_name(name: str) -> str:
-    """Return a new name, ending in `name`, for a file that goes when this process has done its work or died."""
+    """Return a new name, ending in `name`, for a file that is swept once this process is done or dead."""
     return f"{TEMPORARY_PREFIX}{os.getpid()}-{HOST}-{uuid.uuid4().hex[:8]}-{name}"
 
 

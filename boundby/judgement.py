@@ -49,7 +49,7 @@ TELLING: dict[Bound, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Times:
-    """Measured seconds of one forward, and of what surrounds it; None is not measured.
+    """Measured seconds of one forward and of what surrounds it; None where not measured.
 
     `device_s`: the device's own time; on a CPU it is the isolated time. `enqueue_s`: the host's time to issue it.
     `input_s`: to make the input (tokenizing). `transfer_s`: to bring it to the device. `fixed_s`: the part of the
@@ -193,7 +193,7 @@ class _Context:
         return ("compute" if attribution.memory_share <= 1 - CLEAR else "mixed"), explained
 
     def _waits_for_host(self) -> bool:
-        """Tell whether the device waits; without its own time the isolated one, which is no shorter, stands for it."""
+        """Tell whether the device waits for the host; an unknown device time is replaced by the isolated one."""
         device, enqueue = self.times.working_s.value, self.times.enqueue_s
         if self.on_host:
             return False
@@ -290,7 +290,7 @@ def _worthwhile(gains: Sequence[Gain], bounds: Set[Bound]) -> list[Gain]:
 
 
 def _confidence(bound: Bound, confirmation: Confirmation, doubts: Sequence[Doubt]) -> Confidence:
-    """Return how sure the bound is; the spread of the figures is in it already, by the ends of their intervals."""
+    """Return how sure the bound is; the ends of the intervals already account for the spread of the figures."""
     if confirmation == "contradicted" or bound == "inconclusive" or "share" in [doubt.kind for doubt in doubts]:
         return "low"
     is_doubted = bool(doubts) or bound == "mixed"

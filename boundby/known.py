@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Missing:
-    """Stands where a value would, with the reason why there is none; it is false, as None is."""
+    """Takes the place of a value, with the reason why there is none; false, like None."""
 
     reason: str
 

@@ -15,7 +15,7 @@ class Patches:
         self._is_on = True
 
     def put(self, owner: Any, name: str, wrapper: Wrapper) -> bool:
-        """Let `wrapper(original, ...)` stand in for a callable of this one `owner`; tell whether there is one."""
+        """Replace a callable of this `owner` by `wrapper(original, ...)`; tell whether there is such a callable."""
         original = getattr(owner, name, None)
         if not callable(original):
             return False
@@ -29,7 +29,7 @@ class Patches:
         return True
 
     def undo(self) -> None:
-        """Give back what was there; a stand-in that somebody has wrapped meanwhile stays and does nothing."""
+        """Restore the originals; a replacement that others have wrapped meanwhile stays and only passes calls on."""
         self._is_on = False
         while self._put:
             owner, name, stand_in, was_own, original = self._put.pop()

@@ -14,7 +14,7 @@ ALWAYS_MAPPED_BYTES = 32 * 2**20  # glibc's largest threshold: larger blocks com
 
 @dataclass(frozen=True)
 class Interval:
-    """A value with the ends of what it may be."""
+    """A value with the ends of its range."""
 
     value: float
     low: float
@@ -129,7 +129,7 @@ def attribute(
 
 
 def _needs(operator: OperatorLoad, limits: Limits, weights_bytes: float, on_host: bool) -> dict[str, float]:
-    """Return the least seconds that each limit asks for one operator, over all its calls."""
+    """Return the least seconds that one operator needs under each limit, over all its calls."""
     touched = (operator.weight_bytes + operator.other_bytes) / operator.calls
     is_new = limits.new_bytes_per_s is not None and operator.new_bytes / operator.calls > ALWAYS_MAPPED_BYTES
     new = operator.new_bytes if is_new else 0.0

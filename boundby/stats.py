@@ -25,7 +25,7 @@ SPREAD_LIMIT = 0.25  # interquartile range over median; torch.utils.benchmark wa
 
 @dataclass(frozen=True)
 class Summary:
-    """What `n` samples say, in the unit of the samples. A percentile that n does not support is None."""
+    """A summary of `n` samples, in their unit. A percentile that n does not support is None."""
 
     n: int
     mean: float

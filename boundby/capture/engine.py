@@ -108,7 +108,7 @@ class Engine:
             self._record()
 
     def step(self) -> bool:
-        """Take note that a step of the window has ended; return whether that has closed it."""
+        """Note that a step of the window has ended; return whether that closed the window."""
         self.include()
         self._at += 1
         if self._at == self._span.warmup:
@@ -143,7 +143,7 @@ class Engine:
         return self.exported
 
     def book(self, path: Path, steps_expected: int) -> Cycle:
-        """Keep a record of what the window gave, with its trace at `path`, and note what that lacks.
+        """Record what the window gave, with its trace at `path`, and note what is missing.
 
         Of a mark beyond the whole steps only a part is in the trace.
         """
@@ -168,7 +168,7 @@ class Engine:
         return cycle
 
     def exclude(self, name: str) -> None:
-        """Mark in the trace, until `include`, that what comes is part of no step; the device has none of one left."""
+        """Mark in the trace, until `include`, that what follows is in no step; the device has finished the last one."""
         if not self.is_open or self._mark is not None:
             return
         self._synchronize()

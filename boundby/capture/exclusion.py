@@ -60,7 +60,7 @@ class Watch:
         self._ended.set()
 
     def own(self, action: Callable[[], object]) -> None:
-        """Do what is ours."""
+        """Run an action of our own profiler, which must not make us give way."""
         self._is_own = True
         try:
             action()

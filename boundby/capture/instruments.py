@@ -52,7 +52,7 @@ class DuringRecording:
         raise NotImplementedError
 
     def close(self, *, export: bool) -> None:
-        """End, in any case, what `open` began."""
+        """End what `open` began, whatever happened in between."""
         raise NotImplementedError
 
     def start(self) -> None:
@@ -145,7 +145,7 @@ class NsightRange(DuringRecording):
         torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
 
     def close(self, *, export: bool) -> None:
-        """Stop the collection: the session would wait for ever for a range that stays open."""
+        """Stop the collection: the session would wait forever for an open range."""
         torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
 
 

@@ -64,7 +64,7 @@ class Cycle:
 
 @dataclass(frozen=True)
 class CaptureManifest:
-    """What was recorded, and everything that is less than was asked for."""
+    """What was recorded, and everything that falls short of the request."""
 
     torch_version: str
     activities: tuple[str, ...]  # "CPU", "CUDA"

@@ -201,7 +201,7 @@ class Recorder:
         return engine.naming.path(self._trace_path, number if self._schedule.repeat > 1 else None)
 
     def _admits(self, engine: Engine, json_bytes: int) -> bool:
-        """Tell whether a trace of this size is kept: one above the limit too, where no smaller one can follow it."""
+        """Tell whether to keep a trace of this size: one above the limit only if no smaller one can follow."""
         limit = self._options.max_trace_bytes
         if json_bytes <= limit:
             return True
@@ -212,7 +212,7 @@ class Recorder:
         return number >= self._planned and not self._can_follow(number, upcoming)
 
     def _can_follow(self, number: int, upcoming: Content | None) -> bool:
-        """Tell whether the loop has room for a cycle more than planned, in place of cycle `number`."""
+        """Tell whether the loop has room for one more cycle than planned, to replace cycle `number`."""
         if upcoming is None or self._retries == 0:
             return False
         ends_at = self._opened_at + (self._planned + 1 - number) * self._schedule.period + self._schedule.warmup
@@ -283,7 +283,7 @@ class Recorder:
             self._log.foresee("stacks", "the loop ended before the cycle that records them")
 
     def _guarded(self, action: Callable[[], None]) -> None:
-        """Do it; after a failure of this module's own, nothing more is recorded."""
+        """Run the action; after a failure of this module, nothing more is recorded."""
         try:
             action()
         except Exception as error:

@@ -151,7 +151,7 @@ class Content:
         return None, Remark("trace", f"{excess}; not written")
 
     def excess(self, json_bytes: int, limit: int) -> str:
-        """Return what the recording of these steps came to, in words."""
+        """Describe how large the recording of these steps became."""
         return f"{self.steps} step(s) made {_excess(json_bytes, limit)}"
 
 

@@ -50,7 +50,7 @@ def tokenize(tokenizer: Any, texts: Sequence[str], max_length: int) -> Tokens:
 
 
 def _encoded(tokenizer: Any, texts: list[str], max_length: int) -> tuple[list[list[int]], list[Any] | None]:
-    """Return the ids of each text and what the Rust tokenizer says of them, without offsets: it is faster so."""
+    """Return the ids of each text and the Rust tokenizer's encodings, without offsets, which would slow it down."""
     fast = _without_offsets(tokenizer)
     # The usual call of one text tells the Rust tokenizer where to cut all of them.
     encoded = tokenizer(
@@ -63,7 +63,7 @@ def _encoded(tokenizer: Any, texts: list[str], max_length: int) -> tuple[list[li
 
 
 def _without_offsets(tokenizer: Any) -> Callable[[list[str]], list[Any]] | None:
-    """Return the Rust tokenizer's call without offsets; None where the tokenizer does more to a text than that one."""
+    """Return the Rust tokenizer's call without offsets; None where the Python tokenizer does more than that call."""
     from transformers import PreTrainedTokenizerFast
 
     names = ("__call__", "_encode_plus", "_batch_encode_plus")
@@ -129,7 +129,7 @@ def packs(lengths: Sequence[int] | np.ndarray, budget: int) -> list[list[int]]:
 def _gathered(
     lengths: Sequence[int] | np.ndarray, budget: int, tokens_of: Callable[[int, int], int]
 ) -> list[list[int]]:
-    """Return rows together, longest first, of which `tokens_of` says what each adds beside the longest of them."""
+    """Return groups of rows, longest first; `tokens_of` says what a row adds to a group with this longest row."""
     batches: list[list[int]] = []
     room = longest = 0
     for row in np.argsort(-np.asarray(lengths), kind="stable").tolist():

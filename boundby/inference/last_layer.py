@@ -78,7 +78,7 @@ def reading(rows: torch.Tensor) -> Iterator[None]:
 
 
 def rows_of(module: Any) -> torch.Tensor | None:
-    """Return the rows that attention has to answer for in this module, None where it is all of them."""
+    """Return the rows for which attention must be computed in this module; None for all of them."""
     return _rows() if getattr(module, CHOSEN, False) else None
 
 
@@ -111,7 +111,7 @@ Change = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of the states t
 
 
 def _before(module: nn.Module, change: Change) -> None:
-    """Have the module get other states, which are its first argument or its `hidden_states`."""
+    """Change the states that enter the module: its first argument or its `hidden_states`."""
 
     def hook(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
         rows = _rows()
@@ -125,7 +125,7 @@ def _before(module: nn.Module, change: Change) -> None:
 
 
 def _after(module: nn.Module, change: Change) -> None:
-    """Have the module return other states, which are its result or the first of its results."""
+    """Change the states that leave the module: its result or the first of its results."""
 
     def hook(_module: nn.Module, _given: Any, returned: Any) -> Any:
         rows = _rows()

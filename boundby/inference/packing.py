@@ -33,7 +33,7 @@ _local = threading.local()  # the pack that this thread's forward is in: attenti
 
 
 class UnsupportedAttention(ValueError):
-    """A model's attention does what packed texts cannot: `setting` is the argument of the call that says so."""
+    """A model's attention needs what packed texts cannot give; `setting` is the argument that asks for it."""
 
     def __init__(self, setting: str, value: object) -> None:
         self.setting = setting
@@ -100,7 +100,7 @@ def pack(
 def attention_window(
     *, mask_function: Callable[..., Any], batch_size: int, q_offset: Any = 0, kv_offset: Any = 0, **_: Any
 ) -> torch.Tensor:
-    """Return how many tokens before and after itself a token of the current pack sees, `[2]`, on the host.
+    """Return how many tokens before and after itself each token of the current pack sees, `[2]`, on the host.
 
     This is transformers' interface for masks, and the tensor is what its attention calls get for a mask. The rule is
     asked about the longest text. Raises UnsupportedAttention where it is no window.
@@ -125,7 +125,7 @@ def attention_window(
 
 
 def _window(module: Any, mask: torch.Tensor | None, settings: dict[str, Any], longest: int) -> tuple[int, int]:
-    """Return the window of an attention call, and refuse what packed texts do not have."""
+    """Return the window of an attention call. Raises UnsupportedAttention for what packed texts cannot give."""
     for name, value in settings.items():
         known = name in ("scaling", "is_causal") or name in WITHOUT_EFFECT or name.startswith("cu_seq_lens")
         if not known and value is not None and not (name in ("dropout", "output_attentions") and not value):
@@ -234,7 +234,7 @@ def varlen_attention(
 
 
 def has_varlen() -> bool:
-    """Tell whether this torch has the kernel with all that is asked of it here; it came in steps from 2.10 to 2.12."""
+    """Tell whether this torch has the kernel with every option used here; they arrived from 2.10 to 2.12."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -243,7 +243,7 @@ def has_varlen() -> bool:
 
 
 def register() -> None:
-    """Make both ways of attention known to transformers under names of ours."""
+    """Register both attention functions with transformers under names of ours."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     for name, function in ((GROUPED, grouped_attention), (VARLEN, varlen_attention)):
@@ -252,7 +252,7 @@ def register() -> None:
 
 
 def opaque(attention: str) -> str:
-    """Return the name of the same attention for a model that is compiled, which leaves this function as it is."""
+    """Return the name of the same attention for a compiled model; the compiler leaves that function as it is."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     name = f"{attention}_opaque"

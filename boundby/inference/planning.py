@@ -52,7 +52,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class PrecisionChoice:
-    """The options to predict with, a report per precision tried, its least seconds on the sample, and why not others.
+    """The options to predict with; of each precision tried a report and its least seconds; why others were refused.
 
     `report` is that of the chosen precision, without the guard.
     """
@@ -69,7 +69,7 @@ class PrecisionChoice:
 
 
 def same_guard(max_abs_difference: float, largest_logit: float) -> float:
-    """Return the margin within which `same` computes a row again, from what was seen on some texts beside one by one.
+    """Return the margin within which `same` recomputes a row, from the differences seen on a sample of texts.
 
     It is four times the largest difference or more, so that labels can differ only where a difference is larger than
     twice any of these texts'; 0 where these are not finite, which no prediction may be.

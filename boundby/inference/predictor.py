@@ -166,7 +166,7 @@ class Predictor:
         return str(self._precision.dtype).removeprefix("torch.")
 
     def forwards(self, tokens: Tokens) -> list[Callable[[], torch.Tensor]]:
-        """Return a call per batch that computes it and does nothing else: what a count of the work is to watch."""
+        """Return one call per batch that computes it and does nothing else, so that its work can be counted."""
         distinct = tokens.distinct()[0]
 
         def forward(rows: list[int]) -> torch.Tensor:
@@ -181,7 +181,7 @@ class Predictor:
         return self._with(replace(self.options, token_budget=token_budget))
 
     def with_guard_margin(self, guard_margin: float) -> "Predictor":
-        """Return a predictor that computes near ties again below another margin; nothing is checked again."""
+        """Return a predictor that recomputes near ties below another margin; nothing is checked again."""
         return self._with(replace(self.options, guard_margin=guard_margin))
 
     def _with(self, options: PredictorOptions) -> "Predictor":
@@ -297,7 +297,7 @@ class Predictor:
         return logits
 
     def _guard(self, tokens: Tokens, logits: np.ndarray) -> int:
-        """Compute the rows again that are too close to call, in place, and return how many they were."""
+        """Recompute the rows that are too close to call, in place, and return how many there were."""
         if not self.options.guard_margin or not len(logits):
             return 0
         close = np.flatnonzero(margins(logits) <= self.options.guard_margin)

@@ -71,7 +71,7 @@ def checked_strategy(
     trims: bool = True,
     compiles: bool = False,
 ) -> tuple[Strategy, SelfCheck]:
-    """Return the first strategy whose logits are the stock forward's, and the comparison; it may trim, it may compile.
+    """Return the first strategy whose logits match the stock forward's, and the comparison.
 
     They may differ by what `matmul_effect` explains. The last resort is the stock forward itself, which is taken as it
     is: what it differs by is then in the comparison.

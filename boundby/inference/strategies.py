@@ -62,7 +62,7 @@ class Strategy:
         raise NotImplementedError
 
     def compile(self) -> None:
-        """Have the layers compiled at the first batch, but a trimmed one. Raises ValueError: see `compile_layers`."""
+        """Compile the layers, except a trimmed one, at the first batch. Raises ValueError as `compile_layers` does."""
         compile_layers(self.model, but_last=self.trims)
 
     def head_row(self, ids: np.ndarray) -> int:
@@ -78,7 +78,7 @@ class Strategy:
         return np.fromiter((self.head_row(tokens.ids[row]) for row in rows), dtype=np.int64, count=len(rows))
 
     def _reading(self, rows: torch.Tensor) -> contextlib.AbstractContextManager[None]:
-        """Have the block's forward compute no other rows in its last layer, if that is trimmed."""
+        """Within the block, compute only these rows in the last layer if it is trimmed."""
         return last_layer.reading(rows) if self.trims else contextlib.nullcontext()
 
     def _head(self, states: torch.Tensor) -> torch.Tensor:
@@ -107,7 +107,7 @@ class Packed(Strategy):
         self._position_skips = getattr(embeddings, "padding_idx", None)  # RoBERTa and its kin alone have it there
 
     def compile(self) -> None:
-        """Have the layers compiled around the attention at the first batch."""
+        """Compile the layers around the attention at the first batch."""
         super().compile()
         self.model.set_attn_implementation(packing.opaque(self._attention))
 
@@ -172,7 +172,7 @@ class Padded(Strategy):
 def candidates(
     model: Any, tokenizer: Any, precision: Precision, trims: bool
 ) -> list[tuple[str, Callable[[], Strategy]]]:
-    """Return what this model looks able to take, fastest first: name and a callable that makes the strategy.
+    """Return the strategies this model seems to support, fastest first: a name and a callable that makes each.
 
     Each comes first with its last layer trimmed, if `trims` and the model is of a kind that can be. The last one,
     `masked`, asks nothing of the model.
@@ -196,7 +196,7 @@ def candidates(
 
 
 def compile_layers(model: Any, *, but_last: bool) -> None:
-    """Have the layers of a working copy compiled when they are first called, for all sizes of batches at once.
+    """Compile the layers of a working copy on their first call, once for all batch sizes.
 
     `but_last`: not the last one. Raises ValueError where there is no layer to compile.
     """

@@ -58,7 +58,7 @@ class ProfilerCallback:
     _plain: type["ProfilerCallback"]  # the class without the bases of the packages
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "ProfilerCallback":
-        """Return a callback of the packages that the program has imported, since one of them has its trainer."""
+        """Return a callback for the packages that the program has imported, one of which has its trainer."""
         made: ProfilerCallback = object.__new__(_with_bases(cls, packages_in_use()))
         return made
 
@@ -96,7 +96,7 @@ class ProfilerCallback:
         self._has_trace = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return how another process makes an equal one, with bases of its own."""
+        """Return how another process rebuilds the callback, with its own bases."""
         return _remade, (type(self)._plain,), {**self.__dict__, "manager": None, "_stages": None}
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -121,7 +121,7 @@ class ProfilerCallback:
         self._finish(exception)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """End a fit that has come to no end of its own, such as a trial of a tuner."""
+        """End a fit that was cut short, such as a tuner's trial."""
         self._finish(RuntimeError("the fit was given up"))
 
     def _start(self, trainer: Any, pl_module: Any) -> None:
@@ -200,7 +200,7 @@ def _log_of(trainer: Any) -> Say:
 
 
 def packages_in_use() -> tuple[str, ...]:
-    """Return those that the program has imported, or else the first that is installed."""
+    """Return the packages that the program has imported, else the first one installed."""
     imported = tuple(module for module in PACKAGES.values() if module in sys.modules)
     return imported or next((PACKAGES[package],) for package in PACKAGES if importlib.util.find_spec(package))
 

@@ -54,7 +54,7 @@ class FitStages:
         return int(self._trainer.fit_loop.total_batch_idx) + 1
 
     def attach(self) -> None:
-        """Begin to mark. What this Lightning has not is a remark, and goes unmarked."""
+        """Begin to mark; what this version of Lightning lacks becomes a remark and goes unmarked."""
         trainer = self._trainer
         epochs, precision = "fit_loop.epoch_loop", "strategy.precision_plugin"
         self._mark(EPOCH, f"{epochs}.run", self._staged(EPOCH, "span"))
@@ -88,7 +88,7 @@ class FitStages:
         self._end_step(raised=error is not None)
 
     def begin_optimizer(self) -> None:
-        """Take note that the gradients are there, and clipping and the optimizer's step come."""
+        """Note that the gradients are ready, and that clipping and the optimizer's step follow."""
         if not self._in_optimizer:  # an optimizer such as L-BFGS computes them several times in one step
             self._in_optimizer = True
             self._begin(OPTIMIZER)
@@ -100,7 +100,7 @@ class FitStages:
             self._end(OPTIMIZER, raised=raised)
 
     def _mark(self, stage: str, path: str, wrapper: Wrapper, owner: Any = None) -> None:
-        """Let a wrapper stand in for the method at a path, below the trainer if there is no `owner`."""
+        """Wrap the method at a path, below the trainer if there is no `owner`."""
         place, _, name = path.rpartition(".")
         try:
             owner = owner or (attrgetter(place)(self._trainer) if place else self._trainer)
@@ -110,7 +110,7 @@ class FitStages:
             self._manager.timer.remarks.add(f"stage {stage}", error)
 
     def _staged(self, name: str, kind: Kind = "stage") -> Wrapper:
-        """Return what makes a stage of a method."""
+        """Return a wrapper that times a method as a stage."""
         begin, end = self._begin, self._end
 
         def staged(method: Method, *args: Any, **kwargs: Any) -> Any:

@@ -164,7 +164,7 @@ class Assembly:
 
 
 def _is_container(module: nn.Module) -> bool:
-    """Tell whether the module cannot be called, as a ModuleList."""
+    """Tell whether the module cannot be called, like a ModuleList."""
     return getattr(type(module), "forward", None) is nn.Module.forward
 
 
@@ -241,7 +241,7 @@ def devices_of(module: nn.Module) -> set[torch.device]:
 
 
 def _place(tensor: torch.Tensor) -> object:
-    """Return what names the memory of a tensor; views of one storage that start elsewhere have places of their own."""
+    """Return an identifier of a tensor's memory; views that start elsewhere in one storage have their own."""
     try:
         address = tensor.data_ptr()
     except RuntimeError:  # a subclass that has no memory of its own

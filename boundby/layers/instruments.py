@@ -50,7 +50,7 @@ class CudaAllocator:
         return torch.cuda.memory_allocated(self.device)
 
     def peak_bytes(self) -> int:
-        """Return the most they held since the peak was last set back."""
+        """Return the most that tensors held since the peak was last reset."""
         return torch.cuda.max_memory_allocated(self.device)
 
     def reset_peak(self) -> None:

@@ -31,7 +31,7 @@ class LayerVerdict:
 
 @dataclass(frozen=True)
 class Machine:
-    """What layers are held against. `weights_bytes` is what a run cannot help reading: how far away weights lie."""
+    """The limits for layers. `weights_bytes` is the least a run must read, which tells how far away weights lie."""
 
     limits: Limits | None
     weights_bytes: float

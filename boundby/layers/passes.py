@@ -32,7 +32,7 @@ Operators = tuple[OperatorWork, ...]
 
 
 class ChangedProgramError(ValueError):
-    """The model runs other operators when its layers are watched."""
+    """The model runs different operators when its layers are watched."""
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ def measure_memory(run: Run, tree: CallTree, targets: Targets, allocator: Alloca
 
 @dataclass(frozen=True)
 class LayerWork:
-    """The operators of each call path in one run, and the bytes that the whole run cannot help moving."""
+    """The operators of each call path in one run, and the least bytes that the whole run must move."""
 
     operators: Mapping[Call, Operators] | None
     least_bytes: int = 0

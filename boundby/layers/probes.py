@@ -217,7 +217,7 @@ class CallTree:
         }
 
     def here(self, log: CallLog) -> Callable[[], Call]:
-        """Return what tells which call the thread that asks is in; the present thread runs the model."""
+        """Return a function that tells which call the asking thread is in; the present thread runs the model."""
         home = get_ident()
         readers: dict[int, _Reader] = {}
 

@@ -137,7 +137,7 @@ class DeviceMarks(DeviceQueue, Protocol):
     """The queue of a device whose marks can be used again, with a name for the stream that is in use."""
 
     def stream(self) -> Hashable:
-        """Return what names the stream that work goes to now."""
+        """Return an identifier of the stream that work goes to now."""
         ...
 
     def reuse(self, mark: Any) -> None:

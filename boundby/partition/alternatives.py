@@ -44,7 +44,7 @@ class Infeasible(Exception):
 def baselines(
     nodes: Sequence[VirtualNode], chains: Mapping[str, Chain], *, in_order: bool = False
 ) -> Iterator[tuple[str, Assignment | None]]:
-    """Yield name and assignment of every split, None where its rule places no unit; it may not fit into the nodes.
+    """Yield name and assignment of every split; None where its rule places no unit. It may not fit the nodes.
 
     `chains` has the units by name of node.
     """

@@ -122,7 +122,7 @@ class Costs:
         )
 
     def contend_alike(self, a: int, b: int) -> bool:
-        """Tell whether two nodes can change places without any change of who slows whom down."""
+        """Tell whether two nodes can be swapped without changing which nodes slow which."""
         if self.contention[a] != self.contention[b]:
             return False
         return self.contention[a] == 1 or self.machines is None or self.machines[a] == self.machines[b]

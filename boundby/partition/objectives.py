@@ -93,7 +93,7 @@ def _machines(costs: Costs) -> Iterator[tuple[int, ...]]:
 
 
 def _unlike(costs: Costs, members: Sequence[int], in_order: bool) -> Iterator[int]:
-    """Yield these nodes, of those that can change places the first one."""
+    """Yield these nodes, of interchangeable ones only the first."""
     groups = [[node] for node in members] if in_order else classes_of(costs)
     yield from (group[0] for group in groups if group[0] in members)
 
@@ -113,7 +113,7 @@ class Search:
         return fastest if fastest is None or is_one else self.soonest(fastest, requests, below)
 
     def at_most(self, known: Found) -> Found:
-        """Return the assignment of least latency whose period is no longer than that of one that is known."""
+        """Return the assignment of least latency whose period is at most that of a known one."""
         known_best = self._solver.fastest(known.value.period_ps, known.value.latency_ps, ranked=True)
         assert known_best is not None, f"no assignment is as good as {known.value}, where one was found"
         return known_best
@@ -157,7 +157,7 @@ class Search:
         return best if tried.done(best) < below else None
 
     def _probe(self, tried: "_Tried", low: int) -> None:
-        """Try some periods from this one on: the better an assignment is known, the less there is to search."""
+        """Try some periods from this one on: the better the best assignment so far, the less there is to search."""
         upper = tried.candidates[0]
         high = upper.value.period_ps
         for _ in range(PROBES):
@@ -173,7 +173,7 @@ class Search:
 
 @dataclass
 class _Tried:
-    """The assignments found for some requests, of which none is of use that is not done before `below`."""
+    """The assignments tried for some requests; one that is not done before `below` is of no use."""
 
     candidates: list[Found]
     last: int  # how many requests wait for the first one

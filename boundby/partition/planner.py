@@ -96,7 +96,7 @@ class ExecutionPlanner:
         requests: int = 1,
         overlap: bool = True,
     ) -> PartitionPlan:
-        """Return the plan with these cuts, before which units the model goes to the next of all `nodes`.
+        """Return the plan that moves on to the next of all `nodes` before each of these units.
 
         It was not chosen as best, and says no gains and alternatives. Memory is counted and not checked. Raises
         ValueError for cuts that are not rising, or not one for each node but the first.
@@ -138,7 +138,7 @@ def kind_of(metrics: ModelProfile | Report | Chain) -> str:
 
 
 def _profile(metrics: ModelProfile | Report) -> ModelProfile:
-    """Return the profile itself, or that which a report is on."""
+    """Return the profile itself, or the one in a report."""
     return metrics.profile if isinstance(metrics, Report) else metrics
 
 

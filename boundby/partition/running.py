@@ -243,7 +243,7 @@ def _usage_of_all() -> tuple[float, int]:
 
 
 def _clock(now: Callable[[], int]) -> _Clock:
-    """Return this process's clock against the first one's: the quickest of some questions bounds the answer."""
+    """Return this process's clock against the first one's, from the quickest of several round trips."""
     if len(set(_shared(host_id()))) == 1:
         return _Clock(0, 0)  # all processes of a host have one clock
     rank, clock, theirs = distributed.get_rank(), _Clock(0, 0), torch.zeros(1, dtype=torch.int64)
@@ -263,7 +263,7 @@ def _clock(now: Callable[[], int]) -> _Clock:
 
 
 def _handed_on(size_bytes: int, runs: int, wire: torch.device, now: Callable[[], int]) -> list[tuple[int, int]]:
-    """Return the spans of this stage where all only hand on a message of this size."""
+    """Return the spans of this stage when all stages only pass on a message of this size."""
     message = torch.zeros(size_bytes, dtype=torch.uint8, device=wire)
     timed = _Timed(_Copy(), wire, wire, now)
     entering = message.to("meta") if distributed.get_rank() else None

@@ -69,7 +69,7 @@ class Group(NamedTuple):
 
 
 def classes_of(costs: Costs) -> list[list[int]]:
-    """Return the nodes grouped into those that can change places without changing any cost."""
+    """Return the nodes in groups whose members can be swapped without changing any cost."""
     classes: list[list[int]] = []
     for node in range(costs.nodes):
         group = next((members for members in classes if are_alike(costs, members[0], node)), None)
@@ -142,7 +142,7 @@ def groups_of(states: tuple[State, ...]) -> list[Group]:
 
 
 def are_alike(costs: Costs, a: int, b: int) -> bool:
-    """Tell whether two nodes can change places without changing any cost."""
+    """Tell whether two nodes can be swapped without changing any cost."""
     others = [node for node in range(costs.nodes) if node not in (a, b)]
     return (
         costs.usable_bytes[a] == costs.usable_bytes[b]
@@ -313,7 +313,7 @@ class Solver:
         self._stage_tie = costs.nodes * int(tables.transfer.max()) + 1  # one stage outweighs all transfers
 
     def fastest(self, most_period_ps: int = ANY, most_ps: float = ANY, *, ranked: bool = False) -> Found | None:
-        """Return an assignment of least latency with no longer a period and latency than these; None where none fits.
+        """Return an assignment of least latency within these limits on period and latency; None where none fits.
 
         If `ranked` it has of equal ones the fewest stages, of these the least transfers.
         """
@@ -326,7 +326,7 @@ class Solver:
         return self.exclusive("latency", bounds, most_period_ps, most_ps)
 
     def steadiest(self, most_ps: float = ANY) -> Found | None:
-        """Return an assignment of least period, if that is no longer than this; None where none fits."""
+        """Return an assignment of least period within this limit; None where none fits."""
         bounds = self._bounds("period", ANY)
         candidate, least = self._from_start(bounds, "period", ANY), bounds.value[self._starts, 0].min()
         if candidate is None or least > most_ps:
@@ -337,15 +337,15 @@ class Solver:
         return self.exclusive("period", bounds, most_period_ps, most_period_ps)
 
     def relaxed(self, most_period_ps: int) -> Found | None:
-        """Return an assignment than which none with no longer a period than this is faster; its own may be longer."""
+        """Return an assignment at least as fast as any whose period is within this; its own period may be longer."""
         return self._from_start(self._bounds("latency", most_period_ps), "latency", most_period_ps)
 
     def least_period(self) -> int:
-        """Return a period, in picoseconds, than which none is shorter."""
+        """Return a lower bound of the period, in picoseconds."""
         return int(self._bounds("period", ANY).value[self._starts, 0].min())
 
     def least_moved(self) -> Integers:
-        """Return by class, end and first unit of a stage the least it can receive and send."""
+        """Return the least a stage can receive and send, by class, end and first unit."""
         transfer = self.tables.transfer
         received, sent = np.full((2, len(self.classes), transfer.shape[2]), UNREACHABLE, dtype=np.int64)
         received[:, 0] = sent[:, -1] = 0
@@ -408,7 +408,7 @@ class Solver:
             place = after[first_least(combine(links[last, classes, end], bounds.value[after, end]), ties)]
 
     def exclusive(self, measure: Measure, bounds: _Bounds, limit: int, most: float) -> Found | None:
-        """Return the best assignment within both limits, by what stages do receive and send; None where none is."""
+        """Return the best assignment within both limits, by actual transfers; None where there is none."""
         combine = np.add if measure == "latency" else np.maximum
         least, most = int(bounds.value[self._starts, 0].min()), int(min(most, ANY))
         nearly, stages = least, None

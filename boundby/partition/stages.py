@@ -105,7 +105,7 @@ class StageModule(nn.Module):
             return leaving.hidden.contiguous()
 
     def _enter(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call the first own unit with what was received, in place of the first tensor that it was given."""
+        """Call the first own unit with the received tensor in place of its first tensor argument."""
         leaves, spec = tree_flatten((args, kwargs))
         place = next(place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor))
         leaves[place] = self._received
@@ -231,7 +231,7 @@ def _watched(model: nn.Module, units: Mapping[str, int], inputs: Any, device: to
 
 
 def _entry(model: nn.Module, layers: tuple[str, ...]) -> str:
-    """Return the unit at which a stage begins: what stands before it has no weights, and computes anywhere."""
+    """Return the unit at which a stage begins: whatever precedes it has no weights and runs anywhere."""
     return next((name for name in layers if _has_weights(model.get_submodule(name))), layers[0])
 
 

@@ -119,7 +119,7 @@ class _Reading:
         return layer.path in self._blocks
 
     def cut_bytes(self) -> list[int]:
-        """Return what is alive behind each unit: what it gives, what waits for a later one, what the next takes else.
+        """Return the bytes alive behind each unit: its output, tensors kept for later units, other input of the next.
 
         Tensors are told apart by dtype and shape: what a unit gives waits until one takes a tensor that looks like it.
         """
@@ -183,7 +183,7 @@ class _Reading:
         return seconds
 
     def _storages(self) -> list[tuple[Storage, ...]]:
-        """Return the memory of each unit; that of layers in no unit goes to the unit they stand nearest to by name."""
+        """Return the memory of each unit; layers in no unit count for the unit nearest by name."""
         by_unit: list[dict[str, Storage]] = [{} for _ in self.layers]
         owner = {below.path: place for place, unit in enumerate(self.layers) for below in self._below(unit)}
         for layer in self._profile.layers if self.layers else ():
@@ -222,7 +222,7 @@ def _given_bytes(layer: LayerProfile) -> int:
 
 
 def _of(given: int | Mapping[str, int], layer: LayerProfile, is_meant: bool) -> int:
-    """Return the entry for this layer of what is given by name, or of one number the one for all that are meant."""
+    """Return this layer's entry of a mapping by name; a single number holds for all layers meant."""
     if isinstance(given, Mapping):
         return given.get(layer.path, given.get(layer.name, 0))
     return given if is_meant else 0

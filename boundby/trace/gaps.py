@@ -268,7 +268,7 @@ class IdleTime:
         return None if row == ABSENT else self._trace.names[self._trace.name[row]]
 
     def _waits_for_stream(self, device: Device, ender: np.ndarray) -> np.ndarray:
-        """Tell of each gap whether its end had to wait for another stream.
+        """Tell for each gap whether its end had to wait for another stream.
 
         It had where the trace tells of a wait that was put into its stream after the work before it, or, where a wait
         does not name its stream, that its thread called for between the two launches.
@@ -295,7 +295,7 @@ class IdleTime:
 def _any_between(
     lanes: np.ndarray, moments: np.ndarray, lane: np.ndarray, start: np.ndarray, end: np.ndarray
 ) -> np.ndarray:
-    """Tell of each span from `start` to `end` whether a moment of its `lane` lies in it, the end excluded."""
+    """Tell for each span from `start` to `end` (excluded) whether a moment of its `lane` lies in it."""
     # Moments as ranks, so that lane and moment fit into one integer.
     _, rank = np.unique(np.concatenate([moments, start, end]), return_inverse=True)
     of_moment, of_start, of_end = np.split(rank, [len(moments), len(moments) + len(start)])

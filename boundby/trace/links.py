@@ -52,7 +52,7 @@ def links(trace: Trace) -> Links:
 
 
 def kinds_of_work(trace: Trace) -> np.ndarray:
-    """Return, for every event, the place in `KINDS` of what a device does in it; -1 for events of the host."""
+    """Return the index in `KINDS` of each event's work on a device; -1 for events of the host."""
     kinds = np.full(len(trace.start_ns), -1, dtype=np.int8)
     kernel = trace.in_categories(["kernel"])
     kinds[kernel] = KINDS.index("compute")

@@ -179,7 +179,7 @@ def launching_operators(trace: Trace, tree: HostTree, linked: Links) -> np.ndarr
 
 
 def _combined(keys: Sequence[np.ndarray]) -> np.ndarray:
-    """Return one integer per place that is equal where all keys are."""
+    """Return one integer per row, equal exactly where all keys are equal."""
     whole = keys[0].astype(np.int64)
     size = int(whole.max(initial=0)) + 1
     for key in keys[1:]:

@@ -90,13 +90,13 @@ def without_excluded(trace: Trace) -> Trace:
 
 
 def _are_inside(start_ns: np.ndarray, end_ns: np.ndarray, spans: Intervals) -> np.ndarray:
-    """Return a mask of what lies wholly in one of the spans."""
+    """Return a mask of the events that lie wholly in one of the spans."""
     place = np.searchsorted(spans.start_ns, start_ns, side="right") - 1
     return (place >= 0) & (end_ns <= spans.end_ns[place])
 
 
 def _moved(moments: np.ndarray, spans: Intervals) -> np.ndarray:
-    """Return the moments, each one earlier by what of the spans lies before it."""
+    """Return the moments, each moved back by the length of the spans before it."""
     earlier: np.ndarray = moments - spans.covered_until(moments)
     return earlier
 

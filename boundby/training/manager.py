@@ -194,7 +194,7 @@ class ProfilerManager:
         return self._verdict
 
     def _begin_step(self) -> None:
-        """Begin the step that runs only now; warm-up, too, has the profiler at work in it."""
+        """Let the current step begin only now, as the profiler slows its warm-up too."""
         self.timer.restart_step()
         self._is_excluding = False  # the recorder ends one with its step
         is_at_work = self.slows_step
@@ -258,7 +258,7 @@ class ProfilerManager:
         self.stop(RuntimeError(UNSTOPPED))
 
     def _take_cycle(self, cycle: "Cycle") -> None:
-        """Leave what there is, for a run that is killed later, and tell the hooks."""
+        """Write the results so far, in case the run is killed later, and call the hooks."""
         if self._recorder:
             manifest = self._recorder.manifest
             if manifest.trace_path not in (None, self._derived):
@@ -267,7 +267,7 @@ class ProfilerManager:
         self.timer.hooks.tell("trace_ready", cycle)
 
     def _derive(self, manifest: "CaptureManifest") -> None:
-        """Write what the trace tells, and keep its verdict."""
+        """Write the results derived from the trace, and keep its verdict."""
         self._derived = manifest.trace_path
         results.publish_trace(self._place, manifest)
         analysis = results.analysis_of(manifest)
@@ -283,7 +283,7 @@ class ProfilerManager:
         files.write_json(self._place.path(results.SUMMARY), document)
 
     def _write_manifest(self, manifest: "CaptureManifest") -> None:
-        """Write it, and say what has failed; what was to be foreseen stands there alone."""
+        """Write it, and report what has failed; foreseen limits only stand in the file."""
         for downgrade in manifest.downgrades:
             if not downgrade.is_foreseen:
                 self.timer.remarks.tell(downgrade.what, downgrade.reason)

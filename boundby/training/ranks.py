@@ -136,7 +136,7 @@ def write_merged_summary(folder: str | Path) -> MergedRanks:
 
 
 def merge_at_stop(place: RunFiles) -> None:
-    """Write the summary of all processes from one that stops: the first, or the one that finds all others stopped.
+    """Write the merged summary if this stopping process is the first rank or finds all others stopped.
 
     The others leave it: a thousand processes that read the files of a thousand are too many.
     """
@@ -154,7 +154,7 @@ def _told(place: RunFiles, times: StageTimes) -> Told:
 
 
 def _versions(folder: Path) -> list[tuple[str, int, int]]:
-    """Return what changes when a process writes its files."""
+    """Return inode and time of the files of all processes, which change when one writes."""
     versions = []
     for name in (DOCUMENT, SUMMARY):
         for path in sorted(folder.glob(f"rank*_{name}")):

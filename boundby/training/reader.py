@@ -130,7 +130,7 @@ def _document(path: Path, with_rows: bool) -> tuple[StageTimes | None, str]:
 
 
 def _head(path: Path) -> bytes:
-    """Return the document without rows; they are not even read where they come after `HEAD_BYTES` at most."""
+    """Return the document without rows, which are not even read where they start within `HEAD_BYTES`."""
     with path.open("rb") as file:
         content = file.read(HEAD_BYTES)
         if ROWS not in content:  # no string in JSON holds that: its quotes would be escaped
@@ -162,7 +162,7 @@ class _LoggedRun:
         self._every = max(self._every, line.every)
 
     def empty_times(self, remark: Remark) -> StageTimes:
-        """Return the run without anything in it."""
+        """Return the times of the run without any rows."""
         header = self.header
         return StageTimes(
             status="running",
@@ -222,7 +222,7 @@ class _LoggedRun:
 
 
 def _last_run(lines: Iterable[Any]) -> _LoggedRun | None:
-    """Return the last run of a log; a damaged line spoils itself alone."""
+    """Return the last run of a log; a damaged line costs only itself."""
     run: _LoggedRun | None = None
     for document in lines:
         try:

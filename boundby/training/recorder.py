@@ -271,11 +271,11 @@ class StageRecorder:
         return self.current.number
 
     def choose_pace(self) -> None:
-        """Put events aside from now on, unless somebody waits for them."""
+        """From now on queue events instead of handling them at once, unless a hook waits for them."""
         self.note = self._understand_now if self._has_marks or self._hooks.watch_stages else self.events.append
 
     def settle(self, *, must: bool = False) -> None:
-        """Add up what has ended, as far as this thread may; if it `must`, once another thread is done with that.
+        """Add up what has ended if no other thread does so; if it `must`, wait for that thread first.
 
         Only the thread of the loop may ask the device: a question from another one would end the capture of a CUDA
         graph.
@@ -424,7 +424,7 @@ class StageRecorder:
             self._let_go(here, here.stack.pop())
 
     def end_step(self, here: ThreadState, now: int, number: int | None) -> int:
-        """Close the books of a step; return its ns."""
+        """End a step; return its ns."""
         self._own = here
         if here.stack:
             self._leave_step(here)
@@ -518,7 +518,7 @@ class StageRecorder:
         here.last_end = None
 
     def _put_right(self, here: ThreadState, name: str, now: int) -> bool:
-        """Cut off what is open inside the stage of this name; tell whether there is one."""
+        """End everything open inside the stage of this name; tell whether there is one."""
         stack = here.stack
         if not any(outer.name == name for outer in stack):
             return False
@@ -583,7 +583,7 @@ class StageRecorder:
             here.is_excluded = False
 
     def _usable(self, number: int, otherwise: int) -> int:
-        """Return the number of a step, or the other one where it cannot be."""
+        """Return the step's number, or the fallback where it is not usable."""
         if isinstance(number, int) and abs(number) <= LARGEST_STEP:
             return number
         self._remarks.add("number of a step", f"{number!r} is none; counted on")

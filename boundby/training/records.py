@@ -242,7 +242,7 @@ def times_from(content: bytes) -> StageTimes:
 
 
 def columns_of(rows: Any) -> dict[str, list[Any] | None]:
-    """Return rows as columns: null in place of what is not known, and of a column in which nothing is."""
+    """Return rows as columns: null for unknown values, and for a column without any known value."""
     return {name: _column(rows[name], name in NULLABLE) for name in rows.dtype.names}
 
 

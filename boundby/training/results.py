@@ -81,7 +81,7 @@ def publish_trace(place: RunFiles, manifest: "CaptureManifest") -> None:
 
 
 def give_name(file: Path, path: Path) -> None:
-    """Let a file be found at `path` too."""
+    """Link or copy a file to `path`."""
     with files.replacing(path) as temporary:
         try:
             os.link(file, temporary)
@@ -102,7 +102,7 @@ def analysis_of(manifest: "CaptureManifest") -> Analysis:
 
 
 def summary_document(times: StageTimes, manifest: "CaptureManifest | None", verdict: Verdict | None) -> dict[str, Any]:
-    """Return the run in sum: its stages, the verdict on it and on its trace, and what was given up."""
+    """Return the summary of the run: its stages, the verdicts on it and on its trace, and what was given up."""
     given_up = [asdict(remark) for remark in times.remarks]
     if manifest:
         given_up += [asdict(downgrade) for downgrade in manifest.downgrades]

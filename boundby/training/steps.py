@@ -261,7 +261,7 @@ def windows(num_steps: int) -> list[np.ndarray]:
 
 
 def share_of(name: str, bound: Bound, spent_s: np.ndarray, whole_s: np.ndarray) -> Share:
-    """Return the share of the time of some steps that was spent so."""
+    """Return the share of the time of some steps that was spent on this."""
     total = float(whole_s.sum())
     share = float(spent_s.sum()) / total if total else 0.0
     plain = Share(name, bound, float(spent_s.mean()), share)

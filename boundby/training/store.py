@@ -24,7 +24,7 @@ Held = Callable[[], contextlib.AbstractContextManager[None]]  # holds the sums, 
 
 @dataclass(frozen=True)
 class Pace:
-    """How often is written, and how much.
+    """How often to write, and how much.
 
     The log holds the rows of every step until it has `log_share` bytes, then those of every second step until it has
     twice as many, then of every fourth, and so on, and all spans: a run of a million steps takes seven shares. At
@@ -177,7 +177,7 @@ class Writer:
                 self._guarded(DOCUMENT, self._write_document)
 
     def stop(self) -> None:
-        """Write all that is left, and end the thread."""
+        """Write what is left, and end the thread."""
         self._is_over.set()
         thread = self._thread
         if thread is not None and thread.is_alive():

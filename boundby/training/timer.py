@@ -128,7 +128,7 @@ class StageTimer:
             self.failed(error)
 
     def restart_step(self) -> None:
-        """Let the step that runs begin now: what was done since the last one ended is no part of it or of any span."""
+        """Let the current step begin now: the time since the last one ended counts for no step and no span."""
         self._note(lambda recorder: ("restart_step", recorder.thread.state, recorder.clock(), None, None))
 
     def disturb(self) -> None:

@@ -70,7 +70,7 @@ def count(call: Callable[[], object], *, clock: Callable[[], float] | None = Non
 def count_by(
     call: Callable[[], object], owner: Callable[[], Owner], *, clock: Callable[[], float] | None = None
 ) -> tuple[dict[Owner, tuple[OperatorWork, ...]], int]:
-    """Count like `count`, apart for each owner, and return the operators of each and the `least_bytes` of the call.
+    """Count as `count` does, separately for each owner; return each one's operators and the call's `least_bytes`.
 
     `owner` is asked at every operator whose work it is: the module that is running, for example.
     """
@@ -127,7 +127,7 @@ class _Counter(TorchDispatchMode, Generic[Owner]):  # type: ignore[no-untyped-ca
         }
 
     def least_bytes(self, result: object) -> int:
-        """Return the bytes that the call cannot help touching; `result` is what it returned."""
+        """Return the least bytes that the call must touch; `result` is what it returned."""
         return self._footprint.bytes(result)
 
     def _entry(self, name: str, shapes: Shapes, tally: _Tally) -> OperatorWork:
@@ -163,7 +163,7 @@ class _Counter(TorchDispatchMode, Generic[Owner]):  # type: ignore[no-untyped-ca
 
 
 class _Footprint:
-    """The memory that a call cannot help touching: what was there before it, and what it returns."""
+    """The least memory a call must touch: what existed before it, and what it returns."""
 
     def __init__(self) -> None:
         self._made: set[int] = set()  # storages that operators of the call allocated
@@ -182,7 +182,7 @@ class _Footprint:
         return _storage(tensor) in self._made
 
     def touch(self, how: str, accesses: Sequence[operators.Access]) -> None:
-        """Note the bytes read or written of what was there before; touching them twice is touching them once."""
+        """Note the bytes read or written of memory that existed before; each byte counts once."""
         for tensor, moved in accesses:
             storage = _storage(tensor)
             if storage not in self._made:
@@ -199,5 +199,5 @@ class _Footprint:
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    """Return what names the memory of a tensor as long as the memory lives."""
+    """Return an identifier of a tensor's memory, valid while that memory lives."""
     return int(tensor.untyped_storage()._cdata)

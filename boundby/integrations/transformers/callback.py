@@ -104,7 +104,7 @@ class ProfCallback(TrainerCallback):
         self.stop(error)
 
     def attach(self, trainer: Any) -> Attachment:
-        """Time the stages of this Trainer's next training exactly, by its own methods; also told of exceptions.
+        """Time the stages of this Trainer's next training exactly, by wrapping its methods; exceptions are noticed too.
 
         What it returns lets go of the Trainer at the end of that training by itself, or when asked, or as a context
         manager. The callback need not be among the Trainer's.
@@ -115,7 +115,7 @@ class ProfCallback(TrainerCallback):
         return self._attachment
 
     def let_go(self, attachment: Attachment) -> None:
-        """Go on as a plain callback: this hold on a Trainer has ended."""
+        """Go on as a plain callback: the attachment to a Trainer has ended."""
         if self._attachment is attachment:
             self._attachment = None
 

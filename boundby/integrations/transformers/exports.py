@@ -54,7 +54,7 @@ class Exports:
 
 
 class Iteration:
-    """The folder of one cycle. Each file is made of its trace; what fails is a remark and hinders no other."""
+    """The folder of one cycle, with files made from its trace; a file that fails is a remark and stops no other."""
 
     def __init__(self, folder: Path, manifest: CaptureManifest, trace_path: Path, remarks: Remarks) -> None:
         self._folder = folder
@@ -142,7 +142,7 @@ class StageRanges:
 
 
 class NsightMode:
-    """What a program does that is to be profiled by Nsight Systems, to whose `report` it goes."""
+    """A run that Nsight Systems profiles, into `report`."""
 
     def __init__(self, report: str, environment: Mapping[str, str] = os.environ) -> None:
         self.report = report

@@ -44,7 +44,7 @@ class Profile(Protocol):
         ...
 
     def let_go(self, attachment: "Attachment") -> None:
-        """Go on as a plain callback: this hold on a Trainer has ended."""
+        """Go on as a plain callback: the attachment to a Trainer has ended."""
         ...
 
 
@@ -231,7 +231,7 @@ class HookMarks:
         self._hooks: list[Any] = []
 
     def train_begin(self, args: Any, model: torch.nn.Module | None) -> None:
-        """Watch the calls of the model, unless that would change what a compiler makes of it."""
+        """Watch the model's calls, unless that would change what is compiled."""
         obstacle = _obstacle(args, model)
         self._splits = obstacle is None
         if model is not None and obstacle is None:
@@ -259,7 +259,7 @@ class HookMarks:
         self._enter(stages.DATA)
 
     def epoch_end(self, control: Any) -> None:
-        """End the epoch; the wait that found no more data was none."""
+        """End the epoch; a wait that found no more data does not count."""
         self._drop()
         self._timer.end(stages.EPOCH)
         self._is_in_epoch = False
@@ -331,7 +331,7 @@ class HookMarks:
             self._enter(stages.CHECKPOINT if control.should_save else self._after)
 
     def _note_aside(self) -> None:
-        """Tell of calls that were not marked: the step goes on, so that they were not those of an evaluation."""
+        """Report calls that were not marked: the step went on, so it was not in an evaluation."""
         if self._has_aside:
             self._timer.remarks.add(stages.FORWARD, ASIDE)
             self._has_aside = False

@@ -23,7 +23,7 @@ def clean(text: str, longest: int = LONGEST_NAME) -> str:
 
 
 def layer_name(path: str) -> str:
-    """Return what stands for the layer at `path`; the root has no name of its own."""
+    """Return the layer's name for people; the root's path is empty."""
     return clean(label(path)) or UNPRINTABLE
 
 
