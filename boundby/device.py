@@ -175,7 +175,7 @@ def describe(device: torch.device) -> dict[str, Any]:
 
 
 def uuid_of(device: torch.device) -> str | None:
-    """Return the identifier NVML knows this GPU by, as it numbers them otherwise than CUDA; None for another device."""
+    """Return the identifier NVML knows this GPU by, since its numbers differ from CUDA's; None for other devices."""
     return str(torch.cuda.get_device_properties(device).uuid) if is_gpu(device) else None
 
 

@@ -241,11 +241,6 @@ class Share:
     drift: float | None = None
 
     @property
-    def is_stable(self) -> bool:
-        """Tell whether the share stays about the same; False where that is not known."""
-        return self.iqr is not None and self.iqr <= STEADY and abs(self.drift or 0.0) <= STEADY
-
-    @property
     def ends(self) -> tuple[float, float]:
         """The ends of the interval, the share itself where there is none."""
         return (
