@@ -11,6 +11,7 @@ from boundby.device import synchronizer
 from boundby.memory import MemoryMeter
 from boundby.sampler import Sampler
 from utils import columns, instruments
+from utils.document import Row
 from utils.visits import Visit
 
 SAMPLED = ("gpu_utilization_pct", "gpu_power_w", "gpu_sm_clock_mhz", "cpu_utilization_pct")
@@ -74,6 +75,6 @@ class MetricsCollector:
             "reading_reasons": {name: why for name in SAMPLED if (why := sampler.why_not(name))},
         }
 
-    def rows(self, visits: Sequence[Visit], batch_sizes: Sequence[int], half_width: float) -> list[dict[str, Any]]:
+    def rows(self, visits: Sequence[Visit], batch_sizes: Sequence[int], half_width: float) -> list[Row]:
         """Return one row per batch size, as `utils.columns.rows` makes them."""
         return columns.rows(visits, batch_sizes, half_width)

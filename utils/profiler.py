@@ -16,6 +16,7 @@ from boundby.sampler import NoSource, Sampler
 from boundby.sweep import Outcome, StopRule, sweep
 from boundby.timer import DeviceQueue, Timer, WarmUpRule, warm_up
 from utils.artifacts import started_at
+from utils.document import Row
 from utils.metrics import MetricsCollector
 from utils.selection import Selection
 from utils.visits import LEAST_ROUNDS, Timing, Visit
@@ -71,7 +72,7 @@ class InferenceProfiler:
         max_seconds: float = 15.0,
         finished: Sequence[Visit] = (),
         on_visit: Callable[[Visit], None] | None = None,
-    ) -> list[dict[str, Any]]:
+    ) -> list[Row]:
         """Return one row of metrics per batch size, smallest first; the columns are those of `utils.columns`.
 
         `num_runs` timed and `num_warmup_runs` untimed forwards are the least work per batch size; more rounds follow
@@ -88,15 +89,15 @@ class InferenceProfiler:
         plan = _Plan(self, selection, num_runs, num_warmup_runs, max_seconds)
         visits = list(finished)
 
-        def visit(batch_size: int, number: int) -> Outcome:
-            earlier = next((each for each in visits if each.batch_size == batch_size), None)
+        def visit_once(batch_size: int, number: int) -> Outcome:
+            earlier = next((visit for visit in visits if visit.batch_size == batch_size), None)
             made = plan.visit(batch_size, number, earlier.batches if earlier else None)
             visits.append(made)
             if on_visit:
                 on_visit(made)
             return made.outcome()
 
-        sweep(batch_sizes, visit, rule, finished=[each.outcome() for each in visits])
+        sweep(batch_sizes, visit_once, rule, finished=[visit.outcome() for visit in visits])
         return MetricsCollector(self.device).rows(visits, sorted(batch_sizes), rule.half_width)
 
 

@@ -21,6 +21,8 @@ from boundby.compare import (
 )
 from boundby.stats import estimate
 from utils.artifacts import METRICS_VERSION, EvaluationFolder, Layout
+from utils.document import Document, OtherVersion, read_document
+from utils.document import Row as SweepRow
 from utils.errors import InputError
 from utils.optimal import MEASURED
 from utils.visits import Timing, Visit, throughput_rounds, usable
@@ -32,7 +34,6 @@ FINGERPRINTS = {
     "machine_fingerprint": "machine (hardware, driver, quota)",
     "work_fingerprint": "work (rows, labels, max_length, method)",
 }
-DOCUMENT_KEYS = ("machine_fingerprint", "work_fingerprint", "model", "device", "batch_sizes", "full_dataset_metrics")
 LEAST_SHARDS = 5  # as rounds: an interval from fewer says next to nothing
 
 Point = tuple[str, int]  # dtype and batch size
@@ -45,11 +46,11 @@ class Results:
 
     path: Path
     layout: Layout
-    document: Mapping[str, Any]
+    document: Document
     rounds: Mapping[Point, list[float]]
 
     @property
-    def rows(self) -> dict[Point, Mapping[str, Any]]:
+    def rows(self) -> dict[Point, SweepRow]:
         """The rows of the document by dtype and batch size."""
         return {(row["dtype"], row["batch_size"]): row for row in self.document["batch_sizes"]}
 
@@ -173,7 +174,7 @@ class RunComparison:
     def verdict(self) -> str:
         """The headline: regression, improved, ambiguous, same, or not judged; the first of these that holds."""
         accuracy = self.accuracy.verdict if self.accuracy else None
-        if self.of("slower") or accuracy == "loss" or any(each.is_loss for each in self.missing):
+        if self.of("slower") or accuracy == "loss" or any(point.is_loss for point in self.missing):
             return "regression"
         if self.of("faster") or accuracy == "gain":
             return "improved"
@@ -197,7 +198,7 @@ class RunComparison:
             "b": _subject(self.b),
             "rows": [row.as_dict() for row in self.rows],
             "accuracy": self.accuracy.as_dict() if self.accuracy else None,
-            "missing": [vars(each) | {"is_loss": each.is_loss} for each in self.missing],
+            "missing": [vars(point) | {"is_loss": point.is_loss} for point in self.missing],
             "changes": [vars(change) for change in self.changes],
             "doubts": list(self.doubts),
         }
@@ -302,19 +303,17 @@ def predictions(results: Results) -> dict[int, tuple[str, bool]] | None:
         raise InputError(f"{path} cannot be read: {error!r}") from None
 
 
-def _document(path: Path) -> Mapping[str, Any]:
+def _document(path: Path) -> Document:
     try:
-        document = files.read_json(path)
+        return read_document(path, METRICS_VERSION)
     except FileNotFoundError:
         raise InputError(f"{path} is missing; give a results folder in which step 02 has run") from None
     except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read: {error}") from None
-    if not isinstance(document, dict) or document.get("schema_version") != METRICS_VERSION:
-        raise InputError(f"{path} is not a metrics file of schema version {METRICS_VERSION}; measure again (step 02)")
-    absent = [key for key in DOCUMENT_KEYS if key not in document]
-    if absent:
-        raise InputError(f"{path} lacks {', '.join(absent)}; measure again (step 02)")
-    return document
+        raise InputError(f"{path} cannot be read: {error}; measure again (step 02)") from None
+    except OtherVersion:
+        raise InputError(
+            f"{path} is not a metrics file of schema version {METRICS_VERSION}; measure again (step 02)"
+        ) from None
 
 
 def _point(visit: Visit) -> Point:
@@ -328,7 +327,7 @@ def pair_dtypes(a: Sequence[str], b: Sequence[str]) -> list[tuple[str, str]]:
     return [(dtype, dtype) for dtype in a if dtype in b]
 
 
-def minimum_effect(*documents: Mapping[str, Any]) -> float:
+def minimum_effect(*documents: Document) -> float:
     """Return the least difference worth a verdict on the devices of these documents, as a share; the largest counts."""
     kinds = [document["device"].get("type") for document in documents]
     return max(MINIMUM_EFFECT.get(kind, max(MINIMUM_EFFECT.values())) for kind in kinds)
@@ -355,8 +354,8 @@ def between_runs(a: Results, b: Results, least_effect: float) -> list[Row]:
     return rows
 
 
-def between_dtypes(document: Mapping[str, Any], rounds: Mapping[Point, Sequence[float]]) -> list[dict[str, Any]]:
-    """Return each further dtype of one run against its first, batch size by batch size, as plain rows.
+def between_dtypes(document: Document, rounds: Mapping[Point, Sequence[float]]) -> list[Row]:
+    """Return each further dtype of one run against its first, batch size by batch size.
 
     `rounds` holds the seconds per sample of each round (`rounds_of`). A is the first dtype of every row.
     """
@@ -367,7 +366,7 @@ def between_dtypes(document: Mapping[str, Any], rounds: Mapping[Point, Sequence[
     contrasts = [independent(rounds[first], rounds[second]) for first, second in pairs]
     judged = judge(contrasts, minimum_effect(document))
     return [
-        _row(pair, (rounds[pair[0]], rounds[pair[1]]), comparison).as_dict()
+        _row(pair, (rounds[pair[0]], rounds[pair[1]]), comparison)
         for pair, comparison in zip(pairs, judged, strict=True)
     ]
 
