@@ -250,7 +250,7 @@ def _doubts(point: Point) -> Iterator[Doubt]:
             "asked for; quiet the machine or raise max_seconds_per_batch_size"
         )
         yield Doubt("noisy", text)
-    if (point.first.warm_up or {}).get("converged") is False:
+    if point.first.warm_up and not point.first.warm_up.converged:
         yield Doubt("warm-up", "it did not converge")
     if batches.outliers:
         text = f"{batches.outliers} of {batches.n} batches lie ten standard deviations or more from the median"
@@ -268,8 +268,8 @@ def _doubts(point: Point) -> Iterator[Doubt]:
 def _disturbed(visits: Sequence[Visit]) -> Iterator[Doubt]:
     """Yield one doubt on the disturbances of the visits that count, if there are any."""
     texts: dict[str, list[str]] = {}
-    for disturbance in (each for visit in visits for each in visit.disturbances):
-        texts.setdefault(disturbance["kind"], []).append(disturbance["text"])
+    for disturbance in (disturbance for visit in visits for disturbance in visit.disturbances):
+        texts.setdefault(disturbance.kind, []).append(disturbance.text)
     if texts:
         rounds = sum(bool(visit.disturbances) for visit in visits)
         examples = "; ".join(f"{said[0]} (in {len(said)})" for said in texts.values())
@@ -420,8 +420,8 @@ COLUMNS: tuple[Column, ...] = (
         lambda p: _first(next((t.seconds * 1e3 for t in p.first.of("cold")), None)),
         shown="first (cold) call, ms",
     ),
-    Column("warmup_runs", WARM_UP, lambda p: _first((p.first.warm_up or {}).get("runs"))),
-    Column("warmup_converged", WARM_UP, lambda p: _first((p.first.warm_up or {}).get("converged"))),
+    Column("warmup_runs", WARM_UP, lambda p: _first(p.first.warm_up and p.first.warm_up.runs)),
+    Column("warmup_converged", WARM_UP, lambda p: _first(p.first.warm_up and p.first.warm_up.converged)),
     Column("memory_allocated_mb", HELD, _most("device_allocated_bytes")),
     Column("memory_reserved_mb", HELD, _most("device_reserved_bytes")),
     Column("memory_peak_mb", PEAK, _most("device_peak_allocated_bytes"), shown="GPU memory, peak allocated, MB"),

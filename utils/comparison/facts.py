@@ -19,6 +19,7 @@ from boundby.compare import (
     paired,
     paired_shares,
 )
+from boundby.disturbance import Disturbance
 from boundby.stats import estimate
 from utils.artifacts import METRICS_VERSION, EvaluationFolder, Layout
 from utils.document import Document, OtherVersion, read_document
@@ -37,7 +38,7 @@ FINGERPRINTS = {
 LEAST_SHARDS = 5  # as rounds: an interval from fewer says next to nothing
 
 Point = tuple[str, int]  # dtype and batch size
-RECORDED = ({"kind": "recorded", "text": "recorded in raw_samples.csv", "is_passing": True},)
+RECORDED = (Disturbance("recorded", "recorded in raw_samples.csv"),)  # type: ignore[arg-type]  # no kind is recorded
 
 
 @dataclass(frozen=True)
