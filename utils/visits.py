@@ -37,14 +37,14 @@ class Memory(TypedDict, total=False):
     A comparison reads visits where no torch need be.
     """
 
-    device_allocated_bytes: float | None
-    device_reserved_bytes: float | None
-    device_peak_allocated_bytes: float | None
-    device_peak_reserved_bytes: float | None
-    device_total_bytes: float | None
-    device_before_bytes: float | None
-    process_bytes: float
-    process_peak_bytes: float | None
+    device_allocated_bytes: int | None
+    device_reserved_bytes: int | None
+    device_peak_allocated_bytes: int | None
+    device_peak_reserved_bytes: int | None
+    device_total_bytes: int | None
+    device_before_bytes: int | None
+    process_bytes: int
+    process_peak_bytes: int | None
     reasons: Sequence[str]
     doubts: Sequence[str]
 
