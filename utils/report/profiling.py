@@ -5,12 +5,13 @@ from collections.abc import Iterator, Sequence
 from boundby.layers.ranking import Ranked, blocks, by_self_time
 from boundby.layers.records import ModelProfile
 from boundby.verdict import ARITHMETIC, OF_CAUSES, fix_of_cause
+from utils.document import Launches, Trace, TracedDevice, TraceSteps, Verdict
 from utils.plots import layers as layer_bars
 from utils.plots import memory, timeline
 from utils.render.blocks import Block, BulletList, DefinitionList, Heading, Paragraph, Table
 from utils.render.formatting import NOTHING, clean, listed, number, times
 from utils.report.pictures import Content, show
-from utils.report.sources import Missing, ReportData, Trace
+from utils.report.sources import Missing, ReportData
 from utils.trace_analysis import text as trace_text
 from utils.trace_analysis import words
 
@@ -70,7 +71,7 @@ def _verdict(trace: Trace) -> str:
     return f"{said} (confidence {verdict['confidence']})."
 
 
-def _against_sweep(data: ReportData, verdict: Trace) -> list[Block]:
+def _against_sweep(data: ReportData, verdict: Verdict) -> list[Block]:
     """Return whether the sweep came to the same verdict at the batch size of the trace, and what to make of it."""
     point = (data.manifest.dtype, data.manifest.batch_size)
     swept = next((row.get("verdict") for row in data.rows if (row["dtype"], row["batch_size"]) == point), None)
@@ -83,7 +84,7 @@ def _against_sweep(data: ReportData, verdict: Trace) -> list[Block]:
     return [Paragraph(f"{text} {WHOM_TO_BELIEVE}", strong="The two verdicts differ:")]
 
 
-def _possible(verdict: Trace) -> set[str]:
+def _possible(verdict: Verdict) -> set[str]:
     """Return the bounds that a verdict leaves open; a trace cannot tell whether the work fills the device."""
     found = {verdict["bound"], *verdict["alternatives"]} - {"mixed"}
     return found | set(ARITHMETIC) if "under_utilised" in found else found
@@ -98,7 +99,7 @@ def _doubts(trace: Trace) -> list[Block]:
     return [BulletList(items)] if items else []
 
 
-def _shares(device: Trace) -> Iterator[tuple[str, str]]:
+def _shares(device: TracedDevice) -> Iterator[tuple[str, str]]:
     on_host, whole = device["device"] is None, device["window_ms"]
     parts = [] if on_host else [f"{words.plain(k)} {_share(ms, whole)}" for k, ms in device["exposed_ms"].items() if ms]
     text = f"{_share(device['busy_ms'], whole)} of {number(whole)} ms"
@@ -107,7 +108,7 @@ def _shares(device: Trace) -> Iterator[tuple[str, str]]:
     yield "Between operators" if on_host else "Idle", gaps
 
 
-def _steps(steps: Trace) -> Iterator[tuple[str, str]]:
+def _steps(steps: TraceSteps) -> Iterator[tuple[str, str]]:
     found, expected = len(steps["numbers"]), steps["expected"]
     if not found:
         yield "Steps", "none are marked; this is about all that was recorded"
@@ -118,7 +119,7 @@ def _steps(steps: Trace) -> Iterator[tuple[str, str]]:
     yield "Steps", text
 
 
-def _hidden(device: Trace) -> Iterator[tuple[str, str]]:
+def _hidden(device: TracedDevice) -> Iterator[tuple[str, str]]:
     """Yield how much of the communication and of the copies nothing hides."""
     for kind, label in (("communication", "Communication"), ("memcpy", "Copies")):
         spent = device["by_kind_ms"].get(kind)
@@ -129,7 +130,7 @@ def _hidden(device: Trace) -> Iterator[tuple[str, str]]:
             )
 
 
-def _launches(found: Trace) -> Iterator[tuple[str, str]]:
+def _launches(found: Launches) -> Iterator[tuple[str, str]]:
     if not found["calls"] or not found["call_us"] or not found["delay_us"]:
         return
     call, delay = (_duration(found[key]["median"]) for key in ("call_us", "delay_us"))
@@ -184,9 +185,9 @@ def _cause(name: str, on_host: bool) -> str:
     return "between operators" if on_host and name == "launch" else words.plain(name)
 
 
-def _meanwhile(device: Trace, cause: str) -> str:
-    found = device["idle_details"].get(cause, ())[:2]
-    return ", ".join(f"{clean(each['host_in'], LONGEST_HOST)} {number(each['ms'])}" for each in found)
+def _meanwhile(device: TracedDevice, cause: str) -> str:
+    longest = device["idle_details"].get(cause, ())[:2]
+    return ", ".join(f"{clean(spent['host_in'], LONGEST_HOST)} {number(spent['ms'])}" for spent in longest)
 
 
 def _duration(microseconds: float) -> str:
