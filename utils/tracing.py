@@ -1,8 +1,7 @@
 """The trace of a few batches: which batches, which files are made of it, and what is said on the terminal."""
 
 import contextlib
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass
 
 import torch
 
@@ -26,6 +25,29 @@ TOP_OPERATORS = 5
 STACKS_DETAIL = "Python frames of one batch, recorded in a step of their own; width is time."
 
 
+@dataclass(frozen=True)
+class Recording:
+    """What was recorded at which batch size, why at that one, and what the trace says (None without a trace)."""
+
+    batch_size: int
+    batch_size_reason: str
+    taken: CaptureManifest
+    analysis: Examination | None
+
+    def lines(self) -> list[str]:
+        """Return what was recorded, and what was not and why, as lines for the terminal."""
+        lines = [
+            f"traced {self.taken.steps_recorded} of {self.taken.steps_expected} steps "
+            f"at batch size {self.batch_size} ({self.batch_size_reason})"
+        ]
+        if self.analysis:
+            lines += text.lines(self.analysis, top=TOP_OPERATORS)
+        remarks = {"downgrades": self.taken.downgrades, "unavailable": self.taken.unavailable}
+        return lines + [
+            f"{kind}: {remark.what}: {remark.reason}" for kind, listed in remarks.items() for remark in listed
+        ]
+
+
 def choose_batch_size(run: Run) -> tuple[int, str]:
     """Return the batch size to trace, and why: the one asked for, the optimal one, or the middle of the sweep."""
     if run.config.trace.batch_size:
@@ -40,8 +62,8 @@ def choose_batch_size(run: Run) -> tuple[int, str]:
     return sizes[len(sizes) // 2], "the middle of profiling.batch_sizes; step 02 has not found an optimal one"
 
 
-def record(run: Run, loaded: LoadedModel, rows: Rows, max_length: int) -> dict[str, Any]:
-    """Trace a few batches, write what the trace tells, and return the manifest with that `analysis` (None without)."""
+def record(run: Run, loaded: LoadedModel, rows: Rows, max_length: int) -> Recording:
+    """Trace a few batches, and write what the trace tells."""
     settings, layout = run.config.trace, run.layout
     batch_size, why = choose_batch_size(run)
     steps = settings.warmup_steps + settings.active_steps
@@ -78,9 +100,8 @@ def record(run: Run, loaded: LoadedModel, rows: Rows, max_length: int) -> dict[s
         **asdict(taken),
     }
     files.write_json(layout.trace_manifest, manifest)
-    if taken.trace_path is None:
-        return {**manifest, "analysis": None}
-    return {**manifest, "analysis": _derive(layout, taken, _peak_flops_per_s(layout, loaded.dtype))}
+    analysis = _derive(layout, taken, _peak_flops_per_s(layout, loaded.dtype)) if taken.trace_path else None
+    return Recording(batch_size, why, taken, analysis)
 
 
 def _derive(layout: Layout, taken: CaptureManifest, peak_flops_per_s: float | None) -> Examination:
@@ -105,16 +126,3 @@ def _peak_flops_per_s(layout: Layout, dtype: str) -> float | None:
             if each["dtype"] == dtype and each["is_configured"]:
                 return each["flops_per_s"]
     return None
-
-
-def console_lines(manifest: dict[str, Any]) -> list[str]:
-    """Return what was recorded, and what was not and why, as lines for the terminal."""
-    lines = [
-        f"traced {manifest['steps_recorded']} of {manifest['steps_expected']} steps "
-        f"at batch size {manifest['batch_size']} ({manifest['batch_size_reason']})"
-    ]
-    if manifest["analysis"]:
-        lines += text.lines(manifest["analysis"], top=TOP_OPERATORS)
-    for kind in ("downgrades", "unavailable"):
-        lines += [f"{kind}: {remark['what']}: {remark['reason']}" for remark in manifest[kind]]
-    return lines

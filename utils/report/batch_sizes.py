@@ -1,13 +1,13 @@
 """The sweep as a table, what its gaps mean, which batch size to use, and whether the targets are met."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from utils.document import Choice, Optimal, Row, Target
 from utils.plots import batch_size_comparison, metrics_heatmap
 from utils.render.blocks import Block, DefinitionList, Heading, Paragraph, Table
 from utils.render.formatting import NOTHING, clean, listed, number, spread, unknown
 from utils.report.pictures import Content, show
-from utils.report.sources import ReportData, Row
+from utils.report.sources import ReportData
 
 COLUMNS = (  # key, header
     ("throughput_samples_per_sec_mean", "samples\n/s"),
@@ -40,15 +40,15 @@ OF_ALL = ("latency_per_sample_ms", "throughput_samples_per_sec", "accuracy")  # 
 
 def section(data: ReportData) -> list[Content]:
     """Return one table per dtype, the reasons for what is missing, the choices and the pictures."""
-    found: list[Content] = [Heading("Batch Size Analysis")]
+    content: list[Content] = [Heading("Batch Size Analysis")]
     if not data.rows:
-        found.append(Paragraph("No batch size was measured yet."))
+        content.append(Paragraph("No batch size was measured yet."))
     columns = (*COLUMNS, *(GPU_COLUMNS if data.is_on_gpu else CPU_COLUMNS))
     for dtype in data.dtypes:
-        found += [_table(dtype, data.of(dtype), columns), DefinitionList(_choices(data.best[dtype]))]
-    found.append(show(data, batch_size_comparison.figure, data.measured, data.choice, data.config.targets))
-    found.append(show(data, metrics_heatmap.figure, data.measured, data.choice))
-    return found
+        content += [_table(dtype, data.of(dtype), columns), DefinitionList(_choices(data.best[dtype]))]
+    content.append(show(data, batch_size_comparison.figure, data.measured, data.choice, data.config.targets))
+    content.append(show(data, metrics_heatmap.figure, data.measured, data.choice))
+    return content
 
 
 def _table(dtype: str, rows: Sequence[Row], columns: Sequence[tuple[str, str]]) -> Table:
@@ -76,8 +76,8 @@ def _cell(key: str, value: float | None) -> str:
 def _doubted(rows: Sequence[Row]) -> list[str]:
     """Return which rows are doubtful, and the kinds of their doubts."""
     kinds = {row["batch_size"]: dict.fromkeys(row.get("doubt_kinds", ())) for row in rows if row["doubts"]}
-    found = [f"{batch_size} ({', '.join(those)})" for batch_size, those in kinds.items()]
-    return [f"doubtful: batch size {listed(found)}; why is below, under Doubts"] if found else []
+    doubtful = [f"{batch_size} ({', '.join(those)})" for batch_size, those in kinds.items()]
+    return [f"doubtful: batch size {listed(doubtful)}; why is below, under Doubts"] if doubtful else []
 
 
 def _notes(rows: Sequence[Row], columns: Sequence[tuple[str, str]]) -> list[str]:
@@ -99,11 +99,11 @@ def _notes(rows: Sequence[Row], columns: Sequence[tuple[str, str]]) -> list[str]
     ]
 
 
-def _choices(best: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _choices(best: Optimal) -> list[tuple[str, str]]:
     return [(label, _choice(best[key] if key else best)) for key, label in CHOICES]
 
 
-def _choice(choice: Mapping[str, Any]) -> str:
+def _choice(choice: Choice) -> str:
     if choice["batch_size"] is None:
         return f"none ({choice['reason']})"
     return f"{choice['batch_size']} ({number(choice['throughput_samples_per_sec'])} samples/s): {choice['reason']}"
@@ -115,14 +115,14 @@ def targets(data: ReportData) -> list[Block]:
     if not data.targets:
         return [heading, Paragraph("No target is set (targets.* in the settings).")]
     judged = [(UNITS[target["name"]][0], _judgement(target, data)) for target in data.targets]
-    found: list[Block] = [heading, DefinitionList(judged)]
+    blocks: list[Block] = [heading, DefinitionList(judged)]
     if list(data.targets) != list(data.document["targets"]):
         measured = f"{data.layout.metrics.name} has those of the measurement."
-        found.append(Paragraph(f"These are the targets of the present settings; {measured}"))
-    return found
+        blocks.append(Paragraph(f"These are the targets of the present settings; {measured}"))
+    return blocks
 
 
-def _judgement(target: Row, data: ReportData) -> str:
+def _judgement(target: Target, data: ReportData) -> str:
     _, unit, direction = UNITS[target["name"]]
     wanted = f"target {direction} {target['target']:g} {unit}".rstrip()
     if target["met"] is None:

@@ -1,14 +1,14 @@
 """The verdict and where the time goes: what limits each batch size, its evidence, gains, ceilings, operators."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from utils.comparison.facts import between_dtypes
+from utils.comparison import facts
+from utils.document import Ceilings, Gain, Operator, Row, Verdict
 from utils.plots import operators, roofline
 from utils.render.blocks import Block, BulletList, Heading, Paragraph, Table
 from utils.render.formatting import NOTHING, clean, listed, number, times, unknown
 from utils.report.pictures import Content, show
-from utils.report.sources import Missing, ReportData, Row
+from utils.report.sources import Missing, ReportData
 
 MEANING = {
     "compute": "compute: the time goes into matrix products and attention",
@@ -42,21 +42,21 @@ FUSED_ATTENTION = (
 )
 
 
-def of(row: Row | None) -> Mapping[str, Any] | None:
+def of(row: Row | None) -> Verdict | None:
     """Return the verdict of a row, or None where there is none."""
-    return (row or {}).get("verdict")
+    return row.get("verdict") if row else None
 
 
 def what(data: ReportData) -> str:
     """Return in one sentence what the chosen batch size is bound by."""
-    row, found = data.chosen, of(data.chosen)
-    if row is None or found is None:
+    row, verdict = data.chosen, of(data.chosen)
+    if row is None or verdict is None:
         return unknown(data.choice["reason"] if row is None else row["reasons"].get("bound"))
-    text = MEANING[found["bound"]]
-    if found["alternatives"]:
-        text += f" ({listed(found['alternatives'])})"
-    share = found["share_of_limit"]
-    reached = "" if share is None else f"; {_limit(found['bound'])} for {_percent(share)} of its time"
+    text = MEANING[verdict["bound"]]
+    if verdict["alternatives"]:
+        text += f" ({listed(verdict['alternatives'])})"
+    share = verdict["share_of_limit"]
+    reached = "" if share is None else f"; {_limit(verdict['bound'])} for {_percent(share)} of its time"
     return f"batch size {row['batch_size']} in {row['dtype']} is bound by {text}{reached}"
 
 
@@ -68,13 +68,13 @@ def _limit(bound: str) -> str:
 
 def why(data: ReportData) -> str:
     """Return the evidence in one line, and how sure it is."""
-    found = of(data.chosen)
-    if found is None:
+    verdict = of(data.chosen)
+    if verdict is None:
         return unknown("there is no verdict")
-    if not found["evidence"]:
-        return clean("; ".join(found["doubts"]), longest=300)
-    sure = f"confidence {found['confidence']}, {TRIED.get(found['confirmation'], 'not tested by intervention')}"
-    return "; ".join([*(found.get("telling") or found["evidence"][:1]), sure])
+    if not verdict["evidence"]:
+        return clean("; ".join(verdict["doubts"]), longest=300)
+    sure = f"confidence {verdict['confidence']}, {TRIED.get(verdict['confirmation'], 'not tested by intervention')}"
+    return "; ".join([*(verdict.get("telling") or verdict["evidence"][:1]), sure])
 
 
 def section(data: ReportData) -> list[Content]:
@@ -92,13 +92,13 @@ def section(data: ReportData) -> list[Content]:
     if chosen and data.chosen:
         where = f"batch size {data.chosen['batch_size']} in {data.chosen['dtype']}"
         blocks.append(Paragraph(f"Evidence at {where}:"))
-        blocks.append(BulletList([*chosen["evidence"], *(f"doubt: {each}" for each in chosen["doubts"])]))
+        blocks.append(BulletList([*chosen["evidence"], *(f"doubt: {doubt}" for doubt in chosen["doubts"])]))
         blocks += _gains(chosen["gains"], where)
     blocks += [picture, _ceilings(data), _memory(data.document["ceilings"])]
     return [*blocks, *_dtypes(data)]
 
 
-def _ceilings_of(data: ReportData) -> Mapping[str, Any] | Missing:
+def _ceilings_of(data: ReportData) -> Ceilings | Missing:
     """Return the ceilings that the roofline is drawn under, or why it cannot be drawn."""
     ceilings, reason = data.document["ceilings"], data.document["ceilings_reason"]
     why_not = roofline.why_not(data.rows, ceilings, reason)
@@ -119,9 +119,9 @@ def _table(dtype: str, rows: Sequence[Row], is_on_gpu: bool) -> Table:
 
 
 def _cells(row: Row, columns: Sequence[str], is_on_gpu: bool) -> list[str]:
-    found = of(row) or {}
+    verdict = of(row) or {}
     rate = NOTHING if row["flops_per_sec"] is None else number(row["flops_per_sec"] / 1e9)
-    cells = [str(row["batch_size"]), found["bound"], found["confidence"], CONFIRMED[found["confirmation"]], rate]
+    cells = [str(row["batch_size"]), verdict["bound"], verdict["confidence"], CONFIRMED[verdict["confirmation"]], rate]
     cells += [_number(row[name]) if name == ENERGY else _whole(row[name]) for name in columns]
     cells += [_number(row[f"{name}_per_batch_ms"]) for name in ("device", "enqueue")] if is_on_gpu else []
     return [*cells, str(row["disturbed_rounds"])]
@@ -129,7 +129,7 @@ def _cells(row: Row, columns: Sequence[str], is_on_gpu: bool) -> list[str]:
 
 def _notes(rows: Sequence[Row]) -> list[str]:
     """Return what a word leaves open, and why a cell has no value, equal reasons together."""
-    found = [
+    notes = [
         f"batch size {row['batch_size']} {verdict['bound']}: {listed(verdict['alternatives'])}"
         for row in rows
         if (verdict := of(row)) and verdict["alternatives"]
@@ -140,19 +140,19 @@ def _notes(rows: Sequence[Row]) -> list[str]:
             if row[name] is None:
                 reason = row["reasons"].get(name, "no reason was recorded")
                 reasons.setdefault((name, reason), []).append(row["batch_size"])
-    return found + [
+    return notes + [
         f"{name} unknown{'' if len(sizes) == len(rows) else f' at batch size {listed(sizes)}'}: {clean(why, 200)}"
         for (name, why), sizes in reasons.items()
     ]
 
 
-def _gains(gains: Sequence[Mapping[str, Any]], where: str) -> list[Block]:
+def _gains(gains: Sequence[Gain], where: str) -> list[Block]:
     if not gains:
         return [Paragraph(f"No fix that these figures know of would gain more than 2 % at {where}.")]
     bounds = "bounds, not promises: each is what would be left if the fix were perfect, and they do not multiply"
     return [
         Paragraph(f"What each fix could gain at {where} ({bounds}):"),
-        BulletList([f"at most {times(each['at_most'])} times: {each['fix']} ({each['basis']})" for each in gains]),
+        BulletList([f"at most {times(gain['at_most'])} times: {gain['fix']} ({gain['basis']})" for gain in gains]),
     ]
 
 
@@ -160,23 +160,28 @@ def _ceilings(data: ReportData) -> Table:
     """Return which setting of matrix products reaches what on this machine."""
     rows = [
         [
-            each["dtype"],
-            each["precision"] or NOTHING,
-            "in use" if each["is_configured"] and each["dtype"] in data.dtypes else "",
-            number(each["flops_per_s"] / 1e9),
-            str(each["size"]),
-            f"{each['relative_error']:.1e}",
+            ceiling["dtype"],
+            ceiling["precision"] or NOTHING,
+            "in use" if ceiling["is_configured"] and ceiling["dtype"] in data.dtypes else "",
+            number(ceiling["flops_per_s"] / 1e9),
+            str(ceiling["size"]),
+            f"{ceiling['relative_error']:.1e}",
         ]
-        for each in data.document["ceilings"]["compute"]
+        for ceiling in data.document["ceilings"]["compute"]
     ]
     headers = ["dtype", "float32\nprecision", "", "GFLOP/s", "at size", "largest\nerror"]
     return Table(headers, rows, left=[0, 1, 2], caption="What this machine reaches: matrix products")
 
 
-def _memory(ceilings: Mapping[str, Any]) -> Table:
+def _memory(ceilings: Ceilings) -> Table:
     rows = [
-        [each["level"], number(each["bytes_per_s"] / 1e9), number(each["working_set_bytes"] / 1e6), each["operation"]]
-        for each in ceilings["memory"]
+        [
+            level["level"],
+            number(level["bytes_per_s"] / 1e9),
+            number(level["working_set_bytes"] / 1e6),
+            level["operation"],
+        ]
+        for level in ceilings["memory"]
     ]
     dispatch = f"Issuing one operator takes {1e6 * ceilings['dispatch_s']:.1f} us."
     headers = ["memory", "GB/s", "MB\ntouched", "by"]
@@ -187,29 +192,26 @@ def _dtypes(data: ReportData) -> list[Block]:
     """Return how the other dtypes of the sweep compare with the first, where it was repeated."""
     if len(data.dtypes) < 2 or not data.rounds:
         return []
-    found = between_dtypes(data.document, data.rounds)
     rows = [
         [
-            each["dtype_b"],
-            str(each["batch_size"]),
-            each["verdict"],
-            _number(each["throughput_a_samples_per_sec"]),
-            _number(each["throughput_b_samples_per_sec"]),
-            _speed_ratio(each),
+            row.dtype_b,
+            str(row.batch_size),
+            row.verdict or NOTHING,
+            number(row.samples_per_sec_a),
+            number(row.samples_per_sec_b),
+            _speed_ratio(row),
         ]
-        for each in found
+        for row in facts.between_dtypes(data.document, data.rounds)
     ]
     headers = ["dtype", "batch\nsize", "is", f"{data.dtypes[0]}\nsamples/s", "its\nsamples/s", "times the speed"]
     notes = ["Judged by rounds, with Holm's correction over all rows; see docs/method.md."]
     return [Table(headers, rows, left=[0, 2, 5], caption=f"Against {data.dtypes[0]}", notes=notes)]
 
 
-def _speed_ratio(row: Mapping[str, Any]) -> str:
-    if row["time_ratio"] is None:
-        return NOTHING
-    low, high = row["time_ratio_ci_high"], row["time_ratio_ci_low"]
-    ends = f" [{times(1 / low)}, {times(1 / high)}]" if low and high else ""
-    return f"{times(1 / row['time_ratio'])}{ends}"
+def _speed_ratio(row: facts.Row) -> str:
+    judged = row.comparison
+    ends = f" [{times(1 / judged.high)}, {times(1 / judged.low)}]" if judged and judged.low and judged.high else ""
+    return f"{times(1 / row.time_ratio)}{ends}"
 
 
 def _number(value: float | None) -> str:
@@ -236,11 +238,11 @@ def where_time_goes(data: ReportData) -> list[Content]:
 
 def _findings(data: ReportData) -> list[str]:
     row = data.chosen
-    found = [_kinds_of_work(data.operators)] if data.operators else []
+    sentences = [_kinds_of_work(data.operators)] if data.operators else []
     if row is None:
-        return [*found, f"Nothing about batches: {data.choice['reason']}."]
+        return [*sentences, f"Nothing about batches: {data.choice['reason']}."]
     return [
-        *found,
+        *sentences,
         _padding(row),
         _tokenizing(row),
         *_fixed_costs(data.of(row["dtype"])),
@@ -274,7 +276,7 @@ def _cold(row: Row) -> str:
     return f"{first} took {number(row['cold_call_ms'])} ms; a service pays it once."
 
 
-def _kinds_of_work(operators: Sequence[Row]) -> str:
+def _kinds_of_work(operators: Sequence[Operator]) -> str:
     """Say which share of the traced time is matrix products and fused attention."""
     on_device = any(row["device_total_ms"] for row in operators)
     key, where = ("device_pct", "GPU time") if on_device else ("cpu_self_pct", "operators' own CPU time")
@@ -286,7 +288,7 @@ def _kinds_of_work(operators: Sequence[Row]) -> str:
     )
 
 
-def _plain(row: Row) -> str:
+def _plain(row: Operator) -> str:
     return row["name"].rpartition("::")[2]
 
 
@@ -343,7 +345,7 @@ def _recorded(data: ReportData) -> str:
     return f" ({batches}, {clean(manifest.dtype)})"
 
 
-def _operator_cells(row: Row, on_device: bool) -> list[str]:
+def _operator_cells(row: Operator, on_device: bool) -> list[str]:
     cells = [clean(row["name"], LONGEST_OPERATOR), f"{row['calls']:,}"]
     cells += [_cell(row["cpu_self_ms"]), _share(row["cpu_self_pct"])]
     return [*cells, _cell(row["device_total_ms"]), _share(row["device_pct"])] if on_device else cells
