@@ -59,7 +59,7 @@ def identity(config: Config, receipt: DataReceipt, source: ModelSource) -> Ident
         task=source.task,
         rows=size,
         dataset_rows=receipt.rows,
-        dataset_sha256=receipt.dataset["sha256"],
+        dataset_sha256=receipt.dataset.sha256,
         sample_seed=seed,
         model_fingerprint=source.fingerprint,
         model_sha256=model_sha256,
