@@ -5,6 +5,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from boundby import files
@@ -44,8 +45,7 @@ def finalize(plan: Plan, folder: EvaluationFolder, dataset: Path, subset_sizes: 
     files.write_csv(folder.predictions, proven_rows(), task.COLUMNS)
     score.write(folder, plan.fingerprint)
     metrics = {
-        "samples": identity.rows,
-        **score.metrics(),
+        **msgspec.to_builtins(score.metrics()),
         **_cost(plan, facts, costs),
         **_memory(costs),
         "plan": plan.fingerprint,
@@ -112,8 +112,8 @@ def _cost(plan: Plan, facts: Sequence[parts.Facts], costs: Sequence[parts.Cost])
         "truncated": None if None in truncated else sum(count for count in truncated if count),
         "out_of_memory": sum(cost.out_of_memory for cost in costs),
         **{name: getattr(plan.choices, name) for name in CHOICES},
-        "exactness": plan.reasons["exactness"],
-        "exactness_reason": None if plan.reasons["exactness"] else plan.reasons["precision"],
+        "exactness": plan.reasons.exactness,
+        "exactness_reason": None if plan.reasons.exactness else plan.reasons.precision,
     }
 
 

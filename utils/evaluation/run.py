@@ -201,7 +201,7 @@ def _workers(run: Run) -> int:
 
 def described(made: plans.Plan) -> str:
     """Return the plan as a line for the terminal."""
-    choices, why = made.choices, made.reasons["token_budget"]["reason"]
+    choices, why = made.choices, made.reasons.token_budget.reason
     return (
         f"{made.identity.rows:,} rows in {len(made.shards)} shards; batches of {choices.token_budget:,} "
         f"tokens ({why}); {choices.precision}; {choices.threads_per_worker} threads per worker"

@@ -2,8 +2,9 @@
 
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import sklearn.metrics
@@ -30,7 +31,36 @@ PAIRS = 20  # of classes that are most confused
 MISTAKES = 20
 LONGEST_TEXT = 500  # characters
 CUT = "…"
-CALIBRATION = ("mean_confidence", "ece", "ece_by_chance", "brier_score")
+
+
+class SubsetScores(msgspec.Struct, frozen=True):
+    """The scores of the first rows of the sample."""
+
+    samples: int
+    accuracy: float
+    f1_macro: float
+    f1_weighted: float
+
+
+class Scores(msgspec.Struct, frozen=True):
+    """The scores of all parts, as the metrics hold them beside what they cost; older ones lack the calibration."""
+
+    samples: int
+    correct: int
+    accuracy: float
+    f1_macro: float
+    f1_weighted: float
+    accuracy_ci_low: float
+    accuracy_ci_high: float
+    mean_confidence: float | None = None
+    ece: float | None = None
+    ece_by_chance: float | None = None
+    brier_score: float | None = None
+    samples_of: tuple[SubsetScores, ...] | msgspec.UnsetType = msgspec.UNSET
+
+    def accuracy_with_ends(self) -> str:
+        """Return the accuracy with its 95 % interval."""
+        return f"{self.accuracy:.4f} [{self.accuracy_ci_low:.4f}, {self.accuracy_ci_high:.4f}]"
 
 
 class Score:
@@ -55,7 +85,7 @@ class Score:
             if inside.any():
                 counts += counted(labels[inside], predictions[inside], classes)
 
-    def rows(self, table: pa.Table) -> Iterator[dict[str, Any]]:
+    def rows(self, table: pa.Table) -> Iterator[dict[str, int | str]]:
         """Yield the rows of a part as `predictions.csv` has them."""
         for row in table.drop_columns(["logits"]).to_pylist():
             label, prediction = row["label"], row["prediction"]
@@ -68,16 +98,24 @@ class Score:
                 "margin": f"{row['margin']:.6f}",
             }
 
-    def metrics(self) -> dict[str, Any]:
-        """Return the scores of all parts; `samples_of` has those of the first rows of the sample."""
+    def metrics(self) -> Scores:
+        """Return the scores of all parts."""
         correct, rows = int(np.trace(self._confusion)), int(self._confusion.sum())
         low, high = wilson_interval(correct, rows)
         calibration = self._reliability.calibration()
-        metrics = {"correct": correct, **scores(self._confusion), "accuracy_ci_low": low, "accuracy_ci_high": high}
-        metrics |= {name: getattr(calibration, name) for name in CALIBRATION}
-        if self._subsets:
-            metrics["samples_of"] = [{"samples": size, **scores(counts)} for size, counts in self._subsets.items()]
-        return metrics
+        subsets = tuple(SubsetScores(size, **scores(counts)) for size, counts in self._subsets.items())
+        return Scores(
+            samples=rows,
+            correct=correct,
+            **scores(self._confusion),
+            accuracy_ci_low=low,
+            accuracy_ci_high=high,
+            mean_confidence=calibration.mean_confidence,
+            ece=calibration.ece,
+            ece_by_chance=calibration.ece_by_chance,
+            brier_score=calibration.brier_score,
+            samples_of=subsets or msgspec.UNSET,
+        )
 
     def write(self, folder: EvaluationFolder, plan: str) -> None:
         """Write the tables of what the predictions are like; `plan` is the fingerprint."""
@@ -102,23 +140,20 @@ def pace(correct: int, rows: int) -> str:
     return f"accuracy {correct / rows:.4f}"
 
 
-def described(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
+def described(metrics: Mapping[str, object]) -> list[tuple[str, str]]:
     """Return the score as titles and values for terminal and report."""
-    correct = f"({metrics['correct']:,} correct; 95 % interval)"
+    score = msgspec.convert(metrics, Scores)
     return [
-        ("Accuracy", f"{_accuracy(metrics)} {correct}"),
-        ("F1-Score (Macro)", f"{metrics['f1_macro']:.4f}"),
-        ("F1-Score (Weighted)", f"{metrics['f1_weighted']:.4f}"),
+        ("Accuracy", f"{score.accuracy_with_ends()} ({score.correct:,} correct; 95 % interval)"),
+        ("F1-Score (Macro)", f"{score.f1_macro:.4f}"),
+        ("F1-Score (Weighted)", f"{score.f1_weighted:.4f}"),
     ]
 
 
-def headline(metrics: Mapping[str, Any]) -> str:
+def headline(metrics: Mapping[str, object]) -> str:
     """Return the score in one line."""
-    return f"{_accuracy(metrics)}, F1 macro {metrics['f1_macro']:.4f}, on {metrics['samples']:,} texts"
-
-
-def _accuracy(metrics: Mapping[str, Any]) -> str:
-    return f"{metrics['accuracy']:.4f} [{metrics['accuracy_ci_low']:.4f}, {metrics['accuracy_ci_high']:.4f}]"
+    score = msgspec.convert(metrics, Scores)
+    return f"{score.accuracy_with_ends()}, F1 macro {score.f1_macro:.4f}, on {score.samples:,} texts"
 
 
 def table(row_ids: np.ndarray, labels: np.ndarray, lengths: np.ndarray, logits: np.ndarray) -> pa.Table:
