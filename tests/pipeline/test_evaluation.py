@@ -19,9 +19,10 @@ from boundby import files
 from boundby.inference import Predictor
 from tests import evaluation_workplace as workplace
 from tests.baseline_document import full_metrics
+from utils import models
 from utils.artifacts import EvaluationFolder
 from utils.ceiling_share import share_of_ceiling
-from utils.errors import PipelineError
+from utils.errors import InputError, PipelineError
 from utils.evaluation import parts, planning, rows, shards
 from utils.evaluation import plan as plans
 
@@ -77,6 +78,19 @@ def test_a_plan_is_made_once(evaluation, capsys):
     assert workplace.evaluate(settings, "plan") == [0]
     assert folder.plan.stat().st_ino == before
     assert "kept" in capsys.readouterr().out
+
+
+def test_planning_checks_agreement_on_the_shortest_and_longest_texts_of_the_whole_set(made, tmp_path, monkeypatch):
+    texts = [(f"some text number {row}", workplace.LABELS[row % len(workplace.LABELS)]) for row in range(200)]
+    extremes = [("a", workplace.LABELS[0]), ("the longest text of them all " * 4, workplace.LABELS[1])]
+    settings = workplace.prepare(tmp_path, [*texts, *extremes], made[0] / "model")
+
+    def disagree(loaded, compared, max_length):
+        assert {text for text, _ in extremes} < set(compared) and len(compared) == models.AGREEMENT_ROWS
+        raise InputError("they do not agree")
+
+    monkeypatch.setattr(models, "agreement", disagree)
+    assert workplace.evaluate(settings, "plan") == [InputError.exit_code]
 
 
 def test_another_plan_is_refused_with_what_differs_and_the_way_out(evaluation, capsys):
