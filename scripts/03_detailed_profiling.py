@@ -37,9 +37,9 @@ def main(run: cli.Run) -> int:
 
     is_whole = True
     if config.trace.enabled:
-        manifest = tracing.record(run, loaded, rows, max_length)
-        is_whole = manifest["trace_path"] is not None
-        run.say("\n".join(tracing.console_lines(manifest)))
+        recording = tracing.record(run, loaded, rows, max_length)
+        is_whole = recording.capture.trace_path is not None
+        run.say("\n".join(tracing.console_lines(recording)))
     if config.layers.enabled:
         run.say("\n".join(layers.console_lines(layers.record(run, loaded, rows, max_length))))
     written = [(config.trace, run.layout.traces), (config.layers, run.layout.layers)]

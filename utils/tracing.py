@@ -1,8 +1,7 @@
 """The trace of a few batches: which batches, which files are made of it, and what is said on the terminal."""
 
 import contextlib
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass
 
 import torch
 
@@ -40,8 +39,18 @@ def choose_batch_size(run: Run) -> tuple[int, str]:
     return sizes[len(sizes) // 2], "the middle of profiling.batch_sizes; step 02 has not found an optimal one"
 
 
-def record(run: Run, loaded: LoadedModel, rows: Rows, max_length: int) -> dict[str, Any]:
-    """Trace a few batches, write what the trace tells, and return the manifest with that `analysis` (None without)."""
+@dataclass(frozen=True)
+class Recording:
+    """What was traced, at which batch size and why at that; `analysis` is None where there is no trace."""
+
+    batch_size: int
+    batch_size_reason: str
+    capture: CaptureManifest
+    analysis: Examination | None
+
+
+def record(run: Run, loaded: LoadedModel, rows: Rows, max_length: int) -> Recording:
+    """Trace a few batches, and write what the trace tells."""
     settings, layout = run.config.trace, run.layout
     batch_size, why = choose_batch_size(run)
     steps = settings.warmup_steps + settings.active_steps
@@ -78,9 +87,10 @@ def record(run: Run, loaded: LoadedModel, rows: Rows, max_length: int) -> dict[s
         **asdict(taken),
     }
     files.write_json(layout.trace_manifest, manifest)
-    if taken.trace_path is None:
-        return {**manifest, "analysis": None}
-    return {**manifest, "analysis": _derive(layout, taken, _peak_flops_per_s(layout, loaded.dtype))}
+    analysis = None
+    if taken.trace_path is not None:
+        analysis = _derive(layout, taken, _peak_flops_per_s(layout, loaded.dtype))
+    return Recording(batch_size, why, taken, analysis)
 
 
 def _derive(layout: Layout, taken: CaptureManifest, peak_flops_per_s: float | None) -> Examination:
@@ -101,20 +111,21 @@ def _derive(layout: Layout, taken: CaptureManifest, peak_flops_per_s: float | No
 def _peak_flops_per_s(layout: Layout, dtype: str) -> float | None:
     """Return the measured limit that step 02 left for this dtype, or None without one."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        for each in files.read_json(layout.metrics)["ceilings"]["compute"]:
-            if each["dtype"] == dtype and each["is_configured"]:
-                return each["flops_per_s"]
+        for ceiling in files.read_json(layout.metrics)["ceilings"]["compute"]:
+            if ceiling["dtype"] == dtype and ceiling["is_configured"]:
+                return ceiling["flops_per_s"]
     return None
 
 
-def console_lines(manifest: dict[str, Any]) -> list[str]:
+def console_lines(recording: Recording) -> list[str]:
     """Return what was recorded, and what was not and why, as lines for the terminal."""
+    capture = recording.capture
     lines = [
-        f"traced {manifest['steps_recorded']} of {manifest['steps_expected']} steps "
-        f"at batch size {manifest['batch_size']} ({manifest['batch_size_reason']})"
+        f"traced {capture.steps_recorded} of {capture.steps_expected} steps "
+        f"at batch size {recording.batch_size} ({recording.batch_size_reason})"
     ]
-    if manifest["analysis"]:
-        lines += text.lines(manifest["analysis"], top=TOP_OPERATORS)
-    for kind in ("downgrades", "unavailable"):
-        lines += [f"{kind}: {remark['what']}: {remark['reason']}" for remark in manifest[kind]]
+    if recording.analysis:
+        lines += text.lines(recording.analysis, top=TOP_OPERATORS)
+    lines += [f"downgrades: {remark.what}: {remark.reason}" for remark in capture.downgrades]
+    lines += [f"unavailable: {remark.what}: {remark.reason}" for remark in capture.unavailable]
     return lines
