@@ -38,8 +38,8 @@ def main(run: cli.Run) -> int:
     is_whole = True
     if config.trace.enabled:
         recording = tracing.record(run, loaded, rows, max_length)
-        is_whole = recording.capture.trace_path is not None
-        run.say("\n".join(tracing.console_lines(recording)))
+        is_whole = recording.taken.trace_path is not None
+        run.say("\n".join(recording.lines()))
     if config.layers.enabled:
         run.say("\n".join(layers.console_lines(layers.record(run, loaded, rows, max_length))))
     written = [(config.trace, run.layout.traces), (config.layers, run.layout.layers)]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from boundby import files
+from boundby.timer import WarmUp
 from boundby.trace.operator_table import OPERATOR_COLUMNS
 from tests.diagnosed_rows import CPU_CEILINGS, CPU_STATE, GPU_CEILINGS, GPU_STATE
 from utils import columns
@@ -88,7 +89,7 @@ def visit(dtype: str, batch_size: int, number: int, speed: Speed, memory: Mappin
         timings=tuple(timings),
         measured_s=sum(each.seconds for each in timings[2:]),
         batches=BATCHES,
-        warm_up={"runs": 12, "seconds": 0.4, "converged": True},
+        warm_up=WarmUp(12, 0.4, converged=True),
         memory={"doubts": [], "reasons": [], **memory},
         readings={"gpu_utilization_pct": [min(100.0, 35 + 14 * math.log2(batch_size))] * 12} if gpu else {},
         device_reason=None if gpu else "the device is not a GPU",

@@ -4,7 +4,6 @@ import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from typing import Any
 
 from boundby import __version__, ceilings, environment, files
 from boundby.ceilings import Ceilings
@@ -19,6 +18,7 @@ from utils.ceiling_share import share_of_ceiling
 from utils.cli import Run
 from utils.columns import Finding
 from utils.data import DataReceipt, Rows
+from utils.document import Agreement, Device, Document, FullDataset, MachineState, Model, Row
 from utils.errors import PipelineError
 from utils.evaluation.run import evaluate
 from utils.model_source import ModelSource
@@ -41,7 +41,7 @@ class Sweep:
     findings: dict[int, Finding] = field(default_factory=dict)
 
     @property
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[Row]:
         """The rows of the batch sizes that were reached."""
         rows = columns.rows(self.visits, self.batch_sizes, self.half_width)
         findings = self.findings
@@ -59,18 +59,18 @@ class Result:
 
     run: Run
     receipt: DataReceipt
-    model: dict[str, Any] = field(default_factory=dict)
-    device: dict[str, Any] = field(default_factory=dict)
-    agreement: dict[str, Any] | None = None
+    model: Model = field(default_factory=Model)
+    device: Device = field(default_factory=Device)
+    agreement: Agreement | None = None
     max_length: int | None = None
     sweeps: dict[str, Sweep] = field(default_factory=dict)
     ceilings: Ceilings | None = None
-    full: dict[str, Any] | None = None
+    full: FullDataset | None = None
     doubts: list[str] = field(default_factory=list)
-    machine_state: dict[str, Any] = field(default_factory=instruments.machine_state)
+    machine_state: MachineState = field(default_factory=instruments.machine_state)
 
     @property
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[Row]:
         """The rows of all dtypes."""
         return [row for sweep in self.sweeps.values() for row in sweep.rows]
 
@@ -88,7 +88,7 @@ class Result:
         files.write_csv(layout.detailed_metrics, flat, columns.NAMES)
         files.write_json(layout.metrics, self.document(complete, rows))
 
-    def document(self, complete: bool, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    def document(self, complete: bool, rows: Sequence[Row]) -> Document:
         """Return the content of the metrics file."""
         config = self.run.config
         first = [row for row in rows if row["dtype"] == config.model.dtype]
@@ -258,7 +258,7 @@ def find_limits(result: Result, loaded: LoadedModel, selection: Selection, timer
         diagnosis.diagnose(subject, sweep.rows, sweep.visits, keep)
 
 
-def _require_a_measurement(rows: Sequence[dict[str, Any]]) -> None:
+def _require_a_measurement(rows: Sequence[Row]) -> None:
     failed = [row for row in rows if row["status"] == "failed"]
     if failed and not any(row["status"] in MEASURED for row in rows):
         raise PipelineError(
@@ -272,7 +272,7 @@ def _pace(visit: Visit) -> str:
     return f"round {visit.round} batch {visit.batch_size}: {rate}"
 
 
-def console_rows(rows: Sequence[dict[str, Any]]) -> list[str]:
+def console_rows(rows: Sequence[Row]) -> list[str]:
     """Return the sweep as lines for the terminal, as the user knows them: one block per batch size."""
     lines = []
     for row in rows:
@@ -292,7 +292,7 @@ def console_rows(rows: Sequence[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def console_evaluation(full: dict[str, Any], task: str) -> list[str]:
+def console_evaluation(full: FullDataset, task: str) -> list[str]:
     """Return the evaluation as lines for the terminal."""
     return [
         f"Samples: {full['samples']:,}",

@@ -1,23 +1,18 @@
 """How much of this machine's measured limit the pass over the whole dataset used, counting tokens of texts alone."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from boundby.device import is_host
+from utils.document import Ceilings, CeilingShare, FullDataset, Row
 
 
-def share_of_ceiling(
-    full: Mapping[str, Any],
-    rows: Sequence[Mapping[str, Any]],
-    ceilings: Mapping[str, Any] | None,
-    device: str,
-) -> dict[str, Any]:
+def share_of_ceiling(full: FullDataset, rows: Sequence[Row], ceilings: Ceilings | None, device: str) -> CeilingShare:
     """Return useful FLOP/s over the ceiling in percent, and that ceiling; None and a reason where it cannot be told.
 
     The FLOPs that a token needs are those counted in the sweep, whose texts are a sample of the same dataset: padding
     left out, each text that was computed counted once. The seconds are those of each device, added up.
     """
-    row = next((each for each in rows if each.get("useful_flops_pct") and each["tokens_per_sec_real"]), None)
+    row = next((row for row in rows if row.get("useful_flops_pct") and row["tokens_per_sec_real"]), None)
     ceiling = _ceiling(full, ceilings, device)
     if row is None:
         return _unknown("the FLOPs of a forward were not counted")
@@ -36,17 +31,21 @@ def share_of_ceiling(
     }
 
 
-def _ceiling(full: Mapping[str, Any], ceilings: Mapping[str, Any] | None, device: str) -> float | None:
+def _ceiling(full: FullDataset, ceilings: Ceilings | None, device: str) -> float | None:
     """Return the measured FLOP/s of matrix products in the precision of the pass, under its setting."""
-    for each in (ceilings or {}).get("compute", ()):
+    for roof in ceilings["compute"] if ceilings else ():
         fast = "medium" if is_host(device) else "high"  # what the precision float32_fast sets
         wanted = fast if full["precision"] == "float32_fast" else None
-        is_setting = each["precision"] == wanted if wanted else each["is_configured"]
-        if each["dtype"] == full["dtype"] and is_setting:
-            return each["flops_per_s"]
+        is_setting = roof["precision"] == wanted if wanted else roof["is_configured"]
+        if roof["dtype"] == full["dtype"] and is_setting:
+            return roof["flops_per_s"]
     return None
 
 
-def _unknown(reason: str) -> dict[str, Any]:
-    values = ("useful_flops_per_sec", "share_of_ceiling_pct", "ceiling_flops_per_sec")
-    return {**dict.fromkeys(values), "share_of_ceiling_reason": reason}
+def _unknown(reason: str) -> CeilingShare:
+    return {
+        "useful_flops_per_sec": None,
+        "share_of_ceiling_pct": None,
+        "ceiling_flops_per_sec": None,
+        "share_of_ceiling_reason": reason,
+    }

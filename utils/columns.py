@@ -14,6 +14,7 @@ from boundby.known import Missing
 from boundby.sampler import LEAST_WINDOW_S
 from boundby.stats import Estimate, Summary, drift, estimate, least_samples, summarize
 from boundby.verdict import Doubt, Verdict, doubts_of
+from utils.document import Row
 from utils.visits import Quantity, Timing, Visit, isolated_rounds, throughput_rounds, usable
 
 Section = Literal["sweep", "memory", "device", "work"]
@@ -93,7 +94,7 @@ class Finding:
     energy_j: float | Missing
     energy_net_j: float | Missing
 
-    def fill(self, row: Mapping[str, Any]) -> dict[str, Any]:
+    def fill(self, row: Row) -> Row:
         """Return the row with what was found, and its doubts joined by those of the verdict."""
         found = {column.name: column.found(self) for column in COLUMNS if column.found}
         doubts = list(dict.fromkeys([*doubts_of(row), *self.verdict.doubts]))
@@ -125,12 +126,12 @@ class Column:
     is_better: Literal["more", "less"] = "less"
 
 
-def rows(visits: Sequence[Visit], batch_sizes: Sequence[int], half_width: float) -> list[dict[str, Any]]:
+def rows(visits: Sequence[Visit], batch_sizes: Sequence[int], half_width: float) -> list[Row]:
     """Return a row per batch size with the keys of `COLUMNS`, `doubt_kinds`, and `reasons` for what is None.
 
     A row whose throughput is less certain than `half_width` (a share) has the status `noisy`.
     """
-    made: list[dict[str, Any]] = []
+    made: list[Row] = []
     out_of_memory_at: int | None = None
     for batch_size in sorted(batch_sizes):
         own = [visit for visit in visits if visit.batch_size == batch_size]
@@ -147,13 +148,13 @@ def rows(visits: Sequence[Visit], batch_sizes: Sequence[int], half_width: float)
     return made
 
 
-def row(point: Point) -> dict[str, Any]:
+def row(point: Point) -> Row:
     """Return the row of a measured point before anything else is found out about it."""
     values = {column.name: column.of(point) if column.of else Missing(NOT_DIAGNOSED) for column in COLUMNS}
     return _plain(values, list(_doubts(point)), {})
 
 
-def _plain(values: Mapping[str, Value], doubts: Sequence[Doubt], reasons: Mapping[str, str]) -> dict[str, Any]:
+def _plain(values: Mapping[str, Value], doubts: Sequence[Doubt], reasons: Mapping[str, str]) -> Row:
     missing = {name: value.reason for name, value in values.items() if isinstance(value, Missing)}
     return {
         **{name: None if isinstance(value, Missing) else value for name, value in values.items()},
@@ -163,7 +164,7 @@ def _plain(values: Mapping[str, Value], doubts: Sequence[Doubt], reasons: Mappin
     }
 
 
-def _empty(dtype: str, batch_size: int, status: str, reason: str) -> dict[str, Any]:
+def _empty(dtype: str, batch_size: int, status: str, reason: str) -> Row:
     known = {"dtype": dtype, "batch_size": batch_size, "status": status, "doubts": [], "doubt_kinds": []}
     return {**dict.fromkeys(NAMES), **known, "reasons": {"all": reason}}
 
@@ -249,7 +250,7 @@ def _doubts(point: Point) -> Iterator[Doubt]:
             "asked for; quiet the machine or raise max_seconds_per_batch_size"
         )
         yield Doubt("noisy", text)
-    if (point.first.warm_up or {}).get("converged") is False:
+    if point.first.warm_up and not point.first.warm_up.converged:
         yield Doubt("warm-up", "it did not converge")
     if batches.outliers:
         text = f"{batches.outliers} of {batches.n} batches lie ten standard deviations or more from the median"
@@ -267,8 +268,8 @@ def _doubts(point: Point) -> Iterator[Doubt]:
 def _disturbed(visits: Sequence[Visit]) -> Iterator[Doubt]:
     """Yield one doubt on the disturbances of the visits that count, if there are any."""
     texts: dict[str, list[str]] = {}
-    for disturbance in (each for visit in visits for each in visit.disturbances):
-        texts.setdefault(disturbance["kind"], []).append(disturbance["text"])
+    for disturbance in (disturbance for visit in visits for disturbance in visit.disturbances):
+        texts.setdefault(disturbance.kind, []).append(disturbance.text)
     if texts:
         rounds = sum(bool(visit.disturbances) for visit in visits)
         examples = "; ".join(f"{said[0]} (in {len(said)})" for said in texts.values())
@@ -419,8 +420,8 @@ COLUMNS: tuple[Column, ...] = (
         lambda p: _first(next((t.seconds * 1e3 for t in p.first.of("cold")), None)),
         shown="first (cold) call, ms",
     ),
-    Column("warmup_runs", WARM_UP, lambda p: _first((p.first.warm_up or {}).get("runs"))),
-    Column("warmup_converged", WARM_UP, lambda p: _first((p.first.warm_up or {}).get("converged"))),
+    Column("warmup_runs", WARM_UP, lambda p: _first(p.first.warm_up and p.first.warm_up.runs)),
+    Column("warmup_converged", WARM_UP, lambda p: _first(p.first.warm_up and p.first.warm_up.converged)),
     Column("memory_allocated_mb", HELD, _most("device_allocated_bytes")),
     Column("memory_reserved_mb", HELD, _most("device_reserved_bytes")),
     Column("memory_peak_mb", PEAK, _most("device_peak_allocated_bytes"), shown="GPU memory, peak allocated, MB"),

@@ -1,6 +1,6 @@
 """Why a batch size is as fast as it is: the work of its forwards, the limits of the machine, and trials."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import mean, median
@@ -24,6 +24,7 @@ from boundby.timer import Timer, Work
 from boundby.verdict import Doubt, Fix, Gain, Trial, doubts_of
 from boundby.work import count, fit_length_cost, transformer_flops, transformer_shape
 from utils.columns import MB, Finding, per_batch
+from utils.document import Row
 from utils.optimal import MEASURED
 from utils.selection import Selection
 from utils.visits import Visit, usable
@@ -49,7 +50,7 @@ class Subject:
 
 
 def diagnose(
-    subject: Subject, rows: Sequence[Mapping[str, Any]], visits: Sequence[Visit], on_finding: Callable[[Finding], None]
+    subject: Subject, rows: Sequence[Row], visits: Sequence[Visit], on_finding: Callable[[Finding], None]
 ) -> None:
     """Tell `on_finding` of every measured row of one dtype, smallest batch size first."""
     measured = [row for row in rows if row["status"] in MEASURED]
@@ -66,9 +67,9 @@ class _Case:
     """One batch size: its batches are those that were timed."""
 
     subject: Subject
-    row: Mapping[str, Any]
+    row: Row
     visits: Sequence[Visit]
-    measured: Sequence[Mapping[str, Any]]
+    measured: Sequence[Row]
     fixed_s: float | None
 
     @cached_property
@@ -134,7 +135,7 @@ class _Case:
     def _useful_flops(self) -> float:
         """Return the FLOPs of a forward without padding, as the mean over the batches. Raises ValueError if unknown."""
         lengths = self.subject.selection.tokens.lengths
-        cost = fit_length_cost(self._flops_at, [int(each) for each in lengths])
+        cost = fit_length_cost(self._flops_at, [int(length) for length in lengths])
         if cost.reason is not None:
             raise ValueError(cost.reason)
         return mean(cost.flops([int(lengths[row]) for row in batch.rows]) or 0 for batch in self.batches)
@@ -262,13 +263,13 @@ def _said(error: BaseException) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
-def _isolated(row: Mapping[str, Any]) -> Interval:
+def _isolated(row: Row) -> Interval:
     """Return the seconds of one forward of this row."""
     value, low, high = (row[f"latency_per_sample_ms_{name}"] for name in ("mean", "ci_low", "ci_high"))
     scale = row["batch_size"] / 1e3
     return Interval(value * scale, (low or value) * scale, (high or value) * scale)
 
 
-def _padded_tokens(row: Mapping[str, Any]) -> float:
+def _padded_tokens(row: Row) -> float:
     """Return the tokens of one sample of this row, padding included."""
     return row["tokens_per_sec_padded"] / row["throughput_samples_per_sec_mean"]

@@ -1,7 +1,6 @@
 """The instruments for one device: who reads, who watches, who counts joules, and in what state the machine is."""
 
 import os
-from typing import Any
 
 import torch
 
@@ -11,6 +10,7 @@ from boundby.energy import EnergyMeter, RaplCounter
 from boundby.environment import machine
 from boundby.sampler import NvmlSource, PsutilSource, Source, Sources, nvml_source
 from boundby.timer import Timer
+from utils.document import MachineState
 
 REFERENCE_SIZE = 384  # of a matrix product: 1 ms on two cores, and it uses all of them
 
@@ -41,7 +41,7 @@ def energy(device: torch.device, timer: Timer) -> tuple[EnergyMeter | None, floa
         return None, None, f"no energy counter: {error}"
 
 
-def machine_state() -> dict[str, Any]:
+def machine_state() -> MachineState:
     """Return what this process may use and how busy the machine is at the start."""
     return {
         "threads": torch.get_num_threads(),

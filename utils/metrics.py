@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TypedDict, cast
 
 import torch
 
@@ -11,7 +11,8 @@ from boundby.device import synchronizer
 from boundby.memory import MemoryMeter
 from boundby.sampler import Sampler
 from utils import columns, instruments
-from utils.visits import Visit
+from utils.document import Row
+from utils.visits import Memory, Visit
 
 SAMPLED = ("gpu_utilization_pct", "gpu_power_w", "gpu_sm_clock_mhz", "cpu_utilization_pct")
 
@@ -24,6 +25,21 @@ class Measurement:
     sampler: Sampler
     own: ExitStack  # ends the sampler where it is of this measurement alone
     start_s: float
+
+
+class Seen(TypedDict):
+    """What happened in a measurement; `reading_reasons` is of quantities without any reading."""
+
+    batch_size: int
+    num_samples: int
+    window_s: float
+    latency_per_sample_ms: float
+    latency_per_batch_ms: float
+    throughput_samples_per_sec: float | None
+    batches_per_sec: float | None
+    memory: Memory
+    readings: dict[str, list[float]]
+    reading_reasons: dict[str, str]
 
 
 class MetricsCollector:
@@ -45,12 +61,9 @@ class MetricsCollector:
         meter.start()
         return Measurement(meter, sampler, own, sampler.clock())
 
-    def end_measurement(self, measurement: Measurement, batch_size: int, num_samples: int) -> dict[str, Any]:
+    def end_measurement(self, measurement: Measurement, batch_size: int, num_samples: int) -> Seen:
         """Return what happened since `measurement` was started, all work that the device was given included.
 
-        Keys: `batch_size`, `num_samples`, `window_s`, from these `latency_per_sample_ms`, `latency_per_batch_ms`,
-        `throughput_samples_per_sec` and `batches_per_sec`; `memory` (the fields of `boundby.memory.MemoryUse`, bytes),
-        `readings` (lists by quantity of `boundby.sampler.Reading`) and `reading_reasons` for quantities without any.
         Raises ValueError for less than one sample or a batch size below 1.
         """
         if num_samples < 1 or batch_size < 1:
@@ -69,11 +82,11 @@ class MetricsCollector:
             "latency_per_batch_ms": 1e3 * window_s / batches,
             "throughput_samples_per_sec": num_samples / window_s if window_s else None,
             "batches_per_sec": batches / window_s if window_s else None,
-            "memory": asdict(memory),
+            "memory": cast(Memory, asdict(memory)),
             "readings": sampler.by_quantity(measurement.start_s, end),
             "reading_reasons": {name: why for name in SAMPLED if (why := sampler.why_not(name))},
         }
 
-    def rows(self, visits: Sequence[Visit], batch_sizes: Sequence[int], half_width: float) -> list[dict[str, Any]]:
+    def rows(self, visits: Sequence[Visit], batch_sizes: Sequence[int], half_width: float) -> list[Row]:
         """Return one row per batch size, as `utils.columns.rows` makes them."""
         return columns.rows(visits, batch_sizes, half_width)

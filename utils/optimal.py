@@ -1,16 +1,16 @@
 """Which batch size to use, and which targets are met."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from utils.config import Targets
+from utils.document import Choice, FullDataset, Optimal, Row, Target
 
 GOOD_ENOUGH = 0.95  # of the best throughput
 MEASURED = ("ok", "noisy")
 
 
-def optimal(rows: Sequence[Mapping[str, Any]], targets: Targets) -> dict[str, Any]:
-    """Return the optimal batch size and three others, each `{batch_size, throughput_samples_per_sec, reason}`.
+def optimal(rows: Sequence[Row], targets: Targets) -> Optimal:
+    """Return the optimal batch size and three others.
 
     `batch_size`: the smallest whose throughput interval reaches 95 % of the best throughput. Beside it stand
     `max_throughput`, `within_gpu_memory` and `under_latency`. What cannot be told has the batch size None and a reason.
@@ -30,7 +30,7 @@ def optimal(rows: Sequence[Mapping[str, Any]], targets: Targets) -> dict[str, An
     }
 
 
-def judge(targets: Targets, chosen: Mapping[str, Any] | None, full: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+def judge(targets: Targets, chosen: Row | None, full: FullDataset | None) -> list[Target]:
     """Return each target with the measured value and whether it is met; None and a reason where it cannot be told.
 
     Latency, throughput and accuracy are those of the full dataset where it was evaluated, else of the `chosen` row of
@@ -62,7 +62,7 @@ def judge(targets: Targets, chosen: Mapping[str, Any] | None, full: Mapping[str,
     ]
 
 
-def _judged(name: str, target: float, value: float | None, reason: str | None) -> dict[str, Any]:
+def _judged(name: str, target: float, value: float | None, reason: str | None) -> Target:
     if value is None:
         return {"name": name, "target": target, "value": None, "met": None, "reason": reason or "not measured"}
     at_most = name in ("latency_per_sample_ms", "gpu_memory_mb")
@@ -70,7 +70,7 @@ def _judged(name: str, target: float, value: float | None, reason: str | None) -
     return {"name": name, "target": target, "value": value, "met": met, "reason": None}
 
 
-def _within_memory(measured: Sequence[Mapping[str, Any]], limit_mb: float | None) -> dict[str, Any]:
+def _within_memory(measured: Sequence[Row], limit_mb: float | None) -> Choice:
     if limit_mb is None:
         return _choice(None, "targets.gpu_memory_mb is not set")
     known = [row for row in measured if row["memory_peak_mb"] is not None]
@@ -82,7 +82,7 @@ def _within_memory(measured: Sequence[Mapping[str, Any]], limit_mb: float | None
     return _choice(_fastest(within), f"the fastest whose peak is at most {limit_mb:g} MB")
 
 
-def _under_latency(measured: Sequence[Mapping[str, Any]], limit_ms: float | None) -> dict[str, Any]:
+def _under_latency(measured: Sequence[Row], limit_ms: float | None) -> Choice:
     if limit_ms is None:
         return _choice(None, "targets.latency_per_sample_ms is not set")
     name = "latency_per_sample_ms"
@@ -92,17 +92,17 @@ def _under_latency(measured: Sequence[Mapping[str, Any]], limit_ms: float | None
     return _choice(_fastest(under), f"the fastest whose latency per sample is surely at most {limit_ms:g} ms")
 
 
-def _fastest(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+def _fastest(rows: Sequence[Row]) -> Row:
     return max(rows, key=lambda row: row["throughput_samples_per_sec_mean"])
 
 
-def _upper(row: Mapping[str, Any]) -> float:
+def _upper(row: Row) -> float:
     """Return how fast a row may be; a noisy one, whose interval can reach anything, is taken at its mean."""
     known = row["status"] == "ok" and row["throughput_samples_per_sec_ci_high"]
     return known or row["throughput_samples_per_sec_mean"]
 
 
-def _choice(row: Mapping[str, Any] | None, reason: str) -> dict[str, Any]:
+def _choice(row: Row | None, reason: str) -> Choice:
     if row is None:
         return {"batch_size": None, "throughput_samples_per_sec": None, "reason": reason}
     rate = row["throughput_samples_per_sec_mean"]

@@ -4,7 +4,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,8 +14,9 @@ from boundby.disturbance import Conditions, Disturbance, Watch
 from boundby.inference import Batch, forward
 from boundby.sampler import NoSource, Sampler
 from boundby.sweep import Outcome, StopRule, sweep
-from boundby.timer import DeviceQueue, Timer, WarmUpRule, warm_up
+from boundby.timer import DeviceQueue, Timer, WarmUp, WarmUpRule, warm_up
 from utils.artifacts import started_at
+from utils.document import Row
 from utils.metrics import MetricsCollector
 from utils.selection import Selection
 from utils.visits import LEAST_ROUNDS, Timing, Visit
@@ -71,7 +72,7 @@ class InferenceProfiler:
         max_seconds: float = 15.0,
         finished: Sequence[Visit] = (),
         on_visit: Callable[[Visit], None] | None = None,
-    ) -> list[dict[str, Any]]:
+    ) -> list[Row]:
         """Return one row of metrics per batch size, smallest first; the columns are those of `utils.columns`.
 
         `num_runs` timed and `num_warmup_runs` untimed forwards are the least work per batch size; more rounds follow
@@ -88,15 +89,15 @@ class InferenceProfiler:
         plan = _Plan(self, selection, num_runs, num_warmup_runs, max_seconds)
         visits = list(finished)
 
-        def visit(batch_size: int, number: int) -> Outcome:
-            earlier = next((each for each in visits if each.batch_size == batch_size), None)
+        def visit_once(batch_size: int, number: int) -> Outcome:
+            earlier = next((visit for visit in visits if visit.batch_size == batch_size), None)
             made = plan.visit(batch_size, number, earlier.batches if earlier else None)
             visits.append(made)
             if on_visit:
                 on_visit(made)
             return made.outcome()
 
-        sweep(batch_sizes, visit, rule, finished=[each.outcome() for each in visits])
+        sweep(batch_sizes, visit_once, rule, finished=[visit.outcome() for visit in visits])
         return MetricsCollector(self.device).rows(visits, sorted(batch_sizes), rule.half_width)
 
 
@@ -192,7 +193,7 @@ class _Plan:
             else:  # the cold call and the warm-up happened once, in the first attempt
                 timings = (*first.of("cold"), *made.timings)
                 made = replace(made, repeats=repeats, timings=timings, warm_up=first.warm_up)
-            is_passing = any(each.is_passing for each in disturbances)
+            is_passing = any(disturbance.is_passing for disturbance in disturbances)
             if not is_passing or self._repeats.get(batch_size, 0) >= MOST_REPEATS:
                 return made
             self._repeats[batch_size] = self._repeats.get(batch_size, 0) + 1
@@ -215,7 +216,7 @@ class _Plan:
             timings.append(_timing("cold", 0, timer.isolated(call), [first]))
             warm = self._warm_up(call)
             self._warmed.add(batch_size)
-        batches = batches or self._affordable(warm["seconds"] / warm["runs"])
+        batches = batches or self._affordable(warm.seconds / warm.runs)
         chosen = self.selection.batches(batch_size, batches)
         for batch in chosen:  # every shape once before it is timed: allocator, kernels chosen by shape
             timer.isolated(_caller(owner.model, batch))
@@ -244,8 +245,8 @@ class _Plan:
             readings=seen["readings"],
             reading_reasons=seen["reading_reasons"],
             window_s=seen["window_s"],
-            conditions=asdict(conditions) if conditions else None,
-            disturbances=tuple(asdict(each) for each in disturbances),
+            conditions=conditions,
+            disturbances=disturbances,
             device_reason=device_reason,
             truncated=self.selection.tokens.truncated,
         )
@@ -273,20 +274,19 @@ class _Plan:
             gpu_temperature_c=tuple(seen["gpu_temperature_c"]),
         )
 
-    def _warm_up(self, call: Callable[[], object]) -> dict[str, Any]:
+    def _warm_up(self, call: Callable[[], object]) -> WarmUp:
         rule = WarmUpRule(
             least_runs=self.num_warmup_runs,
             least_s=LEAST_VISIT_S_PER_RUN * self.num_runs,
             tolerance=resolution(self.owner.device),
             cap_s=max(self.max_seconds / 2, LEAST_VISIT_S_PER_RUN),
         )
-        warm = warm_up(call, self.owner.timer, rule)
-        return asdict(warm)
+        return warm_up(call, self.owner.timer, rule)
 
-    def _keep_warm(self, call: Callable[[], object]) -> dict[str, Any]:
+    def _keep_warm(self, call: Callable[[], object]) -> WarmUp:
         """Call as often as asked for, where another batch size had the caches since this one was warm."""
         seconds = sum(self.owner.timer.isolated(call) for _ in range(self.num_warmup_runs))
-        return {"runs": self.num_warmup_runs, "seconds": seconds, "converged": True}
+        return WarmUp(self.num_warmup_runs, seconds, converged=True)
 
     def _affordable(self, seconds_per_batch: float) -> int:
         """Return how many batches a visit times: `num_runs`, or fewer where five visits would break the budget."""

@@ -56,12 +56,12 @@ class Decision(msgspec.Struct, frozen=True):
 class Parts(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the result of a step depends on; two runs with equal parts may share results."""
 
-    config: dict[str, Any] = {}
+    config: dict[str, object] = {}
     code: str | None = None
-    inputs: dict[str, Any] = {}
-    machine: dict[str, Any] | None = None
-    versions: dict[str, Any] | None = None
-    environment: dict[str, Any] | None = None
+    inputs: dict[str, object] = {}
+    machine: dict[str, object] | None = None
+    versions: dict[str, str | None] | None = None
+    environment: dict[str, object] | None = None
 
 
 class Marker(msgspec.Struct):
@@ -130,7 +130,7 @@ def parts(number: str, config: Config, layout: Layout) -> Parts:
     return msgspec.convert(known, Parts)
 
 
-def settings_of(number: str, config: Config) -> dict[str, Any]:
+def settings_of(number: str, config: Config) -> dict[str, object]:
     """Return the settings that the step reads, by dotted key."""
     settings = config.model_dump(mode="json")
     return {
@@ -206,7 +206,7 @@ def read(path: Path, kind: type[Record]) -> Record:
     return msgspec.json.decode(path.read_bytes(), type=kind)
 
 
-def record(number: str, layout: Layout, config: Config, status: Mapping[str, Any]) -> None:
+def record(number: str, layout: Layout, config: Config, status: Mapping[str, str | float | None]) -> None:
     """Write the state of the step into `run.json`, beside what earlier steps have written.
 
     It holds what ran on what machine, with which settings and versions, and how each step ended.
@@ -251,7 +251,7 @@ def _of_visits(recorded: Parts) -> Parts:
     return msgspec.structs.replace(recorded, config=kept)
 
 
-def _input(name: str, config: Config, layout: Layout) -> Any:
+def _input(name: str, config: Config, layout: Layout) -> object:
     """Return what identifies an input of a step: one of `READINGS`, or the hash of an artefact."""
     if name in READINGS:
         return READINGS[name](config, layout)
@@ -293,7 +293,7 @@ def _sources(config: Config) -> list[Path]:
     return ([Path(config.dataset.file)] if config.dataset.file else []) + _model_files(config)
 
 
-READINGS: dict[str, Callable[[Config, Layout], Any]] = {
+READINGS: dict[str, Callable[[Config, Layout], object]] = {
     "files": lambda config, layout: _states(_sources(config)),
     "quickstart": lambda config, layout: cache.content_hash() if config.dataset.quickstart else None,
     # By its content, and not by what its receipt says: texts may be edited at any time.
@@ -310,7 +310,7 @@ def _missing_model(config: Config, layout: Layout) -> str | None:
     return None
 
 
-def _first_change(old: Any, new: Any, key: str) -> str | None:
+def _first_change(old: object, new: object, key: str) -> str | None:
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         for name in [*old, *(name for name in new if name not in old)]:
             inner = name if key in ("", "config") else f"{key}.{name}"
@@ -321,7 +321,7 @@ def _first_change(old: Any, new: Any, key: str) -> str | None:
     return None if old == new else f"{key} changed: {_shown(old)} -> {_shown(new)}"
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     text = str(value)
     return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 3] + "..."
 

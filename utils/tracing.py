@@ -25,6 +25,29 @@ TOP_OPERATORS = 5
 STACKS_DETAIL = "Python frames of one batch, recorded in a step of their own; width is time."
 
 
+@dataclass(frozen=True)
+class Recording:
+    """What was recorded at which batch size, why at that one, and what the trace says (None without a trace)."""
+
+    batch_size: int
+    batch_size_reason: str
+    taken: CaptureManifest
+    analysis: Examination | None
+
+    def lines(self) -> list[str]:
+        """Return what was recorded, and what was not and why, as lines for the terminal."""
+        lines = [
+            f"traced {self.taken.steps_recorded} of {self.taken.steps_expected} steps "
+            f"at batch size {self.batch_size} ({self.batch_size_reason})"
+        ]
+        if self.analysis:
+            lines += text.lines(self.analysis, top=TOP_OPERATORS)
+        remarks = {"downgrades": self.taken.downgrades, "unavailable": self.taken.unavailable}
+        return lines + [
+            f"{kind}: {remark.what}: {remark.reason}" for kind, listed in remarks.items() for remark in listed
+        ]
+
+
 def choose_batch_size(run: Run) -> tuple[int, str]:
     """Return the batch size to trace, and why: the one asked for, the optimal one, or the middle of the sweep."""
     if run.config.trace.batch_size:
@@ -37,16 +60,6 @@ def choose_batch_size(run: Run) -> tuple[int, str]:
         return best, f"the optimal batch size in {run.layout.metrics.name}"
     sizes = sorted(run.config.profiling.batch_sizes)
     return sizes[len(sizes) // 2], "the middle of profiling.batch_sizes; step 02 has not found an optimal one"
-
-
-@dataclass(frozen=True)
-class Recording:
-    """What was traced, at which batch size and why at that; `analysis` is None where there is no trace."""
-
-    batch_size: int
-    batch_size_reason: str
-    capture: CaptureManifest
-    analysis: Examination | None
 
 
 def record(run: Run, loaded: LoadedModel, rows: Rows, max_length: int) -> Recording:
@@ -87,9 +100,7 @@ def record(run: Run, loaded: LoadedModel, rows: Rows, max_length: int) -> Record
         **asdict(taken),
     }
     files.write_json(layout.trace_manifest, manifest)
-    analysis = None
-    if taken.trace_path is not None:
-        analysis = _derive(layout, taken, _peak_flops_per_s(layout, loaded.dtype))
+    analysis = _derive(layout, taken, _peak_flops_per_s(layout, loaded.dtype)) if taken.trace_path else None
     return Recording(batch_size, why, taken, analysis)
 
 
@@ -111,21 +122,7 @@ def _derive(layout: Layout, taken: CaptureManifest, peak_flops_per_s: float | No
 def _peak_flops_per_s(layout: Layout, dtype: str) -> float | None:
     """Return the measured limit that step 02 left for this dtype, or None without one."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        for ceiling in files.read_json(layout.metrics)["ceilings"]["compute"]:
-            if ceiling["dtype"] == dtype and ceiling["is_configured"]:
-                return ceiling["flops_per_s"]
+        for each in files.read_json(layout.metrics)["ceilings"]["compute"]:
+            if each["dtype"] == dtype and each["is_configured"]:
+                return each["flops_per_s"]
     return None
-
-
-def console_lines(recording: Recording) -> list[str]:
-    """Return what was recorded, and what was not and why, as lines for the terminal."""
-    capture = recording.capture
-    lines = [
-        f"traced {capture.steps_recorded} of {capture.steps_expected} steps "
-        f"at batch size {recording.batch_size} ({recording.batch_size_reason})"
-    ]
-    if recording.analysis:
-        lines += text.lines(recording.analysis, top=TOP_OPERATORS)
-    lines += [f"downgrades: {remark.what}: {remark.reason}" for remark in capture.downgrades]
-    lines += [f"unavailable: {remark.what}: {remark.reason}" for remark in capture.unavailable]
-    return lines

@@ -4,25 +4,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Literal, TypedDict
+
+import msgspec
 
 from boundby import files
+from boundby.disturbance import Conditions, Disturbance
 from boundby.stats import estimate
 from boundby.sweep import Outcome
+from boundby.timer import WarmUp
 
-RAW_COLUMNS = (
-    "session",
-    "round",
-    "batch_size",
-    "index",
-    "quantity",
-    "seconds",
-    "samples",
-    "tokens_real",
-    "tokens_padded",
-    "dtype",
-    "disturbed",
-)
 LEAST_ROUNDS = 5  # below five rounds two runs cannot be told apart by a rank test at 5 %
 
 Quantity = Literal["cold", "isolated", "pipelined", "device", "enqueue", "transfer", "tokenize"]
@@ -40,12 +31,49 @@ class Timing:
     tokens_padded: int
 
 
+class Memory(TypedDict, total=False):
+    """The fields of `boundby.memory.MemoryUse`, in bytes; what this device cannot give is None, and `reasons` say why.
+
+    A comparison reads visits where no torch need be.
+    """
+
+    device_allocated_bytes: int | None
+    device_reserved_bytes: int | None
+    device_peak_allocated_bytes: int | None
+    device_peak_reserved_bytes: int | None
+    device_total_bytes: int | None
+    device_before_bytes: int | None
+    process_bytes: int
+    process_peak_bytes: int | None
+    reasons: Sequence[str]
+    doubts: Sequence[str]
+
+
+class RawRow(TypedDict):
+    """One row of `raw_samples.csv`."""
+
+    session: str
+    round: int
+    batch_size: int
+    index: int
+    quantity: Quantity
+    seconds: float
+    samples: int
+    tokens_real: int
+    tokens_padded: int
+    dtype: str
+    disturbed: int
+
+
+RAW_COLUMNS = tuple(RawRow.__annotations__)
+
+
 @dataclass(frozen=True)
 class Visit:
     """One round at one batch size: all timings, and what was seen beside them. The unit of commit and of resume.
 
     `repeats` counts the attempts that were thrown away because something disturbed them; `disturbances` is what
-    disturbed the one that was kept (`kind`, `text`, `is_passing`), found in `conditions`.
+    disturbed the one that was kept, found in `conditions`.
     """
 
     dtype: str
@@ -56,13 +84,13 @@ class Visit:
     timings: tuple[Timing, ...] = ()
     measured_s: float = 0.0
     batches: int = 0
-    warm_up: Mapping[str, Any] | None = None
-    memory: Mapping[str, Any] | None = None
+    warm_up: WarmUp | None = None
+    memory: Memory | None = None
     readings: Mapping[str, Sequence[float]] = field(default_factory=dict)
     reading_reasons: Mapping[str, str] = field(default_factory=dict)
     window_s: float = 0.0
-    conditions: Mapping[str, Any] | None = None
-    disturbances: Sequence[Mapping[str, Any]] = ()
+    conditions: Conditions | None = None
+    disturbances: tuple[Disturbance, ...] = ()
     repeats: int = 0
     device_reason: str | None = None
     truncated: int | None = None
@@ -90,7 +118,7 @@ class Visit:
     @property
     def is_disturbed(self) -> bool:
         """Whether something used the machine in this visit that other visits may have escaped."""
-        return any(each["is_passing"] for each in self.disturbances)
+        return any(disturbance.is_passing for disturbance in self.disturbances)
 
     def outcome(self) -> Outcome:
         """Return what the stop rule needs to know; a disturbed visit has no value for it, so that more are made."""
@@ -107,9 +135,7 @@ def read(path: Path) -> list[Visit]:
     """Return the committed visits in order; [] where there are none."""
     visits = {}
     for line in files.read_json_lines(path):
-        timings = tuple(Timing(**timing) for timing in line.pop("timings"))
-        disturbances = tuple(line.pop("disturbances"))
-        visit = Visit(**line, timings=timings, disturbances=disturbances)
+        visit = msgspec.convert(line, Visit)
         visits[visit.batch_size, visit.round] = visit
     return list(visits.values())
 
@@ -151,7 +177,7 @@ def throughput_rounds(visits: Sequence[Visit]) -> list[float]:
     return queued or isolated_rounds(visits)
 
 
-def raw_rows(visits: Iterable[Visit]) -> Iterator[dict[str, Any]]:
+def raw_rows(visits: Iterable[Visit]) -> Iterator[RawRow]:
     """Yield every timing as a row of `raw_samples.csv`."""
     for visit in visits:
         for timing in visit.timings:

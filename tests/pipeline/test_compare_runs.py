@@ -381,7 +381,7 @@ OTHER_VERSION = f"is not a metrics file of schema version {METRICS_VERSION}"
         ("baseline_metrics.json", "{", "cannot be read"),
         ("baseline_metrics.json", "[]", OTHER_VERSION),
         ("baseline_metrics.json", '{"schema_version": 99}', OTHER_VERSION),
-        ("baseline_metrics.json", f'{{"schema_version": {METRICS_VERSION}}}', "lacks machine_fingerprint"),
+        ("baseline_metrics.json", f'{{"schema_version": {METRICS_VERSION}}}', "`machine_fingerprint`"),
         ("raw_samples.csv", None, "is missing; a comparison needs every timing"),
         ("raw_samples.csv", "dtype,batch_size\nfloat32,8\n", "cannot be read: KeyError('round')"),
     ],
@@ -404,12 +404,12 @@ def test_dtypes_of_one_run_are_compared_with_the_first() -> None:
     made = sweep({("float32", 1): 0.004, ("float32", 8): 0.002, ("bfloat16", 1): 0.004, ("bfloat16", 8): 0.001})
     made += [replace(each, dtype="float16") for each in sweep({8: 0.002})]
     found = between_dtypes(document(made, device=GPU), rounds_of(made))
-    assert [(each["dtype_a"], each["dtype_b"], each["batch_size"], each["verdict"]) for each in found] == [
+    assert [(row.dtype_a, row.dtype_b, row.batch_size, row.verdict) for row in found] == [
         ("float32", "bfloat16", 1, "same"),
         ("float32", "bfloat16", 8, "faster"),
         ("float32", "float16", 8, "same"),
     ]
-    assert found[1]["time_ratio"] == pytest.approx(0.5, rel=1e-12)
+    assert found[1].time_ratio == pytest.approx(0.5, rel=1e-12)
 
 
 def test_one_dtype_has_nothing_to_be_compared_with() -> None:

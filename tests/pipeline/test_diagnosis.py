@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from boundby import trials
 from boundby.ceilings import Ceilings, ComputeCeiling, MemoryCeiling
+from boundby.disturbance import Disturbance
 from boundby.energy import EnergyMeter, EnergyUse
 from boundby.known import Missing
 from boundby.roofline import Interval
@@ -423,7 +424,7 @@ def test_the_time_of_the_device_is_that_of_the_row(meta: torch.device) -> None:
     bench = Bench(EVEN).sweep(4, ci_half_width=0.03)
     bench.visits = [replace(bench.visits[0], round=number) for number in range(6)]
     on_a_device(bench, device=32 * SECONDS_PER_TOKEN, enqueue=2.0**-20, transfer=2.0**-20)
-    disturbed = ({"kind": "gpu_shared", "text": "1 other process(es) held the GPU", "is_passing": True},)
+    disturbed = (Disturbance("gpu_shared", "1 other process(es) held the GPU"),)
     slow = tuple(replace(each, seconds=64 * each.seconds) for each in bench.visits[5].timings)
     bench.visits[5] = replace(bench.visits[5], timings=slow, disturbances=disturbed)
     bench.rows = columns.rows(bench.visits, [4], 0.03)

@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from boundby import memory
+from boundby.disturbance import Disturbance
 from boundby.sampler import NoSource, Reading, Sampler
+from boundby.timer import WarmUp
 from tests.fakes import FakeClock
-from utils import columns
+from utils import columns, document
 from utils.columns import COLUMNS, NAMES
 from utils.metrics import MetricsCollector
 from utils.visits import Timing, Visit
@@ -27,7 +29,7 @@ MEMORY = {
     "reasons": (),
     "doubts": (),
 }
-LOAD = {"kind": "foreign_load", "text": "other processes used 1.0 of 2 cores", "is_passing": True}
+LOAD = Disturbance("foreign_load", "other processes used 1.0 of 2 cores")
 CPU_MEMORY = {**dict.fromkeys(MEMORY), "process_bytes": 10**9, "reasons": ("no statistics",), "doubts": ()}
 
 
@@ -49,7 +51,7 @@ def visit(number: int, *batch_seconds: float, batch_size: int = 4, **others: Any
         timings=tuple(timings),
         measured_s=sum(seconds),
         batches=2,
-        **{"warm_up": {"runs": 30, "seconds": 3.0, "converged": True}, "memory": MEMORY, "window_s": 1.0, **others},
+        **{"warm_up": WarmUp(30, 3.0, converged=True), "memory": MEMORY, "window_s": 1.0, **others},
     )
 
 
@@ -219,11 +221,16 @@ def test_too_few_readings_are_no_utilization(readings: tuple[float, ...], window
 
 
 def test_warm_up_and_memory_give_doubts_once() -> None:
-    cold = {"runs": 3, "seconds": 9.0, "converged": False}
+    cold = WarmUp(3, 9.0, converged=False)
     full = {**MEMORY, "doubts": ("device memory is nearly full",)}
     row = row_of(*(visit(number, warm_up=cold, memory=full) for number in range(5)))
     assert row["doubts"] == ["warm-up: it did not converge", "memory: device memory is nearly full"]
     assert (row["warmup_runs"], row["warmup_converged"]) == (3, False)
+
+
+def test_every_column_has_a_type() -> None:
+    facts = {"doubt_kinds", "reasons", "verdict"}
+    assert set(document.Row.__annotations__) - facts == set(NAMES)
 
 
 def test_an_outlier_is_a_doubt() -> None:
@@ -235,20 +242,16 @@ def test_an_outlier_is_a_doubt() -> None:
 
 
 def test_rounds_that_stayed_disturbed_are_one_typed_doubt() -> None:
-    pushed = {
-        "kind": "preemption",
-        "text": "this process was pushed off its core 250 times a second",
-        "is_passing": True,
-    }
-    row = row_of(visit(0), visit(1, disturbances=[LOAD, pushed]), visit(2, disturbances=[LOAD]))
+    pushed = Disturbance("preemption", "this process was pushed off its core 250 times a second")
+    row = row_of(visit(0), visit(1, disturbances=(LOAD, pushed)), visit(2, disturbances=(LOAD,)))
     [doubt] = [each for each in row["doubts"] if each.startswith("disturbed:")]
     assert "2 of 3 rounds" in doubt
-    assert f"{LOAD['text']} (in 2)" in doubt and f"{pushed['text']} (in 1)" in doubt
+    assert f"{LOAD.text} (in 2)" in doubt and f"{pushed.text} (in 1)" in doubt
     assert row["disturbed_rounds"] == 2
 
 
 def test_disturbed_rounds_do_not_count_where_enough_others_are_there() -> None:
-    slow = [visit(number, 30.0, 30.0, disturbances=[LOAD]) for number in (1, 4)]
+    slow = [visit(number, 30.0, 30.0, disturbances=(LOAD,)) for number in (1, 4)]
     row = row_of(*slow, *(visit(number, 1.0, 1.0) for number in (0, 2, 3, 5, 6)))
     assert row["throughput_samples_per_sec_mean"] == 4.0
     assert (row["rounds"], row["disturbed_rounds"], row["doubts"]) == (5, 2, [])

@@ -42,7 +42,7 @@ def comparison(document: dict[str, Any], targets: Targets = NO_TARGETS) -> Figur
 @cache
 def _comparison(content: str, targets: Targets) -> Figure:
     document = json.loads(content)
-    about = style.subject(document, results.CPU_MACHINE)
+    about = style.subject(document, results.CPU_MACHINE["cpu"])
     return batch_size_comparison.figure(document["batch_sizes"], about, document["optimal"], targets)
 
 

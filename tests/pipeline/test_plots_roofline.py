@@ -35,7 +35,7 @@ def drawn(document: dict[str, Any]) -> Figure:
 @cache
 def _drawn(content: str) -> Figure:
     document = json.loads(content)
-    about = style.subject(document, results.CPU_MACHINE)
+    about = style.subject(document, results.CPU_MACHINE["cpu"])
     return roofline.figure(document["batch_sizes"], about, document["ceilings"])
 
 

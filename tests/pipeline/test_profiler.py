@@ -296,8 +296,8 @@ def test_a_resumed_batch_size_is_warmed_up_again_and_times_as_many_batches_as_be
     [row] = resumed.sweep(EVEN, [4], num_runs=10, finished=first.made[:2], max_seconds=3.0)
     warm_up, kept_warm = resumed.made[0].warm_up, resumed.made[1].warm_up
     assert warm_up is not None and kept_warm is not None
-    assert warm_up["runs"] > kept_warm["runs"] == 3
-    assert warm_up["seconds"] == 0.125 * warm_up["runs"]  # without the cold call of the new process
+    assert warm_up.runs > kept_warm.runs == 3
+    assert warm_up.seconds == 0.125 * warm_up.runs  # without the cold call of the new process
     assert {visit.batches for visit in resumed.made} == {first.made[0].batches}
     assert [len(visit.of("cold")) for visit in resumed.made] == [1, 0, 0]
     assert row["latency_per_batch_ms_max"] == 125.0
@@ -399,8 +399,8 @@ def test_repeats_are_bounded_and_the_row_then_says_that_it_was_disturbed() -> No
     assert watch.windows == len(bench.made) + MOST_REPEATS
     assert row["disturbed_rounds"] == len(bench.made) > 5  # it goes on to the end of the budget for an undisturbed one
     assert [doubt.partition(":")[0] for doubt in row["doubts"]] == ["disturbed"]
-    assert bench.made[0].disturbances[0]["kind"] == "foreign_load"
-    assert bench.made[0].conditions["foreign_cores"] == 1.0
+    assert bench.made[0].disturbances[0].kind == "foreign_load"
+    assert bench.made[0].conditions.foreign_cores == 1.0
 
 
 def test_what_does_not_pass_is_not_repeated() -> None:

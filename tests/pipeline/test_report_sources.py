@@ -43,6 +43,9 @@ def test_missing_metrics_name_the_command(tmp_path):
     files.write_json(run.layout.metrics, {"schema_version": 99})
     with pytest.raises(InputError, match=f"is of version 99, this program reads {METRICS_VERSION}"):
         sources.read(run)
+    files.write_json(run.layout.metrics, results.document([], max_length="long"))
+    with pytest.raises(InputError, match=r"Expected `int \| null`, got `str` - at `\$.max_length`"):
+        sources.read(run)
 
 
 def test_pictures_without_rows_are_not_drawn_and_old_ones_go(read):

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from boundby.disturbance import Conditions, Disturbance
 from boundby.sweep import Outcome
+from boundby.timer import WarmUp
 from utils import visits
 from utils.visits import Quantity, Timing, Visit
 
@@ -50,12 +52,12 @@ def test_committed_visits_come_back_as_they_were(tmp_path: Path) -> None:
     made = [
         replace(
             visit(timing("cold", 0, 0.1), timing("isolated", 0, 1 / 3)),
-            warm_up={"runs": 30, "seconds": 1.25, "converged": True},
+            warm_up=WarmUp(30, 1.25, converged=True),
             memory={"process_bytes": 10**9, "device_allocated_bytes": None, "reasons": ["no GPU"], "doubts": []},
             readings={"gpu_utilization_pct": [97.0, 98.5]},
             reading_reasons={"gpu_power_w": "NVML: Not Supported"},
-            conditions={"seconds": 2.5, "cores": 2, "foreign_cores": 0.25},
-            disturbances=({"kind": "foreign_load", "text": "other processes used 0.3 of 2 cores", "is_passing": True},),
+            conditions=Conditions(2.5, 2, foreign_cores=0.25),
+            disturbances=(Disturbance("foreign_load", "other processes used 0.3 of 2 cores"),),
             repeats=2,
             device_reason="a call on the CPU has computed when it returns",
             window_s=2.5,
@@ -111,7 +113,7 @@ def test_raw_rows_hold_every_timing_with_the_columns_of_the_contract() -> None:
 
 
 def test_a_disturbed_visit_has_no_value_for_the_stop_rule_and_is_left_out_where_others_are_enough() -> None:
-    busy = ({"kind": "foreign_load", "text": "other processes used 1.0 of 2 cores", "is_passing": True},)
+    busy = (Disturbance("foreign_load", "other processes used 1.0 of 2 cores"),)
     disturbed = replace(visit(timing("isolated", 0, 9.0)), disturbances=busy)
     assert disturbed.outcome().value is None
     others = [visit(timing("isolated", 0, 1.0), number=number) for number in range(5)]

@@ -1,7 +1,6 @@
 """Say a comparison to a person: the verdict first, then the table it rests on, then what to beware of."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from utils.comparison.facts import Accuracy, Change, Results, Row, RunComparison, Unpaired
 from utils.render import plain_text
@@ -22,7 +21,7 @@ def lines(found: RunComparison) -> list[str]:
 def headline(found: RunComparison) -> str:
     """Return the verdict in one sentence, what is worse first."""
     accuracy = found.accuracy.verdict if found.accuracy else None
-    lost = [f"{each.dtype} batch size {each.batch_size}" for each in found.missing if each.is_loss]
+    lost = [f"{point.dtype} batch size {point.batch_size}" for point in found.missing if point.is_loss]
     counted = [f"{len(found.of(word))} {word}" for word in ("same", "ambiguous") if found.of(word)]
     judged = sum(row.verdict is not None for row in found.rows)
     said = [
@@ -47,7 +46,7 @@ def _blocks(found: RunComparison) -> list[Block]:
         DefinitionList([("A", _subject(found.a)), ("B", _subject(found.b)), ("Accuracy", _accuracy(found.accuracy))]),
         Table(HEADERS, [_cells(row) for row in found.rows], TO_THE_LEFT, notes=[_legend(found)]),
         *_listing("Not settled:", [f"{_where(row)}: {_open(row)}" for row in found.rows if _is_open(row)]),
-        *_listing("Measured in one run only:", [_missing(each) for each in found.missing]),
+        *_listing("Measured in one run only:", [_missing(point) for point in found.missing]),
         *_listing("What differs, and so may be the cause:", _changes(found.changes)),
         *_listing("Doubts:", [*found.doubts, *_doubts(found.rows)]),
     ]
@@ -110,8 +109,9 @@ def _open(row: Row) -> str:
     return f"about {found.more_rounds} more rounds in each run would settle it ({MORE_ROUNDS})"
 
 
-def _missing(each: Unpaired) -> str:
-    return f"{each.dtype} batch size {each.batch_size}: A {each.status_a or 'absent'}, B {each.status_b or 'absent'}"
+def _missing(point: Unpaired) -> str:
+    statuses = f"A {point.status_a or 'absent'}, B {point.status_b or 'absent'}"
+    return f"{point.dtype} batch size {point.batch_size}: {statuses}"
 
 
 def _changes(changes: Sequence[Change]) -> list[str]:
@@ -134,7 +134,7 @@ def _doubts(rows: Sequence[Row]) -> list[str]:
     return [f"{listed(where)}: {doubt}" for doubt, where in places.items()]
 
 
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
     return "none" if value is None else clean(value, longest=40)
 
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from boundby import files
+import msgspec
+
 from boundby.compare import (
     MINIMUM_EFFECT,
     Comparison,
@@ -19,8 +19,12 @@ from boundby.compare import (
     paired,
     paired_shares,
 )
+from boundby.disturbance import Disturbance
 from boundby.stats import estimate
+from utils import steps
 from utils.artifacts import METRICS_VERSION, EvaluationFolder, Layout
+from utils.document import Document, OtherVersion, read_document
+from utils.document import Row as SweepRow
 from utils.errors import InputError
 from utils.optimal import MEASURED
 from utils.visits import Timing, Visit, throughput_rounds, usable
@@ -32,11 +36,10 @@ FINGERPRINTS = {
     "machine_fingerprint": "machine (hardware, driver, quota)",
     "work_fingerprint": "work (rows, labels, max_length, method)",
 }
-DOCUMENT_KEYS = ("machine_fingerprint", "work_fingerprint", "model", "device", "batch_sizes", "full_dataset_metrics")
 LEAST_SHARDS = 5  # as rounds: an interval from fewer says next to nothing
 
 Point = tuple[str, int]  # dtype and batch size
-RECORDED = ({"kind": "recorded", "text": "recorded in raw_samples.csv", "is_passing": True},)
+RECORDED = (Disturbance("recorded", "recorded in raw_samples.csv"),)  # type: ignore[arg-type]  # no kind is recorded
 
 
 @dataclass(frozen=True)
@@ -45,11 +48,11 @@ class Results:
 
     path: Path
     layout: Layout
-    document: Mapping[str, Any]
+    document: Document
     rounds: Mapping[Point, list[float]]
 
     @property
-    def rows(self) -> dict[Point, Mapping[str, Any]]:
+    def rows(self) -> dict[Point, SweepRow]:
         """The rows of the document by dtype and batch size."""
         return {(row["dtype"], row["batch_size"]): row for row in self.document["batch_sizes"]}
 
@@ -59,12 +62,48 @@ class Results:
         return list(dict.fromkeys(row["dtype"] for row in self.document["batch_sizes"]))
 
 
+class PlannedShard(msgspec.Struct, frozen=True):
+    """Which rows one shard holds."""
+
+    id: int
+    start: int
+    stop: int
+    rows_sha256: str | None = None
+
+
+class PlannedRows(msgspec.Struct, frozen=True):
+    """Of which rows the shards are."""
+
+    dataset_sha256: str
+    sample_seed: int | None
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What `evaluation/plan.json` says about the shards; equal rows and shards can be compared one by one."""
+
+    fingerprint: str
+    identity: PlannedRows
+    shards: tuple[PlannedShard, ...]
+
+
+class Cost(msgspec.Struct, frozen=True):
+    """How long a shard of this plan took."""
+
+    plan: str
+    seconds: float
+
+
 @dataclass(frozen=True)
 class Shards:
-    """The shards of a pass over the dataset: what makes them the same in another run, and the seconds of each."""
+    """The shards of a pass over the dataset, and the seconds of each."""
 
-    identity: Mapping[str, Any]
+    rows: PlannedRows
+    shards: tuple[PlannedShard, ...]
     seconds: tuple[float, ...]
+
+    def are_those_of(self, other: "Shards") -> bool:
+        """Tell whether both are of the same rows, shard by shard."""
+        return (self.rows, self.shards) == (other.rows, other.shards)
 
 
 @dataclass(frozen=True)
@@ -89,7 +128,7 @@ class Row:
         """The verdict, None where the row is not judged."""
         return self.comparison.verdict if self.comparison else None
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return the row as plain values."""
         judged = asdict(self.comparison) if self.comparison else dict.fromkeys(Comparison.__dataclass_fields__)
         return {
@@ -123,7 +162,7 @@ class Accuracy:
         """Whether B is less or more accurate beyond doubt: loss, gain, or no clear difference."""
         return "loss" if self.shares.high < 0 else "gain" if self.shares.low > 0 else "no clear difference"
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return the comparison as plain values; shares, not percent."""
         return {**asdict(self.shares), "verdict": self.verdict, "doubts": list(self.doubts)}
 
@@ -133,8 +172,8 @@ class Change:
     """Something that is not the same in both runs, and so may be what is judged."""
 
     name: str
-    a: Any
-    b: Any
+    a: object
+    b: object
 
 
 @dataclass(frozen=True)
@@ -173,7 +212,7 @@ class RunComparison:
     def verdict(self) -> str:
         """The headline: regression, improved, ambiguous, same, or not judged; the first of these that holds."""
         accuracy = self.accuracy.verdict if self.accuracy else None
-        if self.of("slower") or accuracy == "loss" or any(each.is_loss for each in self.missing):
+        if self.of("slower") or accuracy == "loss" or any(point.is_loss for point in self.missing):
             return "regression"
         if self.of("faster") or accuracy == "gain":
             return "improved"
@@ -187,7 +226,7 @@ class RunComparison:
         """Return the comparison as one strict JSON document, in ASCII: a console must not change a character of it."""
         return json.dumps(self.as_dict(), indent=2, allow_nan=False)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return the comparison as plain values."""
         return {
             "schema_version": SCHEMA_VERSION,
@@ -197,7 +236,7 @@ class RunComparison:
             "b": _subject(self.b),
             "rows": [row.as_dict() for row in self.rows],
             "accuracy": self.accuracy.as_dict() if self.accuracy else None,
-            "missing": [vars(each) | {"is_loss": each.is_loss} for each in self.missing],
+            "missing": [vars(point) | {"is_loss": point.is_loss} for point in self.missing],
             "changes": [vars(change) for change in self.changes],
             "doubts": list(self.doubts),
         }
@@ -280,14 +319,13 @@ def shards(results: Results) -> Shards | None:
     """Return the shards of the pass over the dataset; None where the folder has no complete set of them."""
     folder = EvaluationFolder(results.layout.evaluation)
     try:
-        plan = files.read_json(folder.plan)
-        costs = [files.read_json(folder.cost(shard["id"])) for shard in plan["shards"]]
-        if any(cost["plan"] != plan["fingerprint"] for cost in costs):
-            return None
-        identity = {name: plan["identity"][name] for name in ("dataset_sha256", "sample_seed")}
-        return Shards({**identity, "shards": plan["shards"]}, tuple(float(cost["seconds"]) for cost in costs))
-    except (OSError, ValueError, KeyError, TypeError):
+        plan = steps.read(folder.plan, Plan)
+        costs = [steps.read(folder.cost(shard.id), Cost) for shard in plan.shards]
+    except (OSError, ValueError):
         return None
+    if any(cost.plan != plan.fingerprint for cost in costs):
+        return None
+    return Shards(plan.identity, plan.shards, tuple(cost.seconds for cost in costs))
 
 
 def predictions(results: Results) -> dict[int, tuple[str, bool]] | None:
@@ -302,19 +340,17 @@ def predictions(results: Results) -> dict[int, tuple[str, bool]] | None:
         raise InputError(f"{path} cannot be read: {error!r}") from None
 
 
-def _document(path: Path) -> Mapping[str, Any]:
+def _document(path: Path) -> Document:
     try:
-        document = files.read_json(path)
+        return read_document(path, METRICS_VERSION)
     except FileNotFoundError:
         raise InputError(f"{path} is missing; give a results folder in which step 02 has run") from None
     except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read: {error}") from None
-    if not isinstance(document, dict) or document.get("schema_version") != METRICS_VERSION:
-        raise InputError(f"{path} is not a metrics file of schema version {METRICS_VERSION}; measure again (step 02)")
-    absent = [key for key in DOCUMENT_KEYS if key not in document]
-    if absent:
-        raise InputError(f"{path} lacks {', '.join(absent)}; measure again (step 02)")
-    return document
+        raise InputError(f"{path} cannot be read: {error}; measure again (step 02)") from None
+    except OtherVersion:
+        raise InputError(
+            f"{path} is not a metrics file of schema version {METRICS_VERSION}; measure again (step 02)"
+        ) from None
 
 
 def _point(visit: Visit) -> Point:
@@ -328,7 +364,7 @@ def pair_dtypes(a: Sequence[str], b: Sequence[str]) -> list[tuple[str, str]]:
     return [(dtype, dtype) for dtype in a if dtype in b]
 
 
-def minimum_effect(*documents: Mapping[str, Any]) -> float:
+def minimum_effect(*documents: Document) -> float:
     """Return the least difference worth a verdict on the devices of these documents, as a share; the largest counts."""
     kinds = [document["device"].get("type") for document in documents]
     return max(MINIMUM_EFFECT.get(kind, max(MINIMUM_EFFECT.values())) for kind in kinds)
@@ -355,8 +391,8 @@ def between_runs(a: Results, b: Results, least_effect: float) -> list[Row]:
     return rows
 
 
-def between_dtypes(document: Mapping[str, Any], rounds: Mapping[Point, Sequence[float]]) -> list[dict[str, Any]]:
-    """Return each further dtype of one run against its first, batch size by batch size, as plain rows.
+def between_dtypes(document: Document, rounds: Mapping[Point, Sequence[float]]) -> list[Row]:
+    """Return each further dtype of one run against its first, batch size by batch size.
 
     `rounds` holds the seconds per sample of each round (`rounds_of`). A is the first dtype of every row.
     """
@@ -367,7 +403,7 @@ def between_dtypes(document: Mapping[str, Any], rounds: Mapping[Point, Sequence[
     contrasts = [independent(rounds[first], rounds[second]) for first, second in pairs]
     judged = judge(contrasts, minimum_effect(document))
     return [
-        _row(pair, (rounds[pair[0]], rounds[pair[1]]), comparison).as_dict()
+        _row(pair, (rounds[pair[0]], rounds[pair[1]]), comparison)
         for pair, comparison in zip(pairs, judged, strict=True)
     ]
 
@@ -415,7 +451,7 @@ def _whole_dataset(a: Results, b: Results) -> Row | None:
 
 def _shard_contrast(a: Results, b: Results) -> Contrast | None:
     first, second = shards(a), shards(b)
-    if not first or not second or first.identity != second.identity or len(first.seconds) < LEAST_SHARDS:
+    if not first or not second or not first.are_those_of(second) or len(first.seconds) < LEAST_SHARDS:
         return None
     return paired(first.seconds, second.seconds)
 
@@ -470,7 +506,7 @@ def _changes(a: Results, b: Results) -> tuple[Change, ...]:
     )
 
 
-def _facts(run: Results) -> dict[str, Any]:
+def _facts(run: Results) -> dict[str, object]:
     document = run.document
     return {
         "model": {key: document["model"].get(key) for key in MODEL_KEYS},
@@ -479,17 +515,17 @@ def _facts(run: Results) -> dict[str, Any]:
     }
 
 
-def _parts(run: Results) -> dict[str, Any]:
+def _parts(run: Results) -> dict[str, object]:
     """Return what the receipt of step 02 says it depended on; {} where there is none."""
     try:
-        parts = files.read_json(run.layout.receipt("02"))["parts"]
-        return {name: parts[name] for name in JUDGED_PARTS}
-    except (OSError, ValueError, KeyError, TypeError):
+        parts = steps.read(run.layout.receipt("02"), steps.Marker).parts
+    except (OSError, ValueError):
         return {}
+    return {name: getattr(parts, name) for name in JUDGED_PARTS}
 
 
-def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def _flat(value: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    flat: dict[str, object] = {}
     for key, item in value.items():
         if isinstance(item, Mapping):
             flat |= _flat(item, f"{prefix}{key}.")
@@ -498,7 +534,7 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _subject(run: Results) -> dict[str, Any]:
+def _subject(run: Results) -> dict[str, object]:
     model = run.document["model"]
     return {
         "path": str(run.path),

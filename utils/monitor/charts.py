@@ -1,7 +1,6 @@
-"""The drawings of the page: rows of `series.points` as lines, areas or bars. Names are data in them, never fields."""
+"""The drawings of the page: rows of `contrast.points` as lines, areas or bars. Names are data in them, never fields."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import altair
 import pandas
@@ -11,29 +10,29 @@ HEIGHT, WITH_LEGEND = 260, 340  # pixels
 LONGEST_OF_TWO = 14  # characters of names that stand beside one another on a telephone
 
 
-def lines(rows: list[dict[str, Any]], *, y: str, alt: str) -> None:
+def lines(rows: pandas.DataFrame, *, y: str, alt: str) -> None:
     """Draw a line for each series over the steps."""
-    _draw(_over_steps(rows, y).mark_line(), alt, WITH_LEGEND if len({row["series"] for row in rows}) > 1 else HEIGHT)
+    _draw(_over_steps(rows, y).mark_line(), alt, WITH_LEGEND if rows["series"].nunique() > 1 else HEIGHT)
 
 
-def areas(rows: list[dict[str, Any]], *, y: str, alt: str, order: Sequence[str]) -> None:
+def areas(rows: pandas.DataFrame, *, y: str, alt: str, order: Sequence[str]) -> None:
     """Draw the series on top of one another over the steps, in colours that go by their place in `order`."""
     chart = _over_steps(rows, y, list(order)).mark_area(interpolate="step-after", opacity=0.85)
     _draw(chart, alt, WITH_LEGEND)
 
 
-def histogram(rows: list[dict[str, Any]], *, x: str, alt: str) -> None:
+def histogram(rows: pandas.DataFrame, *, x: str, alt: str) -> None:
     """Draw the counts of `y` between `x` and `x2`."""
-    chart = altair.Chart(pandas.DataFrame(rows)).mark_bar()
+    chart = altair.Chart(rows).mark_bar()
     places = {"x": altair.X("x:Q", title=x, bin="binned"), "x2": "x2:Q", "y": altair.Y("y:Q", title="steps")}
     _draw(chart.encode(**places, tooltip=["x:Q", "x2:Q", "y:Q"]), alt, HEIGHT)
 
 
-def _over_steps(rows: list[dict[str, Any]], y: str, order: list[str] | None = None) -> altair.Chart:
-    names = order if order is not None else list(dict.fromkeys(row["series"] for row in rows))
+def _over_steps(rows: pandas.DataFrame, y: str, order: list[str] | None = None) -> altair.Chart:
+    names = order if order is not None else list(rows["series"].unique())
     columns = 2 if max(map(len, names), default=0) <= LONGEST_OF_TWO else 1
     legend = altair.Legend(title=None, orient="bottom", columns=columns, labelLimit=300) if len(names) > 1 else None
-    return altair.Chart(pandas.DataFrame(rows, columns=["x", "y", "series"])).encode(
+    return altair.Chart(rows).encode(
         x=altair.X(
             "x:Q",
             title="step",

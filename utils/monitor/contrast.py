@@ -1,9 +1,10 @@
 """Two runs beside each other: their steps judged as `boundby.compare` does; and the numbers that a drawing can bear."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+import pandas
 
 from boundby import compare
 from boundby.compare import MINIMUM_EFFECT, Comparison
@@ -60,17 +61,17 @@ def contrast(a: StageTimes, b: StageTimes) -> Contrast:
     return Contrast(rows, (len(tables[0].numbers), len(tables[1].numbers)), effect)
 
 
-def differences(a: dict[str, Any], b: dict[str, Any]) -> list[tuple[str, str, str]]:
+def differences(a: Mapping[str, object], b: Mapping[str, object]) -> list[tuple[str, str, str]]:
     """Return the settings in which two documents differ: key, value in A, value in B, all as text."""
     first, second = _flat(a), _flat(b)
     keys = sorted(key for key in {*first, *second} if first.get(key, MISSING) != second.get(key, MISSING))
     return [(key, first.get(key, MISSING), second.get(key, MISSING)) for key in keys]
 
 
-def _flat(value: Any, place: str = "") -> dict[str, str]:
+def _flat(value: object, place: str = "") -> dict[str, str]:
     if isinstance(value, dict) and value:
-        inner = ((f"{place}.{key}" if place else str(key), each) for key, each in value.items())
-        return {key: text for name, each in inner for key, text in _flat(each, name).items()}
+        inner = ((f"{place}.{key}" if place else str(key), item) for key, item in value.items())
+        return {key: text for name, item in inner for key, text in _flat(item, name).items()}
     return {place: str(value)} if place else {}
 
 
@@ -144,10 +145,11 @@ def thinned(numbers: np.ndarray, values: np.ndarray, most: int = MOST_POINTS) ->
     return numbers[order], values[order]
 
 
-def points(lines: dict[str, tuple[Any, Any]], unit: float = 1.0) -> list[dict[str, Any]]:
+def points(lines: Mapping[str, tuple[np.ndarray, np.ndarray]], unit: float = 1.0) -> pandas.DataFrame:
     """Return lines as rows of `x`, `y` in the given unit, and `series`, as a drawing takes them."""
-    return [
-        {"x": int(x), "y": float(y) / unit, "series": name}
+    rows = [
+        (int(x), float(y) / unit, name)
         for name, (numbers, values) in lines.items()
         for x, y in zip(numbers, values, strict=True)
     ]
+    return pandas.DataFrame(rows, columns=["x", "y", "series"])

@@ -11,7 +11,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from boundby import files
 from boundby.training.reader import ranks_in, read_stage_times
@@ -233,7 +232,7 @@ class RunFolder:
                 faults.append(text.reason(error, self.folder))
         return Processes(tuple(found), tuple(faults), len(ranks[MOST_RANKS:]))
 
-    def document(self, name: str) -> tuple[dict[str, Any], str | None]:
+    def document(self, name: str) -> tuple[dict[str, object], str | None]:
         """Return a JSON object of the run, and why it is empty where it cannot be read."""
         try:
             value = json.loads(self.read(name, LARGEST_DOCUMENT))

@@ -3,11 +3,13 @@
 import csv
 import io
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
+import pandas
 import streamlit as st
 
 from boundby.training.judgement import judge_training
@@ -64,7 +66,7 @@ class Shown:
         return self.processes.ranks
 
 
-def table(rows: list[dict[str, Any]], height: int | Literal["auto"] = "auto") -> None:
+def table(rows: Sequence[Mapping[str, float | str | None]], height: int | Literal["auto"] = "auto") -> None:
     """Show rows as a table, without the columns in which nothing is known."""
     known = [column for column in (rows[0] if rows else ()) if any(row[column] not in (None, "") for row in rows)]
     formats = {
@@ -265,11 +267,8 @@ def _spread(table: StepTable) -> None:
     st.subheader("How the steps spread", anchor=False)
     most = float(np.quantile(seconds, 0.99))
     counts, edges = np.histogram(np.minimum(seconds, most) * 1e3, bins=min(BINS, len(seconds)))
-    rows = [
-        {"x": low, "x2": high, "y": int(count)}
-        for low, high, count in zip(edges[:-1].tolist(), edges[1:].tolist(), counts, strict=True)
-    ]
-    charts.histogram(rows, x="ms", alt="how many steps took how long")
+    bars = pandas.DataFrame({"x": edges[:-1], "x2": edges[1:], "y": counts})
+    charts.histogram(bars, x="ms", alt="how many steps took how long")
     st.caption("The longest hundredth of the steps is in the last bar.")
 
 

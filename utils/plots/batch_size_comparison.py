@@ -12,6 +12,7 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from utils.config import Targets
+from utils.document import Optimal
 from utils.optimal import GOOD_ENOUGH
 from utils.plots.style import (
     ALARM,
@@ -36,7 +37,7 @@ HALF_BAND = 2**0.3  # of a gap, as a factor on the batch size
 LOG_FROM = 12.0  # largest over smallest value from which a logarithmic axis shows more
 OFF_SCALE = 2.0  # what lies further above all values than this is cut off: a target, the interval of two rounds
 LEAST_DISTANCE = 0.09  # between the names of two limits, as a share of the height
-SMALL: dict[str, Any] = {"fontsize": 10, "fontweight": "normal"}
+SMALL: dict[str, str | float] = {"fontsize": 10, "fontweight": "normal"}
 MARGIN = 2**0.6  # beside the outer batch sizes, as a factor
 LEAST_UPRIGHT, LEAST_TURNED = 0.085, 0.028  # share of the width that the name of a batch size needs
 LINE_POINTS = 13
@@ -44,7 +45,7 @@ NEWLINE = "\n"
 
 
 @picture("batch_size_comparison.png", "six panels over the batch size")
-def figure(rows: Rows, about: Subject, best: Mapping[str, Any], targets: Targets) -> Figure:
+def figure(rows: Rows, about: Subject, best: Optimal, targets: Targets) -> Figure:
     """Return the figure for the rows of a sweep; `best` is the choice of `utils.optimal` for the first dtype."""
     drawn = new_figure(about, width=17, height=10.5)
     axes = drawn.subplots(2, 3).flat
@@ -61,7 +62,7 @@ def figure(rows: Rows, about: Subject, best: Mapping[str, Any], targets: Targets
     return drawn
 
 
-def _throughput(axes: Axes, rows: Rows, best: Mapping[str, Any], targets: Targets) -> None:
+def _throughput(axes: Axes, rows: Rows, best: Optimal, targets: Targets) -> None:
     panel = Panel(axes, rows, "Throughput", "samples / s")
     panel.line(f"{RATE}_mean")
     panel.interval(f"{RATE}_ci_low", f"{RATE}_ci_high")

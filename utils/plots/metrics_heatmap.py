@@ -1,7 +1,6 @@
 """Every metric of every batch size in one table, coloured from the worst to the best of its row."""
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -12,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from utils.columns import COLUMNS
+from utils.document import Optimal
 from utils.plots.style import INK, STATUS_TEXT, Row, Rows, Subject, new_figure, number, picture
 
 COLOURS = colormaps["YlGnBu"]
@@ -36,7 +36,7 @@ METRICS = [
 
 
 @picture("metrics_heatmap.png", "every metric of every batch size")
-def figure(rows: Rows, about: Subject, best: Mapping[str, Any]) -> Figure:
+def figure(rows: Rows, about: Subject, best: Optimal) -> Figure:
     """Return the table; the column of the optimal batch size is framed. A metric that no row has is left out."""
     metrics = [metric for metric in METRICS if any(row[metric.key] is not None for row in rows)] or METRICS[:1]
     values = pd.DataFrame([[row[metric.key] for row in rows] for metric in metrics], dtype=float)
@@ -98,5 +98,5 @@ def _fill(axes: Axes, column: int, line: int, row: Row, value: float) -> None:
     axes.text(s=text, fontsize=8.5, linespacing=0.95, **middle)
 
 
-def _is_chosen(row: Row, rows: Rows, best: Mapping[str, Any]) -> bool:
+def _is_chosen(row: Row, rows: Rows, best: Optimal) -> bool:
     return row["batch_size"] == best["batch_size"] and row["dtype"] == rows[0]["dtype"]

@@ -1,20 +1,20 @@
 """The operators that take most of the traced time, as horizontal bars."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Literal
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from utils.document import Operator
 from utils.plots.style import Subject, new_figure, number, picture, shortened
 
-Rows = Sequence[Mapping[str, Any]]
 SHOWN = 12
 LONGEST_OPERATOR = 50  # characters
 
 
 @picture("operators.png", "where the traced time goes")
-def figure(rows: Rows, about: Subject) -> Figure:
+def figure(rows: Sequence[Operator], about: Subject) -> Figure:
     """Return the figure for one row per operator: own CPU time and, where it is known, the device time it caused."""
     on_device = [row for row in rows if row["device_total_ms"]]
     panels = 2 if on_device else 1
@@ -30,7 +30,13 @@ def figure(rows: Rows, about: Subject) -> Figure:
     return drawn
 
 
-def _bars(axes: Axes, rows: Rows, key: str, share: str, colour: str) -> None:
+def _bars(
+    axes: Axes,
+    rows: Sequence[Operator],
+    key: Literal["cpu_self_ms", "device_total_ms"],
+    share: Literal["cpu_self_pct", "device_pct"],
+    colour: str,
+) -> None:
     top = sorted(rows, key=lambda row: row[key], reverse=True)[:SHOWN]
     names = [shortened(row["name"], LONGEST_OPERATOR) for row in top]
     bars = axes.barh(range(len(top)), [row[key] for row in top], color=colour, height=0.72)

@@ -1,7 +1,7 @@
 """The roofline: how fast each batch size runs over how much it computes per byte, under the limits of this machine."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from matplotlib.transforms import Bbox
 
+from utils.document import Ceilings, ComputeCeiling, Row
 from utils.optimal import MEASURED
 from utils.plots.style import (
     ALARM,
@@ -64,7 +65,7 @@ HALO = {"path_effects": [withStroke(linewidth=3, foreground="white")]}
 class Point:
     """One measured batch size: FLOP per byte, FLOP/s with the ends of its interval, and what it is bound by."""
 
-    row: Mapping[str, Any]
+    row: Row
     intensity: float
     rate: float
     low: float
@@ -94,10 +95,10 @@ class Roof:
 class Roofs:
     """The ceilings that matter to these dtypes; `levels` are pairs of name and bytes/s, nearest memory first."""
 
-    def __init__(self, ceilings: Mapping[str, Any], dtypes: Iterable[str]) -> None:
+    def __init__(self, ceilings: Ceilings, dtypes: Iterable[str]) -> None:
         self.compute = [roof for dtype in dtypes for roof in _roofs(ceilings["compute"], dtype)]
-        known = sorted(ceilings["memory"], key=lambda each: each["working_set_bytes"])
-        self.levels = [(each["level"], each["bytes_per_s"]) for each in known if each["level"] != NEW_MEMORY]
+        known = sorted(ceilings["memory"], key=lambda level: level["working_set_bytes"])
+        self.levels = [(level["level"], level["bytes_per_s"]) for level in known if level["level"] != NEW_MEMORY]
         self.fastest = max(rate for _, rate in self.levels)
         self.main_memory = self.levels[-1][1]
 
@@ -111,7 +112,7 @@ class Roofs:
         return point.rate > point.intensity * self.fastest or (own is not None and point.rate > own.rate)
 
 
-def why_not(rows: Rows, ceilings: Mapping[str, Any] | None, reason: str | None) -> str | None:
+def why_not(rows: Rows, ceilings: Ceilings | None, reason: str | None) -> str | None:
     """Return why the figure cannot be drawn, None where it can; `reason` says why there are no ceilings."""
     if not rows:
         return "no batch size was measured yet"
@@ -122,7 +123,7 @@ def why_not(rows: Rows, ceilings: Mapping[str, Any] | None, reason: str | None) 
 
 
 @picture("roofline.png", "each batch size under the limits of this machine")
-def figure(rows: Rows, about: Subject, ceilings: Mapping[str, Any]) -> Figure:
+def figure(rows: Rows, about: Subject, ceilings: Ceilings) -> Figure:
     """Return the figure for the rows of a sweep under the ceilings of `boundby.ceilings.Ceilings.as_dict`."""
     found = points(rows)
     roofs = Roofs(ceilings, dict.fromkeys(point.dtype for point in found))
@@ -331,7 +332,7 @@ def _key(found: Sequence[Point], roofs: Roofs) -> list[Any]:
     return marks
 
 
-def _mark(point: Point) -> dict[str, Any]:
+def _mark(point: Point) -> dict[str, str | float]:
     """Return how a point looks: the shape and colour of its dtype, hollow where its row is noisy."""
     colour = COLOURS[point.dtype]
     face = "white" if point.row["status"] == "noisy" else colour
@@ -345,14 +346,13 @@ def _mark(point: Point) -> dict[str, Any]:
     }
 
 
-def _why_no_point(row: Mapping[str, Any]) -> str:
-    reasons = row["reasons"]
-    known = (reasons.get(key) for key in ("all", "flops_per_sec", "flops_per_batch", "bytes_per_batch"))
-    why = STATUS_TEXT.get(row["status"]) or next((each for each in known if each), "no FLOP was counted")
+def _why_no_point(row: Row) -> str:
+    known = (row["reasons"].get(key) for key in ("all", "flops_per_sec", "flops_per_batch", "bytes_per_batch"))
+    why = STATUS_TEXT.get(row["status"]) or next(filter(None, known), "no FLOP was counted")
     return shortened(why, LETTERS_OF_A_REASON)
 
 
-def _notes(rows: Rows, found: Sequence[Point], roofs: Roofs, ceilings: Mapping[str, Any]) -> list[str]:
+def _notes(rows: Rows, found: Sequence[Point], roofs: Roofs, ceilings: Ceilings) -> list[str]:
     """Return the lines under the diagram: how to read it, what is doubtful, what is not drawn."""
     notes = [
         "FLOP/s of one forward from idle to idle; FLOPs and bytes of all its operators, padding included. "
@@ -365,11 +365,11 @@ def _notes(rows: Rows, found: Sequence[Point], roofs: Roofs, ceilings: Mapping[s
             f"Doubt: {_named(above)} above a roof. The ceilings were measured on a busier machine, "
             "or the work is counted too high."
         )
-    notes += [f"Doubt: {each}" for each in ceilings["doubts"]]
+    notes += [f"Doubt: {doubt}" for doubt in ceilings["doubts"]]
     for dtype in dict.fromkeys(point.dtype for point in found):
         if roofs.configured(dtype) is None:
             notes.append(f"No roof for {dtype}: its ceiling was not measured.")
-    missing: dict[str, list[Mapping[str, Any]]] = {}
+    missing: dict[str, list[Row]] = {}
     for row in rows:
         if id(row) not in drawn:
             missing.setdefault(_why_no_point(row), []).append(row)
@@ -397,22 +397,22 @@ def points(rows: Rows) -> list[Point]:
     return found
 
 
-def _roofs(compute: Rows, dtype: str) -> list[Roof]:
+def _roofs(compute: Sequence[ComputeCeiling], dtype: str) -> list[Roof]:
     """Return the roof in use and those of settings that reach clearly more, settings that reach the same as one."""
-    own = [each for each in compute if each["dtype"] == dtype]
-    in_use = next((each for each in own if each["is_configured"]), None)
+    own = [ceiling for ceiling in compute if ceiling["dtype"] == dtype]
+    in_use = next((ceiling for ceiling in own if ceiling["is_configured"]), None)
     if in_use is None:
         return []
     setting = f"precision {in_use['precision']}" if in_use["precision"] else ""
-    found = [Roof(dtype, in_use["flops_per_s"], setting, True)]
-    others = sorted((each for each in own if not each["is_configured"]), key=lambda each: each["flops_per_s"])
-    for each in others:
-        rate, last = each["flops_per_s"], found[-1]
+    roofs = [Roof(dtype, in_use["flops_per_s"], setting, True)]
+    others = sorted((other for other in own if not other["is_configured"]), key=lambda other: other["flops_per_s"])
+    for other in others:
+        rate, last = other["flops_per_s"], roofs[-1]
         if rate > CLEARLY * last.rate:
-            found.append(Roof(dtype, rate, f"precision {each['precision']}", False))
+            roofs.append(Roof(dtype, rate, f"precision {other['precision']}", False))
         elif not last.is_configured:
-            found[-1] = Roof(dtype, rate, f"{last.setting} or {each['precision']}", False)
-    return found
+            roofs[-1] = Roof(dtype, rate, f"{last.setting} or {other['precision']}", False)
+    return roofs
 
 
 class Places:

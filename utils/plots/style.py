@@ -4,17 +4,17 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, ParamSpec
+from typing import Generic, ParamSpec
 
 from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
 
+from utils.document import Document, Row
 from utils.render.formatting import clean
 
 Arguments = ParamSpec("Arguments")
-Row = Mapping[str, Any]
 Rows = Sequence[Row]
 
 DPI = 150
@@ -81,11 +81,11 @@ class Subject:
     device_memory_mb: float | None = None
 
 
-def subject(document: Mapping[str, Any], machine: Mapping[str, Any] | None = None) -> Subject:
-    """Return the subject of a document of step 02; `machine` gives a CPU its name."""
+def subject(document: Document, cpu: str | None = None) -> Subject:
+    """Return the subject of a document of step 02; `cpu` is the name of its CPU."""
     model, data, device = document["model"], document["dataset"], document["device"]
     dtypes = dict.fromkeys(row["dtype"] for row in document["batch_sizes"])
-    place = device.get("name") or (machine or {}).get("cpu") or "an unknown CPU"
+    place = device.get("name") or cpu or "an unknown CPU"
     source = shortened((data.get("source") or {}).get("name") or "unknown data")
     rows, memory = data.get("rows"), device.get("memory_bytes")
     texts = f"{source} ({rows:,} texts)" if rows else source
@@ -130,7 +130,7 @@ def number(value: float, _position: object = None) -> str:
 def unit(values: Iterable[float | None], units: Sequence[tuple[float, str]]) -> tuple[float, str]:
     """Return the largest unit in which the largest value is at least one, as (its size, its name)."""
     largest = max((value for value in values if value is not None), default=1.0)
-    return max((each for each in units if each[0] <= largest), default=units[0])
+    return max((known for known in units if known[0] <= largest), default=units[0])
 
 
 @functools.cache

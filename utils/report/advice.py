@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from utils.document import Choice, Row
 from utils.render.formatting import listed, number, times
-from utils.report.sources import Missing, ReportData, Row
+from utils.report.sources import Missing, ReportData
 
 LEAST_GAIN = 1.05  # a smaller factor is not worth a change
 STILL_RISING = 1.05  # throughput of the largest batch size over the one before
@@ -157,7 +158,7 @@ def _missed(data: ReportData, name: str) -> tuple[str, str]:
     return "Meet the accuracy target", f"Start with the surest mistakes, in {mistakes}: wrong labels are among them."
 
 
-def _alternative(choice: Row) -> str:
+def _alternative(choice: Choice) -> str:
     if choice["batch_size"] is None:
         return f"No batch size does ({choice['reason']}): a shorter profiling.max_length, another dtype or machine may."
     rate = number(choice["throughput_samples_per_sec"])

@@ -1,13 +1,13 @@
 """The sweep as a table, what its gaps mean, which batch size to use, and whether the targets are met."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from utils.document import Choice, Optimal, Row, Target
 from utils.plots import batch_size_comparison, metrics_heatmap
 from utils.render.blocks import Block, DefinitionList, Heading, Paragraph, Table
 from utils.render.formatting import NOTHING, clean, listed, number, spread, unknown
 from utils.report.pictures import Content, show
-from utils.report.sources import ReportData, Row
+from utils.report.sources import ReportData
 
 COLUMNS = (  # key, header
     ("throughput_samples_per_sec_mean", "samples\n/s"),
@@ -99,11 +99,11 @@ def _notes(rows: Sequence[Row], columns: Sequence[tuple[str, str]]) -> list[str]
     ]
 
 
-def _choices(best: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _choices(best: Optimal) -> list[tuple[str, str]]:
     return [(label, _choice(best[key] if key else best)) for key, label in CHOICES]
 
 
-def _choice(choice: Mapping[str, Any]) -> str:
+def _choice(choice: Choice) -> str:
     if choice["batch_size"] is None:
         return f"none ({choice['reason']})"
     return f"{choice['batch_size']} ({number(choice['throughput_samples_per_sec'])} samples/s): {choice['reason']}"
@@ -122,7 +122,7 @@ def targets(data: ReportData) -> list[Block]:
     return found
 
 
-def _judgement(target: Row, data: ReportData) -> str:
+def _judgement(target: Target, data: ReportData) -> str:
     _, unit, direction = UNITS[target["name"]]
     wanted = f"target {direction} {target['target']:g} {unit}".rstrip()
     if target["met"] is None:

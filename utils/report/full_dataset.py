@@ -1,8 +1,8 @@
 """The numbers over the whole dataset, where their time went, how exact they are, and what the dataset costs."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
+from utils.document import FullDataset
 from utils.render.blocks import Block, DefinitionList, Heading, Paragraph, Table
 from utils.render.formatting import number, quantity, unknown
 from utils.report.sources import ReportData
@@ -29,7 +29,7 @@ def section(data: ReportData) -> list[Block]:
     return [heading, DefinitionList(_pairs(full, data)), *_phases(full), *_subsets(full)]
 
 
-def _pairs(full: Mapping[str, Any], data: ReportData) -> list[tuple[str, str]]:
+def _pairs(full: FullDataset, data: ReportData) -> list[tuple[str, str]]:
     seconds, rows = full["inference_time_s"], data.document["dataset"].get("rows")
     part = f" of {rows:,} (a seeded sample)" if rows and rows != full["samples"] else ""
     return [
@@ -51,12 +51,12 @@ def _pairs(full: Mapping[str, Any], data: ReportData) -> list[tuple[str, str]]:
     ]  # fmt: skip
 
 
-def _way(full: Mapping[str, Any]) -> str:
+def _way(full: FullDataset) -> str:
     ways = [(full["precision"], True), ("last layer trimmed", full.get("trim")), ("compiled", full.get("compile"))]
     return ", ".join(name for name, is_taken in ways if is_taken)
 
 
-def _ceiling(full: Mapping[str, Any]) -> str:
+def _ceiling(full: FullDataset) -> str:
     share = full.get("share_of_ceiling_pct")
     if share is None:
         return unknown(full.get("share_of_ceiling_reason", "an earlier version did not note it"))
@@ -65,27 +65,27 @@ def _ceiling(full: Mapping[str, Any]) -> str:
     return f"{share:.1f} %: {number(rate)} of {number(ceiling)} GFLOP/s of matrix products, {how}"
 
 
-def _whole_set(full: Mapping[str, Any], data: ReportData, rows: int) -> str:
+def _whole_set(full: FullDataset, data: ReportData, rows: int) -> str:
     """Return what all rows take on these machines, and cost where the price of one is set."""
     taken = of_pass(full, rows, data.config.pod.price_per_hour)
     hours = _gpu_hours(full, rows) if data.is_on_gpu else "on a CPU (no GPU-hours)"
     return f"{rows:,} samples at {number(full['throughput_samples_per_sec'])} samples/s: {taken}, {hours}"
 
 
-def _gpu_hours(full: Mapping[str, Any], rows: int) -> str:
+def _gpu_hours(full: FullDataset, rows: int) -> str:
     seconds = full.get("device_time_s")
     if seconds is None:
         return f"GPU-hours {unknown(reason(full))}"
     return f"{number(rows / full['samples'] * seconds / SECONDS_PER_HOUR)} GPU-hours"
 
 
-def _exactness(full: Mapping[str, Any]) -> str:
+def _exactness(full: FullDataset) -> str:
     guarded = full.get("guarded_texts")
     again = f"; {guarded:,} near ties were computed again in float32" if guarded else ""
     return _compared(full) + again
 
 
-def _compared(full: Mapping[str, Any]) -> str:
+def _compared(full: FullDataset) -> str:
     """Return how the predictions compare with float32 one text at a time."""
     report = full.get("exactness")
     if not report:
@@ -106,7 +106,7 @@ def _compared(full: Mapping[str, Any]) -> str:
     return said
 
 
-def _phases(full: Mapping[str, Any]) -> list[Block]:
+def _phases(full: FullDataset) -> list[Block]:
     """Return where the time of the workers went."""
     phases = full.get("phases_s")
     if not phases:
@@ -123,19 +123,19 @@ def _phases(full: Mapping[str, Any]) -> list[Block]:
     return [Table(["phase", "s", "% of the\ntime"], rows, left=[0], caption="Where the time went", notes=notes)]
 
 
-def _cut(full: Mapping[str, Any]) -> str:
+def _cut(full: FullDataset) -> str:
     if full["truncated"] is None:
         return unknown("a tokenizer written in Python does not tell")
     return f"{full['truncated']:,} ({100 * full['truncated'] / full['samples']:.2f} %)"
 
 
-def _subsets(full: Mapping[str, Any]) -> list[Block]:
+def _subsets(full: FullDataset) -> list[Block]:
     subsets = full.get("samples_of") or []
     if not subsets:
         return []
     rows = [
-        [f"{each['samples']:,}", *(f"{each[key]:.4f}" for key in ("accuracy", "f1_macro", "f1_weighted"))]
-        for each in subsets
+        [f"{subset['samples']:,}", *(f"{subset[key]:.4f}" for key in ("accuracy", "f1_macro", "f1_weighted"))]
+        for subset in subsets
     ]
     return [Table(["first samples", "accuracy", "F1 macro", "F1 weighted"], rows)]
 
@@ -161,7 +161,7 @@ def cost(data: ReportData) -> list[Block]:
     return [Heading(f"Cost at {price:g} per hour (pod.price_per_hour)"), DefinitionList(pairs)]
 
 
-def of_pass(full: Mapping[str, Any], rows: int, price: float | None) -> str:
+def of_pass(full: FullDataset, rows: int, price: float | None) -> str:
     """Return the hours of so many rows on the machines of this pass, and their cost at this price of one per hour."""
     scale = rows / full["samples"]
     seconds, machines_s = full["inference_time_s"], full.get("machine_time_s")
@@ -174,7 +174,7 @@ def of_pass(full: Mapping[str, Any], rows: int, price: float | None) -> str:
     return f"{said}, cost {_money(scale * machines_s, price)}{several}"
 
 
-def reason(full: Mapping[str, Any]) -> str:
+def reason(full: FullDataset) -> str:
     """Return why it is not known how long machines and devices were busy in this pass."""
     return full.get("machine_time_reason") or "an earlier version did not note which machines predicted"
 

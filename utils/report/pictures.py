@@ -35,7 +35,9 @@ def show(data: ReportData, picture: Picture[Any], values: Any, *more: Any) -> Dr
         data.layout.plots / picture.file,
         picture.description,
         None if missing is None else f"not drawn: {missing.reason}",
-        lambda: picture(values, style.subject(data.document, data.machine.hardware if data.machine else None), *more),
+        lambda: picture(
+            values, style.subject(data.document, data.machine.hardware.get("cpu") if data.machine else None), *more
+        ),
     )
 
 

@@ -1,7 +1,6 @@
 """What step 03 says: what the machine waited for in the trace, its memory, and the model layer by layer."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from boundby.layers.ranking import Ranked, blocks, by_self_time
 from boundby.layers.records import ModelProfile
@@ -11,7 +10,7 @@ from utils.plots import memory, timeline
 from utils.render.blocks import Block, BulletList, DefinitionList, Heading, Paragraph, Table
 from utils.render.formatting import NOTHING, clean, listed, number, times
 from utils.report.pictures import Content, show
-from utils.report.sources import Missing, ReportData, Row
+from utils.report.sources import Missing, ReportData, Trace
 from utils.trace_analysis import text as trace_text
 from utils.trace_analysis import words
 
@@ -50,17 +49,17 @@ def waiting(data: ReportData) -> list[Content]:
     ]
 
 
-def _with_time(trace: Row | Missing) -> Row | Missing:
+def _with_time(trace: Trace | Missing) -> Trace | Missing:
     return trace if not trace or trace["devices"][0]["window_ms"] else Missing("nothing in the trace takes time")
 
 
-def _with_memory(trace: Row | Missing) -> Row | Missing:
+def _with_memory(trace: Trace | Missing) -> Trace | Missing:
     timed = _with_time(trace)
     known = not timed or timed.get("memory")
     return timed if known else Missing("the trace holds no changes of memory (trace.memory)")
 
 
-def _verdict(trace: Row) -> str:
+def _verdict(trace: Trace) -> str:
     verdict, on_host = trace["verdict"], trace["devices"][0]["device"] is None
     bound, share = verdict["bound"], verdict["share_of_limit"]
     said = words.bound(bound, on_host)
@@ -71,7 +70,7 @@ def _verdict(trace: Row) -> str:
     return f"{said} (confidence {verdict['confidence']})."
 
 
-def _against_sweep(data: ReportData, verdict: Mapping[str, Any]) -> list[Block]:
+def _against_sweep(data: ReportData, verdict: Trace) -> list[Block]:
     """Return whether the sweep came to the same verdict at the batch size of the trace, and what to make of it."""
     point = (data.manifest.dtype, data.manifest.batch_size)
     swept = next((row.get("verdict") for row in data.rows if (row["dtype"], row["batch_size"]) == point), None)
@@ -84,7 +83,7 @@ def _against_sweep(data: ReportData, verdict: Mapping[str, Any]) -> list[Block]:
     return [Paragraph(f"{text} {WHOM_TO_BELIEVE}", strong="The two verdicts differ:")]
 
 
-def _possible(verdict: Mapping[str, Any]) -> set[str]:
+def _possible(verdict: Trace) -> set[str]:
     """Return the bounds that a verdict leaves open; a trace cannot tell whether the work fills the device."""
     found = {verdict["bound"], *verdict["alternatives"]} - {"mixed"}
     return found | set(ARITHMETIC) if "under_utilised" in found else found
@@ -94,12 +93,12 @@ def _named(bound: str) -> str:
     return {"mixed": "more than one limit", "under_utilised": "shapes too small for the machine"}.get(bound, bound)
 
 
-def _doubts(trace: Row) -> list[Block]:
+def _doubts(trace: Trace) -> list[Block]:
     items = [f"doubt: {clean(doubt, 300)}" for doubt in trace["verdict"]["doubts"]]  # what is wrong with it among them
     return [BulletList(items)] if items else []
 
 
-def _shares(device: Row) -> Iterator[tuple[str, str]]:
+def _shares(device: Trace) -> Iterator[tuple[str, str]]:
     on_host, whole = device["device"] is None, device["window_ms"]
     parts = [] if on_host else [f"{words.plain(k)} {_share(ms, whole)}" for k, ms in device["exposed_ms"].items() if ms]
     text = f"{_share(device['busy_ms'], whole)} of {number(whole)} ms"
@@ -108,7 +107,7 @@ def _shares(device: Row) -> Iterator[tuple[str, str]]:
     yield "Between operators" if on_host else "Idle", gaps
 
 
-def _steps(steps: Row) -> Iterator[tuple[str, str]]:
+def _steps(steps: Trace) -> Iterator[tuple[str, str]]:
     found, expected = len(steps["numbers"]), steps["expected"]
     if not found:
         yield "Steps", "none are marked; this is about all that was recorded"
@@ -119,7 +118,7 @@ def _steps(steps: Row) -> Iterator[tuple[str, str]]:
     yield "Steps", text
 
 
-def _hidden(device: Row) -> Iterator[tuple[str, str]]:
+def _hidden(device: Trace) -> Iterator[tuple[str, str]]:
     """Yield how much of the communication and of the copies nothing hides."""
     for kind, label in (("communication", "Communication"), ("memcpy", "Copies")):
         spent = device["by_kind_ms"].get(kind)
@@ -130,7 +129,7 @@ def _hidden(device: Row) -> Iterator[tuple[str, str]]:
             )
 
 
-def _launches(found: Row) -> Iterator[tuple[str, str]]:
+def _launches(found: Trace) -> Iterator[tuple[str, str]]:
     if not found["calls"] or not found["call_us"] or not found["delay_us"]:
         return
     call, delay = (_duration(found[key]["median"]) for key in ("call_us", "delay_us"))
@@ -141,7 +140,7 @@ def _launches(found: Row) -> Iterator[tuple[str, str]]:
     yield "Launches", text
 
 
-def _causes(trace: Row) -> list[Block]:
+def _causes(trace: Trace) -> list[Block]:
     """Return the causes of idling with what the host was in and what removing each could gain at most."""
     device = trace["devices"][0]
     on_host, whole = device["device"] is None, device["window_ms"]
@@ -185,7 +184,7 @@ def _cause(name: str, on_host: bool) -> str:
     return "between operators" if on_host and name == "launch" else words.plain(name)
 
 
-def _meanwhile(device: Row, cause: str) -> str:
+def _meanwhile(device: Trace, cause: str) -> str:
     found = device["idle_details"].get(cause, ())[:2]
     return ", ".join(f"{clean(each['host_in'], LONGEST_HOST)} {number(each['ms'])}" for each in found)
 

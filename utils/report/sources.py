@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Required, TypedDict, cast
 
 import msgspec
 
@@ -21,6 +21,7 @@ from utils.artifacts import METRICS_VERSION, Layout
 from utils.cli import DEFAULT_CONFIG, Run
 from utils.comparison.facts import Point, rounds_of, visits_of
 from utils.config import Config
+from utils.document import Document, FullDataset, Operator, Optimal, OtherVersion, Row, Target, read_document
 from utils.errors import InputError
 from utils.optimal import judge, optimal
 from utils.render.formatting import listed
@@ -28,7 +29,7 @@ from utils.tasks.sequence_classification import quality as qualities
 from utils.tasks.sequence_classification.quality import Quality
 from utils.trace_analysis.document import SCHEMA_VERSION as TRACE_VERSION
 
-Row = Mapping[str, Any]
+Trace = Mapping[str, Any]  # one of the traces in trace_analysis.json
 OTHER_MODEL = "step 03 was run on another model than the sweep"
 TRACE_KEYS = ("verdict", "devices", "steps", "launches")
 
@@ -59,11 +60,22 @@ class Command:
         return shlex.join(["python", "run_pipeline.py", *config, *self.flags, *flags, *kept, *overrides])
 
 
+class Hardware(TypedDict, total=False):
+    """What the report says of a machine."""
+
+    cpu: Required[str]
+    logical_cores: int
+    usable_cores: int
+    cpu_quota_cores: float | None
+    memory_bytes: int
+    driver: str | None
+
+
 @dataclass(frozen=True)
 class Machine:
     """The machine that measured: its hardware as `boundby.environment` describes it, and versions of packages."""
 
-    hardware: Mapping[str, Any]
+    hardware: Hardware
     versions: Mapping[str, str | None]
 
 
@@ -95,18 +107,18 @@ class ReportData:
     `quality` is that of the predictions over the whole dataset.
     """
 
-    document: Mapping[str, Any]
+    document: Document
     config: Config
     layout: Layout
     command: Command
     rows: tuple[Row, ...]
-    best: Mapping[str, Mapping[str, Any]]
+    best: Mapping[str, Optimal]
     chosen: Row | None
-    targets: tuple[Row, ...]
+    targets: tuple[Target, ...]
     machine: Machine | Missing
     manifest: Manifest
-    operators: tuple[Row, ...] | Missing
-    trace: Row | Missing
+    operators: tuple[Operator, ...] | Missing
+    trace: Trace | Missing
     layers: ModelProfile | Missing
     quality: Quality | Missing
     rounds: Mapping[Point, Sequence[float]] = field(default_factory=dict)
@@ -122,12 +134,12 @@ class ReportData:
         return list(dict.fromkeys(row["dtype"] for row in self.rows))
 
     @property
-    def choice(self) -> Mapping[str, Any]:
+    def choice(self) -> Optimal:
         """Which batch sizes to use in the model's own dtype."""
         return self.best[self.dtypes[0]] if self.rows else optimal([], self.config.targets)
 
     @property
-    def full(self) -> Mapping[str, Any] | None:
+    def full(self) -> FullDataset | None:
         """The numbers over the whole dataset."""
         return self.document["full_dataset_metrics"]
 
@@ -186,18 +198,16 @@ def read(run: Run) -> ReportData:
     )
 
 
-def _document(path: Path, command: Command) -> Mapping[str, Any]:
+def _document(path: Path, command: Command) -> Document:
     measure = f"run `{command.run('--from', '1')}`"
     try:
-        document = files.read_json(path)
+        return read_document(path, METRICS_VERSION)
     except FileNotFoundError:
         raise InputError(f"{path}: there are no metrics to report; {measure}") from None
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read ({error}); {measure}") from None
-    version = document.get("schema_version") if isinstance(document, dict) else None
-    if version != METRICS_VERSION:
-        raise InputError(f"{path}: is of version {version}, this program reads {METRICS_VERSION}; {measure}")
-    return document
+    except OtherVersion as error:
+        raise InputError(f"{path}: is of {error}, this program reads {METRICS_VERSION}; {measure}") from None
 
 
 def _rounds(layout: Layout) -> dict[Point, list[float]]:
@@ -225,7 +235,7 @@ def _machine(layout: Layout, fingerprint: str) -> Machine | Missing:
         with contextlib.suppress(OSError, ValueError):
             parts = steps.read(path, steps.Marker).parts
             if parts.machine:
-                return Machine(parts.machine, parts.versions or {})
+                return Machine(cast(Hardware, parts.machine), parts.versions or {})
     try:
         run = files.read_json(layout.run)
     except (OSError, ValueError):
@@ -235,7 +245,7 @@ def _machine(layout: Layout, fingerprint: str) -> Machine | Missing:
     return Missing(f"no file in {layout.results} describes the machine {fingerprint}")
 
 
-def _operators(layout: Layout, manifest: Manifest) -> tuple[Row, ...] | Missing:
+def _operators(layout: Layout, manifest: Manifest) -> tuple[Operator, ...] | Missing:
     """Return one row per operator of the trace."""
     try:
         with layout.op_stats.open(encoding="utf-8", newline="") as file:
@@ -247,7 +257,7 @@ def _operators(layout: Layout, manifest: Manifest) -> tuple[Row, ...] | Missing:
     return tuple(rows) or Missing("the trace holds no operators")
 
 
-def _trace(layout: Layout, manifest: Manifest) -> Row | Missing:
+def _trace(layout: Layout, manifest: Manifest) -> Trace | Missing:
     """Return what the analysis says about the trace, of several ranks about the slowest."""
     name = layout.trace_analysis.name
     try:
@@ -275,7 +285,7 @@ def _layers(layout: Layout, config: Config) -> ModelProfile | Missing:
         return Missing(f"{layout.layer_summary.name} cannot be read: {error}")
 
 
-def _quality(layout: Layout, document: Mapping[str, Any]) -> Quality | Missing:
+def _quality(layout: Layout, document: Document) -> Quality | Missing:
     """Return what the predictions are like."""
     full = document["full_dataset_metrics"]
     if full is None:
@@ -284,7 +294,7 @@ def _quality(layout: Layout, document: Mapping[str, Any]) -> Quality | Missing:
     return quality or Missing(reason or "no reason was recorded")
 
 
-def _is_of_another_model(layout: Layout, document: Mapping[str, Any]) -> bool:
+def _is_of_another_model(layout: Layout, document: Document) -> bool:
     try:
         traced = steps.read(layout.receipt("03"), steps.Marker).parts.inputs.get("model")
     except (OSError, ValueError):

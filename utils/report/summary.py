@@ -1,8 +1,6 @@
 """What to know first: whether this can be taken at face value, the figures, the subject, and what is doubtful."""
 
-from collections.abc import Mapping
-from typing import Any
-
+from utils.document import FullDataset
 from utils.render.blocks import Admonition, Block, BulletList, CodeBlock, DefinitionList, Heading, Paragraph
 from utils.render.formatting import clean, listed, number, quantity, spread, unknown
 from utils.report import advice, verdict
@@ -130,7 +128,7 @@ def _dataset(data: ReportData) -> list[tuple[str, str]]:
     ]
 
 
-def _truncated(full: Mapping[str, Any] | None) -> str:
+def _truncated(full: FullDataset | None) -> str:
     if full is None:
         return "how many: " + unknown("the whole dataset was not evaluated")
     if full["truncated"] is None:

@@ -1,14 +1,14 @@
 """The verdict and where the time goes: what limits each batch size, its evidence, gains, ceilings, operators."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from utils.comparison.facts import between_dtypes
+from utils.comparison import facts
+from utils.document import Ceilings, Gain, Operator, Row, Verdict
 from utils.plots import operators, roofline
 from utils.render.blocks import Block, BulletList, Heading, Paragraph, Table
 from utils.render.formatting import NOTHING, clean, listed, number, times, unknown
 from utils.report.pictures import Content, show
-from utils.report.sources import Missing, ReportData, Row
+from utils.report.sources import Missing, ReportData
 
 MEANING = {
     "compute": "compute: the time goes into matrix products and attention",
@@ -42,9 +42,9 @@ FUSED_ATTENTION = (
 )
 
 
-def of(row: Row | None) -> Mapping[str, Any] | None:
+def of(row: Row | None) -> Verdict | None:
     """Return the verdict of a row, or None where there is none."""
-    return (row or {}).get("verdict")
+    return row.get("verdict") if row else None
 
 
 def what(data: ReportData) -> str:
@@ -92,13 +92,13 @@ def section(data: ReportData) -> list[Content]:
     if chosen and data.chosen:
         where = f"batch size {data.chosen['batch_size']} in {data.chosen['dtype']}"
         blocks.append(Paragraph(f"Evidence at {where}:"))
-        blocks.append(BulletList([*chosen["evidence"], *(f"doubt: {each}" for each in chosen["doubts"])]))
+        blocks.append(BulletList([*chosen["evidence"], *(f"doubt: {doubt}" for doubt in chosen["doubts"])]))
         blocks += _gains(chosen["gains"], where)
     blocks += [picture, _ceilings(data), _memory(data.document["ceilings"])]
     return [*blocks, *_dtypes(data)]
 
 
-def _ceilings_of(data: ReportData) -> Mapping[str, Any] | Missing:
+def _ceilings_of(data: ReportData) -> Ceilings | Missing:
     """Return the ceilings that the roofline is drawn under, or why it cannot be drawn."""
     ceilings, reason = data.document["ceilings"], data.document["ceilings_reason"]
     why_not = roofline.why_not(data.rows, ceilings, reason)
@@ -146,13 +146,13 @@ def _notes(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def _gains(gains: Sequence[Mapping[str, Any]], where: str) -> list[Block]:
+def _gains(gains: Sequence[Gain], where: str) -> list[Block]:
     if not gains:
         return [Paragraph(f"No fix that these figures know of would gain more than 2 % at {where}.")]
     bounds = "bounds, not promises: each is what would be left if the fix were perfect, and they do not multiply"
     return [
         Paragraph(f"What each fix could gain at {where} ({bounds}):"),
-        BulletList([f"at most {times(each['at_most'])} times: {each['fix']} ({each['basis']})" for each in gains]),
+        BulletList([f"at most {times(gain['at_most'])} times: {gain['fix']} ({gain['basis']})" for gain in gains]),
     ]
 
 
@@ -173,7 +173,7 @@ def _ceilings(data: ReportData) -> Table:
     return Table(headers, rows, left=[0, 1, 2], caption="What this machine reaches: matrix products")
 
 
-def _memory(ceilings: Mapping[str, Any]) -> Table:
+def _memory(ceilings: Ceilings) -> Table:
     rows = [
         [each["level"], number(each["bytes_per_s"] / 1e9), number(each["working_set_bytes"] / 1e6), each["operation"]]
         for each in ceilings["memory"]
@@ -187,29 +187,26 @@ def _dtypes(data: ReportData) -> list[Block]:
     """Return how the other dtypes of the sweep compare with the first, where it was repeated."""
     if len(data.dtypes) < 2 or not data.rounds:
         return []
-    found = between_dtypes(data.document, data.rounds)
     rows = [
         [
-            each["dtype_b"],
-            str(each["batch_size"]),
-            each["verdict"],
-            _number(each["throughput_a_samples_per_sec"]),
-            _number(each["throughput_b_samples_per_sec"]),
-            _speed_ratio(each),
+            row.dtype_b,
+            str(row.batch_size),
+            row.verdict or NOTHING,
+            number(row.samples_per_sec_a),
+            number(row.samples_per_sec_b),
+            _speed_ratio(row),
         ]
-        for each in found
+        for row in facts.between_dtypes(data.document, data.rounds)
     ]
     headers = ["dtype", "batch\nsize", "is", f"{data.dtypes[0]}\nsamples/s", "its\nsamples/s", "times the speed"]
     notes = ["Judged by rounds, with Holm's correction over all rows; see docs/method.md."]
     return [Table(headers, rows, left=[0, 2, 5], caption=f"Against {data.dtypes[0]}", notes=notes)]
 
 
-def _speed_ratio(row: Mapping[str, Any]) -> str:
-    if row["time_ratio"] is None:
-        return NOTHING
-    low, high = row["time_ratio_ci_high"], row["time_ratio_ci_low"]
-    ends = f" [{times(1 / low)}, {times(1 / high)}]" if low and high else ""
-    return f"{times(1 / row['time_ratio'])}{ends}"
+def _speed_ratio(row: facts.Row) -> str:
+    judged = row.comparison
+    ends = f" [{times(1 / judged.high)}, {times(1 / judged.low)}]" if judged and judged.low and judged.high else ""
+    return f"{times(1 / row.time_ratio)}{ends}"
 
 
 def _number(value: float | None) -> str:
@@ -274,7 +271,7 @@ def _cold(row: Row) -> str:
     return f"{first} took {number(row['cold_call_ms'])} ms; a service pays it once."
 
 
-def _kinds_of_work(operators: Sequence[Row]) -> str:
+def _kinds_of_work(operators: Sequence[Operator]) -> str:
     """Say which share of the traced time is matrix products and fused attention."""
     on_device = any(row["device_total_ms"] for row in operators)
     key, where = ("device_pct", "GPU time") if on_device else ("cpu_self_pct", "operators' own CPU time")
@@ -286,7 +283,7 @@ def _kinds_of_work(operators: Sequence[Row]) -> str:
     )
 
 
-def _plain(row: Row) -> str:
+def _plain(row: Operator) -> str:
     return row["name"].rpartition("::")[2]
 
 
@@ -343,7 +340,7 @@ def _recorded(data: ReportData) -> str:
     return f" ({batches}, {clean(manifest.dtype)})"
 
 
-def _operator_cells(row: Row, on_device: bool) -> list[str]:
+def _operator_cells(row: Operator, on_device: bool) -> list[str]:
     cells = [clean(row["name"], LONGEST_OPERATOR), f"{row['calls']:,}"]
     cells += [_cell(row["cpu_self_ms"]), _share(row["cpu_self_pct"])]
     return [*cells, _cell(row["device_total_ms"]), _share(row["device_pct"])] if on_device else cells

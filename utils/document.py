@@ -1,0 +1,381 @@
+"""The records of `baseline_metrics.json`, as step 02 writes them and as report, figures and comparisons read them.
+
+They stay dictionaries, since `detailed_metrics.csv` and the figures choose columns by name; here each key has its type.
+"""
+
+from pathlib import Path
+from typing import Literal, NotRequired, Required, TypedDict, cast
+
+import msgspec
+
+from boundby import files
+from boundby.verdict import Bound, Confidence, Confirmation
+
+Status = Literal["ok", "noisy", "oom", "failed", "skipped_oom"]
+
+
+class Span(TypedDict):
+    """A factor and the ends of its interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Gain(TypedDict):
+    """What a fix could bring at most; older documents have neither kind nor settings."""
+
+    fix: str
+    at_most: float
+    basis: str
+    kind: NotRequired[str]
+    settings: NotRequired[dict[str, str | float]]
+    measured: NotRequired[Span | None]
+
+
+class Verdict(TypedDict):
+    """What limits a batch size, as `boundby.verdict.Verdict.as_dict` gives it."""
+
+    bound: Bound
+    alternatives: list[Bound]
+    share_of_limit: float | None
+    confidence: Confidence
+    confirmation: Confirmation
+    gains: list[Gain]
+    evidence: list[str]
+    telling: NotRequired[list[str]]
+    doubts: list[str]
+
+
+class Row(TypedDict, total=False):
+    """One batch size of the sweep in one dtype; `utils.columns.COLUMNS` says what each column means.
+
+    `reasons` says why a column is None, under `all` where the whole row is empty.
+    """
+
+    dtype: Required[str]
+    batch_size: Required[int]
+    status: Required[Status]
+    doubts: Required[list[str]]
+    doubt_kinds: list[str]
+    reasons: dict[str, str]
+    verdict: Verdict
+    rounds: int | None
+    timed_batches: int | None
+    latency_per_sample_ms_mean: float | None
+    latency_per_sample_ms_ci_low: float | None
+    latency_per_sample_ms_ci_high: float | None
+    latency_per_token_ms_mean: float | None
+    latency_per_batch_ms_mean: float | None
+    latency_per_batch_ms_median: float | None
+    latency_per_batch_ms_std: float | None
+    latency_per_batch_ms_min: float | None
+    latency_per_batch_ms_max: float | None
+    latency_per_batch_ms_q1: float | None
+    latency_per_batch_ms_q3: float | None
+    latency_per_batch_ms_p90: float | None
+    latency_per_batch_ms_p95: float | None
+    latency_per_batch_ms_p99: float | None
+    throughput_samples_per_sec_mean: float | None
+    throughput_samples_per_sec_ci_low: float | None
+    throughput_samples_per_sec_ci_high: float | None
+    throughput_half_width_pct: float | None
+    batches_per_sec: float | None
+    tokens_per_sec_real: float | None
+    tokens_per_sec_padded: float | None
+    padding_pct: float | None
+    tokenize_per_batch_ms: float | None
+    cold_call_ms: float | None
+    warmup_runs: int | None
+    warmup_converged: bool | None
+    memory_allocated_mb: float | None
+    memory_reserved_mb: float | None
+    memory_peak_mb: float | None
+    memory_peak_reserved_mb: float | None
+    memory_cpu_mb: float | None
+    memory_cpu_peak_mb: float | None
+    gpu_utilization_pct: float | None
+    gpu_power_w: float | None
+    gpu_sm_clock_mhz: float | None
+    cpu_utilization_pct: float | None
+    device_per_batch_ms: float | None
+    enqueue_per_batch_ms: float | None
+    transfer_per_batch_ms: float | None
+    energy_per_sample_j: float | None
+    energy_per_sample_net_j: float | None
+    flops_per_batch: float | None
+    useful_flops_pct: float | None
+    bytes_per_batch: float | None
+    flops_per_sec: float | None
+    share_of_ceiling_pct: float | None
+    bound: Bound | None
+    share_of_limit_pct: float | None
+    confidence: Confidence | None
+    disturbed_rounds: int | None
+
+
+class Choice(TypedDict):
+    """A batch size with its throughput, and why it is this one; or None, and why there is none."""
+
+    batch_size: int | None
+    throughput_samples_per_sec: float | None
+    reason: str
+
+
+class Optimal(Choice):
+    """The optimal batch size, and those that other wishes lead to."""
+
+    max_throughput: Choice
+    within_gpu_memory: Choice
+    under_latency: Choice
+
+
+class Target(TypedDict):
+    """A target with the measured value and whether it is met; None and a reason where that cannot be told."""
+
+    name: str
+    target: float
+    value: float | None
+    met: bool | None
+    reason: str | None
+
+
+class Exactness(TypedDict, total=False):
+    """How predictions compare with those in float32, one text at a time; shares, not percent."""
+
+    rows: int
+    same_labels: int
+    agreement: float
+    agreement_low: float
+    agreement_high: float
+    max_abs_logit_difference: float
+    mean_abs_logit_difference: float
+    accuracy_difference: float | None
+    accuracy_difference_low: float | None
+    accuracy_difference_high: float | None
+
+
+class Subset(TypedDict):
+    """The scores of the first rows of a seeded sample."""
+
+    samples: int
+    accuracy: float
+    f1_macro: float
+    f1_weighted: float
+
+
+class CeilingShare(TypedDict):
+    """How much of the measured limit the pass used; None with a reason where it cannot be told."""
+
+    useful_flops_per_sec: float | None
+    share_of_ceiling_pct: float | None
+    ceiling_flops_per_sec: float | None
+    share_of_ceiling_reason: str | None
+
+
+class FullDataset(TypedDict, total=False):
+    """The pass over the whole dataset: its time, its cost and how it was made; each task adds its scores."""
+
+    samples: int
+    samples_of: list[Subset]
+    accuracy: float
+    inference_time_s: float
+    worker_time_s: float
+    machine_time_s: float | None
+    device_time_s: float | None
+    machine_time_reason: str | None
+    tokenize_time_s: float
+    phases_s: dict[str, float]
+    latency_per_sample_ms: float
+    throughput_samples_per_sec: float
+    tokens_per_sec_real: float
+    useful_tokens: int
+    computed_tokens: int
+    padding_pct: float
+    computed_texts: int
+    guarded_texts: int
+    truncated: int | None
+    out_of_memory: int
+    token_budget: int
+    dtype: str
+    precision: str
+    strategy: str
+    trim: bool
+    compile: bool
+    exactness: Exactness | None
+    exactness_reason: str | None
+    gpu_mem_used: float | None
+    gpu_mem_used_mb: float | None
+    gpu_mem_used_reason: str | None
+    cpu_mem_peak_mb: float | None
+    plan: str
+    useful_flops_per_sec: float | None
+    share_of_ceiling_pct: float | None
+    ceiling_flops_per_sec: float | None
+    share_of_ceiling_reason: str | None
+
+
+class Model(TypedDict, total=False):
+    """What was measured."""
+
+    name: str
+    origin: str
+    task: str
+    revision: str | None
+    fingerprint: str
+    type: str
+    parameters_total: int
+    parameters_trainable: int
+    size_mb: float
+    dtype: str
+    num_labels: int | None
+    max_positions: int | None
+    load_time_s: float
+
+
+class Source(TypedDict, total=False):
+    """Where the texts come from."""
+
+    kind: str
+    name: str
+    config_name: str | None
+    split: str | None
+    revision: str | None
+    bytes: int | None
+    mtime_ns: int | None
+    sha256: str | None
+
+
+class Dataset(TypedDict, total=False):
+    """On which texts."""
+
+    source: Source
+    path: str
+    bytes: int
+    sha256: str
+    rows: int
+
+
+class Device(TypedDict, total=False):
+    """On which device, as `boundby.device.describe` gives it."""
+
+    type: str
+    threads: int
+    name: str
+    memory_bytes: int
+    capability: str
+    multiprocessors: int
+    cuda: str | None
+
+
+class Agreement(TypedDict, total=False):
+    """How many texts get the same label alone and in a batch."""
+
+    rows: int
+    same_labels: int
+    share: float
+    max_abs_logit_difference: float
+    lowest_margin: float
+
+
+class MachineState(TypedDict, total=False):
+    """What the process might use, and how busy the machine was at the start."""
+
+    threads: int
+    interop_threads: int
+    affinity: list[int]
+    cpu_quota_cores: float | None
+    load_1min: float
+    float32_matmul_precision: str
+
+
+class ComputeCeiling(TypedDict):
+    """One of `boundby.ceilings.ComputeCeiling`."""
+
+    dtype: str
+    precision: str | None
+    is_configured: bool
+    flops_per_s: float
+    low: float
+    size: int
+    relative_error: float
+
+
+class MemoryCeiling(TypedDict):
+    """One of `boundby.ceilings.MemoryCeiling`."""
+
+    level: str
+    working_set_bytes: int
+    bytes_per_s: float
+    low: float
+    operation: str
+
+
+class Ceilings(TypedDict):
+    """What the machine reaches, as `boundby.ceilings.Ceilings.as_dict` gives it."""
+
+    device: Device
+    compute: list[ComputeCeiling]
+    memory: list[MemoryCeiling]
+    dispatch_s: float
+    dispatch_high_s: float
+    seconds: float
+    doubts: list[str]
+
+
+class Operator(TypedDict):
+    """One operator of the trace, all its calls together, as `op_stats.csv` gives it; no device time on a CPU."""
+
+    name: str
+    calls: int
+    cpu_self_ms: float
+    cpu_self_pct: float | None
+    device_total_ms: float | None
+    device_pct: float | None
+
+
+class Document(TypedDict, total=False):
+    """The whole of `baseline_metrics.json`."""
+
+    schema_version: Required[int]
+    boundby_version: str
+    written: str
+    complete: bool
+    machine_fingerprint: Required[str | None]
+    work_fingerprint: Required[str | None]
+    synthetic: bool
+    model: Required[Model]
+    dataset: Dataset
+    device: Required[Device]
+    agreement: Agreement | None
+    ceilings: Ceilings | None
+    ceilings_reason: str | None
+    machine_state: MachineState
+    max_length: int | None
+    batch_sizes: Required[list[Row]]
+    optimal: Optimal
+    full_dataset_metrics: Required[FullDataset | None]
+    full_dataset_reason: str | None
+    targets: list[Target]
+    doubts: list[str]
+
+
+def read_document(path: Path, version: int) -> Document:
+    """Return the document of this version. Raises OSError, OtherVersion, and ValueError where it is something else.
+
+    What it says beyond these records stays in it: each task has scores of its own.
+    """
+    content = files.read_json(path)
+    found = content.get("schema_version") if isinstance(content, dict) else None
+    if found != version:
+        raise OtherVersion(found)
+    msgspec.convert(content, Document)
+    return cast(Document, content)
+
+
+class OtherVersion(Exception):
+    """A document that another version of the program wrote; `version` is None where it names none."""
+
+    def __init__(self, version: object) -> None:
+        super().__init__(f"version {version}")
+        self.version = version
