@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock
 
@@ -110,7 +111,11 @@ def _build(folder: Path, recipe: Recipe, progress: Callable[[str], None]) -> Non
     rows = ({"text": review.text, "label_name": texts.LABELS[review.label]} for review in validation)
     files.write_table(folder / VALIDATION, rows, ("text", "label_name"))
     accuracy = classifier.accuracy(folder, validation)
-    record = {
+    files.write_json(folder / RECORD, _record(folder, recipe, train_seconds, accuracy))
+
+
+def _record(folder: Path, recipe: Recipe, train_seconds: float, accuracy: float) -> dict[str, Any]:
+    return {
         "synthetic": True,
         "note": NOTE,
         "content_hash": content_hash(recipe),
@@ -121,7 +126,6 @@ def _build(folder: Path, recipe: Recipe, progress: Callable[[str], None]) -> Non
         "train_seconds": train_seconds,
         "files": {path.name: _fingerprint(path) for path in sorted(folder.iterdir())},
     }
-    files.write_json(folder / RECORD, record)
 
 
 def _is_complete(folder: Path) -> bool:
@@ -132,7 +136,7 @@ def _is_complete(folder: Path) -> bool:
         return False
 
 
-def _fingerprint(path: Path) -> dict[str, int | str]:
+def _fingerprint(path: Path) -> dict[str, Any]:
     return {"size_bytes": path.stat().st_size, "sha256": files.sha256(path)}
 
 
