@@ -23,7 +23,7 @@ from utils import models
 from utils.artifacts import EvaluationFolder
 from utils.ceiling_share import share_of_ceiling
 from utils.errors import InputError, PipelineError
-from utils.evaluation import parts, planning, rows, shards
+from utils.evaluation import executors, parts, planning, rows, shards
 from utils.evaluation import plan as plans
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -197,6 +197,15 @@ def test_workers_leave_the_same_bytes(made, evaluation):
     assert plans.load(folder) == plan
     found = json.loads(folder.metrics.read_text())["metrics"]
     assert found["machine_time_s"] == found["device_time_s"] == found["inference_time_s"]  # they share the cores
+
+
+def test_a_shard_that_always_loses_its_worker_ends_the_evaluation(evaluation, monkeypatch):
+    folder, settings = evaluation
+    pending, notes = [shard.id for shard in _planned(folder, settings).shards], []
+    monkeypatch.setattr(executors, "work", abs)  # which takes no such arguments
+    with pytest.raises(PipelineError, match="in shard 0, as 2 before it"):
+        list(executors.local(1, "cpu", notes.append)(folder.plan, pending, False))
+    assert len(notes) == executors.MOST_LOSSES - 1
 
 
 def test_shuffled_rows_get_the_same_predictions(made, tmp_path, monkeypatch):
