@@ -22,7 +22,7 @@ def main(run: cli.Run) -> int:
     source = models.locate(run.config.model, run.layout.dataset.parent)
     receipt = data.check_receipt(run.config, run.layout, source)
     make_room(run)
-    rows = data.load_texts(run.layout, sha256=receipt.dataset["sha256"])
+    rows = data.load_texts(run.layout, sha256=receipt.dataset.sha256)
     models.use_matmul_precision(run.config.model.matmul_precision)
     result = baseline.measure(run, receipt, source, rows)
     run.say(f"wrote {run.layout.metrics}")

@@ -29,7 +29,7 @@ def main(run: cli.Run) -> int:
 
     source = models.locate(config.model, run.layout.dataset.parent)
     receipt = data.check_receipt(config, run.layout, source)
-    rows = data.load_texts(run.layout, sha256=receipt.dataset["sha256"])
+    rows = data.load_texts(run.layout, sha256=receipt.dataset.sha256)
     device = pick_device(config.model.device)
     models.use_matmul_precision(config.model.matmul_precision)
     loaded = models.load(source, device, config.model.dtype, trust_remote_code=run.args.trust_remote_code)

@@ -43,8 +43,8 @@ def main(run: cli.Run) -> int:
             return cli.DONE
         trusted = run.args.trust_remote_code
         loaded = models.load(source, run.config.model.device, run.config.model.dtype, trust_remote_code=trusted)
-        few = data.load_texts(run.layout, models.AGREEMENT_ROWS).texts
-        agreement = models.agreement(loaded, few, models.effective_max_length(loaded, wanted.max_length)[0])
+        texts = models.agreement_texts(data.load_texts(run.layout).texts)
+        agreement = models.agreement(loaded, texts, models.effective_max_length(loaded, wanted.max_length)[0])
         agreement.require(run.config.evaluation.min_agreement)
         run.say(f"planned: {evaluation.described(evaluation.plan(run, loaded, wanted))}")
         return cli.DONE

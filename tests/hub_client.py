@@ -7,6 +7,7 @@ The real client reads its settings when it is imported, so every setting of the 
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def perform(call: str, model: dict[str, Any], dataset: dict[str, Any] | None = N
     config = Config.model_validate({"model": model, "dataset": dataset})
     receipt = data.normalise(config, Layout.of(config), found, progress=note)
     rows = data.load_texts(Layout.of(config))
-    return {"source": receipt.source, "texts": rows.texts, "labels": rows.labels.tolist()}
+    return {"source": asdict(receipt.source), "texts": rows.texts, "labels": rows.labels.tolist()}
 
 
 def described(found: ModelSource) -> dict[str, Any]:

@@ -8,42 +8,35 @@ import numpy as np
 from tests.baseline_document import PLAN
 from utils.artifacts import EvaluationFolder
 from utils.tasks.sequence_classification import quality, score
-from utils.tasks.sequence_classification.calibration import Reliability
+from utils.tasks.sequence_classification.calibration import Calibration, Reliability
 
 NAMES = ("negative", "neutral", "positive")
 COUNTS = np.array([[90, 8, 2], [30, 60, 0], [0, 0, 0]])
 
 
-def reliability(rows: int = 3000, overconfident: float = 0.0, seed: int = 0) -> dict[str, Any]:
+def reliability(rows: int = 3000, overconfident: float = 0.0, seed: int = 0) -> Calibration:
     """Return the calibration of so many predictions that are right as often as they say, less `overconfident`."""
     source = np.random.default_rng(seed)
     confidences = source.uniform(0.4, 1.0, rows).astype(np.float32)
     found = Reliability()
     found.add(confidences, source.random(rows) < confidences - overconfident)
-    return found.as_dict()
+    return found.calibration()
 
 
-def mistakes(count: int = 2, text: str = "a text", name: str = "neutral") -> list[dict[str, Any]]:
+def mistakes(count: int = 2, text: str = "a text", name: str = "neutral") -> tuple[quality.ConfidentMistake, ...]:
     """Return so many confident mistakes."""
-    return [
-        {
-            "row_id": 7 * number,
-            "label_name": name,
-            "prediction_name": "negative",
-            "confidence": 0.99 - number / 100,
-            "margin": 4.5,
-            "n_tokens": 5,
-            "text": f"{text} {number}",
-        }
+    return tuple(
+        quality.ConfidentMistake(7 * number, name, "negative", 0.99 - number / 100, 4.5, 5, f"{text} {number}")
         for number in range(count)
-    ]
+    )
 
 
 def store(folder: EvaluationFolder, names: Sequence[str] = NAMES, counts: np.ndarray = COUNTS, **changes: Any) -> None:
     """Write what `finalize` writes of the predictions of the plan that `baseline_document` speaks of."""
     content = {"plan": PLAN, "mistakes": mistakes(), "calibration": reliability(), **changes}
     classes, pairs = score.per_class(counts, names), score.most_confused(counts, names, score.PAIRS)
-    quality.write(folder, content["plan"], counts, classes, pairs, content["mistakes"], content["calibration"])
+    record = quality.Record(1, content["plan"], classes, pairs, content["mistakes"], content["calibration"])
+    quality.write(folder, quality.Quality(record, counts))
 
 
 def random_counts(classes: int, rows: int, seed: int = 0) -> np.ndarray:

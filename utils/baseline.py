@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 
 from boundby import __version__, ceilings, environment, files
@@ -105,7 +105,11 @@ class Result:
             "work_fingerprint": self._work_fingerprint(),
             "synthetic": self.receipt.synthetic,
             "model": self.model,
-            "dataset": {"source": self.receipt.source, **self.receipt.dataset, "rows": self.receipt.rows},
+            "dataset": {
+                "source": asdict(self.receipt.source),
+                **asdict(self.receipt.dataset),
+                "rows": self.receipt.rows,
+            },
             "device": self.device,
             "agreement": self.agreement,
             "ceilings": limits,
@@ -122,7 +126,7 @@ class Result:
 
     def _work_fingerprint(self) -> str:
         """Return a hash of what was done, apart from model and machine: two runs with the same can be compared."""
-        data = {"rows": self.receipt.dataset["sha256"], "labels": self.receipt.labels_sha256}
+        data = {"rows": self.receipt.dataset.sha256, "labels": self.receipt.labels_sha256}
         method = {"max_length": self.max_length, "method": METRICS_VERSION, "pool_seed": POOL_SEED}
         return files.sha256_of({**data, **method})[:16]
 

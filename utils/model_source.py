@@ -141,7 +141,7 @@ def _matching(folder: Path, patterns: Iterable[str]) -> list[Path]:
     return sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()})
 
 
-def _read_config(folder: Path) -> Mapping[str, Any]:
+def _read_config(folder: Path) -> Mapping[str, object]:
     path = folder / CONFIG
     try:
         config = json.loads(path.read_text(encoding="utf-8"))

@@ -181,7 +181,7 @@ def _device(wanted: str | torch.device) -> torch.device:
 
 def _load_weights(source: ModelSource, target: torch.device, dtype: str, trust_remote_code: bool) -> Any:
     with _explained(source, "the model", target):
-        model, found = tasks.of(source.task).load_weights(
+        model, told = tasks.of(source.task).load_weights(
             source.path,
             dtype=DTYPES[dtype],
             use_safetensors=True,
@@ -189,14 +189,14 @@ def _load_weights(source: ModelSource, target: torch.device, dtype: str, trust_r
             trust_remote_code=trust_remote_code,
             ignore_mismatched_sizes=True,  # it is found out below, and said in one line
         )
-        if found["mismatched_keys"]:
-            layer, has, needs = min(found["mismatched_keys"])
+        if told["mismatched_keys"]:
+            layer, has, needs = min(told["mismatched_keys"])
             raise InputError(
                 f"{source.name}: {layer} is {tuple(has)} in its weights, but config.json asks for {tuple(needs)}; give "
                 "config.json the sizes that the model was trained with (id2label names as many classes as there are)"
             )
-        if found["missing_keys"]:
-            missing = ", ".join(sorted(found["missing_keys"])[:3])
+        if told["missing_keys"]:
+            missing = ", ".join(sorted(told["missing_keys"])[:3])
             raise InputError(
                 f"{source.name}: the weights lack {missing}, which would be random numbers; "
                 "use a model that was fine-tuned for this task"
@@ -267,7 +267,7 @@ class ModelSummary:
     max_positions: int | None
     load_time_s: float
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, str | int | float | None]:
         """Return the summary as the documents of the pipeline hold it; `size_mb` is in 10^6 bytes."""
         return {
             "type": self.model_type,
@@ -302,9 +302,9 @@ def summarize(loaded: LoadedModel) -> ModelSummary:
     tensors = [*parameters, *loaded.model.buffers()]
     return ModelSummary(
         model_type=loaded.model.config.model_type,
-        parameters_total=sum(each.numel() for each in parameters),
-        parameters_trainable=sum(each.numel() for each in parameters if each.requires_grad),
-        size_bytes=sum(each.numel() * each.element_size() for each in tensors),
+        parameters_total=sum(parameter.numel() for parameter in parameters),
+        parameters_trainable=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
+        size_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
         dtype=loaded.dtype,
         of_task=tasks.of(loaded.source.task).summary(loaded.model),
         max_positions=longest_input(loaded),

@@ -96,7 +96,7 @@ def _construct(
         problems.append(Problem(place, _dotted(key), f"tags are not allowed here (got {_shown(node.tag)})"))
         return None
     if isinstance(node, yaml.MappingNode):
-        values: dict[str, Any] = {}
+        values: dict[str, object] = {}
         for name_node, value_node in node.value:
             name = str(name_node.value) if isinstance(name_node, yaml.ScalarNode) else "?"
             place = f"{file}:{name_node.start_mark.line + 1}:{name_node.start_mark.column + 1}"
@@ -128,7 +128,7 @@ def _scalar(node: yaml.Node, file: str, key: KeyPath, problems: list[Problem]) -
         loader.dispose()
 
 
-def _apply(override: str, values: dict[str, Any], places: dict[KeyPath, str], problems: list[Problem]) -> None:
+def _apply(override: str, values: dict[str, object], places: dict[KeyPath, str], problems: list[Problem]) -> None:
     """Lay one `key.sub=value` over the values read from the file."""
     place = "command line"
     name, equals, text = override.partition("=")

@@ -145,8 +145,8 @@ def test_receipt_is_accepted_by_the_configuration_it_was_made_with(config, model
     write_source(settings, ("one", "praise"), ("two", "question"))
     written = normalise(settings, model)
     assert data.check_receipt(settings, Layout.of(settings), model) == written
-    assert written.source["kind"] == "file" and written.source["sha256"] == files.sha256(settings.dataset.file)
-    assert written.dataset["sha256"] == files.sha256(Layout.of(settings).dataset)
+    assert written.source.kind == "file" and written.source.sha256 == files.sha256(settings.dataset.file)
+    assert written.dataset.sha256 == files.sha256(Layout.of(settings).dataset)
     assert written.synthetic is False
 
 
@@ -277,7 +277,7 @@ def test_synthetic_data_is_recorded_as_such(config, model, monkeypatch, tmp_path
     monkeypatch.setattr(cache, "prepare", lambda folder, progress: prepared, raising=False)
     settings = config(file=None, quickstart=True)
     receipt = normalise(settings, model)
-    assert receipt.synthetic and receipt.source["kind"] == "quickstart" and receipt.source["sha256"] == "c" * 64
+    assert receipt.synthetic and receipt.source.kind == "quickstart" and receipt.source.sha256 == "c" * 64
     assert any("synthetic" in line for line in receipt.lines())
 
 

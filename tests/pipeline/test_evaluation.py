@@ -19,10 +19,11 @@ from boundby import files
 from boundby.inference import Predictor
 from tests import evaluation_workplace as workplace
 from tests.baseline_document import full_metrics
+from utils import models
 from utils.artifacts import EvaluationFolder
 from utils.ceiling_share import share_of_ceiling
-from utils.errors import PipelineError
-from utils.evaluation import parts, planning, rows, shards
+from utils.errors import InputError, PipelineError
+from utils.evaluation import executors, parts, planning, rows, shards
 from utils.evaluation import plan as plans
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,6 +78,19 @@ def test_a_plan_is_made_once(evaluation, capsys):
     assert workplace.evaluate(settings, "plan") == [0]
     assert folder.plan.stat().st_ino == before
     assert "kept" in capsys.readouterr().out
+
+
+def test_planning_checks_agreement_on_the_shortest_and_longest_texts_of_the_whole_set(made, tmp_path, monkeypatch):
+    texts = [(f"some text number {row}", workplace.LABELS[row % len(workplace.LABELS)]) for row in range(200)]
+    extremes = [("a", workplace.LABELS[0]), ("the longest text of them all " * 4, workplace.LABELS[1])]
+    settings = workplace.prepare(tmp_path, [*texts, *extremes], made[0] / "model")
+
+    def disagree(loaded, compared, max_length):
+        assert {text for text, _ in extremes} < set(compared) and len(compared) == models.AGREEMENT_ROWS
+        raise InputError("they do not agree")
+
+    monkeypatch.setattr(models, "agreement", disagree)
+    assert workplace.evaluate(settings, "plan") == [InputError.exit_code]
 
 
 def test_another_plan_is_refused_with_what_differs_and_the_way_out(evaluation, capsys):
@@ -183,6 +197,15 @@ def test_workers_leave_the_same_bytes(made, evaluation):
     assert plans.load(folder) == plan
     found = json.loads(folder.metrics.read_text())["metrics"]
     assert found["machine_time_s"] == found["device_time_s"] == found["inference_time_s"]  # they share the cores
+
+
+def test_a_shard_that_always_loses_its_worker_ends_the_evaluation(evaluation, monkeypatch):
+    folder, settings = evaluation
+    pending, notes = [shard.id for shard in _planned(folder, settings).shards], []
+    monkeypatch.setattr(executors, "work", abs)  # which takes no such arguments
+    with pytest.raises(PipelineError, match="in shard 0, as 2 before it"):
+        list(executors.local(1, "cpu", notes.append)(folder.plan, pending, False))
+    assert len(notes) == executors.MOST_LOSSES - 1
 
 
 def test_shuffled_rows_get_the_same_predictions(made, tmp_path, monkeypatch):

@@ -26,33 +26,33 @@ def test_every_class_has_the_scores_of_sklearn():
     found = score.per_class(counts, list("abcdef"))
     expected = precision_recall_fscore_support(labels, predictions)
     for name, values in zip(("precision", "recall", "f1", "support"), expected, strict=True):
-        assert [each[name] for each in found] == pytest.approx(values.tolist(), abs=1e-12), name
-    assert np.mean([each["f1"] for each in found]) == pytest.approx(score.scores(counts)["f1_macro"], abs=1e-12)
-    assert all(each["recall_ci_low"] < each["recall"] < each["recall_ci_high"] for each in found)
+        assert [getattr(each, name) for each in found] == pytest.approx(values.tolist(), abs=1e-12), name
+    assert np.mean([each.f1 for each in found]) == pytest.approx(score.scores(counts)["f1_macro"], abs=1e-12)
+    assert all(each.recall_ci_low < each.recall < each.recall_ci_high for each in found)
 
 
 def test_share_of_nothing_is_none_with_its_reason_and_never_zero():
     counts = np.array([[3, 0, 1, 0], [2, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]])
     both, unpredicted, unlabelled, absent = score.per_class(counts, list("abcd"))
-    assert both["reason"] is None and (both["precision"], both["recall"]) == (0.6, 0.75)
-    assert (unpredicted["precision"], unpredicted["recall"], unpredicted["f1"]) == (None, 0, 0)
-    assert unpredicted["reason"] == "precision: it was never predicted"
-    assert (unlabelled["precision"], unlabelled["recall"], unlabelled["recall_ci_low"]) == (0, None, None)
-    assert unlabelled["reason"] == "recall: no row has this label"
-    assert [absent[name] for name in ("precision", "recall", "f1")] == [None] * 3
-    assert absent["reason"].endswith("f1: neither")
+    assert both.reason is None and (both.precision, both.recall) == (0.6, 0.75)
+    assert (unpredicted.precision, unpredicted.recall, unpredicted.f1) == (None, 0, 0)
+    assert unpredicted.reason == "precision: it was never predicted"
+    assert (unlabelled.precision, unlabelled.recall, unlabelled.recall_ci_low) == (0, None, None)
+    assert unlabelled.reason == "recall: no row has this label"
+    assert [getattr(absent, name) for name in ("precision", "recall", "f1")] == [None] * 3
+    assert absent.reason.endswith("f1: neither")
 
 
 def test_most_confused_pairs_come_first_and_hits_are_no_confusion():
     counts = np.array([[50, 4, 2], [2, 10, 0], [4, 0, 6]])
     found = score.most_confused(counts, "abc", 3)
-    assert [(each["label_name"], each["prediction_name"], each["rows"], each["support"]) for each in found] == [
+    assert [(each.label_name, each.prediction_name, each.rows, each.support) for each in found] == [
         ("c", "a", 4, 10),  # the same four rows are more of c than of a
         ("a", "b", 4, 56),
         ("b", "a", 2, 12),
     ]
-    assert found[0]["share"] == 0.4
-    assert score.most_confused(np.diag([3, 4]), "ab", 3) == []
+    assert found[0].share == 0.4
+    assert score.most_confused(np.diag([3, 4]), "ab", 3) == ()
 
 
 # Calibration
@@ -75,58 +75,58 @@ def rows() -> tuple[np.ndarray, np.ndarray]:
 
 def test_bins_hold_equally_many_rows_and_give_the_error_of_its_definition(rows):
     confidences, is_right = rows
-    found = counted(confidences, is_right).as_dict()
-    sizes = [each["rows"] for each in found["bins"]]
+    found = counted(confidences, is_right).calibration()
+    sizes = [each.rows for each in found.bins]
     assert len(sizes) == calibration.BINS and sum(sizes) == 5000 and max(sizes) - min(sizes) <= 5
     order = np.argsort(confidences, kind="stable")
     edges = np.cumsum([0, *sizes])
     groups = [order[start:stop] for start, stop in pairwise(edges)]
     error = sum(len(each) * abs(is_right[each].mean() - confidences[each].mean(dtype=float)) for each in groups) / 5000
-    assert found["ece"] == pytest.approx(error, abs=1e-4)  # a cell may hold rows of two groups
-    assert found["mean_confidence"] == pytest.approx(confidences.mean(dtype=float), abs=1e-9)
-    assert found["brier_score"] == pytest.approx(brier_score_loss(is_right, confidences.astype(float)), abs=1e-9)
-    assert found["accuracy"] == is_right.mean()
-    assert all(each["accuracy_ci_low"] <= each["accuracy"] <= each["accuracy_ci_high"] for each in found["bins"])
-    assert sum(found["distribution"]["rows"]) == 5000 and sum(found["distribution"]["correct"]) == is_right.sum()
+    assert found.ece == pytest.approx(error, abs=1e-4)  # a cell may hold rows of two groups
+    assert found.mean_confidence == pytest.approx(confidences.mean(dtype=float), abs=1e-9)
+    assert found.brier_score == pytest.approx(brier_score_loss(is_right, confidences.astype(float)), abs=1e-9)
+    assert found.accuracy == is_right.mean()
+    assert all(each.accuracy_ci_low <= each.accuracy <= each.accuracy_ci_high for each in found.bins)
+    assert sum(found.distribution.rows) == 5000 and sum(found.distribution.correct) == is_right.sum()
 
 
 def test_parts_give_the_same_figures_to_the_last_bit_in_any_order_and_number(rows):
     confidences, is_right = rows
     shuffled = np.random.default_rng(0).permutation(5000)
-    expected = counted(confidences, is_right).as_dict()
-    assert counted(confidences, is_right, 7).as_dict() == expected
-    assert counted(confidences[shuffled], is_right[shuffled], 3).as_dict() == expected
+    expected = counted(confidences, is_right).calibration()
+    assert counted(confidences, is_right, 7).calibration() == expected
+    assert counted(confidences[shuffled], is_right[shuffled], 3).calibration() == expected
 
 
 def test_a_model_that_is_right_as_often_as_it_says_shows_the_error_by_chance():
     found = [predicted.reliability(2000, seed=seed) for seed in range(30)]
-    errors, by_chance = ([each[name] for each in found] for name in ("ece", "ece_by_chance"))
+    errors, by_chance = ([getattr(each, name) for each in found] for name in ("ece", "ece_by_chance"))
     assert np.mean(errors) == pytest.approx(np.mean(by_chance), rel=0.1)
     overconfident = predicted.reliability(2000, overconfident=0.1)
-    assert overconfident["ece"] == pytest.approx(0.1, abs=0.03) and overconfident["ece"] > 3 * by_chance[0]
+    assert overconfident.ece == pytest.approx(0.1, abs=0.03) and overconfident.ece > 3 * by_chance[0]
 
 
 def test_equal_confidences_share_a_bin_and_few_rows_are_called_few():
-    sure = counted(np.ones(1000, dtype=np.float32), np.arange(1000) % 10 > 0).as_dict()
-    [only] = sure["bins"]
-    assert (only["rows"], only["confidence_to"], only["has_few_rows"]) == (1000, 1.0, False)
-    assert (sure["mean_confidence"], sure["ece"]) == (1.0, pytest.approx(0.1))
-    assert sure["brier_score"] == pytest.approx(0.1) and sure["ece_by_chance"] == 0
-    mixed = counted(np.array([0.3] * 5 + [1.0] * 295, dtype=np.float32), np.ones(300, dtype=bool)).as_dict()
-    assert [(each["rows"], each["has_few_rows"]) for each in mixed["bins"]] == [(300, False)]
-    assert [each["has_few_rows"] for each in predicted.reliability(20)["bins"]] == [True]
+    sure = counted(np.ones(1000, dtype=np.float32), np.arange(1000) % 10 > 0).calibration()
+    [only] = sure.bins
+    assert (only.rows, only.confidence_to, only.has_few_rows) == (1000, 1.0, False)
+    assert (sure.mean_confidence, sure.ece) == (1.0, pytest.approx(0.1))
+    assert sure.brier_score == pytest.approx(0.1) and sure.ece_by_chance == 0
+    mixed = counted(np.array([0.3] * 5 + [1.0] * 295, dtype=np.float32), np.ones(300, dtype=bool)).calibration()
+    assert [(each.rows, each.has_few_rows) for each in mixed.bins] == [(300, False)]
+    assert [each.has_few_rows for each in predicted.reliability(20).bins] == [True]
 
 
 def test_threshold_is_the_lowest_that_surely_keeps_the_promise():
     confidences = np.repeat(np.array([0.5, 0.7, 0.9], dtype=np.float32), 400)
     is_right = np.concatenate([np.arange(400) % 2 == 0, np.arange(400) % 25 > 0, np.arange(400) >= 0])
-    ninety, ninety_five, ninety_nine = counted(confidences, is_right).as_dict()["thresholds"]
-    assert (ninety["rows"], ninety["share"], ninety["accuracy"]) == (800, pytest.approx(2 / 3), 0.98)
-    assert ninety["confidence"] == pytest.approx(0.7, abs=1e-4) and ninety["accuracy_ci_low"] > 0.9
-    assert ninety_five["rows"] == 800
-    assert (ninety_nine["rows"], ninety_nine["accuracy"]) == (400, 1.0)
-    [_, _, none] = counted(confidences[:400], is_right[:400]).as_dict()["thresholds"]
-    assert none["confidence"] is None and none["reason"]
+    ninety, ninety_five, ninety_nine = counted(confidences, is_right).calibration().thresholds
+    assert (ninety.rows, ninety.share, ninety.accuracy) == (800, pytest.approx(2 / 3), 0.98)
+    assert ninety.confidence == pytest.approx(0.7, abs=1e-4) and ninety.accuracy_ci_low > 0.9
+    assert ninety_five.rows == 800
+    assert (ninety_nine.rows, ninety_nine.accuracy) == (400, 1.0)
+    [_, _, none] = counted(confidences[:400], is_right[:400]).calibration().thresholds
+    assert none.confidence is None and none.reason
 
 
 # Mistakes
@@ -142,11 +142,11 @@ def tables(rows: int, pieces: int, seed: int = 3):
         yield table, [f"text {place}" for place in places]
 
 
-def kept(shards) -> list[score.Mistake]:
-    found = ConfidentMistakes()
+def kept(shards) -> tuple[quality.ConfidentMistake, ...]:
+    mistakes = ConfidentMistakes()
     for table, texts in shards:
-        found.add(table, texts)
-    return sorted(found._heap, reverse=True)
+        mistakes.add(table, texts)
+    return mistakes.surest("abc")
 
 
 def test_surest_mistakes_are_those_of_a_full_sort():
@@ -156,10 +156,10 @@ def test_surest_mistakes_are_those_of_a_full_sort():
     expected = [row["row_id"] for row in rows[: score.MISTAKES]]
     assert rows[score.MISTAKES]["confidence"] == rows[score.MISTAKES - 1]["confidence"]  # the last place is a tie
     for pieces in (1, 3, 40):
-        assert [-each.negative_row_id for each in kept(tables(2000, pieces))] == expected
-    assert [-each.negative_row_id for each in kept(reversed(list(tables(2000, 7))))] == expected
+        assert [each.row_id for each in kept(tables(2000, pieces))] == expected
+    assert [each.row_id for each in kept(reversed(list(tables(2000, 7))))] == expected
     right = score.table(np.arange(3), np.zeros(3, int), np.ones(3, int), np.eye(1, 3).repeat(3, 0))
-    assert kept([(right, ["a"] * 3)]) == []
+    assert kept([(right, ["a"] * 3)]) == ()
 
 
 def test_memory_does_not_grow_with_the_rows():
@@ -183,11 +183,11 @@ def test_memory_does_not_grow_with_the_rows():
 
 def test_texts_are_cut_and_keep_their_row():
     long = "ü" * (score.LONGEST_TEXT + 1)
-    found = score.Mistake(0.9, 1.5, -12, 0, 1, 7, long)
-    described = score._described(found, ("a", "b"))
-    assert (described["row_id"], described["label_name"], described["prediction_name"]) == (12, "a", "b")
-    assert len(described["text"]) == score.LONGEST_TEXT and described["text"].endswith("…")
-    assert score._described(found._replace(text=long[:-1]), ("a", "b"))["text"] == long[:-1]
+    table = score.table(np.array([12, 13]), np.zeros(2, int), np.ones(2, int), np.eye(1, 3, 1).repeat(2, 0))
+    cut, whole = kept([(table, [long, long[:-1]])])
+    assert (cut.row_id, cut.label_name, cut.prediction_name) == (12, "a", "b")
+    assert len(cut.text) == score.LONGEST_TEXT and cut.text.endswith("…")
+    assert whole.text == long[:-1]
 
 
 # Files
@@ -214,8 +214,8 @@ def test_tables_for_people_and_the_record_for_programs_say_the_same(tmp_path):
     found, reason = quality.read(folder, PLAN)
     assert reason is None and found.names == list(names)
     assert np.array_equal(found.confusion, predicted.COUNTS)
-    assert found.confident_mistakes[0]["text"] == '=HYPERLINK("x")\nsecond line 0'
-    assert found.calibration == predicted.reliability()
+    assert found.record.confident_mistakes[0].text == '=HYPERLINK("x")\nsecond line 0'
+    assert found.record.calibration == predicted.reliability()
 
 
 def test_what_cannot_be_read_has_a_reason(tmp_path):

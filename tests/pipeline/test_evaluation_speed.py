@@ -133,7 +133,7 @@ def test_a_planned_compilation_is_carried_out_or_refused(here, compiler, monkeyp
     monkeypatch.setattr(strategies, "BACKEND", "eager")  # traced, and run as traced
     assert workplace.evaluate(settings, "plan evaluation.compile=on") == [0]
     made = plans.load(folder)
-    assert made.choices.compile and made.identity.compile == "on" and made.reasons["compile"]["compile_s"] > 0
+    assert made.choices.compile and made.identity.compile == "on" and made.reasons.compile.compile_s > 0
     assert workplace.evaluate(settings, "run evaluation.compile=off") == [2]
     assert "compile is off, planned was on" in capsys.readouterr().err
     with monkeypatch.context() as patch:

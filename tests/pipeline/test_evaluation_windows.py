@@ -47,7 +47,7 @@ def evaluated(settings: list[str], results: Path) -> tuple[plans.Plan, np.ndarra
 def test_long_rows_get_the_labels_of_one_text_at_a_time(settings, tmp_path):
     plan, labels, alone = evaluated(settings, tmp_path)
     assert plan.choices.strategy == "packed, by length"
-    assert plan.reasons["strategy_doubts"] == []
+    assert plan.reasons.strategy_doubts == []
     assert np.array_equal(labels, alone)
 
 
@@ -57,7 +57,7 @@ def test_a_way_that_is_wrong_for_long_rows_alone_is_found(settings, tmp_path, mo
     monkeypatch.setattr(packing, "attention_window", lambda **_: causal)
     plan, labels, alone = evaluated(settings, tmp_path)
     assert plan.choices.strategy == "padded on the right without a mask"
-    assert len(plan.reasons["strategy_doubts"]) == 2
+    assert len(plan.reasons.strategy_doubts) == 2
     assert np.array_equal(labels, alone)
 
 

@@ -110,10 +110,10 @@ def test_every_bin_is_a_point_with_its_interval():
     found = predicted.reliability(3000, overconfident=0.1)
     axes = first(calibration.figure(found, ABOUT))
     [line] = [line for line in axes.get_lines() if line.get_label() == "bin, with its 95 % interval"]
-    assert list(line.get_xdata()) == [each["mean_confidence"] for each in found["bins"]]
-    assert list(line.get_ydata()) == [each["accuracy"] for each in found["bins"]]
+    assert list(line.get_xdata()) == [each.mean_confidence for each in found.bins]
+    assert list(line.get_ydata()) == [each.accuracy for each in found.bins]
     intervals = [collection.get_segments()[0][:, 1].tolist() for collection in axes.collections]
-    assert intervals == [[each["accuracy_ci_low"], each["accuracy_ci_high"]] for each in found["bins"]]
+    assert intervals == [[each.accuracy_ci_low, each.accuracy_ci_high] for each in found.bins]
     assert axes.get_title(loc="left") == "Right predictions by confidence, 15 bins of equal mass"
     low, high = axes.get_ylim()
     assert low <= min(end for end, _ in intervals) and high >= 1
@@ -131,6 +131,6 @@ def test_distribution_has_all_predictions_right_ones_below_wrong_ones():
     found = predicted.reliability(500)
     axes = calibration.figure(found, ABOUT).axes[1]
     heights = [sum(bar.get_height() for bar in container) for container in axes.containers]
-    assert heights == [sum(found["distribution"]["correct"]), 500 - sum(found["distribution"]["correct"])]
+    assert heights == [sum(found.distribution.correct), 500 - sum(found.distribution.correct)]
     assert axes.get_title(loc="left") == "How sure it is: 500 predictions"
     assert [bar.get_hatch() for bar in axes.containers[1]][:1] == ["//"]  # not by colour alone

@@ -14,6 +14,8 @@ from utils.artifacts import METRICS_VERSION, Layout
 from utils.baseline import Result
 from utils.cli import ROOT
 from utils.columns import NAMES, NOT_DIAGNOSED
+from utils.data.normalised import FileContent
+from utils.data.sources import DataSource
 from utils.errors import InputError
 from utils.report import sources
 
@@ -21,9 +23,13 @@ from utils.report import sources
 def test_documents_of_these_tests_are_like_the_real_one(tmp_path):
     run = run_in(tmp_path / "results")
     fixture = results.document([], full_dataset_metrics=None)
-    facts = {key: fixture["dataset"][key] for key in ("path", "bytes", "sha256")}
     receipt = SimpleNamespace(
-        source=fixture["dataset"]["source"], dataset=facts, rows=2000, labels_sha256="", synthetic=True, doubts=[]
+        source=DataSource(**fixture["dataset"]["source"]),
+        dataset=FileContent(**{key: fixture["dataset"][key] for key in ("path", "bytes", "sha256")}),
+        rows=2000,
+        labels_sha256="",
+        synthetic=True,
+        doubts=[],
     )
     real = Result(run, receipt).document(complete=False, rows=[])
     assert list(real) == list(fixture)

@@ -86,7 +86,7 @@ def test_neighbours_are_counted_whatever_the_order_of_the_parts():
             score.add(table, [], None)
         found.append(score.metrics())
     # cosines: 0-1 0.8, 1-2 0.6, 2-3 0.8: rows 0 and 1 have each other, 2 and 3 each other, which have different labels
-    assert found[0] == found[1] and (found[0]["neighbour_rows"], found[0]["neighbour_accuracy"]) == (4, 0.5)
+    assert found[0] == found[1] and (found[0].neighbour_rows, found[0].neighbour_accuracy) == (4, 0.5)
     assert TASK.fault(halves[0], 2) is None
     assert "row 0" in TASK.fault(TASK.table(np.arange(1), labels[:1], np.ones(1, int), 2 * vectors[:1]), 2)
 
@@ -95,7 +95,7 @@ def test_a_single_text_has_no_neighbour_and_the_reason_is_told():
     score = TASK.Score(("a",), [])
     score.add(TASK.table(np.arange(1), np.zeros(1, int), np.ones(1, int), np.eye(1, 2, dtype=np.float32)), [], None)
     found = score.metrics()
-    assert found["neighbour_accuracy"] is None and found["neighbour_accuracy_reason"]
+    assert found.neighbour_accuracy is None and found.neighbour_accuracy_reason
 
 
 def test_any_label_is_known_and_an_encoder_with_a_decoder_is_not():

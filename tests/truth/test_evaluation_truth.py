@@ -90,7 +90,7 @@ def test_sigterm_ends_a_run_within_seconds(long, tmp_path, workers):
     assert finish(settings, tmp_path) == undisturbed
 
 
-def test_a_killed_worker_is_one_message_and_the_next_run_goes_on(long, tmp_path):
+def test_another_worker_takes_the_place_of_one_that_is_killed(long, tmp_path):
     settings, undisturbed = long
     assert ended(start(settings, tmp_path, "plan")) == 0
     runner = start([*settings, "evaluation.workers=2"], tmp_path, "run")
@@ -101,7 +101,7 @@ def test_a_killed_worker_is_one_message_and_the_next_run_goes_on(long, tmp_path)
     os.kill(int(victim), signal.SIGKILL)
     said = runner.communicate()[1]
     print(said.splitlines()[-1])
-    assert runner.returncode == 1 and "a worker ended with -9 in shard" in said
+    assert runner.returncode == 0 and "a worker ended with -9 in shard" in said
     assert finish(settings, tmp_path) == undisturbed
 
 

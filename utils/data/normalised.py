@@ -20,7 +20,7 @@ from utils import contents, tasks
 from utils.artifacts import Layout
 from utils.config import Config
 from utils.data.checks import AcceptedRow, DatasetStatistics, TokenCounter, Validator
-from utils.data.sources import LONGEST_CELL, OpenedSource, open_file, open_source
+from utils.data.sources import LONGEST_CELL, DataSource, OpenedSource, open_file, open_source
 from utils.errors import InputError
 from utils.model_source import DOWNLOAD, ModelSource, Progress, label_matcher
 
@@ -125,22 +125,37 @@ def sample(rows: Rows, size: int, seed: int = 0) -> Rows:
 
 
 SCHEMA_VERSION = 1
+Setting = str | bool | None
+
+
+@dataclass(frozen=True)
+class FileContent:
+    """Which bytes a file holds."""
+
+    path: str
+    bytes: int
+    sha256: str
+
+    @classmethod
+    def of(cls, path: Path) -> "FileContent":
+        """Return what the file at `path` holds now."""
+        return cls(str(path), path.stat().st_size, contents.sha256(path))
 
 
 @dataclass(frozen=True)
 class DataReceipt:
     """The record beside the normalised dataset, written last.
 
-    `source` has the fields of a `DataSource`; `model` is which model the labels were matched with, `labels_sha256` a
-    hash of its label names in order; `dataset` is path, bytes and SHA-256 of the normalised file.
+    `request` are the settings that decide what is fetched; `model` is the one that the labels were matched with,
+    `labels_sha256` a hash of its label names in order; `dataset` is the normalised file.
     """
 
     schema_version: int
-    request: dict[str, Any]
-    source: dict[str, Any]
-    model: dict[str, Any]
+    request: dict[str, Setting]
+    source: DataSource
+    model: ModelSource
     labels_sha256: str
-    dataset: dict[str, Any]
+    dataset: FileContent
     rows: int
     synthetic: bool
     statistics: DatasetStatistics
@@ -149,21 +164,17 @@ class DataReceipt:
     def lines(self) -> list[str]:
         """Return what was prepared from what, as lines of text."""
         source, model = self.source, self.model
-        split = f", split {source['split']}" if source["split"] else ""
+        split = f", split {source.split}" if source.split else ""
         synthetic = ", synthetic" if self.synthetic else ""
         return [
-            f"Model: {model['name']} ({model['origin']}{_at(model)})",
-            f"Dataset: {source['name']} ({source['kind']}{split}{_at(source)}){synthetic}",
+            f"Model: {model.name} ({model.origin}{_at(model.revision)})",
+            f"Dataset: {source.name} ({source.kind}{split}{_at(source.revision)}){synthetic}",
             *self.statistics.lines(),
-            f"Written: {self.dataset['path']} ({self.dataset['bytes'] / 1e6:,.1f} MB)",
+            f"Written: {self.dataset.path} ({self.dataset.bytes / 1e6:,.1f} MB)",
         ]
 
-    def save(self, path: Path) -> None:
-        """Write the receipt as JSON."""
-        files.write_json(path, asdict(self))
 
-
-def request_of(config: Config) -> dict[str, Any]:
+def request_of(config: Config) -> dict[str, Setting]:
     """Return the settings that decide what data and which model step 01 fetches."""
     dataset = config.dataset.model_dump(mode="json", exclude={"sample_sizes"})
     return {
@@ -174,16 +185,6 @@ def request_of(config: Config) -> dict[str, Any]:
     }
 
 
-def identify_model(model: ModelSource) -> dict[str, Any]:
-    """Return which model `model` is."""
-    return {**asdict(model), "path": str(model.path)}
-
-
-def identify_file(path: Path) -> dict[str, Any]:
-    """Return which bytes the file at `path` holds now."""
-    return {"path": str(path), "bytes": path.stat().st_size, "sha256": contents.sha256(path)}
-
-
 def check_receipt(config: Config, layout: Layout, model: ModelSource | None = None) -> DataReceipt:
     """Return the receipt, once it is certain that the data on disk is what the configuration asks for.
 
@@ -192,13 +193,13 @@ def check_receipt(config: Config, layout: Layout, model: ModelSource | None = No
     receipt = _read(layout.data_receipt)
     _check_request(receipt, request_of(config), layout.data_receipt)
     _check_dataset(receipt, layout)
-    matched = receipt.model.get("fingerprint")
+    matched = receipt.model.fingerprint
     if model is not None and model.fingerprint != matched:
         raise InputError(
             f"{layout.data_receipt}: the labels were matched with another content of model '{model.name}' "
-            f"(fingerprint {str(matched)[:12]}, now {model.fingerprint[:12]}); {DOWNLOAD}"
+            f"(fingerprint {matched[:12]}, now {model.fingerprint[:12]}); {DOWNLOAD}"
         )
-    if receipt.source.get("kind") == "file":
+    if receipt.source.kind == "file":
         _check_source_file(receipt.source, layout)
     return receipt
 
@@ -209,14 +210,14 @@ def _read(path: Path) -> DataReceipt:
         version = content.get("schema_version") if isinstance(content, dict) else None
         if version != SCHEMA_VERSION:
             raise InputError(f"{path}: is of version {version}, this program reads {SCHEMA_VERSION}; {DOWNLOAD}")
-        return msgspec.convert(content, DataReceipt)
+        return msgspec.convert(content, DataReceipt, dec_hook=lambda kind, value: kind(value))  # of a path
     except FileNotFoundError:
         raise InputError(f"{path}: the data has not been fetched; {DOWNLOAD}") from None
     except (OSError, ValueError) as error:  # msgspec's error is a ValueError
         raise InputError(f"{path}: cannot be read ({error}); {DOWNLOAD}") from None
 
 
-def _check_request(receipt: DataReceipt, wanted: Mapping[str, Any], place: Path) -> None:
+def _check_request(receipt: DataReceipt, wanted: Mapping[str, Setting], place: Path) -> None:
     keys = dict.fromkeys([*wanted, *receipt.request])
     differing = [
         f"{key} is {wanted.get(key)!r}, the data was made with {receipt.request.get(key)!r}"
@@ -231,29 +232,27 @@ def _check_dataset(receipt: DataReceipt, layout: Layout) -> None:
     path = layout.dataset
     if not path.is_file():
         raise InputError(f"{path}: is missing, though its receipt is there; {DOWNLOAD}")
-    found = identify_file(path)
-    stated = receipt.dataset
-    if (found["bytes"], found["sha256"]) != (stated.get("bytes"), stated.get("sha256")):
+    there, stated = FileContent.of(path), receipt.dataset
+    if (there.bytes, there.sha256) != (stated.bytes, stated.sha256):
         raise InputError(
-            f"{path}: holds data that the receipt does not match ({found['bytes']} bytes, sha256 "
-            f"{found['sha256'][:12]}; the receipt says {stated.get('bytes')} bytes, "
-            f"{str(stated.get('sha256'))[:12]}); {DOWNLOAD}"
+            f"{path}: holds data that the receipt does not match ({there.bytes} bytes, sha256 {there.sha256[:12]}; "
+            f"the receipt says {stated.bytes} bytes, {stated.sha256[:12]}); {DOWNLOAD}"
         )
 
 
-def _check_source_file(source: Mapping[str, Any], layout: Layout) -> None:
+def _check_source_file(source: DataSource, layout: Layout) -> None:
     """Refuse a local source that was edited since; one that is gone is no fault, its copy is here."""
-    path = Path(source["name"])
+    path = Path(source.name)
     try:
-        found = contents.sha256(path)
+        sha256 = contents.sha256(path)
     except OSError:
         return
-    if found != source["sha256"]:
+    if sha256 != source.sha256:
         raise InputError(f"{path}: has changed since {layout.dataset} was made from it; {DOWNLOAD}")
 
 
-def _at(origin: Mapping[str, Any]) -> str:
-    return f", commit {origin['revision']}" if origin["revision"] else ""
+def _at(revision: str | None) -> str:
+    return f", commit {revision}" if revision else ""
 
 
 NOTED_ROWS = 100_000  # rows between two notes of progress
@@ -277,21 +276,26 @@ def normalise(
     accepted = (row._asdict() for row in _noted(_accepted(validator, opened), progress))
     files.write_table(layout.dataset, accepted, COLUMNS)
     statistics = validator.statistics()
-    files.write_json(layout.label_mappings, _mappings(matcher.names, statistics.counts))
+    mappings = {
+        "id2label": {str(index): name for index, name in enumerate(matcher.names)},
+        "label2id": {name: index for index, name in enumerate(matcher.names)},
+        "counts": statistics.counts,
+    }
+    files.write_json(layout.label_mappings, mappings)
     files.write_csv(layout.rejected_rows, map(asdict, validator.rejected), ("row", "reason", "excerpt"))
     receipt = DataReceipt(
         schema_version=SCHEMA_VERSION,
         request=request_of(config),
-        source=asdict(opened.source),
-        model=identify_model(model),
+        source=opened.source,
+        model=model,
         labels_sha256=files.sha256_of(list(matcher.names)),
-        dataset=identify_file(layout.dataset),
+        dataset=FileContent.of(layout.dataset),
         rows=statistics.rows,
         synthetic=config.dataset.quickstart,
         statistics=statistics,
         doubts=validator.doubts(statistics),
     )
-    receipt.save(layout.data_receipt)
+    files.write_json(layout.data_receipt, asdict(receipt))
     return receipt
 
 
@@ -319,11 +323,3 @@ def _noted(rows: Iterable[AcceptedRow], progress: Progress) -> Iterator[Accepted
         if count % NOTED_ROWS == 0:
             progress(f"{count:,} rows read")
         yield row
-
-
-def _mappings(names: Sequence[str], counts: Any) -> dict[str, Any]:
-    return {
-        "id2label": {str(index): name for index, name in enumerate(names)},
-        "label2id": {name: index for index, name in enumerate(names)},
-        "counts": counts,
-    }

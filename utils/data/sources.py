@@ -144,7 +144,7 @@ def _json_rows(path: Path, text_column: str, label_column: str) -> Iterator[Row]
             number += 1
 
 
-def _json_object(content: str, place: str) -> dict[str, Any]:
+def _json_object(content: str, place: str) -> dict[str, object]:
     try:
         record = json.loads(content)
     except (ValueError, RecursionError) as error:

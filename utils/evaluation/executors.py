@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 Executor = Callable[[Path, Sequence[int], bool], Iterator[Receipt]]
 AHEAD = 2  # shards that a worker has: one that is computed and one that is tokenized
 PATIENCE_S = 1.0  # for a worker to end after SIGTERM, before it is killed
+MOST_LOSSES = 3  # times that a shard may lose its worker: one that needs more memory than there is would go on for ever
 
 
 def in_process(predictor: ShardPredictor) -> Executor:
@@ -39,24 +40,28 @@ def in_process(predictor: ShardPredictor) -> Executor:
     return execute
 
 
-def local(workers: int, device: str, *, trust_remote_code: bool = False) -> Executor:
+def local(workers: int, device: str, note: Callable[[str], object], *, trust_remote_code: bool = False) -> Executor:
     """Return an executor with up to `workers` processes on this machine, each with a model of its own.
 
-    `device` "auto" or "cuda" spreads them over the GPUs; a single one, such as "cuda:1", is shared.
+    `device` "auto" or "cuda" spreads them over the GPUs; a single one, such as "cuda:1", is shared. Another process
+    takes the place of one that is killed, which `note` is told.
     """
 
     def execute(plan_path: Path, pending: Sequence[int], wait_for_others: bool) -> Iterator[Receipt]:
-        count = min(workers, len(pending))
         crew: list[_Worker] = []
+
+        def hire(number: int) -> _Worker:
+            worker = _Worker(number, (plan_path, _device_of(number, device), trust_remote_code, wait_for_others))
+            crew.append(worker)
+            return worker
+
         try:
-            for number in range(count):
-                crew.append(_Worker((plan_path, _device_of(number, device), trust_remote_code, wait_for_others)))
-            yield from _distribute(crew, deque(pending))
+            yield from _distribute(hire, min(workers, len(pending)), deque(pending), note)
         finally:
-            for each in crew:
-                each.process.terminate()  # all at once, so that they end side by side
-            for each in crew:
-                each.stop()
+            for worker in crew:
+                worker.process.terminate()  # all at once, so that they end side by side
+            for worker in crew:
+                worker.stop()
 
     return execute
 
@@ -78,16 +83,40 @@ def _device_of(number: int, device: str) -> str:
     return device
 
 
-def _distribute(crew: Sequence["_Worker"], waiting: deque[int]) -> Iterator[Receipt]:
-    """Keep each worker in `AHEAD` shards as long as there are any; yield receipts as they come."""
+def _distribute(
+    hire: Callable[[int], "_Worker"], count: int, waiting: deque[int], note: Callable[[str], object]
+) -> Iterator[Receipt]:
+    """Keep each of `count` workers in `AHEAD` shards as long as there are any; yield receipts as they come.
+
+    Raises PipelineError when a shard has lost its worker too often.
+    """
+    busy = {worker.connection: worker for worker in map(hire, range(count))}
     for _ in range(AHEAD):
-        for each in crew:
-            each.assign(waiting)
-    busy = {each.connection: each for each in crew}
+        for worker in busy.values():
+            worker.assign(waiting)
+    losses: Counter[int] = Counter()
     while busy:
         for connection in wait(list(busy)):
             worker = busy[connection]  # type: ignore[index]
-            yield worker.receipt()
+            receipt = worker.receipt()
+            if receipt is None:
+                del busy[worker.connection]
+                shard = worker.assigned[0]
+                losses[shard] += 1
+                what = f"a worker ended with {worker.process.exitcode} in shard {shard}"
+                if losses[shard] == MOST_LOSSES:
+                    raise PipelineError(
+                        f"{what}, as {MOST_LOSSES - 1} before it (-9 is often a lack of memory: lower "
+                        "evaluation.workers); the finished shards stay, the same command goes on"
+                    )
+                note(f"{what}; another takes its place")
+                waiting.extendleft(reversed(worker.assigned))
+                worker = hire(worker.number)
+                busy[worker.connection] = worker
+                for _ in range(AHEAD):
+                    worker.assign(waiting)
+                continue
+            yield receipt
             worker.assign(waiting)
             if not worker.assigned:
                 del busy[worker.connection]
@@ -96,10 +125,11 @@ def _distribute(crew: Sequence["_Worker"], waiting: deque[int]) -> Iterator[Rece
 class _Worker:
     """A process that predicts the shards it is told."""
 
-    def __init__(self, arguments: tuple[Path, str, bool, bool]) -> None:
+    def __init__(self, number: int, arguments: tuple[Path, str, bool, bool]) -> None:
+        self.number = number
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
-        self.process: SpawnProcess = context.Process(target=_work, args=(theirs, *arguments), daemon=True)
+        self.process: SpawnProcess = context.Process(target=work, args=(theirs, *arguments), daemon=True)
         self.process.start()
         theirs.close()  # the end of the worker is then the end of its messages
         self.assigned: list[int] = []
@@ -111,16 +141,13 @@ class _Worker:
         with contextlib.suppress(ConnectionError):  # it is dead, which `receipt` tells
             self.connection.send(shard)
 
-    def receipt(self) -> Receipt:
-        """Return what the worker has to tell. Raises what it raised, or PipelineError when it is dead."""
+    def receipt(self) -> Receipt | None:
+        """Return what the worker has to tell, None when it is dead. Raises what it raised."""
         try:
             message = self.connection.recv()
         except (EOFError, ConnectionError):
             self.process.join(PATIENCE_S)
-            raise PipelineError(
-                f"a worker ended with {self.process.exitcode} in shard {self.assigned[0]} (-9 is often a lack of "
-                "memory: lower evaluation.workers); the finished shards stay, the same command goes on"
-            ) from None
+            return None
         if isinstance(message, Exception):
             raise message
         self.assigned.remove(message.shard)
@@ -137,7 +164,7 @@ class _Worker:
         self.process.close()
 
 
-def _work(connection: Connection, plan_path: Path, device: str, trust_remote_code: bool, wait_for_others: bool) -> None:
+def work(connection: Connection, plan_path: Path, device: str, trust_remote_code: bool, wait_for_others: bool) -> None:
     """Predict shards until there are no more; what goes wrong is told to the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which ends this process
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -148,8 +175,8 @@ def _work(connection: Connection, plan_path: Path, device: str, trust_remote_cod
             receipts: Iterator[Receipt] = (predictor.predict_shard(shard, wait=True) for shard in told)
         else:
             receipts = predictor.predict_shards(told, tell=connection.send)
-        for each in receipts:
-            connection.send(each)
+        for receipt in receipts:
+            connection.send(receipt)
         wait([connection])  # for the parent to let go: a pipe that is closed here first would look like a death
     except (EOFError, ConnectionError):  # the parent wants no more
         return

@@ -3,14 +3,15 @@
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import numpy as np
 
 from boundby import files
 from utils import tasks
 from utils.artifacts import EvaluationFolder
 from utils.columns import MB
+from utils.document import FullDataset
 from utils.errors import PipelineError
 from utils.evaluation import parts, rows
 from utils.evaluation.plan import Plan
@@ -21,7 +22,7 @@ CHOICES = ("token_budget", "dtype", "precision", "strategy", "trim", "compile") 
 Span = tuple[float, float]  # start and length in seconds, by the clock of one machine
 
 
-def finalize(plan: Plan, folder: EvaluationFolder, dataset: Path, subset_sizes: Sequence[int] = ()) -> dict[str, Any]:
+def finalize(plan: Plan, folder: EvaluationFolder, dataset: Path, subset_sizes: Sequence[int] = ()) -> FullDataset:
     """Write predictions, quality and metrics, and return the metrics: latency in ms, throughput in samples/s.
 
     `dataset` holds the planned rows still, which is proven again. `samples_of` has the scores of the first n rows of
@@ -34,7 +35,7 @@ def finalize(plan: Plan, folder: EvaluationFolder, dataset: Path, subset_sizes: 
     facts: list[parts.Facts] = []
     costs: list[parts.Cost] = []
 
-    def proven_rows() -> Iterator[dict[str, Any]]:
+    def proven_rows() -> Iterator[dict[str, int | str]]:
         for part, texts, ranks, cost in _proven_parts(plan, folder, dataset):
             score.add(part.table, texts, ranks)
             facts.append(part.facts)
@@ -43,9 +44,8 @@ def finalize(plan: Plan, folder: EvaluationFolder, dataset: Path, subset_sizes: 
 
     files.write_csv(folder.predictions, proven_rows(), task.COLUMNS)
     score.write(folder, plan.fingerprint)
-    metrics = {
-        "samples": identity.rows,
-        **score.metrics(),
+    metrics: FullDataset = {
+        **msgspec.to_builtins(score.metrics()),
         **_cost(plan, facts, costs),
         **_memory(costs),
         "plan": plan.fingerprint,
@@ -88,7 +88,7 @@ def _proven_parts(
         yield part, texts, ranks, cost
 
 
-def _cost(plan: Plan, facts: Sequence[parts.Facts], costs: Sequence[parts.Cost]) -> dict[str, Any]:
+def _cost(plan: Plan, facts: Sequence[parts.Facts], costs: Sequence[parts.Cost]) -> FullDataset:
     rows = plan.identity.rows
     seconds = busy_seconds([(cost.started_unix_s, cost.seconds) for cost in costs])
     useful = sum(fact.useful_tokens for fact in facts)
@@ -112,12 +112,12 @@ def _cost(plan: Plan, facts: Sequence[parts.Facts], costs: Sequence[parts.Cost])
         "truncated": None if None in truncated else sum(count for count in truncated if count),
         "out_of_memory": sum(cost.out_of_memory for cost in costs),
         **{name: getattr(plan.choices, name) for name in CHOICES},
-        "exactness": plan.reasons["exactness"],
-        "exactness_reason": None if plan.reasons["exactness"] else plan.reasons["precision"],
+        "exactness": plan.reasons.exactness,
+        "exactness_reason": None if plan.reasons.exactness else plan.reasons.precision,
     }
 
 
-def _memory(costs: Sequence[parts.Cost]) -> dict[str, Any]:
+def _memory(costs: Sequence[parts.Cost]) -> FullDataset:
     """Return the peaks over all shards; each was measured when it was predicted, also in an earlier attempt."""
     device = [cost.device_peak_bytes for cost in costs if cost.device_peak_bytes is not None]
     process = [cost.process_peak_bytes for cost in costs if cost.process_peak_bytes is not None]
@@ -146,18 +146,18 @@ def busy_seconds(spans: Sequence[Span]) -> float:
     return total
 
 
-def occupancy(costs: Sequence[parts.Cost]) -> dict[str, Any]:
+def occupancy(costs: Sequence[parts.Cost]) -> FullDataset:
     """Return the busy seconds of each machine, added up, and those of each device; None with a reason if unknown.
 
     Workers that share a GPU, or the cores of a machine, are on one device. Clocks of two machines are not compared.
     """
-    if any(each.host is None for each in costs):
+    if any(cost.host is None for cost in costs):
         reason = "parts of an earlier version do not tell on which machine and device they were predicted"
         return {"machine_time_s": None, "device_time_s": None, "machine_time_reason": reason}
-    spans = [(each, (each.started_unix_s, each.seconds)) for each in costs]
+    spans = [(cost, (cost.started_unix_s, cost.seconds)) for cost in costs]
     return {
-        "machine_time_s": _added_up((each.host, span) for each, span in spans),
-        "device_time_s": _added_up(((each.host, each.device_id), span) for each, span in spans),
+        "machine_time_s": _added_up((cost.host, span) for cost, span in spans),
+        "device_time_s": _added_up(((cost.host, cost.device_id), span) for cost, span in spans),
         "machine_time_reason": None,
     }
 

@@ -9,7 +9,6 @@ import io
 import json
 import re
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -131,7 +130,7 @@ def decode(content: bytes) -> Part | None:
 def load_cost(folder: EvaluationFolder, plan: Plan, shard: Shard) -> Cost | None:
     """Return what `shard` cost; None where that is absent, damaged or of another plan."""
     try:
-        record: dict[str, Any] = files.read_json(folder.cost(shard.id))
+        record = files.read_json(folder.cost(shard.id))
         if record.pop("sha256") != files.sha256_of(record):
             return None
         cost = msgspec.convert(record, Cost)

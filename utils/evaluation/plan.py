@@ -15,6 +15,7 @@ from utils.errors import InputError
 SCHEMA_VERSION = 4
 BATCHING = "longest-first-1"  # name of the rule that makes batches of a shard's lengths; a new rule gets a new name
 PLAN_COMMAND = "python scripts/evaluate.py plan"
+GUARD = 4.0  # as in `same`: twice what can flip a label, and that twice
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,47 @@ class Choices:
 
 
 @dataclass(frozen=True)
+class Budget:
+    """Tokens per batch, why so many, and the seconds that the same texts took by budget (None: not measured)."""
+
+    token_budget: int
+    reason: str
+    seconds: dict[str, float] | None = None
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """Whether the layers are compiled, and why; None: not measured.
+
+    `compile_s` is what each process needs first. The other seconds are the least that the same texts took.
+    """
+
+    on: bool
+    reason: str
+    compile_s: float | None = None
+    compiled_s: float | None = None
+    eager_s: float | None = None
+    max_abs_logit_difference: float | None = None
+
+    def guard(self, margin: float) -> float:
+        """Return the margin below which a row is computed again, wider by what compiling changes; 0 stays 0."""
+        difference = self.max_abs_logit_difference if margin and self.on else None
+        return margin + GUARD * (difference or 0.0)
+
+
+@dataclass(frozen=True)
+class Reasons:
+    """Why the choices are what they are; `exactness` compares labels with those of float32, None: not measured."""
+
+    precision: str
+    exactness: dict[str, Any] | None
+    precision_doubts: list[str]
+    token_budget: Budget
+    compile: Compilation
+    strategy_doubts: list[str]
+
+
+@dataclass(frozen=True)
 class Places:
     """Where the plan's inputs lay when it was made; a copy elsewhere gives the same result."""
 
@@ -112,14 +154,14 @@ class Plan:
     choices: Choices
     shards: tuple[Shard, ...]
     places: Places
-    reasons: dict[str, Any]
+    reasons: Reasons
     attempt: str | None = None
     check_offsets: tuple[int, ...] = ()
 
     @cached_property
     def fingerprint(self) -> str:
         """A hash of what the result depends on; every part carries it, so it is computed once and not per shard."""
-        parts = [asdict(self.identity), asdict(self.choices), [asdict(each) for each in self.shards]]
+        parts = [asdict(self.identity), asdict(self.choices), [asdict(shard) for shard in self.shards]]
         return files.sha256_of([*parts, *self.check_offsets, *([self.attempt] if self.attempt else [])])
 
 
@@ -142,16 +184,16 @@ def load(folder: EvaluationFolder) -> Plan:
 def decoded(content: bytes, place: str) -> Plan:
     """Return the plan that a file at `place` holds. Raises InputError when it is damaged or of another version."""
     try:
-        found = json.loads(content)
-        version = found.get("schema_version") if isinstance(found, dict) else None
+        record = json.loads(content)
+        version = record.get("schema_version") if isinstance(record, dict) else None
         if version != SCHEMA_VERSION:
             raise InputError(
                 f"{place}: is of version {version}, this program reads {SCHEMA_VERSION}; {PLAN_COMMAND} --anew"
             )
-        plan = msgspec.convert(found, Plan)
+        plan = msgspec.convert(record, Plan)
     except ValueError as error:  # as msgspec's is
         raise InputError(f"{place}: cannot be read ({error}); {PLAN_COMMAND} --anew") from None
-    if plan.fingerprint != found.get("fingerprint"):
+    if plan.fingerprint != record.get("fingerprint"):
         raise InputError(f"{place}: was edited or damaged, its fingerprint differs; {PLAN_COMMAND} --anew")
     return plan
 
@@ -163,15 +205,16 @@ def differences(planned: Identity, wanted: Identity) -> list[str]:
 
 def require_same(plan: Plan, wanted: Identity, folder: EvaluationFolder) -> None:
     """Raise InputError, with what differs and the way out, unless the plan is one for what is wanted."""
-    found = differences(plan.identity, wanted)
-    if found:
+    differing = differences(plan.identity, wanted)
+    if differing:
         raise InputError(
-            f"{folder.plan}: is a plan for something else: {'; '.join(found)}. Nothing was changed. Undo that, choose "
+            f"{folder.plan}: is a plan for something else: "
+            f"{'; '.join(differing)}. Nothing was changed. Undo that, choose "
             f"another output.results_dir, or move plan and parts aside and plan again with `{PLAN_COMMAND} --anew`"
         )
 
 
-def _differing(place: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+def _differing(place: str, old: Mapping[str, object], new: Mapping[str, object]) -> Iterator[str]:
     for name in dict.fromkeys([*old, *new]):
         before, now = old.get(name), new.get(name)
         if isinstance(before, dict) and isinstance(now, dict):
@@ -180,6 +223,6 @@ def _differing(place: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> It
             yield f"{place}{name} is {_shown(now)}, planned was {_shown(before)}"
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     text = str(value)
     return text if len(text) <= 40 else f"{text[:37]}..."

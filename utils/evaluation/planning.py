@@ -4,7 +4,6 @@ import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,12 +12,13 @@ from boundby import environment, files
 from boundby.device import is_gpu, pick_device
 from boundby.inference import PRECISIONS, PrecisionRule, Predictor, PredictorOptions, choose_precision
 from boundby.inference.planning import SAMPLE_ROWS, Sample, same_guard
+from boundby.inference.reference import ExactnessReport
 from utils import contents, tasks
 from utils.config import Config
 from utils.data import DataReceipt, Rows
 from utils.errors import InputError
 from utils.evaluation import rows, tuning
-from utils.evaluation.plan import BATCHING, Choices, Identity, Places, Plan
+from utils.evaluation.plan import BATCHING, Budget, Choices, Compilation, Identity, Places, Plan, Reasons
 from utils.model_source import FILES, ModelSource
 from utils.models import LoadedModel, effective_max_length
 
@@ -47,7 +47,9 @@ class _Chosen:
     """Options of the predictor, why they are so, and how far its labels are from those of float32 one by one."""
 
     options: PredictorOptions
-    reasons: dict[str, Any]
+    reason: str
+    report: ExactnessReport | None = None
+    doubts: tuple[str, ...] = ()
 
 
 def identity(config: Config, receipt: DataReceipt, source: ModelSource) -> Identity:
@@ -59,7 +61,7 @@ def identity(config: Config, receipt: DataReceipt, source: ModelSource) -> Ident
         task=source.task,
         rows=size,
         dataset_rows=receipt.rows,
-        dataset_sha256=receipt.dataset["sha256"],
+        dataset_sha256=receipt.dataset.sha256,
         sample_seed=seed,
         model_fingerprint=source.fingerprint,
         model_sha256=model_sha256,
@@ -124,11 +126,11 @@ def make(wanted: Identity, dataset: Path, loaded: LoadedModel, workers: int) -> 
     if chosen.options.precision != options.precision:
         predictor = Predictor(loaded.model, loaded.tokenizer, chosen.options, check_texts)
     texts = rows.first_texts(dataset, shards, tuning.SAMPLE_ROWS)
-    found = _budget(wanted, predictor, texts, token_s)
-    predictor = predictor.with_token_budget(found.token_budget)
+    budget = _budget(wanted, predictor, texts, token_s)
+    predictor = predictor.with_token_budget(budget.token_budget)
     compiled = _compilation(wanted, loaded, predictor, (check_texts, texts), token_s / workers)
     choices = Choices(
-        token_budget=found.token_budget,
+        token_budget=budget.token_budget,
         batching=BATCHING,
         strategy=predictor.strategy,
         trim=predictor.trim,
@@ -140,12 +142,14 @@ def make(wanted: Identity, dataset: Path, loaded: LoadedModel, workers: int) -> 
         threads_per_worker=threads,
     )
     places = Places(str(dataset.absolute()), str(loaded.source.path.absolute()), loaded.source.name)
-    reasons = {
-        **chosen.reasons,
-        "token_budget": found.as_dict(),
-        "compile": compiled.as_dict(),
-        "strategy_doubts": list(predictor.doubts),
-    }
+    reasons = Reasons(
+        precision=chosen.reason,
+        exactness=chosen.report and chosen.report.as_dict(),
+        precision_doubts=list(chosen.doubts),
+        token_budget=budget,
+        compile=compiled,
+        strategy_doubts=list(predictor.doubts),
+    )
     return Plan(wanted, choices, shards, places, reasons, check_offsets=extremes.offsets)
 
 
@@ -182,7 +186,7 @@ def _precision(wanted: Identity, loaded: LoadedModel, predictor: Predictor, samp
         guard = same_guard(predictor.check.max_abs_difference, predictor.check.largest_logit)
         reason = f"that would take about {cost_s:.0f} s, all texts about {whole_s:.0f} s"
         return _unmeasured(replace(options, guard_margin=guard), reason)
-    found = choose_precision(
+    choice = choose_precision(
         loaded.model,
         loaded.tokenizer,
         Sample(sample.texts, sample.labels.tolist(), is_all=len(sample.texts) == wanted.rows),
@@ -190,19 +194,16 @@ def _precision(wanted: Identity, loaded: LoadedModel, predictor: Predictor, samp
         options,
     )
     reason = f"the fastest on {len(sample.texts)} texts that evaluation.precision={wanted.precision} allows"
-    return _Chosen(
-        found.options,
-        {"precision": reason, "exactness": found.report.as_dict(), "precision_doubts": list(found.reasons)},
-    )
+    return _Chosen(choice.options, reason, choice.report, choice.reasons)
 
 
 def _unmeasured(options: PredictorOptions, reason: str) -> _Chosen:
-    return _Chosen(options, {"precision": f"not measured: {reason}", "exactness": None, "precision_doubts": []})
+    return _Chosen(options, f"not measured: {reason}")
 
 
-def _budget(wanted: Identity, predictor: Predictor, texts: Sequence[str], token_s: float) -> tuning.Budget:
+def _budget(wanted: Identity, predictor: Predictor, texts: Sequence[str], token_s: float) -> Budget:
     if wanted.token_budget is not None:
-        return tuning.Budget(wanted.token_budget, "evaluation.token_budget")
+        return Budget(wanted.token_budget, "evaluation.token_budget")
     return tuning.choose_budget(predictor, texts, wanted.rows, token_s)
 
 
@@ -212,7 +213,7 @@ def _compilation(
     predictor: Predictor,
     texts: tuple[Sequence[str], Sequence[str]],
     token_s: float,
-) -> tuning.Compilation:
+) -> Compilation:
     """Return whether the layers are compiled; `texts` are those of the self-check and some to measure on."""
     check_texts, sample = texts
     lengths = predictor.tokenize(sample).lengths

@@ -218,10 +218,8 @@ def _connected(needs: Needs, workers: int) -> Iterator[ModuleType]:
         tempfile.TemporaryDirectory(prefix="boundby-ray-", ignore_cleanup_errors=True) as folder,
         contextlib.redirect_stdout(_ToLog(sys.stdout)),
     ):
-        own: dict[str, Any] = {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
-        own |= {"_temp_dir": folder} | ({} if needs.gpus else {"num_cpus": workers * needs.cpus})
         try:
-            _begin(ray, address, own if address == "local" else {})
+            _begin(ray, address, folder, None if needs.gpus else workers * needs.cpus)
             if address == "local" and ray.cluster_resources().get("GPU", 0) < needs.gpus:
                 raise EnvironmentLacksError("the plan is for a GPU, which Ray does not find; set RAY_ADDRESS")
             yield ray
@@ -229,21 +227,21 @@ def _connected(needs: Needs, workers: int) -> Iterator[ModuleType]:
             ray.shutdown()
 
 
-def _begin(ray: ModuleType, address: str, own: dict[str, Any]) -> None:
-    quiet = {"logging_level": "ERROR", "log_to_driver": False}
+def _begin(ray: ModuleType, address: str, folder: str, cpus: int | None) -> None:
+    """Connect; a Ray of our own keeps its files in `folder`, and takes `cpus` of this machine, None: what there is."""
+    options = {"logging_level": "ERROR", "log_to_driver": False}
+    if address == "local":
+        options |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES, "_temp_dir": folder}
+        options |= {} if cpus is None else {"num_cpus": cpus}
+    others = [f"/{path.name}" for path in ROOT.iterdir() if path.name not in PACKAGES]  # `!/utils` is not understood
+    project = {"working_dir": str(ROOT), "excludes": [*others, "__pycache__"]}  # for every worker, and nothing else
     try:
         with _signals_kept():
-            ray.init(address=address, runtime_env=_project(), **quiet, **own)
+            ray.init(address=address, runtime_env=project, **options)
     except (OSError, RuntimeError, ValueError) as error:
         raise EnvironmentLacksError(
             f"Ray does not start or answer (RAY_ADDRESS is {address}): {error}; unset RAY_ADDRESS for this machine"
         ) from None
-
-
-def _project() -> dict[str, Any]:
-    """Return the runtime environment that brings the packages of this checkout to every worker, and nothing else."""
-    others = [f"/{path.name}" for path in ROOT.iterdir() if path.name not in PACKAGES]  # `!/utils` is not understood
-    return {"working_dir": str(ROOT), "excludes": [*others, "__pycache__"]}
 
 
 def _imported() -> ModuleType:

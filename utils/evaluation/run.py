@@ -16,6 +16,7 @@ from utils import tasks
 from utils.artifacts import EvaluationFolder, set_aside
 from utils.cli import Run
 from utils.data import DataReceipt
+from utils.document import FullDataset
 from utils.errors import InputError
 from utils.evaluation import executors, planning
 from utils.evaluation import plan as plans
@@ -28,7 +29,7 @@ from utils.models import LoadedModel
 SHARDS = re.compile(r"(\d{1,6})/(\d{1,6})")
 
 
-def evaluate(run: Run, loaded: LoadedModel, receipt: DataReceipt) -> dict[str, Any]:
+def evaluate(run: Run, loaded: LoadedModel, receipt: DataReceipt) -> FullDataset:
     """Return the metrics over all rows, or over the seeded sample that the settings ask for.
 
     The plan of an earlier attempt, with the shards it has finished, is kept if it is one for the same work.
@@ -124,7 +125,7 @@ def predict(run: Run, made: plans.Plan, shards: str | None = None, loaded: Loade
                     break
 
 
-def conclude(run: Run, made: plans.Plan) -> dict[str, Any]:
+def conclude(run: Run, made: plans.Plan) -> FullDataset:
     """Return the metrics over all rows, once every row is proven to be predicted once; remove locks and torn files."""
     folder = _folder(run)
     if store := _store(run):
@@ -165,7 +166,7 @@ def _executor(run: Run, made: plans.Plan, workers: int, loaded: LoadedModel | No
 def _local_executor(run: Run, made: plans.Plan, workers: int, loaded: LoadedModel | None) -> executors.Executor:
     device, trusted = run.config.model.device, run.args.trust_remote_code
     if workers > 1:
-        return executors.local(workers, device, trust_remote_code=trusted)
+        return executors.local(workers, device, run.note, trust_remote_code=trusted)
     folder = _folder(run)
     if loaded is not None:
         return executors.in_process(ShardPredictor(made, folder, loaded))
@@ -186,10 +187,10 @@ def _share(shards: int, share: str | None) -> list[int]:
     """Return the ids of the shards that "i/n" stands for: every n-th from i on; all for None."""
     if share is None:
         return list(range(shards))
-    found = SHARDS.fullmatch(share)
-    if not found or int(found[1]) >= int(found[2]):
+    stated = SHARDS.fullmatch(share)
+    if not stated or int(stated[1]) >= int(stated[2]):
         raise InputError(f"--shards is {share!r}; it is i/n with 0 <= i < n, such as 0/4 for the first of 4 runners")
-    return list(range(int(found[1]), shards, int(found[2])))
+    return list(range(int(stated[1]), shards, int(stated[2])))
 
 
 def _workers(run: Run) -> int:
@@ -201,7 +202,7 @@ def _workers(run: Run) -> int:
 
 def described(made: plans.Plan) -> str:
     """Return the plan as a line for the terminal."""
-    choices, why = made.choices, made.reasons["token_budget"]["reason"]
+    choices, why = made.choices, made.reasons.token_budget.reason
     return (
         f"{made.identity.rows:,} rows in {len(made.shards)} shards; batches of {choices.token_budget:,} "
         f"tokens ({why}); {choices.precision}; {choices.threads_per_worker} threads per worker"
@@ -231,9 +232,9 @@ def _is_replaced(folder: EvaluationFolder, theirs: plans.Plan, url: str) -> bool
         mine = plans.load(folder)
     except InputError:  # which the caller tells, or cures
         return False
-    if found := plans.differences(theirs.identity, mine.identity):
+    if differing := plans.differences(theirs.identity, mine.identity):
         raise InputError(
-            f"{folder.plan} and the plan in {url} are for different things: here {'; '.join(found)}. Nothing was "
+            f"{folder.plan} and the plan in {url} are for different things: here {'; '.join(differing)}. Nothing was "
             "changed. Choose another output.results_dir or another evaluation.storage"
         )
     return mine.fingerprint != theirs.fingerprint

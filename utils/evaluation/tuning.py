@@ -1,8 +1,6 @@
 """Choose tokens per batch, and whether layers are compiled, by measuring where a long evaluation pays for it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 
@@ -11,6 +9,7 @@ from boundby.inference import Predictor, compile_obstacle, search_token_budget
 from boundby.inference.planning import BUDGET_ROUNDS as SEARCH_ROUNDS
 from boundby.inference.planning import token_budgets
 from utils.errors import EnvironmentLacksError, PipelineError
+from utils.evaluation.plan import Budget, Compilation
 
 PROBE_ROWS = 16
 SAMPLE_ROWS = 2048
@@ -19,24 +18,11 @@ SHARE, MOST_S = 0.02, 30.0  # of the evaluation, and at most, that the search ma
 LEAST_BUDGET = 256
 
 
-@dataclass(frozen=True)
-class Budget:
-    """Tokens per batch, why so many, and the seconds that the same texts took by budget (None: not measured)."""
-
-    token_budget: int
-    reason: str
-    seconds: dict[str, float] | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the choice as the plan holds it."""
-        return asdict(self)
-
-
 def seconds_per_token(predictor: Predictor, texts: Sequence[str]) -> float:
     """Return about how long a token takes, from a few of the texts; the first pass is cold and does not count."""
     predictor.predict(texts[:PROBE_ROWS])
-    found = predictor.predict(texts[:PROBE_ROWS])
-    return found.seconds.compute_s / int(found.lengths.sum())
+    prediction = predictor.predict(texts[:PROBE_ROWS])
+    return prediction.seconds.compute_s / int(prediction.lengths.sum())
 
 
 def choose_budget(predictor: Predictor, texts: Sequence[str], evaluated_rows: int, token_s: float) -> Budget:
@@ -52,9 +38,9 @@ def choose_budget(predictor: Predictor, texts: Sequence[str], evaluated_rows: in
     if search_s > min(SHARE * whole_s, MOST_S):
         reason = f"not measured: a search would take {search_s:.1f} s of about {whole_s:.1f} s"
         return _usual(predictor, texts, cumulative, reason)
-    found = search_token_budget(predictor, texts[:enough])
+    best = search_token_budget(predictor, texts[:enough])
     reason = f"the smallest that is as good as the fastest on {enough} texts"
-    return Budget(found.token_budget, reason, {str(budget): seconds for budget, seconds in found.seconds.items()})
+    return Budget(best.token_budget, reason, {str(budget): seconds for budget, seconds in best.seconds.items()})
 
 
 def _usual(predictor: Predictor, texts: Sequence[str], cumulative: np.ndarray, reason: str) -> Budget:
@@ -70,33 +56,8 @@ def _usual(predictor: Predictor, texts: Sequence[str], cumulative: np.ndarray, r
 
 LEAST_S = 600.0  # that an evaluation must take, so that compiling for the measurement is a tenth of it at most
 MARGIN = 2.0  # times as much must compiling save as it costs
-GUARD = 4.0  # as in `same`: twice what can flip a label, and that twice
 MEASURED_TOKENS = 16384
 ROUNDS = 3
-
-
-@dataclass(frozen=True)
-class Compilation:
-    """Whether the layers are compiled, and why; None: not measured.
-
-    `compile_s` is what each process needs first. The other seconds are the least that the same texts took.
-    """
-
-    on: bool
-    reason: str
-    compile_s: float | None = None
-    compiled_s: float | None = None
-    eager_s: float | None = None
-    max_abs_logit_difference: float | None = None
-
-    def guard(self, margin: float) -> float:
-        """Return the margin below which a row is computed again, wider by what compiling changes; 0 stays 0."""
-        difference = self.max_abs_logit_difference if margin and self.on else None
-        return margin + GUARD * (difference or 0.0)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the choice as the plan holds it."""
-        return asdict(self)
 
 
 def choose_compilation(
@@ -115,10 +76,10 @@ def choose_compilation(
         return Compilation(False, f"not compiled: {lacking}")
     if setting == "auto" and whole_s < LEAST_S:
         return Compilation(False, f"not measured: a worker needs about {whole_s:.0f} s, it pays from {LEAST_S:.0f} s")
-    found = _measured(setting, eager, compiled(), texts, whole_s)
-    if setting == "on" and not found.on:
-        raise PipelineError(f"evaluation.compile=on: {found.reason}; leave it at auto")
-    return found
+    measured = _measured(setting, eager, compiled(), texts, whole_s)
+    if setting == "on" and not measured.on:
+        raise PipelineError(f"evaluation.compile=on: {measured.reason}; leave it at auto")
+    return measured
 
 
 def _measured(setting: str, eager: Predictor, compiled: Predictor, texts: Sequence[str], whole_s: float) -> Compilation:
@@ -129,8 +90,9 @@ def _measured(setting: str, eager: Predictor, compiled: Predictor, texts: Sequen
     different = int((expected.labels != found.labels).sum())
     if different:
         return Compilation(False, f"not compiled: {different} of {len(texts)} texts get another label")
-    rounds = [[each.predict_tokens(tokens).seconds.compute_s for each in (eager, compiled)] for _ in range(ROUNDS)]
-    eager_s, compiled_s = (min(each) for each in zip(*rounds, strict=True))
+    ways = (eager, compiled)
+    rounds = [[predictor.predict_tokens(tokens).seconds.compute_s for predictor in ways] for _ in range(ROUNDS)]
+    eager_s, compiled_s = map(min, zip(*rounds, strict=True))
     cost_s, saved_s = compiled.check.compile_s, whole_s * (1 - compiled_s / eager_s)
     pays = saved_s > MARGIN * cost_s
     told = f"compiling takes {cost_s:.0f} s and saves {saved_s:.0f} s of about {whole_s:.0f} s per worker"

@@ -52,7 +52,7 @@ VIT_BASE = {
 }
 
 # name: configuration class, model class, sizes; both classes are those of transformers
-PRESETS: dict[str, tuple[str, str, dict[str, Any]]] = {
+PRESETS: dict[str, tuple[str, str, Mapping[str, int | str | list[int]]]] = {
     "gpt2": ("GPT2Config", "GPT2LMHeadModel", GPT2),
     "gpt2-medium": ("GPT2Config", "GPT2LMHeadModel", {**GPT2, "n_embd": 1024, "n_layer": 24, "n_head": 16}),
     "gpt2-large": ("GPT2Config", "GPT2LMHeadModel", {**GPT2, "n_embd": 1280, "n_layer": 36, "n_head": 20}),

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -32,7 +31,7 @@ def limits_of_machine(folder: Path, device: torch.device, dtype: str) -> Limits 
 
 def profile(  # noqa: PLR0913  (what to run, how often, and where the files go)
     model: torch.nn.Module,
-    inputs: Mapping[str, Any],
+    inputs: Mapping[str, torch.Tensor | None],
     *,
     name: str,
     folder: Path,
@@ -63,11 +62,10 @@ def record(run: Run, loaded: LoadedModel, rows: Rows, max_length: int) -> ModelP
     tokens = tokenize(loaded.tokenizer, texts, max_length)
     batch = collate(tokens, range(len(texts)), loaded.tokenizer.pad_token_id, loaded.device)
     mask = batch.attention_mask if batch.is_padded else None
-    inputs: dict[str, Any] = {"input_ids": batch.input_ids, "attention_mask": mask}
     settings = run.config.layers
     report, _ = profile(
         loaded.model,
-        inputs,
+        {"input_ids": batch.input_ids, "attention_mask": mask},
         name=run.config.model.name,
         folder=run.layout.layers,
         limits=limits_of_machine(run.layout.ceilings, loaded.device, loaded.dtype),

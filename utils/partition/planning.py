@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 import msgspec
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
@@ -193,8 +193,11 @@ class PlanFile:
     plan: PartitionPlan
 
 
-def document(outcome: PartitionPlan | Infeasible, profiles: Profiles, model: str | None = None) -> dict[str, Any]:
-    """Return the outcome as plain values; times in seconds, sizes in bytes. `model` says where the model is."""
+def as_json(outcome: PartitionPlan | Infeasible, profiles: Profiles, model: str | None = None) -> str:
+    """Return the outcome as one strict JSON document, in ASCII: a console must not change a character of it.
+
+    Times are in seconds, sizes in bytes. `model` says where the model is.
+    """
     first = next(iter(profiles.values()))
     root = first.layers[0]
     sizes = SHAPE.match(root.input_shapes[0]) if root.input_shapes else None
@@ -210,8 +213,9 @@ def document(outcome: PartitionPlan | Infeasible, profiles: Profiles, model: str
         {"kind": kind, "model": profile.model_name, "profile": profile.profile_name, "device": profile.device_name}
         for kind, profile in profiles.items()
     ]
-    found: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "model": asdict(planned), "profiles": sources}
+    plan = missing = reason = None
     if isinstance(outcome, Infeasible):
+        reason = str(outcome)
         missing = {
             "node": outcome.node,
             "unit": outcome.unit,
@@ -219,18 +223,15 @@ def document(outcome: PartitionPlan | Infeasible, profiles: Profiles, model: str
             "extra_bytes": outcome.extra_bytes,
             "extra_bytes_by_node": outcome.extra_by_node,
         }
-        return {**found, "feasible": False, "plan": None, "missing": missing, "reason": str(outcome)}
-    plan = asdict(outcome)
-    plan["requests_per_s"] = outcome.requests_per_s
-    plan["requests_per_s_reason"] = outcome.requests_per_s_reason
-    for stage, made in zip(plan["stages"], outcome.stages, strict=True):
-        stage["memory_bytes"] = {**stage.pop("memory"), "total": made.memory.total, "free": made.free_bytes}
-    return {**found, "feasible": True, "plan": plan, "missing": None, "reason": None}
-
-
-def as_json(outcome: PartitionPlan | Infeasible, profiles: Profiles, model: str | None = None) -> str:
-    """Return it as one strict JSON document, in ASCII: a console must not change a character of it."""
-    return json.dumps(document(outcome, profiles, model), indent=2, allow_nan=False)
+    else:
+        plan = asdict(outcome)
+        plan["requests_per_s"] = outcome.requests_per_s
+        plan["requests_per_s_reason"] = outcome.requests_per_s_reason
+        for stage, made in zip(plan["stages"], outcome.stages, strict=True):
+            stage["memory_bytes"] = {**stage.pop("memory"), "total": made.memory.total, "free": made.free_bytes}
+    head = {"schema_version": SCHEMA_VERSION, "model": asdict(planned), "profiles": sources}
+    end = {"feasible": plan is not None, "plan": plan, "missing": missing, "reason": reason}
+    return json.dumps({**head, **end}, indent=2, allow_nan=False)
 
 
 def read_plan(path: Path, model: str | None = None) -> PlanFile:

@@ -9,9 +9,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from boundby import files
 from boundby.disturbance import usable_cpus
@@ -81,6 +80,16 @@ def start(file: PlanFile, command: Sequence[object]) -> None:
             raise KeyboardInterrupt if error.sigval == signal.SIGINT else Terminated() from None
 
 
+@dataclass(frozen=True)
+class _Failure:
+    """Why a stage ended, as it tells the process that started it."""
+
+    at_ns: int
+    text: str
+    type: str
+    exit_code: int
+
+
 def be_a_stage(file: PlanFile, requests: int) -> Measured:
     """Compute the stage of this process; return what all of them measured."""
     if FAILURES in os.environ and sys.platform == "linux":
@@ -91,8 +100,8 @@ def be_a_stage(file: PlanFile, requests: int) -> Measured:
         if FAILURES not in os.environ:
             raise
         code = error.exit_code if isinstance(error, PipelineError) else FAILED
-        told = {"at_ns": time.time_ns(), "text": str(error), "type": type(error).__name__, "exit_code": code}
-        files.write_json(Path(os.environ[FAILURES]) / f"stage-{os.environ['RANK']}.json", told)
+        failure = _Failure(time.time_ns(), str(error), type(error).__name__, code)
+        files.write_json(Path(os.environ[FAILURES]) / f"stage-{os.environ['RANK']}.json", asdict(failure))
         raise SystemExit(code) from None  # the process that started this one says why
 
 
@@ -155,18 +164,17 @@ def _run(file: PlanFile, requests: int) -> Measured:
 
 
 def _failure(file: PlanFile, folder: Path, exit_codes: dict[int, int]) -> PipelineError:
-    told = {int(path.stem.split("-")[1]): files.read_json(path) for path in folder.glob("stage-*.json")}
-    if not told:
+    failures = {int(path.stem.split("-")[1]): _Failure(**files.read_json(path)) for path in folder.glob("stage-*.json")}
+    if not failures:
         rank, code = next(iter(exit_codes.items()))
         node = file.plan.stages[rank].node
         return PipelineError(f"stage {rank} ({node}) has ended with exit code {code}; run it with torchrun to see why")
-    rank = min(told, key=lambda each: told[each]["at_ns"])
-    first: dict[str, Any] = told[rank]
+    rank, first = min(failures.items(), key=lambda told: told[1].at_ns)
     kinds: dict[int, Callable[[str], PipelineError]] = {2: InputError, 3: EnvironmentLacksError}
-    if first["type"] in ("PipelineError", "InputError", "EnvironmentLacksError"):
-        return kinds.get(first["exit_code"], PipelineError)(first["text"])
+    if first.type in ("PipelineError", "InputError", "EnvironmentLacksError"):
+        return kinds.get(first.exit_code, PipelineError)(first.text)
     node = file.plan.stages[rank].node
-    return PipelineError(f"stage {rank} ({node}): {first['type']}: {first['text']}")
+    return PipelineError(f"stage {rank} ({node}): {first.type}: {first.text}")
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from boundby.training.results import SUMMARY
 from boundby.training.store import DOCUMENT
 from utils.profile_check.subject import Check, Subject, read_strictly
 from utils.training import progress, run_folder
+from utils.training.progress import Metrics
 
 NS_PER_S = 1e9
 SAME = 1e-9  # relative: sums of the same numbers in another order
@@ -43,34 +44,6 @@ class Config(msgspec.Struct):
     steps_planned: int
     world_size: int
     settings: Settings
-
-
-class Steps(msgspec.Struct):
-    """The columns of metrics.json."""
-
-    step: list[int]
-    loss: list[float | None]
-    samples_per_s: list[float]
-
-
-class Epoch(msgspec.Struct):
-    """One epoch."""
-
-    epoch: int
-    steps: int
-    accuracy: float | None
-
-
-class Metrics(msgspec.Struct):
-    """What is read of metrics.json."""
-
-    schema_version: Literal[1]
-    status: Literal["running", "finished", "failed", "interrupted"]
-    error: str | None
-    steps_planned: int
-    non_finite_losses: int
-    epochs: list[Epoch]
-    steps: Steps
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,14 @@
 """What the predictions are like: which classes go wrong, whether confidence can be believed, the surest mistakes."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from utils.plots import calibration, confusion
 from utils.render.blocks import Block, BulletList, Heading, OrderedList, Paragraph, Table
 from utils.render.formatting import NOTHING, clean, listed
 from utils.report.pictures import Content, show
 from utils.report.sources import Missing, ReportData
-from utils.tasks.sequence_classification.quality import Quality
+from utils.tasks.sequence_classification.calibration import Calibration, Threshold
+from utils.tasks.sequence_classification.quality import ClassScore, ConfidentMistake, Quality
 
 SHOWN = 10
 LONGEST_CLASS = 34  # characters
@@ -27,62 +27,62 @@ def classes(data: ReportData) -> list[Content]:
     return [
         heading,
         Paragraph(_overview(quality)),
-        *_worst(data, quality.classes),
+        *_worst(data, quality.record.classes),
         *_pairs(data, quality),
         show(data, confusion.figure, quality.confusion, quality.names),
     ]
 
 
 def _overview(quality: Quality) -> str:
-    every, present = quality.classes, [row for row in quality.classes if row["support"]]
-    never = [row for row in present if not row["predicted"]]
-    flawless = sum(row["f1"] == 1 for row in present)
+    every, present = quality.record.classes, [row for row in quality.record.classes if row.support]
+    never = [row for row in present if not row.predicted]
+    flawless = sum(row.f1 == 1 for row in present)
     counted = f"All {len(every):,}" if len(present) == len(every) else f"{len(present):,} of {len(every):,}"
     said = f"{counted} classes have rows; {f'{flawless:,}' if flawless else 'none'} of them without a mistake"
     if never:
-        names = ", ".join(clean(row["label_name"], LONGEST_CLASS) for row in never[:SHOWN])
+        names = ", ".join(clean(row.label_name, LONGEST_CLASS) for row in never[:SHOWN])
         more = f" and {len(never) - SHOWN:,} more" if len(never) > SHOWN else ""
         said += f". Never predicted: {names}{more}"
     return f"{said}."
 
 
-def _worst(data: ReportData, classes: Sequence[Mapping[str, Any]]) -> list[Block]:
+def _worst(data: ReportData, classes: Sequence[ClassScore]) -> list[Block]:
     ranked = sorted(
-        (each for each in classes if each["support"] and each["f1"] < 1),
-        key=lambda each: (each["f1"], -each["support"], each["label"]),
+        (each for each in classes if each.support and each.f1 < 1),
+        key=lambda each: (each.f1, -each.support, each.label),
     )
     if not ranked:
         return []
     rows = [
         [
-            clean(each["label_name"], LONGEST_CLASS),
-            f"{each['support']:,}",
-            f"{each['predicted']:,}",
-            _share(each["precision"]),
-            _share(each["recall"]),
-            f"{each['recall_ci_low']:.2f} to {each['recall_ci_high']:.2f}",
-            _share(each["f1"]),
+            clean(each.label_name, LONGEST_CLASS),
+            f"{each.support:,}",
+            f"{each.predicted:,}",
+            _share(each.precision),
+            _share(each.recall),
+            f"{each.recall_ci_low:.2f} to {each.recall_ci_high:.2f}",
+            _share(each.f1),
         ]
         for each in ranked[:SHOWN]
     ]
     notes = [f"{_file(data, data.layout.evaluated.per_class.name)} has all {len(classes):,} classes"]
-    if any(each["precision"] is None for each in ranked[:SHOWN]):
+    if any(each.precision is None for each in ranked[:SHOWN]):
         notes.append(f"{NOTHING}: a class that is never predicted has no precision")
     headers = ["class", "rows", "pre-\ndicted", "preci-\nsion", "recall", "its 95 %\ninterval", "F1"]
     return [Table(headers, rows, left=[0], caption="The worst classes by F1", notes=notes)]
 
 
 def _pairs(data: ReportData, quality: Quality) -> list[Block]:
-    if not quality.most_confused:
+    if not quality.record.most_confused:
         return []
     rows = [
         [
-            clean(each["label_name"], LONGEST_CLASS),
-            clean(each["prediction_name"], LONGEST_CLASS),
-            f"{each['rows']:,}",
-            f"{100 * each['share']:.1f}",
+            clean(each.label_name, LONGEST_CLASS),
+            clean(each.prediction_name, LONGEST_CLASS),
+            f"{each.rows:,}",
+            f"{100 * each.share:.1f}",
         ]
-        for each in quality.most_confused[:SHOWN]
+        for each in quality.record.most_confused[:SHOWN]
     ]
     notes = [f"{_file(data, data.layout.evaluated.confusion_matrix.name)} has every pair"]
     headers = ["label", "predicted as", "rows", "% of the\nlabel's rows"]
@@ -102,22 +102,22 @@ def confidence(data: ReportData) -> list[Content]:
     quality = data.quality
     if isinstance(quality, Missing):
         return [show(data, calibration.figure, quality)]
-    found = quality.calibration
+    found = quality.record.calibration
     return [
         Heading("Confidence and Its Mistakes"),
         BulletList([_judgement(found), _error(found), *_usable(found), *_few(found)]),
         show(data, calibration.figure, found),
-        *_mistakes(data, quality.confident_mistakes),
+        *_mistakes(data, quality.record.confident_mistakes),
     ]
 
 
-def _judgement(calibration: Mapping[str, Any]) -> str:
+def _judgement(calibration: Calibration) -> str:
     """Return whether confidences are too high or too low, and what to do about it."""
-    mean = calibration["mean_confidence"]
-    right = f"{100 * calibration['accuracy']:.1f} %"
+    mean = calibration.mean_confidence
+    right = f"{100 * calibration.accuracy:.1f} %"
     said = f"The model is right in {right} of the texts, and says {100 * mean:.1f} % on average"
-    low, high = calibration["accuracy_ci_low"], calibration["accuracy_ci_high"]
-    is_seen = calibration["ece"] >= max(NOTABLE, BY_CHANCE * calibration["ece_by_chance"])
+    low, high = calibration.accuracy_ci_low, calibration.accuracy_ci_high
+    is_seen = calibration.ece >= max(NOTABLE, BY_CHANCE * calibration.ece_by_chance)
     if low <= mean <= high and not is_seen:
         return f"{said}: the confidence can be taken for the chance of being right."
     fix = (
@@ -134,49 +134,49 @@ def _judgement(calibration: Mapping[str, Any]) -> str:
     )
 
 
-def _error(calibration: Mapping[str, Any]) -> str:
-    ece, chance = calibration["ece"], calibration["ece_by_chance"]
+def _error(calibration: Calibration) -> str:
+    ece, chance = calibration.ece, calibration.ece_by_chance
     surely = "no more than chance explains" if ece < BY_CHANCE * chance else "more than chance explains"
     return (
-        f"Expected calibration error: {ece:.4f} over {_bins(len(calibration['bins']))} of equal mass, {surely}: a "
+        f"Expected calibration error: {ece:.4f} over {_bins(len(calibration.bins))} of equal mass, {surely}: a "
         f"perfectly calibrated model would show about {chance:.4f} on so many texts. Brier score: "
-        f"{calibration['brier_score']:.4f} (0 is perfect; always saying 50 % gives 0.25)."
+        f"{calibration.brier_score:.4f} (0 is perfect; always saying 50 % gives 0.25)."
     )
 
 
-def _usable(calibration: Mapping[str, Any]) -> list[str]:
+def _usable(calibration: Calibration) -> list[str]:
     """Return what share of the texts can be left to the model at which accuracy."""
     found = []
-    for each in calibration["thresholds"]:
-        goal = f"{100 * each['accuracy_at_least']:.0f} %"
-        if each["confidence"] is None:
+    for each in calibration.thresholds:
+        goal = f"{100 * each.accuracy_at_least:.0f} %"
+        if each.confidence is None:
             missed = goal
             found.append(f"To be right in at least {missed}: no confidence is high enough to be sure of that.")
             break
-        ends = f"[{100 * each['accuracy_ci_low']:.1f}, {100 * each['accuracy_ci_high']:.1f}]"
-        where = "take every prediction" if each["rows"] == calibration["rows"] else _taken(each)
-        found.append(f"To be right in at least {goal}: {where}; {100 * each['accuracy']:.1f} % {ends} are right.")
+        ends = f"[{100 * each.accuracy_ci_low:.1f}, {100 * each.accuracy_ci_high:.1f}]"
+        where = "take every prediction" if each.rows == calibration.rows else _taken(each)
+        found.append(f"To be right in at least {goal}: {where}; {100 * each.accuracy:.1f} % {ends} are right.")
     return found
 
 
-def _taken(threshold: Mapping[str, Any]) -> str:
-    share = 100 * threshold["share"]
-    return f"take predictions from a confidence of {threshold['confidence']:.3f} on, {share:.0f} % of the texts"
+def _taken(threshold: Threshold) -> str:
+    share = 100 * threshold.share
+    return f"take predictions from a confidence of {threshold.confidence:.3f} on, {share:.0f} % of the texts"
 
 
-def _few(calibration: Mapping[str, Any]) -> list[str]:
-    few = [each for each in calibration["bins"] if each["has_few_rows"]]
+def _few(calibration: Calibration) -> list[str]:
+    few = [each for each in calibration.bins if each.has_few_rows]
     if not few:
         return []
-    rows = listed([f"{each['rows']:,}" for each in few])
-    return [f"{_bins(len(few))} of {len(calibration['bins'])} with few rows ({rows}): these figures say little."]
+    rows = listed([f"{each.rows:,}" for each in few])
+    return [f"{_bins(len(few))} of {len(calibration.bins)} with few rows ({rows}): these figures say little."]
 
 
 def _bins(count: int) -> str:
     return f"{count} bin" if count == 1 else f"{count} bins"
 
 
-def _mistakes(data: ReportData, mistakes: Sequence[Mapping[str, Any]]) -> list[Block]:
+def _mistakes(data: ReportData, mistakes: Sequence[ConfidentMistake]) -> list[Block]:
     if not mistakes:
         return []
     file = f"{data.layout.evaluation.name}/{data.layout.evaluated.confident_mistakes.name}"
@@ -185,13 +185,13 @@ def _mistakes(data: ReportData, mistakes: Sequence[Mapping[str, Any]]) -> list[B
         opening += f"; {file} has {len(mistakes)}"
     return [
         Paragraph(f"{opening}:", strong="The surest mistakes."),
-        OrderedList([[Paragraph(_described(each)), Paragraph(_quoted(each["text"]))] for each in mistakes[:SHOWN]]),
+        OrderedList([[Paragraph(_described(each)), Paragraph(_quoted(each.text))] for each in mistakes[:SHOWN]]),
     ]
 
 
-def _described(mistake: Mapping[str, Any]) -> str:
-    label, prediction = (clean(mistake[name], LONGEST_NAME) for name in ("label_name", "prediction_name"))
-    return f"Row {mistake['row_id']}, {label}: predicted as {prediction} with {100 * mistake['confidence']:.2f} %"
+def _described(mistake: ConfidentMistake) -> str:
+    label, prediction = (clean(name, LONGEST_NAME) for name in (mistake.label_name, mistake.prediction_name))
+    return f"Row {mistake.row_id}, {label}: predicted as {prediction} with {100 * mistake.confidence:.2f} %"
 
 
 def _quoted(text: str) -> str:

@@ -3,9 +3,10 @@
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
 
 from boundby import files
 from boundby.training import ProfilerManager
@@ -22,9 +23,8 @@ INTERVAL_S = 1.0  # between two writings, at least
 COST = 200  # the same, in times of what one takes: half a percent
 
 
-@dataclass(frozen=True)
-class Epoch:
-    """One epoch in sum, as metrics.json has it."""
+class Epoch(msgspec.Struct, frozen=True):
+    """One epoch in sum."""
 
     epoch: int
     steps: int
@@ -32,6 +32,27 @@ class Epoch:
     accuracy: float | None
     samples_per_s: float | None
     seconds: float
+
+
+class Steps(msgspec.Struct, frozen=True):
+    """What is known of each step, as columns; a loss that is no finite number is None."""
+
+    step: list[int]
+    loss: list[float | None]
+    samples_per_s: list[float]
+
+
+class Metrics(msgspec.Struct, frozen=True):
+    """What metrics.json holds."""
+
+    schema_version: Literal[1]
+    status: Literal["running", "finished", "failed", "interrupted"]
+    error: str | None
+    steps_planned: int
+    samples_per_step: int
+    non_finite_losses: int
+    epochs: list[Epoch]
+    steps: Steps
 
 
 class Progress:
@@ -136,7 +157,7 @@ class Progress:
             return
         began = self._clock()
         try:
-            files.write_text(self._path, files.encode_json(self.document()) + "\n")
+            files.write_text(self._path, files.encode_json(msgspec.to_builtins(self._metrics())) + "\n")
         except OSError as error:
             self._path = None
             self._note(f"{FILE} is not written any more: {error}; the training goes on")
@@ -155,23 +176,18 @@ class Progress:
             parts.append(f"{epoch.samples_per_s:,.0f} samples/s in the last epoch")
         return ", ".join(parts)
 
-    def document(self) -> dict[str, Any]:
-        """Return everything as plain values; a loss that is no finite number is null."""
+    def _metrics(self) -> Metrics:
         known = len(self._losses)
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "status": self._status,
-            "error": self._error,
-            "steps_planned": self._plan.steps,
-            "samples_per_step": self._plan.samples_per_step,
-            "non_finite_losses": self._losses.count(None),
-            "epochs": [asdict(epoch) for epoch in self._epochs],
-            "steps": {
-                "step": list(range(known)),
-                "loss": self._losses,
-                "samples_per_s": self._speeds[:known],
-            },
-        }
+        return Metrics(
+            schema_version=SCHEMA_VERSION,
+            status=self._status,
+            error=self._error,
+            steps_planned=self._plan.steps,
+            samples_per_step=self._plan.samples_per_step,
+            non_finite_losses=self._losses.count(None),
+            epochs=self._epochs,
+            steps=Steps(list(range(known)), self._losses, self._speeds[:known]),
+        )
 
     def _training_s(self) -> float:
         """Return the seconds of a clock that stands still while the profiler is at work between two steps."""

@@ -5,7 +5,7 @@ import re
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from boundby import environment, files
 from boundby.training import StageTimes, ranks_in, read_stage_times
@@ -51,7 +51,7 @@ def claim(process: "Process", settings: TrainingSettings, run_id: str | None, ou
 
 def describe(folder: Path, settings: TrainingSettings, plan: Plan) -> None:
     """Write config.json: what is run, with what, by which process."""
-    document: dict[str, Any] = {
+    document = {
         "schema_version": SCHEMA_VERSION,
         "kind": KIND,
         "run_id": folder.resolve().name,

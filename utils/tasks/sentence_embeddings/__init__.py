@@ -17,11 +17,11 @@ HEAVY = {  # by module: they load torch or scikit-learn, which takes seconds
 __all__ = ["HAS_PREDICTED_LABELS", "SCORE", "label_matcher", "read_labels", "require_model", "summary"]
 
 
-def read_labels(config: Mapping[str, Any], place: str) -> None:
+def read_labels(config: Mapping[str, object], place: str) -> None:
     """Return None: an encoder knows no labels."""
 
 
-def require_model(config: Mapping[str, Any], place: str, name: str) -> None:
+def require_model(config: Mapping[str, object], place: str, name: str) -> None:
     """Raise InputError for an encoder with a decoder, whose states are of two kinds."""
     if config.get("is_encoder_decoder"):
         raise InputError(f"{name}: is an encoder with a decoder; {place} has to be that of an encoder alone")
@@ -33,7 +33,7 @@ class label_matcher:  # noqa: N801
 
     labels: None
     class_names: Sequence[str] | None = None
-    unknown: dict[str, Any] = field(default_factory=dict)
+    unknown: dict[str, int] = field(default_factory=dict)
     _ids: dict[str, int] = field(default_factory=dict)
 
     @property

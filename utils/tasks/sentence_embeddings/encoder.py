@@ -51,7 +51,7 @@ class SentenceEncoder(torch.nn.Module):
         return SequenceClassifierOutput(logits=functional.normalize(mean, dim=1))
 
 
-def load_weights(folder: Path, **options: Any) -> tuple[Any, dict[str, Any]]:
+def load_weights(folder: Path, **options: Any) -> tuple[Any, dict[str, set[Any]]]:
     """Return the encoder with its pooling, and what transformers says of its loading; a pooler of its own is unused."""
     encoder, told = AutoModel.from_pretrained(folder, output_loading_info=True, **options)
     told["missing_keys"] = {name for name in told["missing_keys"] if not name.startswith("pooler.")}
@@ -78,7 +78,7 @@ class Agreement:
             f"lowest cosine {self.lowest_cosine:.6f}"
         )
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, int | float]:
         """Return the comparison as the documents of the pipeline hold it."""
         return {**asdict(self), "share": self.share}
 

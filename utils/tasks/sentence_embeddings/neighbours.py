@@ -2,8 +2,8 @@
 
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 from sklearn.neighbors import NearestNeighbors
@@ -13,10 +13,31 @@ from boundby.stats import wilson_interval
 from utils.artifacts import EvaluationFolder
 
 COLUMNS = ("row_id", "label", "label_name", "n_tokens")
-NEIGHBOUR_COLUMNS = (*COLUMNS[:3], "neighbour_row_id", "neighbour_label_name", "cosine")
 SAMPLE = 5000  # rows among which neighbours are sought: 5000 x 5000 cosines take a second, 370,000 squared hours
 SCATTER, RANGE = 2654435761, 2**32  # Knuth's multiplier: the sample is the same whatever order the parts come in
 LENGTH_TOLERANCE = 1e-3  # of a vector from one
+
+
+class Neighbour(msgspec.Struct, frozen=True):
+    """A row of the sample and its nearest neighbour there."""
+
+    row_id: int
+    label: int
+    label_name: str
+    neighbour_row_id: int
+    neighbour_label_name: str
+    cosine: str
+
+
+class Scores(msgspec.Struct, frozen=True):
+    """How many rows of the sample have a nearest neighbour with their label; None, and the reason, for a single row."""
+
+    samples: int
+    neighbour_rows: int
+    neighbour_accuracy: float | None
+    neighbour_accuracy_ci_low: float | None
+    neighbour_accuracy_ci_high: float | None
+    neighbour_accuracy_reason: str | None
 
 
 class Score:
@@ -24,10 +45,12 @@ class Score:
 
     def __init__(self, labels: Sequence[str], subset_sizes: Sequence[int]) -> None:
         self._labels = labels
+        self._rows = 0
         self._sample: list[tuple[int, int, int, int, bytes]] = []  # a heap: less its place, then the row
 
     def add(self, table: pa.Table, texts: Sequence[str], ranks: np.ndarray | None) -> None:
         """Take in the rows of a part that belong to the sample."""
+        self._rows += table.num_rows
         ids = table["row_id"].to_numpy()
         places = ids.astype(np.uint64) * np.uint64(SCATTER) % np.uint64(RANGE)
         vectors = _vectors(table)
@@ -39,29 +62,31 @@ class Score:
             elif key > self._sample[0][:4]:
                 heapq.heapreplace(self._sample, (*key, vectors[row].tobytes()))
 
-    def rows(self, table: pa.Table) -> Iterator[dict[str, Any]]:
+    def rows(self, table: pa.Table) -> Iterator[dict[str, int | str]]:
         """Yield the rows of a part as `predictions.csv` has them; the vectors stay in the part."""
         for row in table.drop_columns(["logits"]).to_pylist():
             yield {**row, "label_name": self._labels[row["label"]]}
 
-    def metrics(self) -> dict[str, Any]:
-        """Return how many rows of the sample have a nearest neighbour with their label; None for a single row."""
+    def metrics(self) -> Scores:
+        """Return the score of all parts."""
         rows = self._neighbours()
-        same = sum(row["label_name"] == row["neighbour_label_name"] for row in rows)
+        same = sum(row.label_name == row.neighbour_label_name for row in rows)
         low, high = wilson_interval(same, len(rows)) if rows else (None, None)
-        return {
-            "neighbour_rows": len(rows),
-            "neighbour_accuracy": same / len(rows) if rows else None,
-            "neighbour_accuracy_ci_low": low,
-            "neighbour_accuracy_ci_high": high,
-            "neighbour_accuracy_reason": None if rows else "a single text has no neighbour",
-        }
+        return Scores(
+            samples=self._rows,
+            neighbour_rows=len(rows),
+            neighbour_accuracy=same / len(rows) if rows else None,
+            neighbour_accuracy_ci_low=low,
+            neighbour_accuracy_ci_high=high,
+            neighbour_accuracy_reason=None if rows else "a single text has no neighbour",
+        )
 
     def write(self, folder: EvaluationFolder, plan: str) -> None:
         """Write the nearest neighbour of each row of the sample."""
-        files.write_csv(folder.path / "neighbours.csv", self._neighbours(), NEIGHBOUR_COLUMNS)
+        rows = map(msgspec.to_builtins, self._neighbours())
+        files.write_csv(folder.path / "neighbours.csv", rows, Neighbour.__struct_fields__)
 
-    def _neighbours(self) -> list[dict[str, Any]]:
+    def _neighbours(self) -> list[Neighbour]:
         sample = sorted(self._sample, key=lambda row: row[1])
         if len(sample) < 2:
             return []
@@ -69,14 +94,14 @@ class Score:
         # No query points: scikit-learn then leaves each row itself out.
         distances, places = NearestNeighbors(n_neighbors=1, metric="cosine").fit(vectors).kneighbors()
         return [
-            {
-                "row_id": row[1],
-                "label": row[2],
-                "label_name": self._labels[row[2]],
-                "neighbour_row_id": sample[place][1],
-                "neighbour_label_name": self._labels[sample[place][2]],
-                "cosine": f"{1 - distance:.6f}",
-            }
+            Neighbour(
+                row_id=row[1],
+                label=row[2],
+                label_name=self._labels[row[2]],
+                neighbour_row_id=sample[place][1],
+                neighbour_label_name=self._labels[sample[place][2]],
+                cosine=f"{1 - distance:.6f}",
+            )
             for row, place, distance in zip(sample, places[:, 0].tolist(), distances[:, 0].tolist(), strict=True)
         ]
 
@@ -111,17 +136,18 @@ def pace(correct: int, rows: int) -> str:
     return f"{rows:,} vectors"
 
 
-def described(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
+def described(metrics: Mapping[str, object]) -> list[tuple[str, str]]:
     """Return the score as titles and values for terminal and report."""
     return [("Nearest neighbour has the label", headline(metrics))]
 
 
-def headline(metrics: Mapping[str, Any]) -> str:
+def headline(metrics: Mapping[str, object]) -> str:
     """Return the score in one line."""
-    if metrics["neighbour_accuracy"] is None:
-        return f"unknown: {metrics['neighbour_accuracy_reason']}"
-    ends = f"[{metrics['neighbour_accuracy_ci_low']:.4f}, {metrics['neighbour_accuracy_ci_high']:.4f}]"
-    return f"{metrics['neighbour_accuracy']:.4f} {ends}, among {metrics['neighbour_rows']:,} texts"
+    score = msgspec.convert(metrics, Scores)
+    if score.neighbour_accuracy is None:
+        return f"unknown: {score.neighbour_accuracy_reason}"
+    ends = f"[{score.neighbour_accuracy_ci_low:.4f}, {score.neighbour_accuracy_ci_high:.4f}]"
+    return f"{score.neighbour_accuracy:.4f} {ends}, among {score.neighbour_rows:,} texts"
 
 
 def _vectors(table: pa.Table) -> np.ndarray:

@@ -17,7 +17,7 @@ HEAVY = {  # by module: they load torch or scikit-learn, which takes seconds
 __all__ = ["HAS_PREDICTED_LABELS", "SCORE", "label_matcher", "load_weights", "read_labels", "require_model", "summary"]
 
 
-def load_weights(folder: Path, **options: Any) -> tuple[Any, dict[str, Any]]:
+def load_weights(folder: Path, **options: Any) -> tuple[Any, dict[str, set[Any]]]:
     """Return the classifier and what transformers says of its loading."""
     from transformers import AutoModelForSequenceClassification
 

@@ -1,7 +1,6 @@
 """Whether a batch gives each text the label it gets alone: padding, masks and precision must not change answers."""
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 
@@ -29,7 +28,7 @@ class Agreement:
             f"logits differ by at most {self.max_abs_logit_difference:.2g}, lowest margin {self.lowest_margin:.2g}"
         )
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, int | float]:
         """Return the comparison as the documents of the pipeline hold it."""
         return {**asdict(self), "share": self.share}
 

@@ -2,10 +2,10 @@
 
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import msgspec
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import sklearn.metrics
 
@@ -13,6 +13,7 @@ from boundby.stats import wilson_interval
 from utils.artifacts import EvaluationFolder
 from utils.tasks.sequence_classification import quality
 from utils.tasks.sequence_classification.calibration import Reliability, interval
+from utils.tasks.sequence_classification.quality import ClassScore, ConfidentMistake, ConfusedPair
 
 COLUMNS = (
     "row_id",
@@ -26,24 +27,40 @@ COLUMNS = (
     "n_tokens",
 )
 NO_ROW, NEVER_PREDICTED = "no row has this label", "it was never predicted"
-PER_CLASS_COLUMNS = (
-    "label",
-    "label_name",
-    "support",
-    "predicted",
-    "correct",
-    "precision",
-    "recall",
-    "recall_ci_low",
-    "recall_ci_high",
-    "f1",
-    "reason",
-)
 PAIRS = 20  # of classes that are most confused
 MISTAKES = 20
 LONGEST_TEXT = 500  # characters
 CUT = "…"
-CALIBRATION = ("mean_confidence", "ece", "ece_by_chance", "brier_score")
+
+
+class SubsetScores(msgspec.Struct, frozen=True):
+    """The scores of the first rows of the sample."""
+
+    samples: int
+    accuracy: float
+    f1_macro: float
+    f1_weighted: float
+
+
+class Scores(msgspec.Struct, frozen=True):
+    """The scores of all parts, as the metrics hold them beside what they cost; older ones lack the calibration."""
+
+    samples: int
+    correct: int
+    accuracy: float
+    f1_macro: float
+    f1_weighted: float
+    accuracy_ci_low: float
+    accuracy_ci_high: float
+    mean_confidence: float | None = None
+    ece: float | None = None
+    ece_by_chance: float | None = None
+    brier_score: float | None = None
+    samples_of: tuple[SubsetScores, ...] | msgspec.UnsetType = msgspec.UNSET
+
+    def accuracy_with_ends(self) -> str:
+        """Return the accuracy with its 95 % interval."""
+        return f"{self.accuracy:.4f} [{self.accuracy_ci_low:.4f}, {self.accuracy_ci_high:.4f}]"
 
 
 class Score:
@@ -68,7 +85,7 @@ class Score:
             if inside.any():
                 counts += counted(labels[inside], predictions[inside], classes)
 
-    def rows(self, table: pa.Table) -> Iterator[dict[str, Any]]:
+    def rows(self, table: pa.Table) -> Iterator[dict[str, int | str]]:
         """Yield the rows of a part as `predictions.csv` has them."""
         for row in table.drop_columns(["logits"]).to_pylist():
             label, prediction = row["label"], row["prediction"]
@@ -81,28 +98,36 @@ class Score:
                 "margin": f"{row['margin']:.6f}",
             }
 
-    def metrics(self) -> dict[str, Any]:
-        """Return the scores of all parts; `samples_of` has those of the first rows of the sample."""
+    def metrics(self) -> Scores:
+        """Return the scores of all parts."""
         correct, rows = int(np.trace(self._confusion)), int(self._confusion.sum())
         low, high = wilson_interval(correct, rows)
-        calibration = self._reliability.as_dict()
-        found = {"correct": correct, **scores(self._confusion), "accuracy_ci_low": low, "accuracy_ci_high": high}
-        found |= {name: calibration[name] for name in CALIBRATION}
-        if self._subsets:
-            found["samples_of"] = [{"samples": size, **scores(counts)} for size, counts in self._subsets.items()]
-        return found
+        calibration = self._reliability.calibration()
+        subsets = tuple(SubsetScores(size, **scores(counts)) for size, counts in self._subsets.items())
+        return Scores(
+            samples=rows,
+            correct=correct,
+            **scores(self._confusion),
+            accuracy_ci_low=low,
+            accuracy_ci_high=high,
+            mean_confidence=calibration.mean_confidence,
+            ece=calibration.ece,
+            ece_by_chance=calibration.ece_by_chance,
+            brier_score=calibration.brier_score,
+            samples_of=subsets or msgspec.UNSET,
+        )
 
     def write(self, folder: EvaluationFolder, plan: str) -> None:
         """Write the tables of what the predictions are like; `plan` is the fingerprint."""
-        quality.write(
-            folder,
-            plan,
-            self._confusion,
-            per_class(self._confusion, self._labels),
-            most_confused(self._confusion, self._labels, PAIRS),
-            self._mistakes.described(self._labels),
-            self._reliability.as_dict(),
+        record = quality.Record(
+            schema_version=quality.SCHEMA_VERSION,
+            plan=plan,
+            classes=per_class(self._confusion, self._labels),
+            most_confused=most_confused(self._confusion, self._labels, PAIRS),
+            confident_mistakes=self._mistakes.surest(self._labels),
+            calibration=self._reliability.calibration(),
         )
+        quality.write(folder, quality.Quality(record, self._confusion))
 
 
 def hits(table: pa.Table) -> int:
@@ -115,23 +140,20 @@ def pace(correct: int, rows: int) -> str:
     return f"accuracy {correct / rows:.4f}"
 
 
-def described(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
+def described(metrics: Mapping[str, object]) -> list[tuple[str, str]]:
     """Return the score as titles and values for terminal and report."""
-    correct = f"({metrics['correct']:,} correct; 95 % interval)"
+    score = msgspec.convert(metrics, Scores)
     return [
-        ("Accuracy", f"{_accuracy(metrics)} {correct}"),
-        ("F1-Score (Macro)", f"{metrics['f1_macro']:.4f}"),
-        ("F1-Score (Weighted)", f"{metrics['f1_weighted']:.4f}"),
+        ("Accuracy", f"{score.accuracy_with_ends()} ({score.correct:,} correct; 95 % interval)"),
+        ("F1-Score (Macro)", f"{score.f1_macro:.4f}"),
+        ("F1-Score (Weighted)", f"{score.f1_weighted:.4f}"),
     ]
 
 
-def headline(metrics: Mapping[str, Any]) -> str:
+def headline(metrics: Mapping[str, object]) -> str:
     """Return the score in one line."""
-    return f"{_accuracy(metrics)}, F1 macro {metrics['f1_macro']:.4f}, on {metrics['samples']:,} texts"
-
-
-def _accuracy(metrics: Mapping[str, Any]) -> str:
-    return f"{metrics['accuracy']:.4f} [{metrics['accuracy_ci_low']:.4f}, {metrics['accuracy_ci_high']:.4f}]"
+    score = msgspec.convert(metrics, Scores)
+    return f"{score.accuracy_with_ends()}, F1 macro {score.f1_macro:.4f}, on {score.samples:,} texts"
 
 
 def table(row_ids: np.ndarray, labels: np.ndarray, lengths: np.ndarray, logits: np.ndarray) -> pa.Table:
@@ -188,29 +210,45 @@ def scores(confusion: np.ndarray) -> dict[str, float]:
     return {"accuracy": float(sklearn.metrics.accuracy_score(labels, predictions, sample_weight=rows)), **f1}
 
 
-def per_class(confusion: np.ndarray, names: Sequence[str]) -> list[dict[str, Any]]:
+def per_class(confusion: np.ndarray, names: Sequence[str]) -> tuple[ClassScore, ...]:
     """Return counts, precision, recall (with Wilson's 95 % interval) and F1 of each class, in the order of the labels.
 
-    A share of nothing is None, and `reason` says of what. F1 is 2 hits / (rows with the label + predictions of it), as
-    in `scores`, so it is 0 for a class that has rows and is never predicted.
+    F1 is 2 hits / (rows with the label + predictions of it), as in `scores`, so it is 0 for a class that has rows and
+    is never predicted.
     """
     labels, predictions, rows = _cells(confusion)
-    shares = sklearn.metrics.precision_recall_fscore_support(
+    precision, recall, f1, _ = sklearn.metrics.precision_recall_fscore_support(
         labels, predictions, labels=np.arange(len(names)), sample_weight=rows, zero_division=np.nan
     )
-    table = pd.DataFrame(dict(zip(("precision", "recall", "f1"), shares, strict=False)))
-    table = table.assign(label_name=list(names), correct=np.diag(confusion))
-    table = (
-        table.assign(support=confusion.sum(axis=1), predicted=confusion.sum(axis=0)).rename_axis("label").reset_index()
+    counts = zip(
+        confusion.sum(axis=1).tolist(), confusion.sum(axis=0).tolist(), np.diag(confusion).tolist(), strict=True
     )
-    found = table.astype(object).where(table.notna(), None).to_dict("records")
-    for row in found:
-        low, high = interval(row["correct"], row["support"]) if row["support"] else (None, None)
-        reasons = [] if row["support"] else [f"recall: {NO_ROW}"]
-        reasons += [] if row["predicted"] else [f"precision: {NEVER_PREDICTED}"]
-        reasons += [] if row["support"] or row["predicted"] else ["f1: neither"]
-        row |= {"recall_ci_low": low, "recall_ci_high": high, "reason": "; ".join(reasons) or None}
-    return [{name: row[name] for name in PER_CLASS_COLUMNS} for row in found]
+    classes = []
+    for label, (support, predicted, correct) in enumerate(counts):
+        low, high = interval(correct, support) if support else (None, None)
+        reasons = [] if support else [f"recall: {NO_ROW}"]
+        reasons += [] if predicted else [f"precision: {NEVER_PREDICTED}"]
+        reasons += [] if support or predicted else ["f1: neither"]
+        shares = (_known(share[label]) for share in (precision, recall))
+        classes.append(
+            ClassScore(
+                label,
+                names[label],
+                support,
+                predicted,
+                correct,
+                *shares,
+                low,
+                high,
+                _known(f1[label]),
+                "; ".join(reasons) or None,
+            )
+        )
+    return tuple(classes)
+
+
+def _known(share: float) -> float | None:
+    return None if np.isnan(share) else float(share)
 
 
 def _cells(confusion: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -219,10 +257,10 @@ def _cells(confusion: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return labels, predictions, confusion[labels, predictions]
 
 
-def most_confused(confusion: np.ndarray, names: Sequence[str], most: int) -> list[dict[str, Any]]:
+def most_confused(confusion: np.ndarray, names: Sequence[str], most: int) -> tuple[ConfusedPair, ...]:
     """Return the `most` pairs of a label and a wrong prediction that most rows got, the largest first.
 
-    `share` is of the rows with the label. Of equal counts the larger share comes first, then the smaller label.
+    Of equal counts the larger share comes first, then the smaller label.
     """
     wrong = confusion.copy()
     np.fill_diagonal(wrong, 0)
@@ -231,16 +269,10 @@ def most_confused(confusion: np.ndarray, names: Sequence[str], most: int) -> lis
     rows = wrong[labels, predictions]
     first = np.lexsort((predictions, labels, support[labels], -rows))[:most]
     pairs = zip(labels[first].tolist(), predictions[first].tolist(), rows[first].tolist(), strict=True)
-    return [
-        {
-            "label_name": names[label],
-            "prediction_name": names[prediction],
-            "rows": count,
-            "support": int(support[label]),
-            "share": count / int(support[label]),
-        }
+    return tuple(
+        ConfusedPair(names[label], names[prediction], count, int(support[label]), count / int(support[label]))
         for label, prediction, count in pairs
-    ]
+    )
 
 
 class Mistake(NamedTuple):
@@ -267,29 +299,27 @@ class ConfidentMistakes:
         wrong = np.flatnonzero(columns["label"] != columns["prediction"])
         keys = [-columns[name][wrong] for name in ("margin", "confidence")]
         for place in wrong[np.lexsort(keys)[:MISTAKES]].tolist():  # rows ascend, equal ones keep their order
-            found = Mistake(
+            mistake = Mistake(
                 *(columns[name][place].item() for name in ("confidence", "margin")),
                 -columns["row_id"][place].item(),
                 *(columns[name][place].item() for name in ("label", "prediction", "n_tokens")),
                 texts[place],
             )
-            heapq.heappush(self._heap, found)
+            heapq.heappush(self._heap, mistake)
             if len(self._heap) > MISTAKES:
                 heapq.heappop(self._heap)
 
-    def described(self, names: Sequence[str]) -> list[dict[str, Any]]:
-        """Return the mistakes with texts and the names of the labels, the surest first."""
-        return [_described(mistake, names) for mistake in sorted(self._heap, reverse=True)]
-
-
-def _described(mistake: Mistake, names: Sequence[str]) -> dict[str, Any]:
-    text = mistake.text
-    return {
-        "row_id": -mistake.negative_row_id,
-        "label_name": names[mistake.label],
-        "prediction_name": names[mistake.prediction],
-        "confidence": round(mistake.confidence, 6),
-        "margin": round(mistake.margin, 6),
-        "n_tokens": mistake.n_tokens,
-        "text": text if len(text) <= LONGEST_TEXT else f"{text[: LONGEST_TEXT - 1]}{CUT}",
-    }
+    def surest(self, names: Sequence[str]) -> tuple[ConfidentMistake, ...]:
+        """Return the mistakes with texts, long ones cut, and the names of the labels, the surest first."""
+        return tuple(
+            ConfidentMistake(
+                row_id=-mistake.negative_row_id,
+                label_name=names[mistake.label],
+                prediction_name=names[mistake.prediction],
+                confidence=round(mistake.confidence, 6),
+                margin=round(mistake.margin, 6),
+                n_tokens=mistake.n_tokens,
+                text=mistake.text if len(mistake.text) <= LONGEST_TEXT else f"{mistake.text[: LONGEST_TEXT - 1]}{CUT}",
+            )
+            for mistake in sorted(self._heap, reverse=True)
+        )
