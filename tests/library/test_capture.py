@@ -73,7 +73,7 @@ class Layer(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def captured(tmp_path_factory) -> CaptureManifest:
+def captured(tmp_path_factory):
     """A capture of a classifier of tokens whose matrix products outweigh everything else."""
     model = nn.Sequential(nn.Embedding(50, 256), *(Layer() for _ in range(LAYERS)), nn.Linear(256, 3)).eval()
     tokens = torch.ones(4, 64, dtype=torch.long)
@@ -163,7 +163,7 @@ def test_the_trace_is_what_torch_wrote_to_the_byte_and_its_suffix_decides_compre
     written = []
     export = torch.profiler.profile.export_chrome_trace
 
-    def noted(profile: torch.profiler.profile, path: str) -> None:
+    def noted(profile, path):
         export(profile, path)
         written.append(Path(path).read_bytes())
 
@@ -213,7 +213,7 @@ def test_refuses_what_cannot_be_recorded(tmp_path, name, steps, warmup, fault):
 
 @pytest.mark.parametrize("at", [0, 1, 2, 3, 5])  # the probe; before, at the start of and inside the trace; the stacks
 def test_an_error_of_the_program_passes_and_leaves_no_file(tmp_path, at):
-    def step(number: int) -> None:
+    def step(number):
         if number == at:
             raise ZeroDivisionError("the model")
 
@@ -276,7 +276,7 @@ def test_another_profiler_at_work_is_a_downgrade(tmp_path):
 def test_warnings_of_the_profiler_are_kept_in_the_manifest(tmp_path, monkeypatch):
     start = torch.profiler.profile.start_trace
 
-    def warning(profile: torch.profiler.profile) -> None:
+    def warning(profile):
         warnings.warn("CUPTI stopped early", stacklevel=1)
         start(profile)
 

@@ -49,7 +49,7 @@ class FakeCuda:
 
 
 @pytest.fixture
-def cuda(monkeypatch) -> FakeCuda:
+def cuda(monkeypatch):
     return FakeCuda(monkeypatch)
 
 
@@ -96,7 +96,7 @@ def test_a_recorder_takes_the_snapshot_in_the_steps_of_the_last_cycle(tmp_path, 
 
 
 def test_beside_a_profiler_that_has_failed_the_history_alone_slows_the_steps(tmp_path, monkeypatch, cuda):
-    def failing(*_: Any) -> None:
+    def failing(*_):
         raise RuntimeError("no profiler today")
 
     monkeypatch.setattr(torch.profiler.profile, "start", failing)
@@ -122,7 +122,7 @@ def test_the_history_is_switched_off_when_writing_it_fails(tmp_path, cuda):
 
 def test_the_history_is_switched_off_when_the_program_fails(tmp_path, cuda):
 
-    def step(number: int) -> None:
+    def step(number):
         cuda.calls.append(number)
         if number == 2:
             raise ZeroDivisionError
@@ -178,10 +178,10 @@ def test_a_torch_without_nvtx_says_so_once(tmp_path, monkeypatch, door, cuda):
 
 
 @pytest.fixture
-def nsys(monkeypatch: pytest.MonkeyPatch) -> None:
+def nsys(monkeypatch):
     monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "7")
 
-    def forbidden(*args: object, **kwargs: object) -> None:
+    def forbidden(*args, **kwargs):
         raise AssertionError("torch.profiler beside Nsight")
 
     monkeypatch.setattr(torch.profiler.profile, "__init__", forbidden)
@@ -220,10 +220,7 @@ def test_the_range_of_nsight_ends_when_the_program_fails(tmp_path, cuda):
 
 @pytest.mark.usefixtures("nsys")
 def test_nsight_around_a_program_without_cuda_is_a_remark(tmp_path, cuda):
-    cuda.broken = (
-        "start",
-        "step_0",
-    )
+    cuda.broken = ("start", "step_0")
     manifest = drive(tmp_path, cuda, CPU)
     assert cuda.calls == [0, 1]
     assert of(manifest, "Nsight range") == ["RuntimeError: start is broken"]
@@ -241,7 +238,7 @@ def test_the_device_of_the_program_decides_what_is_recorded(monkeypatch, cuda):
 
 
 def test_settings_that_this_torch_does_not_know_are_left_out(monkeypatch):
-    def configuration(*, enable_cuda_sync_events: bool) -> str:
+    def configuration(*, enable_cuda_sync_events):
         return f"sync={enable_cuda_sync_events}"
 
     monkeypatch.setattr(torch._C._profiler, "_ExperimentalConfig", configuration)

@@ -23,7 +23,7 @@ AT_WORK, BEGUN = f"trace: {exclusion.AT_WORK}", f"trace: {exclusion.BEGUN}"
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def outcomes(tmp_path_factory):
     """Return a folder with what each case came to, in a process that a fault would end."""
     folder = tmp_path_factory.mktemp("rivals")
     command = [sys.executable, "-m", "tests.rival_profilers", str(folder)]
@@ -82,7 +82,7 @@ def test_a_profiler_that_was_stopped_in_its_warm_up_is_at_work_no_more():
 def test_a_recording_of_another_thread_is_seen():
     begun, may_end = threading.Event(), threading.Event()
 
-    def record() -> None:
+    def record():
         with profile(activities=CPU):
             begun.set()
             may_end.wait()

@@ -7,7 +7,6 @@ import gzip
 import json
 import re
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ ONE, TWO = Schedule(1, 1, 2), Schedule(1, 1, 2, 2)
 
 
 @pytest.fixture(autouse=True)
-def no_profiler_outlives_a_test() -> Iterator[None]:
+def no_profiler_outlives_a_test():
     yield
     assert not autograd_profiler._is_profiler_enabled
 
@@ -120,7 +119,7 @@ def test_ranks_do_not_overwrite_each_other(tmp_path):
 
 
 def test_the_recorder_starts_and_stops_at_any_depth_of_calls(tmp_path):
-    def deep(recorder: Recorder, levels: int) -> None:
+    def deep(recorder, levels):
         if levels:
             return deep(recorder, levels - 1)
         recorder.start()
@@ -246,7 +245,7 @@ def test_a_device_that_stops_collecting_ends_the_cycle(tmp_path, monkeypatch):
     ended = []
     start = torch.profiler.profile.start_trace
 
-    def start_as_on_a_device(profile: torch.profiler.profile) -> None:
+    def start_as_on_a_device(profile):
         start(profile)
         profile.use_device = "cpu"
 

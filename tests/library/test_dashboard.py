@@ -79,12 +79,12 @@ def page_of(profile: ModelProfile, title: str | None = None) -> Page:
 
 
 @pytest.fixture(scope="module")
-def of_gpt2() -> Page:
+def of_gpt2():
     return page_of(gpt2())
 
 
 @pytest.fixture(scope="module")
-def of_gpu() -> Page:
+def of_gpu():
     return page_of(with_memory(gpt2()))
 
 

@@ -62,11 +62,7 @@ def test_switch_collapse_and_search_and_sort(of_gpt2):
     found.set("#collapse", "2")
     assert "19 of 19 blocks by self time, 100.0 % of the time" in found.text("#summary-latency")
     found.set("#arrangement", "calls")
-    assert found.texts(LABELS)[:3] == [
-        "(model) (self)",
-        "transformer (self)",
-        "transformer.wte",
-    ]
+    assert found.texts(LABELS)[:3] == ["(model) (self)", "transformer (self)", "transformer.wte"]
 
     assert names(found)[:2] == ["(model)", "transformer"] and len(names(found)) == 50
     found.click("#query")

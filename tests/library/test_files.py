@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -61,24 +60,24 @@ def names(folder: Path) -> list[str]:
 
 
 @pytest.fixture
-def old(tmp_path: Path) -> Path:
+def old(tmp_path):
     path = tmp_path / "metrics.json"
     path.write_text('{"old": true}\n')
     return path
 
 
-def test_replaces_the_old_content_and_leaves_no_other_file(old: Path) -> None:
+def test_replaces_the_old_content_and_leaves_no_other_file(old):
     files.write_bytes(old, b"new \x00 bytes")
     assert old.read_bytes() == b"new \x00 bytes"
     assert names(old.parent) == ["metrics.json"]
 
 
-def test_makes_the_folders_it_needs(tmp_path: Path) -> None:
+def test_makes_the_folders_it_needs(tmp_path):
     files.write_text(tmp_path / "a" / "b" / "note.txt", "schön")
     assert (tmp_path / "a" / "b" / "note.txt").read_bytes() == "schön".encode()
 
 
-def test_temporary_name_ends_like_the_final_one_and_stands_in_its_folder(tmp_path: Path) -> None:
+def test_temporary_name_ends_like_the_final_one_and_stands_in_its_folder(tmp_path):
     with files.replacing(tmp_path / "part-0.parquet") as temporary:
         assert temporary.suffix == ".parquet"
         assert temporary.parent == tmp_path
@@ -86,7 +85,7 @@ def test_temporary_name_ends_like_the_final_one_and_stands_in_its_folder(tmp_pat
         temporary.write_text("x")
 
 
-def test_two_writers_of_one_file_have_different_temporary_names(tmp_path: Path) -> None:
+def test_two_writers_of_one_file_have_different_temporary_names(tmp_path):
     with files.replacing(tmp_path / "x") as first, files.replacing(tmp_path / "x") as second:
         assert first != second
         first.write_text("first")
@@ -95,7 +94,7 @@ def test_two_writers_of_one_file_have_different_temporary_names(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("error", [RuntimeError("broken"), KeyboardInterrupt()], ids=["error", "ctrl-c"])
-def test_keeps_the_old_file_when_the_writer_raises(old: Path, error: BaseException) -> None:
+def test_keeps_the_old_file_when_the_writer_raises(old, error):
     with pytest.raises(type(error)), files.replacing(old) as temporary:
         temporary.write_text("half")
         raise error
@@ -103,8 +102,8 @@ def test_keeps_the_old_file_when_the_writer_raises(old: Path, error: BaseExcepti
     assert names(old.parent) == ["metrics.json"]
 
 
-def test_keeps_the_old_table_when_a_row_raises(old: Path) -> None:
-    def rows() -> Iterator[dict[str, int]]:
+def test_keeps_the_old_table_when_a_row_raises(old):
+    def rows():
         yield {"a": 1}
         raise RuntimeError("broken")
 
@@ -114,8 +113,8 @@ def test_keeps_the_old_table_when_a_row_raises(old: Path) -> None:
     assert names(old.parent) == ["metrics.json"]
 
 
-def test_keeps_the_old_file_when_the_disk_is_full_at_the_flush(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(descriptor: int) -> None:
+def test_keeps_the_old_file_when_the_disk_is_full_at_the_flush(old, monkeypatch):
+    def full(descriptor):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
@@ -125,16 +124,14 @@ def test_keeps_the_old_file_when_the_disk_is_full_at_the_flush(old: Path, monkey
     assert names(old.parent) == ["metrics.json"]
 
 
-def test_flushes_the_content_before_the_rename_and_the_folder_after_it(
-    old: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flushes_the_content_before_the_rename_and_the_folder_after_it(old, monkeypatch):
     events: list[str] = []
     replace = os.replace
 
-    def fsync(descriptor: int) -> None:
+    def fsync(descriptor):
         events.append(f"flush {Path(os.readlink(f'/proc/self/fd/{descriptor}')).name.split('-')[-1]}")
 
-    def rename(source: Path, target: Path) -> None:
+    def rename(source, target):
         events.append("rename")
         replace(source, target)
 
@@ -151,7 +148,7 @@ def test_flushes_the_content_before_the_rename_and_the_folder_after_it(
     [KILLED_WHILE_WRITING, KILLED_BEFORE_THE_FLUSH, KILLED_BEFORE_THE_RENAME],
     ids=["while-writing", "before-the-flush", "before-the-rename"],
 )
-def test_a_killed_writer_leaves_the_old_file_and_one_orphan_that_is_swept(old: Path, program: str) -> None:
+def test_a_killed_writer_leaves_the_old_file_and_one_orphan_that_is_swept(old, program):
     writer = stopped_writer(program, old)
     assert len(names(old.parent)) == 2
     assert files.remove_orphans(old.parent) == 0  # its writer lives
@@ -162,7 +159,7 @@ def test_a_killed_writer_leaves_the_old_file_and_one_orphan_that_is_swept(old: P
     assert names(old.parent) == ["metrics.json"]
 
 
-def test_sweeps_orphans_in_folders_below_and_keeps_the_files_of_this_process_and_of_others(tmp_path: Path) -> None:
+def test_sweeps_orphans_in_folders_below_and_keeps_the_files_of_this_process_and_of_others(tmp_path):
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     orphan = tmp_path / "evaluation" / f".tmp-{dead.pid}-{files.HOST}-0a1b2c3d-part.parquet"
@@ -177,7 +174,7 @@ def test_sweeps_orphans_in_folders_below_and_keeps_the_files_of_this_process_and
 
 
 @pytest.mark.parametrize("host", ["00000000", "of the version before hosts were named"])
-def test_a_writer_on_another_machine_lives_until_it_was_silent_for_a_day(tmp_path: Path, host: str) -> None:
+def test_a_writer_on_another_machine_lives_until_it_was_silent_for_a_day(tmp_path, host):
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     name = f"{host}-0a1b2c3d-part" if host.isdecimal() else "0a1b2c3d-part"
@@ -192,19 +189,19 @@ def test_a_writer_on_another_machine_lives_until_it_was_silent_for_a_day(tmp_pat
     assert names(tmp_path) == []
 
 
-def test_a_temporary_name_tells_the_machine_of_its_writer(tmp_path: Path) -> None:
+def test_a_temporary_name_tells_the_machine_of_its_writer(tmp_path):
     program = "import platform; platform.node = lambda: 'pod-b'; from boundby import files; print(files.HOST)"
     there = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert there.stdout.strip() not in ("", files.HOST)
     assert files.WRITER.match(files.temporary_name("x"))[2] == files.HOST
 
 
-def test_a_folder_that_is_not_there_has_no_orphans(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_there_has_no_orphans(tmp_path):
     assert files.remove_orphans(tmp_path / "nowhere") == 0
 
 
-def test_a_process_of_another_user_counts_as_living(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(pid: int, number: int) -> None:
+def test_a_process_of_another_user_counts_as_living(tmp_path, monkeypatch):
+    def refused(pid, number):
         raise PermissionError
 
     (tmp_path / f".tmp-7-{files.HOST}-0a1b2c3d-x").write_text("x")
@@ -222,42 +219,42 @@ def test_a_process_of_another_user_counts_as_living(tmp_path: Path, monkeypatch:
         ({"f32": np.float32("nan")}, "$.f32"),
     ],
 )
-def test_strict_json_names_the_place_of_what_is_not_finite(old: Path, value: object, place: str) -> None:
+def test_strict_json_names_the_place_of_what_is_not_finite(old, value, place):
     with pytest.raises(ValueError) as raised:
         files.write_json(old, value)
     assert str(raised.value).startswith(f"{place} is NaN or infinite")
     assert old.read_text() == '{"old": true}\n'
 
 
-def test_a_key_that_is_not_finite_is_refused() -> None:
+def test_a_key_that_is_not_finite_is_refused():
     with pytest.raises(ValueError, match="not JSON compliant"):
         files.encode_json({float("nan"): 1})
 
 
-def test_json_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_json_comes_back_as_it_was(tmp_path):
     value = {"text": "日本 \u2028 \u0085", "none": None, "list": [1, 2.5, True], "tiny": 5e-324, "big": 2**60}
     files.write_json(tmp_path / "x.json", value)
     assert files.read_json(tmp_path / "x.json") == value
 
 
-def test_numpy_scalars_and_paths_become_plain_json() -> None:
+def test_numpy_scalars_and_paths_become_plain_json():
     value = {"i": np.int64(3), "f": np.float32(0.5), "b": np.bool_(True), "p": Path("a") / "b"}
     assert json.loads(files.encode_json(value)) == {"i": 3, "f": 0.5, "b": True, "p": "a/b"}
 
 
-def test_what_has_no_json_form_is_named() -> None:
+def test_what_has_no_json_form_is_named():
     with pytest.raises(TypeError, match=r"set has no JSON form: \{1\}"):
         files.encode_json({"labels": {1}})
 
 
 @pytest.mark.parametrize("content", [b"", b'{"half": ', b"\xff\xfe"])
-def test_a_file_that_is_not_json_is_named(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_json_is_named(tmp_path, content):
     (tmp_path / "x.json").write_bytes(content)
     with pytest.raises(ValueError, match=r"x\.json is not valid JSON"):
         files.read_json(tmp_path / "x.json")
 
 
-def test_reads_back_the_lines_of_a_log(tmp_path: Path) -> None:
+def test_reads_back_the_lines_of_a_log(tmp_path):
     log = tmp_path / "deep" / "visits.jsonl"
     values = [{"n": 1}, {"text": "line\nbreak \u2028 \u2029 \u0085 \r é"}, {"n": None}]
     for value in values:
@@ -266,11 +263,11 @@ def test_reads_back_the_lines_of_a_log(tmp_path: Path) -> None:
     assert log.read_bytes().count(b"\n") == 3
 
 
-def test_an_absent_log_is_empty(tmp_path: Path) -> None:
+def test_an_absent_log_is_empty(tmp_path):
     assert files.read_json_lines(tmp_path / "none.jsonl") == []
 
 
-def test_a_log_cut_at_any_byte_loses_its_last_line_alone_and_can_be_continued(tmp_path: Path) -> None:
+def test_a_log_cut_at_any_byte_loses_its_last_line_alone_and_can_be_continued(tmp_path):
     whole, log = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
     files.append_json_line(whole, {"round": 0, "text": "é"})
     first = whole.stat().st_size
@@ -283,7 +280,7 @@ def test_a_log_cut_at_any_byte_loses_its_last_line_alone_and_can_be_continued(tm
         assert files.read_json_lines(log) == [{"round": 0, "text": "é"}, {"round": 2}], length
 
 
-def test_a_line_that_lacks_only_its_end_is_kept(tmp_path: Path) -> None:
+def test_a_line_that_lacks_only_its_end_is_kept(tmp_path):
     log = tmp_path / "log.jsonl"
     log.write_bytes(b'{"round": 0}')
     assert files.read_json_lines(log) == [{"round": 0}]
@@ -291,14 +288,14 @@ def test_a_line_that_lacks_only_its_end_is_kept(tmp_path: Path) -> None:
     assert files.read_json_lines(log) == [{"round": 0}, {"round": 1}]
 
 
-def test_a_line_is_on_disk_when_the_append_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_is_on_disk_when_the_append_returns(tmp_path, monkeypatch):
     sizes: list[int] = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: sizes.append(os.fstat(descriptor).st_size))
     files.append_json_line(tmp_path / "log.jsonl", {"a": 1})
     assert sizes == [len('{"a": 1}\n')]
 
 
-def test_a_value_that_is_not_json_leaves_the_log_as_it_was(tmp_path: Path) -> None:
+def test_a_value_that_is_not_json_leaves_the_log_as_it_was(tmp_path):
     log = tmp_path / "log.jsonl"
     files.append_json_line(log, {"round": 0})
     with pytest.raises(ValueError, match=r"\$\.seconds is NaN"):
@@ -307,7 +304,7 @@ def test_a_value_that_is_not_json_leaves_the_log_as_it_was(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1"])
-def test_csv_disarms_text_that_a_spreadsheet_would_run(tmp_path: Path, text: str) -> None:
+def test_csv_disarms_text_that_a_spreadsheet_would_run(tmp_path, text):
     files.write_csv(tmp_path / "x.csv", [{"name": text}], ["name"])
     files.write_csv(tmp_path / "head.csv", [{text: 7}], [text])  # a class that somebody else named
     with (tmp_path / "head.csv").open(encoding="utf-8", newline="") as file:
@@ -315,7 +312,7 @@ def test_csv_disarms_text_that_a_spreadsheet_would_run(tmp_path: Path, text: str
     assert read_table(tmp_path / "x.csv") == [{"name": "'" + text}]
 
 
-def test_csv_leaves_numbers_alone_and_none_is_empty(tmp_path: Path) -> None:
+def test_csv_leaves_numbers_alone_and_none_is_empty(tmp_path):
     row = {"negative": -1.5, "exact": 0.1 + 0.2, "none": None, "text": "a = b", "not a column": 1}
     columns = ["negative", "exact", "none", "text", "missing"]
     assert files.write_csv(tmp_path / "x.csv", [row], columns) == 1
@@ -327,13 +324,13 @@ AWKWARD = ("=1+1", "a\rb", "a\nb", "a\r\nb", 'a "quote"', "a,b", "", " ", "'", "
 
 
 @pytest.mark.parametrize("text", AWKWARD, ids=repr)
-def test_a_table_comes_back_unchanged(tmp_path: Path, text: str) -> None:
+def test_a_table_comes_back_unchanged(tmp_path, text):
     rows = [{"first": text, "last": text}, {"first": "x", "last": "y"}]
     assert files.write_table(tmp_path / "x.csv", iter(rows), ["first", "last"]) == 2
     assert read_table(tmp_path / "x.csv") == rows
 
 
-def test_rows_of_a_table_end_with_a_line_feed_alone(tmp_path: Path) -> None:
+def test_rows_of_a_table_end_with_a_line_feed_alone(tmp_path):
     files.write_table(tmp_path / "x.csv", [{"a": 1}, {"a": 2}], ["a"])
     assert (tmp_path / "x.csv").read_bytes() == b"a\n1\n2\n"
 
@@ -343,13 +340,13 @@ def read_table(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_sha256_is_that_of_the_standard(tmp_path: Path) -> None:
+def test_sha256_is_that_of_the_standard(tmp_path):
     (tmp_path / "abc").write_bytes(b"abc")  # FIPS 180-2, appendix B.1
     expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     assert files.sha256(tmp_path / "abc") == expected
 
 
-def test_the_hash_of_a_value_knows_the_values_and_not_the_order_of_keys() -> None:
+def test_the_hash_of_a_value_knows_the_values_and_not_the_order_of_keys():
     assert files.sha256_of({"a": 1, "b": [1, 2]}) == files.sha256_of({"b": [1, 2], "a": 1})
     assert files.sha256_of({"a": [1, 2]}) != files.sha256_of({"a": [2, 1]})
     assert files.sha256_of({"a": 1}) != files.sha256_of({"a": "1"})

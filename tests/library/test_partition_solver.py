@@ -57,20 +57,20 @@ def mismatches(kind: str, seeds: Sequence[int]) -> Iterator[int]:
 
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("kind", MAKERS)
-def test_no_split_beats_the_plan_of_any_small_problem(kind: str, part: int) -> None:
+def test_no_split_beats_the_plan_of_any_small_problem(kind, part):
     assert list(mismatches(kind, range(part, CASES[kind], PARTS))) == []
 
 
 @pytest.mark.truth
 @pytest.mark.parametrize("kind", MAKERS)
-def test_no_split_beats_the_plan_of_any_of_many_problems(kind: str) -> None:
+def test_no_split_beats_the_plan_of_any_of_many_problems(kind):
     wrong = list(mismatches(kind, range(CASES[kind], 30 * CASES[kind])))
     print(f"{29 * CASES[kind]:,} problems, {len(wrong)} mismatches")
     assert wrong == []
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_the_least_value_is_that_of_the_best_split(kind: str) -> None:
+def test_the_least_value_is_that_of_the_best_split(kind):
     for seed in range(60):
         case, objective = MAKERS[kind](seed), objective_of(seed)
         best = cases.best(case, objective)
@@ -78,7 +78,7 @@ def test_the_least_value_is_that_of_the_best_split(kind: str) -> None:
         assert value == (None if best is None else best[0])
 
 
-def test_the_small_problems_hold_what_makes_planning_hard() -> None:
+def test_the_small_problems_hold_what_makes_planning_hard():
     made = [cases.random_case(seed) for seed in range(SEEN["plain"])]
     answers = [cases.best(case, "latency") for case in made]
     tied = [len({each.key for unit in case.chain(case.nodes[0]).units for each in unit.storages}) for case in made]
@@ -95,7 +95,7 @@ def test_the_small_problems_hold_what_makes_planning_hard() -> None:
     assert {name: share for name, each in shares.items() if (share := sum(each) / len(made)) < 0.15} == {}
 
 
-def test_contention_changes_which_split_is_best_in_many_of_the_problems() -> None:
+def test_contention_changes_which_split_is_best_in_many_of_the_problems():
     changed = 0
     for seed in range(SEEN["shared"]):
         case, objective = cases.shared_case(seed), objective_of(seed)
@@ -145,11 +145,7 @@ def _stages_of(change: Callable[[StageCosts], StageCosts]) -> Callable[..., list
 BUGS = {
     "a tied weight counts for every unit": (costs, "memory_table", _patched_table(_each_unit(_twice))),
     "a tied weight counts in one stage alone": (costs, "memory_table", _patched_table(_once)),
-    "the cache is forgotten": (
-        costs,
-        "memory_table",
-        _patched_table(_each_unit(lambda *_: {"kv_cache_bytes": 0})),
-    ),
+    "the cache is forgotten": (costs, "memory_table", _patched_table(_each_unit(lambda *_: {"kv_cache_bytes": 0}))),
     "activations are forgotten": (
         costs,
         "memory_table",
@@ -191,11 +187,7 @@ BUGS = {
             and tables.usable_bytes[a] == tables.usable_bytes[b]
         ),
     ),
-    "a node is used twice": (
-        solver,
-        "set_states",
-        lambda sizes: set_states(tuple(size + 1 for size in sizes)),
-    ),
+    "a node is used twice": (solver, "set_states", lambda sizes: set_states(tuple(size + 1 for size in sizes))),
     "the last node is never used": (
         solver,
         "set_states",
@@ -273,13 +265,13 @@ SHARED_BUGS: dict[str, tuple[Any, str, Any]] = {
 @pytest.mark.parametrize(
     ("kind", "bug"), [*(("plain", bug) for bug in BUGS), *(("shared", bug) for bug in SHARED_BUGS)]
 )
-def test_a_seeded_bug_is_seen(kind: str, bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_seeded_bug_is_seen(kind, bug, monkeypatch):
     where, name, wrong = {**BUGS, **SHARED_BUGS}[bug]
     monkeypatch.setattr(where, name, wrong)
     assert next(mismatches(kind, range(SEEN[kind])), None) is not None
 
 
-def test_of_equal_splits_the_one_that_moves_least_is_taken() -> None:
+def test_of_equal_splits_the_one_that_moves_least_is_taken():
     ms = 1e-3
     times = {"a": (10, 2, 9, 50), "b": (10, 1, 9, 50), "c": (10, 1, 9, 50)}  # the second unit is slower on a ...
     cuts = (2_000_000, 1_000_000, 1_000_000, 0)  # ... by what is saved by cutting behind it
@@ -308,7 +300,7 @@ def infeasible_cases() -> list[Case]:
     return [case for case in made if cases.best(case, "latency") is None]
 
 
-def test_the_memory_that_is_missing_is_exact_on_every_node() -> None:
+def test_the_memory_that_is_missing_is_exact_on_every_node():
     seen = infeasible_cases()
     assert len(seen) > 20
     for case in seen:
@@ -328,7 +320,7 @@ def with_memory(case: Case, place: int, extra_bytes: int) -> Case:
     return dataclasses.replace(case, nodes=(*case.nodes[:place], larger, *case.nodes[place + 1 :]))
 
 
-def test_the_plan_is_never_worse_than_the_splits_of_others() -> None:
+def test_the_plan_is_never_worse_than_the_splits_of_others():
     compared = 0
     for seed in SOME:
         case, objective = cases.random_case(seed), objective_of(seed)
@@ -340,7 +332,7 @@ def test_the_plan_is_never_worse_than_the_splits_of_others() -> None:
     assert compared > 100
 
 
-def test_more_memory_or_one_more_node_is_never_worse() -> None:
+def test_more_memory_or_one_more_node_is_never_worse():
     compared = 0
     for seed in SOME[::3]:
         case, objective = cases.random_case(seed), objective_of(seed)
@@ -355,7 +347,7 @@ def test_more_memory_or_one_more_node_is_never_worse() -> None:
     assert compared > 30
 
 
-def test_twice_the_speed_of_everything_halves_every_value() -> None:
+def test_twice_the_speed_of_everything_halves_every_value():
     chain = Chain(tuple(Unit(f"h.{n}", (n % 3 + 1) / 128, cut_bytes=2**20) for n in range(9)))
     slow = [VirtualNode(name, "cpu", ram_gb=1, speed=1.0) for name in "abc"]
     fast = [dataclasses.replace(node, speed=2.0) for node in slow]
@@ -367,7 +359,7 @@ def test_twice_the_speed_of_everything_halves_every_value() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
-def test_alike_nodes_without_transfers_are_the_linear_partition_problem(count: int) -> None:
+def test_alike_nodes_without_transfers_are_the_linear_partition_problem(count):
     times = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
     chain = Chain(tuple(Unit(f"h.{n}", each / 1000) for n, each in enumerate(times)))
     names = [f"n{n}" for n in range(count)]
@@ -387,13 +379,13 @@ def linear_partition(times: tuple[int, ...], parts: int) -> int:
 
 
 @pytest.mark.parametrize(("sizes", "count"), [([1] * 6, 192), ([6], 6), ([3, 3], 24), ([1, 5], 16), ([1] * 8, 1024)])
-def test_alike_nodes_cost_few_states(sizes: list[int], count: int) -> None:
+def test_alike_nodes_cost_few_states(sizes, count):
     assert len(set_states(tuple(sizes))) == count
 
 
 @pytest.mark.truth
 @pytest.mark.parametrize("overlap", [True, False])
-def test_128_units_on_6_unlike_nodes_are_planned_within_a_second(overlap: bool) -> None:
+def test_128_units_on_6_unlike_nodes_are_planned_within_a_second(overlap):
     chance = random.Random(0)
     nodes = [VirtualNode(f"n{n}", f"n{n}", ram_gb=1.5 + 0.2 * n) for n in range(6)]
     weights = [(Storage(f"w{n}", chance.randint(1, 10**8), True),) for n in range(128)]
@@ -415,7 +407,7 @@ def test_128_units_on_6_unlike_nodes_are_planned_within_a_second(overlap: bool) 
         assert min(took) < 1
 
 
-def test_very_many_requests_are_planned_as_a_busy_pipeline_is() -> None:
+def test_very_many_requests_are_planned_as_a_busy_pipeline_is():
     compared = 0
     for seed in SOME:
         case = cases.random_case(seed)
@@ -427,7 +419,7 @@ def test_very_many_requests_are_planned_as_a_busy_pipeline_is() -> None:
     assert compared > 100
 
 
-def test_what_is_not_below_a_bound_is_not_looked_for() -> None:
+def test_what_is_not_below_a_bound_is_not_looked_for():
     for seed in SOME:
         case, objective = cases.random_case(seed), objective_of(seed)
         taken = least(tables(case), objective, case.requests, in_order=case.in_order)
@@ -436,7 +428,7 @@ def test_what_is_not_below_a_bound_is_not_looked_for() -> None:
             assert again == (taken if taken < below else None)
 
 
-def test_too_many_unlike_nodes_are_refused_with_the_way_out() -> None:
+def test_too_many_unlike_nodes_are_refused_with_the_way_out():
     with pytest.raises(ValueError, match="fix their order"):
         set_states((1,) * 13)
     assert len(ordered_states(13)) == 13 * 14 // 2

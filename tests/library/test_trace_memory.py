@@ -20,8 +20,8 @@ HOST = {"Device Type": 0, "Device Id": -1}
 
 
 def change(  # noqa: PLR0913
-    ts: float, address: int | None, size: int, allocated: int | None = None, where: dict = HOST, tid: int = 1
-) -> dict:
+    ts, address, size, allocated=None, where=HOST, tid=1
+):
     args = {"Bytes": size, "Addr": address, "Total Allocated": allocated, "Total Reserved": 0, **where}
     if where is GPU:
         args["Total Reserved"] = None if allocated is None else 2 * allocated
@@ -231,7 +231,7 @@ def test_rows_name_the_device_and_leave_unknown_cells_empty(tmp_path):
 def test_recorded_leak_of_a_thousand_floats_per_step_is_found(tmp_path):
     layer, kept, path = torch.nn.Linear(64, 256), [], tmp_path / "trace.json"
 
-    def work(_number: int) -> None:
+    def work(_number):
         with torch.no_grad():
             kept.append(layer(torch.ones(512, 64))[:1].mul(2).new_empty(1000))
 

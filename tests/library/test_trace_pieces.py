@@ -6,7 +6,6 @@ python -m pytest tests/library/test_trace_pieces.py
 import dataclasses
 import gzip
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -83,9 +82,7 @@ def whole_of(trace: Trace) -> tuple:
 
 
 @pytest.mark.parametrize("layout", layouts())
-def test_says_the_same_in_whatever_pieces_the_file_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str
-) -> None:
+def test_says_the_same_in_whatever_pieces_the_file_is_read(tmp_path, monkeypatch, layout):
     path = tmp_path / "trace.json"
     path.write_bytes(layouts()[layout])
     whole = read_trace(path)

@@ -3,7 +3,7 @@
 python -m pytest tests/library/test_training_exclusions.py
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -47,9 +47,7 @@ INSIDE = [another_exclusion, two_inside_one_another, a_stage, a_span, a_loader_t
 
 @pytest.mark.parametrize("inside", INSIDE)
 @pytest.mark.parametrize("is_watched", [False, True])
-def test_what_has_its_name_inside_does_not_end_it(
-    timer: StageTimer, clock: FakeNanoseconds, inside: Callable[[StageTimer, FakeNanoseconds], None], is_watched: bool
-) -> None:
+def test_what_has_its_name_inside_does_not_end_it(timer, clock, inside, is_watched):
     if is_watched:  # then every mark is understood at once
         timer.hooks.register("stage_end", lambda name, seconds: None)
     for _ in range(2):
@@ -69,7 +67,7 @@ def test_what_has_its_name_inside_does_not_end_it(
     assert reasons(timer) == []
 
 
-def test_an_exception_inside_ends_both(timer: StageTimer, clock: FakeNanoseconds) -> None:
+def test_an_exception_inside_ends_both(timer, clock):
     with pytest.raises(ValueError), timer.excluded(), timer.excluded():
         clock.advance(8)
         raise ValueError
@@ -78,7 +76,7 @@ def test_an_exception_inside_ends_both(timer: StageTimer, clock: FakeNanoseconds
     assert host_ns(timer, "forward") == host_ns(timer, "step", "step") == [S]
 
 
-def test_ends_that_never_came_inside_it_are_forgotten_with_its_step(timer: StageTimer, clock: FakeNanoseconds) -> None:
+def test_ends_that_never_came_inside_it_are_forgotten_with_its_step(timer, clock):
     timer.begin("evaluation", "excluded")
     timer.begin("evaluation")
     timer.step()
@@ -91,7 +89,7 @@ def test_ends_that_never_came_inside_it_are_forgotten_with_its_step(timer: Stage
     assert reasons(timer) == ["'evaluation', which is excluded, was open when its step ended"]
 
 
-def test_whoever_asks_is_told_whether_something_excluded_is_open(timer: StageTimer) -> None:
+def test_whoever_asks_is_told_whether_something_excluded_is_open(timer):
     timer.hooks.register("stage_end", lambda name, seconds: told.append((name, timer.is_excluded)))
     told: list[tuple[str, bool]] = []
     with timer.excluded("evaluation"):

@@ -29,7 +29,7 @@ def reachable_bytes(whole: object) -> int:
     return total
 
 
-def test_memory_is_flat_over_a_long_run(clock: FakeNanoseconds) -> None:
+def test_memory_is_flat_over_a_long_run(clock):
     timer = StageTimer(clock=clock, options=TimerOptions(capacity=64))
     timer.start()
     sizes = []
@@ -47,7 +47,7 @@ def test_memory_is_flat_over_a_long_run(clock: FakeNanoseconds) -> None:
     timer.stop()
 
 
-def test_names_are_bounded_too(timer: StageTimer, clock: FakeNanoseconds) -> None:
+def test_names_are_bounded_too(timer, clock):
     for number in range(1000):
         run(timer, clock, **{f"layer {number}": 1})
     timer.step()
@@ -57,7 +57,7 @@ def test_names_are_bounded_too(timer: StageTimer, clock: FakeNanoseconds) -> Non
     assert reasons(timer) == ["more than 256; the further ones are summed as (others)"]
 
 
-def test_odd_names_and_numbers_stay_writable(timer: StageTimer, clock: FakeNanoseconds) -> None:
+def test_odd_names_and_numbers_stay_writable(timer, clock):
     for name in ("\udcff", "x" * 500):
         run(timer, clock, **{name: 1})
     timer.metrics({"\udcff": 1e300, "loss": 1.0})
@@ -67,7 +67,7 @@ def test_odd_names_and_numbers_stay_writable(timer: StageTimer, clock: FakeNanos
     assert [(each.name, each.non_finite) for each in times.metrics] == [("?", 1), ("loss", 0)]
 
 
-def test_a_tally_samples_a_long_stream_evenly() -> None:
+def test_a_tally_samples_a_long_stream_evenly():
     tally = RunningStatistics()
     for value in range(100_000):
         tally.add(value)
@@ -78,7 +78,7 @@ def test_a_tally_samples_a_long_stream_evenly() -> None:
     assert abs(found.p90 - 90_000) < 4 * 30_000 / SAMPLE**0.5
 
 
-def test_no_quantile_without_enough_values() -> None:
+def test_no_quantile_without_enough_values():
     tally = RunningStatistics()
     for value in range(28):
         tally.add(value)
@@ -87,7 +87,7 @@ def test_no_quantile_without_enough_values() -> None:
 
 
 @pytest.mark.parametrize("name", [None, [], {}])
-def test_a_name_that_is_none_is_a_remark(timer: StageTimer, clock: FakeNanoseconds, name: object) -> None:
+def test_a_name_that_is_none_is_a_remark(timer, clock, name):
     with timer.stage(name):
         run(timer, clock, forward=1)
     timer.metrics(name)
@@ -98,7 +98,7 @@ def test_a_name_that_is_none_is_a_remark(timer: StageTimer, clock: FakeNanosecon
 
 
 @pytest.mark.parametrize("kind", ["step", "background", "x"])
-def test_only_stages_spans_and_what_is_excluded_can_be_begun(timer: StageTimer, kind: str) -> None:
+def test_only_stages_spans_and_what_is_excluded_can_be_begun(timer, kind):
     timer.begin("forward", kind)
     timer.step()
     assert [each.name for each in timer.snapshot().names] == ["step"]
@@ -106,7 +106,7 @@ def test_only_stages_spans_and_what_is_excluded_can_be_begun(timer: StageTimer, 
 
 
 @pytest.mark.parametrize("number", ["many", 2**70, 1.5])
-def test_a_number_that_is_none_is_counted_on(timer: StageTimer, clock: FakeNanoseconds, number: object) -> None:
+def test_a_number_that_is_none_is_counted_on(timer, clock, number):
     timer.step(3)
     run(timer, clock, forward=1)
     timer.step(number)
@@ -114,7 +114,7 @@ def test_a_number_that_is_none_is_counted_on(timer: StageTimer, clock: FakeNanos
     assert reasons(timer) == [f"{number!r} is none; counted on"]
 
 
-def test_a_timer_that_fails_again_and_again_stays_off(timer: StageTimer) -> None:
+def test_a_timer_that_fails_again_and_again_stays_off(timer):
     for _ in range(150):
         timer.begin(None)
     timer.snapshot()
@@ -124,8 +124,8 @@ def test_a_timer_that_fails_again_and_again_stays_off(timer: StageTimer) -> None
     assert timer.snapshot().status == "finished"
 
 
-def test_a_listener_that_raises_is_not_heard_of(clock: FakeNanoseconds) -> None:
-    def say(text: str) -> None:
+def test_a_listener_that_raises_is_not_heard_of(clock):
+    def say(text):
         raise OSError("terminal gone")
 
     with StageTimer(clock=clock, say=say) as timer:
@@ -134,7 +134,7 @@ def test_a_listener_that_raises_is_not_heard_of(clock: FakeNanoseconds) -> None:
     assert timer.snapshot().step.host_s.n == 1
 
 
-def test_a_disabled_timer_does_nothing(clock: FakeNanoseconds, tmp_path) -> None:
+def test_a_disabled_timer_does_nothing(clock, tmp_path):
     with StageTimer(tmp_path / "run", enabled=False, clock=clock) as timer:
         with timer.stage("forward"):
             pass
@@ -145,7 +145,7 @@ def test_a_disabled_timer_does_nothing(clock: FakeNanoseconds, tmp_path) -> None
     assert timer.snapshot().stages == ()
 
 
-def test_hooks_are_told_in_order_and_dropped_when_they_raise(timer: StageTimer, clock: FakeNanoseconds) -> None:
+def test_hooks_are_told_in_order_and_dropped_when_they_raise(timer, clock):
     told: list[tuple] = []
     timer.hooks.register("stage_start", lambda name: told.append(("start", name)))
     timer.hooks.register("stage_end", lambda name, seconds: told.append(("end", name, seconds)))

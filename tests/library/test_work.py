@@ -1,6 +1,6 @@
 """What a forward does: FLOPs and bytes known by construction, and the same FLOPs by formula."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from types import SimpleNamespace
 
@@ -39,7 +39,7 @@ def only(work: Work) -> OperatorWork:
 
 
 @pytest.fixture(scope="module")
-def build() -> Callable[..., torch.nn.Module]:
+def build():
     """Return a maker of small classifiers: family, attention -> model."""
     transformers = pytest.importorskip("transformers")
     families = {
@@ -56,7 +56,7 @@ def build() -> Callable[..., torch.nn.Module]:
     }
 
     @cache
-    def make(family: str, attention: str = "sdpa") -> torch.nn.Module:
+    def make(family, attention="sdpa"):
         config = getattr(transformers, f"{family}Config")(**families[family], **COMMON, attn_implementation=attention)
         return getattr(transformers, f"{family}ForSequenceClassification")(config).eval()
 
@@ -106,11 +106,7 @@ def test_new_bytes_are_those_of_results_that_an_operator_allocates():
         (lambda: torch.ones(5) @ torch.ones(5), 2 * 5, (5 + 5 + 1) * FLOAT),
         (lambda: torch.addmv(torch.ones(3), torch.ones(3, 4), torch.ones(4)), 2 * 12, (3 + 12 + 4 + 3) * FLOAT),
         (lambda: torch.ones(3, 5).addmm_(torch.ones(3, 4), torch.ones(4, 5)), 2 * 60, (12 + 20 + 2 * 15) * FLOAT),
-        (
-            lambda: torch.mm(torch.ones(3, 4), torch.ones(4, 5), out=torch.empty(3, 5)),
-            2 * 60,
-            (12 + 20 + 15) * FLOAT,
-        ),
+        (lambda: torch.mm(torch.ones(3, 4), torch.ones(4, 5), out=torch.empty(3, 5)), 2 * 60, (12 + 20 + 15) * FLOAT),
         (
             lambda: torch.baddbmm(torch.empty(2, 3, 5), torch.ones(2, 3, 4), torch.ones(2, 4, 5), beta=0),
             2 * 120,
@@ -224,7 +220,7 @@ def test_a_bag_of_embeddings_reads_every_row_it_adds(frozen):
 )
 @pytest.mark.parametrize("inference", [False, True])
 def test_views_and_allocations_are_no_work(call, inference):
-    def recorded() -> None:
+    def recorded():
         torch.empty(0)  # so that the call has an operator to see at all
         with torch.profiler.record_function("block"):
             call()
@@ -300,13 +296,13 @@ def test_a_call_that_shows_no_operator_is_refused():
 
 
 @pytest.fixture
-def spin() -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
+def spin():
     """Return an operator of our own whose two calls take 0.5 s and 0.25 s of `spin.clock`."""
     library = torch.library.Library("boundby_test", "DEF")
     library.define("spin(Tensor x) -> Tensor")
     clock, seconds = FakeClock(), [0.5, 0.25]
 
-    def run(x: torch.Tensor) -> torch.Tensor:
+    def run(x):
         clock.advance(seconds.pop(0))
         return x.clone()
 
@@ -324,7 +320,7 @@ def test_an_operator_from_elsewhere_needs_a_formula(spin):
 
 def test_a_clock_times_the_operators_and_not_the_counting(spin):
     @register_flop_formula(spin.operator)
-    def slow_to_count(shape: torch.Size, out_shape: torch.Size) -> int:
+    def slow_to_count(shape, out_shape):
         spin.clock.advance(64.0)
         return 7
 
@@ -396,7 +392,7 @@ def test_an_error_of_the_call_passes_through_and_nothing_stays_installed():
 
 
 def test_a_call_in_inference_mode_counts_the_same():
-    def model_and_input() -> tuple[torch.nn.Module, torch.Tensor]:
+    def model_and_input():
         return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(), torch.nn.Linear(8, 2)).eval(), X.clone()
 
     model, given = model_and_input()
@@ -491,7 +487,7 @@ def test_a_forward_in_inference_mode_counts_the_same(build):
 def test_useful_flops_are_the_sum_over_the_texts_each_alone(build, family):
     model = build(family)
 
-    def count_at(batch: int, tokens: int) -> int:
+    def count_at(batch, tokens):
         return count(forward(model, batch, tokens)).flops
 
     useful = fit_length_cost(count_at, LENGTHS).flops(LENGTHS)
@@ -511,7 +507,7 @@ def window(batch: int, tokens: int) -> int:
 def test_four_forwards_of_one_text_are_enough_for_any_lengths():
     asked: list[tuple[int, int]] = []
 
-    def count_at(batch: int, tokens: int) -> int:
+    def count_at(batch, tokens):
         asked.append((batch, tokens))
         return parabola(batch, tokens)
 
