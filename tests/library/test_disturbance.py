@@ -33,11 +33,8 @@ def kinds(threads: int = 4, **changes: Any) -> list[str]:
     return [each.kind for each in replace(QUIET, **changes).disturbances(threads)]
 
 
-def test_a_quiet_window_has_no_disturbance():
+def test_a_quiet_window_and_counters_that_a_machine_lacks_disturb_nothing():
     assert kinds() == []
-
-
-def test_counters_that_a_machine_lacks_disturb_nothing():
     assert Conditions(seconds=10.0, cores=4).disturbances(threads=4) == ()
 
 
@@ -86,24 +83,14 @@ def test_a_gpu_that_slows_down_for_heat_or_power_is_throttled(bit, harmless):
     assert f"clock events {bit | harmless:#x}" in found.text
 
 
-def test_the_power_limit_is_told_but_is_no_reason_to_repeat():
+def test_the_power_limit_is_told_but_is_no_reason_to_repeat_and_hides_no_throttled_clock():
     (found,) = replace(QUIET, gpu_clock_event_reasons=0x4 | 0x1).disturbances(threads=4)
     assert (found.kind, found.is_passing) == ("gpu_power_cap", False)
-
-
-def test_the_power_limit_does_not_hide_a_throttled_clock():
     assert kinds(gpu_clock_event_reasons=0x4 | 0x40) == ["gpu_throttled", "gpu_power_cap"]
 
 
-EVERYTHING: dict[str, Any] = {
-    "foreign_cores": 1.26,
-    "stolen_share": 0.154,
-    "throttled_s": 2.5,
-    "switches_per_s": 240.4,
-    "slowdown": 1.84,
-    "gpu_clock_event_reasons": 0x4 | 0x20,
-    "gpu_processes": 2,
-}
+EVERYTHING: dict[str, Any] = {"foreign_cores": 1.26, "stolen_share": 0.154, "throttled_s": 2.5}
+EVERYTHING |= {"switches_per_s": 240.4, "slowdown": 1.84, "gpu_clock_event_reasons": 0x4 | 0x20, "gpu_processes": 2}
 
 
 def test_all_disturbances_of_a_window_are_told_with_their_figures():
@@ -199,19 +186,14 @@ def test_cores_that_we_may_not_use_do_not_count(host, ours, others):
     assert (found.foreign_cores, found.stolen_share) == (0.0, 0.0)
 
 
-def test_our_own_work_is_no_foreign_load_and_never_a_negative_one(host):
+def test_our_own_work_is_no_foreign_load_and_never_a_negative_one_and_its_switches_are_counted_by_second(host):
     def work():
         host.spend(0, host.USER, 390)
         host.own_s += 4.0  # getrusage is exact, the ticks are not
-
-    assert window(host, host.counters(0, 1), work).foreign_cores == 0.0
-
-
-def test_involuntary_switches_are_counted_by_second(host):
-    def work():
         host.switches += 480
 
-    assert window(host, host.counters(0, 1), work).switches_per_s == 120.0
+    found = window(host, host.counters(0, 1), work)
+    assert (found.foreign_cores, found.switches_per_s) == (0.0, 120.0)
 
 
 V2, V1 = "cpu.stat", "cpu/cpu.stat"
@@ -322,19 +304,18 @@ def reference(clock: FakeClock, *times: float) -> Reference:
     return Reference(lambda: clock.advance(next(left)), clock)
 
 
-def test_the_reference_is_judged_by_the_best_so_far(host):
-    work = reference(host.clock, 2.0, 1.0, 4.0, 3.0, 2.0, 5.0, 0.5, 0.5, 0.5, 1.0, 1.0, 1.0)
-    assert [work.slowdown(work.seconds()) for _ in range(4)] == [1.0, 2.0, 1.0, 2.0]
-
-
-def test_one_slow_repeat_of_the_reference_does_not_count(host):
-    work = reference(host.clock, 1.0, 1.0, 1.0, 1.0, 64.0, 64.0)
-    assert [work.slowdown(work.seconds()) for _ in range(2)] == [1.0, 1.0]
-
-
-def test_a_reference_too_short_for_the_clock_says_nothing(host):
-    work = reference(host.clock, *[0.0] * 6)
-    assert [work.slowdown(work.seconds()) for _ in range(2)] == [1.0, 1.0]
+@pytest.mark.parametrize(
+    ("times", "slowdowns"),
+    [
+        ((2.0, 1.0, 4.0, 3.0, 2.0, 5.0, 0.5, 0.5, 0.5, 1.0, 1.0, 1.0), [1.0, 2.0, 1.0, 2.0]),
+        ((1.0, 1.0, 1.0, 1.0, 64.0, 64.0), [1.0, 1.0]),
+        ([0.0] * 6, [1.0, 1.0]),
+    ],
+    ids=["the best so far is the measure", "one slow repeat does not count", "too short for the clock"],
+)
+def test_the_reference_is_judged_by_the_best_so_far(host, times, slowdowns):
+    work = reference(host.clock, *times)
+    assert [work.slowdown(work.seconds()) for _ in slowdowns] == slowdowns
 
 
 def test_a_window_holds_what_lies_between_start_and_stop_and_not_the_reference(host):
@@ -353,12 +334,9 @@ def test_a_window_is_as_slow_as_the_slower_of_its_ends(host, start_s, stop_s):
     assert watch.start().stop().slowdown == 2.0
 
 
-def test_the_first_window_is_slow_where_its_start_was(host):
+def test_the_first_window_is_slow_where_its_start_was_and_unknown_without_a_reference(host):
     watch = Watch(host.counters(0, 1), reference(host.clock, *[3.0] * 3, *[1.0] * 3))
     assert watch.start().stop().slowdown == 3.0
-
-
-def test_without_a_reference_the_speed_of_the_machine_is_unknown(host):
     assert Watch(host.counters(0, 1)).start().stop().slowdown is None
 
 

@@ -1,7 +1,4 @@
-"""Synthetic traces whose idle time has a known cause.
-
-python -m pytest tests/library/test_trace_analysis.py
-"""
+"""Synthetic traces whose idle time has a known cause."""
 
 import pytest
 
@@ -9,9 +6,7 @@ from tests.traces import analysis_of, call, causes_of, event, step, work
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 SYNC = "cudaStreamSynchronize"
-
-
-# One device, one gap: the window is the step, from 0 to 100 µs, and the gap lasts from 10 to 60 µs.
+WAIT = event(SYNC, 5, 10, "cuda_runtime")
 
 
 def one_gap(*events: dict, launched: float = 40, call_us: float = 5) -> list[dict]:
@@ -79,32 +74,20 @@ def test_the_innermost_telling_event_wins(tmp_path):
     assert causes_of(tmp_path, *one_gap(*events)) == {"input": 26, "allocator": 4, "launch_latency": 15, "untraced": 5}
 
 
-def test_filling_the_queue_again_after_a_wait_counts_to_the_wait(tmp_path):
-    assert causes_of(tmp_path, *one_gap(event(SYNC, 5, 10, "cuda_runtime"))) == {
-        "synchronisation": 30,
-        "launch_latency": 15,
-        "untraced": 5,
-    }
-
-
-def test_refilling_takes_only_what_was_launching(tmp_path):
-    wait, load = event(SYNC, 5, 10, "cuda_runtime"), event(LOADER, 20, 8, "user_annotation")
-    assert causes_of(tmp_path, *one_gap(wait, load, event("cudaMalloc", 30, 2, "cuda_runtime"))) == {
-        "synchronisation": 20,
-        "input": 8,
-        "allocator": 2,
-        "launch_latency": 15,
-        "untraced": 5,
-    }
-
-
-def test_a_wait_that_begins_after_the_gap_is_no_refill(tmp_path):
-    assert causes_of(tmp_path, *one_gap(event(SYNC, 12, 10, "cuda_runtime"))) == {
-        "launch": 20,
-        "synchronisation": 10,
-        "launch_latency": 15,
-        "untraced": 5,
-    }
+@pytest.mark.parametrize(
+    ("events", "causes"),
+    [
+        ([WAIT], {"synchronisation": 30}),
+        (
+            [WAIT, event(LOADER, 20, 8, "user_annotation"), event("cudaMalloc", 30, 2, "cuda_runtime")],
+            {"synchronisation": 20, "input": 8, "allocator": 2},
+        ),
+        ([event(SYNC, 12, 10, "cuda_runtime")], {"launch": 20, "synchronisation": 10}),
+    ],
+    ids=["filling the queue again", "only what was launching", "it begins after the gap"],
+)
+def test_filling_the_queue_again_after_a_wait_counts_to_the_wait(tmp_path, events, causes):
+    assert causes_of(tmp_path, *one_gap(*events)) == causes | {"launch_latency": 15, "untraced": 5}
 
 
 def test_a_copy_to_pageable_memory_waits(tmp_path):
@@ -114,9 +97,6 @@ def test_a_copy_to_pageable_memory_waits(tmp_path):
 
     assert copied("Memcpy DtoH (Device -> Pageable)") == {"launch": 20, "synchronisation": 20, "launch_latency": 10}
     assert copied("Memcpy DtoH (Device -> Pinned)") == {"launch": 40, "launch_latency": 10}
-
-
-# Threads
 
 
 def test_an_autograd_thread_launches_while_the_main_thread_loads(tmp_path):
@@ -134,13 +114,8 @@ def test_an_autograd_thread_launches_while_the_main_thread_loads(tmp_path):
 
 
 def test_where_no_thread_is_in_any_event_nothing_is_known(tmp_path):
-    found = causes_of(
-        tmp_path, event("aten::mm", 0, 5), call(1, 1, 70), work(2, 8, 70), call(40, 5, 71), work(50, 10, 71)
-    )
-    assert found == {"launch": 1, "untraced": 30, "launch_latency": 11}
-
-
-# Several streams
+    events = event("aten::mm", 0, 5), call(1, 1, 70), work(2, 8, 70), call(40, 5, 71), work(50, 10, 71)
+    assert causes_of(tmp_path, *events) == {"launch": 1, "untraced": 30, "launch_latency": 11}
 
 
 def test_overlapping_streams_are_busy_once(tmp_path):
@@ -201,9 +176,6 @@ def test_a_wait_before_the_work_before_it_was_launched_is_over(tmp_path):
     assert found == {"launch_latency": 10, "stream_wait": 40}
     (device,) = analysis_of(tmp_path, *waiting(early), *late).devices
     assert device.causes_ns["stream_wait"] == 0
-
-
-# Launches
 
 
 def test_a_graph_launch_is_the_call_of_all_its_kernels(tmp_path):

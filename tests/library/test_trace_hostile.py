@@ -1,7 +1,4 @@
-"""Files that are no traces, damaged ones and such as are meant to do harm: a clean error or a finding, never more.
-
-python -m pytest tests/library/test_trace_hostile.py
-"""
+"""Files that are no traces, damaged ones and such as are meant to do harm: a clean error or a finding, never more."""
 
 import gzip
 import json
@@ -28,9 +25,6 @@ def beside(odd: str) -> bytes:
     """Return a sound trace with the JSON text of one odd event in its middle."""
     texts = [json.dumps(each) for each in EVENTS]
     return ('{"traceEvents": [' + ", ".join([*texts[:3], odd, *texts[3:]]) + "]}").encode()
-
-
-# No traces
 
 
 @pytest.mark.parametrize(
@@ -79,9 +73,6 @@ def test_what_cannot_be_opened_is_an_os_error(tmp_path):
         read_trace(tmp_path)
 
 
-# Cut short
-
-
 def cuts(content: bytes) -> Iterator[bytes]:
     for length in sorted({*range(0, len(content), 11), len(content) - 1, len(content) - 8}):
         yield content[:length]
@@ -124,8 +115,6 @@ def test_a_false_checksum_is_refused_or_told(tmp_path):
         assert not analysis.is_conclusive
 
 
-# Single odd events
-
 # fmt: off
 ODD = '{"ph": "X", "name": "odd", '
 REST = [  # of an event that begins so
@@ -143,21 +132,12 @@ REST = [  # of an event that begins so
 # fmt: on
 LEFT_OUT = [
     *(ODD + rest for rest in REST),
-    '{"ph": "X", "name": 3, "ts": 1, "dur": 1}',
-    '{"ph": "X", "name": {"a": [{}, {}]}, "ts": 1, "dur": 1}',
-    '{"ph": "X", "name": "\\ud800", "ts": 1, "dur": 1}',
+    *('{"ph": "X", "name": ' + name + ', "ts": 1, "dur": 1}' for name in ("3", '{"a": [{}, {}]}', '"\\ud800"')),
     '{"ph": "X", "name": "odd", nonsense, "args": {"list": [{"a": 1}, {"b": 2}]}}',
     '{"ph": "X", "name": "odd", nonsense, "args": {"list": [[{"a": 1}], {"b": [2]}]}}',
-    '{"ph": "X", "name": "odd" "ts": 1}',
-    '{"name": "odd", "ts": 1, "dur": 1}',
-    '{"ph": 3, "name": "odd", "ts": 1, "dur": 1}',
-    '{"ph": "unknown", "name": "odd", "ts": 1, "dur": 1}',
-    "{}",
-    "3",
-    "null",
-    '"text"',
-    "[1, 2]",
-    "[{}, {}]",
+    *('{"ph": "X", "name": "odd" "ts": 1}', '{"name": "odd", "ts": 1, "dur": 1}'),
+    *('{"ph": ' + kind + ', "name": "odd", "ts": 1, "dur": 1}' for kind in ("3", '"unknown"')),
+    *("{}", "3", "null", '"text"', "[1, 2]", "[{}, {}]"),
 ]
 
 
@@ -190,25 +170,18 @@ def odd_work(**odd: object) -> str:
         *({"args": {field: value}} for field in FIELDS for value in NUMBERS),
         *({field: value} for field in ("pid", "tid") for value in (10**30, -(10**30), 2**63, -(2**63) - 1, None, "x")),
         {"args": {"Input Dims": "\ud7ff"}, "cat": "cpu_op"},
-        {"args": {"Input Dims": [[10**30, 10**30], [10**30, 10**30]]}, "cat": "cpu_op", "name": "aten::mm"},
-        {"args": {"Input Dims": {"0": [1]}}, "cat": "cpu_op", "name": "aten::mm"},
-        {"args": {"Input Dims": [["1", 2], [2, 10**30]]}, "cat": "cpu_op", "name": "aten::mm"},
-        {"args": {"Input Dims": [["1", 2], [2, 10**12]]}, "cat": "cpu_op", "name": "aten::mm"},
+        *(
+            {"args": {"Input Dims": dims}, "cat": "cpu_op", "name": "aten::mm"}
+            for dims in ([[10**30] * 2] * 2, {"0": [1]}, [["1", 2], [2, 10**30]], [["1", 2], [2, 10**12]])
+        ),
         {"args": {"Python id": 10**30, "Python parent id": 10**30}, "cat": "python_function"},
-        {"name": "ProfilerStep#" + "9" * 5000, "cat": "user_annotation"},
-        {"name": "ProfilerStep#" + "9" * 30, "cat": "user_annotation"},
-        {"name": f"ProfilerStep#{2**63}", "cat": "user_annotation"},
-        {"name": "ProfilerStep#٣", "cat": "user_annotation"},
-        {"name": "ProfilerStep#1\n", "cat": "user_annotation"},
-        {"name": "\x00\x1b[31m\x07\u202e"},
-        {"name": ""},
-        {"name": "x" * 1_000_000},
-        {"cat": ""},
-        {"dur": -(2.0**60) / 1000},
-        {"dur": 2.0**60 / 1000},
-        {"ts": -(2.0**60) / 1000},
-        {"ts": 2.0**60 / 1000},
-        {"ts": "1.5", "dur": "2.5"},
+        *(
+            {"name": f"ProfilerStep#{number}", "cat": "user_annotation"}
+            for number in ("9" * 5000, "9" * 30, 2**63, "٣", "1\n")
+        ),
+        *({"name": name} for name in ("\x00\x1b[31m\x07\u202e", "", "x" * 1_000_000)),
+        *({name: sign * 2.0**60 / 1000} for name in ("dur", "ts") for sign in (-1, 1)),
+        *({"cat": ""}, {"ts": "1.5", "dur": "2.5"}),
     ],
     ids=lambda odd: repr(odd)[:70],
 )

@@ -46,12 +46,9 @@ def test_the_bound_is_the_limit_that_needs_most_of_the_time(operators, milliseco
     assert set(found.alternatives) == {"mixed": {"compute", "memory"}, "under_utilised": {"compute"}}.get(bound, set())
 
 
-def test_a_thousand_tiny_operators_are_bound_by_launch():
+def test_tiny_operators_and_timed_gaps_between_operators_are_bound_by_launch():
     found = judge(times(4.0), [timed(TINY, 2.2)], LIMITS)
     assert (found.bound, found.share_of_limit) == ("launch", 1.0)  # their own time, and the host's between them
-
-
-def test_time_between_operators_counts_as_launch_only_where_operators_are_timed():
     assert judge(times(40.0), [timed(PRODUCT, 10.0)], LIMITS).bound == "launch"  # 30 of 40 ms are not in any operator
     assert judge(times(40.0), [PRODUCT], LIMITS).bound == "under_utilised"
 
@@ -77,15 +74,12 @@ def test_large_results_go_to_new_memory_page_by_page(new_mib, seconds):
     assert attribute([load], LIMITS, 0, 1.0, on_host=True).memory_s == pytest.approx(seconds)
 
 
-def test_making_the_input_longer_than_the_forward_is_bound_by_input():
+def test_an_input_or_a_copy_that_takes_longer_than_the_forward_is_the_bound():
     found = judge(times(10.0, input_s=0.03), [PRODUCT], LIMITS)
     assert (found.bound, found.share_of_limit) == ("input", 0.75)
     assert found.gains[0].fix == Fix("overlap_input")
     assert found.gains[0].at_most == pytest.approx(40 / 30)
     assert judge(times(10.1, input_s=0.01), [PRODUCT], LIMITS).bound == "compute"
-
-
-def test_a_copy_to_the_device_as_long_as_its_work_is_bound_by_transfer():
     on_gpu = times(12.0, device_s=Interval.exact(0.01), enqueue_s=0.001, transfer_s=0.01)
     assert judge(on_gpu, [PRODUCT], LIMITS, on_host=False).bound == "transfer"
 
@@ -105,11 +99,7 @@ def test_a_device_that_waits_for_the_host_is_bound_by_launch(isolated_ms, enqueu
     assert found.bound == bound
     graph = next(gain for gain in found.gains if gain.fix.kind == "issue_at_once")
     assert graph.at_most == pytest.approx(isolated_ms / 10.5)
-
-
-def test_the_share_is_of_the_devices_own_time():
-    on_gpu = times(13.0, device_s=Interval.exact(0.0125), enqueue_s=0.001)
-    assert judge(on_gpu, [PRODUCT], LIMITS, on_host=False).share_of_limit == pytest.approx(0.8)
+    assert found.share_of_limit == pytest.approx(0.01 / 0.0105) or bound == "launch"  # of the device's own time
 
 
 def test_a_label_that_changes_at_the_ends_of_the_intervals_is_mixed_and_names_both():
@@ -135,16 +125,12 @@ def test_a_share_above_one_is_a_doubt_not_a_triumph():
     assert found.confidence != "high"
 
 
-@pytest.mark.parametrize("missing", ["limits", "operators"])
-def test_without_limits_or_work_the_verdict_is_inconclusive_with_the_reason(missing):
-    found = judge(
-        times(10.0),
-        [] if missing == "operators" else [PRODUCT],
-        None if missing == "limits" else LIMITS,
-        unknown=Doubt("ceilings", "float16 was not measured"),
-    )
+@pytest.mark.parametrize(("operators", "limits"), [([PRODUCT], None), ([], LIMITS)], ids=["limits", "operators"])
+def test_without_limits_or_work_the_verdict_is_inconclusive_with_the_reason(operators, limits):
+    unknown = Doubt("ceilings", "float16 was not measured")
+    found = judge(times(10.0), operators, limits, unknown=unknown)
     assert (found.bound, found.confidence, found.share_of_limit) == ("inconclusive", "low", None)
-    assert found.doubts == (Doubt("ceilings", "float16 was not measured"),)
+    assert found.doubts == (unknown,)
 
 
 HALVED = Trial(
@@ -154,12 +140,9 @@ HALVED = Trial(
 )
 
 
-def test_an_intervention_confirms_where_all_of_its_interval_is_predicted():
+def test_an_intervention_speaks_for_or_against_where_all_or_none_of_its_interval_is_predicted():
     found = judge(times(12.5), [PRODUCT], LIMITS, trials=[HALVED])
     assert (found.confirmation, found.confidence) == ("confirmed", "high")
-
-
-def test_an_intervention_contradicts_where_none_of_its_interval_is_predicted():
     no_effect = replace(HALVED, ratio=Interval(1.0, 0.95, 1.05))
     found = judge(times(12.5), [PRODUCT], LIMITS, trials=[no_effect])
     assert (found.confirmation, found.confidence) == ("contradicted", "low")
@@ -168,13 +151,10 @@ def test_an_intervention_contradicts_where_none_of_its_interval_is_predicted():
     assert also.confirmation == "contradicted"  # one that speaks against it outweighs one that speaks for it
 
 
-@pytest.mark.parametrize("ratio", [Interval(0.6, 0.5, 0.8), Interval(0.4, 0.3, 0.5)])
-def test_an_uncertain_intervention_decides_nothing(ratio):
-    uncertain = replace(HALVED, ratio=ratio)
-    assert (uncertain.outcome("compute"), confirm("compute", [uncertain])) == ("too uncertain", "untested")
-
-
-def test_an_intervention_that_predicts_nothing_for_this_bound_decides_nothing():
+def test_an_uncertain_intervention_or_one_that_predicts_nothing_decides_nothing():
+    for ratio in (Interval(0.6, 0.5, 0.8), Interval(0.4, 0.3, 0.5)):
+        uncertain = replace(HALVED, ratio=ratio)
+        assert (uncertain.outcome("compute"), confirm("compute", [uncertain])) == ("too uncertain", "untested")
     assert (HALVED.outcome("memory"), confirm("memory", [HALVED])) == ("silent", "untested")
 
 
@@ -199,21 +179,14 @@ def test_another_precision_gains_by_amdahls_law():
     # three quarters of the operators' time is compute, which gets twice as fast; the rest is bytes, which halve
     found = attribute([timed(PRODUCT, 30.0), timed(ADDITION, 10.0)], LIMITS, 1e6, 0.04, on_host=True)
     assert precision_gain(Fix("dtype", {"dtype": "bfloat16"}), found, 2.0, 2.0).at_most == pytest.approx(2.0)
-    assert precision_gain(Fix("matmul_precision", {"precision": "medium"}), found, 3.0, 1.0).at_most == pytest.approx(
-        1 / (0.75 / 3 + 0.25)
-    )
+    medium = precision_gain(Fix("matmul_precision", {"precision": "medium"}), found, 3.0, 1.0)
+    assert medium.at_most == pytest.approx(1 / (0.75 / 3 + 0.25))
 
 
 def test_the_fixed_cost_is_the_intercept_of_the_line():
     assert fixed_cost([(1, 3.0), (2, 5.0), (10, 21.0)]) == pytest.approx(1.0)
     assert fixed_cost([(1, 1.0), (2, 2.5), (4, 6.0)]) == 0.0  # the line starts below zero
     assert fixed_cost([(1, 1.0), (2, 2.0), (2, 2.1)]) is None
-
-
-def test_the_evidence_tells_the_figures():
-    lines = "\n".join(judge(times(12.5), [PRODUCT], LIMITS).evidence)
-    assert "80.0 GFLOP/s of 100.0 measured on this machine (80 %)" in lines
-    assert "the limits need 80 % of the time: compute 80 %, memory 0 %, launch 0 %" in lines
 
 
 ON_GPU = times(14.0, device_s=Interval.exact(0.0105), enqueue_s=0.001)
@@ -260,11 +233,8 @@ def test_what_was_tried_stands_beside_what_was_thought():
     tried = Trial(medium, Interval(0.6, 0.5, 0.7), {"compute": (1.4, 2.4)})
     gains = [Gain(medium, 1.9, "the ratio of the ceilings"), Gain(Fix("remove_padding"), 2.4, "padding")]
     found = judge(times(12.5), [PRODUCT], LIMITS, trials=[tried], gains=gains)
-    assert {gain.fix.kind: gain.measured for gain in found.gains} == {
-        "remove_padding": None,
-        "matmul_precision": Interval(0.6, 0.5, 0.7),
-        "better_kernels": None,
-    }
+    measured = {gain.fix.kind: gain.measured for gain in found.gains}
+    assert measured == {"remove_padding": None, "matmul_precision": Interval(0.6, 0.5, 0.7), "better_kernels": None}
 
 
 def test_a_verdict_comes_back_from_plain_values_with_kinds_and_settings():
