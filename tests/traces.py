@@ -31,7 +31,7 @@ def call(ts: float | str, dur: float, correlation: int, name: str = "cudaLaunchK
     return event(name, ts, dur, "cuda_runtime", tid, correlation=correlation)
 
 
-def work(  # noqa: PLR0913  (what tells one piece of work of a device from another)
+def work(
     ts: float | str,
     dur: float,
     correlation: int,

@@ -89,9 +89,6 @@ def judged(clock, seconds, work, ceilings, shared=True, **options):
         return bottleneck(work, ceilings, FLOAT32, **settings)
 
 
-# The bounds
-
-
 @pytest.mark.parametrize(("share", "bound"), [(0.75, "compute"), (0.25, "under_utilised")])
 def test_a_product_near_the_peak_is_bound_by_compute_and_one_far_from_it_under_utilises(clock, share, bound):
     ceilings = machine(flops_per_s=PRODUCT_FLOPS / (share * FORWARD_S))
@@ -118,15 +115,13 @@ def test_operators_that_take_no_longer_than_to_issue_them_are_bound_by_launch(cl
     assert fused.at_most == pytest.approx(128)  # from 64 slow operators to the least time of one
 
 
+def compute_bound(clock, share=0.8, **options):
+    return judged(clock, {"aten::mm": FORWARD_S}, product, machine(PRODUCT_FLOPS / (share * FORWARD_S)), **options)
+
+
 @pytest.mark.parametrize(("input_s", "bound"), [(FORWARD_S, "input"), (0.99 * FORWARD_S, "compute")])
 def test_an_input_as_slow_as_the_forward_is_the_bound(clock, input_s, bound):
-    found = judged(
-        clock,
-        {"aten::mm": FORWARD_S},
-        product,
-        machine(flops_per_s=PRODUCT_FLOPS / FORWARD_S),
-        make_input=lambda: clock.advance(input_s),
-    )
+    found = compute_bound(clock, 1.0, make_input=lambda: clock.advance(input_s))
     assert found.bound == bound
     ahead = next(gain for gain in found.gains if gain.fix == Fix("overlap_input"))
     assert ahead.at_most == pytest.approx((FORWARD_S + input_s) / FORWARD_S)
@@ -151,22 +146,15 @@ def test_weights_come_from_memory_where_all_of_them_exceed_the_cache(clock, cach
     assert found.share_of_limit == pytest.approx(1.0 if bound == "memory" else 0.0, abs=1e-6)
 
 
-# How sure that is
-
-
-def test_half_the_threads_confirm_compute(clock, threads):
+@pytest.mark.parametrize(
+    ("shared", "confirmation", "confidence"), [(True, "confirmed", "high"), (False, "contradicted", "low")]
+)
+def test_half_the_threads_confirm_or_contradict_compute(clock, threads, shared, confirmation, confidence):
     threads.number = 2
     ceilings = machine(flops_per_s=PRODUCT_FLOPS / (0.8 * FORWARD_S))
-    found = judged(clock, {"aten::mm": 2 * FORWARD_S}, product, ceilings)
-    assert (found.bound, found.confirmation, found.confidence) == ("compute", "confirmed", "high")
+    found = judged(clock, {"aten::mm": (1 + shared) * FORWARD_S}, product, ceilings, shared=shared)
+    assert (found.bound, found.confirmation, found.confidence) == ("compute", confirmation, confidence)
     assert threads.number == 2
-
-
-def test_a_bound_that_fewer_threads_contradict_is_not_trusted(clock, threads):
-    threads.number = 2
-    ceilings = machine(flops_per_s=PRODUCT_FLOPS / (0.8 * FORWARD_S))
-    found = judged(clock, {"aten::mm": FORWARD_S}, product, ceilings, shared=False)
-    assert (found.bound, found.confirmation, found.confidence) == ("compute", "contradicted", "low")
 
 
 def test_a_slow_host_does_not_mind_fewer_threads(clock, threads):
@@ -182,42 +170,25 @@ def test_a_slow_host_does_not_mind_fewer_threads(clock, threads):
 @pytest.mark.parametrize(("others", "confidence"), [(0.0, "high"), (1.0, "medium")])
 def test_what_else_used_the_machine_is_a_doubt_and_lowers_the_confidence(clock, threads, others, confidence):
     threads.number = 2
-    found = judged(
-        clock,
-        {"aten::mm": 2 * FORWARD_S},
-        product,
-        machine(flops_per_s=PRODUCT_FLOPS / (0.8 * FORWARD_S)),
-        watch=FakeWatch(others),
-    )
+    ceilings = machine(flops_per_s=PRODUCT_FLOPS / (0.8 * FORWARD_S))
+    found = judged(clock, {"aten::mm": 2 * FORWARD_S}, product, ceilings, watch=FakeWatch(others))
     assert found.confidence == confidence
     assert found.doubts == ((Doubt("disturbed", "other processes used 1.0 of 2 cores"),) if others else ())
 
 
-def test_a_dtype_without_ceilings_is_inconclusive(clock):
+def test_a_dtype_without_ceilings_is_inconclusive_and_work_that_cannot_be_counted_refused(clock):
     with OperatorsTake(clock, {"aten::mm": FORWARD_S}):
         found = bottleneck(product, machine(), "float16", timer=Timer(clock), watch=FakeWatch())
     assert (found.bound, found.share_of_limit) == ("inconclusive", None)
     assert [doubt.kind for doubt in found.doubts] == ["ceilings"]
-
-
-def test_work_that_cannot_be_counted_is_refused(clock):
     with pytest.raises(ValueError, match=r"FLOPs of aten::_fft_\w+ are not known"):
         judged(clock, {"aten::_fft_r2c": FORWARD_S}, lambda: torch.fft.rfft(LEFT), machine())
 
 
 def test_fixes_of_the_caller_stand_among_the_gains(clock):
     own = Fix("other", {"words": "use half the layers"})
-    found = judged(
-        clock,
-        {"aten::mm": FORWARD_S},
-        product,
-        machine(flops_per_s=PRODUCT_FLOPS / (0.8 * FORWARD_S)),
-        gains=[Gain(own, 2.0, "arithmetic")],
-    )
+    found = compute_bound(clock, gains=[Gain(own, 2.0, "arithmetic")])
     assert [gain.fix for gain in found.gains] == [own, Fix("better_kernels")]
-
-
-# On a device
 
 
 class Device:
@@ -258,7 +229,7 @@ def judged_on(device: Device, work: Callable[[], object], flops_per_s: float) ->
 
 
 @pytest.mark.parametrize(
-    ("host_and_device_s", "ratio", "bound", "confirmation"),
+    ("times_s", "ratio", "bound", "confirmation"),
     [
         ((2.0**-7, 2.0**-8), 2.0, "launch", "confirmed"),
         ((2.0**-7, 2.0**-8), 1.0, "launch", "contradicted"),
@@ -266,9 +237,7 @@ def judged_on(device: Device, work: Callable[[], object], flops_per_s: float) ->
         ((2.0**-12, 2.0**-5), 1.0, "compute", "confirmed"),
     ],
 )
-def test_a_device_is_held_against_its_own_time_and_a_graph(
-    device, monkeypatch, host_and_device_s, ratio, bound, confirmation
-):
+def test_a_device_is_held_against_its_own_time_and_a_graph(device, monkeypatch, times_s, ratio, bound, confirmation):
     def replayed(work, timer):
         predicted: Any = {"launch": (1.15, 100.0), "compute": (0.87, 1.15)}
         return ratio and Trial(Fix("issue_at_once"), Interval.exact(ratio), predicted)
@@ -278,7 +247,7 @@ def test_a_device_is_held_against_its_own_time_and_a_graph(
         device.issue(host_s, device_s)
 
     monkeypatch.setattr(module, "graph_replay", replayed)
-    host_s, device_s = host_and_device_s
+    host_s, device_s = times_s
     found = judged_on(device, work, PRODUCT_FLOPS / (0.8 * device_s))
     assert (found.bound, found.confirmation) == (bound, confirmation)
     isolated_ms, device_ms, host_ms = (1e3 * each for each in (host_s + device_s, device_s, host_s))
@@ -307,9 +276,6 @@ def test_a_call_that_takes_longer_to_issue_than_a_backlog_may_be_is_bound_by_lau
 
     monkeypatch.setattr(module, "graph_replay", lambda *_: None)
     assert judged_on(device, work, PRODUCT_FLOPS / 2.0**-8).bound == "launch"
-
-
-# The parts
 
 
 def test_loads_are_the_mean_over_forwards():

@@ -1,7 +1,4 @@
-"""A torch profiler of the program beside ours: theirs is as it would be alone, and the process lives.
-
-python -m pytest tests/library/test_capture_exclusion.py
-"""
+"""A torch profiler of the program beside ours: theirs is as it would be alone, and the process lives."""
 
 import json
 import subprocess
@@ -111,14 +108,14 @@ def test_a_thread_that_no_step_answers_goes_on_after_a_while(monkeypatch):
 
 
 def test_what_is_ours_ends_nothing_and_nothing_of_torch_stays_replaced():
-    functions = (exclusion.autograd_profiler._prepare_profiler, exclusion.autograd_profiler._run_on_profiler_start)
+    def functions():
+        return exclusion.autograd_profiler._prepare_profiler, exclusion.autograd_profiler._run_on_profiler_start
+
+    before = functions()
     ended: list[str] = []
     watch = exclusion.Watch(lambda: ended.append("ours"))
     watch.on()
     watch.own(lambda: torch.profiler.profile(activities=CPU).__enter__().stop())
     assert ended == []
     watch.off()
-    assert functions == (
-        exclusion.autograd_profiler._prepare_profiler,
-        exclusion.autograd_profiler._run_on_profiler_start,
-    )
+    assert functions() == before

@@ -1,7 +1,4 @@
-"""The arithmetic of cycles, names and sizes.
-
-python -m pytest tests/library/test_capture_schedule.py
-"""
+"""The arithmetic of cycles, names and sizes."""
 
 from pathlib import Path
 

@@ -6,15 +6,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from boundby.device import (
-    CudaQueue,
-    describe,
-    device_queue,
-    is_out_of_memory,
-    pick_device,
-    release_memory,
-    synchronizer,
-)
+from boundby.device import CudaQueue, describe, device_queue, is_out_of_memory, pick_device, release_memory
+from boundby.device import synchronizer as waiter
 from boundby.timer import DeviceTime, Timer
 
 CPU = torch.device("cpu")
@@ -32,39 +25,26 @@ def no_gpu(monkeypatch):
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_without_a_gpu_auto_is_the_cpu():
+def test_without_a_gpu_auto_is_the_cpu_and_a_gpu_is_refused():
     assert pick_device("auto") == pick_device() == CPU
-
-
-@pytest.mark.usefixtures("two_gpus")
-def test_with_a_gpu_auto_is_the_first():
-    assert pick_device("auto") == torch.device("cuda:0")
-
-
-@pytest.mark.usefixtures("two_gpus")
-@pytest.mark.parametrize(("name", "picked"), [("cpu", "cpu"), ("cuda", "cuda:0"), ("cuda:1", "cuda:1")])
-def test_a_device_asked_for_is_picked(name, picked):
-    assert pick_device(name) == torch.device(picked)
-
-
-@pytest.mark.usefixtures("two_gpus")
-def test_a_gpu_beyond_those_there_are_is_refused():
-    with pytest.raises(ValueError, match=r"'cuda:2' is not there: torch sees 2 GPU\(s\)"):
-        pick_device("cuda:2")
-
-
-@pytest.mark.usefixtures("no_gpu")
-def test_a_gpu_is_refused_where_torch_sees_none():
     with pytest.raises(ValueError, match=rf"'cuda' is not there: torch {torch.__version__[:3]}.*sees no GPU"):
         pick_device("cuda")
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_with_gpus_auto_is_the_first_and_one_that_is_not_there_is_refused():
+    for name, picked in (("auto", "cuda:0"), ("cpu", "cpu"), ("cuda", "cuda:0"), ("cuda:1", "cuda:1")):
+        assert pick_device(name) == torch.device(picked)
+    with pytest.raises(ValueError, match=r"'cuda:2' is not there: torch sees 2 GPU\(s\)"):
+        pick_device("cuda:2")
 
 
 def test_a_cpu_is_not_waited_for_and_a_gpu_is(monkeypatch):
     waited: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
-    synchronizer(CPU)()
+    waiter(CPU)()
     assert waited == []
-    synchronizer(torch.device("cuda:1"))()
+    waiter(torch.device("cuda:1"))()
     assert waited == [torch.device("cuda:1")]
 
 
@@ -122,8 +102,9 @@ def cuda(monkeypatch):
     return FakeCuda(monkeypatch)
 
 
-def test_a_cpu_has_no_queue():
+def test_a_cpu_has_no_queue_and_is_described_by_its_threads():
     assert device_queue(CPU) is None
+    assert describe(CPU) == {"type": "cpu", "threads": torch.get_num_threads()}
 
 
 FIRST, SECOND = torch.device("cuda:0"), torch.device("cuda:1")
@@ -153,7 +134,7 @@ def test_a_mark_is_passed_once_the_gpu_has_come_to_it(cuda):
 
 
 def test_a_gpu_times_a_call_behind_its_backlog(cuda):
-    timer = Timer(synchronize=synchronizer(FIRST))
+    timer = Timer(synchronize=waiter(FIRST))
     found = timer.on_device(lambda: cuda.sleep(4_000_000), CudaQueue(FIRST), enqueue_s=0.0)
     assert found == DeviceTime(pytest.approx(0.004, rel=1e-6))
 
@@ -165,10 +146,6 @@ def test_only_a_gpu_has_a_cache_to_give_back(monkeypatch):
     assert emptied == []
     release_memory(torch.device("cuda"))
     assert emptied == [True]
-
-
-def test_a_cpu_is_described_by_its_threads():
-    assert describe(CPU) == {"type": "cpu", "threads": torch.get_num_threads()}
 
 
 @pytest.mark.parametrize(

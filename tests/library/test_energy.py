@@ -68,14 +68,6 @@ def test_a_window_lasts_5_s_or_50_ticks(tick_s, window_s):
     assert window_s <= use.seconds <= window_s + 0.5 + 2 * POLL_S  # the last call begins within the window
 
 
-def test_the_energy_of_a_call_is_its_power_times_its_time():
-    machine = Machine()
-    use = machine.meter().of(machine.work)
-    assert (use.calls, use.seconds) == (10, 10 * 0.5 + POLL_S)
-    assert use.joules == 10 * 32.0 - (64.0 - 16.0) * POLL_S  # the first look at the counter found an idle machine
-    assert use.joules_per_call == use.joules / 10
-
-
 @pytest.mark.parametrize("phase", range(0, 64, 7))
 def test_a_window_begins_right_after_a_tick(phase):
     machine = Machine()
@@ -105,38 +97,29 @@ def test_net_energy_is_what_the_calls_took_beyond_an_idle_machine(tick_s):
     assert net == pytest.approx((64.0 - 16.0) * 0.5, rel=0.02)  # a tick more or less
 
 
-def test_gross_and_net_energy_by_call():
+def test_the_energy_of_a_call_is_its_power_times_its_time_without_what_was_queued_before():
     use = EnergyUse(joules=320.0, seconds=5.0, calls=10)
     assert (use.joules_per_call, use.net_joules_per_call(idle_w=16.0)) == (32.0, 24.0)
-
-
-def test_work_left_in_the_queue_is_not_part_of_the_window():
-    machine = Machine()
-    meter = machine.meter()
-    machine.queued_s = 64.0
-    assert meter.of(machine.work).joules_per_call == pytest.approx(32.0, rel=1e-3)
-
-
-def test_each_call_is_done_before_its_end_is_looked_for():
     machine = Machine()
     use = machine.meter().of(machine.work)
+    assert (use.calls, use.seconds) == (10, 10 * 0.5 + POLL_S)
+    assert use.joules == 10 * 32.0 - (64.0 - 16.0) * POLL_S  # the first look at the counter found an idle machine
+    assert use.joules_per_call == use.joules / 10
     assert machine.queued_s == 0.0
-    assert machine.synchronizations == 1 + use.calls
+    assert machine.synchronizations == 1 + use.calls  # each call is done before its end is looked for
+    machine.queued_s = 64.0
+    assert machine.meter().of(machine.work).joules_per_call == pytest.approx(32.0, rel=1e-3)
 
 
 def test_a_counter_that_does_not_move_is_an_os_error():
     with pytest.raises(OSError, match="the energy counter did not move within 1 s"):
         Machine(tick_s=2.0).meter()
-
-
-def test_a_counter_that_stops_moving_is_an_os_error():
     machine = Machine()
     meter = machine.meter()
     machine.next_tick = float("inf")
-    with pytest.raises(OSError, match="did not move"):
-        meter.of(machine.work)
-    with pytest.raises(OSError, match="did not move"):
-        meter.idle_w()
+    for asked in (lambda: meter.of(machine.work), meter.idle_w):
+        with pytest.raises(OSError, match="did not move"):
+            asked()
 
 
 MAX_UJ = 262143328850  # 2**32 units of 61 uJ
@@ -162,11 +145,20 @@ def rapl(tmp_path):
     return Rapl(tmp_path)
 
 
-def test_cpu_energy_is_the_sum_of_the_packages_and_not_of_their_parts(rapl):
-    rapl.zone("intel-rapl:0", 1_500_000, "package-0")
-    rapl.zone("intel-rapl:0:0", 64_000_000, "core")
-    rapl.zone("intel-rapl:1", 250_000, "package-1")
-    assert RaplCounter(rapl.folder).joules() == 1.75
+@pytest.mark.parametrize(
+    ("zones", "joules"),
+    [
+        ({"0": (1_500_000, "package-0"), "0:0": (64_000_000, "core"), "1": (250_000, "package-1")}, 1.75),
+        ({"0": (500_000, "package-0")}, 0.5),
+        ({"0": (1_500_000, "package-0"), "1": (64_000_000, "psys")}, 1.5),
+        ({str(number): (1_000_000, f"package-{number}") for number in range(12)}, 12.0),
+    ],
+    ids=["parts of packages", "a counter that began anew before its first look", "the whole platform", "more than ten"],
+)
+def test_cpu_energy_is_the_sum_of_the_packages_alone(rapl, zones, joules):
+    for name, (energy_uj, label) in zones.items():
+        rapl.zone(f"intel-rapl:{name}", energy_uj, label)
+    assert RaplCounter(rapl.folder).joules() == joules
 
 
 @pytest.mark.parametrize("laps", [1, 2, 3])
@@ -185,32 +177,12 @@ def test_a_counter_that_began_anew_goes_on_counting(rapl, laps):
     assert counter.joules() - start == pytest.approx(laps * MAX_UJ / 1e6 + 1.5 + 2.0, abs=1e-5)
 
 
-def test_a_counter_that_began_anew_before_its_first_look_is_no_lap(rapl):
-    rapl.zone("intel-rapl:0", 500_000)
-    assert RaplCounter(rapl.folder).joules() == 0.5
-
-
-def test_the_energy_of_the_whole_platform_is_not_added_to_that_of_the_cpu(rapl):
-    rapl.zone("intel-rapl:0", 1_500_000, "package-0")
-    rapl.zone("intel-rapl:1", 64_000_000, "psys")
-    assert RaplCounter(rapl.folder).joules() == 1.5
-
-
-def test_all_packages_count_on_a_machine_with_more_than_ten(rapl):
-    for number in range(12):
-        rapl.zone(f"intel-rapl:{number}", 1_000_000, f"package-{number}")
-    assert RaplCounter(rapl.folder).joules() == 12.0
-
-
-def test_a_machine_without_a_package_is_an_os_error(rapl):
-    with pytest.raises(OSError, match="has no intel-rapl package"):
-        RaplCounter(rapl.folder)
-
-
-def test_a_counter_that_only_root_may_read_is_an_os_error(rapl, monkeypatch):
+def test_a_machine_without_a_package_or_with_one_that_only_root_may_read_is_an_os_error(rapl, monkeypatch):
     def refuse(path):
         raise PermissionError(13, "Permission denied", str(path))
 
+    with pytest.raises(OSError, match="has no intel-rapl package"):
+        RaplCounter(rapl.folder)
     rapl.zone("intel-rapl:0", 1_500_000)
     monkeypatch.setattr(Path, "read_text", refuse)
     with pytest.raises(OSError, match="Permission denied"):

@@ -79,30 +79,19 @@ def test_a_tokenizer_that_does_more_than_the_rust_one_is_called_as_it_is(tokeniz
     assert tokenize(marking, ["w3", "w4"], max_length=8).ids[1].tolist() == [1, 9, 4, 2]
 
 
-def test_a_tokenizer_written_in_python_cannot_tell_what_was_cut():
+def test_a_tokenizer_written_in_python_cannot_tell_what_was_cut_and_a_text_without_tokens_is_named(tokenizer):
     class Encoded(dict):
         encodings = None
 
     def slow(texts, **options):
-        return Encoded(input_ids=[[1] * len(text) for text in texts])
+        return Encoded(input_ids=[[1] * len(text.strip()) for text in texts])
 
     tokens = tokenize(slow, ["abc", "d"], max_length=8)
-    assert tokens.truncated is None
-    assert tokens.lengths.tolist() == [3, 1]
-
-
-def test_a_text_without_tokens_is_named_with_its_place():
-    def slow(texts, **options):
-        encoded = {"input_ids": [[1] * len(text.strip()) for text in texts]}
-        return type("Encoded", (dict,), {"encodings": None})(encoded)
-
+    assert (tokens.truncated, tokens.lengths.tolist()) == (None, [3, 1])
     with pytest.raises(ValueError, match="text 1001 has no tokens: '   '"):
         tokenize(slow, ["a"] * 1001 + ["   ", ""], max_length=8)
     with pytest.raises(ValueError, match="text 0 has no tokens"):
         tokenize(slow, ["", "a"], max_length=8)
-
-
-def test_no_texts_have_no_tokens(tokenizer):
     tokens = tokenize(tokenizer, [], max_length=8)
     assert (tokens.ids, tokens.truncated, tokens.lengths.size) == ([], 0, 0)
 
@@ -115,14 +104,8 @@ def test_a_batch_is_padded_on_the_right_to_its_longest_text():
     assert batch.attention_mask.tolist() == [[1, 1, 1, 1], [1, 1, 0, 0]]
     assert (batch.tokens_real, batch.tokens_padded, batch.is_padded) == (6, 8, True)
     assert batch.input_ids.dtype == batch.attention_mask.dtype == torch.int64
-
-
-def test_texts_of_one_length_need_no_padding():
     batch = collate(tokens_of(3, 3), [0, 1], pad_id=PAD, device=CPU)
     assert (batch.tokens_real, batch.tokens_padded, batch.is_padded) == (6, 6, False)
-
-
-def test_a_row_may_stand_in_a_batch_twice():
     batch = collate(tokens_of(2, 1), [0, 0, 1], pad_id=PAD, device=CPU)
     assert batch.input_ids.tolist() == [[1, 2], [1, 2], [1, 0]]
 
@@ -193,9 +176,8 @@ def test_a_classifier_gives_a_text_the_same_logits_in_any_batch(classifier, toke
     assert together.shape == (len(words), classifiers.LABELS)
     torch.testing.assert_close(together, alone, atol=1e-5, rtol=0)
     for batch in token_budget_batches(tokens.lengths, budget=40):
-        torch.testing.assert_close(
-            logits_of(classifier, collate(tokens, batch, PAD, CPU)), alone[batch], atol=1e-5, rtol=0
-        )
+        found = logits_of(classifier, collate(tokens, batch, PAD, CPU))
+        torch.testing.assert_close(found, alone[batch], atol=1e-5, rtol=0)
     assert (alone[0] - alone[1]).abs().max() > 0.01  # the comparison above could have failed
 
 

@@ -8,15 +8,8 @@ import torch
 from torch.nn import functional
 from transformers import masking_utils
 
-from boundby.inference import (
-    PRECISIONS,
-    Predictor,
-    PredictorOptions,
-    UnsupportedAttention,
-    one_by_one,
-    strategies,
-    tokenize,
-)
+from boundby.inference import PRECISIONS, Predictor, PredictorOptions, UnsupportedAttention, one_by_one, strategies
+from boundby.inference import tokenize as tokenize_texts
 from boundby.inference.batches import Tokens
 from boundby.inference.packing import VARLEN, attention_window, grouped_attention, has_varlen, pack, varlen_attention
 from boundby.inference.precision import MOST_TOLERANCE
@@ -104,19 +97,15 @@ def plain_varlen(q: Any, k: Any, v: Any, starts: Any, key_starts: Any, **asked: 
     left, right = asked["window_size"]
     parts = []
     for number in range(len(starts) - 1):
-        one = (
-            q[starts[number] : starts[number + 1]],
-            *(x[key_starts[number] : key_starts[number + 1]] for x in (k, v)),
-        )
-        queries, keys = len(one[0]), len(one[1])
+        spans = [slice(starts[number], starts[number + 1]), *[slice(key_starts[number], key_starts[number + 1])] * 2]
+        heads = [x[span].transpose(0, 1)[None] for x, span in zip((q, k, v), spans, strict=True)]
+        queries, keys = heads[0].shape[2], heads[1].shape[2]
         distance = torch.arange(keys) - torch.arange(keys - queries, keys)[:, None]
         mask = torch.ones_like(distance, dtype=torch.bool)
         mask &= distance >= -left if left >= 0 else mask
         mask &= distance <= right if right >= 0 else mask
-        heads = (each.transpose(0, 1)[None] for each in one)
-        found = functional.scaled_dot_product_attention(
-            *heads, attn_mask=mask, scale=asked["scale"], enable_gqa=asked["enable_gqa"]
-        )
+        same = {"scale": asked["scale"], "enable_gqa": asked["enable_gqa"]}
+        found = functional.scaled_dot_product_attention(*heads, attn_mask=mask, **same)
         parts.append(found[0].transpose(0, 1))
     return torch.cat(parts)
 
@@ -240,13 +229,8 @@ def test_a_mask_that_the_model_made_itself_is_refused():
 
 def test_settings_without_effect_change_nothing():
     states = torch.randn(1, 2, 8, 4, generator=torch.Generator().manual_seed(0))
-    settings = {
-        "dropout": 0.0,
-        "softcap": None,
-        "sliding_window": 4,
-        "position_ids": torch.arange(8),
-        "use_cache": False,
-    }
+    settings = {"dropout": 0.0, "softcap": None, "sliding_window": 4, "use_cache": False}
+    settings |= {"position_ids": torch.arange(8)}
     with a_pack(4):
         plain, _ = grouped_attention(torch.nn.Identity(), states, states, states, None)
         given, _ = grouped_attention(torch.nn.Identity(), states, states, states, None, **settings)
@@ -256,10 +240,8 @@ def test_settings_without_effect_change_nothing():
 def test_a_refusal_is_typed_and_the_next_way_taken(tokens):
     texts = [" ".join(map(str, ids)) for ids in tokens.ids]
     predictor = Predictor(windowed("Gemma2"), classifiers.Spelled(), PredictorOptions(64), texts)
-    assert [(each.strategy, each.kind) for each in predictor.check.refusals] == [
-        ("grouped, trimmed", "unsupported"),
-        ("grouped", "unsupported"),
-    ]
+    refusals = [(each.strategy, each.kind) for each in predictor.check.refusals]
+    assert refusals == [("grouped, trimmed", "unsupported"), ("grouped", "unsupported")]
     assert predictor.strategy == "padded on the right without a mask" and predictor.trim
 
 
@@ -281,6 +263,6 @@ def test_a_gpu_packs_half_precision_without_a_doubt(family):
     predictor = Predictor(model, tokenizer, PredictorOptions(128, "bfloat16"), texts)
     assert predictor.strategy == "packed, variable-length attention"
     assert predictor.doubts == ()
-    alone = one_by_one(model, tokenize(tokenizer, texts, 128), range(len(texts)))
+    alone = one_by_one(model, tokenize_texts(tokenizer, texts, 128), range(len(texts)))
     allowed = MOST_TOLERANCE * np.abs(alone).max()
     assert np.abs(predictor.predict(texts).logits - alone).max() < allowed

@@ -91,13 +91,11 @@ class Rounding(Precision):
 def test_float32_products_that_round_to_bfloat16_are_packed_and_their_near_ties_guarded(model, tokenizer, texts):
     rounding = Rounding("rounding", torch.float32)
     assert 1e-3 < matmul_effect(rounding, CPU) < 1e-2
-    predictor = Predictor(
-        model, tokenizer, replace(OPTIONS, precision="rounding"), texts, precisions={"rounding": rounding}
-    )
+    options = replace(OPTIONS, precision="rounding")
+    predictor = Predictor(model, tokenizer, options, texts, precisions={"rounding": rounding})
     assert predictor.strategy == "packed, by length" and predictor.doubts == ()
-    choice = choose_precision(
-        model, tokenizer, Sample(texts), PrecisionRule("same"), OPTIONS, precisions=(FLOAT32, rounding)
-    )
+    both = (FLOAT32, rounding)
+    choice = choose_precision(model, tokenizer, Sample(texts), PrecisionRule("same"), OPTIONS, precisions=both)
     _, rounded = choice.reports
     assert rounded.max_abs_logit_difference > 1e-3 * predictor.check.largest_logit
     guarded = predictor.with_guard_margin(planning.same_guard(rounded.max_abs_logit_difference, 1.0)).predict(texts)
@@ -110,16 +108,13 @@ def test_logits_may_be_off_by_what_a_product_is_off(effect, share):
     assert tolerance(effect) == pytest.approx(share)
 
 
-def test_the_guard_of_same_is_wider_than_what_was_seen_and_never_wider_than_all():
+def test_the_guard_of_same_is_wider_than_what_was_seen_and_never_wider_than_all(model, tokenizer, texts):
+    check = Predictor(model, tokenizer, OPTIONS, texts).check
+    assert check.largest_logit == pytest.approx(check.allowed / 1e-4)
     assert planning.same_guard(0.5, 1.0) == 4 * 0.5
     assert planning.same_guard(0.0, 8.0) == pytest.approx(8e-5)  # a sample may show no difference at all
     for broken in ((float("nan"), 1.0), (1.0, float("nan")), (float("inf"), 1.0)):
         assert 0 <= planning.same_guard(*broken) <= 4  # the evaluation ends at such a text with its place
-
-
-def test_the_self_check_tells_what_a_guard_is_made_of(model, tokenizer, texts):
-    check = Predictor(model, tokenizer, OPTIONS, texts).check
-    assert check.largest_logit == pytest.approx(check.allowed / 1e-4)
 
 
 def test_fastest_takes_the_fastest_that_agrees(model, tokenizer, texts):
@@ -195,18 +190,14 @@ def test_all_texts_leave_no_doubt_about_the_agreement():
     assert report.accuracy is None and report.accuracy_difference is None
 
 
-@pytest.mark.parametrize("shape", [(0, 3), (2, 3)])
-def test_logits_that_do_not_match_are_not_compared(shape):
-    with pytest.raises(ValueError, match="cannot be compared"):
-        compare_logits("float32", np.zeros(shape), np.zeros((0, 3)))
-
-
-def test_logits_that_are_not_finite_are_not_compared():
-    with pytest.raises(ValueError, match="are not finite"):
-        compare_logits("float32", np.array([[np.nan, 1.0]]), np.zeros((1, 2)))
-
-
-def test_a_margin_is_the_lead_over_the_second():
+def test_only_finite_logits_of_the_same_texts_are_compared():
+    for found, reference, says in (
+        (np.zeros((0, 3)), np.zeros((0, 3)), "cannot be compared"),
+        (np.zeros((2, 3)), np.zeros((0, 3)), "cannot be compared"),
+        (np.array([[np.nan, 1.0]]), np.zeros((1, 2)), "are not finite"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            compare_logits("float32", found, reference)
     assert margins(np.array([[3.0, 1.0, 2.5], [0.0, 0.0, -1.0]])).tolist() == [0.5, 0.0]
 
 

@@ -158,21 +158,16 @@ def test_memory_is_what_was_there_before_the_peak_inside_and_what_is_left(clock,
     model = Root(100, 50, a=Uses(300, 20, inner=Uses(0, 900)), b=Uses(100, 0))
     allocator.take(1000)
     profile = profile_of(model, tmp_path, clock, allocator=allocator)
-    seen = {
-        each.path: (each.memory_before_bytes, each.activation_peak_bytes, each.memory_after_bytes)
-        for each in profile.layers
-    }
+    sizes = ("memory_before_bytes", "activation_peak_bytes", "memory_after_bytes")
+    seen = {each.path: tuple(getattr(each, size) for size in sizes) for each in profile.layers}
     assert seen == {"": (1000, 900, 1000), "a": (1000, 900, 1300), "a.inner": (1000, 900, 1000), "b": (1300, 100, 1400)}
     assert "activation_peak_bytes" not in profile.reasons
 
 
-def test_a_cpu_has_no_memory_by_layer_and_says_why(clock, tmp_path):
+def test_a_cpu_has_no_memory_by_layer_and_another_kind_of_device_is_refused(clock, tmp_path):
     profile = profile_of(Takes(clock, 5), tmp_path, clock)
     assert layer(profile, "").activation_peak_bytes is None
     assert profile.reasons["activation_peak_bytes"] == profile.reasons["memory_before_bytes"] == CPU_REASON
-
-
-def test_another_kind_of_device_is_refused(tmp_path):
     engine = ObservabilityEngine(nn.Linear(1, 1, device="meta"), tmp_path)
     with pytest.raises(ValueError, match="'meta' cannot be timed"):
         engine.profile(torch.ones(1, 1, device="meta"))

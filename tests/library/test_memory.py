@@ -48,13 +48,10 @@ def test_a_cpu_has_the_process_and_a_reason_for_the_rest():
     assert (use.reasons, use.doubts) == ((CPU_REASON,), ())
 
 
-@pytest.mark.parametrize(
-    "kernel", [Kernel(None), Kernel(12345, resets=False)], ids=["unknown", "not that of the block"]
-)
+@pytest.mark.parametrize("kernel", [Kernel(None), Kernel(12345, resets=False)], ids=["unknown", "not of the block"])
 def test_a_peak_that_is_not_known_is_none_with_a_reason(kernel):
     use = used(kernel)
-    assert use.process_peak_bytes is None
-    assert len(use.reasons) == 2
+    assert (use.process_peak_bytes, len(use.reasons)) == (None, 2)
 
 
 @pytest.mark.parametrize(("peak", "doubts"), [(899_999_999, 0), (900_000_000, 1)])
@@ -78,13 +75,10 @@ def test_the_peak_is_that_of_the_block_and_not_of_what_came_before():
     assert BLOCK / 2 < use.process_peak_bytes - held < 2 * BLOCK  # the kernel counts pages in batches per core
 
 
-@pytest.mark.parametrize(("status", "peak"), [("Name:\tx\nVmHWM:\t    2140 kB\n", 2140 * 1024), ("Name:\tx\n", None)])
-def test_the_peak_is_read_in_bytes(status, peak, tmp_path):
-    (tmp_path / "status").write_text(status)
-    assert ProcessPeak(tmp_path).read() == peak
-
-
-def test_a_system_without_proc_tells_no_peak(tmp_path):
+def test_the_peak_is_read_in_bytes_or_not_told(tmp_path):
+    for status, peak in (("Name:\tx\nVmHWM:\t    2140 kB\n", 2140 * 1024), ("Name:\tx\n", None)):
+        (tmp_path / "status").write_text(status)
+        assert ProcessPeak(tmp_path).read() == peak
     kernel = ProcessPeak(tmp_path / "absent")
     assert (kernel.reset(), kernel.read()) == (False, None)
 

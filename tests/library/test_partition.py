@@ -59,9 +59,6 @@ def gpu(name: str, vram_gb: float = 1.0, **fields: object) -> VirtualNode:
     return VirtualNode(name, "gpu", vram_gb=vram_gb, **fields)
 
 
-# Nodes and links.
-
-
 def test_usable_memory_leaves_out_headroom_and_reserve():
     assert gpu("a", 24).usable_bytes == 21_600_000_000
     assert gpu("a", 24, headroom=0, reserve_gb=0.5).usable_bytes == 23_500_000_000
@@ -108,52 +105,24 @@ def test_a_link_is_that_of_the_pair_then_of_the_way_back_then_the_default():
     assert Link(1000, 0.5).seconds(250) == 0.75 and Link(float("inf")).seconds(10**12) == 0
 
 
-# Units.
-
-
 def test_units_are_blocks_and_what_stands_around_them_in_order():
     units = units_of(decoder()).units
-    assert [unit.name for unit in units] == [
-        "model.wte",
-        "model.h.0",
-        "model.h.1",
-        "model.h.2",
-        "model.ln_f",
-        "lm_head",
-    ]
+    assert [unit.name.removeprefix("model.") for unit in units] == ["wte", "h.0", "h.1", "h.2", "ln_f", "lm_head"]
     assert [unit.is_block for unit in units] == [False, True, True, True, False, False]
 
 
-def test_a_list_inside_a_block_that_adds_a_residual_is_not_split():
-    assert not [unit.name for unit in units_of(decoder()).units if "mlp" in unit.name]
-
-
 def test_a_block_that_only_calls_its_layers_is_split_further():
-    layers = [
-        layer(""),
-        *(
-            each
-            for stage in range(2)
-            for each in (
-                layer(f"layers.{stage}", bytes_self=0.0),
-                *(layer(f"layers.{stage}.blocks.{at}", bytes_self=8.0) for at in range(2)),
-            )
-        ),
-    ]
+    layers = [layer("")]
+    for stage in range(2):
+        layers += [layer(f"layers.{stage}", bytes_self=0.0)]
+        layers += [layer(f"layers.{stage}.blocks.{at}", bytes_self=8.0) for at in range(2)]
     names = [unit.name for unit in units_of(profiles.model_profile(nested(layers))).units]
     assert names == ["layers.0.blocks.0", "layers.0.blocks.1", "layers.1.blocks.0", "layers.1.blocks.1"]
 
 
 def test_every_storage_is_in_a_unit_and_tied_ones_share_a_key():
-    held = [[each.key for each in unit.storages] for unit in units_of(decoder()).units]
-    assert held == [
-        ["positions", "wte"],
-        ["mlp.0.0", "mlp.0.1"],
-        ["mlp.1.0", "mlp.1.1", "unused"],
-        ["mlp.2.0", "mlp.2.1"],
-        [],
-        ["wte"],
-    ]
+    held = [" ".join(each.key for each in unit.storages) for unit in units_of(decoder()).units]
+    assert held == ["positions wte", "mlp.0.0 mlp.0.1", "mlp.1.0 mlp.1.1 unused", "mlp.2.0 mlp.2.1", "", "wte"]
 
 
 def test_the_times_of_the_units_are_the_whole_model_s():
@@ -219,18 +188,10 @@ def test_known_activation_peaks_are_used():
 
 def test_the_longer_one_of_device_and_host_counts():
     made = decoder()
-    slow, fast = (
-        replace(
-            made,
-            layers=tuple(
-                replace(each, device_inclusive_s=each.host_inclusive_s and profiles.spread(seconds))
-                for each in made.layers
-            ),
-        )
-        for seconds in (1.0, 1e-9)
-    )
-    assert units_of(slow).units[1].seconds == pytest.approx(profiles.spread(1.0).median)
-    assert units_of(fast).units[1].seconds == units_of(made).units[1].seconds
+    for seconds, expected in ((1.0, profiles.spread(1.0).median), (1e-9, units_of(made).units[1].seconds)):
+        spread = profiles.spread(seconds)
+        layers = [replace(each, device_inclusive_s=each.host_inclusive_s and spread) for each in made.layers]
+        assert units_of(replace(made, layers=tuple(layers))).units[1].seconds == pytest.approx(expected)
 
 
 def test_a_model_of_one_layer_is_one_unit():
@@ -245,9 +206,6 @@ def test_gpt2_and_a_thousand_layers_are_read():
     assert len(units_of(profiles.many(1000)).units) == 200
 
 
-# Tables.
-
-
 def test_the_table_of_memory_is_that_of_every_stage():
     for seed in range(60):
         case = cases.random_case(seed)
@@ -259,9 +217,6 @@ def test_the_table_of_memory_is_that_of_every_stage():
                 expected = cases.needed_bytes(case, case.nodes[0], first, end)
                 assert table[end, first] == expected == stage_memory(made, first, end, case.inputs_in_flight).total
         assert not np.triu(table).any()
-
-
-# Plans.
 
 
 def test_the_plan_of_the_guide_puts_a_model_that_fits_on_one_node():
@@ -288,15 +243,10 @@ def test_a_plan_says_who_holds_what():
         [gpu("a", 0.25, headroom=0), gpu("b", 0.3, headroom=0)], links=MEASURED
     )
     assert [(each.node, each.units) for each in plan.stages] == [("a", ("h.0", "h.1")), ("b", ("h.2", "h.3"))]
-    memory = plan.stages[1].memory
-    assert (memory.weights, memory.kv_cache, memory.activations, memory.inputs_in_flight) == (
-        200 * MB,
-        2 * MB,
-        5 * MB,
-        2000,
-    )
+    held = plan.stages[1].memory
+    assert (held.weights, held.kv_cache, held.activations, held.inputs_in_flight) == (200 * MB, 2 * MB, 5 * MB, 2000)
     assert plan.stages[0].memory.inputs_in_flight == 154
-    assert plan.stages[1].free_bytes == 300 * MB - memory.total
+    assert plan.stages[1].free_bytes == 300 * MB - held.total
     [transfer] = plan.transfers
     assert (transfer.source, transfer.target, transfer.size_bytes, transfer.seconds) == ("a", "b", 1000, 1e-6)
     assert plan.latency_s == pytest.approx(0.040001) == plan.value_s and plan.period_s == pytest.approx(0.020)
@@ -332,17 +282,13 @@ def test_times_that_are_not_representative_are_assumed_also_from_a_file(tmp_path
     assert ExecutionPlanner(fair).generate_plan(nodes, "throughput", MEASURED).requests_per_s
 
 
-def test_a_node_with_representative_times_is_chosen_before_an_equal_one_without():
+def test_representative_times_are_measured_and_chosen_before_equal_ones_that_are_not():
     planner = ExecutionPlanner({"cpu": replace(chain(), is_representative=False), "gpu": chain()})
     plan = planner.generate_plan([VirtualNode("a", "cpu", ram_gb=1), gpu("b")], links=MEASURED)
     assert plan.stages[0].node == "b" and plan.basis == "measured"
-
-
-def test_a_cut_with_times_that_are_not_representative_is_assumed_too():
-    nodes = [gpu("a"), gpu("b")]
     for is_representative, basis in ((True, "measured"), (False, "assumed")):
         chains = {"gpu": replace(chain(), is_representative=is_representative)}
-        made = ExecutionPlanner(chains).plan_at([2], nodes, "throughput", MEASURED)
+        made = ExecutionPlanner(chains).plan_at([2], [gpu("a"), gpu("b")], "throughput", MEASURED)
         assert made.basis == basis and (made.requests_per_s is None) == (basis == "assumed")
 
 
@@ -357,10 +303,7 @@ def test_each_kind_of_node_has_its_own_times():
     slow = chain(4, seconds=0.100)
     planner = ExecutionPlanner({"gpu": chain(), "cpu": slow})
     plan = planner.generate_plan([gpu("a", 0.35), VirtualNode("b", "cpu", ram_gb=9)], links=MEASURED)
-    assert {stage.node: stage.compute_s for stage in plan.stages} == {
-        "a": pytest.approx(0.030),
-        "b": pytest.approx(0.1),
-    }
+    assert {stage.node: stage.compute_s for stage in plan.stages} == pytest.approx({"a": 0.030, "b": 0.1})
     assert plan.basis == "measured"
 
 
@@ -416,6 +359,10 @@ def test_a_fixed_order_is_kept():
     assert [stage.node for stage in planner.generate_plan(nodes, in_order=True).stages] == ["b", "a"]
 
 
+def planned(nodes, *args, **options):
+    return lambda: ExecutionPlanner(chain(), kind="gpu").generate_plan(nodes, *args, **options)
+
+
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
@@ -423,19 +370,11 @@ def test_a_fixed_order_is_kept():
         (lambda: ExecutionPlanner(chain()), "on which kind of node"),
         (lambda: ExecutionPlanner({"gpu": chain(4), "cpu": chain(5)}), "not of the same model: 4 and 5 units"),
         (lambda: ExecutionPlanner(chain(), kind="gpu", inputs_in_flight=0), "inputs_in_flight is 0"),
-        (lambda: ExecutionPlanner(chain(), kind="gpu").generate_plan([]), "no node"),
-        (lambda: ExecutionPlanner(chain(), kind="gpu").generate_plan([gpu("a"), gpu("a")]), "'a' is given twice"),
-        (lambda: ExecutionPlanner(chain(), kind="gpu").generate_plan([gpu("a")], "speed"), "'speed' is no objective"),
-        (
-            lambda: ExecutionPlanner(chain(), kind="gpu").generate_plan([gpu("a")], "requests", requests=0),
-            "requests is 0",
-        ),
-        (
-            lambda: ExecutionPlanner(chain(), kind="gpu").generate_plan(
-                [gpu("a")], links=Links(pairs={("a", "z"): Link(1)})
-            ),
-            "a - z is of a node that is not there",
-        ),
+        (planned([]), "no node"),
+        (planned([gpu("a"), gpu("a")]), "'a' is given twice"),
+        (planned([gpu("a")], "speed"), "'speed' is no objective"),
+        (planned([gpu("a")], "requests", requests=0), "requests is 0"),
+        (planned([gpu("a")], links=Links(pairs={("a", "z"): Link(1)})), "a - z is of a node that is not there"),
         (lambda: ExecutionPlanner(chain(seconds=float("nan")), kind="gpu").generate_plan([gpu("a")]), "is no time"),
     ],
 )

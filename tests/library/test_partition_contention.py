@@ -16,9 +16,6 @@ MS = 1e-3
 LINK = Link(1e9, is_measured=True)
 
 
-# What a plan says of nodes that share a machine.
-
-
 def chain(*milliseconds: float) -> Chain:
     return Chain(tuple(Unit(f"h.{n}", each * MS, layers=(f"h.{n}",)) for n, each in enumerate(milliseconds)))
 
@@ -28,9 +25,8 @@ def node(name: str, **fields: Any) -> VirtualNode:
 
 
 def planned(made, nodes, objective="throughput", **options):
-    return ExecutionPlanner(made, kind="cpu").generate_plan(
-        nodes, objective, Link(float("inf"), is_measured=True), **options
-    )
+    free = Link(float("inf"), is_measured=True)
+    return ExecutionPlanner(made, kind="cpu").generate_plan(nodes, objective, free, **options)
 
 
 def test_the_period_is_of_busy_nodes_and_the_latency_of_one_that_computes_alone():
@@ -78,13 +74,10 @@ def test_no_throughput_is_claimed_where_contention_was_not_measured():
     assert one.value_basis == one.period_basis == "measured"  # one node has nobody beside it
 
 
-def test_contention_measured_with_more_nodes_than_a_plan_uses_is_assumed_for_it():
+def test_contention_or_times_that_are_assumed_stay_the_reason_for_no_throughput():
     plan = planned(chain(10, 10), [node(name, contention=1.1) for name in "abc"])
     assert len(plan.stages) == 2 and plan.period_basis == "assumed" and plan.requests_per_s is None
     assert "was measured with all 3 nodes of pod at work, of which this plan uses 2" in plan.doubts[0]
-
-
-def test_an_assumed_time_stays_the_reason_where_contention_is_known():
     plan = planned(chain(10, 10), [node("a", contention=1.1, speed=1.0), node("b", contention=1.1)])
     assert plan.period_basis == "assumed" and plan.requests_per_s_reason == ORDER_ONLY
 
@@ -112,9 +105,6 @@ def test_a_given_cut_is_predicted_as_the_planner_predicts_it():
 def test_contention_that_cannot_be_is_refused(fields, says):
     with pytest.raises(ValueError, match=says):
         node("a", **fields)
-
-
-# The simulation, in which a stage is slowed while another one computes, and only then.
 
 
 def two_stages(first: float, second: float, *contention: float) -> PartitionPlan:

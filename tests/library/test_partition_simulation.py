@@ -98,9 +98,6 @@ def test_cuts_that_do_not_split_the_units_are_refused(cuts):
         ExecutionPlanner(Chain((Unit("a", 1.0), Unit("b", 1.0))), kind="cpu").plan_at(cuts, nodes)
 
 
-# A plan beside its run.
-
-
 def measured(*seconds: float, transfer: float, period: float, finish: float) -> Measured:
     stages = tuple(
         StageTimes(f"node_{n}", "cpu", "m", 1, (n,), (name,), 0, summarize([spent]), summarize([2 * spent]))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats as reference
 
+from boundby import stats
 from boundby.stats import (
     WIDENING,
     Estimate,
@@ -14,7 +15,6 @@ from boundby.stats import (
     estimate,
     least_samples,
     median_estimate,
-    percentile,
     summarize,
     wilson_interval,
 )
@@ -28,16 +28,15 @@ def test_summary_of_hand_made_samples():
     assert summary.std == pytest.approx(math.sqrt(2.5), rel=1e-15)  # n - 1 in the denominator
 
 
-def test_one_sample_has_no_spread_and_no_percentile():
+def test_one_sample_has_no_spread_and_no_percentile_and_no_samples_no_summary():
     summary = summarize([2.0])
     assert (summary.n, summary.mean, summary.median, summary.maximum) == (1, 2.0, 2.0, 2.0)
     assert (summary.std, summary.p90, summary.p95, summary.p99) == (None, None, None, None)
     assert summary.doubts == ()
-
-
-def test_no_samples_have_no_summary():
     with pytest.raises(ValueError, match="no samples"):
         summarize([])
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        summary.mean = 2.0
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -53,20 +52,14 @@ def test_a_percentile_is_given_from_the_first_n_that_supports_it(p, n):
     name = f"p{100 * p:.0f}"
     assert getattr(summarize([1.0] * (n - 1)), name) is None
     assert getattr(summarize([1.0] * n), name) == 1.0
-    assert percentile([1.0] * (n - 1), p) is None
-
-
-def test_no_number_of_samples_below_299_gives_a_p99():
-    assert [n for n in range(1, 299) if summarize([1.0] * n).p99 is not None] == []
+    assert stats.percentile([1.0] * (n - 1), p) is None
+    assert least_samples(0.90, confidence=0.99) == 44  # ln(0.01) / ln(0.9) = 43.7
 
 
 def test_percentiles_are_those_of_the_sorted_samples():
+    assert [n for n in range(1, 299) if summarize([1.0] * n).p99 is not None] == []
     summary = summarize([float(value) for value in reversed(range(301))])
     assert (summary.p90, summary.p95, summary.p99) == pytest.approx((270.0, 285.0, 297.0), rel=1e-12)
-
-
-def test_a_higher_confidence_needs_more_samples():
-    assert least_samples(0.90, confidence=0.99) == 44  # ln(0.01) / ln(0.9) = 43.7
 
 
 def test_an_outlier_beyond_ten_standard_deviations_is_counted_and_told():
@@ -79,9 +72,8 @@ def test_an_outlier_beyond_ten_standard_deviations_is_counted_and_told():
 
 def test_a_wide_middle_half_is_a_doubt():
     assert summarize([8.8, 9.0, 10.0, 11.0, 11.2]).doubts == ()
-    assert summarize([8.0, 8.7, 10.0, 11.3, 12.0]).doubts == (
-        "the middle half of the samples spreads over 26 % of the median",
-    )
+    [doubt] = summarize([8.0, 8.7, 10.0, 11.3, 12.0]).doubts
+    assert "26 % of the median" in doubt
 
 
 def test_interval_is_the_widened_t_interval_of_the_logarithms():
@@ -105,26 +97,19 @@ def test_interval_agrees_with_scipy(rounds, confidence):
     assert found.value == pytest.approx(reference.gmean(rounds), rel=1e-12)
 
 
-def test_one_round_gives_a_value_and_no_interval():
+def test_one_round_gives_a_value_and_no_interval_and_equal_rounds_one_without_width():
     found = estimate([0.25])
     assert found.value == pytest.approx(0.25, rel=1e-15)
     assert (found.low, found.high, found.half_width, found.reason) == (None, None, None, "one round gives no interval")
-
-
-def test_equal_rounds_have_an_interval_without_width():
     found = estimate([0.5] * 5)
-    assert found.half_width == 0.0
-    assert found.low == found.value == found.high
+    assert found.low == found.value == found.high and found.half_width == 0.0
+    assert Estimate(value=10.0, low=9.0, high=11.0, rounds=5).half_width == 0.1
 
 
 @pytest.mark.parametrize("rounds", [[], [1.0, 0.0], [1.0, -1.0], [math.nan], [1.0, math.inf]])
 def test_a_round_without_a_positive_value_is_refused(rounds):
     with pytest.raises(ValueError, match="each round needs one positive value"):
         estimate(rounds)
-
-
-def test_half_width_is_a_share_of_the_value():
-    assert Estimate(value=10.0, low=9.0, high=11.0, rounds=5).half_width == 0.1
 
 
 def test_the_interval_of_a_rate_is_that_of_the_time_turned_over():
@@ -150,24 +135,13 @@ def test_wilson_interval_agrees_with_scipy_and_stays_a_share(successes, n):
     expected = reference.binomtest(successes, n).proportion_ci(0.95, method="wilson")
     assert (low, high) == pytest.approx((expected.low, expected.high), abs=1e-12)
     assert 0 <= low <= successes / n <= high <= 1
-
-
-def test_wilson_interval_never_leaves_0_to_1():
-    for n in range(1, 300):
-        assert wilson_interval(0, n)[0] >= 0
-        assert wilson_interval(n, n)[1] <= 1
+    assert all(wilson_interval(0, n)[0] >= 0 and wilson_interval(n, n)[1] <= 1 for n in range(1, 300))
 
 
 @pytest.mark.parametrize(("successes", "n"), [(0, 0), (-1, 5), (6, 5)])
 def test_what_is_not_a_share_has_no_wilson_interval(successes, n):
     with pytest.raises(ValueError, match=f"{successes} successes of {n} are not a share"):
         wilson_interval(successes, n)
-
-
-def test_a_summary_does_not_change():
-    summary = summarize([1.0])
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        summary.mean = 2.0
 
 
 def test_the_interval_of_a_median_is_between_two_of_the_rounds():

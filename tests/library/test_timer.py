@@ -1,6 +1,7 @@
 """What a timed call waits for, what the device alone needs for it, and when a callable counts as warm."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -55,15 +56,6 @@ def test_pipelined_calls_wait_once_at_the_end(clock, device):
     device.events.clear()
     assert timer.pipelined(device.work(0.25) for _ in range(3)) == 0.75
     assert device.events == ["synchronize", "work", "work", "work", "synchronize"]
-
-
-def test_without_a_device_the_time_is_that_of_the_call(clock):
-    assert Timer(clock).isolated(lambda: clock.advance(0.125)) == 0.125
-
-
-def test_an_error_of_the_work_passes_through(clock):
-    with pytest.raises(ZeroDivisionError):
-        Timer(clock).isolated(lambda: 1 / 0)
 
 
 def test_to_issue_a_call_takes_the_time_of_the_host_and_not_of_the_device(clock, device):
@@ -182,13 +174,13 @@ def test_a_call_that_takes_longer_to_issue_than_a_backlog_may_last_is_not_made(c
     assert queue.held == []
 
 
-def test_an_error_of_the_work_on_the_device_passes_through(clock):
+def test_an_error_of_the_work_passes_through_and_without_a_device_the_time_is_that_of_the_call(clock):
+    assert Timer(clock).isolated(lambda: clock.advance(0.125)) == 0.125
     queue = QueuedDevice(clock)
     timer = Timer(clock, queue.synchronize)
-    with pytest.raises(ZeroDivisionError):
-        timer.enqueue(lambda: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        timer.on_device(lambda: 1 / 0, queue, HOST_S)
+    for timed in (timer.isolated, timer.enqueue, lambda work: timer.on_device(work, queue, HOST_S)):
+        with pytest.raises(ZeroDivisionError):
+            timed(lambda: 1 / 0)
 
 
 def times(clock: FakeClock, seconds: Callable[[int], float]) -> Callable[[], None]:
@@ -197,58 +189,43 @@ def times(clock: FakeClock, seconds: Callable[[int], float]) -> Callable[[], Non
     return lambda: clock.advance(seconds(next(calls)))
 
 
-def test_a_steady_callable_is_warm_after_three_windows(clock):
-    warm = warm_up(times(clock, lambda n: 0.5), Timer(clock), RULE)
-    assert (warm.runs, warm.seconds, warm.converged) == (12, 6.0, True)
+LEVELS = [1.0, 1.0, 2.0, 2.0, 4.0, 4.0, 4.0]
 
 
-def test_slow_first_calls_prolong_the_warm_up(clock):
-    warm = warm_up(times(clock, lambda n: 2.0 if n < 6 else 0.5), Timer(clock), RULE)
-    # medians of the windows: 2, (2 + 0.5) / 2, 0.5, 0.5, 0.5
-    assert (warm.runs, warm.converged) == (20, True)
-
-
-def test_a_single_slow_call_in_a_window_does_not_matter(clock):
-    slow = {1: 9.0, 6: 2.0, 8: 5.0}
-    assert warm_up(times(clock, lambda n: slow.get(n, 0.5)), Timer(clock), RULE).runs == 12
-
-
-def test_one_agreement_between_windows_is_not_enough(clock):
-    levels = [1.0, 1.0, 2.0, 2.0, 4.0, 4.0, 4.0]
-    warm = warm_up(times(clock, lambda n: levels[n // 4]), Timer(clock), RULE)
-    assert warm.runs == 28
+@pytest.mark.parametrize(
+    ("seconds", "runs"),
+    [
+        (lambda n: 0.5, 12),
+        (lambda n: 2.0 if n < 6 else 0.5, 20),  # medians of the windows: 2, (2 + 0.5) / 2, 0.5, 0.5, 0.5
+        (lambda n: {1: 9.0, 6: 2.0, 8: 5.0}.get(n, 0.5), 12),
+        (lambda n: LEVELS[n // 4], 28),
+    ],
+    ids=["steady", "slow first calls", "a single slow call in a window", "one agreement is not enough"],
+)
+def test_a_callable_is_warm_after_three_windows_that_agree(clock, seconds, runs):
+    warm = warm_up(times(clock, seconds), Timer(clock), RULE)
+    assert (warm.runs, warm.converged) == (runs, True)
 
 
 @pytest.mark.parametrize(("step", "converged"), [(1.03, True), (1.04, False), (1 / 1.04, False)])
 def test_neighbouring_windows_agree_within_the_tolerance(clock, step, converged):
-    rule = WarmUpRule(least_runs=1, least_s=0.0, window_runs=4, window_s=0.0, tolerance=0.0301, cap_s=100.0)
-    warm = warm_up(times(clock, lambda n: step ** (n // 4)), Timer(clock), rule)
-    assert warm.converged is converged
+    rule = replace(RULE, tolerance=0.0301, cap_s=100.0)
+    assert warm_up(times(clock, lambda n: step ** (n // 4)), Timer(clock), rule).converged is converged
 
 
 def test_a_callable_that_never_settles_stops_at_the_cap(clock):
-    rule = WarmUpRule(least_runs=1, least_s=0.0, window_runs=4, window_s=0.0, cap_s=10.0)
-    warm = warm_up(times(clock, lambda n: 1.0 if n // 4 % 2 else 0.5), Timer(clock), rule)
-    assert not warm.converged
-    assert warm.seconds == 10.0  # 4 x 0.5 + 4 x 1 + 4 x 0.5 + 2 x 1
-    assert warm.runs == 14
+    warm = warm_up(times(clock, lambda n: 1.0 if n // 4 % 2 else 0.5), Timer(clock), replace(RULE, cap_s=10.0))
+    assert (warm.runs, warm.seconds, warm.converged) == (14, 10.0, False)  # 4 x 0.5 + 4 x 1 + 4 x 0.5 + 2 x 1
 
 
-def test_a_window_is_long_enough_in_runs_and_in_seconds(clock):
-    rule = WarmUpRule(least_runs=1, least_s=0.0, window_runs=4, window_s=1.0, cap_s=1000.0)
-    warm = warm_up(times(clock, lambda n: 0.125), Timer(clock), rule)
-    assert warm.runs == 3 * 8
-
-
-def test_warm_up_lasts_the_least_seconds(clock):
-    rule = WarmUpRule(least_runs=1, least_s=9.0, window_runs=4, window_s=0.0, cap_s=1000.0)
-    warm = warm_up(times(clock, lambda n: 0.5), Timer(clock), rule)
-    assert (warm.seconds, warm.converged) == (10.0, True)  # the first whole window after 9 s
-
-
-def test_warm_up_makes_the_least_runs(clock):
-    rule = WarmUpRule(least_runs=18, least_s=0.0, window_runs=4, window_s=0.0, cap_s=1000.0)
-    assert warm_up(times(clock, lambda n: 0.5), Timer(clock), rule).runs == 20
+@pytest.mark.parametrize(
+    ("changes", "each_s", "runs"),
+    [({"window_s": 1.0}, 0.125, 3 * 8), ({"least_s": 9.0}, 0.5, 20), ({"least_runs": 18}, 0.5, 20)],
+    ids=["a window in seconds", "the least seconds", "the least runs"],
+)
+def test_warm_up_lasts_long_enough_in_runs_and_in_seconds(clock, changes, each_s, runs):
+    warm = warm_up(times(clock, lambda n: each_s), Timer(clock), replace(RULE, **changes))
+    assert (warm.runs, warm.seconds, warm.converged) == (runs, runs * each_s, True)
 
 
 @pytest.mark.parametrize("least_runs", [1, 5, 8])

@@ -1,7 +1,4 @@
-"""Traces of very many or very large things, and zip bombs: memory stays bounded; larger ones in tests/truth.
-
-python -m pytest tests/library/test_trace_bounds.py
-"""
+"""Traces of very many or very large things, and zip bombs: memory stays bounded; larger ones in tests/truth."""
 
 import json
 

@@ -1,7 +1,4 @@
-"""What differs between two traces, on traces with known answers and on real ones.
-
-python -m pytest tests/library/test_trace_diff.py
-"""
+"""What differs between two traces, on traces with known answers and on real ones."""
 
 import itertools
 
@@ -76,10 +73,8 @@ def test_what_one_trace_lacks_has_one_side(tmp_path):
 
 def test_other_shapes_are_another_operator(tmp_path):
     found = diff(loop(tmp_path, [500] * 3, shapes="[[8]]"), loop(tmp_path, [500] * 3, shapes="[[16]]"))
-    assert {(each.input_shapes, each.a is None, each.b is None) for each in found.operators} == {
-        ("[[8]]", False, True),
-        ("[[16]]", True, False),
-    }
+    sides = {(each.input_shapes, each.a is None, each.b is None) for each in found.operators}
+    assert sides == {("[[8]]", False, True), ("[[16]]", True, False)}
 
 
 def test_operators_match_by_name_where_a_trace_lacks_shapes(tmp_path):
@@ -119,16 +114,11 @@ def test_the_change_of_the_step_is_held_against_the_spread_of_the_steps(tmp_path
 def test_the_largest_changes_come_first_whichever_way_they_go(tmp_path):
     names = ["aten::a", "aten::b", "aten::c"]
     first = [event(name, 100 * place, 50) for place, name in enumerate(names)]
-    second = [
-        event(name, 100 * place, 50 + change)
-        for place, (name, change) in enumerate(zip(names, (5, -30, 10), strict=True))
-    ]
+    changes = zip(names, (5, -30, 10), strict=True)
+    second = [event(name, 100 * place, 50 + change) for place, (name, change) in enumerate(changes)]
     found = diff(analysis_of(tmp_path, *first), analysis_of(tmp_path, *second))
-    assert [(each.name, each.difference("cpu_self_ns")) for each in found.operators] == [
-        ("aten::b", -30_000),
-        ("aten::c", 10_000),
-        ("aten::a", 5_000),
-    ]
+    ranked = [(each.name, each.difference("cpu_self_ns")) for each in found.operators]
+    assert ranked == [("aten::b", -30_000), ("aten::c", 10_000), ("aten::a", 5_000)]
 
 
 @pytest.fixture(scope="module")

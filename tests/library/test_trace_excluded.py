@@ -1,7 +1,4 @@
-"""An evaluation between two recorded steps: marked in the trace, and no part of what the analysis says.
-
-python -m pytest tests/library/test_trace_excluded.py
-"""
+"""An evaluation between two recorded steps: marked in the trace, and no part of what the analysis says."""
 
 import dataclasses
 import threading
@@ -39,10 +36,10 @@ def steps() -> list[dict]:
 def with_evaluation() -> list[dict]:
     """Return the same steps with an evaluation in the second one, inside which a forward runs."""
     later = [each | {"ts": each["ts"] + LENGTH_US} if each["ts"] >= CUT_US else each for each in steps()]
-    held = [
-        each | {"dur": each["dur"] + LENGTH_US} if each["ts"] < CUT_US < each["ts"] + each["dur"] else each
-        for each in later
-    ]
+    held = []
+    for each in later:
+        holds = each["ts"] < CUT_US < each["ts"] + each["dur"]
+        held.append(each | {"dur": each["dur"] + LENGTH_US} if holds else each)
     evaluation = [
         event("excluded: evaluation", CUT_US, LENGTH_US, "user_annotation"),
         event("aten::mm", CUT_US + 100, 300),
@@ -67,13 +64,9 @@ def test_the_analysis_is_that_of_the_same_steps_without_it(tmp_path, on_device):
     assert expected.window_ns == 2_000_000
 
 
-def test_a_trace_without_a_mark_is_left_as_it_is(tmp_path):
-    trace = read_trace(traces.write(tmp_path, *steps(), event("excluded: evaluation", 10, 0, "user_annotation")))
-    assert without_excluded(trace) is trace
-
-
-def test_an_operator_that_is_named_like_a_mark_is_none(tmp_path):
-    trace = read_trace(traces.write(tmp_path, *steps(), event("excluded: evaluation", 10, 50)))
+@pytest.mark.parametrize(("length", "category"), [(0, "user_annotation"), (50, "cpu_op")], ids=["empty", "an operator"])
+def test_a_trace_without_a_mark_is_left_as_it_is(tmp_path, length, category):
+    trace = read_trace(traces.write(tmp_path, *steps(), event("excluded: evaluation", 10, length, category)))
     assert without_excluded(trace) is trace
 
 
@@ -95,17 +88,11 @@ def test_what_reaches_into_a_range_keeps_what_is_outside_of_it(tmp_path):
 def test_memory_that_changes_in_a_range_is_left_out(tmp_path):
     def change(ts):
         args = {"Device Type": 0, "Device Id": -1, "Addr": 1, "Bytes": 8, "Total Allocated": 8, "Total Reserved": 0}
-        return {"ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]", "pid": 1, "tid": 1} | {
-            "ts": ts,
-            "args": args,
-        }
+        return event("[memory]", ts, 0, "cpu_instant_event") | {"ph": "i", "s": "t", "args": args}
 
     changes = [change(each) for each in (CUT_US - 10, CUT_US + 10, CUT_US + LENGTH_US + 10)]
     trace = without_excluded(read_trace(traces.write(tmp_path, *with_evaluation(), *changes)))
     assert trace.memory.start_ns.tolist() == [1_490_000, 1_510_000]
-
-
-# In a loop
 
 
 def forward() -> None:

@@ -1,7 +1,4 @@
-"""One axis for the moments of all threads, and that the cost of an analysis does not depend on how many there are.
-
-python -m pytest tests/library/test_trace_lanes.py
-"""
+"""One axis for the moments of all threads, and that the cost of an analysis does not depend on how many there are."""
 
 import sys
 

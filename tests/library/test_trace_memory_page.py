@@ -1,7 +1,4 @@
-"""The page of a trace's memory: what it says, and that nothing in a trace can make it load or run anything.
-
-python -m pytest tests/library/test_trace_memory_page.py
-"""
+"""The page of a trace's memory: what it says, and that nothing in a trace can make it load or run anything."""
 
 import re
 from dataclasses import replace

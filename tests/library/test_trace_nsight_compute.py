@@ -1,7 +1,4 @@
-"""Which launch of which kernel Nsight Compute is pointed at, and the command for it.
-
-python -m pytest tests/library/test_trace_nsight_compute.py
-"""
+"""Which launch of which kernel Nsight Compute is pointed at, and the command for it."""
 
 import re
 import shlex

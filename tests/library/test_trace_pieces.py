@@ -1,7 +1,4 @@
-"""What a trace says does not depend on the pieces in which its file is read.
-
-python -m pytest tests/library/test_trace_pieces.py
-"""
+"""What a trace says does not depend on the pieces in which its file is read."""
 
 import dataclasses
 import gzip

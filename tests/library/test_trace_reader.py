@@ -1,7 +1,4 @@
-"""What the reader makes of sound traces.
-
-python -m pytest tests/library/test_trace_reader.py
-"""
+"""What the reader makes of sound traces."""
 
 import gzip
 from decimal import Decimal
@@ -18,12 +15,8 @@ def test_reads_plain_and_gzip_whatever_the_suffix(tmp_path, suffix):
     path = tmp_path / f"other{suffix}"
     path.write_bytes(gzip.compress(content, mtime=0) if suffix != ".json" else content)
     trace = read_trace(path)
-    assert (trace.names, trace.base_ns, trace.start_ns.tolist(), trace.duration_ns.tolist()) == (
-        ("aten::add",),
-        5000,
-        [0],
-        [2000],
-    )
+    assert (trace.names, trace.base_ns) == (("aten::add",), 5000)
+    assert (trace.start_ns.tolist(), trace.duration_ns.tolist()) == ([0], [2000])
 
 
 @pytest.mark.parametrize("start", ["1712195495519689.047", "4503599627370.497", "4458676522690.655", "17.25", "-3.001"])

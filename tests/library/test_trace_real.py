@@ -1,7 +1,4 @@
-"""Real GPU traces: what they hold to the nanosecond, and that their parts add up; all by brute force in tests/truth.
-
-python -m pytest tests/library/test_trace_real.py
-"""
+"""Real GPU traces: what they hold to the nanosecond, and that their parts add up; all by brute force in tests/truth."""
 
 import gzip
 from pathlib import Path

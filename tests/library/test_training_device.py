@@ -1,7 +1,4 @@
-"""Times of stages on a device that reaches its marks when told to.
-
-python -m pytest tests/library/test_training_device.py
-"""
+"""Times of stages on a device that reaches its marks when told to."""
 
 from boundby.training import StageTimer
 from boundby.training.records import ABSENT
@@ -63,17 +60,7 @@ def test_a_mark_that_fails_ends_the_times_of_the_device(clock):
     assert said == ["device times: RuntimeError: CUDA error: the launch failed"]
 
 
-def test_no_time_between_marks_of_two_streams(clock):
-    device = Device()
-    with StageTimer(clock=clock, marks=device) as timer:
-        with timer.stage("h2d"):
-            device.stream = 1
-        device.reach(1.0, 2.0)
-        timer.step()
-        assert timer.snapshot().rows_of("h2d")["device_ns"].tolist() == [ABSENT]
-
-
-def test_an_evaluation_inside_leaves_no_time_on_the_device(clock):
+def test_there_is_no_time_between_marks_of_two_streams_or_around_an_evaluation(clock):
     device = Device()
     with StageTimer(clock=clock, marks=device) as timer:
         with timer.stage("update"), timer.excluded():
@@ -81,3 +68,8 @@ def test_an_evaluation_inside_leaves_no_time_on_the_device(clock):
         device.reach(1.0, 2.0)
         timer.step()
         assert timer.snapshot().rows_of("update")["device_ns"].tolist() == [ABSENT]
+        with timer.stage("h2d"):
+            device.stream = 1
+        device.reach(3.0, 4.0)
+        timer.step()
+        assert timer.snapshot().rows_of("h2d")["device_ns"].tolist() == [ABSENT]

@@ -1,8 +1,6 @@
-"""What is excluded ends where it says, whatever begins and ends inside it under the same name.
+"""What is excluded ends where it says, whatever begins and ends inside it under the same name."""
 
-python -m pytest tests/library/test_training_exclusions.py
-"""
-
+import contextlib
 from collections.abc import Iterator
 
 import pytest
@@ -19,30 +17,21 @@ def batches(clock: FakeNanoseconds) -> Iterator[int]:
     clock.advance(2)
 
 
-def another_exclusion(timer: StageTimer, clock: FakeNanoseconds) -> None:
-    with timer.excluded("evaluation"):
-        clock.advance(8)
+def inside_a(marker, times=1):
+    def inside(timer, clock):
+        with contextlib.ExitStack() as stack:
+            for _ in range(times):
+                stack.enter_context(getattr(timer, marker)("evaluation"))
+            clock.advance(8)
 
-
-def two_inside_one_another(timer: StageTimer, clock: FakeNanoseconds) -> None:
-    with timer.excluded("evaluation"):
-        another_exclusion(timer, clock)
-
-
-def a_stage(timer: StageTimer, clock: FakeNanoseconds) -> None:
-    run(timer, clock, evaluation=8)
-
-
-def a_span(timer: StageTimer, clock: FakeNanoseconds) -> None:
-    with timer.span("evaluation"):
-        clock.advance(8)
+    return inside
 
 
 def a_loader_to_its_end(timer: StageTimer, clock: FakeNanoseconds) -> None:
     assert list(timer.timed(batches(clock), "evaluation")) == [0, 1, 2]  # the wait for its end is taken back
 
 
-INSIDE = [another_exclusion, two_inside_one_another, a_stage, a_span, a_loader_to_its_end]
+INSIDE = [*map(inside_a, ("excluded", "stage", "span")), inside_a("excluded", times=2), a_loader_to_its_end]
 
 
 @pytest.mark.parametrize("inside", INSIDE)

@@ -1,7 +1,4 @@
-"""Verdicts on runs whose times are made, so that what limits them is known: shares, steps and the text.
-
-python -m pytest tests/library/test_training_judgement.py
-"""
+"""Verdicts on runs whose times are made, so that what limits them is known: shares, steps and the text."""
 
 import json
 import random
@@ -113,14 +110,11 @@ def test_a_checkpoint_now_and_then_is_unsteady():
 
 
 @pytest.mark.parametrize("steps", range(LEAST_STEPS))
-def test_too_few_steps_say_nothing(steps):
+def test_too_few_steps_say_nothing_and_few_are_a_doubt(steps):
     found = judged({**HEALTHY, "data": 0.1}, steps)
     assert (found.bound, found.share_of_limit, found.confidence) == ("inconclusive", None, "low")
     assert found.doubts == (Doubt("steps", f"{steps} undisturbed ones are known, 5 are needed"),)
     assert (found.step_s is None) == (not steps) == (not found.stages)
-
-
-def test_few_steps_are_a_doubt():
     few, enough = (judged({**HEALTHY, "data": 0.1}, steps) for steps in (ENOUGH_STEPS - 1, ENOUGH_STEPS))
     assert (few.bound, few.confidence, len(few.doubts)) == ("input", "low", 1)
     assert (enough.bound, enough.confidence, enough.doubts) == ("input", "high", ())
@@ -226,21 +220,18 @@ def random_runs() -> Iterator[list[StageTimes]]:
         world_size = draw.choice([1, 1, 2, 3])
         scale = {name: draw.choice([0.0, 1e-9, 0.001, 0.1, 1e6]) for name in draw.sample(names, draw.randint(0, 6))}
         device = {name: draw.choice([0.0, 0.01]) for name in scale} if draw.random() < 0.3 else None
-        times = [
+        seconds = lambda step, scale=scale, draw=draw: {k: each * draw.random() for k, each in scale.items()}  # noqa: E731
+        sizes = lambda step, draw=draw: {"tokens": draw.choice([-1, 0, 1, 7, 1e300])}  # noqa: E731
+        yield [
             run(
-                lambda step, scale=scale, draw=draw: {name: each * draw.random() for name, each in scale.items()},
+                seconds,
                 draw.choice([0, 1, 4, 5, 19, 60]),
-                rank=rank,
-                world_size=world_size,
-                idle=draw.choice([0.0, 0.001]),
-                device=device,
-                metrics=(lambda step, draw=draw: {"tokens": draw.choice([-1, 0, 1, 7, 1e300])}) if seed % 2 else None,
-                capacity=draw.choice([3, 50, 1000]),
+                **{"rank": rank, "world_size": world_size, "idle": draw.choice([0.0, 0.001]), "device": device},
+                **{"metrics": sizes if seed % 2 else None, "capacity": draw.choice([3, 50, 1000])},
                 error=draw.choice([None, ValueError("x")]),
             )
             for rank in range(world_size)
         ]
-        yield times
 
 
 def test_any_run_has_a_verdict_that_holds_together():

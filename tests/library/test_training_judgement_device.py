@@ -1,7 +1,4 @@
-"""Verdicts on runs of a device, with what a trace says, and on what grows with the batch.
-
-python -m pytest tests/library/test_training_judgement_device.py
-"""
+"""Verdicts on runs of a device, with what a trace says, and on what grows with the batch."""
 
 import pytest
 from msgspec.structs import replace
@@ -55,12 +52,8 @@ def test_nested_stages_on_a_device_are_not_counted_twice():
                 stream.now += 1.0
         clock.advance(1)
         timer.step()
-    found = judge_training([timer.snapshot()])
-    assert {each.name: each.share for each in found.stages if each.share} == {
-        "attention": 0.5,
-        "forward": 0.25,
-        "loss": 0.25,
-    }
+    shares = {each.name: each.share for each in judge_training([timer.snapshot()]).stages if each.share}
+    assert shares == {"attention": 0.5, "forward": 0.25, "loss": 0.25}
 
 
 def test_a_device_without_times_is_a_doubt():
@@ -86,9 +79,8 @@ def test_a_trace_tells_the_kind_of_work_or_disagrees(said, bound, alternatives, 
     found = judged(HEALTHY, saw=said)
     assert (found.bound, found.alternatives, found.trace_agrees) == (bound, alternatives, agrees)
     assert found.confidence == ("low" if agrees is False else "medium")  # the kind of work is never measured here
-    assert any(
-        str(each).startswith(f"trace: it says {said.bound}, the stages say compute") for each in found.doubts
-    ) == (agrees is False)
+    disagrees = f"trace: it says {said.bound}, the stages say compute"
+    assert any(str(each).startswith(disagrees) for each in found.doubts) == (agrees is False)
     assert found.trace_bound == said.bound
 
 

@@ -1,7 +1,4 @@
-"""Verdicts on several processes, of which one may be slow.
-
-python -m pytest tests/library/test_training_judgement_ranks.py
-"""
+"""Verdicts on several processes, of which one may be slow."""
 
 import pytest
 from msgspec.structs import replace
@@ -75,10 +72,8 @@ def test_equal_processes_are_judged_together():
 def test_missing_and_short_processes_are_named():
     whole, short = run(FAST, rank=0, world_size=4), run(FAST, 2, rank=3, world_size=4)
     found = judge_training([whole, short])
-    assert [str(doubt) for doubt in found.doubts] == [
-        "ranks: nothing is known of 1, 2 of 4",
-        "ranks: too few steps are known of 3",
-    ]
+    assert [doubt.kind for doubt in found.doubts] == ["ranks", "ranks"]
+    assert ["1, 2 of 4" in found.doubts[0].text, "known of 3" in found.doubts[1].text] == [True, True]
     assert (found.bound, found.rank) == ("compute", 0)
 
 

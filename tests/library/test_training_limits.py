@@ -1,7 +1,4 @@
-"""What a timer does with long runs, odd names and failures, its own and those of its listeners.
-
-python -m pytest tests/library/test_training_limits.py
-"""
+"""What a timer does with long runs, odd names and failures, its own and those of its listeners."""
 
 import gc
 import sys

@@ -1,7 +1,4 @@
-"""Several processes of one run: each has its files, and one summary holds all that are there.
-
-python -m pytest tests/library/test_training_ranks.py
-"""
+"""Several processes of one run: each has its files, and one summary holds all that are there."""
 
 import json
 from pathlib import Path
@@ -18,7 +15,7 @@ from tests.fakes import FakeNanoseconds
 TRACE = Verdict("launch", (), 0.5, "medium", "untested", (), ())
 
 
-def leave(  # noqa: PLR0913  (each is one thing that a process may leave)
+def leave(
     folder, rank, world_size=2, *, data_s=1.0, backward_s=1.0, steps=20, is_killed=False, with_summary=True, error=None
 ):
     """Leave the files of one process, as its profiler does."""
@@ -74,10 +71,8 @@ def test_the_merged_summary_has_the_names_of_a_single_one_and_every_process(tmp_
     alone = {"rank", "step_s", "in_no_stage_share", "metrics"}
     assert set(single) - set(document) == alone
     assert (document["status"], document["first_step"], document["last_step"]) == ("finished", 0, 19)
-    assert [(each["rank"], each["status"], each["step_s"]["n"]) for each in document["ranks"]] == [
-        (0, "finished", 20),
-        (1, "finished", 20),
-    ]
+    processes = [(each["rank"], each["status"], each["step_s"]["n"]) for each in document["ranks"]]
+    assert processes == [(0, "finished", 20), (1, "finished", 20)]
     assert document["training_verdict"]["straggler"]["rank"] == 0
     assert document["training_verdict"]["text"][0].startswith("What:  input")
     data = next(each for each in document["stages"] if each["name"] == "data")
@@ -160,15 +155,10 @@ def test_of_runs_of_one_process_and_of_several_the_newest_counts(tmp_path):
 
 @pytest.mark.parametrize(
     ("began", "ended", "expected"),
-    [
-        pytest.param(1000.0, 1010.0, (0,), id="long before"),
-        pytest.param(1000.0, 2030.0, (0, 1), id="long before, and at work since"),
-        pytest.param(1950.0, 1960.0, (0, 1), id="a little before"),
-    ],
+    [(1000.0, 1010.0, (0,)), (1000.0, 2030.0, (0, 1)), (1950.0, 1960.0, (0, 1))],
+    ids=["long before", "long before, and at work since", "a little before"],
 )
-def test_a_process_of_an_earlier_run_of_the_same_size_is_told_by_its_time(
-    tmp_path, monkeypatch, began, ended, expected
-):
+def test_a_process_of_an_earlier_run_of_the_same_size_is_told_by_time(tmp_path, monkeypatch, began, ended, expected):
     for rank, times in ((1, [began, ended]), (0, [2000.0, 2040.0])):
         monkeypatch.setattr("time.time", lambda times=times: times.pop(0) if len(times) > 1 else times[0])
         leave(tmp_path, rank)
@@ -194,14 +184,9 @@ def test_the_merged_summary_tells_what_each_process_gave_up_and_could_not_give(t
         files.write_json(path, document | {"profiler_s": seconds})
     write_merged_summary(tmp_path)
     document = summary_in(tmp_path)
-    assert document["given_up"] == [
-        {"rank": 0, "what": "trace", "reason": "broken on 0"},
-        {"rank": 1, "what": "trace", "reason": "broken on 1"},
-    ]
-    assert [(each["rank"], each["what"]) for each in document["unavailable"]] == [
-        (0, "device events"),
-        (1, "device events"),
-    ]
+    given_up = [(each["rank"], each["what"], each["reason"]) for each in document["given_up"]]
+    assert given_up == [(0, "trace", "broken on 0"), (1, "trace", "broken on 1")]
+    assert [(each["rank"], each["what"]) for each in document["unavailable"]] == [(n, "device events") for n in (0, 1)]
     assert document["profiler_s"] == 2.5
     assert [each["profiler_s"] for each in document["ranks"]] == [0.0, 2.5, None]
 

@@ -1,7 +1,4 @@
-"""An epoch has the time of the training in it, and is left out if one of its own steps was slowed down.
-
-python -m pytest tests/library/test_training_spans.py
-"""
+"""An epoch has the time of the training in it, and is left out if one of its own steps was slowed down."""
 
 import pytest
 import torch
