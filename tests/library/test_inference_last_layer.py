@@ -82,14 +82,10 @@ def test_a_layer_of_unknown_structure_is_left_whole_without_a_doubt():
         last_layer.trim(model)
 
 
-def test_it_can_be_left_off():
-    options = PredictorOptions(64, token_budget=128, trim=False)
-    predictor = Predictor(built("qwen2"), Spelled(), options, TEXTS)
-    assert not predictor.trim and predictor.doubts == ()
-
-
-def test_a_wrong_trim_is_found_and_left_off_with_a_doubt(monkeypatch):
+def test_it_can_be_left_off_and_a_wrong_trim_is_found_and_left_off_with_a_doubt(monkeypatch):
     """The seeded bug computes the token beside the one that is read."""
+    off = Predictor(built("qwen2"), Spelled(), PredictorOptions(64, token_budget=128, trim=False), TEXTS)
+    assert not off.trim and off.doubts == ()
     model = built("bert")
     right = last_layer.reading
     monkeypatch.setattr(last_layer, "reading", lambda rows: right((rows + 1) % sum(LENGTHS)))

@@ -219,15 +219,11 @@ def test_an_over_long_text_is_cut_and_counted(predictor, texts):
     assert found.lengths[0] == MAX_LENGTH
 
 
-def test_a_text_without_tokens_is_named(predictor):
+def test_a_text_without_tokens_is_named_and_no_texts_have_no_logits(predictor):
     with pytest.raises(ValueError, match="text 1 has no tokens: ''"):
         predictor.predict(["good", ""])
-
-
-def test_no_texts_have_no_logits(predictor):
     found = predictor.predict([])
-    assert found.logits.shape == (0, classifiers.LABELS)
-    assert found.padding_efficiency == 1
+    assert (found.logits.shape, found.padding_efficiency) == ((0, classifiers.LABELS), 1)
 
 
 def test_logits_that_are_not_finite_are_refused_with_the_place_of_the_text(tokenizer):
@@ -239,21 +235,19 @@ def test_logits_that_are_not_finite_are_refused_with_the_place_of_the_text(token
         predictor.predict(["good", "fine"])
 
 
-@pytest.mark.parametrize("changes", [{"num_labels": 1}, {"problem_type": "regression"}])
-def test_a_regression_is_refused(tokenizer, changes):
-    with pytest.raises(ValueError, match="a regression gives no labels"):
-        Predictor(built("bert", tokenizer, **changes), tokenizer, OPTIONS, ["good"])
-
-
-def test_padding_on_the_left_is_refused(tokenizer):
-    left = SimpleNamespace(padding_side="left", pad_token_id=0)
-    with pytest.raises(ValueError, match="pads on the left"):
-        Predictor(built("qwen2", tokenizer), left, OPTIONS, ["good"])
-
-
-def test_a_predictor_needs_texts_to_check_itself_on(tokenizer):
-    with pytest.raises(ValueError, match="needs some texts to check itself on"):
-        Predictor(built("bert", tokenizer), tokenizer, OPTIONS, [])
+@pytest.mark.parametrize(
+    ("changes", "padding", "sample", "says"),
+    [
+        ({"num_labels": 1}, "right", ["good"], "a regression gives no labels"),
+        ({"problem_type": "regression"}, "right", ["good"], "a regression gives no labels"),
+        ({}, "left", ["good"], "pads on the left"),
+        ({}, "right", [], "needs some texts to check itself on"),
+    ],
+)
+def test_what_cannot_be_predicted_is_refused(tokenizer, changes, padding, sample, says):
+    given = tokenizer if padding == "right" else SimpleNamespace(padding_side="left", pad_token_id=0)
+    with pytest.raises(ValueError, match=says):
+        Predictor(built("bert", tokenizer, **changes), given, OPTIONS, sample)
 
 
 def test_shards_in_a_row_are_predicted_as_each_alone(predictor, texts):

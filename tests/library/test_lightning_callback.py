@@ -1,7 +1,4 @@
-"""A fit under `ProfilerCallback`: the same result, the stages where they belong, and every file; with both packages.
-
-python -m pytest tests/library/test_lightning_callback.py
-"""
+"""A fit under `ProfilerCallback`: the same result, the stages where they belong, and every file; with both packages."""
 
 import copy
 import csv
@@ -22,20 +19,7 @@ from boundby.integrations.lightning import ProfilerCallback, folder_name
 from boundby.trace import read_trace
 from boundby.training import read_stage_times
 from tests import lightning_fits as fits
-from tests.lightning_fits import (
-    BATCH,
-    LIGHTNING,
-    PACKAGES,
-    STEPS,
-    Endless,
-    Fit,
-    Rows,
-    Witness,
-    losses_of,
-    module_of,
-    nobody,
-    profiled,
-)
+from tests.lightning_fits import BATCH, LIGHTNING, PACKAGES, STEPS, Endless, Fit, Rows, losses_of, nobody, profiled
 
 pytestmark = [pytest.mark.filterwarnings(each) for each in fits.WARNINGS]
 
@@ -55,10 +39,10 @@ def rich(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("rich")
     callbacks = importlib.import_module(request.param).callbacks
     checkpoint = callbacks.ModelCheckpoint(folder / "checkpoints", every_n_train_steps=4)
-    witness, said = Witness(), []
+    witness, said = fits.Witness(), []
     callback = ProfilerCallback(True, folder / "logs", 3, 0, 1, 1, 2, say=said.append)
     witness.callback = callback
-    module = module_of(request.param, witness, scheduler=True)
+    module = fits.module_of(request.param, witness, scheduler=True)
     others = [fits.watcher_of(request.param, witness) for _ in range(2)]
     rows = DataLoader(Rows(STEPS * BATCH, witness), batch_size=BATCH, shuffle=True)
     settings = {"max_epochs": 2, "gradient_clip_val": 1.0, "enable_checkpointing": True}
@@ -159,9 +143,8 @@ def test_a_step_of_several_batches_holds_all_of_them(tmp_path):
 
 
 def test_an_iterable_is_fetched_ahead_and_its_waits_are_data(tmp_path):
-    fit = profiled(
-        tmp_path, data=lambda tell: DataLoader(Endless(Rows(STEPS * BATCH, tell)), batch_size=BATCH), max_epochs=2
-    )
+    data = lambda tell: DataLoader(Endless(Rows(STEPS * BATCH, tell)), batch_size=BATCH)  # noqa: E731
+    fit = profiled(tmp_path, data=data, max_epochs=2)
     assert fit.witness.around("read") == {("epoch", "data")}  # but for those before the training began
     assert len(fit.times.rows_of("step", "step")) == 2 * STEPS
     assert fit.times.remarks == ()
@@ -176,16 +159,10 @@ def test_manual_optimization_nests_its_stages_in_the_forward(tmp_path):
     assert fit.times.remarks == ()
 
 
-def test_half_precision_has_the_same_stages(tmp_path):
-    fit = profiled(tmp_path, precision="bf16-mixed", max_steps=4)
-    assert fit.order() == ["callbacks", "data", *(STEP * 4)[:-2], *AFTER_EPOCH]
-    assert fit.module.losses == losses_of(precision="bf16-mixed", max_steps=4)
-
-
 def test_the_losses_and_weights_are_the_same(tmp_path, bare):
     fit = profiled(tmp_path, max_epochs=2)
     assert fit.module.losses == bare
-    module = module_of(LIGHTNING)
+    module = fits.module_of(LIGHTNING)
     fits.fit(LIGHTNING, module, DataLoader(Rows(STEPS * BATCH, nobody), batch_size=BATCH, shuffle=True), max_epochs=2)
     for mine, theirs in zip(fit.module.parameters(), module.parameters(), strict=True):
         assert torch.equal(mine, theirs)
@@ -235,25 +212,20 @@ def test_a_validation_between_recorded_steps_is_marked_in_the_trace(tmp_path):
     assert marks.count("excluded: evaluation") == 1, "that after the step 2; that at the end was not recorded"
 
 
-def test_the_stages_and_the_verdict_are_said_at_the_end(rich):
+def test_stages_and_verdict_are_said_and_nothing_of_it_is_left_on_the_trainer(rich):
     table, verdict = rich.said
     assert re.search(r"^data +\d+\.\d +\d+\.\d{3}", table, re.MULTILINE) and "whole step" in table
     assert "What:" in verdict and "Next:" in verdict
-
-
-def test_what_the_specification_had_trouble_with_does_not_occur(rich):
     told = json.dumps([rich.document("manifest.json"), rich.document("profiler_summary.json"), rich.said])
     assert "already saved" not in told and "stack.empty" not in told  # and no warning: pytest makes errors of them
     assert rich.document("manifest.json")["warnings"] == []
-
-
-def test_nothing_of_it_is_left_on_the_trainer(rich):
     trainer = rich.trainer
     epochs = trainer.fit_loop.epoch_loop
     owners = (trainer, trainer.strategy, epochs, epochs.val_loop, epochs.automatic_optimization)
     owners += (trainer.strategy.precision_plugin, *trainer.optimizers)
     wrapped = {name for each in owners for name, value in vars(each).items() if hasattr(value, "__wrapped__")}
     assert wrapped == {"step"}  # of the optimizer, by torch's scheduler
+    assert not any(each._optimizer_step_post_hooks for each in trainer.optimizers)
     assert not any(each._optimizer_step_post_hooks for each in trainer.optimizers)
 
 

@@ -117,6 +117,7 @@ def test_equally_long_stages_take_the_latency_once_and_the_busy_period_for_each_
     found = simulate(two_stages(10, 10, 1.5, 1.5), 6)
     assert [round(1e3 * each, 6) for each in found.finishes_s] == [25, 40, 55, 70, 85, 95]
     assert found.period_s == pytest.approx(0.015)  # 10 alone, 5 times 15 together, 10 alone: 20 + 5 * 15
+    assert simulate(two_stages(10, 10, 1.5, 1.5), 1).finishes_s == (pytest.approx(0.020),), "they take turns"
 
 
 def test_a_stage_is_slowed_only_while_the_other_one_computes():
@@ -132,10 +133,6 @@ def test_the_last_stage_is_slowed_for_as_long_as_the_first_one_has_requests():
     assert found.finishes_s[-1] - found.finishes_s[-2] == pytest.approx(0.010)  # alone at the end
 
 
-def test_stages_that_take_turns_do_not_slow_one_another_down():
-    assert simulate(two_stages(10, 10, 1.5, 1.5), 1).finishes_s == (pytest.approx(0.020),)
-
-
 def test_the_simulation_of_shared_machines_lies_between_all_alone_and_all_busy():
     checked = equal = 0
     for seed in range(100):
@@ -148,12 +145,9 @@ def test_the_simulation_of_shared_machines_lies_between_all_alone_and_all_busy()
             continue
         if all(each.busy_compute_s == each.compute_s for each in plan.stages):
             continue
-        free = dataclasses.replace(
-            plan, stages=tuple(dataclasses.replace(each, busy_compute_s=each.compute_s) for each in plan.stages)
-        )
-        busy = dataclasses.replace(
-            plan, stages=tuple(dataclasses.replace(each, compute_s=each.busy_compute_s) for each in plan.stages)
-        )
+        alone = [dataclasses.replace(each, busy_compute_s=each.compute_s) for each in plan.stages]
+        crowded = [dataclasses.replace(each, compute_s=each.busy_compute_s) for each in plan.stages]
+        free, busy = (dataclasses.replace(plan, stages=tuple(each)) for each in (alone, crowded))
         low, found, high = (simulate(each, 12) for each in (free, plan, busy))
         checked += 1
         assert simulate(plan, 1).first_finish_s == pytest.approx(plan.latency_s, abs=1e-10)

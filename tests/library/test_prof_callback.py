@@ -1,7 +1,4 @@
-"""The callback for the Hugging Face Trainer: its parameters, its files, and what the Trainer may do.
-
-python -m pytest tests/library/test_prof_callback.py
-"""
+"""The callback for the Hugging Face Trainer: its parameters, its files, and what the Trainer may do."""
 
 import copy
 import csv
@@ -18,16 +15,10 @@ from boundby.trace import read_trace
 from boundby.training import read_stage_times
 from tests.trainer_runs import Plain, given_up_in, losses, losses_of, make_trainer, manifest_in, names_in
 
-RUN_FILES = [
-    "manifest.json",
-    "op_stats.csv",
-    "profiler_summary.json",
-    "stacks.txt",
-    "stage_log.jsonl",
-    "stage_times.json",
-    "trace.json",
-]
+RUN_FILES = ["manifest.json", "op_stats.csv", "profiler_summary.json", "stacks.txt"]
+RUN_FILES += ["stage_log.jsonl", "stage_times.json", "trace.json"]
 ITERATION_FILES = ["key_averages.txt", "rank0_memory-timeline.html", "rank0_stacks.txt", "rank0_trace.pt.trace.json"]
+BARE = {"profile_memory": False, "with_stack": False}
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +31,6 @@ def at_the_defaults(tmp_path_factory):
     folder = tmp_path_factory.mktemp("defaults")
     callback = ProfCallback(str(folder / "output"), run_folder=folder / "run")
     return folder, losses(folder, callback)
-
-
-# The contract
 
 
 def test_the_parameters_and_their_defaults_are_those_of_the_specification():
@@ -102,9 +90,6 @@ def test_what_cannot_be_is_refused_at_once_by_the_name_that_was_given(given, sai
         ProfCallback(**given)
 
 
-# The files
-
-
 def test_at_the_defaults_every_file_that_a_cpu_can_give_is_there(at_the_defaults):
     folder, _ = at_the_defaults
     assert names_in(folder / "run") == RUN_FILES
@@ -117,14 +102,9 @@ def test_at_the_defaults_every_file_that_a_cpu_can_give_is_there(at_the_defaults
     manifest = manifest_in(folder / "run")
     assert [each["steps_recorded"] for each in manifest["cycles"]] == [1]
     assert {each["what"] for each in manifest["unavailable"]} == {"device events", "memory snapshot"}
-    assert given_up_in(folder / "run") == {
-        "trace": "the schedule has one cycle: its times hold the cost of recording stacks"
-    }
-
-
-def test_the_trace_is_the_same_under_both_names(at_the_defaults):
-    folder, _ = at_the_defaults
-    trace = folder / "output" / "iteration_9" / "rank0_trace.pt.trace.json"
+    reason = "the schedule has one cycle: its times hold the cost of recording stacks"
+    assert given_up_in(folder / "run") == {"trace": reason}
+    trace = iteration / "rank0_trace.pt.trace.json"
     assert trace.read_bytes() == (folder / "run" / "trace.json").read_bytes()
     assert "ProfilerStep#8" in read_trace(trace).names
 
@@ -140,9 +120,7 @@ def test_key_averages_tell_operators_by_shapes_and_stack(at_the_defaults):
 
 
 def test_what_is_switched_off_is_not_written(tmp_path, bare):
-    small = ProfCallback(
-        str(tmp_path), 2, 1, 1, 1, profile_memory=False, with_stack=False, record_shapes=False, export_stacks=False
-    )
+    small = ProfCallback(str(tmp_path), 2, 1, 1, 1, record_shapes=False, export_stacks=False, **BARE)
     assert losses(tmp_path, small) == bare
     assert names_in(tmp_path / "iteration_4") == ["key_averages.txt", "rank0_trace.pt.trace.json"]
     assert "stacks.txt" not in names_in(tmp_path)
@@ -167,8 +145,8 @@ def test_every_cycle_has_a_folder_and_the_last_one_the_stacks(tmp_path):
 
 
 def test_cycles_may_begin_far_apart(tmp_path):
-    lean = {"profile_memory": False, "with_stack": False, "export_key_averages": False}
-    losses(tmp_path, ProfCallback(str(tmp_path), 1, 1, 1, 2, schedule_every_n_steps=6, **lean))
+    callback = ProfCallback(str(tmp_path), 1, 1, 1, 2, schedule_every_n_steps=6, export_key_averages=False, **BARE)
+    losses(tmp_path, callback)
     assert [each["first_step"] for each in manifest_in(tmp_path)["cycles"]] == [2, 8]
 
 
@@ -195,16 +173,15 @@ def test_a_file_that_cannot_be_written_hinders_no_other(tmp_path, bare, monkeypa
 def test_ranks_have_files_of_their_own(tmp_path, monkeypatch):
     monkeypatch.setattr("boundby.capture.naming_of_process", lambda: Naming(1, 2))
     losses(tmp_path, ProfCallback(str(tmp_path), 1, 1, 1), max_steps=4)
-    assert names_in(tmp_path / "iteration_3") == sorted(
-        ["rank1_key_averages.txt", *(each.replace("rank0", "rank1") for each in ITERATION_FILES[1:])]
-    )
+    expected = [each.replace("rank0", "rank1") for each in ["rank0_key_averages.txt", *ITERATION_FILES[1:]]]
+    assert names_in(tmp_path / "iteration_3") == sorted(expected)
     assert {f"rank1_{name}" for name in RUN_FILES} <= set(names_in(tmp_path))
 
 
 def test_trainings_with_one_folder_leave_one_another_s_iterations_alone(tmp_path):
     def train(steps, cycles):
-        exports = {"profile_memory": False, "with_stack": False, "export_key_averages": False}
-        callback = ProfCallback(str(tmp_path / "shared"), 1, 1, 1, cycles, run_folder=tmp_path / "run", **exports)
+        lean = {"run_folder": tmp_path / "run", "export_key_averages": False, **BARE}
+        callback = ProfCallback(str(tmp_path / "shared"), 1, 1, 1, cycles, **lean)
         losses(tmp_path, callback, max_steps=steps)
 
     def traces():
@@ -225,12 +202,9 @@ def test_the_defaults_change_no_loss(at_the_defaults, bare):
     assert at_the_defaults[1] == bare
 
 
-# What the Trainer may do
-
-
 @pytest.mark.parametrize("attach", [False, True], ids=["alone", "attached"])
 def test_an_evaluation_between_recorded_steps_is_no_part_of_them(attach, tmp_path):
-    callback = ProfCallback(str(tmp_path), 1, 1, 3, profile_memory=False, with_stack=False)
+    callback = ProfCallback(str(tmp_path), 1, 1, 3, **BARE)
     losses(tmp_path, callback, attach=attach, eval_strategy="steps", eval_steps=3, max_steps=5)
     trace = read_trace(tmp_path / "trace.json")
     ranges = [trace.names[each] for each in trace.name.tolist()]
@@ -245,7 +219,7 @@ def test_an_evaluation_between_recorded_steps_is_no_part_of_them(attach, tmp_pat
 def test_a_resumed_training_counts_on(tmp_path):
     saving = {"save_strategy": "steps", "save_steps": 4}
     expected = losses(tmp_path, **saving)
-    callback = ProfCallback(str(tmp_path / "profile"), 1, 1, 1, profile_memory=False, with_stack=False)
+    callback = ProfCallback(str(tmp_path / "profile"), 1, 1, 1, **BARE)
     trainer = make_trainer(tmp_path, callback, **saving)
     trainer.train(resume_from_checkpoint=str(tmp_path / "results" / "checkpoint-4"))
     assert losses_of(trainer) == expected
@@ -257,7 +231,7 @@ def test_a_resumed_training_counts_on(tmp_path):
 @pytest.mark.parametrize("attach", [False, True], ids=["alone", "attached"])
 def test_a_compiled_model_is_split_by_an_attached_callback_alone(attach, tmp_path):
     compiled = {"torch_compile": True, "torch_compile_backend": "eager", "max_steps": 4}
-    callback = ProfCallback(str(tmp_path / "profile"), 1, 1, 1, profile_memory=False, with_stack=False)
+    callback = ProfCallback(str(tmp_path / "profile"), 1, 1, 1, **BARE)
     with torch.random.fork_rng():
         torch.manual_seed(1)
         model = Plain()
@@ -270,7 +244,7 @@ def test_a_compiled_model_is_split_by_an_attached_callback_alone(attach, tmp_pat
 
 
 def test_a_second_training_of_the_same_callback_begins_anew(tmp_path):
-    callback = ProfCallback(str(tmp_path), 1, 1, 1, profile_memory=False, with_stack=False)
+    callback = ProfCallback(str(tmp_path), 1, 1, 1, **BARE)
     losses(tmp_path, callback, max_steps=4)
     first = callback.manager
     losses(tmp_path, callback, max_steps=5)

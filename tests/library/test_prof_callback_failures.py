@@ -1,7 +1,4 @@
-"""Whatever fails around `ProfCallback`, the training is the same, and what was recorded is readable.
-
-python -m pytest tests/library/test_prof_callback_failures.py
-"""
+"""Whatever fails around `ProfCallback`, the training is the same, and what was recorded is readable."""
 
 import json
 from typing import Any
@@ -36,7 +33,7 @@ def test_losses_are_the_same_to_the_last_bit(tmp_path, attach):
     assert logged.values.n == 10 and logged.values.total == pytest.approx(sum(expected))
 
 
-@pytest.mark.parametrize("method", ["start", "step", "stop", "export_chrome_trace"])
+@pytest.mark.parametrize("method", ["start", "stop"])
 def test_a_failing_profiler_is_said_once_and_changes_nothing(method, tmp_path, bare, monkeypatch, caplog):
     original = getattr(torch.profiler.profile, method)
 
@@ -116,19 +113,6 @@ def test_as_a_context_manager_the_callback_is_told_of_exceptions_too(tmp_path):
     assert not model._forward_hooks and not model._forward_pre_hooks
     assert (tmp_path / "iteration_4" / "rank0_trace.pt.trace.json").is_file(), "what was recorded up to there"
     assert "the loop ended inside it" in given_up_in(tmp_path)["trace"]
-
-
-def test_an_evaluation_after_an_exception_is_no_part_of_the_step_that_it_ended(tmp_path):
-    callback = ProfCallback(str(tmp_path), 1, 1, 1, profile_memory=False, with_stack=False)
-    trainer = make_trainer(tmp_path, callback, model=Model(FakeNanoseconds(), fail_at=5))
-    with pytest.raises(RuntimeError, match="the model fails"):
-        trainer.train()
-    trainer.model.fail_at = None
-    trainer.evaluate()
-    callback.stop()
-    times = read_stage_times(tmp_path)
-    assert (len(times.rows_of("forward")), len(times.rows_of("backward"))) == (5, 4)
-    assert times.remarks == ()
 
 
 @pytest.mark.parametrize("attach", [False, True], ids=["alone", "attached"])

@@ -1,7 +1,4 @@
-"""What the Trainer's events mean for the stages, and Nsight Systems.
-
-python -m pytest tests/library/test_prof_callback_marks.py
-"""
+"""What the Trainer's events mean for the stages, and Nsight Systems."""
 
 import json
 import shlex
@@ -109,58 +106,45 @@ def test_a_checkpoint_that_the_evaluation_decides_on_is_no_wait_for_data():
     assert events.remarks() == {}
 
 
-def test_an_evaluation_that_nothing_announced_is_excluded_from_its_first_batch_on():
-    events = Events()
-    events.tell("epoch_begin", *STEP, "prediction_step", "prediction_step", "evaluated", *STEP)
-    spent = events.spent()
+def marked(*steps, **settings):
+    """Return the ns of every occurrence and the remarks of an epoch whose events are these."""
+    events = Events(**settings)
+    for step in steps:
+        events.tell(*([step] if isinstance(step, str) else step))
+    return events.spent(), events.remarks()
+
+
+def test_an_evaluation_is_excluded_whether_announced_or_not():
+    spent, _ = marked("epoch_begin", STEP, "prediction_step", "prediction_step", "evaluated", STEP)
     assert (spent["evaluation"], spent["data"], spent["step"]) == ([20], [10, 10], [60, 60])
-
-
-def test_an_evaluation_before_the_first_epoch_is_excluded():
-    events = Events(eval_on_start=True)
-    events.tell("prediction_step", "evaluated", "epoch_begin", *STEP)
-    spent = events.spent()
+    spent, _ = marked("prediction_step", "evaluated", "epoch_begin", STEP, eval_on_start=True)
     assert (spent["evaluation"], spent["step"]) == ([20], [60])
-
-
-def test_calls_of_the_model_outside_of_a_step_are_no_forward():
-    events = Events()
-    events.tell("epoch_begin", *STEP, "call")
-    assert events.spent()["forward"] == [0]
+    assert marked("epoch_begin", STEP, "call")[0]["forward"] == [0], "a call outside of a step is none"
 
 
 def test_a_model_called_twice_in_a_micro_batch_is_said():
-    events = Events()
-    events.tell("epoch_begin", "step_begin", "call", "call", *STEP[2:])
-    assert events.spent()["backward"] == [10, 10]
-    assert "called more than once" in events.remarks()["backward"]
+    spent, remarks = marked("epoch_begin", "step_begin", "call", "call", STEP[2:])
+    assert spent["backward"] == [10, 10]
+    assert "called more than once" in remarks["backward"]
 
 
 def test_an_evaluation_in_a_step_that_an_exception_has_ended_is_no_part_of_it():
-    events = Events()
-    events.tell("epoch_begin", *STEP, "step_begin", "call")
-    events.tell("evaluation_call", "prediction_step", "evaluation_call", "prediction_step", "logged", "evaluated")
-    spent = events.spent()
-    assert (spent["forward"], spent["backward"], spent.get("evaluation")) == ([0, 0], [10], None)
-    assert events.remarks() == {}
+    evaluation = ("evaluation_call", "prediction_step", "evaluation_call", "prediction_step", "logged", "evaluated")
+    spent, remarks = marked("epoch_begin", STEP, "step_begin", "call", evaluation)
+    assert (spent["forward"], spent["backward"], spent.get("evaluation"), remarks) == ([0, 0], [10], None, {})
 
 
 def test_calls_for_no_gradient_in_a_step_that_goes_on_are_said_and_count_to_what_they_lie_in():
-    events = Events()
-    events.tell("epoch_begin", "step_begin", "call", "evaluation_call", *STEP[2:])
-    assert (events.remarks().keys(), "eval mode" in events.remarks()["forward"]) == ({"forward"}, True)
-    spent = events.spent()
+    spent, remarks = marked("epoch_begin", "step_begin", "call", "evaluation_call", STEP[2:])
+    assert (remarks.keys(), "eval mode" in remarks["forward"]) == ({"forward"}, True)
     assert (spent["forward"], spent["backward"]) == ([0], [20])
 
 
 @pytest.mark.parametrize("gradients", [False, True])
 def test_a_model_that_is_trained_in_eval_mode_or_called_without_gradients_has_a_forward(gradients):
-    events = Events()
-    events.model.train(not gradients)
     with torch.set_grad_enabled(gradients):
-        events.tell("epoch_begin", *STEP)
-    assert events.spent()["forward"] == [0]
-    assert events.remarks() == {}
+        spent, remarks = marked("epoch_begin", STEP, model=nn.Linear(1, 1).train(not gradients))
+    assert (spent["forward"], remarks) == ([0], {})
 
 
 def test_a_model_that_is_called_by_itself_has_one_forward():
@@ -168,10 +152,8 @@ def test_a_model_that_is_called_by_itself_has_one_forward():
         def forward(self, x, depth=1):
             return self(x, depth - 1) if depth else x
 
-    events = Events(model=Recursive())
-    events.tell("epoch_begin", *STEP)
-    assert events.spent()["forward"] == [0]
-    assert events.remarks() == {}
+    spent, remarks = marked("epoch_begin", STEP, model=Recursive())
+    assert (spent["forward"], remarks) == ([0], {})
 
 
 @pytest.mark.parametrize(
@@ -192,9 +174,6 @@ def test_a_model_that_cannot_be_watched_has_one_stage_for_forward_and_backward(m
     assert spent["forward_backward"] == [10, 10] and "forward" not in spent
     assert reason in events.remarks()["forward"]
     assert model is None or not (model._forward_hooks or model._forward_pre_hooks)
-
-
-# Nsight Systems
 
 
 class FakeCuda:
@@ -263,13 +242,9 @@ def test_without_nsight_the_command_is_said_and_only_stages_are_timed(tmp_path, 
     assert manifest["trace_wanted"] is False and "enable_nsight_systems" in manifest["trace_reason"]
 
 
-def test_the_command_counts_the_cycles_that_the_training_has_steps_for(tmp_path):
+def test_the_command_counts_the_cycles_and_its_report_is_in_the_output_folder_unless_it_is_named():
     assert "--capture-range-end=stop " in nsight_command("report", 1, ["python", "train.py"])
     assert "--capture-range-end=repeat:3 " in nsight_command("report", 3, ["python", "train.py"])
-
-
-def test_the_suggested_report_is_in_the_output_folder_unless_it_is_named():
     default = ProfCallback(enable_nsight_systems=True)
     named = ProfCallback(enable_nsight_systems=True, nsight_systems_output_file="mine.nsys-rep")
-    assert default.nsight.report == "profiler_output/nsys_profile.nsys-rep"
-    assert named.nsight.report == "mine.nsys-rep"
+    assert (default.nsight.report, named.nsight.report) == ("profiler_output/nsys_profile.nsys-rep", "mine.nsys-rep")

@@ -83,23 +83,17 @@ def test_the_curve_keeps_each_size_until_the_next_change():
     top = 1.05 * 3
     heights = [round(HEIGHT * (1 - size / top), 1) for size in (1, 3, 2)]
     assert path == (f"M0.0,{heights[0]}H{WIDTH / 2}V{heights[1]}H{float(WIDTH)}V{heights[2]}H{WIDTH}V{HEIGHT}H0Z")
-
-
-def test_a_single_change_is_a_level():
     single = replace(HOST, peak_ns=7, timeline=MemoryTimeline((7,), (3_000_000,), None))
     [path] = re.findall(r'class="allocated" d="([^"]+)"', memory_page([single], "level"))
-    assert path.startswith("M0.0,") and "nan" not in path
+    assert path.startswith("M0.0,") and "nan" not in path, "a single change is a level"
 
 
-def test_names_from_a_trace_stay_text():
+def test_names_from_a_trace_stay_text_and_one_without_memory_has_no_page():
+    with pytest.raises(ValueError, match="no allocation"):
+        memory_page([], "empty")
     hostile = '<script>alert(1)</script><img src=x onerror="x">\x1b{title}'
     page = memory_page([replace(HOST, owners=(MemoryOwner(hostile, hostile, 1, 1),))], hostile)
     found = Tags(page)
     assert not {"script", "img", "link", "iframe"} & set(found.tags)
     assert found.text.count("alert(1)") == 4 and "\x1b" not in page
     assert "default-src 'none'" in page
-
-
-def test_a_trace_without_memory_has_no_page():
-    with pytest.raises(ValueError, match="no allocation"):
-        memory_page([], "empty")

@@ -30,17 +30,17 @@ def test_memory_is_flat_over_a_long_run(clock):
     timer = StageTimer(clock=clock, options=TimerOptions(capacity=64))
     timer.start()
     sizes = []
-    for step in range(20_000):
+    for step in range(10_000):
         run(timer, clock, data=1, forward=1)
         timer.metrics({"loss": step})
         timer.step()
-        if step in (4_000, 19_999):
+        if step in (4_000, 9_999):
             timer.snapshot()  # understands what is noted, of which there may be more or less
             sizes.append(reachable_bytes(timer))
     assert sizes[1] < 1.01 * sizes[0]  # the numbers in it have grown by some digits
     times = timer.snapshot()
     assert (len(times.occurrences), len(times.metric_rows)) == (64, 64)
-    assert (times.num_occurrences, times.stage("forward").host_s.n) == (60_000, 20_000)
+    assert (times.num_occurrences, times.stage("forward").host_s.n) == (30_000, 10_000)
     timer.stop()
 
 
@@ -73,14 +73,11 @@ def test_a_tally_samples_a_long_stream_evenly():
     assert found.sampled == SAMPLE
     assert abs(found.median - 50_000) < 4 * 50_000 / SAMPLE**0.5  # four standard errors
     assert abs(found.p90 - 90_000) < 4 * 30_000 / SAMPLE**0.5
-
-
-def test_no_quantile_without_enough_values():
-    tally = RunningStatistics()
+    few = RunningStatistics()
+    assert few.statistics().mean is None
     for value in range(28):
-        tally.add(value)
-    assert tally.statistics().p90 is None
-    assert RunningStatistics().statistics().mean is None
+        few.add(value)
+    assert few.statistics().p90 is None, "too few for a quantile"
 
 
 @pytest.mark.parametrize("name", [None, [], {}])
@@ -122,10 +119,7 @@ def test_a_timer_that_fails_again_and_again_stays_off(timer):
 
 
 def test_a_listener_that_raises_is_not_heard_of(clock):
-    def say(text):
-        raise OSError("terminal gone")
-
-    with StageTimer(clock=clock, say=say) as timer:
+    with StageTimer(clock=clock, say=lambda text: 1 / 0) as timer:
         timer.end("forward")
         timer.step()
     assert timer.snapshot().step.host_s.n == 1

@@ -153,9 +153,7 @@ def test_the_time_that_understanding_takes_is_in_no_epoch(clock):
     assert host_ns(timer, "epoch", "span") == [0]
 
 
-def test_recording_and_reading_between_steps_are_in_no_epoch_and_the_manager_tells_how_long_they_took(
-    tmp_path, clock, monkeypatch
-):
+def test_recording_and_reading_between_steps_are_in_no_epoch_and_their_time_is_told(tmp_path, clock, monkeypatch):
     step = Recorder.step
 
     def slow(recorder):
@@ -164,12 +162,8 @@ def test_recording_and_reading_between_steps_are_in_no_epoch_and_the_manager_tel
 
     monkeypatch.setattr(Recorder, "step", slow)
     monkeypatch.setattr("boundby.training.manager.perf_counter", lambda: clock() / S)
-    manager = ProfilerManager(
-        tmp_path,
-        device=torch.device("cpu"),
-        schedule=Schedule(1, 1, 1),
-        options=ManagerOptions(TimerOptions(in_background=False), readings=False),
-    )
+    options = ManagerOptions(TimerOptions(in_background=False), readings=False)
+    manager = ProfilerManager(tmp_path, device=torch.device("cpu"), schedule=Schedule(1, 1, 1), options=options)
     manager.timer.clock = clock
     told = []
     with manager:
@@ -184,9 +178,7 @@ def test_recording_and_reading_between_steps_are_in_no_epoch_and_the_manager_tel
     assert flags(manager.timer) == [DISTURBED, 0]
     assert manager.snapshot().stage("epoch", "span").host_s.total == 3
 
-
-def test_a_manager_that_is_off_takes_no_time_and_slows_no_step(tmp_path):
-    manager = ProfilerManager(tmp_path, enabled=False)
-    with manager:
-        manager.step()
-        assert (manager.between_steps_s, manager.slows_step) == (0, False)
+    off = ProfilerManager(tmp_path / "off", enabled=False)
+    with off:
+        off.step()
+        assert (off.between_steps_s, off.slows_step) == (0, False)
