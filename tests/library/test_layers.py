@@ -40,11 +40,8 @@ def test_time_is_split_between_a_module_and_those_inside_to_the_nanosecond(clock
     assert layer(profile, "").host_inclusive_s.median == pytest.approx(1354e-9)
     assert profile.coverage.ratio == pytest.approx(1) and profile.coverage.status == "pass"
     assert profile.coverage.leaf_ratio == pytest.approx(1320 / 1354)
-
-
-def test_a_module_called_several_times_has_the_sum_of_its_calls(clock, tmp_path):
     profile = profiled(Calls(clock, 1, times=3, a=Takes(clock, 100)), ONE, tmp_path, clock=clock).profile
-    assert (layer(profile, "a").calls, self_ns(profile)["a"]) == (3, 300)
+    assert (layer(profile, "a").calls, self_ns(profile)["a"]) == (3, 300), "called several times: the sum"
 
 
 def test_a_module_called_in_some_runs_only_has_the_mean_of_its_calls(clock, tmp_path):
@@ -60,7 +57,7 @@ def test_a_module_called_in_some_runs_only_has_the_mean_of_its_calls(clock, tmp_
     assert layer(profile, "a").calls + layer(profile, "b").calls == 1
 
 
-def test_a_shared_module_has_a_path_of_its_own_under_each_caller(clock, tmp_path):
+def test_a_shared_module_has_a_path_under_each_caller_and_goes_by_the_name_nearest_to_it(clock, tmp_path):
     shared = Takes(clock, 100)
     shared.weight = nn.Parameter(torch.ones(5))
     model = Calls(clock, 0, a=Calls(clock, 1, s=shared), b=Calls(clock, 2, times=2, s=shared))
@@ -68,10 +65,6 @@ def test_a_shared_module_has_a_path_of_its_own_under_each_caller(clock, tmp_path
     assert self_ns(profile) == {"": 0, "a": 1, "a.s": 100, "b": 4, "b.s": 200}
     assert layer(profile, "a.s").storages == layer(profile, "b.s").storages
     assert layer(profile, "").parameters == 5
-
-
-def test_a_shared_module_goes_by_the_name_nearest_to_its_caller(clock, tmp_path):
-    shared = Takes(clock, 100)
     model = Calls(clock, 0, a=Calls(clock, 0, a=Calls(clock, 1, s=shared), s=shared))
     spent = self_ns(profiled(model, ONE, tmp_path, clock=clock).profile)
     assert spent == {"": 0, "a": 0, "a.a": 1, "a.a.s": 100, "a.s": 100}
@@ -106,7 +99,7 @@ def test_a_module_reached_by_two_ways_under_one_name_keeps_two_paths(clock, tmp_
     assert found == [("", None, ""), ("a", "", "a"), ("a.c", "a", "a.c"), (">a.c", "", "a.c")]
 
 
-def test_a_module_that_is_never_called_is_listed_without_times(clock, tmp_path):
+def test_a_module_that_is_never_called_is_listed_without_times_and_keeps_its_parameters(clock, tmp_path):
     class Skips(Calls):
         def forward(self, x):
             return self.a(x)
@@ -116,10 +109,7 @@ def test_a_module_that_is_never_called_is_listed_without_times(clock, tmp_path):
     unused = layer(profile, "b.c")
     assert (unused.calls, unused.self_s, unused.parameters, unused.parent) == (0, None, 9, "b")
     assert [each.path for each in profile.layers] == ["", "a", "b", "b.c"]
-
-
-def test_a_layer_whose_weights_are_used_without_a_call_keeps_its_parameters_and_has_no_time(tmp_path):
-    attention = nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    attention = nn.MultiheadAttention(8, 2, batch_first=True).eval()  # uses weights of a layer that it does not call
     profile = profiled(attention, (torch.ones(1, 3, 8),) * 3, tmp_path).profile
     projection = layer(profile, "out_proj")
     assert (projection.calls, projection.self_s, projection.parameters) == (0, None, 8 * 8 + 8)

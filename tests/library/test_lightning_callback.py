@@ -159,6 +159,12 @@ def test_manual_optimization_nests_its_stages_in_the_forward(tmp_path):
     assert fit.times.remarks == ()
 
 
+def test_half_precision_has_the_same_stages(tmp_path):
+    fit = profiled(tmp_path, precision="bf16-mixed", max_steps=4)
+    assert fit.order() == ["callbacks", "data", *(STEP * 4)[:-2], *AFTER_EPOCH]
+    assert fit.module.losses == losses_of(precision="bf16-mixed", max_steps=4)
+
+
 def test_the_losses_and_weights_are_the_same(tmp_path, bare):
     fit = profiled(tmp_path, max_epochs=2)
     assert fit.module.losses == bare

@@ -38,13 +38,8 @@ def test_threads_are_told_apart_however_far_apart_their_events_are(tmp_path, las
     events = [event("outer", 0, 10, tid=1), event("inner", 2, 3, tid=1), event("alone", 1, 10, tid=2)]
     events += [event("last", last, 4.5, tid=3)]
     stats = {each.name: (each.calls, each.cpu_self_ns) for each in analysis_of(tmp_path, *events, *OTHERS).operators}
-    assert stats == {
-        "outer": (1, 7000),
-        "inner": (1, 3000),
-        "alone": (1, 10_000),
-        "last": (1, 4500),
-        "other": (20, 20_000),
-    }
+    expected = {"outer": (1, 7000), "inner": (1, 3000), "alone": (1, 10_000), "last": (1, 4500)}
+    assert stats == expected | {"other": (20, 20_000)}
 
 
 @pytest.mark.parametrize("last", [NEAR, FAR])

@@ -172,6 +172,11 @@ def test_a_profiler_that_has_ended_stays_off_and_says_so(tmp_path):
 
 def test_a_timer_that_has_ended_stays_off_and_says_so(tmp_path):
     said: list[str] = []
+    off = ProfilerManager(tmp_path / "off", enabled=False, say=said.append)
+    for _ in range(2):
+        with off:
+            train(off)
+    assert not (tmp_path / "off").exists()  # one that is off says nothing when it is used again
     timer = StageTimer(tmp_path, say=said.append, options=TimerOptions(in_background=False))
     with timer:
         train(timer)
