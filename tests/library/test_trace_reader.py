@@ -76,9 +76,8 @@ def test_times_of_any_length_and_sign_stand_side_by_side(tmp_path):
 
 
 def test_the_old_capital_names_of_categories_mean_the_new_ones(tmp_path):
-    trace = read_trace(
-        write(tmp_path, *(event("e", 0, 1, name) for name in ("Kernel", "Memcpy", "Memset", "Runtime", "Operator")))
-    )
+    names = ("Kernel", "Memcpy", "Memset", "Runtime", "Operator")
+    trace = read_trace(write(tmp_path, *(event("e", 0, 1, name) for name in names)))
     assert trace.categories == ("kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime", "cpu_op")
 
 
@@ -91,23 +90,12 @@ def test_begin_and_end_events_are_paired_by_thread_from_the_inside(tmp_path):
     def mark(phase, name, ts, tid=1):
         return {"ph": phase, "name": name, "cat": "cpu_op", "pid": 1, "tid": tid, "ts": ts}
 
-    trace = read_trace(
-        write(
-            tmp_path,
-            mark("E", "never begun", 0),
-            mark("B", "outer", 1),
-            mark("B", "elsewhere", 2, tid=2),
-            mark("B", "inner", 3),
-            mark("E", "inner", 5),
-            mark("E", "elsewhere", 6, tid=2),
-            mark("E", "", 9),
-            mark("B", "never ended", 10),
-        )
-    )
-    found = {
-        trace.names[name]: (start, duration)
-        for name, start, duration in zip(trace.name, trace.start_ns, trace.duration_ns, strict=True)
-    }
+    marks = [mark("E", "never begun", 0), mark("B", "outer", 1), mark("B", "elsewhere", 2, tid=2)]
+    marks += [mark("B", "inner", 3), mark("E", "inner", 5), mark("E", "elsewhere", 6, tid=2)]
+    marks += [mark("E", "", 9), mark("B", "never ended", 10)]
+    trace = read_trace(write(tmp_path, *marks))
+    spans = zip(trace.name, trace.start_ns, trace.duration_ns, strict=True)
+    found = {trace.names[name]: (start, duration) for name, start, duration in spans}
     assert found == {"inner": (2000, 2000), "elsewhere": (1000, 4000), "outer": (0, 8000)}
     assert trace.faults == ("1 span(s) begin and never end; they were left out",)
 
@@ -123,12 +111,8 @@ def test_changes_of_memory_are_a_table_of_their_own(tmp_path):
         args = {"Addr": 4096, "Bytes": size, "Device Id": device, "Device Type": kind, "Total Allocated": total}
         return {"ph": "i", "s": "t", "name": "[memory]", "pid": 1, "tid": 1, "ts": ts, "args": args}
 
-    trace = read_trace(
-        write(
-            tmp_path, event("op", 10, 1), change(11.5, 512, 1, 1, 512), change(12, -512, -1, 0), change(13, 2**70, 0, 1)
-        )
-    )
-    memory = trace.memory
+    changes = change(11.5, 512, 1, 1, 512), change(12, -512, -1, 0), change(13, 2**70, 0, 1)
+    memory = read_trace(write(tmp_path, event("op", 10, 1), *changes)).memory
     assert memory.start_ns.tolist() == [1500, 2000, 3000]
     assert memory.bytes.tolist() == [512, -512, -1]
     assert memory.device.tolist() == [1, -1, 0]
