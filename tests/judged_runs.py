@@ -1,9 +1,9 @@
 """Stage times of loops that never ran, whose stages take the seconds that they are given, and the verdict on them."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from boundby.training import StageTimer, StageTimes, TimerOptions, TrainingVerdict, judge_training
+from boundby.training import StageTimer, TimerOptions, TrainingVerdict, judge_training
 from boundby.verdict import Bound, Gain, Verdict
 from tests.fakes import FakeNanoseconds
 
@@ -30,19 +30,19 @@ class Stream:
         pass
 
 
-def run(  # noqa: PLR0913  (each is one thing that a run may have)
-    seconds: Seconds,
-    steps: int = 40,
+def run(
+    seconds,
+    steps=40,
     *,
-    rank: int = 0,
-    world_size: int = 1,
-    idle: float = 0.0001,
-    device: dict[str, float] | None = None,
-    metrics: Callable[[int], dict[str, float]] | None = None,
-    error: BaseException | None = None,
-    disturbed: Sequence[int] = (),
-    capacity: int = 10_000,
-) -> StageTimes:
+    rank=0,
+    world_size=1,
+    idle=0.0001,
+    device=None,
+    metrics=None,
+    error=None,
+    disturbed=(),
+    capacity=10_000,
+):
     """Return the stage times of a loop whose stages take these seconds, within 1 %, on the host and the device."""
     clock, stream, spread = FakeNanoseconds(), Stream(), random.Random(rank)
     options = TimerOptions(rank=rank, world_size=world_size, device="cuda:0" if device else None, capacity=capacity)
@@ -69,7 +69,7 @@ def trace(bound: Bound, *, gains: tuple[Gain, ...] = (), alternatives: tuple[Bou
 
 
 def judged(seconds: Seconds, steps: int = 40, *, saw: Verdict | None = None, **how: object) -> TrainingVerdict:
-    return judge_training([run(seconds, steps, **how)], saw)  # type: ignore[arg-type]
+    return judge_training([run(seconds, steps, **how)], saw)
 
 
 def gain_of(verdict: TrainingVerdict, word: str) -> float:

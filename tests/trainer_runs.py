@@ -57,9 +57,7 @@ class SlowBackward(torch.autograd.Function):
 class Model(nn.Module):
     """Two layers with dropout, whose noise comes from the global generator."""
 
-    def __init__(
-        self, watch: FakeNanoseconds, fail_at: int | None = None, error: type[BaseException] = RuntimeError
-    ) -> None:
+    def __init__(self, watch, fail_at=None, error=RuntimeError):
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.2), nn.Linear(16, 1))
         self._watch = watch
@@ -117,14 +115,7 @@ class SlowTrainer(Trainer):
         return super()._clip_grad_norm(model)
 
 
-def make_trainer(
-    folder: Path,
-    callback: TrainerCallback | None = None,
-    *,
-    watch: FakeNanoseconds | None = None,
-    model: Any = None,
-    **settings,
-) -> Trainer:
+def make_trainer(folder, callback=None, *, watch=None, model=None, **settings):
     """Return a Trainer with a fresh model, optimizer and shuffle."""
     watch = watch or FakeNanoseconds()
     torch.manual_seed(0)

@@ -1,6 +1,6 @@
 """Callables whose operators take a known time on a machine of known limits: the bound follows by construction."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -33,9 +33,7 @@ class OperatorsTake(TorchDispatchMode):
         super().__init__()
         self._clock, self._seconds, self._shared = clock, seconds, shared
 
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self._clock.advance(
             self._seconds.get(func._schema.name, 0.0) / (torch.get_num_threads() if self._shared else 1)
         )
@@ -67,12 +65,12 @@ def machine(flops_per_s: float = 1e15, bytes_per_s: float = 1e15, dispatch_s: fl
 
 
 @pytest.fixture
-def clock() -> FakeClock:
+def clock():
     return FakeClock()
 
 
 @pytest.fixture(autouse=True)
-def threads(monkeypatch: pytest.MonkeyPatch) -> FakeThreads:
+def threads(monkeypatch):
     return FakeThreads(monkeypatch)  # one: fewer are not possible, and nothing is tried unless a test sets more
 
 
@@ -84,27 +82,15 @@ def addition() -> None:
     torch.add(LEFT, RIGHT)
 
 
-def judged(
-    clock: FakeClock,
-    seconds: Mapping[str, float],
-    work: Callable[[], object],
-    ceilings: Ceilings,
-    shared: bool = True,
-    **options: Any,
-) -> Verdict:
+def judged(clock, seconds, work, ceilings, shared=True, **options):
     """Return the verdict on `work` whose operators take `seconds`."""
     settings: dict[str, Any] = {"timer": Timer(clock), "watch": FakeWatch(), **options}
     with OperatorsTake(clock, seconds, shared):
         return bottleneck(work, ceilings, FLOAT32, **settings)
 
 
-# The bounds
-
-
 @pytest.mark.parametrize(("share", "bound"), [(0.75, "compute"), (0.25, "under_utilised")])
-def test_a_product_near_the_peak_is_bound_by_compute_and_one_far_from_it_under_utilises(
-    clock: FakeClock, share: float, bound: str
-) -> None:
+def test_a_product_near_the_peak_is_bound_by_compute_and_one_far_from_it_under_utilises(clock, share, bound):
     ceilings = machine(flops_per_s=PRODUCT_FLOPS / (share * FORWARD_S))
     found = judged(clock, {"aten::mm": FORWARD_S}, product, ceilings)
     assert found.bound == bound
@@ -112,14 +98,14 @@ def test_a_product_near_the_peak_is_bound_by_compute_and_one_far_from_it_under_u
     assert (found.confidence, found.confirmation, found.doubts) == ("medium", "untested", ())
 
 
-def test_an_addition_at_the_rate_of_memory_is_bound_by_it(clock: FakeClock) -> None:
+def test_an_addition_at_the_rate_of_memory_is_bound_by_it(clock):
     ceilings = machine(bytes_per_s=ADDITION_BYTES / (0.875 * FORWARD_S))
     found = judged(clock, {"aten::add": FORWARD_S}, addition, ceilings)
     assert (found.bound, found.share_of_limit) == ("memory", pytest.approx(0.875, rel=1e-12))
 
 
-def test_operators_that_take_no_longer_than_to_issue_them_are_bound_by_launch(clock: FakeClock) -> None:
-    def many() -> None:
+def test_operators_that_take_no_longer_than_to_issue_them_are_bound_by_launch(clock):
+    def many():
         for _ in range(64):
             torch.add(LEFT, RIGHT)
 
@@ -129,27 +115,23 @@ def test_operators_that_take_no_longer_than_to_issue_them_are_bound_by_launch(cl
     assert fused.at_most == pytest.approx(128)  # from 64 slow operators to the least time of one
 
 
+def compute_bound(clock, share=0.8, **options):
+    return judged(clock, {"aten::mm": FORWARD_S}, product, machine(PRODUCT_FLOPS / (share * FORWARD_S)), **options)
+
+
 @pytest.mark.parametrize(("input_s", "bound"), [(FORWARD_S, "input"), (0.99 * FORWARD_S, "compute")])
-def test_an_input_as_slow_as_the_forward_is_the_bound(clock: FakeClock, input_s: float, bound: str) -> None:
-    found = judged(
-        clock,
-        {"aten::mm": FORWARD_S},
-        product,
-        machine(flops_per_s=PRODUCT_FLOPS / FORWARD_S),
-        make_input=lambda: clock.advance(input_s),
-    )
+def test_an_input_as_slow_as_the_forward_is_the_bound(clock, input_s, bound):
+    found = compute_bound(clock, 1.0, make_input=lambda: clock.advance(input_s))
     assert found.bound == bound
     ahead = next(gain for gain in found.gains if gain.fix == Fix("overlap_input"))
     assert ahead.at_most == pytest.approx((FORWARD_S + input_s) / FORWARD_S)
 
 
 @pytest.mark.parametrize(("cache_bytes", "bound"), [(4096, "memory"), (2**16, "under_utilised")])
-def test_weights_come_from_memory_where_all_of_them_exceed_the_cache(
-    clock: FakeClock, cache_bytes: int, bound: str
-) -> None:
+def test_weights_come_from_memory_where_all_of_them_exceed_the_cache(clock, cache_bytes, bound):
     pairs = [(torch.ones(16, 16), torch.ones(16, 16)) for _ in range(8)]  # 16 KiB; an operator touches 3 of them
 
-    def through_all() -> None:
+    def through_all():
         for left, right in pairs:
             torch.add(left, right)
 
@@ -164,26 +146,19 @@ def test_weights_come_from_memory_where_all_of_them_exceed_the_cache(
     assert found.share_of_limit == pytest.approx(1.0 if bound == "memory" else 0.0, abs=1e-6)
 
 
-# How sure that is
-
-
-def test_half_the_threads_confirm_compute(clock: FakeClock, threads: FakeThreads) -> None:
+@pytest.mark.parametrize(
+    ("shared", "confirmation", "confidence"), [(True, "confirmed", "high"), (False, "contradicted", "low")]
+)
+def test_half_the_threads_confirm_or_contradict_compute(clock, threads, shared, confirmation, confidence):
     threads.number = 2
     ceilings = machine(flops_per_s=PRODUCT_FLOPS / (0.8 * FORWARD_S))
-    found = judged(clock, {"aten::mm": 2 * FORWARD_S}, product, ceilings)
-    assert (found.bound, found.confirmation, found.confidence) == ("compute", "confirmed", "high")
+    found = judged(clock, {"aten::mm": (1 + shared) * FORWARD_S}, product, ceilings, shared=shared)
+    assert (found.bound, found.confirmation, found.confidence) == ("compute", confirmation, confidence)
     assert threads.number == 2
 
 
-def test_a_bound_that_fewer_threads_contradict_is_not_trusted(clock: FakeClock, threads: FakeThreads) -> None:
-    threads.number = 2
-    ceilings = machine(flops_per_s=PRODUCT_FLOPS / (0.8 * FORWARD_S))
-    found = judged(clock, {"aten::mm": FORWARD_S}, product, ceilings, shared=False)
-    assert (found.bound, found.confirmation, found.confidence) == ("compute", "contradicted", "low")
-
-
-def test_a_slow_host_does_not_mind_fewer_threads(clock: FakeClock, threads: FakeThreads) -> None:
-    def slow_host() -> None:
+def test_a_slow_host_does_not_mind_fewer_threads(clock, threads):
+    def slow_host():
         product()
         clock.advance(FORWARD_S)
 
@@ -193,46 +168,27 @@ def test_a_slow_host_does_not_mind_fewer_threads(clock: FakeClock, threads: Fake
 
 
 @pytest.mark.parametrize(("others", "confidence"), [(0.0, "high"), (1.0, "medium")])
-def test_what_else_used_the_machine_is_a_doubt_and_lowers_the_confidence(
-    clock: FakeClock, threads: FakeThreads, others: float, confidence: str
-) -> None:
+def test_what_else_used_the_machine_is_a_doubt_and_lowers_the_confidence(clock, threads, others, confidence):
     threads.number = 2
-    found = judged(
-        clock,
-        {"aten::mm": 2 * FORWARD_S},
-        product,
-        machine(flops_per_s=PRODUCT_FLOPS / (0.8 * FORWARD_S)),
-        watch=FakeWatch(others),
-    )
+    ceilings = machine(flops_per_s=PRODUCT_FLOPS / (0.8 * FORWARD_S))
+    found = judged(clock, {"aten::mm": 2 * FORWARD_S}, product, ceilings, watch=FakeWatch(others))
     assert found.confidence == confidence
     assert found.doubts == ((Doubt("disturbed", "other processes used 1.0 of 2 cores"),) if others else ())
 
 
-def test_a_dtype_without_ceilings_is_inconclusive(clock: FakeClock) -> None:
+def test_a_dtype_without_ceilings_is_inconclusive_and_work_that_cannot_be_counted_refused(clock):
     with OperatorsTake(clock, {"aten::mm": FORWARD_S}):
-        found = bottleneck(product, machine(), "float16", timer=Timer(clock), watch=FakeWatch())  # type: ignore[arg-type]
+        found = bottleneck(product, machine(), "float16", timer=Timer(clock), watch=FakeWatch())
     assert (found.bound, found.share_of_limit) == ("inconclusive", None)
     assert [doubt.kind for doubt in found.doubts] == ["ceilings"]
-
-
-def test_work_that_cannot_be_counted_is_refused(clock: FakeClock) -> None:
     with pytest.raises(ValueError, match=r"FLOPs of aten::_fft_\w+ are not known"):
         judged(clock, {"aten::_fft_r2c": FORWARD_S}, lambda: torch.fft.rfft(LEFT), machine())
 
 
-def test_fixes_of_the_caller_stand_among_the_gains(clock: FakeClock) -> None:
+def test_fixes_of_the_caller_stand_among_the_gains(clock):
     own = Fix("other", {"words": "use half the layers"})
-    found = judged(
-        clock,
-        {"aten::mm": FORWARD_S},
-        product,
-        machine(flops_per_s=PRODUCT_FLOPS / (0.8 * FORWARD_S)),
-        gains=[Gain(own, 2.0, "arithmetic")],
-    )
+    found = compute_bound(clock, gains=[Gain(own, 2.0, "arithmetic")])
     assert [gain.fix for gain in found.gains] == [own, Fix("better_kernels")]
-
-
-# On a device
 
 
 class Device:
@@ -262,7 +218,7 @@ class Device:
 
 
 @pytest.fixture
-def device(clock: FakeClock) -> Device:
+def device(clock):
     return Device(clock)
 
 
@@ -273,7 +229,7 @@ def judged_on(device: Device, work: Callable[[], object], flops_per_s: float) ->
 
 
 @pytest.mark.parametrize(
-    ("host_and_device_s", "ratio", "bound", "confirmation"),
+    ("times_s", "ratio", "bound", "confirmation"),
     [
         ((2.0**-7, 2.0**-8), 2.0, "launch", "confirmed"),
         ((2.0**-7, 2.0**-8), 1.0, "launch", "contradicted"),
@@ -281,24 +237,17 @@ def judged_on(device: Device, work: Callable[[], object], flops_per_s: float) ->
         ((2.0**-12, 2.0**-5), 1.0, "compute", "confirmed"),
     ],
 )
-def test_a_device_is_held_against_its_own_time_and_a_graph(
-    device: Device,
-    monkeypatch: pytest.MonkeyPatch,
-    host_and_device_s: tuple[float, float],
-    ratio: float | None,
-    bound: str,
-    confirmation: str,
-) -> None:
-    def replayed(work: Callable[[], object], timer: Timer) -> Trial | None:
+def test_a_device_is_held_against_its_own_time_and_a_graph(device, monkeypatch, times_s, ratio, bound, confirmation):
+    def replayed(work, timer):
         predicted: Any = {"launch": (1.15, 100.0), "compute": (0.87, 1.15)}
         return ratio and Trial(Fix("issue_at_once"), Interval.exact(ratio), predicted)
 
-    def work() -> None:
+    def work():
         product()
         device.issue(host_s, device_s)
 
     monkeypatch.setattr(module, "graph_replay", replayed)
-    host_s, device_s = host_and_device_s
+    host_s, device_s = times_s
     found = judged_on(device, work, PRODUCT_FLOPS / (0.8 * device_s))
     assert (found.bound, found.confirmation) == (bound, confirmation)
     isolated_ms, device_ms, host_ms = (1e3 * each for each in (host_s + device_s, device_s, host_s))
@@ -308,10 +257,8 @@ def test_a_device_is_held_against_its_own_time_and_a_graph(
         assert found.share_of_limit == pytest.approx(0.8)
 
 
-def test_without_a_time_of_the_device_the_isolated_time_is_held_against_the_limits(
-    device: Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def work() -> None:
+def test_without_a_time_of_the_device_the_isolated_time_is_held_against_the_limits(device, monkeypatch):
+    def work():
         product()
         device.issue(2.0**-12, 2.0**-5)
 
@@ -322,10 +269,8 @@ def test_without_a_time_of_the_device_the_isolated_time_is_held_against_the_limi
     assert not any("the device computes" in line for line in found.evidence)
 
 
-def test_a_call_that_takes_longer_to_issue_than_a_backlog_may_be_is_bound_by_launch(
-    device: Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def work() -> None:
+def test_a_call_that_takes_longer_to_issue_than_a_backlog_may_be_is_bound_by_launch(device, monkeypatch):
+    def work():
         product()
         device.issue(0.25, 2.0**-8)  # the device needs less than the isolated time, and the host nearly all of that
 
@@ -333,10 +278,7 @@ def test_a_call_that_takes_longer_to_issue_than_a_backlog_may_be_is_bound_by_lau
     assert judged_on(device, work, PRODUCT_FLOPS / 2.0**-8).bound == "launch"
 
 
-# The parts
-
-
-def test_loads_are_the_mean_over_forwards() -> None:
+def test_loads_are_the_mean_over_forwards():
     short, long = count(lambda: (product(), product())), count(lambda: (product(), addition()))
     by_name = {each.name: each for each in loads([short, long])}
     assert (by_name["aten::mm"].calls, by_name["aten::mm"].flops) == (1.5, 1.5 * PRODUCT_FLOPS)
@@ -346,16 +288,16 @@ def test_loads_are_the_mean_over_forwards() -> None:
     assert {each.seconds for each in by_name.values()} == {None}
 
 
-def test_operators_of_other_shapes_are_loads_of_their_own() -> None:
+def test_operators_of_other_shapes_are_loads_of_their_own():
     narrow = torch.ones(2, 16)
     found = loads([count(lambda: (product(), torch.mm(narrow, RIGHT)))])
     assert [(each.name, each.flops) for each in found] == [("aten::mm", 2.0 * 16**3), ("aten::mm", 2.0 * 2 * 256)]
 
 
-def test_on_the_host_the_quickest_of_several_counts_stands(clock: FakeClock) -> None:
+def test_on_the_host_the_quickest_of_several_counts_stands(clock):
     seconds, times = {}, iter([8.0, 1.0, 2.0])
 
-    def work() -> None:
+    def work():
         seconds["aten::mm"] = next(times)
         product()
 
@@ -365,10 +307,10 @@ def test_on_the_host_the_quickest_of_several_counts_stands(clock: FakeClock) -> 
     assert list(times) == []
 
 
-def test_behind_the_host_operators_are_counted_once_and_not_timed(clock: FakeClock) -> None:
+def test_behind_the_host_operators_are_counted_once_and_not_timed(clock):
     runs = 0
 
-    def work() -> None:
+    def work():
         nonlocal runs
         runs += 1
         product()
@@ -377,7 +319,7 @@ def test_behind_the_host_operators_are_counted_once_and_not_timed(clock: FakeClo
     assert (runs, operator.seconds) == (1, None)
 
 
-def test_one_round_has_an_interval_of_no_width() -> None:
+def test_one_round_has_an_interval_of_no_width():
     assert Interval.of(estimate([2.0])) == Interval(pytest.approx(2.0), pytest.approx(2.0), pytest.approx(2.0))
     several = estimate([1.0, 2.0, 4.0])
-    assert Interval.of(several) == Interval(several.value, several.low, several.high)  # type: ignore[arg-type]
+    assert Interval.of(several) == Interval(several.value, several.low, several.high)

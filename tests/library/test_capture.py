@@ -73,7 +73,7 @@ class Layer(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def captured(tmp_path_factory) -> CaptureManifest:
+def captured(tmp_path_factory):
     """A capture of a classifier of tokens whose matrix products outweigh everything else."""
     model = nn.Sequential(nn.Embedding(50, 256), *(Layer() for _ in range(LAYERS)), nn.Linear(256, 3)).eval()
     tokens = torch.ones(4, 64, dtype=torch.long)
@@ -157,13 +157,11 @@ def followed(path: Path) -> CaptureManifest:
 
 @pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
 @pytest.mark.parametrize("door", [driven, followed])
-def test_the_trace_is_what_torch_wrote_to_the_byte_and_its_suffix_decides_compression(
-    tmp_path, monkeypatch, door, name
-):
+def test_the_trace_is_what_torch_wrote_and_its_suffix_decides_compression(tmp_path, monkeypatch, door, name):
     written = []
     export = torch.profiler.profile.export_chrome_trace
 
-    def noted(profile: torch.profiler.profile, path: str) -> None:
+    def noted(profile, path):
         export(profile, path)
         written.append(Path(path).read_bytes())
 
@@ -187,15 +185,17 @@ def test_the_events_of_a_recording_are_let_go_without_a_collection_of_garbage(tm
         gc.enable()
 
 
-def test_shapes_and_memory_can_be_left_out(tmp_path):
-    manifest = record(tmp_path, shapes=False, memory=False)
+def test_shapes_and_memory_can_be_left_out_and_steps_are_numbered_on_through_everything(tmp_path):
+    numbers = []
+
+    def noted_step(number):
+        numbers.append(number)
+        small_step(number)
+
+    stacks = tmp_path / "stacks.txt"
+    manifest = record(tmp_path, noted_step, warmup=2, stacks_path=stacks, shapes=False, memory=False)
     assert {stat.input_shapes for stat in op_stats(read_trace(manifest.trace_path))} == {None}
     assert b"[memory]" not in trace_in(manifest)
-
-
-def test_steps_are_numbered_on_through_probe_warmup_trace_and_stacks(tmp_path):
-    numbers = []
-    record(tmp_path, numbers.append, steps=3, warmup=2, stacks_path=tmp_path / "stacks.txt")
     assert numbers == list(range(PROBE + (2 + 3) + (2 + 1)))
 
 
@@ -208,12 +208,9 @@ def test_refuses_what_cannot_be_recorded(tmp_path, name, steps, warmup, fault):
         capture(small_step, device=CPU, steps=steps, warmup=warmup, trace_path=tmp_path / name)
 
 
-# Failures of the program
-
-
 @pytest.mark.parametrize("at", [0, 1, 2, 3, 5])  # the probe; before, at the start of and inside the trace; the stacks
 def test_an_error_of_the_program_passes_and_leaves_no_file(tmp_path, at):
-    def step(number: int) -> None:
+    def step(number):
         if number == at:
             raise ZeroDivisionError("the model")
 
@@ -226,9 +223,6 @@ def test_an_error_of_the_program_passes_and_leaves_no_file(tmp_path, at):
 def test_warnings_of_the_program_reach_its_user(tmp_path):
     with pytest.warns(UserWarning, match="from the model"):
         record(tmp_path, lambda number: warnings.warn("from the model", stacklevel=1), steps=1)
-
-
-# Failures of the profiler
 
 
 def failing(*args: object, **kwargs: object) -> None:
@@ -266,17 +260,15 @@ def test_failing_stacks_do_not_cost_the_trace(tmp_path, monkeypatch):
 def test_another_profiler_at_work_is_a_downgrade(tmp_path):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as others:
         manifest = record(tmp_path)
-    assert [(remark.what, remark.reason) for remark in manifest.downgrades] == [
-        ("size estimate", AT_WORK),
-        ("trace", AT_WORK),
-    ]
+    reasons = [(each.what, each.reason) for each in manifest.downgrades]
+    assert reasons == [("size estimate", AT_WORK), ("trace", AT_WORK)]
     assert "aten::mm" in {event.name for event in others.events()}
 
 
 def test_warnings_of_the_profiler_are_kept_in_the_manifest(tmp_path, monkeypatch):
     start = torch.profiler.profile.start_trace
 
-    def warning(profile: torch.profiler.profile) -> None:
+    def warning(profile):
         warnings.warn("CUPTI stopped early", stacklevel=1)
         start(profile)
 
@@ -285,12 +277,13 @@ def test_warnings_of_the_profiler_are_kept_in_the_manifest(tmp_path, monkeypatch
     assert (manifest.warnings, manifest.steps_recorded) == (("CUPTI stopped early",), STEPS)
 
 
-def test_a_recording_without_warmup_says_what_that_costs(tmp_path):
+def test_a_recording_without_warmup_and_one_of_one_step_say_what_that_costs(tmp_path):
     manifest = record(tmp_path, warmup=0)
     assert (whats(manifest), manifest.steps_recorded) == (["warm-up"], STEPS)
-
-
-# Size
+    numbers = []
+    manifest = record(tmp_path, numbers.append, steps=1)
+    assert numbers == [0, 1]
+    assert manifest.estimated_bytes is None and manifest.estimate_reason.startswith("one step")
 
 
 def test_the_size_of_one_step_tells_that_of_all(tmp_path):
@@ -299,13 +292,6 @@ def test_the_size_of_one_step_tells_that_of_all(tmp_path):
     assert manifest.estimate_reason is None
     assert size <= manifest.estimated_bytes < 1.2 * size  # the header is counted 4 times
     assert manifest.cycles[0].json_bytes == size
-
-
-def test_one_step_needs_no_estimate_and_says_so(tmp_path):
-    numbers = []
-    manifest = record(tmp_path, numbers.append, steps=1)
-    assert numbers == [0, 1]
-    assert manifest.estimated_bytes is None and manifest.estimate_reason.startswith("one step")
 
 
 @pytest.mark.parametrize(

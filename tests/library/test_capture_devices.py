@@ -1,7 +1,4 @@
-"""What only a GPU has: memory snapshots, NVTX ranges and Nsight sessions, with torch's doors to them replaced.
-
-python -m pytest tests/library/test_capture_devices.py
-"""
+"""What only a GPU has: memory snapshots, NVTX ranges and Nsight sessions, with torch's doors to them replaced."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -49,25 +46,18 @@ class FakeCuda:
 
 
 @pytest.fixture
-def cuda(monkeypatch) -> FakeCuda:
+def cuda(monkeypatch):
     return FakeCuda(monkeypatch)
 
 
-def drive(folder: Path, cuda: FakeCuda, device: torch.device, **options: Any) -> CaptureManifest:
-    return capture(
-        cuda.calls.append,
-        device=device,
-        steps=1,
-        warmup=1,
-        trace_path=folder / "trace.json",
-        options=CaptureOptions(**options),
-    )
+def drive(folder: Path, cuda: FakeCuda, device: torch.device, step=None, warmup=1, **options: Any) -> CaptureManifest:
+    given = {"steps": 1, "warmup": warmup, "trace_path": folder / "trace.json", "options": CaptureOptions(**options)}
+    return capture(step or cuda.calls.append, device=device, **given)
 
 
 def follow(folder: Path, cuda: FakeCuda, device: torch.device, steps: int = 6, **options: Any) -> CaptureManifest:
-    recorder = Recorder(
-        CYCLES, folder / "trace.json", device=device, options=CaptureOptions(**options), naming=Naming()
-    )
+    given = {"options": CaptureOptions(**options), "naming": Naming()}
+    recorder = Recorder(CYCLES, folder / "trace.json", device=device, **given)
     recorder.start()
     for number in range(steps):
         cuda.calls.append(number)
@@ -79,24 +69,19 @@ def of(manifest: CaptureManifest, what: str) -> list[str]:
     return [remark.reason for remark in (*manifest.downgrades, *manifest.unavailable) if remark.what == what]
 
 
-# Memory
-
-
-def test_a_snapshot_is_taken_in_a_step_of_its_own(tmp_path, cuda):
+def test_a_snapshot_is_taken_in_a_step_of_its_own_or_in_the_steps_of_the_last_cycle_of_a_recorder(tmp_path, cuda):
     manifest = drive(tmp_path, cuda, CUDA, snapshot_path=tmp_path / "memory.pickle")
     assert cuda.calls == [0, 1, "on", 2, "dump", "off"]
     assert manifest.snapshot_path.read_bytes() == b"snapshot"
     assert of(manifest, "memory snapshot") == []
-
-
-def test_a_recorder_takes_the_snapshot_in_the_steps_of_the_last_cycle(tmp_path, cuda):
+    cuda.calls.clear()
     manifest = follow(tmp_path, cuda, CUDA, snapshot_path=tmp_path / "memory.pickle")
     assert cuda.calls == [0, 1, 2, 3, "on", 4, 5, "dump", "off"]
     assert manifest.snapshot_path == tmp_path / "memory.pickle"
 
 
 def test_beside_a_profiler_that_has_failed_the_history_alone_slows_the_steps(tmp_path, monkeypatch, cuda):
-    def failing(*_: Any) -> None:
+    def failing(*_):
         raise RuntimeError("no profiler today")
 
     monkeypatch.setattr(torch.profiler.profile, "start", failing)
@@ -121,15 +106,13 @@ def test_the_history_is_switched_off_when_writing_it_fails(tmp_path, cuda):
 
 
 def test_the_history_is_switched_off_when_the_program_fails(tmp_path, cuda):
-
-    def step(number: int) -> None:
+    def step(number):
         cuda.calls.append(number)
         if number == 2:
             raise ZeroDivisionError
 
-    options = CaptureOptions(snapshot_path=tmp_path / "memory.pickle")
     with pytest.raises(ZeroDivisionError):
-        capture(step, device=CUDA, steps=1, warmup=1, trace_path=tmp_path / "trace.json", options=options)
+        drive(tmp_path, cuda, CUDA, step, snapshot_path=tmp_path / "memory.pickle")
     assert cuda.calls == [0, 1, "on", 2, "off"]
 
 
@@ -146,23 +129,15 @@ def test_a_cpu_has_no_snapshot_and_runs_no_step_for_it(tmp_path, cuda):
     assert "CUDA and XPU only, not for cpu" in of(manifest, "memory snapshot")[0]
 
 
-# NVTX
-
-
-def test_every_step_has_its_range(tmp_path, cuda):
+def test_every_step_has_its_range_which_ends_when_it_fails(tmp_path, cuda):
     drive(tmp_path, cuda, CPU, nvtx=True)
     assert cuda.calls == ["step_0", 0, "pop", "step_1", 1, "pop"]
-
-
-def test_a_recorder_gives_every_step_its_range(tmp_path, cuda):
+    cuda.calls.clear()
     follow(tmp_path, cuda, CPU, steps=2, nvtx=True)
     assert cuda.calls == ["step_0", 0, "pop", "step_1", 1, "pop", "step_2", "pop"]
-
-
-def test_the_range_ends_with_a_step_that_fails(tmp_path, cuda):
-    options = CaptureOptions(nvtx=True)
+    cuda.calls.clear()
     with pytest.raises(ZeroDivisionError):
-        capture(lambda _: 1 / 0, device=CPU, steps=1, warmup=1, trace_path=tmp_path / "t.json", options=options)
+        drive(tmp_path, cuda, CPU, lambda _: 1 / 0, nvtx=True)
     assert cuda.calls == ["step_0", "pop"]
 
 
@@ -174,14 +149,11 @@ def test_a_torch_without_nvtx_says_so_once(tmp_path, monkeypatch, door, cuda):
     assert manifest.trace_path is not None
 
 
-# Nsight
-
-
 @pytest.fixture
-def nsys(monkeypatch: pytest.MonkeyPatch) -> None:
+def nsys(monkeypatch):
     monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "7")
 
-    def forbidden(*args: object, **kwargs: object) -> None:
+    def forbidden(*args, **kwargs):
         raise AssertionError("torch.profiler beside Nsight")
 
     monkeypatch.setattr(torch.profiler.profile, "__init__", forbidden)
@@ -206,31 +178,22 @@ def test_nsight_gets_the_cycles_of_a_recorder(tmp_path, cuda):
 
 
 @pytest.mark.usefixtures("nsys")
-def test_the_range_of_nsight_ends_when_the_loop_ends_early(tmp_path, cuda):
+def test_the_range_of_nsight_ends_when_the_loop_ends_early_or_the_program_fails(tmp_path, cuda):
     follow(tmp_path, cuda, CUDA, steps=2)
     assert cuda.calls.count("start") == cuda.calls.count("stop") == 1
-
-
-@pytest.mark.usefixtures("nsys")
-def test_the_range_of_nsight_ends_when_the_program_fails(tmp_path, cuda):
+    cuda.calls.clear()
     with pytest.raises(ZeroDivisionError):
-        capture(lambda _: 1 / 0, device=CUDA, steps=1, warmup=0, trace_path=tmp_path / "trace.json")
+        drive(tmp_path, cuda, CUDA, lambda _: 1 / 0, warmup=0)
     assert cuda.calls == ["start", "step_0", "pop", "stop"]
 
 
 @pytest.mark.usefixtures("nsys")
 def test_nsight_around_a_program_without_cuda_is_a_remark(tmp_path, cuda):
-    cuda.broken = (
-        "start",
-        "step_0",
-    )
+    cuda.broken = ("start", "step_0")
     manifest = drive(tmp_path, cuda, CPU)
     assert cuda.calls == [0, 1]
     assert of(manifest, "Nsight range") == ["RuntimeError: start is broken"]
     assert of(manifest, "NVTX ranges") == ["RuntimeError: step_0 is broken"]
-
-
-# Torch's profiler on a device
 
 
 def test_the_device_of_the_program_decides_what_is_recorded(monkeypatch, cuda):
@@ -241,7 +204,7 @@ def test_the_device_of_the_program_decides_what_is_recorded(monkeypatch, cuda):
 
 
 def test_settings_that_this_torch_does_not_know_are_left_out(monkeypatch):
-    def configuration(*, enable_cuda_sync_events: bool) -> str:
+    def configuration(*, enable_cuda_sync_events):
         return f"sync={enable_cuda_sync_events}"
 
     monkeypatch.setattr(torch._C._profiler, "_ExperimentalConfig", configuration)

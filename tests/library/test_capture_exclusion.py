@@ -1,7 +1,4 @@
-"""A torch profiler of the program beside ours: theirs is as it would be alone, and the process lives.
-
-python -m pytest tests/library/test_capture_exclusion.py
-"""
+"""A torch profiler of the program beside ours: theirs is as it would be alone, and the process lives."""
 
 import json
 import subprocess
@@ -23,7 +20,7 @@ AT_WORK, BEGUN = f"trace: {exclusion.AT_WORK}", f"trace: {exclusion.BEGUN}"
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def outcomes(tmp_path_factory):
     """Return a folder with what each case came to, in a process that a fault would end."""
     folder = tmp_path_factory.mktemp("rivals")
     command = [sys.executable, "-m", "tests.rival_profilers", str(folder)]
@@ -82,7 +79,7 @@ def test_a_profiler_that_was_stopped_in_its_warm_up_is_at_work_no_more():
 def test_a_recording_of_another_thread_is_seen():
     begun, may_end = threading.Event(), threading.Event()
 
-    def record() -> None:
+    def record():
         with profile(activities=CPU):
             begun.set()
             may_end.wait()
@@ -111,14 +108,14 @@ def test_a_thread_that_no_step_answers_goes_on_after_a_while(monkeypatch):
 
 
 def test_what_is_ours_ends_nothing_and_nothing_of_torch_stays_replaced():
-    functions = (exclusion.autograd_profiler._prepare_profiler, exclusion.autograd_profiler._run_on_profiler_start)
+    def functions():
+        return exclusion.autograd_profiler._prepare_profiler, exclusion.autograd_profiler._run_on_profiler_start
+
+    before = functions()
     ended: list[str] = []
     watch = exclusion.Watch(lambda: ended.append("ours"))
     watch.on()
     watch.own(lambda: torch.profiler.profile(activities=CPU).__enter__().stop())
     assert ended == []
     watch.off()
-    assert functions == (
-        exclusion.autograd_profiler._prepare_profiler,
-        exclusion.autograd_profiler._run_on_profiler_start,
-    )
+    assert functions() == before

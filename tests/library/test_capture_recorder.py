@@ -1,13 +1,9 @@
-"""Engine recorded in a loop that somebody else drives, on the CPU, and what happens when it ends early or fails.
-
-python -m pytest tests/library/test_capture_recorder.py
-"""
+"""Engine recorded in a loop that somebody else drives, on the CPU, and what happens when it ends early or fails."""
 
 import gzip
 import json
 import re
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,7 +18,7 @@ ONE, TWO = Schedule(1, 1, 2), Schedule(1, 1, 2, 2)
 
 
 @pytest.fixture(autouse=True)
-def no_profiler_outlives_a_test() -> Iterator[None]:
+def no_profiler_outlives_a_test():
     yield
     assert not autograd_profiler._is_profiler_enabled
 
@@ -40,15 +36,9 @@ def loop(recorder: Recorder, steps: int, *, total_steps: int | None = None, step
 
 
 def recorder_of(folder: Path, schedule: Schedule, *, naming=None, on_cycle=None, **options) -> Recorder:
-    named = {name: folder / path for name, path in options.items() if name.endswith("_path")}
-    return Recorder(
-        schedule,
-        folder / "trace.json.gz",
-        device=CPU,
-        options=CaptureOptions(**{**options, **named}),
-        naming=naming or Naming(),
-        on_cycle=on_cycle,
-    )
+    options |= {name: folder / path for name, path in options.items() if name.endswith("_path")}
+    given = {"options": CaptureOptions(**options), "naming": naming or Naming(), "on_cycle": on_cycle}
+    return Recorder(schedule, folder / "trace.json.gz", device=CPU, **given)
 
 
 def events_of(cycle: Cycle) -> list[dict]:
@@ -83,11 +73,6 @@ def test_each_cycle_leaves_a_trace_of_its_own_steps_and_its_owner_is_told(tmp_pa
     assert names_in(tmp_path) == ["trace_cycle1.json.gz", "trace_cycle2.json.gz"]
 
 
-def test_cycles_may_start_far_apart(tmp_path):
-    manifest = loop(recorder_of(tmp_path, Schedule(0, 1, 1, 2, every=5)), 8)
-    assert [cycle.first_step for cycle in manifest.cycles] == [1, 6]
-
-
 def test_the_loop_pays_for_the_recorder_in_its_windows_alone(tmp_path, monkeypatch):
     at_work, ended = [], []
     step = Engine.step
@@ -105,7 +90,10 @@ def test_stacks_have_the_last_cycle_for_themselves(tmp_path):
     assert manifest.downgrades == ()
 
 
-def test_a_single_cycle_holds_the_stacks_and_says_so(tmp_path):
+def test_a_single_cycle_holds_the_stacks_and_says_so_and_ranks_do_not_overwrite_each_other(tmp_path):
+    manifest = loop(recorder_of(tmp_path, ONE, naming=Naming(1, 2), stacks_path="stacks.txt"), 4)
+    assert names_in(tmp_path) == ["rank1_stacks.txt", "rank1_trace.json.gz"]
+    assert (manifest.rank, manifest.world_size) == (1, 2)
     manifest = loop(recorder_of(tmp_path, ONE, stacks_path="stacks.txt"), 4)
     assert manifest.trace_path == tmp_path / "trace.json.gz"
     assert manifest.stacks_path == tmp_path / "stacks.txt"
@@ -113,14 +101,8 @@ def test_a_single_cycle_holds_the_stacks_and_says_so(tmp_path):
     assert manifest.estimated_bytes is None and manifest.estimate_reason  # a size is known from the second cycle on
 
 
-def test_ranks_do_not_overwrite_each_other(tmp_path):
-    manifest = loop(recorder_of(tmp_path, ONE, naming=Naming(1, 2), stacks_path="stacks.txt"), 4)
-    assert names_in(tmp_path) == ["rank1_stacks.txt", "rank1_trace.json.gz"]
-    assert (manifest.rank, manifest.world_size) == (1, 2)
-
-
 def test_the_recorder_starts_and_stops_at_any_depth_of_calls(tmp_path):
-    def deep(recorder: Recorder, levels: int) -> None:
+    def deep(recorder, levels):
         if levels:
             return deep(recorder, levels - 1)
         recorder.start()
@@ -134,16 +116,11 @@ def test_the_recorder_starts_and_stops_at_any_depth_of_calls(tmp_path):
     assert manifest.stacks_path.stat().st_size > 0
 
 
-def test_a_schedule_longer_than_the_loop_is_shortened(tmp_path):
+def test_a_schedule_longer_than_the_loop_is_shortened_and_a_loop_without_steps_has_nothing_to_record(tmp_path):
     manifest = loop(recorder_of(tmp_path, Schedule(4, 4, 1, 3)), 7, total_steps=7)
     assert manifest.steps_recorded == 1
-    assert [remark.reason for remark in manifest.downgrades] == [
-        "3 x (4 wait + 4 warm-up + 1 active) takes 27 steps and the loop has 7; "
-        "1 x (2 wait + 4 warm-up + 1 active) instead"
-    ]
-
-
-def test_a_loop_without_steps_has_nothing_to_record(tmp_path):
+    [remark] = manifest.downgrades
+    assert "1 x (2 wait + 4 warm-up + 1 active) instead" in remark.reason
     manifest = loop(recorder_of(tmp_path, ONE), 0, total_steps=0)
     assert (manifest.trace_path, manifest.cycles, whats(manifest)) == (None, (), ["schedule"])
 
@@ -193,12 +170,9 @@ def test_calls_out_of_turn_do_nothing(tmp_path):
     assert recorder.stop() == manifest
 
 
-def test_a_path_that_is_no_trace_is_refused():
+def test_a_path_that_is_no_trace_is_refused_and_an_owner_that_fails_does_not_stop_the_loop(tmp_path):
     with pytest.raises(ValueError, match=r"trace\.txt.*\.json"):
         Recorder(ONE, Path("trace.txt"), device=CPU)
-
-
-def test_an_owner_that_fails_does_not_stop_the_loop(tmp_path):
     manifest = loop(recorder_of(tmp_path, TWO, on_cycle=lambda cycle: 1 / 0), 8)
     assert (manifest.steps_recorded, whats(manifest)) == (4, ["on_cycle"])
 
@@ -216,9 +190,6 @@ def test_warnings_are_caught_only_where_the_recording_starts_and_stops(tmp_path,
     monkeypatch.setattr(warnings, "catch_warnings", lambda **options: caught_at.append(len(ended)) or catch(**options))
     loop(recorder_of(tmp_path, Schedule(1, 1, 6)), 8, step=lambda: ended.append(1))
     assert sorted(set(caught_at)) == [1, 2, 8]  # it holds for all threads of the program
-
-
-# Failures of the profiler
 
 
 def failing(*args: object, **kwargs: object) -> None:
@@ -246,7 +217,7 @@ def test_a_device_that_stops_collecting_ends_the_cycle(tmp_path, monkeypatch):
     ended = []
     start = torch.profiler.profile.start_trace
 
-    def start_as_on_a_device(profile: torch.profiler.profile) -> None:
+    def start_as_on_a_device(profile):
         start(profile)
         profile.use_device = "cpu"
 
@@ -286,9 +257,6 @@ def test_a_device_that_fails_ends_the_recording_alone(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-# Size
-
-
 def bulky() -> None:
     ones = torch.ones(2, 2)
     for _ in range(200):
@@ -313,9 +281,7 @@ def test_a_limit_that_nothing_meets_ends_after_a_few_cycles_with_the_last_one_ke
 
 
 @pytest.mark.parametrize(("steps", "recorded", "stacks"), [(4, [2], [True]), (6, [2], [True]), (7, [0, 1], [True] * 2)])
-def test_a_trace_above_the_limit_is_kept_where_the_loop_has_no_room_for_a_smaller_one(
-    tmp_path, steps, recorded, stacks
-):
+def test_a_trace_above_the_limit_is_kept_where_no_smaller_one_can_follow(tmp_path, steps, recorded, stacks):
     recorder = recorder_of(tmp_path, ONE, max_trace_bytes=10, stacks_path="stacks.txt")
     manifest = loop(recorder, steps, total_steps=steps)  # a second cycle, of one step, would end after 7
     assert [cycle.steps_recorded for cycle in manifest.cycles] == recorded
@@ -324,23 +290,19 @@ def test_a_trace_above_the_limit_is_kept_where_the_loop_has_no_room_for_a_smalle
     last = manifest.cycles[-1]
     assert marks_of(last) == [f"ProfilerStep#{last.first_step + number}" for number in range(recorded[-1])]
     assert manifest.downgrades[-1].what == "trace"
-    assert re.fullmatch(
-        rf"{recorded[-1]} step\(s\) made .* above the limit of 0\.0 MB; kept all the same, since no .* can follow",
-        manifest.downgrades[-1].reason,
-    )
+    reason = rf"{recorded[-1]} step\(s\) made .* above the limit of 0\.0 MB; kept all the same, since no .* can follow"
+    assert re.fullmatch(reason, manifest.downgrades[-1].reason)
 
 
-def test_of_several_cycles_above_the_limit_the_last_one_is_kept(tmp_path):
-    manifest = loop(recorder_of(tmp_path, TWO, max_trace_bytes=10), 8, total_steps=8)
-    assert [cycle.steps_recorded for cycle in manifest.cycles] == [0, 1]
-    assert names_in(tmp_path) == ["trace_cycle2.json.gz"]
-
-
-def test_a_trace_above_the_limit_is_kept_where_the_loop_ends_inside_it(tmp_path):
-    manifest = loop(recorder_of(tmp_path, Schedule(1, 1, 3, 2), max_trace_bytes=10), 4, total_steps=100)
-    assert [(cycle.steps_recorded, cycle.trace_path) for cycle in manifest.cycles] == [
-        (2, tmp_path / "trace_cycle1.json.gz")
-    ]
+@pytest.mark.parametrize(
+    ("schedule", "steps", "total", "recorded", "kept"),
+    [(TWO, 8, 8, [0, 1], "trace_cycle2.json.gz"), (Schedule(1, 1, 3, 2), 4, 100, [2], "trace_cycle1.json.gz")],
+    ids=["the last one", "the one in which the loop ends"],
+)
+def test_of_several_cycles_above_the_limit_one_is_kept(tmp_path, schedule, steps, total, recorded, kept):
+    manifest = loop(recorder_of(tmp_path, schedule, max_trace_bytes=10), steps, total_steps=total)
+    assert [cycle.steps_recorded for cycle in manifest.cycles] == recorded
+    assert manifest.cycles[-1].trace_path == tmp_path / kept and names_in(tmp_path) == [kept]
 
 
 def test_a_trace_that_is_too_large_to_be_read_is_not_kept(tmp_path, monkeypatch):

@@ -1,7 +1,4 @@
-"""The arithmetic of cycles, names and sizes.
-
-python -m pytest tests/library/test_capture_schedule.py
-"""
+"""The arithmetic of cycles, names and sizes."""
 
 from pathlib import Path
 
@@ -70,9 +67,7 @@ def test_a_span_follows_the_actions_of_torchs_own_schedule():
     span = Span(first=7, warmup=2, active=3)
     own = torch.profiler.schedule(wait=0, warmup=2, active=3, repeat=1)
     assert [span.action(7 + number) for number in range(7)] == [own(number) for number in range(7)]
-    assert (
-        span.action(0) == ProfilerAction.WARMUP
-    )  # torch asks for the action of step 0 before it can be told the first
+    assert span.action(0) == ProfilerAction.WARMUP  # torch asks for it before it can be told the first step
 
 
 def test_names_carry_what_would_collide():

@@ -22,7 +22,7 @@ def verdicts(contrasts: list[Contrast], minimum_effect: float = 0.02) -> list[st
     return [found.verdict for found in judge(contrasts, minimum_effect)]
 
 
-def test_interval_is_welchs_on_the_logarithms_with_a_widened_error() -> None:
+def test_interval_is_welchs_on_the_logarithms_with_a_widened_error():
     a, b = [1.0, 1.1, 0.9, 1.05, 1.0], [1.2, 1.3, 1.1, 1.25, 1.22, 1.18, 1.3]
     found = independent(a, b)
     expected = reference.ttest_ind(np.log(b), np.log(a), equal_var=False)
@@ -33,7 +33,7 @@ def test_interval_is_welchs_on_the_logarithms_with_a_widened_error() -> None:
     assert found.p == pytest.approx(2 * reference.t.sf(expected.statistic / WIDENING, expected.df), rel=1e-9)
 
 
-def test_paired_interval_is_that_of_the_ratios() -> None:
+def test_paired_interval_is_that_of_the_ratios():
     a, b = [1.0, 2.0, 4.0, 8.0], [1.1, 2.0, 4.5, 8.1]
     found = paired(a, b)
     logs = np.log(np.divide(b, a))
@@ -42,19 +42,19 @@ def test_paired_interval_is_that_of_the_ratios() -> None:
     assert found.reach == pytest.approx((high - low) / 2, rel=1e-9)
 
 
-def test_pairs_need_the_same_parts() -> None:
+def test_pairs_need_the_same_parts():
     with pytest.raises(ValueError, match="A has 2 and B has 1"):
         paired([1.0, 2.0], [1.0])
 
 
 @pytest.mark.parametrize("rounds", [[], [0.0, 1.0], [-1.0], [math.nan], [math.inf, 1.0]])
-def test_a_round_without_a_positive_value_is_refused(rounds: list[float]) -> None:
+def test_a_round_without_a_positive_value_is_refused(rounds):
     with pytest.raises(ValueError, match="each round needs one positive value"):
         independent(QUIET, rounds)
 
 
 @pytest.mark.parametrize("minimum_effect", [0.0, -0.01, math.inf, math.nan])
-def test_a_minimum_effect_that_is_not_positive_is_refused(minimum_effect: float) -> None:
+def test_a_minimum_effect_that_is_not_positive_is_refused(minimum_effect):
     with pytest.raises(ValueError, match="minimum effect is a positive share"):
         judge([independent(QUIET, QUIET)], minimum_effect)
 
@@ -70,24 +70,23 @@ def test_a_minimum_effect_that_is_not_positive_is_refused(minimum_effect: float)
         (1 / 1.019, "ambiguous"),
     ],
 )
-def test_quiet_rounds_get_the_verdict_that_their_ratio_asks_for(factor: float, verdict: str) -> None:
+def test_quiet_rounds_get_the_verdict_that_their_ratio_asks_for(factor, verdict):
     assert verdicts([independent(QUIET, scaled(QUIET, factor))]) == [verdict]
 
 
-def test_a_difference_below_the_minimum_effect_is_never_slower() -> None:
+def test_a_difference_below_the_minimum_effect_is_never_slower():
     steady = [1.0, 1.0001, 0.9999, 1.0, 1.0]
     found = judge([independent(steady, scaled(steady, 1.01))], 0.02)[0]
-    assert found.p_adjusted is not None and found.p_adjusted < 1e-6
-    assert found.verdict == "same"
+    assert (found.p_adjusted < 1e-6, found.verdict) == (True, "same")
 
 
-def test_a_large_ratio_of_loud_rounds_is_ambiguous() -> None:
+def test_a_large_ratio_of_loud_rounds_is_ambiguous():
     found = judge([independent(LOUD, scaled(LOUD, 1.1))], 0.02)[0]
     assert found.verdict == "ambiguous"
     assert found.low is not None and found.high is not None and found.low < 1 < 1.1 < found.high
 
 
-def test_b_against_a_is_the_mirror_image_of_a_against_b() -> None:
+def test_b_against_a_is_the_mirror_image_of_a_against_b():
     pairs = [(QUIET, scaled(LOUD, 1.3)), (QUIET, scaled(QUIET, 1.0203)), (LOUD, QUIET), (QUIET, scaled(QUIET, 0.95))]
     there = judge([independent(a, b) for a, b in pairs], 0.02)
     back = judge([independent(b, a) for a, b in pairs], 0.02)
@@ -98,23 +97,19 @@ def test_b_against_a_is_the_mirror_image_of_a_against_b() -> None:
         assert second.high == pytest.approx(1 / first.low, rel=1e-12)
 
 
-def test_steady_rounds_without_any_spread_are_judged() -> None:
+def test_steady_rounds_without_any_spread_are_judged():
     assert verdicts([independent([1.0] * 5, [1.0] * 5)]) == ["same"]
     assert verdicts([independent([1.0] * 5, [1.05] * 5)]) == ["slower"]
 
 
-def test_one_round_gives_a_ratio_and_no_verdict() -> None:
+def test_one_round_gives_a_ratio_and_no_verdict():
     found = judge([independent([1.0], [2.0] * 5), independent(QUIET, scaled(QUIET, 1.08))], 0.02)
     assert (found[0].ratio, found[0].low, found[0].high, found[0].p_adjusted) == (2.0, None, None, None)
-    assert (found[0].verdict, found[0].more_rounds, found[0].reason) == (
-        "ambiguous",
-        None,
-        "one round gives no interval",
-    )
+    assert (found[0].verdict, found[0].more_rounds, found[0].reason is None) == ("ambiguous", None, False)
     assert found[1].verdict == "slower"  # and is the only test of its family
 
 
-def test_holm_multiplies_by_the_hypotheses_left_and_never_falls() -> None:
+def test_holm_multiplies_by_the_hypotheses_left_and_never_falls():
     # 5 x 0.001, 4 x 0.01, 3 x 0.02, 2 x 0.03, 1 x 0.5
     assert holm([0.001, 0.01, 0.02, 0.03, 0.5]) == pytest.approx([0.005, 0.04, 0.06, 0.06, 0.5], rel=1e-12)
     assert holm([0.03, 0.5, 0.001, 0.02, 0.01]) == pytest.approx([0.06, 0.5, 0.005, 0.06, 0.04], rel=1e-12)
@@ -122,7 +117,7 @@ def test_holm_multiplies_by_the_hypotheses_left_and_never_falls() -> None:
     assert holm([]) == []
 
 
-def test_more_rows_make_chance_findings_harder() -> None:
+def test_more_rows_make_chance_findings_harder():
     doubtful = independent(QUIET, scaled([1.0, 1.01, 0.985, 1.015, 0.99], 1.022))
     assert doubtful.p is not None and 0.01 < doubtful.p < 0.05
     assert verdicts([doubtful]) == ["slower"]
@@ -143,9 +138,7 @@ def settles(a: list[float], b: list[float], more: int, minimum_effect: float) ->
 @pytest.mark.parametrize(
     ("factor", "minimum_effect", "verdict"), [(1.1, 0.02, "slower"), (1 / 1.1, 0.02, "faster"), (1.0, 0.1, "same")]
 )
-def test_an_ambiguous_row_is_settled_by_the_rounds_it_asks_for_and_by_no_fewer(
-    factor: float, minimum_effect: float, verdict: str
-) -> None:
+def test_an_ambiguous_row_is_settled_by_the_rounds_it_asks_for_and_by_no_fewer(factor, minimum_effect, verdict):
     other = scaled([1.0, 1.08, 0.94, 1.05, 0.95], factor)
     found = judge([independent(LOUD, other)], minimum_effect)[0]
     assert (found.verdict, found.reason) == ("ambiguous", None)
@@ -154,19 +147,19 @@ def test_an_ambiguous_row_is_settled_by_the_rounds_it_asks_for_and_by_no_fewer(
     assert settles(LOUD, other, found.more_rounds - 1, minimum_effect) == "ambiguous"
 
 
-def test_a_ratio_at_the_minimum_effect_says_that_rounds_do_not_help() -> None:
+def test_a_ratio_at_the_minimum_effect_says_that_rounds_do_not_help():
     found = judge([independent(QUIET, scaled(QUIET, 1.01999))], 0.02)[0]
     assert (found.verdict, found.more_rounds) == ("ambiguous", None)
     assert found.reason is not None and "200 more rounds would not settle it" in found.reason
 
 
-def test_paired_parts_ask_for_no_rounds() -> None:
+def test_paired_parts_ask_for_no_rounds():
     found = judge([paired(LOUD, [1.1, 1.1, 1.1, 1.1, 0.8])], 0.02)[0]
     assert (found.verdict, found.more_rounds) == ("ambiguous", None)
     assert found.reason is not None and "the runs have no more of them" in found.reason
 
 
-def test_the_difference_of_paired_shares_agrees_with_the_published_example() -> None:
+def test_the_difference_of_paired_shares_agrees_with_the_published_example():
     """The approval ratings of Agresti, Categorical Data Analysis, 10.1: 794, 150, 86 and 570 of 1600 people."""
     a = [True] * 794 + [True] * 150 + [False] * 86 + [False] * 570
     b = [True] * 794 + [False] * 150 + [True] * 86 + [False] * 570
@@ -178,7 +171,7 @@ def test_the_difference_of_paired_shares_agrees_with_the_published_example() -> 
     assert (found.low, found.high) == pytest.approx((-0.0586, -0.0214), abs=2e-4)
 
 
-def test_equal_predictions_leave_the_difference_to_the_number_of_rows() -> None:
+def test_equal_predictions_leave_the_difference_to_the_number_of_rows():
     few, many = paired_shares([True] * 10, [True] * 10), paired_shares([True] * 1000, [True] * 1000)
     assert few.difference == many.difference == 0.0
     assert few.low == -few.high and few.high == pytest.approx(1.96 / 12, rel=1e-3)
@@ -186,13 +179,13 @@ def test_equal_predictions_leave_the_difference_to_the_number_of_rows() -> None:
 
 
 @pytest.mark.parametrize(("a", "b"), [([], []), ([True], [True, False])])
-def test_shares_of_different_trials_are_refused(a: list[bool], b: list[bool]) -> None:
+def test_shares_of_different_trials_are_refused(a, b):
     with pytest.raises(ValueError, match="paired shares need the same trials"):
         paired_shares(a, b)
 
 
 @pytest.mark.parametrize(("n", "only_a", "only_b"), [(200, 0.01, 0.01), (1000, 0.03, 0.01), (2000, 0.002, 0.002)])
-def test_the_interval_of_paired_shares_covers_the_difference(n: int, only_a: float, only_b: float) -> None:
+def test_the_interval_of_paired_shares_covers_the_difference(n, only_a, only_b):
     rng = np.random.default_rng(7)
     counts = rng.multinomial(n, [only_a, only_b, 1 - only_a - only_b], size=4000)
     truth, covered = only_b - only_a, 0
@@ -224,7 +217,7 @@ def tables(sigma: float, factor: float, count: int, minimum_effect: float) -> li
 
 
 @pytest.mark.parametrize("sigma", [0.01, 0.02])
-def test_a_difference_of_5_percent_is_found_in_nine_of_ten_rows(sigma: float) -> None:
+def test_a_difference_of_5_percent_is_found_in_nine_of_ten_rows(sigma):
     """What a sweep delivers that stops at 3 %: with rounds that vary by 2 %, 7 of them and half-widths around 2 %."""
     found = [verdict for table in tables(sigma, 1.05, 150, 0.02) for verdict in table]
     assert found.count("slower") / len(found) >= 0.90
@@ -232,7 +225,7 @@ def test_a_difference_of_5_percent_is_found_in_nine_of_ten_rows(sigma: float) ->
 
 
 @pytest.mark.parametrize("sigma", [0.03, 0.04])
-def test_a_difference_of_5_percent_is_found_in_nine_of_ten_comparisons_of_noisier_rounds(sigma: float) -> None:
+def test_a_difference_of_5_percent_is_found_in_nine_of_ten_comparisons_of_noisier_rounds(sigma):
     """With rounds that vary by 4 % a sweep often ends at its 15 rounds; single rows are found in 7 of 10."""
     found = tables(sigma, 1.05, 150, 0.02)
     assert sum("slower" in table for table in found) / len(found) >= 0.90
@@ -240,6 +233,6 @@ def test_a_difference_of_5_percent_is_found_in_nine_of_ten_comparisons_of_noisie
 
 
 @pytest.mark.parametrize("sigma", [0.01, 0.03, 0.06])
-def test_no_difference_is_called_slower_in_at_most_one_of_twenty_tables(sigma: float) -> None:
+def test_no_difference_is_called_slower_in_at_most_one_of_twenty_tables(sigma):
     found = tables(sigma, 1.0, 150, 0.02)
     assert sum("slower" in table for table in found) / len(found) <= 0.05

@@ -14,18 +14,8 @@ import pytest
 from boundby.layers.dashboard import page, wording
 from boundby.layers.dashboard.content import outliers
 from boundby.layers.records import Coverage, LayerProfile, ModelProfile
-from tests.layer_profiles import (
-    HOSTILE,
-    REPOSITORY,
-    gpt2,
-    hostile,
-    layer,
-    many,
-    model_profile,
-    nested,
-    spread,
-    with_memory,
-)
+from tests.layer_profiles import HOSTILE as HOSTILE_NAME
+from tests.layer_profiles import REPOSITORY, gpt2, hostile, layer, many, model_profile, nested, spread, with_memory
 
 VOID = {"meta", "input", "wbr"}
 
@@ -79,12 +69,12 @@ def page_of(profile: ModelProfile, title: str | None = None) -> Page:
 
 
 @pytest.fixture(scope="module")
-def of_gpt2() -> Page:
+def of_gpt2():
     return page_of(gpt2())
 
 
 @pytest.fixture(scope="module")
-def of_gpu() -> Page:
+def of_gpu():
     return page_of(with_memory(gpt2()))
 
 
@@ -99,11 +89,8 @@ def test_banner_comes_first_and_holds_what_the_profile_rests_on(of_gpt2):
     for words in ("gpt2", "End to end, median", "mean", "100.4 %", "✓ pass", "0.4 %", "Runs 60", "cpu", "float32"):
         assert words in start, words
     assert "not representative" not in of_gpt2.text
-
-
-def test_title_stands_in_place_of_the_name_of_the_model():
-    found = page_of(gpt2(), title="Before the change")
-    assert "Before the change" in found.sections[""] and "gpt2" in found.sections["environment"]
+    titled = page_of(gpt2(), title="Before the change")
+    assert "Before the change" in titled.sections[""] and "gpt2" in titled.sections["environment"]
 
 
 def test_profile_that_is_not_representative_says_so_everywhere_and_withholds_gains():
@@ -161,29 +148,20 @@ def test_types_add_up_to_the_time_of_all_layers(of_gpt2):
     assert sum(map(float, shares)) == pytest.approx(100, abs=0.6) and len(shares) == 11
 
 
-def test_outliers_are_named_with_how_far_they_are(of_gpt2):
+def test_outliers_are_named_with_how_far_they_are_and_memory_with_the_layer_of_the_peak(of_gpt2, of_gpu):
     words = of_gpt2.sections["parameters"]
     assert re.search(r"transformer\.wte \(38\.6 M parameters, 55\.\d µs, \d+ times faster than expected\)", words)
     names = [of_gpt2.data["layers"]["path"][at] for at in of_gpt2.data["outliers"]["outliers"]]
     assert names == ["transformer.wte", "transformer.wpe", "lm_head"]
-
-
-def test_memory_names_the_layer_with_the_highest_peak(of_gpu):
     assert re.search(r"From 498 MB before a layer to [\d.]+ MB at most, inside lm_head", of_gpu.sections["memory"])
-
-
-def test_memory_without_statistics_gives_the_reason_and_no_chart(of_gpt2):
     assert "nothing to draw: cpu has no allocator statistics" in of_gpt2.sections["memory"]
     assert "plot-memory" not in {attrs.get("id") for _, attrs in of_gpt2.tags}
 
 
-def test_roofline_has_the_limits_of_main_memory_and_of_the_smallest_cache(of_gpt2):
+def test_roofline_has_the_limits_of_main_memory_and_of_the_smallest_cache_or_the_reason_for_none(of_gpt2):
     words = [name for name, _ in of_gpt2.data["roofs"]["bytes"]]
     assert words == ["32.0 GB/s at 268 MB", "150 GB/s at 1.00 MB"] and of_gpt2.data["roofs"]["flops"] == 1.8e11
     assert "launch 76 and compute 49" in of_gpt2.sections["roofline"]
-
-
-def test_roofline_without_limits_is_drawn_with_the_reason_for_none():
     found = page_of(gpt2(limits=None))
     assert "No limits are drawn: the machine was not calibrated." in found.sections["roofline"]
     assert found.data["roofs"] is None and "plot-roofline" in {attrs.get("id") for _, attrs in found.tags}
@@ -211,16 +189,18 @@ def test_percentile_that_the_runs_do_not_support_is_missing_with_the_reason_of_t
 def test_each_layer_may_lack_what_others_have():
     whole = with_memory(gpt2())
     kept = ("path", "parent", "name", "type", "depth", "order", "calls")
-    layers = [
-        LayerProfile(**{name: getattr(each, name) for name in kept}) if at % 3 else each
-        for at, each in enumerate(whole.layers)
-    ]
+    layers = list(whole.layers)
+    for at in range(0, len(layers)):
+        if at % 3:
+            layers[at] = LayerProfile(**{name: getattr(layers[at], name) for name in kept})
     found = page_of(replace(whole, layers=tuple(layers)))
     assert "None" not in found.text and found.data["layers"]["selfP50"].count(None) == 100
 
 
-def test_hostile_names_leave_the_page_as_it_is():
-    tame, found = page_of(hostile("tame")), page_of(hostile(HOSTILE))
+def test_hostile_names_leave_the_page_as_it_is_and_hold_no_control_and_no_direction_characters():
+    raw = page(hostile(HOSTILE_NAME))
+    assert not {"\u2028", "\u2029", "\u202e", "\x1b", "\x00", "\u200b"} & set(raw)
+    tame, found = page_of(hostile("tame")), Page(raw)
     kinds = ("script", "style", "img", "svg", "b", "a", "i", "title", "section", "iframe")
     count = [[sum(tag == kind for tag, _ in each.tags) for kind in kinds] for each in (tame, found)]
     assert count[0] == count[1] and found.open == []
@@ -228,18 +208,11 @@ def test_hostile_names_leave_the_page_as_it_is():
     assert "<script>alert(1)</script>" in found.data["layers"]["type"][1]  # as text, for a script that makes no tags
 
 
-def test_hostile_names_hold_no_control_and_no_direction_characters():
-    raw = page(hostile(HOSTILE))
-    assert not {"\u2028", "\u2029", "\u202e", "\x1b", "\x00", "\u200b"} & set(raw)
-
-
-def test_long_name_is_cut_in_its_middle():
-    found = page_of(model_profile([layer("", "Model"), layer("begin" + "x" * 10_000 + "end", parent="", depth=1)]))
+def test_long_and_unprintable_names_have_a_name_still():
+    made = model_profile([layer("", "Model"), layer("begin" + "x" * 10_000 + "end", parent="", depth=1)])
+    found = page_of(made)
     name = found.data["layers"]["path"][1]
     assert (len(name), name[:6], name[-4:]) == (wording.LONGEST_NAME, "beginx", "xend") and "x" * 200 not in found.text
-
-
-def test_name_without_printable_characters_has_a_name_still():
     found = page_of(model_profile([layer("", "Model"), layer("\u202e", "\u200b", parent="", depth=1)]))
     assert found.data["layers"]["path"][1] == "(unprintable name)" and "(unprintable name)" in found.sections["types"]
 
@@ -255,13 +228,9 @@ def test_page_allows_its_two_scripts_and_fetches_nothing(of_gpt2):
     assert plotly_js.count("plotly.js v") == 1 and "plotly.js v" not in ours
 
 
-def test_same_profile_gives_the_same_page():
+def test_the_same_profile_gives_the_same_page_and_a_thousand_layers_add_little():
     assert page(gpt2()) == page(gpt2())
-
-
-def test_thousand_layers_add_little_to_the_page():
-    added = len(page(many(1000))) - len(page(many(0)))
-    assert added < 300_000
+    assert len(page(many(1000))) - len(page(many(0))) < 300_000
 
 
 def test_every_chart_has_a_name_and_a_summary(of_gpu):
@@ -291,16 +260,10 @@ def test_outliers_are_those_far_from_the_line_and_the_farthest_comes_first():
     found = outliers([*line, (1e4, 2e-4), (1e5, 1e-7)])
     assert [each.at for each in found] == [8, 7]
     assert [each.factor for each in found] == pytest.approx([1 / 2000, 10], rel=1e-6)
-
-
-def test_equal_layers_have_no_outliers_but_one_that_takes_twice_as_long():
-    assert outliers([(100, 1e-3)] * 8) == []
+    assert outliers([(100, 1e-3)] * 8) == [], "equal ones"
     assert [each.at for each in outliers([*[(100, 1e-3)] * 8, (100, 2.1e-3)])] == [8]
     assert outliers([*[(100, 1e-3)] * 8, (100, 1.9e-3)]) == []
-
-
-def test_few_layers_have_no_outliers():
-    assert outliers([(1, 1.0), (10, 1e-6), (100, 1.0), (1000, 1.0)]) == [] == outliers([])
+    assert outliers([(1, 1.0), (10, 1e-6), (100, 1.0), (1000, 1.0)]) == [] == outliers([]), "few"
 
 
 @pytest.mark.parametrize(

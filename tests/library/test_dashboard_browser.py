@@ -62,21 +62,13 @@ def test_switch_collapse_and_search_and_sort(of_gpt2):
     found.set("#collapse", "2")
     assert "19 of 19 blocks by self time, 100.0 % of the time" in found.text("#summary-latency")
     found.set("#arrangement", "calls")
-    assert found.texts(LABELS)[:3] == [
-        "(model) (self)",
-        "transformer (self)",
-        "transformer.wte",
-    ]
+    assert found.texts(LABELS)[:3] == ["(model) (self)", "transformer (self)", "transformer.wte"]
 
     assert names(found)[:2] == ["(model)", "transformer"] and len(names(found)) == 50
     found.click("#query")
     found.write("H.3 conv1d")
-    assert [each.removeprefix("transformer.h.3.") for each in names(found)] == [
-        "attn.c_attn",
-        "attn.c_proj",
-        "mlp.c_fc",
-        "mlp.c_proj",
-    ]
+    blocks = [each.removeprefix("transformer.h.3.") for each in names(found)]
+    assert blocks == ["attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"]
     assert found.text("#found") == "4 of 151 layers, rows 1 to 4"
     states = sort_by(found, "Self p50 (ms)")
     assert states.count("descending") == 1 and states.count("none") == len(states) - 1
@@ -165,8 +157,7 @@ def test_labels_of_a_narrow_chart_keep_the_number_of_the_block(opened):
 
 def test_profile_that_is_not_representative_is_grey_and_shows_no_gains(opened):
     found = opened(gpt2(coverage=Coverage(0.71, "not representative", 0.5)))
-    red, green, blue = found.run(
-        "getComputedStyle(document.querySelector('#plot-latency .bars path')).fill.match(/\\d+/g).map(Number)"
-    )
+    fill = "getComputedStyle(document.querySelector('#plot-latency .bars path')).fill"
+    red, green, blue = found.run(f"{fill}.match(/\\d+/g).map(Number)")
     assert max(red, green, blue) - min(red, green, blue) < 16
     assert "Gain (ms)" not in found.texts("#table thead button") and found.said == []

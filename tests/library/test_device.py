@@ -6,65 +6,45 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from boundby.device import (
-    CudaQueue,
-    describe,
-    device_queue,
-    is_out_of_memory,
-    pick_device,
-    release_memory,
-    synchronizer,
-)
+from boundby.device import CudaQueue, describe, device_queue, is_out_of_memory, pick_device, release_memory
+from boundby.device import synchronizer as waiter
 from boundby.timer import DeviceTime, Timer
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def two_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
 
 
 @pytest.fixture
-def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_without_a_gpu_auto_is_the_cpu() -> None:
+def test_without_a_gpu_auto_is_the_cpu_and_a_gpu_is_refused():
     assert pick_device("auto") == pick_device() == CPU
-
-
-@pytest.mark.usefixtures("two_gpus")
-def test_with_a_gpu_auto_is_the_first() -> None:
-    assert pick_device("auto") == torch.device("cuda:0")
-
-
-@pytest.mark.usefixtures("two_gpus")
-@pytest.mark.parametrize(("name", "picked"), [("cpu", "cpu"), ("cuda", "cuda:0"), ("cuda:1", "cuda:1")])
-def test_a_device_asked_for_is_picked(name: str, picked: str) -> None:
-    assert pick_device(name) == torch.device(picked)
-
-
-@pytest.mark.usefixtures("two_gpus")
-def test_a_gpu_beyond_those_there_are_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"'cuda:2' is not there: torch sees 2 GPU\(s\)"):
-        pick_device("cuda:2")
-
-
-@pytest.mark.usefixtures("no_gpu")
-def test_a_gpu_is_refused_where_torch_sees_none() -> None:
     with pytest.raises(ValueError, match=rf"'cuda' is not there: torch {torch.__version__[:3]}.*sees no GPU"):
         pick_device("cuda")
 
 
-def test_a_cpu_is_not_waited_for_and_a_gpu_is(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("two_gpus")
+def test_with_gpus_auto_is_the_first_and_one_that_is_not_there_is_refused():
+    for name, picked in (("auto", "cuda:0"), ("cpu", "cpu"), ("cuda", "cuda:0"), ("cuda:1", "cuda:1")):
+        assert pick_device(name) == torch.device(picked)
+    with pytest.raises(ValueError, match=r"'cuda:2' is not there: torch sees 2 GPU\(s\)"):
+        pick_device("cuda:2")
+
+
+def test_a_cpu_is_not_waited_for_and_a_gpu_is(monkeypatch):
     waited: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
-    synchronizer(CPU)()
+    waiter(CPU)()
     assert waited == []
-    synchronizer(torch.device("cuda:1"))()
+    waiter(torch.device("cuda:1"))()
     assert waited == [torch.device("cuda:1")]
 
 
@@ -118,19 +98,20 @@ class FakeEvent:
 
 
 @pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+def cuda(monkeypatch):
     return FakeCuda(monkeypatch)
 
 
-def test_a_cpu_has_no_queue() -> None:
+def test_a_cpu_has_no_queue_and_is_described_by_its_threads():
     assert device_queue(CPU) is None
+    assert describe(CPU) == {"type": "cpu", "threads": torch.get_num_threads()}
 
 
 FIRST, SECOND = torch.device("cuda:0"), torch.device("cuda:1")
 
 
 @pytest.mark.parametrize("device", [FIRST, SECOND], ids=str)
-def test_a_gpu_is_held_for_the_seconds_asked_for(cuda: FakeCuda, device: torch.device) -> None:
+def test_a_gpu_is_held_for_the_seconds_asked_for(cuda, device):
     queue = device_queue(device)
     assert isinstance(queue, CudaQueue)
     before = list(cuda.queued_s)
@@ -141,7 +122,7 @@ def test_a_gpu_is_held_for_the_seconds_asked_for(cuda: FakeCuda, device: torch.d
     assert cuda.current == 0
 
 
-def test_a_mark_is_passed_once_the_gpu_has_come_to_it(cuda: FakeCuda) -> None:
+def test_a_mark_is_passed_once_the_gpu_has_come_to_it(cuda):
     queue = CudaQueue(FIRST)
     start = queue.mark()
     queue.hold(0.25)
@@ -152,23 +133,19 @@ def test_a_mark_is_passed_once_the_gpu_has_come_to_it(cuda: FakeCuda) -> None:
     assert queue.seconds_between(start, end) == pytest.approx(0.25, rel=1e-6)
 
 
-def test_a_gpu_times_a_call_behind_its_backlog(cuda: FakeCuda) -> None:
-    timer = Timer(synchronize=synchronizer(FIRST))
+def test_a_gpu_times_a_call_behind_its_backlog(cuda):
+    timer = Timer(synchronize=waiter(FIRST))
     found = timer.on_device(lambda: cuda.sleep(4_000_000), CudaQueue(FIRST), enqueue_s=0.0)
     assert found == DeviceTime(pytest.approx(0.004, rel=1e-6))
 
 
-def test_only_a_gpu_has_a_cache_to_give_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_gpu_has_a_cache_to_give_back(monkeypatch):
     emptied: list[bool] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
     release_memory(CPU)
     assert emptied == []
     release_memory(torch.device("cuda"))
     assert emptied == [True]
-
-
-def test_a_cpu_is_described_by_its_threads() -> None:
-    assert describe(CPU) == {"type": "cpu", "threads": torch.get_num_threads()}
 
 
 @pytest.mark.parametrize(
@@ -185,7 +162,7 @@ def test_a_cpu_is_described_by_its_threads() -> None:
     ],
     ids=str,
 )
-def test_lack_of_memory_is_known_by_type_or_text(error: BaseException) -> None:
+def test_lack_of_memory_is_known_by_type_or_text(error):
     assert is_out_of_memory(error)
 
 
@@ -201,18 +178,18 @@ def test_lack_of_memory_is_known_by_type_or_text(error: BaseException) -> None:
     ],
     ids=repr,
 )
-def test_other_failures_are_not_a_lack_of_memory(error: BaseException) -> None:
+def test_other_failures_are_not_a_lack_of_memory(error):
     assert not is_out_of_memory(error)
 
 
-def test_the_cpu_allocator_is_understood_when_it_refuses() -> None:
+def test_the_cpu_allocator_is_understood_when_it_refuses():
     with pytest.raises(RuntimeError) as raised:
         torch.empty(2**52, dtype=torch.float32)
     assert is_out_of_memory(raised.value)
 
 
 @pytest.mark.gpu
-def test_a_gpu_is_understood_when_it_refuses() -> None:
+def test_a_gpu_is_understood_when_it_refuses():
     if not torch.cuda.is_available():
         pytest.skip("needs a GPU")
     with pytest.raises(torch.OutOfMemoryError) as raised:
@@ -221,7 +198,7 @@ def test_a_gpu_is_understood_when_it_refuses() -> None:
 
 
 @pytest.mark.gpu
-def test_a_gpu_is_described_by_name_memory_and_capability() -> None:
+def test_a_gpu_is_described_by_name_memory_and_capability():
     if not torch.cuda.is_available():
         pytest.skip("needs a GPU")
     found = describe(pick_device("cuda"))

@@ -33,11 +33,8 @@ def kinds(threads: int = 4, **changes: Any) -> list[str]:
     return [each.kind for each in replace(QUIET, **changes).disturbances(threads)]
 
 
-def test_a_quiet_window_has_no_disturbance() -> None:
+def test_a_quiet_window_and_counters_that_a_machine_lacks_disturb_nothing():
     assert kinds() == []
-
-
-def test_counters_that_a_machine_lacks_disturb_nothing() -> None:
     assert Conditions(seconds=10.0, cores=4).disturbances(threads=4) == ()
 
 
@@ -51,7 +48,7 @@ LIMITS = [  # just below and just above the limit in a window of 10 s on 4 cores
 
 
 @pytest.mark.parametrize(("kind", "counter", "below", "above"), LIMITS, ids=[each[0] for each in LIMITS])
-def test_a_counter_disturbs_beyond_its_limit(kind: str, counter: str, below: float, above: float) -> None:
+def test_a_counter_disturbs_beyond_its_limit(kind, counter, below, above):
     assert kinds(**{counter: below}) == []
     assert kinds(**{counter: above}) == [kind]
 
@@ -60,9 +57,7 @@ def test_a_counter_disturbs_beyond_its_limit(kind: str, counter: str, below: flo
     ("threads", "foreign_cores", "expected"),
     [(2, 2.1, []), (2, 2.11, ["foreign_load"]), (1, 3.1, []), (1, 3.11, ["foreign_load"]), (9, 0.11, ["foreign_load"])],
 )
-def test_load_on_cores_that_the_work_leaves_free_does_not_disturb(
-    threads: int, foreign_cores: float, expected: list[str]
-) -> None:
+def test_load_on_cores_that_the_work_leaves_free_does_not_disturb(threads, foreign_cores, expected):
     assert kinds(threads, foreign_cores=foreign_cores) == expected
 
 
@@ -70,45 +65,35 @@ def test_load_on_cores_that_the_work_leaves_free_does_not_disturb(
     ("counter", "value"),
     [("foreign_cores", 4 * 0.01 / 0.0625), ("stolen_share", 0.01 / 0.0625)],  # one tick for each of 4 cores
 )
-def test_one_tick_in_a_short_window_is_no_disturbance(counter: str, value: float) -> None:
+def test_one_tick_in_a_short_window_is_no_disturbance(counter, value):
     assert kinds(**{counter: value}, seconds=0.0625) == []
     assert len(kinds(**{counter: value}, seconds=10.0)) == 1
 
 
 @pytest.mark.parametrize("bit", [None, 0x0, 0x1, 0x2, 0x10, 0x100, 0x1 | 0x2 | 0x10 | 0x100])
-def test_a_clock_that_is_idle_set_by_the_user_synchronized_or_for_a_display_disturbs_nothing(bit: int | None) -> None:
+def test_a_clock_that_is_idle_set_by_the_user_synchronized_or_for_a_display_disturbs_nothing(bit):
     assert kinds(gpu_clock_event_reasons=bit) == []
 
 
 @pytest.mark.parametrize("bit", [0x8, 0x20, 0x40, 0x80])
 @pytest.mark.parametrize("harmless", [0x0, 0x1, 0x100])
-def test_a_gpu_that_slows_down_for_heat_or_power_is_throttled(bit: int, harmless: int) -> None:
+def test_a_gpu_that_slows_down_for_heat_or_power_is_throttled(bit, harmless):
     (found,) = replace(QUIET, gpu_clock_event_reasons=bit | harmless).disturbances(threads=4)
     assert (found.kind, found.is_passing) == ("gpu_throttled", True)
     assert f"clock events {bit | harmless:#x}" in found.text
 
 
-def test_the_power_limit_is_told_but_is_no_reason_to_repeat() -> None:
+def test_the_power_limit_is_told_but_is_no_reason_to_repeat_and_hides_no_throttled_clock():
     (found,) = replace(QUIET, gpu_clock_event_reasons=0x4 | 0x1).disturbances(threads=4)
     assert (found.kind, found.is_passing) == ("gpu_power_cap", False)
-
-
-def test_the_power_limit_does_not_hide_a_throttled_clock() -> None:
     assert kinds(gpu_clock_event_reasons=0x4 | 0x40) == ["gpu_throttled", "gpu_power_cap"]
 
 
-EVERYTHING: dict[str, Any] = {
-    "foreign_cores": 1.26,
-    "stolen_share": 0.154,
-    "throttled_s": 2.5,
-    "switches_per_s": 240.4,
-    "slowdown": 1.84,
-    "gpu_clock_event_reasons": 0x4 | 0x20,
-    "gpu_processes": 2,
-}
+EVERYTHING: dict[str, Any] = {"foreign_cores": 1.26, "stolen_share": 0.154, "throttled_s": 2.5}
+EVERYTHING |= {"switches_per_s": 240.4, "slowdown": 1.84, "gpu_clock_event_reasons": 0x4 | 0x20, "gpu_processes": 2}
 
 
-def test_all_disturbances_of_a_window_are_told_with_their_figures() -> None:
+def test_all_disturbances_of_a_window_are_told_with_their_figures():
     assert [(each.text, each.is_passing) for each in replace(QUIET, **EVERYTHING).disturbances(threads=4)] == [
         ("other processes used 1.3 of 4 cores", True),
         ("the hypervisor kept 15 % of the cores' time for others", True),
@@ -120,13 +105,13 @@ def test_all_disturbances_of_a_window_are_told_with_their_figures() -> None:
     ]
 
 
-def test_being_pushed_off_a_core_stands_for_the_load_of_others_where_that_cannot_be_read() -> None:
+def test_being_pushed_off_a_core_stands_for_the_load_of_others_where_that_cannot_be_read():
     assert kinds(foreign_cores=None, switches_per_s=250.0) == []
     assert kinds(foreign_cores=None, switches_per_s=250.1) == ["preemption"]
     assert kinds(switches_per_s=1000.0) == []  # our own threads may push one another
 
 
-def test_a_quota_never_stops_a_process_for_longer_than_the_window() -> None:
+def test_a_quota_never_stops_a_process_for_longer_than_the_window():
     (found,) = replace(QUIET, throttled_s=30.0).disturbances(threads=4)
     assert "300 %" not in found.text
 
@@ -159,7 +144,7 @@ class Host:
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Host:
+def host(tmp_path):
     return Host(tmp_path)
 
 
@@ -171,8 +156,8 @@ def window(host: Host, counters: HostCounters, work: Callable[[], object]) -> Co
     return counters.between(start, counters.read())
 
 
-def test_foreign_load_is_the_busy_time_of_our_cores_beyond_our_own(host: Host) -> None:
-    def work() -> None:
+def test_foreign_load_is_the_busy_time_of_our_cores_beyond_our_own(host):
+    def work():
         host.spend(0, host.USER, 300)
         host.spend(1, host.USER, 100)
         host.own_s += 1.5
@@ -183,7 +168,7 @@ def test_foreign_load_is_the_busy_time_of_our_cores_beyond_our_own(host: Host) -
 
 
 @pytest.mark.parametrize("field", range(10))
-def test_busy_is_all_but_idle_waiting_and_stolen_time_and_guests_count_once(host: Host, field: int) -> None:
+def test_busy_is_all_but_idle_waiting_and_stolen_time_and_guests_count_once(host, field):
     found = window(host, host.counters(0, 1), lambda: host.spend(1, field, 200))
     is_busy = field in (host.USER, host.NICE, host.SYSTEM, host.IRQ, host.SOFTIRQ)
     assert found.foreign_cores == pytest.approx(0.5 if is_busy else 0.0, abs=1e-9)
@@ -191,8 +176,8 @@ def test_busy_is_all_but_idle_waiting_and_stolen_time_and_guests_count_once(host
 
 
 @pytest.mark.parametrize(("ours", "others"), [((0, 1), (2, 10, 11)), ((10,), (0, 1, 11))])
-def test_cores_that_we_may_not_use_do_not_count(host: Host, ours: tuple[int, ...], others: tuple[int, ...]) -> None:
-    def work() -> None:
+def test_cores_that_we_may_not_use_do_not_count(host, ours, others):
+    def work():
         for cpu in others:
             host.spend(cpu, host.USER, 400)
             host.spend(cpu, host.STEAL, 400)
@@ -201,19 +186,14 @@ def test_cores_that_we_may_not_use_do_not_count(host: Host, ours: tuple[int, ...
     assert (found.foreign_cores, found.stolen_share) == (0.0, 0.0)
 
 
-def test_our_own_work_is_no_foreign_load_and_never_a_negative_one(host: Host) -> None:
-    def work() -> None:
+def test_our_own_work_is_no_foreign_load_and_never_a_negative_one_and_its_switches_are_counted_by_second(host):
+    def work():
         host.spend(0, host.USER, 390)
         host.own_s += 4.0  # getrusage is exact, the ticks are not
-
-    assert window(host, host.counters(0, 1), work).foreign_cores == 0.0
-
-
-def test_involuntary_switches_are_counted_by_second(host: Host) -> None:
-    def work() -> None:
         host.switches += 480
 
-    assert window(host, host.counters(0, 1), work).switches_per_s == 120.0
+    found = window(host, host.counters(0, 1), work)
+    assert (found.foreign_cores, found.switches_per_s) == (0.0, 120.0)
 
 
 V2, V1 = "cpu.stat", "cpu/cpu.stat"
@@ -243,10 +223,10 @@ THROTTLED = {  # files before and after, and the seconds between
 
 
 @pytest.mark.parametrize("case", THROTTLED)
-def test_throttled_seconds_come_from_either_version_of_cgroups(host: Host, case: str) -> None:
+def test_throttled_seconds_come_from_either_version_of_cgroups(host, case):
     before, after, seconds = THROTTLED[case]
 
-    def write(files: dict[str, str]) -> None:
+    def write(files):
         for name, text in files.items():
             (host.cgroup / name).write_text(text)
 
@@ -256,7 +236,7 @@ def test_throttled_seconds_come_from_either_version_of_cgroups(host: Host, case:
 
 
 @pytest.mark.parametrize(("text", "load"), [("0.75 0.50 0.25 1/234 5678\n", 0.75), ("", None), (None, None)])
-def test_the_load_is_that_of_the_last_minute(host: Host, text: str | None, load: float | None) -> None:
+def test_the_load_is_that_of_the_last_minute(host, text, load):
     if text is not None:
         (host.proc / "loadavg").write_text(text)
     assert window(host, host.counters(0, 1), lambda: None).load == load
@@ -273,9 +253,7 @@ def kernel_knows_no_steal(host: Host) -> None:
 
 @pytest.mark.parametrize("change", [stat_is_hidden, kernel_knows_no_steal])
 @pytest.mark.parametrize("when", ["before", "within"])
-def test_a_stat_that_cannot_be_read_at_both_ends_disturbs_nothing(
-    host: Host, change: Callable[[Host], None], when: str
-) -> None:
+def test_a_stat_that_cannot_be_read_at_both_ends_disturbs_nothing(host, change, when):
     if when == "before":
         change(host)
     found = window(host, host.counters(0, 1), lambda: change(host) if when == "within" else None)
@@ -283,12 +261,12 @@ def test_a_stat_that_cannot_be_read_at_both_ends_disturbs_nothing(
     assert found.disturbances(threads=2) == ()
 
 
-def test_cores_that_stat_does_not_list_are_unknown(host: Host) -> None:
+def test_cores_that_stat_does_not_list_are_unknown(host):
     found = window(host, host.counters(7), lambda: host.spend(0, host.USER, 400))
     assert (found.foreign_cores, found.stolen_share) == (None, None)
 
 
-def test_a_window_without_length_has_no_disturbance(host: Host) -> None:
+def test_a_window_without_length_has_no_disturbance(host):
     counters = host.counters(0, 1)
     start = counters.read()
     host.spend(0, host.USER, 1)
@@ -296,7 +274,7 @@ def test_a_window_without_length_has_no_disturbance(host: Host) -> None:
     assert counters.between(start, counters.read()).disturbances(threads=2) == ()
 
 
-def test_the_kernel_of_this_machine_is_understood() -> None:
+def test_the_kernel_of_this_machine_is_understood():
     stat = Path("/proc/stat")
     if not stat.exists() or f"cpu{min(usable_cpus())} " not in stat.read_text():
         pytest.skip("needs a kernel that lists our cores in /proc/stat")
@@ -306,13 +284,13 @@ def test_the_kernel_of_this_machine_is_understood() -> None:
     assert found.foreign_cores is not None and found.stolen_share is not None and found.load is not None
 
 
-def test_our_own_time_and_switches_are_those_of_all_threads_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_own_time_and_switches_are_those_of_all_threads_of_the_process(monkeypatch):
     usages = {resource.RUSAGE_SELF: SimpleNamespace(ru_utime=1.5, ru_stime=0.25, ru_nivcsw=7, ru_nvcsw=99)}
     monkeypatch.setattr(resource, "getrusage", usages.__getitem__)
     assert HostCounters().usage() == (1.75, 7)
 
 
-def test_usable_cpus_are_those_of_the_affinity_or_else_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_usable_cpus_are_those_of_the_affinity_or_else_all(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1, 3}, raising=False)
     assert usable_cpus() == {1, 3}
@@ -326,22 +304,21 @@ def reference(clock: FakeClock, *times: float) -> Reference:
     return Reference(lambda: clock.advance(next(left)), clock)
 
 
-def test_the_reference_is_judged_by_the_best_so_far(host: Host) -> None:
-    work = reference(host.clock, 2.0, 1.0, 4.0, 3.0, 2.0, 5.0, 0.5, 0.5, 0.5, 1.0, 1.0, 1.0)
-    assert [work.slowdown(work.seconds()) for _ in range(4)] == [1.0, 2.0, 1.0, 2.0]
+@pytest.mark.parametrize(
+    ("times", "slowdowns"),
+    [
+        ((2.0, 1.0, 4.0, 3.0, 2.0, 5.0, 0.5, 0.5, 0.5, 1.0, 1.0, 1.0), [1.0, 2.0, 1.0, 2.0]),
+        ((1.0, 1.0, 1.0, 1.0, 64.0, 64.0), [1.0, 1.0]),
+        ([0.0] * 6, [1.0, 1.0]),
+    ],
+    ids=["the best so far is the measure", "one slow repeat does not count", "too short for the clock"],
+)
+def test_the_reference_is_judged_by_the_best_so_far(host, times, slowdowns):
+    work = reference(host.clock, *times)
+    assert [work.slowdown(work.seconds()) for _ in slowdowns] == slowdowns
 
 
-def test_one_slow_repeat_of_the_reference_does_not_count(host: Host) -> None:
-    work = reference(host.clock, 1.0, 1.0, 1.0, 1.0, 64.0, 64.0)
-    assert [work.slowdown(work.seconds()) for _ in range(2)] == [1.0, 1.0]
-
-
-def test_a_reference_too_short_for_the_clock_says_nothing(host: Host) -> None:
-    work = reference(host.clock, *[0.0] * 6)
-    assert [work.slowdown(work.seconds()) for _ in range(2)] == [1.0, 1.0]
-
-
-def test_a_window_holds_what_lies_between_start_and_stop_and_not_the_reference(host: Host) -> None:
+def test_a_window_holds_what_lies_between_start_and_stop_and_not_the_reference(host):
     watch = Watch(host.counters(0, 1), reference(host.clock, *[1.0] * 6)).start()
     host.clock.advance(4.0)
     host.switches += 8
@@ -350,23 +327,20 @@ def test_a_window_holds_what_lies_between_start_and_stop_and_not_the_reference(h
 
 
 @pytest.mark.parametrize(("start_s", "stop_s"), [(2.0, 1.0), (1.0, 2.0), (2.0, 2.0)])
-def test_a_window_is_as_slow_as_the_slower_of_its_ends(host: Host, start_s: float, stop_s: float) -> None:
+def test_a_window_is_as_slow_as_the_slower_of_its_ends(host, start_s, stop_s):
     times = [1.0] * 6 + [start_s] * 3 + [stop_s] * 3
     watch = Watch(host.counters(0, 1), reference(host.clock, *times))
     assert watch.start().stop().slowdown == 1.0
     assert watch.start().stop().slowdown == 2.0
 
 
-def test_the_first_window_is_slow_where_its_start_was(host: Host) -> None:
+def test_the_first_window_is_slow_where_its_start_was_and_unknown_without_a_reference(host):
     watch = Watch(host.counters(0, 1), reference(host.clock, *[3.0] * 3, *[1.0] * 3))
     assert watch.start().stop().slowdown == 3.0
-
-
-def test_without_a_reference_the_speed_of_the_machine_is_unknown(host: Host) -> None:
     assert Watch(host.counters(0, 1)).start().stop().slowdown is None
 
 
-def test_a_watch_begins_anew_with_each_start(host: Host) -> None:
+def test_a_watch_begins_anew_with_each_start(host):
     watch = Watch(host.counters(0, 1)).start()
     host.clock.advance(8.0)
     host.switches += 999
@@ -376,6 +350,6 @@ def test_a_watch_begins_anew_with_each_start(host: Host) -> None:
     assert (found.seconds, found.switches_per_s) == (2.0, 0.0)
 
 
-def test_a_window_that_was_not_started_is_refused(host: Host) -> None:
+def test_a_window_that_was_not_started_is_refused(host):
     with pytest.raises(RuntimeError, match=r"not started; call start\(\) first"):
         Watch(host.counters(0, 1)).stop()

@@ -53,14 +53,14 @@ class Machine:
 
 @pytest.mark.parametrize("tick_s", [1 / 64, 1 / 16, 1 / 2])
 @pytest.mark.parametrize("phase", [0, 1, 5])
-def test_the_tick_of_the_counter_is_measured_from_one_to_the_next(tick_s: float, phase: int) -> None:
+def test_the_tick_of_the_counter_is_measured_from_one_to_the_next(tick_s, phase):
     machine = Machine(tick_s)
     machine.spend(phase * POLL_S)
     assert machine.meter().tick_s == tick_s
 
 
 @pytest.mark.parametrize(("tick_s", "window_s"), [(1 / 16, 5.0), (1 / 8, 6.25), (1 / 2, 25.0)])
-def test_a_window_lasts_5_s_or_50_ticks(tick_s: float, window_s: float) -> None:
+def test_a_window_lasts_5_s_or_50_ticks(tick_s, window_s):
     machine = Machine(tick_s)
     meter = machine.meter()
     assert meter.least_window_s == window_s
@@ -68,27 +68,19 @@ def test_a_window_lasts_5_s_or_50_ticks(tick_s: float, window_s: float) -> None:
     assert window_s <= use.seconds <= window_s + 0.5 + 2 * POLL_S  # the last call begins within the window
 
 
-def test_the_energy_of_a_call_is_its_power_times_its_time() -> None:
-    machine = Machine()
-    use = machine.meter().of(machine.work)
-    assert (use.calls, use.seconds) == (10, 10 * 0.5 + POLL_S)
-    assert use.joules == 10 * 32.0 - (64.0 - 16.0) * POLL_S  # the first look at the counter found an idle machine
-    assert use.joules_per_call == use.joules / 10
-
-
 @pytest.mark.parametrize("phase", range(0, 64, 7))
-def test_a_window_begins_right_after_a_tick(phase: int) -> None:
+def test_a_window_begins_right_after_a_tick(phase):
     machine = Machine()
     meter = machine.meter()
     machine.spend(phase * POLL_S)  # elsewhere the ends would cut off, or add, up to a tick: 1.25 % of this window
     assert meter.of(machine.work).joules_per_call == pytest.approx(32.0, rel=1e-3)
 
 
-def test_idle_power_is_that_of_a_machine_that_waits_for_one_window() -> None:
+def test_idle_power_is_that_of_a_machine_that_waits_for_one_window():
     machine = Machine()
     waits: list[float] = []
 
-    def sleep(seconds: float) -> None:
+    def sleep(seconds):
         waits.append(seconds)
         machine.spend(seconds)
 
@@ -98,45 +90,36 @@ def test_idle_power_is_that_of_a_machine_that_waits_for_one_window() -> None:
 
 
 @pytest.mark.parametrize("tick_s", [1 / 64, 1 / 16, 1 / 8])
-def test_net_energy_is_what_the_calls_took_beyond_an_idle_machine(tick_s: float) -> None:
+def test_net_energy_is_what_the_calls_took_beyond_an_idle_machine(tick_s):
     machine = Machine(tick_s)
     meter = machine.meter()
     net = meter.of(machine.work).net_joules_per_call(meter.idle_w())
     assert net == pytest.approx((64.0 - 16.0) * 0.5, rel=0.02)  # a tick more or less
 
 
-def test_gross_and_net_energy_by_call() -> None:
+def test_the_energy_of_a_call_is_its_power_times_its_time_without_what_was_queued_before():
     use = EnergyUse(joules=320.0, seconds=5.0, calls=10)
     assert (use.joules_per_call, use.net_joules_per_call(idle_w=16.0)) == (32.0, 24.0)
-
-
-def test_work_left_in_the_queue_is_not_part_of_the_window() -> None:
-    machine = Machine()
-    meter = machine.meter()
-    machine.queued_s = 64.0
-    assert meter.of(machine.work).joules_per_call == pytest.approx(32.0, rel=1e-3)
-
-
-def test_each_call_is_done_before_its_end_is_looked_for() -> None:
     machine = Machine()
     use = machine.meter().of(machine.work)
+    assert (use.calls, use.seconds) == (10, 10 * 0.5 + POLL_S)
+    assert use.joules == 10 * 32.0 - (64.0 - 16.0) * POLL_S  # the first look at the counter found an idle machine
+    assert use.joules_per_call == use.joules / 10
     assert machine.queued_s == 0.0
-    assert machine.synchronizations == 1 + use.calls
+    assert machine.synchronizations == 1 + use.calls  # each call is done before its end is looked for
+    machine.queued_s = 64.0
+    assert machine.meter().of(machine.work).joules_per_call == pytest.approx(32.0, rel=1e-3)
 
 
-def test_a_counter_that_does_not_move_is_an_os_error() -> None:
+def test_a_counter_that_does_not_move_is_an_os_error():
     with pytest.raises(OSError, match="the energy counter did not move within 1 s"):
         Machine(tick_s=2.0).meter()
-
-
-def test_a_counter_that_stops_moving_is_an_os_error() -> None:
     machine = Machine()
     meter = machine.meter()
     machine.next_tick = float("inf")
-    with pytest.raises(OSError, match="did not move"):
-        meter.of(machine.work)
-    with pytest.raises(OSError, match="did not move"):
-        meter.idle_w()
+    for asked in (lambda: meter.of(machine.work), meter.idle_w):
+        with pytest.raises(OSError, match="did not move"):
+            asked()
 
 
 MAX_UJ = 262143328850  # 2**32 units of 61 uJ
@@ -158,19 +141,28 @@ class Rapl:
 
 
 @pytest.fixture
-def rapl(tmp_path: Path) -> Rapl:
+def rapl(tmp_path):
     return Rapl(tmp_path)
 
 
-def test_cpu_energy_is_the_sum_of_the_packages_and_not_of_their_parts(rapl: Rapl) -> None:
-    rapl.zone("intel-rapl:0", 1_500_000, "package-0")
-    rapl.zone("intel-rapl:0:0", 64_000_000, "core")
-    rapl.zone("intel-rapl:1", 250_000, "package-1")
-    assert RaplCounter(rapl.folder).joules() == 1.75
+@pytest.mark.parametrize(
+    ("zones", "joules"),
+    [
+        ({"0": (1_500_000, "package-0"), "0:0": (64_000_000, "core"), "1": (250_000, "package-1")}, 1.75),
+        ({"0": (500_000, "package-0")}, 0.5),
+        ({"0": (1_500_000, "package-0"), "1": (64_000_000, "psys")}, 1.5),
+        ({str(number): (1_000_000, f"package-{number}") for number in range(12)}, 12.0),
+    ],
+    ids=["parts of packages", "a counter that began anew before its first look", "the whole platform", "more than ten"],
+)
+def test_cpu_energy_is_the_sum_of_the_packages_alone(rapl, zones, joules):
+    for name, (energy_uj, label) in zones.items():
+        rapl.zone(f"intel-rapl:{name}", energy_uj, label)
+    assert RaplCounter(rapl.folder).joules() == joules
 
 
 @pytest.mark.parametrize("laps", [1, 2, 3])
-def test_a_counter_that_began_anew_goes_on_counting(rapl: Rapl, laps: int) -> None:
+def test_a_counter_that_began_anew_goes_on_counting(rapl, laps):
     rapl.zone("intel-rapl:0", MAX_UJ - 1_000_000)
     rapl.zone("intel-rapl:1", 5_000_000)  # this one does not
     counter = RaplCounter(rapl.folder)
@@ -185,32 +177,12 @@ def test_a_counter_that_began_anew_goes_on_counting(rapl: Rapl, laps: int) -> No
     assert counter.joules() - start == pytest.approx(laps * MAX_UJ / 1e6 + 1.5 + 2.0, abs=1e-5)
 
 
-def test_a_counter_that_began_anew_before_its_first_look_is_no_lap(rapl: Rapl) -> None:
-    rapl.zone("intel-rapl:0", 500_000)
-    assert RaplCounter(rapl.folder).joules() == 0.5
-
-
-def test_the_energy_of_the_whole_platform_is_not_added_to_that_of_the_cpu(rapl: Rapl) -> None:
-    rapl.zone("intel-rapl:0", 1_500_000, "package-0")
-    rapl.zone("intel-rapl:1", 64_000_000, "psys")
-    assert RaplCounter(rapl.folder).joules() == 1.5
-
-
-def test_all_packages_count_on_a_machine_with_more_than_ten(rapl: Rapl) -> None:
-    for number in range(12):
-        rapl.zone(f"intel-rapl:{number}", 1_000_000, f"package-{number}")
-    assert RaplCounter(rapl.folder).joules() == 12.0
-
-
-def test_a_machine_without_a_package_is_an_os_error(rapl: Rapl) -> None:
-    with pytest.raises(OSError, match="has no intel-rapl package"):
-        RaplCounter(rapl.folder)
-
-
-def test_a_counter_that_only_root_may_read_is_an_os_error(rapl: Rapl, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: Path) -> str:
+def test_a_machine_without_a_package_or_with_one_that_only_root_may_read_is_an_os_error(rapl, monkeypatch):
+    def refuse(path):
         raise PermissionError(13, "Permission denied", str(path))
 
+    with pytest.raises(OSError, match="has no intel-rapl package"):
+        RaplCounter(rapl.folder)
     rapl.zone("intel-rapl:0", 1_500_000)
     monkeypatch.setattr(Path, "read_text", refuse)
     with pytest.raises(OSError, match="Permission denied"):

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -33,27 +32,17 @@ from boundby import files
 os.fsync = lambda descriptor: (print("ready", flush=True), sys.stdin.read())
 files.write_json(sys.argv[1], {"whole": True})
 """
-KILLED_BEFORE_THE_RENAME = """
-import os, sys
-from boundby import files
-os.replace = lambda old, new: (print("ready", flush=True), sys.stdin.read())
-files.write_json(sys.argv[1], {"whole": True})
-"""
+KILLED_BEFORE_THE_RENAME = KILLED_BEFORE_THE_FLUSH.replace(
+    "os.fsync = lambda descriptor", "os.replace = lambda old, new"
+)
 
 
 def stopped_writer(program: str, path: Path) -> subprocess.Popen[str]:
     """Return a process that has come to the place where it waits."""
     command = [sys.executable, "-c", program, str(path)]
     process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     return process
-
-
-def kill(process: subprocess.Popen[str]) -> None:
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
 
 
 def names(folder: Path) -> list[str]:
@@ -61,24 +50,33 @@ def names(folder: Path) -> list[str]:
 
 
 @pytest.fixture
-def old(tmp_path: Path) -> Path:
+def old(tmp_path):
     path = tmp_path / "metrics.json"
     path.write_text('{"old": true}\n')
     return path
 
 
-def test_replaces_the_old_content_and_leaves_no_other_file(old: Path) -> None:
+def is_untouched(old):
+    return old.read_text() == '{"old": true}\n' and names(old.parent) == ["metrics.json"]
+
+
+@pytest.fixture
+def dead():
+    """The number of a process that has ended."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_replaces_the_old_content_leaves_no_other_file_and_makes_the_folders_it_needs(old, tmp_path):
     files.write_bytes(old, b"new \x00 bytes")
     assert old.read_bytes() == b"new \x00 bytes"
     assert names(old.parent) == ["metrics.json"]
-
-
-def test_makes_the_folders_it_needs(tmp_path: Path) -> None:
     files.write_text(tmp_path / "a" / "b" / "note.txt", "schön")
     assert (tmp_path / "a" / "b" / "note.txt").read_bytes() == "schön".encode()
 
 
-def test_temporary_name_ends_like_the_final_one_and_stands_in_its_folder(tmp_path: Path) -> None:
+def test_temporary_name_ends_like_the_final_one_and_stands_in_its_folder(tmp_path):
     with files.replacing(tmp_path / "part-0.parquet") as temporary:
         assert temporary.suffix == ".parquet"
         assert temporary.parent == tmp_path
@@ -86,7 +84,7 @@ def test_temporary_name_ends_like_the_final_one_and_stands_in_its_folder(tmp_pat
         temporary.write_text("x")
 
 
-def test_two_writers_of_one_file_have_different_temporary_names(tmp_path: Path) -> None:
+def test_two_writers_of_one_file_have_different_temporary_names(tmp_path):
     with files.replacing(tmp_path / "x") as first, files.replacing(tmp_path / "x") as second:
         assert first != second
         first.write_text("first")
@@ -95,46 +93,35 @@ def test_two_writers_of_one_file_have_different_temporary_names(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("error", [RuntimeError("broken"), KeyboardInterrupt()], ids=["error", "ctrl-c"])
-def test_keeps_the_old_file_when_the_writer_raises(old: Path, error: BaseException) -> None:
+def test_keeps_the_old_file_when_the_writer_raises_or_the_disk_is_full(old, error, monkeypatch):
+    def rows():
+        yield {"a": 1}
+        raise error
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
     with pytest.raises(type(error)), files.replacing(old) as temporary:
         temporary.write_text("half")
         raise error
-    assert old.read_text() == '{"old": true}\n'
-    assert names(old.parent) == ["metrics.json"]
-
-
-def test_keeps_the_old_table_when_a_row_raises(old: Path) -> None:
-    def rows() -> Iterator[dict[str, int]]:
-        yield {"a": 1}
-        raise RuntimeError("broken")
-
-    with pytest.raises(RuntimeError, match="broken"):
+    assert is_untouched(old)
+    with pytest.raises(type(error)):
         files.write_csv(old, rows(), ["a"])
-    assert old.read_text() == '{"old": true}\n'
-    assert names(old.parent) == ["metrics.json"]
-
-
-def test_keeps_the_old_file_when_the_disk_is_full_at_the_flush(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
+    assert is_untouched(old)
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
         files.write_json(old, {"new": True})
-    assert old.read_text() == '{"old": true}\n'
-    assert names(old.parent) == ["metrics.json"]
+    assert is_untouched(old)
 
 
-def test_flushes_the_content_before_the_rename_and_the_folder_after_it(
-    old: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flushes_the_content_before_the_rename_and_the_folder_after_it(old, monkeypatch):
     events: list[str] = []
     replace = os.replace
 
-    def fsync(descriptor: int) -> None:
+    def fsync(descriptor):
         events.append(f"flush {Path(os.readlink(f'/proc/self/fd/{descriptor}')).name.split('-')[-1]}")
 
-    def rename(source: Path, target: Path) -> None:
+    def rename(source, target):
         events.append("rename")
         replace(source, target)
 
@@ -151,22 +138,22 @@ def test_flushes_the_content_before_the_rename_and_the_folder_after_it(
     [KILLED_WHILE_WRITING, KILLED_BEFORE_THE_FLUSH, KILLED_BEFORE_THE_RENAME],
     ids=["while-writing", "before-the-flush", "before-the-rename"],
 )
-def test_a_killed_writer_leaves_the_old_file_and_one_orphan_that_is_swept(old: Path, program: str) -> None:
+def test_a_killed_writer_leaves_the_old_file_and_one_orphan_that_is_swept(old, program):
     writer = stopped_writer(program, old)
     assert len(names(old.parent)) == 2
     assert files.remove_orphans(old.parent) == 0  # its writer lives
-    kill(writer)
+    writer.send_signal(signal.SIGKILL)
+    writer.communicate()
+    assert writer.returncode == -signal.SIGKILL
     assert old.read_text() == '{"old": true}\n'
     assert len(names(old.parent)) == 2
     assert files.remove_orphans(old.parent) == 1
     assert names(old.parent) == ["metrics.json"]
 
 
-def test_sweeps_orphans_in_folders_below_and_keeps_the_files_of_this_process_and_of_others(tmp_path: Path) -> None:
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
-    orphan = tmp_path / "evaluation" / f".tmp-{dead.pid}-{files.HOST}-0a1b2c3d-part.parquet"
-    mine, undotted = f".tmp-{os.getpid()}-{files.HOST}-0a1b2c3d-mine", f"tmp-{dead.pid}-{files.HOST}-0a1b2c3d-x"
+def test_sweeps_orphans_in_folders_below_and_keeps_the_files_of_this_process_and_of_others(tmp_path, dead):
+    orphan = tmp_path / "evaluation" / f".tmp-{dead}-{files.HOST}-0a1b2c3d-part.parquet"
+    mine, undotted = f".tmp-{os.getpid()}-{files.HOST}-0a1b2c3d-mine", f"tmp-{dead}-{files.HOST}-0a1b2c3d-x"
     kept = [mine, ".tmp-notes-of-the-user", undotted, "metrics.json"]
     orphan.parent.mkdir()
     for path in [orphan, *(tmp_path / name for name in kept)]:
@@ -177,11 +164,9 @@ def test_sweeps_orphans_in_folders_below_and_keeps_the_files_of_this_process_and
 
 
 @pytest.mark.parametrize("host", ["00000000", "of the version before hosts were named"])
-def test_a_writer_on_another_machine_lives_until_it_was_silent_for_a_day(tmp_path: Path, host: str) -> None:
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
+def test_a_writer_on_another_machine_lives_until_it_was_silent_for_a_day(tmp_path, host, dead):
     name = f"{host}-0a1b2c3d-part" if host.isdecimal() else "0a1b2c3d-part"
-    half = tmp_path / f".tmp-{dead.pid}-{name}"
+    half = tmp_path / f".tmp-{dead}-{name}"
     half.write_text("x")
     assert files.remove_orphans(tmp_path) == 0
     last = half.stat().st_mtime - files.SILENT_S
@@ -192,21 +177,18 @@ def test_a_writer_on_another_machine_lives_until_it_was_silent_for_a_day(tmp_pat
     assert names(tmp_path) == []
 
 
-def test_a_temporary_name_tells_the_machine_of_its_writer(tmp_path: Path) -> None:
+def test_a_temporary_name_tells_the_machine_of_its_writer(tmp_path):
     program = "import platform; platform.node = lambda: 'pod-b'; from boundby import files; print(files.HOST)"
     there = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert there.stdout.strip() not in ("", files.HOST)
     assert files.WRITER.match(files.temporary_name("x"))[2] == files.HOST
 
 
-def test_a_folder_that_is_not_there_has_no_orphans(tmp_path: Path) -> None:
-    assert files.remove_orphans(tmp_path / "nowhere") == 0
-
-
-def test_a_process_of_another_user_counts_as_living(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(pid: int, number: int) -> None:
+def test_a_process_of_another_user_counts_as_living_and_an_absent_folder_has_no_orphans(tmp_path, monkeypatch):
+    def refused(pid, number):
         raise PermissionError
 
+    assert files.remove_orphans(tmp_path / "nowhere") == 0
     (tmp_path / f".tmp-7-{files.HOST}-0a1b2c3d-x").write_text("x")
     monkeypatch.setattr(os, "kill", refused)
     assert files.remove_orphans(tmp_path) == 0
@@ -222,43 +204,35 @@ def test_a_process_of_another_user_counts_as_living(tmp_path: Path, monkeypatch:
         ({"f32": np.float32("nan")}, "$.f32"),
     ],
 )
-def test_strict_json_names_the_place_of_what_is_not_finite(old: Path, value: object, place: str) -> None:
+def test_strict_json_names_the_place_of_what_is_not_finite(old, value, place):
     with pytest.raises(ValueError) as raised:
         files.write_json(old, value)
     assert str(raised.value).startswith(f"{place} is NaN or infinite")
     assert old.read_text() == '{"old": true}\n'
 
 
-def test_a_key_that_is_not_finite_is_refused() -> None:
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        files.encode_json({float("nan"): 1})
-
-
-def test_json_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_json_comes_back_as_it_was_and_what_has_no_json_form_is_refused(tmp_path):
     value = {"text": "日本 \u2028 \u0085", "none": None, "list": [1, 2.5, True], "tiny": 5e-324, "big": 2**60}
     files.write_json(tmp_path / "x.json", value)
     assert files.read_json(tmp_path / "x.json") == value
-
-
-def test_numpy_scalars_and_paths_become_plain_json() -> None:
     value = {"i": np.int64(3), "f": np.float32(0.5), "b": np.bool_(True), "p": Path("a") / "b"}
     assert json.loads(files.encode_json(value)) == {"i": 3, "f": 0.5, "b": True, "p": "a/b"}
-
-
-def test_what_has_no_json_form_is_named() -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        files.encode_json({float("nan"): 1})
     with pytest.raises(TypeError, match=r"set has no JSON form: \{1\}"):
         files.encode_json({"labels": {1}})
 
 
 @pytest.mark.parametrize("content", [b"", b'{"half": ', b"\xff\xfe"])
-def test_a_file_that_is_not_json_is_named(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_json_is_named(tmp_path, content):
     (tmp_path / "x.json").write_bytes(content)
     with pytest.raises(ValueError, match=r"x\.json is not valid JSON"):
         files.read_json(tmp_path / "x.json")
 
 
-def test_reads_back_the_lines_of_a_log(tmp_path: Path) -> None:
+def test_reads_back_the_lines_of_a_log(tmp_path):
     log = tmp_path / "deep" / "visits.jsonl"
+    assert files.read_json_lines(log) == []
     values = [{"n": 1}, {"text": "line\nbreak \u2028 \u2029 \u0085 \r é"}, {"n": None}]
     for value in values:
         files.append_json_line(log, value)
@@ -266,11 +240,7 @@ def test_reads_back_the_lines_of_a_log(tmp_path: Path) -> None:
     assert log.read_bytes().count(b"\n") == 3
 
 
-def test_an_absent_log_is_empty(tmp_path: Path) -> None:
-    assert files.read_json_lines(tmp_path / "none.jsonl") == []
-
-
-def test_a_log_cut_at_any_byte_loses_its_last_line_alone_and_can_be_continued(tmp_path: Path) -> None:
+def test_a_log_cut_at_any_byte_loses_its_last_line_alone_and_can_be_continued(tmp_path):
     whole, log = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
     files.append_json_line(whole, {"round": 0, "text": "é"})
     first = whole.stat().st_size
@@ -283,31 +253,27 @@ def test_a_log_cut_at_any_byte_loses_its_last_line_alone_and_can_be_continued(tm
         assert files.read_json_lines(log) == [{"round": 0, "text": "é"}, {"round": 2}], length
 
 
-def test_a_line_that_lacks_only_its_end_is_kept(tmp_path: Path) -> None:
+def test_a_line_that_lacks_only_its_end_is_kept_and_one_that_is_no_json_is_not_written(tmp_path):
     log = tmp_path / "log.jsonl"
     log.write_bytes(b'{"round": 0}')
     assert files.read_json_lines(log) == [{"round": 0}]
     files.append_json_line(log, {"round": 1})
     assert files.read_json_lines(log) == [{"round": 0}, {"round": 1}]
+    before = log.read_bytes()
+    with pytest.raises(ValueError, match=r"\$\.seconds is NaN"):
+        files.append_json_line(log, {"seconds": float("nan")})
+    assert log.read_bytes() == before
 
 
-def test_a_line_is_on_disk_when_the_append_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_is_on_disk_when_the_append_returns(tmp_path, monkeypatch):
     sizes: list[int] = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: sizes.append(os.fstat(descriptor).st_size))
     files.append_json_line(tmp_path / "log.jsonl", {"a": 1})
     assert sizes == [len('{"a": 1}\n')]
 
 
-def test_a_value_that_is_not_json_leaves_the_log_as_it_was(tmp_path: Path) -> None:
-    log = tmp_path / "log.jsonl"
-    files.append_json_line(log, {"round": 0})
-    with pytest.raises(ValueError, match=r"\$\.seconds is NaN"):
-        files.append_json_line(log, {"seconds": float("nan")})
-    assert log.read_bytes() == b'{"round": 0}\n'
-
-
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1"])
-def test_csv_disarms_text_that_a_spreadsheet_would_run(tmp_path: Path, text: str) -> None:
+def test_csv_disarms_text_that_a_spreadsheet_would_run(tmp_path, text):
     files.write_csv(tmp_path / "x.csv", [{"name": text}], ["name"])
     files.write_csv(tmp_path / "head.csv", [{text: 7}], [text])  # a class that somebody else named
     with (tmp_path / "head.csv").open(encoding="utf-8", newline="") as file:
@@ -315,7 +281,7 @@ def test_csv_disarms_text_that_a_spreadsheet_would_run(tmp_path: Path, text: str
     assert read_table(tmp_path / "x.csv") == [{"name": "'" + text}]
 
 
-def test_csv_leaves_numbers_alone_and_none_is_empty(tmp_path: Path) -> None:
+def test_csv_leaves_numbers_alone_and_none_is_empty(tmp_path):
     row = {"negative": -1.5, "exact": 0.1 + 0.2, "none": None, "text": "a = b", "not a column": 1}
     columns = ["negative", "exact", "none", "text", "missing"]
     assert files.write_csv(tmp_path / "x.csv", [row], columns) == 1
@@ -327,13 +293,13 @@ AWKWARD = ("=1+1", "a\rb", "a\nb", "a\r\nb", 'a "quote"', "a,b", "", " ", "'", "
 
 
 @pytest.mark.parametrize("text", AWKWARD, ids=repr)
-def test_a_table_comes_back_unchanged(tmp_path: Path, text: str) -> None:
+def test_a_table_comes_back_unchanged(tmp_path, text):
     rows = [{"first": text, "last": text}, {"first": "x", "last": "y"}]
     assert files.write_table(tmp_path / "x.csv", iter(rows), ["first", "last"]) == 2
     assert read_table(tmp_path / "x.csv") == rows
 
 
-def test_rows_of_a_table_end_with_a_line_feed_alone(tmp_path: Path) -> None:
+def test_rows_of_a_table_end_with_a_line_feed_alone(tmp_path):
     files.write_table(tmp_path / "x.csv", [{"a": 1}, {"a": 2}], ["a"])
     assert (tmp_path / "x.csv").read_bytes() == b"a\n1\n2\n"
 
@@ -343,13 +309,9 @@ def read_table(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_sha256_is_that_of_the_standard(tmp_path: Path) -> None:
+def test_hashes_are_those_of_the_standard_and_know_values_and_not_the_order_of_keys(tmp_path):
     (tmp_path / "abc").write_bytes(b"abc")  # FIPS 180-2, appendix B.1
     expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     assert files.sha256(tmp_path / "abc") == expected
-
-
-def test_the_hash_of_a_value_knows_the_values_and_not_the_order_of_keys() -> None:
     assert files.sha256_of({"a": 1, "b": [1, 2]}) == files.sha256_of({"b": [1, 2], "a": 1})
-    assert files.sha256_of({"a": [1, 2]}) != files.sha256_of({"a": [2, 1]})
-    assert files.sha256_of({"a": 1}) != files.sha256_of({"a": "1"})
+    assert len({files.sha256_of(each) for each in ({"a": [1, 2]}, {"a": [2, 1]}, {"a": 1}, {"a": "1"})}) == 4

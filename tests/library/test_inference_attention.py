@@ -8,15 +8,8 @@ import torch
 from torch.nn import functional
 from transformers import masking_utils
 
-from boundby.inference import (
-    PRECISIONS,
-    Predictor,
-    PredictorOptions,
-    UnsupportedAttention,
-    one_by_one,
-    strategies,
-    tokenize,
-)
+from boundby.inference import PRECISIONS, Predictor, PredictorOptions, UnsupportedAttention, one_by_one, strategies
+from boundby.inference import tokenize as tokenize_texts
 from boundby.inference.batches import Tokens
 from boundby.inference.packing import VARLEN, attention_window, grouped_attention, has_varlen, pack, varlen_attention
 from boundby.inference.precision import MOST_TOLERANCE
@@ -49,7 +42,7 @@ REFUSED = {"Gemma2": "softcap", "GptOss": "s_aux"}
 
 
 @pytest.fixture(scope="module")
-def tokens() -> Tokens:
+def tokens():
     rng = np.random.default_rng(0)
     return Tokens([rng.integers(1, 50, length).astype(np.int32) for length in LENGTHS], 0)
 
@@ -70,7 +63,7 @@ def windowed(family: str) -> Any:
 
 
 @pytest.mark.parametrize("family", WINDOWED)
-def test_every_way_that_is_taken_has_the_windows_of_the_model(family: str, tokens: Tokens) -> None:
+def test_every_way_that_is_taken_has_the_windows_of_the_model(family, tokens):
     model = windowed(family)
     rows = range(len(LENGTHS))
     alone = one_by_one(model, tokens, rows)
@@ -90,7 +83,7 @@ def test_every_way_that_is_taken_has_the_windows_of_the_model(family: str, token
 
 
 @pytest.mark.parametrize("family", ["Mistral", "Qwen2"])
-def test_without_its_window_a_model_answers_otherwise(family: str, tokens: Tokens) -> None:
+def test_without_its_window_a_model_answers_otherwise(family, tokens):
     """The comparison above could have failed."""
     model, whole = windowed(family), windowed(family)
     changes = {"sliding_window": 64}
@@ -104,34 +97,28 @@ def plain_varlen(q: Any, k: Any, v: Any, starts: Any, key_starts: Any, **asked: 
     left, right = asked["window_size"]
     parts = []
     for number in range(len(starts) - 1):
-        one = (
-            q[starts[number] : starts[number + 1]],
-            *(x[key_starts[number] : key_starts[number + 1]] for x in (k, v)),
-        )
-        queries, keys = len(one[0]), len(one[1])
+        spans = [slice(starts[number], starts[number + 1]), *[slice(key_starts[number], key_starts[number + 1])] * 2]
+        heads = [x[span].transpose(0, 1)[None] for x, span in zip((q, k, v), spans, strict=True)]
+        queries, keys = heads[0].shape[2], heads[1].shape[2]
         distance = torch.arange(keys) - torch.arange(keys - queries, keys)[:, None]
         mask = torch.ones_like(distance, dtype=torch.bool)
         mask &= distance >= -left if left >= 0 else mask
         mask &= distance <= right if right >= 0 else mask
-        heads = (each.transpose(0, 1)[None] for each in one)
-        found = functional.scaled_dot_product_attention(
-            *heads, attn_mask=mask, scale=asked["scale"], enable_gqa=asked["enable_gqa"]
-        )
+        same = {"scale": asked["scale"], "enable_gqa": asked["enable_gqa"]}
+        found = functional.scaled_dot_product_attention(*heads, attn_mask=mask, **same)
         parts.append(found[0].transpose(0, 1))
     return torch.cat(parts)
 
 
 @pytest.mark.parametrize("trims", [True, False])
 @pytest.mark.parametrize("family", ["Mistral", "Gemma3Text", *classifiers.FAMILIES])
-def test_the_kernel_for_variable_lengths_is_asked_for_what_the_model_does(
-    family: str, trims: bool, tokens: Tokens, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_kernel_for_variable_lengths_is_asked_for_what_the_model_does(family, trims, tokens, monkeypatch):
     """There is none for a CPU: a plain one stands in for it and takes the same arguments."""
     from torch.nn.attention import varlen
 
     queries = []
 
-    def plain(q: Any, k: Any, v: Any, starts: Any, key_starts: Any, *longest: int, **asked: Any) -> torch.Tensor:
+    def plain(q, k, v, starts, key_starts, *longest, **asked):
         assert asked["num_splits"] == 1 and starts.dtype == key_starts.dtype == torch.int32
         assert longest == (int(starts.diff().max()), int(key_starts.diff().max()))
         assert len(q) == starts[-1] and len(k) == len(v) == key_starts[-1]
@@ -168,7 +155,7 @@ def texts_of(*lengths: int) -> list[np.ndarray]:
     return [np.arange(1, length + 1, dtype=np.int32) for length in lengths]
 
 
-def test_a_pack_tells_where_each_text_begins() -> None:
+def test_a_pack_tells_where_each_text_begins():
     found = pack(texts_of(4, 2, 2, 1), np.array([3, 1, 1, 0]), None, CPU)
     assert found.input_ids.tolist() == [[1, 2, 3, 4, 1, 2, 1, 2, 1]]
     assert found.position_ids.tolist() == [[0, 1, 2, 3, 0, 1, 0, 1, 0]]
@@ -178,7 +165,7 @@ def test_a_pack_tells_where_each_text_begins() -> None:
     assert found.longest == 4
 
 
-def test_positions_can_skip_the_padding_id() -> None:
+def test_positions_can_skip_the_padding_id():
     """As RoBERTa counts them: from beyond the id, which itself stays at its own."""
     found = pack(texts_of(4, 2), np.array([0, 0]), 2, CPU)
     assert found.position_ids.tolist() == [[3, 2, 4, 5, 3, 2]]
@@ -186,28 +173,27 @@ def test_positions_can_skip_the_padding_id() -> None:
 
 @pytest.mark.parametrize("length", [10, 700])
 @pytest.mark.parametrize(
-    ("kind", "window"),
-    [("causal", [-1, 0]), ("all", [-1, -1]), ("causal window", [3, 0]), ("window", [4, 4])],
+    ("kind", "window"), [("causal", [-1, 0]), ("all", [-1, -1]), ("causal window", [3, 0]), ("window", [4, 4])]
 )
-def test_a_rule_that_is_a_window_is_told_as_one(kind: str, window: list[int], length: int) -> None:
+def test_a_rule_that_is_a_window_is_told_as_one(kind, window, length):
     with a_pack(length):
         assert attention_window(mask_function=rule(kind), batch_size=1).tolist() == window
 
 
-def test_a_window_wider_than_the_longest_text_is_none() -> None:
+def test_a_window_wider_than_the_longest_text_is_none():
     with a_pack(4):
         assert attention_window(mask_function=rule("causal window"), batch_size=1).tolist() == [-1, 0]
 
 
 @pytest.mark.parametrize("length", [40, 700])
 @pytest.mark.parametrize("kind", ["chunks", "prefix", "holes"])
-def test_a_rule_that_is_no_window_is_refused(kind: str, length: int) -> None:
+def test_a_rule_that_is_no_window_is_refused(kind, length):
     with a_pack(length), pytest.raises(UnsupportedAttention) as refusal:
         attention_window(mask_function=rule(kind), batch_size=1)
     assert refusal.value.setting == "mask"
 
 
-def test_a_mask_of_another_direction_than_the_trimmed_layer_is_refused() -> None:
+def test_a_mask_of_another_direction_than_the_trimmed_layer_is_refused():
     with a_pack(10, is_causal=True), pytest.raises(UnsupportedAttention):
         attention_window(mask_function=rule("all"), batch_size=1)
 
@@ -227,46 +213,39 @@ def test_a_mask_of_another_direction_than_the_trimmed_layer_is_refused() -> None
     ],
     ids=lambda settings: next(iter(settings)),
 )
-def test_a_setting_that_packed_texts_do_not_have_is_refused_by_name(attention: Any, settings: dict[str, Any]) -> None:
+def test_a_setting_that_packed_texts_do_not_have_is_refused_by_name(attention, settings):
     states = torch.ones(1, 2, 8, 4)
     with a_pack(4), pytest.raises(UnsupportedAttention) as refusal:
         attention(torch.nn.Identity(), states, states, states, None, **settings)
     assert refusal.value.setting == next(iter(settings))
 
 
-def test_a_mask_that_the_model_made_itself_is_refused() -> None:
+def test_a_mask_that_the_model_made_itself_is_refused():
     states = torch.ones(1, 2, 8, 4)
     with a_pack(4), pytest.raises(UnsupportedAttention) as refusal:
         grouped_attention(torch.nn.Identity(), states, states, states, torch.zeros(1, 1, 8, 8))
     assert refusal.value.setting == "mask"
 
 
-def test_settings_without_effect_change_nothing() -> None:
+def test_settings_without_effect_change_nothing():
     states = torch.randn(1, 2, 8, 4, generator=torch.Generator().manual_seed(0))
-    settings = {
-        "dropout": 0.0,
-        "softcap": None,
-        "sliding_window": 4,
-        "position_ids": torch.arange(8),
-        "use_cache": False,
-    }
+    settings = {"dropout": 0.0, "softcap": None, "sliding_window": 4, "use_cache": False}
+    settings |= {"position_ids": torch.arange(8)}
     with a_pack(4):
         plain, _ = grouped_attention(torch.nn.Identity(), states, states, states, None)
         given, _ = grouped_attention(torch.nn.Identity(), states, states, states, None, **settings)
     assert torch.equal(plain, given)
 
 
-def test_a_refusal_is_typed_and_the_next_way_taken(tokens: Tokens) -> None:
+def test_a_refusal_is_typed_and_the_next_way_taken(tokens):
     texts = [" ".join(map(str, ids)) for ids in tokens.ids]
     predictor = Predictor(windowed("Gemma2"), classifiers.Spelled(), PredictorOptions(64), texts)
-    assert [(each.strategy, each.kind) for each in predictor.check.refusals] == [
-        ("grouped, trimmed", "unsupported"),
-        ("grouped", "unsupported"),
-    ]
+    refusals = [(each.strategy, each.kind) for each in predictor.check.refusals]
+    assert refusals == [("grouped, trimmed", "unsupported"), ("grouped", "unsupported")]
     assert predictor.strategy == "padded on the right without a mask" and predictor.trim
 
 
-def test_a_kernel_without_all_arguments_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_without_all_arguments_is_not_used(monkeypatch):
     from torch.nn.attention import varlen
 
     monkeypatch.setattr(varlen, "varlen_attn", lambda q, k, v, is_causal=False: q)
@@ -276,7 +255,7 @@ def test_a_kernel_without_all_arguments_is_not_used(monkeypatch: pytest.MonkeyPa
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
 @pytest.mark.parametrize("family", ["qwen2", "bert"])
-def test_a_gpu_packs_half_precision_without_a_doubt(family: str) -> None:
+def test_a_gpu_packs_half_precision_without_a_doubt(family):
     changes = {"hidden_size": 128}  # heads of 32: the kernel takes no narrower ones than 8
     texts = classifiers.reviews(64)
     tokenizer = classifiers.tokenizer(texts)
@@ -284,6 +263,6 @@ def test_a_gpu_packs_half_precision_without_a_doubt(family: str) -> None:
     predictor = Predictor(model, tokenizer, PredictorOptions(128, "bfloat16"), texts)
     assert predictor.strategy == "packed, variable-length attention"
     assert predictor.doubts == ()
-    alone = one_by_one(model, tokenize(tokenizer, texts, 128), range(len(texts)))
+    alone = one_by_one(model, tokenize_texts(tokenizer, texts, 128), range(len(texts)))
     allowed = MOST_TOLERANCE * np.abs(alone).max()
     assert np.abs(predictor.predict(texts).logits - alone).max() < allowed

@@ -21,16 +21,14 @@ def compiled(model: Any) -> list[bool]:
     return [each._compiled_call_impl is not None for each in last_layer.layers(model)]
 
 
-def test_a_last_layer_that_is_not_trimmed_is_compiled_too(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_last_layer_that_is_not_trimmed_is_compiled_too(tokenizer, monkeypatch):
     monkeypatch.setattr(strategies, "BACKEND", "eager")
     model = built("qwen2", tokenizer)
     strategies.compile_layers(model, but_last=False)
     assert compiled(model) == [True, True]
 
 
-def test_the_layers_before_a_trimmed_one_are_compiled_once_for_batches_of_all_sizes(
-    tokenizer: Any, texts: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_layers_before_a_trimmed_one_are_compiled_once_for_batches_of_all_sizes(tokenizer, texts, monkeypatch):
     """Torch traces the layers and runs what it has traced as it is: all of compiling but the C++ compiler."""
     from torch._dynamo.utils import counters
 
@@ -50,10 +48,8 @@ def test_the_layers_before_a_trimmed_one_are_compiled_once_for_batches_of_all_si
     torch._dynamo.reset()
 
 
-def test_compiled_layers_that_compute_something_else_are_not_taken(
-    tokenizer: Any, texts: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def wrong(model: Any, *, but_last: bool) -> None:
+def test_compiled_layers_that_compute_something_else_are_not_taken(tokenizer, texts, monkeypatch):
+    def wrong(model, *, but_last):
         last_layer.layers(model)[0].register_forward_hook(lambda _module, _given, states: 1.1 * states)
 
     monkeypatch.setattr(strategies, "compile_layers", wrong)
@@ -65,10 +61,8 @@ def test_compiled_layers_that_compute_something_else_are_not_taken(
     assert (predictor.predict(texts).logits == eager.predict(texts).logits).all()
 
 
-def test_a_compiler_that_fails_is_one_line_of_doubt(
-    tokenizer: Any, texts: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(model: Any, *, but_last: bool) -> None:
+def test_a_compiler_that_fails_is_one_line_of_doubt(tokenizer, texts, monkeypatch):
+    def fails(model, *, but_last):
         raise RuntimeError("Python.h: no such file\nand a thousand lines")
 
     monkeypatch.setattr(strategies, "compile_layers", fails)
@@ -80,7 +74,7 @@ def test_a_compiler_that_fails_is_one_line_of_doubt(
 @pytest.mark.parametrize(
     ("changes", "reason"), [({"num_hidden_layers": 1}, "the one layer is trimmed"), ({}, "of an unknown structure")]
 )
-def test_a_model_without_layers_to_compile_says_so(changes: dict[str, int], reason: str, tokenizer: Any) -> None:
+def test_a_model_without_layers_to_compile_says_so(changes, reason, tokenizer):
     model = classifiers.build("qwen2", len(tokenizer), tokenizer.pad_token_id, **changes)
     if not changes:
         model.config.num_hidden_layers = 3  # than which the model has fewer
@@ -88,7 +82,7 @@ def test_a_model_without_layers_to_compile_says_so(changes: dict[str, int], reas
         strategies.compile_layers(model, but_last=True)
 
 
-def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_a_missing_compiler_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", str(tmp_path / "no-compiler"))
     assert compile_obstacle(CPU) == f"the C++ compiler {tmp_path / 'no-compiler'} is missing; CXX names another"
     (tmp_path / "no-compiler").touch(mode=0o755)

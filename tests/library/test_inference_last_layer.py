@@ -20,7 +20,7 @@ QUERIES = {"qwen2": "q_proj", "bert": "query", "roberta": "query", "distilbert":
 
 
 @pytest.fixture(scope="module")
-def tokens() -> Tokens:
+def tokens():
     return Tokens([np.arange(1, length + 1, dtype=np.int32) for length in LENGTHS], 0)
 
 
@@ -38,7 +38,7 @@ def ways(family: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("family", "way"), [(each, way) for each in classifiers.FAMILIES for way in ways(each)])
-def test_only_the_token_that_the_head_reads_goes_through_the_last_layer(family: str, way: str, tokens: Tokens) -> None:
+def test_only_the_token_that_the_head_reads_goes_through_the_last_layer(family, way, tokens):
     model = built(family)
     offered = dict(strategies.candidates(model, None, PRECISIONS["float32"], True))
     strategy = offered[f"{way}, trimmed"]()
@@ -58,7 +58,7 @@ def _rows(states: torch.Tensor) -> int:
 
 
 @pytest.mark.parametrize("family", QUERIES)
-def test_the_queries_of_the_other_tokens_are_not_computed(family: str, tokens: Tokens) -> None:
+def test_the_queries_of_the_other_tokens_are_not_computed(family, tokens):
     strategy = dict(strategies.candidates(built(family), None, PRECISIONS["float32"], True))["grouped, trimmed"]()
     given: list[int] = []
     for name, module in strategy.model.named_modules():
@@ -69,7 +69,7 @@ def test_the_queries_of_the_other_tokens_are_not_computed(family: str, tokens: T
     assert given == [sum(LENGTHS), len(LENGTHS)]
 
 
-def test_a_layer_of_unknown_structure_is_left_whole_without_a_doubt() -> None:
+def test_a_layer_of_unknown_structure_is_left_whole_without_a_doubt():
     """ALBERT has one layer for all depths, whose names are its own."""
     from transformers import AlbertConfig, AlbertForSequenceClassification
 
@@ -82,14 +82,10 @@ def test_a_layer_of_unknown_structure_is_left_whole_without_a_doubt() -> None:
         last_layer.trim(model)
 
 
-def test_it_can_be_left_off() -> None:
-    options = PredictorOptions(64, token_budget=128, trim=False)
-    predictor = Predictor(built("qwen2"), Spelled(), options, TEXTS)
-    assert not predictor.trim and predictor.doubts == ()
-
-
-def test_a_wrong_trim_is_found_and_left_off_with_a_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_can_be_left_off_and_a_wrong_trim_is_found_and_left_off_with_a_doubt(monkeypatch):
     """The seeded bug computes the token beside the one that is read."""
+    off = Predictor(built("qwen2"), Spelled(), PredictorOptions(64, token_budget=128, trim=False), TEXTS)
+    assert not off.trim and off.doubts == ()
     model = built("bert")
     right = last_layer.reading
     monkeypatch.setattr(last_layer, "reading", lambda rows: right((rows + 1) % sum(LENGTHS)))
@@ -102,7 +98,7 @@ def test_a_wrong_trim_is_found_and_left_off_with_a_doubt(monkeypatch: pytest.Mon
     assert predictor.predict(TEXTS).labels.tolist() == alone.argmax(axis=1).tolist()
 
 
-def test_nothing_is_left_on_the_callers_model_and_the_copy_computes_all_unless_told(tokens: Tokens) -> None:
+def test_nothing_is_left_on_the_callers_model_and_the_copy_computes_all_unless_told(tokens):
     model = built("qwen2")
     hooks = [(len(each._forward_hooks), len(each._forward_pre_hooks)) for each in model.modules()]
     copied = in_dtype(model, torch.float32)
@@ -111,7 +107,7 @@ def test_nothing_is_left_on_the_callers_model_and_the_copy_computes_all_unless_t
     assert (one_by_one(copied, tokens, range(5)) == one_by_one(model, tokens, range(5))).all()
 
 
-def test_a_forward_that_fails_leaves_no_rows_behind(tokens: Tokens) -> None:
+def test_a_forward_that_fails_leaves_no_rows_behind(tokens):
     model = in_dtype(built("qwen2"), torch.float32)
     whole = one_by_one(model, tokens, [0])
     last_layer.trim(model)
@@ -121,7 +117,7 @@ def test_a_forward_that_fails_leaves_no_rows_behind(tokens: Tokens) -> None:
 
 
 @pytest.mark.parametrize("family", classifiers.FAMILIES)
-def test_half_precision_is_trimmed_too(family: str) -> None:
+def test_half_precision_is_trimmed_too(family):
     options = PredictorOptions(64, "bfloat16", 128)
     predictor = Predictor(built(family), Spelled(), options, TEXTS)
     assert predictor.trim and predictor.doubts == ()

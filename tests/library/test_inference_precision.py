@@ -37,7 +37,7 @@ OPTIONS = PredictorOptions(64, token_budget=256)
 
 
 @pytest.fixture(scope="module")
-def model(tokenizer: Any) -> Any:
+def model(tokenizer):
     return classifiers.build("qwen2", len(tokenizer), tokenizer.pad_token_id)
 
 
@@ -64,9 +64,7 @@ def chosen(model: Any, tokenizer: Any, sample: Sample, rule: PrecisionRule) -> P
     return choose_precision(model, tokenizer, sample, rule, OPTIONS, CLOCK, (FLOAT32, FAST, HALF))
 
 
-def test_same_takes_the_faster_kernels_of_float32_and_guards_near_ties(
-    model: Any, tokenizer: Any, texts: list[str]
-) -> None:
+def test_same_takes_the_faster_kernels_of_float32_and_guards_near_ties(model, tokenizer, texts):
     choice = chosen(model, tokenizer, Sample(texts), PrecisionRule("same"))
     assert choice.options.precision == "float32_fast"
     assert choice.options.guard_margin >= 4 * choice.report.max_abs_logit_difference
@@ -90,18 +88,14 @@ class Rounding(Precision):
             yield
 
 
-def test_float32_products_that_round_to_bfloat16_are_packed_and_their_near_ties_guarded(
-    model: Any, tokenizer: Any, texts: list[str]
-) -> None:
+def test_float32_products_that_round_to_bfloat16_are_packed_and_their_near_ties_guarded(model, tokenizer, texts):
     rounding = Rounding("rounding", torch.float32)
     assert 1e-3 < matmul_effect(rounding, CPU) < 1e-2
-    predictor = Predictor(
-        model, tokenizer, replace(OPTIONS, precision="rounding"), texts, precisions={"rounding": rounding}
-    )
+    options = replace(OPTIONS, precision="rounding")
+    predictor = Predictor(model, tokenizer, options, texts, precisions={"rounding": rounding})
     assert predictor.strategy == "packed, by length" and predictor.doubts == ()
-    choice = choose_precision(
-        model, tokenizer, Sample(texts), PrecisionRule("same"), OPTIONS, precisions=(FLOAT32, rounding)
-    )
+    both = (FLOAT32, rounding)
+    choice = choose_precision(model, tokenizer, Sample(texts), PrecisionRule("same"), OPTIONS, precisions=both)
     _, rounded = choice.reports
     assert rounded.max_abs_logit_difference > 1e-3 * predictor.check.largest_logit
     guarded = predictor.with_guard_margin(planning.same_guard(rounded.max_abs_logit_difference, 1.0)).predict(texts)
@@ -110,23 +104,20 @@ def test_float32_products_that_round_to_bfloat16_are_packed_and_their_near_ties_
 
 
 @pytest.mark.parametrize(("effect", "share"), [(3e-7, 1e-4), (3e-4, 0.021), (2.2e-3, 0.15), (3.4e-3, 0.15)])
-def test_logits_may_be_off_by_what_a_product_is_off(effect: float, share: float) -> None:
+def test_logits_may_be_off_by_what_a_product_is_off(effect, share):
     assert tolerance(effect) == pytest.approx(share)
 
 
-def test_the_guard_of_same_is_wider_than_what_was_seen_and_never_wider_than_all() -> None:
+def test_the_guard_of_same_is_wider_than_what_was_seen_and_never_wider_than_all(model, tokenizer, texts):
+    check = Predictor(model, tokenizer, OPTIONS, texts).check
+    assert check.largest_logit == pytest.approx(check.allowed / 1e-4)
     assert planning.same_guard(0.5, 1.0) == 4 * 0.5
     assert planning.same_guard(0.0, 8.0) == pytest.approx(8e-5)  # a sample may show no difference at all
     for broken in ((float("nan"), 1.0), (1.0, float("nan")), (float("inf"), 1.0)):
         assert 0 <= planning.same_guard(*broken) <= 4  # the evaluation ends at such a text with its place
 
 
-def test_the_self_check_tells_what_a_guard_is_made_of(model: Any, tokenizer: Any, texts: list[str]) -> None:
-    check = Predictor(model, tokenizer, OPTIONS, texts).check
-    assert check.largest_logit == pytest.approx(check.allowed / 1e-4)
-
-
-def test_fastest_takes_the_fastest_that_agrees(model: Any, tokenizer: Any, texts: list[str]) -> None:
+def test_fastest_takes_the_fastest_that_agrees(model, tokenizer, texts):
     rule = PrecisionRule("fastest", min_agreement=0.1)
     choice = chosen(model, tokenizer, Sample(texts, is_all=True), rule)
     assert choice.options.precision == "bfloat16"
@@ -135,7 +126,7 @@ def test_fastest_takes_the_fastest_that_agrees(model: Any, tokenizer: Any, texts
     assert guarded.options.guard_margin == pytest.approx(2 * guarded.report.max_abs_logit_difference)
 
 
-def test_a_small_sample_that_agrees_wholly_is_not_sure_enough(model: Any, tokenizer: Any, texts: list[str]) -> None:
+def test_a_small_sample_that_agrees_wholly_is_not_sure_enough(model, tokenizer, texts):
     """24 of 24 labels: the lower end of the interval is 86 %."""
     choice = chosen(model, tokenizer, Sample(texts), PrecisionRule("fastest", 0.995))
     assert choice.options.precision == "float32"
@@ -149,12 +140,10 @@ def test_a_small_sample_that_agrees_wholly_is_not_sure_enough(model: Any, tokeni
     [ValueError("text 3 has logits that are not finite in bfloat16"), RuntimeError("Unsupported dtype BFloat16")],
     ids=["overflow", "no kernel"],
 )
-def test_a_precision_that_cannot_be_computed_in_is_left_out_with_the_reason(
-    error: Exception, model: Any, tokenizer: Any, texts: list[str]
-) -> None:
+def test_a_precision_that_cannot_be_computed_in_is_left_out_with_the_reason(error, model, tokenizer, texts):
     class Failing(Paced):
         @contextlib.contextmanager
-        def active(self, device: torch.device) -> Iterator[None]:
+        def active(self, device):
             raise error
             yield
 
@@ -165,10 +154,10 @@ def test_a_precision_that_cannot_be_computed_in_is_left_out_with_the_reason(
     assert choice.reasons == (f"not bfloat16: {error}",)
 
 
-def test_memory_that_runs_out_is_no_reason_against_a_precision(model: Any, tokenizer: Any, texts: list[str]) -> None:
+def test_memory_that_runs_out_is_no_reason_against_a_precision(model, tokenizer, texts):
     class Full(Paced):
         @contextlib.contextmanager
-        def active(self, device: torch.device) -> Iterator[None]:
+        def active(self, device):
             raise torch.OutOfMemoryError("CUDA out of memory")
             yield
 
@@ -177,7 +166,7 @@ def test_memory_that_runs_out_is_no_reason_against_a_precision(model: Any, token
         choose_precision(model, tokenizer, Sample(texts), PrecisionRule("fastest"), OPTIONS, CLOCK, precisions)
 
 
-def test_the_report_counts_flips_and_differences() -> None:
+def test_the_report_counts_flips_and_differences():
     reference = np.array([[1.0, 2.0, 0.0], [5.0, 4.0, 0.0], [0.0, 0.0, 3.0], [1.0, 1.5, 0.0]], dtype=np.float32)
     found = reference.copy()
     found[3] = [1.75, 1.5, 0.0]
@@ -194,29 +183,25 @@ def test_the_report_counts_flips_and_differences() -> None:
     assert report.as_dict()["guard_margin"] == 1.5
 
 
-def test_all_texts_leave_no_doubt_about_the_agreement() -> None:
+def test_all_texts_leave_no_doubt_about_the_agreement():
     logits = np.eye(3, dtype=np.float32)
     report = compare_logits("float32", logits, logits, is_all=True)
     assert (report.agreement_low, report.agreement_high) == (1.0, 1.0)
     assert report.accuracy is None and report.accuracy_difference is None
 
 
-@pytest.mark.parametrize("shape", [(0, 3), (2, 3)])
-def test_logits_that_do_not_match_are_not_compared(shape: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match="cannot be compared"):
-        compare_logits("float32", np.zeros(shape), np.zeros((0, 3)))
-
-
-def test_logits_that_are_not_finite_are_not_compared() -> None:
-    with pytest.raises(ValueError, match="are not finite"):
-        compare_logits("float32", np.array([[np.nan, 1.0]]), np.zeros((1, 2)))
-
-
-def test_a_margin_is_the_lead_over_the_second() -> None:
+def test_only_finite_logits_of_the_same_texts_are_compared():
+    for found, reference, says in (
+        (np.zeros((0, 3)), np.zeros((0, 3)), "cannot be compared"),
+        (np.zeros((2, 3)), np.zeros((0, 3)), "cannot be compared"),
+        (np.array([[np.nan, 1.0]]), np.zeros((1, 2)), "are not finite"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            compare_logits("float32", found, reference)
     assert margins(np.array([[3.0, 1.0, 2.5], [0.0, 0.0, -1.0]])).tolist() == [0.5, 0.0]
 
 
-def test_no_flip_lies_beyond_twice_the_largest_difference() -> None:
+def test_no_flip_lies_beyond_twice_the_largest_difference():
     rng = np.random.default_rng(0)
     reference = rng.normal(size=(5000, 4))
     found = reference + rng.uniform(-0.2, 0.2, reference.shape)
@@ -226,22 +211,20 @@ def test_no_flip_lies_beyond_twice_the_largest_difference() -> None:
     assert margins(found)[flipped].max() <= report.guard_margin
 
 
-def test_bfloat16_rounds_a_product_more_than_float32_does() -> None:
+def test_bfloat16_rounds_a_product_more_than_float32_does():
     exact, rounded = (matmul_effect(PRECISIONS[name], CPU) for name in ("float32", "bfloat16"))
     assert 0 < exact < 1e-5 < 1e-3 < rounded < 0.1
     assert matmul_effect(PRECISIONS["float32_fast"], CPU) < 0.1
 
 
-def test_the_smallest_budget_that_is_as_fast_as_any_is_chosen(
-    model: Any, tokenizer: Any, texts: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_smallest_budget_that_is_as_fast_as_any_is_chosen(model, tokenizer, texts, monkeypatch):
     """A batch takes 1 s and 1 ms per token: four batches fewer are worth it, then there is one batch in any case."""
     from boundby.inference.strategies import Packed
 
     now = [0.0]
     logits = Packed.logits
 
-    def timed(self: Packed, tokens: Any, rows: Any) -> torch.Tensor:
+    def timed(self, tokens, rows):
         now[0] += 1 + tokens.lengths[rows].sum() / 1000
         return logits(self, tokens, rows)
 
@@ -253,14 +236,12 @@ def test_the_smallest_budget_that_is_as_fast_as_any_is_chosen(
     assert found.seconds[64] > found.seconds[512] > found.seconds[100_000] == found.seconds[200_000]
 
 
-def test_a_budget_that_memory_does_not_hold_is_left_out(
-    model: Any, tokenizer: Any, texts: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_budget_that_memory_does_not_hold_is_left_out(model, tokenizer, texts, monkeypatch):
     from boundby.inference.strategies import Packed
 
     logits = Packed.logits
 
-    def small_memory(self: Packed, tokens: Any, rows: Any) -> torch.Tensor:
+    def small_memory(self, tokens, rows):
         if tokens.lengths[rows].sum() > 300:
             raise MemoryError
         return logits(self, tokens, rows)

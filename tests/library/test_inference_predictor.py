@@ -2,7 +2,6 @@
 
 import random
 import threading
-from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +21,7 @@ TEXTS = 48
 
 
 @pytest.fixture(scope="module")
-def texts() -> list[str]:
+def texts():
     found = classifiers.reviews(TEXTS)
     return [*found, "a", found[0], found[5], found[0]]
 
@@ -32,29 +31,29 @@ def built(family: str, tokenizer: Any, **changes: Any) -> Any:
 
 
 @pytest.fixture(scope="module", params=classifiers.FAMILIES)
-def model(request: pytest.FixtureRequest, tokenizer: Any) -> Any:
+def model(request, tokenizer):
     return built(request.param, tokenizer)
 
 
 @pytest.fixture(scope="module")
-def alone(model: Any, tokenizer: Any, texts: list[str]) -> np.ndarray:
+def alone(model, tokenizer, texts):
     """The logits of one stock forward per text."""
     tokens = tokenize(tokenizer, texts, MAX_LENGTH)
     return one_by_one(model, tokens, range(len(texts)))
 
 
 @pytest.fixture(scope="module")
-def predictor(model: Any, tokenizer: Any, texts: list[str]) -> Predictor:
+def predictor(model, tokenizer, texts):
     return Predictor(model, tokenizer, OPTIONS, texts)
 
 
-def test_every_family_is_packed_without_a_doubt(predictor: Predictor) -> None:
+def test_every_family_is_packed_without_a_doubt(predictor):
     assert predictor.strategy == "packed, by length"
     assert predictor.doubts == ()
     assert predictor.check.same_labels == predictor.check.rows == 52
 
 
-def test_labels_are_those_of_one_text_at_a_time(predictor: Predictor, texts: list[str], alone: np.ndarray) -> None:
+def test_labels_are_those_of_one_text_at_a_time(predictor, texts, alone):
     found = predictor.predict(texts)
     assert found.logits.dtype == np.float32
     np.testing.assert_allclose(found.logits, alone, atol=1e-4 * np.abs(alone).max(), rtol=0)
@@ -64,8 +63,8 @@ def test_labels_are_those_of_one_text_at_a_time(predictor: Predictor, texts: lis
 
 @pytest.mark.isa
 def test_float32_by_other_kernels_gives_the_same_labels_where_near_ties_are_computed_again(
-    model: Any, tokenizer: Any, texts: list[str], alone: np.ndarray
-) -> None:
+    model, tokenizer, texts, alone
+):
     before = torch.get_float32_matmul_precision()
     predictor = Predictor(model, tokenizer, PredictorOptions(MAX_LENGTH, "float32_fast", 512), texts)
     assert predictor.strategy == "packed, by length"  # whatever the other kernels round to on this machine
@@ -76,12 +75,12 @@ def test_float32_by_other_kernels_gives_the_same_labels_where_near_ties_are_comp
 
 
 @pytest.mark.parametrize("budget", [1, 200, 5000])
-def test_no_budget_changes_a_label(predictor: Predictor, texts: list[str], alone: np.ndarray, budget: int) -> None:
+def test_no_budget_changes_a_label(predictor, texts, alone, budget):
     found = predictor.with_token_budget(budget).predict(texts)
     assert found.labels.tolist() == alone.argmax(axis=1).tolist()
 
 
-def test_shuffled_texts_get_the_same_logits(predictor: Predictor, texts: list[str]) -> None:
+def test_shuffled_texts_get_the_same_logits(predictor, texts):
     order = random.Random(0).sample(range(len(texts)), len(texts))
     straight = predictor.predict(texts).logits
     shuffled = predictor.predict([texts[row] for row in order]).logits
@@ -89,7 +88,7 @@ def test_shuffled_texts_get_the_same_logits(predictor: Predictor, texts: list[st
     assert shuffled.argmax(axis=1).tolist() == straight[order].argmax(axis=1).tolist()
 
 
-def test_equal_texts_are_computed_once(predictor: Predictor, texts: list[str]) -> None:
+def test_equal_texts_are_computed_once(predictor, texts):
     found = predictor.predict(texts)
     assert found.computed_texts == len(set(texts)) < len(texts)
     assert (found.logits[0] == found.logits[-1]).all()
@@ -97,7 +96,7 @@ def test_equal_texts_are_computed_once(predictor: Predictor, texts: list[str]) -
     assert found.padding_efficiency == 1
 
 
-def test_the_callers_model_is_left_as_it_was(model: Any, tokenizer: Any, texts: list[str]) -> None:
+def test_the_callers_model_is_left_as_it_was(model, tokenizer, texts):
     attention, keys = model.config._attn_implementation, list(model.state_dict())
     kinds = {parameter.dtype for parameter in model.parameters()}
     Predictor(model, tokenizer, PredictorOptions(MAX_LENGTH, "bfloat16"), texts[:8]).predict(texts[:8])
@@ -106,13 +105,13 @@ def test_the_callers_model_is_left_as_it_was(model: Any, tokenizer: Any, texts: 
     assert {parameter.dtype for parameter in model.parameters()} == kinds
 
 
-def test_float32_shares_its_weights_with_the_callers_model(predictor: Predictor, model: Any) -> None:
+def test_float32_shares_its_weights_with_the_callers_model(predictor, model):
     ours = {each.data_ptr() for each in predictor.model.parameters()}
     assert ours == {each.data_ptr() for each in model.parameters()}
 
 
 @pytest.mark.isa
-def test_bfloat16_keeps_the_head_in_float32(model: Any, tokenizer: Any, texts: list[str], alone: np.ndarray) -> None:
+def test_bfloat16_keeps_the_head_in_float32(model, tokenizer, texts, alone):
     predictor = Predictor(model, tokenizer, PredictorOptions(MAX_LENGTH, "bfloat16", 512), texts)
     found = predictor.predict(texts).logits
     assert predictor.strategy == "packed, by length"
@@ -132,9 +131,7 @@ SPELLED = ["5 6 7 8 9", "5 6 3", "3 3 3 3", "3", "5 3 6 3 3", "8", "9 9 9 9 9 9 
         *((each, kind) for each in ("qwen2", "gpt2") for kind in ("unmasked", "unmasked, trimmed")),
     ],
 )
-def test_the_padding_id_inside_a_text_means_what_it_means_to_the_model(
-    family: str, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_padding_id_inside_a_text_means_what_it_means_to_the_model(family, kind, monkeypatch):
     """A decoder's head steps back over it, and takes the first token of a text of nothing else."""
     offered = strategies.candidates
     monkeypatch.setattr(
@@ -149,14 +146,14 @@ def test_the_padding_id_inside_a_text_means_what_it_means_to_the_model(
     assert predictor.trim == kind.endswith("trimmed")
 
 
-def test_a_decoder_without_a_padding_id_is_packed_too() -> None:
+def test_a_decoder_without_a_padding_id_is_packed_too():
     model = classifiers.build("qwen2", 12, None)
     predictor = Predictor(model, Spelled(), PredictorOptions(16), SPELLED)
     alone = one_by_one(model, tokenize(Spelled(), SPELLED, 16), range(len(SPELLED)))
     np.testing.assert_allclose(predictor.predict(SPELLED).logits, alone, atol=1e-4 * np.abs(alone).max(), rtol=0)
 
 
-def test_a_decoder_without_a_padding_id_whose_own_head_is_needed_takes_one_text_at_a_time() -> None:
+def test_a_decoder_without_a_padding_id_whose_own_head_is_needed_takes_one_text_at_a_time():
     from transformers import BloomConfig, BloomForSequenceClassification
 
     torch.manual_seed(0)
@@ -168,9 +165,7 @@ def test_a_decoder_without_a_padding_id_whose_own_head_is_needed_takes_one_text_
     np.testing.assert_allclose(predictor.predict(SPELLED).logits, alone, atol=1e-6, rtol=0)
 
 
-def test_a_wrong_head_is_found_and_the_stock_forward_taken_with_a_doubt(
-    tokenizer: Any, texts: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_head_is_found_and_the_stock_forward_taken_with_a_doubt(tokenizer, texts, monkeypatch):
     """The seeded bug reads the token before the last."""
     model = built("qwen2", tokenizer)
     right = strategies.Strategy.head_row
@@ -185,12 +180,10 @@ def test_a_wrong_head_is_found_and_the_stock_forward_taken_with_a_doubt(
     assert predictor.predict(texts).labels.tolist() == alone.argmax(axis=1).tolist()
 
 
-def test_attention_that_ignores_the_pack_is_found(
-    tokenizer: Any, texts: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_attention_that_ignores_the_pack_is_found(tokenizer, texts, monkeypatch):
     model = built("bert", tokenizer)
 
-    def over_everything(module: Any, query: Any, key: Any, value: Any, _mask: Any, **_: Any) -> Any:
+    def over_everything(module, query, key, value, _mask, **_):
         found = torch.nn.functional.scaled_dot_product_attention(query, key, value)
         return found.transpose(1, 2), None
 
@@ -200,10 +193,8 @@ def test_attention_that_ignores_the_pack_is_found(
     assert [each.split(":")[0] for each in predictor.doubts] == ["not grouped, trimmed", "not grouped"]
 
 
-def test_a_model_that_cannot_be_run_that_way_is_run_as_it_is(
-    tokenizer: Any, texts: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuses(self: Packed, *_: Any) -> Any:
+def test_a_model_that_cannot_be_run_that_way_is_run_as_it_is(tokenizer, texts, monkeypatch):
+    def refuses(self, *_):
         raise TypeError("unexpected argument position_ids")
 
     monkeypatch.setattr(Packed, "logits", refuses)
@@ -213,7 +204,7 @@ def test_a_model_that_cannot_be_run_that_way_is_run_as_it_is(
 
 
 @pytest.mark.parametrize("family", ["qwen2", "bert"])
-def test_padding_is_counted(family: str, tokenizer: Any, texts: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_padding_is_counted(family, tokenizer, texts, monkeypatch):
     offered = strategies.candidates
     monkeypatch.setattr("boundby.inference.selfcheck.candidates", lambda *given: offered(*given)[2:])
     predictor = Predictor(built(family, tokenizer), tokenizer, OPTIONS, texts)
@@ -222,24 +213,20 @@ def test_padding_is_counted(family: str, tokenizer: Any, texts: list[str], monke
     assert found.padding_efficiency == found.useful_tokens / found.computed_tokens > 0.8
 
 
-def test_an_over_long_text_is_cut_and_counted(predictor: Predictor, texts: list[str]) -> None:
+def test_an_over_long_text_is_cut_and_counted(predictor, texts):
     found = predictor.predict([" ".join(texts[:20]), "short"])
     assert found.truncated == 1
     assert found.lengths[0] == MAX_LENGTH
 
 
-def test_a_text_without_tokens_is_named(predictor: Predictor) -> None:
+def test_a_text_without_tokens_is_named_and_no_texts_have_no_logits(predictor):
     with pytest.raises(ValueError, match="text 1 has no tokens: ''"):
         predictor.predict(["good", ""])
-
-
-def test_no_texts_have_no_logits(predictor: Predictor) -> None:
     found = predictor.predict([])
-    assert found.logits.shape == (0, classifiers.LABELS)
-    assert found.padding_efficiency == 1
+    assert (found.logits.shape, found.padding_efficiency) == ((0, classifiers.LABELS), 1)
 
 
-def test_logits_that_are_not_finite_are_refused_with_the_place_of_the_text(tokenizer: Any) -> None:
+def test_logits_that_are_not_finite_are_refused_with_the_place_of_the_text(tokenizer):
     model = built("bert", tokenizer)
     predictor = Predictor(model, tokenizer, OPTIONS, ["good", "fine"])
     with torch.no_grad():
@@ -248,24 +235,22 @@ def test_logits_that_are_not_finite_are_refused_with_the_place_of_the_text(token
         predictor.predict(["good", "fine"])
 
 
-@pytest.mark.parametrize("changes", [{"num_labels": 1}, {"problem_type": "regression"}])
-def test_a_regression_is_refused(tokenizer: Any, changes: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="a regression gives no labels"):
-        Predictor(built("bert", tokenizer, **changes), tokenizer, OPTIONS, ["good"])
+@pytest.mark.parametrize(
+    ("changes", "padding", "sample", "says"),
+    [
+        ({"num_labels": 1}, "right", ["good"], "a regression gives no labels"),
+        ({"problem_type": "regression"}, "right", ["good"], "a regression gives no labels"),
+        ({}, "left", ["good"], "pads on the left"),
+        ({}, "right", [], "needs some texts to check itself on"),
+    ],
+)
+def test_what_cannot_be_predicted_is_refused(tokenizer, changes, padding, sample, says):
+    given = tokenizer if padding == "right" else SimpleNamespace(padding_side="left", pad_token_id=0)
+    with pytest.raises(ValueError, match=says):
+        Predictor(built("bert", tokenizer, **changes), given, OPTIONS, sample)
 
 
-def test_padding_on_the_left_is_refused(tokenizer: Any) -> None:
-    left = SimpleNamespace(padding_side="left", pad_token_id=0)
-    with pytest.raises(ValueError, match="pads on the left"):
-        Predictor(built("qwen2", tokenizer), left, OPTIONS, ["good"])
-
-
-def test_a_predictor_needs_texts_to_check_itself_on(tokenizer: Any) -> None:
-    with pytest.raises(ValueError, match="needs some texts to check itself on"):
-        Predictor(built("bert", tokenizer), tokenizer, OPTIONS, [])
-
-
-def test_shards_in_a_row_are_predicted_as_each_alone(predictor: Predictor, texts: list[str]) -> None:
+def test_shards_in_a_row_are_predicted_as_each_alone(predictor, texts):
     shards = [texts[:4], texts[4:20], texts[20:24]]
     together = list(predictor.predict_each(shards))
     assert len(together) == 3
@@ -273,14 +258,12 @@ def test_shards_in_a_row_are_predicted_as_each_alone(predictor: Predictor, texts
         assert (found.logits == predictor.predict(shard).logits).all()
 
 
-def test_memory_that_runs_out_halves_the_batch_and_is_counted(
-    tokenizer: Any, texts: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_that_runs_out_halves_the_batch_and_is_counted(tokenizer, texts, monkeypatch):
     predictor = Predictor(built("qwen2", tokenizer), tokenizer, OPTIONS, texts).with_token_budget(10_000)
     whole = predictor.predict(texts)
     logits = Packed.logits
 
-    def small_memory(self: Packed, tokens: Any, rows: Sequence[int]) -> Any:
+    def small_memory(self, tokens, rows):
         if len(rows) > 14:
             raise MemoryError
         return logits(self, tokens, rows)
@@ -292,7 +275,7 @@ def test_memory_that_runs_out_halves_the_batch_and_is_counted(
     np.testing.assert_allclose(found.logits, whole.logits, atol=1e-4, rtol=0)
 
 
-def test_near_ties_are_computed_again_alone(tokenizer: Any, texts: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_near_ties_are_computed_again_alone(tokenizer, texts, monkeypatch):
     """Logits of a batch that are off by less than half a margin cannot change a label that is guarded."""
     model = built("qwen2", tokenizer)
     alone = one_by_one(model, tokenize(tokenizer, texts, MAX_LENGTH), range(len(texts)))
@@ -300,7 +283,7 @@ def test_near_ties_are_computed_again_alone(tokenizer: Any, texts: list[str], mo
     predictor = Predictor(model, tokenizer, OPTIONS, texts)
     logits = Packed.logits
 
-    def off(self: Packed, tokens: Any, rows: Sequence[int]) -> torch.Tensor:
+    def off(self, tokens, rows):
         found = logits(self, tokens, rows)
         generator = torch.Generator().manual_seed(len(rows))
         return found + (torch.rand(found.shape, generator=generator) - 0.5) * 0.98 * margin
@@ -313,9 +296,7 @@ def test_near_ties_are_computed_again_alone(tokenizer: Any, texts: list[str], mo
     assert 0 < guarded.guarded_texts < guarded.computed_texts
 
 
-def test_on_a_gpu_the_next_shard_is_tokenized_while_one_computes(
-    tokenizer: Any, texts: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_a_gpu_the_next_shard_is_tokenized_while_one_computes(tokenizer, texts, monkeypatch):
     """The batches of the first shard wait for the tokens of the second, and no shard after it has been read."""
     predictor = Predictor(built("qwen2", tokenizer), tokenizer, OPTIONS, texts)
     expected = [predictor.predict(shard).logits for shard in (texts[:5], texts[5:10], texts[10:15])]
@@ -324,16 +305,16 @@ def test_on_a_gpu_the_next_shard_is_tokenized_while_one_computes(
     read: list[int] = []
     tokenize_texts, logits = predictor.tokenize, Packed.logits
 
-    def told(shard: list[str]) -> Any:
+    def told(shard):
         found = tokenize_texts(shard)
         tokenized[texts.index(shard[0]) // 5].set()
         return found
 
-    def waits(self: Packed, *given: Any) -> torch.Tensor:
+    def waits(self, *given):
         assert tokenized[min(len(read), 3) - 1].wait(60)
         return logits(self, *given)
 
-    def shards() -> Iterator[list[str]]:
+    def shards():
         for number in range(3):
             read.append(number)
             yield texts[5 * number : 5 * number + 5]

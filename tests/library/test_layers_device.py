@@ -32,12 +32,12 @@ class Issues(Takes):
 
 
 @pytest.fixture
-def clock() -> FakeClock:
+def clock():
     return FakeClock(0)
 
 
 @pytest.fixture
-def device() -> FakeDevice:
+def device():
     return FakeDevice()
 
 
@@ -66,14 +66,14 @@ def test_coverage_is_that_of_the_slower_of_host_and_device(clock, tmp_path):
     class Running(FakeDevice):
         """A device that begins work when it is issued, or when it is done with what it has."""
 
-        def work(self, seconds: float) -> None:
+        def work(self, seconds):
             self.seconds = max(self.seconds, clock.now / 1e9) + seconds
 
-        def mark(self) -> list[float]:
+        def mark(self):
             self.work(0.0)
             return super().mark()
 
-        def synchronize(self) -> None:
+        def synchronize(self):
             clock.now = max(clock.now, round(self.seconds * 1e9))
 
     for device_s, ratio in ((0.001, 1.0), (0.02, 20 / 21)):  # the device begins a millisecond after the host
@@ -107,7 +107,7 @@ def test_a_device_that_waited_for_the_host_gives_a_doubt(clock, device, tmp_path
 
 def test_work_on_a_side_stream_has_no_device_time_but_a_reason(clock, device, tmp_path):
     class OnTheSide(Calls):
-        def forward(self, x: Any) -> Any:
+        def forward(self, x):
             x = self.b(x)
             device.in_use = "side"
             x = self.a(x)
@@ -138,11 +138,11 @@ def test_memory_is_what_was_there_before_the_peak_inside_and_what_is_left(clock,
     allocator = FakeAllocator()
 
     class Uses(Calls):
-        def __init__(self, kept: int, passing: int, **inner: nn.Module) -> None:
+        def __init__(self, kept, passing, **inner):
             super().__init__(clock, 1, **inner)
             self.kept, self.passing = kept, passing
 
-        def forward(self, x: Any) -> Any:
+        def forward(self, x):
             allocator.take(self.passing)
             allocator.take(-self.passing)
             x = super().forward(x)
@@ -150,7 +150,7 @@ def test_memory_is_what_was_there_before_the_peak_inside_and_what_is_left(clock,
             return x
 
     class Root(Uses):
-        def forward(self, x: Any) -> Any:
+        def forward(self, x):
             x = super().forward(x)
             allocator.take(-self.kept - 400)
             return x
@@ -158,26 +158,16 @@ def test_memory_is_what_was_there_before_the_peak_inside_and_what_is_left(clock,
     model = Root(100, 50, a=Uses(300, 20, inner=Uses(0, 900)), b=Uses(100, 0))
     allocator.take(1000)
     profile = profile_of(model, tmp_path, clock, allocator=allocator)
-    seen = {
-        each.path: (each.memory_before_bytes, each.activation_peak_bytes, each.memory_after_bytes)
-        for each in profile.layers
-    }
-    assert seen == {
-        "": (1000, 900, 1000),
-        "a": (1000, 900, 1300),
-        "a.inner": (1000, 900, 1000),
-        "b": (1300, 100, 1400),
-    }
+    sizes = ("memory_before_bytes", "activation_peak_bytes", "memory_after_bytes")
+    seen = {each.path: tuple(getattr(each, size) for size in sizes) for each in profile.layers}
+    assert seen == {"": (1000, 900, 1000), "a": (1000, 900, 1300), "a.inner": (1000, 900, 1000), "b": (1300, 100, 1400)}
     assert "activation_peak_bytes" not in profile.reasons
 
 
-def test_a_cpu_has_no_memory_by_layer_and_says_why(clock, tmp_path):
+def test_a_cpu_has_no_memory_by_layer_and_another_kind_of_device_is_refused(clock, tmp_path):
     profile = profile_of(Takes(clock, 5), tmp_path, clock)
     assert layer(profile, "").activation_peak_bytes is None
     assert profile.reasons["activation_peak_bytes"] == profile.reasons["memory_before_bytes"] == CPU_REASON
-
-
-def test_another_kind_of_device_is_refused(tmp_path):
     engine = ObservabilityEngine(nn.Linear(1, 1, device="meta"), tmp_path)
     with pytest.raises(ValueError, match="'meta' cannot be timed"):
         engine.profile(torch.ones(1, 1, device="meta"))

@@ -45,14 +45,8 @@ GPT = (
 
 def test_blocks_of_a_decoder_are_its_layers_and_its_head_and_add_up_to_the_whole():
     rows = blocks(a_profile(*GPT))
-    assert [row.label for row in rows] == [
-        "transformer.h.1",
-        "transformer.h.0",
-        "lm_head",
-        "transformer.wte",
-        "transformer (self)",
-        "(model) (self)",
-    ]
+    labels = [row.label.removeprefix("transformer.") for row in rows]
+    assert labels == ["h.1", "h.0", "lm_head", "wte", "transformer (self)", "(model) (self)"]
     assert sum(row.seconds for row in rows) == pytest.approx(10)
     assert [row.share for row in rows] == pytest.approx([0.4, 0.3, 0.2, 0.05, 0.04, 0.01])
 
@@ -85,12 +79,9 @@ STAGES = (
 )
 
 
-def test_a_stage_that_only_calls_its_layers_is_opened_and_one_that_works_is_not():
+def test_a_stage_that_only_calls_its_layers_is_opened_unless_its_work_is_not_known():
     rows = {row.label: row.seconds for row in blocks(a_profile(*STAGES))}
     assert rows == {"stages.0.layers.0": 2.0, "stages.0.layers.1": 2.0, "stages.1": 4.0}
-
-
-def test_where_the_work_is_not_known_the_outermost_repeated_layers_are_blocks():
     unknown = [replace(each, bytes_self=None) for each in STAGES]
     assert {row.label for row in blocks(a_profile(*unknown))} == {"stages.0", "stages.1"}
 

@@ -1,7 +1,4 @@
-"""A fit under `ProfilerCallback`: the same result, the stages where they belong, and every file; with both packages.
-
-python -m pytest tests/library/test_lightning_callback.py
-"""
+"""A fit under `ProfilerCallback`: the same result, the stages where they belong, and every file; with both packages."""
 
 import copy
 import csv
@@ -12,7 +9,6 @@ import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -23,20 +19,7 @@ from boundby.integrations.lightning import ProfilerCallback, folder_name
 from boundby.trace import read_trace
 from boundby.training import read_stage_times
 from tests import lightning_fits as fits
-from tests.lightning_fits import (
-    BATCH,
-    LIGHTNING,
-    PACKAGES,
-    STEPS,
-    Endless,
-    Fit,
-    Rows,
-    Witness,
-    losses_of,
-    module_of,
-    nobody,
-    profiled,
-)
+from tests.lightning_fits import BATCH, LIGHTNING, PACKAGES, STEPS, Endless, Fit, Rows, losses_of, nobody, profiled
 
 pytestmark = [pytest.mark.filterwarnings(each) for each in fits.WARNINGS]
 
@@ -46,20 +29,20 @@ AFTER_EPOCH = ["epoch", "callbacks", "step"]  # the last step of an epoch holds 
 
 
 @pytest.fixture(scope="module")
-def bare() -> list[float]:
+def bare():
     return losses_of(max_epochs=2)
 
 
 @pytest.fixture(scope="module", params=PACKAGES)
-def rich(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Fit:
+def rich(request, tmp_path_factory):
     """Two epochs with validation, a scheduler, clipping and checkpoints."""
     folder = tmp_path_factory.mktemp("rich")
     callbacks = importlib.import_module(request.param).callbacks
     checkpoint = callbacks.ModelCheckpoint(folder / "checkpoints", every_n_train_steps=4)
-    witness, said = Witness(), []
+    witness, said = fits.Witness(), []
     callback = ProfilerCallback(True, folder / "logs", 3, 0, 1, 1, 2, say=said.append)
     witness.callback = callback
-    module = module_of(request.param, witness, scheduler=True)
+    module = fits.module_of(request.param, witness, scheduler=True)
     others = [fits.watcher_of(request.param, witness) for _ in range(2)]
     rows = DataLoader(Rows(STEPS * BATCH, witness), batch_size=BATCH, shuffle=True)
     settings = {"max_epochs": 2, "gradient_clip_val": 1.0, "enable_checkpointing": True}
@@ -68,7 +51,7 @@ def rich(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Fit(folder, trainer, module, callback, witness, said)
 
 
-def test_the_signature_is_that_of_the_specification() -> None:
+def test_the_signature_is_that_of_the_specification():
     callback = ProfilerCallback()
     assert (callback.enabled, callback.output_dir) == (False, Path("outputs/profiler_logs"))
     schedule = callback.schedule
@@ -85,12 +68,12 @@ def test_the_signature_is_that_of_the_specification() -> None:
         ({"max_trace_mb": -1}, "max_trace_mb is -1; give a number above 0 and of at most 4294$"),
     ],
 )
-def test_what_cannot_be_is_refused_by_the_name_that_was_given(given: dict[str, Any], said: str) -> None:
+def test_what_cannot_be_is_refused_by_the_name_that_was_given(given, said):
     with pytest.raises(ValueError, match=f"^{said}"):
         ProfilerCallback(**given)
 
 
-def test_the_limit_of_a_trace_reaches_the_recording(tmp_path: Path) -> None:
+def test_the_limit_of_a_trace_reaches_the_recording(tmp_path):
     fit = profiled(tmp_path, given={"max_trace_mb": 0.001}, max_steps=3)
     cycle = fit.callback.manager.manifest.cycles[-1]
     assert cycle.json_bytes > 1000 and cycle.trace_path.is_file()
@@ -98,7 +81,7 @@ def test_the_limit_of_a_trace_reaches_the_recording(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_it_is_a_callback_of_every_package_in_use(package: str) -> None:
+def test_it_is_a_callback_of_every_package_in_use(package):
     base = importlib.import_module(package).Callback
     callback = ProfilerCallback()
     assert isinstance(callback, base)
@@ -107,9 +90,9 @@ def test_it_is_a_callback_of_every_package_in_use(package: str) -> None:
     assert callback.state_key == "ProfilerCallback"
 
 
-def test_a_class_of_the_user_keeps_its_name_and_methods() -> None:
+def test_a_class_of_the_user_keeps_its_name_and_methods():
     class Mine(ProfilerCallback):
-        def on_train_end(self, *_: Any) -> None:
+        def on_train_end(self, *_):
             self.ended = True
 
     mine = Mine(enabled=True)
@@ -118,21 +101,21 @@ def test_a_class_of_the_user_keeps_its_name_and_methods() -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_what_is_installed_decides_where_nothing_is_imported_yet(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_installed_decides_where_nothing_is_imported_yet(package, monkeypatch):
     for each in PACKAGES:
         monkeypatch.delitem(sys.modules, each, raising=False)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name == package.split(".")[0] else None)
     assert callback_module.packages_in_use() == (package,)
 
 
-def test_without_either_package_the_import_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_either_package_the_import_says_what_to_install(monkeypatch):
     spec = importlib.util.find_spec("boundby.integrations.lightning")
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(ImportError, match="pip install 'lightning>=2.6.6'"):
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-def test_every_part_runs_in_its_stage(rich: Fit) -> None:
+def test_every_part_runs_in_its_stage(rich):
     around = {part: rich.witness.around(part) for part, _ in rich.witness.seen}
     epoch = ("epoch",)
     assert around["transfer"] - {(*epoch, "callbacks", "evaluation")} == {(*epoch, "h2d")}
@@ -145,13 +128,13 @@ def test_every_part_runs_in_its_stage(rich: Fit) -> None:
     assert around["read"] == {(*epoch, "data"), (*epoch, "callbacks", "evaluation")}
 
 
-def test_the_stages_of_a_step_follow_one_another(tmp_path: Path) -> None:
+def test_the_stages_of_a_step_follow_one_another(tmp_path):
     fit = profiled(tmp_path)
     assert fit.order() == ["callbacks", "data", *(STEP * STEPS)[:-2], *AFTER_EPOCH]
     assert fit.times.rows_of("step", "step")["step"].tolist() == list(range(STEPS))
 
 
-def test_a_step_of_several_batches_holds_all_of_them(tmp_path: Path) -> None:
+def test_a_step_of_several_batches_holds_all_of_them(tmp_path):
     fit = profiled(tmp_path, accumulate_grad_batches=2)
     first = ["data", "h2d", "callbacks", "forward", "zero_grad", "backward", "callbacks"]
     second = ["data", "h2d", "callbacks", "forward", "backward", "optimizer", "callbacks", "step"]
@@ -159,16 +142,15 @@ def test_a_step_of_several_batches_holds_all_of_them(tmp_path: Path) -> None:
     assert fit.module.losses == losses_of(accumulate_grad_batches=2)
 
 
-def test_an_iterable_is_fetched_ahead_and_its_waits_are_data(tmp_path: Path) -> None:
-    fit = profiled(
-        tmp_path, data=lambda tell: DataLoader(Endless(Rows(STEPS * BATCH, tell)), batch_size=BATCH), max_epochs=2
-    )
+def test_an_iterable_is_fetched_ahead_and_its_waits_are_data(tmp_path):
+    data = lambda tell: DataLoader(Endless(Rows(STEPS * BATCH, tell)), batch_size=BATCH)  # noqa: E731
+    fit = profiled(tmp_path, data=data, max_epochs=2)
     assert fit.witness.around("read") == {("epoch", "data")}  # but for those before the training began
     assert len(fit.times.rows_of("step", "step")) == 2 * STEPS
     assert fit.times.remarks == ()
 
 
-def test_manual_optimization_nests_its_stages_in_the_forward(tmp_path: Path) -> None:
+def test_manual_optimization_nests_its_stages_in_the_forward(tmp_path):
     fit = profiled(tmp_path, kinds={"manual": True})
     assert fit.witness.around("backward") == {("epoch", "forward", "backward")}
     assert fit.witness.around("optimize") == {("epoch", "forward", "optimizer")}
@@ -177,22 +159,22 @@ def test_manual_optimization_nests_its_stages_in_the_forward(tmp_path: Path) -> 
     assert fit.times.remarks == ()
 
 
-def test_half_precision_has_the_same_stages(tmp_path: Path) -> None:
+def test_half_precision_has_the_same_stages(tmp_path):
     fit = profiled(tmp_path, precision="bf16-mixed", max_steps=4)
     assert fit.order() == ["callbacks", "data", *(STEP * 4)[:-2], *AFTER_EPOCH]
     assert fit.module.losses == losses_of(precision="bf16-mixed", max_steps=4)
 
 
-def test_the_losses_and_weights_are_the_same(tmp_path: Path, bare: list[float]) -> None:
+def test_the_losses_and_weights_are_the_same(tmp_path, bare):
     fit = profiled(tmp_path, max_epochs=2)
     assert fit.module.losses == bare
-    module = module_of(LIGHTNING)
+    module = fits.module_of(LIGHTNING)
     fits.fit(LIGHTNING, module, DataLoader(Rows(STEPS * BATCH, nobody), batch_size=BATCH, shuffle=True), max_epochs=2)
     for mine, theirs in zip(fit.module.parameters(), module.parameters(), strict=True):
         assert torch.equal(mine, theirs)
 
 
-def test_every_file_is_there_and_says_something(rich: Fit) -> None:
+def test_every_file_is_there_and_says_something(rich):
     folder = rich.folder / "logs" / "Tiny"
     assert rich.callback.manager.folder == folder
     for name in ("stage_times.json", "profiler_summary.json", "manifest.json", "op_stats.csv", "trace.json"):
@@ -206,7 +188,7 @@ def test_every_file_is_there_and_says_something(rich: Fit) -> None:
     assert {"data", "forward", "clip", "scheduler", "checkpoint"} <= {each["name"] for each in summary["stages"]}
 
 
-def test_tensorboard_finds_a_trace_of_each_cycle(rich: Fit) -> None:
+def test_tensorboard_finds_a_trace_of_each_cycle(rich):
     folder = rich.folder / "logs" / "Tiny"
     traces = sorted(path for path in folder.iterdir() if TENSORBOARD.match(path.name))
     assert [TENSORBOARD.match(path.name)[1] for path in traces] == ["rank0", "rank0"]
@@ -219,7 +201,7 @@ def test_tensorboard_finds_a_trace_of_each_cycle(rich: Fit) -> None:
         assert trace["schemaVersion"] and f"ProfilerStep#{number}" in names and "aten::addmm" in names
 
 
-def test_a_trace_is_named_as_torch_s_own_handler_names_it(rich: Fit, tmp_path: Path) -> None:
+def test_a_trace_is_named_as_torch_s_own_handler_names_it(rich, tmp_path):
     theirs: list[Path] = []
     exporter = SimpleNamespace(export_chrome_trace=lambda path, **_: theirs.append(Path(path)))
     torch.profiler.tensorboard_trace_handler(str(tmp_path), worker_name="rank0")(exporter)
@@ -227,7 +209,7 @@ def test_a_trace_is_named_as_torch_s_own_handler_names_it(rich: Fit, tmp_path: P
     assert {re.sub(r"\d{15,}", "TIME", name) for name in ours} == {re.sub(r"\d{15,}", "TIME", theirs[0].name)}
 
 
-def test_a_validation_between_recorded_steps_is_marked_in_the_trace(tmp_path: Path) -> None:
+def test_a_validation_between_recorded_steps_is_marked_in_the_trace(tmp_path):
     val = DataLoader(Rows(BATCH, nobody), batch_size=BATCH)
     fit = profiled(tmp_path, given={"active_steps": 3}, val=val, val_check_interval=3)
     trace = read_trace(fit.callback.manager.folder / "trace.json")
@@ -236,19 +218,13 @@ def test_a_validation_between_recorded_steps_is_marked_in_the_trace(tmp_path: Pa
     assert marks.count("excluded: evaluation") == 1, "that after the step 2; that at the end was not recorded"
 
 
-def test_the_stages_and_the_verdict_are_said_at_the_end(rich: Fit) -> None:
+def test_stages_and_verdict_are_said_and_nothing_of_it_is_left_on_the_trainer(rich):
     table, verdict = rich.said
     assert re.search(r"^data +\d+\.\d +\d+\.\d{3}", table, re.MULTILINE) and "whole step" in table
     assert "What:" in verdict and "Next:" in verdict
-
-
-def test_what_the_specification_had_trouble_with_does_not_occur(rich: Fit) -> None:
     told = json.dumps([rich.document("manifest.json"), rich.document("profiler_summary.json"), rich.said])
     assert "already saved" not in told and "stack.empty" not in told  # and no warning: pytest makes errors of them
     assert rich.document("manifest.json")["warnings"] == []
-
-
-def test_nothing_of_it_is_left_on_the_trainer(rich: Fit) -> None:
     trainer = rich.trainer
     epochs = trainer.fit_loop.epoch_loop
     owners = (trainer, trainer.strategy, epochs, epochs.val_loop, epochs.automatic_optimization)
@@ -256,14 +232,15 @@ def test_nothing_of_it_is_left_on_the_trainer(rich: Fit) -> None:
     wrapped = {name for each in owners for name, value in vars(each).items() if hasattr(value, "__wrapped__")}
     assert wrapped == {"step"}  # of the optimizer, by torch's scheduler
     assert not any(each._optimizer_step_post_hooks for each in trainer.optimizers)
+    assert not any(each._optimizer_step_post_hooks for each in trainer.optimizers)
 
 
-def test_without_being_enabled_it_does_nothing(tmp_path: Path, bare: list[float]) -> None:
+def test_without_being_enabled_it_does_nothing(tmp_path, bare):
     seen = []
     callback = ProfilerCallback(output_dir=tmp_path / "logs")
 
     class Looking(type(fits.watcher_of(LIGHTNING, nobody))):
-        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        def on_train_batch_end(self, trainer, *_):
             seen.append("training_step" in vars(trainer.strategy))
 
     assert losses_of(LIGHTNING, callback, Looking(), max_epochs=2) == bare
@@ -271,22 +248,20 @@ def test_without_being_enabled_it_does_nothing(tmp_path: Path, bare: list[float]
     assert callback.manager is None and list(tmp_path.iterdir()) == []
 
 
-def test_a_trainer_of_the_package_that_was_imported_later_takes_it_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trainer_of_the_package_that_was_imported_later_takes_it_too(tmp_path, monkeypatch):
     monkeypatch.setattr(callback_module, "packages_in_use", lambda: (LIGHTNING,))
     fit = profiled(tmp_path, PACKAGES[1], max_steps=3)
     assert not isinstance(fit.callback, importlib.import_module(PACKAGES[1]).Callback)
     assert fit.order() == ["callbacks", "data", *(STEP * 3)[:-2], *AFTER_EPOCH]
 
 
-def test_it_speaks_through_the_log_of_the_package_that_has_the_trainer(tmp_path: Path) -> None:
+def test_it_speaks_through_the_log_of_the_package_that_has_the_trainer(tmp_path):
     callback = ProfilerCallback(True, tmp_path)
     losses_of(PACKAGES[1], callback, max_steps=1)
     assert callback.say is importlib.import_module(f"{PACKAGES[1]}.utilities.rank_zero").rank_zero_info
 
 
-def test_a_resumed_fit_counts_on(tmp_path: Path) -> None:
+def test_a_resumed_fit_counts_on(tmp_path):
     first = profiled(tmp_path / "first")
     first.trainer.save_checkpoint(tmp_path / "last.ckpt")
     second = profiled(tmp_path / "second", ckpt=tmp_path / "last.ckpt", max_epochs=2)
@@ -294,7 +269,7 @@ def test_a_resumed_fit_counts_on(tmp_path: Path) -> None:
     assert second.times.first_step == STEPS
 
 
-def test_a_callback_can_serve_two_fits(tmp_path: Path) -> None:
+def test_a_callback_can_serve_two_fits(tmp_path):
     callback = ProfilerCallback(True, tmp_path, 3, 0, 1, 1, 1, say=nobody)
     losses = [losses_of(LIGHTNING, callback, max_steps=steps) for steps in (3, 5)]
     assert [len(each) for each in losses] == [3, 5]
@@ -313,5 +288,5 @@ def test_a_callback_can_serve_two_fits(tmp_path: Path) -> None:
         (type("Modèle", (), {"model_name": 3})(), "Mod_le"),
     ],
 )
-def test_the_folder_is_named_after_the_model(module: Any, name: str) -> None:
+def test_the_folder_is_named_after_the_model(module, name):
     assert folder_name(module) == name

@@ -1,13 +1,11 @@
 """What a block of work held, and what this device cannot tell."""
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import psutil
 import pytest
 import torch
-from pytest import MonkeyPatch
 
 from boundby import memory
 from boundby.memory import CPU_REASON, MemoryMeter, MemoryUse, ProcessPeak
@@ -30,7 +28,7 @@ class Kernel(ProcessPeak):
 
 
 @pytest.fixture(autouse=True)
-def _has_much_memory(monkeypatch: MonkeyPatch) -> None:
+def _has_much_memory(monkeypatch):
     monkeypatch.setattr(memory, "memory_limit_bytes", lambda: 10**15)
 
 
@@ -40,7 +38,7 @@ def used(kernel: ProcessPeak, device: torch.device = CPU) -> MemoryUse:
     return meter.stop()
 
 
-def test_a_cpu_has_the_process_and_a_reason_for_the_rest() -> None:
+def test_a_cpu_has_the_process_and_a_reason_for_the_rest():
     use = used(Kernel(12345))
     assert use.process_peak_bytes == 12345
     assert 2**20 < use.process_bytes < psutil.virtual_memory().total
@@ -50,22 +48,19 @@ def test_a_cpu_has_the_process_and_a_reason_for_the_rest() -> None:
     assert (use.reasons, use.doubts) == ((CPU_REASON,), ())
 
 
-@pytest.mark.parametrize(
-    "kernel", [Kernel(None), Kernel(12345, resets=False)], ids=["unknown", "not that of the block"]
-)
-def test_a_peak_that_is_not_known_is_none_with_a_reason(kernel: Kernel) -> None:
+@pytest.mark.parametrize("kernel", [Kernel(None), Kernel(12345, resets=False)], ids=["unknown", "not of the block"])
+def test_a_peak_that_is_not_known_is_none_with_a_reason(kernel):
     use = used(kernel)
-    assert use.process_peak_bytes is None
-    assert len(use.reasons) == 2
+    assert (use.process_peak_bytes, len(use.reasons)) == (None, 2)
 
 
 @pytest.mark.parametrize(("peak", "doubts"), [(899_999_999, 0), (900_000_000, 1)])
-def test_nine_tenths_of_the_limit_are_a_doubt(peak: int, doubts: int, monkeypatch: MonkeyPatch) -> None:
+def test_nine_tenths_of_the_limit_are_a_doubt(peak, doubts, monkeypatch):
     monkeypatch.setattr(memory, "memory_limit_bytes", lambda: 1_000_000_000)
     assert len(used(Kernel(peak)).doubts) == doubts
 
 
-def test_the_peak_is_that_of_the_block_and_not_of_what_came_before() -> None:
+def test_the_peak_is_that_of_the_block_and_not_of_what_came_before():
     if not ProcessPeak().reset():
         pytest.skip("this kernel cannot set the peak of a process back (/proc/self/clear_refs)")
     before = np.ones(4 * BLOCK, dtype=np.uint8)
@@ -80,18 +75,15 @@ def test_the_peak_is_that_of_the_block_and_not_of_what_came_before() -> None:
     assert BLOCK / 2 < use.process_peak_bytes - held < 2 * BLOCK  # the kernel counts pages in batches per core
 
 
-@pytest.mark.parametrize(("status", "peak"), [("Name:\tx\nVmHWM:\t    2140 kB\n", 2140 * 1024), ("Name:\tx\n", None)])
-def test_the_peak_is_read_in_bytes(status: str, peak: int | None, tmp_path: Path) -> None:
-    (tmp_path / "status").write_text(status)
-    assert ProcessPeak(tmp_path).read() == peak
-
-
-def test_a_system_without_proc_tells_no_peak(tmp_path: Path) -> None:
+def test_the_peak_is_read_in_bytes_or_not_told(tmp_path):
+    for status, peak in (("Name:\tx\nVmHWM:\t    2140 kB\n", 2140 * 1024), ("Name:\tx\n", None)):
+        (tmp_path / "status").write_text(status)
+        assert ProcessPeak(tmp_path).read() == peak
     kernel = ProcessPeak(tmp_path / "absent")
     assert (kernel.reset(), kernel.read()) == (False, None)
 
 
-def test_the_counters_of_a_gpu_stand_in_their_fields(monkeypatch: MonkeyPatch) -> None:
+def test_the_counters_of_a_gpu_stand_in_their_fields(monkeypatch):
     calls: list[str] = []
     allocated = iter([11, 22])
     fakes = {
@@ -116,7 +108,7 @@ def test_the_counters_of_a_gpu_stand_in_their_fields(monkeypatch: MonkeyPatch) -
 
 
 @pytest.mark.gpu
-def test_the_peak_of_a_gpu_holds_what_was_freed_within_the_block() -> None:
+def test_the_peak_of_a_gpu_holds_what_was_freed_within_the_block():
     if not torch.cuda.is_available():
         pytest.skip("needs a GPU")
     device = torch.device("cuda:0")

@@ -59,7 +59,7 @@ def mapped(case: Case) -> Split | None:
     return tuple((nodes[key], places.index(key), places.index(key) + places.count(key)) for key in order)
 
 
-def test_the_plan_is_never_worse_than_the_map_of_accelerate() -> None:
+def test_the_plan_is_never_worse_than_the_map_of_accelerate():
     compared = better = split = 0
     for seed in range(SEEDS):
         case, objective = untied_case(seed), OBJECTIVES[seed % len(OBJECTIVES)]

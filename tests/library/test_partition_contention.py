@@ -1,7 +1,6 @@
 """Nodes that share a machine: what a plan claims of them, and the simulation in which they slow one another down."""
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -17,9 +16,6 @@ MS = 1e-3
 LINK = Link(1e9, is_measured=True)
 
 
-# What a plan says of nodes that share a machine.
-
-
 def chain(*milliseconds: float) -> Chain:
     return Chain(tuple(Unit(f"h.{n}", each * MS, layers=(f"h.{n}",)) for n, each in enumerate(milliseconds)))
 
@@ -28,15 +24,12 @@ def node(name: str, **fields: Any) -> VirtualNode:
     return VirtualNode(name, "cpu", **{"ram_gb": 1, "machine": "pod", **fields})
 
 
-def planned(
-    made: Chain, nodes: Sequence[VirtualNode], objective: Objective = "throughput", **options: Any
-) -> PartitionPlan:
-    return ExecutionPlanner(made, kind="cpu").generate_plan(
-        nodes, objective, Link(float("inf"), is_measured=True), **options
-    )
+def planned(made, nodes, objective="throughput", **options):
+    free = Link(float("inf"), is_measured=True)
+    return ExecutionPlanner(made, kind="cpu").generate_plan(nodes, objective, free, **options)
 
 
-def test_the_period_is_of_busy_nodes_and_the_latency_of_one_that_computes_alone() -> None:
+def test_the_period_is_of_busy_nodes_and_the_latency_of_one_that_computes_alone():
     plan = planned(chain(10, 10, 10, 10), [node("a", contention=1.5), node("b", contention=1.25)], in_order=True)
     assert [each.units for each in plan.stages] == [("h.0", "h.1"), ("h.2", "h.3")]
     assert [(each.compute_s, each.busy_compute_s) for each in plan.stages] == [(0.020, 0.030), (0.020, 0.025)]
@@ -46,32 +39,32 @@ def test_the_period_is_of_busy_nodes_and_the_latency_of_one_that_computes_alone(
     assert "20.000 ms (measured; 30.000 ms while others on pod compute)" in str(plan)
 
 
-def test_units_move_to_the_node_that_is_slowed_less() -> None:
+def test_units_move_to_the_node_that_is_slowed_less():
     nodes = [node("a", contention=2.0), node("b", contention=1.0)]
     plan = planned(chain(*[10] * 6), nodes, in_order=True)
     assert [len(each.units) for each in plan.stages] == [2, 4] and plan.period_s == pytest.approx(0.040)
 
 
-def test_many_requests_meet_the_latency_once_and_the_busy_period_for_the_others() -> None:
+def test_many_requests_meet_the_latency_once_and_the_busy_period_for_the_others():
     nodes = [node(name, contention=1.5) for name in "ab"]
     plan = planned(chain(10, 10), nodes, "requests", requests=5)
     assert plan.value_s == pytest.approx(0.020 + 4 * 0.015)
 
 
-def test_one_node_alone_is_not_slowed_and_is_best_where_two_slow_one_another_down_too_much() -> None:
+def test_one_node_alone_is_not_slowed_and_is_best_where_two_slow_one_another_down_too_much():
     plan = planned(chain(10, 10, 10, 10), [node(name, contention=2.5) for name in "ab"])
     assert [each.busy_compute_s for each in plan.stages] == [0.040] and plan.period_basis == "measured"
     assert {each.name: each.period_s for each in plan.alternatives}["equal split"] == pytest.approx(0.050)
     assert [each.change for each in plan.gains if "machine of its own" in each.change]
 
 
-def test_a_node_on_another_machine_is_preferred_to_a_neighbour() -> None:
+def test_a_node_on_another_machine_is_preferred_to_a_neighbour():
     nodes = [node("a", contention=1.5), node("b", contention=1.5), node("c", machine="other")]
     plan = planned(chain(10, 10), nodes)
     assert {each.node for each in plan.stages} == {"a", "c"} and plan.period_s == pytest.approx(0.010)
 
 
-def test_no_throughput_is_claimed_where_contention_was_not_measured() -> None:
+def test_no_throughput_is_claimed_where_contention_was_not_measured():
     for nodes in ([node("a"), node("b")], [node("a", contention=1.5), node("b")]):
         plan = planned(chain(10, 10), nodes)
         assert (plan.basis, plan.period_basis, plan.value_basis) == ("measured", "assumed", "assumed")
@@ -81,18 +74,15 @@ def test_no_throughput_is_claimed_where_contention_was_not_measured() -> None:
     assert one.value_basis == one.period_basis == "measured"  # one node has nobody beside it
 
 
-def test_contention_measured_with_more_nodes_than_a_plan_uses_is_assumed_for_it() -> None:
+def test_contention_or_times_that_are_assumed_stay_the_reason_for_no_throughput():
     plan = planned(chain(10, 10), [node(name, contention=1.1) for name in "abc"])
     assert len(plan.stages) == 2 and plan.period_basis == "assumed" and plan.requests_per_s is None
     assert "was measured with all 3 nodes of pod at work, of which this plan uses 2" in plan.doubts[0]
-
-
-def test_an_assumed_time_stays_the_reason_where_contention_is_known() -> None:
     plan = planned(chain(10, 10), [node("a", contention=1.1, speed=1.0), node("b", contention=1.1)])
     assert plan.period_basis == "assumed" and plan.requests_per_s_reason == ORDER_ONLY
 
 
-def test_a_given_cut_is_predicted_as_the_planner_predicts_it() -> None:
+def test_a_given_cut_is_predicted_as_the_planner_predicts_it():
     nodes, made = [node("a", contention=1.5), node("b", contention=1.25)], chain(10, 20, 10)
     for more in (nodes, [nodes[0], node("b")]):
         planner = ExecutionPlanner(made, kind="cpu")
@@ -112,12 +102,9 @@ def test_a_given_cut_is_predicted_as_the_planner_predicts_it() -> None:
         ({"contention": float("inf")}, "contention is inf, not a factor"),
     ],
 )
-def test_contention_that_cannot_be_is_refused(fields: dict[str, Any], says: str) -> None:
+def test_contention_that_cannot_be_is_refused(fields, says):
     with pytest.raises(ValueError, match=says):
         node("a", **fields)
-
-
-# The simulation, in which a stage is slowed while another one computes, and only then.
 
 
 def two_stages(first: float, second: float, *contention: float) -> PartitionPlan:
@@ -126,30 +113,27 @@ def two_stages(first: float, second: float, *contention: float) -> PartitionPlan
     return ExecutionPlanner(made, kind="cpu").plan_at([1], nodes, "throughput", Link(float("inf")))
 
 
-def test_equally_long_stages_take_the_latency_once_and_the_busy_period_for_each_other_request() -> None:
+def test_equally_long_stages_take_the_latency_once_and_the_busy_period_for_each_other_request():
     found = simulate(two_stages(10, 10, 1.5, 1.5), 6)
     assert [round(1e3 * each, 6) for each in found.finishes_s] == [25, 40, 55, 70, 85, 95]
     assert found.period_s == pytest.approx(0.015)  # 10 alone, 5 times 15 together, 10 alone: 20 + 5 * 15
+    assert simulate(two_stages(10, 10, 1.5, 1.5), 1).finishes_s == (pytest.approx(0.020),), "they take turns"
 
 
-def test_a_stage_is_slowed_only_while_the_other_one_computes() -> None:
+def test_a_stage_is_slowed_only_while_the_other_one_computes():
     # The second computes 6 ms of every period; in these the first one does 4 ms of its own work, the rest alone.
     found = simulate(two_stages(10, 4, 1.5, 1.5), 20)
     assert found.period_s == pytest.approx(0.012)
     assert two_stages(10, 4, 1.5, 1.5).period_s == pytest.approx(0.015)  # the planner's, which is the most it can be
 
 
-def test_the_last_stage_is_slowed_for_as_long_as_the_first_one_has_requests() -> None:
+def test_the_last_stage_is_slowed_for_as_long_as_the_first_one_has_requests():
     found = simulate(two_stages(8, 10, 1.5, 1.5), 40)
     assert found.period_s == pytest.approx(0.015)
     assert found.finishes_s[-1] - found.finishes_s[-2] == pytest.approx(0.010)  # alone at the end
 
 
-def test_stages_that_take_turns_do_not_slow_one_another_down() -> None:
-    assert simulate(two_stages(10, 10, 1.5, 1.5), 1).finishes_s == (pytest.approx(0.020),)
-
-
-def test_the_simulation_of_shared_machines_lies_between_all_alone_and_all_busy() -> None:
+def test_the_simulation_of_shared_machines_lies_between_all_alone_and_all_busy():
     checked = equal = 0
     for seed in range(100):
         case, objective = cases.shared_case(seed), OBJECTIVES[seed % len(OBJECTIVES)]
@@ -161,12 +145,9 @@ def test_the_simulation_of_shared_machines_lies_between_all_alone_and_all_busy()
             continue
         if all(each.busy_compute_s == each.compute_s for each in plan.stages):
             continue
-        free = dataclasses.replace(
-            plan, stages=tuple(dataclasses.replace(each, busy_compute_s=each.compute_s) for each in plan.stages)
-        )
-        busy = dataclasses.replace(
-            plan, stages=tuple(dataclasses.replace(each, compute_s=each.busy_compute_s) for each in plan.stages)
-        )
+        alone = [dataclasses.replace(each, busy_compute_s=each.compute_s) for each in plan.stages]
+        crowded = [dataclasses.replace(each, compute_s=each.busy_compute_s) for each in plan.stages]
+        free, busy = (dataclasses.replace(plan, stages=tuple(each)) for each in (alone, crowded))
         low, found, high = (simulate(each, 12) for each in (free, plan, busy))
         checked += 1
         assert simulate(plan, 1).first_finish_s == pytest.approx(plan.latency_s, abs=1e-10)

@@ -17,39 +17,31 @@ def in_ms(*seconds):
     return [round(1e3 * each, 9) for each in seconds]
 
 
-def test_one_stage_finishes_requests_one_after_the_other():
-    found = simulate(plan_of(["a", "b"], seconds=[2 * MS, 1 * MS]), 3)
-    assert in_ms(*found.finishes_s) == [3, 6, 9]
-    assert in_ms(found.first_finish_s, found.period_s, found.last_finish_s) == [3, 3, 9]
+FOUR_MS = Link(float("inf"), 4 * MS)
 
 
-def test_stages_work_on_different_requests_at_the_same_time():
-    found = simulate(plan_of(["a", "b", "c"], 1, 2, seconds=[2 * MS, 5 * MS, 1 * MS]), 4)
-    assert in_ms(*found.finishes_s) == [8, 13, 18, 23]
-    assert in_ms(found.period_s) == [5]
+@pytest.mark.parametrize(
+    ("seconds", "options", "finishes", "period"),
+    [
+        ([3], {}, [3, 6, 9], 3),
+        ([2, 5, 1], {}, [8, 13, 18, 23], 5),
+        ([2, 3], {"links": FOUR_MS}, [9, 13, 17], 4),  # 2 + 4 + 3; then the link is what is waited for
+        # carries 2-6, 9-13, 16-20, 23-27: each begins when the second node has finished at 9, 16, 23
+        ([2, 3], {"links": FOUR_MS, "overlap": False}, [9, 16, 23, 30], 7),
+    ],
+    ids=["one stage", "stages at the same time", "a link carries while nodes compute", "both ends are busy meanwhile"],
+)
+def test_requests_finish_when_worked_out_by_hand(seconds, options, finishes, period):
+    plan = plan_of("abc"[: len(seconds)], *range(1, len(seconds)), seconds=[each * MS for each in seconds], **options)
+    found = simulate(plan, len(finishes))
+    assert in_ms(*found.finishes_s) == finishes
+    assert in_ms(found.first_finish_s, found.period_s, plan.period_s) == [finishes[0], period, period]
+    assert found.last_finish_s == found.finishes_s[-1]
 
 
-def test_a_link_carries_while_nodes_compute_when_there_is_overlap():
-    plan = plan_of(["a", "b"], 1, seconds=[2 * MS, 3 * MS], links=Link(float("inf"), 4 * MS))
-    found = simulate(plan, 3)
-    assert in_ms(*found.finishes_s) == [9, 13, 17]  # 2 + 4 + 3; then the link is what is waited for
-    assert in_ms(found.period_s) == [4]
-
-
-def test_both_ends_are_busy_while_a_link_carries_when_there_is_no_overlap():
-    plan = plan_of(["a", "b"], 1, seconds=[2 * MS, 3 * MS], links=Link(float("inf"), 4 * MS), overlap=False)
-    found = simulate(plan, 4)
-    # carries 2-6, 9-13, 16-20, 23-27: each begins when the second node has finished at 9, 16, 23
-    assert in_ms(*found.finishes_s) == [9, 16, 23, 30]
-    assert in_ms(found.period_s, plan.period_s) == [7, 7]
-
-
-def test_few_requests_have_no_steady_period_and_a_reason():
+def test_few_requests_have_no_steady_period_and_a_reason_and_none_are_refused():
     found = simulate(plan_of(["a", "b"], 1), 2)
     assert found.period_s is None and "simulate more" in found.reason
-
-
-def test_no_requests_are_refused():
     with pytest.raises(ValueError, match="requests is 0"):
         simulate(plan_of(["a"]), 0)
 
@@ -96,9 +88,6 @@ def test_cuts_that_do_not_split_the_units_are_refused(cuts):
     nodes = [VirtualNode(name, "cpu", ram_gb=1) for name in ("x", "y")]
     with pytest.raises(ValueError, match="do not split 2 units"):
         ExecutionPlanner(Chain((Unit("a", 1.0), Unit("b", 1.0))), kind="cpu").plan_at(cuts, nodes)
-
-
-# A plan beside its run.
 
 
 def measured(*seconds: float, transfer: float, period: float, finish: float) -> Measured:

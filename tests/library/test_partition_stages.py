@@ -140,14 +140,10 @@ def test_a_model_in_training_mode_or_compiled_is_refused():
         stages_of(model, plan_of("01", 1), X)
 
 
-# A pipeline of one stage, in this process.
-
-
 def test_a_stage_alone_is_run_without_torchrun_and_timed_by_the_clock_that_is_given():
     model, inputs = small("bert")
-    found = run(
-        model, plan_of(UNITS["bert"]), inputs, requests=5, singles=3, warmup=2, now=itertools.count(0, 1000).__next__
-    )
+    ticks = itertools.count(0, 1000).__next__
+    found = run(model, plan_of(UNITS["bert"]), inputs, requests=5, singles=3, warmup=2, now=ticks)
     assert torch.equal(found.outputs, whole_of(model, inputs))
     measured = found.measured
     [stage] = measured.stages

@@ -1,7 +1,4 @@
-"""Stand-ins for callables of objects, and what is left when they are taken back.
-
-python -m pytest tests/library/test_patches.py
-"""
+"""Stand-ins for callables of objects, and what is left when they are taken back."""
 
 from types import SimpleNamespace
 from typing import Any

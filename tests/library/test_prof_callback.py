@@ -1,14 +1,10 @@
-"""The callback for the Hugging Face Trainer: its parameters, its files, and what the Trainer may do.
-
-python -m pytest tests/library/test_prof_callback.py
-"""
+"""The callback for the Hugging Face Trainer: its parameters, its files, and what the Trainer may do."""
 
 import copy
 import csv
 import inspect
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,49 +13,27 @@ from boundby.capture import Naming
 from boundby.integrations.transformers import ProfCallback
 from boundby.trace import read_trace
 from boundby.training import read_stage_times
-from tests.trainer_runs import (
-    Plain,
-    given_up_in,
-    losses,
-    losses_of,
-    make_trainer,
-    manifest_in,
-    names_in,
-)
+from tests.trainer_runs import Plain, given_up_in, losses, losses_of, make_trainer, manifest_in, names_in
 
-RUN_FILES = [
-    "manifest.json",
-    "op_stats.csv",
-    "profiler_summary.json",
-    "stacks.txt",
-    "stage_log.jsonl",
-    "stage_times.json",
-    "trace.json",
-]
-ITERATION_FILES = [
-    "key_averages.txt",
-    "rank0_memory-timeline.html",
-    "rank0_stacks.txt",
-    "rank0_trace.pt.trace.json",
-]
+RUN_FILES = ["manifest.json", "op_stats.csv", "profiler_summary.json", "stacks.txt"]
+RUN_FILES += ["stage_log.jsonl", "stage_times.json", "trace.json"]
+ITERATION_FILES = ["key_averages.txt", "rank0_memory-timeline.html", "rank0_stacks.txt", "rank0_trace.pt.trace.json"]
+BARE = {"profile_memory": False, "with_stack": False}
 
 
 @pytest.fixture(scope="module")
-def bare(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+def bare(tmp_path_factory):
     return losses(tmp_path_factory.mktemp("bare"))
 
 
 @pytest.fixture(scope="module")
-def at_the_defaults(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[float]]:
+def at_the_defaults(tmp_path_factory):
     folder = tmp_path_factory.mktemp("defaults")
     callback = ProfCallback(str(folder / "output"), run_folder=folder / "run")
     return folder, losses(folder, callback)
 
 
-# The contract
-
-
-def test_the_parameters_and_their_defaults_are_those_of_the_specification() -> None:
+def test_the_parameters_and_their_defaults_are_those_of_the_specification():
     parameters = inspect.signature(ProfCallback).parameters
     assert {name: each.default for name, each in parameters.items()} == {
         "output_dir": "./profiler_output",
@@ -83,13 +57,13 @@ def test_the_parameters_and_their_defaults_are_those_of_the_specification() -> N
     assert [name for name, each in parameters.items() if each.kind is each.KEYWORD_ONLY] == ours
 
 
-def test_none_stands_for_the_default() -> None:
+def test_none_stands_for_the_default():
     callback = ProfCallback(None, None, None, None, None)
     assert (callback.output_dir, callback.run_folder) == (Path("profiler_output"), Path("profiler_output"))
     assert str(callback.schedule) == "1 x (4 wait + 4 warm-up + 1 active)"
 
 
-def test_profiling_memory_switches_shapes_and_stacks_on() -> None:
+def test_profiling_memory_switches_shapes_and_stacks_on():
     forced = ProfCallback(profile_memory=True, with_stack=False, record_shapes=False)
     free = ProfCallback(profile_memory=False, with_stack=False, record_shapes=False)
     assert (forced.with_stack, forced.record_shapes, forced.exports.stacks) == (True, True, True)
@@ -111,15 +85,12 @@ def test_profiling_memory_switches_shapes_and_stacks_on() -> None:
         ({"max_trace_mb": float("nan")}, "max_trace_mb is nan; give a number above 0 and of at most 4294"),
     ],
 )
-def test_what_cannot_be_is_refused_at_once_by_the_name_that_was_given(given: dict[str, Any], said: str) -> None:
+def test_what_cannot_be_is_refused_at_once_by_the_name_that_was_given(given, said):
     with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
         ProfCallback(**given)
 
 
-# The files
-
-
-def test_at_the_defaults_every_file_that_a_cpu_can_give_is_there(at_the_defaults: tuple[Path, list[float]]) -> None:
+def test_at_the_defaults_every_file_that_a_cpu_can_give_is_there(at_the_defaults):
     folder, _ = at_the_defaults
     assert names_in(folder / "run") == RUN_FILES
     assert names_in(folder / "output") == ["iteration_9"], "the ninth step is the first one recorded"
@@ -131,19 +102,14 @@ def test_at_the_defaults_every_file_that_a_cpu_can_give_is_there(at_the_defaults
     manifest = manifest_in(folder / "run")
     assert [each["steps_recorded"] for each in manifest["cycles"]] == [1]
     assert {each["what"] for each in manifest["unavailable"]} == {"device events", "memory snapshot"}
-    assert given_up_in(folder / "run") == {
-        "trace": "the schedule has one cycle: its times hold the cost of recording stacks"
-    }
-
-
-def test_the_trace_is_the_same_under_both_names(at_the_defaults: tuple[Path, list[float]]) -> None:
-    folder, _ = at_the_defaults
-    trace = folder / "output" / "iteration_9" / "rank0_trace.pt.trace.json"
+    reason = "the schedule has one cycle: its times hold the cost of recording stacks"
+    assert given_up_in(folder / "run") == {"trace": reason}
+    trace = iteration / "rank0_trace.pt.trace.json"
     assert trace.read_bytes() == (folder / "run" / "trace.json").read_bytes()
     assert "ProfilerStep#8" in read_trace(trace).names
 
 
-def test_key_averages_tell_operators_by_shapes_and_stack(at_the_defaults: tuple[Path, list[float]]) -> None:
+def test_key_averages_tell_operators_by_shapes_and_stack(at_the_defaults):
     folder, _ = at_the_defaults
     lines = (folder / "output" / "iteration_9" / "key_averages.txt").read_text().splitlines()
     assert lines[1].split() == ["operator", "calls", "ms", "CPU", "%", "total", "ms", "per", "call", "GFLOP/s"]
@@ -153,10 +119,8 @@ def test_key_averages_tell_operators_by_shapes_and_stack(at_the_defaults: tuple[
     assert any("linear" in line for line in details) and all(line.startswith("    ") for line in details)
 
 
-def test_what_is_switched_off_is_not_written(tmp_path: Path, bare: list[float]) -> None:
-    small = ProfCallback(
-        str(tmp_path), 2, 1, 1, 1, profile_memory=False, with_stack=False, record_shapes=False, export_stacks=False
-    )
+def test_what_is_switched_off_is_not_written(tmp_path, bare):
+    small = ProfCallback(str(tmp_path), 2, 1, 1, 1, record_shapes=False, export_stacks=False, **BARE)
     assert losses(tmp_path, small) == bare
     assert names_in(tmp_path / "iteration_4") == ["key_averages.txt", "rank0_trace.pt.trace.json"]
     assert "stacks.txt" not in names_in(tmp_path)
@@ -164,7 +128,7 @@ def test_what_is_switched_off_is_not_written(tmp_path: Path, bare: list[float]) 
     assert "python_function" not in trace.categories and not trace.shapes and not len(trace.memory.start_ns)
 
 
-def test_stacks_may_stand_in_the_trace_alone(tmp_path: Path) -> None:
+def test_stacks_may_stand_in_the_trace_alone(tmp_path):
     callback = ProfCallback(str(tmp_path), 0, 1, 1, export_stacks=False, export_key_averages=False)
     losses(tmp_path, callback, max_steps=3)
     assert names_in(tmp_path / "iteration_2") == ["rank0_memory-timeline.html", "rank0_trace.pt.trace.json"]
@@ -172,7 +136,7 @@ def test_stacks_may_stand_in_the_trace_alone(tmp_path: Path) -> None:
     assert "stacks.txt" not in names_in(tmp_path)
 
 
-def test_every_cycle_has_a_folder_and_the_last_one_the_stacks(tmp_path: Path) -> None:
+def test_every_cycle_has_a_folder_and_the_last_one_the_stacks(tmp_path):
     losses(tmp_path, ProfCallback(str(tmp_path), 1, 1, 1, 2))
     assert names_in(tmp_path / "iteration_6") == ITERATION_FILES
     assert names_in(tmp_path / "iteration_3") == [each for each in ITERATION_FILES if "stacks" not in each]
@@ -180,13 +144,13 @@ def test_every_cycle_has_a_folder_and_the_last_one_the_stacks(tmp_path: Path) ->
     assert {"trace_cycle1.json", "trace_cycle2.json"} <= set(names_in(tmp_path))
 
 
-def test_cycles_may_begin_far_apart(tmp_path: Path) -> None:
-    lean = {"profile_memory": False, "with_stack": False, "export_key_averages": False}
-    losses(tmp_path, ProfCallback(str(tmp_path), 1, 1, 1, 2, schedule_every_n_steps=6, **lean))
+def test_cycles_may_begin_far_apart(tmp_path):
+    callback = ProfCallback(str(tmp_path), 1, 1, 1, 2, schedule_every_n_steps=6, export_key_averages=False, **BARE)
+    losses(tmp_path, callback)
     assert [each["first_step"] for each in manifest_in(tmp_path)["cycles"]] == [2, 8]
 
 
-def test_the_limit_of_a_trace_is_the_user_s(tmp_path: Path) -> None:
+def test_the_limit_of_a_trace_is_the_user_s(tmp_path):
     lean = {"export_memory_timeline": False, "export_key_averages": False, "export_stacks": False}
     losses(tmp_path, ProfCallback(str(tmp_path / "low"), 0, 1, 1, max_trace_mb=0.01, **lean))
     losses(tmp_path, ProfCallback(str(tmp_path / "high"), 0, 1, 1, max_trace_mb=100, **lean))
@@ -195,10 +159,8 @@ def test_the_limit_of_a_trace_is_the_user_s(tmp_path: Path) -> None:
     assert [(each["stacks"], each["steps_recorded"]) for each in cycles["high"]] == [(True, 1)]
 
 
-def test_a_file_that_cannot_be_written_hinders_no_other(
-    tmp_path: Path, bare: list[float], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def broken(*_: Any) -> str:
+def test_a_file_that_cannot_be_written_hinders_no_other(tmp_path, bare, monkeypatch, caplog):
+    def broken(*_):
         raise OSError("disk full")
 
     monkeypatch.setattr("boundby.integrations.transformers.exports.memory_page", broken)
@@ -208,22 +170,21 @@ def test_a_file_that_cannot_be_written_hinders_no_other(
     assert [each.getMessage() for each in caplog.records] == ["iteration_3: memory timeline: OSError: disk full"]
 
 
-def test_ranks_have_files_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_have_files_of_their_own(tmp_path, monkeypatch):
     monkeypatch.setattr("boundby.capture.naming_of_process", lambda: Naming(1, 2))
     losses(tmp_path, ProfCallback(str(tmp_path), 1, 1, 1), max_steps=4)
-    assert names_in(tmp_path / "iteration_3") == sorted(
-        ["rank1_key_averages.txt", *(each.replace("rank0", "rank1") for each in ITERATION_FILES[1:])]
-    )
+    expected = [each.replace("rank0", "rank1") for each in ["rank0_key_averages.txt", *ITERATION_FILES[1:]]]
+    assert names_in(tmp_path / "iteration_3") == sorted(expected)
     assert {f"rank1_{name}" for name in RUN_FILES} <= set(names_in(tmp_path))
 
 
-def test_trainings_with_one_folder_leave_one_another_s_iterations_alone(tmp_path: Path) -> None:
-    def train(steps: int, cycles: int) -> None:
-        exports = {"profile_memory": False, "with_stack": False, "export_key_averages": False}
-        callback = ProfCallback(str(tmp_path / "shared"), 1, 1, 1, cycles, run_folder=tmp_path / "run", **exports)
+def test_trainings_with_one_folder_leave_one_another_s_iterations_alone(tmp_path):
+    def train(steps, cycles):
+        lean = {"run_folder": tmp_path / "run", "export_key_averages": False, **BARE}
+        callback = ProfCallback(str(tmp_path / "shared"), 1, 1, 1, cycles, **lean)
         losses(tmp_path, callback, max_steps=steps)
 
-    def traces() -> dict[str, bytes]:
+    def traces():
         return {each.parent.name: each.read_bytes() for each in (tmp_path / "shared").glob("*/*.pt.trace.json")}
 
     train(4, 1)
@@ -237,16 +198,13 @@ def test_trainings_with_one_folder_leave_one_another_s_iterations_alone(tmp_path
     assert traces() == {**traces(), **second, **first}
 
 
-def test_the_defaults_change_no_loss(at_the_defaults: tuple[Path, list[float]], bare: list[float]) -> None:
+def test_the_defaults_change_no_loss(at_the_defaults, bare):
     assert at_the_defaults[1] == bare
 
 
-# What the Trainer may do
-
-
 @pytest.mark.parametrize("attach", [False, True], ids=["alone", "attached"])
-def test_an_evaluation_between_recorded_steps_is_no_part_of_them(attach: bool, tmp_path: Path) -> None:
-    callback = ProfCallback(str(tmp_path), 1, 1, 3, profile_memory=False, with_stack=False)
+def test_an_evaluation_between_recorded_steps_is_no_part_of_them(attach, tmp_path):
+    callback = ProfCallback(str(tmp_path), 1, 1, 3, **BARE)
     losses(tmp_path, callback, attach=attach, eval_strategy="steps", eval_steps=3, max_steps=5)
     trace = read_trace(tmp_path / "trace.json")
     ranges = [trace.names[each] for each in trace.name.tolist()]
@@ -258,10 +216,10 @@ def test_an_evaluation_between_recorded_steps_is_no_part_of_them(attach: bool, t
     assert sum(int(line.split()[1]) for line in table if line.startswith("aten::addmm")) == 3 * 2
 
 
-def test_a_resumed_training_counts_on(tmp_path: Path) -> None:
+def test_a_resumed_training_counts_on(tmp_path):
     saving = {"save_strategy": "steps", "save_steps": 4}
     expected = losses(tmp_path, **saving)
-    callback = ProfCallback(str(tmp_path / "profile"), 1, 1, 1, profile_memory=False, with_stack=False)
+    callback = ProfCallback(str(tmp_path / "profile"), 1, 1, 1, **BARE)
     trainer = make_trainer(tmp_path, callback, **saving)
     trainer.train(resume_from_checkpoint=str(tmp_path / "results" / "checkpoint-4"))
     assert losses_of(trainer) == expected
@@ -271,9 +229,9 @@ def test_a_resumed_training_counts_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("attach", [False, True], ids=["alone", "attached"])
-def test_a_compiled_model_is_split_by_an_attached_callback_alone(attach: bool, tmp_path: Path) -> None:
+def test_a_compiled_model_is_split_by_an_attached_callback_alone(attach, tmp_path):
     compiled = {"torch_compile": True, "torch_compile_backend": "eager", "max_steps": 4}
-    callback = ProfCallback(str(tmp_path / "profile"), 1, 1, 1, profile_memory=False, with_stack=False)
+    callback = ProfCallback(str(tmp_path / "profile"), 1, 1, 1, **BARE)
     with torch.random.fork_rng():
         torch.manual_seed(1)
         model = Plain()
@@ -285,8 +243,8 @@ def test_a_compiled_model_is_split_by_an_attached_callback_alone(attach: bool, t
     assert ("forward" in given_up_in(tmp_path / "profile")) is not attach
 
 
-def test_a_second_training_of_the_same_callback_begins_anew(tmp_path: Path) -> None:
-    callback = ProfCallback(str(tmp_path), 1, 1, 1, profile_memory=False, with_stack=False)
+def test_a_second_training_of_the_same_callback_begins_anew(tmp_path):
+    callback = ProfCallback(str(tmp_path), 1, 1, 1, **BARE)
     losses(tmp_path, callback, max_steps=4)
     first = callback.manager
     losses(tmp_path, callback, max_steps=5)

@@ -1,14 +1,9 @@
-"""What the Trainer's events mean for the stages, and Nsight Systems.
-
-python -m pytest tests/library/test_prof_callback_marks.py
-"""
+"""What the Trainer's events mean for the stages, and Nsight Systems."""
 
 import json
 import shlex
 import sys
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -71,7 +66,7 @@ class Events:
 STEP = ("step_begin", "call", "pre_optimizer_step", "optimizer_step", "step_end")
 
 
-def test_an_ordinary_epoch_has_a_wait_for_data_before_each_step_and_none_after_the_last() -> None:
+def test_an_ordinary_epoch_has_a_wait_for_data_before_each_step_and_none_after_the_last():
     events = Events()
     events.tell("epoch_begin", *STEP, *STEP, "epoch_end")
     spent = events.spent()
@@ -87,7 +82,7 @@ def test_an_ordinary_epoch_has_a_wait_for_data_before_each_step_and_none_after_t
     assert events.remarks() == {}
 
 
-def test_what_follows_a_step_is_told_by_what_the_trainer_has_decided() -> None:
+def test_what_follows_a_step_is_told_by_what_the_trainer_has_decided():
     events = Events()
     events.tell("epoch_begin", *STEP[:-1])
     events.tell("step_end", should_log=True, should_evaluate=True, should_save=True)
@@ -101,7 +96,7 @@ def test_what_follows_a_step_is_told_by_what_the_trainer_has_decided() -> None:
     assert spent["step"] == [60, 70], "the evaluation is in no step"
 
 
-def test_a_checkpoint_that_the_evaluation_decides_on_is_no_wait_for_data() -> None:
+def test_a_checkpoint_that_the_evaluation_decides_on_is_no_wait_for_data():
     events = Events()
     events.tell("epoch_begin", *STEP[:-1])
     events.tell("step_end", should_evaluate=True)
@@ -111,69 +106,54 @@ def test_a_checkpoint_that_the_evaluation_decides_on_is_no_wait_for_data() -> No
     assert events.remarks() == {}
 
 
-def test_an_evaluation_that_nothing_announced_is_excluded_from_its_first_batch_on() -> None:
-    events = Events()
-    events.tell("epoch_begin", *STEP, "prediction_step", "prediction_step", "evaluated", *STEP)
-    spent = events.spent()
+def marked(*steps, **settings):
+    """Return the ns of every occurrence and the remarks of an epoch whose events are these."""
+    events = Events(**settings)
+    for step in steps:
+        events.tell(*([step] if isinstance(step, str) else step))
+    return events.spent(), events.remarks()
+
+
+def test_an_evaluation_is_excluded_whether_announced_or_not():
+    spent, _ = marked("epoch_begin", STEP, "prediction_step", "prediction_step", "evaluated", STEP)
     assert (spent["evaluation"], spent["data"], spent["step"]) == ([20], [10, 10], [60, 60])
-
-
-def test_an_evaluation_before_the_first_epoch_is_excluded() -> None:
-    events = Events(eval_on_start=True)
-    events.tell("prediction_step", "evaluated", "epoch_begin", *STEP)
-    spent = events.spent()
+    spent, _ = marked("prediction_step", "evaluated", "epoch_begin", STEP, eval_on_start=True)
     assert (spent["evaluation"], spent["step"]) == ([20], [60])
+    assert marked("epoch_begin", STEP, "call")[0]["forward"] == [0], "a call outside of a step is none"
 
 
-def test_calls_of_the_model_outside_of_a_step_are_no_forward() -> None:
-    events = Events()
-    events.tell("epoch_begin", *STEP, "call")
-    assert events.spent()["forward"] == [0]
+def test_a_model_called_twice_in_a_micro_batch_is_said():
+    spent, remarks = marked("epoch_begin", "step_begin", "call", "call", STEP[2:])
+    assert spent["backward"] == [10, 10]
+    assert "called more than once" in remarks["backward"]
 
 
-def test_a_model_called_twice_in_a_micro_batch_is_said() -> None:
-    events = Events()
-    events.tell("epoch_begin", "step_begin", "call", "call", *STEP[2:])
-    assert events.spent()["backward"] == [10, 10]
-    assert "called more than once" in events.remarks()["backward"]
+def test_an_evaluation_in_a_step_that_an_exception_has_ended_is_no_part_of_it():
+    evaluation = ("evaluation_call", "prediction_step", "evaluation_call", "prediction_step", "logged", "evaluated")
+    spent, remarks = marked("epoch_begin", STEP, "step_begin", "call", evaluation)
+    assert (spent["forward"], spent["backward"], spent.get("evaluation"), remarks) == ([0, 0], [10], None, {})
 
 
-def test_an_evaluation_in_a_step_that_an_exception_has_ended_is_no_part_of_it() -> None:
-    events = Events()
-    events.tell("epoch_begin", *STEP, "step_begin", "call")
-    events.tell("evaluation_call", "prediction_step", "evaluation_call", "prediction_step", "logged", "evaluated")
-    spent = events.spent()
-    assert (spent["forward"], spent["backward"], spent.get("evaluation")) == ([0, 0], [10], None)
-    assert events.remarks() == {}
-
-
-def test_calls_for_no_gradient_in_a_step_that_goes_on_are_said_and_count_to_what_they_lie_in() -> None:
-    events = Events()
-    events.tell("epoch_begin", "step_begin", "call", "evaluation_call", *STEP[2:])
-    assert (events.remarks().keys(), "eval mode" in events.remarks()["forward"]) == ({"forward"}, True)
-    spent = events.spent()
+def test_calls_for_no_gradient_in_a_step_that_goes_on_are_said_and_count_to_what_they_lie_in():
+    spent, remarks = marked("epoch_begin", "step_begin", "call", "evaluation_call", STEP[2:])
+    assert (remarks.keys(), "eval mode" in remarks["forward"]) == ({"forward"}, True)
     assert (spent["forward"], spent["backward"]) == ([0], [20])
 
 
 @pytest.mark.parametrize("gradients", [False, True])
-def test_a_model_that_is_trained_in_eval_mode_or_called_without_gradients_has_a_forward(gradients: bool) -> None:
-    events = Events()
-    events.model.train(not gradients)
+def test_a_model_that_is_trained_in_eval_mode_or_called_without_gradients_has_a_forward(gradients):
     with torch.set_grad_enabled(gradients):
-        events.tell("epoch_begin", *STEP)
-    assert events.spent()["forward"] == [0]
-    assert events.remarks() == {}
+        spent, remarks = marked("epoch_begin", STEP, model=nn.Linear(1, 1).train(not gradients))
+    assert (spent["forward"], remarks) == ([0], {})
 
 
-def test_a_model_that_is_called_by_itself_has_one_forward() -> None:
+def test_a_model_that_is_called_by_itself_has_one_forward():
     class Recursive(nn.Module):
-        def forward(self, x: torch.Tensor, depth: int = 1) -> torch.Tensor:
+        def forward(self, x, depth=1):
             return self(x, depth - 1) if depth else x
 
-    events = Events(model=Recursive())
-    events.tell("epoch_begin", *STEP)
-    assert events.spent()["forward"] == [0]
-    assert events.remarks() == {}
+    spent, remarks = marked("epoch_begin", STEP, model=Recursive())
+    assert (spent["forward"], remarks) == ([0], {})
 
 
 @pytest.mark.parametrize(
@@ -185,9 +165,7 @@ def test_a_model_that_is_called_by_itself_has_one_forward() -> None:
         (None, {}, "not known"),
     ],
 )
-def test_a_model_that_cannot_be_watched_has_one_stage_for_forward_and_backward(
-    model: nn.Module | None, settings: dict[str, Any], reason: str
-) -> None:
+def test_a_model_that_cannot_be_watched_has_one_stage_for_forward_and_backward(model, settings, reason):
     events = Events()
     events.marks = HookMarks(events.timer)
     events.marks.train_begin(SimpleNamespace(**{**vars(ARGS), **settings}), model)
@@ -196,9 +174,6 @@ def test_a_model_that_cannot_be_watched_has_one_stage_for_forward_and_backward(
     assert spent["forward_backward"] == [10, 10] and "forward" not in spent
     assert reason in events.remarks()["forward"]
     assert model is None or not (model._forward_hooks or model._forward_pre_hooks)
-
-
-# Nsight Systems
 
 
 class FakeCuda:
@@ -221,8 +196,8 @@ class FakeCuda:
 
 
 @pytest.fixture
-def under_nsight(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
-    def forbidden(*_: Any, **__: Any) -> None:
+def under_nsight(monkeypatch):
+    def forbidden(*_, **__):
         raise AssertionError("torch.profiler and Nsight Systems exclude one another")
 
     monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "1")
@@ -230,9 +205,7 @@ def under_nsight(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     return FakeCuda(monkeypatch)
 
 
-def test_under_nsight_the_recorded_steps_are_collected_and_every_stage_has_a_range(
-    tmp_path: Path, under_nsight: FakeCuda
-) -> None:
+def test_under_nsight_the_recorded_steps_are_collected_and_every_stage_has_a_range(tmp_path, under_nsight):
     losses(tmp_path, ProfCallback(str(tmp_path), 1, 1, 1, 2, enable_nsight_systems=True), max_steps=7)
     calls = under_nsight.calls
     steps = [each for each in calls if each in ("collect", "stop") or each.startswith("push")]
@@ -251,9 +224,7 @@ def test_under_nsight_the_recorded_steps_are_collected_and_every_stage_has_a_ran
     assert (steps.host_s.n, steps.unusual) == (3, 4), "those in which Nsight collects, or is about to, are kept apart"
 
 
-def test_without_nsight_the_command_is_said_and_only_stages_are_timed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_nsight_the_command_is_said_and_only_stages_are_timed(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "train", "--name", "two words"])
     callback = ProfCallback(str(tmp_path), 1, 1, 1, 2, enable_nsight_systems=True)
     losses(tmp_path, callback, max_steps=7)
@@ -271,13 +242,9 @@ def test_without_nsight_the_command_is_said_and_only_stages_are_timed(
     assert manifest["trace_wanted"] is False and "enable_nsight_systems" in manifest["trace_reason"]
 
 
-def test_the_command_counts_the_cycles_that_the_training_has_steps_for(tmp_path: Path) -> None:
+def test_the_command_counts_the_cycles_and_its_report_is_in_the_output_folder_unless_it_is_named():
     assert "--capture-range-end=stop " in nsight_command("report", 1, ["python", "train.py"])
     assert "--capture-range-end=repeat:3 " in nsight_command("report", 3, ["python", "train.py"])
-
-
-def test_the_suggested_report_is_in_the_output_folder_unless_it_is_named() -> None:
     default = ProfCallback(enable_nsight_systems=True)
     named = ProfCallback(enable_nsight_systems=True, nsight_systems_output_file="mine.nsys-rep")
-    assert default.nsight.report == "profiler_output/nsys_profile.nsys-rep"
-    assert named.nsight.report == "mine.nsys-rep"
+    assert (default.nsight.report, named.nsight.report) == ("profiler_output/nsys_profile.nsys-rep", "mine.nsys-rep")

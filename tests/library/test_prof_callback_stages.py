@@ -1,7 +1,4 @@
-"""The stages of a Trainer's steps, on a clock that only the parts of the training move.
-
-python -m pytest tests/library/test_prof_callback_stages.py
-"""
+"""The stages of a Trainer's steps, on a clock that only the parts of the training move."""
 
 from typing import NamedTuple
 
@@ -30,7 +27,7 @@ class Run(NamedTuple):
     params=[(1, False), (2, False), (1, True), (2, True)],
     ids=["alone", "alone, 2 micro-batches", "attached", "attached, 2 micro-batches"],
 )
-def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run(request, tmp_path_factory):
     accumulate, is_attached = request.param
     folder, watch = tmp_path_factory.mktemp("run"), FakeNanoseconds()
     callback = ProfCallback(str(folder), profile_memory=False, with_stack=False)
@@ -40,9 +37,10 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     return Run(read_stage_times(folder), accumulate, is_attached)
 
 
-def test_forward_backward_clip_and_optimizer_are_told_apart(run: Run) -> None:
+def test_forward_backward_clip_and_optimizer_are_told_apart_and_so_are_callbacks_when_attached(run):
     assert run.per_step("forward") == [run.accumulate * trainer_runs.FORWARD] * 7
     assert run.per_step("optimizer") == [trainer_runs.OPTIMIZER] * 7
+    assert run.per_step("callbacks" if run.is_attached else "logging") == [trainer_runs.CALLBACK] * 7
     backward, clip = run.accumulate * trainer_runs.BACKWARD, trainer_runs.CLIP
     if run.is_attached:
         assert (run.per_step("backward"), run.per_step("clip")) == ([backward] * 7, [clip] * 7)
@@ -50,38 +48,28 @@ def test_forward_backward_clip_and_optimizer_are_told_apart(run: Run) -> None:
         assert run.per_step("backward") == [backward + clip] * 7, "the events do not tell when clipping begins"
 
 
-def test_data_holds_the_copies_to_the_device_which_an_attached_callback_knows(run: Run) -> None:
+def test_data_holds_the_copies_to_the_device_which_an_attached_callback_knows(run):
     copies = run.accumulate * trainer_runs.TRANSFER
     data = run.accumulate * trainer_runs.LOAD + copies
     assert run.per_step("data") == [data] * 7
     if run.is_attached:
         assert run.per_step("h2d") == [copies] * 7
-        rows = run.times.rows_of("data")
-        assert set(rows["self_ns"][1:8].tolist()) == {data - copies}
+        assert set(run.times.rows_of("data")["self_ns"][1:8].tolist()) == {data - copies}
 
 
-def test_callbacks_of_others_have_a_stage_when_attached_and_else_count_to_what_follows(run: Run) -> None:
-    assert run.per_step("callbacks" if run.is_attached else "logging") == [trainer_runs.CALLBACK] * 7
-
-
-def test_evaluations_are_in_no_step_and_not_in_forward(run: Run) -> None:
-    evaluations = run.times.rows_of("evaluation", "excluded")
-    assert (
-        evaluations["host_ns"].tolist() == [2 * (trainer_runs.EVALUATE + trainer_runs.LOAD + trainer_runs.TRANSFER)] * 3
-    )
+def test_evaluations_are_in_no_step_and_not_in_forward_and_nothing_is_out_of_order(run):
+    evaluated = 2 * (trainer_runs.EVALUATE + trainer_runs.LOAD + trainer_runs.TRANSFER)
+    assert run.times.rows_of("evaluation", "excluded")["host_ns"].tolist() == [evaluated] * 3
     steps = run.times.rows_of("step", "step")
     micro_batch = trainer_runs.LOAD + trainer_runs.TRANSFER + trainer_runs.FORWARD + trainer_runs.BACKWARD
     whole = run.accumulate * micro_batch + trainer_runs.CLIP + trainer_runs.OPTIMIZER + trainer_runs.CALLBACK
     assert steps["host_ns"][1:8].tolist() == [whole] * 7
-
-
-def test_nothing_is_out_of_order(run: Run) -> None:
     assert run.times.remarks == () and run.times.open == ()
     assert run.times.status == "finished" and run.times.last_step == 9
     assert {each.name for each in run.times.stages if each.kind == "span"} == {"epoch"}
 
 
-def test_stages_follow_one_another_as_in_the_training(run: Run) -> None:
+def test_stages_follow_one_another_as_in_the_training(run):
     rows = run.times.rows_of("step", "step")
     start, end = rows["start_ns"][2], rows["start_ns"][2] + rows["host_ns"][2]
     every = run.times.occurrences

@@ -43,76 +43,65 @@ def utilization(*values: float) -> list[dict[str, float]]:
 
 
 @pytest.fixture
-def clock() -> FakeClock:
+def clock():
     return FakeClock()
 
 
 @pytest.fixture
-def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def at_once(monkeypatch, clock):
+    """Return a sampler of a source that is asked again at once."""
     monkeypatch.setattr(sampler_module, "LEAST_INTERVAL_S", 0.0)
+    return lambda source: Sampler(source, interval_s=0.0, clock=clock)
 
 
 def threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name == "boundby-sampler"]
 
 
-@pytest.mark.usefixtures("_at_once")
-def test_readings_are_taken_in_a_thread_that_ends_with_the_block(clock: FakeClock) -> None:
-    source = FakeGpu(utilization(10.0, 30.0, 50.0), clock)
-    with Sampler(source, interval_s=0.0, clock=clock) as sampler:
+def test_readings_are_taken_in_a_thread_that_ends_with_the_block_and_a_span_holds_those_taken_in_it(clock, at_once):
+    source = FakeGpu(utilization(10.0, 20.0, 30.0, 40.0), clock)  # taken at 0, 1, 2 and 3 s of the clock
+    with at_once(source) as sampler:
         assert source.exhausted.wait(LONG_S)
     assert source.threads == {"boundby-sampler"}
     assert threads() == []
-    assert [each.values for each in sampler.between(0.0, 100.0)] == utilization(10.0, 30.0, 50.0)
-
-
-@pytest.mark.usefixtures("_at_once")
-def test_a_span_holds_the_readings_taken_in_it(clock: FakeClock) -> None:
-    source = FakeGpu(utilization(10.0, 20.0, 30.0, 40.0), clock)  # taken at 0, 1, 2 and 3 s of the clock
-    with Sampler(source, interval_s=0.0, clock=clock) as sampler:
-        assert source.exhausted.wait(LONG_S)
+    assert [each.values for each in sampler.between(0.0, 100.0)] == utilization(10.0, 20.0, 30.0, 40.0)
     found = [(each.at, each.values["gpu_utilization_pct"]) for each in sampler.between(1.0, 2.0)]
     assert found == [(1.0, 20.0), (2.0, 30.0)]
     assert sampler.between(3.5, 9.0) == []
     assert sampler.by_quantity(1.0, 2.0) == {"gpu_utilization_pct": [20.0, 30.0]}
 
 
-@pytest.mark.usefixtures("_at_once")
-def test_a_quantity_has_the_readings_that_hold_it(clock: FakeClock) -> None:
+def test_a_quantity_has_the_readings_that_hold_it(clock, at_once):
     readings = [
         {"gpu_power_w": 300.0, "gpu_sm_clock_mhz": 1980.0},
         {"gpu_power_w": 310.0},
         {"gpu_sm_clock_mhz": 1755.0},
     ]
     source = FakeGpu(readings, clock)
-    with Sampler(source, interval_s=0.0, clock=clock) as sampler:
+    with at_once(source) as sampler:
         assert source.exhausted.wait(LONG_S)
     expected = {"gpu_power_w": [300.0, 310.0], "gpu_sm_clock_mhz": [1980.0, 1755.0]}
     assert sampler.by_quantity(0.0, 100.0) == expected
     assert sampler.by_quantity(50.0, 100.0) == {}
 
 
-@pytest.mark.usefixtures("_at_once")
-def test_the_block_ends_when_the_thread_has() -> None:
+def test_the_block_ends_when_the_thread_has(at_once):
     asked = threading.Event()
 
-    def read() -> dict[str, float]:
+    def read():
         asked.set()
         sampler._stop.wait(LONG_S)  # the block ends in the middle of this reading
         return {"gpu_power_w": 50.0}
 
-    sampler = Sampler(SimpleNamespace(reason=None, reasons={}, read=read), interval_s=0.0)
+    sampler = at_once(SimpleNamespace(reason=None, reasons={}, read=read))
     with sampler:
         assert asked.wait(LONG_S)
     assert threads() == []
     assert len(sampler.between(0.0, float("inf"))) == 1
 
 
-@pytest.mark.usefixtures("_at_once")
-def test_a_source_that_fails_ends_the_readings_and_gives_the_reason(clock: FakeClock) -> None:
-    source = FakeGpu(utilization(10.0), clock, error="NVML: GPU is lost")
-    with Sampler(source, interval_s=0.0, clock=clock) as sampler:
-        assert sampler._thread is not None
+def test_a_source_that_fails_ends_the_readings_and_gives_the_reason(clock, at_once):
+    with at_once(FakeGpu(utilization(10.0), clock, error="NVML: GPU is lost")) as sampler:
         sampler._thread.join(LONG_S)  # by itself
         assert threads() == []
         assert sampler.now() == {}
@@ -120,34 +109,30 @@ def test_a_source_that_fails_ends_the_readings_and_gives_the_reason(clock: FakeC
     assert len(sampler.between(0.0, 100.0)) == 1
 
 
-@pytest.mark.usefixtures("_at_once")
-def test_the_thread_ends_when_the_block_raises(clock: FakeClock) -> None:
-    with (
-        pytest.raises(ZeroDivisionError),
-        Sampler(FakeGpu(utilization(*[1.0] * 100), clock), interval_s=0.0, clock=clock),
-    ):
+def test_the_thread_ends_when_the_block_raises(clock, at_once):
+    with pytest.raises(ZeroDivisionError), at_once(FakeGpu(utilization(*[1.0] * 100), clock)):
         raise ZeroDivisionError
     assert threads() == []
 
 
 @pytest.mark.parametrize(("asked", "used"), [(0.001, 0.2), (1.5, 1.5)])
-def test_the_source_is_not_asked_more_often_than_it_has_news(asked: float, used: float, clock: FakeClock) -> None:
+def test_the_source_is_not_asked_more_often_than_it_has_news(asked, used, clock):
     waited: list[float] = []
 
-    def wait(seconds: float) -> bool:
+    def wait(seconds):
         waited.append(seconds)
         return len(waited) == 4  # then the block ends
 
     source = FakeGpu(utilization(*[1.0] * 9), clock)
     sampler = Sampler(source, interval_s=asked, clock=clock)
-    sampler._stop = SimpleNamespace(wait=wait, set=lambda: None)  # type: ignore[assignment]
+    sampler._stop = SimpleNamespace(wait=wait, set=lambda: None)
     with sampler:
         pass
     assert waited == [used] * 4
     assert len(sampler.between(0.0, 100.0)) == 3
 
 
-def test_a_reading_at_once_is_taken_in_the_calling_thread_and_not_kept(clock: FakeClock) -> None:
+def test_a_reading_at_once_is_taken_in_the_calling_thread_and_not_kept(clock):
     source = FakeGpu([{"gpu_power_w": 300.0}], clock)
     sampler = Sampler(source, clock=clock)
     assert sampler.now() == {"gpu_power_w": 300.0}
@@ -156,15 +141,12 @@ def test_a_reading_at_once_is_taken_in_the_calling_thread_and_not_kept(clock: Fa
     assert sampler.now() == {}  # the source raised
 
 
-def test_without_a_source_there_is_a_reason_and_no_thread() -> None:
+def test_without_a_source_there_is_a_reason_and_no_thread():
     with Sampler(NoSource("the device is not a GPU")) as sampler:
         assert threads() == []
     assert sampler.reason == sampler.why_not("gpu_power_w") == "the device is not a GPU"
     assert sampler.between(0.0, float("inf")) == []
     assert (sampler.by_quantity(0.0, float("inf")), sampler.now()) == ({}, {})
-
-
-def test_no_source_raises_its_reason() -> None:
     with pytest.raises(OSError, match="the device is not a GPU"):
         nvml_source(None).read()
 
@@ -183,10 +165,10 @@ class FakeNvml:
         self.uuids, self.pids, self.lacks = uuids, pids, lacks
         self.calls: list[str] = []
 
-    def nvmlInit(self) -> None:  # noqa: N802
+    def nvmlInit(self):  # noqa: N802
         pass
 
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802
+    def nvmlDeviceGetHandleByUUID(self, uuid):  # noqa: N802
         if uuid not in self.uuids:
             raise NvmlError("Not Found")
         return f"handle of {uuid}"
@@ -207,10 +189,8 @@ class FakeNvml:
             raise AttributeError(name)
 
         def call(handle: str, *which: int) -> Any:
-            asked = {
-                "nvmlDeviceGetClockInfo": self.NVML_CLOCK_SM,
-                "nvmlDeviceGetTemperature": self.NVML_TEMPERATURE_GPU,
-            }
+            asked = {"nvmlDeviceGetClockInfo": self.NVML_CLOCK_SM}
+            asked["nvmlDeviceGetTemperature"] = self.NVML_TEMPERATURE_GPU
             assert handle == f"handle of {self.uuids[0]}"
             assert which == ((asked[name],) if name in asked else ())
             self.calls.append(name)
@@ -255,7 +235,7 @@ def without(*quantities: str) -> dict[str, float]:
     return {quantity: value for quantity, value in ALL.items() if quantity not in quantities}
 
 
-def test_a_gpu_gives_all_quantities_in_their_units(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_gives_all_quantities_in_their_units(monkeypatch):
     source = source_of(monkeypatch, FakeNvml(GPU))
     assert source.read() == ALL
     assert source.reasons == {}
@@ -267,9 +247,7 @@ def test_a_gpu_gives_all_quantities_in_their_units(monkeypatch: pytest.MonkeyPat
     [("0a1b", "GPU-0a1b"), ("GPU-0a1b", "GPU-0a1b"), ("MIG-5c6d", "MIG-5c6d")],
     ids=["torch", "nvml", "part of a GPU"],
 )
-def test_a_gpu_is_found_by_its_uuid_however_it_is_written(
-    uuid: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_is_found_by_its_uuid_however_it_is_written(uuid, name, monkeypatch):
     assert source_of(monkeypatch, FakeNvml(name), uuid).read() == ALL
 
 
@@ -282,9 +260,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("quantity", REFUSED)
-def test_a_quantity_that_nvml_refuses_has_a_reason_and_the_others_go_on(
-    quantity: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_quantity_that_nvml_refuses_has_a_reason_and_the_others_go_on(quantity, monkeypatch):
     nvml = FakeNvml(GPU, lacks=(REFUSED[quantity],))
     source = source_of(monkeypatch, nvml)
     sampler = Sampler(source)
@@ -296,9 +272,9 @@ def test_a_quantity_that_nvml_refuses_has_a_reason_and_the_others_go_on(
     assert quantity in source.read() and source.reasons == {}
 
 
-def test_a_gpu_that_refuses_everything_is_an_os_error_which_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_refuses_everything_is_an_os_error_which_says_so_once(monkeypatch):
     class Refusing(FakeNvml):
-        def __getattr__(self, name: str) -> Callable[..., Any]:
+        def __getattr__(self, name):
             self.lacks = (name,)
             return super().__getattr__(name)
 
@@ -309,22 +285,18 @@ def test_a_gpu_that_refuses_everything_is_an_os_error_which_says_so_once(monkeyp
     assert set(source.reasons) == set(ALL)
 
 
-def test_a_gpu_without_an_energy_counter_is_an_os_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_without_an_energy_counter_is_an_os_error(monkeypatch):
     source = source_of(monkeypatch, FakeNvml(GPU, lacks=("nvmlDeviceGetTotalEnergyConsumption",)))
     with pytest.raises(OSError, match="NVML: Not Supported"):
         source.joules()
 
 
-def test_an_older_pynvml_calls_clock_events_throttle_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert source_of(monkeypatch, OldNvml(GPU)).read() == ALL | {"gpu_clock_event_reasons": 8.0}
+@pytest.mark.parametrize("nvml", [OldNvml(GPU), FakeNvml(GPU, lacks=OldNvml.absent)], ids=["pynvml", "driver"])
+def test_an_older_one_calls_clock_events_throttle_reasons(nvml, monkeypatch):
+    assert source_of(monkeypatch, nvml).read() == ALL | {"gpu_clock_event_reasons": 8.0}
 
 
-def test_an_older_driver_calls_clock_events_throttle_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = source_of(monkeypatch, FakeNvml(GPU, lacks=("nvmlDeviceGetCurrentClocksEventReasons",)))
-    assert source.read() == ALL | {"gpu_clock_event_reasons": 8.0}
-
-
-def test_a_pynvml_without_either_name_has_a_reason_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pynvml_without_either_name_has_a_reason_and_the_others_go_on(monkeypatch):
     nvml = OldNvml(GPU)
     nvml.absent = (*OldNvml.absent, "nvmlDeviceGetCurrentClocksThrottleReasons")
     source = source_of(monkeypatch, nvml)
@@ -332,31 +304,23 @@ def test_a_pynvml_without_either_name_has_a_reason_and_the_others_go_on(monkeypa
     assert "nvmlDeviceGetCurrentClocksThrottleReasons" in source.reasons["gpu_clock_event_reasons"]
 
 
-@pytest.mark.parametrize("others", [0, 1, 3])
-def test_other_processes_on_the_gpu_are_counted(others: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    pids = (os.getpid(), *range(2**23, 2**23 + others))  # above any pid that Linux gives
-    assert source_of(monkeypatch, FakeNvml(GPU, pids=pids)).read()["gpu_processes"] == others
-
-
-def test_in_a_container_that_shows_no_process_others_are_unknown_and_not_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_processes_on_the_gpu_are_counted_or_unknown_and_not_none(monkeypatch):
+    for pids, others in (((os.getpid(),), 0), ((os.getpid(), 2**23), 1), ((os.getpid(), *range(2**23, 2**23 + 3)), 3)):
+        assert (
+            source_of(monkeypatch, FakeNvml(GPU, pids=pids)).read()["gpu_processes"] == others
+        )  # 2**23: no pid of Linux
+    in_container = FakeNvml(GPU, pids=(2**23, 2**23 + 1))  # which shows pids of the host: one of them is ours
+    assert source_of(monkeypatch, in_container).read()["gpu_processes"] == 1
     source = source_of(monkeypatch, FakeNvml(GPU, pids=()))
     assert source.read() == without("gpu_processes")
     assert source.reasons == {"gpu_processes": "the driver lists no process to this container, not even this one"}
 
 
-def test_in_a_container_that_shows_pids_of_the_host_one_of_them_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert source_of(monkeypatch, FakeNvml(GPU, pids=(2**23, 2**23 + 1))).read()["gpu_processes"] == 1
-
-
-def test_a_gpu_that_nvml_does_not_know_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_gpu_and_a_machine_without_pynvml_have_a_reason(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(GPU))
     assert nvml_source("9f9f").reason == "NVML: Not Found"
-
-
-def test_a_machine_without_pynvml_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)  # an import then raises
-    reason = nvml_source("0a1b").reason
-    assert reason is not None and "pynvml" in reason
+    assert "pynvml" in nvml_source("0a1b").reason
 
 
 class Cpu:
@@ -374,11 +338,11 @@ class Cpu:
 
 
 @pytest.fixture
-def cpu(monkeypatch: pytest.MonkeyPatch) -> Cpu:
+def cpu(monkeypatch):
     return Cpu(monkeypatch)
 
 
-def test_the_host_gives_its_load_since_the_last_reading_and_our_resident_bytes(cpu: Cpu) -> None:
+def test_the_host_gives_its_load_since_the_last_reading_and_our_resident_bytes(cpu):
     source = PsutilSource()
     cpu.spend(busy=3.0, idle=1.0)
     assert source.read() == {"cpu_utilization_pct": 75.0, "process_bytes": 4096.0}
@@ -387,7 +351,7 @@ def test_the_host_gives_its_load_since_the_last_reading_and_our_resident_bytes(c
     assert (source.reason, source.reasons) == (None, {})
 
 
-def test_the_first_load_that_the_thread_reads_is_since_the_source_was_made(cpu: Cpu) -> None:
+def test_the_first_load_that_the_thread_reads_is_since_the_source_was_made(cpu):
     source = PsutilSource()
     cpu.spend(busy=3.0, idle=1.0)
     found: list[dict[str, float]] = []
@@ -397,26 +361,20 @@ def test_the_first_load_that_the_thread_reads_is_since_the_source_was_made(cpu: 
     assert found[0]["cpu_utilization_pct"] == 75.0
 
 
-def test_sources_give_the_quantities_of_all(clock: FakeClock) -> None:
-    sources = Sources(FakeGpu([{"gpu_power_w": 300.0}], clock), FakeGpu([{"process_bytes": 4096.0}], clock))
+HOST = {"process_bytes": 4096.0}
+
+
+def test_sources_give_the_quantities_of_all_but_of_those_that_fail(clock):
+    sources = Sources(FakeGpu([{"gpu_power_w": 300.0}], clock), FakeGpu([HOST], clock))
     assert sources.reason is None
-    assert sources.read() == {"gpu_power_w": 300.0, "process_bytes": 4096.0}
-
-
-def test_a_source_without_readings_leaves_the_others(clock: FakeClock) -> None:
-    sources = Sources(NoSource("the device is not a GPU"), FakeGpu([{"process_bytes": 4096.0}], clock))
-    assert sources.reason is None
-    assert sources.read() == {"process_bytes": 4096.0}
-
-
-def test_a_source_that_fails_leaves_the_others(clock: FakeClock) -> None:
-    sources = Sources(FakeGpu([], clock), FakeGpu([{"process_bytes": 4096.0}], clock, error="no /proc"))
-    assert sources.read() == {"process_bytes": 4096.0}
+    assert sources.read() == {"gpu_power_w": 300.0, **HOST}
+    sources = Sources(FakeGpu([], clock), FakeGpu([HOST], clock, error="no /proc"))
+    assert sources.read() == HOST
     with pytest.raises(OSError, match="GPU is lost; no /proc"):
         sources.read()
 
 
-def test_sources_without_any_readings_give_all_reasons() -> None:
+def test_sources_without_any_readings_give_all_reasons():
     sources = Sources(NoSource("the device is not a GPU"), NoSource("no psutil"))
     assert sources.reason == "the device is not a GPU; no psutil"
     with Sampler(sources) as sampler:
@@ -424,19 +382,12 @@ def test_sources_without_any_readings_give_all_reasons() -> None:
     assert sampler.why_not("process_bytes") == "the device is not a GPU; no psutil"
 
 
-def test_the_reason_of_a_missing_quantity_comes_from_its_source(
-    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_reason_of_a_missing_quantity_comes_from_its_source(clock, monkeypatch):
     gpu = source_of(monkeypatch, FakeNvml(GPU, lacks=("nvmlDeviceGetPowerUsage",)))
-    sampler = Sampler(Sources(gpu, FakeGpu([{"process_bytes": 4096.0}], clock)))
-    assert sampler.now() == without("gpu_power_w") | {"process_bytes": 4096.0}
-    assert sampler.why_not("gpu_power_w") == "NVML: Not Supported"
-    assert sampler.why_not("process_bytes") is None
-
-
-def test_beside_another_source_a_machine_without_a_gpu_still_says_why_its_quantities_are_missing(
-    clock: FakeClock,
-) -> None:
-    sampler = Sampler(Sources(NoSource("the device is not a GPU"), FakeGpu([{"process_bytes": 4096.0}], clock)))
-    assert sampler.now() == {"process_bytes": 4096.0}
+    sampler = Sampler(Sources(gpu, FakeGpu([HOST], clock)))
+    assert sampler.now() == without("gpu_power_w") | HOST
+    assert (sampler.why_not("gpu_power_w"), sampler.why_not("process_bytes")) == ("NVML: Not Supported", None)
+    sources = Sources(NoSource("the device is not a GPU"), FakeGpu([HOST], clock))
+    sampler = Sampler(sources)
+    assert (sources.reason, sampler.now()) == (None, HOST)
     assert sampler.why_not("gpu_power_w") == "the device is not a GPU"

@@ -1,6 +1,7 @@
 """What a timed call waits for, what the device alone needs for it, and when a callable counts as warm."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -32,16 +33,16 @@ class Device:
 
 
 @pytest.fixture
-def clock() -> FakeClock:
+def clock():
     return FakeClock(now=64.0)
 
 
 @pytest.fixture
-def device(clock: FakeClock) -> Device:
+def device(clock):
     return Device(clock)
 
 
-def test_an_isolated_call_runs_from_an_idle_device_to_an_idle_device(clock: FakeClock, device: Device) -> None:
+def test_an_isolated_call_runs_from_an_idle_device_to_an_idle_device(clock, device):
     timer = Timer(clock, device.synchronize)
     device.work(8.0)()  # left over from before: not part of the call
     device.events.clear()
@@ -49,7 +50,7 @@ def test_an_isolated_call_runs_from_an_idle_device_to_an_idle_device(clock: Fake
     assert device.events == ["synchronize", "work", "synchronize"]
 
 
-def test_pipelined_calls_wait_once_at_the_end(clock: FakeClock, device: Device) -> None:
+def test_pipelined_calls_wait_once_at_the_end(clock, device):
     timer = Timer(clock, device.synchronize)
     device.work(8.0)()
     device.events.clear()
@@ -57,17 +58,8 @@ def test_pipelined_calls_wait_once_at_the_end(clock: FakeClock, device: Device) 
     assert device.events == ["synchronize", "work", "work", "work", "synchronize"]
 
 
-def test_without_a_device_the_time_is_that_of_the_call(clock: FakeClock) -> None:
-    assert Timer(clock).isolated(lambda: clock.advance(0.125)) == 0.125
-
-
-def test_an_error_of_the_work_passes_through(clock: FakeClock) -> None:
-    with pytest.raises(ZeroDivisionError):
-        Timer(clock).isolated(lambda: 1 / 0)
-
-
-def test_to_issue_a_call_takes_the_time_of_the_host_and_not_of_the_device(clock: FakeClock, device: Device) -> None:
-    def work() -> None:
+def test_to_issue_a_call_takes_the_time_of_the_host_and_not_of_the_device(clock, device):
+    def work():
         clock.advance(0.125)
         device.work(8.0)()
 
@@ -120,14 +112,14 @@ def launches(queue: QueuedDevice) -> Callable[[], None]:
     return work
 
 
-def test_marks_without_a_backlog_would_measure_the_gaps_of_the_host(clock: FakeClock) -> None:
+def test_marks_without_a_backlog_would_measure_the_gaps_of_the_host(clock):
     queue = QueuedDevice(clock)
     start = queue.mark()
     launches(queue)()
     assert queue.seconds_between(start, queue.mark()) == LAUNCHES * HOST_S + DEVICE_S
 
 
-def test_the_time_on_the_device_has_no_gap_of_the_host(clock: FakeClock) -> None:
+def test_the_time_on_the_device_has_no_gap_of_the_host(clock):
     queue = QueuedDevice(clock)
     timer = Timer(clock, queue.synchronize)
     enqueue_s = timer.enqueue(launches(queue))
@@ -136,7 +128,7 @@ def test_the_time_on_the_device_has_no_gap_of_the_host(clock: FakeClock) -> None
     assert queue.held == [1.5 * enqueue_s]
 
 
-def test_the_time_on_the_device_is_not_that_of_work_left_in_its_queue(clock: FakeClock) -> None:
+def test_the_time_on_the_device_is_not_that_of_work_left_in_its_queue(clock):
     queue = QueuedDevice(clock)
     queue.launch(0.0, 64.0)
     timer = Timer(clock, queue.synchronize)
@@ -145,7 +137,7 @@ def test_the_time_on_the_device_is_not_that_of_work_left_in_its_queue(clock: Fak
 
 
 @pytest.mark.parametrize(("keeps", "is_valid"), [(1.0, True), (0.75, True), (0.625, False), (0.0, False)])
-def test_a_device_that_had_to_wait_for_the_host_has_no_time(clock: FakeClock, keeps: float, is_valid: bool) -> None:
+def test_a_device_that_had_to_wait_for_the_host_has_no_time(clock, keeps, is_valid):
     queue = QueuedDevice(clock, keeps)
     found = Timer(clock, queue.synchronize).on_device(launches(queue), queue, LAUNCHES * HOST_S)
     if is_valid:
@@ -155,10 +147,10 @@ def test_a_device_that_had_to_wait_for_the_host_has_no_time(clock: FakeClock, ke
     assert queue.has_passed(queue.mark())
 
 
-def test_a_call_that_waits_for_the_device_itself_has_no_device_time(clock: FakeClock) -> None:
+def test_a_call_that_waits_for_the_device_itself_has_no_device_time(clock):
     queue = QueuedDevice(clock)
 
-    def work() -> None:
+    def work():
         queue.launch(HOST_S, DEVICE_S)
         queue.synchronize()  # such as .item()
 
@@ -167,31 +159,28 @@ def test_a_call_that_waits_for_the_device_itself_has_no_device_time(clock: FakeC
 
 
 @pytest.mark.parametrize(
-    ("enqueue_s", "backlog_s"),
-    [(0.0, 1e-3), (0.0005, 1e-3), (0.001, 1.5e-3), (0.02, 0.03), (0.033, 0.0495)],
+    ("enqueue_s", "backlog_s"), [(0.0, 1e-3), (0.0005, 1e-3), (0.001, 1.5e-3), (0.02, 0.03), (0.033, 0.0495)]
 )
-def test_a_backlog_lasts_half_as_long_again_as_the_host_needs_and_at_least_1_ms(
-    clock: FakeClock, enqueue_s: float, backlog_s: float
-) -> None:
+def test_a_backlog_lasts_half_as_long_again_as_the_host_needs_and_at_least_1_ms(clock, enqueue_s, backlog_s):
     queue = QueuedDevice(clock)
     Timer(clock, queue.synchronize).on_device(launches(queue), queue, enqueue_s)
     assert queue.held == [pytest.approx(backlog_s, rel=1e-12)]
 
 
-def test_a_call_that_takes_longer_to_issue_than_a_backlog_may_last_is_not_made(clock: FakeClock) -> None:
+def test_a_call_that_takes_longer_to_issue_than_a_backlog_may_last_is_not_made(clock):
     queue = QueuedDevice(clock)
     found = Timer(clock, queue.synchronize).on_device(lambda: 1 / 0, queue, enqueue_s=0.034)
     assert found.seconds is None and found.reason is not None and "takes 34 ms" in found.reason
     assert queue.held == []
 
 
-def test_an_error_of_the_work_on_the_device_passes_through(clock: FakeClock) -> None:
+def test_an_error_of_the_work_passes_through_and_without_a_device_the_time_is_that_of_the_call(clock):
+    assert Timer(clock).isolated(lambda: clock.advance(0.125)) == 0.125
     queue = QueuedDevice(clock)
     timer = Timer(clock, queue.synchronize)
-    with pytest.raises(ZeroDivisionError):
-        timer.enqueue(lambda: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        timer.on_device(lambda: 1 / 0, queue, HOST_S)
+    for timed in (timer.isolated, timer.enqueue, lambda work: timer.on_device(work, queue, HOST_S)):
+        with pytest.raises(ZeroDivisionError):
+            timed(lambda: 1 / 0)
 
 
 def times(clock: FakeClock, seconds: Callable[[int], float]) -> Callable[[], None]:
@@ -200,68 +189,53 @@ def times(clock: FakeClock, seconds: Callable[[int], float]) -> Callable[[], Non
     return lambda: clock.advance(seconds(next(calls)))
 
 
-def test_a_steady_callable_is_warm_after_three_windows(clock: FakeClock) -> None:
-    warm = warm_up(times(clock, lambda n: 0.5), Timer(clock), RULE)
-    assert (warm.runs, warm.seconds, warm.converged) == (12, 6.0, True)
+LEVELS = [1.0, 1.0, 2.0, 2.0, 4.0, 4.0, 4.0]
 
 
-def test_slow_first_calls_prolong_the_warm_up(clock: FakeClock) -> None:
-    warm = warm_up(times(clock, lambda n: 2.0 if n < 6 else 0.5), Timer(clock), RULE)
-    # medians of the windows: 2, (2 + 0.5) / 2, 0.5, 0.5, 0.5
-    assert (warm.runs, warm.converged) == (20, True)
-
-
-def test_a_single_slow_call_in_a_window_does_not_matter(clock: FakeClock) -> None:
-    slow = {1: 9.0, 6: 2.0, 8: 5.0}
-    assert warm_up(times(clock, lambda n: slow.get(n, 0.5)), Timer(clock), RULE).runs == 12
-
-
-def test_one_agreement_between_windows_is_not_enough(clock: FakeClock) -> None:
-    levels = [1.0, 1.0, 2.0, 2.0, 4.0, 4.0, 4.0]
-    warm = warm_up(times(clock, lambda n: levels[n // 4]), Timer(clock), RULE)
-    assert warm.runs == 28
+@pytest.mark.parametrize(
+    ("seconds", "runs"),
+    [
+        (lambda n: 0.5, 12),
+        (lambda n: 2.0 if n < 6 else 0.5, 20),  # medians of the windows: 2, (2 + 0.5) / 2, 0.5, 0.5, 0.5
+        (lambda n: {1: 9.0, 6: 2.0, 8: 5.0}.get(n, 0.5), 12),
+        (lambda n: LEVELS[n // 4], 28),
+    ],
+    ids=["steady", "slow first calls", "a single slow call in a window", "one agreement is not enough"],
+)
+def test_a_callable_is_warm_after_three_windows_that_agree(clock, seconds, runs):
+    warm = warm_up(times(clock, seconds), Timer(clock), RULE)
+    assert (warm.runs, warm.converged) == (runs, True)
 
 
 @pytest.mark.parametrize(("step", "converged"), [(1.03, True), (1.04, False), (1 / 1.04, False)])
-def test_neighbouring_windows_agree_within_the_tolerance(clock: FakeClock, step: float, converged: bool) -> None:
-    rule = WarmUpRule(least_runs=1, least_s=0.0, window_runs=4, window_s=0.0, tolerance=0.0301, cap_s=100.0)
-    warm = warm_up(times(clock, lambda n: step ** (n // 4)), Timer(clock), rule)
-    assert warm.converged is converged
+def test_neighbouring_windows_agree_within_the_tolerance(clock, step, converged):
+    rule = replace(RULE, tolerance=0.0301, cap_s=100.0)
+    assert warm_up(times(clock, lambda n: step ** (n // 4)), Timer(clock), rule).converged is converged
 
 
-def test_a_callable_that_never_settles_stops_at_the_cap(clock: FakeClock) -> None:
-    rule = WarmUpRule(least_runs=1, least_s=0.0, window_runs=4, window_s=0.0, cap_s=10.0)
-    warm = warm_up(times(clock, lambda n: 1.0 if n // 4 % 2 else 0.5), Timer(clock), rule)
-    assert not warm.converged
-    assert warm.seconds == 10.0  # 4 x 0.5 + 4 x 1 + 4 x 0.5 + 2 x 1
-    assert warm.runs == 14
+def test_a_callable_that_never_settles_stops_at_the_cap(clock):
+    warm = warm_up(times(clock, lambda n: 1.0 if n // 4 % 2 else 0.5), Timer(clock), replace(RULE, cap_s=10.0))
+    assert (warm.runs, warm.seconds, warm.converged) == (14, 10.0, False)  # 4 x 0.5 + 4 x 1 + 4 x 0.5 + 2 x 1
 
 
-def test_a_window_is_long_enough_in_runs_and_in_seconds(clock: FakeClock) -> None:
-    rule = WarmUpRule(least_runs=1, least_s=0.0, window_runs=4, window_s=1.0, cap_s=1000.0)
-    warm = warm_up(times(clock, lambda n: 0.125), Timer(clock), rule)
-    assert warm.runs == 3 * 8
-
-
-def test_warm_up_lasts_the_least_seconds(clock: FakeClock) -> None:
-    rule = WarmUpRule(least_runs=1, least_s=9.0, window_runs=4, window_s=0.0, cap_s=1000.0)
-    warm = warm_up(times(clock, lambda n: 0.5), Timer(clock), rule)
-    assert (warm.seconds, warm.converged) == (10.0, True)  # the first whole window after 9 s
-
-
-def test_warm_up_makes_the_least_runs(clock: FakeClock) -> None:
-    rule = WarmUpRule(least_runs=18, least_s=0.0, window_runs=4, window_s=0.0, cap_s=1000.0)
-    assert warm_up(times(clock, lambda n: 0.5), Timer(clock), rule).runs == 20
+@pytest.mark.parametrize(
+    ("changes", "each_s", "runs"),
+    [({"window_s": 1.0}, 0.125, 3 * 8), ({"least_s": 9.0}, 0.5, 20), ({"least_runs": 18}, 0.5, 20)],
+    ids=["a window in seconds", "the least seconds", "the least runs"],
+)
+def test_warm_up_lasts_long_enough_in_runs_and_in_seconds(clock, changes, each_s, runs):
+    warm = warm_up(times(clock, lambda n: each_s), Timer(clock), replace(RULE, **changes))
+    assert (warm.runs, warm.seconds, warm.converged) == (runs, runs * each_s, True)
 
 
 @pytest.mark.parametrize("least_runs", [1, 5, 8])
-def test_the_least_runs_are_made_beyond_the_cap_and_prove_no_convergence(clock: FakeClock, least_runs: int) -> None:
+def test_the_least_runs_are_made_beyond_the_cap_and_prove_no_convergence(clock, least_runs):
     rule = WarmUpRule(least_runs=least_runs, cap_s=10.0)
     warm = warm_up(times(clock, lambda n: 16.0), Timer(clock), rule)
     assert (warm.runs, warm.seconds, warm.converged) == (least_runs, 16.0 * least_runs, False)
 
 
-def test_warm_up_times_its_calls_like_measured_ones(clock: FakeClock, device: Device) -> None:
+def test_warm_up_times_its_calls_like_measured_ones(clock, device):
     warm = warm_up(device.work(0.5), Timer(clock, device.synchronize), RULE)
     assert warm.seconds == 6.0
     assert device.events == ["synchronize", "work", "synchronize"] * 12

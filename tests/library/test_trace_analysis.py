@@ -1,9 +1,4 @@
-"""Synthetic traces whose idle time has a known cause.
-
-python -m pytest tests/library/test_trace_analysis.py
-"""
-
-from pathlib import Path
+"""Synthetic traces whose idle time has a known cause."""
 
 import pytest
 
@@ -11,9 +6,7 @@ from tests.traces import analysis_of, call, causes_of, event, step, work
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 SYNC = "cudaStreamSynchronize"
-
-
-# One device, one gap: the window is the step, from 0 to 100 µs, and the gap lasts from 10 to 60 µs.
+WAIT = event(SYNC, 5, 10, "cuda_runtime")
 
 
 def one_gap(*events: dict, launched: float = 40, call_us: float = 5) -> list[dict]:
@@ -27,7 +20,7 @@ def one_gap(*events: dict, launched: float = 40, call_us: float = 5) -> list[dic
     ]
 
 
-def test_splits_a_gap_exactly_where_its_end_was_launched(tmp_path: Path) -> None:
+def test_splits_a_gap_exactly_where_its_end_was_launched(tmp_path):
     assert causes_of(tmp_path, *one_gap()) == {"launch": 30, "launch_latency": 15, "untraced": 5}
 
 
@@ -43,9 +36,7 @@ def test_splits_a_gap_exactly_where_its_end_was_launched(tmp_path: Path) -> None
         (70, {"launch": 50}),  # after its own work: the clocks disagree
     ],
 )
-def test_a_launch_at_any_moment_divides_host_and_device(
-    tmp_path: Path, launched: float, causes: dict[str, int]
-) -> None:
+def test_a_launch_at_any_moment_divides_host_and_device(tmp_path, launched, causes):
     assert causes_of(tmp_path, *one_gap(launched=launched)) == causes
 
 
@@ -69,7 +60,7 @@ def test_a_launch_at_any_moment_divides_host_and_device(
         ("train.py(3): step", "python_function", "launch"),
     ],
 )
-def test_what_the_launching_thread_does_names_the_cause(tmp_path: Path, name: str, category: str, cause: str) -> None:
+def test_what_the_launching_thread_does_names_the_cause(tmp_path, name, category, cause):
     found = causes_of(tmp_path, *one_gap(event(name, 15, 20, category)))
     assert found.pop("launch", 0) + found.pop(cause, 0) == 30
     assert found == {"launch_latency": 15, "untraced": 5}
@@ -78,46 +69,29 @@ def test_what_the_launching_thread_does_names_the_cause(tmp_path: Path, name: st
     assert inside.get(cause, 0) - without.get(cause, 0) == (20 if cause != "launch" else 0)
 
 
-def test_the_innermost_telling_event_wins(tmp_path: Path) -> None:
+def test_the_innermost_telling_event_wins(tmp_path):
     events = event(LOADER, 10, 30, "user_annotation"), event("cudaMalloc", 20, 4, "cuda_runtime")
-    assert causes_of(tmp_path, *one_gap(*events)) == {
-        "input": 26,
-        "allocator": 4,
-        "launch_latency": 15,
-        "untraced": 5,
-    }
+    assert causes_of(tmp_path, *one_gap(*events)) == {"input": 26, "allocator": 4, "launch_latency": 15, "untraced": 5}
 
 
-def test_filling_the_queue_again_after_a_wait_counts_to_the_wait(tmp_path: Path) -> None:
-    assert causes_of(tmp_path, *one_gap(event(SYNC, 5, 10, "cuda_runtime"))) == {
-        "synchronisation": 30,
-        "launch_latency": 15,
-        "untraced": 5,
-    }
+@pytest.mark.parametrize(
+    ("events", "causes"),
+    [
+        ([WAIT], {"synchronisation": 30}),
+        (
+            [WAIT, event(LOADER, 20, 8, "user_annotation"), event("cudaMalloc", 30, 2, "cuda_runtime")],
+            {"synchronisation": 20, "input": 8, "allocator": 2},
+        ),
+        ([event(SYNC, 12, 10, "cuda_runtime")], {"launch": 20, "synchronisation": 10}),
+    ],
+    ids=["filling the queue again", "only what was launching", "it begins after the gap"],
+)
+def test_filling_the_queue_again_after_a_wait_counts_to_the_wait(tmp_path, events, causes):
+    assert causes_of(tmp_path, *one_gap(*events)) == causes | {"launch_latency": 15, "untraced": 5}
 
 
-def test_refilling_takes_only_what_was_launching(tmp_path: Path) -> None:
-    wait, load = event(SYNC, 5, 10, "cuda_runtime"), event(LOADER, 20, 8, "user_annotation")
-    assert causes_of(tmp_path, *one_gap(wait, load, event("cudaMalloc", 30, 2, "cuda_runtime"))) == {
-        "synchronisation": 20,
-        "input": 8,
-        "allocator": 2,
-        "launch_latency": 15,
-        "untraced": 5,
-    }
-
-
-def test_a_wait_that_begins_after_the_gap_is_no_refill(tmp_path: Path) -> None:
-    assert causes_of(tmp_path, *one_gap(event(SYNC, 12, 10, "cuda_runtime"))) == {
-        "launch": 20,
-        "synchronisation": 10,
-        "launch_latency": 15,
-        "untraced": 5,
-    }
-
-
-def test_a_copy_to_pageable_memory_waits(tmp_path: Path) -> None:
-    def copied(name: str) -> dict[str, int]:
+def test_a_copy_to_pageable_memory_waits(tmp_path):
+    def copied(name):
         copy = call(12, 20, 90, "cudaMemcpyAsync"), work(70, 1, 90, name=name, category="gpu_memcpy")
         return causes_of(tmp_path, *one_gap(*copy, launched=50))
 
@@ -125,10 +99,7 @@ def test_a_copy_to_pageable_memory_waits(tmp_path: Path) -> None:
     assert copied("Memcpy DtoH (Device -> Pinned)") == {"launch": 40, "launch_latency": 10}
 
 
-# Threads
-
-
-def test_an_autograd_thread_launches_while_the_main_thread_loads(tmp_path: Path) -> None:
+def test_an_autograd_thread_launches_while_the_main_thread_loads(tmp_path):
     backward = [
         step(1, 0, 100),
         event(LOADER, 10, 25, "user_annotation"),
@@ -142,17 +113,12 @@ def test_an_autograd_thread_launches_while_the_main_thread_loads(tmp_path: Path)
     assert causes_of(tmp_path, *backward) == {"input": 20, "launch": 10, "launch_latency": 15, "untraced": 5}
 
 
-def test_where_no_thread_is_in_any_event_nothing_is_known(tmp_path: Path) -> None:
-    found = causes_of(
-        tmp_path, event("aten::mm", 0, 5), call(1, 1, 70), work(2, 8, 70), call(40, 5, 71), work(50, 10, 71)
-    )
-    assert found == {"launch": 1, "untraced": 30, "launch_latency": 11}
+def test_where_no_thread_is_in_any_event_nothing_is_known(tmp_path):
+    events = event("aten::mm", 0, 5), call(1, 1, 70), work(2, 8, 70), call(40, 5, 71), work(50, 10, 71)
+    assert causes_of(tmp_path, *events) == {"launch": 1, "untraced": 30, "launch_latency": 11}
 
 
-# Several streams
-
-
-def test_overlapping_streams_are_busy_once(tmp_path: Path) -> None:
+def test_overlapping_streams_are_busy_once(tmp_path):
     (device,) = analysis_of(
         tmp_path,
         step(1, 0, 100),
@@ -199,11 +165,11 @@ WAIT_RECORD = event("Stream Wait Event", 4, 0.5, "cuda_sync", 20, stream=20, dev
         (WAIT_RECORD | {"ts": 6.5}, "untraced"),
     ],
 )
-def test_a_wait_for_another_stream_is_told_where_the_trace_tells_of_it(tmp_path: Path, wait: dict, cause: str) -> None:
+def test_a_wait_for_another_stream_is_told_where_the_trace_tells_of_it(tmp_path, wait, cause):
     assert causes_of(tmp_path, *waiting(wait)) == {"launch_latency": 10, cause: 40}
 
 
-def test_a_wait_before_the_work_before_it_was_launched_is_over(tmp_path: Path) -> None:
+def test_a_wait_before_the_work_before_it_was_launched_is_over(tmp_path):
     early = event("cudaStreamWaitEvent", 0.5, 0.25, "cuda_runtime")
     late = [call(5, 0.5, 75), work(10, 0.5, 75, stream=20)]
     found = causes_of(tmp_path, *waiting(early))
@@ -212,10 +178,7 @@ def test_a_wait_before_the_work_before_it_was_launched_is_over(tmp_path: Path) -
     assert device.causes_ns["stream_wait"] == 0
 
 
-# Launches
-
-
-def test_a_graph_launch_is_the_call_of_all_its_kernels(tmp_path: Path) -> None:
+def test_a_graph_launch_is_the_call_of_all_its_kernels(tmp_path):
     analysis = analysis_of(
         tmp_path,
         step(1, 0, 100),
@@ -239,7 +202,7 @@ def test_a_graph_launch_is_the_call_of_all_its_kernels(tmp_path: Path) -> None:
     }
 
 
-def test_queue_depth_counts_what_is_launched_and_not_begun(tmp_path: Path) -> None:
+def test_queue_depth_counts_what_is_launched_and_not_begun(tmp_path):
     calls = [call(10 * k, 2, 70 + k) for k in range(4)]
     begun = [work(50 + 5 * k, 5, 70 + k) for k in range(4)]
     launches = analysis_of(tmp_path, step(1, 0, 100), *calls, *begun).launches
@@ -259,18 +222,18 @@ LAUNCHING_CALLS = (
 
 
 @pytest.mark.parametrize("name", LAUNCHING_CALLS)
-def test_knows_the_launching_calls_of_cuda_and_hip(tmp_path: Path, name: str) -> None:
+def test_knows_the_launching_calls_of_cuda_and_hip(tmp_path, name):
     analysis = analysis_of(tmp_path, step(1, 0, 20), call(1, 1, 70, name), work(5, 5, 70))
     assert (analysis.launches.calls, analysis.launches.calls_without_work) == (1, 0)
 
 
-def test_neither_waits_nor_allocations_are_launching_calls(tmp_path: Path) -> None:
+def test_neither_waits_nor_allocations_are_launching_calls(tmp_path):
     names = (SYNC, "cudaMalloc", "cudaStreamWaitEvent", "cudaEventRecord", "hipFree", "cudaMemGetInfo", "cudaLaunchX")
     others = [call(2 * k, 1, 80 + k, name) for k, name in enumerate(names)]
     assert analysis_of(tmp_path, step(1, 0, 20), *others, call(1, 1, 70), work(5, 5, 70)).launches.calls == 1
 
 
-def test_the_analysis_reads_old_and_huge_timestamps_to_the_nanosecond(tmp_path: Path) -> None:
+def test_the_analysis_reads_old_and_huge_timestamps_to_the_nanosecond(tmp_path):
     base = 1712195495519689
     events = [
         step(1, f"{base}.001", 0.5),

@@ -1,17 +1,13 @@
-"""Traces of very many or very large things, and zip bombs: memory stays bounded; larger ones in tests/truth.
-
-python -m pytest tests/library/test_trace_bounds.py
-"""
+"""Traces of very many or very large things, and zip bombs: memory stays bounded; larger ones in tests/truth."""
 
 import json
-from pathlib import Path
 
 from tests.trace_truth.attempts import survives
 from tests.trace_truth.large import BOMBS, bomb, launching_threads, measured
 from tests.traces import call, event, work
 
 
-def test_tens_of_thousands_of_categories_names_threads_and_shapes_are_read(tmp_path: Path) -> None:
+def test_tens_of_thousands_of_categories_names_threads_and_shapes_are_read(tmp_path):
     count = 40_000  # more than an int16 holds
     events = ",".join(
         f'{{"ph":"X","cat":"c{k}","name":"n{k}","pid":{k},"tid":"t{k}","ts":{k},"dur":1}}' for k in range(count)
@@ -20,7 +16,7 @@ def test_tens_of_thousands_of_categories_names_threads_and_shapes_are_read(tmp_p
     assert (len(trace.categories), len(trace.names), len(trace.threads)) == (count, count, count)
 
 
-def test_times_of_many_decades_are_left_out_or_add_up(tmp_path: Path) -> None:
+def test_times_of_many_decades_are_left_out_or_add_up(tmp_path):
     longest = 2.0**60 / 1000
     calls = [call(k, longest, 70 + k) for k in range(10)]
     works = [work(k, longest, 70 + k, stream=k) for k in range(10)]
@@ -31,19 +27,19 @@ def test_times_of_many_decades_are_left_out_or_add_up(tmp_path: Path) -> None:
     assert trace.faults or told == [10 * 2**60, 10 * 2**60]
 
 
-def test_zip_bombs_are_refused_in_bounded_memory(tmp_path: Path) -> None:
+def test_zip_bombs_are_refused_in_bounded_memory(tmp_path):
     told = measured(*(bomb(tmp_path, name, 24) for name in BOMBS), max_json_bytes=16 * 2**20)
     for (grown, said), name in zip(told, BOMBS, strict=True):
         assert f"{name}.json.gz is not a readable Chrome trace" in said
         assert grown < 150, name
 
 
-def test_two_thousand_launching_threads_need_bounded_memory(tmp_path: Path) -> None:
+def test_two_thousand_launching_threads_need_bounded_memory(tmp_path):
     [(grown, said)] = measured(launching_threads(tmp_path, 2000, 10_000))
     assert (said, grown < 150) == ("14000", True)
 
 
-def test_five_thousand_nested_events_are_analysed(tmp_path: Path) -> None:
+def test_five_thousand_nested_events_are_analysed(tmp_path):
     count = 5000
     nested = [event("aten::mm", k, 3 * count - 2 * k) for k in range(count)]
     path = tmp_path / "nested.json"

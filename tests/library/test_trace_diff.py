@@ -1,21 +1,15 @@
-"""What differs between two traces, on traces with known answers and on real ones.
-
-python -m pytest tests/library/test_trace_diff.py
-"""
+"""What differs between two traces, on traces with known answers and on real ones."""
 
 import itertools
-from pathlib import Path
 
 import pytest
 
-from boundby.trace import Analysis, analyze, diff, read_trace
+from boundby.trace import analyze, diff, read_trace
 from boundby.trace.diff import Amount, Diff, StepSpread
 from tests.traces import GPU_TRACES, REAL_NAMES, analysis_of, call, event, step, work
 
 
-def loop(
-    folder: Path, lengths: list[float], *, kernel: str = "gemm", kernel_us: float = 100.0, shapes: str | None = "[[8]]"
-) -> Analysis:
+def loop(folder, lengths, *, kernel="gemm", kernel_us=100.0, shapes="[[8]]"):
     """Return a loop of steps of these lengths, each with one operator of 40 us that launches a kernel."""
     folder.mkdir(exist_ok=True)
     dims = {} if shapes is None else {"Input_Dims": [[int(shapes.strip("[]"))]]}
@@ -36,14 +30,14 @@ def only(found: Diff, name: str):
     return change
 
 
-def test_equal_traces_do_not_differ(tmp_path: Path) -> None:
+def test_equal_traces_do_not_differ(tmp_path):
     found = diff(loop(tmp_path, [500, 510, 520]), loop(tmp_path, [500, 510, 520]))
     assert found.is_per_step and found.by_shapes and found.is_beyond_spread is False
     assert [each.weight for each in (*found.operators, *found.kernels)] == [0, 0]
     assert {each.change_ns for each in (*found.busy, *found.idle)} == {0}
 
 
-def test_amounts_are_per_step_where_both_traces_have_steps(tmp_path: Path) -> None:
+def test_amounts_are_per_step_where_both_traces_have_steps(tmp_path):
     found = diff(loop(tmp_path, [500] * 3), loop(tmp_path, [500] * 6, kernel_us=150))
     kernel = only(found, "gemm")
     assert kernel.a == Amount(1.0, pytest.approx(100_000), pytest.approx(100_000), None)
@@ -58,7 +52,7 @@ def test_amounts_are_per_step_where_both_traces_have_steps(tmp_path: Path) -> No
     assert sum(each.change_ns for each in found.idle) == pytest.approx(-50_000)
 
 
-def test_without_steps_in_one_trace_amounts_are_totals(tmp_path: Path) -> None:
+def test_without_steps_in_one_trace_amounts_are_totals(tmp_path):
     plain = analysis_of(tmp_path, event("aten::mm", 0, 40), call(5, 10, 1), work(60, 100, 1))
     found = diff(plain, loop(tmp_path, [500] * 3, shapes=None))
     assert not found.is_per_step
@@ -68,7 +62,7 @@ def test_without_steps_in_one_trace_amounts_are_totals(tmp_path: Path) -> None:
     assert found.step_b == StepSpread(3, 500_000, 500_000, 500_000)
 
 
-def test_what_one_trace_lacks_has_one_side(tmp_path: Path) -> None:
+def test_what_one_trace_lacks_has_one_side(tmp_path):
     found = diff(loop(tmp_path, [500] * 3, kernel="old"), loop(tmp_path, [500] * 3, kernel="new"))
     assert only(found, "old").b is None
     assert only(found, "new").a is None
@@ -77,15 +71,13 @@ def test_what_one_trace_lacks_has_one_side(tmp_path: Path) -> None:
     assert only(found, "new").difference("cpu_self_ns") is None
 
 
-def test_other_shapes_are_another_operator(tmp_path: Path) -> None:
+def test_other_shapes_are_another_operator(tmp_path):
     found = diff(loop(tmp_path, [500] * 3, shapes="[[8]]"), loop(tmp_path, [500] * 3, shapes="[[16]]"))
-    assert {(each.input_shapes, each.a is None, each.b is None) for each in found.operators} == {
-        ("[[8]]", False, True),
-        ("[[16]]", True, False),
-    }
+    sides = {(each.input_shapes, each.a is None, each.b is None) for each in found.operators}
+    assert sides == {("[[8]]", False, True), ("[[16]]", True, False)}
 
 
-def test_operators_match_by_name_where_a_trace_lacks_shapes(tmp_path: Path) -> None:
+def test_operators_match_by_name_where_a_trace_lacks_shapes(tmp_path):
     two_shapes = [event("aten::mm", 0, 40, Input_Dims=[[8]]), event("aten::mm", 50, 20, Input_Dims=[[16]])]
     found = diff(analysis_of(tmp_path, *two_shapes), analysis_of(tmp_path, event("aten::mm", 0, 50)))
     [change] = found.operators
@@ -95,7 +87,7 @@ def test_operators_match_by_name_where_a_trace_lacks_shapes(tmp_path: Path) -> N
     assert change.difference("cpu_self_ns") == -10_000
 
 
-def test_device_time_is_unknown_where_a_trace_has_no_device(tmp_path: Path) -> None:
+def test_device_time_is_unknown_where_a_trace_has_no_device(tmp_path):
     with_device = analysis_of(tmp_path, event("aten::mm", 0, 40), call(5, 10, 1), work(60, 100, 1))
     found = diff(analysis_of(tmp_path, event("aten::mm", 0, 50)), with_device)
     change = only(found, "aten::mm")
@@ -115,35 +107,28 @@ def test_device_time_is_unknown_where_a_trace_has_no_device(tmp_path: Path) -> N
         ([500, 510], [540, 550, 560], None),
     ],
 )
-def test_the_change_of_the_step_is_held_against_the_spread_of_the_steps(
-    tmp_path: Path, a: list[float], b: list[float], beyond: bool | None
-) -> None:
+def test_the_change_of_the_step_is_held_against_the_spread_of_the_steps(tmp_path, a, b, beyond):
     assert diff(loop(tmp_path, a), loop(tmp_path, b)).is_beyond_spread is beyond
 
 
-def test_the_largest_changes_come_first_whichever_way_they_go(tmp_path: Path) -> None:
+def test_the_largest_changes_come_first_whichever_way_they_go(tmp_path):
     names = ["aten::a", "aten::b", "aten::c"]
     first = [event(name, 100 * place, 50) for place, name in enumerate(names)]
-    second = [
-        event(name, 100 * place, 50 + change)
-        for place, (name, change) in enumerate(zip(names, (5, -30, 10), strict=True))
-    ]
+    changes = zip(names, (5, -30, 10), strict=True)
+    second = [event(name, 100 * place, 50 + change) for place, (name, change) in enumerate(changes)]
     found = diff(analysis_of(tmp_path, *first), analysis_of(tmp_path, *second))
-    assert [(each.name, each.difference("cpu_self_ns")) for each in found.operators] == [
-        ("aten::b", -30_000),
-        ("aten::c", 10_000),
-        ("aten::a", 5_000),
-    ]
+    ranked = [(each.name, each.difference("cpu_self_ns")) for each in found.operators]
+    assert ranked == [("aten::b", -30_000), ("aten::c", 10_000), ("aten::a", 5_000)]
 
 
 @pytest.fixture(scope="module")
-def real() -> list[Analysis]:
+def real():
     if not GPU_TRACES.exists():
         pytest.skip(f"needs the traces in {GPU_TRACES}")
     return [analyze(read_trace(GPU_TRACES / name)) for name in REAL_NAMES]
 
 
-def test_real_changes_add_up_and_turn_their_sign_with_the_sides(real: list[Analysis]) -> None:
+def test_real_changes_add_up_and_turn_their_sign_with_the_sides(real):
     for a, b in itertools.combinations(real, 2):
         found, turned = diff(a, b), diff(b, a)
         whole = [sum(each.total_ns for each in side.kernels) / len(side.step_numbers) for side in (a, b)]

@@ -1,7 +1,4 @@
-"""An evaluation between two recorded steps: marked in the trace, and no part of what the analysis says.
-
-python -m pytest tests/library/test_trace_excluded.py
-"""
+"""An evaluation between two recorded steps: marked in the trace, and no part of what the analysis says."""
 
 import dataclasses
 import threading
@@ -39,10 +36,10 @@ def steps() -> list[dict]:
 def with_evaluation() -> list[dict]:
     """Return the same steps with an evaluation in the second one, inside which a forward runs."""
     later = [each | {"ts": each["ts"] + LENGTH_US} if each["ts"] >= CUT_US else each for each in steps()]
-    held = [
-        each | {"dur": each["dur"] + LENGTH_US} if each["ts"] < CUT_US < each["ts"] + each["dur"] else each
-        for each in later
-    ]
+    held = []
+    for each in later:
+        holds = each["ts"] < CUT_US < each["ts"] + each["dur"]
+        held.append(each | {"dur": each["dur"] + LENGTH_US} if holds else each)
     evaluation = [
         event("excluded: evaluation", CUT_US, LENGTH_US, "user_annotation"),
         event("aten::mm", CUT_US + 100, 300),
@@ -57,8 +54,8 @@ def comparable(analysis: Analysis) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("on_device", [False, True], ids=["host", "device"])
-def test_the_analysis_is_that_of_the_same_steps_without_it(tmp_path: Path, on_device: bool) -> None:
-    def analysis_of(events: list[dict]) -> Analysis:
+def test_the_analysis_is_that_of_the_same_steps_without_it(tmp_path, on_device):
+    def analysis_of(events):
         chosen = [each for each in events if on_device or each["cat"] not in ("kernel", "cuda_runtime")]
         return analyze(read_trace(traces.write(tmp_path, *chosen)))
 
@@ -67,24 +64,20 @@ def test_the_analysis_is_that_of_the_same_steps_without_it(tmp_path: Path, on_de
     assert expected.window_ns == 2_000_000
 
 
-def test_a_trace_without_a_mark_is_left_as_it_is(tmp_path: Path) -> None:
-    trace = read_trace(traces.write(tmp_path, *steps(), event("excluded: evaluation", 10, 0, "user_annotation")))
+@pytest.mark.parametrize(("length", "category"), [(0, "user_annotation"), (50, "cpu_op")], ids=["empty", "an operator"])
+def test_a_trace_without_a_mark_is_left_as_it_is(tmp_path, length, category):
+    trace = read_trace(traces.write(tmp_path, *steps(), event("excluded: evaluation", 10, length, category)))
     assert without_excluded(trace) is trace
 
 
-def test_an_operator_that_is_named_like_a_mark_is_none(tmp_path: Path) -> None:
-    trace = read_trace(traces.write(tmp_path, *steps(), event("excluded: evaluation", 10, 50)))
-    assert without_excluded(trace) is trace
-
-
-def test_marks_inside_one_another_are_cut_once(tmp_path: Path) -> None:
+def test_marks_inside_one_another_are_cut_once(tmp_path):
     inner = event("excluded: sampling", CUT_US + 100, 200, "user_annotation")
     trace = without_excluded(read_trace(traces.write(tmp_path, *with_evaluation(), inner)))
     assert int((trace.start_ns + trace.duration_ns).max()) == 2_000_000
     assert len(trace.name) == len(steps())
 
 
-def test_what_reaches_into_a_range_keeps_what_is_outside_of_it(tmp_path: Path) -> None:
+def test_what_reaches_into_a_range_keeps_what_is_outside_of_it(tmp_path):
     odd = [event("before", CUT_US - 50, 100), event("behind", CUT_US + 650, 100), event("broken", CUT_US + 800, -5)]
     trace = without_excluded(read_trace(traces.write(tmp_path, *with_evaluation(), *odd)))
     rows = {trace.names[name]: row for row, name in enumerate(trace.name.tolist())}
@@ -92,20 +85,14 @@ def test_what_reaches_into_a_range_keeps_what_is_outside_of_it(tmp_path: Path) -
     assert spans == {"before": (1_450_000, 50_000), "behind": (1_500_000, 50_000), "broken": (1_600_000, -5_000)}
 
 
-def test_memory_that_changes_in_a_range_is_left_out(tmp_path: Path) -> None:
-    def change(ts: float) -> dict:
+def test_memory_that_changes_in_a_range_is_left_out(tmp_path):
+    def change(ts):
         args = {"Device Type": 0, "Device Id": -1, "Addr": 1, "Bytes": 8, "Total Allocated": 8, "Total Reserved": 0}
-        return {"ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]", "pid": 1, "tid": 1} | {
-            "ts": ts,
-            "args": args,
-        }
+        return event("[memory]", ts, 0, "cpu_instant_event") | {"ph": "i", "s": "t", "args": args}
 
     changes = [change(each) for each in (CUT_US - 10, CUT_US + 10, CUT_US + LENGTH_US + 10)]
     trace = without_excluded(read_trace(traces.write(tmp_path, *with_evaluation(), *changes)))
     assert trace.memory.start_ns.tolist() == [1_490_000, 1_510_000]
-
-
-# In a loop
 
 
 def forward() -> None:
@@ -156,9 +143,7 @@ def calls_of(folder: Path) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("between", [excluded_by_marks, excluded_twice])
-def test_what_a_loop_excludes_stands_in_its_trace_and_in_no_operator(
-    tmp_path: Path, between: Callable[[ProfilerManager], None]
-) -> None:
+def test_what_a_loop_excludes_stands_in_its_trace_and_in_no_operator(tmp_path, between):
     loop(tmp_path, between)
     trace = read_trace(tmp_path / "trace.json")
     marks = [name for name in trace.names if name.startswith("excluded: ")]
@@ -168,13 +153,13 @@ def test_what_a_loop_excludes_stands_in_its_trace_and_in_no_operator(
     assert calls["aten::mm"] == 2 and "aten::cos" not in calls
 
 
-def test_a_stage_that_is_only_called_evaluation_stays_in_its_step(tmp_path: Path) -> None:
+def test_a_stage_that_is_only_called_evaluation_stays_in_its_step(tmp_path):
     loop(tmp_path, in_stages)
     assert not any(name.startswith("excluded: ") for name in read_trace(tmp_path / "trace.json").names)
     assert calls_of(tmp_path)["aten::cos"] == 200
 
 
-def test_an_exclusion_that_never_ends_ends_with_its_step(tmp_path: Path) -> None:
+def test_an_exclusion_that_never_ends_ends_with_its_step(tmp_path):
     loop(tmp_path, lambda manager: manager.timer.begin("evaluation", "excluded"))
     trace = read_trace(tmp_path / "trace.json")
     ends = {trace.names[name]: end for name, end in zip(trace.name, trace.start_ns + trace.duration_ns, strict=True)}
@@ -182,8 +167,8 @@ def test_an_exclusion_that_never_ends_ends_with_its_step(tmp_path: Path) -> None
     assert [trace.names[each] for each in trace.name].count("excluded: evaluation") == 2
 
 
-def test_what_another_thread_excludes_is_no_part_of_the_loop_that_is_cut(tmp_path: Path) -> None:
-    def between(manager: ProfilerManager) -> None:
+def test_what_another_thread_excludes_is_no_part_of_the_loop_that_is_cut(tmp_path):
+    def between(manager):
         thread = threading.Thread(target=lambda: excluded_by_marks(manager))
         thread.start()
         thread.join()
@@ -192,7 +177,7 @@ def test_what_another_thread_excludes_is_no_part_of_the_loop_that_is_cut(tmp_pat
     assert not [name for name in read_trace(tmp_path / "trace.json").names if name.startswith("excluded: ")]
 
 
-def test_no_hook_of_ours_is_told_of_stages_outside_of_a_recording(tmp_path: Path) -> None:
+def test_no_hook_of_ours_is_told_of_stages_outside_of_a_recording(tmp_path):
     manager = ProfilerManager(tmp_path, device=torch.device("cpu"), schedule=Schedule(1, 1, 1))
     told = []
     assert manager.timer.hooks.watch_stages is False

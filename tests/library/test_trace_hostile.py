@@ -1,12 +1,8 @@
-"""Files that are no traces, damaged ones and such as are meant to do harm: a clean error or a finding, never more.
-
-python -m pytest tests/library/test_trace_hostile.py
-"""
+"""Files that are no traces, damaged ones and such as are meant to do harm: a clean error or a finding, never more."""
 
 import gzip
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -31,9 +27,6 @@ def beside(odd: str) -> bytes:
     return ('{"traceEvents": [' + ", ".join([*texts[:3], odd, *texts[3:]]) + "]}").encode()
 
 
-# No traces
-
-
 @pytest.mark.parametrize(
     "content",
     [
@@ -42,7 +35,7 @@ def beside(odd: str) -> bytes:
         *(b"\x1f\x8b", gzip.compress(b"", mtime=0), b"\x1f\x8b" + b"\0" * 1000, b"PK\x03\x04" + b"\0" * 100),
     ],
 )
-def test_names_the_file_that_is_no_trace_or_finds_nothing_in_it(tmp_path: Path, content: bytes) -> None:
+def test_names_the_file_that_is_no_trace_or_finds_nothing_in_it(tmp_path, content):
     path = tmp_path / "broken.json"
     path.write_bytes(content)
     try:
@@ -65,9 +58,7 @@ def test_names_the_file_that_is_no_trace_or_finds_nothing_in_it(tmp_path: Path, 
         (gzip.compress(VALID, mtime=0)[:12] + b"\xff" * 40, False),
     ],
 )
-def test_a_file_that_is_something_else_is_told_from_a_damaged_one(
-    tmp_path: Path, content: bytes, is_other: bool
-) -> None:
+def test_a_file_that_is_something_else_is_told_from_a_damaged_one(tmp_path, content, is_other):
     path = tmp_path / "broken.json"
     path.write_bytes(content)
     with pytest.raises(ValueError, match="broken.json is not a readable Chrome trace") as raised:
@@ -75,14 +66,11 @@ def test_a_file_that_is_something_else_is_told_from_a_damaged_one(
     assert isinstance(raised.value, NotATrace) == is_other
 
 
-def test_what_cannot_be_opened_is_an_os_error(tmp_path: Path) -> None:
+def test_what_cannot_be_opened_is_an_os_error(tmp_path):
     with pytest.raises(FileNotFoundError, match="absent"):
         read_trace(tmp_path / "absent.json")
     with pytest.raises(OSError, match=tmp_path.name):
         read_trace(tmp_path)
-
-
-# Cut short
 
 
 def cuts(content: bytes) -> Iterator[bytes]:
@@ -92,9 +80,7 @@ def cuts(content: bytes) -> Iterator[bytes]:
 
 @pytest.mark.parametrize("piece", [source.PIECE_BYTES, 40])
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_file_cut_anywhere_is_refused_or_told_to_be_cut(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: bool, piece: int
-) -> None:
+def test_a_file_cut_anywhere_is_refused_or_told_to_be_cut(tmp_path, monkeypatch, packed, piece):
     monkeypatch.setattr(source, "PIECE_BYTES", piece)
     path = tmp_path / "cut.json"
     events = 0
@@ -113,12 +99,12 @@ def test_a_file_cut_anywhere_is_refused_or_told_to_be_cut(
 
 
 @pytest.mark.parametrize("padding", [b"\0", b"\0" * 100_000])
-def test_zeros_behind_a_gzip_file_are_padding(tmp_path: Path, padding: bytes) -> None:
+def test_zeros_behind_a_gzip_file_are_padding(tmp_path, padding):
     trace, analysis = survives(tmp_path, gzip.compress(VALID, mtime=0) + padding)
     assert (len(trace.name), trace.faults, analysis.is_conclusive) == (len(EVENTS), (), True)
 
 
-def test_a_false_checksum_is_refused_or_told(tmp_path: Path) -> None:
+def test_a_false_checksum_is_refused_or_told(tmp_path):
     packed = bytearray(gzip.compress(VALID, mtime=0))
     packed[-8] ^= 1
     try:
@@ -128,8 +114,6 @@ def test_a_false_checksum_is_refused_or_told(tmp_path: Path) -> None:
     else:
         assert not analysis.is_conclusive
 
-
-# Single odd events
 
 # fmt: off
 ODD = '{"ph": "X", "name": "odd", '
@@ -148,28 +132,17 @@ REST = [  # of an event that begins so
 # fmt: on
 LEFT_OUT = [
     *(ODD + rest for rest in REST),
-    '{"ph": "X", "name": 3, "ts": 1, "dur": 1}',
-    '{"ph": "X", "name": {"a": [{}, {}]}, "ts": 1, "dur": 1}',
-    '{"ph": "X", "name": "\\ud800", "ts": 1, "dur": 1}',
+    *('{"ph": "X", "name": ' + name + ', "ts": 1, "dur": 1}' for name in ("3", '{"a": [{}, {}]}', '"\\ud800"')),
     '{"ph": "X", "name": "odd", nonsense, "args": {"list": [{"a": 1}, {"b": 2}]}}',
     '{"ph": "X", "name": "odd", nonsense, "args": {"list": [[{"a": 1}], {"b": [2]}]}}',
-    '{"ph": "X", "name": "odd" "ts": 1}',
-    '{"name": "odd", "ts": 1, "dur": 1}',
-    '{"ph": 3, "name": "odd", "ts": 1, "dur": 1}',
-    '{"ph": "unknown", "name": "odd", "ts": 1, "dur": 1}',
-    "{}",
-    "3",
-    "null",
-    '"text"',
-    "[1, 2]",
-    "[{}, {}]",
+    *('{"ph": "X", "name": "odd" "ts": 1}', '{"name": "odd", "ts": 1, "dur": 1}'),
+    *('{"ph": ' + kind + ', "name": "odd", "ts": 1, "dur": 1}' for kind in ("3", '"unknown"')),
+    *("{}", "3", "null", '"text"', "[1, 2]", "[{}, {}]"),
 ]
 
 
 @pytest.mark.parametrize("odd", LEFT_OUT, ids=lambda odd: odd[:70])
-def test_an_odd_event_is_left_out_and_told_and_the_others_are_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, odd: str
-) -> None:
+def test_an_odd_event_is_left_out_and_told_and_the_others_are_kept(tmp_path, monkeypatch, odd):
     trace, analysis = survives(tmp_path, beside(odd))
     kept = [trace.names[name] for name in trace.name.tolist()]
     assert [name for name in kept if name != "odd"] == [each["name"] for each in EVENTS]
@@ -197,29 +170,22 @@ def odd_work(**odd: object) -> str:
         *({"args": {field: value}} for field in FIELDS for value in NUMBERS),
         *({field: value} for field in ("pid", "tid") for value in (10**30, -(10**30), 2**63, -(2**63) - 1, None, "x")),
         {"args": {"Input Dims": "\ud7ff"}, "cat": "cpu_op"},
-        {"args": {"Input Dims": [[10**30, 10**30], [10**30, 10**30]]}, "cat": "cpu_op", "name": "aten::mm"},
-        {"args": {"Input Dims": {"0": [1]}}, "cat": "cpu_op", "name": "aten::mm"},
-        {"args": {"Input Dims": [["1", 2], [2, 10**30]]}, "cat": "cpu_op", "name": "aten::mm"},
-        {"args": {"Input Dims": [["1", 2], [2, 10**12]]}, "cat": "cpu_op", "name": "aten::mm"},
+        *(
+            {"args": {"Input Dims": dims}, "cat": "cpu_op", "name": "aten::mm"}
+            for dims in ([[10**30] * 2] * 2, {"0": [1]}, [["1", 2], [2, 10**30]], [["1", 2], [2, 10**12]])
+        ),
         {"args": {"Python id": 10**30, "Python parent id": 10**30}, "cat": "python_function"},
-        {"name": "ProfilerStep#" + "9" * 5000, "cat": "user_annotation"},
-        {"name": "ProfilerStep#" + "9" * 30, "cat": "user_annotation"},
-        {"name": f"ProfilerStep#{2**63}", "cat": "user_annotation"},
-        {"name": "ProfilerStep#٣", "cat": "user_annotation"},
-        {"name": "ProfilerStep#1\n", "cat": "user_annotation"},
-        {"name": "\x00\x1b[31m\x07\u202e"},
-        {"name": ""},
-        {"name": "x" * 1_000_000},
-        {"cat": ""},
-        {"dur": -(2.0**60) / 1000},
-        {"dur": 2.0**60 / 1000},
-        {"ts": -(2.0**60) / 1000},
-        {"ts": 2.0**60 / 1000},
-        {"ts": "1.5", "dur": "2.5"},
+        *(
+            {"name": f"ProfilerStep#{number}", "cat": "user_annotation"}
+            for number in ("9" * 5000, "9" * 30, 2**63, "٣", "1\n")
+        ),
+        *({"name": name} for name in ("\x00\x1b[31m\x07\u202e", "", "x" * 1_000_000)),
+        *({name: sign * 2.0**60 / 1000} for name in ("dur", "ts") for sign in (-1, 1)),
+        *({"cat": ""}, {"ts": "1.5", "dur": "2.5"}),
     ],
     ids=lambda odd: repr(odd)[:70],
 )
-def test_an_odd_value_is_unknown_or_leaves_its_event_out(tmp_path: Path, odd: dict) -> None:
+def test_an_odd_value_is_unknown_or_leaves_its_event_out(tmp_path, odd):
     trace, analysis = survives(tmp_path, beside(odd_work(**odd)))
     assert len(trace.name) in (len(EVENTS), len(EVENTS) + 1)
     assert len(trace.name) == len(EVENTS) + 1 or trace.faults
@@ -230,7 +196,7 @@ def test_an_odd_value_is_unknown_or_leaves_its_event_out(tmp_path: Path, odd: di
     ("before", "after"),
     [(b"aten::mm", b"aten::\xff\xfe"), (b"[[2, 3], [3, 4]]", b'"\xff"'), (b"aten::mm", b"a\x01\n\t")],
 )
-def test_invalid_bytes_in_a_text_are_survived(tmp_path: Path, before: bytes, after: bytes) -> None:
+def test_invalid_bytes_in_a_text_are_survived(tmp_path, before, after):
     trace, _ = survives(tmp_path, VALID.replace(before, after))
     assert len(trace.name) >= len(EVENTS) - 1
     assert "gemm" in trace.names
@@ -254,7 +220,7 @@ def test_invalid_bytes_in_a_text_are_survived(tmp_path: Path, before: bytes, aft
     ],
     ids=lambda header: header[:60],
 )
-def test_an_odd_header_costs_at_most_itself(tmp_path: Path, header: str) -> None:
+def test_an_odd_header_costs_at_most_itself(tmp_path, header):
     events = json.dumps(EVENTS)
     for content in (f'{{"traceEvents": {events}, {header}}}', f'{{{header}, "traceEvents": {events}}}'):
         try:

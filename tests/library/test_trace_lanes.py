@@ -1,10 +1,6 @@
-"""One axis for the moments of all threads, and that the cost of an analysis does not depend on how many there are.
-
-python -m pytest tests/library/test_trace_lanes.py
-"""
+"""One axis for the moments of all threads, and that the cost of an analysis does not depend on how many there are."""
 
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +17,7 @@ MOMENTS = np.array([5, 3, 9, 3])
 
 
 @pytest.mark.parametrize("scale", [1, 2**58])
-def test_places_are_in_the_order_of_threads_and_then_of_moments(scale: int) -> None:
+def test_places_are_in_the_order_of_threads_and_then_of_moments(scale):
     threads = [-1, 0, 1, 2**20 - 1]
     moments = np.array([-1, 0, 3, 4, 5, 8, 9, 10]) * scale
     lanes = Lanes(2**20, MOMENTS * scale)
@@ -38,21 +34,16 @@ OTHERS = [event("other", 1, 1, tid=100 + k) for k in range(20)]
 
 
 @pytest.mark.parametrize("last", [NEAR, FAR])
-def test_threads_are_told_apart_however_far_apart_their_events_are(tmp_path: Path, last: int) -> None:
+def test_threads_are_told_apart_however_far_apart_their_events_are(tmp_path, last):
     events = [event("outer", 0, 10, tid=1), event("inner", 2, 3, tid=1), event("alone", 1, 10, tid=2)]
     events += [event("last", last, 4.5, tid=3)]
     stats = {each.name: (each.calls, each.cpu_self_ns) for each in analysis_of(tmp_path, *events, *OTHERS).operators}
-    assert stats == {
-        "outer": (1, 7000),
-        "inner": (1, 3000),
-        "alone": (1, 10_000),
-        "last": (1, 4500),
-        "other": (20, 20_000),
-    }
+    expected = {"outer": (1, 7000), "inner": (1, 3000), "alone": (1, 10_000), "last": (1, 4500)}
+    assert stats == expected | {"other": (20, 20_000)}
 
 
 @pytest.mark.parametrize("last", [NEAR, FAR])
-def test_one_thread_whose_events_overlap_leaves_the_others_as_they_are(tmp_path: Path, last: int) -> None:
+def test_one_thread_whose_events_overlap_leaves_the_others_as_they_are(tmp_path, last):
     events = [event("outer", 0, 10, tid=1), event("inner", 2, 3, tid=1)]
     events += [event("early", 1, 5, tid=2), event("late", 4, 6, tid=2), event("last", last, 4.5, tid=3)]
     stats = {each.name: each.cpu_self_ns for each in analysis_of(tmp_path, *events, *OTHERS).operators}
@@ -60,7 +51,7 @@ def test_one_thread_whose_events_overlap_leaves_the_others_as_they_are(tmp_path:
 
 
 @pytest.mark.parametrize("last", [NEAR, FAR])
-def test_what_a_launching_thread_does_not_tell_the_main_one_does(tmp_path: Path, last: int) -> None:
+def test_what_a_launching_thread_does_not_tell_the_main_one_does(tmp_path, last):
     events = [work(0, 1, 70), call(0, 0.5, 70, tid=2), work(100, 1, 71), call(99, 0.5, 71, tid=2)]
     events += [event("enumerate(DataLoader)#_SingleProcess.__next__", 10, 40, tid=1), event("aten::mm", 30, 60, tid=2)]
     events += [event("aten::add", last + 100 - 0.5 * k, 0.1, tid=1) for k in range(9)]
@@ -69,7 +60,7 @@ def test_what_a_launching_thread_does_not_tell_the_main_one_does(tmp_path: Path,
     assert device.causes_ns["input"] == 20_000
 
 
-def test_as_many_calls_are_made_for_a_thousand_launching_threads_as_for_ten(tmp_path: Path) -> None:
+def test_as_many_calls_are_made_for_a_thousand_launching_threads_as_for_ten(tmp_path):
     counts = {}
     for threads in (10, 1000):
         trace = read_trace(launching_threads(tmp_path, threads, 2000))

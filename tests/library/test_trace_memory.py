@@ -1,7 +1,4 @@
-"""The memory of a trace: what was allocated when, whose it was at the peak, and what every step leaves behind.
-
-python -m pytest tests/library/test_trace_memory.py
-"""
+"""The memory of a trace: what was allocated when, whose it was at the peak, and what every step leaves behind."""
 
 import random
 from pathlib import Path
@@ -19,9 +16,7 @@ GPU = {"Device Type": 1, "Device Id": 0}
 HOST = {"Device Type": 0, "Device Id": -1}
 
 
-def change(  # noqa: PLR0913
-    ts: float, address: int | None, size: int, allocated: int | None = None, where: dict = HOST, tid: int = 1
-) -> dict:
+def change(ts, address, size, allocated=None, where=HOST, tid=1):
     args = {"Bytes": size, "Addr": address, "Total Allocated": allocated, "Total Reserved": 0, **where}
     if where is GPU:
         args["Total Reserved"] = None if allocated is None else 2 * allocated
@@ -143,22 +138,16 @@ def test_devices_are_apart_and_the_highest_peak_comes_first(tmp_path):
         change(2, 7, 300, 300, GPU),
         change(3, 7, 200, 200, other),
     )
-    assert [(use.device, use.peak_bytes, use.change_bytes) for use in uses] == [
-        (0, 300, 300),
-        (1, 200, 200),
-        (None, 100, 100),
-    ]
+    found = [(use.device, use.peak_bytes, use.change_bytes) for use in uses]
+    assert found == [(0, 300, 300), (1, 200, 200), (None, 100, 100)]
 
 
 @pytest.mark.parametrize(("sizes", "kept"), [((10, 30, 20), 20), ((10, 30, 0), 0), ((10, -30, 20), 0), ((9, 9), None)])
 def test_what_every_step_but_the_first_leaves_behind_is_the_least_growth(tmp_path, sizes, kept):
     events = [change(1, 1000, 50)]
     for number, size in enumerate(sizes):
-        events += [
-            step(number, 10 * number, 9),
-            change(10 * number + 2, number, 5),
-            change(10 * number + 3, number, -5),
-        ]
+        at = 10 * number
+        events += [step(number, at, 9), change(at + 2, number, 5), change(at + 3, number, -5)]
         if size > 0:
             events.append(change(10 * number + 4, 100 + number, size))
         elif size < 0:
@@ -166,12 +155,9 @@ def test_what_every_step_but_the_first_leaves_behind_is_the_least_growth(tmp_pat
     assert use_of(tmp_path, *events).kept_per_step_bytes == kept
 
 
-def test_changes_without_an_address_or_a_size_are_left_out(tmp_path):
+def test_order_in_the_file_does_not_matter_and_changes_without_an_address_or_a_size_are_left_out(tmp_path):
     use = use_of(tmp_path, change(1, None, 100), change(2, 7, 0), change(3, 8, 40))
     assert (use.allocations, use.peak_bytes) == (1, 40)
-
-
-def test_order_in_the_file_does_not_matter(tmp_path):
     events = [change(1, 7, 100), change(2, 7, -100), change(3, 7, 50), change(4, 8, 70)]
     assert use_of(tmp_path, *events) == use_of(tmp_path, *reversed(events))
 
@@ -193,9 +179,8 @@ def brute_force(events: list[dict]) -> tuple[list[int], dict[int, int]]:
 @pytest.mark.parametrize("seed", range(5))
 def test_equals_a_walk_over_a_table_of_live_addresses(tmp_path, seed):
     source = random.Random(seed)
-    events = [
-        change(at + 1, source.randrange(12), source.choice([-1, 1]) * source.randrange(1, 99)) for at in range(400)
-    ]
+    sizes = [(source.randrange(12), source.choice([-1, 1]) * source.randrange(1, 99)) for _ in range(400)]
+    events = [change(at, *each) for at, each in enumerate(sizes, 1)]
     totals, alive = brute_force(events)
     use = use_of(tmp_path, *events)
     assert list(use.timeline.allocated_bytes) == totals
@@ -214,11 +199,8 @@ def test_long_timeline_keeps_the_peak_and_the_ends_in_few_points(tmp_path):
     assert list(line.times_ns) == sorted(set(line.times_ns))
     assert max(line.allocated_bytes) == use.peak_bytes >= 10_000
     assert line.times_ns[line.allocated_bytes.index(use.peak_bytes)] == use.peak_ns
-    assert (line.times_ns[0], line.times_ns[-1], line.allocated_bytes[-1]) == (
-        round(min(1, spike) * 1000),
-        9 * 10**9,
-        7,
-    )
+    ends = line.times_ns[0], line.times_ns[-1], line.allocated_bytes[-1]
+    assert ends == (round(min(1, spike) * 1000), 9 * 10**9, 7)
 
 
 def test_rows_name_the_device_and_leave_unknown_cells_empty(tmp_path):
@@ -231,7 +213,7 @@ def test_rows_name_the_device_and_leave_unknown_cells_empty(tmp_path):
 def test_recorded_leak_of_a_thousand_floats_per_step_is_found(tmp_path):
     layer, kept, path = torch.nn.Linear(64, 256), [], tmp_path / "trace.json"
 
-    def work(_number: int) -> None:
+    def work(_number):
         with torch.no_grad():
             kept.append(layer(torch.ones(512, 64))[:1].mul(2).new_empty(1000))
 

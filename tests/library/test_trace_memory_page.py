@@ -1,7 +1,4 @@
-"""The page of a trace's memory: what it says, and that nothing in a trace can make it load or run anything.
-
-python -m pytest tests/library/test_trace_memory_page.py
-"""
+"""The page of a trace's memory: what it says, and that nothing in a trace can make it load or run anything."""
 
 import re
 from dataclasses import replace
@@ -65,7 +62,7 @@ class Tags(HTMLParser):
         self.text += data
 
 
-def test_the_page_says_the_peak_and_whose_it_is() -> None:
+def test_the_page_says_the_peak_and_whose_it_is():
     text = " ".join(Tags(memory_page([HOST], "Memory of rank 0")).text.split())
     assert "Host: at most 3.000 MB, 4.000 ms after the start" in text
     assert "2 allocations of 3.000 MB, 1 frees of 1.000 MB" in text
@@ -74,35 +71,29 @@ def test_the_page_says_the_peak_and_whose_it_is() -> None:
     assert "What was allocated before the trace began is not known here" in text and "from before" not in text
 
 
-def test_a_device_counts_all_and_shows_what_its_allocator_has_reserved() -> None:
+def test_a_device_counts_all_and_shows_what_its_allocator_has_reserved():
     page = memory_page([GPU, HOST], "two")
     text = Tags(page).text
     assert "Device 1:" in text and "64 bytesfrom before the trace" in text.replace("\n", "")
     assert page.count("<svg") == 2 and page.count('class="reserved"') == 1
 
 
-def test_the_curve_keeps_each_size_until_the_next_change() -> None:
+def test_the_curve_keeps_each_size_until_the_next_change():
     [path] = re.findall(r'class="allocated" d="([^"]+)"', memory_page([HOST], "curve"))
     top = 1.05 * 3
     heights = [round(HEIGHT * (1 - size / top), 1) for size in (1, 3, 2)]
     assert path == (f"M0.0,{heights[0]}H{WIDTH / 2}V{heights[1]}H{float(WIDTH)}V{heights[2]}H{WIDTH}V{HEIGHT}H0Z")
-
-
-def test_a_single_change_is_a_level() -> None:
     single = replace(HOST, peak_ns=7, timeline=MemoryTimeline((7,), (3_000_000,), None))
     [path] = re.findall(r'class="allocated" d="([^"]+)"', memory_page([single], "level"))
-    assert path.startswith("M0.0,") and "nan" not in path
+    assert path.startswith("M0.0,") and "nan" not in path, "a single change is a level"
 
 
-def test_names_from_a_trace_stay_text() -> None:
+def test_names_from_a_trace_stay_text_and_one_without_memory_has_no_page():
+    with pytest.raises(ValueError, match="no allocation"):
+        memory_page([], "empty")
     hostile = '<script>alert(1)</script><img src=x onerror="x">\x1b{title}'
     page = memory_page([replace(HOST, owners=(MemoryOwner(hostile, hostile, 1, 1),))], hostile)
     found = Tags(page)
     assert not {"script", "img", "link", "iframe"} & set(found.tags)
     assert found.text.count("alert(1)") == 4 and "\x1b" not in page
     assert "default-src 'none'" in page
-
-
-def test_a_trace_without_memory_has_no_page() -> None:
-    with pytest.raises(ValueError, match="no allocation"):
-        memory_page([], "empty")

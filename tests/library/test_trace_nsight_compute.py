@@ -1,7 +1,4 @@
-"""Which launch of which kernel Nsight Compute is pointed at, and the command for it.
-
-python -m pytest tests/library/test_trace_nsight_compute.py
-"""
+"""Which launch of which kernel Nsight Compute is pointed at, and the command for it."""
 
 import re
 import shlex
@@ -27,9 +24,7 @@ def launch_in(folder: Path, *pairs: tuple[dict, dict], steps: int = 2) -> Kernel
     return slowest_launch(read_trace(write(folder, *marks, *(each for pair in pairs for each in pair))))
 
 
-def test_the_longest_launch_of_the_kernel_with_most_time_is_counted_among_its_namesakes_of_the_step(
-    tmp_path: Path,
-) -> None:
+def test_the_longest_launch_of_the_kernel_with_most_time_is_counted_among_its_namesakes_of_the_step(tmp_path):
     found = launch_in(
         tmp_path,
         launched(1, 10, 30, GEMM),
@@ -42,27 +37,24 @@ def test_the_longest_launch_of_the_kernel_with_most_time_is_counted_among_its_na
     assert found == KernelLaunch(GEMM, "Kernel", 11, 2)
 
 
-def test_launches_count_in_the_order_of_their_calls(tmp_path: Path) -> None:
+def test_launches_count_in_the_order_of_their_calls(tmp_path):
     late, early = launched(1, 10, 5, "gemm"), launched(2, 20, 50, "gemm")
     late[1]["ts"], early[1]["ts"] = 900, 500  # on another stream
     assert launch_in(tmp_path, late, early).skip == 1
 
 
-def test_without_marks_of_steps_the_launches_of_the_whole_trace_count(tmp_path: Path) -> None:
+def test_without_marks_of_steps_the_launches_of_the_whole_trace_count(tmp_path):
     pairs = [launched(1, 10, 5, "gemm"), launched(2, 110, 50, "gemm")]
     assert launch_in(tmp_path, *pairs, steps=0) == KernelLaunch("gemm", "gemm", None, 1)
 
 
-def test_communication_and_copies_are_left_out(tmp_path: Path) -> None:
+def test_communication_and_copies_are_left_out(tmp_path):
     nccl, copy = "ncclDevKernel_AllReduce(ncclDevComm*)", "Memcpy HtoD (Pageable -> Device)"
     copied = (call(30, 1, 3), work(1030, 500, 3, name=copy, category="gpu_memcpy"))
     found = launch_in(tmp_path, launched(1, 10, 5, "gemm"), launched(2, 20, 900, nccl), copied)
     assert found.kernel == "gemm"
     assert launch_in(tmp_path, launched(2, 20, 900, nccl), copied) is None
-
-
-def test_a_trace_of_a_host_has_none(tmp_path: Path) -> None:
-    assert analyze(read_trace(write(tmp_path, event("aten::mm", 0, 5)))).slowest_launch is None
+    assert analyze(read_trace(write(tmp_path, event("aten::mm", 0, 5)))).slowest_launch is None, "of a host"
 
 
 @pytest.mark.parametrize(
@@ -78,11 +70,11 @@ def test_a_trace_of_a_host_has_none(tmp_path: Path) -> None:
         ("", ""),
     ],
 )
-def test_functions_are_named_without_namespaces_templates_and_parameters(kernel: str, function: str) -> None:
+def test_functions_are_named_without_namespaces_templates_and_parameters(kernel, function):
     assert function_name(kernel) == function
 
 
-def test_the_command_names_step_function_and_launch() -> None:
+def test_the_command_names_step_function_and_launch():
     command = ncu_command(KernelLaunch(GEMM, "Kernel", 11, 2), ["python", "my train.py"], "out")
     assert shlex.split(command) == [
         *("ncu", "--nvtx", "--nvtx-include", "step_11/", "--kernel-name", "regex:^Kernel$"),
@@ -92,7 +84,7 @@ def test_the_command_names_step_function_and_launch() -> None:
     assert "--nvtx" not in ncu_command(KernelLaunch(GEMM, "Kernel", None, 2))
 
 
-def test_a_function_name_is_taken_literally_and_stays_one_word() -> None:
+def test_a_function_name_is_taken_literally_and_stays_one_word():
     name = "a$b; rm -rf .*[x]'"
     pattern = next(each for each in shlex.split(ncu_command(KernelLaunch(name, name, 1, 0))) if "regex" in each)
     assert re.fullmatch(pattern.removeprefix("regex:"), name)
@@ -100,11 +92,9 @@ def test_a_function_name_is_taken_literally_and_stays_one_word() -> None:
 
 
 @pytest.mark.skipif(not GPU_TRACES.is_dir(), reason="the recorded traces of GPUs are not here")
-def test_a_recorded_trace_names_a_launch_inside_its_steps() -> None:
+def test_a_recorded_trace_names_a_launch_inside_its_steps():
     analysis = analyze(read_trace(GPU_TRACES / "v100-resnet-ns.pt.trace.json.gz"))
     launch = analysis.slowest_launch
-    assert (
-        launch.kernel
-        == max((each for each in analysis.kernels if each.kind == "compute"), key=lambda k: k.total_ns).name
-    )
+    slowest = max((each for each in analysis.kernels if each.kind == "compute"), key=lambda kernel: kernel.total_ns)
+    assert launch.kernel == slowest.name
     assert launch.step in analysis.step_numbers and launch.function == "vectorized_elementwise_kernel"

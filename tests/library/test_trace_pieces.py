@@ -1,12 +1,8 @@
-"""What a trace says does not depend on the pieces in which its file is read.
-
-python -m pytest tests/library/test_trace_pieces.py
-"""
+"""What a trace says does not depend on the pieces in which its file is read."""
 
 import dataclasses
 import gzip
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,14 +25,7 @@ EVENTS = (
     call(5, 1, 70),
     work(20, 10, 70),
     {"ph": "M", "name": "process_labels", "args": {"labels": [{}, {}]}},
-    {
-        "ph": "i",
-        "name": "[memory]",
-        "pid": 1,
-        "tid": 1,
-        "ts": 6,
-        "args": {"Bytes": 64, "Device Type": 1, "Device Id": 0},
-    },
+    event("[memory]", 6, 0, Bytes=64, Device_Type=1, Device_Id=0) | {"ph": "i"},
     {"ph": "B", "name": "span", "cat": "cpu_op", "pid": 1, "tid": 9, "ts": 11},
     event("aten::add", 12, 3, tid="a thread"),
     {"ph": "E", "name": "span", "cat": "cpu_op", "pid": 1, "tid": 9, "ts": 31},
@@ -83,9 +72,7 @@ def whole_of(trace: Trace) -> tuple:
 
 
 @pytest.mark.parametrize("layout", layouts())
-def test_says_the_same_in_whatever_pieces_the_file_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str
-) -> None:
+def test_says_the_same_in_whatever_pieces_the_file_is_read(tmp_path, monkeypatch, layout):
     path = tmp_path / "trace.json"
     path.write_bytes(layouts()[layout])
     whole = read_trace(path)

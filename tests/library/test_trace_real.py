@@ -1,7 +1,4 @@
-"""Real GPU traces: what they hold to the nanosecond, and that their parts add up; all by brute force in tests/truth.
-
-python -m pytest tests/library/test_trace_real.py
-"""
+"""Real GPU traces: what they hold to the nanosecond, and that their parts add up; all by brute force in tests/truth."""
 
 import gzip
 from pathlib import Path
@@ -25,7 +22,7 @@ def path_of(name: str) -> Path:
     return path
 
 
-def test_a_real_trace_is_read_and_analysed_as_by_brute_force() -> None:
+def test_a_real_trace_is_read_and_analysed_as_by_brute_force():
     content, trace = gzip.decompress(path_of(NCCL).read_bytes()), read_trace(path_of(NCCL))
     start_ns, duration_ns = exact_times(content)
     assert (trace.start_ns + trace.base_ns).tolist() == start_ns
@@ -34,7 +31,7 @@ def test_a_real_trace_is_read_and_analysed_as_by_brute_force() -> None:
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_the_parts_of_a_real_trace_add_up(name: str) -> None:
+def test_the_parts_of_a_real_trace_add_up(name):
     trace = read_trace(path_of(name))
     analysis = analyze(trace)
     assert (analysis.step_numbers, step_count(trace)) == (STEPS[name], len(STEPS[name]))
@@ -44,7 +41,7 @@ def test_the_parts_of_a_real_trace_add_up(name: str) -> None:
         assert sum(steps) == sum(step.duration_ns for step in device.steps) <= device.window_ns
 
 
-def test_calls_out_the_real_trace_whose_gpu_events_lack_launches() -> None:
+def test_calls_out_the_real_trace_whose_gpu_events_lack_launches():
     """872 events of the GPU carry one of 843 correlations that no call does; tests/truth counts them anew."""
     analysis = analyze(read_trace(path_of(RANK0)))
     (finding,) = analysis.findings
@@ -52,7 +49,7 @@ def test_calls_out_the_real_trace_whose_gpu_events_lack_launches() -> None:
     assert finding.text.startswith(f"872 of {analysis.launches.work} pieces of work of the device")
 
 
-def test_a_real_trace_in_many_pieces_says_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_real_trace_in_many_pieces_says_the_same(tmp_path, monkeypatch):
     path = tmp_path / "trace.json"
     path.write_bytes(gzip.decompress(path_of(NCCL).read_bytes()))
     whole = read_trace(path)
@@ -72,7 +69,7 @@ def test_a_real_trace_in_many_pieces_says_the_same(tmp_path: Path, monkeypatch: 
         assert getattr(pieces, column).tolist() == getattr(whole, column).tolist()
 
 
-def test_a_real_trace_cut_short_is_inconclusive(tmp_path: Path) -> None:
+def test_a_real_trace_cut_short_is_inconclusive(tmp_path):
     content = gzip.decompress(path_of(NCCL).read_bytes())
     path = tmp_path / "cut.json"
     for share in (0.2, 0.5, 0.99):

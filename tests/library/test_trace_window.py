@@ -1,7 +1,4 @@
-"""Windows, steps, devices and findings of synthetic traces.
-
-python -m pytest tests/library/test_trace_window.py
-"""
+"""Windows, steps, devices and findings of synthetic traces."""
 
 from pathlib import Path
 
@@ -16,21 +13,9 @@ def kinds_of(folder: Path, *events: dict, **expected: object) -> dict[str, bool]
     return {each.kind: each.is_fatal for each in analysis_of(folder, *events, **expected).findings}
 
 
-# Steps
-
-
-def test_steps_last_until_the_next_one_and_queued_work_runs_on_after_them(tmp_path: Path) -> None:
-    analysis = analysis_of(
-        tmp_path,
-        step(3, 10, 15),
-        step(4, 30, 20),
-        call(12, 1, 70),
-        work(15, 20, 70),
-        call(45, 1, 71),
-        work(60, 10, 71),
-        call(55, 1, 72),
-        work(70, 10, 72),
-    )
+def test_steps_last_until_the_next_one_and_queued_work_runs_on_after_them(tmp_path):
+    host = [step(3, 10, 15), step(4, 30, 20), call(12, 1, 70), call(45, 1, 71), call(55, 1, 72)]
+    analysis = analysis_of(tmp_path, *host, work(15, 20, 70), work(60, 10, 71), work(70, 10, 72))
     (device,) = analysis.devices
     assert (analysis.start_ns, analysis.window_ns, analysis.step_numbers) == (0, 60_000, (3, 4))
     assert [(each.start_ns, each.duration_ns) for each in device.steps] == [(0, 20_000), (20_000, 20_000)]
@@ -39,26 +24,22 @@ def test_steps_last_until_the_next_one_and_queued_work_runs_on_after_them(tmp_pa
     assert imbalance(analysis) is None
 
 
-def test_a_gap_up_to_the_end_of_the_window_is_the_main_threads(tmp_path: Path) -> None:
-    analysis = analysis_of(
-        tmp_path,
-        step(1, 0, 50),
-        event("cudaStreamSynchronize", 20, 10, "cuda_runtime"),
-        call(0, 1, 70),
-        work(0, 10, 70),
-    )
-    (gap,) = analysis.devices[0].longest_gaps
+WAITING = [step(1, 0, 50), event("cudaStreamSynchronize", 20, 10, "cuda_runtime"), call(0, 1, 70), work(0, 10, 70)]
+
+
+def test_a_gap_up_to_the_end_of_the_window_is_the_main_threads(tmp_path):
+    (device,) = analysis_of(tmp_path, *WAITING).devices
+    (gap,) = device.longest_gaps
     assert (gap.duration_ns, gap.cause, gap.ended_by) == (40_000, "launch", None)
-    assert analysis.devices[0].causes_ns["synchronisation"] == 10_000
+    assert device.causes_ns["synchronisation"] == 10_000
 
 
 @pytest.mark.parametrize("launch_thread", [1, 2])
-def test_work_behind_the_window_ends_no_gap_in_it(tmp_path: Path, launch_thread: int) -> None:
+def test_work_behind_the_window_ends_no_gap_in_it(tmp_path, launch_thread):
     later = [event("aten::mm", 0, 200, tid=2), call(120, 1, 71, tid=launch_thread), work(130, 10, 71)]
     lost = work(140, 10, 999)
-    inside = [step(1, 0, 50), event("cudaStreamSynchronize", 20, 10, "cuda_runtime"), call(0, 1, 70), work(0, 10, 70)]
     for beyond in (later, [lost, *later], [lost]):
-        (device,) = analysis_of(tmp_path, *inside, *beyond).devices
+        (device,) = analysis_of(tmp_path, *WAITING, *beyond).devices
         assert device.longest_gaps[0].ended_by is None
         assert (device.causes_ns["launch"], device.causes_ns["synchronisation"]) == (30_000, 10_000)
 
@@ -76,35 +57,27 @@ def test_work_behind_the_window_ends_no_gap_in_it(tmp_path: Path, launch_thread:
         ((9, 8, 7), 3, {}),  # in any order
     ],
 )
-def test_missing_steps_are_told(
-    tmp_path: Path, numbers: tuple[int, ...], expected: int | None, kinds: dict[str, bool]
-) -> None:
+def test_missing_steps_are_told(tmp_path, numbers, expected, kinds):
     marks = [step(number, 10 * place, 10) for place, number in enumerate(numbers)]
     launched = [call(1, 1, 70), work(2, 3, 70)]
     assert kinds_of(tmp_path, *marks, event("aten::mm", 0, 9), *launched, expected_steps=expected) == kinds
 
 
 @pytest.mark.parametrize(
-    ("marks", "said"),
+    ("marks", "numbers"),
     [
-        ([step(1, 0, 10), step(1, 0, 12, tid=2), step(2, 12, 5), step(2, 14, 5, tid=2)], ()),  # once per thread
-        (
-            [step(1, 0, 10), step(2, 10, 5), step(2, 15, 5)],
-            ("1 step number(s) stand at two different times, such as 2",),
-        ),
-        (
-            [step(1, 0, 10), step(2, 10, 10), step(1, 500, 10, tid=3), step(2, 510, 10), step(3, 520, 1)],
-            ("2 step number(s) stand at two different times, such as 1",),
-        ),
+        ([step(1, 0, 10), step(1, 0, 12, tid=2), step(2, 12, 5), step(2, 14, 5, tid=2)], 0),  # once per thread
+        ([step(1, 0, 10), step(2, 10, 5), step(2, 15, 5)], 1),
+        ([step(1, 0, 10), step(2, 10, 10), step(1, 500, 10, tid=3), step(2, 510, 10), step(3, 520, 1)], 2),
     ],
 )
-def test_a_step_number_that_comes_again_later_is_told(tmp_path: Path, marks: list[dict], said: tuple[str]) -> None:
+def test_a_step_number_that_comes_again_later_is_told(tmp_path, marks, numbers):
     found = analysis_of(tmp_path, *marks, event("aten::mm", 1, 5)).findings
-    assert tuple(each.text.partition(":")[0] for each in found) == said
-    assert all(each.is_fatal and each.kind == "steps" for each in found)
+    assert [(each.kind, each.is_fatal) for each in found] == ([("steps", True)] if numbers else [])
+    assert all(each.text.startswith(f"{numbers} step number(s)") for each in found)
 
 
-def test_step_quartiles_interpolate_between_the_steps(tmp_path: Path) -> None:
+def test_step_quartiles_interpolate_between_the_steps(tmp_path):
     marks = [step(1, 0, 10), step(2, 10, 20), step(3, 30, 40)]
     (device,) = analysis_of(tmp_path, *marks, call(1, 1, 70), work(5, 10, 70)).devices
     duration, compute = device.step_quartiles["duration"], device.step_quartiles["compute"]
@@ -112,25 +85,16 @@ def test_step_quartiles_interpolate_between_the_steps(tmp_path: Path) -> None:
     assert (compute.first_ns, compute.median_ns, compute.third_ns) == (2500, 5000, 5000)
 
 
-# Devices
-
-
-def test_every_device_has_its_own_idle_time_and_the_busiest_comes_first(tmp_path: Path) -> None:
-    analysis = analysis_of(
-        tmp_path,
-        step(1, 0, 100),
-        call(0, 5, 70),
-        work(10, 20, 70, device=0),
-        call(20, 5, 71),
-        work(30, 60, 71, device=3),
-    )
+def test_every_device_has_its_own_idle_time_and_the_busiest_comes_first(tmp_path):
+    host = [step(1, 0, 100), call(0, 5, 70), call(20, 5, 71)]
+    analysis = analysis_of(tmp_path, *host, work(10, 20, 70, device=0), work(30, 60, 71, device=3))
     assert [device.device for device in analysis.devices] == [3, 0]
     assert [(each.busy_ns, each.idle_ns) for each in analysis.devices] == [(60_000, 40_000), (20_000, 80_000)]
     assert [each.causes_ns["launch"] for each in analysis.devices] == [20_000 + 10_000, 70_000]
     assert imbalance(analysis) is None
 
 
-def test_the_process_stands_for_a_device_that_is_not_recorded(tmp_path: Path) -> None:
+def test_the_process_stands_for_a_device_that_is_not_recorded(tmp_path):
     kernels = [work(10 * k, 5, 70 + k, device=k) for k in range(2)]
     for each in kernels:
         each["args"].pop("device")
@@ -138,7 +102,7 @@ def test_the_process_stands_for_a_device_that_is_not_recorded(tmp_path: Path) ->
     assert {device.device for device in analysis.devices} == {0, 1}
 
 
-def test_a_trace_of_the_host_alone_counts_operators_as_work(tmp_path: Path) -> None:
+def test_a_trace_of_the_host_alone_counts_operators_as_work(tmp_path):
     analysis = analysis_of(
         tmp_path,
         step(1, 0, 100),
@@ -180,27 +144,24 @@ SOUND = [step(1, 0, 100), *(call(k, 1, k) for k in range(1, 31)), *(work(3 * k, 
         ([event("at zero", 0, 1, tid=k) for k in range(20)], {"zero_time": True}),
     ],
 )
-def test_finds_what_is_wrong_and_nothing_else(tmp_path: Path, events: list[dict], kinds: dict[str, bool]) -> None:
+def test_finds_what_is_wrong_and_nothing_else(tmp_path, events, kinds):
     assert kinds_of(tmp_path, *SOUND, *events) == kinds
 
 
-def test_stacks_that_were_asked_for_and_are_missing_are_told(tmp_path: Path) -> None:
+def test_stacks_that_were_asked_for_and_are_missing_and_an_empty_trace_are_told(tmp_path):
     assert kinds_of(tmp_path, *SOUND, stacks_expected=True) == {"stacks": False}
+    assert kinds_of(tmp_path) == {"empty": True}
 
 
-def test_a_gpu_without_any_work_is_told(tmp_path: Path) -> None:
+def test_a_gpu_without_any_work_is_told(tmp_path):
     path = write(tmp_path, step(1, 0, 100), event("aten::mm", 1, 5), deviceProperties=[{"name": "NVIDIA H100"}])
     (finding,) = analyze(read_trace(path)).findings
     assert (finding.kind, finding.is_fatal) == ("device", False)
     assert "NVIDIA H100" in finding.text
 
 
-def test_kernels_without_a_stream_on_two_devices_do_not_overlap(tmp_path: Path) -> None:
+def test_kernels_without_a_stream_on_two_devices_do_not_overlap(tmp_path):
     kernels = [work(10, 30, 70, device=0), work(20, 30, 71, device=1)]
     for each in kernels:
         each["args"].pop("stream")
     assert kinds_of(tmp_path, step(1, 0, 100), call(1, 1, 70), call(3, 1, 71), *kernels) == {}
-
-
-def test_an_empty_trace_is_inconclusive(tmp_path: Path) -> None:
-    assert kinds_of(tmp_path) == {"empty": True}

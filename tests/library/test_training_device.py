@@ -1,15 +1,11 @@
-"""Times of stages on a device that reaches its marks when told to.
-
-python -m pytest tests/library/test_training_device.py
-"""
+"""Times of stages on a device that reaches its marks when told to."""
 
 from boundby.training import StageTimer
 from boundby.training.records import ABSENT
-from tests.fakes import FakeNanoseconds
 from tests.timed_loops import Device, S, host_ns, run
 
 
-def test_times_of_the_device_come_when_it_has_passed_the_marks(clock: FakeNanoseconds) -> None:
+def test_times_of_the_device_come_when_it_has_passed_the_marks(clock):
     device = Device()
     with StageTimer(clock=clock, marks=device) as timer:
         run(timer, clock, forward=1, backward=1)
@@ -29,7 +25,7 @@ def test_times_of_the_device_come_when_it_has_passed_the_marks(clock: FakeNanose
     assert device.reused == 3  # the last one begins the next gap
 
 
-def test_marks_are_used_again(clock: FakeNanoseconds) -> None:
+def test_marks_are_used_again(clock):
     device = Device()
     with StageTimer(clock=clock, marks=device) as timer:
         for _ in range(100):
@@ -39,7 +35,7 @@ def test_marks_are_used_again(clock: FakeNanoseconds) -> None:
     assert len(device.queued) - device.reused <= 1
 
 
-def test_a_device_that_never_answers_costs_its_times_alone(clock: FakeNanoseconds) -> None:
+def test_a_device_that_never_answers_costs_its_times_alone(clock):
     with StageTimer(clock=clock, marks=Device()) as timer:
         run(timer, clock, forward=1)
         timer.step()
@@ -49,11 +45,11 @@ def test_a_device_that_never_answers_costs_its_times_alone(clock: FakeNanosecond
     assert [remark.what for remark in times.remarks] == ["device times"]
 
 
-def test_a_mark_that_fails_ends_the_times_of_the_device(clock: FakeNanoseconds) -> None:
+def test_a_mark_that_fails_ends_the_times_of_the_device(clock):
     said: list[str] = []
 
     class Broken(Device):
-        def has_passed(self, mark: list) -> bool:
+        def has_passed(self, mark):
             raise RuntimeError("CUDA error: the launch failed")
 
     with StageTimer(clock=clock, marks=Broken(), say=said.append) as timer:
@@ -64,17 +60,7 @@ def test_a_mark_that_fails_ends_the_times_of_the_device(clock: FakeNanoseconds) 
     assert said == ["device times: RuntimeError: CUDA error: the launch failed"]
 
 
-def test_no_time_between_marks_of_two_streams(clock: FakeNanoseconds) -> None:
-    device = Device()
-    with StageTimer(clock=clock, marks=device) as timer:
-        with timer.stage("h2d"):
-            device.stream = 1
-        device.reach(1.0, 2.0)
-        timer.step()
-        assert timer.snapshot().rows_of("h2d")["device_ns"].tolist() == [ABSENT]
-
-
-def test_an_evaluation_inside_leaves_no_time_on_the_device(clock: FakeNanoseconds) -> None:
+def test_there_is_no_time_between_marks_of_two_streams_or_around_an_evaluation(clock):
     device = Device()
     with StageTimer(clock=clock, marks=device) as timer:
         with timer.stage("update"), timer.excluded():
@@ -82,3 +68,8 @@ def test_an_evaluation_inside_leaves_no_time_on_the_device(clock: FakeNanosecond
         device.reach(1.0, 2.0)
         timer.step()
         assert timer.snapshot().rows_of("update")["device_ns"].tolist() == [ABSENT]
+        with timer.stage("h2d"):
+            device.stream = 1
+        device.reach(3.0, 4.0)
+        timer.step()
+        assert timer.snapshot().rows_of("h2d")["device_ns"].tolist() == [ABSENT]

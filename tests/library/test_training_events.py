@@ -6,16 +6,13 @@ import pytest
 
 from boundby.training import StageTimer
 from boundby.training.recorder import MOST_EVENTS
-from tests.fakes import FakeNanoseconds
 
 
 def seconds_of(timer: StageTimer, name: str, kind: str = "stage") -> list[float]:
     return (timer.snapshot().rows_of(name, kind)["host_ns"] / 1e9).tolist()
 
 
-def test_whoever_looks_within_a_stage_sees_it_open_and_what_ended_before(
-    timer: StageTimer, clock: FakeNanoseconds
-) -> None:
+def test_whoever_looks_within_a_stage_sees_it_open_and_what_ended_before(timer, clock):
     with timer.stage("forward"):
         clock.advance(2)
     with timer.stage("backward"):
@@ -27,9 +24,7 @@ def test_whoever_looks_within_a_stage_sees_it_open_and_what_ended_before(
     assert seconds_of(timer, "backward") == [4.0]
 
 
-def test_a_hook_registered_within_a_step_is_told_of_the_stages_that_had_begun(
-    timer: StageTimer, clock: FakeNanoseconds
-) -> None:
+def test_a_hook_registered_within_a_step_is_told_of_the_stages_that_had_begun(timer, clock):
     told: list[tuple] = []
     timer.begin("forward")
     clock.advance(1)
@@ -43,7 +38,7 @@ def test_a_hook_registered_within_a_step_is_told_of_the_stages_that_had_begun(
     assert told == [("attention", 2.0), ("forward", 3.0), (7, 3.0)]
 
 
-def test_a_hook_of_a_trace_leaves_the_stages_for_later(timer: StageTimer, clock: FakeNanoseconds) -> None:
+def test_a_hook_of_a_trace_leaves_the_stages_for_later(timer, clock):
     timer.hooks.register("trace_ready", print)
     timer.begin("forward")
     clock.advance(1)
@@ -53,7 +48,7 @@ def test_a_hook_of_a_trace_leaves_the_stages_for_later(timer: StageTimer, clock:
 
 
 @pytest.mark.parametrize("endless", ["begin", "end", "metrics", "timed"])
-def test_a_step_that_never_ends_takes_no_more_and_more_memory(timer: StageTimer, endless: str) -> None:
+def test_a_step_that_never_ends_takes_no_more_and_more_memory(timer, endless):
     act = {
         "begin": lambda: timer.begin("forward"),
         "end": lambda: timer.end("forward"),
@@ -65,13 +60,11 @@ def test_a_step_that_never_ends_takes_no_more_and_more_memory(timer: StageTimer,
     assert len(timer.recorder.events) <= MOST_EVENTS + 1
 
 
-def test_events_of_two_threads_are_told_apart_whoever_understands_them(
-    timer: StageTimer, clock: FakeNanoseconds
-) -> None:
+def test_events_of_two_threads_are_told_apart_whoever_understands_them(timer, clock):
     timer.begin("forward")
     clock.advance(1)
 
-    def load() -> None:
+    def load():
         timer.begin("forward")  # of the same name, in the other thread
         clock.advance(4)
         timer.end("forward")
@@ -87,10 +80,10 @@ def test_events_of_two_threads_are_told_apart_whoever_understands_them(
     assert seconds_of(timer, "step", "step") == [6.0]
 
 
-def test_a_clock_that_fails_does_not_reach_the_loop(clock: FakeNanoseconds) -> None:
+def test_a_clock_that_fails_does_not_reach_the_loop(clock):
     broken = False
 
-    def read() -> int:
+    def read():
         if broken:
             raise OSError("no clock")
         return clock()

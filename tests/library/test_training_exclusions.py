@@ -1,9 +1,7 @@
-"""What is excluded ends where it says, whatever begins and ends inside it under the same name.
+"""What is excluded ends where it says, whatever begins and ends inside it under the same name."""
 
-python -m pytest tests/library/test_training_exclusions.py
-"""
-
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Iterator
 
 import pytest
 
@@ -19,37 +17,26 @@ def batches(clock: FakeNanoseconds) -> Iterator[int]:
     clock.advance(2)
 
 
-def another_exclusion(timer: StageTimer, clock: FakeNanoseconds) -> None:
-    with timer.excluded("evaluation"):
-        clock.advance(8)
+def inside_a(marker, times=1):
+    def inside(timer, clock):
+        with contextlib.ExitStack() as stack:
+            for _ in range(times):
+                stack.enter_context(getattr(timer, marker)("evaluation"))
+            clock.advance(8)
 
-
-def two_inside_one_another(timer: StageTimer, clock: FakeNanoseconds) -> None:
-    with timer.excluded("evaluation"):
-        another_exclusion(timer, clock)
-
-
-def a_stage(timer: StageTimer, clock: FakeNanoseconds) -> None:
-    run(timer, clock, evaluation=8)
-
-
-def a_span(timer: StageTimer, clock: FakeNanoseconds) -> None:
-    with timer.span("evaluation"):
-        clock.advance(8)
+    return inside
 
 
 def a_loader_to_its_end(timer: StageTimer, clock: FakeNanoseconds) -> None:
     assert list(timer.timed(batches(clock), "evaluation")) == [0, 1, 2]  # the wait for its end is taken back
 
 
-INSIDE = [another_exclusion, two_inside_one_another, a_stage, a_span, a_loader_to_its_end]
+INSIDE = [*map(inside_a, ("excluded", "stage", "span")), inside_a("excluded", times=2), a_loader_to_its_end]
 
 
 @pytest.mark.parametrize("inside", INSIDE)
 @pytest.mark.parametrize("is_watched", [False, True])
-def test_what_has_its_name_inside_does_not_end_it(
-    timer: StageTimer, clock: FakeNanoseconds, inside: Callable[[StageTimer, FakeNanoseconds], None], is_watched: bool
-) -> None:
+def test_what_has_its_name_inside_does_not_end_it(timer, clock, inside, is_watched):
     if is_watched:  # then every mark is understood at once
         timer.hooks.register("stage_end", lambda name, seconds: None)
     for _ in range(2):
@@ -69,7 +56,7 @@ def test_what_has_its_name_inside_does_not_end_it(
     assert reasons(timer) == []
 
 
-def test_an_exception_inside_ends_both(timer: StageTimer, clock: FakeNanoseconds) -> None:
+def test_an_exception_inside_ends_both(timer, clock):
     with pytest.raises(ValueError), timer.excluded(), timer.excluded():
         clock.advance(8)
         raise ValueError
@@ -78,7 +65,7 @@ def test_an_exception_inside_ends_both(timer: StageTimer, clock: FakeNanoseconds
     assert host_ns(timer, "forward") == host_ns(timer, "step", "step") == [S]
 
 
-def test_ends_that_never_came_inside_it_are_forgotten_with_its_step(timer: StageTimer, clock: FakeNanoseconds) -> None:
+def test_ends_that_never_came_inside_it_are_forgotten_with_its_step(timer, clock):
     timer.begin("evaluation", "excluded")
     timer.begin("evaluation")
     timer.step()
@@ -91,7 +78,7 @@ def test_ends_that_never_came_inside_it_are_forgotten_with_its_step(timer: Stage
     assert reasons(timer) == ["'evaluation', which is excluded, was open when its step ended"]
 
 
-def test_whoever_asks_is_told_whether_something_excluded_is_open(timer: StageTimer) -> None:
+def test_whoever_asks_is_told_whether_something_excluded_is_open(timer):
     timer.hooks.register("stage_end", lambda name, seconds: told.append((name, timer.is_excluded)))
     told: list[tuple[str, bool]] = []
     with timer.excluded("evaluation"):

@@ -1,7 +1,4 @@
-"""Verdicts on runs whose times are made, so that what limits them is known: shares, steps and the text.
-
-python -m pytest tests/library/test_training_judgement.py
-"""
+"""Verdicts on runs whose times are made, so that what limits them is known: shares, steps and the text."""
 
 import json
 import random
@@ -34,7 +31,7 @@ from tests.judged_runs import HEALTHY, gain_of, judged, run, trace
         ("all_reduce", "communication", "communication", 0.134 / 0.034),
     ],
 )
-def test_the_stage_that_takes_most_of_the_time_is_the_bound(slow: str, bound: str, word: str, at_most: float) -> None:
+def test_the_stage_that_takes_most_of_the_time_is_the_bound(slow, bound, word, at_most):
     found = judged({**HEALTHY, slow: 0.1})
     assert (found.bound, found.alternatives, found.confidence, found.doubts) == (bound, (), "high", ())
     assert found.stages[0].name == slow
@@ -42,14 +39,14 @@ def test_the_stage_that_takes_most_of_the_time_is_the_bound(slow: str, bound: st
     assert gain_of(found, word) == pytest.approx(at_most, rel=0.03)
 
 
-def test_a_healthy_loop_is_bound_by_its_work_of_which_the_stages_tell_no_kind() -> None:
+def test_a_healthy_loop_is_bound_by_its_work_of_which_the_stages_tell_no_kind():
     found = judged(HEALTHY)
     assert (found.bound, found.alternatives, found.confidence) == ("compute", ("memory", "launch"), "medium")
     assert found.share_of_limit == pytest.approx(0.03 / 0.0341, rel=0.01)
     assert found.step_s == pytest.approx(0.0341, rel=0.01) and found.steps == 40
 
 
-def test_shares_are_of_self_time_and_sum_to_one() -> None:
+def test_shares_are_of_self_time_and_sum_to_one():
     clock = FakeNanoseconds()
     timer = StageTimer(clock=clock)
     timer.start()
@@ -69,8 +66,8 @@ def test_shares_are_of_self_time_and_sum_to_one() -> None:
     assert [(each.bound, each.share) for each in found.causes] == [("compute", 0.8), ("inconclusive", 0.2)]
 
 
-def test_the_interval_of_a_share_holds_it_and_grows_with_its_spread() -> None:
-    def noisy(step: int) -> dict[str, float]:
+def test_the_interval_of_a_share_holds_it_and_grows_with_its_spread():
+    def noisy(step):
         return {**HEALTHY, "data": 0.1 + 0.08 * ((step * 7919) % 13 - 6) / 6}
 
     calm, loud = judged({**HEALTHY, "data": 0.1}, 200).causes[0], judged(noisy, 200).causes[0]
@@ -80,14 +77,14 @@ def test_the_interval_of_a_share_holds_it_and_grows_with_its_spread() -> None:
 
 
 @pytest.mark.parametrize(("data_s", "bound"), [(0.0206, "mixed"), (0.01999, "mixed"), (0.0194, "compute")])
-def test_a_second_stage_within_two_thirds_of_the_first_makes_it_mixed(data_s: float, bound: str) -> None:
+def test_a_second_stage_within_two_thirds_of_the_first_makes_it_mixed(data_s, bound):
     found = judged({"data": data_s, "forward": 0.01, "backward": 0.02}, 100, idle=0)
     assert found.bound == bound
     assert found.alternatives == (("compute", "input") if bound == "mixed" else ("memory", "launch"))
 
 
-def test_the_bound_changes_at_the_ends_of_its_interval_and_is_mixed() -> None:
-    def noisy(step: int) -> dict[str, float]:
+def test_the_bound_changes_at_the_ends_of_its_interval_and_is_mixed():
+    def noisy(step):
         return {"data": 0.018 * (1 + 0.6 * ((step * 7919) % 13 - 6) / 6), "forward": 0.01, "backward": 0.02}
 
     calm = judged({"data": 0.018, "forward": 0.01, "backward": 0.02}, 26, idle=0)
@@ -95,8 +92,8 @@ def test_the_bound_changes_at_the_ends_of_its_interval_and_is_mixed() -> None:
     assert (judged(noisy, 26, idle=0).bound, judged(noisy, 26, idle=0).alternatives) == ("mixed", ("compute", "input"))
 
 
-def test_a_share_that_changes_over_the_run_is_a_doubt_and_its_bound_mixed() -> None:
-    def slower_and_slower(step: int) -> dict[str, float]:
+def test_a_share_that_changes_over_the_run_is_a_doubt_and_its_bound_mixed():
+    def slower_and_slower(step):
         return {**HEALTHY, "data": 0.001 if step < 50 else 0.15}
 
     found = judged(slower_and_slower, 100)
@@ -106,27 +103,24 @@ def test_a_share_that_changes_over_the_run_is_a_doubt_and_its_bound_mixed() -> N
     assert abs(found.causes[0].drift) > 0.5
 
 
-def test_a_checkpoint_now_and_then_is_unsteady() -> None:
+def test_a_checkpoint_now_and_then_is_unsteady():
     found = judged(lambda step: {**HEALTHY, **({"checkpoint": 1.5} if step % 20 == 0 else {})}, 200)
     assert found.bound == "mixed" and set(found.alternatives) == {"under_utilised", "compute"}
     assert any(str(doubt).startswith("unsteady: checkpoint") for doubt in found.doubts)
 
 
 @pytest.mark.parametrize("steps", range(LEAST_STEPS))
-def test_too_few_steps_say_nothing(steps: int) -> None:
+def test_too_few_steps_say_nothing_and_few_are_a_doubt(steps):
     found = judged({**HEALTHY, "data": 0.1}, steps)
     assert (found.bound, found.share_of_limit, found.confidence) == ("inconclusive", None, "low")
     assert found.doubts == (Doubt("steps", f"{steps} undisturbed ones are known, 5 are needed"),)
     assert (found.step_s is None) == (not steps) == (not found.stages)
-
-
-def test_few_steps_are_a_doubt() -> None:
     few, enough = (judged({**HEALTHY, "data": 0.1}, steps) for steps in (ENOUGH_STEPS - 1, ENOUGH_STEPS))
     assert (few.bound, few.confidence, len(few.doubts)) == ("input", "low", 1)
     assert (enough.bound, enough.confidence, enough.doubts) == ("input", "high", ())
 
 
-def test_a_run_that_failed_early_says_nothing_and_why() -> None:
+def test_a_run_that_failed_early_says_nothing_and_why():
     early = judged({**HEALTHY, "data": 0.1}, 12, error=RuntimeError("out of memory"))
     assert early.bound == "inconclusive"
     assert str(early.doubts[0]) == (
@@ -137,12 +131,12 @@ def test_a_run_that_failed_early_says_nothing_and_why() -> None:
     assert "rank 0 failed, after step 29: RuntimeError: out of memory" in late.evidence
 
 
-def test_time_in_no_known_stage_speaks_against_every_answer() -> None:
+def test_time_in_no_known_stage_speaks_against_every_answer():
     mostly = judged({"rollout": 0.06, "data": 0.01, "update": 0.03})
     assert mostly.bound == "inconclusive"
     assert [str(doubt) for doubt in mostly.doubts] == [
         "unexplained: most of the time is in no stage that is known (rollout 60 %, update 30 %; not marked: forward, "
-        "backward, optimizer)",
+        "backward, optimizer)"
     ]
     assert gain_of(mostly, "shorten rollout") == pytest.approx(2.5, rel=0.02)
     partly = judged(HEALTHY, idle=0.01)
@@ -152,7 +146,7 @@ def test_time_in_no_known_stage_speaks_against_every_answer() -> None:
     assert judged({"forward": 0.01, "backward": 0.02}, idle=0.04).bound == "inconclusive"
 
 
-def test_a_stage_of_the_loop_s_own_inside_two_kinds_of_stages_counts_for_neither() -> None:
+def test_a_stage_of_the_loop_s_own_inside_two_kinds_of_stages_counts_for_neither():
     clock = FakeNanoseconds()
     timer = StageTimer(clock=clock)
     timer.start()
@@ -166,8 +160,8 @@ def test_a_stage_of_the_loop_s_own_inside_two_kinds_of_stages_counts_for_neither
     assert found.bound == "inconclusive"
 
 
-def test_steps_that_were_disturbed_or_warm_up_are_left_out() -> None:
-    def slow_start(step: int) -> dict[str, float]:
+def test_steps_that_were_disturbed_or_warm_up_are_left_out():
+    def slow_start(step):
         return {**HEALTHY, "forward": 5.0 if step < 2 else 3.0 if step in (30, 31) else 0.01}
 
     found = judged(slow_start, 60, disturbed=(30, 31))
@@ -175,7 +169,7 @@ def test_steps_that_were_disturbed_or_warm_up_are_left_out() -> None:
     assert "left out: 2 steps of warm-up, 2 disturbed ones" in found.evidence
 
 
-def test_a_step_in_which_a_stage_raised_is_left_out() -> None:
+def test_a_step_in_which_a_stage_raised_is_left_out():
     clock = FakeNanoseconds()
     timer = StageTimer(clock=clock)
     timer.start()
@@ -192,13 +186,13 @@ def test_a_step_in_which_a_stage_raised_is_left_out() -> None:
     assert (found.steps, found.step_s) == (29, 1.0)
 
 
-def test_the_oldest_step_of_a_full_ring_has_lost_stages_and_is_left_out() -> None:
+def test_the_oldest_step_of_a_full_ring_has_lost_stages_and_is_left_out():
     found = judged({"data": 3.0, "forward": 1.0}, 50, capacity=31, idle=0)  # ten steps of three rows, and an end
     assert found.steps == 10 and found.bound == "input"
     assert found.causes[0].share == pytest.approx(0.75, rel=0.01)
 
 
-def test_without_rows_the_totals_are_judged_and_doubted() -> None:
+def test_without_rows_the_totals_are_judged_and_doubted():
     times = replace(run({**HEALTHY, "data": 0.1}), occurrences=np.zeros(0, OCCURRENCE), metric_rows=np.zeros(0, METRIC))
     found = judge_training([times])
     assert (found.bound, found.confidence, found.steps) == ("input", "low", 40)
@@ -206,7 +200,7 @@ def test_without_rows_the_totals_are_judged_and_doubted() -> None:
     assert found.causes[0].share == pytest.approx(0.1 / 0.1331, rel=0.01) and found.causes[0].low is None
 
 
-def test_the_text_says_what_why_and_next_in_few_lines() -> None:
+def test_the_text_says_what_why_and_next_in_few_lines():
     lines = str(judged({**HEALTHY, "data": 0.1})).splitlines()
     assert lines[0] == "What:  input (high confidence)"
     assert re.fullmatch(r"Why:   data takes 75 % of the time: 100\.\d\d of 133\.\d\d ms, over 40 steps", lines[1])
@@ -226,24 +220,21 @@ def random_runs() -> Iterator[list[StageTimes]]:
         world_size = draw.choice([1, 1, 2, 3])
         scale = {name: draw.choice([0.0, 1e-9, 0.001, 0.1, 1e6]) for name in draw.sample(names, draw.randint(0, 6))}
         device = {name: draw.choice([0.0, 0.01]) for name in scale} if draw.random() < 0.3 else None
-        times = [
+        seconds = lambda step, scale=scale, draw=draw: {k: each * draw.random() for k, each in scale.items()}  # noqa: E731
+        sizes = lambda step, draw=draw: {"tokens": draw.choice([-1, 0, 1, 7, 1e300])}  # noqa: E731
+        yield [
             run(
-                lambda step, scale=scale, draw=draw: {name: each * draw.random() for name, each in scale.items()},
+                seconds,
                 draw.choice([0, 1, 4, 5, 19, 60]),
-                rank=rank,
-                world_size=world_size,
-                idle=draw.choice([0.0, 0.001]),
-                device=device,
-                metrics=(lambda step, draw=draw: {"tokens": draw.choice([-1, 0, 1, 7, 1e300])}) if seed % 2 else None,
-                capacity=draw.choice([3, 50, 1000]),
+                **{"rank": rank, "world_size": world_size, "idle": draw.choice([0.0, 0.001]), "device": device},
+                **{"metrics": sizes if seed % 2 else None, "capacity": draw.choice([3, 50, 1000])},
                 error=draw.choice([None, ValueError("x")]),
             )
             for rank in range(world_size)
         ]
-        yield times
 
 
-def test_any_run_has_a_verdict_that_holds_together() -> None:
+def test_any_run_has_a_verdict_that_holds_together():
     bounds = set()
     for times in random_runs():
         for saw in (None, trace("launch"), trace("input")):
@@ -264,13 +255,13 @@ def test_any_run_has_a_verdict_that_holds_together() -> None:
     assert {"inconclusive", "mixed", "input"} <= bounds
 
 
-def test_the_verdict_does_not_depend_on_the_unit_of_time() -> None:
+def test_the_verdict_does_not_depend_on_the_unit_of_time():
     fast, slow = judged(HEALTHY), judged({name: 100 * each for name, each in HEALTHY.items()}, idle=0.01)
     assert (fast.bound, fast.alternatives, fast.confidence) == (slow.bound, slow.alternatives, slow.confidence)
     assert [each.share for each in fast.stages] == pytest.approx([each.share for each in slow.stages], rel=1e-3)
 
 
-def test_rows_of_the_log_alone_are_judged_like_a_document() -> None:
+def test_rows_of_the_log_alone_are_judged_like_a_document():
     times = run({**HEALTHY, "data": 0.1})
     empty = replace(times, summary=Summaries(), occurrences=np.zeros(0, OCCURRENCE), metric_rows=np.zeros(0, METRIC))
     assert judge_training([replace(times, summary=Summaries())]).bound == "input"

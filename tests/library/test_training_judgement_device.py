@@ -1,13 +1,10 @@
-"""Verdicts on runs of a device, with what a trace says, and on what grows with the batch.
-
-python -m pytest tests/library/test_training_judgement_device.py
-"""
+"""Verdicts on runs of a device, with what a trace says, and on what grows with the batch."""
 
 import pytest
 from msgspec.structs import replace
 
 from boundby.training import StageTimer, TimerOptions, judge_training
-from boundby.verdict import Fix, Gain, Verdict
+from boundby.verdict import Fix, Gain
 from tests.fakes import FakeNanoseconds
 from tests.judged_runs import HEALTHY, Stream, gain_of, judged, run, trace
 
@@ -15,7 +12,7 @@ DEVICE = {"data": 0.0, "forward": 0.01, "backward": 0.02, "optimizer": 0.002}
 AHEAD = {"data": 0.001, "forward": 0.002, "backward": 0.003, "optimizer": 0.001, "logging": 0.025}  # it waits there
 
 
-def test_on_a_device_its_own_clock_decides_and_not_where_the_host_waits() -> None:
+def test_on_a_device_its_own_clock_decides_and_not_where_the_host_waits():
     found = judged(AHEAD, device=DEVICE)
     assert (found.bound, found.on_device) == ("compute", True)
     assert found.alternatives == ("memory",)  # the host issues for 6 of 32 ms: launching does not hold it up
@@ -24,25 +21,25 @@ def test_on_a_device_its_own_clock_decides_and_not_where_the_host_waits() -> Non
     assert judged(AHEAD).bound == "under_utilised"  # what the host's clock alone would say
 
 
-def test_a_device_that_waits_for_data_is_bound_by_input() -> None:
+def test_a_device_that_waits_for_data_is_bound_by_input():
     found = judged({**AHEAD, "data": 0.1, "logging": 0.0}, device={**DEVICE, "data": 0.07})
     assert (found.bound, found.confidence) == ("input", "high")
     assert found.causes[0].share == pytest.approx(0.07 / 0.102)
 
 
-def test_a_host_that_issues_all_the_time_may_be_what_is_waited_for() -> None:
+def test_a_host_that_issues_all_the_time_may_be_what_is_waited_for():
     busy = {"data": 0.0001, "forward": 0.011, "backward": 0.021}
     assert judged(busy, device={"forward": 0.011, "backward": 0.021}).alternatives == ("memory", "launch")
 
 
-def test_gaps_of_the_device_between_stages_are_in_no_stage() -> None:
+def test_gaps_of_the_device_between_stages_are_in_no_stage():
     found = judged(AHEAD, device={**DEVICE, "between": 0.008})
     shares = {each.name: each.share for each in found.stages}
     assert shares["(in no stage)"] == pytest.approx(0.2, rel=0.03)  # before the first stage nothing is marked
     assert any("in no known stage" in doubt.text for doubt in found.doubts)
 
 
-def test_nested_stages_on_a_device_are_not_counted_twice() -> None:
+def test_nested_stages_on_a_device_are_not_counted_twice():
     clock, stream = FakeNanoseconds(), Stream()
     timer = StageTimer(clock=clock, marks=stream, options=TimerOptions(device="cuda:0"))
     timer.start()
@@ -55,15 +52,11 @@ def test_nested_stages_on_a_device_are_not_counted_twice() -> None:
                 stream.now += 1.0
         clock.advance(1)
         timer.step()
-    found = judge_training([timer.snapshot()])
-    assert {each.name: each.share for each in found.stages if each.share} == {
-        "attention": 0.5,
-        "forward": 0.25,
-        "loss": 0.25,
-    }
+    shares = {each.name: each.share for each in judge_training([timer.snapshot()]).stages if each.share}
+    assert shares == {"attention": 0.5, "forward": 0.25, "loss": 0.25}
 
 
-def test_a_device_without_times_is_a_doubt() -> None:
+def test_a_device_without_times_is_a_doubt():
     times = replace(run(HEALTHY), device="cuda:0")
     found = judge_training([times])
     assert not found.on_device and found.confidence == "low"
@@ -82,19 +75,16 @@ def test_a_device_without_times_is_a_doubt() -> None:
         (trace("inconclusive"), "compute", ("memory", "launch"), None),
     ],
 )
-def test_a_trace_tells_the_kind_of_work_or_disagrees(
-    said: Verdict, bound: str, alternatives: tuple[str, ...], agrees: bool | None
-) -> None:
+def test_a_trace_tells_the_kind_of_work_or_disagrees(said, bound, alternatives, agrees):
     found = judged(HEALTHY, saw=said)
     assert (found.bound, found.alternatives, found.trace_agrees) == (bound, alternatives, agrees)
     assert found.confidence == ("low" if agrees is False else "medium")  # the kind of work is never measured here
-    assert any(
-        str(each).startswith(f"trace: it says {said.bound}, the stages say compute") for each in found.doubts
-    ) == (agrees is False)
+    disagrees = f"trace: it says {said.bound}, the stages say compute"
+    assert any(str(each).startswith(disagrees) for each in found.doubts) == (agrees is False)
     assert found.trace_bound == said.bound
 
 
-def test_a_trace_does_not_overrule_a_stage_that_takes_the_time() -> None:
+def test_a_trace_does_not_overrule_a_stage_that_takes_the_time():
     slow = {**HEALTHY, "data": 0.1}
     agreeing, silent, other = (judged(slow, saw=trace(bound)) for bound in ("input", "launch", "memory"))
     assert [each.bound for each in (agreeing, silent, other)] == ["input"] * 3
@@ -103,12 +93,12 @@ def test_a_trace_does_not_overrule_a_stage_that_takes_the_time() -> None:
     assert judged({**HEALTHY, "optimizer": 0.1}, saw=trace("memory")).trace_agrees is True
 
 
-def test_a_trace_is_named_where_the_stages_say_nothing() -> None:
+def test_a_trace_is_named_where_the_stages_say_nothing():
     found = judged({"step": 1.0}, saw=trace("memory"))
     assert (found.bound, found.alternatives) == ("inconclusive", ("memory",))
 
 
-def test_the_gains_inside_the_work_are_the_trace_s() -> None:
+def test_the_gains_inside_the_work_are_the_trace_s():
     fuse = Gain(Fix("launch_less"), 1.8, "launch takes 4 of 9 ms")
     ahead = Gain(Fix("load_ahead"), 1.5, "input")
     found = judged(HEALTHY, saw=trace("launch", gains=(fuse, ahead)))
@@ -121,7 +111,7 @@ def sizes(step: int) -> dict[str, float]:
     return {"samples": 2.0 if step % 4 == 3 else 8.0}
 
 
-def test_work_that_does_not_grow_with_the_batch_is_under_utilised() -> None:
+def test_work_that_does_not_grow_with_the_batch_is_under_utilised():
     found = judged(HEALTHY, metrics=sizes)
     assert (found.bound, found.alternatives) == ("under_utilised", ("launch",))
     assert any(
@@ -132,8 +122,8 @@ def test_work_that_does_not_grow_with_the_batch_is_under_utilised() -> None:
     assert judged(HEALTHY, metrics=sizes, saw=trace("launch")).bound == "launch"
 
 
-def test_work_that_grows_with_the_batch_is_not_launching() -> None:
-    def proportional(step: int) -> dict[str, float]:
+def test_work_that_grows_with_the_batch_is_not_launching():
+    def proportional(step):
         work = sizes(step)["samples"] / 8
         return {**HEALTHY, "forward": 0.01 * work, "backward": 0.02 * work}
 
@@ -145,12 +135,12 @@ def test_work_that_grows_with_the_batch_is_not_launching() -> None:
 
 
 @pytest.mark.parametrize("quantity", ["samples", "tokens"])
-def test_batches_of_one_size_tell_nothing(quantity: str) -> None:
+def test_batches_of_one_size_tell_nothing(quantity):
     found = judged(HEALTHY, metrics=lambda step: {quantity: 2.0})
     assert found.alternatives == ("memory", "launch") and not found.evidence
 
 
-def test_tiny_batches_make_one_bound_of_work_and_update() -> None:
+def test_tiny_batches_make_one_bound_of_work_and_update():
     tiny = {"data": 0.0001, "forward": 0.0004, "backward": 0.0006, "optimizer": 0.0008}
     assert judged(tiny).bound == "mixed"
     assert judged(tiny, idle=0, metrics=sizes).bound == "under_utilised"

@@ -1,7 +1,4 @@
-"""What a timer does with long runs, odd names and failures, its own and those of its listeners.
-
-python -m pytest tests/library/test_training_limits.py
-"""
+"""What a timer does with long runs, odd names and failures, its own and those of its listeners."""
 
 import gc
 import sys
@@ -29,25 +26,25 @@ def reachable_bytes(whole: object) -> int:
     return total
 
 
-def test_memory_is_flat_over_a_long_run(clock: FakeNanoseconds) -> None:
+def test_memory_is_flat_over_a_long_run(clock):
     timer = StageTimer(clock=clock, options=TimerOptions(capacity=64))
     timer.start()
     sizes = []
-    for step in range(20_000):
+    for step in range(10_000):
         run(timer, clock, data=1, forward=1)
         timer.metrics({"loss": step})
         timer.step()
-        if step in (4_000, 19_999):
+        if step in (4_000, 9_999):
             timer.snapshot()  # understands what is noted, of which there may be more or less
             sizes.append(reachable_bytes(timer))
     assert sizes[1] < 1.01 * sizes[0]  # the numbers in it have grown by some digits
     times = timer.snapshot()
     assert (len(times.occurrences), len(times.metric_rows)) == (64, 64)
-    assert (times.num_occurrences, times.stage("forward").host_s.n) == (60_000, 20_000)
+    assert (times.num_occurrences, times.stage("forward").host_s.n) == (30_000, 10_000)
     timer.stop()
 
 
-def test_names_are_bounded_too(timer: StageTimer, clock: FakeNanoseconds) -> None:
+def test_names_are_bounded_too(timer, clock):
     for number in range(1000):
         run(timer, clock, **{f"layer {number}": 1})
     timer.step()
@@ -57,7 +54,7 @@ def test_names_are_bounded_too(timer: StageTimer, clock: FakeNanoseconds) -> Non
     assert reasons(timer) == ["more than 256; the further ones are summed as (others)"]
 
 
-def test_odd_names_and_numbers_stay_writable(timer: StageTimer, clock: FakeNanoseconds) -> None:
+def test_odd_names_and_numbers_stay_writable(timer, clock):
     for name in ("\udcff", "x" * 500):
         run(timer, clock, **{name: 1})
     timer.metrics({"\udcff": 1e300, "loss": 1.0})
@@ -67,7 +64,7 @@ def test_odd_names_and_numbers_stay_writable(timer: StageTimer, clock: FakeNanos
     assert [(each.name, each.non_finite) for each in times.metrics] == [("?", 1), ("loss", 0)]
 
 
-def test_a_tally_samples_a_long_stream_evenly() -> None:
+def test_a_tally_samples_a_long_stream_evenly():
     tally = RunningStatistics()
     for value in range(100_000):
         tally.add(value)
@@ -76,18 +73,15 @@ def test_a_tally_samples_a_long_stream_evenly() -> None:
     assert found.sampled == SAMPLE
     assert abs(found.median - 50_000) < 4 * 50_000 / SAMPLE**0.5  # four standard errors
     assert abs(found.p90 - 90_000) < 4 * 30_000 / SAMPLE**0.5
-
-
-def test_no_quantile_without_enough_values() -> None:
-    tally = RunningStatistics()
+    few = RunningStatistics()
+    assert few.statistics().mean is None
     for value in range(28):
-        tally.add(value)
-    assert tally.statistics().p90 is None
-    assert RunningStatistics().statistics().mean is None
+        few.add(value)
+    assert few.statistics().p90 is None, "too few for a quantile"
 
 
 @pytest.mark.parametrize("name", [None, [], {}])
-def test_a_name_that_is_none_is_a_remark(timer: StageTimer, clock: FakeNanoseconds, name: object) -> None:
+def test_a_name_that_is_none_is_a_remark(timer, clock, name):
     with timer.stage(name):
         run(timer, clock, forward=1)
     timer.metrics(name)
@@ -98,7 +92,7 @@ def test_a_name_that_is_none_is_a_remark(timer: StageTimer, clock: FakeNanosecon
 
 
 @pytest.mark.parametrize("kind", ["step", "background", "x"])
-def test_only_stages_spans_and_what_is_excluded_can_be_begun(timer: StageTimer, kind: str) -> None:
+def test_only_stages_spans_and_what_is_excluded_can_be_begun(timer, kind):
     timer.begin("forward", kind)
     timer.step()
     assert [each.name for each in timer.snapshot().names] == ["step"]
@@ -106,7 +100,7 @@ def test_only_stages_spans_and_what_is_excluded_can_be_begun(timer: StageTimer, 
 
 
 @pytest.mark.parametrize("number", ["many", 2**70, 1.5])
-def test_a_number_that_is_none_is_counted_on(timer: StageTimer, clock: FakeNanoseconds, number: object) -> None:
+def test_a_number_that_is_none_is_counted_on(timer, clock, number):
     timer.step(3)
     run(timer, clock, forward=1)
     timer.step(number)
@@ -114,7 +108,7 @@ def test_a_number_that_is_none_is_counted_on(timer: StageTimer, clock: FakeNanos
     assert reasons(timer) == [f"{number!r} is none; counted on"]
 
 
-def test_a_timer_that_fails_again_and_again_stays_off(timer: StageTimer) -> None:
+def test_a_timer_that_fails_again_and_again_stays_off(timer):
     for _ in range(150):
         timer.begin(None)
     timer.snapshot()
@@ -124,17 +118,14 @@ def test_a_timer_that_fails_again_and_again_stays_off(timer: StageTimer) -> None
     assert timer.snapshot().status == "finished"
 
 
-def test_a_listener_that_raises_is_not_heard_of(clock: FakeNanoseconds) -> None:
-    def say(text: str) -> None:
-        raise OSError("terminal gone")
-
-    with StageTimer(clock=clock, say=say) as timer:
+def test_a_listener_that_raises_is_not_heard_of(clock):
+    with StageTimer(clock=clock, say=lambda text: 1 / 0) as timer:
         timer.end("forward")
         timer.step()
     assert timer.snapshot().step.host_s.n == 1
 
 
-def test_a_disabled_timer_does_nothing(clock: FakeNanoseconds, tmp_path) -> None:
+def test_a_disabled_timer_does_nothing(clock, tmp_path):
     with StageTimer(tmp_path / "run", enabled=False, clock=clock) as timer:
         with timer.stage("forward"):
             pass
@@ -145,7 +136,7 @@ def test_a_disabled_timer_does_nothing(clock: FakeNanoseconds, tmp_path) -> None
     assert timer.snapshot().stages == ()
 
 
-def test_hooks_are_told_in_order_and_dropped_when_they_raise(timer: StageTimer, clock: FakeNanoseconds) -> None:
+def test_hooks_are_told_in_order_and_dropped_when_they_raise(timer, clock):
     told: list[tuple] = []
     timer.hooks.register("stage_start", lambda name: told.append(("start", name)))
     timer.hooks.register("stage_end", lambda name, seconds: told.append(("end", name, seconds)))

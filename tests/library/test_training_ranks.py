@@ -1,11 +1,7 @@
-"""Several processes of one run: each has its files, and one summary holds all that are there.
-
-python -m pytest tests/library/test_training_ranks.py
-"""
+"""Several processes of one run: each has its files, and one summary holds all that are there."""
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,18 +15,9 @@ from tests.fakes import FakeNanoseconds
 TRACE = Verdict("launch", (), 0.5, "medium", "untested", (), ())
 
 
-def leave(  # noqa: PLR0913  (each is one thing that a process may leave)
-    folder: Path,
-    rank: int,
-    world_size: int = 2,
-    *,
-    data_s: float = 1.0,
-    backward_s: float = 1.0,
-    steps: int = 20,
-    is_killed: bool = False,
-    with_summary: bool = True,
-    error: BaseException | None = None,
-) -> None:
+def leave(
+    folder, rank, world_size=2, *, data_s=1.0, backward_s=1.0, steps=20, is_killed=False, with_summary=True, error=None
+):
     """Leave the files of one process, as its profiler does."""
     clock = FakeNanoseconds()
     options = TimerOptions(rank=rank, world_size=world_size, in_background=False)
@@ -59,7 +46,7 @@ def summary_in(folder: Path) -> dict:
     return json.loads((folder / SUMMARY).read_text())
 
 
-def test_stages_are_compared_over_the_processes(tmp_path: Path) -> None:
+def test_stages_are_compared_over_the_processes(tmp_path):
     for rank, (data, backward) in enumerate([(1, 6), (1, 6), (6, 1), (2, 5)]):
         leave(tmp_path, rank, 4, data_s=data, backward_s=backward)
     merged = merge_ranks(tmp_path)
@@ -75,7 +62,7 @@ def test_stages_are_compared_over_the_processes(tmp_path: Path) -> None:
     assert merged.verdict.straggler.slower_by == pytest.approx(9 / 4)
 
 
-def test_the_merged_summary_has_the_names_of_a_single_one_and_every_process(tmp_path: Path) -> None:
+def test_the_merged_summary_has_the_names_of_a_single_one_and_every_process(tmp_path):
     leave(tmp_path, 0, data_s=6.0)
     leave(tmp_path, 1, backward_s=6.0)
     write_merged_summary(tmp_path)
@@ -84,17 +71,15 @@ def test_the_merged_summary_has_the_names_of_a_single_one_and_every_process(tmp_
     alone = {"rank", "step_s", "in_no_stage_share", "metrics"}
     assert set(single) - set(document) == alone
     assert (document["status"], document["first_step"], document["last_step"]) == ("finished", 0, 19)
-    assert [(each["rank"], each["status"], each["step_s"]["n"]) for each in document["ranks"]] == [
-        (0, "finished", 20),
-        (1, "finished", 20),
-    ]
+    processes = [(each["rank"], each["status"], each["step_s"]["n"]) for each in document["ranks"]]
+    assert processes == [(0, "finished", 20), (1, "finished", 20)]
     assert document["training_verdict"]["straggler"]["rank"] == 0
     assert document["training_verdict"]["text"][0].startswith("What:  input")
     data = next(each for each in document["stages"] if each["name"] == "data")
     assert data["per_step_s"] == [{"rank": 0, "seconds": 6.0}, {"rank": 1, "seconds": 1.0}]
 
 
-def test_the_verdict_on_the_trace_of_any_process_counts(tmp_path: Path) -> None:
+def test_the_verdict_on_the_trace_of_any_process_counts(tmp_path):
     for rank in range(2):
         leave(tmp_path, rank)
     merged = merge_ranks(tmp_path)
@@ -104,7 +89,7 @@ def test_the_verdict_on_the_trace_of_any_process_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("summary", [None, [], {}, {"verdict": None}, {"verdict": 3}, {"verdict": {"bound": "magic"}}])
-def test_a_summary_without_a_verdict_on_a_trace_gives_none(summary: Any, tmp_path: Path) -> None:
+def test_a_summary_without_a_verdict_on_a_trace_gives_none(summary, tmp_path):
     files.write_json(tmp_path / SUMMARY, {"verdict": TRACE.as_dict()})
     assert read_trace_verdict(RunFiles(tmp_path, 0, 1)) == TRACE
     assert trace_verdict_of(summary) is None
@@ -113,7 +98,7 @@ def test_a_summary_without_a_verdict_on_a_trace_gives_none(summary: Any, tmp_pat
     assert read_trace_verdict(RunFiles(tmp_path / "absent", 0, 1)) is None
 
 
-def test_a_killed_process_and_missing_ones_are_named(tmp_path: Path) -> None:
+def test_a_killed_process_and_missing_ones_are_named(tmp_path):
     leave(tmp_path, 1, 4, is_killed=True)
     leave(tmp_path, 2, 4, error=RuntimeError("out of memory"))
     document = ranks.merged_document(merge_ranks(tmp_path))
@@ -124,7 +109,7 @@ def test_a_killed_process_and_missing_ones_are_named(tmp_path: Path) -> None:
     assert document["training_verdict"]["steps"] == 20
 
 
-def test_what_cannot_be_read_is_named_with_its_reason(tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_named_with_its_reason(tmp_path):
     leave(tmp_path, 0)
     (tmp_path / "rank1_stage_times.json").write_text("{")
     document = ranks.merged_document(merge_ranks(tmp_path))
@@ -136,7 +121,7 @@ def test_what_cannot_be_read_is_named_with_its_reason(tmp_path: Path) -> None:
     assert (nothing["training_verdict"], nothing["status"], nothing["ranks"]) == (None, None, [])
 
 
-def test_a_folder_of_one_process_has_nothing_to_merge(tmp_path: Path) -> None:
+def test_a_folder_of_one_process_has_nothing_to_merge(tmp_path):
     with pytest.raises(FileNotFoundError, match="no run of several processes"):
         merge_ranks(tmp_path)
     leave(tmp_path, 0, 1)
@@ -146,7 +131,7 @@ def test_a_folder_of_one_process_has_nothing_to_merge(tmp_path: Path) -> None:
     assert "ranks" not in summary_in(tmp_path)
 
 
-def test_processes_of_an_earlier_larger_run_are_not_merged(tmp_path: Path) -> None:
+def test_processes_of_an_earlier_larger_run_are_not_merged(tmp_path):
     for rank in range(4):
         leave(tmp_path, rank, 4, data_s=6.0 if rank == 3 else 1.0)
     assert ranks_in(tmp_path) == (0, 1, 2, 3) and merge_ranks(tmp_path).verdict.straggler.rank == 3
@@ -158,7 +143,7 @@ def test_processes_of_an_earlier_larger_run_are_not_merged(tmp_path: Path) -> No
     assert [each.name for each in merged.stages if 3 in each.per_step_s] == []
 
 
-def test_of_runs_of_one_process_and_of_several_the_newest_counts(tmp_path: Path) -> None:
+def test_of_runs_of_one_process_and_of_several_the_newest_counts(tmp_path):
     leave(tmp_path, 1, 2)
     leave(tmp_path, 0, 1)
     assert ranks_in(tmp_path) == (None,)
@@ -170,15 +155,10 @@ def test_of_runs_of_one_process_and_of_several_the_newest_counts(tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("began", "ended", "expected"),
-    [
-        pytest.param(1000.0, 1010.0, (0,), id="long before"),
-        pytest.param(1000.0, 2030.0, (0, 1), id="long before, and at work since"),
-        pytest.param(1950.0, 1960.0, (0, 1), id="a little before"),
-    ],
+    [(1000.0, 1010.0, (0,)), (1000.0, 2030.0, (0, 1)), (1950.0, 1960.0, (0, 1))],
+    ids=["long before", "long before, and at work since", "a little before"],
 )
-def test_a_process_of_an_earlier_run_of_the_same_size_is_told_by_its_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, began: float, ended: float, expected: tuple[int, ...]
-) -> None:
+def test_a_process_of_an_earlier_run_of_the_same_size_is_told_by_time(tmp_path, monkeypatch, began, ended, expected):
     for rank, times in ((1, [began, ended]), (0, [2000.0, 2040.0])):
         monkeypatch.setattr("time.time", lambda times=times: times.pop(0) if len(times) > 1 else times[0])
         leave(tmp_path, rank)
@@ -186,14 +166,14 @@ def test_a_process_of_an_earlier_run_of_the_same_size_is_told_by_its_time(
     assert merge_ranks(tmp_path).missing == (() if len(expected) == 2 else (1,))
 
 
-def test_what_cannot_be_read_counts_where_the_newest_run_has_such_a_process(tmp_path: Path) -> None:
+def test_what_cannot_be_read_counts_where_the_newest_run_has_such_a_process(tmp_path):
     leave(tmp_path, 0)
     for rank in (1, 2):
         (tmp_path / f"rank{rank}_stage_times.json").write_text("{")
     assert ranks_in(tmp_path) == (0, 1)
 
 
-def test_the_merged_summary_tells_what_each_process_gave_up_and_could_not_give(tmp_path: Path) -> None:
+def test_the_merged_summary_tells_what_each_process_gave_up_and_could_not_give(tmp_path):
     for rank in range(3):
         leave(tmp_path, rank, 3, is_killed=rank == 2)
     for rank, seconds in ((0, 0.0), (1, 2.5)):
@@ -204,22 +184,15 @@ def test_the_merged_summary_tells_what_each_process_gave_up_and_could_not_give(t
         files.write_json(path, document | {"profiler_s": seconds})
     write_merged_summary(tmp_path)
     document = summary_in(tmp_path)
-    assert document["given_up"] == [
-        {"rank": 0, "what": "trace", "reason": "broken on 0"},
-        {"rank": 1, "what": "trace", "reason": "broken on 1"},
-    ]
-    assert [(each["rank"], each["what"]) for each in document["unavailable"]] == [
-        (0, "device events"),
-        (1, "device events"),
-    ]
+    given_up = [(each["rank"], each["what"], each["reason"]) for each in document["given_up"]]
+    assert given_up == [(0, "trace", "broken on 0"), (1, "trace", "broken on 1")]
+    assert [(each["rank"], each["what"]) for each in document["unavailable"]] == [(n, "device events") for n in (0, 1)]
     assert document["profiler_s"] == 2.5
     assert [each["profiler_s"] for each in document["ranks"]] == [0.0, 2.5, None]
 
 
 @pytest.mark.parametrize("summary", ["", "[]", '{"given_up": 3}', '{"given_up": ["text"]}'])
-def test_of_a_process_without_a_sound_summary_the_stage_times_tell_what_it_gave_up(
-    tmp_path: Path, summary: str
-) -> None:
+def test_of_a_process_without_a_sound_summary_the_stage_times_tell_what_it_gave_up(tmp_path, summary):
     timer = StageTimer(tmp_path, options=TimerOptions(rank=1, world_size=2, in_background=False))
     timer.start()
     timer.remarks.add("readings", "the driver is gone")
@@ -231,7 +204,7 @@ def test_of_a_process_without_a_sound_summary_the_stage_times_tell_what_it_gave_
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
-def test_whoever_stops_last_completes_the_summary(tmp_path: Path, order: tuple[int, ...]) -> None:
+def test_whoever_stops_last_completes_the_summary(tmp_path, order):
     written = []
     for rank in order:
         leave(tmp_path, rank, 3)
@@ -242,11 +215,11 @@ def test_whoever_stops_last_completes_the_summary(tmp_path: Path, order: tuple[i
     assert not any(written[: order.index(0)])
 
 
-def test_a_process_that_stops_while_another_writes_is_not_lost(tmp_path: Path, monkeypatch) -> None:
+def test_a_process_that_stops_while_another_writes_is_not_lost(tmp_path, monkeypatch):
     leave(tmp_path, 0)
     write_json, stops = files.write_json, [lambda: leave(tmp_path, 1)]
 
-    def write_late(path: Path, document: object) -> None:
+    def write_late(path, document):
         if path.name == SUMMARY and stops:
             stops.pop()()
         write_json(path, document)

@@ -1,10 +1,4 @@
-"""An epoch has the time of the training in it, and is left out if one of its own steps was slowed down.
-
-python -m pytest tests/library/test_training_spans.py
-"""
-
-from collections.abc import Callable
-from pathlib import Path
+"""An epoch has the time of the training in it, and is left out if one of its own steps was slowed down."""
 
 import pytest
 import torch
@@ -29,9 +23,7 @@ def restart(timer: StageTimer, clock: FakeNanoseconds, seconds: float, *, distur
         timer.disturb()
 
 
-def train(
-    timer: StageTimer, clock: FakeNanoseconds, disturbed: set[int], evaluate: Callable[[], None] = lambda: None
-) -> None:
+def train(timer, clock, disturbed, evaluate=lambda: None):
     """Run two epochs of four steps of a second, and the profiler for 10 seconds behind each step."""
     restart(timer, clock, 10, disturbs=0 in disturbed)
     for epoch in range(2):
@@ -43,22 +35,20 @@ def train(
         evaluate()
 
 
-def test_what_the_profiler_does_between_steps_is_in_no_epoch(timer: StageTimer, clock: FakeNanoseconds) -> None:
+def test_what_the_profiler_does_between_steps_is_in_no_epoch(timer, clock):
     train(timer, clock, set())
     assert host_ns(timer, "epoch", "span") == [4 * S, 4 * S]
     assert host_ns(timer, "step", "step") == [S] * 8
 
 
-def test_it_is_in_none_of_the_spans_inside_one_another_either(timer: StageTimer, clock: FakeNanoseconds) -> None:
+def test_it_is_in_none_of_the_spans_inside_one_another_either(timer, clock):
     with timer.span("run"), timer.stage("fold"):  # this one becomes a span with the first step
         train(timer, clock, set())
     assert host_ns(timer, "run", "span") == [8 * S]
     assert host_ns(timer, "fold", "span") == [8 * S]
 
 
-def test_a_span_that_begins_between_a_step_and_what_follows_it_loses_its_own_part_alone(
-    timer: StageTimer, clock: FakeNanoseconds
-) -> None:
+def test_a_span_that_begins_between_a_step_and_what_follows_it_loses_its_own_part_alone(timer, clock):
     timer.step()
     clock.advance(3)
     with timer.span("epoch"):
@@ -72,9 +62,7 @@ def test_a_span_that_begins_between_a_step_and_what_follows_it_loses_its_own_par
     assert host_ns(timer, "epoch", "span") == [2 * S]
 
 
-def test_a_step_that_begins_anew_takes_the_stages_with_it_that_are_open(
-    timer: StageTimer, clock: FakeNanoseconds
-) -> None:
+def test_a_step_that_begins_anew_takes_the_stages_with_it_that_are_open(timer, clock):
     with timer.stage("update"):
         run(timer, clock, forward=2)
         with timer.excluded():
@@ -89,7 +77,7 @@ def test_a_step_that_begins_anew_takes_the_stages_with_it_that_are_open(
     assert host_ns(timer, "evaluation", "excluded") == [8 * S]
 
 
-def test_an_evaluation_within_an_epoch_is_taken_out_of_it(timer: StageTimer, clock: FakeNanoseconds) -> None:
+def test_an_evaluation_within_an_epoch_is_taken_out_of_it(timer, clock):
     with timer.span("epoch"):
         for _ in range(2):
             run(timer, clock, forward=1)
@@ -115,9 +103,7 @@ def test_an_evaluation_within_an_epoch_is_taken_out_of_it(timer: StageTimer, clo
         ({3, 4}, [DISTURBED, DISTURBED]),
     ],
 )
-def test_an_epoch_is_left_out_if_one_of_its_own_steps_was_disturbed(
-    timer: StageTimer, clock: FakeNanoseconds, disturbed: set[int], expected: list[int]
-) -> None:
+def test_an_epoch_is_left_out_if_one_of_its_own_steps_was_disturbed(timer, clock, disturbed, expected):
     train(timer, clock, disturbed, lambda: timer.metrics({"accuracy": 1.0}))
     assert flags(timer) == expected
     epochs = timer.snapshot().stage("epoch", "span")
@@ -125,9 +111,7 @@ def test_an_epoch_is_left_out_if_one_of_its_own_steps_was_disturbed(
 
 
 @pytest.mark.parametrize(("disturbed", "expected"), [(0, [DISTURBED, 0]), (1, [0, DISTURBED])])
-def test_a_step_that_lies_in_two_epochs_belongs_to_that_with_the_most_of_it(
-    timer: StageTimer, clock: FakeNanoseconds, disturbed: int, expected: list[int]
-) -> None:
+def test_a_step_that_lies_in_two_epochs_belongs_to_that_with_the_most_of_it(timer, clock, disturbed, expected):
     """As in Lightning, where a step ends when the first batch of the next epoch is fetched."""
     for step in range(2):
         if step == disturbed:
@@ -144,7 +128,7 @@ def test_a_step_that_lies_in_two_epochs_belongs_to_that_with_the_most_of_it(
     assert flags(timer) == expected
 
 
-def test_a_span_that_an_exception_leaves_says_so_beside_the_rest(timer: StageTimer, clock: FakeNanoseconds) -> None:
+def test_a_span_that_an_exception_leaves_says_so_beside_the_rest(timer, clock):
     timer.disturb()
     with pytest.raises(ValueError), timer.span("epoch"):
         run(timer, clock, forward=1)
@@ -154,7 +138,7 @@ def test_a_span_that_an_exception_leaves_says_so_beside_the_rest(timer: StageTim
     assert not flags(timer)[0] & CUT
 
 
-def test_the_time_that_understanding_takes_is_in_no_epoch(clock: FakeNanoseconds) -> None:
+def test_the_time_that_understanding_takes_is_in_no_epoch(clock):
     """The clock moves when the timer begins the step anew after it has understood what was noted."""
     timer = StageTimer(clock=clock)
     timer.start()
@@ -169,23 +153,17 @@ def test_the_time_that_understanding_takes_is_in_no_epoch(clock: FakeNanoseconds
     assert host_ns(timer, "epoch", "span") == [0]
 
 
-def test_recording_and_reading_between_steps_are_in_no_epoch_and_the_manager_tells_how_long_they_took(
-    tmp_path: Path, clock: FakeNanoseconds, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recording_and_reading_between_steps_are_in_no_epoch_and_their_time_is_told(tmp_path, clock, monkeypatch):
     step = Recorder.step
 
-    def slow(recorder: Recorder) -> None:
+    def slow(recorder):
         step(recorder)
         clock.advance(10)
 
     monkeypatch.setattr(Recorder, "step", slow)
     monkeypatch.setattr("boundby.training.manager.perf_counter", lambda: clock() / S)
-    manager = ProfilerManager(
-        tmp_path,
-        device=torch.device("cpu"),
-        schedule=Schedule(1, 1, 1),
-        options=ManagerOptions(TimerOptions(in_background=False), readings=False),
-    )
+    options = ManagerOptions(TimerOptions(in_background=False), readings=False)
+    manager = ProfilerManager(tmp_path, device=torch.device("cpu"), schedule=Schedule(1, 1, 1), options=options)
     manager.timer.clock = clock
     told = []
     with manager:
@@ -200,9 +178,7 @@ def test_recording_and_reading_between_steps_are_in_no_epoch_and_the_manager_tel
     assert flags(manager.timer) == [DISTURBED, 0]
     assert manager.snapshot().stage("epoch", "span").host_s.total == 3
 
-
-def test_a_manager_that_is_off_takes_no_time_and_slows_no_step(tmp_path: Path) -> None:
-    manager = ProfilerManager(tmp_path, enabled=False)
-    with manager:
-        manager.step()
-        assert (manager.between_steps_s, manager.slows_step) == (0, False)
+    off = ProfilerManager(tmp_path / "off", enabled=False)
+    with off:
+        off.step()
+        assert (off.between_steps_s, off.slows_step) == (0, False)

@@ -1,6 +1,6 @@
 """What a forward does: FLOPs and bytes known by construction, and the same FLOPs by formula."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from types import SimpleNamespace
 
@@ -39,7 +39,7 @@ def only(work: Work) -> OperatorWork:
 
 
 @pytest.fixture(scope="module")
-def build() -> Callable[..., torch.nn.Module]:
+def build():
     """Return a maker of small classifiers: family, attention -> model."""
     transformers = pytest.importorskip("transformers")
     families = {
@@ -56,7 +56,7 @@ def build() -> Callable[..., torch.nn.Module]:
     }
 
     @cache
-    def make(family: str, attention: str = "sdpa") -> torch.nn.Module:
+    def make(family, attention="sdpa"):
         config = getattr(transformers, f"{family}Config")(**families[family], **COMMON, attn_implementation=attention)
         return getattr(transformers, f"{family}ForSequenceClassification")(config).eval()
 
@@ -71,9 +71,6 @@ def forward(model: torch.nn.Module, texts: int, tokens: int, padding: int = 0) -
     mask = torch.ones_like(ids)
     mask[0, tokens - padding :] = 0
     return lambda: model(input_ids=ids * mask, attention_mask=mask)
-
-
-# Operators whose work is known
 
 
 def test_a_linear_layer_reads_weights_bias_and_input_and_writes_its_output():
@@ -106,11 +103,7 @@ def test_new_bytes_are_those_of_results_that_an_operator_allocates():
         (lambda: torch.ones(5) @ torch.ones(5), 2 * 5, (5 + 5 + 1) * FLOAT),
         (lambda: torch.addmv(torch.ones(3), torch.ones(3, 4), torch.ones(4)), 2 * 12, (3 + 12 + 4 + 3) * FLOAT),
         (lambda: torch.ones(3, 5).addmm_(torch.ones(3, 4), torch.ones(4, 5)), 2 * 60, (12 + 20 + 2 * 15) * FLOAT),
-        (
-            lambda: torch.mm(torch.ones(3, 4), torch.ones(4, 5), out=torch.empty(3, 5)),
-            2 * 60,
-            (12 + 20 + 15) * FLOAT,
-        ),
+        (lambda: torch.mm(torch.ones(3, 4), torch.ones(4, 5), out=torch.empty(3, 5)), 2 * 60, (12 + 20 + 15) * FLOAT),
         (
             lambda: torch.baddbmm(torch.empty(2, 3, 5), torch.ones(2, 3, 4), torch.ones(2, 4, 5), beta=0),
             2 * 120,
@@ -224,7 +217,7 @@ def test_a_bag_of_embeddings_reads_every_row_it_adds(frozen):
 )
 @pytest.mark.parametrize("inference", [False, True])
 def test_views_and_allocations_are_no_work(call, inference):
-    def recorded() -> None:
+    def recorded():
         torch.empty(0)  # so that the call has an operator to see at all
         with torch.profiler.record_function("block"):
             call()
@@ -250,9 +243,6 @@ def test_given_bytes_are_those_that_no_operator_of_the_call_made():
     assert second.given_bytes == 3 * N
 
 
-# Attention on a CPU, which torch 2.13.0 counts as nothing
-
-
 @pytest.mark.parametrize("mask", [None, torch.ones(2, 1, 5, 5)], ids=["no mask", "mask"])
 @pytest.mark.parametrize("kv_heads", [4, 2])
 def test_attention_counts_the_scores_and_the_sum_of_every_query_head(mask, kv_heads):
@@ -268,9 +258,6 @@ def test_attention_with_other_lengths_counts_their_product():
     assert count(lambda: F.scaled_dot_product_attention(query, key, key)).flops == 2 * 2 * 3 * 7 * (8 + 8)
 
 
-# What cannot be counted is said
-
-
 def test_a_fused_layer_without_a_formula_is_refused_with_the_way_out():
     layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
     texts = torch.ones(2, 3, 8)
@@ -283,30 +270,31 @@ def test_a_fused_layer_without_a_formula_is_refused_with_the_way_out():
         torch.backends.mha.set_fastpath_enabled(True)
 
 
-def test_a_higher_order_operator_is_refused_by_name():
-    with pytest.raises(ValueError, match="the work of cond is not known"):
-        count(lambda: torch.ops.higher_order.cond(torch.tensor(True), lambda x: (x + 1,), lambda x: (x,), (X,)))
-
-
-def test_a_sparse_tensor_is_refused():
-    sparse = torch.eye(3).to_sparse_coo()
-    with pytest.raises(ValueError, match="layout torch.sparse_coo"):
-        count(lambda: sparse * 2)
-
-
-def test_a_call_that_shows_no_operator_is_refused():
-    with pytest.raises(ValueError, match="ran no operator"):
-        count(lambda: None)
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (
+            lambda: torch.ops.higher_order.cond(torch.tensor(True), lambda x: (x + 1,), lambda x: (x,), (X,)),
+            "the work of cond is not known",
+        ),
+        (lambda: torch.eye(3).to_sparse_coo() * 2, "layout torch.sparse_coo"),
+        (lambda: None, "ran no operator"),
+    ],
+    ids=["of higher order", "sparse", "nothing"],
+)
+def test_what_cannot_be_counted_is_refused(call, says):
+    with pytest.raises(ValueError, match=says):
+        count(call)
 
 
 @pytest.fixture
-def spin() -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
+def spin():
     """Return an operator of our own whose two calls take 0.5 s and 0.25 s of `spin.clock`."""
     library = torch.library.Library("boundby_test", "DEF")
     library.define("spin(Tensor x) -> Tensor")
     clock, seconds = FakeClock(), [0.5, 0.25]
 
-    def run(x: torch.Tensor) -> torch.Tensor:
+    def run(x):
         clock.advance(seconds.pop(0))
         return x.clone()
 
@@ -324,7 +312,7 @@ def test_an_operator_from_elsewhere_needs_a_formula(spin):
 
 def test_a_clock_times_the_operators_and_not_the_counting(spin):
     @register_flop_formula(spin.operator)
-    def slow_to_count(shape: torch.Size, out_shape: torch.Size) -> int:
+    def slow_to_count(shape, out_shape):
         spin.clock.advance(64.0)
         return 7
 
@@ -334,9 +322,6 @@ def test_a_clock_times_the_operators_and_not_the_counting(spin):
         ("aten::add", 1, 0, 0.0),
     ]
     assert spin.clock.now == 2 * 64.0 + 0.75
-
-
-# What a call cannot help moving
 
 
 def test_least_bytes_leave_out_what_stays_in_between():
@@ -378,25 +363,19 @@ def test_least_bytes_hold_a_change_of_what_was_there():
     assert count(lambda: state.copy_(Y)).least_bytes == 2 * N
 
 
-# How a call is watched
-
-
-def test_gradients_are_off_while_counting_and_nothing_stays_installed():
+def test_gradients_are_off_while_counting_and_nothing_stays_installed_even_after_an_error():
     layer = torch.nn.Linear(8, 2)
     kept: list[torch.Tensor] = []
     count(lambda: kept.append(layer(X)))
     assert not kept[0].requires_grad
     assert torch.is_grad_enabled() and torch._C._len_torch_dispatch_stack() == 0
-
-
-def test_an_error_of_the_call_passes_through_and_nothing_stays_installed():
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         count(lambda: torch.nn.Linear(4, 2)(X))
     assert torch.is_grad_enabled() and torch._C._len_torch_dispatch_stack() == 0
 
 
 def test_a_call_in_inference_mode_counts_the_same():
-    def model_and_input() -> tuple[torch.nn.Module, torch.Tensor]:
+    def model_and_input():
         return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(), torch.nn.Linear(8, 2)).eval(), X.clone()
 
     model, given = model_and_input()
@@ -423,9 +402,6 @@ def test_a_subclass_of_tensor_counts_by_the_parts_it_takes_the_operator_apart_in
 
     layer = torch.nn.Linear(8, 2)
     assert count(lambda: layer(TwoTensor(X, Y))).flops == 2 * count(lambda: layer(X)).flops
-
-
-# Transformers: two ways to the same number
 
 
 def test_the_formula_adds_up_by_hand():
@@ -455,43 +431,27 @@ def test_every_known_family_agrees_with_its_formula(build, family):
     assert counted == pytest.approx(transformer_flops(transformer_shape(model), 3, 16), rel=0.01)
 
 
-def test_the_shape_is_that_of_the_config(build):
-    assert transformer_shape(build("Qwen3")) == TransformerShape(
-        layers=2, hidden=32, heads=4, kv_heads=2, head_dim=16, intermediate=48, gated=True, labels=3, pooled=False
-    )
-    assert transformer_shape(build("GPT2")) == TransformerShape(
-        layers=2, hidden=32, heads=4, kv_heads=4, head_dim=8, intermediate=128, gated=False, labels=3, pooled=False
-    )
-
-
-def test_a_compiled_model_has_the_shape_of_the_eager_one(build):
+def test_the_shape_is_that_of_the_config_or_none_where_the_formula_is_not_known(build):
+    common = {"layers": 2, "hidden": 32, "heads": 4, "labels": 3, "pooled": False}
+    qwen = TransformerShape(**common, kv_heads=2, head_dim=16, intermediate=48, gated=True)
+    gpt = TransformerShape(**common, kv_heads=4, head_dim=8, intermediate=128, gated=False)
+    assert (transformer_shape(build("Qwen3")), transformer_shape(build("GPT2"))) == (qwen, gpt)
     model = build("Bert")
     assert transformer_shape(torch.compile(model, backend="eager")) == transformer_shape(model) is not None
-
-
-def test_a_model_whose_formula_is_not_known_has_no_shape(build):
-    model = build("Bert")
     assert transformer_shape(torch.nn.Linear(4, 3)) is None
     assert transformer_shape(model.bert) is None  # no classifier
     assert transformer_shape(SimpleNamespace(config=SimpleNamespace(model_type="mixtral"))) is None
 
 
-def test_a_forward_in_inference_mode_counts_the_same(build):
-    for family in ("Bert", "GPT2", "Qwen2"):
-        call = forward(build(family, "eager"), 3, 16, padding=5)
-        expected = count(call)
-        with torch.inference_mode():
-            assert count(call) == expected, family
-
-
-# Work without padding
-
-
 @pytest.mark.parametrize("family", ["Bert", "GPT2", "Qwen2"])
-def test_useful_flops_are_the_sum_over_the_texts_each_alone(build, family):
+def test_useful_flops_are_the_sum_over_the_texts_each_alone_and_inference_mode_changes_none(build, family):
+    call = forward(build(family, "eager"), 3, 16, padding=5)
+    expected = count(call)
+    with torch.inference_mode():
+        assert count(call) == expected
     model = build(family)
 
-    def count_at(batch: int, tokens: int) -> int:
+    def count_at(batch, tokens):
         return count(forward(model, batch, tokens)).flops
 
     useful = fit_length_cost(count_at, LENGTHS).flops(LENGTHS)
@@ -511,7 +471,7 @@ def window(batch: int, tokens: int) -> int:
 def test_four_forwards_of_one_text_are_enough_for_any_lengths():
     asked: list[tuple[int, int]] = []
 
-    def count_at(batch: int, tokens: int) -> int:
+    def count_at(batch, tokens):
         asked.append((batch, tokens))
         return parabola(batch, tokens)
 
@@ -522,27 +482,20 @@ def test_four_forwards_of_one_text_are_enough_for_any_lengths():
 
 
 @pytest.mark.parametrize("longest", [101, 200, 512, 4000])
-def test_attention_over_a_window_has_no_parabola_and_says_so(longest):
+def test_attention_over_a_window_has_no_parabola_beyond_it_and_says_so(longest):
     cost = fit_length_cost(window, range(1, longest + 1))
     assert cost.flops([5, 6]) is None
     assert cost.reason is not None and cost.reason.startswith("FLOPs are no parabola of the tokens")
 
 
-def test_within_the_window_attention_is_full():
-    assert fit_length_cost(window, range(1, 101)).flops(range(1, 101)) == sum(tokens**2 for tokens in range(1, 101))
-
-
-@pytest.mark.parametrize("lengths", [(9,), (9, 9, 300), (2, 90, 300, 90)])
-def test_up_to_three_lengths_are_counted_and_need_no_parabola(lengths):
+@pytest.mark.parametrize("lengths", [(9,), (9, 9, 300), (2, 90, 300, 90), range(1, 101)])
+def test_up_to_three_lengths_and_those_within_the_window_are_counted(lengths):
     assert fit_length_cost(window, lengths).flops(lengths) == sum(window(1, tokens) for tokens in lengths)
 
 
-def test_a_cost_serves_any_choice_of_its_lengths():
+def test_a_cost_serves_any_choice_of_its_lengths_and_no_lengths_are_an_error():
     cost = fit_length_cost(parabola, range(1, 65))
     assert cost.flops([3, 60, 60]) == parabola(1, 3) + 2 * parabola(1, 60)
     assert cost.flops([]) == 0
-
-
-def test_no_lengths_are_an_error():
     with pytest.raises(ValueError, match="no lengths"):
         fit_length_cost(parabola, [])
