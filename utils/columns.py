@@ -96,10 +96,10 @@ class Finding:
 
     def fill(self, row: Row) -> Row:
         """Return the row with what was found, and its doubts joined by those of the verdict."""
-        found = {column.name: column.found(self) for column in COLUMNS if column.found}
+        values = {column.name: column.found(self) for column in COLUMNS if column.found}
         doubts = list(dict.fromkeys([*doubts_of(row), *self.verdict.doubts]))
-        reasons = {name: why for name, why in row["reasons"].items() if name not in found}
-        return {**row, **_plain(found, doubts, reasons), "verdict": self.verdict.as_dict()}
+        reasons = {name: why for name, why in row["reasons"].items() if name not in values}
+        return {**row, **_plain(values, doubts, reasons), "verdict": self.verdict.as_dict()}
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The records of `baseline_metrics.json`, as step 02 writes them and as report, figures and comparisons read them.
+"""The records that steps write as JSON and CSV, as report, figures and comparisons read them.
 
 They stay dictionaries, since `detailed_metrics.csv` and the figures choose columns by name; here each key has its type.
 """
@@ -332,6 +332,113 @@ class Operator(TypedDict):
     cpu_self_pct: float | None
     device_total_ms: float | None
     device_pct: float | None
+
+
+class TraceSteps(TypedDict):
+    """Which steps a trace has and how long they take; None without any."""
+
+    numbers: list[int]
+    expected: int | None
+    median_ms: float | None
+    q1_ms: float | None
+    q3_ms: float | None
+
+
+class StepMark(TypedDict):
+    """Where a step begins."""
+
+    number: int
+    start_ms: float
+
+
+class Timeline(TypedDict):
+    """What was spent on what, moment by moment."""
+
+    edges_ms: list[float]
+    busy_ms: dict[str, list[float]]
+    idle_ms: dict[str, list[float]]
+
+
+class HostTime(TypedDict):
+    """What the host was in, and how long."""
+
+    host_in: str
+    ms: float
+
+
+class TracedDevice(TypedDict):
+    """How one device spent the window of a trace; `device` is None for the CPU."""
+
+    device: int | None
+    window_ms: float
+    busy_ms: float
+    idle_ms: float
+    by_kind_ms: dict[str, float]
+    exposed_ms: dict[str, float]
+    idle_by_cause_ms: dict[str, float]
+    idle_details: dict[str, list[HostTime]]
+    gaps: int
+    steps: list[StepMark]
+    timeline: Timeline
+
+
+class Spread(TypedDict):
+    """How long something takes, in µs."""
+
+    median: float
+    p95: float
+    max: float
+
+
+class Launches(TypedDict):
+    """How the host launched work on a GPU."""
+
+    calls: int
+    call_us: Spread | None
+    delay_us: Spread | None
+    mean_queue: float | None
+    empty_queue_pct: float | None
+
+
+class MemoryCourse(TypedDict):
+    """The memory of one device, moment by moment."""
+
+    times_ms: list[float]
+    allocated_bytes: list[float]
+    reserved_bytes: list[float] | None
+
+
+class Owner(TypedDict):
+    """An operator that held memory at the peak; None is what ran outside of all operators."""
+
+    operator: str | None
+    inside: str | None
+    bytes: int
+    allocations: int
+
+
+class TracedMemory(TypedDict):
+    """The memory of one device over a trace, and whose it was at the peak; `device` is None for the CPU."""
+
+    device: int | None
+    kept_per_step_bytes: int | None
+    peak_bytes: int
+    peak_ms: float
+    peak_reserved_bytes: int | None
+    earlier_bytes: int | None
+    others_bytes: int
+    owners: list[Owner]
+    timeline: MemoryCourse
+
+
+class Trace(TypedDict):
+    """What the report reads of one trace in `trace_analysis.json`."""
+
+    verdict: Verdict
+    devices: list[TracedDevice]
+    steps: TraceSteps
+    launches: Launches
+    memory: NotRequired[list[TracedMemory] | None]
 
 
 class Document(TypedDict, total=False):

@@ -228,7 +228,8 @@ class _Plan:
         timings += [*isolated, *self._timer.pipelined(chosen, isolated)]
         on_device, device_reason = self._timer.on_device(chosen)
         timings += on_device
-        seen = collector.end_measurement(measurement, batch_size, num_samples=sum(len(each.rows) for each in chosen))
+        samples = sum(len(batch.rows) for batch in chosen)
+        seen = collector.end_measurement(measurement, batch_size, samples)
         conditions = self._conditions(seen["readings"])
         disturbances = conditions.disturbances(self._threads) if conditions else ()
         visit = Visit(
@@ -238,7 +239,7 @@ class _Plan:
             status="ok",
             session=owner.session,
             timings=tuple(timings),
-            measured_s=sum(each.seconds for each in timings if each.quantity in ("isolated", "pipelined")),
+            measured_s=sum(timing.seconds for timing in timings if timing.quantity in ("isolated", "pipelined")),
             batches=batches,
             warm_up=warm,
             memory=seen["memory"],

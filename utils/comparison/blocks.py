@@ -13,42 +13,44 @@ MOST_CHANGES = 12
 MORE_ROUNDS = "raise profiling.max_seconds_per_batch_size and lower profiling.ci_half_width"
 
 
-def lines(found: RunComparison) -> list[str]:
+def lines(comparison: RunComparison) -> list[str]:
     """Return the comparison as lines of plain text."""
-    return plain_text.lines(_blocks(found))
+    return plain_text.lines(_blocks(comparison))
 
 
-def headline(found: RunComparison) -> str:
+def headline(comparison: RunComparison) -> str:
     """Return the verdict in one sentence, what is worse first."""
-    accuracy = found.accuracy.verdict if found.accuracy else None
-    lost = [f"{point.dtype} batch size {point.batch_size}" for point in found.missing if point.is_loss]
-    counted = [f"{len(found.of(word))} {word}" for word in ("same", "ambiguous") if found.of(word)]
-    judged = sum(row.verdict is not None for row in found.rows)
+    accuracy = comparison.accuracy.verdict if comparison.accuracy else None
+    lost = [f"{point.dtype} batch size {point.batch_size}" for point in comparison.missing if point.is_loss]
+    counted = [f"{len(comparison.of(word))} {word}" for word in ("same", "ambiguous") if comparison.of(word)]
+    judged = sum(row.verdict is not None for row in comparison.rows)
     said = [
-        _speed(found, "slower"),
+        _speed(comparison, "slower"),
         f"B fails at {listed(lost)}" if lost else "",
         "B is less accurate" if accuracy == "loss" else "",
-        _speed(found, "faster"),
+        _speed(comparison, "faster"),
         "B is more accurate" if accuracy == "gain" else "",
         f"{listed(counted)} of {judged} rows" if counted else "",
     ]
-    return f"{found.verdict.upper()}: {'; '.join(filter(None, said)) or 'no row could be judged'}"
+    return f"{comparison.verdict.upper()}: {'; '.join(filter(None, said)) or 'no row could be judged'}"
 
 
-def _speed(found: RunComparison, word: str) -> str:
-    rows = [f"{_where(row)} ({_percent(row.time_ratio)} time)" for row in found.of(word)]
+def _speed(comparison: RunComparison, word: str) -> str:
+    rows = [f"{_where(row)} ({_percent(row.time_ratio)} time)" for row in comparison.of(word)]
     return f"B is {word} at {listed(rows)}" if rows else ""
 
 
-def _blocks(found: RunComparison) -> list[Block]:
+def _blocks(comparison: RunComparison) -> list[Block]:
     return [
-        Paragraph(headline(found)),
-        DefinitionList([("A", _subject(found.a)), ("B", _subject(found.b)), ("Accuracy", _accuracy(found.accuracy))]),
-        Table(HEADERS, [_cells(row) for row in found.rows], TO_THE_LEFT, notes=[_legend(found)]),
-        *_listing("Not settled:", [f"{_where(row)}: {_open(row)}" for row in found.rows if _is_open(row)]),
-        *_listing("Measured in one run only:", [_missing(point) for point in found.missing]),
-        *_listing("What differs, and so may be the cause:", _changes(found.changes)),
-        *_listing("Doubts:", [*found.doubts, *_doubts(found.rows)]),
+        Paragraph(headline(comparison)),
+        DefinitionList(
+            [("A", _subject(comparison.a)), ("B", _subject(comparison.b)), ("Accuracy", _accuracy(comparison.accuracy))]
+        ),
+        Table(HEADERS, [_cells(row) for row in comparison.rows], TO_THE_LEFT, notes=[_legend(comparison)]),
+        *_listing("Not settled:", [f"{_where(row)}: {_open(row)}" for row in comparison.rows if _is_open(row)]),
+        *_listing("Measured in one run only:", [_missing(point) for point in comparison.missing]),
+        *_listing("What differs, and so may be the cause:", _changes(comparison.changes)),
+        *_listing("Doubts:", [*comparison.doubts, *_doubts(comparison.rows)]),
     ]
 
 
@@ -75,10 +77,10 @@ def _accuracy(accuracy: Accuracy | None) -> str:
 
 
 def _cells(row: Row) -> list[str]:
-    found = row.comparison
+    comparison = row.comparison
     ends = NOTHING
-    if found and found.low is not None and found.high is not None:
-        ends = f"{100 * (found.low - 1):+.1f} to {_percent(found.high)}"
+    if comparison and comparison.low is not None and comparison.high is not None:
+        ends = f"{100 * (comparison.low - 1):+.1f} to {_percent(comparison.high)}"
     return [
         _dtypes(row),
         "all rows" if row.batch_size is None else str(row.batch_size),
@@ -90,8 +92,8 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
-def _legend(found: RunComparison) -> str:
-    least = f"{100 * found.minimum_effect:g} %"
+def _legend(comparison: RunComparison) -> str:
+    least = f"{100 * comparison.minimum_effect:g} %"
     return (
         f"slower, faster: by {least} or more, and not by chance (5 % over all rows together, Holm); same: the whole "
         f"interval lies within {least}; ambiguous: neither can be said. 'all rows' is the pass over the whole dataset."
@@ -103,10 +105,10 @@ def _is_open(row: Row) -> bool:
 
 
 def _open(row: Row) -> str:
-    found = row.comparison
-    if found is None or found.more_rounds is None:
-        return (found.reason if found else row.reason) or "no reason was recorded"
-    return f"about {found.more_rounds} more rounds in each run would settle it ({MORE_ROUNDS})"
+    comparison = row.comparison
+    if comparison is None or comparison.more_rounds is None:
+        return (comparison.reason if comparison else row.reason) or "no reason was recorded"
+    return f"about {comparison.more_rounds} more rounds in each run would settle it ({MORE_ROUNDS})"
 
 
 def _missing(point: Unpaired) -> str:

@@ -252,13 +252,13 @@ def compare(a: Results, b: Results, minimum_effect_pct: float | None = None, *, 
         raise InputError(f"--minimum-effect is {minimum_effect_pct:g}; give a percentage above 0, such as 2")
     doubts = [*_differing_ground(a, b, force), *_unfinished(a, b)]
     least = minimum_effect_pct / 100 if minimum_effect_pct else minimum_effect(a.document, b.document)
-    found = between_runs(a, b, least)
-    if not found:
+    rows = between_runs(a, b, least)
+    if not rows:
         raise InputError(
             f"{a.path} and {b.path} have no dtype and batch size in common that both have measured; "
             f"A has {_listed(a.rounds)}, B has {_listed(b.rounds)}"
         )
-    return RunComparison(a, b, least, tuple(found), accuracy(a, b), _missing(a, b), _changes(a, b), tuple(doubts))
+    return RunComparison(a, b, least, tuple(rows), accuracy(a, b), _missing(a, b), _changes(a, b), tuple(doubts))
 
 
 def read(path: Path, layout: Layout) -> Results:
@@ -301,8 +301,8 @@ def visits_of(rows: Iterable[Mapping[str, str]]) -> list[Visit]:
             )
         )
     return [
-        Visit(*key, "ok", sessions[key], tuple(found), disturbances=RECORDED if key in disturbed else ())
-        for key, found in timings.items()
+        Visit(*key, "ok", sessions[key], tuple(readings), disturbances=RECORDED if key in disturbed else ())
+        for key, readings in timings.items()
     ]
 
 
@@ -311,7 +311,7 @@ def rounds_of(visits: Iterable[Visit]) -> dict[Point, list[float]]:
     by_point: dict[Point, list[Visit]] = {}
     for visit in visits:
         by_point.setdefault(_point(visit), []).append(visit)
-    rounds = {point: throughput_rounds(usable(found)) for point, found in by_point.items()}
+    rounds = {point: throughput_rounds(usable(made)) for point, made in by_point.items()}
     return {point: values for point, values in rounds.items() if values}
 
 

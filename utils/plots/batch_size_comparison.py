@@ -155,8 +155,8 @@ def _key(rows: Rows) -> list[Any]:
     """Return what the marks of all panels mean."""
     dtypes = dict.fromkeys(row["dtype"] for row in rows)
     marks: list[Any] = [
-        Line2D([], [], color=COLOURS[each], marker=MARKERS[each], linewidth=2, markersize=7, label=each)
-        for each in dtypes
+        Line2D([], [], color=COLOURS[dtype], marker=MARKERS[dtype], linewidth=2, markersize=7, label=dtype)
+        for dtype in dtypes
     ]
     if any(row["status"] == "noisy" for row in rows):
         hollow = {"marker": "o", "markerfacecolor": "white", "markeredgewidth": 2, "markersize": 7}
@@ -186,8 +186,8 @@ class Panel:
 
     def values(self, dtype: str, key: str, scale: float = 1.0) -> list[float]:
         """Return `key` over all batch sizes, divided by `scale`; NaN where it is not known, which leaves a gap."""
-        found = [self.rows.get((dtype, size), {}).get(key) for size in self.sizes]
-        return [math.nan if value is None else value / scale for value in found]
+        values = [self.rows.get((dtype, size), {}).get(key) for size in self.sizes]
+        return [math.nan if value is None else value / scale for value in values]
 
     def line(self, key: str, scale: float = 1.0, *, label: str = "", second: bool = False) -> None:
         """Draw `key` for every dtype, a second quantity dotted; a point whose row is noisy is hollow."""

@@ -1,15 +1,12 @@
 """The allocated memory over the time of a trace, and whose it was at the peak."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from utils.document import Owner, Trace, TracedMemory
 from utils.plots.style import ALARM, Subject, new_figure, number, picture, shortened, unit
 from utils.plots.timeline import mark_steps
 
-Use = Mapping[str, Any]
 SHOWN = 4  # devices, those with the highest peaks
 OWNERS = 8
 LEAST_SHARE = 0.01  # of the peak, to be named
@@ -19,7 +16,7 @@ ALLOCATED, RESERVED, OWNER, REST = "#0072B2", "#E69F00", "#56B4E9", "#BDBDBD"
 
 
 @picture("trace_memory.png", "memory over the time of the trace, and whose it was")
-def figure(trace: Mapping[str, Any], about: Subject) -> Figure:
+def figure(trace: Trace, about: Subject) -> Figure:
     """Return the figure for one trace of the document in which memory was recorded."""
     uses = trace["memory"][:SHOWN]
     device = trace["devices"][0]
@@ -32,15 +29,15 @@ def figure(trace: Mapping[str, Any], about: Subject) -> Figure:
     return drawn
 
 
-def _over_time(axes: Axes, use: Use, start_ms: float) -> None:
+def _over_time(axes: Axes, use: TracedMemory, start_ms: float) -> None:
     timeline = use["timeline"]
     size, name = _unit(use)
-    times = [each - start_ms for each in timeline["times_ms"]]
-    allocated = [each / size for each in timeline["allocated_bytes"]]
+    times = [moment - start_ms for moment in timeline["times_ms"]]
+    allocated = [held / size for held in timeline["allocated_bytes"]]
     axes.step(times, allocated, where="post", color=ALLOCATED, linewidth=1.2, label="allocated")
     axes.fill_between(times, allocated, step="post", color=ALLOCATED, alpha=0.2, linewidth=0)
     if timeline["reserved_bytes"]:
-        reserved = [each / size for each in timeline["reserved_bytes"]]
+        reserved = [held / size for held in timeline["reserved_bytes"]]
         axes.step(times, reserved, where="post", color=RESERVED, linestyle="--", label="reserved by the allocator")
         axes.legend(loc="lower right")
     peak = use["peak_bytes"] / size
@@ -64,29 +61,32 @@ def _over_time(axes: Axes, use: Use, start_ms: float) -> None:
     axes.yaxis.set_major_formatter(number)
 
 
-def _owners(axes: Axes, use: Use) -> None:
+def _owners(axes: Axes, use: TracedMemory) -> None:
     """Draw the largest owners of the peak, and in grey what belongs to none of them."""
     size, name = _unit(use)
-    large = [each for each in use["owners"][:OWNERS] if each["bytes"] >= LEAST_SHARE * use["peak_bytes"]]
-    bars = [(_owner(each), each["bytes"], OWNER, each["allocations"]) for each in large]
-    others = use["others_bytes"] + sum(each["bytes"] for each in use["owners"][len(large) :])
+    large = [owner for owner in use["owners"][:OWNERS] if owner["bytes"] >= LEAST_SHARE * use["peak_bytes"]]
+    bars = [(_owner(owner), owner["bytes"], OWNER, owner["allocations"]) for owner in large]
+    others = use["others_bytes"] + sum(owner["bytes"] for owner in use["owners"][len(large) :])
     bars += [("all other operators", others, REST, None)] if others else []
     bars += [("allocated before the trace", use["earlier_bytes"], REST, None)] if use["earlier_bytes"] else []
     drawn = axes.barh(
-        range(len(bars)), [each[1] / size for each in bars], color=[each[2] for each in bars], height=0.72
+        range(len(bars)),
+        [taken / size for _, taken, *_ in bars],
+        color=[colour for _, _, colour, _ in bars],
+        height=0.72,
     )
     texts = [_text(taken, use["peak_bytes"], count) for _, taken, _, count in bars]
     axes.bar_label(drawn, texts, padding=5, fontsize=11)
     axes.set_yticks(range(len(bars)), [text for text, *_ in bars])
     axes.set_ylim(max(len(bars), 5) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
-    axes.set_xlim(0, 2.1 * max((each[1] / size for each in bars), default=0) or 1.0)
+    axes.set_xlim(0, 2.1 * max((taken / size for _, taken, *_ in bars), default=0) or 1.0)
     axes.set_title("Whose it is at the peak")
     axes.set_xlabel(name)
     axes.xaxis.set_major_formatter(number)
 
 
-def _owner(owner: Mapping[str, Any]) -> str:
+def _owner(owner: Owner) -> str:
     name = owner["operator"] or "outside of all operators"
     place = f"\n{shortened(owner['inside'], LONGEST_OWNER)}" if owner["inside"] else ""
     return shortened(name, LONGEST_OWNER) + place
@@ -98,14 +98,14 @@ def _text(taken: float, peak: float, count: int | None) -> str:
     return f"{number(taken / size)} {name}{share}" + (f", {count:,}x" if count else "")
 
 
-def _unit(use: Use) -> tuple[float, str]:
+def _unit(use: TracedMemory) -> tuple[float, str]:
     """Return the unit of both panels as (its size in bytes, its name)."""
     return unit([use["peak_bytes"], use["peak_reserved_bytes"]], BYTES)
 
 
-def _who(use: Use) -> str:
+def _who(use: TracedMemory) -> str:
     return "CPU" if use["device"] is None else f"GPU {use['device']}"
 
 
-def _counted(use: Use) -> str:
+def _counted(use: TracedMemory) -> str:
     return "allocated memory" if use["earlier_bytes"] is not None else "memory allocated since the trace began"

@@ -47,7 +47,7 @@ def figure(plan: PartitionPlan, about: Subject) -> Figure:
 def _one_request(axes: Axes, plan: PartitionPlan) -> None:
     """Draw what one request does from left to right; the slowest part, which sets the period, in another colour."""
     size, name = unit([1e3 * plan.latency_s], TIMES)
-    slowest = max([each.busy_compute_s for each in plan.stages] + [each.seconds for each in plan.transfers])
+    slowest = max([stage.busy_compute_s for stage in plan.stages] + [transfer.seconds for transfer in plan.transfers])
     now = 0.0
     for row, stage in enumerate(plan.stages):
         length = 1e3 * stage.compute_s / size
@@ -64,7 +64,7 @@ def _one_request(axes: Axes, plan: PartitionPlan) -> None:
             text = f"{_size(transfer.size_bytes)} "
             axes.text(now, row + 0.4, text, va="center", ha="right", fontsize=10, color=MUTED)
             now += carried
-    axes.set_yticks(range(len(plan.stages)), [shortened(f"{each.node} ({each.kind})", 30) for each in plan.stages])
+    axes.set_yticks(range(len(plan.stages)), [shortened(f"{stage.node} ({stage.kind})", 30) for stage in plan.stages])
     axes.set_ylim(len(plan.stages) - 0.3, -0.75)
     axes.set_xlim(0, 1.12 * now or 1.0)
     axes.set_xlabel(f"{name} since a request came in")
@@ -75,7 +75,7 @@ def _one_request(axes: Axes, plan: PartitionPlan) -> None:
     )
     legend = [Patch(color=COMPUTING, label="computing"), Patch(color=CARRYING, label="between nodes")]
     legend.append(Patch(fill=False, edgecolor=ALARM, linewidth=2, label="the longest part"))
-    if any(each.basis == "assumed" for each in plan.stages):
+    if any(stage.basis == "assumed" for stage in plan.stages):
         legend.append(Patch(facecolor=COMPUTING, hatch="//", label="assumed, not measured"))
     axes.legend(handles=legend, loc="upper center", bbox_to_anchor=(0.5, -0.24), ncols=len(legend))
 

@@ -125,15 +125,15 @@ def why_not(rows: Rows, ceilings: Ceilings | None, reason: str | None) -> str | 
 @picture("roofline.png", "each batch size under the limits of this machine")
 def figure(rows: Rows, about: Subject, ceilings: Ceilings) -> Figure:
     """Return the figure for the rows of a sweep under the ceilings of `boundby.ceilings.Ceilings.as_dict`."""
-    found = points(rows)
-    roofs = Roofs(ceilings, dict.fromkeys(point.dtype for point in found))
-    notes = _notes(rows, found, roofs, ceilings)
+    measured = points(rows)
+    roofs = Roofs(ceilings, dict.fromkeys(point.dtype for point in measured))
+    notes = _notes(rows, measured, roofs, ceilings)
     drawn = new_figure(about, width=14.5, height=8.4 + 0.22 * len(notes))
     axes, beside = drawn.subplots(1, 2, width_ratios=[2.3, 1])
-    scale = unit([roof.rate for roof in roofs.compute] + [point.rate for point in found], FLOP_UNITS)
-    diagram = _Diagram(axes, found, roofs, scale)
+    scale = unit([roof.rate for roof in roofs.compute] + [point.rate for point in measured], FLOP_UNITS)
+    diagram = _Diagram(axes, measured, roofs, scale)
     diagram.draw()
-    _table(beside, found, roofs, scale)
+    _table(beside, measured, roofs, scale)
     drawn.supxlabel("\n".join(notes), x=0.01, ha="left", fontsize=10.5, color=INK, linespacing=1.5)
     drawn.draw_without_rendering()  # the layout is final; texts can look for free places
     drawn.set_layout_engine("none")
@@ -144,16 +144,16 @@ def figure(rows: Rows, about: Subject, ceilings: Ceilings) -> Figure:
 class _Diagram:
     """The roofs and the points, on two logarithmic axes; all rates in units of `scale`."""
 
-    def __init__(self, axes: Axes, found: Sequence[Point], roofs: Roofs, scale: tuple[float, str]) -> None:
-        self.axes, self.points, self.roofs = axes, found, roofs
+    def __init__(self, axes: Axes, measured: Sequence[Point], roofs: Roofs, scale: tuple[float, str]) -> None:
+        self.axes, self.points, self.roofs = axes, measured, roofs
         self.scale, unit_name = scale
-        rates = [roof.rate for roof in roofs.compute] or [point.rate for point in found]
+        rates = [roof.rate for roof in roofs.compute] or [point.rate for point in measured]
         self.highest = max(rates)
         configured = [roof.rate for roof in roofs.compute if roof.is_configured] or rates
         ridges = [min(configured) / roofs.fastest, max(configured) / roofs.main_memory]
-        intensities = [point.intensity for point in found] + ridges
-        top = max(self.highest, *(point.rate for point in found))
-        slowest = [point.rate for point in found] + [rate / MARGIN for rate in configured]
+        intensities = [point.intensity for point in measured] + ridges
+        top = max(self.highest, *(point.rate for point in measured))
+        slowest = [point.rate for point in measured] + [rate / MARGIN for rate in configured]
         bottom = min(min(slowest) / MARGIN, top / LEAST_SPAN)
         self.left, self.right = min(intensities) / MARGIN, max(intensities) * MARGIN
         axes.set(xscale="log", yscale="log", xlim=(self.left, self.right))
@@ -211,7 +211,7 @@ class _Diagram:
         groups: list[list[Point]] = []
         for point in self.points:
             last = groups[-1][-1] if groups else point
-            ends = ((each.intensity, each.rate / self.scale) for each in (last, point))
+            ends = ((end.intensity, end.rate / self.scale) for end in (last, point))
             if groups and last.dtype == point.dtype and places.distance(*ends) < TOGETHER:
                 groups[-1].append(point)
             else:
@@ -249,14 +249,14 @@ class _Diagram:
 
     def _name_roofs(self) -> None:
         """Move the names of the roofs, which stand beside the axes, apart from one another."""
-        named = sorted(self._roof_names, key=lambda each: each[0].rate)
+        named = sorted(self._roof_names, key=lambda named: named[0].rate)
         if not named:
             return
         pixels = self.axes.figure.dpi / 72
         wanted = [float(self.axes.transData.transform((1, roof.rate / self.scale))[1]) for roof, _ in named]
         gap = 1.1 * max(Text.get_window_extent(text).height for _, text in named)
-        found = apart(wanted, gap, self.axes.get_window_extent().y1)
-        for (_, text), want, place in zip(named, wanted, found, strict=True):
+        places = apart(wanted, gap, self.axes.get_window_extent().y1)
+        for (_, text), want, place in zip(named, wanted, places, strict=True):
             text.set_position((12, (place - want) / pixels))
 
     def _shade(self) -> None:
@@ -273,31 +273,31 @@ class _Diagram:
                 top = [own.rate / self.scale, *[roof.rate / self.scale] * 2]
                 self.axes.fill_between(*ends, top, color=COLOURS[roof.dtype], alpha=0.07, linewidth=0)
 
-    def _points(self, dtype: str, found: Sequence[Point]) -> None:
-        x, y = [point.intensity for point in found], [point.rate / self.scale for point in found]
+    def _points(self, dtype: str, measured: Sequence[Point]) -> None:
+        x, y = [point.intensity for point in measured], [point.rate / self.scale for point in measured]
         colour = COLOURS[dtype]
         self.axes.plot(x, y, color=colour, linewidth=1, alpha=0.45, zorder=2)
-        ends = ([each / self.scale for each in side] for side in zip(*((p.low, p.high) for p in found), strict=True))
+        ends = ([rate / self.scale for rate in side] for side in zip(*((p.low, p.high) for p in measured), strict=True))
         self.axes.vlines(x, *ends, colors=colour, linewidth=2, zorder=2.5)
-        for point, *place in zip(found, x, y, strict=True):
+        for point, *place in zip(measured, x, y, strict=True):
             self.axes.plot(*place, **_mark(point), zorder=3)
             if self.roofs.is_above(point):
                 ring = {"marker": "o", "markersize": 1.9 * MARK, "markerfacecolor": "none", "markeredgecolor": ALARM}
                 self.axes.plot(*place, **ring, markeredgewidth=1.5, linestyle="none", zorder=2.8)
 
 
-def _table(axes: Axes, found: Sequence[Point], roofs: Roofs, scale: tuple[float, str]) -> None:
+def _table(axes: Axes, measured: Sequence[Point], roofs: Roofs, scale: tuple[float, str]) -> None:
     """Write a line for every point, and under them what the marks mean."""
     lines: list[tuple[Point | None, Sequence[str]]] = [(None, ("", "batch", "bound by", scale[1], "of its roof"))]
-    shown = found[: LINES_AT_MOST - 1] if len(found) > LINES_AT_MOST else found
+    shown = measured[: LINES_AT_MOST - 1] if len(measured) > LINES_AT_MOST else measured
     for point in shown:
         share = point.row["share_of_ceiling_pct"]
         percent = "-" if share is None else f"{share:.0f} %" if share >= 9.95 else f"{share:.2g} %"
         bound = point.row["bound"] or "unknown"
         lines.append((point, ("", point.name, bound, number(point.rate / scale[0]), percent)))
-    if len(shown) < len(found):
-        lines.append((None, ("", "", f"and {len(found) - len(shown)} more", "", "")))
-    key = _key(found, roofs)
+    if len(shown) < len(measured):
+        lines.append((None, ("", "", f"and {len(measured) - len(shown)} more", "", "")))
+    key = _key(measured, roofs)
     height = max(LINES, len(lines) + 1.3 * len(key) + 1)
     axes.set_axis_off()
     axes.set(xlim=(0, 1), ylim=(height, -1))
@@ -312,16 +312,16 @@ def _table(axes: Axes, found: Sequence[Point], roofs: Roofs, scale: tuple[float,
     axes.legend(handles=key, loc="lower left", frameon=False, fontsize=size, borderaxespad=0, borderpad=0)
 
 
-def _key(found: Sequence[Point], roofs: Roofs) -> list[Any]:
+def _key(measured: Sequence[Point], roofs: Roofs) -> list[Any]:
     """Return what the marks mean."""
     marks: list[Any] = [
-        Line2D([], [], color=COLOURS[each], marker=MARKERS[each], markersize=MARK - 1, linewidth=1, label=each)
-        for each in dict.fromkeys(point.dtype for point in found)
+        Line2D([], [], color=COLOURS[dtype], marker=MARKERS[dtype], markersize=MARK - 1, linewidth=1, label=dtype)
+        for dtype in dict.fromkeys(point.dtype for point in measured)
     ]
-    if any(point.row["status"] == "noisy" for point in found):
+    if any(point.row["status"] == "noisy" for point in measured):
         look = {"marker": "o", "markersize": MARK - 1, "markerfacecolor": "white", "markeredgewidth": 2}
         marks.append(Line2D([], [], color=MUTED, linestyle="none", label="hollow: noisy", **look))
-    if any(roofs.is_above(point) for point in found):
+    if any(roofs.is_above(point) for point in measured):
         look = {"marker": "o", "markersize": 1.5 * MARK, "markerfacecolor": "none", "markeredgecolor": ALARM}
         marks.append(Line2D([], [], linestyle="none", label="above a roof: a doubt", **look))
     marks.append(Line2D([], [], color=MUTED, linewidth=2, label="roof with the settings in use"))
@@ -352,21 +352,21 @@ def _why_no_point(row: Row) -> str:
     return shortened(why, LETTERS_OF_A_REASON)
 
 
-def _notes(rows: Rows, found: Sequence[Point], roofs: Roofs, ceilings: Ceilings) -> list[str]:
+def _notes(rows: Rows, measured: Sequence[Point], roofs: Roofs, ceilings: Ceilings) -> list[str]:
     """Return the lines under the diagram: how to read it, what is doubtful, what is not drawn."""
     notes = [
         "FLOP/s of one forward from idle to idle; FLOPs and bytes of all its operators, padding included. "
         "Bars: 95 % interval; numbers: batch sizes."
     ]
-    drawn = {id(point.row) for point in found}
-    above = [point.row for point in found if roofs.is_above(point)]
+    drawn = {id(point.row) for point in measured}
+    above = [point.row for point in measured if roofs.is_above(point)]
     if above:
         notes.append(
             f"Doubt: {_named(above)} above a roof. The ceilings were measured on a busier machine, "
             "or the work is counted too high."
         )
     notes += [f"Doubt: {doubt}" for doubt in ceilings["doubts"]]
-    for dtype in dict.fromkeys(point.dtype for point in found):
+    for dtype in dict.fromkeys(point.dtype for point in measured):
         if roofs.configured(dtype) is None:
             notes.append(f"No roof for {dtype}: its ceiling was not measured.")
     missing: dict[str, list[Row]] = {}
@@ -387,14 +387,14 @@ def _named(rows: Rows) -> str:
 
 def points(rows: Rows) -> list[Point]:
     """Return a point for every row whose FLOPs, bytes and FLOP/s are known."""
-    found = []
+    made = []
     for row in rows:
         if row["flops_per_sec"] and row["flops_per_batch"] and row["bytes_per_batch"]:
             rate, mean = row["flops_per_sec"], row["latency_per_sample_ms_mean"]
             low, high = row["latency_per_sample_ms_ci_low"], row["latency_per_sample_ms_ci_high"]
             ends = (rate * mean / (high or mean), rate * mean / (low or mean))
-            found.append(Point(row, row["flops_per_batch"] / row["bytes_per_batch"], rate, *ends))
-    return found
+            made.append(Point(row, row["flops_per_batch"] / row["bytes_per_batch"], rate, *ends))
+    return made
 
 
 def _roofs(compute: Sequence[ComputeCeiling], dtype: str) -> list[Roof]:
@@ -500,8 +500,8 @@ class Places:
         return (right - left) * (top - bottom) - _covered(box, np.array([self.area.extents]))
 
     def _at(self, x: float, y: float) -> Place:
-        found = self.axes.transData.transform((x, y))
-        return float(found[0]), float(found[1])
+        place = self.axes.transData.transform((x, y))
+        return float(place[0]), float(place[1])
 
     def _place(self, pixels: Any) -> Place:
         """Return the data coordinates of a pixel."""
@@ -511,14 +511,14 @@ class Places:
 
 def apart(wanted: Sequence[float], gap: float, top: float) -> list[float]:
     """Return ascending positions, each as near to the one wanted as a least `gap` and `top` allow."""
-    found: list[float] = []
-    for each in wanted:
-        found.append(max(each, found[-1] + gap) if found else each)
+    places: list[float] = []
+    for place in wanted:
+        places.append(max(place, places[-1] + gap) if places else place)
     ceiling = top
-    for index in range(len(found) - 1, -1, -1):
-        found[index] = min(found[index], ceiling)
-        ceiling = found[index] - gap
-    return found
+    for index in range(len(places) - 1, -1, -1):
+        places[index] = min(places[index], ceiling)
+        ceiling = places[index] - gap
+    return places
 
 
 def _between(first: Any, last: Any, step: float) -> Iterator[Place]:

@@ -1,18 +1,17 @@
 """What the device did in each moment of a trace, and for which cause it was idle, as stacked shares."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from utils.document import StepMark, Trace, TracedDevice
 from utils.plots.style import INK, MUTED, Subject, new_figure, number, picture
 from utils.trace_analysis import words
 
-Device = Mapping[str, Any]
 SHOWN = 4  # devices, the busiest ones
 LEAST_DISTANCE = 0.07  # between the numbers of two steps, as a share of the width
 # Work in blue and purple without hatching, idle time in everything else: Okabe & Ito's colours and greys.
@@ -36,7 +35,7 @@ IDLE: dict[str, dict[str, str]] = {
 
 
 @picture("trace_timeline.png", "work and waiting over the time of the trace")
-def figure(trace: Mapping[str, Any], about: Subject) -> Figure:
+def figure(trace: Trace, about: Subject) -> Figure:
     """Return the figure for one trace of the document; it has at least one device with a window."""
     devices = trace["devices"][:SHOWN]
     drawn = new_figure(about, width=14.0, height=1.6 + 3.9 * len(devices))
@@ -47,7 +46,7 @@ def figure(trace: Mapping[str, Any], about: Subject) -> Figure:
     return drawn
 
 
-def mark_steps(axes: Axes, steps: Sequence[Mapping[str, Any]], edges_ms: Sequence[float]) -> None:
+def mark_steps(axes: Axes, steps: Sequence[StepMark], edges_ms: Sequence[float]) -> None:
     """Draw a line where each step begins, and its number where there is room."""
     room = LEAST_DISTANCE * (edges_ms[-1] - edges_ms[0])
     last = -math.inf
@@ -60,7 +59,7 @@ def mark_steps(axes: Axes, steps: Sequence[Mapping[str, Any]], edges_ms: Sequenc
             last = moment
 
 
-def _shares(axes: Axes, device: Device) -> None:
+def _shares(axes: Axes, device: TracedDevice) -> None:
     timeline = device["timeline"]
     edges = np.array(timeline["edges_ms"])
     lengths = np.diff(edges)
@@ -79,7 +78,7 @@ def _shares(axes: Axes, device: Device) -> None:
     axes.xaxis.set_major_formatter(number)
 
 
-def _layers(device: Device) -> Iterator[tuple[Sequence[float], dict[str, str], str]]:
+def _layers(device: TracedDevice) -> Iterator[tuple[Sequence[float], dict[str, str], str]]:
     """Yield time per span, look and name of all that took any time, from the bottom up."""
     timeline, whole = device["timeline"], device["window_ms"]
     idle = "" if device["device"] is None else "idle: "
@@ -94,7 +93,7 @@ def _layers(device: Device) -> Iterator[tuple[Sequence[float], dict[str, str], s
                 yield spans[name], look, f"{text} {number(totals[name])} ms ({100 * totals[name] / whole:.1f} %)"
 
 
-def _marks(axes: Axes, device: Device) -> None:
+def _marks(axes: Axes, device: TracedDevice) -> None:
     who = "The CPU" if device["device"] is None else f"GPU {device['device']}"
     at_work = "in operators" if device["device"] is None else "at work"
     share = 100 * device["busy_ms"] / device["window_ms"]

@@ -35,8 +35,8 @@ class Advice:
 
 def advice(data: ReportData) -> list[Advice]:
     """Return what to do, the most pressing first."""
-    found = [*_repairs(data), *_speed(data), *_trials(data), *_checks(data)]
-    return sorted(found, key=lambda each: (each.kind, -(each.gain or 0)))
+    steps = [*_repairs(data), *_speed(data), *_trials(data), *_checks(data)]
+    return sorted(steps, key=lambda step: (step.kind, -(step.gain or 0)))
 
 
 def _repairs(data: ReportData) -> Iterator[Advice]:
@@ -90,12 +90,12 @@ def _gains(data: ReportData, row: Row) -> Iterator[Advice]:
 
 
 def _batch_size(data: ReportData, row: Row) -> Iterator[Advice]:
-    smallest = next(each for each in data.of(row["dtype"]) if each["throughput_samples_per_sec_mean"])
+    smallest = next(point for point in data.of(row["dtype"]) if point["throughput_samples_per_sec_mean"])
     gain = row["throughput_samples_per_sec_mean"] / smallest["throughput_samples_per_sec_mean"]
     if gain < LEAST_GAIN:
         return
-    rates = [number(each["throughput_samples_per_sec_mean"]) for each in (row, smallest)]
-    latencies = [number(each["latency_per_batch_ms_median"]) for each in (row, smallest)]
+    rates = [number(point["throughput_samples_per_sec_mean"]) for point in (row, smallest)]
+    latencies = [number(point["latency_per_batch_ms_median"]) for point in (row, smallest)]
     why = (
         f"{rates[0]} samples/s against {rates[1]} at batch size {smallest['batch_size']}; a batch then takes "
         f"{latencies[0]} ms instead of {latencies[1]} ms."
@@ -122,7 +122,7 @@ def _trials(data: ReportData) -> Iterator[Advice]:
     if row is None:
         return
     rows = data.of(row["dtype"])
-    rates = [each["throughput_samples_per_sec_mean"] for each in rows]
+    rates = [point["throughput_samples_per_sec_mean"] for point in rows]
     if None not in rates and len(rates) > 1 and rates[-1] >= STILL_RISING * rates[-2]:
         largest = rows[-1]["batch_size"]
         why = f"The throughput still rises at batch size {largest}, the largest that was tried."

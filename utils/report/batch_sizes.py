@@ -40,15 +40,15 @@ OF_ALL = ("latency_per_sample_ms", "throughput_samples_per_sec", "accuracy")  # 
 
 def section(data: ReportData) -> list[Content]:
     """Return one table per dtype, the reasons for what is missing, the choices and the pictures."""
-    found: list[Content] = [Heading("Batch Size Analysis")]
+    content: list[Content] = [Heading("Batch Size Analysis")]
     if not data.rows:
-        found.append(Paragraph("No batch size was measured yet."))
+        content.append(Paragraph("No batch size was measured yet."))
     columns = (*COLUMNS, *(GPU_COLUMNS if data.is_on_gpu else CPU_COLUMNS))
     for dtype in data.dtypes:
-        found += [_table(dtype, data.of(dtype), columns), DefinitionList(_choices(data.best[dtype]))]
-    found.append(show(data, batch_size_comparison.figure, data.measured, data.choice, data.config.targets))
-    found.append(show(data, metrics_heatmap.figure, data.measured, data.choice))
-    return found
+        content += [_table(dtype, data.of(dtype), columns), DefinitionList(_choices(data.best[dtype]))]
+    content.append(show(data, batch_size_comparison.figure, data.measured, data.choice, data.config.targets))
+    content.append(show(data, metrics_heatmap.figure, data.measured, data.choice))
+    return content
 
 
 def _table(dtype: str, rows: Sequence[Row], columns: Sequence[tuple[str, str]]) -> Table:
@@ -76,8 +76,8 @@ def _cell(key: str, value: float | None) -> str:
 def _doubted(rows: Sequence[Row]) -> list[str]:
     """Return which rows are doubtful, and the kinds of their doubts."""
     kinds = {row["batch_size"]: dict.fromkeys(row.get("doubt_kinds", ())) for row in rows if row["doubts"]}
-    found = [f"{batch_size} ({', '.join(those)})" for batch_size, those in kinds.items()]
-    return [f"doubtful: batch size {listed(found)}; why is below, under Doubts"] if found else []
+    doubtful = [f"{batch_size} ({', '.join(those)})" for batch_size, those in kinds.items()]
+    return [f"doubtful: batch size {listed(doubtful)}; why is below, under Doubts"] if doubtful else []
 
 
 def _notes(rows: Sequence[Row], columns: Sequence[tuple[str, str]]) -> list[str]:
@@ -115,11 +115,11 @@ def targets(data: ReportData) -> list[Block]:
     if not data.targets:
         return [heading, Paragraph("No target is set (targets.* in the settings).")]
     judged = [(UNITS[target["name"]][0], _judgement(target, data)) for target in data.targets]
-    found: list[Block] = [heading, DefinitionList(judged)]
+    blocks: list[Block] = [heading, DefinitionList(judged)]
     if list(data.targets) != list(data.document["targets"]):
         measured = f"{data.layout.metrics.name} has those of the measurement."
-        found.append(Paragraph(f"These are the targets of the present settings; {measured}"))
-    return found
+        blocks.append(Paragraph(f"These are the targets of the present settings; {measured}"))
+    return blocks
 
 
 def _judgement(target: Target, data: ReportData) -> str:

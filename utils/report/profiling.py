@@ -5,12 +5,13 @@ from collections.abc import Iterator, Sequence
 from boundby.layers.ranking import Ranked, blocks, by_self_time
 from boundby.layers.records import ModelProfile
 from boundby.verdict import ARITHMETIC, OF_CAUSES, fix_of_cause
+from utils.document import Launches, Trace, TracedDevice, TraceSteps, Verdict
 from utils.plots import layers as layer_bars
 from utils.plots import memory, timeline
 from utils.render.blocks import Block, BulletList, DefinitionList, Heading, Paragraph, Table
 from utils.render.formatting import NOTHING, clean, listed, number, times
 from utils.report.pictures import Content, show
-from utils.report.sources import Missing, ReportData, Trace
+from utils.report.sources import Missing, ReportData
 from utils.trace_analysis import text as trace_text
 from utils.trace_analysis import words
 
@@ -70,7 +71,7 @@ def _verdict(trace: Trace) -> str:
     return f"{said} (confidence {verdict['confidence']})."
 
 
-def _against_sweep(data: ReportData, verdict: Trace) -> list[Block]:
+def _against_sweep(data: ReportData, verdict: Verdict) -> list[Block]:
     """Return whether the sweep came to the same verdict at the batch size of the trace, and what to make of it."""
     point = (data.manifest.dtype, data.manifest.batch_size)
     swept = next((row.get("verdict") for row in data.rows if (row["dtype"], row["batch_size"]) == point), None)
@@ -83,10 +84,10 @@ def _against_sweep(data: ReportData, verdict: Trace) -> list[Block]:
     return [Paragraph(f"{text} {WHOM_TO_BELIEVE}", strong="The two verdicts differ:")]
 
 
-def _possible(verdict: Trace) -> set[str]:
+def _possible(verdict: Verdict) -> set[str]:
     """Return the bounds that a verdict leaves open; a trace cannot tell whether the work fills the device."""
-    found = {verdict["bound"], *verdict["alternatives"]} - {"mixed"}
-    return found | set(ARITHMETIC) if "under_utilised" in found else found
+    bounds = {verdict["bound"], *verdict["alternatives"]} - {"mixed"}
+    return bounds | set(ARITHMETIC) if "under_utilised" in bounds else bounds
 
 
 def _named(bound: str) -> str:
@@ -98,7 +99,7 @@ def _doubts(trace: Trace) -> list[Block]:
     return [BulletList(items)] if items else []
 
 
-def _shares(device: Trace) -> Iterator[tuple[str, str]]:
+def _shares(device: TracedDevice) -> Iterator[tuple[str, str]]:
     on_host, whole = device["device"] is None, device["window_ms"]
     parts = [] if on_host else [f"{words.plain(k)} {_share(ms, whole)}" for k, ms in device["exposed_ms"].items() if ms]
     text = f"{_share(device['busy_ms'], whole)} of {number(whole)} ms"
@@ -107,18 +108,18 @@ def _shares(device: Trace) -> Iterator[tuple[str, str]]:
     yield "Between operators" if on_host else "Idle", gaps
 
 
-def _steps(steps: Trace) -> Iterator[tuple[str, str]]:
-    found, expected = len(steps["numbers"]), steps["expected"]
-    if not found:
+def _steps(steps: TraceSteps) -> Iterator[tuple[str, str]]:
+    count, expected = len(steps["numbers"]), steps["expected"]
+    if not count:
         yield "Steps", "none are marked; this is about all that was recorded"
         return
-    text = f"{found}{'' if expected is None else f' of {expected}'}, median {number(steps['median_ms'])} ms"
-    if found > 1:
+    text = f"{count}{'' if expected is None else f' of {expected}'}, median {number(steps['median_ms'])} ms"
+    if count > 1:
         text += f", the middle half {number(steps['q1_ms'])} to {number(steps['q3_ms'])} ms"
     yield "Steps", text
 
 
-def _hidden(device: Trace) -> Iterator[tuple[str, str]]:
+def _hidden(device: TracedDevice) -> Iterator[tuple[str, str]]:
     """Yield how much of the communication and of the copies nothing hides."""
     for kind, label in (("communication", "Communication"), ("memcpy", "Copies")):
         spent = device["by_kind_ms"].get(kind)
@@ -129,14 +130,14 @@ def _hidden(device: Trace) -> Iterator[tuple[str, str]]:
             )
 
 
-def _launches(found: Trace) -> Iterator[tuple[str, str]]:
-    if not found["calls"] or not found["call_us"] or not found["delay_us"]:
+def _launches(launches: Launches) -> Iterator[tuple[str, str]]:
+    if not launches["calls"] or not launches["call_us"] or not launches["delay_us"]:
         return
-    call, delay = (_duration(found[key]["median"]) for key in ("call_us", "delay_us"))
-    text = f"{found['calls']:,} calls of {call} (median); the work begins {delay} after its call"
-    if found["mean_queue"] is not None:
-        text += f", {number(found['mean_queue'])} pieces of it wait on average"
-        text += f", and for {found['empty_queue_pct']:.0f} % of the time none does"
+    call, delay = (_duration(launches[key]["median"]) for key in ("call_us", "delay_us"))
+    text = f"{launches['calls']:,} calls of {call} (median); the work begins {delay} after its call"
+    if launches["mean_queue"] is not None:
+        text += f", {number(launches['mean_queue'])} pieces of it wait on average"
+        text += f", and for {launches['empty_queue_pct']:.0f} % of the time none does"
     yield "Launches", text
 
 
@@ -144,8 +145,8 @@ def _causes(trace: Trace) -> list[Block]:
     """Return the causes of idling with what the host was in and what removing each could gain at most."""
     device = trace["devices"][0]
     on_host, whole = device["device"] is None, device["window_ms"]
-    found = sorted(((ms, name) for name, ms in device["idle_by_cause_ms"].items() if ms), reverse=True)
-    shown = [(ms, name) for ms, name in found if 100 * ms / whole >= SHOWN_PCT]
+    causes = sorted(((ms, name) for name, ms in device["idle_by_cause_ms"].items() if ms), reverse=True)
+    shown = [(ms, name) for ms, name in causes if 100 * ms / whole >= SHOWN_PCT]
     if not shown:
         return []
     fixes = {} if trace["verdict"]["bound"] == "inconclusive" else _fixes(on_host)
@@ -160,7 +161,7 @@ def _causes(trace: Trace) -> list[Block]:
         for ms, name in shown
     ]
     notes = [_note(name, on_host, fixes.get(name)) for ms, name in shown if 100 * ms / whole >= TELLING_PCT]
-    small = [_cause(name, on_host) for ms, name in found[len(shown) :]]
+    small = [_cause(name, on_host) for ms, name in causes[len(shown) :]]
     notes += [f"below {SHOWN_PCT} %: {listed(small)}."] if small else []
     notes += (
         ["The gain is a bound, not a promise: all of this waiting gone, everything else the same."] if fixes else []
@@ -184,9 +185,9 @@ def _cause(name: str, on_host: bool) -> str:
     return "between operators" if on_host and name == "launch" else words.plain(name)
 
 
-def _meanwhile(device: Trace, cause: str) -> str:
-    found = device["idle_details"].get(cause, ())[:2]
-    return ", ".join(f"{clean(each['host_in'], LONGEST_HOST)} {number(each['ms'])}" for each in found)
+def _meanwhile(device: TracedDevice, cause: str) -> str:
+    longest = device["idle_details"].get(cause, ())[:2]
+    return ", ".join(f"{clean(spent['host_in'], LONGEST_HOST)} {number(spent['ms'])}" for spent in longest)
 
 
 def _duration(microseconds: float) -> str:
@@ -224,14 +225,14 @@ def layers(data: ReportData) -> list[Content]:
 
 
 def _trust(profile: ModelProfile) -> list[Block]:
-    doubts = [f"doubt: {clean(each, 300)}" for each in profile.doubts]
+    doubts = [f"doubt: {clean(doubt, 300)}" for doubt in profile.doubts]
     if profile.coverage.status == "not representative":
         doubts.insert(0, "doubt: the layers do not account for the time of the model; read ranks at most, no times")
     return [BulletList(doubts)] if doubts else []
 
 
 def _table(rows: Sequence[Ranked], caption: str, profile: ModelProfile) -> Block:
-    bounds = {each.path: (each.bound, each.share_of_limit) for each in profile.layers}
+    bounds = {layer.path: (layer.bound, layer.share_of_limit) for layer in profile.layers}
     cells = []
     for row in rows[:SHOWN_LAYERS]:
         bound, share = bounds.get(row.path, (None, None))

@@ -21,7 +21,7 @@ from utils.artifacts import METRICS_VERSION, Layout
 from utils.cli import DEFAULT_CONFIG, Run
 from utils.comparison.facts import Point, rounds_of, visits_of
 from utils.config import Config
-from utils.document import Document, FullDataset, Operator, Optimal, OtherVersion, Row, Target, read_document
+from utils.document import Document, FullDataset, Operator, Optimal, OtherVersion, Row, Target, Trace, read_document
 from utils.errors import InputError
 from utils.optimal import judge, optimal
 from utils.render.formatting import listed
@@ -29,7 +29,6 @@ from utils.tasks.sequence_classification import quality as qualities
 from utils.tasks.sequence_classification.quality import Quality
 from utils.trace_analysis.document import SCHEMA_VERSION as TRACE_VERSION
 
-Trace = Mapping[str, Any]  # one of the traces in trace_analysis.json
 OTHER_MODEL = "step 03 was run on another model than the sweep"
 TRACE_KEYS = ("verdict", "devices", "steps", "launches")
 
@@ -272,7 +271,13 @@ def _trace(layout: Layout, manifest: Manifest) -> Trace | Missing:
     except (KeyError, TypeError, IndexError):
         return Missing(f"{name} holds no analysis of a trace")
     missing = [key for key in TRACE_KEYS if not isinstance(trace, dict) or not trace.get(key)]
-    return Missing(f"{name} lacks {listed(missing)}") if missing else trace
+    if missing:
+        return Missing(f"{name} lacks {listed(missing)}")
+    try:
+        msgspec.convert(trace, Trace)
+    except msgspec.ValidationError as error:
+        return Missing(f"{name} cannot be read: {error}")
+    return cast(Trace, trace)
 
 
 def _layers(layout: Layout, config: Config) -> ModelProfile | Missing:

@@ -50,18 +50,18 @@ def summary(data: ReportData) -> DefinitionList:
 
 
 def _warnings(data: ReportData) -> list[Block]:
-    found: list[Block] = []
+    warnings: list[Block] = []
     if data.document["synthetic"]:
         text = (
             "the texts and the model were made on this machine (quickstart). The figures show that the pipeline works "
             "and how fast this machine runs a small model; they say nothing about a real task."
         )
-        found.append(Admonition([Paragraph(text, strong="SYNTHETIC DATA:")]))
+        warnings.append(Admonition([Paragraph(text, strong="SYNTHETIC DATA:")]))
     if not data.document["complete"]:
         text = "step 02 has not finished; this is what it had measured by then. To go on where it stopped:"
         resume = CodeBlock(data.command.run("--from", "2", "--resume"))
-        found.append(Admonition([Paragraph(text, strong="INCOMPLETE:"), resume]))
-    return found
+        warnings.append(Admonition([Paragraph(text, strong="INCOMPLETE:"), resume]))
+    return warnings
 
 
 def _optimal(data: ReportData) -> str:
@@ -146,14 +146,14 @@ def _machine(data: ReportData) -> list[tuple[str, str]]:
         pairs.append(("GPU", ", ".join(filter(None, [*facts, driver]))))
     if isinstance(machine, Missing):
         return [*pairs, ("CPU", unknown(machine.reason))]
-    found = machine.hardware
-    quota = f", quota of {found['cpu_quota_cores']:g} cores" if found.get("cpu_quota_cores") else ""
+    hardware = machine.hardware
+    quota = f", quota of {hardware['cpu_quota_cores']:g} cores" if hardware.get("cpu_quota_cores") else ""
     threads = f", {device['threads']} torch threads" if device.get("threads") else ""
-    cores = f"{found['usable_cores']} of {found['logical_cores']} cores usable{quota}{threads}"
+    cores = f"{hardware['usable_cores']} of {hardware['logical_cores']} cores usable{quota}{threads}"
     return [
         *pairs,
-        ("CPU", f"{clean(found['cpu'])}, {cores}"),
-        ("Memory", f"{number(found['memory_bytes'] / 1e9)} GB"),
+        ("CPU", f"{clean(hardware['cpu'])}, {cores}"),
+        ("Memory", f"{number(hardware['memory_bytes'] / 1e9)} GB"),
     ]
 
 
@@ -172,8 +172,8 @@ def _count(value: int | None) -> str:
 
 def doubtful(data: ReportData) -> list[Block]:
     """Return every doubt once, with the batch sizes it is about."""
-    found = [clean(doubt, LONGEST_DOUBT) for doubt in doubts(data)]
-    return [Heading("Doubts"), BulletList(found) if found else Paragraph("No doubt was raised.")]
+    texts = [clean(doubt, LONGEST_DOUBT) for doubt in doubts(data)]
+    return [Heading("Doubts"), BulletList(texts) if texts else Paragraph("No doubt was raised.")]
 
 
 def doubts(data: ReportData) -> list[str]:
@@ -209,15 +209,15 @@ def _rows(data: ReportData) -> list[str]:
 
 def _full(data: ReportData) -> list[str]:
     full = data.full or {}
-    found = []
+    texts = []
     if full.get("truncated"):
         share = 100 * full["truncated"] / full["samples"]
-        found.append(f"{full['truncated']:,} texts ({share:.2f} %) were cut to {data.document['max_length']} tokens")
+        texts.append(f"{full['truncated']:,} texts ({share:.2f} %) were cut to {data.document['max_length']} tokens")
     if full.get("out_of_memory"):
-        found.append(
+        texts.append(
             f"memory ran out {full['out_of_memory']:,} times over the whole dataset; the batches were repeated"
         )
-    return found
+    return texts
 
 
 def _trace(data: ReportData) -> list[str]:

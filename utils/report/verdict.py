@@ -49,14 +49,14 @@ def of(row: Row | None) -> Verdict | None:
 
 def what(data: ReportData) -> str:
     """Return in one sentence what the chosen batch size is bound by."""
-    row, found = data.chosen, of(data.chosen)
-    if row is None or found is None:
+    row, verdict = data.chosen, of(data.chosen)
+    if row is None or verdict is None:
         return unknown(data.choice["reason"] if row is None else row["reasons"].get("bound"))
-    text = MEANING[found["bound"]]
-    if found["alternatives"]:
-        text += f" ({listed(found['alternatives'])})"
-    share = found["share_of_limit"]
-    reached = "" if share is None else f"; {_limit(found['bound'])} for {_percent(share)} of its time"
+    text = MEANING[verdict["bound"]]
+    if verdict["alternatives"]:
+        text += f" ({listed(verdict['alternatives'])})"
+    share = verdict["share_of_limit"]
+    reached = "" if share is None else f"; {_limit(verdict['bound'])} for {_percent(share)} of its time"
     return f"batch size {row['batch_size']} in {row['dtype']} is bound by {text}{reached}"
 
 
@@ -68,13 +68,13 @@ def _limit(bound: str) -> str:
 
 def why(data: ReportData) -> str:
     """Return the evidence in one line, and how sure it is."""
-    found = of(data.chosen)
-    if found is None:
+    verdict = of(data.chosen)
+    if verdict is None:
         return unknown("there is no verdict")
-    if not found["evidence"]:
-        return clean("; ".join(found["doubts"]), longest=300)
-    sure = f"confidence {found['confidence']}, {TRIED.get(found['confirmation'], 'not tested by intervention')}"
-    return "; ".join([*(found.get("telling") or found["evidence"][:1]), sure])
+    if not verdict["evidence"]:
+        return clean("; ".join(verdict["doubts"]), longest=300)
+    sure = f"confidence {verdict['confidence']}, {TRIED.get(verdict['confirmation'], 'not tested by intervention')}"
+    return "; ".join([*(verdict.get("telling") or verdict["evidence"][:1]), sure])
 
 
 def section(data: ReportData) -> list[Content]:
@@ -119,9 +119,9 @@ def _table(dtype: str, rows: Sequence[Row], is_on_gpu: bool) -> Table:
 
 
 def _cells(row: Row, columns: Sequence[str], is_on_gpu: bool) -> list[str]:
-    found = of(row) or {}
+    verdict = of(row) or {}
     rate = NOTHING if row["flops_per_sec"] is None else number(row["flops_per_sec"] / 1e9)
-    cells = [str(row["batch_size"]), found["bound"], found["confidence"], CONFIRMED[found["confirmation"]], rate]
+    cells = [str(row["batch_size"]), verdict["bound"], verdict["confidence"], CONFIRMED[verdict["confirmation"]], rate]
     cells += [_number(row[name]) if name == ENERGY else _whole(row[name]) for name in columns]
     cells += [_number(row[f"{name}_per_batch_ms"]) for name in ("device", "enqueue")] if is_on_gpu else []
     return [*cells, str(row["disturbed_rounds"])]
@@ -129,7 +129,7 @@ def _cells(row: Row, columns: Sequence[str], is_on_gpu: bool) -> list[str]:
 
 def _notes(rows: Sequence[Row]) -> list[str]:
     """Return what a word leaves open, and why a cell has no value, equal reasons together."""
-    found = [
+    notes = [
         f"batch size {row['batch_size']} {verdict['bound']}: {listed(verdict['alternatives'])}"
         for row in rows
         if (verdict := of(row)) and verdict["alternatives"]
@@ -140,7 +140,7 @@ def _notes(rows: Sequence[Row]) -> list[str]:
             if row[name] is None:
                 reason = row["reasons"].get(name, "no reason was recorded")
                 reasons.setdefault((name, reason), []).append(row["batch_size"])
-    return found + [
+    return notes + [
         f"{name} unknown{'' if len(sizes) == len(rows) else f' at batch size {listed(sizes)}'}: {clean(why, 200)}"
         for (name, why), sizes in reasons.items()
     ]
@@ -160,14 +160,14 @@ def _ceilings(data: ReportData) -> Table:
     """Return which setting of matrix products reaches what on this machine."""
     rows = [
         [
-            each["dtype"],
-            each["precision"] or NOTHING,
-            "in use" if each["is_configured"] and each["dtype"] in data.dtypes else "",
-            number(each["flops_per_s"] / 1e9),
-            str(each["size"]),
-            f"{each['relative_error']:.1e}",
+            ceiling["dtype"],
+            ceiling["precision"] or NOTHING,
+            "in use" if ceiling["is_configured"] and ceiling["dtype"] in data.dtypes else "",
+            number(ceiling["flops_per_s"] / 1e9),
+            str(ceiling["size"]),
+            f"{ceiling['relative_error']:.1e}",
         ]
-        for each in data.document["ceilings"]["compute"]
+        for ceiling in data.document["ceilings"]["compute"]
     ]
     headers = ["dtype", "float32\nprecision", "", "GFLOP/s", "at size", "largest\nerror"]
     return Table(headers, rows, left=[0, 1, 2], caption="What this machine reaches: matrix products")
@@ -175,8 +175,13 @@ def _ceilings(data: ReportData) -> Table:
 
 def _memory(ceilings: Ceilings) -> Table:
     rows = [
-        [each["level"], number(each["bytes_per_s"] / 1e9), number(each["working_set_bytes"] / 1e6), each["operation"]]
-        for each in ceilings["memory"]
+        [
+            level["level"],
+            number(level["bytes_per_s"] / 1e9),
+            number(level["working_set_bytes"] / 1e6),
+            level["operation"],
+        ]
+        for level in ceilings["memory"]
     ]
     dispatch = f"Issuing one operator takes {1e6 * ceilings['dispatch_s']:.1f} us."
     headers = ["memory", "GB/s", "MB\ntouched", "by"]
@@ -233,11 +238,11 @@ def where_time_goes(data: ReportData) -> list[Content]:
 
 def _findings(data: ReportData) -> list[str]:
     row = data.chosen
-    found = [_kinds_of_work(data.operators)] if data.operators else []
+    sentences = [_kinds_of_work(data.operators)] if data.operators else []
     if row is None:
-        return [*found, f"Nothing about batches: {data.choice['reason']}."]
+        return [*sentences, f"Nothing about batches: {data.choice['reason']}."]
     return [
-        *found,
+        *sentences,
         _padding(row),
         _tokenizing(row),
         *_fixed_costs(data.of(row["dtype"])),
