@@ -8,11 +8,7 @@ from benchmarks import _layer_judgement, _layer_overhead, layer_overhead
 from benchmarks._layer_judgement import Interval, Watched
 
 GOOD = Watched(
-    "gpt2",
-    calls=100,
-    plain_s=[0.050, 0.050, 0.050],
-    ratios=[1.002, 1.002, 1.002],
-    coverages=[1.0, 1.001, 0.999],
+    "gpt2", calls=100, plain_s=[0.050, 0.050, 0.050], ratios=[1.002, 1.002, 1.002], coverages=[1.0, 1.001, 0.999]
 )
 
 

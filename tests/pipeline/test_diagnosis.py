@@ -465,11 +465,7 @@ def test_settings_are_changed_on_purpose_and_set_back(two_threads: None) -> None
     verdict = bench.sweep(4).finding(ceilings=replace(MACHINE, compute=(*MACHINE.compute, medium))).verdict
     left = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
-    assert tried(verdict) == [
-        "the batch doubled",
-        "1 of 2 threads",
-        "float32 products at precision 'medium'",
-    ]
+    assert tried(verdict) == ["the batch doubled", "1 of 2 threads", "float32 products at precision 'medium'"]
     assert [line for line in verdict.evidence if ", as predicted" in line] == list(verdict.evidence[-3:])
     assert (verdict.confirmation, left) == ("confirmed", "highest")
 
@@ -511,10 +507,7 @@ def test_another_error_of_a_doubled_batch_is_a_doubt_and_loses_no_verdict() -> N
 
 
 def test_other_precisions_gain_what_their_ceilings_allow() -> None:
-    others = (
-        compute("float32", "medium", ratio=4.0, configured=False),
-        compute("bfloat16", None, ratio=8.0),
-    )
+    others = (compute("float32", "medium", ratio=4.0, configured=False), compute("bfloat16", None, ratio=8.0))
     bench = Bench(EVEN).sweep(4)
     found = fixes(bench.finding(ceilings=replace(MACHINE, compute=(*MACHINE.compute, *others))).verdict)
     assert found["float32 products at precision 'medium'"] == pytest.approx(4.0)  # all of the time is compute's

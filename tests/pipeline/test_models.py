@@ -135,8 +135,7 @@ def test_git_lfs_pointer_is_refused(copy):
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"auto_map": {"AutoModel": "code.Model"}}, {"_attn_implementation_internal": "someone/kernel"}],
+    "changes", [{"auto_map": {"AutoModel": "code.Model"}}, {"_attn_implementation_internal": "someone/kernel"}]
 )
 def test_code_that_comes_with_a_model_is_refused_without_the_flag(copy, changes):
     edit_config(copy, **changes)

@@ -98,9 +98,7 @@ def test_encoder_decoders_get_input_for_both_and_one_end_in_each_text():
 
 
 @pytest.mark.parametrize(
-    ("size", "channels", "shape"),
-    [(32, 1, (2, 1, 32, 32)), ([32, 16], 3, (2, 3, 32, 16))],
-    ids=["one", "two"],
+    ("size", "channels", "shape"), [(32, 1, (2, 1, 32, 32)), ([32, 16], 3, (2, 3, 32, 16))], ids=["one", "two"]
 )
 def test_image_models_take_pixels_of_their_size_and_dtype(size, channels, shape):
     sizes = {"image_size": size, "patch_size": 16, "num_channels": channels}
