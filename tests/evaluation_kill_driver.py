@@ -19,7 +19,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests import evaluation_workplace as workplace
-from tests.kill_driver import in_child, unreadable
+from tests.kill_driver import STRIDE, in_child, unreadable
 
 ROWS = 20  # two shards
 ACTIONS = ("plan", "run", "finalize")
@@ -48,19 +48,20 @@ def at_every_write(act: Callable[[], int], results: Path, undisturbed: dict[str,
     kills, problems = 0, []
     while True:
         shutil.rmtree(results)
-        if in_child(act, kill_at=kills + 1) != -signal.SIGKILL:
+        write = 1 + STRIDE * kills
+        if in_child(act, kill_at=write) != -signal.SIGKILL:
             return {"kills": kills, "problems": problems}
         kills += 1
-        problems += [f"write {kills}: {problem}" for problem in unreadable(results)]
+        problems += [f"write {write}: {problem}" for problem in unreadable(results)]
         before = {path: path.stat().st_ino for path in results.rglob("part-*")}
         code = in_child(act)
-        problems += [f"write {kills}: the next attempt ended with {code}"] if code else []
+        problems += [f"write {write}: the next attempt ended with {code}"] if code else []
         problems += [
-            f"write {kills}: {path.name} was done twice" for path in before if path.stat().st_ino != before[path]
+            f"write {write}: {path.name} was done twice" for path in before if path.stat().st_ino != before[path]
         ]
         if workplace.results(results / "evaluation") != undisturbed:
-            problems.append(f"write {kills}: other bytes than without a kill")
-        problems += [f"write {kills}: {path.name} is left over" for path in results.rglob(".tmp-*")]
+            problems.append(f"write {write}: other bytes than without a kill")
+        problems += [f"write {write}: {path.name} is left over" for path in results.rglob(".tmp-*")]
 
 
 def at_random(

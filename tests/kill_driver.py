@@ -2,6 +2,8 @@
 
     python tests/kill_driver.py SCRIPT RESULTS [argument ...]
 
+With KILL_STRIDE=4 in the environment only every fourth write is tried.
+
 A process of its own, because it forks: heavy modules are loaded once here and each attempt runs in a child. A write is
 a rename into place or a flush of the log. After each kill every file under RESULTS must be readable, and the same
 command with --resume must end well.
@@ -22,6 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+STRIDE = int(os.environ.get("KILL_STRIDE", "1"))
 SMALL_SHARD = 20  # rows, so that a small dataset has several shards
 
 
@@ -35,17 +38,18 @@ def main() -> int:
     while True:
         shutil.rmtree(results)
         shutil.copytree(base, results)
-        if in_child(lambda: step.main(arguments), kill_at=kills + 1) != -signal.SIGKILL:
+        write = 1 + STRIDE * kills
+        if in_child(lambda: step.main(arguments), kill_at=write) != -signal.SIGKILL:
             break
         kills += 1
-        problems += [f"write {kills}: {problem}" for problem in unreadable(results)]
+        problems += [f"write {write}: {problem}" for problem in unreadable(results)]
         committed = visits(results)
         code = in_child(lambda: step.main([*arguments, "--resume"]))
         if code != 0:
-            problems.append(f"write {kills}: --resume ended with {code}")
-        problems += [f"write {kills}: visit {each} was lost" for each in committed - visits(results)]
-        problems += [f"write {kills}: {path.name} is left over" for path in results.rglob(".tmp-*")]
-        problems += [f"write {kills}, resumed: {problem}" for problem in unreadable(results)]
+            problems.append(f"write {write}: --resume ended with {code}")
+        problems += [f"write {write}: visit {each} was lost" for each in committed - visits(results)]
+        problems += [f"write {write}: {path.name} is left over" for path in results.rglob(".tmp-*")]
+        problems += [f"write {write}, resumed: {problem}" for problem in unreadable(results)]
     shutil.rmtree(base)
     print(json.dumps({"kills": kills, "problems": problems}))
     return 0

@@ -94,17 +94,6 @@ def test_row_ids_are_row_numbers_of_the_source_and_rejected_rows_are_listed(conf
     assert len(receipt.doubts) == 3  # matched loosely, names mixed with ids, rows left out
 
 
-def test_label_mappings_hold_both_directions_and_the_counts(config, model):
-    settings = config()
-    write_source(settings, ("one", "praise"), ("two", "question"), ("three", "question"))
-    normalise(settings, model)
-    assert files.read_json(Layout.of(settings).label_mappings) == {
-        "id2label": {"0": "praise", "1": "complaint", "2": "question"},
-        "label2id": {"praise": 0, "complaint": 1, "question": 2},
-        "counts": {"praise": 1, "complaint": 0, "question": 2},
-    }
-
-
 @pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
 def test_other_kinds_of_file_give_the_same_copy(config, model, tmp_path, suffix):
     texts, labels = ["a\nb", "NA", 'c "d"'], [0, 2, 1]
@@ -121,40 +110,43 @@ def test_other_kinds_of_file_give_the_same_copy(config, model, tmp_path, suffix)
     assert rows.texts == texts and rows.labels.tolist() == labels
 
 
-def test_columns_have_the_names_that_the_configuration_gives(config, model):
+def test_columns_have_the_names_that_the_configuration_gives_and_first_rows_are_loaded_on_request(config, model):
     settings = config(text_column="review body", label_column="intent")
-    write_source(settings, ("fine", "praise"))
+    write_source(settings, *((f"text {index}", "praise") for index in range(10)))
     normalise(settings, model)
-    assert data.load_texts(Layout.of(settings)).texts == ["fine"]
+    assert data.load_texts(Layout.of(settings), limit=3).texts == ["text 0", "text 1", "text 2"]
 
 
-def test_refused_data_leaves_what_was_there(config, model):
-    settings = config()
-    layout = Layout.of(settings)
-    write_source(settings, ("one", "praise"))
-    normalise(settings, model)
+def test_refused_data_leaves_what_was_there(made, model):
+    layout = Layout.of(made)
     before = {path.name: path.read_bytes() for path in layout.dataset.parent.iterdir()}
-    write_source(settings, ("one", "praise"), ("two", "unheard of"))
+    write_source(made, ("one", "praise"), ("two", "unheard of"))
     with pytest.raises(InputError, match=r"source\.csv: the model does not know 1 label\(s\) of column 'labels'"):
-        normalise(settings, model)
+        normalise(made, model)
     assert {path.name: path.read_bytes() for path in layout.dataset.parent.iterdir()} == before
 
 
-def test_receipt_is_accepted_by_the_configuration_it_was_made_with(config, model):
+@pytest.fixture
+def made(config, model) -> Config:
+    """Return the configuration of a copy that was made."""
     settings = config()
-    write_source(settings, ("one", "praise"), ("two", "question"))
-    written = normalise(settings, model)
-    assert data.check_receipt(settings, Layout.of(settings), model) == written
-    assert written.source["kind"] == "file" and written.source["sha256"] == files.sha256(settings.dataset.file)
-    assert written.dataset["sha256"] == files.sha256(Layout.of(settings).dataset)
-    assert written.synthetic is False
-
-
-def test_evaluating_another_number_of_rows_needs_no_other_data(config, model):
-    settings = config()
-    write_source(settings, ("one", "praise"))
+    write_source(settings, ("one", "praise"), ("two", "question"), ("three", "question"))
     normalise(settings, model)
-    assert data.check_receipt(config(sample_sizes=[1]), Layout.of(settings)).rows == 1
+    return settings
+
+
+def test_receipt_is_accepted_by_the_configuration_it_was_made_with(made, config, model):
+    written = normalise(made, model)
+    assert data.check_receipt(made, Layout.of(made), model) == written
+    assert written.source["kind"] == "file" and written.source["sha256"] == files.sha256(made.dataset.file)
+    assert written.dataset["sha256"] == files.sha256(Layout.of(made).dataset)
+    assert written.synthetic is False
+    assert data.check_receipt(config(sample_sizes=[1]), Layout.of(made)).rows == 3
+    assert files.read_json(Layout.of(made).label_mappings) == {
+        "id2label": {"0": "praise", "1": "complaint", "2": "question"},
+        "label2id": {"praise": 0, "complaint": 1, "question": 2},
+        "counts": {"praise": 1, "complaint": 0, "question": 2},
+    }
 
 
 def refusal(config: Config, model: ModelSource | None = None) -> str:
@@ -164,52 +156,37 @@ def refusal(config: Config, model: ModelSource | None = None) -> str:
     return str(caught.value)
 
 
-def test_missing_receipt_is_refused_with_the_command(config):
+def test_missing_receipt_or_column_is_refused(config):
     assert "the data has not been fetched" in refusal(config())
+    files.write_text(Layout.of(config()).dataset, "text,labels\na,0\n")
+    with pytest.raises(InputError, match="does not have the columns row_id, text, labels, label_name"):
+        data.load_texts(Layout.of(config()))
 
 
-def test_other_settings_are_refused_with_both_values(config, model):
-    settings = config()
-    write_source(settings, ("one", "praise"))
-    normalise(settings, model)
+def test_other_settings_model_or_data_are_refused(made, config, model):
     message = refusal(config(file=None, hf_name="org/set", text_column="body"))
     assert "dataset.hf_name is 'org/set', the data was made with None" in message
     assert "dataset.text_column is 'body', the data was made with 'text'" in message
     assert "dataset.label_column" not in message
-
-
-def test_another_model_is_refused(config, model):
-    settings = config()
-    write_source(settings, ("one", "praise"))
-    normalise(settings, model)
-    renamed = settings.model_copy(update={"model": settings.model.model_copy(update={"name": "another"})})
+    renamed = made.model_copy(update={"model": made.model.model_copy(update={"name": "another"})})
     assert "model.name is 'another', the data was made with 'model'" in refusal(renamed)
     retrained = ModelSource("model", model.path, "folder", None, "e" * 64)
-    assert "matched with another content of model 'model'" in refusal(settings, retrained)
-
-
-def test_data_that_the_receipt_does_not_match_is_refused(config, model):
-    settings = config()
-    write_source(settings, ("one", "praise"))
-    normalise(settings, model)
-    dataset = Layout.of(settings).dataset
+    assert "matched with another content of model 'model'" in refusal(made, retrained)
+    dataset = Layout.of(made).dataset
     dataset.write_text(dataset.read_text().replace("one", "two"))
-    assert "holds data that the receipt does not match" in refusal(settings)
+    assert "holds data that the receipt does not match" in refusal(made)
     dataset.unlink()
-    assert "is missing, though its receipt is there" in refusal(settings)
+    assert "is missing, though its receipt is there" in refusal(made)
 
 
-def test_source_that_was_edited_since_is_refused_and_one_that_is_gone_is_not(config, model):
-    settings = config()
-    write_source(settings, ("one", "praise"))
-    normalise(settings, model)
-    source = Path(settings.dataset.file)
+def test_source_that_was_edited_since_is_refused_and_one_that_is_gone_is_not(made):
+    source = Path(made.dataset.file)
     source.touch()
-    assert data.check_receipt(settings, Layout.of(settings)).rows == 1
-    write_source(settings, ("other", "praise"))
-    assert "has changed since" in refusal(settings)
+    assert data.check_receipt(made, Layout.of(made)).rows == 3
+    write_source(made, ("other", "praise"))
+    assert "has changed since" in refusal(made)
     source.unlink()
-    assert data.check_receipt(settings, Layout.of(settings)).rows == 1
+    assert data.check_receipt(made, Layout.of(made)).rows == 3
 
 
 @pytest.mark.parametrize(
@@ -226,21 +203,6 @@ def test_damaged_receipt_is_refused(config, content, fault):
     path.parent.mkdir(parents=True)
     path.write_text(content)
     assert fault in refusal(config())
-
-
-def test_copy_with_other_columns_is_refused(config):
-    path = Layout.of(config()).dataset
-    path.parent.mkdir(parents=True)
-    path.write_text("text,labels\na,0\n")
-    with pytest.raises(InputError, match="does not have the columns row_id, text, labels, label_name"):
-        data.load_texts(Layout.of(config()))
-
-
-def test_first_rows_are_loaded_on_request(config, model):
-    settings = config()
-    write_source(settings, *((f"text {index}", "praise") for index in range(10)))
-    normalise(settings, model)
-    assert data.load_texts(Layout.of(settings), limit=3).texts == ["text 0", "text 1", "text 2"]
 
 
 def test_samples_of_one_seed_are_nested_and_repeatable():

@@ -248,9 +248,6 @@ def test_columns_follow_from_work_time_and_ceiling() -> None:
     assert row["share_of_limit_pct"] == pytest.approx(80.0, rel=1e-6)  # the other operators need next to nothing
     assert (row["bound"], row["confidence"], row["doubts"]) == ("compute", "medium", [])
     assert row["verdict"]["bound"] == "compute"
-
-
-def test_without_padding_there_is_none_to_remove() -> None:
     finding = Bench(EVEN).sweep(4).finding()
     assert values(finding)["useful_flops_pct"] == 100.0
     assert "remove padding" not in fixes(finding.verdict)
@@ -437,16 +434,6 @@ def test_the_time_of_the_device_is_that_of_the_row(meta: torch.device) -> None:
 # Interventions
 
 
-def test_doubling_the_batch_fits_compute_and_cannot_tell_it_from_memory() -> None:
-    verdict = Bench(EVEN).sweep(4).finding().verdict
-    assert tried(verdict) == ["the batch doubled"]
-    assert (verdict.confirmation, verdict.confidence) == ("untested", "medium")
-    [said] = [
-        line for line in verdict.evidence if line.startswith("the batch doubled: 0.50 times the speed [0.50, 0.50]")
-    ]
-    assert said.endswith("as predicted, and so it would be for memory (0.40 to 0.63)")
-
-
 @pytest.fixture
 def two_threads(threads: FakeThreads) -> Iterator[None]:
     threads.number = 2
@@ -551,9 +538,6 @@ def test_energy_is_the_median_over_windows_gross_and_net_of_the_idle_machine() -
     assert not set(ENERGY) & set(row["reasons"])
     assert len(seen) == 2 * without + 3 * 2 * 2  # windows, passes in each, batches in each
     assert counted.energy_j == counted.energy_net_j == Missing("no energy counter was given")
-
-
-def test_without_the_power_of_the_idle_machine_energy_is_gross_alone() -> None:
     row = Bench(EVEN).sweep(4).row(energy=meter(*THREE_WINDOWS))
     assert (row["energy_per_sample_j"], row["energy_per_sample_net_j"]) == (4.0, None)
     assert row["reasons"]["energy_per_sample_net_j"] == "the idle power was not measured"

@@ -73,7 +73,7 @@ def rows() -> tuple[np.ndarray, np.ndarray]:
     return confidences, source.random(5000) < confidences - 0.05
 
 
-def test_bins_hold_equally_many_rows_and_give_the_error_of_its_definition(rows):
+def test_parts_in_any_order_give_equal_figures(rows):
     confidences, is_right = rows
     found = counted(confidences, is_right).as_dict()
     sizes = [each["rows"] for each in found["bins"]]
@@ -88,10 +88,6 @@ def test_bins_hold_equally_many_rows_and_give_the_error_of_its_definition(rows):
     assert found["accuracy"] == is_right.mean()
     assert all(each["accuracy_ci_low"] <= each["accuracy"] <= each["accuracy_ci_high"] for each in found["bins"])
     assert sum(found["distribution"]["rows"]) == 5000 and sum(found["distribution"]["correct"]) == is_right.sum()
-
-
-def test_parts_give_the_same_figures_to_the_last_bit_in_any_order_and_number(rows):
-    confidences, is_right = rows
     shuffled = np.random.default_rng(0).permutation(5000)
     expected = counted(confidences, is_right).as_dict()
     assert counted(confidences, is_right, 7).as_dict() == expected

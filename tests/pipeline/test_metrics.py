@@ -58,9 +58,11 @@ def row_of(*visits: Visit, half_width: float = 0.03) -> dict[str, Any]:
     return row
 
 
-def test_a_row_has_exactly_the_columns_of_the_contract_and_reasons() -> None:
+def test_a_row_has_the_columns_of_the_contract_and_no_nan() -> None:
     for row in (row_of(visit(0), visit(1)), row_of(Visit("float32", 4, 0, "oom", "s", message="out of memory"))):
         assert list(row) == [*NAMES, "doubt_kinds", "reasons"]
+    row = row_of(*(visit(number) for number in range(3)))
+    assert all(math.isfinite(value) for value in row.values() if isinstance(value, float))
 
 
 def test_rates_follow_from_the_seconds_per_sample() -> None:
@@ -89,22 +91,24 @@ def test_rates_follow_from_the_seconds_per_sample() -> None:
     assert row["doubts"] == []
 
 
-def test_a_slow_batch_moves_the_mean_and_not_the_median() -> None:
+def test_a_slow_batch_moves_the_mean_alone_and_the_cold_call_nothing() -> None:
     row = row_of(visit(0, 1.0, 1.0, 1.0, 1.0, 1.0, 7.0))
     assert (row["latency_per_batch_ms_median"], row["latency_per_batch_ms_mean"]) == (1000.0, 2000.0)
     assert (row["latency_per_batch_ms_q1"], row["latency_per_batch_ms_q3"]) == (1000.0, 1000.0)
-
-
-def test_the_cold_call_is_in_no_other_number() -> None:
     cold, mild = visit(0), visit(0)
     cold = replace(cold, timings=(replace(cold.timings[0], seconds=1e6), *cold.timings[1:]))
     found, expected = row_of(cold, visit(1)), row_of(mild, visit(1))
     assert found.pop("cold_call_ms") == 1e9
     assert expected.pop("cold_call_ms") == 5000.0
     assert found == expected
+    quiet = [1.0, 1.01, 0.99, 1.02, 0.98, 1.0] * 3
+    row = row_of(*(visit(number, *quiet, *([9.0, 1.0] if number == 2 else [])) for number in range(5)))
+    assert (
+        sum(doubt.startswith("outliers: 1 of 92 batches lie ten standard deviations") for doubt in row["doubts"]) == 1
+    )
 
 
-def test_throughput_is_that_of_pipelined_calls_and_latency_that_of_isolated_ones() -> None:
+def test_throughput_is_that_of_pipelined_calls_with_its_interval() -> None:
     pipelined = Timing("pipelined", 0, 2.0, 16, 120, 192)
     visits = [replace(each, timings=(*each.timings, pipelined)) for each in (visit(0), visit(1))]
     row = row_of(*visits)
@@ -112,9 +116,6 @@ def test_throughput_is_that_of_pipelined_calls_and_latency_that_of_isolated_ones
     assert row["throughput_samples_per_sec_mean"] == pytest.approx(8.0, rel=1e-12)
     assert row["latency_per_sample_ms_mean"] == pytest.approx(250.0, rel=1e-12)
     assert row["tokens_per_sec_real"] == pytest.approx(60.0, rel=1e-12)
-
-
-def test_the_interval_of_the_throughput_encloses_its_mean() -> None:
     row = row_of(*(visit(number, seconds, seconds) for number, seconds in enumerate((1.0, 1.1, 0.9, 1.0, 1.05))))
     low, mean, high = (row[f"throughput_samples_per_sec_{end}"] for end in ("ci_low", "mean", "ci_high"))
     assert low < mean < high
@@ -183,21 +184,15 @@ def test_every_none_has_a_reason_and_every_reason_a_none() -> None:
         assert {column.name for column in COLUMNS if column.found} <= unknown
 
 
-def test_memory_is_the_most_of_all_visits_in_mb() -> None:
+def test_memory_and_utilization_are_of_all_visits() -> None:
     more = {**MEMORY, "device_peak_allocated_bytes": 175_500_000, "process_bytes": 900_000_000}
     row = row_of(visit(0), visit(1, memory=more))
     assert (row["memory_allocated_mb"], row["memory_reserved_mb"]) == (100.0, 200.0)
     assert (row["memory_peak_mb"], row["memory_peak_reserved_mb"]) == (175.5, 250.0)
     assert (row["memory_cpu_mb"], row["memory_cpu_peak_mb"]) == (1000.0, 2000.0)
-
-
-def test_a_device_without_statistics_has_no_memory_and_the_reason() -> None:
     row = row_of(visit(0, memory=CPU_MEMORY))
     assert row["memory_peak_mb"] is None
     assert row["reasons"]["memory_peak_mb"] == "no statistics"
-
-
-def test_utilization_is_the_mean_of_the_readings_of_all_visits() -> None:
     row = row_of(
         visit(0, readings={"gpu_utilization_pct": [80.0, 90.0, 100.0]}),
         visit(1, readings={"gpu_utilization_pct": [90.0, 100.0]}),
@@ -218,23 +213,7 @@ def test_too_few_readings_are_no_utilization(readings: tuple[float, ...], window
     assert row["reasons"]["gpu_utilization_pct"] == reason
 
 
-def test_warm_up_and_memory_give_doubts_once() -> None:
-    cold = {"runs": 3, "seconds": 9.0, "converged": False}
-    full = {**MEMORY, "doubts": ("device memory is nearly full",)}
-    row = row_of(*(visit(number, warm_up=cold, memory=full) for number in range(5)))
-    assert row["doubts"] == ["warm-up: it did not converge", "memory: device memory is nearly full"]
-    assert (row["warmup_runs"], row["warmup_converged"]) == (3, False)
-
-
-def test_an_outlier_is_a_doubt() -> None:
-    quiet = [1.0, 1.01, 0.99, 1.02, 0.98, 1.0] * 3
-    row = row_of(*(visit(number, *quiet, *([9.0, 1.0] if number == 2 else [])) for number in range(5)))
-    assert (
-        sum(doubt.startswith("outliers: 1 of 92 batches lie ten standard deviations") for doubt in row["doubts"]) == 1
-    )
-
-
-def test_rounds_that_stayed_disturbed_are_one_typed_doubt() -> None:
+def test_disturbed_or_drifting_rounds_are_doubts() -> None:
     pushed = {
         "kind": "preemption",
         "text": "this process was pushed off its core 250 times a second",
@@ -245,9 +224,6 @@ def test_rounds_that_stayed_disturbed_are_one_typed_doubt() -> None:
     assert "2 of 3 rounds" in doubt
     assert f"{LOAD['text']} (in 2)" in doubt and f"{pushed['text']} (in 1)" in doubt
     assert row["disturbed_rounds"] == 2
-
-
-def test_disturbed_rounds_do_not_count_where_enough_others_are_there() -> None:
     slow = [visit(number, 30.0, 30.0, disturbances=[LOAD]) for number in (1, 4)]
     row = row_of(*slow, *(visit(number, 1.0, 1.0) for number in (0, 2, 3, 5, 6)))
     assert row["throughput_samples_per_sec_mean"] == 4.0
@@ -255,13 +231,15 @@ def test_disturbed_rounds_do_not_count_where_enough_others_are_there() -> None:
     few = row_of(*slow, *(visit(number, 1.0, 1.0) for number in (0, 2, 3, 5)))
     assert few["rounds"] == 6 and few["throughput_samples_per_sec_mean"] < 3
     assert [doubt.partition(":")[0] for doubt in few["doubts"]] == ["noisy", "disturbed"]
-
-
-def test_rounds_that_grow_slower_are_a_drift() -> None:
     growing = row_of(*(visit(number, 1.0 + 0.1 * number, 1.0 + 0.1 * number) for number in range(6)))
     assert any(doubt.startswith("drift: the last third of the rounds took") for doubt in growing["doubts"])
     steady = row_of(*(visit(number, 1.0, 1.0) for number in range(6)))
     assert not any(doubt.startswith("drift") for doubt in steady["doubts"])
+    cold = {"runs": 3, "seconds": 9.0, "converged": False}
+    full = {**MEMORY, "doubts": ("device memory is nearly full",)}
+    row = row_of(*(visit(number, warm_up=cold, memory=full) for number in range(5)))
+    assert row["doubts"] == ["warm-up: it did not converge", "memory: device memory is nearly full"]
+    assert (row["warmup_runs"], row["warmup_converged"]) == (3, False)
 
 
 def test_device_enqueue_and_transfer_times_are_medians_by_batch() -> None:
@@ -273,14 +251,7 @@ def test_device_enqueue_and_transfer_times_are_medians_by_batch() -> None:
     assert row["reasons"]["transfer_per_batch_ms"] == "the device reached the call"
 
 
-def test_rows_stand_in_order_and_points_without_visits_wait() -> None:
-    visits = [visit(0, batch_size=8), visit(0, batch_size=2)]
-    rows = columns.rows(visits, [8, 4, 2], 0.03)
-    assert [row["batch_size"] for row in rows] == [2, 8]
-    assert columns.rows([], [1, 2], 0.03) == []
-
-
-def test_out_of_memory_is_a_row_and_larger_ones_were_skipped() -> None:
+def test_a_failure_is_a_row_and_out_of_memory_ends_the_larger_ones() -> None:
     oom = Visit("float32", 8, 0, "oom", "s", message="OutOfMemoryError: CUDA out of memory.")
     rows = columns.rows([visit(0), oom], [32, 4, 8, 16], 0.03)
     assert [(row["batch_size"], row["status"]) for row in rows] == [
@@ -293,14 +264,15 @@ def test_out_of_memory_is_a_row_and_larger_ones_were_skipped() -> None:
     assert rows[3]["reasons"]["all"] == "batch size 8 ran out of memory"
     assert rows[1]["throughput_samples_per_sec_mean"] is None
     assert rows[2]["doubts"] == []
-
-
-def test_a_failure_is_a_row_and_larger_ones_are_measured() -> None:
     failed = Visit("float32", 2, 0, "failed", "s", message="RuntimeError: device-side assert")
     rows = columns.rows([failed, visit(0)], [2, 4], 0.03)
     assert [row["status"] for row in rows] == ["failed", "noisy"]
     assert rows[0]["reasons"]["all"] == "RuntimeError: device-side assert"
     assert len(columns.rows([failed], [2, 4], 0.03)) == 1  # 4 has yet to be measured
+    visits = [visit(0, batch_size=8), visit(0, batch_size=2)]
+    rows = columns.rows(visits, [8, 4, 2], 0.03)
+    assert [row["batch_size"] for row in rows] == [2, 8]
+    assert columns.rows([], [1, 2], 0.03) == []
 
 
 def test_a_measurement_spans_its_start_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,10 +306,12 @@ def test_a_measurement_ends_when_the_device_has_done_its_work(monkeypatch: pytes
     assert seen["window_s"] == 2.0 and seen["latency_per_sample_ms"] == 500.0
 
 
-def test_a_measurement_that_took_no_time_claims_no_throughput() -> None:
+def test_a_measurement_without_work_or_time_claims_nothing() -> None:
     collector = MetricsCollector("cpu", Sampler(NoSource("none"), clock=FakeClock()))
     seen = collector.end_measurement(collector.start_measurement(), batch_size=1, num_samples=4)
     assert seen["throughput_samples_per_sec"] is None and seen["batches_per_sec"] is None
+    with pytest.raises(ValueError, match="num_samples is 0 and batch_size 8"):
+        collector.end_measurement(collector.start_measurement(), batch_size=8, num_samples=0)
 
 
 def test_a_measurement_without_a_sampler_reads_the_machine_itself_and_leaves_no_thread_behind() -> None:
@@ -349,14 +323,3 @@ def test_a_measurement_without_a_sampler_reads_the_machine_itself_and_leaves_no_
     assert seen["readings"]["cpu_utilization_pct"] and seen["readings"]["process_bytes"]
     assert seen["reading_reasons"].keys() == {"gpu_utilization_pct", "gpu_power_w", "gpu_sm_clock_mhz"}
     assert "boundby-sampler" not in {thread.name for thread in threading.enumerate()}
-
-
-def test_a_measurement_of_nothing_is_refused() -> None:
-    collector = MetricsCollector("cpu", Sampler(NoSource("none"), clock=FakeClock()))
-    with pytest.raises(ValueError, match="num_samples is 0 and batch_size 8"):
-        collector.end_measurement(collector.start_measurement(), batch_size=8, num_samples=0)
-
-
-def test_no_number_of_a_row_is_nan() -> None:
-    row = row_of(*(visit(number) for number in range(3)))
-    assert all(math.isfinite(value) for value in row.values() if isinstance(value, float))

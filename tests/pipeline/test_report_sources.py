@@ -29,9 +29,13 @@ def test_documents_of_these_tests_are_like_the_real_one(tmp_path):
     assert list(real) == list(fixture)
     assert set(real["dataset"]) == set(fixture["dataset"])
     assert real["optimal"] == fixture["optimal"]
+    for rows in (diagnosed(results.cpu_rows([1])), diagnosed(results.gpu_rows(["bfloat16"], [1], {}), gpu=True)):
+        [row] = rows
+        assert set(row) == {*NAMES, "doubt_kinds", "reasons", "verdict"}
+        assert NOT_DIAGNOSED not in row["reasons"].values()
 
 
-def test_missing_metrics_name_the_command(tmp_path):
+def test_missing_metrics_name_the_command(tmp_path, capsys):
     run = run_in(tmp_path / "nothing", overrides=["model.dtype=float16"])
     with pytest.raises(
         InputError, match=r"no metrics to report; run `python run_pipeline.py --from 1 model.dtype=float16`"
@@ -43,9 +47,13 @@ def test_missing_metrics_name_the_command(tmp_path):
     files.write_json(run.layout.metrics, {"schema_version": 99})
     with pytest.raises(InputError, match=f"is of version 99, this program reads {METRICS_VERSION}"):
         sources.read(run)
+    assert step_04(tmp_path) == 2
+    assert "there are no metrics to report; run `python run_pipeline.py" in capsys.readouterr().err
 
 
-def test_pictures_without_rows_are_not_drawn_and_old_ones_go(read):
+def test_pictures_without_rows_or_verdict_are_not_drawn_and_old_ones_go(read):
+    data = read(results.document(results.cpu_rows([1])))
+    assert drawings(data)["roofline.png"] == f"not drawn: {NOT_DIAGNOSED}"
     data = read(results.document([], complete=False, full_dataset_metrics=None))
     for name in ("batch_size_comparison.png", "roofline.png", "operators.png"):
         files.write_text(data.layout.plots / name, "of an earlier run")
@@ -62,18 +70,6 @@ def test_pictures_without_rows_are_not_drawn_and_old_ones_go(read):
     }
     draw(data)
     assert list(data.layout.plots.iterdir()) == []
-
-
-def test_roofline_without_a_verdict_says_why_it_is_not_drawn(read):
-    data = read(results.document(results.cpu_rows([1])))
-    assert drawings(data)["roofline.png"] == f"not drawn: {NOT_DIAGNOSED}"
-
-
-def test_diagnosed_rows_of_these_tests_have_the_columns_of_real_ones():
-    for rows in (diagnosed(results.cpu_rows([1])), diagnosed(results.gpu_rows(["bfloat16"], [1], {}), gpu=True)):
-        [row] = rows
-        assert set(row) == {*NAMES, "doubt_kinds", "reasons", "verdict"}
-        assert NOT_DIAGNOSED not in row["reasons"].values()
 
 
 def step_04(tmp_path: Path, *overrides: str) -> int:
@@ -95,8 +91,3 @@ def test_step_04_draws_and_writes_with_what_there_is(tmp_path, capsys):
     assert f"wrote {layout.html_report}" in said
     page = layout.html_report.read_text(encoding="utf-8")
     assert page.count("data:image/png;base64,") == 3 and "not drawn: step 03 has not run" in page
-
-
-def test_step_04_without_metrics_ends_with_exit_code_2(tmp_path, capsys):
-    assert step_04(tmp_path) == 2
-    assert "there are no metrics to report; run `python run_pipeline.py" in capsys.readouterr().err

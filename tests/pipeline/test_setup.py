@@ -66,16 +66,13 @@ def test_all_that_the_pipeline_imports_is_pinned():
     assert imported - BROUGHT_BY_THE_CALLER - set(gpu_and_torch.pins()) == set()
 
 
-def test_all_that_the_library_imports_is_declared():
+def test_all_that_the_library_imports_is_declared_and_nothing_else_installed():
     extras = PROJECT["project"]["optional-dependencies"].values()
     declared = {
         re.match(r"[\w-]+", line)[0] for lines in (PROJECT["project"]["dependencies"], *extras) for line in lines
     }
     of_the_trainer = {"transformers", "accelerate"}  # which its callback meets only where a program uses it
     assert third_party_imports("boundby") - of_the_trainer - declared == set()
-
-
-def test_only_the_library_is_installed():
     found = find_packages(str(ROOT), **PROJECT["tool"]["setuptools"]["packages"]["find"])
     assert {name.partition(".")[0] for name in found} == {"boundby"}
 

@@ -92,7 +92,7 @@ def test_the_whole_text_is_as_it_was_read_and_agreed_on(
     assert widest(shown) <= WIDEST
 
 
-def test_the_time_of_the_window_adds_up(tmp_path: Path) -> None:
+def test_the_time_of_the_window_adds_up_and_the_longest_of_many_steps_are_shown(tmp_path: Path) -> None:
     examination = examine([training(tmp_path / "trace.json")])
     [trace] = document.of(examination)["traces"]
     [device] = trace["devices"]
@@ -102,6 +102,9 @@ def test_the_time_of_the_window_adds_up(tmp_path: Path) -> None:
     assert sum(device["idle_by_cause_ms"].values()) == pytest.approx(device["idle_ms"])
     [line] = [line for line in text.lines(examination) if line.startswith("- communication")]
     assert line.split()[2:4] == ["0.3000", "10.0"]
+    events = [step(number, 100 * number, 100) for number in range(19)] + [step(19, 1900, 500)]
+    shown = "\n".join(text.lines(examine([store(tmp_path / "t.json", *events)])))
+    assert "The 8 longest of 20 steps:" in shown and "  19  0.5000" in shown
 
 
 def test_where_kernels_take_the_time_the_next_step_is_nsight_compute_for_the_slowest(
@@ -116,12 +119,6 @@ def test_where_kernels_take_the_time_the_next_step_is_nsight_compute_for_the_slo
     assert json.loads(run(waiting, "--json")[1])["traces"][0]["nsight_compute"].startswith("ncu --nvtx")
     host = store(tmp_path / "host.json", step(0, 0, 100), event("aten::mm", 0, 99))
     assert json.loads(run(host, "--json")[1])["traces"][0]["nsight_compute"] is None
-
-
-def test_of_many_steps_the_longest_are_shown(tmp_path: Path) -> None:
-    events = [step(number, 100 * number, 100) for number in range(19)] + [step(19, 1900, 500)]
-    shown = "\n".join(text.lines(examine([store(tmp_path / "t.json", *events)])))
-    assert "The 8 longest of 20 steps:" in shown and "  19  0.5000" in shown
 
 
 def test_text_works_when_nothing_is_known(tmp_path: Path) -> None:

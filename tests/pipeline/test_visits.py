@@ -27,23 +27,39 @@ def test_seconds_per_sample_take_the_median_pass_of_each_batch() -> None:
     )
     assert made.isolated_s_per_sample == (2.0 + 0.5) / 6
     assert made.throughput_s_per_sample == made.isolated_s_per_sample  # a CPU has finished when the call returns
-
-
-def test_throughput_is_that_of_the_pipelined_calls_where_there_are_any() -> None:
     made = visit(timing("isolated", 0, 2.0), timing("pipelined", 0, 3.0, samples=24))
     assert made.isolated_s_per_sample == 0.5
     assert made.throughput_s_per_sample == 0.125
-
-
-def test_a_visit_that_ran_out_of_memory_has_no_value() -> None:
     made = Visit("float32", 64, 0, "oom", "session-1", message="OutOfMemoryError: CUDA out of memory.")
     assert (made.isolated_s_per_sample, made.throughput_s_per_sample) == (None, None)
     assert made.outcome() == Outcome(64, 0, "oom")
 
+    def made(number: int, *seconds: float) -> Visit:
+        return visit(*(timing("isolated", index, each) for index, each in enumerate(seconds)), number=number)
 
-def test_the_stop_rule_is_told_point_round_seconds_and_value() -> None:
+    quiet = [made(number, 1.0, 2.0, 4.0) for number in range(4)]  # three batches of different length, 4 samples each
+    held_up = made(4, 1.0, 60.0, 4.0)
+    slower = made(5, 1.5, 3.0, 6.0)
+    assert visits.isolated_rounds([*quiet, held_up, slower]) == pytest.approx([7 / 12] * 5 + [1.5 * 7 / 12])
+    assert visits.throughput_rounds(quiet) == visits.isolated_rounds(quiet)
+    assert visits.isolated_rounds([]) == visits.throughput_rounds([]) == []
+
+
+def test_the_stop_rule_is_told_undisturbed_visits() -> None:
     made = visit(timing("isolated", 0, 2.0), batch_size=4, number=3)
     assert made.outcome() == Outcome(point=4, round=3, status="ok", seconds=1.5, value=0.5)
+    busy = ({"kind": "foreign_load", "text": "other processes used 1.0 of 2 cores", "is_passing": True},)
+    disturbed = replace(visit(timing("isolated", 0, 9.0)), disturbances=busy)
+    assert disturbed.outcome().value is None
+    others = [visit(timing("isolated", 0, 1.0), number=number) for number in range(5)]
+    assert visits.usable([disturbed, *others]) == others
+    assert visits.usable([disturbed, *others[:4]]) == [disturbed, *others[:4]]
+    assert [row["disturbed"] for row in visits.raw_rows([disturbed, others[0]])] == [1, 0]
+    rounds = [visit(timing("isolated", 0, seconds), number=number) for number, seconds in enumerate((1.0, 1.0))]
+    assert visits.half_width([]) is None
+    assert visits.half_width(rounds[:1]) is None
+    assert visits.half_width(rounds) == 0.0
+    assert visits.half_width([*rounds, visit(timing("isolated", 0, 1.1), number=2)]) == pytest.approx(0.1511, abs=1e-3)
 
 
 def test_committed_visits_come_back_as_they_were(tmp_path: Path) -> None:
@@ -108,33 +124,3 @@ def test_raw_rows_hold_every_timing_with_the_columns_of_the_contract() -> None:
         "dtype": "float32",
         "disturbed": 0,
     }
-
-
-def test_a_disturbed_visit_has_no_value_for_the_stop_rule_and_is_left_out_where_others_are_enough() -> None:
-    busy = ({"kind": "foreign_load", "text": "other processes used 1.0 of 2 cores", "is_passing": True},)
-    disturbed = replace(visit(timing("isolated", 0, 9.0)), disturbances=busy)
-    assert disturbed.outcome().value is None
-    others = [visit(timing("isolated", 0, 1.0), number=number) for number in range(5)]
-    assert visits.usable([disturbed, *others]) == others
-    assert visits.usable([disturbed, *others[:4]]) == [disturbed, *others[:4]]
-    assert [row["disturbed"] for row in visits.raw_rows([disturbed, others[0]])] == [1, 0]
-
-
-def test_one_forward_that_was_held_up_does_not_shift_its_round() -> None:
-    def made(number: int, *seconds: float) -> Visit:
-        return visit(*(timing("isolated", index, each) for index, each in enumerate(seconds)), number=number)
-
-    quiet = [made(number, 1.0, 2.0, 4.0) for number in range(4)]  # three batches of different length, 4 samples each
-    held_up = made(4, 1.0, 60.0, 4.0)
-    slower = made(5, 1.5, 3.0, 6.0)
-    assert visits.isolated_rounds([*quiet, held_up, slower]) == pytest.approx([7 / 12] * 5 + [1.5 * 7 / 12])
-    assert visits.throughput_rounds(quiet) == visits.isolated_rounds(quiet)
-    assert visits.isolated_rounds([]) == visits.throughput_rounds([]) == []
-
-
-def test_half_width_needs_two_rounds() -> None:
-    rounds = [visit(timing("isolated", 0, seconds), number=number) for number, seconds in enumerate((1.0, 1.0))]
-    assert visits.half_width([]) is None
-    assert visits.half_width(rounds[:1]) is None
-    assert visits.half_width(rounds) == 0.0
-    assert visits.half_width([*rounds, visit(timing("isolated", 0, 1.1), number=2)]) == pytest.approx(0.1511, abs=1e-3)
