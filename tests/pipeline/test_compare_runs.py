@@ -53,18 +53,11 @@ def row(dtype: str, size: int, status: str = "ok", doubts: Sequence[str] = ()) -
 def document(made: Sequence[Visit], **changes: Any) -> dict[str, Any]:
     points = dict.fromkeys((each.dtype, each.batch_size) for each in made)
     return {
-        "schema_version": METRICS_VERSION,
-        "boundby_version": "0.1.0",
-        "written": "2026-08-22T10:15:30+00:00",
-        "complete": True,
-        "machine_fingerprint": "c0" * 8,
-        "work_fingerprint": "feedfacecafebeef",
-        "model": {"name": "intents", "revision": None, "fingerprint": "0123abcd", "dtype": "float32"},
-        "device": CPU,
-        "batch_sizes": [row(*point) for point in points],
-        "full_dataset_metrics": None,
-        **changes,
-    }
+        "schema_version": METRICS_VERSION, "boundby_version": "0.1.0", "written": "2026-08-22T10:15:30+00:00",
+        "complete": True, "machine_fingerprint": "c0" * 8, "work_fingerprint": "feedfacecafebeef",
+        "model": {"name": "intents", "revision": None, "fingerprint": "0123abcd", "dtype": "float32"}, "device": CPU,
+        "batch_sizes": [row(*point) for point in points], "full_dataset_metrics": None, **changes,
+    }  # fmt: skip
 
 
 def evaluation(folder: Path, right: Sequence[bool], seconds: Sequence[float], first_row: int = 0) -> dict[str, Any]:
@@ -160,7 +153,7 @@ def test_a_minimum_effect_without_sense_ends_with_2(compare: Command, a: Path, p
     assert "give a percentage above 0" in notes
 
 
-def test_an_ambiguous_row_says_how_many_rounds_would_settle_it(compare: Command, tmp_path: Path) -> None:
+def test_an_ambiguous_row_says_what_would_settle_it(compare: Command, tmp_path: Path, a: Path) -> None:
     a, b = (store(tmp_path / name, sweep({8: seconds}, LOUD)) for name, seconds in (("a", 0.002), ("b", 0.0022)))
     code, shown, _ = compare(a, b)
     assert code == 0
@@ -168,16 +161,13 @@ def test_an_ambiguous_row_says_how_many_rounds_would_settle_it(compare: Command,
     assert "Not settled:\n- float32 batch size 8: about " in shown
     assert "more rounds in each run would settle it" in shown
     assert compare(a, b, "--strict")[0] == 1
-
-
-def test_one_round_is_said_to_give_no_interval(compare: Command, a: Path, tmp_path: Path) -> None:
     b = store(tmp_path / "b", sweep({1: 0.004, 8: 0.0022, 32: 0.001}, spread=[1.0]))
     code, shown, _ = compare(a, b)
     assert code == 0
     assert "float32 batch size 8: one round gives no interval" in shown
 
 
-def test_another_machine_is_refused_unless_forced(compare: Command, a: Path, tmp_path: Path) -> None:
+def test_another_machine_or_other_work_is_refused_unless_forced(compare: Command, a: Path, tmp_path: Path) -> None:
     made = sweep({1: 0.004, 8: 0.002, 32: 0.001})
     b = store(tmp_path / "b", made, document(made, machine_fingerprint="d0" * 8))
     code, shown, notes = compare(a, b)
@@ -186,9 +176,6 @@ def test_another_machine_is_refused_unless_forced(compare: Command, a: Path, tmp
     code, shown, notes = compare(a, b, "--force")
     assert (code, notes) == (0, "")
     assert "Doubts:\n- the machine (hardware, driver, quota) is not the same in both runs" in shown
-
-
-def test_other_work_is_refused(compare: Command, a: Path, tmp_path: Path) -> None:
     made = sweep({8: 0.002})
     b = store(tmp_path / "b", made, document(made, work_fingerprint="0", machine_fingerprint=None))
     code, _, notes = compare(a, b)
@@ -211,15 +198,14 @@ def test_what_differs_is_told_and_does_not_hinder(compare: Command, a: Path, tmp
     ]
 
 
-def test_single_dtypes_that_differ_are_compared_with_each_other(compare: Command, a: Path, tmp_path: Path) -> None:
+def test_single_dtypes_are_compared_with_each_other_and_others_listed(
+    compare: Command, a: Path, tmp_path: Path
+) -> None:
     made = sweep({("bfloat16", 1): 0.004, ("bfloat16", 8): 0.001})
     code, shown, _ = compare(a, store(tmp_path / "b", made))
     assert code == 0
     assert shown.startswith("IMPROVED: B is faster at float32 -> bfloat16 batch size 8 (-50.0 % time)")
     assert "- float32 batch size 32: A ok, B absent" in shown
-
-
-def test_a_dtype_of_one_run_alone_is_listed(compare: Command, tmp_path: Path) -> None:
     a = store(tmp_path / "a", sweep({("float32", 8): 0.002, ("bfloat16", 8): 0.001}))
     b = store(tmp_path / "b", sweep({("float32", 8): 0.002, ("float16", 8): 0.001}))
     code, shown, _ = compare(a, b)
@@ -230,7 +216,9 @@ def test_a_dtype_of_one_run_alone_is_listed(compare: Command, tmp_path: Path) ->
     )
 
 
-def test_a_batch_size_that_no_longer_fits_is_a_regression(compare: Command, a: Path, tmp_path: Path) -> None:
+def test_a_batch_size_that_failed_is_a_regression_and_its_rounds_do_not_count(
+    compare: Command, a: Path, tmp_path: Path
+) -> None:
     made = sweep({1: 0.004, 8: 0.002})
     content = document(made)
     content["batch_sizes"].append(row("float32", 32, "oom"))
@@ -238,9 +226,6 @@ def test_a_batch_size_that_no_longer_fits_is_a_regression(compare: Command, a: P
     assert code == 1
     assert shown.startswith("REGRESSION: B fails at float32 batch size 32; 2 same of 2 rows\n")
     assert "- float32 batch size 32: A ok, B oom" in shown
-
-
-def test_rounds_of_a_batch_size_that_failed_later_do_not_count(compare: Command, a: Path, tmp_path: Path) -> None:
     made = sweep({1: 0.004, 8: 0.002, 32: 0.009})
     content = document(made, batch_sizes=[row("float32", 1), row("float32", 8), row("float32", 32, "oom")])
     assert "2 same of 2 rows" in compare(a, store(tmp_path / "b", made, content))[1]
@@ -256,10 +241,17 @@ def test_doubts_stand_beside_the_rows(compare: Command, a: Path, tmp_path: Path)
     assert f"- float32 batch size 1 and float32 batch size 8: B: {doubts[0]}" in shown
 
 
-def test_runs_without_a_common_batch_size_end_with_2(compare: Command, a: Path, tmp_path: Path) -> None:
+def test_runs_that_are_not_there_or_have_nothing_in_common_end_with_2(
+    compare: Command, a: Path, tmp_path: Path
+) -> None:
     code, _, notes = compare(a, store(tmp_path / "b", sweep({2: 0.002})))
     assert code == 2
     assert "no dtype and batch size in common" in notes and "A has float32 1, float32 8, float32 32" in notes
+    code, _, notes = compare(a, tmp_path / "nowhere")
+    assert code == 2 and "nowhere is missing" in notes
+    files.write_text(a / "evaluation" / "predictions.csv", "row_id\n1\n")
+    code, _, notes = compare(a, a)
+    assert code == 2 and "predictions.csv cannot be read" in notes
 
 
 RIGHT = [True] * 900 + [False] * 100
@@ -299,12 +291,6 @@ def test_rows_with_another_label_are_left_out_of_the_accuracy(compare: Command, 
     files.write_text(path, path.read_text().replace("praise", "complaint", 7))
     shown = " ".join(compare(a, b)[1].split())
     assert "on the same 993 rows" in shown and "14 row(s) of one run have no row of equal id and label" in shown
-
-
-def test_damaged_predictions_end_with_2(compare: Command, a: Path) -> None:
-    files.write_text(a / "evaluation" / "predictions.csv", "row_id\n1\n")
-    code, _, notes = compare(a, a)
-    assert code == 2 and "predictions.csv cannot be read" in notes
 
 
 def test_the_pass_over_the_dataset_is_paired_by_shard(compare: Command, tmp_path: Path) -> None:
@@ -395,11 +381,6 @@ def test_unusable_input_ends_with_2_and_names_the_file(
     assert message in notes and name in notes
 
 
-def test_a_folder_that_is_not_there_ends_with_2(compare: Command, a: Path, tmp_path: Path) -> None:
-    code, _, notes = compare(a, tmp_path / "nowhere")
-    assert code == 2 and "nowhere is missing" in notes
-
-
 def test_dtypes_of_one_run_are_compared_with_the_first() -> None:
     made = sweep({("float32", 1): 0.004, ("float32", 8): 0.002, ("bfloat16", 1): 0.004, ("bfloat16", 8): 0.001})
     made += [replace(each, dtype="float16") for each in sweep({8: 0.002})]
@@ -410,9 +391,6 @@ def test_dtypes_of_one_run_are_compared_with_the_first() -> None:
         ("float32", "float16", 8, "same"),
     ]
     assert found[1]["time_ratio"] == pytest.approx(0.5, rel=1e-12)
-
-
-def test_one_dtype_has_nothing_to_be_compared_with() -> None:
     made = sweep({8: 0.002})
     assert between_dtypes(document(made), rounds_of(made)) == []
     assert between_dtypes(document([]), {}) == []

@@ -61,7 +61,7 @@ def test_every_row_is_predicted_once_and_scored_as_sklearn_does(made):
         assert found[f"f1_{average}"] == pytest.approx(expected, abs=1e-12)
 
 
-def test_run_and_finalize_say_what_has_to_come_before(evaluation, capsys):
+def test_run_and_finalize_come_after_a_plan_that_is_made_once(evaluation, capsys):
     folder, settings = evaluation
     assert workplace.evaluate(settings, "run", "plan", "finalize") == [2, 0, 1]
     said = capsys.readouterr().err

@@ -18,15 +18,10 @@ from utils.metrics import MetricsCollector
 from utils.visits import Timing, Visit
 
 MEMORY = {
-    "device_allocated_bytes": 100 * 10**6,
-    "device_reserved_bytes": 200 * 10**6,
-    "device_peak_allocated_bytes": 150 * 10**6,
-    "device_peak_reserved_bytes": 250 * 10**6,
-    "process_bytes": 10**9,
-    "process_peak_bytes": 2 * 10**9,
-    "reasons": (),
-    "doubts": (),
-}
+    "device_allocated_bytes": 100 * 10**6, "device_reserved_bytes": 200 * 10**6,
+    "device_peak_allocated_bytes": 150 * 10**6, "device_peak_reserved_bytes": 250 * 10**6, "process_bytes": 10**9,
+    "process_peak_bytes": 2 * 10**9, "reasons": (), "doubts": (),
+}  # fmt: skip
 LOAD = {"kind": "foreign_load", "text": "other processes used 1.0 of 2 cores", "is_passing": True}
 CPU_MEMORY = {**dict.fromkeys(MEMORY), "process_bytes": 10**9, "reasons": ("no statistics",), "doubts": ()}
 
@@ -70,23 +65,14 @@ def test_rates_follow_from_the_seconds_per_sample() -> None:
     assert row["status"] == "ok"
     assert (row["rounds"], row["timed_batches"]) == (5, 10)
     expected = {
-        "latency_per_sample_ms_mean": 500.0,
-        "latency_per_sample_ms_ci_low": 500.0,
-        "latency_per_sample_ms_ci_high": 500.0,
-        "latency_per_token_ms_mean": 4000 / 60,
-        "throughput_samples_per_sec_mean": 2.0,
-        "throughput_half_width_pct": 0.0,
-        "batches_per_sec": 0.5,
-        "tokens_per_sec_real": 15.0,
-        "tokens_per_sec_padded": 24.0,
-        "padding_pct": 37.5,
-        "latency_per_batch_ms_mean": 2000.0,
-        "latency_per_batch_ms_median": 2000.0,
-        "latency_per_batch_ms_min": 1000.0,
-        "latency_per_batch_ms_max": 3000.0,
-        "tokenize_per_batch_ms": 10.0,
+        "latency_per_sample_ms_mean": 500.0, "latency_per_sample_ms_ci_low": 500.0,
+        "latency_per_sample_ms_ci_high": 500.0, "latency_per_token_ms_mean": 4000 / 60,
+        "throughput_samples_per_sec_mean": 2.0, "throughput_half_width_pct": 0.0, "batches_per_sec": 0.5,
+        "tokens_per_sec_real": 15.0, "tokens_per_sec_padded": 24.0, "padding_pct": 37.5,
+        "latency_per_batch_ms_mean": 2000.0, "latency_per_batch_ms_median": 2000.0,
+        "latency_per_batch_ms_min": 1000.0, "latency_per_batch_ms_max": 3000.0, "tokenize_per_batch_ms": 10.0,
         "cold_call_ms": 5000.0,
-    }
+    }  # fmt: skip
     assert {name: row[name] for name in expected} == pytest.approx(expected, rel=1e-12)
     assert row["doubts"] == []
 

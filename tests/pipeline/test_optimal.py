@@ -19,17 +19,11 @@ NO_TARGETS = Targets(
 def row(batch_size: int, rate: float, high: float | None = None, **others: Any) -> dict[str, Any]:
     """Return a measured row; its latency per sample is that of the rate."""
     return {
-        "batch_size": batch_size,
-        "status": "ok",
-        "throughput_samples_per_sec_mean": rate,
-        "throughput_samples_per_sec_ci_high": high,
-        "latency_per_sample_ms_mean": 1000 / rate,
-        "latency_per_sample_ms_ci_high": None,
-        "memory_peak_mb": None,
-        "gpu_utilization_pct": None,
-        "reasons": {"memory_peak_mb": "the CPU allocator keeps no statistics"},
-        **others,
-    }
+        "batch_size": batch_size, "status": "ok", "throughput_samples_per_sec_mean": rate,
+        "throughput_samples_per_sec_ci_high": high, "latency_per_sample_ms_mean": 1000 / rate,
+        "latency_per_sample_ms_ci_high": None, "memory_peak_mb": None, "gpu_utilization_pct": None,
+        "reasons": {"memory_peak_mb": "the CPU allocator keeps no statistics"}, **others,
+    }  # fmt: skip
 
 
 def unmeasured(batch_size: int, status: str) -> dict[str, Any]:

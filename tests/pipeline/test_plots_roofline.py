@@ -16,8 +16,6 @@ from tests import baseline_document as results
 from tests.diagnosed_rows import diagnosed
 from utils.plots import roofline, style
 
-Rows = list[dict[str, Any]]
-
 
 def cpu(**changes: Any) -> dict[str, Any]:
     return results.document(diagnosed(results.cpu_rows(**changes)))

@@ -117,18 +117,12 @@ def test_latency_and_throughput_are_those_of_the_model() -> None:
     assert all(list(row) == [*NAMES, "doubt_kinds", "reasons"] for row in rows)
     for row in rows:
         expected = {
-            "latency_per_sample_ms_mean": 31.25,
-            "latency_per_sample_ms_ci_low": 31.25,
-            "latency_per_sample_ms_ci_high": 31.25,
-            "latency_per_token_ms_mean": 31.25 / 8,
-            "throughput_samples_per_sec_mean": 32.0,
-            "tokens_per_sec_real": 256.0,
-            "tokens_per_sec_padded": 256.0,
-            "batches_per_sec": 32.0 / row["batch_size"],
-            "latency_per_batch_ms_median": 31.25 * row["batch_size"],
-            "latency_per_batch_ms_max": 31.25 * row["batch_size"],
-            "padding_pct": 0.0,
-        }
+            "latency_per_sample_ms_mean": 31.25, "latency_per_sample_ms_ci_low": 31.25,
+            "latency_per_sample_ms_ci_high": 31.25, "latency_per_token_ms_mean": 31.25 / 8,
+            "throughput_samples_per_sec_mean": 32.0, "tokens_per_sec_real": 256.0, "tokens_per_sec_padded": 256.0,
+            "batches_per_sec": 32.0 / row["batch_size"], "latency_per_batch_ms_median": 31.25 * row["batch_size"],
+            "latency_per_batch_ms_max": 31.25 * row["batch_size"], "padding_pct": 0.0,
+        }  # fmt: skip
         assert {name: row[name] for name in expected} == pytest.approx(expected, rel=1e-12)
         assert (row["status"], row["doubts"], row["dtype"]) == ("ok", [], "float32")
 

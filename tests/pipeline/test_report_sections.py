@@ -17,23 +17,6 @@ from utils.cli import ROOT
 from utils.render.formatting import WIDTH
 from utils.report import assembly, batch_sizes, sources
 
-HEADINGS = [
-    "Verdict",
-    "What was measured on what",
-    "Full Dataset Performance",
-    "Classes and Confusions",
-    "Confidence and Its Mistakes",
-    "Batch Size Analysis",
-    "Where the Time Goes",
-    "What the Machine Waited For",
-    "Layer by Layer",
-    "Targets",
-    "Doubts",
-    "What to do next",
-    "Files",
-]
-
-
 ODD_DOCUMENTS = {
     "offline default": lambda: results.document(results.cpu_rows()),
     "pod": lambda: results.gpu_document(),
@@ -91,9 +74,6 @@ def test_making_the_report_loads_neither_torch_nor_what_is_not_used():
     assert done.stdout.strip() == "[]"
 
 
-# The first lines
-
-
 # What was measured
 
 
@@ -114,9 +94,6 @@ def test_dataset_that_was_not_evaluated_has_the_reason(read):
     data = read(results.document(results.cpu_rows([1]), full_dataset_metrics=None))
     assert section(data, "Full Dataset Performance") == "Not evaluated: evaluation.enabled is false."
     assert commands(data)["Evaluate the dataset"] == "python run_pipeline.py --from 2 evaluation.enabled=true"
-
-
-# Targets and doubts
 
 
 # Cost, files, names

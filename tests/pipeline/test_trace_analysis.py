@@ -164,7 +164,7 @@ def test_kernel_names_are_cut_down_to_what_tells_them_apart(name: str, longest: 
     assert words.kernel(name, longest) == shown
 
 
-def test_the_table_adds_up_the_shapes_of_an_operator(tmp_path: Path) -> None:
+def test_the_table_adds_up_shapes_and_says_how_many_rows_are_left(tmp_path: Path) -> None:
     events = [
         event("aten::mm", 0, 10, Input_Dims=[[4, 8], [8, 2]]),
         event("aten::mm", 20, 30, Input_Dims=[[4, 4], [4, 4]]),
@@ -180,6 +180,10 @@ def test_the_table_adds_up_the_shapes_of_an_operator(tmp_path: Path) -> None:
         (stat.cpu_total_ns, stat.cpu_self_ns, None) for stat in op_stats(trace, ())
     ]
     assert sum(stat.cpu_self_share for stat in stats) == pytest.approx(1)
+    events = [event(f"aten::op{number}", 10 * number, number + 1) for number in range(5)]
+    lines = table_lines(table_rows(op_stats(read_trace(store(tmp_path / "trace.json", *events)))), top=2)
+    assert [line.split()[0] for line in lines[-3:]] == ["aten::op4", "aten::op3", "and"]
+    assert lines[-1] == "  and 3 more"
 
 
 def test_the_table_says_what_its_rows_are_grouped_by(run: Command, tmp_path: Path) -> None:
@@ -201,13 +205,6 @@ def test_the_table_says_what_its_rows_are_grouped_by(run: Command, tmp_path: Pat
         rows = shown.split(f"grouped by {grouping}\n")[1].splitlines()[4:]
         assert [row for row in rows if row.startswith("    ")] == details, grouping
         assert sum(row.startswith("aten::mm") for row in rows) == (2 if grouping == "shapes" else 1)
-
-
-def test_top_limits_the_rows_and_says_how_many_are_left(tmp_path: Path) -> None:
-    events = [event(f"aten::op{number}", 10 * number, number + 1) for number in range(5)]
-    lines = table_lines(table_rows(op_stats(read_trace(store(tmp_path / "trace.json", *events)))), top=2)
-    assert [line.split()[0] for line in lines[-3:]] == ["aten::op4", "aten::op3", "and"]
-    assert lines[-1] == "  and 3 more"
 
 
 # The document
