@@ -474,23 +474,23 @@ def test_interventions_that_take_longer_than_the_budget_are_left_out(
 
 
 @pytest.mark.parametrize(
-    "error",
-    [torch.OutOfMemoryError("CUDA out of memory."), MemoryError(), RuntimeError("can't allocate memory: 8 bytes")],
+    ("error", "doubts"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory."), []),
+        (MemoryError(), []),
+        (RuntimeError("can't allocate memory: 8 bytes"), []),
+        (RuntimeError("index out of range"), [Doubt("intervention", "RuntimeError: index out of range")]),
+    ],
 )
-def test_a_doubled_batch_without_room_is_left_out(two_threads: None, error: BaseException) -> None:
+def test_a_doubled_batch_that_fails_is_left_out_with_a_doubt_unless_it_had_no_room(
+    two_threads: None, error: BaseException, doubts: list[Doubt]
+) -> None:
     bench = Bench(EVEN).sweep(4)
     bench.model.before = raising(error)
-    finding = bench.finding()
-    assert tried(finding.verdict) == ["1 of 2 threads"]
-    assert finding.verdict.confirmation == "confirmed"
-
-
-def test_another_error_of_a_doubled_batch_is_a_doubt_and_loses_no_verdict() -> None:
-    bench = Bench(EVEN).sweep(4)
-    bench.model.before = raising(RuntimeError("index out of range"))
-    found = bench.finding().verdict
-    assert Doubt("intervention", "RuntimeError: index out of range") in found.doubts
-    assert found.bound == "compute"
+    verdict = bench.finding().verdict
+    assert tried(verdict) == ["1 of 2 threads"]
+    assert verdict.confirmation == "confirmed" and verdict.bound == "compute"
+    assert [doubt for doubt in verdict.doubts if doubt.kind == "intervention"] == doubts
 
 
 def test_other_precisions_gain_what_their_ceilings_allow() -> None:
@@ -570,23 +570,17 @@ SUBJECTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", SUBJECTS)
+@pytest.mark.parametrize("case", [*SUBJECTS, "not countable"])
 def test_reasons_stand_for_exactly_what_is_missing(case: str) -> None:
-    bench = Bench(UNEVEN).sweep(4)
+    bench = Bench(UNEVEN, None if case in SUBJECTS else WithoutFormula(True, False)).sweep(4)
     before = bench.rows[0]
     assert missing(before) == set(before["reasons"])
-    row = bench.row(**SUBJECTS[case])
+    row = bench.row(**SUBJECTS.get(case, {}))
     assert missing(row) == set(row["reasons"])
     assert all(row["reasons"].values()) and NOT_DIAGNOSED not in row["reasons"].values()
     kept = set(before["reasons"]) - DIAGNOSED
     assert {name: row["reasons"][name] for name in kept} == {name: before["reasons"][name] for name in kept}
     assert list(row) == [*NAMES, "doubt_kinds", "reasons", "verdict"]
-
-
-def test_reasons_stand_for_exactly_what_is_missing_where_nothing_can_be_counted() -> None:
-    row = Bench(UNEVEN, WithoutFormula(True, False)).sweep(4).row()
-    assert missing(row) == set(row["reasons"])
-    assert NOT_DIAGNOSED not in row["reasons"].values()
 
 
 def test_doubts_are_joined_without_repeats_and_the_row_given_is_left_alone() -> None:

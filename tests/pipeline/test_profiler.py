@@ -15,7 +15,7 @@ from tests.fakes import FakeClock
 from utils.columns import NAMES
 from utils.profiler import MOST_REPEATS, BatchTimer, Guard, InferenceProfiler
 from utils.selection import Selection
-from utils.visits import Timing, Visit, half_width
+from utils.visits import Timing, Visit
 
 GPU = torch.device("cuda")  # decides only whether there is a queue
 
@@ -163,18 +163,6 @@ def test_five_rounds_are_made_unless_fewer_runs_are_asked_for() -> None:
     assert len(bench.made) == 5
 
 
-def test_visits_go_on_until_the_interval_is_narrow() -> None:
-    bench = Bench()
-    bench.model.slowness = 1.125
-    bench.after_visit = lambda visit: setattr(bench.model, "slowness", 1.0 if visit.round >= 1 else 1.125)
-    [row] = bench.sweep(EVEN, [4], ci_half_width=0.04, max_seconds=1000.0)
-    widths = [half_width(bench.made[:count]) for count in range(5, len(bench.made) + 1)]
-    assert len(widths) > 1
-    assert widths[-1] <= 0.04 < min(widths[:-1])
-    assert row["status"] == "ok"
-    assert row["throughput_half_width_pct"] == pytest.approx(100 * widths[-1], rel=1e-12)
-
-
 def restless(bench: Bench) -> None:
     """Let every second visit take half as long again."""
     bench.after_visit = lambda visit: setattr(bench.model, "slowness", 2.5 - bench.model.slowness)
@@ -229,27 +217,18 @@ def test_a_slow_batch_is_timed_less_often_per_visit_and_a_fast_one_in_several_pa
     assert all(visit.measured_s >= 0.4 for visit in bench.visits(1))
 
 
-def test_out_of_memory_is_a_row_and_the_sweep_goes_on() -> None:
+def test_out_of_memory_and_failures_are_rows_and_an_interruption_ends_the_sweep() -> None:
     bench = Bench(out_of_memory_from(4))
     rows = bench.sweep(EVEN, [1, 2, 4, 8, 16])
     assert [row["status"] for row in rows] == ["ok", "ok", "oom", "skipped_oom", "skipped_oom"]
     assert rows[2]["reasons"]["all"] == "OutOfMemoryError: CUDA out of memory."
-    assert rows[3]["reasons"]["all"] == "batch size 4 ran out of memory"
-    assert rows[2]["latency_per_sample_ms_mean"] is None
     assert [visit.status for visit in bench.visits(4)] == ["oom"]
     assert bench.visits(8) == bench.visits(16) == []
-    assert len(bench.visits(2)) == 5
-
-
-def test_a_batch_size_that_fails_is_a_row_and_larger_ones_are_measured() -> None:
     bench = Bench(lambda rows: RuntimeError("no kernel for this shape") if rows == 2 else None)
     rows = bench.sweep(EVEN, [1, 2, 4])
     assert [row["status"] for row in rows] == ["ok", "failed", "ok"]
     assert rows[1]["reasons"]["all"] == "RuntimeError: no kernel for this shape"
     assert len(bench.visits(2)) == 1
-
-
-def test_an_interruption_is_not_a_failed_batch_size() -> None:
     bench = Bench(lambda rows: KeyboardInterrupt() if rows == 2 else None)
     with pytest.raises(KeyboardInterrupt):
         bench.sweep(EVEN, [1, 2, 4])
