@@ -2,9 +2,9 @@
 
     python tests/evaluation_kill_driver.py FOLDER all|some|random [KILLS]
 
-`all` is every write; `some` are the writes 1, 3 and 9. With `random` it is killed at random moments instead, and goes on
-from there, again and again. A process of its own, because it forks, as `kill_driver` does. Plan, parts, predictions and
-metrics are made in one go.
+`all` is every write; `some` are the writes 1, 3 and 9. With `random` it is killed at random moments instead, and goes
+on from there, again and again. A process of its own, because it forks, as `kill_driver` does. Plan, parts, predictions
+and metrics are made in one go.
 """
 
 import json
