@@ -159,53 +159,23 @@ def full_metrics(rows: int = 2000, seconds: float = 9.5, **changes: Any) -> dict
     """Return the numbers over the whole dataset, by one worker on a CPU."""
     tokenizing, computing = 0.08 * seconds, 0.91 * seconds
     return {
-        "samples": rows,
-        "correct": round(0.9125 * rows),
-        "accuracy": round(0.9125 * rows) / rows,
-        "f1_macro": 0.8934,
-        "f1_weighted": 0.9118,
-        "accuracy_ci_low": 0.8993,
-        "accuracy_ci_high": 0.9241,
-        "mean_confidence": 0.941,
-        "ece": 0.0312,
-        "ece_by_chance": 0.0127,
-        "brier_score": 0.0671,
-        "inference_time_s": seconds,
-        "worker_time_s": seconds,
-        "machine_time_s": seconds,
-        "device_time_s": seconds,
-        "machine_time_reason": None,
-        "tokenize_time_s": tokenizing,
+        "samples": rows, "correct": round(0.9125 * rows), "accuracy": round(0.9125 * rows) / rows,
+        "f1_macro": 0.8934, "f1_weighted": 0.9118, "accuracy_ci_low": 0.8993, "accuracy_ci_high": 0.9241,
+        "mean_confidence": 0.941, "ece": 0.0312, "ece_by_chance": 0.0127, "brier_score": 0.0671,
+        "inference_time_s": seconds, "worker_time_s": seconds, "machine_time_s": seconds, "device_time_s": seconds,
+        "machine_time_reason": None, "tokenize_time_s": tokenizing,
         "phases_s": {"tokenize": tokenizing, "transfer": 0.001 * seconds, "compute": computing, "wait": 0.0},
-        "latency_per_sample_ms": 1e3 * seconds / rows,
-        "throughput_samples_per_sec": rows / seconds,
-        "tokens_per_sec_real": 62 * rows / seconds,
-        "useful_tokens": 62 * rows,
-        "computed_tokens": round(62 * rows / 0.969),
-        "padding_pct": 3.1,
-        "computed_texts": rows,
-        "guarded_texts": 0,
-        "truncated": 0,
-        "out_of_memory": 0,
-        "token_budget": 2048,
-        "dtype": "float32",
-        "precision": "float32",
-        "strategy": "padded",
-        "trim": False,
-        "compile": False,
-        "exactness": None,
-        "exactness_reason": "not measured: that would take about 60 s, all texts about 10 s",
-        "plan": PLAN,
-        "useful_flops_per_sec": None,
-        "share_of_ceiling_pct": None,
-        "ceiling_flops_per_sec": None,
-        "share_of_ceiling_reason": "the FLOPs of a forward were not counted",
-        "gpu_mem_used": None,
-        "gpu_mem_used_mb": None,
-        "gpu_mem_used_reason": "the CPU allocator keeps no statistics",
-        "cpu_mem_peak_mb": 734.2,
-        **changes,
-    }
+        "latency_per_sample_ms": 1e3 * seconds / rows, "throughput_samples_per_sec": rows / seconds,
+        "tokens_per_sec_real": 62 * rows / seconds, "useful_tokens": 62 * rows,
+        "computed_tokens": round(62 * rows / 0.969), "padding_pct": 3.1, "computed_texts": rows, "guarded_texts": 0,
+        "truncated": 0, "out_of_memory": 0, "token_budget": 2048, "dtype": "float32", "precision": "float32",
+        "strategy": "padded", "trim": False, "compile": False, "exactness": None,
+        "exactness_reason": "not measured: that would take about 60 s, all texts about 10 s", "plan": PLAN,
+        "useful_flops_per_sec": None, "share_of_ceiling_pct": None, "ceiling_flops_per_sec": None,
+        "share_of_ceiling_reason": "the FLOPs of a forward were not counted", "gpu_mem_used": None,
+        "gpu_mem_used_mb": None, "gpu_mem_used_reason": "the CPU allocator keeps no statistics",
+        "cpu_mem_peak_mb": 734.2, **changes,
+    }  # fmt: skip
 
 
 def document(rows: Sequence[dict[str, Any]], targets: Targets | None = None, **changes: Any) -> dict[str, Any]:
@@ -275,19 +245,11 @@ def gpu_document(rows: Sequence[dict[str, Any]] | None = None, **changes: Any) -
         token_budget=16384,
     )
     model = {
-        "name": "codefactory4791/intent-classification-qwen",
-        "origin": "hub",
-        "revision": "5f0c6f7a4d2b3e1908a7b6c5d4e3f2a1908b7c6d",
-        "fingerprint": FINGERPRINT,
-        "type": "qwen2",
-        "parameters_total": 494_033_920,
-        "parameters_trainable": 494_033_920,
-        "size_mb": 1976.14,
-        "dtype": "float32",
-        "num_labels": 23,
-        "max_positions": 32768,
-        "load_time_s": 4.81,
-    }
+        "name": "codefactory4791/intent-classification-qwen", "origin": "hub",
+        "revision": "5f0c6f7a4d2b3e1908a7b6c5d4e3f2a1908b7c6d", "fingerprint": FINGERPRINT, "type": "qwen2",
+        "parameters_total": 494_033_920, "parameters_trainable": 494_033_920, "size_mb": 1976.14, "dtype": "float32",
+        "num_labels": 23, "max_positions": 32768, "load_time_s": 4.81,
+    }  # fmt: skip
     source = {"kind": "hub", "name": "codefactory4791/amazon_test", "split": "test", "revision": "c0ffee" * 6 + "abcd"}
     rows = gpu_rows() if rows is None else rows
     ceilings = {"ceilings": GPU_CEILINGS.as_dict()} if any(row["bound"] for row in rows) else {}
@@ -316,25 +278,13 @@ def gpu_document(rows: Sequence[dict[str, Any]] | None = None, **changes: Any) -
 
 
 CPU_MACHINE = {
-    "cpu": "AMD EPYC 7B13",
-    "architecture": "x86_64",
-    "logical_cores": 8,
-    "usable_cores": 2,
-    "cpu_quota_cores": 2.0,
-    "memory_bytes": 8_589_934_592,
-    "gpus": [],
-    "driver": None,
-    "gpus_reason": "NVML Shared Library Not Found",
-}
+    "cpu": "AMD EPYC 7B13", "architecture": "x86_64", "logical_cores": 8, "usable_cores": 2, "cpu_quota_cores": 2.0,
+    "memory_bytes": 8_589_934_592, "gpus": [], "driver": None, "gpus_reason": "NVML Shared Library Not Found",
+}  # fmt: skip
 GPU_MACHINE = {
-    **CPU_MACHINE,
-    "logical_cores": 64,
-    "usable_cores": 16,
-    "cpu_quota_cores": None,
-    "memory_bytes": 125_000_000_000,
-    "gpus": [{"name": "NVIDIA A100-SXM4-40GB", "memory_bytes": 42_949_672_960}],
-    "driver": "570.86.15",
-}
+    **CPU_MACHINE, "logical_cores": 64, "usable_cores": 16, "cpu_quota_cores": None, "memory_bytes": 125_000_000_000,
+    "gpus": [{"name": "NVIDIA A100-SXM4-40GB", "memory_bytes": 42_949_672_960}], "driver": "570.86.15",
+}  # fmt: skip
 VERSIONS = {"python": "3.11.9", "torch": "2.13.0", "transformers": "5.23.0", "tokenizers": "0.22.1"}
 
 
@@ -345,17 +295,12 @@ def operators(device: bool = False) -> list[dict[str, Any]]:
         ("aten::addmm", "[[768], [64, 3072], [3072, 768]]", 96, 22.0, 24.0),
         ("aten::bmm", "[[48, 32, 64], [48, 64, 32]]", 96, 9.5, 6.0),
         ("aten::_scaled_dot_product_flash_attention_for_cpu", None, 48, 11.0, 9.0),
-        ("aten::gelu", None, 48, 7.5, 5.5),
-        ("aten::native_layer_norm", None, 100, 6.0, 4.5),
-        ("aten::copy_", None, 250, 4.0, 3.0),
-        ("aten::linear", None, 288, 3.0, 68.0),
-        ("aten::add", None, 192, 2.5, 4.0),
-        ("aten::_softmax", None, 48, 1.5, 2.0),
-        ("aten::transpose", None, 400, 1.2, 0.0),
-        ("aten::view", None, 900, 0.9, 0.0),
-        ("aten::embedding", None, 3, 0.5, 0.4),
-        ("aten::empty", None, 120, 0.4, 0.0),
-    ]
+        ("aten::gelu", None, 48, 7.5, 5.5), ("aten::native_layer_norm", None, 100, 6.0, 4.5),
+        ("aten::copy_", None, 250, 4.0, 3.0), ("aten::linear", None, 288, 3.0, 68.0),
+        ("aten::add", None, 192, 2.5, 4.0), ("aten::_softmax", None, 48, 1.5, 2.0),
+        ("aten::transpose", None, 400, 1.2, 0.0), ("aten::view", None, 900, 0.9, 0.0),
+        ("aten::embedding", None, 3, 0.5, 0.4), ("aten::empty", None, 120, 0.4, 0.0),
+    ]  # fmt: skip
     return [
         {
             "name": name,
@@ -374,24 +319,13 @@ def operators(device: bool = False) -> list[dict[str, Any]]:
 def manifest(**changes: Any) -> dict[str, Any]:
     """Return what step 03 says about its trace."""
     return {
-        "schema_version": 1,
-        "batch_size": 8,
-        "batch_size_reason": "the optimal batch size in baseline_metrics.json",
-        "dtype": "float32",
-        "operators": 13,
-        "torch_version": "2.13.0",
-        "activities": ["CPU"],
-        "steps_expected": 3,
-        "steps_recorded": 3,
-        "trace_path": "results/profiler_traces/trace.json.gz",
-        "trace_bytes": 81_234,
-        "stacks_path": "results/profiler_traces/stacks.txt",
-        "seconds": 2.4,
-        "downgrades": [],
+        "schema_version": 1, "batch_size": 8, "batch_size_reason": "the optimal batch size in baseline_metrics.json",
+        "dtype": "float32", "operators": 13, "torch_version": "2.13.0", "activities": ["CPU"], "steps_expected": 3,
+        "steps_recorded": 3, "trace_path": "results/profiler_traces/trace.json.gz", "trace_bytes": 81_234,
+        "stacks_path": "results/profiler_traces/stacks.txt", "seconds": 2.4, "downgrades": [],
         "unavailable": [{"what": "device events", "reason": "the profiler of this torch records none for cpu"}],
-        "warnings": [],
-        **changes,
-    }
+        "warnings": [], **changes,
+    }  # fmt: skip
 
 
 def config(results: Path, **sections: Any) -> Config:

@@ -12,31 +12,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 OURS = ("boundby", "utils", "scripts", "tests", "setup", "examples", "benchmarks")
 TORCH_FREE = (
-    "boundby.files",
-    "boundby.stats",
-    "boundby.sweep",
-    "boundby.trace",
-    "boundby.trace.memory",
-    "boundby.trace.operator_table",
-    "boundby.formatting",
-    "boundby.timer",
-    "boundby.environment",
-    "boundby.sampler",
-    "boundby.compare",
-    "boundby.disturbance",
-    "boundby.energy",
-    "boundby.patches",
-    "boundby.judgement",
-    "boundby.roofline",
-    "boundby.verdict",
-    "boundby.layers.records",
-    "boundby.layers.ranking",
-    "boundby.layers.report",
-    "boundby.layers.dashboard",
-    "boundby.webpage",
-    "boundby.partition",
-    "boundby.training",
-)
+    "boundby.files", "boundby.stats", "boundby.sweep", "boundby.trace", "boundby.trace.memory",
+    "boundby.trace.operator_table", "boundby.formatting", "boundby.timer", "boundby.environment", "boundby.sampler",
+    "boundby.compare", "boundby.disturbance", "boundby.energy", "boundby.patches", "boundby.judgement",
+    "boundby.roofline", "boundby.verdict", "boundby.layers.records", "boundby.layers.ranking",
+    "boundby.layers.report", "boundby.layers.dashboard", "boundby.webpage", "boundby.partition", "boundby.training",
+)  # fmt: skip
 HEAVY = ("torch", "transformers", "pandas", "matplotlib", "sklearn", "datasets", "pyarrow", "numpy")
 LONGEST_SCRIPT = 80
 MOST_DEVICE_BRANCHES = 8
@@ -64,24 +45,15 @@ def packages(path: Path) -> set[str]:
     return {name.split(".")[0] for name in imports(path)} & set(OURS)
 
 
-def test_library_imports_nothing_of_the_pipeline():
+def test_packages_import_only_downwards():
     assert python_files("boundby")
     assert {
         path.name: packages(path) - {"boundby"} for path in python_files("boundby") if packages(path) - {"boundby"}
     } == {}
-
-
-def test_pipeline_package_imports_only_the_library():
     for path in python_files("utils"):
         assert packages(path) <= {"boundby", "utils"}, path
-
-
-def test_scripts_import_utils_and_the_library_alone():
     for path in python_files("scripts"):
         assert packages(path) <= {"boundby", "utils"}, path
-
-
-def test_runner_imports_nothing_of_ours():
     assert packages(ROOT / "run_pipeline.py") == set()
 
 
@@ -164,7 +136,7 @@ def package_of(module: str) -> str:
     return ".".join(module.split(".")[:2])
 
 
-def test_no_two_packages_import_one_another():
+def test_no_file_or_package_closes_a_circle():
     arrows = {
         (package_of(name), package_of(target))
         for name, targets in import_graph().items()
@@ -172,9 +144,6 @@ def test_no_two_packages_import_one_another():
         if package_of(name) != package_of(target) and "." in target
     }
     assert {pair for pair in arrows if pair[::-1] in arrows} == set()
-
-
-def test_no_circle_of_imports():
     graph = {name: {t for t in targets if not name.startswith(f"{t}.")} for name, targets in import_graph().items()}
     sorter = TopologicalSorter({name: targets - {name.rpartition(".")[0]} for name, targets in graph.items()})
     sorter.prepare()  # raises CycleError with the circle

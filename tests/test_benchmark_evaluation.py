@@ -38,18 +38,12 @@ def with_rates(**changed: list[float]) -> Measured:
     return replace(GOOD, rates={**GOOD.rates, **changed})
 
 
-def test_everything_within_its_bounds_passes() -> None:
+def test_ratios_are_medians_over_neighbours_against_the_best_batch_size() -> None:
     assert failures(GOOD) == []
     assert len(lines(GOOD)) == 3
     assert lines(GOOD)[0].startswith("ours same / padded to 512: 9.44 x (at least 8, aim 8)")
-
-
-def test_the_best_batch_size_of_the_pipeline_is_the_one_with_the_best_median() -> None:
     rates = {"pipeline 1": [50.0, 40.0, 45.0], "pipeline 8": [20.0, 80.0, 30.0], SAME: [1.0] * 3}
     assert with_best_pipeline(rates)[BEST_PIPELINE] == [50.0, 40.0, 45.0]
-
-
-def test_a_ratio_is_the_median_over_neighbours() -> None:
     assert ratio([10.0, 30.0, 100.0], [10.0, 10.0, 10.0]) == 3.0
 
 
@@ -64,16 +58,10 @@ def test_a_ratio_below_its_bound_fails(changed: dict[str, list[float]], said: st
     assert any(said in each for each in failures(with_rates(**changed)))
 
 
-def test_another_label_fails() -> None:
+def test_another_label_or_a_low_share_fails_where_it_can_be_judged() -> None:
     assert failures(replace(GOOD, same_labels=511)) == ["long-tailed: ours same gives 1 of 512 texts another label"]
-
-
-def test_a_low_share_of_the_roofline_fails() -> None:
     found = failures(replace(GOOD, shares={SAME: 0.7, FASTEST: 0.4}))
     assert found == ["long-tailed: ours fastest reaches 40% of the roofline, 60% are asked for"]
-
-
-def test_what_cannot_be_judged_here_does_not_fail() -> None:
     slow = replace(with_rates(**{FASTEST: [80.0, 80.0]}), shares={SAME: 0.7, FASTEST: 0.1})
     assert len(failures(slow)) == 2
     assert failures(replace(slow, unjudged={FASTEST: "no bfloat16 products"})) == []

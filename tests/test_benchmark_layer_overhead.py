@@ -12,14 +12,13 @@ GOOD = Watched(
 )
 
 
-def test_a_cheap_probe_that_covers_the_model_passes():
+def test_a_cheap_probe_passes_and_its_cost_is_that_of_neighbours_per_call():
     assert _layer_judgement.failures([GOOD]) == []
     assert _layer_judgement.unsettled([GOOD]) == []
-
-
-def test_the_cost_is_what_the_ratio_adds_to_the_plain_time_per_call():
     found = replace(GOOD, plain_s=[0.040, 0.050, 0.090], ratios=[1.004] * 3).us_per_call
     assert found.value == pytest.approx(2.0) and found.low == pytest.approx(2.0)
+    times = _layer_overhead.Times(plain_s=[1.0, 2.0, 4.0], watched_s=[1.1, 2.2, 4.4])
+    assert times.ratio == pytest.approx(1.1)
 
 
 @pytest.mark.parametrize(
@@ -79,9 +78,6 @@ def test_the_exit_code_is_1_only_for_what_surely_falls_short(capsys):
     assert "not settled: the cost of a probe on noisy" in capsys.readouterr().out
     assert layer_overhead.judge([GOOD, replace(GOOD, model="slow", ratios=[1.02] * 3)]) == 1
     assert "FAILED: slow: a probe costs 10.00 µs per call" in capsys.readouterr().out
-
-
-def test_an_interval_is_shown_with_its_ends_where_it_has_any():
     assert layer_overhead.shown(Interval(1.5, 1.25, 1.75), 2) == "1.50 [1.25, 1.75]"
     assert layer_overhead.shown(Interval(1.5, None, None), 2) == "1.50"
     assert layer_overhead.shown(None, 2) == "unknown"
@@ -94,11 +90,6 @@ def test_an_attempt_that_failed_says_why_and_has_no_numbers(monkeypatch):
     monkeypatch.setattr(layer_overhead._fresh_process, "last_line", fail)
     attempt = layer_overhead.attempt_of("gpt2", "probes", 1.0)
     assert (attempt.plain_s, attempt.ratio, attempt.coverage, attempt.said) == (None, None, None, "killed")
-
-
-def test_neighbours_are_compared_so_that_a_slow_stretch_of_the_machine_decides_nothing():
-    times = _layer_overhead.Times(plain_s=[1.0, 2.0, 4.0], watched_s=[1.1, 2.2, 4.4])
-    assert times.ratio == pytest.approx(1.1)
 
 
 @pytest.mark.parametrize("method", _layer_overhead.METHODS)

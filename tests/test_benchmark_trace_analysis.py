@@ -39,10 +39,12 @@ TRACE = {
 }  # fmt: skip
 
 
-def test_fast_small_and_linear_passes():
+def test_medians_pass_where_they_are_fast_small_and_linear():
     assert (LARGE.speedup, LARGE.memory) == (20.0, 0.475)
     assert _trace_judgement.failures([LARGE], 1.2) == []
     assert _trace_judgement.unjudged([LARGE], 1.2) == []
+    compared = replace(LARGE, ours_s=[1.0, 50.0, 1.2], peer_s=[24.0, 23.0, 500.0])
+    assert compared.speedup == 20.0
 
 
 @pytest.mark.parametrize(
@@ -63,29 +65,28 @@ def test_memory_is_judged_where_a_limit_is_set(ours, said):
     assert _trace_judgement.failures([replace(compared, most_memory=None)], 1.0) == []
 
 
-def test_medians_are_compared_so_that_one_disturbed_attempt_decides_nothing():
-    compared = replace(LARGE, ours_s=[1.0, 50.0, 1.2], peer_s=[24.0, 23.0, 500.0])
-    assert compared.speedup == 20.0
-
-
-def test_growth_is_that_of_the_time_per_event_from_the_smallest_to_the_largest():
+def test_growth_is_that_of_the_time_per_event_and_a_quadratic_one_fails():
     seconds = {2_000_000: [5.2, 5.0, 5.1], 100_000: [0.2, 0.2, 9.0], 1_000_000: [99.0]}
     assert _trace_judgement.growth(seconds) == pytest.approx(1.275)
-
-
-def test_a_quadratic_cost_fails_and_a_sort_passes():
     sizes = {"quadratic": (1.0, 400.0), "sort": (17.0, 21.0 * 20)}
     grown = {name: _trace_judgement.growth({100: [least], 2000: [most]}) for name, (least, most) in sizes.items()}
     assert _trace_judgement.failures([], grown["sort"]) == []
     assert _trace_judgement.failures([], grown["quadratic"]) == [
         "ours takes 20.00 times as long per event at the largest size, 1.3 at most"
     ]
+    assert _trace_judgement.growth({100: [1.0]}) is None
+    assert _trace_judgement.growth({}) is None
 
 
 def test_a_missing_attempt_of_ours_fails_and_the_others_are_still_compared():
     compared = replace(LARGE, ours_s=[None, 5.0], ours_bytes=[None, 900])
     assert compared.speedup == 18.0
     assert _trace_judgement.failures([compared], 1.0) == ["20 x real: ours gave no value in 1 of 2 attempts"]
+    compared = replace(LARGE, ours_s=[None], ours_bytes=[None])
+    grown = _trace_judgement.growth({100: [None], 2000: [5.0]})
+    assert grown is None
+    assert len(_trace_judgement.unjudged([compared], grown)) == 3
+    assert len(_trace_judgement.failures([compared], grown)) == 1
 
 
 @pytest.mark.parametrize("peer", [[], [None]])
@@ -99,27 +100,11 @@ def test_without_a_value_of_the_peer_nothing_fails_and_what_was_not_judged_is_na
     ]
 
 
-def test_without_any_value_of_ours_every_limit_is_unjudged_and_it_fails():
-    compared = replace(LARGE, ours_s=[None], ours_bytes=[None])
-    grown = _trace_judgement.growth({100: [None], 2000: [5.0]})
-    assert grown is None
-    assert len(_trace_judgement.unjudged([compared], grown)) == 3
-    assert len(_trace_judgement.failures([compared], grown)) == 1
-
-
-def test_one_size_has_no_growth():
-    assert _trace_judgement.growth({100: [1.0]}) is None
-    assert _trace_judgement.growth({}) is None
-
-
-def test_the_limits_stand_on_real_traces_and_on_the_largest_one():
+def test_limits_and_times_are_those_of_their_trace():
     attempt = trace_analysis.Attempt(1.0, 0.5, 100, "")
     found = {(name, trace_analysis.OURS): [attempt] for name in ("a100-nccl", "1 x a100-rank0", "20 x a100-rank0")}
     limits = {each.trace: (each.least_speedup, each.most_memory) for each in trace_analysis.compared(found)}
     assert limits == {"a100-nccl": (10.0, None), "1 x a100-rank0": (None, None), "20 x a100-rank0": (15.0, 0.5)}
-
-
-def test_the_time_of_an_attempt_is_that_of_both_stages():
     assert trace_analysis.Attempt(1.0, 0.5, 100, "").total_s == 1.5
     assert trace_analysis.Attempt(None, None, None, "killed").total_s is None
 
@@ -130,19 +115,18 @@ def repeated(tmp_path, *copies):
     return [json.loads(paths[each].read_text()) for each in copies]
 
 
-def test_one_copy_is_the_trace_itself_and_a_longer_one_begins_with_it(tmp_path):
+def test_copies_follow_each_other_in_time_each_with_its_own_launches(tmp_path):
     once, thrice = repeated(tmp_path, 1, 3)
     assert once == TRACE
     assert thrice["traceEvents"][: len(TRACE["traceEvents"])] == TRACE["traceEvents"]
     assert len(thrice["traceEvents"]) == 3 * len(TRACE["traceEvents"])
-
-
-def test_copies_follow_each_other_in_time_and_keep_their_durations(tmp_path):
     (events,) = (trace["traceEvents"] for trace in repeated(tmp_path, 2))
     first, second = events[: len(events) // 2], events[len(events) // 2 :]
     assert max(event["ts"] + event.get("dur", 0) for event in first) < min(event["ts"] for event in second)
     assert {later["ts"] - event["ts"] for event, later in zip(first, second, strict=True)} == {111}
     assert [event.get("dur") for event in first] == [event.get("dur") for event in second]
+    steps = [event["name"] for event in events if event["name"].startswith("ProfilerStep")]
+    assert steps == [f"ProfilerStep#{step}" for step in (7, 8, 9, 10)]
 
 
 def test_a_launch_finds_the_kernel_of_its_own_copy_and_no_other(tmp_path):
@@ -160,9 +144,3 @@ def test_a_launch_finds_the_kernel_of_its_own_copy_and_no_other(tmp_path):
 def test_no_identifier_of_two_copies_is_the_same_but_the_one_that_means_none(tmp_path, name, distinct):
     (events,) = (trace["traceEvents"] for trace in repeated(tmp_path, 4))
     assert len({event["args"][name] for event in events if name in event.get("args", {})}) == distinct
-
-
-def test_steps_are_counted_on(tmp_path):
-    (events,) = (trace["traceEvents"] for trace in repeated(tmp_path, 2))
-    steps = [event["name"] for event in events if event["name"].startswith("ProfilerStep")]
-    assert steps == [f"ProfilerStep#{step}" for step in (7, 8, 9, 10)]

@@ -20,19 +20,13 @@ def test_the_stage_timer_fails_only_where_the_whole_interval_says_so(ratios, fai
     assert _training_judgement.unsettled(found) == ["stage timer"] * is_open
 
 
-def test_a_manager_that_is_off_may_not_show():
+def test_limits_decide_the_exit_code_on_a_quiet_machine_alone(capsys):
     assert _training_judgement.failures({"off": [1.0003, 1.0004, 1.0005]}) == []
     assert _training_judgement.failures({"off": [1.002, 1.0021, 1.0022]}) == ["off costs +0.21 %, +0.10 % at most"]
-
-
-def test_the_exit_code_and_the_last_line_follow_the_failures(capsys):
     assert training_overhead._judge({"off": [1.0, 1.0, 1.0], "stage timer": [1.003, 1.003, 1.003]}, 2e-6) == 0
     assert capsys.readouterr().out.endswith("passed: everything is within its limits\n")
     assert training_overhead._judge({"off": [1.01, 1.01, 1.01], "stage timer": [1.003, 1.003, 1.003]}, 2e-6) == 1
     assert capsys.readouterr().out.startswith("\noff: +1.00 % [+1.00 %, +1.00 %] of a step\n")
-
-
-def test_a_disturbed_machine_decides_nothing(capsys):
     assert training_overhead._judge({"stage timer": [1.5, 1.5, 1.5]}, 70e-6) == 0
     assert "not settled: a bare step takes 70 µs beyond its spins" in capsys.readouterr().out
 

@@ -13,7 +13,6 @@ import run_pipeline
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 OURS = re.compile(r"(?<![\w./-])((?:scripts|examples|setup|configs|docs|utils|boundby|tests|benchmarks)/[\w./-]*\w)")
-MADE = ("data/", "results/")  # folders that a run makes
 MAKE = re.compile(r"\bmake ([a-z]+)\b")
 SETTING = re.compile(r"(?<![\w.])(model|dataset|profiling|evaluation|trace|layers|targets|pod|output)\.([a-z_0-9]+)\b")
 FLAG = re.compile(r"(?<![\w-])(--[a-z][a-z-]+)")

@@ -37,22 +37,13 @@ def write_texts(path: Path, rows: int = 40) -> Path:
 def command_line(folder: Path) -> list[str]:
     """Return the command line of a small run, with its model, data and results in `folder`."""
     return [
-        "--config",
-        str(ROOT / "configs" / "config.yaml"),
-        f"model.name={save_bert(folder / 'model')}",
-        "dataset.hf_name=null",
-        f"dataset.file={write_texts(folder / 'texts.csv')}",
-        f"dataset.local_path={folder / 'data' / 'val_df.csv'}",
-        f"output.results_dir={folder / 'results'}",
-        "profiling.batch_sizes=[1,2]",
-        "profiling.num_measurement_runs=2",
-        "profiling.num_warmup_runs=1",
-        "profiling.max_seconds_per_batch_size=0.001",
-        "trace.warmup_steps=0",
-        "trace.active_steps=1",
-        "layers.num_runs=2",
-        "layers.warmup_runs=0",
-    ]
+        "--config", str(ROOT / "configs" / "config.yaml"), f"model.name={save_bert(folder / 'model')}",
+        "dataset.hf_name=null", f"dataset.file={write_texts(folder / 'texts.csv')}",
+        f"dataset.local_path={folder / 'data' / 'val_df.csv'}", f"output.results_dir={folder / 'results'}",
+        "profiling.batch_sizes=[1,2]", "profiling.num_measurement_runs=2", "profiling.num_warmup_runs=1",
+        "profiling.max_seconds_per_batch_size=0.001", "trace.warmup_steps=0", "trace.active_steps=1",
+        "layers.num_runs=2", "layers.warmup_runs=0",
+    ]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -107,36 +98,17 @@ def run(step: str, arguments: list[str]) -> int:
 def test_all_steps_leave_every_file_of_the_contract(finished):
     assert finished.codes == [0] * len(STEPS)
     expected = {
-        "run.json",
-        "baseline_metrics.json",
-        "detailed_metrics.csv",
-        "raw_samples.csv",
-        "evaluation/plan.json",
-        "evaluation/part-00000.parquet",
-        "evaluation/predictions.csv",
-        "evaluation/per_class.csv",
-        "evaluation/confusion_matrix.csv",
-        "evaluation/confident_mistakes.csv",
-        "evaluation/quality.json",
-        "profiler_traces/trace.json.gz",
-        "profiler_traces/stacks.txt",
-        "profiler_traces/op_stats.csv",
-        "profiler_traces/manifest.json",
-        "layers/model_summary.json",
-        "layers/model_metrics.jsonl",
-        "layers/model_dashboard.html",
-        "plots/batch_size_comparison.png",
-        "plots/metrics_heatmap.png",
-        "plots/confusion_matrix.png",
-        "plots/calibration.png",
-        "plots/operators.png",
-        "plots/layers.png",
-        "baseline_summary_report.txt",
-        "report.html",
-        "plots/roofline.png",
+        "run.json", "baseline_metrics.json", "detailed_metrics.csv", "raw_samples.csv", "evaluation/plan.json",
+        "evaluation/part-00000.parquet", "evaluation/predictions.csv", "evaluation/per_class.csv",
+        "evaluation/confusion_matrix.csv", "evaluation/confident_mistakes.csv", "evaluation/quality.json",
+        "profiler_traces/trace.json.gz", "profiler_traces/stacks.txt", "profiler_traces/op_stats.csv",
+        "profiler_traces/manifest.json", "layers/model_summary.json", "layers/model_metrics.jsonl",
+        "layers/model_dashboard.html", "plots/batch_size_comparison.png", "plots/metrics_heatmap.png",
+        "plots/confusion_matrix.png", "plots/calibration.png", "plots/operators.png", "plots/layers.png",
+        "baseline_summary_report.txt", "report.html", "plots/roofline.png",
         *(f".receipts/{number}.json" for number in ("00", "01", "02", "03", "04")),
         *(f"logs/{number}.log" for number in ("00", "01", "02", "03", "04")),
-    }
+    }  # fmt: skip
     results = finished.kept
     present = {str(path.relative_to(results)) for path in results.rglob("*") if path.is_file()}
     assert expected <= present
@@ -211,9 +183,8 @@ def test_a_kill_at_any_write_costs_nothing_that_was_committed(step, which, finis
     finished.before(step[:2])
     command = [sys.executable, str(ROOT / "tests" / "kill_driver.py"), which, step, str(finished.results)]
     command += [*finished.arguments, "profiling.batch_sizes=[1]"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["problems"] == []
@@ -251,17 +222,11 @@ def plain_loop(model_folder: Path, data: Path) -> int:
 def test_real_model_on_real_texts_gets_what_a_plain_loop_gets(banking77, tmp_path):
     model, data = banking77
     arguments = [
-        f"model.name={model}",
-        "dataset.hf_name=null",
-        f"dataset.file={data}",
-        "dataset.text_column=text",
-        "dataset.label_column=category",
-        f"dataset.local_path={tmp_path / 'val_df.csv'}",
-        f"output.results_dir={tmp_path / 'results'}",
-        "profiling.batch_sizes=[1]",
-        "profiling.num_measurement_runs=1",
-        "profiling.max_seconds_per_batch_size=0.1",
-    ]
+        f"model.name={model}", "dataset.hf_name=null", f"dataset.file={data}", "dataset.text_column=text",
+        "dataset.label_column=category", f"dataset.local_path={tmp_path / 'val_df.csv'}",
+        f"output.results_dir={tmp_path / 'results'}", "profiling.batch_sizes=[1]",
+        "profiling.num_measurement_runs=1", "profiling.max_seconds_per_batch_size=0.1",
+    ]  # fmt: skip
     for step in STEPS[1:3]:
         assert run(step, arguments) == 0
     full = json.loads((tmp_path / "results" / "baseline_metrics.json").read_text())["full_dataset_metrics"]

@@ -121,15 +121,11 @@ def test_results_folder_that_is_a_file_is_explained(workplace, capsys):
     assert "choose another output.results_dir" in capsys.readouterr().err
 
 
-def test_second_writer_is_refused(workplace, capsys):
+def test_a_results_folder_that_is_locked_or_no_folder_is_refused(workplace, capsys):
     results(workplace).mkdir()
     with FileLock(results(workplace) / ".lock"):
         assert run(workplace, measure) == 2
     assert "another step is writing there" in capsys.readouterr().err
-
-
-def test_lock_of_a_killed_writer_does_not_stay(workplace):
-    results(workplace).mkdir()
     if os.fork() == 0:
         FileLock(results(workplace) / ".lock").acquire()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -137,10 +133,13 @@ def test_lock_of_a_killed_writer_does_not_stay(workplace):
     assert run(workplace, measure) == 0
 
 
-def test_resume_keeps_a_finished_step_and_says_so(workplace, capsys):
+def test_resume_keeps_a_finished_step_where_only_other_settings_changed(workplace, capsys):
     run(workplace, measure)
     assert run(workplace, measure, "--resume") == 0
     assert "step 02: kept (up to date)" in capsys.readouterr().err
+    run(workplace, measure)
+    run(workplace, measure, "--resume", "trace.stacks=false", "pod.price_per_hour=2")
+    assert "kept" in capsys.readouterr().err
 
 
 def test_without_resume_earlier_results_move_to_previous(workplace, monkeypatch):
@@ -169,12 +168,6 @@ def test_resume_runs_again_when_a_setting_changed_and_names_it(workplace, capsys
     run(workplace, measure)
     assert run(workplace, measure, "--resume", flag) == 0
     assert reason in capsys.readouterr().err
-
-
-def test_resume_keeps_when_only_other_settings_changed(workplace, capsys):
-    run(workplace, measure)
-    run(workplace, measure, "--resume", "trace.stacks=false", "pod.price_per_hour=2")
-    assert "kept" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "delete", "receipt"])
@@ -223,13 +216,6 @@ def test_resume_does_not_continue_work_of_other_settings(workplace):
     run(workplace, measure, "--resume", "profiling.max_length=64")
     assert json.loads((results(workplace) / "baseline_metrics.json").read_text()) == {"resumed": False}
     assert not (results(workplace) / ".receipts" / "02-visits-float32.jsonl").exists()
-
-
-def test_resume_keeps_the_visits_when_only_the_evaluation_changed(workplace, capsys):
-    run(workplace, measure)
-    run(workplace, measure, "--resume", "evaluation.limit=5", "targets.accuracy=0.5")
-    assert json.loads((results(workplace) / "baseline_metrics.json").read_text()) == {"resumed": True}
-    assert "step 02: runs (evaluation.limit changed: None -> 5)" in capsys.readouterr().err
 
 
 def evaluated(workplace: Path, at: Path | None = None) -> Path:
@@ -307,7 +293,7 @@ def test_plain_start_after_an_interruption_says_that_resume_exists(workplace, ca
     assert "--resume would have continued it" in capsys.readouterr().err
 
 
-def test_incomplete_step_keeps_its_results_and_runs_again_on_resume(workplace):
+def test_incomplete_step_keeps_its_results_and_runs_again_on_resume(workplace, capsys):
     def incomplete(run: cli.Run) -> int:
         measure(run)
         return cli.INCOMPLETE
@@ -315,6 +301,10 @@ def test_incomplete_step_keeps_its_results_and_runs_again_on_resume(workplace):
     assert run(workplace, incomplete) == 4
     assert run(workplace, measure, "--resume") == 0
     assert json.loads((results(workplace) / "baseline_metrics.json").read_text()) == {"resumed": True}
+    run(workplace, measure)
+    run(workplace, measure, "--resume", "evaluation.limit=5", "targets.accuracy=0.5")
+    assert json.loads((results(workplace) / "baseline_metrics.json").read_text()) == {"resumed": True}
+    assert "step 02: runs (evaluation.limit changed: None -> 5)" in capsys.readouterr().err
 
 
 def test_full_disk_does_not_hide_the_error_and_earlier_results_stay_readable(workplace, monkeypatch, capsys):

@@ -36,24 +36,18 @@ def leaves(value, prefix=""):
     return {leaf for key, inner in value.items() for leaf in leaves(inner, f"{prefix}.{key}".lstrip("."))}
 
 
-def test_config_yaml_states_every_key_with_its_default():
+def test_config_files_state_every_key_or_leave_it_out(written):
     stated = yaml.safe_load((ROOT / "configs/config.yaml").read_text())
     config = load(Config, ROOT / "configs/config.yaml")
     assert leaves(stated) == leaves(config.model_dump())
     bare = Config(model={"name": config.model.name}, dataset={"hf_name": config.dataset.hf_name})
     assert config == bare
-
-
-def test_quickstart_yaml_is_valid_and_offline():
     config = load(Config, ROOT / "configs/quickstart.yaml")
     assert config.dataset.quickstart and config.dataset.hf_name is None and config.model.name == "quickstart"
-
-
-def test_a_file_may_leave_out_everything_but_model_and_data(written):
     assert load(Config, written(MINIMAL)).profiling.batch_sizes == [1, 4, 8, 16, 32, 64]
 
 
-def test_all_mistakes_are_reported_at_once_with_line_and_column(written):
+def test_all_mistakes_are_reported_at_once_with_their_place(written):
     path = written(MINIMAL + "profiling:\n  batch_szies: [1]\n  num_warmup_runs: ten\n  batch_sizes: [0, 2]\n")
     found = problems(path)
     assert "FILE:6:3: profiling.batch_szies: unknown key, did you mean 'batch_sizes'?" in found
@@ -63,9 +57,6 @@ def test_all_mistakes_are_reported_at_once_with_line_and_column(written):
     )
     assert "FILE:8:17: profiling.batch_sizes[0]: input should be greater than 0 (got 0)" in found
     assert found[-1] == "3 problems; nothing was run"
-
-
-def test_duplicate_key_is_refused_and_names_both_places(written):
     path = written(MINIMAL + "trace:\n  stacks: true\n  stacks: false\n")
     assert "FILE:7:3: trace.stacks: duplicate key; it first stands at FILE:6:3" in problems(path)
 
@@ -75,9 +66,6 @@ def test_override_is_read_as_yaml(written):
         Config, written(MINIMAL), ["profiling.batch_sizes=[1,8]", "dataset.sample_sizes=null", "model.dtype=bfloat16"]
     )
     assert config.profiling.batch_sizes == [1, 8] and config.model.dtype == "bfloat16"
-
-
-def test_override_may_name_a_section_that_the_file_leaves_out(written):
     assert load(Config, written(MINIMAL), ["pod.price_per_hour=2.5"]).pod.price_per_hour == 2.5
 
 
@@ -126,11 +114,8 @@ def test_file_that_is_not_settings_is_explained(written, content, expected):
     assert problems(written(content))[0].startswith(expected)
 
 
-def test_file_that_is_not_utf8_is_explained(tmp_path):
+def test_file_that_cannot_be_read_is_explained(tmp_path):
     path = tmp_path / "settings.yaml"
     path.write_bytes(b"model: {name: \xff}")
     assert problems(path) == ["FILE: is not UTF-8 (byte 14); save it as UTF-8"]
-
-
-def test_missing_file_names_the_offline_default(tmp_path):
     assert "configs/quickstart.yaml" in problems(tmp_path / "none.yaml")[0]

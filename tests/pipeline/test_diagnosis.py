@@ -249,9 +249,6 @@ def test_columns_follow_from_work_time_and_ceiling() -> None:
     assert row["share_of_limit_pct"] == pytest.approx(80.0, rel=1e-6)  # the other operators need next to nothing
     assert (row["bound"], row["confidence"], row["doubts"]) == ("compute", "medium", [])
     assert row["verdict"]["bound"] == "compute"
-
-
-def test_without_padding_there_is_none_to_remove() -> None:
     finding = Bench(EVEN).sweep(4).finding()
     assert values(finding)["useful_flops_pct"] == 100.0
     assert "remove padding" not in fixes(finding.verdict)
@@ -438,16 +435,6 @@ def test_the_time_of_the_device_is_that_of_the_row(meta: torch.device) -> None:
 # Interventions
 
 
-def test_doubling_the_batch_fits_compute_and_cannot_tell_it_from_memory() -> None:
-    verdict = Bench(EVEN).sweep(4).finding().verdict
-    assert tried(verdict) == ["the batch doubled"]
-    assert (verdict.confirmation, verdict.confidence) == ("untested", "medium")
-    [said] = [
-        line for line in verdict.evidence if line.startswith("the batch doubled: 0.50 times the speed [0.50, 0.50]")
-    ]
-    assert said.endswith("as predicted, and so it would be for memory (0.40 to 0.63)")
-
-
 @pytest.fixture
 def two_threads(threads: FakeThreads) -> Iterator[None]:
     threads.number = 2
@@ -466,11 +453,7 @@ def test_settings_are_changed_on_purpose_and_set_back(two_threads: None) -> None
     verdict = bench.sweep(4).finding(ceilings=replace(MACHINE, compute=(*MACHINE.compute, medium))).verdict
     left = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
-    assert tried(verdict) == [
-        "the batch doubled",
-        "1 of 2 threads",
-        "float32 products at precision 'medium'",
-    ]
+    assert tried(verdict) == ["the batch doubled", "1 of 2 threads", "float32 products at precision 'medium'"]
     assert [line for line in verdict.evidence if ", as predicted" in line] == list(verdict.evidence[-3:])
     assert (verdict.confirmation, left) == ("confirmed", "highest")
 
@@ -492,30 +475,27 @@ def test_interventions_that_take_longer_than_the_budget_are_left_out(
 
 
 @pytest.mark.parametrize(
-    "error",
-    [torch.OutOfMemoryError("CUDA out of memory."), MemoryError(), RuntimeError("can't allocate memory: 8 bytes")],
+    ("error", "doubts"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory."), []),
+        (MemoryError(), []),
+        (RuntimeError("can't allocate memory: 8 bytes"), []),
+        (RuntimeError("index out of range"), [Doubt("intervention", "RuntimeError: index out of range")]),
+    ],
 )
-def test_a_doubled_batch_without_room_is_left_out(two_threads: None, error: BaseException) -> None:
+def test_a_doubled_batch_that_fails_is_left_out_with_a_doubt_unless_it_had_no_room(
+    two_threads: None, error: BaseException, doubts: list[Doubt]
+) -> None:
     bench = Bench(EVEN).sweep(4)
     bench.model.before = raising(error)
-    finding = bench.finding()
-    assert tried(finding.verdict) == ["1 of 2 threads"]
-    assert finding.verdict.confirmation == "confirmed"
-
-
-def test_another_error_of_a_doubled_batch_is_a_doubt_and_loses_no_verdict() -> None:
-    bench = Bench(EVEN).sweep(4)
-    bench.model.before = raising(RuntimeError("index out of range"))
-    found = bench.finding().verdict
-    assert Doubt("intervention", "RuntimeError: index out of range") in found.doubts
-    assert found.bound == "compute"
+    verdict = bench.finding().verdict
+    assert tried(verdict) == ["1 of 2 threads"]
+    assert verdict.confirmation == "confirmed" and verdict.bound == "compute"
+    assert [doubt for doubt in verdict.doubts if doubt.kind == "intervention"] == doubts
 
 
 def test_other_precisions_gain_what_their_ceilings_allow() -> None:
-    others = (
-        compute("float32", "medium", ratio=4.0, configured=False),
-        compute("bfloat16", None, ratio=8.0),
-    )
+    others = (compute("float32", "medium", ratio=4.0, configured=False), compute("bfloat16", None, ratio=8.0))
     bench = Bench(EVEN).sweep(4)
     found = fixes(bench.finding(ceilings=replace(MACHINE, compute=(*MACHINE.compute, *others))).verdict)
     assert found["float32 products at precision 'medium'"] == pytest.approx(4.0)  # all of the time is compute's
@@ -559,9 +539,6 @@ def test_energy_is_the_median_over_windows_gross_and_net_of_the_idle_machine() -
     assert not set(ENERGY) & set(row["reasons"])
     assert len(seen) == 2 * without + 3 * 2 * 2  # windows, passes in each, batches in each
     assert counted.energy_j == counted.energy_net_j == Missing("no energy counter was given")
-
-
-def test_without_the_power_of_the_idle_machine_energy_is_gross_alone() -> None:
     row = Bench(EVEN).sweep(4).row(energy=meter(*THREE_WINDOWS))
     assert (row["energy_per_sample_j"], row["energy_per_sample_net_j"]) == (4.0, None)
     assert row["reasons"]["energy_per_sample_net_j"] == "the idle power was not measured"
@@ -594,23 +571,17 @@ SUBJECTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", SUBJECTS)
+@pytest.mark.parametrize("case", [*SUBJECTS, "not countable"])
 def test_reasons_stand_for_exactly_what_is_missing(case: str) -> None:
-    bench = Bench(UNEVEN).sweep(4)
+    bench = Bench(UNEVEN, None if case in SUBJECTS else WithoutFormula(True, False)).sweep(4)
     before = bench.rows[0]
     assert missing(before) == set(before["reasons"])
-    row = bench.row(**SUBJECTS[case])
+    row = bench.row(**SUBJECTS.get(case, {}))
     assert missing(row) == set(row["reasons"])
     assert all(row["reasons"].values()) and NOT_DIAGNOSED not in row["reasons"].values()
     kept = set(before["reasons"]) - DIAGNOSED
     assert {name: row["reasons"][name] for name in kept} == {name: before["reasons"][name] for name in kept}
     assert list(row) == [*NAMES, "doubt_kinds", "reasons", "verdict"]
-
-
-def test_reasons_stand_for_exactly_what_is_missing_where_nothing_can_be_counted() -> None:
-    row = Bench(UNEVEN, WithoutFormula(True, False)).sweep(4).row()
-    assert missing(row) == set(row["reasons"])
-    assert NOT_DIAGNOSED not in row["reasons"].values()
 
 
 def test_doubts_are_joined_without_repeats_and_the_row_given_is_left_alone() -> None:

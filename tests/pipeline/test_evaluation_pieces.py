@@ -114,17 +114,10 @@ def test_counts_merge_to_what_sklearn_scores(classes):
     assert found["f1_weighted"] == pytest.approx(f1_score(labels, predictions, average="weighted"), abs=1e-12)
 
 
-def test_time_in_which_nothing_ran_does_not_count_and_parallel_time_counts_once():
+def test_each_machine_and_each_device_counts_once():
     assert busy_seconds([(0, 2), (2, 3)]) == 5
     assert busy_seconds([(10, 2), (0, 2)]) == 4  # a pause between two attempts
     assert busy_seconds([(0, 10), (1, 2), (8, 4)]) == 12  # workers beside each other
-
-
-def cost(started: float, seconds: float, host: str | None, device: str | None) -> Cost:
-    return Cost("plan", 0, started, seconds, {}, "cuda:0", None, None, (), 0, host, device)
-
-
-def test_each_machine_and_each_device_counts_once_whatever_the_clocks_say():
     shared = [
         cost(0, 10, "a", "gpu-1"),
         cost(5, 10, "a", "gpu-1"),
@@ -138,12 +131,13 @@ def test_each_machine_and_each_device_counts_once_whatever_the_clocks_say():
         assert (both["machine_time_s"], both["device_time_s"]) == (26, 34)
     cores = occupancy([cost(0, 10, host, "cpu") for host in ("a", "a", "b")])  # two workers split the cores of a
     assert (cores["machine_time_s"], cores["device_time_s"]) == (20, 20)
-
-
-def test_parts_that_do_not_tell_their_machine_leave_its_time_unknown():
     found = occupancy([cost(0, 10, "a", "cpu"), cost(20, 10, None, None)])
     assert (found["machine_time_s"], found["device_time_s"]) == (None, None)
     assert found["machine_time_reason"].startswith("parts of an earlier version do not tell")
+
+
+def cost(started: float, seconds: float, host: str | None, device: str | None) -> Cost:
+    return Cost("plan", 0, started, seconds, {}, "cuda:0", None, None, (), 0, host, device)
 
 
 class Machine:
@@ -173,15 +167,12 @@ class Machine:
 TEXTS_2000 = ["text"] * 2000
 
 
-def test_a_long_evaluation_takes_the_smallest_budget_that_is_as_fast_as_the_fastest():
+def test_a_long_evaluation_takes_the_smallest_budget_as_fast_as_the_fastest():
     machine = Machine({512: 2.0, 1024: 1.5, 2048: 1.01, 4096: 1.0, 8192: 1.2})
     found = tuning.choose_budget(machine, TEXTS_2000, 10_000_000, 1e-5)
     assert found.token_budget == 2048
     assert list(found.seconds) == ["512", "1024", "2048", "4096", "8192"]
     assert {count for count, _ in machine.calls} == {164}  # two full batches of the largest: 16,384 tokens
-
-
-def test_a_search_that_costs_more_than_its_share_is_not_made():
     machine = Machine({})
     found = tuning.choose_budget(machine, TEXTS_2000, 5_000, 1e-5)
     assert (found.token_budget, found.seconds, machine.calls) == (2048, None, [])
@@ -189,9 +180,5 @@ def test_a_search_that_costs_more_than_its_share_is_not_made():
     assert found.reason == f"not measured: a search would take {search_s:.1f} s of about 5.0 s"
     few = tuning.choose_budget(machine, TEXTS_2000[:20], 10_000_000, 1e-5)
     assert (few.token_budget, few.reason) == (2048, "not measured: all texts together are too few")
-
-
-def test_the_first_pass_over_a_few_texts_does_not_count():
-    machine = Machine({})
     assert tuning.seconds_per_token(machine, TEXTS_2000) == pytest.approx(1e-5)
     assert machine.calls == [(tuning.PROBE_ROWS, 2048)] * 2

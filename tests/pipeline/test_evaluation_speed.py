@@ -85,26 +85,24 @@ def chosen(setting, compiled, whole_s=LONG_S):
     return tuning.choose_compilation(setting, Timed(1.0), lambda: compiled, ["text"], whole_s)
 
 
-def test_layers_are_compiled_where_that_saves_twice_what_it_costs(compiler):
+def test_layers_are_compiled_where_that_pays(compiler, monkeypatch):
     found = chosen("auto", Timed(0.9, 99.0, (1.0, 0.25)))
     assert found.on and found.reason == "compiling takes 99 s and saves 200 s of about 2000 s per worker"
     assert (found.compile_s, found.compiled_s, found.eager_s, found.max_abs_logit_difference) == (99.0, 0.9, 1.0, 0.25)
     assert found.guard(0.5) == 1.5 and found.guard(0.0) == 0.0
-
-
-def test_layers_stay_as_they_are_where_that_does_not_pay(compiler):
     found = chosen("auto", Timed(0.9, 101.0))
     assert not found.on and found.guard(0.5) == 0.5
     assert found.reason.endswith("saves 200 s of about 2000 s per worker, less than 2 times that")
     assert chosen("on", Timed(0.9, 101.0)).on
     slower = chosen("auto", Timed(1.1, 1.0))
     assert not slower.on and "saves -200 s" in slower.reason
-
-
-def test_nothing_is_compiled_where_it_cannot_pay_or_is_not_wanted(compiler):
     found = tuning.choose_compilation("auto", Timed(1.0), None, ["text"], 599.0)  # there is nothing to call
     assert (found.on, found.reason) == (False, "not measured: a worker needs about 599 s, it pays from 600 s")
     assert tuning.choose_compilation("off", Timed(1.0), None, ["text"], LONG_S).reason == "evaluation.compile=off"
+    monkeypatch.setattr(tuning, "compile_obstacle", lambda _: "g++ is missing")
+    assert chosen("auto", None).reason == "not compiled: g++ is missing"
+    with pytest.raises(EnvironmentLacksError, match="g\\+\\+ is missing; install it"):
+        chosen("on", None)
 
 
 @pytest.mark.parametrize(
@@ -119,13 +117,6 @@ def test_layers_that_cannot_be_compiled_stay_as_they_are_unless_that_was_asked_f
     assert (found.on, found.reason) == (False, reason)
     with pytest.raises(PipelineError, match=f"evaluation.compile=on: {reason}"):
         chosen("on", compiled)
-
-
-def test_without_a_compiler_nothing_is_compiled(monkeypatch):
-    monkeypatch.setattr(tuning, "compile_obstacle", lambda _: "g++ is missing")
-    assert chosen("auto", None).reason == "not compiled: g++ is missing"
-    with pytest.raises(EnvironmentLacksError, match="g\\+\\+ is missing; install it"):
-        chosen("on", None)
 
 
 def test_a_planned_compilation_is_carried_out_or_refused(here, compiler, monkeypatch, capsys):

@@ -75,26 +75,17 @@ def test_box_holds_the_time_of_the_frame_and_of_all_it_calls():
         (4, "linear", 600),
     ]
     assert boxes_of(page_of(STACKS)) == boxes_of(page_of(STACKS[::-1])) == expected
-
-
-def test_equal_stacks_are_one_box_and_equal_frames_of_other_callers_are_not():
     assert boxes_of(page_of(["a;c 1", "b;c 2", "a;c 4"]))[1:] == [(1, "a", 5), (2, "c", 5), (1, "b", 2), (2, "c", 2)]
-
-
-def test_layers_stand_in_their_own_order():
     lines = [f"nn.Module:_Layer_{number} 5" for number in (10, 2, 1)]
     assert [name for _, name, _ in boxes_of(page_of(lines))[1:]] == ["Layer_1", "Layer_2", "Layer_10"]
 
 
-def test_frames_below_the_least_share_stand_together_and_the_page_says_so():
+def test_frames_below_the_least_share_stand_together():
     lines = ["a;wide 9995", "a;narrow;deep 4", "a;narrower 1"]
     page = page_of(lines)
     assert boxes_of(page)[1:] == [(1, "a", 10_000), (2, "wide", 9995), (2, "2 small", 5)]
     assert "less than 0.05 % of the total stand together in grey boxes (2 in all" in page.text.replace("\xa0", " ")
     assert "narrow" not in page.scripts[0]
-
-
-def test_frame_of_exactly_the_least_share_is_shown_and_nothing_is_said_of_merging():
     page = page_of(["wide 9995", "narrow 5"])
     assert boxes_of(page)[1:] == [(1, "narrow", 5), (1, "wide", 9995)]
     assert "grey boxes" not in page.text
@@ -128,12 +119,6 @@ def test_grey_boxes_stand_behind_all_that_their_caller_calls():
         (1, "z", 900),
         (1, "1 small", 3),
     ]
-
-
-def test_long_name_is_cut_in_its_middle():
-    page = page_of([f"begin{'x' * 300_000}end 5"])
-    [_, (name, _, _)] = data_of(page)["frames"]
-    assert (len(name), name[:6], name[-4:]) == (flame_graph.LONGEST_FRAME, "beginx", "xend")
 
 
 def test_wide_stacks_of_256_levels_give_a_page_below_two_megabytes():
@@ -188,20 +173,18 @@ def test_malformed_line_is_named(line):
     assert line.strip() in str(caught.value)
 
 
-def test_spaces_in_frames_and_ends_of_lines_are_no_fault():
-    page = page_of(["a file.py(3): run me;<built-in function len> 7\r\n", "\n"])
-    assert [short for _, short, _ in data_of(page)["frames"]] == ["all stacks", "a file.py(3): run me", "len"]
-
-
-def test_no_stacks_give_a_page_that_says_so_and_runs_nothing():
+def test_page_needs_neither_stacks_nor_script():
     page = page_of([])
     assert "No stacks were recorded." in page.text
     assert page.scripts == []
-
-
-def test_heaviest_frames_stand_in_a_table_that_needs_no_script():
     page = page_of([*STACKS, "other;<built-in_function_linear> 400"])
     assert "<built-in_function_linear> 1.000 µs 71.4 net.py(3):_forward 250 ns 17.9" in page.text
+    page = page_of(["a file.py(3): run me;<built-in function len> 7\r\n", "\n"])
+    assert [short for _, short, _ in data_of(page)["frames"]] == ["all stacks", "a file.py(3): run me", "len"]
+    page = page_of([f"begin{'x' * 300_000}end 5"])
+    [_, (name, _, _)] = data_of(page)["frames"]
+    assert (len(name), name[:6], name[-4:]) == (flame_graph.LONGEST_FRAME, "beginx", "xend")
+    assert flame_graph.page(["a\ud800;b 5"], "\ud800", "\ud800").encode("utf-8")
 
 
 def test_hostile_names_stay_text():
@@ -218,29 +201,18 @@ def test_hostile_names_stay_text():
     assert all(character.isprintable() or character == "\n" for character in text)
 
 
-def test_half_a_surrogate_pair_can_be_written():
-    assert flame_graph.page(["a\ud800;b 5"], "\ud800", "\ud800").encode("utf-8")
-
-
-def test_policy_of_the_page_allows_its_own_script_and_nothing_else():
-    page = page_of(STACKS)
-    [policy] = [each["content"] for tag, each in page.tags if tag == "meta" and "http-equiv" in each]
-    digest = base64.b64encode(hashlib.sha256(page.scripts[1].encode()).digest()).decode()
-    assert policy == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
-    assert [each for tag, each in page.tags if tag == "script"] == [{"type": "application/json", "id": "stacks"}, {}]
-    assert not any(name in ("src", "href") or name.startswith("on") for _, each in page.tags for name in each)
-
-
 def test_script_writes_text_and_never_markup():
     script = page_of(STACKS).scripts[1]
     assert "textContent" in script
     assert not re.search(
         r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\b|Function\(|fetch|https?:", script
     )
-
-
-def test_script_finds_every_element_it_names():
     page = page_of(STACKS)
     ids = {each["id"] for _, each in page.tags if "id" in each}
     named = set(re.findall(r'\$\("([a-z]+)"\)', page.scripts[1]))
     assert len(named) > 5 and named <= ids
+    [policy] = [each["content"] for tag, each in page.tags if tag == "meta" and "http-equiv" in each]
+    digest = base64.b64encode(hashlib.sha256(page.scripts[1].encode()).digest()).decode()
+    assert policy == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    assert [each for tag, each in page.tags if tag == "script"] == [{"type": "application/json", "id": "stacks"}, {}]
+    assert not any(name in ("src", "href") or name.startswith("on") for _, each in page.tags for name in each)

@@ -129,31 +129,18 @@ def normalising(name: str, model: str = "org/good", **dataset: Any) -> dict[str,
 
 
 ONLINE = {
-    "model": fetching("org/good"),
-    "tag": fetching("org/good", "v1.0"),
-    "located": fetching("org/good", call="locate"),
-    "no revision": fetching("org/good", "v9"),
-    "no model": fetching("org/absent"),
-    "no name": fetching("org/a name"),
-    "gated": fetching("org/gated"),
-    "locked": fetching("org/locked"),
-    "pickled": fetching("org/pickled"),
-    "down": fetching("org/down"),
-    "not located": fetching("org/other", call="locate"),
-    "classes": normalising("org/classes"),
-    "train": normalising("org/classes", split="train", revision="v1.0"),
-    "table": normalising("org/table"),
-    "no dataset": normalising("org/absent"),
-    "no dataset revision": normalising("org/table", revision="v9"),
-    "gated dataset": normalising("org/gated"),
-    "locked dataset": normalising("org/locked"),
-    "no config": normalising("org/table", config_name="french"),
-    "several configs": normalising("org/configs"),
-    "no split": normalising("org/table", split="train"),
-    "no usual split": normalising("org/other_splits"),
-    "no column": normalising("org/table", text_column="body"),
-    "no data": normalising("org/empty"),
-}
+    "model": fetching("org/good"), "tag": fetching("org/good", "v1.0"),
+    "located": fetching("org/good", call="locate"), "no revision": fetching("org/good", "v9"),
+    "no model": fetching("org/absent"), "no name": fetching("org/a name"), "gated": fetching("org/gated"),
+    "locked": fetching("org/locked"), "pickled": fetching("org/pickled"), "down": fetching("org/down"),
+    "not located": fetching("org/other", call="locate"), "classes": normalising("org/classes"),
+    "train": normalising("org/classes", split="train", revision="v1.0"), "table": normalising("org/table"),
+    "no dataset": normalising("org/absent"), "no dataset revision": normalising("org/table", revision="v9"),
+    "gated dataset": normalising("org/gated"), "locked dataset": normalising("org/locked"),
+    "no config": normalising("org/table", config_name="french"), "several configs": normalising("org/configs"),
+    "no split": normalising("org/table", split="train"), "no usual split": normalising("org/other_splits"),
+    "no column": normalising("org/table", text_column="body"), "no data": normalising("org/empty"),
+}  # fmt: skip
 OFFLINE = {
     "model": fetching("org/good"),
     "located": fetching("org/good", call="locate"),
@@ -200,104 +187,69 @@ def assert_refused(outcome: dict[str, Any], exit_code: int, *parts: str) -> None
     assert [part for part in parts if part not in outcome["message"]] == [], outcome["message"]
 
 
-def test_model_is_fetched_at_its_commit_without_pickles_code_and_checkpoints(online):
+def test_model_is_fetched_at_its_commit_without_pickles_code_and_checkpoints(online, recorded):
     assert online["model"]["revision"] == COMMIT and online["model"]["origin"] == "hub"
     assert online["model"]["files"] == ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
     assert online["tag"] == online["located"] == online["model"]
-
-
-def test_missing_revision_is_bad_input(online):
-    assert_refused(online["no revision"], 2, "model 'org/good' has no revision 'v9'", "model.revision to null")
-
-
-def test_missing_model_is_bad_input(online):
-    assert_refused(
-        online["no model"], 2, "there is no model 'org/absent' on the Hub", "or it is private", "hf auth login"
-    )
-    assert_refused(online["no name"], 2, "'org/a name' is neither a folder nor the name of a model")
-
-
-@pytest.mark.parametrize("name", ["gated", "locked"])
-def test_gated_repository_tells_how_to_get_access(online, name):
-    assert_refused(online[name], 2, f"model 'org/{name}' is gated", "request access at http://127.0.0.1", "HF_TOKEN")
-    assert_refused(
-        online[f"{name} dataset"], 2, f"dataset 'org/{name}' is gated", f"/datasets/org/{name}", "hf auth login"
-    )
-
-
-def test_model_with_pickled_weights_alone_is_bad_input_and_they_are_not_downloaded(online, recorded):
-    assert_refused(online["pickled"], 2, "org/pickled: has no safetensors weights", "Convert")
     assert not [request for request in recorded.requests if request.endswith(NEVER_DOWNLOADED)]
 
 
-def test_hub_that_answers_with_an_error_is_a_lack_of_the_environment(online):
-    assert_refused(online["down"], 3, "answers model 'org/down' with status 503", OFFLINE_DEFAULT)
+REFUSED = {  # exit code, and parts of the message
+    "no revision": (2, "model 'org/good' has no revision 'v9'", "model.revision to null"),
+    "no model": (2, "there is no model 'org/absent' on the Hub", "or it is private", "hf auth login"),
+    "no name": (2, "'org/a name' is neither a folder nor the name of a model"),
+    "gated": (2, "model 'org/gated' is gated", "request access at http://127.0.0.1", "HF_TOKEN"),
+    "locked": (2, "model 'org/locked' is gated", "request access at http://127.0.0.1", "HF_TOKEN"),
+    "gated dataset": (2, "dataset 'org/gated' is gated", "/datasets/org/gated", "hf auth login"),
+    "locked dataset": (2, "dataset 'org/locked' is gated", "/datasets/org/locked", "hf auth login"),
+    "pickled": (2, "org/pickled: has no safetensors weights", "Convert"),
+    "down": (3, "answers model 'org/down' with status 503", OFFLINE_DEFAULT),
+    "not located": (2, "has not been downloaded", "python scripts/01_download_data.py"),
+    "no dataset": (2, "there is no dataset 'org/absent' on the Hub"),
+    "no dataset revision": (2, "dataset 'org/table' has no revision 'v9'", "dataset.revision to null"),
+    "no config": (2, "dataset.config_name is 'french'", "default"),
+    "several configs": (2, "dataset.config_name is None", "['french', 'german']"),
+    "no split": (2, "no split 'train'", "set dataset.split to one of: test"),
+    "no usual split": (2, "no split 'test' or 'validation' or 'train'", "one of: holdout"),
+    "no column": (2, "no column 'body' (dataset.text_column)", "There are: text, labels"),
+    "no data": (2, "dataset 'org/empty' holds no data files that can be read"),
+}
 
 
-def test_model_that_was_not_downloaded_is_not_located(online):
-    assert_refused(online["not located"], 2, "has not been downloaded", "python scripts/01_download_data.py")
+@pytest.mark.parametrize("scenario", REFUSED)
+def test_what_the_hub_does_not_give_is_one_message_with_a_way_out(online, scenario):
+    assert_refused(online[scenario], *REFUSED[scenario])
 
 
-def test_classes_of_a_dataset_are_matched_with_the_model_by_name(online):
-    found = online["classes"]
+def test_dataset_has_the_split_asked_for_its_texts_as_they_are_and_classes_by_name(online):
+    found, source = online["classes"], online["classes"]["source"]
     assert found["texts"] == ["why?", "nice", "who?"]  # the row labelled -1, the Hub's "no label", is left out
     assert [LABELS[label] for label in found["labels"]] == ["question", "praise", "question"]
-    assert (found["source"]["split"], found["source"]["revision"], found["source"]["config_name"]) == (
-        "test",
-        COMMIT,
-        "default",
-    )
-
-
-def test_split_and_revision_are_those_asked_for(online):
+    assert (source["split"], source["revision"], source["config_name"]) == ("test", COMMIT, "default")
     assert online["train"]["texts"] == ["learn"] and online["train"]["source"]["split"] == "train"
-
-
-def test_words_for_null_in_a_csv_of_the_hub_stay_texts(online):
     assert online["table"]["texts"] == ["NA", "two\nlines"] and online["table"]["labels"] == [1, 0]
 
 
-def test_missing_dataset_and_revision_are_bad_input(online):
-    assert_refused(online["no dataset"], 2, "there is no dataset 'org/absent' on the Hub")
-    assert_refused(
-        online["no dataset revision"], 2, "dataset 'org/table' has no revision 'v9'", "dataset.revision to null"
-    )
-
-
-def test_missing_part_of_a_dataset_is_bad_input_that_lists_what_there_is(online):
-    assert_refused(online["no config"], 2, "dataset.config_name is 'french'", "default")
-    assert_refused(online["several configs"], 2, "dataset.config_name is None", "['french', 'german']")
-    assert_refused(online["no split"], 2, "no split 'train'", "set dataset.split to one of: test")
-    assert_refused(online["no usual split"], 2, "no split 'test' or 'validation' or 'train'", "one of: holdout")
-    assert_refused(online["no column"], 2, "no column 'body' (dataset.text_column)", "There are: text, labels")
-    assert_refused(online["no data"], 2, "dataset 'org/empty' holds no data files that can be read")
-
-
-def test_offline_mode_uses_the_cache_alone(offline, online):
+def test_offline_mode_uses_the_cache_alone_and_lacks_what_is_not_there(offline, online):
     assert offline["model"] == offline["located"] == online["model"]
     assert offline["classes"] == online["classes"] and offline["table"] == online["table"]
     assert offline["same commit"]["source"]["revision"] == COMMIT
-
-
-def test_offline_mode_without_the_repository_is_a_lack_of_the_environment(offline):
-    assert_refused(
-        offline["other model"], 3, "model 'org/other' is not in the cache", "HF_HUB_OFFLINE", OFFLINE_DEFAULT
-    )
+    assert_refused(offline["other model"], 3, "model 'org/other' is not in the cache", "HF_HUB_OFFLINE")
     assert_refused(offline["other dataset"], 3, "dataset 'org/unseen' is not in the cache", OFFLINE_DEFAULT)
-
-
-def test_offline_mode_does_not_pass_one_commit_for_another_revision(offline):
     assert_refused(offline["other revision"], 3, COMMIT, "'v1.0'", "HF_HUB_OFFLINE")
 
 
-def test_unreachable_hub_is_a_lack_of_the_environment(tmp_path, closed_port):
+def test_unreachable_hub_hinders_only_what_is_not_cached(cache, online, closed_port, tmp_path):
     folder = save_bert(tmp_path / "model")
-    scenarios = [fetching("org/good"), normalising("org/table", model=str(folder))]
-    model, dataset = ask(scenarios, tmp_path / "client", closed_port)
+    model, dataset = ask(
+        [fetching("org/good"), normalising("org/table", model=str(folder))], tmp_path / "client", closed_port
+    )
     assert_refused(
         model, 3, f"{closed_port} cannot be reached for model 'org/good'", "Connection refused", OFFLINE_DEFAULT
     )
     assert_refused(dataset, 3, f"{closed_port} cannot be reached for dataset 'org/table'", "`make run`")
+    outcomes = ask([fetching("org/good"), fetching("org/good", call="locate")], cache, closed_port)
+    assert outcomes == [online["model"], online["located"]]
 
 
 def test_step_01_ends_with_the_exit_code_of_an_environment_that_lacks_the_hub(tmp_path, closed_port):
@@ -308,12 +260,9 @@ def test_step_01_ends_with_the_exit_code_of_an_environment_that_lacks_the_hub(tm
     assert OFFLINE_DEFAULT in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
 
 
-def test_unreachable_hub_is_no_hindrance_once_the_model_is_cached(cache, online, closed_port):
-    outcomes = ask([fetching("org/good"), fetching("org/good", call="locate")], cache, closed_port)
-    assert outcomes == [online["model"], online["located"]]
+def test_what_went_wrong_is_explained_by_its_cause_and_a_mistake_of_ours_is_not():
+    import httpx2
 
-
-def test_full_disk_is_a_lack_of_the_environment_that_says_how_much_is_free():
     repository = hub.Repository("model", "org/good")
     with (
         pytest.raises(EnvironmentLacksError, match=r"disk is full.*model 'org/good'.*\d+ bytes are free.*HF_HOME"),
@@ -323,22 +272,14 @@ def test_full_disk_is_a_lack_of_the_environment_that_says_how_much_is_free():
             raise OSError(errno.ENOSPC, "No space left on device")
         except OSError as error:
             raise RuntimeError("the download failed") from error
-
-
-def test_name_that_cannot_be_resolved_is_an_unreachable_hub():
-    import httpx2
-
-    explanation = hub.explain(
-        httpx2.ConnectError("[Errno -2] Name or service not known"), hub.Repository("model", "a/b")
-    )
-    assert isinstance(explanation, EnvironmentLacksError) and "cannot be reached" in str(explanation)
-    slow = hub.explain(httpx2.ReadTimeout("timed out"), hub.Repository("model", "a/b"))
-    assert isinstance(slow, EnvironmentLacksError) and "timed out" in str(slow)
-
-
-def test_other_errors_pass_as_they_are():
+    for error, said in (
+        (httpx2.ConnectError("[Errno -2] Name or service not known"), "cannot be reached"),
+        (httpx2.ReadTimeout("timed out"), "timed out"),
+    ):
+        explanation = hub.explain(error, repository)
+        assert isinstance(explanation, EnvironmentLacksError) and said in str(explanation)
     for error in (KeyError("a bug"), InputError("already explained")):
-        with pytest.raises(type(error)) as caught, hub.explained(hub.Repository("model", "a/b")):
+        with pytest.raises(type(error)) as caught, hub.explained(repository):
             raise error
         assert caught.value is error
 

@@ -104,14 +104,11 @@ def test_the_host_is_read_and_a_gpu_by_its_uuid_where_there_is_nvml(found, clock
     assert readings <= set(source.read())
 
 
-def test_on_a_cpu_a_reference_shows_a_slower_machine():
+def test_the_host_is_watched_by_a_reference_on_a_cpu_alone():
     watch = instruments.watch(CPU)
     with torch.inference_mode():  # as visits are made
         conditions = watch.start().stop()
     assert conditions.slowdown is not None and conditions.slowdown >= 1.0
-
-
-def test_beside_a_gpu_the_host_alone_is_watched():
     assert instruments.watch(GPU).start().stop().slowdown is None
 
 
@@ -137,12 +134,9 @@ def test_a_gpu_without_a_counter_that_moves_tells_why(found, clock, make, reason
     assert instruments.energy(GPU, Timer(clock)) == (None, None, reason)
 
 
-def test_a_cpu_without_powercap_tells_so(powercap, clock):
+def test_a_cpu_without_a_readable_counter_tells_so(powercap, clock):
     expected = f"no energy counter: {powercap} has no intel-rapl package"
     assert instruments.energy(CPU, Timer(clock)) == (None, None, expected)
-
-
-def test_a_package_that_cannot_be_read_is_named(powercap, clock):
     package(powercap)
     meter, idle_w, reason = instruments.energy(CPU, Timer(clock))
     assert (meter, idle_w) == (None, None)

@@ -49,13 +49,10 @@ def test_mixed_names_and_ids_give_a_doubt():
     assert "mixes label names and ids" in matching.doubts()[0]
 
 
-def test_classes_of_a_hub_dataset_match_by_name_and_not_by_position():
+def test_classes_of_a_hub_dataset_match_by_name():
     matching = reconciler(class_names=["age_limit", "card_arrival", "card_linking"])
     assert [matching.id_of(value, value) for value in (0, 1, 2)] == [2, 0, 1]
     assert matching.doubts() == []
-
-
-def test_class_of_a_hub_dataset_that_the_model_lacks_is_unknown_under_its_name():
     matching = reconciler(class_names=["age_limit", "chargeback"])
     assert matching.id_of(1, 4) is None
     assert "'chargeback' in 1 row(s), first in row 4" in matching.explanation("labels")
@@ -67,29 +64,23 @@ def test_model_without_names_takes_classes_by_position_with_a_doubt():
     assert "matched by position" in matching.doubts()[0] and "neg, pos" in matching.doubts()[0]
 
 
-def test_model_without_names_takes_ids_only_and_says_so():
-    matching = reconciler("LABEL_0", "LABEL_1")
-    assert [matching.id_of(value, 0) for value in (0, "1", "LABEL_1")] == [0, 1, 1]
-    assert matching.id_of("pos", 3) is None
-    assert "takes ids 0 to 1 only" in matching.explanation("labels")
-
-
-def test_numbers_are_names_where_the_model_names_its_classes_by_numbers():
+def test_ids_are_taken_in_any_form_of_a_file():
     matching = reconciler("1", "2", "3", "4", "5")
     assert [matching.id_of(value, 0) for value in (1, "5", 3.0)] == [0, 4, 2]
     assert "read as names, not as ids" in matching.doubts()[0]
     assert matching.id_of(0, 0) is None
     assert reconciler("007", "008").id_of("007", 0) == 0
     assert "or the ids" not in matching.explanation("stars")
-
-
-def test_numbers_that_equal_their_ids_are_no_reason_for_doubt():
     matching = reconciler("0", "1")
     assert [matching.id_of(value, 0) for value in (0, "1")] == [0, 1]
     assert matching.doubts() == []
+    matching = reconciler("LABEL_0", "LABEL_1")
+    assert [matching.id_of(value, 0) for value in (0, "1", "LABEL_1")] == [0, 1, 1]
+    assert matching.id_of("pos", 3) is None
+    assert "takes ids 0 to 1 only" in matching.explanation("labels")
 
 
-def test_explanation_names_label_rows_nearest_name_and_what_the_model_takes():
+def test_explanation_names_label_rows_and_what_the_model_takes():
     matching = reconciler()
     for row in (5, 8, 9):
         matching.id_of("card_arival", row)
@@ -97,9 +88,6 @@ def test_explanation_names_label_rows_nearest_name_and_what_the_model_takes():
     assert "1 label(s) of column 'category'" in explanation
     assert "'card_arival' in 3 row(s), first in row 5, did you mean 'card_arrival'?" in explanation
     assert "its 3 names or the ids 0 to 2: 0: 'card_arrival', 1: 'card_linking', 2: 'age_limit'" in explanation
-
-
-def test_explanation_of_many_labels_stays_short():
     matching = reconciler(*(f"class {index}" for index in range(100)))
     for row in range(500):
         matching.id_of(f"word {row}", row)
@@ -112,9 +100,6 @@ def test_table_of_the_config_is_read_in_order_of_ids():
     config = {"id2label": {"1": "b", "0": "a", "10": "k", **{str(index): f"n{index}" for index in range(2, 10)}}}
     assert ModelLabels.of_config(config, "config.json").names[:2] == ("a", "b")
     assert ModelLabels.of_config(config, "config.json").names[10] == "k"
-
-
-def test_absent_table_means_the_default_of_transformers():
     assert ModelLabels.of_config({}, "config.json").names == ("LABEL_0", "LABEL_1")
     assert ModelLabels.of_config({"num_labels": 3}, "config.json").are_generic
 

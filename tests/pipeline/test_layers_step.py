@@ -37,14 +37,9 @@ def run(model, results, tmp_path, monkeypatch) -> Command:
     source = tmp_path / "source.csv"
     source.write_text("text,labels\ngood parcel,praise\nwhere is my refund,question\nbad,complaint\n")
     settings = [
-        f"model.name={model}",
-        "model.device=cpu",
-        "dataset.hf_name=null",
-        f"dataset.file={source}",
-        f"output.results_dir={results}",
-        "profiling.batch_sizes=[2]",
-        *QUICK,
-    ]
+        f"model.name={model}", "model.device=cpu", "dataset.hf_name=null", f"dataset.file={source}",
+        f"output.results_dir={results}", "profiling.batch_sizes=[2]", *QUICK,
+    ]  # fmt: skip
 
     def start(*arguments: str, step: str = "03_detailed_profiling") -> int:
         return importlib.import_module(f"scripts.{step}").main([*settings, *arguments])

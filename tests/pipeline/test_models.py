@@ -63,80 +63,57 @@ def test_fingerprint_follows_weights_and_tokenizer_and_nothing_else(copy):
     assert fetch(copy).fingerprint != changed
 
 
-@pytest.mark.parametrize("name", ["./absent", "/absent/model", "~/absent/model", "a/b/c"])
-def test_folder_that_is_not_there_is_refused_without_asking_the_hub(name):
-    assert "there is no such folder" in refusal(name)
-
-
-def test_file_in_place_of_a_folder_is_refused(bert):
-    assert "there is no such folder" in refusal(bert / "config.json")
-
-
-def test_revision_of_a_folder_is_refused(bert):
+def test_what_is_no_folder_of_a_model_is_refused_without_asking_the_hub(bert):
+    for name in ("./absent", "/absent/model", "~/absent/model", "a/b/c", bert / "config.json"):
+        assert "there is no such folder" in refusal(name)
     assert "model.revision is 'v1'" in refusal(bert, revision="v1")
 
 
-def test_folder_without_config_is_refused(copy):
+INDEX = "model.safetensors.index.json"
+SHARDS = json.dumps({"weight_map": {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}})
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "fault"),
+    [
+        ("config.json", None, "has no config.json; is it a model?"),
+        *(("config.json", content, "config.json: ") for content in ("{", "[]", '"text"')),
+        ("config.json", {"architectures": ["BertForMaskedLM"]}, "(config.json names BertForMaskedLM"),
+        ("config.json", {"architectures": None}, "is not a sequence classifier (config.json names nothing"),
+        ("config.json", {"id2label": {"0": "score"}}, "has 1 label"),
+        ("config.json", {"id2label": None, "num_labels": 1}, "has 1 label"),
+        ("config.json", {"problem_type": "multi_label_classification"}, "several labels per text"),
+        ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["code.T", None]}}, "--trust-remote-code"),
+        (INDEX, SHARDS, "weights are incomplete, model-00002-of-00002.safetensors is missing"),
+        *((INDEX, content, "is not a list of weight files") for content in ("{", "{}", "[]", '{"weight_map": 3}')),
+        ("model.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n", "`git lfs pull`"),
+    ],
+)
+def test_a_file_that_is_missing_damaged_or_of_another_kind_of_model_is_refused(copy, name, content, fault):
+    path = copy / name
+    if content is None:
+        path.unlink()
+    else:
+        changed = isinstance(content, dict)
+        path.write_text(json.dumps({**json.loads(path.read_text()), **content}) if changed else content)
+    assert fault in refusal(copy)
+
+
+def test_adapters_missing_tokenizers_and_pickled_weights_are_refused_with_the_way_out(copy):
+    (copy / "model.safetensors").rename(copy / "pytorch_model.bin")
+    message = refusal(copy)
+    assert "has no safetensors weights, only pytorch_model.bin" in message and "Convert" in message
+    (copy / "pytorch_model.bin").rename(copy / "model.safetensors")
+    for path in copy.glob("tokenizer*"):
+        path.unlink()
+    assert "has no tokenizer" in refusal(copy) and "save_pretrained" in refusal(copy)
     (copy / "config.json").unlink()
-    assert "has no config.json; is it a model?" in refusal(copy)
     (copy / "adapter_config.json").write_text("{}")
     assert "merge it into its base model" in refusal(copy)
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '"text"'])
-def test_unreadable_config_is_refused(copy, content):
-    (copy / "config.json").write_text(content)
-    assert "config.json: " in refusal(copy)
-
-
 @pytest.mark.parametrize(
-    ("changes", "fault"),
-    [
-        ({"architectures": ["BertForMaskedLM"]}, "is not a sequence classifier (config.json names BertForMaskedLM"),
-        ({"architectures": None}, "is not a sequence classifier (config.json names nothing"),
-        ({"id2label": {"0": "score"}}, "has 1 label"),
-        ({"id2label": None, "num_labels": 1}, "has 1 label"),
-        ({"problem_type": "multi_label_classification"}, "several labels per text"),
-    ],
-)
-def test_what_does_not_classify_texts_is_refused(copy, changes, fault):
-    edit_config(copy, **changes)
-    assert fault in refusal(copy)
-
-
-def test_folder_without_tokenizer_is_refused(copy):
-    for path in copy.glob("tokenizer*"):
-        path.unlink()
-    assert "has no tokenizer" in refusal(copy) and "save_pretrained" in refusal(copy)
-
-
-def test_pickled_weights_are_refused_with_the_way_to_convert_them(copy):
-    (copy / "model.safetensors").rename(copy / "pytorch_model.bin")
-    message = refusal(copy)
-    assert "has no safetensors weights, only pytorch_model.bin" in message and "Convert" in message
-
-
-def test_missing_shard_is_refused(copy):
-    index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
-    (copy / "model.safetensors").rename(copy / "model-00001-of-00002.safetensors")
-    (copy / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert "weights are incomplete, model-00002-of-00002.safetensors is missing" in refusal(copy)
-
-
-@pytest.mark.parametrize("content", ["{", "{}", "[]", '{"weight_map": 3}'])
-def test_damaged_list_of_shards_is_refused(copy, content):
-    (copy / "model.safetensors.index.json").write_text(content)
-    assert "is not a list of weight files" in refusal(copy)
-
-
-def test_git_lfs_pointer_is_refused(copy):
-    (copy / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n")
-    assert "run `git lfs pull`" in refusal(copy)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"auto_map": {"AutoModel": "code.Model"}}, {"_attn_implementation_internal": "someone/kernel"}],
+    "changes", [{"auto_map": {"AutoModel": "code.Model"}}, {"_attn_implementation_internal": "someone/kernel"}]
 )
 def test_code_that_comes_with_a_model_is_refused_without_the_flag(copy, changes):
     edit_config(copy, **changes)
@@ -144,12 +121,6 @@ def test_code_that_comes_with_a_model_is_refused_without_the_flag(copy, changes)
     assert fetch(copy, trust=True) == models.locate(Model(name=str(copy)), Path("unused"))
     with pytest.raises(InputError, match="--trust-remote-code"):
         models.load(models.locate(Model(name=str(copy)), Path("unused")), "cpu")
-
-
-def test_code_that_comes_with_a_tokenizer_is_refused_without_the_flag(copy):
-    path = copy / "tokenizer_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "auto_map": {"AutoTokenizer": ["code.T", None]}}))
-    assert "--trust-remote-code" in refusal(copy)
 
 
 def test_quickstart_is_prepared_by_step_01_and_only_located_later(monkeypatch, tmp_path):
@@ -173,14 +144,12 @@ def test_model_has_the_dtype_asked_for_and_is_in_eval_mode(bert, name, dtype):
     assert loaded.tokenizer.padding_side == "right"
 
 
-def test_load_time_is_read_from_the_clock_around_the_loading(bert):
+def test_loading_is_silent_timed_and_has_a_public_name(bert, capfd):
     readings = iter([10.0, 12.5])
     assert models.load(fetch(bert), torch.device("cpu"), clock=lambda: next(readings)).load_time_s == 2.5
-
-
-def test_public_name_loads_a_folder(bert):
     model, tokenizer = models.load_model_and_tokenizer(str(bert), device="cpu", dtype="float32")
     assert model.config.num_labels == len(LABELS) and tokenizer("good").input_ids
+    assert capfd.readouterr() == ("", "")
 
 
 def test_device_that_is_not_there_is_an_environment_that_lacks_it(bert):
@@ -188,33 +157,26 @@ def test_device_that_is_not_there_is_an_environment_that_lacks_it(bert):
         models.load(fetch(bert), "cuda:99")
 
 
-def test_damaged_weights_are_refused(copy):
+def test_damaged_weights_tokenizers_or_lists_of_shards_are_refused(copy):
     content = (copy / "model.safetensors").read_bytes()
     (copy / "model.safetensors").write_bytes(content[: len(content) // 2])
     with pytest.raises(InputError, match="cannot load the model from"):
         models.load(fetch(copy), "cpu")
-
-
-def test_damaged_tokenizer_is_refused(copy):
     (copy / "tokenizer.json").write_text("{")
     with pytest.raises(InputError, match="cannot load its tokenizer from"):
         models.load(fetch(copy), "cpu")
 
 
-def test_random_head_is_refused(copy):
+def test_head_of_another_size_or_random_is_refused(copy):
     from safetensors.torch import load_file, save_file
 
     weights = load_file(copy / "model.safetensors")
     save_file({name: value for name, value in weights.items() if "classifier" not in name}, copy / "model.safetensors")
     with pytest.raises(InputError, match="the weights lack classifier.bias, classifier.weight, which would be random"):
         models.load(fetch(copy), "cpu")
-
-
-def test_head_of_another_size_is_refused(copy):
+    save_file(weights, copy / "model.safetensors", {"format": "pt"})
     edit_config(copy, id2label={"0": "a", "1": "b"}, label2id={"a": 0, "b": 1})
-    with pytest.raises(
-        InputError, match=r"classifier.bias is \(\d+,\) in its weights, but config.json asks for \(2,\)"
-    ):
+    with pytest.raises(InputError, match=r"bias is \(\d+,\) in its weights, but config.json asks for \(2,\)"):
         models.load(fetch(copy), "cpu")
 
 
@@ -250,30 +212,18 @@ def test_the_texts_of_the_agreement_hold_the_shortest_and_the_longest_and_are_th
     assert sorted(models.agreement_texts(texts[:3])) == sorted(texts[:3])
 
 
-def test_decoder_that_does_not_know_its_padding_fails_the_agreement(qwen):
+def test_answers_that_are_wrong_or_no_numbers_fail_the_agreement(qwen, bert):
     loaded = models.load(fetch(qwen), "cpu")
     loaded.model.config.pad_token_id = WORDS.index("a") + 3
     found = models.agreement(loaded, TEXTS, max_length=64)
     assert found.share < 1
     with pytest.raises(InputError, match=f"agree on {found.same_labels} of 40 texts.*pad_token_id"):
         found.require(0.995)
-
-
-def test_answers_that_are_no_numbers_fail_the_agreement(bert):
     loaded = models.load(fetch(bert), "cpu")
     with torch.no_grad():
         loaded.model.classifier.bias.fill_(float("nan"))
     with pytest.raises(InputError, match="gives NaN or infinity in float32"):
         models.agreement(loaded, TEXTS, max_length=64)
-
-
-def test_longest_input_is_the_least_of_what_model_and_tokenizer_state(bert):
-    loaded = models.load(fetch(bert), "cpu")
-    assert models.effective_max_length(loaded, 64) == (64, None)
-    length, reason = models.effective_max_length(loaded, 512)
-    assert length == 64 and "profiling.max_length is 512, but the model takes 64 tokens" in reason
-    loaded.tokenizer.model_max_length = 32
-    assert models.effective_max_length(loaded, 512)[0] == 32
 
 
 def test_positions_kept_for_padding_do_not_count():
@@ -292,24 +242,22 @@ def test_positions_kept_for_padding_do_not_count():
         model(torch.ones((1, length + 1), dtype=torch.long) * 5)
 
 
-def test_model_without_a_limit_takes_what_is_wanted():
+def test_limits_of_length_are_those_of_model_and_tokenizer(bert, capfd):
     model = torch.nn.Linear(1, 1)
     model.config = SimpleNamespace()
     loaded = models.LoadedModel(
         model, SimpleNamespace(model_max_length=10**30), None, torch.device("cpu"), "float32", 0.0
     )
     assert models.effective_max_length(loaded, 4096) == (4096, None)
-
-
-def test_token_counter_counts_whole_texts(bert, capfd):
     count = models.token_counter(fetch(bert))
     assert count(["good", "good bad", "good " * 500]) == [1, 2, 500]
     assert capfd.readouterr().err == ""
-
-
-def test_loading_is_silent(qwen, capfd):
-    models.load(fetch(qwen), "cpu")
-    assert capfd.readouterr() == ("", "")
+    loaded = models.load(fetch(bert), "cpu")
+    assert models.effective_max_length(loaded, 64) == (64, None)
+    length, reason = models.effective_max_length(loaded, 512)
+    assert length == 64 and "profiling.max_length is 512, but the model takes 64 tokens" in reason
+    loaded.tokenizer.model_max_length = 32
+    assert models.effective_max_length(loaded, 512)[0] == 32
 
 
 def test_summary_reads_as_the_console_shows_it():

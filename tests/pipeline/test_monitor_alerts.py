@@ -19,54 +19,35 @@ def slow(forward_ms: float) -> dict[str, float]:
     return USUAL | {"forward": forward_ms}
 
 
-def test_a_step_of_three_times_the_median_is_not_slow_and_one_of_more_is():
-    """Usual steps take 10 ms: the limit is 30 ms, 23 of them in forward."""
+def test_a_slow_step_takes_over_three_medians_and_ten_milliseconds_more():
     assert alerts.slow_step(times_of([USUAL] * 40 + [slow(23)])) is None
     said = alerts.slow_step(times_of([USUAL] * 40 + [slow(24)] + [USUAL] * 4))
     assert said == (
         "1 of the last 25 steps; the worst is step 40: 31.00 ms, where 10.00 ms is usual; 24.00 ms of it in forward"
     )
-
-
-def test_a_short_step_needs_ten_more_milliseconds_to_be_slow():
     short = {"forward": 1.0}
     assert alerts.slow_step(times_of([short] * 40 + [{"forward": 11.0}])) is None
     assert "the worst is step 40: 11.01 ms" in (alerts.slow_step(times_of([short] * 40 + [{"forward": 11.01}])) or "")
-
-
-def test_a_slow_step_is_forgotten_after_a_hundred_others():
     assert alerts.slow_step(times_of([USUAL] * 40 + [slow(90)] + [USUAL] * 99)) is not None
     assert alerts.slow_step(times_of([USUAL] * 40 + [slow(90)] + [USUAL] * 100)) is None
-
-
-def test_a_slow_step_that_a_profiler_disturbed_does_not_count():
     loop = Loop(None).steps(40)
     loop.timer.disturb()
     loop.step(slow(90))
     assert alerts.slow_step(loop.steps(4).timer.snapshot()) is None
-
-
-def test_few_steps_are_not_judged():
     for rule in (alerts.slow_step, alerts.input_starvation):
         with pytest.raises(Unwatched, match="20 undisturbed steps up to now"):
             rule(times_of([USUAL] * 20))
     assert alerts.slow_step(times_of([USUAL] * 21)) is None
 
 
-def test_a_fifth_of_the_time_in_data_is_allowed_and_more_is_starvation():
+def test_starvation_is_more_than_a_fifth_of_the_last_hundred_steps_in_data():
     fifth = {"data": 2.0, "forward": 8.0}
     assert alerts.input_starvation(times_of([fifth] * 40)) is None
     said = alerts.input_starvation(times_of([{"data": 3.0, "forward": 7.0}] * 40))
     assert said == "30% of the time of the last 40 steps went to the wait for the next batch"
-
-
-def test_starvation_is_judged_by_the_last_hundred_steps():
     hungry = {"data": 9.0, "forward": 1.0}
     assert alerts.input_starvation(times_of([hungry] * 200 + [USUAL] * 100)) is None
     assert "90%" in (alerts.input_starvation(times_of([USUAL] * 200 + [hungry] * 100)) or "")
-
-
-def test_a_loop_without_a_stage_for_data_is_not_watched_for_starvation():
     with pytest.raises(Unwatched, match="times no stage data"):
         alerts.input_starvation(times_of([{"forward": 1.0}] * 40))
 
@@ -79,9 +60,12 @@ def memory(values: list[float], name: str = "process_memory_bytes"):
 
 
 def test_memory_that_rises_in_every_quarter_is_growth():
-    """After the 10 steps that are skipped 40 values remain; their quarters have the medians 104.5, 114.5, ... MiB."""
     said = alerts.memory_growth(memory([90 * MIB] * 10 + [(100 + step) * MIB for step in range(40)]))
     assert said == "process_memory_bytes grew by 30 MiB over the last 40 values, to 134 MiB"
+    rising = [90.0 * MIB * step for step in range(1, 60)]
+    with pytest.raises(Unwatched, match="no memory metric"):
+        alerts.memory_growth(memory(rising, "downloaded_bytes"))
+    assert alerts.is_memory("gpu_memory_used_bytes") and not alerts.is_memory("gpu_memory_share")
 
 
 @pytest.mark.parametrize(
@@ -97,13 +81,6 @@ def test_memory_that_rises_in_every_quarter_is_growth():
 )
 def test_memory_that_fills_up_once_or_waves_is_no_growth(values):
     assert alerts.memory_growth(memory(values)) is None
-
-
-def test_bytes_that_are_no_memory_are_not_watched():
-    rising = [90.0 * MIB * step for step in range(1, 60)]
-    with pytest.raises(Unwatched, match="no memory metric"):
-        alerts.memory_growth(memory(rising, "downloaded_bytes"))
-    assert alerts.is_memory("gpu_memory_used_bytes") and not alerts.is_memory("gpu_memory_share")
 
 
 def reasons(masks: list[int]):
@@ -133,30 +110,18 @@ def test_a_run_stalls_when_no_stage_ends_for_longer_than_allowed():
         "no stage has ended for 31 s, where 30 s are allowed; it last wrote 28 s ago"
     )
     assert alerts.stalled(running(), 1003.0, stall_s=2.0) is not None
-
-
-def test_a_stalled_run_names_the_stage_that_it_is_in():
     loop = Loop(None).steps(3)
     loop.timer.begin("data")
     stuck = replace(loop.timer.snapshot(), started_unix_s=1000.0)
     assert "it is in data" in (alerts.stalled(stuck, 1100.0) or "")
-
-
-def test_a_run_that_has_ended_is_never_stalled():
     for status in ("finished", "failed"):
         assert alerts.stalled(running(status=status), 9e9) is None
-
-
-def test_long_steps_and_the_first_step_have_longer_to_go():
     long = replace(times_of([{"forward": 20_000.0}] * 2), started_unix_s=1000.0)
     assert alerts.stalled(long, 1240.0) is None
     assert "200 s are allowed" in (alerts.stalled(long, 1240.5) or "")
     first = replace(times_of([]), started_unix_s=1000.0)
     assert alerts.stalled(first, 1300.0) is None
     assert "300 s are allowed" in (alerts.stalled(first, 1300.5) or "")
-
-
-def test_an_evaluation_may_take_long_while_the_run_writes():
     loop = Loop(None).steps(3)
     with loop.timer.excluded("evaluation"):
         loop.clock.advance(0.030)

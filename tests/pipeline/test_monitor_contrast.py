@@ -23,33 +23,24 @@ def rows(a, b) -> dict[str, StageRow]:
     return {each.name: each for each in contrast.contrast(a, b).rows}
 
 
-def test_the_stage_that_grew_is_slower_and_the_others_are_the_same():
+def test_the_stage_that_grew_is_slower_and_the_mirror_image_faster():
     found = rows(run(), run(forward=6.0))
     assert found["forward"].comparison.verdict == "slower" and found["forward"].comparison.ratio == pytest.approx(2.0)
     assert found[STEP_ROW].comparison.ratio == pytest.approx(1.3)
     assert {found[name].comparison.verdict for name in ("data", "backward", "optimizer")} == {"same"}
     assert found["forward"].a.share == pytest.approx(0.3) and found["forward"].b.share == pytest.approx(6 / 13)
     assert found["forward"].b.low is not None
-
-
-def test_runs_exchanged_give_the_mirror_image():
     slower, faster = run(1.25), run()
     one, other = rows(faster, slower)[STEP_ROW].comparison, rows(slower, faster)[STEP_ROW].comparison
     assert (one.verdict, other.verdict) == ("slower", "faster") and one.ratio * other.ratio == pytest.approx(1.0)
 
 
-def test_a_stage_of_one_run_alone_has_no_ratio_but_a_reason():
+def test_what_cannot_be_compared_has_a_reason():
     found = rows(run(), run(reward=2.0))
     assert (found["reward"].comparison, found["reward"].reason) == (None, "only B has it")
     assert found["reward"].a is None and found["reward"].b.step_s == pytest.approx(2.08e-3)
-
-
-def test_a_stage_that_takes_no_time_has_no_ratio_but_a_reason():
     found = rows(run(sync=0.0), run(sync=0.0))
     assert (found["sync"].comparison, found["sync"].reason) == (None, "in some windows it took no time")
-
-
-def test_too_few_steps_are_not_compared():
     with pytest.raises(ValueError, match="B has 5 undisturbed steps"):
         contrast.contrast(run(), times_of([USUAL] * 5))
 
@@ -72,8 +63,5 @@ def test_a_long_line_keeps_its_peaks_and_its_ends():
     spiked[17] = 99.0
     shorter, kept = contrast.thinned(numbers, spiked, most=10)
     assert shorter.tolist() == [0, 12, 17, 24, 36, 48, 59] and kept.tolist() == [1, 1, 99, 1, 1, 1, 1]
-
-
-def test_neighbouring_steps_are_averaged():
     numbers, means = contrast.grouped(*run().values_of("loss"), most=7)
     assert numbers.tolist() == [0, 8, 17, 25, 34, 42, 51] and means.tolist() == [1.0] * 7

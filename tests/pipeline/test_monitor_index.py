@@ -20,7 +20,7 @@ def known(root: Path) -> dict[str, runs.RunEntry]:
     return {each.path: each for each in Index(root).runs()}
 
 
-def test_runs_are_found_below_the_folder_and_in_it(tmp_path):
+def test_runs_are_found_below_the_folder_and_in_it_and_the_log_of_a_killed_one_is_enough(tmp_path):
     write_run(tmp_path / "one", 30)
     write_run(tmp_path / "model" / "two", 5, rank=0, world_size=2)
     (tmp_path / "no run" / "inside").mkdir(parents=True)
@@ -183,15 +183,12 @@ def test_a_run_is_read_no_more_often_than_is_cheap(tmp_path, monkeypatch):
     assert len(reads) == 3
 
 
-def test_names_cannot_steer_or_flood_the_page():
+def test_names_cannot_steer_the_page_and_the_server_is_for_this_machine_alone(tmp_path):
     assert text.plain("a\x1b[31m\u202eb\nc\td") == "a[31mb c d"
     assert text.plain("x" * 500) == "x" * 117 + "..."
     assert text.plain("\udcff") == "?"
     assert text.plain(HOSTILE) == HOSTILE
     assert text.distinct(["a", "b", "a"]) == ["a", "b", "a (2)"]
-
-
-def test_the_server_is_for_this_machine_alone_and_tells_nobody(tmp_path):
     command = server.command(tmp_path, 8501, 30.0)
     assert "--server.address=127.0.0.1" in command and "--browser.gatherUsageStats=false" in command
     assert "--client.showErrorDetails=none" in command and "--server.headless=true" in command

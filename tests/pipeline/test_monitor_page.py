@@ -74,23 +74,17 @@ def test_overview_gives_state_speed_verdict_and_rules(runs):
     assert "What:" in said and "Next:" in said  # the verdict
     assert "One of the last 100 steps took more than 3 times the median" in said
     assert "Throttling (not watched: the run records no metric gpu_clock_event_reasons)" in said
-
-
-def test_overview_says_that_a_run_failed_and_how(runs):
     said = words(opened(runs, "failed"))
     assert "The run ended with an error." in said and "RuntimeError: <script>alert(1)</script>" in said
 
 
-def test_timing_lists_the_stages_and_the_operators(runs):
+def test_timing_lists_the_stages_of_the_process_that_is_chosen(runs):
     tables = [each.value for each in opened(runs, "plain", "Timing").dataframe]
     stages = next(each for each in tables if "stage" in each)
     assert stages["stage"].tolist()[:2] == ["backward", "forward"]
     assert stages["share (%)"].tolist()[:2] == pytest.approx([50.0, 30.0])
     operators = next(each for each in tables if "cpu_self_ms" in each)
     assert operators["name"].tolist() == ["aten::mm"] and operators["cpu_self_ms"].tolist() == [1.5]
-
-
-def test_timing_shows_the_process_that_is_chosen(runs):
     shown = opened(runs, "two ranks", "Timing")
     assert shown.selectbox(key="rank-timing").options == ["rank 0", "rank 1"]
     shown.selectbox(key="rank-timing").select(1).run()

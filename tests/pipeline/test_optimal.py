@@ -19,17 +19,11 @@ NO_TARGETS = Targets(
 def row(batch_size: int, rate: float, high: float | None = None, **others: Any) -> dict[str, Any]:
     """Return a measured row; its latency per sample is that of the rate."""
     return {
-        "batch_size": batch_size,
-        "status": "ok",
-        "throughput_samples_per_sec_mean": rate,
-        "throughput_samples_per_sec_ci_high": high,
-        "latency_per_sample_ms_mean": 1000 / rate,
-        "latency_per_sample_ms_ci_high": None,
-        "memory_peak_mb": None,
-        "gpu_utilization_pct": None,
-        "reasons": {"memory_peak_mb": "the CPU allocator keeps no statistics"},
-        **others,
-    }
+        "batch_size": batch_size, "status": "ok", "throughput_samples_per_sec_mean": rate,
+        "throughput_samples_per_sec_ci_high": high, "latency_per_sample_ms_mean": 1000 / rate,
+        "latency_per_sample_ms_ci_high": None, "memory_peak_mb": None, "gpu_utilization_pct": None,
+        "reasons": {"memory_peak_mb": "the CPU allocator keeps no statistics"}, **others,
+    }  # fmt: skip
 
 
 def unmeasured(batch_size: int, status: str) -> dict[str, Any]:
@@ -45,17 +39,8 @@ def test_the_smallest_batch_size_near_the_best_is_optimal() -> None:
     found = optimal([row(1, 50.0), row(8, 95.0), row(16, 100.0), row(32, 99.0)], NO_TARGETS)
     assert (found["batch_size"], found["throughput_samples_per_sec"]) == (8, 95.0)
     assert found["max_throughput"]["batch_size"] == 16
-
-
-def test_a_batch_size_just_below_95_percent_is_not_near_the_best() -> None:
     assert optimal([row(8, 94.9), row(16, 100.0)], NO_TARGETS)["batch_size"] == 16
-
-
-def test_the_upper_end_of_the_interval_decides() -> None:
     assert optimal([row(8, 94.0, high=95.5), row(16, 100.0, high=101.0)], NO_TARGETS)["batch_size"] == 8
-
-
-def test_noisy_rows_count_and_rows_without_a_measurement_do_not() -> None:
     rows = [row(1, 10.0, status="noisy"), unmeasured(2, "failed"), unmeasured(4, "oom"), unmeasured(8, "skipped_oom")]
     found = optimal(rows, NO_TARGETS)
     assert found["batch_size"] == found["max_throughput"]["batch_size"] == 1
@@ -66,9 +51,6 @@ def test_nothing_measured_gives_none_with_a_reason_everywhere() -> None:
     for choice in (found, found["max_throughput"], found["within_gpu_memory"], found["under_latency"]):
         assert choice["batch_size"] is choice["throughput_samples_per_sec"] is None
         assert choice["reason"] == "no batch size was measured"
-
-
-def test_no_rows_give_none() -> None:
     assert optimal([], Targets())["batch_size"] is None
 
 
@@ -78,11 +60,11 @@ def test_the_fastest_within_the_memory_is_named() -> None:
     assert optimal(rows, targets)["within_gpu_memory"]["batch_size"] == 8
     none = optimal(rows[2:], targets)["within_gpu_memory"]
     assert (none["batch_size"], none["reason"]) == (None, "every batch size needs more than 100 MB")
-
-
-def test_a_device_that_does_not_tell_its_memory_has_the_reason() -> None:
     found = optimal([row(1, 10.0)], Targets(gpu_memory_mb=100))["within_gpu_memory"]
     assert (found["batch_size"], found["reason"]) == (None, "the CPU allocator keeps no statistics")
+    found = optimal([row(1, 10.0)], NO_TARGETS)
+    assert found["within_gpu_memory"]["reason"] == "targets.gpu_memory_mb is not set"
+    assert found["under_latency"]["reason"] == "targets.latency_per_sample_ms is not set"
 
 
 def test_a_latency_is_under_the_limit_when_its_interval_is() -> None:
@@ -93,12 +75,6 @@ def test_a_latency_is_under_the_limit_when_its_interval_is() -> None:
     assert optimal(rows, Targets(latency_per_sample_ms=10))["under_latency"]["batch_size"] == 1
     none = optimal(rows, Targets(latency_per_sample_ms=5))["under_latency"]
     assert (none["batch_size"], none["reason"]) == (None, "every batch size takes more than 5 ms per sample")
-
-
-def test_a_choice_without_its_target_says_so() -> None:
-    found = optimal([row(1, 10.0)], NO_TARGETS)
-    assert found["within_gpu_memory"]["reason"] == "targets.gpu_memory_mb is not set"
-    assert found["under_latency"]["reason"] == "targets.latency_per_sample_ms is not set"
 
 
 def judged(targets: Targets, chosen: dict[str, Any] | None, full: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
@@ -137,20 +113,14 @@ def test_the_full_dataset_comes_before_the_sweep() -> None:
     assert judged(Targets(), row(8, 100.0), None)["latency_per_sample_ms"]["value"] == 10.0
 
 
-def test_what_is_unknown_is_neither_met_nor_missed_and_has_a_reason() -> None:
+def test_what_is_unknown_is_neither_met_nor_missed() -> None:
     found = judged(Targets(), row(8, 100.0), None)
     for name in ("gpu_memory_mb", "gpu_utilization_pct", "accuracy"):
         assert (found[name]["value"], found[name]["met"]) == (None, None)
     assert found["gpu_memory_mb"]["reason"] == "the CPU allocator keeps no statistics"
     assert found["gpu_utilization_pct"]["reason"] == "not measured"
     assert found["accuracy"]["reason"] == "the full dataset was not evaluated"
-
-
-def test_nothing_known_leaves_every_target_open() -> None:
     found = judge(Targets(), None, None)
     assert len(found) == 5
     assert all(each["met"] is None and each["reason"] for each in found)
-
-
-def test_a_target_that_is_not_set_is_not_judged() -> None:
     assert judge(NO_TARGETS, row(8, 100.0), FULL) == []

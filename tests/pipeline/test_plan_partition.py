@@ -131,12 +131,9 @@ def test_the_picture_is_written(run, profile, tmp_path) -> None:
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_nodes_of_the_example_can_be_planned_for(run, profile) -> None:
+def test_the_example_states_every_setting_and_can_be_planned_for(run, profile) -> None:
     code, out, _ = run(profile)
     assert code == 0 and out.startswith("1 stage, latency of one request: ")
-
-
-def test_the_example_states_every_setting_with_its_default() -> None:
     stated = yaml.safe_load(EXAMPLE.read_text())
     read = planning.read_nodes(EXAMPLE)
     assert set(stated) == set(planning.NodesConfig.model_fields)
@@ -252,8 +249,5 @@ def test_the_picture_shows_every_stage_and_transfer() -> None:
     assert sum(" kB" in text for text in written) == 2 and sum("units, " in text for text in written) == 3
     assert "may come every" in time.get_title("left")
     assert sum("that may be used" in each.get_text() for each in memory.texts) == len(plan.stages)
-
-
-def test_the_picture_of_one_stage_is_drawn() -> None:
     _, drawn = figure(4)
     assert len(drawn.axes[0].get_yticklabels()) == 1

@@ -83,18 +83,14 @@ def test_comparison_has_six_panels_with_titles_and_units():
     units = ["samples / s", "ms / sample", "ms / batch", "MB", "tokens / s", "ms / batch"]
     assert [axes.get_ylabel() for axes in figure.axes] == units
     assert all(axes.get_xlabel().startswith("batch size") for axes in figure.axes)
-
-
-def test_gpu_run_shows_its_memory_and_utilisation():
     figure = comparison(results.gpu_document())
     assert titles(figure)[3] == "GPU memory, peak"
     assert titles(figure)[5] == "GPU utilisation"
     assert curve(panel(figure, "GPU memory, peak"), "allocated float32")[:2] == pytest.approx([3.0512, 6.2768])  # GB
-
-
-def test_gpu_without_utilisation_shows_the_first_call_instead():
     rows = [{**row, "gpu_utilization_pct": None} for row in results.gpu_rows()]
     assert titles(comparison(results.gpu_document(rows)))[5] == "First call and later calls"
+    units = [comparison(ODD_DOCUMENTS[name]()).axes[1].get_ylabel() for name in ("microseconds", "one row", "minutes")]
+    assert units == ["µs / sample", "ms / sample", "s / sample"]
 
 
 def test_curves_are_the_measured_values():
@@ -112,21 +108,21 @@ def test_curves_are_the_measured_values():
     assert "95 % of\nbest" in texts(panel(figure, "Throughput"))
 
 
-def test_axis_names_exactly_the_batch_sizes():
+def test_axis_names_the_batch_sizes_that_have_room_and_their_padding():
     for sizes in ([1, 3, 24, 100], [1, 2, 4, 8, 16, 32]):
         axes = comparison(results.document(results.cpu_rows(sizes, rounds=2))).axes[0]
         assert list(axes.get_xticks()) == sizes
         assert [label.get_text() for label in axes.get_xticklabels()] == [str(size) for size in sizes]
-
-
-def test_batch_sizes_too_close_to_be_named_keep_their_ticks():
     sizes = list(range(1, 40))
     axes = comparison(results.document(results.cpu_rows(sizes, rounds=1))).axes[0]
     assert list(axes.get_xticks()) == sizes
     assert 5 < sum(bool(label.get_text()) for label in axes.get_xticklabels()) < len(sizes)
+    rows = results.cpu_rows()
+    written = texts(panel(comparison(results.document(rows)), "Tokens, real and with padding"))
+    assert [f"{row['padding_pct']:.0f} %" for row in rows] == [text for text in written if text.endswith(" %")]
 
 
-def test_out_of_memory_is_a_gap_with_its_name_and_never_a_zero():
+def test_what_ran_out_of_memory_or_failed_is_a_gap_and_never_a_zero():
     rows = results.gpu_rows(["float32"])
     figure = comparison(results.gpu_document(rows))
     for axes in figure.axes:
@@ -136,24 +132,18 @@ def test_out_of_memory_is_a_gap_with_its_name_and_never_a_zero():
                 assert all(math.isnan(value) for value in values[5:])
                 assert all(value > 0 for value in values if not math.isnan(value))
         assert {"out of memory", "not tried (memory)"} <= set(texts(axes))
-
-
-def test_dtype_that_ran_out_is_named_where_another_went_on():
     figure = comparison(results.gpu_document())
     axes = panel(figure, "Throughput")
     assert math.isnan(curve(axes, "float32")[5]) and curve(axes, "bfloat16")[5] > 1000
     [name] = [text for text in axes.texts if text.get_text() == "out of\nmemory"]
     assert name.get_color() == style.COLOURS["float32"]
     assert "float32: not tried (memory)\nbfloat16: out of memory" in texts(axes)
-
-
-def test_failed_batch_size_interrupts_the_line():
     axes = comparison(results.document(results.cpu_rows(failed=[8]))).axes[0]
     assert [math.isnan(value) for value in curve(axes, "float32")] == [False, False, False, True, False, False]
     assert "failed" in texts(axes)
 
 
-def test_noisy_point_is_hollow():
+def test_noisy_points_are_hollow_and_boundless_intervals_flatten_nothing():
     figure = comparison(results.document(results.cpu_rows(noisy=[4])))
     for axes in figure.axes:
         hollow = [line for line in axes.get_lines() if to_rgba(line.get_markerfacecolor()) == to_rgba("white")]
@@ -165,23 +155,16 @@ def test_noisy_point_is_hollow():
             assert known == [4]
     quiet = comparison(results.document(results.cpu_rows())).axes[0]
     assert not any(to_rgba(line.get_markerfacecolor()) == to_rgba("white") for line in quiet.get_lines())
-
-
-def test_boundless_interval_does_not_flatten_the_curve():
     rows = results.cpu_rows([1, 2])
     rows[0]["throughput_samples_per_sec_ci_high"] = 1e15  # as two rounds that differ much give
     axes = comparison(results.document(rows)).axes[0]
     assert axes.get_ylim()[1] == 2 * max(column(rows, "throughput_samples_per_sec_mean"))
 
 
-def test_optimal_batch_size_is_marked():
+def test_optimum_and_target_are_marked():
     document = results.document(results.cpu_rows())
     assert f"optimal: {document['optimal']['batch_size']}" in texts(comparison(document).axes[0])
     assert "optimal float32: 8" in texts(comparison(results.gpu_document()).axes[0])
-
-
-def test_target_is_a_line_or_named_above_when_it_is_far_above():
-    document = results.document(results.cpu_rows())
     near = panel(comparison(document, NO_TARGETS.model_copy(update={"latency_per_sample_ms": 4})), "Latency per sample")
     assert [4, 4] in [list(line.get_ydata()) for line in near.get_lines()]
     assert "target\n4 ms" in texts(near)
@@ -189,12 +172,6 @@ def test_target_is_a_line_or_named_above_when_it_is_far_above():
     assert "↑ target\n50 ms" in texts(far)
     assert [50, 50] not in [list(line.get_ydata()) for line in far.get_lines()]
     assert not any("target" in text for axes in comparison(document).axes for text in texts(axes))
-
-
-def test_share_of_padding_stands_under_each_batch_size():
-    rows = results.cpu_rows()
-    written = texts(panel(comparison(results.document(rows)), "Tokens, real and with padding"))
-    assert [f"{row['padding_pct']:.0f} %" for row in rows] == [text for text in written if text.endswith(" %")]
 
 
 def test_heading_says_what_was_measured():
@@ -238,26 +215,18 @@ def test_every_figure_can_be_drawn_without_a_warning(name):
     draw(heatmap(document))
 
 
-def test_latencies_have_the_unit_that_keeps_them_readable():
-    units = [comparison(ODD_DOCUMENTS[name]()).axes[1].get_ylabel() for name in ("microseconds", "one row", "minutes")]
-    assert units == ["µs / sample", "ms / sample", "s / sample"]
-
-
 def test_name_is_drawn_as_it_is_without_control_characters():
     title = comparison(ODD_DOCUMENTS["hostile names"]()).get_suptitle()
     assert title.startswith("$\\frac{??}$_^[31mxxx") and "\x1b" not in title
     assert len(title.splitlines()[0]) < 80
 
 
-def test_heatmap_normalises_each_row_in_its_direction():
+def test_heatmap_normalises_each_row_and_says_why_cells_are_empty():
     nan = math.nan
     values = [[1.0, 2.0, 3.0], [1.0, 2.0, 3.0], [1.0, nan, 3.0], [7.0, 7.0, 7.0], [nan, nan, nan]]
     shares = metrics_heatmap.normalised(pd.DataFrame(values), [True, False, True, True, False])
     expected = [[0.0, 0.5, 1.0], [1.0, 0.5, 0.0], [0.0, nan, 1.0], [nan, nan, nan], [nan, nan, nan]]
     np.testing.assert_array_equal(shares.to_numpy(), expected)
-
-
-def test_heatmap_shows_values_and_says_why_cells_are_empty():
     rows = results.gpu_rows(["float32"])
     axes = heatmap(results.gpu_document(rows)).axes[0]
     names = [label.get_text() for label in axes.get_yticklabels()]
@@ -270,9 +239,6 @@ def test_heatmap_shows_values_and_says_why_cells_are_empty():
     assert cells[4, p95] == "not known"
     assert len(cells) == len(names) * len(rows)
     assert axes.get_xlabel() == "batch size; framed: optimal"
-
-
-def test_heatmap_leaves_out_metrics_that_nobody_measured():
     axes = heatmap(results.document(results.cpu_rows([1, 2]))).axes[0]
     assert not any("GPU" in label.get_text() for label in axes.get_yticklabels())
 
@@ -281,7 +247,7 @@ def operator_figure(rows: Sequence[dict[str, Any]]) -> Figure:
     return operators.figure(rows, style.subject(results.document(results.cpu_rows([1]))))
 
 
-def test_operators_are_bars_with_share_and_calls_largest_first():
+def test_operators_are_bars_with_share_and_calls():
     rows = results.operators()[::-1]
     [axes] = operator_figure(rows).axes
     widths = [bar.get_width() for bar in axes.patches]
@@ -289,16 +255,10 @@ def test_operators_are_bars_with_share_and_calls_largest_first():
     assert axes.get_yticklabels()[0].get_text() == "aten::addmm"
     assert texts(axes)[0] == "48.6 ms (30.0 %), 96 calls"
     assert axes.get_title(loc="left") == "Operators by their own CPU time"
-
-
-def test_device_time_has_a_panel_of_its_own():
     cpu, gpu = operator_figure(results.operators(device=True)).axes
     assert gpu.get_title(loc="left") == "Operators by the GPU time they cause"
     assert texts(gpu)[0] == "286 ms (68.0 %), 288 calls"
     assert "overlap" in gpu.get_xlabel() and "without" in cpu.get_xlabel()
-
-
-def test_operators_of_any_name_and_size_can_be_drawn():
     odd = {"calls": 3, "cpu_total_ms": 0.0, "cpu_self_ms": 0.0, "cpu_self_pct": None, "device_total_ms": None}
     draw(operator_figure([{**odd, "name": "$\\bad{ _x^" + "y" * 300, "device_pct": None}]))
     draw(operator_figure(results.operators(device=True)))

@@ -16,8 +16,6 @@ from tests import baseline_document as results
 from tests.diagnosed_rows import diagnosed
 from utils.plots import roofline, style
 
-Rows = list[dict[str, Any]]
-
 
 def cpu(**changes: Any) -> dict[str, Any]:
     return results.document(diagnosed(results.cpu_rows(**changes)))
@@ -75,15 +73,12 @@ def notes(document: dict[str, Any]) -> list[str]:
 # Points
 
 
-def test_point_lies_at_its_flop_per_byte_and_its_flop_per_second():
+def test_point_lies_where_it_was_measured_with_its_batch_size_beside_it():
     document = cpu()
     expected = [
         (row["flops_per_batch"] / row["bytes_per_batch"], row["flops_per_sec"] / 1e9) for row in document["batch_sizes"]
     ]
     assert marks(diagram(document), style.COLOURS["float32"]) == expected
-
-
-def test_point_has_its_batch_size_beside_it():
     axes = diagram(cpu(batch_sizes=[1, 4, 7]))
     for name, place in zip(("1", "4", "7"), marks(axes, style.COLOURS["float32"]), strict=True):
         [text] = [text for text in axes.texts if text.get_text() == name]
@@ -91,7 +86,7 @@ def test_point_has_its_batch_size_beside_it():
         assert max(map(abs, text.get_position())) < 30  # points
 
 
-def test_every_dtype_has_its_colour_and_shape():
+def test_every_dtype_has_its_colour_and_shape_and_noisy_points_are_hollow():
     document = gpu()
     axes = diagram(document)
     for dtype in ("float32", "bfloat16"):
@@ -99,6 +94,11 @@ def test_every_dtype_has_its_colour_and_shape():
         assert len(marks(axes, style.COLOURS[dtype])) == len(own)
     shapes = {line.get_marker() for line in axes.get_lines()} - {"None"}
     assert shapes == {style.MARKERS["float32"], style.MARKERS["bfloat16"]}
+    document = cpu(noisy=[4])
+    row = document["batch_sizes"][2]
+    hollow = (row["flops_per_batch"] / row["bytes_per_batch"], row["flops_per_sec"] / 1e9)
+    lines = [line for line in diagram(document).get_lines() if line.get_linestyle() == "None"]
+    assert [tuple(line.get_xydata()[0]) for line in lines if line.get_mfc() == "white"] == [hollow]
 
 
 def bars(axes: Axes) -> list[tuple[float, float]]:
@@ -115,29 +115,15 @@ def test_bar_spans_the_interval_of_the_latency():
     assert low == pytest.approx(flops_per_sample / (row["latency_per_sample_ms_ci_high"] * 1e6))
     assert high == pytest.approx(flops_per_sample / (row["latency_per_sample_ms_ci_low"] * 1e6))
     assert low < high / 1.05
-
-
-def test_one_round_has_no_bar():
     [(low, high)] = bars(diagram(cpu(batch_sizes=[8], rounds=1)))
     assert low == high
-
-
-def test_boundless_interval_does_not_flatten_the_diagram():
     document = cpu(batch_sizes=[1, 2])
     limits = diagram(document).get_ylim()
     document["batch_sizes"][0] |= {"latency_per_sample_ms_ci_low": 1e-14, "latency_per_sample_ms_ci_high": 1e15}
     assert diagram(document).get_ylim() == limits
 
 
-def test_noisy_point_is_hollow():
-    document = cpu(noisy=[4])
-    row = document["batch_sizes"][2]
-    hollow = (row["flops_per_batch"] / row["bytes_per_batch"], row["flops_per_sec"] / 1e9)
-    lines = [line for line in diagram(document).get_lines() if line.get_linestyle() == "None"]
-    assert [tuple(line.get_xydata()[0]) for line in lines if line.get_mfc() == "white"] == [hollow]
-
-
-def test_row_without_flops_is_named_with_its_reason_and_not_drawn():
+def test_what_was_not_measured_is_gathered_by_reason_and_not_drawn():
     document = cpu(failed=[32])
     unknown = document["batch_sizes"][1]
     unknown |= {"flops_per_sec": None, "reasons": {"flops_per_sec": "the work cannot be counted: aten::odd"}}
@@ -148,9 +134,6 @@ def test_row_without_flops_is_named_with_its_reason_and_not_drawn():
         "Not drawn: batch size 32 (float32): failed",
     ]
     assert ["2"] not in [line[:1] for line in table(document)]
-
-
-def test_batch_sizes_without_a_point_are_gathered_by_reason():
     assert notes(gpu())[1:] == [
         "Not drawn: batch size 64 (float32), 128 (bfloat16): out of memory",
         "Not drawn: batch size 128 (float32): not tried (memory)",
@@ -166,14 +149,17 @@ def test_roof_in_use_is_solid_and_a_clearly_higher_setting_dashed():
     assert level_lines(axes, "--") == [460]
     assert "float32 240 GFLOP/s\nprecision highest" in texts(axes)
     assert "float32 460 GFLOP/s\nprecision medium" in texts(axes)  # 241 at "high" is no more than 240
-
-
-def test_settings_that_reach_the_same_share_a_roof():
     axes = diagram(gpu())
     assert level_lines(axes, "-") == [18.9, 252]
     assert level_lines(axes, "--") == [119]
     assert {"float32 119 TFLOP/s\nprecision high or medium", "bfloat16 252 TFLOP/s"} <= set(texts(axes))
     assert not any("float16 247" in text for text in texts(axes))  # of a dtype that was not swept
+    document = cpu(batch_sizes=[4])
+    document["ceilings"]["compute"] = [each for each in document["ceilings"]["compute"] if each["dtype"] != "float32"]
+    document["batch_sizes"][0]["share_of_ceiling_pct"] = None
+    assert len(marks(diagram(document), style.COLOURS["float32"])) == 1
+    assert "No roof for float32: its ceiling was not measured." in notes(document)
+    assert table(document)[0][-1] == "-"
 
 
 def test_memory_roofs_rise_with_their_bytes_per_second():
@@ -187,15 +173,6 @@ def test_memory_roofs_rise_with_their_bytes_per_second():
     assert {"cache 3.4 TB/s", "memory 1.34 TB/s"} <= set(texts(diagram(gpu())))
 
 
-def test_dtype_without_a_ceiling_has_points_and_a_note():
-    document = cpu(batch_sizes=[4])
-    document["ceilings"]["compute"] = [each for each in document["ceilings"]["compute"] if each["dtype"] != "float32"]
-    document["batch_sizes"][0]["share_of_ceiling_pct"] = None
-    assert len(marks(diagram(document), style.COLOURS["float32"])) == 1
-    assert "No roof for float32: its ceiling was not measured." in notes(document)
-    assert table(document)[0][-1] == "-"
-
-
 # Doubts
 
 
@@ -203,25 +180,19 @@ def ringed(document: dict[str, Any]) -> list[tuple[float, float]]:
     return marks(diagram(document), style.ALARM)
 
 
-def test_point_above_its_roof_is_drawn_there_and_doubted():
+def test_point_above_a_roof_is_doubted():
     document = cpu()
     document["ceilings"]["compute"][0]["flops_per_s"] = 185e9  # batch sizes 16 and 32 are faster
     above = document["batch_sizes"][4:]
     assert [rate for _, rate in ringed(document)] == [row["flops_per_sec"] / 1e9 for row in above]
     assert notes(document)[1].startswith("Doubt: batch size 16 and 32 (float32) above a roof.")
     assert ringed(cpu()) == [] and len(notes(cpu())) == 1
-
-
-def test_only_what_no_memory_could_feed_lies_above_a_memory_roof():
     document = cpu(batch_sizes=[8])
     [row] = document["batch_sizes"]
     row["bytes_per_batch"] = row["flops_per_batch"] * 100e9 / row["flops_per_sec"]  # beyond main memory, not the caches
     assert ringed(document) == []
     row["bytes_per_batch"] *= 2  # beyond the caches
     assert len(ringed(document)) == 1
-
-
-def test_doubts_of_the_ceilings_stand_below():
     document = cpu(batch_sizes=[8])
     document["ceilings"]["doubts"] = ["the ceilings were measured while other processes used 1.0 of 2 cores"]
     assert notes(document)[1:] == ["Doubt: the ceilings were measured while other processes used 1.0 of 2 cores"]
@@ -235,15 +206,9 @@ def test_table_names_the_bound_and_the_share_of_each_point():
     first, last = document["batch_sizes"]
     assert (first["bound"], last["bound"]) == ("launch", "compute")
     assert table(document) == [["1", "launch", "1.42", "0.57 %"], ["64", "compute", "94.3", "37 %"]]
-
-
-def test_row_without_a_verdict_is_unknown():
     document = cpu(batch_sizes=[8])
     document["batch_sizes"][0]["bound"] = None
     assert table(document)[0][1] == "unknown"
-
-
-def test_long_table_says_how_much_it_leaves_out():
     lines = table(cpu(batch_sizes=range(1, 40), rounds=1))
     assert len(lines) == roofline.LINES_AT_MOST and lines[-1] == ["and 10 more"]
 
@@ -310,12 +275,9 @@ def test_every_case_is_drawn_without_a_warning_and_without_texts_on_one_another(
     assert all(inside.contains(*Text.get_window_extent(text).p0) for axes in figure.axes for text in axes.texts)
 
 
-def test_points_on_one_another_have_one_name():
+def test_points_on_one_another_have_one_name_and_units_follow_the_machine():
     assert "1, 2, 4, 8, 12, 16, 24, 32" in texts(diagram(close_points()))
     assert any(text.endswith(" to 39") for text in texts(diagram(CASES["many"]())))
-
-
-def test_units_follow_the_machine():
     names = {name: diagram(CASES[name]()).get_ylabel() for name in ("CPU", "GPU")}
     assert names == {"CPU": "GFLOP/s", "GPU": "TFLOP/s"}
 
@@ -345,7 +307,7 @@ def places() -> roofline.Places:
     return roofline.Places(axes)
 
 
-def test_name_of_a_point_goes_where_nothing_is():
+def test_name_of_a_point_goes_where_nothing_is_and_is_led_to_it_from_afar():
     free = places()
     free.take_point(100, 100, 9)
     free.take_line((100, 100), (288, 100))
@@ -354,16 +316,10 @@ def test_name_of_a_point_goes_where_nothing_is():
     assert box.x1 <= 100 or box.y1 <= 100 or (box.x0 >= 100 and box.y0 >= 100)
     second = Text.get_window_extent(free.name_point(100, 100, "256"))
     assert Bbox.intersection(box, second) is None
-
-
-def test_name_of_a_point_in_a_corner_stays_inside():
     free = places()
     free.take_point(286, 286, 9)
     box = Text.get_window_extent(free.name_point(286, 286, "128"))
     assert box.x1 <= 288 and box.y1 <= 288
-
-
-def test_name_that_had_to_go_far_is_led_to_its_point():
     free = places()
     free.take_point(100, 100, 60)
     free.name_point(100, 100, "8")

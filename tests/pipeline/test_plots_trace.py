@@ -65,21 +65,15 @@ def test_timeline_fills_every_moment_and_names_what_took_time():
     assert [text for text in texts(axes) if text] == ["step 0", "1", "2", "3"]
 
 
-def test_timeline_of_a_cpu_speaks_of_operators():
+def test_timeline_is_drawn_of_any_device_and_number_of_steps():
     [axes] = drawn(timeline.figure(traces.cpu(), ABOUT)).axes
     assert labels(axes) == ["between operators 10 ms (25.0 %)", "operators 30 ms (75.0 %)"]
     assert title(axes) == "The CPU is in operators for 75 % of 40 ms"
-
-
-def test_timeline_without_steps_and_with_many_devices_is_drawn():
     [device] = traces.gpu()["devices"]
     devices = [{**device, "device": number, "steps": []} for number in range(timeline.SHOWN + 2)]
     figure = drawn(timeline.figure(traces.gpu(devices=devices), ABOUT))
     assert [title(axes)[:5] for axes in figure.axes] == [f"GPU {number}" for number in range(timeline.SHOWN)]
     assert figure.axes[-1].get_xlabel() == "ms since the trace began"
-
-
-def test_numbers_of_short_steps_leave_one_another_room():
     [device] = traces.gpu()["devices"]
     steps = [{**device["steps"][0], "number": place, "start_ms": place * 0.05} for place in range(800)]
     [axes] = drawn(timeline.figure(traces.gpu(devices=[{**device, "steps": steps}]), ABOUT)).axes
@@ -97,16 +91,13 @@ def test_memory_shows_the_steps_the_peak_and_what_the_allocator_holds():
     assert labels(over_time) == ["allocated", "reserved by the allocator"]
 
 
-def test_owners_of_the_peak_and_what_was_there_before_add_up_to_it():
+def test_owners_of_the_peak_add_up_to_it_and_small_ones_stand_together():
     [use] = traces.gpu()["memory"]
     _, owners = drawn(memory.figure(traces.gpu(), ABOUT)).axes
     widths = [patch.get_width() for patch in owners.patches]
     assert sum(widths) == pytest.approx(use["peak_bytes"] / 1e9)
     assert [text.get_text() for text in owners.get_yticklabels()] == ["aten::mm", "allocated before the trace"]
     assert texts(owners) == ["64 MB (6.6 %), 5x", "900 MB (93.4 %)"]
-
-
-def test_small_owners_stand_together():
     [use] = traces.cpu()["memory"]
     small = [{"operator": f"aten::op{n}", "inside": None, "bytes": 100, "allocations": 1} for n in range(5)]
     use = {**use, "owners": [*use["owners"], *small], "others_bytes": 50, "peak_bytes": use["peak_bytes"] + 550}
@@ -118,9 +109,6 @@ def test_small_owners_stand_together():
     ]
     assert texts(owners)[-1].startswith("550 bytes")
     assert title(over_time) == "CPU: memory allocated since the trace began"
-
-
-def test_owner_inside_a_module_and_outside_of_operators_are_named():
     [use] = traces.cpu()["memory"]
     owner = {"operator": None, "inside": "Qwen2Attention_0", "bytes": use["peak_bytes"], "allocations": 3}
     _, owners = drawn(memory.figure(traces.cpu(memory=[{**use, "owners": [owner]}]), ABOUT)).axes

@@ -61,9 +61,11 @@ def test_preset_has_as_many_parameters_as_the_published_model(name):
     assert not model.training
 
 
-def test_unknown_preset_is_refused_with_those_there_are():
+def test_presets_and_names_that_are_not_there_are_refused():
     with pytest.raises(InputError, match="--architecture gpt5: no such preset; there are gpt2, gpt2-medium"):
         models.build("gpt5")
+    with pytest.raises(InputError, match="model: give an architecture"):
+        models.prepare(Model(architecture=None, device="cpu"))
 
 
 # Inputs
@@ -98,9 +100,7 @@ def test_encoder_decoders_get_input_for_both_and_one_end_in_each_text():
 
 
 @pytest.mark.parametrize(
-    ("size", "channels", "shape"),
-    [(32, 1, (2, 1, 32, 32)), ([32, 16], 3, (2, 3, 32, 16))],
-    ids=["one", "two"],
+    ("size", "channels", "shape"), [(32, 1, (2, 1, 32, 32)), ([32, 16], 3, (2, 3, 32, 16))], ids=["one", "two"]
 )
 def test_image_models_take_pixels_of_their_size_and_dtype(size, channels, shape):
     sizes = {"image_size": size, "patch_size": 16, "num_channels": channels}
@@ -240,11 +240,6 @@ def test_folder_without_a_configuration_is_refused(damaged, content, said):
     path.unlink() if content is None else path.write_text(content)
     with pytest.raises(InputError, match=said):
         models.prepare(Model(name=str(damaged), device="cpu"))
-
-
-def test_neither_preset_nor_name_is_refused():
-    with pytest.raises(InputError, match="model: give an architecture"):
-        models.prepare(Model(architecture=None, device="cpu"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

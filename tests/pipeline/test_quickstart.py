@@ -39,12 +39,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> cache.QuickstartFiles:
 # --- texts
 
 
-def test_the_same_seed_gives_the_same_texts_and_another_seed_others():
+def test_texts_depend_on_the_seed_and_their_number_alone():
     assert texts.generate(200, seed=5) == texts.generate(200, seed=5)
     assert texts.generate(200, seed=5) != texts.generate(200, seed=6)
-
-
-def test_fewer_rows_are_the_beginning_of_more():
     assert texts.generate(50, seed=5) == texts.generate(200, seed=5)[:50]
 
 
@@ -156,15 +153,22 @@ def test_a_padded_batch_gets_the_logits_of_its_texts_alone(made, reviews):
     torch.testing.assert_close(padded, torch.cat(alone), atol=1e-4, rtol=1e-4)
 
 
-def test_training_is_repeatable_and_leaves_the_process_as_it_was(made, tmp_path):
+def test_training_is_silent_repeatable_and_leaves_the_process_as_it_was(made, tmp_path, capfd):
+    """Damage and what a killed build has left are replaced by the same files."""
     import torch
 
+    remains, damaged = tmp_path / f"{cache.BUILDING_PREFIX}killed", cache.model_dir(tmp_path, SMALL)
+    files.write_text(remains / "model.safetensors", "half")
+    damaged.mkdir()
     torch.manual_seed(11)
     state, threads = torch.random.get_rng_state(), torch.get_num_threads()
-    again = cache.prepare(tmp_path, progress=silent, recipe=SMALL)
+    messages: list[str] = []
+    again = cache.prepare(tmp_path, progress=messages.append, recipe=SMALL)
     assert torch.equal(torch.random.get_rng_state(), state) and torch.get_num_threads() == threads
     for name in ("model.safetensors", "tokenizer.json", cache.VALIDATION):
         assert files.sha256(again.model_dir / name) == files.sha256(made.model_dir / name)
+    assert not again.reused and cache.is_ready(tmp_path, SMALL) and not remains.exists()
+    assert "damaged or incomplete" in messages[0] and capfd.readouterr() == ("", "")
 
 
 def test_training_learns_a_rule_that_single_words_decide(tmp_path):
@@ -230,18 +234,6 @@ def test_a_damaged_or_lost_file_is_noticed(made, tmp_path, damage):
     assert not cache.is_ready(tmp_path, SMALL)
 
 
-def test_damage_and_remains_of_a_killed_build_are_replaced(tmp_path):
-    remains = tmp_path / f"{cache.BUILDING_PREFIX}killed"
-    remains.mkdir()
-    (remains / "model.safetensors").write_bytes(b"half")
-    damaged = cache.model_dir(tmp_path, SMALL)
-    damaged.mkdir()
-    messages: list[str] = []
-    made = cache.prepare(tmp_path, progress=messages.append, recipe=SMALL)
-    assert not made.reused and cache.is_ready(tmp_path, SMALL) and not remains.exists()
-    assert "damaged or incomplete" in messages[0]
-
-
 def test_a_build_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
     def full_disk(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
@@ -270,20 +262,3 @@ def test_asking_for_texts_or_for_the_state_of_the_cache_loads_no_torch(tmp_path)
         [sys.executable, "-c", program, str(tmp_path)], cwd=REPOSITORY, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
-
-
-def test_making_the_quickstart_writes_nothing_to_the_terminal(tmp_path):
-    program = (
-        "import sys; from pathlib import Path;"
-        "from utils.quickstart import cache; from utils.quickstart.recipe import TINY, Recipe;"
-        "small = Recipe(rows_train=60, rows_validation=40, shape=TINY);"
-        "cache.prepare(Path(sys.argv[1]), progress=lambda message: None, recipe=small)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program, str(tmp_path)],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert (done.stdout, done.stderr) == ("", "")

@@ -26,20 +26,11 @@ def test_advice_is_ordered_by_its_gain(read):
     assert "Issue the work in one go (CUDA graphs, torch.compile): measured 1.47 times the throughput" in said
 
 
-def test_settings_that_reach_more_come_with_the_command_that_measures_them(read):
-    data = read(results.document(diagnosed(results.cpu_rows())))
-    assert "model.matmul_precision=medium" in commands(data)["Float32 products at precision 'medium'"]
-    assert "model.dtype=bfloat16" in commands(data)["Run in bfloat16"]
-
-
-def test_command_keeps_the_settings_of_the_run_and_replaces_its_own(read):
+def test_command_keeps_the_settings_and_the_configuration_of_the_run(read, monkeypatch):
     data = pod(read, overrides=["model.dtype=float32", "profiling.dtypes=[float32,bfloat16]"])
     [command] = [each.command for each in advice.advice(data) if each.title == "Run the model in bfloat16"]
     folder = f"output.results_dir={data.layout.results}-bfloat16"
     assert command == f"python run_pipeline.py --from 2 model.dtype=bfloat16 profiling.dtypes=null {folder}"
-
-
-def test_command_names_the_configuration_unless_it_is_the_default(monkeypatch):
     monkeypatch.chdir(ROOT)
 
     def command(config: Path) -> str:
@@ -70,26 +61,23 @@ def test_slow_tokenizer_is_advice(read):
     assert title not in advised(read(results.document(diagnosed(results.cpu_rows(speed=fast)))))
 
 
-def test_rising_throughput_asks_for_larger_batches(read):
+def test_larger_batches_and_bfloat16_are_advised_where_they_were_not_measured(read):
     data = pod(read, results.gpu_document(results.gpu_rows(["bfloat16"], [1, 4, 8], {})))
     assert "'profiling.batch_sizes=[8,16,32]'" in commands(data)["Try larger batch sizes"]
     assert "Try larger batch sizes" not in advised(read(results.document(results.cpu_rows())))
-
-
-def test_float32_alone_on_a_gpu_asks_for_bfloat16(read):
     data = pod(read, results.gpu_document(results.gpu_rows(["float32"])))
     assert "'profiling.dtypes=[float32,bfloat16]'" in commands(data)["Measure bfloat16 beside float32"]
     assert "Measure bfloat16 beside float32" not in advised(pod(read))
+    data = read(results.document(diagnosed(results.cpu_rows())))
+    assert "model.matmul_precision=medium" in commands(data)["Float32 products at precision 'medium'"]
+    assert "model.dtype=bfloat16" in commands(data)["Run in bfloat16"]
 
 
-def test_model_that_does_not_fit_is_the_first_thing(read):
+def test_what_failed_or_does_not_fit_comes_first(read):
     rows = results.gpu_rows(["float32"], [1, 4], {"float32": 1})
     data = pod(read, results.gpu_document(rows, full_dataset_metrics=None))
     assert advised(data) == ["Make the model fit"]
     assert "profiling.max_length=256" in commands(data)["Make the model fit"]
-
-
-def test_failed_batch_sizes_come_first_with_their_message(read):
     data = read(results.document(results.cpu_rows(failed=[4])))
     assert advised(data)[0] == "Find out why batch sizes failed"
     assert "Batch size 4 failed: RuntimeError: kernel missing." in section(data, "What to do next")

@@ -61,36 +61,24 @@ a warning
 """
 
 
-def test_every_kind_has_an_example_here():
+def test_every_kind_of_block_has_its_text_and_nothing_else_is_a_block():
     assert [type(each) for each in EXAMPLES] == list(get_args(Block))
-
-
-def test_text_of_every_kind():
     rendered = plain_text.render(Document("Example report", "of blocks", "made for a test", EXAMPLES))
     rule = "=" * WIDTH
     assert rendered == f"{rule}\nEXAMPLE REPORT: of blocks\nmade for a test\n{rule}\n\n\n{TEXT}"
-
-
-def test_something_else_is_no_block():
     with pytest.raises(TypeError, match="str is no block"):
         plain_text.lines(["text"])
 
 
-def test_block_that_is_announced_follows_without_a_gap():
+def test_text_stands_in_its_columns():
     blocks = [Paragraph("These are known:"), BulletList(["one"]), Paragraph("Nothing else is."), Paragraph("Really.")]
     assert plain_text.lines(blocks) == ["These are known:", "- one", "", "Nothing else is.", "", "Really."]
-
-
-def test_values_stand_below_one_another_however_long_a_label_is():
     [first, second] = plain_text.lines([DefinitionList([("short", "1"), ("a label of 30 characters, or so", "2")])])
     assert first.index("1") == second.rindex("2") == len("a label of 30 characters, or so:") + 2
     [narrow] = plain_text.lines([DefinitionList([("short", "1")])])
     assert narrow == f"{'short:':<{plain_text.NARROWEST_LABEL}}  1"
     lines = plain_text.lines([DefinitionList([("x" * 70, "word " * 40)])])
     assert max(map(len, lines)) <= WIDTH
-
-
-def test_entries_after_the_ninth_keep_their_indent():
     lines = plain_text.lines([OrderedList([[Paragraph("word " * 30)]] * 10)])
     assert lines[-2].startswith("10. word") and lines[-1].startswith("    word")
     assert max(map(len, lines)) <= WIDTH

@@ -26,18 +26,10 @@ from utils.report.sources import ReportData
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 EXACTNESS = {
-    "precision": "bfloat16",
-    "rows": 2000,
-    "same_labels": 1994,
-    "agreement": 0.997,
-    "agreement_low": 0.9935,
-    "agreement_high": 0.9986,
-    "max_abs_logit_difference": 0.0521,
-    "mean_abs_logit_difference": 0.0034,
-    "accuracy_difference": -0.001,
-    "accuracy_difference_low": -0.0032,
-    "accuracy_difference_high": 0.0012,
-}
+    "precision": "bfloat16", "rows": 2000, "same_labels": 1994, "agreement": 0.997, "agreement_low": 0.9935,
+    "agreement_high": 0.9986, "max_abs_logit_difference": 0.0521, "mean_abs_logit_difference": 0.0034,
+    "accuracy_difference": -0.001, "accuracy_difference_low": -0.0032, "accuracy_difference_high": 0.0012,
+}  # fmt: skip
 LATER = ("phases_s", "worker_time_s", "plan", "share_of_ceiling_pct", "share_of_ceiling_reason", "exactness")
 
 

@@ -217,16 +217,13 @@ def test_picture_that_cannot_be_read_is_named(tmp_path, content):
     assert page.all("img") == [] and "what it shows (a.png cannot be read)" in page.text
 
 
-def test_summary_comes_first_and_the_list_of_sections_leads_to_each(read):
+def test_page_leads_to_each_section_and_holds_whole_commands(read):
     page = page_of(read(results.document(results.cpu_rows([1, 2])), **traced()))
     order = [tag for tag, _ in page.tags if tag in ("h1", "aside", "dl", "nav", "h2")]
     assert order[:5] == ["h1", "aside", "dl", "nav", "h2"]
     anchors = [each["id"] for each in page.all("h2")]
     assert [each["href"] for each in page.all("a")] == [f"#{anchor}" for anchor in anchors]
     assert max(Counter(anchors).values()) == 1
-
-
-def test_commands_stand_whole_on_one_line(read):
     data = read(results.document(results.cpu_rows(noisy=[4])))
     rendered = html_page.render(assembly.report(data).document)
     command = data.trial("again", "profiling.batch_sizes=[4]", "profiling.max_seconds_per_batch_size=30")

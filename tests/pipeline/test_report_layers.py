@@ -48,7 +48,7 @@ def summary_path(read: Reader) -> Path:
 # The section
 
 
-def test_rows_are_those_of_the_rankings_with_time_share_gain_and_bound(read):
+def test_rows_are_those_of_the_rankings_as_many_as_fit_and_without_zeros(read):
     profile = profiles.gpt2()
     whole = said(read, profile)
     head = blocks(profile)[0]
@@ -57,24 +57,15 @@ def test_rows_are_those_of_the_rankings_with_time_share_gain_and_bound(read):
     gain = f"{1e3 * head.gain_at_limit_s:.2f} {layer.bound} {100 * layer.share_of_limit:.0f}"
     assert f"{head.label} {head.type} {time} {gain}" in whole
     assert whole.count("transformer.h.") >= profiling.SHOWN_LAYERS - 1
-
-
-def test_no_more_rows_than_fit_are_shown(read):
     profile = profiles.many(200)
     shown = said(read, profile)
     assert shown.count("stack.blocks.") <= 2 * profiling.SHOWN_LAYERS
     assert blocks(profile)[profiling.SHOWN_LAYERS].label not in shown
-
-
-def test_what_is_not_known_is_a_dash_and_not_zero(read):
     unknown = {"bound": None, "share_of_limit": None, "gain_at_limit_s": None}
     profile = profiles.gpt2()
     profile = replace(profile, layers=tuple(replace(each, **unknown) for each in profile.layers))
     head = blocks(profile)[0]
     assert f"{100 * head.share:.1f} - - -" in said(read, profile)
-
-
-def test_profile_without_doubts_lists_none(read):
     assert "doubt" not in said(read, profiles.gpt2())
 
 
@@ -122,7 +113,7 @@ def widths(axes) -> list[float]:
     return [bar.get_width() for bar in axes.containers[0]]
 
 
-def test_figure_shows_both_rankings_the_longest_on_top():
+def test_figure_shows_both_rankings_and_gains_within_their_times():
     profile = profiles.gpt2()
     left, right = drawn(profile).axes
     assert names(left)[:2] == [row.label for row in blocks(profile)[:2]]
@@ -130,18 +121,11 @@ def test_figure_shows_both_rankings_the_longest_on_top():
     for axes in (left, right):
         assert widths(axes) == sorted(widths(axes), reverse=True) and axes.yaxis_inverted()
     assert widths(left)[0] == pytest.approx(1e3 * blocks(profile)[0].seconds)
-
-
-def test_gain_ends_where_the_time_ends():
     left, _ = drawn(profiles.gpt2()).axes
     times, gains = left.containers[:2]
     ends = [bar.get_x() + bar.get_width() for bar in gains]
     assert ends == pytest.approx([bar.get_width() for bar in times])
     assert left.get_legend() is not None
-
-
-def test_without_gains_no_gain_is_drawn_or_named():
-    profile = profiles.gpt2()
     profile = replace(profile, layers=tuple(replace(each, gain_at_limit_s=None) for each in profile.layers))
     for axes in drawn(profile).axes:
         assert len(axes.containers) == 1 and axes.get_legend() is None

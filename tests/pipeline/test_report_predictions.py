@@ -12,19 +12,6 @@ from utils.ceiling_share import share_of_ceiling
 from utils.report.sources import ReportData
 
 CLASSES, CONFIDENCE = "Classes and Confusions", "Confidence and Its Mistakes"
-EXACTNESS = {
-    "precision": "bfloat16",
-    "rows": 2000,
-    "same_labels": 1994,
-    "agreement": 0.997,
-    "agreement_low": 0.9935,
-    "agreement_high": 0.9986,
-    "max_abs_logit_difference": 0.0521,
-    "mean_abs_logit_difference": 0.0034,
-    "accuracy_difference": -0.001,
-    "accuracy_difference_low": -0.0032,
-    "accuracy_difference_high": 0.0012,
-}
 
 
 def performance(read, **changes: Any) -> str:

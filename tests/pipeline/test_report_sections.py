@@ -17,23 +17,6 @@ from utils.cli import ROOT
 from utils.render.formatting import WIDTH
 from utils.report import assembly, batch_sizes, sources
 
-HEADINGS = [
-    "Verdict",
-    "What was measured on what",
-    "Full Dataset Performance",
-    "Classes and Confusions",
-    "Confidence and Its Mistakes",
-    "Batch Size Analysis",
-    "Where the Time Goes",
-    "What the Machine Waited For",
-    "Layer by Layer",
-    "Targets",
-    "Doubts",
-    "What to do next",
-    "Files",
-]
-
-
 ODD_DOCUMENTS = {
     "offline default": lambda: results.document(results.cpu_rows()),
     "pod": lambda: results.gpu_document(),
@@ -91,9 +74,6 @@ def test_making_the_report_loads_neither_torch_nor_what_is_not_used():
     assert done.stdout.strip() == "[]"
 
 
-# The first lines
-
-
 # What was measured
 
 
@@ -116,17 +96,6 @@ def test_dataset_that_was_not_evaluated_has_the_reason(read):
     assert commands(data)["Evaluate the dataset"] == "python run_pipeline.py --from 2 evaluation.enabled=true"
 
 
-# Targets and doubts
-
-
-def test_targets_are_those_of_the_present_settings(read):
-    document = results.document(results.cpu_rows([1]))
-    same, changed = read(document), read(document, settings={"targets": {"latency_per_sample_ms": 1}})
-    assert "present settings" not in section(same, "Targets")
-    assert "Latency/sample: MISSED: 4.750 ms" in section(changed, "Targets")
-    assert "present settings; baseline_metrics.json has those of the measurement" in section(changed, "Targets")
-
-
 # Cost, files, names
 
 
@@ -142,8 +111,13 @@ def test_the_memory_snapshot_is_listed_with_the_reason_why_there_is_none(read, k
     assert f"{place}: history of the GPU's allocator" in section(replace(data, manifest=manifest), "Files")
 
 
-def test_the_report_and_the_recording_call_the_snapshot_alike():
+def test_the_report_and_the_recording_call_the_snapshot_alike_and_targets_are_those_of_the_present_settings(read):
     assert assembly.SNAPSHOT == SNAPSHOT
+    document = results.document(results.cpu_rows([1]))
+    same, changed = read(document), read(document, settings={"targets": {"latency_per_sample_ms": 1}})
+    assert "present settings" not in section(same, "Targets")
+    assert "Latency/sample: MISSED: 4.750 ms" in section(changed, "Targets")
+    assert "present settings; baseline_metrics.json has those of the measurement" in section(changed, "Targets")
 
 
 def test_hostile_names_neither_steer_the_terminal_nor_forge_lines(read):

@@ -33,15 +33,11 @@ def said(read: Reader, *found: dict, **changes: object) -> str:
     return section(reported(read, *found, **changes), HEADING)
 
 
-def test_causes_too_small_for_the_table_are_named_below_it(read):
+def test_causes_that_are_small_or_past_help_are_named_without_a_gain(read):
     [device] = traces.gpu()["devices"]
     small = {**device, "idle_by_cause_ms": {**device["idle_by_cause_ms"], "untraced": 0.003, "allocator": 0.002}}
     whole = said(read, traces.gpu(devices=[small]))
     assert "below 0.1 %: untraced and allocator." in whole and "launch latency 0.1000 0.2 1.00" in whole
-
-
-def test_what_nothing_can_be_done_about_has_no_gain(read):
-    [device] = traces.gpu()["devices"]
     whole = said(read, traces.gpu(devices=[{**device, "idle_by_cause_ms": {"untraced": 10.0}}]))
     assert "untraced 10.00 25.0 -" in whole
 
@@ -84,12 +80,15 @@ def swept(data: ReportData, **verdict: object) -> str:
     return section(data, HEADING)
 
 
-def test_verdicts_that_differ_are_told_with_whom_to_believe_for_what(read):
+def test_verdict_is_compared_with_that_of_the_sweep_at_its_batch_size(read):
     whole = swept(reported(read, traces.gpu()), bound="memory")
     assert (
         "The two verdicts differ: the sweep found batch size 8 in float32 bound by memory, the trace by input." in whole
     )
     assert "Believe the sweep on how long a batch takes" in whole and "Believe the trace on what the machine" in whole
+    data = reported(read, traces.gpu())
+    data = replace(data, manifest=sources.Manifest(dtype=data.manifest.dtype, batch_size=7))
+    assert "the sweep" not in section(data, HEADING)
 
 
 @pytest.mark.parametrize(
@@ -104,12 +103,6 @@ def test_verdicts_that_leave_the_same_open_agree(read, verdict, shown):
     whole = swept(reported(read, traces.verdict(traces.cpu(), alternatives=[])), **verdict)
     assert f"This agrees with the sweep, which found batch size 8 in float32 bound by {shown}." in whole
     assert "differ" not in whole
-
-
-def test_sweep_without_a_verdict_at_that_batch_size_is_not_compared(read):
-    data = reported(read, traces.gpu())
-    data = replace(data, manifest=sources.Manifest(dtype=data.manifest.dtype, batch_size=7))
-    assert "the sweep" not in section(data, HEADING)
 
 
 # Memory

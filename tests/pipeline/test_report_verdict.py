@@ -20,9 +20,15 @@ def changed(data, **changes):
     return replace(data, chosen=row)
 
 
-def test_what_why_and_next_are_the_first_lines(data):
+def test_why_and_gains_are_those_of_the_verdict(data):
     labels = [label for label, _ in summary.summary(data).pairs]
     assert labels[:3] == ["What", "Why", "Next"]
+    said = verdict.why(changed(data, telling=("a", "b"), confidence="high", confirmation="confirmed"))
+    assert said == "a; b; confidence high, confirmed by intervention"
+    gains = ({"fix": "remove padding", "at_most": 2.4, "basis": "58 % of the FLOPs are of padding", "relieves": ()},)
+    said = str(verdict.section(changed(data, gains=gains)))
+    assert "at most 2.40 times: remove padding (58 % of the FLOPs are of padding)" in said
+    assert "bounds, not promises" in said
 
 
 @pytest.mark.parametrize("bound", list(verdict.MEANING))
@@ -32,27 +38,12 @@ def test_every_bound_has_a_sentence(data, bound):
     assert "(compute and memory)" in said and "50 % of its time" in said
 
 
-def test_why_gives_the_evidence_that_tells_most_and_how_sure_it_is(data):
-    said = verdict.why(changed(data, telling=("a", "b"), confidence="high", confirmation="confirmed"))
-    assert said == "a; b; confidence high, confirmed by intervention"
-
-
-def test_without_a_verdict_the_reason_stands_there(read):
+def test_a_run_without_a_verdict_or_rows_says_so(read):
     data = read(results.document(results.cpu_rows()))
     assert verdict.what(data).startswith("unknown (")
     assert "There is no verdict" in "".join(str(block) for block in verdict.section(data))
-
-
-def test_a_run_without_rows_has_a_verdict_section_all_the_same(read):
     assert verdict.section(read(results.document([])))
     assert verdict.what(read(results.document([]))).startswith("unknown (")
-
-
-def test_gains_are_named_as_bounds_with_their_basis(data):
-    gains = ({"fix": "remove padding", "at_most": 2.4, "basis": "58 % of the FLOPs are of padding", "relieves": ()},)
-    said = str(verdict.section(changed(data, gains=gains)))
-    assert "at most 2.40 times: remove padding (58 % of the FLOPs are of padding)" in said
-    assert "bounds, not promises" in said
 
 
 def test_other_dtypes_are_compared_with_the_first(read):

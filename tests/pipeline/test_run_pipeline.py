@@ -146,13 +146,10 @@ def test_an_interrupted_check_ends_the_run(checkout, capfd, code):
     assert "to continue: python run_pipeline.py --from 3 --resume" in capfd.readouterr().err
 
 
-def test_a_killed_step_is_explained(checkout, capfd):
+def test_a_killed_step_and_a_missing_network_are_explained(checkout, capfd):
     end(checkout, "02", "os.kill(os.getpid(), 9)")
     assert run_pipeline.main([]) < 0
     assert "step 02 was killed; the usual cause is main memory" in capfd.readouterr().err
-
-
-def test_no_network_in_the_download_names_the_offline_default(checkout, capfd):
     end(checkout, "01", "sys.exit(3)")
     assert run_pipeline.main([]) == 3
     assert "configs/quickstart.yaml" in capfd.readouterr().err

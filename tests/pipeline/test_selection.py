@@ -84,15 +84,12 @@ def test_one_draw_alone_would_miss_the_mean_length(monkeypatch: pytest.MonkeyPat
     assert best < 0.01 < 0.1 < worst_miss()
 
 
-def test_the_same_call_returns_the_same_batches_whatever_was_drawn_before() -> None:
+def test_the_draw_depends_on_nothing_else_and_touches_nothing() -> None:
     first, again = of(MIXED), of(MIXED)
     expected = [each.rows for each in first.batches(4, 10)]
     random.seed(1)
     again.batches(8, 3)
     assert [each.rows for each in again.batches(4, 10)] == expected
-
-
-def test_random_numbers_of_others_are_left_alone() -> None:
     random.seed(5)
     expected = random.random()
     random.seed(5)

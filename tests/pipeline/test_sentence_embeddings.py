@@ -14,15 +14,10 @@ from utils.errors import InputError
 TASK = tasks.of("sentence_embeddings")
 STEPS = ("02_baseline_inference", "03_detailed_profiling", "04_visualize_results")
 QUICK = (
-    "profiling.batch_sizes=[1,2]",
-    "profiling.num_measurement_runs=2",
-    "profiling.num_warmup_runs=1",
-    "profiling.max_seconds_per_batch_size=0.001",
-    "trace.warmup_steps=0",
-    "trace.active_steps=1",
-    "layers.num_runs=2",
-    "layers.warmup_runs=0",
-)
+    "profiling.batch_sizes=[1,2]", "profiling.num_measurement_runs=2", "profiling.num_warmup_runs=1",
+    "profiling.max_seconds_per_batch_size=0.001", "trace.warmup_steps=0", "trace.active_steps=1",
+    "layers.num_runs=2", "layers.warmup_runs=0",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -66,16 +66,13 @@ def test_all_that_the_pipeline_imports_is_pinned():
     assert imported - BROUGHT_BY_THE_CALLER - set(gpu_and_torch.pins()) == set()
 
 
-def test_all_that_the_library_imports_is_declared():
+def test_all_that_the_library_imports_is_declared_and_nothing_else_installed():
     extras = PROJECT["project"]["optional-dependencies"].values()
     declared = {
         re.match(r"[\w-]+", line)[0] for lines in (PROJECT["project"]["dependencies"], *extras) for line in lines
     }
     of_the_trainer = {"transformers", "accelerate"}  # which its callback meets only where a program uses it
     assert third_party_imports("boundby") - of_the_trainer - declared == set()
-
-
-def test_only_the_library_is_installed():
     found = find_packages(str(ROOT), **PROJECT["tool"]["setuptools"]["packages"]["find"])
     assert {name.partition(".")[0] for name in found} == {"boundby"}
 
@@ -170,14 +167,6 @@ def test_changed_torch_pin_replaces_a_torch_that_setup_installed_alone(tree):
     assert installed(tree) == ["-r setup/requirements-torch.txt", CORE]
 
 
-def test_setup_aborts_when_the_kept_torch_was_changed(tree):
-    (tree / "replaces_torch").touch()
-    answer = set_up(tree)
-    assert answer.returncode == 3
-    assert "torch changed from '2.11.0" in answer.stderr
-    assert not (tree / ".venv/.boundby-ready").exists()
-
-
 def test_failed_installation_ends_with_pips_reason_and_the_log(tree):
     fake_program(
         tree / ".venv/bin", "python", STUB + '[[ $* != *"pip install"* ]] || { echo "ERROR: no network"; exit 1; }'
@@ -202,8 +191,13 @@ def test_python_of_another_version_is_refused_with_the_way_out(tree, tmp_path):
     assert "BOUNDBY_PYTHON=" in answer.stderr
 
 
-def test_unknown_argument_is_a_usage_error(tree):
+def test_setup_that_fails_says_why_and_leaves_no_mark(tree):
     assert set_up(tree, "--tset").returncode == 2
+    (tree / "replaces_torch").touch()
+    answer = set_up(tree)
+    assert answer.returncode == 3
+    assert "torch changed from '2.11.0" in answer.stderr
+    assert not (tree / ".venv/.boundby-ready").exists()
 
 
 # --- Makefile and CI
@@ -226,14 +220,11 @@ def test_make_knows_the_target_and_explains_it(target):
     assert re.search(rf"^make {target} +\w", make("help").stdout, flags=re.MULTILINE)
 
 
-def test_make_run_sets_up_the_core_alone_then_runs_the_quickstart():
+def test_make_run_sets_up_the_core_alone_and_bench_says_when_there_is_nothing(tmp_path):
     assert make("-n", "run", "ARGS=--resume").stdout.splitlines() == [
         "bash setup_environment.sh --quiet",
         '".venv/bin/python" run_pipeline.py --config configs/quickstart.yaml --resume',
     ]
-
-
-def test_bench_says_when_there_is_nothing_to_measure(tmp_path):
     (tmp_path / "setup_environment.sh").touch()
     assert make("bench", folder=tmp_path).stdout == "benchmarks/ holds no benchmark; nothing was measured\n"
 

@@ -33,37 +33,19 @@ def refused(path: Path, **columns: str) -> str:
 def test_csv_texts_come_as_they_are(tmp_path):
     path = saved(tmp_path / "a.csv", '\ufefflabel,text\r\nx,"He said ""no"",\r\nthen left"\r\ny, padded \r\n')
     assert read(path) == [Row(0, 'He said "no",\r\nthen left', "x"), Row(1, " padded ", "y")]
-
-
-def test_words_for_null_stay_texts_in_csv(tmp_path):
     words = ["NA", "null", "NaN", "None", "nan", "-"]
     path = saved(tmp_path / "a.csv", "text,label\n" + "".join(f"{word},x\n" for word in words))
     assert [row.text for row in read(path)] == words
-
-
-def test_blank_lines_of_a_csv_are_not_rows(tmp_path):
     assert read(saved(tmp_path / "a.csv", "text,label\n\na,x\n\n\nb,y\n")) == [Row(0, "a", "x"), Row(1, "b", "y")]
-
-
-def test_text_of_a_megabyte_is_read(tmp_path):
     text = "long " * 200_000
     assert read(saved(tmp_path / "a.csv", f'text,label\n"{text}",x\n'))[0].text == text
-
-
-def test_header_alone_gives_no_rows(tmp_path):
     assert read(saved(tmp_path / "a.csv", "text,label\n")) == []
 
 
-def test_missing_file_is_refused(tmp_path):
+def test_what_is_no_file_or_cannot_be_read_is_refused(tmp_path, monkeypatch):
     assert "there is no such file" in refused(tmp_path / "absent.csv")
-
-
-def test_folder_is_refused(tmp_path):
     (tmp_path / "folder.csv").mkdir()
     assert "there is no such file" in refused(tmp_path / "folder.csv")
-
-
-def test_file_that_fails_while_it_is_read_is_refused(tmp_path, monkeypatch):
     path = saved(tmp_path / "a.csv", "text,label\na,x\n")
 
     def fail(*_: object, **__: object) -> None:

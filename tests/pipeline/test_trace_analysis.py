@@ -92,7 +92,7 @@ def test_the_whole_text_is_as_it_was_read_and_agreed_on(
     assert widest(shown) <= WIDEST
 
 
-def test_the_time_of_the_window_adds_up(tmp_path: Path) -> None:
+def test_the_time_of_the_window_adds_up_and_the_longest_of_many_steps_are_shown(tmp_path: Path) -> None:
     examination = examine([training(tmp_path / "trace.json")])
     [trace] = document.of(examination)["traces"]
     [device] = trace["devices"]
@@ -102,6 +102,9 @@ def test_the_time_of_the_window_adds_up(tmp_path: Path) -> None:
     assert sum(device["idle_by_cause_ms"].values()) == pytest.approx(device["idle_ms"])
     [line] = [line for line in text.lines(examination) if line.startswith("- communication")]
     assert line.split()[2:4] == ["0.3000", "10.0"]
+    events = [step(number, 100 * number, 100) for number in range(19)] + [step(19, 1900, 500)]
+    shown = "\n".join(text.lines(examine([store(tmp_path / "t.json", *events)])))
+    assert "The 8 longest of 20 steps:" in shown and "  19  0.5000" in shown
 
 
 def test_where_kernels_take_the_time_the_next_step_is_nsight_compute_for_the_slowest(
@@ -116,12 +119,6 @@ def test_where_kernels_take_the_time_the_next_step_is_nsight_compute_for_the_slo
     assert json.loads(run(waiting, "--json")[1])["traces"][0]["nsight_compute"].startswith("ncu --nvtx")
     host = store(tmp_path / "host.json", step(0, 0, 100), event("aten::mm", 0, 99))
     assert json.loads(run(host, "--json")[1])["traces"][0]["nsight_compute"] is None
-
-
-def test_of_many_steps_the_longest_are_shown(tmp_path: Path) -> None:
-    events = [step(number, 100 * number, 100) for number in range(19)] + [step(19, 1900, 500)]
-    shown = "\n".join(text.lines(examine([store(tmp_path / "t.json", *events)])))
-    assert "The 8 longest of 20 steps:" in shown and "  19  0.5000" in shown
 
 
 def test_text_works_when_nothing_is_known(tmp_path: Path) -> None:
@@ -167,7 +164,7 @@ def test_kernel_names_are_cut_down_to_what_tells_them_apart(name: str, longest: 
     assert words.kernel(name, longest) == shown
 
 
-def test_the_table_adds_up_the_shapes_of_an_operator(tmp_path: Path) -> None:
+def test_the_table_adds_up_shapes_and_says_how_many_rows_are_left(tmp_path: Path) -> None:
     events = [
         event("aten::mm", 0, 10, Input_Dims=[[4, 8], [8, 2]]),
         event("aten::mm", 20, 30, Input_Dims=[[4, 4], [4, 4]]),
@@ -183,6 +180,10 @@ def test_the_table_adds_up_the_shapes_of_an_operator(tmp_path: Path) -> None:
         (stat.cpu_total_ns, stat.cpu_self_ns, None) for stat in op_stats(trace, ())
     ]
     assert sum(stat.cpu_self_share for stat in stats) == pytest.approx(1)
+    events = [event(f"aten::op{number}", 10 * number, number + 1) for number in range(5)]
+    lines = table_lines(table_rows(op_stats(read_trace(store(tmp_path / "trace.json", *events)))), top=2)
+    assert [line.split()[0] for line in lines[-3:]] == ["aten::op4", "aten::op3", "and"]
+    assert lines[-1] == "  and 3 more"
 
 
 def test_the_table_says_what_its_rows_are_grouped_by(run: Command, tmp_path: Path) -> None:
@@ -204,13 +205,6 @@ def test_the_table_says_what_its_rows_are_grouped_by(run: Command, tmp_path: Pat
         rows = shown.split(f"grouped by {grouping}\n")[1].splitlines()[4:]
         assert [row for row in rows if row.startswith("    ")] == details, grouping
         assert sum(row.startswith("aten::mm") for row in rows) == (2 if grouping == "shapes" else 1)
-
-
-def test_top_limits_the_rows_and_says_how_many_are_left(tmp_path: Path) -> None:
-    events = [event(f"aten::op{number}", 10 * number, number + 1) for number in range(5)]
-    lines = table_lines(table_rows(op_stats(read_trace(store(tmp_path / "trace.json", *events)))), top=2)
-    assert [line.split()[0] for line in lines[-3:]] == ["aten::op4", "aten::op3", "and"]
-    assert lines[-1] == "  and 3 more"
 
 
 # The document

@@ -26,14 +26,9 @@ SMALL = ["--epochs", "2", "--steps-per-epoch", "6", "data.subsample_percentage=0
 RECORDED = ["--profiler", "on", "profiling.active_steps=2", "profiling.repeat_cycles=2"]
 CYCLES = ["profiling.schedule_every_n_steps=5"]
 FILES = {
-    "config.json",
-    "metrics.json",
-    "profiler_summary.json",
-    "stage_times.json",
-    "op_stats.csv",
-    "trace.json",
+    "config.json", "metrics.json", "profiler_summary.json", "stage_times.json", "op_stats.csv", "trace.json",
     "manifest.json",
-}
+}  # fmt: skip
 FRAMEWORKS = ("loop", "trainer", "lightning")
 STAGES = {"data", "forward", "backward", "optimizer"}
 

@@ -46,8 +46,14 @@ def flat(settings: TrainingSettings) -> dict[str, Any]:
     return found
 
 
-def test_every_setting_of_the_file_is_its_default():
+def test_the_schedule_of_the_specification_is_the_default_of_file_and_program():
     assert load(TrainingSettings, ROOT / "configs" / "training.yaml") == TrainingSettings()
+    found = TrainingSettings().profiling
+    assert (found.enabled, found.output_dir) == (False, "outputs/profiler_logs")
+    assert (found.schedule_every_n_steps, found.wait_steps, found.warmup_steps) == (50, 1, 1)
+    assert (found.active_steps, found.repeat_cycles) == (3, 2)
+    plan = Plan(100, 44, 32, 2, 2)
+    assert (plan.epochs, plan.samples_per_step, plan.rows_per_epoch) == (3, 128, 44 * 128)
 
 
 @pytest.mark.parametrize(
@@ -77,13 +83,6 @@ def test_every_flag_and_override_reaches_its_setting_and_no_other(given, argumen
     code, asked, _ = given(*arguments)
     assert code == 0
     assert flat(asked[0]) == flat(TrainingSettings()) | {key: expected}
-
-
-def test_the_schedule_of_the_specification_is_the_default():
-    found = TrainingSettings().profiling
-    assert (found.enabled, found.output_dir) == (False, "outputs/profiler_logs")
-    assert (found.schedule_every_n_steps, found.wait_steps, found.warmup_steps) == (50, 1, 1)
-    assert (found.active_steps, found.repeat_cycles) == (3, 2)
 
 
 def test_run_id_and_output_are_taken_as_they_are(given):
@@ -169,11 +168,6 @@ def test_help_answers_without_loading_torch():
 )
 def test_plan_has_whole_steps_alone(settings, num_rows, world_size, expected):
     assert plan_for(Training(**settings), num_rows, world_size) == expected
-
-
-def test_plan_counts_epochs_begun_and_rows_for_all_processes():
-    plan = Plan(100, 44, 32, 2, 2)
-    assert (plan.epochs, plan.samples_per_step, plan.rows_per_epoch) == (3, 128, 44 * 128)
 
 
 # The Makefile

@@ -24,16 +24,10 @@ from utils.yaml_settings import load
 ROOT = Path(__file__).resolve().parents[2]
 STEP_S, SLOW_S, PROFILER_S, SETUP_S = 1.0, 4.0, 64.0, 1024.0
 SETTINGS = (
-    "profiling.enabled=true",
-    "profiling.wait_steps=1",
-    "profiling.warmup_steps=1",
-    "profiling.active_steps=2",
-    "profiling.repeat_cycles=1",
-    "training.steps_per_epoch=5",
-    "training.max_epochs=2",
-    "training.accumulate_grad_batches=2",
-    "data.subsample_percentage=0.2",
-)
+    "profiling.enabled=true", "profiling.wait_steps=1", "profiling.warmup_steps=1", "profiling.active_steps=2",
+    "profiling.repeat_cycles=1", "training.steps_per_epoch=5", "training.max_epochs=2",
+    "training.accumulate_grad_batches=2", "data.subsample_percentage=0.2",
+)  # fmt: skip
 DISTURBED = (1, 2, 3)
 
 

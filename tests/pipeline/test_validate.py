@@ -66,13 +66,6 @@ def test_excerpt_is_short_and_can_be_stored():
     assert all(len(each.encode()) <= EXCERPT_CHARACTERS for each in shown)
 
 
-def test_unknown_label_is_refused_after_all_rows_were_seen():
-    checks = validator()
-    with pytest.raises(InputError, match="'d' in 2 row.*first in row 1") as caught:
-        accept(checks, ("one", "a"), ("two", "d"), ("three", "b"), ("four", "d"))
-    assert str(caught.value).startswith("data.csv: ") and caught.value.exit_code == 2
-
-
 def test_column_that_holds_no_labels_is_refused_early():
     seen = []
 
@@ -86,17 +79,18 @@ def test_column_that_holds_no_labels_is_refused_early():
     assert len(seen) == UNKNOWN_LABELS + 1
 
 
-def test_source_without_rows_is_refused():
+def test_source_without_usable_rows_is_refused():
     with pytest.raises(InputError, match="data.csv: holds no rows"):
         accept(validator())
-
-
-def test_source_without_a_usable_row_is_refused_with_the_reasons():
     with pytest.raises(InputError, match=r"none of the 3 rows can be used \(text is empty: 2, label is null: 1\)"):
         accept(validator(), ("", "a"), ("x", None), (" ", "b"))
+    checks = validator()
+    with pytest.raises(InputError, match="'d' in 2 row.*first in row 1") as caught:
+        accept(checks, ("one", "a"), ("two", "d"), ("three", "b"), ("four", "d"))
+    assert str(caught.value).startswith("data.csv: ") and caught.value.exit_code == 2
 
 
-def test_statistics_count_classes_duplicates_and_contradictions():
+def test_statistics_count_classes_and_lengths():
     checks = validator()
     accept(checks, ("one", "a"), ("two", "b"), ("one", "a"), ("one", "b"), ("", "a"), ("three", "a"))
     found = checks.statistics()
@@ -105,17 +99,11 @@ def test_statistics_count_classes_duplicates_and_contradictions():
     assert found.majority_share == pytest.approx(0.6)
     assert found.duplicate_rows == 2 and found.contradicting_labels == 1
     assert found.tokens is None
-
-
-def test_balance_is_one_for_even_classes_and_zero_for_one():
     even, single = validator("a", "b"), validator("a", "b")
     accept(even, ("x", "a"), ("y", "b"))
     accept(single, ("x", "a"), ("y", "a"))
     assert even.statistics().balance == pytest.approx(1.0)
     assert single.statistics().balance == 0.0
-
-
-def test_lengths_are_those_of_texts_that_occur():
     checks = validator(count_tokens=lambda texts: [len(text.split()) for text in texts])
     accept(checks, *(("w " * length, "a") for length in range(1, 101)))
     found = checks.statistics()
@@ -123,6 +111,18 @@ def test_lengths_are_those_of_texts_that_occur():
     assert found.tokens.quantiles == {"p05": 5, "median": 50, "p95": 95, "p99": 99}
     assert found.characters.quantiles["median"] == 100
     assert found.tokens.every == 1
+    checks = validator("a", "b")
+    accept(checks, ("four", "a"), ("five5", "b"), ("", "b"), ("sixsix", "b"))
+    assert checks.statistics().lines() == [
+        "Rows: 3 kept, 1 rejected (text is empty: 1)",
+        "Labels: 2 of the model's 2 occur; fewest rows 1 (a), most 2 (b, 66.7%)",
+        "Class balance: 0.918 (entropy over its maximum; 1 is even)",
+        "Duplicates: 0 rows repeat an earlier text (0.0%); 0 labels contradict another row with the same text",
+        "Length in characters: 4 to 6, median 5, mean 5.0; 5 % have up to 4, 95 % up to 6, 99 % up to 6",
+    ]
+    checks = validator("a", "b")
+    accept(checks, ("x", "a"), ("y", "b"))
+    assert checks.doubts(checks.statistics()) == []
 
 
 def test_token_lengths_of_many_texts_are_those_of_every_kth(monkeypatch):
@@ -160,21 +160,3 @@ def test_each_finding_is_a_doubt(pairs, doubt):
     checks = validator("a", "b")
     accept(checks, *pairs)
     assert any(doubt in each for each in checks.doubts(checks.statistics()))
-
-
-def test_clean_rows_give_no_doubt():
-    checks = validator("a", "b")
-    accept(checks, ("x", "a"), ("y", "b"))
-    assert checks.doubts(checks.statistics()) == []
-
-
-def test_statistics_read_as_lines():
-    checks = validator("a", "b")
-    accept(checks, ("four", "a"), ("five5", "b"), ("", "b"), ("sixsix", "b"))
-    assert checks.statistics().lines() == [
-        "Rows: 3 kept, 1 rejected (text is empty: 1)",
-        "Labels: 2 of the model's 2 occur; fewest rows 1 (a), most 2 (b, 66.7%)",
-        "Class balance: 0.918 (entropy over its maximum; 1 is even)",
-        "Duplicates: 0 rows repeat an earlier text (0.0%); 0 labels contradict another row with the same text",
-        "Length in characters: 4 to 6, median 5, mean 5.0; 5 % have up to 4, 95 % up to 6, 99 % up to 6",
-    ]

@@ -43,17 +43,10 @@ def test_release_is_read_from_pre_releases_and_local_builds(version, expected):
     assert gpu_and_torch.release(version) == expected
 
 
-@pytest.mark.parametrize(("version", "usable"), [("2.8.1+cu128", False), ("2.9.0a0+145a3a7", True), ("2.10.0", True)])
-def test_torch_is_usable_from_2_9_on(version, usable):
-    assert (gpu_and_torch.why_unusable(replace(CPU_TORCH, version=version), Driver()) is None) == usable
-
-
-def test_cpu_build_is_usable_without_a_gpu_and_not_beside_one():
-    assert gpu_and_torch.why_unusable(CPU_TORCH, Driver()) is None
+def test_torch_is_usable_from_2_9_on_where_it_can_use_the_gpu():
+    for version, usable in (("2.8.1+cu128", False), ("2.9.0a0+145a3a7", True), ("2.10.0", True)):
+        assert (gpu_and_torch.why_unusable(replace(CPU_TORCH, version=version), Driver()) is None) == usable
     assert "CPU build) cannot use the NVIDIA H100" in gpu_and_torch.why_unusable(CPU_TORCH, Driver((H100,), "12.4"))
-
-
-def test_driver_too_old_for_torch_is_named_with_both_versions():
     blind = replace(CUDA_TORCH, sees_gpu=False, problem="The NVIDIA driver on your system is too old")
     reason = gpu_and_torch.why_unusable(blind, Driver((H100,), "12.4"))
     for part in ("CUDA 13.0", "driver 550.54", "CUDA up to 12.4", "too old", "newer driver"):
@@ -137,13 +130,6 @@ def run_verify(*arguments: str, **environment: str) -> subprocess.CompletedProce
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 
 
-def test_missing_gpu_is_a_fact_and_no_problem(tmp_path):
-    answer = run_verify(str(ROOT / "setup/verify.py"), "--skip-torch", PATH=str(tmp_path), HOME=str(tmp_path))
-    assert "GPU       none: there is no nvidia-smi" in answer.stdout
-    assert answer.stderr == ""
-    assert verify.problems(MACHINE) == []
-
-
 def test_verify_answers_before_anything_is_installed(tmp_path):
     answer = run_verify("-S", str(ROOT / "setup/verify.py"), PATH=str(tmp_path), HOME=str(tmp_path))  # -S: stdlib only
     assert answer.returncode == 3
@@ -151,17 +137,13 @@ def test_verify_answers_before_anything_is_installed(tmp_path):
     assert "run `bash setup_environment.sh`" in answer.stdout
 
 
-def test_secrets_are_named_and_never_shown(tmp_path):
-    answer = run_verify(
-        str(ROOT / "setup/verify.py"),
-        "--skip-torch",
-        "--json",
-        PATH=str(tmp_path),
-        HOME=str(tmp_path),
-        HF_TOKEN="hf_abc",
-    )
-    assert json.loads(answer.stdout)["machine"]["secrets_set"] == ["HF_TOKEN"]
-    assert "hf_abc" not in answer.stdout
+def test_missing_gpu_is_a_fact_and_secrets_are_named_and_never_shown(tmp_path):
+    program, places = str(ROOT / "setup/verify.py"), {"PATH": str(tmp_path), "HOME": str(tmp_path)}
+    answer = run_verify(program, "--skip-torch", **places)
+    assert "GPU       none: there is no nvidia-smi" in answer.stdout and answer.stderr == ""
+    assert verify.problems(MACHINE) == []
+    answer = run_verify(program, "--skip-torch", "--json", **places, HF_TOKEN="hf_abc")
+    assert json.loads(answer.stdout)["machine"]["secrets_set"] == ["HF_TOKEN"] and "hf_abc" not in answer.stdout
 
 
 @pytest.mark.parametrize(
@@ -197,15 +179,15 @@ def test_each_doubt_is_one_line_that_names_it(changes, expected):
     assert expected in line
 
 
-@pytest.mark.parametrize(
-    "switches",
-    [{"HF_XET_HIGH_PERFORMANCE": "0"}, {"SSH_CONNECTION": "1.2.3.4", "TMUX": "/tmp/tmux"}, {"TMUX": "/tmp/tmux"}],
-)
-def test_harmless_switches_give_no_doubt(switches):
-    assert verify.doubts(replace(MACHINE, switches_set=switches)) == []
+def test_harmless_switches_give_no_doubt():
+    for switches in (
+        {"HF_XET_HIGH_PERFORMANCE": "0"},
+        {"SSH_CONNECTION": "1.2.3.4", "TMUX": "/tmp/tmux"},
+        {"TMUX": "/tmp/tmux"},
+    ):
+        assert verify.doubts(replace(MACHINE, switches_set=switches)) == []
 
 
-def test_folder_that_cannot_be_written_is_reported(tmp_path):
+def test_asking_whether_a_folder_can_be_written_leaves_none(tmp_path):
     assert verify.write_problem(tmp_path / "results" / "deep") is None
     assert not (tmp_path / "results").exists()
-    assert verify.write_problem(Path("/proc/results")) is not None
