@@ -2,14 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas
 
 from boundby import compare
 from boundby.compare import MINIMUM_EFFECT, Comparison
 from boundby.training.records import StageTimes
 from boundby.training.steps import Share, StepTable, share_of, step_table, windows
+
+if TYPE_CHECKING:
+    import pandas
 
 LEAST_STEPS = 10  # in two windows
 STEP_ROW = "whole step"
@@ -145,11 +148,13 @@ def thinned(numbers: np.ndarray, values: np.ndarray, most: int = MOST_POINTS) ->
     return numbers[order], values[order]
 
 
-def points(lines: Mapping[str, tuple[np.ndarray, np.ndarray]], unit: float = 1.0) -> pandas.DataFrame:
+def points(lines: Mapping[str, tuple[np.ndarray, np.ndarray]], unit: float = 1.0) -> "pandas.DataFrame":
     """Return lines as rows of `x`, `y` in the given unit, and `series`, as a drawing takes them."""
     rows = [
         (int(x), float(y) / unit, name)
         for name, (numbers, values) in lines.items()
         for x, y in zip(numbers, values, strict=True)
     ]
+    import pandas  # takes a third of a second, and the rules of the alerts do without
+
     return pandas.DataFrame(rows, columns=["x", "y", "series"])
