@@ -50,6 +50,8 @@ class Verdict(TypedDict):
 class Row(TypedDict, total=False):
     """One batch size of the sweep in one dtype; `utils.columns.COLUMNS` says what each column means.
 
+    Here stand the columns that are read by name; a row may have more.
+
     `reasons` says why a column is None, under `all` where the whole row is empty.
     """
 

@@ -228,9 +228,10 @@ def test_warm_up_and_memory_give_doubts_once() -> None:
     assert (row["warmup_runs"], row["warmup_converged"]) == (3, False)
 
 
-def test_every_column_has_a_type() -> None:
+def test_every_typed_column_is_one_of_the_table() -> None:
+    """A new column is an entry of the table alone; a type it needs only where code reads it by its name."""
     facts = {"doubt_kinds", "reasons", "verdict"}
-    assert set(document.Row.__annotations__) - facts == set(NAMES)
+    assert set(document.Row.__annotations__) - facts <= set(NAMES)
 
 
 def test_an_outlier_is_a_doubt() -> None:
