@@ -6,8 +6,10 @@ least time it can take (the roofline model of Williams, Waterman & Patterson 200
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from boundby.stats import Estimate
+if TYPE_CHECKING:  # it loads scipy, half of the time in which a trace is read and judged
+    from boundby.stats import Estimate
 
 ALWAYS_MAPPED_BYTES = 32 * 2**20  # glibc's largest threshold: larger blocks come from the system every time
 
@@ -26,7 +28,7 @@ class Interval:
         return cls(value, value, value)
 
     @classmethod
-    def of(cls, estimate: Estimate) -> "Interval":
+    def of(cls, estimate: "Estimate") -> "Interval":
         """Return the interval of an estimate; one round has none, and its ends are the value."""
         return cls(estimate.value, estimate.low or estimate.value, estimate.high or estimate.value)
 
