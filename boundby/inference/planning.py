@@ -103,7 +103,7 @@ def choose_precision(
     tried: list[tuple[ExactnessReport, Predictor]] = []
     reasons: list[str] = []
     for name, precision in by_name.items():
-        if rule.kind == "same" and precision.dtype != torch.float32:
+        if rule.kind == "same" and not precision.keeps_weights:
             continue
         wanted = replace(options, precision=name, guard_margin=0.0)
         try:

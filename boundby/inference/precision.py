@@ -10,12 +10,14 @@ to the whole process; it holds during a forward and is set back afterwards.
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch.nn import functional
+from torch import nn
 
 from boundby.ceilings import matmul_precision
 from boundby.device import fast_float32_products, has_bfloat16_products
+from boundby.inference.reference import in_dtype
 
 EFFECT_SIZE = 256  # of the measured product: above the sizes that kernels treat apart
 # How far logits may be from the model's own, as a share of the largest, before the wiring is doubted: so many times the
@@ -31,6 +33,15 @@ class Precision:
     name: str
     dtype: torch.dtype
     fast_products: bool = False
+
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether the weights are those of the model in float32, to the last bit."""
+        return self.dtype == torch.float32
+
+    def copy_of(self, model: nn.Module) -> Any:
+        """Return a working copy of the model in this precision, in evaluation mode; equal weights are shared."""
+        return in_dtype(model, self.dtype)
 
     @contextlib.contextmanager
     def active(self, device: torch.device) -> Iterator[None]:
@@ -65,8 +76,10 @@ def matmul_effect(precision: Precision, device: torch.device) -> float:
     generator = torch.Generator().manual_seed(0)
     left, right = (torch.randn(EFFECT_SIZE, EFFECT_SIZE, generator=generator) for _ in range(2))
     exact = left.double() @ right.double().t()
-    with precision.active(device):
-        product = functional.linear(left.to(device, precision.dtype), right.to(device, precision.dtype))
+    layer = nn.Linear(EFFECT_SIZE, EFFECT_SIZE, bias=False, device=device)
+    layer.weight.data.copy_(right)
+    with torch.inference_mode(), precision.active(device):
+        product = precision.copy_of(layer)(left.to(device, precision.dtype))
     return float((product.cpu().double() - exact).abs().max() / exact.abs().max())
 
 

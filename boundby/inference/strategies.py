@@ -20,7 +20,7 @@ from boundby.device import is_gpu, is_host
 from boundby.inference import last_layer, packing
 from boundby.inference.batches import Tokens, collate, packs, token_budget_batches
 from boundby.inference.precision import Precision
-from boundby.inference.reference import float32_head, in_dtype, padding_id
+from boundby.inference.reference import float32_head, padding_id
 
 HALF = (torch.bfloat16, torch.float16)
 BACKEND = "inductor"
@@ -35,10 +35,10 @@ class Strategy:
     name: str
     own_head = True  # computed here in float32, rather than by the model's forward
 
-    def __init__(self, model: Any, tokenizer: Any, dtype: torch.dtype, trims: bool) -> None:
+    def __init__(self, model: Any, tokenizer: Any, precision: Precision, trims: bool) -> None:
         self.device: torch.device = model.device
         self.trims = trims
-        self.model = in_dtype(model, dtype)
+        self.model = precision.copy_of(model)
         if self.own_head:
             float32_head(self.model)
         if trims:
@@ -97,8 +97,8 @@ class Strategy:
 class Packed(Strategy):
     """Texts in one row without padding."""
 
-    def __init__(self, model: Any, tokenizer: Any, dtype: torch.dtype, trims: bool, *, attention: str) -> None:
-        super().__init__(model, tokenizer, dtype, trims)
+    def __init__(self, model: Any, tokenizer: Any, precision: Precision, trims: bool, *, attention: str) -> None:
+        super().__init__(model, tokenizer, precision, trims)
         packing.register()
         self.name = "packed, variable-length attention" if attention == packing.VARLEN else "packed, by length"
         self._attention = attention
@@ -145,10 +145,10 @@ class Padded(Strategy):
     Without one: in a causal model no real token sees the padding. Texts of one length need no mask in any model.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, dtype: torch.dtype, trims: bool, *, masked: bool) -> None:
+    def __init__(self, model: Any, tokenizer: Any, precision: Precision, trims: bool, *, masked: bool) -> None:
         self.name = "padded with a mask" if masked else "padded on the right without a mask"
         self.own_head = not masked
-        super().__init__(model, tokenizer, dtype, trims)
+        super().__init__(model, tokenizer, precision, trims)
         # The stock head of a decoder without a padding id takes one text at a time.
         self._alone = masked and self._skipped_id is None and (self._reads_last or self._is_causal)
 
@@ -189,7 +189,7 @@ def candidates(
     ways.append(("masked", partial(Padded, masked=True)))
     can_trim = trims and has_known_head and is_causal(model) is not None and last_layer.is_known(model)
     return [
-        (f"{name}, trimmed" if trimmed else name, partial(make, model, tokenizer, precision.dtype, trimmed))
+        (f"{name}, trimmed" if trimmed else name, partial(make, model, tokenizer, precision, trimmed))
         for name, make in ways
         for trimmed in ((True, False) if can_trim else (False,))
     ]

@@ -128,7 +128,7 @@ def test_the_kernel_for_variable_lengths_is_asked_for_what_the_model_does(family
     monkeypatch.setattr(varlen, "varlen_attn", plain)
     model = windowed(family) if family in WINDOWED else classifiers.build(family, 50, 0)
     with torch.inference_mode():
-        packed = strategies.Packed(model, None, torch.float32, trims, attention=VARLEN)
+        packed = strategies.Packed(model, None, PRECISIONS["float32"], trims, attention=VARLEN)
         found = packed.logits(tokens, range(len(LENGTHS))).numpy()
     alone = one_by_one(model, tokens, range(len(LENGTHS)))
     np.testing.assert_allclose(found, alone, atol=1e-4 * np.abs(alone).max(), rtol=0)
