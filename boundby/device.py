@@ -47,10 +47,15 @@ def is_gpu(device: torch.device | str) -> bool:
     return torch.device(device).type == "cuda"
 
 
+def runtime(device: torch.device | str) -> Any:
+    """Return torch's module for the GPUs of this vendor: streams, events, memory and names."""
+    return torch.get_device_module(device)
+
+
 def has_bfloat16_products(device: torch.device) -> bool:
     """Tell whether the device multiplies in bfloat16, rather than emulating it slower than float32."""
     if is_gpu(device):
-        return bool(torch.cuda.is_bf16_supported())
+        return bool(runtime(device).is_bf16_supported())
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
@@ -62,7 +67,7 @@ def fast_float32_products(device: torch.device) -> str | None:
 def synchronizer(device: torch.device) -> Callable[[], None]:
     """Return a callable that waits until the device has done all queued work; on a CPU it does nothing."""
     if is_gpu(device):
-        return lambda: torch.cuda.synchronize(device)
+        return lambda: runtime(device).synchronize(device)
     return lambda: None
 
 
@@ -114,37 +119,37 @@ class Allocator:
     """The counters of a GPU's caching allocator, in bytes."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self._device, self._runtime = device, runtime(device)
 
     def reset_peaks(self) -> None:
         """Wait for the device, and set the peaks back to what is held now."""
-        torch.cuda.synchronize(self._device)
-        torch.cuda.reset_peak_memory_stats(self._device)
+        self._runtime.synchronize(self._device)
+        self._runtime.reset_peak_memory_stats(self._device)
 
     @property
     def allocated(self) -> int:
         """Bytes of tensors now."""
-        return torch.cuda.memory_allocated(self._device)
+        return int(self._runtime.memory_allocated(self._device))
 
     @property
     def reserved(self) -> int:
         """Bytes taken from the device now."""
-        return torch.cuda.memory_reserved(self._device)
+        return int(self._runtime.memory_reserved(self._device))
 
     @property
     def peak_allocated(self) -> int:
         """Most bytes of tensors since the peaks were set back."""
-        return torch.cuda.max_memory_allocated(self._device)
+        return int(self._runtime.max_memory_allocated(self._device))
 
     @property
     def peak_reserved(self) -> int:
         """Most bytes taken from the device since the peaks were set back."""
-        return torch.cuda.max_memory_reserved(self._device)
+        return int(self._runtime.max_memory_reserved(self._device))
 
     @property
     def total(self) -> int:
         """Bytes that the device has."""
-        return int(torch.cuda.get_device_properties(self._device).total_memory)
+        return int(self._runtime.get_device_properties(self._device).total_memory)
 
 
 def allocator(device: torch.device) -> Allocator | None:
@@ -156,14 +161,14 @@ def last_level_cache_bytes(device: torch.device) -> int | None:
     """Return the bytes of a GPU's last cache, as far as it tells; None for a device that is none."""
     if not is_gpu(device):
         return None
-    return getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0) or ASSUMED_GPU_CACHE_BYTES
+    return getattr(runtime(device).get_device_properties(device), "L2_cache_size", 0) or ASSUMED_GPU_CACHE_BYTES
 
 
 def describe(device: torch.device) -> dict[str, Any]:
     """Return name, memory in bytes and, for a GPU, capability and number of multiprocessors."""
     if not is_gpu(device):
         return {"type": device.type, "threads": torch.get_num_threads()}
-    properties = torch.cuda.get_device_properties(device)
+    properties = runtime(device).get_device_properties(device)
     return {
         "type": "cuda",
         "name": properties.name,
@@ -176,7 +181,7 @@ def describe(device: torch.device) -> dict[str, Any]:
 
 def uuid_of(device: torch.device) -> str | None:
     """Return the identifier NVML knows this GPU by, since its numbers differ from CUDA's; None for other devices."""
-    return str(torch.cuda.get_device_properties(device).uuid) if is_gpu(device) else None
+    return str(runtime(device).get_device_properties(device).uuid) if is_gpu(device) else None
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -190,4 +195,4 @@ def release_memory(device: torch.device) -> None:
     """Give back what the allocator keeps; call it outside the `except` block, whose traceback holds the tensors."""
     gc.collect()
     if is_gpu(device):
-        torch.cuda.empty_cache()
+        runtime(device).empty_cache()

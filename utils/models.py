@@ -68,7 +68,7 @@ def load(
     """Return the model of `source` in `dtype` on `device`, with its tokenizer. Reads local files only."""
     target = _device(device)
     if is_gpu(target):
-        torch.cuda.set_device(target)  # streams, events and graphs belong to the current GPU
+        devices.runtime(target).set_device(target)  # streams, events and graphs belong to the current GPU
     started = clock()
     tokenizer = load_tokenizer(source, trust_remote_code)
     model = _load_weights(source, target, dtype, trust_remote_code)

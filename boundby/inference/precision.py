@@ -76,10 +76,11 @@ def matmul_effect(precision: Precision, device: torch.device) -> float:
     generator = torch.Generator().manual_seed(0)
     left, right = (torch.randn(EFFECT_SIZE, EFFECT_SIZE, generator=generator) for _ in range(2))
     exact = left.double() @ right.double().t()
-    layer = nn.Sequential(nn.Linear(EFFECT_SIZE, EFFECT_SIZE, bias=False, device=device))  # some swap modules inside it
-    layer[0].weight.data.copy_(right)
+    layer = nn.Linear(EFFECT_SIZE, EFFECT_SIZE, bias=False, device=device)
+    layer.weight.data.copy_(right)
+    working_copy = precision.copy_of(nn.Sequential(layer))  # some conversions swap the modules inside one
     with torch.inference_mode(), precision.active(device):
-        product = precision.copy_of(layer)(left.to(device, precision.dtype))
+        product = working_copy(left.to(device, precision.dtype))
     return float((product.cpu().double() - exact).abs().max() / exact.abs().max())
 
 

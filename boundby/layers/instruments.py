@@ -3,10 +3,11 @@
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import torch
 
-from boundby.device import CudaQueue, is_gpu, is_host, synchronizer
+from boundby.device import CudaQueue, is_gpu, is_host, runtime, synchronizer
 from boundby.disturbance import HostCounters, Watch
 from boundby.layers.passes import Allocator
 from boundby.layers.probes import Clock
@@ -18,23 +19,23 @@ class CudaMarks:
 
     def __init__(self, device: torch.device) -> None:
         self._queue = CudaQueue(device)
-        self._device = device
-        self._pool: list[torch.cuda.Event] = []
+        self._device, self._runtime = device, runtime(device)
+        self._pool: list[Any] = []
         self.hold = self._queue.hold
         self.has_passed = self._queue.has_passed
         self.seconds_between = self._queue.seconds_between
 
-    def mark(self) -> torch.cuda.Event:
+    def mark(self) -> Any:
         """Queue an event on the stream in use."""
-        event = self._pool.pop() if self._pool else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self._device))
+        event = self._pool.pop() if self._pool else self._runtime.Event(enable_timing=True)
+        event.record(self._runtime.current_stream(self._device))
         return event
 
     def stream(self) -> Hashable:
-        """Return the number of the stream in use."""
-        return torch.cuda.current_stream(self._device).cuda_stream
+        """Return the stream in use."""
+        return cast(Hashable, self._runtime.current_stream(self._device))
 
-    def reuse(self, mark: torch.cuda.Event) -> None:
+    def reuse(self, mark: Any) -> None:
         """Put the event back into the pool."""
         self._pool.append(mark)
 
@@ -47,15 +48,15 @@ class CudaAllocator:
 
     def allocated_bytes(self) -> int:
         """Return what tensors hold now."""
-        return torch.cuda.memory_allocated(self.device)
+        return int(runtime(self.device).memory_allocated(self.device))
 
     def peak_bytes(self) -> int:
         """Return the most that tensors held since the peak was last reset."""
-        return torch.cuda.max_memory_allocated(self.device)
+        return int(runtime(self.device).max_memory_allocated(self.device))
 
     def reset_peak(self) -> None:
         """Set the peak back to what is held now."""
-        torch.cuda.reset_peak_memory_stats(self.device)
+        runtime(self.device).reset_peak_memory_stats(self.device)
 
 
 def _no_wait() -> None:

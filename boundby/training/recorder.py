@@ -106,30 +106,30 @@ class CudaMarks:
     """
 
     def __init__(self, device: "torch.device") -> None:
-        import torch
+        from boundby.device import runtime
 
-        self._cuda: Any = torch.cuda
+        self._runtime = runtime(device)
         self._device = device
         self._pool: list[Any] = []
 
-    def mark(self) -> tuple[Any, int] | None:
+    def mark(self) -> tuple[Any, Any] | None:
         """Queue an event on the stream in use; None while that is captured."""
-        if self._cuda.is_current_stream_capturing():
+        if self._runtime.is_current_stream_capturing():
             return None
-        event = self._pool.pop() if self._pool else self._cuda.Event(enable_timing=True)
-        stream = self._cuda.current_stream(self._device)
+        event = self._pool.pop() if self._pool else self._runtime.Event(enable_timing=True)
+        stream = self._runtime.current_stream(self._device)
         event.record(stream)
-        return event, stream.cuda_stream
+        return event, stream
 
-    def has_passed(self, mark: tuple[Any, int]) -> bool:
+    def has_passed(self, mark: tuple[Any, Any]) -> bool:
         """Tell whether the stream has passed the event."""
-        return not self._cuda.is_current_stream_capturing() and bool(mark[0].query())
+        return not self._runtime.is_current_stream_capturing() and bool(mark[0].query())
 
-    def seconds_between(self, start: tuple[Any, int], end: tuple[Any, int]) -> float | None:
+    def seconds_between(self, start: tuple[Any, Any], end: tuple[Any, int]) -> float | None:
         """Return the seconds between two events; None where they stand in different streams."""
         return float(start[0].elapsed_time(end[0])) / 1e3 if start[1] == end[1] else None
 
-    def reuse(self, mark: tuple[Any, int]) -> None:
+    def reuse(self, mark: tuple[Any, Any]) -> None:
         """Put the event back into the pool."""
         self._pool.append(mark[0])
 

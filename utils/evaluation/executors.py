@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from boundby.device import is_gpu, pick_device
+from boundby.device import is_gpu, pick_device, runtime
 from utils.errors import PipelineError
 from utils.evaluation.shards import Receipt, ShardPredictor
 
@@ -69,17 +69,14 @@ def local(workers: int, device: str, note: Callable[[str], object], *, trust_rem
 def local_workers(device: str) -> int:
     """Return how many workers this machine is for: one per GPU where any may be used, else one."""
     if device in ("auto", "cuda") and is_gpu(pick_device("auto")):
-        import torch
-
-        return torch.cuda.device_count()
+        return int(runtime(pick_device("auto")).device_count())
     return 1
 
 
 def _device_of(number: int, device: str) -> str:
     if device in ("auto", "cuda") and is_gpu(pick_device(device)):
-        import torch
-
-        return f"cuda:{number % torch.cuda.device_count()}"
+        gpu = pick_device(device)
+        return f"{gpu.type}:{number % runtime(gpu).device_count()}"
     return device
 
 

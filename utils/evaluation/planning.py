@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from boundby import environment, files
-from boundby.device import is_gpu, pick_device
+from boundby.device import is_gpu, pick_device, runtime
 from boundby.inference import PRECISIONS, PrecisionRule, Predictor, PredictorOptions, choose_precision
 from boundby.inference.planning import SAMPLE_ROWS, Sample, same_guard
 from boundby.inference.reference import ExactnessReport
@@ -108,7 +108,7 @@ def model_hashes(folder: Path) -> tuple[str, str]:
 
 def device_name(device: torch.device) -> str:
     """Return which processor computes on `device`."""
-    return torch.cuda.get_device_name(device) if is_gpu(device) else environment.machine()["cpu"]
+    return str(runtime(device).get_device_name(device)) if is_gpu(device) else environment.machine()["cpu"]
 
 
 def make(wanted: Identity, dataset: Path, loaded: LoadedModel, workers: int) -> Plan:
