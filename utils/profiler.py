@@ -299,7 +299,8 @@ class _Plan:
             warm = self._warm_up(call)
             self._warmed.add(batch_size)
         count = batches or self._affordable(warm.seconds / warm.runs)
-        if batch_size not in self._visited and not is_host(owner.device):  # a GPU loads the kernels of a shape on demand
+        if batch_size not in self._visited and not is_host(owner.device):
+            # A GPU loads kernels when a shape first asks for them: once in a dataset, but in every other batch of a few.
             for index in arrivals.sample(self.settings.num_runs, -1):
                 timer.isolated(_caller(owner.model, self._batch(batch_size, index)))
         chosen = {index: self._batch(batch_size, index) for index in arrivals.sample(count, number)}

@@ -41,7 +41,8 @@ def test_rounds_that_timed_other_batches_say_the_same_of_the_whole_dataset() -> 
     def batch(index: int, tokens: int, slower: float = 1.0) -> Timing:
         return Timing("isolated", index, slower * (0.5 + tokens / 64 + tokens**2 / 4096), 4, tokens, 4 * tokens)
 
-    whole = Totals(batches=3, samples=12, tokens_real=168, tokens_padded=672, tokens_squared=4 * (8**2 + 32**2 + 128**2))
+    squared = 4 * (8**2 + 32**2 + 128**2)
+    whole = Totals(batches=3, samples=12, tokens_real=168, tokens_padded=672, tokens_squared=squared)
     seconds = sum(batch(0, tokens).seconds for tokens in (8, 32, 128))
     rounds = [(batch(0, 8), batch(2, 128)), (batch(0, 8), batch(1, 32)), (batch(1, 32, 1.1), batch(2, 128, 1.1))]
     made = [replace(visit(*timings, number=number), whole=whole) for number, timings in enumerate(rounds)]
