@@ -397,7 +397,7 @@ def _operators(
             dtype=step.dtype,
             hot_s=None if seconds is None else seconds * len(numbers),
             in_order_s=in_order_s,
-            padding_share=None if isinstance(shares, Missing) else shares.get(key, 0.0),
+            padding_share=None if isinstance(shares, Missing) else shares.get(key),
         )
 
 
@@ -413,34 +413,38 @@ def _cuts(recording: Recording, in_order: Sequence[float], hot: _Hot) -> Iterato
         yield Cut(reason[0], names, sum(seconds for _, seconds in cut), reason[1])
 
 
+Amounts = dict[str, list[int]]  # FLOPs, or bytes where there are none, of each call of an operator in order
+
+
 @dataclass(frozen=True)
 class _Shorter:
-    """The same batch with fewer tokens: its forward, and the work of each step, None for views."""
+    """The same batch with fewer tokens: its forward, and the work in it."""
 
     tokens: int
     work: Work
-    steps: tuple[tuple[str, int | None], ...]
+    amounts: Amounts
 
 
 def _shorter(lengths: Lengths | None) -> list[_Shorter]:
     if lengths is None:
         return []
-    found = []
-    for tokens in sorted({lengths.padded_to // fraction for fraction in FRACTIONS} - {0}):
-        work = lengths.cut_to(tokens)
-        found.append(_Shorter(tokens, work, _amounts(record(work))))
+    tokens = sorted({lengths.padded_to // fraction for fraction in FRACTIONS} - {0})
+    works = [(number, lengths.cut_to(number)) for number in tokens]
+    return [_Shorter(number, work, _amounts(record(work))) for number, work in works]
+
+
+def _amounts(recording: Recording) -> Amounts:
+    found: Amounts = {}
+    for step in recording.steps:
+        if step.cost is not None:
+            found.setdefault(step.name, []).append(step.cost.flops or step.cost.bytes)
     return found
-
-
-def _amounts(recording: Recording) -> tuple[tuple[str, int | None], ...]:
-    """Return FLOPs, or bytes where there are none, of each step."""
-    return tuple((step.name, (step.cost.flops or step.cost.bytes) if step.cost else None) for step in recording.steps)
 
 
 def _padding_shares(
     recording: Recording, shorter: Sequence[_Shorter], lengths: Lengths | None
 ) -> dict[Any, float] | Missing:
-    """Return the share of each operator's work that is for padding.
+    """Return the share of each operator's work that is for padding, where the shorter forwards have it as often.
 
     Its work is the parabola of the tokens through the counted lengths: a constant (weights, one row per text), what
     grows with the tokens, and with their square. Of a batch without padding it is the mean over its texts.
@@ -449,20 +453,22 @@ def _padding_shares(
         return Missing("the tokens of each text are not known")
     if len(shorter) < len(FRACTIONS):
         return Missing(f"texts of {lengths.padded_to} tokens are too short to tell how the work grows with them")
-    own = _amounts(recording)
-    if any([name for name, _ in other.steps] != [name for name, _ in own] for other in shorter):
-        return Missing("the operators are others where texts are shorter")
     nodes = [*(float(other.tokens) for other in shorter), float(lengths.padded_to)]
+    real = [min(tokens, lengths.padded_to) for tokens in lengths.real]
     done: dict[Any, float] = {}
     useful: dict[Any, float] = {}
-    for number, step in enumerate(recording.steps):
+    own = _amounts(recording)
+    counts = [{name: len(amounts) for name, amounts in each.items()} for each in (own, *(o.amounts for o in shorter))]
+    places: dict[str, int] = {}
+    for step in recording.steps:
         if step.cost is None:
             continue
-        amounts = [float(steps[number][1] or 0) for steps in (*(other.steps for other in shorter), own)]
+        place = places[step.name] = places.get(step.name, -1) + 1
+        if len({count.get(step.name) for count in counts}) > 1:
+            continue
+        amounts = [float(each[step.name][place]) for each in (*(other.amounts for other in shorter), own)]
         done[step.key] = done.get(step.key, 0.0) + amounts[-1]
-        useful[step.key] = useful.get(step.key, 0.0) + mean(
-            parabola(nodes, amounts, min(tokens, lengths.padded_to)) for tokens in lengths.real
-        )
+        useful[step.key] = useful.get(step.key, 0.0) + mean(parabola(nodes, amounts, tokens) for tokens in real)
     return {key: max(0.0, 1 - useful[key] / amount) if amount else 0.0 for key, amount in done.items()}
 
 
