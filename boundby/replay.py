@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
+from boundby.disturbance import HostCounters, Watch
 from boundby.known import Missing
 from boundby.recording import Marked, Program, Recording, Step, program, record
 from boundby.roofline import Interval, OperatorLoad
@@ -152,14 +153,17 @@ def replay(
     lengths: Lengths | None = None,
     settings: Sequence[Setting] = (),
     budget_s: float = BUDGET_S,
+    watch: Watch | None = None,
 ) -> Replay:
     """Return what one forward, `work`, takes whole, in order and operator by operator, measured within `budget_s`.
 
     `queue` is that of the GPU it runs on, None on a CPU. `weights_bytes` are those of the model's parameters; without
-    them those of all tensors that were there before the call. `settings` are replayed in pairs with what is in use.
+    them those of all tensors that were there before the call. `settings` are replayed in turns with what is in use.
+    `watch` notices what else uses the machine, by default on the host.
     Raises ValueError where no operator is seen, or where one has FLOPs that are not known.
     """
-    start = timer.clock()
+    watch, start = (watch or Watch(HostCounters())).start(), timer.clock()
+    threads = torch.get_num_threads() if queue is None else 1
     with torch.inference_mode(), torch.random.fork_rng(enabled=queue is None):
         recording = record(work)
         shorter = _shorter(lengths)
@@ -183,6 +187,8 @@ def replay(
         variants=tuple(rounds.variants(settings)),
         shapes=tuple(_shape_times(lengths, shorter, rounds)),
         seconds=timer.clock() - start,
+        rounds=len(rounds.forward),
+        doubts=tuple(disturbance.text for disturbance in watch.stop().disturbances(threads)),
     )
 
 
@@ -231,8 +237,9 @@ class _Bench:
         own = program(self.recording)
         found = _Rounds(shorter=[[] for _ in shorter])
         changed = {setting.fix: self._changed(setting, own) for setting in settings}
+        once = self.instruments.whole(work)
+        calls = max(1, math.ceil(ROUND_BLOCK_S / max(once, 1e-9)))
         own.run()
-        calls = max(1, math.ceil(ROUND_BLOCK_S / max(self.instruments.whole(work), 1e-9)))
         longest = 0.0
         for number in range(MOST_ROUNDS):
             start = self.clock()
@@ -242,7 +249,7 @@ class _Bench:
             for cut, seconds in zip(shorter, found.shorter, strict=True):
                 seconds.append(self._block(cut, calls, self.instruments.whole))
             for setting in settings:
-                self._pair(setting, own, changed[setting.fix], calls, found)
+                self._under(setting, changed[setting.fix], calls, found)
             longest = max(longest, self.clock() - start)
         return found
 
@@ -270,17 +277,16 @@ class _Bench:
             return Missing(_said(error))
         return changed
 
-    def _pair(self, setting: Setting, own: Program, changed: Program | Missing, calls: int, found: _Rounds) -> None:
+    def _under(self, setting: Setting, changed: Program | Missing, calls: int, found: _Rounds) -> None:
+        """Time the operators in order under a setting, over their time without it in this round."""
         if isinstance(changed, Missing):
             found.ratios[setting.fix] = changed
             return
-        before = self._in_order(own.run, calls)
         with setting.entered():
-            after = self._in_order(changed.run, calls)
-        own.run()  # threads and kernels of the setting are not those of what is timed next
+            seconds = self._in_order(changed.run, calls)
         ratios = found.ratios.setdefault(setting.fix, [])
         assert isinstance(ratios, list)
-        ratios.append(after / before)
+        ratios.append(seconds / found.in_order[-1])
 
     def _in_order(self, run: Work, calls: int) -> float:
         """Return the seconds of a program; one that takes too long to issue is timed from idle to idle."""
@@ -288,7 +294,8 @@ class _Bench:
 
     @staticmethod
     def _block(work: Work, calls: int, timed: Callable[[Work], float]) -> float:
-        timed(work)  # what ran before was something else
+        if calls > 1:  # what ran before was something else; a long call is hardly touched by that
+            timed(work)
         return median(timed(work) for _ in range(calls))
 
     def hot(self, in_order: Sequence[float]) -> _Hot:

@@ -59,7 +59,8 @@ class Replay:
     call costs the host inside a replay (0 where the device is timed by its own events), `views_s` what all views and
     bare allocations cost it, `calls` how many operators the forward calls, views among them. `padding` says why shares
     of padding are not known. `variants` are the same operators under fixes, `shapes` the forward at other sizes;
-    `seconds` is what all of it took.
+    `seconds` is what all of it took, `rounds` how often the forward and its operators took turns; `doubts` say what
+    else used the machine meanwhile.
     """
 
     operators: tuple[ReplayedOperator, ...]
@@ -75,6 +76,8 @@ class Replay:
     variants: "tuple[Variant, ...]" = ()
     shapes: "tuple[ShapeTime, ...]" = ()
     seconds: float = 0.0
+    rounds: int = 0
+    doubts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
