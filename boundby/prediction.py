@@ -6,7 +6,7 @@ were then tried (docs/method.md). A bound takes nothing but the measured limits 
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from boundby.roofline import Interval, Limits, OperatorLoad, least_seconds
@@ -36,24 +36,25 @@ def predictions(  # noqa: PLR0913  (a forward, its machine, and what each fix ne
     *,
     lengths: Sequence[int] | None = None,
     input_s: float | None = None,
-    threads: int = 1,
-    shapes: Sequence[tuple[int, int]] = (),
+    batch_sizes: Sequence[int] = (),
+    tokens_at: Mapping[int, int] | None = None,
 ) -> tuple[Gain, ...]:
     """Return the gain that is predicted of each fix that applies, with its 90 % interval, and the most it can bring.
 
     `limits_under` returns the machine's limits under a fix (its dtype, its precision of products; those in use for any
     other); a fix for which it returns None has no bound and no prediction. `lengths` are the tokens of each text of the
-    batch, `input_s` the seconds to make its input on one of `threads` cores, `shapes` the samples and the tokens of
-    each for the batch sizes to predict. Both ends of a gain are factors of the throughput.
+    batch, `input_s` the seconds to make its input on one core, `batch_sizes` those to predict, with `tokens_at` the
+    tokens to which their texts are padded (as many as here where it does not say). Both ends of a gain are factors of
+    the throughput.
     """
     known = _Known(replay, split, limits_under)
     found = [*known.variants()]
     if lengths is not None:
         found += known.without_padding(lengths)
-    found += known.batch_sizes(shapes)
+    found += known.batch_sizes(batch_sizes, tokens_at or {})
     found += known.issued_otherwise()
     if input_s:
-        found += known.input_ahead(input_s, threads)
+        found += known.input_ahead(input_s)
     return tuple(found)
 
 
@@ -101,13 +102,14 @@ class _Known:
         apart = 0.0 if by_time is None else abs(math.log(by_work / by_time)) / 2
         yield self.gain(fix, seconds, apart, useful_s, f"{100 * share:.0f} % of the time is for padding")
 
-    def batch_sizes(self, shapes: Sequence[tuple[int, int]]) -> Iterator[Gain]:
+    def batch_sizes(self, sizes: Sequence[int], tokens_at: Mapping[int, int]) -> Iterator[Gain]:
         """Yield the gain of other batch sizes: the host's part stays, the rest grows with samples and tokens."""
         if not self.replay.shapes:
             return
         own = self.replay.shapes[-1]
         host_s = max(0.0, self.split["host"].seconds)
-        for samples, tokens in shapes:
+        for samples in sizes:
+            tokens = tokens_at.get(samples, own.tokens)
             at_tokens = self.seconds_at(tokens)
             fix = Fix("batch_size", {"batch_size": samples})
             least_s = self.least_of_shape(fix, samples / own.samples, tokens / own.tokens)
@@ -153,10 +155,10 @@ class _Known:
         apart = max(abs(math.log(seconds / self.forward_s)), abs(math.log(fewest / seconds)), 0.05)
         yield self.gain(fix, seconds, apart, least_s, "the limits of products alone, all else joined to them")
 
-    def input_ahead(self, input_s: float, threads: int) -> Iterator[Gain]:
+    def input_ahead(self, input_s: float) -> Iterator[Gain]:
         """Yield the gain of making the input beside the forward; on a host it takes a core from it meanwhile."""
         both, longer = self.forward_s + input_s, max(self.forward_s, input_s)
-        seconds = max(input_s, self.forward_s + input_s / threads) if self.replay.on_host else longer
+        seconds = max(input_s, self.forward_s + input_s / self.replay.threads) if self.replay.on_host else longer
         yield _gain(
             Fix("overlap_input"), both, seconds, RULE_ERRORS["overlap_input"], longer, "the slower of both is left"
         )

@@ -7,7 +7,7 @@ The forward and its program take turns in rounds, so that a drift of the machine
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -28,6 +28,8 @@ from boundby.verdict import Fix
 BUDGET_S = 10.0
 HOT_SHARE = 0.45  # of the budget for operators alone; the rest is for rounds of the whole forward
 WALKS = 2  # through the program, at which operators are timed alone: a disturbance hits one of them
+MOST_WALKS = 4  # of those operators that were slower alone than in the model
+SLOWER_ALONE = 1.05
 HOT_BLOCKS = 5  # of each operator and walk
 HOT_BLOCK_S = 2e-3
 LEAST_ROUNDS, MOST_ROUNDS = 3, 15
@@ -162,21 +164,21 @@ def replay(
     `watch` notices what else uses the machine, by default on the host.
     Raises ValueError where no operator is seen, or where one has FLOPs that are not known.
     """
-    watch, start = (watch or Watch(HostCounters())).start(), timer.clock()
-    threads = torch.get_num_threads() if queue is None else 1
+    start, threads = timer.clock(), torch.get_num_threads()
     with torch.inference_mode(), torch.random.fork_rng(enabled=queue is None):
         recording = record(work)
         shorter = _shorter(lengths)
         instruments: Instruments = OnHost.calibrated(timer) if queue is None else OnDevice(timer, queue)
-        bench = _Bench(recording, instruments, timer.clock, start + budget_s)
+        watched = threads if queue is None else 1
+        bench = _Bench(recording, instruments, timer.clock, start + budget_s, watch or Watch(HostCounters()), watched)
         rounds = bench.rounds(work, [each.work for each in shorter], settings, start + (1 - HOT_SHARE) * budget_s)
-        in_order = rounds.steps or [median(rounds.in_order) / len(recording.steps)] * len(recording.steps)
+        in_order = rounds.steps or [rounds.in_order_s / len(recording.steps)] * len(recording.steps)
         hot = bench.hot(in_order)
     shares = _padding_shares(recording, shorter, lengths)
     return Replay(
         operators=tuple(_operators(recording, rounds.steps, hot, shares)),
-        forward_s=_middle(rounds.forward),
-        in_order_s=_middle(rounds.in_order),
+        forward_s=_middle([each.forward for each in rounds.counted]),
+        in_order_s=_middle([each.in_order for each in rounds.counted]),
         dispatch_s=instruments.dispatch_s,
         views_s=sum(hot.seconds.get(step.key, 0.0) for step in recording.steps if step.cost is None),
         calls=len(recording.steps),
@@ -187,30 +189,58 @@ def replay(
         variants=tuple(rounds.variants(settings)),
         shapes=tuple(_shape_times(lengths, shorter, rounds)),
         seconds=timer.clock() - start,
-        rounds=len(rounds.forward),
-        doubts=tuple(disturbance.text for disturbance in watch.stop().disturbances(threads)),
+        rounds=len(rounds.counted),
+        threads=threads,
+        doubts=rounds.doubts,
     )
 
 
-@dataclass
-class _Rounds:
-    """Seconds by round."""
+@dataclass(frozen=True)
+class _Round:
+    """The seconds of one round: of the forward, its operators in order and each step, shorter forwards, settings."""
 
-    forward: list[float] = field(default_factory=list)
-    in_order: list[float] = field(default_factory=list)
-    by_step: list[list[float]] = field(default_factory=list)
-    shorter: list[list[float]] = field(default_factory=list)
-    ratios: dict[Fix, list[float] | Missing] = field(default_factory=dict)
+    forward: float
+    in_order: float
+    steps: list[float] | None
+    shorter: list[float]
+    under: dict[Fix, float]
+    disturbances: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Rounds:
+    """The rounds that count: those that nothing disturbed, where there are enough of them, else all."""
+
+    counted: list[_Round]
+    refused: dict[Fix, Missing]
+
+    @classmethod
+    def of(cls, rounds: list[_Round], refused: dict[Fix, Missing]) -> "_Rounds":
+        """Choose by the counters of the machine, never by the times."""
+        quiet = [each for each in rounds if not each.disturbances]
+        return cls(quiet if len(quiet) >= min(LEAST_ROUNDS, len(rounds)) else rounds, refused)
 
     @cached_property
     def steps(self) -> list[float] | None:
         """The median seconds of each step, in the model's order; None where they were not taken."""
-        return [median(seconds) for seconds in zip(*self.by_step, strict=True)] if self.by_step else None
+        taken = [each.steps for each in self.counted if each.steps]
+        return [median(seconds) for seconds in zip(*taken, strict=True)] if taken else None
+
+    @cached_property
+    def in_order_s(self) -> float:
+        """The median seconds of all operators in order."""
+        return median(each.in_order for each in self.counted)
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """What else used the machine in the rounds that count."""
+        return tuple(dict.fromkeys(text for each in self.counted for text in each.disturbances))[:1]
 
     def variants(self, settings: Iterable[Setting]) -> Iterator[Variant]:
+        """Yield the time under each setting, over that without it in the same round."""
         for setting in settings:
-            ratios = self.ratios[setting.fix]
-            yield Variant(setting.fix, ratios if isinstance(ratios, Missing) else _ratio(ratios))
+            ratios = [each.under[setting.fix] / each.in_order for each in self.counted if setting.fix in each.under]
+            yield Variant(setting.fix, self.refused.get(setting.fix) or _ratio(ratios))
 
 
 @dataclass
@@ -231,41 +261,51 @@ class _Bench:
     instruments: Instruments
     clock: Callable[[], float]
     deadline: float
+    watch: Watch
+    threads: int
 
     def rounds(self, work: Work, shorter: Sequence[Work], settings: Sequence[Setting], deadline: float) -> _Rounds:
         """Time the forward, its operators in order, shorter forwards and settings, in turns until the deadline."""
         own = program(self.recording)
-        found = _Rounds(shorter=[[] for _ in shorter])
-        changed = {setting.fix: self._changed(setting, own) for setting in settings}
-        once = self.instruments.whole(work)
-        calls = max(1, math.ceil(ROUND_BLOCK_S / max(once, 1e-9)))
+        changed = {setting: self._changed(setting, own) for setting in settings}
+        refused = {setting.fix: run for setting, run in changed.items() if isinstance(run, Missing)}
+        runs = {setting: run for setting, run in changed.items() if not isinstance(run, Missing)}
+        calls = max(1, math.ceil(ROUND_BLOCK_S / max(self.instruments.whole(work), 1e-9)))
         own.run()
-        longest = 0.0
-        for number in range(MOST_ROUNDS):
+        rounds: list[_Round] = []
+        longest, quiet = 0.0, 0
+        while quiet < MOST_ROUNDS:
             start = self.clock()
-            if number >= LEAST_ROUNDS and start + longest > deadline or number and start + longest > self.deadline:
+            if quiet >= LEAST_ROUNDS and start + longest > deadline or rounds and start + longest > self.deadline:
                 break
-            self._whole_and_in_order(work, own, calls, found, number)
-            for cut, seconds in zip(shorter, found.shorter, strict=True):
-                seconds.append(self._block(cut, calls, self.instruments.whole))
-            for setting in settings:
-                self._under(setting, changed[setting.fix], calls, found)
+            rounds.append(self._round(work, own, shorter, runs, calls, is_whole_first=len(rounds) % 2 == 0))
+            quiet += not rounds[-1].disturbances
             longest = max(longest, self.clock() - start)
-        return found
+        return _Rounds.of(rounds, refused)
 
-    def _whole_and_in_order(self, work: Work, own: Program, calls: int, found: _Rounds, number: int) -> None:
-        """Time both, one after the other; which is first changes from round to round."""
-
-        def whole() -> None:
-            found.forward.append(self._block(work, calls, self.instruments.whole))
-
-        def in_order() -> None:
-            found.in_order.append(self._in_order(own.run, calls))
-
-        for timed in (whole, in_order) if number % 2 else (in_order, whole):
-            timed()
-        if seconds := self.instruments.marked(own.marked):
-            found.by_step.append(seconds)
+    def _round(  # noqa: PLR0913, PLR0917  (all that takes turns)
+        self,
+        work: Work,
+        own: Program,
+        shorter: Sequence[Work],
+        runs: Mapping[Setting, Program],
+        calls: int,
+        is_whole_first: bool,
+    ) -> _Round:
+        """Time everything once, the forward and its operators one right after the other."""
+        self.watch.start()
+        forward = self._block(work, calls, self.instruments.whole) if is_whole_first else None
+        in_order = self._in_order(own.run, calls)
+        if forward is None:
+            forward = self._block(work, calls, self.instruments.whole)
+        steps = self.instruments.marked(own.marked)
+        short = [self._block(cut, calls, self.instruments.whole) for cut in shorter]
+        under = {}
+        for setting, run in runs.items():
+            with setting.entered():
+                under[setting.fix] = self._in_order(run.run, calls)
+        disturbances = self.watch.stop().disturbances(self.threads)
+        return _Round(forward, in_order, steps, short, under, tuple(each.text for each in disturbances))
 
     def _changed(self, setting: Setting, own: Program) -> Program | Missing:
         """Return the program under a setting, run once."""
@@ -276,17 +316,6 @@ class _Bench:
         except (RuntimeError, TypeError, ValueError) as error:  # an operator that does not take this dtype
             return Missing(_said(error))
         return changed
-
-    def _under(self, setting: Setting, changed: Program | Missing, calls: int, found: _Rounds) -> None:
-        """Time the operators in order under a setting, over their time without it in this round."""
-        if isinstance(changed, Missing):
-            found.ratios[setting.fix] = changed
-            return
-        with setting.entered():
-            seconds = self._in_order(changed.run, calls)
-        ratios = found.ratios.setdefault(setting.fix, [])
-        assert isinstance(ratios, list)
-        ratios.append(seconds / found.in_order[-1])
 
     def _in_order(self, run: Work, calls: int) -> float:
         """Return the seconds of a program; one that takes too long to issue is timed from idle to idle."""
@@ -301,26 +330,32 @@ class _Bench:
     def hot(self, in_order: Sequence[float]) -> _Hot:
         """Time each distinct operator alone, in walks through the forward, those with most of the time above all."""
         found = _Hot()
-        blocks: dict[Any, list[float]] = {}
         planned = self._planned(in_order, found)
-        for _ in range(WALKS):
-            seen = set()
-            for step, args, kwargs in self.recording.walk():
-                if step.key in seen or step.key not in planned or step.key in found.cut:
+        longest = self._longest(in_order)
+        for number in range(MOST_WALKS):
+            wanted = {key for key in planned if number < WALKS or found.seconds.get(key, 0.0) > longest[key]}
+            for step, args, kwargs in self.recording.walk() if wanted else ():
+                if step.key not in wanted or step.key in found.cut or self.clock() > self.deadline:
                     continue
-                seen.add(step.key)
-                if self.clock() > self.deadline:
-                    if step.key not in blocks:
-                        found.cut[step.key] = ("budget", OVER_BUDGET)
-                    continue
+                wanted.discard(step.key)
                 try:
-                    blocks.setdefault(step.key, []).append(self._alone(step, args, kwargs, planned[step.key]))
+                    seconds = self._alone(step, args, kwargs, planned[step.key])
                 except _NotReplayableError as error:
                     found.cut[step.key] = ("not_replayable", str(error))
                 except RuntimeError as error:
                     found.cut[step.key] = ("failed", _said(error))
-        found.seconds.update((key, min(seconds)) for key, seconds in blocks.items() if key not in found.cut)
+                else:
+                    found.seconds[step.key] = min(seconds, found.seconds.get(step.key, math.inf))
+        late = (key for key in planned if key not in found.seconds and key not in found.cut)
+        found.cut.update((key, ("budget", OVER_BUDGET)) for key in late)
         return found
+
+    def _longest(self, in_order: Sequence[float]) -> dict[Any, float]:
+        """Return the seconds above which an operator alone is slower than in the model: something disturbed it."""
+        by_key: dict[Any, list[float]] = {}
+        for step, seconds in zip(self.recording.steps, in_order, strict=True):
+            by_key.setdefault(step.key, []).append(seconds)
+        return {key: SLOWER_ALONE * mean(seconds) for key, seconds in by_key.items()}
 
     def _planned(self, in_order: Sequence[float], found: _Hot) -> dict[Any, int]:
         """Return how many blocks of each operator fit into the time left, the costliest operators first."""
@@ -490,9 +525,10 @@ def parabola(nodes: Sequence[float], values: Sequence[float], at: float) -> floa
 def _shape_times(lengths: Lengths | None, shorter: Sequence[_Shorter], rounds: _Rounds) -> Iterator[ShapeTime]:
     if lengths is None:
         return
-    for other, seconds in zip(shorter, rounds.shorter, strict=True):
-        yield ShapeTime(len(lengths.real), other.tokens, median(seconds))
-    yield ShapeTime(len(lengths.real), lengths.padded_to, median(rounds.forward))
+    for place, other in enumerate(shorter):
+        seconds = median(each.shorter[place] for each in rounds.counted)
+        yield ShapeTime(len(lengths.real), other.tokens, seconds)
+    yield ShapeTime(len(lengths.real), lengths.padded_to, median(each.forward for each in rounds.counted))
 
 
 def _middle(seconds: Sequence[float]) -> Interval:

@@ -77,6 +77,7 @@ class Replay:
     shapes: "tuple[ShapeTime, ...]" = ()
     seconds: float = 0.0
     rounds: int = 0
+    threads: int = 1
     doubts: tuple[str, ...] = ()
 
 
