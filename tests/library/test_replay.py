@@ -197,7 +197,8 @@ def test_a_program_computes_what_the_forward_does(forward):
     with torch.inference_mode():
         recording = record(forward)
         for step, args, kwargs in recording.walk():
-            result = step.func(*args, **kwargs)
+            if step is recording.steps[-1]:
+                result = step.func(*args, **kwargs)
         program(recording).run()
         assert torch.equal(next(tensors_in(result)), forward())
 
