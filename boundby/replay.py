@@ -28,7 +28,7 @@ from boundby.verdict import Fix
 BUDGET_S = 10.0
 HOT_SHARE = 0.45  # of the budget for operators alone; the rest is for rounds of the whole forward
 WALKS = 2  # through the program, at which operators are timed alone: a disturbance hits one of them
-MOST_WALKS = 4  # of those operators that were slower alone than in the model
+MOST_WALKS = 4  # where some were disturbed, or operators were slower alone than in the model
 SLOWER_ALONE = 1.05
 HOT_BLOCKS = 5  # of each operator and walk
 HOT_BLOCK_S = 2e-3
@@ -203,7 +203,7 @@ def replay(
         seconds=timer.clock() - start,
         rounds=len(rounds.counted),
         threads=threads,
-        doubts=rounds.doubts,
+        doubts=tuple(dict.fromkeys((*rounds.doubts, *hot.disturbances))),
     )
 
 
@@ -261,6 +261,7 @@ class _Hot:
 
     seconds: dict[Any, float] = field(default_factory=dict)
     cut: dict[Any, tuple[CutKind, str]] = field(default_factory=dict)
+    disturbances: tuple[str, ...] = ()
 
 
 class _NotReplayableError(Exception):
@@ -346,8 +347,10 @@ class _Bench:
         found = _Hot()
         planned = self._planned(in_order, found)
         longest = self._longest(in_order)
-        for number in range(MOST_WALKS):
-            wanted = {key for key in planned if number < WALKS or found.seconds.get(key, 0.0) > longest[key]}
+        quiet = 0
+        for _ in range(MOST_WALKS):
+            wanted = {key for key in planned if quiet < WALKS or found.seconds.get(key, 0.0) > longest[key]}
+            self.watch.start()
             for step, args, kwargs in self.recording.walk() if wanted else ():
                 if step.key not in wanted or step.key in found.cut or self.clock() > self.deadline:
                     continue
@@ -360,6 +363,10 @@ class _Bench:
                     found.cut[step.key] = ("failed", _said(error))
                 else:
                     found.seconds[step.key] = min(seconds, found.seconds.get(step.key, math.inf))
+            found.disturbances = tuple(each.text for each in self.watch.stop().disturbances(self.threads))
+            quiet += not found.disturbances
+        if quiet:
+            found.disturbances = ()
         late = (key for key in planned if key not in found.seconds and key not in found.cut)
         found.cut.update((key, ("budget", OVER_BUDGET)) for key in late)
         return found
