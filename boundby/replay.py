@@ -103,11 +103,12 @@ class OnHost:
     @classmethod
     def calibrated(cls, timer: Timer) -> "OnHost":
         """Return the instruments with the cost of one call: that of adding one number to another."""
-        one, add = torch.ones(1), torch.ops.aten.add.Tensor._op
+        add = torch.ops.aten.add.Tensor._op
+        args, kwargs = (torch.ones(1), torch.ones(1)), dict[str, Any]()
 
-        def issue() -> None:
+        def issue() -> None:  # as operators are called alone
             for _ in range(TINY_CALLS):
-                add(one, one)
+                add(*args, **kwargs)
 
         stepped = program(record(issue)).run
         times: list[list[float]] = [[], []]
@@ -289,7 +290,8 @@ class _Bench:
         longest, quiet = 0.0, 0
         while quiet < MOST_ROUNDS:
             start = self.clock()
-            if quiet >= LEAST_ROUNDS and start + longest > deadline or rounds and start + longest > self.deadline:
+            latest = deadline if len(rounds) >= LEAST_ROUNDS else (deadline + self.deadline) / 2
+            if rounds and start + longest > latest:
                 break
             rounds.append(self._round(work, own, shorter, runs, calls, is_whole_first=len(rounds) % 2 == 0))
             quiet += not rounds[-1].disturbances
