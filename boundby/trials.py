@@ -64,6 +64,18 @@ class Tried:
     untried: tuple[Untried, ...] = ()
     doubts: tuple[Doubt, ...] = ()
 
+    def joined(self, others: "Tried") -> "Tried":
+        """Return both."""
+        return Tried(
+            self.trials + others.trials,
+            self.untried + others.untried,
+            tuple(dict.fromkeys(self.doubts + others.doubts)),
+        )
+
+    def with_predictions(self, gains: Sequence[Gain]) -> "Tried":
+        """Return the same trials, each beside what was predicted of its fix."""
+        return replace(self, trials=tuple(_with_prediction(trial, gains) for trial in self.trials))
+
 
 def try_out(  # noqa: PLR0913  (what, and with which instruments; what is known of them by keyword alone)
     work: Work,
@@ -280,7 +292,7 @@ def graph_replay(work: Work, idle_share: float) -> Candidate:
 
 
 def _captured(work: Work) -> torch.cuda.CUDAGraph:
-    """Return the graph of one call with static inputs. Raises RuntimeError where it reads from the device on its way."""
+    """Return the graph of one call with static inputs. Raises RuntimeError where the call reads from the device."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     try:

@@ -460,9 +460,9 @@ class Verdict:
     """What limits, and how sure that is.
 
     `share_of_limit` is the time that the limit alone needs over the time measured; `telling` is the part of the
-    evidence that says most about this bound. `owners` add up to the time of `reference`, and `limited_by` ranks what
-    limits it, the first first; `products` says how fast its matrix products are. `gains` are of fixes that were not tried, the largest first; a trial takes the place of
-    the gain of its fix.
+    evidence that says most about this bound. `owners` add up to the time of `reference`, `limited_by` ranks what limits
+    it, the first first, and `products` says how fast its matrix products are. `gains` are of fixes that were not tried,
+    the largest first; a trial takes the place of the gain of its fix.
     """
 
     bound: Bound

@@ -1,4 +1,4 @@
-"""The fixes of a Hugging Face classifier that can be tried on one batch: what each needs, and whether labels survive."""
+"""The fixes of a Hugging Face classifier that can be tried on one batch: what each needs, and which labels it keeps."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -50,7 +50,8 @@ class Subject:
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the weights."""
-        return next(parameter.dtype for parameter in self.model.parameters() if parameter.is_floating_point())
+        dtypes: list[torch.dtype] = [each.dtype for each in self.model.parameters() if each.is_floating_point()]
+        return dtypes[0]
 
     def work(self, model: Any) -> Work:
         """Return the forward of the batch through `model`."""
