@@ -55,15 +55,17 @@ class Replay:
     """One forward, timed whole and by its operators in the same rounds.
 
     `forward_s` and `in_order_s` are medians of the rounds with the ends of their middle half. `dispatch_s` is what one
-    call costs the host inside a replay (0 where the device is timed by its own events), `calls` how many operators the
-    forward calls, views among them. `padding` says why shares of padding are not known. `variants` are the same
-    operators under fixes, `shapes` the forward at other sizes; `seconds` is what all of it took.
+    call costs the host inside a replay (0 where the device is timed by its own events), `views_s` what all views and
+    bare allocations cost it, `calls` how many operators the forward calls, views among them. `padding` says why shares
+    of padding are not known. `variants` are the same operators under fixes, `shapes` the forward at other sizes;
+    `seconds` is what all of it took.
     """
 
     operators: tuple[ReplayedOperator, ...]
     forward_s: Interval
     in_order_s: Interval
     dispatch_s: float
+    views_s: float
     calls: int
     weights_bytes: float
     on_host: bool
@@ -193,8 +195,8 @@ def split(replay: Replay, limits: Limits, measured_s: float | None = None) -> Sp
         Owner("compute", compute_s, _padding(compute, lambda part: part.least_s)),
         Owner("memory", memory_s, _padding(memory, lambda part: part.least_s)),
         Owner("kernels", hot_s - compute_s - memory_s - dispatch_s, _padding(parts, lambda part: part.beyond_s)),
-        Owner("around", in_order_s - hot_s, _padding(parts, lambda part: part.hot_s)),
-        Owner("host", forward_s - in_order_s + dispatch_s, None if replay.padding else 0.0),
+        Owner("around", in_order_s - hot_s - replay.views_s, _padding(parts, lambda part: part.hot_s)),
+        Owner("host", forward_s - in_order_s + dispatch_s + replay.views_s, None if replay.padding else 0.0),
         Owner("remainder", seconds - forward_s),
     )
     return Split(seconds, owners, _slow(parts, seconds), _products(parts, limits), replay.cut)
