@@ -200,20 +200,13 @@ def bottleneck(  # noqa: PLR0913  (the callable, the machine and the dtype; inst
     disturbed = [Doubt("disturbed", "; ".join(each.text for each in disturbances))] if disturbances else []
     counted = counted_quietly(work, timer.clock if on_host else None)
     forward = Forward(times, loads([counted]), ceilings, dtype, counted.least_bytes, on_host)
-    candidates = [*of_any_callable(forward, work), *extras.candidates]
+    own = [candidate.fix for candidate in extras.candidates]
+    candidates = [*extras.candidates, *(each for each in of_any_callable(forward, work) if each.fix not in own)]
     replayed = _replayed(forward, work, timer, queue, candidates, extras)
+    if isinstance(replayed, Missing):
+        disturbed.append(Doubt("replay", replayed.reason))
     found = split(replayed, forward.limits, times.isolated_s.value) if replayed and forward.limits else None
-    predicted: Sequence[Gain] = ()
-    if replayed and found:
-        lengths = extras.lengths.real if extras.lengths else None
-        predicted = predictions(
-            replayed,
-            found,
-            forward.limits_under,
-            lengths=lengths,
-            input_s=times.input_s,
-            batch_sizes=extras.batch_sizes,
-        )
+    predicted = _predicted(forward, replayed, found, extras) if replayed and found else ()
     known_gains = _without_doubles([*gains, *predicted, *other_precisions(forward)])
     tried = try_out(
         work,
@@ -250,8 +243,8 @@ def _replayed(  # noqa: PLR0913, PLR0917  (of one caller, above)
     queue: DeviceQueue | None,
     candidates: Sequence[Candidate],
     extras: Extras,
-) -> Replay | None:
-    """Return the replay; None where the forward cannot be run as its operators, which loses nothing else."""
+) -> Replay | Missing:
+    """Return the replay, or why the forward cannot be run as its operators, which loses nothing else."""
     try:
         return replay(
             work,
@@ -262,8 +255,23 @@ def _replayed(  # noqa: PLR0913, PLR0917  (of one caller, above)
             settings=[setting for candidate in candidates for setting in _settings(candidate)],
             budget_s=extras.replay_s,
         )
-    except Exception:  # of a model, or of operators called out of their place: they may raise anything
-        return None
+    except Exception as error:  # of a model, or of operators called out of their place: they may raise anything
+        said = (str(error) or type(error).__name__).splitlines()[0]
+        return Missing(f"its operators could not be run alone ({said})")
+
+
+def _predicted(forward: Forward, replayed: Replay, found: Split, extras: Extras) -> Sequence[Gain]:
+    try:
+        return predictions(
+            replayed,
+            found,
+            forward.limits_under,
+            lengths=extras.lengths.real if extras.lengths else None,
+            input_s=forward.times.input_s,
+            batch_sizes=extras.batch_sizes,
+        )
+    except NotImplementedError:
+        return ()
 
 
 def _settings(candidate: Candidate) -> Iterator[Setting]:

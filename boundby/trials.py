@@ -101,7 +101,7 @@ def try_out(  # noqa: PLR0913  (what, and with which instruments; what is known 
         left = deadline - timer.clock()
         needed = candidate.setup_s + 4 * LEAST_PAIRS * max(once, LEAST_BLOCK_S)
         if needed > left:
-            reason = f"it would take about {needed:.0f} s, and {max(0.0, left):.0f} s were left for trials"
+            reason = f"it would take about {max(1.0, needed):.0f} s, more than was left for trials"
             untried.append(Untried(candidate.fix, "over_budget", reason))
             continue
         slot_s = left / (len(candidates) - place)
