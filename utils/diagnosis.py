@@ -34,7 +34,7 @@ from utils.columns import MB, Finding, per_batch
 from utils.document import Row
 from utils.optimal import MEASURED
 from utils.selection import Selection
-from utils.visits import Visit, usable
+from utils.visits import Visit, rounds, usable
 
 T = TypeVar("T")
 FORMULA_TOLERANCE = 0.05  # counted and formula agree to 1 % for the families that are known
@@ -280,7 +280,7 @@ class _Case:
             yield Doubt("work", text)
 
     def _times(self) -> Times:
-        device = [value for visit in self.visits if (value := visit.seconds_per_batch("device"))]
+        device = [self.row["batch_size"] * seconds for seconds in rounds(self.visits, "device")]
         return Times(
             isolated_s=_isolated(self.row),
             device_s=Interval.of(estimate(device)) if device else None,

@@ -146,6 +146,16 @@ class Verdict(TypedDict):
     unsettled: NotRequired[UnsettledKind | None]
 
 
+class Whole(TypedDict):
+    """What the dataset holds in batches of one size: `boundby.whole_set.Totals`."""
+
+    batches: float
+    samples: float
+    tokens_real: float
+    tokens_padded: float
+    tokens_squared: float
+
+
 class Row(TypedDict, total=False):
     """One batch size of the sweep in one dtype; `utils.columns.COLUMNS` says what each column means.
 
@@ -174,6 +184,11 @@ class Row(TypedDict, total=False):
     latency_per_batch_ms_max: float | None
     latency_per_batch_ms_q1: float | None
     latency_per_batch_ms_q3: float | None
+    reference_tokens: int | None
+    reference_ms: float | None
+    reference_ms_ci_low: float | None
+    reference_ms_ci_high: float | None
+    whole: Whole
     latency_per_batch_ms_p90: float | None
     latency_per_batch_ms_p95: float | None
     latency_per_batch_ms_p99: float | None
