@@ -7,7 +7,7 @@ The forward and its program take turns in rounds, so that a drift of the machine
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
+from boundby.disturbance import HostCounters, Watch
 from boundby.known import Missing
 from boundby.recording import Marked, Program, Recording, Step, program, record
 from boundby.roofline import Interval, OperatorLoad
@@ -27,6 +28,8 @@ from boundby.verdict import Fix
 BUDGET_S = 10.0
 HOT_SHARE = 0.45  # of the budget for operators alone; the rest is for rounds of the whole forward
 WALKS = 2  # through the program, at which operators are timed alone: a disturbance hits one of them
+MOST_WALKS = 4  # of those operators that were slower alone than in the model
+SLOWER_ALONE = 1.05
 HOT_BLOCKS = 5  # of each operator and walk
 HOT_BLOCK_S = 2e-3
 LEAST_ROUNDS, MOST_ROUNDS = 3, 15
@@ -152,27 +155,30 @@ def replay(
     lengths: Lengths | None = None,
     settings: Sequence[Setting] = (),
     budget_s: float = BUDGET_S,
+    watch: Watch | None = None,
 ) -> Replay:
     """Return what one forward, `work`, takes whole, in order and operator by operator, measured within `budget_s`.
 
     `queue` is that of the GPU it runs on, None on a CPU. `weights_bytes` are those of the model's parameters; without
-    them those of all tensors that were there before the call. `settings` are replayed in pairs with what is in use.
+    them those of all tensors that were there before the call. `settings` are replayed in turns with what is in use.
+    `watch` notices what else uses the machine, by default on the host.
     Raises ValueError where no operator is seen, or where one has FLOPs that are not known.
     """
-    start = timer.clock()
+    start, threads = timer.clock(), torch.get_num_threads()
     with torch.inference_mode(), torch.random.fork_rng(enabled=queue is None):
         recording = record(work)
         shorter = _shorter(lengths)
         instruments: Instruments = OnHost.calibrated(timer) if queue is None else OnDevice(timer, queue)
-        bench = _Bench(recording, instruments, timer.clock, start + budget_s)
+        watched = threads if queue is None else 1
+        bench = _Bench(recording, instruments, timer.clock, start + budget_s, watch or Watch(HostCounters()), watched)
         rounds = bench.rounds(work, [each.work for each in shorter], settings, start + (1 - HOT_SHARE) * budget_s)
-        in_order = rounds.steps or [median(rounds.in_order) / len(recording.steps)] * len(recording.steps)
+        in_order = rounds.steps or [rounds.in_order_s / len(recording.steps)] * len(recording.steps)
         hot = bench.hot(in_order)
     shares = _padding_shares(recording, shorter, lengths)
     return Replay(
         operators=tuple(_operators(recording, rounds.steps, hot, shares)),
-        forward_s=_middle(rounds.forward),
-        in_order_s=_middle(rounds.in_order),
+        forward_s=_middle([each.forward for each in rounds.counted]),
+        in_order_s=_middle([each.in_order for each in rounds.counted]),
         dispatch_s=instruments.dispatch_s,
         views_s=sum(hot.seconds.get(step.key, 0.0) for step in recording.steps if step.cost is None),
         calls=len(recording.steps),
@@ -183,28 +189,58 @@ def replay(
         variants=tuple(rounds.variants(settings)),
         shapes=tuple(_shape_times(lengths, shorter, rounds)),
         seconds=timer.clock() - start,
+        rounds=len(rounds.counted),
+        threads=threads,
+        doubts=rounds.doubts,
     )
 
 
-@dataclass
-class _Rounds:
-    """Seconds by round."""
+@dataclass(frozen=True)
+class _Round:
+    """The seconds of one round: of the forward, its operators in order and each step, shorter forwards, settings."""
 
-    forward: list[float] = field(default_factory=list)
-    in_order: list[float] = field(default_factory=list)
-    by_step: list[list[float]] = field(default_factory=list)
-    shorter: list[list[float]] = field(default_factory=list)
-    ratios: dict[Fix, list[float] | Missing] = field(default_factory=dict)
+    forward: float
+    in_order: float
+    steps: list[float] | None
+    shorter: list[float]
+    under: dict[Fix, float]
+    disturbances: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Rounds:
+    """The rounds that count: those that nothing disturbed, where there are enough of them, else all."""
+
+    counted: list[_Round]
+    refused: dict[Fix, Missing]
+
+    @classmethod
+    def of(cls, rounds: list[_Round], refused: dict[Fix, Missing]) -> "_Rounds":
+        """Choose by the counters of the machine, never by the times."""
+        quiet = [each for each in rounds if not each.disturbances]
+        return cls(quiet if len(quiet) >= min(LEAST_ROUNDS, len(rounds)) else rounds, refused)
 
     @cached_property
     def steps(self) -> list[float] | None:
         """The median seconds of each step, in the model's order; None where they were not taken."""
-        return [median(seconds) for seconds in zip(*self.by_step, strict=True)] if self.by_step else None
+        taken = [each.steps for each in self.counted if each.steps]
+        return [median(seconds) for seconds in zip(*taken, strict=True)] if taken else None
+
+    @cached_property
+    def in_order_s(self) -> float:
+        """The median seconds of all operators in order."""
+        return median(each.in_order for each in self.counted)
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """What else used the machine in the rounds that count."""
+        return tuple(dict.fromkeys(text for each in self.counted for text in each.disturbances))[:1]
 
     def variants(self, settings: Iterable[Setting]) -> Iterator[Variant]:
+        """Yield the time under each setting, over that without it in the same round."""
         for setting in settings:
-            ratios = self.ratios[setting.fix]
-            yield Variant(setting.fix, ratios if isinstance(ratios, Missing) else _ratio(ratios))
+            ratios = [each.under[setting.fix] / each.in_order for each in self.counted if setting.fix in each.under]
+            yield Variant(setting.fix, self.refused.get(setting.fix) or _ratio(ratios))
 
 
 @dataclass
@@ -225,40 +261,51 @@ class _Bench:
     instruments: Instruments
     clock: Callable[[], float]
     deadline: float
+    watch: Watch
+    threads: int
 
     def rounds(self, work: Work, shorter: Sequence[Work], settings: Sequence[Setting], deadline: float) -> _Rounds:
         """Time the forward, its operators in order, shorter forwards and settings, in turns until the deadline."""
         own = program(self.recording)
-        found = _Rounds(shorter=[[] for _ in shorter])
-        changed = {setting.fix: self._changed(setting, own) for setting in settings}
-        own.run()
+        changed = {setting: self._changed(setting, own) for setting in settings}
+        refused = {setting.fix: run for setting, run in changed.items() if isinstance(run, Missing)}
+        runs = {setting: run for setting, run in changed.items() if not isinstance(run, Missing)}
         calls = max(1, math.ceil(ROUND_BLOCK_S / max(self.instruments.whole(work), 1e-9)))
-        longest = 0.0
-        for number in range(MOST_ROUNDS):
+        own.run()
+        rounds: list[_Round] = []
+        longest, quiet = 0.0, 0
+        while quiet < MOST_ROUNDS:
             start = self.clock()
-            if number >= LEAST_ROUNDS and start + longest > deadline or number and start + longest > self.deadline:
+            if quiet >= LEAST_ROUNDS and start + longest > deadline or rounds and start + longest > self.deadline:
                 break
-            self._whole_and_in_order(work, own, calls, found, number)
-            for cut, seconds in zip(shorter, found.shorter, strict=True):
-                seconds.append(self._block(cut, calls, self.instruments.whole))
-            for setting in settings:
-                self._pair(setting, own, changed[setting.fix], calls, found)
+            rounds.append(self._round(work, own, shorter, runs, calls, is_whole_first=len(rounds) % 2 == 0))
+            quiet += not rounds[-1].disturbances
             longest = max(longest, self.clock() - start)
-        return found
+        return _Rounds.of(rounds, refused)
 
-    def _whole_and_in_order(self, work: Work, own: Program, calls: int, found: _Rounds, number: int) -> None:
-        """Time both, one after the other; which is first changes from round to round."""
-
-        def whole() -> None:
-            found.forward.append(self._block(work, calls, self.instruments.whole))
-
-        def in_order() -> None:
-            found.in_order.append(self._in_order(own.run, calls))
-
-        for timed in (whole, in_order) if number % 2 else (in_order, whole):
-            timed()
-        if seconds := self.instruments.marked(own.marked):
-            found.by_step.append(seconds)
+    def _round(  # noqa: PLR0913, PLR0917  (all that takes turns)
+        self,
+        work: Work,
+        own: Program,
+        shorter: Sequence[Work],
+        runs: Mapping[Setting, Program],
+        calls: int,
+        is_whole_first: bool,
+    ) -> _Round:
+        """Time everything once, the forward and its operators one right after the other."""
+        self.watch.start()
+        forward = self._block(work, calls, self.instruments.whole) if is_whole_first else None
+        in_order = self._in_order(own.run, calls)
+        if forward is None:
+            forward = self._block(work, calls, self.instruments.whole)
+        steps = self.instruments.marked(own.marked)
+        short = [self._block(cut, calls, self.instruments.whole) for cut in shorter]
+        under = {}
+        for setting, run in runs.items():
+            with setting.entered():
+                under[setting.fix] = self._in_order(run.run, calls)
+        disturbances = self.watch.stop().disturbances(self.threads)
+        return _Round(forward, in_order, steps, short, under, tuple(each.text for each in disturbances))
 
     def _changed(self, setting: Setting, own: Program) -> Program | Missing:
         """Return the program under a setting, run once."""
@@ -270,50 +317,45 @@ class _Bench:
             return Missing(_said(error))
         return changed
 
-    def _pair(self, setting: Setting, own: Program, changed: Program | Missing, calls: int, found: _Rounds) -> None:
-        if isinstance(changed, Missing):
-            found.ratios[setting.fix] = changed
-            return
-        before = self._in_order(own.run, calls)
-        with setting.entered():
-            after = self._in_order(changed.run, calls)
-        own.run()  # threads and kernels of the setting are not those of what is timed next
-        ratios = found.ratios.setdefault(setting.fix, [])
-        assert isinstance(ratios, list)
-        ratios.append(after / before)
-
     def _in_order(self, run: Work, calls: int) -> float:
         """Return the seconds of a program; one that takes too long to issue is timed from idle to idle."""
         return self._block(run, calls, lambda work: self.instruments.busy(work) or self.instruments.whole(work))
 
     @staticmethod
     def _block(work: Work, calls: int, timed: Callable[[Work], float]) -> float:
-        timed(work)  # what ran before was something else
+        if calls > 1:  # what ran before was something else; a long call is hardly touched by that
+            timed(work)
         return median(timed(work) for _ in range(calls))
 
     def hot(self, in_order: Sequence[float]) -> _Hot:
         """Time each distinct operator alone, in walks through the forward, those with most of the time above all."""
         found = _Hot()
-        blocks: dict[Any, list[float]] = {}
         planned = self._planned(in_order, found)
-        for _ in range(WALKS):
-            seen = set()
-            for step, args, kwargs in self.recording.walk():
-                if step.key in seen or step.key not in planned or step.key in found.cut:
+        longest = self._longest(in_order)
+        for number in range(MOST_WALKS):
+            wanted = {key for key in planned if number < WALKS or found.seconds.get(key, 0.0) > longest[key]}
+            for step, args, kwargs in self.recording.walk() if wanted else ():
+                if step.key not in wanted or step.key in found.cut or self.clock() > self.deadline:
                     continue
-                seen.add(step.key)
-                if self.clock() > self.deadline:
-                    if step.key not in blocks:
-                        found.cut[step.key] = ("budget", OVER_BUDGET)
-                    continue
+                wanted.discard(step.key)
                 try:
-                    blocks.setdefault(step.key, []).append(self._alone(step, args, kwargs, planned[step.key]))
+                    seconds = self._alone(step, args, kwargs, planned[step.key])
                 except _NotReplayableError as error:
                     found.cut[step.key] = ("not_replayable", str(error))
                 except RuntimeError as error:
                     found.cut[step.key] = ("failed", _said(error))
-        found.seconds.update((key, min(seconds)) for key, seconds in blocks.items() if key not in found.cut)
+                else:
+                    found.seconds[step.key] = min(seconds, found.seconds.get(step.key, math.inf))
+        late = (key for key in planned if key not in found.seconds and key not in found.cut)
+        found.cut.update((key, ("budget", OVER_BUDGET)) for key in late)
         return found
+
+    def _longest(self, in_order: Sequence[float]) -> dict[Any, float]:
+        """Return the seconds above which an operator alone is slower than in the model: something disturbed it."""
+        by_key: dict[Any, list[float]] = {}
+        for step, seconds in zip(self.recording.steps, in_order, strict=True):
+            by_key.setdefault(step.key, []).append(seconds)
+        return {key: SLOWER_ALONE * mean(seconds) for key, seconds in by_key.items()}
 
     def _planned(self, in_order: Sequence[float], found: _Hot) -> dict[Any, int]:
         """Return how many blocks of each operator fit into the time left, the costliest operators first."""
@@ -397,7 +439,7 @@ def _operators(
             dtype=step.dtype,
             hot_s=None if seconds is None else seconds * len(numbers),
             in_order_s=in_order_s,
-            padding_share=None if isinstance(shares, Missing) else shares.get(key, 0.0),
+            padding_share=None if isinstance(shares, Missing) else shares.get(key),
         )
 
 
@@ -413,34 +455,38 @@ def _cuts(recording: Recording, in_order: Sequence[float], hot: _Hot) -> Iterato
         yield Cut(reason[0], names, sum(seconds for _, seconds in cut), reason[1])
 
 
+Amounts = dict[str, list[int]]  # FLOPs, or bytes where there are none, of each call of an operator in order
+
+
 @dataclass(frozen=True)
 class _Shorter:
-    """The same batch with fewer tokens: its forward, and the work of each step, None for views."""
+    """The same batch with fewer tokens: its forward, and the work in it."""
 
     tokens: int
     work: Work
-    steps: tuple[tuple[str, int | None], ...]
+    amounts: Amounts
 
 
 def _shorter(lengths: Lengths | None) -> list[_Shorter]:
     if lengths is None:
         return []
-    found = []
-    for tokens in sorted({lengths.padded_to // fraction for fraction in FRACTIONS} - {0}):
-        work = lengths.cut_to(tokens)
-        found.append(_Shorter(tokens, work, _amounts(record(work))))
+    tokens = sorted({lengths.padded_to // fraction for fraction in FRACTIONS} - {0})
+    works = [(number, lengths.cut_to(number)) for number in tokens]
+    return [_Shorter(number, work, _amounts(record(work))) for number, work in works]
+
+
+def _amounts(recording: Recording) -> Amounts:
+    found: Amounts = {}
+    for step in recording.steps:
+        if step.cost is not None:
+            found.setdefault(step.name, []).append(step.cost.flops or step.cost.bytes)
     return found
-
-
-def _amounts(recording: Recording) -> tuple[tuple[str, int | None], ...]:
-    """Return FLOPs, or bytes where there are none, of each step."""
-    return tuple((step.name, (step.cost.flops or step.cost.bytes) if step.cost else None) for step in recording.steps)
 
 
 def _padding_shares(
     recording: Recording, shorter: Sequence[_Shorter], lengths: Lengths | None
 ) -> dict[Any, float] | Missing:
-    """Return the share of each operator's work that is for padding.
+    """Return the share of each operator's work that is for padding, where the shorter forwards have it as often.
 
     Its work is the parabola of the tokens through the counted lengths: a constant (weights, one row per text), what
     grows with the tokens, and with their square. Of a batch without padding it is the mean over its texts.
@@ -449,20 +495,22 @@ def _padding_shares(
         return Missing("the tokens of each text are not known")
     if len(shorter) < len(FRACTIONS):
         return Missing(f"texts of {lengths.padded_to} tokens are too short to tell how the work grows with them")
-    own = _amounts(recording)
-    if any([name for name, _ in other.steps] != [name for name, _ in own] for other in shorter):
-        return Missing("the operators are others where texts are shorter")
     nodes = [*(float(other.tokens) for other in shorter), float(lengths.padded_to)]
+    real = [min(tokens, lengths.padded_to) for tokens in lengths.real]
     done: dict[Any, float] = {}
     useful: dict[Any, float] = {}
-    for number, step in enumerate(recording.steps):
+    own = _amounts(recording)
+    counts = [{name: len(amounts) for name, amounts in each.items()} for each in (own, *(o.amounts for o in shorter))]
+    places: dict[str, int] = {}
+    for step in recording.steps:
         if step.cost is None:
             continue
-        amounts = [float(steps[number][1] or 0) for steps in (*(other.steps for other in shorter), own)]
+        place = places[step.name] = places.get(step.name, -1) + 1
+        if len({count.get(step.name) for count in counts}) > 1:
+            continue
+        amounts = [float(each[step.name][place]) for each in (*(other.amounts for other in shorter), own)]
         done[step.key] = done.get(step.key, 0.0) + amounts[-1]
-        useful[step.key] = useful.get(step.key, 0.0) + mean(
-            parabola(nodes, amounts, min(tokens, lengths.padded_to)) for tokens in lengths.real
-        )
+        useful[step.key] = useful.get(step.key, 0.0) + mean(parabola(nodes, amounts, tokens) for tokens in real)
     return {key: max(0.0, 1 - useful[key] / amount) if amount else 0.0 for key, amount in done.items()}
 
 
@@ -477,9 +525,10 @@ def parabola(nodes: Sequence[float], values: Sequence[float], at: float) -> floa
 def _shape_times(lengths: Lengths | None, shorter: Sequence[_Shorter], rounds: _Rounds) -> Iterator[ShapeTime]:
     if lengths is None:
         return
-    for other, seconds in zip(shorter, rounds.shorter, strict=True):
-        yield ShapeTime(len(lengths.real), other.tokens, median(seconds))
-    yield ShapeTime(len(lengths.real), lengths.padded_to, median(rounds.forward))
+    for place, other in enumerate(shorter):
+        seconds = median(each.shorter[place] for each in rounds.counted)
+        yield ShapeTime(len(lengths.real), other.tokens, seconds)
+    yield ShapeTime(len(lengths.real), lengths.padded_to, median(each.forward for each in rounds.counted))
 
 
 def _middle(seconds: Sequence[float]) -> Interval:
