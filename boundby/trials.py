@@ -31,10 +31,11 @@ INFINITE = math.inf
 
 @dataclass(frozen=True)
 class Made:
-    """The forward with a fix, and how many texts keep their labels under it, where it may change them."""
+    """The forward with a fix, how many texts keep their labels where it may change them, and what ends it."""
 
     work: Work
     same_labels: Callable[[], SameLabels | None] | None = None
+    close: Callable[[], object] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -136,28 +137,36 @@ def _trial(
     """Return the trial, and what disturbed it."""
     start = timer.clock()
     made = candidate.make()
-    base = candidate.base or work
+    try:
+        pairs, seen = _pairs_of(made, candidate, candidate.base or work, timer, slot_s - (timer.clock() - start), watch)
+        labels = made.same_labels() if made.same_labels else None
+    finally:
+        made.close()
+    trial = Trial(
+        candidate.fix,
+        Interval.of(estimate(pairs)).times(candidate.samples),
+        expected=candidate.expected,
+        same_labels=labels,
+        pairs=len(pairs),
+        is_fix=candidate.is_fix,
+    )
+    return trial, seen
+
+
+def _pairs_of(  # noqa: PLR0913, PLR0917  (of one caller, above)
+    made: Made, candidate: Candidate, base: Work, timer: Timer, seconds: float, watch: Watch | None
+) -> tuple[list[float], str | None]:
+    """Return the factors of warm pairs, and what disturbed them; disturbed ones are made again where there is time."""
+    start = timer.clock()
     with candidate.setting():
         once = _warm(made.work, timer)
     calls = max(1, math.ceil(LEAST_BLOCK_S / max(once, 1e-9)))
-    left = slot_s - (timer.clock() - start)
-    pairs, seen = _watched_pairs(base, made.work, candidate.setting, timer, calls, left, watch)
-    if seen and timer.clock() - start < slot_s:
-        left = slot_s - (timer.clock() - start)
+    for _ in range(2):
+        left = seconds - (timer.clock() - start)
         pairs, seen = _watched_pairs(base, made.work, candidate.setting, timer, calls, left, watch)
-    labels = made.same_labels() if made.same_labels else None
-    measured = Interval.of(estimate(pairs)).times(candidate.samples)
-    return (
-        Trial(
-            candidate.fix,
-            measured,
-            expected=candidate.expected,
-            same_labels=labels,
-            pairs=len(pairs),
-            is_fix=candidate.is_fix,
-        ),
-        seen,
-    )
+        if not seen or timer.clock() - start >= seconds:
+            break
+    return pairs, seen
 
 
 def _watched_pairs(  # noqa: PLR0913, PLR0917  (of one caller, above)

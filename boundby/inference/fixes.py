@@ -189,6 +189,6 @@ def with_input_ahead(work: Work, make_input: Work) -> Candidate:
             work()
             coming.result()
 
-        return Made(ahead)
+        return Made(ahead, close=pool.shutdown)
 
     return Candidate(Fix("overlap_input"), make, base=one_after_the_other)
