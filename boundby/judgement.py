@@ -264,7 +264,7 @@ def _causes(context: "_Context", padding: float | None, trials: Sequence[Trial])
     net, wasted = context.net_shares(padding)
     if wasted:
         causes.append(Cause("padding", wasted, arithmetic_share=padding))
-    causes += [Cause(kind, share) for kind, share in net.items()]
+    causes += [Cause(kind, share) for kind, share in net.items() if kind != "remainder"]
     ranked = sorted((cause for cause in causes if cause.share >= LEAST_CAUSE), key=lambda cause: -cause.share)
     return [replace(cause, confirmed_by=_confirming(cause, trials)) for cause in ranked]
 

@@ -20,6 +20,8 @@ from boundby.timer import Timer, Work
 from boundby.verdict import Bound, Doubt, Fix, Gain, SameLabels, Trial, Untried
 
 LEAST_PAIRS, MOST_PAIRS = 5, 15
+LONG_S = 0.1  # of a forward, which needs no call to come back to its setting, and of which fewer pairs will do
+LEAST_LONG_PAIRS = 3
 NARROW = 0.015  # half of the interval as a share of the factor, with which no more pairs are run
 LEAST_BLOCK_S = 0.02
 WARM_CALLS = 5  # at most, of the fix, until two calls in a row take as long
@@ -100,7 +102,8 @@ def try_out(  # noqa: PLR0913  (what, and with which instruments; what is known 
     disturbed: list[str] = []
     for place, candidate in enumerate(candidates):
         left = deadline - timer.clock()
-        needed = candidate.setup_s + 4 * LEAST_PAIRS * max(once, LEAST_BLOCK_S)
+        runs = 4 * LEAST_PAIRS if once < LONG_S else 2 * LEAST_LONG_PAIRS + 2
+        needed = candidate.setup_s + runs * max(once, LEAST_BLOCK_S)
         if needed > left:
             reason = f"it would take about {max(1.0, needed):.0f} s, more than was left for trials"
             untried.append(Untried(candidate.fix, "over_budget", reason))
@@ -160,7 +163,7 @@ def _pairs_of(  # noqa: PLR0913, PLR0917  (of one caller, above)
     start = timer.clock()
     with candidate.setting():
         once = _warm(made.work, timer)
-    calls = max(1, math.ceil(LEAST_BLOCK_S / max(once, 1e-9)))
+    calls = max(1, math.ceil(LEAST_BLOCK_S / max(once, 1e-9))) if once < LONG_S else 0
     for _ in range(2):
         left = seconds - (timer.clock() - start)
         pairs, seen = _watched_pairs(base, made.work, candidate.setting, timer, calls, left, watch)
@@ -196,12 +199,14 @@ def _pairs(  # noqa: PLR0913, PLR0917  (as above)
 ) -> list[float]:
     """Return the time of `base` over that of `changed`, pair by pair; which of them is first takes turns.
 
-    Each is the best of some calls in a row, after one that is not counted: the setting before was the other one.
+    Each is the best of `calls` in a row, after one that is not counted: the setting before was the other one. With 0
+    calls it is that first one, of a forward that is long enough.
     """
+    least = LEAST_PAIRS if calls else LEAST_LONG_PAIRS
 
     def block(work: Work) -> float:
-        timer.isolated(work)
-        return min(timer.isolated(work) for _ in range(calls))
+        first = timer.isolated(work)
+        return min((timer.isolated(work) for _ in range(calls)), default=first)
 
     def with_fix() -> float:
         with setting():
@@ -210,7 +215,7 @@ def _pairs(  # noqa: PLR0913, PLR0917  (as above)
     start = timer.clock()
     ratios: list[float] = []
     while len(ratios) < MOST_PAIRS:
-        if len(ratios) >= LEAST_PAIRS:
+        if len(ratios) >= least:
             half_width = estimate(ratios).half_width
             if timer.clock() - start >= seconds or (half_width is not None and half_width <= NARROW):
                 break

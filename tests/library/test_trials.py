@@ -109,6 +109,13 @@ def test_a_short_forward_is_called_until_a_block_is_long_enough_for_the_clock(cl
     assert calls == 2 + trials.LEAST_PAIRS * (1 + blocks)  # two until it is warm
 
 
+def test_of_a_long_forward_every_call_counts_and_fewer_pairs_will_do(clock):
+    calls = []
+    work = takes(clock, 2 * trials.LONG_S)
+    found = the_trial(clock, work, changed_to(lambda: calls.append(work())))
+    assert (found.pairs, len(calls)) == (trials.LEAST_LONG_PAIRS, 2 + trials.LEAST_LONG_PAIRS)
+
+
 def test_a_change_is_warm_before_it_is_timed(clock):
     cold = iter([8.0, 4.0, 2.0])
     found = the_trial(clock, takes(clock, FORWARD_S), changed_to(lambda: clock.advance(next(cold, FORWARD_S / 2))))
