@@ -286,8 +286,9 @@ def find_limits(result: Result, loaded: LoadedModel, selection: Selection, timer
         watch=instruments.watch(loaded.device),
         has_labels=tasks.of(run.config.model.task).HAS_PREDICTED_LABELS,
     )
-    chosen = optimal(sweep.rows, run.config.targets)["batch_size"]
-    run.note(f"batch size {chosen} is replayed and fixes are tried on it; of the others the limits are told")
+    chosen = optimal(sweep.rows, run.config.targets)["batch_size"] if loaded.dtype == run.config.model.dtype else None
+    if chosen is not None:
+        run.note(f"batch size {chosen} is replayed and fixes are tried on it; of the others the limits are told")
     with run.progress(None, f"verdict {loaded.dtype}") as progress:
 
         def keep(finding: Finding) -> None:

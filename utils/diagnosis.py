@@ -11,6 +11,7 @@ from statistics import mean, median
 from typing import Any, TypeVar
 
 import numpy as np
+import psutil
 import torch
 
 from boundby import trials
@@ -192,6 +193,7 @@ class _Case:
             self._products(subject),
             self._doubled(batch),
             self._input_ahead(batch, work),
+            self._physical_cores(work),
             fixes.compiled(subject),
         ]
         return (
@@ -224,6 +226,12 @@ class _Case:
             return None  # Linux would end the process rather than raise an error
         twice = self.subject.selection.batch([*batch.rows, *batch.rows])
         return trials.doubled_batch(self._call(twice))
+
+    def _physical_cores(self, work: Work) -> Candidate | None:
+        """Return the trial of one thread for each physical core; half the threads are tried in any case."""
+        cores = psutil.cpu_count(logical=False) or 0
+        is_half = cores == torch.get_num_threads() // 2
+        return trials.fewer_threads(work, cores) if self.on_host and not is_half else None
 
     def _input_ahead(self, batch: Batch, work: Work) -> Candidate | None:
         input_s = self.row["tokenize_per_batch_ms"] / 1e3
