@@ -6,6 +6,7 @@ import pytest
 
 from tests import baseline_document as results
 from tests.diagnosed_rows import diagnosed
+from utils.comparison.facts import Rounds
 from utils.report import summary, verdict
 
 
@@ -49,7 +50,7 @@ def test_a_run_without_a_verdict_or_rows_says_so(read):
 def test_other_dtypes_are_compared_with_the_first(read):
     rows = diagnosed(results.gpu_rows(), gpu=True)
     data = read(results.gpu_document(rows))
-    first = {("float32", size): [0.01, 0.0101, 0.0099, 0.01, 0.01] for size in (1, 4)}
-    second = {("bfloat16", size): [0.004, 0.00401, 0.00399, 0.004, 0.004] for size in (1, 4)}
-    said = str(verdict.section(replace(data, rounds={**first, **second})))
+    seconds = {"float32": [0.01, 0.0101, 0.0099, 0.01, 0.01], "bfloat16": [0.004, 0.00401, 0.00399, 0.004, 0.004]}
+    rounds = {(dtype, size): Rounds(dict(enumerate(seconds[dtype]))) for dtype in seconds for size in (1, 4)}
+    said = str(verdict.section(replace(data, rounds=rounds)))
     assert "Against float32" in said and said.count("'faster'") == 2 and "2.50 [" in said
