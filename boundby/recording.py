@@ -1,4 +1,4 @@
-"""A forward as its operators: recorded once below its modules, and run again as straight code.
+"""A forward as its operators: recorded once below its modules, and run again as straight as it goes.
 
 The program has the same operators on the same tensors, with each layer's own weights, no Python between them, and
 nothing kept longer than it is needed.
@@ -7,7 +7,8 @@ nothing kept longer than it is needed.
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -248,48 +249,112 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+Arguments = Callable[[list[Any]], tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One step, ready to run: the operator, what takes its arguments out of all values, and where results go."""
+
+    operator: Callable[..., Any]
+    arguments: Arguments
+    result: int | None  # of an operator that returns one tensor
+    results: tuple[tuple[tuple[int, ...], int], ...]  # of any other: places in what it returns
+    unneeded: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class Program:
-    """A recording as a function: `run()` does all steps, `marked(mark)` returns a pair of marks around each."""
+    """A recording that runs without a look at anything: all values in one list, which each step reads and fills."""
 
-    run: Work
-    marked: Marked
+    values: list[Any]  # what was there before, and constants; None for what is made
+    calls: tuple[_Call, ...]
+
+    def run(self) -> None:
+        """Do all steps."""
+        values = self.values.copy()
+        for call in self.calls:
+            _do(call, values)
+
+    def marked(self, mark: Callable[[], Any]) -> list[tuple[Any, Any]]:
+        """Do all steps; return a pair of marks around each."""
+        values, marks = self.values.copy(), []
+        for call in self.calls:
+            start = mark()
+            _do(call, values)
+            marks.append((start, mark()))
+        return marks
+
+
+def _do(call: _Call, values: list[Any]) -> None:
+    out = call.operator(*call.arguments(values))
+    if call.result is not None:
+        values[call.result] = out
+    else:
+        for place, index in call.results:
+            values[index] = _at(out, place)
+    del out
+    for index in call.unneeded:
+        values[index] = None
 
 
 def program(recording: Recording, dtype: torch.dtype | None = None) -> Program:
-    """Return the recording as straight code; with `dtype` in place of the floating dtype that most weights have."""
+    """Return the recording as a program; with `dtype` in place of the floating dtype that most of its inputs have."""
     cast = _cast(recording, dtype)
-    values: dict[str, Any] = {slot.name: cast(leaf) for slot, leaf in recording.leaves.items()}
-    plain, marked = ["def run():"], ["def marked(mark):", "    marks = []", "    note = marks.append"]
-    for number, (step, unneeded) in enumerate(zip(recording.steps, recording.last_uses, strict=True)):
-        values[f"f{number}"] = step.func._op
-        constants = itertools.count()
+    values: list[Any] = []
+    places: dict[Slot, int] = {}
 
-        def constant(value: Any, number: int = number, constants: Iterator[int] = constants) -> str:
-            name = f"k{number}_{next(constants)}"
-            values[name] = cast(value)
-            return name
+    def place_of(slot: Slot) -> int:
+        if slot not in places:
+            places[slot] = len(values)
+            values.append(None if slot.made else cast(recording.leaves[slot]))
+        return places[slot]
 
-        given = [_source(value, constant) for value in step.args]
-        given += [f"{name}={_source(value, constant)}" for name, value in step.kwargs.items()]
-        call = f"r = f{number}({', '.join(given)})"
-        after = [f"{slot.name} = r{''.join(f'[{index}]' for index in place)}" for place, slot in step.outputs]
-        after.append("; ".join(["r = None", *(f"{slot.name} = None" for slot in unneeded)]))
-        plain += [f"    {line}" for line in (call, *after)]
-        marked += [f"    {line}" for line in ("a = mark()", call, *after, "note((a, mark()))")]
-    marked.append("    return marks")
-    exec("\n".join([*plain, *marked]), values)  # noqa: S102  (straight code: a loop over steps costs as much as a view)
-    return Program(values["run"], values["marked"])
+    def constant(value: Any) -> int:
+        values.append(cast(value))
+        return len(values) - 1
+
+    calls = []
+    for step, unneeded in zip(recording.steps, recording.last_uses, strict=True):
+        results = tuple((place, place_of(slot)) for place, slot in step.outputs)
+        call = _Call(
+            *_bound(step, place_of, constant, cast),
+            result=results[0][1] if len(results) == 1 and not results[0][0] else None,
+            results=results,
+            unneeded=tuple(place_of(slot) for slot in unneeded),
+        )
+        calls.append(call)
+    return Program(values, tuple(calls))
 
 
-def _source(value: Any, constant: Callable[[Any], str]) -> str:
-    if isinstance(value, Slot):
-        return value.name
-    if isinstance(value, list) and next(_slots_in(value), None):
-        return f"[{', '.join(_source(element, constant) for element in value)}]"
-    if isinstance(value, tuple) and next(_slots_in(value), None):
-        return f"({', '.join(_source(element, constant) for element in value)},)"
-    return repr(value) if value is None or isinstance(value, bool | int) else constant(value)
+def _bound(
+    step: Step, place_of: Callable[[Slot], int], constant: Callable[[Any], int], cast: Callable[[Any], Any]
+) -> tuple[Callable[..., Any], Arguments]:
+    """Return the operator with its constant arguments by name, and what takes the others out of the values."""
+    nested = [value for value in (*step.args, *step.kwargs.values()) if not isinstance(value, Slot)]
+    if any(next(_slots_in(value), None) for value in nested) or any(_slots_in([*step.kwargs.values()])):
+        slots = dict.fromkeys(_slots_in([*step.args, *step.kwargs.values()]))
+        given = {slot: place_of(slot) for slot in slots}
+        args, kwargs = (
+            tuple(cast(value) for value in step.args),
+            {name: cast(value) for name, value in step.kwargs.items()},
+        )
+
+        def filled(*tensors: torch.Tensor) -> Any:  # lists of tensors, as of `cat`
+            known = dict(zip(given, tensors, strict=True))
+            return step.func._op(*_filled(args, known), **{name: _filled(kwargs[name], known) for name in kwargs})
+
+        return filled, _taker(tuple(given.values()))
+    places = tuple(place_of(value) if isinstance(value, Slot) else constant(value) for value in step.args)
+    named = {name: cast(value) for name, value in step.kwargs.items()}
+    return (partial(step.func._op, **named) if named else step.func._op), _taker(places)
+
+
+def _taker(places: tuple[int, ...]) -> Arguments:
+    """Return what takes these places out of a list, as a tuple."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return (lambda values: (values[places[0]],)) if places else (lambda _: ())
 
 
 def _cast(recording: Recording, dtype: torch.dtype | None) -> Callable[[Any], Any]:
@@ -302,6 +367,6 @@ def _cast(recording: Recording, dtype: torch.dtype | None) -> Callable[[Any], An
     def cast(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return value.to(dtype) if value.dtype == own else value
-        return dtype if value == own else value
+        return dtype if isinstance(value, torch.dtype) and value == own else value
 
     return cast

@@ -74,6 +74,11 @@ class Instruments(Protocol):
         """The seconds that one call costs in a replay; 0 where the host's time is not in it."""
         ...
 
+    @property
+    def stepping_s(self) -> float:
+        """The seconds that a program adds to each call, which no forward has; 0 as above."""
+        ...
+
     def whole(self, work: Work) -> float:
         """Return the seconds of one call, from idle to idle."""
         ...
@@ -89,22 +94,27 @@ class Instruments(Protocol):
 
 @dataclass(frozen=True)
 class OnHost:
-    """The clock of a CPU, where a call is done when it returns; `dispatch_s` is what one call costs in a replay."""
+    """The clock of a CPU, where a call is done when it returns."""
 
     timer: Timer
     dispatch_s: float
+    stepping_s: float
 
     @classmethod
     def calibrated(cls, timer: Timer) -> "OnHost":
-        """Return the instruments with the cost of one call, that of adding one number to another."""
+        """Return the instruments with the cost of one call: that of adding one number to another."""
         one, add = torch.ones(1), torch.ops.aten.add.Tensor._op
 
         def issue() -> None:
             for _ in range(TINY_CALLS):
                 add(one, one)
 
-        issue()
-        return cls(timer, median(timer.isolated(issue) for _ in range(HOT_BLOCKS)) / TINY_CALLS)
+        stepped = program(record(issue)).run
+        times: list[list[float]] = [[], []]
+        for work, taken in zip((issue, stepped) * (HOT_BLOCKS + 1), times * (HOT_BLOCKS + 1), strict=True):
+            taken.append(timer.isolated(work) / TINY_CALLS)
+        dispatch_s, step_s = (median(taken[1:]) for taken in times)  # the first is not warm
+        return cls(timer, dispatch_s, max(0.0, step_s - dispatch_s))
 
     def whole(self, work: Work) -> float:
         """Return the seconds of one call."""
@@ -126,6 +136,7 @@ class OnDevice:
     timer: Timer
     queue: DeviceQueue
     dispatch_s: float = 0.0
+    stepping_s: float = 0.0
 
     def whole(self, work: Work) -> float:
         """Return the seconds of one call, from an idle device to an idle device."""
@@ -320,7 +331,9 @@ class _Bench:
 
     def _in_order(self, run: Work, calls: int) -> float:
         """Return the seconds of a program; one that takes too long to issue is timed from idle to idle."""
-        return self._block(run, calls, lambda work: self.instruments.busy(work) or self.instruments.whole(work))
+        seconds = self._block(run, calls, lambda work: self.instruments.busy(work) or self.instruments.whole(work))
+        own = len(self.recording.steps) * self.instruments.stepping_s
+        return seconds - own if seconds > own else seconds
 
     @staticmethod
     def _block(work: Work, calls: int, timed: Callable[[Work], float]) -> float:

@@ -1,0 +1,164 @@
+"""Wall-clock truth of a split: models that are made for one owner, and what `make truth` prints of every attempt."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch.nn import functional
+
+from boundby.ceilings import Ceilings, measure
+from boundby.replay import Lengths, replay
+from boundby.split import Split, split
+from boundby.timer import Timer, Work
+from boundby.verdict import OwnerKind
+
+pytestmark = [pytest.mark.truth, pytest.mark.timeout(1800)]
+
+CPU = torch.device("cpu")
+ATTEMPTS = 4  # of each of the five models that name an owner: 20 in all
+POINTS = 0.10
+BUDGET_S = 4.0
+
+
+def best_s(work: Work, repeats: int = 15) -> float:
+    """Return the seconds of a call that nothing disturbed, timed apart from the split."""
+    timer = Timer()
+    work()
+    return min(timer.isolated(work) for _ in range(repeats))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A forward with its owner, and the share of that owner in it, found without a replay."""
+
+    owner: OwnerKind
+    work: Work
+    share: Callable[[Ceilings], float]
+
+
+def large_products() -> Case:
+    left, right = torch.randn(1024, 1024), torch.randn(1024, 1024)
+
+    def work() -> torch.Tensor:
+        return (left @ right) @ right
+
+    def share(ceilings: Ceilings) -> float:
+        product = ceilings.configured("float32")
+        assert product is not None
+        return 4 * 1024**3 / product.flops_per_s / best_s(work)
+
+    return Case("compute", work, share)
+
+
+def element_wise() -> Case:
+    """Additions far beyond the caches, into memory that is there: what main memory gives is all that counts."""
+    given, out = torch.randn(2**25), torch.empty(2**25)
+
+    def work() -> None:
+        torch.add(given, given, out=out)
+        torch.mul(out, 0.5, out=out)
+
+    def share(ceilings: Ceilings) -> float:
+        memory = next(level for level in ceilings.memory if level.level == "memory")
+        return 4 * given.nbytes / memory.bytes_per_s / best_s(work)
+
+    return Case("memory", work, share)
+
+
+def tiny_operators() -> Case:
+    one = torch.ones(4)
+
+    def work() -> torch.Tensor:
+        found = one
+        for _ in range(1000):
+            found = found + one
+        return found
+
+    return Case("host", work, lambda _: 1.0)
+
+
+def slow_kernel() -> Case:
+    """A depthwise dilated convolution in float64, for which this CPU has no fast kernel."""
+    given, weight = torch.randn(1, 64, 48, 48, dtype=torch.float32), torch.randn(64, 1, 7, 7)
+    strided = given.permute(0, 1, 3, 2)
+
+    def work() -> torch.Tensor:
+        return functional.conv2d(strided, weight, dilation=3, padding=9, groups=64).cumsum(-1)
+
+    def share(ceilings: Ceilings) -> float:
+        product = ceilings.configured("float32")
+        assert product is not None
+        return 1 - 2 * 64 * 48 * 48 * 49 / product.flops_per_s / best_s(work)
+
+    return Case("kernels", work, share)
+
+
+def python_between() -> Case:
+    left, right = torch.randn(256, 256), torch.randn(256, 256)
+
+    def spin(seconds: float) -> None:
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            pass
+
+    def work() -> torch.Tensor:
+        found = left
+        for _ in range(10):
+            found = found @ right
+            spin(500e-6)
+        return found
+
+    return Case("host", work, lambda _: 5e-3 / best_s(work))
+
+
+@pytest.fixture(scope="module")
+def ceilings() -> Ceilings:
+    found = measure(CPU, dtypes=("float32",))
+    for _ in range(3):
+        if not found.doubts:
+            break
+        found = found.joined(measure(CPU, dtypes=("float32",)))
+    return found
+
+
+def said(found: Split) -> str:
+    return " · ".join(f"{owner.kind} {owner.seconds / found.seconds:.0%}" for owner in found.owners)
+
+
+@pytest.mark.parametrize("make", [large_products, element_wise, tiny_operators, slow_kernel, python_between])
+def test_the_owner_of_a_model_made_for_one_comes_first_with_its_share(make: Callable[[], Case], ceilings) -> None:
+    limits = ceilings.limits("float32")
+    failed = []
+    for attempt in range(ATTEMPTS):
+        with torch.inference_mode():
+            case = make()
+            found = split(replay(case.work, timer=Timer(), budget_s=BUDGET_S), limits)
+            share = case.share(ceilings)
+        off = found.share(case.owner) - share
+        print(f"\n{make.__name__} {attempt + 1}: {case.owner} {share:.0%} true ({off:+.0%}): {said(found)}", end="")
+        if found.largest.kind != case.owner or abs(off) > POINTS:
+            failed.append(attempt + 1)
+    assert not failed
+
+
+def test_padding_is_the_share_of_the_time_that_it_takes(ceilings) -> None:
+    """Of 60 % padding in products and additions alone the time without it is known: that of the texts alone."""
+    layers = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(6))).eval()
+    lengths, longest = [128] + [38] * 7, 128
+
+    def forward(texts: int, tokens: int) -> Work:
+        given = torch.randn(texts, tokens, 512)
+        return lambda: layers(given)
+
+    for attempt in range(ATTEMPTS):
+        with torch.inference_mode():
+            padded = forward(8, longest)
+            known = Lengths(lengths, longest, lambda tokens: forward(8, tokens))
+            found = split(replay(padded, timer=Timer(), lengths=known, budget_s=BUDGET_S), ceilings.limits("float32"))
+            share = 1 - best_s(forward(1, sum(lengths))) / best_s(padded)
+        assert found.padding_share is not None
+        print(f"\npadding {attempt + 1}: {share:.0%} true, {found.padding_share:.0%} of {said(found)}", end="")
+        assert abs(found.padding_share - share) <= POINTS
+        assert found.padding_share > max((1 - (o.padding_share or 0)) * o.seconds / found.seconds for o in found.owners)
