@@ -10,7 +10,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find boundby in this checkout; needless once installed
 
-from boundby.bottleneck import bottleneck
+from boundby.bottleneck import Extras, bottleneck
 from boundby.ceilings import measure
 from boundby.device import device_queue, pick_device, synchronizer
 from boundby.timer import Timer
@@ -29,13 +29,25 @@ def main() -> None:
     for rows in (1, 1024):
         inputs = torch.randn(rows, 512, device=device)
         with torch.inference_mode():
-            verdict = bottleneck(lambda given=inputs: block(given), ceilings, "float32", timer=timer, queue=queue)
+            verdict = bottleneck(
+                lambda given=inputs: block(given),
+                ceilings,
+                "float32",
+                timer=timer,
+                queue=queue,
+                extras=Extras(replay_s=3.0, trials_s=5.0),  # seconds for replaying its operators, and for trying fixes
+            )
         perhaps = f" ({', '.join(verdict.alternatives)})" if verdict.alternatives else ""
         print(f"{rows} rows: {verdict.bound}{perhaps}, confidence {verdict.confidence}, {verdict.confirmation}")
         for line in verdict.evidence:
             print(f"    {line}")
+        if verdict.unsettled:
+            print(f"    not settled: {verdict.unsettled.text}")
+        for owner in verdict.owners:
+            print(f"    {1e3 * owner.seconds:8.3f} ms {owner.kind}")
         for gain in verdict.gains:
-            print(f"    at most {gain.at_most:.2f} times: {gain.fix} ({gain.basis})")
+            predicted = f"{gain.predicted.value:.2f} times, " if gain.predicted else ""
+            print(f"    {gain.fix}: {predicted}at most {gain.at_most:.2f} times ({gain.basis})")
 
 
 if __name__ == "__main__":

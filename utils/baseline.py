@@ -283,7 +283,12 @@ def find_limits(result: Result, loaded: LoadedModel, selection: Selection, timer
         max_seconds=run.config.profiling.max_seconds_per_batch_size,
         energy=meter or Missing(reason or "there is no energy counter"),
         idle_w=idle_w,
+        watch=instruments.watch(loaded.device),
+        has_labels=tasks.of(run.config.model.task).HAS_PREDICTED_LABELS,
     )
+    chosen = optimal(sweep.rows, run.config.targets)["batch_size"] if loaded.dtype == run.config.model.dtype else None
+    if chosen is not None:
+        run.note(f"batch size {chosen} is replayed and fixes are tried on it; of the others the limits are told")
     with run.progress(None, f"verdict {loaded.dtype}") as progress:
 
         def keep(finding: Finding) -> None:
@@ -291,7 +296,7 @@ def find_limits(result: Result, loaded: LoadedModel, selection: Selection, timer
             result.save()
             progress.advance(1, f"batch {finding.batch_size}: {finding.verdict.bound}")
 
-        diagnosis.diagnose(subject, sweep.rows, sweep.visits, keep)
+        diagnosis.diagnose(subject, sweep.rows, sweep.visits, keep, chosen)
 
 
 def _require_a_measurement(rows: Sequence[Row]) -> None:

@@ -66,6 +66,7 @@ class Trial(TypedDict):
     same_labels: SameLabels | None
     source: TrialSource
     pairs: int
+    is_fix: bool
 
 
 class Untried(TypedDict):
@@ -93,6 +94,13 @@ class Reference(TypedDict):
     tokens: int
     seconds: Span
     shape: str
+
+
+class Products(TypedDict):
+    """The speed of matrix products as a share of the peak: inside the model, and alone and hot."""
+
+    in_model: float
+    alone: float
 
 
 class ConfirmingFix(TypedDict):
@@ -132,6 +140,7 @@ class Verdict(TypedDict):
     reference: NotRequired[Reference | None]
     owners: NotRequired[list[TimeOwner]]
     limited_by: NotRequired[list[Cause]]
+    products: NotRequired[Products | None]
     settled: NotRequired[bool]
     would_settle: NotRequired[str | None]
     unsettled: NotRequired[UnsettledKind | None]

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from boundby.bottleneck import bottleneck
+from boundby.bottleneck import Extras, bottleneck
 from boundby.ceilings import Ceilings, measure
 from boundby.disturbance import HostCounters, Watch
 from boundby.stats import summarize
@@ -102,6 +102,7 @@ def a_slow_tokenizer() -> tuple[Work, Work | None]:
     return lambda: left @ right, lambda: spin(0.05)
 
 
+SECONDS = Extras(replay_s=2.0, trials_s=3.0)
 WORKLOADS = {
     "compute": a_large_product,
     "memory": a_large_addition,
@@ -122,10 +123,13 @@ def test_a_workload_whose_limit_is_known_gets_the_right_verdict_every_time(name:
     work, make_input = WORKLOADS[name]()
     right = 0
     for attempt in range(REPEATS):
-        found = bottleneck(work, ceilings, "float32", timer=Timer(), make_input=make_input)
+        found = bottleneck(work, ceilings, "float32", timer=Timer(), make_input=make_input, extras=SECONDS)
         right += names(found, expected)
+        against = [trial.name for trial in found.trials if trial.says_of(found.bound) == "refutes"]
+        assert not against or not found.settled, against
         share = f"{100 * (found.share_of_limit or 0):.0f} %"
         seen = f"{found.bound} {found.alternatives} {share}, {found.confidence}, {found.confirmation}"
+        seen += f", {found.unsettled.text}" if found.unsettled else ""
         print(f"{name} {attempt + 1}/{REPEATS}: {seen} {[doubt.kind for doubt in found.doubts]}")
     print(f"{name}: {right} of {REPEATS} right")
     assert right == REPEATS
