@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -48,6 +49,8 @@ class Analysis:
     slowest_launch: KernelLaunch | None  # None where no kernel computes
     annotations: tuple[AnnotationStat, ...]
     memory: tuple[MemoryUse, ...]  # () where it was not recorded
+    backlog: tuple[KernelStat, ...] = ()  # of the kernels above, what was launched before the recording began
+    process: Any = None  # the one of several in the file that this is of; None: the file is of one
 
     @property
     def is_conclusive(self) -> bool:
@@ -92,6 +95,8 @@ def analyze(trace: Trace, *, expected_steps: int | None = None, stacks_expected:
         slowest_launch=slowest_launch(trace, linked, seen, kinds),
         annotations=tuple(annotation_stats(trace, tree, linked, activity.main_thread)),
         memory=memory_use(trace, tree, seen),
+        backlog=_backlog(trace, linked, kinds),
+        process=trace.process,
     )
 
 
@@ -156,3 +161,10 @@ def _kernels(trace: Trace, tree: HostTree, linked: Links, kinds: np.ndarray) -> 
             names_of(trace, module),
         )
     )
+
+
+def _backlog(trace: Trace, linked: Links, kinds: np.ndarray) -> tuple[KernelStat, ...]:
+    rows = linked.rows[linked.is_backlog]
+    nobody = np.full(len(rows), ABSENT)
+    spent_ns = (linked.end_ns - linked.start_ns)[linked.is_backlog]
+    return tuple(kernel_stats(trace.names, trace.name[rows], kinds[rows], spent_ns, nobody, nobody))
