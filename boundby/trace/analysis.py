@@ -36,6 +36,7 @@ class Analysis:
     rank: int | None
     world_size: int | None
     device_names: tuple[str, ...]
+    input_types: frozenset[str]  # of the inputs of operators; empty where they were not recorded
     events: int
     start_ns: int
     window_ns: int
@@ -74,6 +75,7 @@ def analyze(trace: Trace, *, expected_steps: int | None = None, stacks_expected:
         rank=trace.rank,
         world_size=trace.world_size,
         device_names=trace.device_names,
+        input_types=trace.input_types,
         events=len(trace.start_ns),
         start_ns=seen.start_ns,
         window_ns=seen.length_ns,

@@ -60,6 +60,7 @@ OTHER_CATEGORIES = ("", "Trace", "ac2g", "fwdbwd", "cpu_instant_event", "gpu_use
 SYNC_RECORD = "cuda_sync"  # what the device waited for, where torch was asked to record that
 UNDERSTOOD = frozenset((*DEVICE_CATEGORIES, *HOST_CATEGORIES, *OTHER_CATEGORIES, SYNC_RECORD))
 _Groups = dict[str, tuple[np.ndarray, list[Args]]]
+TYPE = re.compile(rb'"([\w:]+)"')
 LONGEST_NUMBER = 40  # characters
 FIRST_ODD_STREAM = 2**30  # a stream whose number is an address, or a text, gets one from here on
 _NO_ARGS = Args()
@@ -92,6 +93,7 @@ class Columns:
         self.shapes: Mapping[bytes, int] = _numbering(b"")  # in front, so that it gets, one less, ABSENT
         self._kinds: Mapping[tuple[str, str, Any, Any], int] = _numbering()
         self._numbers = array("i")  # of the category, the name and the thread of each kind
+        self._types: set[bytes] = set()
         self._streams: Mapping[int | str, int] = _numbering()
         self._events: list[dict[str, np.ndarray]] = []
         self._memory: list[dict[str, np.ndarray]] = []
@@ -130,6 +132,10 @@ class Columns:
             text = f"{never_ended:,} span(s) begin and never end; they were left out"
             faults.append(Fault("unpaired", never_ended, text))
         return faults
+
+    def types(self) -> frozenset[str]:
+        """Return the element types of the inputs of operators, as the file has them."""
+        return frozenset(word.decode() for types in self._types for word in TYPE.findall(types))
 
     def events(self) -> dict[str, np.ndarray]:
         """Return the columns of the events with a duration and forget them."""
@@ -201,6 +207,7 @@ class Columns:
     def _shapes_of(self, count: int, rows: np.ndarray, args: Sequence[Args]) -> np.ndarray:
         column = np.full(count, ABSENT, dtype=np.int32)
         shapes = self.shapes
+        self._types.update({bytes(of_call.input_type) for of_call in args})
         column[rows] = np.array([shapes[bytes(of_call.input_dims)] for of_call in args], dtype=np.int32) - 1
         return column
 
@@ -357,6 +364,7 @@ class Trace:
     rank: int | None  # in its distributed job; None where the trace does not say
     world_size: int | None
     device_names: tuple[str, ...]  # of the GPUs that the machine has
+    input_types: frozenset[str]  # of the inputs of operators, such as "c10::Half"; empty where shapes were not recorded
     faults: tuple[Fault, ...]  # what of the file could not be read; () where it is whole
     process: Any = None  # the one of several in the file that this is of; None: the file is of one, or not taken apart
 
@@ -441,6 +449,7 @@ def read_trace(path: str | Path, *, max_json_bytes: int = MAX_JSON_BYTES) -> Tra
         rank=_whole_number(distributed.get("rank")),
         world_size=_whole_number(distributed.get("world_size")),
         device_names=tuple(str(device.get("name", "unknown")) for device in decoding.header.devices or ()),
+        input_types=columns.types(),
         faults=(*decoding.faults, *columns.faults()),
     )
 

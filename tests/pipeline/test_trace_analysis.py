@@ -297,7 +297,7 @@ def test_the_trace_itself_is_left_as_it_is(run: Command, tmp_path: Path) -> None
     ("arguments", "message"),
     [
         (["absent.json"], "absent.json is missing"),
-        (["empty"], "no *.json and *.json.gz in"),
+        (["empty"], "no *.json, plain or packed, in"),
         (["other.json"], "holds no list of traceEvents"),
         (["trace.json", "--top", "0"], "--top is 0"),
         (["trace.json", "--steps", "-1"], "--steps is -1"),
