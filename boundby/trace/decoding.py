@@ -346,8 +346,8 @@ def _event(text: str, value: object) -> Event:
     with contextlib.suppress(*_UNSOUND):
         return cast(Event, _EVENT.decode(text.encode()))
     if isinstance(value, dict):
-        odd = (name for name, kinds in OPTIONAL.items() if name in value and not isinstance(value[name], kinds))
-        value = {name: each for name, each in value.items() if name not in set(odd)}
+        odd = {name for name, kinds in OPTIONAL.items() if not isinstance(value.get(name), kinds)}
+        value = {name: each for name, each in value.items() if name not in odd}
     return cast(Event, _EVENT.decode(json.dumps(value).encode()))
 
 
@@ -357,7 +357,7 @@ def _begins_with_an_event(text: bytes) -> bool:
     if not newline or not line.startswith(b"{") or b'"ph"' not in line:
         return False
     with contextlib.suppress(*_UNSOUND):
-        _EVENT.decode(line)
+        _EVENT.decode(line.rstrip(b" \t\r,"))
         return True
     return False
 
