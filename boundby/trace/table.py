@@ -61,6 +61,8 @@ SYNC_RECORD = "cuda_sync"  # what the device waited for, where torch was asked t
 UNDERSTOOD = frozenset((*DEVICE_CATEGORIES, *HOST_CATEGORIES, *OTHER_CATEGORIES, SYNC_RECORD))
 _Groups = dict[str, tuple[np.ndarray, list[Args]]]
 TYPE = re.compile(rb'"([\w:]+)"')
+DURATION = operator.attrgetter("dur")
+MOST_TYPED = 10_000  # operators whose types are looked at: what a program computes in, its first steps tell
 LONGEST_NUMBER = 40  # characters
 FIRST_ODD_STREAM = 2**30  # a stream whose number is an address, or a text, gets one from here on
 _NO_ARGS = Args()
@@ -91,9 +93,10 @@ class Columns:
         self.categories: Mapping[str, int] = _numbering()
         self.threads: Mapping[tuple[Any, Any], int] = _numbering()
         self.shapes: Mapping[bytes, int] = _numbering(b"")  # in front, so that it gets, one less, ABSENT
-        self._kinds: Mapping[tuple[str, str, Any, Any], int] = _numbering()
+        self._kinds: dict[tuple[str, str, Any, Any], int] = _numbering()
         self._numbers = array("i")  # of the category, the name and the thread of each kind
         self._types: set[bytes] = set()
+        self._typed = 0
         self._streams: Mapping[int | str, int] = _numbering()
         self._events: list[dict[str, np.ndarray]] = []
         self._memory: list[dict[str, np.ndarray]] = []
@@ -173,13 +176,14 @@ class Columns:
         """
         kinds = self._kinds
         kind = np.array([kinds[event.cat, event.name, event.pid, event.tid] for event in events], dtype=np.int32)
-        for category, name, pid, tid in itertools.islice(kinds, len(self._numbers) // 3, None):
+        new = list(itertools.islice(reversed(kinds), len(kinds) - len(self._numbers) // 3))
+        for category, name, pid, tid in reversed(new):
             self._numbers.extend((self.categories[category], self.names[name], self.threads[pid, tid]))
         return np.frombuffer(self._numbers, dtype=np.intc).reshape(-1, 3).T[:, kind]
 
     def _times(self, events: list[Complete]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         start_ns, is_start = exact_nanoseconds([event.ts for event in events])
-        duration_ns, is_duration = whole_nanoseconds(np.array([event.dur for event in events], dtype=np.float64))
+        duration_ns, is_duration = whole_nanoseconds(np.fromiter(map(DURATION, events), np.float64, len(events)))
         usable = is_start & is_duration
         unusable = np.flatnonzero(~usable)
         if len(unusable):
@@ -207,7 +211,9 @@ class Columns:
     def _shapes_of(self, count: int, rows: np.ndarray, args: Sequence[Args]) -> np.ndarray:
         column = np.full(count, ABSENT, dtype=np.int32)
         shapes = self.shapes
-        self._types.update({bytes(of_call.input_type) for of_call in args})
+        if self._typed < MOST_TYPED:
+            self._types.update(bytes(of_call.input_type) for of_call in args)
+            self._typed += len(args)
         column[rows] = np.array([shapes[bytes(of_call.input_dims)] for of_call in args], dtype=np.int32) - 1
         return column
 
@@ -276,9 +282,9 @@ def _kind(category: str) -> str:
     return {OPERATOR: "operator", PYTHON_FRAME: "python"}.get(category, "other")
 
 
-def _numbering(*known: Hashable) -> Mapping[Any, int]:
+def _numbering(*known: Hashable) -> dict[Any, int]:
     """Return the numbers of values, in which every value that is looked up has one: a new one is given the next."""
-    numbers: Mapping[Any, int] = defaultdict(itertools.count().__next__)
+    numbers: dict[Any, int] = defaultdict(itertools.count().__next__)
     for value in known:
         numbers[value]
     return numbers
@@ -396,10 +402,16 @@ class Trace:
         return mask
 
     def in_categories(self, wanted: Iterable[str]) -> np.ndarray:
-        """Return a mask of the events whose category is one of `wanted`."""
-        wanted = set(wanted)
-        mask: np.ndarray = np.array([name in wanted for name in self.categories], dtype=bool)[self.category]
-        return mask
+        """Return a mask of the events whose category is one of `wanted`; not to be written to."""
+        wanted = frozenset(wanted)
+        if wanted not in self._masks:
+            is_wanted = np.array([name in wanted for name in self.categories], dtype=bool)
+            self._masks[wanted] = is_wanted[self.category]
+        return self._masks[wanted]
+
+    @cached_property
+    def _masks(self) -> dict[frozenset[str], np.ndarray]:
+        return {}
 
     def named(self, pattern: re.Pattern[str], among: np.ndarray | None = None, *, lower: bool = False) -> np.ndarray:
         """Return a mask of the events in whose name `pattern` is found, of those of the mask `among` or of all.
