@@ -7,7 +7,8 @@ import numpy as np
 
 from boundby.trace.breakdown import Breakdown, breakdown, clipped_union
 from boundby.trace.completeness import MOST_DEVICES, Finding, findings
-from boundby.trace.gaps import Activity, Device, IdleTime, host_activity
+from boundby.trace.activity import Activity, host_activity
+from boundby.trace.gaps import Device, IdleTime
 from boundby.trace.intervals import HostTree, Intervals, distinct, host_tree, union
 from boundby.trace.kernels import KernelLaunch, KernelStat, LaunchStats, kernel_stats, launch_stats, slowest_launch
 from boundby.trace.links import KINDS, Links, kinds_of_work, links

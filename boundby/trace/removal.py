@@ -1,0 +1,185 @@
+"""How long the window would last without a cause: the program is played again, its times taken from the trace.
+
+The host goes through what it did, one thing after another, on the thread that launches next. Work of the device keeps
+its order; it begins once its launch has come and what is before it is done. A wait of the host ends when the device has
+got as far as it had at the end of that wait. Where nothing is taken out, this gives the window as it was; where
+something is, what follows moves up as far as host and device let it.
+
+Progress of the device is how long it has worked up to a moment. With s, how long the host has waited so far, and g, how
+long the device has, work at progress b that is launched after c of host time needs g >= s + c - b, and a wait that the
+host arrives at after a of host time, for progress p, needs s >= g + p - a: linear over (max, +), so that thousands of
+waits are played by a few products of matrices (Baccelli et al., Synchronization and Linearity, 1992).
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from boundby.trace.activity import KINDS, NOTHING, QUEUED, SYNCHRONISATION, Activity
+from boundby.trace.gaps import CAUSE_OF_KIND, CAUSES, LATENCY, PAUSE, STREAM_WAIT, Device, IdleTime, host_pieces
+from boundby.trace.intervals import Intervals, union
+from boundby.trace.table import ABSENT, Trace
+from boundby.trace.window import Window
+
+NEVER = -(2**60)  # stands for minus infinity; the sum of two is an int64 as well
+HOST_CAUSES = frozenset(CAUSES[cause] for kind, cause in enumerate(CAUSE_OF_KIND) if kind not in (NOTHING, QUEUED))
+
+
+@dataclass(frozen=True)
+class _Host:
+    """What the host did, piece by piece, from the start of the window on."""
+
+    cause: np.ndarray  # of each piece, its place in CAUSES
+    spent_ns: np.ndarray  # in each piece, beyond waiting for the device
+    waits: np.ndarray  # pieces that begin with a wait, ascending
+    until: np.ndarray  # the moment up to which the device had to get for each of them
+    is_sync: np.ndarray  # of each of them; the others wait for room in the queue
+
+
+class Playback:
+    """One device and its host, ready to be played without a cause."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        device: Device,
+        window: Window,
+        work: Mapping[str, Intervals],
+        idle: IdleTime,
+        activity: Activity,
+    ) -> None:
+        self._window, self._work, self._idle = window, work, idle
+        self._busy = _united(list(work.values()))
+        known = np.flatnonzero(device.launch != ABSENT)
+        launched = trace.start_ns[device.launch[known]] + activity.late_ns[device.launch[known]]
+        inside = known[(launched >= window.start_ns) & (launched <= device.start_ns[known])]
+        launched = trace.start_ns[device.launch[inside]] + activity.late_ns[device.launch[inside]]
+        order = np.argsort(launched, kind="stable")
+        inside, launched = inside[order], np.minimum(launched[order], window.end_ns)
+        self._start_ns, self._ready_ns, self._latency_ns = self._delays(device.start_ns[inside], launched)
+        thread = trace.thread[device.launch[inside]]
+        self._host, self._launch = self._host_of(activity, launched, thread, device.end_ns[inside])
+
+    def _delays(self, start_ns: np.ndarray, launched: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return when each work began, up to when it was on its way, and how long it is at least after its launch."""
+        idle, gaps = self._idle, self._idle.gaps
+        gap = np.searchsorted(gaps.end_ns, start_ns)
+        ends = np.append(gaps.end_ns, -1)[gap] == start_ns
+        late = np.append(idle.late_until, 0)[gap]
+        ends &= (launched >= late) & (np.append(gaps.start_ns, 0)[gap] <= launched)
+        ready_ns = np.where(ends, np.append(idle.latency_until, 0)[gap], start_ns)
+        least = int((start_ns - launched).min(initial=NEVER * -1)) if len(start_ns) else 0
+        return start_ns, ready_ns, np.where(ends, ready_ns - launched, np.minimum(least, start_ns - launched))
+
+    def _host_of(
+        self, activity: Activity, launched: np.ndarray, thread: np.ndarray, end_ns: np.ndarray
+    ) -> tuple[_Host, np.ndarray]:
+        """Return the pieces of the host and the piece before which each work was launched."""
+        window = self._window
+        last = int(window.edges_ns[-1]) if window.steps else int(activity.segments.start_ns.max(initial=0))
+        last = min(max(last, window.start_ns), window.end_ns)
+        main = ABSENT if activity.main_thread is None else activity.main_thread
+        edges = np.concatenate([[window.start_ns], launched, [max(last, int(launched.max(initial=0)))]])
+        threads = np.append(thread, main)
+        filled = np.flatnonzero(edges[:-1] < edges[1:])
+        if not len(filled):
+            none = np.zeros(0, dtype=np.int64)
+            return _Host(none, none, none, none, none.astype(bool)), np.zeros(len(launched), dtype=np.int64)
+        pieces = host_pieces(activity.by_kind(), edges[:-1][filled], edges[1:][filled], threads[filled])
+        lasts = pieces.start_ns < pieces.end_ns
+        start, end, kind = pieces.start_ns[lasts], pieces.end_ns[lasts], pieces.kind[lasts]
+        launch = np.searchsorted(start, launched)
+        blocks = np.flatnonzero(((kind == SYNCHRONISATION) | (kind == QUEUED)) & (np.append(kind[1:], -1) != kind))
+        # What was launched before the end of a wait is what it may have waited for.
+        latest = np.append(NEVER, np.maximum.accumulate(end_ns))[np.searchsorted(launched, end[blocks])]
+        done = self._last_busy(end[blocks])
+        until = np.where(latest <= end[blocks], np.maximum(latest, NEVER), done)
+        until = np.maximum(np.minimum(until, end[blocks]), self._window.start_ns)
+        # Work that was launched in time and still runs is not what it waited for: only a wait that lasts tells.
+        waits = (latest <= end[blocks]) | (end[blocks] - start[blocks] >= SHORT_WAIT_NS) & (until > start[blocks])
+        blocks, until = blocks[waits], until[waits]
+        spent = end - start
+        spent[blocks] = end[blocks] - np.maximum(start[blocks], until)
+        cause = CAUSE_OF_KIND[kind]
+        cause = np.where(kind == NOTHING, ABSENT, cause)
+        return _Host(cause, spent, blocks, until, kind[blocks] == SYNCHRONISATION), launch
+
+    def _last_busy(self, moments: np.ndarray) -> np.ndarray:
+        """Return the last moment up to each at which the device was at work."""
+        if not len(self._busy):
+            return np.full(len(moments), NEVER)
+        place = np.searchsorted(self._busy.start_ns, moments) - 1
+        found: np.ndarray = np.where(place >= 0, np.minimum(self._busy.end_ns[place], moments), NEVER)
+        return found
+
+    def length_ns(self, without: Collection[str] = ()) -> int:
+        """Return how long the window lasts without these causes, names of `CAUSES` or of kinds of work."""
+        solid, host = self._progress(without), self._host
+        removed = np.append([cause in without for cause in CAUSES], False)  # the last is that of ABSENT
+        spent = np.where(removed[host.cause], 0, host.spent_ns)
+        before = np.concatenate([[0], np.cumsum(spent)])
+        waits, until = host.waits, host.until
+        if "synchronisation" in without:
+            waits, until = waits[~host.is_sync], until[~host.is_sync]
+        latency = 0 if "launch_latency" in without else self._latency_ns
+        needed = before[self._launch] + latency - solid.covered_until(self._ready_ns)
+        wait_of = np.searchsorted(waits, self._launch)
+        least = np.full(len(waits) + 1, NEVER)
+        if len(needed):
+            opens = np.flatnonzero(np.append(True, wait_of[1:] != wait_of[:-1]))
+            least[wait_of[opens]] = np.maximum.reduceat(needed, opens)
+        ahead = solid.covered_until(until) - before[waits]
+        waited, delayed = _played(least[:-1], ahead)
+        delayed = max(delayed, waited + int(least[-1]))
+        return max(waited + int(before[-1]), delayed + solid.total_ns)
+
+    def _progress(self, without: Collection[str]) -> Intervals:
+        """Return when the device is at work or pauses of its own accord."""
+        idle, parts, before = self._idle, [], None
+        for kind, spans in self._work.items():
+            alone = spans if before is None else _without(spans, before)
+            before = _united([spans] if before is None else [before, spans])
+            if kind not in without:
+                parts.append(alone)
+        pauses = idle.late_until != idle.gaps.start_ns
+        kept = np.array([cause not in without for cause in CAUSES])
+        # Latency on the heels of other work is a pause between two pieces; that behind a late host is its launch's.
+        own_start = np.where(pauses | (not kept[LATENCY]), idle.latency_until, idle.gaps.start_ns)
+        own_end = np.where(kept[idle.device_cause], idle.gaps.end_ns, idle.latency_until)
+        own_end = np.where(kept[LATENCY] | (own_end > idle.latency_until), own_end, own_start)
+        parts.append(union(own_start, own_end))
+        return _united(parts)
+
+
+SHORT_WAIT_NS = 20_000
+
+
+def _without(spans: Intervals, others: Intervals) -> Intervals:
+    if not len(spans):
+        return spans
+    return spans.intersection(others.complement(int(spans.start_ns[0]), int(spans.end_ns[-1])))
+
+
+def _united(parts: list[Intervals]) -> Intervals:
+    return union(np.concatenate([part.start_ns for part in parts]), np.concatenate([part.end_ns for part in parts]))
+
+
+def _played(least: np.ndarray, ahead: np.ndarray) -> tuple[int, int]:
+    """Return how long the host and the device have waited after all waits of the host.
+
+    `least` is what the device needs at least before each of them, over what the host has waited by then; `ahead` is by
+    how much the progress that is waited for exceeds the time of the host.
+    """
+    if not len(least):
+        return 0, 0
+    row_s = np.stack([np.maximum(0, ahead + least), ahead], axis=1)
+    row_g = np.stack([least, np.zeros_like(least)], axis=1)
+    step = np.stack([row_s, row_g], axis=1)
+    while len(step) > 1:
+        if len(step) % 2:
+            step = np.concatenate([step, [[[0, NEVER], [NEVER, 0]]]])
+        first, second = step[::2], step[1::2]
+        step = np.maximum((second[:, :, :, None] + first[:, None, :, :]).max(axis=2), NEVER)
+    host, device = step[0].max(axis=1).tolist()
+    return max(host, 0), max(device, 0)
