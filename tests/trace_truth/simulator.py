@@ -1,7 +1,7 @@
 """A machine that plays programs: threads of the host, launch queue, streams, locks and ranks, each with a known cause.
 
-What an analysis ought to say of a trace is found here without any rule about gaps: the program is *played again without
-a cause*. Whatever it costs because of that cause then takes no time, or does not block; all else stays, and what follows
+What an analysis ought to say of a trace is found here without any rule about gaps: the program is *played again
+without a cause*. Whatever it costs because of that cause then takes no time, or does not block; all else stays, and what follows
 moves up as the rules of the machine let it. The true gain of a cause is the time of the steps over that shorter time.
 
 - Causes overlap: of two that delay the same kernel, each alone may gain nothing or both may gain the same. So gains do
@@ -15,14 +15,14 @@ moves up as the rules of the machine let it. The true gain of a cause is the tim
 - `everything` leaves the work of the device alone: queue full from the start, order of streams and events kept.
 
 Rules: a piece of device work begins when the stream is free, its launch has arrived and the events it waits for have
-happened; a collective begins when it has on every rank. A launching call waits for room in the queue and for the lock of
-the driver. Times are whole nanoseconds.
+happened; a collective ends a transfer after it has begun on every rank. A launching call waits for room in the queue
+and for the lock of the driver. Times are whole nanoseconds.
 """
 
 import heapq
 import itertools
 from collections import defaultdict, deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -310,8 +310,8 @@ def span(name: str, category: str, *actions: Action, **args: Any) -> Action:
 
 
 def mark(name: str, *actions: Action) -> Action:
-    """`record_function` of a user."""
-    return span(name, "user_annotation", *actions)
+    """`record_function` of a user, which takes a moment itself."""
+    return span(name, "user_annotation", work(US), *actions)
 
 
 def frame(name: str, *actions: Action) -> Action:
@@ -344,6 +344,7 @@ def step(number: int, *actions: Action) -> Action:
         machine = thread.machine
         begun = machine.now
         row = thread.begin(f"ProfilerStep#{number}", "user_annotation") if machine.program.has_steps else None
+        yield from thread.spend(2 * US, "python")
         for action in actions:
             yield from action(thread)
         if row is not None:
@@ -359,16 +360,27 @@ def on_thread(tid: int, *actions: Action) -> Action:
     def play(thread: Thread) -> Plan:
         other = Thread(thread.machine, thread.rank, tid, tid not in thread.machine.program.unrecorded, thread.plan)
         for action in actions:
-            for wish in action(other):
-                yield wish
+            yield from action(other)
 
     return play
 
 
 def operator(name: str, *actions: Action, length: int = 4 * US) -> Action:
-    """A torch operator with its own time on the host, a third of it after what it calls."""
+    """A torch operator with its own time on the host, a third of it after what it calls.
+
+    Where no device takes part that time is the work itself, and no cause of anything.
+    """
     after = length // 3
-    return span(name, "cpu_op", work(length - after, "operators"), *actions, work(after, "operators"))
+
+    def own(share: int) -> Action:
+        def play(thread: Thread) -> Plan:
+            if thread.machine.program.has_device:
+                return thread.spend(share, "operators", name)
+            return thread.spend(share, "computing")
+
+        return play
+
+    return span(name, "cpu_op", own(length - after), *actions, own(after))
 
 
 def call(name: str, *actions: Action, length: int = US, cause: str = "calls") -> Action:
@@ -624,19 +636,18 @@ def give(*gate: Any, capacity: int) -> Action:
 
 
 def loader(batches: int, length: int, *, prefetched: int = 2) -> Action:
-    """A worker process of a DataLoader, which prepares batches ahead."""
-    return sequence(
-        *((work(length, "input"), give("batches", capacity=prefetched))[at] for _ in range(batches) for at in (0, 1))
-    )
+    """A worker process of a DataLoader, which prepares batches ahead; the first ones were ready beforehand."""
+    ready = give("batches", capacity=prefetched)
+    prepared = sequence(work(length, "input"), ready)
+    return sequence(*(ready if number < prefetched else prepared for number in range(batches)))
 
 
 def next_batch(length: int | None = None) -> Action:
     """`next` of a DataLoader: of worker processes, or of this one where it takes a time itself."""
-    kind = "Multi" if length is None else "Single"
-    body = [take("batches"), work(20 * US, "input")] if length is None else [work(length, "input")]
-    return mark(
-        f"enumerate(DataLoader)#_{kind}ProcessDataLoaderIter.__next__".replace("MultiProcess", "MultiProcessing"), *body
-    )
+    if length is None:
+        iterator = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+        return mark(iterator, take("batches"), work(20 * US, "input"))
+    return mark("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", work(length, "input"))
 
 
 @dataclass(frozen=True)
