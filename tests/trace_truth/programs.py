@@ -1,4 +1,4 @@
-"""Programs for the simulated machine: those of everyday by name, with the gains that follow from them, and random ones."""
+"""Programs for the simulated machine: those of every day by name, with their known gains, and random ones."""
 
 import random
 from collections.abc import Callable, Mapping

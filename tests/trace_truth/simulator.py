@@ -1,8 +1,9 @@
 """A machine that plays programs: threads of the host, launch queue, streams, locks and ranks, each with a known cause.
 
 What an analysis ought to say of a trace is found here without any rule about gaps: the program is *played again
-without a cause*. Whatever it costs because of that cause then takes no time, or does not block; all else stays, and what follows
-moves up as the rules of the machine let it. The true gain of a cause is the time of the steps over that shorter time.
+without a cause*. Whatever it costs because of that cause then takes no time, or does not block; all else stays, and
+what follows moves up as the rules of the machine let it. The true gain of a cause is the time of the steps over that
+shorter time.
 
 - Causes overlap: of two that delay the same kernel, each alone may gain nothing or both may gain the same. So gains do
   neither add nor multiply; that of several causes is found by playing without all of them.
