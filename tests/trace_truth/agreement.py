@@ -1,6 +1,7 @@
 """What the analysis of a played program says first, and what playing it without each cause shows."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +38,10 @@ class Compared:
     first_is_best: bool
     over_bound: tuple[str, ...]  # kinds that gain more than was said possible
 
+    @property
+    def is_right(self) -> bool:
+        return self.first_is_best and not self.over_bound
+
     def __str__(self) -> str:
         told = ", ".join(f"{kind} {gain:.2f}" for kind, gain in self.told)
         true = ", ".join(f"{kind} {gain:.2f}" for kind, gain in sorted(self.true.items(), key=lambda each: -each[1]))
@@ -69,4 +74,40 @@ def compare(program: Program, folder: Path, rank: int = 0) -> Compared:
         true=true,
         first_is_best=best < WORTH or first - 1 >= (best - 1) * (1 - EQUAL) - EQUAL,
         over_bound=tuple(kind for kind, at_most in told if true.get(kind, 1.0) > at_most * (1 + ROUNDING)),
+    )
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How many programs were compared, in how many the first cause is the best, and what went wrong how often."""
+
+    programs: int
+    first_is_best: int
+    within_bounds: int
+    wrong: Counter[str]
+    examples: tuple[str, ...]
+
+    def __str__(self) -> str:
+        counts = f"{self.programs} programs: first cause right in {self.first_is_best}, bounds in {self.within_bounds}"
+        return "\n".join([counts, *(f"{count} x {what}" for what, count in self.wrong.most_common()), *self.examples])
+
+
+def summary(compared: Iterable[Compared], examples: int = 3) -> Summary:
+    """Count the programs; of each way to be wrong the first few are kept."""
+    every = list(compared)
+    wrong: Counter[str] = Counter()
+    kept: list[str] = []
+    for each in every:
+        best = max(each.true, key=lambda kind: each.true[kind], default="nothing")
+        what = [] if each.first_is_best else [f"first {each.told[0][0] if each.told else 'nothing'} instead of {best}"]
+        for mistake in (*what, *(f"{kind} gains more than its bound" for kind in each.over_bound)):
+            wrong[mistake] += 1
+            if wrong[mistake] <= examples:
+                kept.append(f"{mistake}: {each}")
+    return Summary(
+        programs=len(every),
+        first_is_best=sum(each.first_is_best for each in every),
+        within_bounds=sum(not each.over_bound for each in every),
+        wrong=wrong,
+        examples=tuple(kept),
     )

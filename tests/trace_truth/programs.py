@@ -13,6 +13,7 @@ from tests.trace_truth.simulator import (
     MAIN,
     MS,
     OTHER,
+    QUEUE,
     US,
     Action,
     Collective,
@@ -201,6 +202,17 @@ def random_program(seed: int) -> Program:
     def tiny_kernels() -> Action:
         return kernels(draw.randint(5, 30), int(scaled(1, 8) * US), host=int(scaled(3, 30) * US), name="aten::add")
 
+    def overlapped() -> Action:
+        """The backward pass of DistributedDataParallel: each bucket is reduced while the next gradients are made."""
+        buckets = draw.randint(1, 3)
+        peer_ms = device_ms * scaled(0.1, 0.5) if draw.random() < 0.3 else 0
+        collective = Collective("bucket", int(device_ms * scaled(0.05, 1) * MS), 1, int(peer_ms * MS))
+        part = backward(device_ms / 2 / buckets, max(1, count // buckets))
+        return sequence(
+            *(each for _ in range(buckets) for each in (part, on_thread(AUTOGRAD, all_reduce(collective)))),
+            wait_event("reduced", COMPUTE),
+        )
+
     before: list[tuple[float, Callable[[], Action]]] = [
         (0.1, lambda: next_batch(int(some() * MS))),
         (0.1, next_batch),
@@ -241,7 +253,7 @@ def random_program(seed: int) -> Program:
     is_training = draw.random() < 0.5
     work_of_model = [forward(device_ms / (2 if is_training else 1), count)]
     if is_training:
-        work_of_model.append(backward(device_ms / 2, count))
+        work_of_model.append(overlapped() if draw.random() < 0.2 else backward(device_ms / 2, count))
     body = [*chosen(before), work_of_model[0], *chosen(middle), *work_of_model[1:], *chosen(after)]
     return loop(
         f"random program {seed}",
@@ -253,6 +265,40 @@ def random_program(seed: int) -> Program:
         has_steps=draw.random() < 0.8,
         has_stacks=has_stacks,
         is_rocm=draw.random() < 0.1,
+        queue=draw.choice((QUEUE, QUEUE, QUEUE, 12)),
+        first_step=draw.choice((0, 0, 0, 1)) if steps > 1 else 0,
+        factors=tuple(draw.lognormvariate(0, 0.1) for _ in range(97)),
+    )
+
+
+def random_program_of_the_host(seed: int) -> Program:
+    """Return a program without a device: operators, and what passes between them."""
+    draw = random.Random(seed)
+    length = 20 * MS * draw.random() + MS
+
+    def some() -> int:
+        return int(length * 0.05 * 100 ** draw.random())
+
+    def operators() -> Action:
+        return sequence(*(operator("aten::addmm", length=int(length / 5)) for _ in range(5)))
+
+    menu = (
+        (0.2, lambda: next_batch(some())),
+        (0.2, lambda: mark("tokenize", work(some(), "tokenizing", "tokenize"))),
+        (0.2, lambda: mark("metrics", work(some(), "python", "metrics"))),
+        (0.2, lambda: work(some())),
+        (0.1, lambda: mark("gc.collect", work(some(), "gc", "gc.collect"))),
+        (0.1, lambda: mark("torch.save", work(some(), "saving", "torch.save"))),
+    )
+    body = [operators(), *(make() for share, make in menu if draw.random() < share)]
+    draw.shuffle(body)
+    return loop(
+        f"random program of the host {seed}",
+        *body,
+        steps=draw.randint(1, 4),
+        has_device=False,
+        has_steps=draw.random() < 0.8,
+        factors=tuple(draw.lognormvariate(0, 0.1) for _ in range(97)),
     )
 
 

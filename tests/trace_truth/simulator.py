@@ -139,6 +139,7 @@ class Thread:
     tid: int
     recorded: bool = True
     plan: Plan | None = None
+    actions: int = 0  # how many it has taken, the same however the program is played
     frames: list[int] = field(default_factory=list)
 
     def begin(self, name: str, category: str, **args: Any) -> Row:
@@ -152,16 +153,23 @@ class Thread:
 
     def spend(self, length: int, cause: str, name: str | None = None) -> Plan:
         """Take the time, unless the program is played without this cause."""
+        machine = self.machine
+        length = self.varied(length)
         if length > 0:
-            machine = self.machine
             machine.spent[cause, name] += length
-            if cause not in machine.without and (cause, name) not in machine.without:
+            if cause not in machine.removed and (cause, name) not in machine.removed:
                 yield machine.now + length
+
+    def varied(self, length: int) -> int:
+        """Return what a length is this time."""
+        self.actions += 1
+        factors = self.machine.program.factors
+        return round(length * factors[self.actions % len(factors)]) if factors else length
 
     def wait(self, works: Iterable[Work], cause: str) -> Plan:
         """Wait until the device has done these, unless played without this cause."""
         machine, begun = self.machine, self.machine.now
-        if cause in machine.without:
+        if cause in machine.removed:
             return
         for work in works:
             while work.end is None or work.end > machine.now:
@@ -183,14 +191,15 @@ class Program:
     has_stacks: bool = False
     has_device: bool = True
     is_rocm: bool = False
-    has_wait_records: bool = False
+    factors: tuple[float, ...] = ()  # by which the times vary
 
 
 class Machine:
     """Plays a program once; afterwards it holds all that happened."""
 
     def __init__(self, program: Program, without: frozenset[Any] = frozenset()) -> None:
-        self.program, self.without = program, without
+        self.program, self._without = program, without
+        self.removed: frozenset[Any] = frozenset()  # all of it from the begin of the recording
         self.now = 0
         self.rows: list[Row] = []
         self.works: list[Work] = []
@@ -230,6 +239,10 @@ class Machine:
                     self.resume(thread, wish)
                     break
                 self.now = wish
+
+    def record(self) -> None:
+        """Begin the recording: what is played without something is played as ever until then."""
+        self.removed = self._without
 
     def number(self) -> int:
         return next(self._numbers)
@@ -344,6 +357,8 @@ def step(number: int, *actions: Action) -> Action:
     def play(thread: Thread) -> Plan:
         machine = thread.machine
         begun = machine.now
+        if number >= machine.program.first_step:
+            machine.record()
         row = thread.begin(f"ProfilerStep#{number}", "user_annotation") if machine.program.has_steps else None
         yield from thread.spend(2 * US, "python")
         for action in actions:
@@ -432,14 +447,14 @@ def launch(
             while oldest.start is None or oldest.start > machine.now:
                 yield Begun(oldest)
             pending.popleft()
-        latency = 0 if "latency" in machine.without else machine.program.latency
+        latency = 0 if "latency" in machine.removed else machine.program.latency
         machine.spent["latency", None] += latency
-        gap = 0 if "graph_gaps" in machine.without else node_gap
+        gap = 0 if "graph_gaps" in machine.removed else node_gap
         machine.spent["graph_gaps", None] += node_gap * (nodes - 1)
-        size = length
+        size = thread.varied(length)
         if cause is not None:
-            machine.spent[cause, None] += length
-            size = 0 if cause in machine.without else length
+            machine.spent[cause, None] += size
+            size = 0 if cause in machine.removed else size
         arrived = machine.now + latency
         meeting = collective.join(thread) if collective else None
         if collective and meeting is None:
@@ -663,13 +678,13 @@ class Collective:
     peer_ns: int = 0
 
     def cost(self, machine: Machine) -> int:
-        return 0 if "transfer" in machine.without else self.transfer
+        return 0 if "transfer" in machine.removed else self.transfer
 
     def join(self, thread: Thread) -> Meeting | None:
         """Return where the ranks meet; None where nobody waits for another."""
         machine = thread.machine
         machine.spent["transfer", None] += self.transfer
-        if "straggler" in machine.without:
+        if "straggler" in machine.removed:
             return None
         if self.members == 1:
             return Meeting(1, self.cost(machine), self.peer_ns)
