@@ -1,0 +1,113 @@
+"""What the analysis of a played program says first, and what playing it without each cause shows."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from boundby.trace import analyze, read_trace
+from boundby.trace.judgement import judge_trace
+from tests.trace_truth.recorder import text
+from tests.trace_truth.simulator import Machine, Program, played
+
+# What goes, if somebody does what the analysis says: a kind of fix, and the causes of the simulator that it removes.
+REMOVES: Mapping[str, tuple[str, ...]] = {
+    "load_ahead": ("input",),
+    "stay_asynchronous": ("synchronisation",),
+    "launch_less": ("operators", "calls", "python", "tokenizing", "gc", "saving", "unrecorded"),
+    "do_less_between": ("python", "tokenizing", "gc", "saving", "unrecorded"),
+    "keep_allocated": ("allocator",),
+    "compile_ahead": ("compile", "loading"),
+    "launch_together": ("calls", "latency"),
+    "hide_communication": ("straggler", "transfer"),
+    "hide_copies": ("memcpy",),
+    "record_more": ("unrecorded", "python"),
+}
+ROUNDING = 0.002  # of a gain
+EQUAL = 0.02  # so close, two causes gain the same
+WORTH = 1.05  # below this nothing needs to be said
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One program: the gains that were told, the true ones of the same causes, and what is wrong."""
+
+    name: str
+    told: tuple[tuple[str, float], ...]  # by kind of fix, the first first
+    true: Mapping[str, float]  # by kind of fix
+    first_is_best: bool
+    over_bound: tuple[str, ...]  # kinds that gain more than was said possible
+
+    @property
+    def is_right(self) -> bool:
+        return self.first_is_best and not self.over_bound
+
+    def __str__(self) -> str:
+        told = ", ".join(f"{kind} {gain:.2f}" for kind, gain in self.told)
+        true = ", ".join(f"{kind} {gain:.2f}" for kind, gain in sorted(self.true.items(), key=lambda each: -each[1]))
+        return f"{self.name}: told {told or 'nothing'}; true {true}"
+
+
+def true_gains(program: Program, whole: Machine, rank: int = 0) -> dict[str, float]:
+    """Return what each kind of fix gains, of those that remove anything that the program spends time on."""
+    spent = {cause for (cause, _), length in whole.spent.items() if length}
+    length = whole.length(rank)
+    gains = {}
+    for kind, causes in REMOVES.items():
+        present = tuple(cause for cause in causes if cause in spent)
+        if present:
+            gains[kind] = length / max(1, played(program, *present).length(rank))
+    return gains
+
+
+def compare(program: Program, folder: Path, rank: int = 0) -> Compared:
+    whole = played(program)
+    path = folder / "trace.json"
+    path.write_text(text(whole, rank))
+    told = [(gain.fix.kind, gain.at_most) for gain in judge_trace(analyze(read_trace(path))).gains]
+    true = true_gains(program, whole, rank)
+    best = max(true.values(), default=1.0)
+    first = true.get(told[0][0], 1.0) if told else 1.0
+    return Compared(
+        name=program.name,
+        told=tuple(told),
+        true=true,
+        first_is_best=best < WORTH or first - 1 >= (best - 1) * (1 - EQUAL) - EQUAL,
+        over_bound=tuple(kind for kind, at_most in told if true.get(kind, 1.0) > at_most * (1 + ROUNDING)),
+    )
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How many programs were compared, in how many the first cause is the best, and what went wrong how often."""
+
+    programs: int
+    first_is_best: int
+    within_bounds: int
+    wrong: Counter[str]
+    examples: tuple[str, ...]
+
+    def __str__(self) -> str:
+        counts = f"{self.programs} programs: first cause right in {self.first_is_best}, bounds in {self.within_bounds}"
+        return "\n".join([counts, *(f"{count} x {what}" for what, count in self.wrong.most_common()), *self.examples])
+
+
+def summary(compared: Iterable[Compared], examples: int = 3) -> Summary:
+    """Count the programs; of each way to be wrong the first few are kept."""
+    every = list(compared)
+    wrong: Counter[str] = Counter()
+    kept: list[str] = []
+    for each in every:
+        best = max(each.true, key=lambda kind: each.true[kind], default="nothing")
+        what = [] if each.first_is_best else [f"first {each.told[0][0] if each.told else 'nothing'} instead of {best}"]
+        for mistake in (*what, *(f"{kind} gains more than its bound" for kind in each.over_bound)):
+            wrong[mistake] += 1
+            if wrong[mistake] <= examples:
+                kept.append(f"{mistake}: {each}")
+    return Summary(
+        programs=len(every),
+        first_is_best=sum(each.first_is_best for each in every),
+        within_bounds=sum(not each.over_bound for each in every),
+        wrong=wrong,
+        examples=tuple(kept),
+    )
