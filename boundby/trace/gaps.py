@@ -8,13 +8,15 @@ the host from it while the device worked: so much would have been issued meanwhi
 
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from boundby.trace import activity
 from boundby.trace.activity import LAUNCH, NOTHING, SYNCHRONISATION, Activity
-from boundby.trace.intervals import Intervals, Segments, distinct, sums
+from boundby.trace.intervals import Intervals, Segments, sums
 from boundby.trace.table import ABSENT, PROFILER_STEP, Trace
 
 CAUSES = (
@@ -172,7 +174,17 @@ def _changes_in(
 LAUNCH_LATENCY_NS = 10_000
 WAIT_FOR_EVENT = re.compile(r"^((cuda|cu|hip)StreamWaitEvent\w*|Stream Wait Event)$")
 BETWEEN_OPERATORS = "between operators"
+UNNAMED = (CAUSES.index("launch"), CAUSES.index("python"))
 SHOWN = 5  # names per cause, and longest gaps
+
+
+@dataclass(frozen=True)
+class Contributor:
+    """What the host was in for most of the time that is booked on a cause."""
+
+    name: str
+    spent_ns: int
+    where: str | None  # `file.py:12`, the innermost line of the program itself; None where no stacks were recorded
 
 
 @dataclass(frozen=True)
@@ -240,20 +252,40 @@ class IdleTime:
 
     def details(self) -> dict[str, tuple[tuple[str, int], ...]]:
         """Return, by cause, what the host was in meanwhile and for how many ns, the most first."""
+        by_cause: dict[str, list[tuple[str, int]]] = {}
+        for (cause, name), nanoseconds in self._spent.most_common():
+            by_cause.setdefault(cause, []).append((name, nanoseconds))
+        return {cause: tuple(most[:SHOWN]) for cause, most in by_cause.items()}
+
+    def contributors(self, line: Callable[[int], str | None]) -> dict[str, Contributor]:
+        """Return what takes most of each cause; `line` gives the line of the program that an event lies in."""
+        found = {}
+        pieces, names = self._pieces, self._trace.name
+        for cause, ((name, nanoseconds), *_) in self.details().items():
+            told = np.flatnonzero((pieces.cause == CAUSES.index(cause)) & (pieces.row != ABSENT))
+            if name != BETWEEN_OPERATORS:
+                told = told[names[pieces.row[told]] == self._trace.names.index(name)]
+            longest = told[(pieces.end_ns[told] - pieces.start_ns[told]).argmax()] if len(told) else None
+            where = None if longest is None else line(int(pieces.row[longest]))
+            found[cause] = Contributor(name, nanoseconds, where)
+        return found
+
+    @cached_property
+    def _spent(self) -> Counter[tuple[str, str]]:
+        """By cause and what the host was in: how many ns."""
         names, pieces = self._trace.names, self._pieces
-        told = np.flatnonzero(pieces.row != ABSENT)
-        keys = pieces.cause[told] * len(names) + self._trace.name[pieces.row[told]]
-        groups, place = np.unique(keys, return_inverse=True)
+        # A row that no event tells is Python between operators where the cause is the host's.
+        unnamed = (pieces.row == ABSENT) & np.isin(pieces.cause, UNNAMED)
+        told = np.flatnonzero((pieces.row != ABSENT) | unnamed)
+        name = np.where(unnamed[told], len(names), np.append(self._trace.name, 0)[pieces.row[told]])
+        groups, place = np.unique(pieces.cause[told] * (len(names) + 1) + name, return_inverse=True)
         lengths = sums(place, pieces.end_ns[told] - pieces.start_ns[told], len(groups))
         spent: Counter[tuple[str, str]] = Counter()
         for group, nanoseconds in zip(groups.tolist(), lengths.tolist(), strict=True):
-            cause, name = divmod(group, len(names))
-            is_mark = PROFILER_STEP.fullmatch(names[name])
-            spent[CAUSES[cause], BETWEEN_OPERATORS if is_mark else names[name]] += nanoseconds
-        by_cause: dict[str, list[tuple[str, int]]] = {}
-        for (cause, name), nanoseconds in spent.most_common():
-            by_cause.setdefault(cause, []).append((name, nanoseconds))
-        return {cause: tuple(most[:SHOWN]) for cause, most in by_cause.items()}
+            cause, number = divmod(group, len(names) + 1)
+            is_unnamed = number == len(names) or PROFILER_STEP.fullmatch(names[number])
+            spent[CAUSES[cause], BETWEEN_OPERATORS if is_unnamed else names[number]] += nanoseconds
+        return spent
 
     def longest(self) -> tuple[Gap, ...]:
         """Return the longest gaps, the longest first."""

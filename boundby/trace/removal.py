@@ -17,11 +17,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from boundby.trace.activity import KINDS, NOTHING, QUEUED, SYNCHRONISATION, Activity
-from boundby.trace.gaps import CAUSE_OF_KIND, CAUSES, LATENCY, PAUSE, STREAM_WAIT, Device, IdleTime, host_pieces
-from boundby.trace.intervals import Intervals, union
+from boundby.trace.gaps import CAUSE_OF_KIND, CAUSES, LATENCY, Device, IdleTime, host_pieces
+from boundby.trace.intervals import Intervals, sums, union
 from boundby.trace.table import ABSENT, Trace
 from boundby.trace.window import Window
 
+SHORT_WAIT_NS = 20_000  # one that returns so soon may have waited for nothing
 NEVER = -(2**60)  # stands for minus infinity; the sum of two is an int64 as well
 HOST_CAUSES = frozenset(CAUSES[cause] for kind, cause in enumerate(CAUSE_OF_KIND) if kind not in (NOTHING, QUEUED))
 
@@ -52,25 +53,24 @@ class Playback:
         self._window, self._work, self._idle = window, work, idle
         self._busy = _united(list(work.values()))
         known = np.flatnonzero(device.launch != ABSENT)
-        launched = trace.start_ns[device.launch[known]] + activity.late_ns[device.launch[known]]
-        inside = known[(launched >= window.start_ns) & (launched <= device.start_ns[known])]
-        launched = trace.start_ns[device.launch[inside]] + activity.late_ns[device.launch[inside]]
+        called = trace.start_ns[device.launch[known]]
+        inside = known[(called >= window.start_ns) & (called <= device.start_ns[known])]
+        launch, start_ns = device.launch[inside], device.start_ns[inside]
+        launched = np.minimum(trace.start_ns[launch] + activity.late_ns[launch], np.minimum(start_ns, window.end_ns))
         order = np.argsort(launched, kind="stable")
-        inside, launched = inside[order], np.minimum(launched[order], window.end_ns)
-        self._start_ns, self._ready_ns, self._latency_ns = self._delays(device.start_ns[inside], launched)
-        thread = trace.thread[device.launch[inside]]
-        self._host, self._launch = self._host_of(activity, launched, thread, device.end_ns[inside])
+        launched, launch, inside = launched[order], launch[order], inside[order]
+        self._ready_ns, self._latency_ns = self._delays(device.start_ns[inside], launched)
+        self._host, self._launch = self._host_of(activity, launched, trace.thread[launch], device.end_ns[inside])
 
-    def _delays(self, start_ns: np.ndarray, launched: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return when each work began, up to when it was on its way, and how long it is at least after its launch."""
-        idle, gaps = self._idle, self._idle.gaps
-        gap = np.searchsorted(gaps.end_ns, start_ns)
-        ends = np.append(gaps.end_ns, -1)[gap] == start_ns
-        late = np.append(idle.late_until, 0)[gap]
-        ends &= (launched >= late) & (np.append(gaps.start_ns, 0)[gap] <= launched)
-        ready_ns = np.where(ends, np.append(idle.latency_until, 0)[gap], start_ns)
-        least = int((start_ns - launched).min(initial=NEVER * -1)) if len(start_ns) else 0
-        return start_ns, ready_ns, np.where(ends, ready_ns - launched, np.minimum(least, start_ns - launched))
+    def _delays(self, start_ns: np.ndarray, launched: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return up to when each work was on its way, and how long it is so at least after its launch."""
+        if not len(start_ns):
+            return start_ns, start_ns
+        idle, gap = self._idle, np.searchsorted(self._idle.gaps.end_ns, start_ns)
+        is_ender = (np.append(idle.gaps.end_ns, -1)[gap] == start_ns) & (launched >= np.append(idle.late_until, 0)[gap])
+        ready_ns = np.where(is_ender, np.append(idle.latency_until, 0)[gap], start_ns)
+        delay_ns = ready_ns - launched
+        return ready_ns, np.where(is_ender, delay_ns, np.minimum(delay_ns, delay_ns.min()))
 
     def _host_of(
         self, activity: Activity, launched: np.ndarray, thread: np.ndarray, end_ns: np.ndarray
@@ -103,7 +103,17 @@ class Playback:
         spent[blocks] = end[blocks] - np.maximum(start[blocks], until)
         cause = CAUSE_OF_KIND[kind]
         cause = np.where(kind == NOTHING, ABSENT, cause)
-        return _Host(cause, spent, blocks, until, kind[blocks] == SYNCHRONISATION), launch
+        host = _Host(cause, spent, blocks, until, kind[blocks] == SYNCHRONISATION)
+        return host, launch
+
+    @property
+    def causes(self) -> tuple[str, ...]:
+        """What can be taken out of it: what the host did at all, pauses, and what the device need not do itself."""
+        host = sums(self._host.cause + 1, self._host.spent_ns, len(CAUSES) + 1)[1:]
+        on_host = [cause for cause, spent in zip(CAUSES, host.tolist(), strict=True) if spent]
+        waits = ["synchronisation"] if self._host.is_sync.any() else []
+        kinds = [kind for kind in ("communication", "memcpy") if len(self._work.get(kind, ()))]
+        return tuple(dict.fromkeys([*on_host, *waits, "launch_latency", "stream_wait", "graph_pause", *kinds]))
 
     def _last_busy(self, moments: np.ndarray) -> np.ndarray:
         """Return the last moment up to each at which the device was at work."""
@@ -136,23 +146,18 @@ class Playback:
 
     def _progress(self, without: Collection[str]) -> Intervals:
         """Return when the device is at work or pauses of its own accord."""
-        idle, parts, before = self._idle, [], None
+        idle, parts, before = self._idle, [], Intervals(self._busy.start_ns[:0], self._busy.end_ns[:0])
         for kind, spans in self._work.items():
-            alone = spans if before is None else _without(spans, before)
-            before = _united([spans] if before is None else [before, spans])
             if kind not in without:
-                parts.append(alone)
-        pauses = idle.late_until != idle.gaps.start_ns
+                parts.append(_without(spans, before))
+            before = _united([before, spans])
         kept = np.array([cause not in without for cause in CAUSES])
-        # Latency on the heels of other work is a pause between two pieces; that behind a late host is its launch's.
-        own_start = np.where(pauses | (not kept[LATENCY]), idle.latency_until, idle.gaps.start_ns)
-        own_end = np.where(kept[idle.device_cause], idle.gaps.end_ns, idle.latency_until)
-        own_end = np.where(kept[LATENCY] | (own_end > idle.latency_until), own_end, own_start)
-        parts.append(union(own_start, own_end))
+        own = np.flatnonzero(kept[idle.device_cause])
+        parts.append(Intervals(idle.latency_until[own], idle.gaps.end_ns[own]))
+        if kept[LATENCY]:  # on the heels of other work it is a pause of the device; behind a late host the launch's
+            own = np.flatnonzero(idle.late_until == idle.gaps.start_ns)
+            parts.append(Intervals(idle.late_until[own], idle.latency_until[own]))
         return _united(parts)
-
-
-SHORT_WAIT_NS = 20_000
 
 
 def _without(spans: Intervals, others: Intervals) -> Intervals:
