@@ -5,6 +5,7 @@ Ten thousand programs: tests/truth/test_trace_played.py
 """
 
 from collections import defaultdict
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -59,6 +60,16 @@ def test_the_first_cause_of_a_known_program_is_the_one_to_begin_with(name, tmp_p
     assert compared.is_right, compared
     if not case.first:
         assert all(gain < WORTH for gain in compared.true.values())
+
+
+@pytest.mark.parametrize(
+    "other", [{"is_rocm": True}, {"has_steps": False}, {"first_step": 1}, {"has_stacks": True}], ids=str
+)
+@pytest.mark.parametrize("name", ["data loading", "inference with a tokenizer", "data and item", "nothing to gain"])
+def test_the_first_cause_is_the_same_however_the_program_was_recorded(name, other, tmp_path):
+    case = CASES[name]
+    compared = compare(replace(case.program, **other), tmp_path)
+    assert compared.is_right and bool(compared.told) >= bool(case.first), compared
 
 
 def test_the_first_cause_of_random_programs_gains_most(tmp_path):
