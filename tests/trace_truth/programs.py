@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tests.trace_truth.simulator import (
     AUTOGRAD,
+    BACKGROUND,
     COMPUTE,
     COPY,
     IDLE,
@@ -155,6 +156,10 @@ def random_program(seed: int) -> Program:
     def some() -> float:
         return device_ms * scaled(0.05, 5)
 
+    def unmarked() -> Action:
+        """Python between operators, longer than what lies between any two."""
+        return work(int(max(0.3, some()) * MS))
+
     def once(action: Action) -> Action:
         return only_first(action) if draw.random() < 0.5 else action
 
@@ -178,8 +183,9 @@ def random_program(seed: int) -> Program:
         return _reduced("gradients", device_ms * scaled(0.05, 2), 1, peer_ms)
 
     def locked() -> Action:
-        holding = spawn(OTHER, work(int(some() * MS / 10)), hold_driver(int(some() * MS)))
-        return sequence(holding, kernels(2, 5 * US), work(int(some() * MS / 10)), kernels(2, 5 * US), join(OTHER))
+        begins_ms, lasts_ms = some() / 10, some()
+        holding = spawn(OTHER, work(int(begins_ms * MS), "unrecorded"), hold_driver(int(lasts_ms * MS)))
+        return sequence(holding, kernels(2, 5 * US), unmarked(), kernels(2, 5 * US), join(OTHER))
 
     def compiled() -> Action:
         return once(mark("entire_frame_compile (dynamo_timed)", work(int(some() * MS), "compile")))
@@ -231,7 +237,7 @@ def random_program(seed: int) -> Program:
         (0.1, graph),
         (0.1, slow_operators),
         (0.15, tiny_kernels),
-        (0.1, lambda: work(int(some() * MS))),
+        (0.1, unmarked),
         (0.1, memset),
         (0.15, lambda: item(waits_in_copy=draw.random() < 0.5)),
     ]
@@ -242,7 +248,7 @@ def random_program(seed: int) -> Program:
         (0.15, lambda: to_host(int(scaled(2, 100) * US))),
         (0.1, device_synchronize),
         (0.12, lambda: named("python", "postprocess", "metrics", "decode outputs")),
-        (0.12, lambda: work(int(some() * MS))),
+        (0.12, unmarked),
         (0.06, lambda: named("gc", "gc.collect")),
         (0.06, loaded),
     ]
@@ -250,16 +256,39 @@ def random_program(seed: int) -> Program:
     def chosen(menu: list[tuple[float, Callable[[], Action]]]) -> list[Action]:
         return [make() for share, make in menu if draw.random() < share]
 
+    def generated() -> Action:
+        """Tokens of a text one by one: each is looked at on the host before the next is made."""
+        tokens, few = draw.randint(3, 8), draw.randint(1, 4)
+        python = work(int(scaled(5, 100) * US), "operators")
+        each = sequence(kernels(few, int(device_ms * MS / tokens / few)), item(waits_in_copy=False), python)
+        return sequence(*[each] * tokens)
+
+    def wrapped(name: str, action: Action) -> Action:
+        """The same in a mark or a function around it, as loops have them."""
+        if draw.random() < 0.3:
+            action = mark(name, action)
+        return frame(f"train.py({draw.randint(10, 99)}): {name}", action)
+
     is_training = draw.random() < 0.5
-    work_of_model = [forward(device_ms / (2 if is_training else 1), count)]
+    alone = generated() if draw.random() < 0.2 else forward(device_ms, count)
+    work_of_model = [wrapped("forward", forward(device_ms / 2, count) if is_training else alone)]
     if is_training:
-        work_of_model.append(overlapped() if draw.random() < 0.2 else backward(device_ms / 2, count))
+        part = overlapped() if draw.random() < 0.2 else backward(device_ms / 2, count)
+        work_of_model.append(wrapped("backward", part))
+
+    def background() -> Action:
+        """A thread that nobody waits for, with more events than the loop."""
+        return sequence(*[operator("aten::add", length=int(scaled(5, 50) * US)) for _ in range(100)])
+
     body = [*chosen(before), work_of_model[0], *chosen(middle), *work_of_model[1:], *chosen(after)]
     return loop(
         f"random program {seed}",
         *body,
         steps=steps,
-        threads=((0, LOADER, loader(steps, int(some() * MS), prefetched=draw.randint(1, 3))),),
+        threads=(
+            (0, LOADER, loader(steps, int(some() * MS), prefetched=draw.randint(1, 3))),
+            *(((0, BACKGROUND, background()),) if draw.random() < 0.15 else ()),
+        ),
         unrecorded=frozenset({LOADER}),
         latency=int(scaled(0.5, 5) * US),
         has_steps=draw.random() < 0.8,

@@ -31,7 +31,7 @@ US = 1_000
 MS = 1_000_000
 QUEUE = 1_024  # pending launches that CUDA takes before it blocks
 BASE_US = 1_000_000  # of the time stamps of a trace
-MAIN, AUTOGRAD, LOADER, OTHER = 4242, 4301, 4400, 4500
+MAIN, AUTOGRAD, LOADER, OTHER, BACKGROUND = 4242, 4301, 4400, 4500, 4600
 COMPUTE, NCCL, COPY = 7, 20, 24  # numbers of streams, as torch tends to have them
 HOST_CAUSES = (
     "input", "tokenizing", "python", "gc", "saving", "operators", "calls", "synchronisation", "allocator", "compile",
@@ -325,7 +325,7 @@ def span(name: str, category: str, *actions: Action, **args: Any) -> Action:
 
 def mark(name: str, *actions: Action) -> Action:
     """`record_function` of a user, which takes a moment itself."""
-    return span(name, "user_annotation", work(US), *actions)
+    return span(name, "user_annotation", work(US, "operators"), *actions)
 
 
 def frame(name: str, *actions: Action) -> Action:
@@ -360,7 +360,7 @@ def step(number: int, *actions: Action) -> Action:
         if number >= machine.program.first_step:
             machine.record()
         row = thread.begin(f"ProfilerStep#{number}", "user_annotation") if machine.program.has_steps else None
-        yield from thread.spend(2 * US, "python")
+        yield from thread.spend(2 * US, "operators")
         for action in actions:
             yield from action(thread)
         if row is not None:
