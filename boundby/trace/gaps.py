@@ -163,9 +163,9 @@ def _began_waiting(activity: Activity, thread: np.ndarray, moments: np.ndarray) 
 def _changes_in(
     segments: Segments, thread: np.ndarray | int, start_ns: np.ndarray, end_ns: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the changes after the start of each stretch up to its end on its thread, and the stretch of each."""
+    """Return the changes after the start of each stretch and before its end on its thread, and the stretch of each."""
     first = segments.at(thread, start_ns) + 1
-    counts = segments.at(thread, end_ns) + 1 - first
+    counts = segments.at(thread, end_ns - 1) + 1 - first
     stretch = np.repeat(np.arange(len(counts)), counts)
     return np.arange(len(stretch)) - (np.cumsum(counts) - counts - first)[stretch], stretch
 
