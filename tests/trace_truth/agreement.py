@@ -32,7 +32,7 @@ REMOVES: Mapping[str, tuple[str, ...]] = {
     "untraced": ("unrecorded",),
 }
 CAUSE_OF_FIX = {fix.kind: cause for cause in REMOVES if (fix := fix_of_cause(cause))}
-ROUNDING = 0.002  # of a gain
+ROUNDING = 0.01  # of a gain
 EQUAL = 0.02  # so close, two causes gain the same
 WORTH = 1.05  # below this nothing needs to be said
 

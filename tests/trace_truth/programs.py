@@ -47,6 +47,13 @@ from tests.trace_truth.simulator import (
 )
 
 STEPS = 4
+# Functions as the profiler writes them, by what the host does in them.
+FRAMES = {
+    "input": "torch/utils/data/dataloader.py(733): __next__",
+    "tokenizing": "transformers/tokenization_utils_fast.py(512): _batch_encode_plus",
+    "saving": "torch/serialization.py(943): save",
+    "gc": "<built-in function collect>",
+}
 
 
 @dataclass(frozen=True)
@@ -167,7 +174,7 @@ def random_program(seed: int) -> Program:
         name, length = draw.choice(names), some()
         if has_stacks and draw.random() < 0.5:
             return frame(
-                f"train.py({draw.randint(10, 99)}): {name.replace(' ', '_')}", work(int(length * MS), cause, name)
+                FRAMES.get(cause, f"train.py(40): {name.replace(' ', '_')}"), work(int(length * MS), cause, name)
             )
         return host(cause, name, length)
 
@@ -183,9 +190,8 @@ def random_program(seed: int) -> Program:
         return _reduced("gradients", device_ms * scaled(0.05, 2), 1, peer_ms)
 
     def locked() -> Action:
-        begins_ms, lasts_ms = some() / 10, some()
-        holding = spawn(OTHER, work(int(begins_ms * MS), "unrecorded"), hold_driver(int(lasts_ms * MS)))
-        return sequence(holding, kernels(2, 5 * US), unmarked(), kernels(2, 5 * US), join(OTHER))
+        holding = spawn(OTHER, hold_driver(int(some() * MS)))
+        return sequence(holding, work(10 * US, "operators"), kernels(3, 5 * US), join(OTHER))
 
     def compiled() -> Action:
         return once(mark("entire_frame_compile (dynamo_timed)", work(int(some() * MS), "compile")))
@@ -223,7 +229,7 @@ def random_program(seed: int) -> Program:
         (0.1, lambda: next_batch(int(some() * MS))),
         (0.1, next_batch),
         (0.1, lambda: named("input", "load data", "data loading", "get_batch")),
-        (0.15, lambda: named("tokenizing", "tokenize", "tokenizer", "encode texts")),
+        (0.15, lambda: named("tokenizing", "tokenize", "tokenizer")),
         (0.15, lambda: to_device(int(device_ms * scaled(0.02, 1) * MS), pageable=True)),
         (0.15, lambda: to_device(int(device_ms * scaled(0.02, 1) * MS))),
         (0.1, copied),
@@ -247,7 +253,7 @@ def random_program(seed: int) -> Program:
         (0.3, lambda: item(waits_in_copy=draw.random() < 0.5)),
         (0.15, lambda: to_host(int(scaled(2, 100) * US))),
         (0.1, device_synchronize),
-        (0.12, lambda: named("python", "postprocess", "metrics", "decode outputs")),
+        (0.12, lambda: named("python", "postprocess", "metrics", "encode texts")),
         (0.12, unmarked),
         (0.06, lambda: named("gc", "gc.collect")),
         (0.06, loaded),

@@ -291,10 +291,17 @@ class Machine:
         return followers
 
     def length(self, rank: int = 0) -> int:
-        """Return the time of the recorded steps: from the begin of the first until host and device are done."""
-        begin = min(start for number, start, _ in self.steps[rank] if number >= self.program.first_step)
-        ends = [end for _, _, end in self.steps[rank]]
-        return max([*ends, *(work.end or 0 for work in self.works if work.rank == rank)]) - begin
+        """Return the time of the recorded steps: from the begin of the first until host and device are done.
+
+        Without marks of steps a trace begins with its first event and ends with its last.
+        """
+        first = self.program.first_step
+        ends = [work.end or 0 for work in self.works if work.rank == rank and work.category is not None]
+        steps = [(begun, end) for number, begun, end in self.steps[rank] if number >= first]
+        if self.program.has_steps:
+            return max([*ends, *(end for _, end in steps)]) - steps[0][0]
+        rows = [row for row in self.rows if row.rank == rank and row.start >= steps[0][0]]
+        return max([*ends, *(row.end for row in rows)]) - min(row.start for row in rows)
 
 
 def played(program: Program, *without: Any) -> Machine:
@@ -381,7 +388,7 @@ def on_thread(tid: int, *actions: Action) -> Action:
     return play
 
 
-def operator(name: str, *actions: Action, length: int = 4 * US) -> Action:
+def operator(name: str, *actions: Action, length: int = 4 * US, cause: str = "operators") -> Action:
     """A torch operator with its own time on the host, a third of it after what it calls.
 
     Where no device takes part that time is the work itself, and no cause of anything.
@@ -391,7 +398,7 @@ def operator(name: str, *actions: Action, length: int = 4 * US) -> Action:
     def own(share: int) -> Action:
         def play(thread: Thread) -> Plan:
             if thread.machine.program.has_device:
-                return thread.spend(share, "operators", name)
+                return thread.spend(share, cause, name)
             return thread.spend(share, "computing")
 
         return play
@@ -423,12 +430,16 @@ def launch(
     call_ns: int = 5 * US,
     loading: int = 0,
     blocks: bool = False,
+    is_wait: bool = False,
     nodes: int = 1,
     node_gap: int = 0,
     collective: "Collective | None" = None,
     **args: Any,
 ) -> Action:
-    """A launching call and its work: `nodes` pieces with pauses for a graph. `blocks`: the call waits for it to end."""
+    """A launching call and its work: `nodes` pieces with pauses for a graph.
+
+    `blocks`: the call waits for the work to end. `is_wait`: it is made for nothing but such a wait.
+    """
 
     def play(thread: Thread) -> Plan:
         machine, rank = thread.machine, thread.rank
@@ -440,7 +451,7 @@ def launch(
         if loading and (rank, name) not in machine.loaded:
             machine.loaded.add((rank, name))
             yield from thread.spend(loading, "loading", name)
-        yield from thread.spend(call_ns, "calls")
+        yield from thread.spend(call_ns, "synchronisation" if is_wait else "calls")
         pending = machine.pending[rank]
         while len(pending) >= machine.program.queue:
             oldest = pending[0]
@@ -495,6 +506,7 @@ def copy(length: int, kind: str = "HtoD (Pinned -> Device)", *, blocks: bool = F
                     category="gpu_memcpy",
                     cause="memcpy",
                     blocks=blocks,
+                    is_wait=blocks,
                     bytes=length * 10,
                     **options,
                 ),
@@ -530,12 +542,15 @@ def item(*, waits_in_copy: bool = True) -> Action:
                 category="gpu_memcpy",
                 cause="memcpy",
                 blocks=waits_in_copy,
+                is_wait=True,
                 bytes=4,
             ),
             stream_synchronize(),
             length=3 * US,
+            cause="synchronisation",
         ),
         length=2 * US,
+        cause="synchronisation",
     )
 
 
@@ -617,8 +632,7 @@ def spawn(tid: int, *actions: Action) -> Action:
 
         other.plan = whole()
         machine.resume(other, machine.now)
-        return
-        yield
+        yield machine.now + 1  # the other one goes first, however fast this one is
 
     return play
 
