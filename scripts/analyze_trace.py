@@ -1,6 +1,6 @@
 """Say what a trace of torch.profiler shows: where the time went, why the device was idle, and what could be gained.
 
-Reads:  TRACE...: Chrome traces (.json or .json.gz) from anywhere, or folders of them; several are ranks of one job
+Reads:  TRACE...: Chrome traces (JSON, plain or packed) from anywhere, or folders of them; several are ranks of one job
 Writes: nothing; with --flame-graph the one file
 Exit:   0 fine · 1 a finding: a trace is inconclusive or damaged · 2 usage, or no trace that can be read
 
@@ -38,11 +38,13 @@ def main(run: cli.Run) -> int:
 
     args = run.args
     traces.check_counts(top=args.top, steps=args.steps)
-    found = traces.examine(args.traces, group_by=args.group_by, expected_steps=args.steps)
+    asked = {"group_by": args.group_by, "expected_steps": args.steps, "with_callers": args.diff is not None}
+    found = traces.examine(args.traces, **asked)
     place, is_finding = found.place(args.rank), found.is_finding
     if args.diff:
-        other = traces.examine([args.diff], expected_steps=args.steps)
-        pair, is_finding = traces.Pair(found.only(args.rank), other.only(args.rank)), is_finding or other.is_finding
+        other = traces.examine([args.diff], **asked)
+        pair = traces.Pair(found.only(args.rank), other.only(args.rank), args.group_by)
+        is_finding = is_finding or other.is_finding
         shown = document.as_json(document.of_pair(pair)) if args.json else "\n".join(text.pair_lines(pair, args.top))
     elif args.json:
         shown = document.as_json(document.of(found))

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -38,6 +39,7 @@ class Analysis:
     rank: int | None
     world_size: int | None
     device_names: tuple[str, ...]
+    input_types: frozenset[str]  # of the inputs of operators; empty where they were not recorded
     events: int
     start_ns: int
     window_ns: int
@@ -51,6 +53,8 @@ class Analysis:
     slowest_launch: KernelLaunch | None  # None where no kernel computes
     annotations: tuple[AnnotationStat, ...]
     memory: tuple[MemoryUse, ...]  # () where it was not recorded
+    backlog: tuple[KernelStat, ...] = ()  # of the kernels above, what was launched before the recording began
+    process: Any = None  # the one of several in the file that this is of; None: the file is of one
 
     @property
     def is_conclusive(self) -> bool:
@@ -74,6 +78,7 @@ def analyze(trace: Trace, *, expected_steps: int | None = None, stacks_expected:
         rank=trace.rank,
         world_size=trace.world_size,
         device_names=trace.device_names,
+        input_types=trace.input_types,
         events=len(trace.start_ns),
         start_ns=seen.start_ns,
         window_ns=seen.length_ns,
@@ -95,6 +100,8 @@ def analyze(trace: Trace, *, expected_steps: int | None = None, stacks_expected:
         slowest_launch=slowest_launch(trace, linked, seen, kinds),
         annotations=tuple(annotation_stats(trace, tree, linked, activity.main_thread)),
         memory=memory_use(trace, tree, seen),
+        backlog=_backlog(trace, linked, kinds),
+        process=trace.process,
     )
 
 
@@ -163,3 +170,10 @@ def _kernels(trace: Trace, tree: HostTree, linked: Links, kinds: np.ndarray) -> 
             names_of(trace, module),
         )
     )
+
+
+def _backlog(trace: Trace, linked: Links, kinds: np.ndarray) -> tuple[KernelStat, ...]:
+    rows = linked.rows[linked.is_backlog]
+    nobody = np.full(len(rows), ABSENT)
+    spent_ns = (linked.end_ns - linked.start_ns)[linked.is_backlog]
+    return tuple(kernel_stats(trace.names, trace.name[rows], kinds[rows], spent_ns, nobody, nobody))

@@ -32,7 +32,7 @@ def only(found: Diff, name: str):
 
 def test_equal_traces_do_not_differ(tmp_path):
     found = diff(loop(tmp_path, [500, 510, 520]), loop(tmp_path, [500, 510, 520]))
-    assert found.is_per_step and found.by_shapes and found.is_beyond_spread is False
+    assert found.is_per_step and found.group_by == "shapes" and found.is_beyond_spread is False
     assert [each.weight for each in (*found.operators, *found.kernels)] == [0, 0]
     assert {each.change_ns for each in (*found.busy, *found.idle)} == {0}
 
@@ -81,7 +81,7 @@ def test_operators_match_by_name_where_a_trace_lacks_shapes(tmp_path):
     two_shapes = [event("aten::mm", 0, 40, Input_Dims=[[8]]), event("aten::mm", 50, 20, Input_Dims=[[16]])]
     found = diff(analysis_of(tmp_path, *two_shapes), analysis_of(tmp_path, event("aten::mm", 0, 50)))
     [change] = found.operators
-    assert not found.by_shapes
+    assert found.group_by == "name"
     assert (change.name, change.input_shapes) == ("aten::mm", None)
     assert change.a == Amount(2.0, None, None, 60_000.0)
     assert change.difference("cpu_self_ns") == -10_000
@@ -131,7 +131,10 @@ def real():
 def test_real_changes_add_up_and_turn_their_sign_with_the_sides(real):
     for a, b in itertools.combinations(real, 2):
         found, turned = diff(a, b), diff(b, a)
-        whole = [sum(each.total_ns for each in side.kernels) / len(side.step_numbers) for side in (a, b)]
+        spent = [
+            sum(each.total_ns for each in side.kernels) - sum(each.total_ns for each in side.backlog) for side in (a, b)
+        ]
+        whole = [total / len(side.step_numbers) for total, side in zip(spent, (a, b), strict=True)]
         changes = [each.difference("device_total_ns") for each in found.kernels]
         assert sum(changes) == pytest.approx(whole[1] - whole[0])
         step_ns = [side.window_ns / len(side.step_numbers) for side in (a, b)]

@@ -13,7 +13,7 @@ import numpy as np
 import boundby
 from boundby.trace import Analysis
 from boundby.trace.breakdown import Breakdown
-from boundby.trace.diff import Amount, Change, StepSpread, TimeChange
+from boundby.trace.diff import Amount, Change, Part, StepSpread, TimeChange
 from boundby.trace.kernels import KernelStat, LaunchStats, Spread, ncu_command
 from boundby.trace.memory import MemoryUse
 from boundby.trace.operator_table import table_rows
@@ -42,6 +42,7 @@ def of_pair(pair: Pair) -> Document:
         **_head("trace_diff"),
         "a": subject(pair.a),
         "b": subject(pair.b),
+        "unlike": [asdict(each) for each in diff.unlike],
         "is_per_step": diff.is_per_step,
         "operators_matched_by": diff.matched_by,
         "step": {
@@ -50,6 +51,7 @@ def of_pair(pair: Pair) -> Document:
             "median_change_ms": _milliseconds(b.median_ns - a.median_ns) if a and b else None,
             "is_beyond_spread": diff.is_beyond_spread,
         },
+        "parts": [_part(part) for part in diff.parts],
         "busy": _times(diff.busy),
         "idle": _times(diff.idle),
         "operators": [_changed_operator(change) for change in diff.operators],
@@ -68,6 +70,7 @@ def subject(trace: Examined) -> Document:
     return {
         "path": analysis.path,
         "rank": trace.rank,
+        "process": None if analysis.process is None else str(analysis.process),
         "world_size": analysis.world_size,
         "device_names": list(analysis.device_names),
         "events": analysis.events,
@@ -218,10 +221,28 @@ def _times(changes: Sequence[TimeChange]) -> list[Document]:
     ]
 
 
+def _part(part: Part) -> Document:
+    by = part.contributor
+    return {
+        "name": part.name,
+        "change_ms": part.change_ns / 1e6,
+        "mostly": None
+        if by is None
+        else {
+            "name": by.name,
+            "change_ms": by.change_ns / 1e6,
+            "calls_change": by.calls_change,
+            "called_by": by.caller and by.caller.operator,
+            "called_in": by.caller and by.caller.place,
+        },
+    }
+
+
 def _changed_operator(change: Change) -> Document:
     return {
         "name": change.name,
         "input_shapes": change.input_shapes,
+        "place": change.place,
         "only_in": change.only_in,
         **_sides(change, "calls", "calls"),
         **_sides(change, "cpu_self_ns", "cpu_self_ms"),

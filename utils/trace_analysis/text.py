@@ -7,7 +7,7 @@ import msgspec
 
 from boundby.trace import Analysis
 from boundby.trace.breakdown import Breakdown, StepTimes
-from boundby.trace.diff import Change, StepSpread, TimeChange
+from boundby.trace.diff import Change, Diff, Part, StepSpread, TimeChange, Unlike
 from boundby.trace.kernels import LaunchStats, Spread, ncu_command
 from boundby.trace.operator_table import table_lines, table_rows
 from boundby.trace.stacks import frame_name
@@ -26,6 +26,9 @@ OF_KERNELS = ("compute", "memory", "under_utilised", "mixed")  # the bounds that
 LONGEST_FILE = 36
 LONGEST_OPERATOR, LONGEST_KERNEL, LONGEST_ENDER = 30, 60, 66
 LONGEST_CHANGED_OPERATOR, LONGEST_CHANGED_KERNEL = 40, 52
+LONGEST_CONTRIBUTOR = 90
+MOST_PARTS = 6
+LEAST_CALLS = 0.01  # per step: fewer are rounding
 LONGEST_HOST = 25  # two of them, with their times, are one cell
 LONGEST_OWNER = 40
 MOST_OWNERS = 6
@@ -109,7 +112,8 @@ def subject(trace: Examined) -> str:
     """Return what the trace is of, on one line."""
     analysis, size = trace.analysis, trace.analysis.world_size
     rank = None if trace.rank is None else f"rank {trace.rank}{f' of {size}' if size else ''}"
-    parts = [analysis.path, rank, *analysis.device_names[:1], f"{analysis.events:,} events"]
+    process = None if analysis.process is None else f"process {analysis.process}"
+    parts = [analysis.path, rank, process, *analysis.device_names[:1], f"{analysis.events:,} events"]
     return clean(", ".join(filter(None, parts)), 200)
 
 
@@ -129,6 +133,7 @@ def pair_lines(pair: Pair, top: int | None = None) -> list[str]:
     how = "per step: what a trace holds, over the number of its steps" if diff.is_per_step else f"{per}, {UNEQUAL}"
     return plain_text.lines(
         [
+            *_warnings(diff.unlike),
             Paragraph(pair_headline(pair)),
             DefinitionList(
                 [
@@ -138,6 +143,7 @@ def pair_lines(pair: Pair, top: int | None = None) -> list[str]:
                     ("Amounts", f"{how}; operators are matched by {diff.matched_by}"),
                 ]
             ),
+            *_change_of(diff),
             Paragraph(ONE_SAMPLE),
             _changed_times([*diff.busy, *diff.idle], per),
             *_changed_operators(diff.operators, per, top),
@@ -452,6 +458,39 @@ def _step_spread(spread: StepSpread | None) -> str:
     return f"{spread.steps} steps, median {_ms(spread.median_ns)} ms, the middle half {middle} ms"
 
 
+def _warnings(unlike: Sequence[Unlike]) -> list[Block]:
+    """Return why the numbers below may not be of the program, before any of them."""
+    return _listing("Not like with like:", [clean(f"{each.text}.", 300) for each in unlike])
+
+
+def _change_of(diff: Diff) -> list[Block]:
+    """Return what the change is made of, the largest part first."""
+    whole = sum(each.change_ns for each in (*diff.busy, *diff.idle))
+    if not diff.parts or not whole:
+        return []
+    of = "The window, per step, is" if diff.is_per_step else "The window is"
+    title = f"{of} {_ms(abs(whole))} ms {'longer' if whole > 0 else 'shorter'}:"
+    return _listing(title, [_part_text(part) for part in diff.parts[:MOST_PARTS]])
+
+
+def _part_text(part: Part) -> str:
+    """Return a part of the change: how much of what, and who makes most of it."""
+    more = "more" if part.change_ns > 0 else "less"
+    text = f"{_ms(abs(part.change_ns))} ms {more} {words.plain(part.name)}"
+    by = part.contributor
+    if by is None:
+        return text
+    known = [_signed(by.change_ns / 1e6) + " ms"]
+    if by.calls_change is not None and abs(by.calls_change) >= LEAST_CALLS:
+        calls = round(by.calls_change, 2)
+        known.append(f"{_amount(abs(calls), 1)} {'more' if calls > 0 else 'fewer'} calls")
+    text = f"{text}, mostly {clean(frame_name(by.name), LONGEST_CONTRIBUTOR)} ({', '.join(known)})"
+    if by.caller is None:
+        return text
+    places = [frame_name(each) for each in by.caller if each]
+    return f"{text}, called from {clean(' in '.join(places), LONGEST_CONTRIBUTOR)}"
+
+
 def _changed_times(changes: Sequence[TimeChange], per: str) -> Block:
     rows = [
         [words.plain(change.name), _amount(change.a_ns), _amount(change.b_ns), _signed(change.change_ns / 1e6)]
@@ -472,7 +511,7 @@ def _changed_operators(changes: Sequence[Change], per: str, top: int) -> list[Bl
     headers += ["device self\nA ms", "device self\nB ms", "change"] if on_device else []
     rows = [
         [
-            clean(f"{change.name} {change.input_shapes or ''}", LONGEST_CHANGED_OPERATOR),
+            clean(f"{change.name} {change.input_shapes or change.place or ''}", LONGEST_CHANGED_OPERATOR),
             *_calls(change),
             *(cell for quantity in quantities for cell in _both(change, quantity)),
         ]

@@ -5,20 +5,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 from boundby import files
 from boundby.trace import Analysis, NotATrace, OpStat, Trace, analyze, folded_stacks, op_stats, read_trace
-from boundby.trace.diff import Diff, diff
+from boundby.trace.diff import Callers, Diff, diff
 from boundby.trace.judgement import judge_trace
+from boundby.trace.links import by_process
 from boundby.trace.operator_table import by_name
 from boundby.trace.operators import Grouping
+from boundby.trace.stacks import callers
 from boundby.verdict import Verdict
 from utils.errors import InputError
-from utils.render import flame_graph
 from utils.render.formatting import clean, listed
 
-PATTERNS = ("*.json", "*.json.gz")
+PACKED = ("gz", "xz", "bz2", "zst", "zip")
+PATTERNS = ("*.json", "*.jsonl", *(f"*.json.{suffix}" for suffix in PACKED))
 RANK = re.compile(r"rank[_-]?(\d+)", re.IGNORECASE)
 NUMBER = re.compile(r"_(\d+)(?=\.|$)")  # it may also be a process: believed only where it fits the number of traces
 
@@ -31,11 +33,14 @@ class Examined:
     verdict: Verdict
     operators: tuple[OpStat, ...]
     rank: int | None  # by the trace itself, else by its file name
+    called_by: Callers | None = None  # who calls each operator; None: it was not asked for
 
     @classmethod
-    def of(cls, analysis: Analysis, operators: tuple[OpStat, ...] | None = None) -> "Examined":
+    def of(
+        cls, analysis: Analysis, operators: tuple[OpStat, ...] | None = None, called_by: Callers | None = None
+    ) -> "Examined":
         """Return the judged trace, its operators grouped by shapes unless others are given."""
-        return cls(analysis, judge_trace(analysis), operators or analysis.operators, analysis.rank)
+        return cls(analysis, judge_trace(analysis), operators or analysis.operators, analysis.rank, called_by)
 
     @property
     def is_inconclusive(self) -> bool:
@@ -101,15 +106,19 @@ class Examination:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two traces, and what differs in B from A."""
+    """Two traces, and what differs in B from A; the operators of both are grouped as `group_by` says."""
 
     a: Examined
     b: Examined
+    group_by: str = "shapes"
 
     @cached_property
     def diff(self) -> Diff:
         """What differs."""
-        return diff(self.a.analysis, self.b.analysis)
+        a, b = self.a, self.b
+        known = None if a.called_by is None or b.called_by is None else (a.called_by, b.called_by)
+        by = cast(Literal["name"] | Grouping, self.group_by)
+        return diff(a.analysis, b.analysis, group_by=by, operators=(a.operators, b.operators), called_by=known)
 
 
 def check_counts(**counts: int | None) -> None:
@@ -119,8 +128,12 @@ def check_counts(**counts: int | None) -> None:
             raise InputError(f"--{name} is {count}; give a whole number of 1 or more")
 
 
-def examine(paths: Sequence[Path], *, group_by: str = "name", expected_steps: int | None = None) -> Examination:
+def examine(
+    paths: Sequence[Path], *, group_by: str = "name", expected_steps: int | None = None, with_callers: bool = False
+) -> Examination:
     """Return what the traces say. Of a folder, every file that holds a trace is taken.
+
+    A file of several processes gives a trace of each, where what they launched can be told apart.
 
     Raises InputError where not a single one is usable.
     """
@@ -135,16 +148,20 @@ def examine(paths: Sequence[Path], *, group_by: str = "name", expected_steps: in
             is_fault = is_named or not isinstance(error, NotATrace)
             left_out.append(LeftOut(str(path), _reason(error), is_fault))
             continue
-        analysis = analyze(trace, expected_steps=expected_steps)
-        found.append(Examined.of(analysis, _grouped(trace, analysis, group_by)))
+        for each in by_process(trace):
+            analysis = analyze(each, expected_steps=expected_steps)
+            called_by = callers(each) if with_callers else None
+            found.append(Examined.of(analysis, _grouped(each, analysis, group_by), called_by))
     if not found:
-        reasons = "; ".join(each.reason for each in left_out) or f"no {listed(PATTERNS)} in {listed(paths)}"
+        reasons = "; ".join(each.reason for each in left_out) or f"no *.json, plain or packed, in {listed(paths)}"
         raise InputError(f"no trace to analyse: {reasons}; give files that torch.profiler wrote, or their folder")
     return Examination(tuple(sorted(_ranked(found), key=_order)), tuple(left_out), group_by)
 
 
 def write_flame_graph(trace_path: str, path: Path) -> bool:
     """Write the Python stacks of a trace as a flame graph; return whether there were any. Nothing is written else."""
+    from utils.render import flame_graph
+
     stacks = folded_stacks(read_trace(trace_path))
     if stacks:
         title = f"Where {Path(trace_path).name} spent its time"
