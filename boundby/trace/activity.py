@@ -69,12 +69,13 @@ WORDS = {
     COLLECTING: r"gc|garbage",
 }
 OF_RANGES = {kind: re.compile(f"(?<![a-z])({words})(?![a-z])") for kind, words in WORDS.items()}
-# A copy of memory that is not pinned: the call ends when the copy has.
-BLOCKING_COPY = re.compile(r"(DtoH|HtoD).*Pageable|Pageable -> Device|Device -> Pageable")
+# A copy to memory that is not pinned: the call ends when the copy has.
+BLOCKING_COPY = re.compile(r"DtoH.*Pageable|Device -> Pageable")
 GRAPH = re.compile("GraphLaunch")
 KERNEL = re.compile("Launch")
 USUAL_CALL_NS = 50_000  # beyond this no launching call of a kernel is usual, whatever the median of the trace is
 LONG = 3  # times the usual call, and a usual one beyond that
+SHORT_WAIT_NS = 20_000  # what returns so soon may have waited for nothing
 DEEP_QUEUE = 4  # launched and not begun: a long call then waits for room
 START_NS = 50_000_000  # a call of the runtime before the first work that lasts so long starts the device
 OWN_CODE_NS = 200_000  # of Python in one piece: more than lies between two operators of a model
@@ -115,9 +116,7 @@ def host_activity(trace: Trace, tree: HostTree, linked: Links) -> Activity:
         of_event[trace.named(pattern, is_range, lower=True)] = kind
     for kind, pattern in PATTERNS.items():
         of_event[trace.named(pattern, on_host)] = kind
-    blocks = trace.named(BLOCKING_COPY, trace.in_categories(["gpu_memcpy"]))[linked.rows]
-    is_blocking = np.zeros(len(of_event), dtype=bool)
-    is_blocking[linked.launch[blocks & (linked.launch != ABSENT)]] = True
+    is_blocking = _blocking_copies(trace, linked)
     of_event[is_blocking] = SYNCHRONISATION
     _find_start(trace, linked, of_event)
     every = np.arange(len(of_event))
@@ -126,7 +125,7 @@ def host_activity(trace: Trace, tree: HostTree, linked: Links) -> Activity:
     has_name = teller != ABSENT
     unnamed = np.where(trace.in_categories(LAUNCH_CATEGORIES), CALL, LAUNCH)
     kind_of = np.append(np.where(has_name, of_event[teller], unnamed), NOTHING).astype(np.int8)  # the last is ABSENT's
-    segments, main = tree.segments, _main_thread(trace, tree)
+    segments, main = tree.segments, _main_thread(trace, tree, linked)
     activity = Activity(
         main_thread=main,
         segments=segments,
@@ -143,14 +142,35 @@ def host_activity(trace: Trace, tree: HostTree, linked: Links) -> Activity:
     return activity
 
 
-def _main_thread(trace: Trace, tree: HostTree) -> int | None:
+def _blocking_copies(trace: Trace, linked: Links) -> np.ndarray:
+    """Return a mask of the calls that wait for the copy they launch: by its name, or as they last until its end."""
+    is_blocking = np.zeros(len(trace.name), dtype=bool)
+    is_copy = trace.in_categories(["gpu_memcpy"])
+    copies = np.flatnonzero(is_copy[linked.rows] & (linked.launch != ABSENT))
+    call = linked.launch[copies]
+    lasts = trace.duration_ns[call]
+    until_end = (trace.start_ns[call] + lasts >= linked.end_ns[copies]) & (lasts >= SHORT_WAIT_NS)
+    is_blocking[call[until_end | trace.named(BLOCKING_COPY, is_copy)[linked.rows[copies]]]] = True
+    return is_blocking
+
+
+def _main_thread(trace: Trace, tree: HostTree, linked: Links) -> int | None:
+    """Return the thread with the step marks; without any, the one that launches or works over the longest time."""
     if not tree.is_active.any():
         return None
-    counted = trace.thread[trace.is_step_mark]
-    counted = counted[tree.is_active[counted]]
-    if not len(counted):
-        counted = trace.thread[tree.is_active[trace.thread]]
-    return int(np.bincount(counted).argmax())
+    marked = trace.thread[trace.is_step_mark]
+    marked = marked[tree.is_active[marked]]
+    if len(marked):
+        return int(np.bincount(marked).argmax())
+    segments, threads = tree.segments, np.arange(len(trace.threads))
+    first = np.searchsorted(segments.place, segments.lanes.place(threads, np.full(len(threads), BEFORE_ALL)))
+    last = np.append(first[1:], len(segments.place)) - 1
+    extent = np.zeros(len(threads), dtype=np.int64)
+    extent[tree.is_active] = (segments.start_ns[last] - segments.start_ns[np.minimum(first, last)])[tree.is_active]
+    launches = np.zeros(len(threads), dtype=bool)
+    launches[trace.thread[linked.launch[linked.launch != ABSENT]]] = True
+    launches &= tree.is_active
+    return int(np.where(launches, extent, -1).argmax()) if launches.any() else int(extent.argmax())
 
 
 def _find_start(trace: Trace, linked: Links, of_event: np.ndarray) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from boundby.trace.activity import CALL, KINDS, NOTHING, QUEUED, SYNCHRONISATION, Activity
+from boundby.trace.activity import CALL, KINDS, NOTHING, QUEUED, SHORT_WAIT_NS, SYNCHRONISATION, Activity
 from boundby.trace.gaps import CAUSE_OF_KIND, CAUSES, LATENCY, Device, IdleTime, host_pieces
 from boundby.trace.intervals import Intervals, sums, union
 from boundby.trace.links import KINDS as KINDS_OF_WORK
@@ -24,7 +24,6 @@ from boundby.trace.links import kinds_of_work
 from boundby.trace.table import ABSENT, Trace
 from boundby.trace.window import Window
 
-SHORT_WAIT_NS = 20_000  # one that returns so soon may have waited for nothing
 NEVER = -(2**60)  # stands for minus infinity; the sum of two is an int64 as well
 OF_HOST = np.array([kind not in (NOTHING, QUEUED) for kind in range(len(KINDS))])
 HOST_CAUSES = frozenset(CAUSES[cause] for cause in CAUSE_OF_KIND[OF_HOST].tolist())
