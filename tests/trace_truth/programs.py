@@ -321,7 +321,7 @@ def random_program_of_the_host(seed: int) -> Program:
         (0.2, lambda: next_batch(some())),
         (0.2, lambda: mark("tokenize", work(some(), "tokenizing", "tokenize"))),
         (0.2, lambda: mark("metrics", work(some(), "python", "metrics"))),
-        (0.2, lambda: work(some())),
+        (0.2, lambda: work(max(2 * MS, some()), "unrecorded")),
         (0.1, lambda: mark("gc.collect", work(some(), "gc", "gc.collect"))),
         (0.1, lambda: mark("torch.save", work(some(), "saving", "torch.save"))),
     )
