@@ -22,6 +22,7 @@ KINDS = (
     "loading",
     "driver",
     "python",
+    "call",
     "queued",
 )
 (
@@ -37,6 +38,7 @@ KINDS = (
     LOADING,
     DRIVER,
     PYTHON,
+    CALL,  # of the runtime, which is issuing work as well
     QUEUED,  # a launching call that waits for room in the queue: the device is ahead of nothing, the host is
 ) = range(len(KINDS))
 # The innermost event that says what the thread does; everything else on the thread is issuing work or Python.
@@ -94,6 +96,7 @@ class Activity:
     kind: np.ndarray
     row: np.ndarray
     late_ns: np.ndarray
+    is_blocking: np.ndarray  # of every event: a call that copies and waits for it
 
     def by_kind(self) -> "Activity":
         """Return the same with changes of the kind alone; `row` and `late_ns` are then of no use."""
@@ -113,13 +116,16 @@ def host_activity(trace: Trace, tree: HostTree, linked: Links) -> Activity:
     for kind, pattern in PATTERNS.items():
         of_event[trace.named(pattern, on_host)] = kind
     blocks = trace.named(BLOCKING_COPY, trace.in_categories(["gpu_memcpy"]))[linked.rows]
-    of_event[linked.launch[blocks & (linked.launch != ABSENT)]] = SYNCHRONISATION
+    is_blocking = np.zeros(len(of_event), dtype=bool)
+    is_blocking[linked.launch[blocks & (linked.launch != ABSENT)]] = True
+    of_event[is_blocking] = SYNCHRONISATION
     _find_start(trace, linked, of_event)
     every = np.arange(len(of_event))
     late_ns, told_by = _long_calls(trace, linked, of_event)
     teller = tree.nearest(every, of_event != LAUNCH)
     has_name = teller != ABSENT
-    kind_of = np.append(np.where(has_name, of_event[teller], LAUNCH), NOTHING).astype(np.int8)  # the last is ABSENT's
+    unnamed = np.where(trace.in_categories(LAUNCH_CATEGORIES), CALL, LAUNCH)
+    kind_of = np.append(np.where(has_name, of_event[teller], unnamed), NOTHING).astype(np.int8)  # the last is ABSENT's
     segments, main = tree.segments, _main_thread(trace, tree)
     activity = Activity(
         main_thread=main,
@@ -127,6 +133,7 @@ def host_activity(trace: Trace, tree: HostTree, linked: Links) -> Activity:
         kind=kind_of[segments.row],
         row=np.append(np.where(has_name, told_by[teller], every), ABSENT)[segments.row],
         late_ns=late_ns,
+        is_blocking=is_blocking,
     )
     is_step = trace.is_step_mark
     is_python = np.append((is_range | is_frame | is_step) & (kind_of[:-1] == LAUNCH), False)

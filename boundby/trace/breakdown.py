@@ -62,6 +62,7 @@ class Breakdown:
     cause_details: dict[str, tuple[tuple[str, int], ...]]  # what the host was in meanwhile, and for how many ns
     contributors: dict[str, Contributor]  # by cause, what takes most of its time
     without_ns: dict[str, int]  # the window if one cause or kind of work vanished and all else moved up
+    least_ns: dict[str, int]  # what would be left of it at least, whatever else comes to light
     alone_ns: int  # the window if the host were always in time: the work of the device and its own pauses
     gaps: int
     longest_gaps: tuple[Gap, ...]
@@ -113,7 +114,7 @@ def breakdown(
         overlap = compute.intersection(communication).total_ns / communication.total_ns
     causes_ns = {cause: int(causes[:, place].sum()) for place, cause in enumerate(CAUSES)}
     exposed_ns = {kind: int(spent.sum()) for kind, spent in exposed.items()}
-    without_ns, alone_ns = _without(window, {**exposed_ns, **causes_ns}, busy.total_ns, playback)
+    without_ns, least_ns, alone_ns = _without(window, {**exposed_ns, **causes_ns}, busy.total_ns, playback)
     return Breakdown(
         device=device,
         window_ns=window.length_ns,
@@ -126,6 +127,7 @@ def breakdown(
         cause_details=idle.details(),
         contributors=idle.contributors(line),
         without_ns=without_ns,
+        least_ns=least_ns,
         alone_ns=alone_ns,
         gaps=len(idle.gaps),
         longest_gaps=idle.longest(),
@@ -141,14 +143,17 @@ def breakdown(
 
 def _without(
     window: Window, spent_ns: Mapping[str, int], busy_ns: int, playback: Playback | None
-) -> tuple[dict[str, int], int]:
-    """Return the window without each cause, and without all but the work of the device itself."""
+) -> tuple[dict[str, int], dict[str, int], int]:
+    """Return the window without each cause, what is left at least, and the work of the device alone."""
     length = window.length_ns
     if playback is None:
-        return {cause: length - spent for cause, spent in spent_ns.items() if spent}, busy_ns
+        without = {cause: length - spent for cause, spent in spent_ns.items() if spent}
+        return without, without, busy_ns
     whole = playback.length_ns()
-    without = {cause: length - max(0, whole - playback.length_ns([cause])) for cause in playback.causes}
-    return without, length - max(0, whole - playback.length_ns([*HOST_CAUSES, "launch_latency", "graph_pause"]))
+    without = {cause: length - max(0, whole - playback.length_ns([cause])) for cause in playback.causes()}
+    least = {cause: min(left, playback.least_ns(cause)) for cause, left in without.items()}
+    alone = length - max(0, whole - playback.length_ns([*HOST_CAUSES, "launch_latency", "graph_pause"]))
+    return without, least, alone
 
 
 def _quartiles(steps: Sequence[StepTimes]) -> dict[str, Quartiles]:

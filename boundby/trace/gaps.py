@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from boundby.trace import activity
-from boundby.trace.activity import LAUNCH, NOTHING, SYNCHRONISATION, Activity
+from boundby.trace.activity import CALL, LAUNCH, NOTHING, SYNCHRONISATION, Activity
 from boundby.trace.intervals import Intervals, Segments, sums
 from boundby.trace.table import ABSENT, PROFILER_STEP, Trace
 
@@ -37,7 +37,7 @@ CAUSES = (
     "graph_pause",
 )
 LATENCY, STREAM_WAIT, UNTRACED, PAUSE = map(CAUSES.index, ("launch_latency", "stream_wait", "untraced", "graph_pause"))
-OTHER_NAMES = {"nothing": "untraced", "queued": "launch"}  # of kinds of activity; of all others the name is the cause
+OTHER_NAMES = {"nothing": "untraced", "call": "launch", "queued": "launch"}  # of kinds of activity; of all others the name is the cause
 CAUSE_OF_KIND = np.array([CAUSES.index(OTHER_NAMES.get(kind, kind)) for kind in activity.KINDS])
 
 
@@ -132,7 +132,7 @@ def late_host(activity: Activity, start_ns: np.ndarray, end_ns: np.ndarray, thre
     waited_ns = np.zeros(len(late), dtype=np.int64)
     waited_ns[refills] = start_ns[refills] - _began_waiting(activity, thread[refills], start_ns[refills])
     lasts = pieces.end_ns - pieces.start_ns
-    issues = np.flatnonzero((pieces.kind == LAUNCH) & (waited_ns[pieces.stretch] > 0))
+    issues = np.flatnonzero(((pieces.kind == LAUNCH) | (pieces.kind == CALL)) & (waited_ns[pieces.stretch] > 0))
     stretch = pieces.stretch[issues]
     until = np.cumsum(lasts[issues])
     opens = np.append(True, stretch[1:] != stretch[:-1])[: len(stretch)]

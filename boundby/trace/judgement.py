@@ -83,7 +83,7 @@ def judge_trace(analysis: Analysis) -> Verdict:
         share_of_limit=share,
         confidence=_confidence(bound, doubts),
         confirmation="untested",
-        gains=tuple(sorted(_gains(device), key=lambda gain: -gain.at_most)),
+        gains=tuple(_gains(device)),
         evidence=tuple(evidence),
         doubts=tuple(doubts),
     )
@@ -173,14 +173,13 @@ def _evidence(device: Breakdown) -> Iterator[str]:
 
 
 def _gains(device: Breakdown) -> Iterator[Gain]:
-    """Yield the largest possible gain of removing each cause; none exceeds that of leaving the device alone."""
-    window = device.window_ns
-    on_host = device.device is None
-    for what, left in device.without_ns.items():
+    """Yield what removing each cause could gain, first what would gain most with all else as it was."""
+    window, on_host = device.window_ns, device.device is None
+    for what, left in sorted(device.without_ns.items(), key=lambda item: item[1]):
         fix = fix_of_cause(what, on_host)
-        if fix is None or not fix.change.is_bounded or not 0 < left < window or window / left < SMALL_GAIN:
+        if fix is None or not fix.change.is_bounded or window < SMALL_GAIN * max(left, 1):
             continue
-        yield Gain(fix, min(window / left, LARGEST_GAIN), _basis(device, what))
+        yield Gain(fix, min(window / max(device.least_ns[what], 1), LARGEST_GAIN), _basis(device, what))
 
 
 def _basis(device: Breakdown, what: str) -> str:

@@ -16,23 +16,27 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from boundby.trace.activity import KINDS, NOTHING, QUEUED, SYNCHRONISATION, Activity
+from boundby.trace.activity import CALL, KINDS, NOTHING, QUEUED, SYNCHRONISATION, Activity
 from boundby.trace.gaps import CAUSE_OF_KIND, CAUSES, LATENCY, Device, IdleTime, host_pieces
 from boundby.trace.intervals import Intervals, sums, union
+from boundby.trace.links import KINDS as KINDS_OF_WORK
+from boundby.trace.links import kinds_of_work
 from boundby.trace.table import ABSENT, Trace
 from boundby.trace.window import Window
 
 SHORT_WAIT_NS = 20_000  # one that returns so soon may have waited for nothing
 NEVER = -(2**60)  # stands for minus infinity; the sum of two is an int64 as well
-HOST_CAUSES = frozenset(CAUSES[cause] for kind, cause in enumerate(CAUSE_OF_KIND) if kind not in (NOTHING, QUEUED))
+OF_HOST = np.array([kind not in (NOTHING, QUEUED) for kind in range(len(KINDS))])
+HOST_CAUSES = frozenset(CAUSES[cause] for cause in CAUSE_OF_KIND[OF_HOST].tolist())
 
 
 @dataclass(frozen=True)
 class _Host:
     """What the host did, piece by piece, from the start of the window on."""
 
-    cause: np.ndarray  # of each piece, its place in CAUSES
-    spent_ns: np.ndarray  # in each piece, beyond waiting for the device
+    kind: np.ndarray
+    lasts_ns: np.ndarray
+    spent_ns: np.ndarray  # beyond waiting for the device
     waits: np.ndarray  # pieces that begin with a wait, ascending
     until: np.ndarray  # the moment up to which the device had to get for each of them
     is_sync: np.ndarray  # of each of them; the others wait for room in the queue
@@ -52,11 +56,15 @@ class Playback:
     ) -> None:
         self._window, self._work, self._idle = window, work, idle
         self._busy = _united(list(work.values()))
+        self._stream, self._kind = trace.stream[device.rows], kinds_of_work(trace)[device.rows]
+        self._lasts_ns = np.minimum(device.end_ns, window.end_ns) - np.maximum(device.start_ns, window.start_ns)
+        self._lasts_ns = np.maximum(self._lasts_ns, 0)
         known = np.flatnonzero(device.launch != ABSENT)
         called = trace.start_ns[device.launch[known]]
         inside = known[(called >= window.start_ns) & (called <= device.start_ns[known])]
         launch, start_ns = device.launch[inside], device.start_ns[inside]
-        launched = np.minimum(trace.start_ns[launch] + activity.late_ns[launch], np.minimum(start_ns, window.end_ns))
+        returned = trace.start_ns[launch] + np.where(activity.is_blocking[launch], 0, trace.duration_ns[launch])
+        launched = np.maximum(np.minimum(returned, np.minimum(start_ns, window.end_ns)), trace.start_ns[launch])
         order = np.argsort(launched, kind="stable")
         launched, launch, inside = launched[order], launch[order], inside[order]
         self._ready_ns, self._latency_ns = self._delays(device.start_ns[inside], launched)
@@ -85,7 +93,7 @@ class Playback:
         filled = np.flatnonzero(edges[:-1] < edges[1:])
         if not len(filled):
             none = np.zeros(0, dtype=np.int64)
-            return _Host(none, none, none, none, none.astype(bool)), np.zeros(len(launched), dtype=np.int64)
+            return _Host(none, none, none, none, none, none.astype(bool)), np.zeros(len(launched), dtype=np.int64)
         pieces = host_pieces(activity.by_kind(), edges[:-1][filled], edges[1:][filled], threads[filled])
         lasts = pieces.start_ns < pieces.end_ns
         start, end, kind = pieces.start_ns[lasts], pieces.end_ns[lasts], pieces.kind[lasts]
@@ -99,21 +107,47 @@ class Playback:
         # Work that was launched in time and still runs is not what it waited for: only a wait that lasts tells.
         waits = (latest <= end[blocks]) | (end[blocks] - start[blocks] >= SHORT_WAIT_NS) & (until > start[blocks])
         blocks, until = blocks[waits], until[waits]
-        spent = end - start
+        lasts = end - start
+        spent = lasts.copy()
         spent[blocks] = end[blocks] - np.maximum(start[blocks], until)
-        cause = CAUSE_OF_KIND[kind]
-        cause = np.where(kind == NOTHING, ABSENT, cause)
-        host = _Host(cause, spent, blocks, until, kind[blocks] == SYNCHRONISATION)
-        return host, launch
+        return _Host(kind, lasts, spent, blocks, until, kind[blocks] == SYNCHRONISATION), launch
 
-    @property
     def causes(self) -> tuple[str, ...]:
-        """What can be taken out of it: what the host did at all, pauses, and what the device need not do itself."""
-        host = sums(self._host.cause + 1, self._host.spent_ns, len(CAUSES) + 1)[1:]
-        on_host = [cause for cause, spent in zip(CAUSES, host.tolist(), strict=True) if spent]
-        waits = ["synchronisation"] if self._host.is_sync.any() else []
+        """Return what can be taken out of it: what the host did, pauses, and what the device need not do itself."""
         kinds = [kind for kind in ("communication", "memcpy") if len(self._work.get(kind, ()))]
-        return tuple(dict.fromkeys([*on_host, *waits, "launch_latency", "stream_wait", "graph_pause", *kinds]))
+        on_host = [cause for cause, spent in self._on_host().items() if spent]
+        return tuple(dict.fromkeys([*on_host, "launch_latency", "stream_wait", "graph_pause", *kinds]))
+
+    def least_ns(self, cause: str) -> int:
+        """Return what of the window is left at least without a cause.
+
+        Of the work that the window's length rests on, one piece behind the other, at most as much is gone as there is
+        of the cause, and no stream of the device gets done sooner than with its own work alone.
+        """
+        idle, length = self._idle, self._window.length_ns
+        spent = self._on_host().get(cause, 0)
+        if cause in self._work:
+            spent = self._work[cause].total_ns
+        elif cause in CAUSES:
+            place = CAUSES.index(cause)
+            spent += int((idle.latency_until - idle.late_until).sum()) if place == LATENCY else 0
+            spent += int((idle.gaps.end_ns - idle.latency_until)[idle.device_cause == place].sum())
+        return min(length, max(length - spent, self._longest_stream_ns(cause)))
+
+    def _on_host(self) -> dict[str, int]:
+        """Return the time of the host by cause, waits in whole; what is launching work counts to the latency too."""
+        by_kind = sums(self._host.kind, self._host.lasts_ns, len(KINDS)).tolist()
+        spent = {CAUSES[LATENCY]: by_kind[CALL]}
+        for kind in np.flatnonzero(OF_HOST).tolist():
+            cause = CAUSES[CAUSE_OF_KIND[kind]]
+            spent[cause] = spent.get(cause, 0) + by_kind[kind]
+        return spent
+
+    def _longest_stream_ns(self, without: str) -> int:
+        """Return the time of the stream that takes longest, leaving out a kind of work."""
+        kept = self._kind != KINDS_OF_WORK.index(without) if without in KINDS_OF_WORK else slice(None)
+        _, place = np.unique(self._stream[kept], return_inverse=True)
+        return int(sums(place, self._lasts_ns[kept], int(place.max(initial=-1)) + 1).max(initial=0))
 
     def _last_busy(self, moments: np.ndarray) -> np.ndarray:
         """Return the last moment up to each at which the device was at work."""
@@ -126,8 +160,9 @@ class Playback:
     def length_ns(self, without: Collection[str] = ()) -> int:
         """Return how long the window lasts without these causes, names of `CAUSES` or of kinds of work."""
         solid, host = self._progress(without), self._host
-        removed = np.append([cause in without for cause in CAUSES], False)  # the last is that of ABSENT
-        spent = np.where(removed[host.cause], 0, host.spent_ns)
+        removed = OF_HOST & np.array([CAUSES[cause] in without for cause in CAUSE_OF_KIND])
+        removed[CALL] |= CAUSES[LATENCY] in without
+        spent = np.where(removed[host.kind], 0, host.spent_ns)
         before = np.concatenate([[0], np.cumsum(spent)])
         waits, until = host.waits, host.until
         if "synchronisation" in without:
