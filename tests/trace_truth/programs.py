@@ -22,8 +22,10 @@ from tests.trace_truth.simulator import (
     all_reduce,
     allocate,
     device_synchronize,
+    event_synchronize,
     frame,
     free,
+    give,
     gloo_all_reduce,
     hold_driver,
     item,
@@ -40,6 +42,7 @@ from tests.trace_truth.simulator import (
     sequence,
     spawn,
     step,
+    take,
     to_device,
     to_host,
     wait_event,
@@ -253,6 +256,7 @@ def random_program(seed: int) -> Program:
         (0.3, lambda: item(waits_in_copy=draw.random() < 0.5)),
         (0.15, lambda: to_host(int(scaled(2, 100) * US))),
         (0.1, device_synchronize),
+        (0.05, lambda: sequence(record("logged"), optimizer(2, 50 * US), event_synchronize("logged"))),
         (0.12, lambda: named("python", "postprocess", "metrics", "encode texts")),
         (0.12, unmarked),
         (0.06, lambda: named("gc", "gc.collect")),
@@ -282,11 +286,23 @@ def random_program(seed: int) -> Program:
         part = overlapped() if draw.random() < 0.2 else backward(device_ms / 2, count)
         work_of_model.append(wrapped("backward", part))
 
+    def prefetched(length: int) -> Action:
+        """A thread that loads batches and copies them on a stream of its own."""
+        each = sequence(
+            mark("load_batch", work(length, "input")),
+            to_device(length // 10, stream=COPY),
+            record("prefetched", COPY),
+            give("prefetched", capacity=2),
+        )
+        return sequence(*[each] * steps)
+
     def background() -> Action:
         """A thread that nobody waits for, with more events than the loop."""
         return sequence(*[operator("aten::add", length=int(scaled(5, 50) * US)) for _ in range(100)])
 
-    body = [*chosen(before), work_of_model[0], *chosen(middle), *work_of_model[1:], *chosen(after)]
+    has_prefetcher = draw.random() < 0.08
+    first = [mark("get_batch", take("prefetched")), wait_event("prefetched", COMPUTE)] if has_prefetcher else []
+    body = [*first, *chosen(before), work_of_model[0], *chosen(middle), *work_of_model[1:], *chosen(after)]
     return loop(
         f"random program {seed}",
         *body,
@@ -294,6 +310,7 @@ def random_program(seed: int) -> Program:
         threads=(
             (0, LOADER, loader(steps, int(some() * MS), prefetched=draw.randint(1, 3))),
             *(((0, BACKGROUND, background()),) if draw.random() < 0.15 else ()),
+            *(((0, OTHER + 1, prefetched(int(some() * MS))),) if has_prefetcher else ()),
         ),
         unrecorded=frozenset({LOADER}),
         latency=int(scaled(0.5, 5) * US),
