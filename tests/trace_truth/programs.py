@@ -162,6 +162,7 @@ def random_program(seed: int) -> Program:
     count = draw.randint(2, 10)
     steps = draw.randint(1, 4)
     has_stacks = draw.random() < 0.2
+    has_steps = draw.random() < 0.8  # without them a thread beside the loop would be part of the window
 
     def some() -> float:
         return device_ms * scaled(0.05, 5)
@@ -309,12 +310,12 @@ def random_program(seed: int) -> Program:
         steps=steps,
         threads=(
             (0, LOADER, loader(steps, int(some() * MS), prefetched=draw.randint(1, 3))),
-            *(((0, BACKGROUND, background()),) if draw.random() < 0.15 else ()),
+            *(((0, BACKGROUND, background()),) if draw.random() < 0.15 and has_steps else ()),
             *(((0, OTHER + 1, prefetched(int(some() * MS))),) if has_prefetcher else ()),
         ),
         unrecorded=frozenset({LOADER}),
         latency=int(scaled(0.5, 5) * US),
-        has_steps=draw.random() < 0.8,
+        has_steps=has_steps,
         has_stacks=has_stacks,
         is_rocm=draw.random() < 0.1,
         queue=draw.choice((QUEUE, QUEUE, QUEUE, 12)),
