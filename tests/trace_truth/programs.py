@@ -22,8 +22,10 @@ from tests.trace_truth.simulator import (
     all_reduce,
     allocate,
     device_synchronize,
+    event_synchronize,
     frame,
     free,
+    give,
     gloo_all_reduce,
     hold_driver,
     item,
@@ -40,6 +42,7 @@ from tests.trace_truth.simulator import (
     sequence,
     spawn,
     step,
+    take,
     to_device,
     to_host,
     wait_event,
@@ -159,6 +162,7 @@ def random_program(seed: int) -> Program:
     count = draw.randint(2, 10)
     steps = draw.randint(1, 4)
     has_stacks = draw.random() < 0.2
+    has_steps = draw.random() < 0.8  # without them a thread beside the loop would be part of the window
 
     def some() -> float:
         return device_ms * scaled(0.05, 5)
@@ -253,6 +257,7 @@ def random_program(seed: int) -> Program:
         (0.3, lambda: item(waits_in_copy=draw.random() < 0.5)),
         (0.15, lambda: to_host(int(scaled(2, 100) * US))),
         (0.1, device_synchronize),
+        (0.05, lambda: sequence(record("logged"), optimizer(2, 50 * US), event_synchronize("logged"))),
         (0.12, lambda: named("python", "postprocess", "metrics", "encode texts")),
         (0.12, unmarked),
         (0.06, lambda: named("gc", "gc.collect")),
@@ -282,22 +287,35 @@ def random_program(seed: int) -> Program:
         part = overlapped() if draw.random() < 0.2 else backward(device_ms / 2, count)
         work_of_model.append(wrapped("backward", part))
 
+    def prefetched(length: int) -> Action:
+        """A thread that loads batches and copies them on a stream of its own."""
+        each = sequence(
+            mark("load_batch", work(length, "input")),
+            to_device(length // 10, stream=COPY),
+            record("prefetched", COPY),
+            give("prefetched", capacity=2),
+        )
+        return sequence(*[each] * steps)
+
     def background() -> Action:
         """A thread that nobody waits for, with more events than the loop."""
         return sequence(*[operator("aten::add", length=int(scaled(5, 50) * US)) for _ in range(100)])
 
-    body = [*chosen(before), work_of_model[0], *chosen(middle), *work_of_model[1:], *chosen(after)]
+    has_prefetcher = draw.random() < 0.08
+    first = [mark("get_batch", take("prefetched")), wait_event("prefetched", COMPUTE)] if has_prefetcher else []
+    body = [*first, *chosen(before), work_of_model[0], *chosen(middle), *work_of_model[1:], *chosen(after)]
     return loop(
         f"random program {seed}",
         *body,
         steps=steps,
         threads=(
             (0, LOADER, loader(steps, int(some() * MS), prefetched=draw.randint(1, 3))),
-            *(((0, BACKGROUND, background()),) if draw.random() < 0.15 else ()),
+            *(((0, BACKGROUND, background()),) if draw.random() < 0.15 and has_steps else ()),
+            *(((0, OTHER + 1, prefetched(int(some() * MS))),) if has_prefetcher else ()),
         ),
         unrecorded=frozenset({LOADER}),
         latency=int(scaled(0.5, 5) * US),
-        has_steps=draw.random() < 0.8,
+        has_steps=has_steps,
         has_stacks=has_stacks,
         is_rocm=draw.random() < 0.1,
         queue=draw.choice((QUEUE, QUEUE, QUEUE, 12)),
@@ -321,7 +339,7 @@ def random_program_of_the_host(seed: int) -> Program:
         (0.2, lambda: next_batch(some())),
         (0.2, lambda: mark("tokenize", work(some(), "tokenizing", "tokenize"))),
         (0.2, lambda: mark("metrics", work(some(), "python", "metrics"))),
-        (0.2, lambda: work(some())),
+        (0.2, lambda: work(max(2 * MS, some()), "unrecorded")),
         (0.1, lambda: mark("gc.collect", work(some(), "gc", "gc.collect"))),
         (0.1, lambda: mark("torch.save", work(some(), "saving", "torch.save"))),
     )

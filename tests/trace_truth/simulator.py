@@ -570,6 +570,16 @@ def device_synchronize(cause: str = "synchronisation", name: str = "cudaDeviceSy
     return call(name, wait, length=length, cause=cause)
 
 
+def event_synchronize(event: str) -> Action:
+    """Wait on the host for what was recorded."""
+
+    def wait(thread: Thread) -> Plan:
+        awaited = thread.machine.recorded.get((thread.rank, event))
+        yield from thread.wait([awaited] if awaited else [], "synchronisation")
+
+    return call("cudaEventSynchronize", wait, length=US, cause="synchronisation")
+
+
 def allocate(length: int, name: str = "cudaMalloc") -> Action:
     return call(name, length=length, cause="allocator")
 
