@@ -83,6 +83,15 @@ CHANGES: dict[str, Change] = {
             "tokenize, decode and resize once, before the loop",
         ),
     ),
+    "tokenize_ahead": Change(
+        "tokenize ahead (once before the loop, or in other processes)",
+        ("input",),
+        (
+            "tokenize the whole set once, before the loop, and keep the numbers",
+            "a fast tokenizer (use_fast=True), a list of texts per call; DataLoader(num_workers=2 or more) around it",
+            "sort texts by length where their order does not matter: less padding for the same texts",
+        ),
+    ),
     "stay_asynchronous": Change(
         "take the waits for the device out of the loop (.item(), .cpu(), printing)",
         ("launch",),
@@ -110,6 +119,31 @@ CHANGES: dict[str, Change] = {
             "the flame graph and stacks.txt name the Python lines",
         ),
     ),
+    "shorten_python": Change(
+        "take Python out of the loop, or do it while the device works",
+        ("launch",),
+        (
+            "issue the next work first, and do the rest while the device is busy with it",
+            "move it before the loop, to every n-th step, or to another process",
+            "where it has no name: record Python stacks (with_stack), or mark it with torch.profiler.record_function",
+        ),
+    ),
+    "collect_rarely": Change(
+        "collect garbage rarely, and outside of the loop",
+        ("launch",),
+        (
+            "gc.disable() in the loop and gc.collect() every n-th step, or gc.freeze() before it",
+            "look for reference cycles that keep tensors alive: they are what makes the collector run",
+        ),
+    ),
+    "save_beside": Change(
+        "save less often, or beside the loop",
+        ("launch",),
+        (
+            "copy the state to pinned memory and write it from another thread (torch.distributed.checkpoint.async_save)",
+            "save every n-th time only, and to a local disk first",
+        ),
+    ),
     "keep_allocated": Change(
         "keep memory in the allocator's cache (no empty_cache; expandable segments)",
         ("launch",),
@@ -126,6 +160,32 @@ CHANGES: dict[str, Change] = {
             "run every shape once before the part that counts",
             "pad to a few lengths, or torch.compile(dynamic=True); TORCH_LOGS=recompiles says why it compiles again",
             "keep the cache from run to run: TORCHINDUCTOR_CACHE_DIR on a disk that stays",
+        ),
+    ),
+    "load_kernels_ahead": Change(
+        "warm up before the part that counts (kernels are loaded at their first use)",
+        ("launch",),
+        (
+            "run every shape once before the loop, or before the first request",
+            "CUDA_MODULE_LOADING=EAGER loads all kernels at the start instead",
+            "record a few steps later: what is done once is no part of the loop",
+        ),
+    ),
+    "free_the_driver": Change(
+        "keep other threads from holding the driver while work is launched",
+        ("launch",),
+        (
+            "allocate pinned memory once, before the loop; pin_memory=True with few workers does so in a thread",
+            "no cudaMalloc, cudaFree or module loading in other threads meanwhile",
+            "see which other processes use the device (nvidia-smi)",
+        ),
+    ),
+    "fewer_kernels": Change(
+        "fewer and larger kernels (fusion): the pauses lie between the kernels of one graph",
+        ("under_utilised",),
+        (
+            "torch.compile before capturing the graph: fused kernels instead of many small ones",
+            "larger batches: as many kernels do more work",
         ),
     ),
     "launch_together": Change(
@@ -220,6 +280,13 @@ OF_CAUSES: dict[str, str] = {
     "launch_latency": "launch_together",
     "stream_wait": "order_streams",
     "untraced": "record_more",
+    "python": "shorten_python",
+    "tokenizing": "tokenize_ahead",
+    "garbage_collection": "collect_rarely",
+    "saving": "save_beside",
+    "loading": "load_kernels_ahead",
+    "driver": "free_the_driver",
+    "graph_pause": "fewer_kernels",
     "communication": "hide_communication",
     "memcpy": "hide_copies",
 }

@@ -8,7 +8,8 @@ import numpy as np
 
 from boundby.trace.breakdown import Breakdown, breakdown, clipped_union
 from boundby.trace.completeness import MOST_DEVICES, Finding, findings
-from boundby.trace.gaps import Activity, Device, IdleTime, host_activity
+from boundby.trace.activity import Activity, host_activity
+from boundby.trace.gaps import Device, IdleTime
 from boundby.trace.intervals import HostTree, Intervals, distinct, host_tree, union
 from boundby.trace.kernels import KernelLaunch, KernelStat, LaunchStats, kernel_stats, launch_stats, slowest_launch
 from boundby.trace.links import KINDS, Links, kinds_of_work, links
@@ -19,9 +20,11 @@ from boundby.trace.operators import (
     annotation_stats,
     is_module,
     launching_operators,
+    line_of,
     names_of,
     op_stats,
 )
+from boundby.trace.removal import Playback
 from boundby.trace.table import ABSENT, Trace
 from boundby.trace.window import Window, window, without_excluded
 
@@ -90,7 +93,7 @@ def analyze(trace: Trace, *, expected_steps: int | None = None, stacks_expected:
             expected_steps=expected_steps,
             stacks_expected=stacks_expected,
         ),
-        devices=_devices(trace, linked, kinds, seen, activity),
+        devices=_devices(trace, tree, linked, kinds, seen, activity),
         launches=launches,
         operators=tuple(op_stats(trace, tree=tree, linked=linked)),
         kernels=_kernels(trace, tree, linked, kinds),
@@ -102,12 +105,16 @@ def analyze(trace: Trace, *, expected_steps: int | None = None, stacks_expected:
     )
 
 
-def _devices(trace: Trace, linked: Links, kinds: np.ndarray, seen: Window, activity: Activity) -> tuple[Breakdown, ...]:
+def _devices(  # noqa: PLR0913  (all that is known of the trace)
+    trace: Trace, tree: HostTree, linked: Links, kinds: np.ndarray, seen: Window, activity: Activity
+) -> tuple[Breakdown, ...]:
     def of(number: int | None, device: Device, work: Mapping[str, Intervals]) -> Breakdown:
         starts, ends = zip(*((spans.start_ns, spans.end_ns) for spans in work.values()), strict=True)
         busy = union(np.concatenate(starts), np.concatenate(ends))
         gaps = busy.complement(seen.start_ns, seen.end_ns)
-        return breakdown(number, seen, work, busy, IdleTime(trace, device, gaps, activity))
+        idle = IdleTime(trace, device, gaps, activity)
+        playback = None if number is None else Playback(trace, device, seen, work, idle, activity)
+        return breakdown(number, seen, work, busy, idle, lambda row: line_of(trace, tree, row), playback)
 
     if not len(linked.rows):
         host = _host(trace, seen)

@@ -17,6 +17,13 @@ BOUND_OF: dict[str, Bound] = {
     "allocator": "launch",
     "compile": "launch",
     "launch_latency": "launch",
+    "python": "launch",
+    "tokenizing": "input",
+    "garbage_collection": "launch",
+    "saving": "launch",
+    "loading": "launch",
+    "driver": "launch",
+    "graph_pause": "under_utilised",
     "communication": "communication",
     "memcpy": "transfer",
     "compute": "compute",
@@ -30,6 +37,7 @@ AGREEING = 2 / 3  # of the steps that show the bound of the whole
 STEADY = 0.2  # interquartile range of the step times, over their median
 CLEAR = 0.6  # of the time of the work, to call it compute
 SMALL_GAIN = 1.005
+LARGEST_GAIN = 1000.0  # beyond it a factor tells no more than that nearly nothing would remain
 # Kernels and operators that multiply matrices, convolve or attend: the only ones that arithmetic can limit.
 # The operator that launched a kernel tells it best; compiled ones have no operator of their own name.
 ARITHMETIC_OPERATOR = re.compile(
@@ -75,7 +83,7 @@ def judge_trace(analysis: Analysis) -> Verdict:
         share_of_limit=share,
         confidence=_confidence(bound, doubts),
         confirmation="untested",
-        gains=tuple(sorted(_gains(device), key=lambda gain: -gain.at_most)),
+        gains=tuple(_gains(device)),
         evidence=tuple(evidence),
         doubts=tuple(doubts),
     )
@@ -165,15 +173,24 @@ def _evidence(device: Breakdown) -> Iterator[str]:
 
 
 def _gains(device: Breakdown) -> Iterator[Gain]:
-    """Yield the largest possible gain of removing each cause."""
-    window = device.window_ns
-    on_host = device.device is None
-    for what, spent in {**device.exposed_ns, **device.causes_ns}.items():
+    """Yield what removing each cause could gain, first what would gain most with all else as it was."""
+    window, on_host = device.window_ns, device.device is None
+    for what, left in sorted(device.without_ns.items(), key=lambda item: item[1]):
         fix = fix_of_cause(what, on_host)
-        if fix is None or not fix.change.is_bounded or not 0 < spent < window or window / (window - spent) < SMALL_GAIN:
+        if fix is None or not fix.change.is_bounded or window < SMALL_GAIN * max(left, 1):
             continue
-        basis = f"{what.replace('_', ' ')} takes {spent / 1e6:,.2f} of {window / 1e6:,.2f} ms"
-        yield Gain(fix, window / (window - spent), basis)
+        yield Gain(fix, min(window / max(device.least_ns[what], 1), LARGEST_GAIN), _basis(device, what))
+
+
+def _basis(device: Breakdown, what: str) -> str:
+    """Return what a gain rests on: what would remain, and what takes most of the time that is lost."""
+    remains = f"{device.without_ns[what] / 1e6:,.2f} of {device.window_ns / 1e6:,.2f} ms would remain"
+    most = device.contributors.get(what)
+    if most is None:
+        return remains
+    spent = {**device.exposed_ns, **device.causes_ns}[what]
+    where = f", {most.where}" if most.where else ""
+    return f"{remains}; {most.name} takes {most.spent_ns / 1e6:,.2f} of the {spent / 1e6:,.2f} ms lost to it{where}"
 
 
 def _confidence(bound: Bound, doubts: list[Doubt]) -> Confidence:

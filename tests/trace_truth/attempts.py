@@ -19,7 +19,8 @@ def sound_attempt(seed: int, folder: Path) -> str | None:
     path.write_text(text)
     try:
         trace = read_trace(path)
-        different = difference(analyze(trace), text)
+        analysis = analyze(trace)
+        different = [*difference(analysis, text), *filter(None, [imbalance(analysis)])]
     except Exception:  # of any kind: an attempt is to be counted, and told with its seed
         return traceback.format_exc(limit=-3)
     return "; ".join([*(fault.text for fault in trace.faults), *different]) or None
