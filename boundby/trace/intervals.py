@@ -47,9 +47,14 @@ class Intervals:
 
     def intersection(self, other: "Intervals") -> "Intervals":
         """Return what lies in both."""
-        edges = distinct(np.sort(np.concatenate([self.start_ns, self.end_ns, other.start_ns, other.end_ns])))
-        in_both = (self.between(edges) > 0) & (other.between(edges) > 0)
-        return union(edges[:-1][in_both], edges[1:][in_both])
+        few, many = (self, other) if len(self) <= len(other) else (other, self)
+        first = np.searchsorted(many.end_ns, few.start_ns, side="right")
+        counts = np.searchsorted(many.start_ns, few.end_ns, side="left") - first
+        within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+        place, of_many = np.repeat(np.arange(len(few)), counts), np.repeat(first, counts) + within
+        return Intervals(
+            np.maximum(few.start_ns[place], many.start_ns[of_many]), np.minimum(few.end_ns[place], many.end_ns[of_many])
+        )
 
 
 def union(start_ns: np.ndarray, end_ns: np.ndarray) -> Intervals:

@@ -13,6 +13,7 @@ waits are played by a few products of matrices (Baccelli et al., Synchronization
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -178,13 +179,18 @@ class Playback:
         delayed = max(delayed, waited + int(least[-1]))
         return max(waited + int(before[-1]), delayed + solid.total_ns)
 
+    @cached_property
+    def _alone(self) -> dict[str, Intervals]:
+        """When the device is at work of each kind and of none before it."""
+        alone, before = {}, Intervals(self._busy.start_ns[:0], self._busy.end_ns[:0])
+        for kind, spans in self._work.items():
+            alone[kind] = _without(spans, before)
+            before = _united([before, spans])
+        return alone
+
     def _progress(self, without: Collection[str]) -> Intervals:
         """Return when the device is at work or pauses of its own accord."""
-        idle, parts, before = self._idle, [], Intervals(self._busy.start_ns[:0], self._busy.end_ns[:0])
-        for kind, spans in self._work.items():
-            if kind not in without:
-                parts.append(_without(spans, before))
-            before = _united([before, spans])
+        idle, parts = self._idle, [spans for kind, spans in self._alone.items() if kind not in without]
         kept = np.array([cause not in without for cause in CAUSES])
         own = np.flatnonzero(kept[idle.device_cause])
         parts.append(Intervals(idle.latency_until[own], idle.gaps.end_ns[own]))

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from boundby.trace import analyze, diff, read_trace
-from boundby.trace.diff import Amount, Diff, StepSpread
+from boundby.trace import analyze, read_trace
+from boundby.trace.diff import Amount, Diff, StepSpread, diff
 from tests.traces import GPU_TRACES, REAL_NAMES, analysis_of, call, event, step, work
 
 
