@@ -101,7 +101,9 @@ class Examination:
     def only(self, rank: int | None) -> Examined:
         """Return the trace of this rank, or the only one. Raises InputError where it is not clear which is meant."""
         if rank is None and len(self.traces) > 1:
-            raise InputError(f"there are {len(self.traces)} traces to choose from; say which with --rank N")
+            apart = any(each.analysis.process is not None for each in self.traces)
+            way_out = "give the file of one process" if apart else "say which with --rank N"
+            raise InputError(f"there are {len(self.traces)} traces to choose from; {way_out}")
         return self.traces[0 if len(self.traces) == 1 else self.place(rank)]
 
 
