@@ -29,6 +29,7 @@ REMOVES: Mapping[str, tuple[str, ...]] = {
     "graph_pause": ("graph_gaps",),
     "communication": ("straggler", "transfer"),
     "memcpy": ("memcpy",),
+    "stream_wait": (),
     "untraced": ("unrecorded",),
 }
 LAUNCHED_TOGETHER = ("calls", "latency")
