@@ -8,6 +8,7 @@ Exit:   0 fine · 1 a finding: a trace is inconclusive or damaged · 2 usage, or
                                              [--top N] [--steps N] [--rank N] [--flame-graph FILE]
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -34,6 +35,9 @@ def add_arguments(parser) -> None:
 
 @cli.tool(add_arguments, settings=None)
 def main(run: cli.Run) -> int:
+    os.environ.setdefault(
+        "OPENBLAS_NUM_THREADS", "1"
+    )  # nothing here multiplies, and starting threads takes 10 to 50 ms
     from utils.trace_analysis import traces
 
     args = run.args
