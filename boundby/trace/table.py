@@ -5,7 +5,7 @@ import operator
 import re
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -231,19 +231,22 @@ class Columns:
     def _memory_rows(self, events: Sequence[Instant]) -> dict[str, np.ndarray]:
         start_ns, usable = exact_nanoseconds([event.ts for event in events])
         args = [event.args or _NO_MEMORY_ARGS for event in events]
-        is_on_host = np.array([arg.device_type == 0 for arg in args], dtype=bool)
         rows = {
             "start_ns": start_ns,
             "thread": np.array([self.threads[event.pid, event.tid] for event in events], dtype=np.int32),
-            "device": np.where(is_on_host, ABSENT, _numbers([arg.device for arg in args], np.int32)),
-            "address": _numbers([arg.address for arg in args], np.int64),
-            "bytes": _numbers([0 if arg.bytes is None else arg.bytes for arg in args], np.int64),
-            "allocated_bytes": _numbers([arg.allocated for arg in args], np.int64),
-            "reserved_bytes": _numbers([arg.reserved for arg in args], np.int64),
+            **{name: _column(args, field, kind) for name, (field, kind) in _OF_MEMORY.items()},
         }
+        rows["device"][_column(args, "device_type", np.int32) == 0] = ABSENT  # the host
         return {name: column[usable] for name, column in rows.items()}
 
 
+_OF_MEMORY: dict[str, tuple[str, type]] = {
+    "device": ("device", np.int32),
+    "address": ("address", np.int64),
+    "bytes": ("bytes", np.int64),
+    "allocated_bytes": ("allocated", np.int64),
+    "reserved_bytes": ("reserved", np.int64),
+}
 _OPTIONAL: dict[str, tuple[tuple[str, ...], type]] = {
     "external_id": (("operator", "device"), np.int64),
     "correlation": (("launch", "device"), np.int64),
@@ -292,15 +295,20 @@ def _numbering(*known: Hashable) -> dict[Any, int]:
 
 def _scattered(count: int, groups: _Groups, kinds: Iterable[str], column: str, kind_of_number: type) -> np.ndarray:
     numbers: np.ndarray = np.full(count, ABSENT, dtype=kind_of_number)
-    value: Callable[[Args], Any] = operator.attrgetter(column)
     for kind in kinds:
         rows, of_kind = groups[kind]
         if len(rows):
-            try:
-                numbers[rows] = np.fromiter(map(value, of_kind), kind_of_number, len(of_kind))
-            except (TypeError, ValueError, OverflowError):  # some lack it, or it does not fit
-                numbers[rows] = _numbers(list(map(value, of_kind)), kind_of_number)
+            numbers[rows] = _column(of_kind, column, kind_of_number)
     return numbers
+
+
+def _column(args: Sequence[Any], field: str, kind: type) -> np.ndarray:
+    """Return a field of some arguments as integers; `ABSENT` where it is none of `kind`."""
+    value = operator.attrgetter(field)
+    try:
+        return np.fromiter(map(value, args), kind, len(args))
+    except (TypeError, ValueError, OverflowError):  # some lack it, or it does not fit
+        return _numbers(list(map(value, args)), kind)
 
 
 def _numbers(values: Sequence[object], kind: type) -> np.ndarray:
