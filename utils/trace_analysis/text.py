@@ -469,11 +469,11 @@ def _warnings(unlike: "Sequence[Unlike]") -> list[Block]:
 def _change_of(diff: "Diff") -> list[Block]:
     """Return what the change is made of, the largest part first."""
     whole = sum(each.change_ns for each in (*diff.busy, *diff.idle))
-    if not diff.parts or not whole:
-        return []
     of = "The window, per step, is" if diff.is_per_step else "The window is"
-    title = f"{of} {_ms(abs(whole))} ms {'longer' if whole > 0 else 'shorter'}:"
-    return _listing(title, [_part_text(part) for part in diff.parts[:MOST_PARTS]])
+    how = (
+        f"{_ms(abs(whole))} ms {'longer' if whole > 0 else 'shorter'}" if abs(whole) >= 1 else "as long, of other parts"
+    )
+    return _listing(f"{of} {how}:", [_part_text(part) for part in diff.parts[:MOST_PARTS]])
 
 
 def _part_text(part: "Part") -> str:
