@@ -98,6 +98,7 @@ class Activity:
     row: np.ndarray
     late_ns: np.ndarray
     is_blocking: np.ndarray  # of every event: a call that copies and waits for it
+    leads: np.ndarray  # of every thread: the main one, and those that launch more than copies
 
     def by_kind(self) -> "Activity":
         """Return the same with changes of the kind alone; `row` and `late_ns` are then of no use."""
@@ -133,6 +134,7 @@ def host_activity(trace: Trace, tree: HostTree, linked: Links) -> Activity:
         row=np.append(np.where(has_name, told_by[teller], every), ABSENT)[segments.row],
         late_ns=late_ns,
         is_blocking=is_blocking,
+        leads=_leading(trace, linked, main),
     )
     is_step = trace.is_step_mark
     is_python = np.append((is_range | is_frame | is_step) & (kind_of[:-1] == LAUNCH), False)
@@ -171,6 +173,16 @@ def _main_thread(trace: Trace, tree: HostTree, linked: Links) -> int | None:
     launches[trace.thread[linked.launch[linked.launch != ABSENT]]] = True
     launches &= tree.is_active
     return int(np.where(launches, extent, -1).argmax()) if launches.any() else int(extent.argmax())
+
+
+def _leading(trace: Trace, linked: Links, main: int | None) -> np.ndarray:
+    """Return a mask of the threads that the device's work waits for; one that only copies ahead is not among them."""
+    leads = np.zeros(len(trace.threads), dtype=bool)
+    launch = linked.launch[trace.in_categories(["kernel"])[linked.rows]]
+    leads[trace.thread[launch[launch != ABSENT]]] = True
+    if main is not None:
+        leads[main] = True
+    return leads
 
 
 def _find_start(trace: Trace, linked: Links, of_event: np.ndarray) -> None:

@@ -113,7 +113,7 @@ def _devices(  # noqa: PLR0913  (all that is known of the trace)
         busy = union(np.concatenate(starts), np.concatenate(ends))
         gaps = busy.complement(seen.start_ns, seen.end_ns)
         idle = IdleTime(trace, device, gaps, activity)
-        playback = None if number is None else Playback(trace, device, seen, work, idle, activity)
+        playback = None if number is None else Playback(trace, device, seen, work, idle, activity, kinds)
         return breakdown(number, seen, work, busy, idle, lambda row: line_of(trace, tree, row), playback)
 
     if not len(linked.rows):

@@ -236,7 +236,8 @@ class IdleTime:
         )
         latency_until = np.where(in_graph, late_until, latency_until)
         main = ABSENT if activity.main_thread is None else activity.main_thread
-        thread = np.where(self._launched, trace.thread[self._launch], main)
+        thread = trace.thread[self._launch]
+        thread = np.where(self._launched & activity.leads[thread], thread, main)
         waits = self._waits_for_stream(device, ender)
         self.late_until, self.latency_until = late_until, latency_until
         self.device_cause = np.where(in_graph, PAUSE, np.where(waits, STREAM_WAIT, UNTRACED))

@@ -13,14 +13,14 @@ waits are played by a few products of matrices (Baccelli et al., Synchronization
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from boundby.trace.activity import CALL, KINDS, NOTHING, QUEUED, SHORT_WAIT_NS, SYNCHRONISATION, Activity
 from boundby.trace.gaps import CAUSE_OF_KIND, CAUSES, LATENCY, Device, IdleTime, host_pieces
-from boundby.trace.intervals import Intervals, sums, union
+from boundby.trace.intervals import Intervals, distinct, sums, union
 from boundby.trace.links import KINDS as KINDS_OF_WORK
-from boundby.trace.links import kinds_of_work
 from boundby.trace.table import ABSENT, Trace
 from boundby.trace.window import Window
 
@@ -52,13 +52,15 @@ class Playback:
         work: Mapping[str, Intervals],
         idle: IdleTime,
         activity: Activity,
+        kinds: np.ndarray,
     ) -> None:
+        """Take the work of one device inside a window; `kinds` are those of all events, as `kinds_of_work` tells."""
         self._window, self._work, self._idle = window, work, idle
         self._busy = _united(list(work.values()))
-        self._stream, self._kind = trace.stream[device.rows], kinds_of_work(trace)[device.rows]
+        self._stream, self._kind = trace.stream[device.rows], kinds[device.rows]
         self._lasts_ns = np.minimum(device.end_ns, window.end_ns) - np.maximum(device.start_ns, window.start_ns)
         self._lasts_ns = np.maximum(self._lasts_ns, 0)
-        known = np.flatnonzero(device.launch != ABSENT)
+        known = np.flatnonzero((device.launch != ABSENT) & activity.leads[trace.thread[device.launch]])
         called = trace.start_ns[device.launch[known]]
         inside = known[(called >= window.start_ns) & (called <= device.start_ns[known])]
         launch, start_ns = device.launch[inside], device.start_ns[inside]
@@ -68,6 +70,9 @@ class Playback:
         launched, launch, inside = launched[order], launch[order], inside[order]
         self._ready_ns, self._latency_ns = self._delays(device.start_ns[inside], launched)
         self._host, self._launch = self._host_of(activity, launched, trace.thread[launch], device.end_ns[inside])
+        self._wait_of = np.searchsorted(self._host.waits, self._launch)
+        self._parts = self._parts_of()
+        self._progresses: dict[frozenset[str], _Progress] = {}
 
     def _delays(self, start_ns: np.ndarray, launched: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return up to when each work was on its way, and how long it is so at least after its launch."""
@@ -113,9 +118,9 @@ class Playback:
 
     def causes(self) -> tuple[str, ...]:
         """Return what can be taken out of it: what the host did, pauses, and what the device need not do itself."""
-        kinds = [kind for kind in ("communication", "memcpy") if len(self._work.get(kind, ()))]
-        on_host = [cause for cause, spent in self._on_host().items() if spent]
-        return tuple(dict.fromkeys([*on_host, "launch_latency", "stream_wait", "graph_pause", *kinds]))
+        on_host = [cause for cause, spent in self._on_host.items() if spent]
+        own = ("stream_wait", "graph_pause", "communication", "memcpy")
+        return tuple(dict.fromkeys([*on_host, CAUSES[LATENCY], *(part for part in own if len(self._parts.get(part, ())))]))
 
     def least_ns(self, cause: str) -> int:
         """Return what of the window is left at least without a cause.
@@ -124,7 +129,7 @@ class Playback:
         of the cause, and no stream of the device gets done sooner than with its own work alone.
         """
         idle, length = self._idle, self._window.length_ns
-        spent = self._on_host().get(cause, 0)
+        spent = self._on_host.get(cause, 0)
         if cause in self._work:
             spent = self._work[cause].total_ns
         elif cause in CAUSES:
@@ -133,6 +138,7 @@ class Playback:
             spent += int((idle.gaps.end_ns - idle.latency_until)[idle.device_cause == place].sum())
         return min(length, max(length - spent, self._longest_stream_ns(cause)))
 
+    @cached_property
     def _on_host(self) -> dict[str, int]:
         """Return the time of the host by cause, waits in whole; what is launching work counts to the latency too."""
         by_kind = sums(self._host.kind, self._host.lasts_ns, len(KINDS)).tolist()
@@ -158,40 +164,64 @@ class Playback:
 
     def length_ns(self, without: Collection[str] = ()) -> int:
         """Return how long the window lasts without these causes, names of `CAUSES` or of kinds of work."""
-        solid, host = self._progress(without), self._host
+        host = self._host
+        progress = self._progress(without)
         removed = OF_HOST & np.array([CAUSES[cause] in without for cause in CAUSE_OF_KIND])
         removed[CALL] |= CAUSES[LATENCY] in without
         spent = np.where(removed[host.kind], 0, host.spent_ns)
-        before = np.concatenate([[0], np.cumsum(spent)])
-        waits, until = host.waits, host.until
+        before = np.zeros(len(spent) + 1, dtype=np.int64)
+        np.cumsum(spent, out=before[1:])
+        ahead = progress.awaited_ns - before[host.waits]
+        wait_of = self._wait_of
         if "synchronisation" in without:
-            waits, until = waits[~host.is_sync], until[~host.is_sync]
-        latency = 0 if "launch_latency" in without else self._latency_ns
-        needed = before[self._launch] + latency - solid.covered_until(self._ready_ns)
-        wait_of = np.searchsorted(waits, self._launch)
-        least = np.full(len(waits) + 1, NEVER)
+            kept = np.flatnonzero(~host.is_sync)
+            ahead, wait_of = ahead[kept], np.searchsorted(host.waits[kept], self._launch)
+        needed = before[self._launch] - progress.ready_ns
+        if "launch_latency" not in without:
+            needed += self._latency_ns
+        least = np.full(len(ahead) + 1, NEVER)
         if len(needed):
             opens = np.flatnonzero(np.append(True, wait_of[1:] != wait_of[:-1]))
             least[wait_of[opens]] = np.maximum.reduceat(needed, opens)
-        ahead = solid.covered_until(until) - before[waits]
         waited, delayed = _played(least[:-1], ahead)
         delayed = max(delayed, waited + int(least[-1]))
-        return max(waited + int(before[-1]), delayed + solid.total_ns)
+        return max(waited + int(before[-1]), delayed + progress.whole_ns)
 
-    def _progress(self, without: Collection[str]) -> Intervals:
-        """Return when the device is at work or pauses of its own accord."""
-        idle, parts, before = self._idle, [], Intervals(self._busy.start_ns[:0], self._busy.end_ns[:0])
+    def _progress(self, without: Collection[str]) -> "_Progress":
+        """Return how far the device gets, which depends on what of its own is taken out alone."""
+        gone = frozenset(self._parts.keys() & set(without))
+        if gone not in self._progresses:
+            solid = _united([part for name, part in self._parts.items() if name not in gone])
+            self._progresses[gone] = _Progress(
+                whole_ns=solid.total_ns,
+                ready_ns=solid.covered_until(self._ready_ns),
+                awaited_ns=solid.covered_until(self._host.until),
+            )
+        return self._progresses[gone]
+
+    def _parts_of(self) -> dict[str, Intervals]:
+        """Return when the device is at work or pauses of its own accord, by kind of work or cause of the pause."""
+        idle, parts, before = self._idle, {}, None
         for kind, spans in self._work.items():
-            if kind not in without:
-                parts.append(_without(spans, before))
-            before = _united([before, spans])
-        kept = np.array([cause not in without for cause in CAUSES])
-        own = np.flatnonzero(kept[idle.device_cause])
-        parts.append(Intervals(idle.latency_until[own], idle.gaps.end_ns[own]))
-        if kept[LATENCY]:  # on the heels of other work it is a pause of the device; behind a late host the launch's
-            own = np.flatnonzero(idle.late_until == idle.gaps.start_ns)
-            parts.append(Intervals(idle.late_until[own], idle.latency_until[own]))
-        return _united(parts)
+            if len(spans):
+                parts[kind] = spans if before is None else _without(spans, before)
+                before = spans if before is None else _united([before, spans])
+        for cause in distinct(np.sort(idle.device_cause)).tolist():
+            own = np.flatnonzero(idle.device_cause == cause)
+            parts[CAUSES[cause]] = union(idle.latency_until[own], idle.gaps.end_ns[own])
+        # Latency on the heels of other work is a pause of the device; behind a late host it is the launch's.
+        own = np.flatnonzero(idle.late_until == idle.gaps.start_ns)
+        parts[CAUSES[LATENCY]] = union(idle.late_until[own], idle.latency_until[own])
+        return parts
+
+
+@dataclass(frozen=True)
+class _Progress:
+    """How long the device works in all, until each work is on its way, and until each wait of the host ends."""
+
+    whole_ns: int
+    ready_ns: np.ndarray
+    awaited_ns: np.ndarray
 
 
 def _without(spans: Intervals, others: Intervals) -> Intervals:
