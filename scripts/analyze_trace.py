@@ -8,6 +8,7 @@ Exit:   0 fine · 1 a finding: a trace is inconclusive or damaged · 2 usage, or
                                              [--top N] [--steps N] [--rank N] [--flame-graph FILE]
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -34,7 +35,10 @@ def add_arguments(parser) -> None:
 
 @cli.tool(add_arguments, settings=None)
 def main(run: cli.Run) -> int:
-    from utils.trace_analysis import document, text, traces
+    os.environ.setdefault(
+        "OPENBLAS_NUM_THREADS", "1"
+    )  # nothing here multiplies, and starting threads takes 10 to 50 ms
+    from utils.trace_analysis import traces
 
     args = run.args
     traces.check_counts(top=args.top, steps=args.steps)
@@ -45,11 +49,16 @@ def main(run: cli.Run) -> int:
         other = traces.examine([args.diff], **asked)
         pair = traces.Pair(found.only(args.rank), other.only(args.rank), args.group_by)
         is_finding = is_finding or other.is_finding
-        shown = document.as_json(document.of_pair(pair)) if args.json else "\n".join(text.pair_lines(pair, args.top))
-    elif args.json:
-        shown = document.as_json(document.of(found))
     else:
-        shown = "\n".join(text.lines(found, place, args.top))
+        pair = None
+    if args.json:
+        from utils.trace_analysis import document
+
+        shown = document.as_json(document.of(found) if pair is None else document.of_pair(pair))
+    else:
+        from utils.trace_analysis import text
+
+        shown = "\n".join(text.lines(found, place, args.top) if pair is None else text.pair_lines(pair, args.top))
     run.say(shown)
     if args.flame_graph:
         trace = found.traces[place].analysis.path

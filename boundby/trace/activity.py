@@ -216,9 +216,7 @@ def _long_calls(trace: Trace, linked: Links, of_event: np.ndarray) -> tuple[np.n
     return late_ns, told_by
 
 
-def _find_first_uses(
-    trace: Trace, linked: Links, calls: np.ndarray, of_event: np.ndarray, told_by: np.ndarray
-) -> None:
+def _find_first_uses(trace: Trace, linked: Links, calls: np.ndarray, of_event: np.ndarray, told_by: np.ndarray) -> None:
     """Tell the calls that launch a kernel for the first time: its code is loaded then."""
     is_slow = np.zeros(len(of_event) + 1, dtype=bool)  # one more for ABSENT
     is_slow[calls] = True

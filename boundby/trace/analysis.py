@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from boundby.trace.activity import Activity, host_activity
 from boundby.trace.breakdown import Breakdown, breakdown, clipped_union
 from boundby.trace.collectives import Collectives, collectives
 from boundby.trace.completeness import MOST_DEVICES, Finding, findings
-from boundby.trace.activity import Activity, host_activity
 from boundby.trace.gaps import Device, IdleTime
 from boundby.trace.intervals import HostTree, Intervals, distinct, host_tree, union
 from boundby.trace.kernels import KernelLaunch, KernelStat, LaunchStats, kernel_stats, launch_stats, slowest_launch

@@ -82,7 +82,7 @@ class MemoryArgs(msgspec.Struct, gc=False):
     """What is read of the arguments of an instant event: those of `[memory]`."""
 
     address: Any = msgspec.field(default=None, name="Addr")
-    bytes: Any = msgspec.field(default=None, name="Bytes")
+    bytes: Any = msgspec.field(default=0, name="Bytes")
     allocated: Any = msgspec.field(default=None, name="Total Allocated")
     reserved: Any = msgspec.field(default=None, name="Total Reserved")
     device_type: Any = msgspec.field(default=None, name="Device Type")

@@ -37,7 +37,11 @@ CAUSES = (
     "graph_pause",
 )
 LATENCY, STREAM_WAIT, UNTRACED, PAUSE = map(CAUSES.index, ("launch_latency", "stream_wait", "untraced", "graph_pause"))
-OTHER_NAMES = {"nothing": "untraced", "call": "launch", "queued": "launch"}  # of kinds of activity; of all others the name is the cause
+OTHER_NAMES = {
+    "nothing": "untraced",
+    "call": "launch",
+    "queued": "launch",
+}  # of kinds of activity; of all others the name is the cause
 CAUSE_OF_KIND = np.array([CAUSES.index(OTHER_NAMES.get(kind, kind)) for kind in activity.KINDS])
 
 

@@ -67,7 +67,8 @@ class Playback:
         """Take the work of one device inside a window; `kinds` are those of all events, as `kinds_of_work` tells."""
         self._window, self._work, self._idle = window, work, idle
         self._busy = _united(list(work.values()))
-        self._stream, self._kind = trace.stream[device.rows], kinds[device.rows]
+        self._kind = kinds[device.rows]
+        _, self._stream = np.unique(trace.stream[device.rows], return_inverse=True)
         self._lasts_ns = np.minimum(device.end_ns, window.end_ns) - np.maximum(device.start_ns, window.start_ns)
         self._lasts_ns = np.maximum(self._lasts_ns, 0)
         known = np.flatnonzero((device.launch != ABSENT) & activity.leads[trace.thread[device.launch]])
@@ -132,7 +133,9 @@ class Playback:
         """Return what can be taken out of it: what the host did, pauses, and what the device need not do itself."""
         on_host = [cause for cause, spent in self._on_host.items() if spent]
         own = ("stream_wait", "graph_pause", "communication", "memcpy")
-        return tuple(dict.fromkeys([*on_host, CAUSES[LATENCY], *(part for part in own if len(self._parts.get(part, ())))]))
+        return tuple(
+            dict.fromkeys([*on_host, CAUSES[LATENCY], *(part for part in own if len(self._parts.get(part, ())))])
+        )
 
     def least_ns(self, cause: str) -> int:
         """Return what of the window is left at least without a cause.
@@ -175,7 +178,7 @@ class Playback:
     def _longest_stream_ns(self, without: str) -> int:
         """Return the time of the stream that takes longest, leaving out a kind of work."""
         kept = self._kind != KINDS_OF_WORK.index(without) if without in KINDS_OF_WORK else slice(None)
-        _, place = np.unique(self._stream[kept], return_inverse=True)
+        place = self._stream[kept]
         return int(sums(place, self._lasts_ns[kept], int(place.max(initial=-1)) + 1).max(initial=0))
 
     def _last_busy(self, moments: np.ndarray) -> np.ndarray:

@@ -5,7 +5,7 @@ import operator
 import re
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -61,6 +61,8 @@ SYNC_RECORD = "cuda_sync"  # what the device waited for, where torch was asked t
 UNDERSTOOD = frozenset((*DEVICE_CATEGORIES, *HOST_CATEGORIES, *OTHER_CATEGORIES, SYNC_RECORD))
 _Groups = dict[str, tuple[np.ndarray, list[Args]]]
 TYPE = re.compile(rb'"([\w:]+)"')
+DURATION = operator.attrgetter("dur")
+MOST_TYPED = 10_000  # operators whose types are looked at: what a program computes in, its first steps tell
 LONGEST_NUMBER = 40  # characters
 FIRST_ODD_STREAM = 2**30  # a stream whose number is an address, or a text, gets one from here on
 _NO_ARGS = Args()
@@ -91,9 +93,10 @@ class Columns:
         self.categories: Mapping[str, int] = _numbering()
         self.threads: Mapping[tuple[Any, Any], int] = _numbering()
         self.shapes: Mapping[bytes, int] = _numbering(b"")  # in front, so that it gets, one less, ABSENT
-        self._kinds: Mapping[tuple[str, str, Any, Any], int] = _numbering()
+        self._kinds: dict[tuple[str, str, Any, Any], int] = _numbering()
         self._numbers = array("i")  # of the category, the name and the thread of each kind
         self._types: set[bytes] = set()
+        self._typed = 0
         self._streams: Mapping[int | str, int] = _numbering()
         self._events: list[dict[str, np.ndarray]] = []
         self._memory: list[dict[str, np.ndarray]] = []
@@ -173,13 +176,14 @@ class Columns:
         """
         kinds = self._kinds
         kind = np.array([kinds[event.cat, event.name, event.pid, event.tid] for event in events], dtype=np.int32)
-        for category, name, pid, tid in itertools.islice(kinds, len(self._numbers) // 3, None):
+        new = list(itertools.islice(reversed(kinds), len(kinds) - len(self._numbers) // 3))
+        for category, name, pid, tid in reversed(new):
             self._numbers.extend((self.categories[category], self.names[name], self.threads[pid, tid]))
         return np.frombuffer(self._numbers, dtype=np.intc).reshape(-1, 3).T[:, kind]
 
     def _times(self, events: list[Complete]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         start_ns, is_start = exact_nanoseconds([event.ts for event in events])
-        duration_ns, is_duration = whole_nanoseconds(np.array([event.dur for event in events], dtype=np.float64))
+        duration_ns, is_duration = whole_nanoseconds(np.fromiter(map(DURATION, events), np.float64, len(events)))
         usable = is_start & is_duration
         unusable = np.flatnonzero(~usable)
         if len(unusable):
@@ -207,7 +211,9 @@ class Columns:
     def _shapes_of(self, count: int, rows: np.ndarray, args: Sequence[Args]) -> np.ndarray:
         column = np.full(count, ABSENT, dtype=np.int32)
         shapes = self.shapes
-        self._types.update({bytes(of_call.input_type) for of_call in args})
+        if self._typed < MOST_TYPED:
+            self._types.update(bytes(of_call.input_type) for of_call in args)
+            self._typed += len(args)
         column[rows] = np.array([shapes[bytes(of_call.input_dims)] for of_call in args], dtype=np.int32) - 1
         return column
 
@@ -225,19 +231,22 @@ class Columns:
     def _memory_rows(self, events: Sequence[Instant]) -> dict[str, np.ndarray]:
         start_ns, usable = exact_nanoseconds([event.ts for event in events])
         args = [event.args or _NO_MEMORY_ARGS for event in events]
-        is_on_host = np.array([arg.device_type == 0 for arg in args], dtype=bool)
         rows = {
             "start_ns": start_ns,
             "thread": np.array([self.threads[event.pid, event.tid] for event in events], dtype=np.int32),
-            "device": np.where(is_on_host, ABSENT, _numbers([arg.device for arg in args], np.int32)),
-            "address": _numbers([arg.address for arg in args], np.int64),
-            "bytes": _numbers([0 if arg.bytes is None else arg.bytes for arg in args], np.int64),
-            "allocated_bytes": _numbers([arg.allocated for arg in args], np.int64),
-            "reserved_bytes": _numbers([arg.reserved for arg in args], np.int64),
+            **{name: _column(args, field, kind) for name, (field, kind) in _OF_MEMORY.items()},
         }
+        rows["device"][_column(args, "device_type", np.int32) == 0] = ABSENT  # the host
         return {name: column[usable] for name, column in rows.items()}
 
 
+_OF_MEMORY: dict[str, tuple[str, type]] = {
+    "device": ("device", np.int32),
+    "address": ("address", np.int64),
+    "bytes": ("bytes", np.int64),
+    "allocated_bytes": ("allocated", np.int64),
+    "reserved_bytes": ("reserved", np.int64),
+}
 _OPTIONAL: dict[str, tuple[tuple[str, ...], type]] = {
     "external_id": (("operator", "device"), np.int64),
     "correlation": (("launch", "device"), np.int64),
@@ -276,9 +285,9 @@ def _kind(category: str) -> str:
     return {OPERATOR: "operator", PYTHON_FRAME: "python"}.get(category, "other")
 
 
-def _numbering(*known: Hashable) -> Mapping[Any, int]:
+def _numbering(*known: Hashable) -> dict[Any, int]:
     """Return the numbers of values, in which every value that is looked up has one: a new one is given the next."""
-    numbers: Mapping[Any, int] = defaultdict(itertools.count().__next__)
+    numbers: dict[Any, int] = defaultdict(itertools.count().__next__)
     for value in known:
         numbers[value]
     return numbers
@@ -286,15 +295,20 @@ def _numbering(*known: Hashable) -> Mapping[Any, int]:
 
 def _scattered(count: int, groups: _Groups, kinds: Iterable[str], column: str, kind_of_number: type) -> np.ndarray:
     numbers: np.ndarray = np.full(count, ABSENT, dtype=kind_of_number)
-    value: Callable[[Args], Any] = operator.attrgetter(column)
     for kind in kinds:
         rows, of_kind = groups[kind]
         if len(rows):
-            try:
-                numbers[rows] = np.fromiter(map(value, of_kind), kind_of_number, len(of_kind))
-            except (TypeError, ValueError, OverflowError):  # some lack it, or it does not fit
-                numbers[rows] = _numbers(list(map(value, of_kind)), kind_of_number)
+            numbers[rows] = _column(of_kind, column, kind_of_number)
     return numbers
+
+
+def _column(args: Sequence[Any], field: str, kind: type) -> np.ndarray:
+    """Return a field of some arguments as integers; `ABSENT` where it is none of `kind`."""
+    value = operator.attrgetter(field)
+    try:
+        return np.fromiter(map(value, args), kind, len(args))
+    except (TypeError, ValueError, OverflowError):  # some lack it, or it does not fit
+        return _numbers(list(map(value, args)), kind)
 
 
 def _numbers(values: Sequence[object], kind: type) -> np.ndarray:
@@ -396,10 +410,16 @@ class Trace:
         return mask
 
     def in_categories(self, wanted: Iterable[str]) -> np.ndarray:
-        """Return a mask of the events whose category is one of `wanted`."""
-        wanted = set(wanted)
-        mask: np.ndarray = np.array([name in wanted for name in self.categories], dtype=bool)[self.category]
-        return mask
+        """Return a mask of the events whose category is one of `wanted`; not to be written to."""
+        wanted = frozenset(wanted)
+        if wanted not in self._masks:
+            is_wanted = np.array([name in wanted for name in self.categories], dtype=bool)
+            self._masks[wanted] = is_wanted[self.category]
+        return self._masks[wanted]
+
+    @cached_property
+    def _masks(self) -> dict[frozenset[str], np.ndarray]:
+        return {}
 
     def named(self, pattern: re.Pattern[str], among: np.ndarray | None = None, *, lower: bool = False) -> np.ndarray:
         """Return a mask of the events in whose name `pattern` is found, of those of the mask `among` or of all.

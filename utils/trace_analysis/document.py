@@ -7,17 +7,20 @@ explains the keys.
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 import boundby
 from boundby.trace import Analysis
 from boundby.trace.breakdown import Breakdown
-from boundby.trace.diff import Amount, Change, Part, StepSpread, TimeChange
 from boundby.trace.kernels import KernelStat, LaunchStats, Spread, ncu_command
 from boundby.trace.memory import MemoryUse
 from boundby.trace.operator_table import table_rows
 from utils.trace_analysis.traces import Examination, Examined, Pair
+
+if TYPE_CHECKING:
+    from boundby.trace.diff import Amount, Change, Part, StepSpread, TimeChange
 
 SCHEMA_VERSION = 1
 Document = dict[str, object]
@@ -202,14 +205,14 @@ def _kernel(kernel: KernelStat) -> Document:
     }
 
 
-def _step_spread(spread: StepSpread | None) -> Document | None:
+def _step_spread(spread: "StepSpread | None") -> Document | None:
     if spread is None:
         return None
     quartiles = {"median_ms": spread.median_ns, "q1_ms": spread.q1_ns, "q3_ms": spread.q3_ns}
     return {"steps": spread.steps, **{name: value / 1e6 for name, value in quartiles.items()}}
 
 
-def _times(changes: Sequence[TimeChange]) -> list[Document]:
+def _times(changes: "Sequence[TimeChange]") -> list[Document]:
     return [
         {
             "name": change.name,
@@ -221,7 +224,7 @@ def _times(changes: Sequence[TimeChange]) -> list[Document]:
     ]
 
 
-def _part(part: Part) -> Document:
+def _part(part: "Part") -> Document:
     by = part.contributor
     return {
         "name": part.name,
@@ -238,7 +241,7 @@ def _part(part: Part) -> Document:
     }
 
 
-def _changed_operator(change: Change) -> Document:
+def _changed_operator(change: "Change") -> Document:
     return {
         "name": change.name,
         "input_shapes": change.input_shapes,
@@ -251,7 +254,7 @@ def _changed_operator(change: Change) -> Document:
     }
 
 
-def _changed_kernel(change: Change) -> Document:
+def _changed_kernel(change: "Change") -> Document:
     return {
         "name": change.name,
         "kind": change.kind,
@@ -263,14 +266,14 @@ def _changed_kernel(change: Change) -> Document:
     }
 
 
-def _sides(change: Change, quantity: str, name: str) -> dict[str, float | None]:
+def _sides(change: "Change", quantity: str, name: str) -> dict[str, float | None]:
     """Return a quantity in A, in B, and the difference; a trace without the operator has null."""
     a, b = (getattr(side, quantity) if side else None for side in (change.a, change.b))
     values = {f"{name}_a": a, f"{name}_b": b, f"{name}_change": change.difference(quantity)}
     return {key: _milliseconds(value) for key, value in values.items()} if quantity.endswith("_ns") else values
 
 
-def _per_call_us(side: Amount | None) -> float | None:
+def _per_call_us(side: "Amount | None") -> float | None:
     return None if side is None or side.per_call_ns is None else side.per_call_ns / 1e3
 
 

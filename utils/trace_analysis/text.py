@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from boundby.trace import Analysis
 from boundby.trace.breakdown import Breakdown, StepTimes
-from boundby.trace.diff import Change, Diff, Part, StepSpread, TimeChange, Unlike
 from boundby.trace.kernels import LaunchStats, Spread, ncu_command
 from boundby.trace.operator_table import table_lines, table_rows
 from boundby.trace.stacks import frame_name
@@ -17,6 +17,9 @@ from utils.render.blocks import Block, BulletList, CodeBlock, DefinitionList, He
 from utils.render.formatting import NOTHING, clean, listed, number, times
 from utils.trace_analysis import words
 from utils.trace_analysis.traces import Examination, Examined, LeftOut, Pair
+
+if TYPE_CHECKING:
+    from boundby.trace.diff import Change, Diff, Part, StepSpread, TimeChange, Unlike
 
 TOP = 15
 MOST_STEPS = 8
@@ -451,19 +454,19 @@ def _size(size_bytes: float) -> str:
 # What differs between two traces
 
 
-def _step_spread(spread: StepSpread | None) -> str:
+def _step_spread(spread: "StepSpread | None") -> str:
     if spread is None:
         return "no steps"
     middle = f"{_ms(spread.q1_ns)} to {_ms(spread.q3_ns)}"
     return f"{spread.steps} steps, median {_ms(spread.median_ns)} ms, the middle half {middle} ms"
 
 
-def _warnings(unlike: Sequence[Unlike]) -> list[Block]:
+def _warnings(unlike: "Sequence[Unlike]") -> list[Block]:
     """Return why the numbers below may not be of the program, before any of them."""
     return _listing("Not like with like:", [clean(f"{each.text}.", 300) for each in unlike])
 
 
-def _change_of(diff: Diff) -> list[Block]:
+def _change_of(diff: "Diff") -> list[Block]:
     """Return what the change is made of, the largest part first."""
     whole = sum(each.change_ns for each in (*diff.busy, *diff.idle))
     if not diff.parts or not whole:
@@ -473,7 +476,7 @@ def _change_of(diff: Diff) -> list[Block]:
     return _listing(title, [_part_text(part) for part in diff.parts[:MOST_PARTS]])
 
 
-def _part_text(part: Part) -> str:
+def _part_text(part: "Part") -> str:
     """Return a part of the change: how much of what, and who makes most of it."""
     more = "more" if part.change_ns > 0 else "less"
     text = f"{_ms(abs(part.change_ns))} ms {more} {words.plain(part.name)}"
@@ -491,7 +494,7 @@ def _part_text(part: Part) -> str:
     return f"{text}, called from {clean(' in '.join(places), LONGEST_CONTRIBUTOR)}"
 
 
-def _changed_times(changes: Sequence[TimeChange], per: str) -> Block:
+def _changed_times(changes: "Sequence[TimeChange]", per: str) -> Block:
     rows = [
         [words.plain(change.name), _amount(change.a_ns), _amount(change.b_ns), _signed(change.change_ns / 1e6)]
         for change in sorted(changes, key=lambda change: -abs(change.change_ns))
@@ -501,7 +504,7 @@ def _changed_times(changes: Sequence[TimeChange], per: str) -> Block:
     return Table(headers, rows, left=[0], caption=f"Where the time of the busiest device went, {per}")
 
 
-def _changed_operators(changes: Sequence[Change], per: str, top: int) -> list[Block]:
+def _changed_operators(changes: "Sequence[Change]", per: str, top: int) -> list[Block]:
     changes = _changed(changes, ("cpu_self_ns", "device_self_ns", "calls"))
     if not changes:
         return [Heading(f"Operators, {per}"), Paragraph("No operator differs.")]
@@ -520,7 +523,7 @@ def _changed_operators(changes: Sequence[Change], per: str, top: int) -> list[Bl
     return [Heading(f"Operators, {per}"), Table(headers, rows, left=[0], notes=list(_beyond(changes, top)))]
 
 
-def _changed_kernels(changes: Sequence[Change], per: str, top: int) -> list[Block]:
+def _changed_kernels(changes: "Sequence[Change]", per: str, top: int) -> list[Block]:
     known, changes = bool(changes), _changed(changes, ("device_self_ns", "calls"))
     if not changes:
         return [Heading(f"Kernels, {per}"), Paragraph("No kernel differs.")] if known else []
@@ -537,22 +540,22 @@ def _changed_kernels(changes: Sequence[Change], per: str, top: int) -> list[Bloc
     return [Heading(f"Kernels, {per}"), Table(headers, rows, left=[0], notes=list(_beyond(changes, top)))]
 
 
-def _changed(changes: Sequence[Change], quantities: Sequence[str]) -> list[Change]:
+def _changed(changes: "Sequence[Change]", quantities: Sequence[str]) -> "list[Change]":
     return [change for change in changes if change.only_in or any(map(change.difference, quantities))]
 
 
-def _calls(change: Change) -> list[str]:
+def _calls(change: "Change") -> list[str]:
     return [NOTHING if side is None else _amount(side.calls, 1) for side in (change.a, change.b)]
 
 
-def _both(change: Change, quantity: str) -> list[str]:
+def _both(change: "Change", quantity: str) -> list[str]:
     """Return a time in A, in B and the difference, in ms."""
     difference = change.difference(quantity)
     sides = [NOTHING if side is None else _amount(getattr(side, quantity)) for side in (change.a, change.b)]
     return [*sides, NOTHING if difference is None else _signed(difference / 1e6)]
 
 
-def _beyond(changes: Sequence[Change], top: int) -> Iterator[str]:
+def _beyond(changes: "Sequence[Change]", top: int) -> Iterator[str]:
     """Yield what the table does not show."""
     alone = {side: sum(change.only_in == side for change in changes) for side in ("a", "b")}
     said = [f"and {len(changes) - top:,} more that differ"] if len(changes) > top else []

@@ -5,11 +5,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
-from boundby import files
 from boundby.trace import Analysis, NotATrace, OpStat, Trace, analyze, folded_stacks, op_stats, read_trace
-from boundby.trace.diff import Callers, Diff, diff
 from boundby.trace.judgement import judge_trace
 from boundby.trace.links import by_process
 from boundby.trace.operator_table import by_name
@@ -18,6 +16,9 @@ from boundby.trace.stacks import callers
 from boundby.verdict import Verdict
 from utils.errors import InputError
 from utils.render.formatting import clean, listed
+
+if TYPE_CHECKING:  # a tenth of what is loaded, for `--diff` alone
+    from boundby.trace.diff import Callers, Diff
 
 PACKED = ("gz", "xz", "bz2", "zst", "zip")
 PATTERNS = ("*.json", "*.jsonl", *(f"*.json.{suffix}" for suffix in PACKED))
@@ -33,11 +34,11 @@ class Examined:
     verdict: Verdict
     operators: tuple[OpStat, ...]
     rank: int | None  # by the trace itself, else by its file name
-    called_by: Callers | None = None  # who calls each operator; None: it was not asked for
+    called_by: "Callers | None" = None  # who calls each operator; None: it was not asked for
 
     @classmethod
     def of(
-        cls, analysis: Analysis, operators: tuple[OpStat, ...] | None = None, called_by: Callers | None = None
+        cls, analysis: Analysis, operators: tuple[OpStat, ...] | None = None, called_by: "Callers | None" = None
     ) -> "Examined":
         """Return the judged trace, its operators grouped by shapes unless others are given."""
         return cls(analysis, judge_trace(analysis), operators or analysis.operators, analysis.rank, called_by)
@@ -100,7 +101,9 @@ class Examination:
     def only(self, rank: int | None) -> Examined:
         """Return the trace of this rank, or the only one. Raises InputError where it is not clear which is meant."""
         if rank is None and len(self.traces) > 1:
-            raise InputError(f"there are {len(self.traces)} traces to choose from; say which with --rank N")
+            apart = any(each.analysis.process is not None for each in self.traces)
+            way_out = "give the file of one process" if apart else "say which with --rank N"
+            raise InputError(f"there are {len(self.traces)} traces to choose from; {way_out}")
         return self.traces[0 if len(self.traces) == 1 else self.place(rank)]
 
 
@@ -113,8 +116,10 @@ class Pair:
     group_by: str = "shapes"
 
     @cached_property
-    def diff(self) -> Diff:
+    def diff(self) -> "Diff":
         """What differs."""
+        from boundby.trace.diff import diff
+
         a, b = self.a, self.b
         known = None if a.called_by is None or b.called_by is None else (a.called_by, b.called_by)
         by = cast(Literal["name"] | Grouping, self.group_by)
@@ -160,6 +165,7 @@ def examine(
 
 def write_flame_graph(trace_path: str, path: Path) -> bool:
     """Write the Python stacks of a trace as a flame graph; return whether there were any. Nothing is written else."""
+    from boundby import files
     from utils.render import flame_graph
 
     stacks = folded_stacks(read_trace(trace_path))
