@@ -214,6 +214,14 @@ CHANGES: dict[str, Change] = {
             "where ranks wait for one another, compare their traces: the slowest has the longest step of its own",
         ),
     ),
+    "wait_less": Change(
+        "bring rank {rank} up to the others, which wait for it in their collectives",
+        ("communication",),
+        (
+            "look at the trace of that rank first: what it does for itself is what all others wait for",
+            "even out the work: batches of equal length, no logging or saving on one rank alone",
+        ),
+    ),
     "hide_copies": Change(
         "copy from pinned memory without blocking, beside the computation",
         ("transfer",),
