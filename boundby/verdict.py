@@ -120,11 +120,11 @@ CHANGES: dict[str, Change] = {
         ),
     ),
     "shorten_python": Change(
-        "take Python out of the loop, or do it while the device works",
+        "do less in Python there, before the loop, or beside it",
         ("launch",),
         (
-            "issue the next work first, and do the rest while the device is busy with it",
-            "move it before the loop, to every n-th step, or to another process",
+            "move it before the loop, to every n-th step, or to another process; vectorize what remains",
+            "with a device: issue the next work first, and do the rest while the device is busy with it",
             "where it has no name: record Python stacks (with_stack), or mark it with torch.profiler.record_function",
         ),
     ),

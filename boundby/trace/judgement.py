@@ -40,6 +40,7 @@ MOSTLY = 0.5  # of the communication of a rank, from which on waiting for others
 STEADY = 0.2  # interquartile range of the step times, over their median
 CLEAR = 0.6  # of the time of the work, to call it compute
 SMALL_GAIN = 1.005
+LONGEST_NAME = 60  # characters
 OTHER_RANKS = "other ranks"  # what is waited for, of communication
 LARGEST_GAIN = 1000.0  # beyond it a factor tells no more than that nearly nothing would remain
 # Kernels and operators that multiply matrices, convolve or attend: the only ones that arithmetic can limit.
@@ -235,12 +236,15 @@ def _most(analysis: Analysis, what: str, waiting: Waiting | None) -> str:
         known = analysis.collectives
         waits = least_wait_ns(known) if known else None
         if known and waits and waits >= MOSTLY * known.total_ns:
-            return f"; at least {_percent(waits / known.total_ns)} of it is waiting for other ranks: compare their traces"
+            return (
+                f"; at least {_percent(waits / known.total_ns)} of it is waiting for other ranks: compare their traces"
+            )
     most = device.contributors.get(what)
     if most is None:
         return ""
     where = f", {most.where}" if most.where else ""
-    return f"; mostly {most.name}, {most.spent_ns / 1e6:,.2f} of {device.causes_ns[what] / 1e6:,.2f} ms{where}"
+    name = most.name if len(most.name) <= LONGEST_NAME else f"{most.name[: LONGEST_NAME - 3]}..."
+    return f"; mostly {name}, {most.spent_ns / 1e6:,.2f} of {device.causes_ns[what] / 1e6:,.2f} ms{where}"
 
 
 def _confidence(bound: Bound, doubts: list[Doubt]) -> Confidence:

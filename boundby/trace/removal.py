@@ -83,6 +83,7 @@ class Playback:
         activity = activity.by_kind()
         self._host, self._launch = self._host_of(activity, launched, trace.thread[launch], device.end_ns[inside])
         self._wait_of = np.searchsorted(self._host.waits, self._launch)
+        self._nothing = union(self._busy.start_ns[:0], self._busy.end_ns[:0])
         self._parts = self._parts_of()
         self._anywhere_ns = self._anywhere(activity)
         self._progresses: dict[frozenset[str], _Progress] = {}
@@ -218,7 +219,7 @@ class Playback:
         """Return how far the device gets, which depends on what of its own is taken out alone."""
         gone = frozenset(self._parts.keys() & set(without))
         if gone not in self._progresses:
-            solid = _united([part for name, part in self._parts.items() if name not in gone])
+            solid = _united([self._nothing, *(part for name, part in self._parts.items() if name not in gone)])
             self._progresses[gone] = _Progress(
                 whole_ns=solid.total_ns,
                 ready_ns=solid.covered_until(self._ready_ns),

@@ -228,13 +228,19 @@ def _window(analysis: Analysis) -> str:
 
 def _communication(trace: Examined) -> list[tuple[str, str]]:
     device = trace.analysis.devices[0]
-    spent, hidden, collectives = device.by_kind_ns.get("communication"), device.communication_overlap, trace.analysis.collectives
+    spent, hidden, collectives = (
+        device.by_kind_ns.get("communication"),
+        device.communication_overlap,
+        trace.analysis.collectives,
+    )
     if not spent:
         return []
     known = "" if hidden is None else f"{_percent(hidden)} of it is hidden behind computation, "
     text = f"{_ms(spent)} ms; {known}{_ms(device.exposed_ns['communication'])} ms are not"
     if trace.waits_ns is not None and collectives and collectives.total_ns:
-        text += f"; {_percent(trace.waits_ns / collectives.total_ns)} of it is waiting for other ranks, the rest transfer"
+        text += (
+            f"; {_percent(trace.waits_ns / collectives.total_ns)} of it is waiting for other ranks, the rest transfer"
+        )
     return [("Communication", text)]
 
 
@@ -328,7 +334,11 @@ def _gaps(device: Breakdown, start_ns: int) -> list[Block]:
         ]
         for gap in device.longest_gaps
     ]
-    return [Table(["at ms", "for ms", "mostly", "until"], rows, left=[2, 3], caption="Longest gaps, from the window's start")]
+    return [
+        Table(
+            ["at ms", "for ms", "mostly", "until"], rows, left=[2, 3], caption="Longest gaps, from the window's start"
+        )
+    ]
 
 
 def _steps(steps: Sequence[StepTimes]) -> list[Block]:
