@@ -140,7 +140,7 @@ CHANGES: dict[str, Change] = {
         "save less often, or beside the loop",
         ("launch",),
         (
-            "copy the state to pinned memory and write it from another thread (torch.distributed.checkpoint.async_save)",
+            "copy the state to pinned memory and write it from another thread (torch.distributed.checkpoint)",
             "save every n-th time only, and to a local disk first",
         ),
     ),
