@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the package
 
 from benchmarks import _fresh_process, _judgement, _peer_environment, _trace_judgement
 from benchmarks._trace_judgement import LEAST_SPEEDUP, MOST_MEMORY, Compared, middle
+from benchmarks._two_stages import TELL_VERSIONS
 from boundby import environment
 
 HERE = Path(__file__).resolve().parent
@@ -61,7 +62,6 @@ class Attempt:
     analyses_s: float | None
     peak_bytes: int | None
     said: str
-    versions: str = "versions unknown"
     whole_s: float | None = None  # of the process, from its start to its end
 
     @property
@@ -84,8 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"machine {environment.machine_fingerprint()}: {json.dumps(environment.machine())}")
     print(f"settings: {json.dumps(environment.settings())}")
     found: Found = {}
-    for command in tools.values():
-        _attempt([*command, str(real[REPEATED])])  # compiles the modules
+    for tool, command in tools.items():  # which also compiles its modules
+        print(f"{tool}: {_versions([*command, str(real[REPEATED])])}")
     if not args.without_real:
         for name, path in real.items():
             found |= _take_turns([Case(name, tool, [*run, str(path)], args.repeats) for tool, run in tools.items()])
@@ -169,8 +169,16 @@ def _attempt(command: Sequence[str]) -> Attempt:
         whole_s = time.perf_counter() - start
     except _fresh_process.AttemptFailed as reason:
         return Attempt(None, None, None, str(reason))
-    versions = ", ".join(f"{name} {version}" for name, version in told["versions"].items())
-    return Attempt(told["load_s"], told["analyses_s"], told["peak_bytes"], told["said"], versions, whole_s)
+    return Attempt(told["load_s"], told["analyses_s"], told["peak_bytes"], told["said"], whole_s)
+
+
+def _versions(command: Sequence[str]) -> str:
+    """Return the packages that matter with their versions, or why the command gives none."""
+    try:
+        told = json.loads(_fresh_process.last_line(command, MOST_SECONDS, {**SETTINGS, TELL_VERSIONS: "1"}))
+    except _fresh_process.AttemptFailed as reason:
+        return str(reason)
+    return ", ".join(f"{name} {version}" for name, version in told["versions"].items())
 
 
 def _print_head(last: str) -> None:
@@ -191,12 +199,11 @@ def _number(value: float | None, digits: int, scale: float = 1.0) -> str:
 
 
 def _print_medians(found: Found) -> None:
-    _print_head("medians; attempts and their spread as a whole; versions")
+    _print_head("medians; attempts and their spread as a whole")
     for (trace, tool), attempts in found.items():
         width = _judgement.spread([each.whole_s for each in attempts if each.whole_s is not None])
         spread = "unknown" if width is None else f"{100 * width:.1f} %"
-        versions = next((each.versions for each in attempts if each.whole_s is not None), attempts[0].versions)
-        _print_row(trace, tool, attempts, f"n {len(attempts)}, {spread}; {versions}")
+        _print_row(trace, tool, attempts, f"n {len(attempts)}, {spread}")
 
 
 def compared(found: Found) -> Iterator[Compared]:
