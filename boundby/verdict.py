@@ -120,11 +120,11 @@ CHANGES: dict[str, Change] = {
         ),
     ),
     "shorten_python": Change(
-        "take Python out of the loop, or do it while the device works",
+        "do less in Python there, before the loop, or beside it",
         ("launch",),
         (
-            "issue the next work first, and do the rest while the device is busy with it",
-            "move it before the loop, to every n-th step, or to another process",
+            "move it before the loop, to every n-th step, or to another process; vectorize what remains",
+            "with a device: issue the next work first, and do the rest while the device is busy with it",
             "where it has no name: record Python stacks (with_stack), or mark it with torch.profiler.record_function",
         ),
     ),
@@ -140,7 +140,7 @@ CHANGES: dict[str, Change] = {
         "save less often, or beside the loop",
         ("launch",),
         (
-            "copy the state to pinned memory and write it from another thread (torch.distributed.checkpoint.async_save)",
+            "copy the state to pinned memory and write it from another thread (torch.distributed.checkpoint)",
             "save every n-th time only, and to a local disk first",
         ),
     ),
@@ -212,6 +212,14 @@ CHANGES: dict[str, Change] = {
             "100, gradient_as_bucket_view=True; FSDP with prefetching",
             "communicate less: accumulate gradients under no_sync(), or compress them to bfloat16",
             "where ranks wait for one another, compare their traces: the slowest has the longest step of its own",
+        ),
+    ),
+    "wait_less": Change(
+        "bring rank {rank} up to the others, which wait for it in their collectives",
+        ("communication",),
+        (
+            "look at the trace of that rank first: what it does for itself is what all others wait for",
+            "even out the work: batches of equal length, no logging or saving on one rank alone",
         ),
     ),
     "hide_copies": Change(

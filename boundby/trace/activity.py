@@ -7,7 +7,7 @@ import numpy as np
 
 from boundby.trace.intervals import HostTree, Segments, distinct
 from boundby.trace.links import Links
-from boundby.trace.table import ABSENT, ANNOTATION, HOST_CATEGORIES, LAUNCH_CATEGORIES, PYTHON_FRAME, Trace
+from boundby.trace.table import ABSENT, ANNOTATION, HOST_CATEGORIES, LAUNCH_CATEGORIES, OPERATOR, PYTHON_FRAME, Trace
 
 KINDS = (
     "nothing",
@@ -126,7 +126,7 @@ def host_activity(trace: Trace, tree: HostTree, linked: Links) -> Activity:
     has_name = teller != ABSENT
     unnamed = np.where(trace.in_categories(LAUNCH_CATEGORIES), CALL, LAUNCH)
     kind_of = np.append(np.where(has_name, of_event[teller], unnamed), NOTHING).astype(np.int8)  # the last is ABSENT's
-    segments, main = tree.segments, _main_thread(trace, tree, linked)
+    segments, main = tree.segments, _main_thread(trace, tree)
     activity = Activity(
         main_thread=main,
         segments=segments,
@@ -156,8 +156,8 @@ def _blocking_copies(trace: Trace, linked: Links) -> np.ndarray:
     return is_blocking
 
 
-def _main_thread(trace: Trace, tree: HostTree, linked: Links) -> int | None:
-    """Return the thread with the step marks; without any, the one that launches or works over the longest time."""
+def _main_thread(trace: Trace, tree: HostTree) -> int | None:
+    """Return the thread with the step marks; without any, the one that works from earliest to latest."""
     if not tree.is_active.any():
         return None
     marked = trace.thread[trace.is_step_mark]
@@ -169,10 +169,9 @@ def _main_thread(trace: Trace, tree: HostTree, linked: Links) -> int | None:
     last = np.append(first[1:], len(segments.place)) - 1
     extent = np.zeros(len(threads), dtype=np.int64)
     extent[tree.is_active] = (segments.start_ns[last] - segments.start_ns[np.minimum(first, last)])[tree.is_active]
-    launches = np.zeros(len(threads), dtype=bool)
-    launches[trace.thread[linked.launch[linked.launch != ABSENT]]] = True
-    launches &= tree.is_active
-    return int(np.where(launches, extent, -1).argmax()) if launches.any() else int(extent.argmax())
+    works = np.zeros(len(threads), dtype=bool)  # a thread with frames alone may be the monitor of a progress bar
+    works[trace.thread[trace.in_categories([OPERATOR, ANNOTATION, *LAUNCH_CATEGORIES])]] = True
+    return int(np.where(works & tree.is_active, extent, extent - extent.max() - 1).argmax())
 
 
 def _leading(trace: Trace, linked: Links, main: int | None) -> np.ndarray:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from boundby.trace.table import ABSENT, DEVICE_CATEGORIES, LAUNCH_CATEGORIES, Trace, chosen
+from boundby.trace.table import ABSENT, ANNOTATION, DEVICE_CATEGORIES, LAUNCH_CATEGORIES, OPERATOR, Trace, chosen
 
 # Calls of CUDA's and HIP's runtime and driver that put work into a queue of the device.
 LAUNCH = re.compile(
@@ -18,6 +18,7 @@ LAUNCH = re.compile(
 COMMUNICATION = re.compile(
     r"nccl|rccl|msccl|oneccl|nvshmem|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|cross_device_reduce|multimem_"
 )
+HOST_COMMUNICATION = re.compile(r"^(gloo|mpi|ucc):")  # ranges of torch.distributed around collectives of hosts
 MOSTLY, HARDLY = 0.5, 0.01  # of the work of a lane
 KINDS = ("compute", "communication", "memcpy", "memset")  # in the order in which overlapping time is booked
 
@@ -89,6 +90,11 @@ def kinds_of_work(trace: Trace) -> np.ndarray:
     kinds[trace.in_categories(["gpu_memcpy"])] = KINDS.index("memcpy")
     kinds[trace.in_categories(["gpu_memset"])] = KINDS.index("memset")
     return kinds
+
+
+def host_collectives(trace: Trace) -> np.ndarray:
+    """Return a mask of the events in which the host itself communicates, mostly on a thread of its own."""
+    return trace.named(HOST_COMMUNICATION, trace.in_categories([ANNOTATION, OPERATOR]))
 
 
 def _by_correlation(trace: Trace, calls: np.ndarray, correlation: np.ndarray) -> np.ndarray:

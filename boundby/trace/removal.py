@@ -17,7 +17,17 @@ from functools import cached_property
 
 import numpy as np
 
-from boundby.trace.activity import CALL, KINDS, NOTHING, QUEUED, SHORT_WAIT_NS, SYNCHRONISATION, Activity
+from boundby.trace.activity import (
+    CALL,
+    KINDS,
+    LAUNCH,
+    NOTHING,
+    PYTHON,
+    QUEUED,
+    SHORT_WAIT_NS,
+    SYNCHRONISATION,
+    Activity,
+)
 from boundby.trace.gaps import CAUSE_OF_KIND, CAUSES, LATENCY, Device, IdleTime, host_pieces
 from boundby.trace.intervals import Intervals, distinct, sums, union
 from boundby.trace.links import KINDS as KINDS_OF_WORK
@@ -70,9 +80,12 @@ class Playback:
         order = np.argsort(launched, kind="stable")
         launched, launch, inside = launched[order], launch[order], inside[order]
         self._ready_ns, self._latency_ns = self._delays(device.start_ns[inside], launched)
+        activity = activity.by_kind()
         self._host, self._launch = self._host_of(activity, launched, trace.thread[launch], device.end_ns[inside])
         self._wait_of = np.searchsorted(self._host.waits, self._launch)
+        self._nothing = union(self._busy.start_ns[:0], self._busy.end_ns[:0])
         self._parts = self._parts_of()
+        self._anywhere_ns = self._anywhere(activity)
         self._progresses: dict[frozenset[str], _Progress] = {}
 
     def _delays(self, start_ns: np.ndarray, launched: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -99,7 +112,7 @@ class Playback:
         if not len(filled):
             none = np.zeros(0, dtype=np.int64)
             return _Host(none, none, none, none, none, none.astype(bool)), np.zeros(len(launched), dtype=np.int64)
-        pieces = host_pieces(activity.by_kind(), edges[:-1][filled], edges[1:][filled], threads[filled])
+        pieces = host_pieces(activity, edges[:-1][filled], edges[1:][filled], threads[filled])
         lasts = pieces.start_ns < pieces.end_ns
         start, end, kind = pieces.start_ns[lasts], pieces.end_ns[lasts], pieces.kind[lasts]
         launch = np.searchsorted(start, launched)
@@ -132,7 +145,7 @@ class Playback:
         of the cause, and no stream of the device gets done sooner than with its own work alone.
         """
         idle, length = self._idle, self._window.length_ns
-        spent = self._on_host.get(cause, 0)
+        spent = max(self._on_host.get(cause, 0), self._anywhere_ns.get(cause, 0))
         if cause in self._work:
             spent = self._work[cause].total_ns
         elif cause in CAUSES:
@@ -150,6 +163,18 @@ class Playback:
             cause = CAUSES[CAUSE_OF_KIND[kind]]
             spent[cause] = spent.get(cause, 0) + by_kind[kind]
         return spent
+
+    def _anywhere(self, activity: Activity) -> dict[str, int]:
+        """Return how long any thread at all was at each cause that has a name of its own."""
+        segments, kind = activity.segments, activity.kind[:-1]
+        rows = np.flatnonzero(~np.isin(kind, (NOTHING, LAUNCH, CALL, QUEUED, PYTHON)))
+        start, end = segments.start_ns[rows], segments.start_ns[np.minimum(rows + 1, len(kind) - 1)]
+        start, end = np.maximum(start, self._window.start_ns), np.minimum(end, self._window.end_ns)
+        return {
+            CAUSES[CAUSE_OF_KIND[number]]: union(start[chosen], end[chosen]).total_ns
+            for number in distinct(np.sort(kind[rows])).tolist()
+            for chosen in (np.flatnonzero(kind[rows] == number),)
+        }
 
     def _longest_stream_ns(self, without: str) -> int:
         """Return the time of the stream that takes longest, leaving out a kind of work."""
@@ -194,7 +219,7 @@ class Playback:
         """Return how far the device gets, which depends on what of its own is taken out alone."""
         gone = frozenset(self._parts.keys() & set(without))
         if gone not in self._progresses:
-            solid = _united([part for name, part in self._parts.items() if name not in gone])
+            solid = _united([self._nothing, *(part for name, part in self._parts.items() if name not in gone)])
             self._progresses[gone] = _Progress(
                 whole_ns=solid.total_ns,
                 ready_ns=solid.covered_until(self._ready_ns),

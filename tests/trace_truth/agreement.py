@@ -12,7 +12,7 @@ from tests.trace_truth.recorder import text
 from tests.trace_truth.simulator import Machine, Program, played
 
 # What is gone if a cause of the analysis is, as causes of the simulator. A launching call counts to the launch, so that
-# no bound of the latency need hold with it; who is told to launch together is rid of the calls as well.
+# no bound of the latency need hold with it; who launches together is rid of operators and calls as well.
 REMOVES: Mapping[str, tuple[str, ...]] = {
     "input": ("input",),
     "tokenizing": ("tokenizing",),
@@ -32,7 +32,7 @@ REMOVES: Mapping[str, tuple[str, ...]] = {
     "stream_wait": (),
     "untraced": ("unrecorded",),
 }
-LAUNCHED_TOGETHER = ("calls", "latency")
+LAUNCHED_TOGETHER = ("operators", "calls", "latency")
 CAUSE_OF_FIX = {
     fix.kind: cause for cause in REMOVES for on_host in (True, False) if (fix := fix_of_cause(cause, on_host))
 }

@@ -79,6 +79,7 @@ def subject(trace: Examined) -> Document:
         "events": analysis.events,
         "window_ms": analysis.window_ns / 1e6,
         "own_ms_per_step": trace.own_ns_per_step / 1e6,
+        "waits_for_ranks_ms": _milliseconds(trace.waits_ns),
         "steps": _steps(analysis),
         "is_conclusive": not trace.is_inconclusive,
         "verdict": trace.verdict.as_dict(),
@@ -134,6 +135,13 @@ def _device(device: Breakdown) -> Document:
             cause: [{"host_in": name, "ms": spent / 1e6} for name, spent in names]
             for cause, names in device.cause_details.items()
         },
+        "contributors": {
+            cause: {"host_in": most.name, "ms": most.spent_ns / 1e6, "where": most.where}
+            for cause, most in device.contributors.items()
+        },
+        "without_ms": _by_name(device.without_ns),
+        "least_without_ms": _by_name(device.least_ns),
+        "alone_ms": device.alone_ns / 1e6,
         "gaps": device.gaps,
         "longest_gaps": [
             {

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 TOP = 15
 MOST_STEPS = 8
+LARGEST_FACTOR = 100  # beyond it nearly nothing would remain, whatever the number
 TELLING_SHARE = 0.01  # of the window: less is not worth a line of explanation
 OF_KERNELS = ("compute", "memory", "under_utilised", "mixed")  # the bounds that a faster kernel would move
 # Characters of names; no line is longer than 120.
@@ -83,11 +84,11 @@ def blocks(trace: Examined) -> list[Block]:
     analysis, device = trace.analysis, trace.analysis.devices[0]
     return [
         Paragraph(headline(trace)),
-        DefinitionList([("Trace", subject(trace)), ("Window", _window(analysis)), *_communication(device)]),
+        DefinitionList([("Trace", subject(trace)), ("Window", _window(analysis)), *_communication(trace)]),
         *_verdict(trace.verdict),
         *_devices(analysis.devices),
         _spent(device),
-        *_gaps(device),
+        *_gaps(device, analysis.start_ns),
         *_steps(device.steps),
         *_launches(analysis.launches),
         *_next_step(trace),
@@ -180,12 +181,19 @@ def pair_headline(pair: Pair) -> str:
 
 def _verdict(verdict: Verdict) -> list[Block]:
     doubts = verdict.doubts[verdict.bound == "inconclusive" :]  # its headline says the first one
-    gains = [f"at most {times(gain.at_most)} times: {gain.fix} ({gain.basis})" for gain in verdict.gains]
+    gains = [f"at most {_factor(gain.at_most)} times: {gain.fix} ({gain.basis})" for gain in verdict.gains]
+    first = verdict.gains[0].fix.change.steps[:1] if verdict.gains else ()
     return [
+        *_listing("What to do, what helps most first (bounds, not promises; they do not multiply):", gains),
+        *(Paragraph(step, strong="To begin with:") for step in first),
         *_listing("Evidence:", verdict.evidence),
         *_listing("Doubts:", list(map(str, doubts))),
-        *_listing("What removing each cause could gain (bounds, not promises; they do not multiply):", gains),
     ]
+
+
+def _factor(at_most: float) -> str:
+    """Return how many times as fast; beyond the largest that is told, only that it is more."""
+    return times(at_most) if at_most <= LARGEST_FACTOR else f"more than {LARGEST_FACTOR}"
 
 
 def _left_out(files: Sequence[LeftOut]) -> list[Block]:
@@ -218,12 +226,22 @@ def _window(analysis: Analysis) -> str:
     return f"{text}: median {_ms(length.median_ns)} ms, the middle half {middle} ms"
 
 
-def _communication(device: Breakdown) -> list[tuple[str, str]]:
-    spent, hidden = device.by_kind_ns.get("communication"), device.communication_overlap
+def _communication(trace: Examined) -> list[tuple[str, str]]:
+    device = trace.analysis.devices[0]
+    spent, hidden, collectives = (
+        device.by_kind_ns.get("communication"),
+        device.communication_overlap,
+        trace.analysis.collectives,
+    )
     if not spent:
         return []
     known = "" if hidden is None else f"{_percent(hidden)} of it is hidden behind computation, "
-    return [("Communication", f"{_ms(spent)} ms; {known}{_ms(device.exposed_ns['communication'])} ms are not")]
+    text = f"{_ms(spent)} ms; {known}{_ms(device.exposed_ns['communication'])} ms are not"
+    if trace.waits_ns is not None and collectives and collectives.total_ns:
+        text += (
+            f"; {_percent(trace.waits_ns / collectives.total_ns)} of it is waiting for other ranks, the rest transfer"
+        )
+    return [("Communication", text)]
 
 
 def _ranks(examination: Examination, place: int) -> list[Block]:
@@ -293,8 +311,6 @@ def _spent(device: Breakdown) -> Block:
     rows = [[name, _ms(spent), _of_window(spent, device), text] for name, spent, text in parts]
     telling = [name for name, spent in idle if spent > TELLING_SHARE * device.window_ns]
     notes = [f"{words.plain(name)}: {words.cause(name, on_host)}" for name in telling]
-    absent = [words.plain(name) for name, spent in idle if not spent]
-    notes += [f"none: {listed(absent)}"] if absent and not on_host else []
     who = "the host" if on_host else f"device {device.device}"
     headers = ["", "ms", "% of\nwindow", "the host meanwhile, ms"]
     return Table(headers, rows, left=[0, 3], caption=f"Where the time of {who} went", notes=notes)
@@ -306,19 +322,23 @@ def _meanwhile(device: Breakdown, cause: str) -> str:
     return ", ".join(f"{clean(frame_name(name), LONGEST_HOST)} {_ms(spent)}" for name, spent in names)
 
 
-def _gaps(device: Breakdown) -> list[Block]:
+def _gaps(device: Breakdown, start_ns: int) -> list[Block]:
     if not device.longest_gaps or device.device is None:  # of the host the end is not known by name
         return []
     rows = [
         [
-            _ms(gap.start_ns),
+            _ms(gap.start_ns - start_ns),
             _ms(gap.duration_ns),
             words.plain(gap.cause),
             words.kernel(gap.ended_by, LONGEST_ENDER) if gap.ended_by else "the end of the window",
         ]
         for gap in device.longest_gaps
     ]
-    return [Table(["at ms", "for ms", "mostly", "until"], rows, left=[2, 3], caption="Longest gaps")]
+    return [
+        Table(
+            ["at ms", "for ms", "mostly", "until"], rows, left=[2, 3], caption="Longest gaps, from the window's start"
+        )
+    ]
 
 
 def _steps(steps: Sequence[StepTimes]) -> list[Block]:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
 from boundby.trace import Analysis, NotATrace, OpStat, Trace, analyze, folded_stacks, op_stats, read_trace
-from boundby.trace.judgement import judge_trace
+from boundby.trace.collectives import waits_ns
+from boundby.trace.judgement import Waiting, judge_trace
 from boundby.trace.links import by_process
 from boundby.trace.operator_table import by_name
 from boundby.trace.operators import Grouping
@@ -35,6 +36,7 @@ class Examined:
     operators: tuple[OpStat, ...]
     rank: int | None  # by the trace itself, else by its file name
     called_by: "Callers | None" = None  # who calls each operator; None: it was not asked for
+    waits_ns: int | None = None  # of its communication, for other ranks; None where their traces do not tell
 
     @classmethod
     def of(
@@ -160,7 +162,8 @@ def examine(
     if not found:
         reasons = "; ".join(each.reason for each in left_out) or f"no *.json, plain or packed, in {listed(paths)}"
         raise InputError(f"no trace to analyse: {reasons}; give files that torch.profiler wrote, or their folder")
-    return Examination(tuple(sorted(_ranked(found), key=_order)), tuple(left_out), group_by)
+    traces = _judged_together(sorted(_ranked(found), key=_order))
+    return Examination(traces, tuple(left_out), group_by)
 
 
 def write_flame_graph(trace_path: str, path: Path) -> bool:
@@ -173,6 +176,23 @@ def write_flame_graph(trace_path: str, path: Path) -> bool:
         title = f"Where {Path(trace_path).name} spent its time"
         files.write_text(path, flame_graph.page(stacks, title, "Python stacks, by the time of the host in each frame"))
     return bool(stacks)
+
+
+def _judged_together(traces: Sequence[Examined]) -> tuple[Examined, ...]:
+    """Return the traces judged again where those of all ranks tell who waits for whom; the slowest waits for nobody."""
+    known = [each.analysis.collectives for each in traces]
+    ranks = [each.rank for each in traces]
+    met = [each for each in known if each is not None]
+    waits = waits_ns(met) if len(met) == len(traces) and None not in ranks and len(set(ranks)) == len(ranks) else None
+    if waits is None:
+        return tuple(traces)
+    last = ranks[min(range(len(waits)), key=waits.__getitem__)]
+    return tuple(
+        replace(each, verdict=judge_trace(each.analysis, Waiting(wait / own.total_ns, last)), waits_ns=wait)
+        if last is not None and each.rank != last and own.total_ns
+        else replace(each, waits_ns=wait)
+        for each, own, wait in zip(traces, met, waits, strict=True)
+    )
 
 
 def _candidates(paths: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
