@@ -146,7 +146,7 @@ class Diff:
     busy: tuple[TimeChange, ...]  # by kind of work; overlapping time is booked once
     idle: tuple[TimeChange, ...]  # by cause
     unlike: tuple[Unlike, ...]  # why the two may not be compared
-    parts: tuple[Part, ...]  # of the change of the window, per step: all that is worth a line
+    parts: tuple[Part, ...]  # of the change of the window: all worth a line; () where one side is a host alone
     operators: tuple[Change, ...]
     kernels: tuple[Change, ...]
 
@@ -187,6 +187,7 @@ def diff(
     kernels = [_kernels(side, factor) for side, factor in zip((a, b), scale, strict=True)]
     first, second = a.devices[0], b.devices[0]
     busy, idle = _times(first.exposed_ns, second.exposed_ns, scale), _times(first.causes_ns, second.causes_ns, scale)
+    comparable = (first.device is None) == (second.device is None)  # else not one kind of work is the same
     changed = [Change(name, None, None, *sides) for (name, _), sides in _paired(*by_name)]
     return Diff(
         is_per_step=all(steps),
@@ -198,7 +199,7 @@ def diff(
         busy=busy,
         idle=idle,
         unlike=tuple(_unlike(a, b)),
-        parts=_parts([*busy, *idle], _Contributions(a, b, scale, changed, called_by)),
+        parts=_parts([*busy, *idle], _Contributions(a, b, scale, changed, called_by)) if comparable else (),
         operators=_heaviest_first(
             Change(
                 name,

@@ -489,6 +489,8 @@ def _warnings(unlike: "Sequence[Unlike]") -> list[Block]:
 def _change_of(diff: "Diff") -> list[Block]:
     """Return what the change is made of, the largest part first."""
     whole = sum(each.change_ns for each in (*diff.busy, *diff.idle))
+    if not diff.parts:
+        return []
     of = "The window, per step, is" if diff.is_per_step else "The window is"
     how = (
         f"{_ms(abs(whole))} ms {'longer' if whole > 0 else 'shorter'}" if abs(whole) >= 1 else "as long, of other parts"
@@ -506,7 +508,7 @@ def _part_text(part: "Part") -> str:
     known = [_signed(by.change_ns / 1e6) + " ms"]
     if by.calls_change is not None and abs(by.calls_change) >= LEAST_CALLS:
         calls = round(by.calls_change, 2)
-        known.append(f"{_amount(abs(calls), 1)} {'more' if calls > 0 else 'fewer'} calls")
+        known.append(f"{_amount(abs(calls), 1)} {'more' if calls > 0 else 'fewer'} call{'s' * (abs(calls) != 1)}")
     text = f"{text}, mostly {clean(frame_name(by.name), LONGEST_CONTRIBUTOR)} ({', '.join(known)})"
     if by.caller is None:
         return text
