@@ -74,6 +74,7 @@ WORDS = {
 OF_RANGES = {kind: re.compile(f"(?<![a-z])({words})(?![a-z])") for kind, words in WORDS.items()}
 # A copy to memory that is not pinned: the call ends when the copy has.
 BLOCKING_COPY = re.compile(r"DtoH.*Pageable|Device -> Pageable")
+PAGEABLE = re.compile("Pageable")
 GRAPH = re.compile("GraphLaunch")
 KERNEL = re.compile("Launch")
 USUAL_CALL_NS = 50_000  # beyond this no launching call of a kernel is usual, whatever the median of the trace is
@@ -156,7 +157,8 @@ def _blocking_copies(trace: Trace, linked: Links) -> np.ndarray:
     copies = np.flatnonzero(is_copy[linked.rows] & (linked.launch != ABSENT))
     call = linked.launch[copies]
     lasts = trace.duration_ns[call]
-    until_end = (trace.start_ns[call] + lasts >= linked.end_ns[copies]) & (lasts >= SHORT_WAIT_NS)
+    lasting = (lasts >= SHORT_WAIT_NS) | trace.named(PAGEABLE, is_copy)[linked.rows[copies]]
+    until_end = (trace.start_ns[call] + lasts >= linked.end_ns[copies]) & lasting
     is_blocking[call[until_end | trace.named(BLOCKING_COPY, is_copy)[linked.rows[copies]]]] = True
     return is_blocking
 
