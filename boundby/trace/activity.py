@@ -57,7 +57,10 @@ PATTERNS = {
         r"^(cuda|cu|hip)\w*(ModuleLoad|ModuleGetLoadingMode|LibraryLoad|InitDevice)"
         r"|^(cuInit|hipInit|cuDevicePrimaryCtxRetain|(cu|hip)CtxCreate)"
     ),
-    COLLECTING: re.compile(r"^Python GC|built-in (method|function) collect\b|\bgc\.collect\b"),
+}
+# Functions of Python, in traces with stacks.
+OF_FRAMES = {
+    COLLECTING: re.compile(r"built-in (method|function) collect\b"),
     SAVING: re.compile(r"torch/serialization\.py\(\d+\): _?save|safetensors/\w+\.py\(\d+\): save|: save_pretrained$"),
     TOKENIZING: re.compile(r"tokenization_\w+\.py\(\d+\): |built-in method encode(_batch\w*)? of tokenizers"),
 }
@@ -71,6 +74,7 @@ WORDS = {
 OF_RANGES = {kind: re.compile(f"(?<![a-z])({words})(?![a-z])") for kind, words in WORDS.items()}
 # A copy to memory that is not pinned: the call ends when the copy has.
 BLOCKING_COPY = re.compile(r"DtoH.*Pageable|Device -> Pageable")
+PAGEABLE = re.compile("Pageable")
 GRAPH = re.compile("GraphLaunch")
 KERNEL = re.compile("Launch")
 USUAL_CALL_NS = 50_000  # beyond this no launching call of a kernel is usual, whatever the median of the trace is
@@ -115,6 +119,8 @@ def host_activity(trace: Trace, tree: HostTree, linked: Links) -> Activity:
     is_range, is_frame = trace.in_categories([ANNOTATION]), trace.in_categories([PYTHON_FRAME])
     for kind, pattern in OF_RANGES.items():
         of_event[trace.named(pattern, is_range, lower=True)] = kind
+    for kind, pattern in OF_FRAMES.items():
+        of_event[trace.named(pattern, is_frame)] = kind
     for kind, pattern in PATTERNS.items():
         of_event[trace.named(pattern, on_host)] = kind
     is_blocking = _blocking_copies(trace, linked)
@@ -151,7 +157,8 @@ def _blocking_copies(trace: Trace, linked: Links) -> np.ndarray:
     copies = np.flatnonzero(is_copy[linked.rows] & (linked.launch != ABSENT))
     call = linked.launch[copies]
     lasts = trace.duration_ns[call]
-    until_end = (trace.start_ns[call] + lasts >= linked.end_ns[copies]) & (lasts >= SHORT_WAIT_NS)
+    lasting = (lasts >= SHORT_WAIT_NS) | trace.named(PAGEABLE, is_copy)[linked.rows[copies]]
+    until_end = (trace.start_ns[call] + lasts >= linked.end_ns[copies]) & lasting
     is_blocking[call[until_end | trace.named(BLOCKING_COPY, is_copy)[linked.rows[copies]]]] = True
     return is_blocking
 
@@ -195,7 +202,7 @@ def _long_calls(trace: Trace, linked: Links, of_event: np.ndarray) -> tuple[np.n
     """Return how much later than usual each event launched, and which event tells why; `of_event` is told the kind."""
     late_ns, told_by = np.zeros(len(of_event), dtype=np.int64), np.arange(len(of_event))
     launching = linked.calls[of_event[linked.calls] == LAUNCH]
-    launching = launching[trace.named(KERNEL)[launching]]
+    launching = launching[trace.named(KERNEL, trace.in_categories(LAUNCH_CATEGORIES))[launching]]
     names, length = trace.name[launching], np.maximum(trace.duration_ns[launching], 0)
     slow = np.zeros(len(launching), dtype=bool)
     for name in distinct(np.sort(names)).tolist():

@@ -40,6 +40,7 @@ MOSTLY = 0.5  # of the communication of a rank, from which on waiting for others
 STEADY = 0.2  # interquartile range of the step times, over their median
 CLEAR = 0.6  # of the time of the work, to call it compute
 SMALL_GAIN = 1.005
+TOLD = 0.0005  # of the window, to be said at all
 LONGEST_NAME = 60  # characters
 OTHER_RANKS = "other ranks"  # what is waited for, of communication
 LARGEST_GAIN = 1000.0  # beyond it a factor tells no more than that nearly nothing would remain
@@ -78,13 +79,15 @@ def judge_trace(analysis: Analysis, waiting: Waiting | None = None) -> Verdict:
         return inconclusive(fatal + minor)
     shares = _shares({**device.exposed_ns, **device.causes_ns})
     by_step = [_shares({**step.busy_ns, **step.idle_ns}) for step in device.steps if step.duration_ns]
+    if 2 * sum(step.duration_ns for step in device.steps) < device.window_ns:  # most of the work runs on behind them
+        by_step = []
     bound, alternatives = _label(shares, by_step)
     doubts = [*minor, *_doubts(device, bound, by_step)]
     share = None if bound == UNEXPLAINED else shares.get(bound)
     if bound == UNEXPLAINED:
-        who = "outside of everything that was recorded" if device.device is None else "untraced"
-        text = f"{_percent(shares[bound])} of the window is {who} or a wait between streams"
-        doubts.insert(0, Doubt("unexplained", text))
+        where = "outside of everything recorded" if device.device is None else "untraced or a wait between streams"
+        way_out = "record Python stacks, or mark what the program does there (torch.profiler.record_function)"
+        doubts.insert(0, Doubt("unexplained", f"{_percent(shares[bound])} of the window is {where}; {way_out}"))
     evidence = list(_evidence(device))
     if bound == "compute":
         bound, others, said = _kind_of_work(analysis, device)
@@ -200,13 +203,14 @@ def _evidence(device: Breakdown) -> Iterator[str]:
     window = device.window_ns
     who = "the host is in operators" if device.device is None else f"device {device.device} is at work"
     yield f"{who} for {_percent(device.busy_ns / window)} of {window / 1e6:,.1f} ms"
-    kinds = {name: spent for name, spent in device.exposed_ns.items() if spent and name != HOST_KIND}
+    kinds = {name: spent for name, spent in device.exposed_ns.items() if spent >= TOLD * window and name != HOST_KIND}
     if kinds:
         parts = (f"{name} {_percent(spent / window)}" for name, spent in kinds.items())
         yield f"of the window: {', '.join(parts)} (what overlaps is counted for the first)"
     causes = sorted(((spent, name) for name, spent in device.causes_ns.items() if spent), reverse=True)
-    if causes:
-        yield f"idle: {', '.join(f'{name} {_percent(spent / window)}' for spent, name in causes)}"
+    told = [f"{name.replace('_', ' ')} {_percent(spent / window)}" for spent, name in causes if spent >= TOLD * window]
+    if told:
+        yield f"idle: {', '.join(told)}"
 
 
 def _gains(analysis: Analysis, waiting: Waiting | None) -> Iterator[Gain]:
@@ -240,8 +244,8 @@ def _most(analysis: Analysis, what: str, waiting: Waiting | None) -> str:
                 f"; at least {_percent(waits / known.total_ns)} of it is waiting for other ranks: compare their traces"
             )
     most = device.contributors.get(what)
-    if most is None:
-        return ""
+    if most is None or 2 * device.causes_ns[what] < device.window_ns - device.without_ns[what]:
+        return ""  # nothing has a name, or the idle time is not what would be saved
     where = f", {most.where}" if most.where else ""
     name = most.name if len(most.name) <= LONGEST_NAME else f"{most.name[: LONGEST_NAME - 3]}..."
     return f"; mostly {name}, {most.spent_ns / 1e6:,.2f} of {device.causes_ns[what] / 1e6:,.2f} ms{where}"

@@ -18,6 +18,7 @@ from functools import cached_property
 import numpy as np
 
 from boundby.trace.activity import (
+    ALLOCATOR,
     CALL,
     KINDS,
     LAUNCH,
@@ -28,7 +29,7 @@ from boundby.trace.activity import (
     SYNCHRONISATION,
     Activity,
 )
-from boundby.trace.gaps import CAUSE_OF_KIND, CAUSES, LATENCY, Device, IdleTime, host_pieces
+from boundby.trace.gaps import CAUSE_OF_KIND, CAUSES, LATENCY, PAUSE, Device, IdleTime, host_pieces
 from boundby.trace.intervals import Intervals, distinct, sums, union
 from boundby.trace.links import KINDS as KINDS_OF_WORK
 from boundby.trace.table import ABSENT, Trace
@@ -48,7 +49,7 @@ class _Host:
     spent_ns: np.ndarray  # beyond waiting for the device
     waits: np.ndarray  # pieces that begin with a wait, ascending
     until: np.ndarray  # the moment up to which the device had to get for each of them
-    is_sync: np.ndarray  # of each of them; the others wait for room in the queue
+    wait_kind: np.ndarray  # of each of them
 
 
 class Playback:
@@ -69,6 +70,7 @@ class Playback:
         self._busy = _united(list(work.values()))
         self._kind = kinds[device.rows]
         _, self._stream = np.unique(trace.stream[device.rows], return_inverse=True)
+        self._begins_ns, self._call = device.start_ns, device.launch
         self._lasts_ns = np.minimum(device.end_ns, window.end_ns) - np.maximum(device.start_ns, window.start_ns)
         self._lasts_ns = np.maximum(self._lasts_ns, 0)
         known = np.flatnonzero((device.launch != ABSENT) & activity.leads[trace.thread[device.launch]])
@@ -111,24 +113,26 @@ class Playback:
         filled = np.flatnonzero(edges[:-1] < edges[1:])
         if not len(filled):
             none = np.zeros(0, dtype=np.int64)
-            return _Host(none, none, none, none, none, none.astype(bool)), np.zeros(len(launched), dtype=np.int64)
+            return _Host(none, none, none, none, none, none), np.zeros(len(launched), dtype=np.int64)
         pieces = host_pieces(activity, edges[:-1][filled], edges[1:][filled], threads[filled])
         lasts = pieces.start_ns < pieces.end_ns
         start, end, kind = pieces.start_ns[lasts], pieces.end_ns[lasts], pieces.kind[lasts]
         launch = np.searchsorted(start, launched)
-        blocks = np.flatnonzero(((kind == SYNCHRONISATION) | (kind == QUEUED)) & (np.append(kind[1:], -1) != kind))
+        blocks = np.flatnonzero(np.isin(kind, (SYNCHRONISATION, QUEUED, ALLOCATOR)) & (np.append(kind[1:], -1) != kind))
         # What was launched before the end of a wait is what it may have waited for.
         latest = np.append(NEVER, np.maximum.accumulate(end_ns))[np.searchsorted(launched, end[blocks])]
         done = self._last_busy(end[blocks])
         until = np.where(latest <= end[blocks], np.maximum(latest, NEVER), done)
         until = np.maximum(np.minimum(until, end[blocks]), self._window.start_ns)
         # Work that was launched in time and still runs is not what it waited for: only a wait that lasts tells.
-        waits = (latest <= end[blocks]) | (end[blocks] - start[blocks] >= SHORT_WAIT_NS) & (until > start[blocks])
+        lasts = end[blocks] - start[blocks] >= SHORT_WAIT_NS
+        waits = (latest <= end[blocks]) | lasts & (until > start[blocks]) & (kind[blocks] != ALLOCATOR)
+        waits &= (kind[blocks] != ALLOCATOR) | (until > start[blocks])  # freeing memory waits, allocating does not
         blocks, until = blocks[waits], until[waits]
         lasts = end - start
         spent = lasts.copy()
         spent[blocks] = end[blocks] - np.maximum(start[blocks], until)
-        return _Host(kind, lasts, spent, blocks, until, kind[blocks] == SYNCHRONISATION), launch
+        return _Host(kind, lasts, spent, blocks, until, kind[blocks]), launch
 
     def causes(self) -> tuple[str, ...]:
         """Return what can be taken out of it: what the host did, pauses, and what the device need not do itself."""
@@ -151,7 +155,8 @@ class Playback:
         elif cause in CAUSES:
             place = CAUSES.index(cause)
             spent += int((idle.latency_until - idle.late_until).sum()) if place == LATENCY else 0
-            spent += int((idle.gaps.end_ns - idle.latency_until)[idle.device_cause == place].sum())
+            pauses = int((idle.gaps.end_ns - idle.latency_until)[idle.device_cause == place].sum())
+            spent += max(pauses, self._pauses_ns()) if place == PAUSE else pauses
         return min(length, max(length - spent, self._longest_stream_ns(cause)))
 
     @cached_property
@@ -175,6 +180,15 @@ class Playback:
             for number in distinct(np.sort(kind[rows])).tolist()
             for chosen in (np.flatnonzero(kind[rows] == number),)
         }
+
+    def _pauses_ns(self) -> int:
+        """Return how long streams pause between pieces of one launch, other streams at work or not."""
+        order = np.lexsort((self._begins_ns, self._stream))
+        stream, call, start = self._stream[order], self._call[order], self._begins_ns[order]
+        pause = start[1:] - (start + self._lasts_ns[order])[:-1]
+        return int(
+            pause[(stream[1:] == stream[:-1]) & (call[1:] == call[:-1]) & (call[1:] != ABSENT) & (pause > 0)].sum()
+        )
 
     def _longest_stream_ns(self, without: str) -> int:
         """Return the time of the stream that takes longest, leaving out a kind of work."""
@@ -201,8 +215,8 @@ class Playback:
         np.cumsum(spent, out=before[1:])
         ahead = progress.awaited_ns - before[host.waits]
         wait_of = self._wait_of
-        if "synchronisation" in without:
-            kept = np.flatnonzero(~host.is_sync)
+        kept = np.flatnonzero(~removed[host.wait_kind])
+        if len(kept) < len(host.waits):
             ahead, wait_of = ahead[kept], np.searchsorted(host.waits[kept], self._launch)
         needed = before[self._launch] - progress.ready_ns
         if "launch_latency" not in without:
