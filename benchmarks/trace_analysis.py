@@ -1,19 +1,22 @@
-"""From a trace file to its analysis: what does that cost ours, and what HTA? The same traces, in one run.
+"""From a trace file to its verdict: what does that cost ours, and what HTA? The same traces, in one run.
 
-The traces: three real ones in ../shared/data/gpu-traces, and one of them repeated in time, up to 2.2 million events.
-The work of HTA: loading, temporal, kernel and idle breakdown, overlap, launch statistics, without plots. Ours: reading,
-the same, and the causes of gaps and the statistics of operators besides. Every attempt is a fresh process that times
-itself, imports excluded; the tools take turns, in reverse every second time.
-Exit 1: ours is less than 10 times as fast on a real trace, or 15 times on the largest one; holds more than half of
-HTA's memory on the largest one; or its time per event grows by more than 1.3 times from 0.1 to 2.2 million events.
+The traces: three real ones in ../shared/data/gpu-traces, and one of them repeated in time, from 0.1 to 2.2 million
+events. The work of HTA: loading, temporal, kernel and idle breakdown, overlap, launch statistics, without plots. Ours:
+reading, the same, the causes of gaps, the statistics of operators, the verdict and the text besides. Every attempt is a
+fresh process, timed as a whole, its start and imports included; the tools take turns, in reverse every second time.
+Exit 1: ours is less than 8 times as fast on 0.1 or 0.2 million events, 12 times on 1.1 or 17 times on 2.2; holds more
+than 0.3 of HTA's memory on one of them; or its time per event, without start and imports, grows by more than 1.3 times
+from the smallest to the largest.
 
-    python benchmarks/trace_analysis.py [--repeats 5] [--large-repeats 3] [--without-large] [--without-peer]
+    python benchmarks/trace_analysis.py [--repeats 5] [--large-repeats 3] [--copies 1 2 10 20] [--without-real]
+                                        [--without-peer]
 """
 
 import argparse
 import json
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +24,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
 
 from benchmarks import _fresh_process, _judgement, _peer_environment, _trace_judgement
-from benchmarks._trace_judgement import LEAST_SPEEDUP, LEAST_SPEEDUP_LARGE, MOST_MEMORY, Compared, middle
+from benchmarks._trace_judgement import LEAST_SPEEDUP, MOST_MEMORY, Compared, middle
+from benchmarks._two_stages import TELL_VERSIONS
 from boundby import environment
 
 HERE = Path(__file__).resolve().parent
@@ -30,10 +34,12 @@ TRACES = ROOT.parent / "shared" / "data" / "gpu-traces"
 SUFFIX = ".pt.trace.json.gz"
 REAL = ("a100-nccl", "a100-rank0", "v100-resnet-ns")
 REPEATED = "a100-rank0"
-COPIES = (1, 5, 10, 20)
+COPIES = tuple(LEAST_SPEEDUP)
+MANY_COPIES = 5  # from here on an attempt takes so long that a few do
 OURS, PEER = "ours", "HTA"
 PEER_LARGE_REPEATS = 1  # it takes more than a minute
 MOST_SECONDS = 1800.0  # of one process
+SETTINGS = {"PYTHONDONTWRITEBYTECODE": ""}  # as where nobody sets it: modules are compiled once
 
 Commands = Mapping[str, list[str]]  # how to run each tool; the trace comes last
 
@@ -56,10 +62,10 @@ class Attempt:
     analyses_s: float | None
     peak_bytes: int | None
     said: str
-    versions: str = "versions unknown"
+    whole_s: float | None = None  # of the process, from its start to its end
 
     @property
-    def total_s(self) -> float | None:
+    def stages_s(self) -> float | None:
         """The time of both stages."""
         return None if self.load_s is None or self.analyses_s is None else self.load_s + self.analyses_s
 
@@ -78,13 +84,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"machine {environment.machine_fingerprint()}: {json.dumps(environment.machine())}")
     print(f"settings: {json.dumps(environment.settings())}")
     found: Found = {}
-    for name, path in real.items():
-        found |= _take_turns([Case(name, tool, [*run, str(path)], args.repeats) for tool, run in tools.items()])
+    for tool, command in tools.items():  # which also compiles its modules
+        print(f"{tool}: {_versions([*command, str(real[REPEATED])])}")
+    if not args.without_real:
+        for name, path in real.items():
+            found |= _take_turns([Case(name, tool, [*run, str(path)], args.repeats) for tool, run in tools.items()])
     events: dict[str, int] = {}
-    if not args.without_large:
-        with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-            paths, events = _generate(real[REPEATED], Path(folder).resolve())
-            found |= _take_turns(_large_cases(paths, tools, args.large_repeats))
+    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+        paths, events = _generate(real[REPEATED], Path(folder).resolve(), args.copies)
+        for copies in args.copies:
+            found |= _take_turns(_repeated_cases(copies, paths, tools, args))
     _print_medians(found)
     return _judge(list(compared(found)), _seconds_by_events(found, events))
 
@@ -93,8 +102,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5, help="of each tool on each real trace")
     parser.add_argument("--large-repeats", type=int, default=3, help=f"of ours; {PEER} has {PEER_LARGE_REPEATS}")
+    parser.add_argument("--copies", type=int, nargs="+", default=COPIES, help="how often the trace is repeated")
     parser.add_argument("--folder", type=Path, help="where the repeated traces lie meanwhile, 0.8 GB")
-    parser.add_argument("--without-large", action="store_true", help="leave the repeated traces out")
+    parser.add_argument("--without-real", action="store_true", help="leave the traces out that are not repeated")
     parser.add_argument("--without-peer", action="store_true", help=f"leave {PEER} out")
     args = parser.parse_args(argv)
     if args.repeats < 1 or args.large_repeats < 1:
@@ -118,9 +128,9 @@ def _peer(is_left_out: bool) -> dict[str, list[str]]:
     return {PEER: [str(python), str(HERE / "_hta.py")]}
 
 
-def _generate(source: Path, folder: Path) -> tuple[dict[str, str], dict[str, int]]:
+def _generate(source: Path, folder: Path, copies: Sequence[int]) -> tuple[dict[str, str], dict[str, int]]:
     """Write the repeated traces; return the path and the number of events of each, by its name."""
-    command = [sys.executable, str(HERE / "_repeated_trace.py"), str(source), str(folder), *map(str, COPIES)]
+    command = [sys.executable, str(HERE / "_repeated_trace.py"), str(source), str(folder), *map(str, copies)]
     made = json.loads(_fresh_process.last_line(command, MOST_SECONDS))
     for each in made:
         print(f"{_repeated(each['copies'])}: {each['events']} events, {each['bytes'] / 1e6:.0f} MB")
@@ -132,13 +142,11 @@ def _repeated(copies: int) -> str:
     return f"{copies} x {REPEATED}"
 
 
-def _large_cases(paths: Mapping[str, str], tools: Commands, repeats: int) -> list[Case]:
-    """Return ours on every repeated trace, the peer on the largest alone."""
-    cases = [Case(name, OURS, [*tools[OURS], path], repeats) for name, path in paths.items()]
-    if PEER in tools:
-        largest = _repeated(max(COPIES))
-        cases.append(Case(largest, PEER, [*tools[PEER], paths[largest]], PEER_LARGE_REPEATS))
-    return cases
+def _repeated_cases(copies: int, paths: Mapping[str, str], tools: Commands, args: argparse.Namespace) -> list[Case]:
+    """Return both tools on one repeated trace, the peer once where it takes long."""
+    name, is_large = _repeated(copies), copies >= MANY_COPIES
+    repeats = {OURS: args.large_repeats, PEER: PEER_LARGE_REPEATS} if is_large else dict.fromkeys(tools, args.repeats)
+    return [Case(name, tool, [*command, paths[name]], repeats[tool]) for tool, command in tools.items()]
 
 
 def _take_turns(cases: Sequence[Case]) -> Found:
@@ -155,23 +163,33 @@ def _take_turns(cases: Sequence[Case]) -> Found:
 
 
 def _attempt(command: Sequence[str]) -> Attempt:
+    start = time.perf_counter()
     try:
-        told = json.loads(_fresh_process.last_line(command, MOST_SECONDS))
+        told = json.loads(_fresh_process.last_line(command, MOST_SECONDS, SETTINGS))
+        whole_s = time.perf_counter() - start
     except _fresh_process.AttemptFailed as reason:
         return Attempt(None, None, None, str(reason))
-    versions = ", ".join(f"{name} {version}" for name, version in told["versions"].items())
-    return Attempt(told["load_s"], told["analyses_s"], told["peak_bytes"], told["said"], versions)
+    return Attempt(told["load_s"], told["analyses_s"], told["peak_bytes"], told["said"], whole_s)
+
+
+def _versions(command: Sequence[str]) -> str:
+    """Return the packages that matter with their versions, or why the command gives none."""
+    try:
+        told = json.loads(_fresh_process.last_line(command, MOST_SECONDS, {**SETTINGS, TELL_VERSIONS: "1"}))
+    except _fresh_process.AttemptFailed as reason:
+        return str(reason)
+    return ", ".join(f"{name} {version}" for name, version in told["versions"].items())
 
 
 def _print_head(last: str) -> None:
-    print(f"\ntrace            tool   load s  analyses s   total s  peak MB  {last}", flush=True)
+    print(f"\ntrace            tool   load s  analyses s   whole s  peak MB  {last}", flush=True)
 
 
 def _print_row(trace: str, tool: str, attempts: Sequence[Attempt], said: str) -> None:
     """Print the medians of the attempts as a line of a table."""
     load = _number(middle([each.load_s for each in attempts]), 3)
     analyses = _number(middle([each.analyses_s for each in attempts]), 3)
-    total = _number(middle([each.total_s for each in attempts]), 3)
+    total = _number(middle([each.whole_s for each in attempts]), 3)
     peak = _number(middle([each.peak_bytes for each in attempts]), 0, 1e-6)
     print(f"{trace:<16} {tool:<4} {load:>8} {analyses:>11} {total:>9} {peak:>8}  {said}", flush=True)
 
@@ -181,32 +199,31 @@ def _number(value: float | None, digits: int, scale: float = 1.0) -> str:
 
 
 def _print_medians(found: Found) -> None:
-    _print_head("medians; attempts and spread of their totals; versions")
+    _print_head("medians; attempts and their spread as a whole")
     for (trace, tool), attempts in found.items():
-        width = _judgement.spread([each.total_s for each in attempts if each.total_s is not None])
+        width = _judgement.spread([each.whole_s for each in attempts if each.whole_s is not None])
         spread = "unknown" if width is None else f"{100 * width:.1f} %"
-        versions = next((each.versions for each in attempts if each.total_s is not None), attempts[0].versions)
-        _print_row(trace, tool, attempts, f"n {len(attempts)}, {spread}; {versions}")
+        _print_row(trace, tool, attempts, f"n {len(attempts)}, {spread}")
 
 
 def compared(found: Found) -> Iterator[Compared]:
-    """Yield every trace with what both tools took; the limits stand only where the peer is meant to run."""
-    largest = _repeated(max(COPIES))
+    """Yield every trace with what both tools took."""
+    limits = {_repeated(copies): limit for copies, limit in LEAST_SPEEDUP.items()}
     for trace in dict.fromkeys(name for name, _ in found):
         ours, peer = found[trace, OURS], found.get((trace, PEER), [])
         yield Compared(
             trace,
-            ours_s=[each.total_s for each in ours],
-            peer_s=[each.total_s for each in peer],
+            ours_s=[each.whole_s for each in ours],
+            peer_s=[each.whole_s for each in peer],
             ours_bytes=[each.peak_bytes for each in ours],
             peer_bytes=[each.peak_bytes for each in peer],
-            least_speedup=LEAST_SPEEDUP_LARGE if trace == largest else LEAST_SPEEDUP if trace in REAL else None,
-            most_memory=MOST_MEMORY if trace == largest else None,
+            least_speedup=limits.get(trace),
+            most_memory=MOST_MEMORY if trace in limits else None,
         )
 
 
 def _seconds_by_events(found: Found, events: Mapping[str, int]) -> dict[int, list[float | None]]:
-    return {count: [each.total_s for each in found[trace, OURS]] for trace, count in events.items()}
+    return {count: [each.stages_s for each in found[trace, OURS]] for trace, count in events.items()}
 
 
 def _judge(traces: list[Compared], seconds: Mapping[int, Sequence[float | None]]) -> int:

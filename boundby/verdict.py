@@ -91,6 +91,15 @@ CHANGES: dict[str, Change] = {
             "tokenize, decode and resize once, before the loop",
         ),
     ),
+    "tokenize_ahead": Change(
+        "tokenize ahead (once before the loop, or in other processes)",
+        ("input",),
+        (
+            "tokenize the whole set once, before the loop, and keep the numbers",
+            "a fast tokenizer (use_fast=True), a list of texts per call; DataLoader(num_workers=2 or more) around it",
+            "sort texts by length where their order does not matter: less padding for the same texts",
+        ),
+    ),
     "stay_asynchronous": Change(
         "take the waits for the device out of the loop (.item(), .cpu(), printing)",
         ("launch",),
@@ -118,6 +127,31 @@ CHANGES: dict[str, Change] = {
             "the flame graph and stacks.txt name the Python lines",
         ),
     ),
+    "shorten_python": Change(
+        "do less in Python there, before the loop, or beside it",
+        ("launch",),
+        (
+            "move it before the loop, to every n-th step, or to another process; vectorize what remains",
+            "with a device: issue the next work first, and do the rest while the device is busy with it",
+            "where it has no name: record Python stacks (with_stack), or mark it with torch.profiler.record_function",
+        ),
+    ),
+    "collect_rarely": Change(
+        "collect garbage rarely, and outside of the loop",
+        ("launch",),
+        (
+            "gc.disable() in the loop and gc.collect() every n-th step, or gc.freeze() before it",
+            "look for reference cycles that keep tensors alive: they are what makes the collector run",
+        ),
+    ),
+    "save_beside": Change(
+        "save less often, or beside the loop",
+        ("launch",),
+        (
+            "copy the state to pinned memory and write it from another thread (torch.distributed.checkpoint)",
+            "save every n-th time only, and to a local disk first",
+        ),
+    ),
     "keep_allocated": Change(
         "keep memory in the allocator's cache (no empty_cache; expandable segments)",
         ("launch",),
@@ -134,6 +168,32 @@ CHANGES: dict[str, Change] = {
             "run every shape once before the part that counts",
             "pad to a few lengths, or torch.compile(dynamic=True); TORCH_LOGS=recompiles says why it compiles again",
             "keep the cache from run to run: TORCHINDUCTOR_CACHE_DIR on a disk that stays",
+        ),
+    ),
+    "load_kernels_ahead": Change(
+        "warm up before the part that counts (kernels are loaded at their first use)",
+        ("launch",),
+        (
+            "run every shape once before the loop, or before the first request",
+            "CUDA_MODULE_LOADING=EAGER loads all kernels at the start instead",
+            "record a few steps later: what is done once is no part of the loop",
+        ),
+    ),
+    "free_the_driver": Change(
+        "keep other threads from holding the driver while work is launched",
+        ("launch",),
+        (
+            "allocate pinned memory once, before the loop; pin_memory=True with few workers does so in a thread",
+            "no cudaMalloc, cudaFree or module loading in other threads meanwhile",
+            "see which other processes use the device (nvidia-smi)",
+        ),
+    ),
+    "fewer_kernels": Change(
+        "fewer and larger kernels (fusion): the pauses lie between the kernels of one graph",
+        ("under_utilised",),
+        (
+            "torch.compile before capturing the graph: fused kernels instead of many small ones",
+            "larger batches: as many kernels do more work",
         ),
     ),
     "launch_together": Change(
@@ -160,6 +220,14 @@ CHANGES: dict[str, Change] = {
             "100, gradient_as_bucket_view=True; FSDP with prefetching",
             "communicate less: accumulate gradients under no_sync(), or compress them to bfloat16",
             "where ranks wait for one another, compare their traces: the slowest has the longest step of its own",
+        ),
+    ),
+    "wait_less": Change(
+        "bring rank {rank} up to the others, which wait for it in their collectives",
+        ("communication",),
+        (
+            "look at the trace of that rank first: what it does for itself is what all others wait for",
+            "even out the work: batches of equal length, no logging or saving on one rank alone",
         ),
     ),
     "hide_copies": Change(
@@ -228,6 +296,13 @@ OF_CAUSES: dict[str, str] = {
     "launch_latency": "launch_together",
     "stream_wait": "order_streams",
     "untraced": "record_more",
+    "python": "shorten_python",
+    "tokenizing": "tokenize_ahead",
+    "garbage_collection": "collect_rarely",
+    "saving": "save_beside",
+    "loading": "load_kernels_ahead",
+    "driver": "free_the_driver",
+    "graph_pause": "fewer_kernels",
     "communication": "hide_communication",
     "memcpy": "hide_copies",
 }

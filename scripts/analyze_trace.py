@@ -1,6 +1,6 @@
 """Say what a trace of torch.profiler shows: where the time went, why the device was idle, and what could be gained.
 
-Reads:  TRACE...: Chrome traces (.json or .json.gz) from anywhere, or folders of them; several are ranks of one job
+Reads:  TRACE...: Chrome traces (JSON, plain or packed) from anywhere, or folders of them; several are ranks of one job
 Writes: nothing; with --flame-graph the one file
 Exit:   0 fine · 1 a finding: a trace is inconclusive or damaged · 2 usage, or no trace that can be read
 
@@ -8,6 +8,7 @@ Exit:   0 fine · 1 a finding: a trace is inconclusive or damaged · 2 usage, or
                                              [--top N] [--steps N] [--rank N] [--flame-graph FILE]
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -34,20 +35,27 @@ def add_arguments(parser) -> None:
 
 @cli.tool(add_arguments, settings=None)
 def main(run: cli.Run) -> int:
-    from utils.trace_analysis import document, text, traces
+    from utils.trace_analysis import traces
 
     args = run.args
     traces.check_counts(top=args.top, steps=args.steps)
-    found = traces.examine(args.traces, group_by=args.group_by, expected_steps=args.steps)
+    asked = {"group_by": args.group_by, "expected_steps": args.steps, "with_callers": args.diff is not None}
+    found = traces.examine(args.traces, **asked)
     place, is_finding = found.place(args.rank), found.is_finding
     if args.diff:
-        other = traces.examine([args.diff], expected_steps=args.steps)
-        pair, is_finding = traces.Pair(found.only(args.rank), other.only(args.rank)), is_finding or other.is_finding
-        shown = document.as_json(document.of_pair(pair)) if args.json else "\n".join(text.pair_lines(pair, args.top))
-    elif args.json:
-        shown = document.as_json(document.of(found))
+        other = traces.examine([args.diff], **asked)
+        pair = traces.Pair(found.only(args.rank), other.only(args.rank), args.group_by)
+        is_finding = is_finding or other.is_finding
     else:
-        shown = "\n".join(text.lines(found, place, args.top))
+        pair = None
+    if args.json:
+        from utils.trace_analysis import document
+
+        shown = document.as_json(document.of(found) if pair is None else document.of_pair(pair))
+    else:
+        from utils.trace_analysis import text
+
+        shown = "\n".join(text.lines(found, place, args.top) if pair is None else text.pair_lines(pair, args.top))
     run.say(shown)
     if args.flame_graph:
         trace = found.traces[place].analysis.path
@@ -58,4 +66,5 @@ def main(run: cli.Run) -> int:
 
 
 if __name__ == "__main__":
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # nothing here multiplies; threads take up to 50 ms to start
     sys.exit(main())

@@ -101,12 +101,14 @@ def test_without_a_value_of_the_peer_nothing_fails_and_what_was_not_judged_is_na
 
 
 def test_limits_and_times_are_those_of_their_trace():
-    attempt = trace_analysis.Attempt(1.0, 0.5, 100, "")
+    attempt = trace_analysis.Attempt(1.0, 0.5, 100, "", whole_s=1.75)
     found = {(name, trace_analysis.OURS): [attempt] for name in ("a100-nccl", "1 x a100-rank0", "20 x a100-rank0")}
-    limits = {each.trace: (each.least_speedup, each.most_memory) for each in trace_analysis.compared(found)}
-    assert limits == {"a100-nccl": (10.0, None), "1 x a100-rank0": (None, None), "20 x a100-rank0": (15.0, 0.5)}
-    assert trace_analysis.Attempt(1.0, 0.5, 100, "").total_s == 1.5
-    assert trace_analysis.Attempt(None, None, None, "killed").total_s is None
+    compared = {each.trace: each for each in trace_analysis.compared(found)}
+    limits = {name: (each.least_speedup, each.most_memory) for name, each in compared.items()}
+    assert limits == {"a100-nccl": (None, None), "1 x a100-rank0": (8.0, 0.3), "20 x a100-rank0": (17.0, 0.3)}
+    assert {tuple(each.ours_s) for each in compared.values()} == {(1.75,)}
+    assert attempt.stages_s == 1.5
+    assert trace_analysis.Attempt(None, None, None, "killed").stages_s is None
 
 
 def repeated(tmp_path, *copies):

@@ -9,7 +9,6 @@ from boundby.trace import Analysis, analyze, read_trace
 REPOSITORY = Path(__file__).parents[1]
 GPU_TRACES = REPOSITORY.parent / "shared" / "data" / "gpu-traces"
 REAL_NAMES = ("a100-nccl.pt.trace.json.gz", "a100-rank0.pt.trace.json.gz", "v100-resnet-ns.pt.trace.json.gz")
-CAUSES = ("input", "synchronisation", "launch", "allocator", "compile", "launch_latency", "stream_wait", "untraced")
 
 
 def event(name: str, ts: float | str, dur: float, category: str = "cpu_op", tid: Any = 1, **args: object) -> dict:

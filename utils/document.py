@@ -503,6 +503,7 @@ class TracedDevice(TypedDict):
     exposed_ms: dict[str, float]
     idle_by_cause_ms: dict[str, float]
     idle_details: dict[str, list[HostTime]]
+    least_without_ms: dict[str, float]
     gaps: int
     steps: list[StepMark]
     timeline: Timeline

@@ -6,7 +6,6 @@ every device went, and why it was idle. `operators` has the calls of operators, 
 
 from boundby.trace.analysis import Analysis, analyze
 from boundby.trace.decoding import NotATrace
-from boundby.trace.diff import diff
 from boundby.trace.operator_table import OPERATOR_COLUMNS, operator_rows, rows_by_name
 from boundby.trace.operators import OpStat, op_stats
 from boundby.trace.stacks import folded_stacks
@@ -19,7 +18,6 @@ __all__ = [
     "OpStat",
     "Trace",
     "analyze",
-    "diff",
     "folded_stacks",
     "op_stats",
     "operator_rows",

@@ -1,12 +1,13 @@
 """How a device spent the window of a trace: at work of which kind, and idle for which cause."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from boundby.trace.gaps import CAUSES, Gap, IdleTime
+from boundby.trace.gaps import CAUSES, Contributor, Gap, IdleTime
 from boundby.trace.intervals import Intervals, distinct, union
+from boundby.trace.removal import HOST_CAUSES, Playback
 from boundby.trace.window import Window
 
 MOST_SPANS = 400  # of the timeline: more are not told apart in a picture
@@ -59,6 +60,10 @@ class Breakdown:
     communication_overlap: float | None  # the share of communication during which something is computed
     causes_ns: dict[str, int]
     cause_details: dict[str, tuple[tuple[str, int], ...]]  # what the host was in meanwhile, and for how many ns
+    contributors: dict[str, Contributor]  # by cause, what takes most of its time
+    without_ns: dict[str, int]  # the window if one cause or kind of work vanished and all else moved up
+    least_ns: dict[str, int]  # what would be left of it at least, whatever else comes to light
+    alone_ns: int  # the window if the host were always in time: the work of the device and its own pauses
     gaps: int
     longest_gaps: tuple[Gap, ...]
     steps: tuple[StepTimes, ...]
@@ -72,9 +77,19 @@ def clipped_union(start_ns: np.ndarray, end_ns: np.ndarray, window: Window) -> I
 
 
 def breakdown(
-    device: int | None, window: Window, work: Mapping[str, Intervals], busy: Intervals, idle: IdleTime
+    device: int | None,
+    window: Window,
+    work: Mapping[str, Intervals],
+    busy: Intervals,
+    idle: IdleTime,
+    line: Callable[[int], str | None],
+    playback: Playback | None = None,
 ) -> Breakdown:
-    """Return how one device spent the window; `work` holds what it did of each kind, `busy` all of it."""
+    """Return how one device spent the window; `work` holds what it did of each kind, `busy` all of it.
+
+    `line` tells in which line of the program an event of the host lies.
+    Without a `playback`, the times without a cause are the window less the time that is booked on it.
+    """
     edges = np.append(window.edges_ns, window.end_ns)  # the last span is what runs on after the last step
     spans = min(MOST_SPANS, max(1, window.length_ns))
     ticks = np.array([window.start_ns + span * window.length_ns // spans for span in range(spans + 1)], dtype=np.int64)
@@ -97,16 +112,23 @@ def breakdown(
     overlap = None
     if compute is not None and communication is not None and communication.total_ns:
         overlap = compute.intersection(communication).total_ns / communication.total_ns
+    causes_ns = {cause: int(causes[:, place].sum()) for place, cause in enumerate(CAUSES)}
+    exposed_ns = {kind: int(spent.sum()) for kind, spent in exposed.items()}
+    without_ns, least_ns, alone_ns = _without(window, {**exposed_ns, **causes_ns}, busy.total_ns, playback)
     return Breakdown(
         device=device,
         window_ns=window.length_ns,
         busy_ns=busy.total_ns,
         idle_ns=window.length_ns - busy.total_ns,
         by_kind_ns={kind: intervals.total_ns for kind, intervals in work.items()},
-        exposed_ns={kind: int(spent.sum()) for kind, spent in exposed.items()},
+        exposed_ns=exposed_ns,
         communication_overlap=overlap,
-        causes_ns={cause: int(causes[:, place].sum()) for place, cause in enumerate(CAUSES)},
+        causes_ns=causes_ns,
         cause_details=idle.details(),
+        contributors=idle.contributors(line),
+        without_ns=without_ns,
+        least_ns=least_ns,
+        alone_ns=alone_ns,
         gaps=len(idle.gaps),
         longest_gaps=idle.longest(),
         steps=steps,
@@ -117,6 +139,21 @@ def breakdown(
             idle_ns=dict(zip(CAUSES, map(tuple, _summed(idle_of, moments, ticks).T.tolist()), strict=True)),
         ),
     )
+
+
+def _without(
+    window: Window, spent_ns: Mapping[str, int], busy_ns: int, playback: Playback | None
+) -> tuple[dict[str, int], dict[str, int], int]:
+    """Return the window without each cause, what is left at least, and the work of the device alone."""
+    length = window.length_ns
+    if playback is None:
+        without = {cause: length - spent for cause, spent in spent_ns.items() if spent}
+        return without, without, busy_ns
+    whole = playback.length_ns()
+    without = {cause: length - max(0, whole - playback.length_ns([cause])) for cause in playback.causes()}
+    least = {cause: min(left, playback.least_ns(cause)) for cause, left in without.items()}
+    alone = length - max(0, whole - playback.length_ns([*HOST_CAUSES, "launch_latency", "graph_pause"]))
+    return without, least, alone
 
 
 def _quartiles(steps: Sequence[StepTimes]) -> dict[str, Quartiles]:

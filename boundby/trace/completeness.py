@@ -7,12 +7,15 @@ import numpy as np
 
 from boundby.trace.kernels import LaunchStats
 from boundby.trace.links import Links
-from boundby.trace.table import ABSENT, PYTHON_FRAME, Trace
+from boundby.trace.table import ABSENT, HOST_CATEGORIES, PYTHON_FRAME, Trace
 from boundby.trace.window import Window
 
 # Of five healthy traces at most 3.7 % of the launching calls were without work; they ran into the end of the trace.
 LOST_WORK, MUCH_LOST_WORK = 0.05, 0.3
 MUCH_ORPHANED = 0.05  # of the work of the device, without the call that launched it
+MUCH_DAMAGED = 0.01  # of the events
+MUCH_NOT_UNDERSTOOD = 0.01  # of the events, where none of what is understood is work of a device
+MOST_NAMED = 4  # categories or processes that a sentence names
 EARLY_STARTS = 0.01  # of the work, before its own launch: the clocks of host and device disagree
 MOST_DEVICES = 64  # no process has more; each costs a timeline and its steps
 SHARE_OF_ZEROS = 0.2  # of the events at the very same earliest moment
@@ -38,21 +41,61 @@ def findings(  # noqa: PLR0913  (everything that is known of the trace)
     stacks_expected: bool = False,
 ) -> tuple[Finding, ...]:
     """Return what is wrong with the trace, the fatal ones first; () is a sound one."""
-    faults = [Finding("damaged", True, fault) for fault in trace.faults]
+    faults = list(_damage(trace))
+    faults += _contents(trace, linked)
     faults += _steps(window, expected_steps)
     faults += _durations(trace, linked, window)
-    faults += _links(trace, linked, launches)
+    faults += _links(trace, linked, window, launches)
     if devices > MOST_DEVICES:
         text = f"the work is of {devices:,} devices; only the {MOST_DEVICES} with most of it are told about"
         faults.append(Finding("devices", True, text))
     if window.length_ns == 0:
         faults.append(Finding("empty", True, "the trace holds nothing that takes time on the host or on a device"))
-    elif trace.device_names and not len(linked.rows):
+    elif trace.device_names and not len(linked.rows) and not trace.not_understood:
         text = f"the machine has {trace.device_names[0]}, but the trace holds no work of a device"
         faults.append(Finding("device", False, f"{text}; perhaps CUPTI was busy or the records were lost"))
     if stacks_expected and not trace.in_categories([PYTHON_FRAME]).any():
         faults.append(Finding("stacks", False, "Python stacks were asked for and the trace holds none"))
     return tuple(sorted(faults, key=lambda fault: not fault.is_fatal))
+
+
+def _damage(trace: Trace) -> Iterator[Finding]:
+    """Yield what could not be read: fatal where the file is cut short or much of it is lost."""
+    for fault in trace.faults:
+        if fault.events is None:
+            yield Finding("damaged", True, f"{fault.text}; what is whole of it is told")
+            continue
+        share = fault.events / (fault.events + len(trace.start_ns))
+        yield Finding("damaged", share > MUCH_DAMAGED, f"{fault.text} ({share:.2%} of all)")
+
+
+def _contents(trace: Trace, linked: Links) -> Iterator[Finding]:
+    """Yield what the trace holds that cannot be told about, and what it would have to hold."""
+    odd = trace.not_understood
+    if odd:
+        count, is_host_only = sum(odd.values()), not len(linked.rows)
+        named = ", ".join(f"{number:,} {name[:40]}" for name, number in list(odd.items())[:MOST_NAMED])
+        text = f"{count:,} event(s) are of kinds that are not understood here ({named})"
+        is_much = count > MUCH_NOT_UNDERSTOOD * len(trace.start_ns)
+        if is_host_only and is_much:
+            text = f"{text}, and no work of a device is: what the host waited for there cannot be told"
+        yield Finding("not_understood", is_host_only and is_much, text)
+    if len(trace.processes) > 1:
+        named = ", ".join(str(process)[:20] for process in trace.processes[:MOST_NAMED])
+        text = (
+            f"{len(trace.processes)} processes ({named}) are in one file, and which launched what cannot be told apart"
+        )
+        yield Finding("processes", True, f"{text}; give the file that each of them recorded")
+    if not len(trace.start_ns) or trace.is_operator.any():
+        return
+    if not len(linked.rows):
+        text = "the trace holds neither operators nor work of a device that is understood here"
+        yield Finding(
+            "operators", True, f"{text}; record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
+        )
+    elif not trace.in_categories(HOST_CATEGORIES).any():
+        text = "nothing of the host was recorded, so what the device waited for cannot be told"
+        yield Finding("operators", False, f"{text}; record ProfilerActivity.CPU as well")
 
 
 def _steps(window: Window, expected: int | None) -> Iterator[Finding]:
@@ -87,14 +130,21 @@ def _durations(trace: Trace, linked: Links, window: Window) -> Iterator[Finding]
         yield Finding("zero_time", True, f"{at_base} of {len(trace.start_ns)} events carry the same first timestamp")
 
 
-def _links(trace: Trace, linked: Links, launches: LaunchStats) -> Iterator[Finding]:
+def _links(trace: Trace, linked: Links, window: Window, launches: LaunchStats) -> Iterator[Finding]:
     if launches.calls and launches.calls_without_work > LOST_WORK * launches.calls and len(linked.rows):
         share = launches.calls_without_work / launches.calls
         text = f"{launches.calls_without_work} of {launches.calls} launching calls ({share:.1%}) are without work"
         yield Finding("lost", share > MUCH_LOST_WORK, f"{text}; records of the device were lost")
-    if launches.work_without_call:
-        share = launches.work_without_call / launches.work
-        text = f"{launches.work_without_call} of {launches.work} pieces of work of the device ({share:.1%})"
+    inside = linked.is_backlog & (linked.start_ns >= window.start_ns) & (linked.start_ns < window.end_ns)
+    backlog = int(inside.sum())
+    if backlog:
+        spent_ms = float((linked.end_ns - linked.start_ns)[inside].sum()) / 1e6
+        text = f"the first {backlog:,} pieces of work of the device ({spent_ms:,.1f} ms) were launched before the"
+        yield Finding("backlog", False, f"{text} recording began: the host was ahead; what launched them is not known")
+    orphans = launches.work_without_call - backlog
+    if orphans:
+        share = orphans / launches.work
+        text = f"{orphans} of {launches.work} pieces of work of the device ({share:.1%})"
         text = f"{text} have no launch in the trace; what they waited for cannot be told"
         yield Finding("orphaned", share > MUCH_ORPHANED, text)
     joined = linked.launch != ABSENT

@@ -8,15 +8,16 @@ Times become integer nanoseconds without a detour over floats: older traces coun
 neighbouring doubles are 250 ns apart.
 """
 
+import codecs
 import contextlib
 import itertools
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
-from decimal import Decimal
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import msgspec
 import numpy as np
@@ -28,10 +29,14 @@ LARGEST_EVENT_BYTES = 64 * 2**20  # of text without the end of an event in it
 MOST_OPENINGS = 64  # places that look like the start of the list; each costs decoding what stands before it
 SPACE_BYTES = 4096  # of blanks that may stand before a bracket, or inside of an opening
 LARGEST_HEADER_BYTES = 64 * 2**20
+LINES = b"\n"  # what opens a file that holds an event a line, and no list
 START = re.compile(rb'"traceEvents"\s*:\s*\[')
 BETWEEN = re.compile(rb"\}\s*,\s*(?=\{)")
 BETWEEN_TEXT = re.compile(r"\}\s*,\s*(?=\{)")
 LARGEST_CARRIED = 4 * 2**20  # characters of an unsound event that may go on in the next piece; then it is given up
+LARGEST_LINE = 64 * 2**10  # of a file of lines, the first
+# Of an event, which types each field may have that it may lack as well.
+OPTIONAL: dict[str, tuple[type, ...]] = {"cat": (str,), "pid": (int, str), "tid": (int, str), "args": (dict,)}
 LONGEST_LITERAL = 16  # characters: "-Infinity", an escape; an error so near to the end may be the end
 NEAR_THE_END_BYTES = 4096  # of a chunk, searched first for the end of its last event
 FILLING = re.compile(r"[^\s,]")
@@ -50,28 +55,38 @@ class NotATrace(ValueError):
     """A file that is whole as far as it goes, and something else than a trace."""
 
 
-class Args(msgspec.Struct, gc=False):
-    """What is read of the arguments of an event with a duration."""
+@dataclass(frozen=True)
+class Fault:
+    """What of a file could not be read. `events` are left out; None: all that the file lacks."""
 
-    external_id: int | None = msgspec.field(default=None, name="External id")
-    correlation: int | None = None
-    stream: int | None = None
-    device: int | None = None
-    bytes: int | None = None
+    kind: Literal["cut_short", "damaged", "untimed", "unpaired"]
+    events: int | None
+    text: str
+
+
+class Args(msgspec.Struct, gc=False):
+    """What is read of the arguments of an event with a duration; of any type, since none of them is worth the event."""
+
+    external_id: Any = msgspec.field(default=None, name="External id")
+    correlation: Any = None
+    stream: Any = None
+    device: Any = None
+    bytes: Any = None
     input_dims: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input Dims")
-    python_id: int | None = msgspec.field(default=None, name="Python id")
-    python_parent_id: int | None = msgspec.field(default=None, name="Python parent id")
+    input_type: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input type")
+    python_id: Any = msgspec.field(default=None, name="Python id")
+    python_parent_id: Any = msgspec.field(default=None, name="Python parent id")
 
 
 class MemoryArgs(msgspec.Struct, gc=False):
     """What is read of the arguments of an instant event: those of `[memory]`."""
 
-    address: int | None = msgspec.field(default=None, name="Addr")
-    bytes: int | None = msgspec.field(default=None, name="Bytes")
-    allocated: int | None = msgspec.field(default=None, name="Total Allocated")
-    reserved: int | None = msgspec.field(default=None, name="Total Reserved")
-    device_type: int | None = msgspec.field(default=None, name="Device Type")
-    device: int | None = msgspec.field(default=None, name="Device Id")
+    address: Any = msgspec.field(default=None, name="Addr")
+    bytes: Any = msgspec.field(default=0, name="Bytes")
+    allocated: Any = msgspec.field(default=None, name="Total Allocated")
+    reserved: Any = msgspec.field(default=None, name="Total Reserved")
+    device_type: Any = msgspec.field(default=None, name="Device Type")
+    device: Any = msgspec.field(default=None, name="Device Id")
 
 
 class Timed(msgspec.Struct, gc=False):
@@ -129,6 +144,7 @@ class _Rest(Header):
 
 _EVENTS = msgspec.json.Decoder(list[_PHASES], strict=False)  # old traces write some numbers as text
 _EVENT = msgspec.json.Decoder(_PHASES, strict=False)
+_RAW = msgspec.json.Decoder(list[msgspec.Raw])
 _REST = msgspec.json.Decoder(_Rest, strict=False)
 _HEADER = msgspec.json.Decoder(Header, strict=False)
 _LENIENT = json.JSONDecoder(strict=False, parse_float=str, parse_constant=lambda _: None)
@@ -140,7 +156,7 @@ class Decoding:
 
     def __init__(self, path: Path, max_json_bytes: int = MAX_JSON_BYTES) -> None:
         self.header = Header()
-        self.faults: list[str] = []
+        self.faults: list[Fault] = []
         self._source = Source(path)
         self._max_json_bytes = max_json_bytes
         self._damaged = 0
@@ -150,6 +166,10 @@ class Decoding:
         """Raise OSError when the file cannot be read, ValueError when it is no trace or larger than allowed."""
         pieces = self._bounded(self._source)
         text, opening = self._skip_header(pieces)
+        if opening == LINES:
+            yield from self._of_lines(itertools.chain([text], pieces))
+            self._finish()
+            return
         for piece in itertools.chain([b""], pieces):  # first what followed the header
             end = _last_boundary(piece)
             if end is None:  # one event may end where the pieces meet
@@ -163,10 +183,14 @@ class Decoding:
             if len(text) > LARGEST_EVENT_BYTES:
                 raise ValueError(f"no event ends within {len(text) / 1e6:.0f} MB")
         yield self._last(text, opening)
+        self._finish()
+
+    def _finish(self) -> None:
         if self._source.fault:
-            self.faults.append(self._source.fault)
+            self.faults.append(Fault("cut_short", None, self._source.fault))
         if self._damaged:
-            self.faults.append(f"{self._damaged} event(s) could not be read; the first one: {self._example}")
+            text = f"{self._damaged:,} event(s) could not be read; the first one: {self._example}"
+            self.faults.append(Fault("damaged", self._damaged, text))
 
     def _bounded(self, source: Source) -> Iterator[bytes]:
         total = 0
@@ -181,8 +205,12 @@ class Decoding:
         text, searched, tries = b"", 0, 0
         for piece in pieces:
             text += piece
+            if not searched and tries == 0:
+                text = text.removeprefix(codecs.BOM_UTF8)
             if text[:SPACE_BYTES].lstrip()[:1] == b"[":
                 return text.lstrip()[1:], b"["
+            if _begins_with_an_event(text):
+                return text, LINES
             for match in START.finditer(text, searched):
                 tries += 1
                 if tries > MOST_OPENINGS:
@@ -203,8 +231,49 @@ class Decoding:
             events = _EVENTS.decode(b"".join((b"[", start, memoryview(text)[:end], b"]")))
             return events, text[end:].lstrip(b", \t\r\n")
         except _UNSOUND:
-            events, rest = self._one_by_one((start + text).decode("utf-8", "replace"), more_follows=True)
+            return self._in_doubt(start + text, len(start) + end)
+
+    def _in_doubt(self, text: bytes, end: int) -> tuple[list[Event], bytes]:
+        """Return the same of a chunk in which something is odd: a value of another type, or what is no JSON at all."""
+        try:
+            raws = _RAW.decode(b"".join((b"[", memoryview(text)[:end], b"]")))
+        except _UNSOUND:
+            events, rest = self._one_by_one(text.decode("utf-8", "replace"), more_follows=True)
             return events, rest.encode()
+        return list(self._sound(raws)), text[end:].lstrip(b", \t\r\n")
+
+    def _sound(self, raws: Iterable[bytes]) -> Iterator[Event]:
+        """Yield the events of these texts."""
+        for raw in raws:
+            try:
+                yield _EVENT.decode(raw)
+            except _UNSOUND:
+                try:
+                    text = bytes(raw).decode("utf-8", "replace")
+                    yield _event(text, _LENIENT.decode(text))
+                except _UNSOUND as error:
+                    self._note_damaged(f"{error}: {bytes(raw)[:NAMED].decode(errors='replace')}")
+
+    def _of_lines(self, pieces: Iterable[bytes]) -> Iterator[list[Event]]:
+        """Yield the events of a file with one on each line; an unfinished last one is told."""
+        rest = b""
+        for piece in pieces:
+            text, _, piece = (rest + piece).rpartition(b"\n")
+            rest = piece
+            yield self._lines(text)
+            if len(rest) > LARGEST_EVENT_BYTES:
+                raise ValueError(f"no line ends within {len(rest) / 1e6:.0f} MB")
+        try:
+            yield _EVENT.decode_lines(rest)
+        except _UNSOUND:
+            said = "the last line of the file is no whole event: it was cut short"
+            self.faults.append(Fault("cut_short", None, said))
+
+    def _lines(self, text: bytes) -> list[Event]:
+        try:
+            return _EVENT.decode_lines(text)
+        except _UNSOUND:
+            return list(self._sound(filter(None, (line.strip(b" \t\r,") for line in text.split(b"\n")))))
 
     def _last(self, text: bytes, opening: bytes) -> list[Event]:
         """Return the events of the last chunk and read what stands behind the list."""
@@ -224,7 +293,8 @@ class Decoding:
                 self._add_to_header(_header(opening + left.encode()))
                 is_whole = True
         if not is_whole:
-            self.faults.append("the file ends before its list of events, or what follows it, does: it was cut short")
+            said = "the file ends before its list of events, or what follows it, does: it was cut short"
+            self.faults.append(Fault("cut_short", None, said))
         return events
 
     def _one_by_one(self, text: str, *, more_follows: bool) -> tuple[list[Event], str]:
@@ -269,11 +339,27 @@ class Decoding:
 
 
 def _event(text: str, value: object) -> Event:
-    """Return the event of `text`; where that is not JSON to the letter, of the `value` that was found in it."""
-    try:
+    """Return the event of `text`; where that is not JSON to the letter, of the `value` that was found in it.
+
+    What an event may lack is dropped where it is of another type, rather than the event.
+    """
+    with contextlib.suppress(*_UNSOUND):
         return cast(Event, _EVENT.decode(text.encode()))
-    except _UNSOUND:
-        return cast(Event, _EVENT.decode(json.dumps(value).encode()))
+    if isinstance(value, dict):
+        odd = {name for name, kinds in OPTIONAL.items() if not isinstance(value.get(name), kinds)}
+        value = {name: each for name, each in value.items() if name not in odd}
+    return cast(Event, _EVENT.decode(json.dumps(value).encode()))
+
+
+def _begins_with_an_event(text: bytes) -> bool:
+    """Tell whether the first line is an event, and so each line of the file."""
+    line, newline, _ = text[:LARGEST_LINE].lstrip().partition(b"\n")
+    if not newline or not line.startswith(b"{") or b'"ph"' not in line:
+        return False
+    with contextlib.suppress(*_UNSOUND):
+        _EVENT.decode(line.rstrip(b" \t\r,"))
+        return True
+    return False
 
 
 def _may_go_on(error: Exception, text: str, start: int) -> bool:
@@ -385,6 +471,8 @@ def _digit_by_digit(characters: np.ndarray, start: np.ndarray, point: np.ndarray
 
 
 def _one_by_one(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
+    from decimal import Decimal  # rare, and worth 3 ms of every start
+
     numbers = np.zeros(len(texts), dtype=np.int64)
     usable = np.zeros(len(texts), dtype=bool)
     for row, text in enumerate(texts):

@@ -1,75 +1,23 @@
 """Why a device did nothing: every idle nanosecond of it booked on one cause.
 
 A gap ends when the device begins something. Until the host began to launch that, the host was late, and what its
-thread was doing meanwhile is the cause; afterwards the device was late. When the queue ran dry because the host waited
-for the device, filling it again counts to that wait as well: without the wait it would have happened meanwhile.
+thread was doing meanwhile is the cause, whoever had waited before; afterwards the device was late. When the queue ran
+dry because the host waited for the device, issuing work again counts to that wait, for as long as the wait had kept
+the host from it while the device worked: so much would have been issued meanwhile, and no more.
 """
 
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from boundby.trace.intervals import HostTree, Intervals, Segments, sums
-from boundby.trace.links import Links
-from boundby.trace.table import ABSENT, HOST_CATEGORIES, PROFILER_STEP, Trace
-
-NOTHING, LAUNCH, INPUT, SYNCHRONISATION, ALLOCATOR, COMPILE = range(6)
-# The innermost event that says what the thread does; everything else on the thread is launching or Python.
-PATTERNS = {
-    INPUT: re.compile(r"DataLoader\b.*__next__|dataloader\.py\(\d+\): __next__|dataloader_next|get_batch_samples"),
-    SYNCHRONISATION: re.compile(
-        r"^((cuda|cu|hip)\w*Synchronize(_ptsz)?|(cuda|hip)Memcpy(2D|3D)?|cuMemcpy(HtoD|DtoH|DtoD)?(_v2)?"
-        r"|zeEventHostSynchronize|aten::item|aten::_local_scalar_dense|aten::is_nonzero)$"
-    ),
-    ALLOCATOR: re.compile(r"^((cuda|hip)(Malloc|Free|Host|Mem)(?!cpy|set)\w*|cuMem(?!cpy|set)\w+)$"),
-    COMPILE: re.compile(
-        r"\(dynamo_timed\)|^_compile\.|\b(compile_fx|async_compile|convert_frame)\b|triton/compiler/"
-        r"|^(cuda|cu|hip|nvrtc|hiprtc)\w*(ModuleLoad|LibraryLoad|LinkCreate|LinkComplete|CompileProgram)"
-    ),
-}
-BLOCKING_COPY = re.compile(r"DtoH.*Pageable|Device -> Pageable")
-
-
-@dataclass(frozen=True)
-class Activity:
-    """What every thread did over time: from each change of `segments` on, `kind` of it, and the event that says so.
-
-    `row` is `ABSENT` where no event runs; where one runs that says nothing special, it is the innermost one. Both have
-    one more entry, that of the index `ABSENT`.
-    """
-
-    main_thread: int | None  # that carries the step marks, else the one with most events; None where there is none
-    segments: Segments
-    kind: np.ndarray
-    row: np.ndarray
-
-
-def host_activity(trace: Trace, tree: HostTree, linked: Links) -> Activity:
-    """Return the activity of the threads of the host."""
-    of_event = np.full(len(trace.name), LAUNCH, dtype=np.int8)
-    on_host = trace.in_categories(HOST_CATEGORIES)
-    for kind, pattern in PATTERNS.items():
-        of_event[trace.named(pattern, on_host)] = kind
-    blocks = trace.named(BLOCKING_COPY, trace.in_categories(["gpu_memcpy"]))[linked.rows]
-    of_event[linked.launch[blocks & (linked.launch != ABSENT)]] = SYNCHRONISATION
-    every = np.arange(len(of_event))
-    teller = tree.nearest(every, of_event != LAUNCH)
-    kind_of = np.append(np.where(teller == ABSENT, LAUNCH, of_event[teller]), NOTHING)  # the last is that of ABSENT
-    row_of = np.append(np.where(teller == ABSENT, every, teller), ABSENT)
-    return Activity(_main_thread(trace, tree), tree.segments, kind_of[tree.segments.row], row_of[tree.segments.row])
-
-
-def _main_thread(trace: Trace, tree: HostTree) -> int | None:
-    if not tree.is_active.any():
-        return None
-    counted = trace.thread[trace.is_step_mark]
-    counted = counted[tree.is_active[counted]]
-    if not len(counted):
-        counted = trace.thread[tree.is_active[trace.thread]]
-    return int(np.bincount(counted).argmax())
-
+from boundby.trace import activity
+from boundby.trace.activity import CALL, LAUNCH, NOTHING, SYNCHRONISATION, Activity
+from boundby.trace.intervals import Intervals, Segments, sums
+from boundby.trace.table import ABSENT, PROFILER_STEP, Trace
 
 CAUSES = (
     "input",
@@ -80,10 +28,21 @@ CAUSES = (
     "launch_latency",
     "stream_wait",
     "untraced",
+    "python",
+    "tokenizing",
+    "garbage_collection",
+    "saving",
+    "loading",
+    "driver",
+    "graph_pause",
 )
-LATENCY, STREAM_WAIT, UNTRACED = (CAUSES.index(cause) for cause in ("launch_latency", "stream_wait", "untraced"))
-OF_KINDS = ("untraced", "launch", "input", "synchronisation", "allocator", "compile")  # of activity, from NOTHING on
-CAUSE_OF_KIND = np.array([CAUSES.index(cause) for cause in OF_KINDS])
+LATENCY, STREAM_WAIT, UNTRACED, PAUSE = map(CAUSES.index, ("launch_latency", "stream_wait", "untraced", "graph_pause"))
+OTHER_NAMES = {
+    "nothing": "untraced",
+    "call": "launch",
+    "queued": "launch",
+}  # of kinds of activity; of all others the name is the cause
+CAUSE_OF_KIND = np.array([CAUSES.index(OTHER_NAMES.get(kind, kind)) for kind in activity.KINDS])
 
 
 @dataclass(frozen=True)
@@ -129,38 +88,88 @@ def late_device(start_ns: np.ndarray, end_ns: np.ndarray, cause: np.ndarray) -> 
     return Pieces(start_ns, end_ns, cause, np.full(len(start_ns), ABSENT))
 
 
-def late_host(activity: Activity, start_ns: np.ndarray, end_ns: np.ndarray, thread: np.ndarray) -> Pieces:
-    """Return disjoint ascending stretches in which the host had not launched, cut where it went on to something else.
+@dataclass(frozen=True)
+class HostPieces:
+    """Disjoint ascending stretches of time, cut where the host went on to something else: the kind of each and its row.
 
-    Each is booked on what its own `thread` was doing and, where that did nothing, the `main` one. One that begins while
-    the host waits for the device is a refill: launching counts to that wait.
+    Each tells what its own thread was doing and, where that did nothing, the main one.
     """
-    late = np.flatnonzero(start_ns < end_ns)
-    start_ns, end_ns, thread = start_ns[late], end_ns[late], thread[late]
+
+    start_ns: np.ndarray
+    end_ns: np.ndarray
+    kind: np.ndarray
+    row: np.ndarray
+    stretch: np.ndarray  # the place of that which each is a piece of
+
+
+def host_pieces(activity: Activity, start_ns: np.ndarray, end_ns: np.ndarray, thread: np.ndarray) -> HostPieces:
+    """Return the pieces of disjoint ascending stretches of time, each of a `thread`; none may be empty."""
     main = ABSENT if activity.main_thread is None else activity.main_thread
     segments, others = activity.segments, np.flatnonzero(thread != main)
     own, of_own = _changes_in(segments, thread, start_ns, end_ns)
     of_main, place = _changes_in(segments, main, start_ns[others], end_ns[others])
     moments = np.concatenate([start_ns, segments.start_ns[own], segments.start_ns[of_main]])
-    stretch = np.concatenate([np.arange(len(late)), of_own, others[place]])
+    stretch = np.concatenate([np.arange(len(start_ns)), of_own, others[place]])
     order = np.argsort(moments, kind="stable")
     moments, stretch = moments[order], stretch[order]
     change = segments.at(thread[stretch], moments)
     idle = np.flatnonzero(activity.kind[change] == NOTHING)
     change[idle] = segments.at(main, moments[idle])
-    kind = activity.kind[change]
-    begins_in_wait = kind[np.searchsorted(stretch, np.arange(len(late)))] == SYNCHRONISATION
-    kind = np.where((kind == LAUNCH) & begins_in_wait[stretch], SYNCHRONISATION, kind)
     ends = np.minimum(np.append(moments[1:], end_ns[-1:]), end_ns[stretch])
-    return Pieces(moments, ends, CAUSE_OF_KIND[kind], activity.row[change])
+    return HostPieces(moments, ends, activity.kind[change], activity.row[change], stretch)
+
+
+def late_host(activity: Activity, start_ns: np.ndarray, end_ns: np.ndarray, thread: np.ndarray) -> Pieces:
+    """Return disjoint ascending stretches in which the host had not launched, each piece booked on what it was doing.
+
+    One that begins while the host waits for the device is a refill: launching counts to that wait, for as long as the
+    wait had lasted when the device ran dry.
+    """
+    late = np.flatnonzero(start_ns < end_ns)
+    start_ns, thread = start_ns[late], thread[late]
+    pieces = host_pieces(activity, start_ns, end_ns[late], thread)
+    cause = CAUSE_OF_KIND[pieces.kind]
+    first = np.searchsorted(pieces.stretch, np.arange(len(late)))  # a piece may be empty, none is missing
+    refills = np.flatnonzero(pieces.kind[first] == SYNCHRONISATION)
+    if not len(refills):
+        return Pieces(pieces.start_ns, pieces.end_ns, cause, pieces.row)
+    waited_ns = np.zeros(len(late), dtype=np.int64)
+    waited_ns[refills] = start_ns[refills] - _began_waiting(activity, thread[refills], start_ns[refills])
+    lasts = pieces.end_ns - pieces.start_ns
+    issues = np.flatnonzero(((pieces.kind == LAUNCH) | (pieces.kind == CALL)) & (waited_ns[pieces.stretch] > 0))
+    stretch = pieces.stretch[issues]
+    until = np.cumsum(lasts[issues])
+    opens = np.append(True, stretch[1:] != stretch[:-1])[: len(stretch)]
+    before = np.repeat((until - lasts[issues])[opens], np.diff(np.append(np.flatnonzero(opens), len(stretch))))
+    left_ns = np.clip(waited_ns[stretch] - (until - lasts[issues] - before), 0, lasts[issues])
+    # The part of each such piece that is left of the wait goes to it; the piece itself begins that much later.
+    claimed = Pieces(
+        pieces.start_ns[issues],
+        pieces.start_ns[issues] + left_ns,
+        np.full(len(issues), CAUSE_OF_KIND[SYNCHRONISATION]),
+        pieces.row[first[stretch]],
+    )
+    start_ns = pieces.start_ns.copy()
+    start_ns[issues] += left_ns
+    return joined(Pieces(start_ns, pieces.end_ns, cause, pieces.row), claimed)
+
+
+def _began_waiting(activity: Activity, thread: np.ndarray, moments: np.ndarray) -> np.ndarray:
+    """Return when the wait began in which a thread, or else the main one, is at each moment."""
+    kinds, main = activity.by_kind(), ABSENT if activity.main_thread is None else activity.main_thread
+    change = kinds.segments.at(thread, moments)
+    idle = np.flatnonzero(kinds.kind[change] == NOTHING)
+    change[idle] = kinds.segments.at(main, moments[idle])
+    began: np.ndarray = kinds.segments.start_ns[change]
+    return began
 
 
 def _changes_in(
     segments: Segments, thread: np.ndarray | int, start_ns: np.ndarray, end_ns: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the changes after the start of each stretch up to its end on its thread, and the stretch of each."""
+    """Return the changes after the start of each stretch and before its end on its thread, and the stretch of each."""
     first = segments.at(thread, start_ns) + 1
-    counts = segments.at(thread, end_ns) + 1 - first
+    counts = segments.at(thread, end_ns - 1) + 1 - first
     stretch = np.repeat(np.arange(len(counts)), counts)
     return np.arange(len(stretch)) - (np.cumsum(counts) - counts - first)[stretch], stretch
 
@@ -169,7 +178,17 @@ def _changes_in(
 LAUNCH_LATENCY_NS = 10_000
 WAIT_FOR_EVENT = re.compile(r"^((cuda|cu|hip)StreamWaitEvent\w*|Stream Wait Event)$")
 BETWEEN_OPERATORS = "between operators"
+UNNAMED = (CAUSES.index("launch"), CAUSES.index("python"))
 SHOWN = 5  # names per cause, and longest gaps
+
+
+@dataclass(frozen=True)
+class Contributor:
+    """What the host was in for most of the time that is booked on a cause."""
+
+    name: str
+    spent_ns: int
+    where: str | None  # `file.py:12`, the innermost line of the program itself; None where no stacks were recorded
 
 
 @dataclass(frozen=True)
@@ -207,23 +226,29 @@ class IdleTime:
         self._ender = np.append(device.rows, ABSENT)[ender]
         self._launch = np.append(device.launch, ABSENT)[ender]
         self._launched = self._launch != ABSENT
-        started = trace.start_ns[self._launch]
-        returned = started + np.maximum(trace.duration_ns[self._launch], 0)
+        started = trace.start_ns[self._launch] + activity.late_ns[self._launch]
+        returned = trace.start_ns[self._launch] + np.maximum(trace.duration_ns[self._launch], 0)
         # What no launch is known of says nothing about the host; at the end of the window the host launched nothing.
         late_until = np.where(self._launched, started, np.where(self._ender == ABSENT, gaps.end_ns, gaps.start_ns))
-        late_until = np.clip(late_until, gaps.start_ns, gaps.end_ns)
+        # Between the pieces of one launch, those of a graph, neither the host nor the launching is in the way.
+        in_graph = self._launched & (np.append(ABSENT, device.launch)[ender] == self._launch)
+        late_until = np.where(in_graph, gaps.start_ns, np.clip(late_until, gaps.start_ns, gaps.end_ns))
         latency_until = np.clip(
             np.where(self._launched, np.maximum(returned, gaps.start_ns) + LAUNCH_LATENCY_NS, late_until),
             late_until,
             gaps.end_ns,
         )
+        latency_until = np.where(in_graph, late_until, latency_until)
         main = ABSENT if activity.main_thread is None else activity.main_thread
-        thread = np.where(self._launched, trace.thread[self._launch], main)
+        thread = trace.thread[self._launch]
+        thread = np.where(self._launched & activity.leads[thread], thread, main)
         waits = self._waits_for_stream(device, ender)
+        self.late_until, self.latency_until = late_until, latency_until
+        self.device_cause = np.where(in_graph, PAUSE, np.where(waits, STREAM_WAIT, UNTRACED))
         self._pieces = joined(
             late_host(activity, gaps.start_ns, late_until, thread),
             late_device(late_until, latency_until, np.full(len(gaps), LATENCY)),
-            late_device(latency_until, gaps.end_ns, np.where(waits, STREAM_WAIT, UNTRACED)),
+            late_device(latency_until, gaps.end_ns, self.device_cause),
         )
 
     def between(self, edges: np.ndarray) -> np.ndarray:
@@ -232,20 +257,40 @@ class IdleTime:
 
     def details(self) -> dict[str, tuple[tuple[str, int], ...]]:
         """Return, by cause, what the host was in meanwhile and for how many ns, the most first."""
+        by_cause: dict[str, list[tuple[str, int]]] = {}
+        for (cause, name), nanoseconds in self._spent.most_common():
+            by_cause.setdefault(cause, []).append((name, nanoseconds))
+        return {cause: tuple(most[:SHOWN]) for cause, most in by_cause.items()}
+
+    def contributors(self, line: Callable[[int], str | None]) -> dict[str, Contributor]:
+        """Return what takes most of each cause; `line` gives the line of the program that an event lies in."""
+        found = {}
+        pieces, names = self._pieces, self._trace.name
+        for cause, ((name, nanoseconds), *_) in self.details().items():
+            told = np.flatnonzero((pieces.cause == CAUSES.index(cause)) & (pieces.row != ABSENT))
+            if name != BETWEEN_OPERATORS:
+                told = told[names[pieces.row[told]] == self._trace.names.index(name)]
+            longest = told[(pieces.end_ns[told] - pieces.start_ns[told]).argmax()] if len(told) else None
+            where = None if longest is None else line(int(pieces.row[longest]))
+            found[cause] = Contributor(name, nanoseconds, where)
+        return found
+
+    @cached_property
+    def _spent(self) -> Counter[tuple[str, str]]:
+        """By cause and what the host was in: how many ns."""
         names, pieces = self._trace.names, self._pieces
-        told = np.flatnonzero(pieces.row != ABSENT)
-        keys = pieces.cause[told] * len(names) + self._trace.name[pieces.row[told]]
-        groups, place = np.unique(keys, return_inverse=True)
+        # A row that no event tells is Python between operators where the cause is the host's.
+        unnamed = (pieces.row == ABSENT) & np.isin(pieces.cause, UNNAMED)
+        told = np.flatnonzero((pieces.row != ABSENT) | unnamed)
+        name = np.where(unnamed[told], len(names), np.append(self._trace.name, 0)[pieces.row[told]])
+        groups, place = np.unique(pieces.cause[told] * (len(names) + 1) + name, return_inverse=True)
         lengths = sums(place, pieces.end_ns[told] - pieces.start_ns[told], len(groups))
         spent: Counter[tuple[str, str]] = Counter()
         for group, nanoseconds in zip(groups.tolist(), lengths.tolist(), strict=True):
-            cause, name = divmod(group, len(names))
-            is_mark = PROFILER_STEP.fullmatch(names[name])
-            spent[CAUSES[cause], BETWEEN_OPERATORS if is_mark else names[name]] += nanoseconds
-        by_cause: dict[str, list[tuple[str, int]]] = {}
-        for (cause, name), nanoseconds in spent.most_common():
-            by_cause.setdefault(cause, []).append((name, nanoseconds))
-        return {cause: tuple(most[:SHOWN]) for cause, most in by_cause.items()}
+            cause, number = divmod(group, len(names) + 1)
+            is_unnamed = number == len(names) or PROFILER_STEP.fullmatch(names[number])
+            spent[CAUSES[cause], BETWEEN_OPERATORS if is_unnamed else names[number]] += nanoseconds
+        return spent
 
     def longest(self) -> tuple[Gap, ...]:
         """Return the longest gaps, the longest first."""

@@ -47,9 +47,14 @@ class Intervals:
 
     def intersection(self, other: "Intervals") -> "Intervals":
         """Return what lies in both."""
-        edges = distinct(np.sort(np.concatenate([self.start_ns, self.end_ns, other.start_ns, other.end_ns])))
-        in_both = (self.between(edges) > 0) & (other.between(edges) > 0)
-        return union(edges[:-1][in_both], edges[1:][in_both])
+        few, many = (self, other) if len(self) <= len(other) else (other, self)
+        first = np.searchsorted(many.end_ns, few.start_ns, side="right")
+        counts = np.searchsorted(many.start_ns, few.end_ns, side="left") - first
+        within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+        place, of_many = np.repeat(np.arange(len(few)), counts), np.repeat(first, counts) + within
+        return Intervals(
+            np.maximum(few.start_ns[place], many.start_ns[of_many]), np.minimum(few.end_ns[place], many.end_ns[of_many])
+        )
 
 
 def union(start_ns: np.ndarray, end_ns: np.ndarray) -> Intervals:
@@ -77,6 +82,7 @@ def distinct(ascending: np.ndarray) -> np.ndarray:
     return ascending[np.append(True, ascending[1:] != ascending[:-1])] if len(ascending) else ascending
 
 
+MOST_PASSES = 20  # over each interval, on average; one that lies deeper has more
 LAST_PLACE = 2**63 - 1
 
 
@@ -197,7 +203,7 @@ def _nest(start: np.ndarray, end: np.ndarray, thread: np.ndarray) -> tuple[np.nd
     is_odd = np.isin(thread, thread[~is_nested])
     good, odd = np.flatnonzero(~is_odd), np.flatnonzero(is_odd)
     moments, innermost = _changes(start[good], end[good], outer[good], good)
-    walked, walked_moments, walked_innermost = _walk(start[odd].tolist(), end[odd].tolist())
+    walked, walked_moments, walked_innermost = _overlapping(start[odd], end[odd])
     odd = np.append(odd, ABSENT)
     outer[odd[:-1]] = odd[walked]
     moments = np.concatenate([moments, walked_moments])
@@ -233,8 +239,30 @@ def _changes(
     return moments[holds], np.concatenate([outer[::-1], places])[order[holds]]
 
 
+def _overlapping(start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return what `_nest` does, for intervals that may overlap without nesting, as whole µs make them.
+
+    An interval lasts as long as what began in it, so stretches without a break are the outermost ones, each begun by
+    the one that encloses all others of it; what is left of each is taken apart the same way, level by level.
+    """
+    outer, lasting = np.full(len(start), ABSENT), end.copy()
+    left, passed = np.arange(len(start)), 0
+    while passed <= MOST_PASSES * len(start):
+        if not len(left):
+            return outer, *_changes(start, lasting, outer, np.arange(len(start)))
+        passed += len(left)
+        furthest = np.maximum.accumulate(end[left])
+        opens = np.append(True, start[left[1:]] >= furthest[:-1])
+        first = np.flatnonzero(opens)
+        lasting[left[first]] = furthest[np.append(first[1:], len(left)) - 1]
+        around = left[first][np.cumsum(opens) - 1]
+        left, around = left[~opens], around[~opens]
+        outer[left] = around
+    return _walk(start.tolist(), end.tolist())
+
+
 def _walk(starts: list[int], ends: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return what `_nest` does, for intervals that may overlap without nesting, in a tenth of its speed."""
+    """Return what `_overlapping` does, however deep, in a tenth of its speed."""
     outer = [ABSENT] * len(starts)
     moments: list[int] = []
     innermost: list[int] = []

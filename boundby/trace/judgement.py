@@ -2,11 +2,13 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from boundby.trace.analysis import HOST_KIND, Analysis
 from boundby.trace.breakdown import Breakdown
-from boundby.verdict import Bound, Confidence, Doubt, Gain, Verdict, fix_of_cause, inconclusive
+from boundby.trace.collectives import least_wait_ns
+from boundby.verdict import Bound, Confidence, Doubt, Fix, Gain, Verdict, fix_of_cause, inconclusive
 
 # What each nanosecond of the window counts for. Every cause in which a device waits for the host's own doings is
 # `launch`; the gains tell them apart. Waits between streams and untraced time explain nothing.
@@ -17,6 +19,13 @@ BOUND_OF: dict[str, Bound] = {
     "allocator": "launch",
     "compile": "launch",
     "launch_latency": "launch",
+    "python": "launch",
+    "tokenizing": "input",
+    "garbage_collection": "launch",
+    "saving": "launch",
+    "loading": "launch",
+    "driver": "launch",
+    "graph_pause": "under_utilised",
     "communication": "communication",
     "memcpy": "transfer",
     "compute": "compute",
@@ -24,12 +33,17 @@ BOUND_OF: dict[str, Bound] = {
     HOST_KIND: "compute",
 }
 UNEXPLAINED: Bound = "inconclusive"
-AHEAD = 1.5  # times the second largest share, below which the bound is mixed
+AHEAD = 1.5  # times the second largest share, below which that is named as well
+CLOSE = 1.1  # times the second largest share, below which the two are mixed where steps do not tell
 LEAST_STEPS = 3
-AGREEING = 2 / 3  # of the steps that show the bound of the whole
+MOSTLY = 0.5  # of the communication of a rank, from which on waiting for others comes first
 STEADY = 0.2  # interquartile range of the step times, over their median
 CLEAR = 0.6  # of the time of the work, to call it compute
 SMALL_GAIN = 1.005
+TOLD = 0.0005  # of the window, to be said at all
+LONGEST_NAME = 60  # characters
+OTHER_RANKS = "other ranks"  # what is waited for, of communication
+LARGEST_GAIN = 1000.0  # beyond it a factor tells no more than that nearly nothing would remain
 # Kernels and operators that multiply matrices, convolve or attend: the only ones that arithmetic can limit.
 # The operator that launched a kernel tells it best; compiled ones have no operator of their own name.
 ARITHMETIC_OPERATOR = re.compile(
@@ -42,11 +56,20 @@ ARITHMETIC_KERNEL = re.compile(
 FUSED_BY_COMPILER = re.compile(r"^triton_(poi|red|per)_")  # pointwise and reductions; the names list what was fused
 
 
-def judge_trace(analysis: Analysis) -> Verdict:
+@dataclass(frozen=True)
+class Waiting:
+    """How much of its communication one rank waits for others, of which `rank` comes last."""
+
+    share: float
+    rank: int
+
+
+def judge_trace(analysis: Analysis, waiting: Waiting | None = None) -> Verdict:
     """Return the verdict on the busiest device of a trace, in the same record as that on a measured forward.
 
     `share_of_limit` is the share of the window that the bound stands for, and `at_most` of each gain the factor by
-    which the window would shorten if its cause vanished and nothing else changed. A trace with a fatal finding, or one
+    which the window would shorten at most if its cause vanished; the gains come in the order of what each would gain
+    with all else as it was. `waiting` is known where the traces of all ranks are. A trace with a fatal finding, or one
     whose time mostly nothing explains, is `inconclusive`.
     """
     fatal = tuple(Doubt(finding.kind, finding.text) for finding in analysis.findings if finding.is_fatal)
@@ -55,15 +78,16 @@ def judge_trace(analysis: Analysis) -> Verdict:
     if fatal or not device.window_ns:
         return inconclusive(fatal + minor)
     shares = _shares({**device.exposed_ns, **device.causes_ns})
-    labels = Counter(_label(_shares({**step.busy_ns, **step.idle_ns}))[0] for step in device.steps if step.duration_ns)
-    bound, alternatives = _label(shares)
-    doubts = [*minor, *_doubts(device, labels, bound)]
-    if labels and labels[bound] < AGREEING * sum(labels.values()) and bound != "mixed":
-        bound, alternatives = "mixed", tuple(labels)
+    by_step = [_shares({**step.busy_ns, **step.idle_ns}) for step in device.steps if step.duration_ns]
+    if 2 * sum(step.duration_ns for step in device.steps) < device.window_ns:  # most of the work runs on behind them
+        by_step = []
+    bound, alternatives = _label(shares, by_step)
+    doubts = [*minor, *_doubts(device, bound, by_step)]
     share = None if bound == UNEXPLAINED else shares.get(bound)
     if bound == UNEXPLAINED:
-        text = f"{_percent(shares[bound])} of the window is untraced or a wait between streams"
-        doubts.insert(0, Doubt("unexplained", text))
+        where = "outside of everything recorded" if device.device is None else "untraced or a wait between streams"
+        way_out = "record Python stacks, or mark what the program does there (torch.profiler.record_function)"
+        doubts.insert(0, Doubt("unexplained", f"{_percent(shares[bound])} of the window is {where}; {way_out}"))
     evidence = list(_evidence(device))
     if bound == "compute":
         bound, others, said = _kind_of_work(analysis, device)
@@ -75,7 +99,7 @@ def judge_trace(analysis: Analysis) -> Verdict:
         share_of_limit=share,
         confidence=_confidence(bound, doubts),
         confirmation="untested",
-        gains=tuple(sorted(_gains(device), key=lambda gain: -gain.at_most)),
+        gains=tuple(_gains(analysis, waiting)),
         evidence=tuple(evidence),
         doubts=tuple(doubts),
     )
@@ -91,13 +115,23 @@ def _shares(nanoseconds: Mapping[str, int]) -> dict[Bound, float]:
     return shares
 
 
-def _label(shares: Mapping[Bound, float]) -> tuple[Bound, tuple[Bound, ...]]:
-    """Return the bound with the largest share, and the next where it may be that one as well."""
+def _label(shares: Mapping[Bound, float], by_step: Sequence[Mapping[Bound, float]]) -> tuple[Bound, tuple[Bound, ...]]:
+    """Return the bound with the largest share, and the next where that is not far behind.
+
+    They are mixed where the steps leave open which of the two is larger: where the middle half of what one is ahead of
+    the other in each step holds zero, or, without enough steps, where the two are close. A fixed lead would call the
+    same program one or the other from recording to recording.
+    """
     ranked = sorted(shares, key=lambda bound: -shares[bound])
     first, second = ranked[0], ranked[1] if len(ranked) > 1 else ranked[0]
-    if first in (UNEXPLAINED, second) or shares[first] >= AHEAD * shares[second]:
+    if first in (UNEXPLAINED, second):
         return first, ()
-    return "mixed", tuple(label for label in (first, second) if label != UNEXPLAINED)
+    if second == UNEXPLAINED or shares[first] >= AHEAD * shares[second]:
+        return first, ()
+    lead = sorted(step.get(first, 0.0) - step.get(second, 0.0) for step in by_step)
+    quarter = len(lead) // 4
+    is_open = lead[quarter] <= 0 if len(lead) >= LEAST_STEPS else shares[first] < CLOSE * shares[second]
+    return ("mixed", (first, second)) if is_open else (first, (second,))
 
 
 def _kind_of_work(analysis: Analysis, device: Breakdown) -> tuple[Bound, tuple[Bound, ...], str]:
@@ -134,7 +168,7 @@ def _is_arithmetic(operator: str | None, kernel: str | None) -> bool:
     return FUSED_BY_COMPILER.search(name) is None and ARITHMETIC_KERNEL.search(name) is not None
 
 
-def _doubts(device: Breakdown, labels: Counter[Bound], bound: Bound) -> Iterator[Doubt]:
+def _doubts(device: Breakdown, bound: Bound, by_step: Sequence[Mapping[Bound, float]]) -> Iterator[Doubt]:
     if not device.steps:
         text = "the trace has no ProfilerStep marks; the window may hold what is no part of the loop"
         yield Doubt("steps", text)
@@ -143,37 +177,78 @@ def _doubts(device: Breakdown, labels: Counter[Bound], bound: Bound) -> Iterator
         text = f"only {len(device.steps)} recorded; {LEAST_STEPS} are needed to see whether they agree"
         yield Doubt("steps", text)
     spread = device.step_quartiles["duration"]
-    if len(device.steps) >= LEAST_STEPS and spread.third_ns - spread.first_ns > STEADY * spread.median_ns:
+    is_spread = spread.third_ns - spread.first_ns > STEADY * spread.median_ns
+    if len(device.steps) >= LEAST_STEPS and is_spread and not _only_fills_the_queue(device):
         text = f"half of the steps take {spread.first_ns / 1e6:.1f} to {spread.third_ns / 1e6:.1f} ms"
         yield Doubt("unsteady", text)
+    labels = Counter(max(step, key=lambda name: step[name]) for step in by_step)
     if labels and bound not in ("mixed", max(labels, key=lambda label: labels[label])):
         text = f"they differ in what bounds them ({', '.join(f'{name}: {n}' for name, n in labels.items())})"
         yield Doubt("steps", text)
+
+
+def _only_fills_the_queue(device: Breakdown) -> bool:
+    """Tell whether the host runs ahead at first: its first steps are short, as they wait for nothing yet.
+
+    The device is then at work all the while, and those after the longest step are as long as one another.
+    """
+    durations = [step.duration_ns for step in device.steps]
+    full = next(place for place, length in enumerate(durations) if length > max(durations) / (1 + STEADY))
+    later = durations[full:]
+    runs_on = sum(sum(step.idle_ns.values()) for step in device.steps) < STEADY * sum(durations)
+    return runs_on and 0 < full < len(durations) and max(durations[:full]) < min(later) and len(later) >= 1
 
 
 def _evidence(device: Breakdown) -> Iterator[str]:
     window = device.window_ns
     who = "the host is in operators" if device.device is None else f"device {device.device} is at work"
     yield f"{who} for {_percent(device.busy_ns / window)} of {window / 1e6:,.1f} ms"
-    kinds = {name: spent for name, spent in device.exposed_ns.items() if spent and name != HOST_KIND}
+    kinds = {name: spent for name, spent in device.exposed_ns.items() if spent >= TOLD * window and name != HOST_KIND}
     if kinds:
         parts = (f"{name} {_percent(spent / window)}" for name, spent in kinds.items())
         yield f"of the window: {', '.join(parts)} (what overlaps is counted for the first)"
     causes = sorted(((spent, name) for name, spent in device.causes_ns.items() if spent), reverse=True)
-    if causes:
-        yield f"idle: {', '.join(f'{name} {_percent(spent / window)}' for spent, name in causes)}"
+    told = [f"{name.replace('_', ' ')} {_percent(spent / window)}" for spent, name in causes if spent >= TOLD * window]
+    if told:
+        yield f"idle: {', '.join(told)}"
 
 
-def _gains(device: Breakdown) -> Iterator[Gain]:
-    """Yield the largest possible gain of removing each cause."""
-    window = device.window_ns
-    on_host = device.device is None
-    for what, spent in {**device.exposed_ns, **device.causes_ns}.items():
+def _gains(analysis: Analysis, waiting: Waiting | None) -> Iterator[Gain]:
+    """Yield what removing each cause could gain, first what would gain most with all else as it was."""
+    device = analysis.devices[0]
+    window, on_host = device.window_ns, device.device is None
+    left_ns, least_ns = dict(device.without_ns), dict(device.least_ns)
+    if waiting is not None and "communication" in left_ns:
+        for times in (left_ns, least_ns):
+            gone = window - times["communication"]
+            times["communication"] = window - round(gone * (1 - waiting.share))
+            times[OTHER_RANKS] = window - round(gone * waiting.share)
+    for what, left in sorted(left_ns.items(), key=lambda item: item[1]):
         fix = fix_of_cause(what, on_host)
-        if fix is None or not fix.change.is_bounded or not 0 < spent < window or window / (window - spent) < SMALL_GAIN:
+        if what == OTHER_RANKS and waiting is not None:
+            fix = Fix("wait_less", {"rank": waiting.rank})
+        if fix is None or not fix.change.is_bounded or window < SMALL_GAIN * max(left, 1):
             continue
-        basis = f"{what.replace('_', ' ')} takes {spent / 1e6:,.2f} of {window / 1e6:,.2f} ms"
-        yield Gain(fix, window / (window - spent), basis)
+        basis = f"{left / 1e6:,.2f} of {window / 1e6:,.2f} ms would remain{_most(analysis, what, waiting)}"
+        yield Gain(fix, min(window / max(least_ns[what], 1), LARGEST_GAIN), basis)
+
+
+def _most(analysis: Analysis, what: str, waiting: Waiting | None) -> str:
+    """Return what takes most of the time that is lost to a cause, in words to go on with; "" where nothing is known."""
+    device = analysis.devices[0]
+    if what == "communication" and waiting is None:
+        known = analysis.collectives
+        waits = least_wait_ns(known) if known else None
+        if known and waits and waits >= MOSTLY * known.total_ns:
+            return (
+                f"; at least {_percent(waits / known.total_ns)} of it is waiting for other ranks: compare their traces"
+            )
+    most = device.contributors.get(what)
+    if most is None or 2 * device.causes_ns[what] < device.window_ns - device.without_ns[what]:
+        return ""  # nothing has a name, or the idle time is not what would be saved
+    where = f", {most.where}" if most.where else ""
+    name = most.name if len(most.name) <= LONGEST_NAME else f"{most.name[: LONGEST_NAME - 3]}..."
+    return f"; mostly {name}, {most.spent_ns / 1e6:,.2f} of {device.causes_ns[what] / 1e6:,.2f} ms{where}"
 
 
 def _confidence(bound: Bound, doubts: list[Doubt]) -> Confidence:

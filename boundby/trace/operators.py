@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -13,6 +14,8 @@ from boundby.trace.links import Links, links
 from boundby.trace.table import ABSENT, ANNOTATION, PYTHON_FRAME, Trace
 
 MODULE = "nn.Module: "
+FRAME = re.compile(r"(?P<file>[^()<>]+\.py)\((?P<line>\d+)\): ")
+LIBRARY = re.compile(r"(^|/)(site-packages|dist-packages|torch|transformers|lib/python[\d.]*|lightning|accelerate)/")
 LARGEST_SIZE = 2**48  # of one dimension of a tensor
 LARGEST_KEY = 2**63 - 1
 STACK_FRAMES = 5  # of the innermost ones, as in torch's own table
@@ -176,6 +179,17 @@ def launching_operators(trace: Trace, tree: HostTree, linked: Links) -> np.ndarr
         of_id = dict(zip(trace.external_id[ops].tolist(), ops.tolist(), strict=True))
         owner[lacking] = [of_id.get(number, ABSENT) for number in trace.external_id[linked.rows[lacking]].tolist()]
     return owner
+
+
+def line_of(trace: Trace, tree: HostTree, row: int) -> str | None:
+    """Return `file.py:12` of the innermost function of the program around an event; None where no stacks tell."""
+    is_frame = trace.in_categories([PYTHON_FRAME])
+    while row != ABSENT:
+        found = FRAME.match(trace.names[trace.name[row]]) if is_frame[row] else None
+        if found and not LIBRARY.search(found["file"]):
+            return f"{found['file'].rpartition('/')[2]}:{found['line']}"
+        row = int(tree.parent[row])
+    return None
 
 
 def _combined(keys: Sequence[np.ndarray]) -> np.ndarray:

@@ -2,15 +2,19 @@
 
 import re
 from collections import Counter
+from typing import NamedTuple
 
 import numpy as np
 
-from boundby.trace.table import ABSENT, OPERATOR, PYTHON_FRAME, Trace
+from boundby.trace.intervals import host_tree
+from boundby.trace.table import ABSENT, ANNOTATION, OPERATOR, PYTHON_FRAME, Trace
 
 MAX_FRAMES = 256  # of a deeper stack the outer frames are left out; it also ends a circle of parents
 PROFILER_FILE = "torch/profiler/profiler.py"  # starting the recorder takes milliseconds that are not the program's
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # would make every call of a bound method a frame of its own
 BUILT_IN = re.compile(r"<built-in (?:method|function) (?P<function>\S+)(?: of .+)?>")
+OWN_FILE = re.compile(r"^(?!.*(?:\btorch/|site-packages|<frozen|threading\.py|contextlib\.py)).+\.py\(\d+\): ")
+MODULE_CALL = re.compile(r"^nn\.Module: ")
 SEPARATORS = str.maketrans(" ;\t\r\n", "_____")
 
 
@@ -52,3 +56,33 @@ def _outwards(row: int, parent: dict[int, int]) -> list[int]:
         chain.append(row)
         row = parent[row]
     return chain
+
+
+class Caller(NamedTuple):
+    """Who calls an operator: the operator around it, and where in the program; None where the trace does not tell."""
+
+    operator: str | None
+    place: str | None  # the innermost frame of the program's own files, else nn.Module, else range that it marks
+
+
+def callers(trace: Trace) -> dict[str, dict[Caller, int]]:
+    """Return how often each operator is called by whom."""
+    tree = host_tree(trace)
+    rows = np.flatnonzero(trace.is_operator)
+    around = np.append(tree.parent, ABSENT)[rows]
+    annotations = trace.in_categories([ANNOTATION]) & ~trace.is_step_mark
+    frames = trace.in_categories([PYTHON_FRAME])
+    place = np.full(len(rows), ABSENT)
+    for wanted in (trace.named(OWN_FILE, frames), trace.named(MODULE_CALL, frames), annotations):
+        if wanted.any():
+            place = np.where(place == ABSENT, tree.nearest(around, wanted), place)
+    columns = [trace.name[rows]]
+    columns += [
+        np.where(each == ABSENT, ABSENT, trace.name[each]) for each in (tree.nearest(around, trace.is_operator), place)
+    ]
+    names = (*trace.names, None)  # the last is that of ABSENT
+    found: dict[str, dict[Caller, int]] = {}
+    calls = Counter(zip(*(column.tolist() for column in columns), strict=True))
+    for (name, operator, where), count in calls.items():
+        found.setdefault(trace.names[name], {})[Caller(names[operator], names[where])] = count
+    return found

@@ -4,12 +4,12 @@ import itertools
 import operator
 import re
 from array import array
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from boundby.trace.decoding import (
     Decoding,
     End,
     Event,
+    Fault,
     Instant,
     MemoryArgs,
     NotATrace,
@@ -46,14 +47,24 @@ ANNOTATION = "user_annotation"
 LAUNCH_CATEGORIES = (
     "cuda_runtime",
     "cuda_driver",
+    "hip_runtime",
+    "hip_driver",
     "xpu_runtime",
     "xpu_driver",
     "privateuse1_runtime",
     "privateuse1_driver",
 )
 HOST_CATEGORIES = (OPERATOR, ANNOTATION, PYTHON_FRAME, *LAUNCH_CATEGORIES)
+# What else Kineto writes with a duration, and what a trace says without it.
+OTHER_CATEGORIES = ("", "Trace", "ac2g", "fwdbwd", "cpu_instant_event", "gpu_user_annotation", "overhead", "cuda_event")
 SYNC_RECORD = "cuda_sync"  # what the device waited for, where torch was asked to record that
+UNDERSTOOD = frozenset((*DEVICE_CATEGORIES, *HOST_CATEGORIES, *OTHER_CATEGORIES, SYNC_RECORD))
 _Groups = dict[str, tuple[np.ndarray, list[Args]]]
+TYPE = re.compile(rb'"([\w:]+)"')
+DURATION = operator.attrgetter("dur")
+MOST_TYPED = 10_000  # operators whose types are looked at: what a program computes in, its first steps tell
+LONGEST_NUMBER = 40  # characters
+FIRST_ODD_STREAM = 2**30  # a stream whose number is an address, or a text, gets one from here on
 _NO_ARGS = Args()
 _NO_MEMORY_ARGS = MemoryArgs()
 
@@ -82,8 +93,11 @@ class Columns:
         self.categories: Mapping[str, int] = _numbering()
         self.threads: Mapping[tuple[Any, Any], int] = _numbering()
         self.shapes: Mapping[bytes, int] = _numbering(b"")  # in front, so that it gets, one less, ABSENT
-        self._kinds: Mapping[tuple[str, str, Any, Any], int] = _numbering()
+        self._kinds: dict[tuple[str, str, Any, Any], int] = _numbering()
         self._numbers = array("i")  # of the category, the name and the thread of each kind
+        self._types: set[bytes] = set()
+        self._typed = 0
+        self._streams: Mapping[int | str, int] = _numbering()
         self._events: list[dict[str, np.ndarray]] = []
         self._memory: list[dict[str, np.ndarray]] = []
         self._open: dict[tuple[Any, Any], list[Begin]] = {}
@@ -110,16 +124,21 @@ class Columns:
         if memory:
             self._memory.append(self._memory_rows(memory))
 
-    def faults(self) -> list[str]:
-        """Return what was left out, a sentence each."""
+    def faults(self) -> list[Fault]:
+        """Return what was left out."""
         faults = []
         if self._untimed:
-            text = f"{self._untimed} event(s) have no usable time and were left out; the first: {self._example!r}"
-            faults.append(text)
+            text = f"{self._untimed:,} event(s) have no usable time and were left out; the first: {self._example!r}"
+            faults.append(Fault("untimed", self._untimed, text))
         never_ended = sum(map(len, self._open.values()))
         if never_ended:
-            faults.append(f"{never_ended} span(s) begin and never end; they were left out")
+            text = f"{never_ended:,} span(s) begin and never end; they were left out"
+            faults.append(Fault("unpaired", never_ended, text))
         return faults
+
+    def types(self) -> frozenset[str]:
+        """Return the element types of the inputs of operators, as the file has them."""
+        return frozenset(word.decode() for types in self._types for word in TYPE.findall(types))
 
     def events(self) -> dict[str, np.ndarray]:
         """Return the columns of the events with a duration and forget them."""
@@ -146,6 +165,7 @@ class Columns:
         }
         for column, (kinds, kind_of_number) in _OPTIONAL.items():
             rows[column] = _scattered(len(events), groups, kinds, column, kind_of_number)
+        self._number_odd_streams(rows["stream"], *groups["device"])
         rows["input_shapes"] = self._shapes_of(len(events), *groups["operator"])
         return rows
 
@@ -156,13 +176,14 @@ class Columns:
         """
         kinds = self._kinds
         kind = np.array([kinds[event.cat, event.name, event.pid, event.tid] for event in events], dtype=np.int32)
-        for category, name, pid, tid in itertools.islice(kinds, len(self._numbers) // 3, None):
+        new = list(itertools.islice(reversed(kinds), len(kinds) - len(self._numbers) // 3))
+        for category, name, pid, tid in reversed(new):
             self._numbers.extend((self.categories[category], self.names[name], self.threads[pid, tid]))
         return np.frombuffer(self._numbers, dtype=np.intc).reshape(-1, 3).T[:, kind]
 
     def _times(self, events: list[Complete]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         start_ns, is_start = exact_nanoseconds([event.ts for event in events])
-        duration_ns, is_duration = whole_nanoseconds(np.array([event.dur for event in events], dtype=np.float64))
+        duration_ns, is_duration = whole_nanoseconds(np.fromiter(map(DURATION, events), np.float64, len(events)))
         usable = is_start & is_duration
         unusable = np.flatnonzero(~usable)
         if len(unusable):
@@ -179,9 +200,20 @@ class Columns:
             groups[kind] = rows, [args[row] or _NO_ARGS for row in rows.tolist()]
         return groups
 
+    def _number_odd_streams(self, stream: np.ndarray, rows: np.ndarray, args: Sequence[Args]) -> None:
+        """Give a number to each stream that the file tells by an address or a name."""
+        lacking = np.flatnonzero(stream[rows] == ABSENT)
+        for place in lacking.tolist():
+            value = args[place].stream
+            if value not in (None, ABSENT) and isinstance(value, int | str):
+                stream[rows[place]] = FIRST_ODD_STREAM + self._streams[value] % FIRST_ODD_STREAM
+
     def _shapes_of(self, count: int, rows: np.ndarray, args: Sequence[Args]) -> np.ndarray:
         column = np.full(count, ABSENT, dtype=np.int32)
         shapes = self.shapes
+        if self._typed < MOST_TYPED:
+            self._types.update(bytes(of_call.input_type) for of_call in args)
+            self._typed += len(args)
         column[rows] = np.array([shapes[bytes(of_call.input_dims)] for of_call in args], dtype=np.int32) - 1
         return column
 
@@ -199,19 +231,22 @@ class Columns:
     def _memory_rows(self, events: Sequence[Instant]) -> dict[str, np.ndarray]:
         start_ns, usable = exact_nanoseconds([event.ts for event in events])
         args = [event.args or _NO_MEMORY_ARGS for event in events]
-        is_on_host = np.array([arg.device_type == 0 for arg in args], dtype=bool)
         rows = {
             "start_ns": start_ns,
             "thread": np.array([self.threads[event.pid, event.tid] for event in events], dtype=np.int32),
-            "device": np.where(is_on_host, ABSENT, _numbers([arg.device for arg in args], np.int32)),
-            "address": _numbers([arg.address for arg in args], np.int64),
-            "bytes": _numbers([arg.bytes or 0 for arg in args], np.int64),
-            "allocated_bytes": _numbers([arg.allocated for arg in args], np.int64),
-            "reserved_bytes": _numbers([arg.reserved for arg in args], np.int64),
+            **{name: _column(args, field, kind) for name, (field, kind) in _OF_MEMORY.items()},
         }
+        rows["device"][_column(args, "device_type", np.int32) == 0] = ABSENT  # the host
         return {name: column[usable] for name, column in rows.items()}
 
 
+_OF_MEMORY: dict[str, tuple[str, type]] = {
+    "device": ("device", np.int32),
+    "address": ("address", np.int64),
+    "bytes": ("bytes", np.int64),
+    "allocated_bytes": ("allocated", np.int64),
+    "reserved_bytes": ("reserved", np.int64),
+}
 _OPTIONAL: dict[str, tuple[tuple[str, ...], type]] = {
     "external_id": (("operator", "device"), np.int64),
     "correlation": (("launch", "device"), np.int64),
@@ -250,9 +285,9 @@ def _kind(category: str) -> str:
     return {OPERATOR: "operator", PYTHON_FRAME: "python"}.get(category, "other")
 
 
-def _numbering(*known: Hashable) -> Mapping[Any, int]:
+def _numbering(*known: Hashable) -> dict[Any, int]:
     """Return the numbers of values, in which every value that is looked up has one: a new one is given the next."""
-    numbers: Mapping[Any, int] = defaultdict(itertools.count().__next__)
+    numbers: dict[Any, int] = defaultdict(itertools.count().__next__)
     for value in known:
         numbers[value]
     return numbers
@@ -260,24 +295,43 @@ def _numbering(*known: Hashable) -> Mapping[Any, int]:
 
 def _scattered(count: int, groups: _Groups, kinds: Iterable[str], column: str, kind_of_number: type) -> np.ndarray:
     numbers: np.ndarray = np.full(count, ABSENT, dtype=kind_of_number)
-    value: Callable[[Args], int | None] = operator.attrgetter(column)
     for kind in kinds:
         rows, of_kind = groups[kind]
         if len(rows):
-            try:
-                numbers[rows] = np.fromiter(map(value, of_kind), kind_of_number, len(of_kind))
-            except (TypeError, OverflowError):  # some lack it, or it does not fit
-                numbers[rows] = _numbers(list(map(value, of_kind)), kind_of_number)
+            numbers[rows] = _column(of_kind, column, kind_of_number)
     return numbers
 
 
-def _numbers(values: Sequence[int | None], kind: type) -> np.ndarray:
-    """Return the values as integers; None, and one that does not fit into `kind`, is `ABSENT`."""
+def _column(args: Sequence[Any], field: str, kind: type) -> np.ndarray:
+    """Return a field of some arguments as integers; `ABSENT` where it is none of `kind`."""
+    value = operator.attrgetter(field)
     try:
-        return np.array([ABSENT if value is None else value for value in values], dtype=kind)
-    except OverflowError:
-        limit = np.iinfo(kind).max
-        return np.array([ABSENT if value is None or abs(value) > limit else value for value in values], dtype=kind)
+        return np.fromiter(map(value, args), kind, len(args))
+    except (TypeError, ValueError, OverflowError):  # some lack it, or it does not fit
+        return _numbers(list(map(value, args)), kind)
+
+
+def _numbers(values: Sequence[object], kind: type) -> np.ndarray:
+    """Return the values as integers, those written as text too; `ABSENT` is what is none, or does not fit `kind`."""
+    limit = int(np.iinfo(kind).max)
+    return np.array(
+        [value if type(value) is int and -limit <= value <= limit else _parsed(value, limit) for value in values],
+        dtype=kind,
+    )
+
+
+def _parsed(value: object, limit: int) -> int:
+    """Return the whole number that an odd value stands for; ROCm writes the addresses of its streams as `"0x0"`."""
+    try:
+        if isinstance(value, str) and len(value) <= LONGEST_NUMBER:
+            number = int(value, 16 if value[:2] in ("0x", "0X") else 10)
+        elif isinstance(value, float) and value.is_integer():
+            number = int(value)
+        else:
+            return ABSENT
+    except ValueError:
+        return ABSENT
+    return number if abs(number) <= limit else ABSENT
 
 
 def _joined(chunks: list[dict[str, np.ndarray]], columns: dict[str, type]) -> dict[str, np.ndarray]:
@@ -288,6 +342,7 @@ def _joined(chunks: list[dict[str, np.ndarray]], columns: dict[str, type]) -> di
     return joined
 
 
+Table = TypeVar("Table", "Trace", MemoryTable)
 PROFILER_STEP = re.compile(r"^ProfilerStep#[0-9]{1,18}\Z")
 
 
@@ -323,12 +378,30 @@ class Trace:
     rank: int | None  # in its distributed job; None where the trace does not say
     world_size: int | None
     device_names: tuple[str, ...]  # of the GPUs that the machine has
-    faults: tuple[str, ...]  # what of the file could not be read, a sentence each; () where it is whole
+    input_types: frozenset[str]  # of the inputs of operators, such as "c10::Half"; empty where shapes were not recorded
+    faults: tuple[Fault, ...]  # what of the file could not be read; () where it is whole
+    process: Any = None  # the one of several in the file that this is of; None: the file is of one, or not taken apart
 
     @cached_property
     def is_step_mark(self) -> np.ndarray:
         """A mask of the events that are marks of steps, on the host or on a device."""
         return self.named(PROFILER_STEP)
+
+    @cached_property
+    def processes(self) -> tuple[Any, ...]:
+        """The processes of the host that ran operators, in the order of the file; several, where ranks share a file."""
+        threads = np.flatnonzero(np.bincount(self.thread[self.is_operator], minlength=len(self.threads))).tolist()
+        return tuple(dict.fromkeys(self.threads[thread][0] for thread in threads))
+
+    @cached_property
+    def not_understood(self) -> dict[str, int]:
+        """How many events there are of each category that nothing here reads, most first: of other accelerators."""
+        counts = np.bincount(self.category, minlength=len(self.categories)).tolist()
+        odd: Counter[str] = Counter()
+        for name, count in zip(self.categories, counts, strict=True):
+            if count and name not in UNDERSTOOD:
+                odd[name] += count
+        return dict(odd.most_common())
 
     @cached_property
     def is_operator(self) -> np.ndarray:
@@ -337,10 +410,16 @@ class Trace:
         return mask
 
     def in_categories(self, wanted: Iterable[str]) -> np.ndarray:
-        """Return a mask of the events whose category is one of `wanted`."""
-        wanted = set(wanted)
-        mask: np.ndarray = np.array([name in wanted for name in self.categories], dtype=bool)[self.category]
-        return mask
+        """Return a mask of the events whose category is one of `wanted`; not to be written to."""
+        wanted = frozenset(wanted)
+        if wanted not in self._masks:
+            is_wanted = np.array([name in wanted for name in self.categories], dtype=bool)
+            self._masks[wanted] = is_wanted[self.category]
+        return self._masks[wanted]
+
+    @cached_property
+    def _masks(self) -> dict[frozenset[str], np.ndarray]:
+        return {}
 
     def named(self, pattern: re.Pattern[str], among: np.ndarray | None = None, *, lower: bool = False) -> np.ndarray:
         """Return a mask of the events in whose name `pattern` is found, of those of the mask `among` or of all.
@@ -390,8 +469,16 @@ def read_trace(path: str | Path, *, max_json_bytes: int = MAX_JSON_BYTES) -> Tra
         rank=_whole_number(distributed.get("rank")),
         world_size=_whole_number(distributed.get("world_size")),
         device_names=tuple(str(device.get("name", "unknown")) for device in decoding.header.devices or ()),
+        input_types=columns.types(),
         faults=(*decoding.faults, *columns.faults()),
     )
+
+
+def chosen(table: Table, kept: np.ndarray) -> Table:
+    """Return the rows of a record of columns that the mask `kept` has."""
+    columns = {field.name: getattr(table, field.name) for field in fields(table)}
+    arrays = {name: column[kept] for name, column in columns.items() if isinstance(column, np.ndarray)}
+    return replace(table, **arrays)
 
 
 def step_count(trace: Trace) -> int:

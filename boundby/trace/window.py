@@ -1,18 +1,16 @@
 """The stretch of time that a trace is judged by, its steps, and what the program takes out of it."""
 
 import re
-from dataclasses import dataclass, fields, replace
-from typing import TypeVar
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from boundby.trace.intervals import Intervals, distinct, union
 from boundby.trace.links import Links
-from boundby.trace.table import ABSENT, ANNOTATION, HOST_CATEGORIES, MemoryTable, Trace
+from boundby.trace.table import ABSENT, ANNOTATION, HOST_CATEGORIES, Trace, chosen
 
 EXCLUDED = "excluded: "  # in front of the name of the range
 MARK = re.compile(f"^{EXCLUDED}")
-Columns = TypeVar("Columns", Trace, MemoryTable)
 
 
 @dataclass(frozen=True)
@@ -84,8 +82,8 @@ def without_excluded(trace: Trace) -> Trace:
     changes = trace.memory.start_ns
     memory = replace(trace.memory, start_ns=_moved(changes, spans))
     return replace(
-        _rows(replace(trace, start_ns=moved, duration_ns=duration_ns), kept),
-        memory=_rows(memory, ~_are_inside(changes, changes, spans)),
+        chosen(replace(trace, start_ns=moved, duration_ns=duration_ns), kept),
+        memory=chosen(memory, ~_are_inside(changes, changes, spans)),
     )
 
 
@@ -99,10 +97,3 @@ def _moved(moments: np.ndarray, spans: Intervals) -> np.ndarray:
     """Return the moments, each moved back by the length of the spans before it."""
     earlier: np.ndarray = moments - spans.covered_until(moments)
     return earlier
-
-
-def _rows(table: Columns, kept: np.ndarray) -> Columns:
-    """Return the rows of a record of columns."""
-    columns = {field.name: getattr(table, field.name) for field in fields(table)}
-    arrays = {name: column[kept] for name, column in columns.items() if isinstance(column, np.ndarray)}
-    return replace(table, **arrays)

@@ -53,7 +53,11 @@ def test_a_launch_at_any_moment_divides_host_and_device(tmp_path, launched, caus
         *((name, "cuda_runtime", "allocator") for name in ("cudaMalloc", "cudaFree", "cudaHostAlloc", "hipMalloc")),
         ("cuMemMap", "cuda_driver", "allocator"),
         ("entire_frame_compile (dynamo_timed)", "cpu_op", "compile"),
-        ("cuModuleLoadData", "cuda_driver", "compile"),
+        ("cuModuleLoadData", "cuda_driver", "loading"),
+        ("tokenize", "user_annotation", "tokenizing"),
+        ("load_batch", "user_annotation", "input"),
+        ("gc.collect", "user_annotation", "garbage_collection"),
+        ("save_checkpoint", "user_annotation", "saving"),
         ("aten::add", "cpu_op", "launch"),
         *((name, "cuda_runtime", "launch") for name in ("cudaMemcpyAsync", "cudaMemsetAsync")),
         ("cuMemcpyHtoDAsync_v2", "cuda_driver", "launch"),
@@ -77,16 +81,17 @@ def test_the_innermost_telling_event_wins(tmp_path):
 @pytest.mark.parametrize(
     ("events", "causes"),
     [
-        ([WAIT], {"synchronisation": 30}),
+        ([WAIT], {"synchronisation": 5 + 5, "launch": 20}),
         (
-            [WAIT, event(LOADER, 20, 8, "user_annotation"), event("cudaMalloc", 30, 2, "cuda_runtime")],
-            {"synchronisation": 20, "input": 8, "allocator": 2},
+            [WAIT, event(LOADER, 16, 8, "user_annotation"), event("cudaMalloc", 30, 2, "cuda_runtime")],
+            {"synchronisation": 5 + 5, "input": 8, "allocator": 2, "launch": 10},
         ),
+        ([event(SYNC, 0, 35, "cuda_runtime")], {"synchronisation": 30}),
         ([event(SYNC, 12, 10, "cuda_runtime")], {"launch": 20, "synchronisation": 10}),
     ],
-    ids=["filling the queue again", "only what was launching", "it begins after the gap"],
+    ids=["as long as it had waited", "only what was launching", "it had waited longer", "it begins after the gap"],
 )
-def test_filling_the_queue_again_after_a_wait_counts_to_the_wait(tmp_path, events, causes):
+def test_issuing_work_after_a_wait_counts_to_it_for_as_long_as_it_had_kept_the_host_from_it(tmp_path, events, causes):
     assert causes_of(tmp_path, *one_gap(*events)) == causes | {"launch_latency": 15, "untraced": 5}
 
 
@@ -113,9 +118,53 @@ def test_an_autograd_thread_launches_while_the_main_thread_loads(tmp_path):
     assert causes_of(tmp_path, *backward) == {"input": 20, "launch": 10, "launch_latency": 15, "untraced": 5}
 
 
-def test_where_no_thread_is_in_any_event_nothing_is_known(tmp_path):
+def test_the_main_thread_is_in_python_from_its_first_to_its_last_event(tmp_path):
     events = event("aten::mm", 0, 5), call(1, 1, 70), work(2, 8, 70), call(40, 5, 71), work(50, 10, 71)
-    assert causes_of(tmp_path, *events) == {"launch": 1, "untraced": 30, "launch_latency": 11}
+    assert causes_of(tmp_path, *events) == {"launch": 1 + 30, "launch_latency": 11}
+    late = call(400, 5, 72), work(410, 10, 72)
+    assert causes_of(tmp_path, *events, *late) == {"launch": 1 + 30, "python": 340, "launch_latency": 11 + 10}
+    beyond = event("aten::mm", 800, 100, tid=9)
+    assert causes_of(tmp_path, *events, *late, beyond)["untraced"] == 480
+
+
+def test_python_is_named_from_a_length_on_that_lies_between_no_two_operators(tmp_path):
+    def found(length: float) -> dict[str, int]:
+        return causes_of(
+            tmp_path,
+            step(1, 0, 1000),
+            call(0, 1, 70),
+            work(1, 9, 70),
+            event("aten::mm", 10, 5),
+            call(15 + length, 5, 71),
+            work(25 + length, 975 - length, 71),
+        )
+
+    assert found(199) == {"launch": 5 + 199, "launch_latency": 1 + 10}
+    assert found(200) == {"launch": 5, "python": 200, "launch_latency": 1 + 10}
+
+
+@pytest.mark.parametrize("name", ["metrics", "DistributedDataParallel.forward"])
+def test_a_range_of_the_user_with_nothing_in_it_is_python_by_its_name(tmp_path, name):
+    mark = event(name, 15, 20, "user_annotation")
+    assert causes_of(tmp_path, *one_gap(mark))["python"] == 20
+    assert "python" not in causes_of(tmp_path, *one_gap(mark, event("aten::add", 20, 5)))
+
+
+def test_a_long_launching_call_is_loading_at_first_and_then_a_driver_that_is_held(tmp_path):
+    usual = [each for k in range(9) for each in (call(10 * k, 5, k), work(10 * k + 6, 3, k))]
+    slow = [call(100, 505, 50), work(610, 10, 50, name="conv")]
+    again = [call(700, 505, 51), work(1210, 10, 51, name="conv")]
+    held = [event("cudaHostAlloc", 690, 510, "cuda_runtime", tid=5)]
+    analysis = analysis_of(tmp_path, step(1, 0, 1220), *usual, *slow, *again, *held)
+    (device,) = analysis.devices
+    assert (device.causes_ns["loading"], device.causes_ns["driver"]) == (500_000, 500_000)
+    assert (device.contributors["loading"].name, device.contributors["driver"].name) == ("conv", "cudaHostAlloc")
+
+
+def test_the_call_that_starts_the_device_is_no_allocation(tmp_path):
+    start = event("cudaFree", 10, 60_000, "cuda_runtime")
+    found = causes_of(tmp_path, step(1, 0, 60_100), start, call(60_020, 5, 70), work(60_030, 70, 70))
+    assert found == {"loading": 60_000, "launch": 20, "launch_latency": 10}
 
 
 def test_overlapping_streams_are_busy_once(tmp_path):
@@ -197,8 +246,9 @@ def test_a_graph_launch_is_the_call_of_all_its_kernels(tmp_path):
     # 0 to 20: launched at 2; 30 to 50: the device pauses between kernels of one graph; 55 to 100: the host does nothing
     assert {k: v for k, v in device.causes_ns.items() if v} == {
         "launch": 2000 + 45_000,
-        "launch_latency": 14_000 + 10_000,
-        "untraced": 4000 + 10_000,
+        "launch_latency": 14_000,
+        "untraced": 4000,
+        "graph_pause": 20_000,
     }
 
 

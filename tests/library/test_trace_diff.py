@@ -4,9 +4,10 @@ import itertools
 
 import pytest
 
-from boundby.trace import analyze, diff, read_trace
-from boundby.trace.diff import Amount, Diff, StepSpread
-from tests.traces import GPU_TRACES, REAL_NAMES, analysis_of, call, event, step, work
+from boundby.trace import analyze, read_trace
+from boundby.trace.diff import Amount, Diff, StepSpread, diff
+from boundby.trace.stacks import Caller, callers
+from tests.traces import GPU_TRACES, REAL_NAMES, analysis_of, call, event, step, work, write
 
 
 def loop(folder, lengths, *, kernel="gemm", kernel_us=100.0, shapes="[[8]]"):
@@ -32,7 +33,7 @@ def only(found: Diff, name: str):
 
 def test_equal_traces_do_not_differ(tmp_path):
     found = diff(loop(tmp_path, [500, 510, 520]), loop(tmp_path, [500, 510, 520]))
-    assert found.is_per_step and found.by_shapes and found.is_beyond_spread is False
+    assert found.is_per_step and found.group_by == "shapes" and found.is_beyond_spread is False
     assert [each.weight for each in (*found.operators, *found.kernels)] == [0, 0]
     assert {each.change_ns for each in (*found.busy, *found.idle)} == {0}
 
@@ -81,7 +82,7 @@ def test_operators_match_by_name_where_a_trace_lacks_shapes(tmp_path):
     two_shapes = [event("aten::mm", 0, 40, Input_Dims=[[8]]), event("aten::mm", 50, 20, Input_Dims=[[16]])]
     found = diff(analysis_of(tmp_path, *two_shapes), analysis_of(tmp_path, event("aten::mm", 0, 50)))
     [change] = found.operators
-    assert not found.by_shapes
+    assert found.group_by == "name"
     assert (change.name, change.input_shapes) == ("aten::mm", None)
     assert change.a == Amount(2.0, None, None, 60_000.0)
     assert change.difference("cpu_self_ns") == -10_000
@@ -121,6 +122,88 @@ def test_the_largest_changes_come_first_whichever_way_they_go(tmp_path):
     assert ranked == [("aten::b", -30_000), ("aten::c", 10_000), ("aten::a", 5_000)]
 
 
+# Like with like
+
+
+def job(folder, *, steps=4, batch=8, copies=1, device="NVIDIA H100", kind="float", lost=0, **header):  # noqa: PLR0913
+    """Return a loop whose steps multiply a batch and then copy it `copies` times, all in one function."""
+    folder.mkdir(exist_ok=True)
+    header = {"deviceProperties": [{"name": device}]} | header
+    events, number = [], 100
+    events += [work(2 * place, 2, 900 + place, name="early") for place in range(lost)]
+    for place in range(steps):
+        at = 1000 * place
+        events += [step(place, at, 1000), event("train.py(42): step", at, 900, "python_function")]
+        names = [("aten::mm", "gemm", 300)] + [("aten::copy_", "copy_kernel", 20)] * copies
+        for name, kernel, length in names:
+            number += 1
+            dims, types = [[batch, 64], [64, 32]], [kind, kind]
+            events += [event(name, at + 10, 10, Input_Dims=dims, Input_type=types), call(at + 12, 4, number)]
+            events.append(work(at + 30, length, number, name=kernel))
+            at += 25 if name == "aten::copy_" else 320
+    return analyze(read_trace(write(folder, *events, **header)))
+
+
+def host_only(folder):
+    folder.mkdir()
+    return analysis_of(
+        folder, *(each for k in range(4) for each in (step(k, 1000 * k, 1000), event("aten::mm", 1000 * k, 9)))
+    )
+
+
+def test_two_traces_of_one_kind_are_compared_without_a_warning(tmp_path):
+    assert diff(job(tmp_path / "a"), job(tmp_path / "b", copies=3)).unlike == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "other", "said"),
+    [
+        ("device", {"device": "AMD Instinct MI300X"}, "A ran on NVIDIA H100, B on AMD Instinct MI300X"),
+        ("ranks", {"distributedInfo": {"rank": 0, "world_size": 8}}, "A is of a job of 1 rank(s), B of 8"),
+        ("steps", {"steps": 6}, "A holds 4 step(s), B 6 step(s)"),
+        ("shapes", {"batch": 16}, "mostly 8 in A where it is 16 in B: aten::mm takes [[8, 64], [64, 32]] in A"),
+        ("types", {"kind": "c10::Half"}, "operators of A take float, those of B Half"),
+        ("backlog", {"lost": 12}, "12 pieces of work of B (0.0 ms) were launched before its recording began"),
+    ],
+)
+def test_what_makes_two_traces_unlike_is_told_by_kind(tmp_path, kind, other, said):
+    (unlike,) = diff(job(tmp_path / "a"), job(tmp_path / "b", **other)).unlike
+    assert (unlike.kind, said in unlike.text) == (kind, True)
+
+
+def test_two_ranks_of_one_job_and_a_host_alone_are_unlike(tmp_path):
+    ranks = [job(tmp_path / f"{rank}", distributedInfo={"rank": rank, "world_size": 2}) for rank in (0, 1)]
+    assert [each.kind for each in diff(*ranks).unlike] == ["ranks"]
+    assert "host_only" in [each.kind for each in diff(ranks[0], host_only(tmp_path / "host")).unlike]
+
+
+def test_work_from_before_the_recording_is_not_in_the_amounts(tmp_path):
+    found = diff(job(tmp_path / "a"), job(tmp_path / "b", lost=12))
+    assert "early" not in [each.name for each in found.kernels]
+    assert {each.difference("calls") for each in found.kernels} == {0.0}
+
+
+@pytest.mark.parametrize("group_by", ["name", "shapes"])
+def test_operators_are_matched_by_what_was_asked_for(tmp_path, group_by):
+    found = diff(job(tmp_path / "a"), job(tmp_path / "b", batch=16), group_by=group_by)
+    assert found.group_by == group_by
+    assert all((each.only_in is None) == (group_by == "name") for each in found.operators)
+
+
+def test_the_change_is_traced_to_who_made_it_and_who_called_that(tmp_path):
+    sides, called_by = [], []
+    for name, copies in (("a", 1), ("b", 5)):
+        sides.append(job(tmp_path / name, copies=copies))
+        called_by.append(callers(read_trace(tmp_path / name / "trace.json")))
+    found = diff(*sides, group_by="name", called_by=tuple(called_by))
+    part = next(each for each in found.parts if each.name == "compute")
+    assert part.change_ns == pytest.approx(80_000)
+    by = part.contributor
+    assert (by.name, by.change_ns, by.calls_change) == ("aten::copy_", pytest.approx(80_000), pytest.approx(4))
+    assert by.caller == Caller(None, "train.py(42): step")
+    assert diff(sides[0], sides[0]).parts == ()
+
+
 @pytest.fixture(scope="module")
 def real():
     if not GPU_TRACES.exists():
@@ -131,7 +214,10 @@ def real():
 def test_real_changes_add_up_and_turn_their_sign_with_the_sides(real):
     for a, b in itertools.combinations(real, 2):
         found, turned = diff(a, b), diff(b, a)
-        whole = [sum(each.total_ns for each in side.kernels) / len(side.step_numbers) for side in (a, b)]
+        spent = [
+            sum(each.total_ns for each in side.kernels) - sum(each.total_ns for each in side.backlog) for side in (a, b)
+        ]
+        whole = [total / len(side.step_numbers) for total, side in zip(spent, (a, b), strict=True)]
         changes = [each.difference("device_total_ns") for each in found.kernels]
         assert sum(changes) == pytest.approx(whole[1] - whole[0])
         step_ns = [side.window_ns / len(side.step_numbers) for side in (a, b)]

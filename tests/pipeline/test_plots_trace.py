@@ -55,9 +55,10 @@ def test_timeline_fills_every_moment_and_names_what_took_time():
     [axes] = drawn(timeline.figure(traces.gpu(), ABOUT)).axes
     assert np.allclose(sum(areas(axes)), 100)
     assert labels(axes) == [
+        "idle: python 2.4 ms (6.0 %)",
         "idle: launch latency 0.1 ms (0.2 %)",
         "idle: input 24 ms (60.0 %)",
-        "idle: launch 2.8 ms (7.0 %)",
+        "idle: launch 0.4 ms (1.0 %)",
         "communication 3.5 ms (8.8 %)",
         "compute 9.6 ms (24.0 %)",
     ]
@@ -67,7 +68,7 @@ def test_timeline_fills_every_moment_and_names_what_took_time():
 
 def test_timeline_is_drawn_of_any_device_and_number_of_steps():
     [axes] = drawn(timeline.figure(traces.cpu(), ABOUT)).axes
-    assert labels(axes) == ["between operators 10 ms (25.0 %)", "operators 30 ms (75.0 %)"]
+    assert labels(axes) == ["python 2.5 ms (6.2 %)", "untraced 7.5 ms (18.8 %)", "operators 30 ms (75.0 %)"]
     assert title(axes) == "The CPU is in operators for 75 % of 40 ms"
     [device] = traces.gpu()["devices"]
     devices = [{**device, "device": number, "steps": []} for number in range(timeline.SHOWN + 2)]

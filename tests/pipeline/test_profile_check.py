@@ -504,7 +504,7 @@ def test_the_cause_of_most_idle_time_comes_first_with_its_gain_and_its_advice(tm
     first = found[0]
     assert first.cause == "synchronisation"
     assert [each.time_ms for each in found] == sorted((each.time_ms for each in found), reverse=True)
-    assert first.at_most == pytest.approx(3.0 / (3.0 - first.time_ms))
+    assert first.at_most == pytest.approx(5.0)  # the host may go on while the device works, which takes 0.6 of 3 ms
     assert next(iter(first.host_in_ms)) == "aten::item"
     assert first.advice == CHANGES["stay_asynchronous"].steps
     assert all(each.share_of_window_pct >= 1 for each in found)

@@ -37,7 +37,7 @@ def test_causes_that_are_small_or_past_help_are_named_without_a_gain(read):
     [device] = traces.gpu()["devices"]
     small = {**device, "idle_by_cause_ms": {**device["idle_by_cause_ms"], "untraced": 0.003, "allocator": 0.002}}
     whole = said(read, traces.gpu(devices=[small]))
-    assert "below 0.1 %: untraced and allocator." in whole and "launch latency 0.1000 0.2 1.00" in whole
+    assert "below 0.1 %: untraced and allocator." in whole and "launch latency 0.1000 0.2 1.01" in whole
     whole = said(read, traces.gpu(devices=[{**device, "idle_by_cause_ms": {"untraced": 10.0}}]))
     assert "untraced 10.00 25.0 -" in whole
 

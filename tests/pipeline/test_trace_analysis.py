@@ -297,7 +297,7 @@ def test_the_trace_itself_is_left_as_it_is(run: Command, tmp_path: Path) -> None
     ("arguments", "message"),
     [
         (["absent.json"], "absent.json is missing"),
-        (["empty"], "no *.json and *.json.gz in"),
+        (["empty"], "no *.json, plain or packed, in"),
         (["other.json"], "holds no list of traceEvents"),
         (["trace.json", "--top", "0"], "--top is 0"),
         (["trace.json", "--steps", "-1"], "--steps is -1"),
@@ -344,6 +344,39 @@ def test_a_diff_names_what_takes_longer_and_what_is_new(run: Command, tmp_path: 
     assert first["total_ms_change"] == pytest.approx(0.15) and first["only_in"] is None
 
 
+def test_a_diff_warns_before_its_first_number_and_says_what_the_change_is_of(run: Command, tmp_path: Path) -> None:
+    a = training(tmp_path / "a.json", deviceProperties=[{"name": "H100"}])
+    b = training(tmp_path / "b.json", allreduce_us=250, deviceProperties=[{"name": "A100"}])
+    _, shown, _ = run(a, "--diff", b)
+    assert shown.startswith("Not like with like:\n- A ran on H100, B on A100.")
+    made_of = " ".join(shown.partition("One trace is one sample")[0].split())
+    assert "- 0.1500 ms more communication, mostly aten::mm (+0.1500 ms)" in made_of
+    told = json.loads(run(a, "--diff", b, "--json")[1], parse_constant=pytest.fail)
+    assert [each["kind"] for each in told["unlike"]] == ["device"]
+    [part] = [part for part in told["parts"] if part["name"] == "communication"]
+    assert part["change_ms"] == pytest.approx(0.15) and part["mostly"]["name"] == "aten::mm"
+
+
+@pytest.mark.parametrize(("option", "matched"), [((), "name"), (("--group-by", "shapes"), "name and shapes")])
+def test_a_diff_matches_operators_by_what_is_asked_for(
+    run: Command, tmp_path: Path, option: tuple[str, ...], matched: str
+) -> None:
+    path = training(tmp_path / "a.json")
+    told = json.loads(run(path, "--diff", path, "--json", *option)[1])
+    assert told["operators_matched_by"] == matched
+
+
+def test_the_processes_of_one_file_stand_side_by_side(run: Command, tmp_path: Path) -> None:
+    events = [event("aten::mm", 10 * place, 5 + pid) | {"pid": pid} for pid in (1, 2) for place in range(9)]
+    path = store(tmp_path / "merged.json", *events)
+    code, shown, _ = run(path)
+    assert (code, "2 traces" in shown, "process 2" in shown) == (0, True, True)
+    told = json.loads(run(path, "--json")[1])
+    assert [each["process"] for each in told["traces"]] == ["1", "2"]
+    code, _, notes = run(path, "--diff", path)
+    assert (code, "give the file of one process" in notes) == (2, True)
+
+
 def test_traces_without_steps_are_compared_in_total(run: Command, tmp_path: Path) -> None:
     a, b = (store(tmp_path / f"{length}.json", event("aten::mm", 0, length)) for length in (50, 80))
     _, shown, _ = run(a, "--diff", b)
@@ -383,8 +416,8 @@ def test_real_traces_are_told_within_the_width_of_a_page() -> None:
         assert widest("\n".join(text.lines(examination, top=100))) <= WIDEST
         traces += examination.traces
     assert widest("\n".join(text.pair_lines(Pair(traces[0], traces[2]), top=100))) <= WIDEST
-    assert [trace.is_inconclusive for trace in traces] == [False, True, False]
-    assert "have no launch in the trace" in text.headline(traces[1])
+    assert [trace.is_inconclusive for trace in (traces[0], traces[2])] == [False, False]
+    assert [each.kind for each in traces[1].analysis.findings] == ["backlog"]
 
 
 def test_the_script_loads_neither_torch_nor_pandas(tmp_path: Path) -> None:

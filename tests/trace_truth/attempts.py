@@ -19,10 +19,11 @@ def sound_attempt(seed: int, folder: Path) -> str | None:
     path.write_text(text)
     try:
         trace = read_trace(path)
-        different = difference(analyze(trace), text)
+        analysis = analyze(trace)
+        different = [*difference(analysis, text), *filter(None, [imbalance(analysis)])]
     except Exception:  # of any kind: an attempt is to be counted, and told with its seed
         return traceback.format_exc(limit=-3)
-    return "; ".join([*trace.faults, *different]) or None
+    return "; ".join([*(fault.text for fault in trace.faults), *different]) or None
 
 
 def unsound_attempt(seed: int, folder: Path) -> str | None:

@@ -1,4 +1,7 @@
-"""The analysis of a trace once more, in plain Python from the JSON: exact, slow and independent of boundby.trace."""
+"""The arithmetic of a trace once more, in plain Python from the JSON: exact, slow and independent of boundby.trace.
+
+It knows when the device was idle and not why: whether a cause is right is no arithmetic (see the simulator).
+"""
 
 import re
 from collections import Counter, defaultdict
@@ -14,13 +17,10 @@ from tests.trace_truth.events import (
     Event,
     Thread,
     is_operator,
-    kind_of_host,
     kind_of_work,
 )
 from tests.trace_truth.spans import Pieces, per_span, spread, total, united, whole, without
-from tests.traces import CAUSES
 
-LATENCY_NS = 10_000
 SPANS = 400
 
 
@@ -42,18 +42,9 @@ class BruteForce:
             if each.category in HOST:
                 on_thread[each.thread].append(each)
         self.threads = {thread: Thread(of_thread) for thread, of_thread in on_thread.items()}
-        blocking = {self.call_of[e] for e in self.work if e.category == "gpu_memcpy" and "-> Pageable" in e.name}
-        self._tellers = {e: self._teller(e, blocking - {None}) for e in events if e.category in HOST}
         self.main = next(iter(self.main_threads()), None)
         self.steps, self.edges, self.end = self._window()
         self.start = self.edges[0]
-        self._stream_waits = [e for e in events if e.name in ("cudaStreamWaitEvent", "Stream Wait Event")]
-
-    def _teller(self, event: Event, blocking: set[Event | None]) -> tuple[str, Event]:
-        for each in event.chain():
-            if (kind := kind_of_host(each, blocking)) != "launch":
-                return kind, each
-        return "launch", event
 
     def main_threads(self) -> list[tuple]:
         """Return the threads with the most marks, or events; where there are several, `main` may be any of them."""
@@ -80,60 +71,9 @@ class BruteForce:
     def clipped(self, events: list[Event]) -> list[tuple[int, int]]:
         return united([(max(e.start, self.start), min(e.end, self.end)) for e in events])
 
-    def doing(self, thread: tuple | None, moment: int) -> tuple[str, Event | None]:
-        """Return kind and event of what a thread does at a moment; where it does nothing, of the main thread."""
-        for each in (thread, self.main):
-            inner = self.threads[each].at(moment) if each in self.threads else None
-            if inner is not None:
-                return self._tellers[inner]
-        return "untraced", None
-
-    def pieces_of(self, gap: tuple[int, int], ender: Event | None, before: Event | None) -> tuple[Pieces, Counter]:
-        """Return what of a gap each cause takes, and what of it by cause and name of the host's event.
-
-        `ender` is the work that ended it, and `before` what its stream did before that.
-        """
-        start, end = gap
-        if ender is None:
-            call, thread, late_until, latency_until = None, self.main, end, end
-        else:
-            call = self.call_of[ender]
-            thread = call.thread if call else None
-            late_until = min(max(call.start, start), end) if call else start
-            latency_until = min(max(max(call.end, start) + LATENCY_NS, late_until), end) if call else start
-        pieces: Pieces = []
-        details: Counter = Counter()
-        if late_until > start:
-            refills = self.doing(thread, start)[0] == "synchronisation"
-            cuts = {start, late_until}
-            for each in {thread, self.main} & set(self.threads):
-                cuts.update(self.threads[each].inside(start, late_until))
-            edges = sorted(cuts)
-            for left, right in zip(edges, edges[1:], strict=False):
-                kind, teller = self.doing(thread, left)
-                cause = "synchronisation" if refills and kind == "launch" else kind
-                pieces.append((left, right, cause))
-                if teller is not None:
-                    name = "between operators" if STEP.fullmatch(teller.name) else teller.name
-                    details[cause, name] += right - left
-        pieces.append((late_until, latency_until, "launch_latency"))
-        waited = ender is not None and call is not None and self._waited(ender, call, before)
-        pieces.append((latency_until, end, "stream_wait" if waited else "untraced"))
-        return [each for each in pieces if each[0] < each[1]], details
-
     def _launched(self, event: Event) -> float:
         call = self.call_of[event]
         return call.start if call else float("inf")
-
-    def _waited(self, ender: Event, call: Event, before: Event | None) -> bool:
-        stream = ender.args.get("stream", -1)
-        since = self.call_of[before].start if before and self.call_of[before] else 0
-        for each in self._stream_waits:
-            own_stream = each.args.get("stream", -1) if each.category == "cuda_sync" else -1
-            fits = each.thread == call.thread if own_stream == -1 else own_stream == stream
-            if fits and since <= each.start < call.start:
-                return True
-        return False
 
     def device(self, members: list[Event]) -> dict[str, Any]:
         lasting = [e for e in members if e.length > 0]  # of equal ones the first in the file
@@ -152,34 +92,21 @@ class BruteForce:
         busy = united([span for spans in by_kind.values() for span in spans])
         edges = [self.start, *(moment for span in busy for moment in span), self.end]
         gaps = [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b]
-        pieces: Pieces = []
-        details: Counter = Counter()
-        longest = []
         lasting = sorted(lasting, key=lambda e: (e.start, self._launched(e)))
         first_at: dict[int, Event] = {}
-        before: dict[Event, Event | None] = {}
-        last_of: dict[int, Event] = {}
         for each in lasting:
             first_at.setdefault(each.start, each)
-            stream = each.args.get("stream", -1)
-            before[each] = last_of.get(stream)
-            last_of[stream] = each
-        for gap in gaps:
-            ender = first_at.get(gap[1]) if gap[1] < self.end else None
-            of_gap, of_details = self.pieces_of(gap, ender, before.get(ender))
-            pieces += of_gap
-            details.update(of_details)
-            sums = Counter()
-            for left, right, cause in of_gap:
-                sums[cause] += right - left
-            cause = max(CAUSES, key=lambda cause: (sums[cause], -CAUSES.index(cause)))
-            longest.append((gap[0], gap[1] - gap[0], cause, ender.name if ender else None))
+        longest = []
+        for start, end in gaps:
+            ender = first_at.get(end) if end < self.end else None
+            longest.append((start, end - start, ender.name if ender else None))
+        idle: Pieces = [(start, end, "idle") for start, end in gaps]
         exposed: Pieces = []
         covered: list[tuple[int, int]] = []
         for kind, spans in by_kind.items():
             exposed += [(left, right, kind) for left, right in without(spans, covered)]
             covered = united(covered + spans)
-        steps = self._steps(exposed, tuple(by_kind), pieces)
+        steps = self._steps(exposed, tuple(by_kind), idle)
         length = self.end - self.start
         parts = min(SPANS, max(1, length))
         ticks = [self.start + each * length // parts for each in range(parts + 1)]
@@ -189,12 +116,10 @@ class BruteForce:
             "gaps": len(gaps),
             "by kind": {kind: total(spans) for kind, spans in by_kind.items()},
             "exposed": whole(exposed, tuple(by_kind)),
-            "causes": whole(pieces, CAUSES),
-            "details": details,
             "longest": sorted(longest, key=lambda each: (-each[1], each[0]))[:5],
             "steps": steps,
             "quartiles": quartiles(steps),
-            "timeline": (ticks, per_span(exposed, tuple(by_kind), ticks), per_span(pieces, CAUSES, ticks)),
+            "timeline": (ticks, per_span(exposed, tuple(by_kind), ticks), per_span(idle, ("idle",), ticks)),
             "overlap": None,
         }
         if total(by_kind.get("communication", [])):
@@ -204,7 +129,7 @@ class BruteForce:
 
     def _steps(self, busy: Pieces, kinds: tuple[str, ...], idle: Pieces) -> list[tuple]:
         lengths = [end - start for start, end in zip(self.edges, self.edges[1:], strict=False)]
-        spent = per_span(busy, kinds, self.edges), per_span(idle, CAUSES, self.edges)
+        spent = per_span(busy, kinds, self.edges), per_span(idle, ("idle",), self.edges)
         return [
             (number, self.edges[place], lengths[place], spent[0][place], spent[1][place])
             for place, number in enumerate(self.steps)
@@ -252,7 +177,7 @@ class BruteForce:
 
 def quartiles(steps: list[tuple]) -> dict[str, tuple[Fraction, ...]]:
     """Return the quartiles over the steps of the duration and of each part, interpolated."""
-    rows = [{"duration": duration, **busy, **idle} for _, _, duration, busy, idle in steps]
+    rows = [{"duration": duration, **busy} for _, _, duration, busy, _ in steps]
     found = {}
     for name in rows[0] if rows else ():
         values = sorted(row[name] for row in rows)

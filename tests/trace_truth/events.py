@@ -72,29 +72,6 @@ def load(text: bytes | str) -> list[Event]:
     return events
 
 
-def kind_of_host(event: Event, blocking: set[Event]) -> str:
-    name = event.name
-    if event in blocking:
-        return "synchronisation"
-    if "(dynamo_timed)" in name or name.startswith(("cuModuleLoad", "cudaModuleLoad", "cuLibraryLoad")):
-        return "compile"
-    if name.startswith(("cuda", "hip")) and name[len("cuda") - (name[0] == "h") :].startswith(
-        ("Malloc", "Free", "Host")
-    ):
-        return "allocator"
-    if re.match(r"cuMem|cudaMem|hipMem", name) and not re.match(
-        r"cuMemcpy|cudaMem(cpy|set)|cuMemset|hipMem(cpy|set)", name
-    ):
-        return "allocator"
-    if name.startswith(("cuda", "cu", "hip")) and name.endswith("Synchronize"):
-        return "synchronisation"
-    if name in ("cudaMemcpy", "hipMemcpy", "aten::item", "aten::_local_scalar_dense", "aten::is_nonzero"):
-        return "synchronisation"
-    if "dataloader" in name.lower() and name.endswith("__next__"):
-        return "input"
-    return "launch"
-
-
 def kind_of_work(event: Event) -> str:
     if event.category == "kernel":
         return "communication" if "nccl" in event.name.lower() else "compute"
@@ -125,9 +102,6 @@ class Thread:
     def at(self, moment: int) -> Event | None:
         place = bisect.bisect_right(self.moments, moment) - 1
         return self.innermost[place] if place >= 0 else None
-
-    def inside(self, start: int, end: int) -> list[int]:
-        return self.moments[bisect.bisect_right(self.moments, start) : bisect.bisect_left(self.moments, end)]
 
 
 def is_operator(event: Event) -> bool:

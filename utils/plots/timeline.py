@@ -31,6 +31,13 @@ IDLE: dict[str, dict[str, str]] = {
     "launch_latency": {"facecolor": "#F3C9B0"},
     "stream_wait": {"facecolor": "#8A8A8A", "hatch": "\\\\"},
     "untraced": {"facecolor": "#ECECEC", "hatch": "//"},
+    "python": {"facecolor": "#A6761D"},
+    "tokenizing": {"facecolor": "#66C2A5"},
+    "garbage_collection": {"facecolor": "#B30000"},
+    "saving": {"facecolor": "#8C6BB1", "hatch": ".."},
+    "loading": {"facecolor": "#8C510A", "hatch": "\\\\"},
+    "driver": {"facecolor": "#FDB863", "hatch": "xx"},
+    "graph_pause": {"facecolor": "#BDBDBD", "hatch": ".."},
 }
 
 

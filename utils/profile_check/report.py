@@ -174,7 +174,7 @@ def recommendations(analysis: Analysis) -> list[Recommendation]:
             else f"{words.plain(cause)} that nothing hides",
             time_ms=spent / 1e6,
             share_of_window_pct=100 * spent / window,
-            at_most=window / (window - spent) if fix.change.is_bounded and spent < window else None,
+            at_most=window / left if fix.change.is_bounded and (left := device.least_ns.get(cause, window)) else None,
             host_in_ms={name: ns / 1e6 for name, ns in device.cause_details.get(cause, ())[:MOST_NAMES]},
             advice=fix.change.steps,
         )

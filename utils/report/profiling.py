@@ -155,7 +155,7 @@ def _causes(trace: Trace) -> list[Block]:
             _cause(name, on_host),
             number(ms),
             f"{100 * ms / whole:.1f}",
-            times(whole / (whole - ms)) if name in fixes and ms < whole else NOTHING,
+            times(whole / left) if name in fixes and (left := device["least_without_ms"].get(name)) else NOTHING,
             _meanwhile(device, name),
         ]
         for ms, name in shown

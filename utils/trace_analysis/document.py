@@ -7,17 +7,20 @@ explains the keys.
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 import boundby
 from boundby.trace import Analysis
 from boundby.trace.breakdown import Breakdown
-from boundby.trace.diff import Amount, Change, StepSpread, TimeChange
 from boundby.trace.kernels import KernelStat, LaunchStats, Spread, ncu_command
 from boundby.trace.memory import MemoryUse
 from boundby.trace.operator_table import table_rows
 from utils.trace_analysis.traces import Examination, Examined, Pair
+
+if TYPE_CHECKING:
+    from boundby.trace.diff import Amount, Change, Part, StepSpread, TimeChange
 
 SCHEMA_VERSION = 1
 Document = dict[str, object]
@@ -42,6 +45,7 @@ def of_pair(pair: Pair) -> Document:
         **_head("trace_diff"),
         "a": subject(pair.a),
         "b": subject(pair.b),
+        "unlike": [asdict(each) for each in diff.unlike],
         "is_per_step": diff.is_per_step,
         "operators_matched_by": diff.matched_by,
         "step": {
@@ -50,6 +54,7 @@ def of_pair(pair: Pair) -> Document:
             "median_change_ms": _milliseconds(b.median_ns - a.median_ns) if a and b else None,
             "is_beyond_spread": diff.is_beyond_spread,
         },
+        "parts": [_part(part) for part in diff.parts],
         "busy": _times(diff.busy),
         "idle": _times(diff.idle),
         "operators": [_changed_operator(change) for change in diff.operators],
@@ -68,11 +73,13 @@ def subject(trace: Examined) -> Document:
     return {
         "path": analysis.path,
         "rank": trace.rank,
+        "process": None if analysis.process is None else str(analysis.process),
         "world_size": analysis.world_size,
         "device_names": list(analysis.device_names),
         "events": analysis.events,
         "window_ms": analysis.window_ns / 1e6,
         "own_ms_per_step": trace.own_ns_per_step / 1e6,
+        "waits_for_ranks_ms": _milliseconds(trace.waits_ns),
         "steps": _steps(analysis),
         "is_conclusive": not trace.is_inconclusive,
         "verdict": trace.verdict.as_dict(),
@@ -128,6 +135,13 @@ def _device(device: Breakdown) -> Document:
             cause: [{"host_in": name, "ms": spent / 1e6} for name, spent in names]
             for cause, names in device.cause_details.items()
         },
+        "contributors": {
+            cause: {"host_in": most.name, "ms": most.spent_ns / 1e6, "where": most.where}
+            for cause, most in device.contributors.items()
+        },
+        "without_ms": _by_name(device.without_ns),
+        "least_without_ms": _by_name(device.least_ns),
+        "alone_ms": device.alone_ns / 1e6,
         "gaps": device.gaps,
         "longest_gaps": [
             {
@@ -199,14 +213,14 @@ def _kernel(kernel: KernelStat) -> Document:
     }
 
 
-def _step_spread(spread: StepSpread | None) -> Document | None:
+def _step_spread(spread: "StepSpread | None") -> Document | None:
     if spread is None:
         return None
     quartiles = {"median_ms": spread.median_ns, "q1_ms": spread.q1_ns, "q3_ms": spread.q3_ns}
     return {"steps": spread.steps, **{name: value / 1e6 for name, value in quartiles.items()}}
 
 
-def _times(changes: Sequence[TimeChange]) -> list[Document]:
+def _times(changes: "Sequence[TimeChange]") -> list[Document]:
     return [
         {
             "name": change.name,
@@ -218,10 +232,28 @@ def _times(changes: Sequence[TimeChange]) -> list[Document]:
     ]
 
 
-def _changed_operator(change: Change) -> Document:
+def _part(part: "Part") -> Document:
+    by = part.contributor
+    return {
+        "name": part.name,
+        "change_ms": part.change_ns / 1e6,
+        "mostly": None
+        if by is None
+        else {
+            "name": by.name,
+            "change_ms": by.change_ns / 1e6,
+            "calls_change": by.calls_change,
+            "called_by": by.caller and by.caller.operator,
+            "called_in": by.caller and by.caller.place,
+        },
+    }
+
+
+def _changed_operator(change: "Change") -> Document:
     return {
         "name": change.name,
         "input_shapes": change.input_shapes,
+        "place": change.place,
         "only_in": change.only_in,
         **_sides(change, "calls", "calls"),
         **_sides(change, "cpu_self_ns", "cpu_self_ms"),
@@ -230,7 +262,7 @@ def _changed_operator(change: Change) -> Document:
     }
 
 
-def _changed_kernel(change: Change) -> Document:
+def _changed_kernel(change: "Change") -> Document:
     return {
         "name": change.name,
         "kind": change.kind,
@@ -242,14 +274,14 @@ def _changed_kernel(change: Change) -> Document:
     }
 
 
-def _sides(change: Change, quantity: str, name: str) -> dict[str, float | None]:
+def _sides(change: "Change", quantity: str, name: str) -> dict[str, float | None]:
     """Return a quantity in A, in B, and the difference; a trace without the operator has null."""
     a, b = (getattr(side, quantity) if side else None for side in (change.a, change.b))
     values = {f"{name}_a": a, f"{name}_b": b, f"{name}_change": change.difference(quantity)}
     return {key: _milliseconds(value) for key, value in values.items()} if quantity.endswith("_ns") else values
 
 
-def _per_call_us(side: Amount | None) -> float | None:
+def _per_call_us(side: "Amount | None") -> float | None:
     return None if side is None or side.per_call_ns is None else side.per_call_ns / 1e3
 
 

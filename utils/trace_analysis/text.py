@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from boundby.trace import Analysis
 from boundby.trace.breakdown import Breakdown, StepTimes
-from boundby.trace.diff import Change, StepSpread, TimeChange
 from boundby.trace.kernels import LaunchStats, Spread, ncu_command
 from boundby.trace.operator_table import table_lines, table_rows
 from boundby.trace.stacks import frame_name
@@ -18,14 +18,21 @@ from utils.render.formatting import NOTHING, clean, listed, number, times
 from utils.trace_analysis import words
 from utils.trace_analysis.traces import Examination, Examined, LeftOut, Pair
 
+if TYPE_CHECKING:
+    from boundby.trace.diff import Change, Diff, Part, StepSpread, TimeChange, Unlike
+
 TOP = 15
 MOST_STEPS = 8
+LARGEST_FACTOR = 100  # beyond it nearly nothing would remain, whatever the number
 TELLING_SHARE = 0.01  # of the window: less is not worth a line of explanation
 OF_KERNELS = ("compute", "memory", "under_utilised", "mixed")  # the bounds that a faster kernel would move
 # Characters of names; no line is longer than 120.
 LONGEST_FILE = 36
 LONGEST_OPERATOR, LONGEST_KERNEL, LONGEST_ENDER = 30, 60, 66
 LONGEST_CHANGED_OPERATOR, LONGEST_CHANGED_KERNEL = 40, 52
+LONGEST_CONTRIBUTOR = 90
+MOST_PARTS = 6
+LEAST_CALLS = 0.01  # per step: fewer are rounding
 LONGEST_HOST = 25  # two of them, with their times, are one cell
 LONGEST_OWNER = 40
 MOST_OWNERS = 6
@@ -77,11 +84,11 @@ def blocks(trace: Examined) -> list[Block]:
     analysis, device = trace.analysis, trace.analysis.devices[0]
     return [
         Paragraph(headline(trace)),
-        DefinitionList([("Trace", subject(trace)), ("Window", _window(analysis)), *_communication(device)]),
+        DefinitionList([("Trace", subject(trace)), ("Window", _window(analysis)), *_communication(trace)]),
         *_verdict(trace.verdict),
         *_devices(analysis.devices),
         _spent(device),
-        *_gaps(device),
+        *_gaps(device, analysis.start_ns),
         *_steps(device.steps),
         *_launches(analysis.launches),
         *_next_step(trace),
@@ -109,7 +116,8 @@ def subject(trace: Examined) -> str:
     """Return what the trace is of, on one line."""
     analysis, size = trace.analysis, trace.analysis.world_size
     rank = None if trace.rank is None else f"rank {trace.rank}{f' of {size}' if size else ''}"
-    parts = [analysis.path, rank, *analysis.device_names[:1], f"{analysis.events:,} events"]
+    process = None if analysis.process is None else f"process {analysis.process}"
+    parts = [analysis.path, rank, process, *analysis.device_names[:1], f"{analysis.events:,} events"]
     return clean(", ".join(filter(None, parts)), 200)
 
 
@@ -129,6 +137,7 @@ def pair_lines(pair: Pair, top: int | None = None) -> list[str]:
     how = "per step: what a trace holds, over the number of its steps" if diff.is_per_step else f"{per}, {UNEQUAL}"
     return plain_text.lines(
         [
+            *_warnings(diff.unlike),
             Paragraph(pair_headline(pair)),
             DefinitionList(
                 [
@@ -138,6 +147,7 @@ def pair_lines(pair: Pair, top: int | None = None) -> list[str]:
                     ("Amounts", f"{how}; operators are matched by {diff.matched_by}"),
                 ]
             ),
+            *_change_of(diff),
             Paragraph(ONE_SAMPLE),
             _changed_times([*diff.busy, *diff.idle], per),
             *_changed_operators(diff.operators, per, top),
@@ -171,12 +181,19 @@ def pair_headline(pair: Pair) -> str:
 
 def _verdict(verdict: Verdict) -> list[Block]:
     doubts = verdict.doubts[verdict.bound == "inconclusive" :]  # its headline says the first one
-    gains = [f"at most {times(gain.at_most)} times: {gain.fix} ({gain.basis})" for gain in verdict.gains]
+    gains = [f"at most {_factor(gain.at_most)} times: {gain.fix} ({gain.basis})" for gain in verdict.gains]
+    first = verdict.gains[0].fix.change.steps[:1] if verdict.gains else ()
     return [
+        *_listing("What to do, what helps most first (bounds, not promises; they do not multiply):", gains),
+        *(Paragraph(step, strong="To begin with:") for step in first),
         *_listing("Evidence:", verdict.evidence),
         *_listing("Doubts:", list(map(str, doubts))),
-        *_listing("What removing each cause could gain (bounds, not promises; they do not multiply):", gains),
     ]
+
+
+def _factor(at_most: float) -> str:
+    """Return how many times as fast; beyond the largest that is told, only that it is more."""
+    return times(at_most) if at_most <= LARGEST_FACTOR else f"more than {LARGEST_FACTOR}"
 
 
 def _left_out(files: Sequence[LeftOut]) -> list[Block]:
@@ -209,12 +226,22 @@ def _window(analysis: Analysis) -> str:
     return f"{text}: median {_ms(length.median_ns)} ms, the middle half {middle} ms"
 
 
-def _communication(device: Breakdown) -> list[tuple[str, str]]:
-    spent, hidden = device.by_kind_ns.get("communication"), device.communication_overlap
+def _communication(trace: Examined) -> list[tuple[str, str]]:
+    device = trace.analysis.devices[0]
+    spent, hidden, collectives = (
+        device.by_kind_ns.get("communication"),
+        device.communication_overlap,
+        trace.analysis.collectives,
+    )
     if not spent:
         return []
     known = "" if hidden is None else f"{_percent(hidden)} of it is hidden behind computation, "
-    return [("Communication", f"{_ms(spent)} ms; {known}{_ms(device.exposed_ns['communication'])} ms are not")]
+    text = f"{_ms(spent)} ms; {known}{_ms(device.exposed_ns['communication'])} ms are not"
+    if trace.waits_ns is not None and collectives and collectives.total_ns:
+        text += (
+            f"; {_percent(trace.waits_ns / collectives.total_ns)} of it is waiting for other ranks, the rest transfer"
+        )
+    return [("Communication", text)]
 
 
 def _ranks(examination: Examination, place: int) -> list[Block]:
@@ -284,8 +311,6 @@ def _spent(device: Breakdown) -> Block:
     rows = [[name, _ms(spent), _of_window(spent, device), text] for name, spent, text in parts]
     telling = [name for name, spent in idle if spent > TELLING_SHARE * device.window_ns]
     notes = [f"{words.plain(name)}: {words.cause(name, on_host)}" for name in telling]
-    absent = [words.plain(name) for name, spent in idle if not spent]
-    notes += [f"none: {listed(absent)}"] if absent and not on_host else []
     who = "the host" if on_host else f"device {device.device}"
     headers = ["", "ms", "% of\nwindow", "the host meanwhile, ms"]
     return Table(headers, rows, left=[0, 3], caption=f"Where the time of {who} went", notes=notes)
@@ -297,19 +322,23 @@ def _meanwhile(device: Breakdown, cause: str) -> str:
     return ", ".join(f"{clean(frame_name(name), LONGEST_HOST)} {_ms(spent)}" for name, spent in names)
 
 
-def _gaps(device: Breakdown) -> list[Block]:
+def _gaps(device: Breakdown, start_ns: int) -> list[Block]:
     if not device.longest_gaps or device.device is None:  # of the host the end is not known by name
         return []
     rows = [
         [
-            _ms(gap.start_ns),
+            _ms(gap.start_ns - start_ns),
             _ms(gap.duration_ns),
             words.plain(gap.cause),
             words.kernel(gap.ended_by, LONGEST_ENDER) if gap.ended_by else "the end of the window",
         ]
         for gap in device.longest_gaps
     ]
-    return [Table(["at ms", "for ms", "mostly", "until"], rows, left=[2, 3], caption="Longest gaps")]
+    return [
+        Table(
+            ["at ms", "for ms", "mostly", "until"], rows, left=[2, 3], caption="Longest gaps, from the window's start"
+        )
+    ]
 
 
 def _steps(steps: Sequence[StepTimes]) -> list[Block]:
@@ -445,14 +474,49 @@ def _size(size_bytes: float) -> str:
 # What differs between two traces
 
 
-def _step_spread(spread: StepSpread | None) -> str:
+def _step_spread(spread: "StepSpread | None") -> str:
     if spread is None:
         return "no steps"
     middle = f"{_ms(spread.q1_ns)} to {_ms(spread.q3_ns)}"
     return f"{spread.steps} steps, median {_ms(spread.median_ns)} ms, the middle half {middle} ms"
 
 
-def _changed_times(changes: Sequence[TimeChange], per: str) -> Block:
+def _warnings(unlike: "Sequence[Unlike]") -> list[Block]:
+    """Return why the numbers below may not be of the program, before any of them."""
+    return _listing("Not like with like:", [clean(f"{each.text}.", 300) for each in unlike])
+
+
+def _change_of(diff: "Diff") -> list[Block]:
+    """Return what the change is made of, the largest part first."""
+    whole = sum(each.change_ns for each in (*diff.busy, *diff.idle))
+    if not diff.parts:
+        return []
+    of = "The window, per step, is" if diff.is_per_step else "The window is"
+    how = (
+        f"{_ms(abs(whole))} ms {'longer' if whole > 0 else 'shorter'}" if abs(whole) >= 1 else "as long, of other parts"
+    )
+    return _listing(f"{of} {how}:", [_part_text(part) for part in diff.parts[:MOST_PARTS]])
+
+
+def _part_text(part: "Part") -> str:
+    """Return a part of the change: how much of what, and who makes most of it."""
+    more = "more" if part.change_ns > 0 else "less"
+    text = f"{_ms(abs(part.change_ns))} ms {more} {words.plain(part.name)}"
+    by = part.contributor
+    if by is None:
+        return text
+    known = [_signed(by.change_ns / 1e6) + " ms"]
+    if by.calls_change is not None and abs(by.calls_change) >= LEAST_CALLS:
+        calls = round(by.calls_change, 2)
+        known.append(f"{_amount(abs(calls), 1)} {'more' if calls > 0 else 'fewer'} call{'s' * (abs(calls) != 1)}")
+    text = f"{text}, mostly {clean(frame_name(by.name), LONGEST_CONTRIBUTOR)} ({', '.join(known)})"
+    if by.caller is None:
+        return text
+    places = [frame_name(each) for each in by.caller if each]
+    return f"{text}, called from {clean(' in '.join(places), LONGEST_CONTRIBUTOR)}"
+
+
+def _changed_times(changes: "Sequence[TimeChange]", per: str) -> Block:
     rows = [
         [words.plain(change.name), _amount(change.a_ns), _amount(change.b_ns), _signed(change.change_ns / 1e6)]
         for change in sorted(changes, key=lambda change: -abs(change.change_ns))
@@ -462,7 +526,7 @@ def _changed_times(changes: Sequence[TimeChange], per: str) -> Block:
     return Table(headers, rows, left=[0], caption=f"Where the time of the busiest device went, {per}")
 
 
-def _changed_operators(changes: Sequence[Change], per: str, top: int) -> list[Block]:
+def _changed_operators(changes: "Sequence[Change]", per: str, top: int) -> list[Block]:
     changes = _changed(changes, ("cpu_self_ns", "device_self_ns", "calls"))
     if not changes:
         return [Heading(f"Operators, {per}"), Paragraph("No operator differs.")]
@@ -472,7 +536,7 @@ def _changed_operators(changes: Sequence[Change], per: str, top: int) -> list[Bl
     headers += ["device self\nA ms", "device self\nB ms", "change"] if on_device else []
     rows = [
         [
-            clean(f"{change.name} {change.input_shapes or ''}", LONGEST_CHANGED_OPERATOR),
+            clean(f"{change.name} {change.input_shapes or change.place or ''}", LONGEST_CHANGED_OPERATOR),
             *_calls(change),
             *(cell for quantity in quantities for cell in _both(change, quantity)),
         ]
@@ -481,7 +545,7 @@ def _changed_operators(changes: Sequence[Change], per: str, top: int) -> list[Bl
     return [Heading(f"Operators, {per}"), Table(headers, rows, left=[0], notes=list(_beyond(changes, top)))]
 
 
-def _changed_kernels(changes: Sequence[Change], per: str, top: int) -> list[Block]:
+def _changed_kernels(changes: "Sequence[Change]", per: str, top: int) -> list[Block]:
     known, changes = bool(changes), _changed(changes, ("device_self_ns", "calls"))
     if not changes:
         return [Heading(f"Kernels, {per}"), Paragraph("No kernel differs.")] if known else []
@@ -498,22 +562,22 @@ def _changed_kernels(changes: Sequence[Change], per: str, top: int) -> list[Bloc
     return [Heading(f"Kernels, {per}"), Table(headers, rows, left=[0], notes=list(_beyond(changes, top)))]
 
 
-def _changed(changes: Sequence[Change], quantities: Sequence[str]) -> list[Change]:
+def _changed(changes: "Sequence[Change]", quantities: Sequence[str]) -> "list[Change]":
     return [change for change in changes if change.only_in or any(map(change.difference, quantities))]
 
 
-def _calls(change: Change) -> list[str]:
+def _calls(change: "Change") -> list[str]:
     return [NOTHING if side is None else _amount(side.calls, 1) for side in (change.a, change.b)]
 
 
-def _both(change: Change, quantity: str) -> list[str]:
+def _both(change: "Change", quantity: str) -> list[str]:
     """Return a time in A, in B and the difference, in ms."""
     difference = change.difference(quantity)
     sides = [NOTHING if side is None else _amount(getattr(side, quantity)) for side in (change.a, change.b)]
     return [*sides, NOTHING if difference is None else _signed(difference / 1e6)]
 
 
-def _beyond(changes: Sequence[Change], top: int) -> Iterator[str]:
+def _beyond(changes: "Sequence[Change]", top: int) -> Iterator[str]:
     """Yield what the table does not show."""
     alone = {side: sum(change.only_in == side for change in changes) for side in ("a", "b")}
     said = [f"and {len(changes) - top:,} more that differ"] if len(changes) > top else []

@@ -5,20 +5,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, Literal, cast
 
-from boundby import files
 from boundby.trace import Analysis, NotATrace, OpStat, Trace, analyze, folded_stacks, op_stats, read_trace
-from boundby.trace.diff import Diff, diff
-from boundby.trace.judgement import judge_trace
+from boundby.trace.collectives import waits_ns
+from boundby.trace.judgement import Waiting, judge_trace
+from boundby.trace.links import by_process
 from boundby.trace.operator_table import by_name
 from boundby.trace.operators import Grouping
+from boundby.trace.stacks import callers
 from boundby.verdict import Verdict
 from utils.errors import InputError
-from utils.render import flame_graph
 from utils.render.formatting import clean, listed
 
-PATTERNS = ("*.json", "*.json.gz")
+if TYPE_CHECKING:  # a tenth of what is loaded, for `--diff` alone
+    from boundby.trace.diff import Callers, Diff
+
+PACKED = ("gz", "xz", "bz2", "zst", "zip")
+PATTERNS = ("*.json", "*.jsonl", *(f"*.json.{suffix}" for suffix in PACKED))
 RANK = re.compile(r"rank[_-]?(\d+)", re.IGNORECASE)
 NUMBER = re.compile(r"_(\d+)(?=\.|$)")  # it may also be a process: believed only where it fits the number of traces
 
@@ -31,11 +35,15 @@ class Examined:
     verdict: Verdict
     operators: tuple[OpStat, ...]
     rank: int | None  # by the trace itself, else by its file name
+    called_by: "Callers | None" = None  # who calls each operator; None: it was not asked for
+    waits_ns: int | None = None  # of its communication, for other ranks; None where their traces do not tell
 
     @classmethod
-    def of(cls, analysis: Analysis, operators: tuple[OpStat, ...] | None = None) -> "Examined":
+    def of(
+        cls, analysis: Analysis, operators: tuple[OpStat, ...] | None = None, called_by: "Callers | None" = None
+    ) -> "Examined":
         """Return the judged trace, its operators grouped by shapes unless others are given."""
-        return cls(analysis, judge_trace(analysis), operators or analysis.operators, analysis.rank)
+        return cls(analysis, judge_trace(analysis), operators or analysis.operators, analysis.rank, called_by)
 
     @property
     def is_inconclusive(self) -> bool:
@@ -95,21 +103,29 @@ class Examination:
     def only(self, rank: int | None) -> Examined:
         """Return the trace of this rank, or the only one. Raises InputError where it is not clear which is meant."""
         if rank is None and len(self.traces) > 1:
-            raise InputError(f"there are {len(self.traces)} traces to choose from; say which with --rank N")
+            apart = any(each.analysis.process is not None for each in self.traces)
+            way_out = "give the file of one process" if apart else "say which with --rank N"
+            raise InputError(f"there are {len(self.traces)} traces to choose from; {way_out}")
         return self.traces[0 if len(self.traces) == 1 else self.place(rank)]
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two traces, and what differs in B from A."""
+    """Two traces, and what differs in B from A; the operators of both are grouped as `group_by` says."""
 
     a: Examined
     b: Examined
+    group_by: str = "shapes"
 
     @cached_property
-    def diff(self) -> Diff:
+    def diff(self) -> "Diff":
         """What differs."""
-        return diff(self.a.analysis, self.b.analysis)
+        from boundby.trace.diff import diff
+
+        a, b = self.a, self.b
+        known = None if a.called_by is None or b.called_by is None else (a.called_by, b.called_by)
+        by = cast(Literal["name"] | Grouping, self.group_by)
+        return diff(a.analysis, b.analysis, group_by=by, operators=(a.operators, b.operators), called_by=known)
 
 
 def check_counts(**counts: int | None) -> None:
@@ -119,8 +135,12 @@ def check_counts(**counts: int | None) -> None:
             raise InputError(f"--{name} is {count}; give a whole number of 1 or more")
 
 
-def examine(paths: Sequence[Path], *, group_by: str = "name", expected_steps: int | None = None) -> Examination:
+def examine(
+    paths: Sequence[Path], *, group_by: str = "name", expected_steps: int | None = None, with_callers: bool = False
+) -> Examination:
     """Return what the traces say. Of a folder, every file that holds a trace is taken.
+
+    A file of several processes gives a trace of each, where what they launched can be told apart.
 
     Raises InputError where not a single one is usable.
     """
@@ -135,21 +155,44 @@ def examine(paths: Sequence[Path], *, group_by: str = "name", expected_steps: in
             is_fault = is_named or not isinstance(error, NotATrace)
             left_out.append(LeftOut(str(path), _reason(error), is_fault))
             continue
-        analysis = analyze(trace, expected_steps=expected_steps)
-        found.append(Examined.of(analysis, _grouped(trace, analysis, group_by)))
+        for each in by_process(trace):
+            analysis = analyze(each, expected_steps=expected_steps)
+            called_by = callers(each) if with_callers else None
+            found.append(Examined.of(analysis, _grouped(each, analysis, group_by), called_by))
     if not found:
-        reasons = "; ".join(each.reason for each in left_out) or f"no {listed(PATTERNS)} in {listed(paths)}"
+        reasons = "; ".join(each.reason for each in left_out) or f"no *.json, plain or packed, in {listed(paths)}"
         raise InputError(f"no trace to analyse: {reasons}; give files that torch.profiler wrote, or their folder")
-    return Examination(tuple(sorted(_ranked(found), key=_order)), tuple(left_out), group_by)
+    traces = _judged_together(sorted(_ranked(found), key=_order))
+    return Examination(traces, tuple(left_out), group_by)
 
 
 def write_flame_graph(trace_path: str, path: Path) -> bool:
     """Write the Python stacks of a trace as a flame graph; return whether there were any. Nothing is written else."""
+    from boundby import files
+    from utils.render import flame_graph
+
     stacks = folded_stacks(read_trace(trace_path))
     if stacks:
         title = f"Where {Path(trace_path).name} spent its time"
         files.write_text(path, flame_graph.page(stacks, title, "Python stacks, by the time of the host in each frame"))
     return bool(stacks)
+
+
+def _judged_together(traces: Sequence[Examined]) -> tuple[Examined, ...]:
+    """Return the traces judged again where those of all ranks tell who waits for whom; the slowest waits for nobody."""
+    known = [each.analysis.collectives for each in traces]
+    ranks = [each.rank for each in traces]
+    met = [each for each in known if each is not None]
+    waits = waits_ns(met) if len(met) == len(traces) and None not in ranks and len(set(ranks)) == len(ranks) else None
+    if waits is None:
+        return tuple(traces)
+    last = ranks[min(range(len(waits)), key=waits.__getitem__)]
+    return tuple(
+        replace(each, verdict=judge_trace(each.analysis, Waiting(wait / own.total_ns, last)), waits_ns=wait)
+        if last is not None and each.rank != last and own.total_ns
+        else replace(each, waits_ns=wait)
+        for each, own, wait in zip(traces, met, waits, strict=True)
+    )
 
 
 def _candidates(paths: Sequence[Path]) -> Iterator[tuple[Path, bool]]:

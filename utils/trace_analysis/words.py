@@ -31,17 +31,24 @@ KINDS = {
 }
 CAUSES = {
     "input": "waiting for the next batch of the DataLoader",
-    "synchronisation": "waiting for the device (.item(), .cpu(), synchronize), and filling its queue again afterwards",
-    "launch": "issuing the work: Python, operators, launching calls",
+    "synchronisation": "waiting for the device (.item(), .cpu(), synchronize), and issuing what the wait held up",
+    "launch": "issuing the work: operators, launching calls, and the Python between them",
     "allocator": "allocating or freeing device memory",
-    "compile": "compiling or loading kernels",
+    "compile": "compiling kernels",
     "launch_latency": "from the launching call to the start of the work; the host was in time",
     "stream_wait": "waiting for an event of another stream",
     "untraced": "the trace does not say: no event on the host, or work without its launch",
+    "python": "Python of the program itself, in pieces longer than lie between two operators",
+    "tokenizing": "turning texts into tokens",
+    "garbage_collection": "Python's garbage collector",
+    "saving": "writing checkpoints and other files",
+    "loading": "starting the device, or loading a kernel at its first use",
+    "driver": "launching calls that the driver kept waiting, mostly for a call of another thread",
+    "graph_pause": "pauses of the device between the kernels of one graph",
 }
 HOST_CAUSES = {  # of a trace without work of a device, where idle is time outside of all operators
     "launch": "Python and other calls between the operators",
-    "untraced": "outside of everything that was traced",
+    "untraced": "outside of everything that was traced: Python without a name, or threads that were not recorded",
 }
 DEMANGLED = re.compile(r"[<(:]")
 NAMESPACE = re.compile(r"(?:\b\w+|\(anonymous namespace\)|\{anonymous\}|<unnamed>)::")
