@@ -36,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in steps:
         step = STEPS[number]
         code = run_step(step["script"], step_arguments(args))
+        os.environ["BOUNDBY_RUN_BEGUN"] = "1"
         if "check" in step and code in (DONE, INCOMPLETE):
             code = max(code, check(step["check"], args))
         if code not in (DONE, INCOMPLETE):

@@ -30,6 +30,7 @@ DEFAULT_CONFIG = ROOT / "configs" / "config.yaml"
 
 DONE, FAILED, INCOMPLETE, INTERRUPTED, TERMINATED = 0, 1, 4, 130, 143
 STATUS = {DONE: "ok", INCOMPLETE: "incomplete", INTERRUPTED: "interrupted", TERMINATED: "interrupted"}
+RUN_BEGUN_VARIABLE = "BOUNDBY_RUN_BEGUN"  # set by the runner after its first step, so that no later one repeats it
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR)
 
@@ -188,13 +189,20 @@ def command(
 def _prepare(args: argparse.Namespace, console: Console, settings: Settings | None) -> Run:
     if settings is None:
         return Run(cast("Config", None), cast("Layout", None), args, console)
-    from utils.artifacts import Layout
-    from utils.yaml_settings import load
-
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    schema = getattr(importlib.import_module(settings.module), settings.schema)
-    config = load(schema, args.config, [*args.overrides, *args.flags])
-    return Run(config, Layout.of(config) if settings is PIPELINE else cast("Layout", None), args, console)
+    overrides = [*args.overrides, *args.flags]
+    if settings is not PIPELINE:
+        from utils.yaml_settings import load
+
+        schema = getattr(importlib.import_module(settings.module), settings.schema)
+        return Run(load(schema, args.config, overrides), cast("Layout", None), args, console)
+    from utils.artifacts import Layout
+    from utils.config import read_settings
+
+    config, dropped = read_settings(args.config, overrides)
+    if dropped and RUN_BEGUN_VARIABLE not in os.environ:
+        console.note(f"left out of {args.config}, as it belongs to another model or dataset: {', '.join(dropped)}")
+    return Run(config, Layout.of(config), args, console)
 
 
 def _live(number: str, body: Body, run: Run) -> int:
