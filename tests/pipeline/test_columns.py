@@ -46,7 +46,7 @@ def test_usual_names_are_found(header, wanted, names):
 def test_file_without_a_header_is_read_from_its_first_row(rows, wanted, names):
     found = of_cells("x.csv", rows, wanted)
     assert (found.names, found.has_header) == (names, False)
-    assert found.remarks
+    assert found.remarks or wanted.label == 3, "what the settings say is no assumption"
 
 
 @pytest.mark.parametrize(
