@@ -201,8 +201,12 @@ def _prepare(args: argparse.Namespace, console: Console, settings: Settings | No
 
     config, dropped = read_settings(args.config, overrides)
     if dropped and RUN_BEGUN_VARIABLE not in os.environ:
-        console.note(f"left out of {args.config}, as it belongs to another model or dataset: {', '.join(dropped)}")
+        console.note(f"left out of {_nearby(args.config)}, as it belongs to another model or dataset: {', '.join(dropped)}")
     return Run(config, Layout.of(config), args, console)
+
+
+def _nearby(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def _live(number: str, body: Body, run: Run) -> int:

@@ -19,6 +19,7 @@ QUESTION = "How do I locate my new card?"
         (["", "review", "stars"], Wanted(), ("review", None)),
         (["title", "content", "intent"], Wanted(), ("content", "intent")),
         (["remark"], Wanted(), ("remark", None)),
+        (["text"], Wanted(), ("text", None)),
         (["a", "b"], Wanted("b", "a"), ("b", "a")),
         (["text", "labels"], Wanted("text", None), ("text", None)),
     ],

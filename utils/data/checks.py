@@ -81,12 +81,14 @@ class DatasetStatistics:
 
     def lines(self) -> list[str]:
         """Return the statistics as lines of text."""
-        contradicting = f"; {self.contradicting_labels:,} labels contradict another row with the same text"
+        contradicting = ""
+        if self.has_labels:
+            contradicting = f"; {self.contradicting_labels:,} labels contradict another row with the same text"
         return [
             f"Rows: {self.rows:,} kept, {sum(self.rejected.values()):,} rejected{listed(self.rejected)}",
             *(self._label_lines() if self.has_labels else ["Labels: none, so accuracy is not measured"]),
             f"Duplicates: {self.duplicate_rows:,} rows repeat an earlier text ({self.duplicate_rows / self.rows:.1%})"
-            f"{contradicting if self.has_labels else ''}",
+            f"{contradicting}",
             self.characters.line(),
             *([self.tokens.line()] if self.tokens else []),
         ]

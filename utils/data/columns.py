@@ -181,7 +181,8 @@ def _listed(cells: Sequence[Any], quoted: bool = False) -> str:
 
 def _separator_hint(columns: Sequence[str]) -> str:
     """Return what to do about a CSV whose header shows that something else than commas separates its cells."""
-    sign = next((sign for sign in ";\t|" if len(columns) == 1 and _has_known_name(columns[0].split(sign))), None)
+    header = columns[0] if len(columns) == 1 else ""
+    sign = next((sign for sign in ";\t|" if sign in header and _has_known_name(header.split(sign))), None)
     return f" (separated by {sign!r}: save the file with commas)" if sign else ""
 
 
