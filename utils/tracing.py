@@ -43,7 +43,7 @@ class Recording:
             f"({self.batch_size_reason})"
         ]
         if self.analysis:
-            lines += text.lines(self.analysis, top=TOP_OPERATORS)
+            lines += [text.headline(self.analysis.traces[0])]
         remarks = {"downgrades": self.taken.downgrades, "unavailable": self.taken.unavailable}
         return lines + [
             f"{kind}: {remark.what}: {remark.reason}" for kind, listed in remarks.items() for remark in listed
