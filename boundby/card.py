@@ -3,72 +3,45 @@
 Plain facts in, lines out; nothing here knows where they come from. What is not known has no line.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
 
 from boundby.formatting import clean, command_lines, number, paragraph, times
 from boundby.roofline import Interval
+from boundby.verdict import Bound, Cause, CauseKind, Trial, Verdict
 
 MOST_LINES = 12
 LABEL = 13  # columns
-LEAST_SHARE = 0.1  # of the time, from which a second owner is named
-TELLING = 1.02  # a factor nearer to 1 than this says nothing
+LEAST_SHARE = 0.1  # of the time, from which a second cause is named
 LONGEST_DOUBT = 90  # characters
 SHOWN_DOUBTS = 2
-PADDING = "padding"
-WORDS: dict[str, str] = {
-    PADDING: "padding: {share} of the time goes into padding tokens",
-    "compute": "arithmetic: at this machine's peak it would still take {share} of the time",
-    "memory": "memory: moving the data at full speed would still take {share} of the time",
-    "kernels": "operators slow at these shapes: even alone they lose {share} of the time to this machine's limits",
-    "around": "cold caches and threads that wait: {share} of the time is lost around the operators",
+CAUSES: dict[CauseKind, str] = {
+    "padding": "padding: {share} of the time goes into padding tokens",
+    "compute": "arithmetic: at this machine's full speed it alone takes {share} of the time",
+    "memory": "memory: moving the data at full speed alone takes {share} of the time",
+    "kernels": "operators that are slow at these shapes: {share} of the time, even run alone",
+    "around": "cold caches and waiting threads: {share} of the time, gone when the operators run alone",
     "host": "Python and dispatch between the operators: {share} of the time",
-    "input": "preparing the input: {share} of the time",
-    "transfer": "bringing the input to the device: {share} of the time",
+    "remainder": "something that was not found: {share} of the time has no name",
+    "input": "preparing the input: {share} of the time of the forward",
+    "transfer": "bringing the input to the device: {share} of the time of the forward",
 }
-REMAINDER = "remainder"
-RELIEF: dict[str, tuple[str, ...]] = {  # the kinds of fix that, where they gain, confirm what limits
-    PADDING: ("remove_padding",),
-    "compute": ("dtype", "matmul_precision"),
-    "memory": ("dtype", "batch_size", "double_batch"),
-    "kernels": ("dtype", "better_kernels", "matmul_precision"),
-    "around": ("threads", "issue_at_once", "fuse_operators"),
-    "host": ("issue_at_once", "fuse_operators", "batch_size", "double_batch"),
-    "input": ("overlap_input",),
+BOUNDS: dict[Bound, str] = {  # where the time has no owners
+    "compute": "arithmetic: the time goes into matrix products and attention",
+    "memory": "memory: the time goes into moving data",
+    "launch": "issuing operators: many small ones take longer to issue than to run",
+    "transfer": "bringing the input to the device, which takes as long as the work there",
+    "input": "preparing the input, which takes at least as long as the forward",
+    "optimizer": "updating the weights",
+    "communication": "waiting for other devices",
+    "under_utilised": "work too small to use this machine",
+    "mixed": "more than one thing",
 }
-
-
-class Owned(Protocol):
-    """A part of the time of a forward: whose it is, its seconds, and which share of it is for padding."""
-
-    @property
-    def kind(self) -> str:
-        """A key of `WORDS`, or the remainder."""
-
-    @property
-    def seconds(self) -> float:
-        """What it takes; that of the remainder may be negative."""
-
-    @property
-    def padding_share(self) -> float | None:
-        """Between 0 and 1; None where it is not known."""
-
-
-@dataclass(frozen=True)
-class Tried:
-    """A fix that was made here: time before over time after; `remark` is what it changed beside the speed."""
-
-    kind: str
-    words: str
-    factor: Interval
-    outcome: Literal["gains", "no_change", "loses"]
-    remark: str = ""
 
 
 @dataclass(frozen=True)
 class Next:
-    """What to do first: in words, the command as it runs, and the factor that is measured or predicted for it."""
+    """What to do first: in words, the command as it runs, and the factor that was measured or is predicted for it."""
 
     words: str
     command: str | None = None
@@ -89,9 +62,8 @@ class Rate:
 class Facts:
     """What the card is made from.
 
-    `limit` says what limits where the time has no `owners`, or why it is not known. `settled` is None where nothing
-    was tried. `rates` are those of the chosen batch size and of the whole set, in this order. `scores` are labels
-    with texts.
+    `verdict` is that of the batch of `shape`, which takes `seconds`; `why_not` says why there is none. `rates` are
+    those of the chosen batch size and of the whole set. `scores` are labels with texts.
     """
 
     model: str
@@ -99,11 +71,8 @@ class Facts:
     dtype: str | None = None
     shape: str | None = None
     seconds: float | None = None
-    owners: Sequence[Owned] = ()
-    limit: str | None = None
-    settled: bool | None = None
-    would_settle: str | None = None
-    tried: Sequence[Tried] = ()
+    verdict: Verdict | None = None
+    why_not: str | None = None
     next: Next | None = None
     rates: Sequence[Rate] = ()
     unit: str = "samples"
@@ -111,60 +80,41 @@ class Facts:
     doubts: Sequence[str] = ()
 
 
-def shares(owners: Iterable[Owned]) -> dict[str, float]:
-    """Return the share of the time of each owner, padding as one of its own, the largest first; they add up to 1.
-
-    The remainder comes last and keeps its sign. Empty where there is no time.
-    """
-    seconds: dict[str, float] = {}
-    for owner in owners:
-        padding = owner.seconds * (owner.padding_share or 0.0) if owner.kind != REMAINDER else 0.0
-        seconds[owner.kind] = seconds.get(owner.kind, 0.0) + owner.seconds - padding
-        seconds[PADDING] = seconds.get(PADDING, 0.0) + padding
-    total = sum(seconds.values())
-    if total <= 0:
-        return {}
-    ranked = sorted(seconds, key=lambda kind: (kind == REMAINDER, -seconds[kind]))
-    return {kind: seconds[kind] / total for kind in ranked if seconds[kind]}
-
-
 def lines(facts: Facts) -> list[str]:
-    """Return the card: at most `MOST_LINES` lines of at most `WIDTH` columns where words allow.
+    """Return the card: at most `MOST_LINES` lines, of at most `WIDTH` columns where a command allows it.
 
-    Where it would be longer, what was tried with the least effect is left out first, then a second owner.
+    Where it would be longer, what was tried with the least effect is left out first, then the second cause.
     """
-    tried = sorted(facts.tried, key=lambda each: -abs(_effect(each.factor.value)))
-    most = 2
-    while True:
-        found = _lines(facts, tried, most)
-        if len(found) <= MOST_LINES or (not tried and most == 1):
-            return found[:MOST_LINES]
-        if tried:
-            tried = tried[:-1]
-        else:
-            most = 1
+    tried = sorted(facts.verdict.trials if facts.verdict else (), key=_effect, reverse=True)
+    causes = 2
+    while len(found := _lines(facts, tried, causes)) > MOST_LINES and (tried or causes > 1):
+        tried, causes = (tried[:-1], causes) if tried else (tried, causes - 1)
+    return found[:MOST_LINES]
 
 
-def _lines(facts: Facts, tried: Sequence[Tried], most: int) -> list[str]:
+def badge(facts: Facts) -> str:
+    """Return in a word or two whether the answer is settled; "" where there is none."""
+    verdict = facts.verdict
+    if verdict is None or verdict.bound == "inconclusive":
+        return "no answer"
+    return "settled" if verdict.settled else "not settled"
+
+
+def factor(of: Interval) -> str:
+    """Return a factor with its interval: `2.60× [2.50, 2.70]`."""
+    return f"{times(of.value)}× [{times(of.low)}, {times(of.high)}]"
+
+
+def _lines(facts: Facts, tried: Sequence[Trial], causes: int) -> list[str]:
     return [
         *paragraph(_title(facts), "  ", ""),
-        *_labelled("Limited by", *_limits(facts, most)),
+        *_labelled("Limited by", *_limits(facts, causes)),
         *_labelled("Tried here", " · ".join(map(_tried, tried))),
         *_next(facts.next),
         *_labelled("Throughput", "; ".join(_rate(rate, facts.unit) for rate in facts.rates)),
         *(line for label, text in facts.scores.items() for line in _labelled(label, text)),
         *_labelled("Doubts", *_doubts(facts.doubts)),
     ]
-
-
-def badge(facts: Facts) -> str:
-    """Return in a word or two whether the answer is settled."""
-    return {True: "settled", False: "not settled", None: "not tried"}[facts.settled]
-
-
-def factor(of: Interval) -> str:
-    """Return a factor with its interval: `2.60× [2.50, 2.70]`."""
-    return f"{times(of.value)}× [{times(of.low)}, {times(of.high)}]"
 
 
 def _labelled(label: str, *texts: str) -> list[str]:
@@ -181,53 +131,57 @@ def _title(facts: Facts) -> str:
 
 
 def _limits(facts: Facts, most: int) -> list[str]:
-    ranked = [(kind, share) for kind, share in shares(facts.owners).items() if kind in WORDS]
-    if not ranked:
-        said = facts.limit or "not known"
-        return [f"{said} {_standing(facts, None)}".rstrip()]
-    named = [pair for index, pair in enumerate(ranked[:most]) if index == 0 or pair[1] >= LEAST_SHARE]
-    texts = [WORDS[kind].format(share=f"{100 * share:.0f} %") for kind, share in named]
-    first = f"{texts[0]} {_standing(facts, named[0][0])}".rstrip()
-    return [first, *(f"then {text}" for text in texts[1:])]
+    verdict = facts.verdict
+    if verdict is None:
+        return [f"not known: {facts.why_not or 'nothing was measured'}"]
+    ranked = verdict.limited_by[:most]
+    named = [cause_words(cause) for at, cause in enumerate(ranked) if at == 0 or cause.share >= LEAST_SHARE]
+    if not named:
+        named = [BOUNDS.get(verdict.bound) or f"not known: {facts.why_not or 'the times do not tell'}"]
+    first = f"{named[0]} {_standing(verdict)}".rstrip()
+    return [first, *(f"then {words}" for words in named[1:])]
 
 
-def _standing(facts: Facts, kind: str | None) -> str:
-    """Return whether what was tried confirms the answer, in brackets; nothing where nothing was tried."""
-    if facts.settled is None:
-        return ""
-    if not facts.settled:
-        return f"[not settled{f': {facts.would_settle}' if facts.would_settle else ''}]"
-    proofs = [each for each in facts.tried if kind and each.kind in RELIEF.get(kind, ()) and each.outcome == "gains"]
-    return f"[confirmed: {proofs[0].words} gave {times(proofs[0].factor.value)}×]" if proofs else "[confirmed]"
+def cause_words(cause: Cause) -> str:
+    """Return what a cause is, and its share of the time; of padding, that of the arithmetic where it is known."""
+    if cause.kind == "padding" and cause.arithmetic_share:
+        return f"padding: {100 * cause.arithmetic_share:.0f} % of the arithmetic is for padding tokens"
+    return CAUSES[cause.kind].format(share=f"{100 * cause.share:.0f} %")
 
 
-def _tried(each: Tried) -> str:
-    said = f"{each.words} {factor(each.factor)}"
-    said = f"{each.words}: no change [{times(each.factor.low)}, {times(each.factor.high)}]" if _is_same(each) else said
-    said += ", do not" if each.outcome == "loses" else ""
-    return f"{said}, {each.remark}" if each.remark else said
+def _standing(verdict: Verdict) -> str:
+    """Return in brackets which trial bears the first cause out, or what would settle it; "" where neither is known."""
+    if verdict.unsettled:
+        return f"[not settled: {verdict.unsettled.text}]"
+    fix = verdict.limited_by[0].confirmed_by if verdict.limited_by else None
+    proof = next((trial for trial in verdict.trials if fix and trial.fix == fix), None)
+    return f"[confirmed: {proof.name} gave {times(proof.measured.value)}×]" if proof else ""
 
 
-def _is_same(each: Tried) -> bool:
-    return each.outcome == "no_change"
+def _tried(trial: Trial) -> str:
+    ends = f"[{times(trial.measured.low)}, {times(trial.measured.high)}]"
+    said = f"{trial.name} {times(trial.measured.value)}× {ends}"
+    if trial.outcome == "no_change":
+        said = f"{trial.name}: no change {ends}"
+    said += ", do not" if trial.outcome == "loses" else ""
+    same = trial.same_labels
+    return said + (f", {100 * same.share.value:.1f} % same labels" if same and trial.outcome == "gains" else "")
 
 
-def _effect(value: float) -> float:
-    return max(value, 1 / value) if value > 0 else 0.0
+def _effect(trial: Trial) -> float:
+    return max(trial.measured.value, 1 / trial.measured.value)
 
 
 def _next(step: Next | None) -> list[str]:
     if step is None:
         return []
-    brings = ""
-    if step.factor and step.factor.value >= TELLING:
-        brings = f": {'measured' if step.is_measured else 'predicted'} {factor(step.factor)}"
+    brings = f": {'measured' if step.is_measured else 'predicted'} {factor(step.factor)}" if step.factor else ""
     command = command_lines(step.command, " " * LABEL) if step.command else []
     return [*_labelled("Next", f"{step.words}{brings}"), *command]
 
 
 def _rate(rate: Rate, unit: str) -> str:
-    width = "" if rate.half_width_pct is None else f" ± {rate.half_width_pct:.0f} %"
+    width = "" if rate.half_width_pct is None else f" ± {rate.half_width_pct:.1f} %"
     return f"{number(rate.per_second)} {unit}/s{width} {rate.where}".rstrip()
 
 
