@@ -32,6 +32,10 @@ class Interval:
         """Return the interval of an estimate; one round has none, and its ends are the value."""
         return cls(estimate.value, estimate.low or estimate.value, estimate.high or estimate.value)
 
+    def times(self, factor: float) -> "Interval":
+        """Return the interval of `factor` times the value."""
+        return Interval(self.value * factor, self.low * factor, self.high * factor)
+
 
 @dataclass(frozen=True)
 class Limits:
