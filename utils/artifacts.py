@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol, Self, overload
 from utils.config import Config
 from utils.errors import InputError
 
-METRICS_VERSION = 3  # of baseline_metrics.json: its keys, and how its numbers are made
+METRICS_VERSION = 4  # of baseline_metrics.json: its keys, and how its numbers are made
 LAYER_PROFILE = "model"  # name of the files in layers/
 RUN_STARTED_VARIABLE = "BOUNDBY_RUN_STARTED"  # set by the runner, so that its steps share one folder in previous/
 

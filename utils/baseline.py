@@ -1,6 +1,5 @@
 """The baseline of one model on one machine: the sweep, the full dataset, and the document that holds them."""
 
-import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -27,8 +26,6 @@ from utils.optimal import MEASURED, judge, optimal
 from utils.profiler import Guard, InferenceProfiler, resolution
 from utils.selection import Selection
 from utils.visits import Visit
-
-POOL_SEED = 0
 
 
 @dataclass
@@ -127,7 +124,7 @@ class Result:
     def _work_fingerprint(self) -> str:
         """Return a hash of what was done, apart from model and machine: two runs with the same can be compared."""
         data = {"rows": self.receipt.dataset.sha256, "labels": self.receipt.labels_sha256}
-        method = {"max_length": self.max_length, "method": METRICS_VERSION, "pool_seed": POOL_SEED}
+        method = {"max_length": self.max_length, "method": METRICS_VERSION}
         return files.sha256_of({**data, **method})[:16]
 
     def _why_not_evaluated(self) -> str:
@@ -194,7 +191,7 @@ def _sweep(result: Result, loaded: LoadedModel, rows: Rows) -> None:
     run, config, max_length = result.run, result.run.config.profiling, result.max_length
     assert max_length is not None  # noted with the model
     log = run.layout.visits(loaded.dtype)
-    texts = _pool(rows, config.batch_sizes, config.num_measurement_runs)
+    texts = rows.texts
     finished = [visit for visit in visits.read(log) if visit.status != "failed"] if run.resuming else []
     if finished:
         run.note(f"{loaded.dtype}: {len(finished)} finished visits are kept")
@@ -300,10 +297,3 @@ def console_evaluation(full: FullDataset, task: str) -> list[str]:
         f"Inference time: {full['inference_time_s']:,.2f} seconds",
         f"Throughput: {full['throughput_samples_per_sec']:.2f} samples/sec",
     ]
-
-
-def _pool(rows: Rows, batch_sizes: Sequence[int], runs: int) -> list[str]:
-    """Return the texts of the sweep: a seeded sample, enough for `runs` different batches of the largest size."""
-    count = min(len(rows.texts), max(batch_sizes) * runs)
-    chosen = random.Random(POOL_SEED).sample(range(len(rows.texts)), count)
-    return [rows.texts[index] for index in chosen]

@@ -207,7 +207,7 @@ class _Plan:
     ) -> tuple[Visit, tuple[Disturbance, ...]]:
         owner, timer = self.owner, self.owner.timer
         release_memory(owner.device)  # else the allocator still holds what a larger batch size left, and counts it here
-        first = self.selection.batches(batch_size, self.num_runs)[0]
+        first = self.selection.reference(batch_size)
         call = _caller(owner.model, first)
         timings: list[Timing] = []
         if batch_size in self._warmed:
@@ -240,7 +240,7 @@ class _Plan:
             session=owner.session,
             timings=tuple(timings),
             measured_s=sum(timing.seconds for timing in timings if timing.quantity in ("isolated", "pipelined")),
-            batches=batches,
+            batches=len(chosen),
             warm_up=warm,
             memory=seen["memory"],
             readings=seen["readings"],

@@ -7,6 +7,8 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from boundby.whole_set import Shape
+
 TOKENIZER_CHUNK = 1000  # texts per call: the Rust tokenizer is fed well, and memory stays flat
 
 
@@ -86,6 +88,11 @@ class Batch:
     def tokens_padded(self) -> int:
         """Tokens that the model computes: rows times the longest."""
         return self.input_ids.numel()
+
+    @property
+    def shape(self) -> Shape:
+        """The samples, and the tokens to which each is padded."""
+        return Shape(*self.input_ids.shape)
 
     def to(self, device: torch.device) -> "Batch":
         """Return the same batch on another device."""

@@ -1,13 +1,11 @@
 """Which texts are timed together, by texts whose tokens are their words."""
 
-import random
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from utils import selection as module
 from utils.selection import Selection
 
 CPU = torch.device("cpu")
@@ -55,61 +53,37 @@ def test_batches_are_on_the_device() -> None:
     assert {each.input_ids.device.type for each in selection.batches(4, 3)} == {"meta"}
 
 
-@pytest.mark.parametrize(("batch_size", "count"), [(1, 10), (4, 10), (8, 3), (64, 5)])
-def test_there_are_as_many_batches_as_asked_for_and_no_text_twice(batch_size: int, count: int) -> None:
-    batches = of(MIXED).batches(batch_size, count)
-    assert [len(each.rows) for each in batches] == [batch_size] * count
-    rows = [row for each in batches for row in each.rows]
-    assert len(set(rows)) == batch_size * count
-
-
-@pytest.mark.parametrize(("batch_size", "count"), [(1, 10), (2, 5), (4, 10), (64, 2)])
-def test_the_mean_length_is_that_of_all_texts(batch_size: int, count: int) -> None:
-    selection = of(MIXED)
-    batches = selection.batches(batch_size, count)
-    mean = sum(each.tokens_real for each in batches) / (batch_size * count)
-    assert mean == pytest.approx(selection.tokens.lengths.mean(), rel=0.01)
-
-
-def test_one_draw_alone_would_miss_the_mean_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    selection = of(MIXED)
-
-    def worst_miss() -> float:
-        found = [selection.batches(1, count) for count in (5, 10, 20, 40)]
-        means = [sum(each.tokens_real for each in batches) / len(batches) for batches in found]
-        return max(abs(mean / selection.tokens.lengths.mean() - 1) for mean in means)
-
-    best = worst_miss()
-    monkeypatch.setattr(module, "DRAWS", 1)
-    assert best < 0.01 < 0.1 < worst_miss()
-
-
-def test_the_draw_depends_on_nothing_else_and_touches_nothing() -> None:
-    first, again = of(MIXED), of(MIXED)
-    expected = [each.rows for each in first.batches(4, 10)]
-    random.seed(1)
-    again.batches(8, 3)
-    assert [each.rows for each in again.batches(4, 10)] == expected
-    random.seed(5)
-    expected = random.random()
-    random.seed(5)
-    of(MIXED).batches(4, 10)
-    assert random.random() == expected
-
-
-def test_texts_are_not_sorted_by_length() -> None:
-    batches = of(MIXED).batches(8, 10)
-    assert sum(each.is_padded for each in batches) == 10
-    assert max(each.tokens_padded / each.tokens_real for each in batches) > 1.5  # what arrives together is padded
+def test_the_dataset_is_taken_whole_in_order_of_arrival() -> None:
+    selection = of(texts_of(3, 1, 2, 5, 4))
+    arrivals = selection.arrivals(2)
+    assert [list(arrivals.rows(index)) for index in range(len(arrivals))] == [[0, 1], [2, 3], [4]]
+    assert [str(arrivals.shape(index)) for index in range(3)] == ["2 × 3 tokens", "2 × 5 tokens", "1 × 4 tokens"]
+    assert arrivals.tokens_real.tolist() == [4, 7, 4]
+    assert [batch.rows for batch in selection.batches(2, 9)] == [(0, 1), (4,), (2, 3)]  # all there are
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "count", "rows"), [(2, 3, [0, 1, 2, 0, 1, 2]), (3, 1, [0, 1, 2]), (4, 1, [0, 1, 2, 0])]
+    ("lengths", "batch_size", "rows"),
+    [
+        ((1, 9, 4, 5, 2), 1, (2,)),  # 4.2 on average
+        ((9, 9, 1, 4, 5, 3, 4), 2, (4, 5)),  # padded to 9, 4 and 5; the last one holds one text and is none
+        ((1, 4, 2, 4, 3, 4, 4, 4), 2, (2, 3)),  # all are padded to 4: then the typical share of padding decides
+        ((3, 1), 4, (0, 1)),  # the last one is the only one
+    ],
 )
-def test_all_texts_are_taken_in_turn_where_there_are_no_more(batch_size: int, count: int, rows: list[int]) -> None:
-    batches = of(texts_of(1, 2, 3)).batches(batch_size, count)
-    assert [row for each in batches for row in each.rows] == rows
-    assert len(batches) == count
+def test_the_reference_batch_is_the_one_of_typical_cost(lengths, batch_size, rows) -> None:
+    reference = of(texts_of(*lengths)).reference(batch_size)
+    assert reference.rows == rows
+    assert str(reference.shape) == f"{len(rows)} × {max(lengths[row] for row in rows)} tokens"
+
+
+@pytest.mark.parametrize(("batch_size", "count"), [(1, 10), (4, 10), (8, 3), (64, 5)])
+def test_batches_are_spread_over_the_lengths_of_all(batch_size: int, count: int) -> None:
+    selection = of(MIXED)
+    batches = selection.batches(batch_size, count)
+    assert len({batch.rows for batch in batches}) == count
+    mean = sum(batch.shape.tokens for batch in batches) / count
+    assert mean == pytest.approx(selection.arrivals(batch_size).longest.mean(), rel=0.1)
 
 
 def test_texts_are_cut_and_counted() -> None:
