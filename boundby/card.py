@@ -80,16 +80,45 @@ class Facts:
     doubts: Sequence[str] = ()
 
 
-def lines(facts: Facts) -> list[str]:
-    """Return the card: at most `MOST_LINES` lines, of at most `WIDTH` columns where a command allows it.
+@dataclass(frozen=True)
+class Entry:
+    """One thing the card says: its label, texts below one another, and a command that runs as it stands."""
 
-    Where it would be longer, what was tried with the least effect is left out first, then the second cause.
+    label: str
+    texts: Sequence[str]
+    command: str | None = None
+
+    def lines(self) -> list[str]:
+        """Return it in lines, the label before the first."""
+        indent = " " * LABEL
+        found = [line for text in self.texts for line in paragraph(text, indent)]
+        found[0] = f"{self.label:<{LABEL}}{found[0][LABEL:]}"
+        return found + (command_lines(self.command, indent) if self.command else [])
+
+
+def lines(facts: Facts) -> list[str]:
+    """Return the card: at most `MOST_LINES` lines, of at most `WIDTH` columns where a command allows it."""
+    return _lines(facts, entries(facts))[:MOST_LINES]
+
+
+def title(facts: Facts) -> str:
+    """Return what was measured: the model on the machine, the dtype, the shape of the batch and its time."""
+    subject = f"{clean(facts.model)} on {clean(facts.machine)}"
+    batch = f"batch {facts.shape}" if facts.shape else None
+    time = f"{number(1e3 * facts.seconds)} ms" if facts.seconds else None
+    return " · ".join(filter(None, [subject, facts.dtype, batch, time]))
+
+
+def entries(facts: Facts) -> list[Entry]:
+    """Return what stands below the title.
+
+    Where the card would be too long, what was tried with the least effect is left out first, then the second cause.
     """
     tried = sorted(facts.verdict.trials if facts.verdict else (), key=_effect, reverse=True)
     causes = 2
-    while len(found := _lines(facts, tried, causes)) > MOST_LINES and (tried or causes > 1):
+    while len(_lines(facts, found := _entries(facts, tried, causes))) > MOST_LINES and (tried or causes > 1):
         tried, causes = (tried[:-1], causes) if tried else (tried, causes - 1)
-    return found[:MOST_LINES]
+    return found
 
 
 def badge(facts: Facts) -> str:
@@ -105,29 +134,21 @@ def factor(of: Interval) -> str:
     return f"{times(of.value)}× [{times(of.low)}, {times(of.high)}]"
 
 
-def _lines(facts: Facts, tried: Sequence[Trial], causes: int) -> list[str]:
-    return [
-        *paragraph(_title(facts), "  ", ""),
-        *_labelled("Limited by", *_limits(facts, causes)),
-        *_labelled("Tried here", " · ".join(map(_tried, tried))),
-        *_next(facts.next),
-        *_labelled("Throughput", "; ".join(_rate(rate, facts.unit) for rate in facts.rates)),
-        *(line for label, text in facts.scores.items() for line in _labelled(label, text)),
-        *_labelled("Doubts", *_doubts(facts.doubts)),
+def _lines(facts: Facts, found: Sequence[Entry]) -> list[str]:
+    return [*paragraph(title(facts), "  ", ""), *(line for entry in found for line in entry.lines())]
+
+
+def _entries(facts: Facts, tried: Sequence[Trial], causes: int) -> list[Entry]:
+    step = facts.next
+    known = [
+        Entry("Limited by", _limits(facts, causes)),
+        Entry("Tried here", [" · ".join(map(_tried, tried))] if tried else []),
+        Entry("Next", [_next(step)], step.command) if step else Entry("Next", []),
+        Entry("Throughput", ["; ".join(_rate(rate, facts.unit) for rate in facts.rates)] if facts.rates else []),
+        *(Entry(label, [text]) for label, text in facts.scores.items()),
+        Entry("Doubts", _doubts(facts.doubts)),
     ]
-
-
-def _labelled(label: str, *texts: str) -> list[str]:
-    indent = " " * LABEL
-    found = [line for text in texts if text for line in paragraph(text, indent)]
-    return [f"{label:<{LABEL}}{found[0][LABEL:]}", *found[1:]] if found else []
-
-
-def _title(facts: Facts) -> str:
-    subject = f"{clean(facts.model)} on {clean(facts.machine)}"
-    batch = f"batch {facts.shape}" if facts.shape else None
-    time = f"{number(1e3 * facts.seconds)} ms" if facts.seconds else None
-    return " · ".join(filter(None, [subject, facts.dtype, batch, time]))
+    return [entry for entry in known if entry.texts]
 
 
 def _limits(facts: Facts, most: int) -> list[str]:
@@ -172,12 +193,9 @@ def _effect(trial: Trial) -> float:
     return max(trial.measured.value, 1 / trial.measured.value)
 
 
-def _next(step: Next | None) -> list[str]:
-    if step is None:
-        return []
+def _next(step: Next) -> str:
     brings = f": {'measured' if step.is_measured else 'predicted'} {factor(step.factor)}" if step.factor else ""
-    command = command_lines(step.command, " " * LABEL) if step.command else []
-    return [*_labelled("Next", f"{step.words}{brings}"), *command]
+    return f"{step.words}{brings}"
 
 
 def _rate(rate: Rate, unit: str) -> str:

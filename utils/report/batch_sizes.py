@@ -6,7 +6,7 @@ from utils.document import Choice, Optimal, Row, Target
 from utils.plots import batch_size_comparison, metrics_heatmap
 from utils.render.blocks import Block, DefinitionList, Heading, Paragraph, Table
 from utils.render.formatting import NOTHING, clean, listed, number, spread, unknown
-from utils.report.pictures import Content, show
+from utils.report.pictures import Content, Folded, show
 from utils.report.sources import ReportData
 
 COLUMNS = (  # key, header
@@ -40,14 +40,16 @@ OF_ALL = ("latency_per_sample_ms", "throughput_samples_per_sec", "accuracy")  # 
 
 def section(data: ReportData) -> list[Content]:
     """Return one table per dtype, the reasons for what is missing, the choices and the pictures."""
-    content: list[Content] = [Heading("Batch Size Analysis")]
+    content: list[Content] = [Heading("Batch sizes")]
     if not data.rows:
         content.append(Paragraph("No batch size was measured yet."))
     columns = (*COLUMNS, *(GPU_COLUMNS if data.is_on_gpu else CPU_COLUMNS))
     for dtype in data.dtypes:
         content += [_table(dtype, data.of(dtype), columns), DefinitionList(_choices(data.best[dtype]))]
     content.append(show(data, batch_size_comparison.figure, data.measured, data.choice, data.config.targets))
-    content.append(show(data, metrics_heatmap.figure, data.measured, data.choice))
+    content.append(
+        Folded("Every metric of every batch size", [show(data, metrics_heatmap.figure, data.measured, data.choice)])
+    )
     return content
 
 
@@ -113,7 +115,7 @@ def targets(data: ReportData) -> list[Block]:
     """Return each target with the measured value."""
     heading = Heading("Targets")
     if not data.targets:
-        return [heading, Paragraph("No target is set (targets.* in the settings).")]
+        return []
     judged = [(UNITS[target["name"]][0], _judgement(target, data)) for target in data.targets]
     blocks: list[Block] = [heading, DefinitionList(judged)]
     if list(data.targets) != list(data.document["targets"]):
