@@ -3,23 +3,25 @@
 Plain facts in, lines out; nothing here knows where they come from. What is not known has no line.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from boundby.formatting import clean, command_lines, number, paragraph, times
+from boundby.formatting import clean, command_lines, number, paragraph
 from boundby.roofline import Interval
 from boundby.verdict import Bound, Cause, CauseKind, Trial, Verdict
 
 MOST_LINES = 12
-LABEL = 13  # columns
+LABEL = 12  # columns
 LEAST_SHARE = 0.1  # of the time, from which a second cause is named
 LONGEST_DOUBT = 90  # characters
 SHOWN_DOUBTS = 2
+NEAR_ONE, TEN, HUNDRED = 1.3, 10, 100
 CAUSES: dict[CauseKind, str] = {
     "padding": "padding: {share} of the time goes into padding tokens",
     "compute": "arithmetic: at this machine's full speed it alone takes {share} of the time",
     "memory": "memory: moving the data at full speed alone takes {share} of the time",
-    "kernels": "operators that are slow at these shapes: {share} of the time, even run alone",
+    "kernels": "operators slow at these shapes: {share} of the time, even when run alone",
     "around": "cold caches and waiting threads: {share} of the time, gone when the operators run alone",
     "host": "Python and dispatch between the operators: {share} of the time",
     "remainder": "something that was not found: {share} of the time has no name",
@@ -112,9 +114,10 @@ def title(facts: Facts) -> str:
 def entries(facts: Facts) -> list[Entry]:
     """Return what stands below the title.
 
-    Where the card would be too long, what was tried with the least effect is left out first, then the second cause.
+    Where the card would be too long, what was tried is left out first, that without effect before that which loses and
+    that which gains little before that which gains much; then the second cause.
     """
-    tried = sorted(facts.verdict.trials if facts.verdict else (), key=_effect, reverse=True)
+    tried = sorted(facts.verdict.trials if facts.verdict else (), key=_telling, reverse=True)
     causes = 2
     while len(_lines(facts, found := _entries(facts, tried, causes))) > MOST_LINES and (tried or causes > 1):
         tried, causes = (tried[:-1], causes) if tried else (tried, causes - 1)
@@ -130,8 +133,17 @@ def badge(facts: Facts) -> str:
 
 
 def factor(of: Interval) -> str:
-    """Return a factor with its interval: `2.60× [2.50, 2.70]`."""
-    return f"{times(of.value)}× [{times(of.low)}, {times(of.high)}]"
+    """Return a factor with its interval: `2.6× [2.5, 2.7]`."""
+    return f"{_digits(of.value)}× {_ends(of)}"
+
+
+def _ends(of: Interval) -> str:
+    return f"[{_digits(of.low)}, {_digits(of.high)}]"
+
+
+def _digits(value: float) -> str:
+    """Return two digits, and two decimals near 1, where the second decides whether it is worth it."""
+    return f"{value:.2f}" if value < NEAR_ONE else f"{value:.1f}" if value < TEN else f"{value:,.0f}"
 
 
 def _lines(facts: Facts, found: Sequence[Entry]) -> list[str]:
@@ -144,7 +156,7 @@ def _entries(facts: Facts, tried: Sequence[Trial], causes: int) -> list[Entry]:
         Entry("Limited by", _limits(facts, causes)),
         Entry("Tried here", [" · ".join(map(_tried, tried))] if tried else []),
         Entry("Next", [_next(step)], step.command) if step else Entry("Next", []),
-        Entry("Throughput", ["; ".join(_rate(rate, facts.unit) for rate in facts.rates)] if facts.rates else []),
+        Entry("Throughput", _rates(facts)),
         *(Entry(label, [text]) for label, text in facts.scores.items()),
         Entry("Doubts", _doubts(facts.doubts)),
     ]
@@ -176,21 +188,20 @@ def _standing(verdict: Verdict) -> str:
         return f"[not settled: {verdict.unsettled.text}]"
     fix = verdict.limited_by[0].confirmed_by if verdict.limited_by else None
     proof = next((trial for trial in verdict.trials if fix and trial.fix == fix), None)
-    return f"[confirmed: {proof.name} gave {times(proof.measured.value)}×]" if proof else ""
+    return f"[confirmed: {proof.name} gave {_digits(proof.measured.value)}×]" if proof else ""
 
 
 def _tried(trial: Trial) -> str:
-    ends = f"[{times(trial.measured.low)}, {times(trial.measured.high)}]"
-    said = f"{trial.name} {times(trial.measured.value)}× {ends}"
+    said = f"{trial.name} {factor(trial.measured)}"
     if trial.outcome == "no_change":
-        said = f"{trial.name}: no change {ends}"
+        said = f"{trial.name}: no change {_ends(trial.measured)}"
     said += ", do not" if trial.outcome == "loses" else ""
     same = trial.same_labels
     return said + (f", {100 * same.share.value:.1f} % same labels" if same and trial.outcome == "gains" else "")
 
 
-def _effect(trial: Trial) -> float:
-    return max(trial.measured.value, 1 / trial.measured.value)
+def _telling(trial: Trial) -> tuple[bool, bool, float]:
+    return trial.outcome == "gains", trial.outcome == "loses", abs(math.log(trial.measured.value))
 
 
 def _next(step: Next) -> str:
@@ -198,9 +209,14 @@ def _next(step: Next) -> str:
     return f"{step.words}{brings}"
 
 
-def _rate(rate: Rate, unit: str) -> str:
-    width = "" if rate.half_width_pct is None else f" ± {rate.half_width_pct:.1f} %"
-    return f"{number(rate.per_second)} {unit}/s{width} {rate.where}".rstrip()
+def _rates(facts: Facts) -> list[str]:
+    said = []
+    for at, rate in enumerate(facts.rates):
+        per_second = f"{rate.per_second:,.0f}" if rate.per_second >= HUNDRED else f"{rate.per_second:.3g}"
+        unit = f" {facts.unit}/s" if at == 0 else ""
+        width = "" if rate.half_width_pct is None else f" ± {min(rate.half_width_pct, HUNDRED):.2g} %"
+        said.append(f"{per_second}{unit}{width} {rate.where}".rstrip())
+    return ["; ".join(said)] if said else []
 
 
 def _doubts(doubts: Sequence[str]) -> list[str]:

@@ -50,7 +50,7 @@ def lines(blocks: Sequence[Block], indent: str = "", is_tight: bool = False) -> 
 def _belong_together(above: Block, below: Block) -> bool:
     if isinstance(above, Paragraph):
         return above.text.endswith(":")
-    return isinstance(above, Heading) or (isinstance(above, Figure) and isinstance(below, Figure))
+    return isinstance(above, Heading) or isinstance(below, Figure)
 
 
 @functools.singledispatch

@@ -83,7 +83,7 @@ def _speed(data: ReportData) -> Iterator[Advice]:
     if row is None:
         return
     options = list(worthwhile(row))
-    yield from _fastest(data, options)
+    yield from _fastest(data, row, options)
     yield from _batch_size(data, row)
     yield from _dtype(data, row)
     for option in options:
@@ -111,29 +111,28 @@ def worthwhile(row: Row) -> Iterator[Option]:
             yield Option(fix, Interval(**known), tried is not None, None, gain["basis"])
 
 
-def _fastest(data: ReportData, options: Sequence[Option]) -> Iterator[Advice]:
+def _fastest(data: ReportData, row: Row, options: Sequence[Option]) -> Iterator[Advice]:
     """Yield the whole-set pass in a cheaper precision, where one gains and the pass was not made in it."""
     full = data.full
     cheaper = [option for option in options if option.fix.kind in ("dtype", "matmul_precision") and option.factor]
     if full is None or full["precision"] != "float32" or not cheaper or not data.task.HAS_PREDICTED_LABELS:
         return
     best = max(cheaper, key=lambda option: option.factor.value if option.factor else 0.0)
-    padding = next((option for option in options if option.fix.kind == "remove_padding" and option.factor), None)
-    both = _product(best.factor, padding.factor if padding else None)
-    if both is None:
+    if best.factor is None or full["dtype"] != row["dtype"]:
         return
-    title = "Predict sorted by length and in the fastest precision" if padding else "Predict in the fastest precision"
-    why = "A precision is taken only where it keeps the labels (evaluation.min_agreement)."
-    if padding:
-        why += " Each of the two was measured or predicted; that they multiply is a prediction."
+    mean, low, high = (row[f"throughput_samples_per_sec_{end}"] for end in ("mean", "ci_low", "ci_high"))
+    ratio = full["throughput_samples_per_sec"] / mean
+    ends = (ratio * mean / (high or mean), ratio * mean / (low or mean))
+    both = Interval(ratio * best.factor.value, ends[0] * best.factor.low, ends[1] * best.factor.high)
+    if both.value < LEAST_GAIN or both.low <= 1:
+        return
+    why = (
+        f"The pass over the whole set, sorted by length, had {times(ratio)}× the throughput of batch size "
+        f"{row['batch_size']} with the texts as they come, and {best.fix} should give {times(best.factor.value)}× on "
+        f"top. A precision is taken only where it keeps {100 * data.config.evaluation.min_agreement:g} % of the labels."
+    )
     command = data.trial("fastest", "evaluation.precision=fastest")
-    yield Advice(SPEED, title, why, command, both, is_measured=best.is_measured and padding is None)
-
-
-def _product(first: Interval | None, second: Interval | None) -> Interval | None:
-    if first is None or second is None:
-        return first or second
-    return Interval(first.value * second.value, first.low * second.low, first.high * second.high)
+    yield Advice(SPEED, "Batch by length, in the fastest precision that keeps the labels", why, command, both)
 
 
 def _option(data: ReportData, row: Row, option: Option) -> Iterator[Advice]:

@@ -12,7 +12,7 @@ from utils.report import advice, batch_sizes, card, doubts, full_dataset, profil
 from utils.report.pictures import Content, Drawing, Folded, drawings, placed
 from utils.report.sources import ReportData
 
-SHOWN_STEPS = 5  # of what to do next
+SHOWN_STEPS = 4  # of what to do next
 SNAPSHOT = "memory snapshot"  # as a manifest calls it
 
 

@@ -105,7 +105,8 @@ def _rates(data: ReportData) -> list[Rate]:
 def way(data: ReportData) -> str:
     """Return what made the pass over the whole set faster or slower than the sweep."""
     full = data.full or {}
-    said = [f"{full['padding_pct']:.0f} % padding", full["precision"].replace("_", " ")]
+    said = [f"{full['padding_pct']:.0f} % padding"]
+    said += [full["precision"].replace("_", " ")] if full["precision"] != data.dtypes[0] else []
     return ", ".join([*said, *(["last layer trimmed"] if full.get("trim") else [])])
 
 

@@ -1,26 +1,35 @@
 """What speaks against the figures: of the data, the batch sizes, the pass over all texts, the trace, the settings."""
 
-from utils.render.blocks import Block, BulletList, Heading, Paragraph
+from collections.abc import Sequence
+
+from utils.render.blocks import BulletList, Heading, Paragraph
 from utils.render.formatting import clean, listed
+from utils.report.pictures import Content, Folded
 from utils.report.sources import ReportData
 
 LONGEST_DOUBT = 400  # characters
 
 
-def section(data: ReportData) -> list[Block]:
-    """Return every doubt once, with the batch sizes it is about."""
-    texts = [clean(doubt, LONGEST_DOUBT) for doubt in every(data)]
-    return [Heading("Doubts"), BulletList(texts) if texts else Paragraph("No doubt was raised.")]
+def section(data: ReportData) -> list[Content]:
+    """Return the doubts about the answer, and folded those about anything else, with the batch sizes they are about."""
+    first = of_the_answer(data)
+    others = [doubt for doubt in every(data) if doubt not in first]
+    said = [clean(doubt, LONGEST_DOUBT) for doubt in first]
+    more = [clean(doubt, LONGEST_DOUBT) for doubt in others]
+    counted = f"{len(more)} about other batch sizes and the trace stand in the page." if more else ""
+    none = Paragraph(f"None about the answer. {counted}".strip())
+    shown: list[Content] = [BulletList([*said, *([counted] if counted else [])])] if said else [none]
+    return [Heading("Doubts"), *shown, *([Folded("More doubts", [BulletList(more)])] if more else [])]
 
 
 def every(data: ReportData) -> list[str]:
     """Return the doubts about data, batch sizes, trace and settings."""
-    return [*data.document["doubts"], *_settings(data), *_agreement(data), *_rows(data), *_full(data), *_trace(data)]
+    return [*of_the_answer(data), *_rows(data), *_trace(data)]
 
 
 def of_the_answer(data: ReportData) -> list[str]:
     """Return those that touch the card: of the data, of the chosen batch size, of the pass over all texts."""
-    own = data.chosen["doubts"] if data.chosen else []
+    own = [f"batch size {data.chosen['batch_size']}: {doubt}" for doubt in data.chosen["doubts"]] if data.chosen else []
     return [*data.document["doubts"], *_settings(data), *_agreement(data), *own, *_full(data)]
 
 
@@ -43,11 +52,19 @@ def _agreement(data: ReportData) -> list[str]:
 
 
 def _rows(data: ReportData) -> list[str]:
-    about: dict[tuple[str, str], list[int]] = {}
-    for row in data.rows:
-        for doubt in row["doubts"]:
-            about.setdefault((row["dtype"], doubt), []).append(row["batch_size"])
-    return [f"batch size {listed(sizes)} ({dtype}): {doubt}" for (dtype, doubt), sizes in about.items()]
+    """Return a doubt of each kind, and the batch sizes that share it; those of another kind have other figures."""
+    about: dict[tuple[str, str], list[tuple[int, str]]] = {}
+    for row in (row for row in data.rows if row is not data.chosen):
+        kinds = row.get("doubt_kinds") or row["doubts"]
+        for kind, doubt in zip(kinds, row["doubts"], strict=True):
+            about.setdefault((row["dtype"], kind), []).append((row["batch_size"], doubt))
+    return [_about(dtype, those) for (dtype, _), those in about.items()]
+
+
+def _about(dtype: str, doubts: Sequence[tuple[int, str]]) -> str:
+    (size, text), *others = doubts
+    also = f" (likewise {listed([other for other, _ in others])})" if others else ""
+    return f"batch size {size} in {dtype}{also}: {text}"
 
 
 def _full(data: ReportData) -> list[str]:

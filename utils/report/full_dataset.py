@@ -36,7 +36,7 @@ def _pairs(full: FullDataset, data: ReportData) -> list[tuple[str, str]]:
     part = f" of {rows:,} (a seeded sample)" if rows and rows != full["samples"] else ""
     return [
         ("Samples", f"{full['samples']:,}{part} in {number(seconds)} s"),
-        *(data.task.described(full) if data.is_scored else []),
+        *([(data.task.SCORE, data.task.headline(full))] if data.is_scored else []),
         ("Throughput", f"{number(full['throughput_samples_per_sec'])} samples/s, tokenizing included{_beside(full, data)}"),
         ("Batches", f"{full['strategy']}, at most {full['token_budget']:,} tokens each, "
          f"{full['padding_pct']:.1f} % padding; {_way(full)}"),
@@ -57,6 +57,7 @@ def _beside(full: FullDataset, data: ReportData) -> str:
 def _more(full: FullDataset, data: ReportData) -> list[tuple[str, str]]:
     rows = data.document["dataset"].get("rows")
     return [
+        *(data.task.described(full) if data.is_scored else []),
         ("Time per sample", f"{number(full['latency_per_sample_ms'])} ms: all the time divided by the samples, "
          "not what one request takes"),
         ("Tokens", f"{number(full['tokens_per_sec_real'])} of texts in a second"),

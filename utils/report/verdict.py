@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 
-from boundby.card import BOUNDS, CAUSES, factor
+from boundby import card
+from boundby.card import factor
 from boundby.roofline import Interval
-from boundby.verdict import OwnerKind
+from boundby.verdict import Bound, CauseKind, OwnerKind
 from utils.comparison import facts
 from utils.document import Ceilings, Operator, Row, TimeOwner, Verdict
 from utils.plots import operators, owners, roofline
@@ -29,7 +30,26 @@ SHORT: dict[OwnerKind, str] = {
     "around": "around\nthem %",
     "host": "\nPython %",
 }
-HOW = {"pairs": "{pairs} pairs of runs with and without", "sweep": "another batch size of the sweep"}
+CAUSES: dict[CauseKind, str] = {
+    "padding": "padding",
+    "compute": "arithmetic",
+    "memory": "memory",
+    "kernels": "slow shapes",
+    "around": "cold caches",
+    "host": "Python",
+    "remainder": "not found",
+    "input": "tokenizing",
+    "transfer": "transfer",
+}
+BOUNDS: dict[Bound, str] = {
+    "compute": "arithmetic",
+    "memory": "memory",
+    "launch": "issuing",
+    "transfer": "transfer",
+    "input": "tokenizing",
+    "under_utilised": "small shapes",
+    "mixed": "several",
+}
 ENERGY = "energy_per_sample_j"
 NAMES = {  # of columns that may be unknown
     ENERGY: "energy per sample",
@@ -76,7 +96,11 @@ def _owners(row: Row, verdict: Verdict) -> list[Block]:
     """Return the table of owners, which adds up to the measured time."""
     parts, reference = verdict.get("owners", []), verdict.get("reference")
     if not parts:
-        return [Paragraph(f"Batch size {row['batch_size']} is limited by {BOUNDS.get(verdict['bound'], 'unknown')}.")]
+        return [
+            Paragraph(
+                f"Batch size {row['batch_size']} is limited by {card.BOUNDS.get(verdict['bound'], 'what is not known')}."
+            )
+        ]
     whole = sum(part["seconds"] for part in parts)
     rows = [_owner(part, whole) for part in parts if part["seconds"]]
     padding = sum(part["seconds"] * (part["padding_share"] or 0.0) for part in parts)
@@ -157,35 +181,22 @@ def tried(data: ReportData) -> list[Content]:
         ]
         for trial in trials
     ]
-    headers = ["", "predicted", "measured", "it is", "same\nlabels %"]
-    notes = ["Factors of the throughput with their 95 % intervals; each was tried by itself."]
-    notes += [f"Not tried: {each['fix']} ({clean(each['reason'], 120)})." for each in verdict.get("untried", [])]
-    table = [Table(headers, rows, left=[0, 1, 2, 3], caption=_where(data.chosen), notes=notes)] if rows else []
-    gains = _gains(verdict)
-    return [Heading("What was tried"), *table, *gains] if table or gains else []
-
-
-def _where(row: Row) -> str:
-    return f"Tried at batch size {row['batch_size']} in {row['dtype']}"
-
-
-def _gains(verdict: Verdict) -> list[Block]:
-    """Return what fixes that were not tried should give: predicted, or else at most where that is worth a line."""
-    predicted = [gain for gain in verdict["gains"] if gain.get("predicted")]
-    said = [
-        f"{gain['fix']}: predicted {factor(Interval(**gain['predicted']))}" for gain in predicted if gain["predicted"]
-    ]
-    said += [
-        f"{gain['fix']}: at most {times(gain['at_most'])}×, since {gain['basis']}"
+    rows += [
+        [gain["fix"], factor(Interval(**gain["predicted"])), NOTHING, "not tried", NOTHING]
         for gain in verdict["gains"]
-        if not gain.get("predicted") and not gain.get("measured") and gain["at_most"] >= LEAST_BOUND
+        if gain.get("predicted")
     ]
-    opening = 'Not tried, each by itself; what is said to be "at most" is no prediction:'
-    return [Paragraph(opening), BulletList(said)] if said else []
+    if not rows:
+        return []
+    headers = ["", "predicted", "measured", "it is", "same\nlabels %"]
+    notes = ["Factors of the throughput with their 95 % intervals, each change by itself."]
+    notes += [f"Not tried: {each['fix']} ({clean(each['reason'], 120)})." for each in verdict.get("untried", [])]
+    where = f"At batch size {data.chosen['batch_size']} in {data.chosen['dtype']}"
+    return [Heading("What was tried"), Table(headers, rows, left=[0, 1, 2, 3], caption=where, notes=notes)]
 
 
 def limits(data: ReportData) -> list[Content]:
-    """Return what limits each batch size, the roofline, and folded what this machine can do and how it was found."""
+    """Return what limits each batch size and the roofline, and folded the evidence and what this machine can do."""
     judged = [row for row in data.rows if of(row)]
     picture = show(data, roofline.figure, data.measured, _ceilings_of(data))
     if not judged:
@@ -196,8 +207,13 @@ def limits(data: ReportData) -> list[Content]:
         if (own := [row for row in judged if row["dtype"] == dtype])
     ]
     folded: list[Content] = [_ceilings(data), _memory(data.document["ceilings"])] if data.document["ceilings"] else []
-    blocks: list[Content] = [Heading("What limits each batch size"), *tables, *_dtypes(data), picture]
-    return [*blocks, Folded("What the verdict rests on", _evidence(data)), Folded("What this machine reaches", folded)]
+    return [
+        *tables,
+        *_dtypes(data),
+        picture,
+        Folded("What the verdict rests on", _evidence(data)),
+        Folded("What this machine reaches", folded),
+    ]
 
 
 def _evidence(data: ReportData) -> list[Content]:
@@ -206,7 +222,15 @@ def _evidence(data: ReportData) -> list[Content]:
         return []
     where = f"batch size {data.chosen['batch_size']} in {data.chosen['dtype']}"
     items = [*verdict["evidence"], *(f"doubt: {doubt}" for doubt in verdict["doubts"])]
-    return [Paragraph(f"At {where}:"), BulletList(items)] if items else []
+    bounds = [
+        f"{gain['fix']}: at most {times(gain['at_most'])}×, since {gain['basis']}"
+        for gain in verdict["gains"]
+        if not gain.get("predicted") and not gain.get("measured") and gain["at_most"] >= LEAST_BOUND
+    ]
+    return [
+        *([Paragraph(f"At {where}:"), BulletList(items)] if items else []),
+        *([Paragraph("Bounds, which are no predictions:"), BulletList(bounds)] if bounds else []),
+    ]
 
 
 def _ceilings_of(data: ReportData) -> Ceilings | Missing:
@@ -222,12 +246,13 @@ def _table(dtype: str, rows: Sequence[Row], is_on_gpu: bool) -> Table:
     headers = ["batch\nsize", "limited by", *(SHORT[kind] for kind in kinds)]
     headers += ["GFLOP/s", "of peak\n%", "for\npadding %", *(["joules/\nsample"] if has_energy else [])]
     headers += ["device\nms", "enqueue\nms"] if is_on_gpu else []
+    cells = [_cells(row, kinds, has_energy, is_on_gpu) for row in rows]
     return Table(
         headers=headers,
-        rows=[_cells(row, kinds, has_energy, is_on_gpu) for row in rows],
+        rows=cells,
         left=[1],
-        caption=dtype,
-        notes=_notes(rows),
+        caption=f"What limits each batch size in {dtype}",
+        notes=[*(["?: not settled"] if any(cell[1].endswith("?") for cell in cells) else []), *_notes(rows)],
     )
 
 
@@ -252,8 +277,8 @@ def limited_by(verdict: Verdict | None) -> str:
     if verdict is None or verdict["bound"] == "inconclusive":
         return "not known"
     causes = verdict.get("limited_by") or []
-    words = CAUSES[causes[0]["kind"]] if causes else BOUNDS[verdict["bound"]]
-    return words.partition(":")[0].partition(",")[0] + ("" if verdict.get("settled", True) else " (not settled)")
+    words = CAUSES[causes[0]["kind"]] if causes else BOUNDS.get(verdict["bound"], verdict["bound"])
+    return words + ("" if verdict.get("settled", True) else "?")
 
 
 def _notes(rows: Sequence[Row]) -> list[str]:
