@@ -68,4 +68,4 @@ def _name(row: Row, with_dtype: bool) -> str:
 def _key(rows: Sequence[Row]) -> list[Patch]:
     kinds = {part["kind"] for row in rows for part in row["verdict"]["owners"] if part["seconds"] > 0}
     marks = [Patch(facecolor=colour, label=name) for kind, (colour, name) in LOOKS.items() if kind in kinds]
-    return [*marks, Patch(facecolor=MUTED, edgecolor="white", hatch="///", linewidth=0, label="hatched: for padding")]
+    return [*marks, Patch(facecolor=MUTED, edgecolor="white", hatch="////", linewidth=0, label="hatched: for padding")]

@@ -8,11 +8,11 @@ from boundby.verdict import ARITHMETIC, OF_CAUSES, fix_of_cause
 from utils.document import Launches, Trace, TracedDevice, TraceSteps, Verdict
 from utils.plots import layers as layer_bars
 from utils.plots import memory, timeline
+from utils.plots.style import BOUNDS
 from utils.render.blocks import Block, BulletList, DefinitionList, Heading, Paragraph, Table
 from utils.render.formatting import NOTHING, clean, listed, number, times
 from utils.report.pictures import Content, Folded, show
 from utils.report.sources import Missing, ReportData
-from utils.report.verdict import BOUNDS
 from utils.trace_analysis import text as trace_text
 from utils.trace_analysis import words
 

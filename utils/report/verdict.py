@@ -5,10 +5,11 @@ from collections.abc import Iterator, Sequence
 from boundby import card
 from boundby.card import factor
 from boundby.roofline import Interval
-from boundby.verdict import Bound, CauseKind, OwnerKind
+from boundby.verdict import OwnerKind
 from utils.comparison import facts
 from utils.document import Ceilings, Operator, Row, TimeOwner, Verdict
 from utils.plots import operators, owners, roofline
+from utils.plots.style import limited_by
 from utils.render.blocks import Block, BulletList, Heading, Paragraph, Table
 from utils.render.formatting import NOTHING, clean, listed, number, times, unknown
 from utils.report.advice import LEAST_BOUND
@@ -29,26 +30,6 @@ SHORT: dict[OwnerKind, str] = {
     "kernels": "slow\nshapes %",
     "around": "around\nthem %",
     "host": "\nPython %",
-}
-CAUSES: dict[CauseKind, str] = {
-    "padding": "padding",
-    "compute": "arithmetic",
-    "memory": "memory",
-    "kernels": "slow shapes",
-    "around": "cold caches",
-    "host": "Python",
-    "remainder": "not found",
-    "input": "tokenizing",
-    "transfer": "transfer",
-}
-BOUNDS: dict[Bound, str] = {
-    "compute": "arithmetic",
-    "memory": "memory",
-    "launch": "issuing",
-    "transfer": "transfer",
-    "input": "tokenizing",
-    "under_utilised": "small shapes",
-    "mixed": "several",
 }
 ENERGY = "energy_per_sample_j"
 NAMES = {  # of columns that may be unknown
@@ -241,12 +222,13 @@ def _ceilings_of(data: ReportData) -> Ceilings | Missing:
 
 
 def _table(dtype: str, rows: Sequence[Row], is_on_gpu: bool) -> Table:
+    size, unit = roofline.scale(rows)
     kinds = [kind for kind in SHORT if any(_share(row, kind) for row in rows)]
     has_energy = any(row[ENERGY] is not None for row in rows)
     headers = ["batch\nsize", "limited by", *(SHORT[kind] for kind in kinds)]
-    headers += ["GFLOP/s", "of peak\n%", "for\npadding %", *(["joules/\nsample"] if has_energy else [])]
+    headers += [unit, "of peak\n%", "for\npadding %", *(["joules/\nsample"] if has_energy else [])]
     headers += ["device\nms", "enqueue\nms"] if is_on_gpu else []
-    cells = [_cells(row, kinds, has_energy, is_on_gpu) for row in rows]
+    cells = [_cells(row, kinds, size, has_energy, is_on_gpu) for row in rows]
     return Table(
         headers=headers,
         rows=cells,
@@ -263,22 +245,13 @@ def _share(row: Row, kind: OwnerKind) -> float | None:
     return sum(100 * part["seconds"] / whole for part in parts if part["kind"] == kind) if whole else None
 
 
-def _cells(row: Row, kinds: Sequence[OwnerKind], has_energy: bool, is_on_gpu: bool) -> list[str]:
-    verdict, useful = of(row), row["useful_flops_pct"]
-    rate = NOTHING if row["flops_per_sec"] is None else number(row["flops_per_sec"] / 1e9)
-    cells = [str(row["batch_size"]), limited_by(verdict), *(_whole(_share(row, kind)) for kind in kinds)]
+def _cells(row: Row, kinds: Sequence[OwnerKind], size: float, has_energy: bool, is_on_gpu: bool) -> list[str]:
+    useful = row["useful_flops_pct"]
+    rate = NOTHING if row["flops_per_sec"] is None else number(row["flops_per_sec"] / size)
+    cells = [str(row["batch_size"]), limited_by(row), *(_whole(_share(row, kind)) for kind in kinds)]
     cells += [rate, _whole(row["share_of_ceiling_pct"]), _whole(None if useful is None else 100 - useful)]
     cells += [_number(row[ENERGY])] if has_energy else []
     return cells + ([_number(row[f"{name}_per_batch_ms"]) for name in ("device", "enqueue")] if is_on_gpu else [])
-
-
-def limited_by(verdict: Verdict | None) -> str:
-    """Return in a few words what a row is limited by, and that this is not settled where it is not."""
-    if verdict is None or verdict["bound"] == "inconclusive":
-        return "not known"
-    causes = verdict.get("limited_by") or []
-    words = CAUSES[causes[0]["kind"]] if causes else BOUNDS.get(verdict["bound"], verdict["bound"])
-    return words + ("" if verdict.get("settled", True) else "?")
 
 
 def _notes(rows: Sequence[Row]) -> list[str]:
