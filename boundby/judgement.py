@@ -19,11 +19,11 @@ from boundby.verdict import (
     Doubt,
     Fix,
     Gain,
-    Outcome,
+    Sign,
     Trial,
     Verdict,
     inconclusive,
-    measured,
+    untested,
 )
 
 LATE_HOST = 0.8  # of the device's time to issue the work: trtexec calls that bound by enqueue time
@@ -32,10 +32,10 @@ UNDER_UTILISED = 0.35  # of the time explained by the limits
 CLEAR = 0.6  # share of one kind of work, below which the bound is mixed
 MOST_SHARE = 1.02  # of the upper end of the time, before the limits themselves are doubted
 UNKNOWN_WORK = Doubt("work", "the work of the forward or the limits of the machine are not known")
-SAID: dict[Outcome, str] = {
-    "as predicted": "as predicted",
-    "too uncertain": "too uncertain to tell",
-    "not as predicted": "not as predicted",
+SAID: dict[Sign, str] = {
+    "confirms": "as predicted",
+    "too_uncertain": "too uncertain to tell",
+    "refutes": "not as predicted",
     "silent": "says nothing about this bound",
 }
 
@@ -106,7 +106,7 @@ def judge(  # noqa: PLR0913  (each is one kind of evidence)
         share_of_limit=share,
         confidence=_confidence(final, confirmation, all_doubts),
         confirmation=confirmation,
-        gains=tuple(measured(_worthwhile([*gains, *context.gains()], {bound, *alternatives}), trials)),
+        gains=tuple(untested(_worthwhile([*gains, *context.gains()], {bound, *alternatives}), trials)),
         evidence=(*evidence.values(), *(_told(trial, bound) for trial in trials)),
         doubts=tuple(all_doubts),
         telling=tuple(evidence[name] for name in ("rate", *TELLING.get(final, ("limits",))) if name in evidence)[:2],
@@ -116,10 +116,10 @@ def judge(  # noqa: PLR0913  (each is one kind of evidence)
 
 def confirm(bound: Bound, trials: Iterable[Trial]) -> Confirmation:
     """Return whether the trials bear out `bound`; one that speaks against it outweighs those that speak for it."""
-    outcomes = {trial.outcome(bound) for trial in trials}
-    if "not as predicted" in outcomes:
+    signs = {trial.says_of(bound) for trial in trials}
+    if "refutes" in signs:
         return "contradicted"
-    return "confirmed" if "as predicted" in outcomes else "untested"
+    return "confirmed" if "confirms" in signs else "untested"
 
 
 def precision_gain(fix: Fix, attribution: Attribution, ceiling_ratio: float, bytes_factor: float) -> Gain:
@@ -147,11 +147,11 @@ def _doubts(times: Times, share: float, confirmation: Confirmation) -> Iterator[
 
 def _told(trial: Trial, bound: Bound) -> str:
     """Return a line on what a trial gave, and what it says of the bound."""
-    outcome, ratio = trial.outcome(bound), trial.ratio
+    sign, ratio = trial.says_of(bound), trial.measured
     said = f"as predicted, and so it would be for {' and '.join(trial.rivals(bound))}"
-    said = SAID.get(outcome, said)
-    if outcome != "silent":
-        low, high = trial.predicted[bound]
+    said = SAID.get(sign, said)
+    if sign != "silent":
+        low, high = trial.expected[bound]
         said += f" ({low:.2f} or more)" if high == float("inf") else f" ({low:.2f} to {high:.2f})"
     return f"{trial.name}: {ratio.value:.2f} times the speed [{ratio.low:.2f}, {ratio.high:.2f}], {said}"
 

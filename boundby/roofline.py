@@ -32,6 +32,10 @@ class Interval:
         """Return the interval of an estimate; one round has none, and its ends are the value."""
         return cls(estimate.value, estimate.low or estimate.value, estimate.high or estimate.value)
 
+    def times(self, factor: float) -> "Interval":
+        """Return the interval of `factor` times the value."""
+        return Interval(self.value * factor, self.low * factor, self.high * factor)
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -130,8 +134,11 @@ def attribute(
     )
 
 
-def _needs(operator: OperatorLoad, limits: Limits, weights_bytes: float, on_host: bool) -> dict[str, float]:
-    """Return the least seconds that one operator needs under each limit, over all its calls."""
+def least_seconds(operator: OperatorLoad, limits: Limits, weights_bytes: float) -> tuple[float, float]:
+    """Return the least seconds of an operator, over all its calls: by the limit of arithmetic, and by that of memory.
+
+    `weights_bytes` are those of the whole model: its parameters come from as far as all of them together lie.
+    """
     touched = (operator.weight_bytes + operator.other_bytes) / operator.calls
     is_new = limits.new_bytes_per_s is not None and operator.new_bytes / operator.calls > ALWAYS_MAPPED_BYTES
     new = operator.new_bytes if is_new else 0.0
@@ -139,11 +146,14 @@ def _needs(operator: OperatorLoad, limits: Limits, weights_bytes: float, on_host
     memory += (operator.other_bytes - new) / limits.bandwidth(touched).value
     if is_new and limits.new_bytes_per_s:
         memory += new / limits.new_bytes_per_s.value
-    return {
-        "compute": operator.flops / limits.flops_per_s.value,
-        "memory": memory,
-        "launch": operator.calls * limits.dispatch_s.value if on_host else 0.0,
-    }
+    return operator.flops / limits.flops_per_s.value, memory
+
+
+def _needs(operator: OperatorLoad, limits: Limits, weights_bytes: float, on_host: bool) -> dict[str, float]:
+    """Return the least seconds that one operator needs under each limit, over all its calls."""
+    compute, memory = least_seconds(operator, limits, weights_bytes)
+    launch = operator.calls * limits.dispatch_s.value if on_host else 0.0
+    return {"compute": compute, "memory": memory, "launch": launch}
 
 
 def fixed_cost(points: Sequence[tuple[float, float]]) -> float | None:

@@ -24,21 +24,21 @@ LEAST_CEILING_RATIO = 1.3  # between two settings, to tell them apart by their t
 
 
 def doubled_batch(work: Work, doubled: Work, timer: Timer, predicted_ratio: float | None = None) -> Trial:
-    """Time `doubled`, the same forward on twice the samples; the ratio is the time of one over that of the other.
+    """Time `doubled`, the same forward on twice the samples; the factor is that of the throughput.
 
-    A fixed cost leaves the ratio near 1, work that grows with the samples halves it. `predicted_ratio` is what the
+    A fixed cost doubles it, work that grows with the samples leaves it near 1. `predicted_ratio` is what the
     limits say for this model, whose weights are read once in both: it is the prediction for memory and compute.
     """
     expected = predicted_ratio or 0.5
-    around = (expected * 0.8, expected * 1.25)
-    predictions: dict[Bound, tuple[float, float]] = {
+    around = (2 * expected * 0.8, 2 * expected * 1.25)
+    ranges: dict[Bound, tuple[float, float]] = {
         "compute": around,
         "memory": around,
         "mixed": around,
-        "launch": (0.7, 1.15),
-        "under_utilised": (0.55, 1.15),
+        "launch": (1.4, 2.3),
+        "under_utilised": (1.1, 2.3),
     }
-    return Trial(Fix("double_batch"), _ratio(work, doubled, timer), predictions)
+    return Trial(Fix("double_batch"), _ratio(work, doubled, timer).times(2), expected=ranges)
 
 
 def fewer_threads(work: Work, timer: Timer) -> Trial | None:
@@ -48,12 +48,12 @@ def fewer_threads(work: Work, timer: Timer) -> Trial | None:
         return None
     fewer = threads // 2
     full = threads / fewer
-    predictions: dict[Bound, tuple[float, float]] = {
+    ranges: dict[Bound, tuple[float, float]] = {
         "compute": (0.8 / full, 1.5 / full),  # threads that wait for one another leave less to lose
         "launch": (0.8, 1.6),
     }
     fix = Fix("threads", {"threads": fewer, "instead_of": threads})
-    return Trial(fix, _ratio(work, work, timer, lambda: _threads(fewer)), predictions)
+    return Trial(fix, _ratio(work, work, timer, lambda: _threads(fewer)), expected=ranges)
 
 
 def other_precision(work: Work, timer: Timer, precision: str, ceiling_ratio: float) -> Trial | None:
@@ -63,13 +63,13 @@ def other_precision(work: Work, timer: Timer, precision: str, ceiling_ratio: flo
     """
     if ceiling_ratio < LEAST_CEILING_RATIO:
         return None
-    predictions: dict[Bound, tuple[float, float]] = {
+    ranges: dict[Bound, tuple[float, float]] = {
         "compute": (1 + 0.4 * (ceiling_ratio - 1), 1.2 * ceiling_ratio),
         "memory": UNCHANGED,
         "launch": UNCHANGED,
     }
     fix = Fix("matmul_precision", {"precision": precision})
-    return Trial(fix, _ratio(work, work, timer, lambda: matmul_precision(precision)), predictions)
+    return Trial(fix, _ratio(work, work, timer, lambda: matmul_precision(precision)), expected=ranges)
 
 
 def graph_replay(work: Work, timer: Timer) -> Trial | None:
@@ -78,12 +78,12 @@ def graph_replay(work: Work, timer: Timer) -> Trial | None:
     if graph is None:
         return None
     not_idle = (UNCHANGED[0], 1 / (1 - IDLE_DEVICE))  # one that idles for less is not called launch-bound
-    predictions: dict[Bound, tuple[float, float]] = {
+    ranges: dict[Bound, tuple[float, float]] = {
         "launch": (1.15, math.inf),
         "compute": not_idle,
         "memory": not_idle,
     }
-    return Trial(Fix("issue_at_once"), _ratio(work, graph.replay, timer), predictions)
+    return Trial(Fix("issue_at_once"), _ratio(work, graph.replay, timer), expected=ranges)
 
 
 def _captured(work: Work) -> torch.cuda.CUDAGraph | None:

@@ -4,8 +4,8 @@ Every door of Boundby answers in them: a forward, a trace, a layer, a training r
 decides by kinds, settings and numbers; the sentences that people read are made from them, and nothing reads those.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import msgspec
@@ -25,8 +25,16 @@ Bound = Literal[
     "inconclusive",
 ]
 Confidence = Literal["high", "medium", "low"]
-Confirmation = Literal["confirmed", "contradicted", "untested"]
-Outcome = Literal["as predicted", "ambiguous", "too uncertain", "not as predicted", "silent"]
+Confirmation = Literal["confirmed", "contradicted", "untested"]  # "contradicted" is of older versions alone
+Outcome = Literal["gains", "no_change", "loses"]
+Sign = Literal["confirms", "ambiguous", "too_uncertain", "refutes", "silent"]
+TrialSource = Literal["pairs", "sweep"]
+UntriedKind = Literal["out_of_memory", "failed", "over_budget", "not_possible"]
+# Whose the time of a forward is: the least that compute and memory need by the limits, what these kernels need beyond
+# that at these shapes, what running them inside the model adds, the host between operators, and what is left over.
+OwnerKind = Literal["compute", "memory", "kernels", "around", "host", "remainder"]
+CauseKind = Literal["padding", "compute", "memory", "kernels", "around", "host", "remainder", "input", "transfer"]
+UnsettledKind = Literal["trials_disagree", "close", "unexplained", "disturbed", "unknown"]
 
 ARITHMETIC: tuple[Bound, ...] = ("compute", "memory", "mixed", "under_utilised")
 RIVALS: tuple[Bound, ...] = ("compute", "memory", "launch")  # a trial that cannot tell them apart confirms nothing
@@ -62,11 +70,13 @@ class Change:
 
 CHANGES: dict[str, Change] = {
     # of one forward
-    "remove_padding": Change("remove padding", ARITHMETIC),
+    "remove_padding": Change("remove padding", ARITHMETIC, tried="no padding"),
     "better_kernels": Change("better kernels for these shapes", ARITHMETIC),
-    "dtype": Change("run in {dtype}", ARITHMETIC),
-    "matmul_precision": Change("float32 products at precision '{precision}'", ARITHMETIC),
-    "batch_size": Change("use batch size {batch_size}"),
+    "dtype": Change("run in {dtype}", ARITHMETIC, tried="{dtype}"),
+    "matmul_precision": Change(
+        "float32 products at precision '{precision}'", ARITHMETIC, tried="precision {precision}"
+    ),
+    "batch_size": Change("use batch size {batch_size}", tried="batch size {batch_size}"),
     "double_batch": Change("double the batch", ("under_utilised", "launch", "optimizer"), tried="the batch doubled"),
     "threads": Change("{threads} of {instead_of} threads"),
     "overlap_input": Change("prepare the input ahead, in another thread or process"),
@@ -266,43 +276,152 @@ def fix_of_cause(cause: str, on_host: bool = False) -> Fix | None:
 
 
 @dataclass(frozen=True)
+class SameLabels:
+    """How many of the texts that were compared keep their label under a fix; the interval of the share is Wilson's."""
+
+    same: int
+    of: int
+    share: Interval
+
+
+@dataclass(frozen=True)
 class Trial:
-    """A fix that was made here: time before over time after, and the range of it that each bound predicts."""
+    """A fix that was made here: its factor of the throughput, measured, beside what was predicted before it was tried.
+
+    `expected` is the range of the factor that each bound speaks for, where they differ. `source`: "pairs" are runs with
+    and without the fix, one right after the other, `pairs` of them; "sweep" is another batch size of the same sweep.
+    `same_labels` is None for what changes no arithmetic.
+    """
 
     fix: Fix
-    ratio: Interval
-    predicted: Mapping[Bound, tuple[float, float]]
+    measured: Interval
+    predicted: Interval | None = None
+    at_most: float | None = None
+    expected: Mapping[Bound, tuple[float, float]] = field(default_factory=dict, hash=False)
+    same_labels: SameLabels | None = None
+    source: TrialSource = "pairs"
+    pairs: int = 0
 
     @property
     def name(self) -> str:
         """What was changed, in a few words."""
         return (self.fix.change.tried or self.fix.change.words).format(**self.fix.settings)
 
-    def outcome(self, bound: Bound) -> Outcome:
+    @property
+    def outcome(self) -> Outcome:
+        """Whether the fix gains or loses: no change where its interval holds 1, or the difference is below 2 %."""
+        if self.measured.low > 1 and self.measured.value >= LEAST_GAIN:
+            return "gains"
+        return "loses" if self.measured.high < 1 and self.measured.value <= 1 / LEAST_GAIN else "no_change"
+
+    @property
+    def is_within_bound(self) -> bool:
+        """Whether what was measured is at most what was said to be possible, within its interval."""
+        return self.at_most is None or self.measured.low <= self.at_most
+
+    def says_of(self, bound: Bound) -> Sign:
         """Return what the trial says of a bound.
 
-        It confirms where its whole interval lies in the predicted range (ambiguous, where it lies in that of compute,
-        memory or launch as well), and contradicts where none of it does.
+        It confirms where its whole interval lies in the expected range (ambiguous, where it lies in that of compute,
+        memory or launch as well), and refutes where none of it does.
         """
-        if bound not in self.predicted:
+        if bound not in self.expected:
             return "silent"
-        low, high = self.predicted[bound]
+        low, high = self.expected[bound]
         if self._lies_in(bound):
-            return "ambiguous" if self.rivals(bound) else "as predicted"
-        return "not as predicted" if self.ratio.high < low or self.ratio.low > high else "too uncertain"
+            return "ambiguous" if self.rivals(bound) else "confirms"
+        return "refutes" if self.measured.high < low or self.measured.low > high else "too_uncertain"
 
     def rivals(self, bound: Bound) -> tuple[Bound, ...]:
         """Return the other bounds that the outcome fits just as well."""
-        return tuple(name for name in self.predicted if name in RIVALS and name != bound and self._lies_in(name))
+        return tuple(name for name in self.expected if name in RIVALS and name != bound and self._lies_in(name))
 
     def _lies_in(self, bound: Bound) -> bool:
-        low, high = self.predicted[bound]
-        return low <= self.ratio.low and self.ratio.high <= high
+        low, high = self.expected[bound]
+        return low <= self.measured.low and self.measured.high <= high
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values: the fix in words, with its kind and settings beside; without the expected ranges."""
+        return {
+            "trial": self.name,
+            "fix": str(self.fix),
+            "kind": self.fix.kind,
+            "settings": dict(self.fix.settings),
+            "measured": asdict(self.measured),
+            "predicted": asdict(self.predicted) if self.predicted else None,
+            "at_most": self.at_most,
+            "outcome": self.outcome,
+            "same_labels": asdict(self.same_labels) if self.same_labels else None,
+            "source": self.source,
+            "pairs": self.pairs,
+        }
+
+
+@dataclass(frozen=True)
+class Untried:
+    """A fix that was not tried, or whose trial came to nothing, and why; what was measured stands without it."""
+
+    fix: Fix
+    kind: UntriedKind
+    reason: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values: the fix in words, with its kind and settings beside."""
+        return {**_fix_as_dict(self.fix), "why": self.kind, "reason": self.reason}
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Whose a part of the time of one forward is; `padding_share` of these seconds went into padding, None if unknown.
+
+    `remainder` alone may be negative: the other parts then come to more than was measured.
+    """
+
+    kind: OwnerKind
+    seconds: float
+    padding_share: float | None = None
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The batch of typical cost that sweep, replays, trials, trace and layers share, and its measured time.
+
+    `str` of it is its shape, as in "8 × 154 tokens".
+    """
+
+    samples: int
+    tokens: int
+    seconds: Interval
+
+    def __str__(self) -> str:
+        """Return the shape in words."""
+        return f"{self.samples} × {self.tokens} tokens"
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One thing that limits a forward: padding, or an owner without its padding; `share` is that of the time.
+
+    `arithmetic_share` is padding's share of the FLOPs. `confirmed_by` is the trial that bore it out.
+    """
+
+    kind: CauseKind
+    share: float
+    arithmetic_share: float | None = None
+    confirmed_by: Fix | None = None
+
+
+@dataclass(frozen=True)
+class Unsettled:
+    """Why the evidence does not decide what limits, and, in `text`, what would settle it."""
+
+    kind: UnsettledKind
+    text: str
 
 
 @dataclass(frozen=True)
 class Gain:
-    """What a fix does to the throughput, as a factor: predicted, at most, and measured where it was tried.
+    """What a fix that was not tried would do to the throughput, as a factor: predicted, and at most.
 
     `basis` is what `at_most` rests on, in words.
     """
@@ -311,7 +430,6 @@ class Gain:
     at_most: float
     basis: str
     predicted: Interval | None = None
-    measured: Interval | None = None
 
     @property
     def relieves(self) -> tuple[Bound, ...]:
@@ -321,12 +439,9 @@ class Gain:
     def as_dict(self) -> dict[str, Any]:
         """Return plain values: the fix in words, with its kind and settings beside."""
         return {
-            "fix": str(self.fix),
-            "kind": self.fix.kind,
-            "settings": dict(self.fix.settings),
+            **_fix_as_dict(self.fix),
             "predicted": asdict(self.predicted) if self.predicted else None,
             "at_most": self.at_most,
-            "measured": asdict(self.measured) if self.measured else None,
             "basis": self.basis,
             "relieves": self.relieves,
         }
@@ -337,7 +452,9 @@ class Verdict:
     """What limits, and how sure that is.
 
     `share_of_limit` is the time that the limit alone needs over the time measured; `telling` is the part of the
-    evidence that says most about this bound.
+    evidence that says most about this bound. `owners` add up to the time of `reference`, and `limited_by` ranks what
+    limits it, the first first. `gains` are of fixes that were not tried, the largest first; a trial takes the place of
+    the gain of its fix.
     """
 
     bound: Bound
@@ -350,44 +467,74 @@ class Verdict:
     doubts: tuple[Doubt, ...] = ()
     telling: tuple[str, ...] = ()
     trials: tuple[Trial, ...] = ()
+    untried: tuple[Untried, ...] = ()
+    reference: Reference | None = None
+    owners: tuple[Owner, ...] = ()
+    limited_by: tuple[Cause, ...] = ()
+    unsettled: Unsettled | None = None
+
+    @property
+    def settled(self) -> bool:
+        """Whether the evidence decides what limits."""
+        return self.unsettled is None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values: fixes and doubts in words, with their kinds beside."""
+        """Return plain values: fixes, doubts and what would settle it in words, with their kinds beside."""
         return {
             **asdict(self),
             "gains": [gain.as_dict() for gain in self.gains],
             "doubts": [str(doubt) for doubt in self.doubts],
             "doubt_kinds": [doubt.kind for doubt in self.doubts],
-            "trials": [
-                {
-                    "trial": trial.name,
-                    "kind": trial.fix.kind,
-                    "settings": dict(trial.fix.settings),
-                    **asdict(trial.ratio),
-                }
-                for trial in self.trials
-            ],
+            "trials": [trial.as_dict() for trial in self.trials],
+            "untried": [untried.as_dict() for untried in self.untried],
+            "reference": self.reference and {**asdict(self.reference), "shape": str(self.reference)},
+            "settled": self.settled,
+            "would_settle": self.unsettled.text if self.unsettled else None,
+            "unsettled": self.unsettled.kind if self.unsettled else None,
         }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Verdict":
-        """Return the verdict that `as_dict` gave, without its trials. Raises LookupError, TypeError or ValueError."""
-        fixes = [{"kind": gain["kind"], "settings": gain["settings"]} for gain in values["gains"]]
-        gains = [{**gain, "fix": fix} for gain, fix in zip(values["gains"], fixes, strict=True)]
-        doubts = [asdict(doubt) for doubt in doubts_of(values)]
-        return msgspec.convert({**values, "gains": gains, "doubts": doubts, "trials": ()}, Verdict)
+        """Return the verdict that `as_dict` gave, without what its trials expected; one of an older version, too.
+
+        Older ones lack what they did not know, and their trials, which were of another kind, are left out. Raises
+        LookupError, TypeError or ValueError.
+        """
+        trials = [trial for trial in values.get("trials", ()) if "measured" in trial]
+        untried = [{**_with_fix(each), "kind": each["why"]} for each in values.get("untried", ())]
+        kind = values.get("unsettled")
+        return msgspec.convert(
+            {
+                **values,
+                "gains": [_with_fix(gain) for gain in values["gains"]],
+                "doubts": [asdict(doubt) for doubt in doubts_of(values)],
+                "trials": [_with_fix(trial) for trial in trials],
+                "untried": untried,
+                "unsettled": {"kind": kind, "text": values["would_settle"]} if kind else None,
+            },
+            Verdict,
+        )
+
+
+def _fix_as_dict(fix: Fix) -> dict[str, Any]:
+    return {"fix": str(fix), "kind": fix.kind, "settings": dict(fix.settings)}
+
+
+def _with_fix(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {**values, "fix": {"kind": values["kind"], "settings": values["settings"]}}
 
 
 def inconclusive(doubts: Iterable[Doubt], gains: Iterable[Gain] = ()) -> Verdict:
     """Return the verdict that says nothing, and why."""
-    return Verdict("inconclusive", (), None, "low", "untested", tuple(gains), (), tuple(doubts))
+    known = tuple(doubts)
+    missing = Unsettled("unknown", known[-1].text) if known else None
+    return Verdict("inconclusive", (), None, "low", "untested", tuple(gains), (), known, unsettled=missing)
 
 
-def measured(gains: Iterable[Gain], trials: Sequence[Trial]) -> Iterator[Gain]:
-    """Yield the gains, each with what it gave where it was tried."""
-    for gain in gains:
-        ratios = [trial.ratio for trial in trials if trial.fix == gain.fix]
-        yield replace(gain, measured=ratios[0]) if ratios else gain
+def untested(gains: Iterable[Gain], trials: Iterable[Trial]) -> list[Gain]:
+    """Return the gains of fixes that no trial made: what was tried replaces what was predicted."""
+    tried = [trial.fix for trial in trials]
+    return [gain for gain in gains if gain.fix not in tried]
 
 
 def doubts_of(values: Mapping[str, Any]) -> list[Doubt]:

@@ -140,12 +140,12 @@ def _times(row: Mapping[str, Any], gpu: bool) -> Times:
 def _replayed(times: Times) -> Trial:
     ratio = times.isolated_s.value / times.working_s.value
     predicted = {"launch": (1.15, math.inf), "compute": UNCHANGED, "memory": UNCHANGED}
-    return Trial(Fix("issue_at_once"), Interval(ratio, 0.98 * ratio, 1.02 * ratio), predicted)
+    return Trial(Fix("issue_at_once"), Interval(ratio, 0.98 * ratio, 1.02 * ratio), expected=predicted)
 
 
 def _less_precise() -> Trial:
     predicted = {"compute": (1.37, 2.3), "memory": UNCHANGED, "launch": UNCHANGED}
-    return Trial(Fix("matmul_precision", {"precision": "medium"}), Interval(1.62, 1.57, 1.67), predicted)
+    return Trial(Fix("matmul_precision", {"precision": "medium"}), Interval(1.62, 1.57, 1.67), expected=predicted)
 
 
 def _gains(row: Mapping[str, Any], ceilings: Ceilings, found: Attribution) -> Iterator[Gain]:

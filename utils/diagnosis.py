@@ -224,7 +224,7 @@ class _Case:
         if best is not self.row:
             ratio = best["throughput_samples_per_sec_mean"] / self.row["throughput_samples_per_sec_mean"]
             fix = Fix("batch_size", {"batch_size": best["batch_size"]})
-            yield Gain(fix, ratio, "measured in this sweep", measured=Interval.exact(ratio))
+            yield Gain(fix, ratio, "measured in this sweep")
 
     def _energy(self) -> tuple[float | Missing, float | Missing]:
         """Return the energy by sample, gross and without what the idle machine takes."""

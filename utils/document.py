@@ -9,7 +9,17 @@ from typing import Literal, NotRequired, Required, TypedDict, cast
 import msgspec
 
 from boundby import files
-from boundby.verdict import Bound, Confidence, Confirmation
+from boundby.verdict import (
+    Bound,
+    CauseKind,
+    Confidence,
+    Confirmation,
+    Outcome,
+    OwnerKind,
+    TrialSource,
+    UnsettledKind,
+    UntriedKind,
+)
 
 Status = Literal["ok", "noisy", "oom", "failed", "skipped_oom"]
 
@@ -23,18 +33,89 @@ class Span(TypedDict):
 
 
 class Gain(TypedDict):
-    """What a fix could bring at most; older documents have neither kind nor settings."""
+    """What a fix could bring; older documents have no prediction, and what was measured where the fix was tried."""
 
     fix: str
     at_most: float
     basis: str
     kind: NotRequired[str]
     settings: NotRequired[dict[str, str | float]]
+    predicted: NotRequired[Span | None]
     measured: NotRequired[Span | None]
 
 
+class SameLabels(TypedDict):
+    """How many of the texts that were compared keep their label."""
+
+    same: int
+    of: int
+    share: Span
+
+
+class Trial(TypedDict):
+    """A fix that was made here, as `boundby.verdict.Trial.as_dict` gives it: factors of the throughput."""
+
+    trial: str
+    fix: str
+    kind: str
+    settings: dict[str, str | float]
+    measured: Span
+    predicted: Span | None
+    at_most: float | None
+    outcome: Outcome
+    same_labels: SameLabels | None
+    source: TrialSource
+    pairs: int
+
+
+class Untried(TypedDict):
+    """A fix that was not tried, or whose trial came to nothing."""
+
+    fix: str
+    kind: str
+    settings: dict[str, str | float]
+    why: UntriedKind
+    reason: str
+
+
+class TimeOwner(TypedDict):
+    """Whose a part of the time of one forward is."""
+
+    kind: OwnerKind
+    seconds: float
+    padding_share: float | None
+
+
+class Reference(TypedDict):
+    """The batch of typical cost that sweep, replays, trials, trace and layers share."""
+
+    samples: int
+    tokens: int
+    seconds: Span
+    shape: str
+
+
+class ConfirmingFix(TypedDict):
+    """The fix of a trial."""
+
+    kind: str
+    settings: dict[str, str | float]
+
+
+class Cause(TypedDict):
+    """One thing that limits a forward, and its share of the time; that of the arithmetic for padding."""
+
+    kind: CauseKind
+    share: float
+    arithmetic_share: float | None
+    confirmed_by: ConfirmingFix | None
+
+
 class Verdict(TypedDict):
-    """What limits a batch size, as `boundby.verdict.Verdict.as_dict` gives it."""
+    """What limits a batch size, as `boundby.verdict.Verdict.as_dict` gives it.
+
+    What is not required is not in documents of older versions; their trials have other keys, and no `measured`.
+    """
 
     bound: Bound
     alternatives: list[Bound]
@@ -45,6 +126,15 @@ class Verdict(TypedDict):
     evidence: list[str]
     telling: NotRequired[list[str]]
     doubts: list[str]
+    doubt_kinds: NotRequired[list[str]]
+    trials: NotRequired[list[Trial]]
+    untried: NotRequired[list[Untried]]
+    reference: NotRequired[Reference | None]
+    owners: NotRequired[list[TimeOwner]]
+    limited_by: NotRequired[list[Cause]]
+    settled: NotRequired[bool]
+    would_settle: NotRequired[str | None]
+    unsettled: NotRequired[UnsettledKind | None]
 
 
 class Row(TypedDict, total=False):
@@ -481,6 +571,9 @@ def read_document(path: Path, version: int) -> Document:
     found = content.get("schema_version") if isinstance(content, dict) else None
     if found != version:
         raise OtherVersion(found)
+    for row in content.get("batch_sizes", ()):
+        if row.get("verdict"):  # older trials have other keys, and factors of another kind
+            row["verdict"]["trials"] = [trial for trial in row["verdict"].get("trials", ()) if "measured" in trial]
     msgspec.convert(content, Document)
     return cast(Document, content)
 

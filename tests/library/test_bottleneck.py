@@ -240,7 +240,7 @@ def judged_on(device: Device, work: Callable[[], object], flops_per_s: float) ->
 def test_a_device_is_held_against_its_own_time_and_a_graph(device, monkeypatch, times_s, ratio, bound, confirmation):
     def replayed(work, timer):
         predicted: Any = {"launch": (1.15, 100.0), "compute": (0.87, 1.15)}
-        return ratio and Trial(Fix("issue_at_once"), Interval.exact(ratio), predicted)
+        return ratio and Trial(Fix("issue_at_once"), Interval.exact(ratio), expected=predicted)
 
     def work():
         product()

@@ -43,7 +43,7 @@ def takes(clock: FakeClock, seconds: float) -> Work:
 def test_doubling_tells_a_fixed_cost_from_one_that_grows_with_the_samples(clock, fixed, per_sample, ratio):
     one, two = takes(clock, fixed + per_sample), takes(clock, fixed + 2 * per_sample)
     found = doubled_batch(one, two, Timer(clock))
-    assert found.ratio == Interval(*[pytest.approx(ratio, rel=1e-14)] * 3)
+    assert found.measured == Interval(*[pytest.approx(ratio, rel=1e-14)] * 3)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_doubling_tells_a_fixed_cost_from_one_that_grows_with_the_samples(clock,
 )
 def test_doubling_bears_out_the_bounds_whose_time_follows(clock, growth, confirms, contradicts):
     found = doubled_batch(takes(clock, FORWARD_S), takes(clock, growth * FORWARD_S), Timer(clock))
-    verdicts = {bound: confirm(bound, [found]) for bound in found.predicted}
+    verdicts = {bound: confirm(bound, [found]) for bound in found.expected}
     assert {bound for bound, said in verdicts.items() if said == "confirmed"} == confirms
     assert {bound for bound, said in verdicts.items() if said == "contradicted"} == contradicts
 
@@ -80,7 +80,7 @@ def test_neither_drift_nor_single_slow_calls_change_the_ratio(clock):
         return 2.0 ** (max(0, call - 3) // 4)  # after three calls that warm up, each pair is two calls of either kind
 
     found = doubled_batch(called(FORWARD_S, drift), called(2 * FORWARD_S, drift), Timer(clock))
-    assert (found.ratio, calls) == (Interval.exact(0.5), 3 + 4 * trials.PAIRS)
+    assert (found.measured, calls) == (Interval.exact(0.5), 3 + 4 * trials.PAIRS)
     for slow in range(4):
         calls = 0
 
@@ -88,7 +88,7 @@ def test_neither_drift_nor_single_slow_calls_change_the_ratio(clock):
             return 9 if call > 2 and (call + 1) % 4 == slow else 1  # three set the size of a block
 
         found = doubled_batch(called(2.0**-9, disturbed), called(2.0**-8, disturbed), Timer(clock))
-        assert found.ratio == Interval.exact(0.5)
+        assert found.measured == Interval.exact(0.5)
 
 
 def test_a_short_forward_is_called_until_a_block_is_long_enough_for_the_clock(clock):
@@ -112,7 +112,7 @@ def test_a_ratio_that_differs_from_pair_to_pair_has_an_interval(clock):
         calls += 1
         clock.advance(FORWARD_S * (2 if calls % 4 > 1 else 1))
 
-    ratio = doubled_batch(restless, takes(clock, FORWARD_S), Timer(clock)).ratio
+    ratio = doubled_batch(restless, takes(clock, FORWARD_S), Timer(clock)).measured
     assert ratio.low < 1.0 < ratio.value < 2.0 < ratio.high
 
 
@@ -132,7 +132,7 @@ def test_the_wait_for_the_device_is_part_of_every_time(clock):
         queued = 0.0
 
     found = doubled_batch(launch(FORWARD_S), launch(2 * FORWARD_S), Timer(clock, synchronize))
-    assert found.ratio == Interval.exact(0.5)
+    assert found.measured == Interval.exact(0.5)
 
 
 def parallel(clock: FakeClock, serial: float = 0.0) -> Work:
@@ -155,14 +155,14 @@ def test_work_that_threads_share_takes_as_much_longer_on_fewer(clock, threads, n
     found = fewer_threads(parallel(clock), Timer(clock))
     left, threads.number = threads.number, 4
     assert left == number
-    assert found.ratio.value == pytest.approx(ratio, rel=1e-14)
+    assert found.measured.value == pytest.approx(ratio, rel=1e-14)
     assert found.fix.settings == {"threads": fewer, "instead_of": number}
     assert [confirm(bound, [found]) for bound in ("compute", "launch")] == ["confirmed", "contradicted"]
 
 
 def test_work_of_one_thread_does_not_mind_fewer(clock):
     found = fewer_threads(takes(clock, FORWARD_S), Timer(clock))
-    assert found.ratio == Interval.exact(1.0)
+    assert found.measured == Interval.exact(1.0)
     assert [confirm(bound, [found]) for bound in ("compute", "launch")] == ["contradicted", "confirmed"]
     assert confirm("memory", [found]) == "untested"  # one thread may saturate the memory, or not
 
@@ -209,7 +209,7 @@ def highest():
 )
 def test_products_that_may_be_rounded_gain_where_compute_is_the_bound(clock, faster, bound, said, other):
     found = other_precision(rounding(clock, faster), Timer(clock), "medium", ceiling_ratio=4.0)
-    assert found.ratio == Interval.exact(faster)
+    assert found.measured == Interval.exact(faster)
     assert "'medium'" in found.name
     assert confirm(bound, [found]) == said
     assert confirm(other, [found]) == "contradicted"
@@ -227,9 +227,9 @@ def test_precisions_whose_ceilings_are_close_tell_nothing(clock):
 @pytest.mark.parametrize("ceiling_ratio", [1.3, 1.5, 2.0, 4.0, 8.0])
 def test_no_ratio_speaks_for_compute_and_for_memory_alike(clock, highest, ceiling_ratio):
     found = other_precision(rounding(clock, 1.0), Timer(clock), "medium", ceiling_ratio)
-    assert found.predicted["compute"][0] <= ceiling_ratio <= found.predicted["compute"][1]
+    assert found.expected["compute"][0] <= ceiling_ratio <= found.expected["compute"][1]
     if ceiling_ratio >= 1.5:
-        assert found.predicted["memory"][1] < found.predicted["compute"][0]
+        assert found.expected["memory"][1] < found.expected["compute"][0]
 
 
 @pytest.mark.usefixtures("highest")
@@ -300,7 +300,7 @@ def test_a_replayed_graph_takes_the_time_of_the_device_alone(clock, monkeypatch,
     cuda = FakeCuda(clock, host_s, FORWARD_S)
     cuda.install(monkeypatch)
     found = graph_replay(cuda.work, Timer(clock))
-    assert found.ratio == Interval.exact(ratio)
+    assert found.measured == Interval.exact(ratio)
     assert {bound: confirm(bound, [found]) for bound in said} == said
 
 

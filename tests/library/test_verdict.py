@@ -7,7 +7,19 @@ import pytest
 
 from boundby.judgement import Times, confirm, judge, precision_gain
 from boundby.roofline import Interval, Limits, OperatorLoad, attribute, fixed_cost
-from boundby.verdict import Doubt, Fix, Gain, Trial, Verdict
+from boundby.verdict import (
+    Cause,
+    Doubt,
+    Fix,
+    Gain,
+    Owner,
+    Reference,
+    SameLabels,
+    Trial,
+    Unsettled,
+    Untried,
+    Verdict,
+)
 
 MIB = 2**20
 # 100 GFLOP/s; 100 GB/s in 1 MiB, 10 GB/s beyond; 2 us to issue an operator; 1 GB/s into new memory
@@ -136,14 +148,14 @@ def test_without_limits_or_work_the_verdict_is_inconclusive_with_the_reason(oper
 HALVED = Trial(
     Fix("threads", {"threads": 1, "instead_of": 2}),
     Interval(0.5, 0.45, 0.55),
-    {"compute": (0.4, 0.68), "launch": (0.8, 1.6)},
+    expected={"compute": (0.4, 0.68), "launch": (0.8, 1.6)},
 )
 
 
 def test_an_intervention_speaks_for_or_against_where_all_or_none_of_its_interval_is_predicted():
     found = judge(times(12.5), [PRODUCT], LIMITS, trials=[HALVED])
     assert (found.confirmation, found.confidence) == ("confirmed", "high")
-    no_effect = replace(HALVED, ratio=Interval(1.0, 0.95, 1.05))
+    no_effect = replace(HALVED, measured=Interval(1.0, 0.95, 1.05))
     found = judge(times(12.5), [PRODUCT], LIMITS, trials=[no_effect])
     assert (found.confirmation, found.confidence) == ("contradicted", "low")
     assert "contradicted" in [doubt.kind for doubt in found.doubts]
@@ -153,9 +165,9 @@ def test_an_intervention_speaks_for_or_against_where_all_or_none_of_its_interval
 
 def test_an_uncertain_intervention_or_one_that_predicts_nothing_decides_nothing():
     for ratio in (Interval(0.6, 0.5, 0.8), Interval(0.4, 0.3, 0.5)):
-        uncertain = replace(HALVED, ratio=ratio)
-        assert (uncertain.outcome("compute"), confirm("compute", [uncertain])) == ("too uncertain", "untested")
-    assert (HALVED.outcome("memory"), confirm("memory", [HALVED])) == ("silent", "untested")
+        uncertain = replace(HALVED, measured=ratio)
+        assert (uncertain.says_of("compute"), confirm("compute", [uncertain])) == ("too_uncertain", "untested")
+    assert (HALVED.says_of("memory"), confirm("memory", [HALVED])) == ("silent", "untested")
 
 
 def test_doubts_of_the_measurement_lower_the_confidence():
@@ -213,9 +225,9 @@ def test_beside_the_rate_stands_the_evidence_that_tells_most_about_the_bound(fou
 
 
 def test_a_test_that_cannot_tell_two_bounds_apart_confirms_neither():
-    both = replace(HALVED, predicted={"compute": (0.4, 0.63), "memory": (0.4, 0.63), "launch": (0.7, 1.15)})
+    both = replace(HALVED, expected={"compute": (0.4, 0.63), "memory": (0.4, 0.63), "launch": (0.7, 1.15)})
     for bound in ("compute", "memory"):
-        assert (both.outcome(bound), confirm(bound, [both])) == ("ambiguous", "untested")
+        assert (both.says_of(bound), confirm(bound, [both])) == ("ambiguous", "untested")
     assert both.rivals("compute") == ("memory",)
     assert confirm("launch", [both]) == "contradicted"
 
@@ -234,26 +246,72 @@ def test_gains_of_every_bound_that_it_may_be_are_named():
     assert found.bound == "mixed" and "remove_padding" in [gain.fix.kind for gain in found.gains]
 
 
-def test_what_was_tried_stands_beside_what_was_thought():
+def test_what_was_tried_replaces_what_was_thought():
     medium = Fix("matmul_precision", {"precision": "medium"})
-    tried = Trial(medium, Interval(0.6, 0.5, 0.7), {"compute": (1.4, 2.4)})
+    tried = Trial(medium, Interval(0.6, 0.5, 0.7), expected={"compute": (1.4, 2.4)})
     gains = [Gain(medium, 1.9, "the ratio of the ceilings"), Gain(Fix("remove_padding"), 2.4, "padding")]
     found = judge(times(12.5), [PRODUCT], LIMITS, trials=[tried], gains=gains)
-    measured = {gain.fix.kind: gain.measured for gain in found.gains}
-    assert measured == {"remove_padding": None, "matmul_precision": Interval(0.6, 0.5, 0.7), "better_kernels": None}
+    assert [gain.fix.kind for gain in found.gains] == ["remove_padding", "better_kernels"]
+    assert [(trial.fix, trial.outcome) for trial in found.trials] == [(medium, "loses")]
+
+
+@pytest.mark.parametrize(
+    ("factor", "outcome"),
+    [
+        (Interval(1.5, 1.4, 1.6), "gains"),
+        (Interval(1.5, 0.9, 2.4), "no_change"),
+        (Interval(1.01, 1.005, 1.015), "no_change"),  # told apart, and too little to matter
+        (Interval(0.6, 0.5, 0.7), "loses"),
+    ],
+)
+def test_a_trial_gains_or_loses_where_its_interval_leaves_no_other_way(factor, outcome):
+    assert replace(HALVED, measured=factor).outcome == outcome
+
+
+FULL = Verdict(
+    bound="compute",
+    alternatives=("memory",),
+    share_of_limit=0.5,
+    confidence="medium",
+    confirmation="confirmed",
+    gains=(Gain(Fix("batch_size", {"batch_size": 8}), 1.5, "a line", predicted=Interval(1.3, 1.2, 1.4)),),
+    evidence=("a", "b"),
+    doubts=(Doubt("noisy", "a: b"),),
+    trials=(
+        Trial(
+            Fix("remove_padding"),
+            Interval(2.6, 2.5, 2.7),
+            predicted=Interval(2.5, 2.2, 2.8),
+            at_most=3.0,
+            same_labels=SameLabels(63, 64, Interval(63 / 64, 0.92, 1.0)),
+            pairs=7,
+        ),
+    ),
+    untried=(Untried(Fix("fuse_operators"), "over_budget", "compiling takes longer"),),
+    reference=Reference(8, 154, Interval(0.0146, 0.0144, 0.0148)),
+    owners=(Owner("compute", 0.006, 0.61), Owner("remainder", -0.001)),
+    limited_by=(Cause("padding", 0.5, 0.61, Fix("remove_padding")), Cause("kernels", 0.2)),
+    unsettled=Unsettled("close", "a quieter machine"),
+)
 
 
 def test_a_verdict_comes_back_from_plain_values_with_kinds_and_settings():
-    batch = Gain(Fix("batch_size", {"batch_size": 8}), 1.5, "measured", measured=Interval(1.5, 1.4, 1.6))
-    found = judge(times(12.5), [PRODUCT], LIMITS, gains=[batch], trials=[HALVED], doubts=[Doubt("noisy", "a: b")])
-    plain = found.as_dict()
+    plain = json.loads(json.dumps(FULL.as_dict()))
+    assert Verdict.from_dict(plain) == FULL
     assert (plain["doubts"], plain["doubt_kinds"]) == (["noisy: a: b"], ["noisy"])
     assert (plain["gains"][0]["fix"], plain["gains"][0]["settings"]) == ("use batch size 8", {"batch_size": 8})
-    assert plain["trials"] == [
-        {"trial": "1 of 2 threads", "kind": "threads", "settings": HALVED.fix.settings, "value": 0.5}
-        | {"low": 0.45, "high": 0.55}
-    ]
-    assert Verdict.from_dict(json.loads(json.dumps(plain))) == replace(found, trials=())
+    assert (plain["settled"], plain["unsettled"], plain["would_settle"]) == (False, "close", "a quieter machine")
+    assert (plain["reference"]["shape"], plain["trials"][0]["outcome"]) == ("8 × 154 tokens", "gains")
+
+
+def test_a_verdict_of_an_older_version_is_read_without_what_it_did_not_know():
+    plain = json.loads(json.dumps(FULL.as_dict()))
+    older = {name: plain[name] for name in ("bound", "alternatives", "share_of_limit", "confidence", "evidence")}
+    older |= {"doubts": [], "doubt_kinds": [], "confirmation": "contradicted"}
+    older["gains"] = [{**plain["gains"][0], "measured": None}]
+    older["trials"] = [{"trial": "the batch doubled", "kind": "double_batch", "settings": {}, "value": 0.5, "low": 0.4}]
+    found = Verdict.from_dict(older)
+    assert (found.confirmation, found.trials, found.settled, found.reference) == ("contradicted", (), True, None)
 
 
 def test_a_fix_of_no_known_kind_is_refused():

@@ -391,7 +391,9 @@ def meta(monkeypatch: pytest.MonkeyPatch) -> torch.device:
 
     def graph_replay(work: Callable[[], object], timer: Timer) -> Trial:
         work()
-        return Trial(Fix("issue_at_once"), Interval.exact(2.0), {"launch": (1.15, 9.0), "compute": (0.87, 1.15)})
+        return Trial(
+            Fix("issue_at_once"), Interval.exact(2.0), expected={"launch": (1.15, 9.0), "compute": (0.87, 1.15)}
+        )
 
     monkeypatch.setattr(trials, "graph_replay", graph_replay)
     return torch.device("meta")

@@ -1,0 +1,227 @@
+"""The answer on one screen: what limits, what was tried, what to do next, and how sure that is, in at most 12 lines.
+
+Plain facts in, lines out; nothing here knows where they come from. What is not known has no line.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from boundby.formatting import clean, command_lines, number, paragraph
+from boundby.roofline import Interval
+from boundby.verdict import Bound, Cause, CauseKind, Trial, Verdict
+
+MOST_LINES = 12
+LABEL = 12  # columns
+LEAST_SHARE = 0.1  # of the time, from which a second cause is named
+LONGEST_DOUBT = 90  # characters
+SHOWN_DOUBTS = 2
+NEAR_ONE, TEN, HUNDRED = 1.3, 10, 100
+CAUSES: dict[CauseKind, str] = {
+    "padding": "padding: {share} of the time goes into padding tokens",
+    "compute": "arithmetic: at this machine's full speed it alone takes {share} of the time",
+    "memory": "memory: moving the data at full speed alone takes {share} of the time",
+    "kernels": "operators slow at these shapes: {share} of the time, even when run alone",
+    "around": "cold caches and waiting threads: {share} of the time, gone when the operators run alone",
+    "host": "Python and dispatch between the operators: {share} of the time",
+    "remainder": "something that was not found: {share} of the time has no name",
+    "input": "preparing the input: {share} of the time of the forward",
+    "transfer": "bringing the input to the device: {share} of the time of the forward",
+}
+BOUNDS: dict[Bound, str] = {  # where the time has no owners
+    "compute": "arithmetic: the time goes into matrix products and attention",
+    "memory": "memory: the time goes into moving data",
+    "launch": "issuing operators: many small ones take longer to issue than to run",
+    "transfer": "bringing the input to the device, which takes as long as the work there",
+    "input": "preparing the input, which takes at least as long as the forward",
+    "optimizer": "updating the weights",
+    "communication": "waiting for other devices",
+    "under_utilised": "work too small to use this machine",
+    "mixed": "more than one thing",
+}
+
+
+@dataclass(frozen=True)
+class Next:
+    """What to do first: in words, the command as it runs, and the factor that was measured or is predicted for it."""
+
+    words: str
+    command: str | None = None
+    factor: Interval | None = None
+    is_measured: bool = False
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Samples per second, half of the interval in percent where it is known, and where this holds."""
+
+    per_second: float
+    where: str
+    half_width_pct: float | None = None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the card is made from.
+
+    `verdict` is that of the batch of `shape`, which takes `seconds`; `why_not` says why there is none. `rates` are
+    those of the chosen batch size and of the whole set. `scores` are labels with texts.
+    """
+
+    model: str
+    machine: str
+    dtype: str | None = None
+    shape: str | None = None
+    seconds: float | None = None
+    verdict: Verdict | None = None
+    why_not: str | None = None
+    next: Next | None = None
+    rates: Sequence[Rate] = ()
+    unit: str = "samples"
+    scores: Mapping[str, str] = field(default_factory=dict)
+    doubts: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One thing the card says: its label, texts below one another, and a command that runs as it stands."""
+
+    label: str
+    texts: Sequence[str]
+    command: str | None = None
+
+    def lines(self) -> list[str]:
+        """Return it in lines, the label before the first."""
+        indent = " " * LABEL
+        found = [line for text in self.texts for line in paragraph(text, indent)]
+        found[0] = f"{self.label:<{LABEL}}{found[0][LABEL:]}"
+        return found + (command_lines(self.command, indent) if self.command else [])
+
+
+def lines(facts: Facts) -> list[str]:
+    """Return the card: at most `MOST_LINES` lines, of at most `WIDTH` columns where a command allows it."""
+    return _lines(facts, entries(facts))[:MOST_LINES]
+
+
+def title(facts: Facts) -> str:
+    """Return what was measured: the model on the machine, the dtype, the shape of the batch and its time."""
+    subject = f"{clean(facts.model)} on {clean(facts.machine)}"
+    batch = f"batch {facts.shape}" if facts.shape else None
+    time = f"{number(1e3 * facts.seconds)} ms" if facts.seconds else None
+    return " · ".join(filter(None, [subject, facts.dtype, batch, time]))
+
+
+def entries(facts: Facts) -> list[Entry]:
+    """Return what stands below the title.
+
+    Where the card would be too long, what was tried is left out first, that without effect before that which loses and
+    that which gains little before that which gains much; then the second cause.
+    """
+    tried = sorted(facts.verdict.trials if facts.verdict else (), key=_telling, reverse=True)
+    causes = 2
+    while len(_lines(facts, found := _entries(facts, tried, causes))) > MOST_LINES and (tried or causes > 1):
+        tried, causes = (tried[:-1], causes) if tried else (tried, causes - 1)
+    return found
+
+
+def badge(facts: Facts) -> str:
+    """Return in a word or two whether the answer is settled; "" where there is none."""
+    verdict = facts.verdict
+    if verdict is None or verdict.bound == "inconclusive":
+        return "no answer"
+    return "settled" if verdict.settled else "not settled"
+
+
+def factor(of: Interval) -> str:
+    """Return a factor with its interval: `2.6× [2.5, 2.7]`."""
+    return f"{_digits(of.value)}× {_ends(of)}"
+
+
+def _ends(of: Interval) -> str:
+    return f"[{_digits(of.low)}, {_digits(of.high)}]"
+
+
+def _digits(value: float) -> str:
+    """Return two digits, and two decimals near 1, where the second decides whether it is worth it."""
+    return f"{value:.2f}" if value < NEAR_ONE else f"{value:.1f}" if value < TEN else f"{value:,.0f}"
+
+
+def _lines(facts: Facts, found: Sequence[Entry]) -> list[str]:
+    return [*paragraph(title(facts), "  ", ""), *(line for entry in found for line in entry.lines())]
+
+
+def _entries(facts: Facts, tried: Sequence[Trial], causes: int) -> list[Entry]:
+    step = facts.next
+    known = [
+        Entry("Limited by", _limits(facts, causes)),
+        Entry("Tried here", [" · ".join(map(_tried, tried))] if tried else []),
+        Entry("Next", [_next(step)], step.command) if step else Entry("Next", []),
+        Entry("Throughput", _rates(facts)),
+        *(Entry(label, [text]) for label, text in facts.scores.items()),
+        Entry("Doubts", _doubts(facts.doubts)),
+    ]
+    return [entry for entry in known if entry.texts]
+
+
+def _limits(facts: Facts, most: int) -> list[str]:
+    verdict = facts.verdict
+    if verdict is None:
+        return [f"not known: {facts.why_not or 'nothing was measured'}"]
+    ranked = verdict.limited_by[:most]
+    named = [cause_words(cause) for at, cause in enumerate(ranked) if at == 0 or cause.share >= LEAST_SHARE]
+    if not named:
+        named = [BOUNDS.get(verdict.bound) or f"not known: {facts.why_not or 'the times do not tell'}"]
+    first = f"{named[0]} {_standing(verdict)}".rstrip()
+    return [first, *(f"then {words}" for words in named[1:])]
+
+
+def cause_words(cause: Cause) -> str:
+    """Return what a cause is, and its share of the time; of padding, that of the arithmetic where it is known."""
+    if cause.kind == "padding" and cause.arithmetic_share:
+        return f"padding: {100 * cause.arithmetic_share:.0f} % of the arithmetic is for padding tokens"
+    return CAUSES[cause.kind].format(share=f"{100 * cause.share:.0f} %")
+
+
+def _standing(verdict: Verdict) -> str:
+    """Return in brackets which trial bears the first cause out, or what would settle it; "" where neither is known."""
+    if verdict.unsettled:
+        return f"[not settled: {verdict.unsettled.text}]"
+    fix = verdict.limited_by[0].confirmed_by if verdict.limited_by else None
+    proof = next((trial for trial in verdict.trials if fix and trial.fix == fix), None)
+    return f"[confirmed: {proof.name} gave {_digits(proof.measured.value)}×]" if proof else ""
+
+
+def _tried(trial: Trial) -> str:
+    said = f"{trial.name} {factor(trial.measured)}"
+    if trial.outcome == "no_change":
+        said = f"{trial.name}: no change {_ends(trial.measured)}"
+    said += ", do not" if trial.outcome == "loses" else ""
+    same = trial.same_labels
+    return said + (f", {100 * same.share.value:.1f} % same labels" if same and trial.outcome == "gains" else "")
+
+
+def _telling(trial: Trial) -> tuple[bool, bool, float]:
+    return trial.outcome == "gains", trial.outcome == "loses", abs(math.log(trial.measured.value))
+
+
+def _next(step: Next) -> str:
+    brings = f": {'measured' if step.is_measured else 'predicted'} {factor(step.factor)}" if step.factor else ""
+    return f"{step.words}{brings}"
+
+
+def _rates(facts: Facts) -> list[str]:
+    said = []
+    for at, rate in enumerate(facts.rates):
+        per_second = f"{rate.per_second:,.0f}" if rate.per_second >= HUNDRED else f"{rate.per_second:.3g}"
+        unit = f" {facts.unit}/s" if at == 0 else ""
+        width = "" if rate.half_width_pct is None else f" ± {min(rate.half_width_pct, HUNDRED):.2g} %"
+        said.append(f"{per_second}{unit}{width} {rate.where}".rstrip())
+    return ["; ".join(said)] if said else []
+
+
+def _doubts(doubts: Sequence[str]) -> list[str]:
+    shown = [clean(doubt, LONGEST_DOUBT) for doubt in doubts[:SHOWN_DOUBTS]]
+    more = len(doubts) - len(shown)
+    if not shown:
+        return ["none that changes the answer"]
+    return [*shown[:-1], shown[-1] + (f" (and {more} more, below)" if more else "")]
