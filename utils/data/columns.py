@@ -77,7 +77,7 @@ def of_header(
         remarks.append(f"the texts are read from column {text!r}, since there is no {wanted.text!r}{doubtful}")
     if wanted.label is None:
         return Columns(names.index(text), None, (text, None), remarks=tuple(remarks))
-    others = [name for name in names if name != text]
+    others, no_labels = [name for name in names if name != text], f"; {NO_LABELS}"
     label = _found(
         place, "label_column", others, str(wanted.label), LABELS if wanted.label == LABEL_COLUMN else ()
     )
@@ -87,11 +87,13 @@ def of_header(
             f"There are: {_listed(names)}; {NO_LABELS}{no_header}"
         )
     if label is None:
-        beside = f" (beside the texts there are: {_listed(others)})" if others else ""
-        remarks.append(f"there is no column of labels{beside}: accuracy is not measured")
+        remarks += [f"none of the others holds labels by its name ({_listed(others)})"] if others else []
         return Columns(names.index(text), None, (text, None), remarks=tuple(remarks))
     if label != wanted.label:
-        remarks.append(f"the labels are read from column {label!r}, since there is no {wanted.label!r}; {NO_LABELS}")
+        usual = label.casefold() in LABELS[:2]
+        remarks.append(
+            f"the labels are read from column {label!r}, since there is no {wanted.label!r}{'' if usual else no_labels}"
+        )
     return Columns(names.index(text), names.index(label), (text, label), remarks=tuple(remarks))
 
 
@@ -140,8 +142,7 @@ def _by_place(place: str, first: Sequence[str], wanted: Wanted) -> Columns:
             raise InputError(f"{place}: dataset.{setting} is {number}, but there are {len(first)} column(s)")
     text, label = numbers.values()
     assert isinstance(text, int) and not isinstance(label, str)
-    remarks = () if label else ("without dataset.label_column there are no labels: accuracy is not measured",)
-    return Columns(text - 1, label - 1 if label else None, (text, label), False, remarks if wanted.label else ())
+    return Columns(text - 1, label - 1 if label else None, (text, label), False)
 
 
 def _found(place: str, setting: str, names: Sequence[str], wanted: str, usual: Sequence[str]) -> str | None:
