@@ -43,9 +43,7 @@ class Console:
         self._write(self.err, text)
 
     @contextlib.contextmanager
-    def progress(
-        self, total: int | None, label: str, clock: Callable[[], float] | None = None
-    ) -> Iterator["Progress"]:
+    def progress(self, total: int | None, label: str, clock: Callable[[], float] | None = None) -> Iterator["Progress"]:
         """Yield a `Progress` over `total` units of work, closed when the block ends."""
         outer, progress = self._progress, Progress(self, total, label, clock or self._clock)
         self._progress = progress
@@ -117,7 +115,9 @@ class Progress:
             from tqdm import tqdm
 
             layout = "{desc} {bar:20} {postfix}"
-            self._bar = tqdm(total=total, desc=label, file=console.err, leave=False, dynamic_ncols=True, bar_format=layout)
+            self._bar = tqdm(
+                total=total, desc=label, file=console.err, leave=False, dynamic_ncols=True, bar_format=layout
+            )
 
     def advance(self, amount: int = 1, text: str = "") -> None:
         """Count `amount` units as done; `text` says which point was reached and what it gave."""
@@ -162,7 +162,8 @@ class Progress:
         left_s = self.left_s
         if left_s is None and self.total and self._done:
             left_s = (self._clock() - self._started) / self._done * max(0, self.total - self._done)
-        return f"{self._done}{f'/{self.total}' if self.total else ''}{'' if left_s is None else f' ETA {_minutes(left_s)}'}"
+        of = f"/{self.total}" if self.total else ""
+        return f"{self._done}{of}" + ("" if left_s is None else f" ETA {_minutes(left_s)}")
 
 
 def log_to(path: Path) -> logging.Handler:

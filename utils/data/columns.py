@@ -59,7 +59,8 @@ def of_header(
 ) -> Columns:
     """Return the columns of a source whose columns have `names`; `row` is its first one, for advice.
 
-    `no_header` is what to do where the names are not names. Raises InputError with the columns there are and the override that names one of them.
+    `no_header` is what to do where the names are not names. Raises InputError with the columns there are and the
+    override that names one of them.
     """
     if wanted.by_place:
         raise InputError(
@@ -78,9 +79,7 @@ def of_header(
     if wanted.label is None:
         return Columns(names.index(text), None, (text, None), remarks=tuple(remarks))
     others, no_labels = [name for name in names if name != text], f"; {NO_LABELS}"
-    label = _found(
-        place, "label_column", others, str(wanted.label), LABELS if wanted.label == LABEL_COLUMN else ()
-    )
+    label = _found(place, "label_column", others, str(wanted.label), LABELS if wanted.label == LABEL_COLUMN else ())
     if label is None and wanted.label != LABEL_COLUMN:
         raise InputError(
             f"{place}: there is no column {wanted.label!r} (dataset.label_column){_close(wanted.label, others)} "
@@ -106,7 +105,9 @@ def of_cells(place: str, rows: Sequence[Sequence[str]], wanted: Wanted) -> Colum
     if wanted.by_place:
         return _by_place(place, first, wanted)
     if sign := _separator_hint(first):
-        raise InputError(f"{place}: there is no column {wanted.text!r} (dataset.text_column). There is: {first[0]}{sign}")
+        raise InputError(
+            f"{place}: there is no column {wanted.text!r} (dataset.text_column). There is: {first[0]}{sign}"
+        )
     is_default = (wanted.text, wanted.label) in ((TEXT_COLUMN, LABEL_COLUMN), (TEXT_COLUMN, None))
     names_something = _has_known_name(first) and not any(_is_text(cell) for cell in first)
     if not is_default or names_something or all(_is_name(cell) or (not cell and not n) for n, cell in enumerate(first)):
@@ -148,7 +149,9 @@ def _by_place(place: str, first: Sequence[str], wanted: Wanted) -> Columns:
 def _found(place: str, setting: str, names: Sequence[str], wanted: str, usual: Sequence[str]) -> str | None:
     """Return the column called `wanted`, or one of the `usual` names in any case; None where there is none."""
     if names.count(wanted) > 1:
-        raise InputError(f"{place}: column {wanted!r} (dataset.{setting}) stands {names.count(wanted)} times; rename one")
+        raise InputError(
+            f"{place}: column {wanted!r} (dataset.{setting}) stands {names.count(wanted)} times; rename one"
+        )
     if wanted in names:
         return wanted
     known = {name.strip().casefold(): name for name in reversed(names)}
