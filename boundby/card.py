@@ -14,7 +14,7 @@ from boundby.verdict import Bound, Cause, CauseKind, Trial, Verdict
 MOST_LINES = 12
 LABEL = 12  # columns
 LEAST_SHARE = 0.1  # of the time, from which a second cause is named
-LONGEST_DOUBT = 90  # characters
+LONGEST_DOUBT = 66  # characters
 SHOWN_DOUBTS = 2
 NEAR_ONE, TEN, HUNDRED = 1.3, 10, 100
 CAUSES: dict[CauseKind, str] = {
@@ -114,13 +114,22 @@ def title(facts: Facts) -> str:
 def entries(facts: Facts) -> list[Entry]:
     """Return what stands below the title.
 
-    Where the card would be too long, what was tried is left out first, that without effect before that which loses and
-    that which gains little before that which gains much; then the second cause.
+    Where the card would be too long it loses, in this order: what was tried and gained nothing, all doubts but one, the
+    second cause, and of what gained the least.
     """
     tried = sorted(facts.verdict.trials if facts.verdict else (), key=_telling, reverse=True)
-    causes = 2
-    while len(_lines(facts, found := _entries(facts, tried, causes))) > MOST_LINES and (tried or causes > 1):
-        tried, causes = (tried[:-1], causes) if tried else (tried, causes - 1)
+    causes, doubts = 2, SHOWN_DOUBTS
+    while len(_lines(facts, found := _entries(facts, tried, causes, doubts))) > MOST_LINES:
+        if tried and tried[-1].outcome != "gains":
+            tried = tried[:-1]
+        elif doubts > 1:
+            doubts = 1
+        elif causes > 1:
+            causes = 1
+        elif tried:
+            tried = tried[:-1]
+        else:
+            break
     return found
 
 
@@ -150,7 +159,7 @@ def _lines(facts: Facts, found: Sequence[Entry]) -> list[str]:
     return [*paragraph(title(facts), "  ", ""), *(line for entry in found for line in entry.lines())]
 
 
-def _entries(facts: Facts, tried: Sequence[Trial], causes: int) -> list[Entry]:
+def _entries(facts: Facts, tried: Sequence[Trial], causes: int, doubts: int) -> list[Entry]:
     step = facts.next
     known = [
         Entry("Limited by", _limits(facts, causes)),
@@ -158,7 +167,7 @@ def _entries(facts: Facts, tried: Sequence[Trial], causes: int) -> list[Entry]:
         Entry("Next", [_next(step)], step.command) if step else Entry("Next", []),
         Entry("Throughput", _rates(facts)),
         *(Entry(label, [text]) for label, text in facts.scores.items()),
-        Entry("Doubts", _doubts(facts.doubts)),
+        Entry("Doubts", _doubts(facts.doubts, doubts)),
     ]
     return [entry for entry in known if entry.texts]
 
@@ -214,13 +223,17 @@ def _rates(facts: Facts) -> list[str]:
     for at, rate in enumerate(facts.rates):
         per_second = f"{rate.per_second:,.0f}" if rate.per_second >= HUNDRED else f"{rate.per_second:.3g}"
         unit = f" {facts.unit}/s" if at == 0 else ""
-        width = "" if rate.half_width_pct is None else f" ± {min(rate.half_width_pct, HUNDRED):.2g} %"
+        width = "" if rate.half_width_pct is None else f" ± {_percent(rate.half_width_pct)} %"
         said.append(f"{per_second}{unit}{width} {rate.where}".rstrip())
     return ["; ".join(said)] if said else []
 
 
-def _doubts(doubts: Sequence[str]) -> list[str]:
-    shown = [clean(doubt, LONGEST_DOUBT) for doubt in doubts[:SHOWN_DOUBTS]]
+def _percent(half_width: float) -> str:
+    return f"{half_width:.2g}" if half_width < HUNDRED else f">{HUNDRED}"
+
+
+def _doubts(doubts: Sequence[str], most: int) -> list[str]:
+    shown = [clean(doubt, LONGEST_DOUBT) for doubt in doubts[:most]]
     more = len(doubts) - len(shown)
     if not shown:
         return ["none that changes the answer"]

@@ -106,7 +106,7 @@ def way(data: ReportData) -> str:
     """Return what made the pass over the whole set faster or slower than the sweep."""
     full = data.full or {}
     said = [f"{full['padding_pct']:.0f} % padding"]
-    said += [full["precision"].replace("_", " ")] if full["precision"] != data.dtypes[0] else []
+    said += [full["precision"].replace("_", " ")] if data.dtypes[:1] != [full["precision"]] else []
     return ", ".join([*said, *(["last layer trimmed"] if full.get("trim") else [])])
 
 

@@ -77,11 +77,9 @@ def _owners(row: Row, verdict: Verdict) -> list[Block]:
     """Return the table of owners, which adds up to the measured time."""
     parts, reference = verdict.get("owners", []), verdict.get("reference")
     if not parts:
-        return [
-            Paragraph(
-                f"Batch size {row['batch_size']} is limited by {card.BOUNDS.get(verdict['bound'], 'what is not known')}."
-            )
-        ]
+        bound = card.BOUNDS.get(verdict["bound"])
+        said = f"is limited by {bound}" if bound else "has times that do not tell what limits it"
+        return [Paragraph(f"Batch size {row['batch_size']} {said}.")]
     whole = sum(part["seconds"] for part in parts)
     rows = [_owner(part, whole) for part in parts if part["seconds"]]
     padding = sum(part["seconds"] * (part["padding_share"] or 0.0) for part in parts)
