@@ -29,11 +29,10 @@ def main(run: cli.Run) -> int:
     answer = "\n".join(card.card(data))
     files.write_text(run.layout.card, f"{answer}\n")
 
-    run.say(answer)
-    for drawing in report.drawings:
-        run.say(f"{drawing.path}: {drawing.reason}" if drawing.reason else f"wrote {drawing.path}")
-    run.say(f"wrote {run.layout.report}")
-    run.say(f"wrote {run.layout.html_report}")
+    drawn = sum(drawing.reason is None for drawing in report.drawings)
+    run.say(f"drew {drawn} pictures into {run.layout.plots}")
+    run.say(f"\n{answer}\n")
+    run.say(f"open {run.layout.html_report} (as plain text: {run.layout.report})")
     return cli.DONE
 
 

@@ -109,6 +109,8 @@ class Result:
                 "source": asdict(self.receipt.source),
                 **asdict(self.receipt.dataset),
                 "rows": self.receipt.rows,
+                "columns": self.receipt.columns,
+                "has_labels": self.receipt.has_labels,
             },
             "device": self.device,
             "agreement": self.agreement,

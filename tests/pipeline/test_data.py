@@ -1,6 +1,7 @@
 """The normalised copy is exact, complete or absent, and refused where the configuration asks for other data."""
 
 import csv
+import functools
 import json
 import random
 import subprocess
@@ -258,9 +259,9 @@ def test_dataset_tool_finds_the_same_in_source_and_copy(config, model):
     settings = config()
     write_source(settings, ("one", "praise"), ("one", "praise"), ("", "praise"), ("three", "question"))
     written = normalise(settings, model)
-    source = data.open_source(settings.dataset, Path("unused"), lambda text: None)
+    source = functools.partial(data.open_source, settings.dataset, Path("unused"), lambda text: None)
     again = data.inspect(source, model, lambda text: None)
-    copy = data.inspect(data.open_normalised(Layout.of(settings)), model, lambda text: None)
+    copy = data.inspect(lambda: data.open_normalised(Layout.of(settings), written), model, lambda text: None)
     assert again.statistics() == written.statistics
     assert copy.statistics().counts == written.statistics.counts
     assert again.doubts(again.statistics()) == written.doubts
