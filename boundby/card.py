@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from boundby.formatting import clean, command_lines, number, paragraph
 from boundby.roofline import Interval
-from boundby.verdict import Bound, Cause, CauseKind, Trial, Verdict
+from boundby.verdict import Bound, Cause, CauseKind, Products, Trial, Verdict
 
 MOST_LINES = 12
 LABEL = 12  # columns
@@ -117,7 +117,8 @@ def entries(facts: Facts) -> list[Entry]:
     Where the card would be too long it loses, in this order: what was tried and gained nothing, all doubts but one, the
     second cause, and of what gained the least.
     """
-    tried = sorted(facts.verdict.trials if facts.verdict else (), key=_telling, reverse=True)
+    fixes = [trial for trial in facts.verdict.trials if trial.is_fix] if facts.verdict else []
+    tried = sorted(fixes, key=_telling, reverse=True)
     causes, doubts = 2, SHOWN_DOUBTS
     while len(_lines(facts, found := _entries(facts, tried, causes, doubts))) > MOST_LINES:
         if tried and tried[-1].outcome != "gains":
@@ -176,18 +177,22 @@ def _limits(facts: Facts, most: int) -> list[str]:
     verdict = facts.verdict
     if verdict is None:
         return [f"not known: {facts.why_not or 'nothing was measured'}"]
-    ranked = verdict.limited_by[:most]
-    named = [cause_words(cause) for at, cause in enumerate(ranked) if at == 0 or cause.share >= LEAST_SHARE]
+    first, others = verdict.limited_by[:1], verdict.limited_by[1:most]
+    causes = [*first, *(cause for cause in others if cause.share >= LEAST_SHARE)]
+    named = [_cause(cause, verdict.products) for cause in causes]
     if not named:
         named = [BOUNDS.get(verdict.bound) or f"not known: {facts.why_not or 'the times do not tell'}"]
-    first = f"{named[0]} {_standing(verdict)}".rstrip()
-    return [first, *(f"then {words}" for words in named[1:])]
+    opening = f"{named[0]} {_standing(verdict)}".rstrip()
+    return [opening, *(f"then {words}" for words in named[1:])]
 
 
-def cause_words(cause: Cause) -> str:
-    """Return what a cause is, and its share of the time; of padding, that of the arithmetic where it is known."""
+def _cause(cause: Cause, products: Products | None) -> str:
+    """Return what a cause is and its share of the time, or of padding that of the arithmetic where it is known."""
     if cause.kind == "padding" and cause.arithmetic_share:
         return f"padding: {100 * cause.arithmetic_share:.0f} % of the arithmetic is for padding tokens"
+    if cause.kind == "kernels" and products:
+        inside, alone = (f"{100 * share:.0f} %" for share in (products.in_model, products.alone))
+        return f"matrix products at these shapes: {inside} of this machine's peak, {alone} when run alone"
     return CAUSES[cause.kind].format(share=f"{100 * cause.share:.0f} %")
 
 
