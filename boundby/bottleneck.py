@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
 
@@ -10,13 +10,16 @@ import torch
 
 from boundby.ceilings import Ceilings
 from boundby.disturbance import HostCounters, Watch
-from boundby.judgement import Times, judge, precision_gain
+from boundby.judgement import IDLE_DEVICE, Times, judge
 from boundby.known import Missing, known
+from boundby.prediction import predictions
+from boundby.replay import BUDGET_S, Lengths, Setting, replay
 from boundby.roofline import Attribution, Interval, Limits, OperatorLoad, attribute
+from boundby.split import Replay, Split, split
 from boundby.stats import estimate
 from boundby.timer import Clock, DeviceQueue, Timer, WarmUpRule, Work, warm_up
-from boundby.trials import fewer_threads, graph_replay
-from boundby.verdict import Doubt, Fix, Gain, Trial, Verdict
+from boundby.trials import Candidate, Tried, coarser_products, fewer_threads, graph_replay, try_out
+from boundby.verdict import Doubt, Fix, Gain, Reference, Verdict
 from boundby.work import Work as CountedWork
 from boundby.work import count
 
@@ -24,6 +27,8 @@ ROUNDS = 7
 ROUND_S = 0.05
 LEAST_CALLS = 3
 COUNTS = 3
+TRIALS_S = 10.0
+NOTHING_TRIED = Tried()
 
 
 @dataclass(frozen=True)
@@ -62,9 +67,51 @@ class Forward:
         best = self.ceilings.best("float32")
         return (best.precision, best.flops_per_s / configured.flops_per_s) if best.precision else None
 
+    @property
+    def other_dtypes(self) -> tuple[str, ...]:
+        """The other dtypes of weights and activations in which this machine was measured."""
+        return tuple(dict.fromkeys(each.dtype for each in self.ceilings.compute if each.dtype != self.dtype))
 
-def verdict_on(
-    forward: Forward, *, trials: Sequence[Trial] = (), gains: Sequence[Gain] = (), doubts: Sequence[Doubt] = ()
+    def least_under(self, fix: Fix) -> float | None:
+        """Return the least seconds by the limits under a fix of dtype or precision; None where they are not known."""
+        limits = self.limits_under(fix)
+        if limits is None or self.limits is None or isinstance(self.work, Missing) or not self.work:
+            return None
+        other = str(fix.settings["dtype"]) if fix.kind == "dtype" else self.dtype
+        size = getattr(torch, other).itemsize / getattr(torch, self.dtype).itemsize
+        smaller = [
+            replace(
+                load,
+                weight_bytes=load.weight_bytes * size,
+                other_bytes=load.other_bytes * size,
+                new_bytes=load.new_bytes * size,
+                seconds=None,
+            )
+            for load in self.work
+        ]
+        seconds = self.times.working_s.value
+        return attribute(smaller, limits, self.weights_bytes * size, seconds, self.on_host).least_s
+
+    def limits_under(self, fix: Fix) -> Limits | None:
+        """Return the limits that hold under a fix: of its dtype, its precision of products, else those in use."""
+        if fix.kind == "dtype":
+            return self.ceilings.limits(str(fix.settings["dtype"]))
+        if fix.kind != "matmul_precision" or self.limits is None:
+            return self.limits
+        named = [each for each in self.ceilings.compute if each.precision == fix.settings["precision"]]
+        rates = [Interval(each.flops_per_s, each.low, each.flops_per_s) for each in named]
+        return replace(self.limits, flops_per_s=rates[0]) if rates else None
+
+
+def verdict_on(  # noqa: PLR0913  (each is one kind of evidence)
+    forward: Forward,
+    *,
+    split: Split | None = None,
+    reference: Reference | None = None,
+    padding: float | None = None,
+    tried: Tried = NOTHING_TRIED,
+    gains: Sequence[Gain] = (),
+    doubts: Sequence[Doubt] = (),
 ) -> Verdict:
     """Return the verdict on a forward; inconclusive, with the reason, where work or limits are not known."""
     if isinstance(forward.work, Missing):
@@ -77,26 +124,50 @@ def verdict_on(
         forward.limits,
         weights_bytes=forward.weights_bytes,
         on_host=forward.on_host,
-        trials=trials,
+        split=split,
+        reference=reference,
+        padding=padding,
+        trials=tried.trials,
+        untried=tried.untried,
         gains=gains,
-        doubts=[*doubts, *(Doubt("disturbed", text) for text in forward.ceilings.doubts)],
+        doubts=[*doubts, *tried.doubts, *(Doubt("disturbed", text) for text in forward.ceilings.doubts)],
         unknown=unknown,
     )
 
 
 def other_precisions(forward: Forward) -> Iterator[Gain]:
-    """Yield the most that other precisions of the same model could bring, by their measured limits."""
-    attribution, configured = forward.attribution, forward.ceilings.configured(forward.dtype)
-    if attribution is None or configured is None or forward.dtype != "float32":
-        return
+    """Yield the most that other precisions of the same model could bring: no limit lets it be faster."""
+    fixes = [Fix("dtype", {"dtype": name}) for name in forward.other_dtypes]
     if forward.faster_precision:
-        precision, ratio = forward.faster_precision
-        yield precision_gain(Fix("matmul_precision", {"precision": precision}), attribution, ratio, bytes_factor=1.0)
-    for ceiling in forward.ceilings.compute:
-        if ceiling.dtype != "float32":
-            ratio = ceiling.flops_per_s / configured.flops_per_s
-            smaller = torch.float32.itemsize / getattr(torch, ceiling.dtype).itemsize
-            yield precision_gain(Fix("dtype", {"dtype": ceiling.dtype}), attribution, ratio, bytes_factor=smaller)
+        fixes.append(Fix("matmul_precision", {"precision": forward.faster_precision[0]}))
+    seconds = forward.times.working_s.value
+    for fix in fixes:
+        least_s = forward.least_under(fix)
+        if least_s:
+            yield Gain(fix, seconds / least_s, f"its limits need {100 * least_s / seconds:.0f} % of the time")
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What the caller of `bottleneck` knows beyond the callable.
+
+    `shape`: the samples and the tokens of each. `lengths`: what is padding in it. `padding`: the share of FLOPs that
+    is. `batch_sizes`: those to predict the throughput of. `candidates`: fixes to try beside those of any callable;
+    `tried`: what is known of others already. `release` gives the memory of a trial back.
+    """
+
+    shape: tuple[int, int] | None = None
+    lengths: Lengths | None = None
+    padding: float | None = None
+    batch_sizes: Sequence[int] = ()
+    candidates: Sequence[Candidate] = ()
+    tried: Tried = NOTHING_TRIED
+    release: Callable[[], object] = lambda: None
+    replay_s: float = BUDGET_S
+    trials_s: float = TRIALS_S
+
+
+NO_EXTRAS = Extras()
 
 
 def bottleneck(  # noqa: PLR0913  (the callable, the machine and the dtype; instruments and extras by keyword alone)
@@ -109,24 +180,111 @@ def bottleneck(  # noqa: PLR0913  (the callable, the machine and the dtype; inst
     make_input: Work | None = None,
     watch: Watch | None = None,
     gains: Sequence[Gain] = (),
+    doubts: Sequence[Doubt] = (),
+    extras: Extras = NO_EXTRAS,
 ) -> Verdict:
     """Return the verdict on `work`, one forward in `dtype` that needs no gradients.
 
-    `queue` is that of the GPU it runs on, None on a CPU. `make_input` is what happens before each call (tokenizing);
-    its time is held against that of `work`. `watch` notices what else uses the machine, by default on the host.
-    Raises ValueError where the FLOPs of an operator are not known.
+    It is timed, counted, replayed operator by operator, and run with what can be changed here. `queue` is that of the
+    GPU it runs on, None on a CPU. `make_input` is what happens before each call (tokenizing); its time is held against
+    that of `work`. `watch` notices what else uses the machine, by default on the host. Raises ValueError where the
+    FLOPs of an operator are not known.
     """
     on_host = queue is None
-    watch = (watch or Watch(HostCounters())).start()
+    watch = watch or Watch(HostCounters())
+    watch.start()
     warm_up(work, timer, WarmUpRule(least_s=ROUND_S, cap_s=20 * ROUND_S))
     times = _times(work, timer, queue, make_input)
     threads = torch.get_num_threads() if on_host else 1
     disturbances = watch.stop().disturbances(threads)
-    doubts = [Doubt("disturbed", "; ".join(disturbance.text for disturbance in disturbances))] if disturbances else []
+    disturbed = [Doubt("disturbed", "; ".join(each.text for each in disturbances))] if disturbances else []
     counted = counted_quietly(work, timer.clock if on_host else None)
-    tried = fewer_threads(work, timer) if on_host else graph_replay(work, timer)
     forward = Forward(times, loads([counted]), ceilings, dtype, counted.least_bytes, on_host)
-    return verdict_on(forward, trials=[tried] if tried else [], gains=gains, doubts=doubts)
+    own = [candidate.fix for candidate in extras.candidates]
+    candidates = [*extras.candidates, *(each for each in of_any_callable(forward, work) if each.fix not in own)]
+    replayed = _replayed(forward, work, timer, queue, candidates, extras)
+    if isinstance(replayed, Missing):
+        disturbed.append(Doubt("replay", replayed.reason))
+    found = split(replayed, forward.limits, times.isolated_s.value) if replayed and forward.limits else None
+    predicted = _predicted(forward, replayed, found, extras) if replayed and found else ()
+    known_gains = _without_doubles([*gains, *predicted, *other_precisions(forward)])
+    tried = try_out(
+        work,
+        candidates if forward.limits else (),
+        timer,
+        budget_s=extras.trials_s,
+        gains=known_gains,
+        watch=watch,
+        release=extras.release,
+    )
+    return verdict_on(
+        forward,
+        split=found,
+        reference=Reference(*extras.shape, times.isolated_s) if extras.shape else None,
+        padding=extras.padding,
+        tried=extras.tried.with_predictions(known_gains).joined(tried),
+        gains=known_gains,
+        doubts=[*doubts, *disturbed],
+    )
+
+
+def of_any_callable(forward: Forward, work: Work) -> Iterator[Candidate]:
+    """Yield the fixes that need nothing but the callable: threads and products on a CPU, a graph on a GPU."""
+    precision = forward.faster_precision
+    fixes = [fewer_threads(work)] if forward.on_host else [graph_replay(work, IDLE_DEVICE)]
+    fixes += [coarser_products(work, *precision)] if precision else []
+    yield from filter(None, fixes)
+
+
+def _replayed(  # noqa: PLR0913, PLR0917  (of one caller, above)
+    forward: Forward,
+    work: Work,
+    timer: Timer,
+    queue: DeviceQueue | None,
+    candidates: Sequence[Candidate],
+    extras: Extras,
+) -> Replay | Missing:
+    """Return the replay, or why the forward cannot be run as its operators, which loses nothing else."""
+    try:
+        return replay(
+            work,
+            timer=timer,
+            queue=queue,
+            weights_bytes=forward.weights_bytes,
+            lengths=extras.lengths,
+            settings=[setting for candidate in candidates for setting in _settings(candidate)],
+            budget_s=extras.replay_s,
+        )
+    except Exception as error:  # of a model, or of operators called out of their place: they may raise anything
+        said = (str(error) or type(error).__name__).splitlines()[0]
+        return Missing(f"its operators could not be run alone ({said})")
+
+
+def _predicted(forward: Forward, replayed: Replay, found: Split, extras: Extras) -> Sequence[Gain]:
+    try:
+        return predictions(
+            replayed,
+            found,
+            forward.limits_under,
+            lengths=extras.lengths.real if extras.lengths else None,
+            input_s=forward.times.input_s,
+            batch_sizes=extras.batch_sizes,
+        )
+    except NotImplementedError:
+        return ()
+
+
+def _settings(candidate: Candidate) -> Iterator[Setting]:
+    """Yield the fix as one that operators can be replayed under, where it is one."""
+    if candidate.fix.kind == "dtype":
+        yield Setting(candidate.fix, dtype=getattr(torch, str(candidate.fix.settings["dtype"])))
+    elif candidate.fix.kind in ("threads", "matmul_precision"):
+        yield Setting(candidate.fix, entered=candidate.setting)
+
+
+def _without_doubles(gains: Sequence[Gain]) -> list[Gain]:
+    """Return one gain of each fix, the first."""
+    return [gain for place, gain in enumerate(gains) if gain.fix not in [each.fix for each in gains[:place]]]
 
 
 def loads(counted: Sequence[CountedWork]) -> list[OperatorLoad]:

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 from boundby.formatting import clean, command_lines, number, paragraph
 from boundby.roofline import Interval
-from boundby.verdict import Bound, Cause, CauseKind, Trial, Verdict
+from boundby.verdict import Bound, Cause, CauseKind, Products, Trial, Verdict
 
 MOST_LINES = 12
 LABEL = 12  # columns
 LEAST_SHARE = 0.1  # of the time, from which a second cause is named
-LONGEST_DOUBT = 90  # characters
+LONGEST_DOUBT = 66  # characters
 SHOWN_DOUBTS = 2
 NEAR_ONE, TEN, HUNDRED = 1.3, 10, 100
 CAUSES: dict[CauseKind, str] = {
@@ -114,13 +114,23 @@ def title(facts: Facts) -> str:
 def entries(facts: Facts) -> list[Entry]:
     """Return what stands below the title.
 
-    Where the card would be too long, what was tried is left out first, that without effect before that which loses and
-    that which gains little before that which gains much; then the second cause.
+    Where the card would be too long it loses, in this order: what was tried and gained nothing, all doubts but one, the
+    second cause, and of what gained the least.
     """
-    tried = sorted(facts.verdict.trials if facts.verdict else (), key=_telling, reverse=True)
-    causes = 2
-    while len(_lines(facts, found := _entries(facts, tried, causes))) > MOST_LINES and (tried or causes > 1):
-        tried, causes = (tried[:-1], causes) if tried else (tried, causes - 1)
+    fixes = [trial for trial in facts.verdict.trials if trial.is_fix] if facts.verdict else []
+    tried = sorted(fixes, key=_telling, reverse=True)
+    causes, doubts = 2, SHOWN_DOUBTS
+    while len(_lines(facts, found := _entries(facts, tried, causes, doubts))) > MOST_LINES:
+        if tried and tried[-1].outcome != "gains":
+            tried = tried[:-1]
+        elif doubts > 1:
+            doubts = 1
+        elif causes > 1:
+            causes = 1
+        elif tried:
+            tried = tried[:-1]
+        else:
+            break
     return found
 
 
@@ -150,7 +160,7 @@ def _lines(facts: Facts, found: Sequence[Entry]) -> list[str]:
     return [*paragraph(title(facts), "  ", ""), *(line for entry in found for line in entry.lines())]
 
 
-def _entries(facts: Facts, tried: Sequence[Trial], causes: int) -> list[Entry]:
+def _entries(facts: Facts, tried: Sequence[Trial], causes: int, doubts: int) -> list[Entry]:
     step = facts.next
     known = [
         Entry("Limited by", _limits(facts, causes)),
@@ -158,7 +168,7 @@ def _entries(facts: Facts, tried: Sequence[Trial], causes: int) -> list[Entry]:
         Entry("Next", [_next(step)], step.command) if step else Entry("Next", []),
         Entry("Throughput", _rates(facts)),
         *(Entry(label, [text]) for label, text in facts.scores.items()),
-        Entry("Doubts", _doubts(facts.doubts)),
+        Entry("Doubts", _doubts(facts.doubts, doubts)),
     ]
     return [entry for entry in known if entry.texts]
 
@@ -167,18 +177,22 @@ def _limits(facts: Facts, most: int) -> list[str]:
     verdict = facts.verdict
     if verdict is None:
         return [f"not known: {facts.why_not or 'nothing was measured'}"]
-    ranked = verdict.limited_by[:most]
-    named = [cause_words(cause) for at, cause in enumerate(ranked) if at == 0 or cause.share >= LEAST_SHARE]
+    first, others = verdict.limited_by[:1], verdict.limited_by[1:most]
+    causes = [*first, *(cause for cause in others if cause.share >= LEAST_SHARE)]
+    named = [_cause(cause, verdict.products) for cause in causes]
     if not named:
         named = [BOUNDS.get(verdict.bound) or f"not known: {facts.why_not or 'the times do not tell'}"]
-    first = f"{named[0]} {_standing(verdict)}".rstrip()
-    return [first, *(f"then {words}" for words in named[1:])]
+    opening = f"{named[0]} {_standing(verdict)}".rstrip()
+    return [opening, *(f"then {words}" for words in named[1:])]
 
 
-def cause_words(cause: Cause) -> str:
-    """Return what a cause is, and its share of the time; of padding, that of the arithmetic where it is known."""
+def _cause(cause: Cause, products: Products | None) -> str:
+    """Return what a cause is and its share of the time, or of padding that of the arithmetic where it is known."""
     if cause.kind == "padding" and cause.arithmetic_share:
         return f"padding: {100 * cause.arithmetic_share:.0f} % of the arithmetic is for padding tokens"
+    if cause.kind == "kernels" and products:
+        inside, alone = (f"{100 * share:.0f} %" for share in (products.in_model, products.alone))
+        return f"matrix products at these shapes: {inside} of this machine's peak, {alone} when run alone"
     return CAUSES[cause.kind].format(share=f"{100 * cause.share:.0f} %")
 
 
@@ -214,13 +228,17 @@ def _rates(facts: Facts) -> list[str]:
     for at, rate in enumerate(facts.rates):
         per_second = f"{rate.per_second:,.0f}" if rate.per_second >= HUNDRED else f"{rate.per_second:.3g}"
         unit = f" {facts.unit}/s" if at == 0 else ""
-        width = "" if rate.half_width_pct is None else f" ± {min(rate.half_width_pct, HUNDRED):.2g} %"
+        width = "" if rate.half_width_pct is None else f" ± {_percent(rate.half_width_pct)} %"
         said.append(f"{per_second}{unit}{width} {rate.where}".rstrip())
     return ["; ".join(said)] if said else []
 
 
-def _doubts(doubts: Sequence[str]) -> list[str]:
-    shown = [clean(doubt, LONGEST_DOUBT) for doubt in doubts[:SHOWN_DOUBTS]]
+def _percent(half_width: float) -> str:
+    return f"{half_width:.2g}" if half_width < HUNDRED else f">{HUNDRED}"
+
+
+def _doubts(doubts: Sequence[str], most: int) -> list[str]:
+    shown = [clean(doubt, LONGEST_DOUBT) for doubt in doubts[:most]]
     more = len(doubts) - len(shown)
     if not shown:
         return ["none that changes the answer"]

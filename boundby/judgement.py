@@ -1,26 +1,38 @@
 """What limits one forward, how sure that is, and what the best fix could gain.
 
-The least time of all operators (`boundby.roofline`), as a share of the measured time, says how close the forward is to
-what the machine can do; the kind of limit with most of the time is the bound.
+Where the forward was replayed, the owner with most of its time is what limits it (`boundby.split`). Where it was not,
+the least time of all operators (`boundby.roofline`), as a share of the measured time, says how close it is to what the
+machine can do, and the kind of limit with most of that time is the bound. Trials come last and weigh most: a bound that
+one of them refutes gives way to the one that they confirm, or the verdict is not settled.
 
 Source of the launch rule: trtexec, which says so where issuing takes 0.8 of the device's time.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
 
 from boundby.roofline import Attribution, Interval, Limits, OperatorLoad, attribute
+from boundby.split import Split
 from boundby.verdict import (
     LEAST_GAIN,
     Bound,
+    Cause,
+    CauseKind,
     Confidence,
     Confirmation,
     Doubt,
     Fix,
     Gain,
+    OwnerKind,
+    Products,
+    Reference,
     Sign,
     Trial,
+    Unsettled,
+    Untried,
     Verdict,
     inconclusive,
     untested,
@@ -31,6 +43,12 @@ IDLE_DEVICE = 0.25  # of the time from idle to idle in which the device waited f
 UNDER_UTILISED = 0.35  # of the time explained by the limits
 CLEAR = 0.6  # share of one kind of work, below which the bound is mixed
 MOST_SHARE = 1.02  # of the upper end of the time, before the limits themselves are doubted
+REPLAY_ERROR = 0.12  # of an owner's seconds: owners that are no further apart are not told apart
+WIDE = 0.10  # half of an interval, as a share: with a narrower one a bound on the edge is on the edge
+UNEXPLAINED = 0.25  # of the time, which did not show when the forward was run again
+LEAST_CAUSE = 0.02  # of the time, for an owner to be named
+LEAST_RIVAL = 0.2  # of the time, for a bound to be what limits after all
+CLEAR_PREDICTION = 1.1  # a factor, or one over it, that shows whether a prediction came true
 UNKNOWN_WORK = Doubt("work", "the work of the forward or the limits of the machine are not known")
 SAID: dict[Sign, str] = {
     "confirms": "as predicted",
@@ -39,6 +57,14 @@ SAID: dict[Sign, str] = {
     "silent": "says nothing about this bound",
 }
 
+# What an owner of the time counts for.
+OF_OWNERS: dict[OwnerKind, Bound] = {
+    "compute": "compute",
+    "memory": "memory",
+    "host": "launch",
+    "kernels": "under_utilised",
+    "around": "under_utilised",
+}
 # The evidence that tells most about a bound, beside the rate; the first that is there.
 TELLING: dict[Bound, tuple[str, ...]] = {
     "input": ("input",),
@@ -76,73 +102,190 @@ def judge(  # noqa: PLR0913  (each is one kind of evidence)
     *,
     weights_bytes: float = 0.0,
     on_host: bool = True,
+    split: Split | None = None,
+    reference: Reference | None = None,
+    padding: float | None = None,
     trials: Sequence[Trial] = (),
+    untried: Sequence[Untried] = (),
     gains: Sequence[Gain] = (),
     doubts: Sequence[Doubt] = (),
     unknown: Doubt = UNKNOWN_WORK,
 ) -> Verdict:
     """Return the verdict on one forward.
 
-    The bound is found again at every combination of the ends of the intervals; where it changes, it is `mixed` and
-    `alternatives` names what it may be. `gains` are those that the caller knows of (padding, batch size); those that
-    follow from the evidence are added. `doubts` are about the measurement and lower the confidence. `unknown` says why
-    there are no operators or limits.
+    `split` is whose the time of the `reference` batch is. Without it the bound is found again at every combination of
+    the ends of the intervals. Where evidence leaves several bounds, or trials speak against it, the trials decide;
+    where they cannot, the bound is `mixed`, `alternatives` names what it may be, and `unsettled` what would settle it.
+
+    `padding` is the share of the FLOPs that is for padding. `gains` are those that the caller knows of; those that
+    follow from the evidence are added, and none stays that was tried or is too small to tell. `doubts` are about the
+    measurement and lower the confidence. `unknown` says why there are no operators or limits.
     """
     if limits is None or not operators:
-        return inconclusive((*doubts, unknown), gains)
-    context = _Context(times, tuple(operators), limits, weights_bytes, on_host)
-    bound, share = context.label()
-    others = tuple(dict.fromkeys(label for label in context.labels_at_the_ends() if label != bound))
-    alternatives = context.runner_up(bound) if not others else ()
-    final: Bound = "mixed" if others else bound
-    if others:
-        alternatives = tuple(label for label in (bound, *others) if label != "mixed")
-    confirmation = confirm(bound, trials)
-    all_doubts = [*doubts, *_doubts(times, share, confirmation)]
-    evidence = context.evidence(bound)
+        return replace(inconclusive((*doubts, unknown), gains), trials=tuple(trials), untried=tuple(untried))
+    context = _Context(times, tuple(operators), limits, weights_bytes, on_host, split)
+    found = _found(context, trials)
+    confirmation = _confirmation(found.bound, trials, is_split=split is not None)
+    all_doubts = [*doubts, *found.doubts, *_share_doubts(times, context.label.share)]
+    evidence = context.evidence(found.bound)
+    telling = ("rate", *TELLING.get(found.bound, ("limits",)))
     return Verdict(
-        bound=final,
-        alternatives=alternatives,
-        share_of_limit=share,
-        confidence=_confidence(final, confirmation, all_doubts),
+        bound=found.bound,
+        alternatives=found.alternatives or context.runner_up(found.bound),
+        share_of_limit=context.label.share,
+        confidence=_confidence(found, confirmation, all_doubts),
         confirmation=confirmation,
-        gains=tuple(untested(_worthwhile([*gains, *context.gains()], {bound, *alternatives}), trials)),
-        evidence=(*evidence.values(), *(_told(trial, bound) for trial in trials)),
+        gains=_worthwhile(untested([*gains, *context.gains(gains)], trials), found.bounds, times.isolated_s),
+        evidence=(*evidence.values(), *(_told(trial, found.bound) for trial in trials)),
         doubts=tuple(all_doubts),
-        telling=tuple(evidence[name] for name in ("rate", *TELLING.get(final, ("limits",))) if name in evidence)[:2],
+        telling=tuple(evidence[name] for name in telling if name in evidence)[:2],
         trials=tuple(trials),
+        untried=tuple(untried),
+        reference=reference,
+        owners=split.owners if split else (),
+        limited_by=tuple(_causes(context, padding, trials)),
+        products=Products(split.products.in_model, split.products.alone) if split and split.products else None,
+        unsettled=found.unsettled,
     )
 
 
-def confirm(bound: Bound, trials: Iterable[Trial]) -> Confirmation:
-    """Return whether the trials bear out `bound`; one that speaks against it outweighs those that speak for it."""
+def confirm(bound: Bound, trials: Iterable[Trial]) -> Sign:
+    """Return what the trials say of a bound; one that speaks against it outweighs those that speak for it."""
     signs = {trial.says_of(bound) for trial in trials}
-    if "refutes" in signs:
-        return "contradicted"
-    return "confirmed" if "confirms" in signs else "untested"
+    order: tuple[Sign, ...] = ("refutes", "confirms", "ambiguous", "too_uncertain")
+    return next((sign for sign in order if sign in signs), "silent")
 
 
-def precision_gain(fix: Fix, attribution: Attribution, ceiling_ratio: float, bytes_factor: float) -> Gain:
-    """Return the most that another precision could bring: Amdahl's law over compute and memory.
+@dataclass(frozen=True)
+class _Label:
+    """The bound by the evidence without trials, its share, and the bounds that this evidence cannot tell from it."""
 
-    `ceiling_ratio`: its measured FLOP/s over those in use. `bytes_factor`: how much smaller its values are.
-    """
-    remaining = (1 - attribution.memory_share) / ceiling_ratio + attribution.memory_share / bytes_factor
-    basis = (
-        f"measured ceiling ratio {ceiling_ratio:.2f}, {100 * attribution.memory_share:.0f} % of the time is memory's"
+    bound: Bound
+    share: float
+    rivals: tuple[Bound, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The bound that all evidence leaves, what it may be instead, and why that is not settled."""
+
+    bound: Bound
+    alternatives: tuple[Bound, ...] = ()
+    unsettled: Unsettled | None = None
+    doubts: tuple[Doubt, ...] = ()
+
+    @property
+    def bounds(self) -> set[Bound]:
+        """All that it may be."""
+        return {self.bound, *self.alternatives}
+
+
+def _found(context: "_Context", trials: Sequence[Trial]) -> _Found:
+    """Return what the trials leave of the evidence."""
+    label = context.label
+    may_be: tuple[Bound, ...] = tuple(name for name in (label.bound, *label.rivals) if name != "mixed")
+    said = {name: confirm(name, trials) for name in may_be}
+    left = [name for name in may_be if said[name] != "refutes"]
+    unexplained = context.unexplained()
+    if may_be and not left:
+        found = _after_refutation(context, may_be, trials)
+        return replace(found, unsettled=found.unsettled or unexplained)
+    if not label.rivals:
+        return _Found(label.bound, unsettled=unexplained)
+    confirmed = [name for name in left if said[name] == "confirms"]
+    if len(left) == 1 < len(may_be) or len(confirmed) == 1:
+        return _Found((confirmed or left)[0], unsettled=unexplained)
+    close = None
+    if context.half_width > WIDE:
+        text = (
+            f"{_either(left)} would explain the time, which is known to ±{_percent(context.half_width)}; a longer "
+            "measurement on a quiet machine would tell"
+        )
+        close = Unsettled("close", text)
+    return _Found("mixed", tuple(left), unsettled=unexplained or close)
+
+
+def _after_refutation(context: "_Context", refuted: Sequence[Bound], trials: Sequence[Trial]) -> _Found:
+    """Return the bound that trials put in the place of those they refuted; not settled, if they do not agree on one."""
+    speaker = next(trial for trial in trials if trial.says_of(refuted[0]) == "refutes")
+    gave = f"{speaker.name} gave {speaker.measured.value:.2f} times the speed"
+    others = [name for name, share in context.shares.items() if share >= LEAST_RIVAL and name not in refuted]
+    confirmed = [name for name in others if confirm(name, trials) == "confirms"]
+    if len(confirmed) == 1:
+        text = f"by its time alone it would be {_either(refuted)}, which a trial refuted: {gave}"
+        return _Found(confirmed[0], doubts=(Doubt("changed", text),))
+    allowed = [name for name in others if confirm(name, trials) != "refutes"]
+    text = (
+        f"by its time alone it is bound by {_either(refuted)}, but {gave}, which that does not explain; the trials on "
+        "a quiet machine, or a trace of the same batch, would tell"
     )
-    return Gain(fix, 1 / remaining, basis)
+    alternatives = (*refuted, *allowed)
+    return _Found("mixed", alternatives, unsettled=Unsettled("trials_disagree", text))
 
 
-def _doubts(times: Times, share: float, confirmation: Confirmation) -> Iterator[Doubt]:
+def _confirmation(bound: Bound, trials: Sequence[Trial], is_split: bool) -> Confirmation:
+    """Return whether trials bear the bound out: by what they are expected to give, or by predictions from its owners.
+
+    Of the predictions that a trial can tell from no change, most have to come true.
+    """
+    if confirm(bound, trials) == "confirms":
+        return "confirmed"
+    if not is_split:
+        return "untested"
+    told = [_came_true(trial) for trial in trials if _is_clear(trial)]
+    return "confirmed" if told and 3 * sum(told) >= 2 * len(told) else "untested"
+
+
+def _is_clear(trial: Trial) -> bool:
+    """Tell whether the trial shows if the prediction came true: it was made from owners, and is not of no change."""
+    predicted = trial.predicted
+    return predicted is not None and not 1 / CLEAR_PREDICTION < predicted.value < CLEAR_PREDICTION
+
+
+def _came_true(trial: Trial) -> bool:
+    predicted = trial.predicted
+    return predicted is not None and trial.measured.low <= predicted.high and predicted.low <= trial.measured.high
+
+
+def _causes(context: "_Context", padding: float | None, trials: Sequence[Trial]) -> list[Cause]:
+    """Return what limits, most of the time first: padding, what brings the input, and owners without their padding."""
+    causes = [
+        Cause(kind, seconds / (seconds + context.times.isolated_s.value))
+        for kind, seconds in context.brought.items()
+        if seconds >= context.times.working_s.value
+    ]
+    net, wasted = context.net_shares(padding)
+    if wasted:
+        causes.append(Cause("padding", wasted, arithmetic_share=padding))
+    causes += [Cause(kind, share) for kind, share in net.items()]
+    ranked = sorted((cause for cause in causes if cause.share >= LEAST_CAUSE), key=lambda cause: -cause.share)
+    return [replace(cause, confirmed_by=_confirming(cause, trials)) for cause in ranked]
+
+
+def _confirming(cause: Cause, trials: Sequence[Trial]) -> Fix | None:
+    """Return the fix whose trial bears a cause out."""
+    if cause.kind == "padding":
+        half = 1 + 0.5 * (1 / (1 - cause.share) - 1)  # of what leaving out that share of the time gives
+        found = [trial for trial in trials if trial.fix.kind == "remove_padding" and trial.measured.low >= half]
+    elif cause.kind == "input":
+        found = [trial for trial in trials if trial.fix.kind == "overlap_input" and trial.outcome == "gains"]
+    else:
+        bound = OF_OWNERS.get(cause.kind) if cause.kind != "transfer" else None
+        found = [trial for trial in trials if bound is not None and trial.says_of(bound) == "confirms"]
+    return found[0].fix if found else None
+
+
+def _share_doubts(times: Times, share: float) -> Iterator[Doubt]:
     if share * times.working_s.value > MOST_SHARE * times.working_s.high:
         text = (
             f"the limits allow no less than {share:.2f} times the measured time; the ceilings were measured on a "
             "busier machine, or the work is counted too high"
         )
         yield Doubt("share", text)
-    if confirmation == "contradicted":
-        yield Doubt("contradicted", "an intervention did not have the effect that this bound predicts")
+
+
+def _either(bounds: Sequence[Bound]) -> str:
+    return " or ".join(bound.replace("_", "-") for bound in bounds)
 
 
 def _told(trial: Trial, bound: Bound) -> str:
@@ -167,13 +310,80 @@ class _Context:
     limits: Limits
     weights_bytes: float
     on_host: bool
+    split: Split | None = None
 
-    @property
+    @cached_property
     def attribution(self) -> Attribution:
         seconds = self.times.working_s.value
         return attribute(self.operators, self.limits, self.weights_bytes, seconds, self.on_host)
 
-    def label(self) -> tuple[Bound, float]:
+    @property
+    def brought(self) -> dict[CauseKind, float]:
+        """The seconds to make the input and to bring it to the device, where they are known."""
+        named: dict[CauseKind, float | None] = {"input": self.times.input_s, "transfer": self.times.transfer_s}
+        return {kind: seconds for kind, seconds in named.items() if seconds is not None}
+
+    @cached_property
+    def label(self) -> _Label:
+        """The bound without trials, and the time that this limit alone needs over the time measured."""
+        bound, share = self._bound()
+        if bound in ("input", "transfer"):
+            return _Label(bound, share)
+        if self.split is None:
+            others = dict.fromkeys(name for name in self._bounds_at_the_ends() if name != bound)
+            return _Label(bound, share, tuple(others))
+        (first, most), *rest = sorted(self.shares.items(), key=lambda item: -item[1])
+        explained = self.split.share("compute") + self.split.share("memory")
+        near = [name for name, least in rest if least * (1 + REPLAY_ERROR) >= most * (1 - REPLAY_ERROR)]
+        return _Label(first, self.shares["launch"] if first == "launch" else explained, tuple(near))
+
+    @cached_property
+    def shares(self) -> Mapping[Bound, float]:
+        """The share of the time by bound: of its owners, or of its least time by the limits."""
+        if self.split is None:
+            found, seconds = self.attribution, self.times.working_s.value
+            least: dict[Bound, float] = {
+                "compute": found.compute_s / seconds,
+                "memory": found.memory_s / seconds,
+                "launch": found.launch_share,
+            }
+            return {**least, "under_utilised": max(0.0, 1 - sum(least.values()))}
+        sums = dict.fromkeys(OF_OWNERS.values(), 0.0)
+        for kind, bound in OF_OWNERS.items():
+            sums[bound] += self.split.share(kind)
+        return {bound: max(0.0, share) for bound, share in sums.items()}
+
+    def net_shares(self, padding: float | None) -> tuple[dict[CauseKind, float], float | None]:
+        """Return the share of the time by owner without its padding, and that of all padding."""
+        if self.split is not None:
+            seconds = self.split.seconds
+            net: dict[CauseKind, float] = {
+                owner.kind: owner.seconds * (1 - (owner.padding_share or 0.0)) / seconds for owner in self.split.owners
+            }
+            return net, self.split.padding_share
+        least, wasted = self.shares, padding or 0.0
+        host = least["launch"]
+        names: tuple[Literal["compute", "memory"], ...] = ("compute", "memory")
+        return {"host": host, **{kind: least[kind] * (1 - wasted) for kind in names}}, wasted * (1 - host) or None
+
+    def unexplained(self) -> Unsettled | None:
+        """Return why nothing is settled where much of the time did not show again."""
+        rest = self.split.share("remainder") if self.split else 0.0
+        if abs(rest) <= UNEXPLAINED:
+            return None
+        text = (
+            f"the batch took {_percent(abs(rest))} {'less' if rest > 0 else 'more'} when it was run again beside the "
+            "replays; a run on a quiet machine would tell"
+        )
+        return Unsettled("unexplained", text)
+
+    @property
+    def half_width(self) -> float:
+        """Half of the widest interval that the bound rests on, as a share of its value."""
+        known = [self.times.isolated_s, self.times.working_s, self.limits.flops_per_s]
+        return max((each.high - each.low) / (2 * each.value) for each in known)
+
+    def _bound(self) -> tuple[Bound, float]:
         """Return the bound, and the time that this limit alone needs over the time measured."""
         times, attribution = self.times, self.attribution
         isolated, working = times.isolated_s.value, times.working_s.value
@@ -200,7 +410,7 @@ class _Context:
         is_late = enqueue is not None and enqueue >= LATE_HOST * device
         return is_late or 1 - device / self.times.isolated_s.value >= IDLE_DEVICE
 
-    def labels_at_the_ends(self) -> Iterator[Bound]:
+    def _bounds_at_the_ends(self) -> Iterator[Bound]:
         """Yield the bound at every combination of the ends of isolated and device time, FLOP/s and bytes/s."""
         device = self.times.device_s
         for rate_end, bytes_end in itertools.product(("low", "high"), repeat=2):
@@ -208,7 +418,7 @@ class _Context:
             for isolated in _ends(self.times.isolated_s):
                 for working in _ends(device) if device else (None,):
                     times = replace(self.times, isolated_s=isolated, device_s=working)
-                    yield replace(self, limits=limits, times=times).label()[0]
+                    yield replace(self, limits=limits, times=times)._bound()[0]
 
     def runner_up(self, bound: Bound) -> tuple[Bound, ...]:
         """Return what limits most after the bound, or what the bound is made of."""
@@ -221,8 +431,12 @@ class _Context:
         ranked = [name for seconds, name in sorted(needs, reverse=True) if seconds > 0 and name != bound]
         return tuple(ranked[:2] if bound in ("mixed", "under_utilised") else ())
 
-    def gains(self) -> Iterator[Gain]:
-        """Yield what follows from the evidence: reaching the limits, issuing less, overlapping the input."""
+    def gains(self, known: Iterable[Gain]) -> Iterator[Gain]:
+        """Yield what follows from the evidence and is not known yet: reaching the limits, issuing less, and so on."""
+        fixes = [gain.fix for gain in known]
+        yield from (gain for gain in self._gains() if gain.fix not in fixes)
+
+    def _gains(self) -> Iterator[Gain]:
         times, attribution = self.times, self.attribution
         isolated, working = times.isolated_s.value, times.working_s.value
         if times.input_s:
@@ -283,17 +497,27 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def _worthwhile(gains: Sequence[Gain], bounds: Set[Bound]) -> list[Gain]:
-    """Return the gains worth naming for what the bound may be, the largest first."""
-    fitting = [gain for gain in gains if not gain.relieves or bounds & set(gain.relieves)]
-    return sorted((gain for gain in fitting if gain.at_most >= LEAST_GAIN), key=lambda gain: -gain.at_most)
+def _worthwhile(gains: Sequence[Gain], bounds: Set[Bound], seconds: Interval) -> tuple[Gain, ...]:
+    """Return the gains worth naming for what the bound may be: those that are predicted first, the largest first.
+
+    A prediction stands whatever the bound; what is only bounded has to help against it. Nothing stands that is smaller
+    than what the interval of the time can tell.
+    """
+    least = max(LEAST_GAIN, 1 + (seconds.high - seconds.low) / seconds.value)
+    fitting = [gain for gain in gains if gain.predicted or not gain.relieves or bounds & set(gain.relieves)]
+    worth = [gain for gain in fitting if _factor(gain) >= least]
+    return tuple(sorted(worth, key=lambda gain: (gain.predicted is None, -_factor(gain))))
 
 
-def _confidence(bound: Bound, confirmation: Confirmation, doubts: Sequence[Doubt]) -> Confidence:
-    """Return how sure the bound is; the ends of the intervals already account for the spread of the figures."""
-    if confirmation == "contradicted" or bound == "inconclusive" or "share" in [doubt.kind for doubt in doubts]:
+def _factor(gain: Gain) -> float:
+    return min(gain.at_most, gain.predicted.value) if gain.predicted else gain.at_most
+
+
+def _confidence(found: _Found, confirmation: Confirmation, doubts: Sequence[Doubt]) -> Confidence:
+    """Return how sure the bound is, by the rule in docs/method.md."""
+    if found.unsettled or found.bound == "inconclusive" or "share" in [doubt.kind for doubt in doubts]:
         return "low"
-    is_doubted = bool(doubts) or bound == "mixed"
+    is_doubted = bool(doubts) or found.bound == "mixed"
     if confirmation == "confirmed":
         return "medium" if is_doubted else "high"
     return "low" if is_doubted else "medium"

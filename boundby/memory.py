@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from boundby.device import allocator
+from boundby.device import allocator, is_gpu
 from boundby.environment import memory_limit_bytes
 
 NEAR_LIMIT = 0.9  # of the device's or the process's memory
@@ -27,6 +27,14 @@ class MemoryUse:
     process_peak_bytes: int | None
     reasons: tuple[str, ...]
     doubts: tuple[str, ...]
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return the bytes that may still be taken in the memory of a GPU, or of the host for another device."""
+    if is_gpu(device):
+        return int(torch.cuda.mem_get_info(device)[0])
+    left = memory_limit_bytes() - psutil.Process().memory_info().rss
+    return max(0, min(int(psutil.virtual_memory().available), left))
 
 
 class ProcessPeak:

@@ -1,13 +1,35 @@
-"""What each fix would do to the time of a forward, from its replays and shapes, with a bound that limits alone set."""
+"""What each fix would do to the time of a forward, from its replays and shapes, with a bound that limits alone set.
 
-from collections.abc import Callable, Sequence
+A prediction is made of what was timed: operators in order under a setting, shorter forwards, the owners of the time.
+Its 90 % interval joins the noise of the rounds and the error of the rule, which was calibrated on models whose fixes
+were then tried (docs/method.md). A bound takes nothing but the measured limits and the work that must remain.
+"""
 
-from boundby.roofline import Limits
-from boundby.split import Replay, Split
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from boundby.roofline import Interval, Limits, OperatorLoad, least_seconds
+from boundby.split import Replay, ReplayedOperator, Split
 from boundby.verdict import Fix, Gain
 
+# Half widths of the 90 % intervals, on the logarithm of the time, beside the noise of the rounds.
+RULE_ERRORS = {
+    "dtype": 0.10,
+    "matmul_precision": 0.10,
+    "threads": 0.12,
+    "remove_padding": 0.15,
+    "batch_size": 0.20,
+    "overlap_input": 0.08,
+    "issue_at_once": 0.08,
+}
+ONE_ROUND_ERROR = 0.25  # where too few rounds fit into the budget to tell the noise
+LEAST_ROUNDS = 3
+FUSED_SHARE = 0.5  # of the time of element-wise operators, when a compiler joins them: half of them only pass data on
+HALF_SIZES = {"float16": 0.5, "bfloat16": 0.5}  # bytes, over those of float32
 
-def predictions(
+
+def predictions(  # noqa: PLR0913  (a forward, its machine, and what each fix needs to know)
     replay: Replay,
     split: Split,
     limits_under: Callable[[Fix], Limits | None],
@@ -15,12 +37,192 @@ def predictions(
     lengths: Sequence[int] | None = None,
     input_s: float | None = None,
     batch_sizes: Sequence[int] = (),
+    tokens_at: Mapping[int, int] | None = None,
 ) -> tuple[Gain, ...]:
     """Return the gain that is predicted of each fix that applies, with its 90 % interval, and the most it can bring.
 
     `limits_under` returns the machine's limits under a fix (its dtype, its precision of products; those in use for any
-    other), None where they were not measured: then there is no bound, and no gain. `lengths` are the tokens of each
-    text of the batch, `input_s` the seconds to make its input, `batch_sizes` those to predict. Both ends of a gain are
-    factors of the throughput.
+    other); a fix for which it returns None has no bound and no prediction. `lengths` are the tokens of each text of the
+    batch, `input_s` the seconds to make its input on one core, `batch_sizes` those to predict, with `tokens_at` the
+    tokens to which their texts are padded (as many as here where it does not say). Both ends of a gain are factors of
+    the throughput.
     """
-    raise NotImplementedError
+    known = _Known(replay, split, limits_under)
+    found = [*known.variants()]
+    if lengths is not None:
+        found += known.without_padding(lengths)
+    found += known.batch_sizes(batch_sizes, tokens_at or {})
+    found += known.issued_otherwise()
+    if input_s:
+        found += known.input_ahead(input_s)
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class _Known:
+    replay: Replay
+    split: Split
+    limits_under: Callable[[Fix], Limits | None]
+
+    @property
+    def forward_s(self) -> float:
+        return self.replay.forward_s.value
+
+    @property
+    def between_s(self) -> float:
+        """The time of the forward that is not in its operators: Python stays as it is under another dtype."""
+        return max(0.0, self.forward_s - self.replay.in_order_s.value)
+
+    def variants(self) -> Iterator[Gain]:
+        """Yield the gains of fixes that the operators were replayed under."""
+        for variant in self.replay.variants:
+            ratio, fix = variant.time_ratio, variant.fix
+            least_s = self.least_s(fix)
+            if not isinstance(ratio, Interval) or least_s is None:
+                continue
+            least_s += self.issuing_s(fix)
+            seconds = [
+                self.replay.in_order_s.value * each + self.between_s for each in (ratio.value, ratio.low, ratio.high)
+            ]
+            noise = math.log(seconds[2] / seconds[1]) / 2 if self.replay.rounds >= LEAST_ROUNDS else ONE_ROUND_ERROR
+            yield self.gain(
+                fix, seconds[0], noise, least_s, f"the limits under it, {_ms(least_s)} of {_ms(self.forward_s)}"
+            )
+
+    def without_padding(self, lengths: Sequence[int]) -> Iterator[Gain]:
+        """Yield the gain of computing no padding: by the work of operators, and by the times of shorter forwards."""
+        fix, share = Fix("remove_padding"), self.split.padding_share
+        useful_s = self.least_s(fix, lambda operator: 1 - (operator.padding_share or 0.0))
+        if share is None or useful_s is None or share <= 0:
+            return
+        useful_s += self.issuing_s(fix)
+        by_work = self.forward_s * (1 - share)
+        by_time = self.seconds_at(sum(lengths) / len(lengths))
+        seconds = by_work if by_time is None else math.sqrt(by_work * by_time)
+        apart = 0.0 if by_time is None else abs(math.log(by_work / by_time)) / 2
+        yield self.gain(fix, seconds, apart, useful_s, f"{100 * share:.0f} % of the time is for padding")
+
+    def batch_sizes(self, sizes: Sequence[int], tokens_at: Mapping[int, int]) -> Iterator[Gain]:
+        """Yield the gain of other batch sizes: the host's part stays, the rest grows with samples and tokens."""
+        if not self.replay.shapes:
+            return
+        own = self.replay.shapes[-1]
+        host_s = max(0.0, self.split["host"].seconds)
+        for samples in sizes:
+            tokens = tokens_at.get(samples, own.tokens)
+            at_tokens = self.seconds_at(tokens)
+            fix = Fix("batch_size", {"batch_size": samples})
+            least_s = self.least_of_shape(fix, samples / own.samples, tokens / own.tokens)
+            if samples == own.samples or at_tokens is None or least_s is None:
+                continue
+            per_batch_s = host_s + max(0.0, at_tokens - host_s) * samples / own.samples
+            apart = 0.05 * abs(math.log2(samples / own.samples))  # further away, further off
+            basis = "the limits on arithmetic, with nothing else left"
+            yield self.gain(fix, per_batch_s * own.samples / samples, apart, least_s, basis)
+
+    def least_of_shape(self, fix: Fix, samples_ratio: float, tokens_ratio: float) -> float | None:
+        """Return the least time of as many samples in batches of another shape."""
+        arithmetic = self.least_s(fix, lambda _: min(tokens_ratio, tokens_ratio**2), compute_only=True)
+        return None if arithmetic is None else arithmetic + self.issuing_s(fix) / samples_ratio
+
+    def issuing_s(self, fix: Fix) -> float:
+        """Return the least time to issue the operators, which a host does one after another."""
+        limits = self.limits_under(fix)
+        if limits is None or not self.replay.on_host:
+            return 0.0
+        return limits.dispatch_s.value * sum(operator.load.calls for operator in self.replay.operators)
+
+    def issued_otherwise(self) -> Iterator[Gain]:
+        """Yield the gain of operators that a compiler joins, or that a graph issues in one go."""
+        operators, in_order_s = self.replay.operators, self.replay.in_order_s.value
+        if not self.replay.on_host:
+            fix = Fix("issue_at_once")
+            if (least_s := self.least_s(fix)) is not None:
+                yield self.gain(fix, in_order_s, 0.0, least_s, "the device's limits alone")
+            return
+        fix = Fix("fuse_operators")
+        products = [operator for operator in operators if operator.load.flops]
+        joined = [operator for operator in operators if not operator.load.flops]
+        each = [self.least_of(fix, operator) for operator in joined]
+        least_s = self.least_s(fix, lambda operator: 1.0 if operator.load.flops else 0.0)
+        if least_s is None or not operators:
+            return
+        least_s = max(least_s, max((seconds or 0.0 for seconds in each), default=0.0))
+        kept, passing = (sum(self.without_dispatch(operator) for operator in group) for group in (products, joined))
+        host_s = max(0.0, self.forward_s - kept - passing)
+        fewest = kept + sum(seconds or 0.0 for seconds in each) / 2
+        seconds = kept + FUSED_SHARE * passing + 0.5 * host_s
+        apart = max(abs(math.log(seconds / self.forward_s)), abs(math.log(fewest / seconds)), 0.05)
+        yield self.gain(fix, seconds, apart, least_s, "the limits of products alone, all else joined to them")
+
+    def input_ahead(self, input_s: float) -> Iterator[Gain]:
+        """Yield the gain of making the input beside the forward; on a host it takes a core from it meanwhile."""
+        both, longer = self.forward_s + input_s, max(self.forward_s, input_s)
+        seconds = max(input_s, self.forward_s + input_s / self.replay.threads) if self.replay.on_host else longer
+        yield _gain(
+            Fix("overlap_input"), both, seconds, RULE_ERRORS["overlap_input"], longer, "the slower of both is left"
+        )
+
+    def seconds_at(self, tokens: float) -> float | None:
+        """Return the time of a forward of the same samples at other tokens; between and beyond two lengths a line."""
+        points = sorted((shape.tokens, shape.seconds) for shape in self.replay.shapes)
+        if len(points) < 2:
+            return None
+        above = next((index for index in range(1, len(points)) if points[index][0] >= tokens), len(points) - 1)
+        (before, low), (after, high) = points[above - 1], points[above]
+        line = low + (high - low) * (tokens - before) / (after - before)
+        return max(line, 0.5 * min(seconds for _, seconds in points))
+
+    def without_dispatch(self, operator: ReplayedOperator) -> float:
+        """Return the seconds of an operator's kernels in the model."""
+        seconds = operator.in_order_s if operator.in_order_s is not None else operator.hot_s or 0.0
+        return max(0.0, seconds - operator.load.calls * self.replay.dispatch_s)
+
+    def least_s(
+        self, fix: Fix, left: Callable[[ReplayedOperator], float] = lambda _: 1.0, compute_only: bool = False
+    ) -> float | None:
+        """Return the least time under a fix, where `left` is the share of each operator's work that remains."""
+        total = 0.0
+        for operator in self.replay.operators:
+            seconds = self.least_of(fix, operator, compute_only)
+            if seconds is None:
+                return None
+            total += seconds * left(operator)
+        return total
+
+    def least_of(self, fix: Fix, operator: ReplayedOperator, compute_only: bool = False) -> float | None:
+        """Return the least time of an operator under a fix; no more than it took alone where that beats the limits."""
+        limits, now = self.limits_under(fix), self.limits_under(Fix("better_kernels"))
+        if limits is None or now is None:
+            return None
+        factor = HALF_SIZES.get(str(fix.settings.get("dtype")), 1.0)
+        load = operator.load
+        smaller = OperatorLoad(
+            load.name,
+            load.calls,
+            load.flops,
+            load.weight_bytes * factor,
+            load.other_bytes * factor,
+            load.new_bytes * factor,
+        )
+        weights_bytes = self.replay.weights_bytes
+        compute, memory = least_seconds(smaller, limits, weights_bytes * factor)
+        own = max(least_seconds(load, now, weights_bytes))
+        hot = own if operator.hot_s is None else max(0.0, operator.hot_s - load.calls * self.replay.dispatch_s)
+        beaten = min(1.0, hot / own) if own else 1.0
+        return beaten * (compute if compute_only else max(compute, memory))
+
+    def gain(self, fix: Fix, seconds: float, noise: float, least_s: float, basis: str) -> Gain:
+        """Return the gain of a forward that then takes `seconds`, and at least `least_s`."""
+        return _gain(fix, self.forward_s, seconds, math.hypot(noise, RULE_ERRORS.get(fix.kind, 0.0)), least_s, basis)
+
+
+def _gain(fix: Fix, now_s: float, seconds: float, error: float, least_s: float, basis: str) -> Gain:
+    value = now_s / seconds
+    at_most = now_s / least_s if least_s > 0 else math.inf
+    ends = [min(at_most, value * math.exp(side * error)) for side in (-1, 0, 1)]
+    return Gain(fix, at_most, basis, Interval(ends[1], ends[0], ends[2]))
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"

@@ -1,16 +1,43 @@
-"""Run one forward again as its operators: each distinct one alone and hot, and all of them in the model's order."""
+"""Run one forward again as its operators: each distinct one alone and hot, and all of them in the model's order.
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+A forward is recorded once, below its modules, and becomes a straight program: the same operators on the same tensors,
+with each layer's own weights, no Python between them, and nothing kept longer than it is needed. (Operators replayed on
+one pool of hot tensors miss the weights that stay in no cache, and what a result costs that is allocated anew.)
+The forward and its program take turns in rounds, so that a drift of the machine hits both alike.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import cached_property
+from statistics import mean, median
+from typing import Any, Protocol
 
 import torch
 
-from boundby.split import Replay
+from boundby.disturbance import HostCounters, Watch
+from boundby.known import Missing
+from boundby.recording import Marked, Program, Recording, Step, program, record
+from boundby.roofline import Interval, OperatorLoad
+from boundby.split import Cut, CutKind, Replay, ReplayedOperator, ShapeTime, Variant
+from boundby.stats import estimate
 from boundby.timer import DeviceQueue, Timer, Work
 from boundby.verdict import Fix
 
 BUDGET_S = 10.0
+HOT_SHARE = 0.45  # of the budget for operators alone; the rest is for rounds of the whole forward
+WALKS = 2  # through the program, at which operators are timed alone: a disturbance hits one of them
+MOST_WALKS = 4  # of those operators that were slower alone than in the model
+SLOWER_ALONE = 1.05
+HOT_BLOCKS = 5  # of each operator and walk
+HOT_BLOCK_S = 2e-3
+LEAST_ROUNDS, MOST_ROUNDS = 3, 15
+ROUND_BLOCK_S = 0.02  # of repeated forwards, whose median is the round's value
+TINY_CALLS = 200
+CONFIDENCE = 0.9  # of the ratios
+OVER_BUDGET = "the seconds for replays were used up by operators that take more of the time"
+FRACTIONS = (2, 4)  # of the padded length, at which the forward is timed and counted again
 
 
 @dataclass(frozen=True)
@@ -23,7 +50,7 @@ class Setting:
 
     fix: Fix
     dtype: torch.dtype | None = None
-    entered: Callable[[], AbstractContextManager[None]] | None = None
+    entered: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 @dataclass(frozen=True)
@@ -38,6 +65,87 @@ class Lengths:
     cut_to: Callable[[int], Work]
 
 
+class Instruments(Protocol):
+    """How seconds are taken: on a host by its clock, on a device by events of its own while its queue is full."""
+
+    @property
+    def dispatch_s(self) -> float:
+        """The seconds that one call costs in a replay; 0 where the host's time is not in it."""
+        ...
+
+    def whole(self, work: Work) -> float:
+        """Return the seconds of one call, from idle to idle."""
+        ...
+
+    def busy(self, work: Work) -> float | None:
+        """Return the seconds in which one call keeps the device busy; None where it had to wait for the host."""
+        ...
+
+    def marked(self, run: Marked) -> list[float] | None:
+        """Return the seconds between the marks that `run` makes around each of its steps; None as in `busy`."""
+        ...
+
+
+@dataclass(frozen=True)
+class OnHost:
+    """The clock of a CPU, where a call is done when it returns; `dispatch_s` is what one call costs in a replay."""
+
+    timer: Timer
+    dispatch_s: float
+
+    @classmethod
+    def calibrated(cls, timer: Timer) -> "OnHost":
+        """Return the instruments with the cost of one call, that of adding one number to another."""
+        one, add = torch.ones(1), torch.ops.aten.add.Tensor._op
+
+        def issue() -> None:
+            for _ in range(TINY_CALLS):
+                add(one, one)
+
+        issue()
+        return cls(timer, median(timer.isolated(issue) for _ in range(HOT_BLOCKS)) / TINY_CALLS)
+
+    def whole(self, work: Work) -> float:
+        """Return the seconds of one call."""
+        return self.timer.isolated(work)
+
+    def busy(self, work: Work) -> float | None:
+        """Return the seconds of one call."""
+        return self.timer.isolated(work)
+
+    def marked(self, run: Marked) -> list[float] | None:
+        """Return the seconds of each step."""
+        return [end - start for start, end in run(self.timer.clock)]
+
+
+@dataclass(frozen=True)
+class OnDevice:
+    """The events of a device that runs behind the host: what issuing costs the host is not in its times."""
+
+    timer: Timer
+    queue: DeviceQueue
+    dispatch_s: float = 0.0
+
+    def whole(self, work: Work) -> float:
+        """Return the seconds of one call, from an idle device to an idle device."""
+        return self.timer.isolated(work)
+
+    def busy(self, work: Work) -> float | None:
+        """Return the device's own seconds for one call, behind a backlog that lasts until all of it is queued."""
+        return self.timer.on_device(work, self.queue, self.timer.enqueue(work)).seconds
+
+    def marked(self, run: Marked) -> list[float] | None:
+        """Return the device's seconds between the events around each step."""
+        marks: list[tuple[Any, Any]] = []
+
+        def work() -> None:
+            marks[:] = run(self.queue.mark)
+
+        if self.busy(work) is None:
+            return None
+        return [self.queue.seconds_between(start, end) for start, end in marks]
+
+
 def replay(
     work: Work,
     *,
@@ -47,10 +155,391 @@ def replay(
     lengths: Lengths | None = None,
     settings: Sequence[Setting] = (),
     budget_s: float = BUDGET_S,
+    watch: Watch | None = None,
 ) -> Replay:
     """Return what one forward, `work`, takes whole, in order and operator by operator, measured within `budget_s`.
 
     `queue` is that of the GPU it runs on, None on a CPU. `weights_bytes` are those of the model's parameters; without
-    them those of all tensors that were there before the call. Raises ValueError where no operator is seen.
+    them those of all tensors that were there before the call. `settings` are replayed in turns with what is in use.
+    `watch` notices what else uses the machine, by default on the host.
+    Raises ValueError where no operator is seen, or where one has FLOPs that are not known.
     """
-    raise NotImplementedError
+    start, threads = timer.clock(), torch.get_num_threads()
+    with torch.inference_mode(), torch.random.fork_rng(enabled=queue is None):
+        recording = record(work)
+        shorter = _shorter(lengths)
+        instruments: Instruments = OnHost.calibrated(timer) if queue is None else OnDevice(timer, queue)
+        watched = threads if queue is None else 1
+        bench = _Bench(recording, instruments, timer.clock, start + budget_s, watch or Watch(HostCounters()), watched)
+        rounds = bench.rounds(work, [each.work for each in shorter], settings, start + (1 - HOT_SHARE) * budget_s)
+        in_order = rounds.steps or [rounds.in_order_s / len(recording.steps)] * len(recording.steps)
+        hot = bench.hot(in_order)
+    shares = _padding_shares(recording, shorter, lengths)
+    return Replay(
+        operators=tuple(_operators(recording, rounds.steps, hot, shares)),
+        forward_s=_middle([each.forward for each in rounds.counted]),
+        in_order_s=_middle([each.in_order for each in rounds.counted]),
+        dispatch_s=instruments.dispatch_s,
+        views_s=sum(hot.seconds.get(step.key, 0.0) for step in recording.steps if step.cost is None),
+        calls=len(recording.steps),
+        weights_bytes=recording.leaf_bytes if weights_bytes is None else weights_bytes,
+        on_host=queue is None,
+        cut=tuple(_cuts(recording, in_order, hot)),
+        padding=shares if isinstance(shares, Missing) else None,
+        variants=tuple(rounds.variants(settings)),
+        shapes=tuple(_shape_times(lengths, shorter, rounds)),
+        seconds=timer.clock() - start,
+        rounds=len(rounds.counted),
+        threads=threads,
+        doubts=rounds.doubts,
+    )
+
+
+@dataclass(frozen=True)
+class _Round:
+    """The seconds of one round: of the forward, its operators in order and each step, shorter forwards, settings."""
+
+    forward: float
+    in_order: float
+    steps: list[float] | None
+    shorter: list[float]
+    under: dict[Fix, float]
+    disturbances: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Rounds:
+    """The rounds that count: those that nothing disturbed, where there are enough of them, else all."""
+
+    counted: list[_Round]
+    refused: dict[Fix, Missing]
+
+    @classmethod
+    def of(cls, rounds: list[_Round], refused: dict[Fix, Missing]) -> "_Rounds":
+        """Choose by the counters of the machine, never by the times."""
+        quiet = [each for each in rounds if not each.disturbances]
+        return cls(quiet if len(quiet) >= min(LEAST_ROUNDS, len(rounds)) else rounds, refused)
+
+    @cached_property
+    def steps(self) -> list[float] | None:
+        """The median seconds of each step, in the model's order; None where they were not taken."""
+        taken = [each.steps for each in self.counted if each.steps]
+        return [median(seconds) for seconds in zip(*taken, strict=True)] if taken else None
+
+    @cached_property
+    def in_order_s(self) -> float:
+        """The median seconds of all operators in order."""
+        return median(each.in_order for each in self.counted)
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """What else used the machine in the rounds that count."""
+        return tuple(dict.fromkeys(text for each in self.counted for text in each.disturbances))[:1]
+
+    def variants(self, settings: Iterable[Setting]) -> Iterator[Variant]:
+        """Yield the time under each setting, over that without it in the same round."""
+        for setting in settings:
+            ratios = [each.under[setting.fix] / each.in_order for each in self.counted if setting.fix in each.under]
+            yield Variant(setting.fix, self.refused.get(setting.fix) or _ratio(ratios))
+
+
+@dataclass
+class _Hot:
+    """Seconds of one call of each distinct operator alone; or why there are none, in `cut`."""
+
+    seconds: dict[Any, float] = field(default_factory=dict)
+    cut: dict[Any, tuple[CutKind, str]] = field(default_factory=dict)
+
+
+class _NotReplayableError(Exception):
+    """An operator that changes what was there before the forward: a second call is another call."""
+
+
+@dataclass
+class _Bench:
+    recording: Recording
+    instruments: Instruments
+    clock: Callable[[], float]
+    deadline: float
+    watch: Watch
+    threads: int
+
+    def rounds(self, work: Work, shorter: Sequence[Work], settings: Sequence[Setting], deadline: float) -> _Rounds:
+        """Time the forward, its operators in order, shorter forwards and settings, in turns until the deadline."""
+        own = program(self.recording)
+        changed = {setting: self._changed(setting, own) for setting in settings}
+        refused = {setting.fix: run for setting, run in changed.items() if isinstance(run, Missing)}
+        runs = {setting: run for setting, run in changed.items() if not isinstance(run, Missing)}
+        calls = max(1, math.ceil(ROUND_BLOCK_S / max(self.instruments.whole(work), 1e-9)))
+        own.run()
+        rounds: list[_Round] = []
+        longest, quiet = 0.0, 0
+        while quiet < MOST_ROUNDS:
+            start = self.clock()
+            if quiet >= LEAST_ROUNDS and start + longest > deadline or rounds and start + longest > self.deadline:
+                break
+            rounds.append(self._round(work, own, shorter, runs, calls, is_whole_first=len(rounds) % 2 == 0))
+            quiet += not rounds[-1].disturbances
+            longest = max(longest, self.clock() - start)
+        return _Rounds.of(rounds, refused)
+
+    def _round(  # noqa: PLR0913, PLR0917  (all that takes turns)
+        self,
+        work: Work,
+        own: Program,
+        shorter: Sequence[Work],
+        runs: Mapping[Setting, Program],
+        calls: int,
+        is_whole_first: bool,
+    ) -> _Round:
+        """Time everything once, the forward and its operators one right after the other."""
+        self.watch.start()
+        forward = self._block(work, calls, self.instruments.whole) if is_whole_first else None
+        in_order = self._in_order(own.run, calls)
+        if forward is None:
+            forward = self._block(work, calls, self.instruments.whole)
+        steps = self.instruments.marked(own.marked)
+        short = [self._block(cut, calls, self.instruments.whole) for cut in shorter]
+        under = {}
+        for setting, run in runs.items():
+            with setting.entered():
+                under[setting.fix] = self._in_order(run.run, calls)
+        disturbances = self.watch.stop().disturbances(self.threads)
+        return _Round(forward, in_order, steps, short, under, tuple(each.text for each in disturbances))
+
+    def _changed(self, setting: Setting, own: Program) -> Program | Missing:
+        """Return the program under a setting, run once."""
+        try:
+            with setting.entered():
+                changed = own if setting.dtype is None else program(self.recording, setting.dtype)
+                changed.run()
+        except (RuntimeError, TypeError, ValueError) as error:  # an operator that does not take this dtype
+            return Missing(_said(error))
+        return changed
+
+    def _in_order(self, run: Work, calls: int) -> float:
+        """Return the seconds of a program; one that takes too long to issue is timed from idle to idle."""
+        return self._block(run, calls, lambda work: self.instruments.busy(work) or self.instruments.whole(work))
+
+    @staticmethod
+    def _block(work: Work, calls: int, timed: Callable[[Work], float]) -> float:
+        if calls > 1:  # what ran before was something else; a long call is hardly touched by that
+            timed(work)
+        return median(timed(work) for _ in range(calls))
+
+    def hot(self, in_order: Sequence[float]) -> _Hot:
+        """Time each distinct operator alone, in walks through the forward, those with most of the time above all."""
+        found = _Hot()
+        planned = self._planned(in_order, found)
+        longest = self._longest(in_order)
+        for number in range(MOST_WALKS):
+            wanted = {key for key in planned if number < WALKS or found.seconds.get(key, 0.0) > longest[key]}
+            for step, args, kwargs in self.recording.walk() if wanted else ():
+                if step.key not in wanted or step.key in found.cut or self.clock() > self.deadline:
+                    continue
+                wanted.discard(step.key)
+                try:
+                    seconds = self._alone(step, args, kwargs, planned[step.key])
+                except _NotReplayableError as error:
+                    found.cut[step.key] = ("not_replayable", str(error))
+                except RuntimeError as error:
+                    found.cut[step.key] = ("failed", _said(error))
+                else:
+                    found.seconds[step.key] = min(seconds, found.seconds.get(step.key, math.inf))
+        late = (key for key in planned if key not in found.seconds and key not in found.cut)
+        found.cut.update((key, ("budget", OVER_BUDGET)) for key in late)
+        return found
+
+    def _longest(self, in_order: Sequence[float]) -> dict[Any, float]:
+        """Return the seconds above which an operator alone is slower than in the model: something disturbed it."""
+        by_key: dict[Any, list[float]] = {}
+        for step, seconds in zip(self.recording.steps, in_order, strict=True):
+            by_key.setdefault(step.key, []).append(seconds)
+        return {key: SLOWER_ALONE * mean(seconds) for key, seconds in by_key.items()}
+
+    def _planned(self, in_order: Sequence[float], found: _Hot) -> dict[Any, int]:
+        """Return how many blocks of each operator fit into the time left, the costliest operators first."""
+        totals: dict[Any, float] = {}
+        calls: dict[Any, int] = {}
+        for step, seconds in zip(self.recording.steps, in_order, strict=True):
+            if step.cost is not None or self.instruments.dispatch_s:
+                totals[step.key] = totals.get(step.key, 0.0) + seconds
+                calls[step.key] = calls.get(step.key, 0) + 1
+        left = (self.deadline - self.clock()) / WALKS - sum(in_order)
+        planned: dict[Any, int] = {}
+        ranked = sorted(totals, key=lambda key: -totals[key])
+        for blocks, is_first in ((1, True), (HOT_BLOCKS - 1, False)):
+            for key in ranked:
+                once = totals[key] / calls[key]
+                needed = blocks * max(once, HOT_BLOCK_S) + once * is_first
+                if (is_first or key in planned) and needed <= left:
+                    planned[key] = planned.get(key, 0) + blocks
+                    left -= needed
+        found.cut.update((key, ("budget", OVER_BUDGET)) for key in ranked if key not in planned)
+        return planned
+
+    def _alone(self, step: Step, args: Sequence[Any], kwargs: dict[str, Any], blocks: int) -> float:
+        """Return the seconds of one call of an operator, one after another on the same tensors."""
+        if any(not slot.made for slot in step.changed):
+            raise _NotReplayableError("it changes what was there before the forward")
+        if step.changed:  # what it changes is needed by the steps that follow
+            args, kwargs = _cloned(args), _cloned(kwargs)
+        call = step.func._op
+
+        def several(number: int) -> Work:
+            def block() -> None:
+                for _ in range(number):
+                    call(*args, **kwargs)
+
+            return block
+
+        call(*args, **kwargs)
+        once = self.instruments.busy(several(1))
+        if once is None:
+            raise _NotReplayableError("the device waited for the host")
+        number = max(1, math.ceil(HOT_BLOCK_S / max(once, 1e-9)))
+        times = [self.instruments.busy(several(number)) for _ in range(blocks)]
+        timed = [seconds / number for seconds in times if seconds is not None]
+        return median(timed) if timed else once
+
+
+def _cloned(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if isinstance(value, list | tuple):
+        return type(value)(_cloned(element) for element in value)
+    return {name: _cloned(element) for name, element in value.items()} if isinstance(value, dict) else value
+
+
+def _operators(
+    recording: Recording, in_order: Sequence[float] | None, hot: _Hot, shares: dict[Any, float] | Missing
+) -> Iterator[ReplayedOperator]:
+    """Yield each distinct operator with all its calls."""
+    groups: dict[Any, list[int]] = {}
+    for number, step in enumerate(recording.steps):
+        if step.cost is not None:
+            groups.setdefault(step.key, []).append(number)
+    for key, numbers in groups.items():
+        step, seconds = recording.steps[numbers[0]], hot.seconds.get(key)
+        costs = [cost for number in numbers if (cost := recording.steps[number].cost)]
+        moved, given = sum(cost.bytes for cost in costs), sum(cost.given_bytes for cost in costs)
+        in_order_s = None if in_order is None else sum(in_order[number] for number in numbers)
+        load = OperatorLoad(
+            name=step.name,
+            calls=len(numbers),
+            flops=sum(cost.flops for cost in costs),
+            weight_bytes=given,
+            other_bytes=moved - given,
+            new_bytes=sum(cost.new_bytes for cost in costs),
+            seconds=in_order_s,
+        )
+        yield ReplayedOperator(
+            load=load,
+            shapes=step.shapes,
+            dtype=step.dtype,
+            hot_s=None if seconds is None else seconds * len(numbers),
+            in_order_s=in_order_s,
+            padding_share=None if isinstance(shares, Missing) else shares.get(key),
+        )
+
+
+def _cuts(recording: Recording, in_order: Sequence[float], hot: _Hot) -> Iterator[Cut]:
+    """Yield what was not timed alone, by its reason."""
+    for reason in dict.fromkeys(hot.cut.values()):
+        cut = [
+            (step.name, seconds)
+            for step, seconds in zip(recording.steps, in_order, strict=True)
+            if hot.cut.get(step.key) == reason
+        ]
+        names = tuple(dict.fromkeys(name for name, _ in cut))
+        yield Cut(reason[0], names, sum(seconds for _, seconds in cut), reason[1])
+
+
+Amounts = dict[str, list[int]]  # FLOPs, or bytes where there are none, of each call of an operator in order
+
+
+@dataclass(frozen=True)
+class _Shorter:
+    """The same batch with fewer tokens: its forward, and the work in it."""
+
+    tokens: int
+    work: Work
+    amounts: Amounts
+
+
+def _shorter(lengths: Lengths | None) -> list[_Shorter]:
+    if lengths is None:
+        return []
+    tokens = sorted({lengths.padded_to // fraction for fraction in FRACTIONS} - {0})
+    works = [(number, lengths.cut_to(number)) for number in tokens]
+    return [_Shorter(number, work, _amounts(record(work))) for number, work in works]
+
+
+def _amounts(recording: Recording) -> Amounts:
+    found: Amounts = {}
+    for step in recording.steps:
+        if step.cost is not None:
+            found.setdefault(step.name, []).append(step.cost.flops or step.cost.bytes)
+    return found
+
+
+def _padding_shares(
+    recording: Recording, shorter: Sequence[_Shorter], lengths: Lengths | None
+) -> dict[Any, float] | Missing:
+    """Return the share of each operator's work that is for padding, where the shorter forwards have it as often.
+
+    Its work is the parabola of the tokens through the counted lengths: a constant (weights, one row per text), what
+    grows with the tokens, and with their square. Of a batch without padding it is the mean over its texts.
+    """
+    if lengths is None:
+        return Missing("the tokens of each text are not known")
+    if len(shorter) < len(FRACTIONS):
+        return Missing(f"texts of {lengths.padded_to} tokens are too short to tell how the work grows with them")
+    nodes = [*(float(other.tokens) for other in shorter), float(lengths.padded_to)]
+    real = [min(tokens, lengths.padded_to) for tokens in lengths.real]
+    done: dict[Any, float] = {}
+    useful: dict[Any, float] = {}
+    own = _amounts(recording)
+    counts = [{name: len(amounts) for name, amounts in each.items()} for each in (own, *(o.amounts for o in shorter))]
+    places: dict[str, int] = {}
+    for step in recording.steps:
+        if step.cost is None:
+            continue
+        place = places[step.name] = places.get(step.name, -1) + 1
+        if len({count.get(step.name) for count in counts}) > 1:
+            continue
+        amounts = [float(each[step.name][place]) for each in (*(other.amounts for other in shorter), own)]
+        done[step.key] = done.get(step.key, 0.0) + amounts[-1]
+        useful[step.key] = useful.get(step.key, 0.0) + mean(parabola(nodes, amounts, tokens) for tokens in real)
+    return {key: max(0.0, 1 - useful[key] / amount) if amount else 0.0 for key, amount in done.items()}
+
+
+def parabola(nodes: Sequence[float], values: Sequence[float], at: float) -> float:
+    """Return the value at `at` of the polynomial through the values at distinct nodes (Lagrange)."""
+    return sum(
+        value * math.prod((at - other) / (node - other) for other in nodes if other != node)
+        for node, value in zip(nodes, values, strict=True)
+    )
+
+
+def _shape_times(lengths: Lengths | None, shorter: Sequence[_Shorter], rounds: _Rounds) -> Iterator[ShapeTime]:
+    if lengths is None:
+        return
+    for place, other in enumerate(shorter):
+        seconds = median(each.shorter[place] for each in rounds.counted)
+        yield ShapeTime(len(lengths.real), other.tokens, seconds)
+    yield ShapeTime(len(lengths.real), lengths.padded_to, median(each.forward for each in rounds.counted))
+
+
+def _middle(seconds: Sequence[float]) -> Interval:
+    """Return the median with the ends of the middle half."""
+    ordered = sorted(seconds)
+    return Interval(median(ordered), ordered[len(ordered) // 4], ordered[-1 - len(ordered) // 4])
+
+
+def _ratio(ratios: Sequence[float]) -> Interval:
+    return Interval.of(estimate(ratios, CONFIDENCE))
+
+
+def _said(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]

@@ -16,6 +16,7 @@ from boundby.roofline import Interval, Limits, OperatorLoad, least_seconds
 from boundby.verdict import Fix, Owner, OwnerKind
 
 CutKind = Literal["budget", "failed", "not_replayable"]
+LEAST_KNOWN_SHARE = 0.9  # of an owner's time, to say how much of it is padding
 LEAST_SHARE_TO_NAME = 0.02  # of the forward, for an operator to be named among those that are slow
 
 
@@ -55,15 +56,18 @@ class Replay:
     """One forward, timed whole and by its operators in the same rounds.
 
     `forward_s` and `in_order_s` are medians of the rounds with the ends of their middle half. `dispatch_s` is what one
-    call costs the host inside a replay (0 where the device is timed by its own events), `calls` how many operators the
-    forward calls, views among them. `padding` says why shares of padding are not known. `variants` are the same
-    operators under fixes, `shapes` the forward at other sizes; `seconds` is what all of it took.
+    call costs the host inside a replay (0 where the device is timed by its own events), `views_s` what all views and
+    bare allocations cost it, `calls` how many operators the forward calls, views among them. `padding` says why shares
+    of padding are not known. `variants` are the same operators under fixes, `shapes` the forward at other sizes;
+    `seconds` is what all of it took, `rounds` how often the forward and its operators took turns; `doubts` say what
+    else used the machine meanwhile.
     """
 
     operators: tuple[ReplayedOperator, ...]
     forward_s: Interval
     in_order_s: Interval
     dispatch_s: float
+    views_s: float
     calls: int
     weights_bytes: float
     on_host: bool
@@ -72,6 +76,9 @@ class Replay:
     variants: "tuple[Variant, ...]" = ()
     shapes: "tuple[ShapeTime, ...]" = ()
     seconds: float = 0.0
+    rounds: int = 0
+    threads: int = 1
+    doubts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -193,8 +200,10 @@ def split(replay: Replay, limits: Limits, measured_s: float | None = None) -> Sp
         Owner("compute", compute_s, _padding(compute, lambda part: part.least_s)),
         Owner("memory", memory_s, _padding(memory, lambda part: part.least_s)),
         Owner("kernels", hot_s - compute_s - memory_s - dispatch_s, _padding(parts, lambda part: part.beyond_s)),
-        Owner("around", in_order_s - hot_s, _padding(parts, lambda part: part.hot_s)),
-        Owner("host", forward_s - in_order_s + dispatch_s, None if replay.padding else 0.0),
+        Owner("around", in_order_s - hot_s - replay.views_s, _padding(parts, lambda part: part.hot_s)),
+        Owner(
+            "host", forward_s - in_order_s + dispatch_s + replay.views_s, None if replay.padding is not None else 0.0
+        ),
         Owner("remainder", seconds - forward_s),
     )
     return Split(seconds, owners, _slow(parts, seconds), _products(parts, limits), replay.cut)
@@ -207,12 +216,14 @@ def _part(operator: ReplayedOperator, replay: Replay, limits: Limits) -> _Part:
 
 
 def _padding(parts: Iterable[_Part], weight: Callable[[_Part], float]) -> float | None:
-    """Return the share of padding in the positive seconds of the parts; None where one of them is not known."""
+    """Return the share of padding in the positive seconds of the parts; None where it is known of too few of them."""
     weighted = [(max(0.0, weight(part)), part.operator.padding_share) for part in parts]
     total = sum(seconds for seconds, _ in weighted)
-    if any(share is None and seconds > 0 for seconds, share in weighted):
+    known = [(seconds, share) for seconds, share in weighted if share is not None]
+    known_s = sum(seconds for seconds, _ in known)
+    if not known or known_s < LEAST_KNOWN_SHARE * total:
         return None
-    return sum(seconds * (share or 0.0) for seconds, share in weighted) / total if total else 0.0
+    return sum(seconds * share for seconds, share in known) / known_s if known_s else 0.0
 
 
 def _slow(parts: Sequence[_Part], seconds: float) -> tuple[SlowOperator, ...]:

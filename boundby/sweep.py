@@ -10,10 +10,11 @@ and its nominal interval would cover the truth in 85 of 100 simulated sweeps ins
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from boundby.stats import estimate
 
+Point = int | tuple[int, str]  # a size, or a size and what has it
 Status = Literal["ok", "oom", "failed", "skipped_oom"]
 
 
@@ -21,7 +22,7 @@ Status = Literal["ok", "oom", "failed", "skipped_oom"]
 class Outcome:
     """What the rule needs to know of a visit: its status, the seconds it measured and its value for the interval."""
 
-    point: int
+    point: Point
     round: int
     status: Status
     seconds: float = 0.0
@@ -59,37 +60,45 @@ class StopRule:
 
 
 def sweep(
-    points: Iterable[int],
-    visit: Callable[[int, int], Outcome],
+    points: Iterable[Point],
+    visit: Callable[[Any, int], Outcome],
     rule: StopRule,
     *,
     finished: Sequence[Outcome] = (),
     seed: int = 0,
+    revised: Callable[[list[Outcome]], list[Outcome]] = list,
 ) -> list[Outcome]:
     """Return the outcomes of all visits, those in `finished` first, until `rule` holds at every point.
 
-    `visit(point, round)` makes one visit and stores it. Where a point runs out of memory, larger ones are not tried:
-    memory grows with the point.
+    `visit(point, round)` makes one visit and stores it. Where a point runs out of memory, larger ones of the same are
+    not tried: memory grows with the size. `revised` gives the outcomes of a point, after each further visit there,
+    the values that they have by all that is known then.
     """
-    ascending = sorted(set(points))
-    outcomes = {point: [outcome for outcome in finished if outcome.point == point] for point in ascending}
+    ascending: list[Any] = sorted(set(points))  # type: ignore[type-var]  # all are of one kind
+    known = {point: [outcome for outcome in finished if outcome.point == point] for point in ascending}
     for number in range(rule.most_rounds):
-        if all(rule.is_done(known[:number]) for known in outcomes.values()):
+        if all(rule.is_done(outcomes[:number]) for outcomes in known.values()):
             break
         order = list(ascending)
         if number > 0:
             random.Random(f"{seed}-{number}").shuffle(order)
         for point in order:
-            known = outcomes[point]
-            if len(known) > number or rule.is_over(known):
+            outcomes = known[point]
+            if len(outcomes) > number or rule.is_over(outcomes):
                 continue
-            if any(_ran_out(outcomes[smaller]) for smaller in ascending if smaller < point):
-                outcome = Outcome(point, number, "skipped_oom")
+            if any(_ran_out(known[other]) for other in ascending if _is_smaller(other, point)):
+                outcomes.append(Outcome(point, number, "skipped_oom"))
             else:
-                outcome = visit(point, number)
-            known.append(outcome)
-    return [outcome for point in ascending for outcome in outcomes[point]]
+                known[point] = revised([*outcomes, visit(point, number)])
+    return [outcome for point in ascending for outcome in known[point]]
 
 
 def _ran_out(outcomes: Sequence[Outcome]) -> bool:
     return any(outcome.status == "oom" for outcome in outcomes)
+
+
+def _is_smaller(point: Any, other: Any) -> bool:
+    """Tell whether a point is a smaller size of the same."""
+    if isinstance(point, tuple):
+        return bool(point[0] < other[0] and point[1] == other[1])
+    return bool(point < other)

@@ -1,93 +1,298 @@
-"""Change one thing on purpose and see whether the time follows, as the suspected bound predicts.
+"""Make a fix here and measure what it does: runs with and without it, one right after the other.
 
-Each function returns a `Trial`: time before over time after, with its interval from pairs that are timed one
-right after the other (so that a drift of the machine hits both), and the range that each bound predicts.
+A trial serves twice. It replaces what was predicted of its fix, and where bounds expect different things of it, it
+speaks for some of them and against others. Nothing is lost with one that fails: it is named, with the reason.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from boundby.ceilings import matmul_precision
-from boundby.judgement import IDLE_DEVICE
+from boundby.device import is_out_of_memory
+from boundby.disturbance import Watch
 from boundby.roofline import Interval
 from boundby.stats import estimate
 from boundby.timer import Timer, Work
-from boundby.verdict import Bound, Fix, Trial
+from boundby.verdict import Bound, Doubt, Fix, Gain, SameLabels, Trial, Untried
 
-PAIRS = 5
+LEAST_PAIRS, MOST_PAIRS = 5, 15
+NARROW = 0.015  # half of the interval as a share of the factor, with which no more pairs are run
 LEAST_BLOCK_S = 0.02
-UNCHANGED = (0.87, 1.15)
-LEAST_CEILING_RATIO = 1.3  # between two settings, to tell them apart by their times
+WARM_CALLS = 5  # at most, of the fix, until two calls in a row take as long
+WARM_TOLERANCE = 0.05
+LEAST_CEILING_RATIO = 1.3  # between two settings of products, for the coarser one to be worth a trial
+LARGEST = 0.35  # the share of the time that what limits has at least: nothing else has more
+INFINITE = math.inf
 
 
-def doubled_batch(work: Work, doubled: Work, timer: Timer, predicted_ratio: float | None = None) -> Trial:
-    """Time `doubled`, the same forward on twice the samples; the factor is that of the throughput.
+@dataclass(frozen=True)
+class Made:
+    """The forward with a fix, and how many texts keep their labels under it, where it may change them."""
 
-    A fixed cost doubles it, work that grows with the samples leaves it near 1. `predicted_ratio` is what the
-    limits say for this model, whose weights are read once in both: it is the prediction for memory and compute.
+    work: Work
+    same_labels: Callable[[], SameLabels | None] | None = None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A fix that can be tried: how to make it, how to set it, and the factor that each bound expects of it.
+
+    `make` is called when its turn comes, which takes about `setup_s`; what it raises is a remark. `setting` is entered
+    for every run with the fix. `base` is what it is compared with, the forward itself if None. The forward with the fix
+    is on `samples` times as many texts. `is_fix` False: it is made to tell bounds apart, and nobody would keep it.
     """
-    expected = predicted_ratio or 0.5
-    around = (2 * expected * 0.8, 2 * expected * 1.25)
-    ranges: dict[Bound, tuple[float, float]] = {
-        "compute": around,
-        "memory": around,
-        "mixed": around,
-        "launch": (1.4, 2.3),
-        "under_utilised": (1.1, 2.3),
-    }
-    return Trial(Fix("double_batch"), _ratio(work, doubled, timer).times(2), expected=ranges)
+
+    fix: Fix
+    make: Callable[[], Made]
+    setting: Callable[[], AbstractContextManager[None]] = nullcontext
+    base: Work | None = None
+    samples: float = 1.0
+    expected: Mapping[Bound, tuple[float, float]] = field(default_factory=dict)
+    setup_s: float = 0.0
+    is_fix: bool = True
 
 
-def fewer_threads(work: Work, timer: Timer) -> Trial | None:
-    """Run on half the CPU threads; None where there is only one."""
+@dataclass(frozen=True)
+class Tried:
+    """What came of the candidates; `doubts` are on the machine while they were measured."""
+
+    trials: tuple[Trial, ...] = ()
+    untried: tuple[Untried, ...] = ()
+    doubts: tuple[Doubt, ...] = ()
+
+    def joined(self, others: "Tried") -> "Tried":
+        """Return both."""
+        return Tried(
+            self.trials + others.trials,
+            self.untried + others.untried,
+            tuple(dict.fromkeys(self.doubts + others.doubts)),
+        )
+
+    def with_predictions(self, gains: Sequence[Gain]) -> "Tried":
+        """Return the same trials, each beside what was predicted of its fix."""
+        return replace(self, trials=tuple(_with_prediction(trial, gains) for trial in self.trials))
+
+
+def try_out(  # noqa: PLR0913  (what, and with which instruments; what is known of them by keyword alone)
+    work: Work,
+    candidates: Sequence[Candidate],
+    timer: Timer,
+    *,
+    budget_s: float,
+    gains: Sequence[Gain] = (),
+    watch: Watch | None = None,
+    release: Callable[[], object] = lambda: None,
+) -> Tried:
+    """Return the trials of what fits into `budget_s`, in the order of the candidates.
+
+    The seconds that are left are shared by the candidates that are left. `gains` are what was predicted. A trial that
+    something disturbed is made once more where there is time. `release` is called after each, to give memory back.
+    """
+    deadline = timer.clock() + budget_s
+    once = _warm(work, timer)
+    trials: list[Trial] = []
+    untried: list[Untried] = []
+    disturbed: list[str] = []
+    for place, candidate in enumerate(candidates):
+        left = deadline - timer.clock()
+        needed = candidate.setup_s + 4 * LEAST_PAIRS * max(once, LEAST_BLOCK_S)
+        if needed > left:
+            reason = f"it would take about {max(1.0, needed):.0f} s, more than was left for trials"
+            untried.append(Untried(candidate.fix, "over_budget", reason))
+            continue
+        slot_s = left / (len(candidates) - place)
+        try:
+            trial, seen = _trial(work, candidate, timer, slot_s, watch)
+        except Exception as error:  # a forward, and torch in another setting, may raise anything
+            untried.append(remark(candidate.fix, error))
+        else:
+            trials.append(_with_prediction(trial, gains))
+            disturbed += [seen] if seen else []
+        release()
+    doubts = [Doubt("disturbed", text) for text in dict.fromkeys(disturbed)]
+    return Tried(tuple(trials), tuple(untried), tuple(doubts))
+
+
+def remark(fix: Fix, error: BaseException) -> Untried:
+    """Return why a fix could not be tried, from what it raised."""
+    if is_out_of_memory(error):
+        return Untried(fix, "out_of_memory", "there is not enough memory for it")
+    said = (str(error) or type(error).__name__).splitlines()[0]
+    return Untried(fix, "failed", f"{type(error).__name__}: {said}")
+
+
+def _with_prediction(trial: Trial, gains: Sequence[Gain]) -> Trial:
+    gain = next((gain for gain in gains if gain.fix == trial.fix), None)
+    return replace(trial, predicted=gain.predicted, at_most=gain.at_most) if gain else trial
+
+
+def _trial(
+    work: Work, candidate: Candidate, timer: Timer, slot_s: float, watch: Watch | None
+) -> tuple[Trial, str | None]:
+    """Return the trial, and what disturbed it."""
+    start = timer.clock()
+    made = candidate.make()
+    base = candidate.base or work
+    with candidate.setting():
+        once = _warm(made.work, timer)
+    calls = max(1, math.ceil(LEAST_BLOCK_S / max(once, 1e-9)))
+    left = slot_s - (timer.clock() - start)
+    pairs, seen = _watched_pairs(base, made.work, candidate.setting, timer, calls, left, watch)
+    if seen and timer.clock() - start < slot_s:
+        left = slot_s - (timer.clock() - start)
+        pairs, seen = _watched_pairs(base, made.work, candidate.setting, timer, calls, left, watch)
+    labels = made.same_labels() if made.same_labels else None
+    measured = Interval.of(estimate(pairs)).times(candidate.samples)
+    return (
+        Trial(
+            candidate.fix,
+            measured,
+            expected=candidate.expected,
+            same_labels=labels,
+            pairs=len(pairs),
+            is_fix=candidate.is_fix,
+        ),
+        seen,
+    )
+
+
+def _watched_pairs(  # noqa: PLR0913, PLR0917  (of one caller, above)
+    base: Work,
+    changed: Work,
+    setting: Callable[[], AbstractContextManager[None]],
+    timer: Timer,
+    calls: int,
+    seconds: float,
+    watch: Watch | None,
+) -> tuple[list[float], str | None]:
     threads = torch.get_num_threads()
-    if threads < 2:
+    if watch is not None:
+        watch.start()
+    ratios = _pairs(base, changed, setting, timer, calls, seconds)
+    seen = watch.stop().disturbances(threads) if watch is not None else ()
+    return ratios, "; ".join(each.text for each in seen if each.is_passing) or None
+
+
+def _pairs(  # noqa: PLR0913, PLR0917  (as above)
+    base: Work,
+    changed: Work,
+    setting: Callable[[], AbstractContextManager[None]],
+    timer: Timer,
+    calls: int,
+    seconds: float,
+) -> list[float]:
+    """Return the time of `base` over that of `changed`, pair by pair; which of them is first takes turns.
+
+    Each is the best of some calls in a row, after one that is not counted: the setting before was the other one.
+    """
+
+    def block(work: Work) -> float:
+        timer.isolated(work)
+        return min(timer.isolated(work) for _ in range(calls))
+
+    def with_fix() -> float:
+        with setting():
+            return block(changed)
+
+    start = timer.clock()
+    ratios: list[float] = []
+    while len(ratios) < MOST_PAIRS:
+        if len(ratios) >= LEAST_PAIRS:
+            half_width = estimate(ratios).half_width
+            if timer.clock() - start >= seconds or (half_width is not None and half_width <= NARROW):
+                break
+        if len(ratios) % 2:
+            after = with_fix()
+            before = block(base)
+        else:
+            before = block(base)
+            after = with_fix()
+        ratios.append(before / after)
+    return ratios
+
+
+def _warm(work: Work, timer: Timer) -> float:
+    """Call `work` until it is warm for its shapes and settings, and return its seconds."""
+    seconds = timer.isolated(work)
+    for _ in range(WARM_CALLS - 1):
+        before, seconds = seconds, timer.isolated(work)
+        if abs(seconds - before) <= WARM_TOLERANCE * before:
+            break
+    return seconds
+
+
+def doubled_batch(doubled: Work) -> Candidate:
+    """Return the trial of the same forward on each text twice, which tells a fixed cost from one that grows with them.
+
+    Of a fixed share `s` it gains 2 / (2 - s). Weights that are read once for both batches are fixed too, so that a
+    forward that memory limits may gain as much as one that the host limits.
+    """
+    ranges: dict[Bound, tuple[float, float]] = {
+        "compute": (0.8, 1.05 * 2 / (1 + LARGEST)),
+        "memory": (0.8, 2.3),
+        "launch": (0.95 * 2 / (2 - LARGEST), 2.3),
+    }
+    return Candidate(Fix("double_batch"), lambda: Made(doubled), samples=2.0, expected=ranges, is_fix=False)
+
+
+def fewer_threads(work: Work, number: int | None = None) -> Candidate | None:
+    """Return the trial of half the CPU threads, or of `number` of them; None where those would be no fewer.
+
+    What the threads share takes `full` times as long, what one does alone as long as before. Threads that get into each
+    other's way leave less to lose.
+    """
+    threads = torch.get_num_threads()
+    fewer = threads // 2 if number is None else number
+    if not 1 <= fewer < threads:
         return None
-    fewer = threads // 2
     full = threads / fewer
     ranges: dict[Bound, tuple[float, float]] = {
-        "compute": (0.8 / full, 1.5 / full),  # threads that wait for one another leave less to lose
-        "launch": (0.8, 1.6),
+        "compute": (0.8 / full, 1.05 / (1 - LARGEST + LARGEST * full)),
+        "launch": (0.95 / (LARGEST + (1 - LARGEST) * full), 1.6),
     }
     fix = Fix("threads", {"threads": fewer, "instead_of": threads})
-    return Trial(fix, _ratio(work, work, timer, lambda: _threads(fewer)), expected=ranges)
+    return Candidate(fix, lambda: Made(work), setting=lambda: _threads(fewer), expected=ranges)
 
 
-def other_precision(work: Work, timer: Timer, precision: str, ceiling_ratio: float) -> Trial | None:
-    """Run with another precision of float32 products, whose measured ceiling is `ceiling_ratio` times as high.
+# A faster kind of product can help neither what the host limits nor, by itself, tell compute from memory.
+FASTER_PRODUCTS: Mapping[Bound, tuple[float, float]] = {
+    "compute": (0.0, INFINITE),
+    "memory": (0.0, INFINITE),
+    "launch": (0.0, 1.05 / LARGEST),
+}
 
-    None where the two ceilings are too close to tell anything.
+
+def coarser_products(
+    work: Work, precision: str, ceiling_ratio: float, same_labels: Callable[[], SameLabels | None] | None = None
+) -> Candidate | None:
+    """Return the trial of another precision of float32 products, whose limit is `ceiling_ratio` times as high.
+
+    None where the limits are too close for it to be another kind of product.
     """
     if ceiling_ratio < LEAST_CEILING_RATIO:
         return None
-    ranges: dict[Bound, tuple[float, float]] = {
-        "compute": (1 + 0.4 * (ceiling_ratio - 1), 1.2 * ceiling_ratio),
-        "memory": UNCHANGED,
-        "launch": UNCHANGED,
-    }
     fix = Fix("matmul_precision", {"precision": precision})
-    return Trial(fix, _ratio(work, work, timer, lambda: matmul_precision(precision)), expected=ranges)
+    return Candidate(
+        fix, lambda: Made(work, same_labels), setting=lambda: matmul_precision(precision), expected=FASTER_PRODUCTS
+    )
 
 
-def graph_replay(work: Work, timer: Timer) -> Trial | None:
-    """Replay the work, on the current GPU, as a graph that the host issues in one go; None if it cannot be captured."""
-    graph = _captured(work)
-    if graph is None:
-        return None
-    not_idle = (UNCHANGED[0], 1 / (1 - IDLE_DEVICE))  # one that idles for less is not called launch-bound
-    ranges: dict[Bound, tuple[float, float]] = {
-        "launch": (1.15, math.inf),
-        "compute": not_idle,
-        "memory": not_idle,
-    }
-    return Trial(Fix("issue_at_once"), _ratio(work, graph.replay, timer), expected=ranges)
+def graph_replay(work: Work, idle_share: float) -> Candidate:
+    """Return the trial of the work, on the current GPU, as a graph that the host issues in one go.
+
+    A device that waits for the host for `idle_share` of the time is called launch-bound.
+    """
+    not_idle = (0.87, 1 / (1 - idle_share))
+    ranges: dict[Bound, tuple[float, float]] = {"launch": (1.15, INFINITE), "compute": not_idle, "memory": not_idle}
+    return Candidate(Fix("issue_at_once"), lambda: Made(_captured(work).replay), expected=ranges)
 
 
-def _captured(work: Work) -> torch.cuda.CUDAGraph | None:
-    """Return the graph of one call with static inputs, or None where the call reads from the device on its way."""
+def _captured(work: Work) -> torch.cuda.CUDAGraph:
+    """Return the graph of one call with static inputs. Raises RuntimeError where the call reads from the device."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     try:
@@ -99,31 +304,9 @@ def _captured(work: Work) -> torch.cuda.CUDAGraph | None:
         with torch.cuda.graph(graph):
             work()
     except RuntimeError:
-        torch.cuda.synchronize()
-        return None
+        torch.cuda.synchronize()  # a broken capture is over before anything else is timed
+        raise
     return graph
-
-
-def _ratio(
-    base: Work,
-    changed: Work,
-    timer: Timer,
-    setting: Callable[[], AbstractContextManager[None]] = nullcontext,
-) -> Interval:
-    """Return the time of `base` over that of `changed` under `setting`, with the 95 % interval of `PAIRS` pairs."""
-    with setting():
-        timer.isolated(changed)
-        once = min(timer.isolated(changed) for _ in range(2))
-    calls = max(1, math.ceil(LEAST_BLOCK_S / max(once, 1e-9)))
-    ratios = []
-    for _ in range(PAIRS):
-        timer.isolated(base)  # warm: the setting before was the other one
-        before = min(timer.isolated(base) for _ in range(calls))
-        with setting():
-            timer.isolated(changed)
-            after = min(timer.isolated(changed) for _ in range(calls))
-        ratios.append(before / after)
-    return Interval.of(estimate(ratios))
 
 
 @contextmanager

@@ -290,7 +290,7 @@ class Trial:
 
     `expected` is the range of the factor that each bound speaks for, where they differ. `source`: "pairs" are runs with
     and without the fix, one right after the other, `pairs` of them; "sweep" is another batch size of the same sweep.
-    `same_labels` is None for what changes no arithmetic.
+    `same_labels` is None for what changes no arithmetic. `is_fix` False: made to tell bounds apart, nothing to advise.
     """
 
     fix: Fix
@@ -301,6 +301,7 @@ class Trial:
     same_labels: SameLabels | None = None
     source: TrialSource = "pairs"
     pairs: int = 0
+    is_fix: bool = True
 
     @property
     def name(self) -> str:
@@ -354,6 +355,7 @@ class Trial:
             "same_labels": asdict(self.same_labels) if self.same_labels else None,
             "source": self.source,
             "pairs": self.pairs,
+            "is_fix": self.is_fix,
         }
 
 
@@ -380,6 +382,14 @@ class Owner:
     kind: OwnerKind
     seconds: float
     padding_share: float | None = None
+
+
+@dataclass(frozen=True)
+class Products:
+    """The speed of the matrix products of a forward as a share of the peak: inside the model, and alone and hot."""
+
+    in_model: float
+    alone: float
 
 
 @dataclass(frozen=True)
@@ -452,9 +462,9 @@ class Verdict:
     """What limits, and how sure that is.
 
     `share_of_limit` is the time that the limit alone needs over the time measured; `telling` is the part of the
-    evidence that says most about this bound. `owners` add up to the time of `reference`, and `limited_by` ranks what
-    limits it, the first first. `gains` are of fixes that were not tried, the largest first; a trial takes the place of
-    the gain of its fix.
+    evidence that says most about this bound. `owners` add up to the time of `reference`, `limited_by` ranks what limits
+    it, the first first, and `products` says how fast its matrix products are. `gains` are of fixes that were not tried,
+    the largest first; a trial takes the place of the gain of its fix.
     """
 
     bound: Bound
@@ -471,6 +481,7 @@ class Verdict:
     reference: Reference | None = None
     owners: tuple[Owner, ...] = ()
     limited_by: tuple[Cause, ...] = ()
+    products: Products | None = None
     unsettled: Unsettled | None = None
 
     @property

@@ -1,9 +1,13 @@
 """The batches that a dataset makes in order of arrival: their shapes, known exactly before anything is timed."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
+
+GOLDEN = (5**0.5 - 1) / 2  # multiples of it spread evenly over 0 to 1 however many there are
+
+LEAST_TERM = 0.01  # of the relative error a term must explain to be in the cost
 
 
 @dataclass(frozen=True, order=True)
@@ -64,3 +68,134 @@ class Arrivals:
         full = int((self.samples == self.batch_size).sum()) or 1
         longest, real = self.longest[:full], self.tokens_real[:full]
         return int(np.lexsort((np.abs(real - real.mean()), np.abs(longest - longest.mean())))[0])
+
+    @property
+    def totals(self) -> "Totals":
+        """What all batches hold together."""
+        padded = self.samples * self.longest
+        return Totals(
+            batches=len(self),
+            samples=int(self.samples.sum()),
+            tokens_real=int(self.tokens_real.sum()),
+            tokens_padded=int(padded.sum()),
+            tokens_squared=int((padded * self.longest).sum()),
+        )
+
+    @property
+    def largest(self) -> int:
+        """The index of the batch with the most padded tokens, which needs the most memory."""
+        return int(np.argmax(self.samples * self.longest))
+
+    def sample(self, count: int, number: int) -> list[int]:
+        """Return the indices of `count` batches for the round of this number, in order of arrival; all if too few.
+
+        The batches stand in order of length, and every n-th is taken from a place that moves on from round to round:
+        each sample holds short and long ones as the whole set does, every batch is as likely as any other, and rounds
+        differ. The same call always returns the same batches.
+        """
+        if count >= len(self):
+            return list(range(len(self)))
+        rng = np.random.default_rng([self.batch_size, count])
+        by_length = np.lexsort((rng.permutation(len(self)), self.longest))
+        start = (rng.random() + number * GOLDEN) % 1
+        places = (np.arange(count) + start) * len(self) / count
+        return sorted(by_length[places.astype(np.int64)].tolist())
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums over batches; `tokens_squared` is of samples times the square of the longest."""
+
+    batches: float
+    samples: float
+    tokens_real: float
+    tokens_padded: float
+    tokens_squared: float
+
+    @classmethod
+    def one(cls, samples: int, tokens_padded: int, tokens_real: int) -> "Totals":
+        """Return what a single batch holds."""
+        return cls(1, samples, tokens_real, tokens_padded, tokens_padded**2 / samples)
+
+    @classmethod
+    def none(cls) -> "Totals":
+        """Return what no batches hold, the start of a sum."""
+        return cls(0, 0, 0, 0, 0)
+
+    def __add__(self, other: "Totals") -> "Totals":
+        """Return what these and the other batches hold."""
+        return Totals(
+            self.batches + other.batches,
+            self.samples + other.samples,
+            self.tokens_real + other.tokens_real,
+            self.tokens_padded + other.tokens_padded,
+            self.tokens_squared + other.tokens_squared,
+        )
+
+    def __mul__(self, times: float) -> "Totals":
+        """Return what these batches hold so many times."""
+        return Totals(*(times * mine for mine in astuple(self)))
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds of a batch: some for any, some by padded token, and some by its square, as in attention; none below 0.
+
+    Over two passes of two models and three datasets at six batch sizes the sum over each fifth of the lengths was
+    within 3 % of what was measured, save where the machine changed its speed.
+    """
+
+    by_batch: float
+    by_token: float
+    by_square: float
+
+    @classmethod
+    def fit(cls, batches: Sequence[Totals], seconds: Sequence[float]) -> "Cost":
+        """Return the cost with the least relative errors at these batches (non-negative least squares, Lawson 1974).
+
+        Where lengths hardly differ the terms cannot be told apart, and the cost is nearly all by token.
+        """
+        from scipy.optimize import nnls
+
+        terms = np.array([(each.batches, each.tokens_padded, each.tokens_squared) for each in batches], dtype=float)
+        relative = terms / np.asarray(seconds, dtype=float)[:, None]
+        scale = np.linalg.norm(relative, axis=0)
+        by_token_alone = LEAST_TERM * np.array([[1, 0, 0], [0, 0, 1]])
+        aim = np.append(np.ones(len(relative)), [0, 0])
+        factors, _ = nnls(np.vstack([relative / scale, by_token_alone]), aim)
+        by_batch, by_token, by_square = (factors / scale).tolist()
+        return cls(by_batch, by_token, by_square)
+
+    def of(self, batches: Totals) -> float:
+        """Return the seconds that these batches take together."""
+        return (
+            self.by_batch * batches.batches
+            + self.by_token * batches.tokens_padded
+            + self.by_square * batches.tokens_squared
+        )
+
+
+Timed = tuple[Totals, float]  # one or more batches and the seconds they took together
+
+
+def seconds_per_sample(
+    rounds: Sequence[Sequence[Timed]], whole: Totals, at_the_ends: Sequence[Timed] = ()
+) -> list[float]:
+    """Return for each round what a sample of the whole set takes on average, by the batches that were timed in it.
+
+    A round's seconds are scaled by what the whole set costs over what its batches cost, by one cost fitted to all
+    rounds and to `at_the_ends` (the ratio estimator of model-assisted surveys: Särndal, Swensson & Wretman 1992, 6.4).
+    Means and not medians, since a plain loop waits for its slow batches too: in full passes over three datasets the
+    median batch, by its cost, was 1 to 2 % faster than the mean one on a quiet machine, and up to 10 % on another.
+    """
+    timed = [(batches, seconds) for each in rounds for batches, seconds in each]
+    if not timed:
+        return []
+    fitted = [(batches, seconds) for batches, seconds in [*timed, *at_the_ends] if seconds > 0]
+    cost = Cost.fit(*zip(*fitted, strict=True))  # type: ignore[arg-type]
+    expected = cost.of(whole) / whole.samples
+    return [
+        expected * sum(seconds for _, seconds in each) / sum(cost.of(batches) for batches, _ in each)
+        for each in rounds
+        if each
+    ]

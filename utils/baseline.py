@@ -6,8 +6,9 @@ from datetime import UTC, datetime
 
 from boundby import __version__, ceilings, environment, files
 from boundby.ceilings import Ceilings
-from boundby.device import describe, pick_device
+from boundby.device import describe, is_gpu, pick_device, release_memory
 from boundby.known import Missing
+from boundby.memory import free_bytes
 from boundby.sampler import Sampler
 from boundby.timer import Timer
 from boundby.verdict import Doubt
@@ -23,9 +24,11 @@ from utils.evaluation.run import evaluate
 from utils.model_source import ModelSource
 from utils.models import LoadedModel
 from utils.optimal import MEASURED, judge, optimal
-from utils.profiler import Guard, InferenceProfiler, resolution
+from utils.profiler import Guard, InferenceProfiler, Settings, resolution, take_turns
 from utils.selection import Selection
 from utils.visits import Visit
+
+SHARED_MEMORY = 0.25  # of what is free may hold the model in further dtypes while one of them is measured
 
 
 @dataclass
@@ -139,29 +142,63 @@ class Result:
 
 
 def measure(run: Run, receipt: DataReceipt, source: ModelSource, rows: Rows) -> Result:
-    """Return the sweep in every dtype, the model's own first, and the whole dataset in that one; saved as it grows.
+    """Return the sweep in every dtype and the whole dataset in the model's own; saved as it grows.
 
     Raises PipelineError when nothing could be measured and memory is not the reason.
     """
     result = Result(run, receipt)
-    for dtype in steps.sweep_dtypes(run.config):
-        loaded = models.load(
-            source, pick_device(run.config.model.device), dtype, trust_remote_code=run.args.trust_remote_code
-        )
-        _check(result, loaded, rows)
+    waiting = steps.sweep_dtypes(run.config)
+    own = waiting[0]
+    while waiting:
+        loaded = _load(result, source, waiting, rows)
+        waiting = waiting[len(loaded) :]
         run.say("PROFILING MULTIPLE BATCH SIZES")
-        _sweep(result, loaded, rows)
-        run.say("\n".join(console_rows(result.sweeps[dtype].rows)))
-        is_wanted = run.config.evaluation.enabled and dtype == run.config.model.dtype
-        if is_wanted and result.sweeps[dtype].is_measured:
-            run.say("FULL DATASET EVALUATION")
-            result.full = evaluate(run, loaded, receipt)
-            run.say("\n".join(console_evaluation(result.full, run.config.model.task)))
-        del loaded  # the next dtype is measured without this one in memory
+        subject = _sweep(result, loaded, rows)
+        while loaded:  # the model's own dtype is the last one in memory, where the evaluation has it for itself
+            model = loaded.pop()
+            run.say("\n".join(console_rows(result.sweeps[model.dtype].rows)))
+            if not result.sweeps[model.dtype].is_measured:
+                continue
+            _leave_alone(model, loaded)
+            find_limits(result, model, *subject)
+            if run.config.evaluation.enabled and model.dtype == own:
+                run.say("FULL DATASET EVALUATION")
+                result.full = evaluate(run, model, receipt)
+                run.say("\n".join(console_evaluation(result.full, run.config.model.task)))
     data.check_receipt(run.config, run.layout, source)  # what was measured is still what lies there
     _require_a_measurement(result.rows)
     result.save(complete=True)
     return result
+
+
+def _load(result: Result, source: ModelSource, dtypes: Sequence[str], rows: Rows) -> list[LoadedModel]:
+    """Return the model in all of these dtypes, or in the first alone where memory may not hold them all."""
+    run, loaded = result.run, list[LoadedModel]()
+    device = pick_device(run.config.model.device)
+    for dtype in dtypes:
+        if loaded and not _has_room(loaded[0], dtypes[1:]):
+            text = "dtypes were measured one after another, since memory may not hold the model in all of them"
+            result.doubts += [str(Doubt("disturbed", f"{text}: a change of load in between looks like their doing"))]
+            return loaded
+        loaded.append(models.load(source, device, dtype, trust_remote_code=run.args.trust_remote_code))
+        _check(result, loaded[-1], rows)
+    return loaded
+
+
+def _leave_alone(loaded: LoadedModel, others: Sequence[LoadedModel]) -> None:
+    """Bring the models that wait off the GPU, and this one back where it made room for another."""
+    if is_gpu(loaded.device):
+        for other in others:
+            other.model.to("cpu")
+        release_memory(loaded.device)
+        loaded.model.to(loaded.device)
+
+
+def _has_room(loaded: LoadedModel, dtypes: Sequence[str]) -> bool:
+    """Tell whether the model in these further dtypes takes at most a share of the memory that is free."""
+    weights = sum(parameter.numel() for parameter in loaded.model.parameters())
+    wanted = sum(weights * models.DTYPES[dtype].itemsize for dtype in dtypes)
+    return bool(wanted <= SHARED_MEMORY * free_bytes(loaded.device))
 
 
 def _check(result: Result, loaded: LoadedModel, rows: Rows) -> None:
@@ -188,43 +225,45 @@ def _check(result: Result, loaded: LoadedModel, rows: Rows) -> None:
     result.agreement = agreement.as_dict()
 
 
-def _sweep(result: Result, loaded: LoadedModel, rows: Rows) -> None:
-    """Measure all batch sizes in the dtype of `loaded`, and find out what limits each; every visit is saved at once."""
-    run, config, max_length = result.run, result.run.config.profiling, result.max_length
-    assert max_length is not None  # noted with the model
-    log = run.layout.visits(loaded.dtype)
-    texts = rows.texts
-    finished = [visit for visit in visits.read(log) if visit.status != "failed"] if run.resuming else []
-    if finished:
-        run.note(f"{loaded.dtype}: {len(finished)} finished visits are kept")
-    half_width = config.ci_half_width or resolution(loaded.device)
-    sweep = result.sweeps[loaded.dtype] = Sweep(config.batch_sizes, half_width, list(finished))
-    source = instruments.source(loaded.device)
-    with Sampler(source) as sampler, run.progress(None, f"sweep {loaded.dtype}") as progress:
+def _sweep(result: Result, loaded: Sequence[LoadedModel], rows: Rows) -> tuple[Selection, Timer]:
+    """Measure all batch sizes in the dtypes of `loaded`, which take turns; every visit is saved at once.
+
+    Returns what was measured and with which timer.
+    """
+    run, config, device = result.run, result.run.config.profiling, loaded[0].device
+    assert result.max_length is not None  # noted with the model
+    selection = Selection.of(rows.texts, loaded[0].tokenizer, result.max_length, device)
+    settings = Settings(
+        config.batch_sizes,
+        config.num_measurement_runs,
+        config.num_warmup_runs,
+        config.ci_half_width,
+        config.max_seconds_per_batch_size,
+    )
+    half_width = config.ci_half_width or resolution(device)
+    for dtype in (each.dtype for each in loaded):
+        kept = visits.read(run.layout.visits(dtype)) if run.resuming else []
+        finished = [visit for visit in kept if visit.status != "failed"]
+        if finished:
+            run.note(f"{dtype}: {len(finished)} finished visits are kept")
+        result.sweeps[dtype] = Sweep(config.batch_sizes, half_width, finished)
+    kept = [visit for each in loaded for visit in result.sweeps[each.dtype].visits]
+    named = ", ".join(each.dtype for each in loaded)
+    with Sampler(instruments.source(device)) as sampler, run.progress(None, f"sweep {named}") as progress:
 
         def commit(visit: Visit) -> None:
-            visits.append(log, visit)
-            sweep.visits.append(visit)
+            visits.append(run.layout.visits(visit.dtype), visit)
+            result.sweeps[visit.dtype].visits.append(visit)
             result.save()
             progress.advance(1, _pace(visit))
 
-        guard = Guard(instruments.watch(loaded.device))
-        profiler = InferenceProfiler(loaded.model, loaded.tokenizer, loaded.device, sampler=sampler, guard=guard)
-        profiler.profile_multiple_batch_sizes(
-            texts,
-            config.batch_sizes,
-            config.num_measurement_runs,
-            max_length,
-            num_warmup_runs=config.num_warmup_runs,
-            ci_half_width=config.ci_half_width,
-            max_seconds=config.max_seconds_per_batch_size,
-            finished=finished,
-            on_visit=commit,
-        )
+        guard = Guard(instruments.watch(device))
+        profilers = [
+            InferenceProfiler(each.model, each.tokenizer, device, sampler=sampler, guard=guard) for each in loaded
+        ]
+        take_turns(profilers, selection, settings, finished=kept, on_visit=commit)
     result.save()
-    if sweep.is_measured:
-        selection = Selection.of(texts, loaded.tokenizer, max_length, loaded.device)
-        find_limits(result, loaded, selection, profiler.timer)
+    return selection, profilers[0].timer
 
 
 def find_limits(result: Result, loaded: LoadedModel, selection: Selection, timer: Timer) -> None:
@@ -246,7 +285,11 @@ def find_limits(result: Result, loaded: LoadedModel, selection: Selection, timer
         max_seconds=run.config.profiling.max_seconds_per_batch_size,
         energy=meter or Missing(reason or "there is no energy counter"),
         idle_w=idle_w,
+        watch=instruments.watch(loaded.device),
+        has_labels=tasks.of(run.config.model.task).HAS_PREDICTED_LABELS,
     )
+    chosen = optimal(sweep.rows, run.config.targets)["batch_size"]
+    run.note(f"batch size {chosen} is replayed and fixes are tried on it; of the others the limits are told")
     with run.progress(None, f"verdict {loaded.dtype}") as progress:
 
         def keep(finding: Finding) -> None:
@@ -254,7 +297,7 @@ def find_limits(result: Result, loaded: LoadedModel, selection: Selection, timer
             result.save()
             progress.advance(1, f"batch {finding.batch_size}: {finding.verdict.bound}")
 
-        diagnosis.diagnose(subject, sweep.rows, sweep.visits, keep)
+        diagnosis.diagnose(subject, sweep.rows, sweep.visits, keep, chosen)
 
 
 def _require_a_measurement(rows: Sequence[Row]) -> None:
@@ -266,9 +309,9 @@ def _require_a_measurement(rows: Sequence[Row]) -> None:
 
 
 def _pace(visit: Visit) -> str:
-    per_sample = visit.throughput_s_per_sample
-    rate = f"{1 / per_sample:.1f} samples/s" if per_sample else visit.status
-    return f"round {visit.round} batch {visit.batch_size}: {rate}"
+    per_sample = visits.throughput_rounds([visit])
+    rate = f"{1 / per_sample[0]:.1f} samples/s" if per_sample else visit.status
+    return f"round {visit.round} batch {visit.batch_size} {visit.dtype}: {rate}"
 
 
 def console_rows(rows: Sequence[Row]) -> list[str]:

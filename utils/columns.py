@@ -5,7 +5,7 @@ map are made from this table, so that a new column is one more entry.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from statistics import median
 from typing import Any, Literal, get_args
@@ -14,10 +14,12 @@ from boundby.known import Missing
 from boundby.sampler import LEAST_WINDOW_S
 from boundby.stats import Estimate, Summary, drift, estimate, least_samples, summarize
 from boundby.verdict import Doubt, Verdict, doubts_of
+from boundby.whole_set import Totals
 from utils.document import Row
-from utils.visits import Quantity, Timing, Visit, isolated_rounds, throughput_rounds, usable
+from utils.visits import Quantity, Visit, isolated_rounds, reference_rounds, rounds, throughput_rounds, usable, whole_of
 
 Section = Literal["sweep", "memory", "device", "work"]
+NO_REFERENCE = "the reference batch was not timed"
 NOT_DIAGNOSED = "the sweep was not finished; the verdict is made after it"
 MB = 1e6
 LEAST_READINGS = 5
@@ -64,20 +66,33 @@ class Point:
         """Whether the throughput is less certain than was asked for."""
         return self.throughput.half_width is None or self.throughput.half_width > self.half_width
 
-    def tokens_per_sample(self, count: Callable[[Timing], int]) -> float:
-        """Return the tokens of one sample, over one pass of the batches; every visit has the same."""
-        timed = self.first.of("isolated")[: self.first.batches]
-        return sum(map(count, timed)) / sum(timing.samples for timing in timed)
+    @cached_property
+    def reference(self) -> Estimate | None:
+        """Seconds of the reference batch; None where it was not timed."""
+        values = reference_rounds(self.counted)
+        return estimate(values) if values else None
 
     @cached_property
+    def whole(self) -> Totals:
+        """What the dataset holds in batches of this size."""
+        found = whole_of(self.visits)
+        assert found is not None  # batches were timed
+        return found
+
+    @property
     def real(self) -> float:
         """Tokens of one text."""
-        return self.tokens_per_sample(lambda timing: timing.tokens_real)
+        return self.whole.tokens_real / self.whole.samples
 
-    @cached_property
+    @property
     def padded(self) -> float:
         """Tokens of one text with its padding."""
-        return self.tokens_per_sample(lambda timing: timing.tokens_padded)
+        return self.whole.tokens_padded / self.whole.samples
+
+    @property
+    def samples_per_batch(self) -> float:
+        """Texts in a batch: as many as were asked for, but for the last one."""
+        return self.whole.samples / self.whole.batches
 
 
 @dataclass(frozen=True)
@@ -149,9 +164,12 @@ def rows(visits: Sequence[Visit], batch_sizes: Sequence[int], half_width: float)
 
 
 def row(point: Point) -> Row:
-    """Return the row of a measured point before anything else is found out about it."""
+    """Return the row of a measured point before anything else is found out about it.
+
+    Beside its columns stands `whole`, what the dataset holds in batches of this size.
+    """
     values = {column.name: column.of(point) if column.of else Missing(NOT_DIAGNOSED) for column in COLUMNS}
-    return _plain(values, list(_doubts(point)), {})
+    return {**_plain(values, list(_doubts(point)), {}), "whole": asdict(point.whole)}  # type: ignore[typeddict-item]
 
 
 def _plain(values: Mapping[str, Value], doubts: Sequence[Doubt], reasons: Mapping[str, str]) -> Row:
@@ -170,9 +188,15 @@ def _empty(dtype: str, batch_size: int, status: str, reason: str) -> Row:
 
 
 def per_batch(visits: Sequence[Visit], quantity: Quantity) -> float | None:
-    """Return the seconds of the mean batch, the median of all visits, or None where none was timed."""
-    seconds = [value for visit in visits if (value := visit.seconds_per_batch(quantity)) is not None]
-    return median(seconds) if seconds else None
+    """Return the seconds of the mean batch of the dataset, the median of all visits; None where none was timed."""
+    whole, seconds = whole_of(visits), rounds(visits, quantity)
+    return median(seconds) * whole.samples / whole.batches if whole and seconds else None
+
+
+def _tokenize_s(point: Point) -> float:
+    """Return the seconds of the tokenizer for the mean batch, by the tokens it made."""
+    per_token = median(t.seconds / t.tokens_real for visit in point.visits for t in visit.of("tokenize"))
+    return per_token * point.whole.tokens_real / point.whole.batches
 
 
 def sampled(visits: Sequence[Visit], quantity: str) -> float | Missing:
@@ -218,6 +242,15 @@ def _percentile(name: str) -> Callable[[Point], Value]:
         return _known(getattr(point.batches, name), reason, 1e3)
 
     return of
+
+
+def _reference(point: Point, end: Callable[[Estimate], float | None]) -> float | Missing:
+    return _end(end(point.reference), 1e3) if point.reference else Missing(NO_REFERENCE)
+
+
+def _reference_tokens(point: Point) -> int | Missing:
+    timed = next((timing for visit in point.visits for timing in visit.of("reference")), None)
+    return timed.tokens_padded // timed.samples if timed else Missing(NO_REFERENCE)
 
 
 def _most(field: str) -> Callable[[Point], Value]:
@@ -277,26 +310,36 @@ def _disturbed(visits: Sequence[Visit]) -> Iterator[Doubt]:
 
 
 LATENCY = Meaning(
-    "seconds per sample of a round, geometric mean over the rounds; each batch has its typical time (the "
-    "median over all rounds), and a round is as slow as the median of its forwards against those. "
-    "`_ci_low`, `_ci_high`, here and below: 95 % t-interval on the logarithms of one value per round, "
-    "widened by 1.1 ([method](method.md))",
+    "seconds per sample of one pass over the whole dataset in order of arrival, in batches of this size, each timed "
+    "alone. A round times some of the batches, drawn over all lengths; its time is scaled by what all batches cost "
+    "over what these cost ([method](method.md)). Geometric mean over the rounds. `_ci_low`, `_ci_high`, here and below:"
+    " 95 % t-interval on the logarithms of one value per round, widened by 1.1; it covers the choice of texts and the "
+    "noise",
     is_not="what one user waits for: at batch size 32 a user waits for the batch; nor is the interval the spread"
     " of single calls: consecutive calls are not independent, rounds are",
 )
 BATCH = Meaning(
-    "one forward, from an idle device to an idle device, over all timed batches of real texts; the spread"
-    " holds the spread of text lengths",
+    "one forward, from an idle device to an idle device. The mean is over all batches of the dataset; the spread is "
+    "that of the timed ones, of which every batch of the dataset is as likely as any other, and holds the spread of "
+    "text lengths",
     is_not="the time of a request: tokenization, transfer and queueing are not in it",
 )
+REFERENCE = Meaning(
+    "the batch of typical cost, whose padded tokens are nearest to the mean of all batches of this size: the tokens to "
+    "which its texts are padded, and its own time, measured in every round, median of three calls in a row. Trace, "
+    "layers and verdict look at this batch",
+    is_not="the mean batch: long batches cost more than short ones save, and a batch that was just run is faster",
+)
 PERCENTILE = Meaning(
-    "percentiles, only where the samples support them: 29, 59 and 299 timed batches",
+    "percentiles over the batches of the dataset, from those that were timed; only where these support them: 29, 59 "
+    "and 299 timed batches",
     is_not="a guess from ten runs; below that they are null",
 )
 THROUGHPUT = Meaning(
-    "samples over time with forwards queued one after another and one wait at the end (GPU); on a CPU a "
-    "call that returns has finished, so it is the inverse of the latency per sample",
-    is_not="the speed of the whole dataset, which is batched by length: see below",
+    "samples over time in a pass over the whole dataset in order of arrival, with forwards queued one after another "
+    "and one wait at the end (GPU); on a CPU a call that returns has finished, so it is the inverse of the latency per "
+    "sample",
+    is_not="the speed of the evaluation, which batches by length: see below",
 )
 TOKENS = Meaning(
     "tokens of the texts, and tokens the model computes, per second",
@@ -325,8 +368,8 @@ SENSOR = Meaning(
 )
 DEVICE = Meaning(
     "GPU: the device's own time with the queue filled beforehand, the host's time to issue the forward, "
-    "the time to bring the batch to the device; mean over the batches, median over the rounds. Null on a "
-    "CPU",
+    "the time to bring the batch to the device; mean over the batches of the dataset, median over the rounds. Null "
+    "on a CPU",
     is_not="parts of the latency that add up: they overlap",
     section="device",
 )
@@ -367,7 +410,7 @@ COLUMNS: tuple[Column, ...] = (
         ),
         lambda p: p.latency.value * 1e3 / p.real,
     ),
-    Column("latency_per_batch_ms_mean", BATCH, lambda p: p.batches.mean * 1e3),
+    Column("latency_per_batch_ms_mean", BATCH, lambda p: p.latency.value * p.samples_per_batch * 1e3),
     Column(
         "latency_per_batch_ms_median", BATCH, lambda p: p.batches.median * 1e3, shown="latency per batch, median, ms"
     ),
@@ -376,6 +419,10 @@ COLUMNS: tuple[Column, ...] = (
     Column("latency_per_batch_ms_max", BATCH, lambda p: p.batches.maximum * 1e3),
     Column("latency_per_batch_ms_q1", BATCH, lambda p: p.batches.q1 * 1e3),
     Column("latency_per_batch_ms_q3", BATCH, lambda p: p.batches.q3 * 1e3),
+    Column("reference_tokens", REFERENCE, _reference_tokens),
+    Column("reference_ms", REFERENCE, lambda p: _reference(p, lambda e: e.value), shown="reference batch, ms"),
+    Column("reference_ms_ci_low", REFERENCE, lambda p: _reference(p, lambda e: e.low)),
+    Column("reference_ms_ci_high", REFERENCE, lambda p: _reference(p, lambda e: e.high)),
     Column("latency_per_batch_ms_p90", PERCENTILE, _percentile("p90")),
     Column("latency_per_batch_ms_p95", PERCENTILE, _percentile("p95"), shown="latency per batch, 95th percentile, ms"),
     Column("latency_per_batch_ms_p99", PERCENTILE, _percentile("p99")),
@@ -394,21 +441,21 @@ COLUMNS: tuple[Column, ...] = (
         lambda p: _end(p.throughput.half_width, 100),
         shown="uncertainty of the throughput, ± %",
     ),
-    Column("batches_per_sec", THROUGHPUT, lambda p: 1 / p.throughput.value / p.first.batch_size),
+    Column("batches_per_sec", THROUGHPUT, lambda p: 1 / p.throughput.value / p.samples_per_batch),
     Column(
         "tokens_per_sec_real", TOKENS, lambda p: p.real / p.throughput.value, shown="real tokens/s", is_better="more"
     ),
     Column("tokens_per_sec_padded", TOKENS, lambda p: p.padded / p.throughput.value),
     Column(
         "padding_pct",
-        Meaning("share of computed tokens that are padding when texts are batched as they come"),
+        Meaning("share of computed tokens that are padding when all texts are batched as they come, counted"),
         lambda p: 100 * (1 - p.real / p.padded),
         shown="padding, % of tokens",
     ),
     Column(
         "tokenize_per_batch_ms",
-        Meaning("the tokenizer on the texts of one batch, outside the timed forward"),
-        lambda p: 1e3 * median(t.seconds / v.batches for v in p.visits for t in v.of("tokenize")),
+        Meaning("the tokenizer on the texts of the mean batch, called batch by batch, outside the timed forward"),
+        lambda p: 1e3 * _tokenize_s(p),
         shown="tokenizing a batch, ms",
     ),
     Column(

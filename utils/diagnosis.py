@@ -1,8 +1,12 @@
-"""Why a batch size is as fast as it is: the work of its forwards, the limits of the machine, and trials."""
+"""Why a batch size is as fast as it is: the work of its forwards, the limits of the machine, replays and trials.
+
+The batch size that is chosen is looked into in full, on its reference batch: it is replayed operator by operator, and
+what can be tried is tried. Of the others the bound and the limits are told, and what the sweep itself shows.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from statistics import mean, median
 from typing import Any, TypeVar
 
@@ -10,35 +14,44 @@ import numpy as np
 import torch
 
 from boundby import trials
-from boundby.bottleneck import Forward, counted_quietly, loads, other_precisions, verdict_on
+from boundby.bottleneck import Extras, Forward, bottleneck, counted_quietly, loads, other_precisions, verdict_on
 from boundby.ceilings import Ceilings
-from boundby.device import is_host, is_out_of_memory, release_memory
+from boundby.device import device_queue, is_host, release_memory
+from boundby.disturbance import Watch
 from boundby.energy import EnergyMeter
 from boundby.environment import memory_limit_bytes
-from boundby.inference import Batch, forward
+from boundby.inference import Batch, fixes, forward
 from boundby.judgement import Times
 from boundby.known import Missing, known
-from boundby.roofline import Interval, OperatorLoad, attribute, fixed_cost
+from boundby.replay import Lengths
+from boundby.roofline import Interval, OperatorLoad, fixed_cost
 from boundby.stats import estimate
 from boundby.timer import Timer, Work
-from boundby.verdict import Doubt, Fix, Gain, Trial, doubts_of
+from boundby.trials import Candidate, Tried
+from boundby.verdict import Doubt, Fix, Gain, Trial, Untried, Verdict, doubts_of
 from boundby.work import count, fit_length_cost, transformer_flops, transformer_shape
 from utils.columns import MB, Finding, per_batch
 from utils.document import Row
 from utils.optimal import MEASURED
 from utils.selection import Selection
-from utils.visits import Visit, usable
+from utils.visits import Visit, rounds, usable
 
 T = TypeVar("T")
 FORMULA_TOLERANCE = 0.05  # counted and formula agree to 1 % for the families that are known
 DOUBTS_OF_A_VERDICT = ("noisy", "disturbed", "drift", "warm-up")  # those that its figures rest on
-FORWARDS_OF_A_TRIAL = 4 * trials.PAIRS + 2
 ENERGY_WINDOWS = 3
+MOST_COMPARED = 256  # texts whose labels are compared
+COMPARED_SHARE = 0.05  # of the seconds for trials, for each pass over them
+INPUT_MATTERS = 0.05  # of the time of a forward
+COUNTED_TOKENS = 16  # of the reference batch at least, to tell by shorter texts what padding costs
 
 
 @dataclass(frozen=True)
 class Subject:
-    """The model that was swept, with the instruments to look at it again."""
+    """The model that was swept, with the instruments to look at it again.
+
+    `max_seconds` is what trials may take. `has_labels` False: the model returns no scores of labels.
+    """
 
     model: Any
     selection: Selection
@@ -47,30 +60,37 @@ class Subject:
     max_seconds: float
     energy: EnergyMeter | Missing = Missing("no energy counter was given")
     idle_w: float | None = None
+    watch: Watch | None = None
+    has_labels: bool = True
 
 
 def diagnose(
-    subject: Subject, rows: Sequence[Row], visits: Sequence[Visit], on_finding: Callable[[Finding], None]
+    subject: Subject,
+    rows: Sequence[Row],
+    visits: Sequence[Visit],
+    on_finding: Callable[[Finding], None],
+    chosen: int | None = None,
 ) -> None:
-    """Tell `on_finding` of every measured row of one dtype, smallest batch size first."""
+    """Tell `on_finding` of every measured row of one dtype, smallest batch size first; in full of the `chosen` one."""
     measured = [row for row in rows if row["status"] in MEASURED]
     fixed_s = fixed_cost([(_padded_tokens(row) * row["batch_size"], _isolated(row).value) for row in measured])
     for row in measured:
         own = usable([visit for visit in visits if visit.batch_size == row["batch_size"] and visit.status == "ok"])
         with torch.inference_mode():
-            on_finding(_Case(subject, row, own, measured, fixed_s).finding())
+            on_finding(_Case(subject, row, own, measured, fixed_s, row["batch_size"] == chosen).finding())
         release_memory(subject.selection.device)
 
 
 @dataclass(frozen=True)
 class _Case:
-    """One batch size: its batches are those that were timed."""
+    """One batch size: its batches are those that were timed; `is_chosen`: it is looked into in full."""
 
     subject: Subject
     row: Row
     visits: Sequence[Visit]
     measured: Sequence[Row]
     fixed_s: float | None
+    is_chosen: bool = False
 
     @cached_property
     def device(self) -> torch.device:
@@ -98,14 +118,9 @@ class _Case:
 
     def finding(self) -> Finding:
         work = self.forward.work
-        tried, failed = self._trials() if self.forward.attribution else ([], [])
         useful = work if isinstance(work, Missing) else _tried(self._useful_flops)
-        verdict = verdict_on(
-            self.forward,
-            trials=tried,
-            gains=[*self._gains(useful), *other_precisions(self.forward)],
-            doubts=[*self._doubts(), *failed],
-        )
+        left = self._left_without_padding(useful)
+        verdict = self._verdict(left)
         why = Missing(str(verdict.doubts[-1])) if isinstance(work, Missing) else None
         configured = self.subject.ceilings.configured(self.row["dtype"])
         energy, net = self._energy()
@@ -122,6 +137,109 @@ class _Case:
             energy_j=energy,
             energy_net_j=net,
         )
+
+    def _verdict(self, left: float) -> Verdict:
+        """Return the verdict: of the chosen size in full, on its reference batch; of others by what is known."""
+        doubts, tried = list(self._doubts()), Tried(trials=tuple(self._swept()))
+        gains = list(self._padding_gain(left))
+        if self.is_chosen and self.forward.attribution:
+            try:
+                return self._in_full(left, gains, doubts, tried)
+            except Exception as error:  # a forward may raise anything; the sweep must not be lost for it
+                doubts.append(Doubt("replay", f"the reference batch could not be run again ({_said(error)})"))
+        gains += other_precisions(self.forward)
+        return verdict_on(self.forward, tried=tried, gains=gains, doubts=doubts, padding=1 - left)
+
+    def _in_full(self, left: float, gains: Sequence[Gain], doubts: Sequence[Doubt], tried: Tried) -> Verdict:
+        subject, selection = self.subject, self.subject.selection
+        batch = selection.reference(self.row["batch_size"])
+        work = self._call(batch)
+        candidates, untried = self._candidates(batch, work)
+        extras = Extras(
+            shape=(batch.shape.samples, batch.shape.tokens),
+            lengths=self._lengths(batch),
+            padding=1 - left,
+            batch_sizes=[row["batch_size"] for row in self.measured if row is not self.row],
+            candidates=candidates,
+            tried=tried.joined(Tried(untried=tuple(untried))),
+            release=lambda: release_memory(self.device),
+            trials_s=subject.max_seconds,
+        )
+        return bottleneck(
+            work,
+            subject.ceilings,
+            self.row["dtype"],
+            timer=subject.timer,
+            queue=device_queue(self.device),
+            make_input=lambda: selection.tokenize(batch),
+            watch=subject.watch,
+            gains=gains,
+            doubts=doubts,
+            extras=extras,
+        )
+
+    def _candidates(self, batch: Batch, work: Work) -> tuple[list[Candidate], list[Untried]]:
+        """Return what can be tried on this batch beside what can be tried on any callable, and what cannot."""
+        subject = self._compared(batch)
+        dtypes = [getattr(torch, name) for name in self.forward.other_dtypes]
+        offered: list[Candidate | Untried | None] = [
+            fixes.without_padding(subject),
+            *(fixes.in_another_dtype(subject, dtype) for dtype in dtypes),
+            self._products(subject),
+            self._doubled(batch),
+            self._input_ahead(batch, work),
+            fixes.compiled(subject),
+        ]
+        return (
+            [each for each in offered if isinstance(each, Candidate)],
+            [each for each in offered if isinstance(each, Untried)],
+        )
+
+    def _compared(self, batch: Batch) -> fixes.Subject:
+        """Return the model, the batch, and as many texts to compare labels by as the seconds for trials allow."""
+        subject, selection = self.subject, self.subject.selection
+        per_text_s = self.row["latency_per_sample_ms_mean"] / 1e3
+        most = min(MOST_COMPARED, len(selection.texts), int(COMPARED_SHARE * subject.max_seconds / per_text_s))
+        sample = np.unique(np.linspace(0, len(selection.texts) - 1, max(0, most)).astype(int)).tolist()
+        return fixes.Subject(
+            subject.model, selection.tokenizer, selection.tokens, batch, sample, has_labels=subject.has_labels
+        )
+
+    def _products(self, subject: fixes.Subject) -> Candidate | None:
+        precision = self.forward.faster_precision
+        return fixes.with_coarser_products(subject, *precision) if precision else None
+
+    def _doubled(self, batch: Batch) -> Candidate | None:
+        peak_mb = self.row["memory_cpu_peak_mb"]
+        if self.on_host and peak_mb and 2 * peak_mb * MB > memory_limit_bytes():
+            return None  # Linux would end the process rather than raise an error
+        twice = self.subject.selection.batch([*batch.rows, *batch.rows])
+        return trials.doubled_batch(self._call(twice))
+
+    def _input_ahead(self, batch: Batch, work: Work) -> Candidate | None:
+        input_s = self.row["tokenize_per_batch_ms"] / 1e3
+        if input_s < INPUT_MATTERS * _isolated(self.row).value:
+            return None
+        return fixes.with_input_ahead(work, lambda: self.subject.selection.tokenize(batch))
+
+    def _lengths(self, batch: Batch) -> Lengths | None:
+        """Return what is padding in the batch; None where it has too few tokens to tell by shorter ones."""
+        tokens = batch.shape.tokens
+        if tokens < COUNTED_TOKENS:
+            return None
+        real = [int(self.subject.selection.tokens.lengths[row]) for row in batch.rows]
+        return Lengths(real, tokens, partial(_cut, self.subject.model, batch))
+
+    def _swept(self) -> Iterator[Trial]:
+        """Yield the other batch sizes of this sweep as trials: they were measured already."""
+        own = self.row
+        for row in self.measured:
+            if row is own:
+                continue
+            value = row["throughput_samples_per_sec_mean"] / own["throughput_samples_per_sec_mean"]
+            reach = np.hypot(_half_width(row), _half_width(own))
+            measured = Interval(value, value / (1 + reach), value * (1 + reach))
+            yield Trial(Fix("batch_size", {"batch_size": row["batch_size"]}), measured, source="sweep")
 
     @property
     def _flops(self) -> float:
@@ -162,7 +280,7 @@ class _Case:
             yield Doubt("work", text)
 
     def _times(self) -> Times:
-        device = [value for visit in self.visits if (value := visit.seconds_per_batch("device"))]
+        device = [self.row["batch_size"] * seconds for seconds in rounds(self.visits, "device")]
         return Times(
             isolated_s=_isolated(self.row),
             device_s=Interval.of(estimate(device)) if device else None,
@@ -172,59 +290,18 @@ class _Case:
             fixed_s=self.fixed_s,
         )
 
-    def _trials(self) -> tuple[list[Trial], list[Doubt]]:
-        """Return what was changed on purpose, on the batch of median length, where it takes no longer than the sweep.
-
-        One that runs out of memory was not made; another error is a doubt and loses no result.
-        """
-        typical = sorted(self.batches, key=lambda batch: batch.tokens_padded)[len(self.batches) // 2]
-        work, seconds = self._call(typical), _isolated(self.row).value
-        tried: list[Trial] = []
-        failed: list[Doubt] = []
-        for make, relative_cost in ((self._doubled, 1.5), (self._changed_setting, 2.0)):
-            if relative_cost * FORWARDS_OF_A_TRIAL * seconds > self.subject.max_seconds:
-                continue
-            try:
-                tried += make(typical, work, self.subject.timer)
-            except Exception as error:  # as above: a forward may raise anything
-                if not is_out_of_memory(error):
-                    failed.append(Doubt("intervention", f"{type(error).__name__}: {_said(error)}"))
-        return tried, failed
-
-    def _doubled(self, batch: Batch, work: Work, timer: Timer) -> Iterator[Trial]:
-        peak_mb = self.row["memory_cpu_peak_mb"]
-        if self.on_host and peak_mb and 2 * peak_mb * MB > memory_limit_bytes():
-            return  # Linux would end the process rather than raise an error
-        twice = self.subject.selection.batch([*batch.rows, *batch.rows])
-        yield trials.doubled_batch(work, self._call(twice), timer, self._least_s(batch) / self._least_s(twice))
-
-    def _least_s(self, batch: Batch) -> float:
-        """Return the time that the limits ask for one forward of a batch."""
-        limits = self.forward.limits
-        assert limits is not None  # else nothing is tried
-        seconds, weights_bytes = _isolated(self.row).value, self.forward.weights_bytes
-        return attribute(self._loads([batch]), limits, weights_bytes, seconds, self.on_host).least_s
-
-    def _changed_setting(self, batch: Batch, work: Work, timer: Timer) -> Iterator[Trial]:
-        change = trials.fewer_threads if self.on_host else trials.graph_replay
-        precision = self.forward.faster_precision
-        yield from filter(None, [change(work, timer)])
-        if precision:
-            yield from filter(None, [trials.other_precision(work, timer, *precision)])
-
-    def _gains(self, useful: float | Missing) -> Iterator[Gain]:
-        """Yield what could be changed and the most it could bring, by the figures of this sweep."""
+    def _left_without_padding(self, useful: float | Missing) -> float:
+        """Return the share of the FLOPs that is not for padding; of the tokens, where those are not known."""
         flops, useful_flops = self._flops, known(useful)
-        is_counted = bool(useful_flops and flops)
-        left = useful_flops / flops if useful_flops and flops else 1 - self.row["padding_pct"] / 100
-        if left < 1:
-            basis = f"{100 * (1 - left):.0f} % of the {'FLOPs' if is_counted else 'tokens'} are of padding"
-            yield Gain(Fix("remove_padding"), 1 / left, basis)
-        best = max(self.measured, key=lambda row: row["throughput_samples_per_sec_mean"])
-        if best is not self.row:
-            ratio = best["throughput_samples_per_sec_mean"] / self.row["throughput_samples_per_sec_mean"]
-            fix = Fix("batch_size", {"batch_size": best["batch_size"]})
-            yield Gain(fix, ratio, "measured in this sweep")
+        return useful_flops / flops if useful_flops and flops else 1 - self.row["padding_pct"] / 100
+
+    def _padding_gain(self, left: float) -> Iterator[Gain]:
+        """Yield the most that leaving out the padding could bring: the rest, at the limits."""
+        found, seconds = self.forward.attribution, self.forward.times.working_s.value
+        if found is None or left >= 1 or found.least_s <= 0:
+            return
+        basis = f"{100 * (1 - left):.0f} % of the arithmetic is for padding"
+        yield Gain(Fix("remove_padding"), seconds / (left * found.least_s), basis)
 
     def _energy(self) -> tuple[float | Missing, float | Missing]:
         """Return the energy by sample, gross and without what the idle machine takes."""
@@ -261,6 +338,21 @@ def _tried(make: Callable[[], T]) -> T | Missing:
 
 def _said(error: BaseException) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def _cut(model: Any, batch: Batch, tokens: int) -> Work:
+    """Return the forward of the batch with its first tokens alone, and with a mask if the batch itself has one."""
+    ids, mask = batch.input_ids[:, :tokens].contiguous(), None
+    if batch.is_padded:
+        mask = batch.attention_mask[:, :tokens].clone()
+        mask[0, -1] = 0  # a mask that hides nothing would be left out, and the operators were others
+    return lambda: model(input_ids=ids, attention_mask=mask)
+
+
+def _half_width(row: Row) -> float:
+    """Return half of the interval of the throughput as a share of it; 0 where one round gave none."""
+    low, high = row["throughput_samples_per_sec_ci_low"], row["throughput_samples_per_sec_ci_high"]
+    return (high - low) / (2 * row["throughput_samples_per_sec_mean"]) if low and high else 0.0
 
 
 def _isolated(row: Row) -> Interval:

@@ -66,6 +66,7 @@ class Trial(TypedDict):
     same_labels: SameLabels | None
     source: TrialSource
     pairs: int
+    is_fix: bool
 
 
 class Untried(TypedDict):
@@ -93,6 +94,13 @@ class Reference(TypedDict):
     tokens: int
     seconds: Span
     shape: str
+
+
+class Products(TypedDict):
+    """The speed of matrix products as a share of the peak: inside the model, and alone and hot."""
+
+    in_model: float
+    alone: float
 
 
 class ConfirmingFix(TypedDict):
@@ -132,9 +140,20 @@ class Verdict(TypedDict):
     reference: NotRequired[Reference | None]
     owners: NotRequired[list[TimeOwner]]
     limited_by: NotRequired[list[Cause]]
+    products: NotRequired[Products | None]
     settled: NotRequired[bool]
     would_settle: NotRequired[str | None]
     unsettled: NotRequired[UnsettledKind | None]
+
+
+class Whole(TypedDict):
+    """What the dataset holds in batches of one size: `boundby.whole_set.Totals`."""
+
+    batches: float
+    samples: float
+    tokens_real: float
+    tokens_padded: float
+    tokens_squared: float
 
 
 class Row(TypedDict, total=False):
@@ -165,6 +184,11 @@ class Row(TypedDict, total=False):
     latency_per_batch_ms_max: float | None
     latency_per_batch_ms_q1: float | None
     latency_per_batch_ms_q3: float | None
+    reference_tokens: int | None
+    reference_ms: float | None
+    reference_ms_ci_low: float | None
+    reference_ms_ci_high: float | None
+    whole: Whole
     latency_per_batch_ms_p90: float | None
     latency_per_batch_ms_p95: float | None
     latency_per_batch_ms_p99: float | None

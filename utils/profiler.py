@@ -1,11 +1,11 @@
-"""Measure a classifier over batch sizes: what is measured, on which texts, how often. The instruments are boundby's."""
+"""Measure classifiers over batch sizes: what is measured, on which texts, how often. The instruments are boundby's."""
 
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -19,14 +19,17 @@ from utils.artifacts import started_at
 from utils.document import Row
 from utils.metrics import MetricsCollector
 from utils.selection import Selection
-from utils.visits import LEAST_ROUNDS, Timing, Visit
+from utils.visits import LEAST_ROUNDS, Memory, Quantity, Timing, Visit, outcomes
 
 MOST_ROUNDS = 15  # or one per second of the budget, so that a larger budget always buys more rounds
 LEAST_VISIT_S_PER_RUN = 0.04  # ten runs fill 0.4 s, enough for the clock and for short disturbances
+MOST_BATCHES = 256  # of a visit, so that a fast GPU does not spend its time on making them
+REFERENCE_CALLS = 3  # of a visit: their median is one value for the interval
 PIPELINED_BLOCK_S = 0.25  # long beside the one wait for the device at its end
 RESOLUTION, RESOLUTION_ON_HOST = 0.01, 0.03  # of a time, as a share: half of an interval, and when windows agree
 MOST_REPEATS = 3  # of disturbed visits, by batch size: a machine that stays busy must not double the sweep
 FIRST_PAUSE_S, PAUSE_GROWTH = 0.05, 1.5
+MEASURED: tuple[Quantity, ...] = ("largest", "reference", "isolated", "pipelined")
 GPU_CONDITIONS = ("gpu_clock_event_reasons", "gpu_processes", "gpu_sm_clock_mhz", "gpu_temperature_c")
 
 
@@ -79,26 +82,65 @@ class InferenceProfiler:
         until the 95 % interval of the throughput is `ci_half_width` of it, or `max_seconds` are spent. `finished`
         visits are not made again; `on_visit` is told of each new one. Running out of memory is a row, not an error.
         """
-        rule = StopRule(
-            half_width=ci_half_width or resolution(self.device),
-            max_seconds=max_seconds,
-            least_rounds=min(LEAST_ROUNDS, num_runs),
-            most_rounds=max(MOST_ROUNDS, int(max_seconds)),
-        )
+        settings = Settings(batch_sizes, num_runs, num_warmup_runs, ci_half_width, max_seconds)
         selection = Selection.of(texts, self.tokenizer, max_length, self.device)
-        plan = _Plan(self, selection, num_runs, num_warmup_runs, max_seconds)
-        visits = list(finished)
+        visits = take_turns([self], selection, settings, finished, on_visit)
+        return MetricsCollector(self.device).rows(visits, sorted(batch_sizes), settings.rule(self.device).half_width)
 
-        def visit_once(batch_size: int, number: int) -> Outcome:
-            earlier = next((visit for visit in visits if visit.batch_size == batch_size), None)
-            made = plan.visit(batch_size, number, earlier.batches if earlier else None)
-            visits.append(made)
-            if on_visit:
-                on_visit(made)
-            return made.outcome()
 
-        sweep(batch_sizes, visit_once, rule, finished=[visit.outcome() for visit in visits])
-        return MetricsCollector(self.device).rows(visits, sorted(batch_sizes), rule.half_width)
+@dataclass(frozen=True)
+class Settings:
+    """What is measured and how exactly, as `profile_multiple_batch_sizes` explains it."""
+
+    batch_sizes: Sequence[int]
+    num_runs: int = 10
+    num_warmup_runs: int = 3
+    ci_half_width: float | None = None
+    max_seconds: float = 15.0
+
+    def rule(self, device: torch.device) -> StopRule:
+        """Return when a batch size needs no further visit on this device."""
+        return StopRule(
+            half_width=self.ci_half_width or resolution(device),
+            max_seconds=self.max_seconds,
+            least_rounds=min(LEAST_ROUNDS, self.num_runs),
+            most_rounds=max(MOST_ROUNDS, int(self.max_seconds)),
+        )
+
+
+def take_turns(
+    profilers: Sequence[InferenceProfiler],
+    selection: Selection,
+    settings: Settings,
+    finished: Sequence[Visit] = (),
+    on_visit: Callable[[Visit], None] | None = None,
+) -> list[Visit]:
+    """Return the visits of one model in several dtypes, `finished` ones first: each round visits all that are open.
+
+    A change of the machine's load then hits all dtypes alike. On a GPU all models stay in its memory until that runs
+    out, and then only the one that is visited.
+    """
+    memory = _SharedMemory([owner.model for owner in profilers], selection.device)
+    plans = {owner.dtype: _Plan(owner, selection, settings, memory) for owner in profilers}
+    visits = list(finished)
+
+    def at(point: tuple[int, str]) -> list[Visit]:
+        return [visit for visit in visits if (visit.batch_size, visit.dtype) == point]
+
+    def visit_once(point: tuple[int, str], number: int) -> Outcome:
+        earlier = next(iter(at(point)), None)
+        made = plans[point[1]].visit(point[0], number, earlier.batches if earlier else None)
+        visits.append(made)
+        if on_visit:
+            on_visit(made)
+        return outcomes([made])[0]
+
+    points = [(batch_size, dtype) for batch_size in settings.batch_sizes for dtype in plans]
+    done = [outcome for point in points for outcome in outcomes(at(point))]
+    rule = settings.rule(selection.device)
+    # What a round is worth changes with all that is known of the lengths, so that it is worked out again every time.
+    sweep(points, visit_once, rule, finished=done, revised=lambda known: outcomes(at(known[0].point)))
+    return visits
 
 
 @dataclass
@@ -110,15 +152,20 @@ class BatchTimer:
     timer: Timer
     queue: DeviceQueue | None = None  # of the device; calibrated once, when it is first asked for
 
-    def isolated(self, batches: Sequence[Batch], least_s: float) -> list[Timing]:
-        """Return the time of each batch alone, in as many passes as fill `least_s`."""
+    def isolated(self, batches: Mapping[int, Batch], least_s: float = 0.0, least: int = 1) -> list[Timing]:
+        """Return the time of each batch alone, in as many passes as come nearest to `least_s` and make `least` calls.
+
+        Nothing is run to warm up a batch: in a loop over a dataset each comes after another, and once.
+        """
         timings: list[Timing] = []
-        calls = [_caller(self.model, batch) for batch in batches]
-        spent = 0.0
-        while not timings or spent < least_s:
-            for index, (call, batch) in enumerate(zip(calls, batches, strict=True)):
-                timings.append(_timing("isolated", index, self.timer.isolated(call), [batch]))
-                spent += timings[-1].seconds
+        passes = 1
+        while len(timings) < passes * len(batches):
+            for index, batch in batches.items():
+                seconds = self.timer.isolated(_caller(self.model, batch))
+                timings.append(_timing("isolated", index, seconds, [batch]))
+            if len(timings) == len(batches):
+                one_pass = sum(timing.seconds for timing in timings)
+                passes = max(round(least_s / max(one_pass, 1e-9)), math.ceil(least / len(batches)))
         return timings
 
     def pipelined(self, batches: Sequence[Batch], isolated: Sequence[Timing]) -> list[Timing]:
@@ -130,7 +177,7 @@ class BatchTimer:
         seconds = self.timer.pipelined(_caller(self.model, batch) for batch in queue)
         return [_timing("pipelined", 0, seconds, queue)]
 
-    def on_device(self, batches: Sequence[Batch]) -> tuple[list[Timing], str | None]:
+    def on_device(self, batches: Mapping[int, Batch]) -> tuple[list[Timing], str | None]:
         """Return the times to bring each batch to the device, to issue it and to compute it, and why one is missing."""
         if is_host(self.device):
             return [], "a call on the CPU has computed when it returns: its time is the isolated latency"
@@ -138,7 +185,7 @@ class BatchTimer:
         assert self.queue is not None  # every device but the host has one
         timings: list[Timing] = []
         reason = None
-        for index, batch in enumerate(batches):
+        for index, batch in batches.items():
             call, host = _caller(self.model, batch), batch.to(torch.device("cpu"))
             transfer_s = self.timer.isolated(lambda host=host: host.to(self.device))
             enqueue_s = self.timer.enqueue(call)
@@ -153,34 +200,67 @@ class BatchTimer:
         return timings, reason
 
 
+class _SharedMemory:
+    """The memory of a device, and the models in it that take turns."""
+
+    def __init__(self, models: Sequence[Any], device: torch.device) -> None:
+        self._models, self._device = models, device
+        self._is_scarce = False
+
+    def admit(self, model: Any) -> None:
+        """See to it that this model is on the device, and where memory is scarce no other."""
+        if self._is_scarce:
+            for other in self._models:
+                if other is not model:
+                    other.to("cpu")
+            release_memory(self._device)
+            model.to(self._device)
+
+    def make_room(self, model: Any) -> bool:
+        """Leave the device to this model alone; False where no other was there."""
+        if self._is_scarce or len(self._models) == 1 or is_host(self._device):
+            return False
+        self._is_scarce = True
+        self.admit(model)
+        return True
+
+    def without_others(self, use: Memory, model: Any) -> Memory:
+        """Return what was used without the weights of the models that wait for their turn."""
+        others = [other for other in self._models if other is not model and not self._is_scarce]
+        waiting = sum(parameter.nbytes for other in others for parameter in other.parameters())
+        where = "process_" if is_host(self._device) else "device_"
+        names = [name for name in use if name.startswith(where) and name != "device_total_bytes"]
+        return cast(Memory, {**use, **{name: value - waiting for name in names if (value := use[name]) is not None}})
+
+
 class _Plan:
     """How one visit is made: which texts, how many batches, in which order."""
 
     def __init__(
-        self,
-        owner: InferenceProfiler,
-        selection: Selection,
-        num_runs: int,
-        num_warmup_runs: int,
-        max_seconds: float,
+        self, owner: InferenceProfiler, selection: Selection, settings: Settings, memory: _SharedMemory
     ) -> None:
-        self.owner, self.selection = owner, selection
-        self.num_runs, self.num_warmup_runs, self.max_seconds = num_runs, num_warmup_runs, max_seconds
+        self.owner, self.selection, self.settings, self.memory = owner, selection, settings, memory
         self._warmed: set[int] = set()
+        self._visited: set[int] = set()
         self._repeats: dict[int, int] = {}
         self._timer = BatchTimer(owner.model, owner.device, owner.timer)
 
     def visit(self, batch_size: int, number: int, batches: int | None) -> Visit:
         """Return one visit. `batches` is how many earlier visits of this batch size timed; None in the first."""
         owner = self.owner
+        self.memory.admit(owner.model)
         collector = MetricsCollector(owner.device, sampler=owner.sampler)
         try:
             with torch.inference_mode():
-                return self._undisturbed(batch_size, number, batches, collector)
+                made = self._undisturbed(batch_size, number, batches, collector)
+            self._visited.add(batch_size)
+            return made
         except Exception as error:  # a model may raise anything; the other batch sizes are still worth measuring
             status = "oom" if is_out_of_memory(error) else "failed"
             message = f"{type(error).__name__}: {error}".split("\n")[0]
         release_memory(owner.device)  # outside the except block: its traceback holds the tensors
+        if status == "oom" and self.memory.make_room(owner.model):
+            return self.visit(batch_size, number, batches)
         return Visit(owner.dtype, batch_size, number, status, owner.session, message=message)
 
     def _undisturbed(self, batch_size: int, number: int, batches: int | None, collector: MetricsCollector) -> Visit:
@@ -207,28 +287,38 @@ class _Plan:
     ) -> tuple[Visit, tuple[Disturbance, ...]]:
         owner, timer = self.owner, self.owner.timer
         release_memory(owner.device)  # else the allocator still holds what a larger batch size left, and counts it here
-        first = self.selection.reference(batch_size)
-        call = _caller(owner.model, first)
+        arrivals = self.selection.arrivals(batch_size)
+        reference = {arrivals.reference: self.selection.reference(batch_size)}
+        [(place, typical)] = reference.items()
+        call = _caller(owner.model, typical)
         timings: list[Timing] = []
         if batch_size in self._warmed:
             warm = self._keep_warm(call)
         else:  # in a resumed sweep too, lest the first call of the new process spend the time of the warm-up
-            timings.append(_timing("cold", 0, timer.isolated(call), [first]))
+            timings.append(_timing("cold", place, timer.isolated(call), [typical]))
             warm = self._warm_up(call)
             self._warmed.add(batch_size)
-        batches = batches or self._affordable(warm.seconds / warm.runs)
-        chosen = self.selection.batches(batch_size, batches)
-        for batch in chosen:  # every shape once before it is timed: allocator, kernels chosen by shape
-            timer.isolated(_caller(owner.model, batch))
-        timings.append(self._tokenize_timing(chosen))
+        count = batches or self._affordable(warm.seconds / warm.runs)
+        if batch_size not in self._visited and not is_host(owner.device):
+            # A GPU loads kernels when a shape first asks for them: once in a dataset, but in every other batch of a few.
+            for index in arrivals.sample(self.settings.num_runs, -1):
+                timer.isolated(_caller(owner.model, self._batch(batch_size, index)))
+        chosen = {index: self._batch(batch_size, index) for index in arrivals.sample(count, number)}
+        timings.append(self._tokenize_timing(list(chosen.values())))
         if owner.guard:
             owner.guard.watch.start()
         measurement = collector.start_measurement()
-        isolated = self._timer.isolated(chosen, LEAST_VISIT_S_PER_RUN * self.num_runs)
-        timings += [*isolated, *self._timer.pipelined(chosen, isolated)]
-        on_device, device_reason = self._timer.on_device(chosen)
+        if batch_size not in self._visited:  # once: the most memory, and the cost of the longest texts
+            largest = self._batch(batch_size, arrivals.largest)
+            seconds = timer.isolated(_caller(owner.model, largest))
+            timings.append(_timing("largest", arrivals.largest, seconds, [largest]))
+        timings += [_timing("reference", place, timer.isolated(call), [typical]) for _ in range(REFERENCE_CALLS)]
+        isolated = self._timer.isolated(chosen, self._least_s, self._least_batches)
+        timings += [*isolated, *self._timer.pipelined(list(chosen.values()), isolated)]
+        some = list(chosen)[:: math.ceil(len(chosen) / self.settings.num_runs)]
+        on_device, device_reason = self._timer.on_device({index: chosen[index] for index in some})
         timings += on_device
-        samples = sum(len(batch.rows) for batch in chosen)
+        samples = sum(len(batch.rows) for batch in chosen.values())
         seen = collector.end_measurement(measurement, batch_size, samples)
         conditions = self._conditions(seen["readings"])
         disturbances = conditions.disturbances(self._threads) if conditions else ()
@@ -239,10 +329,10 @@ class _Plan:
             status="ok",
             session=owner.session,
             timings=tuple(timings),
-            measured_s=sum(timing.seconds for timing in timings if timing.quantity in ("isolated", "pipelined")),
+            measured_s=sum(timing.seconds for timing in timings if timing.quantity in MEASURED),
             batches=len(chosen),
             warm_up=warm,
-            memory=seen["memory"],
+            memory=self.memory.without_others(seen["memory"], owner.model),
             readings=seen["readings"],
             reading_reasons=seen["reading_reasons"],
             window_s=seen["window_s"],
@@ -250,6 +340,7 @@ class _Plan:
             disturbances=disturbances,
             device_reason=device_reason,
             truncated=self.selection.tokens.truncated,
+            whole=arrivals.totals,
         )
         return visit, disturbances
 
@@ -277,23 +368,37 @@ class _Plan:
 
     def _warm_up(self, call: Callable[[], object]) -> WarmUp:
         rule = WarmUpRule(
-            least_runs=self.num_warmup_runs,
-            least_s=LEAST_VISIT_S_PER_RUN * self.num_runs,
+            least_runs=self.settings.num_warmup_runs,
+            least_s=self._least_s,
             tolerance=resolution(self.owner.device),
-            cap_s=max(self.max_seconds / 2, LEAST_VISIT_S_PER_RUN),
+            cap_s=max(self.settings.max_seconds / 2, LEAST_VISIT_S_PER_RUN),
         )
         return warm_up(call, self.owner.timer, rule)
 
     def _keep_warm(self, call: Callable[[], object]) -> WarmUp:
         """Call as often as asked for, where another batch size had the caches since this one was warm."""
-        seconds = sum(self.owner.timer.isolated(call) for _ in range(self.num_warmup_runs))
-        return WarmUp(self.num_warmup_runs, seconds, converged=True)
+        runs = self.settings.num_warmup_runs
+        return WarmUp(runs, sum(self.owner.timer.isolated(call) for _ in range(runs)), converged=True)
+
+    @property
+    def _least_s(self) -> float:
+        """How long the timed batches of a visit should take together."""
+        return LEAST_VISIT_S_PER_RUN * self.settings.num_runs
+
+    @property
+    def _least_batches(self) -> int:
+        """How many batches a visit times whatever they take."""
+        runs = self.settings.num_runs
+        return math.ceil(runs / min(LEAST_ROUNDS, runs))
 
     def _affordable(self, seconds_per_batch: float) -> int:
-        """Return how many batches a visit times: `num_runs`, or fewer where five visits would break the budget."""
-        least = math.ceil(self.num_runs / min(LEAST_ROUNDS, self.num_runs))
-        share = self.max_seconds / LEAST_ROUNDS / max(seconds_per_batch, 1e-9)
-        return max(least, min(self.num_runs, int(share)))
+        """Return how many batches a visit times: `num_runs`, more where they are fast, or what five visits can pay."""
+        seconds = max(seconds_per_batch, 1e-9)
+        enough = max(self.settings.num_runs, min(MOST_BATCHES, math.ceil(self._least_s / seconds)))
+        return max(self._least_batches, min(enough, int(self.settings.max_seconds / LEAST_ROUNDS / seconds)))
+
+    def _batch(self, batch_size: int, index: int) -> Batch:
+        return self.selection.batch(self.selection.arrivals(batch_size).rows(index))
 
     def _tokenize_timing(self, batches: list[Batch]) -> Timing:
         """Time the tokenizer on the same texts, batch by batch, as a server would call it."""
@@ -313,7 +418,7 @@ def _caller(model: Any, batch: Batch) -> Callable[[], object]:
     return lambda: forward(model, batch)
 
 
-def _timing(quantity: Any, index: int, seconds: float, batches: Sequence[Batch]) -> Timing:
+def _timing(quantity: Quantity, index: int, seconds: float, batches: Sequence[Batch]) -> Timing:
     return Timing(
         quantity=quantity,
         index=index,

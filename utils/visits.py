@@ -1,7 +1,8 @@
-"""A visit of the sweep, what it leaves on disk, and how it is found again after a kill."""
+"""A visit of the sweep, what it leaves on disk, and what visits say together of the whole dataset."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import compress
 from pathlib import Path
 from statistics import median
 from typing import Literal, TypedDict
@@ -10,18 +11,22 @@ import msgspec
 
 from boundby import files
 from boundby.disturbance import Conditions, Disturbance
-from boundby.stats import estimate
 from boundby.sweep import Outcome
 from boundby.timer import WarmUp
+from boundby.whole_set import Timed, Totals, seconds_per_sample
 
 LEAST_ROUNDS = 5  # below five rounds two runs cannot be told apart by a rank test at 5 %
 
-Quantity = Literal["cold", "isolated", "pipelined", "device", "enqueue", "transfer", "tokenize"]
+Quantity = Literal["cold", "largest", "reference", "isolated", "pipelined", "device", "enqueue", "transfer", "tokenize"]
 
 
 @dataclass(frozen=True)
 class Timing:
-    """One reading of the clock: `index` is the batch within the visit; a pipelined block spans all of them."""
+    """One reading of the clock.
+
+    `index` is the batch's place among those that the dataset makes in order of arrival; a pipelined block spans all
+    batches of the visit and has the index 0, like the tokenizer.
+    """
 
     quantity: Quantity
     index: int
@@ -29,6 +34,11 @@ class Timing:
     samples: int
     tokens_real: int
     tokens_padded: int
+
+    @property
+    def batch(self) -> Totals:
+        """What the batch holds, where the timing is of one."""
+        return Totals.one(self.samples, self.tokens_padded, self.tokens_real)
 
 
 class Memory(TypedDict, total=False):
@@ -72,6 +82,7 @@ RAW_COLUMNS = tuple(RawRow.__annotations__)
 class Visit:
     """One round at one batch size: all timings, and what was seen beside them. The unit of commit and of resume.
 
+    `whole` is what the dataset holds in batches of this size; None where that is not recorded.
     `repeats` counts the attempts that were thrown away because something disturbed them; `disturbances` is what
     disturbed the one that was kept, found in `conditions`.
     """
@@ -94,36 +105,17 @@ class Visit:
     repeats: int = 0
     device_reason: str | None = None
     truncated: int | None = None
+    whole: Totals | None = None
     message: str | None = None
 
     def of(self, quantity: Quantity) -> list[Timing]:
         """Return the timings of one quantity."""
         return [timing for timing in self.timings if timing.quantity == quantity]
 
-    def seconds_per_batch(self, quantity: Quantity) -> float | None:
-        """Seconds of the mean batch: for each batch the median over its passes; None where it was not timed."""
-        medians = _medians(self.of(quantity))
-        return sum(medians.values()) / len(medians) if medians else None
-
-    @property
-    def isolated_s_per_sample(self) -> float | None:
-        """Seconds per sample of calls timed alone: for each batch the median over its passes, summed."""
-        return _per_sample(self.of("isolated"))
-
-    @property
-    def throughput_s_per_sample(self) -> float | None:
-        """Seconds per sample of calls queued one after another; on a CPU that is the same as timed alone."""
-        return _per_sample(self.of("pipelined")) or self.isolated_s_per_sample
-
     @property
     def is_disturbed(self) -> bool:
         """Whether something used the machine in this visit that other visits may have escaped."""
         return any(disturbance.is_passing for disturbance in self.disturbances)
-
-    def outcome(self) -> Outcome:
-        """Return what the stop rule needs to know; a disturbed visit has no value for it, so that more are made."""
-        value = None if self.is_disturbed else self.throughput_s_per_sample
-        return Outcome(self.batch_size, self.round, self.status, self.measured_s, value)
 
 
 def append(path: Path, visit: Visit) -> None:
@@ -150,22 +142,37 @@ def usable(visits: Sequence[Visit]) -> list[Visit]:
     return undisturbed if len(undisturbed) >= LEAST_ROUNDS else list(visits)
 
 
-def isolated_rounds(visits: Sequence[Visit]) -> list[float]:
-    """Return the seconds per sample of each visit of one batch size, of calls timed alone.
+def whole_of(visits: Sequence[Visit]) -> Totals | None:
+    """Return what the dataset holds in batches of this size, or where that is not recorded, in those that were timed.
 
-    A visit often times each batch once, and one forward that the machine held up would shift its sum. So each batch has
-    its typical time, the median over all visits, and a visit is as slow as the median of its timings against those.
+    None where none was.
     """
-    typical = _medians([timing for visit in visits for timing in visit.of("isolated")])
-    samples = {timing.index: timing.samples for visit in visits for timing in visit.of("isolated")}
-    if not typical:
+    recorded = next((visit.whole for visit in visits if visit.whole), None)
+    if recorded:
+        return recorded
+    timed = {timing.index: timing.batch for visit in visits for timing in visit.of("isolated")}
+    return sum(timed.values(), start=Totals.none()) if timed else None
+
+
+def rounds(visits: Sequence[Visit], quantity: Quantity) -> list[float]:
+    """Return for each visit of one batch size what a sample of the whole dataset takes, in seconds.
+
+    `quantity` is one that is timed batch by batch, or `pipelined`. Visits in which it was not timed have no value.
+    """
+    whole = whole_of(visits)
+    if whole is None:
         return []
-    per_sample = sum(typical.values()) / sum(samples.values())
-    return [
-        per_sample * median([timing.seconds / typical[timing.index] for timing in timings])
-        for visit in visits
-        if (timings := visit.of("isolated"))
-    ]
+    at_the_ends = [(timing.batch, timing.seconds) for visit in visits for timing in visit.of("largest")]
+    if quantity == "pipelined":
+        timed = [_blocks(visit) for visit in visits]
+    else:
+        timed = [[(timing.batch, timing.seconds) for timing in visit.of(quantity)] for visit in visits]
+    return seconds_per_sample(timed, whole, at_the_ends if quantity in ("isolated", "pipelined") else ())
+
+
+def isolated_rounds(visits: Sequence[Visit]) -> list[float]:
+    """Return the seconds per sample of each visit of one batch size, of calls timed alone."""
+    return rounds(visits, "isolated")
 
 
 def throughput_rounds(visits: Sequence[Visit]) -> list[float]:
@@ -173,8 +180,33 @@ def throughput_rounds(visits: Sequence[Visit]) -> list[float]:
 
     On a CPU, where nothing is queued, they are those of calls timed alone.
     """
-    queued = [value for visit in visits if (value := _per_sample(visit.of("pipelined"))) is not None]
-    return queued or isolated_rounds(visits)
+    return rounds(visits, "pipelined") or isolated_rounds(visits)
+
+
+def reference_rounds(visits: Sequence[Visit]) -> list[float]:
+    """Return the seconds of the reference batch in each visit in which it was timed, the median of its calls."""
+    timed = [[timing.seconds for timing in visit.of("reference")] for visit in visits]
+    return [median(seconds) for seconds in timed if seconds]
+
+
+def outcomes(visits: Sequence[Visit]) -> list[Outcome]:
+    """Return what the stop rule needs to know of the visits of one point, in their order.
+
+    A disturbed visit has no value for it, so that more are made.
+    """
+    counts = [visit.status == "ok" and not visit.is_disturbed for visit in visits]
+    known = iter(throughput_rounds(list(compress(visits, counts))))
+    values = [next(known) if counted else None for counted in counts]
+    return [
+        Outcome((visit.batch_size, visit.dtype), visit.round, visit.status, visit.measured_s, value)
+        for visit, value in zip(visits, values, strict=True)
+    ]
+
+
+def _blocks(visit: Visit) -> list[Timed]:
+    """Return the blocks of queued calls with what they hold: all batches of the visit, in one or more passes."""
+    one_pass = sum({timing.index: timing.batch for timing in visit.of("isolated")}.values(), start=Totals.none())
+    return [(one_pass * (timing.samples / one_pass.samples), timing.seconds) for timing in visit.of("pipelined")]
 
 
 def raw_rows(visits: Iterable[Visit]) -> Iterator[RawRow]:
@@ -189,24 +221,3 @@ def raw_rows(visits: Iterable[Visit]) -> Iterator[RawRow]:
                 "dtype": visit.dtype,
                 "disturbed": int(visit.is_disturbed),
             }
-
-
-def half_width(visits: Iterable[Visit]) -> float | None:
-    """Return the half-width of the 95 % interval of the throughput, as a share of it; None below two rounds."""
-    values = [value for visit in visits if (value := visit.throughput_s_per_sample) is not None]
-    return estimate(values).half_width if values else None
-
-
-def _per_sample(timings: list[Timing]) -> float | None:
-    if not timings:
-        return None
-    samples = {timing.index: timing.samples for timing in timings}
-    return sum(_medians(timings).values()) / sum(samples.values())
-
-
-def _medians(timings: list[Timing]) -> dict[int, float]:
-    """Return the median seconds of each batch over its passes, by its index."""
-    by_index: dict[int, list[float]] = {}
-    for timing in timings:
-        by_index.setdefault(timing.index, []).append(timing.seconds)
-    return {index: median(seconds) for index, seconds in by_index.items()}

@@ -147,14 +147,16 @@ class _Counter(TorchDispatchMode, Generic[Owner]):  # type: ignore[no-untyped-ca
         out = func(*args, **kwargs)
         seconds = self._clock() - start if self._clock else 0.0
         reads, writes = operators.reads(func, args, kwargs, out), operators.writes(func, args, kwargs, out)
+        taken = {operators.storage(tensor) for tensor in inputs}
+        flops = operators.flops(func, args, kwargs, out)
+        cost = operators.cost(flops, reads, writes, taken, self._footprint.made)
         tallies = self._tallies.setdefault(self._owner(), {})
         tally = tallies.setdefault((func._schema.name, shapes), _Tally())
         tally.calls += 1
-        tally.flops += operators.flops(func, args, kwargs, out)
-        tally.bytes += sum(moved for _, moved in reads + writes)
-        tally.given_bytes += sum(moved for tensor, moved in reads if not self._footprint.is_made(tensor))
-        known = {_storage(tensor) for tensor in inputs}
-        tally.new_bytes += sum(moved for tensor, moved in writes if _storage(tensor) not in known)
+        tally.flops += cost.flops
+        tally.bytes += cost.bytes
+        tally.given_bytes += cost.given_bytes
+        tally.new_bytes += cost.new_bytes
         tally.seconds += seconds
         self._footprint.follow(inputs, out)
         self._footprint.touch("read", reads)
@@ -166,7 +168,7 @@ class _Footprint:
     """The least memory a call must touch: what existed before it, and what it returns."""
 
     def __init__(self) -> None:
-        self._made: set[int] = set()  # storages that operators of the call allocated
+        self.made: set[int] = set()  # storages that operators of the call allocated
         self._views: dict[
             tuple[str, int], dict[tuple[object, ...], int]
         ] = {}  # bytes touched, by view, of each other storage
@@ -174,18 +176,14 @@ class _Footprint:
 
     def follow(self, inputs: Sequence[torch.Tensor], out: Any) -> None:
         """Note the storages that the operator allocated."""
-        known = {_storage(tensor) for tensor in inputs}
-        self._made |= {_storage(tensor) for tensor in operators.tensors_in(out)} - known
-
-    def is_made(self, tensor: torch.Tensor) -> bool:
-        """Tell whether an operator of the call allocated the memory of the tensor."""
-        return _storage(tensor) in self._made
+        known = {operators.storage(tensor) for tensor in inputs}
+        self.made |= {operators.storage(tensor) for tensor in operators.tensors_in(out)} - known
 
     def touch(self, how: str, accesses: Sequence[operators.Access]) -> None:
         """Note the bytes read or written of memory that existed before; each byte counts once."""
         for tensor, moved in accesses:
-            storage = _storage(tensor)
-            if storage not in self._made:
+            storage = operators.storage(tensor)
+            if storage not in self.made:
                 view = (tensor.storage_offset(), tensor.shape, tensor.stride())
                 views = self._views.setdefault((how, storage), {})
                 views[view] = max(moved, views.get(view, 0))
@@ -195,9 +193,4 @@ class _Footprint:
         """Return the bytes of what was noted, and of the tensors in `result` that the call made."""
         given = sum(min(sum(views.values()), self._sizes[storage]) for (_, storage), views in self._views.items())
         leaves = {id(leaf): leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)}
-        return given + sum(operators.nbytes(leaf) for leaf in leaves.values() if _storage(leaf) in self._made)
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    """Return an identifier of a tensor's memory, valid while that memory lives."""
-    return int(tensor.untyped_storage()._cdata)
+        return given + sum(operators.nbytes(leaf) for leaf in leaves.values() if operators.storage(leaf) in self.made)

@@ -6,7 +6,8 @@ Bytes are those of the tensors an operator takes and gives, as if no cache kept 
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -25,6 +26,31 @@ BAGS = ("_embedding_bag", "_embedding_bag_forward_only")
 ACCUMULATES = ("addmm", "addmv", "baddbmm")  # beta * self + product: with beta = 0 torch does not read self
 # Words in the names of operators that hide products: without a formula their FLOPs would silently be 0.
 PRODUCTS = re.compile(r"\w*mm|mv|addmv|v?dot|matmul|linear|conv(\dd|olution)?|attention|rnn|lstm|gru|encoder|fft|cdist")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """FLOPs of one call, the bytes it reads and writes, and which of these were given before or are allocated by it."""
+
+    flops: int
+    bytes: int
+    given_bytes: int
+    new_bytes: int
+
+
+def cost(flops: int, read: Sequence[Access], written: Sequence[Access], taken: Set[int], made: Set[int]) -> Cost:
+    """Return what one call costs; `taken` are the storages of its tensors, `made` those made since the start."""
+    return Cost(
+        flops=flops,
+        bytes=sum(moved for _, moved in (*read, *written)),
+        given_bytes=sum(moved for tensor, moved in read if storage(tensor) not in made),
+        new_bytes=sum(moved for tensor, moved in written if storage(tensor) not in taken),
+    )
+
+
+def storage(tensor: torch.Tensor) -> int:
+    """Return an identifier of a tensor's memory, valid while that memory lives."""
+    return int(tensor.untyped_storage()._cdata)
 
 
 def does_work(func: OpOverload) -> bool:

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from boundby.judgement import Times, confirm, judge, precision_gain
+from boundby.judgement import Times, confirm, judge
 from boundby.roofline import Interval, Limits, OperatorLoad, attribute, fixed_cost
+from boundby.split import Split
 from boundby.verdict import (
     Cause,
     Doubt,
@@ -152,22 +153,114 @@ HALVED = Trial(
 )
 
 
-def test_an_intervention_speaks_for_or_against_where_all_or_none_of_its_interval_is_predicted():
+def test_a_trial_speaks_for_or_against_where_all_or_none_of_its_interval_is_expected():
     found = judge(times(12.5), [PRODUCT], LIMITS, trials=[HALVED])
-    assert (found.confirmation, found.confidence) == ("confirmed", "high")
-    no_effect = replace(HALVED, measured=Interval(1.0, 0.95, 1.05))
-    found = judge(times(12.5), [PRODUCT], LIMITS, trials=[no_effect])
-    assert (found.confirmation, found.confidence) == ("contradicted", "low")
-    assert "contradicted" in [doubt.kind for doubt in found.doubts]
-    also = judge(times(12.5), [PRODUCT], LIMITS, trials=[HALVED, no_effect])
-    assert also.confirmation == "contradicted"  # one that speaks against it outweighs one that speaks for it
+    assert (found.bound, found.confirmation, found.confidence, found.settled) == ("compute", "confirmed", "high", True)
+    for factor in (Interval(0.6, 0.5, 0.8), Interval(0.4, 0.3, 0.5)):
+        assert confirm("compute", [replace(HALVED, measured=factor)]) == "too_uncertain"
+    assert confirm("memory", [HALVED]) == "silent"
+    assert confirm("launch", [HALVED]) == "refutes"
 
 
-def test_an_uncertain_intervention_or_one_that_predicts_nothing_decides_nothing():
-    for ratio in (Interval(0.6, 0.5, 0.8), Interval(0.4, 0.3, 0.5)):
-        uncertain = replace(HALVED, measured=ratio)
-        assert (uncertain.says_of("compute"), confirm("compute", [uncertain])) == ("too_uncertain", "untested")
-    assert (HALVED.says_of("memory"), confirm("memory", [HALVED])) == ("silent", "untested")
+NO_EFFECT = replace(HALVED, measured=Interval(1.0, 0.95, 1.05))  # as if the host were the limit
+
+
+def test_a_bound_that_a_trial_refutes_is_not_settled_where_nothing_else_takes_its_place():
+    for trials in ([NO_EFFECT], [HALVED, NO_EFFECT]):  # one that speaks against it outweighs one that speaks for it
+        found = judge(times(12.0), [PRODUCT], LIMITS, trials=trials)
+        assert (found.bound, found.confirmation, found.confidence) == ("mixed", "untested", "low")
+        assert (found.settled, found.unsettled.kind, found.alternatives) == (False, "trials_disagree", ("compute",))
+        assert "1 of 2 threads gave 1.00 times the speed" in found.unsettled.text
+        assert "contradicted" not in str(found.as_dict())
+
+
+def test_the_bound_that_a_trial_confirms_takes_the_place_of_the_one_it_refutes():
+    half = judge(times(22.0), [timed(PRODUCT, 12.0)], LIMITS, trials=[NO_EFFECT])  # 10 of 22 ms are between operators
+    assert judge(times(22.0), [timed(PRODUCT, 12.0)], LIMITS).bound == "compute"
+    assert (half.bound, half.confirmation, half.confidence, half.settled) == ("launch", "confirmed", "medium", True)
+    assert [doubt.kind for doubt in half.doubts] == ["changed"]
+
+
+def owned(seconds=0.020, padding=None, **milliseconds):
+    """Return the split of a forward by the milliseconds of its owners."""
+    kinds = ("compute", "memory", "kernels", "around", "host", "remainder")
+    owners = tuple(Owner(kind, milliseconds.get(kind, 0.0) / 1e3, padding) for kind in kinds)
+    return Split(seconds, owners, (), None)
+
+
+def on_split(found, *trials, padding=None):
+    return judge(times(1e3 * found.seconds), [PRODUCT], LIMITS, split=found, trials=trials, padding=padding)
+
+
+@pytest.mark.parametrize(
+    ("owners", "bound", "first"),
+    [
+        ({"compute": 12, "kernels": 4, "host": 4}, "compute", "compute"),
+        ({"memory": 12, "kernels": 4, "host": 4}, "memory", "memory"),
+        ({"compute": 4, "kernels": 12, "host": 4}, "under_utilised", "kernels"),
+        ({"compute": 6, "kernels": 5, "around": 7, "host": 2}, "under_utilised", "around"),
+        ({"compute": 4, "host": 16}, "launch", "host"),
+    ],
+)
+def test_the_owner_with_most_of_the_time_is_what_limits(owners, bound, first):
+    found = on_split(owned(**owners))
+    assert (found.bound, found.limited_by[0].kind, found.confidence) == (bound, first, "medium")
+    assert sum(owner.seconds for owner in found.owners) == pytest.approx(0.020)
+    assert [cause.share for cause in found.limited_by] == sorted((each / 20 for each in owners.values()), reverse=True)
+
+
+def test_owners_that_replays_cannot_tell_apart_are_mixed_and_a_trial_that_can_tell_decides():
+    close = owned(compute=9, host=8, memory=3)
+    found = on_split(close)
+    assert (found.bound, found.alternatives, found.settled, found.confidence) == (
+        "mixed",
+        ("compute", "launch"),
+        True,
+        "low",
+    )
+    assert (on_split(close, HALVED).bound, on_split(close, NO_EFFECT).bound) == ("compute", "launch")
+    assert on_split(close, NO_EFFECT).confirmation == "confirmed"
+
+
+def test_padding_comes_first_where_it_takes_most_of_the_time():
+    no_padding = Trial(Fix("remove_padding"), Interval(2.4, 2.3, 2.5))
+    found = on_split(owned(compute=12, kernels=4, host=4, padding=0.6), no_padding, padding=0.61)
+    assert found.limited_by[0] == Cause("padding", pytest.approx(0.6), 0.61, confirmed_by=Fix("remove_padding"))
+    assert found.limited_by[1] == Cause("compute", pytest.approx(0.4 * 0.6))
+    no_gain = replace(no_padding, measured=Interval(1.1, 1.0, 1.2))
+    found = on_split(owned(compute=12, kernels=4, host=4, padding=0.6), no_gain, padding=0.61)
+    assert found.limited_by[0].confirmed_by is None
+
+
+def test_time_that_did_not_show_again_settles_nothing():
+    found = on_split(owned(compute=12, remainder=8))
+    assert (found.bound, found.settled, found.unsettled.kind, found.confidence) == (
+        "compute",
+        False,
+        "unexplained",
+        "low",
+    )
+    assert "took 40 % less" in found.unsettled.text
+    assert on_split(owned(compute=15, remainder=5)).settled
+
+
+def test_predictions_that_come_true_bear_the_owners_out():
+    dtype = Trial(Fix("dtype", {"dtype": "bfloat16"}), Interval(1.8, 1.7, 1.9), predicted=Interval(1.9, 1.7, 2.1))
+    wrong = replace(dtype, measured=Interval(0.9, 0.85, 0.95))
+    unclear = replace(wrong, predicted=Interval(1.05, 0.9, 1.2))
+    split = owned(compute=4, kernels=12, host=4)
+    assert on_split(split, dtype, unclear).confirmation == "confirmed"
+    for trials in ([wrong], [dtype, wrong], [unclear]):
+        assert on_split(split, *trials).confirmation == "untested"
+    assert on_split(split, wrong).settled  # a wrong prediction is no evidence of another bound
+
+
+def test_an_interval_too_wide_to_tell_is_not_settled_and_says_what_would_tell():
+    wide = Times(Interval(0.0280, 0.0240, 0.0320))
+    found = judge(wide, [PRODUCT], LIMITS)
+    assert (found.bound, found.settled, found.unsettled.kind) == ("mixed", False, "close")
+    assert "compute or under-utilised would explain the time, which is known to ±14 %" in found.unsettled.text
+    assert judge(Times(Interval(0.0280, 0.0270, 0.0290)), [PRODUCT], LIMITS).settled  # on the edge, and known to be
 
 
 def test_doubts_of_the_measurement_lower_the_confidence():
@@ -187,12 +280,14 @@ def test_gains_stand_in_order_and_only_those_that_relieve_the_bound():
     assert "remove_padding" not in [gain.fix.kind for gain in of_input.gains]
 
 
-def test_another_precision_gains_by_amdahls_law():
-    # three quarters of the operators' time is compute, which gets twice as fast; the rest is bytes, which halve
-    found = attribute([timed(PRODUCT, 30.0), timed(ADDITION, 10.0)], LIMITS, 1e6, 0.04, on_host=True)
-    assert precision_gain(Fix("dtype", {"dtype": "bfloat16"}), found, 2.0, 2.0).at_most == pytest.approx(2.0)
-    medium = precision_gain(Fix("matmul_precision", {"precision": "medium"}), found, 3.0, 1.0)
-    assert medium.at_most == pytest.approx(1 / (0.75 / 3 + 0.25))
+def test_predicted_gains_come_first_and_none_is_smaller_than_the_time_can_tell():
+    def predicted(factor):
+        fix = Fix("other", {"words": str(factor)})
+        return Gain(fix, 9.0, "a limit", predicted=Interval(factor, factor, factor))
+
+    wide = Times(Interval(0.0125, 0.0120, 0.0130))  # 8 % from end to end
+    found = judge(wide, [PRODUCT], LIMITS, gains=[predicted(1.07), predicted(1.1), predicted(1.5), predicted(0.8)])
+    assert [str(gain.fix) for gain in found.gains] == ["1.5", "1.1", "better kernels for these shapes"]
 
 
 def test_the_fixed_cost_is_the_intercept_of_the_line():
@@ -224,12 +319,14 @@ def test_beside_the_rate_stands_the_evidence_that_tells_most_about_the_bound(fou
     assert found.telling[1].startswith(line) and found.telling[1] in found.evidence
 
 
-def test_a_test_that_cannot_tell_two_bounds_apart_confirms_neither():
+def test_a_trial_that_cannot_tell_two_bounds_apart_confirms_neither():
     both = replace(HALVED, expected={"compute": (0.4, 0.63), "memory": (0.4, 0.63), "launch": (0.7, 1.15)})
-    for bound in ("compute", "memory"):
-        assert (both.says_of(bound), confirm(bound, [both])) == ("ambiguous", "untested")
+    assert {bound: confirm(bound, [both]) for bound in ("compute", "memory", "launch")} == {
+        "compute": "ambiguous",
+        "memory": "ambiguous",
+        "launch": "refutes",
+    }
     assert both.rivals("compute") == ("memory",)
-    assert confirm("launch", [both]) == "contradicted"
 
 
 def test_device_and_isolated_time_move_apart_at_the_ends():

@@ -583,7 +583,7 @@ def test_reasons_stand_for_exactly_what_is_missing(case: str) -> None:
     assert all(row["reasons"].values()) and NOT_DIAGNOSED not in row["reasons"].values()
     kept = set(before["reasons"]) - DIAGNOSED
     assert {name: row["reasons"][name] for name in kept} == {name: before["reasons"][name] for name in kept}
-    assert list(row) == [*NAMES, "doubt_kinds", "reasons", "verdict"]
+    assert list(row) == [*NAMES, "doubt_kinds", "reasons", "whole", "verdict"]
 
 
 def test_doubts_are_joined_without_repeats_and_the_row_given_is_left_alone() -> None:

@@ -169,16 +169,20 @@ TEXTS_2000 = ["text"] * 2000
 
 def test_a_long_evaluation_takes_the_smallest_budget_as_fast_as_the_fastest():
     machine = Machine({512: 2.0, 1024: 1.5, 2048: 1.01, 4096: 1.0, 8192: 1.2})
-    found = tuning.choose_budget(machine, TEXTS_2000, 10_000_000, 1e-5)
+    found = tuning.choose_budget(machine, TEXTS_2000, 10_000.0, 1e-5)
     assert found.token_budget == 2048
     assert list(found.seconds) == ["512", "1024", "2048", "4096", "8192"]
     assert {count for count, _ in machine.calls} == {164}  # two full batches of the largest: 16,384 tokens
     machine = Machine({})
-    found = tuning.choose_budget(machine, TEXTS_2000, 5_000, 1e-5)
+    found = tuning.choose_budget(machine, TEXTS_2000, 5.0, 1e-5)
     assert (found.token_budget, found.seconds, machine.calls) == (2048, None, [])
     search_s = 1e-5 * 164 * 100 * len(token_budgets(machine.device)) * (tuning.SEARCH_ROUNDS + 1)
     assert found.reason == f"not measured: a search would take {search_s:.1f} s of about 5.0 s"
-    few = tuning.choose_budget(machine, TEXTS_2000[:20], 10_000_000, 1e-5)
+    few = tuning.choose_budget(machine, TEXTS_2000[:20], 10_000.0, 1e-5)
     assert (few.token_budget, few.reason) == (2048, "not measured: all texts together are too few")
     assert tuning.seconds_per_token(machine, TEXTS_2000) == pytest.approx(1e-5)
     assert machine.calls == [(tuning.PROBE_ROWS, 2048)] * 2
+
+
+def test_the_tokens_of_all_texts_follow_from_their_characters():
+    assert tuning.whole_tokens(Machine({}), ["text"] * 10, characters=4000) == 100 * 10 * 4000 / 40

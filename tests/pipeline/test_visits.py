@@ -8,6 +8,7 @@ import pytest
 from boundby.disturbance import Conditions, Disturbance
 from boundby.sweep import Outcome
 from boundby.timer import WarmUp
+from boundby.whole_set import Totals
 from utils import visits
 from utils.visits import Quantity, Timing, Visit
 
@@ -20,32 +21,45 @@ def visit(*timings: Timing, batch_size: int = 4, number: int = 0) -> Visit:
     return Visit("float32", batch_size, number, "ok", "session-1", timings, measured_s=1.5, batches=2)
 
 
-def test_seconds_per_sample_take_the_median_pass_of_each_batch() -> None:
+def test_seconds_per_sample_are_those_of_all_calls_of_the_visit() -> None:
     made = visit(
         timing("cold", 0, 99.0),
         timing("tokenize", 0, 99.0),
         *(timing("isolated", 0, seconds) for seconds in (1.0, 9.0, 2.0)),
-        *(timing("isolated", 1, seconds, samples=2) for seconds in (0.5, 0.5, 7.0)),
     )
-    assert made.isolated_s_per_sample == (2.0 + 0.5) / 6
-    assert made.throughput_s_per_sample == made.isolated_s_per_sample  # a CPU has finished when the call returns
+    assert visits.isolated_rounds([made]) == [pytest.approx(12.0 / 3 / 4)]  # a plain loop waits for slow calls too
+    assert visits.throughput_rounds([made]) == visits.isolated_rounds([made])  # on a CPU a call that returns is done
 
 
 def test_throughput_is_that_of_the_pipelined_calls_where_there_are_any() -> None:
     made = visit(timing("isolated", 0, 2.0), timing("pipelined", 0, 3.0, samples=24))
-    assert made.isolated_s_per_sample == 0.5
-    assert made.throughput_s_per_sample == 0.125
+    assert visits.isolated_rounds([made]) == [pytest.approx(0.5)]
+    assert visits.throughput_rounds([made]) == [pytest.approx(0.125)]
+
+
+def test_rounds_that_timed_other_batches_say_the_same_of_the_whole_dataset() -> None:
+    def batch(index: int, tokens: int, slower: float = 1.0) -> Timing:
+        return Timing("isolated", index, slower * (0.5 + tokens / 64 + tokens**2 / 4096), 4, tokens, 4 * tokens)
+
+    squared = 4 * (8**2 + 32**2 + 128**2)
+    whole = Totals(batches=3, samples=12, tokens_real=168, tokens_padded=672, tokens_squared=squared)
+    seconds = sum(batch(0, tokens).seconds for tokens in (8, 32, 128))
+    rounds = [(batch(0, 8), batch(2, 128)), (batch(0, 8), batch(1, 32)), (batch(1, 32, 1.1), batch(2, 128, 1.1))]
+    made = [replace(visit(*timings, number=number), whole=whole) for number, timings in enumerate(rounds)]
+    found = visits.isolated_rounds(made)
+    assert found[:2] == pytest.approx([seconds / 12] * 2, rel=0.02)
+    assert found[2] == pytest.approx(1.1 * seconds / 12, rel=0.02)
 
 
 def test_a_visit_that_ran_out_of_memory_has_no_value() -> None:
     made = Visit("float32", 64, 0, "oom", "session-1", message="OutOfMemoryError: CUDA out of memory.")
-    assert (made.isolated_s_per_sample, made.throughput_s_per_sample) == (None, None)
-    assert made.outcome() == Outcome(64, 0, "oom")
+    assert visits.outcomes([made]) == [Outcome((64, "float32"), 0, "oom")]
 
 
 def test_the_stop_rule_is_told_point_round_seconds_and_value() -> None:
-    made = visit(timing("isolated", 0, 2.0), batch_size=4, number=3)
-    assert made.outcome() == Outcome(point=4, round=3, status="ok", seconds=1.5, value=0.5)
+    [outcome] = visits.outcomes([visit(timing("isolated", 0, 2.0), batch_size=4, number=3)])
+    assert outcome == Outcome((4, "float32"), round=3, status="ok", seconds=1.5, value=outcome.value)
+    assert outcome.value == pytest.approx(0.5)
 
 
 def test_committed_visits_come_back_as_they_were(tmp_path: Path) -> None:
@@ -115,28 +129,9 @@ def test_raw_rows_hold_every_timing_with_the_columns_of_the_contract() -> None:
 def test_a_disturbed_visit_has_no_value_for_the_stop_rule_and_is_left_out_where_others_are_enough() -> None:
     busy = (Disturbance("foreign_load", "other processes used 1.0 of 2 cores"),)
     disturbed = replace(visit(timing("isolated", 0, 9.0)), disturbances=busy)
-    assert disturbed.outcome().value is None
+    [outcome] = visits.outcomes([disturbed])
+    assert outcome.value is None
     others = [visit(timing("isolated", 0, 1.0), number=number) for number in range(5)]
     assert visits.usable([disturbed, *others]) == others
     assert visits.usable([disturbed, *others[:4]]) == [disturbed, *others[:4]]
     assert [row["disturbed"] for row in visits.raw_rows([disturbed, others[0]])] == [1, 0]
-
-
-def test_one_forward_that_was_held_up_does_not_shift_its_round() -> None:
-    def made(number: int, *seconds: float) -> Visit:
-        return visit(*(timing("isolated", index, each) for index, each in enumerate(seconds)), number=number)
-
-    quiet = [made(number, 1.0, 2.0, 4.0) for number in range(4)]  # three batches of different length, 4 samples each
-    held_up = made(4, 1.0, 60.0, 4.0)
-    slower = made(5, 1.5, 3.0, 6.0)
-    assert visits.isolated_rounds([*quiet, held_up, slower]) == pytest.approx([7 / 12] * 5 + [1.5 * 7 / 12])
-    assert visits.throughput_rounds(quiet) == visits.isolated_rounds(quiet)
-    assert visits.isolated_rounds([]) == visits.throughput_rounds([]) == []
-
-
-def test_half_width_needs_two_rounds() -> None:
-    rounds = [visit(timing("isolated", 0, seconds), number=number) for number, seconds in enumerate((1.0, 1.0))]
-    assert visits.half_width([]) is None
-    assert visits.half_width(rounds[:1]) is None
-    assert visits.half_width(rounds) == 0.0
-    assert visits.half_width([*rounds, visit(timing("isolated", 0, 1.1), number=2)]) == pytest.approx(0.1511, abs=1e-3)

@@ -122,13 +122,14 @@ def make(wanted: Identity, dataset: Path, loaded: LoadedModel, workers: int) -> 
     check_texts = rows.check_texts(dataset, shards, extremes.offsets, CHECK_TEXTS)
     predictor = Predictor(loaded.model, loaded.tokenizer, options, check_texts)
     token_s = tuning.seconds_per_token(predictor, check_texts)
-    chosen = _precision(wanted, loaded, predictor, rows.first_rows(dataset, shards, SAMPLE_ROWS), token_s)
+    texts = rows.first_texts(dataset, shards, tuning.SAMPLE_ROWS)
+    whole_s = token_s * tuning.whole_tokens(predictor, texts, extremes.characters)
+    chosen = _precision(wanted, loaded, predictor, rows.first_rows(dataset, shards, SAMPLE_ROWS), whole_s)
     if chosen.options.precision != options.precision:
         predictor = Predictor(loaded.model, loaded.tokenizer, chosen.options, check_texts)
-    texts = rows.first_texts(dataset, shards, tuning.SAMPLE_ROWS)
-    budget = _budget(wanted, predictor, texts, token_s)
+    budget = _budget(wanted, predictor, texts, (whole_s, token_s))
     predictor = predictor.with_token_budget(budget.token_budget)
-    compiled = _compilation(wanted, loaded, predictor, (check_texts, texts), token_s / workers)
+    compiled = _compilation(wanted, loaded, predictor, (check_texts, texts), whole_s / workers)
     choices = Choices(
         token_budget=budget.token_budget,
         batching=BATCHING,
@@ -170,7 +171,7 @@ def _precision_of(dtype: str) -> str:
     return dtype if dtype in PRECISIONS else "float32"
 
 
-def _precision(wanted: Identity, loaded: LoadedModel, predictor: Predictor, sample: Rows, token_s: float) -> _Chosen:
+def _precision(wanted: Identity, loaded: LoadedModel, predictor: Predictor, sample: Rows, whole_s: float) -> _Chosen:
     """Return the precision that the settings allow, measured where they ask for it or where it pays.
 
     `same` is never another precision than that of `predictor`, the model's, but for faster kernels of float32.
@@ -180,8 +181,7 @@ def _precision(wanted: Identity, loaded: LoadedModel, predictor: Predictor, samp
         return _unmeasured(options, f"no labels are predicted by model.task={wanted.task}")
     if wanted.precision == "same" and options.precision != "float32":
         return _unmeasured(options, f"evaluation.precision=same computes in model.dtype={wanted.dtype}")
-    lengths_s = token_s * len("".join(sample.texts)) / 4  # about four characters make a token
-    cost_s, whole_s = PASSES * lengths_s, lengths_s / len(sample.texts) * wanted.rows
+    cost_s = PASSES * whole_s * len(sample.texts) / wanted.rows
     if wanted.precision == "same" and whole_s < PAYS * cost_s:
         guard = same_guard(predictor.check.max_abs_difference, predictor.check.largest_logit)
         reason = f"that would take about {cost_s:.0f} s, all texts about {whole_s:.0f} s"
@@ -205,10 +205,11 @@ def _unmeasured(options: PredictorOptions, reason: str) -> _Chosen:
     return _Chosen(options, f"not measured: {reason}")
 
 
-def _budget(wanted: Identity, predictor: Predictor, texts: Sequence[str], token_s: float) -> Budget:
+def _budget(wanted: Identity, predictor: Predictor, texts: Sequence[str], seconds: tuple[float, float]) -> Budget:
+    """Return the tokens per batch; `seconds` are those of all texts and those of a token."""
     if wanted.token_budget is not None:
         return Budget(wanted.token_budget, "evaluation.token_budget")
-    return tuning.choose_budget(predictor, texts, wanted.rows, token_s)
+    return tuning.choose_budget(predictor, texts, *seconds)
 
 
 def _compilation(
@@ -216,9 +217,12 @@ def _compilation(
     loaded: LoadedModel,
     predictor: Predictor,
     texts: tuple[Sequence[str], Sequence[str]],
-    token_s: float,
+    whole_s: float,
 ) -> Compilation:
-    """Return whether the layers are compiled; `texts` are those of the self-check and some to measure on."""
+    """Return whether the layers are compiled in an evaluation of `whole_s` per worker.
+
+    `texts` are those of the self-check and some to measure on.
+    """
     check_texts, sample = texts
     lengths = predictor.tokenize(sample).lengths
 
@@ -226,7 +230,6 @@ def _compilation(
         return Predictor(loaded.model, loaded.tokenizer, replace(predictor.options, compile=True), check_texts)
 
     measured = sample[: int(np.searchsorted(np.cumsum(lengths), tuning.MEASURED_TOKENS)) + 1]
-    whole_s = token_s * float(lengths.mean()) * wanted.rows
     return tuning.choose_compilation(wanted.compile, predictor, compiled, measured, whole_s)
 
 

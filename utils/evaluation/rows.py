@@ -18,15 +18,20 @@ RESTORE = f"restore what was planned for, or {DOWNLOAD} and evaluate anew"
 
 
 class Extremes:
-    """The rows with the shortest and with the longest texts of all that it is shown, by characters, `count` of each."""
+    """The rows with the shortest and with the longest texts of all that it is shown, by characters, `count` of each.
+
+    `characters` are those of all texts.
+    """
 
     def __init__(self, count: int) -> None:
         self._count = count
+        self.characters = 0
         self._shortest: list[tuple[int, int]] = []  # heaps of characters, less than none for the shortest, and offset
         self._longest: list[tuple[int, int]] = []
 
     def see(self, row: Row) -> None:
         """Take the row into account."""
+        self.characters += len(row.text)
         for kept, length in ((self._shortest, -len(row.text)), (self._longest, len(row.text))):
             if len(kept) < self._count:
                 heapq.heappush(kept, (length, row.offset))

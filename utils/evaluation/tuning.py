@@ -11,7 +11,7 @@ from boundby.inference.planning import token_budgets
 from utils.errors import EnvironmentLacksError, PipelineError
 from utils.evaluation.plan import Budget, Compilation
 
-PROBE_ROWS = 16
+PROBE_ROWS = 32
 SAMPLE_ROWS = 2048
 BATCHES = 2  # full ones of the largest budget that the texts of a search must make
 SHARE, MOST_S = 0.02, 30.0  # of the evaluation, and at most, that the search may take
@@ -19,21 +19,31 @@ LEAST_BUDGET = 256
 
 
 def seconds_per_token(predictor: Predictor, texts: Sequence[str]) -> float:
-    """Return about how long a token takes, from a few of the texts; the first pass is cold and does not count."""
-    predictor.predict(texts[:PROBE_ROWS])
-    prediction = predictor.predict(texts[:PROBE_ROWS])
+    """Return about how long a token takes, from some of the texts, spread over all; the first pass is cold."""
+    some = texts[:: -(-len(texts) // PROBE_ROWS)]
+    predictor.predict(some)
+    prediction = predictor.predict(some)
     return prediction.seconds.compute_s / int(prediction.lengths.sum())
 
 
-def choose_budget(predictor: Predictor, texts: Sequence[str], evaluated_rows: int, token_s: float) -> Budget:
-    """Return the fastest budget for texts such as these, or the usual one where a search would not pay."""
+def whole_tokens(predictor: Predictor, texts: Sequence[str], characters: int) -> float:
+    """Return about how many tokens all texts have together, from their characters and the tokens of some of them."""
+    return float(predictor.tokenize(texts).lengths.sum()) * characters / max(1, sum(map(len, texts)))
+
+
+def choose_budget(predictor: Predictor, texts: Sequence[str], whole_s: float, token_s: float) -> Budget:
+    """Return the fastest budget for texts such as these, or the usual one where a search would not pay.
+
+    `whole_s` is about what an evaluation of all texts takes.
+    """
+    order = np.random.default_rng(0).permutation(len(texts))  # else the first texts would stand for all
+    texts = [texts[row] for row in order]
     lengths = predictor.tokenize(texts).lengths
     budgets = token_budgets(predictor.device)
     cumulative = np.cumsum(lengths)
     if cumulative[-1] < BATCHES * max(budgets):
         return _usual(predictor, texts, cumulative, "not measured: all texts together are too few")
     enough = int(np.searchsorted(cumulative, BATCHES * max(budgets))) + 1
-    whole_s = token_s * float(lengths.mean()) * evaluated_rows
     search_s = token_s * int(cumulative[enough - 1]) * len(budgets) * (SEARCH_ROUNDS + 1)
     if search_s > min(SHARE * whole_s, MOST_S):
         reason = f"not measured: a search would take {search_s:.1f} s of about {whole_s:.1f} s"

@@ -96,7 +96,7 @@ def worthwhile(row: Row) -> Iterator[Option]:
     if not verdict:
         return
     for trial in verdict.get("trials", ()):
-        if trial["outcome"] == "gains" and trial["measured"]["value"] >= LEAST_GAIN:
+        if trial.get("is_fix", True) and trial["outcome"] == "gains" and trial["measured"]["value"] >= LEAST_GAIN:
             same = trial["same_labels"]
             share = same["share"]["value"] if same else None
             yield Option(Fix(trial["kind"], trial["settings"]), Interval(**trial["measured"]), True, None, "", share)

@@ -97,6 +97,7 @@ SECTIONS: tuple[Callable[[ReportData], Sequence[Content]], ...] = (
     batch_sizes.targets,
     full_dataset.cost,
     doubts.section,
+    batch_sizes.every_metric,
     verdict.work,
     quality.classes,
     quality.confidence,

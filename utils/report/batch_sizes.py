@@ -49,10 +49,13 @@ def section(data: ReportData) -> list[Content]:
             DefinitionList(_choices(data.best[dtype], data.config.targets)),
         ]
     content.append(show(data, batch_size_comparison.figure, data.measured, data.choice, data.config.targets))
-    content.append(
-        Folded("Every metric of every batch size", [show(data, metrics_heatmap.figure, data.measured, data.choice)])
-    )
     return content
+
+
+def every_metric(data: ReportData) -> list[Content]:
+    """Return, folded, the heat map of all metrics."""
+    heat_map = show(data, metrics_heatmap.figure, data.measured, data.choice)
+    return [Folded("Every metric of every batch size", [heat_map])]
 
 
 def _table(dtype: str, rows: Sequence[Row], columns: Sequence[tuple[str, str]]) -> Table:

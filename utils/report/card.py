@@ -66,12 +66,15 @@ def machine(data: ReportData) -> str:
 def _shape(row: Row | None, verdict: Verdict | None) -> str | None:
     if verdict and verdict.reference:
         return str(verdict.reference)
-    return str(row["batch_size"]) if row else None
+    if row is None:
+        return None
+    tokens = row.get("reference_tokens")
+    return f"{row['batch_size']} × {tokens} tokens" if tokens else str(row["batch_size"])
 
 
 def _seconds(row: Row | None) -> float | None:
-    median = row.get("latency_per_batch_ms_median") if row else None
-    return median / 1e3 if median else None
+    known = row and (row.get("reference_ms") or row.get("latency_per_batch_ms_median"))
+    return known / 1e3 if known else None
 
 
 def _why_not(data: ReportData) -> str | None:
@@ -106,7 +109,7 @@ def way(data: ReportData) -> str:
     """Return what made the pass over the whole set faster or slower than the sweep."""
     full = data.full or {}
     said = [f"{full['padding_pct']:.0f} % padding"]
-    said += [full["precision"].replace("_", " ")] if full["precision"] != data.dtypes[0] else []
+    said += [full["precision"].replace("_", " ")] if data.dtypes[:1] != [full["precision"]] else []
     return ", ".join([*said, *(["last layer trimmed"] if full.get("trim") else [])])
 
 

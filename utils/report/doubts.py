@@ -17,7 +17,7 @@ def section(data: ReportData) -> list[Content]:
     said = [clean(doubt, LONGEST_DOUBT) for doubt in first]
     more = [clean(doubt, LONGEST_DOUBT) for doubt in others]
     counted = f"{len(more)} about other batch sizes and the trace stand in the page." if more else ""
-    none = Paragraph(f"None about the answer. {counted}".strip())
+    none = Paragraph(f"No doubt about the answer. {counted}".strip())
     shown: list[Content] = [BulletList([*said, *([counted] if counted else [])])] if said else [none]
     return [Heading("Doubts"), *shown, *([Folded("More doubts", [BulletList(more)])] if more else [])]
 

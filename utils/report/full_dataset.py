@@ -37,7 +37,8 @@ def _pairs(full: FullDataset, data: ReportData) -> list[tuple[str, str]]:
     return [
         ("Samples", f"{full['samples']:,}{part} in {number(seconds)} s"),
         *([(data.task.SCORE, data.task.headline(full))] if data.is_scored else []),
-        ("Throughput", f"{number(full['throughput_samples_per_sec'])} samples/s, tokenizing included{_beside(full, data)}"),
+        ("Throughput", f"{number(full['throughput_samples_per_sec'])} samples/s, tokenizing included"
+         f"{_beside(full, data)}"),
         ("Batches", f"{full['strategy']}, at most {full['token_budget']:,} tokens each, "
          f"{full['padding_pct']:.1f} % padding; {_way(full)}"),
         ("Labels", _exactness(full)),

@@ -39,6 +39,7 @@ NAMES = {  # of columns that may be unknown
     "useful_flops_pct": "the share of padding in the arithmetic",
     "flops_per_sec": "GFLOP/s",
 }
+ALONE = ("compute", "memory", "kernels")  # what replays of operators take
 SAME_TIME = 1.1  # a time that differs less from another than by this factor needs no explanation
 SHOWN_OPERATORS = 12
 LONGEST_OPERATOR = 48  # characters
@@ -77,11 +78,9 @@ def _owners(row: Row, verdict: Verdict) -> list[Block]:
     """Return the table of owners, which adds up to the measured time."""
     parts, reference = verdict.get("owners", []), verdict.get("reference")
     if not parts:
-        return [
-            Paragraph(
-                f"Batch size {row['batch_size']} is limited by {card.BOUNDS.get(verdict['bound'], 'what is not known')}."
-            )
-        ]
+        bound = card.BOUNDS.get(verdict["bound"])
+        said = f"is limited by {bound}" if bound else "has times that do not tell what limits it"
+        return [Paragraph(f"Batch size {row['batch_size']} {said}.")]
     whole = sum(part["seconds"] for part in parts)
     rows = [_owner(part, whole) for part in parts if part["seconds"]]
     padding = sum(part["seconds"] * (part["padding_share"] or 0.0) for part in parts)
@@ -102,48 +101,29 @@ def _times(data: ReportData, verdict: Verdict) -> list[Block]:
     reference = verdict.get("reference")
     if not reference:
         return []
-    first = reference["seconds"]["value"]
-    rows = [["the sweep", reference["shape"], number(1e3 * first), ""]]
-    rows += [[*cells, number(1e3 * seconds), why] for cells, seconds, why in _others(data, verdict, first)]
+    shape, first = reference["shape"], reference["seconds"]["value"]
+    rows = [["the sweep", shape, number(1e3 * first), ""]]
+    for name, own_shape, seconds, reason in _other_times(data, verdict, shape):
+        is_near = 1 / SAME_TIME < seconds / first < SAME_TIME
+        why = "another batch" if own_shape != shape else "" if is_near else reason
+        rows.append([name, own_shape, number(1e3 * seconds), why])
     if len(rows) == 1:
         return []
     return [Table(["timed by", "shape", "ms", "why it differs"], rows, left=[0, 1, 3], caption="The same batch, timed")]
 
 
-def _others(data: ReportData, verdict: Verdict, first: float) -> Iterator[tuple[list[str], float, str]]:
-    """Yield who timed it, its shape, the seconds, and why they differ."""
-    reference = verdict.get("reference")
-    shape, size = (reference["shape"], reference["samples"]) if reference else ("", 0)
-    alone = sum(
-        part["seconds"] for part in verdict.get("owners", []) if part["kind"] in ("compute", "memory", "kernels")
-    )
+def _other_times(data: ReportData, verdict: Verdict, shape: str) -> Iterator[tuple[str, str, float, str]]:
+    """Yield who else timed a batch, its shape, the seconds, and why they may differ from those of the sweep."""
+    alone = sum(part["seconds"] for part in verdict.get("owners", []) if part["kind"] in ALONE)
     if alone:
-        yield ["replay of its operators", shape], alone, "each alone and hot: no Python, no cold caches"
-    if data.trace and data.trace["steps"]["median_ms"] and data.manifest.dtype == data.dtypes[0]:
-        seconds = data.trace["steps"]["median_ms"] / 1e3
-        traced = data.manifest.shape or f"{data.manifest.batch_size} texts"
-        yield ["the trace", traced], seconds, _why(traced, shape, first, seconds, "the profiler records every operator")
+        yield "replay of its operators", shape, alone, "each alone and hot: no Python, no cold caches"
+    manifest, trace = data.manifest, data.trace
+    if trace and trace["steps"]["median_ms"] and manifest.dtype == data.dtypes[0]:
+        traced = manifest.shape or f"{manifest.batch_size} texts"
+        yield "the trace", traced, trace["steps"]["median_ms"] / 1e3, "the profiler records every operator"
     if data.layers:
-        seconds = data.layers.reference_s.median
-        profiled = _profiled(data) or f"{size} texts"
-        yield (
-            ["the profile by layer", profiled],
-            seconds,
-            _why(profiled, shape, first, seconds, "timed at another time"),
-        )
-
-
-def _why(shape: str, reference: str, first: float, seconds: float, reason: str) -> str:
-    if shape != reference:
-        return "another batch"
-    return "" if 1 / SAME_TIME < seconds / first < SAME_TIME else reason
-
-
-def _profiled(data: ReportData) -> str | None:
-    """Return the shape of the batch that was profiled by layer, of which the first input is the token ids."""
-    root = data.layers.layers[0] if data.layers and data.layers.layers else None
-    sizes = root.input_shapes[0].partition("[")[2].rstrip("]").split(", ") if root and root.input_shapes else []
-    return f"{sizes[0]} × {sizes[1]} tokens" if len(sizes) == 2 else None
+        profiled = data.layers.shape or "not noted"
+        yield "the profile by layer", profiled, data.layers.reference_s.median, "timed minutes later, over and over"
 
 
 def tried(data: ReportData) -> list[Content]:

@@ -1,0 +1,194 @@
+"""The fixes of a Hugging Face classifier that can be tried on one batch: what each needs, and which labels it keeps."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+
+from boundby.ceilings import matmul_precision
+from boundby.device import is_host
+from boundby.environment import memory_limit_bytes
+from boundby.inference.batches import Batch, Tokens, collate, forward
+from boundby.inference.precision import Precision, matmul_effect, tolerance
+from boundby.inference.reference import in_dtype
+from boundby.inference.strategies import Strategy, candidates, compile_layers, compile_obstacle
+from boundby.roofline import Interval
+from boundby.stats import wilson_interval
+from boundby.timer import Work
+from boundby.trials import FASTER_PRODUCTS, Candidate, Made, coarser_products
+from boundby.verdict import Fix, SameLabels, Untried
+
+PACKED = ("varlen", "grouped")  # the strategies that pad nothing
+COMPILE_S = 30.0  # to compile the layers of a small classifier on two CPU cores: 17 to 35 s were measured
+SPARE_MEMORY = 0.5  # of what is free, for a copy of the model
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A classifier, the batch that is timed, and the texts by which labels are compared: some of those at `sample`.
+
+    `has_labels` False: what it returns is not the score of labels.
+    """
+
+    model: Any
+    tokenizer: Any
+    tokens: Tokens
+    batch: Batch
+    sample: Sequence[int]
+    has_labels: bool = True
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.batch.input_ids.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weights."""
+        dtypes: list[torch.dtype] = [each.dtype for each in self.model.parameters() if each.is_floating_point()]
+        return dtypes[0]
+
+    def work(self, model: Any) -> Work:
+        """Return the forward of the batch through `model`."""
+        return lambda: forward(model, self.batch)
+
+    @cached_property
+    def labels(self) -> np.ndarray:
+        """The label of each text of the sample, by the model as it is."""
+        return self.labels_of(self.model)
+
+    def labels_of(self, model: Any) -> np.ndarray:
+        """Return the label that `model` gives each text of the sample, in batches of the size that is timed."""
+        rows, size = list(self.sample), len(self.batch.rows)
+        parts = []
+        for start in range(0, len(rows), size):
+            batch = collate(self.tokens, rows[start : start + size], self.tokenizer.pad_token_id or 0, self.device)
+            parts.append(forward(model, batch).argmax(dim=-1).cpu().numpy())
+        return np.concatenate(parts)
+
+    def same_labels(self, labels: Callable[[], np.ndarray]) -> Callable[[], SameLabels | None]:
+        """Return a call that compares these labels with those of the model as it is; None where it gives none."""
+
+        def compare() -> SameLabels | None:
+            if not self.has_labels or not len(self.sample):
+                return None
+            own = self.labels
+            same, of = int((labels() == own).sum()), len(self.sample)
+            return SameLabels(same, of, Interval(same / of, *wilson_interval(same, of)))
+
+        return compare
+
+
+def without_padding(subject: Subject) -> Candidate | Untried | None:
+    """Return the trial of the same texts packed into one row; None where the batch has no padding.
+
+    The model runs in a way of its own only where that gives the logits of its own forward.
+    """
+    fix = Fix("remove_padding")
+    if not subject.batch.is_padded:
+        return None
+    precision = Precision(str(subject.dtype), subject.dtype)
+    ways = dict(candidates(subject.model, subject.tokenizer, precision, trims=False))
+    make_strategy = next((ways[name] for name in PACKED if name in ways), None)
+    if make_strategy is None:
+        return Untried(fix, "not_possible", "texts of this model cannot be packed here")
+
+    def make() -> Made:
+        strategy = make_strategy()
+        rows = sorted(subject.batch.rows, key=lambda row: -subject.tokens.ids[row].size)
+        own = forward(subject.model, collate(subject.tokens, rows, subject.tokenizer.pad_token_id or 0, subject.device))
+        _require_equal(strategy.logits(subject.tokens, rows), own, precision)
+        return Made(
+            lambda: strategy.logits(subject.tokens, rows),
+            subject.same_labels(lambda: _packed_labels(subject, strategy)),
+        )
+
+    return Candidate(fix, make)
+
+
+def _require_equal(logits: torch.Tensor, own: torch.Tensor, precision: Precision) -> None:
+    """Raise ValueError where packed texts get other logits than padded ones."""
+    difference, largest = float((logits - own.float()).abs().max()), float(own.abs().max())
+    if not difference <= tolerance(matmul_effect(precision, own.device)) * largest:
+        raise ValueError(f"without padding its logits differ by {difference:.2g}, of {largest:.2g} at most")
+
+
+def _packed_labels(subject: Subject, strategy: Strategy) -> np.ndarray:
+    labels = np.empty(len(subject.sample), dtype=np.int64)
+    rows = np.asarray(subject.sample)
+    lengths = subject.tokens.lengths[rows]
+    for places in strategy.batches(lengths, subject.batch.tokens_padded):
+        labels[places] = strategy.logits(subject.tokens, rows[places].tolist()).argmax(dim=-1).cpu().numpy()
+    return labels
+
+
+def in_another_dtype(subject: Subject, dtype: torch.dtype) -> Candidate:
+    """Return the trial of a copy of the model in another dtype. Making it raises MemoryError where it may not fit."""
+
+    def make() -> Made:
+        _require_memory(subject, dtype)
+        model = in_dtype(subject.model, dtype)
+        return Made(subject.work(model), subject.same_labels(lambda: subject.labels_of(model)))
+
+    name = str(dtype).removeprefix("torch.")
+    return Candidate(Fix("dtype", {"dtype": name}), make, expected=FASTER_PRODUCTS)
+
+
+def _require_memory(subject: Subject, dtype: torch.dtype) -> None:
+    """Raise MemoryError where a copy may not fit: Linux would end the process rather than raise an error."""
+    if not is_host(subject.device):
+        return
+    copy_bytes = sum(parameter.numel() for parameter in subject.model.parameters()) * dtype.itemsize
+    own = psutil.Process().memory_info().rss
+    if copy_bytes > SPARE_MEMORY * min(psutil.virtual_memory().available, memory_limit_bytes() - own):
+        raise MemoryError
+
+
+def with_coarser_products(subject: Subject, precision: str, ceiling_ratio: float) -> Candidate | None:
+    """Return the trial of another precision of float32 products; None where it is no faster by its limit."""
+
+    def coarser() -> np.ndarray:
+        with matmul_precision(precision):
+            return subject.labels_of(subject.model)
+
+    labels = subject.same_labels(coarser)
+    return coarser_products(subject.work(subject.model), precision, ceiling_ratio, labels)
+
+
+def compiled(subject: Subject, seconds: float = COMPILE_S) -> Candidate | Untried:
+    """Return the trial of compiled layers, which takes about `seconds` to make."""
+    fix, obstacle = Fix("fuse_operators"), compile_obstacle(subject.device)
+    if obstacle is not None:
+        return Untried(fix, "not_possible", obstacle)
+
+    def make() -> Made:
+        model = in_dtype(subject.model, subject.dtype)
+        compile_layers(model, but_last=False)
+        return Made(subject.work(model), subject.same_labels(lambda: subject.labels_of(model)))
+
+    return Candidate(fix, make, setup_s=seconds)
+
+
+def with_input_ahead(work: Work, make_input: Work) -> Candidate:
+    """Return the trial of making the next input in a thread beside the forward, against one after the other."""
+
+    def one_after_the_other() -> None:
+        make_input()
+        work()
+
+    def make() -> Made:
+        pool = ThreadPoolExecutor(1, thread_name_prefix="boundby-input")
+
+        def ahead() -> None:
+            coming = pool.submit(make_input)
+            work()
+            coming.result()
+
+        return Made(ahead)
+
+    return Candidate(Fix("overlap_input"), make, base=one_after_the_other)

@@ -1,0 +1,119 @@
+"""The sweep says what a plain loop over the whole dataset takes, in the same minutes: every comparison is printed.
+
+A plain loop over one batch size would take other minutes than the sweep, and a shared machine another speed. So both
+take turns: after each round of the sweep at a batch size the loop goes through its next share of the dataset there,
+in order of arrival, until it has been through all of it.
+"""
+
+import csv
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from boundby.inference import forward
+from utils.config import Targets
+from utils.models import load_model_and_tokenizer
+from utils.optimal import optimal
+from utils.profiler import InferenceProfiler
+from utils.selection import Selection
+from utils.visits import Visit
+
+pytestmark = [pytest.mark.truth, pytest.mark.timeout(3000)]
+
+CPU = torch.device("cpu")
+SIZES = (1, 2, 4, 8, 16, 32)
+WITHIN = 0.03
+BUDGET_S = 10.0
+SHARES = 5  # of the dataset, one after each of the first rounds: as many as a sweep makes at least
+MINILM = Path(__file__).resolve().parents[3] / "shared" / "models" / "minilm-banking77"
+BANKING = MINILM.parents[1] / "data" / "banking77" / "test.csv"
+QUICKSTART = Path("data/quickstart")
+
+
+def quickstart() -> tuple[str, list[str]]:
+    """Return the model of the quickstart and its texts; they are long-tailed."""
+    folders = sorted(QUICKSTART.glob("model-*"))
+    if not folders:
+        pytest.skip("make run has not made data/quickstart")
+    with (QUICKSTART / "val_df.csv").open(encoding="utf-8", newline="") as file:
+        return str(folders[0]), [row["text"] for row in csv.DictReader(file)]
+
+
+def banking() -> tuple[str, list[str]]:
+    """Return a classifier of short texts, and these in random order: the file holds them intent by intent."""
+    if not BANKING.exists() or not MINILM.exists():
+        pytest.skip("../shared has no MiniLM or no banking77")
+    with BANKING.open(encoding="utf-8", newline="") as file:
+        texts = [row["text"] for row in csv.DictReader(file)]
+    random.Random(1).shuffle(texts)
+    return str(MINILM), texts[:1000]
+
+
+def long_tailed() -> tuple[str, list[str]]:
+    """Return the same classifier, and texts of which some are many times as long as most."""
+    model, texts = banking()
+    rng = np.random.default_rng(0)
+    counts = np.maximum(1, rng.lognormal(0.8, 1.0, 400)).astype(int)
+    return model, [" ".join(rng.choice(texts, count)) for count in counts]
+
+
+class PlainLoop:
+    """A loop over all texts in order of arrival at each batch size, some batches at a time."""
+
+    def __init__(self, model: torch.nn.Module, selection: Selection) -> None:
+        self.model, self.selection = model, selection
+        self.seconds = dict.fromkeys(SIZES, 0.0)
+        self._places = dict.fromkeys(SIZES, 0)
+
+    def go_on(self, visit: Visit) -> None:
+        """Run the next share of the batches at the size of this visit."""
+        size = visit.batch_size
+        arrivals = self.selection.arrivals(size)
+        stop = min(len(arrivals), -(-len(arrivals) * (visit.round + 1) // SHARES))
+        for place in range(self._places[size], stop):
+            batch = self.selection.batch(arrivals.rows(place))
+            start = time.perf_counter()
+            with torch.inference_mode():
+                forward(self.model, batch)
+            self.seconds[size] += time.perf_counter() - start
+        self._places[size] = stop
+
+    def rate(self, size: int) -> float:
+        """Return the samples per second of the whole dataset."""
+        assert self._places[size] == len(self.selection.arrivals(size))
+        return len(self.selection.texts) / self.seconds[size]
+
+
+@pytest.mark.parametrize("make", [quickstart, banking, long_tailed])
+def test_the_sweep_is_the_plain_loop_over_the_whole_dataset(make: Callable[[], tuple[str, list[str]]]) -> None:
+    name, texts = make()
+    model, tokenizer = load_model_and_tokenizer(name, "cpu", "float32")
+    loop = PlainLoop(model, Selection.of(texts, tokenizer, 512, CPU))
+    profiler = InferenceProfiler(model, tokenizer, CPU)
+    rows = profiler.profile_multiple_batch_sizes(
+        texts, SIZES, max_length=512, max_seconds=BUDGET_S, on_visit=loop.go_on
+    )
+    failed = []
+    for row in rows:
+        size, rate = row["batch_size"], row["throughput_samples_per_sec_mean"]
+        true, half_width = loop.rate(size), row["throughput_half_width_pct"]
+        low, high = row["throughput_samples_per_sec_ci_low"], row["throughput_samples_per_sec_ci_high"]
+        assert rate and low and high
+        holds = abs(rate / true - 1) <= WITHIN or low <= true <= high
+        failed += [] if holds else [size]
+        print(
+            f"{make.__name__} batch {size}: sweep {rate:.1f}/s +-{half_width:.1f} % from {row['rounds']} rounds, "
+            f"loop {true:.1f}/s: {100 * (rate / true - 1):+.1f} %{'' if holds else '  MISSED'}"
+        )
+    best = optimal(rows, Targets())["batch_size"]
+    true_best = max(SIZES, key=loop.rate)
+    print(
+        f"{make.__name__}: optimum {best}, of the loop {true_best}, {loop.rate(best) / loop.rate(true_best):.3f} of it"
+    )
+    assert len(failed) <= 1  # of six; 19 in 20 over all of them
+    assert loop.rate(best) >= 0.95 * loop.rate(true_best)
