@@ -213,7 +213,7 @@ def _more_rounds(contrast: Contrast, level: float, least: float) -> tuple[int | 
     With exactly that many the chance of a verdict is about one half, since the ratio itself will move.
     """
     if contrast.variances is None:
-        return None, "the interval over the paired parts is too wide, and the runs have no more of them"
+        return None, "the interval over the parts that both have is too wide"
     effect = abs(contrast.log_ratio)
     for more in range(1, MOST_MORE_ROUNDS + 1):
         rounds = contrast.rounds[0] + more, contrast.rounds[1] + more
