@@ -132,6 +132,20 @@ def judge(contrasts: Sequence[Contrast], minimum_effect: float) -> list[Comparis
     ]
 
 
+def rounds_for_same(spread: float, minimum_effect: float, chance: float = 0.9) -> int | None:
+    """Return the rounds in each of two runs of the same work after which they are `same` with this chance.
+
+    `spread` is the standard deviation of the logarithm of a round. None where `MOST_MORE_ROUNDS` are not enough.
+    """
+    least, unlucky = math.log1p(minimum_effect), float(ndtri(0.5 + chance / 2))
+    for rounds in range(2, MOST_MORE_ROUNDS + 1):
+        error, freedom = _welch((spread**2, spread**2), (rounds, rounds))
+        reach = float(stdtrit(freedom, 0.5 + CONFIDENCE / 2)) * error
+        if unlucky * error / WIDENING + reach <= least:
+            return rounds
+    return None
+
+
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return the p-values adjusted by Holm's step-down method (Holm 1979), in the given order."""
     adjusted, highest = [0.0] * len(p_values), 0.0

@@ -433,7 +433,8 @@ def test_no_verdict_rests_on_disturbed_rounds(
     _, shown, _ = compare(a, store(tmp_path / "b", disturbed))
     cells = next(line for line in shown.splitlines() if line.startswith("float32      8")).split()
     assert cells[-1] == verdict
-    assert (f"something else used the machine in too many rounds: {5 - quiet} of 5 in B" in " ".join(shown.split())) == (quiet < 3)
+    refused = f"something else used the machine in too many rounds: {5 - quiet} of 5 in B" in " ".join(shown.split())
+    assert refused == (quiet < 3)
 
 
 def test_two_runs_that_timed_other_batches_say_so(compare: Command, a: Path, tmp_path: Path) -> None:
@@ -450,3 +451,22 @@ def test_one_dtype_has_nothing_to_be_compared_with() -> None:
     made = sweep({8: 0.002})
     assert between_dtypes(document(made), rounds_of(made)) == []
     assert between_dtypes(document([]), {}) == []
+
+
+@pytest.mark.parametrize(("half_width", "enough", "is_met"), [(0.5, 2, True), (3.0, 0, False), (50.0, 0, False)])
+def test_a_run_says_what_a_second_one_would_need_to_be_found_the_same(half_width, enough, is_met) -> None:
+    known = {
+        "throughput_half_width_pct": half_width,
+        "rounds": 5,
+        "timed_batches": 50,
+        "latency_per_batch_ms_mean": 40.0,
+    }
+    rows = [{**row("float32", size), **known} for size in (1, 8)] + [row("float32", 64, "oom")]
+    found = facts.budget_for_same(document([], batch_sizes=rows))
+    assert found and (found.rows, found.enough, found.is_met) == (2, enough, is_met)
+    if half_width == 50.0:
+        assert "rounds vary too much" in found.text(0.03)
+    elif not is_met:
+        assert found.max_seconds >= 15 and found.half_width < 0.015
+        assert "profiling.max_seconds_per_batch_size=" in found.text(0.03)
+    assert facts.budget_for_same(document([], batch_sizes=rows[2:])) is None

@@ -18,9 +18,10 @@ from boundby.compare import (
     judge,
     paired,
     paired_shares,
+    rounds_for_same,
 )
 from boundby.disturbance import Disturbance
-from boundby.stats import estimate
+from boundby.stats import estimate, reach
 from boundby.whole_set import Totals
 from utils import steps
 from utils.artifacts import METRICS_VERSION, EvaluationFolder, Layout
@@ -38,6 +39,7 @@ FINGERPRINTS = {
     "work_fingerprint": "work (rows, labels, max_length, method)",
 }
 LEAST_QUIET = 3  # rounds; fewer give no interval worth having
+SAME_SHARE = 0.9  # of the rows of two runs of the same work that should be the same
 LEAST_SHARDS = 5  # as rounds: an interval from fewer says next to nothing
 
 Point = tuple[str, int]  # dtype and batch size
@@ -476,6 +478,60 @@ def _undisturbed(contrast: Contrast, a: Rounds, b: Rounds) -> Contrast:
         return contrast
     reason = f"something else used the machine in too many rounds: {', '.join(counts)}; measure again when it is quiet"
     return replace(contrast, error=None, freedom=None, variances=None, reason=reason)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a sweep must spend so that a second one of the same work is found the same in nine of ten rows.
+
+    `enough` of `rows` measured ones have it already; `max_seconds` and `half_width` are those of the settings, None
+    where rounds vary too much for any.
+    """
+
+    rows: int
+    enough: int
+    max_seconds: float | None
+    half_width: float | None
+
+    @property
+    def is_met(self) -> bool:
+        """Whether nine of ten rows have it."""
+        return self.enough >= SAME_SHARE * self.rows
+
+    def text(self, minimum_effect: float) -> str:
+        """Return what to set, as one line."""
+        now = f"{self.enough} of {self.rows} batch sizes" if self.enough else "no batch size"
+        same = f"two runs of this work would be the same within {100 * minimum_effect:g} % at {now}"
+        if self.max_seconds is None or self.half_width is None:
+            return f"{same}; rounds vary too much here for a budget that would do better: quiet the machine"
+        return (
+            f"{same}; at nearly all with profiling.max_seconds_per_batch_size={self.max_seconds:.0f} "
+            f"profiling.ci_half_width={self.half_width:.3f}"
+        )
+
+
+def budget_for_same(document: Document) -> Budget | None:
+    """Return that budget by how much the rounds of this run varied; None where it has none."""
+    least = minimum_effect(document)
+    needs, enough, rows = list[tuple[float, float]](), 0, 0
+    for row in document["batch_sizes"]:
+        half_width, rounds = row.get("throughput_half_width_pct"), row.get("rounds")
+        if row["status"] not in MEASURED or half_width is None or not rounds:
+            continue
+        rows += 1
+        varied = max(half_width / 100 / reach(1.0, rounds), 1e-6)
+        needed = rounds_for_same(varied, least)
+        if needed is None:
+            needs.append((math.inf, 0.0))
+            continue
+        enough += needed <= rounds
+        visit_s = (row["timed_batches"] or 0) / rounds * (row["latency_per_batch_ms_mean"] or 0.0) / 1e3
+        # A sweep makes one round per second of its budget, or fifteen.
+        needs.append((max(needed * visit_s, float(needed)), reach(varied, needed)))
+    if not needs:
+        return None
+    seconds, reached = max(each for each, _ in needs), min(each for _, each in needs)
+    return Budget(rows, enough, *((None, None) if seconds == math.inf else (float(math.ceil(seconds)), reached)))
 
 
 def accuracy(a: Results, b: Results) -> Accuracy | None:
