@@ -163,7 +163,8 @@ class Progress:
         if left_s is None and self.total and self._done:
             left_s = (self._clock() - self._started) / self._done * max(0, self.total - self._done)
         of = f"/{self.total}" if self.total else ""
-        return f"{self._done}{of}" + ("" if left_s is None else f" ETA {_minutes(left_s)}")
+        done = f"{self._done}{of}" if of or self._done else ""
+        return done + ("" if left_s is None else f" ETA {_minutes(left_s)}")
 
 
 def log_to(path: Path) -> logging.Handler:
