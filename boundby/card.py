@@ -64,8 +64,8 @@ class Rate:
 class Facts:
     """What the card is made from.
 
-    `verdict` is that of the batch of `shape`, which takes `seconds`; `why_not` says why there is none. `rates` are
-    those of the chosen batch size and of the whole set. `scores` are labels with texts.
+    `verdict` is that of the batch of `shape`, which takes `seconds`; `why_not` says what is known where there is none.
+    `rates` are those of the chosen batch size and of the whole set. `scores` are labels with texts.
     """
 
     model: str
@@ -168,7 +168,7 @@ def _entries(facts: Facts, tried: Sequence[Trial], causes: int, doubts: int) -> 
         Entry("Next", [_next(step)], step.command) if step else Entry("Next", []),
         Entry("Throughput", _rates(facts)),
         *(Entry(label, [text]) for label, text in facts.scores.items()),
-        Entry("Doubts", _doubts(facts.doubts, doubts)),
+        Entry("Doubts", _doubts(facts.doubts, doubts) or (["none that changes the answer"] if facts.verdict else [])),
     ]
     return [entry for entry in known if entry.texts]
 
@@ -176,12 +176,12 @@ def _entries(facts: Facts, tried: Sequence[Trial], causes: int, doubts: int) -> 
 def _limits(facts: Facts, most: int) -> list[str]:
     verdict = facts.verdict
     if verdict is None:
-        return [f"not known: {facts.why_not or 'nothing was measured'}"]
+        return [facts.why_not or "not known: nothing was measured"]
     first, others = verdict.limited_by[:1], verdict.limited_by[1:most]
     causes = [*first, *(cause for cause in others if cause.share >= LEAST_SHARE)]
     named = [_cause(cause, verdict.products) for cause in causes]
     if not named:
-        named = [BOUNDS.get(verdict.bound) or f"not known: {facts.why_not or 'the times do not tell'}"]
+        named = [BOUNDS.get(verdict.bound) or facts.why_not or "not known: the times do not tell"]
     opening = f"{named[0]} {_standing(verdict)}".rstrip()
     return [opening, *(f"then {words}" for words in named[1:])]
 
@@ -241,5 +241,5 @@ def _doubts(doubts: Sequence[str], most: int) -> list[str]:
     shown = [clean(doubt, LONGEST_DOUBT) for doubt in doubts[:most]]
     more = len(doubts) - len(shown)
     if not shown:
-        return ["none that changes the answer"]
+        return []
     return [*shown[:-1], shown[-1] + (f" (and {more} more, below)" if more else "")]

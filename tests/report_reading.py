@@ -118,7 +118,7 @@ def _trial(name: str, kind: str, value: float, outcome: str, predicted: float | 
     return {
         "trial": name, "fix": name, "kind": kind, "settings": {}, "measured": _span(value),
         "predicted": _span(predicted, 0.06) if predicted else None, "at_most": None, "outcome": outcome,
-        "same_labels": None, "source": "pairs", "pairs": 12, **more,
+        "same_labels": None, "source": "pairs", "pairs": 12, "is_fix": True, **more,
     }  # fmt: skip
 
 

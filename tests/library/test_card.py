@@ -77,11 +77,10 @@ def test_what_is_not_settled_says_what_would_settle_it():
 
 
 def test_what_is_not_known_has_no_line():
-    card = lines(Facts("a model", "a machine", why_not="no batch size was measured"))
+    card = lines(Facts("a model", "a machine", why_not="not known: no batch size was measured"))
     assert card == [
         "a model on a machine",
         "Limited by  not known: no batch size was measured",
-        "Doubts      none that changes the answer",
     ]
     assert badge(Facts("a model", "a machine")) == "no answer"
     assert badge(replace(FACTS, verdict=inconclusive(()))) == "no answer"

@@ -1,12 +1,18 @@
 """What to do next: derived from the figures, the most pressing first, with commands that work."""
 
 import argparse
+import shlex
 from pathlib import Path
 
+import pytest
+
+import run_pipeline
 from tests import baseline_document as results
 from tests.diagnosed_rows import diagnosed
-from tests.report_reading import advised, commands, pod, section, traced
+from tests.pipeline.test_report_golden import RUNS
+from tests.report_reading import Reader, advised, commands, pod, section, traced
 from utils.cli import DEFAULT_CONFIG, ROOT
+from utils.config import read_settings
 from utils.report import advice, sources
 
 
@@ -42,6 +48,18 @@ def test_command_keeps_the_settings_and_the_configuration_of_the_run(read, monke
     assert command(ROOT / "configs" / "quickstart.yaml").startswith(
         "python run_pipeline.py --config configs/quickstart.yaml"
     )
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.__name__)
+def test_every_command_of_the_report_runs_as_printed(run, tmp_path, monkeypatch):
+    """Each is parsed by the runner, and its settings by the schema; NAME and FILE are for the reader to fill in."""
+    monkeypatch.chdir(tmp_path)
+    for command in filter(None, (each.command for each in advice.advice(run(Reader(Path("results")))))):
+        words = [word for word in shlex.split(command) if not word.startswith("OMP_NUM_THREADS=")]
+        assert words[0] == "python" and (ROOT / words[1]).is_file()
+        args = run_pipeline.arguments().parse_intermixed_args(words[2:])
+        assert run_pipeline.chosen(args, run_pipeline.arguments())
+        read_settings(ROOT / (args.config or DEFAULT_CONFIG), args.overrides)
 
 
 def test_noisy_rows_are_measured_again_for_longer(read):

@@ -116,7 +116,7 @@ def test_the_report_and_the_recording_call_the_snapshot_alike_and_targets_are_th
     document = results.document(results.cpu_rows([1]))
     same, changed = read(document), read(document, settings={"targets": {"latency_per_sample_ms": 1}})
     assert "present settings" not in section(same, "Targets")
-    assert "Latency/sample: MISSED: 4.750 ms" in section(changed, "Targets")
+    assert "Time/sample: MISSED: 4.750 ms" in section(changed, "Targets")
     assert "present settings; baseline_metrics.json has those of the measurement" in section(changed, "Targets")
 
 

@@ -81,7 +81,8 @@ def _throughput(axes: Axes, rows: Rows, best: Optimal, targets: Targets) -> None
     for size, share in _padding(rows).items():
         panel.below(size, f"{share:.0f} %")
     axes.set_xlabel("batch size" if panel.is_crowded else "batch size, with the share of padding")
-    panel.note(_bends([row for row in rows if row["dtype"] == panel.dtypes[0]]))
+    own = f"{panel.dtypes[0]}, " if len(panel.dtypes) > 1 else ""
+    panel.note([f"{own}{line}" for line in _bends([row for row in rows if row["dtype"] == panel.dtypes[0]])])
     panel.finish(f"{RATE}_mean")
 
 

@@ -27,16 +27,18 @@ def figure(rows: Rows, about: Subject) -> Figure:
     """Return the figure for the rows whose verdict names owners."""
     drawn = new_figure(about, width=12, height=2.9 + 0.62 * len(rows))
     axes = drawn.subplots()
+    longest = 100.0  # more where what is left over is negative
     for place, row in enumerate(rows):
         parts = row["verdict"]["owners"]
         whole = sum(part["seconds"] for part in parts)
         left = 0.0
         for part in (part for part in parts if part["seconds"] > 0):
             left += _part(axes, place, left, part, whole)
+        longest = max(longest, left)
     names = [_name(row, len({row["dtype"] for row in rows}) > 1) for row in rows]
     axes.set_yticks(range(len(rows)), names)
     axes.invert_yaxis()
-    axes.set(xlim=(0, 100), xlabel="% of the time of one batch")
+    axes.set(xlim=(0, longest), xlabel="% of the time of one batch")
     axes.set_title("Whose the time is")
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0)

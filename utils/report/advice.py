@@ -273,9 +273,10 @@ def _checks(data: ReportData) -> Iterator[Advice]:
         yield Advice(CHECK, "Record a trace", why, data.command.run("--from", "3", *enabled))
     yield from _evaluation(data)
     if data.document["synthetic"]:
-        command = "python run_pipeline.py model.name=NAME dataset.hf_name=null dataset.file=FILE.csv"
+        command = "python run_pipeline.py model.name=NAME dataset.file=FILE.csv"
         why = (
-            "These figures are of a synthetic model. Give the name or folder of yours and a file with text and labels."
+            "These figures are of a synthetic model. Give the name or folder of yours, and a file with texts; it "
+            "needs no labels."
         )
         yield Advice(CHECK, "Measure your own model", why, command)
 

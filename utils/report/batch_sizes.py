@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from utils.config import Targets
 from utils.document import Choice, Optimal, Row, Target
 from utils.plots import batch_size_comparison, metrics_heatmap
+from utils.plots.style import STATUS_TEXT
 from utils.render.blocks import Block, DefinitionList, Heading, Paragraph, Table
 from utils.render.formatting import NOTHING, clean, listed, number, spread, unknown
 from utils.report.pictures import Content, Folded, show
@@ -28,7 +29,7 @@ CHOICES = (
     ("under_latency", "Under the latency target"),
 )
 UNITS = {
-    "latency_per_sample_ms": ("Latency/sample", "ms", "at most"),
+    "latency_per_sample_ms": ("Time/sample", "ms", "at most"),
     "throughput_samples_per_sec": ("Throughput", "samples/s", "at least"),
     "gpu_memory_mb": ("GPU memory", "MB", "at most"),
     "gpu_utilization_pct": ("GPU utilisation", "%", "at least"),
@@ -69,7 +70,11 @@ def _table(dtype: str, rows: Sequence[Row], columns: Sequence[tuple[str, str]]) 
 
 
 def _cells(row: Row, columns: Sequence[tuple[str, str]]) -> list[str]:
-    return [str(row["batch_size"]), row["status"], *(_cell(key, row[key]) for key, _ in columns)]
+    return [
+        str(row["batch_size"]),
+        STATUS_TEXT.get(row["status"], row["status"]),
+        *(_cell(key, row[key]) for key, _ in columns),
+    ]
 
 
 def _cell(key: str, value: float | None) -> str:
@@ -93,7 +98,7 @@ def _notes(rows: Sequence[Row], columns: Sequence[tuple[str, str]]) -> list[str]
     for row in rows:
         given = row.get("reasons", {})
         if "all" in given:
-            reasons.setdefault((row["status"], given["all"]), []).append(row["batch_size"])
+            reasons.setdefault((STATUS_TEXT[row["status"]], given["all"]), []).append(row["batch_size"])
             continue
         for key, header in columns:
             if row[key] is None:

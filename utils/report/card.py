@@ -6,6 +6,7 @@ from boundby import card as cards
 from boundby.card import Facts, Next, Rate
 from boundby.verdict import Verdict
 from utils.document import Row
+from utils.render.formatting import number
 from utils.report import advice, doubts
 from utils.report.sources import ReportData
 
@@ -33,7 +34,7 @@ def facts(data: ReportData) -> Facts:
         next=_next(data),
         rates=tuple(_rates(data)),
         scores={data.task.SCORE: data.task.headline(data.full)} if data.is_scored else {},
-        doubts=_doubts(data),
+        doubts=doubts.in_brief(data),
     )
 
 
@@ -78,9 +79,15 @@ def _seconds(row: Row | None) -> float | None:
 
 
 def _why_not(data: ReportData) -> str | None:
+    """Return what stands in the place of an answer: that nothing fits, or why there is no verdict."""
     if data.chosen is None:
-        return data.choice["reason"]
-    return data.chosen.get("reasons", {}).get("bound") or data.document.get("ceilings_reason")
+        too_large = next((row["batch_size"] for row in data.rows if row["status"] == "oom"), None)
+        if too_large is None:
+            return f"not known: {data.choice['reason']}"
+        held = data.document["device"].get("memory_bytes")
+        return f"memory: batch size {too_large} does not fit{f' into {number(held / 1e9)} GB' if held else ''}"
+    why = data.chosen.get("reasons", {}).get("bound") or data.document.get("ceilings_reason")
+    return f"not known: {why}" if why else None
 
 
 def _next(data: ReportData) -> Next | None:
@@ -111,8 +118,3 @@ def way(data: ReportData) -> str:
     said = [f"{full['padding_pct']:.0f} % padding"]
     said += [full["precision"].replace("_", " ")] if data.dtypes[:1] != [full["precision"]] else []
     return ", ".join([*said, *(["last layer trimmed"] if full.get("trim") else [])])
-
-
-def _doubts(data: ReportData) -> list[str]:
-    """Return the doubts that touch the answer itself, without the advice that follows a semicolon."""
-    return [doubt.partition(";")[0] for doubt in doubts.of_the_answer(data)]

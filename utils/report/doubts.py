@@ -8,6 +8,15 @@ from utils.report.pictures import Content, Folded
 from utils.report.sources import ReportData
 
 LONGEST_DOUBT = 400  # characters
+BRIEF = {  # kinds of doubts about a batch size
+    "noisy": "are noisy",
+    "disturbed": "were disturbed by other programs",
+    "drift": "drifted",
+    "unsteady": "are unsteady",
+    "warm-up": "had not settled",
+    "throttled": "were slowed by the device",
+    "outliers": "have outliers",
+}
 
 
 def section(data: ReportData) -> list[Content]:
@@ -31,6 +40,16 @@ def of_the_answer(data: ReportData) -> list[str]:
     """Return those that touch the card: of the data, of the chosen batch size, of the pass over all texts."""
     own = [f"batch size {data.chosen['batch_size']}: {doubt}" for doubt in data.chosen["doubts"]] if data.chosen else []
     return [*data.document["doubts"], *_settings(data), *_agreement(data), *own, *_full(data)]
+
+
+def in_brief(data: ReportData) -> list[str]:
+    """Return those that touch the card in few words, without what to do about them."""
+    row = data.chosen
+    found = [*data.document["doubts"], *_settings(data), *_agreement(data), *_full(data)]
+    brief = [doubt.partition(";")[0] for doubt in found]
+    kinds = row.get("doubt_kinds", []) if row else []
+    words = list(dict.fromkeys(BRIEF[kind] for kind in kinds if kind in BRIEF))
+    return [*([f"the times of batch size {row['batch_size']} {listed(words)}"] if row and words else []), *brief]
 
 
 def _settings(data: ReportData) -> list[str]:

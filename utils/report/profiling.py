@@ -37,7 +37,12 @@ def waiting(data: ReportData) -> list[Content]:
         why = Paragraph(f"There is no analysis of a trace: {clean(trace.reason, 300)}.")
         return [Heading(WAITING), why, timeline_picture, memory_picture]
     device = trace["devices"][0]
-    facts = [*_shares(device), *_steps(trace["steps"]), *_hidden(device), *_launches(trace["launches"])]
+    facts = [
+        *_shares(device),
+        *_steps(trace["steps"], data.manifest.shape),
+        *_hidden(device),
+        *_launches(trace["launches"]),
+    ]
     memory_content = [*trace_text.memory_blocks(trace.get("memory") or []), memory_picture]
     return [
         Heading(WAITING),
@@ -102,12 +107,14 @@ def _shares(device: TracedDevice) -> Iterator[tuple[str, str]]:
     yield "Between operators" if on_host else "Idle", gaps
 
 
-def _steps(steps: TraceSteps) -> Iterator[tuple[str, str]]:
+def _steps(steps: TraceSteps, shape: str | None) -> Iterator[tuple[str, str]]:
     count, expected = len(steps["numbers"]), steps["expected"]
     if not count:
         yield "Steps", "none are marked; this is about all that was recorded"
         return
-    text = f"{count}{'' if expected is None else f' of {expected}'}, median {number(steps['median_ms'])} ms"
+    text = (
+        f"{count}{'' if expected is None else f' of {expected}'}, median {number(steps['median_ms'])} ms{_shape(shape)}"
+    )
     if count > 1:
         text += f", the middle half {number(steps['q1_ms'])} to {number(steps['q3_ms'])} ms"
     yield "Steps", text
@@ -200,7 +207,7 @@ def layers(data: ReportData) -> list[Content]:
         return [Heading(LAYERS), Paragraph(f"There is no profile by layer: {clean(profile.reason, 300)}."), picture]
     coverage = profile.coverage
     facts = [
-        ("One batch", f"{number(1e3 * profile.reference_s.median)} ms without probes (median)"),
+        ("One batch", f"{number(1e3 * profile.reference_s.median)} ms without probes{_shape(profile.shape)}"),
         ("Layers account for", f"{100 * coverage.ratio:.1f} % of it; the probes cost {100 * profile.overhead:+.1f} %"),
         ("Dashboard", str(data.layout.layer_dashboard.relative_to(data.layout.results))),
     ]
@@ -215,6 +222,10 @@ def layers(data: ReportData) -> list[Content]:
         Folded("Layers by their own time", [own]),
         Folded("Doubts about the profile by layer", [BulletList(doubts)] if doubts else []),
     ]
+
+
+def _shape(shape: str | None) -> str:
+    return f" ({shape})" if shape else ""
 
 
 def _trust(profile: ModelProfile) -> list[Block]:

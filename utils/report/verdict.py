@@ -411,7 +411,8 @@ def _recorded(data: ReportData) -> str:
     manifest = data.manifest
     if not manifest.steps_recorded:
         return ""
-    batches = f"{manifest.steps_recorded} of {manifest.steps_expected} batches of {manifest.batch_size}"
+    shape = manifest.shape or manifest.batch_size
+    batches = f"{manifest.steps_recorded} of {manifest.steps_expected} batches of {shape}"
     return f" ({batches}, {clean(manifest.dtype)})"
 
 
