@@ -109,7 +109,7 @@ class Progress:
         self.total, self.left_s = total, None  # type: int | None, float | None
         self._console, self._label, self._clock = console, label, clock
         self._done = 0
-        self._started = self._last = clock()
+        self._started = self._last = self._advanced = clock()
         self._bar = None
         if console.err.isatty():
             from tqdm import tqdm
@@ -122,6 +122,7 @@ class Progress:
     def advance(self, amount: int = 1, text: str = "") -> None:
         """Count `amount` units as done; `text` says which point was reached and what it gave."""
         self._done += amount
+        self._advanced = self._clock()
         if self._bar is not None:
             if text:
                 LOGGER.info("%s", self._line(text))
@@ -161,7 +162,8 @@ class Progress:
         """Return how much of how much is done, and how long the rest may take."""
         left_s = self.left_s
         if left_s is None and self.total and self._done:
-            left_s = (self._clock() - self._started) / self._done * max(0, self.total - self._done)
+            pace_s = (self._advanced - self._started) / self._done
+            left_s = max(0.0, pace_s * max(0, self.total - self._done) - (self._clock() - self._advanced))
         of = f"/{self.total}" if self.total else ""
         done = f"{self._done}{of}" if of or self._done else ""
         return done + ("" if left_s is None else f" ETA {_minutes(left_s)}")
