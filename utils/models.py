@@ -80,7 +80,8 @@ def load(
 def agreement(loaded: LoadedModel, texts: Sequence[str], max_length: int) -> Any:
     """Return how far padded batches of 16 texts of mixed lengths, in the order given, give each what it gets alone.
 
-    Padding, masks and precision must not change it. Batches are halved where memory is too short. Raises InputError where the model gives what is no number.
+    Padding, masks and precision must not change it. Batches are halved where memory is too short. Raises InputError
+    where the model gives what is no number.
     """
     tokens = tokenize(loaded.tokenizer, texts, max_length)
     alone, batched = _logits(loaded, tokens, 1), _largest(loaded, tokens, AGREEMENT_BATCH)
