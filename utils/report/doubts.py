@@ -25,7 +25,8 @@ def section(data: ReportData) -> list[Content]:
     others = [doubt for doubt in every(data) if doubt not in first]
     said = [clean(doubt, LONGEST_DOUBT) for doubt in first]
     more = [clean(doubt, LONGEST_DOUBT) for doubt in others]
-    counted = f"{len(more)} about other batch sizes and the trace stand in the page." if more else ""
+    page = data.layout.html_report.name
+    counted = f"{page} has {len(more)} more, about other batch sizes and the trace." if more else ""
     none = Paragraph(f"No doubt about the answer. {counted}".strip())
     shown: list[Content] = [BulletList([*said, *([counted] if counted else [])])] if said else [none]
     return [Heading("Doubts"), *shown, *([Folded("More doubts", [BulletList(more)])] if more else [])]
@@ -45,7 +46,8 @@ def of_the_answer(data: ReportData) -> list[str]:
 def in_brief(data: ReportData) -> list[str]:
     """Return those that touch the card in few words, without what to do about them."""
     row = data.chosen
-    found = [*data.document["doubts"], *_settings(data), *_agreement(data), *_full(data)]
+    other = ["the settings of this report are those of another model"] if _settings(data) else []
+    found = [*other, *data.document["doubts"], *_agreement(data), *_full(data)]
     brief = [doubt.partition(";")[0] for doubt in found]
     kinds = row.get("doubt_kinds", []) if row else []
     words = list(dict.fromkeys(BRIEF[kind] for kind in kinds if kind in BRIEF))

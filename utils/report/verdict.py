@@ -86,13 +86,12 @@ def _owners(row: Row, verdict: Verdict) -> list[Block]:
     padding = sum(part["seconds"] * (part["padding_share"] or 0.0) for part in parts)
     rows.append(["together, as measured", number(1e3 * whole), "100", f"{100 * padding / whole:.0f}"])
     where = f"a batch of {reference['shape']}" if reference else f"a batch of {row['batch_size']}"
-    notes = [f"{NOTHING}: no part of it can be told to be for padding"] if any(r[3] == NOTHING for r in rows) else []
     headers = ["whose", "ms", "%", "of it for\npadding %"]
-    return [Table(headers, rows, left=[0], caption=f"The time of {where} in {row['dtype']}", notes=notes)]
+    return [Table(headers, rows, left=[0], caption=f"The time of {where} in {row['dtype']}")]
 
 
 def _owner(part: TimeOwner, whole: float) -> list[str]:
-    padding = NOTHING if part["padding_share"] is None else f"{100 * part['padding_share']:.0f}"
+    padding = "" if part["padding_share"] is None else f"{100 * part['padding_share']:.0f}"
     return [OWNERS[part["kind"]], number(1e3 * part["seconds"]), f"{100 * part['seconds'] / whole:.0f}", padding]
 
 
@@ -203,7 +202,8 @@ def _ceilings_of(data: ReportData) -> Ceilings | Missing:
 
 def _table(dtype: str, rows: Sequence[Row], is_on_gpu: bool) -> Table:
     size, unit = roofline.scale(rows)
-    kinds = [kind for kind in SHORT if any(_share(row, kind) for row in rows)]
+    several = sum(bool((of(row) or {}).get("owners")) for row in rows) > 1
+    kinds = [kind for kind in SHORT if several and any(_share(row, kind) for row in rows)]
     has_energy = any(row[ENERGY] is not None for row in rows)
     headers = ["batch\nsize", "limited by", *(SHORT[kind] for kind in kinds)]
     headers += [unit, "of peak\n%", "for\npadding %", *(["joules/\nsample"] if has_energy else [])]
