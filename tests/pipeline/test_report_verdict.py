@@ -26,7 +26,7 @@ def changed(data, **changes):
 
 def test_card_of_a_run_says_what_limits_what_was_tried_and_what_to_do(data):
     assert card.card(data) == [
-        "quickstart on AMD EPYC 7B13 (2 cores) · float32 · batch 2 × 77 tokens · 4.414 ms",
+        "quickstart on AMD EPYC 7B13 (2 cores) · float32 · batch 2 × 77 tokens · 4.41 ms",
         "Limited by  padding: 27 % of the arithmetic is for padding tokens [confirmed: no padding gave 1.26×]",
         "            then arithmetic: at this machine's full speed it alone takes 37 % of the time",
         "Tried here  bfloat16 1.8× [1.7, 1.9], 99.4 % same labels · no padding 1.26× [1.21, 1.3] · precision",

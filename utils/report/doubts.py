@@ -8,9 +8,10 @@ from utils.report.pictures import Content, Folded
 from utils.report.sources import ReportData
 
 LONGEST_DOUBT = 400  # characters
-BRIEF = {  # kinds of doubts about a batch size
-    "noisy": "are noisy",
+SHOWN_KINDS = 2  # in brief
+BRIEF = {  # kinds of doubts about a batch size, the most telling first
     "disturbed": "were disturbed by other programs",
+    "noisy": "are noisy",
     "drift": "drifted",
     "unsteady": "are unsteady",
     "warm-up": "had not settled",
@@ -50,7 +51,7 @@ def in_brief(data: ReportData) -> list[str]:
     found = [*other, *data.document["doubts"], *_agreement(data), *_full(data)]
     brief = [doubt.partition(";")[0] for doubt in found]
     kinds = row.get("doubt_kinds", []) if row else []
-    words = list(dict.fromkeys(BRIEF[kind] for kind in kinds if kind in BRIEF))
+    words = [text for kind, text in BRIEF.items() if kind in kinds][:SHOWN_KINDS]
     return [*([f"the times of batch size {row['batch_size']} {listed(words)}"] if row and words else []), *brief]
 
 
