@@ -132,6 +132,20 @@ def judge(contrasts: Sequence[Contrast], minimum_effect: float) -> list[Comparis
     ]
 
 
+def rounds_for_same(spread: float, minimum_effect: float, chance: float = 0.9) -> int | None:
+    """Return the rounds in each of two runs of the same work after which they are `same` with this chance.
+
+    `spread` is the standard deviation of the logarithm of a round. None where `MOST_MORE_ROUNDS` are not enough.
+    """
+    least, unlucky = math.log1p(minimum_effect), float(ndtri(0.5 + chance / 2))
+    for rounds in range(2, MOST_MORE_ROUNDS + 1):
+        error, freedom = _welch((spread**2, spread**2), (rounds, rounds))
+        reach = float(stdtrit(freedom, 0.5 + CONFIDENCE / 2)) * error
+        if unlucky * error / WIDENING + reach <= least:
+            return rounds
+    return None
+
+
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return the p-values adjusted by Holm's step-down method (Holm 1979), in the given order."""
     adjusted, highest = [0.0] * len(p_values), 0.0
@@ -213,7 +227,7 @@ def _more_rounds(contrast: Contrast, level: float, least: float) -> tuple[int | 
     With exactly that many the chance of a verdict is about one half, since the ratio itself will move.
     """
     if contrast.variances is None:
-        return None, "the interval over the paired parts is too wide, and the runs have no more of them"
+        return None, "the interval over the parts that both have is too wide"
     effect = abs(contrast.log_ratio)
     for more in range(1, MOST_MORE_ROUNDS + 1):
         rounds = contrast.rounds[0] + more, contrast.rounds[1] + more

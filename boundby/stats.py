@@ -108,9 +108,18 @@ def estimate(rounds: Sequence[float], confidence: float = CONFIDENCE) -> Estimat
     centre = float(logs.mean())
     if values.size == 1:
         return Estimate(math.exp(centre), None, None, 1, "one round gives no interval")
-    t = float(stdtrit(values.size - 1, 0.5 + confidence / 2))
-    reach = WIDENING * t * float(logs.std(ddof=1)) / math.sqrt(values.size)
-    return Estimate(math.exp(centre), math.exp(centre - reach), math.exp(centre + reach), int(values.size))
+    half = reach(float(logs.std(ddof=1)), int(values.size), confidence)
+    return Estimate(math.exp(centre), math.exp(centre - half), math.exp(centre + half), int(values.size))
+
+
+def reach(spread: float, rounds: int, confidence: float = CONFIDENCE) -> float:
+    """Return half the widened t-interval of so many rounds whose logarithms have this standard deviation.
+
+    Raises ValueError below two rounds.
+    """
+    if rounds < 2:
+        raise ValueError("one round gives no interval")
+    return WIDENING * float(stdtrit(rounds - 1, 0.5 + confidence / 2)) * spread / math.sqrt(rounds)
 
 
 def drift(rounds: Sequence[float]) -> float | None:

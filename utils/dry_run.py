@@ -12,9 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from utils import steps
-from utils.artifacts import Layout
+from utils.artifacts import METRICS_VERSION, Layout
 from utils.cli import Run, command
 from utils.config import QUICKSTART, Config
+from utils.document import OtherVersion, read_document
 from utils.quickstart import cache
 
 HUB_TIMEOUT_S = 1.0
@@ -52,6 +53,8 @@ def _show(numbers: Sequence[str], run: Run) -> None:
         run.say(f"download: {download.result()}")
     run.say(f"results: {layout.results}")
     run.say(_estimate(minutes, unknown, config.pod.price_per_hour))
+    if "02" in numbers and (said := _to_compare(layout)):
+        run.say(said)
 
 
 def _decision(number: str, run: Run) -> steps.Decision:
@@ -88,6 +91,18 @@ def _estimate(minutes: float, unknown: list[str], price_per_hour: float | None) 
     if unknown:
         text += f"; not counted, since it has not run here with these settings: {', '.join(unknown)}"
     return text
+
+
+def _to_compare(layout: Layout) -> str | None:
+    """Return what a sweep must spend so that two can be compared, by the one that lies there, if it spent less."""
+    try:
+        document = read_document(layout.metrics, METRICS_VERSION)
+    except (OSError, ValueError, OtherVersion):
+        return None
+    from utils.comparison.facts import budget_for_same, minimum_effect  # scipy, which a first dry run does not need
+
+    budget = budget_for_same(document)
+    return budget.text(minimum_effect(document)) if budget and not budget.is_met else None
 
 
 def _download(config: Config) -> str:

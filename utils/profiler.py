@@ -300,7 +300,7 @@ class _Plan:
             self._warmed.add(batch_size)
         count = batches or self._affordable(warm.seconds / warm.runs)
         if batch_size not in self._visited and not is_host(owner.device):
-            # A GPU loads kernels when a shape first asks for them: once in a dataset, but in every other batch of a few.
+            # A GPU loads kernels when a shape first asks for them: once in a dataset, but often in a few batches.
             for index in arrivals.sample(self.settings.num_runs, -1):
                 timer.isolated(_caller(owner.model, self._batch(batch_size, index)))
         chosen = {index: self._batch(batch_size, index) for index in arrivals.sample(count, number)}
@@ -392,10 +392,15 @@ class _Plan:
         return math.ceil(runs / min(LEAST_ROUNDS, runs))
 
     def _affordable(self, seconds_per_batch: float) -> int:
-        """Return how many batches a visit times: `num_runs`, more where they are fast, or what five visits can pay."""
-        seconds = max(seconds_per_batch, 1e-9)
-        enough = max(self.settings.num_runs, min(MOST_BATCHES, math.ceil(self._least_s / seconds)))
-        return max(self._least_batches, min(enough, int(self.settings.max_seconds / LEAST_ROUNDS / seconds)))
+        """Return how many batches a visit times: `num_runs`, more where they are fast, or what five visits can pay.
+
+        It is `num_runs` times or by a power of two, so that two sweeps of the same work, which never find quite the
+        same speed, mostly time the same batches.
+        """
+        seconds, runs = max(seconds_per_batch, 1e-9), self.settings.num_runs
+        enough = max(runs, min(MOST_BATCHES, self._least_s / seconds))
+        wanted = min(enough, self.settings.max_seconds / LEAST_ROUNDS / seconds)
+        return max(self._least_batches, math.ceil(runs * 2.0 ** round(math.log2(max(wanted, 1) / runs))))
 
     def _batch(self, batch_size: int, index: int) -> Batch:
         return self.selection.batch(self.selection.arrivals(batch_size).rows(index))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats as reference
 
-from boundby.compare import Contrast, holm, independent, judge, paired, paired_shares
+from boundby.compare import Contrast, holm, independent, judge, paired, paired_shares, rounds_for_same
 from boundby.stats import WIDENING
 from boundby.sweep import Outcome, StopRule, sweep
 
@@ -156,7 +156,7 @@ def test_a_ratio_at_the_minimum_effect_says_that_rounds_do_not_help():
 def test_paired_parts_ask_for_no_rounds():
     found = judge([paired(LOUD, [1.1, 1.1, 1.1, 1.1, 0.8])], 0.02)[0]
     assert (found.verdict, found.more_rounds) == ("ambiguous", None)
-    assert found.reason is not None and "the runs have no more of them" in found.reason
+    assert found.reason is not None and "the parts that both have" in found.reason
 
 
 def test_the_difference_of_paired_shares_agrees_with_the_published_example():
@@ -236,3 +236,17 @@ def test_a_difference_of_5_percent_is_found_in_nine_of_ten_comparisons_of_noisie
 def test_no_difference_is_called_slower_in_at_most_one_of_twenty_tables(sigma):
     found = tables(sigma, 1.0, 150, 0.02)
     assert sum("slower" in table for table in found) / len(found) <= 0.05
+
+
+@pytest.mark.parametrize("spread", [0.005, 0.01, 0.03])
+def test_two_runs_of_the_same_work_are_the_same_in_nine_of_ten_after_the_rounds_that_this_asks_for(spread):
+    needed = rounds_for_same(spread, minimum_effect=0.03)
+    rng = np.random.default_rng(0)
+
+    def share(rounds: int) -> float:
+        tables = [independent(*np.exp(rng.normal(0, spread, (2, rounds)))) for _ in range(600)]
+        return sum(judge([each], 0.03)[0].verdict == "same" for each in tables) / len(tables)
+
+    assert share(needed) >= 0.88
+    assert needed == 2 or share(needed - 1) < 0.93
+    assert rounds_for_same(1.0, 0.03) is None

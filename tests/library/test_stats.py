@@ -14,6 +14,7 @@ from boundby.stats import (
     drift,
     estimate,
     least_samples,
+    reach,
     summarize,
     wilson_interval,
 )
@@ -156,3 +157,10 @@ def test_what_is_not_a_share_has_no_wilson_interval(successes, n):
 )
 def test_drift_is_how_much_longer_the_last_third_of_the_rounds_is_than_the_first(rounds, expected):
     assert drift(rounds) == expected
+
+
+def test_the_reach_of_an_interval_follows_from_the_spread_of_its_rounds():
+    rounds = [1.0, 1.04, 0.98, 1.01, 1.03]
+    assert reach(float(np.log(rounds).std(ddof=1)), 5) == pytest.approx(estimate(rounds).half_width, rel=0.001)
+    with pytest.raises(ValueError, match="one round"):
+        reach(0.1, 1)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from boundby import files
+from boundby.disturbance import Disturbance
 from utils import visits
 from utils.artifacts import METRICS_VERSION, EvaluationFolder
 from utils.comparison import facts
@@ -25,11 +26,11 @@ PARTS = {"config": {"model": {"dtype": "float32"}}, "code": "c0de", "versions": 
 
 
 def visit(dtype: str, size: int, number: int, per_sample: float, gpu: bool = False) -> Visit:
-    """Return a visit of two batches in three passes; the first pass is disturbed, which a median does not see."""
+    """Return a visit of two batches in three passes."""
     timings = [Timing("cold", 0, 9.0, size, 10, 12), Timing("tokenize", 0, 9.0, 2 * size, 20, 24)]
-    for passed in range(3):
+    for _ in range(3):
         for index in range(2):
-            seconds = per_sample * size * (1.5 if passed == 0 else 1.0) * (2.0 if gpu else 1.0)
+            seconds = per_sample * size * (2.0 if gpu else 1.0)
             timings.append(Timing("isolated", index, seconds, size, 10, 12))
     if gpu:
         timings.append(Timing("pipelined", 0, per_sample * 6 * size, 6 * size, 60, 72))
@@ -137,8 +138,9 @@ def test_rows_are_worked_out_from_the_timings_as_the_sweep_does(tmp_path: Path) 
     folder = store(tmp_path / "a", made)
     files.write_csv(folder / "raw_samples.csv", visits.raw_rows(made), visits.RAW_COLUMNS)
     rows = [{name: str(value) for name, value in each.items()} for each in visits.raw_rows(made)]
-    assert sorted(visits_of(rows), key=str) == sorted(made, key=str)
-    assert rounds_of(made)["bfloat16", 8] == pytest.approx([0.002 * factor for factor in SPREAD], rel=1e-12)
+    assert sorted(visits_of(rows, document(made)), key=str) == sorted(made, key=str)
+    found = rounds_of(made)["bfloat16", 8].seconds
+    assert found == pytest.approx({number: 0.002 * factor for number, factor in enumerate(SPREAD)}, rel=1e-12)
 
 
 def test_the_minimum_effect_is_3_percent_on_a_cpu_and_2_on_a_gpu(compare: Command, tmp_path: Path) -> None:
@@ -412,7 +414,59 @@ def test_dtypes_of_one_run_are_compared_with_the_first() -> None:
     assert found[1].time_ratio == pytest.approx(0.5, rel=1e-12)
 
 
+def test_dtypes_are_compared_round_by_round_so_that_a_change_of_load_hits_both() -> None:
+    made = sweep({("float32", 8): 0.002, ("bfloat16", 8): 0.0018}, spread=(1.0, 1.5, 1.2, 2.0, 1.1))
+    [row] = between_dtypes(document(made), rounds_of(made))
+    assert row.verdict == "faster"
+    assert row.time_ratio == pytest.approx(0.9, rel=1e-12)
+
+
+BUSY = (Disturbance("foreign_load", "other processes used 1.0 of 2 cores"),)
+
+
+@pytest.mark.parametrize(("quiet", "verdict"), [(0, "ambiguous"), (2, "ambiguous"), (3, "slower"), (5, "slower")])
+def test_no_verdict_rests_on_disturbed_rounds(
+    compare: Command, a: Path, tmp_path: Path, quiet: int, verdict: str
+) -> None:
+    slower = sweep({1: 0.004, 8: 0.004, 32: 0.001})
+    disturbed = [replace(each, disturbances=() if each.round < quiet else BUSY) for each in slower]
+    _, shown, _ = compare(a, store(tmp_path / "b", disturbed))
+    cells = next(line for line in shown.splitlines() if line.startswith("float32      8")).split()
+    assert cells[-1] == verdict
+    refused = f"something else used the machine in too many rounds: {5 - quiet} of 5 in B" in " ".join(shown.split())
+    assert refused == (quiet < 3)
+
+
+def test_two_runs_that_timed_other_batches_say_so(compare: Command, a: Path, tmp_path: Path) -> None:
+    said = "the two runs timed other batches"
+    assert said not in compare(a, a)[1]
+    moved = [
+        replace(each, timings=tuple(replace(one, index=one.index + 1) for one in each.timings))
+        for each in sweep({1: 0.004, 8: 0.002, 32: 0.001})
+    ]
+    assert said in " ".join(compare(a, store(tmp_path / "b", moved))[1].split())
+
+
 def test_one_dtype_has_nothing_to_be_compared_with() -> None:
     made = sweep({8: 0.002})
     assert between_dtypes(document(made), rounds_of(made)) == []
     assert between_dtypes(document([]), {}) == []
+
+
+@pytest.mark.parametrize(("half_width", "enough", "is_met"), [(0.5, 2, True), (3.0, 0, False), (50.0, 0, False)])
+def test_a_run_says_what_a_second_one_would_need_to_be_found_the_same(half_width, enough, is_met) -> None:
+    known = {
+        "throughput_half_width_pct": half_width,
+        "rounds": 5,
+        "timed_batches": 50,
+        "latency_per_batch_ms_mean": 40.0,
+    }
+    rows = [{**row("float32", size), **known} for size in (1, 8)] + [row("float32", 64, "oom")]
+    found = facts.budget_for_same(document([], batch_sizes=rows))
+    assert found and (found.rows, found.enough, found.is_met) == (2, enough, is_met)
+    if half_width == 50.0:
+        assert "rounds vary too much" in found.text(0.03)
+    elif not is_met:
+        assert found.max_seconds >= 15 and found.half_width < 0.015
+        assert "profiling.max_seconds_per_batch_size=" in found.text(0.03)
+    assert facts.budget_for_same(document([], batch_sizes=rows[2:])) is None

@@ -4,7 +4,7 @@ import csv
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -18,16 +18,18 @@ from boundby.compare import (
     judge,
     paired,
     paired_shares,
+    rounds_for_same,
 )
 from boundby.disturbance import Disturbance
-from boundby.stats import estimate
+from boundby.stats import estimate, reach
+from boundby.whole_set import Totals
 from utils import steps
 from utils.artifacts import METRICS_VERSION, EvaluationFolder, Layout
 from utils.document import Document, OtherVersion, read_document
 from utils.document import Row as SweepRow
 from utils.errors import InputError
 from utils.optimal import MEASURED
-from utils.visits import Timing, Visit, throughput_rounds, usable
+from utils.visits import LEAST_ROUNDS, Timing, Visit, throughput_rounds
 
 SCHEMA_VERSION = 1
 JUDGED_PARTS = ("config", "code", "versions", "environment")  # of the receipt of step 02
@@ -36,6 +38,8 @@ FINGERPRINTS = {
     "machine_fingerprint": "machine (hardware, driver, quota)",
     "work_fingerprint": "work (rows, labels, max_length, method)",
 }
+LEAST_QUIET = 3  # rounds; fewer give no interval worth having
+SAME_SHARE = 0.9  # of the rows of two runs of the same work that should be the same
 LEAST_SHARDS = 5  # as rounds: an interval from fewer says next to nothing
 
 Point = tuple[str, int]  # dtype and batch size
@@ -43,13 +47,46 @@ RECORDED = (Disturbance("recorded", "recorded in raw_samples.csv"),)  # type: ig
 
 
 @dataclass(frozen=True)
+class Rounds:
+    """What the rounds at one dtype and batch size say: `seconds` per sample of those that count, by their number.
+
+    Rounds that nothing disturbed count, where there are `LEAST_QUIET`; else all do, `disturbed` of them, and no verdict
+    rests on them. `batches` are the places of those that each round timed, with their padded tokens.
+    """
+
+    seconds: Mapping[int, float]
+    disturbed: int = 0
+    batches: Mapping[int, frozenset[tuple[int, int]]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, visits: Sequence[Visit]) -> "Rounds":
+        """Return what these visits of one dtype and batch size say."""
+        quiet = [visit for visit in visits if not visit.is_disturbed]
+        counted = quiet if len(quiet) >= LEAST_QUIET else list(visits)
+        values = throughput_rounds(counted)
+        return cls(
+            dict(zip((visit.round for visit in counted), values, strict=True)) if values else {},
+            sum(visit.is_disturbed for visit in counted),
+            {
+                visit.round: frozenset((timing.index, timing.tokens_padded) for timing in visit.of("isolated"))
+                for visit in visits
+            },
+        )
+
+    def timed_as(self, other: "Rounds") -> bool:
+        """Tell whether both timed the same batches, as far as both have rounds."""
+        common = self.batches.keys() & other.batches.keys()
+        return all(self.batches[number] == other.batches[number] for number in common)
+
+
+@dataclass(frozen=True)
 class Results:
-    """One run: where it lies, its document, and the seconds per sample of each round by dtype and batch size."""
+    """One run: where it lies, its document, and by dtype and batch size what each round says."""
 
     path: Path
     layout: Layout
     document: Document
-    rounds: Mapping[Point, list[float]]
+    points: Mapping[Point, "Rounds"]
 
     @property
     def rows(self) -> dict[Point, SweepRow]:
@@ -256,7 +293,7 @@ def compare(a: Results, b: Results, minimum_effect_pct: float | None = None, *, 
     if not rows:
         raise InputError(
             f"{a.path} and {b.path} have no dtype and batch size in common that both have measured; "
-            f"A has {_listed(a.rounds)}, B has {_listed(b.rounds)}"
+            f"A has {_listed(a.points)}, B has {_listed(b.points)}"
         )
     return RunComparison(a, b, least, tuple(rows), accuracy(a, b), _missing(a, b), _changes(a, b), tuple(doubts))
 
@@ -272,7 +309,7 @@ def read(path: Path, layout: Layout) -> Results:
     try:
         measured = {(row["dtype"], row["batch_size"]) for row in document["batch_sizes"] if row["status"] in MEASURED}
         with layout.raw_samples.open(encoding="utf-8", newline="") as file:
-            visits = visits_of(csv.DictReader(file))
+            visits = visits_of(csv.DictReader(file), document)
     except FileNotFoundError:
         raise InputError(f"{layout.raw_samples} is missing; a comparison needs every timing of the sweep") from None
     except (KeyError, TypeError, ValueError) as error:
@@ -280,8 +317,11 @@ def read(path: Path, layout: Layout) -> Results:
     return Results(path, layout, document, rounds_of(visit for visit in visits if _point(visit) in measured))
 
 
-def visits_of(rows: Iterable[Mapping[str, str]]) -> list[Visit]:
-    """Return the visits whose timings are these rows of `raw_samples.csv`."""
+def visits_of(rows: Iterable[Mapping[str, str]], document: Document) -> list[Visit]:
+    """Return the visits whose timings are these rows of `raw_samples.csv`; `document` is that of their run."""
+    wholes = {
+        (row["dtype"], row["batch_size"]): Totals(**row["whole"]) for row in document["batch_sizes"] if "whole" in row
+    }
     timings: dict[tuple[str, int, int], list[Timing]] = {}
     sessions: dict[tuple[str, int, int], str] = {}
     disturbed: set[tuple[str, int, int]] = set()
@@ -301,18 +341,25 @@ def visits_of(rows: Iterable[Mapping[str, str]]) -> list[Visit]:
             )
         )
     return [
-        Visit(*key, "ok", sessions[key], tuple(readings), disturbances=RECORDED if key in disturbed else ())
+        Visit(
+            *key,
+            "ok",
+            sessions[key],
+            tuple(readings),
+            disturbances=RECORDED if key in disturbed else (),
+            whole=wholes.get(key[:2]),
+        )
         for key, readings in timings.items()
     ]
 
 
-def rounds_of(visits: Iterable[Visit]) -> dict[Point, list[float]]:
-    """Return the seconds per sample of each round that counts, by dtype and batch size."""
+def rounds_of(visits: Iterable[Visit]) -> dict[Point, Rounds]:
+    """Return what the rounds say, by dtype and batch size."""
     by_point: dict[Point, list[Visit]] = {}
     for visit in visits:
         by_point.setdefault(_point(visit), []).append(visit)
-    rounds = {point: throughput_rounds(usable(made)) for point, made in by_point.items()}
-    return {point: values for point, values in rounds.items() if values}
+    rounds = {point: Rounds.of(made) for point, made in by_point.items()}
+    return {point: said for point, said in rounds.items() if said.seconds}
 
 
 def shards(results: Results) -> Shards | None:
@@ -376,15 +423,15 @@ def between_runs(a: Results, b: Results, least_effect: float) -> list[Row]:
     points = [
         ((dtype_a, size), (dtype_b, size))
         for dtype_a, dtype_b in pair_dtypes(a.dtypes, b.dtypes)
-        for dtype, size in a.rounds
-        if dtype == dtype_a and (dtype_b, size) in b.rounds
+        for dtype, size in a.points
+        if dtype == dtype_a and (dtype_b, size) in b.points
     ]
-    contrasts = [independent(a.rounds[first], b.rounds[second]) for first, second in points]
+    contrasts = [_independent(a.points[first], b.points[second]) for first, second in points]
     whole = _whole_dataset(a, b)
     shards = _shard_contrast(a, b) if whole else None
     judged = judge([*contrasts, shards] if shards else contrasts, least_effect)
     rows = [
-        _row((first, second), (a.rounds[first], b.rounds[second]), comparison, _doubts(a, first, b, second))
+        _row((first, second), (a.points[first], b.points[second]), comparison, _doubts(a, first, b, second))
         for (first, second), comparison in zip(points, judged[: len(points)], strict=True)
     ]
     if whole:
@@ -392,21 +439,99 @@ def between_runs(a: Results, b: Results, least_effect: float) -> list[Row]:
     return rows
 
 
-def between_dtypes(document: Document, rounds: Mapping[Point, Sequence[float]]) -> list[Row]:
+def between_dtypes(document: Document, points: Mapping[Point, Rounds]) -> list[Row]:
     """Return each further dtype of one run against its first, batch size by batch size.
 
-    `rounds` holds the seconds per sample of each round (`rounds_of`). A is the first dtype of every row.
+    Dtypes take turns within a round, so that they are compared round by round, where enough rounds have both.
+    `points` is what `rounds_of` returns. A is the first dtype of every row.
     """
     dtypes = list(dict.fromkeys(row["dtype"] for row in document["batch_sizes"]))
     sizes = list(dict.fromkeys(row["batch_size"] for row in document["batch_sizes"]))
     pairs = [((dtypes[0], size), (dtype, size)) for dtype in dtypes[1:] for size in sizes]
-    pairs = [pair for pair in pairs if pair[0] in rounds and pair[1] in rounds]
-    contrasts = [independent(rounds[first], rounds[second]) for first, second in pairs]
+    pairs = [pair for pair in pairs if pair[0] in points and pair[1] in points]
+    contrasts = [_side_by_side(points[first], points[second]) for first, second in pairs]
     judged = judge(contrasts, minimum_effect(document))
     return [
-        _row(pair, (rounds[pair[0]], rounds[pair[1]]), comparison)
+        _row(pair, (points[pair[0]], points[pair[1]]), comparison)
         for pair, comparison in zip(pairs, judged, strict=True)
     ]
+
+
+def _independent(a: Rounds, b: Rounds) -> Contrast:
+    """Return the contrast of two runs; without an interval where disturbed rounds stand for either."""
+    return _undisturbed(independent([*a.seconds.values()], [*b.seconds.values()]), a, b)
+
+
+def _side_by_side(a: Rounds, b: Rounds) -> Contrast:
+    """Return the contrast of two dtypes of one run, paired by round where five rounds or more have both."""
+    common = [number for number in a.seconds if number in b.seconds]
+    if len(common) < LEAST_ROUNDS:
+        return _independent(a, b)
+    return _undisturbed(paired([a.seconds[each] for each in common], [b.seconds[each] for each in common]), a, b)
+
+
+def _undisturbed(contrast: Contrast, a: Rounds, b: Rounds) -> Contrast:
+    """Return the contrast without an interval where disturbed rounds count: how far they are off nobody knows."""
+    sides = (("A", a), ("B", b))
+    counts = [f"{said.disturbed} of {len(said.seconds)} in {side}" for side, said in sides if said.disturbed]
+    if not counts:
+        return contrast
+    reason = f"something else used the machine in too many rounds: {', '.join(counts)}; measure again when it is quiet"
+    return replace(contrast, error=None, freedom=None, variances=None, reason=reason)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a sweep must spend so that a second one of the same work is found the same in nine of ten rows.
+
+    `enough` of `rows` measured ones have it already; `max_seconds` and `half_width` are those of the settings, None
+    where rounds vary too much for any.
+    """
+
+    rows: int
+    enough: int
+    max_seconds: float | None
+    half_width: float | None
+
+    @property
+    def is_met(self) -> bool:
+        """Whether nine of ten rows have it."""
+        return self.enough >= SAME_SHARE * self.rows
+
+    def text(self, minimum_effect: float) -> str:
+        """Return what to set, as one line."""
+        now = f"{self.enough} of {self.rows} batch sizes" if self.enough else "no batch size"
+        same = f"two runs of this work would be the same within {100 * minimum_effect:g} % at {now}"
+        if self.max_seconds is None or self.half_width is None:
+            return f"{same}; rounds vary too much here for a budget that would do better: quiet the machine"
+        return (
+            f"{same}; at nearly all with profiling.max_seconds_per_batch_size={self.max_seconds:.0f} "
+            f"profiling.ci_half_width={self.half_width:.3f}"
+        )
+
+
+def budget_for_same(document: Document) -> Budget | None:
+    """Return that budget by how much the rounds of this run varied; None where it has none."""
+    least = minimum_effect(document)
+    needs, enough, rows = list[tuple[float, float]](), 0, 0
+    for row in document["batch_sizes"]:
+        half_width, rounds = row.get("throughput_half_width_pct"), row.get("rounds")
+        if row["status"] not in MEASURED or half_width is None or not rounds:
+            continue
+        rows += 1
+        varied = max(half_width / 100 / reach(1.0, rounds), 1e-6)
+        needed = rounds_for_same(varied, least)
+        if needed is None:
+            needs.append((math.inf, 0.0))
+            continue
+        enough += needed <= rounds
+        visit_s = (row["timed_batches"] or 0) / rounds * (row["latency_per_batch_ms_mean"] or 0.0) / 1e3
+        # A sweep makes one round per second of its budget, or fifteen.
+        needs.append((max(needed * visit_s, float(needed)), reach(varied, needed)))
+    if not needs:
+        return None
+    seconds, reached = max(each for each, _ in needs), min(each for _, each in needs)
+    return Budget(rows, enough, *((None, None) if seconds == math.inf else (float(math.ceil(seconds)), reached)))
 
 
 def accuracy(a: Results, b: Results) -> Accuracy | None:
@@ -426,18 +551,21 @@ def accuracy(a: Results, b: Results) -> Accuracy | None:
 
 def _row(
     pair: tuple[Point, Point],
-    rounds: tuple[Sequence[float], Sequence[float]],
+    rounds: tuple[Rounds, Rounds],
     comparison: Comparison,
     doubts: tuple[str, ...] = (),
 ) -> Row:
     (dtype_a, size), (dtype_b, _) = pair
-    rates = [1 / estimate(values).value for values in rounds]
+    rates = [1 / estimate([*each.seconds.values()]).value for each in rounds]
     return Row(dtype_a, dtype_b, size, rates[0], rates[1], comparison.ratio, comparison, doubts=doubts)
 
 
 def _doubts(a: Results, first: Point, b: Results, second: Point) -> tuple[str, ...]:
     sides = (("A", a.rows[first]), ("B", b.rows[second]))
-    return tuple(f"{side}: {doubt}" for side, row in sides for doubt in row.get("doubts", ()))
+    doubts = [f"{side}: {doubt}" for side, row in sides for doubt in row.get("doubts", ())]
+    if not a.points[first].timed_as(b.points[second]):
+        doubts.append("texts: the two runs timed other batches, so that the choice of texts is part of the difference")
+    return tuple(doubts)
 
 
 def _whole_dataset(a: Results, b: Results) -> Row | None:

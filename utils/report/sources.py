@@ -4,7 +4,7 @@ import argparse
 import contextlib
 import csv
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Required, TypedDict, cast
@@ -19,7 +19,7 @@ from boundby.trace import rows_by_name
 from utils import steps, tasks
 from utils.artifacts import METRICS_VERSION, Layout
 from utils.cli import DEFAULT_CONFIG, Run
-from utils.comparison.facts import Point, rounds_of, visits_of
+from utils.comparison.facts import Point, Rounds, rounds_of, visits_of
 from utils.config import Config
 from utils.document import Document, FullDataset, Operator, Optimal, OtherVersion, Row, Target, Trace, read_document
 from utils.errors import InputError
@@ -121,7 +121,7 @@ class ReportData:
     trace: Trace | Missing
     layers: ModelProfile | Missing
     quality: Quality | Missing
-    rounds: Mapping[Point, Sequence[float]] = field(default_factory=dict)
+    rounds: Mapping[Point, Rounds] = field(default_factory=dict)
 
     @property
     def measured(self) -> tuple[Row, ...] | Missing:
@@ -200,7 +200,7 @@ def read(run: Run) -> ReportData:
         trace=trace,
         layers=layers,
         quality=_quality(layout, document),
-        rounds=_rounds(layout) if len(best) > 1 else {},
+        rounds=_rounds(layout, document) if len(best) > 1 else {},
     )
 
 
@@ -216,11 +216,11 @@ def _document(path: Path, command: Command) -> Document:
         raise InputError(f"{path}: is of {error}, this program reads {METRICS_VERSION}; {measure}") from None
 
 
-def _rounds(layout: Layout) -> dict[Point, list[float]]:
-    """Return the seconds per sample of each round, which only the comparison of dtypes needs; {} without timings."""
+def _rounds(layout: Layout, document: Document) -> dict[Point, Rounds]:
+    """Return what each round says, which only the comparison of dtypes needs; {} without timings."""
     try:
         with layout.raw_samples.open(encoding="utf-8", newline="") as file:
-            return rounds_of(visits_of(csv.DictReader(file)))
+            return rounds_of(visits_of(csv.DictReader(file), document))
     except (OSError, ValueError, KeyError):
         return {}
 
