@@ -9,6 +9,7 @@ from boundby.roofline import Interval
 from tests import baseline_document as results
 from tests.diagnosed_rows import diagnosed
 from tests.report_reading import answered, section, text, traced
+from utils.comparison.facts import Rounds
 from utils.report import advice, card, verdict
 
 
@@ -101,7 +102,7 @@ def test_gains_that_cannot_be_told_from_none_are_no_advice():
 def test_other_dtypes_are_compared_with_the_first(read):
     rows = diagnosed(results.gpu_rows(), gpu=True)
     data = read(results.gpu_document(rows))
-    first = {("float32", size): [0.01, 0.0101, 0.0099, 0.01, 0.01] for size in (1, 4)}
-    second = {("bfloat16", size): [0.004, 0.00401, 0.00399, 0.004, 0.004] for size in (1, 4)}
-    said = str(verdict.limits(replace(data, rounds={**first, **second})))
+    seconds = {"float32": [0.01, 0.0101, 0.0099, 0.01, 0.01], "bfloat16": [0.004, 0.00401, 0.00399, 0.004, 0.004]}
+    rounds = {(dtype, size): Rounds(dict(enumerate(seconds[dtype]))) for dtype in seconds for size in (1, 4)}
+    said = str(verdict.limits(replace(data, rounds=rounds)))
     assert "Against float32" in said and said.count("'faster'") == 2 and "2.50 [" in said
