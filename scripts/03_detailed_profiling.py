@@ -1,4 +1,4 @@
-"""Record where the time goes at the optimal batch size: an operator trace of the batch of typical cost, and a profile by layer.
+"""Record where the time of the batch of typical cost goes: an operator trace of it, and a profile by layer.
 
 Reads:  the normalised dataset and the model that step 01 left; results/baseline_metrics.json where step 02 has run
 Writes: results/profiler_traces/ (trace.json.gz, trace_analysis.json, op_stats.csv, key_averages.txt, stacks.txt,

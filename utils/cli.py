@@ -221,7 +221,9 @@ def _prepare(args: argparse.Namespace, console: Console, settings: Settings | No
 
     config, dropped = read_settings(args.config, overrides)
     if dropped and RUN_BEGUN_VARIABLE not in os.environ:
-        console.note(f"left out of {_nearby(args.config)}, as it belongs to another model or dataset: {', '.join(dropped)}")
+        console.note(
+            f"left out of {_nearby(args.config)}, as it belongs to another model or dataset: {', '.join(dropped)}"
+        )
     return Run(config, Layout.of(config), args, console)
 
 

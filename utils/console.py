@@ -43,9 +43,7 @@ class Console:
         self._write(self.err, text)
 
     @contextlib.contextmanager
-    def progress(
-        self, total: int | None, label: str, clock: Callable[[], float] | None = None
-    ) -> Iterator["Progress"]:
+    def progress(self, total: int | None, label: str, clock: Callable[[], float] | None = None) -> Iterator["Progress"]:
         """Yield a `Progress` over `total` units of work, closed when the block ends."""
         outer, progress = self._progress, Progress(self, total, label, clock or self._clock)
         self._progress = progress
@@ -111,17 +109,20 @@ class Progress:
         self.total, self.left_s = total, None  # type: int | None, float | None
         self._console, self._label, self._clock = console, label, clock
         self._done = 0
-        self._started = self._last = clock()
+        self._started = self._last = self._advanced = clock()
         self._bar = None
         if console.err.isatty():
             from tqdm import tqdm
 
             layout = "{desc} {bar:20} {postfix}"
-            self._bar = tqdm(total=total, desc=label, file=console.err, leave=False, dynamic_ncols=True, bar_format=layout)
+            self._bar = tqdm(
+                total=total, desc=label, file=console.err, leave=False, dynamic_ncols=True, bar_format=layout
+            )
 
     def advance(self, amount: int = 1, text: str = "") -> None:
         """Count `amount` units as done; `text` says which point was reached and what it gave."""
         self._done += amount
+        self._advanced = self._clock()
         if self._bar is not None:
             if text:
                 LOGGER.info("%s", self._line(text))
@@ -161,8 +162,11 @@ class Progress:
         """Return how much of how much is done, and how long the rest may take."""
         left_s = self.left_s
         if left_s is None and self.total and self._done:
-            left_s = (self._clock() - self._started) / self._done * max(0, self.total - self._done)
-        return f"{self._done}{f'/{self.total}' if self.total else ''}{'' if left_s is None else f' ETA {_minutes(left_s)}'}"
+            pace_s = (self._advanced - self._started) / self._done
+            left_s = max(0.0, pace_s * max(0, self.total - self._done) - (self._clock() - self._advanced))
+        of = f"/{self.total}" if self.total else ""
+        done = f"{self._done}{of}" if of or self._done else ""
+        return done + ("" if left_s is None else f" ETA {_minutes(left_s)}")
 
 
 def log_to(path: Path) -> logging.Handler:

@@ -7,6 +7,7 @@ import torch
 
 from boundby import files
 from boundby.capture import CaptureManifest, CaptureOptions, capture
+from boundby.device import is_gpu
 from boundby.inference import Batch, forward
 from boundby.trace import OPERATOR_COLUMNS, analyze, operator_rows, read_trace
 from boundby.trace.memory import MEMORY_COLUMNS, memory_rows
@@ -23,7 +24,6 @@ from utils.trace_analysis.traces import Examination, Examined
 
 SCHEMA_VERSION = 1
 WARM_UP_RUNS = 3  # of the batch before the profiler starts; the cold call belongs to the sweep
-TOP_OPERATORS = 5
 STACKS_DETAIL = "Python frames of one batch, recorded in a step of their own; width is time."
 
 
@@ -35,6 +35,7 @@ class Recording:
     batch_size_reason: str
     taken: CaptureManifest
     analysis: Examination | None
+    is_on_gpu: bool = False
 
     def lines(self) -> list[str]:
         """Return what was recorded, and what was not and why, as lines for the terminal."""
@@ -44,10 +45,8 @@ class Recording:
         ]
         if self.analysis:
             lines += [text.headline(self.analysis.traces[0])]
-        remarks = {"downgrades": self.taken.downgrades, "unavailable": self.taken.unavailable}
-        return lines + [
-            f"{kind}: {remark.what}: {remark.reason}" for kind, listed in remarks.items() for remark in listed
-        ]
+        missing = self.taken.unavailable if self.is_on_gpu else ()  # what no CPU can give, nobody misses there
+        return lines + [f"{remark.what}: {remark.reason}" for remark in (*self.taken.downgrades, *missing)]
 
 
 def choose_batch_size(run: Run) -> tuple[int, str]:
@@ -108,7 +107,7 @@ def record(run: Run, loaded: LoadedModel, batch: Batch) -> Recording:
     files.write_json(layout.trace_manifest, manifest)
     peak = _peak_flops_per_s(layout, loaded.dtype)
     analysis = _derive(layout, taken, batch.shape, peak) if taken.trace_path else None
-    return Recording(batch.shape, why, taken, analysis)
+    return Recording(batch.shape, why, taken, analysis, is_gpu(loaded.device))
 
 
 def _derive(layout: Layout, taken: CaptureManifest, shape: Shape, peak_flops_per_s: float | None) -> Examination:

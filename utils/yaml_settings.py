@@ -33,9 +33,7 @@ class Problem(NamedTuple):
         return f"{self.place}: {self.key}: {self.text}" if self.key else f"{self.place}: {self.text}"
 
 
-def load(
-    schema: type[Record], path: str | Path, overrides: Sequence[str] = (), adapt: Adapt | None = None
-) -> Record:
+def load(schema: type[Record], path: str | Path, overrides: Sequence[str] = (), adapt: Adapt | None = None) -> Record:
     """Return the settings of the YAML at `path`, each `key.sub=value` of `overrides` laid over it.
 
     `adapt(stated, values, given)` may change the `values` before they are checked; it is told what the file states and

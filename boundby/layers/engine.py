@@ -37,9 +37,9 @@ class ObservabilityEngine:
     """Profiles `model` layer by layer and writes files into `log_dir`.
 
     `config` may name `model_name`, `profile_name` (of the files, by default made of the model's name), `shape` (what
-    the inputs are, in words) and `inference_mode`; other keys are the caller's. The model runs without gradients, under `torch.no_grad`; with
-    `inference_mode` True under `torch.inference_mode`, after which no backward may use what the model made and kept;
-    with False as it is called, gradients included. `limits` are those of this machine
+    the inputs are, in words) and `inference_mode`; other keys are the caller's. The model runs without gradients,
+    under `torch.no_grad`; with `inference_mode` True under `torch.inference_mode`, after which no backward may use
+    what the model made and kept; with False as it is called, gradients included. `limits` are those of this machine
     (`Ceilings.limits`), without which nothing is said about what limits a layer. As a context manager it is finalized
     at the end of the block.
     """

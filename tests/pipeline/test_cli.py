@@ -385,13 +385,14 @@ def test_nothing_is_silent_for_more_than_ten_seconds(capsys):
     for now[0] in (5.0, 12.0, 15.0, 23.0):
         console.beat()
     with console.progress(4, "trials") as progress:
+        now[0] = 43.0
         progress.advance(1, "one")
-        now[0] = 40.0
+        now[0] = 60.0
         console.beat()
     said = [line.split(" ", 1)[-1] for line in capsys.readouterr().err.splitlines()]
     assert said[1:] == [
         "still at work, 00:12 since the line above", "still at work, 00:23 since the line above",
-        "trials 1/4 ETA 00:00 one", "trials 1/4 ETA 00:51 (00:17 so far)",
+        "trials 1/4 ETA 01:00 one", "trials 1/4 ETA 00:43 (00:37 so far)",
     ]  # fmt: skip
 
 

@@ -71,7 +71,11 @@ def test_trace_and_layers_show_the_one_batch_that_the_sweep_calls_typical(run, r
     assert run() == 0
     manifest, analysis, layers = (
         json.loads((results / name).read_text())
-        for name in ("profiler_traces/manifest.json", "profiler_traces/trace_analysis.json", "layers/model_summary.json")
+        for name in (
+            "profiler_traces/manifest.json",
+            "profiler_traces/trace_analysis.json",
+            "layers/model_summary.json",
+        )
     )
     assert manifest["shape"] == analysis["shape"] == layers["shape"]
     samples, tokens = map(int, manifest["shape"].removesuffix(" tokens").split(" × "))

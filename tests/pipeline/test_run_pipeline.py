@@ -129,7 +129,9 @@ def test_a_finding_about_the_profile_stops_no_step_but_shows_in_the_code(checkou
     captured = capfd.readouterr()
     assert "the profile has faults or cannot be checked" in captured.err
     assert "to see all of it: python scripts/check_profile.py" in captured.err
-    assert re.search(r"all steps finished in \d+ s, but some points failed or the profile has faults \(exit code 4\)", captured.out)
+    assert re.search(
+        r"all steps finished in \d+ s, but some points failed or the profile has faults \(exit code 4\)", captured.out
+    )
 
 
 @pytest.mark.parametrize(("code", "is_checked"), [(4, True), (1, False), (130, False)])

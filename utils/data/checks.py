@@ -217,7 +217,8 @@ class RejectedRow:
 class Validator:
     """Passes rows through in one go: keeps the good ones, notes the rest, and counts.
 
-    Without labels `has_labels` is false, and `matcher` gives the names of the model's classes alone. `count_tokens` returns the number of tokens of each text of a list; without it token lengths stay unknown.
+    Without labels `has_labels` is false, and `matcher` gives the names of the model's classes alone. `count_tokens`
+    returns the number of tokens of each text of a list; without it token lengths stay unknown.
     """
 
     matcher: Any

@@ -59,7 +59,8 @@ def of_header(
 ) -> Columns:
     """Return the columns of a source whose columns have `names`; `row` is its first one, for advice.
 
-    `no_header` is what to do where the names are not names. Raises InputError with the columns there are and the override that names one of them.
+    `no_header` is what to do where the names are not names. Raises InputError with the columns there are and the
+    override that names one of them.
     """
     if wanted.by_place:
         raise InputError(
@@ -77,21 +78,21 @@ def of_header(
         remarks.append(f"the texts are read from column {text!r}, since there is no {wanted.text!r}{doubtful}")
     if wanted.label is None:
         return Columns(names.index(text), None, (text, None), remarks=tuple(remarks))
-    others = [name for name in names if name != text]
-    label = _found(
-        place, "label_column", others, str(wanted.label), LABELS if wanted.label == LABEL_COLUMN else ()
-    )
+    others, no_labels = [name for name in names if name != text], f"; {NO_LABELS}"
+    label = _found(place, "label_column", others, str(wanted.label), LABELS if wanted.label == LABEL_COLUMN else ())
     if label is None and wanted.label != LABEL_COLUMN:
         raise InputError(
             f"{place}: there is no column {wanted.label!r} (dataset.label_column){_close(wanted.label, others)} "
             f"There are: {_listed(names)}; {NO_LABELS}{no_header}"
         )
     if label is None:
-        beside = f" (beside the texts there are: {_listed(others)})" if others else ""
-        remarks.append(f"there is no column of labels{beside}: accuracy is not measured")
+        remarks += [f"none of the others holds labels by its name ({_listed(others)})"] if others else []
         return Columns(names.index(text), None, (text, None), remarks=tuple(remarks))
     if label != wanted.label:
-        remarks.append(f"the labels are read from column {label!r}, since there is no {wanted.label!r}; {NO_LABELS}")
+        usual = label.casefold() in LABELS[:2]
+        remarks.append(
+            f"the labels are read from column {label!r}, since there is no {wanted.label!r}{'' if usual else no_labels}"
+        )
     return Columns(names.index(text), names.index(label), (text, label), remarks=tuple(remarks))
 
 
@@ -104,7 +105,9 @@ def of_cells(place: str, rows: Sequence[Sequence[str]], wanted: Wanted) -> Colum
     if wanted.by_place:
         return _by_place(place, first, wanted)
     if sign := _separator_hint(first):
-        raise InputError(f"{place}: there is no column {wanted.text!r} (dataset.text_column). There is: {first[0]}{sign}")
+        raise InputError(
+            f"{place}: there is no column {wanted.text!r} (dataset.text_column). There is: {first[0]}{sign}"
+        )
     is_default = (wanted.text, wanted.label) in ((TEXT_COLUMN, LABEL_COLUMN), (TEXT_COLUMN, None))
     names_something = _has_known_name(first) and not any(_is_text(cell) for cell in first)
     if not is_default or names_something or all(_is_name(cell) or (not cell and not n) for n, cell in enumerate(first)):
@@ -140,14 +143,15 @@ def _by_place(place: str, first: Sequence[str], wanted: Wanted) -> Columns:
             raise InputError(f"{place}: dataset.{setting} is {number}, but there are {len(first)} column(s)")
     text, label = numbers.values()
     assert isinstance(text, int) and not isinstance(label, str)
-    remarks = () if label else ("without dataset.label_column there are no labels: accuracy is not measured",)
-    return Columns(text - 1, label - 1 if label else None, (text, label), False, remarks if wanted.label else ())
+    return Columns(text - 1, label - 1 if label else None, (text, label), False)
 
 
 def _found(place: str, setting: str, names: Sequence[str], wanted: str, usual: Sequence[str]) -> str | None:
     """Return the column called `wanted`, or one of the `usual` names in any case; None where there is none."""
     if names.count(wanted) > 1:
-        raise InputError(f"{place}: column {wanted!r} (dataset.{setting}) stands {names.count(wanted)} times; rename one")
+        raise InputError(
+            f"{place}: column {wanted!r} (dataset.{setting}) stands {names.count(wanted)} times; rename one"
+        )
     if wanted in names:
         return wanted
     known = {name.strip().casefold(): name for name in reversed(names)}

@@ -58,9 +58,7 @@ class Rows:
             texts.append(row.text)
             labels.append(row.label)
         are_labelled = None not in labels
-        return cls(
-            np.array(row_ids, dtype=np.int64), texts, np.array(labels, dtype=np.int64) if are_labelled else None
-        )
+        return cls(np.array(row_ids, dtype=np.int64), texts, np.array(labels, dtype=np.int64) if are_labelled else None)
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -350,9 +348,7 @@ def open_normalised(layout: Layout, receipt: DataReceipt) -> OpenedSource:
     return open_file(layout.dataset, "text", "labels" if receipt.has_labels else None)
 
 
-def _validator(
-    opened: OpenedSource, model: ModelSource, count_tokens: TokenCounter | None, first_id: int
-) -> Validator:
+def _validator(opened: OpenedSource, model: ModelSource, count_tokens: TokenCounter | None, first_id: int) -> Validator:
     matcher = label_matcher(model, opened.class_names)
     if first_id:
         matcher.first_id = first_id

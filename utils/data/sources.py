@@ -124,8 +124,7 @@ def _text_rows(path: Path, wanted: Wanted) -> tuple[Columns, Iterator[Row]]:
             for number, text in enumerate(text for text in texts if text.strip()):
                 yield Row(number, text, None)
 
-    remark = "a text file has no labels: accuracy is not measured"
-    return Columns(0, None, ("line", None), False, (remark,)), lines()
+    return Columns(0, None, ("line", None), False), lines()
 
 
 def _parquet_rows(path: Path, wanted: Wanted) -> tuple[Columns, Iterator[Row]]:
