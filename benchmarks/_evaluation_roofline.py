@@ -3,13 +3,13 @@
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from boundby.ceilings import Ceilings
 from boundby.inference import Predictor
-from boundby.roofline import Interval, OperatorLoad, attribute
+from boundby.roofline import OperatorLoad, attribute
 from boundby.work import OperatorWork, count
 
 PRODUCTS = ("mm", "addmm", "bmm", "linear", "baddbmm", "matmul")
@@ -36,8 +36,7 @@ class Roofline:
 
 def of(predictor: Predictor, texts: Sequence[str], weights_bytes: float, ceilings: Ceilings) -> Roofline:
     """Return the roofline of what the predictor computes for the texts, which its packs pad with nothing."""
-    limits = ceilings.limits(predictor.dtype)
-    limits = replace(limits, flops_per_s=Interval.exact(ceilings.best(predictor.dtype).flops_per_s))
+    limits = ceilings.limits(predictor.dtype)  # in use: coarser products are none that it may use
     least, spent = defaultdict(float), defaultdict(float)
     for forward in predictor.forwards(predictor.tokenize(texts)):
         for each in count(forward, clock=time.perf_counter).operators:

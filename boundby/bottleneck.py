@@ -1,8 +1,8 @@
 """What any callable is bound by: its times, its work and this machine's ceilings, brought together into a verdict."""
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import median
 
@@ -25,7 +25,7 @@ from boundby.work import count
 
 ROUNDS = 7
 ROUND_S = 0.05
-LEAST_CALLS = 3
+LEAST_CALLS, MOST_CALLS = 3, 1000
 COUNTS = 3
 TRIALS_S = 10.0
 NOTHING_TRIED = Tried()
@@ -107,6 +107,7 @@ def verdict_on(  # noqa: PLR0913  (each is one kind of evidence)
     forward: Forward,
     *,
     split: Split | None = None,
+    unreplayed: Missing | None = None,
     reference: Reference | None = None,
     padding: float | None = None,
     tried: Tried = NOTHING_TRIED,
@@ -125,6 +126,7 @@ def verdict_on(  # noqa: PLR0913  (each is one kind of evidence)
         weights_bytes=forward.weights_bytes,
         on_host=forward.on_host,
         split=split,
+        unreplayed=unreplayed,
         reference=reference,
         padding=padding,
         trials=tried.trials,
@@ -151,15 +153,17 @@ def other_precisions(forward: Forward) -> Iterator[Gain]:
 class Extras:
     """What the caller of `bottleneck` knows beyond the callable.
 
-    `shape`: the samples and the tokens of each. `lengths`: what is padding in it. `padding`: the share of FLOPs that
-    is. `batch_sizes`: those to predict the throughput of. `candidates`: fixes to try beside those of any callable;
-    `tried`: what is known of others already. `release` gives the memory of a trial back.
+    `shape`: the samples and the tokens of each. `measured_s`: what the callable took in a sweep. `lengths`: what is
+    padding in it; `padding`: the share of the FLOPs that is. `batch_sizes`: those to predict, with the tokens to which
+    texts are padded there. `candidates`: fixes to try beside those of any callable; `tried`: what is known of others
+    already. `release` gives the memory of a trial back. `replay_s`, `trials_s`: seconds for replays and trials.
     """
 
     shape: tuple[int, int] | None = None
+    measured_s: Interval | None = None
     lengths: Lengths | None = None
     padding: float | None = None
-    batch_sizes: Sequence[int] = ()
+    batch_sizes: Mapping[int, int] = field(default_factory=dict)
     candidates: Sequence[Candidate] = ()
     tried: Tried = NOTHING_TRIED
     release: Callable[[], object] = lambda: None
@@ -202,11 +206,21 @@ def bottleneck(  # noqa: PLR0913  (the callable, the machine and the dtype; inst
     forward = Forward(times, loads([counted]), ceilings, dtype, counted.least_bytes, on_host)
     own = [candidate.fix for candidate in extras.candidates]
     candidates = [*extras.candidates, *(each for each in of_any_callable(forward, work) if each.fix not in own)]
-    replayed = _replayed(forward, work, timer, queue, candidates, extras)
-    if isinstance(replayed, Missing):
-        disturbed.append(Doubt("replay", replayed.reason))
-    found = split(replayed, forward.limits, times.isolated_s.value) if replayed and forward.limits else None
-    predicted = _predicted(forward, replayed, found, extras) if replayed and found else ()
+    replayed = _replayed(forward, work, timer, queue, candidates, watch, extras)
+    disturbed += [Doubt("disturbed", text) for text in replayed.doubts] if replayed else []
+    seconds = extras.measured_s or times.isolated_s
+    found = split(replayed, forward.limits, seconds.value) if replayed and forward.limits else None
+    predicted: Sequence[Gain] = ()
+    if replayed and found:
+        predicted = predictions(
+            replayed,
+            found,
+            forward.limits_under,
+            lengths=extras.lengths.real if extras.lengths else None,
+            input_s=times.input_s,
+            batch_sizes=list(extras.batch_sizes),
+            tokens_at=extras.batch_sizes,
+        )
     known_gains = _without_doubles([*gains, *predicted, *other_precisions(forward)])
     tried = try_out(
         work,
@@ -220,7 +234,8 @@ def bottleneck(  # noqa: PLR0913  (the callable, the machine and the dtype; inst
     return verdict_on(
         forward,
         split=found,
-        reference=Reference(*extras.shape, times.isolated_s) if extras.shape else None,
+        unreplayed=replayed if isinstance(replayed, Missing) else None,
+        reference=Reference(*extras.shape, seconds) if extras.shape else None,
         padding=extras.padding,
         tried=extras.tried.with_predictions(known_gains).joined(tried),
         gains=known_gains,
@@ -242,9 +257,12 @@ def _replayed(  # noqa: PLR0913, PLR0917  (of one caller, above)
     timer: Timer,
     queue: DeviceQueue | None,
     candidates: Sequence[Candidate],
+    watch: Watch,
     extras: Extras,
 ) -> Replay | Missing:
     """Return the replay, or why the forward cannot be run as its operators, which loses nothing else."""
+    if not extras.replay_s:
+        return Missing("no seconds were given for replays")
     try:
         return replay(
             work,
@@ -254,24 +272,11 @@ def _replayed(  # noqa: PLR0913, PLR0917  (of one caller, above)
             lengths=extras.lengths,
             settings=[setting for candidate in candidates for setting in _settings(candidate)],
             budget_s=extras.replay_s,
+            watch=watch,
         )
     except Exception as error:  # of a model, or of operators called out of their place: they may raise anything
         said = (str(error) or type(error).__name__).splitlines()[0]
         return Missing(f"its operators could not be run alone ({said})")
-
-
-def _predicted(forward: Forward, replayed: Replay, found: Split, extras: Extras) -> Sequence[Gain]:
-    try:
-        return predictions(
-            replayed,
-            found,
-            forward.limits_under,
-            lengths=extras.lengths.real if extras.lengths else None,
-            input_s=forward.times.input_s,
-            batch_sizes=extras.batch_sizes,
-        )
-    except NotImplementedError:
-        return ()
 
 
 def _settings(candidate: Candidate) -> Iterator[Setting]:
@@ -348,7 +353,7 @@ def _rounds(timed: Callable[[], float]) -> list[float]:
     medians = []
     for _ in range(ROUNDS):
         seconds = [timed() for _ in range(LEAST_CALLS)]
-        while sum(seconds) < ROUND_S:
+        while sum(seconds) < ROUND_S and len(seconds) < MOST_CALLS:
             seconds.append(timed())
         medians.append(median(seconds))
     return medians

@@ -7,15 +7,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from boundby.formatting import clean, command_lines, number, paragraph
+from boundby.formatting import clean, command_lines, paragraph
 from boundby.roofline import Interval
 from boundby.verdict import Bound, Cause, CauseKind, Products, Trial, Verdict
 
 MOST_LINES = 12
 LABEL = 12  # columns
 LEAST_SHARE = 0.1  # of the time, from which a second cause is named
-LONGEST_DOUBT = 66  # characters
+LONGEST_DOUBT = 86  # characters
 SHOWN_DOUBTS = 2
+LONGEST_REASON = 180  # characters, why it is not settled
 NEAR_ONE, TEN, HUNDRED = 1.3, 10, 100
 CAUSES: dict[CauseKind, str] = {
     "padding": "padding: {share} of the time goes into padding tokens",
@@ -24,7 +25,7 @@ CAUSES: dict[CauseKind, str] = {
     "kernels": "operators slow at these shapes: {share} of the time, even when run alone",
     "around": "cold caches and waiting threads: {share} of the time, gone when the operators run alone",
     "host": "Python and dispatch between the operators: {share} of the time",
-    "remainder": "something that was not found: {share} of the time has no name",
+    "remainder": "not known: {share} of the time has no owner",
     "input": "preparing the input: {share} of the time of the forward",
     "transfer": "bringing the input to the device: {share} of the time of the forward",
 }
@@ -84,18 +85,24 @@ class Facts:
 
 @dataclass(frozen=True)
 class Entry:
-    """One thing the card says: its label, texts below one another, and a command that runs as it stands."""
+    """One thing the card says: its label, texts below one another, and a command that runs as it stands.
+
+    A command goes over several lines, joined by backslashes, unless it `is_one_line`.
+    """
 
     label: str
     texts: Sequence[str]
     command: str | None = None
+    is_one_line: bool = False
 
     def lines(self) -> list[str]:
         """Return it in lines, the label before the first."""
         indent = " " * LABEL
         found = [line for text in self.texts for line in paragraph(text, indent)]
         found[0] = f"{self.label:<{LABEL}}{found[0][LABEL:]}"
-        return found + (command_lines(self.command, indent) if self.command else [])
+        if self.command is None:
+            return found
+        return [*found, *([indent + self.command] if self.is_one_line else command_lines(self.command, indent))]
 
 
 def lines(facts: Facts) -> list[str]:
@@ -107,7 +114,7 @@ def title(facts: Facts) -> str:
     """Return what was measured: the model on the machine, the dtype, the shape of the batch and its time."""
     subject = f"{clean(facts.model)} on {clean(facts.machine)}"
     batch = f"batch {facts.shape}" if facts.shape else None
-    time = f"{number(1e3 * facts.seconds)} ms" if facts.seconds else None
+    time = _duration(facts.seconds) if facts.seconds else None
     return " · ".join(filter(None, [subject, facts.dtype, batch, time]))
 
 
@@ -115,18 +122,20 @@ def entries(facts: Facts) -> list[Entry]:
     """Return what stands below the title.
 
     Where the card would be too long it loses, in this order: what was tried and gained nothing, all doubts but one, the
-    second cause, and of what gained the least.
+    second cause, the line breaks of the command, and of what gained the least.
     """
-    fixes = [trial for trial in facts.verdict.trials if trial.is_fix] if facts.verdict else []
-    tried = sorted(fixes, key=_telling, reverse=True)
-    causes, doubts = 2, SHOWN_DOUBTS
-    while len(_lines(facts, found := _entries(facts, tried, causes, doubts))) > MOST_LINES:
+    trials = facts.verdict.trials if facts.verdict else ()
+    tried = sorted(filter(_is_told, trials), key=_telling, reverse=True)
+    causes, doubts, is_one_line = 2, SHOWN_DOUBTS, False
+    while len(_lines(facts, found := _entries(facts, tried, causes, doubts, is_one_line))) > MOST_LINES:
         if tried and tried[-1].outcome != "gains":
             tried = tried[:-1]
         elif doubts > 1:
             doubts = 1
         elif causes > 1:
             causes = 1
+        elif not is_one_line:
+            is_one_line = True
         elif tried:
             tried = tried[:-1]
         else:
@@ -160,12 +169,12 @@ def _lines(facts: Facts, found: Sequence[Entry]) -> list[str]:
     return [*paragraph(title(facts), "  ", ""), *(line for entry in found for line in entry.lines())]
 
 
-def _entries(facts: Facts, tried: Sequence[Trial], causes: int, doubts: int) -> list[Entry]:
+def _entries(facts: Facts, tried: Sequence[Trial], causes: int, doubts: int, is_one_line: bool) -> list[Entry]:
     step = facts.next
     known = [
         Entry("Limited by", _limits(facts, causes)),
         Entry("Tried here", [" · ".join(map(_tried, tried))] if tried else []),
-        Entry("Next", [_next(step)], step.command) if step else Entry("Next", []),
+        Entry("Next", [_next(step)], step.command, is_one_line) if step else Entry("Next", []),
         Entry("Throughput", _rates(facts)),
         *(Entry(label, [text]) for label, text in facts.scores.items()),
         Entry("Doubts", _doubts(facts.doubts, doubts) or (["none that changes the answer"] if facts.verdict else [])),
@@ -199,7 +208,7 @@ def _cause(cause: Cause, products: Products | None) -> str:
 def _standing(verdict: Verdict) -> str:
     """Return in brackets which trial bears the first cause out, or what would settle it; "" where neither is known."""
     if verdict.unsettled:
-        return f"[not settled: {verdict.unsettled.text}]"
+        return f"[not settled: {clean(verdict.unsettled.text, LONGEST_REASON)}]"
     fix = verdict.limited_by[0].confirmed_by if verdict.limited_by else None
     proof = next((trial for trial in verdict.trials if fix and trial.fix == fix), None)
     return f"[confirmed: {proof.name} gave {_digits(proof.measured.value)}×]" if proof else ""
@@ -212,6 +221,11 @@ def _tried(trial: Trial) -> str:
     said += ", do not" if trial.outcome == "loses" else ""
     same = trial.same_labels
     return said + (f", {100 * same.share.value:.1f} % same labels" if same and trial.outcome == "gains" else "")
+
+
+def _is_told(trial: Trial) -> bool:
+    """Tell whether a trial is of a fix; that another batch size is no better is said by the choice of this one."""
+    return trial.is_fix and (trial.fix.kind != "batch_size" or trial.outcome == "gains")
 
 
 def _telling(trial: Trial) -> tuple[bool, bool, float]:
@@ -231,6 +245,10 @@ def _rates(facts: Facts) -> list[str]:
         width = "" if rate.half_width_pct is None else f" ± {_percent(rate.half_width_pct)} %"
         said.append(f"{per_second}{unit}{width} {rate.where}".rstrip())
     return ["; ".join(said)] if said else []
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
 
 
 def _percent(half_width: float) -> str:

@@ -21,9 +21,10 @@ from boundby.disturbance import HostCounters, Watch
 from boundby.roofline import Interval, Limits
 from boundby.timer import Timer, Work
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 2: sizes of caches are measured
 T = TypeVar("T")
 BUDGET_S = 5.0  # twice on a disturbed machine
+OVERRUN = 1.4  # of the budget, after which what can be left out is
 BLOCKS = 7
 BLOCK_S = 0.01  # long beside the clock and the wait for the device
 PRECISIONS = ("highest", "high", "medium")  # of float32 matrix products, torch.set_float32_matmul_precision
@@ -31,6 +32,8 @@ HOST_SIZES, GPU_SIZES = (256, 512, 1024, 2048), (2048, 4096, 8192)  # of the pro
 HOST_DTYPES, GPU_DTYPES = ("float32", "bfloat16"), ("float32", "bfloat16", "float16")
 LEAST_MEMORY_BYTES = 256 * 2**20
 LARGEST_SHARE_OF_MEMORY = 0.25
+DROP = 1.5  # from one level to the next, to be one
+FLAT = 1.15  # between neighbouring sizes beyond every cache
 ASSUMED_CACHE_BYTES = (512 * 2**10, 32 * 2**20)  # of a CPU that does not tell
 NEW = "new memory"
 TINY_OPERATORS = 500  # fewer than a GPU's launch queue takes
@@ -64,8 +67,28 @@ class MemoryCeiling:
 
 
 @dataclass(frozen=True)
+class SharedCache:
+    """The bytes of a CPU's last cache: as the machine reports it, and beyond which bytes/s really drop.
+
+    A virtual machine reports the host's, of which it has a share. `measured_bytes` is None where nothing drops.
+    """
+
+    reported_bytes: int
+    measured_bytes: int | None
+
+    @property
+    def is_reported_wrongly(self) -> bool:
+        """Whether less than half of the reported size acts as a cache, or more than twice as much."""
+        return self.measured_bytes is None or not 0.5 <= self.measured_bytes / self.reported_bytes <= 2
+
+
+@dataclass(frozen=True)
 class Ceilings:
-    """All limits of one machine under one number of threads."""
+    """All limits of one machine under one number of threads.
+
+    `ladder` has bytes/s by growing working sets beyond the private caches, from which the levels in `memory` and
+    `shared_cache` are read; none on a GPU. `cut` names what the budget left out.
+    """
 
     device: dict[str, Any]
     compute: tuple[ComputeCeiling, ...]
@@ -74,10 +97,25 @@ class Ceilings:
     dispatch_high_s: float
     seconds: float
     doubts: tuple[str, ...] = ()
+    ladder: tuple[MemoryCeiling, ...] = ()
+    shared_cache: SharedCache | None = None
+    cut: tuple[str, ...] = ()
 
     def configured(self, dtype: str) -> ComputeCeiling | None:
         """Return the limit in this dtype with the settings in use, or None where it was not measured."""
         return next((ceiling for ceiling in self.compute if ceiling.dtype == dtype and ceiling.is_configured), None)
+
+    def under(self, dtype: str, precision: str | None = None) -> ComputeCeiling | None:
+        """Return the limit that work in this dtype may use, None where it was not measured.
+
+        `precision` is that of its float32 products; without one the settings in use hold. A higher limit, of coarser
+        products, is none for work that must not use them.
+        """
+        if precision is None:
+            return self.configured(dtype)
+        return next(
+            (ceiling for ceiling in self.compute if (ceiling.dtype, ceiling.precision) == (dtype, precision)), None
+        )
 
     def best(self, dtype: str | None = None) -> ComputeCeiling:
         """Return the highest limit in this dtype, or in any."""
@@ -86,23 +124,28 @@ class Ceilings:
             key=lambda ceiling: ceiling.flops_per_s,
         )
 
-    def limits(self, dtype: str) -> Limits | None:
-        """Return what a verdict compares with: the configured limits, or None where there are none for this dtype."""
-        configured = self.configured(dtype)
-        if configured is None:
+    def limits(self, dtype: str, precision: str | None = None) -> Limits | None:
+        """Return what a verdict compares with: the limits that this dtype may use, or None where there are none.
+
+        `precision` is as in `under`.
+        """
+        product = self.under(dtype, precision)
+        if product is None:
             return None
-        rate = configured.flops_per_s
-        rates = {
-            ceiling.level: Interval(ceiling.bytes_per_s, ceiling.low, ceiling.bytes_per_s) for ceiling in self.memory
-        }
+        new = next((_interval(ceiling) for ceiling in self.memory if ceiling.level == NEW), None)
         return Limits(
-            flops_per_s=Interval(rate, configured.low, rate),
-            bytes_per_s=tuple(
-                (ceiling.working_set_bytes, rates[ceiling.level]) for ceiling in self.memory if ceiling.level != NEW
-            ),
+            flops_per_s=Interval(product.flops_per_s, product.low, product.flops_per_s),
+            bytes_per_s=tuple(self._by_size()),
             dispatch_s=Interval(self.dispatch_s, self.dispatch_s, self.dispatch_high_s),
-            new_bytes_per_s=rates.get(NEW),
+            new_bytes_per_s=new,
         )
+
+    def _by_size(self) -> Iterator[tuple[int, Interval]]:
+        """Yield bytes/s by size: what a larger working set reaches, a smaller one does."""
+        levels = [ceiling for ceiling in self.memory if ceiling.level != NEW]
+        known = [*levels[:1], *self.ladder] if self.ladder else levels
+        for place, ceiling in enumerate(known):
+            yield ceiling.working_set_bytes, _interval(max(known[place:], key=lambda each: each.bytes_per_s))
 
     def joined(self, again: "Ceilings") -> "Ceilings":
         """Return what two measurements say: the one that nothing disturbed, else the higher of both for each limit."""
@@ -110,8 +153,13 @@ class Ceilings:
             return again
         return replace(
             again,
-            compute=_higher(self.compute, again.compute, lambda ceiling: ceiling.flops_per_s),
-            memory=_higher(self.memory, again.memory, lambda ceiling: ceiling.bytes_per_s),
+            compute=_higher(
+                self.compute, again.compute, lambda each: (each.dtype, each.precision), lambda each: each.flops_per_s
+            ),
+            memory=_higher(self.memory, again.memory, lambda each: each.level, lambda each: each.bytes_per_s),
+            ladder=_higher(
+                self.ladder, again.ladder, lambda each: each.working_set_bytes, lambda each: each.bytes_per_s
+            ),
             dispatch_s=min(self.dispatch_s, again.dispatch_s),
             dispatch_high_s=min(self.dispatch_high_s, again.dispatch_high_s),
             seconds=self.seconds + again.seconds,
@@ -125,8 +173,20 @@ class Ceilings:
     def from_dict(cls, values: dict[str, Any]) -> "Ceilings":
         """Return the ceilings that `as_dict` gave. Raises TypeError or KeyError on anything else."""
         compute = tuple(ComputeCeiling(**entry) for entry in values["compute"])
-        memory = tuple(MemoryCeiling(**entry) for entry in values["memory"])
-        return cls(**{**values, "compute": compute, "memory": memory, "doubts": tuple(values["doubts"])})
+        memory, ladder = (
+            tuple(MemoryCeiling(**entry) for entry in entries)
+            for entries in (values["memory"], values.get("ladder", ()))
+        )
+        cache = values.get("shared_cache")
+        known = {
+            "compute": compute,
+            "memory": memory,
+            "ladder": ladder,
+            "shared_cache": SharedCache(**cache) if cache else None,
+            "doubts": tuple(values["doubts"]),
+            "cut": tuple(values.get("cut", ())),
+        }
+        return cls(**{**values, **known})
 
 
 def usual_dtypes(device: torch.device) -> tuple[str, ...]:
@@ -162,55 +222,126 @@ def measure(
     timer: Timer | None = None,
     watch: Watch | None = None,
 ) -> Ceilings:
-    """Return the limits of `device`, measured within about `budget_s`; the settings in use are left as they were."""
+    """Return the limits of `device`, measured within about `budget_s`; the settings in use are left as they were.
+
+    What the settings in use allow comes first; other settings are left out, and named, where the budget is used up.
+    """
     timer = timer or Timer(synchronize=synchronizer(device))
     watch = (watch or Watch(HostCounters())).start()
     wanted = dtypes or usual_dtypes(device)
     points = len(wanted) + (len(PRECISIONS) - 1) * ("float32" in wanted)
-    bench = _Bench(device, timer, slot_s=budget_s / (2 * points + 8))
     start = timer.clock()
+    bench = _Bench(device, timer, slot_s=budget_s / (2 * points + 8), deadline=start + OVERRUN * budget_s)
     with torch.inference_mode():
         dispatch = bench.dispatch()
-        compute = tuple(ceiling for dtype in wanted for ceiling in bench.compute(dtype))
-        memory = [bench.memory(level, size) for level, size in _working_sets(device)]
+        products = [bench.product(dtype, *_in_use(dtype)) for dtype in wanted]
+        ladder: list[MemoryCeiling] = []
+        cache: SharedCache | None = None
         if is_host(device):
-            memory.append(bench.new_memory(memory[-1]))
+            private, reported = cache_sizes()
+            own = private * torch.get_num_threads() // 2
+            memory = [bench.memory("private cache", own)]
+            ladder = list(bench.ladder(4 * own, reported))
+            shared, beyond = levels(ladder)
+            cache = SharedCache(reported, shared.working_set_bytes if shared else None)
+            memory += [*([shared] if shared else []), beyond, bench.new_memory(beyond)]
+        else:
+            memory = [bench.memory(level, size) for level, size in _device_sizes(device)]
+        products += bench.other_precisions() if "float32" in wanted else []
     threads = torch.get_num_threads() if is_host(device) else 1
     seen = "; ".join(disturbance.text for disturbance in watch.stop().disturbances(threads))
     return Ceilings(
         device=describe(device),
-        compute=compute,
+        compute=tuple(
+            sorted(products, key=lambda each: (wanted.index(each.dtype), PRECISIONS.index(each.precision or "highest")))
+        ),
         memory=tuple(memory),
         dispatch_s=dispatch[0],
         dispatch_high_s=dispatch[1],
         seconds=timer.clock() - start,
         doubts=(f"the ceilings were measured while {seen}",) if seen else (),
+        ladder=tuple(ladder),
+        shared_cache=cache,
+        cut=tuple(bench.cut),
     )
 
 
-def _higher(first: Sequence[T], second: Sequence[T], rate: Callable[[T], float]) -> tuple[T, ...]:
-    return tuple(max(pair, key=rate) for pair in zip(first, second, strict=True))
+def levels(ladder: Sequence[MemoryCeiling]) -> tuple[MemoryCeiling | None, MemoryCeiling]:
+    """Return the shared cache and main memory from bytes/s by growing working sets.
+
+    The cache reaches to the last size before bytes/s fall below the geometric mean of its best and of the largest
+    size's; there is none where they do not fall by `DROP`.
+    """
+    beyond = replace(ladder[-1], level="memory")
+    best = max(ladder, key=lambda ceiling: ceiling.bytes_per_s)
+    if best.bytes_per_s < DROP * beyond.bytes_per_s:
+        return None, beyond
+    fallen = math.sqrt(best.bytes_per_s * beyond.bytes_per_s)
+    after = (place for place, each in enumerate(ladder) if each.bytes_per_s < fallen and place > ladder.index(best))
+    size = ladder[next(after) - 1].working_set_bytes
+    return replace(best, level="shared cache", working_set_bytes=size), beyond
+
+
+def _interval(ceiling: MemoryCeiling) -> Interval:
+    return Interval(ceiling.bytes_per_s, ceiling.low, ceiling.bytes_per_s)
+
+
+def _in_use(dtype: str) -> tuple[str | None, bool]:
+    """Return the setting of products in use in a dtype, and that it is."""
+    return (torch.get_float32_matmul_precision() if dtype == "float32" else None), True
+
+
+def _higher(
+    first: Sequence[T], second: Sequence[T], name: Callable[[T], object], rate: Callable[[T], float]
+) -> tuple[T, ...]:
+    """Return the higher of both for each name, in the order of the first; what only one has is its own."""
+    best: dict[object, T] = {}
+    for each in (*first, *second):
+        best[name(each)] = max((best.get(name(each), each), each), key=rate)
+    return tuple(best.values())
 
 
 class _Bench:
-    """Times blocks of one operation; `slot_s` is what one limit may take."""
+    """Times blocks of one operation; `slot_s` is what one limit may take, `deadline` when what can be is cut."""
 
-    def __init__(self, device: torch.device, timer: Timer, slot_s: float) -> None:
-        self.device, self.timer, self.slot_s = device, timer, slot_s
+    def __init__(self, device: torch.device, timer: Timer, slot_s: float, deadline: float) -> None:
+        self.device, self.timer, self.slot_s, self.deadline = device, timer, slot_s, deadline
+        self.cut: list[str] = []
         self._queue = device_queue(device)
 
-    def compute(self, dtype: str) -> list[ComputeCeiling]:
-        """Return the limits in one dtype: one per setting of float32, else one."""
+    def other_precisions(self) -> Iterator[ComputeCeiling]:
+        """Yield the limits of float32 products under the settings that are not in use, while the budget lasts."""
         in_use = torch.get_float32_matmul_precision()
-        if dtype != "float32":
-            return [self._product(dtype, None, True)]
-        limits = []
-        for precision in PRECISIONS:
+        for precision in reversed(PRECISIONS):  # the coarsest is the one that may gain
+            if precision == in_use:
+                continue
+            if self.timer.clock() > self.deadline:
+                self.cut.append(f"float32 products at precision '{precision}'")
+                continue
             with matmul_precision(precision):
-                limits.append(self._product(dtype, precision, precision == in_use))
-        return limits
+                yield self.product("float32", precision, False)
 
-    def _product(self, dtype: str, precision: str | None, is_configured: bool) -> ComputeCeiling:
+    def ladder(self, size: int, reported: int) -> Iterator[MemoryCeiling]:
+        """Yield bytes/s of growing working sets, until they no longer fall: beyond every cache.
+
+        Where they never fell, the sizes reach twice the `reported` cache, as far as memory and the budget do.
+        """
+        most = int(LARGEST_SHARE_OF_MEMORY * environment.memory_limit_bytes())
+        rates: list[float] = []
+        while True:
+            ceiling = self.memory("shared cache", size)
+            yield ceiling
+            rates.append(ceiling.bytes_per_s)
+            has_fallen = rates[-1] * DROP < max(rates) and rates[-2] < FLAT * rates[-1]
+            is_far = size >= LEAST_MEMORY_BYTES and (has_fallen or size >= 2 * reported)
+            size *= 2
+            if is_far or size > max(most, LEAST_MEMORY_BYTES):
+                return
+            if self.timer.clock() > self.deadline:
+                self.cut.append(f"bytes/s of {size // 2**20} MiB and more")
+                return
+
+    def product(self, dtype: str, precision: str | None, is_configured: bool) -> ComputeCeiling:
         """Time products of growing size while the next one fits into the slot, and return the best.
 
         The right factor is transposed, as the weight of a linear layer is: some CPUs multiply bfloat16 seven times
@@ -239,7 +370,7 @@ class _Bench:
         rates = []
         for operation, tensors in (("copy", 2), ("add", 3)):
             count = max(1, working_set // (4 * tensors))
-            given = [_filled((count,), "float32", self.device, seed) for seed in range(tensors - 1)]
+            given = [_touched(count, self.device) for _ in range(tensors - 1)]
             out = torch.empty_like(given[0])
             work = _copy(given[0], out) if operation == "copy" else _add(given[0], given[1], out)
             fastest, middle, _ = self._blocks(work)
@@ -251,7 +382,7 @@ class _Bench:
     def new_memory(self, known: MemoryCeiling) -> MemoryCeiling:
         """Return bytes/s of writing to new memory: what an addition takes beyond reading what is there (`known`)."""
         count = known.working_set_bytes // 12
-        left, right = (_filled((count,), "float32", self.device, seed) for seed in (0, 1))
+        left, right = (_touched(count, self.device) for _ in range(2))
         reading_s = 8 * count / known.bytes_per_s
         fastest, middle, _ = self._blocks(lambda: torch.add(left, right))
         rates = [4 * count / max(seconds - reading_s, 4 * count / known.bytes_per_s) for seconds in (fastest, middle)]
@@ -320,16 +451,10 @@ def cache_sizes(root: Path = Path("/sys/devices/system/cpu")) -> tuple[int, int]
     return bytes_by_level.get(2, bytes_by_level[min(bytes_by_level)]), bytes_by_level[max(bytes_by_level)]
 
 
-def _working_sets(device: torch.device) -> list[tuple[str, int]]:
-    """Return the sizes at which bytes/s are measured: inside each cache, and far beyond the last."""
-    cache = last_level_cache_bytes(device)
-    if cache is not None:
-        return [("cache", cache // 2), ("memory", max(LEAST_MEMORY_BYTES, 8 * cache))]
-    private, shared = cache_sizes()
-    most = int(LARGEST_SHARE_OF_MEMORY * environment.memory_limit_bytes())
-    own = private * torch.get_num_threads() // 2
-    beyond = min(max(LEAST_MEMORY_BYTES, 8 * shared), most)
-    return [("private cache", own), ("shared cache", max(shared // 2, 2 * own)), ("memory", beyond)]
+def _device_sizes(device: torch.device) -> list[tuple[str, int]]:
+    """Return the sizes at which bytes/s of a GPU are measured: inside its cache, and far beyond."""
+    cache = last_level_cache_bytes(device) or 0
+    return [("cache", cache // 2), ("memory", max(LEAST_MEMORY_BYTES, 8 * cache))]
 
 
 def _product(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> Work:
@@ -348,6 +473,11 @@ def _filled(shape: tuple[int, ...], dtype: str, device: torch.device, seed: int)
     generator = torch.Generator(device).manual_seed(seed)
     values = torch.randn(shape, generator=generator, device=device)
     return values.to(getattr(torch, dtype))
+
+
+def _touched(count: int, device: torch.device) -> torch.Tensor:
+    """Return numbers in memory of their own; random ones would take longer than what is timed."""
+    return torch.ones(count, device=device)
 
 
 def _relative_error(left: torch.Tensor, right: torch.Tensor) -> float:

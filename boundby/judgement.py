@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
+from boundby.known import Missing
 from boundby.roofline import Attribution, Interval, Limits, OperatorLoad, attribute
-from boundby.split import Split
+from boundby.split import Cut, Split
 from boundby.verdict import (
     LEAST_GAIN,
     Bound,
@@ -103,6 +104,7 @@ def judge(  # noqa: PLR0913  (each is one kind of evidence)
     weights_bytes: float = 0.0,
     on_host: bool = True,
     split: Split | None = None,
+    unreplayed: Missing | None = None,
     reference: Reference | None = None,
     padding: float | None = None,
     trials: Sequence[Trial] = (),
@@ -113,9 +115,10 @@ def judge(  # noqa: PLR0913  (each is one kind of evidence)
 ) -> Verdict:
     """Return the verdict on one forward.
 
-    `split` is whose the time of the `reference` batch is. Without it the bound is found again at every combination of
-    the ends of the intervals. Where evidence leaves several bounds, or trials speak against it, the trials decide;
-    where they cannot, the bound is `mixed`, `alternatives` names what it may be, and `unsettled` what would settle it.
+    `split` is whose the time of the `reference` batch is, `unreplayed` why that is not known. Without a split the bound
+    is found again at every combination of the ends of the intervals. Where evidence leaves several bounds, or trials
+    speak against it, the trials decide; where they cannot, the bound is `mixed`, `alternatives` names what it may be,
+    and `unsettled` what would settle it.
 
     `padding` is the share of the FLOPs that is for padding. `gains` are those that the caller knows of; those that
     follow from the evidence are added, and none stays that was tried or is too small to tell. `doubts` are about the
@@ -126,13 +129,17 @@ def judge(  # noqa: PLR0913  (each is one kind of evidence)
     context = _Context(times, tuple(operators), limits, weights_bytes, on_host, split)
     found = _found(context, trials)
     confirmation = _confirmation(found.bound, trials, is_split=split is not None)
-    all_doubts = [*doubts, *found.doubts, *_share_doubts(times, context.label.share)]
+    all_doubts = list(dict.fromkeys([*doubts, *found.doubts, *_share_doubts(times, context.label.share)]))
     evidence = context.evidence(found.bound)
+    if unreplayed is not None:
+        evidence["replay"] = f"the time is not split by owners: {unreplayed.reason}"
+    elif split and split.cut:
+        evidence["replay"] = "; ".join(_cut_said(cut, split.seconds) for cut in split.cut)
     telling = ("rate", *TELLING.get(found.bound, ("limits",)))
     return Verdict(
         bound=found.bound,
         alternatives=found.alternatives or context.runner_up(found.bound),
-        share_of_limit=context.label.share,
+        share_of_limit=context.share_of(found.bound),
         confidence=_confidence(found, confirmation, all_doubts),
         confirmation=confirmation,
         gains=_worthwhile(untested([*gains, *context.gains(gains)], trials), found.bounds, times.isolated_s),
@@ -337,6 +344,16 @@ class _Context:
         near = [name for name, least in rest if least * (1 + REPLAY_ERROR) >= most * (1 - REPLAY_ERROR)]
         return _Label(first, self.shares["launch"] if first == "launch" else explained, tuple(near))
 
+    def share_of(self, bound: Bound) -> float:
+        """Return the time that this limit alone needs over the time measured, whatever the evidence without trials."""
+        if bound == self.label.bound or self.label.bound in ("input", "transfer"):
+            return self.label.share
+        if bound == "launch":
+            return self.shares["launch"]
+        if self.split is not None:
+            return self.split.share("compute") + self.split.share("memory")
+        return self.attribution.least_s / self.times.working_s.value
+
     @cached_property
     def shares(self) -> Mapping[Bound, float]:
         """The share of the time by bound: of its owners, or of its least time by the limits."""
@@ -491,6 +508,10 @@ class _Context:
         if bound == "input" and times.input_s is not None:
             said["input"] = f"making the input takes {times.input_s * 1e3:.2f} ms, the forward {isolated_ms:.2f} ms"
         return said
+
+
+def _cut_said(cut: Cut, seconds: float) -> str:
+    return f"operators with {_percent(cut.seconds / seconds)} of the time were not run alone: {cut.reason}"
 
 
 def _percent(share: float) -> str:

@@ -34,7 +34,7 @@ def free_bytes(device: torch.device) -> int:
     if is_gpu(device):
         return int(torch.cuda.mem_get_info(device)[0])
     left = memory_limit_bytes() - psutil.Process().memory_info().rss
-    return max(0, min(int(psutil.virtual_memory().available), left))
+    return max(0, min(int(psutil.virtual_memory().available), int(left)))
 
 
 class ProcessPeak:

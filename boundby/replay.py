@@ -35,6 +35,7 @@ HOT_BLOCK_S = 2e-3
 LEAST_ROUNDS, MOST_ROUNDS = 3, 15
 ROUND_BLOCK_S = 0.02  # of repeated forwards, whose median is the round's value
 TINY_CALLS = 200
+MOST_CALLS = 1000  # in a block
 CONFIDENCE = 0.9  # of the ratios
 OVER_BUDGET = "the seconds for replays were used up by operators that take more of the time"
 FRACTIONS = (2, 4)  # of the padded length, at which the forward is timed and counted again
@@ -270,7 +271,7 @@ class _Bench:
         changed = {setting: self._changed(setting, own) for setting in settings}
         refused = {setting.fix: run for setting, run in changed.items() if isinstance(run, Missing)}
         runs = {setting: run for setting, run in changed.items() if not isinstance(run, Missing)}
-        calls = max(1, math.ceil(ROUND_BLOCK_S / max(self.instruments.whole(work), 1e-9)))
+        calls = _calls(ROUND_BLOCK_S, self.instruments.whole(work))
         own.run()
         rounds: list[_Round] = []
         longest, quiet = 0.0, 0
@@ -397,10 +398,15 @@ class _Bench:
         once = self.instruments.busy(several(1))
         if once is None:
             raise _NotReplayableError("the device waited for the host")
-        number = max(1, math.ceil(HOT_BLOCK_S / max(once, 1e-9)))
+        number = _calls(HOT_BLOCK_S, once)
         times = [self.instruments.busy(several(number)) for _ in range(blocks)]
         timed = [seconds / number for seconds in times if seconds is not None]
         return median(timed) if timed else once
+
+
+def _calls(block_s: float, once: float) -> int:
+    """Return how many calls make a block."""
+    return min(MOST_CALLS, max(1, math.ceil(block_s / max(once, 1e-9))))
 
 
 def _cloned(value: Any) -> Any:

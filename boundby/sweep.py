@@ -84,7 +84,7 @@ def sweep(
     not tried: memory grows with the size. `revised` gives the outcomes of a point, after each further visit there,
     the values that they have by all that is known then.
     """
-    ascending: list[Any] = sorted(set(points))  # type: ignore[type-var]  # all are of one kind
+    ascending: list[Any] = sorted(set(points))
     known = {point: [outcome for outcome in finished if outcome.point == point] for point in ascending}
     for number in range(rule.most_rounds):
         if all(rule.is_done(outcomes[:number]) for outcomes in known.values()):

@@ -192,7 +192,7 @@ def seconds_per_sample(
     if not timed:
         return []
     fitted = [(batches, seconds) for batches, seconds in [*timed, *at_the_ends] if seconds > 0]
-    cost = Cost.fit(*zip(*fitted, strict=True))  # type: ignore[arg-type]
+    cost = Cost.fit(*zip(*fitted, strict=True))
     expected = cost.of(whole) / whole.samples
     return [
         expected * sum(seconds for _, seconds in each) / sum(cost.of(batches) for batches, _ in each)

@@ -16,7 +16,7 @@ from boundby.stats import Estimate, Summary, drift, estimate, least_samples, sum
 from boundby.verdict import Doubt, Verdict, doubts_of
 from boundby.whole_set import Totals
 from utils.document import Row
-from utils.visits import Quantity, Visit, isolated_rounds, reference_rounds, rounds, throughput_rounds, usable, whole_of
+from utils.visits import Quantity, Visit, isolated_rounds, reference_rounds, rounds, usable, whole_of
 
 Section = Literal["sweep", "memory", "device", "work"]
 NO_REFERENCE = "the reference batch was not timed"
@@ -49,12 +49,21 @@ class Point:
     @cached_property
     def latency(self) -> Estimate:
         """Seconds per sample of calls timed alone."""
-        return estimate(isolated_rounds(self.counted))
+        return estimate(self._isolated)
 
     @cached_property
     def throughput(self) -> Estimate:
         """Seconds per sample of calls queued one after another."""
-        return estimate(throughput_rounds(self.counted))
+        return estimate(self.queued)
+
+    @cached_property
+    def queued(self) -> list[float]:
+        """Seconds per sample of each round, of calls queued one after another; on a CPU of calls timed alone."""
+        return rounds(self.counted, "pipelined") or self._isolated
+
+    @cached_property
+    def _isolated(self) -> list[float]:
+        return isolated_rounds(self.counted)
 
     @cached_property
     def batches(self) -> Summary:
@@ -288,7 +297,7 @@ def _doubts(point: Point) -> Iterator[Doubt]:
     if batches.outliers:
         text = f"{batches.outliers} of {batches.n} batches lie ten standard deviations or more from the median"
         yield Doubt("outliers", text)
-    moved = drift(throughput_rounds(point.counted))
+    moved = drift(point.queued)
     if moved is not None and abs(moved) > max(LEAST_DRIFT, point.half_width, interval.half_width or 0.0):
         direction = "longer" if moved > 0 else "shorter"
         text = f"the last third of the rounds took {100 * abs(moved):.1f} % {direction} than the first"

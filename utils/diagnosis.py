@@ -23,7 +23,7 @@ from boundby.environment import memory_limit_bytes
 from boundby.inference import Batch, fixes, forward
 from boundby.judgement import Times
 from boundby.known import Missing, known
-from boundby.replay import Lengths
+from boundby.replay import BUDGET_S, Lengths
 from boundby.roofline import Interval, OperatorLoad, fixed_cost
 from boundby.stats import estimate
 from boundby.timer import Timer, Work
@@ -50,7 +50,7 @@ COUNTED_TOKENS = 16  # of the reference batch at least, to tell by shorter texts
 class Subject:
     """The model that was swept, with the instruments to look at it again.
 
-    `max_seconds` is what trials may take. `has_labels` False: the model returns no scores of labels.
+    `max_seconds` is what trials may take, `replay_s` what replays may. `has_labels` False: it scores no labels.
     """
 
     model: Any
@@ -62,6 +62,7 @@ class Subject:
     idle_w: float | None = None
     watch: Watch | None = None
     has_labels: bool = True
+    replay_s: float = BUDGET_S
 
 
 def diagnose(
@@ -155,14 +156,17 @@ class _Case:
         batch = selection.reference(self.row["batch_size"])
         work = self._call(batch)
         candidates, untried = self._candidates(batch, work)
+        others = [row["batch_size"] for row in self.measured if row is not self.row]
         extras = Extras(
             shape=(batch.shape.samples, batch.shape.tokens),
             lengths=self._lengths(batch),
             padding=1 - left,
-            batch_sizes=[row["batch_size"] for row in self.measured if row is not self.row],
+            measured_s=self._reference_s(),
+            batch_sizes={size: selection.reference(size).shape.tokens for size in others},
             candidates=candidates,
             tried=tried.joined(Tried(untried=tuple(untried))),
             release=lambda: release_memory(self.device),
+            replay_s=subject.replay_s,
             trials_s=subject.max_seconds,
         )
         return bottleneck(
@@ -208,6 +212,11 @@ class _Case:
     def _products(self, subject: fixes.Subject) -> Candidate | None:
         precision = self.forward.faster_precision
         return fixes.with_coarser_products(subject, *precision) if precision else None
+
+    def _reference_s(self) -> Interval | None:
+        """Return the seconds of the reference batch in the sweep; None where it was not timed."""
+        value, low, high = (self.row.get(f"reference_ms{end}") for end in ("", "_ci_low", "_ci_high"))
+        return Interval(value, low or value, high or value).times(1e-3) if value else None
 
     def _doubled(self, batch: Batch) -> Candidate | None:
         peak_mb = self.row["memory_cpu_peak_mb"]

@@ -205,6 +205,8 @@ def outcomes(visits: Sequence[Visit]) -> list[Outcome]:
 
 def _blocks(visit: Visit) -> list[Timed]:
     """Return the blocks of queued calls with what they hold: all batches of the visit, in one or more passes."""
+    if not visit.of("pipelined"):
+        return []
     one_pass = sum({timing.index: timing.batch for timing in visit.of("isolated")}.values(), start=Totals.none())
     return [(one_pass * (timing.samples / one_pass.samples), timing.seconds) for timing in visit.of("pipelined")]
 

@@ -43,7 +43,7 @@ FACTS = Facts(
 
 def test_card_says_it_all_in_the_order_in_which_it_is_asked():
     assert lines(FACTS) == [
-        "quickstart on Intel Xeon (2 cores) · float32 · batch 8 × 154 tokens · 14.60 ms",
+        "quickstart on Intel Xeon (2 cores) · float32 · batch 8 × 154 tokens · 14.6 ms",
         "Limited by  padding: 61 % of the arithmetic is for padding tokens [confirmed: no padding gave 2.6×]",
         "            then operators slow at these shapes: 24 % of the time, even when run alone",
         "Tried here  no padding 2.6× [2.5, 2.7] · bfloat16 1.6× [1.5, 1.7], 99.4 % same labels · 1 of 2",

@@ -6,7 +6,16 @@ import pytest
 import torch
 
 from boundby import ceilings
-from boundby.ceilings import Ceilings, ComputeCeiling, MemoryCeiling, cache_sizes, cached, matmul_precision, measure
+from boundby.ceilings import (
+    Ceilings,
+    ComputeCeiling,
+    MemoryCeiling,
+    SharedCache,
+    cache_sizes,
+    cached,
+    matmul_precision,
+    measure,
+)
 from boundby.disturbance import Conditions
 from boundby.timer import Timer
 from tests.fakes import FakeClock
@@ -37,6 +46,8 @@ class Machine:
         self.flops_per_s = {torch.float32: 2.0**33, torch.bfloat16: 2.0**30}
         self.faster = {"highest": 1.0, "high": 1.0, "medium": 2.0}
         self.sizes: list[int] = []
+        self.reported = 2**25  # bytes of shared cache that it says it has
+        self.cache = 2**25  # and that it has
         monkeypatch.setattr(torch, "mm", self.mm)
         monkeypatch.setattr(torch, "add", self.add)
         monkeypatch.setattr(
@@ -46,7 +57,10 @@ class Machine:
             ceilings, "_filled", lambda shape, dtype, device, seed: torch.empty(shape, dtype=getattr(torch, dtype))
         )
         monkeypatch.setattr(ceilings, "_relative_error", lambda left, right: 0.0)
-        monkeypatch.setattr(ceilings, "_working_sets", lambda device: [("cache", 2**20), ("memory", 2**26)])
+        monkeypatch.setattr(ceilings, "_touched", lambda count, device: torch.empty(count))
+        monkeypatch.setattr(ceilings, "cache_sizes", lambda: (2**20, self.reported))
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+        monkeypatch.setattr("boundby.environment.memory_limit_bytes", lambda: 2**34)
 
     def mm(self, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
         n = len(left)
@@ -63,7 +77,7 @@ class Machine:
             self.clock.advance(3 * left.nbytes / (8 * 2**30))  # the pages are new
 
     def _move(self, moved: int) -> None:
-        self.clock.advance(moved / (GIB if moved > 2**25 else 16 * GIB))
+        self.clock.advance(moved / (GIB if moved > self.cache else 16 * GIB))
 
 
 @pytest.fixture
@@ -90,7 +104,8 @@ def test_the_cost_of_an_operator_and_the_rates_of_memory_are_those_of_the_machin
     found = limits(machine, dtypes=("float32",))
     assert found.dispatch_s == 2.0**-20
     by_level = {each.level: each for each in found.memory}
-    assert by_level["cache"].bytes_per_s == pytest.approx(16 * GIB)
+    assert by_level["private cache"].bytes_per_s == pytest.approx(16 * GIB)
+    assert by_level["shared cache"].bytes_per_s == pytest.approx(16 * GIB)
     assert by_level["memory"].bytes_per_s == pytest.approx(GIB)
     assert by_level["memory"].operation == "add"  # a copy is half as fast here
     # of the addition's 12 bytes, 4 are new: 4 / GIB for writing and 12 / (8 GIB) for the pages, so 5.5 / GIB for 4
@@ -119,9 +134,40 @@ def test_the_settings_in_use_are_left_as_they_were(machine):
 def test_limits_hand_out_the_rate_of_the_nearest_level_that_holds_what_is_touched(machine):
     found = limits(machine, dtypes=("float32",)).limits("float32")
     assert found is not None
-    assert found.bandwidth(2**20).value == pytest.approx(16 * GIB)
-    assert found.bandwidth(2**20 + 1).value == found.bandwidth(2**40).value == pytest.approx(GIB)
+    assert found.bandwidth(2**25).value == pytest.approx(16 * GIB)
+    assert found.bandwidth(2**25 + 1).value == found.bandwidth(2**40).value == pytest.approx(GIB)
     assert found.new_bytes_per_s is not None and found.new_bytes_per_s.value < GIB
+
+
+@pytest.mark.parametrize(("has", "measured"), [(2**25, 2**25), (2**29, 2**29), (2**19, None)])
+def test_the_size_of_the_shared_cache_is_where_bytes_per_second_drop(machine, has, measured):
+    machine.cache, machine.reported = has, 480 * 2**20
+    found = limits(machine, dtypes=("float32",))
+    assert found.shared_cache == SharedCache(480 * 2**20, measured)
+    assert found.shared_cache.is_reported_wrongly == (measured != 2**29)
+    assert ("shared cache" in {each.level for each in found.memory}) == (measured is not None)
+    assert found.memory[-2].level == "memory" and found.memory[-2].bytes_per_s == pytest.approx(GIB)
+
+
+def test_work_is_held_against_the_limit_that_its_precision_may_use(machine):
+    found = limits(machine, dtypes=("float32", "bfloat16"))
+    assert found.limits("float32").flops_per_s.value == pytest.approx(2.0**33)
+    assert found.limits("float32", "medium").flops_per_s.value == pytest.approx(2.0**34)
+    assert found.limits("bfloat16", "medium") is None
+
+
+def test_a_slow_machine_leaves_out_the_settings_that_are_not_in_use_and_names_them(machine):
+    machine.flops_per_s = {torch.float32: 2.0**24}
+    found = limits(machine, dtypes=("float32",), budget_s=1.0)
+    assert [each.precision for each in found.compute] == ["highest"]
+    assert found.cut[-2:] == ("float32 products at precision 'medium'", "float32 products at precision 'high'")
+
+
+def test_ceilings_of_an_earlier_version_are_read():
+    values = made(2.0).as_dict()
+    for later in ("ladder", "shared_cache", "cut"):
+        del values[later]
+    assert Ceilings.from_dict(values) == made(2.0)
 
 
 def made(rate: float, doubts: tuple[str, ...] = ()) -> Ceilings:

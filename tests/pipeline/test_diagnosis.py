@@ -11,14 +11,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from boundby import trials
 from boundby.ceilings import Ceilings, ComputeCeiling, MemoryCeiling
 from boundby.disturbance import Disturbance
 from boundby.energy import EnergyMeter, EnergyUse
 from boundby.known import Missing
-from boundby.roofline import Interval
 from boundby.timer import Timer
-from boundby.verdict import Doubt, Fix, Trial, Verdict
+from boundby.verdict import Doubt, Fix, Verdict
 from boundby.work import transformer_flops, transformer_shape
 from tests.fakes import FakeClock, FakeThreads
 from utils import columns, diagnosis, profiler
@@ -155,17 +153,17 @@ class Bench:
 
     def subject(self, device: torch.device = CPU, **changes: Any) -> Subject:
         selection = Selection.of(self.texts, self.tokenizer, 512, device)
-        subject = Subject(self.model, selection, self.timer, MACHINE, max_seconds=1000.0)
+        subject = Subject(self.model, selection, self.timer, MACHINE, max_seconds=20.0, replay_s=0.0)
         return replace(subject, **changes)
 
-    def findings(self, subject: Subject | None = None) -> list[Finding]:
+    def findings(self, subject: Subject | None = None, chosen: int | None = None) -> list[Finding]:
         found: list[Finding] = []
         with self.takes_time:
-            diagnose(subject or self.subject(), self.rows, self.visits, found.append)
+            diagnose(subject or self.subject(), self.rows, self.visits, found.append, chosen)
         return found
 
-    def finding(self, **changes: Any) -> Finding:
-        [found] = self.findings(self.subject(**changes))
+    def finding(self, chosen: int | None = None, **changes: Any) -> Finding:
+        [found] = self.findings(self.subject(**changes), chosen)
         return found
 
     def row(self, **changes: Any) -> dict[str, Any]:
@@ -223,7 +221,6 @@ def test_flops_are_those_of_the_formula_with_padding_and_without() -> None:
     useful = sum(transformer_flops(shape, 1, length) for length in lengths) / 2
     assert values(finding)["flops_per_batch"] == executed
     assert values(finding)["useful_flops_pct"] == pytest.approx(100 * useful / executed, rel=1e-12)
-    assert fixes(finding.verdict)["remove padding"] == pytest.approx(executed / useful, rel=1e-12)
     assert not [doubt for doubt in finding.verdict.doubts if doubt.kind == "work"]
 
 
@@ -288,9 +285,7 @@ def test_a_model_that_cannot_be_counted_is_inconclusive_and_its_row_stays() -> N
         assert "work: it cannot be counted (the FLOPs of aten::_fft_r2c are not known" in row["reasons"][name]
     measured = set(NAMES) - DIAGNOSED - {"doubts"}
     assert {name: row[name] for name in measured} == {name: bench.rows[0][name] for name in measured}
-    padded = fixes(bench.finding().verdict)
-    assert padded["remove padding"] == pytest.approx(2.0)  # by tokens, where FLOPs are not known
-    assert tried(bench.finding().verdict) == []
+    assert tried(bench.finding(chosen=4).verdict) == []
 
 
 @pytest.mark.parametrize(
@@ -319,7 +314,7 @@ def test_without_ceilings_in_its_dtype_the_work_is_known_and_the_bound_is_not() 
     assert row["verdict"]["confirmation"] == "untested"
 
 
-def test_useful_flops_that_no_parabola_gives_are_unknown_and_padding_is_told_by_tokens() -> None:
+def test_useful_flops_that_no_parabola_gives_are_unknown() -> None:
     bench = Bench([" ".join("abcdefghijkl"[:length]) for length in (8, 2, 3, 3, 12, 5, 1, 9)])
     layer = bench.model.layers[0]
     bench.model.head = lambda hidden, is_padded: layer(hidden[:, :5]).mean(dim=1)[:, :LABELS]  # a window of five
@@ -328,8 +323,8 @@ def test_useful_flops_that_no_parabola_gives_are_unknown_and_padding_is_told_by_
     assert row["useful_flops_pct"] is None
     assert "no parabola" in row["reasons"]["useful_flops_pct"]
     [gain] = [each for each in row["verdict"]["gains"] if each["kind"] == "remove_padding"]
-    assert gain["at_most"] == pytest.approx(80 / 43)
-    assert "of the tokens are of padding" in gain["basis"]
+    assert gain["at_most"] == pytest.approx(80 / 43 / 0.8, rel=1e-3)  # what is left, at the limits
+    assert "46 % of the arithmetic is for padding" in gain["basis"]
 
 
 def test_a_model_that_can_be_counted_with_padding_alone_keeps_its_row() -> None:
@@ -366,11 +361,9 @@ def test_the_part_that_does_not_grow_with_the_batch_is_found_from_all_rows() -> 
     findings = bench.sweep(1, 2, 4).findings()
     for finding, percent in zip(findings, (50, 33, 20), strict=True):
         assert f"{percent} % of the time does not grow with the batch" in finding.verdict.evidence
-    assert [fixes(each.verdict).get("use batch size 4") for each in findings] == [
-        pytest.approx(2 / 1.25),
-        pytest.approx(1.5 / 1.25),
-        None,
-    ]
+    measured = [{trial.name: trial.measured.value for trial in each.verdict.trials} for each in findings]
+    assert [each.get("batch size 4") for each in measured] == [pytest.approx(2 / 1.25), pytest.approx(1.5 / 1.25), None]
+    assert {trial.source for each in findings for trial in each.verdict.trials} == {"sweep"}
 
 
 def on_a_device(bench: Bench, **seconds: float) -> None:
@@ -386,16 +379,8 @@ def on_a_device(bench: Bench, **seconds: float) -> None:
 
 
 @pytest.fixture
-def meta(monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    """Return a device that is not the host; a graph on it is replayed in half the time."""
-
-    def graph_replay(work: Callable[[], object], timer: Timer) -> Trial:
-        work()
-        return Trial(
-            Fix("issue_at_once"), Interval.exact(2.0), expected={"launch": (1.15, 9.0), "compute": (0.87, 1.15)}
-        )
-
-    monkeypatch.setattr(trials, "graph_replay", graph_replay)
+def meta() -> torch.device:
+    """Return a device that is not the host."""
     return torch.device("meta")
 
 
@@ -413,7 +398,6 @@ def test_times_of_the_device_decide_where_there_is_one(
     limit = replace(compute("float32", "highest"), flops_per_s=FLOPS_PER_S / 0.8, low=FLOPS_PER_S / 0.8)
     finding = bench.finding(device=meta, ceilings=replace(MACHINE, compute=(limit,)))
     assert finding.verdict.bound == bound
-    assert tried(finding.verdict) == ["the batch doubled", "replayed as a CUDA graph"]
     if bound == "compute":  # 0.64 of the isolated time by the limit
         assert finding.verdict.share_of_limit == pytest.approx(0.64 / device, rel=1e-6)
         assert values(finding)["share_of_ceiling_pct"] == pytest.approx(64.0)
@@ -434,7 +418,7 @@ def test_the_time_of_the_device_is_that_of_the_row(meta: torch.device) -> None:
     assert finding.verdict.share_of_limit == pytest.approx(0.8, rel=1e-6)
 
 
-# Interventions
+# Trials, of the chosen batch size
 
 
 @pytest.fixture
@@ -442,6 +426,10 @@ def two_threads(threads: FakeThreads) -> Iterator[None]:
     threads.number = 2
     yield
     assert threads.number == 2
+
+
+def untried(verdict: Verdict) -> dict[str, str]:
+    return {each.fix.kind: each.kind for each in verdict.untried}
 
 
 def test_settings_are_changed_on_purpose_and_set_back(two_threads: None) -> None:
@@ -452,56 +440,67 @@ def test_settings_are_changed_on_purpose_and_set_back(two_threads: None) -> None
         torch.get_num_threads() * (4 if torch.get_float32_matmul_precision() == "medium" else 1) / 2
     )
     medium = compute("float32", "medium", ratio=4.0, configured=False)
-    verdict = bench.sweep(4).finding(ceilings=replace(MACHINE, compute=(*MACHINE.compute, medium))).verdict
+    ceilings = replace(MACHINE, compute=(*MACHINE.compute, medium))
+    verdict = bench.sweep(4).finding(4, ceilings=ceilings).verdict
     left = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
-    assert tried(verdict) == ["the batch doubled", "1 of 2 threads", "float32 products at precision 'medium'"]
-    assert [line for line in verdict.evidence if ", as predicted" in line] == list(verdict.evidence[-3:])
-    assert (verdict.confirmation, left) == ("confirmed", "highest")
+    assert tried(verdict) == ["float32 products at precision 'medium'", "the batch doubled", "1 of 2 threads"]
+    by_kind = {trial.fix.kind: trial for trial in verdict.trials}
+    assert by_kind["matmul_precision"].measured.value == pytest.approx(4.0)
+    kept = by_kind["matmul_precision"].same_labels
+    assert kept is not None and (kept.same, kept.of) == (8, 8)
+    assert by_kind["matmul_precision"].at_most == pytest.approx(5.0, rel=1e-3)
+    assert (verdict.bound, verdict.confirmation, verdict.settled, left) == ("compute", "confirmed", True, "highest")
+    assert "matmul_precision" not in [gain.fix.kind for gain in verdict.gains]  # tried, no longer predicted
+
+
+def test_only_the_chosen_size_is_tried_and_its_reference_batch_has_shape_and_time(two_threads: None) -> None:
+    bench = Bench(EVEN).sweep(2, 4)
+    two, four = bench.findings(chosen=4)
+    assert tried(two.verdict) == ["batch size 4"] and two.verdict.reference is None
+    assert tried(four.verdict) == ["batch size 2", "the batch doubled", "1 of 2 threads"]
+    assert four.verdict.reference is not None
+    assert str(four.verdict.reference) == "4 × 8 tokens"
+    assert four.verdict.reference.seconds.value == pytest.approx(32 * SECONDS_PER_TOKEN / 2)
+
+
+def test_what_does_not_fit_into_the_seconds_for_trials_is_said(two_threads: None) -> None:
+    verdict = Bench(EVEN).sweep(4).finding(4, max_seconds=0.01).verdict
+    assert tried(verdict) == []
+    assert set(untried(verdict).values()) == {"over_budget"}
+    assert {"double_batch", "threads"} < set(untried(verdict))
+    assert (verdict.bound, verdict.confirmation) == ("compute", "untested")
 
 
 @pytest.mark.parametrize(
-    ("interventions_paid", "expected"),
-    [(0.99, []), (1.01, ["the batch doubled"]), (2.01, ["the batch doubled", "1 of 2 threads"])],
+    ("error", "why"),
+    [(torch.OutOfMemoryError("CUDA out of memory."), "out_of_memory"), (RuntimeError("index out of range"), "failed")],
 )
-def test_interventions_that_take_longer_than_the_budget_are_left_out(
-    two_threads: None, interventions_paid: float, expected: list[str]
-) -> None:
-    bench = Bench(EVEN).sweep(4)
-    forward_s = 32 * SECONDS_PER_TOKEN / 2
-    each_s = 1.5 * (4 * trials.PAIRS + 2) * forward_s
-    verdict = bench.finding(max_seconds=interventions_paid * each_s).verdict
-    assert tried(verdict) == expected
-    assert verdict.bound == "compute"
-    assert verdict.confirmation == ("confirmed" if len(expected) == 2 else "untested")
-
-
-@pytest.mark.parametrize(
-    ("error", "doubts"),
-    [
-        (torch.OutOfMemoryError("CUDA out of memory."), []),
-        (MemoryError(), []),
-        (RuntimeError("can't allocate memory: 8 bytes"), []),
-        (RuntimeError("index out of range"), [Doubt("intervention", "RuntimeError: index out of range")]),
-    ],
-)
-def test_a_doubled_batch_that_fails_is_left_out_with_a_doubt_unless_it_had_no_room(
-    two_threads: None, error: BaseException, doubts: list[Doubt]
-) -> None:
+def test_a_doubled_batch_that_fails_is_a_remark(two_threads: None, error: BaseException, why: str) -> None:
     bench = Bench(EVEN).sweep(4)
     bench.model.before = raising(error)
-    verdict = bench.finding().verdict
+    verdict = bench.finding(4).verdict
     assert tried(verdict) == ["1 of 2 threads"]
-    assert verdict.confirmation == "confirmed" and verdict.bound == "compute"
-    assert [doubt for doubt in verdict.doubts if doubt.kind == "intervention"] == doubts
+    assert untried(verdict)["double_batch"] == why
+    assert (verdict.bound, verdict.confirmation, verdict.confidence) == ("compute", "confirmed", "high")
 
 
-def test_other_precisions_gain_what_their_ceilings_allow() -> None:
+def test_a_model_that_cannot_be_packed_says_so() -> None:
+    assert untried(Bench(UNEVEN).sweep(4).finding(4).verdict)["remove_padding"] == "not_possible"
+    assert "remove_padding" not in untried(Bench(EVEN).sweep(4).finding(4).verdict)  # there is none
+
+
+def test_a_slow_tokenizer_is_tried_beside_the_forward() -> None:
+    bench = Bench(EVEN, seconds_per_text=8 * SECONDS_PER_TOKEN).sweep(4)
+    assert "prepare the input ahead, in another thread or process" in tried(bench.finding(4).verdict)
+
+
+def test_other_precisions_gain_at_most_what_their_limits_allow() -> None:
     others = (compute("float32", "medium", ratio=4.0, configured=False), compute("bfloat16", None, ratio=8.0))
     bench = Bench(EVEN).sweep(4)
     found = fixes(bench.finding(ceilings=replace(MACHINE, compute=(*MACHINE.compute, *others))).verdict)
-    assert found["float32 products at precision 'medium'"] == pytest.approx(4.0)  # all of the time is compute's
-    assert found["run in bfloat16"] == pytest.approx(8.0)
+    assert found["float32 products at precision 'medium'"] == pytest.approx(4.0 / 0.8)  # from 80 % of the limit
+    assert found["run in bfloat16"] == pytest.approx(8.0 / 0.8)
 
 
 # Energy

@@ -13,7 +13,7 @@ from boundby.sampler import NoSource, Sampler
 from boundby.timer import Timer
 from tests.fakes import FakeClock
 from utils.columns import NAMES
-from utils.profiler import MOST_REPEATS, BatchTimer, Guard, InferenceProfiler
+from utils.profiler import MOST_REPEATS, BatchTimer, Guard, InferenceProfiler, Settings, take_turns
 from utils.selection import Selection
 from utils.visits import Timing, Visit
 
@@ -509,3 +509,58 @@ def test_a_device_time_that_is_not_known_for_every_batch_is_none(monkeypatch: py
     assert [each for each in found if each.quantity == "device"] == []  # a mean over some batches is none over all
     assert [each.index for each in found if each.quantity == "enqueue"] == [0, 1]
     assert reason == "issuing the call takes 62 ms, longer than a backlog may be"
+
+
+class InDtype(FakeModel):
+    """A fake model in a dtype; it knows where it is, and the memory is too small for two at a batch size of 4."""
+
+    def __init__(self, clock: FakeClock, dtype: torch.dtype, placed: dict[torch.dtype, str]) -> None:
+        super().__init__(clock, lambda rows: torch.OutOfMemoryError() if rows >= 4 and self.is_crowded else None)
+        self.dtype, self.placed = dtype, placed
+        placed[dtype] = "device"
+
+    @property
+    def is_crowded(self) -> bool:
+        return list(self.placed.values()).count("device") > 1
+
+    def parameters(self) -> Iterator[torch.Tensor]:
+        yield torch.zeros(1, dtype=self.dtype)
+
+    def to(self, device: Any) -> None:
+        self.placed[self.dtype] = "host" if str(device) == "cpu" else "device"
+
+
+def in_turns(device: torch.device, sizes: Sequence[int], finished: Sequence[Visit] = ()) -> list[Visit]:
+    """Return the visits of a model in two dtypes on a device."""
+    clock, placed = FakeClock(), dict[torch.dtype, str]()
+    profilers = [
+        InferenceProfiler(InDtype(clock, dtype, placed), FakeTokenizer(clock), device, timer=Timer(clock))
+        for dtype in (torch.float32, torch.bfloat16)
+    ]
+    selection = Selection.of(EVEN, FakeTokenizer(clock), 512, device)
+    return take_turns(profilers, selection, Settings(sizes), finished)
+
+
+def test_dtypes_take_turns_within_the_rounds() -> None:
+    made = in_turns(torch.device("cpu"), [1, 2])
+    orders = [[(visit.batch_size, visit.dtype) for visit in made if visit.round == number] for number in range(5)]
+    assert orders[0] == [(1, "bfloat16"), (1, "float32"), (2, "bfloat16"), (2, "float32")]
+    assert all(sorted(order) == orders[0] for order in orders)
+    assert len({tuple(order) for order in orders}) > 2
+    again = in_turns(torch.device("cpu"), [1, 2], finished=made[:7])
+    assert [(visit.round, visit.batch_size, visit.dtype) for visit in again] == [
+        (visit.round, visit.batch_size, visit.dtype) for visit in made
+    ]
+
+
+def test_one_dtype_that_runs_out_of_memory_does_not_end_the_other() -> None:
+    made = in_turns(torch.device("cpu"), [1, 4, 8])  # where nothing makes room
+    assert {(visit.batch_size, visit.status) for visit in made} == {(1, "ok"), (4, "oom")}
+    assert len([visit for visit in made if visit.status == "oom"]) == 2
+
+
+def test_out_of_memory_on_a_gpu_is_that_of_one_model_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BatchTimer, "on_device", lambda timer, batches: ([], "it has no clock"))
+    made = in_turns(torch.device("meta"), [1, 4])  # no host, and no GPU whose memory a test could fill
+    assert {visit.status for visit in made} == {"ok"}
+    assert len(made) == 5 * 4

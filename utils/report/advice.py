@@ -1,5 +1,6 @@
 """What to do next, derived from the figures: repairs first, then speed by its possible gain, then what is missing."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -58,7 +59,7 @@ class Option:
 
 def advice(data: ReportData) -> list[Advice]:
     """Return what to do, the most pressing first."""
-    steps = [*_repairs(data), *_speed(data), *_trials(data), *_checks(data)]
+    steps = [*_repairs(data), *_unsettled(data), *_speed(data), *_trials(data), *_checks(data)]
     return sorted(steps, key=lambda step: (step.kind, -step.gain, -(step.at_most or 0)))
 
 
@@ -76,6 +77,15 @@ def _repairs(data: ReportData) -> Iterator[Advice]:
         why = f"Batch size {size} ran out of memory. Shorter texts, bfloat16 or a larger machine may help."
         smaller = [f"profiling.max_length={length // 2}", "model.dtype=bfloat16", "profiling.batch_sizes=[1,2,4]"]
         yield Advice(REPAIR, "Make the model fit", why, data.trial("smaller", *smaller))
+
+
+def _unsettled(data: ReportData) -> Iterator[Advice]:
+    """Yield another measurement where what limits cannot be told because other programs ran."""
+    verdict = (data.chosen or {}).get("verdict")
+    if not verdict or verdict.get("unsettled") not in ("disturbed", "unexplained"):
+        return
+    why = f"What limits is not settled: {verdict['would_settle']}." if verdict.get("would_settle") else ""
+    yield Advice(REPAIR, "Measure again while nothing else runs", why, data.command.run("--from", "2"))
 
 
 def _speed(data: ReportData) -> Iterator[Advice]:
@@ -100,39 +110,45 @@ def worthwhile(row: Row) -> Iterator[Option]:
             same = trial["same_labels"]
             share = same["share"]["value"] if same else None
             yield Option(Fix(trial["kind"], trial["settings"]), Interval(**trial["measured"]), True, None, "", share)
+    # Where nothing was tried or predicted, what a fix gives at most is better than nothing.
+    is_bound_only = not verdict.get("trials") and not any(gain.get("predicted") for gain in verdict["gains"])
     for gain in verdict["gains"]:
         if "kind" not in gain:
             continue  # older results name no kinds
         fix, tried = Fix(gain["kind"], gain.get("settings", {})), gain.get("measured")
         known = tried or gain.get("predicted")
-        if known is None and gain["at_most"] >= LEAST_BOUND:
+        if known is None and gain["at_most"] >= LEAST_BOUND and is_bound_only:
             yield Option(fix, None, False, gain["at_most"], gain["basis"])
         elif known and known["low"] > 1 and known["value"] >= LEAST_GAIN:
             yield Option(fix, Interval(**known), tried is not None, None, gain["basis"])
 
 
 def _fastest(data: ReportData, row: Row, options: Sequence[Option]) -> Iterator[Advice]:
-    """Yield the whole-set pass in a cheaper precision, where one gains and the pass was not made in it."""
+    """Yield the pass over the whole set, which batches by length, in the fastest precision, if it was in float32."""
     full = data.full
-    cheaper = [option for option in options if option.fix.kind in ("dtype", "matmul_precision") and option.factor]
-    if full is None or full["precision"] != "float32" or not cheaper or not data.task.HAS_PREDICTED_LABELS:
+    if full is None or not data.task.HAS_PREDICTED_LABELS:
         return
-    best = max(cheaper, key=lambda option: option.factor.value if option.factor else 0.0)
-    if best.factor is None or full["dtype"] != row["dtype"]:
+    if not full["precision"] == full["dtype"] == row["dtype"] == "float32":
         return
     mean, low, high = (row[f"throughput_samples_per_sec_{end}"] for end in ("mean", "ci_low", "ci_high"))
-    ratio = full["throughput_samples_per_sec"] / mean
-    ends = (ratio * mean / (high or mean), ratio * mean / (low or mean))
-    both = Interval(ratio * best.factor.value, ends[0] * best.factor.low, ends[1] * best.factor.high)
+    rate = full["throughput_samples_per_sec"]
+    passed = Interval(rate / mean, rate / (high or mean), rate / (low or mean))
+    cheaper = [option for option in options if option.fix.kind in ("dtype", "matmul_precision") and option.factor]
+    best = max(cheaper, key=lambda option: option.factor.value if option.factor else 0.0, default=None)
+    factors = [passed, *([best.factor] if best and best.factor else [])]
+    both = Interval(*(math.prod(ends) for ends in zip(*((f.value, f.low, f.high) for f in factors), strict=True)))
     if both.value < LEAST_GAIN or both.low <= 1:
         return
     why = (
-        f"The pass over the whole set, sorted by length, had {times(ratio)}× the throughput of batch size "
-        f"{row['batch_size']} with the texts as they come, and {best.fix} should give {times(best.factor.value)}× on "
-        f"top. A precision is taken only where it keeps {100 * data.config.evaluation.min_agreement:g} % of the labels."
+        f"The pass over the whole set, sorted by length, had {times(passed.value)}× the throughput of batch size "
+        f"{row['batch_size']} with the texts as they come"
     )
+    why += f", and {best.fix} should give {times(best.factor.value)}× on top" if best and best.factor else ""
+    least = 100 * data.config.evaluation.min_agreement
+    why += f". A precision is taken only where it keeps {least:g} % of the labels."
+    title = "Batch by length, in the fastest precision that keeps the labels"
     command = data.trial("fastest", "evaluation.precision=fastest")
-    yield Advice(SPEED, "Batch by length, in the fastest precision that keeps the labels", why, command, both)
+    yield Advice(SPEED, title, why, command, both, is_measured=best is None)
 
 
 def _option(data: ReportData, row: Row, option: Option) -> Iterator[Advice]:
@@ -256,7 +272,7 @@ def _alternative(choice: Choice) -> str:
 
 def _checks(data: ReportData) -> Iterator[Advice]:
     noisy = [row for row in data.rows if row["status"] == "noisy"]
-    if noisy:
+    if noisy and not any(_unsettled(data)):
         sizes = sorted({row["batch_size"] for row in noisy})
         settings = [
             f"profiling.batch_sizes=[{','.join(map(str, sizes))}]",

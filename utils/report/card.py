@@ -1,5 +1,7 @@
 """The card of a run: its facts gathered from what the steps left, for `boundby.card` to put into lines."""
 
+from pathlib import PurePath
+
 import msgspec
 
 from boundby import card as cards
@@ -24,7 +26,7 @@ def facts(data: ReportData) -> Facts:
     verdict = verdict_of(row)
     reference = verdict.reference if verdict else None
     return Facts(
-        model=document["model"].get("name") or "unknown model",
+        model=_model(data),
         machine=machine(data),
         dtype=(data.dtypes or [document["model"].get("dtype")])[0],
         shape=_shape(row, verdict),
@@ -49,6 +51,13 @@ def verdict_of(row: Row | None) -> Verdict | None:
         return Verdict.from_dict({**values, "gains": gains, "doubt_kinds": kinds})
     except (LookupError, TypeError, ValueError, msgspec.ValidationError):
         return None
+
+
+def _model(data: ReportData) -> str:
+    """Return the name of the model, of a folder its last part."""
+    model = data.document["model"]
+    name = model.get("name") or "unknown model"
+    return PurePath(name).name if model.get("origin") == "folder" else name
 
 
 def machine(data: ReportData) -> str:

@@ -8,9 +8,10 @@ from utils.report.pictures import Content, Folded
 from utils.report.sources import ReportData
 
 LONGEST_DOUBT = 400  # characters
-BRIEF = {  # kinds of doubts about a batch size
-    "noisy": "are noisy",
+SHOWN_KINDS = 2  # in brief
+BRIEF = {  # kinds of doubts about a batch size, the most telling first
     "disturbed": "were disturbed by other programs",
+    "noisy": "are noisy",
     "drift": "drifted",
     "unsteady": "are unsteady",
     "warm-up": "had not settled",
@@ -25,7 +26,8 @@ def section(data: ReportData) -> list[Content]:
     others = [doubt for doubt in every(data) if doubt not in first]
     said = [clean(doubt, LONGEST_DOUBT) for doubt in first]
     more = [clean(doubt, LONGEST_DOUBT) for doubt in others]
-    counted = f"{len(more)} about other batch sizes and the trace stand in the page." if more else ""
+    page = data.layout.html_report.name
+    counted = f"{page} has {len(more)} more, about other batch sizes and the trace." if more else ""
     none = Paragraph(f"No doubt about the answer. {counted}".strip())
     shown: list[Content] = [BulletList([*said, *([counted] if counted else [])])] if said else [none]
     return [Heading("Doubts"), *shown, *([Folded("More doubts", [BulletList(more)])] if more else [])]
@@ -45,10 +47,11 @@ def of_the_answer(data: ReportData) -> list[str]:
 def in_brief(data: ReportData) -> list[str]:
     """Return those that touch the card in few words, without what to do about them."""
     row = data.chosen
-    found = [*data.document["doubts"], *_settings(data), *_agreement(data), *_full(data)]
+    other = ["the settings of this report are those of another model"] if _settings(data) else []
+    found = [*other, *data.document["doubts"], *_agreement(data), *_full(data)]
     brief = [doubt.partition(";")[0] for doubt in found]
     kinds = row.get("doubt_kinds", []) if row else []
-    words = list(dict.fromkeys(BRIEF[kind] for kind in kinds if kind in BRIEF))
+    words = [text for kind, text in BRIEF.items() if kind in kinds][:SHOWN_KINDS]
     return [*([f"the times of batch size {row['batch_size']} {listed(words)}"] if row and words else []), *brief]
 
 

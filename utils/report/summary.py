@@ -39,8 +39,8 @@ def _warnings(data: ReportData) -> list[Block]:
     warnings: list[Block] = []
     if data.document["synthetic"]:
         text = (
-            "the texts and the model were made on this machine (quickstart). The figures show that the pipeline works "
-            "and how fast this machine runs a small model; they say nothing about a real task."
+            "texts and model were made on this machine. The figures say how fast it runs a small model, and nothing "
+            "about a real task."
         )
         warnings.append(Admonition([Paragraph(text, strong="SYNTHETIC DATA:")]))
     if not data.document["complete"]:

@@ -86,13 +86,12 @@ def _owners(row: Row, verdict: Verdict) -> list[Block]:
     padding = sum(part["seconds"] * (part["padding_share"] or 0.0) for part in parts)
     rows.append(["together, as measured", number(1e3 * whole), "100", f"{100 * padding / whole:.0f}"])
     where = f"a batch of {reference['shape']}" if reference else f"a batch of {row['batch_size']}"
-    notes = [f"{NOTHING}: no part of it can be told to be for padding"] if any(r[3] == NOTHING for r in rows) else []
     headers = ["whose", "ms", "%", "of it for\npadding %"]
-    return [Table(headers, rows, left=[0], caption=f"The time of {where} in {row['dtype']}", notes=notes)]
+    return [Table(headers, rows, left=[0], caption=f"The time of {where} in {row['dtype']}")]
 
 
 def _owner(part: TimeOwner, whole: float) -> list[str]:
-    padding = NOTHING if part["padding_share"] is None else f"{100 * part['padding_share']:.0f}"
+    padding = "" if part["padding_share"] is None else f"{100 * part['padding_share']:.0f}"
     return [OWNERS[part["kind"]], number(1e3 * part["seconds"]), f"{100 * part['seconds'] / whole:.0f}", padding]
 
 
@@ -103,27 +102,31 @@ def _times(data: ReportData, verdict: Verdict) -> list[Block]:
         return []
     shape, first = reference["shape"], reference["seconds"]["value"]
     rows = [["the sweep", shape, number(1e3 * first), ""]]
-    for name, own_shape, seconds, reason in _other_times(data, verdict, shape):
-        is_near = 1 / SAME_TIME < seconds / first < SAME_TIME
-        why = "another batch" if own_shape != shape else "" if is_near else reason
+    is_disturbed = bool(data.chosen and data.chosen["disturbed_rounds"])
+    calmer = "timed later; other programs disturbed the sweep" if is_disturbed else "timed later, over and over"
+    alone = sum(part["seconds"] for part in verdict.get("owners", []) if part["kind"] in ALONE)
+    if alone:
+        why = "each alone and hot: no Python, no cold caches"
+        rows.append(["replay of its operators", shape, number(1e3 * alone), why])
+    for name, own_shape, seconds, reason in _other_times(data):
+        why = "another batch"
+        if own_shape == shape:
+            why = reason if seconds > SAME_TIME * first else calmer if seconds * SAME_TIME < first else ""
         rows.append([name, own_shape, number(1e3 * seconds), why])
     if len(rows) == 1:
         return []
     return [Table(["timed by", "shape", "ms", "why it differs"], rows, left=[0, 1, 3], caption="The same batch, timed")]
 
 
-def _other_times(data: ReportData, verdict: Verdict, shape: str) -> Iterator[tuple[str, str, float, str]]:
-    """Yield who else timed a batch, its shape, the seconds, and why they may differ from those of the sweep."""
-    alone = sum(part["seconds"] for part in verdict.get("owners", []) if part["kind"] in ALONE)
-    if alone:
-        yield "replay of its operators", shape, alone, "each alone and hot: no Python, no cold caches"
+def _other_times(data: ReportData) -> Iterator[tuple[str, str, float, str]]:
+    """Yield who else timed a batch, its shape, the seconds, and why these may be more than those of the sweep."""
     manifest, trace = data.manifest, data.trace
     if trace and trace["steps"]["median_ms"] and manifest.dtype == data.dtypes[0]:
         traced = manifest.shape or f"{manifest.batch_size} texts"
         yield "the trace", traced, trace["steps"]["median_ms"] / 1e3, "the profiler records every operator"
     if data.layers:
         profiled = data.layers.shape or "not noted"
-        yield "the profile by layer", profiled, data.layers.reference_s.median, "timed minutes later, over and over"
+        yield "the profile by layer", profiled, data.layers.reference_s.median, "timed later"
 
 
 def tried(data: ReportData) -> list[Content]:
@@ -203,7 +206,8 @@ def _ceilings_of(data: ReportData) -> Ceilings | Missing:
 
 def _table(dtype: str, rows: Sequence[Row], is_on_gpu: bool) -> Table:
     size, unit = roofline.scale(rows)
-    kinds = [kind for kind in SHORT if any(_share(row, kind) for row in rows)]
+    several = sum(bool((of(row) or {}).get("owners")) for row in rows) > 1
+    kinds = [kind for kind in SHORT if several and any(_share(row, kind) for row in rows)]
     has_energy = any(row[ENERGY] is not None for row in rows)
     headers = ["batch\nsize", "limited by", *(SHORT[kind] for kind in kinds)]
     headers += [unit, "of peak\n%", "for\npadding %", *(["joules/\nsample"] if has_energy else [])]
@@ -229,7 +233,7 @@ def _cells(row: Row, kinds: Sequence[OwnerKind], size: float, has_energy: bool, 
     useful = row["useful_flops_pct"]
     rate = NOTHING if row["flops_per_sec"] is None else number(row["flops_per_sec"] / size)
     cells = [str(row["batch_size"]), limited_by(row), *(_whole(_share(row, kind)) for kind in kinds)]
-    cells += [rate, _whole(row["share_of_ceiling_pct"]), _whole(None if useful is None else 100 - useful)]
+    cells += [rate, _whole(row["share_of_ceiling_pct"]), _whole(None if useful is None else max(0.0, 100 - useful))]
     cells += [_number(row[ENERGY])] if has_energy else []
     return cells + ([_number(row[f"{name}_per_batch_ms"]) for name in ("device", "enqueue")] if is_on_gpu else [])
 

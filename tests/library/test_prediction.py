@@ -1,0 +1,94 @@
+"""What fixes would gain: forwards whose parts are known, so that every prediction is a division."""
+
+from dataclasses import replace
+
+import pytest
+
+from boundby.known import Missing
+from boundby.prediction import ONE_ROUND_ERROR, predictions
+from boundby.roofline import Interval, Limits
+from boundby.split import ShapeTime, Variant, split
+from boundby.verdict import Fix, Gain
+from tests.library.test_split import LIMITS, REPLAY
+
+BF16 = Fix("dtype", {"dtype": "bfloat16"})
+COARSE = Fix("matmul_precision", {"precision": "medium"})
+FASTER = replace(LIMITS, flops_per_s=Interval.exact(2.0**12))
+
+
+def limits_under(fix: Fix) -> Limits | None:
+    return FASTER if fix == BF16 else LIMITS
+
+
+def gains(replay=REPLAY, **known) -> dict[str, Gain]:
+    found = predictions(replace(replay, rounds=known.pop("rounds", 5)), split(replay, LIMITS), limits_under, **known)
+    return {gain.fix.kind: gain for gain in found}
+
+
+def under(fix: Fix, ratio: Interval | Missing):
+    return replace(REPLAY, variants=(Variant(fix, ratio),))
+
+
+def test_operators_take_their_time_under_the_fix_and_python_stays():
+    found = gains(under(BF16, Interval(0.25, 0.2, 0.3)))["dtype"]
+    assert found.predicted is not None
+    assert found.predicted.value == pytest.approx(16 / (11 * 0.25 + 5))
+    assert found.predicted.low < 16 / (11 * 0.3 + 5) and found.predicted.high > 16 / (11 * 0.2 + 5)
+    # the limits in bfloat16: a quarter of the arithmetic, half of the bytes; and four calls that must be issued
+    assert found.at_most == pytest.approx(16 / (2 / 4 + 1 / 2 + 4 * 2**-6))
+
+
+def test_few_rounds_make_a_wide_prediction():
+    narrow, wide = (gains(under(COARSE, Interval.exact(1.0)), rounds=n)["matmul_precision"].predicted for n in (5, 1))
+    assert narrow is not None and wide is not None
+    assert wide.high / wide.value > 1 + ONE_ROUND_ERROR > narrow.high / narrow.value
+
+
+def test_a_fix_without_limits_or_without_a_replay_is_not_predicted():
+    assert "dtype" not in gains(under(BF16, Missing("no such kernel")))
+    replay = under(BF16, Interval.exact(0.5))
+    assert predictions(replay, split(replay, LIMITS), lambda fix: None) == ()
+
+
+def test_a_prediction_never_passes_its_bound():
+    for gain in gains(under(BF16, Interval.exact(1e-9)), lengths=[1, 1], input_s=4.0).values():
+        assert gain.predicted is not None and gain.predicted.low <= gain.predicted.value <= gain.predicted.high
+        assert gain.predicted.high <= gain.at_most
+
+
+def test_an_operator_that_beats_the_limits_sets_the_bound():
+    operators = (replace(REPLAY.operators[0], hot_s=1.5), REPLAY.operators[1])  # 1 s of kernels, where limits ask 2
+    found = gains(replace(under(COARSE, Interval.exact(1.0)), operators=operators))["matmul_precision"]
+    assert found.at_most == pytest.approx(16 / (1 + 1 + 4 * 2**-6))
+
+
+def test_without_padding_work_and_shorter_forwards_agree_on_what_is_left():
+    shapes = (ShapeTime(2, 4, 8.0), ShapeTime(2, 8, 16.0))
+    found = gains(replace(REPLAY, shapes=shapes), lengths=[8, 4])["remove_padding"]
+    share = split(REPLAY, LIMITS).padding_share
+    assert share is not None and found.predicted is not None
+    assert found.predicted.value == pytest.approx(16 / (16 * (1 - share) * 12) ** 0.5)
+    assert found.at_most == pytest.approx(16 / (2 * 0.5 + 1 * 0.75 + 4 * 2**-6))
+
+
+def test_a_larger_batch_shares_the_host_and_a_longer_one_pays_for_its_tokens():
+    replay = replace(REPLAY, shapes=(ShapeTime(2, 4, 11.0), ShapeTime(2, 8, 16.0)))
+    [larger] = [gain for gain in gains(replay, batch_sizes=[2, 4]).values() if gain.fix.kind == "batch_size"]
+    host = split(REPLAY, LIMITS)["host"].seconds
+    assert larger.predicted is not None
+    assert larger.predicted.value == pytest.approx(16 / ((host + 2 * (16 - host)) / 2))
+    longer = gains(replay, batch_sizes=[4], tokens_at={4: 12})["batch_size"]
+    assert longer.predicted is not None and longer.predicted.value == pytest.approx(16 / ((host + 2 * (21 - host)) / 2))
+
+
+def test_input_made_ahead_takes_a_core_from_the_forward_on_a_host():
+    on_host = gains(replace(REPLAY, threads=2), input_s=8.0)["overlap_input"]
+    assert on_host.predicted is not None
+    assert (on_host.predicted.value, on_host.at_most) == (24 / 20, 24 / 16)
+    on_device = gains(replace(REPLAY, on_host=False), input_s=8.0)["overlap_input"]
+    assert on_device.predicted is not None and on_device.predicted.value == on_device.at_most == 24 / 16
+
+
+def test_a_graph_takes_the_device_s_own_time():
+    found = gains(replace(REPLAY, on_host=False))["issue_at_once"]
+    assert found.predicted is not None and found.predicted.value == 16 / 11

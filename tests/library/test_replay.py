@@ -1,0 +1,219 @@
+"""A forward run again as its operators: times of operators that move a fake clock, so the split is exact."""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+from torch.utils.flop_counter import register_flop_formula
+
+from boundby.disturbance import Conditions
+from boundby.known import Missing
+from boundby.recording import program, record
+from boundby.replay import Lengths, Setting, replay
+from boundby.roofline import Interval
+from boundby.timer import Timer
+from boundby.verdict import Fix
+from boundby.work.operators import tensors_in
+from tests.fakes import FakeClock
+
+HALF = Fix("dtype", {"dtype": "bfloat16"})
+THREADS = Fix("threads", {"threads": 1, "instead_of": 2})
+KERNEL_S = 2.0**-4
+
+
+class Quiet:
+    """Sees nothing, but in the windows named."""
+
+    def __init__(self, *disturbed: int) -> None:
+        self.disturbed, self.windows = disturbed, 0
+
+    def start(self) -> "Quiet":
+        return self
+
+    def stop(self) -> Conditions:
+        self.windows += 1
+        return Conditions(1.0, 2, foreign_cores=2.0 if self.windows in self.disturbed else 0.0)
+
+
+class Machine:
+    """Operators that take a known time for each row they are given, more where the one before was another."""
+
+    def __init__(self) -> None:
+        self.clock, self.slower, self.cold_s = FakeClock(), 1.0, 0.0
+        self.device_s, self.issue_s = 0.0, 0.0
+        self.last: object = None
+
+    def run(self, given: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        seconds = KERNEL_S * given.shape[0] * self.slower * (0.5 if given.dtype is torch.bfloat16 else 1.0)
+        seconds += self.cold_s * (self.last != weight.data_ptr())
+        self.last = weight.data_ptr()
+        self.device_s += seconds
+        self.clock.advance(self.issue_s or seconds)
+        return given + weight
+
+    @contextmanager
+    def half_speed(self) -> Iterator[None]:
+        self.slower = 2.0
+        yield
+        self.slower = 1.0
+
+
+MACHINE = Machine()
+
+
+@torch.library.custom_op("boundby_tests::work", mutates_args=())
+def work(given: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return MACHINE.run(given, weight)
+
+
+@register_flop_formula(torch.ops.boundby_tests.work)
+def flops_of_work(given: Any, weight: Any, *, out_shape: Any, **_: Any) -> int:
+    return math.prod(out_shape)
+
+
+@pytest.fixture
+def machine() -> Machine:
+    MACHINE.__init__()  # type: ignore[misc]
+    return MACHINE
+
+
+def model(given: torch.Tensor, weights: tuple[torch.Tensor, ...], between_s: float = 0.0) -> Callable[[], torch.Tensor]:
+    def forward() -> torch.Tensor:
+        found = given
+        for weight in weights:
+            MACHINE.clock.advance(between_s)
+            found = work(found, weight)
+        return found
+
+    return forward
+
+
+WEIGHTS = (torch.ones(8), torch.ones(8))
+
+
+def replayed(forward, **options):
+    return replay(forward, timer=Timer(MACHINE.clock), watch=options.pop("watch", Quiet()), **options)
+
+
+def test_a_forward_is_its_operators_and_what_is_between_them(machine):
+    machine.cold_s = 2.0**-6
+    found = replayed(model(torch.ones(4, 8), WEIGHTS, between_s=2.0**-5))
+    [operator] = found.operators
+    assert operator.load.calls == found.calls == 2
+    assert (operator.shapes, operator.load.flops) == (((4, 8), (8,)), 64)
+    assert operator.hot_s == 2 * 4 * KERNEL_S  # the weights of one call, hot
+    assert found.in_order_s.value == operator.in_order_s == 2 * (4 * KERNEL_S + machine.cold_s)
+    assert found.forward_s.value == found.in_order_s.value + 2 * 2.0**-5
+    assert found.cut == () and found.on_host and found.rounds >= 3
+
+
+def test_settings_are_replayed_in_turns_with_what_is_in_use(machine):
+    settings = [Setting(HALF, dtype=torch.bfloat16), Setting(THREADS, entered=machine.half_speed)]
+    variants = replayed(model(torch.ones(4, 8), WEIGHTS), settings=settings).variants
+    found = {each.fix.kind: each.time_ratio for each in variants}
+    assert isinstance(found["dtype"], Interval) and found["dtype"].value == pytest.approx(0.5)
+    assert isinstance(found["threads"], Interval) and found["threads"].value == pytest.approx(2.0)
+
+
+def test_padding_is_the_work_that_shorter_texts_would_not_have(machine):
+    def cut_to(tokens: int) -> Callable[[], torch.Tensor]:
+        return model(torch.ones(tokens, 8), WEIGHTS)
+
+    found = replayed(cut_to(16), lengths=Lengths([16, 4], 16, cut_to))
+    assert found.operators[0].padding_share == pytest.approx(1 - 10 / 16)
+    assert [(shape.tokens, shape.seconds) for shape in found.shapes] == [
+        (tokens, 2 * tokens * KERNEL_S) for tokens in (4, 8, 16)
+    ]
+    assert isinstance(replayed(cut_to(2), lengths=Lengths([2], 2, cut_to)).padding, Missing)
+
+
+def test_what_the_budget_does_not_reach_is_named_with_its_time(machine):
+    cheap, dear = torch.ones(1, 8), torch.ones(64, 8)
+    found = replayed(lambda: (work(cheap, WEIGHTS[0]), work(dear, WEIGHTS[1])), budget_s=4.5 * 65 * KERNEL_S)
+    assert found.rounds == 1
+    [cut] = found.cut
+    assert cut.kind == "budget" and cut.operators == ("boundby_tests::work",)
+    assert sum(operator.hot_s is None for operator in found.operators) >= 1
+
+
+def test_rounds_that_something_disturbed_do_not_count(machine):
+    assert replayed(model(torch.ones(4, 8), WEIGHTS), watch=Quiet(1, 2)).doubts == ()
+    always = replayed(model(torch.ones(4, 8), WEIGHTS), watch=Quiet(*range(100)), budget_s=60.0)
+    assert always.doubts == ("other processes used 2.0 of 2 cores",)
+
+
+class Queue:
+    """A device whose time passes as work is queued, behind a host that is never late."""
+
+    def hold(self, seconds: float) -> None:
+        pass
+
+    def mark(self) -> float:
+        return MACHINE.device_s
+
+    def has_passed(self, mark: float) -> bool:
+        return False
+
+    def seconds_between(self, start: float, end: float) -> float:
+        return end - start
+
+
+def test_on_a_device_operators_take_the_device_s_time_and_the_host_its_own(machine):
+    machine.issue_s = 2.0**-7
+    found = replayed(model(torch.ones(4, 8), WEIGHTS), queue=Queue())
+    assert found.operators[0].hot_s == found.in_order_s.value == found.operators[0].in_order_s == 2 * 4 * KERNEL_S
+    assert (found.dispatch_s, found.views_s, found.on_host) == (0.0, 0.0, False)
+
+
+def changes_in_place() -> torch.Tensor:
+    return torch.arange(6.0).view(2, 3).t().add_(1).mul(2)
+
+
+def splits_and_joins() -> torch.Tensor:
+    first, second = torch.arange(8.0).chunk(2)
+    return torch.cat([second, first]).softmax(0)
+
+
+def normalises() -> torch.Tensor:
+    return functional.layer_norm(functional.linear(torch.ones(2, 3, 4), torch.ones(5, 4)), (5,)).cumsum(1)
+
+
+def attends() -> torch.Tensor:
+    query = torch.linspace(-1, 1, 64).view(1, 2, 8, 4)
+    return functional.scaled_dot_product_attention(query, query, query, is_causal=True)
+
+
+def looks_up() -> torch.Tensor:
+    ids = torch.tensor([[1, 2], [2, 0]])
+    return functional.embedding(ids, torch.arange(12.0).view(4, 3)).masked_fill((ids == 0)[..., None], -1.0)[ids > 0]
+
+
+@pytest.mark.parametrize("forward", [changes_in_place, splits_and_joins, normalises, attends, looks_up])
+def test_a_program_computes_what_the_forward_does(forward):
+    with torch.inference_mode():
+        recording = record(forward)
+        for step, args, kwargs in recording.walk():
+            if step is recording.steps[-1]:
+                result = step.func(*args, **kwargs)
+        program(recording).run()
+        assert torch.equal(next(tensors_in(result)), forward())
+
+
+def test_an_operator_that_changes_a_buffer_is_not_called_alone(machine):
+    buffer = torch.zeros(4)
+    found = replay(lambda: buffer.add_(1), timer=Timer(), watch=Quiet(), budget_s=0.1)
+    assert [(cut.kind, cut.operators) for cut in found.cut] == [("not_replayable", ("aten::add_",))]
+
+
+def test_a_call_without_operators_cannot_be_replayed():
+    with pytest.raises(ValueError, match="no operator"):
+        replayed(lambda: None)
+
+
+def test_nothing_is_kept_longer_than_it_is_needed():
+    recording = record(lambda: torch.ones(4).add(1).mul(2).sub(3))
+    assert [len(slots) for slots in recording.last_uses] == [0, 1, 1, 2]
