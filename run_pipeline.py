@@ -29,20 +29,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = arguments()
     args = parser.parse_intermixed_args(argv)
     os.environ.setdefault("BOUNDBY_RUN_STARTED", time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()))
-    steps = chosen(args, parser)
+    steps, started = chosen(args, parser), time.monotonic()
     if args.dry_run:
         return dry_run(steps, args)
     worst = DONE
     for number in steps:
         step = STEPS[number]
         code = run_step(step["script"], step_arguments(args))
+        os.environ["BOUNDBY_RUN_BEGUN"] = "1"
         if "check" in step and code in (DONE, INCOMPLETE):
             code = max(code, check(step["check"], args))
         if code not in (DONE, INCOMPLETE):
-            announce_failure(number, code, args)
+            announce_failure(number, code, args, time.monotonic() - started)
             return code
         worst = max(worst, code)
-    print("all steps finished" if worst == DONE else f"all steps finished, but {UNSOUND} (exit code {worst})")
+    finished = f"all steps finished in {minutes(time.monotonic() - started)}"
+    print(f"\n{finished}" if worst == DONE else f"\n{finished}, but {UNSOUND} (exit code {worst})")
     return worst
 
 
@@ -92,18 +94,21 @@ def passed_on(args: argparse.Namespace, *flags: str) -> list[str]:
 
 def check(script: str, args: argparse.Namespace) -> int:
     """Check what the profiling step left; whatever is found stops nothing, only an interruption does."""
-    code = run_step(script, passed_on(args, "debug"))
+    code = run_step(script, ["--brief", *passed_on(args, "debug")], is_shown=False)
     if code in (DONE, INTERRUPTED, TERMINATED):
         return code
-    print(f"\nthe profile has faults or cannot be checked (exit code {code}); later steps run", file=sys.stderr)
+    again = shown([ROOT / "scripts" / script, *passed_on(args, "debug")])
+    print(f"the profile has faults or cannot be checked (exit code {code}); later steps run", file=sys.stderr)
+    print(f"to see all of it: {again}", file=sys.stderr)
     return INCOMPLETE
 
 
-def run_step(script: str, arguments: Sequence[str]) -> int:
-    """Run one script, its command printed first; return its exit code. Signals reach it too."""
+def run_step(script: str, arguments: Sequence[str], is_shown: bool = True) -> int:
+    """Run one script, its command printed first if it `is_shown`; return its exit code. Signals reach it too."""
     path = ROOT / "scripts" / script
     command = [sys.executable, str(path), *arguments]
-    print(f"\n$ {shown([path, *arguments])}", flush=True)
+    if is_shown:
+        print(f"\n$ {shown([path, *arguments])}", flush=True)
     told: list[int] = []  # while the step was being started
     previous = signal.signal(signal.SIGTERM, lambda signum, frame: told.append(signum))
     try:
@@ -125,7 +130,7 @@ def as_exit_code(code: int) -> int:
     return {-signal.SIGINT: INTERRUPTED, -signal.SIGTERM: TERMINATED}.get(code, code)
 
 
-def announce_failure(number: str, code: int, args: argparse.Namespace) -> None:
+def announce_failure(number: str, code: int, args: argparse.Namespace, seconds: float) -> None:
     """Say how the step ended and which command continues."""
     if code == -signal.SIGKILL:
         ended = "was killed; the usual cause is main memory: try smaller batch sizes"
@@ -136,11 +141,17 @@ def announce_failure(number: str, code: int, args: argparse.Namespace) -> None:
     resume = [*step_arguments(args), *([] if args.resume else ["--resume"])]
     skipped = [f"--skip-{step['skip']}" for name, step in STEPS.items() if is_skipped(name, args)]
     where = ["--only" if args.only is not None else "--from", str(int(number)), *skipped]
-    print(f"\nstep {number} {ended}", file=sys.stderr)
+    print(f"\nstep {number} {ended}, {minutes(seconds)} after the start", file=sys.stderr)
     print(f"to continue: {shown([ROOT / 'run_pipeline.py', *where, *resume])}", file=sys.stderr)
     hub_step_failed = number == "01" and code == 3
     if hub_step_failed:
         print("offline default: python run_pipeline.py --config configs/quickstart.yaml", file=sys.stderr)
+
+
+def minutes(seconds: float) -> str:
+    """Return a time as people say it."""
+    whole, rest = divmod(round(seconds), 60)
+    return f"{whole} min {rest:02d} s" if whole else f"{rest} s"
 
 
 def shown(command: Sequence[str | Path]) -> str:

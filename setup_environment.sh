@@ -7,7 +7,7 @@
 #   --monitor        also what `make monitor` needs (streamlit)
 #   --ray            also what `evaluation.engine=ray` needs
 #   --test           also what `make test` and `make lint` need, the three above included
-#   --quiet          say nothing when everything is there already
+#   --quiet          leave what the machine has to step 00 to say, unless it lacks something
 #   BOUNDBY_VENV     where (default .venv; a relative path starts at this folder)
 #   BOUNDBY_PYTHON   the Python to build on (default: the one of this machine that has a usable torch)
 #
@@ -120,5 +120,7 @@ after=$(torch_of "$python") || true
     for file in "${wanted[@]:1}"; do ready_line "${wanted[0]}" "$file"; done
     ready_line "${wanted[@]}"
 } >"$stamp"
-"$python" setup/verify.py
+found=$("$python" setup/verify.py) || { echo "$found"; exit 3; }
+[[ -z $quiet ]] || exit 0
+echo "$found"
 echo "next      $continue_with"

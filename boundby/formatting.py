@@ -1,11 +1,14 @@
 """How names and numbers are written in text, and tables of them; names that somebody else chose steer no terminal."""
 
 import math
+import shlex
+import textwrap
 from collections.abc import Sequence
 
 WIDTH = 100
 LONGEST_NAME = 70  # characters of a name somebody else chose
 NOTHING = "-"
+NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
 def printable(text: str) -> str:
@@ -31,6 +34,11 @@ def number(value: float) -> str:
     return f"{value:.3e}"
 
 
+def times(factor: float) -> str:
+    """Return a factor with two or three digits: 1.08, 4.9, 31."""
+    return f"{factor:.2f}" if factor < 3 else f"{factor:.1f}" if factor < 30 else f"{factor:,.0f}"
+
+
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> list[str]:
     """Return an aligned table; a header may have several lines, and the columns `left` are set to the left."""
     tops = [header.split("\n") for header in headers]
@@ -48,3 +56,22 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[
 
     rule = gap.join("-" * width for width in widths)
     return [*map(joined, lines), rule, *(joined(line) for line in cells[height:])]
+
+
+def paragraph(text: str, indent: str = "", first: str | None = None) -> list[str]:
+    """Return `text` in lines of at most `WIDTH` columns; `first` is the indent of the first line."""
+    opening = indent if first is None else first
+    whole = printable(text).replace(" %", f"{NO_BREAK}%")
+    lines = textwrap.wrap(whole, WIDTH, initial_indent=opening, subsequent_indent=indent)
+    return [line.replace(NO_BREAK, " ") for line in lines]
+
+
+def command_lines(command: str, indent: str) -> list[str]:
+    r"""Return a shell command in lines of at most `WIDTH` columns where its words allow, joined by `\`."""
+    lines, line = [], indent
+    for word in map(shlex.quote, shlex.split(printable(command))):
+        if len(line) + len(word) + 3 > WIDTH and line.strip():
+            lines.append(f"{line} \\")
+            line = indent + "   "
+        line += word if not line.strip() else f" {word}"
+    return [*lines, line]

@@ -7,6 +7,7 @@ known well enough, until all are: the last open point visited alone would meet t
 and its nominal interval would cover the truth in 85 of 100 simulated sweeps instead of 91 (`boundby.stats` widens it).
 """
 
+import math
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -49,6 +50,15 @@ class StopRule:
         if len(outcomes) < self.least_rounds:
             return False
         return len(outcomes) >= self.most_rounds or sum(outcome.seconds for outcome in outcomes) >= self.max_seconds
+
+    def most_left(self, outcomes: Sequence[Outcome]) -> int:
+        """Return how many further visits a point with these outcomes may get at most, at the pace so far."""
+        if self.is_done(outcomes):
+            return 0
+        spent = sum(outcome.seconds for outcome in outcomes)
+        affordable = (self.max_seconds - spent) * len(outcomes) / spent if spent > 0 else self.least_rounds
+        made = len(outcomes)
+        return min(self.most_rounds - made, max(self.least_rounds - made, math.ceil(affordable), 1))
 
     def is_met(self, outcomes: Sequence[Outcome]) -> bool:
         """Tell whether the interval of a point with these outcomes is narrow enough."""

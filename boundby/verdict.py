@@ -73,7 +73,9 @@ CHANGES: dict[str, Change] = {
     "remove_padding": Change("remove padding", ARITHMETIC, tried="no padding"),
     "better_kernels": Change("better kernels for these shapes", ARITHMETIC),
     "dtype": Change("run in {dtype}", ARITHMETIC, tried="{dtype}"),
-    "matmul_precision": Change("float32 products at precision '{precision}'", ARITHMETIC),
+    "matmul_precision": Change(
+        "float32 products at precision '{precision}'", ARITHMETIC, tried="precision {precision}"
+    ),
     "batch_size": Change("use batch size {batch_size}", tried="batch size {batch_size}"),
     "double_batch": Change("double the batch", ("under_utilised", "launch", "optimizer"), tried="the batch doubled"),
     "threads": Change("{threads} of {instead_of} threads"),

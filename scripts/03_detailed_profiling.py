@@ -1,4 +1,4 @@
-"""Record where the time goes at the optimal batch size: an operator trace of a few batches, and a profile by layer.
+"""Record where the time of the batch of typical cost goes: an operator trace of it, and a profile by layer.
 
 Reads:  the normalised dataset and the model that step 01 left; results/baseline_metrics.json where step 02 has run
 Writes: results/profiler_traces/ (trace.json.gz, trace_analysis.json, op_stats.csv, key_averages.txt, stacks.txt,
@@ -35,13 +35,14 @@ def main(run: cli.Run) -> int:
     loaded = models.load(source, device, config.model.dtype, trust_remote_code=run.args.trust_remote_code)
     max_length, _ = models.effective_max_length(loaded, config.profiling.max_length)
 
+    batch = tracing.reference(run, loaded, rows, max_length)
     is_whole = True
     if config.trace.enabled:
-        recording = tracing.record(run, loaded, rows, max_length)
+        recording = tracing.record(run, loaded, batch)
         is_whole = recording.taken.trace_path is not None
         run.say("\n".join(recording.lines()))
     if config.layers.enabled:
-        run.say("\n".join(layers.console_lines(layers.record(run, loaded, rows, max_length))))
+        run.say("\n".join(layers.console_lines(layers.record(run, loaded, batch))))
     written = [(config.trace, run.layout.traces), (config.layers, run.layout.layers)]
     run.say("wrote " + " and ".join(str(folder) for settings, folder in written if settings.enabled))
     return cli.DONE if is_whole else cli.INCOMPLETE

@@ -1,7 +1,7 @@
 """Draw what was measured, and write the report that says what it means and what to do next, as text and as HTML.
 
 Reads:  results/baseline_metrics.json; results/profiler_traces/ where step 03 has run
-Writes: results/plots/, results/baseline_summary_report.txt, results/report.html
+Writes: results/plots/, results/baseline_summary_report.txt, results/report.html, results/card.txt
 
     python scripts/04_visualize_results.py [--config FILE] [--resume] [key.sub=value ...]
 """
@@ -18,7 +18,7 @@ from utils import cli
 def main(run: cli.Run) -> int:
     from boundby import files
     from utils.render import html_page, plain_text
-    from utils.report import assembly, pictures, sources, summary
+    from utils.report import assembly, card, pictures, sources
 
     data = sources.read(run)
     report = assembly.report(data)
@@ -26,11 +26,13 @@ def main(run: cli.Run) -> int:
     files.write_text(run.layout.report, plain_text.render(report.document))
     files.write_text(run.layout.html_report, html_page.render(report.document))
 
-    run.say("\n".join(plain_text.lines([summary.summary(data)])))
-    for drawing in report.drawings:
-        run.say(f"{drawing.path}: {drawing.reason}" if drawing.reason else f"wrote {drawing.path}")
-    run.say(f"wrote {run.layout.report}")
-    run.say(f"wrote {run.layout.html_report}")
+    answer = "\n".join(card.card(data))
+    files.write_text(run.layout.card, f"{answer}\n")
+
+    drawn = sum(drawing.reason is None for drawing in report.drawings)
+    run.say(f"drew {drawn} pictures into {run.layout.plots}")
+    run.say(f"\n{answer}\n")
+    run.say(f"open {run.layout.html_report} (as plain text: {run.layout.report})")
     return cli.DONE
 
 

@@ -6,7 +6,7 @@ Exit:   0 fine · 1 a finding: something is missing, damaged, changed or untrue 
 
 Without RUN the results folder of the settings is checked; where they ask for no trace, there is nothing to check.
 
-    python scripts/check_profile.py RUN [--analysis] [--report FILE] [--json]
+    python scripts/check_profile.py RUN [--analysis] [--brief] [--report FILE] [--json]
 """
 
 import sys
@@ -22,6 +22,7 @@ def add_arguments(parser) -> None:
         "run", nargs="?", metavar="RUN", help="the folder (default: output.results_dir of the settings)"
     )
     parser.add_argument("--analysis", action="store_true", help="say what the trace shows and what to do about it")
+    parser.add_argument("--brief", action="store_true", help="one line where all is well")
     parser.add_argument("--report", type=Path, metavar="FILE", help="also write the text to FILE")
     parser.add_argument("--json", action="store_true", help="write one JSON document instead of the text")
 
@@ -34,10 +35,11 @@ def main(run: cli.Run) -> int:
     args = run.args
     folder = subject.folder_of(run)
     if folder is None:
-        run.note("trace.enabled is false: there is no profile to check")
+        if not args.brief:
+            run.note("trace.enabled is false: there is no profile to check")
         return cli.DONE
     checked = report.check(subject.locate(folder, run.layout))
-    text = "\n".join(report.lines(checked, with_analysis=args.analysis))
+    text = "\n".join(report.lines(checked, with_analysis=args.analysis, brief=args.brief))
     run.say(report.as_json(checked, with_analysis=args.analysis) if args.json else text)
     if args.report:
         files.write_text(args.report, text + "\n")

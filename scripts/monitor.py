@@ -29,7 +29,7 @@ def add_arguments(parser) -> None:
     )
 
 
-@cli.tool(add_arguments, settings=None)
+@cli.tool(add_arguments, settings=None, serves=True)
 def main(run: cli.Run) -> int:
     from utils.monitor import server
 

@@ -7,6 +7,7 @@ Exit:   0 fine · 1 rejected rows, many duplicates, unseen labels or another dou
     python scripts/validate_dataset.py [--normalised] [--config FILE] [key.sub=value ...]
 """
 
+import functools
 import sys
 from pathlib import Path
 
@@ -27,11 +28,11 @@ def main(run: cli.Run) -> int:
     config, folder, trust = run.config, run.layout.dataset.parent, run.args.trust_remote_code
     if run.args.normalised:
         model = models.locate(config.model, folder)
-        data.check_receipt(config, run.layout, model)
-        source = data.open_normalised(run.layout)
+        receipt = data.check_receipt(config, run.layout, model)
+        source = functools.partial(data.open_normalised, run.layout, receipt)
     else:
         model = models.fetch(config.model, folder, trust_remote_code=trust, progress=run.note)
-        source = data.open_source(config.dataset, folder, run.note)
+        source = functools.partial(data.open_source, config.dataset, folder, run.note)
     found = data.inspect(source, model, run.note, models.token_counter(model, trust))
     statistics = found.statistics()
     doubts = found.doubts(statistics)

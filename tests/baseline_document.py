@@ -178,9 +178,13 @@ def full_metrics(rows: int = 2000, seconds: float = 9.5, **changes: Any) -> dict
     }  # fmt: skip
 
 
+QUICK_TARGETS = {"latency_per_sample_ms": 50, "throughput_samples_per_sec": 100, "accuracy": 0.85}
+POD_TARGETS = {**QUICK_TARGETS, "gpu_memory_mb": 20000, "gpu_utilization_pct": 80, "accuracy": 0.92}
+
+
 def document(rows: Sequence[dict[str, Any]], targets: Targets | None = None, **changes: Any) -> dict[str, Any]:
     """Return the content of baseline_metrics.json for these rows, that of the offline default but for `changes`."""
-    targets = targets or Targets(gpu_memory_mb=None, gpu_utilization_pct=None, accuracy=0.85)
+    targets = targets or Targets(**QUICK_TARGETS)
     first = [row for row in rows if row["dtype"] == rows[0]["dtype"]] if rows else []
     best = optimal(first, targets)
     chosen = next((row for row in first if row["batch_size"] == best["batch_size"]), None)
@@ -214,6 +218,8 @@ def document(rows: Sequence[dict[str, Any]], targets: Targets | None = None, **c
             "bytes": 812_345,
             "sha256": DATA_SHA256,
             "rows": 2000,
+            "columns": ["text", "label_name"],
+            "has_labels": True,
         },
         "device": {"type": "cpu", "threads": 2},
         "agreement": {"rows": 64, "same_labels": 64, "share": 1.0},
@@ -255,7 +261,7 @@ def gpu_document(rows: Sequence[dict[str, Any]] | None = None, **changes: Any) -
     ceilings = {"ceilings": GPU_CEILINGS.as_dict()} if any(row["bound"] for row in rows) else {}
     return document(
         rows,
-        Targets(),
+        Targets(**POD_TARGETS),
         **{
             **ceilings,
             "machine_state": GPU_STATE,
@@ -334,7 +340,7 @@ def config(results: Path, **sections: Any) -> Config:
         {
             "model": {"name": "quickstart"},
             "dataset": {"quickstart": True},
-            "targets": {"gpu_memory_mb": None, "gpu_utilization_pct": None, "accuracy": 0.85},
+            "targets": QUICK_TARGETS,
             "output": {"results_dir": str(results)},
             **sections,
         }

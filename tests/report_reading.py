@@ -3,6 +3,7 @@
 import argparse
 import io
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from tests import baseline_document as results
 from utils.artifacts import Layout
 from utils.cli import DEFAULT_CONFIG, Run
 from utils.console import Console
-from utils.render import plain_text
+from utils.render import blocks, plain_text
 from utils.report import advice, assembly, pictures, sources
 
 REMARKS = [{"what": "device events", "reason": "the profiler of this torch records none for cpu"}]
@@ -63,9 +64,19 @@ def text(data: sources.ReportData) -> str:
     return plain_text.render(assembly.report(data).document)
 
 
+def opened(found: Sequence[blocks.Block]) -> list[blocks.Block]:
+    """Return blocks with sections in the places of what is folded."""
+    shown: list[blocks.Block] = []
+    for block in found:
+        shown += [blocks.Heading(block.title), *block.blocks] if isinstance(block, blocks.Details) else [block]
+    return shown
+
+
 def section(data: sources.ReportData, title: str) -> str:
-    """Return one section of the report as one line, so that line breaks do not matter."""
-    _, _, rest = text(data).partition(f"\n\n{title}\n{'-' * len(title)}\n")
+    """Return one section of the report, also a folded one, as one line, so that line breaks do not matter."""
+    document = assembly.report(data).document
+    whole = plain_text.render(replace(document, blocks=opened(document.blocks)))
+    _, _, rest = whole.partition(f"\n\n{title}\n{'-' * len(title)}\n")
     return flat(rest.partition("\n\n\n")[0])
 
 
@@ -76,7 +87,7 @@ def flat(lines: str) -> str:
 
 def head(data: sources.ReportData) -> str:
     """Return what stands before the first section, as one line."""
-    return flat(text(data).partition("What was measured on what")[0])
+    return flat(text(data).partition("What to do next")[0])
 
 
 def drawings(data: sources.ReportData) -> dict[str, str | None]:
@@ -97,3 +108,47 @@ def advised(data: sources.ReportData) -> list[str]:
 def commands(data: sources.ReportData) -> dict[str, str | None]:
     """Return the commands of the advice by their titles."""
     return {each.title: each.command for each in advice.advice(data)}
+
+
+def _span(value: float, width: float = 0.04) -> dict[str, float]:
+    return {"value": value, "low": value * (1 - width), "high": value * (1 + width)}
+
+
+def _trial(name: str, kind: str, value: float, outcome: str, predicted: float | None = None, **more: Any) -> dict:
+    return {
+        "trial": name, "fix": name, "kind": kind, "settings": {}, "measured": _span(value),
+        "predicted": _span(predicted, 0.06) if predicted else None, "at_most": None, "outcome": outcome,
+        "same_labels": None, "source": "pairs", "pairs": 12, "is_fix": True, **more,
+    }  # fmt: skip
+
+
+def answered(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return diagnosed rows whose time has owners, and of which fixes were tried: one gains, one loses."""
+    return [_answered(dict(row)) if row.get("verdict") else dict(row) for row in rows]
+
+
+def _answered(row: dict[str, Any]) -> dict[str, Any]:
+    seconds, padding = row["latency_per_batch_ms_median"] / 1e3, row["padding_pct"] / 100
+    shares = {"compute": 0.5, "memory": 0.05, "kernels": 0.15, "around": 0.2, "host": 0.12, "remainder": -0.02}
+    owners = [
+        {"kind": kind, "seconds": share * seconds, "padding_share": None if kind == "remainder" else padding}
+        for kind, share in shares.items()
+    ]
+    tokens = round(row["tokens_per_sec_padded"] / row["throughput_samples_per_sec_mean"])
+    shape = f"{row['batch_size']} × {tokens} tokens"
+    reference = {"samples": row["batch_size"], "tokens": tokens, "seconds": _span(seconds, 0.01), "shape": shape}
+    removed = {"kind": "remove_padding", "settings": {}}
+    causes = [{"kind": "padding", "share": padding, "arithmetic_share": padding, "confirmed_by": removed}]
+    own = 0.5 * (1 - padding)
+    causes.append({"kind": "compute", "share": own, "arithmetic_share": None, "confirmed_by": None})
+    same = {"same": 994, "of": 1000, "share": {"value": 0.994, "low": 0.987, "high": 0.997}}
+    trials = [
+        _trial("no padding", "remove_padding", 1.26, "gains", 1.22),
+        _trial("bfloat16", "dtype", 1.8, "gains", 1.7, settings={"dtype": "bfloat16"}, same_labels=same),
+        _trial("precision medium", "matmul_precision", 0.6, "loses", settings={"precision": "medium"}),
+    ]
+    compiled = {"fix": "fuse operators (torch.compile)", "kind": "fuse_operators", "settings": {}}
+    gain = {**compiled, "at_most": 1.3, "basis": "12 % of the time is the host's", "predicted": _span(1.1)}
+    added = {"owners": owners, "reference": reference, "limited_by": causes, "trials": trials, "gains": [gain]}
+    settled = {"settled": True, "would_settle": None, "unsettled": None, "untried": []}
+    return {**row, "verdict": {**row["verdict"], **added, **settled}}

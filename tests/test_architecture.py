@@ -15,9 +15,9 @@ TORCH_FREE = (
     "boundby.files", "boundby.stats", "boundby.sweep", "boundby.trace", "boundby.trace.memory",
     "boundby.trace.operator_table", "boundby.formatting", "boundby.timer", "boundby.environment", "boundby.sampler",
     "boundby.compare", "boundby.disturbance", "boundby.energy", "boundby.patches", "boundby.judgement",
-    "boundby.roofline", "boundby.verdict", "boundby.split", "boundby.prediction", "boundby.layers.records",
-    "boundby.layers.ranking", "boundby.layers.report", "boundby.layers.dashboard", "boundby.webpage",
-    "boundby.partition", "boundby.training",
+    "boundby.card", "boundby.roofline", "boundby.verdict", "boundby.split", "boundby.prediction",
+    "boundby.layers.records", "boundby.layers.ranking", "boundby.layers.report", "boundby.layers.dashboard",
+    "boundby.webpage", "boundby.partition", "boundby.training",
 )  # fmt: skip
 HEAVY = ("torch", "transformers", "pandas", "matplotlib", "sklearn", "datasets", "pyarrow", "numpy")
 LONGEST_SCRIPT = 80

@@ -110,6 +110,7 @@ class Layout:
     plots = Artefact("plots")
     report = Artefact("baseline_summary_report.txt")
     html_report = Artefact("report.html")
+    card = Artefact("card.txt")  # the first lines of the report
     lock = Artefact(".lock")  # held by the step that is running
 
     @classmethod

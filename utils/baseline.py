@@ -1,5 +1,6 @@
 """The baseline of one model on one machine: the sweep, the full dataset, and the document that holds them."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -10,6 +11,7 @@ from boundby.device import describe, is_gpu, pick_device, release_memory
 from boundby.known import Missing
 from boundby.memory import free_bytes
 from boundby.sampler import Sampler
+from boundby.sweep import StopRule
 from boundby.timer import Timer
 from boundby.verdict import Doubt
 from utils import columns, data, diagnosis, instruments, models, steps, tasks, visits
@@ -109,6 +111,8 @@ class Result:
                 "source": asdict(self.receipt.source),
                 **asdict(self.receipt.dataset),
                 "rows": self.receipt.rows,
+                "columns": self.receipt.columns,
+                "has_labels": self.receipt.has_labels,
             },
             "device": self.device,
             "agreement": self.agreement,
@@ -247,12 +251,16 @@ def _sweep(result: Result, loaded: Sequence[LoadedModel], rows: Rows) -> tuple[S
         result.sweeps[dtype] = Sweep(config.batch_sizes, half_width, finished)
     kept = [visit for each in loaded for visit in result.sweeps[each.dtype].visits]
     named = ", ".join(each.dtype for each in loaded)
+    rule, points = settings.rule(device), [(size, each.dtype) for size in config.batch_sizes for each in loaded]
     with Sampler(instruments.source(device)) as sampler, run.progress(None, f"sweep {named}") as progress:
+        before = len(kept)
 
         def commit(visit: Visit) -> None:
             visits.append(run.layout.visits(visit.dtype), visit)
             result.sweeps[visit.dtype].visits.append(visit)
             result.save()
+            made = [visit for each in loaded for visit in result.sweeps[each.dtype].visits]
+            progress.total = len(made) - before + _most_left(made, points, rule)
             progress.advance(1, _pace(visit))
 
         guard = Guard(instruments.watch(device))
@@ -269,9 +277,10 @@ def find_limits(result: Result, loaded: LoadedModel, selection: Selection, timer
     run, sweep = result.run, result.sweeps[loaded.dtype]
     if result.ceilings is None:
         wanted = tuple(dict.fromkeys([*ceilings.usual_dtypes(loaded.device), *steps.sweep_dtypes(run.config)]))
-        result.ceilings, path, is_new = ceilings.cached(run.layout.ceilings, loaded.device, wanted)
+        with run.progress(None, "limits of this machine"):
+            result.ceilings, path, is_new = ceilings.cached(run.layout.ceilings, loaded.device, wanted)
         run.note(
-            f"ceilings of this machine: {f'measured in {result.ceilings.seconds:.1f} s' if is_new else f'from {path}'}"
+            f"limits of this machine: {f'measured in {result.ceilings.seconds:.1f} s' if is_new else f'from {path}'}"
         )
         result.doubts += [str(Doubt("disturbed", text)) for text in result.ceilings.doubts]
     meter, idle_w, reason = instruments.energy(loaded.device, timer)
@@ -289,7 +298,8 @@ def find_limits(result: Result, loaded: LoadedModel, selection: Selection, timer
     chosen = optimal(sweep.rows, run.config.targets)["batch_size"] if loaded.dtype == run.config.model.dtype else None
     if chosen is not None:
         run.note(f"batch size {chosen} is replayed and fixes are tried on it; of the others the limits are told")
-    with run.progress(None, f"verdict {loaded.dtype}") as progress:
+    measured = sum(row["status"] in MEASURED for row in sweep.rows)
+    with run.progress(measured, f"limits, replays and trials in {loaded.dtype}") as progress:
 
         def keep(finding: Finding) -> None:
             sweep.findings[finding.batch_size] = finding
@@ -297,6 +307,17 @@ def find_limits(result: Result, loaded: LoadedModel, selection: Selection, timer
             progress.advance(1, f"batch {finding.batch_size}: {finding.verdict.bound}")
 
         diagnosis.diagnose(subject, sweep.rows, sweep.visits, keep, chosen)
+
+
+def _most_left(made: Sequence[Visit], points: Sequence[tuple[int, str]], rule: StopRule) -> int:
+    """Return how many visits there may be still; a size beyond one that ran out of memory gets none."""
+    known = {point: [visit for visit in made if (visit.batch_size, visit.dtype) == point] for point in points}
+    full = {dtype: size for (size, dtype), own in known.items() if any(visit.status == "oom" for visit in own)}
+    return sum(
+        rule.most_left(visits.outcomes(own))
+        for (size, dtype), own in known.items()
+        if own or size < full.get(dtype, math.inf)
+    )
 
 
 def _require_a_measurement(rows: Sequence[Row]) -> None:

@@ -30,6 +30,7 @@ DEFAULT_CONFIG = ROOT / "configs" / "config.yaml"
 
 DONE, FAILED, INCOMPLETE, INTERRUPTED, TERMINATED = 0, 1, 4, 130, 143
 STATUS = {DONE: "ok", INCOMPLETE: "incomplete", INTERRUPTED: "interrupted", TERMINATED: "interrupted"}
+RUN_BEGUN_VARIABLE = "BOUNDBY_RUN_BEGUN"  # set by the runner after its first step, so that no later one repeats it
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR)
 
@@ -70,7 +71,11 @@ class Run:
 
     @property
     def progress(self) -> Callable[..., Any]:
-        """Open a progress display: `with run.progress(total, label) as progress: progress.advance(1, text)`."""
+        """Open a progress display: `with run.progress(total, label) as progress: progress.advance(1, text)`.
+
+        `progress.total` and `progress.left_s`, the seconds left where the work knows better than the pace so far, may
+        be set at any time; None is unknown.
+        """
         return self.console.progress
 
 
@@ -123,16 +128,19 @@ class Flag(argparse.Action):
         namespace.flags = [*namespace.flags, *cleared, f"{self._key}={value}"]
 
 
-def tool(add_arguments: AddArguments | None = None, settings: Settings | None = PIPELINE) -> Callable[[Body], Main]:
+def tool(
+    add_arguments: AddArguments | None = None, settings: Settings | None = PIPELINE, *, serves: bool = False
+) -> Callable[[Body], Main]:
     """Turn `main(run)` of an unnumbered script into its command: errors and exit code, no receipt.
 
-    With `settings` None it takes no settings, and `run` has none.
+    With `settings` None it takes no settings, and `run` has none. One that `serves` waits for others, and is silent.
     """
 
     def decorate(body: Body) -> Main:
         @functools.wraps(body)
         def main(argv: Sequence[str] | None = None) -> int:
-            return command(body.__globals__["__doc__"], body, argv, add_arguments, settings)
+            description = body.__globals__["__doc__"]
+            return command(description, body, argv, add_arguments, settings, has_heartbeat=not serves)
 
         return main
 
@@ -152,8 +160,13 @@ def command(
     argv: Sequence[str] | None = None,
     add_arguments: AddArguments | None = None,
     settings: Settings | None = PIPELINE,
+    *,
+    has_heartbeat: bool = True,
 ) -> int:
-    """Parse, load the settings, run `body`; turn every failure into one message and an exit code."""
+    """Parse, load the settings, run `body`; turn every failure into one message and an exit code.
+
+    With `has_heartbeat` the console says every ten seconds that the body is still at work.
+    """
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -166,10 +179,10 @@ def command(
     parser.set_defaults(flags=[])
     if settings:
         parser.add_argument("overrides", nargs="*", metavar="key.sub=value", help="settings that override the file's")
-    args = parser.parse_intermixed_args(argv)
+    args = _with_all_overrides(parser.parse_intermixed_args(argv))
     console = Console()
     try:
-        with _sigterm_raises():
+        with _sigterm_raises(), console.heartbeat() if has_heartbeat else contextlib.nullcontext():
             return body(_prepare(args, console, settings)) or DONE
     except KeyboardInterrupt:
         console.note("interrupted")
@@ -185,16 +198,37 @@ def command(
         return failure.exit_code
 
 
+def _with_all_overrides(args: argparse.Namespace) -> argparse.Namespace:
+    """Give back to the overrides the first `key.sub=value`, which stands where RUN may stand."""
+    given = getattr(args, "run", None)
+    if isinstance(given, str) and "=" in given and hasattr(args, "overrides") and not Path(given).is_dir():
+        args.run, args.overrides = None, [given, *args.overrides]
+    return args
+
+
 def _prepare(args: argparse.Namespace, console: Console, settings: Settings | None) -> Run:
     if settings is None:
         return Run(cast("Config", None), cast("Layout", None), args, console)
-    from utils.artifacts import Layout
-    from utils.yaml_settings import load
-
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    schema = getattr(importlib.import_module(settings.module), settings.schema)
-    config = load(schema, args.config, [*args.overrides, *args.flags])
-    return Run(config, Layout.of(config) if settings is PIPELINE else cast("Layout", None), args, console)
+    overrides = [*args.overrides, *args.flags]
+    if settings is not PIPELINE:
+        from utils.yaml_settings import load
+
+        schema = getattr(importlib.import_module(settings.module), settings.schema)
+        return Run(load(schema, args.config, overrides), cast("Layout", None), args, console)
+    from utils.artifacts import Layout
+    from utils.config import read_settings
+
+    config, dropped = read_settings(args.config, overrides)
+    if dropped and RUN_BEGUN_VARIABLE not in os.environ:
+        console.note(
+            f"left out of {_nearby(args.config)}, as it belongs to another model or dataset: {', '.join(dropped)}"
+        )
+    return Run(config, Layout.of(config), args, console)
+
+
+def _nearby(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def _live(number: str, body: Body, run: Run) -> int:

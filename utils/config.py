@@ -1,10 +1,11 @@
 """The settings of the pipeline: one frozen record per section of the YAML, unknown keys refused.
 
-Defaults live here and stand in `configs/config.yaml` for the reader; a test holds the two equal.
+Defaults live here and stand in `configs/config.yaml` for the reader, but for its targets; a test holds the two equal.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -21,8 +22,15 @@ from pydantic import (
 )
 
 from utils import tasks
+from utils.errors import InputError
+from utils.yaml_settings import Values, load
 
+ROOT = Path(__file__).resolve().parents[1]
+SHIPPED = (ROOT / "configs" / "config.yaml", ROOT / "configs" / "quickstart.yaml")  # somebody else's model and data
 QUICKSTART = "quickstart"
+SOURCES = ("hf_name", "file", "quickstart")
+OF_SOURCE = ("config_name", "split", "revision", "text_column", "label_column")  # they describe one dataset
+TEXT_COLUMN, LABEL_COLUMN = "text", "labels"
 RESERVED_NAMES = {"run.json", "raw_samples.csv", "baseline_summary_report.txt", "report.html"}
 
 Name = Annotated[str, StringConstraints(min_length=1)]
@@ -37,6 +45,7 @@ Switch = Annotated[
     BeforeValidator(lambda value: ("off", "on")[value] if isinstance(value, bool) else value),
 ]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Column = PositiveInt | Name  # a number is the place of a column where the file has no header; 1 is the first
 
 
 class Section(BaseModel):
@@ -57,7 +66,11 @@ class Model(Section):
 
 
 class Dataset(Section):
-    """The labelled texts: exactly one of `hf_name`, `file` and `quickstart`."""
+    """The texts: exactly one of `hf_name`, `file` and `quickstart`.
+
+    With `label_column` None there are no labels, and accuracy is not measured. A column with the default name is also
+    found under the usual other ones.
+    """
 
     hf_name: Name | None = None
     config_name: Name | None = None
@@ -66,8 +79,8 @@ class Dataset(Section):
     file: LocalOrHub | None = None
     quickstart: bool = False
     local_path: Name = "./data/val_df.csv"
-    text_column: Name = "text"
-    label_column: Name = "labels"
+    text_column: Column = TEXT_COLUMN
+    label_column: Column | None = LABEL_COLUMN
     sample_sizes: Annotated[list[PositiveInt], Field(min_length=1)] | None = None
 
     @model_validator(mode="after")
@@ -145,11 +158,11 @@ class Layers(Section):
 class Targets(Section):
     """What the report compares the results with; None is no target."""
 
-    latency_per_sample_ms: PositiveFloat | None = 50
-    throughput_samples_per_sec: PositiveFloat | None = 100
-    gpu_memory_mb: PositiveFloat | None = 20000
-    gpu_utilization_pct: Annotated[float, Field(gt=0, le=100)] | None = 80
-    accuracy: Fraction | None = 0.92
+    latency_per_sample_ms: PositiveFloat | None = None
+    throughput_samples_per_sec: PositiveFloat | None = None
+    gpu_memory_mb: PositiveFloat | None = None
+    gpu_utilization_pct: Annotated[float, Field(gt=0, le=100)] | None = None
+    accuracy: Fraction | None = None
 
 
 class Pod(Section):
@@ -196,3 +209,72 @@ class Config(Section):
                 "name your own model, or set dataset.quickstart=true"
             )
         return self
+
+
+def read_settings(path: Path, overrides: Sequence[str] = ()) -> tuple[Config, list[str]]:
+    """Return the settings of `path` with `overrides`, and which keys of the file were left out for them.
+
+    What the file says of its own model or dataset goes with it when another is given: the other source of data and
+    what describes it, the model's revision and, from a file that comes with the program, the targets. Raises
+    InputError for mistakes, and where somebody else's dataset would be left for a model that is given.
+    """
+    dropped: list[str] = []
+
+    def adapt(stated: Values, values: Values, given: frozenset[str]) -> None:
+        dropped.extend(_drop_leftovers(stated, values, given, is_shipped=path.resolve() in SHIPPED))
+
+    config = load(Config, path, overrides, adapt)
+    given = {override.partition("=")[0] for override in overrides}
+    has_source = any(_is_given(f"dataset.{source}", given) for source in SOURCES)
+    if "model.name" in given and path.resolve() in SHIPPED and not has_source and _has_other_model(path, config):
+        leftover = "quickstart=true" if config.dataset.quickstart else f"hf_name={config.dataset.hf_name}"
+        raise InputError(
+            f"command line: model.name is {config.model.name!r}, but the dataset of {path} belongs to another model. "
+            "Name your own texts, for which labels are not needed, by dataset.file=texts.csv (or a dataset of the Hub "
+            f"by dataset.hf_name=org/dataset); to measure on that one all the same, say dataset.{leftover}"
+        )
+    return config, dropped
+
+
+def _drop_leftovers(stated: Values, values: Values, given: frozenset[str], *, is_shipped: bool) -> list[str]:
+    """Remove what the file states of a model or dataset that is not used; return what of it a person may miss."""
+    model, dataset = (_section(values, name) for name in ("model", "dataset"))
+    own_model, own_dataset = (_section(stated, name) for name in ("model", "dataset"))
+    leaving: list[tuple[str, str]] = []
+    if "model.name" in given and model.get("name") != own_model.get("name"):
+        leaving.append(("model", "revision"))
+        leaving += [("targets", name) for name in _section(stated, "targets")] if is_shipped else []
+    chosen = [name for name in SOURCES if f"dataset.{name}" in given and dataset.get(name)]
+    if len(chosen) == 1:
+        leaving += [("dataset", name) for name in SOURCES if name != chosen[0]]
+        if own_dataset.get(chosen[0]) is None:  # another kind of source; files of one kind may share their columns
+            leaving += [("dataset", name) for name in OF_SOURCE]
+        elif dataset[chosen[0]] != own_dataset[chosen[0]]:
+            leaving.append(("dataset", "revision"))
+        if own_dataset.get("quickstart") and chosen[0] != "quickstart":
+            leaving.append(("dataset", "local_path"))
+    dropped = []
+    for section, name in leaving:
+        if not _is_given(f"{section}.{name}", given) and name in _section(values, section):
+            value = values[section].pop(name)
+            shown = section if section == "targets" else f"{section}.{name}"
+            dropped += [shown] if _says_something(name, value) else []
+    return list(dict.fromkeys(dropped))
+
+
+def _section(values: Values, name: str) -> dict[str, Any]:
+    section = values.get(name)
+    return section if isinstance(section, dict) else {}
+
+
+def _is_given(key: str, given: frozenset[str] | set[str]) -> bool:
+    return key in given or key.partition(".")[0] in given
+
+
+def _says_something(name: str, value: object) -> bool:
+    """Tell whether leaving this value out changes anything that a person may want to know."""
+    return value not in (None, False, TEXT_COLUMN, LABEL_COLUMN) and name != "local_path"
+
+
+def _has_other_model(path: Path, config: Config) -> bool:
+    return load(Config, path).model.name != config.model.name

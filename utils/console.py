@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,86 +12,162 @@ from typing import TextIO
 
 from boundby.formatting import printable
 
-HEARTBEAT_S = 30.0
+HEARTBEAT_S = 10.0  # of silence, after which a line says that the work goes on
 LOGGER = logging.getLogger("boundby")
 
 
 class Console:
     """Two streams and a log. Nothing else in the pipeline writes to the terminal."""
 
-    def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
+    def __init__(
+        self, out: TextIO | None = None, err: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.out = out or sys.stdout
         self.err = err or sys.stderr
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._said, self._silent_since = clock(), clock()
+        self._progress: Progress | None = None
         for stream in (self.out, self.err):
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="backslashreplace")  # a console that is not UTF-8 degrades, it does not fail
 
     def say(self, text: str) -> None:
         """Show a result on stdout."""
+        self._silent_since = self._clock()
         self._write(self.out, text)
 
     def note(self, text: str) -> None:
         """Show progress or a doubt on stderr."""
+        self._silent_since = self._clock()
         self._write(self.err, text)
 
     @contextlib.contextmanager
-    def progress(
-        self, total: int | None, label: str, clock: Callable[[], float] = time.monotonic
-    ) -> Iterator["Progress"]:
+    def progress(self, total: int | None, label: str, clock: Callable[[], float] | None = None) -> Iterator["Progress"]:
         """Yield a `Progress` over `total` units of work, closed when the block ends."""
-        progress = Progress(self, total, label, clock)
+        outer, progress = self._progress, Progress(self, total, label, clock or self._clock)
+        self._progress = progress
         try:
             yield progress
         finally:
+            self._progress = outer
             progress.close()
+
+    @contextlib.contextmanager
+    def heartbeat(self) -> Iterator[None]:
+        """Say in the block, from a thread that sleeps meanwhile, that the work goes on whenever all is silent."""
+        ended = threading.Event()
+
+        def beat() -> None:
+            while not ended.wait(max(0.0, self._said + HEARTBEAT_S - self._clock())):
+                self.beat()
+
+        thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def beat(self) -> None:
+        """Say how far the work is where nothing was said for `HEARTBEAT_S`."""
+        if self._clock() - self._said < HEARTBEAT_S:
+            return
+        if self._progress is not None:
+            self._progress.beat()
+        else:
+            silent = _minutes(self._clock() - self._silent_since)
+            self._write(self.err, f"{time.strftime('%H:%M:%S')} still at work, {silent} since the line above")
 
     def _write(self, stream: TextIO, text: str) -> None:
         text = printable(text)
         LOGGER.info("%s", text)
-        try:
-            stream.write(text + "\n")
-            stream.flush()
-        except BrokenPipeError:  # the reader, such as `head`, has seen enough; the measurement goes on
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        with self._lock:
+            self._said = self._clock()
+            try:
+                if self._progress is not None:
+                    self._progress.clear()
+                stream.write(text + "\n")
+                stream.flush()
+            except BrokenPipeError:  # the reader, such as `head`, has seen enough; the measurement goes on
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+    def refreshed(self) -> None:
+        """Note that a bar was drawn, which is no silence."""
+        self._said = self._clock()
 
 
 class Progress:
-    """A tqdm bar on a terminal; elsewhere one plain line per named point, and one at least every 30 s of advances."""
+    """A bar on a terminal; elsewhere one plain line per named point, and one at least every 10 s.
+
+    `total` is the number of units, `left_s` the seconds left where the work knows them better than the pace so far
+    does. Both may change; None is unknown.
+    """
 
     def __init__(self, console: Console, total: int | None, label: str, clock: Callable[[], float]) -> None:
-        self._console, self._total, self._label, self._clock = console, total, label, clock
+        self.total, self.left_s = total, None  # type: int | None, float | None
+        self._console, self._label, self._clock = console, label, clock
         self._done = 0
-        self._started = self._last = clock()
+        self._started = self._last = self._advanced = clock()
         self._bar = None
         if console.err.isatty():
             from tqdm import tqdm
 
-            self._bar = tqdm(total=total, desc=label, file=console.err, leave=False, dynamic_ncols=True)
+            layout = "{desc} |{bar:20}| {unit}"  # tqdm puts a comma before a postfix
+            self._bar = tqdm(
+                total=total, desc=label, file=console.err, leave=False, dynamic_ncols=True, bar_format=layout, unit=""
+            )
 
     def advance(self, amount: int = 1, text: str = "") -> None:
         """Count `amount` units as done; `text` says which point was reached and what it gave."""
         self._done += amount
+        self._advanced = self._clock()
         if self._bar is not None:
-            self._bar.set_postfix_str(printable(text), refresh=False)
-            self._bar.update(amount)
             if text:
                 LOGGER.info("%s", self._line(text))
+            self._draw(text)
         elif text or self._clock() - self._last >= HEARTBEAT_S:
             self._last = self._clock()
             self._console.note(self._line(text))
+
+    def beat(self) -> None:
+        """Show how far it is, though no unit was finished."""
+        if self._bar is not None:
+            self._draw()
+        else:
+            self._console.note(self._line(f"({_minutes(self._clock() - self._started)} so far)"))
+
+    def clear(self) -> None:
+        """Take the bar off the terminal until it is drawn again."""
+        if self._bar is not None:
+            self._bar.clear()
 
     def close(self) -> None:
         """Take the bar off the terminal."""
         if self._bar is not None:
             self._bar.close()
 
+    def _draw(self, text: str = "") -> None:
+        assert self._bar is not None
+        self._bar.total, self._bar.n = self.total, self._done
+        self._bar.set_description_str(f"{self._label} {self._pace()}", refresh=False)
+        self._bar.unit = printable(text) or self._bar.unit
+        self._bar.refresh()
+        self._console.refreshed()
+
     def _line(self, text: str) -> str:
-        of = f"/{self._total}" if self._total else ""
-        elapsed = self._clock() - self._started
-        left = (
-            f" ETA {_minutes(elapsed / self._done * (self._total - self._done))}" if self._total and self._done else ""
-        )
-        return f"{time.strftime('%H:%M:%S')} {self._label} {self._done}{of}{left} {text}".rstrip()
+        return f"{time.strftime('%H:%M:%S')} {self._label} {self._pace()} {text}".rstrip()
+
+    def _pace(self) -> str:
+        """Return how much of how much is done, and how long the rest may take."""
+        left_s = self.left_s
+        if left_s is None and self.total and self._done:
+            pace_s = (self._advanced - self._started) / self._done
+            left_s = max(0.0, pace_s * max(0, self.total - self._done) - (self._clock() - self._advanced))
+        of = f"/{self.total}" if self.total else ""
+        done = f"{self._done}{of}" if of or self._done else ""
+        return done + ("" if left_s is None else f" ETA {_minutes(left_s)}")
 
 
 def log_to(path: Path) -> logging.Handler:

@@ -294,7 +294,8 @@ class FullDataset(TypedDict, total=False):
 
     samples: int
     samples_of: list[Subset]
-    accuracy: float
+    accuracy: float | None  # None without labels
+    accuracy_reason: str | None
     inference_time_s: float
     worker_time_s: float
     machine_time_s: float | None
@@ -370,6 +371,8 @@ class Dataset(TypedDict, total=False):
     bytes: int
     sha256: str
     rows: int
+    columns: tuple[str | int, str | int | None] | None  # of the source that texts and labels were read from
+    has_labels: bool
 
 
 class Device(TypedDict, total=False):

@@ -20,8 +20,9 @@ from utils.quickstart import cache
 
 HUB_TIMEOUT_S = 1.0
 WARM_UP_SHARE = 2.0  # a sweep spends about as long warming up as measuring
-VERDICT_SHARE = 0.5  # of the same seconds: interventions and counting; they took 5 s of 10 on two cores
 CEILINGS_S = 5.0
+REPLAY_S = 10.0  # the budget of `boundby.replay`, for the chosen batch size; trials may take as long as a batch size
+COUNTING_S = 1.0  # of the work of a batch size
 
 
 def main(argv: Sequence[str]) -> int:
@@ -75,8 +76,9 @@ def _seconds(number: str, config: Config, layout: Layout) -> tuple[float, str | 
     if earlier and earlier.seconds is not None and earlier.parts.config == steps.settings_of(number, config):
         return earlier.seconds, None
     if number == "02":
-        sweeps = len(steps.sweep_dtypes(config)) * len(config.profiling.batch_sizes)
-        budget = CEILINGS_S + (WARM_UP_SHARE + VERDICT_SHARE) * sweeps * config.profiling.max_seconds_per_batch_size
+        sizes, most_s = len(config.profiling.batch_sizes), config.profiling.max_seconds_per_batch_size
+        of_a_dtype = sizes * (WARM_UP_SHARE * most_s + COUNTING_S) + REPLAY_S + most_s
+        budget = CEILINGS_S + len(steps.sweep_dtypes(config)) * of_a_dtype
         rest = ["the evaluation of step 02"] if config.evaluation.enabled else []
         rest += ["energy, 15 s per batch size where there is a counter"] if config.model.device != "cpu" else []
         return budget, ", ".join(rest) or None

@@ -56,7 +56,7 @@ def judge(targets: Targets, chosen: Row | None, full: FullDataset | None) -> lis
     missing = {
         "gpu_memory_mb": reasons.get("memory_peak_mb"),
         "gpu_utilization_pct": reasons.get("gpu_utilization_pct"),
-        "accuracy": "the full dataset was not evaluated",
+        "accuracy": full.get("accuracy_reason") or "the full dataset was not evaluated",
     }
     return [
         _judged(name, target, values[name], missing.get(name))

@@ -1,4 +1,4 @@
-"""The trace of a few batches: which batches, which files are made of it, and what is said on the terminal."""
+"""The trace of the reference batch: which one, which files are made of it, and what is said on the terminal."""
 
 import contextlib
 from dataclasses import asdict, dataclass
@@ -7,45 +7,46 @@ import torch
 
 from boundby import files
 from boundby.capture import CaptureManifest, CaptureOptions, capture
-from boundby.inference import collate, forward, tokenize
+from boundby.device import is_gpu
+from boundby.inference import Batch, forward
 from boundby.trace import OPERATOR_COLUMNS, analyze, operator_rows, read_trace
 from boundby.trace.memory import MEMORY_COLUMNS, memory_rows
 from boundby.trace.operator_table import table_lines, table_rows
+from boundby.whole_set import Shape
 from utils.artifacts import Layout
 from utils.cli import Run
-from utils.data import Rows, sample
+from utils.data import Rows
 from utils.models import LoadedModel
 from utils.render import flame_graph
+from utils.selection import Selection
 from utils.trace_analysis import document, text
 from utils.trace_analysis.traces import Examination, Examined
 
 SCHEMA_VERSION = 1
-TEXT_SEED = 0
-TOP_OPERATORS = 5
+WARM_UP_RUNS = 3  # of the batch before the profiler starts; the cold call belongs to the sweep
 STACKS_DETAIL = "Python frames of one batch, recorded in a step of their own; width is time."
 
 
 @dataclass(frozen=True)
 class Recording:
-    """What was recorded at which batch size, why at that one, and what the trace says (None without a trace)."""
+    """What was recorded of which batch, why of that size, and what the trace says (None without a trace)."""
 
-    batch_size: int
+    shape: Shape
     batch_size_reason: str
     taken: CaptureManifest
     analysis: Examination | None
+    is_on_gpu: bool = False
 
     def lines(self) -> list[str]:
         """Return what was recorded, and what was not and why, as lines for the terminal."""
         lines = [
-            f"traced {self.taken.steps_recorded} of {self.taken.steps_expected} steps "
-            f"at batch size {self.batch_size} ({self.batch_size_reason})"
+            f"traced {self.taken.steps_recorded} of {self.taken.steps_expected} steps of the batch of {self.shape} "
+            f"({self.batch_size_reason})"
         ]
         if self.analysis:
-            lines += text.lines(self.analysis, top=TOP_OPERATORS)
-        remarks = {"downgrades": self.taken.downgrades, "unavailable": self.taken.unavailable}
-        return lines + [
-            f"{kind}: {remark.what}: {remark.reason}" for kind, listed in remarks.items() for remark in listed
-        ]
+            lines += [text.headline(self.analysis.traces[0])]
+        missing = self.taken.unavailable if self.is_on_gpu else ()  # what no CPU can give, nobody misses there
+        return lines + [f"{remark.what}: {remark.reason}" for remark in (*self.taken.downgrades, *missing)]
 
 
 def choose_batch_size(run: Run) -> tuple[int, str]:
@@ -62,20 +63,23 @@ def choose_batch_size(run: Run) -> tuple[int, str]:
     return sizes[len(sizes) // 2], "the middle of profiling.batch_sizes; step 02 has not found an optimal one"
 
 
-def record(run: Run, loaded: LoadedModel, rows: Rows, max_length: int) -> Recording:
-    """Trace a few batches, and write what the trace tells."""
+def reference(run: Run, loaded: LoadedModel, rows: Rows, max_length: int) -> Batch:
+    """Return the batch that the trace and the profile by layer show: that of typical cost at the chosen batch size."""
+    batch_size, _ = choose_batch_size(run)
+    return Selection.of(rows.texts, loaded.tokenizer, max_length, loaded.device).reference(batch_size)
+
+
+def record(run: Run, loaded: LoadedModel, batch: Batch) -> Recording:
+    """Trace a few forwards of `batch`, warm, and write what the trace tells."""
     settings, layout = run.config.trace, run.layout
-    batch_size, why = choose_batch_size(run)
-    steps = settings.warmup_steps + settings.active_steps
-    texts = sample(rows, min(len(rows.texts), batch_size * steps), TEXT_SEED).texts
-    tokens = tokenize(loaded.tokenizer, texts, max_length)
+    _, why = choose_batch_size(run)
 
     def step(number: int) -> None:
-        chosen = [(number * batch_size + line) % len(texts) for line in range(batch_size)]
         with torch.inference_mode():
-            forward(loaded.model, collate(tokens, chosen, loaded.tokenizer.pad_token_id, loaded.device))
+            forward(loaded.model, batch)
 
-    step(0)  # the cold call belongs to the sweep
+    for number in range(WARM_UP_RUNS):
+        step(number)
     options = CaptureOptions(
         shapes=settings.shapes,
         memory=settings.memory,
@@ -94,21 +98,23 @@ def record(run: Run, loaded: LoadedModel, rows: Rows, max_length: int) -> Record
     )
     manifest = {
         "schema_version": SCHEMA_VERSION,
-        "batch_size": batch_size,
+        "batch_size": batch.shape.samples,
         "batch_size_reason": why,
+        "shape": str(batch.shape),
         "dtype": loaded.dtype,
         **asdict(taken),
     }
     files.write_json(layout.trace_manifest, manifest)
-    analysis = _derive(layout, taken, _peak_flops_per_s(layout, loaded.dtype)) if taken.trace_path else None
-    return Recording(batch_size, why, taken, analysis)
+    peak = _peak_flops_per_s(layout, loaded.dtype)
+    analysis = _derive(layout, taken, batch.shape, peak) if taken.trace_path else None
+    return Recording(batch.shape, why, taken, analysis, is_gpu(loaded.device))
 
 
-def _derive(layout: Layout, taken: CaptureManifest, peak_flops_per_s: float | None) -> Examination:
+def _derive(layout: Layout, taken: CaptureManifest, shape: Shape, peak_flops_per_s: float | None) -> Examination:
     """Write everything that the trace and the stacks tell; return what the trace says."""
     analysis = analyze(read_trace(layout.trace), expected_steps=taken.cycles[0].steps_expected)
     examination = Examination((Examined.of(analysis),), (), "shapes")
-    files.write_json(layout.trace_analysis, document.of(examination, peak_flops_per_s))
+    files.write_json(layout.trace_analysis, {**document.of(examination, peak_flops_per_s), "shape": str(shape)})
     files.write_csv(layout.op_stats, operator_rows(analysis.operators, peak_flops_per_s), OPERATOR_COLUMNS)
     files.write_text(layout.key_averages, "\n".join([*table_lines(table_rows(analysis.operators)), ""]))
     if analysis.memory:

@@ -1,7 +1,8 @@
 """Read a YAML of settings, with overrides, into a pydantic record; report every mistake with its place."""
 
+import copy
 import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,6 +18,8 @@ PYTHON_TAGS = f"{PLAIN_TAGS}python/"  # what would build Python objects
 
 Record = TypeVar("Record", bound=BaseModel)
 KeyPath = tuple[str | int, ...]
+Values = dict[str, Any]  # of a YAML, by section
+Adapt = Callable[[Values, Values, frozenset[str]], None]
 
 
 class Problem(NamedTuple):
@@ -30,8 +33,11 @@ class Problem(NamedTuple):
         return f"{self.place}: {self.key}: {self.text}" if self.key else f"{self.place}: {self.text}"
 
 
-def load(schema: type[Record], path: str | Path, overrides: Sequence[str] = ()) -> Record:
+def load(schema: type[Record], path: str | Path, overrides: Sequence[str] = (), adapt: Adapt | None = None) -> Record:
     """Return the settings of the YAML at `path`, each `key.sub=value` of `overrides` laid over it.
+
+    `adapt(stated, values, given)` may change the `values` before they are checked; it is told what the file states and
+    which keys are overridden.
 
     Raises InputError that lists every mistake as `file:line:column: key: problem`.
     """
@@ -41,8 +47,11 @@ def load(schema: type[Record], path: str | Path, overrides: Sequence[str] = ()) 
     values = _construct(root, str(path), (), places, problems)
     if not isinstance(values, dict):
         raise InputError(f"{path}: holds no settings; expected keys such as 'model:'")
+    stated = copy.deepcopy(values)
     for override in overrides:
         _apply(override, values, places, problems)
+    if adapt:
+        adapt(stated, values, frozenset(override.partition("=")[0] for override in overrides))
     try:
         settings = schema.model_validate(values)
     except ValidationError as error:

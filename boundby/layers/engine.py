@@ -24,6 +24,7 @@ from boundby.layers.instruments import Instruments, instruments_for
 from boundby.layers.measurement import Subject, measure
 from boundby.layers.passes import tensors_in
 from boundby.layers.probes import Targets, find_targets
+from boundby.layers.records import ModelProfile
 from boundby.layers.report import Report
 from boundby.roofline import Limits
 
@@ -35,10 +36,10 @@ logger.addHandler(logging.NullHandler())  # else Python writes warnings to stder
 class ObservabilityEngine:
     """Profiles `model` layer by layer and writes files into `log_dir`.
 
-    `config` may name `model_name`, `profile_name` (of the files, by default made of the model's name) and
-    `inference_mode`; other keys are the caller's. The model runs without gradients, under `torch.no_grad`; with
-    `inference_mode` True under `torch.inference_mode`, after which no backward may use what the model made and kept;
-    with False as it is called, gradients included. `limits` are those of this machine
+    `config` may name `model_name`, `profile_name` (of the files, by default made of the model's name), `shape` (what
+    the inputs are, in words) and `inference_mode`; other keys are the caller's. The model runs without gradients,
+    under `torch.no_grad`; with `inference_mode` True under `torch.inference_mode`, after which no backward may use
+    what the model made and kept; with False as it is called, gradients included. `limits` are those of this machine
     (`Ceilings.limits`), without which nothing is said about what limits a layer. As a context manager it is finalized
     at the end of the block.
     """
@@ -123,14 +124,17 @@ class ObservabilityEngine:
         return metrics, summary
 
     def save_dashboard(self, name: str | None = None) -> Path:
-        """Write `NAME_dashboard.html` and what `save` writes; return the path of the dashboard."""
+        """Write `NAME_dashboard.html` and what `save` writes; return the path of the dashboard.
+
+        Its title is `name` where one is given, else the model's name, with the shape of the inputs if that is known.
+        """
         from boundby.layers.dashboard import page
 
         report = self._named(name)
         path = self._folder / f"{report.profile.profile_name}_dashboard.html"
         with self._noting_errors():
             self.save(name)
-            files.write_text(path, page(report.profile, title=report.profile.profile_name))
+            files.write_text(path, page(report.profile, title=name or _title(report.profile)))
         self._journal.note(f"wrote {path}")
         return path
 
@@ -166,7 +170,9 @@ class ObservabilityEngine:
             device=device,
             run=lambda: _call(self._model, inputs),
         )
-        return measure(subject, num_runs, instruments, self._limits, max_seconds)
+        report = measure(subject, num_runs, instruments, self._limits, max_seconds)
+        shape = self._config.get("shape")
+        return replace(report, profile=replace(report.profile, shape=str(shape) if shape else None))
 
     def _named(self, name: str | None) -> Report:
         """Return the report under another name; raises RuntimeError where nothing was profiled."""
@@ -234,3 +240,7 @@ def _file_name(name: str) -> str:
     if not name or name in (".", "..") or Path(name).name != name or "\0" in name:
         raise ValueError(f"profile name {name!r} cannot begin the name of a file; give one without slashes")
     return name
+
+
+def _title(profile: ModelProfile) -> str:
+    return f"{profile.model_name}, {profile.shape}" if profile.shape else profile.model_name

@@ -125,6 +125,7 @@ def summary(profile: ModelProfile) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "profile_name": profile.profile_name,
         "model_name": profile.model_name,
+        "shape": profile.shape,
         "num_runs": profile.num_runs,
         "total_layers": sum(layer.calls > 0 for layer in profile.layers),
         "end_to_end_latency": _latency(profile.reference_s),

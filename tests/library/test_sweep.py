@@ -181,3 +181,18 @@ def test_the_most_rounds_end_a_point_and_one_round_never_meets_the_rule():
 def test_a_visit_that_is_not_ok_ends_its_point_at_once(status):
     assert STEADY.is_done([Outcome(1, 0, status)])
     assert not STEADY.is_met([Outcome(1, 0, status)])
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "left"),
+    [
+        ([], 5),
+        (ok([1.0, 2.0], seconds=1.0), 8),
+        (ok([1.0, 2.0], seconds=100.0), 3),
+        (ok([1.0, 2.0, 1.0, 2.0, 1.0], seconds=15.0), 2),
+        (ok([1.0] * 5), 0),
+        ([Outcome(1, 0, "oom")], 0),
+    ],
+)
+def test_how_many_visits_may_follow_is_bounded_by_rounds_and_seconds(outcomes, left):
+    assert StopRule(0.01, max_seconds=100.0, most_rounds=10).most_left(outcomes) == left

@@ -1,9 +1,12 @@
 """The life of a step: exit codes, one-line errors, receipts, resume, previous results, lock and log."""
 
 import errno
+import io
 import json
 import os
+import re
 import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -358,9 +361,63 @@ def test_progress_without_a_terminal_is_plain_lines(capsys):
     with console.progress(4, "sweep", clock=lambda: now[0]) as progress:
         now[0] = 20.0
         progress.advance(1, "batch 8: 10 samples/s")
-        now[0] = 40.0
+        now[0] = 25.0
         progress.advance(1)
         now[0] = 51.0
         progress.advance(1)
     lines = [line.split(" ", 1)[1] for line in capsys.readouterr().err.splitlines()]
     assert lines == ["sweep 1/4 ETA 01:00 batch 8: 10 samples/s", "sweep 3/4 ETA 00:17"]
+
+
+def test_total_and_time_left_are_what_the_work_says_last(capsys):
+    console = cli.Console(clock=lambda: 0.0)
+    with console.progress(None, "sweep") as progress:
+        progress.advance(1, "a")
+        progress.total, progress.left_s = 8, 90.0
+        progress.advance(1, "b")
+    assert [line.split(" ", 1)[1] for line in capsys.readouterr().err.splitlines()] == [
+        "sweep 1 a", "sweep 2/8 ETA 01:30 b"
+    ]  # fmt: skip
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_on_a_terminal_is_a_bar_with_total_and_time_left():
+    terminal, now = Terminal(), [0.0]
+    console = cli.Console(terminal, terminal, clock=lambda: now[0])
+    with console.progress(None, "sweep") as progress:
+        progress.total, now[0] = 4, 20.0
+        progress.advance(1, "batch 8: 10 samples/s")
+        now[0] = 35.0
+        console.beat()
+    drawn = [line.strip() for line in terminal.getvalue().split("\r")]
+    for left in ("01:00", "00:45"):
+        assert any(re.fullmatch(rf"sweep 1/4 ETA {left} \|#+ +\| batch 8: 10 samples/s", line) for line in drawn), drawn
+
+
+def test_nothing_is_silent_for_more_than_ten_seconds(capsys):
+    now = [0.0]
+    console = cli.Console(clock=lambda: now[0])
+    console.note("loading")
+    for now[0] in (5.0, 12.0, 15.0, 23.0):
+        console.beat()
+    with console.progress(4, "trials") as progress:
+        now[0] = 43.0
+        progress.advance(1, "one")
+        now[0] = 60.0
+        console.beat()
+    said = [line.split(" ", 1)[-1] for line in capsys.readouterr().err.splitlines()]
+    assert said[1:] == [
+        "still at work, 00:12 since the line above", "still at work, 00:23 since the line above",
+        "trials 1/4 ETA 01:00 one", "trials 1/4 ETA 00:43 (00:37 so far)",
+    ]  # fmt: skip
+
+
+def test_heartbeat_ends_with_the_work():
+    before = threading.active_count()
+    with cli.Console().heartbeat():
+        assert threading.active_count() == before + 1
+    assert threading.active_count() == before

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from utils.config import Config
+from utils.config import Config, Targets, read_settings
 from utils.errors import InputError
 from utils.yaml_settings import load
 
@@ -41,7 +41,7 @@ def test_config_files_state_every_key_or_leave_it_out(written):
     config = load(Config, ROOT / "configs/config.yaml")
     assert leaves(stated) == leaves(config.model_dump())
     bare = Config(model={"name": config.model.name}, dataset={"hf_name": config.dataset.hf_name})
-    assert config == bare
+    assert config.model_copy(update={"targets": Targets()}) == bare
     config = load(Config, ROOT / "configs/quickstart.yaml")
     assert config.dataset.quickstart and config.dataset.hf_name is None and config.model.name == "quickstart"
     assert load(Config, written(MINIMAL)).profiling.batch_sizes == [1, 4, 8, 16, 32, 64]
@@ -97,6 +97,40 @@ def test_two_sources_of_data_are_refused_with_the_way_out(written):
 def test_quickstart_model_needs_the_quickstart_data(written):
     found = problems(written(MINIMAL), "model.name=quickstart")
     assert "dataset.quickstart=true" in found[0]
+
+
+POD = ROOT / "configs/config.yaml"
+
+
+def test_own_model_and_texts_take_the_place_of_those_of_the_pod_run():
+    config, dropped = read_settings(POD, ["model.name=org/own", "dataset.file=texts.csv", "targets.accuracy=0.9"])
+    assert (config.dataset.file, config.dataset.hf_name) == ("texts.csv", None)
+    assert config.targets == Targets(accuracy=0.9)
+    assert dropped == ["targets", "dataset.hf_name"]
+    assert read_settings(POD)[1] == []
+
+
+def test_own_model_is_not_measured_on_the_texts_of_another_unless_asked_for():
+    with pytest.raises(InputError, match=r"belongs to another model.*dataset\.file=texts\.csv.*dataset\.hf_name="):
+        read_settings(POD, ["model.name=org/own"])
+    kept, _ = read_settings(POD, ["model.name=org/own", "dataset.hf_name=codefactory4791/amazon_test"])
+    assert kept.dataset.hf_name == "codefactory4791/amazon_test"
+    with pytest.raises(InputError, match=r"dataset\.quickstart=true"):
+        read_settings(ROOT / "configs/quickstart.yaml", ["model.name=org/own"])
+
+
+def test_what_describes_a_dataset_leaves_with_it_and_the_rest_of_an_own_file_stays(written):
+    own = written(
+        "model: {name: a/b, revision: v1}\n"
+        "dataset: {hf_name: a/d, split: dev, revision: v2, text_column: body}\n"
+        "targets: {accuracy: 0.7}\n"
+    )
+    config, dropped = read_settings(own, ["model.name=a/c", "dataset.file=x.csv"])
+    assert (config.model.revision, config.dataset.split, config.dataset.text_column) == (None, None, "text")
+    assert config.targets.accuracy == 0.7
+    assert dropped == ["model.revision", "dataset.hf_name", "dataset.split", "dataset.revision", "dataset.text_column"]
+    config, dropped = read_settings(own, ["dataset.hf_name=a/e"])
+    assert (config.dataset.text_column, dropped) == ("body", ["dataset.revision"])
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The normalised copy is exact, complete or absent, and refused where the configuration asks for other data."""
 
 import csv
+import functools
 import json
 import random
 import subprocess
@@ -119,6 +120,38 @@ def test_other_kinds_of_file_give_the_same_copy(config, model, tmp_path, suffix)
     normalise(settings, model)
     rows = data.load_texts(Layout.of(settings))
     assert rows.texts == texts and rows.labels.tolist() == labels
+
+
+def test_texts_without_labels_are_kept_and_what_is_about_labels_is_unknown(config, model, tmp_path):
+    path = tmp_path / "texts.txt"
+    path.write_text("one\n\n two,\t2\none\n")
+    settings = config(file=str(path))
+    receipt = normalise(settings, model)
+    layout = Layout.of(settings)
+    rows = data.load_texts(layout)
+    assert (rows.texts, rows.labels) == (["one", " two,\t2", "one"], None)
+    found = receipt.statistics
+    assert not receipt.has_labels and found.counts == dict.fromkeys(LABELS)
+    assert (found.balance, found.contradicting_labels, found.duplicate_rows) == (None, None, 1)
+    assert "Labels: none, so accuracy is not measured" in receipt.lines()
+    assert data.check_receipt(settings, layout) == receipt
+    copy = data.inspect(lambda: data.open_normalised(layout, receipt), model, lambda text: None)
+    assert copy.statistics() == found
+
+
+def test_labels_may_be_left_out(config, model):
+    settings = config(label_column=None)
+    with Path(settings.dataset.file).open("w") as file:
+        file.write("text,labels\nfine,nobody knows this label\n")
+    normalise(settings, model)
+    assert data.load_texts(Layout.of(settings)).labels is None
+
+
+def test_ids_from_one_are_read_as_those_from_zero(config, model):
+    settings = config()
+    write_source(settings, ("one", "1"), ("two", "3"), ("three", "2"))
+    assert "go from 1 to 3" in normalise(settings, model).doubts[0]
+    assert data.load_texts(Layout.of(settings)).labels.tolist() == [0, 2, 1]
 
 
 def test_columns_have_the_names_that_the_configuration_gives(config, model):
@@ -258,9 +291,9 @@ def test_dataset_tool_finds_the_same_in_source_and_copy(config, model):
     settings = config()
     write_source(settings, ("one", "praise"), ("one", "praise"), ("", "praise"), ("three", "question"))
     written = normalise(settings, model)
-    source = data.open_source(settings.dataset, Path("unused"), lambda text: None)
+    source = functools.partial(data.open_source, settings.dataset, Path("unused"), lambda text: None)
     again = data.inspect(source, model, lambda text: None)
-    copy = data.inspect(data.open_normalised(Layout.of(settings)), model, lambda text: None)
+    copy = data.inspect(lambda: data.open_normalised(Layout.of(settings), written), model, lambda text: None)
     assert again.statistics() == written.statistics
     assert copy.statistics().counts == written.statistics.counts
     assert again.doubts(again.statistics()) == written.doubts

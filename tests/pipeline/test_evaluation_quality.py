@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from sklearn.metrics import brier_score_loss, precision_recall_fscore_support
 
+from boundby import files
+from tests import evaluation_workplace as workplace
 from tests import predicted_quality as predicted
 from tests.baseline_document import PLAN
 from utils.artifacts import EvaluationFolder
@@ -235,3 +237,17 @@ def test_what_cannot_be_read_has_a_reason(tmp_path):
     assert quality.read(folder, PLAN)[1] == "quality.json is of version 9, this program reads 1"
     folder.quality.write_text("[]")
     assert "cannot be read" in quality.read(folder, PLAN)[1]
+
+
+def test_texts_without_labels_are_predicted_and_their_accuracy_is_absent(tmp_path, capsys):
+    settings = workplace.prepare(tmp_path, workplace.texts(), None, "dataset.label_column=null")
+    assert workplace.evaluate(settings, "plan", "run", "finalize") == [0, 0, 0]
+    folder = EvaluationFolder(tmp_path / "results" / "evaluation")
+    found = files.read_json(folder.metrics)["metrics"]
+    assert (found["samples"], found["accuracy"], found["accuracy_reason"]) == (40, None, "the dataset has no labels")
+    with folder.predictions.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert all(row["label"] == row["correct"] == row["label_name"] == "" and row["prediction_name"] for row in rows)
+    assert not folder.quality.exists() and not folder.per_class.exists()
+    said = "".join(capsys.readouterr())
+    assert "Throughput" in said and "ccuracy" not in said.partition("Samples:")[2]

@@ -126,3 +126,26 @@ def test_unusable_table_is_refused(config, fault):
 @pytest.mark.parametrize(("value", "number"), [("007", 7), ("1e3", None), ("٣", 3), (None, None), (float("nan"), None)])
 def test_whole_numbers_are_recognised(value, number):
     assert whole_number(value) == number
+
+
+def test_ids_that_count_from_one_are_told_by_the_one_too_many():
+    matching = reconciler()
+    assert [matching.id_of(value, row) for row, value in enumerate((1, "2", 3))] == [1, 2, None]
+    assert matching.counts_from_one
+    shifted = LabelMatcher(ModelLabels(NAMES), first_id=1)
+    assert [shifted.id_of(value, row) for row, value in enumerate((1, "2", 3))] == [0, 1, 2]
+    assert not shifted.counts_from_one and "go from 1 to 3" in shifted.doubts()[0]
+
+
+@pytest.mark.parametrize("values", [(0, 1, 3), (1, 4), ("age_limit", 1, 3), (1, 2)])
+def test_other_labels_do_not_count_from_one(values):
+    matching = reconciler()
+    for row, value in enumerate(values):
+        matching.id_of(value, row)
+    assert not matching.counts_from_one
+
+
+def test_labels_that_the_model_does_not_know_name_the_way_without_them():
+    matching = reconciler()
+    matching.id_of("good", 0)
+    assert "dataset.label_column=null" in matching.explanation("label")

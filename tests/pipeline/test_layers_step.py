@@ -60,11 +60,27 @@ def test_layers_alone_are_profiled_on_a_batch_of_texts_and_owned_by_the_receipt(
     assert profile.model_name == str(model) and profile.num_runs == 2
     assert profile.layers[0].input_shapes[0].startswith("int64[2, ")
     said = capsys.readouterr().out
-    assert "layers in 2 runs: coverage" in said and "bert.encoder.layer.0" in said
+    assert "layers in 2 runs of the batch of 2 × " in said and "bert.encoder.layer.0" in said
     assert said.endswith(f"wrote {results / 'layers'}\n")
     receipt = json.loads((results / ".receipts" / "03.json").read_text())
     owned = {Path(output["path"]).resolve() for output in receipt["outputs"]}
     assert {(results / "layers" / name).resolve() for name in LAYER_FILES} == owned
+
+
+def test_trace_and_layers_show_the_one_batch_that_the_sweep_calls_typical(run, results, model):
+    assert run() == 0
+    manifest, analysis, layers = (
+        json.loads((results / name).read_text())
+        for name in (
+            "profiler_traces/manifest.json",
+            "profiler_traces/trace_analysis.json",
+            "layers/model_summary.json",
+        )
+    )
+    assert manifest["shape"] == analysis["shape"] == layers["shape"]
+    samples, tokens = map(int, manifest["shape"].removesuffix(" tokens").split(" × "))
+    assert layers["profile"]["layers"][0]["input_shapes"][0] == f"int64[{samples}, {tokens}]"
+    assert f"<title>Layers: {model}, {manifest['shape']}" in (results / "layers" / "model_dashboard.html").read_text()
 
 
 def test_resume_keeps_the_layers_and_a_changed_setting_makes_them_anew_with_the_earlier_ones_moved_aside(run, results):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -24,9 +25,10 @@ NO_TARGETS = Targets(
     gpu_utilization_pct=None,
     accuracy=None,
 )
+PER_SAMPLE = "Time per sample (of its batch)"
 CPU_TITLES = [
     "Throughput",
-    "Latency per sample",
+    PER_SAMPLE,
     "Latency per batch",
     "CPU memory, peak of the process",
     "Tokens, real and with padding",
@@ -118,8 +120,11 @@ def test_axis_names_the_batch_sizes_that_have_room_and_their_padding():
     assert list(axes.get_xticks()) == sizes
     assert 5 < sum(bool(label.get_text()) for label in axes.get_xticklabels()) < len(sizes)
     rows = results.cpu_rows()
-    written = texts(panel(comparison(results.document(rows)), "Tokens, real and with padding"))
-    assert [f"{row['padding_pct']:.0f} %" for row in rows] == [text for text in written if text.endswith(" %")]
+    written = texts(panel(comparison(results.document(rows)), "Throughput"))
+    assert [f"{row['padding_pct']:.0f} %" for row in rows] == [
+        text for text in written if re.fullmatch("[0-9]+ %", text)
+    ]
+    assert "up to 2: the fixed cost of a call is shared by more texts\nbeyond 2: padding, 27 to 67 %" in written
 
 
 def test_what_ran_out_of_memory_or_failed_is_a_gap_and_never_a_zero():
@@ -165,10 +170,16 @@ def test_optimum_and_target_are_marked():
     document = results.document(results.cpu_rows())
     assert f"optimal: {document['optimal']['batch_size']}" in texts(comparison(document).axes[0])
     assert "optimal float32: 8" in texts(comparison(results.gpu_document()).axes[0])
-    near = panel(comparison(document, NO_TARGETS.model_copy(update={"latency_per_sample_ms": 4})), "Latency per sample")
+    near = panel(
+        comparison(document, NO_TARGETS.model_copy(update={"latency_per_sample_ms": 4})),
+        PER_SAMPLE,
+    )
     assert [4, 4] in [list(line.get_ydata()) for line in near.get_lines()]
     assert "target\n4 ms" in texts(near)
-    far = panel(comparison(document, NO_TARGETS.model_copy(update={"latency_per_sample_ms": 50})), "Latency per sample")
+    far = panel(
+        comparison(document, NO_TARGETS.model_copy(update={"latency_per_sample_ms": 50})),
+        PER_SAMPLE,
+    )
     assert "↑ target\n50 ms" in texts(far)
     assert [50, 50] not in [list(line.get_ydata()) for line in far.get_lines()]
     assert not any("target" in text for axes in comparison(document).axes for text in texts(axes))

@@ -115,6 +115,13 @@ def test_a_sound_profile_is_fine_and_every_artefact_is_named(results, capsys):
         assert all(f"ok {name}: " in out for name in names)
 
 
+def test_in_brief_a_sound_profile_is_one_line_and_a_fault_keeps_its_own(results, capsys):
+    assert check(capsys, results, "--brief") == (0, "the profile is whole: 7 files, as they were written")
+    (results / STACKS).unlink()
+    code, out = check(capsys, results, "--brief")
+    assert code == 1 and out.startswith(f"fault {STACKS}: ") and "FAULT: 1 fault(s)" in out and "ok " not in out
+
+
 def nothing_on_purpose(results: Path) -> None:
     shutil.rmtree(results / "profiler_traces")
     write_receipt(results, parts={"config": {"trace": {"enabled": False}}})

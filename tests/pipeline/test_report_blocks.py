@@ -10,8 +10,10 @@ from utils.render.blocks import (
     Admonition,
     Block,
     BulletList,
+    Card,
     CodeBlock,
     DefinitionList,
+    Details,
     Document,
     Figure,
     Heading,
@@ -22,6 +24,7 @@ from utils.render.blocks import (
 from utils.render.formatting import WIDTH
 
 EXAMPLES = [
+    Card("a card", [("Label", ["a text"], "do that")], ["a card", "Label  a text"]),
     Heading("a heading"),
     Paragraph("running text", strong="Opening:"),
     BulletList(["a finding", "another finding"]),
@@ -30,9 +33,14 @@ EXAMPLES = [
     Table(["head\ning", "name"], [["12", "cell"]], left=[1], caption="a caption", notes=["a note"]),
     CodeBlock("python run_pipeline.py 'a.b=c d'"),
     Figure(Path("plots/absent.png"), "a description"),
+    Details("folded away", [Paragraph("a secret of the page")]),
     Admonition([Paragraph("a warning")]),
 ]
 TEXT = """\
+a card
+Label  a text
+
+
 a heading
 ---------
 Opening: running text
@@ -54,7 +62,6 @@ head
   a note
 
   python run_pipeline.py 'a.b=c d'
-
 Picture: plots/absent.png
 
 a warning
@@ -65,7 +72,7 @@ def test_every_kind_of_block_has_its_text_and_nothing_else_is_a_block():
     assert [type(each) for each in EXAMPLES] == list(get_args(Block))
     rendered = plain_text.render(Document("Example report", "of blocks", "made for a test", EXAMPLES))
     rule = "=" * WIDTH
-    assert rendered == f"{rule}\nEXAMPLE REPORT: of blocks\nmade for a test\n{rule}\n\n\n{TEXT}"
+    assert rendered == f"{rule}\nEXAMPLE REPORT: of blocks\nmade for a test\n{rule}\n{TEXT}"
     with pytest.raises(TypeError, match="str is no block"):
         plain_text.lines(["text"])
 
@@ -96,6 +103,8 @@ def test_text_stands_in_its_columns():
         (Table, '<tr><td>12</td><td class="left">cell</td></tr>'),
         (Table, '<ul class="notes"> <li>a note</li> </ul>'),
         (CodeBlock, "<pre><code>python run_pipeline.py &#39;a.b=c d&#39;</code></pre>"),
+        (Card, "<dt>Label</dt><dd><p>a text</p><pre><code>do that</code></pre></dd>"),
+        (Details, '<details id="folded-away"> <summary>folded away</summary> <p>a secret of the page</p> </details>'),
         (Figure, "<figure> <figcaption>a description (absent.png cannot be read)</figcaption> </figure>"),
         (Admonition, "<aside> <p>a warning</p> </aside>"),
     ],
@@ -110,4 +119,6 @@ def test_html_of_the_whole():
     page = " ".join(html_page.render(Document("Example report", "of blocks", "made for a test", [])).split())
     assert "<title>Example report: of blocks</title>" in page
     assert "<h1>of blocks</h1>" in page and "made for a test" in page
-    assert "<nav" not in page
+    assert "<nav" not in page and "badge" not in page.partition("<body>")[2]
+    page = html_page.render(Document("Example report", "of blocks", "made for a test", [], "settled"))
+    assert '<span class="badge sure">settled</span>' in page

@@ -20,7 +20,7 @@ from tests import layer_profiles as profiles
 from tests import predicted_quality as predicted
 from tests import trace_document as traces
 from tests.diagnosed_rows import diagnosed
-from tests.report_reading import POD, REMARKS, Reader, pod, run_in, text, traced
+from tests.report_reading import POD, REMARKS, Reader, answered, pod, run_in, text, traced
 from utils.config import Targets
 from utils.report.sources import ReportData
 
@@ -51,6 +51,7 @@ def quickstart(read: Reader) -> ReportData:
     document["full_dataset_metrics"]["samples_of"] = [
         {"samples": 100, "accuracy": 0.9, "f1_macro": 0.8, "f1_weighted": 0.85}
     ]
+    document["batch_sizes"] = answered(document["batch_sizes"])
     return read(document, overrides=["model.dtype=float32"], **traced())
 
 

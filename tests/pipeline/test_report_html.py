@@ -11,14 +11,16 @@ import pytest
 from tests import baseline_document as results
 from tests import predicted_quality as predicted
 from tests.diagnosed_rows import diagnosed
-from tests.report_reading import draw, pod, traced
+from tests.report_reading import answered, draw, pod, traced
 from utils.console import printable
 from utils.render import html_page, plain_text
 from utils.render.blocks import (
     Admonition,
     BulletList,
+    Card,
     CodeBlock,
     DefinitionList,
+    Details,
     Document,
     Figure,
     Heading,
@@ -36,6 +38,10 @@ ALLOWED = {
     "h2": {"id"},
     "p": {"class"},
     "ul": {"class"},
+    "section": {"class", "aria-label"},
+    "details": {"id"},
+    "span": {"class"},
+    "summary": set(),
     "div": {"class", "role", "tabindex", "aria-label"},
     "th": {"scope", "class"},
     "td": {"class"},
@@ -47,7 +53,7 @@ ALLOWED = {
     **dict.fromkeys(["figure", "figcaption", "table", "thead", "tbody", "tr", "pre", "code"], set()),
 }
 VOID = {"meta", "img"}
-CLASSES = {"kind", "detail", "caption", "scroll", "left", "notes"}
+CLASSES = {"kind", "card", "title", "badge", "sure", "detail", "caption", "scroll", "left", "notes"}
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 HOSTILE = (
     "</title></style><script>alert(1)</script>\" onload='alert(2)' x=\"><img src=x onerror=alert(3)>"
@@ -163,6 +169,8 @@ def test_hostile_text_is_inert_in_every_field_of_every_block(tmp_path):
     blocks = [
         Admonition([Paragraph(HOSTILE, HOSTILE), CodeBlock(HOSTILE)]),
         Heading(HOSTILE),
+        Card(HOSTILE, [(HOSTILE, [HOSTILE], HOSTILE)], []),
+        Details(HOSTILE, [Paragraph(HOSTILE)]),
         BulletList([HOSTILE]),
         OrderedList([[Paragraph(HOSTILE), Table([HOSTILE], [[HOSTILE]])]]),
         DefinitionList([(HOSTILE, HOSTILE)]),
@@ -174,7 +182,7 @@ def test_hostile_text_is_inert_in_every_field_of_every_block(tmp_path):
     page = Page(rendered)
     assert_is_inert(page)
     shown = printable(HOSTILE)
-    assert page.text.count(shown) == 24
+    assert page.text.count(shown) == 30
     assert page.all("img")[0]["alt"] == shown and shown in [each.get("aria-label") for each in page.all("div")]
     assert rendered.encode("utf-8")
 
@@ -185,20 +193,20 @@ PIXEL = base64.b64decode(
 
 
 def test_pictures_are_inside_beside_their_sections(read):
-    data = read(results.document(diagnosed(results.cpu_rows([1, 2]))), **traced())
+    data = read(results.document(answered(diagnosed(results.cpu_rows([1, 2])))), **traced())
     draw(data)
     page = page_of(data)
     assert_is_inert(page)
     inside = [base64.b64decode(each["src"].partition(",")[2]) for each in page.all("img")]
     drawn = [drawing for drawing in assembly.report(data).drawings if drawing.reason is None]
-    names = ["roofline.png", "batch_size_comparison.png", "metrics_heatmap.png", "operators.png"]
+    names = ["owners.png", "batch_size_comparison.png", "roofline.png", "metrics_heatmap.png", "operators.png"]
     assert [drawing.path.name for drawing in drawn] == names
     assert inside == [drawing.path.read_bytes() for drawing in drawn]
     assert [each["alt"] for each in page.all("img")] == [drawing.description for drawing in drawn]
-    places = [each.get("id") or "picture" for tag, each in page.tags if tag in ("h2", "img")]
-    assert places[places.index("batch-size-analysis") :][:3] == ["batch-size-analysis", "picture", "picture"]
+    places = [each.get("id") or "picture" for tag, each in page.tags if tag in ("h2", "details", "img")]
     assert places[places.index("where-the-time-goes") :][:2] == ["where-the-time-goes", "picture"]
-    assert places[places.index("verdict") :][:2] == ["verdict", "picture"]
+    assert places[places.index("batch-sizes") :][:3] == ["batch-sizes", "picture", "picture"]
+    assert places[places.index("operators-and-batches") :][:2] == ["operators-and-batches", "picture"]
 
 
 def test_picture_has_its_printed_size(tmp_path):
@@ -219,8 +227,8 @@ def test_picture_that_cannot_be_read_is_named(tmp_path, content):
 
 def test_page_leads_to_each_section_and_holds_whole_commands(read):
     page = page_of(read(results.document(results.cpu_rows([1, 2])), **traced()))
-    order = [tag for tag, _ in page.tags if tag in ("h1", "aside", "dl", "nav", "h2")]
-    assert order[:5] == ["h1", "aside", "dl", "nav", "h2"]
+    order = [tag for tag, _ in page.tags if tag in ("h1", "section", "aside", "nav", "h2")]
+    assert order[:5] == ["h1", "section", "aside", "nav", "h2"]
     anchors = [each["id"] for each in page.all("h2")]
     assert [each["href"] for each in page.all("a")] == [f"#{anchor}" for anchor in anchors]
     assert max(Counter(anchors).values()) == 1

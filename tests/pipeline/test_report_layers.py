@@ -16,11 +16,12 @@ from tests.diagnosed_rows import diagnosed
 from tests.report_reading import Reader, draw, drawings, run_in, section, text, traced
 from utils.plots import layers as figure_of_layers
 from utils.plots import style
+from utils.plots.style import BOUNDS
 from utils.render import html_page
 from utils.report import assembly, profiling, sources
 from utils.report.sources import ReportData
 
-HEADING = "Layer by Layer"
+HEADING = "Layer by layer"
 ABOUT = style.Subject("a model, float32", "on a machine, texts, measured 2026-11-21", is_synthetic=False)
 
 
@@ -54,7 +55,7 @@ def test_rows_are_those_of_the_rankings_as_many_as_fit_and_without_zeros(read):
     head = blocks(profile)[0]
     [layer] = [each for each in profile.layers if each.path == head.path]
     time = f"{1e3 * head.seconds:.2f} {100 * head.share:.1f}"
-    gain = f"{1e3 * head.gain_at_limit_s:.2f} {layer.bound} {100 * layer.share_of_limit:.0f}"
+    gain = f"{1e3 * head.gain_at_limit_s:.2f} {BOUNDS[layer.bound]} {100 * layer.share_of_limit:.0f}"
     assert f"{head.label} {head.type} {time} {gain}" in whole
     assert whole.count("transformer.h.") >= profiling.SHOWN_LAYERS - 1
     profile = profiles.many(200)
@@ -77,7 +78,7 @@ def test_damaged_profile_is_one_sentence_and_the_rest_of_the_report_stands(read,
     data = reported(read, None)
     found = section(data, HEADING)
     assert found.startswith("There is no profile by layer: model_summary.json cannot be read: ")
-    assert "Batch Size Analysis" in text(data)
+    assert "Batch sizes" in text(data)
 
 
 def test_profile_of_another_model_is_not_shown(read):

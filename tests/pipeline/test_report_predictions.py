@@ -11,12 +11,17 @@ from tests.report_reading import pod, section, text
 from utils.ceiling_share import share_of_ceiling
 from utils.report.sources import ReportData
 
-CLASSES, CONFIDENCE = "Classes and Confusions", "Confidence and Its Mistakes"
+CLASSES, CONFIDENCE = "Classes and confusions", "Confidence, and the surest mistakes"
 
 
 def performance(read, **changes: Any) -> str:
     document = results.document(results.cpu_rows([1]), full_dataset_metrics=results.full_metrics(**changes))
-    return section(read(document), "Full Dataset Performance")
+    return whole_pass(read(document))
+
+
+def whole_pass(data: ReportData) -> str:
+    """Return what is said of the pass over the dataset, and what is folded away."""
+    return section(data, "The whole dataset") + section(data, "More of the pass over the whole dataset")
 
 
 def with_quality(read, *stored: Any, **changes: Any) -> ReportData:
@@ -38,33 +43,33 @@ def test_phases_beside_each_other_and_workers_beside_each_other_are_said(read):
 
 def test_whole_set_is_what_all_rows_would_take_on_the_device_that_was_used(read):
     part = results.document(results.cpu_rows([1]), full_dataset_metrics=results.full_metrics(rows=500, seconds=5.0))
-    said = section(read(part, settings={"pod": {"price_per_hour": 3.6}}), "Full Dataset Performance")
-    assert "Whole set: 2,000 samples at 100.0 samples/s: 0.005556 hours, cost 0.02000, on a CPU (no GPU-hours)" in said
-    on_gpu = section(pod(read), "Full Dataset Performance")
-    assert "Whole set: 369,475 samples at 497.5 samples/s: 0.2063 hours, 0.2063 GPU-hours" in on_gpu
+    said = whole_pass(read(part, settings={"pod": {"price_per_hour": 3.6}}))
+    assert "Whole set: 2,000 samples at 100.0 samples/s: 20.00 s, cost 0.02000" in said
+    on_gpu = whole_pass(pod(read))
+    assert "Whole set: 369,475 samples at 497.5 samples/s: 12.38 minutes, 0.2063 GPU-hours" in on_gpu
     document = results.gpu_document()
     document["full_dataset_metrics"]["device_time_s"] *= 4  # on four GPUs
-    assert "0.2063 hours, 0.8251 GPU-hours" in section(pod(read, document), "Full Dataset Performance")
+    assert "12.38 minutes, 0.8251 GPU-hours" in whole_pass(pod(read, document))
 
 
 @pytest.mark.parametrize("evaluation", [{"workers": 4}, {"engine": "ray", "gpus_per_worker": 0.25}])
 def test_workers_that_share_a_gpu_make_its_hours_no_more(read, evaluation):
     document = results.gpu_document()
     document["full_dataset_metrics"]["worker_time_s"] *= 4
-    said = section(pod(read, document, settings={"evaluation": evaluation}), "Full Dataset Performance")
-    assert "0.2063 hours, 0.2063 GPU-hours" in said
+    said = whole_pass(pod(read, document, settings={"evaluation": evaluation}))
+    assert "12.38 minutes, 0.2063 GPU-hours" in said
 
 
 def test_cost_and_gpu_hours_are_unknown_where_the_machines_are(read):
     document = results.gpu_document()
     changed = {"machine_time_s": None, "device_time_s": None, "machine_time_reason": "old parts"}
     document["full_dataset_metrics"] |= changed
-    said = section(pod(read, document, settings={"pod": {"price_per_hour": 2.0}}), "Full Dataset Performance")
-    assert "0.2063 hours, cost unknown (old parts), GPU-hours unknown (old parts)" in said
+    said = whole_pass(pod(read, document, settings={"pod": {"price_per_hour": 2.0}}))
+    assert "12.38 minutes, cost unknown (old parts), GPU-hours unknown (old parts)" in said
     for name in changed:
         del document["full_dataset_metrics"][name]
-    said = section(pod(read, document), "Full Dataset Performance")
-    assert "0.2063 hours, GPU-hours unknown (an earlier version did not note which machines predicted)" in said
+    said = whole_pass(pod(read, document))
+    assert "12.38 minutes, GPU-hours unknown (an earlier version did not note which machines predicted)" in said
 
 
 # Share of the ceiling
@@ -99,9 +104,9 @@ def test_share_that_cannot_be_told_is_none_with_its_reason(read):
     assert uncounted["share_of_ceiling_reason"] == "the FLOPs of a forward were not counted"
     unmeasured = share_of_ceiling(results.full_metrics(), diagnosed(results.cpu_rows([8])), None, "cpu")
     assert unmeasured["share_of_ceiling_reason"] == "no ceiling was measured for float32"
-    assert "Share of the ceiling: unknown (the FLOPs of a forward were not counted)" in performance(read)
+    assert "Of the peak: unknown (the FLOPs of a forward were not counted)" in performance(read)
     said = performance(read, trim=True, **share())
-    assert "Share of the ceiling: 22.8 %: 54.82 of 240.0 GFLOP/s of matrix products, padding not counted; the" in said
+    assert "Of the peak: 22.8 %: 54.82 of 240.0 GFLOP/s of matrix products, padding not counted; the" in said
 
 
 # Classes

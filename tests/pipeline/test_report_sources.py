@@ -27,6 +27,8 @@ def test_documents_of_these_tests_are_like_the_real_one(tmp_path):
         source=DataSource(**fixture["dataset"]["source"]),
         dataset=FileContent(**{key: fixture["dataset"][key] for key in ("path", "bytes", "sha256")}),
         rows=2000,
+        columns=("text", "label_name"),
+        has_labels=True,
         labels_sha256="",
         synthetic=True,
         doubts=[],
@@ -61,6 +63,7 @@ def test_pictures_without_rows_are_not_drawn_and_old_ones_go(read):
     assert drawings(data) == {
         "confusion_matrix.png": "not drawn: the dataset was not evaluated: evaluation.enabled is false",
         "calibration.png": "not drawn: the dataset was not evaluated: evaluation.enabled is false",
+        "owners.png": "not drawn: the time of no batch was split",
         "batch_size_comparison.png": "not drawn: no batch size was measured yet",
         "metrics_heatmap.png": "not drawn: no batch size was measured yet",
         "roofline.png": "not drawn: no batch size was measured yet",
@@ -98,10 +101,9 @@ def test_step_04_draws_and_writes_with_what_there_is(tmp_path, capsys):
     said = capsys.readouterr().out
     drawn = {path.name for path in layout.plots.iterdir() if path.read_bytes()[:4] == b"\x89PNG"}
     assert drawn == {"batch_size_comparison.png", "metrics_heatmap.png", "roofline.png"}
-    assert "operators.png: not drawn: step 03 has not run, or was skipped" in said
-    assert "Optimal batch size:" in said and f"wrote {layout.report}" in said
-    assert "operators.png" in layout.report.read_text(encoding="utf-8")
-    assert f"wrote {layout.html_report}" in said
+    answer = layout.card.read_text(encoding="utf-8")
+    assert answer in said and answer in layout.report.read_text(encoding="utf-8")
+    assert said.startswith("drew 3 pictures") and said.splitlines()[-1].startswith(f"open {layout.html_report} ")
     page = layout.html_report.read_text(encoding="utf-8")
     assert page.count("data:image/png;base64,") == 3 and "not drawn: step 03 has not run" in page
 

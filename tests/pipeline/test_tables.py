@@ -88,9 +88,9 @@ def test_jsonl_rows_are_read_and_a_missing_key_is_null(tmp_path):
 
 
 FAULTS = {
-    "kind": ("a.xlsx", "text,label\na,x\n", ".csv, .parquet, .jsonl"),
-    "no kind": ("a", "text,label\na,x\n", ".csv, .parquet, .jsonl"),
-    "packed": ("a.csv.gz", "text,label\na,x\n", ".csv, .parquet, .jsonl"),
+    "kind": ("a.xlsx", "text,label\na,x\n", ".csv, .tsv, .txt, .parquet, .jsonl"),
+    "no kind": ("a", "text,label\na,x\n", ".csv, .tsv, .txt, .parquet, .jsonl"),
+    "packed": ("a.csv.gz", "text,label\na,x\n", ".csv, .tsv, .txt, .parquet, .jsonl"),
     "empty CSV": ("a.csv", "", "is empty (0 bytes)"),
     "empty Parquet": ("a.parquet", "", "is empty (0 bytes)"),
     "empty JSONL": ("a.jsonl", "", "is empty (0 bytes)"),

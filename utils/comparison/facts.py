@@ -380,7 +380,8 @@ def predictions(results: Results) -> dict[int, tuple[str, bool]] | None:
     path = results.layout.predictions
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            return {int(row["row_id"]): (row["label_name"], row["correct"] == "1") for row in csv.DictReader(file)}
+            rows = csv.DictReader(file)  # without labels nothing is right or wrong
+            return {int(row["row_id"]): (row["label_name"], row["correct"] == "1") for row in rows if row["correct"]}
     except FileNotFoundError:
         return None
     except (KeyError, TypeError, ValueError) as error:

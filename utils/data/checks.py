@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from utils.data.columns import Name
 from utils.data.sources import Row
 from utils.errors import InputError
+from utils.tasks import NO_LABELS
 
 TOKENISED_ROWS = 20_000  # kept lengths; a fuller sample is halved
 TOKENISED_TOGETHER = 256
@@ -46,17 +48,26 @@ class Lengths:
 
 @dataclass(frozen=True)
 class DatasetStatistics:
-    """What the accepted rows of a dataset look like."""
+    """What the accepted rows of a dataset look like; where they have no labels, all that is about labels is None."""
 
     rows: int
     rejected: Mapping[str, int]
     classes: int
-    counts: Mapping[str, int]
-    balance: float
+    counts: Mapping[str, int | None]
+    balance: float | None
     duplicate_rows: int
-    contradicting_labels: int
+    contradicting_labels: int | None
     characters: Lengths
     tokens: Lengths | None
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether the rows have labels."""
+        return self.balance is not None
+
+    @property
+    def _seen(self) -> dict[str, int]:
+        return {name: count for name, count in self.counts.items() if count}
 
     @property
     def unseen(self) -> list[str]:
@@ -66,21 +77,29 @@ class DatasetStatistics:
     @property
     def majority_share(self) -> float:
         """Return the share of the largest class: the accuracy of always guessing it."""
-        return max(self.counts.values()) / self.rows
+        return max(self._seen.values(), default=0) / self.rows
 
     def lines(self) -> list[str]:
         """Return the statistics as lines of text."""
-        seen = {name: count for name, count in self.counts.items() if count}
-        least, most = min(seen, key=seen.__getitem__), max(seen, key=seen.__getitem__)
+        contradicting = ""
+        if self.has_labels:
+            contradicting = f"; {self.contradicting_labels:,} labels contradict another row with the same text"
         return [
             f"Rows: {self.rows:,} kept, {sum(self.rejected.values()):,} rejected{listed(self.rejected)}",
+            *(self._label_lines() if self.has_labels else ["Labels: none, so accuracy is not measured"]),
+            f"Duplicates: {self.duplicate_rows:,} rows repeat an earlier text ({self.duplicate_rows / self.rows:.1%})"
+            f"{contradicting}",
+            self.characters.line(),
+            *([self.tokens.line()] if self.tokens else []),
+        ]
+
+    def _label_lines(self) -> list[str]:
+        seen = self._seen
+        least, most = min(seen, key=seen.__getitem__), max(seen, key=seen.__getitem__)
+        return [
             f"Labels: {len(seen)} of the model's {self.classes} occur; "
             f"fewest rows {seen[least]:,} ({least}), most {seen[most]:,} ({most}, {self.majority_share:.1%})",
             f"Class balance: {self.balance:.3f} (entropy over its maximum; 1 is even)",
-            f"Duplicates: {self.duplicate_rows:,} rows repeat an earlier text ({self.duplicate_rows / self.rows:.1%}); "
-            f"{self.contradicting_labels:,} labels contradict another row with the same text",
-            self.characters.line(),
-            *([self.tokens.line()] if self.tokens else []),
         ]
 
     def doubts(self) -> list[str]:
@@ -88,15 +107,16 @@ class DatasetStatistics:
         found = []
         if self.rejected:
             found.append(f"{sum(self.rejected.values())} row(s) were left out; they are listed in rejected_rows.csv")
-        if self.unseen:
+        if self.has_labels and self.unseen:
             found.append(
                 f"{len(self.unseen)} of the model's {self.classes} labels never occur ({', '.join(self.unseen)[:80]}); "
                 "nothing is measured of them"
             )
         if self.duplicate_rows / self.rows > DUPLICATE_SHARE:
+            rests = "accuracy rests" if self.has_labels else "results rest"
             found.append(
                 f"{self.duplicate_rows / self.rows:.1%} of the rows repeat an earlier text; "
-                "accuracy rests on fewer texts than there are rows"
+                f"{rests} on fewer texts than there are rows"
             )
         if self.contradicting_labels:
             found.append(
@@ -180,8 +200,8 @@ class AcceptedRow(NamedTuple):
 
     row_id: int
     text: str
-    labels: int
-    label_name: str
+    labels: int | None
+    label_name: str | None
 
 
 @dataclass(frozen=True)
@@ -197,11 +217,13 @@ class RejectedRow:
 class Validator:
     """Passes rows through in one go: keeps the good ones, notes the rest, and counts.
 
-    `count_tokens` returns the number of tokens of each text of a list; without it token lengths stay unknown.
+    Without labels `has_labels` is false, and `matcher` gives the names of the model's classes alone. `count_tokens`
+    returns the number of tokens of each text of a list; without it token lengths stay unknown.
     """
 
     matcher: Any
     count_tokens: TokenCounter | None = None
+    has_labels: bool = True
     rejected: list[RejectedRow] = field(default_factory=list)
     _rows: int = 0
     _counts: Counter[int] = field(default_factory=Counter)
@@ -213,15 +235,18 @@ class Validator:
         """Begin the sample of token lengths."""
         self._tokens = TokenLengths(self.count_tokens) if self.count_tokens else None
 
-    def accept(self, rows: Iterable[Row], place: str, label_column: str) -> Iterator[AcceptedRow]:
+    def accept(self, rows: Iterable[Row], place: str, label_column: Name | None) -> Iterator[AcceptedRow]:
         """Yield the good rows; at the end raise InputError when labels are unknown or no row is good."""
         for row in rows:
-            fault = fault_of(row)
+            fault = fault_of(row, self.has_labels)
             if fault is not None:
                 self.rejected.append(RejectedRow(row.number, fault, excerpt(row.text)))
                 continue
-            label = self.matcher.id_of(row.label, row.number)
-            if label is not None:
+            label = self.matcher.id_of(row.label, row.number) if self.has_labels else None
+            if not self.has_labels:
+                self._count(row.text, None)
+                yield AcceptedRow(row.number, row.text, None, None)
+            elif label is not None:
                 self._count(row.text, label)
                 yield AcceptedRow(row.number, row.text, label, self.matcher.names[label])
             elif len(self.matcher.unknown) > UNKNOWN_LABELS:
@@ -235,14 +260,15 @@ class Validator:
         """Return the statistics of the rows accepted so far, of which there is at least one."""
         names = self.matcher.names
         distinct, labelled = _distinct(self._texts), _distinct(self._labelled_texts)
+        counts = [self._counts[index] for index in range(len(names))] if self.has_labels else []
         return DatasetStatistics(
             rows=self._rows,
             rejected=dict(Counter(row.reason for row in self.rejected)),
             classes=len(names),
-            counts={name: self._counts[index] for index, name in enumerate(names)},
-            balance=normalised_entropy([self._counts[index] for index in range(len(names))]),
+            counts=dict(zip(names, counts or [None] * len(names), strict=True)),
+            balance=normalised_entropy(counts) if self.has_labels else None,
             duplicate_rows=self._rows - distinct,
-            contradicting_labels=labelled - distinct,
+            contradicting_labels=labelled - distinct if self.has_labels else None,
             characters=lengths_of(self._characters, "characters"),
             tokens=self._tokens.result() if self._tokens else None,
         )
@@ -251,9 +277,10 @@ class Validator:
         """Return what is doubtful about the matching of labels and about the statistics, each with advice."""
         return [*self.matcher.doubts(), *statistics.doubts()]
 
-    def _count(self, text: str, label: int) -> None:
+    def _count(self, text: str, label: int | None) -> None:
         self._rows += 1
-        self._counts[label] += 1
+        if label is not None:
+            self._counts[label] += 1
         self._characters.append(len(text))
         digest = hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES)
         self._texts += digest.digest()
@@ -268,12 +295,12 @@ class Validator:
         reasons = listed(Counter(row.reason for row in self.rejected))
         return (
             f"none of the {len(self.rejected)} rows can be used{reasons}; "
-            "check dataset.text_column and dataset.label_column"
+            f"check dataset.text_column and dataset.label_column{f'; {NO_LABELS}' if self.has_labels else ''}"
         )
 
 
-def fault_of(row: Row) -> str | None:
-    """Return why the row cannot be measured, or None when it can, its label being known."""
+def fault_of(row: Row, has_labels: bool = True) -> str | None:
+    """Return why the row cannot be measured, or None when it can, its label, if there are any, being known."""
     text, label = row.text, row.label
     if text is None or _is_nan(text):
         return "text is null"
@@ -285,6 +312,8 @@ def fault_of(row: Row) -> str | None:
         return "text holds a NUL byte"
     if not _is_unicode(text):
         return "text is not valid Unicode"
+    if not has_labels:
+        return None
     if label is None or _is_nan(label) or (isinstance(label, str) and not label.strip()):
         return "label is null"
     return None

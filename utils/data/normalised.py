@@ -5,7 +5,7 @@ The receipt beside it says what it was made from, and whether that is what the c
 
 import csv
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import islice
@@ -20,6 +20,7 @@ from utils import contents, tasks
 from utils.artifacts import Layout
 from utils.config import Config
 from utils.data.checks import AcceptedRow, DatasetStatistics, TokenCounter, Validator
+from utils.data.columns import Name
 from utils.data.sources import LONGEST_CELL, DataSource, OpenedSource, open_file, open_source
 from utils.errors import InputError
 from utils.model_source import DOWNLOAD, ModelSource, Progress, label_matcher
@@ -34,16 +35,19 @@ class Row(NamedTuple):
     offset: int
     row_id: int
     text: str
-    label: int
+    label: int | None
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Texts with their labels, in the order of the source; `row_ids` are the row numbers there."""
+    """Texts with their labels, in the order of the source; `row_ids` are the row numbers there.
+
+    `labels` is None where the dataset has none.
+    """
 
     row_ids: np.ndarray
     texts: Sequence[str]
-    labels: np.ndarray
+    labels: np.ndarray | None
 
     @classmethod
     def of(cls, rows: Iterable[Row]) -> "Rows":
@@ -53,7 +57,8 @@ class Rows:
             row_ids.append(row.row_id)
             texts.append(row.text)
             labels.append(row.label)
-        return cls(np.array(row_ids, dtype=np.int64), texts, np.array(labels, dtype=np.int64))
+        are_labelled = None not in labels
+        return cls(np.array(row_ids, dtype=np.int64), texts, np.array(labels, dtype=np.int64) if are_labelled else None)
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -61,7 +66,8 @@ class Rows:
 
     def take(self, positions: np.ndarray) -> "Rows":
         """Return the rows at `positions`, in that order."""
-        return Rows(self.row_ids[positions], [self.texts[position] for position in positions], self.labels[positions])
+        labels = None if self.labels is None else self.labels[positions]
+        return Rows(self.row_ids[positions], [self.texts[position] for position in positions], labels)
 
     @cached_property
     def texts_sha256(self) -> str:
@@ -97,7 +103,7 @@ def scan(path: Path, offset: int = 0, position: int = 0, digest: Any = None) -> 
                 raise InputError(f"{path}: does not have the columns {', '.join(COLUMNS)}; {DOWNLOAD}")
             begin = here
             for row_id, text, label, _ in reader:
-                yield Row(position, begin, int(row_id), text, int(label))
+                yield Row(position, begin, int(row_id), text, int(label) if label else None)
                 position, begin = position + 1, here
     except (OSError, ValueError, csv.Error) as error:
         raise InputError(f"{path}: cannot be read ({error}); {DOWNLOAD}") from None
@@ -125,7 +131,7 @@ def sample(rows: Rows, size: int, seed: int = 0) -> Rows:
 
 
 SCHEMA_VERSION = 1
-Setting = str | bool | None
+Setting = str | int | bool | None
 
 
 @dataclass(frozen=True)
@@ -147,7 +153,8 @@ class DataReceipt:
     """The record beside the normalised dataset, written last.
 
     `request` are the settings that decide what is fetched; `model` is the one that the labels were matched with,
-    `labels_sha256` a hash of its label names in order; `dataset` is the normalised file.
+    `labels_sha256` a hash of its label names in order; `dataset` is the normalised file. `columns` are the columns of
+    the source that texts and labels were read from; None for labels where there are none.
     """
 
     schema_version: int
@@ -160,6 +167,13 @@ class DataReceipt:
     synthetic: bool
     statistics: DatasetStatistics
     doubts: list[str]
+    columns: tuple[Name, Name | None] | None = None  # unknown to older receipts
+    assumed: tuple[str, ...] = ()
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether the rows have labels."""
+        return self.statistics.has_labels
 
     def lines(self) -> list[str]:
         """Return what was prepared from what, as lines of text."""
@@ -169,6 +183,7 @@ class DataReceipt:
         return [
             f"Model: {model.name} ({model.origin}{_at(model.revision)})",
             f"Dataset: {source.name} ({source.kind}{split}{_at(source.revision)}){synthetic}",
+            *(f"Columns: {text}" for text in self.assumed),
             *self.statistics.lines(),
             f"Written: {self.dataset.path} ({self.dataset.bytes / 1e6:,.1f} MB)",
         ]
@@ -256,6 +271,7 @@ def _at(revision: str | None) -> str:
 
 
 NOTED_ROWS = 100_000  # rows between two notes of progress
+FIRST_IDS = (0, 1)  # what a dataset may count its labels from; the second is tried where only the first is in the way
 
 
 def normalise(
@@ -270,11 +286,17 @@ def normalise(
 
     The receipt is written last, so that a reader who finds one that matches finds everything.
     """
-    opened = open_source(config.dataset, layout.dataset.parent, progress)
-    matcher = label_matcher(model, opened.class_names)
-    validator = Validator(matcher, count_tokens)
-    accepted = (row._asdict() for row in _noted(_accepted(validator, opened), progress))
-    files.write_table(layout.dataset, accepted, COLUMNS)
+    for first_id in FIRST_IDS:
+        opened = open_source(config.dataset, layout.dataset.parent, progress)
+        validator = _validator(opened, model, count_tokens, first_id)
+        accepted = (row._asdict() for row in _noted(_accepted(validator, opened), progress))
+        try:
+            files.write_table(layout.dataset, accepted, COLUMNS)
+            break
+        except InputError:
+            if not validator.matcher.counts_from_one:
+                raise
+    matcher = validator.matcher
     statistics = validator.statistics()
     mappings = {
         "id2label": {str(index): name for index, name in enumerate(matcher.names)},
@@ -294,28 +316,47 @@ def normalise(
         synthetic=config.dataset.quickstart,
         statistics=statistics,
         doubts=validator.doubts(statistics),
+        columns=opened.columns.names,
+        assumed=opened.columns.remarks,
     )
     files.write_json(layout.data_receipt, asdict(receipt))
     return receipt
 
 
 def inspect(
-    opened: OpenedSource, model: ModelSource, progress: Progress, count_tokens: TokenCounter | None = None
+    source: Callable[[], OpenedSource],
+    model: ModelSource,
+    progress: Progress,
+    count_tokens: TokenCounter | None = None,
 ) -> Validator:
     """Return what the checks find in the rows of a source, which are read but not written."""
-    validator = Validator(label_matcher(model, opened.class_names), count_tokens)
-    for _ in _noted(_accepted(validator, opened), progress):
-        pass
+    for first_id in FIRST_IDS:
+        opened = source()
+        validator = _validator(opened, model, count_tokens, first_id)
+        try:
+            for _ in _noted(_accepted(validator, opened), progress):
+                pass
+            break
+        except InputError:
+            if not validator.matcher.counts_from_one:
+                raise
     return validator
 
 
-def open_normalised(layout: Layout) -> OpenedSource:
+def open_normalised(layout: Layout, receipt: DataReceipt) -> OpenedSource:
     """Return the normalised dataset as a source, to be inspected like any other."""
-    return open_file(layout.dataset, "text", "labels")
+    return open_file(layout.dataset, "text", "labels" if receipt.has_labels else None)
+
+
+def _validator(opened: OpenedSource, model: ModelSource, count_tokens: TokenCounter | None, first_id: int) -> Validator:
+    matcher = label_matcher(model, opened.class_names)
+    if first_id:
+        matcher.first_id = first_id
+    return Validator(matcher, count_tokens, has_labels=opened.columns.label is not None)
 
 
 def _accepted(validator: Validator, opened: OpenedSource) -> Iterator[AcceptedRow]:
-    return validator.accept(opened.rows, str(opened.source), opened.label_column)
+    return validator.accept(opened.rows, str(opened.source), opened.columns.names[1])
 
 
 def _noted(rows: Iterable[AcceptedRow], progress: Progress) -> Iterator[AcceptedRow]:

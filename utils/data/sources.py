@@ -1,4 +1,4 @@
-"""Where the labelled texts come from: a dataset on the Hub, a CSV, Parquet or JSONL file, or the quickstart set.
+"""Where the texts come from: a dataset on the Hub, a CSV, TSV, text, Parquet or JSONL file, or the quickstart set.
 
 Rows are read one by one, in bounded memory.
 """
@@ -6,23 +6,25 @@ Rows are read one by one, in bounded memory.
 import codecs
 import contextlib
 import csv
-import difflib
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from boundby import files
 from utils import hub
 from utils.config import Dataset
+from utils.data.columns import Columns, Name, Wanted, of_cells, of_header
 from utils.errors import EnvironmentLacksError, InputError
 from utils.model_source import Progress
 
 LONGEST_CELL = 2**27  # characters; more in one cell is a quote that was never closed
 BATCH_ROWS = 1024
 CHUNK_BYTES = 2**20
+FIRST_ROWS = 20  # of a CSV, which tell whether it has a header
 
 
 class Row(NamedTuple):
@@ -33,15 +35,22 @@ class Row(NamedTuple):
     label: Any
 
 
-Reader = Callable[[Path, str, str], Iterator[Row]]
+Reader = Callable[[Path, Wanted], tuple[Columns, Iterator[Row]]]
 
 
-def read_rows(path: Path, text_column: str, label_column: str) -> Iterator[Row]:
-    """Return the rows of the file, which are read as they are asked for.
+def read_rows(path: Path, text_column: Name, label_column: Name | None) -> Iterator[Row]:
+    """Return the rows of the file, which are read as they are asked for; labels are None where there are none.
 
-    Raises InputError at once for a file that is not there or of unknown kind, and in the midst for a structural fault.
+    Raises InputError at once for a file that is not there, of unknown kind or without these columns, and in the midst
+    for a structural fault.
     """
-    readers: dict[str, Reader] = {".csv": _csv_rows, ".parquet": _parquet_rows, ".jsonl": _json_rows}
+    return _read(path, Wanted(text_column, label_column))[1]
+
+
+def _read(path: Path, wanted: Wanted) -> tuple[Columns, Iterator[Row]]:
+    readers: dict[str, Reader] = {
+        ".csv": _csv_rows, ".tsv": _csv_rows, ".txt": _text_rows, ".parquet": _parquet_rows, ".jsonl": _json_rows
+    }  # fmt: skip
     reader = readers.get(path.suffix.lower())
     if not path.is_file():
         raise InputError(f"{path}: there is no such file; check dataset.file (relative to {Path.cwd()})")
@@ -49,99 +58,124 @@ def read_rows(path: Path, text_column: str, label_column: str) -> Iterator[Row]:
         raise InputError(f"{path}: unknown kind of file '{path.suffix}'; dataset.file ends in {', '.join(readers)}")
     if path.stat().st_size == 0:
         raise InputError(f"{path}: is empty (0 bytes)")
-    return _explained(path, reader(path, text_column, label_column))
+    with _explained(path):
+        columns, rows = reader(path, wanted)
+    return columns, _explained_rows(path, rows)
 
 
-def _explained(path: Path, rows: Iterator[Row]) -> Iterator[Row]:
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
     try:
-        yield from rows
+        yield
     except UnicodeDecodeError:
         raise _wrong_encoding(path) from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
-def find_columns(place: str, columns: Sequence[str], text_column: str, label_column: str) -> tuple[int, int]:
-    """Return the positions of the two columns. Raises InputError with the columns there are."""
-    for setting, name in (("text_column", text_column), ("label_column", label_column)):
-        if name not in columns:
-            close = difflib.get_close_matches(name, columns, n=1)
-            hint = f", did you mean '{close[0]}'?" if close else "."
+def _explained_rows(path: Path, rows: Iterator[Row]) -> Iterator[Row]:
+    with _explained(path):
+        yield from rows
+
+
+def _csv_rows(path: Path, wanted: Wanted) -> tuple[Columns, Iterator[Row]]:
+    with contextlib.closing(_csv_lines(path)) as lines:
+        columns = of_cells(str(path), [cells for _, cells in islice(lines, FIRST_ROWS)], wanted)
+    return columns, _csv_records(path, columns)
+
+
+def _csv_records(path: Path, columns: Columns) -> Iterator[Row]:
+    lines = _csv_lines(path)
+    width, first = 0, "the header" if columns.has_header else "the first row"
+    for number, (line, cells) in enumerate(lines, start=-1 if columns.has_header else 0):
+        width = width or len(cells)
+        if len(cells) != width:
             raise InputError(
-                f"{place}: there is no column '{name}' (dataset.{setting}){hint} There are: {', '.join(columns)}"
-                f"{_separator_hint(columns)}"
+                f"{path}: the row that ends in line {line} has {len(cells)} cells, {first} has {width}; "
+                'a text with a comma, a quote or a line break stands in "…", with its quotes doubled'
+                + ("; a file of plain texts, one per line, ends in .txt" if width == 1 else "")
             )
-        if columns.count(name) > 1:
-            raise InputError(
-                f"{place}: column '{name}' (dataset.{setting}) stands {columns.count(name)} times; rename one"
-            )
-    return columns.index(text_column), columns.index(label_column)
+        if number >= 0:
+            yield Row(number, cells[columns.text], None if columns.label is None else cells[columns.label])
 
 
-def _separator_hint(columns: Sequence[str]) -> str:
-    """Return what to do about a CSV whose header shows that something else than commas separates its cells."""
-    sign = next((sign for sign in ";\t|" if len(columns) == 1 and sign in columns[0]), None)
-    return f" (separated by {sign!r}: save the file with commas)" if sign else ""
-
-
-def _csv_rows(path: Path, text_column: str, label_column: str) -> Iterator[Row]:
+def _csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield the number of the last line of each record and its cells, without blank lines."""
     csv.field_size_limit(LONGEST_CELL)  # the default of 131,072 characters refuses long texts
     with path.open(encoding="utf-8-sig", newline="") as file:
-        lines = _csv_lines(csv.reader(file, strict=True), path)
-        _, header = next(lines, (1, []))
-        text, label = find_columns(str(path), header, text_column, label_column)
-        for number, (line, cells) in enumerate(lines):
-            if len(cells) != len(header):
+        reader = csv.reader(file, strict=True, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
+        while True:
+            try:
+                cells = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
                 raise InputError(
-                    f"{path}: the row that ends in line {line} has {len(cells)} cells, the header has {len(header)}; "
-                    'a text with a comma, a quote or a line break stands in "…", with its quotes doubled'
-                )
-            yield Row(number, cells[text], cells[label])
+                    f"{path}: line {reader.line_num} is not CSV: {error}; a quote may not be closed or not be doubled"
+                ) from None
+            if cells:
+                yield reader.line_num, cells
 
 
-def _csv_lines(reader: Any, path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield the number of the last line of each record and its cells, without blank lines."""
-    while True:
-        try:
-            cells = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            raise InputError(
-                f"{path}: line {reader.line_num} is not CSV: {error}; a quote may not be closed or not be doubled"
-            ) from None
-        if cells:
-            yield reader.line_num, cells
+def _text_rows(path: Path, wanted: Wanted) -> tuple[Columns, Iterator[Row]]:
+    def lines() -> Iterator[Row]:
+        with path.open(encoding="utf-8-sig", newline="\n") as file:
+            texts = (line.rstrip("\r\n") for line in file)
+            for number, text in enumerate(text for text in texts if text.strip()):
+                yield Row(number, text, None)
+
+    return Columns(0, None, ("line", None), False), lines()
 
 
-def _parquet_rows(path: Path, text_column: str, label_column: str) -> Iterator[Row]:
+def _parquet_rows(path: Path, wanted: Wanted) -> tuple[Columns, Iterator[Row]]:
     import pyarrow
     from pyarrow import parquet
 
+    def records() -> Iterator[Row]:
+        try:
+            with parquet.ParquetFile(path) as file:
+                number = 0
+                for batch in file.iter_batches(BATCH_ROWS, columns=[name for name in columns.names if name]):
+                    for text, label in _pairs(columns, lambda name: batch.column(name).to_pylist()):  # noqa: B023
+                        yield Row(number, text, label)
+                        number += 1
+        except pyarrow.ArrowException as error:
+            raise _unreadable(path, error) from None
+
     try:
         with parquet.ParquetFile(path) as file:
-            find_columns(str(path), file.schema_arrow.names, text_column, label_column)
-            number = 0
-            for batch in file.iter_batches(BATCH_ROWS, columns=[text_column, label_column]):
-                texts, labels = batch.column(text_column).to_pylist(), batch.column(label_column).to_pylist()
-                for text, label in zip(texts, labels, strict=True):
-                    yield Row(number, text, label)
-                    number += 1
+            columns = of_header(str(path), file.schema_arrow.names, wanted)
     except pyarrow.ArrowException as error:
-        raise InputError(f"{path}: is not a readable Parquet file: {str(error).splitlines()[0]}") from None
+        raise _unreadable(path, error) from None
+    return columns, records()
 
 
-def _json_rows(path: Path, text_column: str, label_column: str) -> Iterator[Row]:
-    number = 0
-    with path.open(encoding="utf-8-sig", newline="\n") as file:
-        for line, content in enumerate(file, start=1):
-            if not content.strip():
-                continue
-            record = _json_object(content, f"{path}: line {line}")
-            if number == 0:
-                find_columns(f"{path}: line {line}", list(record), text_column, label_column)
-            yield Row(number, record.get(text_column), record.get(label_column))
-            number += 1
+def _pairs(columns: Columns, column: Callable[[Any], Sequence[Any]]) -> Iterator[tuple[Any, Any]]:
+    """Yield text and label, None where there are no labels, of the rows of a batch."""
+    text, label = columns.names
+    yield from zip(column(text), repeat(None) if label is None else column(label), strict=label is not None)
+
+
+def _unreadable(path: Path, error: Exception) -> InputError:
+    return InputError(f"{path}: is not a readable Parquet file: {str(error).splitlines()[0]}")
+
+
+def _json_rows(path: Path, wanted: Wanted) -> tuple[Columns, Iterator[Row]]:
+    def records() -> Iterator[tuple[int, dict[str, object]]]:
+        with path.open(encoding="utf-8-sig", newline="\n") as file:
+            for line, content in enumerate(file, start=1):
+                if content.strip():
+                    yield line, _json_object(content, f"{path}: line {line}")
+
+    with contextlib.closing(records()) as head:
+        line, first = next(head, (1, {}))
+    columns = of_header(f"{path}: line {line}", list(first), wanted, list(first.values()))
+    text, label = map(str, columns.names)
+    rows = (
+        Row(number, record.get(text), None if columns.label is None else record.get(label))
+        for number, (_, record) in enumerate(records())
+    )
+    return columns, rows
 
 
 def _json_object(content: str, place: str) -> dict[str, object]:
@@ -209,7 +243,7 @@ class OpenedSource:
     """A source with its rows, to be read once; `class_names` are those of a Hub dataset's integer labels."""
 
     source: DataSource
-    label_column: str
+    columns: Columns
     rows: Iterator[Row]
     class_names: Sequence[str] | None = None
 
@@ -217,29 +251,30 @@ class OpenedSource:
 def open_source(dataset: Dataset, quickstart_folder: Path, progress: Progress) -> OpenedSource:
     """Return the rows of the source that the configuration names. May use the network and make the quickstart set."""
     if dataset.quickstart:
-        return _open_quickstart(quickstart_folder, progress)
+        return _open_quickstart(quickstart_folder, progress, has_labels=dataset.label_column is not None)
     if dataset.file is not None:
         return open_file(Path(dataset.file).expanduser(), dataset.text_column, dataset.label_column)
     return _open_hub(dataset, progress)
 
 
-def open_file(path: Path, text_column: str, label_column: str) -> OpenedSource:
+def open_file(path: Path, text_column: Name, label_column: Name | None) -> OpenedSource:
     """Return the rows of a local file, identified by its content."""
-    rows = read_rows(path, text_column, label_column)
+    columns, rows = _read(path, Wanted(text_column, label_column))
     try:
         status, sha256 = path.stat(), files.sha256(path)
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     source = DataSource("file", str(path), bytes=status.st_size, mtime_ns=status.st_mtime_ns, sha256=sha256)
-    return OpenedSource(source, label_column, rows)
+    return OpenedSource(source, columns, rows)
 
 
-def _open_quickstart(folder: Path, progress: Progress) -> OpenedSource:
+def _open_quickstart(folder: Path, progress: Progress, *, has_labels: bool) -> OpenedSource:
     from utils.quickstart import cache
 
     made = cache.prepare(folder, progress=progress)
     source = DataSource("quickstart", "quickstart", split="validation", sha256=made.content_hash)
-    return OpenedSource(source, "label_name", read_rows(made.validation_csv, "text", "label_name"))
+    columns, rows = _read(made.validation_csv, Wanted("text", "label_name" if has_labels else None))
+    return OpenedSource(source, columns, rows)
 
 
 def _open_hub(dataset: Dataset, progress: Progress) -> OpenedSource:
@@ -255,13 +290,15 @@ def _open_hub(dataset: Dataset, progress: Progress) -> OpenedSource:
         _check_cached_revision(repository, builder.hash)
     split = _choose_split(list(splits), dataset)
     table = splits[split]
-    find_columns(f"{repository}, split '{split}'", table.column_names, dataset.text_column, dataset.label_column)
-    feature = table.features[dataset.label_column]
+    wanted = Wanted(dataset.text_column, dataset.label_column)
+    columns = of_header(f"{repository}, split '{split}'", table.column_names, wanted)
+    text, label = columns.names
+    class_names = getattr(table.features[label], "names", None) if label else None
     return OpenedSource(
         source=DataSource("hub", str(dataset.hf_name), table.info.config_name, split, builder.hash),
-        label_column=dataset.label_column,
-        rows=_table_rows(table.select_columns([dataset.text_column, dataset.label_column]), dataset),
-        class_names=list(feature.names) if hasattr(feature, "names") else None,
+        columns=columns,
+        rows=_table_rows(table.select_columns([text, label] if label else [text]), columns, class_names is not None),
+        class_names=class_names and list(class_names),
     )
 
 
@@ -328,10 +365,9 @@ def _choose_split(splits: list[str], dataset: Dataset) -> str:
     return found
 
 
-def _table_rows(table: Any, dataset: Dataset) -> Iterator[Row]:
-    names_a_class = hasattr(table.features[dataset.label_column], "names")
+def _table_rows(table: Any, columns: Columns, names_a_class: bool) -> Iterator[Row]:
     number = 0
     for batch in table.iter(BATCH_ROWS):
-        for text, label in zip(batch[dataset.text_column], batch[dataset.label_column], strict=True):
+        for text, label in _pairs(columns, batch.__getitem__):
             yield Row(number, text, None if names_a_class and label == -1 else label)  # -1 is the Hub's "no label"
             number += 1

@@ -143,8 +143,8 @@ def _is_of(part: Part, plan: Plan, shard: Shard) -> bool:
     facts, table = part.facts, part.table
     if (facts.plan, facts.shard, table.num_rows) != (plan.fingerprint, shard.id, shard.rows):
         return False
-    row_ids, labels = table["row_id"].to_numpy(), table["label"].to_numpy()
-    return rows_sha256(row_ids, labels, facts.texts_sha256) == shard.rows_sha256
+    labels = None if table["label"].null_count else table["label"].to_numpy()
+    return rows_sha256(table["row_id"].to_numpy(), labels, facts.texts_sha256) == shard.rows_sha256
 
 
 def _with_seal(content: bytes, seal: bytes) -> bytes:

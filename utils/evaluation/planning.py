@@ -189,7 +189,11 @@ def _precision(wanted: Identity, loaded: LoadedModel, predictor: Predictor, samp
     choice = choose_precision(
         loaded.model,
         loaded.tokenizer,
-        Sample(sample.texts, sample.labels.tolist(), is_all=len(sample.texts) == wanted.rows),
+        Sample(
+            sample.texts,
+            None if sample.labels is None else sample.labels.tolist(),
+            is_all=len(sample.texts) == wanted.rows,
+        ),
         rule_of(wanted.precision, wanted.min_agreement),
         options,
     )

@@ -126,9 +126,10 @@ def check_texts(path: Path, shards: Sequence[Shard], offsets: Sequence[int], row
     return texts
 
 
-def rows_sha256(row_ids: np.ndarray, labels: np.ndarray, texts_sha256: str) -> str:
-    """Return a hash of which rows these are, in which order, with their labels and texts."""
-    return hashlib.sha256(np.stack([row_ids, labels]).astype("<i8").tobytes() + texts_sha256.encode()).hexdigest()
+def rows_sha256(row_ids: np.ndarray, labels: np.ndarray | None, texts_sha256: str) -> str:
+    """Return a hash of which rows these are, in which order, with their texts and, where they have any, labels."""
+    columns = [row_ids] if labels is None else [row_ids, labels]
+    return hashlib.sha256(np.stack(columns).astype("<i8").tobytes() + texts_sha256.encode()).hexdigest()
 
 
 def _chosen(rows: Iterator[Row], positions: np.ndarray | None) -> Iterator[Row]:

@@ -141,12 +141,14 @@ class _Pace:
 
     def __init__(self, task: Any) -> None:
         self._task = task
-        self._rows = self._correct = self._predicted = 0
+        self._rows = self._predicted = 0
+        self._correct: int | None = None  # what is right shows nowhere without labels
         self._seconds = 0.0
 
     def add(self, receipt: Receipt) -> str:
         self._rows += receipt.rows
-        self._correct += receipt.correct or 0
+        if receipt.correct is not None:
+            self._correct = (self._correct or 0) + receipt.correct
         self._predicted += receipt.rows if receipt.status == "predicted" else 0
         self._seconds += receipt.seconds
         rate = f", {self._predicted / self._seconds:.1f} samples/s per worker" if self._seconds else ", kept"
@@ -203,9 +205,10 @@ def _workers(run: Run) -> int:
 def described(made: plans.Plan) -> str:
     """Return the plan as a line for the terminal."""
     choices, why = made.choices, made.reasons.token_budget.reason
+    shards, threads = len(made.shards), choices.threads_per_worker
     return (
-        f"{made.identity.rows:,} rows in {len(made.shards)} shards; batches of {choices.token_budget:,} "
-        f"tokens ({why}); {choices.precision}; {choices.threads_per_worker} threads per worker"
+        f"{made.identity.rows:,} texts in {shards} part{'s'[: shards != 1]}, in {choices.precision.replace('_', ' ')}, "
+        f"on {threads} thread{'s'[: threads != 1]}; batches of at most {choices.token_budget:,} tokens ({why})"
     )
 
 

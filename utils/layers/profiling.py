@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from boundby import ceilings
-from boundby.inference import collate, tokenize
+from boundby.inference import Batch
 from boundby.layers.engine import ObservabilityEngine
 from boundby.layers.ranking import blocks
 from boundby.layers.records import ModelProfile
@@ -15,9 +15,7 @@ from boundby.layers.report import Report
 from boundby.roofline import Limits
 from utils.artifacts import LAYER_PROFILE
 from utils.cli import Run
-from utils.data import Rows, sample
 from utils.models import LoadedModel
-from utils.tracing import TEXT_SEED, choose_batch_size
 
 SHOWN = 5
 
@@ -40,11 +38,13 @@ def profile(  # noqa: PLR0913  (what to run, how often, and where the files go)
     warmup_runs: int,
     max_seconds: float = math.inf,
     profile_name: str | None = None,
+    shape: str | None = None,
     note: Callable[[str], None] = lambda text: None,
 ) -> tuple[Report, Path]:
     """Return what the layers cost and the path of the dashboard; metrics and summary lie beside it."""
     settings = {"model_name": name, "inference_mode": True}  # as other steps run it; nobody trains this model
     settings |= {"profile_name": profile_name} if profile_name else {}
+    settings |= {"shape": shape} if shape else {}
     with ObservabilityEngine(model, folder, settings, limits=limits) as engine:
         engine.instrument()
         note(f"{name}: {warmup_runs} warm-up runs")
@@ -55,12 +55,8 @@ def profile(  # noqa: PLR0913  (what to run, how often, and where the files go)
         return report, engine.save_dashboard()
 
 
-def record(run: Run, loaded: LoadedModel, rows: Rows, max_length: int) -> ModelProfile:
-    """Profile the layers on a batch of the size that is traced, write the files, and return the profile."""
-    batch_size, _ = choose_batch_size(run)
-    texts = sample(rows, min(len(rows.texts), batch_size), TEXT_SEED).texts
-    tokens = tokenize(loaded.tokenizer, texts, max_length)
-    batch = collate(tokens, range(len(texts)), loaded.tokenizer.pad_token_id, loaded.device)
+def record(run: Run, loaded: LoadedModel, batch: Batch) -> ModelProfile:
+    """Profile the layers on `batch`, which is also traced, write the files, and return the profile."""
     mask = batch.attention_mask if batch.is_padded else None
     settings = run.config.layers
     report, _ = profile(
@@ -73,6 +69,7 @@ def record(run: Run, loaded: LoadedModel, rows: Rows, max_length: int) -> ModelP
         warmup_runs=settings.warmup_runs,
         max_seconds=settings.max_seconds,
         profile_name=LAYER_PROFILE,
+        shape=str(batch.shape),
         note=run.note,
     )
     return report.profile
@@ -80,9 +77,9 @@ def record(run: Run, loaded: LoadedModel, rows: Rows, max_length: int) -> ModelP
 
 def console_lines(profile: ModelProfile) -> list[str]:
     """Return how far the profile can be trusted and the longest blocks, as lines for the terminal."""
-    coverage = profile.coverage
+    coverage, of = profile.coverage, f" of the batch of {profile.shape}" if profile.shape else ""
     lines = [
-        f"profiled {sum(layer.calls > 0 for layer in profile.layers)} layers in {profile.num_runs} runs: coverage "
+        f"profiled {sum(layer.calls > 0 for layer in profile.layers)} layers in {profile.num_runs} runs{of}: coverage "
         f"{100 * coverage.ratio:.1f} % ({coverage.status}), overhead {100 * profile.overhead:+.1f} %"
     ]
     for row in blocks(profile)[:SHOWN]:

@@ -1,7 +1,7 @@
 """Six panels over the batch size: throughput, two latencies, memory, tokens, and GPU utilisation or the first call."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -12,7 +12,7 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from utils.config import Targets
-from utils.document import Optimal
+from utils.document import Optimal, Row
 from utils.optimal import GOOD_ENOUGH
 from utils.plots.style import (
     ALARM,
@@ -33,6 +33,8 @@ from utils.plots.style import (
 
 RATE = "throughput_samples_per_sec"
 UNKNOWN_TEXT = "not known"
+TELLING = 1.1  # a rate differs from another by more than this factor, or there is nothing to explain
+LEAST_PADDING = 5  # percentage points
 HALF_BAND = 2**0.3  # of a gap, as a factor on the batch size
 LOG_FROM = 12.0  # largest over smallest value from which a logarithmic axis shows more
 OFF_SCALE = 2.0  # what lies further above all values than this is cut off: a target, the interval of two rounds
@@ -76,13 +78,52 @@ def _throughput(axes: Axes, rows: Rows, best: Optimal, targets: Targets) -> None
         name = f"optimal{of_dtype}: {best['batch_size']}"
         look = {"weight": "bold", "path_effects": [withStroke(linewidth=4, foreground="white")], "zorder": 5}
         axes.annotate(name, place, (0, -26), textcoords="offset points", ha="center", **look)
+    for size, share in _padding(rows).items():
+        panel.below(size, f"{share:.0f} %")
+    axes.set_xlabel("batch size" if panel.is_crowded else "batch size, with the share of padding")
+    own = f"{panel.dtypes[0]}, " if len(panel.dtypes) > 1 else ""
+    panel.note([f"{own}{line}" for line in _bends([row for row in rows if row["dtype"] == panel.dtypes[0]])])
     panel.finish(f"{RATE}_mean")
+
+
+def _padding(rows: Rows) -> dict[int, float]:
+    """Return the share of padding of each batch size; every dtype has the same texts, and so the same padding."""
+    return {row["batch_size"]: row["padding_pct"] for row in rows if row["padding_pct"] is not None}
+
+
+def _bends(rows: Rows) -> list[str]:
+    """Return why the throughput of one dtype rises to its best batch size and falls beyond it, where it does."""
+    known = [row for row in rows if row[f"{RATE}_mean"] and row["tokens_per_sec_padded"]]
+    if len(known) < 2:
+        return []
+    first, best, last = known[0], max(known, key=lambda row: row[f"{RATE}_mean"]), known[-1]
+    size, said = best["batch_size"], []
+    if best["tokens_per_sec_padded"] > TELLING * first["tokens_per_sec_padded"]:
+        said.append(f"up to {size}: the fixed cost of a call is shared by more texts")
+    if best[f"{RATE}_mean"] > TELLING * last[f"{RATE}_mean"]:
+        dearer = best["tokens_per_sec_padded"] / last["tokens_per_sec_padded"]
+        padding = [each["padding_pct"] or 0.0 for each in (best, last)]
+        reasons = (
+            [f"padding, {padding[0]:.0f} to {padding[1]:.0f} %"] if padding[1] - padding[0] > LEAST_PADDING else []
+        )
+        reasons += [f"a token costs {dearer:.2g} times as much{_moved(best, last)}"] if dearer > TELLING else []
+        said += [f"beyond {size}: {' and '.join(reasons)}"] if reasons else []
+    return said
+
+
+def _moved(best: Row, last: Row) -> str:
+    """Return how much more memory a batch then goes through, where that is known."""
+    moved = [each.get("bytes_per_batch") for each in (best, last)]
+    if moved[0] is None or moved[1] is None:
+        return ""
+    size, name = unit([moved[1] / 1e6], SIZES)
+    return f"\n  (a batch moves {number(moved[1] / 1e6 / size)} {name}, not {number(moved[0] / 1e6 / size)})"
 
 
 def _latency_per_sample(axes: Axes, rows: Rows, targets: Targets) -> None:
     key = "latency_per_sample_ms"
     scale, name = unit((row[f"{key}_mean"] for row in rows), TIMES)
-    panel = Panel(axes, rows, "Latency per sample", f"{name} / sample")
+    panel = Panel(axes, rows, "Time per sample (of its batch)", f"{name} / sample")
     panel.line(f"{key}_mean", scale)
     panel.interval(f"{key}_ci_low", f"{key}_ci_high", scale)
     target = targets.latency_per_sample_ms
@@ -123,10 +164,6 @@ def _tokens(axes: Axes, rows: Rows) -> None:
     panel.line("tokens_per_sec_padded", label="with padding", second=True)
     panel.line("tokens_per_sec_real", label="real")
     panel.interval("tokens_per_sec_real", "tokens_per_sec_padded", bars=False)
-    shares = {row["batch_size"]: row["padding_pct"] for row in rows if row["padding_pct"] is not None}
-    for size, share in shares.items():  # every dtype has the same texts, and so the same padding
-        panel.below(size, f"{share:.0f} %")
-    axes.set_xlabel("batch size" if panel.is_crowded else "batch size, with the share of padding")
     panel.finish("tokens_per_sec_real", legend=True)
 
 
@@ -220,6 +257,14 @@ class Panel:
             return
         self.axes.axhline(value, color=colour, linestyle=(0, (5, 3)), linewidth=1.3, zorder=1)
         self._limits.append((value, text, colour))
+
+    def note(self, lines: Sequence[str]) -> None:
+        """Write lines between the title and the axes."""
+        text = NEWLINE.join(lines)
+        if text:
+            self.axes.set_title(self.axes.get_title(loc="left"), pad=10 + LINE_POINTS * (1 + text.count(NEWLINE)))
+            at = {"textcoords": "offset points", "xycoords": "axes fraction"}
+            self.axes.annotate(text, (0, 1), (0, 6), ha="left", va="bottom", color=MUTED, **at, **SMALL)
 
     def finish(self, key: str, *, may_be_log: bool = False, legend: bool = False) -> None:
         """Mark the gaps of `key` and choose the scale of the values."""

@@ -20,8 +20,9 @@ def figure(profile: ModelProfile, about: Subject) -> Figure:
     wholes, own = blocks(profile)[:SHOWN], by_self_time(profile)[:SHOWN]
     drawn = new_figure(about, width=19.0, height=2.6 + 0.42 * max(len(wholes), len(own), 3))
     left, right = drawn.subplots(1, 2)
+    batch = f" (batch of {profile.shape})" if profile.shape else ""
     _bars(left, wholes, BLOCK)
-    left.set_title("Blocks, with everything inside")
+    left.set_title(f"Blocks, with everything inside{batch}")
     _bars(right, own, LAYER)
     right.set_title("Layers by their own time, without the layers inside")
     return drawn

@@ -26,6 +26,7 @@ from utils.plots.style import (
     STATUS_TEXT,
     Rows,
     Subject,
+    limited_by,
     new_figure,
     number,
     picture,
@@ -36,17 +37,18 @@ from utils.render.formatting import listed
 
 FLOP_UNITS = ((1e3, "kFLOP/s"), (1e6, "MFLOP/s"), (1e9, "GFLOP/s"), (1e12, "TFLOP/s"))
 BYTE_UNITS = ((1e6, "MB/s"), (1e9, "GB/s"), (1e12, "TB/s"))
-MARGIN = 2.5  # around what is drawn, as a factor
-LEAST_SPAN = 40.0  # of the FLOP/s shown, as a factor
+MARGIN = 1.8  # around what is drawn, as a factor
+LEAST_SPAN = 8.0  # of the FLOP/s shown, as a factor
 MARK = 9.0  # points
 TOGETHER = 0.9 * MARK  # points between neighbours whose names are written as one
 NAMED_AT_MOST = 8  # of such neighbours
-LINES, LINES_AT_MOST = 22, 30  # of the table: its height, and where it is cut
+LINES, LINES_AT_MOST = 16, 30  # of the table: its height, and where it is cut
 COLUMNS = ((0.0, "left"), (0.17, "right"), (0.23, "left"), (0.76, "right"), (1.0, "right"))
 LETTERS_OF_A_NOTE = 150
 LETTERS_OF_A_REASON = 105
 NEW_MEMORY = "new memory"  # the level of boundby.ceilings that is a cost of allocating, no roof of what is there
 CLEARLY = 1.05  # times the rate in use from which another setting is drawn
+TICK = 1.05  # half the width of a tick, as a factor
 STEP = 4.0  # points between the boxes that stand for a line
 RADII = (11, 15, 20, 26, 33, 41, 50, 60, 72, 85, 100)  # points from a point to the middle of its text
 ANGLES = (45, 90, 135, 0, 180, 315, 270, 225, 22, 67, 112, 157, 338, 292, 248, 202)
@@ -70,6 +72,14 @@ class Point:
     rate: float
     low: float
     high: float
+
+    @property
+    def allowed(self) -> float | None:
+        """The FLOP/s at which its operators would run at the limits of this machine; None where that is not known."""
+        owners = (self.row.get("verdict") or {}).get("owners") or []
+        whole = sum(owner["seconds"] for owner in owners)
+        least = sum(owner["seconds"] for owner in owners if owner["kind"] in ("compute", "memory"))
+        return self.rate * whole / least if least > 0 else None
 
     @property
     def dtype(self) -> str:
@@ -128,17 +138,22 @@ def figure(rows: Rows, about: Subject, ceilings: Ceilings) -> Figure:
     measured = points(rows)
     roofs = Roofs(ceilings, dict.fromkeys(point.dtype for point in measured))
     notes = _notes(rows, measured, roofs, ceilings)
-    drawn = new_figure(about, width=14.5, height=8.4 + 0.22 * len(notes))
+    drawn = new_figure(about, width=14.5, height=7.6 + 0.22 * len(notes))
     axes, beside = drawn.subplots(1, 2, width_ratios=[2.3, 1])
-    scale = unit([roof.rate for roof in roofs.compute] + [point.rate for point in measured], FLOP_UNITS)
-    diagram = _Diagram(axes, measured, roofs, scale)
+    size = scale(rows)
+    diagram = _Diagram(axes, measured, roofs, size)
     diagram.draw()
-    _table(beside, measured, roofs, scale)
+    _table(beside, measured, roofs, size)
     drawn.supxlabel("\n".join(notes), x=0.01, ha="left", fontsize=10.5, color=INK, linespacing=1.5)
     drawn.draw_without_rendering()  # the layout is final; texts can look for free places
     drawn.set_layout_engine("none")
     diagram.name()
     return drawn
+
+
+def scale(rows: Rows) -> tuple[float, str]:
+    """Return the unit of FLOP/s in which the rows of a sweep are written: its size and its name."""
+    return unit([row["flops_per_sec"] for row in rows], FLOP_UNITS)
 
 
 class _Diagram:
@@ -157,7 +172,7 @@ class _Diagram:
         bottom = min(min(slowest) / MARGIN, top / LEAST_SPAN)
         self.left, self.right = min(intensities) / MARGIN, max(intensities) * MARGIN
         axes.set(xscale="log", yscale="log", xlim=(self.left, self.right))
-        axes.set_ylim(bottom / self.scale, 2 * top / self.scale)
+        axes.set_ylim(bottom / self.scale, 1.5 * top / self.scale)
         axes.set_title("Roofline of this machine, and each batch size under it")
         axes.set_xlabel("FLOP per byte that the operators read and write")
         axes.set_ylabel(unit_name)
@@ -273,6 +288,14 @@ class _Diagram:
                 top = [own.rate / self.scale, *[roof.rate / self.scale] * 2]
                 self.axes.fill_between(*ends, top, color=COLOURS[roof.dtype], alpha=0.07, linewidth=0)
 
+    def _allowed(self, point: Point, colour: str) -> None:
+        """Draw the roof that a point is really under: how fast its own operators would be at their limits."""
+        rate = point.allowed
+        if rate and self.axes.get_ylim()[0] < rate / self.scale:
+            x, low, high = point.intensity, point.rate / self.scale, rate / self.scale
+            path = [x, x, x / TICK, x * TICK], [low, high, high, high]
+            self.axes.plot(*path, color=colour, linewidth=1.2, alpha=0.7, zorder=2.2)
+
     def _points(self, dtype: str, measured: Sequence[Point]) -> None:
         x, y = [point.intensity for point in measured], [point.rate / self.scale for point in measured]
         colour = COLOURS[dtype]
@@ -280,6 +303,7 @@ class _Diagram:
         ends = ([rate / self.scale for rate in side] for side in zip(*((p.low, p.high) for p in measured), strict=True))
         self.axes.vlines(x, *ends, colors=colour, linewidth=2, zorder=2.5)
         for point, *place in zip(measured, x, y, strict=True):
+            self._allowed(point, colour)
             self.axes.plot(*place, **_mark(point), zorder=3)
             if self.roofs.is_above(point):
                 ring = {"marker": "o", "markersize": 1.9 * MARK, "markerfacecolor": "none", "markeredgecolor": ALARM}
@@ -288,13 +312,12 @@ class _Diagram:
 
 def _table(axes: Axes, measured: Sequence[Point], roofs: Roofs, scale: tuple[float, str]) -> None:
     """Write a line for every point, and under them what the marks mean."""
-    lines: list[tuple[Point | None, Sequence[str]]] = [(None, ("", "batch", "bound by", scale[1], "of its roof"))]
+    lines: list[tuple[Point | None, Sequence[str]]] = [(None, ("", "batch", "limited by", scale[1], "of peak"))]
     shown = measured[: LINES_AT_MOST - 1] if len(measured) > LINES_AT_MOST else measured
     for point in shown:
         share = point.row["share_of_ceiling_pct"]
         percent = "-" if share is None else f"{share:.0f} %" if share >= 9.95 else f"{share:.2g} %"
-        bound = point.row["bound"] or "unknown"
-        lines.append((point, ("", point.name, bound, number(point.rate / scale[0]), percent)))
+        lines.append((point, ("", point.name, limited_by(point.row), number(point.rate / scale[0]), percent)))
     if len(shown) < len(measured):
         lines.append((None, ("", "", f"and {len(measured) - len(shown)} more", "", "")))
     key = _key(measured, roofs)
@@ -325,6 +348,9 @@ def _key(measured: Sequence[Point], roofs: Roofs) -> list[Any]:
         look = {"marker": "o", "markersize": 1.5 * MARK, "markerfacecolor": "none", "markeredgecolor": ALARM}
         marks.append(Line2D([], [], linestyle="none", label="above a roof: a doubt", **look))
     marks.append(Line2D([], [], color=MUTED, linewidth=2, label="roof with the settings in use"))
+    if any(point.allowed for point in measured):
+        look = {"marker": "_", "markersize": MARK + 3, "markeredgewidth": 1.2}
+        marks.append(Line2D([], [], color=MUTED, linestyle="none", label="tick: its operators at their limits", **look))
     if not all(roof.is_configured for roof in roofs.compute):
         marks.append(Line2D([], [], color=MUTED, linewidth=2, linestyle=(0, (6, 3)), label="roof with another setting"))
     if roofs.fastest > roofs.main_memory:

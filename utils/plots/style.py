@@ -11,6 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
 
+from boundby.verdict import Bound, CauseKind
 from utils.document import Document, Row
 from utils.render.formatting import clean
 
@@ -50,6 +51,27 @@ SETTINGS = {
 STATUS_TEXT = {"oom": "out of memory", "skipped_oom": "not tried (memory)", "failed": "failed"}
 TIMES = ((1e-3, "µs"), (1.0, "ms"), (1e3, "s"), (60e3, "min"))  # of one unit, in ms
 SIZES = ((1.0, "MB"), (1e3, "GB"), (1e6, "TB"))  # in MB
+# What limits a batch, in the words of a table.
+CAUSES: dict[CauseKind, str] = {
+    "padding": "padding",
+    "compute": "arithmetic",
+    "memory": "memory",
+    "kernels": "slow shapes",
+    "around": "cold caches",
+    "host": "Python",
+    "remainder": "not found",
+    "input": "tokenizing",
+    "transfer": "transfer",
+}
+BOUNDS: dict[Bound, str] = {
+    "compute": "arithmetic",
+    "memory": "memory",
+    "launch": "issuing",
+    "transfer": "transfer",
+    "input": "tokenizing",
+    "under_utilised": "small shapes",
+    "mixed": "several",
+}
 
 
 @dataclass(frozen=True)
@@ -113,6 +135,15 @@ def shortened(text: str, longest: int = LONGEST_NAME) -> str:
     """Return `text` on one line, its middle left out where it is long, without characters that the font lacks."""
     known = _glyphs()
     return "".join(character if ord(character) in known else "?" for character in clean(text, longest))
+
+
+def limited_by(row: Row) -> str:
+    """Return in a word or two what a row is limited by, with "?" where this is not settled."""
+    verdict = row.get("verdict")
+    causes = (verdict or {}).get("limited_by") or []
+    bound = row.get("bound") or "inconclusive"
+    words = CAUSES[causes[0]["kind"]] if causes else BOUNDS.get(bound, "not known")
+    return words + ("" if verdict is None or verdict.get("settled", True) or words == "not known" else "?")
 
 
 def number(value: float, _position: object = None) -> str:

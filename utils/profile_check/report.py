@@ -83,9 +83,15 @@ def _without_repetition(checks: list[Check]) -> Iterator[Check]:
         yield each
 
 
-def lines(checked: Checked, *, with_analysis: bool = False) -> list[str]:
-    """Return one line per artefact that is well and per fault or note, the verdict, and the analysis if wanted."""
-    found = [line for each in _by_file(checked.checks) for line in _of_file(each)]
+def lines(checked: Checked, *, with_analysis: bool = False, brief: bool = False) -> list[str]:
+    """Return one line per artefact that is well and per fault or note, the verdict, and the analysis if wanted.
+
+    The `brief` ones are the verdict alone, with the faults where there are any.
+    """
+    shown = tuple(each for each in checked.checks if each.is_fatal) if brief else checked.checks
+    found = [line for each in _by_file(shown) for line in _of_file(each)]
+    if brief and not found:
+        return [f"the profile is whole: {len({each.file for each in checked.checks})} files, as they were written"]
     found += ["", *paragraph(_headline(checked))]
     if with_analysis:
         found += plain_text.lines(_analysis(checked))

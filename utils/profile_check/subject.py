@@ -9,10 +9,8 @@ import msgspec
 from boundby.training import ranks_in
 from utils.artifacts import Layout
 from utils.cli import Run
-from utils.config import Config
 from utils.errors import InputError
 from utils.training.run_folder import is_run
-from utils.yaml_settings import load
 
 STEP = "03"
 State = Literal["ok", "note", "fault"]
@@ -99,17 +97,10 @@ class Subject:
 
 
 def folder_of(run: Run) -> Path | None:
-    """Return the folder to check: RUN, else the results of the settings; None where these ask for no trace.
-
-    The runner gives a step's command line and no RUN, so that a first `key.sub=value` stands in its place.
-    """
-    given: str | None = run.args.run
-    if given is not None and ("=" not in given or Path(given).is_dir()):
-        return Path(given)
-    config = run.config
-    if given is not None:
-        config = load(Config, run.args.config, [given, *run.args.overrides])
-    return Layout.of(config).results if config.trace.enabled else None
+    """Return the folder to check: RUN, else the results of the settings; None where these ask for no trace."""
+    if run.args.run is not None:
+        return Path(run.args.run)
+    return run.layout.results if run.config.trace.enabled else None
 
 
 def locate(path: Path, layout: Layout) -> Subject:

@@ -76,6 +76,23 @@ class Figure:
 
 
 @dataclass(frozen=True)
+class Card:
+    """The answer: its title, entries of a label with texts and perhaps a command, and the same as lines of text."""
+
+    title: str
+    entries: Sequence[tuple[str, Sequence[str], str | None]]
+    lines: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Details:
+    """What a page shows when its title is opened, and a text leaves out."""
+
+    title: str
+    blocks: Sequence["Block"]
+
+
+@dataclass(frozen=True)
 class Admonition:
     """A warning about the whole report."""
 
@@ -83,15 +100,26 @@ class Admonition:
 
 
 Block: TypeAlias = (
-    Heading | Paragraph | BulletList | OrderedList | DefinitionList | Table | CodeBlock | Figure | Admonition
+    Card
+    | Heading
+    | Paragraph
+    | BulletList
+    | OrderedList
+    | DefinitionList
+    | Table
+    | CodeBlock
+    | Figure
+    | Details
+    | Admonition
 )
 
 
 @dataclass(frozen=True)
 class Document:
-    """A report: what kind it is, what it is about, a line of detail, and its content."""
+    """A report: what kind it is, what it is about, a line of detail, its content, and a word or two on its standing."""
 
     kind: str
     title: str
     detail: str
     blocks: Sequence[Block]
+    badge: str = ""

@@ -7,8 +7,10 @@ from utils.render.blocks import (
     Admonition,
     Block,
     BulletList,
+    Card,
     CodeBlock,
     DefinitionList,
+    Details,
     Document,
     Figure,
     Heading,
@@ -34,6 +36,8 @@ def lines(blocks: Sequence[Block], indent: str = "", is_tight: bool = False) -> 
     found: list[str] = []
     before: Block | None = None
     for block in blocks:
+        if isinstance(block, Details):
+            continue
         if isinstance(block, Heading):
             found += ["", ""]
         elif not (is_tight or before is None or _belong_together(before, block)):
@@ -46,7 +50,7 @@ def lines(blocks: Sequence[Block], indent: str = "", is_tight: bool = False) -> 
 def _belong_together(above: Block, below: Block) -> bool:
     if isinstance(above, Paragraph):
         return above.text.endswith(":")
-    return isinstance(above, Heading) or (isinstance(above, Figure) and isinstance(below, Figure))
+    return isinstance(above, Heading) or isinstance(below, Figure)
 
 
 @functools.singledispatch
@@ -96,6 +100,11 @@ def _table(block: Table, indent: str) -> list[str]:
     notes = [line for note in block.notes for line in paragraph(note, f"{indent}    ", f"{indent}  ")]
     caption = paragraph(f"{block.caption}:", indent) if block.caption else []
     return [*caption, *rows, *notes]
+
+
+@_lines.register
+def _card(block: Card, indent: str) -> list[str]:
+    return [indent + line for line in block.lines]
 
 
 @_lines.register

@@ -1,42 +1,66 @@
 """What to do next, derived from the figures: repairs first, then speed by its possible gain, then what is missing."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from boundby.card import factor
+from boundby.roofline import Interval
+from boundby.verdict import Fix
 from utils.document import Choice, Row
 from utils.render.formatting import listed, number, times
 from utils.report.sources import Missing, ReportData
 
 LEAST_GAIN = 1.05  # a smaller factor is not worth a change
+LEAST_BOUND = 1.2  # a fix of which only the most that it can give is known
 STILL_RISING = 1.05  # throughput of the largest batch size over the one before
 REPAIR, SPEED, TRIAL, CHECK = range(4)
 
 
 @dataclass(frozen=True)
 class Advice:
-    """One thing to do; `gain` is a factor on the throughput, None where it cannot be told from these figures."""
+    """One thing to do; `factor` is that of the throughput; `at_most` is known where it is not."""
 
     kind: int
     title: str
     why: str
     command: str | None = None
-    gain: float | None = None
+    factor: Interval | None = None
     is_measured: bool = False
+    at_most: float | None = None
+
+    @property
+    def gain(self) -> float:
+        """What the throughput may be multiplied by; a bound alone counts for little, since it is no prediction."""
+        return self.factor.value if self.factor else min(self.at_most or 0.0, LEAST_GAIN)
 
     @property
     def effect(self) -> str:
         """What it may bring, in a few words."""
+        if self.factor:
+            return f"{'measured' if self.is_measured else 'predicted'} {factor(self.factor)}"
+        if self.at_most:
+            return f"at most {times(self.at_most)}×"
         kinds = {REPAIR: "needed for a complete result", TRIAL: "gain not known yet", CHECK: "makes the result surer"}
-        if self.gain is None:
-            return kinds.get(self.kind, "")
-        limit = "measured" if self.is_measured else "at most"
-        return f"{limit} {times(self.gain)} times the throughput"
+        return kinds.get(self.kind, "")
+
+
+@dataclass(frozen=True)
+class Option:
+    """A fix of the verdict that is worth a command: what it gave here, what is predicted, or what it gives at most."""
+
+    fix: Fix
+    factor: Interval | None
+    is_measured: bool
+    at_most: float | None
+    basis: str
+    same_labels: float | None = None
 
 
 def advice(data: ReportData) -> list[Advice]:
     """Return what to do, the most pressing first."""
-    steps = [*_repairs(data), *_speed(data), *_trials(data), *_checks(data)]
-    return sorted(steps, key=lambda step: (step.kind, -(step.gain or 0)))
+    steps = [*_repairs(data), *_unsettled(data), *_speed(data), *_trials(data), *_checks(data)]
+    return sorted(steps, key=lambda step: (step.kind, -step.gain, -(step.at_most or 0)))
 
 
 def _repairs(data: ReportData) -> Iterator[Advice]:
@@ -55,44 +79,116 @@ def _repairs(data: ReportData) -> Iterator[Advice]:
         yield Advice(REPAIR, "Make the model fit", why, data.trial("smaller", *smaller))
 
 
+def _unsettled(data: ReportData) -> Iterator[Advice]:
+    """Yield another measurement where what limits cannot be told because other programs ran."""
+    verdict = (data.chosen or {}).get("verdict")
+    if not verdict or verdict.get("unsettled") not in ("disturbed", "unexplained"):
+        return
+    why = f"What limits is not settled: {verdict['would_settle']}." if verdict.get("would_settle") else ""
+    yield Advice(REPAIR, "Measure again while nothing else runs", why, data.command.run("--from", "2"))
+
+
 def _speed(data: ReportData) -> Iterator[Advice]:
     row = data.chosen
     if row is None:
         return
+    options = list(worthwhile(row))
+    yield from _fastest(data, row, options)
     yield from _batch_size(data, row)
     yield from _dtype(data, row)
-    yield from _gains(data, row)
+    for option in options:
+        yield from _option(data, row, option)
 
 
-def _gains(data: ReportData, row: Row) -> Iterator[Advice]:
-    """Yield the fixes of the verdict that somebody can do; what was tried here counts for what it gave."""
-    for gain in (row.get("verdict") or {}).get("gains", ()):
-        fix, kind, settings = gain["fix"], gain.get("kind"), gain.get("settings", {})  # older results have no kinds
-        why, tried = f"{gain['basis'][0].upper()}{gain['basis'][1:]}.", gain.get("measured")
-        factor = tried["value"] if tried else gain["at_most"]
-        if factor < LEAST_GAIN or kind in ("better_kernels", "batch_size"):
-            continue
-        command = None
-        if kind == "remove_padding":
-            fix = "Batch texts of similar length together"
-            if data.full and data.full["padding_pct"] < row["padding_pct"]:
-                why += f" The whole-dataset pass sorts them and pads {data.full['padding_pct']:.1f} %."
-        elif kind == "dtype":
-            dtype = settings["dtype"]
-            if dtype in data.dtypes:
-                continue  # measured, and said as such
-            why += " Labels may change: the command measures the accuracy too."
-            command = data.trial(dtype, f"model.dtype={dtype}", "profiling.dtypes=null")
-        elif kind == "matmul_precision":
-            precision = settings["precision"]
-            command = data.trial(precision, f"model.matmul_precision={precision}")
-        yield Advice(SPEED, f"{fix[0].upper()}{fix[1:]}", why, command, factor, is_measured=tried is not None)
+def worthwhile(row: Row) -> Iterator[Option]:
+    """Yield the fixes that gained here, and of those not tried the ones that should: what was refuted is left out."""
+    verdict = row.get("verdict")
+    if not verdict:
+        return
+    for trial in verdict.get("trials", ()):
+        if trial.get("is_fix", True) and trial["outcome"] == "gains" and trial["measured"]["value"] >= LEAST_GAIN:
+            same = trial["same_labels"]
+            share = same["share"]["value"] if same else None
+            yield Option(Fix(trial["kind"], trial["settings"]), Interval(**trial["measured"]), True, None, "", share)
+    # Where nothing was tried or predicted, what a fix gives at most is better than nothing.
+    is_bound_only = not verdict.get("trials") and not any(gain.get("predicted") for gain in verdict["gains"])
+    for gain in verdict["gains"]:
+        if "kind" not in gain:
+            continue  # older results name no kinds
+        fix, tried = Fix(gain["kind"], gain.get("settings", {})), gain.get("measured")
+        known = tried or gain.get("predicted")
+        if known is None and gain["at_most"] >= LEAST_BOUND and is_bound_only:
+            yield Option(fix, None, False, gain["at_most"], gain["basis"])
+        elif known and known["low"] > 1 and known["value"] >= LEAST_GAIN:
+            yield Option(fix, Interval(**known), tried is not None, None, gain["basis"])
+
+
+def _fastest(data: ReportData, row: Row, options: Sequence[Option]) -> Iterator[Advice]:
+    """Yield the pass over the whole set, which batches by length, in the fastest precision, if it was in float32."""
+    full = data.full
+    if full is None or not data.task.HAS_PREDICTED_LABELS:
+        return
+    if not full["precision"] == full["dtype"] == row["dtype"] == "float32":
+        return
+    mean, low, high = (row[f"throughput_samples_per_sec_{end}"] for end in ("mean", "ci_low", "ci_high"))
+    rate = full["throughput_samples_per_sec"]
+    passed = Interval(rate / mean, rate / (high or mean), rate / (low or mean))
+    cheaper = [option for option in options if option.fix.kind in ("dtype", "matmul_precision") and option.factor]
+    best = max(cheaper, key=lambda option: option.factor.value if option.factor else 0.0, default=None)
+    factors = [passed, *([best.factor] if best and best.factor else [])]
+    both = Interval(*(math.prod(ends) for ends in zip(*((f.value, f.low, f.high) for f in factors), strict=True)))
+    if both.value < LEAST_GAIN or both.low <= 1:
+        return
+    why = (
+        f"The pass over the whole set, sorted by length, had {times(passed.value)}× the throughput of batch size "
+        f"{row['batch_size']} with the texts as they come"
+    )
+    why += f", and {best.fix} should give {times(best.factor.value)}× on top" if best and best.factor else ""
+    least = 100 * data.config.evaluation.min_agreement
+    why += f". A precision is taken only where it keeps {least:g} % of the labels."
+    title = "Batch by length, in the fastest precision that keeps the labels"
+    command = data.trial("fastest", "evaluation.precision=fastest")
+    yield Advice(SPEED, title, why, command, both, is_measured=best is None)
+
+
+def _option(data: ReportData, row: Row, option: Option) -> Iterator[Advice]:
+    """Yield the advice that a fix of the verdict leads to; none for what has advice of its own."""
+    kind, settings = option.fix.kind, option.fix.settings
+    title, command = str(option.fix), None
+    why = f"{option.basis[0].upper()}{option.basis[1:]}." if option.basis else ""
+    if kind in ("better_kernels", "batch_size"):
+        return
+    if kind == "remove_padding":
+        title = "batch texts of similar length together"
+        why = f"{row['padding_pct']:.0f} % of the tokens are padding." if row["padding_pct"] else why
+        if data.full and data.full["padding_pct"] < (row["padding_pct"] or 0):
+            why += f" The pass over the whole set sorts them and pads {data.full['padding_pct']:.0f} %"
+            why += "; boundby.inference does so in a program of yours."
+    elif kind == "dtype":
+        dtype = str(settings["dtype"])
+        if dtype in data.dtypes:
+            return  # measured, and said as such
+        same = f"{100 * option.same_labels:.1f} % of the labels stayed the same. " if option.same_labels else ""
+        why = f"{same}The command measures the accuracy too."
+        command = data.trial(dtype, f"model.dtype={dtype}", "profiling.dtypes=null")
+    elif kind == "matmul_precision":
+        precision = settings["precision"]
+        command = data.trial(f"{precision}", f"model.matmul_precision={precision}")
+    elif kind == "threads":
+        command = f"OMP_NUM_THREADS={settings['threads']} {data.trial('threads')}"
+    elif kind == "double_batch":
+        size = row["batch_size"]
+        command = data.trial("larger", f"profiling.batch_sizes=[{size},{2 * size},{4 * size}]")
+    elif kind in ("fuse_operators", "issue_at_once") and data.full:
+        command = data.trial("compiled", "evaluation.compile=on")
+    title = f"{title[0].upper()}{title[1:]}"
+    yield Advice(SPEED, title, why, command, option.factor, option.is_measured, option.at_most)
 
 
 def _batch_size(data: ReportData, row: Row) -> Iterator[Advice]:
     smallest = next(point for point in data.of(row["dtype"]) if point["throughput_samples_per_sec_mean"])
-    gain = row["throughput_samples_per_sec_mean"] / smallest["throughput_samples_per_sec_mean"]
-    if gain < LEAST_GAIN:
+    gain = _ratio(row, smallest)
+    if gain.value < LEAST_GAIN or gain.low <= 1:
         return
     rates = [number(point["throughput_samples_per_sec_mean"]) for point in (row, smallest)]
     latencies = [number(point["latency_per_batch_ms_median"]) for point in (row, smallest)]
@@ -100,18 +196,27 @@ def _batch_size(data: ReportData, row: Row) -> Iterator[Advice]:
         f"{rates[0]} samples/s against {rates[1]} at batch size {smallest['batch_size']}; a batch then takes "
         f"{latencies[0]} ms instead of {latencies[1]} ms."
     )
-    yield Advice(SPEED, f"Use batch size {row['batch_size']}", why, gain=gain, is_measured=True)
+    yield Advice(SPEED, f"Use batch size {row['batch_size']}", why, factor=gain, is_measured=True)
+
+
+def _ratio(row: Row, other: Row) -> Interval:
+    """Return how many times the throughput of `other` a row has, from the ends of both intervals."""
+    mean, low, high = (f"throughput_samples_per_sec_{end}" for end in ("mean", "ci_low", "ci_high"))
+    ends = [(each[low] or each[mean], each[mean], each[high] or each[mean]) for each in (row, other)]
+    (first_low, first, first_high), (second_low, second, second_high) = ends
+    return Interval(first / second, first_low / second_high, first_high / second_low)
 
 
 def _dtype(data: ReportData, row: Row) -> Iterator[Advice]:
     for dtype in data.dtypes[1:]:
         best = data.best[dtype]
-        rate = best["throughput_samples_per_sec"]
-        gain = rate / row["throughput_samples_per_sec_mean"] if rate else 0.0
-        if gain >= LEAST_GAIN:
+        faster = next((each for each in data.of(dtype) if each["batch_size"] == best["batch_size"]), None)
+        gain = _ratio(faster, row) if faster else None
+        if gain and gain.value >= LEAST_GAIN and gain.low > 1:
+            rate = number(best["throughput_samples_per_sec"])
             why = (
-                f"{number(rate)} samples/s at its optimal batch size {best['batch_size']}, measured here. Labels may "
-                "change: the command measures the accuracy too."
+                f"{rate} samples/s at batch size {best['batch_size']}. The command measures the accuracy too, since "
+                "labels may change."
             )
             command = data.trial(dtype, f"model.dtype={dtype}", "profiling.dtypes=null")
             yield Advice(SPEED, f"Run the model in {dtype}", why, command, gain, is_measured=True)
@@ -167,7 +272,7 @@ def _alternative(choice: Choice) -> str:
 
 def _checks(data: ReportData) -> Iterator[Advice]:
     noisy = [row for row in data.rows if row["status"] == "noisy"]
-    if noisy:
+    if noisy and not any(_unsettled(data)):
         sizes = sorted({row["batch_size"] for row in noisy})
         settings = [
             f"profiling.batch_sizes=[{','.join(map(str, sizes))}]",
@@ -184,9 +289,10 @@ def _checks(data: ReportData) -> Iterator[Advice]:
         yield Advice(CHECK, "Record a trace", why, data.command.run("--from", "3", *enabled))
     yield from _evaluation(data)
     if data.document["synthetic"]:
-        command = "python run_pipeline.py model.name=NAME dataset.hf_name=null dataset.file=FILE.csv"
+        command = "python run_pipeline.py model.name=NAME dataset.file=FILE.csv"
         why = (
-            "These figures are of a synthetic model. Give the name or folder of yours and a file with text and labels."
+            "These figures are of a synthetic model. Give the name or folder of yours, and a file with texts; it "
+            "needs no labels."
         )
         yield Advice(CHECK, "Measure your own model", why, command)
 

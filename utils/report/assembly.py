@@ -5,12 +5,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from utils.render.blocks import Block, CodeBlock, DefinitionList, Document, Heading, OrderedList, Paragraph
+from boundby import card as cards
+from utils.render.blocks import Block, CodeBlock, DefinitionList, Details, Document, Heading, OrderedList, Paragraph
 from utils.render.formatting import clean
-from utils.report import advice, batch_sizes, full_dataset, profiling, quality, summary, verdict
-from utils.report.pictures import Content, Drawing, placed
+from utils.report import advice, batch_sizes, card, doubts, full_dataset, profiling, quality, summary, verdict
+from utils.report.pictures import Content, Drawing, Folded, drawings, placed
 from utils.report.sources import ReportData
 
+SHOWN_STEPS = 4  # of what to do next
 SNAPSHOT = "memory snapshot"  # as a manifest calls it
 
 
@@ -25,39 +27,50 @@ class Report:
 def report(data: ReportData) -> Report:
     """Return the report; the sections name its pictures."""
     content = [part for section in SECTIONS for part in section(data)]
-    drawings = tuple(part for part in content if isinstance(part, Drawing))
-    blocks = [*placed(content), *files(data, drawings)]
+    pictures = tuple(drawings(content))
+    blocks = [*placed(content), *files(data, pictures)]
     kind, title, detail = "Baseline report", summary.title(data), summary.detail(data)
-    return Report(Document(kind, title, detail, blocks), drawings)
+    return Report(Document(kind, title, detail, blocks, cards.badge(card.facts(data))), pictures)
 
 
-def next_steps(data: ReportData) -> list[Block]:
-    """Return what to do next as a numbered list, with the command where there is one."""
+def next_steps(data: ReportData) -> list[Content]:
+    """Return what to do next as a numbered list, with the command where there is one; the less pressing folded."""
     entries: list[list[Block]] = []
     for step in advice.advice(data):
         command = [CodeBlock(step.command)] if step.command else []
-        entries.append([Paragraph(step.effect, strong=f"{step.title}:"), Paragraph(step.why), *command])
+        why = [Paragraph(step.why)] if step.why else []
+        entries.append([Paragraph(step.effect, strong=f"{step.title}:"), *why, *command])
     nothing = Paragraph("Nothing stands out: no doubt, no missed target, no gain in reach.")
-    return [Heading("What to do next"), OrderedList(entries) if entries else nothing]
+    first: list[Content] = [OrderedList(entries[:SHOWN_STEPS]) if entries else nothing]
+    more = [Folded("More to do", [OrderedList(entries[SHOWN_STEPS:])])] if len(entries) > SHOWN_STEPS else []
+    return [Heading("What to do next"), *first, *more]
 
 
-def files(data: ReportData, drawings: Sequence[Drawing]) -> list[Block]:
-    """Return each file below the results folder with what it holds, or why it is not there, and how to take it home."""
+def files(data: ReportData, pictures: Sequence[Drawing]) -> list[Block]:
+    """Return where the rest is, and folded each file of the results with what it holds or why it is not there."""
     layout = data.layout
     entries = [
         (layout.report, "this report as text"),
         (layout.html_report, "this report with its pictures, for a browser or a colleague"),
-        *((drawing.path, drawing.reason or drawing.description) for drawing in drawings),
+        (layout.card, "its first lines"),
+        *((drawing.path, drawing.reason or drawing.description) for drawing in pictures),
         *(
             (path, content if path.is_file() else f"not there ({_why_absent(data, path, step)})")
             for path, step, content in layout.listed()
         ),
     ]
+    every = [(clean(path.relative_to(layout.results)), content) for path, content in entries]
     return [
-        Heading("Files"),
-        Paragraph(f"In {clean(layout.results, longest=300)}:"),
-        DefinitionList([(clean(path.relative_to(layout.results)), content) for path, content in entries]),
-        Paragraph("To take them home from a pod:"),
+        Heading("Where the rest is"),
+        DefinitionList(
+            [
+                ("For a browser", f"{layout.html_report.name}, with pictures and all that is left out here"),
+                ("For programs", layout.metrics.name),
+                ("Folder", clean(layout.results, longest=300)),
+            ]
+        ),
+        Details("Every file", [DefinitionList(every)]),
+        Paragraph("To take it home from a pod:"),
         CodeBlock(shlex.join(["make", "bundle", f"RESULTS={layout.results}"])),
     ]
 
@@ -73,17 +86,20 @@ def _why_absent(data: ReportData, path: Path, step: str) -> str:
 
 SECTIONS: tuple[Callable[[ReportData], Sequence[Content]], ...] = (
     summary.opening,
-    verdict.section,
-    summary.subject,
-    full_dataset.section,
-    quality.classes,
-    quality.confidence,
-    batch_sizes.section,
+    next_steps,
     verdict.where_time_goes,
+    verdict.tried,
+    batch_sizes.section,
+    verdict.limits,
+    full_dataset.section,
     profiling.waiting,
     profiling.layers,
     batch_sizes.targets,
-    summary.doubtful,
-    next_steps,
     full_dataset.cost,
+    doubts.section,
+    batch_sizes.every_metric,
+    verdict.work,
+    quality.classes,
+    quality.confidence,
+    summary.subject,
 )

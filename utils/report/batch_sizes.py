@@ -2,34 +2,34 @@
 
 from collections.abc import Sequence
 
+from utils.config import Targets
 from utils.document import Choice, Optimal, Row, Target
 from utils.plots import batch_size_comparison, metrics_heatmap
+from utils.plots.style import STATUS_TEXT
 from utils.render.blocks import Block, DefinitionList, Heading, Paragraph, Table
 from utils.render.formatting import NOTHING, clean, listed, number, spread, unknown
-from utils.report.pictures import Content, show
+from utils.report.pictures import Content, Folded, show
 from utils.report.sources import ReportData
 
 COLUMNS = (  # key, header
     ("throughput_samples_per_sec_mean", "samples\n/s"),
-    ("throughput_half_width_pct", "+-\n%"),
-    ("latency_per_sample_ms_mean", "sample\nms"),
+    ("throughput_half_width_pct", "±\n%"),
     ("latency_per_batch_ms_median", "batch ms\nmedian"),
     ("latency_per_batch_ms_p95", "\np95"),
-    ("tokens_per_sec_real", "tokens/s\nreal"),
-    ("tokens_per_sec_padded", "tokens/s\npadded"),
-    ("padding_pct", "pad\n%"),
+    ("tokens_per_sec_padded", "tokens/s,\nall"),
+    ("padding_pct", "padding\n%"),
 )
 CPU_COLUMNS = (("memory_cpu_peak_mb", "CPU MB\npeak"),)
 GPU_COLUMNS = (("memory_peak_mb", "GPU MB\npeak"), ("gpu_utilization_pct", "busy\n%"))
 ONE_DIGIT = ("padding_pct", "gpu_utilization_pct")
 CHOICES = (
-    ("", "Optimal batch size"),
+    ("", "Optimal"),
     ("max_throughput", "Highest throughput"),
     ("within_gpu_memory", "Within GPU memory"),
-    ("under_latency", "Under latency target"),
+    ("under_latency", "Under the latency target"),
 )
 UNITS = {
-    "latency_per_sample_ms": ("Latency/sample", "ms", "at most"),
+    "latency_per_sample_ms": ("Time/sample", "ms", "at most"),
     "throughput_samples_per_sec": ("Throughput", "samples/s", "at least"),
     "gpu_memory_mb": ("GPU memory", "MB", "at most"),
     "gpu_utilization_pct": ("GPU utilisation", "%", "at least"),
@@ -40,15 +40,23 @@ OF_ALL = ("latency_per_sample_ms", "throughput_samples_per_sec", "accuracy")  # 
 
 def section(data: ReportData) -> list[Content]:
     """Return one table per dtype, the reasons for what is missing, the choices and the pictures."""
-    content: list[Content] = [Heading("Batch Size Analysis")]
+    content: list[Content] = [Heading("Batch sizes")]
     if not data.rows:
         content.append(Paragraph("No batch size was measured yet."))
     columns = (*COLUMNS, *(GPU_COLUMNS if data.is_on_gpu else CPU_COLUMNS))
     for dtype in data.dtypes:
-        content += [_table(dtype, data.of(dtype), columns), DefinitionList(_choices(data.best[dtype]))]
+        content += [
+            _table(dtype, data.of(dtype), columns),
+            DefinitionList(_choices(data.best[dtype], data.config.targets)),
+        ]
     content.append(show(data, batch_size_comparison.figure, data.measured, data.choice, data.config.targets))
-    content.append(show(data, metrics_heatmap.figure, data.measured, data.choice))
     return content
+
+
+def every_metric(data: ReportData) -> list[Content]:
+    """Return, folded, the heat map of all metrics."""
+    heat_map = show(data, metrics_heatmap.figure, data.measured, data.choice)
+    return [Folded("Every metric of every batch size", [heat_map])]
 
 
 def _table(dtype: str, rows: Sequence[Row], columns: Sequence[tuple[str, str]]) -> Table:
@@ -62,7 +70,11 @@ def _table(dtype: str, rows: Sequence[Row], columns: Sequence[tuple[str, str]]) 
 
 
 def _cells(row: Row, columns: Sequence[tuple[str, str]]) -> list[str]:
-    return [str(row["batch_size"]), row["status"], *(_cell(key, row[key]) for key, _ in columns)]
+    return [
+        str(row["batch_size"]),
+        STATUS_TEXT.get(row["status"], row["status"]),
+        *(_cell(key, row[key]) for key, _ in columns),
+    ]
 
 
 def _cell(key: str, value: float | None) -> str:
@@ -77,7 +89,7 @@ def _doubted(rows: Sequence[Row]) -> list[str]:
     """Return which rows are doubtful, and the kinds of their doubts."""
     kinds = {row["batch_size"]: dict.fromkeys(row.get("doubt_kinds", ())) for row in rows if row["doubts"]}
     doubtful = [f"{batch_size} ({', '.join(those)})" for batch_size, those in kinds.items()]
-    return [f"doubtful: batch size {listed(doubtful)}; why is below, under Doubts"] if doubtful else []
+    return [f"doubtful: batch size {listed(doubtful)}"] if doubtful else []
 
 
 def _notes(rows: Sequence[Row], columns: Sequence[tuple[str, str]]) -> list[str]:
@@ -86,7 +98,7 @@ def _notes(rows: Sequence[Row], columns: Sequence[tuple[str, str]]) -> list[str]
     for row in rows:
         given = row.get("reasons", {})
         if "all" in given:
-            reasons.setdefault((row["status"], given["all"]), []).append(row["batch_size"])
+            reasons.setdefault((STATUS_TEXT[row["status"]], given["all"]), []).append(row["batch_size"])
             continue
         for key, header in columns:
             if row[key] is None:
@@ -99,8 +111,14 @@ def _notes(rows: Sequence[Row], columns: Sequence[tuple[str, str]]) -> list[str]
     ]
 
 
-def _choices(best: Optimal) -> list[tuple[str, str]]:
-    return [(label, _choice(best[key] if key else best)) for key, label in CHOICES]
+def _choices(best: Optimal, targets: Targets) -> list[tuple[str, str]]:
+    """Return the optimal batch size, and the others where they are asked for or differ."""
+    asked = {"within_gpu_memory": targets.gpu_memory_mb, "under_latency": targets.latency_per_sample_ms}
+    same = best["max_throughput"]["batch_size"] == best["batch_size"]
+    shown = [(key, label) for key, label in CHOICES if asked.get(key, True) is not None]
+    return [
+        (label, _choice(best[key] if key else best)) for key, label in shown if not (same and key == "max_throughput")
+    ]
 
 
 def _choice(choice: Choice) -> str:
@@ -113,7 +131,7 @@ def targets(data: ReportData) -> list[Block]:
     """Return each target with the measured value."""
     heading = Heading("Targets")
     if not data.targets:
-        return [heading, Paragraph("No target is set (targets.* in the settings).")]
+        return []
     judged = [(UNITS[target["name"]][0], _judgement(target, data)) for target in data.targets]
     blocks: list[Block] = [heading, DefinitionList(judged)]
     if list(data.targets) != list(data.document["targets"]):

@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 from utils.document import FullDataset
 from utils.render.blocks import Block, DefinitionList, Heading, Paragraph, Table
-from utils.render.formatting import number, quantity, unknown
+from utils.render.formatting import number, quantity, times, unknown
+from utils.report.pictures import Content, Folded
 from utils.report.sources import ReportData
 
 PHASES = {
@@ -20,34 +21,52 @@ SECONDS_PER_HOUR = 3600
 SEVERAL = 1.02  # seconds of all machines over those in which any was busy, above which several were
 
 
-def section(data: ReportData) -> list[Block]:
-    """Return accuracy, F1, time, speed, memory, cost and exactness of the pass over the dataset."""
-    heading = Heading("Full Dataset Performance")
+def section(data: ReportData) -> list[Content]:
+    """Return scores, speed and exactness of the pass over the dataset, and folded where its time went."""
+    heading = Heading("The whole dataset")
     full = data.full
     if full is None:
         return [heading, Paragraph(f"Not evaluated: {data.document['full_dataset_reason']}.")]
-    return [heading, DefinitionList(_pairs(full, data)), *_phases(full), *_subsets(full)]
+    folded = [DefinitionList(_more(full, data)), *_phases(full), *_subsets(full)]
+    return [heading, DefinitionList(_pairs(full, data)), Folded("More of the pass over the whole dataset", folded)]
 
 
 def _pairs(full: FullDataset, data: ReportData) -> list[tuple[str, str]]:
     seconds, rows = full["inference_time_s"], data.document["dataset"].get("rows")
     part = f" of {rows:,} (a seeded sample)" if rows and rows != full["samples"] else ""
     return [
-        ("Samples", f"{full['samples']:,}{part}"),
-        *data.task.described(full),
-        ("Inference time", f"{number(seconds)} s, of which tokenizing {number(full['tokenize_time_s'])} s"),
-        ("Latency/sample", f"{number(full['latency_per_sample_ms'])} ms (time divided by samples)"),
-        ("Throughput", f"{number(full['throughput_samples_per_sec'])} samples/s, "
-         f"{number(full['tokens_per_sec_real'])} real tokens/s"),
+        ("Samples", f"{full['samples']:,}{part} in {number(seconds)} s"),
+        *([(data.task.SCORE, data.task.headline(full))] if data.is_scored else []),
+        ("Throughput", f"{number(full['throughput_samples_per_sec'])} samples/s, tokenizing included"
+         f"{_beside(full, data)}"),
         ("Batches", f"{full['strategy']}, at most {full['token_budget']:,} tokens each, "
          f"{full['padding_pct']:.1f} % padding; {_way(full)}"),
-        ("Padding efficiency", f"{100 - full['padding_pct']:.1f} % of the computed tokens are of texts"),
-        ("Share of the ceiling", _ceiling(full)),
+        ("Labels", _exactness(full)),
+        ("Texts cut", _cut(full)),
+    ]  # fmt: skip
+
+
+def _beside(full: FullDataset, data: ReportData) -> str:
+    """Return why this is another speed than that of the sweep."""
+    row = data.chosen
+    if row is None or row["dtype"] != full["dtype"]:
+        return ""
+    ratio = full["throughput_samples_per_sec"] / row["throughput_samples_per_sec_mean"]
+    return f"; {times(ratio)}× that of batch size {row['batch_size']} with the texts as they come"
+
+
+def _more(full: FullDataset, data: ReportData) -> list[tuple[str, str]]:
+    rows = data.document["dataset"].get("rows")
+    return [
+        *(data.task.described(full) if data.is_scored else []),
+        ("Time per sample", f"{number(full['latency_per_sample_ms'])} ms: all the time divided by the samples, "
+         "not what one request takes"),
+        ("Tokens", f"{number(full['tokens_per_sec_real'])} of texts in a second"),
+        ("Tokenizing", f"{number(full['tokenize_time_s'])} s"),
+        ("Of the peak", _ceiling(full)),
         ("Whole set", _whole_set(full, data, rows or full["samples"])),
-        ("Exactness", _exactness(full)),
         ("GPU memory, peak", quantity(full["gpu_mem_used_mb"], "MB", full["gpu_mem_used_reason"])),
         ("CPU memory, peak", quantity(full["cpu_mem_peak_mb"], "MB", "the kernel does not tell")),
-        ("Texts cut", _cut(full)),
     ]  # fmt: skip
 
 
@@ -68,8 +87,8 @@ def _ceiling(full: FullDataset) -> str:
 def _whole_set(full: FullDataset, data: ReportData, rows: int) -> str:
     """Return what all rows take on these machines, and cost where the price of one is set."""
     taken = of_pass(full, rows, data.config.pod.price_per_hour)
-    hours = _gpu_hours(full, rows) if data.is_on_gpu else "on a CPU (no GPU-hours)"
-    return f"{rows:,} samples at {number(full['throughput_samples_per_sec'])} samples/s: {taken}, {hours}"
+    hours = f", {_gpu_hours(full, rows)}" if data.is_on_gpu else ""
+    return f"{rows:,} samples at {number(full['throughput_samples_per_sec'])} samples/s: {taken}{hours}"
 
 
 def _gpu_hours(full: FullDataset, rows: int) -> str:
@@ -91,7 +110,7 @@ def _compared(full: FullDataset) -> str:
     if not report:
         reason = full.get("exactness_reason")
         is_plain = full["precision"] == "float32" and reason
-        return f"float32, as the model alone; beyond a self-check {reason}" if is_plain else unknown(reason)
+        return "in float32, as the model gives them; a self-check passed" if is_plain else unknown(reason)
     low, high = 100 * report["agreement_low"], 100 * report["agreement_high"]
     said = (
         f"{report['same_labels']:,} of {report['rows']:,} labels as in float32 one text at a time "
@@ -180,6 +199,8 @@ def reason(full: FullDataset) -> str:
 
 
 def _hours(seconds: float) -> str:
+    if seconds < SECONDS_PER_HOUR:
+        return f"{number(seconds)} s" if seconds < 60 else f"{number(seconds / 60)} minutes"
     return f"{number(seconds / SECONDS_PER_HOUR)} hours"
 
 

@@ -25,7 +25,15 @@ class Drawing:
     make: Callable[[], Figure]
 
 
-Content: TypeAlias = Block | Drawing
+@dataclass(frozen=True)
+class Folded:
+    """What a page shows when its title is opened, and a text leaves out."""
+
+    title: str
+    content: Sequence["Content"]
+
+
+Content: TypeAlias = Block | Drawing | Folded
 
 
 def show(data: ReportData, picture: Picture[Any], values: Any, *more: Any) -> Drawing:
@@ -51,8 +59,23 @@ def draw(drawings: Sequence[Drawing]) -> None:
             drawing.path.unlink(missing_ok=True)
 
 
+def drawings(content: Sequence[Content]) -> list[Drawing]:
+    """Return the pictures in their order, those that are folded away among them."""
+    found: list[Drawing] = []
+    for part in content:
+        found += [part] if isinstance(part, Drawing) else drawings(part.content) if isinstance(part, Folded) else []
+    return found
+
+
 def placed(content: Sequence[Content]) -> list[Block]:
-    """Return the blocks of a section, with a figure for each picture that is drawn."""
-    figures = [blocks.Figure(part.path, part.description) if isinstance(part, Drawing) else part for part in content]
-    reasons = [part.reason if isinstance(part, Drawing) else None for part in content]
-    return [block for block, reason in zip(figures, reasons, strict=True) if reason is None]
+    """Return the blocks of a section, with a figure for each picture that is drawn; nothing folded is empty."""
+    found: list[Block] = []
+    for part in content:
+        if isinstance(part, Drawing):
+            found += [] if part.reason else [blocks.Figure(part.path, part.description)]
+        elif isinstance(part, Folded):
+            inside = placed(part.content)
+            found += [blocks.Details(part.title, inside)] if inside else []
+        else:
+            found.append(part)
+    return found

@@ -8,23 +8,23 @@ from boundby.verdict import ARITHMETIC, OF_CAUSES, fix_of_cause
 from utils.document import Launches, Trace, TracedDevice, TraceSteps, Verdict
 from utils.plots import layers as layer_bars
 from utils.plots import memory, timeline
+from utils.plots.style import BOUNDS
 from utils.render.blocks import Block, BulletList, DefinitionList, Heading, Paragraph, Table
 from utils.render.formatting import NOTHING, clean, listed, number, times
-from utils.report.pictures import Content, show
+from utils.report.pictures import Content, Folded, show
 from utils.report.sources import Missing, ReportData
 from utils.trace_analysis import text as trace_text
 from utils.trace_analysis import words
 
-WAITING = "What the Machine Waited For"
+WAITING = "What the machine waited for, in the trace"
 SHOWN_PCT, TELLING_PCT = 0.1, 1.0  # of the window, to be in the table, and to be explained
 LONGEST_HOST = 26  # characters of what the host was in
 WHOM_TO_BELIEVE = (
-    "Believe the sweep on how long a batch takes and whether arithmetic or memory limits the work: it measures without "
-    "a profiler and against what this machine reaches. Believe the trace on what the machine waited for: it sees every "
-    "wait, but at one batch size only and under the profiler, which makes many small operators look dearer."
+    "This is not what the measurement without a profiler found. Believe that one on how long a batch takes and what "
+    "limits it, and the trace on what was waited for: the profiler makes many small operators look dearer."
 )
-LAYERS = "Layer by Layer"
-SHOWN_LAYERS = 8
+LAYERS = "Layer by layer"
+SHOWN_LAYERS = 5
 LONGEST_LAYER = 44  # characters
 
 
@@ -37,16 +37,22 @@ def waiting(data: ReportData) -> list[Content]:
         why = Paragraph(f"There is no analysis of a trace: {clean(trace.reason, 300)}.")
         return [Heading(WAITING), why, timeline_picture, memory_picture]
     device = trace["devices"][0]
+    facts = [
+        *_shares(device),
+        *_steps(trace["steps"], data.manifest.shape),
+        *_hidden(device),
+        *_launches(trace["launches"]),
+    ]
+    memory_content = [*trace_text.memory_blocks(trace.get("memory") or []), memory_picture]
     return [
         Heading(WAITING),
-        Paragraph(_verdict(trace), strong=f"{trace['verdict']['bound'].upper()}:"),
+        Paragraph(_verdict(trace)),
         *_against_sweep(data, trace["verdict"]),
         *_doubts(trace),
-        DefinitionList([*_shares(device), *_steps(trace["steps"]), *_hidden(device), *_launches(trace["launches"])]),
+        DefinitionList(facts),
         *_causes(trace),
         timeline_picture,
-        *trace_text.memory_blocks(trace.get("memory") or []),
-        memory_picture,
+        Folded("Memory in the trace", memory_content),
     ]
 
 
@@ -64,6 +70,7 @@ def _verdict(trace: Trace) -> str:
     verdict, on_host = trace["verdict"], trace["devices"][0]["device"] is None
     bound, share = verdict["bound"], verdict["share_of_limit"]
     said = words.bound(bound, on_host)
+    said = f"{said[0].upper()}{said[1:]}"
     others = listed(verdict["alternatives"])
     said += f": {others}" if others and bound == "mixed" else ""
     said += "" if share is None else f", {100 * share:.0f} % of the traced time"
@@ -72,26 +79,18 @@ def _verdict(trace: Trace) -> str:
 
 
 def _against_sweep(data: ReportData, verdict: Verdict) -> list[Block]:
-    """Return whether the sweep came to the same verdict at the batch size of the trace, and what to make of it."""
+    """Return what to make of a trace that speaks for another limit than the sweep at the same batch size."""
     point = (data.manifest.dtype, data.manifest.batch_size)
     swept = next((row.get("verdict") for row in data.rows if (row["dtype"], row["batch_size"]) == point), None)
-    if not swept or "inconclusive" in (swept["bound"], verdict["bound"]):
+    if not swept or "inconclusive" in (swept["bound"], verdict["bound"]) or _possible(swept) & _possible(verdict):
         return []
-    where = f"batch size {point[1]} in {point[0]}"
-    if _possible(swept) & _possible(verdict):
-        return [Paragraph(f"This agrees with the sweep, which found {where} bound by {_named(swept['bound'])}.")]
-    text = f"the sweep found {where} bound by {_named(swept['bound'])}, the trace by {_named(verdict['bound'])}."
-    return [Paragraph(f"{text} {WHOM_TO_BELIEVE}", strong="The two verdicts differ:")]
+    return [Paragraph(WHOM_TO_BELIEVE)]
 
 
 def _possible(verdict: Verdict) -> set[str]:
     """Return the bounds that a verdict leaves open; a trace cannot tell whether the work fills the device."""
     bounds = {verdict["bound"], *verdict["alternatives"]} - {"mixed"}
     return bounds | set(ARITHMETIC) if "under_utilised" in bounds else bounds
-
-
-def _named(bound: str) -> str:
-    return {"mixed": "more than one limit", "under_utilised": "shapes too small for the machine"}.get(bound, bound)
 
 
 def _doubts(trace: Trace) -> list[Block]:
@@ -108,12 +107,14 @@ def _shares(device: TracedDevice) -> Iterator[tuple[str, str]]:
     yield "Between operators" if on_host else "Idle", gaps
 
 
-def _steps(steps: TraceSteps) -> Iterator[tuple[str, str]]:
+def _steps(steps: TraceSteps, shape: str | None) -> Iterator[tuple[str, str]]:
     count, expected = len(steps["numbers"]), steps["expected"]
     if not count:
         yield "Steps", "none are marked; this is about all that was recorded"
         return
-    text = f"{count}{'' if expected is None else f' of {expected}'}, median {number(steps['median_ms'])} ms"
+    text = (
+        f"{count}{'' if expected is None else f' of {expected}'}, median {number(steps['median_ms'])} ms{_shape(shape)}"
+    )
     if count > 1:
         text += f", the middle half {number(steps['q1_ms'])} to {number(steps['q3_ms'])} ms"
     yield "Steps", text
@@ -206,29 +207,31 @@ def layers(data: ReportData) -> list[Content]:
         return [Heading(LAYERS), Paragraph(f"There is no profile by layer: {clean(profile.reason, 300)}."), picture]
     coverage = profile.coverage
     facts = [
-        ("End to end", f"{number(1e3 * profile.reference_s.median)} ms per batch without probes (median)"),
-        ("Coverage", f"{100 * coverage.ratio:.1f} % of that is accounted for by layers ({coverage.status})"),
-        (
-            "Overhead of the probes",
-            f"{100 * profile.overhead:+.1f} %, {profile.module_calls:,.0f} module calls per run",
-        ),
+        ("One batch", f"{number(1e3 * profile.reference_s.median)} ms without probes{_shape(profile.shape)}"),
+        ("Layers account for", f"{100 * coverage.ratio:.1f} % of it; the probes cost {100 * profile.overhead:+.1f} %"),
         ("Dashboard", str(data.layout.layer_dashboard.relative_to(data.layout.results))),
     ]
+    doubts = [clean(doubt, 300) for doubt in profile.doubts]
+    own = _table(by_self_time(profile), "Layers by their own time, without the layers inside", profile)
     return [
         Heading(LAYERS),
         DefinitionList(facts),
         *_trust(profile),
-        _table(blocks(profile), "Blocks that together are the whole model, the longest first", profile),
-        _table(by_self_time(profile), "Layers by their own time, without the layers inside", profile),
+        _table(blocks(profile), "The blocks of the model, the longest first", profile),
         picture,
+        Folded("Layers by their own time", [own]),
+        Folded("Doubts about the profile by layer", [BulletList(doubts)] if doubts else []),
     ]
 
 
+def _shape(shape: str | None) -> str:
+    return f" ({shape})" if shape else ""
+
+
 def _trust(profile: ModelProfile) -> list[Block]:
-    doubts = [f"doubt: {clean(doubt, 300)}" for doubt in profile.doubts]
     if profile.coverage.status == "not representative":
-        doubts.insert(0, "doubt: the layers do not account for the time of the model; read ranks at most, no times")
-    return [BulletList(doubts)] if doubts else []
+        return [Paragraph("The layers do not account for the time of the model: read ranks at most, no times.")]
+    return []
 
 
 def _table(rows: Sequence[Ranked], caption: str, profile: ModelProfile) -> Block:
@@ -243,12 +246,12 @@ def _table(rows: Sequence[Ranked], caption: str, profile: ModelProfile) -> Block
                 number(1e3 * row.seconds),
                 f"{100 * row.share:.1f}",
                 NOTHING if row.gain_at_limit_s is None else number(1e3 * row.gain_at_limit_s),
-                NOTHING if bound is None else bound,
+                NOTHING if bound is None else BOUNDS.get(bound, bound),
                 NOTHING if share is None else f"{100 * share:.0f}",
             ]
         )
     return Table(
-        headers=["layer", "type", "ms", "%", "to gain,\nms", "own work\nbound by", "% of\nlimit"],
+        headers=["layer", "type", "ms", "%", "to gain,\nms", "own work\nlimited by", "% of\nlimit"],
         rows=cells,
         left=[0, 1, 5],
         caption=caption,

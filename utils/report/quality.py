@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 
 from utils.plots import calibration, confusion
-from utils.render.blocks import Block, BulletList, Heading, OrderedList, Paragraph, Table
+from utils.render.blocks import Block, BulletList, OrderedList, Paragraph, Table
 from utils.render.formatting import NOTHING, clean, listed
-from utils.report.pictures import Content, show
+from utils.report.pictures import Content, Folded, show
 from utils.report.sources import Missing, ReportData
 from utils.tasks.sequence_classification.calibration import Calibration, Threshold
 from utils.tasks.sequence_classification.quality import ClassScore, ConfidentMistake, Quality
 
+CLASSES = "Classes and confusions"
 SHOWN = 10
 LONGEST_CLASS = 34  # characters
 LONGEST_NAME, LONGEST_TEXT = 40, 200  # characters
@@ -18,19 +19,14 @@ NOTABLE = 0.02  # error below which nobody needs to act
 
 
 def classes(data: ReportData) -> list[Content]:
-    """Return the worst classes, the most confused pairs and the matrix; no text where nothing was evaluated."""
-    heading = Heading("Classes and Confusions")
+    """Return, folded, the worst classes, the most confused pairs and the matrix."""
     quality = data.quality
     if isinstance(quality, Missing):
-        why = [heading, Paragraph(f"Not known: {quality.reason}.")] if data.full else []
-        return [*why, show(data, confusion.figure, quality)]
-    return [
-        heading,
-        Paragraph(_overview(quality)),
-        *_worst(data, quality.record.classes),
-        *_pairs(data, quality),
-        show(data, confusion.figure, quality.confusion, quality.names),
-    ]
+        why: list[Content] = [Paragraph(f"Not known: {quality.reason}.")] if data.is_scored else []
+        return [Folded(CLASSES, [*why, show(data, confusion.figure, quality)])]
+    picture = show(data, confusion.figure, quality.confusion, quality.names)
+    worst, pairs = _worst(data, quality.record.classes), _pairs(data, quality)
+    return [Folded(CLASSES, [Paragraph(_overview(quality)), *worst, *pairs, picture])]
 
 
 def _overview(quality: Quality) -> str:
@@ -98,17 +94,14 @@ def _file(data: ReportData, name: str) -> str:
 
 
 def confidence(data: ReportData) -> list[Content]:
-    """Return what the confidence is worth, and the surest mistakes; nothing where that is not known."""
+    """Return, folded, what the confidence is worth, and the surest mistakes; nothing where that is not known."""
     quality = data.quality
     if isinstance(quality, Missing):
-        return [show(data, calibration.figure, quality)]
+        return [Folded("", [show(data, calibration.figure, quality)])]
     found = quality.record.calibration
-    return [
-        Heading("Confidence and Its Mistakes"),
-        BulletList([_judgement(found), _error(found), *_usable(found), *_few(found)]),
-        show(data, calibration.figure, found),
-        *_mistakes(data, quality.record.confident_mistakes),
-    ]
+    said = BulletList([_judgement(found), _error(found), *_usable(found), *_few(found)])
+    mistakes = _mistakes(data, quality.record.confident_mistakes)
+    return [Folded("Confidence, and the surest mistakes", [said, show(data, calibration.figure, found), *mistakes])]
 
 
 def _judgement(calibration: Calibration) -> str:

@@ -92,6 +92,7 @@ class Manifest(msgspec.Struct, frozen=True):
     batch_size: int | None = None
     steps_recorded: int = 0
     steps_expected: int | None = None
+    shape: str | None = None
     unavailable: tuple[Remark, ...] = ()
     downgrades: tuple[Remark, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -141,6 +142,12 @@ class ReportData:
     def full(self) -> FullDataset | None:
         """The numbers over the whole dataset."""
         return self.document["full_dataset_metrics"]
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether the predictions over the whole dataset could be compared with labels."""
+        full = self.full or {}
+        return full.get("accuracy", full.get("neighbour_accuracy")) is not None
 
     @property
     def task(self) -> Any:

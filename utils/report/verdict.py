@@ -1,34 +1,46 @@
-"""The verdict and where the time goes: what limits each batch size, its evidence, gains, ceilings, operators."""
+"""Where the time of a batch goes and what would change it: owners, times, trials, limits, operators."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from boundby import card
+from boundby.card import factor
+from boundby.roofline import Interval
+from boundby.verdict import OwnerKind
 from utils.comparison import facts
-from utils.document import Ceilings, Gain, Operator, Row, Verdict
-from utils.plots import operators, roofline
+from utils.document import Ceilings, Operator, Row, TimeOwner, Verdict
+from utils.plots import operators, owners, roofline
+from utils.plots.style import limited_by
 from utils.render.blocks import Block, BulletList, Heading, Paragraph, Table
 from utils.render.formatting import NOTHING, clean, listed, number, times, unknown
-from utils.report.pictures import Content, show
+from utils.report.advice import LEAST_BOUND
+from utils.report.pictures import Content, Folded, show
 from utils.report.sources import Missing, ReportData
 
-MEANING = {
-    "compute": "compute: the time goes into matrix products and attention",
-    "memory": "memory: the time goes into moving data",
-    "launch": "launch: issuing many small operators takes longer than what they do",
-    "transfer": "transfer: bringing the input to the device takes as long as the work there",
-    "input": "input: tokenizing takes at least as long as the forward",
-    "under_utilised": "no limit of this machine: its shapes are too small to use it",
-    "mixed": "more than one limit",
-    "inconclusive": "unknown",
+OWNERS: dict[OwnerKind, str] = {
+    "compute": "arithmetic, at this machine's full speed",
+    "memory": "moving data, at this machine's full speed",
+    "kernels": "what the operators need beyond that, alone and hot",
+    "around": "what the model around them adds: cold caches, threads that wait",
+    "host": "Python and dispatch between the operators",
+    "remainder": "left over",
+}
+SHORT: dict[OwnerKind, str] = {
+    "compute": "arith-\nmetic %",
+    "memory": "\nmemory %",
+    "kernels": "slow\nshapes %",
+    "around": "around\nthem %",
+    "host": "\nPython %",
 }
 ENERGY = "energy_per_sample_j"
-SHARES = {  # columns that are left out where no row has a value
-    "share_of_limit_pct": "share of\nlimit %",
-    "share_of_ceiling_pct": "of peak\n%",
-    "useful_flops_pct": "useful\nFLOPs %",
-    ENERGY: "joules/\nsample",
+NAMES = {  # of columns that may be unknown
+    ENERGY: "energy per sample",
+    "share_of_limit_pct": "the share of the limits",
+    "share_of_ceiling_pct": "the share of the peak",
+    "useful_flops_pct": "the share of padding in the arithmetic",
+    "flops_per_sec": "GFLOP/s",
 }
-CONFIRMED = {"confirmed": "yes", "contradicted": "no", "untested": NOTHING}
-TRIED = {"confirmed": "confirmed by intervention", "contradicted": "contradicted by an intervention"}
+ALONE = ("compute", "memory", "kernels")  # what replays of operators take
+SAME_TIME = 1.1  # a time that differs less from another than by this factor needs no explanation
 SHOWN_OPERATORS = 12
 LONGEST_OPERATOR = 48  # characters
 LEAST_RATIO = 1.1  # of token rates, to speak of a difference
@@ -47,55 +59,142 @@ def of(row: Row | None) -> Verdict | None:
     return row.get("verdict") if row else None
 
 
-def what(data: ReportData) -> str:
-    """Return in one sentence what the chosen batch size is bound by."""
-    row, verdict = data.chosen, of(data.chosen)
-    if row is None or verdict is None:
-        return unknown(data.choice["reason"] if row is None else row["reasons"].get("bound"))
-    text = MEANING[verdict["bound"]]
-    if verdict["alternatives"]:
-        text += f" ({listed(verdict['alternatives'])})"
-    share = verdict["share_of_limit"]
-    reached = "" if share is None else f"; {_limit(verdict['bound'])} for {_percent(share)} of its time"
-    return f"batch size {row['batch_size']} in {row['dtype']} is bound by {text}{reached}"
+def where_time_goes(data: ReportData) -> list[Content]:
+    """Return whose the time of the reference batch is, and how long it takes in each way that it was timed."""
+    heading, verdict = Heading("Where the time goes"), of(data.chosen)
+    picture = show(data, owners.figure, _with_owners(data))
+    if verdict is None or data.chosen is None:
+        reason = data.choice["reason"] if data.chosen is None else data.document.get("ceilings_reason")
+        return [heading, Paragraph(f"Not known: {clean(reason or 'no reason was recorded', 300)}."), picture]
+    return [heading, *_owners(data.chosen, verdict), picture, *_times(data, verdict)]
 
 
-def _limit(bound: str) -> str:
-    """Return what the share of the limit is the share of, as the start of a sentence."""
-    kinds = {"launch": "issuing accounts", "input": "tokenizing accounts", "transfer": "the transfer accounts"}
-    return kinds.get(bound, "the limits of this machine account")
+def _with_owners(data: ReportData) -> tuple[Row, ...] | Missing:
+    rows = tuple(row for row in data.rows if (of(row) or {}).get("owners"))
+    return rows or Missing("the time of no batch was split")
 
 
-def why(data: ReportData) -> str:
-    """Return the evidence in one line, and how sure it is."""
+def _owners(row: Row, verdict: Verdict) -> list[Block]:
+    """Return the table of owners, which adds up to the measured time."""
+    parts, reference = verdict.get("owners", []), verdict.get("reference")
+    if not parts:
+        bound = card.BOUNDS.get(verdict["bound"])
+        said = f"is limited by {bound}" if bound else "has times that do not tell what limits it"
+        return [Paragraph(f"Batch size {row['batch_size']} {said}.")]
+    whole = sum(part["seconds"] for part in parts)
+    rows = [_owner(part, whole) for part in parts if part["seconds"]]
+    padding = sum(part["seconds"] * (part["padding_share"] or 0.0) for part in parts)
+    rows.append(["together, as measured", number(1e3 * whole), "100", f"{100 * padding / whole:.0f}"])
+    where = f"a batch of {reference['shape']}" if reference else f"a batch of {row['batch_size']}"
+    headers = ["whose", "ms", "%", "of it for\npadding %"]
+    return [Table(headers, rows, left=[0], caption=f"The time of {where} in {row['dtype']}")]
+
+
+def _owner(part: TimeOwner, whole: float) -> list[str]:
+    padding = "" if part["padding_share"] is None else f"{100 * part['padding_share']:.0f}"
+    return [OWNERS[part["kind"]], number(1e3 * part["seconds"]), f"{100 * part['seconds'] / whole:.0f}", padding]
+
+
+def _times(data: ReportData, verdict: Verdict) -> list[Block]:
+    """Return the times of the reference batch side by side, and why they differ where they do."""
+    reference = verdict.get("reference")
+    if not reference:
+        return []
+    shape, first = reference["shape"], reference["seconds"]["value"]
+    rows = [["the sweep", shape, number(1e3 * first), ""]]
+    is_disturbed = bool(data.chosen and data.chosen["disturbed_rounds"])
+    calmer = "timed later; other programs disturbed the sweep" if is_disturbed else "timed later, over and over"
+    alone = sum(part["seconds"] for part in verdict.get("owners", []) if part["kind"] in ALONE)
+    if alone:
+        why = "each alone and hot: no Python, no cold caches"
+        rows.append(["replay of its operators", shape, number(1e3 * alone), why])
+    for name, own_shape, seconds, reason in _other_times(data):
+        why = "another batch"
+        if own_shape == shape:
+            why = reason if seconds > SAME_TIME * first else calmer if seconds * SAME_TIME < first else ""
+        rows.append([name, own_shape, number(1e3 * seconds), why])
+    if len(rows) == 1:
+        return []
+    return [Table(["timed by", "shape", "ms", "why it differs"], rows, left=[0, 1, 3], caption="The same batch, timed")]
+
+
+def _other_times(data: ReportData) -> Iterator[tuple[str, str, float, str]]:
+    """Yield who else timed a batch, its shape, the seconds, and why these may be more than those of the sweep."""
+    manifest, trace = data.manifest, data.trace
+    if trace and trace["steps"]["median_ms"] and manifest.dtype == data.dtypes[0]:
+        traced = manifest.shape or f"{manifest.batch_size} texts"
+        yield "the trace", traced, trace["steps"]["median_ms"] / 1e3, "the profiler records every operator"
+    if data.layers:
+        profiled = data.layers.shape or "not noted"
+        yield "the profile by layer", profiled, data.layers.reference_s.median, "timed later"
+
+
+def tried(data: ReportData) -> list[Content]:
+    """Return what was tried at the chosen batch size, what was predicted, and what was not tried."""
     verdict = of(data.chosen)
-    if verdict is None:
-        return unknown("there is no verdict")
-    if not verdict["evidence"]:
-        return clean("; ".join(verdict["doubts"]), longest=300)
-    sure = f"confidence {verdict['confidence']}, {TRIED.get(verdict['confirmation'], 'not tested by intervention')}"
-    return "; ".join([*(verdict.get("telling") or verdict["evidence"][:1]), sure])
+    if verdict is None or data.chosen is None:
+        return []
+    trials = verdict.get("trials", [])
+    rows = [
+        [
+            trial["trial"],
+            NOTHING if trial["predicted"] is None else factor(Interval(**trial["predicted"])),
+            factor(Interval(**trial["measured"])),
+            {"gains": "faster", "no_change": "no change", "loses": "slower: do not"}[trial["outcome"]],
+            NOTHING if trial["same_labels"] is None else f"{100 * trial['same_labels']['share']['value']:.1f}",
+        ]
+        for trial in trials
+    ]
+    rows += [
+        [gain["fix"], factor(Interval(**gain["predicted"])), NOTHING, "not tried", NOTHING]
+        for gain in verdict["gains"]
+        if gain.get("predicted")
+    ]
+    if not rows:
+        return []
+    headers = ["", "predicted", "measured", "it is", "same\nlabels %"]
+    notes = ["Factors of the throughput with their 95 % intervals, each change by itself."]
+    notes += [f"Not tried: {each['fix']} ({clean(each['reason'], 120)})." for each in verdict.get("untried", [])]
+    where = f"At batch size {data.chosen['batch_size']} in {data.chosen['dtype']}"
+    return [Heading("What was tried"), Table(headers, rows, left=[0, 1, 2, 3], caption=where, notes=notes)]
 
 
-def section(data: ReportData) -> list[Content]:
-    """Return the table of verdicts, evidence and gains of the chosen batch size, and what this machine can do."""
+def limits(data: ReportData) -> list[Content]:
+    """Return what limits each batch size and the roofline, and folded the evidence and what this machine can do."""
     judged = [row for row in data.rows if of(row)]
     picture = show(data, roofline.figure, data.measured, _ceilings_of(data))
     if not judged:
-        reason = data.document.get("ceilings_reason") or "no batch size was measured"
-        return [Heading("Verdict"), Paragraph(f"There is no verdict: {unknown(reason)}."), picture]
-    blocks: list[Content] = [Heading("Verdict")]
-    for dtype in data.dtypes:
-        own = [row for row in judged if row["dtype"] == dtype]
-        blocks += [_table(dtype, own, data.is_on_gpu)] if own else []
-    chosen = of(data.chosen)
-    if chosen and data.chosen:
-        where = f"batch size {data.chosen['batch_size']} in {data.chosen['dtype']}"
-        blocks.append(Paragraph(f"Evidence at {where}:"))
-        blocks.append(BulletList([*chosen["evidence"], *(f"doubt: {doubt}" for doubt in chosen["doubts"])]))
-        blocks += _gains(chosen["gains"], where)
-    blocks += [picture, _ceilings(data), _memory(data.document["ceilings"])]
-    return [*blocks, *_dtypes(data)]
+        return [picture]
+    tables = [
+        _table(dtype, own, data.is_on_gpu)
+        for dtype in data.dtypes
+        if (own := [row for row in judged if row["dtype"] == dtype])
+    ]
+    folded: list[Content] = [_ceilings(data), _memory(data.document["ceilings"])] if data.document["ceilings"] else []
+    return [
+        *tables,
+        *_dtypes(data),
+        picture,
+        Folded("What the verdict rests on", _evidence(data)),
+        Folded("What this machine reaches", folded),
+    ]
+
+
+def _evidence(data: ReportData) -> list[Content]:
+    verdict = of(data.chosen)
+    if verdict is None or data.chosen is None:
+        return []
+    where = f"batch size {data.chosen['batch_size']} in {data.chosen['dtype']}"
+    items = [*verdict["evidence"], *(f"doubt: {doubt}" for doubt in verdict["doubts"])]
+    bounds = [
+        f"{gain['fix']}: at most {times(gain['at_most'])}×, since {gain['basis']}"
+        for gain in verdict["gains"]
+        if not gain.get("predicted") and not gain.get("measured") and gain["at_most"] >= LEAST_BOUND
+    ]
+    return [
+        *([Paragraph(f"At {where}:"), BulletList(items)] if items else []),
+        *([Paragraph("Bounds, which are no predictions:"), BulletList(bounds)] if bounds else []),
+    ]
 
 
 def _ceilings_of(data: ReportData) -> Ceilings | Missing:
@@ -106,53 +205,50 @@ def _ceilings_of(data: ReportData) -> Ceilings | Missing:
 
 
 def _table(dtype: str, rows: Sequence[Row], is_on_gpu: bool) -> Table:
-    columns = [name for name in SHARES if any(row[name] is not None for row in rows)]
-    headers = ["batch\nsize", "bound by", "confidence", "con-\nfirmed", "GFLOP/s", *(SHARES[name] for name in columns)]
+    size, unit = roofline.scale(rows)
+    several = sum(bool((of(row) or {}).get("owners")) for row in rows) > 1
+    kinds = [kind for kind in SHORT if several and any(_share(row, kind) for row in rows)]
+    has_energy = any(row[ENERGY] is not None for row in rows)
+    headers = ["batch\nsize", "limited by", *(SHORT[kind] for kind in kinds)]
+    headers += [unit, "of peak\n%", "for\npadding %", *(["joules/\nsample"] if has_energy else [])]
     headers += ["device\nms", "enqueue\nms"] if is_on_gpu else []
+    cells = [_cells(row, kinds, size, has_energy, is_on_gpu) for row in rows]
     return Table(
-        headers=[*headers, "disturbed\nrounds"],
-        rows=[_cells(row, columns, is_on_gpu) for row in rows],
-        left=[1, 2, 3],
-        caption=dtype,
-        notes=_notes(rows),
+        headers=headers,
+        rows=cells,
+        left=[1],
+        caption=f"What limits each batch size in {dtype}",
+        notes=[*(["?: not settled"] if any(cell[1].endswith("?") for cell in cells) else []), *_notes(rows)],
     )
 
 
-def _cells(row: Row, columns: Sequence[str], is_on_gpu: bool) -> list[str]:
-    verdict = of(row) or {}
-    rate = NOTHING if row["flops_per_sec"] is None else number(row["flops_per_sec"] / 1e9)
-    cells = [str(row["batch_size"]), verdict["bound"], verdict["confidence"], CONFIRMED[verdict["confirmation"]], rate]
-    cells += [_number(row[name]) if name == ENERGY else _whole(row[name]) for name in columns]
-    cells += [_number(row[f"{name}_per_batch_ms"]) for name in ("device", "enqueue")] if is_on_gpu else []
-    return [*cells, str(row["disturbed_rounds"])]
+def _share(row: Row, kind: OwnerKind) -> float | None:
+    """Return the share of an owner in the time of a row, in percent."""
+    parts = (of(row) or {}).get("owners") or []
+    whole = sum(part["seconds"] for part in parts)
+    return sum(100 * part["seconds"] / whole for part in parts if part["kind"] == kind) if whole else None
+
+
+def _cells(row: Row, kinds: Sequence[OwnerKind], size: float, has_energy: bool, is_on_gpu: bool) -> list[str]:
+    useful = row["useful_flops_pct"]
+    rate = NOTHING if row["flops_per_sec"] is None else number(row["flops_per_sec"] / size)
+    cells = [str(row["batch_size"]), limited_by(row), *(_whole(_share(row, kind)) for kind in kinds)]
+    cells += [rate, _whole(row["share_of_ceiling_pct"]), _whole(None if useful is None else max(0.0, 100 - useful))]
+    cells += [_number(row[ENERGY])] if has_energy else []
+    return cells + ([_number(row[f"{name}_per_batch_ms"]) for name in ("device", "enqueue")] if is_on_gpu else [])
 
 
 def _notes(rows: Sequence[Row]) -> list[str]:
-    """Return what a word leaves open, and why a cell has no value, equal reasons together."""
-    notes = [
-        f"batch size {row['batch_size']} {verdict['bound']}: {listed(verdict['alternatives'])}"
-        for row in rows
-        if (verdict := of(row)) and verdict["alternatives"]
-    ]
+    """Return why a cell has no value, equal reasons together; of energy it is enough that no column is there."""
     reasons: dict[tuple[str, str], list[int]] = {}
     for row in rows:
-        for name in (*SHARES, "flops_per_sec"):
-            if row[name] is None:
+        for name in NAMES:
+            if row[name] is None and name != ENERGY:
                 reason = row["reasons"].get(name, "no reason was recorded")
-                reasons.setdefault((name, reason), []).append(row["batch_size"])
-    return notes + [
-        f"{name} unknown{'' if len(sizes) == len(rows) else f' at batch size {listed(sizes)}'}: {clean(why, 200)}"
-        for (name, why), sizes in reasons.items()
-    ]
-
-
-def _gains(gains: Sequence[Gain], where: str) -> list[Block]:
-    if not gains:
-        return [Paragraph(f"No fix that these figures know of would gain more than 2 % at {where}.")]
-    bounds = "bounds, not promises: each is what would be left if the fix were perfect, and they do not multiply"
+                reasons.setdefault((NAMES[name], reason), []).append(row["batch_size"])
     return [
-        Paragraph(f"What each fix could gain at {where} ({bounds}):"),
-        BulletList([f"at most {times(gain['at_most'])} times: {gain['fix']} ({gain['basis']})" for gain in gains]),
+        f"{name} is unknown{'' if len(sizes) == len(rows) else f' at batch size {listed(sizes)}'}: {clean(why, 200)}"
+        for (name, why), sizes in reasons.items()
     ]
 
 
@@ -170,7 +266,7 @@ def _ceilings(data: ReportData) -> Table:
         for ceiling in data.document["ceilings"]["compute"]
     ]
     headers = ["dtype", "float32\nprecision", "", "GFLOP/s", "at size", "largest\nerror"]
-    return Table(headers, rows, left=[0, 1, 2], caption="What this machine reaches: matrix products")
+    return Table(headers, rows, left=[0, 1, 2], caption="Matrix products")
 
 
 def _memory(ceilings: Ceilings) -> Table:
@@ -185,7 +281,7 @@ def _memory(ceilings: Ceilings) -> Table:
     ]
     dispatch = f"Issuing one operator takes {1e6 * ceilings['dispatch_s']:.1f} us."
     headers = ["memory", "GB/s", "MB\ntouched", "by"]
-    return Table(headers, rows, left=[0, 3], caption="What this machine reaches: memory", notes=[dispatch])
+    return Table(headers, rows, left=[0, 3], caption="Memory", notes=[dispatch])
 
 
 def _dtypes(data: ReportData) -> list[Block]:
@@ -222,18 +318,10 @@ def _whole(percent: float | None) -> str:
     return NOTHING if percent is None else f"{percent:.0f}"
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
-
-
-def where_time_goes(data: ReportData) -> list[Content]:
-    """Return what batches and operators tell, and the table of operators."""
-    return [
-        Heading("Where the Time Goes"),
-        BulletList(_findings(data)),
-        _operators(data),
-        show(data, operators.figure, data.operators),
-    ]
+def work(data: ReportData) -> list[Content]:
+    """Return, folded, what batches and operators tell, and the table of operators."""
+    picture = show(data, operators.figure, data.operators)
+    return [Folded("Operators and batches", [BulletList(_findings(data)), _operators(data), picture])]
 
 
 def _findings(data: ReportData) -> list[str]:
@@ -246,7 +334,6 @@ def _findings(data: ReportData) -> list[str]:
         _padding(row),
         _tokenizing(row),
         *_fixed_costs(data.of(row["dtype"])),
-        *_whole_pass(data, row),
         _cold(row),
     ]
 
@@ -257,7 +344,7 @@ def _padding(row: Row) -> str:
         return f"At batch size {row['batch_size']} there is no padding."
     return (
         f"At batch size {row['batch_size']}, {share:.1f} % of the tokens are padding; "
-        "what removing it could gain stands with the verdict."
+        "what removing it gives stands under What was tried."
     )
 
 
@@ -307,19 +394,6 @@ def _fixed_costs(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def _whole_pass(data: ReportData, row: Row) -> list[str]:
-    """Compare the pass over the dataset, which sorts texts and tokenizes them on the way, with the sweep."""
-    full = data.full
-    if full is None or full["dtype"] != row["dtype"]:
-        return []
-    ratio = full["throughput_samples_per_sec"] / row["throughput_samples_per_sec_mean"]
-    tokenizing = 100 * full["tokenize_time_s"] / full["inference_time_s"]
-    return [
-        f"The pass over the whole dataset, its texts sorted by length, had {times(ratio)} times the throughput of "
-        f"batch size {row['batch_size']} in the sweep; {tokenizing:.0f} % of its time was tokenizing."
-    ]
-
-
 def _operators(data: ReportData) -> Block:
     if isinstance(data.operators, Missing):
         return Paragraph(f"Top operators: {unknown(data.operators.reason)}")
@@ -341,14 +415,15 @@ def _recorded(data: ReportData) -> str:
     manifest = data.manifest
     if not manifest.steps_recorded:
         return ""
-    batches = f"{manifest.steps_recorded} of {manifest.steps_expected} batches of {manifest.batch_size}"
+    shape = manifest.shape or manifest.batch_size
+    batches = f"{manifest.steps_recorded} of {manifest.steps_expected} batches of {shape}"
     return f" ({batches}, {clean(manifest.dtype)})"
 
 
 def _operator_cells(row: Operator, on_device: bool) -> list[str]:
     cells = [clean(row["name"], LONGEST_OPERATOR), f"{row['calls']:,}"]
-    cells += [_cell(row["cpu_self_ms"]), _share(row["cpu_self_pct"])]
-    return [*cells, _cell(row["device_total_ms"]), _share(row["device_pct"])] if on_device else cells
+    cells += [_cell(row["cpu_self_ms"]), _one_digit(row["cpu_self_pct"])]
+    return [*cells, _cell(row["device_total_ms"]), _one_digit(row["device_pct"])] if on_device else cells
 
 
 def _not_recorded(data: ReportData) -> list[str]:
@@ -360,5 +435,5 @@ def _cell(value: float | None) -> str:
     return NOTHING if value is None else number(value)
 
 
-def _share(value: float | None) -> str:
+def _one_digit(value: float | None) -> str:
     return NOTHING if value is None else f"{value:.1f}"

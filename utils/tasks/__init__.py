@@ -4,12 +4,12 @@
 | --- | --- |
 | `read_labels(config, place)` | the classes that a model's config.json states, None for a task without |
 | `require_model(config, place, name)` | raises InputError for a model that is not for this task |
-| `label_matcher(labels, class_names)` | gives labels of a dataset their ids: `id_of`, `names`, `unknown`, `doubts` |
+| `label_matcher(labels, names)` | gives labels their ids: `id_of`, `names`, `unknown`, `counts_from_one`, `doubts` |
 | `load_weights(folder, **options)` | the model as transformers loads it, and what it says of missing keys |
 | `summary(model)` | sizes beyond parameters: title and value by name |
 | `agreement(alone, batched)` | whether a batch gives a text what it gets alone: `share`, `require`, `line`, `as_dict` |
 | `table(…)`, `hits(table)`, `fault(table, labels)` | the rows of a part, how many are right, what is wrong |
-| `Score(labels, subset_sizes)` | counts parts (`add`, `rows`, `metrics`, `write`); its rows have `COLUMNS` |
+| `Score(labels, sizes)` | counts parts, labelled or not: `add`, `rows`, `metrics`, `write`; `COLUMNS` of its rows |
 | `pace(hits, rows)`, `described(metrics)`, `headline(metrics)` | the score while it grows, and at the end |
 | `SCORE`, `HAS_PREDICTED_LABELS` | its title; whether a precision can be chosen by the labels that it keeps |
 """
@@ -18,6 +18,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
+NO_LABELS = "to measure without labels, set dataset.label_column=null"
 DEFAULT = "sequence_classification"
 NAMES = tuple(sorted(path.parent.name for path in Path(__file__).parent.glob("*/__init__.py")))
 

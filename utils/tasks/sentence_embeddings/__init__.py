@@ -29,7 +29,9 @@ def require_model(config: Mapping[str, object], place: str, name: str) -> None:
 
 @dataclass
 class label_matcher:  # noqa: N801
-    """Gives the labels of a dataset ids in the order in which they are met: any is known."""
+    """Gives the labels of a dataset ids in the order in which they are met: any is known, whatever they count from."""
+
+    counts_from_one = False
 
     labels: None
     class_names: Sequence[str] | None = None

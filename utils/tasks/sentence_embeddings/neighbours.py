@@ -15,6 +15,7 @@ from utils.artifacts import EvaluationFolder
 COLUMNS = ("row_id", "label", "label_name", "n_tokens")
 SAMPLE = 5000  # rows among which neighbours are sought: 5000 x 5000 cosines take a second, 370,000 squared hours
 SCATTER, RANGE = 2654435761, 2**32  # Knuth's multiplier: the sample is the same whatever order the parts come in
+NO_LABELS, NO_NEIGHBOUR = "the dataset has no labels", "a single text has no neighbour"
 LENGTH_TOLERANCE = 1e-3  # of a vector from one
 
 
@@ -46,11 +47,15 @@ class Score:
     def __init__(self, labels: Sequence[str], subset_sizes: Sequence[int]) -> None:
         self._labels = labels
         self._rows = 0
+        self._unlabelled = False
         self._sample: list[tuple[int, int, int, int, bytes]] = []  # a heap: less its place, then the row
 
     def add(self, table: pa.Table, texts: Sequence[str], ranks: np.ndarray | None) -> None:
         """Take in the rows of a part that belong to the sample."""
         self._rows += table.num_rows
+        if table["label"].null_count:
+            self._unlabelled = True
+            return
         ids = table["row_id"].to_numpy()
         places = ids.astype(np.uint64) * np.uint64(SCATTER) % np.uint64(RANGE)
         vectors = _vectors(table)
@@ -65,7 +70,7 @@ class Score:
     def rows(self, table: pa.Table) -> Iterator[dict[str, int | str]]:
         """Yield the rows of a part as `predictions.csv` has them; the vectors stay in the part."""
         for row in table.drop_columns(["logits"]).to_pylist():
-            yield {**row, "label_name": self._labels[row["label"]]}
+            yield {**row, "label_name": None if row["label"] is None else self._labels[row["label"]]}
 
     def metrics(self) -> Scores:
         """Return the score of all parts."""
@@ -78,11 +83,13 @@ class Score:
             neighbour_accuracy=same / len(rows) if rows else None,
             neighbour_accuracy_ci_low=low,
             neighbour_accuracy_ci_high=high,
-            neighbour_accuracy_reason=None if rows else "a single text has no neighbour",
+            neighbour_accuracy_reason=None if rows else NO_LABELS if self._unlabelled else NO_NEIGHBOUR,
         )
 
     def write(self, folder: EvaluationFolder, plan: str) -> None:
-        """Write the nearest neighbour of each row of the sample."""
+        """Write the nearest neighbour of each row of the sample, where its label is known."""
+        if self._unlabelled:
+            return
         rows = map(msgspec.to_builtins, self._neighbours())
         files.write_csv(folder.path / "neighbours.csv", rows, Neighbour.__struct_fields__)
 
@@ -106,13 +113,13 @@ class Score:
         ]
 
 
-def table(row_ids: np.ndarray, labels: np.ndarray, lengths: np.ndarray, logits: np.ndarray) -> pa.Table:
+def table(row_ids: np.ndarray, labels: np.ndarray | None, lengths: np.ndarray, logits: np.ndarray) -> pa.Table:
     """Return the rows of a part; `logits` are the vectors."""
     offsets = np.arange(0, logits.size + 1, logits.shape[1], dtype=np.int32)
     return pa.table(
         {
             "row_id": pa.array(row_ids, pa.int64()),
-            "label": pa.array(labels, pa.int32()),
+            "label": pa.nulls(len(row_ids), pa.int32()) if labels is None else pa.array(labels, pa.int32()),
             "n_tokens": pa.array(lengths, pa.int32()),
             "logits": pa.ListArray.from_arrays(offsets, pa.array(logits.ravel(), pa.float32())),
         }
@@ -131,13 +138,15 @@ def hits(table: pa.Table) -> None:
     """Return None: what is right shows when all vectors are there."""
 
 
-def pace(correct: int, rows: int) -> str:
+def pace(correct: int | None, rows: int) -> str:
     """Return how far it is, in a few words."""
     return f"{rows:,} vectors"
 
 
 def described(metrics: Mapping[str, object]) -> list[tuple[str, str]]:
-    """Return the score as titles and values for terminal and report."""
+    """Return the score as titles and values for terminal and report; nothing where there are no labels."""
+    if metrics.get("neighbour_accuracy_reason") == NO_LABELS:
+        return []
     return [("Nearest neighbour has the label", headline(metrics))]
 
 

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from utils.errors import InputError
+from utils.tasks import NO_LABELS
 
 SHOWN_LABELS = 5  # of the model's, in a message
 WHOLE_NUMBER = re.compile(r"\s*(\d{1,18})(?:\.0+)?\s*")  # "3", and "3.0" as pandas writes ids beside an empty cell
@@ -63,7 +64,7 @@ def require_model(config: Mapping[str, object], place: str, name: str) -> None:
         stated = ", ".join(map(str, architectures)) or "nothing"
         raise InputError(
             f"{name}: is not a sequence classifier (config.json names {stated} as architecture, "
-            "…ForSequenceClassification is needed)"
+            "…ForSequenceClassification is needed); an encoder of texts has model.task=sentence_embeddings"
         )
     if config.get("problem_type") == "multi_label_classification":
         raise InputError(f"{name}: gives several labels per text (problem_type), one per text is measured here")
@@ -83,10 +84,12 @@ class LabelMatcher:
     """Matches the labels of one dataset with those of the model, by name or by id, and keeps what it could not match.
 
     `class_names` are the names a Hub dataset gives its integer labels; the names count then, never the positions.
+    `first_id` is the number that stands for the model's id 0.
     """
 
     labels: ModelLabels
     class_names: Sequence[str] | None = None
+    first_id: int = 0
     unknown: dict[str, Unknown] = field(default_factory=dict)
     _known: dict[Any, int | None] = field(default_factory=dict)
     _ways: Counter[str] = field(default_factory=Counter)
@@ -107,6 +110,16 @@ class LabelMatcher:
             seen.rows += 1
         return found
 
+    @property
+    def counts_from_one(self) -> bool:
+        """Whether all labels were ids but one, the number of classes, and none was 0: then 1 is the model's id 0."""
+        return (
+            self.first_id == 0
+            and list(self.unknown) == [str(len(self.names))]
+            and set(self._ways) == {"by id"}
+            and 0 not in self._known.values()
+        )
+
     def doubts(self) -> list[str]:
         """Return what was assumed while matching, each with advice."""
         found = []
@@ -121,6 +134,9 @@ class LabelMatcher:
                 f"the model's labels have no names (LABEL_0, …), so the dataset's classes ({classes}) "
                 "were matched by position; check that the order is the same"
             )
+        if self.first_id:
+            last = len(self.names)
+            found.append(f"the labels go from 1 to {last} and were read as the model's ids 0 to {last - 1}")
         if self.labels.are_numbers and self._ways["as a number"]:
             found.append("the model's label names are numbers, so numbers in the data were read as names, not as ids")
         if self._ways["by id"] and (self._ways["by name"] or self._ways["loosely"]):
@@ -142,14 +158,14 @@ class LabelMatcher:
         )
 
     def _expectation(self) -> str:
-        count = len(self.labels.names)
+        count, way_out = len(self.labels.names), NO_LABELS
         if self.labels.are_generic:
             return (
                 f"The model has no label names (LABEL_0, …), so it takes ids 0 to {count - 1} only; "
-                "replace the names by ids, or set id2label in the model's config.json"
+                f"replace the names by ids, or set id2label in the model's config.json; {way_out}"
             )
         ids = "" if self.labels.are_numbers else f" or the ids 0 to {count - 1}"
-        return f"It takes its {count} names{ids}: {self.labels.shown()}"
+        return f"It takes its {count} names{ids}: {self.labels.shown()}; {way_out}"
 
     def _name(self, value: Any) -> str:
         if self.class_names is not None and isinstance(value, int) and 0 <= value < len(self.class_names):
@@ -167,7 +183,8 @@ class LabelMatcher:
         if self.labels.are_numbers:
             name = value if value in self._exact else str(number)
             return self._by("as a number", self._exact.get(name))
-        return self._by("by id", number) if number < len(self.labels.names) else None
+        index = number - self.first_id
+        return self._by("by id", index) if 0 <= index < len(self.labels.names) else None
 
     def _match_name(self, name: str) -> int | None:
         if name in self._exact:

@@ -31,6 +31,7 @@ PAIRS = 20  # of classes that are most confused
 MISTAKES = 20
 LONGEST_TEXT = 500  # characters
 CUT = "…"
+NO_LABELS = "the dataset has no labels"
 
 
 class SubsetScores(msgspec.Struct, frozen=True):
@@ -43,15 +44,19 @@ class SubsetScores(msgspec.Struct, frozen=True):
 
 
 class Scores(msgspec.Struct, frozen=True):
-    """The scores of all parts, as the metrics hold them beside what they cost; older ones lack the calibration."""
+    """The scores of all parts, as the metrics hold them beside what they cost; older ones lack the calibration.
+
+    Where the dataset has no labels they are None, and `accuracy_reason` says so.
+    """
 
     samples: int
-    correct: int
-    accuracy: float
-    f1_macro: float
-    f1_weighted: float
-    accuracy_ci_low: float
-    accuracy_ci_high: float
+    correct: int | None = None
+    accuracy: float | None = None
+    f1_macro: float | None = None
+    f1_weighted: float | None = None
+    accuracy_ci_low: float | None = None
+    accuracy_ci_high: float | None = None
+    accuracy_reason: str | None = None
     mean_confidence: float | None = None
     ece: float | None = None
     ece_by_chance: float | None = None
@@ -71,9 +76,13 @@ class Score:
         self._confusion = np.zeros((len(labels), len(labels)), dtype=np.int64)
         self._subsets = {size: np.zeros_like(self._confusion) for size in subset_sizes}
         self._reliability, self._mistakes = Reliability(), ConfidentMistakes()
+        self._unlabelled = 0
 
     def add(self, table: pa.Table, texts: Sequence[str], ranks: np.ndarray | None) -> None:
         """Count a part, with the texts of its rows and their places in the seeded sample, None where there is none."""
+        if table["label"].null_count:
+            self._unlabelled += table.num_rows
+            return
         labels, predictions = table["label"].to_numpy(), table["prediction"].to_numpy()
         classes = len(self._labels)
         self._confusion += counted(labels, predictions, classes)
@@ -91,15 +100,17 @@ class Score:
             label, prediction = row["label"], row["prediction"]
             yield {
                 **row,
-                "label_name": self._labels[label],
+                "label_name": None if label is None else self._labels[label],
                 "prediction_name": self._labels[prediction],
-                "correct": int(label == prediction),
+                "correct": None if label is None else int(label == prediction),
                 "confidence": f"{row['confidence']:.6f}",
                 "margin": f"{row['margin']:.6f}",
             }
 
     def metrics(self) -> Scores:
         """Return the scores of all parts."""
+        if self._unlabelled:
+            return Scores(self._unlabelled, accuracy_reason=NO_LABELS)
         correct, rows = int(np.trace(self._confusion)), int(self._confusion.sum())
         low, high = wilson_interval(correct, rows)
         calibration = self._reliability.calibration()
@@ -118,7 +129,9 @@ class Score:
         )
 
     def write(self, folder: EvaluationFolder, plan: str) -> None:
-        """Write the tables of what the predictions are like; `plan` is the fingerprint."""
+        """Write the tables of how right the predictions are, where that is known; `plan` is the fingerprint."""
+        if self._unlabelled:
+            return
         record = quality.Record(
             schema_version=quality.SCHEMA_VERSION,
             plan=plan,
@@ -130,19 +143,23 @@ class Score:
         quality.write(folder, quality.Quality(record, self._confusion))
 
 
-def hits(table: pa.Table) -> int:
-    """Return how many rows of a part got their label."""
+def hits(table: pa.Table) -> int | None:
+    """Return how many rows of a part got their label; None where they have none."""
+    if table["label"].null_count:
+        return None
     return int((table["label"].to_numpy() == table["prediction"].to_numpy()).sum())
 
 
-def pace(correct: int, rows: int) -> str:
+def pace(correct: int | None, rows: int) -> str:
     """Return how good the rows so far are, in a few words."""
-    return f"accuracy {correct / rows:.4f}"
+    return f"{rows:,} texts" if correct is None else f"accuracy {correct / rows:.4f}"
 
 
 def described(metrics: Mapping[str, object]) -> list[tuple[str, str]]:
-    """Return the score as titles and values for terminal and report."""
+    """Return the score as titles and values for terminal and report; nothing where there is no score."""
     score = msgspec.convert(metrics, Scores)
+    if score.accuracy is None:
+        return []
     return [
         ("Accuracy", f"{score.accuracy_with_ends()} ({score.correct:,} correct; 95 % interval)"),
         ("F1-Score (Macro)", f"{score.f1_macro:.4f}"),
@@ -153,10 +170,12 @@ def described(metrics: Mapping[str, object]) -> list[tuple[str, str]]:
 def headline(metrics: Mapping[str, object]) -> str:
     """Return the score in one line."""
     score = msgspec.convert(metrics, Scores)
+    if score.accuracy is None:
+        return f"unknown: {score.accuracy_reason}"
     return f"{score.accuracy_with_ends()}, F1 macro {score.f1_macro:.4f}, on {score.samples:,} texts"
 
 
-def table(row_ids: np.ndarray, labels: np.ndarray, lengths: np.ndarray, logits: np.ndarray) -> pa.Table:
+def table(row_ids: np.ndarray, labels: np.ndarray | None, lengths: np.ndarray, logits: np.ndarray) -> pa.Table:
     """Return the rows of a part: prediction, confidence (softmax) and margin (lead of the best logit) from logits."""
     shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
     probabilities = shifted / shifted.sum(axis=1, keepdims=True)
@@ -165,7 +184,7 @@ def table(row_ids: np.ndarray, labels: np.ndarray, lengths: np.ndarray, logits: 
     return pa.table(
         {
             "row_id": pa.array(row_ids, pa.int64()),
-            "label": pa.array(labels, pa.int32()),
+            "label": pa.nulls(len(row_ids), pa.int32()) if labels is None else pa.array(labels, pa.int32()),
             "prediction": pa.array(logits.argmax(axis=1), pa.int32()),
             "confidence": pa.array(probabilities.max(axis=1), pa.float32()),
             "margin": pa.array(two_best[:, 1] - two_best[:, 0], pa.float32()),
@@ -177,7 +196,8 @@ def table(row_ids: np.ndarray, labels: np.ndarray, lengths: np.ndarray, logits: 
 
 def fault(table: pa.Table, labels: int) -> str | None:
     """Return what is wrong with the rows of a part, None when nothing is: labels in range, finite logits."""
-    for name in ("label", "prediction"):
+    named = ("prediction",) if table["label"].null_count else ("label", "prediction")
+    for name in named:
         values = table[name].to_numpy()
         if values.min() < 0 or values.max() >= labels:
             wrong = int(((values < 0) | (values >= labels)).argmax())

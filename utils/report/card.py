@@ -1,0 +1,129 @@
+"""The card of a run: its facts gathered from what the steps left, for `boundby.card` to put into lines."""
+
+from pathlib import PurePath
+
+import msgspec
+
+from boundby import card as cards
+from boundby.card import Facts, Next, Rate
+from boundby.verdict import Verdict
+from utils.document import Row
+from utils.render.formatting import number
+from utils.report import advice, doubts
+from utils.report.sources import ReportData
+
+MARKS = ("(R)", "(TM)", "(tm)", " Processor", " CPU")  # in the names of CPUs
+
+
+def card(data: ReportData) -> list[str]:
+    """Return the card in lines."""
+    return cards.lines(facts(data))
+
+
+def facts(data: ReportData) -> Facts:
+    """Return what the card says of the optimal batch size in the model's own dtype."""
+    row, document = data.chosen, data.document
+    verdict = verdict_of(row)
+    reference = verdict.reference if verdict else None
+    return Facts(
+        model=_model(data),
+        machine=machine(data),
+        dtype=(data.dtypes or [document["model"].get("dtype")])[0],
+        shape=_shape(row, verdict),
+        seconds=reference.seconds.value if reference else _seconds(row),
+        verdict=verdict,
+        why_not=_why_not(data),
+        next=_next(data),
+        rates=tuple(_rates(data)),
+        scores={data.task.SCORE: data.task.headline(data.full)} if data.is_scored else {},
+        doubts=doubts.in_brief(data),
+    )
+
+
+def verdict_of(row: Row | None) -> Verdict | None:
+    """Return the verdict of a row, also one of an earlier version, whose fixes may lack their kinds."""
+    values = row.get("verdict") if row else None
+    if not values:
+        return None
+    gains = [gain for gain in values["gains"] if "kind" in gain]
+    kinds = values.get("doubt_kinds", [doubt.partition(":")[0] for doubt in values["doubts"]])
+    try:
+        return Verdict.from_dict({**values, "gains": gains, "doubt_kinds": kinds})
+    except (LookupError, TypeError, ValueError, msgspec.ValidationError):
+        return None
+
+
+def _model(data: ReportData) -> str:
+    """Return the name of the model, of a folder its last part."""
+    model = data.document["model"]
+    name = model.get("name") or "unknown model"
+    return PurePath(name).name if model.get("origin") == "folder" else name
+
+
+def machine(data: ReportData) -> str:
+    """Return the device, or the CPU without the marks of its maker, and its cores."""
+    known = data.machine.hardware if data.machine else None
+    device = data.document["device"].get("name")
+    if device or known is None:
+        return device or "an unknown machine"
+    name = known["cpu"].partition("@")[0]
+    for mark in MARKS:
+        name = name.replace(mark, "")
+    cores = known.get("usable_cores")
+    return " ".join(name.split()) + (f" ({cores} {'core' if cores == 1 else 'cores'})" if cores else "")
+
+
+def _shape(row: Row | None, verdict: Verdict | None) -> str | None:
+    if verdict and verdict.reference:
+        return str(verdict.reference)
+    if row is None:
+        return None
+    tokens = row.get("reference_tokens")
+    return f"{row['batch_size']} × {tokens} tokens" if tokens else str(row["batch_size"])
+
+
+def _seconds(row: Row | None) -> float | None:
+    known = row and (row.get("reference_ms") or row.get("latency_per_batch_ms_median"))
+    return known / 1e3 if known else None
+
+
+def _why_not(data: ReportData) -> str | None:
+    """Return what stands in the place of an answer: that nothing fits, or why there is no verdict."""
+    if data.chosen is None:
+        too_large = next((row["batch_size"] for row in data.rows if row["status"] == "oom"), None)
+        if too_large is None:
+            return f"not known: {data.choice['reason']}"
+        held = data.document["device"].get("memory_bytes")
+        return f"memory: batch size {too_large} does not fit{f' into {number(held / 1e9)} GB' if held else ''}"
+    why = data.chosen.get("reasons", {}).get("bound") or data.document.get("ceilings_reason")
+    return f"not known: {why}" if why else None
+
+
+def _next(data: ReportData) -> Next | None:
+    """Return the first advice, of those that are equally pressing the first that has a command."""
+    steps = advice.advice(data)
+    if not steps:
+        return None
+    pressing = [step for step in steps if step.kind == steps[0].kind]
+    first = next((step for step in pressing if step.command and (step.factor or step.kind != advice.SPEED)), steps[0])
+    return Next(f"{first.title[0].lower()}{first.title[1:]}", first.command, first.factor, first.is_measured)
+
+
+def _rates(data: ReportData) -> list[Rate]:
+    rates, row, full = [], data.chosen, data.full
+    if row:
+        half_width = row["throughput_half_width_pct"]
+        where = f"at batch size {row['batch_size']}, texts as they come"
+        rates.append(Rate(row["throughput_samples_per_sec_mean"], where, half_width))
+    if full:
+        where = f"in the pass over the whole set ({way(data)})"
+        rates.append(Rate(full["throughput_samples_per_sec"], where))
+    return rates
+
+
+def way(data: ReportData) -> str:
+    """Return what made the pass over the whole set faster or slower than the sweep."""
+    full = data.full or {}
+    said = [f"{full['padding_pct']:.0f} % padding"]
+    said += [full["precision"].replace("_", " ")] if data.dtypes[:1] != [full["precision"]] else []
+    return ", ".join([*said, *(["last layer trimmed"] if full.get("trim") else [])])
