@@ -8,6 +8,7 @@ the folder of `--parts`, so that a run can be cut short and continued. Exits 1 w
 """
 
 import argparse
+import copy
 import json
 import math
 import sys
@@ -25,7 +26,6 @@ from boundby import ceilings, environment
 from boundby.bottleneck import Extras, bottleneck
 from boundby.disturbance import HostCounters, Watch
 from boundby.inference import Tokens, collate, fixes, forward
-from boundby.inference.reference import in_dtype
 from boundby.replay import Lengths
 from boundby.timer import Timer, Work
 from boundby.trials import Candidate, Made
@@ -173,7 +173,7 @@ def of_images(model: Any, shape: tuple[int, int], limits: ceilings.Ceilings, com
         return lambda: of(pixel_values=batch).logits
 
     def in_bfloat16() -> Made:
-        return Made(work(in_dtype(model, torch.bfloat16), images[:samples].bfloat16()))
+        return Made(work(copy.deepcopy(model).bfloat16(), images[:samples].bfloat16()))
 
     own = work(model, images[:samples])
     candidates = [Candidate(Fix("dtype", {"dtype": "bfloat16"}), in_bfloat16)]

@@ -60,12 +60,13 @@ class Forward:
 
     @cached_property
     def faster_precision(self) -> tuple[str, float] | None:
-        """The setting of float32 products with the highest limit, and how many times that of the one in use."""
+        """Another setting of float32 products with the highest limit, and how many times that of the one in use."""
         configured = self.ceilings.configured("float32")
         if self.dtype != "float32" or configured is None:
             return None
         best = self.ceilings.best("float32")
-        return (best.precision, best.flops_per_s / configured.flops_per_s) if best.precision else None
+        is_other = best.precision and best.precision != configured.precision
+        return (best.precision, best.flops_per_s / configured.flops_per_s) if is_other and best.precision else None
 
     @property
     def other_dtypes(self) -> tuple[str, ...]:

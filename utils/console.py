@@ -114,9 +114,9 @@ class Progress:
         if console.err.isatty():
             from tqdm import tqdm
 
-            layout = "{desc} {bar:20} {postfix}"
+            layout = "{desc} |{bar:20}| {unit}"  # tqdm puts a comma before a postfix
             self._bar = tqdm(
-                total=total, desc=label, file=console.err, leave=False, dynamic_ncols=True, bar_format=layout
+                total=total, desc=label, file=console.err, leave=False, dynamic_ncols=True, bar_format=layout, unit=""
             )
 
     def advance(self, amount: int = 1, text: str = "") -> None:
@@ -151,7 +151,8 @@ class Progress:
     def _draw(self, text: str = "") -> None:
         assert self._bar is not None
         self._bar.total, self._bar.n = self.total, self._done
-        self._bar.set_postfix_str(printable(f"{self._pace()} {text}".strip()), refresh=False)
+        self._bar.set_description_str(f"{self._label} {self._pace()}", refresh=False)
+        self._bar.unit = printable(text) or self._bar.unit
         self._bar.refresh()
         self._console.refreshed()
 

@@ -80,15 +80,28 @@ def load(
 def agreement(loaded: LoadedModel, texts: Sequence[str], max_length: int) -> Any:
     """Return how far padded batches of 16 texts of mixed lengths, in the order given, give each what it gets alone.
 
-    Padding, masks and precision must not change it. Raises InputError where the model gives what is no number.
+    Padding, masks and precision must not change it. Batches are halved where memory is too short. Raises InputError
+    where the model gives what is no number.
     """
     tokens = tokenize(loaded.tokenizer, texts, max_length)
-    alone, batched = (_logits(loaded, tokens, batch_rows) for batch_rows in (1, AGREEMENT_BATCH))
+    alone, batched = _logits(loaded, tokens, 1), _largest(loaded, tokens, AGREEMENT_BATCH)
     if not (np.isfinite(alone).all() and np.isfinite(batched).all()):
         raise InputError(
             f"{loaded.source.name}: gives NaN or infinity in {loaded.dtype}; use model.dtype=float32 or bfloat16"
         )
     return tasks.of(loaded.source.task).agreement(alone, batched)
+
+
+def _largest(loaded: LoadedModel, tokens: Tokens, batch_rows: int) -> np.ndarray:
+    """Return the logits in batches of `batch_rows`, or the half, and so on, where memory runs out."""
+    while True:
+        try:
+            return _logits(loaded, tokens, batch_rows)
+        except Exception as error:  # a model may raise anything
+            if batch_rows == 1 or not devices.is_out_of_memory(error):
+                raise
+        devices.release_memory(loaded.device)  # outside the except block: its traceback holds the tensors
+        batch_rows //= 2
 
 
 def _logits(loaded: LoadedModel, tokens: Tokens, batch_rows: int) -> np.ndarray:

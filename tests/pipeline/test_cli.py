@@ -1,8 +1,10 @@
 """The life of a step: exit codes, one-line errors, receipts, resume, previous results, lock and log."""
 
 import errno
+import io
 import json
 import os
+import re
 import signal
 import threading
 from pathlib import Path
@@ -376,6 +378,24 @@ def test_total_and_time_left_are_what_the_work_says_last(capsys):
     assert [line.split(" ", 1)[1] for line in capsys.readouterr().err.splitlines()] == [
         "sweep 1 a", "sweep 2/8 ETA 01:30 b"
     ]  # fmt: skip
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_on_a_terminal_is_a_bar_with_total_and_time_left():
+    terminal, now = Terminal(), [0.0]
+    console = cli.Console(terminal, terminal, clock=lambda: now[0])
+    with console.progress(None, "sweep") as progress:
+        progress.total, now[0] = 4, 20.0
+        progress.advance(1, "batch 8: 10 samples/s")
+        now[0] = 35.0
+        console.beat()
+    drawn = [line.strip() for line in terminal.getvalue().split("\r")]
+    for left in ("01:00", "00:45"):
+        assert any(re.fullmatch(rf"sweep 1/4 ETA {left} \|#+ +\| batch 8: 10 samples/s", line) for line in drawn), drawn
 
 
 def test_nothing_is_silent_for_more_than_ten_seconds(capsys):

@@ -290,3 +290,18 @@ def test_summary_counts_parameters_buffers_and_what_is_trainable(bert):
     assert summary.parameters_total == total and summary.parameters_trainable == total - len(LABELS)
     assert summary.size_bytes == 2 * total + buffers and buffers > 0
     assert (summary.model_type, summary.as_dict()["num_labels"], summary.max_positions) == ("bert", 3, 64)
+
+
+def test_agreement_is_told_of_smaller_batches_where_memory_is_short(bert, monkeypatch):
+    loaded = models.load(fetch(bert), "cpu")
+    sizes, own = [], models.forward
+
+    def short(model, batch):
+        sizes.append(len(batch.rows))
+        if sizes[-1] > 4:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return own(model, batch)
+
+    monkeypatch.setattr(models, "forward", short)
+    assert models.agreement(loaded, TEXTS, max_length=64).share == 1
+    assert sizes[40:42] == [16, 8] and set(sizes[42:]) == {4}

@@ -10,12 +10,9 @@ from boundby.stats import estimate
 from utils.config import Targets
 from utils.optimal import judge, optimal
 
-NO_TARGETS = Targets(
-    latency_per_sample_ms=None,
-    throughput_samples_per_sec=None,
-    gpu_memory_mb=None,
-    gpu_utilization_pct=None,
-    accuracy=None,
+NO_TARGETS = Targets()
+ALL_TARGETS = Targets(
+    latency_per_sample_ms=50, throughput_samples_per_sec=100, gpu_memory_mb=20000, gpu_utilization_pct=80, accuracy=0.92
 )
 
 
@@ -130,19 +127,26 @@ def test_a_target_is_met_at_its_value(name: str, target: float, met: bool) -> No
 
 
 def test_the_full_dataset_comes_before_the_sweep() -> None:
-    assert judged(Targets(), row(8, 100.0), FULL)["throughput_samples_per_sec"]["value"] == 50.0
-    assert judged(Targets(), row(8, 100.0), None)["throughput_samples_per_sec"]["value"] == 100.0
-    assert judged(Targets(), row(8, 100.0), None)["latency_per_sample_ms"]["value"] == 10.0
+    assert judged(ALL_TARGETS, row(8, 100.0), FULL)["throughput_samples_per_sec"]["value"] == 50.0
+    assert judged(ALL_TARGETS, row(8, 100.0), None)["throughput_samples_per_sec"]["value"] == 100.0
+    assert judged(ALL_TARGETS, row(8, 100.0), None)["latency_per_sample_ms"]["value"] == 10.0
 
 
 def test_what_is_unknown_is_neither_met_nor_missed() -> None:
-    found = judged(Targets(), row(8, 100.0), None)
+    found = judged(ALL_TARGETS, row(8, 100.0), None)
     for name in ("gpu_memory_mb", "gpu_utilization_pct", "accuracy"):
         assert (found[name]["value"], found[name]["met"]) == (None, None)
     assert found["gpu_memory_mb"]["reason"] == "the CPU allocator keeps no statistics"
     assert found["gpu_utilization_pct"]["reason"] == "not measured"
     assert found["accuracy"]["reason"] == "the full dataset was not evaluated"
-    found = judge(Targets(), None, None)
+    found = judge(ALL_TARGETS, None, None)
     assert len(found) == 5
     assert all(each["met"] is None and each["reason"] for each in found)
+    assert judge(NO_TARGETS, row(8, 100.0), FULL) == []
+
+
+def test_without_labels_the_accuracy_says_so_and_without_targets_nothing_is_judged():
+    unlabelled = {**FULL, "accuracy": None, "accuracy_reason": "the dataset has no labels"}
+    found = judged(ALL_TARGETS, row(8, 100.0), unlabelled)["accuracy"]
+    assert (found["met"], found["reason"]) == (None, "the dataset has no labels")
     assert judge(NO_TARGETS, row(8, 100.0), FULL) == []

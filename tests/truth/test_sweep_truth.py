@@ -2,7 +2,7 @@
 
 A plain loop over one batch size would take other minutes than the sweep, and a shared machine another speed. So both
 take turns: after each round of the sweep at a batch size the loop goes through its next share of the dataset there, in
-order of arrival.
+order of arrival. What something else disturbed is made again, in the loop as in the sweep.
 """
 
 import csv
@@ -16,10 +16,11 @@ import pytest
 import torch
 
 from boundby.inference import forward
+from utils import instruments
 from utils.config import Targets
 from utils.models import load_model_and_tokenizer
 from utils.optimal import optimal
-from utils.profiler import InferenceProfiler
+from utils.profiler import Guard, InferenceProfiler
 from utils.selection import Selection
 from utils.visits import Visit
 
@@ -28,7 +29,7 @@ pytestmark = [pytest.mark.truth, pytest.mark.timeout(3000)]
 CPU = torch.device("cpu")
 SIZES = (1, 2, 4, 8, 16, 32)
 WITHIN = 0.03
-BUDGET_S = 10.0
+BUDGET_S = 6.0
 SHARES = 10  # of the dataset, one after each round; what the sweep's rounds leave over comes at its end
 MINILM = Path(__file__).resolve().parents[3] / "shared" / "models" / "minilm-banking77"
 BANKING = MINILM.parents[1] / "data" / "banking77" / "test.csv"
@@ -67,6 +68,7 @@ class PlainLoop:
 
     def __init__(self, model: torch.nn.Module, selection: Selection) -> None:
         self.model, self.selection = model, selection
+        self.watch = instruments.watch(CPU)
         self._seconds: dict[tuple[int, int], list[float]] = {}
 
     def go_on(self, visit: Visit) -> None:
@@ -74,7 +76,16 @@ class PlainLoop:
         self.run(visit.batch_size, visit.round % SHARES)
 
     def run(self, size: int, share: int) -> None:
-        """Run one share of the batches of this size."""
+        """Run one share of the batches of this size, at most three times."""
+        for _ in range(3):
+            self.watch.start()
+            spent = self._run(size, share)
+            found = self.watch.stop().disturbances(torch.get_num_threads())
+            if not any(each.is_passing for each in found):
+                break
+        self._seconds.setdefault((size, share), []).append(spent)
+
+    def _run(self, size: int, share: int) -> float:
         arrivals = self.selection.arrivals(size)
         spent = 0.0
         for place in np.array_split(range(len(arrivals)), SHARES)[share].tolist():
@@ -83,7 +94,7 @@ class PlainLoop:
             with torch.inference_mode():
                 forward(self.model, batch)
             spent += time.perf_counter() - start
-        self._seconds.setdefault((size, share), []).append(spent)
+        return spent
 
     def finish(self) -> None:
         """Run every share that was never reached."""
@@ -102,7 +113,7 @@ def test_the_sweep_is_the_plain_loop_over_the_whole_dataset(make: Callable[[], t
     name, texts = make()
     model, tokenizer = load_model_and_tokenizer(name, "cpu", "float32")
     loop = PlainLoop(model, Selection.of(texts, tokenizer, 512, CPU))
-    profiler = InferenceProfiler(model, tokenizer, CPU)
+    profiler = InferenceProfiler(model, tokenizer, CPU, guard=Guard(instruments.watch(CPU)))
     rows = profiler.profile_multiple_batch_sizes(
         texts, SIZES, max_length=512, max_seconds=BUDGET_S, on_visit=loop.go_on
     )
@@ -117,7 +128,8 @@ def test_the_sweep_is_the_plain_loop_over_the_whole_dataset(make: Callable[[], t
         failed += [] if holds else [size]
         print(
             f"{make.__name__} batch {size}: sweep {rate:.1f}/s +-{half_width:.1f} % from {row['rounds']} rounds, "
-            f"loop {true:.1f}/s: {100 * (rate / true - 1):+.1f} %{'' if holds else '  MISSED'}"
+            f"loop {true:.1f}/s: {100 * (rate / true - 1):+.1f} %{'' if holds else '  MISSED'}; "
+            f"{row['disturbed_rounds']} disturbed"
         )
     best = optimal(rows, Targets())["batch_size"]
     true_best = max(SIZES, key=loop.rate)

@@ -205,9 +205,10 @@ def _workers(run: Run) -> int:
 def described(made: plans.Plan) -> str:
     """Return the plan as a line for the terminal."""
     choices, why = made.choices, made.reasons.token_budget.reason
+    shards, threads = len(made.shards), choices.threads_per_worker
     return (
-        f"{made.identity.rows:,} rows in {len(made.shards)} shards; batches of {choices.token_budget:,} "
-        f"tokens ({why}); {choices.precision}; {choices.threads_per_worker} threads per worker"
+        f"{made.identity.rows:,} texts in {shards} part{'s'[: shards != 1]}, in {choices.precision.replace('_', ' ')}, "
+        f"on {threads} thread{'s'[: threads != 1]}; batches of at most {choices.token_budget:,} tokens ({why})"
     )
 
 

@@ -64,7 +64,7 @@ def require_model(config: Mapping[str, object], place: str, name: str) -> None:
         stated = ", ".join(map(str, architectures)) or "nothing"
         raise InputError(
             f"{name}: is not a sequence classifier (config.json names {stated} as architecture, "
-            "…ForSequenceClassification is needed)"
+            "…ForSequenceClassification is needed); an encoder of texts has model.task=sentence_embeddings"
         )
     if config.get("problem_type") == "multi_label_classification":
         raise InputError(f"{name}: gives several labels per text (problem_type), one per text is measured here")
