@@ -214,6 +214,8 @@ def document(rows: Sequence[dict[str, Any]], targets: Targets | None = None, **c
             "bytes": 812_345,
             "sha256": DATA_SHA256,
             "rows": 2000,
+            "columns": ["text", "label"],
+            "has_labels": True,
         },
         "device": {"type": "cpu", "threads": 2},
         "agreement": {"rows": 64, "same_labels": 64, "share": 1.0},
