@@ -220,7 +220,9 @@ def _tried(trial: Trial) -> str:
         said = f"{trial.name}: no change {_ends(trial.measured)}"
     said += ", do not" if trial.outcome == "loses" else ""
     same = trial.same_labels
-    return said + (f", {100 * same.share.value:.1f} % same labels" if same and trial.outcome == "gains" else "")
+    if not same or trial.outcome != "gains":
+        return said
+    return f"{said}, {'same labels' if same.same == same.of else f'{100 * same.share.value:.1f} % same labels'}"
 
 
 def _is_told(trial: Trial) -> bool:

@@ -204,10 +204,10 @@ def test_point_above_a_roof_is_doubted():
 def test_table_names_the_bound_and_the_share_of_each_point():
     document = gpu(["bfloat16"], [1, 64], {})
     first, last = document["batch_sizes"]
-    assert (first["bound"], last["bound"]) == ("launch", "compute")
-    assert table(document) == [["1", "issuing", "1.42", "0.57 %"], ["64", "arithmetic", "94.3", "37 %"]]
+    first["verdict"]["limited_by"], last["verdict"]["limited_by"] = [], [{"kind": "kernels"}]  # not settled
+    assert table(document) == [["1", "issuing", "1.42", "0.57 %"], ["64", "slow shapes?", "94.3", "37 %"]]
     document = cpu(batch_sizes=[8])
-    document["batch_sizes"][0]["bound"] = None
+    document["batch_sizes"][0] |= {"bound": None, "verdict": None}
     assert table(document)[0][1] == "not known"
     lines = table(cpu(batch_sizes=range(1, 40), rounds=1))
     assert len(lines) == roofline.LINES_AT_MOST and lines[-1] == ["and 10 more"]

@@ -34,6 +34,7 @@ from utils.plots.style import (
 RATE = "throughput_samples_per_sec"
 UNKNOWN_TEXT = "not known"
 TELLING = 1.1  # a rate differs from another by more than this factor, or there is nothing to explain
+LEAST_RISE = 1.05  # of the throughput
 LEAST_PADDING = 5  # percentage points
 HALF_BAND = 2**0.3  # of a gap, as a factor on the batch size
 LOG_FROM = 12.0  # largest over smallest value from which a logarithmic axis shows more
@@ -98,7 +99,7 @@ def _bends(rows: Rows) -> list[str]:
         return []
     first, best, last = known[0], max(known, key=lambda row: row[f"{RATE}_mean"]), known[-1]
     size, said = best["batch_size"], []
-    if best["tokens_per_sec_padded"] > TELLING * first["tokens_per_sec_padded"]:
+    if best[f"{RATE}_mean"] > LEAST_RISE * first[f"{RATE}_mean"]:
         said.append(f"up to {size}: the fixed cost of a call is shared by more texts")
     if best[f"{RATE}_mean"] > TELLING * last[f"{RATE}_mean"]:
         dearer = best["tokens_per_sec_padded"] / last["tokens_per_sec_padded"]

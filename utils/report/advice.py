@@ -110,14 +110,14 @@ def worthwhile(row: Row) -> Iterator[Option]:
             same = trial["same_labels"]
             share = same["share"]["value"] if same else None
             yield Option(Fix(trial["kind"], trial["settings"]), Interval(**trial["measured"]), True, None, "", share)
-    # Where nothing was tried or predicted, what a fix gives at most is better than nothing.
+    # A bound is told where nothing was tried or predicted, and of the input, which overlaps with the forward whole.
     is_bound_only = not verdict.get("trials") and not any(gain.get("predicted") for gain in verdict["gains"])
     for gain in verdict["gains"]:
         if "kind" not in gain:
             continue  # older results name no kinds
         fix, tried = Fix(gain["kind"], gain.get("settings", {})), gain.get("measured")
         known = tried or gain.get("predicted")
-        if known is None and gain["at_most"] >= LEAST_BOUND and is_bound_only:
+        if known is None and gain["at_most"] >= LEAST_BOUND and (is_bound_only or fix.kind == "overlap_input"):
             yield Option(fix, None, False, gain["at_most"], gain["basis"])
         elif known and known["low"] > 1 and known["value"] >= LEAST_GAIN:
             yield Option(fix, Interval(**known), tried is not None, None, gain["basis"])

@@ -154,7 +154,10 @@ def tried(data: ReportData) -> list[Content]:
         return []
     headers = ["", "predicted", "measured", "it is", "same\nlabels %"]
     notes = ["Factors of the throughput with their 95 % intervals, each change by itself."]
-    notes += [f"Not tried: {each['fix']} ({clean(each['reason'], 120)})." for each in verdict.get("untried", [])]
+    untried: dict[str, list[str]] = {}
+    for each in verdict.get("untried", []):
+        untried.setdefault(clean(each["reason"], 120), []).append(each["fix"])
+    notes += [f"Not tried: {listed(those)} ({reason})." for reason, those in untried.items()]
     where = f"At batch size {data.chosen['batch_size']} in {data.chosen['dtype']}"
     return [Heading("What was tried"), Table(headers, rows, left=[0, 1, 2, 3], caption=where, notes=notes)]
 
