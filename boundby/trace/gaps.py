@@ -14,10 +14,9 @@ from functools import cached_property
 
 import numpy as np
 
-from boundby.trace import activity
-from boundby.trace.activity import CALL, LAUNCH, NOTHING, SYNCHRONISATION, Activity
+from boundby.trace.activity import CALL, GRAPH, KINDS, LAUNCH, NOTHING, SYNCHRONISATION, Activity
 from boundby.trace.intervals import Intervals, Segments, sums
-from boundby.trace.table import ABSENT, PROFILER_STEP, Trace
+from boundby.trace.table import ABSENT, LAUNCH_CATEGORIES, PROFILER_STEP, Trace
 
 CAUSES = (
     "input",
@@ -42,7 +41,7 @@ OTHER_NAMES = {
     "call": "launch",
     "queued": "launch",
 }  # of kinds of activity; of all others the name is the cause
-CAUSE_OF_KIND = np.array([CAUSES.index(OTHER_NAMES.get(kind, kind)) for kind in activity.KINDS])
+CAUSE_OF_KIND = np.array([CAUSES.index(OTHER_NAMES.get(kind, kind)) for kind in KINDS])
 
 
 @dataclass(frozen=True)
@@ -232,6 +231,7 @@ class IdleTime:
         late_until = np.where(self._launched, started, np.where(self._ender == ABSENT, gaps.end_ns, gaps.start_ns))
         # Between the pieces of one launch, those of a graph, neither the host nor the launching is in the way.
         in_graph = self._launched & (np.append(ABSENT, device.launch)[ender] == self._launch)
+        in_graph &= trace.named(GRAPH, trace.in_categories(LAUNCH_CATEGORIES))[self._launch]
         late_until = np.where(in_graph, gaps.start_ns, np.clip(late_until, gaps.start_ns, gaps.end_ns))
         latency_until = np.clip(
             np.where(self._launched, np.maximum(returned, gaps.start_ns) + LAUNCH_LATENCY_NS, late_until),
