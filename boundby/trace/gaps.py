@@ -283,10 +283,11 @@ class IdleTime:
         unnamed = (pieces.row == ABSENT) & np.isin(pieces.cause, UNNAMED)
         told = np.flatnonzero((pieces.row != ABSENT) | unnamed)
         name = np.where(unnamed[told], len(names), np.append(self._trace.name, 0)[pieces.row[told]])
-        groups, place = np.unique(pieces.cause[told] * (len(names) + 1) + name, return_inverse=True)
-        lengths = sums(place, pieces.end_ns[told] - pieces.start_ns[told], len(groups))
+        keys = pieces.cause[told] * (len(names) + 1) + name
+        totals = sums(keys, pieces.end_ns[told] - pieces.start_ns[told], len(CAUSES) * (len(names) + 1))
+        groups = np.flatnonzero(totals)
         spent: Counter[tuple[str, str]] = Counter()
-        for group, nanoseconds in zip(groups.tolist(), lengths.tolist(), strict=True):
+        for group, nanoseconds in zip(groups.tolist(), totals[groups].tolist(), strict=True):
             cause, number = divmod(group, len(names) + 1)
             is_unnamed = number == len(names) or PROFILER_STEP.fullmatch(names[number])
             spent[CAUSES[cause], BETWEEN_OPERATORS if is_unnamed else names[number]] += nanoseconds
