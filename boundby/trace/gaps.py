@@ -14,10 +14,9 @@ from functools import cached_property
 
 import numpy as np
 
-from boundby.trace import activity
-from boundby.trace.activity import CALL, LAUNCH, NOTHING, SYNCHRONISATION, Activity
+from boundby.trace.activity import CALL, GRAPH, KINDS, LAUNCH, NOTHING, SYNCHRONISATION, Activity
 from boundby.trace.intervals import Intervals, Segments, sums
-from boundby.trace.table import ABSENT, PROFILER_STEP, Trace
+from boundby.trace.table import ABSENT, LAUNCH_CATEGORIES, PROFILER_STEP, Trace
 
 CAUSES = (
     "input",
@@ -42,7 +41,7 @@ OTHER_NAMES = {
     "call": "launch",
     "queued": "launch",
 }  # of kinds of activity; of all others the name is the cause
-CAUSE_OF_KIND = np.array([CAUSES.index(OTHER_NAMES.get(kind, kind)) for kind in activity.KINDS])
+CAUSE_OF_KIND = np.array([CAUSES.index(OTHER_NAMES.get(kind, kind)) for kind in KINDS])
 
 
 @dataclass(frozen=True)
@@ -232,6 +231,7 @@ class IdleTime:
         late_until = np.where(self._launched, started, np.where(self._ender == ABSENT, gaps.end_ns, gaps.start_ns))
         # Between the pieces of one launch, those of a graph, neither the host nor the launching is in the way.
         in_graph = self._launched & (np.append(ABSENT, device.launch)[ender] == self._launch)
+        in_graph &= trace.named(GRAPH, trace.in_categories(LAUNCH_CATEGORIES))[self._launch]
         late_until = np.where(in_graph, gaps.start_ns, np.clip(late_until, gaps.start_ns, gaps.end_ns))
         latency_until = np.clip(
             np.where(self._launched, np.maximum(returned, gaps.start_ns) + LAUNCH_LATENCY_NS, late_until),
@@ -283,10 +283,11 @@ class IdleTime:
         unnamed = (pieces.row == ABSENT) & np.isin(pieces.cause, UNNAMED)
         told = np.flatnonzero((pieces.row != ABSENT) | unnamed)
         name = np.where(unnamed[told], len(names), np.append(self._trace.name, 0)[pieces.row[told]])
-        groups, place = np.unique(pieces.cause[told] * (len(names) + 1) + name, return_inverse=True)
-        lengths = sums(place, pieces.end_ns[told] - pieces.start_ns[told], len(groups))
+        keys = pieces.cause[told] * (len(names) + 1) + name
+        totals = sums(keys, pieces.end_ns[told] - pieces.start_ns[told], len(CAUSES) * (len(names) + 1))
+        groups = np.flatnonzero(totals)
         spent: Counter[tuple[str, str]] = Counter()
-        for group, nanoseconds in zip(groups.tolist(), lengths.tolist(), strict=True):
+        for group, nanoseconds in zip(groups.tolist(), totals[groups].tolist(), strict=True):
             cause, number = divmod(group, len(names) + 1)
             is_unnamed = number == len(names) or PROFILER_STEP.fullmatch(names[number])
             spent[CAUSES[cause], BETWEEN_OPERATORS if is_unnamed else names[number]] += nanoseconds

@@ -229,7 +229,9 @@ def _gains(analysis: Analysis, waiting: Waiting | None) -> Iterator[Gain]:
             fix = Fix("wait_less", {"rank": waiting.rank})
         if fix is None or not fix.change.is_bounded or window < SMALL_GAIN * max(left, 1):
             continue
-        basis = f"{left / 1e6:,.2f} of {window / 1e6:,.2f} ms would remain{_most(analysis, what, waiting)}"
+        likely = f"likely {min(window / max(left, 1), LARGEST_GAIN):.2f}"
+        remains = f"{left / 1e6:,.2f} of {window / 1e6:,.2f} ms would remain"
+        basis = f"{likely}: {remains}{_most(analysis, what, waiting)}"
         yield Gain(fix, min(window / max(least_ns[what], 1), LARGEST_GAIN), basis)
 
 

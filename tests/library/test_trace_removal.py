@@ -51,7 +51,7 @@ def test_a_gain_names_what_takes_most_of_it_and_the_line_of_the_program(tmp_path
     assert (most.name, most.spent_ns, most.where) == ("tokenize", 4_000_000, "train.py:42")
     first = judge_trace(trace).gains[0]
     assert first.fix.kind == "tokenize_ahead"
-    assert first.basis == "1.00 of 5.00 ms would remain; mostly tokenize, 4.00 of 4.00 ms, train.py:42"
+    assert first.basis == "likely 5.00: 1.00 of 5.00 ms would remain; mostly tokenize, 4.00 of 4.00 ms, train.py:42"
 
 
 def test_identical_steps_are_never_called_mixed(tmp_path):
