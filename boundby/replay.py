@@ -28,7 +28,7 @@ from boundby.verdict import Fix
 BUDGET_S = 10.0
 HOT_SHARE = 0.45  # of the budget for operators alone; the rest is for rounds of the whole forward
 WALKS = 2  # through the program, at which operators are timed alone: a disturbance hits one of them
-MOST_WALKS = 4  # of those operators that were slower alone than in the model
+MOST_WALKS = 4  # where some were disturbed, or operators were slower alone than in the model
 SLOWER_ALONE = 1.05
 HOT_BLOCKS = 5  # of each operator and walk
 HOT_BLOCK_S = 2e-3
@@ -103,11 +103,12 @@ class OnHost:
     @classmethod
     def calibrated(cls, timer: Timer) -> "OnHost":
         """Return the instruments with the cost of one call: that of adding one number to another."""
-        one, add = torch.ones(1), torch.ops.aten.add.Tensor._op
+        add = torch.ops.aten.add.Tensor._op
+        args, kwargs = (torch.ones(1), torch.ones(1)), dict[str, Any]()
 
-        def issue() -> None:
+        def issue() -> None:  # as operators are called alone
             for _ in range(TINY_CALLS):
-                add(one, one)
+                add(*args, **kwargs)
 
         stepped = program(record(issue)).run
         times: list[list[float]] = [[], []]
@@ -203,7 +204,7 @@ def replay(
         seconds=timer.clock() - start,
         rounds=len(rounds.counted),
         threads=threads,
-        doubts=rounds.doubts,
+        doubts=tuple(dict.fromkeys((*rounds.doubts, *hot.disturbances))),
     )
 
 
@@ -261,6 +262,7 @@ class _Hot:
 
     seconds: dict[Any, float] = field(default_factory=dict)
     cut: dict[Any, tuple[CutKind, str]] = field(default_factory=dict)
+    disturbances: tuple[str, ...] = ()
 
 
 class _NotReplayableError(Exception):
@@ -288,7 +290,8 @@ class _Bench:
         longest, quiet = 0.0, 0
         while quiet < MOST_ROUNDS:
             start = self.clock()
-            if quiet >= LEAST_ROUNDS and start + longest > deadline or rounds and start + longest > self.deadline:
+            latest = deadline if len(rounds) >= LEAST_ROUNDS else (deadline + self.deadline) / 2
+            if rounds and start + longest > latest:
                 break
             rounds.append(self._round(work, own, shorter, runs, calls, is_whole_first=len(rounds) % 2 == 0))
             quiet += not rounds[-1].disturbances
@@ -346,8 +349,10 @@ class _Bench:
         found = _Hot()
         planned = self._planned(in_order, found)
         longest = self._longest(in_order)
-        for number in range(MOST_WALKS):
-            wanted = {key for key in planned if number < WALKS or found.seconds.get(key, 0.0) > longest[key]}
+        quiet = 0
+        for _ in range(MOST_WALKS):
+            wanted = {key for key in planned if quiet < WALKS or found.seconds.get(key, 0.0) > longest[key]}
+            self.watch.start()
             for step, args, kwargs in self.recording.walk() if wanted else ():
                 if step.key not in wanted or step.key in found.cut or self.clock() > self.deadline:
                     continue
@@ -360,6 +365,10 @@ class _Bench:
                     found.cut[step.key] = ("failed", _said(error))
                 else:
                     found.seconds[step.key] = min(seconds, found.seconds.get(step.key, math.inf))
+            found.disturbances = tuple(each.text for each in self.watch.stop().disturbances(self.threads))
+            quiet += not found.disturbances
+        if quiet:
+            found.disturbances = ()
         late = (key for key in planned if key not in found.seconds and key not in found.cut)
         found.cut.update((key, ("budget", OVER_BUDGET)) for key in late)
         return found

@@ -427,6 +427,13 @@ class MemoryCeiling(TypedDict):
     operation: str
 
 
+class SharedCache(TypedDict):
+    """The last cache of a CPU: the size that the machine reports, and the one beyond which bytes/s drop."""
+
+    reported_bytes: int
+    measured_bytes: int | None
+
+
 class Ceilings(TypedDict):
     """What the machine reaches, as `boundby.ceilings.Ceilings.as_dict` gives it."""
 
@@ -437,6 +444,9 @@ class Ceilings(TypedDict):
     dispatch_high_s: float
     seconds: float
     doubts: list[str]
+    ladder: NotRequired[list[MemoryCeiling]]
+    shared_cache: NotRequired[SharedCache | None]
+    cut: NotRequired[list[str]]
 
 
 class Operator(TypedDict):

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from boundby.ceilings import Ceilings, measure
 from boundby.replay import Lengths, replay
-from boundby.split import Split, split
+from boundby.split import Replay, Split, split
 from boundby.timer import Timer, Work
 from boundby.verdict import OwnerKind
 
@@ -113,6 +113,16 @@ def python_between() -> Case:
     return Case("host", work, lambda _: 5e-3 / best_s(work))
 
 
+def replayed(work: Work, lengths: Lengths | None = None) -> Replay:
+    """Return a replay that nothing disturbed, or the last of a few."""
+    for _ in range(5):
+        found = replay(work, timer=Timer(), lengths=lengths, budget_s=BUDGET_S)
+        if not found.doubts:
+            break
+        print(f"\nonce more: {found.doubts}", end="")
+    return found
+
+
 @pytest.fixture(scope="module")
 def ceilings() -> Ceilings:
     found = measure(CPU, dtypes=("float32",))
@@ -134,7 +144,7 @@ def test_the_owner_of_a_model_made_for_one_comes_first_with_its_share(make: Call
     for attempt in range(ATTEMPTS):
         with torch.inference_mode():
             case = make()
-            found = split(replay(case.work, timer=Timer(), budget_s=BUDGET_S), limits)
+            found = split(replayed(case.work), limits)
             share = case.share(ceilings)
         off = found.share(case.owner) - share
         print(f"\n{make.__name__} {attempt + 1}: {case.owner} {share:.0%} true ({off:+.0%}): {said(found)}", end="")
@@ -156,7 +166,7 @@ def test_padding_is_the_share_of_the_time_that_it_takes(ceilings) -> None:
         with torch.inference_mode():
             padded = forward(8, longest)
             known = Lengths(lengths, longest, lambda tokens: forward(8, tokens))
-            found = split(replay(padded, timer=Timer(), lengths=known, budget_s=BUDGET_S), ceilings.limits("float32"))
+            found = split(replayed(padded, known), ceilings.limits("float32"))
             share = 1 - best_s(forward(1, sum(lengths))) / best_s(padded)
         assert found.padding_share is not None
         print(f"\npadding {attempt + 1}: {share:.0%} true, {found.padding_share:.0%} of {said(found)}", end="")
