@@ -49,6 +49,7 @@ def main() -> int:
     parser.add_argument("--parts", type=Path, default=ROOT / "results" / "predictions", help="where cases are kept")
     parser.add_argument("--write", type=Path, help="the Markdown file to write from all cases that are there")
     args = parser.parse_args()
+    args.parts.mkdir(parents=True, exist_ok=True)
     limits, _, _ = ceilings.cached(args.parts, CPU, ("float32", "bfloat16"))
     for name in args.only:
         for shape in IMAGES if name == "ResNet-18" else SHAPES:
