@@ -138,7 +138,7 @@ def test_file_names_of_the_metrics_are_honoured_by_writer_and_reader(arguments, 
     results = tmp_path / "results"
     assert (results / "my.json").exists() and (results / "my.csv").exists()
     assert not (results / "baseline_metrics.json").exists()
-    assert "Batch Size Analysis" in (results / "baseline_summary_report.txt").read_text()
+    assert "Batch sizes" in (results / "baseline_summary_report.txt").read_text()
 
 
 def test_a_subset_is_evaluated_on_request(arguments, tmp_path):

@@ -451,7 +451,7 @@ def test_settings_are_changed_on_purpose_and_set_back(two_threads: None) -> None
     verdict = bench.sweep(4).finding(4, ceilings=ceilings).verdict
     left = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
-    assert tried(verdict) == ["float32 products at precision 'medium'", "the batch doubled", "1 of 2 threads"]
+    assert tried(verdict) == ["precision medium", "the batch doubled", "1 of 2 threads"]
     by_kind = {trial.fix.kind: trial for trial in verdict.trials}
     assert by_kind["matmul_precision"].measured.value == pytest.approx(4.0)
     kept = by_kind["matmul_precision"].same_labels
