@@ -161,9 +161,9 @@ def full_metrics(rows: int = 2000, seconds: float = 9.5, **changes: Any) -> dict
     return {
         "samples": rows, "correct": round(0.9125 * rows), "accuracy": round(0.9125 * rows) / rows,
         "f1_macro": 0.8934, "f1_weighted": 0.9118, "accuracy_ci_low": 0.8993, "accuracy_ci_high": 0.9241,
-        "accuracy_reason": None, "mean_confidence": 0.941, "ece": 0.0312, "ece_by_chance": 0.0127, "brier_score": 0.0671,
+        "mean_confidence": 0.941, "ece": 0.0312, "ece_by_chance": 0.0127, "brier_score": 0.0671,
         "inference_time_s": seconds, "worker_time_s": seconds, "machine_time_s": seconds, "device_time_s": seconds,
-        "machine_time_reason": None, "tokenize_time_s": tokenizing,
+        "machine_time_reason": None, "accuracy_reason": None, "tokenize_time_s": tokenizing,
         "phases_s": {"tokenize": tokenizing, "transfer": 0.001 * seconds, "compute": computing, "wait": 0.0},
         "latency_per_sample_ms": 1e3 * seconds / rows, "throughput_samples_per_sec": rows / seconds,
         "tokens_per_sec_real": 62 * rows / seconds, "useful_tokens": 62 * rows,
