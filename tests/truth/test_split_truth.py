@@ -144,8 +144,9 @@ def test_the_owner_of_a_model_made_for_one_comes_first_with_its_share(make: Call
     for attempt in range(ATTEMPTS):
         with torch.inference_mode():
             case = make()
+            before = case.share(ceilings)
             found = split(replayed(case.work), limits)
-            share = case.share(ceilings)
+            share = max(before, case.share(ceilings))  # what disturbs a forward makes its owner's share smaller
         off = found.share(case.owner) - share
         print(f"\n{make.__name__} {attempt + 1}: {case.owner} {share:.0%} true ({off:+.0%}): {said(found)}", end="")
         if found.largest.kind != case.owner or abs(off) > POINTS:
