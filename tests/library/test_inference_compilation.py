@@ -48,27 +48,24 @@ def test_the_layers_before_a_trimmed_one_are_compiled_once_for_batches_of_all_si
     torch._dynamo.reset()
 
 
-def test_compiled_layers_that_compute_something_else_are_not_taken(tokenizer, texts, monkeypatch):
+def test_compiled_layers_that_compute_something_else_or_fail_to_compile_are_not_taken(tokenizer, texts, monkeypatch):
     def wrong(model, *, but_last):
         last_layer.layers(model)[0].register_forward_hook(lambda _module, _given, states: 1.1 * states)
 
-    monkeypatch.setattr(strategies, "compile_layers", wrong)
-    model = built("bert", tokenizer)
-    predictor = Predictor(model, tokenizer, OPTIONS, texts)
-    assert not predictor.compiled
-    assert [each.split(" by up to")[0] for each in predictor.doubts] == ["not compiled: logits then differ"]
-    eager = Predictor(model, tokenizer, PredictorOptions(64, token_budget=128), texts)
-    assert (predictor.predict(texts).logits == eager.predict(texts).logits).all()
-
-
-def test_a_compiler_that_fails_is_one_line_of_doubt(tokenizer, texts, monkeypatch):
     def fails(model, *, but_last):
         raise RuntimeError("Python.h: no such file\nand a thousand lines")
 
-    monkeypatch.setattr(strategies, "compile_layers", fails)
-    predictor = Predictor(built("bert", tokenizer), tokenizer, OPTIONS, texts)
-    assert predictor.doubts == ("not compiled: RuntimeError: Python.h: no such file",)
-    assert not predictor.compiled
+    model = built("bert", tokenizer)
+    eager = Predictor(model, tokenizer, PredictorOptions(64, token_budget=128), texts)
+    for compiler, doubt in (
+        (wrong, "not compiled: logits then differ"),
+        (fails, "not compiled: RuntimeError: Python.h: no such file"),
+    ):
+        monkeypatch.setattr(strategies, "compile_layers", compiler)
+        predictor = Predictor(model, tokenizer, OPTIONS, texts)
+        assert not predictor.compiled
+        assert [each.split(" by up to")[0] for each in predictor.doubts] == [doubt]
+        assert (predictor.predict(texts).logits == eager.predict(texts).logits).all()
 
 
 @pytest.mark.parametrize(
