@@ -2,12 +2,10 @@
 
 import base64
 import hashlib
-import json
 import re
 import subprocess
 import sys
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import pytest
 
@@ -16,56 +14,11 @@ from boundby.layers.dashboard.content import outliers
 from boundby.layers.records import Coverage, LayerProfile, ModelProfile
 from tests.layer_profiles import HOSTILE as HOSTILE_NAME
 from tests.layer_profiles import REPOSITORY, gpt2, hostile, layer, many, model_profile, nested, spread, with_memory
-
-VOID = {"meta", "input", "wbr"}
-
-
-class Page(HTMLParser):
-    """What a browser finds in a page: its tags, the text of each script, and the text of each section."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.scripts: list[str] = []
-        self.sections: dict[str, str] = {"": ""}
-        self.open: list[str] = []
-        self._section = ""
-        self.feed(text)
-        self.close()
-        self.sections = {key: " ".join(each.split()) for key, each in self.sections.items()}
-
-    @property
-    def text(self) -> str:
-        return " ".join(self.sections.values())
-
-    @property
-    def data(self) -> dict:
-        return json.loads(self.scripts[0])
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-        if tag == "script":
-            self.scripts.append("")
-        if tag == "section":
-            self._section = dict(attrs)["aria-labelledby"] or ""
-            self.sections[self._section] = ""
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-        if tag == "section":
-            self._section = ""
-
-    def handle_data(self, data: str) -> None:
-        if self.cdata_elem == "script":
-            self.scripts[-1] += data
-        elif self.cdata_elem is None:
-            self.sections[self._section] += data + " "
+from tests.web_page import WebPage
 
 
-def page_of(profile: ModelProfile, title: str | None = None) -> Page:
-    return Page(page(profile, title))
+def page_of(profile: ModelProfile, title: str | None = None) -> WebPage:
+    return WebPage(page(profile, title))
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +146,7 @@ def test_each_layer_may_lack_what_others_have_and_percentiles_are_missing_with_t
 def test_hostile_names_leave_the_page_as_it_is_and_hold_no_control_and_no_direction_characters():
     raw = page(hostile(HOSTILE_NAME))
     assert not {"\u2028", "\u2029", "\u202e", "\x1b", "\x00", "\u200b"} & set(raw)
-    tame, found = page_of(hostile("tame")), Page(raw)
+    tame, found = page_of(hostile("tame")), WebPage(raw)
     kinds = ("script", "style", "img", "svg", "b", "a", "i", "title", "section", "iframe")
     count = [[sum(tag == kind for tag, _ in each.tags) for kind in kinds] for each in (tame, found)]
     assert count[0] == count[1] and found.open == []

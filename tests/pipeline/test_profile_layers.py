@@ -61,13 +61,6 @@ def test_preset_has_as_many_parameters_as_the_published_model(name):
     assert not model.training
 
 
-def test_presets_and_names_that_are_not_there_are_refused():
-    with pytest.raises(InputError, match="--architecture gpt5: no such preset; there are gpt2, gpt2-medium"):
-        models.build("gpt5")
-    with pytest.raises(InputError, match="model: give an architecture"):
-        models.prepare(Model(architecture=None, device="cpu"))
-
-
 # Inputs
 
 
@@ -148,17 +141,16 @@ def damaged(folder, tmp_path) -> Path:
     return copy
 
 
-def test_folder_is_loaded_with_the_class_it_names_and_called_after_itself(folder):
+def test_folder_is_loaded_with_the_class_it_names_called_after_itself_and_takes_batches(folder, tmp_path):
     found = models.prepare(Model(name=str(folder), device="cpu", dtype="bfloat16"))
     assert type(found.model).__name__ == "BertForSequenceClassification" and not found.model.training
     assert {each.dtype for each in found.model.parameters()} == {torch.bfloat16}
     assert (found.name, found.device) == ("tiny-bert", torch.device("cpu"))
-
-
-def test_decoder_without_a_token_of_padding_is_profiled_in_batches(tmp_path):
+    with pytest.raises(InputError, match="model: give an architecture"):
+        models.prepare(Model(architecture=None, device="cpu"))
     shape = {"n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 9, "n_positions": 16, "num_labels": 3}
     small("GPT2Config", "GPT2ForSequenceClassification", **shape, eos_token_id=8).save_pretrained(tmp_path)
-    model = models.prepare(Model(name=str(tmp_path), device="cpu")).model
+    model = models.prepare(Model(name=str(tmp_path), device="cpu")).model  # without a token of padding
     assert model(**models.inputs_for(model, 4, 16)).logits.shape == (4, 3)
 
 
@@ -166,16 +158,6 @@ def test_decoder_without_a_token_of_padding_is_profiled_in_batches(tmp_path):
 def test_folder_that_names_no_class_of_transformers_is_loaded_as_its_base_model(damaged, named):
     edit_config(damaged, architectures=named)
     assert type(models.prepare(Model(name=str(damaged), device="cpu")).model).__name__ == "BertModel"
-
-
-@pytest.mark.parametrize(
-    "change", [{"auto_map": {"AutoModel": "modeling.Mine"}}, {"attn_implementation": "someone/kernels"}]
-)
-def test_code_that_a_model_brings_is_refused_with_the_flag_that_allows_it(damaged, change):
-    edit_config(damaged, **change)
-    said = f"brings Python code of its own \\({next(iter(change))}\\), .* add --trust-remote-code if you trust"
-    with pytest.raises(InputError, match=said):
-        models.prepare(Model(name=str(damaged), device="cpu"))
 
 
 OWN_CODE = """
@@ -219,25 +201,35 @@ def test_code_of_a_tokenizer_is_not_run_and_not_refused(damaged):
     assert models.prepare(Model(name=str(damaged), device="cpu")).name == "copy"
 
 
-@pytest.mark.parametrize("fault", ["pickled", "damaged"])
-def test_weights_that_are_pickled_or_damaged_are_one_message(damaged, fault):
-    weights = damaged / "model.safetensors"
-    weights.rename(damaged / "pytorch_model.bin") if fault == "pickled" else weights.write_bytes(b"\0" * 100)
-    with pytest.raises(InputError, match="cannot be loaded as a model: "):
-        models.prepare(Model(name=str(damaged), device="cpu"))
+def pickled(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def write(name: str, content: str) -> Callable[[Path], Any]:
+    return lambda folder: (folder / name).write_text(content)
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("damage", "said"),
     [
-        (None, "has no config.json; is it a model"),
-        ("{", "config.json: cannot be read"),
-        ("[]", "config.json: is not a model's"),
+        (pickled, "cannot be loaded as a model: "),
+        (write("model.safetensors", "\0" * 100), "cannot be loaded as a model: "),
+        (lambda folder: (folder / "config.json").unlink(), "has no config.json; is it a model"),
+        (write("config.json", "{"), "config.json: cannot be read"),
+        (write("config.json", "[]"), "config.json: is not a model's"),
+        (
+            lambda folder: edit_config(folder, auto_map={"AutoModel": "modeling.Mine"}),
+            r"brings Python code of its own \(auto_map\), .* add --trust-remote-code if you trust",
+        ),
+        (
+            lambda folder: edit_config(folder, attn_implementation="someone/kernels"),
+            r"brings Python code of its own \(attn_implementation\), .* add --trust-remote-code if you trust",
+        ),
     ],
+    ids=["pickled", "damaged", "no configuration", "half of one", "none of a model", "code", "kernels"],
 )
-def test_folder_without_a_configuration_is_refused(damaged, content, said):
-    path = damaged / "config.json"
-    path.unlink() if content is None else path.write_text(content)
+def test_a_folder_that_is_no_model_or_brings_code_is_refused_with_the_way_out(damaged, damage, said):
+    damage(damaged)
     with pytest.raises(InputError, match=said):
         models.prepare(Model(name=str(damaged), device="cpu"))
 
@@ -372,7 +364,7 @@ def test_code_is_trusted_by_a_flag_of_the_command_line_alone(run, recorded):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--architecture", "gpt5"], "no such preset"),
+        (["--architecture", "gpt5"], "--architecture gpt5: no such preset; there are gpt2, gpt2-medium"),
         (["--dtype", "int8"], "model.dtype"),
         (["--device", "tpu"], "model.device"),
         (["--batch-size", "0"], "measurement.batch_size"),
