@@ -157,13 +157,13 @@ def test_a_pack_tells_where_each_text_begins():
     assert found.position_ids.tolist() == [[3, 2, 4, 5, 3, 2]]
 
 
+WINDOWS = {"causal": [-1, 0], "all": [-1, -1], "causal window": [3, 0], "window": [4, 4]}
+
+
 @pytest.mark.parametrize(
     ("kind", "window", "length"),
     [
-        *(("causal", [-1, 0], length) for length in (10, 700)),
-        *(("all", [-1, -1], length) for length in (10, 700)),
-        *(("causal window", [3, 0], length) for length in (10, 700)),
-        *(("window", [4, 4], length) for length in (10, 700)),
+        *((kind, window, length) for kind, window in WINDOWS.items() for length in (10, 700)),
         ("causal window", [-1, 0], 4),  # wider than the longest text
     ],
 )

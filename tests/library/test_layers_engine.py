@@ -96,15 +96,7 @@ def test_profile_does_what_was_left_out_and_warms_up_once(clock, tmp_path):
     assert first == (len(runs) - first) + 10
 
 
-def test_gradients_are_kept_where_the_caller_wants_them(clock, tmp_path):
-    seen, model = [], Takes(clock, 5)
-    model.register_forward_hook(lambda *_: seen.append((torch.is_grad_enabled(), torch.is_inference_mode_enabled())))
-    for config in ({}, {"inference_mode": True}, {"inference_mode": False}):
-        engine_on(model, tmp_path, clock, **config).warmup(ONE, 1)
-    assert list(dict.fromkeys(seen)) == [(False, False), (False, True), (True, False)]
-
-
-def test_a_model_that_keeps_a_tensor_of_its_first_run_can_be_trained_afterwards(tmp_path):
+def test_gradients_are_kept_where_asked_for_and_a_model_that_keeps_a_tensor_can_be_trained_afterwards(tmp_path):
     class Keeps(nn.Module):
         def __init__(self):
             super().__init__()
@@ -115,7 +107,16 @@ def test_a_model_that_keeps_a_tensor_of_its_first_run_can_be_trained_afterwards(
                 self.kept = x.cos()
             return self.inner(x) * self.kept
 
-    model = Keeps()
+    seen, model = [], Keeps()
+    handle = model.register_forward_hook(
+        lambda *_: seen.append((torch.is_grad_enabled(), torch.is_inference_mode_enabled()))
+    )
+    for config in ({}, {"inference_mode": True}, {"inference_mode": False}):
+        model.kept = None
+        engine_on(model, tmp_path, **config).warmup(torch.ones(2, 4), 1)
+    assert list(dict.fromkeys(seen)) == [(False, False), (False, True), (True, False)]
+    handle.remove()
+    model.kept = None
     with engine_on(model, tmp_path) as engine:
         engine.profile(torch.ones(2, 4), 1)
     model(torch.ones(2, 4)).sum().backward()
@@ -173,7 +174,8 @@ def test_files_hold_what_pandas_and_the_planner_read(clock, tmp_path):
     assert "warm-up runs" in (tmp_path / "logs" / "org-Model_profile.log").read_text()
 
 
-def test_finalize_saves_what_was_not_saved_and_may_be_called_again(clock, tmp_path):
+def test_finalize_saves_what_was_not_saved_and_a_dashboard_is_a_page_beside_the_files(clock, tmp_path, monkeypatch):
+    monkeypatch.setattr("boundby.layers.dashboard.page", lambda profile, title: f"{title}: {profile.profile_name}")
     engine = engine_on(Takes(clock, 5), tmp_path, clock, profile_name="mine")
     engine.profile(ONE, 1)
     engine.finalize()
@@ -184,10 +186,6 @@ def test_finalize_saves_what_was_not_saved_and_may_be_called_again(clock, tmp_pa
     for call in (engine.instrument, lambda: engine.warmup(ONE), lambda: engine.profile(ONE)):
         with pytest.raises(RuntimeError, match="finalized"):
             call()
-
-
-def test_a_dashboard_is_a_page_beside_the_files(clock, tmp_path, monkeypatch):
-    monkeypatch.setattr("boundby.layers.dashboard.page", lambda profile, title: f"{title}: {profile.profile_name}")
     with engine_on(Takes(clock, 5), tmp_path, clock) as engine:
         engine.profile(ONE, 1)
         path = engine.save_dashboard("shown")
@@ -243,16 +241,22 @@ def test_runs_are_as_many_as_fit_into_the_time_with_all_passes(max_seconds, num_
     assert engine.profile(ONE, 2, 1e-9).profile.num_runs == 2  # fewer than the least are made where they are asked for
 
 
-def test_a_profile_that_is_not_representative_says_so(clock, tmp_path):
+def test_a_profile_that_is_not_representative_of_training_mode_or_of_a_busy_machine_says_so(clock, tmp_path):
     class Heavier(Takes):
         def forward(self, x):
             self.clock.advance(2 * self.ns if "forward" in self.__dict__ else self.ns)
             return x
 
+    def kinds(profile):
+        return [each.partition(":")[0] for each in profile.doubts]
+
     profile = engine_on(Heavier(clock, 5).eval(), tmp_path, clock).profile(ONE, 60).profile
-    assert (profile.coverage.ratio, profile.coverage.status) == (2, "not representative")
-    assert profile.overhead == 1
-    assert [each.partition(":")[0] for each in profile.doubts] == ["coverage", "overhead"]
+    assert (profile.coverage.ratio, profile.coverage.status, profile.overhead) == (2, "not representative", 1)
+    assert kinds(profile) == ["coverage", "overhead"]
+    model = Takes(clock, 5).train()
+    busy = instruments(clock, watch=lambda: Quiet("other processes used 1.0 of 2 cores"))
+    profile = ObservabilityEngine(model, tmp_path, instruments=busy).profile(ONE, 60).profile
+    assert kinds(profile) == ["disturbed", "training"] and model.training, "modes stay as they are"
 
 
 @pytest.mark.parametrize(
@@ -266,13 +270,6 @@ def test_coverage_says_how_far_a_profile_can_be_trusted(ratios, status):
         assert found.status == status and len(doubts) == (status != "pass"), ratio
         assert all(doubt.endswith("not representative") == (status == "not representative") for doubt in doubts)
     assert trust_doubts(coverage(1.0, 0.8), overhead=0.031, num_runs=59)[0].startswith("overhead: ")
-
-
-def test_training_mode_and_a_busy_machine_are_doubts_and_modes_stay_as_they_are(clock, tmp_path):
-    model = Takes(clock, 5).train()
-    busy = instruments(clock, watch=lambda: Quiet("other processes used 1.0 of 2 cores"))
-    doubts = ObservabilityEngine(model, tmp_path, instruments=busy).profile(ONE, 60).profile.doubts
-    assert [each.partition(":")[0] for each in doubts] == ["disturbed", "training"] and model.training
 
 
 def test_layers_are_held_against_the_limits_of_the_machine(tmp_path):

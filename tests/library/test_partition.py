@@ -101,10 +101,18 @@ def test_a_link_is_that_of_the_pair_then_of_the_way_back_then_the_default():
     assert Link(1000, 0.5).seconds(250) == 0.75 and Link(float("inf")).seconds(10**12) == 0
 
 
-def test_units_are_blocks_and_what_stands_around_them_in_order():
-    units = units_of(decoder()).units
+def test_units_are_blocks_and_what_stands_around_them_with_all_storages_and_times_and_what_crosses_each_cut():
+    profile = decoder()
+    made = units_of(profile)
+    units, whole = made.units, profile.layers[0].host_inclusive_s
     assert [unit.name.removeprefix("model.") for unit in units] == ["wte", "h.0", "h.1", "h.2", "ln_f", "lm_head"]
     assert [unit.is_block for unit in units] == [False, True, True, True, False, False]
+    held = [" ".join(each.key for each in unit.storages) for unit in units]
+    assert held == ["positions wte", "mlp.0.0 mlp.0.1", "mlp.1.0 mlp.1.1 unused", "mlp.2.0 mlp.2.1", "", "wte"]
+    assert whole and sum(unit.seconds for unit in units) == pytest.approx(whole.median)
+    into_block = HIDDEN_BYTES + MASK_BYTES
+    cuts = [into_block, into_block, into_block, HIDDEN_BYTES, HIDDEN_BYTES, 4 * 4 * 50]
+    assert ([unit.cut_bytes for unit in units], made.input_bytes) == (cuts, IDS_BYTES)
 
 
 def test_a_block_that_only_calls_its_layers_is_split_further():
@@ -114,24 +122,6 @@ def test_a_block_that_only_calls_its_layers_is_split_further():
         layers += [layer(f"layers.{stage}.blocks.{at}", bytes_self=8.0) for at in range(2)]
     names = [unit.name for unit in units_of(profiles.model_profile(nested(layers))).units]
     assert names == ["layers.0.blocks.0", "layers.0.blocks.1", "layers.1.blocks.0", "layers.1.blocks.1"]
-
-
-def test_every_storage_is_in_a_unit_and_tied_ones_share_a_key():
-    held = [" ".join(each.key for each in unit.storages) for unit in units_of(decoder()).units]
-    assert held == ["positions wte", "mlp.0.0 mlp.0.1", "mlp.1.0 mlp.1.1 unused", "mlp.2.0 mlp.2.1", "", "wte"]
-
-
-def test_the_times_of_the_units_are_the_whole_model_s():
-    profile = decoder()
-    whole = profile.layers[0].host_inclusive_s
-    assert whole and sum(unit.seconds for unit in units_of(profile).units) == pytest.approx(whole.median)
-
-
-def test_what_crosses_a_cut_is_told_by_shapes():
-    cuts = [unit.cut_bytes for unit in units_of(decoder()).units]
-    into_block = HIDDEN_BYTES + MASK_BYTES
-    assert cuts == [into_block, into_block, into_block, HIDDEN_BYTES, HIDDEN_BYTES, 4 * 4 * 50]
-    assert units_of(decoder()).input_bytes == IDS_BYTES
 
 
 def test_what_the_next_unit_does_not_take_still_crosses():
@@ -175,19 +165,15 @@ def test_what_is_not_known_of_a_unit_is_a_doubt():
     assert "what a gives is not known" in doubts and "b is called 2 times per run" in doubts
 
 
-def test_known_activation_peaks_are_used():
-    made = decoder()
-    known = replace(made, layers=tuple(replace(each, activation_peak_bytes=777) for each in made.layers))
-    assert {unit.activation_peak_bytes for unit in units_of(known).units} == {777}
-    assert [unit.activation_peak_bytes for unit in units_of(made).units][:2] == [HIDDEN_BYTES, HIDDEN_BYTES]
-
-
-def test_the_longer_one_of_device_and_host_counts():
+def test_the_longer_one_of_device_and_host_counts_and_known_activation_peaks_are_used():
     made = decoder()
     for seconds, expected in ((1.0, profiles.spread(1.0).median), (1e-9, units_of(made).units[1].seconds)):
         spread = profiles.spread(seconds)
         layers = [replace(each, device_inclusive_s=each.host_inclusive_s and spread) for each in made.layers]
         assert units_of(replace(made, layers=tuple(layers))).units[1].seconds == pytest.approx(expected)
+    known = replace(made, layers=tuple(replace(each, activation_peak_bytes=777) for each in made.layers))
+    assert {unit.activation_peak_bytes for unit in units_of(known).units} == {777}
+    assert [unit.activation_peak_bytes for unit in units_of(made).units][:2] == [HIDDEN_BYTES, HIDDEN_BYTES]
 
 
 def test_a_model_of_one_layer_is_one_unit():

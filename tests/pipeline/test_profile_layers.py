@@ -155,7 +155,10 @@ def test_folder_is_loaded_with_the_class_it_names_called_after_itself_and_takes_
 
 
 @pytest.mark.parametrize("named", [["SomethingOfMyOwn"], ["pipeline"], None])
-def test_folder_that_names_no_class_of_transformers_is_loaded_as_its_base_model(damaged, named):
+def test_folder_that_names_no_class_of_transformers_is_loaded_as_its_base_model_without_code_of_a_tokenizer(
+    damaged, named
+):
+    (damaged / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["code.T", null]}}')
     edit_config(damaged, architectures=named)
     assert type(models.prepare(Model(name=str(damaged), device="cpu")).model).__name__ == "BertModel"
 
@@ -194,11 +197,6 @@ def test_trusted_code_of_a_model_is_run(own, named, kind):
     edit_config(own, architectures=named)
     found = models.prepare(Model(name=str(own), device="cpu"), trust_remote_code=True)
     assert type(found.model).__name__ == kind and not found.model.training
-
-
-def test_code_of_a_tokenizer_is_not_run_and_not_refused(damaged):
-    (damaged / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["code.T", null]}}')
-    assert models.prepare(Model(name=str(damaged), device="cpu")).name == "copy"
 
 
 def pickled(folder: Path) -> None:
@@ -273,11 +271,8 @@ def test_folder_is_profiled_from_end_to_end(run, folder, tmp_path):
     assert "tiny-bert: 1 warm-up runs" in notes and "tiny-bert: 3 runs with probes and as many without" in notes
 
 
-def test_every_setting_of_the_file_is_its_default():
+def test_every_setting_of_the_file_is_its_default_and_files_go_where_no_step_moves_them_aside():
     assert load(LayerSettings, ROOT / "configs" / "layers.yaml", []) == LayerSettings()
-
-
-def test_files_go_by_default_where_no_step_moves_them_aside():
     config = Config.model_validate(yaml.safe_load((ROOT / "configs" / "config.yaml").read_text(encoding="utf-8")))
     folder, layout = Path(LayerSettings().output.dir), Layout.of(config)
     assert folder.parent == layout.results

@@ -112,19 +112,6 @@ def test_the_folder_loads_offline_with_the_auto_classes_and_its_tokenizer_gives_
         assert tokenizer.decode(ids) == review.text and tokenizer.pad_token_id not in ids
 
 
-def test_a_padded_batch_gets_the_logits_of_its_texts_alone(made, reviews):
-    import torch
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(made.model_dir)
-    model = AutoModelForSequenceClassification.from_pretrained(made.model_dir).eval()
-    some = [review.text for review in reviews[:12]]
-    with torch.inference_mode():
-        padded = model(**tokenizer(some, padding=True, truncation=True, return_tensors="pt")).logits
-        alone = [model(**tokenizer(text, truncation=True, return_tensors="pt")).logits for text in some]
-    torch.testing.assert_close(padded, torch.cat(alone), atol=1e-4, rtol=1e-4)
-
-
 def test_training_is_silent_repeatable_and_leaves_the_process_as_it_was(made, tmp_path, capfd):
     """Damage and what a killed build has left are replaced by the same files."""
     import torch
