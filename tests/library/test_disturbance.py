@@ -176,20 +176,13 @@ def test_our_own_work_is_no_foreign_load_and_never_a_negative_one_and_its_switch
 
 
 V2, V1 = "cpu.stat", "cpu/cpu.stat"
+SLOWED = {V1: "throttled_time 1000000000\n"}
 THROTTLED = {  # files before and after, and the seconds between
-    "version 2": (
-        {V2: "usage_usec 9\nnr_throttled 3\nthrottled_usec 1000000\n"},
-        {V2: "throttled_usec 1500000\n"},
-        0.5,
-    ),
+    "version 2": ({V2: "nr_throttled 3\nthrottled_usec 1000000\n"}, {V2: "throttled_usec 1500000\n"}, 0.5),
     "version 1": ({V1: "nr_periods 9\nthrottled_time 2000000000\n"}, {V1: "throttled_time 2250000000\n"}, 0.25),
-    "both": (
-        {V2: "throttled_usec 1000000\n", V1: "throttled_time 1000000000\n"},
-        {V2: "throttled_usec 3000000\n", V1: "throttled_time 1000000000\n"},
-        2.0,
-    ),
-    "version 2 without a quota beside version 1": (
-        {V2: "usage_usec 9\n", V1: "throttled_time 1000000000\n"},
+    "both": ({V2: "throttled_usec 1000000\n"} | SLOWED, {V2: "throttled_usec 3000000\n"} | SLOWED, 2.0),
+    "version 1 beside a version 2 without a quota": (
+        {V2: "usage_usec 9\n"} | SLOWED,
         {V2: "usage_usec 99\n", V1: "throttled_time 2000000000\n"},
         1.0,
     ),

@@ -56,6 +56,10 @@ def test_small_models_of_every_family_close_account_for_all_flops_and_have_the_k
         assert layer(profile, "layers.0").input_shapes == ("float32[2, 6, 32]",)
     else:
         assert sum(each.flops_self for each in own) == count(lambda: model(**_keywords(model, inputs))).flops
+    if family == "gpt2":  # its tied weights lie in one storage and count once
+        (tied,) = layer(profile, "lm_head").storages
+        assert tied in layer(profile, "transformer.wte").storages and tied.bytes == 64 * 32 * 4
+        assert root.parameters == sum(each.numel() for each in model.parameters())
     rows = blocks(profile)
     assert {row.label for row in rows} >= BLOCKS[family]
     assert sum(row.seconds for row in rows) == pytest.approx(root.inclusive_s.median)

@@ -42,14 +42,10 @@ def test_every_cut_in_two_gives_the_output_of_the_whole_model(family):
         stages = stages_of(model, plan_of(UNITS[family], cut), inputs)
         assert torch.equal(output_of(stages, inputs), whole_of(model, inputs)), f"cut {cut}"
         assert stages[0].leaving.shape == stages[1].entering.shape and stages[0].leaving.is_meta
-
-
-@pytest.mark.parametrize("family", ["bert", "qwen2"])
-def test_every_unit_in_a_stage_of_its_own_gives_the_output_of_the_whole_model(family):
-    model, inputs = small(family)
-    units = [name for name in UNITS[family] if name not in ("dropout", "model.rotary_emb")]
-    stages = stages_of(model, plan_of(units, *range(1, len(units))), inputs)
-    assert torch.equal(output_of(stages, inputs), stages[0].whole)
+    if family in ("bert", "qwen2"):  # and in stages of one unit each
+        units = [name for name in UNITS[family] if name not in ("dropout", "model.rotary_emb")]
+        stages = stages_of(model, plan_of(units, *range(1, len(units))), inputs)
+        assert torch.equal(output_of(stages, inputs), stages[0].whole)
 
 
 def test_inputs_other_than_those_a_model_was_cut_with_give_their_own_output():
