@@ -126,7 +126,7 @@ def test_a_gpu_is_held_for_the_seconds_asked_for(cuda, device):
     assert cuda.current == 0
 
 
-def test_a_mark_is_passed_once_the_gpu_has_come_to_it(cuda):
+def test_a_mark_is_passed_once_the_gpu_has_come_to_it_and_a_call_is_timed_behind_the_backlog(cuda):
     queue = CudaQueue(FIRST)
     start = queue.mark()
     queue.hold(0.25)
@@ -135,9 +135,6 @@ def test_a_mark_is_passed_once_the_gpu_has_come_to_it(cuda):
     torch.cuda.synchronize(FIRST)
     assert queue.has_passed(end)
     assert queue.seconds_between(start, end) == pytest.approx(0.25, rel=1e-6)
-
-
-def test_a_gpu_times_a_call_behind_its_backlog(cuda):
     timer = Timer(synchronize=waiter(FIRST))
     found = timer.on_device(lambda: cuda.sleep(4_000_000), CudaQueue(FIRST), enqueue_s=0.0)
     assert found == DeviceTime(pytest.approx(0.004, rel=1e-6))

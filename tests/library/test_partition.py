@@ -115,15 +115,6 @@ def test_units_are_blocks_and_what_stands_around_them_with_all_storages_and_time
     assert ([unit.cut_bytes for unit in units], made.input_bytes) == (cuts, IDS_BYTES)
 
 
-def test_a_block_that_only_calls_its_layers_is_split_further():
-    layers = [layer("")]
-    for stage in range(2):
-        layers += [layer(f"layers.{stage}", bytes_self=0.0)]
-        layers += [layer(f"layers.{stage}.blocks.{at}", bytes_self=8.0) for at in range(2)]
-    names = [unit.name for unit in units_of(profiles.model_profile(nested(layers))).units]
-    assert names == ["layers.0.blocks.0", "layers.0.blocks.1", "layers.1.blocks.0", "layers.1.blocks.1"]
-
-
 def test_what_the_next_unit_does_not_take_still_crosses():
     layers = [
         seen("", (IDS,)),
@@ -176,11 +167,16 @@ def test_the_longer_one_of_device_and_host_counts_and_known_activation_peaks_are
     assert [unit.activation_peak_bytes for unit in units_of(made).units][:2] == [HIDDEN_BYTES, HIDDEN_BYTES]
 
 
-def test_a_model_of_one_layer_is_one_unit():
+def test_a_model_of_one_layer_is_one_unit_and_a_block_that_only_calls_its_layers_is_split_further():
     [unit] = units_of(profiles.model_profile([layer("")])).units
     assert unit.name == "a model" and unit.seconds > 0
     with pytest.raises(ValueError, match="holds no layer that was called"):
         units_of(profiles.model_profile([layer("", "Model", None)]))
+    stages = [layer(f"layers.{stage}", bytes_self=0.0) for stage in range(2)]
+    names = [f"layers.{stage}.blocks.{at}" for stage in range(2) for at in range(2)]
+    layers = [layer(""), *stages, *(layer(name, bytes_self=8.0) for name in names)]
+    layers.sort(key=lambda each: each.path)
+    assert [unit.name for unit in units_of(profiles.model_profile(nested(layers))).units] == names
 
 
 def test_the_table_of_memory_is_that_of_every_stage():
@@ -197,10 +193,11 @@ def test_the_table_of_memory_is_that_of_every_stage():
 
 
 def test_the_plan_of_the_guide_puts_a_model_that_fits_on_one_node():
-    planner = ExecutionPlanner(profiles.with_memory(decoder()))
-    plan = planner.generate_plan(
-        available_nodes=[VirtualNode("node_a", "gpu", vram_gb=24), VirtualNode("node_b", "cpu", ram_gb=64)]
-    )
+    profile = profiles.with_memory(decoder())
+    nodes = [VirtualNode("node_a", "gpu", vram_gb=24), VirtualNode("node_b", "cpu", ram_gb=64)]
+    plan = ExecutionPlanner(profile).generate_plan(available_nodes=nodes)
+    for metrics in (Report(profile, {}), {"gpu": Report(profile, {})}):  # what the engine returned
+        assert ExecutionPlanner(metrics).generate_plan(nodes) == plan
     [stage] = plan.stages
     assert (stage.node, stage.basis, plan.basis, plan.transfers) == ("node_a", "measured", "measured", ())
     assert "for a single request one node is best" in plan.notes[0]
@@ -263,13 +260,6 @@ def test_representative_times_are_measured_and_measured_ones_are_chosen_before_e
         chains = {"gpu": replace(chain(), is_representative=is_representative)}
         made = ExecutionPlanner(chains).plan_at([2], [gpu("a"), gpu("b")], "throughput", MEASURED)
         assert made.basis == basis and (made.requests_per_s is None) == (basis == "assumed")
-
-
-def test_what_the_engine_returned_is_planned_as_the_profile_in_it():
-    profile, nodes = decoder(), [VirtualNode("a", "cpu", ram_gb=1)]
-    wanted = ExecutionPlanner(profile).generate_plan(nodes)
-    for metrics in (Report(profile, {}), {"cpu": Report(profile, {})}):
-        assert ExecutionPlanner(metrics).generate_plan(nodes) == wanted
 
 
 def test_what_would_help_is_named_with_what_it_gains():

@@ -94,12 +94,8 @@ def test_equally_long_stages_take_the_latency_once_and_the_busy_period_for_each_
 
 def test_a_stage_is_slowed_only_while_the_other_one_computes():
     # The second computes 6 ms of every period; in these the first one does 4 ms of its own work, the rest alone.
-    found = simulate(two_stages(10, 4, 1.5, 1.5), 20)
-    assert found.period_s == pytest.approx(0.012)
+    assert simulate(two_stages(10, 4, 1.5, 1.5), 20).period_s == pytest.approx(0.012)
     assert two_stages(10, 4, 1.5, 1.5).period_s == pytest.approx(0.015)  # the planner's, which is the most it can be
-
-
-def test_the_last_stage_is_slowed_for_as_long_as_the_first_one_has_requests():
     found = simulate(two_stages(8, 10, 1.5, 1.5), 40)
     assert found.period_s == pytest.approx(0.015)
     assert found.finishes_s[-1] - found.finishes_s[-2] == pytest.approx(0.010)  # alone at the end

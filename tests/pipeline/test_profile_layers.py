@@ -72,17 +72,13 @@ def bart(**sizes: Any) -> torch.nn.Module:
     return small("BartConfig", "BartForSequenceClassification", **TINY_PAIR, **sizes)
 
 
-def test_text_models_take_tokens_of_the_asked_shape_without_padding():
+def test_text_models_take_tokens_of_the_asked_shape_without_padding_for_both_halves_and_with_one_end_in_each_text():
     sizes = {"vocab_size": 20, "n_positions": 16, "n_embd": 8, "n_layer": 1, "n_head": 2, "eos_token_id": 1}
     model = small("GPT2Config", "GPT2LMHeadModel", **sizes, bos_token_id=1)
     inputs = models.inputs_for(model, 3, 16)
-    assert set(inputs) == {"input_ids", "attention_mask"}
-    assert inputs["input_ids"].shape == inputs["attention_mask"].shape == (3, 16)
+    assert {name: given.shape for name, given in inputs.items()} == {"input_ids": (3, 16), "attention_mask": (3, 16)}
     assert inputs["attention_mask"].all() and inputs["input_ids"].max() < 20
     assert model(**inputs).logits.shape == (3, 16, 20)
-
-
-def test_encoder_decoders_get_input_for_both_and_one_end_in_each_text():
     model = bart(max_position_embeddings=32)
     inputs, again = (models.inputs_for(model, 4, 32) for _ in range(2))
     assert torch.equal(inputs["input_ids"], again["input_ids"])
@@ -343,17 +339,11 @@ def test_flags_override_the_command_line_which_overrides_the_file(run, recorded,
         (["--model", "2026"], Model(name="2026")),
     ],
 )
-def test_flags_choose_the_model(run, recorded, flags, wanted):
+def test_flags_choose_the_model_and_whether_its_code_is_trusted(run, recorded, flags, wanted):
     found = recorded("pass")
     assert run(*flags)[0] == 0
     assert found.wanted == wanted and not found.is_trusted
-
-
-def test_code_is_trusted_by_a_flag_of_the_command_line_alone(run, recorded):
-    found = recorded("pass")
-    assert run("--trust-remote-code", "--model", "org/model")[0] == 0 and found.is_trusted
-    code, _, notes = run("model.trust_remote_code=true")
-    assert code == 2 and "trust_remote_code" in notes
+    assert run("--trust-remote-code", *flags)[0] == 0 and found.is_trusted
 
 
 @pytest.mark.parametrize(
@@ -367,6 +357,7 @@ def test_code_is_trusted_by_a_flag_of_the_command_line_alone(run, recorded):
         (["--model", "./not/there"], "neither a folder nor the name of a model"),
         (["output.profile_name=../up"], "output.profile_name"),
         (["measurement.batchsize=2"], "did you mean 'batch_size'"),
+        (["model.trust_remote_code=true"], "trust_remote_code"),  # a flag of the command line alone
     ],
 )
 def test_wrong_input_ends_with_2_and_one_message(run, arguments, said):

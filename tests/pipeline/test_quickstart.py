@@ -63,14 +63,11 @@ def test_labels_and_lengths_have_long_tails_few_short_reviews_repeat_and_texts_h
     copies = Counter(review.text for review in reviews)
     assert 0.01 * len(reviews) < sum(count - 1 for count in copies.values()) < 0.06 * len(reviews)
     assert all(count == 1 for text, count in copies.items() if len(text.split()) > 20)
+    seen = {sentence for review in reviews[:2000] for sentence in review.text.split(". ")}
+    fresh = [sentence for review in texts.generate(500, seed=2) for sentence in review.text.split(". ")]
+    assert sum(sentence in seen for sentence in fresh) < 0.5 * len(fresh), "held-out sentences are mostly new"
     together = " ".join(copies)
     assert [each for each in (",", '"', "'", "\n", "é", "👍", "<br />", "$", "€") if each not in together] == []
-
-
-def test_held_out_sentences_are_mostly_new():
-    seen = {sentence for review in texts.generate(2000, seed=1) for sentence in review.text.split(". ")}
-    fresh = [sentence for review in texts.generate(500, seed=2) for sentence in review.text.split(". ")]
-    assert sum(sentence in seen for sentence in fresh) < 0.5 * len(fresh)
 
 
 def test_every_template_expands_to_a_clean_sentence_for_every_kind_of_product():
@@ -130,9 +127,13 @@ def test_training_is_silent_repeatable_and_leaves_the_process_as_it_was(made, tm
     assert "damaged or incomplete" in messages[0] and capfd.readouterr() == ("", "")
 
 
-def test_training_learns_a_rule_that_single_words_decide(tmp_path):
+def test_training_learns_a_rule_that_single_words_decide_in_batches_within_a_budget(tmp_path):
     from utils.quickstart import classifier
 
+    lengths = [3, 70, 10, 10, 1, 40, 9, 100]
+    batches = classifier.length_sorted_batches([[1] * length for length in lengths], 64)
+    assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
+    assert all(len(batch) == 1 or max(lengths[row] for row in batch) * len(batch) <= 64 for batch in batches)
     words = ["battery", "parcel", "refund"]
     examples = [texts.LabelledText(f"text {n} about the {words[n % 3]} and number {n * 7}", n % 3) for n in range(240)]
     classifier.build_untrained(tmp_path, [example.text for example in examples], words)
@@ -142,16 +143,6 @@ def test_training_learns_a_rule_that_single_words_decide(tmp_path):
     classifier.build(tmp_path, examples, words, recipe=recipe, progress=messages.append)
     assert classifier.accuracy(tmp_path, examples) > 0.95
     assert len(messages) == 10 and messages[-1].startswith("trained 100%")
-
-
-def test_batches_hold_every_text_once_and_stay_within_the_budget():
-    from utils.quickstart.classifier import length_sorted_batches
-
-    lengths = [3, 70, 10, 10, 1, 40, 9, 100]
-    batches = length_sorted_batches([[1] * length for length in lengths], 64)
-    assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
-    for batch in batches:
-        assert len(batch) == 1 or max(lengths[index] for index in batch) * len(batch) <= 64
 
 
 # --- the cache
