@@ -134,6 +134,7 @@ def test_each_layer_may_lack_what_others_have_and_percentiles_are_missing_with_t
     few = layer("", "Model", host_self_s=spread(1e-3, 9), host_inclusive_s=spread(1e-3, 9))
     found = page_of(model_profile([few], num_runs=9, reasons={"p95": "9 runs are too few; it takes 20"}))
     assert "95th percentiles: 9 runs are too few; it takes 20" in found.sections["layers"]
+    assert "59" not in found.sections["layers"]
     assert found.data["layers"]["selfP95"] == [None] and found.data["layers"]["selfMax"][0] > 0
     whole = with_memory(gpt2())
     kept = ("path", "parent", "name", "type", "depth", "order", "calls")

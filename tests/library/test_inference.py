@@ -131,7 +131,8 @@ def test_batches_hold_each_row_once_longest_first_and_as_many_as_the_budget(gath
 
 @pytest.mark.parametrize("gather", [token_budget_batches, packs])
 def test_a_row_longer_than_the_budget_goes_alone_and_no_rows_have_no_batches(gather):
-    assert gather([4, 100, 4], 8) == gather(np.array([4, 100, 4]), 8) == [[1], [0, 2]]
+    lengths = [4, 100, 4]
+    assert gather(lengths, 8) == gather(np.array(lengths), 8) == [[1], [0, 2]] and lengths == [4, 100, 4]
     assert gather([], 100) == []
 
 
