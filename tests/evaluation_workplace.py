@@ -10,6 +10,13 @@ from tests.tiny_models import LABELS, WORDS, save_bert
 
 ROOT = Path(__file__).resolve().parents[1]
 ROWS, SHARD_ROWS = 40, 16
+WHOLE = ("plan", "run", "finalize")
+QUICK = (  # a sweep of step 02 that takes no time
+    "profiling.batch_sizes=[1]",
+    "profiling.num_measurement_runs=1",
+    "profiling.num_warmup_runs=1",
+    "profiling.max_seconds_per_batch_size=0.001",
+)
 
 
 def texts(rows: int = ROWS, seed: int = 0) -> list[tuple[str, str]]:

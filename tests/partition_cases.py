@@ -36,22 +36,6 @@ class Case:
         return len(next(iter(self.chains.values())).units)
 
 
-@dataclass(frozen=True)
-class Taken:
-    """What a split takes, in picoseconds."""
-
-    latency: int
-    period: int
-    transfers: int
-
-    def value(self, objective: str, requests: int) -> int:
-        return {
-            "latency": self.latency,
-            "throughput": self.period,
-            "requests": self.latency + (requests - 1) * self.period,
-        }[objective]
-
-
 def every_split(case: Case) -> Iterator[Split]:
     """Yield every way to cut the units into stages and put these on different nodes."""
     places = range(len(case.nodes))
@@ -109,16 +93,14 @@ def parts(case: Case, split: Split) -> tuple[list[int], list[int]]:
 
 def slowed(case: Case, split: Split, stages: Sequence[int]) -> list[int]:
     """Return the picoseconds of every stage while those of the split that are on the same machine compute too."""
-    machines = [case.nodes[place].machine for place, _, _ in split]
-    found = []
-    for (place, _, _), machine, spent in zip(split, machines, stages, strict=True):
-        is_shared = machine is not None and machines.count(machine) > 1
-        found.append(round(spent * (case.nodes[place].contention or 1.0)) if is_shared else spent)
-    return found
+    nodes = [case.nodes[place] for place, _, _ in split]
+    machines = [node.machine for node in nodes]
+    factors = [(node.contention or 1.0) if node.machine and machines.count(node.machine) > 1 else 1.0 for node in nodes]
+    return [round(spent * factor) for spent, factor in zip(stages, factors, strict=True)]
 
 
-def taken(case: Case, split: Split) -> Taken:
-    """Return what a split takes."""
+def taken(case: Case, split: Split) -> tuple[int, int, int]:
+    """Return the latency, the period and the transfers of a split in picoseconds."""
     stages, carried = parts(case, split)
     busy = slowed(case, split, stages)
     if case.overlap:
@@ -128,23 +110,21 @@ def taken(case: Case, split: Split) -> Taken:
             stage + (carried[place - 1] if place else 0) + (carried[place] if place < len(carried) else 0)
             for place, stage in enumerate(busy)
         )
-    return Taken(sum(stages) + sum(carried), period, sum(carried))
+    return sum(stages) + sum(carried), period, sum(carried)
 
 
 def best(case: Case, objective: str) -> tuple[int, ...] | None:
     """Return the rank that no split beats; None where none fits."""
-    found = []
-    for split in every_split(case):
-        if fits(case, split):
-            found.append(rank(case, objective, split))
-    return min(found, default=None)
+    return min((rank(case, objective, split) for split in every_split(case) if fits(case, split)), default=None)
 
 
 def rank(case: Case, objective: str, split: Split) -> tuple[int, ...]:
     """Return what splits are compared by: the objective, the other one, the stages, the transfers."""
-    of = taken(case, split)
+    latency, period, carried = taken(case, split)
     is_one = objective == "latency" or (objective == "requests" and case.requests == 1)
-    return of.value(objective, case.requests), of.period if is_one else of.latency, len(split), of.transfers
+    many = latency + (case.requests - 1) * period
+    value = {"latency": latency, "throughput": period, "requests": many}[objective]
+    return value, period if is_one else latency, len(split), carried
 
 
 def least_extra(case: Case, node: int) -> int:

@@ -2,12 +2,10 @@
 
 import base64
 import hashlib
-import json
 import re
 import subprocess
 import sys
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import pytest
 
@@ -16,56 +14,11 @@ from boundby.layers.dashboard.content import outliers
 from boundby.layers.records import Coverage, LayerProfile, ModelProfile
 from tests.layer_profiles import HOSTILE as HOSTILE_NAME
 from tests.layer_profiles import REPOSITORY, gpt2, hostile, layer, many, model_profile, nested, spread, with_memory
-
-VOID = {"meta", "input", "wbr"}
-
-
-class Page(HTMLParser):
-    """What a browser finds in a page: its tags, the text of each script, and the text of each section."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.scripts: list[str] = []
-        self.sections: dict[str, str] = {"": ""}
-        self.open: list[str] = []
-        self._section = ""
-        self.feed(text)
-        self.close()
-        self.sections = {key: " ".join(each.split()) for key, each in self.sections.items()}
-
-    @property
-    def text(self) -> str:
-        return " ".join(self.sections.values())
-
-    @property
-    def data(self) -> dict:
-        return json.loads(self.scripts[0])
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-        if tag == "script":
-            self.scripts.append("")
-        if tag == "section":
-            self._section = dict(attrs)["aria-labelledby"] or ""
-            self.sections[self._section] = ""
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-        if tag == "section":
-            self._section = ""
-
-    def handle_data(self, data: str) -> None:
-        if self.cdata_elem == "script":
-            self.scripts[-1] += data
-        elif self.cdata_elem is None:
-            self.sections[self._section] += data + " "
+from tests.web_page import WebPage
 
 
-def page_of(profile: ModelProfile, title: str | None = None) -> Page:
-    return Page(page(profile, title))
+def page_of(profile: ModelProfile, title: str | None = None) -> WebPage:
+    return WebPage(page(profile, title))
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +46,7 @@ def test_banner_comes_first_and_holds_what_the_profile_rests_on(of_gpt2):
     assert "Before the change" in titled.sections[""] and "gpt2" in titled.sections["environment"]
 
 
-def test_profile_that_is_not_representative_says_so_everywhere_and_withholds_gains():
+def test_profile_that_is_not_representative_withholds_gains_everywhere_and_one_to_be_read_with_care_does_not():
     found = page_of(gpt2(coverage=Coverage(0.71, "not representative", 0.5)))
     assert found.sections[""].index("This profile is not representative") < found.sections[""].index("End to end")
     assert "71.0 %" in found.sections[""] and "✗ not representative" in found.sections[""]
@@ -101,12 +54,9 @@ def test_profile_that_is_not_representative_says_so_everywhere_and_withholds_gai
         assert "not representative" in found.sections[key], key
     assert "Gain" not in found.sections["bottlenecks"]
     assert ("html", {"lang": "en", "class": "untrusted"}) in found.tags
-
-
-def test_coverage_to_be_read_with_care_is_no_refusal_and_doubts_stand_in_the_banner():
     found = page_of(gpt2(coverage=Coverage(0.95, "warn", 0.5), doubts=("another process used a core",)))
     assert "⚠ warn: read with care" in found.text and "not representative" not in found.text
-    assert "another process used a core" in found.sections[""]
+    assert "another process used a core" in found.sections[""], "doubts stand in the banner"
 
 
 def test_bottlenecks_are_the_five_longest_blocks_with_their_shares(of_gpt2):
@@ -130,9 +80,16 @@ def test_script_gets_every_layer_with_times_in_seconds_and_sizes_in_bytes(of_gpu
     assert of_gpu.data["total"]["self"] == pytest.approx(of_gpu.data["total"]["inclusive"], rel=1e-6)
 
 
-def test_device_time_counts_where_it_is_known(of_gpt2, of_gpu):
+def test_device_time_counts_where_it_is_known_types_add_up_and_every_chart_has_a_name_and_a_summary(of_gpt2, of_gpu):
     assert "host time" in of_gpt2.sections[""]
     assert "device time" in of_gpu.sections[""] and "host time" not in of_gpu.sections[""]
+    shares = re.findall(r"\w+ \d+ [\d.]+ [mµ]?s ([\d.]+) %", of_gpt2.sections["types"])
+    assert sum(map(float, shares)) == pytest.approx(100, abs=0.6) and len(shares) == 11
+    plots = [attrs for _, attrs in of_gpu.tags if attrs.get("class") == "plot"]
+    ids = {attrs.get("id") for _, attrs in of_gpu.tags}
+    assert len(plots) == 5
+    for each in plots:
+        assert each["role"] == "img" and each["aria-label"] and each["aria-describedby"] in ids
 
 
 def test_layer_of_another_thread_adds_to_no_sum_and_says_so():
@@ -141,11 +98,6 @@ def test_layer_of_another_thread_adds_to_no_sum_and_says_so():
     assert "Odd" not in found.sections["types"] and found.data["total"]["self"] < 0.1
     assert found.data["layers"]["counted"] == [True, True, False]
     assert "another thread" in found.data["layers"]["doubts"][2]
-
-
-def test_types_add_up_to_the_time_of_all_layers(of_gpt2):
-    shares = re.findall(r"\w+ \d+ [\d.]+ [mµ]?s ([\d.]+) %", of_gpt2.sections["types"])
-    assert sum(map(float, shares)) == pytest.approx(100, abs=0.6) and len(shares) == 11
 
 
 def test_outliers_are_named_with_how_far_they_are_and_memory_with_the_layer_of_the_peak(of_gpt2, of_gpu):
@@ -178,29 +130,24 @@ def test_nothing_known_gives_a_page_of_reasons(profile):
     assert "None" not in found.text and "nan" not in found.text.lower().split()
 
 
-def test_percentile_that_the_runs_do_not_support_is_missing_with_the_reason_of_the_profile():
+def test_each_layer_may_lack_what_others_have_and_percentiles_are_missing_with_the_reason_of_the_profile():
     few = layer("", "Model", host_self_s=spread(1e-3, 9), host_inclusive_s=spread(1e-3, 9))
     found = page_of(model_profile([few], num_runs=9, reasons={"p95": "9 runs are too few; it takes 20"}))
     assert "95th percentiles: 9 runs are too few; it takes 20" in found.sections["layers"]
     assert "59" not in found.sections["layers"]
     assert found.data["layers"]["selfP95"] == [None] and found.data["layers"]["selfMax"][0] > 0
-
-
-def test_each_layer_may_lack_what_others_have():
     whole = with_memory(gpt2())
     kept = ("path", "parent", "name", "type", "depth", "order", "calls")
-    layers = list(whole.layers)
-    for at in range(0, len(layers)):
-        if at % 3:
-            layers[at] = LayerProfile(**{name: getattr(layers[at], name) for name in kept})
-    found = page_of(replace(whole, layers=tuple(layers)))
+    bare = [LayerProfile(**{name: getattr(each, name) for name in kept}) for each in whole.layers]
+    layers = tuple(bare[at] if at % 3 else each for at, each in enumerate(whole.layers))
+    found = page_of(replace(whole, layers=layers))
     assert "None" not in found.text and found.data["layers"]["selfP50"].count(None) == 100
 
 
 def test_hostile_names_leave_the_page_as_it_is_and_hold_no_control_and_no_direction_characters():
     raw = page(hostile(HOSTILE_NAME))
     assert not {"\u2028", "\u2029", "\u202e", "\x1b", "\x00", "\u200b"} & set(raw)
-    tame, found = page_of(hostile("tame")), Page(raw)
+    tame, found = page_of(hostile("tame")), WebPage(raw)
     kinds = ("script", "style", "img", "svg", "b", "a", "i", "title", "section", "iframe")
     count = [[sum(tag == kind for tag, _ in each.tags) for kind in kinds] for each in (tame, found)]
     assert count[0] == count[1] and found.open == []
@@ -233,14 +180,6 @@ def test_the_same_profile_gives_the_same_page_and_a_thousand_layers_add_little()
     assert len(page(many(1000))) - len(page(many(0))) < 300_000
 
 
-def test_every_chart_has_a_name_and_a_summary(of_gpu):
-    plots = [attrs for _, attrs in of_gpu.tags if attrs.get("class") == "plot"]
-    ids = {attrs.get("id") for _, attrs in of_gpu.tags}
-    assert len(plots) == 5
-    for each in plots:
-        assert each["role"] == "img" and each["aria-label"] and each["aria-describedby"] in ids
-
-
 @pytest.mark.parametrize(("missing", "imports"), [("plotly", "plotly.offline"), ("jinja2", "jinja2")])
 def test_missing_package_is_named_with_the_command_that_installs_it(monkeypatch, missing, imports):
     monkeypatch.setitem(sys.modules, imports, None)
@@ -266,22 +205,10 @@ def test_outliers_are_those_far_from_the_line_and_the_farthest_comes_first():
     assert outliers([(1, 1.0), (10, 1e-6), (100, 1.0), (1000, 1.0)]) == [] == outliers([]), "few"
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (wording.duration(0.0123), "12.3 ms"),
-        (wording.duration(2.5), "2.50 s"),
-        (wording.duration(4.56e-5), "45.6 µs"),
-        (wording.duration(0.0), "0 µs"),
-        (wording.size(498_000_000), "498 MB"),
-        (wording.size(768), "768 B"),
-        (wording.count(124_439_808), "124 M"),
-        (wording.count(1536), "1,536"),
-        (wording.percent(0.173), "17.3 %"),
-        (wording.whole(151.0), "151"),
-        (wording.whole(1.5), "1.5"),
-        (wording.listed(["a", "b", "c"]), "a, b and c"),
-    ],
-)
-def test_wording(text, expected):
-    assert text == expected
+def test_quantities_are_written_with_their_units():
+    seconds, sizes = (0.0123, 2.5, 4.56e-5, 0.0), (498_000_000, 768)
+    assert [wording.duration(each) for each in seconds] == ["12.3 ms", "2.50 s", "45.6 µs", "0 µs"]
+    assert [wording.size(each) for each in sizes] == ["498 MB", "768 B"]
+    assert [wording.count(each) for each in (124_439_808, 1536)] == ["124 M", "1,536"]
+    assert (wording.percent(0.173), wording.whole(151.0), wording.whole(1.5)) == ("17.3 %", "151", "1.5")
+    assert wording.listed(["a", "b", "c"]) == "a, b and c"

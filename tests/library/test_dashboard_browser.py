@@ -79,8 +79,12 @@ def test_switch_collapse_and_search_and_sort(of_gpt2):
     assert names(found) == [] and found.text("#found") == "0 of 151 layers"
 
 
-def test_table_is_turned_and_sorted_by_keyboard(of_gpt2):
+def test_hovering_tells_a_layer_and_the_table_is_turned_and_sorted_by_keyboard_with_unknown_values_last(of_gpt2):
     found = of_gpt2
+    found.point("#plot-latency .bars .point path")
+    found.wait_for("#plot-latency .hovertext")
+    words = found.text("#plot-latency .hoverlayer")
+    assert "lm_head" in words and "p95" in words and "60 runs" in words
     found.run("document.getElementById('next').focus()")
     found.press("Enter", 13, "\r")
     assert found.text("#found") == "151 of 151 layers, rows 51 to 100"
@@ -91,10 +95,6 @@ def test_table_is_turned_and_sorted_by_keyboard(of_gpt2):
     found.press("Tab", 9)
     found.press(" ", 32, " ")
     assert names(found)[0] == "lm_head"
-
-
-def test_layers_in_natural_order_and_unknown_values_last(of_gpt2):
-    found = of_gpt2
     found.set("#query", "GPT2Block")
     sort_by(found, "Layer")
     assert names(found)[1:3] == ["transformer.h.1", "transformer.h.2"] and names(found)[-1] == "transformer.h.11"
@@ -103,21 +103,11 @@ def test_layers_in_natural_order_and_unknown_values_last(of_gpt2):
         sort_by(found, "Bound")
         bounds = found.texts(f"{ROWS} td:nth-child(7)")
         assert bounds[0] in ("compute", "launch")
-
-
-def test_hovering_tells_the_layer_and_its_times(of_gpt2):
-    of_gpt2.point("#plot-latency .bars .point path")
-    of_gpt2.wait_for("#plot-latency .hovertext")
-    words = of_gpt2.text("#plot-latency .hoverlayer")
-    assert "lm_head" in words and "p95" in words and "60 runs" in words
-
-
-def test_charts_follow_light_and_dark(of_gpt2):
     colour = "getComputedStyle(document.querySelector('#plot-latency .bars path')).fill"
-    light = of_gpt2.run(colour)
-    of_gpt2.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
-    of_gpt2.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
-    assert of_gpt2.run(colour) != light
+    light = found.run(colour)
+    found.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
+    found.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    assert found.run(colour) != light, "charts follow light and dark"
 
 
 @pytest.mark.parametrize("text", [HOSTILE, "x" * 10_000], ids=["markup", "long"])

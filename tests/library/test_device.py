@@ -39,13 +39,17 @@ def test_with_gpus_auto_is_the_first_and_one_that_is_not_there_is_refused():
         pick_device("cuda:2")
 
 
-def test_a_cpu_is_not_waited_for_and_a_gpu_is(monkeypatch):
+def test_a_cpu_is_not_waited_for_and_has_no_cache_to_give_back_and_a_gpu_is_and_has(monkeypatch):
     waited: list[torch.device] = []
+    emptied: list[bool] = []
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
     waiter(CPU)()
-    assert waited == []
+    release_memory(CPU)
+    assert waited == emptied == []
     waiter(torch.device("cuda:1"))()
-    assert waited == [torch.device("cuda:1")]
+    release_memory(torch.device("cuda"))
+    assert (waited, emptied) == ([torch.device("cuda:1")], [True])
 
 
 class FakeCuda:
@@ -122,7 +126,7 @@ def test_a_gpu_is_held_for_the_seconds_asked_for(cuda, device):
     assert cuda.current == 0
 
 
-def test_a_mark_is_passed_once_the_gpu_has_come_to_it(cuda):
+def test_a_mark_is_passed_once_the_gpu_has_come_to_it_and_a_call_is_timed_behind_the_backlog(cuda):
     queue = CudaQueue(FIRST)
     start = queue.mark()
     queue.hold(0.25)
@@ -131,61 +135,36 @@ def test_a_mark_is_passed_once_the_gpu_has_come_to_it(cuda):
     torch.cuda.synchronize(FIRST)
     assert queue.has_passed(end)
     assert queue.seconds_between(start, end) == pytest.approx(0.25, rel=1e-6)
-
-
-def test_a_gpu_times_a_call_behind_its_backlog(cuda):
     timer = Timer(synchronize=waiter(FIRST))
     found = timer.on_device(lambda: cuda.sleep(4_000_000), CudaQueue(FIRST), enqueue_s=0.0)
     assert found == DeviceTime(pytest.approx(0.004, rel=1e-6))
 
 
-def test_only_a_gpu_has_a_cache_to_give_back(monkeypatch):
-    emptied: list[bool] = []
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
-    release_memory(CPU)
-    assert emptied == []
-    release_memory(torch.device("cuda"))
-    assert emptied == [True]
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
-        MemoryError(),
-        RuntimeError("CUDA error: out of memory"),
-        RuntimeError("CUDA driver error: Out of memory"),
-        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
-        RuntimeError("unable to mmap 4096 bytes from file </model.safetensors>: Cannot allocate memory (12)"),
-        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."),
-        RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes."),
-    ],
-    ids=str,
+REFUSALS = (
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    MemoryError(),
+    RuntimeError("CUDA error: out of memory"),
+    RuntimeError("CUDA driver error: Out of memory"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("unable to mmap 4096 bytes from file </model.safetensors>: Cannot allocate memory (12)"),
+    RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."),
+    RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes."),
 )
-def test_lack_of_memory_is_known_by_type_or_text(error):
-    assert is_out_of_memory(error)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED"),  # also a shape that no kernel takes
-        RuntimeError("CUDA error: device-side assert triggered"),
-        RuntimeError("CUDA error: an illegal memory access was encountered"),
-        RuntimeError("Expected all tensors to be on the same device"),
-        ValueError("the text 'out of memory' has no label"),
-        KeyboardInterrupt(),
-    ],
-    ids=repr,
+OTHER_FAILURES = (
+    RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED"),  # also a shape that no kernel takes
+    RuntimeError("CUDA error: device-side assert triggered"),
+    RuntimeError("CUDA error: an illegal memory access was encountered"),
+    RuntimeError("Expected all tensors to be on the same device"),
+    ValueError("the text 'out of memory' has no label"),
+    KeyboardInterrupt(),
 )
-def test_other_failures_are_not_a_lack_of_memory(error):
-    assert not is_out_of_memory(error)
 
 
-def test_the_cpu_allocator_is_understood_when_it_refuses():
+def test_lack_of_memory_is_known_by_type_or_text_and_other_failures_are_none():
     with pytest.raises(RuntimeError) as raised:
         torch.empty(2**52, dtype=torch.float32)
-    assert is_out_of_memory(raised.value)
+    assert [error for error in (*REFUSALS, raised.value) if not is_out_of_memory(error)] == []
+    assert [error for error in OTHER_FAILURES if is_out_of_memory(error)] == []
 
 
 @pytest.mark.gpu

@@ -38,52 +38,40 @@ def test_a_quiet_window_and_counters_that_a_machine_lacks_disturb_nothing():
     assert Conditions(seconds=10.0, cores=4).disturbances(threads=4) == ()
 
 
-LIMITS = [  # just below and just above the limit in a window of 10 s on 4 cores
-    ("foreign_load", "foreign_cores", 0.107, 0.109),  # 0.1, and two ticks of 0.01 s for each core
-    ("stolen_time", "stolen_share", 0.0209, 0.0211),  # 2 %, and one tick for each core
-    ("quota", "throttled_s", 0.399, 0.401),  # 1 % of the time of 4 cores, over which the kernel adds it up
-    ("slow_machine", "slowdown", 1.5, 1.51),
-    ("gpu_shared", "gpu_processes", 0, 1),
-]
-
-
-@pytest.mark.parametrize(("kind", "counter", "below", "above"), LIMITS, ids=[each[0] for each in LIMITS])
-def test_a_counter_disturbs_beyond_its_limit(kind, counter, below, above):
-    assert kinds(**{counter: below}) == []
-    assert kinds(**{counter: above}) == [kind]
+BLIND: dict[str, Any] = {"foreign_cores": None}
 
 
 @pytest.mark.parametrize(
-    ("threads", "foreign_cores", "expected"),
-    [(2, 2.1, []), (2, 2.11, ["foreign_load"]), (1, 3.1, []), (1, 3.11, ["foreign_load"]), (9, 0.11, ["foreign_load"])],
+    ("kind", "threads", "harmless", "disturbing"),
+    [  # just below and just above the limit in a window of 10 s on 4 cores
+        ("foreign_load", 4, {"foreign_cores": 0.107}, {"foreign_cores": 0.109}),  # 0.1, and two ticks for each core
+        ("foreign_load", 2, {"foreign_cores": 2.1}, {"foreign_cores": 2.11}),  # cores that the work leaves free
+        ("foreign_load", 1, {"foreign_cores": 3.1}, {"foreign_cores": 3.11}),
+        ("foreign_load", 9, {"foreign_cores": 0.1}, {"foreign_cores": 0.11}),
+        ("foreign_load", 4, {"foreign_cores": 0.64, "seconds": 0.0625}, {"foreign_cores": 0.64}),  # a tick per core
+        ("stolen_time", 4, {"stolen_share": 0.0209}, {"stolen_share": 0.0211}),  # 2 %, and one tick for each core
+        ("stolen_time", 4, {"stolen_share": 0.16, "seconds": 0.0625}, {"stolen_share": 0.16}),
+        ("quota", 4, {"throttled_s": 0.399}, {"throttled_s": 0.401}),  # 1 % of the time of 4 cores
+        ("slow_machine", 4, {"slowdown": 1.5}, {"slowdown": 1.51}),
+        ("gpu_shared", 4, {"gpu_processes": 0}, {"gpu_processes": 1}),
+        # being pushed off a core stands for the load of others where that cannot be read
+        ("preemption", 4, BLIND | {"switches_per_s": 250.0}, BLIND | {"switches_per_s": 250.1}),
+        ("preemption", 4, {"switches_per_s": 1000.0}, BLIND | {"switches_per_s": 1000.0}),
+        *(  # a clock that is idle, set by the user, synchronized or for a display
+            ("gpu_throttled", 4, {"gpu_clock_event_reasons": bit}, {"gpu_clock_event_reasons": 0x8})
+            for bit in (None, 0x0, 0x1, 0x2, 0x10, 0x100, 0x1 | 0x2 | 0x10 | 0x100)
+        ),
+    ],
 )
-def test_load_on_cores_that_the_work_leaves_free_does_not_disturb(threads, foreign_cores, expected):
-    assert kinds(threads, foreign_cores=foreign_cores) == expected
+def test_a_counter_disturbs_beyond_its_limit(kind, threads, harmless, disturbing):
+    assert (kinds(threads, **harmless), kinds(threads, **disturbing)) == ([], [kind])
 
 
-@pytest.mark.parametrize(
-    ("counter", "value"),
-    [("foreign_cores", 4 * 0.01 / 0.0625), ("stolen_share", 0.01 / 0.0625)],  # one tick for each of 4 cores
-)
-def test_one_tick_in_a_short_window_is_no_disturbance(counter, value):
-    assert kinds(**{counter: value}, seconds=0.0625) == []
-    assert len(kinds(**{counter: value}, seconds=10.0)) == 1
-
-
-@pytest.mark.parametrize("bit", [None, 0x0, 0x1, 0x2, 0x10, 0x100, 0x1 | 0x2 | 0x10 | 0x100])
-def test_a_clock_that_is_idle_set_by_the_user_synchronized_or_for_a_display_disturbs_nothing(bit):
-    assert kinds(gpu_clock_event_reasons=bit) == []
-
-
-@pytest.mark.parametrize("bit", [0x8, 0x20, 0x40, 0x80])
-@pytest.mark.parametrize("harmless", [0x0, 0x1, 0x100])
-def test_a_gpu_that_slows_down_for_heat_or_power_is_throttled(bit, harmless):
-    (found,) = replace(QUIET, gpu_clock_event_reasons=bit | harmless).disturbances(threads=4)
-    assert (found.kind, found.is_passing) == ("gpu_throttled", True)
-    assert f"clock events {bit | harmless:#x}" in found.text
-
-
-def test_the_power_limit_is_told_but_is_no_reason_to_repeat_and_hides_no_throttled_clock():
+def test_heat_or_power_throttles_a_gpu_and_its_power_limit_is_no_reason_to_repeat_and_hides_no_throttled_clock():
+    for bits in (bit | harmless for bit in (0x8, 0x20, 0x40, 0x80) for harmless in (0x0, 0x1, 0x100)):
+        (found,) = replace(QUIET, gpu_clock_event_reasons=bits).disturbances(threads=4)
+        assert (found.kind, found.is_passing) == ("gpu_throttled", True)
+        assert f"clock events {bits:#x}" in found.text
     (found,) = replace(QUIET, gpu_clock_event_reasons=0x4 | 0x1).disturbances(threads=4)
     assert (found.kind, found.is_passing) == ("gpu_power_cap", False)
     assert kinds(gpu_clock_event_reasons=0x4 | 0x40) == ["gpu_throttled", "gpu_power_cap"]
@@ -103,17 +91,8 @@ def test_all_disturbances_of_a_window_are_told_with_their_figures():
         ("the GPU ran at its power limit, which lowers its clock", False),
         ("2 other process(es) held the GPU", True),
     ]
-
-
-def test_being_pushed_off_a_core_stands_for_the_load_of_others_where_that_cannot_be_read():
-    assert kinds(foreign_cores=None, switches_per_s=250.0) == []
-    assert kinds(foreign_cores=None, switches_per_s=250.1) == ["preemption"]
-    assert kinds(switches_per_s=1000.0) == []  # our own threads may push one another
-
-
-def test_a_quota_never_stops_a_process_for_longer_than_the_window():
     (found,) = replace(QUIET, throttled_s=30.0).disturbances(threads=4)
-    assert "300 %" not in found.text
+    assert "300 %" not in found.text, "a quota never stops a process for longer than the window"
 
 
 class Host:
@@ -197,20 +176,13 @@ def test_our_own_work_is_no_foreign_load_and_never_a_negative_one_and_its_switch
 
 
 V2, V1 = "cpu.stat", "cpu/cpu.stat"
+SLOWED = {V1: "throttled_time 1000000000\n"}
 THROTTLED = {  # files before and after, and the seconds between
-    "version 2": (
-        {V2: "usage_usec 9\nnr_throttled 3\nthrottled_usec 1000000\n"},
-        {V2: "throttled_usec 1500000\n"},
-        0.5,
-    ),
+    "version 2": ({V2: "nr_throttled 3\nthrottled_usec 1000000\n"}, {V2: "throttled_usec 1500000\n"}, 0.5),
     "version 1": ({V1: "nr_periods 9\nthrottled_time 2000000000\n"}, {V1: "throttled_time 2250000000\n"}, 0.25),
-    "both": (
-        {V2: "throttled_usec 1000000\n", V1: "throttled_time 1000000000\n"},
-        {V2: "throttled_usec 3000000\n", V1: "throttled_time 1000000000\n"},
-        2.0,
-    ),
-    "version 2 without a quota beside version 1": (
-        {V2: "usage_usec 9\n", V1: "throttled_time 1000000000\n"},
+    "both": ({V2: "throttled_usec 1000000\n"} | SLOWED, {V2: "throttled_usec 3000000\n"} | SLOWED, 2.0),
+    "version 1 beside a version 2 without a quota": (
+        {V2: "usage_usec 9\n"} | SLOWED,
         {V2: "usage_usec 99\n", V1: "throttled_time 2000000000\n"},
         1.0,
     ),
@@ -261,17 +233,14 @@ def test_a_stat_that_cannot_be_read_at_both_ends_disturbs_nothing(host, change, 
     assert found.disturbances(threads=2) == ()
 
 
-def test_cores_that_stat_does_not_list_are_unknown(host):
-    found = window(host, host.counters(7), lambda: host.spend(0, host.USER, 400))
-    assert (found.foreign_cores, found.stolen_share) == (None, None)
-
-
-def test_a_window_without_length_has_no_disturbance(host):
+def test_a_window_without_length_has_no_disturbance_and_cores_that_stat_does_not_list_are_unknown(host):
     counters = host.counters(0, 1)
     start = counters.read()
     host.spend(0, host.USER, 1)
     host.spend(1, host.STEAL, 1)
     assert counters.between(start, counters.read()).disturbances(threads=2) == ()
+    found = window(host, host.counters(7), lambda: host.spend(0, host.USER, 400))
+    assert (found.foreign_cores, found.stolen_share) == (None, None)
 
 
 def test_the_kernel_of_this_machine_is_understood():
@@ -318,38 +287,24 @@ def test_the_reference_is_judged_by_the_best_so_far(host, times, slowdowns):
     assert [work.slowdown(work.seconds()) for _ in slowdowns] == slowdowns
 
 
-def test_a_window_holds_what_lies_between_start_and_stop_and_not_the_reference(host):
-    watch = Watch(host.counters(0, 1), reference(host.clock, *[1.0] * 6)).start()
+def test_a_window_is_as_slow_as_the_slower_of_its_ends(host):
+    for start_s, stop_s in ((2.0, 1.0), (1.0, 2.0), (2.0, 2.0)):
+        watch = Watch(host.counters(0, 1), reference(host.clock, *[1.0] * 6, *[start_s] * 3, *[stop_s] * 3))
+        assert [watch.start().stop().slowdown for _ in range(2)] == [1.0, 2.0]
+
+
+def test_a_window_holds_what_lies_between_its_own_start_and_stop_and_not_the_reference(host):
+    watch = Watch(host.counters(0, 1), reference(host.clock, *[3.0] * 3, *[1.0] * 6))
+    with pytest.raises(RuntimeError, match=r"not started; call start\(\) first"):
+        watch.stop()
+    watch.start()
+    host.clock.advance(8.0)
+    host.switches += 999
+    watch.start()  # begins anew
     host.clock.advance(4.0)
     host.switches += 8
     found = watch.stop()
     assert (found.seconds, found.switches_per_s, found.slowdown) == (4.0, 2.0, 1.0)
-
-
-@pytest.mark.parametrize(("start_s", "stop_s"), [(2.0, 1.0), (1.0, 2.0), (2.0, 2.0)])
-def test_a_window_is_as_slow_as_the_slower_of_its_ends(host, start_s, stop_s):
-    times = [1.0] * 6 + [start_s] * 3 + [stop_s] * 3
-    watch = Watch(host.counters(0, 1), reference(host.clock, *times))
-    assert watch.start().stop().slowdown == 1.0
-    assert watch.start().stop().slowdown == 2.0
-
-
-def test_the_first_window_is_slow_where_its_start_was_and_unknown_without_a_reference(host):
-    watch = Watch(host.counters(0, 1), reference(host.clock, *[3.0] * 3, *[1.0] * 3))
-    assert watch.start().stop().slowdown == 3.0
+    slow = Watch(host.counters(0, 1), reference(host.clock, *[3.0] * 3, *[1.0] * 3))
+    assert slow.start().stop().slowdown == 3.0, "the first window is slow where its start was"
     assert Watch(host.counters(0, 1)).start().stop().slowdown is None
-
-
-def test_a_watch_begins_anew_with_each_start(host):
-    watch = Watch(host.counters(0, 1)).start()
-    host.clock.advance(8.0)
-    host.switches += 999
-    watch.start()
-    host.clock.advance(2.0)
-    found = watch.stop()
-    assert (found.seconds, found.switches_per_s) == (2.0, 0.0)
-
-
-def test_a_window_that_was_not_started_is_refused(host):
-    with pytest.raises(RuntimeError, match=r"not started; call start\(\) first"):
-        Watch(host.counters(0, 1)).stop()

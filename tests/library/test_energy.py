@@ -52,11 +52,14 @@ class Machine:
 
 
 @pytest.mark.parametrize("tick_s", [1 / 64, 1 / 16, 1 / 2])
-@pytest.mark.parametrize("phase", [0, 1, 5])
-def test_the_tick_of_the_counter_is_measured_from_one_to_the_next(tick_s, phase):
-    machine = Machine(tick_s)
-    machine.spend(phase * POLL_S)
-    assert machine.meter().tick_s == tick_s
+def test_the_tick_of_the_counter_is_measured_from_one_to_the_next_and_a_window_begins_right_after_one(tick_s):
+    for phase in range(0, 64, 7):
+        machine = Machine(tick_s)
+        machine.spend(phase * POLL_S)
+        meter = machine.meter()
+        assert meter.tick_s == tick_s
+        machine.spend(phase * POLL_S)  # elsewhere the ends would cut off, or add, up to a tick: 1.25 % of this window
+        assert meter.of(machine.work).joules_per_call == pytest.approx(32.0, rel=1e-3)
 
 
 @pytest.mark.parametrize(("tick_s", "window_s"), [(1 / 16, 5.0), (1 / 8, 6.25), (1 / 2, 25.0)])
@@ -68,32 +71,13 @@ def test_a_window_lasts_5_s_or_50_ticks(tick_s, window_s):
     assert window_s <= use.seconds <= window_s + 0.5 + 2 * POLL_S  # the last call begins within the window
 
 
-@pytest.mark.parametrize("phase", range(0, 64, 7))
-def test_a_window_begins_right_after_a_tick(phase):
-    machine = Machine()
-    meter = machine.meter()
-    machine.spend(phase * POLL_S)  # elsewhere the ends would cut off, or add, up to a tick: 1.25 % of this window
-    assert meter.of(machine.work).joules_per_call == pytest.approx(32.0, rel=1e-3)
-
-
-def test_idle_power_is_that_of_a_machine_that_waits_for_one_window():
-    machine = Machine()
-    waits: list[float] = []
-
-    def sleep(seconds):
-        waits.append(seconds)
-        machine.spend(seconds)
-
-    idle_w = machine.meter(sleep).idle_w()
-    assert waits == [5.0]
-    assert idle_w == pytest.approx(16.0, rel=1e-3)
-
-
-@pytest.mark.parametrize("tick_s", [1 / 64, 1 / 16, 1 / 8])
-def test_net_energy_is_what_the_calls_took_beyond_an_idle_machine(tick_s):
-    machine = Machine(tick_s)
-    meter = machine.meter()
-    net = meter.of(machine.work).net_joules_per_call(meter.idle_w())
+@pytest.mark.parametrize(("tick_s", "window_s"), [(1 / 64, 5.0), (1 / 16, 5.0), (1 / 8, 6.25)])
+def test_net_energy_is_what_the_calls_took_beyond_a_machine_that_waits_for_one_window(tick_s, window_s):
+    machine, waits = Machine(tick_s), []
+    meter = machine.meter(lambda seconds: waits.append(seconds) or machine.spend(seconds))
+    idle_w = meter.idle_w()
+    assert waits == [window_s] and idle_w == pytest.approx(16.0, rel=1e-3)
+    net = meter.of(machine.work).net_joules_per_call(idle_w)
     assert net == pytest.approx((64.0 - 16.0) * 0.5, rel=0.02)  # a tick more or less
 
 

@@ -76,20 +76,17 @@ def test_replaces_the_old_content_leaves_no_other_file_and_makes_the_folders_it_
     assert (tmp_path / "a" / "b" / "note.txt").read_bytes() == "schön".encode()
 
 
-def test_temporary_name_ends_like_the_final_one_and_stands_in_its_folder(tmp_path):
-    with files.replacing(tmp_path / "part-0.parquet") as temporary:
-        assert temporary.suffix == ".parquet"
-        assert temporary.parent == tmp_path
-        assert temporary.name.startswith(files.TEMPORARY_PREFIX)
-        temporary.write_text("x")
-
-
-def test_two_writers_of_one_file_have_different_temporary_names(tmp_path):
-    with files.replacing(tmp_path / "x") as first, files.replacing(tmp_path / "x") as second:
-        assert first != second
+def test_a_temporary_name_is_unlike_any_other_ends_like_the_final_one_and_tells_the_machine_of_its_writer(tmp_path):
+    final = tmp_path / "part-0.parquet"
+    with files.replacing(final) as first, files.replacing(final) as second:
+        assert first != second and first.suffix == ".parquet" and first.parent == tmp_path
+        assert first.name.startswith(files.TEMPORARY_PREFIX) and files.WRITER.match(first.name)[2] == files.HOST
         first.write_text("first")
         second.write_text("second")
-    assert (tmp_path / "x").read_text() == "first"  # the last to finish wins, whole
+    assert final.read_text() == "first"  # the last to finish wins, whole
+    program = "import platform; platform.node = lambda: 'pod-b'; from boundby import files; print(files.HOST)"
+    there = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert there.stdout.strip() not in ("", files.HOST)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("broken"), KeyboardInterrupt()], ids=["error", "ctrl-c"])
@@ -151,13 +148,17 @@ def test_a_killed_writer_leaves_the_old_file_and_one_orphan_that_is_swept(old, p
     assert names(old.parent) == ["metrics.json"]
 
 
-def test_sweeps_orphans_in_folders_below_and_keeps_the_files_of_this_process_and_of_others(tmp_path, dead):
+def test_sweeps_orphans_in_folders_below_and_keeps_the_files_of_this_process_and_of_others(tmp_path, dead, monkeypatch):
+    assert files.remove_orphans(tmp_path / "nowhere") == 0
     orphan = tmp_path / "evaluation" / f".tmp-{dead}-{files.HOST}-0a1b2c3d-part.parquet"
     mine, undotted = f".tmp-{os.getpid()}-{files.HOST}-0a1b2c3d-mine", f"tmp-{dead}-{files.HOST}-0a1b2c3d-x"
     kept = [mine, ".tmp-notes-of-the-user", undotted, "metrics.json"]
     orphan.parent.mkdir()
     for path in [orphan, *(tmp_path / name for name in kept)]:
         path.write_text("x")
+    with monkeypatch.context() as patch:  # a process of another user
+        patch.setattr(os, "kill", lambda pid, number: (_ for _ in ()).throw(PermissionError()))
+        assert files.remove_orphans(tmp_path) == 0
     assert files.remove_orphans(tmp_path) == 1
     assert not orphan.exists()
     assert names(tmp_path) == sorted([*kept, "evaluation"])
@@ -177,23 +178,6 @@ def test_a_writer_on_another_machine_lives_until_it_was_silent_for_a_day(tmp_pat
     assert names(tmp_path) == []
 
 
-def test_a_temporary_name_tells_the_machine_of_its_writer(tmp_path):
-    program = "import platform; platform.node = lambda: 'pod-b'; from boundby import files; print(files.HOST)"
-    there = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert there.stdout.strip() not in ("", files.HOST)
-    assert files.WRITER.match(files.temporary_name("x"))[2] == files.HOST
-
-
-def test_a_process_of_another_user_counts_as_living_and_an_absent_folder_has_no_orphans(tmp_path, monkeypatch):
-    def refused(pid, number):
-        raise PermissionError
-
-    assert files.remove_orphans(tmp_path / "nowhere") == 0
-    (tmp_path / f".tmp-7-{files.HOST}-0a1b2c3d-x").write_text("x")
-    monkeypatch.setattr(os, "kill", refused)
-    assert files.remove_orphans(tmp_path) == 0
-
-
 @pytest.mark.parametrize(
     ("value", "place"),
     [
@@ -211,7 +195,7 @@ def test_strict_json_names_the_place_of_what_is_not_finite(old, value, place):
     assert old.read_text() == '{"old": true}\n'
 
 
-def test_json_comes_back_as_it_was_and_what_has_no_json_form_is_refused(tmp_path):
+def test_json_comes_back_as_it_was_and_what_has_no_json_form_or_is_no_json_is_refused(tmp_path):
     value = {"text": "日本 \u2028 \u0085", "none": None, "list": [1, 2.5, True], "tiny": 5e-324, "big": 2**60}
     files.write_json(tmp_path / "x.json", value)
     assert files.read_json(tmp_path / "x.json") == value
@@ -221,23 +205,27 @@ def test_json_comes_back_as_it_was_and_what_has_no_json_form_is_refused(tmp_path
         files.encode_json({float("nan"): 1})
     with pytest.raises(TypeError, match=r"set has no JSON form: \{1\}"):
         files.encode_json({"labels": {1}})
+    for content in (b"", b'{"half": ', b"\xff\xfe"):
+        (tmp_path / "x.json").write_bytes(content)
+        with pytest.raises(ValueError, match=r"x\.json is not valid JSON"):
+            files.read_json(tmp_path / "x.json")
 
 
-@pytest.mark.parametrize("content", [b"", b'{"half": ', b"\xff\xfe"])
-def test_a_file_that_is_not_json_is_named(tmp_path, content):
-    (tmp_path / "x.json").write_bytes(content)
-    with pytest.raises(ValueError, match=r"x\.json is not valid JSON"):
-        files.read_json(tmp_path / "x.json")
-
-
-def test_reads_back_the_lines_of_a_log(tmp_path):
-    log = tmp_path / "deep" / "visits.jsonl"
+def test_lines_of_a_log_are_on_disk_when_an_append_returns_and_come_back(tmp_path, monkeypatch):
+    log, sizes = tmp_path / "deep" / "visits.jsonl", []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: sizes.append(os.fstat(descriptor).st_size))
     assert files.read_json_lines(log) == []
     values = [{"n": 1}, {"text": "line\nbreak \u2028 \u2029 \u0085 \r é"}, {"n": None}]
     for value in values:
         files.append_json_line(log, value)
+        assert sizes[-1] == log.stat().st_size
     assert files.read_json_lines(log) == values
     assert log.read_bytes().count(b"\n") == 3
+    with pytest.raises(ValueError, match=r"\$\.seconds is NaN"):
+        files.append_json_line(log, {"seconds": float("nan")})
+    log.write_bytes(log.read_bytes()[:-1])  # a line that lacks only its end is kept
+    files.append_json_line(log, {"n": 4})
+    assert files.read_json_lines(log) == [*values, {"n": 4}]
 
 
 def test_a_log_cut_at_any_byte_loses_its_last_line_alone_and_can_be_continued(tmp_path):
@@ -253,32 +241,10 @@ def test_a_log_cut_at_any_byte_loses_its_last_line_alone_and_can_be_continued(tm
         assert files.read_json_lines(log) == [{"round": 0, "text": "é"}, {"round": 2}], length
 
 
-def test_a_line_that_lacks_only_its_end_is_kept_and_one_that_is_no_json_is_not_written(tmp_path):
-    log = tmp_path / "log.jsonl"
-    log.write_bytes(b'{"round": 0}')
-    assert files.read_json_lines(log) == [{"round": 0}]
-    files.append_json_line(log, {"round": 1})
-    assert files.read_json_lines(log) == [{"round": 0}, {"round": 1}]
-    before = log.read_bytes()
-    with pytest.raises(ValueError, match=r"\$\.seconds is NaN"):
-        files.append_json_line(log, {"seconds": float("nan")})
-    assert log.read_bytes() == before
-
-
-def test_a_line_is_on_disk_when_the_append_returns(tmp_path, monkeypatch):
-    sizes: list[int] = []
-    monkeypatch.setattr(os, "fsync", lambda descriptor: sizes.append(os.fstat(descriptor).st_size))
-    files.append_json_line(tmp_path / "log.jsonl", {"a": 1})
-    assert sizes == [len('{"a": 1}\n')]
-
-
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1"])
 def test_csv_disarms_text_that_a_spreadsheet_would_run(tmp_path, text):
-    files.write_csv(tmp_path / "x.csv", [{"name": text}], ["name"])
-    files.write_csv(tmp_path / "head.csv", [{text: 7}], [text])  # a class that somebody else named
-    with (tmp_path / "head.csv").open(encoding="utf-8", newline="") as file:
-        assert list(csv.reader(file)) == [[f"'{text}"], ["7"]]
-    assert read_table(tmp_path / "x.csv") == [{"name": "'" + text}]
+    files.write_csv(tmp_path / "x.csv", [{text: text}], [text])  # a class that somebody else named
+    assert read_table(tmp_path / "x.csv") == [{f"'{text}": f"'{text}"}]
 
 
 def test_csv_leaves_numbers_alone_and_none_is_empty(tmp_path):
@@ -297,11 +263,7 @@ def test_a_table_comes_back_unchanged(tmp_path, text):
     rows = [{"first": text, "last": text}, {"first": "x", "last": "y"}]
     assert files.write_table(tmp_path / "x.csv", iter(rows), ["first", "last"]) == 2
     assert read_table(tmp_path / "x.csv") == rows
-
-
-def test_rows_of_a_table_end_with_a_line_feed_alone(tmp_path):
-    files.write_table(tmp_path / "x.csv", [{"a": 1}, {"a": 2}], ["a"])
-    assert (tmp_path / "x.csv").read_bytes() == b"a\n1\n2\n"
+    assert (tmp_path / "x.csv").read_bytes().endswith(b"x,y\n")  # a line feed alone
 
 
 def read_table(path: Path) -> list[dict[str, str]]:

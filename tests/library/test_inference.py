@@ -41,33 +41,18 @@ def text_of(words: int) -> str:
     return " ".join(f"w{3 + index % (WORDS - 3)}" for index in range(words))
 
 
-def test_texts_become_the_ids_of_the_tokenizer(tokenizer):
-    tokens = tokenize(tokenizer, ["w3 w4", "w5"], max_length=16)
-    assert [ids.tolist() for ids in tokens.ids] == [[1, 3, 4, 2], [1, 5, 2]]
-    assert tokens.lengths.tolist() == [4, 3]
-
-
-def test_only_texts_that_are_cut_count_as_truncated(tokenizer):
-    tokens = tokenize(tokenizer, [text_of(words) for words in (5, 6, 7, 30, 1)], max_length=8)
-    assert tokens.lengths.tolist() == [7, 8, 8, 8, 3]  # two special tokens each; six words fit exactly
-    assert tokens.truncated == 2
-    assert [ids[-1] for ids in tokens.ids] == [2] * 5  # a cut text keeps its end token
-
-
-def test_truncation_is_counted_over_all_chunks(tokenizer):
-    words = [9 if row % 7 == 0 else 2 for row in range(2 * TOKENIZER_CHUNK + 5)]
-    tokens = tokenize(tokenizer, [text_of(each) for each in words], max_length=8)
-    assert tokens.lengths.tolist() == [min(each + 2, 8) for each in words]
-    assert tokens.truncated == words.count(9)
-
-
-def test_ids_and_cuts_are_those_of_the_usual_call(tokenizer):
+def test_ids_and_cuts_are_those_of_the_usual_call_over_all_chunks(tokenizer):
     texts = [*(text_of(words) for words in (5, 6, 7, 30, 1)), "w3 unknown [SEP] w4", " w5\n w6 [PAD]", "é w7"]
     usual = tokenizer(texts, truncation=True, max_length=8)
     tokenizer(texts[0])  # which takes the limit away again
     tokens = tokenize(tokenizer, texts, max_length=8)
     assert [ids.tolist() for ids in tokens.ids] == usual["input_ids"]
+    assert tokens.lengths.tolist()[:5] == [7, 8, 8, 8, 3]  # two special tokens each; six words fit exactly
     assert tokens.truncated == sum(bool(each.overflowing) for each in usual.encodings) == 2
+    words = [9 if row % 7 == 0 else 2 for row in range(2 * TOKENIZER_CHUNK + 5)]
+    tokens = tokenize(tokenizer, [text_of(each) for each in words], max_length=8)
+    assert tokens.lengths.tolist() == [min(each + 2, 8) for each in words]
+    assert tokens.truncated == words.count(9)
 
 
 def test_a_tokenizer_that_does_more_than_the_rust_one_is_called_as_it_is(tokenizer):
@@ -144,17 +129,10 @@ def test_batches_hold_each_row_once_longest_first_and_as_many_as_the_budget(gath
         assert tokens_in([*batch, following[0]], lengths) > budget
 
 
-def test_batches_are_a_function_of_the_lengths_and_the_budget():
-    lengths = [3, 5, 3, 5, 1]
-    expected = [[1, 3], [0, 2, 4]]
-    assert token_budget_batches(lengths, 10) == expected
-    assert token_budget_batches(np.array(lengths), 10) == expected
-    assert lengths == [3, 5, 3, 5, 1]
-
-
 @pytest.mark.parametrize("gather", [token_budget_batches, packs])
 def test_a_row_longer_than_the_budget_goes_alone_and_no_rows_have_no_batches(gather):
-    assert gather([4, 100, 4], 8) == [[1], [0, 2]]
+    lengths = [4, 100, 4]
+    assert gather(lengths, 8) == gather(np.array(lengths), 8) == [[1], [0, 2]] and lengths == [4, 100, 4]
     assert gather([], 100) == []
 
 
@@ -168,29 +146,15 @@ def logits_of(model: Any, batch: Batch) -> torch.Tensor:
         return forward(model, batch)
 
 
-def test_a_classifier_gives_a_text_the_same_logits_in_any_batch(classifier, tokenizer):
+def test_a_text_has_the_same_logits_in_any_batch_and_without_padding_needs_no_mask(classifier, tokenizer):
     words = [1, 30, 4, 12, 12, 2, 7, 25, 3, 18]
     tokens = tokenize(tokenizer, [text_of(each) for each in words], max_length=64)
     alone = torch.cat([logits_of(classifier, collate(tokens, [row], PAD, CPU)) for row in range(len(words))])
-    together = logits_of(classifier, collate(tokens, range(len(words)), PAD, CPU))
-    assert together.shape == (len(words), classifiers.LABELS)
-    torch.testing.assert_close(together, alone, atol=1e-5, rtol=0)
-    for batch in token_budget_batches(tokens.lengths, budget=40):
+    for batch in (range(len(words)), *token_budget_batches(tokens.lengths, budget=40)):
         found = logits_of(classifier, collate(tokens, batch, PAD, CPU))
-        torch.testing.assert_close(found, alone[batch], atol=1e-5, rtol=0)
+        torch.testing.assert_close(found, alone[list(batch)], atol=1e-5, rtol=0)
     assert (alone[0] - alone[1]).abs().max() > 0.01  # the comparison above could have failed
-
-
-def test_a_batch_without_padding_needs_no_mask(classifier):
     batch = collate(tokens_of(6, 6, 6), [0, 1, 2], PAD, CPU)
     with torch.inference_mode():
         masked = classifier(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits
     torch.testing.assert_close(logits_of(classifier, batch), masked, atol=1e-5, rtol=0)
-
-
-def test_without_the_mask_padding_would_change_the_logits():
-    model = classifiers.build("bert", WORDS, PAD)
-    batch = collate(tokens_of(3, 40), [0, 1], PAD, CPU)
-    with torch.inference_mode():
-        unmasked = model(input_ids=batch.input_ids, attention_mask=torch.ones_like(batch.attention_mask)).logits
-    assert (logits_of(model, batch)[0] - unmasked[0]).abs().max() > 0.01

@@ -82,16 +82,6 @@ def test_every_way_that_is_taken_has_the_windows_of_the_model(family, tokens):
     assert bool(packed) == (family not in {"ModernBert", *REFUSED})
 
 
-@pytest.mark.parametrize("family", ["Mistral", "Qwen2"])
-def test_without_its_window_a_model_answers_otherwise(family, tokens):
-    """The comparison above could have failed."""
-    model, whole = windowed(family), windowed(family)
-    changes = {"sliding_window": 64}
-    whole.config.update(changes)
-    mine, other = (one_by_one(each, tokens, range(3)) for each in (model, whole))
-    assert np.abs(mine - other).max() > 0.05 * np.abs(mine).max()
-
-
 def plain_varlen(q: Any, k: Any, v: Any, starts: Any, key_starts: Any, **asked: Any) -> torch.Tensor:
     """Torch's kernel for variable lengths in plain operations: the last query of a text stands at its last key."""
     left, right = asked["window_size"]
@@ -163,39 +153,33 @@ def test_a_pack_tells_where_each_text_begins():
     assert found.head_rows.tolist() == [3, 5, 7, 8]
     assert found.groups == ((0, 1, 4), (4, 2, 2), (8, 1, 1))
     assert found.longest == 4
-
-
-def test_positions_can_skip_the_padding_id():
-    """As RoBERTa counts them: from beyond the id, which itself stays at its own."""
-    found = pack(texts_of(4, 2), np.array([0, 0]), 2, CPU)
+    found = pack(texts_of(4, 2), np.array([0, 0]), 2, CPU)  # as RoBERTa counts: from beyond the id of the padding
     assert found.position_ids.tolist() == [[3, 2, 4, 5, 3, 2]]
 
 
-@pytest.mark.parametrize("length", [10, 700])
+WINDOWS = {"causal": [-1, 0], "all": [-1, -1], "causal window": [3, 0], "window": [4, 4]}
+
+
 @pytest.mark.parametrize(
-    ("kind", "window"), [("causal", [-1, 0]), ("all", [-1, -1]), ("causal window", [3, 0]), ("window", [4, 4])]
+    ("kind", "window", "length"),
+    [
+        *((kind, window, length) for kind, window in WINDOWS.items() for length in (10, 700)),
+        ("causal window", [-1, 0], 4),  # wider than the longest text
+    ],
 )
 def test_a_rule_that_is_a_window_is_told_as_one(kind, window, length):
     with a_pack(length):
         assert attention_window(mask_function=rule(kind), batch_size=1).tolist() == window
 
 
-def test_a_window_wider_than_the_longest_text_is_none():
-    with a_pack(4):
-        assert attention_window(mask_function=rule("causal window"), batch_size=1).tolist() == [-1, 0]
-
-
-@pytest.mark.parametrize("length", [40, 700])
-@pytest.mark.parametrize("kind", ["chunks", "prefix", "holes"])
-def test_a_rule_that_is_no_window_is_refused(kind, length):
-    with a_pack(length), pytest.raises(UnsupportedAttention) as refusal:
+@pytest.mark.parametrize(
+    ("kind", "length", "is_causal"),
+    [*((kind, length, None) for kind in ("chunks", "prefix", "holes") for length in (40, 700)), ("all", 10, True)],
+)
+def test_a_rule_that_is_no_window_or_of_another_direction_than_the_trimmed_layer_is_refused(kind, length, is_causal):
+    with a_pack(length, is_causal), pytest.raises(UnsupportedAttention) as refusal:
         attention_window(mask_function=rule(kind), batch_size=1)
-    assert refusal.value.setting == "mask"
-
-
-def test_a_mask_of_another_direction_than_the_trimmed_layer_is_refused():
-    with a_pack(10, is_causal=True), pytest.raises(UnsupportedAttention):
-        attention_window(mask_function=rule("all"), batch_size=1)
+    assert is_causal or refusal.value.setting == "mask"
 
 
 @pytest.mark.parametrize("attention", [grouped_attention, varlen_attention])
@@ -210,21 +194,16 @@ def test_a_mask_of_another_direction_than_the_trimmed_layer_is_refused():
         {"output_attentions": True},
         {"sliding_window": 3},  # and no mask that would tell in which direction
         {"never_heard_of": False},
+        {"mask": torch.zeros(1, 1, 8, 8)},  # that the model made itself
     ],
     ids=lambda settings: next(iter(settings)),
 )
 def test_a_setting_that_packed_texts_do_not_have_is_refused_by_name(attention, settings):
     states = torch.ones(1, 2, 8, 4)
+    others = {name: value for name, value in settings.items() if name != "mask"}
     with a_pack(4), pytest.raises(UnsupportedAttention) as refusal:
-        attention(torch.nn.Identity(), states, states, states, None, **settings)
+        attention(torch.nn.Identity(), states, states, states, settings.get("mask"), **others)
     assert refusal.value.setting == next(iter(settings))
-
-
-def test_a_mask_that_the_model_made_itself_is_refused():
-    states = torch.ones(1, 2, 8, 4)
-    with a_pack(4), pytest.raises(UnsupportedAttention) as refusal:
-        grouped_attention(torch.nn.Identity(), states, states, states, torch.zeros(1, 1, 8, 8))
-    assert refusal.value.setting == "mask"
 
 
 def test_settings_without_effect_change_nothing():

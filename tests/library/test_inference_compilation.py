@@ -21,13 +21,6 @@ def compiled(model: Any) -> list[bool]:
     return [each._compiled_call_impl is not None for each in last_layer.layers(model)]
 
 
-def test_a_last_layer_that_is_not_trimmed_is_compiled_too(tokenizer, monkeypatch):
-    monkeypatch.setattr(strategies, "BACKEND", "eager")
-    model = built("qwen2", tokenizer)
-    strategies.compile_layers(model, but_last=False)
-    assert compiled(model) == [True, True]
-
-
 def test_the_layers_before_a_trimmed_one_are_compiled_once_for_batches_of_all_sizes(tokenizer, texts, monkeypatch):
     """Torch traces the layers and runs what it has traced as it is: all of compiling but the C++ compiler."""
     from torch._dynamo.utils import counters
@@ -48,38 +41,38 @@ def test_the_layers_before_a_trimmed_one_are_compiled_once_for_batches_of_all_si
     torch._dynamo.reset()
 
 
-def test_compiled_layers_that_compute_something_else_are_not_taken(tokenizer, texts, monkeypatch):
+def test_compiled_layers_that_compute_something_else_or_fail_to_compile_are_not_taken(tokenizer, texts, monkeypatch):
     def wrong(model, *, but_last):
         last_layer.layers(model)[0].register_forward_hook(lambda _module, _given, states: 1.1 * states)
 
-    monkeypatch.setattr(strategies, "compile_layers", wrong)
-    model = built("bert", tokenizer)
-    predictor = Predictor(model, tokenizer, OPTIONS, texts)
-    assert not predictor.compiled
-    assert [each.split(" by up to")[0] for each in predictor.doubts] == ["not compiled: logits then differ"]
-    eager = Predictor(model, tokenizer, PredictorOptions(64, token_budget=128), texts)
-    assert (predictor.predict(texts).logits == eager.predict(texts).logits).all()
-
-
-def test_a_compiler_that_fails_is_one_line_of_doubt(tokenizer, texts, monkeypatch):
     def fails(model, *, but_last):
         raise RuntimeError("Python.h: no such file\nand a thousand lines")
 
-    monkeypatch.setattr(strategies, "compile_layers", fails)
-    predictor = Predictor(built("bert", tokenizer), tokenizer, OPTIONS, texts)
-    assert predictor.doubts == ("not compiled: RuntimeError: Python.h: no such file",)
-    assert not predictor.compiled
+    model = built("bert", tokenizer)
+    eager = Predictor(model, tokenizer, PredictorOptions(64, token_budget=128), texts)
+    for compiler, doubt in (
+        (wrong, "not compiled: logits then differ"),
+        (fails, "not compiled: RuntimeError: Python.h: no such file"),
+    ):
+        monkeypatch.setattr(strategies, "compile_layers", compiler)
+        predictor = Predictor(model, tokenizer, OPTIONS, texts)
+        assert not predictor.compiled
+        assert [each.split(" by up to")[0] for each in predictor.doubts] == [doubt]
+        assert (predictor.predict(texts).logits == eager.predict(texts).logits).all()
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"), [({"num_hidden_layers": 1}, "the one layer is trimmed"), ({}, "of an unknown structure")]
-)
-def test_a_model_without_layers_to_compile_says_so(changes, reason, tokenizer):
-    model = classifiers.build("qwen2", len(tokenizer), tokenizer.pad_token_id, **changes)
-    if not changes:
-        model.config.num_hidden_layers = 3  # than which the model has fewer
-    with pytest.raises(ValueError, match=reason):
-        strategies.compile_layers(model, but_last=True)
+def test_a_last_layer_that_is_not_trimmed_is_compiled_too_and_a_model_without_layers_to_compile_says_so(
+    tokenizer, monkeypatch
+):
+    monkeypatch.setattr(strategies, "BACKEND", "eager")
+    model = built("qwen2", tokenizer)
+    strategies.compile_layers(model, but_last=False)
+    assert compiled(model) == [True, True]
+    one = classifiers.build("qwen2", len(tokenizer), tokenizer.pad_token_id, num_hidden_layers=1)
+    model.config.num_hidden_layers = 3  # than which the model has fewer
+    for given, reason in ((one, "the one layer is trimmed"), (model, "of an unknown structure")):
+        with pytest.raises(ValueError, match=reason):
+            strategies.compile_layers(given, but_last=True)
 
 
 def test_a_missing_compiler_is_named(monkeypatch, tmp_path):

@@ -43,30 +43,22 @@ def test_only_the_token_that_the_head_reads_goes_through_the_last_layer(family, 
     offered = dict(strategies.candidates(model, None, PRECISIONS["float32"], True))
     strategy = offered[f"{way}, trimmed"]()
     computed: list[int] = []
+    queries: list[int] = []
     for name, module in strategy.model.named_modules():
         if name.endswith(AFTER_ATTENTION):
             module.register_forward_hook(lambda _, __, states: computed.append(_rows(states)))
+        if name.endswith(QUERIES.get(family, "none")):
+            module.register_forward_pre_hook(lambda _, states: queries.append(_rows(states[0])))
     with torch.inference_mode():
         found = strategy.logits(tokens, range(len(LENGTHS))).numpy()
     alone = one_by_one(model, tokens, range(len(LENGTHS)))
     np.testing.assert_allclose(found, alone, atol=1e-5 * np.abs(alone).max(), rtol=0)
     assert computed == [strategy.cells(tokens.lengths), len(LENGTHS)]
+    assert way != "grouped" or family not in QUERIES or queries == [sum(LENGTHS), len(LENGTHS)]
 
 
 def _rows(states: torch.Tensor) -> int:
     return states.shape[:-1].numel()
-
-
-@pytest.mark.parametrize("family", QUERIES)
-def test_the_queries_of_the_other_tokens_are_not_computed(family, tokens):
-    strategy = dict(strategies.candidates(built(family), None, PRECISIONS["float32"], True))["grouped, trimmed"]()
-    given: list[int] = []
-    for name, module in strategy.model.named_modules():
-        if name.endswith(QUERIES[family]):
-            module.register_forward_pre_hook(lambda _, states: given.append(_rows(states[0])))
-    with torch.inference_mode():
-        strategy.logits(tokens, range(len(LENGTHS)))
-    assert given == [sum(LENGTHS), len(LENGTHS)]
 
 
 def test_a_layer_of_unknown_structure_is_left_whole_without_a_doubt():
@@ -98,22 +90,15 @@ def test_it_can_be_left_off_and_a_wrong_trim_is_found_and_left_off_with_a_doubt(
     assert predictor.predict(TEXTS).labels.tolist() == alone.argmax(axis=1).tolist()
 
 
-def test_nothing_is_left_on_the_callers_model_and_the_copy_computes_all_unless_told(tokens):
+def test_a_trimmed_copy_leaves_the_callers_model_alone_and_computes_all_unless_told_or_where_it_failed_before(tokens):
     model = built("qwen2")
     hooks = [(len(each._forward_hooks), len(each._forward_pre_hooks)) for each in model.modules()]
     copied = in_dtype(model, torch.float32)
     last_layer.trim(copied)
     assert [(len(each._forward_hooks), len(each._forward_pre_hooks)) for each in model.modules()] == hooks
-    assert (one_by_one(copied, tokens, range(5)) == one_by_one(model, tokens, range(5))).all()
-
-
-def test_a_forward_that_fails_leaves_no_rows_behind(tokens):
-    model = in_dtype(built("qwen2"), torch.float32)
-    whole = one_by_one(model, tokens, [0])
-    last_layer.trim(model)
     with pytest.raises(IndexError), last_layer.reading(torch.tensor([31])):
-        one_by_one(model, tokens, [0])
-    assert (one_by_one(model, tokens, [0]) == whole).all()
+        one_by_one(copied, tokens, [0])
+    assert (one_by_one(copied, tokens, range(5)) == one_by_one(model, tokens, range(5))).all()
 
 
 @pytest.mark.parametrize("family", classifiers.FAMILIES)

@@ -47,18 +47,23 @@ def predictor(model, tokenizer, texts):
     return Predictor(model, tokenizer, OPTIONS, texts)
 
 
-def test_every_family_is_packed_without_a_doubt(predictor):
-    assert predictor.strategy == "packed, by length"
-    assert predictor.doubts == ()
+def test_every_family_is_packed_without_a_doubt_and_gives_the_labels_of_one_text_at_a_time(predictor, texts, alone):
+    assert (predictor.strategy, predictor.doubts) == ("packed, by length", ())
     assert predictor.check.same_labels == predictor.check.rows == 52
-
-
-def test_labels_are_those_of_one_text_at_a_time(predictor, texts, alone):
     found = predictor.predict(texts)
     assert found.logits.dtype == np.float32
     np.testing.assert_allclose(found.logits, alone, atol=1e-4 * np.abs(alone).max(), rtol=0)
     assert found.labels.tolist() == alone.argmax(axis=1).tolist()
     assert len(set(found.labels.tolist())) > 2  # the comparison could have failed
+    assert found.computed_texts == len(set(texts)) < len(texts), "equal texts are computed once"
+    assert found.useful_tokens == found.computed_tokens < found.lengths.sum() and found.padding_efficiency == 1
+    for budget in (1, 200, 5000):
+        again = predictor.with_token_budget(budget).predict(texts)
+        assert again.labels.tolist() == found.labels.tolist(), budget
+    order = random.Random(0).sample(range(len(texts)), len(texts))
+    shuffled = predictor.predict([texts[row] for row in order])
+    np.testing.assert_allclose(shuffled.logits, found.logits[order], atol=1e-4, rtol=0)
+    assert shuffled.labels.tolist() == found.labels[order].tolist()
 
 
 @pytest.mark.isa
@@ -74,40 +79,15 @@ def test_float32_by_other_kernels_gives_the_same_labels_where_near_ties_are_comp
     assert torch.get_float32_matmul_precision() == before
 
 
-@pytest.mark.parametrize("budget", [1, 200, 5000])
-def test_no_budget_changes_a_label(predictor, texts, alone, budget):
-    found = predictor.with_token_budget(budget).predict(texts)
-    assert found.labels.tolist() == alone.argmax(axis=1).tolist()
-
-
-def test_shuffled_texts_get_the_same_logits(predictor, texts):
-    order = random.Random(0).sample(range(len(texts)), len(texts))
-    straight = predictor.predict(texts).logits
-    shuffled = predictor.predict([texts[row] for row in order]).logits
-    np.testing.assert_allclose(shuffled, straight[order], atol=1e-4, rtol=0)
-    assert shuffled.argmax(axis=1).tolist() == straight[order].argmax(axis=1).tolist()
-
-
-def test_equal_texts_are_computed_once(predictor, texts):
-    found = predictor.predict(texts)
-    assert found.computed_texts == len(set(texts)) < len(texts)
-    assert (found.logits[0] == found.logits[-1]).all()
-    assert found.useful_tokens == found.computed_tokens < found.lengths.sum()
-    assert found.padding_efficiency == 1
-
-
-def test_the_callers_model_is_left_as_it_was(model, tokenizer, texts):
+def test_the_callers_model_is_left_as_it_was_and_shares_its_weights_in_float32(predictor, model, tokenizer, texts):
     attention, keys = model.config._attn_implementation, list(model.state_dict())
     kinds = {parameter.dtype for parameter in model.parameters()}
     Predictor(model, tokenizer, PredictorOptions(MAX_LENGTH, "bfloat16"), texts[:8]).predict(texts[:8])
     assert model.config._attn_implementation == attention
     assert list(model.state_dict()) == keys
     assert {parameter.dtype for parameter in model.parameters()} == kinds
-
-
-def test_float32_shares_its_weights_with_the_callers_model(predictor, model):
-    ours = {each.data_ptr() for each in predictor.model.parameters()}
-    assert ours == {each.data_ptr() for each in model.parameters()}
+    ours, theirs = ({each.data_ptr() for each in held.parameters()} for held in (predictor.model, model))
+    assert ours == theirs
 
 
 @pytest.mark.isa
@@ -146,23 +126,17 @@ def test_the_padding_id_inside_a_text_means_what_it_means_to_the_model(family, k
     assert predictor.trim == kind.endswith("trimmed")
 
 
-def test_a_decoder_without_a_padding_id_is_packed_too():
-    model = classifiers.build("qwen2", 12, None)
-    predictor = Predictor(model, Spelled(), PredictorOptions(16), SPELLED)
-    alone = one_by_one(model, tokenize(Spelled(), SPELLED, 16), range(len(SPELLED)))
-    np.testing.assert_allclose(predictor.predict(SPELLED).logits, alone, atol=1e-4 * np.abs(alone).max(), rtol=0)
-
-
-def test_a_decoder_without_a_padding_id_whose_own_head_is_needed_takes_one_text_at_a_time():
+def test_a_decoder_without_a_padding_id_is_packed_or_takes_one_text_at_a_time_where_its_own_head_is_needed():
     from transformers import BloomConfig, BloomForSequenceClassification
 
     torch.manual_seed(0)
     config = BloomConfig(vocab_size=12, hidden_size=32, n_layer=1, n_head=2, num_labels=3, pad_token_id=None)
-    model = BloomForSequenceClassification(config).eval()
-    predictor = Predictor(model, Spelled(), PredictorOptions(16), SPELLED)
-    assert predictor.strategy == "padded with a mask"
-    alone = one_by_one(model, tokenize(Spelled(), SPELLED, 16), range(len(SPELLED)))
-    np.testing.assert_allclose(predictor.predict(SPELLED).logits, alone, atol=1e-6, rtol=0)
+    bloom = BloomForSequenceClassification(config).eval()
+    for model, way in ((classifiers.build("qwen2", 12, None), "packed, by length"), (bloom, "padded with a mask")):
+        predictor = Predictor(model, Spelled(), PredictorOptions(16), SPELLED)
+        alone = one_by_one(model, tokenize(Spelled(), SPELLED, 16), range(len(SPELLED)))
+        assert predictor.strategy == way
+        np.testing.assert_allclose(predictor.predict(SPELLED).logits, alone, atol=1e-4 * np.abs(alone).max(), rtol=0)
 
 
 def test_a_wrong_head_is_found_and_the_stock_forward_taken_with_a_doubt(tokenizer, texts, monkeypatch):
@@ -177,20 +151,9 @@ def test_a_wrong_head_is_found_and_the_stock_forward_taken_with_a_doubt(tokenize
     ways = ["grouped, trimmed", "grouped", "unmasked, trimmed", "unmasked", "masked, trimmed"]
     assert [each.split(":")[0] for each in predictor.doubts] == [f"not {each}" for each in ways]
     assert "differ from the stock forward's" in predictor.doubts[0]
-    assert predictor.predict(texts).labels.tolist() == alone.argmax(axis=1).tolist()
-
-
-def test_attention_that_ignores_the_pack_is_found(tokenizer, texts, monkeypatch):
-    model = built("bert", tokenizer)
-
-    def over_everything(module, query, key, value, _mask, **_):
-        found = torch.nn.functional.scaled_dot_product_attention(query, key, value)
-        return found.transpose(1, 2), None
-
-    monkeypatch.setattr("boundby.inference.packing.grouped_attention", over_everything)
-    predictor = Predictor(model, tokenizer, OPTIONS, texts)
-    assert predictor.strategy == "padded with a mask"
-    assert [each.split(":")[0] for each in predictor.doubts] == ["not grouped, trimmed", "not grouped"]
+    found = predictor.predict(texts)
+    assert found.labels.tolist() == alone.argmax(axis=1).tolist()
+    assert 0.8 < found.padding_efficiency == found.useful_tokens / found.computed_tokens < 1, "padding is counted"
 
 
 def test_a_model_that_cannot_be_run_that_way_is_run_as_it_is(tokenizer, texts, monkeypatch):
@@ -203,25 +166,11 @@ def test_a_model_that_cannot_be_run_that_way_is_run_as_it_is(tokenizer, texts, m
     assert "unexpected argument position_ids" in predictor.doubts[0]
 
 
-@pytest.mark.parametrize("family", ["qwen2", "bert"])
-def test_padding_is_counted(family, tokenizer, texts, monkeypatch):
-    offered = strategies.candidates
-    monkeypatch.setattr("boundby.inference.selfcheck.candidates", lambda *given: offered(*given)[2:])
-    predictor = Predictor(built(family, tokenizer), tokenizer, OPTIONS, texts)
-    found = predictor.predict(texts)
-    assert found.useful_tokens < found.computed_tokens
-    assert found.padding_efficiency == found.useful_tokens / found.computed_tokens > 0.8
-
-
-def test_an_over_long_text_is_cut_and_counted(predictor, texts):
-    found = predictor.predict([" ".join(texts[:20]), "short"])
-    assert found.truncated == 1
-    assert found.lengths[0] == MAX_LENGTH
-
-
-def test_a_text_without_tokens_is_named_and_no_texts_have_no_logits(predictor):
+def test_a_text_without_tokens_is_named_one_too_long_is_cut_and_no_texts_have_no_logits(predictor, texts):
     with pytest.raises(ValueError, match="text 1 has no tokens: ''"):
         predictor.predict(["good", ""])
+    found = predictor.predict([" ".join(texts[:20]), "short"])
+    assert (found.truncated, found.lengths[0]) == (1, MAX_LENGTH)
     found = predictor.predict([])
     assert (found.logits.shape, found.padding_efficiency) == ((0, classifiers.LABELS), 1)
 

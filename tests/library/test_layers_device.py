@@ -82,13 +82,16 @@ def test_coverage_is_that_of_the_slower_of_host_and_device(clock, tmp_path):
         assert profile_of(model, tmp_path, clock, marks=running).coverage.ratio == pytest.approx(ratio)
 
 
-def test_the_device_is_held_back_while_the_host_issues_and_waited_for_once_a_run(clock, device, tmp_path):
+def test_the_device_is_held_back_while_the_host_issues_and_waited_for_once_a_run_or_a_doubt(clock, device, tmp_path):
     model = Calls(clock, 0, a=Issues(clock, 10 * MS, device, 0.001))
     profile_of(model, tmp_path, clock, num_runs=3, marks=device)
     assert device.held == pytest.approx([LEAST_BACKLOG_S] + 3 * [BACKLOG_SHARE * 0.010])
     waits_for_host_times = 2 * 2 * 3  # before and after each run with probes and without
     assert device.waits == waits_for_host_times + 2 * 4
     assert device.open_marks == 0  # every mark went back
+    device.is_late = True
+    doubts = profile_of(Issues(clock, 1, device, 0.001), tmp_path, clock, num_runs=3, marks=device).doubts
+    assert any("device: in 3 of 3 runs it waited for the host" in each for each in doubts)
 
 
 def test_runs_of_the_device_are_as_many_as_those_of_the_host_and_count_against_the_time(clock, device, tmp_path):
@@ -97,12 +100,6 @@ def test_runs_of_the_device_are_as_many_as_those_of_the_host_and_count_against_t
     engine.warmup(ONE, 0)
     report = engine.profile(ONE, 50, max_seconds=25.0)  # 4 s of other passes, 1 s to issue ahead, 3 s for each run
     assert report.profile.num_runs == len(report.samples[""].device_self_s) == 6
-
-
-def test_a_device_that_waited_for_the_host_gives_a_doubt(clock, device, tmp_path):
-    device.is_late = True
-    doubts = profile_of(Issues(clock, 1, device, 0.001), tmp_path, clock, num_runs=3, marks=device).doubts
-    assert any("device: in 3 of 3 runs it waited for the host" in each for each in doubts)
 
 
 def test_work_on_a_side_stream_has_no_device_time_but_a_reason(clock, device, tmp_path):

@@ -48,16 +48,12 @@ def test_a_cpu_has_the_process_and_a_reason_for_the_rest():
     assert (use.reasons, use.doubts) == ((CPU_REASON,), ())
 
 
-@pytest.mark.parametrize("kernel", [Kernel(None), Kernel(12345, resets=False)], ids=["unknown", "not of the block"])
-def test_a_peak_that_is_not_known_is_none_with_a_reason(kernel):
-    use = used(kernel)
-    assert (use.process_peak_bytes, len(use.reasons)) == (None, 2)
-
-
-@pytest.mark.parametrize(("peak", "doubts"), [(899_999_999, 0), (900_000_000, 1)])
-def test_nine_tenths_of_the_limit_are_a_doubt(peak, doubts, monkeypatch):
+def test_a_peak_that_is_not_known_is_none_with_a_reason_and_nine_tenths_of_the_limit_are_a_doubt(monkeypatch):
+    for kernel in (Kernel(None), Kernel(12345, resets=False)):  # or not of the block
+        use = used(kernel)
+        assert (use.process_peak_bytes, len(use.reasons)) == (None, 2)
     monkeypatch.setattr(memory, "memory_limit_bytes", lambda: 1_000_000_000)
-    assert len(used(Kernel(peak)).doubts) == doubts
+    assert [len(used(Kernel(peak)).doubts) for peak in (899_999_999, 900_000_000)] == [0, 1]
 
 
 def test_the_peak_is_that_of_the_block_and_not_of_what_came_before():

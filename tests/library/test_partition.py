@@ -1,5 +1,6 @@
 """Nodes, links, units of a profile, tables of costs, and what a plan says of itself."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -59,20 +60,15 @@ def gpu(name: str, vram_gb: float = 1.0, **fields: object) -> VirtualNode:
     return VirtualNode(name, "gpu", vram_gb=vram_gb, **fields)
 
 
-def test_usable_memory_leaves_out_headroom_and_reserve():
-    assert gpu("a", 24).usable_bytes == 21_600_000_000
+def test_usable_memory_leaves_out_headroom_and_reserve_and_extra_memory_is_the_least_that_is_enough():
+    assert gpu("a", 24).usable_bytes == 21_600_000_000 and gpu("a", 24).extra_for(1000) == 0
     assert gpu("a", 24, headroom=0, reserve_gb=0.5).usable_bytes == 23_500_000_000
     assert VirtualNode("b", "cpu", ram_gb=1e-9, reserve_gb=1).usable_bytes < 0
-
-
-def test_extra_memory_is_the_least_that_is_enough():
-    for headroom in (0.0, 0.1, 1 / 3, 0.7):
-        for needed in (1, 10**6 + 7, 10**9, 123_456_789_012):
-            node = gpu("a", 0.001, headroom=headroom, reserve_gb=0.003)
-            extra = node.extra_for(needed)
-            enough, short = (int((node.memory_bytes + extra - n) * (1 - headroom)) - node.reserve_bytes for n in (0, 1))
-            assert enough >= needed > short
-    assert gpu("a", 24).extra_for(1000) == 0
+    for headroom, needed in itertools.product((0.0, 0.1, 1 / 3, 0.7), (1, 10**6 + 7, 10**9, 123_456_789_012)):
+        node = gpu("a", 0.001, headroom=headroom, reserve_gb=0.003)
+        extra = node.extra_for(needed)
+        enough, short = (int((node.memory_bytes + extra - n) * (1 - headroom)) - node.reserve_bytes for n in (0, 1))
+        assert enough >= needed > short
 
 
 @pytest.mark.parametrize(
@@ -105,37 +101,18 @@ def test_a_link_is_that_of_the_pair_then_of_the_way_back_then_the_default():
     assert Link(1000, 0.5).seconds(250) == 0.75 and Link(float("inf")).seconds(10**12) == 0
 
 
-def test_units_are_blocks_and_what_stands_around_them_in_order():
-    units = units_of(decoder()).units
+def test_units_are_blocks_and_what_stands_around_them_with_all_storages_and_times_and_what_crosses_each_cut():
+    profile = decoder()
+    made = units_of(profile)
+    units, whole = made.units, profile.layers[0].host_inclusive_s
     assert [unit.name.removeprefix("model.") for unit in units] == ["wte", "h.0", "h.1", "h.2", "ln_f", "lm_head"]
     assert [unit.is_block for unit in units] == [False, True, True, True, False, False]
-
-
-def test_a_block_that_only_calls_its_layers_is_split_further():
-    layers = [layer("")]
-    for stage in range(2):
-        layers += [layer(f"layers.{stage}", bytes_self=0.0)]
-        layers += [layer(f"layers.{stage}.blocks.{at}", bytes_self=8.0) for at in range(2)]
-    names = [unit.name for unit in units_of(profiles.model_profile(nested(layers))).units]
-    assert names == ["layers.0.blocks.0", "layers.0.blocks.1", "layers.1.blocks.0", "layers.1.blocks.1"]
-
-
-def test_every_storage_is_in_a_unit_and_tied_ones_share_a_key():
-    held = [" ".join(each.key for each in unit.storages) for unit in units_of(decoder()).units]
+    held = [" ".join(each.key for each in unit.storages) for unit in units]
     assert held == ["positions wte", "mlp.0.0 mlp.0.1", "mlp.1.0 mlp.1.1 unused", "mlp.2.0 mlp.2.1", "", "wte"]
-
-
-def test_the_times_of_the_units_are_the_whole_model_s():
-    profile = decoder()
-    whole = profile.layers[0].host_inclusive_s
-    assert whole and sum(unit.seconds for unit in units_of(profile).units) == pytest.approx(whole.median)
-
-
-def test_what_crosses_a_cut_is_told_by_shapes():
-    cuts = [unit.cut_bytes for unit in units_of(decoder()).units]
+    assert whole and sum(unit.seconds for unit in units) == pytest.approx(whole.median)
     into_block = HIDDEN_BYTES + MASK_BYTES
-    assert cuts == [into_block, into_block, into_block, HIDDEN_BYTES, HIDDEN_BYTES, 4 * 4 * 50]
-    assert units_of(decoder()).input_bytes == IDS_BYTES
+    cuts = [into_block, into_block, into_block, HIDDEN_BYTES, HIDDEN_BYTES, 4 * 4 * 50]
+    assert ([unit.cut_bytes for unit in units], made.input_bytes) == (cuts, IDS_BYTES)
 
 
 def test_what_the_next_unit_does_not_take_still_crosses():
@@ -179,31 +156,27 @@ def test_what_is_not_known_of_a_unit_is_a_doubt():
     assert "what a gives is not known" in doubts and "b is called 2 times per run" in doubts
 
 
-def test_known_activation_peaks_are_used():
-    made = decoder()
-    known = replace(made, layers=tuple(replace(each, activation_peak_bytes=777) for each in made.layers))
-    assert {unit.activation_peak_bytes for unit in units_of(known).units} == {777}
-    assert [unit.activation_peak_bytes for unit in units_of(made).units][:2] == [HIDDEN_BYTES, HIDDEN_BYTES]
-
-
-def test_the_longer_one_of_device_and_host_counts():
+def test_the_longer_one_of_device_and_host_counts_and_known_activation_peaks_are_used():
     made = decoder()
     for seconds, expected in ((1.0, profiles.spread(1.0).median), (1e-9, units_of(made).units[1].seconds)):
         spread = profiles.spread(seconds)
         layers = [replace(each, device_inclusive_s=each.host_inclusive_s and spread) for each in made.layers]
         assert units_of(replace(made, layers=tuple(layers))).units[1].seconds == pytest.approx(expected)
+    known = replace(made, layers=tuple(replace(each, activation_peak_bytes=777) for each in made.layers))
+    assert {unit.activation_peak_bytes for unit in units_of(known).units} == {777}
+    assert [unit.activation_peak_bytes for unit in units_of(made).units][:2] == [HIDDEN_BYTES, HIDDEN_BYTES]
 
 
-def test_a_model_of_one_layer_is_one_unit():
+def test_a_model_of_one_layer_is_one_unit_and_a_block_that_only_calls_its_layers_is_split_further():
     [unit] = units_of(profiles.model_profile([layer("")])).units
     assert unit.name == "a model" and unit.seconds > 0
     with pytest.raises(ValueError, match="holds no layer that was called"):
         units_of(profiles.model_profile([layer("", "Model", None)]))
-
-
-def test_gpt2_and_a_thousand_layers_are_read():
-    assert len(units_of(profiles.gpt2()).units) == 3 + 12 + 2
-    assert len(units_of(profiles.many(1000)).units) == 200
+    stages = [layer(f"layers.{stage}", bytes_self=0.0) for stage in range(2)]
+    names = [f"layers.{stage}.blocks.{at}" for stage in range(2) for at in range(2)]
+    layers = [layer(""), *stages, *(layer(name, bytes_self=8.0) for name in names)]
+    layers.sort(key=lambda each: each.path)
+    assert [unit.name for unit in units_of(profiles.model_profile(nested(layers))).units] == names
 
 
 def test_the_table_of_memory_is_that_of_every_stage():
@@ -220,21 +193,16 @@ def test_the_table_of_memory_is_that_of_every_stage():
 
 
 def test_the_plan_of_the_guide_puts_a_model_that_fits_on_one_node():
-    planner = ExecutionPlanner(profiles.with_memory(decoder()))
-    plan = planner.generate_plan(
-        available_nodes=[VirtualNode("node_a", "gpu", vram_gb=24), VirtualNode("node_b", "cpu", ram_gb=64)]
-    )
+    profile = profiles.with_memory(decoder())
+    nodes = [VirtualNode("node_a", "gpu", vram_gb=24), VirtualNode("node_b", "cpu", ram_gb=64)]
+    plan = ExecutionPlanner(profile).generate_plan(available_nodes=nodes)
+    for metrics in (Report(profile, {}), {"gpu": Report(profile, {})}):  # what the engine returned
+        assert ExecutionPlanner(metrics).generate_plan(nodes) == plan
     [stage] = plan.stages
     assert (stage.node, stage.basis, plan.basis, plan.transfers) == ("node_a", "measured", "measured", ())
     assert "for a single request one node is best" in plan.notes[0]
     assert str(plan).startswith("PartitionPlan: 1 stage, latency of one request: ")
     assert "node_a (gpu): units 0 to 5, model.wte ... lm_head" in str(plan)
-
-
-def test_measured_times_win_over_assumed_ones_that_are_equal():
-    planner = ExecutionPlanner(chain(), kind="gpu")
-    plan = planner.generate_plan([VirtualNode("first", "cpu", ram_gb=9), gpu("second", 9)])
-    assert [stage.node for stage in plan.stages] == ["second"] and plan.basis == "measured"
 
 
 def test_a_plan_says_who_holds_what():
@@ -282,34 +250,23 @@ def test_times_that_are_not_representative_are_assumed_also_from_a_file(tmp_path
     assert ExecutionPlanner(fair).generate_plan(nodes, "throughput", MEASURED).requests_per_s
 
 
-def test_representative_times_are_measured_and_chosen_before_equal_ones_that_are_not():
-    planner = ExecutionPlanner({"cpu": replace(chain(), is_representative=False), "gpu": chain()})
-    plan = planner.generate_plan([VirtualNode("a", "cpu", ram_gb=1), gpu("b")], links=MEASURED)
-    assert plan.stages[0].node == "b" and plan.basis == "measured"
+def test_representative_times_are_measured_and_measured_ones_are_chosen_before_equal_ones_that_are_not():
+    nodes = [VirtualNode("a", "cpu", ram_gb=1), gpu("b")]
+    poor = {"cpu": replace(chain(), is_representative=False), "gpu": chain()}
+    for planner in (ExecutionPlanner(poor), ExecutionPlanner(chain(), kind="gpu")):
+        plan = planner.generate_plan(nodes, links=MEASURED)
+        assert [stage.node for stage in plan.stages] == ["b"] and plan.basis == "measured"
     for is_representative, basis in ((True, "measured"), (False, "assumed")):
         chains = {"gpu": replace(chain(), is_representative=is_representative)}
         made = ExecutionPlanner(chains).plan_at([2], [gpu("a"), gpu("b")], "throughput", MEASURED)
         assert made.basis == basis and (made.requests_per_s is None) == (basis == "assumed")
 
 
-def test_what_the_engine_returned_is_planned_as_the_profile_in_it():
-    profile, nodes = decoder(), [VirtualNode("a", "cpu", ram_gb=1)]
-    wanted = ExecutionPlanner(profile).generate_plan(nodes)
-    for metrics in (Report(profile, {}), {"cpu": Report(profile, {})}):
-        assert ExecutionPlanner(metrics).generate_plan(nodes) == wanted
-
-
-def test_each_kind_of_node_has_its_own_times():
-    slow = chain(4, seconds=0.100)
-    planner = ExecutionPlanner({"gpu": chain(), "cpu": slow})
-    plan = planner.generate_plan([gpu("a", 0.35), VirtualNode("b", "cpu", ram_gb=9)], links=MEASURED)
-    assert {stage.node: stage.compute_s for stage in plan.stages} == pytest.approx({"a": 0.030, "b": 0.1})
-    assert plan.basis == "measured"
-
-
 def test_what_would_help_is_named_with_what_it_gains():
     planner = ExecutionPlanner({"gpu": chain(), "cpu": chain(4, seconds=0.100)})
     plan = planner.generate_plan([gpu("a", 0.35), VirtualNode("b", "cpu", ram_gb=9)], links=Link(1e4, is_measured=True))
+    assert {stage.node: stage.compute_s for stage in plan.stages} == pytest.approx({"a": 0.030, "b": 0.1})
+    assert plan.basis == "measured", "each kind of node has its own times"
     gains = {gain.change: gain.at_most for gain in plan.gains}
     before = 3 * 0.010 + 0.100 + 0.100
     assert gains == {
@@ -351,12 +308,6 @@ def test_a_model_that_does_not_fit_says_what_is_missing():
     missing = caught.value
     assert (missing.node, missing.unit, missing.short_bytes) == ("a", "h.2", 150 * MB + 1000)
     assert missing.extra_by_node == {"a": 150 * MB + 1000, "b": 200 * MB}
-
-
-def test_a_fixed_order_is_kept():
-    planner = ExecutionPlanner({"gpu": chain(), "cpu": chain()})
-    nodes = [VirtualNode("b", "cpu", ram_gb=0.25), gpu("a", 0.3)]
-    assert [stage.node for stage in planner.generate_plan(nodes, in_order=True).stages] == ["b", "a"]
 
 
 def planned(nodes, *args, **options):

@@ -8,7 +8,7 @@ from boundby.partition import Chain, ExecutionPlanner, Infeasible, Link, Unit, V
 from boundby.partition.comparison import Measured, StageTimes, TransferTimes, compare
 from boundby.partition.simulation import simulate
 from boundby.stats import summarize
-from tests.partition_cases import plan_of, random_case
+from tests.partition_cases import plan_of, random_case, shared_case
 
 MS = 1e-3
 
@@ -67,10 +67,10 @@ def test_simulation_agrees_with_the_formulas_that_plans_are_chosen_by():
     assert min(seen.values()) > 10
 
 
-def test_a_given_cut_has_the_predictions_that_the_planner_makes_for_it():
+@pytest.mark.parametrize("make", [random_case, shared_case])
+def test_a_given_cut_has_the_predictions_that_the_planner_makes_for_it(make):
     compared = 0
-    for seed in range(60):
-        case = random_case(seed)
+    for case in map(make, range(60)):
         planner = ExecutionPlanner(case.chains)
         try:
             plan = planner.generate_plan(case.nodes[:2], "throughput", case.links.default, in_order=True)

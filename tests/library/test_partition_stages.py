@@ -42,14 +42,10 @@ def test_every_cut_in_two_gives_the_output_of_the_whole_model(family):
         stages = stages_of(model, plan_of(UNITS[family], cut), inputs)
         assert torch.equal(output_of(stages, inputs), whole_of(model, inputs)), f"cut {cut}"
         assert stages[0].leaving.shape == stages[1].entering.shape and stages[0].leaving.is_meta
-
-
-@pytest.mark.parametrize("family", ["bert", "qwen2"])
-def test_every_unit_in_a_stage_of_its_own_gives_the_output_of_the_whole_model(family):
-    model, inputs = small(family)
-    units = [name for name in UNITS[family] if name not in ("dropout", "model.rotary_emb")]
-    stages = stages_of(model, plan_of(units, *range(1, len(units))), inputs)
-    assert torch.equal(output_of(stages, inputs), stages[0].whole)
+    if family in ("bert", "qwen2"):  # and in stages of one unit each
+        units = [name for name in UNITS[family] if name not in ("dropout", "model.rotary_emb")]
+        stages = stages_of(model, plan_of(units, *range(1, len(units))), inputs)
+        assert torch.equal(output_of(stages, inputs), stages[0].whole)
 
 
 def test_inputs_other_than_those_a_model_was_cut_with_give_their_own_output():
@@ -60,12 +56,6 @@ def test_inputs_other_than_those_a_model_was_cut_with_give_their_own_output():
     others = {"input_ids": inputs["input_ids"].flip(1), "attention_mask": mask}
     assert torch.equal(output_of(stages, others), whole_of(model, others))
     assert not torch.equal(output_of(stages, others), stages[0].whole)
-
-
-def test_a_sequential_model_is_cut_anywhere():
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(), nn.Linear(8, 3), nn.Identity()).eval()
-    for cuts in itertools.combinations(range(1, 5), 2):
-        assert torch.equal(output_of(stages_of(model, plan_of("01234", *cuts), X), X), model(X))
 
 
 def test_a_stage_has_the_weights_of_its_own_units_alone_and_tied_ones_are_on_both_sides():
@@ -98,7 +88,10 @@ class Two(nn.Module):
         return self.how(self, x)
 
 
-def test_an_input_that_is_used_past_the_cut_is_there():
+def test_an_input_that_is_used_past_the_cut_is_there_and_a_sequential_model_is_cut_anywhere():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(), nn.Linear(8, 3), nn.Identity()).eval()
+    for cuts in itertools.combinations(range(1, 5), 2):
+        assert torch.equal(output_of(stages_of(model, plan_of("01234", *cuts), X), X), model(X))
     model = Two(lambda m, x: m.b(m.a(x)) + x).eval()
     assert torch.equal(output_of(stages_of(model, plan_of("ab", 1), X), X), model(X))
 

@@ -15,15 +15,15 @@ def doubled(original: Any, value: int) -> int:
     return 2 * original(value)
 
 
-def test_stand_ins_are_taken_back_in_any_order_of_owners():
-    owner, other = Owner(), Owner()
-    other.method = lambda value: value + 10
-    own = other.method
+def test_stand_ins_are_taken_back_in_any_order_of_owners_and_there_is_none_for_what_is_not_there():
+    owner, module = Owner(), SimpleNamespace(method=lambda value: value + 10)
+    own = module.method
     patches = Patches()
-    assert patches.put(owner, "method", doubled) and patches.put(other, "method", doubled)
-    assert (owner.method(1), other.method(1)) == (4, 22)
+    assert patches.put(owner, "method", doubled) and patches.put(module, "method", doubled)
+    assert (owner.method(1), module.method(1)) == (4, 22)
+    assert not patches.put(owner, "absent", doubled) and not patches.put(None, "method", doubled)
     patches.undo()
-    assert (vars(owner), other.method) == ({}, own)
+    assert (vars(owner), module.method) == ({}, own)
 
 
 def test_a_stand_in_that_was_wrapped_meanwhile_stays_and_does_nothing():
@@ -34,18 +34,3 @@ def test_a_stand_in_that_was_wrapped_meanwhile_stays_and_does_nothing():
     owner.method = lambda value: -ours(value)
     patches.undo()
     assert owner.method(1) == -2
-
-
-def test_there_is_no_stand_in_for_what_is_not_there():
-    assert not Patches().put(Owner(), "absent", doubled)
-    assert not Patches().put(None, "method", doubled)
-
-
-def test_a_callable_of_a_module_is_given_back_as_it_was():
-    module = SimpleNamespace(work=lambda value: value)
-    own = module.work
-    patches = Patches()
-    patches.put(module, "work", doubled)
-    assert module.work(2) == 4
-    patches.undo()
-    assert module.work is own

@@ -59,30 +59,19 @@ def threads() -> list[str]:
 
 
 def test_readings_are_taken_in_a_thread_that_ends_with_the_block_and_a_span_holds_those_taken_in_it(clock, at_once):
-    source = FakeGpu(utilization(10.0, 20.0, 30.0, 40.0), clock)  # taken at 0, 1, 2 and 3 s of the clock
+    both = {"gpu_power_w": 300.0, "gpu_sm_clock_mhz": 1980.0}
+    readings = [both, {"gpu_power_w": 310.0}, {"gpu_sm_clock_mhz": 1755.0}]
+    source = FakeGpu(readings, clock)  # taken at 0, 1 and 2 s of the clock
     with at_once(source) as sampler:
         assert source.exhausted.wait(LONG_S)
-    assert source.threads == {"boundby-sampler"}
+    assert (source.threads, threads()) == ({"boundby-sampler"}, [])
+    assert [each.values for each in sampler.between(0.0, 100.0)] == readings
+    assert [(each.at, each.values) for each in sampler.between(1.0, 1.0)] == [(1.0, readings[1])]
+    assert sampler.between(2.5, 9.0) == [] and sampler.by_quantity(50.0, 100.0) == {}
+    assert sampler.by_quantity(0.0, 9.0) == {"gpu_power_w": [300.0, 310.0], "gpu_sm_clock_mhz": [1980.0, 1755.0]}
+    with pytest.raises(ZeroDivisionError), at_once(FakeGpu(utilization(*[1.0] * 100), clock)):
+        raise ZeroDivisionError
     assert threads() == []
-    assert [each.values for each in sampler.between(0.0, 100.0)] == utilization(10.0, 20.0, 30.0, 40.0)
-    found = [(each.at, each.values["gpu_utilization_pct"]) for each in sampler.between(1.0, 2.0)]
-    assert found == [(1.0, 20.0), (2.0, 30.0)]
-    assert sampler.between(3.5, 9.0) == []
-    assert sampler.by_quantity(1.0, 2.0) == {"gpu_utilization_pct": [20.0, 30.0]}
-
-
-def test_a_quantity_has_the_readings_that_hold_it(clock, at_once):
-    readings = [
-        {"gpu_power_w": 300.0, "gpu_sm_clock_mhz": 1980.0},
-        {"gpu_power_w": 310.0},
-        {"gpu_sm_clock_mhz": 1755.0},
-    ]
-    source = FakeGpu(readings, clock)
-    with at_once(source) as sampler:
-        assert source.exhausted.wait(LONG_S)
-    expected = {"gpu_power_w": [300.0, 310.0], "gpu_sm_clock_mhz": [1980.0, 1755.0]}
-    assert sampler.by_quantity(0.0, 100.0) == expected
-    assert sampler.by_quantity(50.0, 100.0) == {}
 
 
 def test_the_block_ends_when_the_thread_has(at_once):
@@ -90,29 +79,23 @@ def test_the_block_ends_when_the_thread_has(at_once):
 
     def read():
         asked.set()
-        sampler._stop.wait(LONG_S)  # the block ends in the middle of this reading
+        threading.Event().wait(0.05)  # the block ends in the middle of this reading
         return {"gpu_power_w": 50.0}
 
-    sampler = at_once(SimpleNamespace(reason=None, reasons={}, read=read))
-    with sampler:
+    with at_once(SimpleNamespace(reason=None, reasons={}, read=read)) as sampler:
         assert asked.wait(LONG_S)
-    assert threads() == []
-    assert len(sampler.between(0.0, float("inf"))) == 1
+    assert threads() == [] and sampler.between(0.0, float("inf"))
 
 
 def test_a_source_that_fails_ends_the_readings_and_gives_the_reason(clock, at_once):
     with at_once(FakeGpu(utilization(10.0), clock, error="NVML: GPU is lost")) as sampler:
-        sampler._thread.join(LONG_S)  # by itself
+        for thread in threading.enumerate():
+            if thread.name == "boundby-sampler":
+                thread.join(LONG_S)  # by itself
         assert threads() == []
         assert sampler.now() == {}
     assert sampler.reason == sampler.why_not("gpu_power_w") == "NVML: GPU is lost"
     assert len(sampler.between(0.0, 100.0)) == 1
-
-
-def test_the_thread_ends_when_the_block_raises(clock, at_once):
-    with pytest.raises(ZeroDivisionError), at_once(FakeGpu(utilization(*[1.0] * 100), clock)):
-        raise ZeroDivisionError
-    assert threads() == []
 
 
 @pytest.mark.parametrize(("asked", "used"), [(0.001, 0.2), (1.5, 1.5)])
@@ -156,13 +139,14 @@ class NvmlError(Exception):
 
 
 class FakeNvml:
-    """The part of pynvml that is used; `lacks` names functions of the driver that answer "Not Supported"."""
+    """The part of pynvml that is used: functions in `lacks` answer "Not Supported", an old one has none in `absent`."""
 
     NVMLError = NvmlError
     NVML_CLOCK_SM, NVML_TEMPERATURE_GPU = 1, 0
 
-    def __init__(self, *uuids: str, pids: tuple[int, ...] = (os.getpid(),), lacks: tuple[str, ...] = ()) -> None:
-        self.uuids, self.pids, self.lacks = uuids, pids, lacks
+    def __init__(self, *uuids: str, pids: Any = None, lacks: Any = (), absent: Any = ()) -> None:
+        self.uuids, self.lacks, self.absent = uuids, lacks, absent
+        self.pids = (os.getpid(),) if pids is None else pids
         self.calls: list[str] = []
 
     def nvmlInit(self):  # noqa: N802
@@ -185,8 +169,8 @@ class FakeNvml:
             "nvmlDeviceGetComputeRunningProcesses": lambda: [SimpleNamespace(pid=pid) for pid in self.pids],
             "nvmlDeviceGetTotalEnergyConsumption": lambda: 1_234_500,
         }
-        if name not in answers:
-            raise AttributeError(name)
+        if name not in answers or name in self.absent:
+            raise AttributeError(f"module 'pynvml' has no attribute '{name}'")
 
         def call(handle: str, *which: int) -> Any:
             asked = {"nvmlDeviceGetClockInfo": self.NVML_CLOCK_SM}
@@ -199,17 +183,6 @@ class FakeNvml:
             return answers[name]()
 
         return call
-
-
-class OldNvml(FakeNvml):
-    """A pynvml from before `absent` came; by default, before clock event reasons had that name."""
-
-    absent: tuple[str, ...] = ("nvmlDeviceGetCurrentClocksEventReasons",)
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name in self.absent:
-            raise AttributeError(f"module 'pynvml' has no attribute '{name}'")
-        return super().__getattr__(name)
 
 
 GPU = "GPU-0a1b"
@@ -235,20 +208,14 @@ def without(*quantities: str) -> dict[str, float]:
     return {quantity: value for quantity, value in ALL.items() if quantity not in quantities}
 
 
-def test_a_gpu_gives_all_quantities_in_their_units(monkeypatch):
-    source = source_of(monkeypatch, FakeNvml(GPU))
-    assert source.read() == ALL
-    assert source.reasons == {}
-    assert source.joules() == 1234.5
-
-
 @pytest.mark.parametrize(
     ("uuid", "name"),
     [("0a1b", "GPU-0a1b"), ("GPU-0a1b", "GPU-0a1b"), ("MIG-5c6d", "MIG-5c6d")],
     ids=["torch", "nvml", "part of a GPU"],
 )
-def test_a_gpu_is_found_by_its_uuid_however_it_is_written(uuid, name, monkeypatch):
-    assert source_of(monkeypatch, FakeNvml(name), uuid).read() == ALL
+def test_a_gpu_however_its_uuid_is_written_gives_all_quantities_in_their_units(uuid, name, monkeypatch):
+    source = source_of(monkeypatch, FakeNvml(name), uuid)
+    assert (source.read(), source.reasons, source.joules()) == (ALL, {}, 1234.5)
 
 
 REFUSED = {
@@ -283,34 +250,27 @@ def test_a_gpu_that_refuses_everything_is_an_os_error_which_says_so_once(monkeyp
         with pytest.raises(OSError, match=r"^NVML: Not Supported$"):
             source.read()
     assert set(source.reasons) == set(ALL)
-
-
-def test_a_gpu_without_an_energy_counter_is_an_os_error(monkeypatch):
-    source = source_of(monkeypatch, FakeNvml(GPU, lacks=("nvmlDeviceGetTotalEnergyConsumption",)))
     with pytest.raises(OSError, match="NVML: Not Supported"):
         source.joules()
 
 
-@pytest.mark.parametrize("nvml", [OldNvml(GPU), FakeNvml(GPU, lacks=OldNvml.absent)], ids=["pynvml", "driver"])
-def test_an_older_one_calls_clock_events_throttle_reasons(nvml, monkeypatch):
+CLOCK_EVENTS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
+
+
+@pytest.mark.parametrize("older", ["absent", "lacks"], ids=["pynvml", "driver"])
+def test_an_older_one_calls_clock_events_throttle_reasons_and_without_either_name_has_a_reason(older, monkeypatch):
+    nvml = FakeNvml(GPU, **{older: CLOCK_EVENTS[:1]})
     assert source_of(monkeypatch, nvml).read() == ALL | {"gpu_clock_event_reasons": 8.0}
-
-
-def test_a_pynvml_without_either_name_has_a_reason_and_the_others_go_on(monkeypatch):
-    nvml = OldNvml(GPU)
-    nvml.absent = (*OldNvml.absent, "nvmlDeviceGetCurrentClocksThrottleReasons")
-    source = source_of(monkeypatch, nvml)
+    source = source_of(monkeypatch, FakeNvml(GPU, absent=CLOCK_EVENTS))
     assert source.read() == without("gpu_clock_event_reasons")
-    assert "nvmlDeviceGetCurrentClocksThrottleReasons" in source.reasons["gpu_clock_event_reasons"]
+    assert CLOCK_EVENTS[1] in source.reasons["gpu_clock_event_reasons"]
 
 
 def test_other_processes_on_the_gpu_are_counted_or_unknown_and_not_none(monkeypatch):
-    for pids, others in (((os.getpid(),), 0), ((os.getpid(), 2**23), 1), ((os.getpid(), *range(2**23, 2**23 + 3)), 3)):
-        assert (
-            source_of(monkeypatch, FakeNvml(GPU, pids=pids)).read()["gpu_processes"] == others
-        )  # 2**23: no pid of Linux
-    in_container = FakeNvml(GPU, pids=(2**23, 2**23 + 1))  # which shows pids of the host: one of them is ours
-    assert source_of(monkeypatch, in_container).read()["gpu_processes"] == 1
+    ours, other = os.getpid(), 2**23  # no pid of Linux
+    in_container = (other, other + 1)  # which shows pids of the host: one of them is ours
+    for pids, others in (((ours,), 0), ((ours, other), 1), ((ours, *range(other, other + 3)), 3), (in_container, 1)):
+        assert source_of(monkeypatch, FakeNvml(GPU, pids=pids)).read()["gpu_processes"] == others
     source = source_of(monkeypatch, FakeNvml(GPU, pids=()))
     assert source.read() == without("gpu_processes")
     assert source.reasons == {"gpu_processes": "the driver lists no process to this container, not even this one"}
@@ -342,29 +302,25 @@ def cpu(monkeypatch):
     return Cpu(monkeypatch)
 
 
-def test_the_host_gives_its_load_since_the_last_reading_and_our_resident_bytes(cpu):
-    source = PsutilSource()
-    cpu.spend(busy=3.0, idle=1.0)
-    assert source.read() == {"cpu_utilization_pct": 75.0, "process_bytes": 4096.0}
-    cpu.spend(busy=1.0, idle=3.0)
-    assert source.read()["cpu_utilization_pct"] == 25.0
-    assert (source.reason, source.reasons) == (None, {})
+def test_the_host_gives_a_thread_its_load_since_the_last_reading_and_our_resident_bytes(cpu):
+    source, found = PsutilSource(), []
 
+    def read():
+        for busy, idle in ((3.0, 1.0), (1.0, 3.0)):  # the first since the source was made, by another thread
+            cpu.spend(busy, idle)
+            found.append(source.read())
 
-def test_the_first_load_that_the_thread_reads_is_since_the_source_was_made(cpu):
-    source = PsutilSource()
-    cpu.spend(busy=3.0, idle=1.0)
-    found: list[dict[str, float]] = []
-    thread = threading.Thread(target=lambda: found.append(source.read()))
+    thread = threading.Thread(target=read)
     thread.start()
     thread.join(LONG_S)
-    assert found[0]["cpu_utilization_pct"] == 75.0
+    assert found == [{"cpu_utilization_pct": load, "process_bytes": 4096.0} for load in (75.0, 25.0)]
+    assert (source.reason, source.reasons) == (None, {})
 
 
 HOST = {"process_bytes": 4096.0}
 
 
-def test_sources_give_the_quantities_of_all_but_of_those_that_fail(clock):
+def test_sources_give_the_quantities_of_all_but_of_those_that_fail_or_the_reasons_of_all(clock):
     sources = Sources(FakeGpu([{"gpu_power_w": 300.0}], clock), FakeGpu([HOST], clock))
     assert sources.reason is None
     assert sources.read() == {"gpu_power_w": 300.0, **HOST}
@@ -372,14 +328,9 @@ def test_sources_give_the_quantities_of_all_but_of_those_that_fail(clock):
     assert sources.read() == HOST
     with pytest.raises(OSError, match="GPU is lost; no /proc"):
         sources.read()
-
-
-def test_sources_without_any_readings_give_all_reasons():
-    sources = Sources(NoSource("the device is not a GPU"), NoSource("no psutil"))
-    assert sources.reason == "the device is not a GPU; no psutil"
-    with Sampler(sources) as sampler:
+    with Sampler(Sources(NoSource("the device is not a GPU"), NoSource("no psutil"))) as sampler:
         assert threads() == []
-    assert sampler.why_not("process_bytes") == "the device is not a GPU; no psutil"
+    assert sampler.reason == sampler.why_not("process_bytes") == "the device is not a GPU; no psutil"
 
 
 def test_the_reason_of_a_missing_quantity_comes_from_its_source(clock, monkeypatch):

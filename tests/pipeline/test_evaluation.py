@@ -3,17 +3,14 @@
 import errno
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from filelock import FileLock
-from sklearn.metrics import accuracy_score, f1_score
 
 from boundby import files
 from boundby.inference import Predictor
@@ -27,7 +24,6 @@ from utils.evaluation import executors, parts, planning, rows, shards
 from utils.evaluation import plan as plans
 
 ROOT = Path(__file__).resolve().parents[2]
-WHOLE = ("plan", "run", "finalize")
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +33,7 @@ def made(tmp_path_factory):
     settings = workplace.prepare(folder, workplace.texts())
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(planning.SHARD_ROWS, "cpu", workplace.SHARD_ROWS)
-        assert workplace.evaluate(settings, *WHOLE) == [0, 0, 0]
+        assert workplace.evaluate(settings, *workplace.WHOLE) == [0, 0, 0]
     (folder / "results").rename(folder / "undisturbed")
     return folder, settings, workplace.results(folder / "undisturbed" / "evaluation")
 
@@ -49,35 +45,28 @@ def evaluation(made, tmp_path, monkeypatch):
     return EvaluationFolder(tmp_path / "evaluation"), [*made[1], f"output.results_dir={tmp_path}"]
 
 
-def test_every_row_is_predicted_once_and_scored_as_sklearn_does(made):
+def test_every_row_is_predicted_once_and_scored(made):
     folder = made[0] / "undisturbed" / "evaluation"
     lines = [line.split(",") for line in (folder / "predictions.csv").read_text().splitlines()[1:]]
     assert [int(line[0]) for line in lines] == list(range(workplace.ROWS))
-    labels, predictions = ([int(line[column]) for line in lines] for column in (1, 2))
     found = json.loads((folder / "metrics.json").read_text())["metrics"]
     assert set(found) | set(share_of_ceiling(found, [], None, "cpu")) == set(full_metrics())  # of the report's tests
-    assert found["accuracy"] == pytest.approx(accuracy_score(labels, predictions), abs=1e-12)
-    for average in ("macro", "weighted"):
-        expected = f1_score(labels, predictions, average=average, zero_division=0)
-        assert found[f"f1_{average}"] == pytest.approx(expected, abs=1e-12)
+    assert found["accuracy"] == pytest.approx(sum(line[1] == line[2] for line in lines) / len(lines))
 
 
-def test_run_and_finalize_come_after_a_plan_that_is_made_once(evaluation, capsys):
+def test_run_and_finalize_come_after_a_plan_that_is_made_once_and_not_edited(evaluation, capsys):
     folder, settings = evaluation
     assert workplace.evaluate(settings, "run", "plan", "finalize") == [2, 0, 1]
     said = capsys.readouterr().err
     assert "nothing is planned; run `python scripts/evaluate.py plan` first" in said
     assert "3 of 3 shards have not been predicted, first 0; `python scripts/evaluate.py run`" in said
     assert not folder.predictions.exists() and not folder.metrics.exists()
-
-
-def test_a_plan_is_made_once(evaluation, capsys):
-    folder, settings = evaluation
-    assert workplace.evaluate(settings, "plan") == [0]
     before = folder.plan.stat().st_ino
     assert workplace.evaluate(settings, "plan") == [0]
-    assert folder.plan.stat().st_ino == before
-    assert "kept" in capsys.readouterr().out
+    assert folder.plan.stat().st_ino == before and "kept" in capsys.readouterr().out
+    files.write_text(folder.plan, folder.plan.read_text().replace('"token_budget": 128', '"token_budget": 256'))
+    assert workplace.evaluate(settings, "run") == [2]
+    assert "its fingerprint differs" in capsys.readouterr().err
 
 
 def test_planning_checks_agreement_on_the_shortest_and_longest_texts_of_the_whole_set(made, tmp_path, monkeypatch):
@@ -98,7 +87,7 @@ def test_another_plan_is_refused_with_what_differs_and_the_way_out(evaluation, c
     assert workplace.evaluate(settings, "plan", "run --shards 0/3") == [0, 0]
     left = workplace.results(folder.path)
     other = [*settings, "evaluation.limit=10"]
-    assert workplace.evaluate(other, *WHOLE) == [2, 2, 2]
+    assert workplace.evaluate(other, *workplace.WHOLE) == [2, 2, 2]
     said = capsys.readouterr().err
     assert "rows is 10, planned was 40; sample_seed is 0, planned was None" in said
     assert "plan --anew" in said and "output.results_dir" in said
@@ -123,14 +112,6 @@ def test_other_weights_are_another_plan(made, evaluation, tmp_path, capsys):
 def _planned(folder: EvaluationFolder, settings: list[str]) -> plans.Plan:
     assert workplace.evaluate(settings, "plan") == [0]
     return plans.load(folder)
-
-
-def test_an_edited_plan_is_refused(evaluation, capsys):
-    folder, settings = evaluation
-    _planned(folder, settings)
-    files.write_text(folder.plan, folder.plan.read_text().replace('"token_budget": 128', '"token_budget": 256'))
-    assert workplace.evaluate(settings, "run") == [2]
-    assert "its fingerprint differs" in capsys.readouterr().err
 
 
 def test_every_flipped_bit_and_every_truncation_of_a_part_is_found(made):
@@ -208,34 +189,9 @@ def test_a_shard_that_always_loses_its_worker_ends_the_evaluation(evaluation, mo
     assert len(notes) == executors.MOST_LOSSES - 1
 
 
-def test_shuffled_rows_get_the_same_predictions(made, tmp_path, monkeypatch):
-    monkeypatch.setitem(planning.SHARD_ROWS, "cpu", workplace.SHARD_ROWS)
-    order = list(range(workplace.ROWS))
-    random.Random(1).shuffle(order)
-    texts = workplace.texts()
-    settings = workplace.prepare(tmp_path, [texts[row] for row in order], model=made[0] / "model")
-    assert workplace.evaluate(settings, *WHOLE) == [0, 0, 0]
-    (labels, logits), (mine, my_logits) = (_answers(each) for each in (made[0] / "undisturbed", tmp_path / "results"))
-    assert np.array_equal(mine, labels[order])
-    np.testing.assert_allclose(my_logits, logits[order], rtol=0, atol=1e-5)
-
-
-def _answers(results: Path) -> tuple[np.ndarray, np.ndarray]:
-    found = [parts.decode(path.read_bytes()).table for path in sorted((results / "evaluation").glob("part-*"))]
-    predictions = np.concatenate([each["prediction"].to_numpy() for each in found])
-    return predictions, np.concatenate([np.stack(each["logits"].to_numpy()) for each in found])
-
-
 def _predictor(folder: EvaluationFolder, settings: list[str]) -> shards.ShardPredictor:
     _planned(folder, settings)
     return shards.ShardPredictor.open(folder.plan)
-
-
-def test_the_plan_file_is_all_that_a_worker_needs(made, evaluation):
-    folder, settings = evaluation
-    receipt = _predictor(folder, settings).predict_shard(2)
-    assert (receipt.shard, receipt.status, receipt.rows) == (2, "predicted", 8)
-    assert workplace.results(folder.path) == {"part-00002.parquet": made[2]["part-00002.parquet"]}
 
 
 def test_the_plan_is_hashed_once_however_many_shards_it_has(made, evaluation, monkeypatch):
@@ -243,14 +199,17 @@ def test_the_plan_is_hashed_once_however_many_shards_it_has(made, evaluation, mo
     shards_of = plans.Plan.fingerprint.func
     monkeypatch.setattr(plans.Plan.fingerprint, "func", lambda plan: hashed.append(plan) or shards_of(plan))
     folder, settings = evaluation
-    assert workplace.evaluate(settings, *WHOLE) == [0, 0, 0]
+    assert workplace.evaluate(settings, *workplace.WHOLE) == [0, 0, 0]
     assert workplace.results(folder.path) == made[2]
-    assert len(hashed) == len(set(map(id, hashed))) <= len(WHOLE) + 1
+    assert len(hashed) == len(set(map(id, hashed))) <= len(workplace.WHOLE) + 1
 
 
-def test_a_shard_that_another_runner_has_claimed_is_left_to_it(made, evaluation):
+def test_a_worker_needs_the_plan_file_alone_and_leaves_a_shard_to_the_runner_that_has_claimed_it(made, evaluation):
     folder, settings = evaluation
     predictor = _predictor(folder, settings)
+    receipt = predictor.predict_shard(2)
+    assert (receipt.shard, receipt.status, receipt.rows) == (2, "predicted", 8)
+    assert workplace.results(folder.path) == {"part-00002.parquet": made[2]["part-00002.parquet"]}
     folder.claims.mkdir(exist_ok=True)
     with FileLock(folder.claims / "00001.lock"):
         assert predictor.predict_shard(1).status == "claimed"
@@ -358,22 +317,19 @@ def _out_of_memory(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
     monkeypatch.setattr(Predictor, "predict_tokens", starved)
 
 
-def test_memory_that_runs_out_for_a_moment_changes_no_byte(made, evaluation, monkeypatch):
+def test_memory_that_runs_out_for_a_moment_changes_no_byte_and_where_it_stays_out_the_way_out_is_told(
+    made, evaluation, monkeypatch
+):
     folder, settings = evaluation
     predictor = _predictor(folder, settings)
     _out_of_memory(monkeypatch, 2)
     predictor.predict_shard(0)
     assert folder.part(0).read_bytes() == made[2]["part-00000.parquet"]
     assert parts.load_cost(folder, predictor.plan, predictor.plan.shards[0]).out_of_memory == 2
-
-
-def test_memory_that_stays_out_stops_with_the_way_out(evaluation, monkeypatch):
-    folder, settings = evaluation
-    predictor = _predictor(folder, settings)
     _out_of_memory(monkeypatch, 1000)
     with pytest.raises(PipelineError, match=r"--anew evaluation.token_budget=64"):
-        predictor.predict_shard(0)
-    assert workplace.results(folder.path) == {}
+        predictor.predict_shard(1)
+    assert set(workplace.results(folder.path)) == {"part-00000.parquet"}
 
 
 def test_a_dataset_that_changed_under_the_plan_is_refused(made, evaluation):

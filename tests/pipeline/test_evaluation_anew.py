@@ -14,14 +14,6 @@ from utils.artifacts import EvaluationFolder
 from utils.evaluation import plan as plans
 from utils.evaluation import planning
 
-WHOLE = ("plan", "run", "finalize")
-QUICK = (
-    "profiling.batch_sizes=[1]",
-    "profiling.num_measurement_runs=1",
-    "profiling.num_warmup_runs=1",
-    "profiling.max_seconds_per_batch_size=0.001",
-)
-
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
@@ -43,7 +35,7 @@ def at(made, tmp_path, monkeypatch):
 
 
 def baseline(settings: list[str], *flags: str) -> int:
-    return importlib.import_module("scripts.02_baseline_inference").main([*settings, *QUICK, *flags])
+    return importlib.import_module("scripts.02_baseline_inference").main([*settings, *workplace.QUICK, *flags])
 
 
 def starts(folder: EvaluationFolder) -> list[float]:
@@ -62,7 +54,7 @@ def test_step_02_resumes_a_finished_evaluation_and_without_resume_makes_another(
     monkeypatch.setattr(baselines, "find_limits", lambda *_: None)  # which measures the limits of this machine
     store = f"file://{tmp_path}/store"
     folder, settings = at("one", f"evaluation.storage={store}")
-    assert workplace.evaluate(settings, *WHOLE) == [0, 0, 0]
+    assert workplace.evaluate(settings, *workplace.WHOLE) == [0, 0, 0]
     before, bytes_before = starts(folder), workplace.results(folder.path)
     assert baseline(settings, "--resume") == 0
     assert starts(folder) == before and workplace.results(folder.path) == bytes_before
@@ -83,7 +75,7 @@ def test_step_02_resumes_a_finished_evaluation_and_without_resume_makes_another(
 def test_anew_takes_nothing_from_the_store(at, tmp_path, kind):
     store = "memory://run" if kind == "memory" else f"file://{tmp_path}/store"
     folder, settings = at("one", f"evaluation.storage={store}")
-    assert workplace.evaluate(settings, *WHOLE) == [0, 0, 0]
+    assert workplace.evaluate(settings, *workplace.WHOLE) == [0, 0, 0]
     before, held = starts(folder), stored(store)
     assert len(held) == 7
     assert workplace.evaluate(settings, "plan --anew") == [0]

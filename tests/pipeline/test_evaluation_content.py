@@ -18,13 +18,6 @@ from utils.evaluation import parts, planning, shards
 from utils.evaluation import plan as plans
 from utils.evaluation import run as evaluation
 
-QUICK = (
-    "profiling.batch_sizes=[1]",
-    "profiling.num_measurement_runs=1",
-    "profiling.num_warmup_runs=1",
-    "profiling.max_seconds_per_batch_size=0.001",
-)
-
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
@@ -53,14 +46,23 @@ def edit_texts(dataset: Path) -> None:
     assert dataset.stat().st_size == status.st_size and dataset.read_bytes() != content
 
 
-def test_texts_edited_after_the_plan_are_not_predicted(evaluation_folder):
+def test_texts_edited_after_the_plan_are_not_predicted_and_edited_before_the_end_give_no_number(
+    evaluation_folder,
+):
     folder, settings, dataset = evaluation_folder
+    before = dataset.read_bytes()
     assert workplace.evaluate(settings, "plan") == [0]
     edit_texts(dataset)
     assert workplace.evaluate(settings, "run", "finalize") == [2, 2]
     with pytest.raises(InputError, match="planned"):
         shards.ShardPredictor.open(folder.plan)
     assert workplace.results(folder.path) == {}
+    dataset.write_bytes(before)
+    assert workplace.evaluate(settings, "run") == [0]
+    edit_texts(dataset)
+    with pytest.raises(InputError, match="planned"):
+        evaluation.finalize(plans.load(folder), folder, dataset)
+    assert not folder.metrics.exists() and not folder.predictions.exists()
 
 
 def test_texts_edited_between_two_shards_end_the_second(evaluation_folder):
@@ -72,15 +74,6 @@ def test_texts_edited_between_two_shards_end_the_second(evaluation_folder):
     with pytest.raises(InputError, match="rows 32 to 39"):
         predictor.predict_shard(2)
     assert list(workplace.results(folder.path)) == ["part-00000.parquet"]
-
-
-def test_texts_edited_before_the_end_give_no_number(evaluation_folder):
-    folder, settings, dataset = evaluation_folder
-    assert workplace.evaluate(settings, "plan", "run") == [0, 0]
-    edit_texts(dataset)
-    with pytest.raises(InputError, match="planned"):
-        evaluation.finalize(plans.load(folder), folder, dataset)
-    assert not folder.metrics.exists() and not folder.predictions.exists()
 
 
 def test_a_part_proves_which_texts_it_was_made_of(evaluation_folder):
@@ -119,37 +112,27 @@ def test_code_that_was_edited_since_the_plan_is_refused(evaluation_folder, monke
     assert workplace.evaluate(settings, "finalize") == [1]  # it computes nothing: only the parts are missing
 
 
-@pytest.mark.parametrize("moment", ["plan", "predict", "conclude"])
-def test_step_02_ends_without_a_number_when_texts_change_during_it(evaluation_folder, monkeypatch, capsys, moment):
+@pytest.mark.parametrize("moment", ["plan", "predict", "conclude", "after it"])
+def test_step_02_ends_without_a_number_when_texts_change_during_it_and_runs_again_when_they_did_after_it(
+    evaluation_folder, monkeypatch, capsys, moment
+):
     folder, settings, dataset = evaluation_folder
     monkeypatch.setattr(baseline, "find_limits", lambda *_: None)  # which measures the limits of this machine
-    work, results = getattr(evaluation, moment), folder.path.parent
-
-    def disturbed(*arguments, **options):
+    step, results = importlib.import_module("scripts.02_baseline_inference").main, folder.path.parent
+    if moment == "after it":
+        assert step([*settings, *workplace.QUICK]) == 0
         edit_texts(dataset)
-        return work(*arguments, **options)
-
-    step = importlib.import_module("scripts.02_baseline_inference").main
-    with monkeypatch.context() as patch:
-        patch.setattr(evaluation, moment, disturbed)
-        assert step([*settings, *QUICK]) == 2
-    said = capsys.readouterr().err
-    assert str(dataset) in said and "01_download_data.py" in said
-    assert json.loads((results / "baseline_metrics.json").read_text())["full_dataset_metrics"] is None
-    assert not (results / ".receipts" / "02.json").exists()
-    assert step([*settings, *QUICK, "--resume"]) == 2
-
-
-def test_step_02_runs_again_when_texts_changed_after_it(evaluation_folder, monkeypatch, capsys):
-    _, settings, dataset = evaluation_folder
-    monkeypatch.setattr(baseline, "find_limits", lambda *_: None)
-    step = importlib.import_module("scripts.02_baseline_inference").main
-    before = dataset.read_bytes()
-    assert step([*settings, *QUICK]) == 0
-    edit_texts(dataset)
-    assert step([*settings, *QUICK, "--resume"]) == 2
-    assert "step 02: runs (inputs.dataset changed" in capsys.readouterr().err
-    dataset.write_bytes(before)
+    else:
+        work = getattr(evaluation, moment)
+        with monkeypatch.context() as patch:
+            patch.setattr(evaluation, moment, lambda *given, **options: edit_texts(dataset) or work(*given, **options))
+            assert step([*settings, *workplace.QUICK]) == 2
+        said = capsys.readouterr().err
+        assert str(dataset) in said and "01_download_data.py" in said
+        assert json.loads((results / "baseline_metrics.json").read_text())["full_dataset_metrics"] is None
+        assert not (results / ".receipts" / "02.json").exists()
+    assert step([*settings, *workplace.QUICK, "--resume"]) == 2
+    assert moment != "after it" or "step 02: runs (inputs.dataset changed" in capsys.readouterr().err
 
 
 def test_a_hash_is_read_again_while_the_file_may_change_under_the_same_times(tmp_path, monkeypatch):

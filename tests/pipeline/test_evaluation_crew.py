@@ -18,8 +18,6 @@ from utils.evaluation import plan as plans
 from utils.evaluation import planning, ray_engine, storage
 from utils.evaluation.shards import Receipt
 
-WHOLE = ("plan", "run", "finalize")
-
 
 class FakeRay:
     """Workers that answer at once; shard n meets the errors of `troubles[n]`, one at a time."""
@@ -83,29 +81,20 @@ def test_every_shard_is_done_once_and_no_worker_has_more_than_its_share(shards, 
     ray = FakeRay()
     assert work(ray, shards, size=3, at_once=at_once) == (list(range(shards)), [])
     assert max((len(asked) for _, asked in ray.asked), default=0) <= min(at_once, max(1, -(-shards // 3)))
+    ray = FakeRay(late=(1, 2))  # workers that have not started hold up nothing
+    assert work(ray, shards, size=3, at_once=at_once)[0] == list(range(shards))
+    assert {worker for worker, _ in ray.asked} <= {0}
 
 
-def test_a_worker_that_has_not_started_holds_up_nothing():
-    ray = FakeRay(late=(1, 2))
-    assert work(ray, 9, size=3)[0] == list(range(9))
-    assert {worker for worker, _ in ray.asked} == {0}
-
-
-def test_a_program_that_fails_is_tried_in_new_processes_three_times():
+def test_a_shard_is_tried_three_times_where_the_program_fails_ten_where_workers_are_lost_and_once_where_the_user_errs():
     error = failed(RuntimeError("device-side assert"))
     ray = FakeRay({1: [error] * 2})
     found, said = work(ray, 4, size=1)
     assert found == [0, 1, 2, 3] and len(said) == len(ray.killed) == 2
     with pytest.raises(PipelineError, match="failed in shard 1, 3 times, at last: RuntimeError: device-side assert"):
         work(FakeRay({1: [error] * 3}), 4)
-
-
-def test_a_shard_that_always_loses_its_worker_ends_with_a_message():
     with pytest.raises(PipelineError, match="lost in shard 1, 10 times, at last: out of memory. The finished shards"):
         work(FakeRay({1: [FakeRay.exceptions.RayError("out of memory\nand more")]}), 4)
-
-
-def test_what_the_user_has_to_cure_is_not_tried_again():
     ray = FakeRay({0: [failed(InputError("the dataset changed"))]})
     with pytest.raises(InputError, match="the dataset changed"):
         work(ray, 4)
@@ -122,7 +111,7 @@ def made(tmp_path_factory):
     settings = workplace.prepare(folder, workplace.texts())
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(planning.SHARD_ROWS, "cpu", 8)
-        assert workplace.evaluate(settings, *WHOLE) == [0, 0, 0]
+        assert workplace.evaluate(settings, *workplace.WHOLE) == [0, 0, 0]
     return EvaluationFolder(folder / "results" / "evaluation"), settings
 
 
@@ -252,7 +241,7 @@ def test_another_plan_than_that_in_the_store_is_refused_and_made_only_anew(made,
     other = [*at(made[1], tmp_path / "two", "memory://run"), "evaluation.limit=10"]
     assert workplace.evaluate(other, "plan", "run") == [2, 2]
     assert "rows is 10, planned was 40" in capsys.readouterr().err
-    assert workplace.evaluate(other, "plan --anew", *WHOLE) == [0, 0, 0, 0]
+    assert workplace.evaluate(other, "plan --anew", *workplace.WHOLE) == [0, 0, 0, 0]
 
 
 def test_a_store_that_cannot_be_is_one_message(made, tmp_path, capsys):

@@ -25,27 +25,9 @@ TEXTS = ("plain", 'with "quotes", and a comma', "two\nlines", "a\r\nbreak\rmore"
 
 
 def identity(found: int, wanted: int | None = None, seed: int | None = None) -> Identity:
-    return Identity(
-        "sequence_classification",
-        wanted or found,
-        found,
-        "",
-        seed,
-        "",
-        "",
-        "",
-        ("a", "b"),
-        "float32",
-        "highest",
-        64,
-        "same",
-        0.995,
-        None,
-        "auto",
-        "cpu",
-        "",
-        {},
-    )
+    data = ("sequence_classification", wanted or found, found, "", seed)
+    model = ("", "", "", ("a", "b"), "float32", "highest", 64)
+    return Identity(*data, *model, "same", 0.995, None, "auto", "cpu", "", {})
 
 
 @pytest.fixture
@@ -118,12 +100,8 @@ def test_each_machine_and_each_device_counts_once():
     assert busy_seconds([(0, 2), (2, 3)]) == 5
     assert busy_seconds([(10, 2), (0, 2)]) == 4  # a pause between two attempts
     assert busy_seconds([(0, 10), (1, 2), (8, 4)]) == 12  # workers beside each other
-    shared = [
-        cost(0, 10, "a", "gpu-1"),
-        cost(5, 10, "a", "gpu-1"),
-        cost(0, 8, "a", "gpu-2"),
-        cost(100, 1, "a", "gpu-2"),
-    ]
+    spans = ((0, 10, "gpu-1"), (5, 10, "gpu-1"), (0, 8, "gpu-2"), (100, 1, "gpu-2"))
+    shared = [cost(started, seconds, "a", device) for started, seconds, device in spans]
     found = occupancy(shared)
     assert (found["machine_time_s"], found["device_time_s"], found["machine_time_reason"]) == (16, 24, None)
     for clock in (0, 5, -3600):  # that of the other machine is ahead, or behind

@@ -15,7 +15,6 @@ from utils.artifacts import EvaluationFolder
 from utils.evaluation import parts
 from utils.evaluation import plan as plans
 
-ACTIONS = ("plan", "run", "finalize")
 ROWS = 200
 TEXTS = workplace.texts(ROWS)
 
@@ -44,7 +43,7 @@ def tied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, list[str]]
 
 def evaluated(settings: list[str], results: Path) -> tuple[plans.Plan, dict[str, Any], np.ndarray]:
     """Return plan, metrics and labels of a whole evaluation."""
-    assert workplace.evaluate([*settings, f"output.results_dir={results}"], *ACTIONS) == [0, 0, 0]
+    assert workplace.evaluate([*settings, f"output.results_dir={results}"], *workplace.WHOLE) == [0, 0, 0]
     folder = EvaluationFolder(results / "evaluation")
     tables = [parts.decode(path.read_bytes()).table for path in sorted(folder.path.glob("part-*"))]
     labels = np.concatenate([each["prediction"].to_numpy() for each in tables])
@@ -63,10 +62,12 @@ def test_near_ties_get_the_labels_of_one_text_at_a_time_however_short_the_evalua
     assert np.array_equal(labels, alone)
 
 
-def test_ordinary_texts_are_not_computed_again(ordinary, tmp_path):
+def test_ordinary_texts_are_not_computed_again_and_a_cost_names_machine_and_device(ordinary, tmp_path):
     plan, metrics, _ = evaluated(ordinary, tmp_path)
-    assert 0 < plan.choices.guard_margin < 1e-4
-    assert metrics["guarded_texts"] == 0
+    assert 0 < plan.choices.guard_margin < 1e-4 and metrics["guarded_texts"] == 0
+    costs = [json.loads(path.read_text()) for path in (tmp_path / "evaluation").glob("cost-*.json")]
+    assert {each["device_id"] for each in costs} == {"cpu"} and len({each["host"] for each in costs}) == 1
+    assert metrics["machine_time_s"] == metrics["device_time_s"] == metrics["inference_time_s"]
 
 
 def test_a_model_in_bfloat16_is_computed_in_bfloat16_and_the_reason_is_true(ordinary, tmp_path):
@@ -74,11 +75,3 @@ def test_a_model_in_bfloat16_is_computed_in_bfloat16_and_the_reason_is_true(ordi
     assert (plan.choices.precision, plan.choices.guard_margin) == ("bfloat16", 0.0)
     assert metrics["exactness"] is None and metrics["guarded_texts"] == 0
     assert metrics["exactness_reason"] == ("not measured: evaluation.precision=same computes in model.dtype=bfloat16")
-
-
-def test_a_cost_names_machine_and_device(ordinary, tmp_path):
-    _, metrics, _ = evaluated(ordinary, tmp_path)
-    costs = [json.loads(path.read_text()) for path in (tmp_path / "evaluation").glob("cost-*.json")]
-    assert {each["device_id"] for each in costs} == {"cpu"}
-    assert len({each["host"] for each in costs}) == 1
-    assert metrics["machine_time_s"] == metrics["device_time_s"] == metrics["inference_time_s"]

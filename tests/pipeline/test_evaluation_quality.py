@@ -90,14 +90,9 @@ def test_bins_hold_equally_many_rows_and_give_the_error_of_its_definition(rows):
     assert found.accuracy == is_right.mean()
     assert all(each.accuracy_ci_low <= each.accuracy <= each.accuracy_ci_high for each in found.bins)
     assert sum(found.distribution.rows) == 5000 and sum(found.distribution.correct) == is_right.sum()
-
-
-def test_parts_give_the_same_figures_to_the_last_bit_in_any_order_and_number(rows):
-    confidences, is_right = rows
     shuffled = np.random.default_rng(0).permutation(5000)
-    expected = counted(confidences, is_right).calibration()
-    assert counted(confidences, is_right, 7).calibration() == expected
-    assert counted(confidences[shuffled], is_right[shuffled], 3).calibration() == expected
+    assert counted(confidences, is_right, 7).calibration() == found, "in parts, to the last bit, in any order"
+    assert counted(confidences[shuffled], is_right[shuffled], 3).calibration() == found
 
 
 def test_a_model_that_is_right_as_often_as_it_says_shows_the_error_by_chance():
@@ -151,7 +146,7 @@ def kept(shards) -> tuple[quality.ConfidentMistake, ...]:
     return mistakes.surest("abc")
 
 
-def test_surest_mistakes_are_those_of_a_full_sort():
+def test_surest_mistakes_are_those_of_a_full_sort_with_their_rows_and_long_texts_cut():
     [(table, _)] = tables(2000, 1)
     rows = [row for row in table.to_pylist() if row["label"] != row["prediction"]]
     rows.sort(key=lambda row: (-row["confidence"], -row["margin"], row["row_id"]))
@@ -162,6 +157,11 @@ def test_surest_mistakes_are_those_of_a_full_sort():
     assert [each.row_id for each in kept(reversed(list(tables(2000, 7))))] == expected
     right = score.table(np.arange(3), np.zeros(3, int), np.ones(3, int), np.eye(1, 3).repeat(3, 0))
     assert kept([(right, ["a"] * 3)]) == ()
+    long = "ü" * (score.LONGEST_TEXT + 1)
+    table = score.table(np.array([12, 13]), np.zeros(2, int), np.ones(2, int), np.eye(1, 3, 1).repeat(2, 0))
+    cut, whole = kept([(table, [long, long[:-1]])])
+    assert (cut.row_id, cut.label_name, cut.prediction_name) == (12, "a", "b")
+    assert len(cut.text) == score.LONGEST_TEXT and cut.text.endswith("…") and whole.text == long[:-1]
 
 
 def test_memory_does_not_grow_with_the_rows():
@@ -181,15 +181,6 @@ def test_memory_does_not_grow_with_the_rows():
     finally:
         tracemalloc.stop()
     assert many - few < 100_000
-
-
-def test_texts_are_cut_and_keep_their_row():
-    long = "ü" * (score.LONGEST_TEXT + 1)
-    table = score.table(np.array([12, 13]), np.zeros(2, int), np.ones(2, int), np.eye(1, 3, 1).repeat(2, 0))
-    cut, whole = kept([(table, [long, long[:-1]])])
-    assert (cut.row_id, cut.label_name, cut.prediction_name) == (12, "a", "b")
-    assert len(cut.text) == score.LONGEST_TEXT and cut.text.endswith("…")
-    assert whole.text == long[:-1]
 
 
 # Files

@@ -29,21 +29,18 @@ def here(settings: list[str], tmp_path: Path) -> tuple[EvaluationFolder, list[st
     return EvaluationFolder(tmp_path / "evaluation"), [*settings, f"output.results_dir={tmp_path}"]
 
 
-def test_a_trimmed_last_layer_is_planned_and_told_in_the_metrics(here):
-    folder, settings = here
-    assert workplace.evaluate(settings, "plan", "run", "finalize") == [0, 0, 0]
-    assert plans.load(folder).choices.trim is True
-    assert json.loads(folder.metrics.read_text())["metrics"]["trim"] is True
-
-
-def test_where_the_planned_trim_is_refused_nothing_is_predicted(here, monkeypatch, capsys):
+def test_a_planned_trim_is_told_in_the_metrics_and_nothing_is_predicted_where_it_is_refused(here, monkeypatch, capsys):
     folder, settings = here
     assert workplace.evaluate(settings, "plan") == [0]
-    monkeypatch.setattr(last_layer, "is_known", lambda _: False)
-    assert workplace.evaluate(settings, "run") == [1]
+    assert plans.load(folder).choices.trim is True
+    with monkeypatch.context() as patch:
+        patch.setattr(last_layer, "is_known", lambda _: False)
+        assert workplace.evaluate(settings, "run") == [1]
     said = capsys.readouterr().err
     assert "'packed, by length, last layer trimmed', which the self-check refuses here for 'packed, by length'" in said
     assert not folder.part(0).exists()
+    assert workplace.evaluate(settings, "run", "finalize") == [0, 0]
+    assert json.loads(folder.metrics.read_text())["metrics"]["trim"] is True
 
 
 def test_a_plan_without_the_trim_is_carried_out_without_it(here, monkeypatch):

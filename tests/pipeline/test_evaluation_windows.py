@@ -44,30 +44,20 @@ def evaluated(settings: list[str], results: Path) -> tuple[plans.Plan, np.ndarra
     return plan, np.concatenate([table["prediction"].to_numpy() for table in tables]), alone
 
 
-def test_long_rows_get_the_labels_of_one_text_at_a_time(settings, tmp_path):
-    plan, labels, alone = evaluated(settings, tmp_path)
-    assert plan.choices.strategy == "packed, by length"
-    assert plan.reasons.strategy_doubts == []
-    assert np.array_equal(labels, alone)
-
-
-def test_a_way_that_is_wrong_for_long_rows_alone_is_found(settings, tmp_path, monkeypatch):
+def test_the_longest_rows_are_checked_too_so_that_a_way_that_is_wrong_for_them_alone_is_found(
+    settings, tmp_path, monkeypatch
+):
     """The seeded bug leaves the window out, and the long rows are behind the 256 that a sample of this set has."""
-    causal = torch.tensor([packing.UNLIMITED, 0])
-    monkeypatch.setattr(packing, "attention_window", lambda **_: causal)
-    plan, labels, alone = evaluated(settings, tmp_path)
-    assert plan.choices.strategy == "padded on the right without a mask"
-    assert len(plan.reasons.strategy_doubts) == 2
+    plan, labels, alone = evaluated(settings, tmp_path / "right")
+    assert (plan.choices.strategy, plan.reasons.strategy_doubts) == ("packed, by length", [])
     assert np.array_equal(labels, alone)
-
-
-def test_the_shortest_and_the_longest_rows_of_all_are_checked(settings, tmp_path):
-    assert workplace.evaluate([*settings, f"output.results_dir={tmp_path}"], "plan") == [0]
-    plan = plans.load(EvaluationFolder(tmp_path / "evaluation"))
     dataset = Path(plan.places.dataset)
     lengths = [len(text) for shard in plan.shards for text in rows.read(dataset, shard, None).texts]
-    sampled = rows.first_texts(dataset, plan.shards, 256)
     checked = [len(text) for text in rows.check_texts(dataset, plan.shards, plan.check_offsets, 256)]
-    assert max(map(len, sampled)) < max(lengths)
-    assert (min(checked), max(checked)) == (min(lengths), max(lengths))
-    assert sorted(checked)[-16:] == sorted(lengths)[-16:]
+    assert max(map(len, rows.first_texts(dataset, plan.shards, 256))) < max(lengths)
+    assert min(checked) == min(lengths) and sorted(checked)[-16:] == sorted(lengths)[-16:]
+    causal = torch.tensor([packing.UNLIMITED, 0])
+    monkeypatch.setattr(packing, "attention_window", lambda **_: causal)
+    plan, labels, alone = evaluated(settings, tmp_path / "wrong")
+    assert plan.choices.strategy == "padded on the right without a mask"
+    assert len(plan.reasons.strategy_doubts) == 2 and np.array_equal(labels, alone)

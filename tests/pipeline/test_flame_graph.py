@@ -2,12 +2,11 @@
 
 import base64
 import hashlib
-import json
 import re
-from html.parser import HTMLParser
 
 import pytest
 
+from tests.web_page import WebPage
 from utils.console import printable
 from utils.render import flame_graph
 
@@ -23,45 +22,13 @@ HOSTILE = (
 )
 
 
-class Page(HTMLParser):
-    """What a browser finds in a page: its tags in order, the text of each script, and the text outside of them."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.scripts: list[str] = []
-        self.text = ""
-        self.comments: list[str] = []
-        self.feed(page)
-        self.close()
-        self.text = " ".join(self.text.split())
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag == "script":
-            self.scripts.append("")
-
-    def handle_data(self, data: str) -> None:
-        if self.cdata_elem == "script":
-            self.scripts[-1] += data
-        elif self.cdata_elem is None:
-            self.text += data + " "
-
-    def handle_comment(self, data: str) -> None:
-        self.comments.append(data)
+def page_of(lines: list[str], title: str = "a model", detail: str = "one step") -> WebPage:
+    return WebPage(flame_graph.page(lines, title, detail))
 
 
-def page_of(lines: list[str], title: str = "a model", detail: str = "one step") -> Page:
-    return Page(flame_graph.page(lines, title, detail))
-
-
-def data_of(page: Page) -> dict:
-    return json.loads(page.scripts[0])
-
-
-def boxes_of(page: Page) -> list[tuple[int, str, int]]:
+def boxes_of(page: WebPage) -> list[tuple[int, str, int]]:
     """Return level, name in the box and time of every box, each before those it calls."""
-    data = data_of(page)
+    data = page.data
     names = [f"{-at} small" if at < 0 else data["frames"][at][1] for at in data["frame"]]
     return list(zip(data["level"], names, data["total"], strict=True))
 
@@ -128,7 +95,7 @@ def test_wide_stacks_of_256_levels_give_a_page_below_two_megabytes():
     ]
     text = flame_graph.page(lines, "deep", "100,000 frames of 0.25 % and more")
     assert 1_000_000 < len(text.encode()) < 2_000_000
-    data = data_of(Page(text))
+    data = WebPage(text).data
     assert data["total"][1] == 400_000 and max(data["level"]) > 100
 
 
@@ -153,14 +120,14 @@ def test_wide_stacks_of_256_levels_give_a_page_below_two_megabytes():
 )
 def test_box_shows_a_short_name_and_the_kind_of_the_frame(frame, short, kind):
     lines = [f"{frame} 5", "site/modeling_bert.py(123):_forward 5"]
-    assert [frame, short, kind] in data_of(page_of(lines))["frames"]
+    assert [frame, short, kind] in page_of(lines).data["frames"]
 
 
 def test_every_kind_has_its_colour_in_light_and_in_dark_and_its_words():
     text = flame_graph.page(STACKS, "a model", "one step")
     for kind, words in flame_graph.KINDS.items():
         assert len(re.findall(rf"--{kind}: #[0-9a-f]{{6}};", text)) == 2, kind
-        assert words in Page(text).text
+        assert words in WebPage(text).text
 
 
 @pytest.mark.parametrize(
@@ -180,9 +147,9 @@ def test_page_needs_neither_stacks_nor_script():
     page = page_of([*STACKS, "other;<built-in_function_linear> 400"])
     assert "<built-in_function_linear> 1.000 µs 71.4 net.py(3):_forward 250 ns 17.9" in page.text
     page = page_of(["a file.py(3): run me;<built-in function len> 7\r\n", "\n"])
-    assert [short for _, short, _ in data_of(page)["frames"]] == ["all stacks", "a file.py(3): run me", "len"]
+    assert [short for _, short, _ in page.data["frames"]] == ["all stacks", "a file.py(3): run me", "len"]
     page = page_of([f"begin{'x' * 300_000}end 5"])
-    [_, (name, _, _)] = data_of(page)["frames"]
+    [_, (name, _, _)] = page.data["frames"]
     assert (len(name), name[:6], name[-4:]) == (flame_graph.LONGEST_FRAME, "beginx", "xend")
     assert flame_graph.page(["a\ud800;b 5"], "\ud800", "\ud800").encode("utf-8")
 
@@ -190,13 +157,13 @@ def test_page_needs_neither_stacks_nor_script():
 def test_hostile_names_stay_text():
     lines = [f"a;{HOSTILE} 600", f"nn.Module:_{HOSTILE};b 300", f"{HOSTILE}.py(3):_{HOSTILE} 100", "\x1b;\u2028 50"]
     text = flame_graph.page(lines, HOSTILE, HOSTILE)
-    page, plain = Page(text), page_of(["a;b 600", "nn.Module:_x;b 300", "x.py(3):_f 100", "y;z 50"])
+    page, plain = WebPage(text), page_of(["a;b 600", "nn.Module:_x;b 300", "x.py(3):_f 100", "y;z 50"])
     assert [tag for tag, _ in page.tags if tag not in ("tr", "td")] == [
         tag for tag, _ in plain.tags if tag not in ("tr", "td")
     ]
     assert page.scripts[1] == plain.scripts[1] and page.comments == []
     assert not set("<>&'\u2028\u2029") & set(page.scripts[0]) and page.scripts[0].isascii()
-    assert printable(HOSTILE) in [name for name, _, _ in data_of(page)["frames"]]
+    assert printable(HOSTILE) in [name for name, _, _ in page.data["frames"]]
     assert page.text.count(printable(HOSTILE)) >= 5  # title, heading, detail, two rows of the table
     assert all(character.isprintable() or character == "\n" for character in text)
 

@@ -23,42 +23,20 @@ from utils.errors import EnvironmentLacksError, InputError
 
 ROOT = Path(__file__).resolve().parents[2]
 OFFLINE_DEFAULT = "python run_pipeline.py --config configs/quickstart.yaml"
-CARD = """---
-dataset_info:
-  features:
-  - name: text
-    dtype: string
-  - name: labels
-    dtype:
-      class_label:
-        names:
-          '0': question
-          '1': praise
-configs:
-- config_name: default
-  data_files:
-  - split: train
-    path: data/train-*
-  - split: test
-    path: data/test-*
----
-"""
-OTHER_SPLITS = """---
-configs:
-- config_name: default
-  data_files:
-  - split: holdout
-    path: holdout.csv
----
-"""
-CONFIGS = """---
-configs:
-- config_name: french
-  data_files: french.csv
-- config_name: german
-  data_files: french.csv
----
-"""
+
+
+def card(**values: Any) -> str:
+    """Return the README of a dataset with these facts, as YAML, of which JSON is a part."""
+    return f"---\n{json.dumps(values)}\n---\n"
+
+
+LABELLED = {"names": {"0": "question", "1": "praise"}}
+FEATURES = [{"name": "text", "dtype": "string"}, {"name": "labels", "dtype": {"class_label": LABELLED}}]
+SPLITS = [{"split": split, "path": f"data/{split}-*"} for split in ("train", "test")]
+CARD = card(dataset_info={"features": FEATURES}, configs=[{"config_name": "default", "data_files": SPLITS}])
+HOLDOUT = [{"split": "holdout", "path": "holdout.csv"}]
+OTHER_SPLITS = card(configs=[{"config_name": "default", "data_files": HOLDOUT}])
+CONFIGS = card(configs=[{"config_name": name, "data_files": "french.csv"} for name in ("french", "german")])
 NEVER_DOWNLOADED = (".bin", "modeling.py", "checkpoint-1/model.safetensors")
 
 

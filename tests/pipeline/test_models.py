@@ -46,21 +46,17 @@ def refusal(folder: Path | str, **how: object) -> str:
     return str(caught.value)
 
 
-def test_folder_is_found_in_both_ways_with_one_fingerprint(bert):
-    found = fetch(bert)
-    assert found == models.locate(Model(name=str(bert)), Path("unused"))
-    assert (found.origin, found.path, found.revision) == ("folder", bert, None)
-
-
-def test_fingerprint_follows_weights_and_tokenizer_and_nothing_else(copy):
-    before = fetch(copy).fingerprint
+def test_folder_is_found_in_both_ways_with_one_fingerprint_that_follows_weights_and_tokenizer_alone(copy):
+    found = fetch(copy)
+    assert found == models.locate(Model(name=str(copy)), Path("unused"))
+    assert (found.origin, found.path, found.revision) == ("folder", copy, None)
     (copy / "README.md").write_text("About this model")
-    assert fetch(copy).fingerprint == before
+    assert fetch(copy).fingerprint == found.fingerprint
     edit_config(copy, classifier_dropout=0.5)
     changed = fetch(copy).fingerprint
-    assert changed != before
+    assert changed != found.fingerprint
     (copy / "model.safetensors").write_bytes((copy / "model.safetensors").read_bytes() + b" ")
-    assert fetch(copy).fingerprint != changed
+    assert fetch(copy).fingerprint not in (found.fingerprint, changed)
 
 
 def test_what_is_no_folder_of_a_model_is_refused_without_asking_the_hub(bert):
@@ -142,6 +138,8 @@ def test_model_has_the_dtype_asked_for_and_is_in_eval_mode(bert, name, dtype):
     assert {parameter.dtype for parameter in loaded.model.parameters()} == {dtype}
     assert not loaded.model.training and loaded.dtype == name and loaded.device == torch.device("cpu")
     assert loaded.tokenizer.padding_side == "right"
+    with pytest.raises(EnvironmentLacksError, match="model.device: .*use model.device=cpu"):
+        models.load(fetch(bert), "cuda:99", name)
 
 
 def test_loading_is_silent_timed_and_has_a_public_name(bert, capfd):
@@ -152,17 +150,17 @@ def test_loading_is_silent_timed_and_has_a_public_name(bert, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_device_that_is_not_there_is_an_environment_that_lacks_it(bert):
-    with pytest.raises(EnvironmentLacksError, match="model.device: .*use model.device=cpu"):
-        models.load(fetch(bert), "cuda:99")
-
-
-def test_damaged_weights_tokenizers_or_lists_of_shards_are_refused(copy):
-    content = (copy / "model.safetensors").read_bytes()
+def test_damaged_weights_a_damaged_tokenizer_or_one_of_another_model_are_refused(copy):
+    path = copy / "tokenizer.json"
+    whole, content = path.read_text(), (copy / "model.safetensors").read_bytes()
+    path.write_text(whole.replace('"[PAD]":2', '"[PAD]":900').replace('"[PAD]": 2', '"[PAD]": 900'))
+    with pytest.raises(InputError, match="has id 900, but the model knows 15 tokens"):
+        models.load(fetch(copy), "cpu")
+    path.write_text(whole)
     (copy / "model.safetensors").write_bytes(content[: len(content) // 2])
     with pytest.raises(InputError, match="cannot load the model from"):
         models.load(fetch(copy), "cpu")
-    (copy / "tokenizer.json").write_text("{")
+    path.write_text("{")
     with pytest.raises(InputError, match="cannot load its tokenizer from"):
         models.load(fetch(copy), "cpu")
 
@@ -177,19 +175,6 @@ def test_head_of_another_size_or_random_is_refused(copy):
     save_file(weights, copy / "model.safetensors", {"format": "pt"})
     edit_config(copy, id2label={"0": "a", "1": "b"}, label2id={"a": 0, "b": 1})
     with pytest.raises(InputError, match=r"bias is \(\d+,\) in its weights, but config.json asks for \(2,\)"):
-        models.load(fetch(copy), "cpu")
-
-
-def test_decoder_without_padding_token_pads_with_its_end_token(qwen):
-    loaded = models.load(fetch(qwen), "cpu")
-    assert loaded.tokenizer.pad_token == "[END]"
-    assert loaded.model.config.pad_token_id == loaded.tokenizer.pad_token_id
-
-
-def test_tokenizer_of_another_model_is_refused(copy):
-    path = copy / "tokenizer.json"
-    path.write_text(path.read_text().replace('"[PAD]":2', '"[PAD]":900').replace('"[PAD]": 2', '"[PAD]": 900'))
-    with pytest.raises(InputError, match="has id 900, but the model knows 15 tokens"):
         models.load(fetch(copy), "cpu")
 
 
@@ -214,6 +199,8 @@ def test_the_texts_of_the_agreement_hold_the_shortest_and_the_longest_and_are_th
 
 def test_answers_that_are_wrong_or_no_numbers_fail_the_agreement(qwen, bert):
     loaded = models.load(fetch(qwen), "cpu")
+    assert loaded.tokenizer.pad_token == "[END]"  # a decoder without a padding token pads with its end token
+    assert loaded.model.config.pad_token_id == loaded.tokenizer.pad_token_id
     loaded.model.config.pad_token_id = WORDS.index("a") + 3
     found = models.agreement(loaded, TEXTS, max_length=64)
     assert found.share < 1
@@ -226,29 +213,24 @@ def test_answers_that_are_wrong_or_no_numbers_fail_the_agreement(qwen, bert):
         models.agreement(loaded, TEXTS, max_length=64)
 
 
-def test_positions_kept_for_padding_do_not_count():
-    config = {"vocab_size": 20, "max_position_embeddings": 66, "hidden_size": 16, "num_hidden_layers": 1}
+def test_limits_of_length_are_those_of_model_and_tokenizer_without_positions_kept_for_padding(bert, capfd):
     from transformers import RobertaConfig, RobertaForSequenceClassification
 
+    def loaded_as(model):
+        tokenizer = SimpleNamespace(model_max_length=10**30)
+        return models.LoadedModel(model, tokenizer, None, torch.device("cpu"), "float32", 0.0)
+
+    config = {"vocab_size": 20, "max_position_embeddings": 66, "hidden_size": 16, "num_hidden_layers": 1}
     heads = {"num_attention_heads": 2, "intermediate_size": 16, "pad_token_id": 1}
     model = RobertaForSequenceClassification(RobertaConfig(**config, **heads))
-    loaded = models.LoadedModel(
-        model, SimpleNamespace(model_max_length=10**30), None, torch.device("cpu"), "float32", 0.0
-    )
-    length, _ = models.effective_max_length(loaded, 512)
+    length, _ = models.effective_max_length(loaded_as(model), 512)
     assert length == 64
     model(torch.ones((1, length), dtype=torch.long) * 5)
     with pytest.raises((IndexError, RuntimeError)):
         model(torch.ones((1, length + 1), dtype=torch.long) * 5)
-
-
-def test_limits_of_length_are_those_of_model_and_tokenizer(bert, capfd):
     model = torch.nn.Linear(1, 1)
     model.config = SimpleNamespace()
-    loaded = models.LoadedModel(
-        model, SimpleNamespace(model_max_length=10**30), None, torch.device("cpu"), "float32", 0.0
-    )
-    assert models.effective_max_length(loaded, 4096) == (4096, None)
+    assert models.effective_max_length(loaded_as(model), 4096) == (4096, None)
     count = models.token_counter(fetch(bert))
     assert count(["good", "good bad", "good " * 500]) == [1, 2, 500]
     assert capfd.readouterr().err == ""
@@ -260,24 +242,15 @@ def test_limits_of_length_are_those_of_model_and_tokenizer(bert, capfd):
     assert models.effective_max_length(loaded, 512)[0] == 32
 
 
-def test_summary_reads_as_the_console_shows_it():
+def test_summary_shows_every_quantity_with_its_unit():
+    labels = {"num_labels": ("Labels", 23)}
     summary = models.ModelSummary(
-        "qwen2", 494_033_920, 494_033_920, 1_976_135_680, "float32", {"num_labels": ("Labels", 23)}, 32_768, 4.8149
+        "qwen2", 494_033_920, 494_033_920, 1_976_135_680, "float32", labels, max_positions=32_768, load_time_s=4.8149
     )
-    rule = "=" * 70
-    assert summary.lines() == [
-        "MODEL SUMMARY",
-        rule,
-        "Model Type: qwen2",
-        "Total Parameters: 494,033,920 (494.03M)",
-        "Trainable Parameters: 494,033,920 (494.03M)",
-        "Model Size: 1,976.14 MB (float32)",
-        "Labels: 23",
-        "Longest Input: 32,768 tokens",
-        "Load Time: 4.81 s",
-        rule,
-    ]
-    assert replace(summary, max_positions=None).lines()[7] == "Longest Input: no limit stated"
+    shown = [line.partition(": ")[2] for line in summary.lines()[2:-1]]
+    parameters = "494,033,920 (494.03M)"
+    assert shown == ["qwen2", parameters, parameters, "1,976.14 MB (float32)", "23", "32,768 tokens", "4.81 s"]
+    assert "no limit" in replace(summary, max_positions=None).lines()[7]
     assert summary.as_dict()["size_mb"] == 1976.13568 and summary.as_dict()["type"] == "qwen2"
 
 

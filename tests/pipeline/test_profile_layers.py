@@ -61,13 +61,6 @@ def test_preset_has_as_many_parameters_as_the_published_model(name):
     assert not model.training
 
 
-def test_presets_and_names_that_are_not_there_are_refused():
-    with pytest.raises(InputError, match="--architecture gpt5: no such preset; there are gpt2, gpt2-medium"):
-        models.build("gpt5")
-    with pytest.raises(InputError, match="model: give an architecture"):
-        models.prepare(Model(architecture=None, device="cpu"))
-
-
 # Inputs
 
 
@@ -79,17 +72,13 @@ def bart(**sizes: Any) -> torch.nn.Module:
     return small("BartConfig", "BartForSequenceClassification", **TINY_PAIR, **sizes)
 
 
-def test_text_models_take_tokens_of_the_asked_shape_without_padding():
+def test_text_models_take_tokens_of_the_asked_shape_without_padding_for_both_halves_and_with_one_end_in_each_text():
     sizes = {"vocab_size": 20, "n_positions": 16, "n_embd": 8, "n_layer": 1, "n_head": 2, "eos_token_id": 1}
     model = small("GPT2Config", "GPT2LMHeadModel", **sizes, bos_token_id=1)
     inputs = models.inputs_for(model, 3, 16)
-    assert set(inputs) == {"input_ids", "attention_mask"}
-    assert inputs["input_ids"].shape == inputs["attention_mask"].shape == (3, 16)
+    assert {name: given.shape for name, given in inputs.items()} == {"input_ids": (3, 16), "attention_mask": (3, 16)}
     assert inputs["attention_mask"].all() and inputs["input_ids"].max() < 20
     assert model(**inputs).logits.shape == (3, 16, 20)
-
-
-def test_encoder_decoders_get_input_for_both_and_one_end_in_each_text():
     model = bart(max_position_embeddings=32)
     inputs, again = (models.inputs_for(model, 4, 32) for _ in range(2))
     assert torch.equal(inputs["input_ids"], again["input_ids"])
@@ -148,34 +137,26 @@ def damaged(folder, tmp_path) -> Path:
     return copy
 
 
-def test_folder_is_loaded_with_the_class_it_names_and_called_after_itself(folder):
+def test_folder_is_loaded_with_the_class_it_names_called_after_itself_and_takes_batches(folder, tmp_path):
     found = models.prepare(Model(name=str(folder), device="cpu", dtype="bfloat16"))
     assert type(found.model).__name__ == "BertForSequenceClassification" and not found.model.training
     assert {each.dtype for each in found.model.parameters()} == {torch.bfloat16}
     assert (found.name, found.device) == ("tiny-bert", torch.device("cpu"))
-
-
-def test_decoder_without_a_token_of_padding_is_profiled_in_batches(tmp_path):
+    with pytest.raises(InputError, match="model: give an architecture"):
+        models.prepare(Model(architecture=None, device="cpu"))
     shape = {"n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 9, "n_positions": 16, "num_labels": 3}
     small("GPT2Config", "GPT2ForSequenceClassification", **shape, eos_token_id=8).save_pretrained(tmp_path)
-    model = models.prepare(Model(name=str(tmp_path), device="cpu")).model
+    model = models.prepare(Model(name=str(tmp_path), device="cpu")).model  # without a token of padding
     assert model(**models.inputs_for(model, 4, 16)).logits.shape == (4, 3)
 
 
 @pytest.mark.parametrize("named", [["SomethingOfMyOwn"], ["pipeline"], None])
-def test_folder_that_names_no_class_of_transformers_is_loaded_as_its_base_model(damaged, named):
+def test_folder_that_names_no_class_of_transformers_is_loaded_as_its_base_model_without_code_of_a_tokenizer(
+    damaged, named
+):
+    (damaged / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["code.T", null]}}')
     edit_config(damaged, architectures=named)
     assert type(models.prepare(Model(name=str(damaged), device="cpu")).model).__name__ == "BertModel"
-
-
-@pytest.mark.parametrize(
-    "change", [{"auto_map": {"AutoModel": "modeling.Mine"}}, {"attn_implementation": "someone/kernels"}]
-)
-def test_code_that_a_model_brings_is_refused_with_the_flag_that_allows_it(damaged, change):
-    edit_config(damaged, **change)
-    said = f"brings Python code of its own \\({next(iter(change))}\\), .* add --trust-remote-code if you trust"
-    with pytest.raises(InputError, match=said):
-        models.prepare(Model(name=str(damaged), device="cpu"))
 
 
 OWN_CODE = """
@@ -214,30 +195,35 @@ def test_trusted_code_of_a_model_is_run(own, named, kind):
     assert type(found.model).__name__ == kind and not found.model.training
 
 
-def test_code_of_a_tokenizer_is_not_run_and_not_refused(damaged):
-    (damaged / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["code.T", null]}}')
-    assert models.prepare(Model(name=str(damaged), device="cpu")).name == "copy"
+def pickled(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 
 
-@pytest.mark.parametrize("fault", ["pickled", "damaged"])
-def test_weights_that_are_pickled_or_damaged_are_one_message(damaged, fault):
-    weights = damaged / "model.safetensors"
-    weights.rename(damaged / "pytorch_model.bin") if fault == "pickled" else weights.write_bytes(b"\0" * 100)
-    with pytest.raises(InputError, match="cannot be loaded as a model: "):
-        models.prepare(Model(name=str(damaged), device="cpu"))
+def write(name: str, content: str) -> Callable[[Path], Any]:
+    return lambda folder: (folder / name).write_text(content)
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("damage", "said"),
     [
-        (None, "has no config.json; is it a model"),
-        ("{", "config.json: cannot be read"),
-        ("[]", "config.json: is not a model's"),
+        (pickled, "cannot be loaded as a model: "),
+        (write("model.safetensors", "\0" * 100), "cannot be loaded as a model: "),
+        (lambda folder: (folder / "config.json").unlink(), "has no config.json; is it a model"),
+        (write("config.json", "{"), "config.json: cannot be read"),
+        (write("config.json", "[]"), "config.json: is not a model's"),
+        (
+            lambda folder: edit_config(folder, auto_map={"AutoModel": "modeling.Mine"}),
+            r"brings Python code of its own \(auto_map\), .* add --trust-remote-code if you trust",
+        ),
+        (
+            lambda folder: edit_config(folder, attn_implementation="someone/kernels"),
+            r"brings Python code of its own \(attn_implementation\), .* add --trust-remote-code if you trust",
+        ),
     ],
+    ids=["pickled", "damaged", "no configuration", "half of one", "none of a model", "code", "kernels"],
 )
-def test_folder_without_a_configuration_is_refused(damaged, content, said):
-    path = damaged / "config.json"
-    path.unlink() if content is None else path.write_text(content)
+def test_a_folder_that_is_no_model_or_brings_code_is_refused_with_the_way_out(damaged, damage, said):
+    damage(damaged)
     with pytest.raises(InputError, match=said):
         models.prepare(Model(name=str(damaged), device="cpu"))
 
@@ -281,11 +267,8 @@ def test_folder_is_profiled_from_end_to_end(run, folder, tmp_path):
     assert "tiny-bert: 1 warm-up runs" in notes and "tiny-bert: 3 runs with probes and as many without" in notes
 
 
-def test_every_setting_of_the_file_is_its_default():
+def test_every_setting_of_the_file_is_its_default_and_files_go_where_no_step_moves_them_aside():
     assert load(LayerSettings, ROOT / "configs" / "layers.yaml", []) == LayerSettings()
-
-
-def test_files_go_by_default_where_no_step_moves_them_aside():
     config = Config.model_validate(yaml.safe_load((ROOT / "configs" / "config.yaml").read_text(encoding="utf-8")))
     folder, layout = Path(LayerSettings().output.dir), Layout.of(config)
     assert folder.parent == layout.results
@@ -356,23 +339,17 @@ def test_flags_override_the_command_line_which_overrides_the_file(run, recorded,
         (["--model", "2026"], Model(name="2026")),
     ],
 )
-def test_flags_choose_the_model(run, recorded, flags, wanted):
+def test_flags_choose_the_model_and_whether_its_code_is_trusted(run, recorded, flags, wanted):
     found = recorded("pass")
     assert run(*flags)[0] == 0
     assert found.wanted == wanted and not found.is_trusted
-
-
-def test_code_is_trusted_by_a_flag_of_the_command_line_alone(run, recorded):
-    found = recorded("pass")
-    assert run("--trust-remote-code", "--model", "org/model")[0] == 0 and found.is_trusted
-    code, _, notes = run("model.trust_remote_code=true")
-    assert code == 2 and "trust_remote_code" in notes
+    assert run("--trust-remote-code", *flags)[0] == 0 and found.is_trusted
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--architecture", "gpt5"], "no such preset"),
+        (["--architecture", "gpt5"], "--architecture gpt5: no such preset; there are gpt2, gpt2-medium"),
         (["--dtype", "int8"], "model.dtype"),
         (["--device", "tpu"], "model.device"),
         (["--batch-size", "0"], "measurement.batch_size"),
@@ -380,6 +357,7 @@ def test_code_is_trusted_by_a_flag_of_the_command_line_alone(run, recorded):
         (["--model", "./not/there"], "neither a folder nor the name of a model"),
         (["output.profile_name=../up"], "output.profile_name"),
         (["measurement.batchsize=2"], "did you mean 'batch_size'"),
+        (["model.trust_remote_code=true"], "trust_remote_code"),  # a flag of the command line alone
     ],
 )
 def test_wrong_input_ends_with_2_and_one_message(run, arguments, said):
