@@ -1,18 +1,21 @@
-"""Stages of a loop on a clock that moves only when told to, so that every time is exact."""
+"""Stages of a loop on a clock that moves only when told to, noted at once and understood later: nobody can tell."""
 
+import contextlib
 import threading
 
 import numpy as np
 import pytest
 
 from boundby.training import StageTimer
+from boundby.training.recorder import MOST_EVENTS
 from boundby.training.records import ABSENT, CUT, DISTURBED, RAISED
 from tests.timed_loops import S, host_ns, reasons, run
 
 
-def test_a_step_is_split_into_its_stages_and_what_lies_in_none(timer, clock):
+def test_a_step_is_split_into_its_stages_of_every_micro_batch_and_what_lies_in_none(timer, clock):
     for _ in range(2):
-        run(timer, clock, data=1, forward=2, backward=4)
+        run(timer, clock, data=1, forward=2, backward=3)
+        run(timer, clock, backward=1)
         clock.advance(1)
         timer.step()
     times = timer.snapshot()
@@ -20,8 +23,8 @@ def test_a_step_is_split_into_its_stages_and_what_lies_in_none(timer, clock):
     assert shares == {"step": 0.125, "data": 0.125, "forward": 0.25, "backward": 0.5}
     assert (times.step.host_s.n, times.step.host_s.total, times.step.self_total_s) == (2, 16, 2)
     assert times.last_step == 1
-    assert times.rows_of("backward")["start_ns"].tolist() == [3 * S, 11 * S]
-    assert times.rows_of("backward")["step"].tolist() == [0, 1]
+    assert times.rows_of("backward")["start_ns"].tolist() == [3 * S, 6 * S, 11 * S, 14 * S]
+    assert times.rows_of("backward")["step"].tolist() == [0, 0, 1, 1]
 
 
 def test_a_stage_inside_another_is_in_its_time_and_not_in_its_own(timer, clock):
@@ -37,53 +40,18 @@ def test_a_stage_inside_another_is_in_its_time_and_not_in_its_own(timer, clock):
     assert sum(each.share for each in times.stages) == 1
 
 
-def test_micro_batches_are_occurrences_of_one_step(timer, clock):
-    for _ in range(3):
-        run(timer, clock, forward=1, backward=2)
-    run(timer, clock, optimizer=1)
-    timer.step()
-    assert host_ns(timer, "forward") == [S, S, S]
-    assert timer.snapshot().stage("backward").share == 0.6
-
-
-def test_an_excluded_block_is_taken_out_of_everything_around_it(timer, clock):
-    with timer.span("epoch"), timer.stage("update"):
-        clock.advance(1)
-        with timer.excluded("evaluation"):
-            run(timer, clock, forward=8)  # a hook that also fires in an evaluation
-        clock.advance(1)
-    timer.step()
-    assert host_ns(timer, "update") == [2 * S]
-    assert host_ns(timer, "step", "step") == [2 * S]
-    assert host_ns(timer, "evaluation", "excluded") == [8 * S]
-    assert host_ns(timer, "forward") == []
-    assert timer.snapshot().stage("update").self_total_s == 2
-    assert timer.snapshot().stage("evaluation", "excluded").share is None
-    assert reasons(timer) == []
-
-
-def test_an_epoch_holds_steps_and_is_part_of_none(timer, clock):
-    with timer.span("epoch"):
+@pytest.mark.parametrize("marker", ["span", "stage"])
+def test_a_stage_around_steps_is_a_span_and_part_of_none(timer, clock, marker):
+    with getattr(timer, marker)("epoch"):
         for _ in range(2):
             run(timer, clock, forward=1)
             timer.step()
+    timer.step()
     times = timer.snapshot()
-    timer.stop()
-    epoch = timer.snapshot().stage("epoch", "span")
+    epoch = times.stage("epoch", "span")
     assert (epoch.host_s.total, epoch.self_total_s, epoch.share) == (2, 0, None)
-    assert times.stage("forward").share == 1
-
-
-def test_a_stage_around_steps_becomes_a_span(timer, clock):
-    with timer.stage("epoch"):
-        for _ in range(2):
-            run(timer, clock, forward=1)
-            timer.step()
-    timer.step()
-    assert host_ns(timer, "epoch", "span") == [2 * S]
-    assert timer.snapshot().stage("epoch") is None
-    assert host_ns(timer, "step", "step") == [S, S, 0]
-    assert reasons(timer) == []
+    assert (times.stage("epoch"), times.stage("forward").share) == (None, 1)
+    assert host_ns(timer, "step", "step") == [S, S, 0] and reasons(timer) == []
 
 
 @pytest.mark.parametrize(
@@ -119,16 +87,6 @@ def test_an_end_that_never_came_costs_one_stage_and_no_step(timer, clock):
     assert reasons(timer) == ["'forward' has begun and not ended"]
 
 
-def test_an_exclusion_whose_end_never_came_ends_with_its_step(timer, clock):
-    timer.begin("evaluation", "excluded")
-    timer.step()
-    run(timer, clock, forward=1)
-    assert host_ns(timer, "step", "step") == [0]
-    timer.step()
-    assert host_ns(timer, "forward") == [S]
-    assert reasons(timer) == ["'evaluation', which is excluded, was open when its step ended"]
-
-
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_an_exception_passes_through_and_marks_its_stage(timer, clock, error):
     with pytest.raises(error), timer.stage("update"), timer.stage("forward"):
@@ -140,27 +98,22 @@ def test_an_exception_passes_through_and_marks_its_stage(timer, clock, error):
     assert (times.stage("forward").host_s.n, times.stage("forward").unusual) == (0, 1)
 
 
-def test_the_wait_that_finds_the_end_of_the_data_is_no_occurrence(timer, clock):
+@pytest.mark.parametrize(("error", "flags"), [(None, [0]), (RuntimeError("worker died"), [0, RAISED])])
+def test_the_wait_that_finds_the_end_of_the_data_is_no_occurrence_and_an_error_of_a_loader_passes(
+    timer, clock, error, flags
+):
     def batches():
-        for each in range(2):
-            clock.advance(1)
-            yield each
+        clock.advance(1)
+        yield 1
+        if error:
+            raise error
         clock.advance(5)
 
-    assert list(timer.timed(batches())) == [0, 1]
+    with pytest.raises(RuntimeError, match="worker died") if error else contextlib.nullcontext():
+        assert list(timer.timed(batches())) == [1]
     timer.step()
-    assert host_ns(timer, "data") == [S, S]
-
-
-def test_a_loader_that_raises_passes_its_exception_on(timer):
-    def batches():
-        yield 1
-        raise RuntimeError("worker died")
-
-    with pytest.raises(RuntimeError, match="worker died"):
-        list(timer.timed(batches()))
-    timer.step()
-    assert timer.snapshot().rows_of("data")["flags"].tolist() == [0, RAISED]
+    assert timer.snapshot().rows_of("data")["flags"].tolist() == flags
+    assert host_ns(timer, "data")[0] == S
 
 
 def test_a_resumed_run_goes_on_counting_and_the_number_of_a_step_holds_for_its_stages(clock):
@@ -188,31 +141,6 @@ def test_a_disturbed_step_stays_out_of_the_summaries(timer, clock):
     times = timer.snapshot()
     assert times.rows_of("forward")["flags"].tolist() == [0, DISTURBED, 0]
     assert (times.stage("forward").host_s.maximum, times.step.host_s.total, times.step.unusual) == (1, 2, 1)
-
-
-def test_what_is_done_between_two_steps_may_be_left_out(timer, clock):
-    timer.step()
-    clock.advance(9)
-    timer.restart_step()
-    run(timer, clock, forward=1)
-    timer.step()
-    assert host_ns(timer, "step", "step") == [0, S]
-
-
-def test_stages_of_other_threads_are_kept_apart(timer, clock):
-    def prefetch():
-        run(timer, clock, data=4)
-
-    with timer.stage("data"):
-        thread = threading.Thread(target=prefetch)
-        thread.start()
-        thread.join()
-    timer.step()
-    times = timer.snapshot()
-    assert (times.stage("data").self_total_s, times.stage("data").share) == (4, 1)
-    background = times.stage("data", "background")
-    assert (background.host_s.total, background.share) == (4, None)
-    assert sorted(set(times.occurrences["thread"].tolist())) == [0, 1]
 
 
 def test_many_threads_lose_no_stage(timer):
@@ -257,3 +185,78 @@ def test_a_tensor_that_would_have_to_be_waited_for_is_left_out(timer):
     assert reasons(timer) == [
         "TypeError: it is a tensor on cuda:0, and reading it would wait for the device; give a float of it"
     ]
+
+
+def test_whoever_looks_within_a_stage_sees_it_open_and_what_ended_before(timer, clock):
+    timer.hooks.register("trace_ready", print)  # it needs no stage at once
+    run(timer, clock, forward=2)
+    with timer.stage("backward"):
+        clock.advance(3)
+        seen = timer.snapshot()
+        assert [(each.name, each.since_s) for each in seen.open] == [("backward", 3.0)]
+        assert seen.rows_of("forward")["host_ns"].tolist() == [2 * S]
+        clock.advance(1)
+    assert host_ns(timer, "backward") == [4 * S] and not timer.hooks.watch_stages
+
+
+def test_a_hook_registered_within_a_step_is_told_of_the_stages_that_had_begun(timer, clock):
+    told: list[tuple] = []
+    timer.begin("forward")
+    clock.advance(1)
+    timer.begin("attention")
+    clock.advance(2)
+    timer.hooks.register("stage_end", lambda *what: told.append(what))
+    timer.hooks.register("step_end", lambda *what: told.append(what))
+    timer.end("attention")
+    timer.end("forward")
+    timer.step(7)
+    assert told == [("attention", 2.0), ("forward", 3.0), (7, 3.0)]
+
+
+@pytest.mark.parametrize("endless", ["begin", "end", "metrics", "timed"])
+def test_a_step_that_never_ends_takes_no_more_and_more_memory(timer, endless):
+    act = {
+        "begin": lambda: timer.begin("forward"),
+        "end": lambda: timer.end("forward"),
+        "metrics": lambda: timer.metrics({"loss": 1.0}),
+        "timed": lambda: list(timer.timed([])),
+    }[endless]
+    for _ in range(3 * MOST_EVENTS):
+        act()
+    assert len(timer.recorder.events) <= MOST_EVENTS + 1
+
+
+def test_events_of_two_threads_are_told_apart_whoever_understands_them(timer, clock):
+    with timer.stage("forward"):
+        clock.advance(1)
+        loader = threading.Thread(target=run, args=(timer, clock), kwargs={"forward": 4})  # of the same name
+        loader.start()
+        loader.join()
+        clock.advance(1)
+    timer.step()
+    times = timer.snapshot()
+    assert host_ns(timer, "forward", "background") == [4 * S]
+    assert host_ns(timer, "forward") == host_ns(timer, "step", "step") == [6 * S]
+    assert (times.stage("forward").share, times.stage("forward", "background").share) == (1, None)
+    assert sorted(set(times.occurrences["thread"].tolist())) == [0, 1]
+
+
+def test_a_clock_that_fails_does_not_reach_the_loop(clock):
+    broken = False
+
+    def read():
+        if broken:
+            raise OSError("no clock")
+        return clock()
+
+    timer = StageTimer(clock=read)
+    timer.start()
+    broken = True
+    with timer.stage("forward"):
+        pass
+    timer.metrics({"loss": 1.0})
+    timer.step()
+    broken = False
+    timer.stop()
+    assert timer.snapshot().stages == ()
+    assert {remark.reason for remark in timer.remarks.all()} == {"OSError: no clock"}
