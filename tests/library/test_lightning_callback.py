@@ -23,14 +23,8 @@ from tests.lightning_fits import BATCH, LIGHTNING, PACKAGES, STEPS, Endless, Fit
 
 pytestmark = [pytest.mark.filterwarnings(each) for each in fits.WARNINGS]
 
-TENSORBOARD = re.compile(r"^(.*?)(\.\d+)?\.pt\.trace\.json(?:\.gz)?$")  # of the plugin: worker and span
 STEP = ["data", "h2d", "callbacks", "forward", "zero_grad", "backward", "optimizer", "callbacks", "step"]
 AFTER_EPOCH = ["epoch", "callbacks", "step"]  # the last step of an epoch holds what callbacks do at its end
-
-
-@pytest.fixture(scope="module")
-def bare():
-    return losses_of(max_epochs=2)
 
 
 @pytest.fixture(scope="module", params=PACKAGES)
@@ -128,10 +122,14 @@ def test_every_part_runs_in_its_stage(rich):
     assert around["read"] == {(*epoch, "data"), (*epoch, "callbacks", "evaluation")}
 
 
-def test_the_stages_of_a_step_follow_one_another(tmp_path):
-    fit = profiled(tmp_path)
-    assert fit.order() == ["callbacks", "data", *(STEP * STEPS)[:-2], *AFTER_EPOCH]
-    assert fit.times.rows_of("step", "step")["step"].tolist() == list(range(STEPS))
+@pytest.mark.parametrize("settings", [{"max_epochs": 2}, {"precision": "bf16-mixed", "max_steps": 4}], ids=str)
+def test_the_stages_of_a_step_follow_one_another_and_the_losses_are_the_same(tmp_path, settings):
+    fit = profiled(tmp_path, **settings)
+    steps = settings.get("max_steps", STEPS)
+    epoch = ["data", *(STEP * steps)[:-2], *AFTER_EPOCH]
+    assert fit.order() == ["callbacks", *epoch, *(epoch if "max_epochs" in settings else [])]
+    assert fit.times.rows_of("step", "step")["step"].tolist() == list(range(len(fit.module.losses)))
+    assert fit.module.losses == losses_of(**settings)
 
 
 def test_a_step_of_several_batches_holds_all_of_them(tmp_path):
@@ -159,21 +157,6 @@ def test_manual_optimization_nests_its_stages_in_the_forward(tmp_path):
     assert fit.times.remarks == ()
 
 
-def test_half_precision_has_the_same_stages(tmp_path):
-    fit = profiled(tmp_path, precision="bf16-mixed", max_steps=4)
-    assert fit.order() == ["callbacks", "data", *(STEP * 4)[:-2], *AFTER_EPOCH]
-    assert fit.module.losses == losses_of(precision="bf16-mixed", max_steps=4)
-
-
-def test_the_losses_and_weights_are_the_same(tmp_path, bare):
-    fit = profiled(tmp_path, max_epochs=2)
-    assert fit.module.losses == bare
-    module = fits.module_of(LIGHTNING)
-    fits.fit(LIGHTNING, module, DataLoader(Rows(STEPS * BATCH, nobody), batch_size=BATCH, shuffle=True), max_epochs=2)
-    for mine, theirs in zip(fit.module.parameters(), module.parameters(), strict=True):
-        assert torch.equal(mine, theirs)
-
-
 def test_every_file_is_there_and_says_something(rich):
     folder = rich.folder / "logs" / "Tiny"
     assert rich.callback.manager.folder == folder
@@ -188,10 +171,13 @@ def test_every_file_is_there_and_says_something(rich):
     assert {"data", "forward", "clip", "scheduler", "checkpoint"} <= {each["name"] for each in summary["stages"]}
 
 
-def test_tensorboard_finds_a_trace_of_each_cycle(rich):
-    folder = rich.folder / "logs" / "Tiny"
-    traces = sorted(path for path in folder.iterdir() if TENSORBOARD.match(path.name))
-    assert [TENSORBOARD.match(path.name)[1] for path in traces] == ["rank0", "rank0"]
+def test_tensorboard_finds_a_trace_of_each_cycle_named_as_torch_s_own_handler_names_it(rich, tmp_path):
+    folder, theirs = rich.folder / "logs" / "Tiny", []
+    exporter = SimpleNamespace(export_chrome_trace=lambda path, **_: theirs.append(Path(path).name))
+    torch.profiler.tensorboard_trace_handler(str(tmp_path), worker_name="rank0")(exporter)
+    traces = sorted(folder.glob("*.pt.trace.json"))
+    name = re.compile(r"\d{15,}")
+    assert [name.sub("TIME", each.name) for each in traces] == [name.sub("TIME", theirs[0])] * 2
     cycles = [folder / f"trace_cycle{number}.json" for number in (1, 2)]
     assert [path.read_bytes() for path in traces] == [path.read_bytes() for path in cycles]
     assert (folder / "chrome_trace.json").read_bytes() == cycles[1].read_bytes()
@@ -199,14 +185,6 @@ def test_tensorboard_finds_a_trace_of_each_cycle(rich):
         trace = json.loads(path.read_text())
         names = {event.get("name") for event in trace["traceEvents"]}
         assert trace["schemaVersion"] and f"ProfilerStep#{number}" in names and "aten::addmm" in names
-
-
-def test_a_trace_is_named_as_torch_s_own_handler_names_it(rich, tmp_path):
-    theirs: list[Path] = []
-    exporter = SimpleNamespace(export_chrome_trace=lambda path, **_: theirs.append(Path(path)))
-    torch.profiler.tensorboard_trace_handler(str(tmp_path), worker_name="rank0")(exporter)
-    ours = {path.name for path in (rich.folder / "logs" / "Tiny").iterdir() if ".pt.trace" in path.name}
-    assert {re.sub(r"\d{15,}", "TIME", name) for name in ours} == {re.sub(r"\d{15,}", "TIME", theirs[0].name)}
 
 
 def test_a_validation_between_recorded_steps_is_marked_in_the_trace(tmp_path):
@@ -232,10 +210,9 @@ def test_stages_and_verdict_are_said_and_nothing_of_it_is_left_on_the_trainer(ri
     wrapped = {name for each in owners for name, value in vars(each).items() if hasattr(value, "__wrapped__")}
     assert wrapped == {"step"}  # of the optimizer, by torch's scheduler
     assert not any(each._optimizer_step_post_hooks for each in trainer.optimizers)
-    assert not any(each._optimizer_step_post_hooks for each in trainer.optimizers)
 
 
-def test_without_being_enabled_it_does_nothing(tmp_path, bare):
+def test_without_being_enabled_it_does_nothing(tmp_path):
     seen = []
     callback = ProfilerCallback(output_dir=tmp_path / "logs")
 
@@ -243,22 +220,17 @@ def test_without_being_enabled_it_does_nothing(tmp_path, bare):
         def on_train_batch_end(self, trainer, *_):
             seen.append("training_step" in vars(trainer.strategy))
 
-    assert losses_of(LIGHTNING, callback, Looking(), max_epochs=2) == bare
+    assert losses_of(LIGHTNING, callback, Looking(), max_epochs=2) == losses_of(max_epochs=2)
     assert seen == [False] * (2 * STEPS)
     assert callback.manager is None and list(tmp_path.iterdir()) == []
 
 
-def test_a_trainer_of_the_package_that_was_imported_later_takes_it_too(tmp_path, monkeypatch):
+def test_a_trainer_of_the_package_that_was_imported_later_takes_it_too_and_hears_it_in_its_log(tmp_path, monkeypatch):
     monkeypatch.setattr(callback_module, "packages_in_use", lambda: (LIGHTNING,))
-    fit = profiled(tmp_path, PACKAGES[1], max_steps=3)
+    fit = profiled(tmp_path, PACKAGES[1], given={"say": None}, max_steps=3)
     assert not isinstance(fit.callback, importlib.import_module(PACKAGES[1]).Callback)
+    assert fit.callback.say is importlib.import_module(f"{PACKAGES[1]}.utilities.rank_zero").rank_zero_info
     assert fit.order() == ["callbacks", "data", *(STEP * 3)[:-2], *AFTER_EPOCH]
-
-
-def test_it_speaks_through_the_log_of_the_package_that_has_the_trainer(tmp_path):
-    callback = ProfilerCallback(True, tmp_path)
-    losses_of(PACKAGES[1], callback, max_steps=1)
-    assert callback.say is importlib.import_module(f"{PACKAGES[1]}.utilities.rank_zero").rank_zero_info
 
 
 def test_a_resumed_fit_counts_on(tmp_path):

@@ -12,7 +12,7 @@ from boundby.integrations.transformers import ProfCallback
 from boundby.trace import read_trace
 from boundby.training import read_stage_times
 from tests.fakes import FakeNanoseconds
-from tests.trainer_runs import EVALUATING, Model, given_up_in, losses, make_trainer, names_in
+from tests.trainer_runs import EVALUATING, Model, given_up_in, losses, losses_of, make_trainer, names_in
 
 
 @pytest.fixture(scope="module")
@@ -21,12 +21,20 @@ def bare(tmp_path_factory):
 
 
 @pytest.mark.parametrize("attach", [False, True], ids=["alone", "attached"])
-def test_losses_are_the_same_to_the_last_bit(tmp_path, attach):
-    expected = losses(tmp_path / "bare", gradient_accumulation_steps=2, bf16=True, **EVALUATING)
-    callback = ProfCallback(str(tmp_path / "profile"), 2, 1, 1)
+def test_losses_are_the_same_to_the_last_bit_and_nothing_is_left_on_trainer_model_and_loader(tmp_path, attach):
     settings = EVALUATING | {"gradient_accumulation_steps": 2, "bf16": True}
-    assert losses(tmp_path / "profiled", callback, attach=attach, **settings) == expected
-    assert len(expected) == 10
+    expected = losses(tmp_path / "bare", **settings)
+    callback = ProfCallback(str(tmp_path / "profile"), 2, 1, 1)
+    trainer = make_trainer(tmp_path / "profiled", callback, **settings)
+    before, copies = state_of(trainer), accelerate.data_loader.send_to_device
+    if attach:
+        callback.attach(trainer)
+        assert state_of(trainer) != before
+    trainer.train()
+    assert losses_of(trainer) == expected and len(expected) == 10
+    assert state_of(trainer) == before and accelerate.data_loader.send_to_device is copies
+    assert not trainer.model._forward_hooks and not trainer.model._forward_pre_hooks
+    assert "step" not in vars(trainer.optimizer) or "attachment" not in trainer.optimizer.step.__code__.co_filename
     times = read_stage_times(tmp_path / "profile")
     assert {"data", "forward", "backward", "optimizer", "checkpoint", "logging"} <= {each.name for each in times.stages}
     logged = next(each for each in times.metrics if each.name == "loss")
@@ -113,20 +121,6 @@ def test_as_a_context_manager_the_callback_is_told_of_exceptions_too(tmp_path):
     assert not model._forward_hooks and not model._forward_pre_hooks
     assert (tmp_path / "iteration_4" / "rank0_trace.pt.trace.json").is_file(), "what was recorded up to there"
     assert "the loop ended inside it" in given_up_in(tmp_path)["trace"]
-
-
-@pytest.mark.parametrize("attach", [False, True], ids=["alone", "attached"])
-def test_nothing_is_left_on_trainer_model_and_loader(attach, tmp_path):
-    callback = ProfCallback(str(tmp_path), 1, 1, 1, profile_memory=False, with_stack=False)
-    trainer = make_trainer(tmp_path, callback)
-    before, copies = state_of(trainer), accelerate.data_loader.send_to_device
-    if attach:
-        callback.attach(trainer)
-        assert state_of(trainer) != before
-    trainer.train()
-    assert state_of(trainer) == before and accelerate.data_loader.send_to_device is copies
-    assert not trainer.model._forward_hooks and not trainer.model._forward_pre_hooks
-    assert "step" not in vars(trainer.optimizer) or "attachment" not in trainer.optimizer.step.__code__.co_filename
 
 
 def test_a_hold_can_be_given_up_before_the_training(tmp_path):

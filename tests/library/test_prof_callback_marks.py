@@ -90,20 +90,14 @@ def test_what_follows_a_step_is_told_by_what_the_trainer_has_decided():
     events.tell("prediction_step", "logged")  # an evaluation logs too
     events.tell("evaluated", should_evaluate=False)
     events.tell("saved", should_save=False)
-    events.tell(*STEP)
-    spent = events.spent()
-    assert (spent["logging"], spent["evaluation"], spent["checkpoint"], spent["data"]) == ([10], [30], [10], [10, 10])
-    assert spent["step"] == [60, 70], "the evaluation is in no step"
-
-
-def test_a_checkpoint_that_the_evaluation_decides_on_is_no_wait_for_data():
-    events = Events()
-    events.tell("epoch_begin", *STEP[:-1])
+    events.tell(*STEP[:-1])
     events.tell("step_end", should_evaluate=True)
     events.tell("evaluated", should_evaluate=False)
-    events.tell("saved", *STEP)
-    assert events.spent()["data"] == [10, 10]
-    assert events.remarks() == {}
+    events.tell("saved", *STEP)  # which the evaluation has decided on
+    spent = events.spent()
+    assert (spent["logging"], spent["evaluation"], spent["checkpoint"]) == ([10], [30, 10], [10])
+    assert (spent["data"], events.remarks()) == ([10, 10, 10], {})
+    assert spent["step"] == [60, 70, 60], "the evaluations are in no step"
 
 
 def marked(*steps, **settings):
@@ -140,19 +134,17 @@ def test_calls_for_no_gradient_in_a_step_that_goes_on_are_said_and_count_to_what
     assert (spent["forward"], spent["backward"]) == ([0], [20])
 
 
-@pytest.mark.parametrize("gradients", [False, True])
-def test_a_model_that_is_trained_in_eval_mode_or_called_without_gradients_has_a_forward(gradients):
+class Recursive(nn.Module):
+    def forward(self, x, depth=1):
+        return self(x, depth - 1) if depth else x
+
+
+@pytest.mark.parametrize(
+    ("gradients", "model"), [(False, nn.Linear(1, 1)), (True, nn.Linear(1, 1).eval()), (True, Recursive())]
+)
+def test_a_model_in_eval_mode_without_gradients_or_called_by_itself_has_one_forward(gradients, model):
     with torch.set_grad_enabled(gradients):
-        spent, remarks = marked("epoch_begin", STEP, model=nn.Linear(1, 1).train(not gradients))
-    assert (spent["forward"], remarks) == ([0], {})
-
-
-def test_a_model_that_is_called_by_itself_has_one_forward():
-    class Recursive(nn.Module):
-        def forward(self, x, depth=1):
-            return self(x, depth - 1) if depth else x
-
-    spent, remarks = marked("epoch_begin", STEP, model=Recursive())
+        spent, remarks = marked("epoch_begin", STEP, model=model)
     assert (spent["forward"], remarks) == ([0], {})
 
 

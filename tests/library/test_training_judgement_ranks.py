@@ -33,16 +33,14 @@ def test_the_slow_process_is_the_one_that_waits_least(stage):
     assert "the others wait for rank 2" in str(found)
 
 
-def test_two_processes_are_enough_and_a_small_difference_is_not():
+def test_two_processes_are_enough_a_small_difference_is_not_and_none_is_an_error():
     found = judge_training(ranks({**FAST, "data": 0.05}, waiting(0.049)))
     assert (found.straggler.rank, found.bound) == (0, "input")
     assert judge_training(ranks({**FAST, "data": 0.003}, waiting(0.002))).straggler is None
-
-
-def test_a_process_that_others_wait_for_in_their_forward_is_found_too():
-    """Where parameters are sharded, the forward gathers them."""
-    found = judge_training(ranks({**FAST, "data": 0.05}, {**FAST, "forward": 0.059}))
-    assert (found.straggler.rank, found.straggler.stage) == (0, "data")
+    sharded = judge_training(ranks({**FAST, "data": 0.05}, {**FAST, "forward": 0.059})).straggler
+    assert (sharded.rank, sharded.stage) == (0, "data")  # where parameters are sharded, the forward gathers them
+    with pytest.raises(ValueError, match="at least those of one process"):
+        judge_training([])
 
 
 def test_a_process_that_is_slow_now_and_then_is_no_straggler():
@@ -84,8 +82,3 @@ def test_processes_without_common_steps_are_not_mixed_up():
     found = judge_training([early, replace(late, occurrences=later)])
     assert (found.rank, found.bound) == (0, "compute")
     assert Doubt("ranks", "no steps are known that all of them have; those of one are judged") in found.doubts
-
-
-def test_nothing_to_judge_is_an_error():
-    with pytest.raises(ValueError, match="at least those of one process"):
-        judge_training([])
