@@ -1,5 +1,6 @@
 """Fixtures that several files of this folder share; a file whose clock or texts are others has its own."""
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -7,6 +8,13 @@ import pytest
 
 from boundby.training import StageTimer
 from tests.fakes import FakeNanoseconds
+
+
+@pytest.fixture(autouse=True)
+def _no_profiler_outlives_a_test() -> Iterator[None]:
+    yield
+    profiler = sys.modules.get("torch.autograd.profiler")
+    assert profiler is None or not profiler._is_profiler_enabled
 
 
 @pytest.fixture

@@ -28,12 +28,6 @@ LAYERS, STEPS = 2, 3
 PROBE = 1  # step that is recorded alone to learn its size
 
 
-@pytest.fixture(autouse=True)
-def no_profiler_outlives_a_test():
-    yield
-    assert not autograd_profiler._is_profiler_enabled
-
-
 def small_step(number: int) -> None:
     torch.ones(4, 4) @ torch.ones(4, 4)
 

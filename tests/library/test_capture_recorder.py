@@ -7,19 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.autograd import profiler as autograd_profiler
 
 from boundby.capture import CaptureManifest, CaptureOptions, Cycle, Naming, Recorder, Schedule
 from boundby.capture.engine import Engine
 
 CPU = torch.device("cpu")
 ONE, TWO = Schedule(1, 1, 2), Schedule(1, 1, 2, 2)
-
-
-@pytest.fixture(autouse=True)
-def no_profiler_outlives_a_test():
-    yield
-    assert not autograd_profiler._is_profiler_enabled
 
 
 def work() -> None:

@@ -25,18 +25,14 @@ def test_times_of_the_device_come_when_it_has_passed_the_marks(clock):
     assert device.reused == 3  # the last one begins the next gap
 
 
-def test_marks_are_used_again(clock):
+def test_marks_are_used_again_and_a_device_that_never_answers_costs_its_times_alone(clock):
     device = Device()
     with StageTimer(clock=clock, marks=device) as timer:
         for _ in range(100):
-            run(timer, clock, data=1, forward=1)
-            device.reach(1.0, 2.0, 3.0, 4.0)
+            run(timer, clock, data=1)
+            device.reach(1.0, 2.0)
             timer.step()
-    assert len(device.queued) - device.reused <= 1
-
-
-def test_a_device_that_never_answers_costs_its_times_alone(clock):
-    with StageTimer(clock=clock, marks=Device()) as timer:
+        assert len(device.queued) - device.reused <= 1
         run(timer, clock, forward=1)
         timer.step()
     times = timer.snapshot()

@@ -174,23 +174,19 @@ def test_a_folder_without_a_run_is_told_apart(tmp_path):
     assert ranks_in(tmp_path) == (None,)
 
 
-def test_the_summary_without_rows_is_that_of_the_whole_document(tmp_path):
+def test_the_summary_without_rows_is_that_of_the_whole_document_and_needs_none_unless_they_come_late(
+    tmp_path, monkeypatch
+):
     write_run(tmp_path, 50, USUAL | {NAME: 1.0})
-    whole, head = read_stage_times(tmp_path), read_stage_times(tmp_path, with_rows=False)
-    for field in ("stages", "metrics", "names", "last_step", "num_occurrences"):
-        assert getattr(head, field) == getattr(whole, field), field
-    assert any(each.name == NAME for each in head.stages) and len(head.occurrences) == len(head.metric_rows) == 0
-
-
-def test_rows_are_not_read_for_a_summary_unless_they_come_late(tmp_path, monkeypatch):
-    write_run(tmp_path, 50)
-    document = tmp_path / DOCUMENT
+    document, whole = tmp_path / DOCUMENT, read_stage_times(tmp_path)
     content = document.read_bytes()
-    document.write_bytes(content[: content.index(reader.ROWS) + len(reader.ROWS)])
-    assert read_stage_times(tmp_path, with_rows=False).last_step == 49
-    document.write_bytes(content)
-    monkeypatch.setattr(reader, "HEAD_BYTES", 100)
-    assert read_stage_times(tmp_path, with_rows=False).last_step == 49
+    for most, kept in ((reader.HEAD_BYTES, content.index(reader.ROWS) + len(reader.ROWS)), (100, len(content))):
+        document.write_bytes(content[:kept])
+        monkeypatch.setattr(reader, "HEAD_BYTES", most)
+        head = read_stage_times(tmp_path, with_rows=False)
+        for field in ("stages", "metrics", "names", "last_step", "num_occurrences"):
+            assert getattr(head, field) == getattr(whole, field), field
+        assert any(each.name == NAME for each in head.stages) and len(head.occurrences) == len(head.metric_rows) == 0
 
 
 def test_of_two_runs_in_one_folder_the_last_is_read(tmp_path, monkeypatch):
@@ -248,7 +244,7 @@ def test_a_full_disk_is_said_once_and_forgotten_when_there_is_room(tmp_path, mon
     assert forwards(tmp_path) == 7
 
 
-def test_a_folder_that_is_removed_comes_back_readable(tmp_path):
+def test_a_folder_that_is_removed_comes_back_readable_and_one_that_cannot_be_is_a_remark(tmp_path):
     timer = timer_in(tmp_path / "run")
     steps(timer, 3)
     timer.flush()
@@ -258,9 +254,6 @@ def test_a_folder_that_is_removed_comes_back_readable(tmp_path):
     assert forwards(tmp_path / "run") == 2
     timer.stop()
     assert forwards(tmp_path / "run") == 5
-
-
-def test_a_folder_that_cannot_be_is_a_remark(tmp_path):
     (tmp_path / "file").write_text("")
     said: list[str] = []
     with timer_in(tmp_path / "file" / "run", said=said) as timer:

@@ -191,20 +191,15 @@ def test_a_timer_that_has_ended_stays_off_and_says_so(tmp_path):
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
-def test_what_follows_from_settings_and_loop_is_written_and_not_said(tmp_path, steps):
+def test_what_follows_from_settings_and_loop_is_written_and_not_said_but_steps_that_are_lost(
+    tmp_path, monkeypatch, steps
+):
     said: list[str] = []
-    options = CaptureOptions(stacks=True)
-    manager = manager_in(tmp_path, Schedule(1, 0, 3), said, capture=options)
-    manager.start()
-    train(manager, steps)
-    manager.stop()
+    with manager_in(tmp_path, Schedule(1, 0, 3), said, capture=CaptureOptions(stacks=True)) as manager:
+        train(manager, steps)
     downgrades = manifest_in(tmp_path)["downgrades"]
     assert said == [] and {"warm-up", "trace"} <= {each["what"] for each in downgrades}
     assert all(each["is_foreseen"] for each in downgrades)
-
-
-def test_steps_that_are_lost_in_the_trace_are_said(tmp_path, monkeypatch):
-    said: list[str] = []
     monkeypatch.setattr(Exported, "steps", 1)
     with manager_in(tmp_path, Schedule(1, 1, 2), said) as manager:
         train(manager)
