@@ -96,16 +96,7 @@ def test_beside_a_profiler_that_has_failed_the_history_alone_slows_the_steps(tmp
     assert slowed == [False, False, False, True, True, False]
 
 
-def test_the_history_is_switched_off_when_writing_it_fails(tmp_path, cuda):
-    cuda.broken = ("dump",)
-    manifest = drive(tmp_path, cuda, CUDA, snapshot_path=tmp_path / "memory.pickle")
-    assert cuda.calls[-1] == "off"
-    assert manifest.snapshot_path is None
-    assert of(manifest, "memory snapshot") == ["RuntimeError: dump is broken"]
-    assert [path.name for path in tmp_path.iterdir()] == ["trace.json"]
-
-
-def test_the_history_is_switched_off_when_the_program_fails(tmp_path, cuda):
+def test_the_history_is_switched_off_when_writing_it_or_the_program_fails(tmp_path, cuda):
     def step(number):
         cuda.calls.append(number)
         if number == 2:
@@ -114,6 +105,11 @@ def test_the_history_is_switched_off_when_the_program_fails(tmp_path, cuda):
     with pytest.raises(ZeroDivisionError):
         drive(tmp_path, cuda, CUDA, step, snapshot_path=tmp_path / "memory.pickle")
     assert cuda.calls == [0, 1, "on", 2, "off"]
+    cuda.broken = ("dump",)
+    manifest = drive(tmp_path, cuda, CUDA, snapshot_path=tmp_path / "memory.pickle")
+    assert (cuda.calls[-1], manifest.snapshot_path) == ("off", None)
+    assert of(manifest, "memory snapshot") == ["RuntimeError: dump is broken"]
+    assert [path.name for path in tmp_path.iterdir()] == ["trace.json"]
 
 
 def test_a_history_that_the_program_keeps_is_left_alone(tmp_path, monkeypatch, cuda):

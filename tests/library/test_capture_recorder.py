@@ -119,29 +119,20 @@ def test_a_loop_that_ends_before_the_recording_leaves_no_file(tmp_path, steps):
     assert whats(manifest)[-2:] == ["cycles", "stacks"]
 
 
-def test_an_error_of_the_loop_passes_and_leaves_what_there_was(tmp_path):
+def test_an_error_of_the_loop_passes_and_leaves_what_there_was_and_calls_out_of_turn_do_nothing(tmp_path):
     recorder = recorder_of(tmp_path, Schedule(0, 1, 3))
+    recorder.step()
     with pytest.raises(ZeroDivisionError), recorder:
+        recorder.start()
         for number in range(9):
             work()
             if number == 2:
                 raise ZeroDivisionError
             recorder.step()
-    assert recorder.manifest.steps_recorded == 1
-    assert recorder.manifest.trace_path.exists()
-
-
-def test_calls_out_of_turn_do_nothing(tmp_path):
-    recorder = recorder_of(tmp_path, Schedule(0, 1, 1))
+    manifest = recorder.manifest
+    assert manifest.steps_recorded == 1 and manifest.trace_path.exists()
     recorder.step()
     recorder.start()
-    recorder.start()
-    for _ in range(2):
-        recorder.step()
-    manifest = recorder.stop()
-    recorder.step()
-    recorder.start()
-    assert manifest.steps_recorded == 1
     assert recorder.stop() == manifest
 
 

@@ -67,15 +67,3 @@ def test_evaluations_are_in_no_step_and_not_in_forward_and_nothing_is_out_of_ord
     assert run.times.remarks == () and run.times.open == ()
     assert run.times.status == "finished" and run.times.last_step == 9
     assert {each.name for each in run.times.stages if each.kind == "span"} == {"epoch"}
-
-
-def test_stages_follow_one_another_as_in_the_training(run):
-    rows = run.times.rows_of("step", "step")
-    start, end = rows["start_ns"][2], rows["start_ns"][2] + rows["host_ns"][2]
-    every = run.times.occurrences
-    names = [run.times.names[each].name for each in every["stage"]]
-    inside = (every["start_ns"] >= start) & (every["start_ns"] < end) & (every["parent"] < 0)
-    found = [name for name, is_inside in zip(names, inside, strict=True) if is_inside and name != "step"]
-    found = [name for name in dict.fromkeys(found) if name not in ("logging", "callbacks", "scheduler")]
-    attached = ["data", "h2d", "forward", "backward", "clip", "optimizer"]
-    assert found == (attached if run.is_attached else ["data", "forward", "backward", "optimizer"])

@@ -246,19 +246,6 @@ def test_whatever_fails_the_training_goes_on_and_the_rest_is_written(tmp_path, b
     assert len([text for text in said if text.startswith(f"{what}: ")]) == 1
 
 
-def test_stop_and_start_may_be_called_again(tmp_path):
-    manager = manager_in(tmp_path)
-    manager.stop()
-    manager.start()
-    manager.start()
-    train(manager)
-    manager.stop()
-    before = (tmp_path / "profiler_summary.json").read_bytes()
-    manager.stop()
-    manager.step()
-    assert (tmp_path / "profiler_summary.json").read_bytes() == before
-
-
 def test_a_run_that_nobody_stopped_is_complete_at_exit(tmp_path, monkeypatch):
     at_exit: list = []
     monkeypatch.setattr(atexit, "register", at_exit.append)

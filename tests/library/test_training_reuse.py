@@ -158,8 +158,11 @@ def test_a_folder_that_does_not_let_go_is_a_remark(recorded, monkeypatch):
 def test_a_profiler_that_has_ended_stays_off_and_says_so(tmp_path):
     said: list[str] = []
     manager = manager_in(tmp_path, said=said)
+    manager.stop()  # it has not begun
     with manager:
+        manager.start()
         train(manager)
+    manager.stop()
     before = contents_of(tmp_path)
     for _ in range(2):
         with manager:

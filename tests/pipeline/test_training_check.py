@@ -205,18 +205,16 @@ def test_a_run_that_wanted_no_profiler_or_trace_is_fine_and_says_so(tmp_path, ca
     assert "FINE: " in out and "Stages of the training" in out and "Analysis of the trace" in out
 
 
-def test_under_nsight_a_run_without_a_trace_is_fine_and_says_how_to_have_one(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "1")
-    train(tmp_path / "run")
+def test_a_run_without_a_trace_is_fine_under_nsight_and_a_fault_where_it_was_wanted(tmp_path, capsys, monkeypatch):
+    with monkeypatch.context() as nsight:
+        nsight.setenv("NSYS_PROFILING_SESSION_ID", "1")
+        train(tmp_path / "run")
     code, out = check(capsys, tmp_path / "run")
     assert code == 0 and "no trace was wanted: NSYS_PROFILING_SESSION_ID shows a Nsight session" in out
     assert "run without Nsight for a trace" in out
-
-
-def test_a_trace_that_was_wanted_and_is_not_there_is_a_fault(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(Recorder, "__init__", lambda *_, **__: [][0])
-    train(tmp_path / "run")
-    code, out = check(capsys, tmp_path / "run")
+    train(tmp_path / "broken")
+    code, out = check(capsys, tmp_path / "broken")
     assert code == 1 and "fault manifest.json: there is no trace (profiler: IndexError: list index out of range)" in out
 
 
