@@ -8,54 +8,18 @@ import pytest
 import torch
 
 from boundby.capture import CaptureManifest, CaptureOptions, Naming, Recorder, Schedule, capture
-from boundby.capture.instruments import MAX_ENTRIES
 from boundby.capture.session import activities_on, with_configuration
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 CYCLES = Schedule(0, 1, 2, 2)
 
 
-class FakeCuda:
-    """Keeps what is asked of `torch.cuda` in `calls`, in their order; `broken` names the calls that raise."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.calls: list[Any] = []
-        self.broken: tuple[str, ...] = ()
-        monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
-        monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", self._history)
-        monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", self._dump)
-        monkeypatch.setattr(torch.cuda.nvtx, "range_push", lambda name: self._note(name))
-        monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: self._note("pop"))
-        monkeypatch.setattr(torch.cuda.profiler, "start", lambda: self._note("start"))
-        monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: self._note("stop"))
-
-    def _note(self, call: Any) -> None:
-        if call in self.broken:
-            raise RuntimeError(f"{call} is broken")
-        self.calls.append(call)
-
-    def _history(self, enabled: str | None = "all", **settings: Any) -> None:
-        self._note("on" if enabled else "off")
-        if enabled:
-            assert settings == {"stacks": "python", "max_entries": MAX_ENTRIES}
-
-    def _dump(self, path: str) -> None:
-        Path(path).write_bytes(b"half")
-        self._note("dump")
-        Path(path).write_bytes(b"snapshot")
-
-
-@pytest.fixture
-def cuda(monkeypatch):
-    return FakeCuda(monkeypatch)
-
-
-def drive(folder: Path, cuda: FakeCuda, device: torch.device, step=None, warmup=1, **options: Any) -> CaptureManifest:
+def drive(folder: Path, cuda, device: torch.device, step=None, warmup=1, **options: Any) -> CaptureManifest:
     given = {"steps": 1, "warmup": warmup, "trace_path": folder / "trace.json", "options": CaptureOptions(**options)}
     return capture(step or cuda.calls.append, device=device, **given)
 
 
-def follow(folder: Path, cuda: FakeCuda, device: torch.device, steps: int = 6, **options: Any) -> CaptureManifest:
+def follow(folder: Path, cuda, device: torch.device, steps: int = 6, **options: Any) -> CaptureManifest:
     given = {"options": CaptureOptions(**options), "naming": Naming()}
     recorder = Recorder(CYCLES, folder / "trace.json", device=device, **given)
     recorder.start()
@@ -139,16 +103,6 @@ def test_every_step_has_its_range_which_ends_when_it_fails(tmp_path, cuda):
     with pytest.raises(ZeroDivisionError):
         drive(tmp_path, cuda, CPU, lambda _: 1 / 0, nvtx=True)
     assert cuda.calls == ["step_0", "pop"]
-
-
-@pytest.fixture
-def nsys(monkeypatch):
-    monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "7")
-
-    def forbidden(*args, **kwargs):
-        raise AssertionError("torch.profiler beside Nsight")
-
-    monkeypatch.setattr(torch.profiler.profile, "__init__", forbidden)
 
 
 @pytest.mark.usefixtures("nsys")

@@ -229,45 +229,17 @@ def test_a_model_that_cannot_be_watched_has_one_stage_for_forward_and_backward(m
     assert model is None or not (model._forward_hooks or model._forward_pre_hooks)
 
 
-class FakeCuda:
-    """Takes note of the calls that mark ranges for Nsight."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.calls: list[str] = []
-        self.names: list[str] = []
-        patch.setattr(torch.cuda.nvtx, "range_push", lambda name: self.calls.append(f"push {name}"))
-        patch.setattr(torch.cuda.nvtx, "range_pop", lambda: self.calls.append("pop"))
-        patch.setattr(torch.cuda.nvtx, "range_start", self._start)
-        patch.setattr(torch.cuda.nvtx, "range_end", lambda number: self.calls.append(f"end {self.names[number]}"))
-        patch.setattr(torch.cuda.profiler, "start", lambda: self.calls.append("collect"))
-        patch.setattr(torch.cuda.profiler, "stop", lambda: self.calls.append("stop"))
-
-    def _start(self, name: str) -> int:
-        self.calls.append(f"begin {name}")
-        self.names.append(name)
-        return len(self.names) - 1
-
-
-@pytest.fixture
-def under_nsight(monkeypatch):
-    def forbidden(*_, **__):
-        raise AssertionError("torch.profiler and Nsight Systems exclude one another")
-
-    monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "1")
-    monkeypatch.setattr(torch.profiler.profile, "start", forbidden)
-    return FakeCuda(monkeypatch)
-
-
-def test_under_nsight_the_recorded_steps_are_collected_and_every_stage_has_a_range(tmp_path, under_nsight):
+@pytest.mark.usefixtures("nsys")
+def test_under_nsight_the_recorded_steps_are_collected_and_every_stage_has_a_range(tmp_path, cuda):
     losses(tmp_path, ProfCallback(str(tmp_path), 1, 1, 1, 2, enable_nsight_systems=True), max_steps=7)
-    calls = under_nsight.calls
-    steps = [each for each in calls if each in ("collect", "stop") or each.startswith("push")]
+    calls = cuda.calls
+    steps = [each for each in calls if each in ("start", "stop") or each.startswith("step_")]
     assert steps == [
-        *("push step_0", "push step_1", "collect", "push step_2", "stop"),
-        *("push step_3", "push step_4", "collect", "push step_5", "stop", "push step_6", "push step_7"),
+        *("step_0", "step_1", "start", "step_2", "stop"),
+        *("step_3", "step_4", "start", "step_5", "stop", "step_6", "step_7"),
     ]
     assert calls.count("pop") == 8
-    collected = calls[calls.index("collect") : calls.index("stop")]
+    collected = calls[calls.index("start") : calls.index("stop")]
     order = ["begin data", "begin forward", "begin backward", "begin optimizer", "begin scheduler"]
     assert [each for each in collected if each in order] == order
     for name in ("data", "forward", "backward", "optimizer", "epoch"):

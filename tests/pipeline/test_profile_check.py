@@ -17,7 +17,8 @@ import pytest
 from boundby import files
 from boundby.trace import OPERATOR_COLUMNS, analyze, op_stats, operator_rows, read_trace
 from boundby.trace.gaps import CAUSES
-from boundby.verdict import CHANGES, OF_CAUSES, OF_CAUSES_ON_HOST, Fix, fix_of_cause
+from boundby.training.judgement import BOUND_OF_STAGE
+from boundby.verdict import CHANGES, OF_CAUSES, OF_CAUSES_ON_HOST, OF_STAGES, Fix, fix_of_cause
 from tests.traces import call, event, step, work, write
 from utils import dry_run, steps
 from utils.artifacts import Layout
@@ -350,16 +351,7 @@ def rewrite(recording: Path, change: Callable[[Any], None]) -> None:
     (recording / "manifest.json").write_text(json.dumps(manifest))
 
 
-def test_a_folder_with_a_manifest_is_checked_by_what_that_names(recording, capsys):
-    code, out = check(capsys, recording)
-    assert code == 0 and "FINE: 3 artefact(s)" in out
-    (recording / "stacks.txt").unlink()
-    code, out = check(capsys, recording)
-    assert code == 1
-    assert "fault stacks.txt: it is missing; manifest.json names it as stacks -> record it again" in out
-
-
-def test_every_trace_of_several_cycles_is_found_in_a_folder_of_its_own_and_checked(recording, capsys):
+def test_a_folder_with_a_manifest_is_checked_by_what_that_names_wherever_a_trace_lies(recording, capsys):
     (recording / "traces").mkdir()
     (recording / "trace.json.gz").rename(recording / "traces" / "trace.json.gz")
     second = Path(shutil.copy2(recording / "traces" / "trace.json.gz", recording / "trace_cycle2.json.gz"))
@@ -370,10 +362,14 @@ def test_every_trace_of_several_cycles_is_found_in_a_folder_of_its_own_and_check
 
     rewrite(recording, moved)
     code, out = check(capsys, recording)
-    assert code == 0 and "ok traces/trace.json.gz: the trace of the manifest; " in out
+    assert code == 0 and "FINE: 4 artefact(s)" in out and "ok traces/trace.json.gz: the trace of the manifest; " in out
     second.write_bytes(second.read_bytes()[:-100])
     code, out = check(capsys, recording)
     assert code == 1 and "fault trace_cycle2.json.gz: it has " in out and "fault traces/trace.json.gz" not in out
+    (recording / "stacks.txt").unlink()
+    assert (
+        "fault stacks.txt: it is missing; manifest.json names it as stacks -> record it" in check(capsys, recording)[1]
+    )
 
 
 # Usage
@@ -454,10 +450,7 @@ def test_the_cause_of_most_idle_time_comes_first_with_its_gain_and_its_advice(re
     content = gzip.compress(synchronising_trace(tmp_path).read_bytes())
     (recording / "trace.json.gz").write_bytes(content)
 
-    def sized(manifest: Any) -> None:
-        manifest["trace_bytes"] = manifest["cycles"][0]["trace_bytes"] = len(content)
-
-    rewrite(recording, sized)
+    rewrite(recording, lambda found: found["cycles"][0].update(trace_bytes=len(content)))
     code, out = check(capsys, recording, "--analysis")
     assert code == 0
     assert "LAUNCH: the device waits for the host" in out and "1. Synchronisation (waiting for the device" in out
@@ -469,10 +462,11 @@ def test_the_cause_of_most_idle_time_comes_first_with_its_gain_and_its_advice(re
     assert all(each.share_of_window_pct >= 1 for each in found)
 
 
-def test_every_cause_has_its_advice():
+def test_every_cause_and_every_kind_of_stage_has_its_advice():
+    assert {*BOUND_OF_STAGE.values(), "inconclusive"} == set(OF_STAGES)
     assert set(OF_CAUSES) == {*CAUSES, "communication", "memcpy"}
     assert set(OF_CAUSES_ON_HOST) < set(OF_CAUSES)
-    assert all(CHANGES[kind].steps for kind in (*OF_CAUSES.values(), *OF_CAUSES_ON_HOST.values()))
+    assert all(CHANGES[kind].steps for kind in (*OF_CAUSES.values(), *OF_CAUSES_ON_HOST.values(), *OF_STAGES.values()))
     assert fix_of_cause("launch") != fix_of_cause("launch", on_host=True)
     assert fix_of_cause("input", on_host=True) == Fix("load_ahead") == fix_of_cause("input")
     assert fix_of_cause("compute") is None
