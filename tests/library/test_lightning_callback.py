@@ -120,22 +120,24 @@ def test_every_part_runs_in_its_stage(rich):
     assert around["read"] == {(*epoch, "data"), (*epoch, "callbacks", "evaluation")}
 
 
-@pytest.mark.parametrize("settings", [{"max_epochs": 2}, {"precision": "bf16-mixed", "max_steps": 4}], ids=str)
-def test_the_stages_of_a_step_follow_one_another_and_the_losses_are_the_same(tmp_path, settings):
+FIRST = ["data", "h2d", "callbacks", "forward", "zero_grad", "backward", "callbacks"]
+SECOND = ["data", "h2d", "callbacks", "forward", "backward", "optimizer", "callbacks", "step"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "epoch", "epochs"),
+    [
+        ({"max_epochs": 2}, STEP * STEPS, 2),
+        ({"precision": "bf16-mixed", "max_steps": 4}, STEP * 4, 1),
+        ({"accumulate_grad_batches": 2}, (FIRST + SECOND) * (STEPS // 2), 1),
+    ],
+    ids=["two epochs", "half precision", "steps of two batches"],
+)
+def test_the_stages_of_a_step_follow_one_another_and_the_losses_are_the_same(tmp_path, settings, epoch, epochs):
     fit = profiled(tmp_path, **settings)
-    steps = settings.get("max_steps", STEPS)
-    epoch = ["data", *(STEP * steps)[:-2], *AFTER_EPOCH]
-    assert fit.order() == ["callbacks", *epoch, *(epoch if "max_epochs" in settings else [])]
-    assert fit.times.rows_of("step", "step")["step"].tolist() == list(range(len(fit.module.losses)))
+    assert fit.order() == ["callbacks", *["data", *epoch[:-2], *AFTER_EPOCH] * epochs]
+    assert fit.times.rows_of("step", "step")["step"].tolist() == list(range(epoch.count("step") * epochs))
     assert fit.module.losses == losses_of(**settings)
-
-
-def test_a_step_of_several_batches_holds_all_of_them(tmp_path):
-    fit = profiled(tmp_path, accumulate_grad_batches=2)
-    first = ["data", "h2d", "callbacks", "forward", "zero_grad", "backward", "callbacks"]
-    second = ["data", "h2d", "callbacks", "forward", "backward", "optimizer", "callbacks", "step"]
-    assert fit.order() == ["callbacks", "data", *((first + second) * (STEPS // 2))[:-2], *AFTER_EPOCH]
-    assert fit.module.losses == losses_of(accumulate_grad_batches=2)
 
 
 def test_an_iterable_is_fetched_ahead_and_its_waits_are_data(tmp_path):
@@ -155,7 +157,7 @@ def test_manual_optimization_nests_its_stages_in_the_forward(tmp_path):
     assert fit.times.remarks == ()
 
 
-def test_every_file_is_there_and_says_something(rich):
+def test_every_file_says_something_stages_and_verdict_are_said_and_nothing_is_left_on_the_trainer(rich):
     folder = rich.folder / "logs" / "Tiny"
     assert rich.callback.manager.folder == folder
     for name in ("stage_times.json", "profiler_summary.json", "manifest.json", "op_stats.csv", "trace.json"):
@@ -163,10 +165,23 @@ def test_every_file_is_there_and_says_something(rich):
     with (folder / "op_stats.csv").open(newline="") as file:
         assert "aten::addmm" in {row["name"] for row in csv.DictReader(file)}
     manifest = rich.document("manifest.json")
-    assert (manifest["steps_recorded"], manifest["steps_expected"], manifest["downgrades"]) == (2, 2, [])
+    assert (manifest["steps_recorded"], manifest["steps_expected"]) == (2, 2)
+    assert manifest["downgrades"] == manifest["warnings"] == []
     summary = rich.document("profiler_summary.json")
     assert (summary["status"], summary["last_step"], summary["given_up"]) == ("finished", 2 * STEPS - 1, [])
     assert {"data", "forward", "clip", "scheduler", "checkpoint"} <= {each["name"] for each in summary["stages"]}
+    table, verdict = rich.said
+    assert re.search(r"^data +\d+\.\d +\d+\.\d{3}", table, re.MULTILINE) and "whole step" in table
+    assert "What:" in verdict and "Next:" in verdict
+    told = json.dumps([manifest, summary, rich.said])
+    assert "already saved" not in told and "stack.empty" not in told  # and no warning: pytest makes errors of them
+    trainer = rich.trainer
+    epochs = trainer.fit_loop.epoch_loop
+    owners = (trainer, trainer.strategy, epochs, epochs.val_loop, epochs.automatic_optimization)
+    owners += (trainer.strategy.precision_plugin, *trainer.optimizers)
+    wrapped = {name for each in owners for name, value in vars(each).items() if hasattr(value, "__wrapped__")}
+    assert wrapped == {"step"}  # of the optimizer, by torch's scheduler
+    assert not any(each._optimizer_step_post_hooks for each in trainer.optimizers)
 
 
 def test_tensorboard_finds_a_trace_of_each_cycle_named_as_torch_s_own_handler_names_it(rich, tmp_path):
@@ -192,22 +207,6 @@ def test_a_validation_between_recorded_steps_is_marked_in_the_trace(tmp_path):
     marks = [trace.names[each] for each in trace.name.tolist()]
     assert [marks.count(f"ProfilerStep#{number}") for number in (1, 2, 3)] == [1, 1, 1]
     assert marks.count("excluded: evaluation") == 1, "that after the step 2; that at the end was not recorded"
-
-
-def test_stages_and_verdict_are_said_and_nothing_of_it_is_left_on_the_trainer(rich):
-    table, verdict = rich.said
-    assert re.search(r"^data +\d+\.\d +\d+\.\d{3}", table, re.MULTILINE) and "whole step" in table
-    assert "What:" in verdict and "Next:" in verdict
-    told = json.dumps([rich.document("manifest.json"), rich.document("profiler_summary.json"), rich.said])
-    assert "already saved" not in told and "stack.empty" not in told  # and no warning: pytest makes errors of them
-    assert rich.document("manifest.json")["warnings"] == []
-    trainer = rich.trainer
-    epochs = trainer.fit_loop.epoch_loop
-    owners = (trainer, trainer.strategy, epochs, epochs.val_loop, epochs.automatic_optimization)
-    owners += (trainer.strategy.precision_plugin, *trainer.optimizers)
-    wrapped = {name for each in owners for name, value in vars(each).items() if hasattr(value, "__wrapped__")}
-    assert wrapped == {"step"}  # of the optimizer, by torch's scheduler
-    assert not any(each._optimizer_step_post_hooks for each in trainer.optimizers)
 
 
 def test_without_being_enabled_it_does_nothing(tmp_path):

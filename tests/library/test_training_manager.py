@@ -209,26 +209,18 @@ def full(*_: object, **__: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
+PROFILING = ("start", "step", "stop", "export_chrome_trace")
+MARKS = ("begin", "end", "end_step", "settle", "restart_step", "disturb", "__init__")
+
+
 @pytest.mark.parametrize(
     "fault",
     [
-        (torch.profiler.profile, "start", raising, "trace"),
-        (torch.profiler.profile, "step", raising, "trace"),
-        (torch.profiler.profile, "stop", raising, "trace"),
-        (torch.profiler.profile, "export_chrome_trace", raising, "trace"),
-        (Engine, "open", raising, "recorder"),
-        (Recorder, "__init__", raising, "profiler"),
-        (StageRecorder, "begin", raising, "stage times"),
-        (StageRecorder, "end", raising, "stage times"),
-        (StageRecorder, "end_step", raising, "stage times"),
-        (StageRecorder, "settle", raising, "stage times"),
-        (StageRecorder, "restart_step", raising, "stage times"),
-        (StageRecorder, "disturb", raising, "stage times"),
-        (StageRecorder, "__init__", raising, "stage times"),
-        (files, "append_json_line", full, "log of stage times"),
-        (files, "write_bytes", full, "stage_times.json"),
-        (files, "write_csv", full, "op_stats.csv"),
-        (files, "write_json", full, "manifest.json"),
+        *((torch.profiler.profile, each, raising, "trace") for each in PROFILING),
+        *((Engine, "open", raising, "recorder"), (Recorder, "__init__", raising, "profiler")),
+        *((StageRecorder, each, raising, "stage times") for each in MARKS),
+        *((files, "append_json_line", full, "log of stage times"), (files, "write_bytes", full, "stage_times.json")),
+        *((files, "write_csv", full, "op_stats.csv"), (files, "write_json", full, "manifest.json")),
     ],
 )
 def test_whatever_fails_the_training_goes_on_and_the_rest_is_written(tmp_path, bare, monkeypatch, fault):

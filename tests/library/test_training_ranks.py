@@ -15,16 +15,14 @@ from tests.fakes import FakeNanoseconds
 TRACE = Verdict("launch", (), 0.5, "medium", "untested", (), ())
 
 
-def leave(
-    folder, rank, world_size=2, *, data_s=1.0, backward_s=1.0, steps=20, is_killed=False, with_summary=True, error=None
-):
+def leave(folder, rank, world_size=2, *, data_s=1.0, backward_s=1.0, is_killed=False, error=None):
     """Leave the files of one process, as its profiler does."""
     clock = FakeNanoseconds()
     options = TimerOptions(rank=rank, world_size=world_size, in_background=False)
     timer = StageTimer(folder, options=options, clock=clock)
     timer.start()
     with timer.span("epoch"):
-        for _ in range(steps):
+        for _ in range(20):
             for name, seconds in {"data": data_s, "forward": 2.0, "backward": backward_s}.items():
                 with timer.stage(name):
                     clock.advance(seconds)
@@ -37,9 +35,8 @@ def leave(
             path.write_bytes(content)
         return
     timer.stop(error)
-    if with_summary:
-        place = RunFiles(folder, rank, world_size)
-        files.write_json(place.path(SUMMARY), summary_document(timer.snapshot(), None, TRACE if rank else None))
+    document = summary_document(timer.snapshot(), None, TRACE if rank else None)
+    files.write_json(RunFiles(folder, rank, world_size).path(SUMMARY), document)
 
 
 def summary_in(folder: Path) -> dict:

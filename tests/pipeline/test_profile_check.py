@@ -425,6 +425,8 @@ def test_the_report_is_the_text_on_the_terminal_and_json_one_object_with_every_c
     assert (fault["what"], fault["file"], fault["state"]) == ("size", STACKS, "fault")
     assert fault["found"].startswith("it has 0 bytes") and AGAIN.endswith(fault["remedy"])
     assert {"bound", "gains"} <= set(found["analysis"]["verdict"]) and "recommendations" in found["analysis"]
+    assert script.main([str(results), "--json"]) == 1
+    assert "analysis" not in json.loads(capsys.readouterr().out)
 
 
 def test_a_profile_is_checked_without_torch(results):

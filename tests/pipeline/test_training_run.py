@@ -259,10 +259,16 @@ def test_stages_are_in_the_order_of_the_loop_by_batch_and_updates_by_accumulated
     assert len(times.rows_of("evaluation", "excluded")) == 0
 
 
-def test_workers_of_the_loader_change_no_loss(train, tmp_path):
-    for number in (0, 1):
-        arguments = ["--steps", "3", "data.subsample_percentage=0.1", f"data.num_workers={number}"]
-        assert train(*arguments, "training.evaluate=false", "--output", tmp_path / str(number))[0] == 0
+def test_neither_workers_of_the_loader_nor_a_profiler_that_is_broken_change_a_loss(train, monkeypatch, tmp_path):
+    def broken(*_: Any) -> None:
+        raise RuntimeError("the profiler is broken")
+
+    monkeypatch.setattr(torch.profiler.profile, "start", broken)
+    recording = ["--profiler", "on", *(f"profiling.{each}" for each in ("wait_steps=0", "active_steps=1"))]
+    for number, more in ((0, []), (1, recording)):
+        arguments = ["--steps", "3", "data.subsample_percentage=0.1", f"data.num_workers={number}", *more]
+        code, *said = train(*arguments, "training.evaluate=false", "--output", tmp_path / str(number))
+        assert code == 0 and "".join(said).count("trace: RuntimeError: the profiler is broken") == number
     assert losses(tmp_path / "0") == losses(tmp_path / "1")
 
 
