@@ -166,6 +166,12 @@ def test_the_oldest_step_of_a_full_ring_has_lost_stages_and_is_left_out():
     assert found.causes[0].share == pytest.approx(0.75, rel=0.01)
 
 
+def test_the_verdict_does_not_depend_on_the_unit_of_time():
+    fast, slow = judged(HEALTHY), judged({name: 100 * each for name, each in HEALTHY.items()}, idle=0.01)
+    assert (fast.bound, fast.alternatives, fast.confidence) == (slow.bound, slow.alternatives, slow.confidence)
+    assert [each.share for each in fast.stages] == pytest.approx([each.share for each in slow.stages], rel=1e-3)
+
+
 def test_without_rows_the_totals_are_judged_and_doubted_and_without_totals_the_rows_of_the_log():
     times = run({**HEALTHY, "data": 0.1})
     totals = replace(times, occurrences=np.zeros(0, OCCURRENCE), metric_rows=np.zeros(0, METRIC))

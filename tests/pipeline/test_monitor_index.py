@@ -101,7 +101,10 @@ def test_links_are_not_followed_and_no_path_leads_out_of_the_folder(tmp_path):
     found = known(root)
     assert set(found) == {"run", "fake"} and "links are not followed" in (found["fake"].fault or "")
     assert RunFolder(root, "fake").processes().ranks == ()
-    for path, said in (("link", "behind a link"), *((each, "outside") for each in ("..", "../outside", "/etc"))):
+    for path, said in (
+        ("link", "behind a link"),
+        *((each, "outside") for each in ("..", "../outside", "/etc", "run/../../outside")),
+    ):
         with pytest.raises(ValueError, match=said):
             RunFolder(root, path)
     run = RunFolder(root, "run")
