@@ -9,7 +9,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,29 +21,56 @@ from boundby.capture import CaptureManifest, CaptureOptions, Naming, Recorder, S
 
 STEPS = 10  # of each loop; ours is in warm-up in step 2 and records the steps 3 and 4
 OURS = Schedule(2, 1, 2)
+CPU = [ProfilerActivity.CPU]
 
 
 @dataclass
-class Loop:
-    """A loop with our recorder, whose steps multiply two matrices, and the program's own profiler."""
+class Case:
+    """The program's own profiler, from the begin of one step until that of another, beside ours in a loop."""
 
-    folder: Path
-    stacks: bool = False
+    first: int = 0
+    end: int = STEPS
     retries: bool = False  # whether there are steps for another cycle of ours
+    stacks: bool = False
+    schedule: dict[str, int] = field(default_factory=dict)
 
-    def run(self, theirs: Callable[[int], object]) -> CaptureManifest:
-        """Call `theirs` with the number of each step at its begin, and with `STEPS` after the last one."""
-        options = CaptureOptions(stacks_path=self.folder / "stacks.txt" if self.stacks else None)
-        recorder = Recorder(
-            OURS, self.folder / "ours.json", device=torch.device("cpu"), options=options, naming=Naming()
-        )
-        recorder.start(None if self.retries else OURS.steps)
-        for number in range(STEPS):
-            theirs(number)
-            work()
-            recorder.step()
-        theirs(STEPS)
-        return recorder.stop()
+    def run(self, folder: Path) -> tuple[CaptureManifest, list[int]]:
+        """Return what ours left, and the steps in every export of theirs."""
+        recorded: list[int] = []
+
+        def export(theirs: Any) -> None:
+            theirs.export_chrome_trace(str(folder / "theirs.json"))
+            recorded.append(products_in(folder / "theirs.json"))
+
+        given = {"schedule": schedule(**self.schedule), "on_trace_ready": export} if self.schedule else {}
+        theirs = profile(activities=CPU, with_stack=self.stacks, **given)
+
+        def act(number: int) -> None:
+            if number == self.first:
+                theirs.start()
+            elif number > self.first and self.schedule:
+                theirs.step()
+            if number == self.end:
+                theirs.stop()
+                if not self.schedule:
+                    export(theirs)
+
+        return looped(folder, act, retries=self.retries, stacks=self.stacks), recorded
+
+
+def looped(
+    folder: Path, act: Callable[[int], object], *, retries: bool = False, stacks: bool = False
+) -> CaptureManifest:
+    """Run our loop; call `act` with the number of each step at its begin, and with `STEPS` after the last one."""
+    options = CaptureOptions(stacks_path=folder / "stacks.txt" if stacks else None)
+    recorder = Recorder(OURS, folder / "ours.json", device=torch.device("cpu"), options=options, naming=Naming())
+    recorder.start(None if retries else OURS.steps)
+    for number in range(STEPS):
+        act(number)
+        work()
+        recorder.step()
+    act(STEPS)
+    return recorder.stop()
 
 
 def work() -> None:
@@ -57,129 +84,51 @@ def products_in(path: Path) -> int:
     return sum(event.get("name") == "aten::mm" for event in json.loads(path.read_text())["traceEvents"]) // 3
 
 
-class Theirs:
-    """The program's own profiler, from the begin of one step until that of another."""
-
-    def __init__(self, folder: Path, first: int, end: int, **settings: Any) -> None:
-        self.folder, self.first, self.end = folder, first, end
-        self.profile = profile(activities=[ProfilerActivity.CPU], **settings)
-        self.recorded: list[int] = []  # steps, by export
-
-    def __call__(self, number: int) -> None:
-        if number == self.first:
-            self.profile.start()
-        if number == self.end:
-            self.profile.stop()
-            self.export(self.profile)
-
-    def export(self, profile: Any) -> None:
-        path = self.folder / "theirs.json"
-        profile.export_chrome_trace(str(path))
-        self.recorded.append(products_in(path))
-
-
-def alone(folder: Path) -> tuple[CaptureManifest, list[int]]:
-    theirs = Theirs(folder, 0, 1)
-    return Loop(folder).run(theirs), theirs.recorded
-
-
-def around(folder: Path) -> tuple[CaptureManifest, list[int]]:
-    theirs = Theirs(folder, 0, STEPS)
-    return Loop(folder, retries=True).run(theirs), theirs.recorded
-
-
-def warm_before(folder: Path) -> tuple[CaptureManifest, list[int]]:
-    """Theirs is in warm-up from step 1 on, ours would be from step 2 on."""
-    theirs = Theirs(folder, 1, -1, schedule=schedule(wait=0, warmup=2, active=2, repeat=1))
-    theirs.profile.on_trace_ready = theirs.export
-    return Loop(folder).run(_stepped(theirs)), theirs.recorded
-
-
-def begun_in_warm_up(folder: Path) -> tuple[CaptureManifest, list[int]]:
-    """Theirs begins behind the begin of our warm-up, and ours is tried again when theirs has ended."""
-    theirs = Theirs(folder, 2, 4)
-    return Loop(folder, retries=True).run(theirs), theirs.recorded
-
-
-def begun_in_recording(folder: Path) -> tuple[CaptureManifest, list[int]]:
-    theirs = Theirs(folder, 4, 7, with_stack=True)
-    return Loop(folder, stacks=True).run(theirs), theirs.recorded
-
-
-def warm_in_recording(folder: Path) -> tuple[CaptureManifest, list[int]]:
-    theirs = Theirs(folder, 4, -1, schedule=schedule(wait=0, warmup=2, active=2, repeat=1))
-    theirs.profile.on_trace_ready = theirs.export
-    return Loop(folder).run(_stepped(theirs)), theirs.recorded
-
-
-def in_turns(folder: Path) -> tuple[CaptureManifest, list[int]]:
-    """Theirs records two of every four steps; it collides with ours wherever that opens."""
-    theirs = Theirs(folder, 0, -1, schedule=schedule(wait=1, warmup=1, active=2))
-    theirs.profile.on_trace_ready = theirs.export
-    return Loop(folder, retries=True).run(_stepped(theirs)), theirs.recorded
-
-
-def of_another_thread(folder: Path) -> tuple[CaptureManifest, list[int]]:
-    """Theirs, of a thread of its own, begins in the first step that ours records."""
-    may_end = threading.Event()
-    may_end.set()
-    thread, found = _thread(folder, may_end)
+def of_another_thread(folder: Path, *, before: bool = False) -> tuple[CaptureManifest, list[int]]:
+    """Let a thread of its own record one step: around our whole loop, or from the first step that ours records on."""
+    may_end, recorded = threading.Event(), []
     answer = exclusion.Watch.answer
 
-    def theirs(number: int) -> None:
-        if number == 3:
-            thread.start()
-            exclusion.Watch.answer = lambda watch: watch.asked.wait() and answer(watch)
-        if number == 4:
-            thread.join()
-            exclusion.Watch.answer = answer
-
-    return Loop(folder).run(theirs), found
-
-
-def before_in_another_thread(folder: Path) -> tuple[CaptureManifest, list[int]]:
-    may_end = threading.Event()
-    thread, found = _thread(folder, may_end)
-    thread.start()
-    while not autograd_profiler._is_profiler_enabled:
-        pass
-    manifest = Loop(folder).run(lambda number: None)
-    may_end.set()
-    thread.join()
-    return manifest, found
-
-
-CASES = (
-    *(alone, around, warm_before, begun_in_warm_up, begun_in_recording, warm_in_recording, in_turns),
-    *(of_another_thread, before_in_another_thread),
-)
-
-
-def _thread(folder: Path, may_end: threading.Event) -> tuple[threading.Thread, list[int]]:
-    """Return a thread that records a product, and the list that will hold what it found in its trace."""
-    found: list[int] = []
-
     def record() -> None:
-        with profile(activities=[ProfilerActivity.CPU]) as theirs:
+        with profile(activities=CPU) as theirs:
             work()
             may_end.wait()
         theirs.export_chrome_trace(str(folder / "theirs.json"))
-        found.append(products_in(folder / "theirs.json"))
+        recorded.append(products_in(folder / "theirs.json"))
 
-    return threading.Thread(target=record), found
+    thread = threading.Thread(target=record)
+
+    def act(number: int) -> None:
+        if number == 3 and not before:
+            may_end.set()
+            thread.start()
+            exclusion.Watch.answer = lambda watch: watch.asked.wait() and answer(watch)
+        if number == 4 and not before:
+            thread.join()
+            exclusion.Watch.answer = answer
+
+    if before:
+        thread.start()
+        while not autograd_profiler._is_profiler_enabled:
+            pass
+    manifest = looped(folder, act)
+    may_end.set()
+    thread.join()
+    return manifest, recorded
 
 
-def _stepped(theirs: Theirs) -> Callable[[int], None]:
-    """Return what starts a profiler with a schedule at its first step, and tells it of every other one."""
-
-    def tell(number: int) -> None:
-        theirs(number)
-        if number > theirs.first:
-            theirs.profile.step()
-        if number == STEPS:
-            theirs.profile.stop()
-
-    return tell
+CASES = {
+    "alone": Case(0, 1).run,
+    "around": Case(retries=True).run,
+    # Theirs is in warm-up from step 1 on, ours would be from step 2 on.
+    "warm_before": Case(1, schedule={"wait": 0, "warmup": 2, "active": 2, "repeat": 1}).run,
+    "begun_in_warm_up": Case(2, 4, retries=True).run,  # ours is tried again when theirs has ended
+    "begun_in_recording": Case(4, 7, stacks=True).run,
+    "warm_in_recording": Case(4, schedule={"wait": 0, "warmup": 2, "active": 2, "repeat": 1}).run,
+    "in_turns": Case(retries=True, schedule={"wait": 1, "warmup": 1, "active": 2}).run,  # two of every four steps
+    "of_another_thread": of_another_thread,
+    "before_in_another_thread": lambda folder: of_another_thread(folder, before=True),
+}
 
 
 def outcome(case: Callable[[Path], tuple[CaptureManifest, list[int]]], place: Path) -> dict[str, Any]:
@@ -188,7 +137,7 @@ def outcome(case: Callable[[Path], tuple[CaptureManifest, list[int]]], place: Pa
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch, about cycles of theirs
         manifest, theirs = case(place)
-    with profile(activities=[ProfilerActivity.CPU]) as later:
+    with profile(activities=CPU) as later:
         work()
     later.export_chrome_trace(str(place / "later.json"))
     return {
@@ -201,7 +150,5 @@ def outcome(case: Callable[[Path], tuple[CaptureManifest, list[int]]], place: Pa
 
 
 if __name__ == "__main__":
-    target = Path(sys.argv[1])
-    for each in CASES:
-        found = outcome(each, target / each.__name__)
-        (target / f"{each.__name__}.json").write_text(json.dumps(found))
+    for name, case in CASES.items():
+        (Path(sys.argv[1]) / f"{name}.json").write_text(json.dumps(outcome(case, Path(sys.argv[1]) / name)))

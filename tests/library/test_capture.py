@@ -10,7 +10,6 @@ import subprocess
 import sys
 import warnings
 import weakref
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -19,20 +18,14 @@ from torch import nn
 from torch.autograd import profiler as autograd_profiler
 
 from boundby import files
-from boundby.capture import CaptureManifest, CaptureOptions, Recorder, Schedule, capture
+from boundby.capture import CaptureManifest, CaptureOptions, capture
 from boundby.capture.exclusion import AT_WORK
-from boundby.trace import op_stats, operator_rows, read_trace
+from boundby.trace import op_stats, read_trace
 
 REPOSITORY = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 LAYERS, STEPS = 2, 3
 PROBE = 1  # step that is recorded alone to learn its size
-
-
-@pytest.fixture(autouse=True)
-def no_profiler_outlives_a_test():
-    yield
-    assert not autograd_profiler._is_profiler_enabled
 
 
 def small_step(number: int) -> None:
@@ -66,7 +59,7 @@ def trace_in(manifest: CaptureManifest) -> bytes:
 class Layer(nn.Module):
     def __init__(self):
         super().__init__()
-        self.up, self.down = nn.Linear(256, 512, bias=False), nn.Linear(512, 256, bias=False)
+        self.up, self.down = nn.Linear(8, 16, bias=False), nn.Linear(16, 8, bias=False)
 
     def forward(self, x):
         return x + self.down(torch.relu(self.up(x)))
@@ -74,51 +67,33 @@ class Layer(nn.Module):
 
 @pytest.fixture(scope="module")
 def captured(tmp_path_factory):
-    """A capture of a classifier of tokens whose matrix products outweigh everything else."""
-    model = nn.Sequential(nn.Embedding(50, 256), *(Layer() for _ in range(LAYERS)), nn.Linear(256, 3)).eval()
+    """A capture of a classifier of tokens."""
+    model = nn.Sequential(nn.Embedding(50, 8), *(Layer() for _ in range(LAYERS)), nn.Linear(8, 3)).eval()
     tokens = torch.ones(4, 64, dtype=torch.long)
     folder = tmp_path_factory.mktemp("captured")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # on a busy machine a thread that waits for another one makes any operator look slow
     with torch.inference_mode():
-        manifest = record(folder, lambda number: model(tokens), stacks_path=folder / "stacks.txt")
-    torch.set_num_threads(threads)
-    return manifest
+        return record(folder, lambda number: model(tokens), stacks_path=folder / "stacks.txt")
 
 
-def test_the_manifest_of_a_good_capture_has_no_remarks(captured):
+def test_a_good_capture_has_no_remarks_a_trace_for_viewers_and_stacks_through_the_model(captured):
     assert (captured.steps_expected, captured.steps_recorded, captured.activities) == (STEPS, STEPS, ("CPU",))
-    assert (captured.downgrades, captured.warnings) == ((), ())
-    assert captured.torch_version == torch.__version__
+    assert (captured.downgrades, captured.warnings, captured.torch_version) == ((), (), torch.__version__)
     assert captured.trace_bytes == captured.trace_path.stat().st_size
     assert json.loads(files.encode_json(dataclasses.asdict(captured)))["trace_path"] == str(captured.trace_path)
     assert [remark.what for remark in captured.unavailable] == ["device events", "memory snapshot"]  # on a CPU
     assert sorted(path.name for path in captured.trace_path.parent.iterdir()) == ["stacks.txt", "trace.json.gz"]
-
-
-def test_the_trace_has_what_a_viewer_needs(captured):
-    events = json.loads(trace_in(captured))["traceEvents"]
-    complete = [event for event in events if event["ph"] == "X"]
+    complete = [event for event in json.loads(trace_in(captured))["traceEvents"] if event["ph"] == "X"]
     assert all({"ph", "name", "ts", "dur", "pid", "tid"} <= event.keys() for event in complete)
-    assert sum(event["cat"] == "cpu_op" for event in complete) > 50
     marks = {event["name"] for event in complete if event["name"].startswith("ProfilerStep")}
     assert marks == {f"ProfilerStep#{PROBE + number}" for number in (1, 2, 3)}
-    assert any(event["name"] == "[memory]" for event in events)
-    assert not any(event.get("cat") == "python_function" for event in events)
-
-
-def test_operators_are_counted_exactly_and_matrix_products_lead(captured):
-    stats = op_stats(read_trace(captured.trace_path))
-    calls, self_ns = Counter(), Counter()
-    for stat in stats:
-        calls[stat.name] += stat.calls
-        self_ns[stat.name] += stat.cpu_self_ns
-    assert calls["aten::linear"] == (2 * LAYERS + 1) * STEPS
-    assert calls["aten::embedding"] == STEPS
-    assert self_ns.most_common(1)[0][0] in ("aten::mm", "aten::addmm")
-    down = [stat for stat in stats if stat.input_shapes == "[[256, 512], [512, 256]]"]
+    assert b"[memory]" in trace_in(captured) and not any(each["cat"] == "python_function" for each in complete)
+    down = [stat for stat in op_stats(read_trace(captured.trace_path)) if stat.input_shapes == "[[256, 16], [16, 8]]"]
     assert [(stat.name, stat.calls) for stat in down] == [("aten::mm", LAYERS * STEPS)]
-    assert sum(row["cpu_self_pct"] for row in operator_rows(stats)) == pytest.approx(100)
+    lines = captured.stacks_path.read_text().splitlines()
+    assert all(re.fullmatch(r"\S+ [1-9]\d*", line) for line in lines)
+    for frame in ("nn.Module:_Layer_1", "test_capture.py", "built-in_function_linear"):
+        assert any(frame in line for line in lines), frame
+    assert not any("torch/profiler/profiler.py" in line for line in lines)
 
 
 def test_calls_and_times_equal_the_table_of_torch(tmp_path):
@@ -134,30 +109,8 @@ def test_calls_and_times_equal_the_table_of_torch(tmp_path):
         assert stat.cpu_total_ns == pytest.approx(1000 * table[name].cpu_time_total, abs=1), name
 
 
-def test_the_stacks_lead_through_the_forward_of_the_model(captured):
-    lines = captured.stacks_path.read_text().splitlines()
-    assert all(re.fullmatch(r"\S+ [1-9]\d*", line) for line in lines)
-    for frame in ("nn.Module:_Layer_1", "test_capture.py", "built-in_function_linear"):
-        assert any(frame in line for line in lines), frame
-    assert not any("torch/profiler/profiler.py" in line for line in lines)
-
-
-def driven(path: Path) -> CaptureManifest:
-    return capture(small_step, device=CPU, steps=2, warmup=1, trace_path=path)
-
-
-def followed(path: Path) -> CaptureManifest:
-    recorder = Recorder(Schedule(0, 1, 2), path, device=CPU, options=CaptureOptions(stacks=True))
-    recorder.start(3)
-    for number in range(3):
-        small_step(number)
-        recorder.step()
-    return recorder.stop()
-
-
 @pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
-@pytest.mark.parametrize("door", [driven, followed])
-def test_the_trace_is_what_torch_wrote_and_its_suffix_decides_compression(tmp_path, monkeypatch, door, name):
+def test_the_trace_is_what_torch_wrote_and_its_suffix_decides_compression(tmp_path, monkeypatch, name):
     written = []
     export = torch.profiler.profile.export_chrome_trace
 
@@ -166,7 +119,7 @@ def test_the_trace_is_what_torch_wrote_and_its_suffix_decides_compression(tmp_pa
         written.append(Path(path).read_bytes())
 
     monkeypatch.setattr(torch.profiler.profile, "export_chrome_trace", noted)
-    content = door(tmp_path / name).trace_path.read_bytes()
+    content = capture(small_step, device=CPU, steps=2, warmup=1, trace_path=tmp_path / name).trace_path.read_bytes()
     assert (gzip.decompress(content) if name.endswith(".gz") else content) == written[-1]
     assert b'"traceEvents"' in written[-1] and b"ProfilerStep#" in written[-1]
 
@@ -247,16 +200,6 @@ def test_a_failing_profiler_does_not_stop_the_program(tmp_path, monkeypatch, met
     assert record(tmp_path).steps_recorded == STEPS
 
 
-def test_failing_stacks_do_not_cost_the_trace(tmp_path, monkeypatch):
-    step = torch.profiler.profile.step
-    monkeypatch.setattr(
-        torch.profiler.profile, "step", lambda profile: failing() if profile.with_stack else step(profile)
-    )
-    manifest = record(tmp_path, stacks_path=tmp_path / "stacks.txt")
-    assert (manifest.steps_recorded, manifest.stacks_path) == (STEPS, None)
-    assert whats(manifest) == ["stacks"]
-
-
 def test_another_profiler_at_work_is_a_downgrade(tmp_path):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as others:
         manifest = record(tmp_path)
@@ -265,16 +208,17 @@ def test_another_profiler_at_work_is_a_downgrade(tmp_path):
     assert "aten::mm" in {event.name for event in others.events()}
 
 
-def test_warnings_of_the_profiler_are_kept_in_the_manifest(tmp_path, monkeypatch):
+def test_failing_stacks_do_not_cost_the_trace_and_warnings_of_the_profiler_are_kept(tmp_path, monkeypatch):
     start = torch.profiler.profile.start_trace
 
     def warning(profile):
         warnings.warn("CUPTI stopped early", stacklevel=1)
-        start(profile)
+        failing() if profile.with_stack else start(profile)
 
     monkeypatch.setattr(torch.profiler.profile, "start_trace", warning)
-    manifest = record(tmp_path)
+    manifest = record(tmp_path, stacks_path=tmp_path / "stacks.txt")
     assert (manifest.warnings, manifest.steps_recorded) == (("CUPTI stopped early",), STEPS)
+    assert (whats(manifest), manifest.stacks_path) == (["stacks"], None)
 
 
 def test_a_recording_without_warmup_and_one_of_one_step_say_what_that_costs(tmp_path):
@@ -312,21 +256,10 @@ def test_a_trace_above_the_limit_has_fewer_steps(tmp_path, step, verb, windows):
     assert len(trace_in(manifest)) <= limit
 
 
-def test_one_step_above_the_limit_loses_shapes_and_memory_first(tmp_path):
-    lean = record(tmp_path / "lean", bulky_step, steps=1, shapes=False, memory=False)
-    limit = len(trace_in(lean)) * 11 // 10
-    manifest = record(tmp_path / "part", bulky_step, steps=1, max_trace_bytes=limit)
-    assert whats(manifest) == ["shapes and memory"]
-    assert {stat.input_shapes for stat in op_stats(read_trace(manifest.trace_path))} == {None}
-
-
 def test_a_limit_that_nothing_meets_leaves_no_trace(tmp_path):
     manifest = record(tmp_path, steps=2, max_trace_bytes=10, stacks_path=tmp_path / "stacks.txt")
     assert whats(manifest) == ["steps", "shapes and memory", "trace", "stacks"]
     assert (manifest.trace_path, manifest.stacks_path, list(tmp_path.iterdir())) == (None, None, [])
-
-
-# The terminal
 
 
 PROGRAM = """

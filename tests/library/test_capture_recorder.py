@@ -2,25 +2,17 @@
 
 import gzip
 import json
-import re
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
-from torch.autograd import profiler as autograd_profiler
 
 from boundby.capture import CaptureManifest, CaptureOptions, Cycle, Naming, Recorder, Schedule
 from boundby.capture.engine import Engine
 
 CPU = torch.device("cpu")
 ONE, TWO = Schedule(1, 1, 2), Schedule(1, 1, 2, 2)
-
-
-@pytest.fixture(autouse=True)
-def no_profiler_outlives_a_test():
-    yield
-    assert not autograd_profiler._is_profiler_enabled
 
 
 def work() -> None:
@@ -57,9 +49,9 @@ def whats(manifest: CaptureManifest) -> list[str]:
     return [remark.what for remark in manifest.downgrades]
 
 
-def test_each_cycle_leaves_a_trace_of_its_own_steps_and_its_owner_is_told(tmp_path):
+def test_each_cycle_leaves_a_trace_of_its_own_steps_the_last_one_stacks_too_and_its_owner_is_told(tmp_path):
     told: list[Cycle] = []
-    manifest = loop(recorder_of(tmp_path, TWO, on_cycle=told.append), 8)
+    manifest = loop(recorder_of(tmp_path, TWO, on_cycle=told.append, stacks_path="stacks.txt"), 8)
     first, second = manifest.cycles
     assert tuple(told) == manifest.cycles
     assert marks_of(first) == ["ProfilerStep#2", "ProfilerStep#3"]
@@ -70,24 +62,10 @@ def test_each_cycle_leaves_a_trace_of_its_own_steps_and_its_owner_is_told(tmp_pa
     assert (manifest.downgrades, manifest.warnings) == ((), ())
     assert [remark.what for remark in manifest.unavailable] == ["device events", "memory snapshot"]
     assert (manifest.trace_path, manifest.trace_bytes) == (first.trace_path, first.trace_path.stat().st_size)
-    assert names_in(tmp_path) == ["trace_cycle1.json.gz", "trace_cycle2.json.gz"]
-
-
-def test_the_loop_pays_for_the_recorder_in_its_windows_alone(tmp_path, monkeypatch):
-    at_work, ended = [], []
-    step = Engine.step
-    monkeypatch.setattr(Engine, "step", lambda engine: at_work.append(len(ended)) or step(engine))
-    loop(recorder_of(tmp_path, Schedule(3, 1, 1)), 20, step=lambda: ended.append(1))
-    assert at_work == [4, 5]  # the end of the warm-up and of the recording
-
-
-def test_stacks_have_the_last_cycle_for_themselves(tmp_path):
-    manifest = loop(recorder_of(tmp_path, TWO, stacks_path="stacks.txt"), 8)
-    assert [cycle.stacks for cycle in manifest.cycles] == [False, True]
-    assert not any(event.get("cat") == "python_function" for event in events_of(manifest.cycles[0]))
+    assert names_in(tmp_path) == ["stacks.txt", "trace_cycle1.json.gz", "trace_cycle2.json.gz"]
+    assert (first.stacks, second.stacks) == (False, True)
+    assert not any(event.get("cat") == "python_function" for event in events_of(first))
     assert "test_capture_recorder.py" in manifest.stacks_path.read_text()
-    assert manifest.trace_path == manifest.cycles[0].trace_path
-    assert manifest.downgrades == ()
 
 
 def test_a_single_cycle_holds_the_stacks_and_says_so_and_ranks_do_not_overwrite_each_other(tmp_path):
@@ -102,18 +80,15 @@ def test_a_single_cycle_holds_the_stacks_and_says_so_and_ranks_do_not_overwrite_
 
 
 def test_the_recorder_starts_and_stops_at_any_depth_of_calls(tmp_path):
-    def deep(recorder, levels):
-        if levels:
-            return deep(recorder, levels - 1)
-        recorder.start()
+    def deep(act, levels=5):
+        return deep(act, levels - 1) if levels else act()
 
     recorder = recorder_of(tmp_path, Schedule(0, 0, 4), stacks_path="stacks.txt")
-    deep(recorder, 5)
+    deep(recorder.start)
     work()
     recorder.step()
-    manifest = (lambda: (lambda: recorder.stop())())()
-    assert manifest.steps_recorded == 1
-    assert manifest.stacks_path.stat().st_size > 0
+    manifest = deep(recorder.stop, 2)
+    assert manifest.steps_recorded == 1 and manifest.stacks_path.stat().st_size > 0
 
 
 def test_a_schedule_longer_than_the_loop_is_shortened_and_a_loop_without_steps_has_nothing_to_record(tmp_path):
@@ -144,29 +119,20 @@ def test_a_loop_that_ends_before_the_recording_leaves_no_file(tmp_path, steps):
     assert whats(manifest)[-2:] == ["cycles", "stacks"]
 
 
-def test_an_error_of_the_loop_passes_and_leaves_what_there_was(tmp_path):
+def test_an_error_of_the_loop_passes_and_leaves_what_there_was_and_calls_out_of_turn_do_nothing(tmp_path):
     recorder = recorder_of(tmp_path, Schedule(0, 1, 3))
+    recorder.step()
     with pytest.raises(ZeroDivisionError), recorder:
+        recorder.start()
         for number in range(9):
             work()
             if number == 2:
                 raise ZeroDivisionError
             recorder.step()
-    assert recorder.manifest.steps_recorded == 1
-    assert recorder.manifest.trace_path.exists()
-
-
-def test_calls_out_of_turn_do_nothing(tmp_path):
-    recorder = recorder_of(tmp_path, Schedule(0, 1, 1))
+    manifest = recorder.manifest
+    assert manifest.steps_recorded == 1 and manifest.trace_path.exists()
     recorder.step()
     recorder.start()
-    recorder.start()
-    for _ in range(2):
-        recorder.step()
-    manifest = recorder.stop()
-    recorder.step()
-    recorder.start()
-    assert manifest.steps_recorded == 1
     assert recorder.stop() == manifest
 
 
@@ -177,19 +143,14 @@ def test_a_path_that_is_no_trace_is_refused_and_an_owner_that_fails_does_not_sto
     assert (manifest.steps_recorded, whats(manifest)) == (4, ["on_cycle"])
 
 
-def test_warnings_of_the_loop_reach_its_user(tmp_path):
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        loop(recorder_of(tmp_path, ONE), 4, step=lambda: warnings.warn("from the model", stacklevel=1))
-    assert len(caught) == 4
-
-
-def test_warnings_are_caught_only_where_the_recording_starts_and_stops(tmp_path, monkeypatch):
-    caught_at, ended = [], []
-    catch = warnings.catch_warnings
+def test_the_loop_pays_in_its_windows_alone_and_its_warnings_are_caught_only_at_their_ends(tmp_path, monkeypatch):
+    at_work, caught_at, ended = [], [], []
+    step, catch = Engine.step, warnings.catch_warnings
+    monkeypatch.setattr(Engine, "step", lambda engine: at_work.append(len(ended)) or step(engine))
     monkeypatch.setattr(warnings, "catch_warnings", lambda **options: caught_at.append(len(ended)) or catch(**options))
-    loop(recorder_of(tmp_path, Schedule(1, 1, 6)), 8, step=lambda: ended.append(1))
+    loop(recorder_of(tmp_path, Schedule(1, 1, 6)), 20, step=lambda: ended.append(1))
     assert sorted(set(caught_at)) == [1, 2, 8]  # it holds for all threads of the program
+    assert at_work == list(range(2, 9))  # from the end of the warm-up to that of the recording
 
 
 def failing(*args: object, **kwargs: object) -> None:
@@ -229,22 +190,18 @@ def test_a_device_that_stops_collecting_ends_the_cycle(tmp_path, monkeypatch):
     assert "stopped early" in manifest.warnings[0]
 
 
-def test_a_failure_with_stacks_is_tried_again_without(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("total", "cycles"), [(None, [(True, 0), (False, 2)]), (7, [(True, 0)])])
+def test_a_failure_with_stacks_is_tried_again_without_where_the_loop_is_long_enough(
+    tmp_path, monkeypatch, total, cycles
+):
     step = torch.profiler.profile.step
     monkeypatch.setattr(
         torch.profiler.profile, "step", lambda profile: failing() if profile.with_stack else step(profile)
     )
-    manifest = loop(recorder_of(tmp_path, ONE, stacks_path="stacks.txt"), 8)
-    assert [(cycle.stacks, cycle.steps_recorded) for cycle in manifest.cycles] == [(True, 0), (False, 2)]
-    assert (manifest.trace_path, manifest.stacks_path) == (tmp_path / "trace.json.gz", None)
-    assert whats(manifest) == ["trace", "trace", "stacks"]
-
-
-def test_no_cycle_is_tried_again_where_the_loop_is_too_short(tmp_path, monkeypatch):
-    monkeypatch.setattr(torch.profiler.profile, "step", failing)
-    recorder = recorder_of(tmp_path, ONE, stacks_path="stacks.txt")
-    manifest = loop(recorder, 7, total_steps=7)  # the second cycle would end after 8
-    assert len(manifest.cycles) == 1
+    manifest = loop(recorder_of(tmp_path, ONE, stacks_path="stacks.txt"), total or 8, total_steps=total)
+    assert [(cycle.stacks, cycle.steps_recorded) for cycle in manifest.cycles] == cycles
+    assert (manifest.trace_path, manifest.stacks_path) == (None if total else tmp_path / "trace.json.gz", None)
+    assert {*whats(manifest)} - {"cycles"} == {"trace", "stacks"}
 
 
 def test_a_device_that_fails_ends_the_recording_alone(tmp_path, monkeypatch):
@@ -273,36 +230,27 @@ def test_the_size_of_a_cycle_shortens_the_next_one(tmp_path):
     assert all(cycle.json_bytes <= limit for cycle in part.cycles[1:])
 
 
-def test_a_limit_that_nothing_meets_ends_after_a_few_cycles_with_the_last_one_kept(tmp_path):
-    manifest = loop(recorder_of(tmp_path, ONE, max_trace_bytes=10), 40)
-    assert [cycle.steps_recorded for cycle in manifest.cycles] == [0, 0, 1]
-    assert whats(manifest) == ["steps", "shapes and memory", "trace"]
-    assert (manifest.trace_path, names_in(tmp_path)) == (tmp_path / "trace.json.gz", ["trace.json.gz"])
-
-
-@pytest.mark.parametrize(("steps", "recorded", "stacks"), [(4, [2], [True]), (6, [2], [True]), (7, [0, 1], [True] * 2)])
-def test_a_trace_above_the_limit_is_kept_where_no_smaller_one_can_follow(tmp_path, steps, recorded, stacks):
-    recorder = recorder_of(tmp_path, ONE, max_trace_bytes=10, stacks_path="stacks.txt")
-    manifest = loop(recorder, steps, total_steps=steps)  # a second cycle, of one step, would end after 7
-    assert [cycle.steps_recorded for cycle in manifest.cycles] == recorded
-    assert [cycle.stacks for cycle in manifest.cycles] == stacks
-    assert names_in(tmp_path) == ["stacks.txt", "trace.json.gz"]
-    last = manifest.cycles[-1]
-    assert marks_of(last) == [f"ProfilerStep#{last.first_step + number}" for number in range(recorded[-1])]
-    assert manifest.downgrades[-1].what == "trace"
-    reason = rf"{recorded[-1]} step\(s\) made .* above the limit of 0\.0 MB; kept all the same, since no .* can follow"
-    assert re.fullmatch(reason, manifest.downgrades[-1].reason)
-
-
 @pytest.mark.parametrize(
     ("schedule", "steps", "total", "recorded", "kept"),
-    [(TWO, 8, 8, [0, 1], "trace_cycle2.json.gz"), (Schedule(1, 1, 3, 2), 4, 100, [2], "trace_cycle1.json.gz")],
-    ids=["the last one", "the one in which the loop ends"],
+    [
+        (ONE, 40, None, [0, 0, 1], "trace.json.gz"),
+        (ONE, 4, 4, [2], "trace.json.gz"),
+        (ONE, 6, 6, [2], "trace.json.gz"),
+        (ONE, 7, 7, [0, 1], "trace.json.gz"),  # a second cycle, of one step, ends after 7
+        (TWO, 8, 8, [0, 1], "trace_cycle2.json.gz"),
+        (Schedule(1, 1, 3, 2), 4, 100, [2], "trace_cycle1.json.gz"),  # the loop ends in it
+    ],
 )
-def test_of_several_cycles_above_the_limit_one_is_kept(tmp_path, schedule, steps, total, recorded, kept):
+def test_of_traces_above_the_limit_one_is_kept_where_no_smaller_one_can_follow(
+    tmp_path, schedule, steps, total, recorded, kept
+):
     manifest = loop(recorder_of(tmp_path, schedule, max_trace_bytes=10), steps, total_steps=total)
     assert [cycle.steps_recorded for cycle in manifest.cycles] == recorded
-    assert manifest.cycles[-1].trace_path == tmp_path / kept and names_in(tmp_path) == [kept]
+    last = manifest.cycles[-1]
+    assert (last.trace_path, names_in(tmp_path)) == (tmp_path / kept, [kept])
+    assert set(marks_of(last)) >= {f"ProfilerStep#{last.first_step + number}" for number in range(recorded[-1])}
+    assert "kept all the same" in next(each.reason for each in manifest.downgrades if each.what == "trace")
+    assert [what for what in whats(manifest) if what != "cycles"][-1] == "trace"
 
 
 def test_a_trace_that_is_too_large_to_be_read_is_not_kept(tmp_path, monkeypatch):

@@ -1,11 +1,14 @@
-"""The callback for the Hugging Face Trainer: its parameters, its files, and what the Trainer may do."""
+"""The callback for the Hugging Face Trainer: its parameters and files, and whatever fails the training is the same."""
 
 import copy
 import csv
 import inspect
+import json
 import re
 from pathlib import Path
+from typing import Any
 
+import accelerate.data_loader
 import pytest
 import torch
 
@@ -13,7 +16,18 @@ from boundby.capture import Naming
 from boundby.integrations.transformers import ProfCallback
 from boundby.trace import read_trace
 from boundby.training import read_stage_times
-from tests.trainer_runs import Plain, given_up_in, losses, losses_of, make_trainer, manifest_in, names_in
+from tests.fakes import FakeNanoseconds
+from tests.trainer_runs import (
+    EVALUATING,
+    Model,
+    Plain,
+    given_up_in,
+    losses,
+    losses_of,
+    make_trainer,
+    manifest_in,
+    names_in,
+)
 
 RUN_FILES = ["manifest.json", "op_stats.csv", "profiler_summary.json", "stacks.txt"]
 RUN_FILES += ["stage_log.jsonl", "stage_times.json", "trace.json"]
@@ -33,33 +47,24 @@ def at_the_defaults(tmp_path_factory):
     return folder, losses(folder, callback)
 
 
-def test_the_parameters_and_their_defaults_are_those_of_the_specification():
+def test_the_parameters_and_their_defaults_are_those_of_the_specification_and_none_stands_for_the_default():
     parameters = inspect.signature(ProfCallback).parameters
-    assert {name: each.default for name, each in parameters.items()} == {
-        "output_dir": "./profiler_output",
-        "wait_steps": 4,
-        "warmup_steps": 4,
-        "active_steps": 1,
-        "num_cycles": 1,
-        "profile_memory": True,
-        "with_stack": True,
-        "record_shapes": True,
-        "export_memory_timeline": True,
-        "export_stacks": True,
-        "export_key_averages": True,
-        "enable_nsight_systems": False,
-        "nsight_systems_output_file": None,
-        "run_folder": None,
-        "schedule_every_n_steps": 0,
-        "max_trace_mb": 256,
-    }
-    ours = ["run_folder", "schedule_every_n_steps", "max_trace_mb"]
-    assert [name for name, each in parameters.items() if each.kind is each.KEYWORD_ONLY] == ours
-
-
-def test_none_stands_for_the_default():
+    counts = dict(zip(("wait_steps", "warmup_steps", "active_steps", "num_cycles"), (4, 4, 1, 1), strict=True))
+    on = (
+        "profile_memory",
+        "with_stack",
+        "record_shapes",
+        "export_memory_timeline",
+        "export_stacks",
+        "export_key_averages",
+    )
+    ours = {"run_folder": None, "schedule_every_n_steps": 0, "max_trace_mb": 256}
+    nsight = {"enable_nsight_systems": False, "nsight_systems_output_file": None}
+    expected = {"output_dir": "./profiler_output", **counts, **dict.fromkeys(on, True), **nsight, **ours}
+    assert {name: each.default for name, each in parameters.items()} == expected
+    assert [name for name, each in parameters.items() if each.kind is each.KEYWORD_ONLY] == list(ours)
     callback = ProfCallback(None, None, None, None, None)
-    assert (callback.output_dir, callback.run_folder) == (Path("profiler_output"), Path("profiler_output"))
+    assert callback.output_dir == callback.run_folder == Path("profiler_output")
     assert str(callback.schedule) == "1 x (4 wait + 4 warm-up + 1 active)"
 
 
@@ -74,15 +79,10 @@ def test_profiling_memory_switches_shapes_and_stacks_on():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"wait_steps": "4"}, "wait_steps is '4'; give an int of at least 0"),
-        ({"warmup_steps": -1}, "warmup_steps is -1; give an int of at least 0"),
         ({"active_steps": 1.5}, "active_steps is 1.5; give an int of at least 1"),
         ({"num_cycles": 0}, "num_cycles is 0; give an int of at least 1 (0 means without end in torch's own schedule"),
         ({"schedule_every_n_steps": -1}, "schedule_every_n_steps is -1; give an int of at least 0"),
-        ({"max_trace_mb": 0}, "max_trace_mb is 0; give a number above 0 and of at most 4294"),
-        ({"max_trace_mb": 4295}, "max_trace_mb is 4295; give a number above 0 and of at most 4294"),
-        ({"max_trace_mb": "256"}, "max_trace_mb is '256'; give a number above 0 and of at most 4294"),
-        ({"max_trace_mb": float("nan")}, "max_trace_mb is nan; give a number above 0 and of at most 4294"),
+        *(({"max_trace_mb": mb}, f"max_trace_mb is {mb!r}; give a number") for mb in (0, 4295, "256", float("nan"))),
     ],
 )
 def test_what_cannot_be_is_refused_at_once_by_the_name_that_was_given(given, said):
@@ -90,8 +90,9 @@ def test_what_cannot_be_is_refused_at_once_by_the_name_that_was_given(given, sai
         ProfCallback(**given)
 
 
-def test_at_the_defaults_every_file_that_a_cpu_can_give_is_there(at_the_defaults):
-    folder, _ = at_the_defaults
+def test_at_the_defaults_every_file_that_a_cpu_can_give_is_there_and_no_loss_is_another(at_the_defaults, bare):
+    folder, found = at_the_defaults
+    assert found == bare
     assert names_in(folder / "run") == RUN_FILES
     assert names_in(folder / "output") == ["iteration_9"], "the ninth step is the first one recorded"
     iteration = folder / "output" / "iteration_9"
@@ -107,47 +108,38 @@ def test_at_the_defaults_every_file_that_a_cpu_can_give_is_there(at_the_defaults
     trace = iteration / "rank0_trace.pt.trace.json"
     assert trace.read_bytes() == (folder / "run" / "trace.json").read_bytes()
     assert "ProfilerStep#8" in read_trace(trace).names
-
-
-def test_key_averages_tell_operators_by_shapes_and_stack(at_the_defaults):
-    folder, _ = at_the_defaults
-    lines = (folder / "output" / "iteration_9" / "key_averages.txt").read_text().splitlines()
+    lines = (iteration / "key_averages.txt").read_text().splitlines()
     assert lines[1].split() == ["operator", "calls", "ms", "CPU", "%", "total", "ms", "per", "call", "GFLOP/s"]
     row = next(place for place, line in enumerate(lines) if line.startswith("aten::addmm"))
     details = lines[row + 1 : row + 7]
-    assert details[0].strip().startswith("[[16], [2, 8], [8, 16]")
+    assert details[0].strip().startswith("[[16], [2, 8], [8, 16]"), "operators are told by shapes and stack"
     assert any("linear" in line for line in details) and all(line.startswith("    ") for line in details)
 
 
-def test_what_is_switched_off_is_not_written(tmp_path, bare):
-    small = ProfCallback(str(tmp_path), 2, 1, 1, 1, record_shapes=False, export_stacks=False, **BARE)
-    assert losses(tmp_path, small) == bare
-    assert names_in(tmp_path / "iteration_4") == ["key_averages.txt", "rank0_trace.pt.trace.json"]
-    assert "stacks.txt" not in names_in(tmp_path)
+@pytest.mark.parametrize(
+    ("settings", "files", "has_stacks"),
+    [
+        ({"record_shapes": False, **BARE}, ["key_averages.txt", "rank0_trace.pt.trace.json"], False),
+        ({"export_key_averages": False}, ["rank0_memory-timeline.html", "rank0_trace.pt.trace.json"], True),
+    ],
+)
+def test_what_is_switched_off_is_not_written(tmp_path, bare, settings, files, has_stacks):
+    callback = ProfCallback(str(tmp_path), 0, 1, 1, export_stacks=False, **settings)
+    assert losses(tmp_path, callback) == bare
+    assert names_in(tmp_path / "iteration_2") == files and "stacks.txt" not in names_in(tmp_path)
     trace = read_trace(tmp_path / "trace.json")
-    assert "python_function" not in trace.categories and not trace.shapes and not len(trace.memory.start_ns)
+    assert (
+        ("python_function" in trace.categories) == has_stacks == bool(trace.shapes) == bool(len(trace.memory.start_ns))
+    )
 
 
-def test_stacks_may_stand_in_the_trace_alone(tmp_path):
-    callback = ProfCallback(str(tmp_path), 0, 1, 1, export_stacks=False, export_key_averages=False)
-    losses(tmp_path, callback, max_steps=3)
-    assert names_in(tmp_path / "iteration_2") == ["rank0_memory-timeline.html", "rank0_trace.pt.trace.json"]
-    assert "python_function" in read_trace(tmp_path / "trace.json").categories
-    assert "stacks.txt" not in names_in(tmp_path)
-
-
-def test_every_cycle_has_a_folder_and_the_last_one_the_stacks(tmp_path):
-    losses(tmp_path, ProfCallback(str(tmp_path), 1, 1, 1, 2))
-    assert names_in(tmp_path / "iteration_6") == ITERATION_FILES
+def test_every_cycle_has_a_folder_the_last_one_the_stacks_and_they_may_begin_far_apart(tmp_path):
+    losses(tmp_path, ProfCallback(str(tmp_path), 1, 1, 1, 2, schedule_every_n_steps=6))
+    assert [each["first_step"] for each in manifest_in(tmp_path)["cycles"]] == [2, 8]
+    assert names_in(tmp_path / "iteration_9") == ITERATION_FILES
     assert names_in(tmp_path / "iteration_3") == [each for each in ITERATION_FILES if "stacks" not in each]
     assert given_up_in(tmp_path) == {}
     assert {"trace_cycle1.json", "trace_cycle2.json"} <= set(names_in(tmp_path))
-
-
-def test_cycles_may_begin_far_apart(tmp_path):
-    callback = ProfCallback(str(tmp_path), 1, 1, 1, 2, schedule_every_n_steps=6, export_key_averages=False, **BARE)
-    losses(tmp_path, callback)
-    assert [each["first_step"] for each in manifest_in(tmp_path)["cycles"]] == [2, 8]
 
 
 def test_the_limit_of_a_trace_is_the_user_s(tmp_path):
@@ -178,28 +170,23 @@ def test_ranks_have_files_of_their_own(tmp_path, monkeypatch):
     assert {f"rank1_{name}" for name in RUN_FILES} <= set(names_in(tmp_path))
 
 
-def test_trainings_with_one_folder_leave_one_another_s_iterations_alone(tmp_path):
-    def train(steps, cycles):
-        lean = {"run_folder": tmp_path / "run", "export_key_averages": False, **BARE}
-        callback = ProfCallback(str(tmp_path / "shared"), 1, 1, 1, cycles, **lean)
+def test_trainings_with_one_folder_leave_one_another_s_iterations_alone_though_of_one_callback(tmp_path):
+    lean = {"run_folder": tmp_path / "run", "export_key_averages": False, **BARE}
+    one, two = (ProfCallback(str(tmp_path / "shared"), 1, 1, 1, cycles, **lean) for cycles in (1, 2))
+    found, managers = [{}], []
+    for steps, callback, iterations in (
+        (4, one, {"iteration_3"}),
+        (6, two, {"iteration_3_run2", "iteration_6_run2"}),
+        (5, one, {"iteration_3_run3"}),
+    ):
         losses(tmp_path, callback, max_steps=steps)
-
-    def traces():
-        return {each.parent.name: each.read_bytes() for each in (tmp_path / "shared").glob("*/*.pt.trace.json")}
-
-    train(4, 1)
-    first = traces()
-    train(6, 2)
-    second = traces()
-    train(4, 1)
-    assert list(first) == ["iteration_3"]
-    assert set(second) == {"iteration_3", "iteration_3_run2", "iteration_6_run2"}
-    assert set(traces()) == {*second, "iteration_3_run3"}
-    assert traces() == {**traces(), **second, **first}
-
-
-def test_the_defaults_change_no_loss(at_the_defaults, bare):
-    assert at_the_defaults[1] == bare
+        files = (tmp_path / "shared").glob("*/*.pt.trace.json")
+        found.append({path.parent.name: path.read_bytes() for path in files})
+        assert set(found[-1]) == set(found[-2]) | iterations and found[-1].items() >= found[-2].items()
+        managers.append(callback.manager)
+        times = read_stage_times(tmp_path / "run")
+        assert (times.status, times.last_step) == ("finished", steps - 1)
+    assert managers[0] is not managers[2]
 
 
 @pytest.mark.parametrize("attach", [False, True], ids=["alone", "attached"])
@@ -243,11 +230,109 @@ def test_a_compiled_model_is_split_by_an_attached_callback_alone(attach, tmp_pat
     assert ("forward" in given_up_in(tmp_path / "profile")) is not attach
 
 
-def test_a_second_training_of_the_same_callback_begins_anew(tmp_path):
+@pytest.mark.parametrize("attach", [False, True], ids=["alone", "attached"])
+def test_losses_are_the_same_to_the_last_bit_and_nothing_is_left_on_trainer_model_and_loader(tmp_path, attach):
+    settings = EVALUATING | {"gradient_accumulation_steps": 2, "bf16": True}
+    expected = losses(tmp_path / "bare", **settings)
+    callback = ProfCallback(str(tmp_path / "profile"), 2, 1, 1)
+    trainer = make_trainer(tmp_path / "profiled", callback, **settings)
+    before, copies = state_of(trainer), accelerate.data_loader.send_to_device
+    if attach:
+        callback.attach(trainer)
+        assert state_of(trainer) != before
+    trainer.train()
+    assert losses_of(trainer) == expected and len(expected) == 10
+    assert state_of(trainer) == before and accelerate.data_loader.send_to_device is copies
+    assert not trainer.model._forward_hooks and not trainer.model._forward_pre_hooks
+    assert "step" not in vars(trainer.optimizer) or "attachment" not in trainer.optimizer.step.__code__.co_filename
+    times = read_stage_times(tmp_path / "profile")
+    assert {"data", "forward", "backward", "optimizer", "checkpoint", "logging"} <= {each.name for each in times.stages}
+    logged = next(each for each in times.metrics if each.name == "loss")
+    assert logged.values.n == 10 and logged.values.total == pytest.approx(sum(expected))
+
+
+@pytest.mark.parametrize("method", ["start", "stop"])
+def test_a_failing_profiler_is_said_once_and_changes_nothing(method, tmp_path, bare, monkeypatch, caplog):
+    original = getattr(torch.profiler.profile, method)
+
+    def failing(self, *args):
+        if method == "stop":
+            original(self, *args)
+        raise RuntimeError(f"{method} is broken")
+
+    monkeypatch.setattr(torch.profiler.profile, method, failing)
+    assert losses(tmp_path, ProfCallback(str(tmp_path), 1, 1, 1, **BARE)) == bare
+    assert any(f"{method} is broken" in reason for reason in given_up_in(tmp_path).values())
+    assert [each.getMessage() for each in caplog.records if each.name.startswith("boundby")] == [
+        f"trace: RuntimeError: {method} is broken"
+    ]
+    assert read_stage_times(tmp_path).step.host_s.n > 0
+    assert not [name for name in names_in(tmp_path) if name.startswith("iteration")]
+
+
+@pytest.mark.parametrize("attach", [False, True], ids=["alone", "attached"])
+def test_a_callback_that_cannot_begin_stays_off(attach, tmp_path, bare, monkeypatch, caplog):
+    def broken(*_, **__):
+        raise RuntimeError("no profile today")
+
+    monkeypatch.setattr("boundby.integrations.transformers.callback.ProfilerManager", broken)
+    assert losses(tmp_path, ProfCallback(str(tmp_path)), attach=attach) == bare
+    assert [each.getMessage() for each in caplog.records] == [
+        "the profiler of the training stays off: no profile today"
+    ]
+
+
+def test_marks_that_fail_are_a_remark(tmp_path, bare, monkeypatch):
+    def broken(*_):
+        raise KeyError("mark")
+
+    monkeypatch.setattr("boundby.integrations.transformers.callback.HookMarks.substep_end", broken)
+    monkeypatch.setattr("boundby.integrations.transformers.callback.HookMarks.optimizer_step", broken)
+    assert losses(tmp_path, ProfCallback(str(tmp_path), 1, 1, 1, **BARE)) == bare
+    assert given_up_in(tmp_path) == {"callback": "KeyError: 'mark'"}
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_an_attached_callback_writes_everything_when_the_training_ends_early(error, tmp_path):
     callback = ProfCallback(str(tmp_path), 1, 1, 1, **BARE)
-    losses(tmp_path, callback, max_steps=4)
-    first = callback.manager
-    losses(tmp_path, callback, max_steps=5)
-    assert callback.manager is not first
+    trainer = make_trainer(tmp_path, model=Model(FakeNanoseconds(), fail_at=5, error=error))
+    before, copies = state_of(trainer), accelerate.data_loader.send_to_device
+    callback.attach(trainer)
+    with pytest.raises(error, match="the model fails"):
+        trainer.train()
+    assert state_of(trainer) == before and accelerate.data_loader.send_to_device is copies
     times = read_stage_times(tmp_path)
-    assert (times.status, times.last_step) == ("finished", 4)
+    assert (times.status, times.error, times.last_step) == ("failed", f"{error.__name__}: the model fails", 3)
+    assert times.remarks == () and times.open == ()
+    assert (tmp_path / "iteration_3" / "rank0_trace.pt.trace.json").is_file()
+    assert json.loads((tmp_path / "profiler_summary.json").read_text())["status"] == "failed"
+
+
+def test_as_a_context_manager_the_callback_is_told_of_exceptions_too(tmp_path):
+    callback = ProfCallback(str(tmp_path), 1, 1, 5, **BARE)
+    model = Model(FakeNanoseconds(), fail_at=5)
+    trainer = make_trainer(tmp_path, callback, model=model)
+    with pytest.raises(RuntimeError, match="the model fails"), callback:
+        trainer.train()
+    times = read_stage_times(tmp_path)
+    assert (times.error, times.remarks, times.open) == ("RuntimeError: the model fails", (), ())
+    assert not model._forward_hooks and not model._forward_pre_hooks
+    assert (tmp_path / "iteration_4" / "rank0_trace.pt.trace.json").is_file(), "what was recorded up to there"
+    assert "the loop ended inside it" in given_up_in(tmp_path)["trace"]
+
+
+def test_a_hold_can_be_given_up_before_the_training(tmp_path):
+    callback = ProfCallback(str(tmp_path), 1, 1, 1, **BARE)
+    trainer = make_trainer(tmp_path)
+    before = state_of(trainer)
+    with callback.attach(trainer):
+        assert "train" in vars(trainer)
+    assert state_of(trainer) == before
+    trainer.train()
+    assert callback.manager is None
+
+
+def state_of(trainer: Any) -> list[list[str]]:
+    """Return the names of what the objects of a Trainer have of their own that can be called."""
+    owners = (trainer, trainer.accelerator, trainer.callback_handler)
+    return [[name for name in vars(each) if callable(getattr(each, name))] for each in owners]

@@ -6,9 +6,6 @@ import multiprocessing
 import os
 import random
 import shutil
-import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -58,56 +55,37 @@ def told(times: StageTimes) -> tuple:
     return times.status, times.last_step, times.num_occurrences, len(times.occurrences), times.stages, times.metrics
 
 
-def test_a_finished_run_reads_back_as_it_was(tmp_path):
+def test_a_finished_run_reads_back_as_it_was_from_strict_json_without_stand_ins(tmp_path):
     with timer_in(tmp_path) as timer:
         timer.metrics({"loss": float("nan")})
         with timer.span("epoch"), timer.stage("update"):
             steps(timer, 40)
-    times = read_stage_times(tmp_path)
-    assert told(times) == told(timer.snapshot())
-    assert times.status == "finished"
-    assert (times.occurrences == timer.snapshot().occurrences).all()
-    assert np.array_equal(times.metric_rows["value"], timer.snapshot().metric_rows["value"], equal_nan=True)
-    assert times.remarks == timer.snapshot().remarks
-
-
-def test_the_document_is_strict_json_without_stand_ins(tmp_path):
-    with timer_in(tmp_path) as timer:
-        timer.metrics({"loss": float("inf")})
-        steps(timer, 1)
+    times, written = read_stage_times(tmp_path), timer.snapshot()
+    assert told(times) == told(written) == told(times_from(bytes_of(written)))
+    assert (times.status, times.pid, times.remarks) == ("finished", os.getpid(), written.remarks)
+    assert (times.occurrences == written.occurrences).all()
+    assert np.array_equal(times.metric_rows["value"], written.metric_rows["value"], equal_nan=True)
     document = json.loads((tmp_path / DOCUMENT).read_text(), parse_constant=lambda text: pytest.fail(text))
-    assert document["metrics"]["value"] == [None, 0.5]
+    assert document["metrics"]["value"][:2] == [None, 0.5]
     assert document["occurrences"]["device_ns"] is None
-    assert document["occurrences"]["parent"] is None
-    assert document["occurrences"]["host_ns"] == [S, S]
 
 
-def test_a_run_that_goes_on_is_read_to_its_last_flush(tmp_path):
-    timer = timer_in(tmp_path)
-    for _ in range(3):
-        steps(timer, 10)
-        timer.flush()
-    assert json.loads((tmp_path / DOCUMENT).read_text())["num_occurrences"] == 0
-    times = read_stage_times(tmp_path)
-    assert told(times) == told(timer.snapshot())
-    assert times.elapsed_s == 30
-    timer.stop()
-
-
-def test_the_log_goes_on_where_the_document_ends(tmp_path, disk_clock):
+def test_a_run_that_goes_on_is_read_to_its_last_flush_from_the_log_where_the_document_ends(tmp_path, disk_clock):
     timer = timer_in(tmp_path)
     steps(timer, 35)
     timer.disturb()
     steps(timer, 1)
-    disk_clock.advance(10)
-    timer.flush()
-    steps(timer, 10)
     with timer.stage("new"):
-        timer.clock.advance(1)
+        timer.clock.advance(4)
+        disk_clock.advance(10)
+        timer.flush()
+        assert [(each.name, each.since_s) for each in read_stage_times(tmp_path).open] == [("new", 4)]
+        steps(timer, 10)
     timer.flush()
     times = read_stage_times(tmp_path)
+    assert json.loads((tmp_path / DOCUMENT).read_text())["num_occurrences"] < times.num_occurrences
     assert told(times) == told(timer.snapshot())
-    assert times.stage("forward").host_s.p90 == 1
+    assert (times.stage("forward").host_s.p90, times.elapsed_s) == (1, 50)
     timer.stop()
 
 
@@ -196,32 +174,19 @@ def test_a_folder_without_a_run_is_told_apart(tmp_path):
     assert ranks_in(tmp_path) == (None,)
 
 
-def test_the_summary_without_rows_is_that_of_the_whole_document(tmp_path):
+def test_the_summary_without_rows_is_that_of_the_whole_document_and_needs_none_unless_they_come_late(
+    tmp_path, monkeypatch
+):
     write_run(tmp_path, 50, USUAL | {NAME: 1.0})
-    whole, head = read_stage_times(tmp_path), read_stage_times(tmp_path, with_rows=False)
-    for field in ("stages", "metrics", "names", "last_step", "num_occurrences"):
-        assert getattr(head, field) == getattr(whole, field), field
-    assert any(each.name == NAME for each in head.stages) and len(head.occurrences) == len(head.metric_rows) == 0
-
-
-def test_rows_are_not_read_for_a_summary_unless_they_come_late(tmp_path, monkeypatch):
-    write_run(tmp_path, 50)
-    document = tmp_path / DOCUMENT
+    document, whole = tmp_path / DOCUMENT, read_stage_times(tmp_path)
     content = document.read_bytes()
-    document.write_bytes(content[: content.index(reader.ROWS) + len(reader.ROWS)])
-    assert read_stage_times(tmp_path, with_rows=False).last_step == 49
-    document.write_bytes(content)
-    monkeypatch.setattr(reader, "HEAD_BYTES", 100)
-    assert read_stage_times(tmp_path, with_rows=False).last_step == 49
-
-
-def test_ranks_write_files_of_their_own(tmp_path):
-    for rank in (0, 1):
-        with timer_in(tmp_path, rank=rank, world_size=2) as timer:
-            steps(timer, 1 + rank)
-    assert ranks_in(tmp_path) == (0, 1)
-    assert [read_stage_times(tmp_path, rank).last_step for rank in (0, 1)] == [0, 1]
-    assert read_stage_times(tmp_path, 1).rank == 1
+    for most, kept in ((reader.HEAD_BYTES, content.index(reader.ROWS) + len(reader.ROWS)), (100, len(content))):
+        document.write_bytes(content[:kept])
+        monkeypatch.setattr(reader, "HEAD_BYTES", most)
+        head = read_stage_times(tmp_path, with_rows=False)
+        for field in ("stages", "metrics", "names", "last_step", "num_occurrences"):
+            assert getattr(head, field) == getattr(whole, field), field
+        assert any(each.name == NAME for each in head.stages) and len(head.occurrences) == len(head.metric_rows) == 0
 
 
 def test_of_two_runs_in_one_folder_the_last_is_read(tmp_path, monkeypatch):
@@ -279,7 +244,7 @@ def test_a_full_disk_is_said_once_and_forgotten_when_there_is_room(tmp_path, mon
     assert forwards(tmp_path) == 7
 
 
-def test_a_folder_that_is_removed_comes_back_readable(tmp_path):
+def test_a_folder_that_is_removed_comes_back_readable_and_one_that_cannot_be_is_a_remark(tmp_path):
     timer = timer_in(tmp_path / "run")
     steps(timer, 3)
     timer.flush()
@@ -289,9 +254,6 @@ def test_a_folder_that_is_removed_comes_back_readable(tmp_path):
     assert forwards(tmp_path / "run") == 2
     timer.stop()
     assert forwards(tmp_path / "run") == 5
-
-
-def test_a_folder_that_cannot_be_is_a_remark(tmp_path):
     (tmp_path / "file").write_text("")
     said: list[str] = []
     with timer_in(tmp_path / "file" / "run", said=said) as timer:
@@ -308,17 +270,6 @@ def test_what_ended_the_loop_is_written(tmp_path, error):
     times = read_stage_times(tmp_path)
     assert (times.status, times.last_step) == ("failed", 1)
     assert times.error.startswith(type(error).__name__)
-
-
-def test_what_is_open_is_written_for_those_who_look_at_a_stall(tmp_path, disk_clock):
-    timer = timer_in(tmp_path)
-    timer.begin("epoch", "span")
-    timer.begin("data")
-    timer.clock.advance(45)
-    disk_clock.advance(10)
-    timer.flush()
-    assert [(each.name, each.since_s) for each in read_stage_times(tmp_path).open] == [("epoch", 45), ("data", 45)]
-    timer.stop()
 
 
 def test_it_writes_by_itself_from_a_thread_that_ends_with_it(tmp_path, monkeypatch):
@@ -351,18 +302,6 @@ def test_a_document_that_takes_long_is_written_seldom(tmp_path, monkeypatch, dis
     timer.stop()
 
 
-def test_a_killed_run_leaves_its_data(tmp_path):
-    code = (
-        "import os, signal; from boundby.training import StageTimer\n"
-        f"timer = StageTimer({str(tmp_path)!r}); timer.start()\n"
-        "for _ in range(5):\n    with timer.stage('forward'): pass\n    timer.step()\n"
-        "timer.flush(); os.kill(os.getpid(), signal.SIGKILL)"
-    )
-    assert subprocess.run([sys.executable, "-c", code]).returncode == -signal.SIGKILL
-    times = read_stage_times(tmp_path)
-    assert (times.status, times.stage("forward").host_s.n) == ("running", 5)
-
-
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="this system cannot fork")
 def test_a_forked_worker_writes_nothing(tmp_path):
     timer = timer_in(tmp_path)
@@ -380,14 +319,4 @@ def test_a_forked_worker_writes_nothing(tmp_path):
     worker.join()
     assert worker.exitcode == 0
     assert ((tmp_path / LOG).read_bytes(), (tmp_path / DOCUMENT).read_bytes()) == before
-    timer.stop()
-
-
-def test_a_document_keeps_its_types():
-    timer = StageTimer(clock=FakeNanoseconds())
-    timer.start()
-    timer.step()
-    times = timer.snapshot()
-    assert told(times_from(bytes_of(times))) == told(times)
-    assert os.getpid() == times.pid
     timer.stop()

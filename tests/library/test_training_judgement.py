@@ -1,8 +1,8 @@
-"""Verdicts on runs whose times are made, so that what limits them is known: shares, steps and the text."""
+"""Verdicts on runs whose times are made, so that their limit is known: also on a device, and of several processes."""
 
+import contextlib
 import json
 import random
-import re
 from collections.abc import Iterator
 from dataclasses import asdict
 
@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from boundby.training import StageTimer, StageTimes, judge_training
+from boundby.training import StageTimer, StageTimes, TimerOptions, judge_training
 from boundby.training.judgement import ENOUGH_STEPS, LEAST_STEPS
 from boundby.training.records import METRIC, OCCURRENCE, Summaries
-from boundby.verdict import Doubt
+from boundby.verdict import Doubt, Fix, Gain
 from tests.fakes import FakeNanoseconds
-from tests.judged_runs import HEALTHY, gain_of, judged, run, trace
+from tests.judged_runs import HEALTHY, Stream, gain_of, judged, run, trace
 
 
 @pytest.mark.parametrize(
@@ -46,34 +46,48 @@ def test_a_healthy_loop_is_bound_by_its_work_of_which_the_stages_tell_no_kind():
     assert found.step_s == pytest.approx(0.0341, rel=0.01) and found.steps == 40
 
 
-def test_shares_are_of_self_time_and_sum_to_one():
-    clock = FakeNanoseconds()
-    timer = StageTimer(clock=clock)
+def test_shares_are_of_self_time_and_those_of_a_stage_of_the_loop_s_own_count_for_what_is_around_it():
+    timer = StageTimer(clock=FakeNanoseconds())
     timer.start()
-    for _ in range(30):
+
+    def spend(seconds, name=None):
+        with contextlib.suppress(ValueError), timer.stage(name) if name else contextlib.nullcontext():
+            timer.clock.advance(seconds)
+            if seconds > 99:
+                raise ValueError  # a step in which a stage raised is left out
+
+    for step in range(31):
         with timer.stage("forward"):
-            clock.advance(1)
-            with timer.stage("attention"):  # the loop's own name: it counts for what is around it
-                clock.advance(3)
-        clock.advance(1)
+            spend(1)
+            spend(3, "attention")
+            spend(2, "cache")
+        with timer.stage("data"):
+            spend(2, "cache")  # inside two kinds of stages it counts for neither
+        spend(2 if step != 7 else 100, "data" if step == 7 else None)
         timer.step()
     found = judge_training([timer.snapshot()])
-    assert {each.name: (each.bound, each.share) for each in found.stages} == {
-        "attention": ("compute", 0.6),
-        "forward": ("compute", 0.2),
+    assert {each.name: (each.bound, each.share) for each in found.stages if each.share} == {
+        "cache": ("inconclusive", 0.4),
+        "attention": ("compute", 0.3),
         "(in no stage)": ("inconclusive", 0.2),
+        "forward": ("compute", 0.1),
     }
-    assert [(each.bound, each.share) for each in found.causes] == [("compute", 0.8), ("inconclusive", 0.2)]
+    assert (found.steps, found.step_s, found.bound) == (30, 10.0, "inconclusive")
+    assert [(each.bound, each.share) for each in found.causes[:2]] == [("inconclusive", 0.6), ("compute", 0.4)]
 
 
-def test_the_interval_of_a_share_holds_it_and_grows_with_its_spread():
-    def noisy(step):
-        return {**HEALTHY, "data": 0.1 + 0.08 * ((step * 7919) % 13 - 6) / 6}
+def test_the_interval_of_a_share_holds_it_and_grows_with_its_spread_until_the_bound_changes_at_its_ends():
+    def noisy(step, data=0.1, spread=0.8):
+        return {**HEALTHY, "data": data * (1 + spread * ((step * 7919) % 13 - 6) / 6)}
 
     calm, loud = judged({**HEALTHY, "data": 0.1}, 200).causes[0], judged(noisy, 200).causes[0]
     assert calm.low < calm.share < calm.high and loud.low < loud.share < loud.high
     assert loud.high - loud.low > 5 * (calm.high - calm.low)
     assert calm.iqr < 0.01 and not calm.drift
+    work = {"forward": 0.01, "backward": 0.02}
+    assert judged({**work, "data": 0.018}, 26, idle=0).bound == "compute"
+    mixed = judged(lambda step: {**work, "data": noisy(step, 0.018, 0.6)["data"]}, 26, idle=0)
+    assert (mixed.bound, mixed.alternatives) == ("mixed", ("compute", "input"))
 
 
 @pytest.mark.parametrize(("data_s", "bound"), [(0.0206, "mixed"), (0.01999, "mixed"), (0.0194, "compute")])
@@ -81,15 +95,6 @@ def test_a_second_stage_within_two_thirds_of_the_first_makes_it_mixed(data_s, bo
     found = judged({"data": data_s, "forward": 0.01, "backward": 0.02}, 100, idle=0)
     assert found.bound == bound
     assert found.alternatives == (("compute", "input") if bound == "mixed" else ("memory", "launch"))
-
-
-def test_the_bound_changes_at_the_ends_of_its_interval_and_is_mixed():
-    def noisy(step):
-        return {"data": 0.018 * (1 + 0.6 * ((step * 7919) % 13 - 6) / 6), "forward": 0.01, "backward": 0.02}
-
-    calm = judged({"data": 0.018, "forward": 0.01, "backward": 0.02}, 26, idle=0)
-    assert calm.bound == "compute"
-    assert (judged(noisy, 26, idle=0).bound, judged(noisy, 26, idle=0).alternatives) == ("mixed", ("compute", "input"))
 
 
 def test_a_share_that_changes_over_the_run_is_a_doubt_and_its_bound_mixed():
@@ -146,20 +151,6 @@ def test_time_in_no_known_stage_speaks_against_every_answer():
     assert judged({"forward": 0.01, "backward": 0.02}, idle=0.04).bound == "inconclusive"
 
 
-def test_a_stage_of_the_loop_s_own_inside_two_kinds_of_stages_counts_for_neither():
-    clock = FakeNanoseconds()
-    timer = StageTimer(clock=clock)
-    timer.start()
-    for _ in range(30):
-        for outer in ("forward", "data"):
-            with timer.stage(outer), timer.stage("cache"):
-                clock.advance(1)
-        timer.step()
-    found = judge_training([timer.snapshot()])
-    assert [(each.name, each.bound) for each in found.stages[:1]] == [("cache", "inconclusive")]
-    assert found.bound == "inconclusive"
-
-
 def test_steps_that_were_disturbed_or_warm_up_are_left_out():
     def slow_start(step):
         return {**HEALTHY, "forward": 5.0 if step < 2 else 3.0 if step in (30, 31) else 0.01}
@@ -169,47 +160,35 @@ def test_steps_that_were_disturbed_or_warm_up_are_left_out():
     assert "left out: 2 steps of warm-up, 2 disturbed ones" in found.evidence
 
 
-def test_a_step_in_which_a_stage_raised_is_left_out():
-    clock = FakeNanoseconds()
-    timer = StageTimer(clock=clock)
-    timer.start()
-    for step in range(30):
-        try:
-            with timer.stage("forward"):
-                clock.advance(1 if step != 7 else 100)
-                if step == 7:
-                    raise ValueError
-        except ValueError:
-            pass
-        timer.step()
-    found = judge_training([timer.snapshot()])
-    assert (found.steps, found.step_s) == (29, 1.0)
-
-
 def test_the_oldest_step_of_a_full_ring_has_lost_stages_and_is_left_out():
     found = judged({"data": 3.0, "forward": 1.0}, 50, capacity=31, idle=0)  # ten steps of three rows, and an end
     assert found.steps == 10 and found.bound == "input"
     assert found.causes[0].share == pytest.approx(0.75, rel=0.01)
 
 
-def test_without_rows_the_totals_are_judged_and_doubted():
-    times = replace(run({**HEALTHY, "data": 0.1}), occurrences=np.zeros(0, OCCURRENCE), metric_rows=np.zeros(0, METRIC))
-    found = judge_training([times])
+def test_the_verdict_does_not_depend_on_the_unit_of_time():
+    fast, slow = judged(HEALTHY), judged({name: 100 * each for name, each in HEALTHY.items()}, idle=0.01)
+    assert (fast.bound, fast.alternatives, fast.confidence) == (slow.bound, slow.alternatives, slow.confidence)
+    assert [each.share for each in fast.stages] == pytest.approx([each.share for each in slow.stages], rel=1e-3)
+
+
+def test_without_rows_the_totals_are_judged_and_doubted_and_without_totals_the_rows_of_the_log():
+    times = run({**HEALTHY, "data": 0.1})
+    totals = replace(times, occurrences=np.zeros(0, OCCURRENCE), metric_rows=np.zeros(0, METRIC))
+    found = judge_training([totals])
     assert (found.bound, found.confidence, found.steps) == ("input", "low", 40)
-    assert found.doubts == (Doubt("steps", "only totals are known, and not whether the shares stay the same"),)
+    assert [doubt.kind for doubt in found.doubts] == ["steps"]
     assert found.causes[0].share == pytest.approx(0.1 / 0.1331, rel=0.01) and found.causes[0].low is None
+    assert judge_training([replace(times, summary=Summaries())]).bound == "input"
+    assert judge_training([replace(totals, summary=Summaries())]).bound == "inconclusive"
 
 
 def test_the_text_says_what_why_and_next_in_few_lines():
-    lines = str(judged({**HEALTHY, "data": 0.1})).splitlines()
-    assert lines[0] == "What:  input (high confidence)"
-    assert re.fullmatch(r"Why:   data takes 75 % of the time: 100\.\d\d of 133\.\d\d ms, over 40 steps", lines[1])
-    assert lines[2].startswith("       then backward 15 %, forward 8 %")
-    assert lines[3].startswith(
-        "Next:  prepare the input ahead (DataLoader workers, prefetching, pinned memory): at most 4.0"
-    )
-    assert str(judged(HEALTHY)).splitlines()[0] == "What:  compute (medium confidence; maybe memory or launch)"
-    assert "a trace of some steps" in str(judged(HEALTHY)) and "a trace" not in str(judged({**HEALTHY, "data": 0.1}))
+    text, healthy = str(judged({**HEALTHY, "data": 0.1})), str(judged(HEALTHY))
+    assert [line[:5] for line in text.splitlines()[:4]] == ["What:", "Why: ", "     ", "Next:"]
+    assert "input (high confidence)" in text and "data takes 75 % of the time" in text
+    assert "compute (medium confidence; maybe memory or launch)" in healthy
+    assert ("a trace of some steps" in healthy, "a trace" in text) == (True, False)
 
 
 def random_runs() -> Iterator[list[StageTimes]]:
@@ -255,14 +234,207 @@ def test_any_run_has_a_verdict_that_holds_together():
     assert {"inconclusive", "mixed", "input"} <= bounds
 
 
-def test_the_verdict_does_not_depend_on_the_unit_of_time():
-    fast, slow = judged(HEALTHY), judged({name: 100 * each for name, each in HEALTHY.items()}, idle=0.01)
-    assert (fast.bound, fast.alternatives, fast.confidence) == (slow.bound, slow.alternatives, slow.confidence)
-    assert [each.share for each in fast.stages] == pytest.approx([each.share for each in slow.stages], rel=1e-3)
+DEVICE = {"data": 0.0, "forward": 0.01, "backward": 0.02, "optimizer": 0.002}
+AHEAD = {"data": 0.001, "forward": 0.002, "backward": 0.003, "optimizer": 0.001, "logging": 0.025}  # it waits there
 
 
-def test_rows_of_the_log_alone_are_judged_like_a_document():
-    times = run({**HEALTHY, "data": 0.1})
-    empty = replace(times, summary=Summaries(), occurrences=np.zeros(0, OCCURRENCE), metric_rows=np.zeros(0, METRIC))
-    assert judge_training([replace(times, summary=Summaries())]).bound == "input"
-    assert judge_training([empty]).bound == "inconclusive"
+def test_on_a_device_its_own_clock_decides_and_not_where_the_host_waits():
+    found = judged(AHEAD, device=DEVICE)
+    assert (found.bound, found.on_device) == ("compute", True)
+    assert found.alternatives == ("memory",)  # the host issues for 6 of 32 ms: launching does not hold it up
+    assert "the host issues work for 19 % of the time" in found.evidence
+    assert found.step_s == pytest.approx(0.032)
+    assert judged(AHEAD).bound == "under_utilised"  # what the host's clock alone would say
+
+
+def test_a_device_that_waits_for_data_is_bound_by_input_and_one_that_the_host_holds_up_perhaps_by_launch():
+    found = judged({**AHEAD, "data": 0.1, "logging": 0.0}, device={**DEVICE, "data": 0.07})
+    assert (found.bound, found.confidence) == ("input", "high")
+    assert found.causes[0].share == pytest.approx(0.07 / 0.102)
+    busy = {"data": 0.0001, "forward": 0.011, "backward": 0.021}
+    assert judged(busy, device={"forward": 0.011, "backward": 0.021}).alternatives == ("memory", "launch")
+    gaps = judged(AHEAD, device={**DEVICE, "between": 0.008})
+    shares = {each.name: each.share for each in gaps.stages}
+    assert shares["(in no stage)"] == pytest.approx(0.2, rel=0.03)  # before the first stage nothing is marked
+    assert "unexplained" in [doubt.kind for doubt in gaps.doubts]
+
+
+def test_nested_stages_on_a_device_are_not_counted_twice():
+    clock, stream = FakeNanoseconds(), Stream()
+    timer = StageTimer(clock=clock, marks=stream, options=TimerOptions(device="cuda:0"))
+    timer.start()
+    for _ in range(30):
+        with timer.stage("forward"):
+            stream.now += 1.0
+            with timer.stage("attention"):
+                stream.now += 2.0
+            with timer.stage("loss"):
+                stream.now += 1.0
+        clock.advance(1)
+        timer.step()
+    shares = {each.name: each.share for each in judge_training([timer.snapshot()]).stages if each.share}
+    assert shares == {"attention": 0.5, "forward": 0.25, "loss": 0.25}
+
+
+def test_a_device_without_times_is_a_doubt():
+    times = replace(run(HEALTHY), device="cuda:0")
+    found = judge_training([times])
+    assert not found.on_device and found.confidence == "low"
+    assert any(str(doubt).startswith("device: the times of cuda:0 are not known") for doubt in found.doubts)
+
+
+@pytest.mark.parametrize(
+    ("said", "bound", "alternatives", "agrees"),
+    [
+        (trace("compute", alternatives=("memory",)), "compute", ("memory",), True),
+        (trace("memory", alternatives=("compute",)), "memory", (), True),
+        (trace("launch"), "launch", (), True),
+        (trace("communication"), "communication", (), True),
+        (trace("input"), "compute", ("memory", "launch"), False),
+        (trace("mixed"), "compute", ("memory", "launch"), None),
+        (trace("inconclusive"), "compute", ("memory", "launch"), None),
+    ],
+)
+def test_a_trace_tells_the_kind_of_work_or_disagrees(said, bound, alternatives, agrees):
+    found = judged(HEALTHY, saw=said)
+    assert (found.bound, found.alternatives, found.trace_agrees) == (bound, alternatives, agrees)
+    assert found.confidence == ("low" if agrees is False else "medium")  # the kind of work is never measured here
+    disagrees = f"trace: it says {said.bound}, the stages say compute"
+    assert any(str(each).startswith(disagrees) for each in found.doubts) == (agrees is False)
+    assert found.trace_bound == said.bound
+
+
+def test_a_trace_does_not_overrule_a_stage_that_takes_the_time():
+    slow = {**HEALTHY, "data": 0.1}
+    agreeing, silent, other = (judged(slow, saw=trace(bound)) for bound in ("input", "launch", "memory"))
+    assert [each.bound for each in (agreeing, silent, other)] == ["input"] * 3
+    assert [each.trace_agrees for each in (agreeing, silent, other)] == [True, None, False]
+    assert [each.confidence for each in (agreeing, silent, other)] == ["high", "high", "low"]
+    assert judged({**HEALTHY, "optimizer": 0.1}, saw=trace("memory")).trace_agrees is True
+    silent = judged({"step": 1.0}, saw=trace("memory"))
+    assert (silent.bound, silent.alternatives) == ("inconclusive", ("memory",))
+
+
+def test_the_gains_inside_the_work_are_the_trace_s():
+    fuse = Gain(Fix("launch_less"), 1.8, "launch takes 4 of 9 ms")
+    ahead = Gain(Fix("load_ahead"), 1.5, "input")
+    found = judged(HEALTHY, saw=trace("launch", gains=(fuse, ahead)))
+    assert found.gains[0].fix == fuse.fix and found.gains[0].basis.endswith("in steps that recording slows down")
+    assert [each.basis for each in found.gains if each.fix == ahead.fix] == ["data takes 2.9 % of the time"]
+    assert not any(each.fix == fuse.fix for each in judged(HEALTHY, saw=trace("input", gains=(fuse,))).gains)
+
+
+def sizes(step: int) -> dict[str, float]:
+    return {"samples": 2.0 if step % 4 == 3 else 8.0}
+
+
+def test_work_that_does_not_grow_with_the_batch_is_under_utilised():
+    found = judged(HEALTHY, metrics=sizes)
+    assert (found.bound, found.alternatives) == ("under_utilised", ("launch",))
+    assert any(
+        each.startswith("forward and backward: ") and "(2 and 8 samples, 40 steps)" in each for each in found.evidence
+    )
+    growing = 0.002 / 0.0341  # data and h2d take twice as long for twice the batch
+    assert gain_of(found, "double the batch") == pytest.approx(2 / (1 + growing), rel=0.03)
+    assert judged(HEALTHY, metrics=sizes, saw=trace("launch")).bound == "launch"
+    for quantity in ("samples", "tokens"):
+        one_size = judged(HEALTHY, metrics=lambda step, quantity=quantity: {quantity: 2.0})
+        assert one_size.alternatives == ("memory", "launch") and not one_size.evidence
+
+
+def test_work_that_grows_with_the_batch_is_not_launching():
+    def proportional(step):
+        work = sizes(step)["samples"] / 8
+        return {**HEALTHY, "forward": 0.01 * work, "backward": 0.02 * work}
+
+    found = judged(proportional, metrics=sizes)
+    assert (found.bound, found.alternatives) == ("compute", ("memory",))
+    assert gain_of(found, "double the batch") < 1.1  # the update alone is shared by more samples
+    doubted = judged(proportional, metrics=sizes, saw=trace("launch"))
+    assert (doubted.bound, doubted.alternatives) == ("compute", ("memory", "launch"))
+
+
+def test_tiny_batches_make_one_bound_of_work_and_update():
+    tiny = {"data": 0.0001, "forward": 0.0004, "backward": 0.0006, "optimizer": 0.0008}
+    assert judged(tiny).bound == "mixed"
+    assert judged(tiny, idle=0, metrics=sizes).bound == "under_utilised"
+    assert judged(tiny, idle=0, saw=trace("launch")).bound == "launch"
+    waiting = {**tiny, "data": 0.001}
+    found = judged(waiting, idle=0, metrics=sizes)
+    assert found.bound == "mixed" and set(found.alternatives) == {"under_utilised", "input"}
+
+
+def ranks(*seconds: dict[str, float], steps: int = 40) -> list[StageTimes]:
+    return [run(each, steps, rank=rank, world_size=len(seconds)) for rank, each in enumerate(seconds)]
+
+
+FAST = {"data": 0.001, "forward": 0.01, "backward": 0.02, "optimizer": 0.002}
+
+
+def waiting(seconds: float, **others: float) -> dict[str, float]:
+    """Return the stages of a process that waits in its backward for another one."""
+    return {**FAST, **others, "backward": 0.02 + seconds}
+
+
+@pytest.mark.parametrize("stage", ["data", "forward", "optimizer"])
+def test_the_slow_process_is_the_one_that_waits_least(stage):
+    slow = {**FAST, stage: FAST[stage] + 0.05}
+    found = judge_training(ranks(waiting(0.05), waiting(0.045, forward=0.015), slow, waiting(0.05)))
+    who = found.straggler
+    assert (who.rank, who.stage, found.rank) == (2, stage, 2)
+    assert who.slower_by == pytest.approx(0.083 / 0.033, rel=0.02)
+    assert who.gain == pytest.approx(0.083 / 0.038, rel=0.02)  # rank 1 is left
+    assert gain_of(found, "rank 2") == who.gain
+    assert found.stages[0].name == stage
+    assert "the others wait for rank 2" in str(found)
+
+
+def test_two_processes_are_enough_a_small_difference_is_not_and_none_is_an_error():
+    found = judge_training(ranks({**FAST, "data": 0.05}, waiting(0.049)))
+    assert (found.straggler.rank, found.bound) == (0, "input")
+    assert judge_training(ranks({**FAST, "data": 0.003}, waiting(0.002))).straggler is None
+    sharded = judge_training(ranks({**FAST, "data": 0.05}, {**FAST, "forward": 0.059})).straggler
+    assert (sharded.rank, sharded.stage) == (0, "data")  # where parameters are sharded, the forward gathers them
+    with pytest.raises(ValueError, match="at least those of one process"):
+        judge_training([])
+
+
+def test_a_process_that_is_slow_now_and_then_is_no_straggler():
+    def sometimes(step):
+        return {**FAST, "data": 0.3 if step in (20, 21) else 0.001}
+
+    def waits(step):
+        return waiting(0.3 if step in (20, 21) else 0.0)
+
+    times = [run(sometimes, rank=0, world_size=2), run(waits, rank=1, world_size=2)]
+    assert judge_training(times).straggler is None
+
+
+def test_processes_by_different_clocks_are_not_compared():
+    slow = run({**FAST, "data": 0.05}, rank=0, world_size=2, device={**FAST, "data": 0.05})
+    found = judge_training([slow, run(waiting(0.049), rank=1, world_size=2)])
+    assert (found.straggler, found.on_device, found.rank) == (None, False, None)
+
+
+def test_equal_processes_are_judged_together():
+    found = judge_training(ranks({**FAST, "data": 0.1}, {**FAST, "data": 0.101}))
+    assert (found.bound, found.rank, found.ranks, found.straggler) == ("input", None, (0, 1), None)
+    data = next(each for each in found.stages if each.name == "data")
+    assert data.step_s == pytest.approx(0.1005, rel=0.01)
+
+
+def test_missing_and_short_processes_are_named():
+    whole, short = run(FAST, rank=0, world_size=4), run(FAST, 2, rank=3, world_size=4)
+    found = judge_training([whole, short])
+    assert [doubt.kind for doubt in found.doubts] == ["ranks", "ranks"]
+    assert ["1, 2 of 4" in found.doubts[0].text, "known of 3" in found.doubts[1].text] == [True, True]
+    assert (found.bound, found.rank) == ("compute", 0)
+
+
+def test_processes_without_common_steps_are_not_mixed_up():
+    early, late = ranks(FAST, {**FAST, "data": 0.1})
+    later = late.occurrences.copy()
+    later["step"] += 1000
+    found = judge_training([early, replace(late, occurrences=later)])
+    assert (found.rank, found.bound) == (0, "compute")
+    assert Doubt("ranks", "no steps are known that all of them have; those of one are judged") in found.doubts

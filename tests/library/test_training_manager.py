@@ -5,7 +5,6 @@ import csv
 import errno
 import gc
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.autograd import profiler as autograd_profiler
 
 from boundby import files
 from boundby.capture import CaptureOptions, Naming, Recorder, Schedule
@@ -28,12 +26,6 @@ from tests.fakes import FakeClock
 CPU = torch.device("cpu")
 STEPS = 8
 FILES = ["manifest.json", "op_stats.csv", "profiler_summary.json", "stage_log.jsonl", "stage_times.json", "trace.json"]
-
-
-@pytest.fixture(autouse=True)
-def no_profiler_outlives_a_test():
-    yield
-    assert not autograd_profiler._is_profiler_enabled
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -86,10 +78,15 @@ def summary_in(folder: Path) -> dict:
     return json.loads((folder / "profiler_summary.json").read_text())
 
 
+def disturbed_in(folder: Path) -> list[int]:
+    return [row["step"] for row in read_stage_times(folder).rows_of("step", "step") if row["flags"] == DISTURBED]
+
+
 def test_the_losses_are_the_same_and_every_file_is_there(tmp_path, bare):
     said: list[str] = []
     with manager_in(tmp_path, said=said) as manager:
         assert train(manager) == bare
+    assert disturbed_in(tmp_path) == [1, 2, 3], "with the profiler at work"
     assert sorted(path.name for path in tmp_path.iterdir()) == FILES
     assert all(path.stat().st_size for path in tmp_path.iterdir())
     with (tmp_path / "op_stats.csv").open(newline="") as file:
@@ -101,22 +98,13 @@ def test_the_losses_are_the_same_and_every_file_is_there(tmp_path, bare):
     assert [each["what"] for each in manifest["unavailable"]] == ["device events", "memory snapshot"]
     summary = summary_in(tmp_path)
     assert (summary["status"], summary["last_step"], summary["given_up"]) == ("finished", STEPS - 1, [])
-    assert summary["verdict"]["bound"]
+    assert summary["verdict"]["bound"] and summary["step_s"]["n"] == STEPS - 3
     shares = [each["share"] for each in summary["stages"]] + [summary["in_no_stage_share"]]
     assert sum(shares) == pytest.approx(1)
     assert [each["name"] for each in summary["stages"]] == ["data", "forward", "backward", "optimizer"]
     counted = {each["name"]: each["values"]["n"] for each in summary["metrics"]}
     assert counted["loss"] == counted["samples"] == STEPS and counted["process_bytes"] >= 1
     assert said == []
-
-
-@pytest.mark.parametrize(("schedule", "disturbed"), [(Schedule(1, 1, 2), [1, 2, 3]), (Schedule(0, 1, 1), [0, 1])])
-def test_steps_with_the_profiler_at_work_stay_out_of_the_summaries(tmp_path, schedule, disturbed):
-    with manager_in(tmp_path, schedule=schedule) as manager:
-        train(manager)
-    flags = read_stage_times(tmp_path).rows_of("step", "step")["flags"].tolist()
-    assert flags == [DISTURBED if step in disturbed else 0 for step in range(STEPS)]
-    assert summary_in(tmp_path)["step_s"]["n"] == STEPS - len(disturbed)
 
 
 @pytest.mark.parametrize(
@@ -140,26 +128,25 @@ def test_steps_after_the_profiler_has_failed_are_like_any_other(method, stacks, 
     monkeypatch.setattr(torch.profiler.profile, method, failing)
     with manager_in(tmp_path, capture=CaptureOptions(stacks=stacks)) as manager:
         train(manager)
-    steps = read_stage_times(tmp_path).rows_of("step", "step")
-    assert [row["step"] for row in steps if row["flags"]] == disturbed
+    assert disturbed_in(tmp_path) == disturbed
     assert summary_in(tmp_path)["step_s"]["n"] == STEPS - len(disturbed)
 
 
 def test_a_profiler_of_the_program_that_ours_has_given_way_to_disturbs_the_steps(tmp_path):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]), manager_in(tmp_path) as manager:
         train(manager)
-    steps = read_stage_times(tmp_path).rows_of("step", "step")
-    assert {1, 2, 3} <= {row["step"] for row in steps if row["flags"]}
+    assert {1, 2, 3} <= set(disturbed_in(tmp_path))
 
 
-def test_the_marks_in_the_trace_of_a_resumed_run_bear_its_step_numbers(tmp_path):
-    manager = manager_in(tmp_path)
+def test_a_short_resumed_run_is_recorded_as_far_as_it_goes_and_its_trace_bears_its_step_numbers(tmp_path):
+    manager = manager_in(tmp_path, schedule=Schedule(50, 2, 2))
     manager.start(total_steps=STEPS, first_step=100)
     train(manager)
     manager.stop()
     trace = read_trace(tmp_path / "trace.json")
-    assert {name for name in trace.names if name.startswith("ProfilerStep")} == {"ProfilerStep#102", "ProfilerStep#103"}
-    assert json.loads((tmp_path / "manifest.json").read_text())["cycles"][0]["first_step"] == 102
+    assert {name for name in trace.names if name.startswith("ProfilerStep")} == {"ProfilerStep#106", "ProfilerStep#107"}
+    assert json.loads((tmp_path / "manifest.json").read_text())["cycles"][0]["first_step"] == 106
+    assert [each["what"] for each in summary_in(tmp_path)["given_up"]] == ["schedule"]
     assert read_stage_times(tmp_path).last_step == 100 + STEPS - 1
 
 
@@ -198,16 +185,6 @@ def test_ranks_have_files_of_their_own(tmp_path, monkeypatch):
     assert read_stage_times(tmp_path, 1).world_size == 2
 
 
-def test_a_loop_shorter_than_the_schedule_is_recorded_as_far_as_it_goes(tmp_path):
-    manager = manager_in(tmp_path, schedule=Schedule(50, 2, 3))
-    manager.start(total_steps=STEPS)
-    train(manager)
-    manager.stop()
-    manifest = json.loads((tmp_path / "manifest.json").read_text())
-    assert manifest["steps_recorded"] == 3
-    assert [each["what"] for each in summary_in(tmp_path)["given_up"]] == ["schedule"]
-
-
 @pytest.mark.parametrize("error", [RuntimeError("the model fails"), KeyboardInterrupt()])
 def test_an_exception_of_the_program_passes_and_leaves_what_there_was(tmp_path, error):
     with pytest.raises(type(error)), manager_in(tmp_path) as manager:
@@ -232,26 +209,18 @@ def full(*_: object, **__: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
+PROFILING = ("start", "step", "stop", "export_chrome_trace")
+MARKS = ("begin", "end", "end_step", "settle", "restart_step", "disturb", "__init__")
+
+
 @pytest.mark.parametrize(
     "fault",
     [
-        (torch.profiler.profile, "start", raising, "trace"),
-        (torch.profiler.profile, "step", raising, "trace"),
-        (torch.profiler.profile, "stop", raising, "trace"),
-        (torch.profiler.profile, "export_chrome_trace", raising, "trace"),
-        (Engine, "open", raising, "recorder"),
-        (Recorder, "__init__", raising, "profiler"),
-        (StageRecorder, "begin", raising, "stage times"),
-        (StageRecorder, "end", raising, "stage times"),
-        (StageRecorder, "end_step", raising, "stage times"),
-        (StageRecorder, "settle", raising, "stage times"),
-        (StageRecorder, "restart_step", raising, "stage times"),
-        (StageRecorder, "disturb", raising, "stage times"),
-        (StageRecorder, "__init__", raising, "stage times"),
-        (files, "append_json_line", full, "log of stage times"),
-        (files, "write_bytes", full, "stage_times.json"),
-        (files, "write_csv", full, "op_stats.csv"),
-        (files, "write_json", full, "manifest.json"),
+        *((torch.profiler.profile, each, raising, "trace") for each in PROFILING),
+        *((Engine, "open", raising, "recorder"), (Recorder, "__init__", raising, "profiler")),
+        *((StageRecorder, each, raising, "stage times") for each in MARKS),
+        *((files, "append_json_line", full, "log of stage times"), (files, "write_bytes", full, "stage_times.json")),
+        *((files, "write_csv", full, "op_stats.csv"), (files, "write_json", full, "manifest.json")),
     ],
 )
 def test_whatever_fails_the_training_goes_on_and_the_rest_is_written(tmp_path, bare, monkeypatch, fault):
@@ -267,27 +236,6 @@ def test_whatever_fails_the_training_goes_on_and_the_rest_is_written(tmp_path, b
     if owner is not StageRecorder:
         assert manager.snapshot().stage("forward").host_s.n
     assert len([text for text in said if text.startswith(f"{what}: ")]) == 1
-
-
-def test_a_folder_that_is_removed_during_the_run_is_filled_again(tmp_path, bare):
-    folder = tmp_path / "run"
-    with manager_in(folder) as manager:
-        shutil.rmtree(folder)
-        assert train(manager) == bare
-    assert sorted(path.name for path in folder.iterdir()) == FILES
-
-
-def test_stop_and_start_may_be_called_again(tmp_path):
-    manager = manager_in(tmp_path)
-    manager.stop()
-    manager.start()
-    manager.start()
-    train(manager)
-    manager.stop()
-    before = (tmp_path / "profiler_summary.json").read_bytes()
-    manager.stop()
-    manager.step()
-    assert (tmp_path / "profiler_summary.json").read_bytes() == before
 
 
 def test_a_run_that_nobody_stopped_is_complete_at_exit(tmp_path, monkeypatch):
@@ -351,15 +299,6 @@ def test_the_machine_is_read_once_a_second_between_two_steps():
     for clock.now in (5.0, 5.5, 5.99, 6.0, 6.9, 9.0, 9.5):
         found.append(readings.due().get("process_bytes"))
     assert found == [5.0, None, None, 6.0, None, 9.0, None]
-
-
-def test_memory_and_load_are_metrics_of_the_run(tmp_path, monkeypatch):
-    monkeypatch.setattr("boundby.training.manager.INTERVAL_S", float("inf"))  # however long the two steps take
-    with ProfilerManager(tmp_path, device=CPU, options=ManagerOptions(trace=False)) as manager:
-        manager.step()
-        manager.step()
-    (memory,) = [each for each in read_stage_times(tmp_path).metrics if each.name == "process_bytes"]
-    assert memory.values.n == 1 and memory.values.minimum > 1e6
 
 
 def test_a_source_that_fails_is_a_remark_and_no_end_of_the_run(tmp_path, monkeypatch):

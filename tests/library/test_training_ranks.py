@@ -15,16 +15,14 @@ from tests.fakes import FakeNanoseconds
 TRACE = Verdict("launch", (), 0.5, "medium", "untested", (), ())
 
 
-def leave(
-    folder, rank, world_size=2, *, data_s=1.0, backward_s=1.0, steps=20, is_killed=False, with_summary=True, error=None
-):
+def leave(folder, rank, world_size=2, *, data_s=1.0, backward_s=1.0, is_killed=False, error=None):
     """Leave the files of one process, as its profiler does."""
     clock = FakeNanoseconds()
     options = TimerOptions(rank=rank, world_size=world_size, in_background=False)
     timer = StageTimer(folder, options=options, clock=clock)
     timer.start()
     with timer.span("epoch"):
-        for _ in range(steps):
+        for _ in range(20):
             for name, seconds in {"data": data_s, "forward": 2.0, "backward": backward_s}.items():
                 with timer.stage(name):
                     clock.advance(seconds)
@@ -37,9 +35,8 @@ def leave(
             path.write_bytes(content)
         return
     timer.stop(error)
-    if with_summary:
-        place = RunFiles(folder, rank, world_size)
-        files.write_json(place.path(SUMMARY), summary_document(timer.snapshot(), None, TRACE if rank else None))
+    document = summary_document(timer.snapshot(), None, TRACE if rank else None)
+    files.write_json(RunFiles(folder, rank, world_size).path(SUMMARY), document)
 
 
 def summary_in(folder: Path) -> dict:
@@ -131,7 +128,7 @@ def test_a_folder_of_one_process_has_nothing_to_merge(tmp_path):
     assert "ranks" not in summary_in(tmp_path)
 
 
-def test_processes_of_an_earlier_larger_run_are_not_merged(tmp_path):
+def test_processes_of_an_earlier_run_are_not_merged_and_what_cannot_be_read_counts_with_the_newest(tmp_path):
     for rank in range(4):
         leave(tmp_path, rank, 4, data_s=6.0 if rank == 3 else 1.0)
     assert ranks_in(tmp_path) == (0, 1, 2, 3) and merge_ranks(tmp_path).verdict.straggler.rank == 3
@@ -141,16 +138,12 @@ def test_processes_of_an_earlier_larger_run_are_not_merged(tmp_path):
     assert ranks_in(tmp_path) == (0, 1)
     assert (merged.world_size, merged.missing, merged.verdict.straggler) == (2, (), None)
     assert [each.name for each in merged.stages if 3 in each.per_step_s] == []
-
-
-def test_of_runs_of_one_process_and_of_several_the_newest_counts(tmp_path):
-    leave(tmp_path, 1, 2)
-    leave(tmp_path, 0, 1)
-    assert ranks_in(tmp_path) == (None,)
-    leave(tmp_path, 1, 2)
-    assert ranks_in(tmp_path) == (1,)
-    leave(tmp_path, 0, 2)
+    for rank in (1, 2):
+        (tmp_path / f"rank{rank}_stage_times.json").write_text("{")
     assert ranks_in(tmp_path) == (0, 1)
+    for rank, world_size, expected in ((1, 2, (1,)), (0, 1, (None,)), (1, 2, (1,)), (0, 2, (0, 1))):
+        leave(tmp_path / "sizes", rank, world_size)
+        assert ranks_in(tmp_path / "sizes") == expected
 
 
 @pytest.mark.parametrize(
@@ -164,13 +157,6 @@ def test_a_process_of_an_earlier_run_of_the_same_size_is_told_by_time(tmp_path, 
         leave(tmp_path, rank)
     assert ranks_in(tmp_path) == expected
     assert merge_ranks(tmp_path).missing == (() if len(expected) == 2 else (1,))
-
-
-def test_what_cannot_be_read_counts_where_the_newest_run_has_such_a_process(tmp_path):
-    leave(tmp_path, 0)
-    for rank in (1, 2):
-        (tmp_path / f"rank{rank}_stage_times.json").write_text("{")
-    assert ranks_in(tmp_path) == (0, 1)
 
 
 def test_the_merged_summary_tells_what_each_process_gave_up_and_could_not_give(tmp_path):

@@ -155,56 +155,43 @@ def test_a_folder_that_does_not_let_go_is_a_remark(recorded, monkeypatch):
     assert manifest_in(recorded)["steps_recorded"] == 1
 
 
-def test_a_profiler_that_has_ended_stays_off_and_says_so(tmp_path):
+@pytest.mark.parametrize("what", ["profiler", "stage timer"])
+def test_what_has_ended_stays_off_and_says_so_and_what_is_off_says_nothing(tmp_path, what):
     said: list[str] = []
-    manager = manager_in(tmp_path, said=said)
-    with manager:
-        train(manager)
+    whole = StageTimer(tmp_path, say=said.append, options=TimerOptions(in_background=False))
+    if what == "profiler":
+        whole = manager_in(tmp_path, said=said)
+    whole.stop()  # it has not begun
+    with whole:
+        train(whole)
+        whole.start()  # while it runs, this is nothing
+    whole.stop()
+    assert said == []
     before = contents_of(tmp_path)
     for _ in range(2):
-        with manager:
-            train(manager)
+        with whole:
+            train(whole)
     assert contents_of(tmp_path) == before
-    assert said == ["profiler: it has ended; make a new one for another loop: nothing of this one is recorded"]
-    assert [(each.what, each.count) for each in manager.snapshot().remarks] == [("profiler", 2)]
-    assert manager.snapshot().last_step == 5
-
-
-def test_a_timer_that_has_ended_stays_off_and_says_so(tmp_path):
-    said: list[str] = []
+    assert said == [f"{what}: it has ended; make a new one for another loop: nothing of this one is recorded"]
+    assert {each.what: each.count for each in whole.snapshot().remarks}.get(what) == 2
+    assert whole.snapshot().last_step == 5
     off = ProfilerManager(tmp_path / "off", enabled=False, say=said.append)
     for _ in range(2):
         with off:
             train(off)
-    assert not (tmp_path / "off").exists()  # one that is off says nothing when it is used again
-    timer = StageTimer(tmp_path, say=said.append, options=TimerOptions(in_background=False))
-    with timer:
-        train(timer)
-        timer.start()
-    assert said == []  # while it runs, to start it again is nothing
-    before = contents_of(tmp_path)
-    with timer:
-        train(timer)
-    assert contents_of(tmp_path) == before
-    assert said == ["stage timer: it has ended; make a new one for another loop: nothing of this one is recorded"]
-    assert timer.snapshot().last_step == 5
+    assert len(said) == 1 and not (tmp_path / "off").exists()
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
-def test_what_follows_from_settings_and_loop_is_written_and_not_said(tmp_path, steps):
+def test_what_follows_from_settings_and_loop_is_written_and_not_said_but_steps_that_are_lost(
+    tmp_path, monkeypatch, steps
+):
     said: list[str] = []
-    options = CaptureOptions(stacks=True)
-    manager = manager_in(tmp_path, Schedule(1, 0, 3), said, capture=options)
-    manager.start()
-    train(manager, steps)
-    manager.stop()
+    with manager_in(tmp_path, Schedule(1, 0, 3), said, capture=CaptureOptions(stacks=True)) as manager:
+        train(manager, steps)
     downgrades = manifest_in(tmp_path)["downgrades"]
     assert said == [] and {"warm-up", "trace"} <= {each["what"] for each in downgrades}
     assert all(each["is_foreseen"] for each in downgrades)
-
-
-def test_steps_that_are_lost_in_the_trace_are_said(tmp_path, monkeypatch):
-    said: list[str] = []
     monkeypatch.setattr(Exported, "steps", 1)
     with manager_in(tmp_path, Schedule(1, 1, 2), said) as manager:
         train(manager)

@@ -1,4 +1,7 @@
-"""An epoch has the time of the training in it, and is left out if one of its own steps was slowed down."""
+"""An epoch has the time of the training in it alone; what is excluded from it ends where it says."""
+
+import contextlib
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -8,7 +11,7 @@ from boundby.training import ManagerOptions, ProfilerManager, StageTimer, TimerO
 from boundby.training.recorder import ENOUGH_EVENTS
 from boundby.training.records import CUT, DISTURBED, RAISED
 from tests.fakes import FakeNanoseconds
-from tests.timed_loops import S, host_ns, run
+from tests.timed_loops import S, host_ns, reasons, run
 
 
 def flags(timer: StageTimer) -> list[int]:
@@ -35,17 +38,12 @@ def train(timer, clock, disturbed, evaluate=lambda: None):
         evaluate()
 
 
-def test_what_the_profiler_does_between_steps_is_in_no_epoch(timer, clock):
-    train(timer, clock, set())
-    assert host_ns(timer, "epoch", "span") == [4 * S, 4 * S]
-    assert host_ns(timer, "step", "step") == [S] * 8
-
-
-def test_it_is_in_none_of_the_spans_inside_one_another_either(timer, clock):
+def test_what_the_profiler_does_between_steps_is_in_none_of_the_spans_inside_one_another(timer, clock):
     with timer.span("run"), timer.stage("fold"):  # this one becomes a span with the first step
         train(timer, clock, set())
-    assert host_ns(timer, "run", "span") == [8 * S]
-    assert host_ns(timer, "fold", "span") == [8 * S]
+    assert host_ns(timer, "epoch", "span") == [4 * S, 4 * S]
+    assert host_ns(timer, "run", "span") == host_ns(timer, "fold", "span") == [8 * S]
+    assert host_ns(timer, "step", "step") == [S] * 8
 
 
 def test_a_span_that_begins_between_a_step_and_what_follows_it_loses_its_own_part_alone(timer, clock):
@@ -182,3 +180,73 @@ def test_recording_and_reading_between_steps_are_in_no_epoch_and_their_time_is_t
     with off:
         off.step()
         assert (off.between_steps_s, off.slows_step) == (0, False)
+
+
+def batches(clock: FakeNanoseconds) -> Iterator[int]:
+    for each in range(3):
+        clock.advance(2)
+        yield each
+    clock.advance(2)
+
+
+def inside_a(marker, times=1):
+    def inside(timer, clock):
+        with contextlib.ExitStack() as stack:
+            for _ in range(times):
+                stack.enter_context(getattr(timer, marker)("evaluation"))
+            clock.advance(8)
+
+    return inside
+
+
+def a_loader_to_its_end(timer: StageTimer, clock: FakeNanoseconds) -> None:
+    assert list(timer.timed(batches(clock), "evaluation")) == [0, 1, 2]  # the wait for its end is taken back
+
+
+INSIDE = [*map(inside_a, ("excluded", "stage", "span")), inside_a("excluded", times=2), a_loader_to_its_end]
+
+
+@pytest.mark.parametrize("inside", INSIDE)
+@pytest.mark.parametrize("is_watched", [False, True])
+def test_what_has_its_name_inside_does_not_end_it(timer, clock, inside, is_watched):
+    if is_watched:  # then every mark is understood at once
+        timer.hooks.register("stage_end", lambda name, seconds: None)
+    for _ in range(2):
+        run(timer, clock, forward=1)
+        with timer.stage("callbacks"):
+            with timer.excluded("evaluation"):
+                clock.advance(1)
+                inside(timer, clock)
+                clock.advance(32)
+                run(timer, clock, forward=64)
+            clock.advance(1)
+        timer.step()
+    assert host_ns(timer, "step", "step") == [2 * S] * 2
+    assert host_ns(timer, "callbacks") == host_ns(timer, "forward") == [S] * 2
+    assert host_ns(timer, "evaluation", "excluded") == [(1 + 8 + 32 + 64) * S] * 2
+    assert host_ns(timer, "evaluation") == host_ns(timer, "evaluation", "span") == []
+    assert (reasons(timer), timer.snapshot().stage("evaluation", "excluded").share) == ([], None)
+
+
+def test_ends_that_never_came_inside_it_are_forgotten_with_its_step_and_an_exception_ends_all(timer, clock):
+    timer.begin("evaluation", "excluded")
+    timer.begin("evaluation")
+    timer.step()
+    with pytest.raises(ValueError), timer.excluded(), timer.excluded("evaluation"):
+        clock.advance(8)
+        raise ValueError
+    run(timer, clock, forward=1)
+    timer.step()
+    assert host_ns(timer, "forward") == [S] and host_ns(timer, "step", "step") == [0, S]
+    assert reasons(timer) == ["'evaluation', which is excluded, was open when its step ended"]
+
+
+def test_whoever_asks_is_told_whether_something_excluded_is_open(timer):
+    timer.hooks.register("stage_end", lambda name, seconds: told.append((name, timer.is_excluded)))
+    told: list[tuple[str, bool]] = []
+    with timer.excluded("evaluation"):
+        with timer.stage("forward"):
+            pass
+        with timer.excluded("evaluation"):
+            pass
+    assert told == [("forward", True), ("evaluation", True), ("evaluation", False)]

@@ -142,8 +142,6 @@ def test_every_rule_is_stated_and_each_process_speaks_for_itself():
     )
     assert found["Slow step"].alerts == () and found["Slow step"].unwatched is None
     assert found["Throttling"].unwatched == "rank 0: the run records no metric gpu_clock_event_reasons"
-    assert "more than 3 times the median" in found["Slow step"].rule
-    assert "more than 20%" in found["Input starvation"].rule and "5% and 16 MiB" in found["Memory growth"].rule
     assert "more than 7 s" in alerts.watch([fine], 1001.0, 7.0)[-1].rule
 
 

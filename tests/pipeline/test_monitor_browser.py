@@ -1,7 +1,6 @@
 """The monitor as a person uses it: its server, and a real browser on its page."""
 
 import http.client
-import json
 import threading
 
 import psutil
@@ -80,29 +79,15 @@ def test_a_live_run_appears_moves_and_raises_an_alert_when_it_stalls(monitor):
     patiently(lambda: not is_stalled(monitor), "the alert stays")
 
 
-def test_every_tab_shows_itself_and_a_file_can_be_taken_home(monitor, tmp_path):
-    for name in ("first", "second"):
-        write_run(monitor.runs / name, 60)
+def test_every_tab_fits_a_phone_and_names_that_are_programs_stay_names(monitor):
+    write_run(monitor.runs / "other", 60)  # to compare with; the newest run is chosen
+    run = write_run(monitor.runs / HOSTILE.replace("/", "|"), 60, USUAL | {HOSTILE: 2.0})
+    (run / f"{HOSTILE.replace('/', '|')[:80]}.txt").write_text(HOSTILE)
     monitor.open(width=400)
-    monitor.wait_for_text("What limits it")
-    for name, text in TABS.items():
-        monitor.choose_tab(name, text)
-        assert monitor.here.run("document.documentElement.scrollWidth") <= 400
-    monitor.choose_tab("Artifacts", "Download")
-    monitor.here.call("Page.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
-    monitor.here.run("document.querySelector('[data-testid=stDownloadButton] button').click()")
-    taken = tmp_path / "config.json"
-    patiently(taken.exists, "the file never comes")
-    assert json.loads(taken.read_text()) == json.loads((monitor.runs / "second" / "config.json").read_text())
-
-
-def test_names_that_are_programs_stay_names(monitor):
-    write_run(monitor.runs / HOSTILE.replace("/", "|"), 60, USUAL | {HOSTILE: 2.0})
-    (monitor.runs / HOSTILE.replace("/", "|") / f"{HOSTILE.replace('/', '|')[:80]}.txt").write_text(HOSTILE)
-    monitor.open()
     monitor.wait_for_text("<script>alert(1)</script>")  # a stage in the verdict
     for name in (*TABS, "Overview"):
         monitor.choose_tab(name, TABS.get(name, "What limits it"))
+        assert monitor.here.run("document.documentElement.scrollWidth") <= 400
         assert monitor.here.run("document.querySelectorAll('img[src*=\"192.0.2.1\"], a[href^=javascript]').length") == 0
         assert monitor.here.run("[...document.scripts].filter((each) => each.text.includes('alert')).length") == 0
 
@@ -110,12 +95,8 @@ def test_names_that_are_programs_stay_names(monitor):
 def test_only_this_machine_under_its_own_name_is_served(served):
     listening = [each.laddr.ip for each in psutil.Process(served.pid).net_connections() if each.status == "LISTEN"]
     assert listening == ["127.0.0.1"]
-    upgrade = {
-        "Connection": "Upgrade",
-        "Upgrade": "websocket",
-        "Sec-WebSocket-Version": "13",
-        "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==",
-    }
+    upgrade = {"Connection": "Upgrade", "Upgrade": "websocket"}
+    upgrade |= {"Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA=="}
     for host, status in (("evil.example", 403), ("127.0.0.1", 101), ("localhost", 101)):
         asking = http.client.HTTPConnection("127.0.0.1", served.port, timeout=30)
         asking.request("GET", "/_stcore/stream", headers={**upgrade, "Host": host})

@@ -4,7 +4,6 @@ import gzip
 import importlib
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -18,7 +17,8 @@ import pytest
 from boundby import files
 from boundby.trace import OPERATOR_COLUMNS, analyze, op_stats, operator_rows, read_trace
 from boundby.trace.gaps import CAUSES
-from boundby.verdict import CHANGES, OF_CAUSES, OF_CAUSES_ON_HOST, Fix, fix_of_cause
+from boundby.training.judgement import BOUND_OF_STAGE
+from boundby.verdict import CHANGES, OF_CAUSES, OF_CAUSES_ON_HOST, OF_STAGES, Fix, fix_of_cause
 from tests.traces import call, event, step, work, write
 from utils import dry_run, steps
 from utils.artifacts import Layout
@@ -209,32 +209,31 @@ def test_a_damaged_file_is_a_fault_and_no_error(results, capsys, name, content):
     assert code == 1 and f"fault {name}: " in out and "it cannot be read: " in out
 
 
-def unlisted(name: str) -> Callable[[Path], None]:
-    def change(results: Path) -> None:
-        (results / name).unlink()
-        write_receipt(results)
+def written(name: str, change: Callable[[str], str] | str | None) -> Callable[[Path], None]:
+    """Return what gives a file another content, or removes it, and lets the receipt list it as it is then."""
 
-    return change
-
-
-def content(name: str, text: str) -> Callable[[Path], None]:
-    def change(results: Path) -> None:
-        (results / name).write_text(text)
+    def write(results: Path) -> None:
+        text = change((results / name).read_text()) if callable(change) else change
+        (results / name).unlink() if text is None else (results / name).write_text(text)
         if name != RECEIPT:
             write_receipt(results)
 
-    return change
+    return write
 
 
 def manifest(**values: Any) -> Callable[[Path], None]:
     return lambda results: edit_manifest(results, **values)
 
 
-def other_size(results: Path) -> None:
-    def change(found: Any) -> None:
-        found["cycles"][0]["trace_bytes"] += 1
+def more(name: str, *place: Any, by: float) -> Callable[[Path], None]:
+    """Return what adds to one number of a JSON file."""
 
-    edit(results / MANIFEST, change)
+    def change(found: Any) -> None:
+        for key in place[:-1]:
+            found = found[key]
+        found[place[-1]] += by
+
+    return lambda results: edit(results / name, change)
 
 
 def without_the_last_step(results: Path) -> None:
@@ -243,18 +242,6 @@ def without_the_last_step(results: Path) -> None:
     last = max(marks, key=lambda each: each["ts"])["name"]
     whole["traceEvents"] = [each for each in whole["traceEvents"] if each.get("name") != last]
     replace_trace(results, gzip.compress(json.dumps(whole).encode()))
-
-
-def table(change: Callable[[list[str]], list[str]]) -> Callable[[Path], None]:
-    def edit_table(results: Path) -> None:
-        (results / TABLE).write_text("\n".join(change((results / TABLE).read_text().splitlines())) + "\n")
-        write_receipt(results)
-
-    return edit_table
-
-
-def cells(text: str) -> Callable[[Path], None]:
-    return table(lambda lines: [*lines, text])
 
 
 def total(column: str, more: float) -> Callable[[Path], None]:
@@ -267,13 +254,6 @@ def total(column: str, more: float) -> Callable[[Path], None]:
     return change
 
 
-def longer(quantity: str) -> Callable[[Path], None]:
-    def change(found: Any) -> None:
-        found["traces"][0]["devices"][0][f"{quantity}_ms"] += 0.001
-
-    return lambda results: edit(results / ANALYSIS, change)
-
-
 LEFT_OUT = {"what": "trace", "reason": "1 step(s) made 9 MB; not written"}
 STARTED = "step 03 has started and not finished -> wait for it, or python run_pipeline.py --from 3 --resume"
 
@@ -281,20 +261,12 @@ STARTED = "step 03 has started and not finished -> wait for it, or python run_pi
 @pytest.mark.parametrize(
     ("change", "name", "found"),
     [
-        (unlisted(ANALYSIS), ANALYSIS, "it is missing: the "),
-        (unlisted(TABLE), TABLE, "it is missing: the "),
-        (lambda results: (results / RECEIPT).unlink(), RECEIPT, f"step 03 left no receipt {AGAIN}"),
+        (written(ANALYSIS, None), ANALYSIS, "it is missing: the "),
+        (written(TABLE, None), TABLE, "it is missing: the "),
+        (written(RECEIPT, None), RECEIPT, f"step 03 left no receipt {AGAIN}"),
         (lambda results: (results / RECEIPT).rename(results / ".receipts" / "03.started.json"), RECEIPT, STARTED),
-        (
-            content(RECEIPT, '{"schema_version": 99, "status": "ok", "outputs": []}'),
-            RECEIPT,
-            "its schema version is 99",
-        ),
-        (
-            content(RECEIPT, '{"schema_version": 1, "status": "incomplete", "outputs": []}'),
-            RECEIPT,
-            "step 03 ended with",
-        ),
+        (written(RECEIPT, '{"schema_version": 99, "status": "", "outputs": []}'), RECEIPT, "its schema version is 99"),
+        (written(RECEIPT, lambda old: old.replace('"ok"', '"incomplete"')), RECEIPT, "step 03 ended with"),
         (lambda results: (results / RUN).unlink(), RUN, "it is missing"),
         (manifest(steps_expected=4), MANIFEST, "3 of 4 steps recorded, and no reason is given"),
         (
@@ -302,27 +274,22 @@ STARTED = "step 03 has started and not finished -> wait for it, or python run_pi
             MANIFEST,
             "there is no trace (trace: 1 step(s) made",
         ),
-        (content(STACKS, ""), STACKS, f"it is empty; manifest.json names it as stacks {AGAIN}"),
-        (content(STACKS, "a;b 3\na;c\n"), STACKS, "1 of 2 lines are not `frames weight`; the first is line 2: 'a;c' "),
-        (
-            content(STACKS, "a;b 3\na;c 0\na;d -1\n"),
-            STACKS,
-            "2 of 3 lines are not `frames weight`; the first is line 2",
-        ),
-        (other_size, TRACE, "it has "),
+        (written(STACKS, ""), STACKS, f"it is empty; manifest.json names it as stacks {AGAIN}"),
+        (written(STACKS, "a;b 3\na;c\n"), STACKS, "1 of 2 lines are not `frames weight`; the first is line 2: 'a;c' "),
+        (written(STACKS, "a;b 3\na;c 0\na;d -1\n"), STACKS, "2 of 3 lines are not `frames weight`"),
+        (more(MANIFEST, "cycles", 0, "trace_bytes", by=1), TRACE, "it has "),
         (without_the_last_step, TRACE, "2 of 3 steps are in the trace"),
         (total("calls", 1), TABLE, "calls is "),
         (total("cpu_self_ms", 0.000001), TABLE, "cpu_self_ns is "),  # one ns
-        (
-            table(lambda lines: [lines[0].replace("self_ms", "ms"), *lines[1:]]),
-            TABLE,
-            "it lacks the column(s) cpu_self_ms",
+        (written(TABLE, lambda old: old.replace("self_ms", "ms", 1)), TABLE, "it lacks the column(s) cpu_self_ms"),
+        *(
+            (written(TABLE, lambda old, row=row: f"{old}{row}\n"), TABLE, "it cannot be read: ")
+            for row in ("aten::x", "aten::x,,many", "aten::x,,1,0,inf", 'aten::x,"', "aten::x,,1,0,1 ms")
         ),
         *(
-            (cells(text), TABLE, "it cannot be read: ")
-            for text in ("aten::x", "aten::x,,many", "aten::x,,1,0,inf", 'aten::x,"', "aten::x,,1,0,1 ms")
+            (more(ANALYSIS, "traces", 0, "devices", 0, f"{name}_ms", by=0.001), ANALYSIS, f"{name}_ns of the host is ")
+            for name in ("window", "busy", "idle")
         ),
-        *((longer(name), ANALYSIS, f"{name}_ns of the host is ") for name in ("window", "busy", "idle")),
     ],
 )
 def test_what_does_not_fit_the_rest_is_a_fault_of_its_file(results, capsys, change, name, found):
@@ -391,35 +358,25 @@ def rewrite(recording: Path, change: Callable[[Any], None]) -> None:
     (recording / "manifest.json").write_text(json.dumps(manifest))
 
 
-def test_a_folder_with_a_manifest_is_checked_by_what_that_names(recording, capsys):
-    code, out = check(capsys, recording)
-    assert code == 0 and "FINE: 3 artefact(s)" in out
-    (recording / "stacks.txt").unlink()
-    code, out = check(capsys, recording)
-    assert code == 1
-    assert "fault stacks.txt: it is missing; manifest.json names it as stacks -> record it again" in out
-
-
-def test_a_trace_in_a_folder_of_its_own_is_found(recording, capsys):
+def test_a_folder_with_a_manifest_is_checked_by_what_that_names_wherever_a_trace_lies(recording, capsys):
     (recording / "traces").mkdir()
     (recording / "trace.json.gz").rename(recording / "traces" / "trace.json.gz")
+    second = Path(shutil.copy2(recording / "traces" / "trace.json.gz", recording / "trace_cycle2.json.gz"))
 
     def moved(manifest: Any) -> None:
         manifest["trace_path"] = manifest["cycles"][0]["trace_path"] = "/gone/run/traces/trace.json.gz"
+        manifest["cycles"].append({**manifest["cycles"][0], "trace_path": second.name})
 
     rewrite(recording, moved)
     code, out = check(capsys, recording)
-    assert code == 0 and "ok traces/trace.json.gz: the trace of the manifest; " in out
-
-
-def test_every_trace_of_several_cycles_is_checked(recording, capsys):
-    second = recording / "trace_cycle2.json.gz"
-    rewrite(recording, lambda it: it["cycles"].append({**it["cycles"][0], "trace_path": second.name}))
-    shutil.copy2(recording / "trace.json.gz", second)
-    assert check(capsys, recording)[0] == 0
+    assert code == 0 and "FINE: 4 artefact(s)" in out and "ok traces/trace.json.gz: the trace of the manifest; " in out
     second.write_bytes(second.read_bytes()[:-100])
     code, out = check(capsys, recording)
-    assert code == 1 and "fault trace_cycle2.json.gz: it has " in out and "fault trace.json.gz" not in out
+    assert code == 1 and "fault trace_cycle2.json.gz: it has " in out and "fault traces/trace.json.gz" not in out
+    (recording / "stacks.txt").unlink()
+    assert (
+        "fault stacks.txt: it is missing; manifest.json names it as stacks -> record it" in check(capsys, recording)[1]
+    )
 
 
 # Usage
@@ -442,21 +399,18 @@ def test_a_folder_without_a_profile_is_a_usage_error(tmp_path, capsys, made, sai
 
 def test_without_a_folder_the_results_of_the_settings_are_checked_as_the_runner_asks(results, capsys, monkeypatch):
     monkeypatch.chdir(results.parent)
-    assert check(capsys, "output.results_dir=moved", "trace.max_mb=7")[0] == 0
-    (results / TRACE).unlink()
-    assert check(capsys, "output.results_dir=moved")[0] == 1
-    (results.parent / "results").mkdir()
-    assert check(capsys)[0] == 2
-
-
-def test_settings_that_ask_for_no_trace_leave_nothing_to_check_and_a_mistaken_one_is_a_usage_error(results, capsys):
     script = importlib.import_module("scripts.check_profile")
-    assert script.main([f"output.results_dir={results / 'none'}", "trace.enabled=false"]) == 0
-    assert "trace.enabled is false: there is no profile to check" in capsys.readouterr().err
+    assert script.main(["output.results_dir=moved", "trace.max_mb=7"]) == 0
     (results / TRACE).unlink()
+    assert script.main(["output.results_dir=moved"]) == 1
     assert script.main([str(results), "trace.enabled=false"]) == 1  # a folder that is named is checked
-    assert script.main(["output.result_dir=x"]) == 2
-    assert "did you mean 'results_dir'?" in capsys.readouterr().err
+    capsys.readouterr()
+    for arguments, code, said in (
+        ([], 2, "results"),
+        (["output.results_dir=none", "trace.enabled=false"], 0, "trace.enabled is false: there is no profile to check"),
+        (["output.result_dir=x"], 2, "did you mean 'results_dir'?"),
+    ):
+        assert (script.main(arguments), said in capsys.readouterr().err) == (code, True)
 
 
 @pytest.mark.parametrize(("enabled", "lines"), [("true", 1), ("false", 0)])
@@ -466,16 +420,11 @@ def test_a_dry_run_says_that_the_profile_will_be_checked(tmp_path, capsys, enabl
     assert capsys.readouterr().out.count("then scripts/check_profile.py checks what it left") == lines
 
 
-def test_the_report_is_the_text_on_the_terminal(results, tmp_path, capsys):
-    (results / STACKS).unlink()
-    script = importlib.import_module("scripts.check_profile")
-    assert script.main([str(results), "--analysis", "--report", str(tmp_path / "report.txt")]) == 1
-    assert (tmp_path / "report.txt").read_text() == capsys.readouterr().out
-
-
-def test_json_is_one_object_with_every_check(results, capsys):
+def test_the_report_is_the_text_on_the_terminal_and_json_one_object_with_every_check(results, tmp_path, capsys):
     (results / STACKS).write_text("")
     script = importlib.import_module("scripts.check_profile")
+    assert script.main([str(results), "--report", str(tmp_path / "report.txt")]) == 1
+    assert (tmp_path / "report.txt").read_text() == capsys.readouterr().out
     assert script.main([str(results), "--json", "--analysis"]) == 1
     found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     assert (found["kind"], found["verdict"], found["run"]) == ("profile_check", "fault", str(results))
@@ -506,37 +455,27 @@ def synchronising_trace(folder: Path) -> Path:
     return write(folder, *events)
 
 
-def test_the_cause_of_most_idle_time_comes_first_with_its_gain_and_its_advice(tmp_path):
-    found = report.recommendations(analyze(read_trace(synchronising_trace(tmp_path))))
-    first = found[0]
-    assert first.cause == "synchronisation"
-    assert [each.time_ms for each in found] == sorted((each.time_ms for each in found), reverse=True)
-    assert first.at_most == pytest.approx(5.0)  # the host may go on while the device works, which takes 0.6 of 3 ms
-    assert next(iter(first.host_in_ms)) == "aten::item"
-    assert first.advice == CHANGES["stay_asynchronous"].steps
-    assert all(each.share_of_window_pct >= 1 for each in found)
-
-
-def test_the_analysis_names_bound_gain_and_what_to_do(recording, tmp_path, capsys):
+def test_the_cause_of_most_idle_time_comes_first_with_its_gain_and_its_advice(recording, tmp_path, capsys):
     content = gzip.compress(synchronising_trace(tmp_path).read_bytes())
     (recording / "trace.json.gz").write_bytes(content)
 
-    def sized(manifest: Any) -> None:
-        manifest["trace_bytes"] = manifest["cycles"][0]["trace_bytes"] = len(content)
-
-    rewrite(recording, sized)
+    rewrite(recording, lambda found: found["cycles"][0].update(trace_bytes=len(content)))
     code, out = check(capsys, recording, "--analysis")
     assert code == 0
-    assert "LAUNCH: the device waits for the host" in out
-    assert re.search(r"at most [\d.]+ times: take the waits for the device out of the loop", out)
-    assert "1. Synchronisation (waiting for the device" in out
-    assert "The host meanwhile: aten::item" in out and "- take .item(), .cpu()" in out
+    assert "LAUNCH: the device waits for the host" in out and "1. Synchronisation (waiting for the device" in out
+    found = report.recommendations(analyze(read_trace(recording / "trace.json.gz")))
+    assert [each.time_ms for each in found] == sorted((each.time_ms for each in found), reverse=True)
+    assert (found[0].cause, next(iter(found[0].host_in_ms))) == ("synchronisation", "aten::item")
+    assert found[0].at_most == pytest.approx(5.0)  # the host may go on while the device works, 0.6 of 3 ms
+    assert found[0].advice == CHANGES["stay_asynchronous"].steps
+    assert all(each.share_of_window_pct >= 1 for each in found)
 
 
-def test_every_cause_has_its_advice():
+def test_every_cause_and_every_kind_of_stage_has_its_advice():
+    assert {*BOUND_OF_STAGE.values(), "inconclusive"} == set(OF_STAGES)
     assert set(OF_CAUSES) == {*CAUSES, "communication", "memcpy"}
     assert set(OF_CAUSES_ON_HOST) < set(OF_CAUSES)
-    assert all(CHANGES[kind].steps for kind in (*OF_CAUSES.values(), *OF_CAUSES_ON_HOST.values()))
+    assert all(CHANGES[kind].steps for kind in (*OF_CAUSES.values(), *OF_CAUSES_ON_HOST.values(), *OF_STAGES.values()))
     assert fix_of_cause("launch") != fix_of_cause("launch", on_host=True)
     assert fix_of_cause("input", on_host=True) == Fix("load_ahead") == fix_of_cause("input")
     assert fix_of_cause("compute") is None

@@ -14,7 +14,7 @@ import torch
 from boundby.capture import Recorder, Schedule
 from boundby.training import ManagerOptions, ProfilerManager, TimerOptions
 from boundby.training.verdict import TrainingVerdict
-from boundby.verdict import CHANGES, OF_STAGES
+from boundby.verdict import CHANGES
 from utils.profile_check import report
 from utils.training import run_folder
 from utils.training.progress import Progress
@@ -24,13 +24,13 @@ PLAN = Plan(8, 4, 2, 1, 1)
 LIVING, DEAD = os.getpid(), 2**30  # above the largest number that Linux gives a process
 
 
-def train(folder: Path, *, profiled: bool = True, trace: bool = True) -> None:
-    """Leave in the folder what a plain loop of eight steps leaves there."""
+def train(folder: Path, *, profiled: bool = True, trace: bool = True, plan: Plan = PLAN, rank: int = 0) -> None:
+    """Leave in the folder what one process of a plain loop of eight steps leaves there."""
     settings = TrainingSettings.model_validate({"profiling": {"enabled": profiled}})
-    folder.mkdir(parents=True)
-    run_folder.describe(folder, settings, PLAN)
-    progress = Progress(folder / "metrics.json", PLAN, print)
-    options = ManagerOptions(TimerOptions(in_background=False), trace=trace)
+    folder.mkdir(parents=True, exist_ok=True)
+    run_folder.describe(folder, settings, plan)
+    progress = Progress(None if rank else folder / "metrics.json", plan, print)
+    options = ManagerOptions(TimerOptions(rank=rank, world_size=plan.world_size, in_background=False), trace=trace)
     manager = ProfilerManager(
         folder, device=torch.device("cpu"), schedule=Schedule(1, 1, 2), options=options, enabled=profiled
     )
@@ -74,12 +74,15 @@ def edit(path: Path, change: Callable[[Any], Any]) -> None:
     path.write_text(json.dumps(document))
 
 
-def test_a_sound_run_is_fine(run, capsys):
-    code, out = check(capsys, run)
+def test_a_sound_run_is_fine_and_json_has_the_recommendations(run, tmp_path, capsys):
+    code, out = check(capsys, run, "--analysis", "--report", str(tmp_path / "report.txt"))
     assert code == 0 and "FINE: 7 artefact(s), no fault" in out
     assert "ok metrics.json: 8 steps, 2 epochs" in out
     assert "ok stage_times.json: 8 steps, 5 of them undisturbed, 24 occurrences; sums as in the rows" in out
     assert "ok profiler_summary.json: as in stage_times.json: 2 stages, finished" in out
+    assert " ".join((tmp_path / "report.txt").read_text().split()) == out and "What to do about the stages" in out
+    told = json.loads(check(capsys, run, "--analysis", "--json")[1])["training"]
+    assert told["text"][0].startswith("What: ") and {"verdict", "recommendations"} <= set(told)
 
 
 @pytest.mark.parametrize(
@@ -108,12 +111,6 @@ def test_a_damaged_file_is_a_fault_and_no_error(run, capsys, name):
         assert "Stages of the training" in out and "forward" in out  # the times then come from the log
 
 
-def cut_off(document: Any) -> None:
-    for column in document["steps"].values():
-        column.pop()
-    document["epochs"].pop()
-
-
 def setting(*place: Any, to: Any) -> Callable[[Any], None]:
     """Return what sets one value of a document."""
 
@@ -123,6 +120,12 @@ def setting(*place: Any, to: Any) -> Callable[[Any], None]:
         document[place[-1]] = to(document[place[-1]]) if callable(to) else to
 
     return change
+
+
+def cut_off(document: Any) -> None:
+    for column in document["steps"].values():
+        column.pop()
+    document["epochs"].pop()
 
 
 def shortened(steps: list[int]) -> list[int]:
@@ -143,7 +146,11 @@ CONTRADICTIONS = [
     (TIMES, setting("summary", "stages", 1, "host_s", "total", to=9.0), "the summary of forward is not that of its"),
     (TIMES, setting("summary", "stages", 0, "unusual", to=lambda count: count + 1), "the summary of step is not that"),
     (TIMES, setting("occurrences", "self_ns", -1, to=-5), "a stage is shorter than what lies inside it"),
-    (TIMES, setting("occurrences", "step", to=shortened), "the numbers of the steps do not rise"),
+    (
+        TIMES,
+        setting("occurrences", "step", to=shortened),
+        "the numbers of the steps do not rise",
+    ),
 ]
 
 
@@ -189,24 +196,25 @@ def test_a_run_that_wanted_no_profiler_or_trace_is_fine_and_says_so(tmp_path, ca
     train(tmp_path / "run", profiled=False)
     code, out = check(capsys, tmp_path / "run", "--analysis")
     assert code == 0 and "note config.json: profiling.enabled was false: the run was not recorded" in out
+    edit(tmp_path / "run" / "config.json", lambda found: found["settings"]["profiling"].update(enabled=True))
+    code, out = check(capsys, tmp_path / "run")
+    assert code == 1 and "fault config.json: stage times of 0 of 1 process(es) are here" in out
     train(tmp_path / "untraced", trace=False)
     code, out = check(capsys, tmp_path / "untraced", "--analysis")
     assert code == 0 and "no trace was wanted: ManagerOptions.trace is False; with True a few steps" in out
     assert "FINE: " in out and "Stages of the training" in out and "Analysis of the trace" in out
 
 
-def test_under_nsight_a_run_without_a_trace_is_fine_and_says_how_to_have_one(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "1")
-    train(tmp_path / "run")
+def test_a_run_without_a_trace_is_fine_under_nsight_and_a_fault_where_it_was_wanted(tmp_path, capsys, monkeypatch):
+    with monkeypatch.context() as nsight:
+        nsight.setenv("NSYS_PROFILING_SESSION_ID", "1")
+        train(tmp_path / "run")
     code, out = check(capsys, tmp_path / "run")
     assert code == 0 and "no trace was wanted: NSYS_PROFILING_SESSION_ID shows a Nsight session" in out
     assert "run without Nsight for a trace" in out
-
-
-def test_a_trace_that_was_wanted_and_is_not_there_is_a_fault(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(Recorder, "__init__", lambda *_, **__: [][0])
-    train(tmp_path / "run")
-    code, out = check(capsys, tmp_path / "run")
+    train(tmp_path / "broken")
+    code, out = check(capsys, tmp_path / "broken")
     assert code == 1 and "fault manifest.json: there is no trace (profiler: IndexError: list index out of range)" in out
 
 
@@ -220,22 +228,6 @@ def test_earlier_processes_are_left_out_and_a_loop_of_the_users_own_needs_no_con
         (run / name).unlink()
     code, out = check(capsys, run)
     assert code == 0 and "FINE: 5 artefact(s)" in out
-
-
-def test_a_run_that_should_have_recorded_and_has_not_is_a_fault(tmp_path, capsys):
-    train(tmp_path / "run", profiled=False)
-    edit(tmp_path / "run" / "config.json", lambda found: found["settings"]["profiling"].update(enabled=True))
-    code, out = check(capsys, tmp_path / "run")
-    assert code == 1 and "fault config.json: stage times of 0 of 1 process(es) are here" in out
-
-
-def test_the_report_is_written_and_json_has_the_recommendations(run, tmp_path, capsys):
-    code, _ = check(capsys, run, "--analysis", "--report", str(tmp_path / "report.txt"))
-    text = (tmp_path / "report.txt").read_text()
-    assert code == 0 and "What to do about the stages" in text and "FINE: " in text
-    _, out = check(capsys, run, "--analysis", "--json")
-    told = json.loads(out)["training"]
-    assert told["text"][0].startswith("What: ") and {"verdict", "recommendations"} <= set(told)
 
 
 def test_recommendations_are_of_the_largest_shares_first_and_none_below_5_percent():
@@ -257,8 +249,16 @@ def test_recommendations_are_of_the_largest_shares_first_and_none_below_5_percen
     assert found[0].advice == CHANGES["load_ahead"].steps
 
 
-def test_every_kind_of_stage_has_its_advice():
-    from boundby.training.judgement import BOUND_OF_STAGE
-
-    assert {*BOUND_OF_STAGE.values(), "inconclusive"} == set(OF_STAGES)
-    assert all(CHANGES[kind].steps for kind in OF_STAGES.values())
+def test_the_processes_of_a_run_are_checked_and_one_that_left_nothing_is_a_fault(tmp_path, capsys, monkeypatch):
+    folder, plan = tmp_path / "run", Plan(8, 4, 2, 1, 2)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in (1, 0):
+        monkeypatch.setenv("RANK", str(rank))
+        train(folder, plan=plan, rank=rank)
+    code, out = check(capsys, folder)
+    assert code == 0 and "ok profiler_summary.json: of the ranks 0, 1" in out, out
+    for path in folder.glob("rank1_*"):
+        path.unlink()
+    code, out = check(capsys, folder)
+    assert code == 1 and "fault config.json: stage times of 1 of 2 process(es) are here" in out
+    assert "fault profiler_summary.json: it is of the ranks 0, 1 (missing: none); those here are 0" in out

@@ -3,6 +3,7 @@
 import errno
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -32,6 +33,8 @@ def read(folder: Path) -> dict:
 
 def test_losses_speeds_and_epochs_are_written(tmp_path, clock):
     progress = progress_in(tmp_path, clock)
+    clock.advance(60)  # the model is made
+    progress.begin_epoch()
     for loss, seconds in ((2.0, 0.5), (1.0, 0.25)):
         clock.advance(seconds)
         progress.end_step(loss)
@@ -39,84 +42,42 @@ def test_losses_speeds_and_epochs_are_written(tmp_path, clock):
     progress.end_epoch(0.5)
     clock.advance(1)
     progress.end_step(torch.tensor(0.5))
+    assert progress.said() == "3 steps, last loss 0.5000, accuracy 0.500, 21 samples/s in the last epoch"
+    clock.advance(1)
+    progress.end_step(float("nan"))
+    progress.end_epoch(None)
     progress.end(None)
     found = read(tmp_path)
-    assert found["steps"] == {"step": [0, 1, 2], "loss": [2.0, 1.0, 0.5], "samples_per_s": [16.0, 32.0, 8.0]}
-    [epoch] = found["epochs"]
-    assert epoch == {
-        "epoch": 1,
-        "steps": 2,
-        "loss_mean": 1.5,
-        "accuracy": 0.5,
-        "samples_per_s": 16 / 0.75,
-        "seconds": 0.75,
-    }
+    assert found["steps"] == {"step": [0, 1, 2, 3], "loss": [2.0, 1.0, 0.5, None], "samples_per_s": [16, 32, 8, 8]}
+    figures = {"epoch": 1, "steps": 2, "loss_mean": 1.5, "accuracy": 0.5, "samples_per_s": 16 / 0.75, "seconds": 0.75}
+    assert found["epochs"][0] == figures
+    assert (found["epochs"][1]["loss_mean"], found["epochs"][1]["accuracy"], found["non_finite_losses"]) == (
+        0.5,
+        None,
+        1,
+    )
     assert (found["status"], found["steps_planned"], found["samples_per_step"]) == ("finished", 4, 8)
-    assert progress.said() == "3 steps, last loss 0.5000, accuracy 0.500, 21 samples/s in the last epoch"
 
 
-class Profiler:
-    """What the progress asks of a profiler."""
-
-    between_steps_s = 0.0
-    slows_step = False
-
-
-def test_the_profiler_between_two_steps_is_in_no_speed_and_no_epoch(tmp_path, clock):
-    profiler = Profiler()
+def test_steps_that_the_profiler_slows_down_are_in_the_epoch_and_not_in_its_speed_and_what_is_between_in_none(
+    tmp_path, clock
+):
+    profiler = SimpleNamespace(between_steps_s=0.0, slows_step=False)
     progress = progress_in(tmp_path, clock)
     progress.profiler = lambda: profiler
-    for _ in range(2):
-        for seconds in (0.5, 0.25):
-            clock.advance(seconds)
-            progress.end_step(1.0)
-            clock.advance(30)
-            profiler.between_steps_s += 30
-        progress.end_epoch(None)
-    found = read(tmp_path)
-    assert found["steps"]["samples_per_s"] == [16.0, 32.0, 16.0, 32.0]
-    assert [(each["seconds"], each["samples_per_s"]) for each in found["epochs"]] == [(0.75, 16 / 0.75)] * 2
-
-
-def test_steps_that_the_profiler_slows_down_are_in_the_epoch_and_not_in_its_speed(tmp_path, clock):
-    profiler = Profiler()
-    progress = progress_in(tmp_path, clock)
-    progress.profiler = lambda: profiler
-    for is_slow in (False, True, False, True, True):
-        profiler.slows_step = is_slow
-        clock.advance(4 if is_slow else 1)
+    for profiler.slows_step in (False, True, False, True, True):
+        clock.advance(4 if profiler.slows_step else 1)
         progress.end_step(1.0)
+        clock.advance(32)
+        profiler.between_steps_s += 32
         if progress.steps == 3:
             progress.end_epoch(None)
     progress.end_epoch(None)
     found = read(tmp_path)
     assert found["steps"]["samples_per_s"] == [8.0, 2.0, 8.0, 2.0, 2.0]
-    assert [(each["steps"], each["seconds"], each["samples_per_s"]) for each in found["epochs"]] == [
-        (3, 6.0, 8.0),
-        (2, 8.0, None),
-    ]
+    epochs = [(each["steps"], each["seconds"], each["samples_per_s"]) for each in found["epochs"]]
+    assert epochs == [(3, 6.0, 8.0), (2, 8.0, None)]
     assert progress.said() == "5 steps, last loss 1.0000"
-
-
-def test_what_came_before_an_epoch_is_no_part_of_its_first_step(tmp_path, clock):
-    progress = progress_in(tmp_path, clock)
-    clock.advance(60)  # the model is made
-    progress.begin_epoch()
-    clock.advance(2)
-    progress.end_step(1.0)
-    progress.end_epoch(None)
-    [epoch] = read(tmp_path)["epochs"]
-    assert (epoch["seconds"], epoch["samples_per_s"]) == (2.0, 4.0)
-
-
-def test_a_loss_that_is_no_number_is_null_and_counted(tmp_path, clock):
-    progress = progress_in(tmp_path, clock)
-    clock.advance(1)
-    progress.end_step(float("nan"))
-    progress.end_epoch(None)
-    found = read(tmp_path)
-    assert found["steps"]["loss"] == [None] and found["non_finite_losses"] == 1
-    assert found["epochs"][0]["loss_mean"] is None and found["epochs"][0]["accuracy"] is None
 
 
 class OnDevice:
@@ -148,11 +109,7 @@ def test_losses_on_a_device_are_fetched_when_the_file_is_due(tmp_path, clock):
 
 @pytest.mark.parametrize(
     ("error", "status", "said"),
-    [
-        (None, "finished", None),
-        (ValueError("bad"), "failed", "ValueError: bad"),
-        (KeyboardInterrupt(), "interrupted", "KeyboardInterrupt: "),
-    ],
+    [(ValueError("bad"), "failed", "ValueError: bad"), (KeyboardInterrupt(), "interrupted", "KeyboardInterrupt: ")],
 )
 def test_what_ended_the_training_is_said(tmp_path, clock, error, status, said):
     progress = progress_in(tmp_path, clock)
@@ -160,6 +117,11 @@ def test_what_ended_the_training_is_said(tmp_path, clock, error, status, said):
     progress.end(error)
     found = read(tmp_path)
     assert (found["status"], found["error"]) == (status, said)
+    other = Progress(None, PLAN, print, clock=clock)  # that of another process than the first writes nothing
+    other.begin()
+    other.end_step(1.0)
+    clock.advance(9)
+    assert not other.is_due
 
 
 def test_a_full_disk_is_said_once_and_stops_nothing(tmp_path, clock, monkeypatch):
@@ -177,12 +139,3 @@ def test_a_full_disk_is_said_once_and_stops_nothing(tmp_path, clock, monkeypatch
     progress.end(None)
     assert len(said) == 1 and "metrics.json is not written any more" in said[0] and "No space left" in said[0]
     assert progress.steps == 2 and read(tmp_path)["status"] == "running"
-
-
-def test_other_processes_than_the_first_write_nothing(tmp_path, clock):
-    progress = Progress(None, PLAN, print, clock=clock)
-    progress.begin()
-    clock.advance(1)
-    progress.end_step(1.0)
-    progress.end_epoch(None)
-    assert not progress.is_due and list(tmp_path.iterdir()) == []

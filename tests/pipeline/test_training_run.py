@@ -6,7 +6,6 @@ import importlib
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -86,26 +85,43 @@ def check(capsys, folder: Path) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_every_file_is_at_the_root_and_holds_something(recorded, framework):
-    folder, _ = recorded(framework)
+def test_every_file_is_there_passes_the_check_and_tells_of_the_same_steps(recorded, framework, capsys):
+    folder, said = recorded(framework)
     there = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
     assert set(there) >= FILES and all(there.values())
     with (folder / "op_stats.csv").open(newline="") as file:
         assert {"aten::convolution", "aten::addmm"} <= {row["name"] for row in csv.DictReader(file)}
     manifest = json.loads((folder / "manifest.json").read_text())
     assert [each["first_step"] for each in manifest["cycles"]] == [2, 7]
-
-
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_metrics_and_stage_times_tell_of_the_same_steps(recorded, framework):
-    folder, _ = recorded(framework)
     metrics, times = json.loads((folder / "metrics.json").read_text()), read_stage_times(folder)
     assert (times.status, times.last_step, metrics["status"]) == ("finished", 11, "finished")
     assert metrics["steps"]["step"] == list(range(12)) and None not in metrics["steps"]["loss"]
-    assert [each["steps"] for each in metrics["epochs"]] == [6, 6]
-    assert all(0 < each["accuracy"] <= 1 for each in metrics["epochs"])
+    assert [(each["steps"], 0 < each["accuracy"] <= 1) for each in metrics["epochs"]] == [(6, True)] * 2
     assert len(times.rows_of("evaluation", "excluded")) == 2
     assert {each.name for each in times.stages if each.kind == "stage"} >= STAGES
+    code, out = check(capsys, folder)
+    assert code == 0 and f"ok config.json: {framework}, 12 steps, 1 process(es)" in out, out
+    assert "Stages of the training" in out and re.search(r"What to do about the stages -+ 1\. ", out)
+    assert [word for word in ("whole step", "What: ", "Why: ", "Next: ", f"in {folder}: ") if word not in said] == []
+
+
+@pytest.mark.parametrize(
+    ("framework", "names"),
+    [
+        *(
+            (each, {"BaselineCNN/chrome_trace.json": 1, "BaselineCNN/rank0.*.json": 2})
+            for each in ("loop", "lightning")
+        ),
+        ("trainer", {"BaselineCNN/iteration_4/*.json": 1, "BaselineCNN/iteration_9/*.json": 1}),
+    ],
+)
+def test_traces_have_the_names_that_their_viewers_look_for(recorded, framework, names):
+    folder, _ = recorded(framework)
+    found = {name: list((folder.parent / "logs").glob(name)) for name in names}
+    assert {name: len(paths) for name, paths in found.items()} == names
+    assert {path.read_bytes() for paths in found.values() for path in paths} == {
+        (folder / f"trace_cycle{number}.json").read_bytes() for number in (1, 2)
+    }
 
 
 @pytest.mark.parametrize(("steps", "epochs"), [(4, [3, 1]), (2, [2])])
@@ -124,23 +140,6 @@ def test_a_short_last_epoch_is_evaluated_like_the_others(train, tmp_path, framew
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_the_run_passes_the_check_and_is_advised(recorded, framework, capsys):
-    folder, _ = recorded(framework)
-    code, out = check(capsys, folder)
-    assert code == 0 and "no fault" in out, out
-    assert f"ok config.json: {framework}, 12 steps, 1 process(es)" in out
-    assert "Stages of the training" in out and re.search(r"What to do about the stages -+ 1\. ", out)
-
-
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_what_why_and_next_are_said_at_the_end(recorded, framework):
-    folder, said = recorded(framework)
-    assert "Stages, by the clock of the host" in said and "whole step" in said
-    assert [word for word in ("What: ", "Why: ", "Next: ") if word not in said] == []
-    assert f"in {folder}: config.json, manifest.json, metrics.json" in said
-
-
-@pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_the_loss_curve_is_the_same_to_the_last_bit_without_the_profiler(recorded, framework, train, tmp_path):
     folder, _ = recorded(framework)
     code, said, notes = train("--profiler", "off", *SMALL, "--framework", framework, "--output", tmp_path / "bare")
@@ -148,20 +147,6 @@ def test_the_loss_curve_is_the_same_to_the_last_bit_without_the_profiler(recorde
     assert losses(tmp_path / "bare") == losses(folder)
     assert {path.name for path in (tmp_path / "bare").iterdir()} == {"config.json", "metrics.json"}
     assert not (tmp_path / "outputs").exists() and "What:" not in said
-
-
-@pytest.mark.parametrize("framework", ["loop", "lightning"])
-def test_traces_have_the_names_that_tensorboard_looks_for(recorded, framework):
-    folder, _ = recorded(framework)
-    logs = folder.parent / "logs" / "BaselineCNN"
-    assert len(list(logs.glob("rank0.*.pt.trace.json"))) == 2
-    assert (logs / "chrome_trace.json").read_bytes() == (folder / "trace_cycle2.json").read_bytes()
-
-
-def test_the_traces_of_the_trainer_lie_in_a_folder_for_each_cycle(recorded):
-    folder, _ = recorded("trainer")
-    found = sorted(path.parent.name for path in (folder.parent / "logs" / "BaselineCNN").rglob("*.pt.trace.json"))
-    assert found == ["iteration_4", "iteration_9"]
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -198,22 +183,6 @@ def test_the_trainer_takes_one_gpu_of_several_and_the_batch_of_the_plan(monkeypa
     arguments = transformers_trainer.arguments_of(job)
     assert (arguments.device, arguments.parallel_mode.name) == (process.device, "NOT_PARALLEL")
     assert arguments.train_batch_size == arguments.eval_batch_size == plan.batch_size
-
-
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_a_broken_profiler_is_said_once_and_the_training_goes_on(train, monkeypatch, caplog, tmp_path, framework):
-    def broken(*_: Any) -> None:
-        raise RuntimeError("the profiler is broken")
-
-    monkeypatch.setattr(torch.profiler.profile, "start", broken)
-    recording = ("--profiler", "on", "profiling.wait_steps=0", "profiling.warmup_steps=1", "profiling.active_steps=1")
-    code, said, notes = train(
-        *("--framework", framework, "--steps", 3, "data.subsample_percentage=0.1"),
-        *(*recording, "--output", tmp_path / "run"),
-    )
-    assert code == 0, notes
-    told = caplog.text if framework == "trainer" else said + notes  # the Trainer's callback speaks through its log
-    assert told.count("trace: RuntimeError: the profiler is broken") == 1
 
 
 # The plain loop
@@ -276,31 +245,31 @@ def test_accumulated_batches_give_the_update_of_one_batch_of_their_size():
     assert torch.allclose(after[0], after[1], atol=1e-6)
 
 
-def test_stages_of_accumulated_steps_are_counted_by_batch_and_updates_by_step(train, tmp_path):
+def test_stages_are_in_the_order_of_the_loop_by_batch_and_updates_by_accumulated_step(train, tmp_path):
     code, _, notes = train(
         *("--profiler", "on", "--steps", "3", "training.accumulate_grad_batches=2", "training.evaluate=false"),
         *("data.subsample_percentage=0.1", "--output", tmp_path / "run", "profiling.output_dir=logs"),
     )
     assert code == 0, notes
     times = read_stage_times(tmp_path / "run")
-    counts = {name: len(times.rows_of(name)) for name in ("h2d", "forward", "backward", "optimizer", "zero_grad")}
-    assert counts == {"h2d": 6, "forward": 6, "backward": 6, "optimizer": 3, "zero_grad": 3}
+    micro_batch = ["data", "h2d", "forward", "backward"]
+    rows = times.occurrences[times.occurrences["step"] == 1]
+    order = [times.names[row["stage"]].name for row in sorted(rows, key=lambda row: row["start_ns"])]
+    expected = [*micro_batch * 2, "optimizer", "zero_grad", "logging"]
+    assert [name for name in order if name != "step"] == expected
     assert len(times.rows_of("evaluation", "excluded")) == 0
 
 
-def test_stages_are_in_the_order_of_the_loop(recorded):
-    times = read_stage_times(recorded("loop")[0])
-    rows = times.occurrences[times.occurrences["step"] == 3]
-    order = [times.names[row["stage"]].name for row in sorted(rows, key=lambda row: row["start_ns"])]
-    assert [name for name in order if name != "step"] == [
-        *("data", "h2d", "forward", "backward", "optimizer", "zero_grad", "logging")
-    ]
+def test_neither_workers_of_the_loader_nor_a_profiler_that_is_broken_change_a_loss(train, monkeypatch, tmp_path):
+    def broken(*_: Any) -> None:
+        raise RuntimeError("the profiler is broken")
 
-
-def test_workers_of_the_loader_change_no_loss(train, tmp_path):
-    for number in (0, 1):
-        arguments = ["--steps", "3", "data.subsample_percentage=0.1", f"data.num_workers={number}"]
-        assert train(*arguments, "training.evaluate=false", "--output", tmp_path / str(number))[0] == 0
+    monkeypatch.setattr(torch.profiler.profile, "start", broken)
+    recording = ["--profiler", "on", *(f"profiling.{each}" for each in ("wait_steps=0", "active_steps=1"))]
+    for number, more in ((0, []), (1, recording)):
+        arguments = ["--steps", "3", "data.subsample_percentage=0.1", f"data.num_workers={number}", *more]
+        code, *said = train(*arguments, "training.evaluate=false", "--output", tmp_path / str(number))
+        assert code == 0 and "".join(said).count("trace: RuntimeError: the profiler is broken") == number
     assert losses(tmp_path / "0") == losses(tmp_path / "1")
 
 
@@ -329,20 +298,20 @@ def test_a_run_id_that_is_no_plain_name_is_refused(train, tmp_path, name):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("content", "what"), [("config.json", "an earlier run"), ("mine.txt", "other files")])
-def test_a_folder_that_holds_something_is_never_overwritten(train, tmp_path, content, what):
-    (tmp_path / "runs" / "mine").mkdir(parents=True)
-    path = tmp_path / "runs" / "mine" / content
-    path.write_text('{"kind": "training_run"}')
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        ("runs/mine/config.json", "runs/mine: holds an earlier run; nothing is overwritten: give another --run-id"),
+        ("runs/mine/mine.txt", "runs/mine: holds other files; nothing is overwritten: give another --run-id"),
+        ("runs/mine", "runs/mine: is no folder; give another --run-id or --output"),
+    ],
+)
+def test_what_is_in_place_of_the_folder_is_never_overwritten(train, tmp_path, content, what):
+    (tmp_path / content).parent.mkdir(parents=True)
+    (tmp_path / content).write_text('{"kind": "training_run"}')
     code, _, notes = train("--run-id", "mine")
-    assert code == 2 and f"runs/mine: holds {what}; nothing is overwritten: give another --run-id" in notes
-    assert [each.name for each in path.parent.iterdir()] == [content]
-
-
-def test_a_file_in_place_of_the_folder_is_refused(train, tmp_path):
-    (tmp_path / "taken").touch()
-    code, _, notes = train("--output", "taken")
-    assert code == 2 and "taken: is no folder; give another --run-id or --output" in notes
+    assert code == 2 and what in notes
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / content]
 
 
 def test_a_folder_that_cannot_be_made_is_a_lack_of_the_environment(train, monkeypatch):
@@ -367,38 +336,16 @@ def test_a_training_that_fails_ends_with_1_and_its_profile_can_be_read(train, mo
     assert "note metrics.json: the training was failed" in out
 
 
-@pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory) -> Path:
-    """The folder of a run of two processes that torchrun has started."""
-    folder = tmp_path_factory.mktemp("ranks")
+@pytest.mark.timeout(600)  # three processes that import torch
+def test_two_ranks_write_files_of_their_own_and_one_summary(tmp_path, capsys):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(SCRIPT)]
-    arguments = [*SMALL, *RECORDED, "--output", str(folder / "run"), f"profiling.output_dir={folder / 'logs'}"]
+    arguments = [*SMALL, *RECORDED, "--output", str(tmp_path / "run"), f"profiling.output_dir={tmp_path / 'logs'}"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    (folder / "said").write_text(done.stdout)
-    return folder
-
-
-@pytest.mark.timeout(600)  # three processes that import torch
-def test_two_ranks_write_files_of_their_own_and_one_summary(two_ranks, capsys):
-    names = {path.name for path in (two_ranks / "run").iterdir()}
+    names = {path.name for path in (tmp_path / "run").iterdir()}
     assert names >= {f"rank{rank}_{name}" for rank in (0, 1) for name in FILES - {"config.json", "metrics.json"}}
     assert names >= {"config.json", "metrics.json", "profiler_summary.json"} and "stage_times.json" not in names
-    summary = json.loads((two_ranks / "run" / "profiler_summary.json").read_text())
-    assert (summary["world_size"], [each["rank"] for each in summary["ranks"]]) == (2, [0, 1])
-    said = (two_ranks / "said").read_text()
-    assert said.count("What: ") == 1 and "Stages of rank 0 of 2" in said
-    code, out = check(capsys, two_ranks / "run")
+    assert done.stdout.count("What: ") == 1 and "Stages of rank 0 of 2" in done.stdout
+    code, out = check(capsys, tmp_path / "run")
     assert code == 0 and "ok profiler_summary.json: of the ranks 0, 1" in out, out
-
-
-@pytest.mark.timeout(600)  # it may be the first that needs those processes
-def test_a_rank_that_left_nothing_is_a_fault(two_ranks, tmp_path, capsys):
-    run = Path(shutil.copytree(two_ranks / "run", tmp_path / "run"))
-    for path in run.glob("rank1_*"):
-        path.unlink()
-    code, out = check(capsys, run)
-    assert code == 1
-    assert "fault config.json: stage times of 1 of 2 process(es) are here" in out
-    assert "fault profiler_summary.json: it is of the ranks 0, 1 (missing: none); those here are 0" in out

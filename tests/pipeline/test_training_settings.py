@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -66,28 +65,15 @@ def test_the_schedule_of_the_specification_is_the_default_of_file_and_program():
         (["--steps", "7"], "training.max_steps", 7),
         (["--model", "text"], "model", "text"),
         (["--framework", "lightning"], "framework", "lightning"),
-        (["model=resnet"], "model", "resnet"),
         (["data.subsample_percentage=0.1"], "data.subsample_percentage", 0.1),
-        (["training.max_epochs=2"], "training.max_epochs", 2),
-        (["training.accumulate_grad_batches=4"], "training.accumulate_grad_batches", 4),
         (["profiling.output_dir=elsewhere/logs"], "profiling.output_dir", "elsewhere/logs"),
-        (["profiling.schedule_every_n_steps=25"], "profiling.schedule_every_n_steps", 25),
-        (["profiling.wait_steps=3"], "profiling.wait_steps", 3),
-        (["profiling.warmup_steps=2"], "profiling.warmup_steps", 2),
-        (["profiling.active_steps=5"], "profiling.active_steps", 5),
-        (["profiling.repeat_cycles=4"], "profiling.repeat_cycles", 4),
-        (["profiling.tensorboard=true"], "profiling.tensorboard", True),
     ],
 )
 def test_every_flag_and_override_reaches_its_setting_and_no_other(given, arguments, key, expected):
     code, asked, _ = given(*arguments)
     assert code == 0
     assert flat(asked[0]) == flat(TrainingSettings()) | {key: expected}
-
-
-def test_run_id_and_output_are_taken_as_they_are(given):
-    _, asked, _ = given("--run-id", "007", "--output", "1e3")
-    assert asked[1:3] == ("007", Path("1e3"))
+    assert given("--run-id", "007", "--output", "1e3")[1][1:3] == ("007", Path("1e3"))  # taken as they are
 
 
 @pytest.mark.parametrize(
@@ -99,31 +85,20 @@ def test_run_id_and_output_are_taken_as_they_are(given):
         ("training.batch_size=1", "training.batch_size: input should be greater than or equal to 2"),
         ("profiling.active_step=3", "unknown key, did you mean 'active_steps'?"),
         ("profiling.active_steps=0", "profiling.active_steps: input should be greater than 0"),
+        ("--framework=trainer device=cuda:1", "set device=cuda and CUDA_VISIBLE_DEVICES=1"),
+        ("--framework=trainer device=cuda:0", None),
+        ("device=cuda:1", None),
     ],
 )
-def test_a_wrong_setting_ends_with_2_and_says_which(given, argument, said):
-    code, asked, err = given(argument)
-    assert (code, asked) == (2, None) and said in err
-
-
-def test_a_second_gpu_for_the_trainer_ends_with_2_and_the_way_to_it(given):
-    code, asked, err = given("--framework", "trainer", "device=cuda:1")
-    assert (code, asked) == (2, None)
-    assert "which trains on the first GPU it sees, and device is 'cuda:1'" in err
-    assert "set device=cuda and CUDA_VISIBLE_DEVICES=1, so that it sees that one alone" in err
-
-
-@pytest.mark.parametrize("arguments", [("--framework", "trainer", "device=cuda:0"), ("device=cuda:1",)])
-def test_other_gpus_are_taken_as_they_are(given, arguments):
-    code, asked, _ = given(*arguments)
-    assert code == 0 and f"device={asked[0].device}" == arguments[-1]
+def test_a_wrong_setting_or_gpu_ends_with_2_and_says_which(given, argument, said):
+    code, asked, err = given(*argument.split())
+    assert (code, asked is None) == ((2, True) if said else (0, False)) and (said or "") in err
 
 
 def test_one_gpu_for_several_processes_ends_with_2(monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "2")
     code = importlib.import_module("scripts.profile_training").main(["device=cuda:1"])
-    said = "device: 'cuda:1' is one GPU for 2 processes; device=cuda is one for each"
-    assert code == 2 and said in capsys.readouterr().err
+    assert code == 2 and "device: 'cuda:1' is one GPU for 2 processes" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -141,14 +116,12 @@ def test_a_missing_package_ends_with_3_and_the_command_that_installs_it(monkeypa
 
 
 def test_help_answers_without_loading_torch():
-    began = time.perf_counter()
     code = (
         "import runpy, sys; sys.argv = [sys.argv[1], '--help']\n"
         "try: runpy.run_path(sys.argv[0], run_name='__main__')\n"
         "finally: print([name for name in ('torch', 'numpy', 'pydantic') if name in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code, str(SCRIPT)], capture_output=True, text=True)
-    print(f"{time.perf_counter() - began:.2f} s")
     assert "--steps-per-epoch" in found.stdout and found.stdout.rstrip().endswith("[]"), found.stderr
 
 
@@ -175,21 +148,6 @@ def test_plan_has_whole_steps_alone(settings, num_rows, world_size, expected):
 
 def make(*arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(["make", "-C", str(ROOT), *arguments], capture_output=True, text=True)
-
-
-def test_profile_clean_removes_runs_of_ours_that_have_ended_and_nothing_else(tmp_path):
-    of_pid = '{{\n  "kind": "training_run",\n  "pid": {},\n}}'.format
-    kept = {"mine": None, "other": '{"kind": "model"}', "running": of_pid(os.getpid())}
-    for name, content in {**kept, "ended": of_pid(2**30)}.items():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "file.txt").touch()
-        if content:
-            (tmp_path / name / "config.json").write_text(content)
-    done = make("profile-clean", f"RUNS={tmp_path}")
-    assert done.returncode == 0 and f"removed {tmp_path / 'ended'}" in done.stdout
-    assert f"{tmp_path / 'running'}: process {os.getpid()} runs; it stays" in done.stdout
-    assert {path.name for path in tmp_path.iterdir()} == set(kept)
-    assert all((tmp_path / name / "file.txt").is_file() for name in kept)
 
 
 @pytest.fixture
@@ -226,7 +184,7 @@ def test_profile_clean_removes_the_traces_of_the_run_wherever_they_are(run_with_
 
 
 @pytest.mark.parametrize("run_with_logs", [os.link], indirect=True)
-def test_profile_clean_leaves_other_peoples_logs(run_with_logs):
+def test_profile_clean_leaves_what_runs_and_what_is_not_ours_and_other_peoples_logs(run_with_logs):
     run, logs = run_with_logs
     (logs / "Model" / "iteration_8").mkdir()
     theirs = {"Model/rank0.9.pt.trace.json", "Model/rank0_chrome_trace.json", "Model/iteration_4/notes.txt"}
@@ -234,23 +192,18 @@ def test_profile_clean_leaves_other_peoples_logs(run_with_logs):
     for name in theirs:
         (logs / name).write_text(f"{name[-20:]:20}")  # as many bytes
     shutil.copyfile(run / "trace.json", logs / "Model" / "a copy of mine.json")
-    assert make("profile-clean", f"RUNS={run.parent}").returncode == 0 and not run.exists()
+    for name, content in {"mine": "", "other": '{"kind": "model"}'}.items():
+        (run.parent / name).mkdir()
+        (run.parent / name / "config.json").write_text(content)
+    say_pid(run, 2**30, os.getpid())
+    before = sorted([*run.parent.rglob("*"), *logs.rglob("*")])
+    assert f"{run}: process {os.getpid()} runs; it stays" in make("profile-clean", f"RUNS={run.parent}").stdout
+    assert sorted([*run.parent.rglob("*"), *logs.rglob("*")]) == before
+    say_pid(run, os.getpid(), 2**30)
+    assert make("profile-clean", f"RUNS={run.parent}").returncode == 0
+    assert {path.name for path in run.parent.iterdir()} == {"mine", "other"}
     found = {str(path.relative_to(logs)) for path in logs.rglob("*") if path.is_file()}
     assert found == {*theirs, "Model/a copy of mine.json"}
-
-
-@pytest.mark.parametrize("run_with_logs", [os.link], indirect=True)
-def test_profile_clean_leaves_the_traces_of_a_run_that_runs(run_with_logs):
-    run, logs = run_with_logs
-    say_pid(run, 2**30, os.getpid())
-    before = sorted(logs.rglob("*"))
-    assert "it stays" in make("profile-clean", f"RUNS={run.parent}").stdout
-    assert sorted(logs.rglob("*")) == before and len(before) > 5
-
-
-def test_profile_check_without_a_run_says_how_to_make_one(tmp_path):
-    done = make("--just-print", "profile-check", f"RUNS={tmp_path}")
-    assert "check_profile.py" in done.stdout and f"{tmp_path}/ holds no run: make profile" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -260,9 +213,12 @@ def test_profile_check_without_a_run_says_how_to_make_one(tmp_path):
         ("profile-train", "--training", "scripts/profile_training.py --profiler on --epochs 2"),
         ("monitor", "--monitor", 'scripts/monitor.py "elsewhere"'),
         ("profile-dashboard", "--monitor", 'scripts/monitor.py "elsewhere"'),
+        ("profile-check", None, "elsewhere/ holds no run: make profile"),
     ],
 )
 def test_targets_set_up_what_they_need_first(target, setup, command):
     lines = make("--just-print", target, "STEPS=7", "RUNS=elsewhere").stdout.splitlines()
-    first = next(place for place, line in enumerate(lines) if f"setup_environment.sh {setup} --quiet" in line)
-    assert command in lines[first + 1]
+    if setup:
+        first = next(place for place, line in enumerate(lines) if f"setup_environment.sh {setup} --quiet" in line)
+        lines = [lines[first + 1]]
+    assert any(command in line for line in lines)

@@ -1,14 +1,8 @@
-"""The speed that a recorded training tells is that of the training, by a clock that moves where the test says.
-
-python -m pytest tests/pipeline/test_training_speed.py
-"""
+"""The speed that a recorded training tells is that of the training, by a clock that moves where the test says."""
 
 import functools
-import importlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -32,51 +26,32 @@ DISTURBED = (1, 2, 3)
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeClock]:
-    """Yield a clock that each step moves, a slow one more, and what is no part of a step most."""
+def clock(monkeypatch):
+    """A clock that each step moves, a slow one more, and what is no part of a step most."""
     clock, recorders = FakeClock(), []
     start, step, fit = Recorder.start, Recorder.step, run.fit
-
-    def started(recorder: Recorder, *args: Any) -> None:
-        start(recorder, *args)
-        recorders.append(recorder)
-
-    def recorded(recorder: Recorder) -> None:
-        step(recorder)
-        clock.advance(PROFILER_S)
-
-    def fitted(job: Any) -> None:
-        clock.advance(SETUP_S)
-        fit(job)
-
-    def stepped(*_: Any) -> None:
-        clock.advance(SLOW_S if recorders[0].is_at_work else STEP_S)
-
+    started = lambda recorder, *args: (recorders.append(recorder), start(recorder, *args))  # noqa: E731
     monkeypatch.setattr(Recorder, "start", started)
-    monkeypatch.setattr(Recorder, "step", recorded)
-    monkeypatch.setattr(run, "fit", fitted)
+    monkeypatch.setattr(Recorder, "step", lambda recorder: (step(recorder), clock.advance(PROFILER_S)))
+    monkeypatch.setattr(run, "fit", lambda job: (clock.advance(SETUP_S), fit(job)))
     monkeypatch.setattr(run, "Progress", functools.partial(Progress, clock=clock))
     monkeypatch.setattr(manager, "perf_counter", clock)
-    hook = register_optimizer_step_post_hook(stepped)
+    hook = register_optimizer_step_post_hook(lambda *_: clock.advance(SLOW_S if recorders[0].is_at_work else STEP_S))
     yield clock
     hook.remove()
 
 
+@pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize("framework", ["loop", "trainer", "lightning"])
-def test_export_recording_and_setup_are_in_no_speed_of_a_training(
-    tmp_path: Path, clock: FakeClock, framework: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_export_recording_and_setup_are_in_no_speed_of_a_training(tmp_path, framework):
     overrides = [f"framework={framework}", f"profiling.output_dir={tmp_path / 'logs'}", *SETTINGS]
     settings = load(TrainingSettings, ROOT / "configs" / "training.yaml", overrides)
     said: list[str] = []
-    importlib.import_module("utils.training.run").run(settings, None, tmp_path / "run", said.append, said.append)
+    run.run(settings, None, tmp_path / "run", said.append, said.append)
     found = json.loads((tmp_path / "run" / "metrics.json").read_text())
     samples = found["samples_per_step"]
     durations = [SLOW_S if step in DISTURBED else STEP_S for step in range(10)]
     assert found["steps"]["samples_per_s"] == [samples / each for each in durations]
-    assert [(each["seconds"], each["samples_per_s"]) for each in found["epochs"]] == [
-        (sum(durations[:5]), samples / STEP_S),
-        (sum(durations[5:]), samples / STEP_S),
-    ]
+    epochs = [(each["seconds"], each["samples_per_s"]) for each in found["epochs"]]
+    assert epochs == [(sum(durations[:5]), samples / STEP_S), (sum(durations[5:]), samples / STEP_S)]
     assert any(f"{samples / STEP_S:,.0f} samples/s in the last epoch" in text for text in said)
