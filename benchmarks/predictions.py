@@ -100,7 +100,7 @@ def _resnet() -> Any:
 
 
 def _minilm() -> Any:
-    return transformers.AutoModelForSequenceClassification.from_pretrained(MINILM)
+    return transformers.AutoModelForSequenceClassification.from_pretrained(MINILM, dtype="float32")
 
 
 MODELS: dict[str, Callable[[], Any]] = {
