@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from utils.credentials import REMOVED, Parser, without
+
 ROOT = Path(__file__).resolve().parent
 STEPS: dict[str, dict[str, Any]] = tomllib.loads((ROOT / "utils" / "steps.toml").read_text(encoding="utf-8"))
 UNSOUND = "some points failed or the profile has faults"
@@ -50,9 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def arguments() -> argparse.ArgumentParser:
     """Return the command line of the pipeline."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("--config", metavar="FILE", help="settings (default: configs/config.yaml)")
     for number, step in STEPS.items():
         parser.add_argument(f"--skip-{step['skip']}", action="store_true", help=f"leave out step {number}")
@@ -142,7 +142,9 @@ def announce_failure(number: str, code: int, args: argparse.Namespace, seconds: 
     skipped = [f"--skip-{step['skip']}" for name, step in STEPS.items() if is_skipped(name, args)]
     where = ["--only" if args.only is not None else "--from", str(int(number)), *skipped]
     print(f"\nstep {number} {ended}, {minutes(seconds)} after the start", file=sys.stderr)
-    print(f"to continue: {shown([ROOT / 'run_pipeline.py', *where, *resume])}", file=sys.stderr)
+    again = shown([ROOT / "run_pipeline.py", *where, *resume])
+    fill_in = f" (with what {REMOVED} stands for)" if REMOVED in again else ""
+    print(f"to continue{fill_in}: {again}", file=sys.stderr)
     hub_step_failed = number == "01" and code == 3
     if hub_step_failed:
         print("offline default: python run_pipeline.py --config configs/quickstart.yaml", file=sys.stderr)
@@ -160,7 +162,7 @@ def shown(command: Sequence[str | Path]) -> str:
     parts = [
         part.relative_to(here) if isinstance(part, Path) and part.is_relative_to(here) else part for part in command
     ]
-    return shlex.join(["python", *map(str, parts)])
+    return shlex.join(["python", *(without(str(part)) for part in parts)])
 
 
 def dry_run(steps: Sequence[str], args: argparse.Namespace) -> int:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from utils.console import Console, log_to, stop_logging
+from utils.credentials import Parser
 from utils.errors import EnvironmentLacksError, InputError, PipelineError
 
 if TYPE_CHECKING:
@@ -167,9 +168,7 @@ def command(
 
     With `has_heartbeat` the console says every ten seconds that the body is still at work.
     """
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     if settings:
         text = "settings (default: %(default)s)"
         parser.add_argument("--config", type=Path, default=settings.default, metavar="FILE", help=text)
@@ -192,7 +191,7 @@ def command(
         return TERMINATED
     except Exception as error:
         if args.debug:
-            traceback.print_exc()
+            console.note(traceback.format_exc())
         failure = _as_pipeline_error(error)
         console.note(f"error: {failure}")
         return failure.exit_code

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TextIO
 
 from boundby.formatting import printable
+from utils.credentials import without
 
 HEARTBEAT_S = 10.0  # of silence, after which a line says that the work goes on
 LOGGER = logging.getLogger("boundby")
@@ -81,7 +82,7 @@ class Console:
             self._write(self.err, f"{time.strftime('%H:%M:%S')} still at work, {silent} since the line above")
 
     def _write(self, stream: TextIO, text: str) -> None:
-        text = printable(text)
+        text = without(printable(text))
         LOGGER.info("%s", text)
         with self._lock:
             self._said = self._clock()
@@ -152,7 +153,7 @@ class Progress:
         assert self._bar is not None
         self._bar.total, self._bar.n = self.total, self._done
         self._bar.set_description_str(f"{self._label} {self._pace()}", refresh=False)
-        self._bar.unit = printable(text) or self._bar.unit
+        self._bar.unit = without(printable(text)) or self._bar.unit
         self._bar.refresh()
         self._console.refreshed()
 
@@ -170,11 +171,18 @@ class Progress:
         return done + ("" if left_s is None else f" ETA {_minutes(left_s)}")
 
 
+class _Harmless(logging.Formatter):
+    """Writes no credentials and no control characters, which a warning of a library may hold."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return without(printable(super().format(record)))
+
+
 def log_to(path: Path) -> logging.Handler:
     """Append what is said, and Python's warnings, to the log at `path`; return the handler for `stop_logging`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    handler.setFormatter(_Harmless("%(asctime)s %(message)s"))
     LOGGER.setLevel(logging.INFO)
     LOGGER.addHandler(handler)
     logging.getLogger("py.warnings").addHandler(handler)

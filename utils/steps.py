@@ -16,6 +16,7 @@ from boundby import __version__, environment, files
 from utils import contents
 from utils.artifacts import Layout
 from utils.config import QUICKSTART, Config
+from utils.credentials import removed
 from utils.quickstart import cache
 
 SCHEMA_VERSION = 1
@@ -131,8 +132,8 @@ def parts(number: str, config: Config, layout: Layout) -> Parts:
 
 
 def settings_of(number: str, config: Config) -> dict[str, object]:
-    """Return the settings that the step reads, by dotted key."""
-    settings = config.model_dump(mode="json")
+    """Return the settings that the step reads, by dotted key, without credentials."""
+    settings = removed(config.model_dump(mode="json"))
     return {
         key: functools.reduce(lambda value, part: value[part], key.split("."), settings)
         for key in STEPS[number].settings
@@ -229,7 +230,7 @@ def record(number: str, layout: Layout, config: Config, status: Mapping[str, str
             "machine": environment.machine(),
             "environment": environment.settings(),
             "versions": environment.versions(),
-            "config": config.model_dump(mode="json"),
+            "config": removed(config.model_dump(mode="json")),
             **sources,
             "steps": {**(before.get("steps", {}) if isinstance(before, dict) else {}), number: status},
         },
