@@ -1,6 +1,7 @@
 """Find the model's files, on the Hub, in a folder or among the quickstart's, and refuse what cannot be measured."""
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +18,8 @@ WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 CODE = "*.py"
 TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model", "*.tiktoken")
 FILES = ("*.json", "model*.safetensors", "*.txt", "*.model", "*.tiktoken", "*.jinja")  # that are downloaded
-# What transformers reads beside the weights, and custom code may bring. Whatever else lies in a folder (notes, states of
-# a training, keys) changes no result, and is nobody else's business.
+# What transformers reads beside the weights, and code of the model. Whatever else lies in a folder (notes, states of a
+# training, keys) changes no result, and is nobody else's business.
 READ = (
     CONFIG, "generation_config.json", "preprocessor_config.json", "chat_template.json", "*.jinja", CODE,
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "normalizer.json",
@@ -27,6 +28,7 @@ READ = (
 )  # fmt: skip
 ADAPTER = "adapter_config.json"
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.h5", "*.ckpt", "*.msgpack")
+SHA256 = re.compile(r"[0-9a-f]{64}")
 POINTER_START = b"version https://git-lfs"
 
 Progress = Callable[[str], None]
@@ -115,8 +117,8 @@ def _check_files(folder: Path, name: str, task: str) -> None:
         )
     if (folder / ADAPTER).exists():
         raise InputError(
-            f"{folder / ADAPTER}: lies beside {CONFIG}, and transformers would load the base model that it names instead "
-            "of the weights here; merge the adapter and save the whole model, or move that file away"
+            f"{folder / ADAPTER}: lies beside {CONFIG}, and transformers would load the base model that it names "
+            "instead of the weights here; merge the adapter and save the whole model, or move that file away"
         )
     _check_weights(folder, name)
 
@@ -141,6 +143,10 @@ def _in_folder(model: Model) -> ModelSource:
 
 def _from_hub(model: Model, folder: Path) -> ModelSource:
     _check_files(folder, model.name, model.task)
+    for path in model_files(folder):
+        stored = path.resolve()  # the cache calls large files after their SHA-256
+        if SHA256.fullmatch(stored.name) and contents.sha256(stored) != stored.name:
+            raise InputError(f"{stored}: was changed or damaged after it was downloaded; delete it, then {DOWNLOAD}")
     return ModelSource(
         model.name, folder, "hub", folder.name, folder.name, model.task
     )  # a snapshot is called after its commit

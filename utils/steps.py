@@ -16,7 +16,8 @@ from boundby import __version__, environment, files
 from utils import contents
 from utils.artifacts import Layout
 from utils.config import QUICKSTART, Config
-from utils.credentials import removed
+from utils.credentials import removed, without
+from utils.model_source import model_files
 from utils.quickstart import cache
 
 SCHEMA_VERSION = 1
@@ -278,15 +279,26 @@ def _optimal_batch_size(config: Config, layout: Layout) -> int | None:
         return None
 
 
-def _states(paths: list[Path]) -> dict[str, list[int] | None]:
-    """Return size and time of change of each file, None where it is not there."""
-    return {str(path): [path.stat().st_size, path.stat().st_mtime_ns] if path.exists() else None for path in paths}
+def _hashes(paths: list[Path]) -> dict[str, str | None]:
+    """Return the hash of each file, None where it is not there."""
+    return {without(str(path)): contents.sha256(path) if path.is_file() else None for path in paths}
 
 
 def _model_files(config: Config) -> list[Path]:
-    """Return the files of a model that is a folder."""
+    """Return the files of a model that is a folder, and no others that lie there."""
     folder = Path(config.model.name)
-    return sorted(path for path in folder.iterdir() if path.is_file()) if folder.is_dir() else []
+    return model_files(folder) if folder.is_dir() else []
+
+
+def _located_model_files(config: Config, layout: Layout) -> list[Path]:
+    """Return the files of the model; of one from the Hub those that step 01 has found in the cache."""
+    if Path(config.model.name).is_dir():
+        return _model_files(config)
+    try:
+        model = files.read_json(layout.data_receipt)["model"]
+        return model_files(Path(model["path"])) if model["origin"] == "hub" else []
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
 
 
 def _sources(config: Config) -> list[Path]:
@@ -295,12 +307,12 @@ def _sources(config: Config) -> list[Path]:
 
 
 READINGS: dict[str, Callable[[Config, Layout], object]] = {
-    "files": lambda config, layout: _states(_sources(config)),
+    "files": lambda config, layout: _hashes(_sources(config)),
     "quickstart": lambda config, layout: cache.content_hash() if config.dataset.quickstart else None,
     # By its content, and not by what its receipt says: texts may be edited at any time.
     "dataset": lambda config, layout: contents.sha256(layout.dataset) if layout.dataset.is_file() else None,
     "model": lambda config, layout: _model_fingerprint(layout),
-    "model_files": lambda config, layout: _states(_model_files(config)),
+    "model_files": lambda config, layout: _hashes(_located_model_files(config, layout)),
     "optimal_batch_size": _optimal_batch_size,
 }
 
