@@ -241,6 +241,7 @@ def _live(number: str, body: Body, run: Run) -> int:
     try:
         layout.results.mkdir(parents=True, exist_ok=True)
         with FileLock(layout.lock, timeout=0), _logged(layout.log(number)):
+            steps.require_ours(number, layout)
             files.remove_orphans(layout.results)
             files.remove_orphans(layout.dataset.parent, recursive=False)  # which may be a folder of the user's own
             parts = steps.parts(number, run.config, layout)

@@ -17,6 +17,7 @@ from utils import contents
 from utils.artifacts import Layout
 from utils.config import QUICKSTART, Config
 from utils.credentials import removed, without
+from utils.errors import InputError
 from utils.model_source import model_files
 from utils.quickstart import cache
 
@@ -110,6 +111,22 @@ def stale_with(number: str, layout: Layout, *, resumes: bool = False) -> list[Pa
     logs = sorted(layout.receipt(number).parent.glob(f"{number}-*.jsonl"))  # of visits
     outdated = [path for other in STEPS[number].outdates for path in (*outputs(other, layout), layout.receipt(other))]
     return [*owned, *records, *logs, *outdated]
+
+
+def require_ours(number: str, layout: Layout) -> None:
+    """Raise InputError where the step would move or replace what no receipt or mark of a step proves to be ours."""
+    for other in (number, *STEPS[number].outdates):
+        if other == "01" or layout.receipt(other).exists() or layout.marker(other).exists():
+            continue  # the dataset has a receipt of its own
+        for path in outputs(other, layout):
+            is_there = any(path.iterdir()) if path.is_dir() else path.exists()
+            if is_there and not (path == layout.evaluation and layout.evaluated.is_ours):
+                raise InputError(
+                    f"{path}: lies there, and no receipt says that a step made it; nothing was moved or replaced. Choose "
+                    "another output.results_dir, or move that away if you do not need it"
+                )
+    if layout.run.exists() and not layout.receipt(number).parent.exists():
+        raise InputError(f"{layout.run}: is not of an earlier run here; choose another output.results_dir")
 
 
 def sweep_dtypes(config: Config) -> list[str]:

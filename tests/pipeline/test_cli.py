@@ -149,7 +149,7 @@ def test_without_resume_earlier_results_move_to_previous(workplace, monkeypatch)
     monkeypatch.setenv("BOUNDBY_RUN_STARTED", "20260101T000000Z")
     run(workplace, measure)
     first = (results(workplace) / "baseline_metrics.json").read_bytes()
-    (results(workplace) / "baseline_summary_report.txt").write_text("old report")
+    run(workplace, lambda run: files.write_text(run.layout.report, "old report"), number="04")
     run(workplace, measure)
     previous = results(workplace) / "previous" / "20260101T000000Z"
     assert (previous / "baseline_metrics.json").read_bytes() == first
@@ -228,8 +228,22 @@ def evaluated(workplace: Path, at: Path | None = None) -> Path:
     if at is not None:
         at.mkdir()
         folder.symlink_to(at)
-    files.write_text(folder / "plan.json", "a plan")
+    files.write_json(folder / "plan.json", {"fingerprint": "of a plan"})
     return folder
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["evaluation/metrics.json", "evaluation/model.py", "plots/mine.png", "report.html", "raw_samples.csv", "run.json"],
+)
+@pytest.mark.parametrize("flags", [(), ("--resume",)])
+def test_what_no_receipt_proves_ours_is_neither_moved_nor_replaced(workplace, capsys, name, flags):
+    users = results(workplace) / name
+    files.write_text(users, "a user's own")
+    assert run(workplace, measure, *flags) == 2
+    assert f"error: {results(workplace) / Path(name).parts[0]}: " in capsys.readouterr().err
+    assert users.read_text() == "a user's own"
+    assert not (results(workplace) / "previous").exists()
 
 
 def test_resume_leaves_the_evaluation_to_its_own_plan_whatever_has_changed(workplace):
