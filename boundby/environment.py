@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from boundby.disturbance import CGROUP, usable_cpus
-from boundby.files import sha256_of
+from boundby.files import process_space, sha256_of
 
 PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy", "pandas", "scikit-learn", "safetensors")
 SETTINGS = (  # environment variables that change numbers; their values are harmless
@@ -59,10 +59,9 @@ def machine() -> dict[str, Any]:
 def host_id() -> str:
     """Return an opaque name shared by all processes of this machine or container, and by no others.
 
-    It is another one after the machine has started anew.
+    It is another one after the machine has started anew: a process id means something where this is the same alone.
     """
-    boot = _first_line(Path("/proc/sys/kernel/random/boot_id"))
-    return sha256_of([platform.node(), boot])[:16]
+    return sha256_of([platform.node(), process_space()])[:16]
 
 
 def machine_fingerprint() -> str:

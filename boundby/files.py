@@ -22,10 +22,23 @@ from pathlib import Path
 from typing import Any, TextIO
 
 TEMPORARY_PREFIX = ".tmp-"
-HOST = hashlib.sha256(platform.node().encode()).hexdigest()[:8]  # in a name: whatever a machine is called, short
 WRITER = re.compile(re.escape(TEMPORARY_PREFIX) + r"(\d+)-([0-9a-f]{8})\b")  # its process and its machine
 SILENT_S = 24 * 3600.0  # after which a writer elsewhere, who cannot be asked, is taken for dead
+CLOCKS_DIFFER_S = 60.0  # that of the file system, and that of the table of processes
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")  # CWE-1236: a spreadsheet would run such a cell
+
+
+def process_space() -> str:
+    """Return which boot of which machine, and which namespace there, gives processes their numbers; " " if unknown."""
+    boot = namespace = ""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        namespace = os.readlink("/proc/self/ns/pid")
+    return f"{boot} {namespace}"
+
+
+# In a name, short: where a process id means something. Two containers may have one name and other processes.
+HOST = hashlib.sha256(f"{platform.node()} {process_space()}".encode()).hexdigest()[:8]
 
 
 @contextlib.contextmanager
@@ -166,6 +179,26 @@ def remove_orphans(folder: str | Path, recursive: bool = True) -> int:
     return removed
 
 
+def is_alive(pid: int, since_unix_s: float) -> bool:
+    """Tell whether a process of this number lives here that may have written then; a later one may have got it."""
+    if pid == os.getpid():
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # of another user, whose processes may be hidden
+        return True
+    import psutil  # takes 10 ms, and is needed where a process has the number of a writer
+
+    try:
+        return bool(psutil.Process(pid).create_time() <= since_unix_s + CLOCKS_DIFFER_S)
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.Error:
+        return True
+
+
 class _LineFeeds:
     """Ends rows with a line feed alone; if `csv` did so itself, it would leave a carriage return in a cell unquoted."""
 
@@ -188,22 +221,13 @@ def _is_orphan(path: Path) -> bool:
     writer = WRITER.match(path.name)
     if writer is None:
         return False
-    if writer[2] == HOST:
-        return not _is_alive(int(writer[1]))
     try:
-        return time.time() - path.stat().st_mtime > SILENT_S
+        written_unix_s = path.stat().st_mtime
     except FileNotFoundError:  # its writer has just finished
         return False
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+    if writer[2] == HOST:
+        return not is_alive(int(writer[1]), written_unix_s)
+    return time.time() - written_unix_s > SILENT_S
 
 
 def _plain(value: Any) -> Any:

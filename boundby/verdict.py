@@ -586,6 +586,8 @@ class Verdict:
         Older ones lack what they did not know, and their trials, which were of another kind, are left out. Raises
         LookupError, TypeError or ValueError.
         """
+        if not isinstance(values, Mapping):
+            raise TypeError(f"a verdict is an object, here {values!r:.40}")
         trials = [trial for trial in values.get("trials", ()) if "measured" in trial]
         untried = [{**_with_fix(each), "kind": each["why"]} for each in values.get("untried", ())]
         kind = values.get("unsettled")

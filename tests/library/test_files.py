@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from boundby import files
@@ -182,6 +183,21 @@ def test_a_temporary_name_tells_the_machine_of_its_writer(tmp_path):
     there = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert there.stdout.strip() not in ("", files.HOST)
     assert files.WRITER.match(files.temporary_name("x"))[2] == files.HOST
+
+
+def test_a_later_process_with_the_number_of_a_writer_keeps_no_orphan(tmp_path):
+    orphan = tmp_path / f".tmp-{os.getppid()}-{files.HOST}-0a1b2c3d-x"
+    orphan.write_text("x")
+    assert files.remove_orphans(tmp_path) == 0
+    began = psutil.Process(os.getppid()).create_time()
+    os.utime(orphan, (began - 2 * files.CLOCKS_DIFFER_S,) * 2)
+    assert files.remove_orphans(tmp_path) == 1
+
+
+def test_another_namespace_of_processes_is_another_host(monkeypatch):
+    here = files.process_space()
+    monkeypatch.setattr(os, "readlink", lambda path: "pid:[1]")
+    assert files.process_space() != here
 
 
 def test_a_process_of_another_user_counts_as_living_and_an_absent_folder_has_no_orphans(tmp_path, monkeypatch):

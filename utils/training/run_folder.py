@@ -57,6 +57,7 @@ def describe(folder: Path, settings: TrainingSettings, plan: Plan) -> None:
         "kind": KIND,
         "run_id": folder.resolve().name,
         "pid": os.getpid(),
+        "process_space": files.process_space(),
         "started_unix_s": time.time(),
         "settings": removed(settings.model_dump()),
         "steps_planned": plan.steps,
