@@ -19,7 +19,11 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
+
+import msgspec
+
+Value = TypeVar("Value")
 
 TEMPORARY_PREFIX = ".tmp-"
 WRITER = re.compile(re.escape(TEMPORARY_PREFIX) + r"(\d+)-([0-9a-f]{8})\b")  # its process and its machine
@@ -94,9 +98,20 @@ def encode_json(value: Any, indent: int | None = None) -> str:
 def read_json(path: str | Path) -> Any:
     """Return the JSON value stored at `path`. Raises OSError, or ValueError that names the file."""
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from None
+        return json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not valid JSON: {_told(error)}") from None
+
+
+def read_as(path: str | Path, kind: type[Value]) -> Value:
+    """Return the JSON stored at `path` as a `kind`, a type that `msgspec` reads, without what that does not name.
+
+    Raises OSError, or ValueError that names the file and the place in it for any other shape.
+    """
+    try:
+        return msgspec.json.decode(Path(path).read_bytes(), type=kind)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} cannot be read: {_told(error)}") from None
 
 
 def write_csv(path: str | Path, rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> int:
@@ -148,8 +163,8 @@ def read_json_lines(path: str | Path) -> list[Any]:
         return []
     values = []
     for line in lines:
-        with contextlib.suppress(ValueError):
-            values.append(json.loads(line))
+        with contextlib.suppress(ValueError, RecursionError):
+            values.append(json.loads(line, parse_constant=_refuse))
     return values
 
 
@@ -197,6 +212,14 @@ def is_alive(pid: int, since_unix_s: float) -> bool:
         return False
     except psutil.Error:
         return True
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no number of JSON")
+
+
+def _told(error: Exception) -> str:
+    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
 
 
 class _LineFeeds:

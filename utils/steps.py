@@ -96,6 +96,31 @@ class Receipt(msgspec.Struct, kw_only=True):
     outputs: list[Output]
 
 
+class Optimal(msgspec.Struct, frozen=True):
+    """What the sweep found."""
+
+    batch_size: int | None = None
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """What other steps read of the metrics of step 02."""
+
+    optimal: Optimal = Optimal()
+
+
+class _States(msgspec.Struct, frozen=True):
+    """What is kept of `run.json`: how each step ended."""
+
+    steps: dict[str, dict[str, object]] = {}
+
+
+class _Sources(msgspec.Struct, frozen=True):
+    """What is read of the receipt of the data."""
+
+    model: dict[str, object]
+    source: dict[str, object]
+
+
 def outputs(number: str, layout: Layout) -> list[Path]:
     """Return the files and folders that the step owns, present or not."""
     return [getattr(layout, name) for name in STEPS[number].outputs]
@@ -222,7 +247,7 @@ def finish(number: str, layout: Layout, recorded: Parts, **facts: Any) -> None:
 
 def read(path: Path, kind: type[Record]) -> Record:
     """Return the JSON of a file as a record. Raises OSError, and ValueError where it is not one."""
-    return msgspec.json.decode(path.read_bytes(), type=kind)
+    return files.read_as(path, kind)
 
 
 def record(number: str, layout: Layout, config: Config, status: Mapping[str, str | float | None]) -> None:
@@ -231,13 +256,13 @@ def record(number: str, layout: Layout, config: Config, status: Mapping[str, str
     It holds what ran on what machine, with which settings and versions, and how each step ended.
     """
     try:
-        before = files.read_json(layout.run)
+        before = read(layout.run, _States).steps
     except (OSError, ValueError):
         before = {}
     try:
-        receipt = files.read_json(layout.data_receipt)
-        sources = {"model": receipt["model"], "dataset": receipt["source"]}
-    except (OSError, ValueError, KeyError):
+        receipt = read(layout.data_receipt, _Sources)
+        sources: dict[str, object] = {"model": receipt.model, "dataset": receipt.source}
+    except (OSError, ValueError):
         sources = {"model": None, "dataset": None, "sources_reason": "step 01 has not finished"}
     files.write_json(
         layout.run,
@@ -250,7 +275,7 @@ def record(number: str, layout: Layout, config: Config, status: Mapping[str, str
             "versions": environment.versions(),
             "config": removed(config.model_dump(mode="json")),
             **sources,
-            "steps": {**(before.get("steps", {}) if isinstance(before, dict) else {}), number: status},
+            "steps": {**before, number: status},
         },
     )
 
@@ -281,7 +306,7 @@ def _input(name: str, config: Config, layout: Layout) -> object:
 def _model_fingerprint(layout: Layout) -> str | None:
     """Return the hash of the model that step 01 has recorded, so that this is quick."""
     try:
-        return files.read_json(layout.data_receipt)["model"]["fingerprint"]
+        return read(layout.data_receipt, _Sources).model["fingerprint"]  # type: ignore[return-value]
     except (OSError, ValueError, KeyError):
         return None
 
@@ -291,8 +316,8 @@ def _optimal_batch_size(config: Config, layout: Layout) -> int | None:
     if config.trace.batch_size is not None:
         return None
     try:
-        return files.read_json(layout.metrics)["optimal"]["batch_size"]
-    except (OSError, ValueError, KeyError, TypeError):
+        return read(layout.metrics, Measured).optimal.batch_size
+    except (OSError, ValueError):
         return None
 
 
@@ -312,9 +337,9 @@ def _located_model_files(config: Config, layout: Layout) -> list[Path]:
     if Path(config.model.name).is_dir():
         return _model_files(config)
     try:
-        model = files.read_json(layout.data_receipt)["model"]
-        return model_files(Path(model["path"])) if model["origin"] == "hub" else []
-    except (OSError, ValueError, KeyError, TypeError):
+        model = read(layout.data_receipt, _Sources).model
+        return model_files(Path(str(model["path"]))) if model["origin"] == "hub" else []
+    except (OSError, ValueError, KeyError):
         return []
 
 
