@@ -227,3 +227,11 @@ def test_a_step_is_outdated_by_swapped_weights_and_by_nothing_else_that_lies_bes
     os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns))
     changed = steps.difference(before, steps.parts("02", config, layout))
     assert changed and changed.startswith(f"inputs.model_files.{weights} changed")
+
+
+def test_a_worker_with_other_switches_of_arithmetic_is_refused(evaluation_folder, monkeypatch, capsys):
+    _, settings, _ = evaluation_folder
+    assert workplace.evaluate(settings, "plan") == [0]
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
+    assert workplace.evaluate(settings, "run") == [2]
+    assert "versions.NVIDIA_TF32_OVERRIDE is 1, planned was None" in capsys.readouterr().err

@@ -80,8 +80,8 @@ def identity(config: Config, receipt: DataReceipt, source: ModelSource) -> Ident
 
 
 def versions() -> dict[str, str | None]:
-    """Return the versions of the packages that compute, and a hash of the code of ours that does."""
-    return {**environment.versions(VERSIONS), "boundby_code": _code_sha256()}
+    """Return the versions of the packages that compute, a hash of the code of ours that does, and what changes digits."""
+    return {**environment.versions(VERSIONS), "boundby_code": _code_sha256(), **environment.numerics()}
 
 
 @functools.cache  # as it was when this process began: what it has imported stays as it is
