@@ -99,10 +99,17 @@ profile-clean:  ## remove the training runs in RUNS=runs that have ended, with t
 	        rmdir -- "$$folder" "$${folder%/*}" 2>/dev/null; \
 	    done; \
 	}; \
+	here="$$(cat /proc/sys/kernel/random/boot_id 2>/dev/null) $$(readlink /proc/self/ns/pid)"; \
 	for run in "$(RUNS)"/*/; do \
 	    run=$${run%/}; grep -qs '"kind": "training_run"' "$$run/config.json" || continue; \
 	    pid=$$(sed -nE 's/^ *"pid": ([0-9]+),$$/\1/p' "$$run/config.json"); \
-	    if [[ -n $$pid ]] && kill -0 "$$pid" 2>/dev/null; then echo "$$run: process $$pid runs; it stays"; continue; fi; \
+	    space=$$(sed -nE 's/^ *"process_space": "(.*)",$$/\1/p' "$$run/config.json"); \
+	    if [[ $$space == "$$here" ]]; then \
+	        if kill -0 "$$pid" 2>/dev/null || [[ -e /proc/$${pid:-none} ]]; then echo "$$run: process $$pid runs; it stays"; continue; fi; \
+	    elif { ! ls "$$run"/*stage_times.json >/dev/null 2>&1 || grep -qsE '"status": ?"running"' "$$run"/*stage_times.json; } && \
+	        [[ -n $$(find "$$run" -mmin -1440 -print -quit) ]]; then \
+	        echo "$$run: may run still on another machine, where it wrote less than a day ago; it stays"; continue; \
+	    fi; \
 	    remove_logs "$$run"; rm -r -- "$$run" && echo "removed $$run"; \
 	done
 

@@ -7,6 +7,9 @@ python run_pipeline.py --dry-run                              what would run, wh
 """
 
 import argparse
+import contextlib
+import ctypes
+import functools
 import os
 import shlex
 import signal
@@ -18,9 +21,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from utils import streams
+from utils.credentials import REMOVED, Parser, without
+
 ROOT = Path(__file__).resolve().parent
 STEPS: dict[str, dict[str, Any]] = tomllib.loads((ROOT / "utils" / "steps.toml").read_text(encoding="utf-8"))
 UNSOUND = "some points failed or the profile has faults"
+# What a step is sent for what this process is sent. Of the last two it would die without writing its state.
+PASSED_ON = {
+    signal.SIGINT: signal.SIGINT,
+    signal.SIGTERM: signal.SIGTERM,
+    signal.SIGHUP: signal.SIGTERM,
+    signal.SIGQUIT: signal.SIGTERM,
+}
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 DONE, FAILED, USAGE, INCOMPLETE, INTERRUPTED, TERMINATED = 0, 1, 2, 4, 130, 143
 
 
@@ -28,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the chosen steps until one fails; return the exit code of the pipeline."""
     parser = arguments()
     args = parser.parse_intermixed_args(argv)
+    streams.open_standard()
     os.environ.setdefault("BOUNDBY_RUN_STARTED", time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()))
     steps, started = chosen(args, parser), time.monotonic()
     if args.dry_run:
@@ -44,15 +59,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             return code
         worst = max(worst, code)
     finished = f"all steps finished in {minutes(time.monotonic() - started)}"
-    print(f"\n{finished}" if worst == DONE else f"\n{finished}, but {UNSOUND} (exit code {worst})")
+    say(f"\n{finished}" if worst == DONE else f"\n{finished}, but {UNSOUND} (exit code {worst})")
     return worst
 
 
 def arguments() -> argparse.ArgumentParser:
     """Return the command line of the pipeline."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("--config", metavar="FILE", help="settings (default: configs/config.yaml)")
     for number, step in STEPS.items():
         parser.add_argument(f"--skip-{step['skip']}", action="store_true", help=f"leave out step {number}")
@@ -98,31 +111,58 @@ def check(script: str, args: argparse.Namespace) -> int:
     if code in (DONE, INTERRUPTED, TERMINATED):
         return code
     again = shown([ROOT / "scripts" / script, *passed_on(args, "debug")])
-    print(f"the profile has faults or cannot be checked (exit code {code}); later steps run", file=sys.stderr)
-    print(f"to see all of it: {again}", file=sys.stderr)
+    say(f"the profile has faults or cannot be checked (exit code {code}); later steps run", "stderr")
+    say(f"to see all of it: {again}", "stderr")
     return INCOMPLETE
 
 
 def run_step(script: str, arguments: Sequence[str], is_shown: bool = True) -> int:
-    """Run one script, its command printed first if it `is_shown`; return its exit code. Signals reach it too."""
+    """Run one script, its command printed first if it `is_shown`; return its exit code.
+
+    Signals to stop are passed on to it, and it ends with this process however that ends.
+    """
     path = ROOT / "scripts" / script
     command = [sys.executable, str(path), *arguments]
     if is_shown:
-        print(f"\n$ {shown([path, *arguments])}", flush=True)
-    told: list[int] = []  # while the step was being started
-    previous = signal.signal(signal.SIGTERM, lambda signum, frame: told.append(signum))
+        say(f"\n$ {shown([path, *arguments])}")
+    early: list[int] = []  # while the step was being started
+    late: list[int] = []
+    process: subprocess.Popen[bytes] | None = None
+
+    def pass_on(signum: int, frame: object) -> None:
+        if process is None:
+            early.append(signum)
+        else:
+            late.append(signum)
+            process.send_signal(PASSED_ON[signum])
+
+    previous = {each: signal.getsignal(each) for each in PASSED_ON if signal.getsignal(each) is not signal.SIG_IGN}
+    for each in previous:
+        signal.signal(each, pass_on)
     try:
-        process = subprocess.Popen(command)
-        signal.signal(signal.SIGTERM, lambda signum, frame: process.terminate())
-        if told:
-            process.terminate()
-        while True:
-            try:
-                return as_exit_code(process.wait())
-            except KeyboardInterrupt:  # the terminal has sent SIGINT to the step as well: let it write its state
-                continue
+        process = subprocess.Popen(command, preexec_fn=functools.partial(end_with, os.getpid()))
+        for each in early:
+            process.send_signal(PASSED_ON[each])
+        code = as_exit_code(process.wait())
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for each, handler in previous.items():
+            signal.signal(each, handler)
+    if code in (DONE, INCOMPLETE) and (stops := [*early, *late]):  # it had just ended: the next one must not begin
+        return as_exit_code(-PASSED_ON[stops[0]])
+    return code
+
+
+def end_with(parent: int) -> None:
+    """Have the system end this process, which is about to become a step, when its parent dies; on Linux."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it has died already
+        os._exit(TERMINATED)
+
+
+def say(text: str, stream: str = "stdout") -> None:
+    """Print a line; a stream that is dead ends nothing."""
+    streams.write(getattr(sys, stream), text)
 
 
 def as_exit_code(code: int) -> int:
@@ -141,11 +181,13 @@ def announce_failure(number: str, code: int, args: argparse.Namespace, seconds: 
     resume = [*step_arguments(args), *([] if args.resume else ["--resume"])]
     skipped = [f"--skip-{step['skip']}" for name, step in STEPS.items() if is_skipped(name, args)]
     where = ["--only" if args.only is not None else "--from", str(int(number)), *skipped]
-    print(f"\nstep {number} {ended}, {minutes(seconds)} after the start", file=sys.stderr)
-    print(f"to continue: {shown([ROOT / 'run_pipeline.py', *where, *resume])}", file=sys.stderr)
+    say(f"\nstep {number} {ended}, {minutes(seconds)} after the start", "stderr")
+    again = shown([ROOT / "run_pipeline.py", *where, *resume])
+    fill_in = f" (with what {REMOVED} stands for)" if REMOVED in again else ""
+    say(f"to continue{fill_in}: {again}", "stderr")
     hub_step_failed = number == "01" and code == 3
     if hub_step_failed:
-        print("offline default: python run_pipeline.py --config configs/quickstart.yaml", file=sys.stderr)
+        say("offline default: python run_pipeline.py --config configs/quickstart.yaml", "stderr")
 
 
 def minutes(seconds: float) -> str:
@@ -160,7 +202,7 @@ def shown(command: Sequence[str | Path]) -> str:
     parts = [
         part.relative_to(here) if isinstance(part, Path) and part.is_relative_to(here) else part for part in command
     ]
-    return shlex.join(["python", *map(str, parts)])
+    return shlex.join(["python", *(without(str(part)) for part in parts)])
 
 
 def dry_run(steps: Sequence[str], args: argparse.Namespace) -> int:
@@ -171,5 +213,8 @@ def dry_run(steps: Sequence[str], args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    code = main()
+    try:
+        code = main()
+    except KeyboardInterrupt:  # between two steps
+        code = INTERRUPTED
     sys.exit(FAILED if code < 0 else code)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from boundby.disturbance import CGROUP, usable_cpus
-from boundby.files import sha256_of
+from boundby.files import process_space, sha256_of
 
 PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy", "pandas", "scikit-learn", "safetensors")
 SETTINGS = (  # environment variables that change numbers; their values are harmless
@@ -20,7 +20,24 @@ SETTINGS = (  # environment variables that change numbers; their values are harm
     "PYTORCH_CUDA_ALLOC_CONF",
     "PYTORCH_ALLOC_CONF",
     "HF_HUB_OFFLINE",
+    "NVIDIA_TF32_OVERRIDE",
+    "CUDA_LAUNCH_BLOCKING",
+    "ATEN_CPU_CAPABILITY",
+    "RAYON_NUM_THREADS",
+    "LD_PRELOAD",
 )
+FAMILIES = ("ONEDNN_", "DNNL_", "MKL_", "CUBLAS_", "CUDNN_", "KMP_", "GOMP_", "TORCH_CUDNN_", "TORCHINDUCTOR_")
+ROUNDING = (
+    "NVIDIA_TF32_OVERRIDE",
+    "ATEN_CPU_CAPABILITY",
+    "ONEDNN_",
+    "DNNL_",
+    "MKL_",
+    "CUBLAS_",
+    "CUDNN_",
+    "TORCH_CUDNN_",
+)
+OFF_THE_NUMBERS = ("_VERBOSE", "_LOG", "_DIR", "_PATH", "_FILE")  # ends of names that say where to, not how
 
 
 def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str | None]:
@@ -38,7 +55,16 @@ def _version(package: str) -> str | None:
 
 def settings() -> dict[str, str]:
     """Return the allow-listed environment variables that are set."""
-    return {name: os.environ[name] for name in SETTINGS if name in os.environ}
+    return {name: os.environ[name] for name in sorted(os.environ) if name in SETTINGS or _is_of_numbers(name)}
+
+
+def numerics() -> dict[str, str]:
+    """Return those of `settings()` that change the last digits of a result, and not only how fast it comes."""
+    return {name: value for name, value in settings().items() if name.startswith(ROUNDING) and "THREADS" not in name}
+
+
+def _is_of_numbers(name: str) -> bool:
+    return name.startswith(FAMILIES) and not name.endswith(OFF_THE_NUMBERS)
 
 
 @functools.cache
@@ -59,10 +85,9 @@ def machine() -> dict[str, Any]:
 def host_id() -> str:
     """Return an opaque name shared by all processes of this machine or container, and by no others.
 
-    It is another one after the machine has started anew.
+    It is another one after the machine has started anew: a process id means something where this is the same alone.
     """
-    boot = _first_line(Path("/proc/sys/kernel/random/boot_id"))
-    return sha256_of([platform.node(), boot])[:16]
+    return sha256_of([platform.node(), process_space()])[:16]
 
 
 def machine_fingerprint() -> str:

@@ -19,13 +19,30 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
+
+import msgspec
+
+Value = TypeVar("Value")
 
 TEMPORARY_PREFIX = ".tmp-"
-HOST = hashlib.sha256(platform.node().encode()).hexdigest()[:8]  # in a name: whatever a machine is called, short
 WRITER = re.compile(re.escape(TEMPORARY_PREFIX) + r"(\d+)-([0-9a-f]{8})\b")  # its process and its machine
 SILENT_S = 24 * 3600.0  # after which a writer elsewhere, who cannot be asked, is taken for dead
+CLOCKS_DIFFER_S = 60.0  # that of the file system, and that of the table of processes
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")  # CWE-1236: a spreadsheet would run such a cell
+
+
+def process_space() -> str:
+    """Return which boot of which machine, and which namespace there, gives processes their numbers; " " if unknown."""
+    boot = namespace = ""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        namespace = os.readlink("/proc/self/ns/pid")
+    return f"{boot} {namespace}"
+
+
+# In a name, short: where a process id means something. Two containers may have one name and other processes.
+HOST = hashlib.sha256(f"{platform.node()} {process_space()}".encode()).hexdigest()[:8]
 
 
 @contextlib.contextmanager
@@ -81,9 +98,20 @@ def encode_json(value: Any, indent: int | None = None) -> str:
 def read_json(path: str | Path) -> Any:
     """Return the JSON value stored at `path`. Raises OSError, or ValueError that names the file."""
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from None
+        return json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not valid JSON: {_told(error)}") from None
+
+
+def read_as(path: str | Path, kind: type[Value]) -> Value:
+    """Return the JSON stored at `path` as a `kind`, a type that `msgspec` reads, without what that does not name.
+
+    Raises OSError, or ValueError that names the file and the place in it for any other shape.
+    """
+    try:
+        return msgspec.json.decode(Path(path).read_bytes(), type=kind)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} cannot be read: {_told(error)}") from None
 
 
 def write_csv(path: str | Path, rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> int:
@@ -135,8 +163,8 @@ def read_json_lines(path: str | Path) -> list[Any]:
         return []
     values = []
     for line in lines:
-        with contextlib.suppress(ValueError):
-            values.append(json.loads(line))
+        with contextlib.suppress(ValueError, RecursionError):
+            values.append(json.loads(line, parse_constant=_refuse))
     return values
 
 
@@ -166,6 +194,34 @@ def remove_orphans(folder: str | Path, recursive: bool = True) -> int:
     return removed
 
 
+def is_alive(pid: int, since_unix_s: float) -> bool:
+    """Tell whether a process of this number lives here that may have written then; a later one may have got it."""
+    if pid == os.getpid():
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # of another user, whose processes may be hidden
+        return True
+    import psutil  # takes 10 ms, and is needed where a process has the number of a writer
+
+    try:
+        return bool(psutil.Process(pid).create_time() <= since_unix_s + CLOCKS_DIFFER_S)
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.Error:
+        return True
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no number of JSON")
+
+
+def _told(error: Exception) -> str:
+    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+
+
 class _LineFeeds:
     """Ends rows with a line feed alone; if `csv` did so itself, it would leave a carriage return in a cell unquoted."""
 
@@ -188,22 +244,13 @@ def _is_orphan(path: Path) -> bool:
     writer = WRITER.match(path.name)
     if writer is None:
         return False
-    if writer[2] == HOST:
-        return not _is_alive(int(writer[1]))
     try:
-        return time.time() - path.stat().st_mtime > SILENT_S
+        written_unix_s = path.stat().st_mtime
     except FileNotFoundError:  # its writer has just finished
         return False
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+    if writer[2] == HOST:
+        return not is_alive(int(writer[1]), written_unix_s)
+    return time.time() - written_unix_s > SILENT_S
 
 
 def _plain(value: Any) -> Any:

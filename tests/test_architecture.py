@@ -55,7 +55,11 @@ def test_packages_import_only_downwards():
         assert packages(path) <= {"boundby", "utils"}, path
     for path in python_files("scripts"):
         assert packages(path) <= {"boundby", "utils"}, path
-    assert packages(ROOT / "run_pipeline.py") == set()
+    for name in ("credentials", "streams"):
+        assert packages(ROOT / "utils" / f"{name}.py") == set()
+    loaded = "import sys, run_pipeline; print([name for name in sys.modules if name.startswith(('utils.', 'boundby'))])"
+    found = subprocess.run([sys.executable, "-c", loaded], cwd=ROOT, capture_output=True, text=True)
+    assert sorted(ast.literal_eval(found.stdout)) == ["utils.credentials", "utils.streams"]
 
 
 @pytest.mark.parametrize("path", python_files("scripts"), ids=lambda path: path.name)

@@ -1,6 +1,7 @@
 """The one table of artefacts: every path and file name of the pipeline, what it holds, and which step writes it."""
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,6 +14,9 @@ from utils.errors import InputError
 METRICS_VERSION = 4  # of baseline_metrics.json: its keys, and how its numbers are made
 LAYER_PROFILE = "model"  # name of the files in layers/
 RUN_STARTED_VARIABLE = "BOUNDBY_RUN_STARTED"  # set by the runner, so that its steps share one folder in previous/
+
+
+OF_PLAN = re.compile(r"\.claims|part-\d{5}\.parquet|cost-\d{5}\.json")  # metrics.json may be anybody's
 
 
 class Folder(Protocol):
@@ -60,6 +64,16 @@ class EvaluationFolder:
     confusion_matrix = Artefact("confusion_matrix.csv", "02", "how many rows of each label got each prediction")
     confident_mistakes = Artefact("confident_mistakes.csv", "02", "the surest mistakes with their texts")
     quality = Artefact("quality.json", "02", "the same and the calibration, for programs")
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether an evaluation of ours lies here, by its plan, which may be damaged, or by its parts."""
+        try:
+            if b'"fingerprint"' in self.plan.read_bytes():
+                return True
+        except OSError:
+            pass
+        return self.path.is_dir() and any(OF_PLAN.fullmatch(each.name) for each in self.path.iterdir())
 
     def part(self, shard: int) -> Path:
         """Return the path of the predictions of one shard; its presence is the commit."""

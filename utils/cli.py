@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import signal
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from utils.console import Console, log_to, stop_logging
+from utils.credentials import Parser
 from utils.errors import EnvironmentLacksError, InputError, PipelineError
 
 if TYPE_CHECKING:
@@ -35,8 +37,12 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR)
 
 
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+ONE_STOP_S = 1.0  # in which several signals mean one: the terminal sends its own, and the runner passes it on
+
+
 class Terminated(BaseException):
-    """SIGTERM arrived."""
+    """SIGTERM arrived, or the terminal was closed."""
 
 
 @dataclass(frozen=True)
@@ -167,9 +173,7 @@ def command(
 
     With `has_heartbeat` the console says every ten seconds that the body is still at work.
     """
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     if settings:
         text = "settings (default: %(default)s)"
         parser.add_argument("--config", type=Path, default=settings.default, metavar="FILE", help=text)
@@ -182,7 +186,7 @@ def command(
     args = _with_all_overrides(parser.parse_intermixed_args(argv))
     console = Console()
     try:
-        with _sigterm_raises(), console.heartbeat() if has_heartbeat else contextlib.nullcontext():
+        with _stops_raise(), console.heartbeat() if has_heartbeat else contextlib.nullcontext():
             return body(_prepare(args, console, settings)) or DONE
     except KeyboardInterrupt:
         console.note("interrupted")
@@ -192,7 +196,7 @@ def command(
         return TERMINATED
     except Exception as error:
         if args.debug:
-            traceback.print_exc()
+            console.note(traceback.format_exc())
         failure = _as_pipeline_error(error)
         console.note(f"error: {failure}")
         return failure.exit_code
@@ -242,6 +246,7 @@ def _live(number: str, body: Body, run: Run) -> int:
     try:
         layout.results.mkdir(parents=True, exist_ok=True)
         with FileLock(layout.lock, timeout=0), _logged(layout.log(number)):
+            steps.require_ours(number, layout)
             files.remove_orphans(layout.results)
             files.remove_orphans(layout.dataset.parent, recursive=False)  # which may be a folder of the user's own
             parts = steps.parts(number, run.config, layout)
@@ -320,21 +325,29 @@ def _logged(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _sigterm_raises() -> Iterator[None]:
-    """Let SIGTERM unwind the program, so that files are closed and state is written."""
+def _stops_raise() -> Iterator[None]:
+    """Let a signal to stop unwind the program, so that files are closed and state is written.
 
-    def terminate(signum: int, frame: object) -> None:
-        raise Terminated
+    One that is ignored stays so.
+    """
+    last = float("-inf")
 
+    def stop(signum: int, frame: object) -> None:
+        nonlocal last
+        before, last = last, time.monotonic()
+        if last - before >= ONE_STOP_S:
+            raise KeyboardInterrupt if signum == signal.SIGINT else Terminated
+
+    previous: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():  # elsewhere the caller keeps its own handling
+        previous = {each: signal.getsignal(each) for each in STOPS if signal.getsignal(each) is not signal.SIG_IGN}
     try:
-        previous = signal.signal(signal.SIGTERM, terminate)
-    except ValueError:  # not in the main thread: the caller keeps its own handling
-        yield
-        return
-    try:
+        for each in previous:
+            signal.signal(each, stop)
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for each, handler in previous.items():
+            signal.signal(each, handler)
 
 
 def _as_pipeline_error(error: Exception) -> PipelineError:

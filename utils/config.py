@@ -31,7 +31,16 @@ QUICKSTART = "quickstart"
 SOURCES = ("hf_name", "file", "quickstart")
 OF_SOURCE = ("config_name", "split", "revision", "text_column", "label_column")  # they describe one dataset
 TEXT_COLUMN, LABEL_COLUMN = "text", "labels"
+NO_DISKS = ("/proc", "/sys", "/dev")
 RESERVED_NAMES = {"run.json", "raw_samples.csv", "baseline_summary_report.txt", "report.html"}
+
+
+def _on_a_disk(name: str) -> str:
+    path = Path(name).expanduser().absolute()
+    if any(path.is_relative_to(folder) for folder in NO_DISKS) and not path.is_relative_to("/dev/shm"):
+        raise ValueError(f"{path} is on no disk; name a folder that can be written to")
+    return name
+
 
 Name = Annotated[str, StringConstraints(min_length=1)]
 # The shell leaves `~` alone in `model.name=~/x`.
@@ -78,7 +87,7 @@ class Dataset(Section):
     revision: Name | None = None
     file: LocalOrHub | None = None
     quickstart: bool = False
-    local_path: Name = "./data/val_df.csv"
+    local_path: Annotated[Name, AfterValidator(_on_a_disk)] = "./data/val_df.csv"
     text_column: Column = TEXT_COLUMN
     label_column: Column | None = LABEL_COLUMN
     sample_sizes: Annotated[list[PositiveInt], Field(min_length=1)] | None = None
@@ -174,7 +183,7 @@ class Pod(Section):
 class Output(Section):
     """Where results go."""
 
-    results_dir: Name = "./results"
+    results_dir: Annotated[Name, AfterValidator(_on_a_disk)] = "./results"
     metrics_file: FileName = "baseline_metrics.json"
     detailed_metrics_file: FileName = "detailed_metrics.csv"
 

@@ -1,8 +1,8 @@
 """Speak to the person at the terminal and to the log: results on stdout, progress on stderr, everything in the file."""
 
 import contextlib
+import io
 import logging
-import os
 import sys
 import threading
 import time
@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TextIO
 
 from boundby.formatting import printable
+from utils import streams
+from utils.credentials import without
 
 HEARTBEAT_S = 10.0  # of silence, after which a line says that the work goes on
 LOGGER = logging.getLogger("boundby")
@@ -22,8 +24,9 @@ class Console:
     def __init__(
         self, out: TextIO | None = None, err: TextIO | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.out = out or sys.stdout
-        self.err = err or sys.stderr
+        streams.open_standard()
+        self.out: TextIO = out or sys.stdout or io.StringIO()
+        self.err: TextIO = err or sys.stderr or io.StringIO()
         self._clock = clock
         self._lock = threading.RLock()
         self._said, self._silent_since = clock(), clock()
@@ -81,17 +84,16 @@ class Console:
             self._write(self.err, f"{time.strftime('%H:%M:%S')} still at work, {silent} since the line above")
 
     def _write(self, stream: TextIO, text: str) -> None:
-        text = printable(text)
+        text = without(printable(text))
         LOGGER.info("%s", text)
         with self._lock:
             self._said = self._clock()
             try:
                 if self._progress is not None:
                     self._progress.clear()
-                stream.write(text + "\n")
-                stream.flush()
-            except BrokenPipeError:  # the reader, such as `head`, has seen enough; the measurement goes on
-                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            except (OSError, ValueError):  # the terminal of the bar is gone
+                self._progress = None
+            streams.write(stream, text)  # its reader, such as `head`, may have seen enough; the measurement goes on
 
     def refreshed(self) -> None:
         """Note that a bar was drawn, which is no silence."""
@@ -152,7 +154,7 @@ class Progress:
         assert self._bar is not None
         self._bar.total, self._bar.n = self.total, self._done
         self._bar.set_description_str(f"{self._label} {self._pace()}", refresh=False)
-        self._bar.unit = printable(text) or self._bar.unit
+        self._bar.unit = without(printable(text)) or self._bar.unit
         self._bar.refresh()
         self._console.refreshed()
 
@@ -170,11 +172,25 @@ class Progress:
         return done + ("" if left_s is None else f" ETA {_minutes(left_s)}")
 
 
+class _Log(logging.FileHandler):
+    """A log whose full disk ends nothing and shows no traceback."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 -- its name in logging
+        return
+
+
+class _Harmless(logging.Formatter):
+    """Writes no credentials and no control characters, which a warning of a library may hold."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return without(printable(super().format(record)))
+
+
 def log_to(path: Path) -> logging.Handler:
     """Append what is said, and Python's warnings, to the log at `path`; return the handler for `stop_logging`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    handler = _Log(path, encoding="utf-8")
+    handler.setFormatter(_Harmless("%(asctime)s %(message)s"))
     LOGGER.setLevel(logging.INFO)
     LOGGER.addHandler(handler)
     logging.getLogger("py.warnings").addHandler(handler)

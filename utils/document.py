@@ -606,9 +606,12 @@ def read_document(path: Path, version: int) -> Document:
     found = content.get("schema_version") if isinstance(content, dict) else None
     if found != version:
         raise OtherVersion(found)
-    for row in content.get("batch_sizes", ()):
-        if row.get("verdict"):  # older trials have other keys, and factors of another kind
-            row["verdict"]["trials"] = [trial for trial in row["verdict"].get("trials", ()) if "measured" in trial]
+    try:
+        for row in content.get("batch_sizes", ()):
+            if row.get("verdict"):  # older trials have other keys, and factors of another kind
+                row["verdict"]["trials"] = [trial for trial in row["verdict"].get("trials", ()) if "measured" in trial]
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"{path} cannot be read: batch_sizes are not rows with verdicts ({error})") from None
     msgspec.convert(content, Document)
     return cast(Document, content)
 

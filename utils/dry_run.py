@@ -125,6 +125,7 @@ def _of_repository(kind: str, name: str, revision: str | None) -> str:
         return f"{name}: 0 bytes if the cache is complete"
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
         return f"{name}: not in the cache, and HF_HUB_OFFLINE is set"
+    import http.client
     import urllib.request  # 30 ms that an offline dry run does not need
 
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
@@ -134,8 +135,9 @@ def _of_repository(kind: str, name: str, revision: str | None) -> str:
             f"{endpoint}/api/{kind}/{name}{suffix}?blobs=true", timeout=HUB_TIMEOUT_S
         ) as answer:
             listed = json.load(answer).get("siblings", [])
-    except (OSError, ValueError) as error:
-        return f"{name}: size unknown, the Hub did not answer ({getattr(error, 'reason', error)})"
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        why = getattr(error, "reason", None) or type(error).__name__  # its text may hold the address in pieces
+        return f"{name}: size unknown, the Hub did not answer ({why})"
     total = sum(each.get("size") or 0 for each in listed if _is_fetched(kind, each.get("rfilename", "")))
     return f"{name}: {total:,} bytes"
 

@@ -1,6 +1,7 @@
 """Find the model's files, on the Hub, in a folder or among the quickstart's, and refuse what cannot be measured."""
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,18 @@ CONFIG = "config.json"
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 CODE = "*.py"
 TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model", "*.tiktoken")
-FILES = ("*.json", "model*.safetensors", "*.txt", "*.model", "*.tiktoken", "*.jinja")
+FILES = ("*.json", "model*.safetensors", "*.txt", "*.model", "*.tiktoken", "*.jinja")  # that are downloaded
+# What transformers reads beside the weights, and code of the model. Whatever else lies in a folder (notes, states of a
+# training, keys) changes no result, and is nobody else's business.
+READ = (
+    CONFIG, "generation_config.json", "preprocessor_config.json", "chat_template.json", "*.jinja", CODE,
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "normalizer.json",
+    "*vocab.json", "*vocab.txt", "merges.txt", "dict.txt", "bpe.codes", "*.model", "*.tiktoken",
+    "modules.json", "config_sentence_transformers.json", "sentence_*_config.json",
+)  # fmt: skip
+ADAPTER = "adapter_config.json"
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.h5", "*.ckpt", "*.msgpack")
+SHA256 = re.compile(r"[0-9a-f]{64}")
 POINTER_START = b"version https://git-lfs"
 
 Progress = Callable[[str], None]
@@ -104,6 +115,11 @@ def _check_files(folder: Path, name: str, task: str) -> None:
             f"{name}: has no tokenizer ({', '.join(TOKENIZERS)}); copy the files of the tokenizer it was trained with "
             "beside the weights, with `tokenizer.save_pretrained(…)`"
         )
+    if (folder / ADAPTER).exists():
+        raise InputError(
+            f"{folder / ADAPTER}: lies beside {CONFIG}, and transformers would load the base model that it names "
+            "instead of the weights here; merge the adapter and save the whole model, or move that file away"
+        )
     _check_weights(folder, name)
 
 
@@ -121,24 +137,43 @@ def _is_folder(model: Model) -> bool:
 def _in_folder(model: Model) -> ModelSource:
     folder = Path(model.name).expanduser()
     _check_files(folder, model.name, model.task)
-    identity = {path.name: contents.sha256(path) for path in _matching(folder, (*FILES, CODE))}
+    identity = {path.name: contents.sha256(path) for path in model_files(folder)}
     return ModelSource(model.name, folder, "folder", None, files.sha256_of(identity), model.task)
 
 
 def _from_hub(model: Model, folder: Path) -> ModelSource:
     _check_files(folder, model.name, model.task)
+    for path in model_files(folder):
+        stored = path.resolve()  # the cache calls large files after their SHA-256
+        if SHA256.fullmatch(stored.name) and contents.sha256(stored) != stored.name:
+            raise InputError(f"{stored}: was changed or damaged after it was downloaded; delete it, then {DOWNLOAD}")
     return ModelSource(
         model.name, folder, "hub", folder.name, folder.name, model.task
     )  # a snapshot is called after its commit
 
 
 def model_files(folder: Path) -> list[Path]:
-    """Return the files of the model in `folder` that are read, and no others that may lie there."""
-    return _matching(folder, (*FILES, "*.safetensors", CODE))
+    """Return the files of the model in `folder` that decide its result, and no others that may lie there."""
+    weights = [folder / name for name in _weights(folder)]
+    return sorted({*_matching(folder, READ), *(path for path in weights if path.is_file())})
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return those of `model_files` that are weights, their index, code, or say what is built of them."""
+    named = {CONFIG, WEIGHTS_INDEX, *_weights(folder)}
+    return [path for path in model_files(folder) if path.name in named or path.match(CODE)]
+
+
+def _weights(folder: Path) -> set[str]:
+    """Return the names of the weight files that the model consists of, and of their index where there is one."""
+    if (folder / WEIGHTS_INDEX).exists():
+        return {WEIGHTS_INDEX, *_shards(folder / WEIGHTS_INDEX)}
+    return {WEIGHTS} if (folder / WEIGHTS).exists() else set()
 
 
 def _matching(folder: Path, patterns: Iterable[str]) -> list[Path]:
-    return sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()})
+    found = {path for pattern in patterns for path in folder.glob(pattern)}
+    return sorted(path for path in found if path.is_file() and not path.name.startswith("."))
 
 
 def _read_config(folder: Path) -> Mapping[str, object]:
@@ -157,11 +192,8 @@ def _read_config(folder: Path) -> Mapping[str, object]:
 
 
 def _check_weights(folder: Path, name: str) -> None:
-    if (folder / WEIGHTS_INDEX).exists():
-        needed = _shards(folder / WEIGHTS_INDEX)
-    elif (folder / WEIGHTS).exists():
-        needed = {WEIGHTS}
-    else:
+    needed = _weights(folder)
+    if not needed:
         pickled = [path.name for path in _matching(folder, PICKLED)]
         only = f", only {', '.join(pickled)}" if pickled else ""
         raise InputError(

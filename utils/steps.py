@@ -16,6 +16,9 @@ from boundby import __version__, environment, files
 from utils import contents
 from utils.artifacts import Layout
 from utils.config import QUICKSTART, Config
+from utils.credentials import removed, without
+from utils.errors import InputError
+from utils.model_source import model_files
 from utils.quickstart import cache
 
 SCHEMA_VERSION = 1
@@ -93,6 +96,31 @@ class Receipt(msgspec.Struct, kw_only=True):
     outputs: list[Output]
 
 
+class Optimal(msgspec.Struct, frozen=True):
+    """What the sweep found."""
+
+    batch_size: int | None = None
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """What other steps read of the metrics of step 02."""
+
+    optimal: Optimal = Optimal()
+
+
+class _States(msgspec.Struct, frozen=True):
+    """What is kept of `run.json`: how each step ended."""
+
+    steps: dict[str, dict[str, object]] = {}
+
+
+class _Sources(msgspec.Struct, frozen=True):
+    """What is read of the receipt of the data."""
+
+    model: dict[str, object]
+    source: dict[str, object]
+
+
 def outputs(number: str, layout: Layout) -> list[Path]:
     """Return the files and folders that the step owns, present or not."""
     return [getattr(layout, name) for name in STEPS[number].outputs]
@@ -108,6 +136,22 @@ def stale_with(number: str, layout: Layout, *, resumes: bool = False) -> list[Pa
     logs = sorted(layout.receipt(number).parent.glob(f"{number}-*.jsonl"))  # of visits
     outdated = [path for other in STEPS[number].outdates for path in (*outputs(other, layout), layout.receipt(other))]
     return [*owned, *records, *logs, *outdated]
+
+
+def require_ours(number: str, layout: Layout) -> None:
+    """Raise InputError where the step would move or replace what no receipt or mark of a step proves to be ours."""
+    for other in (number, *STEPS[number].outdates):
+        if other == "01" or layout.receipt(other).exists() or layout.marker(other).exists():
+            continue  # the dataset has a receipt of its own
+        for path in outputs(other, layout):
+            is_there = any(path.iterdir()) if path.is_dir() else path.exists()
+            if is_there and not (path == layout.evaluation and layout.evaluated.is_ours):
+                raise InputError(
+                    f"{path}: lies there, and no receipt says that a step made it; nothing was moved or replaced. "
+                    "Choose another output.results_dir, or move that away if you do not need it"
+                )
+    if layout.run.exists() and not layout.receipt(number).parent.exists():
+        raise InputError(f"{layout.run}: is not of an earlier run here; choose another output.results_dir")
 
 
 def sweep_dtypes(config: Config) -> list[str]:
@@ -131,8 +175,8 @@ def parts(number: str, config: Config, layout: Layout) -> Parts:
 
 
 def settings_of(number: str, config: Config) -> dict[str, object]:
-    """Return the settings that the step reads, by dotted key."""
-    settings = config.model_dump(mode="json")
+    """Return the settings that the step reads, by dotted key, without credentials."""
+    settings = removed(config.model_dump(mode="json"))
     return {
         key: functools.reduce(lambda value, part: value[part], key.split("."), settings)
         for key in STEPS[number].settings
@@ -203,7 +247,7 @@ def finish(number: str, layout: Layout, recorded: Parts, **facts: Any) -> None:
 
 def read(path: Path, kind: type[Record]) -> Record:
     """Return the JSON of a file as a record. Raises OSError, and ValueError where it is not one."""
-    return msgspec.json.decode(path.read_bytes(), type=kind)
+    return files.read_as(path, kind)
 
 
 def record(number: str, layout: Layout, config: Config, status: Mapping[str, str | float | None]) -> None:
@@ -212,13 +256,13 @@ def record(number: str, layout: Layout, config: Config, status: Mapping[str, str
     It holds what ran on what machine, with which settings and versions, and how each step ended.
     """
     try:
-        before = files.read_json(layout.run)
+        before = read(layout.run, _States).steps
     except (OSError, ValueError):
         before = {}
     try:
-        receipt = files.read_json(layout.data_receipt)
-        sources = {"model": receipt["model"], "dataset": receipt["source"]}
-    except (OSError, ValueError, KeyError):
+        receipt = read(layout.data_receipt, _Sources)
+        sources: dict[str, object] = {"model": receipt.model, "dataset": receipt.source}
+    except (OSError, ValueError):
         sources = {"model": None, "dataset": None, "sources_reason": "step 01 has not finished"}
     files.write_json(
         layout.run,
@@ -229,9 +273,9 @@ def record(number: str, layout: Layout, config: Config, status: Mapping[str, str
             "machine": environment.machine(),
             "environment": environment.settings(),
             "versions": environment.versions(),
-            "config": config.model_dump(mode="json"),
+            "config": removed(config.model_dump(mode="json")),
             **sources,
-            "steps": {**(before.get("steps", {}) if isinstance(before, dict) else {}), number: status},
+            "steps": {**before, number: status},
         },
     )
 
@@ -262,7 +306,7 @@ def _input(name: str, config: Config, layout: Layout) -> object:
 def _model_fingerprint(layout: Layout) -> str | None:
     """Return the hash of the model that step 01 has recorded, so that this is quick."""
     try:
-        return files.read_json(layout.data_receipt)["model"]["fingerprint"]
+        return read(layout.data_receipt, _Sources).model["fingerprint"]  # type: ignore[return-value]
     except (OSError, ValueError, KeyError):
         return None
 
@@ -272,20 +316,31 @@ def _optimal_batch_size(config: Config, layout: Layout) -> int | None:
     if config.trace.batch_size is not None:
         return None
     try:
-        return files.read_json(layout.metrics)["optimal"]["batch_size"]
-    except (OSError, ValueError, KeyError, TypeError):
+        return read(layout.metrics, Measured).optimal.batch_size
+    except (OSError, ValueError):
         return None
 
 
-def _states(paths: list[Path]) -> dict[str, list[int] | None]:
-    """Return size and time of change of each file, None where it is not there."""
-    return {str(path): [path.stat().st_size, path.stat().st_mtime_ns] if path.exists() else None for path in paths}
+def _hashes(paths: list[Path]) -> dict[str, str | None]:
+    """Return the hash of each file, None where it is not there."""
+    return {without(str(path)): contents.sha256(path) if path.is_file() else None for path in paths}
 
 
 def _model_files(config: Config) -> list[Path]:
-    """Return the files of a model that is a folder."""
+    """Return the files of a model that is a folder, and no others that lie there."""
     folder = Path(config.model.name)
-    return sorted(path for path in folder.iterdir() if path.is_file()) if folder.is_dir() else []
+    return model_files(folder) if folder.is_dir() else []
+
+
+def _located_model_files(config: Config, layout: Layout) -> list[Path]:
+    """Return the files of the model; of one from the Hub those that step 01 has found in the cache."""
+    if Path(config.model.name).is_dir():
+        return _model_files(config)
+    try:
+        model = read(layout.data_receipt, _Sources).model
+        return model_files(Path(str(model["path"]))) if model["origin"] == "hub" else []
+    except (OSError, ValueError, KeyError):
+        return []
 
 
 def _sources(config: Config) -> list[Path]:
@@ -294,12 +349,12 @@ def _sources(config: Config) -> list[Path]:
 
 
 READINGS: dict[str, Callable[[Config, Layout], object]] = {
-    "files": lambda config, layout: _states(_sources(config)),
+    "files": lambda config, layout: _hashes(_sources(config)),
     "quickstart": lambda config, layout: cache.content_hash() if config.dataset.quickstart else None,
     # By its content, and not by what its receipt says: texts may be edited at any time.
     "dataset": lambda config, layout: contents.sha256(layout.dataset) if layout.dataset.is_file() else None,
     "model": lambda config, layout: _model_fingerprint(layout),
-    "model_files": lambda config, layout: _states(_model_files(config)),
+    "model_files": lambda config, layout: _hashes(_located_model_files(config, layout)),
     "optimal_batch_size": _optimal_batch_size,
 }
 

@@ -13,6 +13,7 @@ from boundby.trace import OPERATOR_COLUMNS, analyze, operator_rows, read_trace
 from boundby.trace.memory import MEMORY_COLUMNS, memory_rows
 from boundby.trace.operator_table import table_lines, table_rows
 from boundby.whole_set import Shape
+from utils import steps
 from utils.artifacts import Layout
 from utils.cli import Run
 from utils.data import Rows
@@ -54,8 +55,8 @@ def choose_batch_size(run: Run) -> tuple[int, str]:
     if run.config.trace.batch_size:
         return run.config.trace.batch_size, "trace.batch_size"
     try:
-        best = files.read_json(run.layout.metrics)["optimal"]["batch_size"]
-    except (OSError, ValueError, KeyError, TypeError):
+        best = steps.read(run.layout.metrics, steps.Measured).optimal.batch_size
+    except (OSError, ValueError):
         best = None
     if best:
         return best, f"the optimal batch size in {run.layout.metrics.name}"

@@ -1,5 +1,6 @@
 """A visit of the sweep, what it leaves on disk, and what visits say together of the whole dataset."""
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import compress
@@ -127,8 +128,9 @@ def read(path: Path) -> list[Visit]:
     """Return the committed visits in order; [] where there are none."""
     visits = {}
     for line in files.read_json_lines(path):
-        visit = msgspec.convert(line, Visit)
-        visits[visit.batch_size, visit.round] = visit
+        with contextlib.suppress(msgspec.ValidationError):  # as good as torn: it is measured again
+            visit = msgspec.convert(line, Visit)
+            visits[visit.batch_size, visit.round] = visit
     return list(visits.values())
 
 

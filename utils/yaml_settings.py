@@ -2,6 +2,7 @@
 
 import copy
 import difflib
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -11,6 +12,8 @@ from pydantic import BaseModel, ValidationError
 
 from utils.errors import InputError
 
+MAX_DEPTH = 20  # of lists and sections in each other
+MOST = 2**53  # up to here a number is the same everywhere
 MAX_BYTES = 1_000_000  # a settings file has a few kB; more is not one
 SHOWN_CHARACTERS = 80  # of a wrong value
 PLAIN_TAGS = "tag:yaml.org,2002:"  # what YAML itself gives a value
@@ -64,18 +67,23 @@ def load(schema: type[Record], path: str | Path, overrides: Sequence[str] = (), 
 
 def _compose(path: Path) -> yaml.Node | None:
     try:
-        content = path.read_bytes()
+        if path.exists() and not path.is_file():
+            raise InputError(f"{path}: is not a file; a configuration is one")
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise InputError(f"{path}: no such configuration file; try --config configs/quickstart.yaml") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     if len(content) > MAX_BYTES:
-        raise InputError(f"{path}: has {len(content)} bytes; a configuration has at most {MAX_BYTES}")
+        raise InputError(f"{path}: has {path.stat().st_size} bytes; a configuration has at most {MAX_BYTES}")
     try:
         text = content.decode("utf-8")
         if "*" in text:
             _refuse_aliases(text, path)
         return yaml.compose(text, Loader=yaml.SafeLoader)
+    except RecursionError:
+        raise InputError(f"{path}: is nested deeper than {MAX_DEPTH} levels, which no setting is") from None
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: is not UTF-8 (byte {error.start}); save it as UTF-8") from None
     except yaml.MarkedYAMLError as error:
@@ -100,6 +108,10 @@ def _construct(
     node: yaml.Node | None, file: str, key: KeyPath, places: dict[KeyPath, str], problems: list[Problem]
 ) -> Any:
     """Return the plain value of `node`; note where each key stands and which keys are given twice."""
+    if node is not None and len(key) > MAX_DEPTH:
+        place = f"{file}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
+        problems.append(Problem(place, _dotted(key[:1]), f"is nested deeper than {MAX_DEPTH} levels"))
+        return None
     if node is not None and (not node.tag.startswith(PLAIN_TAGS) or node.tag.startswith(PYTHON_TAGS)):
         place = f"{file}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
         problems.append(Problem(place, _dotted(key), f"tags are not allowed here (got {_shown(node.tag)})"))
@@ -128,13 +140,26 @@ def _construct(
 def _scalar(node: yaml.Node, file: str, key: KeyPath, problems: list[Problem]) -> Any:
     loader = yaml.SafeLoader("")
     try:
-        return loader.construct_object(node, deep=True)
+        value = loader.construct_object(node, deep=True)
+        if fault := _fault(value):
+            place = f"{file}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
+            problems.append(Problem(place, _dotted(key), f"{fault} (got {_shown(node.value)})"))
+        return value
     except (yaml.YAMLError, ValueError) as error:  # an unsafe tag, an impossible date
         place = f"{file}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
         problems.append(Problem(place, _dotted(key), f"{getattr(error, 'problem', None) or error}"))
         return None
     finally:
         loader.dispose()
+
+
+def _fault(value: Any) -> str | None:
+    """Return what makes a value one that no setting can have."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "is no finite number"
+    if isinstance(value, int) and abs(value) > MOST:
+        return f"is larger than {MOST}"
+    return "holds a NUL character" if isinstance(value, str) and "\0" in value else None
 
 
 def _apply(override: str, values: dict[str, object], places: dict[KeyPath, str], problems: list[Problem]) -> None:
@@ -147,8 +172,8 @@ def _apply(override: str, values: dict[str, object], places: dict[KeyPath, str],
         return
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.YAMLError as error:
-        problem = getattr(error, "problem", None) or error
+    except (yaml.YAMLError, RecursionError) as error:
+        problem = getattr(error, "problem", None) or "it is nested too deeply"
         problems.append(Problem(place, name, f"the value is not YAML: {problem} (got {_shown(text)})"))
         return
     section = values

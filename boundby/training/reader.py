@@ -170,6 +170,7 @@ class _LoggedRun:
             rank=header.rank,
             world_size=header.world_size,
             pid=header.pid,
+            host=header.host,
             started_unix_s=header.started_unix_s,
             written_unix_s=None,
             elapsed_s=0.0,

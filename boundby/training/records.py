@@ -172,6 +172,7 @@ class StageTimes(msgspec.Struct, frozen=True, kw_only=True, rename={"metric_rows
     rank: int
     world_size: int
     pid: int | None
+    host: str | None = None  # where that process is, by `environment.host_id`; None in documents of an earlier version
     started_unix_s: float | None
     written_unix_s: float | None
     elapsed_s: float

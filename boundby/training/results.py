@@ -2,12 +2,15 @@
 
 import os
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from boundby import files
+from boundby.environment import host_id
+from boundby.files import SILENT_S
 from boundby.trace import OPERATOR_COLUMNS, Analysis, analyze, operator_rows, read_trace
 from boundby.training.judgement import judge_training
 from boundby.training.reader import read_head
@@ -156,8 +159,9 @@ def remove_earlier(place: RunFiles) -> str | None:
     Return None; or why everything stays, where that run goes on still.
     """
     times = read_head(place.folder, place.rank if place.world_size > 1 else None)
-    if times and _goes_on(times):
-        which = "this process" if times.pid == os.getpid() else f"process {times.pid}"
+    if times and goes_on(times):
+        which = f"process {times.pid}{'' if times.host == host_id() else ' of another machine'}"
+        which = "this process" if (times.pid, times.host) == (os.getpid(), host_id()) else which
         return f"{place.folder}: another profiler of {which} still writes there; give each a folder of its own"
     for path in [*_recorded(place), place.path(MANIFEST), place.path(SUMMARY)]:
         path.unlink(missing_ok=True)
@@ -166,9 +170,16 @@ def remove_earlier(place: RunFiles) -> str | None:
     return None
 
 
-def _goes_on(times: StageTimes) -> bool:
-    """Tell whether a process that is alive writes these; a later one may have got its number."""
-    if times.status != "running" or times.pid is None:
+def goes_on(times: StageTimes) -> bool:
+    """Tell whether a process that may be alive writes these; a later one may have got its number.
+
+    One elsewhere, or nobody knows where, counts as alive until it has written nothing for a day.
+    """
+    if times.status != "running":
+        return False
+    if times.host != host_id() and time.time() - (times.written_unix_s or times.started_unix_s or 0.0) < SILENT_S:
+        return True
+    if times.pid is None or times.host not in (None, host_id()):
         return False
     import psutil  # takes 10 ms, and is needed after a run alone that was killed or goes on
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+from boundby.environment import host_id
 from boundby.training.aggregate import CAPACITY, MOST_NAMES, Aggregator
 from boundby.training.recorder import ENOUGH_EVENTS, MOST_EVENTS, DeviceClock, Event, Hooks, Marks, StageRecorder
 from boundby.training.records import Kind, Remarks, Say, StageTimes, Status, summary
@@ -227,6 +228,7 @@ class StageTimer:
             rank=options.rank,
             world_size=options.world_size,
             pid=self._pid,
+            host=host_id(),
             started_unix_s=self._started_unix_s,
             written_unix_s=time.time(),
             elapsed_s=(self.clock() - recorder.base) / 1e9 if recorder else 0.0,

@@ -13,7 +13,16 @@ from typing import Any
 import pytest
 
 from boundby import environment
-from boundby.environment import SETTINGS, host_id, machine, machine_fingerprint, memory_limit_bytes, settings, versions
+from boundby.environment import (
+    SETTINGS,
+    host_id,
+    machine,
+    machine_fingerprint,
+    memory_limit_bytes,
+    numerics,
+    settings,
+    versions,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +87,16 @@ def test_settings_are_the_allowed_variables_that_are_set_and_versions_those_inst
     expected = {"python": platform.python_version(), "pytest": pytest.__version__, "a-package-that-nobody-wrote": None}
     assert versions(["pytest", "a-package-that-nobody-wrote"]) == expected
     assert versions()["torch"] is not None
+
+
+def test_what_changes_digits_is_recorded_and_what_says_where_to_write_is_not(monkeypatch):
+    before, digits = settings(), numerics()
+    changed = {"NVIDIA_TF32_OVERRIDE": "0", "ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    faster = {"CUDA_LAUNCH_BLOCKING": "1", "RAYON_NUM_THREADS": "1", "MKL_NUM_THREADS": "3", "LD_PRELOAD": ""}
+    for name, value in {**changed, **faster, "ONEDNN_VERBOSE": "1", "CUDNN_LOGDEST_DBG_DIR": "/x", "MKL": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert settings() == {**before, **changed, **faster}
+    assert numerics() == {**digits, **changed}
 
 
 @pytest.mark.parametrize("names", [["NVIDIA H100"] * 2, [b"NVIDIA H100"] * 2], ids=["str", "bytes"])

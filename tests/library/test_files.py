@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from boundby import files
@@ -176,6 +177,21 @@ def test_a_writer_on_another_machine_lives_until_it_was_silent_for_a_day(tmp_pat
     os.utime(half, (last - 600, last - 600))
     assert files.remove_orphans(tmp_path) == 1
     assert names(tmp_path) == []
+
+
+def test_a_later_process_with_the_number_of_a_writer_keeps_no_orphan(tmp_path):
+    orphan = tmp_path / f".tmp-{os.getppid()}-{files.HOST}-0a1b2c3d-x"
+    orphan.write_text("x")
+    assert files.remove_orphans(tmp_path) == 0
+    began = psutil.Process(os.getppid()).create_time()
+    os.utime(orphan, (began - 2 * files.CLOCKS_DIFFER_S,) * 2)
+    assert files.remove_orphans(tmp_path) == 1
+
+
+def test_another_namespace_of_processes_is_another_host(monkeypatch):
+    here = files.process_space()
+    monkeypatch.setattr(os, "readlink", lambda path: "pid:[1]")
+    assert files.process_space() != here
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 
 import psutil
@@ -138,6 +139,24 @@ def test_a_run_of_another_process_goes_on_while_that_process_lives(recorded, pid
     reason = remove_earlier(RunFiles(recorded, 0, 1))
     assert (recorded / "trace.json").exists() is is_kept
     assert (f"process {pid} still writes there" in reason) if is_kept else reason is None
+
+
+@pytest.mark.parametrize(
+    ("host", "silent_s", "is_kept"),
+    [
+        ("another", 3600.0, True),
+        ("another", 2 * files.SILENT_S, False),
+        (None, 3600.0, True),
+    ],
+    ids=["elsewhere", "elsewhere and silent", "of an earlier version"],
+)
+def test_a_run_that_another_host_may_still_write_is_alive_until_proven_dead(recorded, host, silent_s, is_kept):
+    path = recorded / "stage_times.json"
+    written = {"status": "running", "pid": NOBODY, "host": host, "written_unix_s": time.time() - silent_s}
+    files.write_json(path, json.loads(path.read_text()) | written)
+    reason = remove_earlier(RunFiles(recorded, 0, 1))
+    assert (recorded / "trace.json").exists() is is_kept
+    assert ("of another machine still writes there" in reason) if is_kept else reason is None
 
 
 def test_a_folder_that_does_not_let_go_is_a_remark(recorded, monkeypatch):

@@ -6,6 +6,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from filelock import FileLock
 
 from boundby import files
 from utils import artifacts, cli, steps
+from utils.console import Console, log_to, stop_logging
 from utils.errors import EnvironmentLacksError, InputError
 
 SETTINGS = """\
@@ -149,7 +152,7 @@ def test_without_resume_earlier_results_move_to_previous(workplace, monkeypatch)
     monkeypatch.setenv("BOUNDBY_RUN_STARTED", "20260101T000000Z")
     run(workplace, measure)
     first = (results(workplace) / "baseline_metrics.json").read_bytes()
-    (results(workplace) / "baseline_summary_report.txt").write_text("old report")
+    run(workplace, lambda run: files.write_text(run.layout.report, "old report"), number="04")
     run(workplace, measure)
     previous = results(workplace) / "previous" / "20260101T000000Z"
     assert (previous / "baseline_metrics.json").read_bytes() == first
@@ -228,8 +231,22 @@ def evaluated(workplace: Path, at: Path | None = None) -> Path:
     if at is not None:
         at.mkdir()
         folder.symlink_to(at)
-    files.write_text(folder / "plan.json", "a plan")
+    files.write_json(folder / "plan.json", {"fingerprint": "of a plan"})
     return folder
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["evaluation/metrics.json", "evaluation/model.py", "plots/mine.png", "report.html", "raw_samples.csv", "run.json"],
+)
+@pytest.mark.parametrize("flags", [(), ("--resume",)])
+def test_what_no_receipt_proves_ours_is_neither_moved_nor_replaced(workplace, capsys, name, flags):
+    users = results(workplace) / name
+    files.write_text(users, "a user's own")
+    assert run(workplace, measure, *flags) == 2
+    assert f"error: {results(workplace) / Path(name).parts[0]}: " in capsys.readouterr().err
+    assert users.read_text() == "a user's own"
+    assert not (results(workplace) / "previous").exists()
 
 
 def test_resume_leaves_the_evaluation_to_its_own_plan_whatever_has_changed(workplace):
@@ -421,3 +438,68 @@ def test_heartbeat_ends_with_the_work():
     with cli.Console().heartbeat():
         assert threading.active_count() == before + 1
     assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGQUIT"])
+def test_every_signal_to_stop_is_recorded_and_a_second_one_at_once_disturbs_nothing(workplace, name):
+    def stopped(run: cli.Run) -> None:
+        try:
+            signal.raise_signal(signal.Signals[name])
+        finally:
+            signal.raise_signal(signal.SIGTERM)  # the runner has passed it on too
+
+    before = signal.signal(signal.Signals[name], signal.SIG_DFL)
+    assert run(workplace, stopped) == 143
+    assert signal.signal(signal.Signals[name], before) == signal.SIG_DFL
+    assert record(workplace)["steps"]["02"]["status"] == "interrupted"
+
+
+def test_a_signal_that_is_ignored_stays_so(workplace):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # by nohup
+    assert run(workplace, lambda run: signal.raise_signal(signal.SIGHUP)) == 0
+    signal.signal(signal.SIGHUP, before)
+
+
+PROGRAM = """
+import sys
+from boundby import files
+from utils import cli
+
+def main(run):
+    for name in ("say", "note", "say"):
+        getattr(run, name)("x" * 10_000)
+    files.write_json(run.layout.metrics, {})
+    files.write_csv(run.layout.detailed_metrics, [{"batch_size": 1}], ["batch_size"])
+
+main.__globals__["__doc__"] = "A step."
+sys.exit(cli.step("02")(main)())
+"""
+
+
+@pytest.mark.parametrize("streams", [">/dev/full", "2>/dev/full", ">&- 2>&-", "<&- >&-"])
+def test_a_stream_that_dies_ends_no_measurement(workplace, streams):
+    command = ["bash", "-c", f'exec "$0" -c "$1" --config "$2" {streams}', sys.executable, PROGRAM]
+    done = subprocess.run([*command, str(workplace / "config.yaml")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert json.loads((results(workplace) / "baseline_metrics.json").read_text()) == {}
+
+
+class Dead(io.StringIO):
+    """A terminal that is gone."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+
+def test_a_terminal_that_is_closed_and_a_log_on_a_full_disk_end_nothing(tmp_path, monkeypatch, capsys):
+    console = Console(Dead(), Dead())
+    handler = log_to(tmp_path / "log")
+    monkeypatch.setattr(handler, "stream", Dead())
+    console.say("result")
+    console.note("doubt")
+    with console.progress(3, "rows") as progress:
+        progress.advance(1, "one")
+    monkeypatch.undo()
+    stop_logging(handler)
+    assert "".join(capsys.readouterr()) == ""

@@ -10,8 +10,10 @@ import pytest
 
 from boundby import files
 from tests import evaluation_workplace as workplace
-from utils import baseline, contents
-from utils.artifacts import EvaluationFolder
+from tests.tiny_models import save_bert
+from utils import baseline, contents, steps
+from utils.artifacts import EvaluationFolder, Layout
+from utils.config import Config
 from utils.data import Rows
 from utils.errors import InputError
 from utils.evaluation import parts, planning, shards
@@ -146,3 +148,73 @@ def test_a_hash_is_read_again_while_the_file_may_change_under_the_same_times(tmp
     assert contents.sha256(path) == contents.sha256(path) and len(read) == 3
     path.write_text("two")
     assert contents.sha256(path) == sha256(path)
+
+
+@pytest.fixture
+def large(tmp_path, monkeypatch):
+    """A file that counts as large, hashed long after it was written; gives it and what is read of it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(contents, "LARGE_BYTES", 1)
+    monkeypatch.setattr(contents.time, "time_ns", lambda now=contents.time.time_ns: now() + 10 * contents.SETTLED_NS)
+    path, read, sha256 = tmp_path / "file", [], files.sha256
+    path.write_text("one")
+    monkeypatch.setattr(files, "sha256", lambda name: read.append(name) or sha256(name))
+    return path, read, sha256
+
+
+def in_another_process(monkeypatch) -> None:
+    monkeypatch.setattr(contents, "_known", {})
+
+
+def test_a_large_file_is_read_once_for_all_processes(large, monkeypatch):
+    path, read, sha256 = large
+    found = contents.sha256(path)
+    in_another_process(monkeypatch)
+    assert contents.sha256(path) == found == sha256(path) and len(read) == 1
+
+
+@pytest.mark.parametrize("way", ["in place", "moved over"])
+def test_content_swapped_under_the_same_size_and_time_is_read_again(large, monkeypatch, way):
+    path, _, sha256 = large
+    before, status = contents.sha256(path), path.stat()
+    other = path if way == "in place" else path.with_name("other")
+    other.write_text("two")
+    os.utime(other, ns=(status.st_atime_ns, status.st_mtime_ns))
+    other.replace(path)
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (status.st_size, status.st_mtime_ns)
+    assert contents.sha256(path) == sha256(path) != before
+    in_another_process(monkeypatch)
+    assert contents.sha256(path) == sha256(path)
+
+
+@pytest.mark.parametrize("damage", [b"", b"\xff", b"[1]", b'{"/x": 3}', b"[" * 100_000])
+def test_a_damaged_list_of_hashes_is_as_good_as_none(large, monkeypatch, damage):
+    path, _, sha256 = large
+    contents.sha256(path)
+    in_another_process(monkeypatch)
+    next(path.parent.glob("cache/boundby/*")).write_bytes(damage)
+    assert contents.sha256(path) == sha256(path)
+
+
+def test_a_step_is_outdated_by_swapped_weights_and_by_nothing_else_that_lies_beside_them(tmp_path):
+    model = save_bert(tmp_path / "model")
+    config = Config.model_validate({"model": {"name": str(model)}, "dataset": {"file": "texts.csv"}})
+    layout = Layout.of(config)
+    before = steps.parts("02", config, layout)
+    for name in ("README.md", ".DS_Store", "README.txt", "trainer_state.json"):
+        (model / name).write_text("x")
+    assert steps.difference(before, steps.parts("02", config, layout)) is None
+    weights = model / "model.safetensors"
+    content, status = weights.read_bytes(), weights.stat()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns))
+    changed = steps.difference(before, steps.parts("02", config, layout))
+    assert changed and changed.startswith(f"inputs.model_files.{weights} changed")
+
+
+def test_a_worker_with_other_switches_of_arithmetic_is_refused(evaluation_folder, monkeypatch, capsys):
+    _, settings, _ = evaluation_folder
+    assert workplace.evaluate(settings, "plan") == [0]
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
+    assert workplace.evaluate(settings, "run") == [2]
+    assert "versions.NVIDIA_TF32_OVERRIDE is 1, planned was None" in capsys.readouterr().err

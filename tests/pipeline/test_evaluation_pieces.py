@@ -16,7 +16,7 @@ from utils.artifacts import Layout
 from utils.data import load_texts
 from utils.errors import InputError
 from utils.evaluation import rows, tuning
-from utils.evaluation.finalize import busy_seconds, occupancy
+from utils.evaluation.finalize import busy_seconds, elapsed_seconds, occupancy
 from utils.evaluation.parts import Cost
 from utils.evaluation.plan import Identity
 from utils.tasks.sequence_classification import score
@@ -112,6 +112,19 @@ def test_each_machine_and_each_device_counts_once():
     found = occupancy([cost(0, 10, "a", "cpu"), cost(20, 10, None, None)])
     assert (found["machine_time_s"], found["device_time_s"]) == (None, None)
     assert found["machine_time_reason"].startswith("parts of an earlier version do not tell")
+
+
+@pytest.mark.parametrize("skew_s", [0, 1000, -1000])
+def test_clocks_that_differ_or_are_set_change_no_duration(skew_s):
+    two_hosts = [cost(0, 100, "a", "cpu"), cost(skew_s, 100, "b", "cpu")]
+    assert elapsed_seconds(two_hosts) == 200  # of machines
+    clock_was_set = [
+        replace(cost(0, 10, "a", "cpu"), started_s=50.0),
+        replace(cost(10 - skew_s, 10, "a", "cpu"), started_s=60.0),
+        replace(cost(15 - skew_s, 10, "a", "cpu"), started_s=65.0),  # beside the one before
+    ]
+    assert elapsed_seconds(clock_was_set) == 25
+    assert elapsed_seconds([cost(0, 10, None, None), cost(5, 10, None, None)]) == 15  # of an earlier version
 
 
 def cost(started: float, seconds: float, host: str | None, device: str | None) -> Cost:

@@ -1,5 +1,6 @@
 """A model is found, checked and loaded so that batches and single texts get the same labels, or it is refused."""
 
+import hashlib
 import json
 import shutil
 from dataclasses import replace
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from tests.tiny_models import LABELS, WORDS, edit_config, save_bert, save_qwen
-from utils import models
+from utils import model_source, models
 from utils.config import Model
 from utils.errors import EnvironmentLacksError, InputError
 from utils.quickstart import cache
@@ -106,6 +107,22 @@ def test_adapters_missing_tokenizers_and_pickled_weights_are_refused_with_the_wa
     (copy / "config.json").unlink()
     (copy / "adapter_config.json").write_text("{}")
     assert "merge it into its base model" in refusal(copy)
+
+
+def test_an_adapter_beside_a_whole_model_would_redirect_it_and_is_refused(copy):
+    (copy / "adapter_config.json").write_text('{"base_model_name_or_path": "some/other"}')
+    assert "adapter_config.json" in refusal(copy) and "instead of the weights here" in refusal(copy)
+
+
+def test_weights_from_the_hub_that_were_altered_in_the_cache_are_refused(copy, monkeypatch):
+    weights = copy / "model.safetensors"
+    blob = weights.rename(copy / hashlib.sha256(weights.read_bytes()).hexdigest())
+    weights.symlink_to(blob)
+    monkeypatch.setattr(model_source.hub, "snapshot", lambda *arguments, **options: copy)
+    assert models.locate(Model(name="some/model"), Path("unused")).origin == "hub"
+    blob.write_bytes(blob.read_bytes()[:-1] + b"?")
+    with pytest.raises(InputError, match="was changed or damaged after it was downloaded"):
+        models.locate(Model(name="some/model"), Path("unused"))
 
 
 @pytest.mark.parametrize(

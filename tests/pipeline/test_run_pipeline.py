@@ -2,6 +2,7 @@
 
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -198,10 +199,18 @@ def test_sigterm_reaches_a_step_that_is_just_being_started(checkout, monkeypatch
     assert told == []
 
 
-def test_sigterm_reaches_the_step_and_the_runner_says_how_to_continue(checkout):
+@pytest.fixture
+def started(checkout):
+    """Starts a run whose step 02 says that it is ready and then waits; gives the runner and the id of its step."""
     end(checkout, "02", "import time\nprint('ready', flush=True)\ntime.sleep(60)")
-    root = f"run_pipeline.ROOT = pathlib.Path({str(checkout)!r})"
-    code = f"import run_pipeline, pathlib, sys; {root}; sys.exit(run_pipeline.main([]))"
+    code = "\n".join(
+        [
+            "import pathlib, run_pipeline, signal, sys",
+            f"run_pipeline.ROOT = pathlib.Path({str(checkout)!r})",
+            "signal.signal(signal.SIGINT, signal.default_int_handler)",  # a test in the background ignores it
+            "sys.exit(run_pipeline.main([]))",
+        ]
+    )
     process = subprocess.Popen(
         [sys.executable, "-c", code],
         cwd=checkout,
@@ -213,9 +222,33 @@ def test_sigterm_reaches_the_step_and_the_runner_says_how_to_continue(checkout):
     assert process.stdout is not None
     while "ready" not in process.stdout.readline():
         assert process.poll() is None
-    process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate()
-    assert process.returncode == 143
+    yield process, int((checkout / "pids").read_text().split()[-1])
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130), ("SIGHUP", 143), ("SIGQUIT", 143)])
+def test_a_signal_to_the_runner_alone_reaches_the_step_and_it_says_how_to_continue(started, name, code):
+    runner, step = started
+    runner.send_signal(signal.Signals[name])
+    _, errors = runner.communicate()
+    assert runner.returncode == code
     assert "--from 2" in errors
-    pid = int((checkout / "pids").read_text().split()[-1])
-    assert not Path(f"/proc/{pid}").exists()  # the runner has waited for it
+    assert not Path(f"/proc/{step}").exists()  # the runner has waited for it
+
+
+def test_a_step_does_not_outlive_a_runner_that_is_killed(started):
+    runner, step = started
+    with open(os.pidfd_open(step)) as ended:
+        runner.kill()
+        assert select.select([ended], [], [], 30)[0]
+
+
+@pytest.mark.parametrize("streams", [">/dev/full", ">&-", "2>/dev/full", "2>&-", ">&- 2>&-", "<&- >&-"])
+def test_a_stream_that_is_dead_ends_no_run(checkout, streams):
+    end(checkout, "03", "sys.exit(4)")
+    code = f"import run_pipeline, pathlib, sys; run_pipeline.ROOT = pathlib.Path({str(checkout)!r}); "
+    command = ["bash", "-c", f'exec "$0" -c "$1" {streams}', sys.executable, f"{code}sys.exit(run_pipeline.main([]))"]
+    done = subprocess.run(command, cwd=checkout, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True)
+    assert (done.returncode, b"Traceback" in done.stderr) == (4, False)
+    assert ran(checkout) == ["00", "01", "02", "03", "04"]

@@ -1,15 +1,18 @@
 """`scripts/profile_training.py`: its flags, its overrides, and what it refuses, without training anything."""
 
 import importlib
+import json
 import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from boundby import files
 from utils.training import run as training
 from utils.training import run_folder
 from utils.training.settings import Plan, Training, TrainingSettings, plan_for
@@ -148,6 +151,39 @@ def test_plan_has_whole_steps_alone(settings, num_rows, world_size, expected):
 
 def make(*arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(["make", "-C", str(ROOT), *arguments], capture_output=True, text=True)
+
+
+def test_profile_clean_removes_runs_of_ours_that_have_ended_and_nothing_else(tmp_path):
+    here = json.dumps(files.process_space())
+    of_pid = f'{{{{\n  "kind": "training_run",\n  "pid": {{}},\n  "process_space": {here},\n}}}}'.format
+    kept = {"mine": None, "other": '{"kind": "model"}', "running": of_pid(os.getpid())}
+    for name, content in {**kept, "ended": of_pid(2**30)}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file.txt").touch()
+        if content:
+            (tmp_path / name / "config.json").write_text(content)
+    done = make("profile-clean", f"RUNS={tmp_path}")
+    assert done.returncode == 0 and f"removed {tmp_path / 'ended'}" in done.stdout
+    assert f"{tmp_path / 'running'}: process {os.getpid()} runs; it stays" in done.stdout
+    assert {path.name for path in tmp_path.iterdir()} == set(kept)
+    assert all((tmp_path / name / "file.txt").is_file() for name in kept)
+
+
+@pytest.mark.parametrize(
+    ("silent_s", "status", "is_kept"),
+    [(0, None, True), (0, "running", True), (0, "finished", False), (90_000, "running", False)],
+)
+def test_profile_clean_leaves_what_another_host_may_still_write(tmp_path, silent_s, status, is_kept):
+    run = tmp_path / "run"
+    run.mkdir()
+    config = {"kind": "training_run", "pid": 2**30, "process_space": "another", "settings": {}}
+    files.write_json(run / "config.json", config)
+    if status:
+        (run / "rank1_stage_times.json").write_text(f'{{"status": "{status}"}}')
+    for path in (*run.iterdir(), run):
+        os.utime(path, (time.time() - silent_s,) * 2)
+    said = make("profile-clean", f"RUNS={tmp_path}").stdout
+    assert run.exists() is is_kept and ("may run still on another machine" in said) is is_kept
 
 
 @pytest.fixture

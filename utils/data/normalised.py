@@ -19,6 +19,7 @@ from boundby import files
 from utils import contents, tasks
 from utils.artifacts import Layout
 from utils.config import Config
+from utils.credentials import removed
 from utils.data.checks import AcceptedRow, DatasetStatistics, TokenCounter, Validator
 from utils.data.columns import Name
 from utils.data.sources import LONGEST_CELL, DataSource, OpenedSource, open_file, open_source
@@ -192,12 +193,13 @@ class DataReceipt:
 def request_of(config: Config) -> dict[str, Setting]:
     """Return the settings that decide what data and which model step 01 fetches."""
     dataset = config.dataset.model_dump(mode="json", exclude={"sample_sizes"})
-    return {
+    request = {
         "model.name": config.model.name,
         "model.revision": config.model.revision,
         **({} if config.model.task == tasks.DEFAULT else {"model.task": config.model.task}),  # older receipts lack it
         **{f"dataset.{key}": value for key, value in dataset.items()},
     }
+    return removed(request)  # type: ignore[no-any-return]
 
 
 def check_receipt(config: Config, layout: Layout, model: ModelSource | None = None) -> DataReceipt:

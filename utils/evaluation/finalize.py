@@ -90,7 +90,7 @@ def _proven_parts(
 
 def _cost(plan: Plan, facts: Sequence[parts.Facts], costs: Sequence[parts.Cost]) -> FullDataset:
     rows = plan.identity.rows
-    seconds = busy_seconds([(cost.started_unix_s, cost.seconds) for cost in costs])
+    seconds = elapsed_seconds(costs)
     useful = sum(fact.useful_tokens for fact in facts)
     computed = sum(fact.computed_tokens for fact in facts)
     truncated = [fact.truncated for fact in facts]
@@ -146,6 +146,15 @@ def busy_seconds(spans: Sequence[Span]) -> float:
     return total
 
 
+def elapsed_seconds(costs: Sequence[parts.Cost]) -> float:
+    """Return the seconds in which a machine was busy, added up over the machines.
+
+    What several did at once counts for each: their clocks are not compared, since one that is off would invent a pause
+    or hide one.
+    """
+    return _added_up((cost.host, cost.span) for cost in costs)
+
+
 def occupancy(costs: Sequence[parts.Cost]) -> FullDataset:
     """Return the busy seconds of each machine, added up, and those of each device; None with a reason if unknown.
 
@@ -154,7 +163,7 @@ def occupancy(costs: Sequence[parts.Cost]) -> FullDataset:
     if any(cost.host is None for cost in costs):
         reason = "parts of an earlier version do not tell on which machine and device they were predicted"
         return {"machine_time_s": None, "device_time_s": None, "machine_time_reason": reason}
-    spans = [(cost, (cost.started_unix_s, cost.seconds)) for cost in costs]
+    spans = [(cost, cost.span) for cost in costs]
     return {
         "machine_time_s": _added_up((cost.host, span) for cost, span in spans),
         "device_time_s": _added_up(((cost.host, cost.device_id), span) for cost, span in spans),

@@ -48,7 +48,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Cost:
-    """What predicting a shard took: seconds on the wall clock and in its phases, bytes at the peak, and where.
+    """What predicting a shard took: seconds in all and in its phases, bytes at the peak, and where.
 
     `host` and `device_id` are the same for what shares a machine and a device; an earlier version did not note them.
     """
@@ -65,6 +65,12 @@ class Cost:
     out_of_memory: int
     host: str | None = None
     device_id: str | None = None
+    started_s: float | None = None  # on the monotonic clock of the host, which nobody sets; None: an earlier version
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """Start and length in seconds, to be compared within one host alone."""
+        return self.started_unix_s if self.started_s is None else self.started_s, self.seconds
 
 
 @dataclass(frozen=True)

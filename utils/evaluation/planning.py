@@ -1,7 +1,7 @@
 """Make the plan of an evaluation: what it is about, and the choices that are measured once and then hold."""
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,14 +19,13 @@ from utils.data import DataReceipt, Rows
 from utils.errors import InputError
 from utils.evaluation import rows, tuning
 from utils.evaluation.plan import BATCHING, Budget, Choices, Compilation, Identity, Places, Plan, Reasons
-from utils.model_source import FILES, ModelSource
+from utils.model_source import ModelSource, model_files, weight_files
 from utils.models import LoadedModel, effective_max_length
 
 SAMPLE_SEED = 0
 # Rows per shard, which is what a kill costs at most. It depends on nothing but the device: workers come and go.
 SHARD_ROWS = {"cpu": 1024, "cuda": 16384}
 VERSIONS = ("torch", "transformers", "tokenizers", "numpy", "pyarrow")
-WEIGHTS = ("config.json", "*.safetensors", "*.safetensors.index.json", "*.py")
 ROOT = Path(__file__).resolve().parents[2]
 CODE = (  # of a prediction
     "boundby/inference",
@@ -81,8 +80,8 @@ def identity(config: Config, receipt: DataReceipt, source: ModelSource) -> Ident
 
 
 def versions() -> dict[str, str | None]:
-    """Return the versions of the packages that compute, and a hash of the code of ours that does."""
-    return {**environment.versions(VERSIONS), "boundby_code": _code_sha256()}
+    """Return the versions of the packages that compute, a hash of our code that does, and what changes digits."""
+    return {**environment.versions(VERSIONS), "boundby_code": _code_sha256(), **environment.numerics()}
 
 
 @functools.cache  # as it was when this process began: what it has imported stays as it is
@@ -102,8 +101,8 @@ def require_planned_model(made: Plan, folder: Path) -> None:
 
 def model_hashes(folder: Path) -> tuple[str, str]:
     """Return a hash of the model's weights and code, and one of its tokenizer and other settings."""
-    weights = _matching(folder, WEIGHTS)
-    return _sha256(weights), _sha256([path for path in _matching(folder, FILES) if path not in weights])
+    weights = weight_files(folder)
+    return _sha256(weights), _sha256([path for path in model_files(folder) if path not in weights])
 
 
 def device_name(device: torch.device) -> str:
@@ -231,10 +230,6 @@ def _compilation(
 
     measured = sample[: int(np.searchsorted(np.cumsum(lengths), tuning.MEASURED_TOKENS)) + 1]
     return tuning.choose_compilation(wanted.compile, predictor, compiled, measured, whole_s)
-
-
-def _matching(folder: Path, patterns: Iterable[str]) -> list[Path]:
-    return sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()})
 
 
 def _sha256(paths: Sequence[Path]) -> str:

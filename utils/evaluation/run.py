@@ -245,7 +245,11 @@ def _is_replaced(folder: EvaluationFolder, theirs: plans.Plan, url: str) -> bool
 
 def _set_aside(run: Run) -> str | None:
     """Move what lies in the folder and in the store to previous/; return the places, None when nothing lay there."""
-    store = _store(run)
+    store, folder = _store(run), _folder(run)
+    if folder.path.exists() and not folder.is_ours:
+        raise InputError(
+            f"{folder.path}: is not an evaluation of ours; nothing was moved. Choose another output.results_dir"
+        )
     places = [set_aside([_folder(run).path], run.layout), store and store.set_aside()]
     return " and ".join(str(place) for place in places if place) or None
 

@@ -175,6 +175,7 @@ class ShardPredictor:
             out_of_memory=out_of_memory,
             host=host_id(),
             device_id=uuid_of(self._predictor.device) or str(self._predictor.device),
+            started_s=time.monotonic() - seconds.total_s,
         )
         table = self._task.table(begun.rows.row_ids, begun.rows.labels, prediction.lengths, prediction.logits)
         part = parts.commit(table, facts, cost, self.folder)

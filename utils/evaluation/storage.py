@@ -16,6 +16,7 @@ from filelock import FileLock
 
 from boundby import files
 from utils.artifacts import EvaluationFolder, started_at
+from utils.credentials import without
 from utils.errors import EnvironmentLacksError, InputError
 from utils.evaluation import plan as plans
 from utils.evaluation import planning
@@ -45,7 +46,7 @@ class Storage:
             ) from None
         if glob.has_magic(self._root):
             raise InputError(f"evaluation.storage is {url!r}: a store has no wildcard in its name")
-        self.url = url
+        self.url = without(url)  # as it is shown
         self._is_local = isinstance(self._system, LocalFileSystem)
 
     def pull_plan(self, folder: EvaluationFolder) -> None:

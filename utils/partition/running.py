@@ -164,7 +164,7 @@ def _run(file: PlanFile, requests: int) -> Measured:
 
 
 def _failure(file: PlanFile, folder: Path, exit_codes: dict[int, int]) -> PipelineError:
-    failures = {int(path.stem.split("-")[1]): _Failure(**files.read_json(path)) for path in folder.glob("stage-*.json")}
+    failures = {int(path.stem.split("-")[1]): files.read_as(path, _Failure) for path in folder.glob("stage-*.json")}
     if not failures:
         rank, code = next(iter(exit_codes.items()))
         node = file.plan.stages[rank].node

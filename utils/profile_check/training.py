@@ -1,7 +1,6 @@
 """Check a training run: its configuration, its metrics, and the stage times of its processes, each and as one."""
 
 import math
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 
 from boundby.training import StageTimes, ranks_in, read_stage_times
 from boundby.training.records import UNUSUAL, times_from
-from boundby.training.results import SUMMARY
+from boundby.training.results import SUMMARY, goes_on
 from boundby.training.store import DOCUMENT
 from utils.profile_check.subject import Check, Subject, read_strictly
 from utils.training import progress, run_folder
@@ -315,7 +314,7 @@ def _ending(subject: Subject, path: Path, times: StageTimes) -> Iterator[Check]:
     last = "no step has ended" if times.last_step is None else f"the last step that has ended is {times.last_step}"
     if times.status == "failed":
         yield subject.note("status", path, f"the training failed: {times.error}; {last}")
-    elif times.status == "running" and _is_alive(times.pid):
+    elif goes_on(times):
         yield subject.note("status", path, f"it runs still; {last}")
     elif times.status == "running":
         yield subject.fault("status", path, f"the training was killed; {last}; what had been recorded is whole", AGAIN)
@@ -327,13 +326,3 @@ def _remarks(subject: Subject, path: Path, times: StageTimes) -> Iterator[Check]
     for each in times.remarks:
         often = f" ({each.count} times)" if each.count > 1 else ""
         yield subject.note("given up", path, f"given up: {each.what}: {each.reason}{often}")
-
-
-def _is_alive(pid: int | None) -> bool:
-    try:
-        os.kill(pid or 0, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return pid is not None

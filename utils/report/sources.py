@@ -78,6 +78,14 @@ class Machine:
     versions: Mapping[str, str | None]
 
 
+class _Run(msgspec.Struct, frozen=True):
+    """What is read of run.json."""
+
+    machine_fingerprint: str | None = None
+    machine: Hardware | None = None
+    versions: dict[str, str | None] | None = None
+
+
 class Remark(msgspec.Struct, frozen=True):
     """What a recording lacks, and why."""
 
@@ -241,13 +249,13 @@ def _machine(layout: Layout, fingerprint: str) -> Machine | Missing:
         with contextlib.suppress(OSError, ValueError):
             parts = steps.read(path, steps.Marker).parts
             if parts.machine:
-                return Machine(cast(Hardware, parts.machine), parts.versions or {})
+                return Machine(msgspec.convert(parts.machine, Hardware), parts.versions or {})
     try:
-        run = files.read_json(layout.run)
+        run = files.read_as(layout.run, _Run)
     except (OSError, ValueError):
-        run = None
-    if isinstance(run, dict) and run.get("machine_fingerprint") == fingerprint and run.get("machine"):
-        return Machine(run["machine"], run.get("versions") or {})
+        run = _Run()
+    if run.machine_fingerprint == fingerprint and run.machine:
+        return Machine(run.machine, run.versions or {})
     return Missing(f"no file in {layout.results} describes the machine {fingerprint}")
 
 

@@ -13,6 +13,7 @@ from boundby.training.judgement import judge_training
 from boundby.training.records import UNUSUAL, Statistics
 from boundby.training.results import RunFiles, read_trace_verdict
 from boundby.training.verdict import TrainingVerdict
+from utils.credentials import removed
 from utils.errors import EnvironmentLacksError, InputError
 from utils.render.blocks import Block, Paragraph, Table
 from utils.render.formatting import NOTHING, number
@@ -56,8 +57,9 @@ def describe(folder: Path, settings: TrainingSettings, plan: Plan) -> None:
         "kind": KIND,
         "run_id": folder.resolve().name,
         "pid": os.getpid(),
+        "process_space": files.process_space(),
         "started_unix_s": time.time(),
-        "settings": settings.model_dump(),
+        "settings": removed(settings.model_dump()),
         "steps_planned": plan.steps,
         "epochs_planned": plan.epochs,
         "samples_per_step": plan.samples_per_step,

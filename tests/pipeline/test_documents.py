@@ -1,0 +1,109 @@
+"""What others may have written where we wrote: a document of the wrong shape is one message, or as good as absent."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from boundby import files
+from utils import steps, visits
+from utils.artifacts import METRICS_VERSION, Layout
+from utils.config import Config
+from utils.document import read_document
+from utils.errors import InputError
+from utils.yaml_settings import load
+
+DEEP = "[" * 100_000
+SHAPES = ["", "null", "[]", "3", '"text"', "{}", '{"a": ', "[null]", "NaN", DEEP, '{"x": ' * 10_000]
+INSIDE = ["null", "[]", "[3]", "3", '"text"', "[null]", '{"": null}']
+KEYS = ("model", "source", "steps", "optimal", "parts", "outputs", "schema_version", "batch_sizes", "plan")
+
+
+@pytest.mark.parametrize("content", [*SHAPES, *(f'{{"{key}": {value}}}' for key in KEYS for value in INSIDE)])
+def test_a_step_decides_and_records_whatever_shape_its_documents_have(tmp_path, content):
+    config = Config.model_validate(
+        {
+            "model": {"name": "some/model"},
+            "dataset": {"hf_name": "some/set", "local_path": str(tmp_path / "val_df.csv")},
+            "output": {"results_dir": str(tmp_path)},
+        }
+    )
+    layout = Layout.of(config)
+    documents = [layout.run, layout.metrics, layout.data_receipt, layout.receipt("02"), layout.marker("02")]
+    for path in documents:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(content)
+    assert all(steps.decide(number, config, layout).run for number in steps.STEPS)
+    assert steps.continuation("02", steps.parts("02", config, layout), layout).run
+    steps.record("02", layout, config, {"status": "ok"})
+    assert json.loads(layout.run.read_text())["steps"]["02"] == {"status": "ok"}
+
+
+@pytest.mark.parametrize("rows", ["3", "[3]", "[null]", '[{"verdict": 3}]', '[{"verdict": {"trials": 3}}]', '"x"'])
+def test_a_sweep_of_the_wrong_shape_is_one_error_that_names_the_file(tmp_path, rows):
+    path = tmp_path / "metrics.json"
+    path.write_text(f'{{"schema_version": {METRICS_VERSION}, "batch_sizes": {rows}}}')
+    with pytest.raises(ValueError):
+        read_document(path, METRICS_VERSION)
+
+
+@pytest.mark.parametrize("content", SHAPES)
+def test_what_is_no_record_is_one_error_that_names_the_file(tmp_path, content):
+    (tmp_path / "x.json").write_text(content)
+    with pytest.raises(ValueError, match=r"x\.json cannot be read"):
+        files.read_as(tmp_path / "x.json", steps.Receipt)
+
+
+@pytest.mark.parametrize("line", [*SHAPES[1:], '{"batch_size": "x", "round": 0}', '{"batch_size": 1}'])
+def test_a_visit_of_the_wrong_shape_spoils_itself_alone(tmp_path, line):
+    path = tmp_path / "visits.jsonl"
+    whole = visits.Visit("float32", 1, 0, "ok", "session")
+    visits.append(path, whole)
+    with path.open("a") as log:
+        log.write(f"{line}\n")
+    visits.append(path, whole)
+    assert visits.read(path) == [whole]
+
+
+def config_of(tmp_path: Path, text: str) -> Path:
+    (tmp_path / "config.yaml").write_text(text)
+    return tmp_path / "config.yaml"
+
+
+@pytest.mark.parametrize("text", [f"model: {'[' * 3000}{']' * 3000}", f"model: {'[' * 30}{']' * 30}", "[" * 5000])
+def test_settings_have_a_bound_on_their_depth(tmp_path, text):
+    with pytest.raises(InputError, match="nested deeper than 20 levels|is not YAML"):
+        load(Config, config_of(tmp_path, text))
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/dev/null", "/dev", "fifo"])
+def test_settings_are_read_from_files_alone(tmp_path, path):
+    if path == "fifo":
+        path = str(tmp_path / path)
+        os.mkfifo(path)
+    with pytest.raises(InputError, match="is not a file"):
+        load(Config, path)
+
+
+@pytest.mark.parametrize(
+    ("override", "fault"),
+    [
+        ("profiling.max_seconds_per_batch_size=.inf", "is no finite number"),
+        ("targets.accuracy=.nan", "is no finite number"),
+        (f"profiling.num_measurement_runs=1{'0' * 400}", "is larger than"),
+        ('output.results_dir="a\\0b"', "holds a NUL character"),
+        (f"profiling.batch_sizes={'[' * 3000}", "nested too deeply|not YAML"),
+        ("output.results_dir=/proc/x", "is on no disk"),
+        ("dataset.local_path=/dev/x.csv", "is on no disk"),
+    ],
+)
+def test_a_value_that_no_setting_can_have_is_refused_before_anything_runs(tmp_path, override, fault):
+    path = config_of(tmp_path, "model: {name: a/b}\ndataset: {file: x.csv}\n")
+    with pytest.raises(InputError, match=f"command line.*({fault})"):
+        load(Config, path, [override])
+
+
+def test_results_in_shared_memory_are_fine(tmp_path):
+    path = config_of(tmp_path, "model: {name: a/b}\ndataset: {file: x.csv}\n")
+    assert load(Config, path, ["output.results_dir=/dev/shm/x"]).output.results_dir == "/dev/shm/x"

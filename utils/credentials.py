@@ -1,0 +1,44 @@
+"""Cut credentials from what is recorded or printed: the one place that knows how they look in a text.
+
+The runner loads it too, which loads nothing else of ours, so it needs nothing that has to be installed.
+"""
+
+import argparse
+import re
+from typing import Any, NoReturn
+
+REMOVED = "***"
+# `//user:password@`; a password may hold "/", "@" or ":", but what begins with a port and a path is no user.
+USER = re.compile(r"""(?<=://)(?:[^\s"'<>/?#]*@|[^\s"'<>/?#:@]*:(?!\d*[/?#])[^\s"'<>]*@)""")
+# Amazon, Google, Azure and CloudFront sign by such parameters; others carry a token or a key.
+SIGNATURE = re.compile(
+    r"""(?i)(?<=[?&;])([\w.%-]*(?:sig|signature|credential|token|key|key-pair-id|secret|passw\w*|pwd|auth|policy)"""
+    r"""[\w.%-]*=)[^\s&;#"'<>]+"""
+)
+TOKEN = re.compile(r"\b(?:hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|(?:AKIA|ASIA)[A-Z0-9]{12,})\b")
+
+
+def without(text: str) -> str:
+    """Return `text` with `***` for the user info of its URLs, the values of parameters that sign them, and tokens."""
+    if "://" in text:
+        text = SIGNATURE.sub(rf"\g<1>{REMOVED}", USER.sub(f"{REMOVED}@", text))
+    return TOKEN.sub(REMOVED, text)
+
+
+def removed(value: Any) -> Any:
+    """Return a JSON value with `without` applied to each of its texts, keys too."""
+    if isinstance(value, str):
+        return without(value)
+    if isinstance(value, dict):
+        return {without(key) if isinstance(key, str) else key: removed(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [removed(item) for item in value]
+    return value
+
+
+class Parser(argparse.ArgumentParser):
+    """A command line whose usage errors repeat no credentials."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print what is wrong and end the program with 2."""
+        super().error(without(message))
