@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from boundby import card as cards
-from boundby import files as writer
+from boundby import files
 from utils import steps
 from utils.cli import Run
 from utils.render import html_page, plain_text
@@ -54,7 +54,7 @@ def report(data: ReportData) -> Report:
     """Return the report; the sections name its pictures."""
     content = [part for section in SECTIONS for part in section(data)]
     shown = tuple(drawings(content))
-    blocks = [*placed(content), *files(data, shown)]
+    blocks = [*placed(content), *whereabouts(data, shown)]
     kind, title, detail = "Baseline report", summary.title(data), summary.detail(data)
     return Report(Document(kind, title, detail, blocks, cards.badge(card.facts(data))), shown)
 
@@ -77,10 +77,10 @@ def write(run: Run) -> Written:
     data = sources.read(run)
     made = report(data)
     pictures.draw(made.drawings)
-    writer.write_text(run.layout.report, plain_text.render(made.document))
-    writer.write_text(run.layout.html_report, html_page.render(made.document))
+    files.write_text(run.layout.report, plain_text.render(made.document))
+    files.write_text(run.layout.html_report, html_page.render(made.document))
     answer = "\n".join(card.card(data))
-    writer.write_text(run.layout.card, f"{answer}\n")
+    files.write_text(run.layout.card, f"{answer}\n")
     return Written(answer, sum(drawing.reason is None for drawing in made.drawings))
 
 
@@ -96,7 +96,7 @@ def renew(run: Run) -> bool:
     return True
 
 
-def files(data: ReportData, drawn: Sequence[Drawing]) -> list[Block]:
+def whereabouts(data: ReportData, drawn: Sequence[Drawing]) -> list[Block]:
     """Return where the rest is, and folded each file of the results with what it holds or why it is not there."""
     layout = data.layout
     entries = [

@@ -13,7 +13,8 @@ from utils.report.pictures import Content, Folded, show
 from utils.report.sources import Missing, ReportData
 
 REFERENCE = "as_it_comes"
-LONG_S = 120
+UNITS = ((3600.0, "h"), (60.0, "min"), (1.0, "s"))
+LEAST = 2  # of a unit, to be told in it
 MARK = " *"
 
 
@@ -77,8 +78,8 @@ def _recommended(found: Variants) -> str:
     change = exactness.get("accuracy_difference")
     kept += "" if change is None else f", accuracy {100 * change:+.2f} points"
     gained = factor(Interval(**row["gain"]))
-    if name == REFERENCE:
-        return "Stay with padded batches as they come: nothing here is faster and keeps enough."
+    if row["gain"]["low"] <= 1:
+        return f"Keep the pipeline as it is ({row['words']}): nothing that keeps enough is surely faster."
     return f"Use {row['words']}: {gained} the texts per second of padded batches as they come; {kept}."
 
 
@@ -126,13 +127,17 @@ def _notes(found: Variants) -> list[str]:
     texts, rows = found["texts"], found["dataset_rows"]
     which = f"all {texts:,} texts" if texts == rows else f"{texts:,} of {rows:,} texts (a seeded sample)"
     notes = [
-        f"Each variant ran {which}, tokenizing included, in turns of {found['rounds']} rounds, on {found['threads']} "
-        f"threads; padded batches of {found['batch_size']} in float32 are the reference. A million texts include "
+        f"Each variant ran {which}, tokenizing included, in turns of {found['rounds']} rounds, on {_threads(found)}; "
+        f"padded batches of {found['batch_size']} in float32 are the reference. A million texts include "
         f"getting ready.{' * is the recommended one.' if found['recommended']['name'] else ''}",
     ]
     notes += [f"Not allowed: {row['words']}, since {row['against']}." for row in measured(found) if row["against"]]
     notes += [f"Doubtful: {clean(doubt, 160)}." for doubt in found["doubts"]]
     return notes
+
+
+def _threads(found: Variants) -> str:
+    return "1 thread" if found["threads"] == 1 else f"{found['threads']} threads"
 
 
 def _refusals(found: Variants) -> list[Block]:
@@ -189,6 +194,7 @@ def _span(span: Span | None) -> str:
 
 
 def _duration(seconds: float) -> str:
-    if seconds < LONG_S:
-        return f"{number(seconds)} s"
-    return f"{number(seconds / 60)} min" if seconds < 60 * LONG_S else f"{number(seconds / 3600)} h"
+    """Return a time as people say it, in two or three digits."""
+    size, unit = next((size, name) for size, name in UNITS if seconds >= LEAST * size or size == 1)
+    value = seconds / size
+    return f"{value:,.0f} {unit}" if value >= 10 else f"{value:.1f} {unit}"
