@@ -59,6 +59,11 @@ def has_bfloat16_products(device: torch.device) -> bool:
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
+def has_int8_products(device: torch.device) -> bool:
+    """Tell whether the device adds up products of eight bits in 32 bits, as VNNI and AMX do on a CPU."""
+    return is_host(device) and bool(torch.cpu._is_vnni_supported() or torch.cpu._is_amx_tile_supported())
+
+
 def fast_float32_products(device: torch.device) -> str | None:
     """Return torch's matmul precision with the fastest float32 products of the device; None where all are alike."""
     return {"cpu": "medium", "cuda": "high"}.get(device.type)

@@ -120,6 +120,11 @@ class Layout:
         "the same for programs; model_metrics.jsonl has every run",
     )
     layers = Artefact("layers")
+    variants = Artefact(
+        "variants.json", "05", "other ways to run the same texts, and the recommended one, for programs"
+    )
+    variants_table = Artefact("variants.csv", "05", "the same as one row per variant, for spreadsheets")
+    changed_labels = Artefact("changed_labels.csv", "05", "every text to which a variant gives another label")
     run = Artefact("run.json", "04", "machine, versions, settings, status of the steps")  # which every step updates
     plots = Artefact("plots")
     report = Artefact("baseline_summary_report.txt")

@@ -32,7 +32,10 @@ SOURCES = ("hf_name", "file", "quickstart")
 OF_SOURCE = ("config_name", "split", "revision", "text_column", "label_column")  # they describe one dataset
 TEXT_COLUMN, LABEL_COLUMN = "text", "labels"
 NO_DISKS = ("/proc", "/sys", "/dev")
-RESERVED_NAMES = {"run.json", "raw_samples.csv", "baseline_summary_report.txt", "report.html"}
+RESERVED_NAMES = {
+    "run.json", "raw_samples.csv", "variants.json", "variants.csv", "changed_labels.csv", "baseline_summary_report.txt",
+    "report.html",
+}  # fmt: skip
 
 
 def _on_a_disk(name: str) -> str:
@@ -52,6 +55,9 @@ FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]
 Switch = Annotated[
     Literal["auto", "off", "on"],
     BeforeValidator(lambda value: ("off", "on")[value] if isinstance(value, bool) else value),
+]
+VariantName = Literal[
+    "sorted", "half_threads", "float32_fast", "bfloat16", "float16", "int8", "compiled", "bfloat16_compiled"
 ]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Column = PositiveInt | Name  # a number is the place of a column where the file has no header; 1 is the first
@@ -164,6 +170,18 @@ class Layers(Section):
     max_seconds: PositiveFloat = 120  # the number of runs is lowered to fit
 
 
+class Variants(Section):
+    """The comparison of step 05: other ways to run the same texts, and what may change in the answers."""
+
+    enabled: bool = True
+    which: Annotated[list[VariantName], Field(min_length=1)] | None = None
+    models: list[LocalOrHub] = []
+    min_agreement: Fraction = 0.995
+    max_accuracy_drop: Fraction = 0.01
+    max_seconds: PositiveFloat = 300
+    rows: PositiveInt | None = None
+
+
 class Targets(Section):
     """What the report compares the results with; None is no target."""
 
@@ -206,6 +224,7 @@ class Config(Section):
     evaluation: Evaluation = Evaluation()
     trace: Trace = Trace()
     layers: Layers = Layers()
+    variants: Variants = Variants()
     targets: Targets = Targets()
     pod: Pod = Pod()
     output: Output = Output()

@@ -597,6 +597,69 @@ class Document(TypedDict, total=False):
     doubts: list[str]
 
 
+class VariantRow(TypedDict, total=False):
+    """One variant of step 05; without figures, and with `why` and `reason`, where it could not be taken.
+
+    Factors are of the throughput: `gain` over the reference, `gain_over_base` over `base`, from which the variant
+    differs by one fix; `predicted` and `tried` are what step 02 says of that fix on its one batch. Shares, not percent.
+    """
+
+    name: Required[str]
+    words: Required[str]
+    status: Required[Literal["measured", "refused"]]
+    why: str
+    reason: str
+    how: str
+    base: str | None
+    texts_per_s: Span
+    gain: Span
+    gain_over_base: Span | None
+    predicted: Span | None
+    at_most: float | None
+    tried: Span | None
+    latency_ms: Span
+    weight_bytes: int
+    disk_bytes: int
+    extra_bytes: int | None
+    one_off_s: float
+    won_back_after_texts: int | None
+    exactness: Exactness
+    changed: int
+    against: str | None
+    million_s: float
+    million_cost: float | None
+
+
+class Recommended(TypedDict):
+    """The variant to use: the settings, and the environment, that run the pipeline with it; or why there is none."""
+
+    name: str | None
+    settings: list[str]
+    environment: dict[str, str]
+    reason: str | None
+
+
+class Variants(TypedDict):
+    """The whole of `variants.json`; `texts` of `dataset_rows` were compared, the same by every variant."""
+
+    schema_version: int
+    written: str
+    model_fingerprint: str
+    dtype: str
+    device: str
+    threads: int
+    batch_size: int
+    texts: int
+    dataset_rows: int
+    rounds: int
+    seconds: float
+    min_agreement: float
+    max_accuracy_drop: float
+    variants: list[VariantRow]
+    recommended: Recommended
+    doubts: list[str]
+
+
 def read_document(path: Path, version: int) -> Document:
     """Return the document of this version. Raises OSError, OtherVersion, and ValueError where it is something else.
 

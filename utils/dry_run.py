@@ -22,6 +22,7 @@ HUB_TIMEOUT_S = 1.0
 WARM_UP_SHARE = 2.0  # a sweep spends about as long warming up as measuring
 CEILINGS_S = 5.0
 REPLAY_S = 10.0  # the budget of `boundby.replay`, for the chosen batch size; trials may take as long as a batch size
+LOADING_S = 15.0  # of the packages, and of the model
 COUNTING_S = 1.0  # of the work of a batch size
 
 
@@ -82,7 +83,9 @@ def _seconds(number: str, config: Config, layout: Layout) -> tuple[float, str | 
         rest = ["the evaluation of step 02"] if config.evaluation.enabled else []
         rest += ["energy, 15 s per batch size where there is a counter"] if config.model.device != "cpu" else []
         return budget, ", ".join(rest) or None
-    return {"00": (2.0, None), "04": (10.0, None)}.get(number, (0.0, f"step {number}"))
+    if number == "05" and config.variants.enabled:
+        return LOADING_S + config.variants.max_seconds, None
+    return {"00": (2.0, None), "04": (10.0, None), "05": (2.0, None)}.get(number, (0.0, f"step {number}"))
 
 
 def _estimate(minutes: float, unknown: list[str], price_per_hour: float | None) -> str:

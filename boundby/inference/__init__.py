@@ -22,7 +22,7 @@ from boundby.inference.planning import (
     choose_precision,
     search_token_budget,
 )
-from boundby.inference.precision import PRECISIONS, Precision, matmul_effect
+from boundby.inference.precision import PRECISIONS, Precision, matmul_effect, weight_bytes
 from boundby.inference.predictor import Prediction, Predictor, PredictorOptions, TimeSplit
 from boundby.inference.reference import ExactnessReport, compare_logits, margins, one_by_one, require_classifier
 from boundby.inference.selfcheck import Refusal, SelfCheck
@@ -59,4 +59,5 @@ __all__ = [
     "search_token_budget",
     "token_budget_batches",
     "tokenize",
+    "weight_bytes",
 ]

@@ -5,10 +5,14 @@ has the same weights and lets torch choose other kernels for float32 products: T
 (`torch.set_float32_matmul_precision`). On one CPU that rounds as float32 does and is twice as fast, on one with AMX it
 rounds to bfloat16: so it counts as reduced precision, and `matmul_effect` measures what it is here. The setting belongs
 to the whole process; it holds during a forward and is set back afterwards.
+
+`int8` holds the weights of the layers in eight bits, scaled by output channel, and rounds what enters a layer to eight
+bits as it comes, scaled token by token. Embeddings, norms, attention and the head stay in float32, and there is nothing
+to calibrate. Torch's own dynamic quantization rests on tensor types that it is about to remove.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +20,10 @@ import torch
 from torch import nn
 
 from boundby.ceilings import matmul_precision
-from boundby.device import fast_float32_products, has_bfloat16_products
+from boundby.device import fast_float32_products, has_bfloat16_products, has_int8_products
 from boundby.inference.reference import in_dtype
 
+INT8_LARGEST = 127
 EFFECT_SIZE = 256  # of the measured product: above the sizes that kernels treat apart
 # How far logits may be from the model's own, as a share of the largest, before the wiring is doubted: so many times the
 # effect on one product, within these ends. float32 has an effect of 4e-7, TF32 3e-4, float32 products that are rounded
@@ -26,22 +31,92 @@ EFFECT_SIZE = 256  # of the measured product: above the sizes that kernels treat
 TOLERATED_EFFECTS, LEAST_TOLERANCE, MOST_TOLERANCE = 70, 1e-4, 0.15
 
 
+class Int8Linear(nn.Module):
+    """A linear layer with weights of eight bits, one scale for each output, whose inputs are rounded as they come.
+
+    Each token has a scale of its own, so that no label depends on the texts beside it.
+    """
+
+    weight: torch.Tensor
+    scales: torch.Tensor
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        weight = layer.weight.detach().float()
+        scales = _scales(weight)
+        self.register_buffer("weight", (weight / scales).round_().to(torch.int8).t())
+        self.register_buffer("scales", scales[:, 0])
+        self.bias = None if layer.bias is None else nn.Parameter(layer.bias.detach().float(), requires_grad=False)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return the product in float32."""
+        rows = inputs.flatten(0, -2)
+        scales = _scales(rows)
+        product = torch._int_mm((rows / scales).round_().to(torch.int8), self.weight).float()
+        product.mul_(scales).mul_(self.scales)
+        if self.bias is not None:
+            product.add_(self.bias)
+        return product.view(*inputs.shape[:-1], product.shape[1])
+
+
+def _scales(rows: torch.Tensor) -> torch.Tensor:
+    """Return what one step of eight bits is worth in each row, [rows, 1]."""
+    return (rows.abs().amax(dim=-1, keepdim=True) / INT8_LARGEST).clamp_min_(torch.finfo(torch.float32).tiny)
+
+
+def to_int8(model: nn.Module) -> None:
+    """Put the linear layers of a working copy into int8, in place; those of the head stay as they are.
+
+    Raises ValueError where there is none, and on a device without products of eight bits.
+    """
+    device = next(model.parameters()).device
+    if not has_int8_products(device):
+        raise ValueError(f"this {device.type.upper()} has no products of eight bits (VNNI, AMX) that torch can use")
+    base = getattr(model, "base_model", model)
+    found = [
+        (parent, name, child)
+        for place, parent in base.named_modules()
+        for name, child in parent.named_children()
+        if isinstance(child, nn.Linear) and "pooler" not in f"{place}.{name}".split(".")
+    ]
+    if not found:
+        raise ValueError("it has no linear layers to put into int8")
+    for parent, name, child in found:
+        setattr(parent, name, Int8Linear(child))
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """Return the bytes that parameters and buffers hold, each tensor once."""
+    tensors = {each.data_ptr(): each for each in (*model.parameters(), *model.buffers())}.values()
+    return sum(each.numel() * each.element_size() for each in tensors)
+
+
 @dataclass(frozen=True)
 class Precision:
-    """A dtype of weights and activations, and whether float32 products may be rounded as torch's fastest kernels do."""
+    """A dtype of weights and activations, and whether float32 products may be rounded as torch's fastest kernels do.
+
+    `convert` changes a working copy further, in place.
+    """
 
     name: str
     dtype: torch.dtype
     fast_products: bool = False
+    convert: Callable[[nn.Module], None] | None = None
 
     @property
     def keeps_weights(self) -> bool:
         """Whether the weights are those of the model in float32, to the last bit."""
-        return self.dtype == torch.float32
+        return self.dtype == torch.float32 and self.convert is None
 
     def copy_of(self, model: nn.Module) -> Any:
-        """Return a working copy of the model in this precision, in evaluation mode; equal weights are shared."""
-        return in_dtype(model, self.dtype)
+        """Return a working copy of the model in this precision, in evaluation mode; equal weights are shared.
+
+        Raises ValueError where the model, or this device, cannot have it.
+        """
+        working_copy = in_dtype(model, self.dtype)
+        if self.convert is not None:
+            self.convert(working_copy)
+        return working_copy
 
     @contextlib.contextmanager
     def active(self, device: torch.device) -> Iterator[None]:
@@ -57,6 +132,7 @@ PRECISIONS = {
         Precision("float32", torch.float32),
         Precision("float32_fast", torch.float32, fast_products=True),
         Precision("bfloat16", torch.bfloat16),
+        Precision("int8", torch.float32, convert=to_int8),
     )
 }
 
@@ -64,11 +140,11 @@ PRECISIONS = {
 def available(device: torch.device) -> tuple[Precision, ...]:
     """Return the precisions in which this device is fast, `float32` first.
 
-    A CPU without bfloat16 products emulates them, slower than float32. float16 is left out: models trained in bfloat16
-    overflow in it.
+    A CPU without bfloat16 products emulates them, slower than float32; one without products of eight bits, as well.
+    float16 is left out: models trained in bfloat16 overflow in it.
     """
-    names = ("float32", "float32_fast", *(["bfloat16"] if has_bfloat16_products(device) else []))
-    return tuple(PRECISIONS[name] for name in names)
+    has = {"bfloat16": has_bfloat16_products(device), "int8": has_int8_products(device)}
+    return tuple(precision for name, precision in PRECISIONS.items() if has.get(name, True))
 
 
 def matmul_effect(precision: Precision, device: torch.device) -> float:

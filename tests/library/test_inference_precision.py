@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from boundby.device import has_int8_products
 from boundby.inference import (
     PRECISIONS,
     Precision,
@@ -24,9 +25,11 @@ from boundby.inference import (
     matmul_effect,
     one_by_one,
     planning,
+    precision,
     search_token_budget,
+    weight_bytes,
 )
-from boundby.inference.precision import tolerance
+from boundby.inference.precision import Int8Linear, tolerance
 from boundby.timer import Timer
 from tests import classifiers
 
@@ -234,3 +237,23 @@ def test_a_budget_that_memory_does_not_hold_is_left_out(model, tokenizer, texts,
     assert list(search_token_budget(predictor, texts, (256, 4096)).seconds) == [256]
     with pytest.raises(ValueError, match="no texts"):
         search_token_budget(predictor, [])
+
+
+@pytest.mark.skipif(not has_int8_products(CPU), reason="this CPU has no products of eight bits")
+def test_int8_takes_a_quarter_of_the_memory_of_its_layers_and_depends_on_no_other_text(model, tokenizer, texts):
+    copy = PRECISIONS["int8"].copy_of(model)
+    layers = sum(each.weight.numel() for each in copy.modules() if isinstance(each, Int8Linear))
+    assert layers and weight_bytes(model) - weight_bytes(copy) > 2 * layers
+    batched = Predictor(model, tokenizer, replace(OPTIONS, precision="int8"), texts)
+    alone = np.concatenate([batched.predict([text]).logits for text in texts[:8]])
+    assert np.abs(batched.predict(texts[:8]).logits - alone).max() < 1e-3 * np.abs(alone).max()
+    assert not PRECISIONS["int8"].keeps_weights and matmul_effect(PRECISIONS["int8"], CPU) < 0.03
+
+
+def test_int8_is_refused_with_the_reason_where_there_is_nothing_to_convert_or_no_kernel(model, monkeypatch):
+    monkeypatch.setattr(precision, "has_int8_products", lambda device: True)
+    with pytest.raises(ValueError, match="no linear layers"):
+        PRECISIONS["int8"].copy_of(torch.nn.LayerNorm(4))
+    monkeypatch.setattr(precision, "has_int8_products", lambda device: False)
+    with pytest.raises(ValueError, match="this CPU has no products of eight bits"):
+        PRECISIONS["int8"].copy_of(model)

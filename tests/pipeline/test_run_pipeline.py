@@ -60,8 +60,8 @@ def end(checkout: Path, number: str, code: str) -> None:
 
 def test_runs_all_steps_in_order_each_in_its_own_process(checkout, capsys):
     assert run_pipeline.main([]) == 0
-    assert ran(checkout) == ["00", "01", "02", "03", "04"]
-    assert len(set((checkout / "pids").read_text().split())) == 5
+    assert ran(checkout) == ["00", "01", "02", "03", "04", "05"]
+    assert len(set((checkout / "pids").read_text().split())) == 6
     assert len(set((checkout / "starts").read_text().split())) == 1
     assert "$ python scripts/02_baseline_inference.py" in capsys.readouterr().out
 
@@ -69,11 +69,11 @@ def test_runs_all_steps_in_order_each_in_its_own_process(checkout, capsys):
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        (["--skip-check", "--skip-profiling"], ["01", "02", "04"]),
-        (["--skip-download", "--skip-baseline", "--skip-visualize"], ["00", "03"]),
+        (["--skip-check", "--skip-profiling"], ["01", "02", "04", "05"]),
+        (["--skip-download", "--skip-baseline", "--skip-visualize", "--skip-variants"], ["00", "03"]),
         (["--only", "3"], ["03"]),
-        (["--from", "3"], ["03", "04"]),
-        (["--from", "2", "--skip-visualize"], ["02", "03"]),
+        (["--from", "3"], ["03", "04", "05"]),
+        (["--from", "2", "--skip-visualize"], ["02", "03", "05"]),
     ],
 )
 def test_flags_choose_the_steps(checkout, flags, expected):
@@ -98,7 +98,7 @@ def test_a_failed_step_ends_the_run_with_its_code_and_the_command_that_continues
 def test_failed_points_do_not_stop_the_run_but_show_in_its_code(checkout):
     end(checkout, "02", "sys.exit(4)")
     assert run_pipeline.main([]) == 4
-    assert len(ran(checkout)) == 5
+    assert len(ran(checkout)) == 6
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_the_check_of_the_profile_gets_the_settings_and_no_flag_of_a_step(checko
 def test_a_finding_about_the_profile_stops_no_step_but_shows_in_the_code(checkout, capfd, code):
     end(checkout, "check", code)
     assert run_pipeline.main([]) == 4
-    assert ran(checkout)[-1] == "04"
+    assert ran(checkout)[-1] == "05"
     captured = capfd.readouterr()
     assert "the profile has faults or cannot be checked" in captured.err
     assert "to see all of it: python scripts/check_profile.py" in captured.err

@@ -6,14 +6,40 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from boundby import card as cards
+from boundby import files
+from utils import steps
+from utils.cli import Run
+from utils.render import html_page, plain_text
 from utils.render.blocks import Block, CodeBlock, DefinitionList, Details, Document, Heading, OrderedList, Paragraph
 from utils.render.formatting import clean
-from utils.report import advice, batch_sizes, card, doubts, full_dataset, profiling, quality, summary, verdict
+from utils.report import (
+    advice,
+    batch_sizes,
+    card,
+    doubts,
+    full_dataset,
+    pictures,
+    profiling,
+    quality,
+    sources,
+    summary,
+    variants,
+    verdict,
+)
 from utils.report.pictures import Content, Drawing, Folded, drawings, placed
 from utils.report.sources import ReportData
 
+STEP = "04"
 SHOWN_STEPS = 4  # of what to do next
 SNAPSHOT = "memory snapshot"  # as a manifest calls it
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a person is shown of a report that was written: the lines of its card, and how many pictures were drawn."""
+
+    answer: str
+    pictures: int
 
 
 @dataclass(frozen=True)
@@ -27,10 +53,10 @@ class Report:
 def report(data: ReportData) -> Report:
     """Return the report; the sections name its pictures."""
     content = [part for section in SECTIONS for part in section(data)]
-    pictures = tuple(drawings(content))
-    blocks = [*placed(content), *files(data, pictures)]
+    shown = tuple(drawings(content))
+    blocks = [*placed(content), *whereabouts(data, shown)]
     kind, title, detail = "Baseline report", summary.title(data), summary.detail(data)
-    return Report(Document(kind, title, detail, blocks, cards.badge(card.facts(data))), pictures)
+    return Report(Document(kind, title, detail, blocks, cards.badge(card.facts(data))), shown)
 
 
 def next_steps(data: ReportData) -> list[Content]:
@@ -46,14 +72,38 @@ def next_steps(data: ReportData) -> list[Content]:
     return [Heading("What to do next"), *first, *more]
 
 
-def files(data: ReportData, pictures: Sequence[Drawing]) -> list[Block]:
+def write(run: Run) -> Written:
+    """Draw the pictures, and write the report as text and as a page, and its card. Raises as `sources.read` does."""
+    data = sources.read(run)
+    made = report(data)
+    pictures.draw(made.drawings)
+    files.write_text(run.layout.report, plain_text.render(made.document))
+    files.write_text(run.layout.html_report, html_page.render(made.document))
+    answer = "\n".join(card.card(data))
+    files.write_text(run.layout.card, f"{answer}\n")
+    return Written(answer, sum(drawing.reason is None for drawing in made.drawings))
+
+
+def renew(run: Run) -> bool:
+    """Write the report anew where step 04 has written one, and tell whether it has; its receipt is then of this one."""
+    try:
+        earlier = steps.read(run.layout.receipt(STEP), steps.Receipt)
+    except (OSError, ValueError):
+        return False
+    write(run)
+    facts = {"status": earlier.status, "started": earlier.started, "seconds": earlier.seconds}
+    steps.finish(STEP, run.layout, steps.parts(STEP, run.config, run.layout), exit_code=earlier.exit_code, **facts)
+    return True
+
+
+def whereabouts(data: ReportData, drawn: Sequence[Drawing]) -> list[Block]:
     """Return where the rest is, and folded each file of the results with what it holds or why it is not there."""
     layout = data.layout
     entries = [
         (layout.report, "this report as text"),
         (layout.html_report, "this report with its pictures, for a browser or a colleague"),
         (layout.card, "its first lines"),
-        *((drawing.path, drawing.reason or drawing.description) for drawing in pictures),
+        *((drawing.path, drawing.reason or drawing.description) for drawing in drawn),
         *(
             (path, content if path.is_file() else f"not there ({_why_absent(data, path, step)})")
             for path, step, content in layout.listed()
@@ -89,6 +139,7 @@ SECTIONS: tuple[Callable[[ReportData], Sequence[Content]], ...] = (
     next_steps,
     verdict.where_time_goes,
     verdict.tried,
+    variants.section,
     batch_sizes.section,
     verdict.limits,
     full_dataset.section,

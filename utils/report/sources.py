@@ -21,7 +21,18 @@ from utils.artifacts import METRICS_VERSION, Layout
 from utils.cli import DEFAULT_CONFIG, Run
 from utils.comparison.facts import Point, Rounds, rounds_of, visits_of
 from utils.config import Config
-from utils.document import Document, FullDataset, Operator, Optimal, OtherVersion, Row, Target, Trace, read_document
+from utils.document import (
+    Document,
+    FullDataset,
+    Operator,
+    Optimal,
+    OtherVersion,
+    Row,
+    Target,
+    Trace,
+    Variants,
+    read_document,
+)
 from utils.errors import InputError
 from utils.optimal import judge, optimal
 from utils.render.formatting import listed
@@ -112,7 +123,7 @@ class ReportData:
 
     `rows` are those of the sweep, `best` has the choices in each dtype, `chosen` is the row of the optimal batch size
     in the model's own dtype (None where nothing was measured), `trace` is what the analysis of the trace says, and
-    `quality` is that of the predictions over the whole dataset.
+    `quality` is that of the predictions over the whole dataset, `variants` what step 05 has compared.
     """
 
     document: Document
@@ -129,6 +140,7 @@ class ReportData:
     trace: Trace | Missing
     layers: ModelProfile | Missing
     quality: Quality | Missing
+    variants: Variants | Missing = Missing("step 05 has not run")
     rounds: Mapping[Point, Rounds] = field(default_factory=dict)
 
     @property
@@ -208,6 +220,7 @@ def read(run: Run) -> ReportData:
         trace=trace,
         layers=layers,
         quality=_quality(layout, document),
+        variants=_variants(layout, document),
         rounds=_rounds(layout, document) if len(best) > 1 else {},
     )
 
@@ -312,6 +325,21 @@ def _quality(layout: Layout, document: Document) -> Quality | Missing:
         return Missing(f"the dataset was not evaluated: {document['full_dataset_reason']}")
     quality, reason = qualities.read(layout.evaluated, full.get("plan"))
     return quality or Missing(reason or "no reason was recorded")
+
+
+def _variants(layout: Layout, document: Document) -> Variants | Missing:
+    """Return what step 05 has compared."""
+    name = layout.variants.name
+    try:
+        found = files.read_json(layout.variants)
+        msgspec.convert(found, Variants)
+    except FileNotFoundError:
+        return Missing("step 05 has not run")
+    except (OSError, ValueError) as error:
+        return Missing(f"{name} cannot be read: {error}")
+    if found["model_fingerprint"] != document["model"].get("fingerprint"):
+        return Missing("step 05 was run on another model than the sweep")
+    return cast(Variants, found)
 
 
 def _is_of_another_model(layout: Layout, document: Document) -> bool:

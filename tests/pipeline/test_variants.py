@@ -1,0 +1,220 @@
+"""Step 05: the same texts in other ways, what each gives, what was refused and why, and which one to use."""
+
+import csv
+import importlib
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from boundby.inference import ExactnessReport, compare_logits
+from boundby.roofline import Interval
+from boundby.timer import Timer
+from tests import evaluation_workplace as workplace
+from tests.fakes import FakeClock
+from utils.report import variants as section
+from utils.variants import rounds
+from utils.variants.recommendation import Candidate, Tolerance, objection, recommend, won_back_after
+from utils.variants.rounds import Measured
+from utils.variants.ways import Refused, Variant, Way
+
+TOLERANCE = Tolerance(0.99, 0.01)
+LOGITS = np.eye(2, dtype=np.float32)
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return workplace.prepare(tmp_path_factory.mktemp("variants"), workplace.texts(40))
+
+
+@pytest.fixture
+def here(settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, list[str]]:
+    """A folder for results of its own, and the command line of a comparison there in which nothing is compiled."""
+    which = "variants.which=[sorted,bfloat16,int8,float16]"
+    monkeypatch.setattr(rounds, "MOST_ROUNDS", 5)
+    return tmp_path, [*settings, f"output.results_dir={tmp_path}", which, "variants.max_seconds=60"]
+
+
+def run(arguments: Sequence[str], step: str = "05_compare_variants") -> int:
+    return importlib.import_module(f"scripts.{step}").main(list(arguments))
+
+
+def by_name(folder: Path) -> dict[str, dict]:
+    return {row["name"]: row for row in json.loads((folder / "variants.json").read_text())["variants"]}
+
+
+def test_every_variant_is_a_row_with_figures_or_with_the_reason_why_it_is_not_to_be_had(here, monkeypatch, capsys):
+    folder, arguments = here
+    monkeypatch.setattr("utils.variants.ways.has_bfloat16_products", lambda device: False)
+    assert run(arguments) == 0
+    rows = by_name(folder)
+    assert list(rows) == ["as_it_comes", "sorted", "without_padding", "bfloat16", "float16", "int8"]
+    assert {name: rows[name]["why"] for name in ("bfloat16", "float16")} == dict.fromkeys(
+        ("bfloat16", "float16"), "not_possible"
+    )
+    for name in ("as_it_comes", "sorted", "without_padding"):
+        assert rows[name]["exactness"]["same_labels"] == rows[name]["exactness"]["rows"] == 40
+        assert rows[name]["exactness"]["accuracy_difference"] == 0 and rows[name]["against"] is None
+    with (folder / "variants.csv").open() as file:
+        assert [row["name"] for row in csv.DictReader(file)] == list(rows)
+    with (folder / "changed_labels.csv").open() as file:
+        assert all(row["in_float32"] != row["in_variant"] for row in csv.DictReader(file))
+    assert "not bfloat16: this processor has no bfloat16 products" in capsys.readouterr().out
+
+
+def test_another_checkpoint_is_compared_by_the_names_of_its_labels_and_refused_where_they_are_others(here, settings):
+    folder, arguments = here
+    own = Path(next(each for each in settings if each.startswith("model.name")).partition("=")[2])
+    for name, change in (
+        ("turned", lambda labels: [*labels[1:], labels[0]]),
+        ("strange", lambda labels: [*labels[1:], "x"]),
+    ):
+        shutil.copytree(own, folder / name)
+        config = json.loads((own / "config.json").read_text())
+        labels = change([config["id2label"][key] for key in sorted(config["id2label"], key=int)])
+        config |= {
+            "id2label": dict(enumerate(labels)),
+            "label2id": {label: place for place, label in enumerate(labels)},
+        }
+        (folder / name / "config.json").write_text(json.dumps(config))
+    checkpoints = ",".join(str(folder / name) for name in ("turned", "strange", "nowhere"))
+    assert run([*arguments, "variants.which=[sorted]", f"variants.models=[{checkpoints}]"]) == 0
+    turned, strange, nowhere = list(by_name(folder).values())[-3:]
+    assert turned["status"] == "measured" and turned["exactness"]["same_labels"] < 40
+    assert (
+        strange["why"] == "other_labels" and "it lacks " in strange["reason"] and "has x besides" in strange["reason"]
+    )
+    assert nowhere["why"] == "failed" and "there is no such folder" in nowhere["reason"]
+
+
+def test_a_conversion_that_fails_costs_its_own_row_alone(here, monkeypatch):
+    folder, arguments = here
+
+    def fail(model: object) -> None:
+        raise OSError("no kernel")
+
+    precisions = importlib.import_module("utils.variants.ways").ALL_PRECISIONS
+    monkeypatch.setitem(precisions, "int8", replace(precisions["int8"], convert=fail))
+    assert run(arguments) == 0
+    rows = by_name(folder)
+    assert (rows["int8"]["why"], rows["int8"]["reason"]) == ("failed", "OSError: no kernel")
+    assert rows["without_padding"]["status"] == "measured"
+
+
+def test_nothing_is_compared_where_that_is_switched_off(here, capsys):
+    folder, arguments = here
+    assert run([*arguments, "variants.enabled=false"]) == 0
+    assert not (folder / "variants.json").exists()
+    assert "variants.enabled is false" in capsys.readouterr().err
+
+
+class Paced:
+    """Ways that take so many seconds for a text by a clock of their own."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+
+    def measured(self, name: str, text_s: float, fails_at: int | None = None) -> Measured:
+        calls = [0]
+
+        def logits(texts: Sequence[str]) -> np.ndarray:
+            calls[0] += 1
+            if calls[0] == fails_at:
+                raise Refused("failed", "broken")
+            self.clock.advance(text_s * len(texts))
+            return np.tile(LOGITS[0], (len(texts), 1))
+
+        return Measured(Variant(name, name, lambda shop: None), Way(logits, 1, 1), 0.0, 16 * text_s, None)
+
+
+def test_rounds_give_factors_of_the_same_texts_and_one_that_fails_leaves_the_others():
+    paced = Paced()
+    made = [paced.measured("as_it_comes", 0.5), paced.measured("twice", 0.25), paced.measured("broken", 0.25, 9)]
+    running, refused, taken = rounds.take_turns(
+        made, [["a"] * 4, ["b"] * 8] * 3, Timer(paced.clock), 1e9, lambda number: None
+    )
+    assert [each.variant.name for each in running] == ["as_it_comes", "twice"] and refused["broken"].text == "broken"
+    assert taken == [0, 1, 2, 3, 4, 5]  # all six parts, then every interval is narrow
+    factor = running[1].over(running[0])
+    assert factor == Interval(2.0, 2.0, 2.0) and running[1].texts_per_s([4, 8] * 3).value == pytest.approx(4.0)
+    assert sum(len(logits) for logits in running[0].logits) == 36
+
+
+def test_at_the_deadline_two_rounds_are_made_and_no_more():
+    paced = Paced()
+    _, _, taken = rounds.take_turns(
+        [paced.measured("as_it_comes", 1.0)], [["a"] * 4] * 9, Timer(paced.clock), 0.0, lambda number: None
+    )
+    assert len(taken) == rounds.FEWEST_ROUNDS
+
+
+@pytest.mark.parametrize(("texts", "seconds", "most", "number", "covered"), [
+    (1000, 1e6, 1000, 5, 1000), (1000, 100.0, 1000, 14, 1000), (1000, 1e6, 300, 5, 300), (3, 1e6, 3, 3, 3),
+])  # fmt: skip
+def test_parts_are_spread_over_all_texts_and_fit_the_seconds(texts, seconds, most, number, covered):
+    made = [Paced().measured("as_it_comes", 0.2)]
+    parts = rounds.parts_of(texts, made, 16, seconds, most)
+    positions = np.sort(np.concatenate(parts))
+    assert len(parts) == number and len(positions) == len(set(positions.tolist())) == covered
+    assert all((np.diff(part) > 0).all() for part in parts)  # in the order of arrival
+
+
+def report(same: int, rows: int, gained: int = 0, lost: int = 0) -> ExactnessReport:
+    """Answers of which `same` keep their label; of those that change, so many become right and wrong."""
+    reference = np.tile(LOGITS[0], (rows, 1))
+    found = reference.copy()
+    found[: rows - same] = LOGITS[1]
+    labels = [0] * rows
+    labels[:gained] = [1] * gained
+    labels[gained + lost : rows - same] = [2] * (rows - same - gained - lost)
+    return compare_logits("x", found, reference, labels)
+
+
+def test_what_keeps_too_few_answers_is_not_allowed_and_the_reason_has_the_figures():
+    assert objection(report(1000, 1000), "coarser", TOLERANCE) is None
+    assert "95.00 % of 1,000 labels stay; 99.00 % are asked for" in objection(report(950, 1000), "coarser", TOLERANCE)
+    few = objection(report(100, 100), "coarser", TOLERANCE)
+    assert few == "100.00 % of 100 labels stay, of all texts surely 96.30 % or more; 99.00 % are asked for"
+    assert objection(report(100, 100), "same_arithmetic", TOLERANCE) is None
+    fell = objection(report(9800, 10000, lost=200), "other_model", TOLERANCE)
+    assert fell.startswith("accuracy changes by -2.00 points and may fall by 2.")
+    assert objection(report(9000, 10000, gained=500, lost=500), "other_model", TOLERANCE) is None
+
+
+def test_the_fastest_for_a_million_texts_is_recommended_and_the_simplest_of_equals():
+    good = report(1000, 1000)
+    candidates = [
+        Candidate("plain", 100.0, 0.0, good, "same_arithmetic", True),
+        Candidate("close", 195.0, 0.0, good, "coarser", True),
+        Candidate("best", 200.0, 0.0, good, "coarser", True),
+        Candidate("slow to make", 220.0, 4000.0, good, "coarser", True),
+        Candidate("wrong", 900.0, 0.0, report(500, 1000), "coarser", True),
+        Candidate("elsewhere", 900.0, 0.0, good, "same_arithmetic", False),
+    ]
+    factors = {("best", "plain"): Interval(2.0, 1.9, 2.1), ("best", "close"): Interval(1.03, 1.0, 1.06)}
+    found = recommend(candidates, factors, TOLERANCE)
+    assert found.name == "close" and list(found.against) == ["wrong"]
+    sure = factors | {("best", "close"): Interval(1.05, 1.04, 1.06)}
+    assert recommend(candidates, sure, TOLERANCE).name == "best"
+    assert recommend(candidates[4:], {}, TOLERANCE).name is None
+    assert won_back_after(10.0, 200.0, 100.0) == 2001 and won_back_after(10.0, 100.0, 100.0) is None
+
+
+def test_the_report_gains_the_section_and_its_picture_when_step_05_has_run_after_step_04(here, capsys):
+    folder, arguments = here
+    quick = ["profiling.batch_sizes=[2]", "profiling.max_seconds_per_batch_size=0.2", "evaluation.enabled=false"]
+    settings = [*arguments, *quick, "pod.price_per_hour=2"]
+    assert run(settings, "02_baseline_inference") == 0 and run(settings, "04_visualize_results") == 0
+    assert "Which variant to use" not in (folder / "baseline_summary_report.txt").read_text()
+    assert run(settings) == 0
+    text = (folder / "baseline_summary_report.txt").read_text()
+    found = json.loads((folder / "variants.json").read_text())
+    assert "Which variant to use" in text and "python run_pipeline.py" in text and "which costs" in text
+    assert (folder / "plots" / "variants.png").is_file()
+    assert section.console_lines(found)[0].strip()
+    assert run([*settings, "--resume"], "04_visualize_results") == 0
+    assert "step 04: kept (up to date)" in capsys.readouterr().err

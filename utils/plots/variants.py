@@ -1,0 +1,85 @@
+"""The variants of step 05: how fast each is against what it does to the answers; a mark is as large as its weights."""
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from utils.document import VariantRow, Variants
+from utils.plots.style import ALARM, INK, MUTED, Subject, new_figure, number, picture
+
+ALLOWED, REFUSED, CHOSEN = "#0072B2", "#999999", "#D55E00"
+LEAST_AREA, MOST_AREA = 150.0, 1100.0
+ROOM = 1.25  # beyond the fastest, on the axis
+
+
+@picture("variants.png", "how fast each variant is, and what it does to the answers")
+def figure(rows: Sequence[VariantRow], about: Subject, found: Variants) -> Figure:
+    """Return the figure; a line joins the variants that none beats in both."""
+    drawn = new_figure(about, width=13.5, height=7)
+    axes, key = drawn.subplots(1, 2, width_ratios=[2.1, 1])
+    has_labels = all(row["exactness"].get("accuracy_difference") is not None for row in rows)
+    heights = [_height(row, has_labels) for row in rows]
+    _front(axes, rows, [height[0] for height in heights])
+    heaviest = max(row["weight_bytes"] for row in rows)
+    for place, (row, (value, low, high)) in enumerate(zip(rows, heights, strict=True), start=1):
+        colour, speed = _colour(row, found), row["texts_per_s"]
+        axes.plot([speed["low"], speed["high"]], [value, value], color=colour, linewidth=1.5, zorder=2)
+        axes.plot([speed["value"]] * 2, [low, high], color=colour, linewidth=1.5, zorder=2)
+        area = LEAST_AREA + (MOST_AREA - LEAST_AREA) * row["weight_bytes"] / heaviest
+        axes.scatter(speed["value"], value, s=area, color=colour, alpha=0.85, edgecolor="white", zorder=3)
+        look = {"color": "white", "weight": "bold", "ha": "center", "va": "center", "fontsize": 10, "zorder": 4}
+        axes.text(speed["value"], value, str(place), **look)
+    tolerance = -100 * found["max_accuracy_drop"] if has_labels else 100 * found["min_agreement"]
+    axes.axhline(tolerance, color=ALARM, linestyle=(0, (5, 3)), linewidth=1.2)
+    axes.annotate("allowed: the whole bar above", (0.01, tolerance), xycoords=("axes fraction", "data"),
+                  xytext=(0, 4), textcoords="offset points", color=ALARM, fontsize=10)  # fmt: skip
+    axes.set_xlim(0, ROOM * max(row["texts_per_s"]["value"] for row in rows))
+    axes.set_xlabel("texts per second, tokenizing included")
+    axes.set_ylabel("accuracy against float32, percentage points" if has_labels else "labels as in float32, %")
+    axes.set_title("Speed against answers")
+    axes.grid(color="#e4e4e4", linewidth=0.8)
+    axes.set_axisbelow(True)
+    _key(key, rows, found)
+    return drawn
+
+
+def _height(row: VariantRow, has_labels: bool) -> tuple[float, float, float]:
+    """Return what the answers are worth and the ends of the interval, in percent."""
+    names = ("accuracy_difference", "accuracy_difference_low", "accuracy_difference_high")
+    if not has_labels:
+        names = ("agreement", "agreement_low", "agreement_high")
+    value, low, high = (100 * float(row["exactness"][name]) for name in names)  # type: ignore[literal-required]
+    return value, low, high
+
+
+def _front(axes: Axes, rows: Sequence[VariantRow], heights: Sequence[float]) -> None:
+    """Join the variants that no other beats in speed without being worse in the answers."""
+    points = sorted(zip((row["texts_per_s"]["value"] for row in rows), heights, strict=True), reverse=True)
+    front: list[tuple[float, float]] = []
+    for speed, height in points:
+        if not front or height > front[-1][1]:
+            front.append((speed, height))
+    axes.plot(*zip(*front, strict=True), color=MUTED, linewidth=1.2, linestyle=":", zorder=1)
+
+
+def _colour(row: VariantRow, found: Variants) -> str:
+    if row["name"] == found["recommended"]["name"]:
+        return CHOSEN
+    return REFUSED if row["against"] else ALLOWED
+
+
+def _key(axes: Axes, rows: Sequence[VariantRow], found: Variants) -> None:
+    """Write what the numbers in the marks stand for."""
+    axes.axis("off")
+    for place, row in enumerate(rows, start=1):
+        height = 1 - 0.068 * place
+        is_chosen = row["name"] == found["recommended"]["name"]
+        weight = "bold" if is_chosen else "normal"
+        axes.text(0.0, height, str(place), color=_colour(row, found), weight="bold", fontsize=12)
+        axes.text(0.08, height, row["words"], color=INK, weight=weight, fontsize=11)
+        figures = f"{number(row['texts_per_s']['value'])}/s, {number(row['weight_bytes'] / 1e6)} MB"
+        axes.text(1.0, height, figures, color=MUTED, fontsize=10.5, ha="right")
+    last = 1 - 0.068 * (len(rows) + 1.6)
+    axes.text(0.0, last, "orange: recommended; grey: changes more than allowed", color=MUTED, fontsize=10)
+    axes.text(0.0, last - 0.055, "a mark is as large as its weights", color=MUTED, fontsize=10)

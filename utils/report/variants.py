@@ -1,0 +1,200 @@
+"""What step 05 has compared: the recommended variant with its command, the table, what was refused, the picture."""
+
+import shlex
+from collections.abc import Sequence
+
+from boundby.card import factor
+from boundby.roofline import Interval
+from utils.document import Span, VariantRow, Variants
+from utils.plots import variants as plot
+from utils.render.blocks import Block, BulletList, CodeBlock, Heading, Paragraph, Table
+from utils.render.formatting import NOTHING, clean, number, paragraph, table
+from utils.report.pictures import Content, Folded, show
+from utils.report.sources import Missing, ReportData
+
+REFERENCE = "as_it_comes"
+UNITS = ((3600.0, "h"), (60.0, "min"), (1.0, "s"))
+LEAST = 2  # of a unit, to be told in it
+MARK = " *"
+
+
+def section(data: ReportData) -> list[Content]:
+    """Return the section; without step 05 there is none."""
+    found = data.variants
+    if isinstance(found, Missing):
+        return []
+    rows = measured(found)
+    return [
+        Heading("Which variant to use"),
+        *_answer(found, data),
+        Table(*_table(found), left=[0], notes=_notes(found)),
+        *_refusals(found),
+        show(data, plot.figure, tuple(rows), found),
+        Folded("What each variant costs, and what was predicted of it", [_more(rows), *_foretold(rows)]),
+    ]
+
+
+def console_lines(found: Variants) -> list[str]:
+    """Return what the terminal says of it."""
+    cells = table(*_table(found), left=[0])
+    refused = [
+        f"not {row['words']}: {clean(row['reason'], 160)}" for row in found["variants"] if row["status"] == "refused"
+    ]
+    against = [f"not allowed: {row['words']} ({row['against']})" for row in measured(found) if row["against"]]
+    return [*cells, *against, *refused, *found["doubts"], "", *paragraph(_recommended(found))]
+
+
+def measured(found: Variants) -> list[VariantRow]:
+    """Return the variants with figures."""
+    return [row for row in found["variants"] if row["status"] == "measured"]
+
+
+def _answer(found: Variants, data: ReportData) -> list[Block]:
+    chosen = found["recommended"]
+    said = [Paragraph(_recommended(found))]
+    if not chosen["name"]:
+        return [*said]
+    is_model = chosen["name"].startswith("model:")
+    command = data.command.run("--from", "1" if is_model else "2", *chosen["settings"],
+                               f"output.results_dir={data.layout.results}-{_folder(chosen['name'])}")  # fmt: skip
+    before = "".join(f"{name}={shlex.quote(value)} " for name, value in chosen["environment"].items())
+    row = _row(found, chosen["name"])
+    cost = row["million_cost"]
+    price = "" if cost is None else f", which costs {cost:,.2f}" if cost >= 1 else f", which costs {number(cost)}"
+    return [
+        *said,
+        Paragraph(f"A million texts then take {_duration(row['million_s'])}{price}. The whole pipeline with it:"),
+        CodeBlock(before + command),
+    ]
+
+
+def _recommended(found: Variants) -> str:
+    name = found["recommended"]["name"]
+    if name is None:
+        return f"None is recommended: {found['recommended']['reason']}."
+    row = _row(found, name)
+    exactness = row["exactness"]
+    kept = f"{exactness['same_labels']:,} of {exactness['rows']:,} labels as in float32"
+    change = exactness.get("accuracy_difference")
+    kept += "" if change is None else f", accuracy {100 * change:+.2f} points"
+    gained = factor(Interval(**row["gain"]))
+    if row["gain"]["low"] <= 1:
+        return f"Keep the pipeline as it is ({row['words']}): nothing that keeps enough is surely faster."
+    return f"Use {row['words']}: {gained} the texts per second of padded batches as they come; {kept}."
+
+
+def _row(found: Variants, name: str) -> VariantRow:
+    return next(row for row in found["variants"] if row["name"] == name)
+
+
+def _folder(name: str) -> str:
+    return "".join(letter if letter.isalnum() else "-" for letter in name.removeprefix("model:").rpartition("/")[2])
+
+
+HEADERS = (
+    "variant", "texts/s", "factor", "one text\nms", "weights\nMB", "same\nlabels %", "accuracy\npoints",
+    "a million\ntexts", "allowed",
+)  # fmt: skip
+
+
+def _table(found: Variants) -> tuple[Sequence[str], list[list[str]]]:
+    """Return headers and rows; the accuracy is left out where there are no labels."""
+    rows = measured(found)
+    cells = [_cells(row, found) for row in rows]
+    if any(row["exactness"].get("accuracy_difference") is not None for row in rows):
+        return HEADERS, cells
+    place = HEADERS.index("accuracy\npoints")
+    return HEADERS[:place] + HEADERS[place + 1 :], [line[:place] + line[place + 1 :] for line in cells]
+
+
+def _cells(row: VariantRow, found: Variants) -> list[str]:
+    exactness, is_reference = row["exactness"], row["name"] == REFERENCE
+    change = exactness.get("accuracy_difference")
+    return [
+        row["words"] + (MARK if row["name"] == found["recommended"]["name"] else ""),
+        number(row["texts_per_s"]["value"]),
+        NOTHING if is_reference else factor(Interval(**row["gain"])),
+        number(row["latency_ms"]["value"]),
+        number(row["weight_bytes"] / 1e6),
+        NOTHING if is_reference else f"{100 * exactness['agreement']:.2f}",
+        NOTHING if change is None or is_reference else f"{100 * change:+.2f}",
+        _duration(row["million_s"]),
+        NOTHING if is_reference else "no" if row["against"] else "yes",
+    ]
+
+
+def _notes(found: Variants) -> list[str]:
+    texts, rows = found["texts"], found["dataset_rows"]
+    which = f"all {texts:,} texts" if texts == rows else f"{texts:,} of {rows:,} texts (a seeded sample)"
+    notes = [
+        f"Each variant ran {which}, tokenizing included, in turns of {found['rounds']} rounds, on {_threads(found)}; "
+        f"padded batches of {found['batch_size']} in float32 are the reference. A million texts include "
+        f"getting ready.{' * is the recommended one.' if found['recommended']['name'] else ''}",
+    ]
+    notes += [f"Not allowed: {row['words']}, since {row['against']}." for row in measured(found) if row["against"]]
+    notes += [f"Doubtful: {clean(doubt, 160)}." for doubt in found["doubts"]]
+    return notes
+
+
+def _threads(found: Variants) -> str:
+    return "1 thread" if found["threads"] == 1 else f"{found['threads']} threads"
+
+
+def _refusals(found: Variants) -> list[Block]:
+    refused = [
+        f"{row['words']}: {clean(row['reason'], 200)}" for row in found["variants"] if row["status"] == "refused"
+    ]
+    return [Paragraph("Not to be had here:"), BulletList(refused)] if refused else []
+
+
+def _more(rows: Sequence[VariantRow]) -> Table:
+    cells = [
+        [
+            row["words"],
+            number(row["one_off_s"]),
+            _won_back(row),
+            NOTHING if row["extra_bytes"] is None else number(row["extra_bytes"] / 1e6),
+            number(row["disk_bytes"] / 1e6),
+            f"{100 * row['exactness']['agreement_low']:.2f} to {100 * row['exactness']['agreement_high']:.2f}",
+            _accuracy_range(row),
+        ]
+        for row in rows
+    ]
+    headers = ["variant", "ready\nafter s", "won back\nafter texts", "memory rose\nby MB", "files\nMB",
+               "same labels\n% (95 %)", "accuracy points\n(95 %)"]  # fmt: skip
+    return Table(headers, cells, left=[0])
+
+
+def _won_back(row: VariantRow) -> str:
+    texts = row["won_back_after_texts"]
+    return NOTHING if row["name"] == REFERENCE else "never" if texts is None else f"{texts:,}"
+
+
+def _accuracy_range(row: VariantRow) -> str:
+    low, high = (row["exactness"].get(f"accuracy_difference_{end}") for end in ("low", "high"))
+    known = low is not None and high is not None and row["name"] != REFERENCE
+    return f"{100 * low:+.2f} to {100 * high:+.2f}" if known else NOTHING  # type: ignore[operator]
+
+
+def _foretold(rows: Sequence[VariantRow]) -> list[Block]:
+    """Return what step 02 said of the fixes beside what came over all texts; nothing where it said nothing."""
+    words = {row["name"]: row["words"] for row in rows}
+    cells = [
+        [row["words"], words.get(row["base"] or "", NOTHING), _span(row["predicted"]), _span(row["tried"]),
+         _span(row["gain_over_base"])]
+        for row in rows
+        if row["predicted"] or row["tried"]
+    ]  # fmt: skip
+    headers = ["variant", "against", "predicted for\none batch", "tried on\none batch", "over the\ntexts"]
+    return [Table(headers, cells, left=[0, 1], caption="Predicted, tried, and what came")] if cells else []
+
+
+def _span(span: Span | None) -> str:
+    return NOTHING if span is None else factor(Interval(**span))
+
+
+def _duration(seconds: float) -> str:
+    """Return a time as people say it, in two or three digits."""
+    size, unit = next((size, name) for size, name in UNITS if seconds >= LEAST * size or size == 1)
+    value = seconds / size
+    return f"{value:,.0f} {unit}" if value >= 10 else f"{value:.1f} {unit}"

@@ -1,0 +1,282 @@
+"""Compare the variants on the texts of the dataset, and leave what was found: JSON, a table, the texts that changed."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+
+import numpy as np
+
+from boundby import files
+from boundby.device import pick_device, synchronizer
+from boundby.inference import ExactnessReport, compare_logits
+from boundby.roofline import Interval
+from boundby.stats import estimate
+from boundby.timer import Timer
+from boundby.verdict import Doubt, Fix
+from utils import instruments, models
+from utils.artifacts import METRICS_VERSION, Layout
+from utils.cli import Run
+from utils.data import DataReceipt, Rows
+from utils.document import OtherVersion, Recommended, Span, VariantRow, Variants, Verdict, read_document
+from utils.model_source import ModelSource
+from utils.models import LoadedModel
+from utils.variants import rounds
+from utils.variants.recommendation import Candidate, Recommendation, Tolerance, recommend, won_back_after
+from utils.variants.rounds import Measured, Refusal
+from utils.variants.ways import REFERENCE, Variant, Workshop, variants
+
+SCHEMA_VERSION = 1
+PROBE_TEXTS = 64
+USUAL_BATCH_SIZE = 32  # of the texts as they come, where step 02 has found none
+SECONDS_PER_HOUR = 3600
+DTYPE = "float32"  # of the reference
+TABLE = (
+    "name", "words", "status", "reason", "texts_per_s", "texts_per_s_low", "texts_per_s_high", "gain", "gain_low",
+    "gain_high", "latency_ms", "latency_ms_low", "latency_ms_high", "weight_mb", "extra_mb", "disk_mb", "one_off_s",
+    "won_back_after_texts", "same_labels", "texts", "agreement_low", "agreement_high", "accuracy",
+    "accuracy_difference", "accuracy_difference_low", "accuracy_difference_high", "base", "gain_over_base", "predicted",
+    "tried", "million_s", "million_cost", "against",
+)  # fmt: skip
+CHANGED = ("variant", "row_id", "label", "in_float32", "in_variant", "text")
+
+
+@dataclass
+class Comparison:
+    """What step 05 has found; `sizes` are the texts of each round, `dataset_rows` all texts there are."""
+
+    rows: Rows
+    dataset_rows: int
+    made: list[Measured] = field(default_factory=list)
+    refused: dict[str, Refusal] = field(default_factory=dict)
+    sizes: list[int] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
+
+    @property
+    def reference(self) -> Measured:
+        """The texts as they come, in float32."""
+        return next(each for each in self.made if each.variant.name == REFERENCE)
+
+    @cached_property
+    def reports(self) -> dict[str, ExactnessReport]:
+        """How the answers of each variant compare with those of the reference."""
+        labels = None if self.rows.labels is None else self.rows.labels.tolist()
+        own, is_all = np.concatenate(self.reference.logits), len(self.rows) == self.dataset_rows
+        return {
+            each.variant.name: compare_logits(each.variant.name, np.concatenate(each.logits), own, labels, is_all)
+            for each in self.made
+        }
+
+
+def compare(run: Run, receipt: DataReceipt, source: ModelSource, rows: Rows, timer: Timer | None = None) -> Variants:
+    """Measure all variants within `variants.max_seconds`, write what was found, and return it."""
+    config, settings = run.config, run.config.variants
+    device = pick_device(config.model.device)
+    timer = timer or Timer(synchronize=synchronizer(device))
+    start = timer.clock()
+    deadline = start + settings.max_seconds
+    models.use_matmul_precision("highest")
+    loaded = models.load(source, device, DTYPE, trust_remote_code=run.args.trust_remote_code)
+    max_length, _ = models.effective_max_length(loaded, config.profiling.max_length)
+    verdict, batch_size = _baseline(run.layout)
+    chosen = batch_size or USUAL_BATCH_SIZE
+    probe = _spread(rows.texts)
+    shop = Workshop(loaded, max_length, chosen, probe, timer.clock, run.args.trust_remote_code)
+    listed = variants(device, settings)
+    with run.progress(len(listed), "make the variants") as progress:
+        made, refused = rounds.make(listed, shop, timer, deadline, lambda text: progress.advance(1, text))
+    found = Comparison(rows, receipt.rows, made, refused)
+    left, most = deadline - timer.clock(), settings.rows or len(rows)
+    parts = rounds.parts_of(len(rows), made, len(probe), left, most)
+    _measure(run, found, parts, timer, deadline)
+    document = _document(run, shop, found, listed, verdict)
+    document["seconds"] = timer.clock() - start
+    files.write_csv(run.layout.changed_labels, _changed(found, loaded), CHANGED)
+    files.write_csv(run.layout.variants_table, [_flat(row) for row in document["variants"]], TABLE)
+    files.write_json(run.layout.variants, document)
+    return document
+
+
+def _spread(texts: Sequence[str]) -> list[str]:
+    """Return texts spread over the lengths of all, the shortest and the longest among them."""
+    by_length = sorted(texts, key=len)
+    places = np.unique(np.linspace(0, len(by_length) - 1, min(PROBE_TEXTS, len(by_length))).round().astype(int))
+    return [by_length[place] for place in np.random.default_rng(0).permutation(places).tolist()]
+
+
+def _baseline(layout: Layout) -> tuple[Verdict | None, int | None]:
+    """Return the verdict of the batch size that step 02 recommends, and that size."""
+    try:
+        document = read_document(layout.metrics, METRICS_VERSION)
+    except (OSError, ValueError, OtherVersion):
+        return None, None
+    size = document.get("optimal", {}).get("batch_size")
+    row = next((row for row in document["batch_sizes"] if row["batch_size"] == size), None)
+    return (row.get("verdict") if row else None), size
+
+
+def _measure(run: Run, found: Comparison, parts: Sequence[np.ndarray], timer: Timer, deadline: float) -> None:
+    """Let the variants take turns, and note what else used the machine meanwhile."""
+    texts = [[found.rows.texts[position] for position in part] for part in parts]
+    watch = instruments.watch(pick_device(run.config.model.device)).start()
+    with run.progress(None, "compare the variants") as progress:
+
+        def told(number: int) -> None:
+            progress.advance(1, f"round {number}")
+
+        made, refused, taken = rounds.take_turns(found.made, texts, timer, deadline, told)
+    seen = watch.stop().disturbances(rounds.threads())
+    found.doubts += [str(Doubt("disturbed", each.text)) for each in seen if each.is_passing]
+    found.made, found.sizes = made, [len(parts[part]) for part in taken]
+    found.refused |= refused
+    found.rows = found.rows.take(np.concatenate(parts[: len(set(taken))]))
+
+
+def _document(
+    run: Run, shop: Workshop, found: Comparison, listed: Sequence[Variant], verdict: Verdict | None
+) -> Variants:
+    settings, price = run.config.variants, run.config.pod.price_per_hour
+    measured = {each.variant.name: _row(each, found, verdict) for each in found.made}
+    candidates = [_candidate(each, found) for each in found.made]
+    factors = {(a.variant.name, b.variant.name): a.over(b) for a in found.made for b in found.made}
+    chosen = recommend(candidates, factors, Tolerance(settings.min_agreement, settings.max_accuracy_drop))
+    for each in candidates:
+        row = measured[each.name]
+        row["against"], row["million_s"] = chosen.against.get(each.name), each.million_s
+        row["million_cost"] = None if price is None else each.million_s / SECONDS_PER_HOUR * price
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "written": datetime.now(UTC).isoformat(timespec="seconds"),
+        "model_fingerprint": shop.loaded.source.fingerprint,
+        "dtype": DTYPE,
+        "device": shop.loaded.device.type,
+        "threads": rounds.threads(),
+        "batch_size": shop.batch_size,
+        "texts": len(found.rows),
+        "dataset_rows": found.dataset_rows,
+        "rounds": len(found.sizes),
+        "seconds": 0.0,
+        "min_agreement": settings.min_agreement,
+        "max_accuracy_drop": settings.max_accuracy_drop,
+        "variants": [measured.get(each.name) or _refused(each, found.refused[each.name]) for each in listed],
+        "recommended": _as_recommended(chosen, listed),
+        "doubts": found.doubts,
+    }
+
+
+def _row(each: Measured, found: Comparison, verdict: Verdict | None) -> VariantRow:
+    """Return what is known of one variant but for what the rule says of it."""
+    variant, reference = each.variant, found.reference
+    base = next((other for other in found.made if other.variant.name == variant.base), None)
+    report = found.reports[variant.name]
+    speed = each.texts_per_s(found.sizes)
+    predicted, at_most, tried = _foretold(variant.fix, verdict)
+    return {
+        "name": variant.name,
+        "words": variant.words,
+        "status": "measured",
+        "how": each.way.how,
+        "base": variant.base,
+        "texts_per_s": _span(speed),
+        "gain": _span(each.over(reference)),
+        "gain_over_base": _span(each.over(base)) if base else None,
+        "predicted": predicted,
+        "at_most": at_most,
+        "tried": tried,
+        "latency_ms": _span(Interval.of(estimate(each.single_s)).times(1e3)),
+        "weight_bytes": each.way.weight_bytes,
+        "disk_bytes": each.way.disk_bytes,
+        "extra_bytes": each.extra_bytes,
+        "one_off_s": each.one_off_s,
+        "won_back_after_texts": won_back_after(each.one_off_s, speed.value, reference.texts_per_s(found.sizes).value),
+        "exactness": report.as_dict(),  # type: ignore[typeddict-item]
+        "changed": report.rows - report.same_labels,
+        "against": None,
+    }
+
+
+def _foretold(fix: Fix | None, verdict: Verdict | None) -> tuple[Span | None, float | None, Span | None]:
+    """Return what step 02 predicted of a fix, its bound, and what came where it was tried, all of one batch."""
+    if fix is None or verdict is None:
+        return None, None, None
+    wanted = (fix.kind, dict(fix.settings))
+    trial = next((each for each in verdict.get("trials", []) if (each["kind"], each["settings"]) == wanted), None)
+    if trial:
+        return trial["predicted"], trial["at_most"], trial["measured"]
+    gain = next((each for each in verdict["gains"] if (each.get("kind"), each.get("settings")) == wanted), None)
+    return (gain.get("predicted"), gain["at_most"], None) if gain else (None, None, None)
+
+
+def _candidate(each: Measured, found: Comparison) -> Candidate:
+    return Candidate(
+        each.variant.name,
+        each.texts_per_s(found.sizes).value,
+        each.one_off_s,
+        found.reports[each.variant.name],
+        each.variant.kind,
+        each.variant.settings is not None,
+    )
+
+
+def _as_recommended(chosen: Recommendation, listed: Sequence[Variant]) -> Recommended:
+    variant = next((each for each in listed if each.name == chosen.name), None)
+    if variant is None:
+        return {
+            "name": None,
+            "settings": [],
+            "environment": {},
+            "reason": "no variant that the pipeline can run keeps as much as was asked for",
+        }
+    return {
+        "name": variant.name,
+        "settings": list(variant.settings or ()),
+        "environment": dict(variant.environment),
+        "reason": None,
+    }
+
+
+def _refused(variant: Variant, refusal: Refusal) -> VariantRow:
+    return {
+        "name": variant.name,
+        "words": variant.words,
+        "status": "refused",
+        "why": refusal.why,
+        "reason": refusal.text,
+    }
+
+
+def _changed(found: Comparison, loaded: LoadedModel) -> Iterator[dict[str, object]]:
+    """Yield the texts to which a variant gives another label than the reference does."""
+    names = loaded.model.config.id2label
+    own = np.concatenate(found.reference.logits).argmax(axis=1)
+    for each in found.made:
+        theirs = np.concatenate(each.logits).argmax(axis=1)
+        for row in np.flatnonzero(own != theirs).tolist():
+            label = None if found.rows.labels is None else names[int(found.rows.labels[row])]
+            yield {
+                "variant": each.variant.name,
+                "row_id": int(found.rows.row_ids[row]),
+                "label": label,
+                "in_float32": names[int(own[row])],
+                "in_variant": names[int(theirs[row])],
+                "text": found.rows.texts[row],
+            }
+
+
+def _span(interval: Interval) -> Span:
+    return {"value": interval.value, "low": interval.low, "high": interval.high}
+
+
+def _flat(row: VariantRow) -> dict[str, object]:
+    """Return the row of the table for spreadsheets."""
+    flat: dict[str, object] = dict(row)
+    for name in ("texts_per_s", "gain", "latency_ms", "gain_over_base", "predicted", "tried"):
+        span = row.get(name)
+        if span:
+            flat |= {name: span["value"], f"{name}_low": span["low"], f"{name}_high": span["high"]}  # type: ignore[index]
+    exactness = row.get("exactness")
+    if exactness:
+        flat |= {**exactness, "texts": exactness["rows"]}
+        flat |= {f"{name}_mb": None if (size := row[f"{name}_bytes"]) is None else size / 1e6  # type: ignore[literal-required]
+                 for name in ("weight", "extra", "disk")}  # fmt: skip
+    return flat

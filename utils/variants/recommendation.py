@@ -1,0 +1,92 @@
+"""The rule by which a variant is recommended: it keeps enough of the answers, and needs least for a million texts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from boundby.inference import ExactnessReport
+from boundby.roofline import Interval
+
+Kind = Literal["same_arithmetic", "coarser", "other_model"]
+MILLION = 1_000_000
+AS_GOOD = 1.02  # of the throughput: a simpler variant that may be this close is taken instead
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """What may change: the least share of labels as in the reference, and the most that accuracy may fall."""
+
+    min_agreement: float
+    max_accuracy_drop: float
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A variant as the rule sees it. `runs_here`: there are settings that run the pipeline with it."""
+
+    name: str
+    texts_per_s: float
+    one_off_s: float
+    report: ExactnessReport
+    kind: Kind
+    runs_here: bool
+
+    @property
+    def million_s(self) -> float:
+        """Seconds for a million texts, getting ready included."""
+        return self.one_off_s + MILLION / self.texts_per_s
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The variant to use, None where none keeps enough; and of each variant that does not, what speaks against it."""
+
+    name: str | None
+    against: Mapping[str, str]
+
+
+def objection(report: ExactnessReport, kind: Kind, tolerance: Tolerance) -> str | None:
+    """Return what speaks against these answers, None where they are good enough.
+
+    Labels of the same weights must agree with the reference's; those of another model may differ where accuracy, which
+    is then what counts, is known. What is asked for must hold at the lower end of the 95 % interval, but where the
+    arithmetic is the reference's; where every text of the dataset was compared, agreement has no interval.
+    """
+    counts_labels = kind != "other_model" or report.accuracy_difference is None
+    is_exact = kind == "same_arithmetic"
+    if counts_labels and (report.agreement if is_exact else report.agreement_low) < tolerance.min_agreement:
+        sure = report.agreement < tolerance.min_agreement
+        surely = "" if sure else f", of all texts surely {_percent(report.agreement_low)} or more"
+        wanted = _percent(tolerance.min_agreement)
+        return f"{_percent(report.agreement)} of {report.rows:,} labels stay{surely}; {wanted} are asked for"
+    low = report.accuracy_difference if is_exact else report.accuracy_difference_low
+    if low is not None and low < -tolerance.max_accuracy_drop:
+        fell = f"accuracy changes by {100 * (report.accuracy_difference or 0):+.2f} points"
+        return f"{fell} and may fall by {-100 * low:.2f}; {100 * tolerance.max_accuracy_drop:g} are allowed"
+    return None
+
+
+def recommend(
+    candidates: Sequence[Candidate], factors: Mapping[tuple[str, str], Interval], tolerance: Tolerance
+) -> Recommendation:
+    """Return the recommended variant; `candidates` come simplest first.
+
+    `factors` is the throughput of the first of a pair over that of the second, from rounds of both.
+    """
+    against = {each.name: said for each in candidates if (said := objection(each.report, each.kind, tolerance))}
+    allowed = [each for each in candidates if each.runs_here and each.name not in against]
+    if not allowed:
+        return Recommendation(None, against)
+    best = min(allowed, key=lambda each: each.million_s)
+    simplest = next(each for each in allowed if each is best or factors[best.name, each.name].low <= AS_GOOD)
+    return Recommendation(simplest.name, against)
+
+
+def won_back_after(one_off_s: float, texts_per_s: float, reference_texts_per_s: float) -> int | None:
+    """Return after how many texts getting ready has paid for itself; None where the variant is no faster."""
+    saved_s = 1 / reference_texts_per_s - 1 / texts_per_s
+    return None if saved_s <= 0 else int(one_off_s / saved_s) + 1
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f} %"

@@ -1,0 +1,205 @@
+"""Make every variant, and time them in turns: the same part of the texts by each, then the next part.
+
+A part is every tenth text, say, in the order of arrival, so that each part stands for all of them. It is gone through
+by all variants, in an order that is shuffled anew, before the next one is; so each ratio of two variants is of the same
+texts within the same minute. Parts are taken until there are no more or time is up. After the last one the rounds begin
+anew, while intervals are wide. The labels are those of the first time.
+"""
+
+import gc
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from boundby.device import is_out_of_memory, release_memory
+from boundby.memory import MemoryMeter, MemoryUse
+from boundby.roofline import Interval
+from boundby.stats import estimate
+from boundby.timer import Timer
+from utils.errors import PipelineError
+from utils.variants.ways import PACKED, REFERENCE, Refused, Variant, Way, Workshop
+
+LEAST_ROUNDS, MOST_ROUNDS = 5, 15
+FEWEST_ROUNDS = 2  # also where time is up before: one round gives no interval
+LEAST_PART = 16  # texts
+NARROW = 0.02  # half of the interval as a share of the factor, of every variant, with which no more rounds are made
+LATENCY_TEXTS = 5  # in each round, one at a time
+SETUP_SHARE = 0.5  # of the seconds that may go into making variants
+SPARE = 0.8  # of the seconds that are left may the parts take, by what the variants took on the probe
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why there is nothing to tell of a variant."""
+
+    why: str
+    text: str
+
+
+@dataclass
+class Measured:
+    """A variant as it was timed; `seconds` and `single_s` have an entry for each round.
+
+    `one_off_s` is what making it took, with the first pass over the probe as far as that took longer than the second.
+    `extra_bytes` is how far the memory of the process, or of the GPU, rose above what lay there at the start.
+    """
+
+    variant: Variant
+    way: Way
+    one_off_s: float
+    probe_s: float
+    extra_bytes: int | None
+    seconds: list[float] = field(default_factory=list)
+    single_s: list[float] = field(default_factory=list)
+    logits: list[np.ndarray] = field(default_factory=list)
+
+    def texts_per_s(self, sizes: Sequence[int]) -> Interval:
+        """Return the throughput over parts of these sizes."""
+        return Interval.of(estimate([size / spent for size, spent in zip(sizes, self.seconds, strict=False)]))
+
+    def over(self, other: "Measured") -> Interval:
+        """Return the factor of the throughput of `other`, from the rounds of both."""
+        return Interval.of(estimate([theirs / own for theirs, own in zip(other.seconds, self.seconds, strict=True)]))
+
+
+def make(
+    variants: Sequence[Variant], shop: Workshop, timer: Timer, deadline: float, note: Callable[[str], None]
+) -> tuple[list[Measured], dict[str, Refusal]]:
+    """Return the variants that could be made, warm on the probe, and why others could not. The reference must be."""
+    made: list[Measured] = []
+    refused: dict[str, Refusal] = {}
+    for variant in variants:
+        left = SETUP_SHARE * (deadline - timer.clock())
+        try:
+            if variant.name not in (REFERENCE, PACKED) and left <= variant.setup_s:
+                took = f"making it takes about {variant.setup_s:.0f} s" if variant.setup_s else "it came last"
+                raise Refused("over_budget", f"{took}, and time was up; variants.max_seconds gives more")
+            made.append(_made(variant, shop, timer))
+        except Exception as error:  # torch, a compiler, or files of any kind may raise anything
+            if variant.name == REFERENCE:
+                raise
+            refused[variant.name] = refusal(error)
+            gc.collect()
+            note(f"{variant.words}: {refused[variant.name].text}")
+        else:
+            note(f"{variant.words}: ready after {made[-1].one_off_s:.1f} s")
+    return made, refused
+
+
+def refusal(error: Exception) -> Refusal:
+    """Return the reason that an error gives."""
+    if isinstance(error, Refused):
+        return Refusal(error.kind, str(error))
+    if is_out_of_memory(error):
+        return Refusal("out_of_memory", "there is not enough memory for it")
+    said = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return Refusal(
+        "failed", said if isinstance(error, PipelineError | ValueError) else f"{type(error).__name__}: {said}"
+    )
+
+
+def _made(variant: Variant, shop: Workshop, timer: Timer) -> Measured:
+    device = shop.loaded.device
+    start = timer.clock()
+    way = variant.make(shop)
+    made_s = timer.clock() - start
+    with way.setting():
+        cold_s = timer.isolated(lambda: _finite(way, shop.probe))
+        release_memory(device)
+        meter = MemoryMeter(device)
+        meter.start()
+        before = meter.stop()
+        probe_s = timer.isolated(lambda: way.logits(shop.probe))
+        after = meter.stop()
+    return Measured(variant, way, made_s + max(0.0, cold_s - probe_s), probe_s, _rise(before, after))
+
+
+def _rise(before: MemoryUse, after: MemoryUse) -> int | None:
+    """Return by how much the peak of the device, else of the process, lies above what was held before."""
+    held, peak = before.device_allocated_bytes, after.device_peak_allocated_bytes
+    if held is None:
+        held, peak = before.process_bytes, after.process_peak_bytes
+    return None if peak is None else max(0, peak - held)
+
+
+def _finite(way: Way, texts: Sequence[str]) -> np.ndarray:
+    logits = way.logits(texts)
+    if not np.isfinite(logits).all():
+        raise Refused("failed", "it gives NaN or infinity")
+    return logits
+
+
+def parts_of(texts: int, made: Sequence[Measured], probe_texts: int, seconds: float, most: int) -> list[np.ndarray]:
+    """Return the positions of the texts of each part, `most` of them in all, for a fifth of the seconds or less each.
+
+    The variants took as long on the probe as they say. Fewer texts than rounds are each a part.
+    """
+    each_s = sum(each.probe_s for each in made) / probe_texts
+    affordable = SPARE * seconds / LEAST_ROUNDS / max(each_s, 1e-9) - LATENCY_TEXTS
+    chosen = np.linspace(0, texts, min(most, texts), endpoint=False).astype(int)
+    number = min(len(chosen), max(LEAST_ROUNDS, math.ceil(len(chosen) / max(LEAST_PART, affordable))))
+    starts = np.random.default_rng(0).permutation(number).tolist()
+    return [chosen[start::number] for start in starts]
+
+
+def take_turns(
+    made: Sequence[Measured],
+    parts: Sequence[Sequence[str]],
+    timer: Timer,
+    deadline: float,
+    on_round: Callable[[int], None],
+) -> tuple[list[Measured], dict[str, Refusal], list[int]]:
+    """Return the variants with their rounds, those that failed on the way, and which part each round took.
+
+    At the deadline the round that is being made is finished, and no other begun after the second.
+    """
+    taken = list[int]()
+    refused: dict[str, Refusal] = {}
+    running = list(made)
+    while len(taken) < FEWEST_ROUNDS or timer.clock() < deadline:
+        number = len(taken)
+        if number >= max(LEAST_ROUNDS, len(parts)) and (number >= MOST_ROUNDS or _are_narrow(running)):
+            break
+        taken.append(number % len(parts))
+        order = list(running)
+        random.Random(number).shuffle(order)
+        for each in order:
+            try:
+                _one_round(each, parts[taken[-1]], timer, is_first=number < len(parts))
+            except (RuntimeError, ValueError, MemoryError, Refused) as error:
+                if each.variant.name == REFERENCE:
+                    raise
+                running.remove(each)
+                refused[each.variant.name] = refusal(error)
+        on_round(len(taken))
+    return running, refused, taken
+
+
+def _one_round(each: Measured, texts: Sequence[str], timer: Timer, *, is_first: bool) -> None:
+    found: list[np.ndarray] = []
+    singles = texts[:: max(1, len(texts) // LATENCY_TEXTS)][:LATENCY_TEXTS]
+    with each.way.setting():
+        each.way.logits(texts[:1])  # threads and settings were those of another one
+        spent = timer.isolated(lambda: found.append(_finite(each.way, texts)))
+        waits = [timer.isolated(lambda text=text: each.way.logits([text])) for text in singles]  # type: ignore[misc]
+    each.seconds.append(spent)
+    each.single_s.append(float(np.median(waits)))
+    if is_first:
+        each.logits += found
+
+
+def _are_narrow(made: Sequence[Measured]) -> bool:
+    reference = next(each for each in made if each.variant.name == REFERENCE)
+    factors = [
+        estimate([base / own for base, own in zip(reference.seconds, each.seconds, strict=True)]) for each in made
+    ]
+    return all(factor.half_width is not None and factor.half_width <= NARROW for factor in factors)
+
+
+def threads() -> int:
+    """Return the threads that every variant has, but the one that is there to show what fewer do."""
+    return torch.get_num_threads()

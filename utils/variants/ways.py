@@ -1,0 +1,288 @@
+"""The variants of step 05: what each is called, how it is made, and the settings that run the pipeline with it."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from boundby.device import fast_float32_products, has_bfloat16_products, is_gpu, is_host
+from boundby.inference import (
+    PRECISIONS,
+    Precision,
+    Predictor,
+    PredictorOptions,
+    collate,
+    compile_obstacle,
+    forward,
+    tokenize,
+    weight_bytes,
+)
+from boundby.inference.fixes import COMPILE_S, SPARE_MEMORY
+from boundby.memory import free_bytes
+from boundby.verdict import Fix
+from utils import models
+from utils.config import Model
+from utils.config import Variants as Settings
+from utils.model_source import model_files
+from utils.models import LoadedModel
+from utils.variants.recommendation import Kind
+
+RefusalKind = Literal["not_possible", "other_labels", "over_budget", "out_of_memory", "failed"]
+REFERENCE, PACKED = "as_it_comes", "without_padding"  # which are always there: others are compared with them
+SORTED_SIZES = (8, 32, 128)  # texts to a batch that a sorted pipeline may choose from: its best one counts
+SORTED_PAST = 1.15  # times as long as the best so far, and a size twice as large is not tried
+# Beside those of the evaluation; models trained in bfloat16 overflow in float16, which shows here and is refused.
+ALL_PRECISIONS = {**PRECISIONS, "float16": Precision("float16", torch.float16)}
+
+
+class Refused(Exception):
+    """A variant that this machine or model cannot take, by its kind and in words."""
+
+    def __init__(self, kind: RefusalKind, text: str) -> None:
+        super().__init__(text)
+        self.kind: RefusalKind = kind
+
+
+@dataclass(frozen=True)
+class Way:
+    """Texts in, logits `[rows, labels]` in float32 out, tokenizing included; `setting` is entered for every call.
+
+    `weight_bytes` are those held to compute with, `disk_bytes` those of the files they come from.
+    """
+
+    logits: Callable[[Sequence[str]], np.ndarray]
+    weight_bytes: int
+    disk_bytes: int
+    how: str = ""
+    setting: Callable[[], AbstractContextManager[None]] = nullcontext
+
+
+@dataclass
+class Workshop:
+    """What the variants are made of: the model in float32, and how its texts are cut and batched.
+
+    `probe` are some texts, spread over the lengths, on which a way checks itself and is warmed up.
+    """
+
+    loaded: LoadedModel
+    max_length: int
+    batch_size: int
+    probe: Sequence[str]
+    clock: Callable[[], float]
+    trust_remote_code: bool = False
+    made: dict[str, Predictor] = field(default_factory=dict)
+
+    def predictor(self, precision: str, *, compiled: bool = False) -> Predictor:
+        """Return the predictor of this precision. Raises Refused where it cannot be."""
+        key = f"{precision}, compiled" if compiled else precision
+        if key not in self.made:
+            _require_memory(self.loaded, ALL_PRECISIONS[precision])
+            options = PredictorOptions(self.max_length, precision, compile=compiled)
+            model, tokenizer = self.loaded.model, self.loaded.tokenizer
+            made = Predictor(model, tokenizer, options, self.probe, precisions=ALL_PRECISIONS)
+            if compiled and not made.compiled:
+                raise Refused("failed", made.doubts[-1])
+            self.made[key] = made
+        return self.made[key]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to be compared. `base` is the variant from which it differs by `fix` alone, as step 02 may have tried it.
+
+    `settings` run the pipeline with it, in this `environment`; None where the pipeline has no such way. `setup_s` is
+    about what making it takes where that is long. `kind` says what may change in the answers.
+    """
+
+    name: str
+    words: str
+    make: Callable[[Workshop], Way]
+    base: str | None = PACKED
+    fix: Fix | None = None
+    settings: tuple[str, ...] | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    setup_s: float = 0.0
+    kind: Kind = "same_arithmetic"
+
+
+def variants(device: torch.device, settings: Settings) -> list[Variant]:
+    """Return the variants to compare, simplest first, those that may be refused among them.
+
+    `which` are the names of those wanted beside the two that others are compared with; None: all.
+    """
+    known, which = _of_this_model(device, settings.min_agreement), settings.which
+    wanted = [each for each in known if which is None or each.name in (*which, REFERENCE, PACKED)]
+    return [*wanted, *map(_checkpoint, dict.fromkeys(settings.models))]
+
+
+def _of_this_model(device: torch.device, min_agreement: float) -> list[Variant]:
+    threads = torch.get_num_threads()
+    coarser = fast_float32_products(device) or "highest"
+    half = max(1, threads // 2)
+    of_threads = Fix("threads", {"threads": half, "instead_of": threads})
+    of_products, bf16 = Fix("matmul_precision", {"precision": coarser}), Fix("dtype", {"dtype": "bfloat16"})
+    fp16, fused = Fix("dtype", {"dtype": "float16"}), Fix("fuse_operators")
+    any_precision = ("evaluation.precision=fastest", f"evaluation.min_agreement={min_agreement:g}")
+    return [
+        Variant(REFERENCE, "padded, as they come", _as_they_come, base=None),
+        Variant("sorted", "padded, by length", _sorted, base=REFERENCE),
+        Variant(PACKED, "without padding", _packed, REFERENCE, Fix("remove_padding"), settings=()),
+        Variant("half_threads", f"{half} of {threads} threads", partial(_with_threads, half), fix=of_threads,
+                settings=(), environment={"OMP_NUM_THREADS": str(half)}),
+        Variant("float32_fast", "coarser products", partial(_in, "float32_fast"), fix=of_products,
+                settings=(f"model.matmul_precision={coarser}",), kind="coarser"),
+        Variant("bfloat16", "bfloat16", _bfloat16, fix=bf16, settings=("model.dtype=bfloat16",), kind="coarser"),
+        Variant("float16", "float16", _float16, fix=fp16, settings=("model.dtype=float16",), kind="coarser"),
+        Variant("int8", "int8", partial(_in, "int8"), settings=any_precision, kind="coarser"),
+        Variant("compiled", "compiled", partial(_compiled, "float32"), fix=fused, setup_s=COMPILE_S,
+                settings=("evaluation.compile=on",)),
+        Variant("bfloat16_compiled", "bfloat16, compiled", partial(_compiled, "bfloat16"), "bfloat16", fused,
+                settings=("model.dtype=bfloat16", "evaluation.compile=on"), setup_s=COMPILE_S, kind="coarser"),
+    ]  # fmt: skip
+
+
+def _checkpoint(name: str) -> Variant:
+    make = partial(_other_model, name)
+    return Variant(f"model:{name}", Path(name).name, make, settings=(f"model.name={name}",), kind="other_model")
+
+
+def _as_they_come(shop: Workshop) -> Way:
+    return _padded(shop, shop.batch_size, by_length=False)
+
+
+def _sorted(shop: Workshop) -> Way:
+    """Return the way with the batch size that is fastest on the probe, so that it is compared at its best."""
+    seconds: dict[int, float] = {}
+    for size in SORTED_SIZES:
+        way = _padded(shop, size, by_length=True)
+        way.logits(shop.probe)
+        start = shop.clock()
+        way.logits(shop.probe)
+        seconds[size] = shop.clock() - start
+        if seconds[size] > SORTED_PAST * min(seconds.values()):
+            break
+    return _padded(shop, min(seconds, key=lambda size: seconds[size]), by_length=True)
+
+
+def _padded(shop: Workshop, size: int, *, by_length: bool) -> Way:
+    model, tokenizer = shop.loaded.model, shop.loaded.tokenizer
+
+    def logits(texts: Sequence[str]) -> np.ndarray:
+        tokens = tokenize(tokenizer, texts, shop.max_length)
+        order = np.argsort(-tokens.lengths, kind="stable") if by_length else np.arange(len(texts))
+        found = np.empty((len(texts), model.config.num_labels), dtype=np.float32)
+        with torch.inference_mode():
+            for start in range(0, len(order), size):
+                rows = order[start : start + size].tolist()
+                batch = collate(tokens, rows, tokenizer.pad_token_id, shop.loaded.device)
+                found[rows] = forward(model, batch).float().cpu().numpy()
+        return found
+
+    return _way(logits, model, shop.loaded, f"batches of {size}")
+
+
+def _way(
+    logits: Callable[[Sequence[str]], np.ndarray],
+    model: Any,
+    loaded: LoadedModel,
+    how: str,
+    setting: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> Way:
+    weights = [path for path in model_files(loaded.source.path) if path.suffix == ".safetensors"]
+    return Way(logits, weight_bytes(model), sum(path.stat().st_size for path in weights), how, setting)
+
+
+def _predicting(predictor: Predictor, loaded: LoadedModel) -> Way:
+    return _way(lambda texts: predictor.predict(texts).logits, predictor.model, loaded, predictor.strategy)
+
+
+def _packed(shop: Workshop) -> Way:
+    return _in("float32", shop)
+
+
+def _in(precision: str, shop: Workshop) -> Way:
+    return _predicting(shop.predictor(precision), shop.loaded)
+
+
+def _bfloat16(shop: Workshop) -> Way:
+    if not has_bfloat16_products(shop.loaded.device):
+        raise Refused("not_possible", "this processor has no bfloat16 products: it would emulate them, slower")
+    return _in("bfloat16", shop)
+
+
+def _float16(shop: Workshop) -> Way:
+    if not is_gpu(shop.loaded.device):
+        raise Refused("not_possible", "float16 is fast on a GPU alone")
+    return _in("float16", shop)
+
+
+def _compiled(precision: str, shop: Workshop) -> Way:
+    obstacle = compile_obstacle(shop.loaded.device)
+    if obstacle:
+        raise Refused("not_possible", obstacle)
+    if precision == "bfloat16":
+        _bfloat16(shop)
+    return _predicting(shop.predictor(precision, compiled=True), shop.loaded)
+
+
+def _with_threads(number: int, shop: Workshop) -> Way:
+    if not is_host(shop.loaded.device):
+        raise Refused("not_possible", "the threads of the host do not compute where there is a GPU")
+    if number >= torch.get_num_threads():
+        raise Refused("not_possible", "there is one thread")
+    return replace(_packed(shop), setting=lambda: _threads(number))
+
+
+@contextlib.contextmanager
+def _threads(number: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _other_model(name: str, shop: Workshop) -> Way:
+    """Return the checkpoint in float32 without padding, its labels put into the order of the reference's."""
+    own = shop.loaded
+    source = models.locate(Model(name=name, task=own.source.task), own.source.path.parent)
+    loaded = models.load(source, own.device, "float32", trust_remote_code=shop.trust_remote_code)
+    order = _same_labels(loaded.model.config.id2label, own.model.config.id2label)
+    max_length, _ = models.effective_max_length(loaded, shop.max_length)
+    predictor = Predictor(loaded.model, loaded.tokenizer, PredictorOptions(max_length), shop.probe)
+    way = _predicting(predictor, loaded)
+    return replace(way, logits=lambda texts: way.logits(texts)[:, order])
+
+
+def _same_labels(theirs: Mapping[int, str], own: Mapping[int, str]) -> list[int]:
+    """Return where each of our labels stands among theirs. Raises Refused where they are not the same labels."""
+    places = {label: place for place, label in theirs.items()}
+    if set(places) != set(own.values()):
+        lacking, more = (
+            sorted(map(str, each)) for each in (set(own.values()) - set(places), set(places) - set(own.values()))
+        )
+        known = [f"lacks {_some(lacking)}"] if lacking else []
+        known += [f"has {_some(more)} besides"] if more else []
+        raise Refused("other_labels", f"its labels are others than this model's: it {' and '.join(known)}")
+    return [places[own[place]] for place in range(len(own))]
+
+
+def _some(labels: Sequence[str], shown: int = 3) -> str:
+    more = f" and {len(labels) - shown} more" if len(labels) > shown else ""
+    return ", ".join(labels[:shown]) + more
+
+
+def _require_memory(loaded: LoadedModel, precision: Precision) -> None:
+    """Raise Refused where a copy of the weights may not fit: Linux would end the process rather than raise an error."""
+    if precision.keeps_weights:
+        return
+    wanted = sum(parameter.numel() for parameter in loaded.model.parameters()) * precision.dtype.itemsize
+    if wanted > SPARE_MEMORY * free_bytes(loaded.device):
+        raise Refused("out_of_memory", f"a copy of the weights takes {wanted / 1e9:.1f} GB, which may not be free")
