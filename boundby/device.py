@@ -60,8 +60,15 @@ def has_bfloat16_products(device: torch.device) -> bool:
 
 
 def has_int8_products(device: torch.device) -> bool:
-    """Tell whether the device adds up products of eight bits in 32 bits, as VNNI and AMX do on a CPU."""
-    return is_host(device) and bool(torch.cpu._is_vnni_supported() or torch.cpu._is_amx_tile_supported())
+    """Tell whether the device adds up products of eight bits in 32 bits, as VNNI and AMX do on a CPU.
+
+    Other CPUs add in 16 bits and saturate, and so does oneDNN where it is told to use less than the CPU has: hence the
+    largest products are tried, too.
+    """
+    if not is_host(device) or not (torch.cpu._is_vnni_supported() or torch.cpu._is_amx_tile_supported()):
+        return False
+    largest = torch.full((32, 64), 127, dtype=torch.int8)
+    return bool((torch._int_mm(largest, largest.t().contiguous()) == 64 * 127**2).all())
 
 
 def fast_float32_products(device: torch.device) -> str | None:

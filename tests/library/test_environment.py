@@ -14,7 +14,6 @@ import pytest
 
 from boundby import environment
 from boundby.environment import (
-    SETTINGS,
     host_id,
     machine,
     machine_fingerprint,
@@ -78,8 +77,8 @@ def test_no_secret_and_no_name_of_person_or_host_is_kept(monkeypatch):
 
 
 def test_settings_are_the_allowed_variables_that_are_set_and_versions_those_installed(monkeypatch):
-    for name in SETTINGS:
-        monkeypatch.delenv(name, raising=False)
+    for name in settings():
+        monkeypatch.delenv(name)
     assert settings() == {}
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     monkeypatch.setenv("LD_PRELOAD", "/x.so")

@@ -251,4 +251,4 @@ def test_a_stream_that_is_dead_ends_no_run(checkout, streams):
     command = ["bash", "-c", f'exec "$0" -c "$1" {streams}', sys.executable, f"{code}sys.exit(run_pipeline.main([]))"]
     done = subprocess.run(command, cwd=checkout, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True)
     assert (done.returncode, b"Traceback" in done.stderr) == (4, False)
-    assert ran(checkout) == ["00", "01", "02", "03", "04"]
+    assert ran(checkout) == ["00", "01", "02", "03", "04", "05"]
