@@ -81,7 +81,7 @@ def test_settings_are_the_allowed_variables_that_are_set_and_versions_those_inst
         monkeypatch.delenv(name)
     assert settings() == {}
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
-    monkeypatch.setenv("LD_PRELOAD", "/x.so")
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/x")
     assert settings() == {"OMP_NUM_THREADS": "4"}
     expected = {"python": platform.python_version(), "pytest": pytest.__version__, "a-package-that-nobody-wrote": None}
     assert versions(["pytest", "a-package-that-nobody-wrote"]) == expected
