@@ -80,7 +80,8 @@ def _recommended(found: Variants) -> str:
     gained = factor(Interval(**row["gain"]))
     if row["gain"]["low"] <= 1:
         return f"Keep the pipeline as it is ({row['words']}): nothing that keeps enough is surely faster."
-    return f"Use {row['words']}: {gained} the texts per second of padded batches as they come; {kept}."
+    way = f"{row['words']}, without padding" if row["base"] == "without_padding" else row["words"]
+    return f"Use {way}: {gained} the texts per second of padded batches as they come; {kept}."
 
 
 def _row(found: Variants, name: str) -> VariantRow:
@@ -128,7 +129,8 @@ def _notes(found: Variants) -> list[str]:
     which = f"all {texts:,} texts" if texts == rows else f"{texts:,} of {rows:,} texts (a seeded sample)"
     notes = [
         f"Each variant ran {which}, tokenizing included, in turns of {found['rounds']} rounds, on {_threads(found)}; "
-        f"padded batches of {found['batch_size']} in float32 are the reference. A million texts include "
+        f"padded batches of {found['batch_size']} in float32 are the reference, and all from "
+        f"'without padding' on compute no padding. A million texts include "
         f"getting ready.{' * is the recommended one.' if found['recommended']['name'] else ''}",
     ]
     notes += [f"Not allowed: {row['words']}, since {row['against']}." for row in measured(found) if row["against"]]
