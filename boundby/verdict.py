@@ -451,7 +451,7 @@ class Untried:
 class Owner:
     """Whose a part of the time of one forward is; `padding_share` of these seconds went into padding, None if unknown.
 
-    `remainder` alone may be negative: the other parts then come to more than was measured.
+    They may be negative: the parts are differences of times, and nothing is clipped, so that they add up.
     """
 
     kind: OwnerKind
