@@ -39,6 +39,17 @@ def times(factor: float) -> str:
     return f"{factor:.2f}" if factor < 3 else f"{factor:.1f}" if factor < 30 else f"{factor:,.0f}"
 
 
+def percent(share: float, digits: int = 0) -> str:
+    """Return a share of 1 in percent: 17 %, with a digit 17.3 %."""
+    return f"{100 * share:.{digits}f} %"
+
+
+def listed(values: Sequence[object]) -> str:
+    """Return the values as words: 1, 2 and 4."""
+    words = [str(value) for value in values]
+    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
+
+
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> list[str]:
     """Return an aligned table; a header may have several lines, and the columns `left` are set to the left."""
     tops = [header.split("\n") for header in headers]

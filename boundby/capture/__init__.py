@@ -9,10 +9,11 @@ only the program's own exceptions are raised. The trace is exported once and eve
 from boundby.capture.engine import capture
 from boundby.capture.export import Naming, naming_of_process
 from boundby.capture.instruments import nsight_variable
-from boundby.capture.manifest import CaptureManifest, CaptureOptions, Cycle, Remark
+from boundby.capture.manifest import CaptureManifest, CaptureOptions, Cycle
 from boundby.capture.recorder import Recorder
 from boundby.capture.schedule import Schedule
 from boundby.capture.session import Session
+from boundby.remarks import Remark
 
 __all__ = [
     "CaptureManifest",

@@ -9,7 +9,8 @@ from typing import Protocol
 import torch
 
 from boundby import files
-from boundby.capture.manifest import Record, summary
+from boundby.capture.manifest import Record
+from boundby.remarks import summary
 
 MAX_ENTRIES = 100_000  # of the allocator's history; each takes some KB, and torch's own default has no limit
 SNAPSHOT = "memory snapshot"

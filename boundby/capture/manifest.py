@@ -3,22 +3,10 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from boundby.remarks import Remark
 from boundby.trace.decoding import MAX_JSON_BYTES
 
 MAX_TRACE_MB = 256  # of JSON before compression; viewers that run in a browser still open it
-MESSAGE_CHARACTERS = 300  # a failed assertion of torch brings a page of C++ frames along
-
-
-@dataclass(frozen=True)
-class Remark:
-    """One thing that was given up or cannot be given, and why.
-
-    `is_foreseen` where it follows from the settings, the length of the loop or the device: nothing has failed.
-    """
-
-    what: str
-    reason: str
-    is_foreseen: bool = field(default=False, compare=False)
 
 
 def trace_limit(max_trace_mb: float) -> int:
@@ -106,9 +94,3 @@ class Record:
     def lacks(self, what: str, reason: str) -> None:
         """Note that this device or this torch cannot give `what`."""
         self.unavailable.append(Remark(what, reason, is_foreseen=True))
-
-
-def summary(error: Exception) -> str:
-    """Return the type and the first line of an error."""
-    text = (str(error).splitlines() or [""])[0][:MESSAGE_CHARACTERS]
-    return f"{type(error).__name__}: {text}"

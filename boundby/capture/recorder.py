@@ -11,8 +11,9 @@ import torch.profiler
 
 from boundby.capture.engine import Engine, manifest_of
 from boundby.capture.export import Naming, check_suffix, naming_of_process
-from boundby.capture.manifest import CaptureManifest, CaptureOptions, Cycle, Record, summary
+from boundby.capture.manifest import CaptureManifest, CaptureOptions, Cycle, Record
 from boundby.capture.schedule import NEVER, Content, Schedule
+from boundby.remarks import summary
 from boundby.trace.decoding import MAX_JSON_BYTES
 
 NO_ESTIMATE = "a size is known from the second cycle without stacks on"

@@ -10,8 +10,9 @@ import torch
 import torch.profiler
 
 from boundby.capture.exclusion import AT_WORK, BEGUN, Watch, is_another_at_work
-from boundby.capture.manifest import Record, summary
+from boundby.capture.manifest import Record
 from boundby.capture.schedule import Span
+from boundby.remarks import summary
 
 Use = Callable[[torch.profiler.profile], object]  # of the stopped profiler
 

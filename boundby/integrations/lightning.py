@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any
 from boundby.capture import CaptureOptions, Schedule
 from boundby.capture.manifest import MAX_TRACE_MB, trace_limit
 from boundby.integrations.lightning_stages import FitStages
+from boundby.remarks import Say, summary
 from boundby.training import ManagerOptions, ProfilerManager, StageTimes, TimerOptions, read_stage_times
 from boundby.training.judgement import judge_training
 from boundby.training.reader import is_of_one_run
-from boundby.training.records import Say, Statistics, summary
+from boundby.training.records import Statistics
 from boundby.training.results import RunFiles, give_name
 
 if TYPE_CHECKING:

@@ -3,12 +3,11 @@
 Nothing here loads torch but an enabled `ProfilerManager`, when it starts, and `boundby.training.cuda`.
 """
 
-from boundby.training.judgement import judge_training
+from boundby.training.judgement import TrainingVerdict, judge_training
 from boundby.training.manager import ManagerOptions, ProfilerManager
 from boundby.training.reader import ranks_in, read_stage_times
 from boundby.training.records import StageTimes
 from boundby.training.timer import StageTimer, TimerOptions
-from boundby.training.verdict import TrainingVerdict
 
 __all__ = [
     "ManagerOptions",

@@ -9,6 +9,7 @@ from typing import get_args
 
 import numpy as np
 
+from boundby.remarks import Remarks
 from boundby.stats import percentile
 from boundby.training.records import (
     METRIC,
@@ -20,7 +21,6 @@ from boundby.training.records import (
     MetricSummary,
     Name,
     Occurrence,
-    Remarks,
     StageSummary,
     Statistics,
     Summaries,

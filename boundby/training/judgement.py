@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from boundby.compare import judge, paired
+from boundby.formatting import percent
 from boundby.judgement import LATE_HOST
 from boundby.training import stages
 from boundby.training.records import StageTimes
@@ -30,7 +31,6 @@ from boundby.training.steps import (
     step_table,
     windows,
 )
-from boundby.training.verdict import SMALL, Straggler, TrainingVerdict, called, percent
 from boundby.verdict import LEAST_GAIN, OF_STAGES, Bound, Confidence, Doubt, Fix, Gain, Verdict
 
 # Work of the host beside the training leaves the machine idle: of the words for bounds `under_utilised` says so.
@@ -82,6 +82,55 @@ MOST_LISTED = 8  # ranks
 INSIDE: tuple[Bound, ...] = ("compute", "memory", "launch", "communication")  # what only a trace sees of the work
 GROWING: tuple[Bound, ...] = ("input", "transfer")  # with the batch, beside the work itself
 LARGEST = 1000.0  # a share that close to one is no claim about what would be left
+MOST_STAGES, MOST_EVIDENCE, MOST_DOUBTS, MOST_GAINS = 5, 4, 3, 3  # with the two lines before them, twelve
+SMALL = 0.005  # share that is not worth a word
+LONGEST_LINE = 240  # characters
+WITHOUT_GAIN = "nothing that the stages show would gain 2 %"
+WITHOUT_TRACE = "a trace of some steps tells what takes the time within them"
+WITHOUT_ANSWER = "mark the stages that are missing, or let the loop run on, and ask again"
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """A process that the others wait for.
+
+    `slower_by` is its own time of a step, without its wait for the others, over the median one of the others. `stage`
+    is where it spends more than they do. `gain` is the factor on the speed of the job, if it were as fast as they are:
+    the next slowest of them is left.
+    """
+
+    rank: int
+    slower_by: float
+    own_s: float
+    others_s: float
+    stage: str
+    gain: float
+    steps: int
+
+
+@dataclass(frozen=True)
+class TrainingVerdict(Verdict):
+    """What limits the steps of a training run; `share_of_limit` is the share of their time that counts for the bound.
+
+    `at_most` of a gain is a factor on the speed. `stages` are the shares of the stages, the largest first, and
+    `causes` those of what they count for. `rank` is the process they are of: the one that the others wait for; None
+    where they are the mean over all `ranks`. `str` of it is its text.
+    """
+
+    stages: tuple[Share, ...] = ()
+    causes: tuple[Share, ...] = ()
+    steps: int = 0  # judged
+    step_s: float | None = None
+    on_device: bool = False  # by whose clock the shares are
+    ranks: tuple[int, ...] = ()
+    rank: int | None = None
+    straggler: Straggler | None = None
+    trace_bound: Bound | None = None  # what the trace says, None where there is none
+    trace_agrees: bool | None = None  # None: there is no trace, or it says nothing about this
+
+    def __str__(self) -> str:
+        """Return the verdict as a person reads it, in at most twelve lines: what limits, why, and what to do next."""
+        return "\n".join(_lines(self))
 
 
 def causes_of(table: StepTable) -> dict[str, Bound]:
@@ -453,7 +502,7 @@ def unexplained(facts: Facts) -> str:
     """Return what takes the time that nothing explains, and which of the usual stages are not marked."""
     known = [stage for stage in facts.stages if stage.bound == UNEXPLAINED and stage.share >= SMALL]
     missing = [name for name in EXPECTED if name not in facts.table.names]
-    parts = ", ".join(f"{called(stage)} {percent(stage.share)}" for stage in known)
+    parts = ", ".join(f"{_called(stage)} {percent(stage.share)}" for stage in known)
     return f"{parts}{'; not marked: ' + ', '.join(missing) if missing else ''}"
 
 
@@ -514,3 +563,57 @@ def _factor(left: float) -> float:
 def _basis(parts: Sequence[Share], share: float) -> str:
     names = " and ".join(stage.name for stage in parts)
     return f"{names} {'take' if len(parts) > 1 else 'takes'} {100 * share:.1f} % of the time"
+
+
+def _lines(verdict: TrainingVerdict) -> Iterator[str]:
+    gains = [f"{gain.fix}: at most {gain.at_most:.2f} times the speed ({gain.basis})" for gain in verdict.gains]
+    if verdict.bound == "inconclusive":
+        gains.insert(0, WITHOUT_ANSWER)
+    elif verdict.trace_bound is None and "compute" in (verdict.bound, *verdict.alternatives):
+        gains.insert(0, WITHOUT_TRACE)
+    parts = {
+        "What": [_what(verdict)],
+        "Why": [*_main_stages(verdict), *verdict.evidence][:MOST_EVIDENCE],
+        "Doubt": [str(doubt) for doubt in verdict.doubts[:MOST_DOUBTS]],
+        "Next": gains[:MOST_GAINS] or [WITHOUT_GAIN],
+    }
+    for head, sentences in parts.items():
+        for place, sentence in enumerate(sentences):
+            line = f"{'' if place else head + ':':<7}{' '.join(sentence.split())}"
+            yield line if len(line) <= LONGEST_LINE else line[: LONGEST_LINE - 1] + "…"
+
+
+def _what(verdict: TrainingVerdict) -> str:
+    bound = verdict.bound.replace("_", "-")
+    others = " or ".join(label.replace("_", "-") for label in verdict.alternatives)
+    if verdict.bound == "inconclusive":
+        return f"inconclusive{f'; maybe {others}' if others else ''}"
+    if others:
+        others = f"; {others}" if verdict.bound == "mixed" else f"; maybe {others}"
+    said = f"{bound} ({verdict.confidence} confidence{others})"
+    who = verdict.straggler
+    if who is None:
+        return said
+    return f"{said}; the others wait for rank {who.rank}, {who.slower_by:.2f} times as slow, in {who.stage}"
+
+
+def _main_stages(verdict: TrainingVerdict) -> list[str]:
+    """Return a line on the largest stage, and one on the others."""
+    shares = [stage for stage in verdict.stages if stage.share >= SMALL]
+    if not shares or verdict.step_s is None:
+        return []
+    first, rest = shares[0], shares[1 : MOST_STAGES + 1]
+    low, high = (percent(end) for end in first.ends)
+    ends = "" if low == high else f" ({low.removesuffix(' %')} to {high})"
+    clock = " of the device" if verdict.on_device else ""
+    whose = "" if verdict.rank is None else f" of rank {verdict.rank}"
+    line = (
+        f"{_called(first)} takes {percent(first.share)}{ends} of the time{clock}: {first.step_s * 1e3:.2f} of "
+        f"{verdict.step_s * 1e3:.2f} ms, over {verdict.steps} steps{whose}"
+    )
+    others = ", ".join(f"{_called(stage)} {percent(stage.share)}" for stage in rest)
+    return [line, f"then {others}"] if others else [line]
+
+
+def _called(share: Share) -> str:
+    return "what is in no stage" if share.name == IN_NO_STAGE else share.name

@@ -11,11 +11,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from boundby import files
+from boundby.remarks import Say
 from boundby.sampler import PsutilSource, Source, Sources, nvml_source
+from boundby.trace import OPERATOR_COLUMNS, operator_rows
 from boundby.trace.judgement import judge_trace
-from boundby.training import ranks, results
+from boundby.training import results
 from boundby.training.recorder import HookEvent
-from boundby.training.records import Say, StageTimes
+from boundby.training.records import StageTimes
 from boundby.training.results import RunFiles, remove_earlier
 from boundby.training.timer import ENDED, UNSTOPPED, Block, Item, StageTimer, TimerOptions
 from boundby.verdict import Verdict
@@ -147,7 +149,7 @@ class ProfilerManager:
         self.timer.stop(error)
         self._guarded("manifest.json", lambda: self._write_manifest(manifest or self._manifest_of_nothing()))
         self._guarded("profiler_summary.json", lambda: self._sum_up(manifest))
-        self._guarded("profiler_summary.json of all ranks", lambda: ranks.merge_at_stop(self._place))
+        self._guarded("profiler_summary.json of all ranks", lambda: results.merge_at_stop(self._place))
 
     def stage(self, name: str) -> Block:
         """Return a context that times its block as a stage."""
@@ -268,11 +270,13 @@ class ProfilerManager:
 
     def _derive(self, manifest: "CaptureManifest") -> None:
         """Write the results derived from the trace, and keep its verdict."""
-        self._derived = manifest.trace_path
-        results.publish_trace(self._place, manifest)
+        self._derived, path = manifest.trace_path, self._place.path(results.TRACE)
+        if manifest.trace_path not in (None, path):  # it is one of several, and gets the usual name too
+            results.give_name(manifest.trace_path, path)
         analysis = results.analysis_of(manifest)
         self._verdict = judge_trace(analysis)
-        results.write_operators(self._place, analysis)
+        rows = operator_rows(analysis.operators)
+        files.write_csv(self._place.path(results.OP_STATS), rows, OPERATOR_COLUMNS)
 
     def _manifest_of_nothing(self) -> "CaptureManifest":
         options = self._options

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from boundby import files
+from boundby.remarks import Remark
 from boundby.training.aggregate import joined, share_of
 from boundby.training.records import (
     METRIC,
@@ -18,7 +19,6 @@ from boundby.training.records import (
     UNUSUAL,
     MetricSummary,
     Name,
-    Remark,
     StageSummary,
     StageTimes,
     Statistics,

@@ -10,20 +10,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
+from boundby.remarks import Remarks
 from boundby.training.aggregate import STEP_ID, Aggregator
-from boundby.training.records import (
-    ABSENT,
-    CUT,
-    DISTURBED,
-    RAISED,
-    STEP,
-    Kind,
-    Occurrence,
-    OpenStage,
-    Remarks,
-    SharedMark,
-    Step,
-)
+from boundby.training.records import ABSENT, CUT, DISTURBED, RAISED, STEP, Kind, Occurrence, OpenStage, SharedMark, Step
 
 if TYPE_CHECKING:
     import torch

@@ -1,17 +1,17 @@
 """What is known of the stages of a training run: plain records, for the writer, the reader and everyone who asks."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
+from boundby.remarks import Remark
+
 SCHEMA_VERSION = 1  # of every file that a profiled loop writes
 Kind = Literal["step", "stage", "background", "span", "excluded"]
 Status = Literal["running", "finished", "failed"]
-Say = Callable[[str], object]
 STEP = "step"  # the name of the steps themselves, whose self time is in no stage
 NS_PER_S = 10**9
 
@@ -38,56 +38,6 @@ DISTURBED = 1  # a profiler was at work in this step, or in one of this span
 RAISED = 2  # an exception left the stage
 CUT = 4  # its end never came: the stage around it ended first
 UNUSUAL = DISTURBED | RAISED | CUT  # kept out of the summaries
-
-MOST_REMARKS = 64  # different ones; a run that has more says the same thing in many words
-REASON_CHARACTERS = 300
-
-
-@dataclass(frozen=True)
-class Remark:
-    """One thing that was given up or cannot be given, why, and how often that happened."""
-
-    what: str
-    reason: str
-    count: int = 1
-
-
-class Remarks:
-    """Gathers remarks; the first one about each thing goes to `say`, whose failures are ignored. Never raises."""
-
-    def __init__(self, say: Say | None = None) -> None:
-        self._say = say
-        self._counts: dict[tuple[str, str], int] = {}
-        self._said: set[str] = set()
-
-    def add(self, what: str, reason: str | BaseException) -> None:
-        """Note that `what` is less than was asked for."""
-        key = (what, summary(reason) if isinstance(reason, BaseException) else reason)
-        if key in self._counts:
-            self._counts[key] += 1
-        elif len(self._counts) < MOST_REMARKS:
-            self._counts[key] = 1
-            self.tell(*key)
-
-    def tell(self, what: str, reason: str) -> None:
-        """Say it, unless something about `what` has been said; it is kept elsewhere."""
-        if self._say and what not in self._said:
-            self._said.add(what)
-            try:
-                self._say(f"{what}: {reason}")
-            except Exception:
-                self._say = None
-
-    def all(self) -> tuple[Remark, ...]:
-        """Return them in the order of their first appearance."""
-        return tuple(Remark(what, reason, count) for (what, reason), count in list(self._counts.items()))
-
-
-def summary(error: BaseException) -> str:
-    """Return the type and the first line of an error."""
-    text = (str(error).splitlines() or [""])[0][:REASON_CHARACTERS]
-    text = text.encode("utf-8", "replace").decode("utf-8")
-    return f"{type(error).__name__}: {text}"
 
 
 @dataclass(frozen=True)

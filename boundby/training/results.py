@@ -1,22 +1,29 @@
-"""What a profiled loop leaves in its folder when it ends, beside the stage times: from the trace, and in sum."""
+"""What a profiled loop leaves in its folder when it ends, beside the stage times: from the trace, and in sum.
+
+Every process writes its own files, and `write_merged_summary` makes one of those that are there: the first process does
+so when it stops, and so does the last one to stop. Where some were killed, anybody may do it later.
+"""
 
 import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import mean, median
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from boundby import files
 from boundby.environment import host_id
 from boundby.files import SILENT_S
-from boundby.trace import OPERATOR_COLUMNS, Analysis, analyze, operator_rows, read_trace
-from boundby.training.judgement import judge_training
-from boundby.training.reader import read_head
-from boundby.training.records import SCHEMA_VERSION, Remark, StageTimes
-from boundby.training.store import file_name
-from boundby.training.verdict import TrainingVerdict
+from boundby.remarks import Remark
+from boundby.trace import Analysis, analyze, read_trace
+from boundby.training.judgement import TrainingVerdict, judge_training
+from boundby.training.reader import ranks_in, read_head, read_stage_times
+from boundby.training.records import SCHEMA_VERSION, Kind, StageTimes, Status
+from boundby.training.store import DOCUMENT, LOG, file_name
 from boundby.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -70,17 +77,8 @@ def manifest_of_nothing(place: RunFiles, reason: str | None) -> "CaptureManifest
 
 def write_manifest(place: RunFiles, manifest: "CaptureManifest", remarks: Sequence[Remark]) -> None:
     """Write what was recorded, and all that was given up."""
-    document = {"schema_version": SCHEMA_VERSION, **asdict(manifest)}
-    given_up = [{"what": remark.what, "reason": remark.reason} for remark in remarks]
-    document["downgrades"] = [*document["downgrades"], *given_up]
-    files.write_json(place.path(MANIFEST), document)
-
-
-def publish_trace(place: RunFiles, manifest: "CaptureManifest") -> None:
-    """Give the trace that the manifest names its usual name too, where it is one of several."""
-    path, trace = place.path(TRACE), manifest.trace_path
-    if trace is not None and trace != path:
-        give_name(trace, path)
+    whole = replace(manifest, downgrades=(*manifest.downgrades, *remarks))
+    files.write_json(place.path(MANIFEST), {"schema_version": SCHEMA_VERSION, **asdict(whole)})
 
 
 def give_name(file: Path, path: Path) -> None:
@@ -90,11 +88,6 @@ def give_name(file: Path, path: Path) -> None:
             os.link(file, temporary)
         except OSError:  # a file system without links, or another one
             shutil.copyfile(file, temporary)
-
-
-def write_operators(place: RunFiles, analysis: Analysis) -> None:
-    """Write the table of operators."""
-    files.write_csv(place.path(OP_STATS), operator_rows(analysis.operators), OPERATOR_COLUMNS)
 
 
 def analysis_of(manifest: "CaptureManifest") -> Analysis:
@@ -109,18 +102,10 @@ def summary_document(times: StageTimes, manifest: "CaptureManifest | None", verd
     given_up = [asdict(remark) for remark in times.remarks]
     if manifest:
         given_up += [asdict(downgrade) for downgrade in manifest.downgrades]
-    step = times.step
     return {
         "schema_version": SCHEMA_VERSION,
-        "status": times.status,
-        "error": times.error,
-        "rank": times.rank,
+        **_of_process(times),
         "world_size": times.world_size,
-        "elapsed_s": times.elapsed_s,
-        "first_step": times.first_step,
-        "last_step": times.last_step,
-        "step_s": asdict(step.host_s) if step else None,
-        "in_no_stage_share": step.share if step else None,
         "stages": [asdict(stage) for stage in times.stages if stage.kind != "step"],
         "metrics": [asdict(metric) for metric in times.metrics],
         "training_verdict": verdict_document(judge_training([times], verdict)),
@@ -129,6 +114,20 @@ def summary_document(times: StageTimes, manifest: "CaptureManifest | None", verd
         "profiler_s": manifest.seconds if manifest else None,
         "given_up": given_up,
         "unavailable": [asdict(missing) for missing in manifest.unavailable] if manifest else [],
+    }
+
+
+def _of_process(times: StageTimes) -> dict[str, Any]:
+    step = times.step
+    return {
+        "rank": times.rank,
+        "status": times.status,
+        "error": times.error,
+        "elapsed_s": times.elapsed_s,
+        "first_step": times.first_step,
+        "last_step": times.last_step,
+        "step_s": asdict(step.host_s) if step else None,
+        "in_no_stage_share": step.share if step else None,
     }
 
 
@@ -203,3 +202,142 @@ def _recorded(place: RunFiles) -> Iterator[Path]:
         return
     here = place.folder.absolute()
     yield from (path for path in named if path.absolute().parent == here)
+
+
+MOST_ATTEMPTS = 5  # to write a summary that no process has outdated meanwhile
+WORST: tuple[Status, ...] = ("failed", "running", "finished")
+
+
+class Told(msgspec.Struct):
+    """What only the summary of a process says, once it has stopped: of its recording, and what it gave up."""
+
+    given_up: list[dict[str, Any]]
+    unavailable: list[dict[str, Any]] = []
+    profiler_s: float | None = None
+
+
+def merged_summary(folder: str | Path) -> dict[str, Any]:
+    """Return what the processes of the run in a folder left, under the names that the summary of a single one has.
+
+    Some processes may be missing, or not be readable. Raises FileNotFoundError where the run is not of several.
+    """
+    folder = Path(folder)
+    known = [rank for rank in ranks_in(folder) if rank is not None]
+    if not known:
+        names = f"rank*_{DOCUMENT} or rank*_{LOG}"
+        raise FileNotFoundError(f"{folder}: its newest run has no {names}; it is no run of several processes")
+    times: list[StageTimes] = []
+    unreadable = []
+    for rank in known:
+        try:
+            times.append(read_stage_times(folder, rank))
+        except (OSError, ValueError) as error:
+            unreadable.append({"rank": rank, "reason": str(error)})
+    world_size = max([process.world_size for process in times] + [max(known) + 1])
+    places = {rank: RunFiles(folder, rank, max(world_size, 2)) for rank in known}
+    trace = next(filter(None, map(read_trace_verdict, places.values())), None)
+    told = {process.rank: _told(places[process.rank], process) for process in times}
+    worst = min(times, key=lambda process: WORST.index(process.status), default=None)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "status": worst.status if worst else None,
+        "error": worst.error if worst else None,
+        "world_size": world_size,
+        "elapsed_s": max((process.elapsed_s for process in times), default=None),
+        "first_step": min((process.first_step for process in times), default=None),
+        "last_step": max((process.last_step for process in times if process.last_step is not None), default=None),
+        "ranks": [
+            _of_process(process)
+            | {
+                "pid": process.pid,
+                "stage_times": file_name(DOCUMENT, process.rank, process.world_size),
+                "profiler_s": told[process.rank].profiler_s,
+            }
+            for process in times
+        ],
+        "missing_ranks": [rank for rank in range(world_size) if rank not in known],
+        "unreadable_ranks": unreadable,
+        "stages": _stages_over_ranks(times),
+        "training_verdict": verdict_document(judge_training(times, trace)) if times else None,
+        "verdict": trace.as_dict() if trace else None,
+        "verdict_reason": None if trace else NO_TRACE,
+        "profiler_s": max((one.profiler_s for one in told.values() if one.profiler_s is not None), default=None),
+        "given_up": [{"rank": rank, **step} for rank, one in told.items() for step in one.given_up],
+        "unavailable": [{"rank": rank, **missing} for rank, one in told.items() for missing in one.unavailable],
+    }
+
+
+def write_merged_summary(folder: str | Path) -> None:
+    """Write `profiler_summary.json` of all processes.
+
+    Processes that stop at the same time may each write it; none leaves one that lacks what another had written before.
+    Raises FileNotFoundError as `merged_summary` does.
+    """
+    folder = Path(folder)
+    for _ in range(MOST_ATTEMPTS):
+        before = _versions(folder)
+        files.write_json(folder / SUMMARY, merged_summary(folder))
+        if _versions(folder) == before:
+            return
+
+
+def merge_at_stop(place: RunFiles) -> None:
+    """Write the merged summary if this stopping process is the first rank or finds all others stopped.
+
+    The others leave it: a thousand processes that read the files of a thousand are too many.
+    """
+    others = (RunFiles(place.folder, rank, place.world_size) for rank in range(place.world_size))
+    if place.world_size > 1 and (place.rank == 0 or all(other.path(SUMMARY).is_file() for other in others)):
+        write_merged_summary(place.folder)
+
+
+def _told(place: RunFiles, times: StageTimes) -> Told:
+    """Return what the summary of a process says; where there is none yet, its stage times know what they gave up."""
+    try:
+        return msgspec.convert(files.read_json(place.path(SUMMARY)), Told)
+    except (OSError, ValueError):
+        return Told([asdict(remark) for remark in times.remarks])
+
+
+def _versions(folder: Path) -> list[tuple[str, int, int]]:
+    """Return inode and time of the files of all processes, which change when one writes."""
+    versions = []
+    for name in (DOCUMENT, SUMMARY):
+        for path in sorted(folder.glob(f"rank*_{name}")):
+            try:
+                status = path.stat()
+            except OSError:
+                continue
+            versions.append((path.name, status.st_ino, status.st_mtime_ns))
+    return versions
+
+
+def _stages_over_ranks(times: list[StageTimes]) -> list[dict[str, Any]]:
+    """Return the seconds per step that each process spent in a stage, with what lies inside it, and who is slowest.
+
+    The stages come in the order of their first appearance; without spans, which hold steps.
+    """
+    spent: dict[tuple[str, Kind], dict[int, float]] = {}
+    for process in times:
+        steps = process.step.host_s.n if process.step else 0
+        for stage in process.stages if steps else ():
+            if stage.kind != "span":
+                spent.setdefault((stage.name, stage.kind), {})[process.rank] = stage.host_s.total / steps
+    documents: list[dict[str, Any]] = []
+    for (name, kind), per_step_s in spent.items():
+        seconds, slowest = list(per_step_s.values()), max(per_step_s, key=lambda rank: per_step_s[rank])
+        middle = median(seconds)
+        documents.append(
+            {
+                "name": name,
+                "kind": kind,
+                "per_step_s": [{"rank": rank, "seconds": own_s} for rank, own_s in per_step_s.items()],
+                "mean_s": mean(seconds),
+                "median_s": middle,
+                "minimum_s": min(seconds),
+                "maximum_s": max(seconds),
+                "slowest_rank": slowest,
+                "slowest_over_median": per_step_s[slowest] / middle if middle else None,
+            }
+        )
+    return documents

@@ -12,8 +12,9 @@ import msgspec
 import numpy as np
 
 from boundby import files
+from boundby.remarks import Remarks
 from boundby.training.aggregate import Aggregator, Ring
-from boundby.training.records import SCHEMA_VERSION, Kind, Remarks, StageTimes, bytes_of
+from boundby.training.records import SCHEMA_VERSION, Kind, StageTimes, bytes_of
 
 DOCUMENT, LOG = "stage_times.json", "stage_log.jsonl"
 COST = 200  # the time between two documents, at least, in times of what one takes: half a percent

@@ -12,9 +12,10 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from boundby.environment import host_id
+from boundby.remarks import Remarks, Say, summary
 from boundby.training.aggregate import CAPACITY, MOST_NAMES, Aggregator
 from boundby.training.recorder import ENOUGH_EVENTS, MOST_EVENTS, DeviceClock, Event, Hooks, Marks, StageRecorder
-from boundby.training.records import Kind, Remarks, Say, StageTimes, Status, summary
+from boundby.training.records import Kind, StageTimes, Status
 from boundby.training.store import Pace, Writer
 
 ENDED = "it has ended; make a new one for another loop: nothing of this one is recorded"

@@ -6,9 +6,17 @@ from pathlib import Path
 import pytest
 
 from boundby import files
-from boundby.training import StageTimer, TimerOptions, ranks, ranks_in
-from boundby.training.ranks import merge_at_stop, merge_ranks, write_merged_summary
-from boundby.training.results import SUMMARY, RunFiles, read_trace_verdict, summary_document, trace_verdict_of
+from boundby.training import StageTimer, TimerOptions, ranks_in
+from boundby.training.results import (
+    SUMMARY,
+    RunFiles,
+    merge_at_stop,
+    merged_summary,
+    read_trace_verdict,
+    summary_document,
+    trace_verdict_of,
+    write_merged_summary,
+)
 from boundby.verdict import Verdict
 from tests.fakes import FakeNanoseconds
 
@@ -43,20 +51,24 @@ def summary_in(folder: Path) -> dict:
     return json.loads((folder / SUMMARY).read_text())
 
 
+def straggler_of(folder: Path) -> dict | None:
+    return merged_summary(folder)["training_verdict"]["straggler"]
+
+
 def test_stages_are_compared_over_the_processes(tmp_path):
     for rank, (data, backward) in enumerate([(1, 6), (1, 6), (6, 1), (2, 5)]):
         leave(tmp_path, rank, 4, data_s=data, backward_s=backward)
-    merged = merge_ranks(tmp_path)
-    assert (merged.world_size, merged.missing, merged.unreadable) == (4, (), {})
-    by_name = {each.name: each for each in merged.stages}
+    merged = merged_summary(tmp_path)
+    assert (merged["world_size"], merged["missing_ranks"], merged["unreadable_ranks"]) == (4, [], [])
+    by_name = {stage["name"]: stage for stage in merged["stages"]}
     assert list(by_name) == ["step", "data", "forward", "backward"]  # an epoch holds steps, and is no part of one
     data = by_name["data"]
-    assert data.per_step_s == {0: 1, 1: 1, 2: 6, 3: 2}
-    assert (data.mean_s, data.median_s, data.minimum_s, data.maximum_s) == (2.5, 1.5, 1, 6)
-    assert (data.slowest_rank, data.slowest_over_median) == (2, 4)
-    assert by_name["backward"].slowest_rank == 0 and by_name["step"].mean_s == 9
-    assert merged.verdict.straggler.rank == 2 and merged.verdict.straggler.stage == "data"
-    assert merged.verdict.straggler.slower_by == pytest.approx(9 / 4)
+    assert {own["rank"]: own["seconds"] for own in data["per_step_s"]} == {0: 1, 1: 1, 2: 6, 3: 2}
+    assert [data[name] for name in ("mean_s", "median_s", "minimum_s", "maximum_s")] == [2.5, 1.5, 1, 6]
+    assert (data["slowest_rank"], data["slowest_over_median"]) == (2, 4)
+    assert by_name["backward"]["slowest_rank"] == 0 and by_name["step"]["mean_s"] == 9
+    straggler = straggler_of(tmp_path)
+    assert (straggler["rank"], straggler["stage"], straggler["slower_by"]) == (2, "data", pytest.approx(9 / 4))
 
 
 def test_the_merged_summary_has_the_names_of_a_single_one_and_every_process(tmp_path):
@@ -79,10 +91,10 @@ def test_the_merged_summary_has_the_names_of_a_single_one_and_every_process(tmp_
 def test_the_verdict_on_the_trace_of_any_process_counts(tmp_path):
     for rank in range(2):
         leave(tmp_path, rank)
-    merged = merge_ranks(tmp_path)
-    assert merged.trace == TRACE and merged.verdict.bound == "launch"
+    merged = merged_summary(tmp_path)
+    assert merged["verdict"] == TRACE.as_dict() and merged["training_verdict"]["bound"] == "launch"
     (tmp_path / f"rank1_{SUMMARY}").write_text('{"verdict": {"bound": "magic"}}')
-    assert merge_ranks(tmp_path).trace is None
+    assert merged_summary(tmp_path)["verdict"] is None
 
 
 @pytest.mark.parametrize("summary", [None, [], {}, {"verdict": None}, {"verdict": 3}, {"verdict": {"bound": "magic"}}])
@@ -98,7 +110,7 @@ def test_a_summary_without_a_verdict_on_a_trace_gives_none(summary, tmp_path):
 def test_a_killed_process_and_missing_ones_are_named(tmp_path):
     leave(tmp_path, 1, 4, is_killed=True)
     leave(tmp_path, 2, 4, error=RuntimeError("out of memory"))
-    document = ranks.merged_document(merge_ranks(tmp_path))
+    document = merged_summary(tmp_path)
     assert [(each["rank"], each["status"]) for each in document["ranks"]] == [(1, "running"), (2, "failed")]
     assert (document["status"], document["error"]) == ("failed", "RuntimeError: out of memory")
     assert document["missing_ranks"] == [0, 3]
@@ -109,18 +121,18 @@ def test_a_killed_process_and_missing_ones_are_named(tmp_path):
 def test_what_cannot_be_read_is_named_with_its_reason(tmp_path):
     leave(tmp_path, 0)
     (tmp_path / "rank1_stage_times.json").write_text("{")
-    document = ranks.merged_document(merge_ranks(tmp_path))
+    document = merged_summary(tmp_path)
     assert [each["rank"] for each in document["unreadable_ranks"]] == [1]
     assert "rank1_stage_times.json" in document["unreadable_ranks"][0]["reason"]
     (tmp_path / "rank0_stage_times.json").write_text("{")
     (tmp_path / "rank0_stage_log.jsonl").unlink()
-    nothing = ranks.merged_document(merge_ranks(tmp_path))
+    nothing = merged_summary(tmp_path)
     assert (nothing["training_verdict"], nothing["status"], nothing["ranks"]) == (None, None, [])
 
 
 def test_a_folder_of_one_process_has_nothing_to_merge(tmp_path):
     with pytest.raises(FileNotFoundError, match="no run of several processes"):
-        merge_ranks(tmp_path)
+        merged_summary(tmp_path)
     leave(tmp_path, 0, 1)
     with pytest.raises(FileNotFoundError, match="no run of several processes"):
         write_merged_summary(tmp_path)
@@ -131,13 +143,13 @@ def test_a_folder_of_one_process_has_nothing_to_merge(tmp_path):
 def test_processes_of_an_earlier_run_are_not_merged_and_what_cannot_be_read_counts_with_the_newest(tmp_path):
     for rank in range(4):
         leave(tmp_path, rank, 4, data_s=6.0 if rank == 3 else 1.0)
-    assert ranks_in(tmp_path) == (0, 1, 2, 3) and merge_ranks(tmp_path).verdict.straggler.rank == 3
+    assert ranks_in(tmp_path) == (0, 1, 2, 3) and straggler_of(tmp_path)["rank"] == 3
     for rank in range(2):
         leave(tmp_path, rank, 2)
-    merged = merge_ranks(tmp_path)
+    merged = merged_summary(tmp_path)
     assert ranks_in(tmp_path) == (0, 1)
-    assert (merged.world_size, merged.missing, merged.verdict.straggler) == (2, (), None)
-    assert [each.name for each in merged.stages if 3 in each.per_step_s] == []
+    assert (merged["world_size"], merged["missing_ranks"], straggler_of(tmp_path)) == (2, [], None)
+    assert {own["rank"] for stage in merged["stages"] for own in stage["per_step_s"]} == {0, 1}
     for rank in (1, 2):
         (tmp_path / f"rank{rank}_stage_times.json").write_text("{")
     assert ranks_in(tmp_path) == (0, 1)
@@ -156,7 +168,7 @@ def test_a_process_of_an_earlier_run_of_the_same_size_is_told_by_time(tmp_path, 
         monkeypatch.setattr("time.time", lambda times=times: times.pop(0) if len(times) > 1 else times[0])
         leave(tmp_path, rank)
     assert ranks_in(tmp_path) == expected
-    assert merge_ranks(tmp_path).missing == (() if len(expected) == 2 else (1,))
+    assert merged_summary(tmp_path)["missing_ranks"] == ([] if len(expected) == 2 else [1])
 
 
 def test_the_merged_summary_tells_what_each_process_gave_up_and_could_not_give(tmp_path):

@@ -13,7 +13,7 @@ import torch
 
 from boundby.capture import Recorder, Schedule
 from boundby.training import ManagerOptions, ProfilerManager, TimerOptions
-from boundby.training.verdict import TrainingVerdict
+from boundby.training.judgement import TrainingVerdict
 from boundby.verdict import CHANGES
 from utils.profile_check import report
 from utils.training import run_folder

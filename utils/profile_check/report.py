@@ -7,8 +7,7 @@ from typing import Literal
 
 from boundby.trace import Analysis
 from boundby.training import StageTimes
-from boundby.training.judgement import judge_training
-from boundby.training.verdict import TrainingVerdict
+from boundby.training.judgement import TrainingVerdict, judge_training
 from boundby.verdict import OF_STAGES, Bound, Fix, fix_of_cause
 from utils.profile_check import recording, training
 from utils.profile_check.subject import Check, Subject

@@ -1,8 +1,6 @@
 """How names and numbers are written, and lines of at most `WIDTH` columns: paragraphs, tables, commands."""
 
-from collections.abc import Sequence
-
-from boundby.formatting import NOTHING, WIDTH, clean, command_lines, number, paragraph, table, times
+from boundby.formatting import NOTHING, WIDTH, clean, command_lines, listed, number, paragraph, table, times
 
 __all__ = [
     "NOTHING",
@@ -35,9 +33,3 @@ def spread(percent: float) -> str:
 def quantity(value: float | None, unit: str, reason: object = None) -> str:
     """Return the value with its unit, or that it is unknown and why."""
     return unknown(reason) if value is None else f"{number(value)} {unit}".rstrip()
-
-
-def listed(values: Sequence[object]) -> str:
-    """Return the values as words: 1, 2 and 4."""
-    words = [str(value) for value in values]
-    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from boundby import files
+from boundby.remarks import summary
 from boundby.training import ProfilerManager
-from boundby.training.records import summary
 from utils.cli import Terminated
 from utils.training.settings import Plan
 

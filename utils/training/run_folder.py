@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 from boundby import environment, files
 from boundby.training import StageTimes, ranks_in, read_stage_times
-from boundby.training.judgement import judge_training
+from boundby.training.judgement import TrainingVerdict, judge_training
 from boundby.training.records import UNUSUAL, Statistics
 from boundby.training.results import RunFiles, read_trace_verdict
-from boundby.training.verdict import TrainingVerdict
 from utils.credentials import removed
 from utils.errors import EnvironmentLacksError, InputError
 from utils.render.blocks import Block, Paragraph, Table

@@ -13,6 +13,7 @@ import torch
 
 from boundby import files
 from boundby.capture import CaptureManifest, Cycle, Schedule, nsight_variable
+from boundby.remarks import Remarks
 from boundby.trace import Trace, op_stats, read_trace
 from boundby.trace.intervals import host_tree
 from boundby.trace.links import links
@@ -20,7 +21,6 @@ from boundby.trace.memory import memory_page, memory_use
 from boundby.trace.operator_table import table_lines, table_rows
 from boundby.trace.window import window, without_excluded
 from boundby.training.manager import ProfilerManager
-from boundby.training.records import Remarks
 from boundby.training.results import give_name
 from boundby.training.store import file_name
 
