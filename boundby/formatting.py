@@ -24,14 +24,29 @@ def clean(value: object, longest: int = LONGEST_NAME) -> str:
     return f"{text[: longest // 2]}...{text[-(longest - longest // 2 - 3) :]}"
 
 
-def number(value: float) -> str:
+def number(value: float, digits: int = 4) -> str:
     """Return four significant digits, all digits before the point: 0.01235, 4.321, 1,264, 301,412."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     if 1e-4 <= abs(value) < 1e9:
-        digits = max(0, 3 - math.floor(math.log10(abs(value))))
-        return f"{value:,.{digits}f}"
-    return f"{value:.3e}"
+        return f"{value:,.{max(0, digits - 1 - math.floor(math.log10(abs(value))))}f}"
+    return f"{value:.{digits - 1}e}"
+
+
+def scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
+    """Return three digits in the largest of the units (descending) that is no larger, else in the smallest."""
+    factor, unit = next((unit for unit in units if abs(value) >= unit[0]), units[-1])
+    return f"{number(value / factor, 3)} {unit}".rstrip()
+
+
+def duration(seconds: float) -> str:
+    """Return a time: 1.23 s, 12.3 ms, 45.6 µs."""
+    return scaled(seconds, ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")))
+
+
+def size(of_bytes: float) -> str:
+    """Return a size in powers of 1,000: 1.23 GB, 45.6 MB, 768 B."""
+    return scaled(of_bytes, ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B")))
 
 
 def times(factor: float) -> str:

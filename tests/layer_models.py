@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from boundby.layers.engine import ObservabilityEngine
-from boundby.layers.instruments import Instruments
+from boundby.layers.measurement import Instruments
 from boundby.layers.records import LayerProfile, ModelProfile
 from boundby.layers.report import Report
 from tests.fakes import FakeClock

@@ -20,8 +20,7 @@ from torch import nn
 
 from boundby import files
 from boundby.layers import report as reports
-from boundby.layers.instruments import Instruments, instruments_for
-from boundby.layers.measurement import Subject, measure
+from boundby.layers.measurement import Instruments, Subject, instruments_for, measure
 from boundby.layers.passes import tensors_in
 from boundby.layers.probes import Targets, find_targets
 from boundby.layers.records import ModelProfile

@@ -14,9 +14,8 @@ import numpy as np
 
 from boundby.partition.costs import UNREACHABLE, Assignment, Costs, Piece
 from boundby.partition.nodes import VirtualNode
-from boundby.partition.objectives import Objective, least, value_of
 from boundby.partition.plan import Gain
-from boundby.partition.solver import Solver, classes_of
+from boundby.partition.solver import Objective, Solver, classes_of, least, value_of
 from boundby.partition.units import Chain
 
 LEAST_GAIN = 1.02  # below, a change is not worth a word

@@ -22,9 +22,8 @@ from torch.utils._pytree import tree_map_only
 from boundby.device import is_host, pick_device, synchronizer
 from boundby.disturbance import HostCounters, Watch, usable_cpus
 from boundby.environment import host_id
-from boundby.partition.comparison import Measured, StageTimes, TransferTimes
 from boundby.partition.nodes import Link
-from boundby.partition.plan import PartitionPlan
+from boundby.partition.plan import Measured, PartitionPlan, StageTimes, TransferTimes
 from boundby.partition.stages import CutError, cut_stage, first_tensor, named
 from boundby.stats import Summary, summarize
 

@@ -19,7 +19,7 @@ from torch.autograd import profiler as autograd_profiler
 
 from boundby import files
 from boundby.capture import CaptureManifest, CaptureOptions, capture
-from boundby.capture.exclusion import AT_WORK
+from boundby.capture.session import AT_WORK
 from boundby.trace import op_stats, read_trace
 
 REPOSITORY = Path(__file__).parents[2]

@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from boundby.layers.dashboard import page, wording
-from boundby.layers.dashboard.content import outliers
+from boundby import formatting
+from boundby.layers import dashboard
+from boundby.layers.dashboard import outliers, page
 from boundby.layers.records import Coverage, LayerProfile, ModelProfile
 from tests.layer_profiles import HOSTILE as HOSTILE_NAME
 from tests.layer_profiles import REPOSITORY, gpt2, hostile, layer, many, model_profile, nested, spread, with_memory
@@ -159,7 +160,11 @@ def test_long_and_unprintable_names_have_a_name_still():
     made = model_profile([layer("", "Model"), layer("begin" + "x" * 10_000 + "end", parent="", depth=1)])
     found = page_of(made)
     name = found.data["layers"]["path"][1]
-    assert (len(name), name[:6], name[-4:]) == (wording.LONGEST_NAME, "beginx", "xend") and "x" * 200 not in found.text
+    assert (len(name), name[:6], name[-4:]) == (
+        dashboard.LONGEST_NAME,
+        "beginx",
+        "xend",
+    ) and "x" * 200 not in found.text
     found = page_of(model_profile([layer("", "Model"), layer("\u202e", "\u200b", parent="", depth=1)]))
     assert found.data["layers"]["path"][1] == "(unprintable name)" and "(unprintable name)" in found.sections["types"]
 
@@ -207,8 +212,8 @@ def test_outliers_are_those_far_from_the_line_and_the_farthest_comes_first():
 
 def test_quantities_are_written_with_their_units():
     seconds, sizes = (0.0123, 2.5, 4.56e-5, 0.0), (498_000_000, 768)
-    assert [wording.duration(each) for each in seconds] == ["12.3 ms", "2.50 s", "45.6 µs", "0 µs"]
-    assert [wording.size(each) for each in sizes] == ["498 MB", "768 B"]
-    assert [wording.count(each) for each in (124_439_808, 1536)] == ["124 M", "1,536"]
-    assert (wording.percent(0.173), wording.whole(151.0), wording.whole(1.5)) == ("17.3 %", "151", "1.5")
-    assert wording.listed(["a", "b", "c"]) == "a, b and c"
+    assert [formatting.duration(each) for each in seconds] == ["12.3 ms", "2.50 s", "45.6 µs", "0 µs"]
+    assert [formatting.size(each) for each in sizes] == ["498 MB", "768 B"]
+    assert [dashboard.count(each) for each in (124_439_808, 1536)] == ["124 M", "1,536"]
+    assert (dashboard.percent(0.173), dashboard.whole(151.0), dashboard.whole(1.5)) == ("17.3 %", "151", "1.5")
+    assert formatting.listed(["a", "b", "c"]) == "a, b and c"

@@ -11,7 +11,7 @@ import pytest
 
 from boundby.partition.alternatives import baselines
 from boundby.partition.costs import costs_of
-from boundby.partition.objectives import Objective, optimum
+from boundby.partition.solver import Objective, optimum
 from tests import partition_cases as cases
 from tests.partition_cases import Case, Split
 

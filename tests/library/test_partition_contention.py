@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from boundby.partition import Chain, ExecutionPlanner, Infeasible, Link, PartitionPlan, Unit, VirtualNode
-from boundby.partition.objectives import Objective
 from boundby.partition.plan import ORDER_ONLY, TOGETHER_ASSUMED
 from boundby.partition.simulation import simulate
+from boundby.partition.solver import Objective
 from tests import partition_cases as cases
 
 OBJECTIVES: tuple[Objective, ...] = ("latency", "throughput", "requests")

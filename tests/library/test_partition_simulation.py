@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from boundby.partition import Chain, ExecutionPlanner, Infeasible, Link, Unit, VirtualNode
-from boundby.partition.comparison import Measured, StageTimes, TransferTimes, compare
+from boundby.partition.plan import Measured, StageTimes, TransferTimes, compare
 from boundby.partition.simulation import simulate
 from boundby.stats import summarize
 from tests.partition_cases import plan_of, random_case, shared_case

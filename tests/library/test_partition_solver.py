@@ -12,8 +12,7 @@ from boundby.layers.records import Storage
 from boundby.partition import Chain, Link, Links, Unit, VirtualNode, solver
 from boundby.partition.alternatives import shortfall
 from boundby.partition.costs import costs_of
-from boundby.partition.objectives import Objective, least, optimum
-from boundby.partition.solver import ordered_states, set_states
+from boundby.partition.solver import Objective, least, optimum, ordered_states, set_states
 from tests import partition_cases as cases
 from tests.partition_cases import Case, tables
 

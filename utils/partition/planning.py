@@ -14,8 +14,8 @@ from boundby import files
 from boundby.layers.records import ModelProfile
 from boundby.layers.report import read_profile
 from boundby.partition import ExecutionPlanner, Infeasible, Link, Links, PartitionPlan, VirtualNode
-from boundby.partition.objectives import Objective
 from boundby.partition.planner import kind_of
+from boundby.partition.solver import Objective
 from utils.config import Name, Section
 from utils.errors import InputError
 from utils.yaml_settings import load

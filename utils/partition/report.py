@@ -5,8 +5,7 @@ from pathlib import Path
 
 from boundby import files
 from boundby.partition import Infeasible, PartitionPlan
-from boundby.partition.comparison import Comparison, Error, Measured, compare
-from boundby.partition.plan import Alternative, span
+from boundby.partition.plan import Alternative, Comparison, Error, Measured, compare, span
 from boundby.partition.simulation import Simulated
 from utils.errors import InputError
 from utils.partition.planning import PlanFile, Profiles

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from boundby import files
 from boundby.disturbance import usable_cpus
-from boundby.partition.comparison import Measured, compare
+from boundby.partition.plan import Measured, compare
 from boundby.partition.simulation import Simulated, simulate
 from utils.cli import FAILED, Terminated
 from utils.errors import EnvironmentLacksError, InputError, PipelineError
