@@ -23,7 +23,7 @@ PAGE = ROOT / "docs" / "api.md"
 COMMAND = "python docs/generate_api.py"
 WITHOUT_EXPORTS = {
     "boundby.layers": ("dashboard", "engine", "ranking", "records", "report"),
-    "boundby.partition": ("comparison", "running", "simulation"),
+    "boundby.partition": ("plan", "running", "simulation"),
 }
 ALIAS = re.compile(r"[A-Z][a-z]\w*")  # `Bound = Literal[...]`, and not a constant
 WIDEST = 110  # of a signature on one line

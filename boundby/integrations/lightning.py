@@ -12,7 +12,6 @@ import importlib.util
 import logging
 import re
 import sys
-import time
 from collections.abc import Callable, Iterator
 from operator import attrgetter
 from pathlib import Path
@@ -20,13 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 from boundby.capture import CaptureOptions, Schedule
 from boundby.capture.manifest import MAX_TRACE_MB, trace_limit
+from boundby.formatting import table
 from boundby.patches import Patches, Wrapper
 from boundby.remarks import Say, summary
 from boundby.training import ManagerOptions, ProfilerManager, StageTimes, TimerOptions, read_stage_times
 from boundby.training.judgement import judge_training
 from boundby.training.reader import is_of_one_run
-from boundby.training.records import Kind, Statistics
-from boundby.training.results import RunFiles, give_name
+from boundby.training.records import Kind
+from boundby.training.results import CHROME_TRACE, NO_STAGES, STAGE_COLUMNS, RunFiles, publish_cycle, stage_rows
 from boundby.training.stages import (
     BACKWARD,
     CALLBACKS,
@@ -47,10 +47,8 @@ if TYPE_CHECKING:
 
 PACKAGES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}
 INSTALL = "neither lightning nor pytorch_lightning is installed: pip install 'lightning>=2.6.6'"
-CHROME_TRACE = "chrome_trace.json"
 _WITH_BASES: dict[tuple[type, tuple[str, ...]], type] = {}
 LONGEST_NAME = 100  # characters of a folder
-HEAD = f"{'stage':<16}{'share %':>9}{'median ms':>12}{'mean ms':>12}{'count':>8}"
 
 if not any(importlib.util.find_spec(package) for package in PACKAGES):
     raise ImportError(INSTALL)
@@ -172,20 +170,16 @@ class ProfilerCallback:
                 self._files.path(CHROME_TRACE).unlink(missing_ok=True)
             if self._reports and self._files.rank == 0:
                 times = manager.snapshot()
-                self._tell(table(times))
+                self._tell(
+                    "\n".join(table(STAGE_COLUMNS, stage_rows(times), left=[0])) if stage_rows(times) else NO_STAGES
+                )
                 ranks = [times, *_others(manager.folder, times)]
                 self._tell(str(judge_training(ranks, manager.trace_verdict)))
         except Exception as failure:
             self._tell(f"profiler: {summary(failure)}")
 
     def _publish(self, cycle: "Cycle") -> None:
-        """Give a trace the names under which TensorBoard and people look for it."""
-        if cycle.trace_path is None:
-            return
-        name = f"rank{self._files.rank}.{time.time_ns()}.pt.trace.json"
-        give_name(cycle.trace_path, self._files.folder / name)
-        give_name(cycle.trace_path, self._files.path(CHROME_TRACE))
-        self._has_trace = True
+        self._has_trace = publish_cycle(self._files, cycle) or self._has_trace
 
     def _tell(self, text: str) -> None:
         with contextlib.suppress(Exception):
@@ -233,26 +227,6 @@ def _with_bases(plain: type, packages: tuple[str, ...]) -> type:
 
 def _remade(plain: type["ProfilerCallback"]) -> "ProfilerCallback":
     return plain.__new__(plain)
-
-
-def table(times: StageTimes) -> str:
-    """Return the stages as lines of text, by the clock of the host, in steps that no profiler disturbed."""
-    step = times.step
-    if step is None or not step.host_s.n:
-        return "No step has ended that nothing disturbed; there is no table of stages."
-    stages = [stage for stage in times.stages if stage.kind not in ("step", "span")]
-    rows = [_row(stage.name, stage.share, stage.host_s) for stage in stages if stage.host_s.n]
-    return "\n".join([HEAD, *rows, _row("(in no stage)", step.share, None), _row("whole step", None, step.host_s)])
-
-
-def _row(name: str, share: float | None, spent: Statistics | None) -> str:
-    median, mean = (spent.median, spent.mean) if spent else (None, None)
-    cells = [_number(share, 100, 1), _number(median, 1e3, 3), _number(mean, 1e3, 3)]
-    return f"{name:<16}{cells[0]:>9}{cells[1]:>12}{cells[2]:>12}{spent.n if spent else '':>8}"
-
-
-def _number(value: float | None, scale: float, digits: int) -> str:
-    return "" if value is None else f"{scale * value:.{digits}f}"
 
 
 def _others(folder: Path, times: StageTimes) -> Iterator[StageTimes]:

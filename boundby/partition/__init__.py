@@ -2,7 +2,7 @@
 
 `ExecutionPlanner` is the door. `units` reads a profile by layer, `costs` makes tables of integers of it, `solver` finds
 the optimum for an objective, `alternatives` are what it is held against. `simulation` computes a plan event by event,
-`running` runs it with `torchrun` as the modules that `stages` cuts, `comparison` holds the prediction against the run.
+`running` runs it with `torchrun` as the modules that `stages` cuts, `plan` holds the prediction against the run.
 Loads no torch but in `running` and `stages`.
 """
 

@@ -18,16 +18,17 @@ import msgspec
 from boundby import files
 from boundby.environment import host_id
 from boundby.files import SILENT_S
+from boundby.formatting import NOTHING, number
 from boundby.remarks import Remark
 from boundby.trace import Analysis, analyze, read_trace
 from boundby.training.judgement import TrainingVerdict, judge_training
 from boundby.training.reader import ranks_in, read_head, read_stage_times
-from boundby.training.records import SCHEMA_VERSION, Kind, StageTimes, Status
+from boundby.training.records import SCHEMA_VERSION, Kind, StageTimes, Statistics, Status
 from boundby.training.store import DOCUMENT, LOG, file_name
 from boundby.verdict import Verdict
 
 if TYPE_CHECKING:
-    from boundby.capture import CaptureManifest
+    from boundby.capture import CaptureManifest, Cycle
 
 TRACE, OP_STATS, MANIFEST, SUMMARY = "trace.json", "op_stats.csv", "manifest.json", "profiler_summary.json"
 
@@ -88,6 +89,33 @@ def give_name(file: Path, path: Path) -> None:
             os.link(file, temporary)
         except OSError:  # a file system without links, or another one
             shutil.copyfile(file, temporary)
+
+
+def publish_cycle(place: RunFiles, cycle: "Cycle") -> bool:
+    """Give the trace of a cycle the names under which TensorBoard and people look for it; tell whether it has one."""
+    if cycle.trace_path is None:
+        return False
+    give_name(cycle.trace_path, place.folder / f"rank{place.rank}.{time.time_ns()}.pt.trace.json")
+    give_name(cycle.trace_path, place.path(CHROME_TRACE))
+    return True
+
+
+def stage_rows(times: StageTimes) -> list[tuple[str, ...]]:
+    """Return the stages as cells under `STAGE_COLUMNS`, by the clock of the host, in steps that nothing disturbed.
+
+    Before the first of these has ended there is none.
+    """
+    step = times.step
+    if step is None or not step.host_s.n:
+        return []
+    rows = [_stage_row(stage.name, stage.share, stage.host_s) for stage in times.stages if stage.kind in INSIDE]
+    return [*rows, _stage_row("(in no stage)", step.share, None), _stage_row("whole step", None, step.host_s)]
+
+
+def _stage_row(name: str, share: float | None, spent: Statistics | None) -> tuple[str, ...]:
+    seconds = (spent.median, spent.mean, spent.p95) if spent else (None, None, None)
+    cells = (NOTHING if value is None else number(1e3 * value) for value in seconds)
+    return name, NOTHING if share is None else f"{100 * share:.1f}", *cells, f"{spent.n:,}" if spent else NOTHING
 
 
 def analysis_of(manifest: "CaptureManifest") -> Analysis:
@@ -204,6 +232,10 @@ def _recorded(place: RunFiles) -> Iterator[Path]:
     yield from (path for path in named if path.absolute().parent == here)
 
 
+CHROME_TRACE = "chrome_trace.json"
+STAGE_COLUMNS = ("stage", "share %", "median ms", "mean ms", "p95 ms", "count")
+NO_STAGES = "No step has ended that nothing disturbed; there is no table of stages."
+INSIDE: tuple[Kind, ...] = ("stage", "background", "excluded")
 MOST_ATTEMPTS = 5  # to write a summary that no process has outdated meanwhile
 WORST: tuple[Status, ...] = ("failed", "running", "finished")
 

@@ -155,7 +155,7 @@ def test_a_file_that_cannot_be_written_hinders_no_other(tmp_path, bare, monkeypa
     def broken(*_):
         raise OSError("disk full")
 
-    monkeypatch.setattr("boundby.integrations.transformers.exports.memory_page", broken)
+    monkeypatch.setattr("boundby.integrations.transformers.memory_page", broken)
     assert losses(tmp_path, ProfCallback(str(tmp_path), 1, 1, 1)) == bare
     assert names_in(tmp_path / "iteration_3") == [each for each in ITERATION_FILES if "timeline" not in each]
     assert given_up_in(tmp_path)["iteration_3: memory timeline"] == "OSError: disk full"
@@ -275,7 +275,7 @@ def test_a_callback_that_cannot_begin_stays_off(attach, tmp_path, bare, monkeypa
     def broken(*_, **__):
         raise RuntimeError("no profile today")
 
-    monkeypatch.setattr("boundby.integrations.transformers.callback.ProfilerManager", broken)
+    monkeypatch.setattr("boundby.integrations.transformers.ProfilerManager", broken)
     assert losses(tmp_path, ProfCallback(str(tmp_path)), attach=attach) == bare
     assert [each.getMessage() for each in caplog.records] == [
         "the profiler of the training stays off: no profile today"
@@ -286,8 +286,8 @@ def test_marks_that_fail_are_a_remark(tmp_path, bare, monkeypatch):
     def broken(*_):
         raise KeyError("mark")
 
-    monkeypatch.setattr("boundby.integrations.transformers.callback.HookMarks.substep_end", broken)
-    monkeypatch.setattr("boundby.integrations.transformers.callback.HookMarks.optimizer_step", broken)
+    monkeypatch.setattr("boundby.integrations.transformers.HookMarks.substep_end", broken)
+    monkeypatch.setattr("boundby.integrations.transformers.HookMarks.optimizer_step", broken)
     assert losses(tmp_path, ProfCallback(str(tmp_path), 1, 1, 1, **BARE)) == bare
     assert given_up_in(tmp_path) == {"callback": "KeyError: 'mark'"}
 

@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from boundby.integrations.transformers import ProfCallback
-from boundby.integrations.transformers.exports import nsight_command
-from boundby.integrations.transformers.stages import HookMarks
+from boundby.integrations.transformers import ProfCallback, nsight_command
+from boundby.integrations.transformers_hooks import HookMarks
 from boundby.training import StageTimer, StageTimes, read_stage_times
 from tests import trainer_runs
 from tests.fakes import FakeNanoseconds

@@ -171,8 +171,8 @@ def test_an_interrupt_ends_with_130_and_leaves_what_was_recorded(train, monkeypa
 def test_the_trainer_takes_one_gpu_of_several_and_the_batch_of_the_plan(monkeypatch, tmp_path):
     """Two GPUs that are not there: nothing is put on them."""
     from utils.training import transformers_trainer
-    from utils.training.job import Job, Process
     from utils.training.progress import Progress
+    from utils.training.run import Job, Process
     from utils.training.settings import Plan, TrainingSettings
 
     for name, answer in {"is_available": True, "device_count": 2, "set_device": None}.items():

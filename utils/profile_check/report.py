@@ -266,7 +266,7 @@ def _of_stages(checked: Checked) -> list[Block]:
     ]
     return [
         Heading("Stages of the training"),
-        *run_folder.table(checked.training[0]),
+        run_folder.table(checked.training[0]),
         DefinitionList(_said(verdict)),
         Heading("What to do about the stages"),
         OrderedList(advice) if advice else Paragraph("Nothing can be recommended from these stages."),

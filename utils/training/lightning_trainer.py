@@ -10,7 +10,7 @@ import torch
 from boundby.device import is_gpu
 from boundby.integrations.lightning import ProfilerCallback
 from utils.training import loop
-from utils.training.job import Job
+from utils.training.run import Job
 
 QUIET = ("lightning.pytorch", "lightning.fabric", "lightning")
 REMARKS = (  # of Lightning, about what is meant here

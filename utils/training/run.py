@@ -1,35 +1,121 @@
 """One training run from its settings to its report, with the framework that they name."""
 
+import contextlib
 import functools
 import importlib
 import importlib.util
+import os
+import re
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from boundby import files
+from boundby.capture import Schedule
+from boundby.device import is_gpu, pick_device
 from boundby.training import ManagerOptions, ProfilerManager, TimerOptions
-from boundby.training.results import give_name
-from boundby.training.store import file_name
-from utils.errors import EnvironmentLacksError
+from boundby.training.results import RunFiles, publish_cycle
+from utils.errors import EnvironmentLacksError, InputError
 from utils.render import plain_text
-from utils.render.blocks import Block
 from utils.training import loop, run_folder, tasks
-from utils.training.job import Job, Process, joined
 from utils.training.progress import FILE, Progress
-from utils.training.settings import TrainingSettings, plan_for
+from utils.training.settings import Plan, TrainingSettings, plan_for
+from utils.training.tasks import Task
 
-if TYPE_CHECKING:
-    from boundby.capture import Cycle
+
+@dataclass(frozen=True)
+class Process:
+    """Rank and size of the job, and the device of this process."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this one writes and says what all have in common."""
+        return self.rank == 0
+
+    def agreed(self, number: int) -> int:
+        """Return the number that the first process gives."""
+        if self.world_size == 1:
+            return number
+        given = torch.tensor([number], dtype=torch.long, device=self.device)
+        torch.distributed.broadcast(given, src=0)
+        return int(given.item())
+
+    def wait_for_all(self) -> None:
+        """Wait until every process is here."""
+        if self.world_size > 1:
+            torch.distributed.barrier()
+
+
+@contextlib.contextmanager
+def joined(device_name: str) -> Iterator[Process]:
+    """Join the job that the environment tells of.
+
+    Raises EnvironmentLacksError where the device is not there, InputError where several processes are to share one.
+    """
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    if world_size == 1:
+        yield Process(0, 1, _device(device_name))
+        return
+    if device_name.rpartition(":")[2].isdigit():
+        raise InputError(f"device: {device_name!r} is one GPU for {world_size} processes; device=cuda is one for each")
+    device = _device(device_name)
+    if is_gpu(device):
+        device = _device(f"{device.type}:{os.environ.get('LOCAL_RANK', '0')}")
+    torch.distributed.init_process_group("nccl" if is_gpu(device) else "gloo")
+    try:
+        yield Process(torch.distributed.get_rank(), world_size, device)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def _device(name: str) -> torch.device:
+    try:
+        return pick_device(name)
+    except (ValueError, RuntimeError) as error:
+        raise EnvironmentLacksError(f"device: {error}; use device=cpu, or a machine with that GPU") from None
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is trained, how, where it is written, and who is told."""
+
+    settings: TrainingSettings
+    task: Task
+    plan: Plan
+    process: Process
+    folder: Path
+    progress: Progress
+    note: Callable[[str], object]
+
+    @property
+    def schedule(self) -> Schedule:
+        """Which steps are recorded."""
+        given = self.settings.profiling
+        return Schedule(
+            given.wait_steps, given.warmup_steps, given.active_steps, given.repeat_cycles, given.schedule_every_n_steps
+        )
+
+    @property
+    def model_name(self) -> str:
+        """The name of the folder of this model's traces: its class."""
+        return type(self.task.model).__name__
+
 
 Say = Callable[[str], object]
 
+RUNS = Path("runs")
+RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+REFUSED = 0
 NEEDED = {"loop": (), "trainer": ("accelerate",), "lightning": ("lightning",)}
-CHROME_TRACE = "chrome_trace.json"
 
 
 def run(settings: TrainingSettings, run_id: str | None, output: Path | None, say: Say, note: Say) -> None:
@@ -39,7 +125,7 @@ def run(settings: TrainingSettings, run_id: str | None, output: Path | None, say
     """
     require(settings)
     with joined(settings.device) as process:
-        folder = run_folder.claim(process, settings, run_id, output)
+        folder = claim(process, settings, run_id, output)
         job = _job(settings, process, folder, note)
         if process.is_first:
             run_folder.describe(folder, settings, job.plan)
@@ -48,6 +134,46 @@ def run(settings: TrainingSettings, run_id: str | None, output: Path | None, say
         process.wait_for_all()
         if process.is_first:
             say("\n".join(_closing(job)))
+
+
+def claim(process: Process, settings: TrainingSettings, run_id: str | None, output: Path | None) -> Path:
+    """Return the folder of this run, made and empty; all processes of a job get the same one.
+
+    Raises InputError for a run id that is no plain name, or a folder that holds something.
+    """
+    if run_id is not None and not RUN_ID.fullmatch(run_id):
+        raise InputError(f"--run-id {run_id!r}: letters, digits, '.', '_' and '-' only, at most 100; no path")
+    moment_ns = process.agreed(time.time_ns())
+    folder = output or RUNS / (run_id or _name(settings, moment_ns))
+    if process.is_first:
+        try:
+            _make(folder)
+        except Exception:
+            process.agreed(REFUSED)
+            raise
+    if process.agreed(moment_ns) == REFUSED:
+        raise InputError(f"{folder}: rank 0 could not take it; see its message")
+    return folder
+
+
+def _name(settings: TrainingSettings, moment_ns: int) -> str:
+    moment = datetime.fromtimestamp(moment_ns / 1e9, UTC)
+    stamp = f"{moment:%Y%m%dT%H%M%S}.{moment.microsecond // 1000:03d}Z"
+    return f"{stamp}-{settings.model}-{settings.framework}"
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            what = "an earlier run" if run_folder.is_run(folder) else "other files"
+            raise InputError(f"{folder}: holds {what}; nothing is overwritten: give another --run-id or --output")
+    except (FileExistsError, NotADirectoryError):
+        raise InputError(f"{folder}: is no folder; give another --run-id or --output") from None
+    except OSError as error:
+        raise EnvironmentLacksError(
+            f"{folder}: cannot be written: {error.strerror}; give another --output, or make room"
+        ) from None
 
 
 def _job(settings: TrainingSettings, process: Process, folder: Path, note: Say) -> Job:
@@ -92,8 +218,8 @@ def _recorded(job: Job) -> Iterator[str]:
     if not ranks:
         yield "nothing was recorded; see the notes above"
         return
-    blocks: list[Block] = run_folder.table(ranks[0])
-    yield from ["", *plain_text.lines(blocks), "", *str(run_folder.judge(job.folder, ranks)).splitlines()]
+    yield from ["", *plain_text.lines([run_folder.table(ranks[0])]), ""]
+    yield from str(run_folder.judge(job.folder, ranks)).splitlines()
     if job.settings.profiling.tensorboard:
         run_folder.write_scalars(ranks[0], job.folder / run_folder.SCALARS)
         yield f"scalars of the stages: tensorboard --logdir {job.folder / run_folder.SCALARS}"
@@ -126,7 +252,8 @@ def _plain(job: Job) -> None:
         say=job.note,
         enabled=job.settings.profiling.enabled,
     )
-    profiler.register("trace_ready", functools.partial(_publish, job))
+    traces = RunFiles(Path(job.settings.profiling.output_dir) / job.model_name, process.rank, process.world_size)
+    profiler.register("trace_ready", functools.partial(publish_cycle, traces))
     profiler.start(job.plan.steps)
     with profiler:
         loop.fit(work, job.plan, profiler, job.progress)
@@ -141,12 +268,3 @@ def _work(job: Job) -> loop.Work:
     if process.world_size > 1:
         model = DistributedDataParallel(model)
     return loop.Work(model, optimizer, batches, evaluation if training.evaluate else None, process.device)
-
-
-def _publish(job: Job, cycle: "Cycle") -> None:
-    """Give a trace the names under which TensorBoard and people look for it."""
-    if cycle.trace_path is None:
-        return
-    folder = Path(job.settings.profiling.output_dir) / job.model_name
-    give_name(cycle.trace_path, folder / f"rank{job.process.rank}.{time.time_ns()}.pt.trace.json")
-    give_name(cycle.trace_path, folder / file_name(CHROME_TRACE, job.process.rank, job.process.world_size))

@@ -11,7 +11,7 @@ from transformers import EvalPrediction, PrinterCallback, Trainer, TrainerCallba
 
 from boundby.device import is_gpu, is_host
 from boundby.integrations.transformers import ProfCallback
-from utils.training.job import Job
+from utils.training.run import Job
 from utils.training.tasks import Repeated
 
 

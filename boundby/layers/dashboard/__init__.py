@@ -22,6 +22,8 @@ from boundby.webpage import environment
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+__all__ = ["page"]
+
 FOLDER = Path(__file__).parent
 TEMPLATE = "page.html.j2"
 SCRIPT = "page.js"
