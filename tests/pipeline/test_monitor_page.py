@@ -72,7 +72,7 @@ def test_overview_gives_state_speed_verdict_and_rules_or_explains_why_not(runs, 
     said = words(opened(runs, "plain"))
     for text in (
         "Last step: 119",
-        "Step, median: 10.40 ms",
+        "Step, median: 10.4 ms",
         "Processes: 1 of 1",
         "What:",
         "Next:",

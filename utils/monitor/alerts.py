@@ -51,42 +51,34 @@ class Finding:
     unwatched: str | None = None
 
 
-@dataclass(frozen=True)
-class _Rule:
-    name: str
-    rule: str
-    look: Callable[[StageTimes], str | None]  # the alert, None where there is none; raises Unwatched
-
-
 class Unwatched(Exception):
     """The run does not record what a rule needs, or not yet."""
 
 
 def watch(ranks: Sequence[StageTimes], now_unix_s: float, stall_s: float = STALL_S) -> tuple[Finding, ...]:
     """Return what every rule says of the processes of a run."""
-    rules = (
-        _Rule("Slow step", SLOW_RULE, slow_step),
-        _Rule("Input starvation", STARVED_RULE, input_starvation),
-        _Rule("Memory growth", GROWTH_RULE, memory_growth),
-        _Rule("Throttling", THROTTLE_RULE, throttling),
-        _Rule("Stalled run", stall_rule(stall_s), lambda times: stalled(times, now_unix_s, stall_s)),
+    return (
+        _finding("Slow step", SLOW_RULE, slow_step, ranks),
+        _finding("Input starvation", STARVED_RULE, input_starvation, ranks),
+        _finding("Memory growth", GROWTH_RULE, memory_growth, ranks),
+        _finding("Throttling", THROTTLE_RULE, throttling, ranks),
+        _finding("Stalled run", stall_rule(stall_s), lambda times: stalled(times, now_unix_s, stall_s), ranks),
     )
-    return tuple(_finding(rule, ranks) for rule in rules)
 
 
-def _finding(rule: _Rule, ranks: Sequence[StageTimes]) -> Finding:
+def _finding(name: str, rule: str, look: Callable[[StageTimes], str | None], ranks: Sequence[StageTimes]) -> Finding:
     alerts, reasons = [], []
     for times in ranks:
         where = f"rank {times.rank}: " if len(ranks) > 1 else ""
         try:
-            alert = rule.look(times)
+            alert = look(times)
         except Unwatched as reason:
             reasons.append(f"{where}{reason}")
             continue
         if alert:
             alerts.append(where + alert)
     unwatched = reasons[0] if reasons and len(reasons) == len(ranks) else None
-    return Finding(rule.name, rule.rule, tuple(alerts), unwatched)
+    return Finding(name, rule, tuple(alerts), unwatched)
 
 
 SLOW_RULE = (

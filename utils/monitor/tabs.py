@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import altair
 import numpy as np
 import pandas
 import streamlit as st
@@ -17,7 +18,7 @@ from boundby.training.records import StageTimes
 from boundby.training.results import MANIFEST, OP_STATS, SUMMARY, trace_verdict_of
 from boundby.training.steps import StepTable
 from boundby.training.store import file_name
-from utils.monitor import alerts, charts, contrast, text
+from utils.monitor import alerts, contrast, text
 from utils.monitor.contrast import StageRow
 from utils.monitor.runs import LARGEST_DOCUMENT, LARGEST_DOWNLOAD, Processes, Reader, RunEntry, RunFile, RunFolder
 
@@ -36,6 +37,8 @@ HOW = """profiler.metrics({
     "gpu_memory_allocated_bytes": torch.cuda.memory_allocated(),
 })"""
 PREVIEW_BYTES = 20_000
+HEIGHT, WITH_LEGEND = 260, 340  # of a chart, in pixels
+LONGEST_OF_TWO = 14  # characters of names that stand beside one another on a telephone
 AT_HAND_BYTES = 4 * 2**20  # of a file that is offered as it is; a larger one is read when it is asked for
 READABLE = (".json", ".jsonl", ".csv", ".txt", ".log", ".yaml", ".md")
 CONFIG = "config.json"
@@ -76,6 +79,22 @@ def table(rows: Sequence[Mapping[str, float | str | None]], height: int | Litera
         if column.endswith(ending) and not any(isinstance(row[column], str) for row in rows)
     }
     st.dataframe(rows, hide_index=True, column_order=known, column_config=formats, height=height)
+
+
+def chart(rows: pandas.DataFrame, *, y: str, alt: str, stacked: Sequence[str] | None = None) -> None:
+    """Draw rows of `contrast.points` over the steps: a line for each series, or areas on one another in an order."""
+    names = list(rows["series"].unique()) if stacked is None else list(stacked)
+    columns = 2 if max(map(len, names), default=0) <= LONGEST_OF_TWO else 1
+    legend = altair.Legend(title=None, orient="bottom", columns=columns, labelLimit=300) if len(names) > 1 else None
+    axis, scale = altair.Axis(format=",d", tickMinStep=1), altair.Scale(zero=False, nice=False)
+    drawn = altair.Chart(rows).encode(
+        x=altair.X("x:Q", title="step", axis=axis, scale=scale),
+        y=altair.Y("y:Q", title=y, scale=altair.Scale(zero=stacked is not None)),
+        color=altair.Color("series:N", legend=legend, sort=names, scale=altair.Scale(domain=names)),
+        tooltip=[altair.Tooltip("series:N"), altair.Tooltip("x:Q", title="step"), altair.Tooltip("y:Q", title=y)],
+    )
+    drawn = drawn.mark_line() if stacked is None else drawn.mark_area(interpolate="step-after", opacity=0.85)
+    st.altair_chart(drawn.properties(height=WITH_LEGEND if len(names) > 1 else HEIGHT), alt=alt)
 
 
 def faults(processes: Processes) -> None:
@@ -175,7 +194,7 @@ def _steps(shown: Shown) -> None:
     if not lines:
         st.info("No step has ended yet.")
         return
-    charts.lines(contrast.points(lines, unit=1e-3), y="ms", alt="time of each step")
+    chart(contrast.points(lines, unit=1e-3), y="ms", alt="time of each step")
     if len(lines) > 1:
         _ranks(shown.ranks)
 
@@ -200,7 +219,7 @@ def _metrics(shown: Shown) -> None:
     st.subheader("Metrics of the program", anchor=False)
     name = st.selectbox("Metric", names, index=names.index("loss") if "loss" in names else 0, key="metric")
     lines = {f"rank {each.rank}": contrast.thinned(*each.values_of(name)) for each in shown.ranks}
-    charts.lines(contrast.points(lines), y="value", alt="values of the metric")
+    chart(contrast.points(lines), y="value", alt="values of the metric")
 
 
 def _given_up(shown: Shown) -> None:
@@ -235,7 +254,7 @@ def _course(table: StepTable) -> None:
     groups = {name: contrast.grouped(table.numbers, values) for name, values in seconds.items()}
     order = [name for name in (*table.names, contrast.REST) if name in groups]
     rows = contrast.points(groups, unit=1e-3)
-    charts.areas(rows, y="ms of a step", alt="time of each stage over the steps", order=order)
+    chart(rows, y="ms of a step", alt="time of each stage over the steps", stacked=order)
     st.caption("Time in a stage and in no stage inside it, on the host; undisturbed steps, averaged over neighbours.")
 
 
@@ -268,7 +287,9 @@ def _spread(table: StepTable) -> None:
     most = float(np.quantile(seconds, 0.99))
     counts, edges = np.histogram(np.minimum(seconds, most) * 1e3, bins=min(BINS, len(seconds)))
     bars = pandas.DataFrame({"x": edges[:-1], "x2": edges[1:], "y": counts})
-    charts.histogram(bars, x="ms", alt="how many steps took how long")
+    places = {"x": altair.X("x:Q", title="ms", bin="binned"), "x2": "x2:Q", "y": altair.Y("y:Q", title="steps")}
+    drawn = altair.Chart(bars).mark_bar().encode(**places, tooltip=["x:Q", "x2:Q", "y:Q"])
+    st.altair_chart(drawn.properties(height=HEIGHT), alt="how many steps took how long")
     st.caption("The longest hundredth of the steps is in the last bar.")
 
 
@@ -325,7 +346,7 @@ def _memory_course(times: StageTimes, names: list[str]) -> None:
     lines = {name: line for name, line in lines.items() if len(line[1])}
     st.subheader("Memory over the steps", anchor=False)
     drawn = {name: contrast.thinned(*line) for name, line in lines.items()}
-    charts.lines(contrast.points(drawn, unit=2**20), y="MiB", alt="memory over the steps")
+    chart(contrast.points(drawn, unit=2**20), y="MiB", alt="memory over the steps")
     rows = [
         {
             "metric": name,

@@ -5,6 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 from boundby.compare import Comparison
+from boundby.formatting import duration
 from boundby.training.steps import Share
 from utils.console import printable
 
@@ -42,9 +43,7 @@ def seconds(value: float | None) -> str:
     for size, unit in UNITS:
         if value >= 2 * size:
             return f"{value / size:.1f} {unit}"
-    if value >= 1:
-        return f"{value:.2f} s"
-    return f"{value * 1e3:.2f} ms" if value >= 1e-3 else f"{value * 1e6:.0f} µs"
+    return duration(value)
 
 
 def size(value: float | None) -> str:

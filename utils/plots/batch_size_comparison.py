@@ -281,7 +281,6 @@ class Panel:
         self.axes.yaxis.set_major_formatter(FuncFormatter(number))
         self._name_limits()
         self.axes.grid(axis="y", color="#dddddd", linewidth=0.8)
-        self.axes.set_axisbelow(True)
         if legend:
             self.axes.legend(loc="best")
 

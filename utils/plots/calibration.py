@@ -5,7 +5,7 @@ import math
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from utils.plots.style import ALARM, INK, MUTED, Subject, new_figure, number, picture
 from utils.tasks.sequence_classification.calibration import Calibration
@@ -45,9 +45,8 @@ def _reliability(axes: Axes, calibration: Calibration) -> None:
     axes.set_xlabel("confidence: probability of the predicted label")
     axes.set_ylabel("predictions that are right")
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(_percent)
-    axes.grid(color="#e4e4e4", linewidth=0.8)
-    axes.set_axisbelow(True)
+        axis.set_major_formatter(PercentFormatter(1, 0, " %"))
+    axes.grid(linewidth=0.8)
     axes.legend(loc="upper left", bbox_to_anchor=(0.0, 0.9))
 
 
@@ -66,18 +65,13 @@ def _distribution(axes: Axes, calibration: Calibration) -> None:
     axes.set_title(f"How sure it is: {sum(rows):,} prediction{'s' if sum(rows) > 1 else ''}")
     axes.set_xlabel("confidence")
     axes.set_ylabel("predictions")
-    axes.xaxis.set_major_formatter(_percent)
+    axes.xaxis.set_major_formatter(PercentFormatter(1, 0, " %"))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.yaxis.set_major_formatter(number)
-    axes.grid(axis="y", color="#e4e4e4", linewidth=0.8)
-    axes.set_axisbelow(True)
+    axes.grid(axis="y", linewidth=0.8)
     axes.legend(loc="upper left")
 
 
 def _start(least: float) -> float:
     """Return where an axis begins that has to show `least`."""
     return max(0.0, GRID * math.floor((least - 0.01) / GRID))
-
-
-def _percent(share: float, _position: object = None) -> str:
-    return f"{100 * share:.0f} %"

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from boundby.layers.ranking import Ranked, blocks, by_self_time
 from boundby.layers.records import ModelProfile
-from utils.plots.style import Subject, new_figure, number, picture, shortened
+from utils.plots.style import Subject, bars, new_figure, number, picture, shortened
 
 SHOWN = 14
 LONGEST_LAYER = 46  # characters
@@ -30,23 +30,13 @@ def figure(profile: ModelProfile, about: Subject) -> Figure:
 
 def _bars(axes: Axes, rows: Sequence[Ranked], colour: str) -> None:
     milliseconds = [1e3 * row.seconds for row in rows]
-    bars = axes.barh(range(len(rows)), milliseconds, color=colour, height=0.72, label="median time")
+    texts = [f"{number(time)} ms ({100 * row.share:.1f} %)" for time, row in zip(milliseconds, rows, strict=True)]
+    names = [shortened(row.label, LONGEST_LAYER) for row in rows]
+    bars(axes, names, milliseconds, texts, 1.4, color=colour, label="median time")
     gains = [1e3 * (row.gain_at_limit_s or 0.0) for row in rows]
     if any(gains):
-        axes.barh(
-            range(len(rows)),
-            gains,
-            left=[time - gain for time, gain in zip(milliseconds, gains, strict=True)],
-            color=GAIN,
-            height=0.28,
-            label="at most to gain at the limits of the machine",
-        )
+        left = [time - gain for time, gain in zip(milliseconds, gains, strict=True)]
+        name = "at most to gain at the limits of the machine"
+        axes.barh(range(len(rows)), gains, left=left, color=GAIN, height=0.28, label=name)
         axes.legend(loc="lower right")
-    texts = [f"{number(time)} ms ({100 * row.share:.1f} %)" for time, row in zip(milliseconds, rows, strict=True)]
-    axes.bar_label(bars, texts, padding=5, fontsize=11)
-    axes.set_yticks(range(len(rows)), [shortened(row.label, LONGEST_LAYER) for row in rows])
-    axes.invert_yaxis()
-    axes.tick_params(axis="y", length=0)
-    axes.set_xlim(0, 1.4 * max(milliseconds, default=0.0) or 1.0)
     axes.set_xlabel("ms per batch")
-    axes.xaxis.set_major_formatter(number)

@@ -4,7 +4,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from utils.document import Owner, Trace, TracedMemory
-from utils.plots.style import ALARM, Subject, new_figure, number, picture, shortened, unit
+from utils.plots.style import ALARM, Subject, bars, new_figure, number, picture, shortened, unit
 from utils.plots.timeline import mark_steps
 
 SHOWN = 4  # devices, those with the highest peaks
@@ -65,25 +65,16 @@ def _owners(axes: Axes, use: TracedMemory) -> None:
     """Draw the largest owners of the peak, and in grey what belongs to none of them."""
     size, name = _unit(use)
     large = [owner for owner in use["owners"][:OWNERS] if owner["bytes"] >= LEAST_SHARE * use["peak_bytes"]]
-    bars = [(_owner(owner), owner["bytes"], OWNER, owner["allocations"]) for owner in large]
+    parts = [(_owner(owner), owner["bytes"], OWNER, owner["allocations"]) for owner in large]
     others = use["others_bytes"] + sum(owner["bytes"] for owner in use["owners"][len(large) :])
-    bars += [("all other operators", others, REST, None)] if others else []
-    bars += [("allocated before the trace", use["earlier_bytes"], REST, None)] if use["earlier_bytes"] else []
-    drawn = axes.barh(
-        range(len(bars)),
-        [taken / size for _, taken, *_ in bars],
-        color=[colour for _, _, colour, _ in bars],
-        height=0.72,
-    )
-    texts = [_text(taken, use["peak_bytes"], count) for _, taken, _, count in bars]
-    axes.bar_label(drawn, texts, padding=5, fontsize=11)
-    axes.set_yticks(range(len(bars)), [text for text, *_ in bars])
-    axes.set_ylim(max(len(bars), 5) - 0.5, -0.5)
-    axes.tick_params(axis="y", length=0)
-    axes.set_xlim(0, 2.1 * max((taken / size for _, taken, *_ in bars), default=0) or 1.0)
+    parts += [("all other operators", others, REST, None)] if others else []
+    parts += [("allocated before the trace", use["earlier_bytes"], REST, None)] if use["earlier_bytes"] else []
+    names, taken, colours, counts = zip(*parts, strict=True) if parts else ((), (), (), ())
+    texts = [_text(part, use["peak_bytes"], count) for part, count in zip(taken, counts, strict=True)]
+    bars(axes, names, [part / size for part in taken], texts, 2.1, color=colours)
+    axes.set_ylim(max(len(parts), 5) - 0.5, -0.5)
     axes.set_title("Whose it is at the peak")
     axes.set_xlabel(name)
-    axes.xaxis.set_major_formatter(number)
 
 
 def _owner(owner: Owner) -> str:

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from utils.document import Operator
-from utils.plots.style import Subject, new_figure, number, picture, shortened
+from utils.plots.style import Subject, bars, new_figure, number, picture, shortened
 
 SHOWN = 12
 LONGEST_OPERATOR = 50  # characters
@@ -18,8 +18,8 @@ def figure(rows: Sequence[Operator], about: Subject) -> Figure:
     """Return the figure for one row per operator: own CPU time and, where it is known, the device time it caused."""
     on_device = [row for row in rows if row["device_total_ms"]]
     panels = 2 if on_device else 1
-    bars = min(SHOWN, max(len(rows), 3))
-    drawn = new_figure(about, width=11.5 if panels == 1 else 19.0, height=2.6 + 0.42 * bars)
+    shown = min(SHOWN, max(len(rows), 3))
+    drawn = new_figure(about, width=11.5 if panels == 1 else 19.0, height=2.6 + 0.42 * shown)
     axes = drawn.subplots(1, panels, squeeze=False)[0]
     _bars(axes[0], rows, "cpu_self_ms", "cpu_self_pct", "#0072B2")
     axes[0].set_title("Operators by their own CPU time")
@@ -39,15 +39,9 @@ def _bars(
 ) -> None:
     top = sorted(rows, key=lambda row: row[key], reverse=True)[:SHOWN]
     names = [shortened(row["name"], LONGEST_OPERATOR) for row in top]
-    bars = axes.barh(range(len(top)), [row[key] for row in top], color=colour, height=0.72)
     texts = [f"{number(row[key])} ms{_percent(row[share])}, {row['calls']:,} calls" for row in top]
-    axes.bar_label(bars, texts, padding=5, fontsize=11)
-    axes.set_yticks(range(len(top)), names)
-    axes.invert_yaxis()
-    axes.tick_params(axis="y", length=0)
-    axes.set_xlim(0, 1.75 * max((row[key] for row in top), default=0) or 1.0)
+    bars(axes, names, [row[key] for row in top], texts, 1.75, color=colour)
     axes.set_xlabel("ms, without the operators they call")
-    axes.xaxis.set_major_formatter(number)
 
 
 def _percent(share: float | None) -> str:

@@ -185,8 +185,7 @@ class _Diagram:
             axis.set_major_locator(LogLocator(subs=(1, 2, 5) if last / first < 2e3 else (1,), numticks=99))
             axis.set_minor_locator(NullLocator())
             axis.set_major_formatter(FuncFormatter(number))
-        self.axes.grid(color="#e4e4e4", linewidth=0.7)
-        self.axes.set_axisbelow(True)
+        self.axes.grid(linewidth=0.7)
         self._shade()
         for _, rate in self.roofs.levels:
             is_main = rate == self.roofs.main_memory
@@ -471,7 +470,8 @@ class Places:
         )
         width, height = (size + CLEAR * self.pixels for size in _size(name))
         middle = self._at(x, y)
-        offsets = [(radius * _cos(angle), radius * _sin(angle)) for radius in RADII for angle in ANGLES]
+        ways = [(math.cos(turn), math.sin(turn)) for turn in map(math.radians, ANGLES)]
+        offsets = [(radius * x, radius * y) for radius in RADII for x, y in ways]
         boxes = [
             _around((middle[0] + dx * self.pixels, middle[1] + dy * self.pixels), width, height) for dx, dy in offsets
         ]
@@ -561,14 +561,6 @@ def _covered(box: Box, taken: Any) -> float:
     wide = np.minimum(right, taken[:, 2]) - np.maximum(left, taken[:, 0])
     high = np.minimum(top, taken[:, 3]) - np.maximum(bottom, taken[:, 1])
     return float(np.sum(np.clip(wide, 0, None) * np.clip(high, 0, None)))
-
-
-def _cos(degrees: float) -> float:
-    return math.cos(math.radians(degrees))
-
-
-def _sin(degrees: float) -> float:
-    return math.sin(math.radians(degrees))
 
 
 def _size(name: Text) -> Place:

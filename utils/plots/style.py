@@ -4,9 +4,10 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, ParamSpec
+from typing import Any, Generic, ParamSpec
 
 from matplotlib import rc_context
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
@@ -36,6 +37,8 @@ SETTINGS = {
     "axes.spines.right": False,
     "axes.edgecolor": MUTED,
     "axes.labelcolor": INK,
+    "axes.axisbelow": True,
+    "grid.color": "#e4e4e4",
     "text.color": INK,
     "text.parse_math": False,  # a "$" in a name is a dollar sign
     "xtick.color": MUTED,
@@ -162,6 +165,18 @@ def unit(values: Iterable[float | None], units: Sequence[tuple[float, str]]) -> 
     """Return the largest unit in which the largest value is at least one, as (its size, its name)."""
     largest = max((value for value in values if value is not None), default=1.0)
     return max((known for known in units if known[0] <= largest), default=units[0])
+
+
+def bars(
+    axes: Axes, names: Sequence[str], values: Sequence[float], texts: Sequence[str], room: float, **look: Any
+) -> None:
+    """Draw horizontal bars from the top down, with a name and a text each; the axis is `room` times the longest."""
+    axes.bar_label(axes.barh(range(len(values)), values, height=0.72, **look), texts, padding=5, fontsize=11)
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlim(0, room * max(values, default=0.0) or 1.0)
+    axes.xaxis.set_major_formatter(number)
 
 
 @functools.cache

@@ -38,8 +38,7 @@ def figure(rows: Sequence[VariantRow], about: Subject, found: Variants) -> Figur
     axes.set_xlabel("texts per second, tokenizing included")
     axes.set_ylabel("accuracy against float32, percentage points" if has_labels else "labels as in float32, %")
     axes.set_title("Speed against answers")
-    axes.grid(color="#e4e4e4", linewidth=0.8)
-    axes.set_axisbelow(True)
+    axes.grid(linewidth=0.8)
     _key(key, rows, found)
     return drawn
 
