@@ -4,7 +4,6 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Protocol
 
 import torch
 
@@ -21,8 +20,8 @@ INJECTION_VARIABLES = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "LD_PRE
 INJECTED_NAMES = ("nsight", "nsys", "toolsinjection")
 
 
-class Instrument(Protocol):
-    """Something that watches a window of steps and never raises."""
+class Instrument:
+    """Something that watches a window of steps and never raises; by itself it does nothing."""
 
     def start(self) -> None:
         """Begin, before the first step of the window, which may be one of warm-up."""
@@ -37,7 +36,7 @@ class Instrument(Protocol):
         """End at once, if not over; without `export` nothing is written."""
 
 
-class DuringRecording:
+class DuringRecording(Instrument):
     """An instrument that works in the recorded steps alone: a subclass says how to open and to close it.
 
     Whatever `open` and `close` raise is a downgrade of `what`.
@@ -56,9 +55,6 @@ class DuringRecording:
         """End what `open` began, whatever happened in between."""
         raise NotImplementedError
 
-    def start(self) -> None:
-        """Wait for the end of the warm-up."""
-
     def record(self) -> None:
         """Open it."""
         try:
@@ -66,9 +62,6 @@ class DuringRecording:
             self.is_open = True
         except Exception as error:
             self._log.downgrade(self._what, summary(error))
-
-    def step(self) -> None:
-        """Watch on."""
 
     def stop(self, *, export: bool = True) -> None:
         """Close it."""

@@ -55,16 +55,16 @@ class CaptureManifest:
     """What was recorded, and everything that falls short of the request."""
 
     torch_version: str
-    activities: tuple[str, ...]  # "CPU", "CUDA"
-    steps_expected: int
-    steps_recorded: int  # different `ProfilerStep` marks of whole steps in the traces
-    trace_path: Path | None  # the first trace without stacks, or else the first; None where there is none
-    trace_bytes: int | None
-    stacks_path: Path | None
-    seconds: float  # of the whole capture, with warm-up, export and compression
-    downgrades: tuple[Remark, ...]
-    unavailable: tuple[Remark, ...]  # what this device cannot give
-    warnings: tuple[str, ...]  # that torch gave about the profiler
+    activities: tuple[str, ...] = ()  # "CPU", "CUDA"
+    steps_expected: int = 0
+    steps_recorded: int = 0  # different `ProfilerStep` marks of whole steps in the traces
+    trace_path: Path | None = None  # the first trace without stacks, or else the first; None where there is none
+    trace_bytes: int | None = None
+    stacks_path: Path | None = None
+    seconds: float = 0.0  # of the whole capture, with warm-up, export and compression
+    downgrades: tuple[Remark, ...] = ()
+    unavailable: tuple[Remark, ...] = ()  # what this device cannot give
+    warnings: tuple[str, ...] = ()  # that torch gave about the profiler
     snapshot_path: Path | None = None
     estimated_bytes: int | None = None  # of JSON: what the steps asked for were expected to make
     estimate_reason: str | None = None  # why there is no estimate

@@ -18,6 +18,7 @@ import torch.profiler
 from torch.autograd import profiler as autograd_profiler
 from torch.profiler import ProfilerAction
 
+from boundby.capture.instruments import Instrument
 from boundby.capture.manifest import Record
 from boundby.capture.schedule import Span
 from boundby.patches import Patches
@@ -50,10 +51,7 @@ class Watch:
         self._patches = Patches()
         self._thread: int | None = None
         self._is_own = False
-        self.asked, self._ended = (
-            threading.Event(),
-            threading.Event(),
-        )  # a profiler of another thread waits; ours has ended
+        self.asked, self._ended = threading.Event(), threading.Event()  # a profiler of another thread waits; ours ended
 
     def on(self) -> None:
         """Begin to watch."""
@@ -105,7 +103,7 @@ def _is_in_warm_up(profile: Any) -> bool:
 Use = Callable[[torch.profiler.profile], object]  # of the stopped profiler
 
 
-class Session:
+class Session(Instrument):
     """A torch profiler over one span of steps: `start`, `step` after every step of the program, `stop`.
 
     `use` receives the stopped profiler once there is something to export. The first failure is noted as a downgrade of
@@ -114,14 +112,7 @@ class Session:
     asserts on it.
     """
 
-    def __init__(
-        self,
-        what: str,
-        record: Record,
-        span: Span,
-        use: Use,
-        settings: dict[str, Any],
-    ) -> None:
+    def __init__(self, what: str, record: Record, span: Span, use: Use, settings: dict[str, Any]) -> None:
         self._what = what
         self._record = record
         self._span = span
@@ -150,9 +141,6 @@ class Session:
             if self._profile is not None:
                 self._watch.on()
                 self._attempt(self._profile.start)
-
-    def record(self) -> None:
-        """Do nothing: the profiler has a schedule of its own."""
 
     def step(self) -> None:
         """Tell the profiler that a step of the program has ended; once it has recorded, stop."""

@@ -52,15 +52,28 @@ class VirtualNode:
                 f"node {self.name!r} is a {self.kind}: give {wanted}, here {' and '.join(given) or 'none'}"
             )
         memory = getattr(self, given[0])
-        if not 0 < memory < math.inf:
-            raise ValueError(f"node {self.name!r}: {given[0]} is {memory}, not a size above 0")
-        if not 0 <= self.reserve_gb < math.inf:
-            raise ValueError(f"node {self.name!r}: reserve_gb is {self.reserve_gb}, not a size of 0 or more")
-        if not 0 <= self.headroom < 1:
-            raise ValueError(f"node {self.name!r}: headroom is {self.headroom}, not a share from 0 to below 1")
-        if self.speed is not None and not 0 < self.speed < math.inf:
-            raise ValueError(f"node {self.name!r}: speed is {self.speed}, not a factor above 0")
-        self._check_machine()
+        factor = f"not a factor from 1 to {MOST_CONTENTION:g}: it computes so many times as long while the others do"
+        for is_wrong, what in (
+            (not 0 < memory < math.inf, f"{given[0]} is {memory}, not a size above 0"),
+            (not 0 <= self.reserve_gb < math.inf, f"reserve_gb is {self.reserve_gb}, not a size of 0 or more"),
+            (not 0 <= self.headroom < 1, f"headroom is {self.headroom}, not a share from 0 to below 1"),
+            (
+                not 0 < (1 if self.speed is None else self.speed) < math.inf,
+                f"speed is {self.speed}, not a factor above 0",
+            ),
+            (self.machine == "", "machine is empty; name it, or leave it out for one of its own"),
+            (
+                self.contention is not None and self.machine is None,
+                f"contention is {self.contention}, but no machine is named; give machine, the same name for all nodes "
+                "that slow one another down",
+            ),
+            (
+                not 1 <= (1 if self.contention is None else self.contention) <= MOST_CONTENTION,
+                f"contention is {self.contention}, {factor}",
+            ),
+        ):
+            if is_wrong:
+                raise ValueError(f"node {self.name!r}: {what}")
 
     @property
     def machine_key(self) -> str:
@@ -90,22 +103,6 @@ class VirtualNode:
         while self._usable(estimate - 1) >= needed_bytes:
             estimate -= 1
         return max(0, estimate - self.memory_bytes)
-
-    def _check_machine(self) -> None:
-        if self.machine == "":
-            raise ValueError(f"node {self.name!r}: machine is empty; name it, or leave it out for one of its own")
-        if self.contention is None:
-            return
-        if self.machine is None:
-            raise ValueError(
-                f"node {self.name!r}: contention is {self.contention}, but no machine is named; give machine, the "
-                "same name for all nodes that slow one another down"
-            )
-        if not 1 <= self.contention <= MOST_CONTENTION:
-            raise ValueError(
-                f"node {self.name!r}: contention is {self.contention}, not a factor from 1 to {MOST_CONTENTION:g}: it "
-                "computes so many times as long while the other nodes of its machine do"
-            )
 
     def _usable(self, memory_bytes: int) -> int:
         return math.floor(memory_bytes * (1 - self.headroom)) - self.reserve_bytes

@@ -8,7 +8,7 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, get_args
 
 from boundby.remarks import Remarks
 from boundby.training.aggregate import STEP_ID, Aggregator
@@ -28,6 +28,7 @@ ENOUGH_EVENTS = 512  # at the end of a step; with 128 a third of the time went i
 MOST_EVENTS = 2048  # within a step
 MOST_WAITING = 256  # stages with marks, within a step
 
+Answer = TypeVar("Answer")
 HookEvent = Literal["stage_start", "excluded_start", "stage_end", "step_end", "trace_ready"]
 
 
@@ -137,34 +138,18 @@ class DeviceClock:
 
     def take(self) -> SharedMark | None:
         """Queue a mark; None where none can be queued."""
-        if self._marks is None:
-            return None
-        try:
-            mark = self._marks.mark()
-        except Exception as error:
-            self._give_up(error)
-            return None
+        mark = self._answer(lambda marks: marks.mark(), None)
         return None if mark is None else SharedMark(mark)
 
     def has_passed(self, shared: SharedMark) -> bool:
         """Tell whether the device has passed the mark, or no time will ever come of it."""
-        if self._marks is None:
-            return True
-        try:
-            return self._marks.has_passed(shared.mark)
-        except Exception as error:
-            self._give_up(error)
-            return True
+        return self._answer(lambda marks: marks.has_passed(shared.mark), True)
 
     def ns_between(self, start: SharedMark | None, end: SharedMark | None) -> int:
         """Return the ns of device time between two marks that it has passed, ABSENT where they are not known."""
-        if self._marks is None or start is None or end is None:
+        if start is None or end is None:
             return ABSENT
-        try:
-            seconds = self._marks.seconds_between(start.mark, end.mark)
-        except Exception as error:
-            self._give_up(error)
-            return ABSENT
+        seconds = self._answer(lambda marks: marks.seconds_between(start.mark, end.mark), None)
         return ABSENT if seconds is None else max(0, round(seconds * 1e9))
 
     def release(self, *marks: SharedMark | None) -> None:
@@ -176,9 +161,15 @@ class DeviceClock:
             if not shared.users and self._marks is not None:
                 self._marks.reuse(shared.mark)
 
-    def _give_up(self, error: Exception) -> None:
-        self._marks = None
-        self._remarks.add("device times", error)
+    def _answer(self, ask: Callable[[Marks], Answer], otherwise: Answer) -> Answer:
+        if self._marks is None:
+            return otherwise
+        try:
+            return ask(self._marks)
+        except Exception as error:
+            self._marks = None
+            self._remarks.add("device times", error)
+            return otherwise
 
 
 class ThreadState:

@@ -59,16 +59,6 @@ def manifest_of_nothing(place: RunFiles, reason: str | None) -> "CaptureManifest
 
     return CaptureManifest(
         torch_version=str(torch.__version__),
-        activities=(),
-        steps_expected=0,
-        steps_recorded=0,
-        trace_path=None,
-        trace_bytes=None,
-        stacks_path=None,
-        seconds=0.0,
-        downgrades=(),
-        unavailable=(),
-        warnings=(),
         rank=place.rank,
         world_size=place.world_size,
         trace_wanted=reason is None,

@@ -1,8 +1,8 @@
 """The demo training with the Trainer of transformers, profiled by `ProfCallback`."""
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -15,37 +15,27 @@ from utils.training.run import Job
 from utils.training.tasks import Repeated
 
 
-class Losses:
-    """Keeps the loss of each batch that a model is trained on, while the context lasts; fetches nothing."""
+@contextlib.contextmanager
+def losses_of(model: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
+    """Yield the losses of the batches that a model is trained on, while the context lasts; fetch nothing."""
+    losses: list[torch.Tensor] = []
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        self._model = model
-        self._losses: list[torch.Tensor] = []
-
-    def __enter__(self) -> "Losses":
-        self._hook = self._model.register_forward_hook(self._keep)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._hook.remove()
-
-    def take(self) -> torch.Tensor:
-        """Return the mean of the losses since the last time, NaN where there was none."""
-        losses, self._losses = self._losses, []
-        return torch.stack(losses).mean() if losses else torch.tensor(float("nan"))
-
-    def _keep(self, model: torch.nn.Module, inputs: Any, output: Any) -> None:
+    def keep(model: torch.nn.Module, inputs: Any, output: Any) -> None:
         if model.training:
-            self._losses.append(output["loss"].detach())
+            losses.append(output["loss"].detach())
+
+    hook = model.register_forward_hook(keep)
+    try:
+        yield losses
+    finally:
+        hook.remove()
 
 
 def fit(job: Job) -> None:
     """Train; the callback holds on to the Trainer, so that it times the stages exactly and hears of exceptions."""
     split = job.task.split
     model = job.task.model
-    with Losses(model) as losses:
+    with losses_of(model) as losses:
         trainer = Trainer(
             model=model,
             args=arguments_of(job),
@@ -108,7 +98,7 @@ def arguments_of(job: Job) -> TrainingArguments:
 class _Report(TrainerCallback):
     """Tells the progress of steps and epochs."""
 
-    def __init__(self, job: Job, losses: Losses) -> None:
+    def __init__(self, job: Job, losses: list[torch.Tensor]) -> None:
         self._job = job
         self._losses = losses
 
@@ -119,7 +109,8 @@ class _Report(TrainerCallback):
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
         """Take in a step."""
         progress = self._job.progress
-        progress.end_step(self._losses.take())
+        progress.end_step(torch.stack(self._losses).mean() if self._losses else torch.tensor(float("nan")))
+        self._losses.clear()
         if progress.is_due:
             progress.write()
 
