@@ -109,20 +109,14 @@ class FakeAllocator:
     """Counts bytes that modules take and give back."""
 
     def __init__(self) -> None:
-        self.held = self.peak = 0
+        self.allocated = self.peak_allocated = 0
 
     def take(self, size: int) -> None:
-        self.held += size
-        self.peak = max(self.peak, self.held)
+        self.allocated += size
+        self.peak_allocated = max(self.peak_allocated, self.allocated)
 
-    def allocated_bytes(self) -> int:
-        return self.held
-
-    def peak_bytes(self) -> int:
-        return self.peak
-
-    def reset_peak(self) -> None:
-        self.peak = self.held
+    def reset_peaks(self) -> None:
+        self.peak_allocated = self.allocated
 
 
 def instruments(clock: FakeClock | None = None, **others: Any) -> Instruments:

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 from typing import Any, cast
 
@@ -12,7 +12,7 @@ from torch import nn
 
 from boundby import device as devices
 from boundby import environment
-from boundby.device import CudaQueue, is_gpu, is_host, runtime, synchronizer
+from boundby.device import Allocator, CudaQueue, is_gpu, is_host, runtime, synchronizer
 from boundby.disturbance import HostCounters, Watch
 from boundby.layers.judgement import (
     LEAST_FOR_P95,
@@ -24,7 +24,6 @@ from boundby.layers.judgement import (
     trust_doubts,
 )
 from boundby.layers.passes import (
-    Allocator,
     CallMemory,
     CallShapes,
     LayerWork,
@@ -52,57 +51,28 @@ from boundby.memory import CPU_REASON
 from boundby.roofline import Limits
 
 
-class CudaMarks:
+class CudaMarks(CudaQueue):
     """The streams of a GPU with pooled events."""
 
     def __init__(self, device: torch.device) -> None:
-        self._queue = CudaQueue(device)
-        self._device, self._runtime = device, runtime(device)
-        self._pool: list[Any] = []
-        self.hold = self._queue.hold
-        self.has_passed = self._queue.has_passed
-        self.seconds_between = self._queue.seconds_between
+        self._pool: list[torch.cuda.Event] = []
+        super().__init__(device)
 
-    def mark(self) -> Any:
+    def mark(self) -> torch.cuda.Event:
         """Queue an event on the stream in use."""
-        event = self._pool.pop() if self._pool else self._runtime.Event(enable_timing=True)
-        event.record(self._runtime.current_stream(self._device))
+        if not self._pool:
+            return super().mark()
+        event = self._pool.pop()
+        event.record(torch.cuda.current_stream(self._device))
         return event
 
     def stream(self) -> Hashable:
         """Return the stream in use."""
-        return cast(Hashable, self._runtime.current_stream(self._device))
+        return cast(Hashable, runtime(self._device).current_stream(self._device))
 
-    def reuse(self, mark: Any) -> None:
+    def reuse(self, mark: torch.cuda.Event) -> None:
         """Put the event back into the pool."""
         self._pool.append(mark)
-
-
-@dataclass(frozen=True)
-class CudaAllocator:
-    """The caching allocator of a GPU."""
-
-    device: torch.device
-
-    def allocated_bytes(self) -> int:
-        """Return what tensors hold now."""
-        return int(runtime(self.device).memory_allocated(self.device))
-
-    def peak_bytes(self) -> int:
-        """Return the most that tensors held since the peak was last reset."""
-        return int(runtime(self.device).max_memory_allocated(self.device))
-
-    def reset_peak(self) -> None:
-        """Set the peak back to what is held now."""
-        runtime(self.device).reset_peak_memory_stats(self.device)
-
-
-def _no_wait() -> None:
-    """Wait for nothing: a CPU has finished when the call returns."""
-
-
-def _host_watch() -> Watch:
-    return Watch(HostCounters())
 
 
 @dataclass(frozen=True)
@@ -110,11 +80,11 @@ class Instruments:
     """The clock gives nanoseconds; `marks` and `allocator` are None where there is no device beside the host."""
 
     now: Clock = time.perf_counter_ns
-    synchronize: Callable[[], None] = _no_wait
+    synchronize: Callable[[], None] = lambda: None  # a CPU has finished when the call returns
     marks: DeviceMarks | None = None
     allocator: Allocator | None = None
     probe_cost_ns: Callable[[Clock], float] = probe_cost_ns
-    watch: Callable[[], Watch] = field(default=_host_watch)
+    watch: Callable[[], Watch] = lambda: Watch(HostCounters())
 
     def seconds(self) -> float:
         """Return the time in seconds."""
@@ -126,7 +96,7 @@ def instruments_for(device: torch.device) -> Instruments:
     if is_host(device):
         return Instruments()
     if is_gpu(device):
-        return Instruments(synchronize=synchronizer(device), marks=CudaMarks(device), allocator=CudaAllocator(device))
+        return Instruments(synchronize=synchronizer(device), marks=CudaMarks(device), allocator=Allocator(device))
     raise ValueError(f"layers on device {str(device)!r} cannot be timed; move the model to a CPU or a CUDA GPU")
 
 

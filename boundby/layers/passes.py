@@ -8,12 +8,13 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from boundby.device import Allocator
 from boundby.layers.probes import Call, CallLog, CallTree, Run, Targets, attached, noting_probe
 from boundby.work import OperatorWork, count_by
 
@@ -176,22 +177,6 @@ def _nbytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size() if tensor.layout is torch.strided else 0
 
 
-class Allocator(Protocol):
-    """Statistics of an allocator, in bytes."""
-
-    def allocated_bytes(self) -> int:
-        """Return what tensors hold now."""
-        ...
-
-    def peak_bytes(self) -> int:
-        """Return the most they held since the peak was last set back."""
-        ...
-
-    def reset_peak(self) -> None:
-        """Set the peak back to what is held now."""
-        ...
-
-
 @dataclass(frozen=True)
 class CallMemory:
     """Bytes of the device around one call path: over several calls the first, the highest and the last."""
@@ -208,8 +193,8 @@ def measure_memory(run: Run, tree: CallTree, targets: Targets, allocator: Alloca
     """
 
     def read(*_: Any) -> tuple[int, int]:
-        reading = allocator.peak_bytes(), allocator.allocated_bytes()
-        allocator.reset_peak()
+        reading = allocator.peak_allocated, allocator.allocated
+        allocator.reset_peaks()
         return reading
 
     log = CallLog()
