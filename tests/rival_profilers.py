@@ -17,7 +17,7 @@ import torch
 from torch.autograd import profiler as autograd_profiler
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from boundby.capture import CaptureManifest, CaptureOptions, Naming, Recorder, Schedule, exclusion
+from boundby.capture import CaptureManifest, CaptureOptions, Naming, Recorder, Schedule, session
 
 STEPS = 10  # of each loop; ours is in warm-up in step 2 and records the steps 3 and 4
 OURS = Schedule(2, 1, 2)
@@ -87,7 +87,7 @@ def products_in(path: Path) -> int:
 def of_another_thread(folder: Path, *, before: bool = False) -> tuple[CaptureManifest, list[int]]:
     """Let a thread of its own record one step: around our whole loop, or from the first step that ours records on."""
     may_end, recorded = threading.Event(), []
-    answer = exclusion.Watch.answer
+    answer = session.Watch.answer
 
     def record() -> None:
         with profile(activities=CPU) as theirs:
@@ -102,10 +102,10 @@ def of_another_thread(folder: Path, *, before: bool = False) -> tuple[CaptureMan
         if number == 3 and not before:
             may_end.set()
             thread.start()
-            exclusion.Watch.answer = lambda watch: watch.asked.wait() and answer(watch)
+            session.Watch.answer = lambda watch: watch.asked.wait() and answer(watch)
         if number == 4 and not before:
             thread.join()
-            exclusion.Watch.answer = answer
+            session.Watch.answer = answer
 
     if before:
         thread.start()

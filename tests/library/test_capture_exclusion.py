@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from boundby.capture import exclusion
+from boundby.capture import session
 from tests.rival_profilers import STEPS
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = [ProfilerActivity.CPU]
-AT_WORK, BEGUN = f"trace: {exclusion.AT_WORK}", f"trace: {exclusion.BEGUN}"
+AT_WORK, BEGUN = f"trace: {session.AT_WORK}", f"trace: {session.BEGUN}"
 
 
 @pytest.fixture(scope="module")
@@ -54,23 +54,23 @@ def test_a_profiler_is_at_work_from_its_warm_up_to_its_end():
     class Derived(profile):
         pass
 
-    seen = [exclusion.is_another_at_work()]
+    seen = [session.is_another_at_work()]
     with Derived(activities=CPU, schedule=schedule(wait=1, warmup=1, active=1, repeat=1)) as theirs:
         for _ in range(4):
-            seen.append(exclusion.is_another_at_work())
+            seen.append(session.is_another_at_work())
             theirs.step()
     with profile(activities=CPU, schedule=schedule(wait=0, warmup=2, active=1)):  # it is stopped in its warm-up
-        seen.append(exclusion.is_another_at_work())
-    assert [*seen, exclusion.is_another_at_work()] == [False, False, True, True, False, True, False]
+        seen.append(session.is_another_at_work())
+    assert [*seen, session.is_another_at_work()] == [False, False, True, True, False, True, False]
 
 
 def test_a_thread_that_no_step_answers_goes_on_after_a_while(monkeypatch):
-    monkeypatch.setattr(exclusion, "LONGEST_WAIT_S", 0.0)
+    monkeypatch.setattr(session, "LONGEST_WAIT_S", 0.0)
     prepared: list[str] = []
-    monkeypatch.setattr(exclusion.autograd_profiler, "_prepare_profiler", prepared.append)
-    watch = exclusion.Watch(lambda: prepared.append("ours has ended"))
+    monkeypatch.setattr(session.autograd_profiler, "_prepare_profiler", prepared.append)
+    watch = session.Watch(lambda: prepared.append("ours has ended"))
     watch.on()
-    thread = threading.Thread(target=lambda: exclusion.autograd_profiler._prepare_profiler("theirs"))
+    thread = threading.Thread(target=lambda: session.autograd_profiler._prepare_profiler("theirs"))
     thread.start()
     thread.join()
     watch.answer()
@@ -80,11 +80,11 @@ def test_a_thread_that_no_step_answers_goes_on_after_a_while(monkeypatch):
 
 def test_what_is_ours_ends_nothing_and_nothing_of_torch_stays_replaced():
     def functions():
-        return exclusion.autograd_profiler._prepare_profiler, exclusion.autograd_profiler._run_on_profiler_start
+        return session.autograd_profiler._prepare_profiler, session.autograd_profiler._run_on_profiler_start
 
     before = functions()
     ended: list[str] = []
-    watch = exclusion.Watch(lambda: ended.append("ours"))
+    watch = session.Watch(lambda: ended.append("ours"))
     watch.on()
     watch.own(lambda: torch.profiler.profile(activities=CPU).__enter__().stop())
     assert ended == []

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from boundby.capture import exclusion
+from boundby.capture import session
 from boundby.integrations import lightning as callback_module
 from boundby.integrations.lightning import ProfilerCallback, folder_name
 from boundby.patches import Patches
@@ -379,5 +379,5 @@ def test_a_torch_profiler_of_the_trainer_records_what_it_would_alone(tmp_path, b
     [theirs] = (tmp_path / "theirs").glob("*.pt.trace.json")
     assert {f"ProfilerStep#{number}" for number in (2, 3, 4)} <= set(read_trace(theirs).names)
     assert not list((tmp_path / "logs").rglob("*trace*.json"))
-    assert exclusion.BEGUN in remarks_of(fit)
+    assert session.BEGUN in remarks_of(fit)
     assert fit.times.status == "finished" and fit.times.last_step == STEPS - 1
