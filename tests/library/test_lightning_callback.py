@@ -275,7 +275,7 @@ def remarks_of(fit):
 
 
 def test_what_the_tensorboard_folder_cannot_take_is_said_once(tmp_path, bare, monkeypatch):
-    monkeypatch.setattr(callback_module, "give_name", raising)
+    monkeypatch.setattr(callback_module, "publish_cycle", raising)
     fit = profiled(tmp_path, given={"repeat_cycles": 2, "schedule_every_n_steps": 3})
     assert fit.module.losses == bare
     assert sum("no space left" in each for each in fit.said) == 1
