@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 from scipy.special import ndtri, stdtr, stdtrit
 
-from boundby.stats import CONFIDENCE, WIDENING
+from boundby.stats import CONFIDENCE, WIDENING, reach
 
 Verdict = Literal["faster", "slower", "same", "ambiguous"]
 
@@ -132,18 +132,28 @@ def judge(contrasts: Sequence[Contrast], minimum_effect: float) -> list[Comparis
     ]
 
 
-def rounds_for_same(spread: float, minimum_effect: float, chance: float = 0.9) -> int | None:
-    """Return the rounds in each of two runs of the same work after which they are `same` with this chance.
+def spread_for_same(rounds: int, minimum_effect: float, chance: float = 0.9) -> float:
+    """Return how much rounds may vary for two runs of the same work to be `same` with this chance after so many each.
 
-    `spread` is the standard deviation of the logarithm of a round. None where `MOST_MORE_ROUNDS` are not enough.
+    It is the standard deviation of the logarithm of a round. `rounds` are 2 or more.
     """
-    least, unlucky = math.log1p(minimum_effect), float(ndtri(0.5 + chance / 2))
-    for rounds in range(2, MOST_MORE_ROUNDS + 1):
-        error, freedom = _welch((spread**2, spread**2), (rounds, rounds))
-        reach = float(stdtrit(freedom, 0.5 + CONFIDENCE / 2)) * error
-        if unlucky * error / WIDENING + reach <= least:
-            return rounds
-    return None
+    error, freedom = _welch((1.0, 1.0), (rounds, rounds))
+    unlucky = float(ndtri(0.5 + chance / 2)) * error / WIDENING
+    return math.log1p(minimum_effect) / (unlucky + float(stdtrit(freedom, 0.5 + CONFIDENCE / 2)) * error)
+
+
+def rounds_for_same(spread: float, minimum_effect: float) -> int | None:
+    """Return the rounds that suffice in each of two runs whose rounds vary by `spread`; see `spread_for_same`.
+
+    None where `MOST_MORE_ROUNDS` are not enough.
+    """
+    enough = (rounds for rounds in range(2, MOST_MORE_ROUNDS + 1) if spread_for_same(rounds, minimum_effect) >= spread)
+    return next(enough, None)
+
+
+def half_width_for_same(minimum_effect: float, rounds: int = 20) -> float:
+    """Return half the interval, as a share, of a run of so many rounds that vary by what `spread_for_same` allows."""
+    return reach(spread_for_same(rounds, minimum_effect), rounds)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
