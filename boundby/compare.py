@@ -2,9 +2,10 @@
 
 Ratios are of B over A and are judged as logarithms, so that A against B gives the mirror image of B against A. The
 interval of two independent runs is Welch's t-interval (Welch 1947), that of paired values the t-interval of their
-ratios; both are widened as in `boundby.stats`. p-values over the rows of one comparison are adjusted by Holm (1979).
-A p-value alone would call a difference of 0.1 % slower and a missing one the same; hence the minimum effect: slower
-and faster need at least that much, and the same needs the whole interval inside it (an equivalence test).
+ratios; both are widened, and correlated rounds count as fewer, as in `boundby.stats`. p-values over the rows of one
+comparison are adjusted by Holm (1979). A p-value alone would call a difference of 0.1 % slower and a missing one the
+same; hence the minimum effect: slower and faster need at least that much, and the same needs the whole interval inside
+it (an equivalence test).
 """
 
 import math
@@ -15,7 +16,7 @@ from typing import Literal
 import numpy as np
 from scipy.special import ndtri, stdtr, stdtrit
 
-from boundby.stats import CONFIDENCE, WIDENING, reach
+from boundby.stats import CONFIDENCE, WIDENING, independent_rounds, reach
 
 Verdict = Literal["faster", "slower", "same", "ambiguous"]
 
@@ -96,9 +97,12 @@ def independent(a: Sequence[float], b: Sequence[float]) -> Contrast:
     log_ratio, rounds = float(logs_b.mean() - logs_a.mean()), (logs_a.size, logs_b.size)
     if min(rounds) < 2:
         return Contrast(log_ratio, rounds, reason="one round gives no interval")
+    effective = independent_rounds(logs_a), independent_rounds(logs_b)
     variances = float(logs_a.var(ddof=1)), float(logs_b.var(ddof=1))
-    error, freedom = _welch(variances, rounds)
-    return Contrast(log_ratio, rounds, error, freedom, variances)
+    error, freedom = _welch(variances, effective)
+    # With so much more variance the same number of independent rounds would say the same.
+    widened = variances[0] * rounds[0] / effective[0], variances[1] * rounds[1] / effective[1]
+    return Contrast(log_ratio, rounds, error, freedom, widened)
 
 
 def paired(a: Sequence[float], b: Sequence[float]) -> Contrast:
@@ -113,8 +117,9 @@ def paired(a: Sequence[float], b: Sequence[float]) -> Contrast:
     rounds = (logs.size, logs.size)
     if logs.size < 2:
         return Contrast(float(logs.mean()), rounds, reason="one part gives no interval")
-    error = WIDENING * float(logs.std(ddof=1)) / math.sqrt(logs.size)
-    return Contrast(float(logs.mean()), rounds, error, logs.size - 1)
+    effective = independent_rounds(logs)
+    error = WIDENING * float(logs.std(ddof=1)) / math.sqrt(effective)
+    return Contrast(float(logs.mean()), rounds, error, effective - 1)
 
 
 def judge(contrasts: Sequence[Contrast], minimum_effect: float) -> list[Comparison]:
@@ -132,10 +137,11 @@ def judge(contrasts: Sequence[Contrast], minimum_effect: float) -> list[Comparis
     ]
 
 
-def spread_for_same(rounds: int, minimum_effect: float, chance: float = 0.9) -> float:
+def spread_for_same(rounds: int, minimum_effect: float, chance: float = 0.92) -> float:
     """Return how much rounds may vary for two runs of the same work to be `same` with this chance after so many each.
 
-    It is the standard deviation of the logarithm of a round. `rounds` are 2 or more.
+    It is the standard deviation of the logarithm of a round. `rounds` are 2 or more. By chance some seem correlated and
+    then count as fewer, so that it is 0.9 in all.
     """
     error, freedom = _welch((1.0, 1.0), (rounds, rounds))
     unlucky = float(ndtri(0.5 + chance / 2)) * error / WIDENING
@@ -196,7 +202,7 @@ def _logs(rounds: Sequence[float]) -> np.ndarray:
     return np.log(values)
 
 
-def _welch(variances: tuple[float, float], rounds: tuple[int, int]) -> tuple[float, float]:
+def _welch(variances: tuple[float, float], rounds: tuple[float, float]) -> tuple[float, float]:
     """Return the widened standard error and the degrees of freedom (Welch 1947) of the difference of two means."""
     parts = [variance / n for variance, n in zip(variances, rounds, strict=True)]
     total = sum(parts)

@@ -19,8 +19,8 @@ from utils import cli
 
 
 def add_arguments(parser) -> None:
-    text = "results of the run to compare with, and of one or more to judge"
-    parser.add_argument("runs", type=Path, nargs="+", metavar=("A", "B"), help=text)
+    text = "results: of the run A to compare with, then of one or more to judge"
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help=text)
     parser.add_argument("--json", action="store_true", help="write one JSON document instead of the table")
     parser.add_argument("--force", action="store_true", help="compare although machine or work differ")
     parser.add_argument("--strict", action="store_true", help="end with 1 also where a row is ambiguous")

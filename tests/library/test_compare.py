@@ -129,7 +129,7 @@ def settles(a: list[float], b: list[float], more: int, minimum_effect: float) ->
 
     def longer(rounds: list[float]) -> list[float]:
         logs, n = np.log(rounds), len(rounds) + more
-        shape = np.linspace(-1, 1, n)
+        shape = np.linspace(-1, 1, n)[np.argsort(np.arange(n) * 0.618 % 1)]  # neighbours differ
         return list(np.exp(logs.mean() + shape / shape.std(ddof=1) * logs.std(ddof=1)))
 
     return verdicts([independent(longer(a), longer(b))], minimum_effect)[0]

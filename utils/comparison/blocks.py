@@ -11,7 +11,7 @@ HEADERS = ("dtype", "batch\nsize", "A\nsamples/s", "B\nsamples/s", "time of B\na
 TO_THE_LEFT = (0, 6)  # of these columns: words
 OF_A_RUN = ("{0}: time\nagainst A", "{0}:\nverdict")  # where there are several
 MOST_CHANGES = 12
-MORE_ROUNDS = "raise profiling.max_seconds_per_batch_size and lower profiling.ci_half_width"
+MORE_ROUNDS = "raise profiling.max_seconds_per_batch_size"
 
 
 def lines(comparisons: Sequence[RunComparison]) -> list[str]:
@@ -68,25 +68,26 @@ def _of_several(comparisons: Sequence[RunComparison]) -> list[Block]:
             cells[3 + 2 * place : 5 + 2 * place] = _percent(row.time_ratio, _reach(row)) + dtype, _word(row)
     headers = [*HEADERS[:3], *(header.format(each.b.name) for each in comparisons for header in OF_A_RUN)]
     words = (0, *range(4, len(headers), 2))
-    subjects = [(a.name, _subject(a))]
-    for each in comparisons:
-        name = each.b.name
-        subjects += [(name, _subject(each.b)), (f"{name} against A", headline(each))]
-        subjects += [("", f"accuracy: {_accuracy(each)}")]
+    subjects = [(run.name, _subject(run)) for run in (a, *(each.b for each in comparisons))]
+    accuracies = [(f"Accuracy of {each.b.name}", _accuracy(each)) for each in comparisons]
     return [
-        DefinitionList(subjects),
+        DefinitionList([(f"{each.b.name} against A", headline(each)) for each in comparisons]),
+        DefinitionList([*subjects, *accuracies]),
         Table(headers, list(rows.values()), words, notes=[_legend(comparisons[0])]),
-        *(block for each in comparisons for block in _listings(each, f"{each.b.name}: ")),
+        *_listings(comparisons[0], f"{comparisons[0].b.name}: "),
+        *(block for each in comparisons[1:] for block in _listings(each, f"{each.b.name}: ", known=a.name)),
     ]
 
 
-def _listings(comparison: RunComparison, of: str = "") -> list[Block]:
+def _listings(comparison: RunComparison, of: str = "", known: str | None = None) -> list[Block]:
+    """Return what there is to beware of, without the doubts on the run that is `known`."""
     rows = comparison.rows
+    doubts = [each for each in comparison.doubts if not known or not each.startswith(f"{known}: ")]
     return [
         *_listing(f"{of}Not settled:", [f"{_where(row)}: {_open(row)}" for row in rows if _is_open(row)]),
         *_listing(f"{of}Measured in one run only:", [_missing(comparison, point) for point in comparison.missing]),
         *_listing(f"{of}What differs, and so may be the cause:", _changes(comparison.changes)),
-        *_listing(f"{of}Doubts:", [*comparison.doubts, *_doubts(rows)]),
+        *_listing(f"{of}Doubts:", [*doubts, *_doubts(rows, known)]),
     ]
 
 
@@ -174,12 +175,13 @@ def _changes(changes: Sequence[Change]) -> list[str]:
     return [*said, f"and {more} more (--json lists them)"] if more > 0 else said
 
 
-def _doubts(rows: Sequence[Row]) -> list[str]:
-    """Return the doubts on all rows, equal ones together."""
+def _doubts(rows: Sequence[Row], known: str | None) -> list[str]:
+    """Return the doubts on all rows, equal ones together, without those on the run that is `known`."""
     places: dict[str, list[str]] = {}
     for row in rows:
         for doubt in row.doubts:
-            places.setdefault(doubt, []).append(_where(row))
+            if not known or not doubt.startswith(f"{known}: "):
+                places.setdefault(doubt, []).append(_where(row))
     return [f"{listed(where)}: {doubt}" for doubt, where in places.items()]
 
 

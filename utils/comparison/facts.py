@@ -288,7 +288,7 @@ def compare(
     if minimum_effect_pct is not None and not 0 < minimum_effect_pct < math.inf:
         raise InputError(f"--minimum-effect is {minimum_effect_pct:g}; give a percentage above 0, such as 2")
     if not 2 <= len(runs) <= len(ascii_uppercase):
-        raise InputError(f"{len(runs)} runs were given; compare 2 to {len(ascii_uppercase)} of them")
+        raise InputError(f"a comparison takes 2 to {len(ascii_uppercase)} results folders; {len(runs)} given")
     a, *others = (replace(run, name=name) for run, name in zip(runs, ascii_uppercase, strict=False))
     doubts = [tuple([*_differing_ground(a, b, force), *_unfinished(a, b)]) for b in others]
     documents = [run.document for run in runs]
@@ -505,14 +505,13 @@ def _undisturbed(contrast: Contrast, a: Rounds, b: Rounds, names: tuple[str, str
 class Budget:
     """What a sweep must spend so that a second one of the same work is found the same in nine of ten rows.
 
-    `enough` of `rows` measured ones have it already; `max_seconds` and `half_width` are those of the settings, None
-    where rounds vary too much for any.
+    `enough` of `rows` measured ones have it already; `max_seconds` is that of the settings, None where rounds vary too
+    much for any.
     """
 
     rows: int
     enough: int
     max_seconds: float | None
-    half_width: float | None
 
     @property
     def is_met(self) -> bool:
@@ -523,36 +522,31 @@ class Budget:
         """Return what to set, as one line."""
         now = f"{self.enough} of {self.rows} batch sizes" if self.enough else "no batch size"
         same = f"two runs of this work would be the same within {100 * minimum_effect:g} % at {now}"
-        if self.max_seconds is None or self.half_width is None:
+        if self.max_seconds is None:
             return f"{same}; rounds vary too much here for a budget that would do better: quiet the machine"
-        return (
-            f"{same}; at nearly all with profiling.max_seconds_per_batch_size={self.max_seconds:.0f} "
-            f"profiling.ci_half_width={self.half_width:.3f}"
-        )
+        return f"{same}; at nearly all with profiling.max_seconds_per_batch_size={self.max_seconds:.0f}"
 
 
 def budget_for_same(document: Document) -> Budget | None:
     """Return that budget by how much the rounds of this run varied; None where it has none."""
     least = minimum_effect(document)
-    needs, enough, rows = list[tuple[float, float]](), 0, 0
+    needs, enough = list[float](), 0
     for row in document["batch_sizes"]:
         half_width, rounds = row.get("throughput_half_width_pct"), row.get("rounds")
         if row["status"] not in MEASURED or half_width is None or not rounds:
             continue
-        rows += 1
         varied = max(half_width / 100 / reach(1.0, rounds), 1e-6)
         needed = rounds_for_same(varied, least)
         if needed is None:
-            needs.append((math.inf, 0.0))
+            needs.append(math.inf)
             continue
         enough += needed <= rounds
         timed_s = (row["timed_batches"] or 0) / rounds * (row["latency_per_batch_ms_mean"] or 0.0) / 1e3
         visit_s = timed_s + max(row.get("reference_ms") or 0.0, 100.0) / 1e3  # the batch of typical cost counts too
-        needs.append((max(needed * visit_s, needed / ROUNDS_PER_S), reach(varied, needed)))
+        needs.append(max(needed * visit_s, needed / ROUNDS_PER_S))
     if not needs:
         return None
-    seconds, reached = max(each for each, _ in needs), min(each for _, each in needs)
-    return Budget(rows, enough, *((None, None) if seconds == math.inf else (float(math.ceil(seconds)), reached)))
+    return Budget(len(needs), enough, None if math.inf in needs else float(math.ceil(max(needs))))
 
 
 def accuracy(a: Results, b: Results) -> Accuracy | None:
