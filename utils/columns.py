@@ -310,7 +310,7 @@ def _doubts(point: Point) -> Iterator[Doubt]:
 
 
 def _reach(rounds: Sequence[float]) -> float:
-    """Return half the interval of these rounds, as a share, if they were independent, which those that drift are not."""
+    """Return half the interval of these rounds, as a share, as if they were independent: those that drift are not."""
     return reach(stdev(map(math.log, rounds)), len(rounds))
 
 

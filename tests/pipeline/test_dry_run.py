@@ -1,4 +1,4 @@
-"""What a plan of the steps says before anything is measured: minutes by the budgets of the steps, and runs to compare."""
+"""What a plan of the steps says before anything is measured: minutes by their budgets, and what a comparison needs."""
 
 from pathlib import Path
 
