@@ -255,7 +255,7 @@ def test_two_runs_of_the_same_work_are_the_same_in_nine_of_ten_after_the_rounds_
 
 @pytest.mark.parametrize(("counted", "least", "most"), [(compare.independent_rounds, 0.0, 0.05), (len, 0.4, 1.0)])
 def test_a_run_that_changed_its_speed_on_the_way_is_rarely_called_slower(monkeypatch, counted, least, most):
-    """Shared hosts do: forwards took 1.2 to 1.35 times as long for a fifth of a sweep. The second case is the reason."""
+    """Shared hosts do: forwards took 1.2 to 1.35 times as long for a fifth of a sweep. The second case is why."""
     monkeypatch.setattr(compare, "independent_rounds", counted)
     rng, found = np.random.default_rng(1), 0
     for _ in range(300):
