@@ -2,9 +2,10 @@
 
 Ratios are of B over A and are judged as logarithms, so that A against B gives the mirror image of B against A. The
 interval of two independent runs is Welch's t-interval (Welch 1947), that of paired values the t-interval of their
-ratios; both are widened as in `boundby.stats`. p-values over the rows of one comparison are adjusted by Holm (1979).
-A p-value alone would call a difference of 0.1 % slower and a missing one the same; hence the minimum effect: slower
-and faster need at least that much, and the same needs the whole interval inside it (an equivalence test).
+ratios; both are widened, and correlated rounds count as fewer, as in `boundby.stats`. p-values over the rows of one
+comparison are adjusted by Holm (1979). A p-value alone would call a difference of 0.1 % slower and a missing one the
+same; hence the minimum effect: slower and faster need at least that much, and the same needs the whole interval inside
+it (an equivalence test).
 """
 
 import math
@@ -15,7 +16,7 @@ from typing import Literal
 import numpy as np
 from scipy.special import ndtri, stdtr, stdtrit
 
-from boundby.stats import CONFIDENCE, WIDENING
+from boundby.stats import CONFIDENCE, WIDENING, independent_rounds, reach
 
 Verdict = Literal["faster", "slower", "same", "ambiguous"]
 
@@ -96,9 +97,12 @@ def independent(a: Sequence[float], b: Sequence[float]) -> Contrast:
     log_ratio, rounds = float(logs_b.mean() - logs_a.mean()), (logs_a.size, logs_b.size)
     if min(rounds) < 2:
         return Contrast(log_ratio, rounds, reason="one round gives no interval")
+    effective = independent_rounds(logs_a), independent_rounds(logs_b)
     variances = float(logs_a.var(ddof=1)), float(logs_b.var(ddof=1))
-    error, freedom = _welch(variances, rounds)
-    return Contrast(log_ratio, rounds, error, freedom, variances)
+    error, freedom = _welch(variances, effective)
+    # With so much more variance the same number of independent rounds would say the same.
+    widened = variances[0] * rounds[0] / effective[0], variances[1] * rounds[1] / effective[1]
+    return Contrast(log_ratio, rounds, error, freedom, widened)
 
 
 def paired(a: Sequence[float], b: Sequence[float]) -> Contrast:
@@ -113,8 +117,9 @@ def paired(a: Sequence[float], b: Sequence[float]) -> Contrast:
     rounds = (logs.size, logs.size)
     if logs.size < 2:
         return Contrast(float(logs.mean()), rounds, reason="one part gives no interval")
-    error = WIDENING * float(logs.std(ddof=1)) / math.sqrt(logs.size)
-    return Contrast(float(logs.mean()), rounds, error, logs.size - 1)
+    effective = independent_rounds(logs)
+    error = WIDENING * float(logs.std(ddof=1)) / math.sqrt(effective)
+    return Contrast(float(logs.mean()), rounds, error, effective - 1)
 
 
 def judge(contrasts: Sequence[Contrast], minimum_effect: float) -> list[Comparison]:
@@ -132,18 +137,29 @@ def judge(contrasts: Sequence[Contrast], minimum_effect: float) -> list[Comparis
     ]
 
 
-def rounds_for_same(spread: float, minimum_effect: float, chance: float = 0.9) -> int | None:
-    """Return the rounds in each of two runs of the same work after which they are `same` with this chance.
+def spread_for_same(rounds: int, minimum_effect: float, chance: float = 0.92) -> float:
+    """Return how much rounds may vary for two runs of the same work to be `same` with this chance after so many each.
 
-    `spread` is the standard deviation of the logarithm of a round. None where `MOST_MORE_ROUNDS` are not enough.
+    It is the standard deviation of the logarithm of a round. `rounds` are 2 or more. By chance some seem correlated and
+    then count as fewer, so that it is 0.9 in all.
     """
-    least, unlucky = math.log1p(minimum_effect), float(ndtri(0.5 + chance / 2))
-    for rounds in range(2, MOST_MORE_ROUNDS + 1):
-        error, freedom = _welch((spread**2, spread**2), (rounds, rounds))
-        reach = float(stdtrit(freedom, 0.5 + CONFIDENCE / 2)) * error
-        if unlucky * error / WIDENING + reach <= least:
-            return rounds
-    return None
+    error, freedom = _welch((1.0, 1.0), (rounds, rounds))
+    unlucky = float(ndtri(0.5 + chance / 2)) * error / WIDENING
+    return math.log1p(minimum_effect) / (unlucky + float(stdtrit(freedom, 0.5 + CONFIDENCE / 2)) * error)
+
+
+def rounds_for_same(spread: float, minimum_effect: float) -> int | None:
+    """Return the rounds that suffice in each of two runs whose rounds vary by `spread`; see `spread_for_same`.
+
+    None where `MOST_MORE_ROUNDS` are not enough.
+    """
+    enough = (rounds for rounds in range(2, MOST_MORE_ROUNDS + 1) if spread_for_same(rounds, minimum_effect) >= spread)
+    return next(enough, None)
+
+
+def half_width_for_same(minimum_effect: float, rounds: int = 20) -> float:
+    """Return half the interval, as a share, of a run of so many rounds that vary by what `spread_for_same` allows."""
+    return reach(spread_for_same(rounds, minimum_effect), rounds)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -186,7 +202,7 @@ def _logs(rounds: Sequence[float]) -> np.ndarray:
     return np.log(values)
 
 
-def _welch(variances: tuple[float, float], rounds: tuple[int, int]) -> tuple[float, float]:
+def _welch(variances: tuple[float, float], rounds: tuple[float, float]) -> tuple[float, float]:
     """Return the widened standard error and the degrees of freedom (Welch 1947) of the difference of two means."""
     parts = [variance / n for variance, n in zip(variances, rounds, strict=True)]
     total = sum(parts)

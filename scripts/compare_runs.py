@@ -1,12 +1,13 @@
-"""Compare two results folders: is B faster or slower than A, the same, or not to be told, and is it as accurate?
+"""Compare results folders: is B faster or slower than A, the same, or not to be told, and is it as accurate?
 
-Reads:  of both folders baseline_metrics.json, raw_samples.csv, evaluation/ and the receipt of step 02
+Reads:  of all folders baseline_metrics.json, raw_samples.csv, evaluation/ and the receipt of step 02
 Writes: nothing
 Exit:   0 fine · 1 a regression: B is slower, fails or is less accurate (--strict: or that is open) · 2 usage or input
 
-A folder named results/previous/<UTC> holds an earlier run. In place of a folder its metrics file may be given.
+Further runs are held against A as well, in one table. A folder named results/previous/<UTC> holds an earlier run. In
+place of a folder its metrics file may be given.
 
-    python scripts/compare_runs.py A B [--json] [--force] [--strict] [--minimum-effect PCT]
+    python scripts/compare_runs.py A B [C ...] [--json] [--force] [--strict] [--minimum-effect PCT]
 """
 
 import sys
@@ -18,8 +19,8 @@ from utils import cli
 
 
 def add_arguments(parser) -> None:
-    parser.add_argument("a", type=Path, metavar="A", help="results of the run to compare with")
-    parser.add_argument("b", type=Path, metavar="B", help="results of the run to judge")
+    text = "results: of the run A to compare with, then of one or more to judge"
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help=text)
     parser.add_argument("--json", action="store_true", help="write one JSON document instead of the table")
     parser.add_argument("--force", action="store_true", help="compare although machine or work differ")
     parser.add_argument("--strict", action="store_true", help="end with 1 also where a row is ambiguous")
@@ -36,10 +37,10 @@ def main(run: cli.Run) -> int:
     from utils.comparison import blocks, facts
 
     args = run.args
-    a, b = (facts.read(path, run.layout) for path in (args.a, args.b))
-    found = facts.compare(a, b, args.minimum_effect, force=args.force)
-    run.say(found.as_json() if args.json else "\n".join(blocks.lines(found)))
-    return int(found.is_finding(args.strict))
+    runs = [facts.read(path, run.layout) for path in args.runs]
+    found = facts.compare(runs, args.minimum_effect, force=args.force)
+    run.say(facts.as_json(found) if args.json else "\n".join(blocks.lines(found)))
+    return int(any(each.is_finding(args.strict) for each in found))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from utils.evaluation.run import evaluate
 from utils.model_source import ModelSource
 from utils.models import LoadedModel
 from utils.optimal import MEASURED, judge, optimal
-from utils.profiler import Guard, InferenceProfiler, Settings, resolution, take_turns
+from utils.profiler import Guard, InferenceProfiler, Settings, take_turns
 from utils.selection import Selection
 from utils.visits import Visit
 
@@ -242,7 +242,7 @@ def _sweep(result: Result, loaded: Sequence[LoadedModel], rows: Rows) -> tuple[S
         config.ci_half_width,
         config.max_seconds_per_batch_size,
     )
-    half_width = config.ci_half_width or resolution(device)
+    half_width = settings.widest(device)
     for dtype in (each.dtype for each in loaded):
         kept = visits.read(run.layout.visits(dtype)) if run.resuming else []
         finished = [visit for visit in kept if visit.status != "failed"]

@@ -203,7 +203,10 @@ def command(
 
 
 def _with_all_overrides(args: argparse.Namespace) -> argparse.Namespace:
-    """Give back to the overrides the first `key.sub=value`, which stands where RUN may stand."""
+    """Give back to the overrides the `key.sub=value` that stand where RUN, or several, may stand."""
+    if isinstance(several := getattr(args, "runs", None), list):
+        args.overrides += [str(given) for given in several if "=" in str(given) and not given.exists()]
+        args.runs = [given for given in several if str(given) not in args.overrides]
     given = getattr(args, "run", None)
     if isinstance(given, str) and "=" in given and hasattr(args, "overrides") and not Path(given).is_dir():
         args.run, args.overrides = None, [given, *args.overrides]

@@ -5,6 +5,7 @@ python -m utils.dry_run 00 01 02 -- [--config FILE] [--resume] [key.sub=value ..
 
 import argparse
 import json
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -19,11 +20,14 @@ from utils.document import OtherVersion, read_document
 from utils.quickstart import cache
 
 HUB_TIMEOUT_S = 1.0
-WARM_UP_SHARE = 2.0  # a sweep spends about as long warming up as measuring
-CEILINGS_S = 5.0
-REPLAY_S = 10.0  # the budget of `boundby.replay`, for the chosen batch size; trials may take as long as a batch size
+SWEEP_SHARE = 1.3  # of the seconds it may measure: warm-up, tokenizer, and writing every visit come on top
+CEILINGS_S = 5.0  # the budgets of `boundby.ceilings` and `boundby.replay`, whose modules load torch
+REPLAY_S = 10.0  # for the chosen batch size; trials may take as long as a batch size
 LOADING_S = 15.0  # of the packages, and of the model
-COUNTING_S = 1.0  # of the work of a batch size
+COUNTING_S = 4.0  # to count the work of a batch size and find its limits, seen on two cores
+# `boundby.compare.spread_for_same` at 3 % and two rounds a second, over the root of the seconds: scipy takes 0.2 s.
+SPREAD_BY_ROOT_S = 0.0075
+USUAL_SPREAD = 0.029  # rounds on two shared cores that nothing else used varied by 1.4 to 3 %
 
 
 def main(argv: Sequence[str]) -> int:
@@ -55,7 +59,7 @@ def _show(numbers: Sequence[str], run: Run) -> None:
         run.say(f"download: {download.result()}")
     run.say(f"results: {layout.results}")
     run.say(_estimate(minutes, unknown, config.pod.price_per_hour))
-    if "02" in numbers and (said := _to_compare(layout)):
+    if "02" in numbers and (said := _to_compare(layout, config)):
         run.say(said)
 
 
@@ -78,8 +82,10 @@ def _seconds(number: str, config: Config, layout: Layout) -> tuple[float, str | 
         return earlier.seconds, None
     if number == "02":
         sizes, most_s = len(config.profiling.batch_sizes), config.profiling.max_seconds_per_batch_size
-        of_a_dtype = sizes * (WARM_UP_SHARE * most_s + COUNTING_S) + REPLAY_S + most_s
-        budget = CEILINGS_S + len(steps.sweep_dtypes(config)) * of_a_dtype
+        dtypes = len(steps.sweep_dtypes(config))
+        swept_s = dtypes * sizes * SWEEP_SHARE * most_s
+        limits_s = CEILINGS_S + dtypes * sizes * COUNTING_S + REPLAY_S + most_s  # the own dtype's chosen size in full
+        budget = LOADING_S + swept_s + limits_s
         rest = ["the evaluation of step 02"] if config.evaluation.enabled else []
         rest += ["energy, 15 s per batch size where there is a counter"] if config.model.device != "cpu" else []
         return budget, ", ".join(rest) or None
@@ -98,12 +104,22 @@ def _estimate(minutes: float, unknown: list[str], price_per_hour: float | None) 
     return text
 
 
-def _to_compare(layout: Layout) -> str | None:
-    """Return what a sweep must spend so that two can be compared, by the one that lies there, if it spent less."""
+def _to_compare(layout: Layout, config: Config) -> str | None:
+    """Return what a sweep must spend so that two can be compared: by the one that lies there, if it spent less.
+
+    Where none lies there, by what its budget allows rounds to vary.
+    """
     try:
         document = read_document(layout.metrics, METRICS_VERSION)
     except (OSError, ValueError, OtherVersion):
-        return None
+        allowed = SPREAD_BY_ROOT_S * math.sqrt(config.profiling.max_seconds_per_batch_size)
+        said = (
+            "two runs of this work will be the same within 3 % at nine of ten batch sizes if rounds of half a second "
+            f"vary by {100 * allowed:.1f} % or less"
+        )
+        enough_s = math.ceil((USUAL_SPREAD / SPREAD_BY_ROOT_S) ** 2)
+        more = f"; {100 * USUAL_SPREAD:g} % takes profiling.max_seconds_per_batch_size={enough_s}"
+        return said if config.profiling.max_seconds_per_batch_size >= enough_s else said + more
     from utils.comparison.facts import budget_for_same, minimum_effect  # scipy, which a first dry run does not need
 
     budget = budget_for_same(document)

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import torch
 
+from boundby.compare import MINIMUM_EFFECT, half_width_for_same
 from boundby.device import device_queue, is_host, is_out_of_memory, release_memory, synchronizer
 from boundby.disturbance import Conditions, Disturbance, Watch
 from boundby.inference import Batch, forward
@@ -19,14 +20,17 @@ from utils.artifacts import started_at
 from utils.document import Row
 from utils.metrics import MetricsCollector
 from utils.selection import Selection
-from utils.visits import LEAST_ROUNDS, Memory, Quantity, Timing, Visit, outcomes
+from utils.visits import LEAST_ROUNDS, MOST_ROUNDS, ROUNDS_PER_S, Memory, Quantity, Timing, Visit, outcomes
 
-MOST_ROUNDS = 15  # or one per second of the budget, so that a larger budget always buys more rounds
-LEAST_VISIT_S_PER_RUN = 0.04  # ten runs fill 0.4 s, enough for the clock and for short disturbances
+# Ten runs fill 0.4 s. On two shared cores rounds of 1.6 s varied as much as those of 0.3 s, by 1.4 to 3 %: the mood of
+# a machine lasts longer than either, so that many short rounds tell more than a few long ones in the same time.
+VISIT_S_PER_RUN = 0.04
 MOST_BATCHES = 256  # of a visit, so that a fast GPU does not spend its time on making them
-REFERENCE_CALLS = 3  # of a visit: their median is one value for the interval
+REFERENCE_CALLS = 3  # of a visit at most: their median is one value for the interval
+ENOUGH_S = 0.1  # of reference calls, and of calls to keep warm: the first call after 50 ms of others takes 2 % longer
 PIPELINED_BLOCK_S = 0.25  # long beside the one wait for the device at its end
-RESOLUTION, RESOLUTION_ON_HOST = 0.01, 0.03  # of a time, as a share: half of an interval, and when windows agree
+RESOLUTION, RESOLUTION_ON_HOST = 0.01, 0.03  # of a time, as a share: when windows of the warm-up agree
+NOISY, NOISY_ON_HOST = 0.02, 0.05  # half of an interval, as a share; a wider one cannot tell the optimum
 MOST_REPEATS = 3  # of disturbed visits, by batch size: a machine that stays busy must not double the sweep
 FIRST_PAUSE_S, PAUSE_GROWTH = 0.05, 1.5
 MEASURED: tuple[Quantity, ...] = ("largest", "reference", "isolated", "pipelined")
@@ -79,13 +83,14 @@ class InferenceProfiler:
         """Return one row of metrics per batch size, smallest first; the columns are those of `utils.columns`.
 
         `num_runs` timed and `num_warmup_runs` untimed forwards are the least work per batch size; more rounds follow
-        until the 95 % interval of the throughput is `ci_half_width` of it, or `max_seconds` are spent. `finished`
-        visits are not made again; `on_visit` is told of each new one. Running out of memory is a row, not an error.
+        until half of the throughput's 95 % interval is `ci_half_width` of it, or `max_seconds` are spent; None aims at
+        what two runs need to be found the same. `finished` visits are not made again; `on_visit` is told of each new
+        one. Running out of memory is a row, not an error.
         """
         settings = Settings(batch_sizes, num_runs, num_warmup_runs, ci_half_width, max_seconds)
         selection = Selection.of(texts, self.tokenizer, max_length, self.device)
         visits = take_turns([self], selection, settings, finished, on_visit)
-        return MetricsCollector(self.device).rows(visits, sorted(batch_sizes), settings.rule(self.device).half_width)
+        return MetricsCollector(self.device).rows(visits, sorted(batch_sizes), settings.widest(self.device))
 
 
 @dataclass(frozen=True)
@@ -101,11 +106,19 @@ class Settings:
     def rule(self, device: torch.device) -> StopRule:
         """Return when a batch size needs no further visit on this device."""
         return StopRule(
-            half_width=self.ci_half_width or resolution(device),
+            half_width=self.ci_half_width or half_width_for_same(MINIMUM_EFFECT["cpu" if is_host(device) else "cuda"]),
             max_seconds=self.max_seconds,
             least_rounds=min(LEAST_ROUNDS, self.num_runs),
-            most_rounds=max(MOST_ROUNDS, int(self.max_seconds)),
+            most_rounds=max(MOST_ROUNDS, int(ROUNDS_PER_S * self.max_seconds)),
         )
+
+    def widest(self, device: torch.device) -> float:
+        """Return half the widest interval of a throughput that is not noisy, as a share: what was asked for, if that.
+
+        By itself a sweep aims at less than it needs, and a machine on which the budget does not suffice for that is no
+        noisy one. A row that cannot be told to be within 5 % of the fastest is.
+        """
+        return self.ci_half_width or (NOISY_ON_HOST if is_host(device) else NOISY)
 
 
 def take_turns(
@@ -312,8 +325,8 @@ class _Plan:
             largest = self._batch(batch_size, arrivals.largest)
             seconds = timer.isolated(_caller(owner.model, largest))
             timings.append(_timing("largest", arrivals.largest, seconds, [largest]))
-        timings += [_timing("reference", place, timer.isolated(call), [typical]) for _ in range(REFERENCE_CALLS)]
-        isolated = self._timer.isolated(chosen, self._least_s, self._least_batches)
+        timings += [_timing("reference", place, each, [typical]) for each in self._few(call, REFERENCE_CALLS)]
+        isolated = self._timer.isolated(chosen, self._visit_s, self._least_batches)
         timings += [*isolated, *self._timer.pipelined(list(chosen.values()), isolated)]
         some = list(chosen)[:: math.ceil(len(chosen) / self.settings.num_runs)]
         on_device, device_reason = self._timer.on_device({index: chosen[index] for index in some})
@@ -369,21 +382,28 @@ class _Plan:
     def _warm_up(self, call: Callable[[], object]) -> WarmUp:
         rule = WarmUpRule(
             least_runs=self.settings.num_warmup_runs,
-            least_s=self._least_s,
+            least_s=self._visit_s,
             tolerance=resolution(self.owner.device),
-            cap_s=max(self.settings.max_seconds / 2, LEAST_VISIT_S_PER_RUN),
+            cap_s=max(self.settings.max_seconds / 2, VISIT_S_PER_RUN),
         )
         return warm_up(call, self.owner.timer, rule)
 
     def _keep_warm(self, call: Callable[[], object]) -> WarmUp:
-        """Call as often as asked for, where another batch size had the caches since this one was warm."""
-        runs = self.settings.num_warmup_runs
-        return WarmUp(runs, sum(self.owner.timer.isolated(call) for _ in range(runs)), converged=True)
+        """Call a few times, where another batch size had the caches since this one was warm."""
+        seconds = self._few(call, self.settings.num_warmup_runs)
+        return WarmUp(len(seconds), sum(seconds), converged=True)
+
+    def _few(self, call: Callable[[], object], most: int) -> list[float]:
+        """Return the seconds of so many calls, fewer where they take long."""
+        seconds: list[float] = []
+        while len(seconds) < most and sum(seconds) < ENOUGH_S:
+            seconds.append(self.owner.timer.isolated(call))
+        return seconds
 
     @property
-    def _least_s(self) -> float:
+    def _visit_s(self) -> float:
         """How long the timed batches of a visit should take together."""
-        return LEAST_VISIT_S_PER_RUN * self.settings.num_runs
+        return VISIT_S_PER_RUN * self.settings.num_runs
 
     @property
     def _least_batches(self) -> int:
@@ -392,14 +412,13 @@ class _Plan:
         return math.ceil(runs / min(LEAST_ROUNDS, runs))
 
     def _affordable(self, seconds_per_batch: float) -> int:
-        """Return how many batches a visit times: `num_runs`, more where they are fast, or what five visits can pay.
+        """Return how many batches a visit times: what fills its time, or what five visits can pay.
 
         It is `num_runs` times or by a power of two, so that two sweeps of the same work, which never find quite the
         same speed, mostly time the same batches.
         """
         seconds, runs = max(seconds_per_batch, 1e-9), self.settings.num_runs
-        enough = max(runs, min(MOST_BATCHES, self._least_s / seconds))
-        wanted = min(enough, self.settings.max_seconds / LEAST_ROUNDS / seconds)
+        wanted = min(MOST_BATCHES, self._visit_s / seconds, self.settings.max_seconds / LEAST_ROUNDS / seconds)
         return max(self._least_batches, math.ceil(runs * 2.0 ** round(math.log2(max(wanted, 1) / runs))))
 
     def _batch(self, batch_size: int, index: int) -> Batch:

@@ -17,6 +17,7 @@ from boundby.timer import WarmUp
 from boundby.whole_set import Timed, Totals, seconds_per_sample
 
 LEAST_ROUNDS = 5  # below five rounds two runs cannot be told apart by a rank test at 5 %
+MOST_ROUNDS, ROUNDS_PER_S = 15, 2  # that a budget buys, in all or by its seconds: whichever is more
 
 Quantity = Literal["cold", "largest", "reference", "isolated", "pipelined", "device", "enqueue", "transfer", "tokenize"]
 

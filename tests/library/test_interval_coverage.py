@@ -21,7 +21,7 @@ from boundby.sweep import Outcome, StopRule, sweep
 
 BATCHES, PASSES, PAUSE = 10, 4, 12  # the pause in timings: warm calls, tokenizer, a fresh batch
 TIMINGS = BATCHES * PASSES
-RULE = StopRule(half_width=0.03, max_seconds=math.inf, least_rounds=5, most_rounds=15)
+RULE = StopRule(half_width=0.0121, max_seconds=math.inf, least_rounds=5, most_rounds=20)  # 10 s on a CPU
 SWEEPS = 600
 TRUTH_VISITS = 40_000
 
@@ -122,6 +122,8 @@ def test_a_fixed_number_of_rounds_is_covered_too(rounds):
 def test_without_the_widening_optional_stopping_covers_too_little(monkeypatch):
     """Why `WIDENING` is there, and that these simulations can fail."""
     monkeypatch.setattr(stats, "WIDENING", 1.0)
+    wide = StopRule(half_width=0.03, max_seconds=math.inf, least_rounds=5, most_rounds=15)  # as one may ask for
+    monkeypatch.setitem(globals(), "RULE", wide)
     assert coverage(CORRELATED, (0.055, *[0.011] * 5))[0] < 0.93
 
 

@@ -13,6 +13,7 @@ from boundby.stats import (
     Estimate,
     drift,
     estimate,
+    independent_rounds,
     least_samples,
     reach,
     summarize,
@@ -164,3 +165,15 @@ def test_the_reach_of_an_interval_follows_from_the_spread_of_its_rounds():
     assert reach(float(np.log(rounds).std(ddof=1)), 5) == pytest.approx(estimate(rounds).half_width, rel=0.001)
     with pytest.raises(ValueError, match="one round"):
         reach(0.1, 1)
+
+
+def test_rounds_that_a_change_of_speed_leaves_correlated_count_as_fewer():
+    rng = np.random.default_rng(0)
+    independent, changed = rng.normal(0, 0.02, (2, 400, 20))
+    changed[:, 12:] += 0.25
+    assert np.mean([independent_rounds(logs) < 20 for logs in independent]) < 0.08
+    assert max(independent_rounds(logs) for logs in changed) < 4
+    assert independent_rounds(np.arange(7.0)) == 7, "so few cannot tell it from chance"
+    assert independent_rounds(np.ones(20)) == 20
+    found = estimate(np.exp(changed[0]))
+    assert found.low < np.exp(0.25) and found.high > 1, "it holds either speed"

@@ -262,7 +262,7 @@ def test_disturbed_rounds_do_not_count_where_enough_others_are_there() -> None:
 
 
 def test_rounds_that_grow_slower_are_a_drift() -> None:
-    growing = row_of(*(visit(number, 1.0 + 0.1 * number, 1.0 + 0.1 * number) for number in range(6)))
+    growing = row_of(*(visit(number, 1.0 + 0.1 * number, 1.0 + 0.1 * number) for number in range(9)))
     assert any(doubt.startswith("drift: the last third of the rounds took") for doubt in growing["doubts"])
     steady = row_of(*(visit(number, 1.0, 1.0) for number in range(6)))
     assert not any(doubt.startswith("drift") for doubt in steady["doubts"])

@@ -177,14 +177,24 @@ def test_a_noisy_batch_size_stops_at_the_budget_and_says_so() -> None:
     assert sum(spent) >= 8.0 > sum(spent[:-1])
     assert row["status"] == "noisy"
     assert row["rounds"] == len(spent)
-    assert any("wider than the 3.0 % asked for" in doubt for doubt in row["doubts"])
+    assert any("wider than 5.0 %" in doubt for doubt in row["doubts"])
 
 
-@pytest.mark.parametrize(("max_seconds", "rounds"), [(15.0, 15), (30.0, 30)])
-def test_a_noisy_batch_size_stops_at_fifteen_rounds_or_one_per_second_of_its_budget(max_seconds, rounds) -> None:
+def test_a_row_is_not_noisy_because_the_budget_did_not_suffice_for_what_nobody_asked_for() -> None:
+    """Rounds that vary by 2 % are no fault of the machine; the interval says how exactly they tell the time."""
+    for asked, status in ((None, "ok"), (0.012, "noisy")):
+        bench = Bench()
+        bench.after_visit = lambda visit, bench=bench: setattr(bench.model, "slowness", 2.04 - bench.model.slowness)
+        [row] = bench.sweep(EVEN, [4], max_seconds=4.0, ci_half_width=asked)
+        assert 1.2 < row["throughput_half_width_pct"] < 5
+        assert row["status"] == status
+
+
+@pytest.mark.parametrize(("max_seconds", "rounds"), [(6.0, 15), (15.0, 30)])
+def test_a_noisy_batch_size_stops_at_fifteen_rounds_or_two_per_second_of_its_budget(max_seconds, rounds) -> None:
     bench = Bench()
     restless(bench)
-    bench.sweep(EVEN, [4], num_runs=2, max_seconds=max_seconds)
+    bench.sweep(EVEN[:4], [1], num_runs=2, max_seconds=max_seconds)
     assert len(bench.made) == rounds
 
 
@@ -226,8 +236,10 @@ def test_the_reference_batch_is_timed_in_every_visit_and_its_shape_told() -> Non
     [row] = bench.sweep(UNEVEN * 2 + ["a b c d"] * 4, [4])
     assert row["reference_tokens"] == 8
     assert row["reference_ms"] == pytest.approx(1e3 * 32 * SECONDS_PER_TOKEN, rel=1e-12)
-    assert {len(visit.of("reference")) for visit in bench.made} == {3}
     assert [len(visit.of("largest")) for visit in bench.made] == [1, 0, 0, 0, 0]
+    assert {len(visit.of("reference")) for visit in bench.made} == {1}, "0.125 s each; quick ones are timed three times"
+    bench.sweep(UNEVEN, [1])
+    assert {len(visit.of("reference")) for visit in bench.visits(1)} == {3}
 
 
 @pytest.mark.parametrize("num_runs", [1, 3, 10, 12])
@@ -240,10 +252,10 @@ def test_the_runs_asked_for_are_the_least_work(num_runs: int, num_warmup_runs: i
     assert bench.model.calls.total() > row["timed_batches"] + row["warmup_runs"]
 
 
-def test_a_slow_batch_is_timed_less_often_per_visit_and_a_fast_one_more_often() -> None:
+def test_a_visit_is_short_so_that_there_are_many() -> None:
     bench = Bench()
     slow, fast = bench.sweep(EVEN * 8, [64], num_runs=10, max_seconds=15.0), bench.sweep(EVEN, [1], num_runs=10)
-    assert slow[0]["timed_batches"] == 5 * 2  # 2 s each, and 3 s for a visit: no more than ten runs need
+    assert slow[0]["timed_batches"] == 5 * 2  # 2 s each: no more than ten runs need
     assert fast[0]["timed_batches"] == 5 * 16  # 31.25 ms each: two passes over all eight come nearest to 0.4 s
 
 
@@ -290,7 +302,7 @@ def test_a_resumed_batch_size_is_warmed_up_again_and_times_as_many_batches_as_be
     [row] = resumed.sweep(EVEN, [4], num_runs=10, finished=first.made[:2], max_seconds=3.0)
     warm_up, kept_warm = resumed.made[0].warm_up, resumed.made[1].warm_up
     assert warm_up is not None and kept_warm is not None
-    assert warm_up.runs > kept_warm.runs == 3
+    assert warm_up.runs > kept_warm.runs == 1
     assert warm_up.seconds == 0.125 * warm_up.runs  # without the cold call of the new process
     assert {visit.batches for visit in resumed.made} == {first.made[0].batches}
     assert [len(visit.of("cold")) for visit in resumed.made] == [1, 0, 0]

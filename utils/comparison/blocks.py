@@ -2,20 +2,21 @@
 
 from collections.abc import Sequence
 
-from utils.comparison.facts import Accuracy, Change, Results, Row, RunComparison, Unpaired
+from utils.comparison.facts import Change, Results, Row, RunComparison, Unpaired
 from utils.render import plain_text
 from utils.render.blocks import Block, BulletList, DefinitionList, Paragraph, Table
 from utils.render.formatting import NOTHING, clean, listed, number
 
 HEADERS = ("dtype", "batch\nsize", "A\nsamples/s", "B\nsamples/s", "time of B\nagainst A", "95 %\ninterval", "verdict")
 TO_THE_LEFT = (0, 6)  # of these columns: words
+OF_A_RUN = ("{0}: time\nagainst A", "{0}:\nverdict")  # where there are several
 MOST_CHANGES = 12
-MORE_ROUNDS = "raise profiling.max_seconds_per_batch_size and lower profiling.ci_half_width"
+MORE_ROUNDS = "raise profiling.max_seconds_per_batch_size"
 
 
-def lines(comparison: RunComparison) -> list[str]:
-    """Return the comparison as lines of plain text."""
-    return plain_text.lines(_blocks(comparison))
+def lines(comparisons: Sequence[RunComparison]) -> list[str]:
+    """Return one comparison, or several with the same first run, as lines of plain text."""
+    return plain_text.lines(_of_two(*comparisons) if len(comparisons) == 1 else _of_several(comparisons))
 
 
 def headline(comparison: RunComparison) -> str:
@@ -24,12 +25,13 @@ def headline(comparison: RunComparison) -> str:
     lost = [f"{point.dtype} batch size {point.batch_size}" for point in comparison.missing if point.is_loss]
     counted = [f"{len(comparison.of(word))} {word}" for word in ("same", "ambiguous") if comparison.of(word)]
     judged = sum(row.verdict is not None for row in comparison.rows)
+    name = comparison.b.name
     said = [
         _speed(comparison, "slower"),
-        f"B fails at {listed(lost)}" if lost else "",
-        "B is less accurate" if accuracy == "loss" else "",
+        f"{name} fails at {listed(lost)}" if lost else "",
+        f"{name} is less accurate" if accuracy == "loss" else "",
         _speed(comparison, "faster"),
-        "B is more accurate" if accuracy == "gain" else "",
+        f"{name} is more accurate" if accuracy == "gain" else "",
         f"{listed(counted)} of {judged} rows" if counted else "",
     ]
     return f"{comparison.verdict.upper()}: {'; '.join(filter(None, said)) or 'no row could be judged'}"
@@ -37,20 +39,55 @@ def headline(comparison: RunComparison) -> str:
 
 def _speed(comparison: RunComparison, word: str) -> str:
     rows = [f"{_where(row)} ({_percent(row.time_ratio)} time)" for row in comparison.of(word)]
-    return f"B is {word} at {listed(rows)}" if rows else ""
+    return f"{comparison.b.name} is {word} at {listed(rows)}" if rows else ""
 
 
-def _blocks(comparison: RunComparison) -> list[Block]:
+def _of_two(comparison: RunComparison) -> list[Block]:
     return [
         Paragraph(headline(comparison)),
         DefinitionList(
-            [("A", _subject(comparison.a)), ("B", _subject(comparison.b)), ("Accuracy", _accuracy(comparison.accuracy))]
+            [
+                *((run.name, _subject(run)) for run in (comparison.a, comparison.b)),
+                ("Accuracy", _accuracy(comparison)),
+            ]
         ),
         Table(HEADERS, [_cells(row) for row in comparison.rows], TO_THE_LEFT, notes=[_legend(comparison)]),
-        *_listing("Not settled:", [f"{_where(row)}: {_open(row)}" for row in comparison.rows if _is_open(row)]),
-        *_listing("Measured in one run only:", [_missing(point) for point in comparison.missing]),
-        *_listing("What differs, and so may be the cause:", _changes(comparison.changes)),
-        *_listing("Doubts:", [*comparison.doubts, *_doubts(comparison.rows)]),
+        *_listings(comparison),
+    ]
+
+
+def _of_several(comparisons: Sequence[RunComparison]) -> list[Block]:
+    """Say several runs in one table: a row is what the first has, with two columns for each of the others."""
+    a = comparisons[0].a
+    rows: dict[tuple[str, int | None], list[str]] = {}
+    for place, comparison in enumerate(comparisons):
+        for row in comparison.rows:
+            dtype = f" ({row.dtype_b})" if row.dtype_b != row.dtype_a else ""
+            first = [row.dtype_a, *_cells(row)[1:3]] + [NOTHING] * 2 * len(comparisons)
+            cells = rows.setdefault((row.dtype_a, row.batch_size), first)
+            cells[3 + 2 * place : 5 + 2 * place] = _percent(row.time_ratio, _reach(row)) + dtype, _word(row)
+    headers = [*HEADERS[:3], *(header.format(each.b.name) for each in comparisons for header in OF_A_RUN)]
+    words = (0, *range(4, len(headers), 2))
+    subjects = [(run.name, _subject(run)) for run in (a, *(each.b for each in comparisons))]
+    accuracies = [(f"Accuracy of {each.b.name}", _accuracy(each)) for each in comparisons]
+    return [
+        DefinitionList([(f"{each.b.name} against A", headline(each)) for each in comparisons]),
+        DefinitionList([*subjects, *accuracies]),
+        Table(headers, list(rows.values()), words, notes=[_legend(comparisons[0])]),
+        *_listings(comparisons[0], f"{comparisons[0].b.name}: "),
+        *(block for each in comparisons[1:] for block in _listings(each, f"{each.b.name}: ", known=a.name)),
+    ]
+
+
+def _listings(comparison: RunComparison, of: str = "", known: str | None = None) -> list[Block]:
+    """Return what there is to beware of, without the doubts on the run that is `known`."""
+    rows = comparison.rows
+    doubts = [each for each in comparison.doubts if not known or not each.startswith(f"{known}: ")]
+    return [
+        *_listing(f"{of}Not settled:", [f"{_where(row)}: {_open(row)}" for row in rows if _is_open(row)]),
+        *_listing(f"{of}Measured in one run only:", [_missing(comparison, point) for point in comparison.missing]),
+        *_listing(f"{of}What differs, and so may be the cause:", _changes(comparison.changes)),
+        *_listing(f"{of}Doubts:", [*doubts, *_doubts(rows, known)]),
     ]
 
 
@@ -61,16 +98,17 @@ def _subject(run: Results) -> str:
     return clean(f"{run.path}: {model}, {listed(run.dtypes)}, measured {document.get('written')}", longest=200)
 
 
-def _accuracy(accuracy: Accuracy | None) -> str:
+def _accuracy(comparison: RunComparison) -> str:
+    accuracy, name = comparison.accuracy, comparison.b.name
     if accuracy is None:
         return "not compared: predictions.csv of both runs have no row in common"
     shares = accuracy.shares
     ends = f"{100 * shares.low:+.2f} to {100 * shares.high:+.2f}"
     return "; ".join(
         (
-            f"A {shares.share_a:.4f}, B {shares.share_b:.4f} on the same {shares.n:,} rows",
+            f"A {shares.share_a:.4f}, {name} {shares.share_b:.4f} on the same {shares.n:,} rows",
             f"difference {100 * shares.difference:+.2f} percentage points [{ends}]: {accuracy.verdict}",
-            f"{shares.only_a:,} rows right in A alone, {shares.only_b:,} in B alone",
+            f"{shares.only_a:,} rows right in A alone, {shares.only_b:,} in {name} alone",
             *accuracy.doubts,
         )
     )
@@ -88,8 +126,18 @@ def _cells(row: Row) -> list[str]:
         number(row.samples_per_sec_b),
         _percent(row.time_ratio),
         ends,
-        row.verdict or "not judged",
+        _word(row),
     ]
+
+
+def _word(row: Row) -> str:
+    return row.verdict or "not judged"
+
+
+def _reach(row: Row) -> float | None:
+    """Return half the interval of the ratio, or None."""
+    judged = row.comparison
+    return None if not judged or judged.low is None or judged.high is None else (judged.high - judged.low) / 2
 
 
 def _legend(comparison: RunComparison) -> str:
@@ -111,8 +159,8 @@ def _open(row: Row) -> str:
     return f"about {comparison.more_rounds} more rounds in each run would settle it ({MORE_ROUNDS})"
 
 
-def _missing(point: Unpaired) -> str:
-    statuses = f"A {point.status_a or 'absent'}, B {point.status_b or 'absent'}"
+def _missing(comparison: RunComparison, point: Unpaired) -> str:
+    statuses = f"A {point.status_a or 'absent'}, {comparison.b.name} {point.status_b or 'absent'}"
     return f"{point.dtype} batch size {point.batch_size}: {statuses}"
 
 
@@ -127,12 +175,13 @@ def _changes(changes: Sequence[Change]) -> list[str]:
     return [*said, f"and {more} more (--json lists them)"] if more > 0 else said
 
 
-def _doubts(rows: Sequence[Row]) -> list[str]:
-    """Return the doubts on all rows, equal ones together."""
+def _doubts(rows: Sequence[Row], known: str | None) -> list[str]:
+    """Return the doubts on all rows, equal ones together, without those on the run that is `known`."""
     places: dict[str, list[str]] = {}
     for row in rows:
         for doubt in row.doubts:
-            places.setdefault(doubt, []).append(_where(row))
+            if not known or not doubt.startswith(f"{known}: "):
+                places.setdefault(doubt, []).append(_where(row))
     return [f"{listed(where)}: {doubt}" for doubt, where in places.items()]
 
 
@@ -152,5 +201,5 @@ def _dtypes(row: Row) -> str:
     return row.dtype_a if row.dtype_a == row.dtype_b else f"{row.dtype_a} -> {row.dtype_b}"
 
 
-def _percent(ratio: float) -> str:
-    return f"{100 * (ratio - 1):+.1f} %"
+def _percent(ratio: float, reach: float | None = None) -> str:
+    return f"{100 * (ratio - 1):+.1f}{'' if reach is None else f' ± {100 * reach:.1f}'} %"

@@ -1,11 +1,12 @@
-"""What there is to say about two runs: which may be compared, what is faster, slower or open, and what differs."""
+"""What there is to say about runs against a first one: which may be compared, what is faster, and what differs."""
 
 import csv
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from string import ascii_uppercase
 
 import msgspec
 
@@ -29,7 +30,7 @@ from utils.document import Document, OtherVersion, read_document
 from utils.document import Row as SweepRow
 from utils.errors import InputError
 from utils.optimal import MEASURED
-from utils.visits import LEAST_ROUNDS, Timing, Visit, throughput_rounds
+from utils.visits import LEAST_ROUNDS, ROUNDS_PER_S, Timing, Visit, throughput_rounds
 
 SCHEMA_VERSION = 1
 JUDGED_PARTS = ("config", "code", "versions", "environment")  # of the receipt of step 02
@@ -81,12 +82,13 @@ class Rounds:
 
 @dataclass(frozen=True)
 class Results:
-    """One run: where it lies, its document, and by dtype and batch size what each round says."""
+    """One run: where it lies, its document, by dtype and batch size what each round says, and the letter it goes by."""
 
     path: Path
     layout: Layout
     document: Document
     points: Mapping[Point, "Rounds"]
+    name: str = "A"
 
     @property
     def rows(self) -> dict[Point, SweepRow]:
@@ -230,7 +232,7 @@ class Unpaired:
 
 @dataclass(frozen=True)
 class RunComparison:
-    """Everything that is said about A and B."""
+    """Everything that is said about a run `b` against the first, `a`."""
 
     a: Results
     b: Results
@@ -259,10 +261,6 @@ class RunComparison:
         """Tell whether B is a regression; with `strict`, or whether that is open in any row."""
         return self.verdict == "regression" or (strict and bool(self.of("ambiguous")))
 
-    def as_json(self) -> str:
-        """Return the comparison as one strict JSON document, in ASCII: a console must not change a character of it."""
-        return json.dumps(self.as_dict(), indent=2, allow_nan=False)
-
     def as_dict(self) -> dict[str, object]:
         """Return the comparison as plain values."""
         return {
@@ -279,23 +277,43 @@ class RunComparison:
         }
 
 
-def compare(a: Results, b: Results, minimum_effect_pct: float | None = None, *, force: bool = False) -> RunComparison:
-    """Return what there is to say about B against A; without a minimum effect that of the device is used.
+def compare(
+    runs: Sequence[Results], minimum_effect_pct: float | None = None, *, force: bool = False
+) -> list[RunComparison]:
+    """Return what there is to say about each further run against the first; the rows of all are judged together.
 
-    Raises InputError where machine or work differ, unless `force` turns that into a doubt, and where the runs have
-    no batch size in common.
+    Without a minimum effect that of the devices is used. Raises InputError where machine or work differ, unless `force`
+    turns that into a doubt, and where a run has no batch size in common with the first.
     """
     if minimum_effect_pct is not None and not 0 < minimum_effect_pct < math.inf:
         raise InputError(f"--minimum-effect is {minimum_effect_pct:g}; give a percentage above 0, such as 2")
-    doubts = [*_differing_ground(a, b, force), *_unfinished(a, b)]
-    least = minimum_effect_pct / 100 if minimum_effect_pct else minimum_effect(a.document, b.document)
-    rows = between_runs(a, b, least)
-    if not rows:
-        raise InputError(
-            f"{a.path} and {b.path} have no dtype and batch size in common that both have measured; "
-            f"A has {_listed(a.points)}, B has {_listed(b.points)}"
-        )
-    return RunComparison(a, b, least, tuple(rows), accuracy(a, b), _missing(a, b), _changes(a, b), tuple(doubts))
+    if not 2 <= len(runs) <= len(ascii_uppercase):
+        raise InputError(f"a comparison takes 2 to {len(ascii_uppercase)} results folders; {len(runs)} given")
+    a, *others = (replace(run, name=name) for run, name in zip(runs, ascii_uppercase, strict=False))
+    doubts = [tuple([*_differing_ground(a, b, force), *_unfinished(a, b)]) for b in others]
+    documents = [run.document for run in runs]
+    least = minimum_effect_pct / 100 if minimum_effect_pct else minimum_effect(*documents)
+    rows = between_runs(a, others, least)
+    for b, own in zip(others, rows, strict=True):
+        if not own:
+            raise InputError(
+                f"{a.path} and {b.path} have no dtype and batch size in common that both have measured; "
+                f"{a.name} has {_listed(a.points)}, {b.name} has {_listed(b.points)}"
+            )
+    return [
+        RunComparison(a, b, least, tuple(own), accuracy(a, b), _missing(a, b), _changes(a, b), said)
+        for b, own, said in zip(others, rows, doubts, strict=True)
+    ]
+
+
+def as_json(comparisons: Sequence[RunComparison]) -> str:
+    """Return one comparison, or several, as one strict JSON document.
+
+    It is in ASCII: a console must not change a character of it.
+    """
+    first, *others = (comparison.as_dict() for comparison in comparisons)
+    several = {"schema_version": SCHEMA_VERSION, "comparisons": [first, *others]}
+    return json.dumps(several if others else first, indent=2, allow_nan=False)
 
 
 def read(path: Path, layout: Layout) -> Results:
@@ -418,25 +436,30 @@ def minimum_effect(*documents: Document) -> float:
     return max(MINIMUM_EFFECT.get(kind, max(MINIMUM_EFFECT.values())) for kind in kinds)
 
 
-def between_runs(a: Results, b: Results, least_effect: float) -> list[Row]:
-    """Return a row for each batch size both have measured, and one for the pass over the dataset if both made one."""
-    points = [
-        ((dtype_a, size), (dtype_b, size))
-        for dtype_a, dtype_b in pair_dtypes(a.dtypes, b.dtypes)
-        for dtype, size in a.points
-        if dtype == dtype_a and (dtype_b, size) in b.points
-    ]
-    contrasts = [_independent(a.points[first], b.points[second]) for first, second in points]
-    whole = _whole_dataset(a, b)
-    shards = _shard_contrast(a, b) if whole else None
-    judged = judge([*contrasts, shards] if shards else contrasts, least_effect)
-    rows = [
-        _row((first, second), (a.points[first], b.points[second]), comparison, _doubts(a, first, b, second))
-        for (first, second), comparison in zip(points, judged[: len(points)], strict=True)
-    ]
-    if whole:
-        rows.append(replace(whole, time_ratio=judged[-1].ratio, comparison=judged[-1]) if shards else whole)
-    return rows
+def between_runs(a: Results, others: Sequence[Results], least_effect: float) -> list[list[Row]]:
+    """Return for each other run a row for each batch size that A has too, and one for the dataset if both passed it."""
+    unjudged = [[*_points_between(a, b), *_pass_between(a, b)] for b in others]
+    judged = iter(judge([contrast for own in unjudged for _, contrast in own if contrast], least_effect))
+    return [[_judged(row, next(judged)) if contrast else row for row, contrast in own] for own in unjudged]
+
+
+def _points_between(a: Results, b: Results) -> Iterator[tuple[Row, Contrast]]:
+    for dtype_a, dtype_b in pair_dtypes(a.dtypes, b.dtypes):
+        for first in a.points:
+            second = dtype_b, first[1]
+            if first[0] == dtype_a and second in b.points:
+                rounds = a.points[first], b.points[second]
+                contrast = _independent(*rounds, (a.name, b.name))
+                yield _row((first, second), rounds, _doubts(a, first, b, second)), contrast
+
+
+def _pass_between(a: Results, b: Results) -> Iterator[tuple[Row, Contrast | None]]:
+    if row := _whole_dataset(a, b):
+        yield row, _shard_contrast(a, b)
+
+
+def _judged(row: Row, comparison: Comparison) -> Row:
+    return replace(row, time_ratio=comparison.ratio, comparison=comparison, reason=None)
 
 
 def between_dtypes(document: Document, points: Mapping[Point, Rounds]) -> list[Row]:
@@ -451,15 +474,13 @@ def between_dtypes(document: Document, points: Mapping[Point, Rounds]) -> list[R
     pairs = [pair for pair in pairs if pair[0] in points and pair[1] in points]
     contrasts = [_side_by_side(points[first], points[second]) for first, second in pairs]
     judged = judge(contrasts, minimum_effect(document))
-    return [
-        _row(pair, (points[pair[0]], points[pair[1]]), comparison)
-        for pair, comparison in zip(pairs, judged, strict=True)
-    ]
+    rows = (_row(pair, (points[pair[0]], points[pair[1]])) for pair in pairs)
+    return [_judged(row, comparison) for row, comparison in zip(rows, judged, strict=True)]
 
 
-def _independent(a: Rounds, b: Rounds) -> Contrast:
+def _independent(a: Rounds, b: Rounds, names: tuple[str, str] = ("A", "B")) -> Contrast:
     """Return the contrast of two runs; without an interval where disturbed rounds stand for either."""
-    return _undisturbed(independent([*a.seconds.values()], [*b.seconds.values()]), a, b)
+    return _undisturbed(independent([*a.seconds.values()], [*b.seconds.values()]), a, b, names)
 
 
 def _side_by_side(a: Rounds, b: Rounds) -> Contrast:
@@ -470,9 +491,9 @@ def _side_by_side(a: Rounds, b: Rounds) -> Contrast:
     return _undisturbed(paired([a.seconds[each] for each in common], [b.seconds[each] for each in common]), a, b)
 
 
-def _undisturbed(contrast: Contrast, a: Rounds, b: Rounds) -> Contrast:
+def _undisturbed(contrast: Contrast, a: Rounds, b: Rounds, names: tuple[str, str] = ("A", "B")) -> Contrast:
     """Return the contrast without an interval where disturbed rounds count: how far they are off nobody knows."""
-    sides = (("A", a), ("B", b))
+    sides = zip(names, (a, b), strict=True)
     counts = [f"{said.disturbed} of {len(said.seconds)} in {side}" for side, said in sides if said.disturbed]
     if not counts:
         return contrast
@@ -484,14 +505,13 @@ def _undisturbed(contrast: Contrast, a: Rounds, b: Rounds) -> Contrast:
 class Budget:
     """What a sweep must spend so that a second one of the same work is found the same in nine of ten rows.
 
-    `enough` of `rows` measured ones have it already; `max_seconds` and `half_width` are those of the settings, None
-    where rounds vary too much for any.
+    `enough` of `rows` measured ones have it already; `max_seconds` is that of the settings, None where rounds vary too
+    much for any.
     """
 
     rows: int
     enough: int
     max_seconds: float | None
-    half_width: float | None
 
     @property
     def is_met(self) -> bool:
@@ -502,36 +522,31 @@ class Budget:
         """Return what to set, as one line."""
         now = f"{self.enough} of {self.rows} batch sizes" if self.enough else "no batch size"
         same = f"two runs of this work would be the same within {100 * minimum_effect:g} % at {now}"
-        if self.max_seconds is None or self.half_width is None:
+        if self.max_seconds is None:
             return f"{same}; rounds vary too much here for a budget that would do better: quiet the machine"
-        return (
-            f"{same}; at nearly all with profiling.max_seconds_per_batch_size={self.max_seconds:.0f} "
-            f"profiling.ci_half_width={self.half_width:.3f}"
-        )
+        return f"{same}; at nearly all with profiling.max_seconds_per_batch_size={self.max_seconds:.0f}"
 
 
 def budget_for_same(document: Document) -> Budget | None:
     """Return that budget by how much the rounds of this run varied; None where it has none."""
     least = minimum_effect(document)
-    needs, enough, rows = list[tuple[float, float]](), 0, 0
+    needs, enough = list[float](), 0
     for row in document["batch_sizes"]:
         half_width, rounds = row.get("throughput_half_width_pct"), row.get("rounds")
         if row["status"] not in MEASURED or half_width is None or not rounds:
             continue
-        rows += 1
         varied = max(half_width / 100 / reach(1.0, rounds), 1e-6)
         needed = rounds_for_same(varied, least)
         if needed is None:
-            needs.append((math.inf, 0.0))
+            needs.append(math.inf)
             continue
         enough += needed <= rounds
-        visit_s = (row["timed_batches"] or 0) / rounds * (row["latency_per_batch_ms_mean"] or 0.0) / 1e3
-        # A sweep makes one round per second of its budget, or fifteen.
-        needs.append((max(needed * visit_s, float(needed)), reach(varied, needed)))
+        timed_s = (row["timed_batches"] or 0) / rounds * (row["latency_per_batch_ms_mean"] or 0.0) / 1e3
+        visit_s = timed_s + max(row.get("reference_ms") or 0.0, 100.0) / 1e3  # the batch of typical cost counts too
+        needs.append(max(needed * visit_s, needed / ROUNDS_PER_S))
     if not needs:
         return None
-    seconds, reached = max(each for each, _ in needs), min(each for _, each in needs)
-    return Budget(rows, enough, *((None, None) if seconds == math.inf else (float(math.ceil(seconds)), reached)))
+    return Budget(len(needs), enough, None if math.inf in needs else float(math.ceil(max(needs))))
 
 
 def accuracy(a: Results, b: Results) -> Accuracy | None:
@@ -549,19 +564,14 @@ def accuracy(a: Results, b: Results) -> Accuracy | None:
     return Accuracy(shares, doubts if alone else ())
 
 
-def _row(
-    pair: tuple[Point, Point],
-    rounds: tuple[Rounds, Rounds],
-    comparison: Comparison,
-    doubts: tuple[str, ...] = (),
-) -> Row:
+def _row(pair: tuple[Point, Point], rounds: tuple[Rounds, Rounds], doubts: tuple[str, ...] = ()) -> Row:
     (dtype_a, size), (dtype_b, _) = pair
     rates = [1 / estimate([*each.seconds.values()]).value for each in rounds]
-    return Row(dtype_a, dtype_b, size, rates[0], rates[1], comparison.ratio, comparison, doubts=doubts)
+    return Row(dtype_a, dtype_b, size, rates[0], rates[1], time_ratio=rates[0] / rates[1], doubts=doubts)
 
 
 def _doubts(a: Results, first: Point, b: Results, second: Point) -> tuple[str, ...]:
-    sides = (("A", a.rows[first]), ("B", b.rows[second]))
+    sides = ((a.name, a.rows[first]), (b.name, b.rows[second]))
     doubts = [f"{side}: {doubt}" for side, row in sides for doubt in row.get("doubts", ())]
     if not a.points[first].timed_as(b.points[second]):
         doubts.append("texts: the two runs timed other batches, so that the choice of texts is part of the difference")
@@ -603,8 +613,8 @@ def _differing_ground(a: Results, b: Results, force: bool) -> list[str]:
 
 def _unfinished(a: Results, b: Results) -> list[str]:
     return [
-        f"{side}: step 02 had not finished when this was written"
-        for side, run in (("A", a), ("B", b))
+        f"{run.name}: step 02 had not finished when this was written"
+        for run in (a, b)
         if run.document.get("complete") is False
     ]
 
@@ -666,6 +676,7 @@ def _flat(value: Mapping[str, object], prefix: str = "") -> dict[str, object]:
 def _subject(run: Results) -> dict[str, object]:
     model = run.document["model"]
     return {
+        "name": run.name,
         "path": str(run.path),
         "model": model.get("name"),
         "revision": model.get("revision"),
