@@ -15,7 +15,7 @@ from boundby import files
 from boundby.training import ManagerOptions, ProfilerManager, TimerOptions
 from boundby.training.results import give_name
 from boundby.training.store import file_name
-from utils.errors import EnvironmentLacksError
+from utils.errors import lacking
 from utils.render import plain_text
 from utils.render.blocks import Block
 from utils.training import loop, run_folder, tasks
@@ -104,7 +104,7 @@ def require(settings: TrainingSettings) -> None:
     wanted = [*NEEDED[settings.framework], *(["tensorboard"] if settings.profiling.tensorboard else [])]
     missing = [name for name in wanted if importlib.util.find_spec(name) is None]
     if missing:
-        raise EnvironmentLacksError(f"{' and '.join(missing)}: not installed; bash setup_environment.sh --training")
+        raise lacking(*missing)
 
 
 def fit(job: Job) -> None:
