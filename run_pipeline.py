@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from boundby.cli import IS_INSTALLED, as_typed
 from utils import streams
 from utils.credentials import REMOVED, Parser, without
 
@@ -162,7 +163,7 @@ def end_with(parent: int) -> None:
 
 def say(text: str, stream: str = "stdout") -> None:
     """Print a line; a stream that is dead ends nothing."""
-    streams.write(getattr(sys, stream), text)
+    streams.write(getattr(sys, stream), as_typed(text))
 
 
 def as_exit_code(code: int) -> int:
@@ -198,7 +199,7 @@ def minutes(seconds: float) -> str:
 
 def shown(command: Sequence[str | Path]) -> str:
     """Return a command as a person would type it here."""
-    here = Path.cwd()
+    here = ROOT if IS_INSTALLED else Path.cwd()
     parts = [
         part.relative_to(here) if isinstance(part, Path) and part.is_relative_to(here) else part for part in command
     ]

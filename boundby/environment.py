@@ -3,7 +3,7 @@
 import functools
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ SETTINGS = (  # environment variables that change numbers; their values are harm
     "RAYON_NUM_THREADS",
     "LD_PRELOAD",
 )
+MARKS = ("(R)", "(TM)", "(tm)", " Processor", " CPU")  # of makers, in the names of CPUs
 FAMILIES = ("ONEDNN_", "DNNL_", "MKL_", "CUBLAS_", "CUDNN_", "KMP_", "GOMP_", "TORCH_CUDNN_", "TORCHINDUCTOR_")
 ROUNDING = (
     "NVIDIA_TF32_OVERRIDE",
@@ -98,6 +99,15 @@ def machine_fingerprint() -> str:
 def hardware() -> dict[str, Any]:
     """Return `machine()` without what tells of software: the reason why no GPU is seen."""
     return {name: value for name, value in machine().items() if name != "gpus_reason"}
+
+
+def cpu_in_words(hardware: Mapping[str, Any] | None = None) -> str:
+    """Return the CPU, without the marks of its maker, and the cores this process may use; of `hardware()` if None."""
+    known = machine() if hardware is None else hardware
+    name, cores = known["cpu"].partition("@")[0], known.get("usable_cores")
+    for mark in MARKS:
+        name = name.replace(mark, "")
+    return " ".join(name.split()) + (f" ({cores} {'core' if cores == 1 else 'cores'})" if cores else "")
 
 
 def memory_limit_bytes(cgroup: Path = CGROUP) -> int:

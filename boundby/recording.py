@@ -141,7 +141,7 @@ class _Recorder(TorchDispatchMode):
         if isinstance(func, HigherOrderOperator):
             name = func.name()  # type: ignore[no-untyped-call]
             raise ValueError(f"{name} cannot be replayed; use a model whose attention is sdpa or eager")
-        if types:
+        if any(kind is not torch.Tensor for kind in types):
             return NotImplemented
         if operators.is_composite(func):
             with self:

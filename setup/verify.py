@@ -19,7 +19,6 @@ from pathlib import Path
 
 from gpu_and_torch import TORCH_LEAST, Driver, Torch, ask_torch, find_driver, pins, release, version_of, why_unusable
 
-ROOT = Path(__file__).resolve().parents[1]
 PYTHON_SUPPORTED = ((3, 11), (3, 12))
 TORCH_TESTED = ((2, 11), (2, 13))
 LEAST_FREE_BYTES = 2e9  # a trace of 400 MB, its compressed copy and the tables, with room to write them twice
@@ -58,7 +57,7 @@ class Machine:
 def look(with_torch: bool = True) -> Machine:
     """Return what this machine has, from nvidia-smi, package metadata, cgroups and one import of torch."""
     cache = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
-    results = ROOT / "results"
+    results = Path.cwd() / "results"
     return Machine(
         python=".".join(map(str, sys.version_info[:3])),
         driver=find_driver(),
@@ -66,7 +65,7 @@ def look(with_torch: bool = True) -> Machine:
         torch_version=version_of("torch"),
         packages={name: (pin, version_of(name)) for name, pin in pins().items()},
         memory_bytes=find_memory_bytes(),
-        disks=(find_disk(ROOT), find_disk(cache)),
+        disks=(find_disk(results.parent), find_disk(cache)),
         results=str(results),
         results_problem=write_problem(results),
         secrets_set=tuple(name for name in SECRETS if os.environ.get(name)),

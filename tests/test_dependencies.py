@@ -15,7 +15,7 @@ THROUGH = {  # pinned, and imported by what imports them
     "pytorch-lightning": "lightning",
     "altair": "streamlit",  # the charts of the monitor are drawn by it
 }
-TOOLS = {"mypy", "ruff", "pytest", "pytest-timeout", "pytest-xdist"}  # run by make, not imported
+TOOLS = {"hatchling", "mypy", "ruff", "pytest", "pytest-timeout", "pytest-xdist"}  # run by make, not imported
 
 
 def imported() -> set[str]:

@@ -18,16 +18,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from boundby.cli import PIPELINE as ROOT
 from utils.console import Console, log_to, stop_logging
 from utils.credentials import Parser
-from utils.errors import EnvironmentLacksError, InputError, PipelineError
+from utils.errors import EnvironmentLacksError, InputError, PipelineError, lacking
 
 if TYPE_CHECKING:
     from utils.artifacts import Layout
     from utils.config import Config
     from utils.steps import Parts
 
-ROOT = Path(__file__).resolve().parents[1]
 DEFAULT_CONFIG = ROOT / "configs" / "config.yaml"
 
 DONE, FAILED, INCOMPLETE, INTERRUPTED, TERMINATED = 0, 1, 4, 130, 143
@@ -176,7 +176,7 @@ def command(
     parser = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     if settings:
         text = "settings (default: %(default)s)"
-        parser.add_argument("--config", type=Path, default=settings.default, metavar="FILE", help=text)
+        parser.add_argument("--config", type=_settings_file, default=settings.default, metavar="FILE", help=text)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     if add_arguments:
         add_arguments(parser)
@@ -200,6 +200,12 @@ def command(
         failure = _as_pipeline_error(error)
         console.note(f"error: {failure}")
         return failure.exit_code
+
+
+def _settings_file(name: str) -> Path:
+    """Return the file of settings that is meant: one here, or one of those that come with the program."""
+    here, shipped = Path(name), ROOT / name
+    return shipped if not here.exists() and shipped.is_relative_to(ROOT / "configs") else here
 
 
 def _with_all_overrides(args: argparse.Namespace) -> argparse.Namespace:
@@ -356,6 +362,8 @@ def _stops_raise() -> Iterator[None]:
 def _as_pipeline_error(error: Exception) -> PipelineError:
     if isinstance(error, PipelineError):
         return error
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return lacking(error.name.partition(".")[0])
     if isinstance(error, OSError) and error.errno in NO_SPACE:
         return EnvironmentLacksError(
             f"{error.filename or 'results'}: no space left{_free_space(error.filename)}; free some and add --resume"

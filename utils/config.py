@@ -21,12 +21,12 @@ from pydantic import (
     model_validator,
 )
 
+from boundby.cli import PIPELINE
 from utils import tasks
 from utils.errors import InputError
 from utils.yaml_settings import Values, load
 
-ROOT = Path(__file__).resolve().parents[1]
-SHIPPED = (ROOT / "configs" / "config.yaml", ROOT / "configs" / "quickstart.yaml")  # somebody else's model and data
+SHIPPED = tuple(PIPELINE / "configs" / name for name in ("config.yaml", "quickstart.yaml"))  # of somebody else
 QUICKSTART = "quickstart"
 SOURCES = ("hf_name", "file", "quickstart")
 OF_SOURCE = ("config_name", "split", "revision", "text_column", "label_column")  # they describe one dataset

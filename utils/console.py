@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
 
+from boundby.cli import as_typed
 from boundby.formatting import printable
 from utils import streams
 from utils.credentials import without
@@ -84,7 +85,7 @@ class Console:
             self._write(self.err, f"{time.strftime('%H:%M:%S')} still at work, {silent} since the line above")
 
     def _write(self, stream: TextIO, text: str) -> None:
-        text = without(printable(text))
+        text = as_typed(without(printable(text)))
         LOGGER.info("%s", text)
         with self._lock:
             self._said = self._clock()

@@ -5,7 +5,11 @@ The runner loads it too, which loads nothing else of ours, so it needs nothing t
 
 import argparse
 import re
+import sys
+from pathlib import Path
 from typing import Any, NoReturn
+
+from boundby.cli import IS_INSTALLED, PIPELINE, as_typed
 
 REMOVED = "***"
 # `//user:password@`; a password may hold "/", "@" or ":", but what begins with a port and a path is no user.
@@ -37,7 +41,13 @@ def removed(value: Any) -> Any:
 
 
 class Parser(argparse.ArgumentParser):
-    """A command line whose usage errors repeat no credentials."""
+    """A command line whose usage errors repeat no credentials, and whose help names commands as they are typed here."""
+
+    def __init__(self, *, description: str | None = None, **options: Any) -> None:
+        called = Path(sys.argv[0]).resolve()
+        if IS_INSTALLED and called.is_relative_to(PIPELINE):
+            options = {"prog": as_typed(f"python {called.relative_to(PIPELINE)}"), **options}
+        super().__init__(description=as_typed(description or ""), **options)
 
     def error(self, message: str) -> NoReturn:
         """Print what is wrong and end the program with 2."""

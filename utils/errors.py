@@ -5,6 +5,14 @@ PipelineError              1  a step failed
 └── EnvironmentLacksError  3  a driver, disk space or the network is missing
 """
 
+from boundby.cli import IS_INSTALLED
+
+# Package -> the extra of the wheel that brings it; the option of setup_environment.sh has the same name.
+EXTRAS = {
+    "accelerate": "training", "lightning": "training", "tensorboard": "training",
+    "ray": "ray", "streamlit": "monitor", "altair": "monitor",
+}  # fmt: skip
+
 
 class PipelineError(Exception):
     """A failure whose message says what, where, the value and the way out; no traceback is needed."""
@@ -22,3 +30,11 @@ class EnvironmentLacksError(PipelineError):
     """The machine lacks something: a driver, disk space, the network."""
 
     exit_code = 3
+
+
+def lacking(*packages: str) -> EnvironmentLacksError:
+    """Return the error that names packages which are not installed, with the line that installs them."""
+    extra = EXTRAS.get(packages[0])
+    option = f" --{extra}" if extra else ""
+    line = f"pip install 'boundby[{extra or 'transformers'}]'" if IS_INSTALLED else f"bash setup_environment.sh{option}"
+    return EnvironmentLacksError(f"{' and '.join(packages)}: not installed; {line}")

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from boundby import __version__, environment, files
+from boundby.cli import PACKAGE, PIPELINE
 from utils import contents
 from utils.artifacts import Layout
 from utils.config import QUICKSTART, Config
@@ -22,8 +23,6 @@ from utils.model_source import model_files
 from utils.quickstart import cache
 
 SCHEMA_VERSION = 1
-ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("boundby", "utils")
 NOT_OF_VISITS = ("targets", "evaluation")
 SHOWN_CHARACTERS = 60  # of a changed value in a reason
 
@@ -165,7 +164,7 @@ def parts(number: str, config: Config, layout: Layout) -> Parts:
     step = STEPS[number]
     known = {
         "config": settings_of(number, config),
-        "code": code_hash(ROOT, step.script),
+        "code": code_hash(step.script),
         "inputs": {name: _input(name, config, layout) for name in step.inputs},
     }
     if step.measures:
@@ -281,12 +280,11 @@ def record(number: str, layout: Layout, config: Config, status: Mapping[str, str
 
 
 @functools.cache
-def code_hash(root: Path, script: str) -> str:
+def code_hash(script: str, package: Path = PACKAGE, pipeline: Path = PIPELINE) -> str:
     """Return a hash of a script and of both packages whole: every file in them, templates and tables too."""
-    sources = [root / "scripts" / script]
-    for package in PACKAGES:
-        sources += [path for path in _files(root / package) if path.parent.name != "__pycache__"]
-    return files.sha256_of({str(path.relative_to(root)): files.sha256(path) for path in sorted(sources)})
+    sources = [pipeline / "scripts" / script, *_files(package), *_files(pipeline / "utils")]
+    code = {path for path in sources if path.parent.name != "__pycache__"}
+    return files.sha256_of({str(path.relative_to(package.parent)): files.sha256(path) for path in sorted(code)})
 
 
 def _of_visits(recorded: Parts) -> Parts:

@@ -112,7 +112,7 @@ class _Counter(TorchDispatchMode, Generic[Owner]):  # type: ignore[no-untyped-ca
         if isinstance(func, HigherOrderOperator):
             name = func.name()  # type: ignore[no-untyped-call]
             raise ValueError(f"the work of {name} is not known; count a model whose attention is sdpa or eager")
-        if types:
+        if any(kind is not torch.Tensor for kind in types):  # a plain one is named where gradients are recorded
             return NotImplemented  # a subclass of Tensor takes the operator apart, and the parts come here
         if operators.is_composite(func):  # in inference mode they come whole
             with self:

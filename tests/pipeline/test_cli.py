@@ -354,14 +354,14 @@ def test_control_characters_do_not_reach_the_terminal(workplace, capsys):
 def test_code_hash_is_that_of_the_script_and_of_both_packages_whole(tmp_path, changed):
     for name in ("scripts/02_step.py", "utils/deep/two.py", "boundby/table.toml", "utils/page.html.j2"):
         files.write_text(tmp_path / name, "before")
-    first = steps.code_hash(tmp_path, "02_step.py")
+    first = steps.code_hash("02_step.py", tmp_path / "boundby", tmp_path)
     files.write_text(tmp_path / "scripts" / "03_other.py", "of another step")
     files.write_text(tmp_path / "utils" / "__pycache__" / "two.pyc", "made by Python")
     steps.code_hash.cache_clear()
-    assert steps.code_hash(tmp_path, "02_step.py") == first
+    assert steps.code_hash("02_step.py", tmp_path / "boundby", tmp_path) == first
     files.write_text(tmp_path / changed, "after")
     steps.code_hash.cache_clear()
-    assert steps.code_hash(tmp_path, "02_step.py") != first
+    assert steps.code_hash("02_step.py", tmp_path / "boundby", tmp_path) != first
 
 
 def test_outputs_and_inputs_of_the_table_are_artefacts(tmp_path):

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from boundby import environment, files
+from boundby.cli import PACKAGE, PIPELINE
 from boundby.device import is_gpu, pick_device, runtime
 from boundby.inference import PRECISIONS, PrecisionRule, Predictor, PredictorOptions, choose_precision
 from boundby.inference.planning import SAMPLE_ROWS, Sample, same_guard
@@ -26,7 +27,6 @@ SAMPLE_SEED = 0
 # Rows per shard, which is what a kill costs at most. It depends on nothing but the device: workers come and go.
 SHARD_ROWS = {"cpu": 1024, "cuda": 16384}
 VERSIONS = ("torch", "transformers", "tokenizers", "numpy", "pyarrow")
-ROOT = Path(__file__).resolve().parents[2]
 CODE = (  # of a prediction
     "boundby/inference",
     "boundby/device.py",
@@ -86,9 +86,10 @@ def versions() -> dict[str, str | None]:
 
 @functools.cache  # as it was when this process began: what it has imported stays as it is
 def _code_sha256() -> str:
-    folders = [ROOT / name for name in CODE]
+    homes = {"boundby": PACKAGE.parent, "utils": PIPELINE}
+    folders = [homes[name.partition("/")[0]] / name for name in CODE]
     sources = [path for folder in folders for path in ([folder] if folder.suffix else sorted(folder.rglob("*.py")))]
-    return files.sha256_of({str(path.relative_to(ROOT)): files.sha256(path) for path in sources})
+    return files.sha256_of({str(path.relative_to(PACKAGE.parent)): files.sha256(path) for path in sources})
 
 
 def require_planned_model(made: Plan, folder: Path) -> None:

@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import Any, TextIO
 
 from utils.artifacts import EvaluationFolder
-from utils.errors import EnvironmentLacksError, InputError, PipelineError
+from utils.errors import EnvironmentLacksError, InputError, PipelineError, lacking
 from utils.evaluation import plan as plans
 from utils.evaluation.executors import Executor
 from utils.evaluation.shards import Receipt, ShardPredictor
@@ -249,9 +249,7 @@ def _imported() -> ModuleType:
     try:
         import ray
     except ImportError:
-        raise EnvironmentLacksError(
-            "evaluation.engine is ray, which is not installed; run `bash setup_environment.sh --ray`"
-        ) from None
+        raise lacking("ray") from None
     return ray
 
 

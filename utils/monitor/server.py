@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from utils.errors import EnvironmentLacksError, InputError
+from boundby.cli import PIPELINE
+from utils.errors import InputError, lacking
 
 ADDRESS = "127.0.0.1"
 PORT = 8501
 APP = Path(__file__).with_name("app.py")
-ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = {
     "server.address": ADDRESS,
     "server.headless": "true",
@@ -33,12 +33,12 @@ HOSTS = (ADDRESS, "localhost")  # no other name may be made to lead here (DNS re
 
 def serve(runs: Path, port: int, stall_s: float) -> NoReturn:
     """Become the server of the page on the runs in a folder, as `check` has found possible."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(PIPELINE), os.environ.get("PYTHONPATH", "")])}
     os.execve(sys.executable, command(runs, port, stall_s), environment)
 
 
 def check(runs: Path, port: int, stall_s: float) -> None:
-    """Raise InputError for a folder or a port that cannot be, EnvironmentLacksError where Streamlit is missing."""
+    """Raise InputError for a folder or a port that cannot be, `lacking` where Streamlit is missing."""
     if not runs.is_dir():
         fault = "is no folder" if runs.exists() else "is not there"
         raise InputError(f"RUNS: {runs} {fault}; name the folder that holds the runs, or make it: mkdir -p {runs}")
@@ -47,7 +47,7 @@ def check(runs: Path, port: int, stall_s: float) -> None:
     if not stall_s > 0:
         raise InputError(f"--stall-after: {stall_s:g}; seconds without progress, more than 0")
     if importlib.util.find_spec("streamlit") is None:
-        raise EnvironmentLacksError("the monitor needs Streamlit: bash setup_environment.sh --monitor")
+        raise lacking("streamlit")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from boundby import card as cards
 from boundby import files
+from boundby.cli import as_typed
 from utils import steps
 from utils.cli import Run
 from utils.render import html_page, plain_text
@@ -77,9 +78,9 @@ def write(run: Run) -> Written:
     data = sources.read(run)
     made = report(data)
     pictures.draw(made.drawings)
-    files.write_text(run.layout.report, plain_text.render(made.document))
-    files.write_text(run.layout.html_report, html_page.render(made.document))
-    answer = "\n".join(card.card(data))
+    files.write_text(run.layout.report, as_typed(plain_text.render(made.document)))
+    files.write_text(run.layout.html_report, as_typed(html_page.render(made.document)))
+    answer = as_typed("\n".join(card.card(data)))
     files.write_text(run.layout.card, f"{answer}\n")
     return Written(answer, sum(drawing.reason is None for drawing in made.drawings))
 

@@ -5,14 +5,13 @@ from pathlib import PurePath
 import msgspec
 
 from boundby import card as cards
+from boundby import environment
 from boundby.card import Facts, Next, Rate
 from boundby.verdict import Verdict
 from utils.document import Row
 from utils.render.formatting import number
 from utils.report import advice, doubts
 from utils.report.sources import ReportData
-
-MARKS = ("(R)", "(TM)", "(tm)", " Processor", " CPU")  # in the names of CPUs
 
 
 def card(data: ReportData) -> list[str]:
@@ -66,11 +65,7 @@ def machine(data: ReportData) -> str:
     device = data.document["device"].get("name")
     if device or known is None:
         return device or "an unknown machine"
-    name = known["cpu"].partition("@")[0]
-    for mark in MARKS:
-        name = name.replace(mark, "")
-    cores = known.get("usable_cores")
-    return " ".join(name.split()) + (f" ({cores} {'core' if cores == 1 else 'cores'})" if cores else "")
+    return environment.cpu_in_words(known)
 
 
 def _shape(row: Row | None, verdict: Verdict | None) -> str | None:

@@ -20,7 +20,7 @@ from boundby.capture import Schedule
 from boundby.device import is_gpu, pick_device
 from boundby.training import ManagerOptions, ProfilerManager, TimerOptions
 from boundby.training.results import RunFiles, publish_cycle
-from utils.errors import EnvironmentLacksError, InputError
+from utils.errors import EnvironmentLacksError, InputError, lacking
 from utils.render import plain_text
 from utils.training import loop, run_folder, tasks
 from utils.training.progress import FILE, Progress
@@ -230,7 +230,7 @@ def require(settings: TrainingSettings) -> None:
     wanted = [*NEEDED[settings.framework], *(["tensorboard"] if settings.profiling.tensorboard else [])]
     missing = [name for name in wanted if importlib.util.find_spec(name) is None]
     if missing:
-        raise EnvironmentLacksError(f"{' and '.join(missing)}: not installed; bash setup_environment.sh --training")
+        raise lacking(*missing)
 
 
 def fit(job: Job) -> None:

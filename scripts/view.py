@@ -1,0 +1,49 @@
+"""Show the card of a run again: what it is bound by, what was tried, and what to do next.
+
+Reads:  RUN: a results folder in which step 04 has run
+Writes: nothing
+Exit:   0 fine · 2 usage, or no card there
+
+    python scripts/view.py [RUN] [--json] [--config FILE]
+"""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
+
+from utils import cli
+
+
+def add_arguments(parser) -> None:
+    parser.add_argument(
+        "run", nargs="?", metavar="RUN", help="the folder (default: output.results_dir of the settings)"
+    )
+    parser.add_argument("--json", action="store_true", help="write one JSON document instead of the text")
+
+
+@cli.tool(add_arguments)
+def main(run: cli.Run) -> int:
+    from boundby import files
+    from utils.errors import InputError
+
+    folder = Path(run.args.run or run.layout.results)
+    layout = replace(run.layout, results=folder, metrics=folder / run.layout.metrics.name)
+    try:
+        card = layout.card.read_text(encoding="utf-8").rstrip()
+    except OSError as error:
+        raise InputError(
+            f"{layout.card}: {error.strerror}; `python scripts/04_visualize_results.py` writes it"
+        ) from None
+    if run.args.json:
+        measured = files.read_json(layout.metrics) if layout.metrics.is_file() else {}
+        shown = {"card": card.splitlines(), "optimal": measured.get("optimal"), "rows": measured.get("batch_sizes")}
+        run.say(files.encode_json(shown, indent=2))
+    else:
+        run.say(f"{card}\n\nopen {layout.html_report} (as plain text: {layout.report})")
+    return cli.DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())
