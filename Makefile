@@ -43,10 +43,11 @@ bench: setup-test  ## ratios against peers, each in one run
 	    echo "== $$file"; $(PYTHON) "$$file" $(ARGS) || failed+=" $$file"; \
 	done; [[ -z $$failed ]] || { echo "failed:$$failed" >&2; exit 1; }
 
-lint: setup-test  ## style, format and types
+lint: setup-test  ## style, format, types, and known vulnerabilities of what is installed
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
+	$(PYTHON) setup/lock.py --audit
 
 # What a person reads or computes on at home: no evaluation shards (predictions.csv holds their result), no earlier runs,
 # no half-written files, and no trace of 200 MB or more, which would cost more pod time than it is worth.
