@@ -32,6 +32,7 @@ from utils.document import (
     Trace,
     Variants,
     read_document,
+    shaped,
 )
 from utils.errors import InputError
 from utils.optimal import judge, optimal
@@ -228,7 +229,11 @@ def read(run: Run) -> ReportData:
 def _document(path: Path, command: Command) -> Document:
     measure = f"run `{command.run('--from', '1')}`"
     try:
-        return read_document(path, METRICS_VERSION)
+        document = read_document(path, METRICS_VERSION)
+        if document["full_dataset_metrics"]:
+            task = tasks.of(document["model"].get("task", tasks.DEFAULT))
+            shaped(document["full_dataset_metrics"], task.Scores)
+        return document
     except FileNotFoundError:
         raise InputError(f"{path}: there are no metrics to report; {measure}") from None
     except (OSError, ValueError) as error:
