@@ -13,7 +13,7 @@ import numpy as np
 
 from boundby import files
 from boundby.training.aggregate import Aggregator, Ring
-from boundby.training.records import SCHEMA_VERSION, Kind, Remarks, StageTimes, bytes_of
+from boundby.training.records import SCHEMA_VERSION, Kind, Processes, Rank, Remarks, StageTimes, bytes_of
 
 DOCUMENT, LOG = "stage_times.json", "stage_log.jsonl"
 COST = 200  # the time between two documents, at least, in times of what one takes: half a percent
@@ -41,8 +41,8 @@ class RunLine(msgspec.Struct, tag_field="kind", tag="run", frozen=True):
     """The line of the log that begins a run."""
 
     schema_version: int
-    rank: int
-    world_size: int
+    rank: Rank
+    world_size: Processes
     pid: int | None
     started_unix_s: float | None
     first_step: int

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Required, TypedDict, cast
+from typing import Any, NotRequired, TypedDict, cast
 
 import msgspec
 
@@ -24,10 +24,12 @@ from utils.config import Config
 from utils.document import (
     Document,
     FullDataset,
+    NonNegative,
     Operator,
     Optimal,
     OtherVersion,
     Row,
+    Size,
     Target,
     Trace,
     Variants,
@@ -71,15 +73,15 @@ class Command:
         return shlex.join(["python", "run_pipeline.py", *config, *self.flags, *flags, *kept, *overrides])
 
 
-class Hardware(TypedDict, total=False):
+class Hardware(TypedDict):
     """What the report says of a machine."""
 
-    cpu: Required[str]
-    logical_cores: int
-    usable_cores: int
-    cpu_quota_cores: float | None
-    memory_bytes: int
-    driver: str | None
+    cpu: str
+    logical_cores: Size
+    usable_cores: Size
+    cpu_quota_cores: NonNegative | None
+    memory_bytes: Size
+    driver: NotRequired[str | None]
 
 
 @dataclass(frozen=True)
