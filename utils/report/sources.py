@@ -21,6 +21,7 @@ from utils.artifacts import METRICS_VERSION, Layout
 from utils.cli import DEFAULT_CONFIG, Run
 from utils.comparison.facts import Point, Rounds, rounds_of, visits_of
 from utils.config import Config
+from utils.credentials import removed, without
 from utils.document import (
     Document,
     FullDataset,
@@ -57,11 +58,11 @@ class Command:
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> "Command":
-        """Return the command line that `args` were parsed from, as a person would type it here."""
+        """Return the command line that `args` were parsed from, as a person would type it here, without credentials."""
         path = Path(args.config)
         here = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
         flags = ("--trust-remote-code",) if args.trust_remote_code else ()
-        return cls(None if path == DEFAULT_CONFIG else str(here), tuple(args.overrides), flags)
+        return cls(None if path == DEFAULT_CONFIG else without(str(here)), tuple(map(without, args.overrides)), flags)
 
     def run(self, *arguments: str) -> str:
         """Return `python run_pipeline.py` with the settings of this run; overrides in `arguments` replace its own."""
@@ -235,7 +236,7 @@ def _document(path: Path, command: Command) -> Document:
         if document["full_dataset_metrics"]:
             task = tasks.of(document["model"].get("task", tasks.DEFAULT))
             shaped(document["full_dataset_metrics"], task.Scores)
-        return document
+        return cast(Document, removed(document))
     except FileNotFoundError:
         raise InputError(f"{path}: there are no metrics to report; {measure}") from None
     except (OSError, ValueError) as error:
