@@ -87,7 +87,8 @@ def is_of_one_run(times: StageTimes, newest: StageTimes) -> bool:
     """Tell whether a process belongs to the same run as the one that began last."""
     newest_began = newest.started_unix_s or 0.0
     overlaps = (times.written_unix_s or 0.0) >= newest_began
-    is_together = overlaps or (times.started_unix_s or 0.0) > newest_began - TOGETHER_S
+    is_rerun = times.host == newest.host and times.launcher != newest.launcher
+    is_together = overlaps or (not is_rerun and (times.started_unix_s or 0.0) > newest_began - TOGETHER_S)
     return times.world_size == newest.world_size and is_together
 
 
@@ -170,6 +171,7 @@ class _LoggedRun:
             world_size=header.world_size,
             pid=header.pid,
             host=header.host,
+            launcher=header.launcher,
             started_unix_s=header.started_unix_s,
             written_unix_s=None,
             elapsed_s=0.0,

@@ -176,6 +176,7 @@ class StageTimes(msgspec.Struct, frozen=True, kw_only=True, rename={"metric_rows
     world_size: Processes
     pid: int | None
     host: str | None = None  # where that process is, by `environment.host_id`; None in documents of an earlier version
+    launcher: int | None = None  # its parent process there
     started_unix_s: float | None
     written_unix_s: float | None
     elapsed_s: float

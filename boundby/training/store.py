@@ -48,6 +48,7 @@ class RunLine(msgspec.Struct, tag_field="kind", tag="run", frozen=True):
     first_step: int
     device: str | None
     host: str | None = None
+    launcher: int | None = None
 
 
 class RowsLine(msgspec.Struct, tag_field="kind", tag="rows", frozen=True):
@@ -161,9 +162,8 @@ class Writer:
         """Write the first document, and go on from a thread of its own if `in_background`."""
         times = self._times()
         place = (times.rank, times.world_size)
-        header = RunLine(
-            SCHEMA_VERSION, *place, times.pid, times.started_unix_s, times.first_step, times.device, times.host
-        )
+        began = (times.pid, times.started_unix_s, times.first_step, times.device, times.host, times.launcher)
+        header = RunLine(SCHEMA_VERSION, *place, *began)
         self._document = folder / file_name(DOCUMENT, *place)
         self._log = Log(folder / file_name(LOG, *place), self._sums, header, self._pace)
         self._guarded("log of stage times", self._log.begin)
