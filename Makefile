@@ -9,7 +9,7 @@ STEPS ?= 20
 WORKERS ?= 2
 
 .PHONY: help setup setup-test run test truth bench lint bundle clean \
-    clean-previous setup-training setup-monitor profile profile-train profile-check profile-dashboard profile-clean monitor
+    prune setup-training setup-monitor profile profile-train profile-check profile-dashboard profile-clean monitor
 .DEFAULT_GOAL := help
 
 help:  ## say what there is to make
@@ -115,8 +115,8 @@ profile-clean:  ## remove the training runs in RUNS=runs that have ended, with t
 	done
 
 KEEP ?= 3
-clean-previous:  ## remove what earlier runs left in RESULTS/previous, but for the newest KEEP=3
-	@[[ "$(KEEP)" =~ ^[0-9]+$$ ]] || { echo "KEEP is '$(KEEP)'; give a number: make clean-previous KEEP=3" >&2; exit 2; }; \
+prune:  ## remove what earlier runs left in RESULTS/previous, but for the newest KEEP=3
+	@[[ "$(KEEP)" =~ ^[0-9]+$$ ]] || { echo "KEEP is '$(KEEP)'; give a number: make prune KEEP=3" >&2; exit 2; }; \
 	find "$(RESULTS)/previous" -mindepth 1 -maxdepth 1 -type d -regextype posix-extended \
 	    -regex '.*/[0-9]{8}T[0-9]{6}Z(-[0-9]+)?' 2>/dev/null | sort -V | head -n -$(KEEP) | while IFS= read -r folder; do \
 	    size=$$(du -sh -- "$$folder" | cut -f 1); rm -r -- "$$folder" && echo "removed $$folder ($$size)"; \

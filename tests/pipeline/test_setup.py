@@ -300,11 +300,11 @@ def test_earlier_runs_are_removed_but_for_the_newest_and_nothing_else(tmp_path):
     names = ["20261101T000000Z", "20261102T000000Z", "20261102T000000Z-2", "20261102T000000Z-10", "my notes"]
     for name in names:
         (tmp_path / "previous" / name).mkdir(parents=True)
-    answer = make("clean-previous", "KEEP=2", f"RESULTS={tmp_path}")
+    answer = make("prune", "KEEP=2", f"RESULTS={tmp_path}")
     assert {path.name for path in (tmp_path / "previous").iterdir()} == set(names[2:])
     assert (answer.returncode, answer.stdout.count("removed ")) == (0, 2)
-    assert make("clean-previous", "KEEP=all", f"RESULTS={tmp_path}").returncode != 0
-    assert make("clean-previous", f"RESULTS={tmp_path / 'absent'}").returncode == 0
+    assert make("prune", "KEEP=all", f"RESULTS={tmp_path}").returncode != 0
+    assert make("prune", f"RESULTS={tmp_path / 'absent'}").returncode == 0
 
 
 def test_clean_keeps_data_and_the_environment(tmp_path):

@@ -112,7 +112,7 @@ def whereabouts(data: ReportData, drawn: Sequence[Drawing]) -> list[Block]:
     ]
     every = [(clean(path.relative_to(layout.results)), content) for path, content in entries]
     if earlier := [path.stat().st_size for path in (layout.results / PREVIOUS).rglob("*") if path.is_file()]:
-        command = shlex.join(["make", "clean-previous", "KEEP=3", f"RESULTS={layout.results}"])
+        command = shlex.join(["make", "prune", "KEEP=3", f"RESULTS={layout.results}"])
         every.append(
             (f"{PREVIOUS}/", f"{number(sum(earlier) / 1e6)} MB of earlier runs; to remove the older: {command}")
         )
