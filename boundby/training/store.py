@@ -162,8 +162,16 @@ class Writer:
         """Write the first document, and go on from a thread of its own if `in_background`."""
         times = self._times()
         place = (times.rank, times.world_size)
-        began = (times.pid, times.started_unix_s, times.first_step, times.device, times.host, times.launcher)
-        header = RunLine(SCHEMA_VERSION, *place, *began)
+        header = RunLine(
+            SCHEMA_VERSION,
+            *place,
+            times.pid,
+            times.started_unix_s,
+            times.first_step,
+            times.device,
+            times.host,
+            times.launcher,
+        )
         self._document = folder / file_name(DOCUMENT, *place)
         self._log = Log(folder / file_name(LOG, *place), self._sums, header, self._pace)
         self._guarded("log of stage times", self._log.begin)

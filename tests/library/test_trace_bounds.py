@@ -45,7 +45,7 @@ def test_a_nest_without_end_is_given_up_a_level_at_a_time_and_not_a_bracket(tmp_
     path = tmp_path / "nest.json"
     path.write_bytes(b'{"traceEvents":[' + nest)
     (damaged,) = [fault for fault in read_trace(path).faults if fault.kind == "damaged"]
-    assert damaged.events <= len(nest) / 900
+    assert damaged.events < 1000  # of 20,000 brackets
 
 
 def test_five_thousand_nested_events_are_analysed(tmp_path):
