@@ -9,7 +9,7 @@ STEPS ?= 20
 WORKERS ?= 2
 
 .PHONY: help setup setup-test run test truth bench lint bundle clean \
-    setup-training setup-monitor profile profile-train profile-check profile-dashboard profile-clean monitor
+    prune setup-training setup-monitor profile profile-train profile-check profile-dashboard profile-clean monitor
 .DEFAULT_GOAL := help
 
 help:  ## say what there is to make
@@ -43,10 +43,11 @@ bench: setup-test  ## ratios against peers, each in one run
 	    echo "== $$file"; $(PYTHON) "$$file" $(ARGS) || failed+=" $$file"; \
 	done; [[ -z $$failed ]] || { echo "failed:$$failed" >&2; exit 1; }
 
-lint: setup-test  ## style, format and types
+lint: setup-test  ## style, format, types, and known vulnerabilities of what is installed
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
+	$(PYTHON) setup/lock.py --audit
 
 # What a person reads or computes on at home: no evaluation shards (predictions.csv holds their result), no earlier runs,
 # no half-written files, and no trace of 200 MB or more, which would cost more pod time than it is worth.
@@ -111,6 +112,14 @@ profile-clean:  ## remove the training runs in RUNS=runs that have ended, with t
 	        echo "$$run: may run still on another machine, where it wrote less than a day ago; it stays"; continue; \
 	    fi; \
 	    remove_logs "$$run"; rm -r -- "$$run" && echo "removed $$run"; \
+	done
+
+KEEP ?= 3
+prune:  ## remove what earlier runs left in RESULTS/previous, but for the newest KEEP=3
+	@[[ "$(KEEP)" =~ ^[0-9]+$$ ]] || { echo "KEEP is '$(KEEP)'; give a number: make prune KEEP=3" >&2; exit 2; }; \
+	find "$(RESULTS)/previous" -mindepth 1 -maxdepth 1 -type d -regextype posix-extended \
+	    -regex '.*/[0-9]{8}T[0-9]{6}Z(-[0-9]+)?' 2>/dev/null | sort -V | head -n -$(KEEP) | while IFS= read -r folder; do \
+	    size=$$(du -sh -- "$$folder" | cut -f 1); rm -r -- "$$folder" && echo "removed $$folder ($$size)"; \
 	done
 
 clean:  ## remove results/ and caches; data/ and the environment stay

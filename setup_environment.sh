@@ -17,29 +17,29 @@ cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null
 
 venv=${BOUNDBY_VENV:-.venv}
 python=$venv/bin/python
-stamp=$venv/.boundby-ready  # a line per finished installation: the torch beside it and a sum of its requirements
+stamp=$venv/.boundby-ready  # a line per finished installation: the torch beside it and a sum of its locks
 our_pin=$venv/.boundby-torch  # the pin of the torch that this script installed; absent beside one that was there before
 pin=setup/requirements-torch.txt
-wanted=(setup/requirements.txt)
+wanted=(setup/locks/core.txt)
 continue_with="make run"
 quiet=
 for argument in "$@"; do
     case $argument in
-        --training | --monitor | --ray) wanted+=("setup/requirements-${argument#--}.txt") ;;
-        --test) wanted+=(setup/requirements-{training,monitor,ray,test}.txt) continue_with="make test" ;;
+        --training | --monitor | --ray) wanted+=("setup/locks/${argument#--}.txt") ;;
+        --test) wanted+=(setup/locks/{training,monitor,ray,test}.txt) continue_with="make test" ;;
         --quiet) quiet=yes ;;
         *) echo "setup_environment.sh: unknown argument $argument;" \
             "known are --training, --monitor, --ray, --test and --quiet" >&2; exit 2 ;;
     esac
 done
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
-unset PIP_CONSTRAINT  # NVIDIA's images pin their own numpy there; their torch is guarded by our constraints instead
+unset PIP_CONSTRAINT  # NVIDIA's images pin their own numpy there; their torch stays, as no lock holds one
 
 say() { echo "setup: $*" >&2; }
 fail() { echo "setup_environment.sh: $*" >&2; exit 3; }
 torch_of() { "$1" setup/gpu_and_torch.py; }  # prints version, CUDA build, path; code 3 and the reason if unusable
 
-ready_line() {  # of these requirement files; another one whenever a file or the torch beside them changes
+ready_line() {  # of these locks; another one whenever a file or the torch beside them changes
     local torch
     torch=$("$python" -c 'import importlib.metadata as m; print(m.version("torch"))' 2>/dev/null) || return 1
     echo "torch $torch $(cat "$pin" "$@" | cksum)"
@@ -111,8 +111,7 @@ if { [[ -f $our_pin ]] && ! cmp -s -- "$pin" "$our_pin"; } || ! before=$(torch_o
     before=$(torch_of "$python") || fail "torch is installed and cannot be used, see the line above"
 fi
 say "torch ${before%%$'\t'*} of ${before##*$'\t'} stays as it is; installing ${wanted[*]}"
-"$python" setup/gpu_and_torch.py --constraints >"$venv/constraints.txt"
-install 2 -c "$venv/constraints.txt" "${wanted[@]/#/-r}"
+install 2 --require-hashes --no-deps "${wanted[@]/#/-r}"
 after=$(torch_of "$python") || true
 [[ $after == "$before" ]] || fail "torch changed from '$before' to '$after'; remove $venv and run this again"
 {

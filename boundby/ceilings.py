@@ -169,25 +169,6 @@ class Ceilings:
         """Return plain values for JSON."""
         return asdict(self)
 
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "Ceilings":
-        """Return the ceilings that `as_dict` gave. Raises TypeError or KeyError on anything else."""
-        compute = tuple(ComputeCeiling(**entry) for entry in values["compute"])
-        memory, ladder = (
-            tuple(MemoryCeiling(**entry) for entry in entries)
-            for entries in (values["memory"], values.get("ladder", ()))
-        )
-        cache = values.get("shared_cache")
-        known = {
-            "compute": compute,
-            "memory": memory,
-            "ladder": ladder,
-            "shared_cache": SharedCache(**cache) if cache else None,
-            "doubts": tuple(values["doubts"]),
-            "cut": tuple(values.get("cut", ())),
-        }
-        return cls(**{**values, **known})
-
 
 def usual_dtypes(device: torch.device) -> tuple[str, ...]:
     """Return the dtypes that this kind of device is measured in unless others are asked for."""
@@ -203,8 +184,8 @@ def cached(folder: Path, device: torch.device, dtypes: Sequence[str]) -> tuple[C
     key = [SCHEMA_VERSION, environment.machine_fingerprint(), describe(device), _settings(), list(dtypes)]
     path = folder / f"ceilings-{files.sha256_of(key)[:16]}.json"
     try:
-        return Ceilings.from_dict(files.read_json(path)), path, False
-    except (OSError, ValueError, TypeError, KeyError):
+        return files.read_as(path, Ceilings), path, False
+    except (OSError, ValueError):
         ceilings = measure(device, dtypes=dtypes)
         if ceilings.doubts:
             ceilings = ceilings.joined(measure(device, dtypes=dtypes))

@@ -15,11 +15,12 @@ import math
 import os
 import platform
 import re
+import stat
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import Any, BinaryIO, TextIO, TypeVar
 
 import msgspec
 
@@ -29,6 +30,8 @@ TEMPORARY_PREFIX = ".tmp-"
 WRITER = re.compile(re.escape(TEMPORARY_PREFIX) + r"(\d+)-([0-9a-f]{8})\b")  # its process and its machine
 SILENT_S = 24 * 3600.0  # after which a writer elsewhere, who cannot be asked, is taken for dead
 CLOCKS_DIFFER_S = 60.0  # that of the file system, and that of the table of processes
+LARGEST_DOCUMENT = 64 * 2**20  # bytes: ours have some MB; as values of Python it may take forty times as much memory
+LONGEST_LINE = 16 * 2**20  # bytes
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")  # CWE-1236: a spreadsheet would run such a cell
 
 
@@ -98,7 +101,7 @@ def encode_json(value: Any, indent: int | None = None) -> str:
 def read_json(path: str | Path) -> Any:
     """Return the JSON value stored at `path`. Raises OSError, or ValueError that names the file."""
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_refuse)
+        return json.loads(read_bytes(path).decode("utf-8"), parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON: {_told(error)}") from None
 
@@ -109,9 +112,18 @@ def read_as(path: str | Path, kind: type[Value]) -> Value:
     Raises OSError, or ValueError that names the file and the place in it for any other shape.
     """
     try:
-        return msgspec.json.decode(Path(path).read_bytes(), type=kind)
+        return msgspec.json.decode(read_bytes(path), type=kind)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read: {_told(error)}") from None
+
+
+def read_bytes(path: str | Path, most: int = LARGEST_DOCUMENT) -> bytes:
+    """Return the content of a plain file. Raises OSError, or ValueError for anything else and for more than `most`."""
+    with _plain_file(path) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"it has more than {most >> 20} MiB")
+    return content
 
 
 def write_csv(path: str | Path, rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> int:
@@ -156,15 +168,23 @@ def append_json_line(path: str | Path, value: Any) -> None:
 
 
 def read_json_lines(path: str | Path) -> list[Any]:
-    """Return the values of a log written by `append_json_line`, without lines that a kill has torn; [] if absent."""
+    """Return the values of a log written by `append_json_line`, without lines that a kill has torn; [] if absent.
+
+    A line of more than 16 MiB is none of ours, and left out as well.
+    """
     try:
-        lines = Path(path).read_text(encoding="utf-8", errors="replace").split("\n")  # U+2028 may stand in a line
+        file = _plain_file(path)
     except FileNotFoundError:
         return []
     values = []
-    for line in lines:
-        with contextlib.suppress(ValueError, RecursionError):
-            values.append(json.loads(line, parse_constant=_refuse))
+    with file:
+        is_inside = False  # of a line that is too long
+        while line := file.readline(LONGEST_LINE):
+            is_end = line.endswith(b"\n") or len(line) < LONGEST_LINE
+            if is_end and not is_inside:
+                with contextlib.suppress(ValueError, RecursionError):
+                    values.append(json.loads(line.decode("utf-8", errors="replace"), parse_constant=_refuse))
+            is_inside = not is_end
     return values
 
 
@@ -212,6 +232,15 @@ def is_alive(pid: int, since_unix_s: float) -> bool:
         return False
     except psutil.Error:
         return True
+
+
+def _plain_file(path: str | Path) -> BinaryIO:
+    """Return a plain file, opened: a pipe or a device could be read for ever."""
+    descriptor = os.open(os.fspath(path), os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ValueError("it is no plain file")
+    return open(descriptor, "rb")
 
 
 def _refuse(constant: str) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
+HUNG_S = 10.0  # for which a driver that answers nothing is waited for at the end
 LEAST_INTERVAL_S = 0.2  # NVML repeats a value within its sample period; reading faster shows nothing new
 LEAST_WINDOW_S = 2.0  # two of the longest sample periods
 GPU_QUANTITIES = (
@@ -217,7 +218,9 @@ class Sampler:
     def __exit__(self, *exception: object) -> None:
         self._stop.set()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(HUNG_S)
+            if self._thread.is_alive():  # as a daemon it ends with the program
+                self.reason = f"the driver gave no answer within {HUNG_S:.0f} s"
 
     def between(self, start: float, end: float) -> list[Reading]:
         """Return the readings taken in this span of the sampler's clock."""

@@ -1,7 +1,6 @@
 """Say what the GPU driver and the installed torch can do together, for setup_environment.sh and verify.py.
 
     python setup/gpu_and_torch.py                 version, CUDA build and path; exit code 3 with the reason if unusable
-    python setup/gpu_and_torch.py --constraints   the installed torch and its companions as pip constraints
 
 Needs nothing installed.
 """
@@ -20,7 +19,6 @@ from pathlib import Path
 TORCH_LEAST = (2, 9)
 TORCH_TIMEOUT_S = 120  # a first import from a cold network disk takes most of a minute; a hung driver takes for ever
 NVIDIA_SMI_TIMEOUT_S = 20  # without persistence mode each call wakes the driver, seconds on a machine of eight GPUs
-COMPANIONS = re.compile(r"torch|torchvision|torchaudio|triton|pytorch-triton|(nvidia|cuda)-.+")
 
 
 @dataclass(frozen=True)
@@ -137,16 +135,6 @@ def why_unusable(torch: Torch, driver: Driver) -> str | None:
     return None
 
 
-def constraints(pinned: set[str]) -> list[str]:
-    """Return `name==version` of the installed torch and its companions, but for the packages that we pin ourselves."""
-    found: dict[str, str] = {}
-    for package in importlib.metadata.distributions():
-        name = re.sub(r"[-_.]+", "-", package.metadata["Name"] or "").lower()
-        if COMPANIONS.fullmatch(name) and name not in pinned:
-            found.setdefault(name, package.version)  # the first on the path is the one that is imported
-    return [f"{name}=={version}" for name, version in sorted(found.items())]
-
-
 def pins() -> dict[str, str]:
     """Return the pinned version of each core requirement."""
     text = Path(__file__).with_name("requirements.txt").read_text(encoding="utf-8")
@@ -165,9 +153,6 @@ def main(asked: list[str]) -> int:
     """Answer one question of setup_environment.sh; return the exit code."""
     if asked == ["--probe"]:
         print(json.dumps(asdict(probe_torch())))
-        return 0
-    if asked == ["--constraints"]:
-        print("\n".join(constraints(set(pins()))))
         return 0
     torch = ask_torch()
     if torch is None:

@@ -15,7 +15,16 @@ THROUGH = {  # pinned, and imported by what imports them
     "pytorch-lightning": "lightning",
     "altair": "streamlit",  # the charts of the monitor are drawn by it
 }
-TOOLS = {"hatchling", "mypy", "ruff", "pytest", "pytest-timeout", "pytest-xdist"}  # run by make, not imported
+TOOLS = {
+    "hatchling",
+    "hypothesis",
+    "mypy",
+    "pip-audit",
+    "pytest",
+    "pytest-timeout",
+    "pytest-xdist",
+    "ruff",
+}  # of tests and make
 
 
 def imported() -> set[str]:

@@ -78,7 +78,8 @@ def known_flags() -> set[str]:
     ]
     assert all(each.returncode == 0 for each in helped), [each.stderr for each in helped]
     texts = [each.stdout for each in helped]
-    texts += [path.read_text() for path in (ROOT / "setup_environment.sh", *(ROOT / "examples").glob("*.py"))]
+    sources = (ROOT / "setup_environment.sh", ROOT / "setup" / "lock.py", *(ROOT / "examples").glob("*.py"))
+    texts += [path.read_text() for path in sources]
     return set(FLAG.findall(" ".join(texts)))
 
 

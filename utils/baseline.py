@@ -19,6 +19,7 @@ from utils.artifacts import METRICS_VERSION
 from utils.ceiling_share import share_of_ceiling
 from utils.cli import Run
 from utils.columns import Finding
+from utils.credentials import removed
 from utils.data import DataReceipt, Rows
 from utils.document import Agreement, Device, Document, FullDataset, MachineState, Model, Row
 from utils.errors import PipelineError
@@ -88,7 +89,7 @@ class Result:
         files.write_csv(layout.raw_samples, visits.raw_rows(made), visits.RAW_COLUMNS)
         flat = [{**row, "doubts": "; ".join(row["doubts"])} for row in rows]
         files.write_csv(layout.detailed_metrics, flat, columns.NAMES)
-        files.write_json(layout.metrics, self.document(complete, rows))
+        files.write_json(layout.metrics, removed(self.document(complete, rows)))
 
     def document(self, complete: bool, rows: Sequence[Row]) -> Document:
         """Return the content of the metrics file."""

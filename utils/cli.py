@@ -7,6 +7,7 @@ import functools
 import importlib
 import json
 import os
+import re
 import shutil
 import signal
 import threading
@@ -33,6 +34,7 @@ DEFAULT_CONFIG = ROOT / "configs" / "config.yaml"
 DONE, FAILED, INCOMPLETE, INTERRUPTED, TERMINATED = 0, 1, 4, 130, 143
 STATUS = {DONE: "ok", INCOMPLETE: "incomplete", INTERRUPTED: "interrupted", TERMINATED: "interrupted"}
 RUN_BEGUN_VARIABLE = "BOUNDBY_RUN_BEGUN"  # set by the runner after its first step, so that no later one repeats it
+OF_MEMORY = ("DefaultCPUAllocator", "std::bad_alloc", "Cannot allocate memory")  # what libraries say of it
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR)
 
@@ -370,9 +372,10 @@ def _as_pipeline_error(error: Exception) -> PipelineError:
         )
     if isinstance(error, OSError) and error.errno in NOT_WRITABLE:
         return EnvironmentLacksError(f"{error.filename}: {error.strerror}; choose another output.results_dir")
-    if type(error).__name__ in ("OutOfMemoryError", "MemoryError"):
+    if type(error).__name__ in ("OutOfMemoryError", "MemoryError") or any(word in str(error) for word in OF_MEMORY):
         way_out = "lower profiling.max_length or trace.batch_size, use model.dtype=bfloat16, or a larger device"
-        return PipelineError(f"memory ran out outside the sweep ({str(error).splitlines()[0]}); {way_out}")
+        said = (re.sub(r"\[enforce fail at [^]]*\]\s*", "", str(error)).splitlines() or ["no more is known"])[0]
+        return PipelineError(f"memory ran out outside the sweep ({said}); {way_out}")
     return PipelineError(f"{type(error).__name__}: {error} (--debug shows the traceback)")
 
 

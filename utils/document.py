@@ -4,12 +4,13 @@ They stay dictionaries, since `detailed_metrics.csv` and the figures choose colu
 """
 
 from pathlib import Path
-from typing import Literal, NotRequired, Required, TypedDict, cast
+from typing import Annotated, Any, Literal, NotRequired, Required, TypedDict
 
 import msgspec
 
 from boundby import files
 from boundby.verdict import (
+    CHANGES,
     Bound,
     CauseKind,
     Confidence,
@@ -20,28 +21,43 @@ from boundby.verdict import (
     UnsettledKind,
     UntriedKind,
 )
+from utils import tasks
 
 Status = Literal["ok", "noisy", "oom", "failed", "skipped_oom"]
+MEASURED = ("ok", "noisy")
+FixKind = Literal[tuple(CHANGES)]  # type: ignore[valid-type]
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+NonNegative = Annotated[float, msgspec.Meta(ge=0)]
+Size = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
 class Span(TypedDict):
-    """A factor and the ends of its interval."""
+    """A value and the ends of its interval."""
 
     value: float
     low: float
     high: float
 
 
+class Factor(TypedDict):
+    """A factor of the throughput and the ends of its interval."""
+
+    value: Positive
+    low: Positive
+    high: Positive
+
+
 class Gain(TypedDict):
     """What a fix could bring; older documents have no prediction, and what was measured where the fix was tried."""
 
     fix: str
-    at_most: float
+    at_most: Positive
     basis: str
-    kind: NotRequired[str]
+    kind: NotRequired[FixKind]
     settings: NotRequired[dict[str, str | float]]
-    predicted: NotRequired[Span | None]
-    measured: NotRequired[Span | None]
+    predicted: NotRequired[Factor | None]
+    measured: NotRequired[Factor | None]
 
 
 class SameLabels(TypedDict):
@@ -57,10 +73,10 @@ class Trial(TypedDict):
 
     trial: str
     fix: str
-    kind: str
+    kind: FixKind
     settings: dict[str, str | float]
-    measured: Span
-    predicted: Span | None
+    measured: Factor
+    predicted: Factor | None
     at_most: float | None
     outcome: Outcome
     same_labels: SameLabels | None
@@ -73,7 +89,7 @@ class Untried(TypedDict):
     """A fix that was not tried, or whose trial came to nothing."""
 
     fix: str
-    kind: str
+    kind: FixKind
     settings: dict[str, str | float]
     why: UntriedKind
     reason: str
@@ -106,7 +122,7 @@ class Products(TypedDict):
 class ConfirmingFix(TypedDict):
     """The fix of a trial."""
 
-    kind: str
+    kind: FixKind
     settings: dict[str, str | float]
 
 
@@ -156,7 +172,7 @@ class Whole(TypedDict):
     tokens_squared: float
 
 
-class Row(TypedDict, total=False):
+class Row(TypedDict):
     """One batch size of the sweep in one dtype; `utils.columns.COLUMNS` says what each column means.
 
     Here stand the columns that are read by name; a row may have more.
@@ -164,70 +180,90 @@ class Row(TypedDict, total=False):
     `reasons` says why a column is None, under `all` where the whole row is empty.
     """
 
-    dtype: Required[str]
-    batch_size: Required[int]
-    status: Required[Status]
-    doubts: Required[list[str]]
+    dtype: str
+    batch_size: Size
+    status: Status
+    doubts: list[str]
     doubt_kinds: list[str]
     reasons: dict[str, str]
-    verdict: Verdict
+    verdict: NotRequired[Verdict]
     rounds: int | None
     timed_batches: int | None
-    latency_per_sample_ms_mean: float | None
-    latency_per_sample_ms_ci_low: float | None
-    latency_per_sample_ms_ci_high: float | None
-    latency_per_token_ms_mean: float | None
-    latency_per_batch_ms_mean: float | None
-    latency_per_batch_ms_median: float | None
-    latency_per_batch_ms_std: float | None
-    latency_per_batch_ms_min: float | None
-    latency_per_batch_ms_max: float | None
-    latency_per_batch_ms_q1: float | None
-    latency_per_batch_ms_q3: float | None
+    latency_per_sample_ms_mean: NonNegative | None
+    latency_per_sample_ms_ci_low: NonNegative | None
+    latency_per_sample_ms_ci_high: NonNegative | None
+    latency_per_token_ms_mean: NonNegative | None
+    latency_per_batch_ms_mean: NonNegative | None
+    latency_per_batch_ms_median: NonNegative | None
+    latency_per_batch_ms_std: NonNegative | None
+    latency_per_batch_ms_min: NonNegative | None
+    latency_per_batch_ms_max: NonNegative | None
+    latency_per_batch_ms_q1: NonNegative | None
+    latency_per_batch_ms_q3: NonNegative | None
     reference_tokens: int | None
-    reference_ms: float | None
-    reference_ms_ci_low: float | None
-    reference_ms_ci_high: float | None
-    whole: Whole
-    latency_per_batch_ms_p90: float | None
-    latency_per_batch_ms_p95: float | None
-    latency_per_batch_ms_p99: float | None
-    throughput_samples_per_sec_mean: float | None
-    throughput_samples_per_sec_ci_low: float | None
-    throughput_samples_per_sec_ci_high: float | None
+    reference_ms: NonNegative | None
+    reference_ms_ci_low: NonNegative | None
+    reference_ms_ci_high: NonNegative | None
+    whole: NotRequired[Whole]
+    latency_per_batch_ms_p90: NonNegative | None
+    latency_per_batch_ms_p95: NonNegative | None
+    latency_per_batch_ms_p99: NonNegative | None
+    throughput_samples_per_sec_mean: NonNegative | None
+    throughput_samples_per_sec_ci_low: NonNegative | None
+    throughput_samples_per_sec_ci_high: NonNegative | None
     throughput_half_width_pct: float | None
-    batches_per_sec: float | None
-    tokens_per_sec_real: float | None
-    tokens_per_sec_padded: float | None
+    batches_per_sec: NonNegative | None
+    tokens_per_sec_real: NonNegative | None
+    tokens_per_sec_padded: NonNegative | None
     padding_pct: float | None
-    tokenize_per_batch_ms: float | None
-    cold_call_ms: float | None
+    tokenize_per_batch_ms: NonNegative | None
+    cold_call_ms: NonNegative | None
     warmup_runs: int | None
     warmup_converged: bool | None
-    memory_allocated_mb: float | None
-    memory_reserved_mb: float | None
-    memory_peak_mb: float | None
-    memory_peak_reserved_mb: float | None
-    memory_cpu_mb: float | None
-    memory_cpu_peak_mb: float | None
-    gpu_utilization_pct: float | None
-    gpu_power_w: float | None
-    gpu_sm_clock_mhz: float | None
-    cpu_utilization_pct: float | None
-    device_per_batch_ms: float | None
-    enqueue_per_batch_ms: float | None
-    transfer_per_batch_ms: float | None
-    energy_per_sample_j: float | None
+    memory_allocated_mb: NonNegative | None
+    memory_reserved_mb: NonNegative | None
+    memory_peak_mb: NonNegative | None
+    memory_peak_reserved_mb: NonNegative | None
+    memory_cpu_mb: NonNegative | None
+    memory_cpu_peak_mb: NonNegative | None
+    gpu_utilization_pct: NonNegative | None
+    gpu_power_w: NonNegative | None
+    gpu_sm_clock_mhz: NonNegative | None
+    cpu_utilization_pct: NonNegative | None
+    device_per_batch_ms: NonNegative | None
+    enqueue_per_batch_ms: NonNegative | None
+    transfer_per_batch_ms: NonNegative | None
+    energy_per_sample_j: NonNegative | None
     energy_per_sample_net_j: float | None
-    flops_per_batch: float | None
+    flops_per_batch: NonNegative | None
     useful_flops_pct: float | None
-    bytes_per_batch: float | None
-    flops_per_sec: float | None
+    bytes_per_batch: NonNegative | None
+    flops_per_sec: NonNegative | None
     share_of_ceiling_pct: float | None
     bound: Bound | None
     share_of_limit_pct: float | None
     confidence: Confidence | None
     disturbed_rounds: int | None
+
+
+class MeasuredRow(Row):
+    """A row of a batch size that was measured: what is known of each."""
+
+    timed_batches: Size
+    latency_per_sample_ms_mean: Positive
+    latency_per_token_ms_mean: Positive
+    latency_per_batch_ms_mean: Positive
+    latency_per_batch_ms_median: Positive
+    latency_per_batch_ms_min: Positive
+    latency_per_batch_ms_max: Positive
+    latency_per_batch_ms_q1: Positive
+    latency_per_batch_ms_q3: Positive
+    throughput_samples_per_sec_mean: Positive
+    batches_per_sec: Positive
+    tokens_per_sec_real: Positive
+    tokens_per_sec_padded: Positive
+    padding_pct: NonNegative
+    tokenize_per_batch_ms: NonNegative
 
 
 class Choice(TypedDict):
@@ -256,7 +292,7 @@ class Target(TypedDict):
     reason: str | None
 
 
-class Exactness(TypedDict, total=False):
+class Exactness(TypedDict):
     """How predictions compare with those in float32, one text at a time; shares, not percent."""
 
     rows: int
@@ -266,9 +302,9 @@ class Exactness(TypedDict, total=False):
     agreement_high: float
     max_abs_logit_difference: float
     mean_abs_logit_difference: float
-    accuracy_difference: float | None
-    accuracy_difference_low: float | None
-    accuracy_difference_high: float | None
+    accuracy_difference: NotRequired[float | None]
+    accuracy_difference_low: NotRequired[float | None]
+    accuracy_difference_high: NotRequired[float | None]
 
 
 class Subset(TypedDict):
@@ -289,47 +325,56 @@ class CeilingShare(TypedDict):
     share_of_ceiling_reason: str | None
 
 
-class FullDataset(TypedDict, total=False):
+class Phases(TypedDict):
+    """What the time of the workers went to."""
+
+    tokenize: NonNegative
+    transfer: NonNegative
+    compute: NonNegative
+    wait: NonNegative
+
+
+class FullDataset(TypedDict):
     """The pass over the whole dataset: its time, its cost and how it was made; each task adds its scores."""
 
-    samples: int
-    samples_of: list[Subset]
-    accuracy: float | None  # None without labels
-    accuracy_reason: str | None
-    inference_time_s: float
-    worker_time_s: float
-    machine_time_s: float | None
-    device_time_s: float | None
-    machine_time_reason: str | None
-    tokenize_time_s: float
-    phases_s: dict[str, float]
-    latency_per_sample_ms: float
-    throughput_samples_per_sec: float
-    tokens_per_sec_real: float
-    useful_tokens: int
-    computed_tokens: int
-    padding_pct: float
-    computed_texts: int
-    guarded_texts: int
-    truncated: int | None
-    out_of_memory: int
-    token_budget: int
+    samples: Size
+    samples_of: NotRequired[list[Subset]]
+    accuracy: NotRequired[float | None]  # None without labels
+    accuracy_reason: NotRequired[str | None]
+    inference_time_s: NonNegative
+    worker_time_s: NotRequired[float]
+    machine_time_s: NotRequired[NonNegative | None]
+    device_time_s: NotRequired[NonNegative | None]
+    machine_time_reason: NotRequired[str | None]
+    tokenize_time_s: NonNegative
+    phases_s: NotRequired[Phases]
+    latency_per_sample_ms: Positive
+    throughput_samples_per_sec: Positive
+    tokens_per_sec_real: Positive
+    useful_tokens: Count
+    computed_tokens: Count
+    padding_pct: NonNegative
+    computed_texts: Count
+    guarded_texts: Count
+    truncated: Count | None
+    out_of_memory: Count
+    token_budget: Count
     dtype: str
     precision: str
     strategy: str
     trim: bool
     compile: bool
-    exactness: Exactness | None
+    exactness: NotRequired[Exactness | None]
     exactness_reason: str | None
     gpu_mem_used: float | None
     gpu_mem_used_mb: float | None
     gpu_mem_used_reason: str | None
     cpu_mem_peak_mb: float | None
-    plan: str
-    useful_flops_per_sec: float | None
-    share_of_ceiling_pct: float | None
-    ceiling_flops_per_sec: float | None
-    share_of_ceiling_reason: str | None
+    plan: NotRequired[str]
+    useful_flops_per_sec: NotRequired[float | None]
+    share_of_ceiling_pct: NotRequired[float | None]
+    ceiling_flops_per_sec: NotRequired[float | None]
+    share_of_ceiling_reason: NotRequired[str | None]
 
 
 class Model(TypedDict, total=False):
@@ -337,7 +382,7 @@ class Model(TypedDict, total=False):
 
     name: str
     origin: str
-    task: str
+    task: Literal[tasks.NAMES]  # type: ignore[valid-type]
     revision: str | None
     fingerprint: str
     type: str
@@ -390,9 +435,9 @@ class Device(TypedDict, total=False):
 class Agreement(TypedDict, total=False):
     """How many texts get the same label alone and in a batch."""
 
-    rows: int
+    rows: Required[int]
     same_labels: int
-    share: float
+    share: Required[float]
     max_abs_logit_difference: float
     lowest_margin: float
 
@@ -571,27 +616,27 @@ class Trace(TypedDict):
     memory: NotRequired[list[TracedMemory] | None]
 
 
-class Document(TypedDict, total=False):
+class Document(TypedDict):
     """The whole of `baseline_metrics.json`."""
 
-    schema_version: Required[int]
+    schema_version: int
     boundby_version: str
     written: str
     complete: bool
-    machine_fingerprint: Required[str | None]
-    work_fingerprint: Required[str | None]
+    machine_fingerprint: str | None
+    work_fingerprint: str | None
     synthetic: bool
-    model: Required[Model]
+    model: Model
     dataset: Dataset
-    device: Required[Device]
+    device: Device
     agreement: Agreement | None
     ceilings: Ceilings | None
     ceilings_reason: str | None
     machine_state: MachineState
     max_length: int | None
-    batch_sizes: Required[list[Row]]
+    batch_sizes: list[Row]
     optimal: Optimal
-    full_dataset_metrics: Required[FullDataset | None]
+    full_dataset_metrics: FullDataset | None
     full_dataset_reason: str | None
     targets: list[Target]
     doubts: list[str]
@@ -611,13 +656,13 @@ class VariantRow(TypedDict, total=False):
     reason: str
     how: str
     base: str | None
-    texts_per_s: Span
-    gain: Span
-    gain_over_base: Span | None
-    predicted: Span | None
+    texts_per_s: Factor
+    gain: Factor
+    gain_over_base: Factor | None
+    predicted: Factor | None
     at_most: float | None
-    tried: Span | None
-    latency_ms: Span
+    tried: Factor | None
+    latency_ms: Factor
     weight_bytes: int
     disk_bytes: int
     extra_bytes: int | None
@@ -660,10 +705,11 @@ class Variants(TypedDict):
     doubts: list[str]
 
 
-def read_document(path: Path, version: int) -> Document:
+def read_document(path: Path, version: int, kind: Any = Document) -> Document:
     """Return the document of this version. Raises OSError, OtherVersion, and ValueError where it is something else.
 
-    What it says beyond these records stays in it: each task has scores of its own.
+    A reader of a part of it asks for that alone by another `kind`. What the document says beyond these records stays
+    in it: each task has scores of its own.
     """
     content = files.read_json(path)
     found = content.get("schema_version") if isinstance(content, dict) else None
@@ -675,8 +721,38 @@ def read_document(path: Path, version: int) -> Document:
                 row["verdict"]["trials"] = [trial for trial in row["verdict"].get("trials", ()) if "measured" in trial]
     except (TypeError, AttributeError) as error:
         raise ValueError(f"{path} cannot be read: batch_sizes are not rows with verdicts ({error})") from None
-    msgspec.convert(content, Document)
-    return cast(Document, content)
+    document: Document = shaped(content, kind)
+    measured = [row for row in document["batch_sizes"] if row["status"] in MEASURED]
+    if kind is Document and measured:
+        shaped({"measured": measured, **document}, _Swept)
+    return document
+
+
+def shaped(value: Any, kind: Any) -> Any:
+    """Return `value` as it is where it has the shape of `kind`, with what that does not name; else raise ValueError."""
+    msgspec.convert(value, kind)
+    return value
+
+
+class _KnownModel(TypedDict):
+    name: str
+    type: str
+    parameters_total: Size
+    size_mb: NonNegative
+    dtype: str
+    load_time_s: NonNegative
+
+
+class _KnownDevice(TypedDict):
+    type: str
+
+
+class _Swept(TypedDict):
+    """What is known where something was measured."""
+
+    measured: list[MeasuredRow]
+    model: _KnownModel
+    device: _KnownDevice
 
 
 class OtherVersion(Exception):

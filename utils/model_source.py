@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
+
 from boundby import files
 from utils import contents, hub, tasks
 from utils.config import QUICKSTART, Model
@@ -93,8 +95,8 @@ def check_code(folder: Path, name: str, *, with_tokenizer: bool = True) -> None:
     """Raise InputError when the model's files name code to run: its own classes, or kernels from the Hub."""
     config = _read_config(folder)
     try:
-        tokenizer = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        tokenizer = _read_json(folder / "tokenizer_config.json")
+    except FileNotFoundError:
         tokenizer = {}
     kernels = [key for key, value in config.items() if "attn_implementation" in key and "/" in str(value)]
     has_classes = config.get("auto_map") or (with_tokenizer and tokenizer.get("auto_map"))
@@ -177,18 +179,28 @@ def _matching(folder: Path, patterns: Iterable[str]) -> list[Path]:
 
 
 def _read_config(folder: Path) -> Mapping[str, object]:
-    path = folder / CONFIG
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        return _read_json(folder / CONFIG)
     except FileNotFoundError:
         adapter = (folder / "adapter_config.json").exists()
         hint = "it holds an adapter: merge it into its base model and save that" if adapter else "is it a model?"
         raise InputError(f"{folder}: has no {CONFIG}; {hint}") from None
-    except (OSError, ValueError) as error:
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """Return an object as transformers reads it, NaN and large numbers included. Raises FileNotFoundError, InputError.
+
+    What cannot be read may name code to run.
+    """
+    try:
+        found = json.loads(files.read_bytes(path))
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: cannot be read: {error}") from None
-    if not isinstance(config, dict):
-        raise InputError(f"{path}: is not a model's configuration")
-    return config
+    if not isinstance(found, dict):
+        raise InputError(f"{path}: is no JSON object")
+    return found
 
 
 def _check_weights(folder: Path, name: str) -> None:
@@ -212,6 +224,7 @@ def _check_weights(folder: Path, name: str) -> None:
 
 def _shards(index: Path) -> set[str]:
     try:
-        return {Path(name).name for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{index}: is not a list of weight files: {error!r}") from None
+        named = msgspec.convert(_read_json(index).get("weight_map"), dict[str, str])
+    except ValueError as error:
+        raise InputError(f"{index}: is not a list of weight files: {error}") from None
+    return {Path(name).name for name in named.values()}

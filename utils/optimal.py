@@ -4,10 +4,9 @@ import math
 from collections.abc import Sequence
 
 from utils.config import Targets
-from utils.document import Choice, FullDataset, Optimal, Row, Target
+from utils.document import MEASURED, Choice, FullDataset, Optimal, Row, Target
 
 GOOD_ENOUGH = 0.95  # of the best throughput
-MEASURED = ("ok", "noisy")
 
 
 def optimal(rows: Sequence[Row], targets: Targets) -> Optimal:

@@ -388,7 +388,7 @@ def _damaged_output(receipt: Receipt, layout: Layout) -> str | None:
         path = Path(output.path)
         if not path.is_file():
             return f"output {path.name} is missing"
-        if path.stat().st_size != output.bytes or files.sha256(path) != output.sha256:
+        if path.stat().st_size != output.bytes or contents.sha256(path) != output.sha256:
             return f"output {path.name} has changed"
     return None
 

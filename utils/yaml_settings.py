@@ -14,7 +14,8 @@ from utils.errors import InputError
 
 MAX_DEPTH = 20  # of lists and sections in each other
 MOST = 2**53  # up to here a number is the same everywhere
-MAX_BYTES = 1_000_000  # a settings file has a few kB; more is not one
+MAX_BYTES = 100_000  # a settings file has a few kB; more is not one, and would take ten seconds a MB
+MOST_PROBLEMS = 20  # that are listed
 SHOWN_CHARACTERS = 80  # of a wrong value
 PLAIN_TAGS = "tag:yaml.org,2002:"  # what YAML itself gives a value
 PYTHON_TAGS = f"{PLAIN_TAGS}python/"  # what would build Python objects
@@ -61,8 +62,31 @@ def load(schema: type[Record], path: str | Path, overrides: Sequence[str] = (), 
         problems += [_explain(detail, schema, str(path), places) for detail in error.errors(include_url=False)]
     if problems:
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-        raise InputError("\n".join([*map(str, problems), f"{count}; nothing was run"]))
+        raise InputError("\n".join([*map(str, problems[:MOST_PROBLEMS]), f"{count}; nothing was run"]))
     return settings
+
+
+class _Loader(yaml.SafeLoader):
+    """Stops at an alias and at the first level that is too deep, before either costs anything.
+
+    Nested aliases make a small file expand to gigabytes, and the time of nested brackets grows with their square.
+    """
+
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Return the node that begins here. Raises ComposerError for what no setting needs."""
+        event = self.peek_event()
+        if isinstance(event, yaml.AliasEvent):
+            refused = f"aliases (*{event.anchor}) are not allowed here"
+            raise yaml.composer.ComposerError(None, None, refused, event.start_mark)
+        if self._depth > MAX_DEPTH + 1:
+            refused = f"nested deeper than {MAX_DEPTH} levels, which no setting is"
+            raise yaml.composer.ComposerError(None, None, refused, event.start_mark)
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
 
 
 def _compose(path: Path) -> yaml.Node | None:
@@ -78,30 +102,16 @@ def _compose(path: Path) -> yaml.Node | None:
     if len(content) > MAX_BYTES:
         raise InputError(f"{path}: has {path.stat().st_size} bytes; a configuration has at most {MAX_BYTES}")
     try:
-        text = content.decode("utf-8")
-        if "*" in text:
-            _refuse_aliases(text, path)
-        return yaml.compose(text, Loader=yaml.SafeLoader)
-    except RecursionError:
-        raise InputError(f"{path}: is nested deeper than {MAX_DEPTH} levels, which no setting is") from None
+        return yaml.compose(content.decode("utf-8"), Loader=_Loader)
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: is not UTF-8 (byte {error.start}); save it as UTF-8") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
-        raise InputError(f"{place}: is not YAML: {error.problem}") from None
+        said = "" if isinstance(error, yaml.composer.ComposerError) else "is not YAML: "
+        raise InputError(f"{place}: {said}{error.problem}") from None
     except yaml.YAMLError as error:
         raise InputError(f"{path}: is not YAML: {' '.join(str(error).split())}") from None
-
-
-def _refuse_aliases(text: str, path: Path) -> None:
-    """Refuse `*name`: nested aliases make a small file expand to gigabytes, and no setting needs one."""
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        if isinstance(event, yaml.AliasEvent):
-            mark = event.start_mark
-            raise InputError(
-                f"{path}:{mark.line + 1}:{mark.column + 1}: aliases (*{event.anchor}) are not allowed here"
-            )
 
 
 def _construct(
@@ -171,9 +181,9 @@ def _apply(override: str, values: dict[str, object], places: dict[KeyPath, str],
         problems.append(Problem(place, "", f"{override!r} is not of the form key.sub=value"))
         return
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-    except (yaml.YAMLError, RecursionError) as error:
-        problem = getattr(error, "problem", None) or "it is nested too deeply"
+        node = yaml.compose(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        problem = getattr(error, "problem", None) or " ".join(str(error).split())
         problems.append(Problem(place, name, f"the value is not YAML: {problem} (got {_shown(text)})"))
         return
     section = values

@@ -25,6 +25,7 @@ import numpy as np
 from boundby.trace.source import Source
 
 MAX_JSON_BYTES = 4 * 2**30  # decompressed; columns take a third of that, of the densest possible events six times
+DEEPEST = 900  # levels that are surely opened before reading one in the other gives up
 LARGEST_EVENT_BYTES = 64 * 2**20  # of text without the end of an event in it
 MOST_OPENINGS = 64  # places that look like the start of the list; each costs decoding what stands before it
 SPACE_BYTES = 4096  # of blanks that may stand before a bracket, or inside of an opening
@@ -313,7 +314,8 @@ class Decoding:
             except (ValueError, RecursionError) as error:
                 if more_follows and _may_go_on(error, text, at):
                     return events, text[at:]
-                boundary = BETWEEN_TEXT.search(text, at)
+                inside = DEEPEST if isinstance(error, RecursionError) else 0  # a level takes a character or more
+                boundary = BETWEEN_TEXT.search(text, at + inside)
                 if boundary is None:
                     return events, text[at:]
                 self._note_damaged(str(error))

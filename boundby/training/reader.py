@@ -35,6 +35,7 @@ NO_ROWS = msgspec.json.encode(
     {"occurrences": columns_of(np.zeros(0, OCCURRENCE)), "metrics": columns_of(np.zeros(0, METRIC))}
 )
 NOTHING = Statistics(0, 0.0)
+DIGITS = 5  # of the rank in a name
 TOGETHER_S = 60.0  # within which the processes of one run begin, or else they overlap
 
 
@@ -86,7 +87,8 @@ def is_of_one_run(times: StageTimes, newest: StageTimes) -> bool:
     """Tell whether a process belongs to the same run as the one that began last."""
     newest_began = newest.started_unix_s or 0.0
     overlaps = (times.written_unix_s or 0.0) >= newest_began
-    is_together = overlaps or (times.started_unix_s or 0.0) > newest_began - TOGETHER_S
+    is_rerun = times.host == newest.host and times.launcher != newest.launcher
+    is_together = overlaps or (not is_rerun and (times.started_unix_s or 0.0) > newest_began - TOGETHER_S)
     return times.world_size == newest.world_size and is_together
 
 
@@ -106,7 +108,7 @@ def _named_in(folder: Path) -> tuple[int | None, ...]:
             ranks.add(None)
         for path in folder.glob(f"rank*_{name}"):
             number = path.name.removesuffix(f"_{name}").removeprefix("rank")
-            if number.isdecimal():
+            if number.isdecimal() and len(number) <= DIGITS:
                 ranks.add(int(number))
     return tuple(sorted(ranks, key=lambda rank: -1 if rank is None else rank))
 
@@ -120,9 +122,7 @@ def _lines(path: Path) -> list[Any]:
 
 def _document(path: Path, with_rows: bool) -> tuple[StageTimes | None, str]:
     try:
-        if path.stat().st_size > LARGEST_BYTES:
-            return None, f"it has more than {LARGEST_BYTES >> 20} MiB"
-        return times_from(path.read_bytes() if with_rows else _head(path)), ""
+        return times_from(files.read_bytes(path, LARGEST_BYTES) if with_rows else _head(path)), ""
     except FileNotFoundError:
         return None, "it is missing"
     except (OSError, ValueError) as error:
@@ -171,6 +171,7 @@ class _LoggedRun:
             world_size=header.world_size,
             pid=header.pid,
             host=header.host,
+            launcher=header.launcher,
             started_unix_s=header.started_unix_s,
             written_unix_s=None,
             elapsed_s=0.0,

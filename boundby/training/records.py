@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -14,6 +14,9 @@ Kind = Literal["step", "stage", "background", "span", "excluded"]
 Status = Literal["running", "finished", "failed"]
 STEP = "step"  # the name of the steps themselves, whose self time is in no stage
 NS_PER_S = 10**9
+
+Rank = Annotated[int, msgspec.Meta(ge=0, lt=100_000)]
+Processes = Annotated[int, msgspec.Meta(ge=1, le=100_000)]  # of a run; more than anybody has would be counted for ever
 
 ABSENT = -1  # in a column of times or ids: not known, or there is none
 OCCURRENCE = np.dtype(
@@ -119,10 +122,11 @@ class StageTimes(msgspec.Struct, frozen=True, kw_only=True, rename={"metric_rows
     schema_version: int = SCHEMA_VERSION
     status: Status  # "running" also for a run that was killed
     error: str | None
-    rank: int
-    world_size: int
+    rank: Rank
+    world_size: Processes
     pid: int | None
     host: str | None = None  # where that process is, by `environment.host_id`; None in documents of an earlier version
+    launcher: int | None = None  # its parent process there
     started_unix_s: float | None
     written_unix_s: float | None
     elapsed_s: float
@@ -185,7 +189,7 @@ def times_from(content: bytes) -> StageTimes:
     """Return the records of a document. Raises ValueError naming what is wrong with it."""
     try:
         times = msgspec.json.decode(content, type=StageTimes, dec_hook=_rows_of)
-    except (KeyError, OverflowError) as error:
+    except (KeyError, OverflowError, RecursionError) as error:
         raise ValueError(f"its columns are no table: {type(error).__name__}: {error}") from None
     if times.schema_version != SCHEMA_VERSION:
         raise ValueError(f"its schema_version is {times.schema_version}, not {SCHEMA_VERSION}")

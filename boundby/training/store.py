@@ -14,7 +14,7 @@ import numpy as np
 from boundby import files
 from boundby.remarks import Remarks
 from boundby.training.aggregate import Aggregator, Ring
-from boundby.training.records import SCHEMA_VERSION, Kind, StageTimes, bytes_of
+from boundby.training.records import SCHEMA_VERSION, Kind, Processes, Rank, StageTimes, bytes_of
 
 DOCUMENT, LOG = "stage_times.json", "stage_log.jsonl"
 COST = 200  # the time between two documents, at least, in times of what one takes: half a percent
@@ -42,13 +42,14 @@ class RunLine(msgspec.Struct, tag_field="kind", tag="run", frozen=True):
     """The line of the log that begins a run."""
 
     schema_version: int
-    rank: int
-    world_size: int
+    rank: Rank
+    world_size: Processes
     pid: int | None
     started_unix_s: float | None
     first_step: int
     device: str | None
     host: str | None = None
+    launcher: int | None = None
 
 
 class RowsLine(msgspec.Struct, tag_field="kind", tag="rows", frozen=True):
@@ -163,7 +164,14 @@ class Writer:
         times = self._times()
         place = (times.rank, times.world_size)
         header = RunLine(
-            SCHEMA_VERSION, *place, times.pid, times.started_unix_s, times.first_step, times.device, times.host
+            SCHEMA_VERSION,
+            *place,
+            times.pid,
+            times.started_unix_s,
+            times.first_step,
+            times.device,
+            times.host,
+            times.launcher,
         )
         self._document = folder / file_name(DOCUMENT, *place)
         self._log = Log(folder / file_name(LOG, *place), self._sums, header, self._pace)

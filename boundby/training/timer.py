@@ -77,7 +77,7 @@ class StageTimer:
         self._status: Status = "running"
         self._error: str | None = None
         self._is_stopped = False
-        self._pid = os.getpid()
+        self._pid, self._launcher = os.getpid(), os.getppid()
 
     def __enter__(self) -> "StageTimer":
         self.start()
@@ -93,7 +93,7 @@ class StageTimer:
         if self._enabled and self._started_unix_s is None:
             self._started_unix_s = time.time()
             self._first_step = first_step
-            self._pid = os.getpid()
+            self._pid, self._launcher = os.getpid(), os.getppid()
             atexit.register(self._stop_at_exit)
             self._attempt(self._begin_run)
         elif self._is_stopped:
@@ -229,6 +229,7 @@ class StageTimer:
             rank=options.rank,
             world_size=options.world_size,
             pid=self._pid,
+            launcher=self._launcher,
             host=host_id(),
             started_unix_s=self._started_unix_s,
             written_unix_s=time.time(),

@@ -2,6 +2,7 @@
 
 import json
 
+from boundby.trace import read_trace
 from tests.trace_truth.attempts import survives
 from tests.trace_truth.large import BOMBS, bomb, launching_threads, measured
 from tests.traces import call, event, work
@@ -37,6 +38,14 @@ def test_zip_bombs_are_refused_in_bounded_memory(tmp_path):
 def test_two_thousand_launching_threads_need_bounded_memory(tmp_path):
     [(grown, said)] = measured(launching_threads(tmp_path, 2000, 10_000))
     assert (said, grown < 150) == ("14000", True)
+
+
+def test_a_nest_without_end_is_given_up_a_level_at_a_time_and_not_a_bracket(tmp_path):
+    nest = b'{"x":[{},' * 20_000
+    path = tmp_path / "nest.json"
+    path.write_bytes(b'{"traceEvents":[' + nest)
+    (damaged,) = [fault for fault in read_trace(path).faults if fault.kind == "damaged"]
+    assert damaged.events < 1000  # of 20,000 brackets
 
 
 def test_five_thousand_nested_events_are_analysed(tmp_path):

@@ -159,12 +159,20 @@ def test_processes_of_an_earlier_run_are_not_merged_and_what_cannot_be_read_coun
 
 
 @pytest.mark.parametrize(
-    ("began", "ended", "expected"),
-    [(1000.0, 1010.0, (0,)), (1000.0, 2030.0, (0, 1)), (1950.0, 1960.0, (0, 1))],
-    ids=["long before", "long before, and at work since", "a little before"],
+    ("began", "ended", "launchers", "expected"),
+    [
+        (1000.0, 1010.0, (7, 7), (0,)),
+        (1000.0, 2030.0, (7, 8), (0, 1)),
+        (1950.0, 1960.0, (7, 7), (0, 1)),
+        (1950.0, 1960.0, (7, 8), (0,)),
+    ],
+    ids=["long before", "long before, and at work since", "a little before", "a rerun a little later"],
 )
-def test_a_process_of_an_earlier_run_of_the_same_size_is_told_by_time(tmp_path, monkeypatch, began, ended, expected):
+def test_a_process_of_an_earlier_run_of_the_same_size_is_told_by_time_and_by_who_launched_it(
+    tmp_path, monkeypatch, began, ended, launchers, expected
+):
     for rank, times in ((1, [began, ended]), (0, [2000.0, 2040.0])):
+        monkeypatch.setattr("os.getppid", lambda rank=rank: launchers[1 - rank])
         monkeypatch.setattr("time.time", lambda times=times: times.pop(0) if len(times) > 1 else times[0])
         leave(tmp_path, rank)
     assert ranks_in(tmp_path) == expected

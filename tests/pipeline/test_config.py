@@ -141,7 +141,7 @@ def test_what_describes_a_dataset_leaves_with_it_and_the_rest_of_an_own_file_sta
         ("", "FILE: holds no settings"),
         ("a: &x [1]\nb: [*x, *x]\n", "FILE:2:5: aliases (*x) are not allowed here"),
         ("model: !!python/object/apply:os.system [ls]\n", "FILE:1:8: model: tags are not allowed here"),
-        ("x: " + "y" * 1_000_001, "FILE: has 1000004 bytes; a configuration has at most 1000000"),
+        ("x: " + "y" * 1_000_001, "FILE: has 1000004 bytes; a configuration has at most 100000"),
     ],
 )
 def test_file_that_is_not_settings_is_explained(written, content, expected):

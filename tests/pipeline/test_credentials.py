@@ -8,9 +8,12 @@ import fsspec
 import pytest
 
 import run_pipeline
+from tests import baseline_document as results
 from tests.evaluation_workplace import evaluate, prepare, texts
+from tests.report_reading import run_in, traced
 from tests.tiny_models import save_bert
 from utils import cli, credentials
+from utils.report import assembly
 
 SECRET = "cAnArY0123456789"
 
@@ -38,8 +41,11 @@ def test_user_info_signatures_and_tokens_are_cut_and_nothing_else(text, shown):
 @pytest.fixture
 def secrets(tmp_path, monkeypatch):
     """Set a secret in the environment and beside a model; return the settings of an evaluation that has one too."""
-    for name in ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY"):
+    for name in ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY", "JUPYTER_TOKEN", "GITHUB_TOKEN"):
         monkeypatch.setenv(name, SECRET)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "config").write_text(f'[remote "origin"]\n\turl = https://me:{SECRET}@github.com/me/x.git\n')
     monkeypatch.setenv("HF_ENDPOINT", f"https://user:{SECRET}@127.0.0.1:9")
     monkeypatch.setenv("RAY_ADDRESS", f"ray://user:{SECRET}@127.0.0.1:9")
     model = save_bert(tmp_path / "model")
@@ -50,6 +56,7 @@ def secrets(tmp_path, monkeypatch):
         "optimizer.pt",
         "trainer_state.json",
         "credentials.json",
+        "run.ipynb",
         "a.safetensors",
     ):
         (model / name).write_text(SECRET)
@@ -82,6 +89,21 @@ def test_a_secret_appears_in_no_byte_that_is_written_or_printed(secrets, tmp_pat
     stored = {path: store.cat_file(path) for path in store.find("/")}
     assert len(stored) > 5
     assert [path for path, content in stored.items() if SECRET.encode() in content] == []
+
+
+def test_a_secret_in_settings_and_names_appears_nowhere_in_the_report(tmp_path, monkeypatch, capfd):
+    folder = tmp_path / "made"
+    link = f"https://me:{SECRET}@host/texts.csv?sig={SECRET}"
+    overrides = [f"evaluation.storage=s3://key:{SECRET}@bucket/run", f"model.name=hf_{SECRET}{SECRET}"]
+    document = results.document(results.cpu_rows([1, 8], noisy=[8]), doubts=[f"read from {link}"])
+    document["dataset"]["source"]["name"] = document["model"]["name"] = link
+    document["full_dataset_metrics"]["precision"] = f"hf_{SECRET}{SECRET}"
+    run = run_in(folder, overrides)
+    results.store(run.layout, document, **traced())
+    assembly.write(run)
+    written = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path != run.layout.metrics}
+    assert len(written) > 5
+    assert [path.name for path, content in written.items() if SECRET.encode() in content] == []
 
 
 def test_a_store_gets_the_files_of_the_model_and_no_others(secrets):

@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from boundby import files
+from tests.monitor_runs import write_run
 from utils import steps, visits
 from utils.artifacts import METRICS_VERSION, Layout
 from utils.config import Config
 from utils.document import read_document
 from utils.errors import InputError
+from utils.monitor.runs import Index
 from utils.yaml_settings import load
 
 DEEP = "[" * 100_000
@@ -64,6 +66,32 @@ def test_a_visit_of_the_wrong_shape_spoils_itself_alone(tmp_path, line):
         log.write(f"{line}\n")
     visits.append(path, whole)
     assert visits.read(path) == [whole]
+
+
+def test_a_document_is_a_plain_file_of_bounded_size_and_a_log_loses_its_long_lines_alone(tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "large.json").write_bytes(b"[")
+    os.truncate(tmp_path / "large.json", files.LARGEST_DOCUMENT + 1)  # sparse: takes no room on the disk
+    for name, fault in (("pipe.json", "no plain file"), ("large.json", "more than 64 MiB")):
+        for read in (files.read_json, lambda path: files.read_as(path, steps.Receipt)):
+            with pytest.raises(ValueError, match=rf"{name} .*{fault}"):
+                read(tmp_path / name)
+    monkeypatch.setattr(files, "LONGEST_LINE", 10)
+    (tmp_path / "log.jsonl").write_text('1\n"' + "x" * 100 + '"\n2\n[1,2,3,4]\n[1,2,3,4,\n3')
+    assert files.read_json_lines(tmp_path / "log.jsonl") == [1, 2, [1, 2, 3, 4], 3]
+
+
+def test_one_damaged_training_run_hides_no_other(tmp_path):
+    write_run(tmp_path / "sound", 2)
+    document = json.loads((tmp_path / "sound" / "stage_times.json").read_text())
+    damages = {"deep": DEEP, "infinite": json.dumps({**document, "elapsed_s": float("inf")})}
+    damages |= {"text": json.dumps({**document, "rank": "0"}), "many": json.dumps({**document, "world_size": 10**18})}
+    for name, content in damages.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "stage_times.json").write_text(content)
+    runs = {entry.path: entry for entry in Index(tmp_path).runs()}
+    assert runs["sound"].status == "finished"
+    assert all(runs[name].fault for name in damages)
 
 
 def config_of(tmp_path: Path, text: str) -> Path:

@@ -82,7 +82,7 @@ SHARDS = json.dumps({"weight_map": {"a": "model.safetensors", "b": "model-00002-
         ("config.json", {"problem_type": "multi_label_classification"}, "several labels per text"),
         ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["code.T", None]}}, "--trust-remote-code"),
         (INDEX, SHARDS, "weights are incomplete, model-00002-of-00002.safetensors is missing"),
-        *((INDEX, content, "is not a list of weight files") for content in ("{", "{}", "[]", '{"weight_map": 3}')),
+        *((INDEX, content, "model.safetensors.index.json: ") for content in ("{", "{}", "[]", '{"weight_map": 3}')),
         ("model.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n", "`git lfs pull`"),
     ],
 )

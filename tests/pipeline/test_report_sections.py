@@ -79,7 +79,8 @@ def test_making_the_report_loads_neither_torch_nor_what_is_not_used():
 
 def test_machine_is_that_of_the_measurement_not_of_the_report(read, tmp_path):
     data = read(results.document(results.cpu_rows([1])))
-    elsewhere = {"machine": {"cpu": "a laptop"}, "versions": {"torch": "9"}, "machine_fingerprint": "ffff"}
+    laptop = {**results.CPU_MACHINE, "cpu": "a laptop"}
+    elsewhere = {"machine": laptop, "versions": {"torch": "9"}, "machine_fingerprint": "ffff"}
     files.write_json(data.layout.run, elsewhere)
     assert "AMD EPYC 7B13" in section(read(data.document), "What was measured on what, and how")
     data.layout.receipt("02").unlink()
@@ -87,7 +88,7 @@ def test_machine_is_that_of_the_measurement_not_of_the_report(read, tmp_path):
     reason = f"no file in {data.layout.results} describes the machine {results.CPU_FINGERPRINT}"
     assert sources.read(run).machine == sources.Missing(reason)
     files.write_json(data.layout.run, {**elsewhere, "machine_fingerprint": results.CPU_FINGERPRINT})
-    assert sources.read(run).machine == sources.Machine({"cpu": "a laptop"}, {"torch": "9"})
+    assert sources.read(run).machine.hardware["cpu"] == "a laptop"
 
 
 def test_dataset_that_was_not_evaluated_has_the_reason(read):
@@ -97,6 +98,15 @@ def test_dataset_that_was_not_evaluated_has_the_reason(read):
 
 
 # Cost, files, names
+
+
+def test_earlier_runs_are_listed_with_what_they_hold_and_how_to_remove_them(read):
+    data = read(results.document(results.cpu_rows([1])))
+    assert "previous/" not in section(data, "Every file")
+    (data.layout.results / "previous" / "20261101T000000Z").mkdir(parents=True)
+    (data.layout.results / "previous" / "20261101T000000Z" / "run.json").write_bytes(b" " * 3_000_000)
+    said = "previous/: 3.000 MB of earlier runs; to remove the older: make prune KEEP=3"
+    assert said in section(data, "Every file")
 
 
 @pytest.mark.parametrize("kind", ["unavailable", "downgrades"])

@@ -1,6 +1,7 @@
 """What installs and packs: requirement files, pyproject.toml, setup_environment.sh, Makefile, .ci/run."""
 
 import ast
+import json
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ import tomllib
 from pathlib import Path
 
 import gpu_and_torch
+import lock
 import pytest
 from setuptools import find_packages
 
@@ -56,6 +58,33 @@ def test_every_requirement_is_pinned_to_one_version(name):
     assert [line for line in requirements(name) if not re.fullmatch(r"[a-z0-9-]+==\d+(\.\d+)+", line)] == []
 
 
+@pytest.mark.parametrize("environment", lock.ENVIRONMENTS)
+def test_every_pin_is_locked_at_its_version_and_all_that_is_locked_has_hashes(environment):
+    pinned = {tuple(line.split("==")) for line in requirements(lock.requirements(environment).name)}
+    assert pinned <= set(lock.locked(environment))
+    text = (ROOT / "setup/locks" / f"{environment}.txt").read_text(encoding="utf-8")
+    entries = re.findall(r"^\w.*?(?=^\w|\Z)", text, flags=re.MULTILINE | re.DOTALL)
+    assert [entry for entry in entries if "--hash=sha256:" not in entry] == []
+    assert [name for name, _ in lock.locked(environment) if lock.WITH_TORCH.fullmatch(name)] == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "said"),
+    [
+        ({"vulns": []}, 0, "no known vulnerability in 1 of 1 locked packages"),
+        ({"vulns": [{"id": "CVE-1", "fix_versions": ["2"]}]}, 1, "a 1: CVE-1, mended in 2"),
+        ({"skip_reason": "not found"}, 0, "skipped, the index has no advisories"),
+        (None, 0, "skipped, no route to host"),
+    ],
+)
+def test_an_audit_fails_for_what_is_known_and_says_why_it_is_skipped(monkeypatch, capsys, answer, code, said):
+    text = json.dumps({"dependencies": [{"name": "a", "version": "1", **answer}]}) if answer else ""
+    told = subprocess.CompletedProcess([], code, stdout=text, stderr="WARNING\nno route to host\n")
+    monkeypatch.setattr(subprocess, "run", lambda *args, **options: told)
+    assert lock.main(["--audit"]) == code
+    assert said in capsys.readouterr().out
+
+
 def test_torch_is_pinned_alone_in_its_own_file():
     assert requirements("requirements-torch.txt") == ["torch==2.13.0"]
     assert "torch" not in gpu_and_torch.pins()
@@ -86,7 +115,7 @@ case "$*" in
     -c*version*) echo "$torch" ;;
     *gpu_and_torch.py) printf '%s\tcpu\t/machine/torch/__init__.py\n' "$torch"; [[ $torch != unusable ]] ;;
     *"pip install -r setup/requirements-torch.txt") echo 2.13.0 >"$TREE/torch" ;;
-    *"pip install -c"*) [[ ! -f $TREE/replaces_torch ]] || echo 9.9 >"$TREE/torch" ;;
+    *"pip install --require-hashes"*) [[ ! -f $TREE/replaces_torch ]] || echo 9.9 >"$TREE/torch" ;;
 esac
 """
 
@@ -116,10 +145,10 @@ def installed(tree: Path) -> list[str]:
     return [call.partition("pip install ")[2] for call in calls if "pip install " in call]
 
 
-CORE = "-c .venv/constraints.txt -rsetup/requirements.txt"
+CORE = "--require-hashes --no-deps -rsetup/locks/core.txt"
 
 
-def test_usable_torch_is_kept_and_the_rest_constrained_to_it(tree):
+def test_usable_torch_is_kept_and_the_rest_is_installed_as_locked(tree):
     answer = set_up(tree)
     assert (answer.returncode, installed(tree)) == (0, [CORE])
     assert answer.stdout.endswith("next      make run\n")
@@ -138,10 +167,10 @@ def test_second_setup_installs_nothing_and_quietly_says_nothing(tree):
     assert (answer.returncode, answer.stdout, answer.stderr, installed(tree)) == (0, "", "", [])
 
 
-def test_changed_requirements_are_installed_again(tree):
+def test_a_changed_lock_is_installed_again(tree):
     set_up(tree)
     installed(tree)
-    with (tree / "setup/requirements.txt").open("a", encoding="utf-8") as file:
+    with (tree / "setup/locks/core.txt").open("a", encoding="utf-8") as file:
         file.write("msgspec==0.1\n")
     set_up(tree, "--quiet")
     assert installed(tree) == [CORE]
@@ -149,7 +178,7 @@ def test_changed_requirements_are_installed_again(tree):
 
 def test_environment_of_the_tests_is_one_for_a_run_too(tree):
     set_up(tree, "--test")
-    extras = " ".join(f"-rsetup/requirements-{each}.txt" for each in ("training", "monitor", "ray", "test"))
+    extras = " ".join(f"-rsetup/locks/{each}.txt" for each in ("training", "monitor", "ray", "test"))
     assert installed(tree) == [f"{CORE} {extras}"]
     set_up(tree)
     assert installed(tree) == []
@@ -265,6 +294,17 @@ def test_bundle_without_a_run_fails_and_says_so(tmp_path):
     assert answer.returncode != 0
     assert "results/run.json is missing" in answer.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_earlier_runs_are_removed_but_for_the_newest_and_nothing_else(tmp_path):
+    names = ["20261101T000000Z", "20261102T000000Z", "20261102T000000Z-2", "20261102T000000Z-10", "my notes"]
+    for name in names:
+        (tmp_path / "previous" / name).mkdir(parents=True)
+    answer = make("prune", "KEEP=2", f"RESULTS={tmp_path}")
+    assert {path.name for path in (tmp_path / "previous").iterdir()} == set(names[2:])
+    assert (answer.returncode, answer.stdout.count("removed ")) == (0, 2)
+    assert make("prune", "KEEP=all", f"RESULTS={tmp_path}").returncode != 0
+    assert make("prune", f"RESULTS={tmp_path / 'absent'}").returncode == 0
 
 
 def test_clean_keeps_data_and_the_environment(tmp_path):

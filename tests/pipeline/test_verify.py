@@ -102,26 +102,6 @@ def zeros(*_, **__): return fake(add_=fail)
     assert "fails to compute on the GPU" in gpu_and_torch.why_unusable(found, Driver((H100,), "13.0"))
 
 
-def test_constraints_freeze_torch_and_its_companions_but_not_our_own_pins(tmp_path, monkeypatch):
-    installed = {
-        "torch": "2.9.0a0+nv",
-        "triton": "3.5.0",
-        "nvidia_cublas_cu12": "12.8",
-        "nvidia-ml-py": "12.5",
-        "fsspec": "1",
-    }
-    for name, version in installed.items():
-        folder = tmp_path / f"{name}-{version}.dist-info"
-        folder.mkdir()
-        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", encoding="utf-8")
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    assert gpu_and_torch.constraints({"nvidia-ml-py"}) == [
-        "nvidia-cublas-cu12==12.8",
-        "torch==2.9.0a0+nv",
-        "triton==3.5.0",
-    ]
-
-
 # --- verify.py
 
 

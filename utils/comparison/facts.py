@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from string import ascii_uppercase
+from typing import NotRequired, TypedDict
 
 import msgspec
 
@@ -26,7 +27,18 @@ from boundby.stats import estimate, reach
 from boundby.whole_set import Totals
 from utils import steps
 from utils.artifacts import METRICS_VERSION, EvaluationFolder, Layout
-from utils.document import Document, OtherVersion, read_document
+from utils.document import (
+    Device,
+    Document,
+    Model,
+    NonNegative,
+    OtherVersion,
+    Positive,
+    Size,
+    Status,
+    Whole,
+    read_document,
+)
 from utils.document import Row as SweepRow
 from utils.errors import InputError
 from utils.optimal import MEASURED
@@ -277,6 +289,38 @@ class RunComparison:
         }
 
 
+class ComparedRow(TypedDict):
+    """What a comparison reads of a batch size."""
+
+    dtype: str
+    batch_size: Size
+    status: Status
+    doubts: list[str]
+    whole: NotRequired[Whole]
+    rounds: NotRequired[Size | None]
+    timed_batches: NotRequired[Size | None]
+    throughput_half_width_pct: NotRequired[NonNegative | None]
+    latency_per_batch_ms_mean: NotRequired[NonNegative | None]
+
+
+class ComparedPass(TypedDict):
+    """What a comparison reads of the pass over the dataset."""
+
+    throughput_samples_per_sec: Positive
+    dtype: str
+
+
+class Compared(TypedDict):
+    """What a comparison reads of `baseline_metrics.json`."""
+
+    machine_fingerprint: str | None
+    work_fingerprint: str | None
+    model: Model
+    device: Device
+    batch_sizes: list[ComparedRow]
+    full_dataset_metrics: ComparedPass | None
+
+
 def compare(
     runs: Sequence[Results], minimum_effect_pct: float | None = None, *, force: bool = False
 ) -> list[RunComparison]:
@@ -408,7 +452,7 @@ def predictions(results: Results) -> dict[int, tuple[str, bool]] | None:
 
 def _document(path: Path) -> Document:
     try:
-        return read_document(path, METRICS_VERSION)
+        return read_document(path, METRICS_VERSION, Compared)
     except FileNotFoundError:
         raise InputError(f"{path} is missing; give a results folder in which step 02 has run") from None
     except (OSError, ValueError) as error:

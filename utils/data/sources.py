@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, repeat
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TextIO
 
 from boundby import files
 from utils import hub
@@ -21,7 +21,7 @@ from utils.data.columns import Columns, Name, Wanted, of_cells, of_header
 from utils.errors import EnvironmentLacksError, InputError
 from utils.model_source import Progress
 
-LONGEST_CELL = 2**27  # characters; more in one cell is a quote that was never closed
+LONGEST_CELL = 2**27  # characters; more in one cell is a quote that was never closed, more in a line is no text
 BATCH_ROWS = 1024
 CHUNK_BYTES = 2**20
 FIRST_ROWS = 20  # of a CSV, which tell whether it has a header
@@ -103,7 +103,7 @@ def _csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Yield the number of the last line of each record and its cells, without blank lines."""
     csv.field_size_limit(LONGEST_CELL)  # the default of 131,072 characters refuses long texts
     with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.reader(file, strict=True, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
+        reader = csv.reader(_lines(file, path), strict=True, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
         while True:
             try:
                 cells = next(reader)
@@ -117,10 +117,20 @@ def _csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
                 yield reader.line_num, cells
 
 
+def _lines(file: TextIO, path: Path) -> Iterator[str]:
+    """Yield the lines of a file. Raises InputError for one that may not fit into memory, before it is read whole."""
+    number = 0
+    while line := file.readline(LONGEST_CELL):
+        number += 1
+        if len(line) == LONGEST_CELL:
+            raise InputError(f"{path}: line {number} has {LONGEST_CELL:,} characters or more; a text is on a line each")
+        yield line
+
+
 def _text_rows(path: Path, wanted: Wanted) -> tuple[Columns, Iterator[Row]]:
     def lines() -> Iterator[Row]:
         with path.open(encoding="utf-8-sig", newline="\n") as file:
-            texts = (line.rstrip("\r\n") for line in file)
+            texts = (line.rstrip("\r\n") for line in _lines(file, path))
             for number, text in enumerate(text for text in texts if text.strip()):
                 yield Row(number, text, None)
 
@@ -163,7 +173,7 @@ def _unreadable(path: Path, error: Exception) -> InputError:
 def _json_rows(path: Path, wanted: Wanted) -> tuple[Columns, Iterator[Row]]:
     def records() -> Iterator[tuple[int, dict[str, object]]]:
         with path.open(encoding="utf-8-sig", newline="\n") as file:
-            for line, content in enumerate(file, start=1):
+            for line, content in enumerate(_lines(file, path), start=1):
                 if content.strip():
                     yield line, _json_object(content, f"{path}: line {line}")
 

@@ -191,7 +191,7 @@ def decoded(content: bytes, place: str) -> Plan:
                 f"{place}: is of version {version}, this program reads {SCHEMA_VERSION}; {PLAN_COMMAND} --anew"
             )
         plan = msgspec.convert(record, Plan)
-    except ValueError as error:  # as msgspec's is
+    except (ValueError, RecursionError) as error:  # as msgspec's is
         raise InputError(f"{place}: cannot be read ({error}); {PLAN_COMMAND} --anew") from None
     if plan.fingerprint != record.get("fingerprint"):
         raise InputError(f"{place}: was edited or damaged, its fingerprint differs; {PLAN_COMMAND} --anew")

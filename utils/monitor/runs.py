@@ -132,12 +132,12 @@ def entry_of(folder: Path, path: str, stamp: Stamp) -> RunEntry:
         return RunEntry(
             path, changed, fault=f"{text.plain(links[0])} is a link or no plain file; links are not followed"
         )
-    ranks = ranks_in(folder)
     try:
+        ranks = ranks_in(folder)
         times = read_stage_times(folder, ranks[0], with_rows=False)
-    except (OSError, ValueError, IndexError) as error:
+        return _entry(times, path, changed, len(ranks))
+    except Exception as error:  # whatever one run holds, the others are listed
         return RunEntry(path, changed, fault=text.reason(error, folder))
-    return _entry(times, path, changed, len(ranks))
 
 
 def _entry(times: StageTimes, path: str, changed: float, ranks: int) -> RunEntry:

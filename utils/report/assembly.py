@@ -12,7 +12,7 @@ from utils import steps
 from utils.cli import Run
 from utils.render import html_page, plain_text
 from utils.render.blocks import Block, CodeBlock, DefinitionList, Details, Document, Heading, OrderedList, Paragraph
-from utils.render.formatting import clean
+from utils.render.formatting import clean, number
 from utils.report import (
     advice,
     batch_sizes,
@@ -32,6 +32,7 @@ from utils.report.sources import ReportData
 
 STEP = "04"
 SHOWN_STEPS = 4  # of what to do next
+PREVIOUS = "previous"  # folder of the results of earlier runs
 SNAPSHOT = "memory snapshot"  # as a manifest calls it
 
 
@@ -111,6 +112,11 @@ def whereabouts(data: ReportData, drawn: Sequence[Drawing]) -> list[Block]:
         ),
     ]
     every = [(clean(path.relative_to(layout.results)), content) for path, content in entries]
+    if earlier := [path.stat().st_size for path in (layout.results / PREVIOUS).rglob("*") if path.is_file()]:
+        command = shlex.join(["make", "prune", "KEEP=3", f"RESULTS={layout.results}"])
+        every.append(
+            (f"{PREVIOUS}/", f"{number(sum(earlier) / 1e6)} MB of earlier runs; to remove the older: {command}")
+        )
     return [
         Heading("Where the rest is"),
         DefinitionList(

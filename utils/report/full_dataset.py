@@ -76,12 +76,13 @@ def _way(full: FullDataset) -> str:
 
 
 def _ceiling(full: FullDataset) -> str:
-    share = full.get("share_of_ceiling_pct")
-    if share is None:
+    share, rate, ceiling = (
+        full.get(name) for name in ("share_of_ceiling_pct", "useful_flops_per_sec", "ceiling_flops_per_sec")
+    )
+    if share is None or rate is None or ceiling is None:
         return unknown(full.get("share_of_ceiling_reason", "an earlier version did not note it"))
-    rate, ceiling = (full[name] / 1e9 for name in ("useful_flops_per_sec", "ceiling_flops_per_sec"))
     how = "padding not counted" + ("; the trimmed layer counts in full" if full.get("trim") else "")
-    return f"{share:.1f} %: {number(rate)} of {number(ceiling)} GFLOP/s of matrix products, {how}"
+    return f"{share:.1f} %: {number(rate / 1e9)} of {number(ceiling / 1e9)} GFLOP/s of matrix products, {how}"
 
 
 def _whole_set(full: FullDataset, data: ReportData, rows: int) -> str:
@@ -117,11 +118,10 @@ def _compared(full: FullDataset) -> str:
         f"({100 * report['agreement']:.2f} % [{low:.2f}, {high:.2f}]); logits differ by at most "
         f"{number(report['max_abs_logit_difference'])}, {number(report['mean_abs_logit_difference'])} on average"
     )
-    if report.get("accuracy_difference") is not None:
-        ends = [100 * report[f"accuracy_difference_{end}"] for end in ("low", "high")]
-        said += (
-            f"; accuracy {100 * report['accuracy_difference']:+.2f} [{ends[0]:+.2f}, {ends[1]:+.2f}] percentage points"
-        )
+    change = [report.get(f"accuracy_difference{end}") for end in ("", "_low", "_high")]
+    if None not in change:
+        value, low, high = (100 * share for share in change)
+        said += f"; accuracy {value:+.2f} [{low:+.2f}, {high:+.2f}] percentage points"
     return said
 
 

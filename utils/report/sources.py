@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Required, TypedDict, cast
+from typing import Any, NotRequired, TypedDict, cast
 
 import msgspec
 
@@ -21,17 +21,21 @@ from utils.artifacts import METRICS_VERSION, Layout
 from utils.cli import DEFAULT_CONFIG, Run
 from utils.comparison.facts import Point, Rounds, rounds_of, visits_of
 from utils.config import Config
+from utils.credentials import removed, without
 from utils.document import (
     Document,
     FullDataset,
+    NonNegative,
     Operator,
     Optimal,
     OtherVersion,
     Row,
+    Size,
     Target,
     Trace,
     Variants,
     read_document,
+    shaped,
 )
 from utils.errors import InputError
 from utils.optimal import judge, optimal
@@ -54,11 +58,11 @@ class Command:
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> "Command":
-        """Return the command line that `args` were parsed from, as a person would type it here."""
+        """Return the command line that `args` were parsed from, as a person would type it here, without credentials."""
         path = Path(args.config)
         here = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
         flags = ("--trust-remote-code",) if args.trust_remote_code else ()
-        return cls(None if path == DEFAULT_CONFIG else str(here), tuple(args.overrides), flags)
+        return cls(None if path == DEFAULT_CONFIG else without(str(here)), tuple(map(without, args.overrides)), flags)
 
     def run(self, *arguments: str) -> str:
         """Return `python run_pipeline.py` with the settings of this run; overrides in `arguments` replace its own."""
@@ -70,15 +74,15 @@ class Command:
         return shlex.join(["python", "run_pipeline.py", *config, *self.flags, *flags, *kept, *overrides])
 
 
-class Hardware(TypedDict, total=False):
+class Hardware(TypedDict):
     """What the report says of a machine."""
 
-    cpu: Required[str]
-    logical_cores: int
-    usable_cores: int
-    cpu_quota_cores: float | None
-    memory_bytes: int
-    driver: str | None
+    cpu: str
+    logical_cores: Size
+    usable_cores: Size
+    cpu_quota_cores: NonNegative | None
+    memory_bytes: Size
+    driver: NotRequired[str | None]
 
 
 @dataclass(frozen=True)
@@ -228,7 +232,11 @@ def read(run: Run) -> ReportData:
 def _document(path: Path, command: Command) -> Document:
     measure = f"run `{command.run('--from', '1')}`"
     try:
-        return read_document(path, METRICS_VERSION)
+        document = read_document(path, METRICS_VERSION)
+        if document["full_dataset_metrics"]:
+            task = tasks.of(document["model"].get("task", tasks.DEFAULT))
+            shaped(document["full_dataset_metrics"], task.Scores)
+        return cast(Document, removed(document))
     except FileNotFoundError:
         raise InputError(f"{path}: there are no metrics to report; {measure}") from None
     except (OSError, ValueError) as error:

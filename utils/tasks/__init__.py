@@ -10,6 +10,7 @@
 | `agreement(alone, batched)` | whether a batch gives a text what it gets alone: `share`, `require`, `line`, `as_dict` |
 | `table(…)`, `hits(table)`, `fault(table, labels)` | the rows of a part, how many are right, what is wrong |
 | `Score(labels, sizes)` | counts parts, labelled or not: `add`, `rows`, `metrics`, `write`; `COLUMNS` of its rows |
+| `Scores` | the scores as a record |
 | `pace(hits, rows)`, `described(metrics)`, `headline(metrics)` | the score while it grows, and at the end |
 | `SCORE`, `HAS_PREDICTED_LABELS` | its title; whether a precision can be chosen by the labels that it keeps |
 """

@@ -11,7 +11,7 @@ HAS_PREDICTED_LABELS = False
 SCORE = "Neighbours"
 HEAVY = {  # by module: they load torch or scikit-learn, which takes seconds
     "encoder": ("agreement", "load_weights"),
-    "neighbours": ("COLUMNS", "Score", "described", "fault", "headline", "hits", "pace", "table"),
+    "neighbours": ("COLUMNS", "Score", "Scores", "described", "fault", "headline", "hits", "pace", "table"),
 }
 
 __all__ = ["HAS_PREDICTED_LABELS", "SCORE", "label_matcher", "read_labels", "require_model", "summary"]

@@ -40,6 +40,13 @@ class Scores(msgspec.Struct, frozen=True):
     neighbour_accuracy_ci_high: float | None
     neighbour_accuracy_reason: str | None
 
+    def __post_init__(self) -> None:
+        """Raise ValueError where a share stands without its interval."""
+        if self.neighbour_accuracy is not None and None in (
+            self.neighbour_accuracy_ci_low, self.neighbour_accuracy_ci_high,
+        ):  # fmt: skip
+            raise ValueError("an accuracy has an interval")
+
 
 class Score:
     """The vectors of a sample of the rows; memory does not grow with them."""

@@ -11,7 +11,7 @@ SCORE = "Accuracy"
 label_matcher, read_labels = LabelMatcher, ModelLabels.of_config
 HEAVY = {  # by module: they load torch or scikit-learn, which takes seconds
     "consistency": ("agreement",),
-    "score": ("COLUMNS", "Score", "described", "fault", "headline", "hits", "pace", "table"),
+    "score": ("COLUMNS", "Score", "Scores", "described", "fault", "headline", "hits", "pace", "table"),
 }
 
 __all__ = ["HAS_PREDICTED_LABELS", "SCORE", "label_matcher", "load_weights", "read_labels", "require_model", "summary"]

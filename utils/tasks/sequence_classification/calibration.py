@@ -8,6 +8,7 @@ says equally much; bins of equal width would leave most of them nearly empty whe
 
 import math
 from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -28,7 +29,7 @@ class Bin(msgspec.Struct, frozen=True):
 
     confidence_from: float
     confidence_to: float
-    rows: int
+    rows: Annotated[int, msgspec.Meta(ge=1)]
     correct: int
     mean_confidence: float
     accuracy: float
@@ -54,6 +55,16 @@ class Threshold(msgspec.Struct, frozen=True, omit_defaults=True):
     accuracy_ci_low: float | None = None
     accuracy_ci_high: float | None = None
     reason: str | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ValueError where a threshold stands without what it does."""
+        if self.confidence is not None and None in (
+            self.share,
+            self.accuracy,
+            self.accuracy_ci_low,
+            self.accuracy_ci_high,
+        ):
+            raise ValueError("a threshold has a share and an accuracy")
 
 
 class Distribution(msgspec.Struct, frozen=True):

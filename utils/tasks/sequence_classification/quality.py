@@ -34,6 +34,11 @@ class ClassScore(msgspec.Struct, frozen=True):
     f1: float | None
     reason: str | None
 
+    def __post_init__(self) -> None:
+        """Raise ValueError where a class that has rows has no scores."""
+        if self.support and None in (self.recall, self.f1):
+            raise ValueError("a class that has rows has scores")
+
 
 class ConfusedPair(msgspec.Struct, frozen=True):
     """A label and a wrong prediction that `rows` got; `share` is of the `support`, the rows with the label."""
@@ -114,5 +119,5 @@ def read(folder: EvaluationFolder, plan: str | None) -> tuple[Quality | None, st
         return Quality(record, counts), None
     except FileNotFoundError as error:
         return None, f"there is no {folder.path.name}/{error.filename.rpartition('/')[2]}"
-    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:  # msgspec's is a ValueError
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, csv.Error) as error:  # msgspec's is a ValueError
         return None, f"{name} or {folder.confusion_matrix.name} cannot be read: {error!r}"

@@ -63,6 +63,12 @@ class Scores(msgspec.Struct, frozen=True):
     brier_score: float | None = None
     samples_of: tuple[SubsetScores, ...] | msgspec.UnsetType = msgspec.UNSET
 
+    def __post_init__(self) -> None:
+        """Raise ValueError where an accuracy stands without what belongs to it."""
+        ends = (self.accuracy_ci_low, self.accuracy_ci_high, self.correct, self.f1_macro, self.f1_weighted)
+        if self.accuracy is not None and None in ends:
+            raise ValueError("an accuracy has an interval, a count and F1 scores")
+
     def accuracy_with_ends(self) -> str:
         """Return the accuracy with its 95 % interval."""
         return f"{self.accuracy:.4f} [{self.accuracy_ci_low:.4f}, {self.accuracy_ci_high:.4f}]"
