@@ -2,6 +2,7 @@
 
 import argparse
 import functools
+import gc
 import os
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as scripts/analyze_trace.py does
+gc.disable()  # as that does as well
 
 from benchmarks._two_stages import attempt
 from boundby.trace import Trace, analyze, read_trace

@@ -130,6 +130,7 @@ class Row:
     start: int
     args: dict[str, Any]
     end: int = -1
+    waits: bool = False  # a launching call that ends with its work
 
 
 @dataclass(slots=True, eq=False)
@@ -445,6 +446,7 @@ def launch(
         machine, rank = thread.machine, thread.rank
         correlation = machine.number()
         row = thread.begin(via, "cuda_runtime", correlation=correlation)
+        row.waits = blocks
         lock = machine.gates[rank, "driver"]
         while lock.level:
             yield lock
