@@ -26,7 +26,8 @@ OPERATOR_COLUMNS = (
 )
 ADDED_UP = ("cpu_total_ms", "cpu_self_ms", "cpu_self_pct", "device_total_ms", "device_pct", "device_self_ms", "flops")
 ADDED_UP_OF_STATS = (
-    "calls", "cpu_total_ns", "cpu_self_ns", "cpu_self_share", "device_total_ns", "device_share", "device_self_ns", "flops",
+    "calls", "cpu_total_ns", "cpu_self_ns", "cpu_self_share",
+    "device_total_ns", "device_share", "device_self_ns", "flops",
 )  # fmt: skip
 LONGEST_OPERATOR = 36  # characters; with all other columns the table is then at most 120 wide
 LONGEST_DETAIL = 110

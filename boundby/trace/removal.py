@@ -36,7 +36,16 @@ from boundby.trace.activity import (
     TOKENIZING,
     Activity,
 )
-from boundby.trace.gaps import CAUSE_OF_KIND, CAUSES, LATENCY, PAUSE, Device, IdleTime, host_pieces
+from boundby.trace.gaps import (
+    CAUSE_OF_KIND,
+    CAUSES,
+    LATENCY,
+    LONGEST_PAUSE_NS,
+    PAUSE,
+    Device,
+    IdleTime,
+    host_pieces,
+)
 from boundby.trace.intervals import Intervals, distinct, sums, union
 from boundby.trace.links import KINDS as KINDS_OF_WORK
 from boundby.trace.table import ABSENT, Trace
@@ -214,7 +223,13 @@ class Playback:
         stream, call, start = self._stream[order], self._call[order], self._begins_ns[order]
         pause = start[1:] - (start + self._lasts_ns[order])[:-1]
         return int(
-            pause[(stream[1:] == stream[:-1]) & (call[1:] == call[:-1]) & (call[1:] != ABSENT) & (pause > 0)].sum()
+            pause[
+                (stream[1:] == stream[:-1])
+                & (call[1:] == call[:-1])
+                & (call[1:] != ABSENT)
+                & (pause > 0)
+                & (pause <= LONGEST_PAUSE_NS)
+            ].sum()
         )
 
     def _longest_stream_ns(self, without: str) -> int:
