@@ -5,9 +5,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from boundby.trace.analysis import HOST_KIND, Analysis
-from boundby.trace.breakdown import Breakdown
-from boundby.trace.collectives import least_wait_ns
+from boundby.trace.analysis import HOST_KIND, Analysis, Breakdown
+from boundby.trace.kernels import least_wait_ns
 from boundby.verdict import Bound, Confidence, Doubt, Fix, Gain, Verdict, fix_of_cause, inconclusive
 
 # What each nanosecond of the window counts for. Every cause in which a device waits for the host's own doings is

@@ -5,8 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from boundby.formatting import NOTHING, clean, number, table
-from boundby.trace.operators import OpStat
-from boundby.trace.stacks import frame_name
+from boundby.trace.operators import OpStat, frame_name
 
 Row = Mapping[str, Any]
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from boundby.trace import Analysis
-from boundby.trace.breakdown import Breakdown, StepTimes
+from boundby.trace.analysis import Breakdown, StepTimes
 from boundby.trace.kernels import LaunchStats, Spread, ncu_command
 from boundby.trace.operator_table import table_lines, table_rows
-from boundby.trace.stacks import frame_name
+from boundby.trace.operators import frame_name
 from boundby.verdict import Verdict
 from utils.render import plain_text
 from utils.render.blocks import Block, BulletList, CodeBlock, DefinitionList, Heading, Paragraph, Table
