@@ -167,7 +167,8 @@ def _blocking_copies(trace: Trace, linked: Links) -> np.ndarray:
     lasting = (lasts >= SHORT_WAIT_NS) | trace.named(PAGEABLE, is_copy)[linked.rows[copies]]
     until_end = (trace.start_ns[call] + lasts >= linked.end_ns[copies]) & lasting
     is_blocking[call[until_end | trace.named(BLOCKING_COPY, is_copy)[linked.rows[copies]]]] = True
-    return is_blocking | trace.named(BLOCKING_CALL, trace.in_categories(LAUNCH_CATEGORIES))
+    is_blocking |= trace.named(BLOCKING_CALL, trace.in_categories(LAUNCH_CATEGORIES))
+    return is_blocking
 
 
 def _main_thread(trace: Trace, tree: HostTree) -> int | None:

@@ -144,7 +144,7 @@ def _cell(row: Row, name: str) -> str:
 
 def _whole(group: Sequence[OpStat]) -> OpStat:
     columns = {name: [getattr(stat, name) for stat in group] for name in ADDED_UP_OF_STATS}
-    added = {name: None if None in values else sum(values) for name, values in columns.items()}
+    added: dict[str, Any] = {name: None if None in values else sum(values) for name, values in columns.items()}
     return replace(group[0], input_shapes=None, **added)
 
 
