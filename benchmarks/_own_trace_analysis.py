@@ -2,13 +2,16 @@
 
 import argparse
 import functools
+import gc
 import os
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as scripts/analyze_trace.py does
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+if __name__ == "__main__":
+    gc.disable()  # both as scripts/analyze_trace.py does
 
 from benchmarks._two_stages import attempt
 from boundby.trace import Trace, analyze, read_trace

@@ -2,6 +2,7 @@
 
 Every copy follows the one before it, with later time stamps and steps and with identifiers of its own, so that each
 launch still finds its kernel, each operator its launches and each backward operator its forward one, and no other.
+Work that was launched before the recording began stands in the first copy alone: in the midst it would be a fault.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from typing import Any
 
 STEP = re.compile(r"ProfilerStep#(\d+)")
 IDENTIFIERS = ("correlation", "External id", "Sequence number", "Record function id", "Ev Idx")
+CALLS, WORK = ("cuda_runtime", "cuda_driver"), ("kernel", "gpu_memcpy", "gpu_memset")
 COMPACT = (",", ":")
 
 Event = dict[str, Any]
@@ -39,11 +41,11 @@ def main() -> None:
     args = parser.parse_args()
     with gzip.open(args.source) as file:
         trace = json.load(file)
-    events = len(trace["traceEvents"])
+    events, later = len(trace["traceEvents"]), len(with_launches(trace["traceEvents"]))
     paths = {copies: args.folder / f"{copies}-copies.pt.trace.json" for copies in args.copies}
     write(trace, paths)
     made = [
-        {"copies": copies, "path": str(path), "events": copies * events, "bytes": path.stat().st_size}
+        {"copies": copies, "path": str(path), "events": events + (copies - 1) * later, "bytes": path.stat().st_size}
         for copies, path in paths.items()
     ]
     print(json.dumps(made))
@@ -59,6 +61,8 @@ def write(trace: dict[str, Any], paths: dict[int, Path]) -> None:
         for file in files.values():
             file.write(f'{head}"traceEvents":[')
         for copy in range(max(files)):
+            if copy == 1:
+                events = with_launches(events)
             text = ("," if copy else "") + json.dumps(events, separators=COMPACT)[1:-1]
             for copies, file in files.items():
                 if copy < copies:
@@ -66,6 +70,12 @@ def write(trace: dict[str, Any], paths: dict[int, Path]) -> None:
             shift(events, strides)
         for file in files.values():
             file.write("]}")
+
+
+def with_launches(events: Sequence[Event]) -> list[Event]:
+    """Return the events without the work of a device that no call in the trace has launched."""
+    known = {event["args"].get("correlation") for event in events if event.get("cat") in CALLS and "args" in event}
+    return [event for event in events if event.get("cat") not in WORK or event["args"].get("correlation") in known]
 
 
 def strides_of(events: Sequence[Event]) -> Strides:

@@ -72,8 +72,9 @@ WORDS = {
     COLLECTING: r"gc|garbage",
 }
 OF_RANGES = {kind: re.compile(f"(?<![a-z])({words})(?![a-z])") for kind, words in WORDS.items()}
-# A copy to memory that is not pinned: the call ends when the copy has.
+# A copy to memory that is not pinned, and HIP's copy that synchronises: the call ends when the copy has.
 BLOCKING_COPY = re.compile(r"DtoH.*Pageable|Device -> Pageable")
+BLOCKING_CALL = re.compile(r"^hipMemcpyWithStream")
 PAGEABLE = re.compile("Pageable")
 GRAPH = re.compile("GraphLaunch")
 KERNEL = re.compile("Launch")
@@ -103,6 +104,8 @@ class Activity:
     late_ns: np.ndarray
     is_blocking: np.ndarray  # of every event: a call that copies and waits for it
     leads: np.ndarray  # of every thread: the main one, and those that launch more than copies
+    short_python_ns: int  # counted as issuing work, of those threads; it may be the program's own
+    long_python_ns: int  # counted as the program's own; so much of it may be issuing work
 
     def by_kind(self) -> "Activity":
         """Return the same with changes of the kind alone; `row` and `late_ns` are then of no use."""
@@ -133,21 +136,25 @@ def host_activity(trace: Trace, tree: HostTree, linked: Links) -> Activity:
     unnamed = np.where(trace.in_categories(LAUNCH_CATEGORIES), CALL, LAUNCH)
     kind_of = np.append(np.where(has_name, of_event[teller], unnamed), NOTHING).astype(np.int8)  # the last is ABSENT's
     segments, main = tree.segments, _main_thread(trace, tree)
-    activity = Activity(
+    leads, kind = _leading(trace, linked, main), kind_of[segments.row]
+    is_step = trace.is_step_mark
+    is_python = np.append((is_range | is_frame | is_step) & (kind_of[:-1] == LAUNCH) & leads[trace.thread], False)
+    is_leaf = np.append(is_range & ~is_step, False)
+    is_leaf[tree.parent] = False
+    short_ns, long_ns = _find_own_code(
+        segments, kind, main, is_python, is_leaf, np.append(is_step, True), has_device=len(linked.rows) > 0
+    )
+    return Activity(
         main_thread=main,
         segments=segments,
-        kind=kind_of[segments.row],
+        kind=kind,
         row=np.append(np.where(has_name, told_by[teller], every), ABSENT)[segments.row],
         late_ns=late_ns,
         is_blocking=is_blocking,
-        leads=_leading(trace, linked, main),
+        leads=leads,
+        short_python_ns=short_ns,
+        long_python_ns=long_ns,
     )
-    is_step = trace.is_step_mark
-    is_python = np.append((is_range | is_frame | is_step) & (kind_of[:-1] == LAUNCH), False)
-    is_leaf = np.append(is_range & ~is_step, False)
-    is_leaf[tree.parent] = False
-    _find_own_code(activity, is_python, is_leaf, np.append(is_step, True), has_device=len(linked.rows) > 0)
-    return activity
 
 
 def _blocking_copies(trace: Trace, linked: Links) -> np.ndarray:
@@ -160,6 +167,7 @@ def _blocking_copies(trace: Trace, linked: Links) -> np.ndarray:
     lasting = (lasts >= SHORT_WAIT_NS) | trace.named(PAGEABLE, is_copy)[linked.rows[copies]]
     until_end = (trace.start_ns[call] + lasts >= linked.end_ns[copies]) & lasting
     is_blocking[call[until_end | trace.named(BLOCKING_COPY, is_copy)[linked.rows[copies]]]] = True
+    is_blocking |= trace.named(BLOCKING_CALL, trace.in_categories(LAUNCH_CATEGORIES))
     return is_blocking
 
 
@@ -262,27 +270,39 @@ def _has_deep_queue(trace: Trace, linked: Links, calls: np.ndarray) -> np.ndarra
     return is_deep
 
 
-def _find_own_code(
-    activity: Activity, is_python: np.ndarray, is_leaf: np.ndarray, is_unnamed: np.ndarray, *, has_device: bool
-) -> None:
-    """Tell Python with a time of its own from that between two operators, which is part of issuing work.
+def _find_own_code(  # noqa: PLR0913  (masks of all events)
+    segments: Segments,
+    kind: np.ndarray,
+    main: int | None,
+    is_python: np.ndarray,
+    is_leaf: np.ndarray,
+    is_unnamed: np.ndarray,
+    *,
+    has_device: bool,
+) -> tuple[int, int]:
+    """Tell Python with a time of its own, in `kind`, from that between two operators, which is part of issuing work.
 
     Takes masks of all events and one more, that of the index `ABSENT`. The main thread is in Python wherever it is in
     no event between its first and its last one. Without a device, where nothing has a name, it may as well wait for a
-    thread that was not recorded; with one it keeps that waiting, whatever it does.
+    thread that was not recorded; with one it keeps that waiting, whatever it does. Returns how much Python may be the
+    other of the two: all that was too short, and as much of each long stretch as would have been too short by itself.
     """
-    segments, kind = activity.segments, activity.kind
     row, count = segments.row[:-1], len(segments.place)
     python = is_python[row]
-    if activity.main_thread is not None:
-        main = np.array([activity.main_thread, activity.main_thread + 1])
-        first, end = np.searchsorted(segments.place, segments.lanes.place(main, np.full(2, BEFORE_ALL)))
+    if main is not None:
+        first, end = np.searchsorted(
+            segments.place, segments.lanes.place(np.array([main, main + 1]), np.full(2, BEFORE_ALL))
+        )
         python[first : end - 1] |= row[first : end - 1] == ABSENT
     edges = np.flatnonzero(np.diff(np.concatenate([[False], python, [False]]).astype(np.int8)))
     begin, end = edges[::2], np.minimum(edges[1::2], count - 1)
-    length = np.repeat(segments.start_ns[end] - segments.start_ns[begin], edges[1::2] - begin)
+    lasts = segments.start_ns[end] - segments.start_ns[begin]
+    length = np.repeat(lasts, edges[1::2] - begin)
     chosen = np.flatnonzero(python)
     is_own = (length >= OWN_CODE_NS) | is_leaf[row[chosen]]
     kind[chosen] = np.where(is_own, PYTHON, LAUNCH)
     if not has_device:
         kind[chosen[(length >= UNRECORDED_NS) & is_unnamed[row[chosen]]]] = NOTHING
+    short = chosen[~is_own]
+    short_ns = int((segments.start_ns[np.minimum(short + 1, count - 1)] - segments.start_ns[short]).sum())
+    return short_ns, OWN_CODE_NS * int((lasts >= OWN_CODE_NS).sum())

@@ -1,5 +1,6 @@
 """Whether a trace may be trusted: what is missing, impossible or odd in it, before anything is concluded from it."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -7,7 +8,7 @@ import numpy as np
 
 from boundby.trace.kernels import LaunchStats
 from boundby.trace.links import Links
-from boundby.trace.table import ABSENT, HOST_CATEGORIES, PYTHON_FRAME, Trace
+from boundby.trace.table import ABSENT, HOST_CATEGORIES, LAUNCH_CATEGORIES, PYTHON_FRAME, Trace
 from boundby.trace.window import Window
 
 # Of five healthy traces at most 3.7 % of the launching calls were without work; they ran into the end of the trace.
@@ -18,6 +19,8 @@ MUCH_NOT_UNDERSTOOD = 0.01  # of the events, where none of what is understood is
 MOST_NAMED = 4  # categories or processes that a sentence names
 EARLY_STARTS = 0.01  # of the work, before its own launch: the clocks of host and device disagree
 MOST_DEVICES = 64  # no process has more; each costs a timeline and its steps
+MAY_OVERLAP = re.compile(r"GraphLaunch|LaunchKernelEx")
+ROUNDING_NS = 1_000  # of traces in whole us
 SHARE_OF_ZEROS = 0.2  # of the events at the very same earliest moment
 
 
@@ -160,9 +163,13 @@ def _links(trace: Trace, linked: Links, window: Window, launches: LaunchStats) -
 
 
 def _overlaps(trace: Trace, linked: Links) -> int:
+    """Count kernels that cannot have begun so early: branches of one graph and dependent launches (Hopper) may."""
     kernels = np.flatnonzero(trace.in_categories(["kernel"])[linked.rows])
     lane = trace.device[linked.rows[kernels]].astype(np.int64) << 32
     lane |= trace.stream[linked.rows[kernels]].astype(np.int64) & 0xFFFFFFFF
     order = np.lexsort((linked.start_ns[kernels], lane))
     start, end, lane = linked.start_ns[kernels][order], linked.end_ns[kernels][order], lane[order]
-    return int(((start[1:] < end[:-1]) & (lane[1:] == lane[:-1])).sum())
+    call = linked.launch[kernels][order]
+    may = np.append(trace.named(MAY_OVERLAP, trace.in_categories(LAUNCH_CATEGORIES)), False)[call]  # the last: ABSENT
+    is_early = (end[:-1] - start[1:] > ROUNDING_NS) & (lane[1:] == lane[:-1])
+    return int((is_early & ~may[1:]).sum())

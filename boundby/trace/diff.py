@@ -14,8 +14,7 @@ import numpy as np
 
 from boundby.trace.analysis import HOST_KIND, Analysis
 from boundby.trace.judgement import LEAST_STEPS
-from boundby.trace.operators import Grouping, OpStat
-from boundby.trace.stacks import Caller
+from boundby.trace.operators import Caller, Grouping, OpStat
 
 OTHER_SHAPES = 0.2  # of the time of operators that both traces hold, in calls whose shapes only one of them holds
 SMALL_PART = 0.02  # of the largest part of the change, below which a part is not worth its line
@@ -89,7 +88,7 @@ class Change:
 
     name: str
     input_shapes: str | None  # of an operator, where both are asked for and recorded
-    kind: str | None  # of a kernel: one of `breakdown.KINDS`
+    kind: str | None  # of a kernel: one of `links.KINDS`
     a: Amount | None
     b: Amount | None
     place: str | None = None  # of an operator: its module or stack, where grouped by that

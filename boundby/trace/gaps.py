@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from boundby.trace.activity import CALL, GRAPH, KINDS, LAUNCH, NOTHING, SYNCHRONISATION, Activity
+from boundby.trace.activity import ALLOCATOR, CALL, GRAPH, KINDS, LAUNCH, NOTHING, SYNCHRONISATION, Activity
 from boundby.trace.intervals import Intervals, Segments, sums
 from boundby.trace.table import ABSENT, LAUNCH_CATEGORIES, PROFILER_STEP, Trace
 
@@ -121,15 +121,15 @@ def host_pieces(activity: Activity, start_ns: np.ndarray, end_ns: np.ndarray, th
 def late_host(activity: Activity, start_ns: np.ndarray, end_ns: np.ndarray, thread: np.ndarray) -> Pieces:
     """Return disjoint ascending stretches in which the host had not launched, each piece booked on what it was doing.
 
-    One that begins while the host waits for the device is a refill: launching counts to that wait, for as long as the
-    wait had lasted when the device ran dry.
+    One that begins while the host waits for the device, or frees memory, which waits as well, is a refill: launching
+    counts to that wait, for as long as the wait had lasted when the device ran dry.
     """
     late = np.flatnonzero(start_ns < end_ns)
     start_ns, thread = start_ns[late], thread[late]
     pieces = host_pieces(activity, start_ns, end_ns[late], thread)
     cause = CAUSE_OF_KIND[pieces.kind]
     first = np.searchsorted(pieces.stretch, np.arange(len(late)))  # a piece may be empty, none is missing
-    refills = np.flatnonzero(pieces.kind[first] == SYNCHRONISATION)
+    refills = np.flatnonzero((pieces.kind[first] == SYNCHRONISATION) | (pieces.kind[first] == ALLOCATOR))
     if not len(refills):
         return Pieces(pieces.start_ns, pieces.end_ns, cause, pieces.row)
     waited_ns = np.zeros(len(late), dtype=np.int64)
@@ -145,7 +145,7 @@ def late_host(activity: Activity, start_ns: np.ndarray, end_ns: np.ndarray, thre
     claimed = Pieces(
         pieces.start_ns[issues],
         pieces.start_ns[issues] + left_ns,
-        np.full(len(issues), CAUSE_OF_KIND[SYNCHRONISATION]),
+        cause[first[stretch]],
         pieces.row[first[stretch]],
     )
     start_ns = pieces.start_ns.copy()
@@ -175,6 +175,7 @@ def _changes_in(
 
 # From the return of the launching call to the first kernel on an idle device; also the pause between two queued ones.
 LAUNCH_LATENCY_NS = 10_000
+LONGEST_PAUSE_NS = 100_000  # between two pieces of a graph lie about 1 us; in more, something ran that nobody recorded
 WAIT_FOR_EVENT = re.compile(r"^((cuda|cu|hip)StreamWaitEvent\w*|Stream Wait Event)$")
 BETWEEN_OPERATORS = "between operators"
 UNNAMED = (CAUSES.index("launch"), CAUSES.index("python"))
@@ -232,6 +233,7 @@ class IdleTime:
         # Between the pieces of one launch, those of a graph, neither the host nor the launching is in the way.
         in_graph = self._launched & (np.append(ABSENT, device.launch)[ender] == self._launch)
         in_graph &= trace.named(GRAPH, trace.in_categories(LAUNCH_CATEGORIES))[self._launch]
+        is_pause = in_graph & (gaps.end_ns - gaps.start_ns <= LONGEST_PAUSE_NS)
         late_until = np.where(in_graph, gaps.start_ns, np.clip(late_until, gaps.start_ns, gaps.end_ns))
         latency_until = np.clip(
             np.where(self._launched, np.maximum(returned, gaps.start_ns) + LAUNCH_LATENCY_NS, late_until),
@@ -244,7 +246,7 @@ class IdleTime:
         thread = np.where(self._launched & activity.leads[thread], thread, main)
         waits = self._waits_for_stream(device, ender)
         self.late_until, self.latency_until = late_until, latency_until
-        self.device_cause = np.where(in_graph, PAUSE, np.where(waits, STREAM_WAIT, UNTRACED))
+        self.device_cause = np.where(is_pause, PAUSE, np.where(waits & ~in_graph, STREAM_WAIT, UNTRACED))
         self._pieces = joined(
             late_host(activity, gaps.start_ns, late_until, thread),
             late_device(late_until, latency_until, np.full(len(gaps), LATENCY)),

@@ -5,9 +5,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from boundby.trace.analysis import HOST_KIND, Analysis
-from boundby.trace.breakdown import Breakdown
-from boundby.trace.collectives import least_wait_ns
+from boundby.trace.analysis import HOST_KIND, Analysis, Breakdown
+from boundby.trace.kernels import least_wait_ns
 from boundby.verdict import Bound, Confidence, Doubt, Fix, Gain, Verdict, fix_of_cause, inconclusive
 
 # What each nanosecond of the window counts for. Every cause in which a device waits for the host's own doings is
@@ -36,12 +35,13 @@ UNEXPLAINED: Bound = "inconclusive"
 AHEAD = 1.5  # times the second largest share, below which that is named as well
 CLOSE = 1.1  # times the second largest share, below which the two are mixed where steps do not tell
 LEAST_STEPS = 3
-MOSTLY = 0.5  # of the communication of a rank, from which on waiting for others comes first
+MOSTLY = 0.5  # of the communication of a rank that is waiting for others, of a cause in one place
 STEADY = 0.2  # interquartile range of the step times, over their median
 CLEAR = 0.6  # of the time of the work, to call it compute
 SMALL_GAIN = 1.005
 TOLD = 0.0005  # of the window, to be said at all
 LONGEST_NAME = 60  # characters
+SAID = {"memcpy": "copies", "memset": "clearing memory"}
 OTHER_RANKS = "other ranks"  # what is waited for, of communication
 LARGEST_GAIN = 1000.0  # beyond it a factor tells no more than that nearly nothing would remain
 # Kernels and operators that multiply matrices, convolve or attend: the only ones that arithmetic can limit.
@@ -85,9 +85,7 @@ def judge_trace(analysis: Analysis, waiting: Waiting | None = None) -> Verdict:
     doubts = [*minor, *_doubts(device, bound, by_step)]
     share = None if bound == UNEXPLAINED else shares.get(bound)
     if bound == UNEXPLAINED:
-        where = "outside of everything recorded" if device.device is None else "untraced or a wait between streams"
-        way_out = "record Python stacks, or mark what the program does there (torch.profiler.record_function)"
-        doubts.insert(0, Doubt("unexplained", f"{_percent(shares[bound])} of the window is {where}; {way_out}"))
+        doubts.insert(0, Doubt("unexplained", _unexplained(analysis, device, shares[bound])))
     evidence = list(_evidence(device))
     if bound == "compute":
         bound, others, said = _kind_of_work(analysis, device)
@@ -102,6 +100,23 @@ def judge_trace(analysis: Analysis, waiting: Waiting | None = None) -> Verdict:
         gains=tuple(_gains(analysis, waiting)),
         evidence=tuple(evidence),
         doubts=tuple(doubts),
+    )
+
+
+def _unexplained(analysis: Analysis, device: Breakdown, share: float) -> str:
+    """Return what is not known of a share of the window, and how to record it: where work waited, it is not the host's.
+
+    Where the device does nothing for longer than its queue is empty, the rest of that passes with work in the queue.
+    """
+    empty = analysis.launches.empty_queue_share
+    if device.device is None or empty is None or device.idle_ns / device.window_ns - empty < MOSTLY * share:
+        where = "outside of everything recorded" if device.device is None else "untraced or a wait between streams"
+        way_out = "record Python stacks, or mark what the program does there (torch.profiler.record_function)"
+        return f"{_percent(share)} of the window is {where}; {way_out}"
+    return (
+        f"{_percent(share)} of the window passed with work waiting for the device and nothing of it recorded: kernels "
+        "that were missed (older profilers do, in CUDA graphs), another process there, or waits between streams; "
+        "record with a newer PyTorch, alone on the device, with enable_cuda_sync_events"
     )
 
 
@@ -205,7 +220,7 @@ def _evidence(device: Breakdown) -> Iterator[str]:
     yield f"{who} for {_percent(device.busy_ns / window)} of {window / 1e6:,.1f} ms"
     kinds = {name: spent for name, spent in device.exposed_ns.items() if spent >= TOLD * window and name != HOST_KIND}
     if kinds:
-        parts = (f"{name} {_percent(spent / window)}" for name, spent in kinds.items())
+        parts = (f"{SAID.get(name, name)} {_percent(spent / window)}" for name, spent in kinds.items())
         yield f"of the window: {', '.join(parts)} (what overlaps is counted for the first)"
     causes = sorted(((spent, name) for name, spent in device.causes_ns.items() if spent), reverse=True)
     told = [f"{name.replace('_', ' ')} {_percent(spent / window)}" for spent, name in causes if spent >= TOLD * window]
@@ -245,12 +260,16 @@ def _most(analysis: Analysis, what: str, waiting: Waiting | None) -> str:
             return (
                 f"; at least {_percent(waits / known.total_ns)} of it is waiting for other ranks: compare their traces"
             )
+        if analysis.world_size is not None and analysis.world_size > 1:
+            return "; how much of it is waiting for a slow rank, the traces of all ranks together tell"
     most = device.contributors.get(what)
     if most is None or 2 * device.causes_ns[what] < device.window_ns - device.without_ns[what]:
         return ""  # nothing has a name, or the idle time is not what would be saved
     where = f", {most.where}" if most.where else ""
     name = most.name if len(most.name) <= LONGEST_NAME else f"{most.name[: LONGEST_NAME - 3]}..."
-    return f"; mostly {name}, {most.spent_ns / 1e6:,.2f} of {device.causes_ns[what] / 1e6:,.2f} ms{where}"
+    whole_ns = device.causes_ns[what]
+    share = "mostly" if most.spent_ns >= MOSTLY * whole_ns else "the largest part"
+    return f"; {share} {name}, {most.spent_ns / 1e6:,.2f} of {whole_ns / 1e6:,.2f} ms{where}"
 
 
 def _confidence(bound: Bound, doubts: list[Doubt]) -> Confidence:

@@ -5,8 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from boundby.formatting import NOTHING, clean, number, table
-from boundby.trace.operators import OpStat
-from boundby.trace.stacks import frame_name
+from boundby.trace.operators import OpStat, frame_name
 
 Row = Mapping[str, Any]
 
@@ -25,6 +24,10 @@ OPERATOR_COLUMNS = (
     "share_of_ceiling_pct",
 )
 ADDED_UP = ("cpu_total_ms", "cpu_self_ms", "cpu_self_pct", "device_total_ms", "device_pct", "device_self_ms", "flops")
+ADDED_UP_OF_STATS = (
+    "calls", "cpu_total_ns", "cpu_self_ns", "cpu_self_share",
+    "device_total_ns", "device_share", "device_self_ns", "flops",
+)  # fmt: skip
 LONGEST_OPERATOR = 36  # characters; with all other columns the table is then at most 120 wide
 LONGEST_DETAIL = 110
 COLUMNS = {  # of the rows of `table_rows`: column, factor, header
@@ -90,11 +93,10 @@ def by_name(stats: Sequence[OpStat]) -> list[OpStat]:
 
     Its FLOPs are known where those of all its calls are.
     """
-    sums: dict[str, OpStat] = {}
+    groups: dict[str, list[OpStat]] = {}
     for stat in stats:
-        own = replace(stat, input_shapes=None)
-        sums[stat.name] = _sum(sums[stat.name], own) if stat.name in sums else own
-    return sorted(sums.values(), key=lambda stat: -stat.cpu_self_ns)
+        groups.setdefault(stat.name, []).append(stat)
+    return sorted(map(_whole, groups.values()), key=lambda stat: -stat.cpu_self_ns)
 
 
 def table_lines(rows: Sequence[Row], top: int | None = None, by: str = "cpu_self_ms") -> list[str]:
@@ -140,14 +142,10 @@ def _cell(row: Row, name: str) -> str:
     return f"{value:.1f}" if name.endswith("_pct") else number(value * COLUMNS[name][0])
 
 
-def _sum(one: OpStat, other: OpStat) -> OpStat:
-    fields = ("calls", "cpu_total_ns", "cpu_self_ns", "cpu_self_share", "device_total_ns", "device_share")
-    return replace(one, **{name: _plus(one, other, name) for name in (*fields, "device_self_ns", "flops")})
-
-
-def _plus(one: OpStat, other: OpStat, name: str) -> Any:
-    values = getattr(one, name), getattr(other, name)
-    return None if None in values else sum(values)
+def _whole(group: Sequence[OpStat]) -> OpStat:
+    columns = {name: [getattr(stat, name) for stat in group] for name in ADDED_UP_OF_STATS}
+    added: dict[str, Any] = {name: None if None in values else sum(values) for name, values in columns.items()}
+    return replace(group[0], input_shapes=None, **added)
 
 
 def _over(part: float | None, whole: float | None) -> float | None:

@@ -20,16 +20,32 @@ import numpy as np
 from boundby.trace.activity import (
     ALLOCATOR,
     CALL,
+    COLLECTING,
+    COMPILE,
+    DRIVER,
+    INPUT,
     KINDS,
     LAUNCH,
+    LOADING,
     NOTHING,
     PYTHON,
     QUEUED,
+    SAVING,
     SHORT_WAIT_NS,
     SYNCHRONISATION,
+    TOKENIZING,
     Activity,
 )
-from boundby.trace.gaps import CAUSE_OF_KIND, CAUSES, LATENCY, PAUSE, Device, IdleTime, host_pieces
+from boundby.trace.gaps import (
+    CAUSE_OF_KIND,
+    CAUSES,
+    LATENCY,
+    LONGEST_PAUSE_NS,
+    PAUSE,
+    Device,
+    IdleTime,
+    host_pieces,
+)
 from boundby.trace.intervals import Intervals, distinct, sums, union
 from boundby.trace.links import KINDS as KINDS_OF_WORK
 from boundby.trace.table import ABSENT, Trace
@@ -37,6 +53,8 @@ from boundby.trace.window import Window
 
 NEVER = -(2**60)  # stands for minus infinity; the sum of two is an int64 as well
 OF_HOST = np.array([kind not in (NOTHING, QUEUED) for kind in range(len(KINDS))])
+OF_RANGES = (INPUT, TOKENIZING, COLLECTING, SAVING, COMPILE, PYTHON)
+RANGE_NS = 5_000  # that record_function takes itself
 HOST_CAUSES = frozenset(CAUSES[cause] for cause in CAUSE_OF_KIND[OF_HOST].tolist())
 
 
@@ -82,12 +100,13 @@ class Playback:
         order = np.argsort(launched, kind="stable")
         launched, launch, inside = launched[order], launch[order], inside[order]
         self._ready_ns, self._latency_ns = self._delays(device.start_ns[inside], launched)
+        self._maybe_ns = {"python": activity.short_python_ns, "launch": activity.long_python_ns}
         activity = activity.by_kind()
         self._host, self._launch = self._host_of(activity, launched, trace.thread[launch], device.end_ns[inside])
         self._wait_of = np.searchsorted(self._host.waits, self._launch)
         self._nothing = union(self._busy.start_ns[:0], self._busy.end_ns[:0])
         self._parts = self._parts_of()
-        self._anywhere_ns = self._anywhere(activity)
+        self._anywhere_ns = self._anywhere(trace, activity)
         self._progresses: dict[frozenset[str], _Progress] = {}
 
     def _delays(self, start_ns: np.ndarray, launched: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -146,10 +165,14 @@ class Playback:
         """Return what of the window is left at least without a cause.
 
         Of the work that the window's length rests on, one piece behind the other, at most as much is gone as there is
-        of the cause, and no stream of the device gets done sooner than with its own work alone.
+        of the cause or may be, and no stream of the device gets done sooner than with its own work alone.
         """
         idle, length = self._idle, self._window.length_ns
-        spent = max(self._on_host.get(cause, 0), self._anywhere_ns.get(cause, 0))
+        spent = max(self._on_host.get(cause, 0), self._anywhere_ns.get(cause, 0)) + self._maybe_ns.get(cause, 0)
+        if cause == "python":  # is what nothing tells, perhaps
+            spent += int(self._host.lasts_ns[self._host.kind == NOTHING].sum())
+        if cause == "launch":  # and each range takes a moment itself
+            spent += RANGE_NS * int(np.isin(self._host.kind, OF_RANGES).sum())
         if cause in self._work:
             spent = self._work[cause].total_ns
         elif cause in CAUSES:
@@ -157,7 +180,15 @@ class Playback:
             spent += int((idle.latency_until - idle.late_until).sum()) if place == LATENCY else 0
             pauses = int((idle.gaps.end_ns - idle.latency_until)[idle.device_cause == place].sum())
             spent += max(pauses, self._pauses_ns()) if place == PAUSE else pauses
+        if cause != CAUSES[CAUSE_OF_KIND[SYNCHRONISATION]]:
+            spent += self._unexplained_ns()
         return min(length, max(length - spent, self._longest_stream_ns(cause)))
+
+    def _unexplained_ns(self) -> int:
+        """Return how long the host waited for what no leading thread had launched: earlier, it may not have to."""
+        host = self._host
+        spent = host.spent_ns[host.waits[host.wait_kind == SYNCHRONISATION]]
+        return int(spent[spent >= SHORT_WAIT_NS].sum())
 
     @cached_property
     def _on_host(self) -> dict[str, int]:
@@ -169,16 +200,21 @@ class Playback:
             spent[cause] = spent.get(cause, 0) + by_kind[kind]
         return spent
 
-    def _anywhere(self, activity: Activity) -> dict[str, int]:
-        """Return how long any thread at all was at each cause that has a name of its own."""
+    def _anywhere(self, trace: Trace, activity: Activity) -> dict[str, int]:
+        """Return how long any thread at all was at each cause that has a name of its own.
+
+        Where one keeps the driver from another, all that threads beside those that launch do with it counts as well.
+        """
         segments, kind = activity.segments, activity.kind[:-1]
         rows = np.flatnonzero(~np.isin(kind, (NOTHING, LAUNCH, CALL, QUEUED, PYTHON)))
         start, end = segments.start_ns[rows], segments.start_ns[np.minimum(rows + 1, len(kind) - 1)]
         start, end = np.maximum(start, self._window.start_ns), np.minimum(end, self._window.end_ns)
+        kind, holds = kind[rows], ~activity.leads[trace.thread[segments.row[rows]]]
+        holds &= (kind == ALLOCATOR) | (kind == LOADING)
         return {
             CAUSES[CAUSE_OF_KIND[number]]: union(start[chosen], end[chosen]).total_ns
-            for number in distinct(np.sort(kind[rows])).tolist()
-            for chosen in (np.flatnonzero(kind[rows] == number),)
+            for number in distinct(np.sort(kind)).tolist()
+            for chosen in (np.flatnonzero((kind == number) | (holds if number == DRIVER else False)),)
         }
 
     def _pauses_ns(self) -> int:
@@ -187,7 +223,13 @@ class Playback:
         stream, call, start = self._stream[order], self._call[order], self._begins_ns[order]
         pause = start[1:] - (start + self._lasts_ns[order])[:-1]
         return int(
-            pause[(stream[1:] == stream[:-1]) & (call[1:] == call[:-1]) & (call[1:] != ABSENT) & (pause > 0)].sum()
+            pause[
+                (stream[1:] == stream[:-1])
+                & (call[1:] == call[:-1])
+                & (call[1:] != ABSENT)
+                & (pause > 0)
+                & (pause <= LONGEST_PAUSE_NS)
+            ].sum()
         )
 
     def _longest_stream_ns(self, without: str) -> int:

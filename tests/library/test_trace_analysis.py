@@ -2,6 +2,7 @@
 
 import pytest
 
+from boundby.trace.judgement import judge_trace
 from tests.traces import analysis_of, call, causes_of, event, step, work
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
@@ -250,6 +251,15 @@ def test_a_graph_launch_is_the_call_of_all_its_kernels(tmp_path):
         "untraced": 4000,
         "graph_pause": 20_000,
     }
+
+
+def test_what_nobody_recorded_between_the_kernels_of_a_graph_is_no_pause_and_is_told_how_to_record(tmp_path):
+    graph = [call(2, 4, 70, "cudaGraphLaunch"), work(10, 5, 70), work(900, 100, 70)]
+    analysis = analysis_of(tmp_path, step(1, 0, 1000), event("aten::mm", 0, 10), *graph)
+    assert analysis.devices[0].causes_ns["untraced"] == 885_000
+    verdict = judge_trace(analysis)
+    assert verdict.bound == "inconclusive"
+    assert "alone on the device" in verdict.doubts[0].text and "Python stacks" not in verdict.doubts[0].text
 
 
 def test_queue_depth_counts_what_is_launched_and_not_begun(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 
 from boundby.trace import analyze, read_trace
 from boundby.trace.diff import Amount, Diff, StepSpread, diff
-from boundby.trace.stacks import Caller, callers
+from boundby.trace.operators import Caller, callers
 from tests.traces import GPU_TRACES, REAL_NAMES, analysis_of, call, event, step, work, write
 
 

@@ -6,7 +6,7 @@ python -m pytest tests/library/test_trace_ranks.py
 import numpy as np
 import pytest
 
-from boundby.trace.collectives import Collectives, least_wait_ns, waits_ns
+from boundby.trace.kernels import Collectives, least_wait_ns, waits_ns
 from tests.trace_truth.programs import cases
 from tests.trace_truth.recorder import text
 from tests.trace_truth.simulator import played

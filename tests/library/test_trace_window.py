@@ -140,6 +140,9 @@ SOUND = [step(1, 0, 100), *(call(k, 1, k) for k in range(1, 31)), *(work(3 * k, 
         ([work(95, 200, 999)], {"longer": True, "orphaned": False}),
         ([call(90, 1, 900), work(90.5, 2, 900)], {"overlap": False}),
         ([call(90, 1, 900), work(90.5, 2, 900, stream=20)], {}),
+        ([call(90, 1, 900), work(91.5, 2, 900)], {}),  # rounding
+        ([call(90, 1, 900, "cudaLaunchKernelExC"), work(90.5, 2, 900)], {}),  # dependent launches do
+        ([call(90, 1, 900, "cudaGraphLaunch"), work(90.5, 2, 900)], {}),
         ([{"ph": "X", "name": "no time", "pid": 1, "tid": 1}], {"damaged": True}),
         ([event("at zero", 0, 1, tid=k) for k in range(20)], {"zero_time": True}),
     ],

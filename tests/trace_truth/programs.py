@@ -523,6 +523,14 @@ def cases() -> dict[str, Case]:
             ("unrecorded",),
         ),
         "two processes with gloo": Case(_two_hosts(1), {("straggler",): 33 / 13}, ("straggler",), rank=0),
+        "emptying the cache": Case(
+            loop("emptying the cache", forward(6), free(6 * MS), forward(2)),
+            {("allocator",): 14 / 8},
+            ("allocator",),
+        ),
+        "a full queue": Case(
+            loop("a full queue", kernels(400, 60 * US), to_host(), steps=2, queue=64), {everything: 1.0}, ()
+        ),
         "nothing to gain": Case(loop("nothing to gain", forward(20), optimizer()), {everything: 1.0}, ()),
     }
     return found

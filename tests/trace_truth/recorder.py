@@ -9,7 +9,6 @@ from tests.trace_truth.simulator import BASE_US, MAIN, Machine, Row, Work
 ROCM = {
     "cudaLaunchKernel": "hipLaunchKernel",
     "cudaLaunchKernelExC": "hipExtModuleLaunchKernel",
-    "cudaMemcpyAsync": "hipMemcpyWithStream",
     "cudaMemsetAsync": "hipMemsetAsync",
     "cudaHostAlloc": "hipHostMalloc",
 }
@@ -85,7 +84,7 @@ def _events(machine: Machine, rank: int) -> Iterator[dict[str, Any]]:
         name = row.name
         if is_call and program.is_rocm:
             args["cid"] = args.pop("cbid")
-            name = _rocm(name)
+            name = "hipMemcpyWithStream" if row.waits else _rocm(name)
             if row.name.startswith(LAUNCHING):
                 args |= {"stream": "0x0", "kernel": ""}
         yield _event(name, row.category, MAIN + rank, row.tid + rank, row.start, row.end, args)

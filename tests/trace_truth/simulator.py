@@ -130,6 +130,7 @@ class Row:
     start: int
     args: dict[str, Any]
     end: int = -1
+    waits: bool = False  # a launching call that ends with its work
 
 
 @dataclass(slots=True, eq=False)
@@ -445,6 +446,7 @@ def launch(
         machine, rank = thread.machine, thread.rank
         correlation = machine.number()
         row = thread.begin(via, "cuda_runtime", correlation=correlation)
+        row.waits = blocks
         lock = machine.gates[rank, "driver"]
         while lock.level:
             yield lock
@@ -562,12 +564,12 @@ def stream_synchronize(stream: int = COMPUTE) -> Action:
     return call("cudaStreamSynchronize", wait, length=2 * US, cause="synchronisation")
 
 
-def device_synchronize(cause: str = "synchronisation", name: str = "cudaDeviceSynchronize", length: int = US) -> Action:
+def device_synchronize(*then: Action, cause: str = "synchronisation", name: str = "cudaDeviceSynchronize") -> Action:
     def wait(thread: Thread) -> Plan:
         streams = [each for (rank, _), each in thread.machine.last.items() if rank == thread.rank]
         yield from thread.wait(streams, cause)
 
-    return call(name, wait, length=length, cause=cause)
+    return call(name, wait, *then, cause=cause)
 
 
 def event_synchronize(event: str) -> Action:
@@ -586,7 +588,7 @@ def allocate(length: int, name: str = "cudaMalloc") -> Action:
 
 def free(length: int = 100 * US) -> Action:
     """`cudaFree`: waits for the whole device first."""
-    return device_synchronize("allocator", "cudaFree", length)
+    return device_synchronize(work(length, "allocator"), cause="allocator", name="cudaFree")
 
 
 def hold_driver(length: int, name: str = "cudaHostAlloc") -> Action:

@@ -13,7 +13,7 @@ import numpy as np
 
 import boundby
 from boundby.trace import Analysis
-from boundby.trace.breakdown import Breakdown
+from boundby.trace.analysis import Breakdown
 from boundby.trace.kernels import KernelStat, LaunchStats, Spread, ncu_command
 from boundby.trace.memory import MemoryUse
 from boundby.trace.operator_table import table_rows

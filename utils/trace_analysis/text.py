@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from boundby.trace import Analysis
-from boundby.trace.breakdown import Breakdown, StepTimes
+from boundby.trace.analysis import Breakdown, StepTimes
 from boundby.trace.kernels import LaunchStats, Spread, ncu_command
 from boundby.trace.operator_table import table_lines, table_rows
-from boundby.trace.stacks import frame_name
+from boundby.trace.operators import frame_name
 from boundby.verdict import Verdict
 from utils.render import plain_text
 from utils.render.blocks import Block, BulletList, CodeBlock, DefinitionList, Heading, Paragraph, Table
@@ -180,9 +180,10 @@ def pair_headline(pair: Pair) -> str:
 
 
 def _verdict(verdict: Verdict) -> list[Block]:
-    doubts = verdict.doubts[verdict.bound == "inconclusive" :]  # its headline says the first one
+    is_open = verdict.bound == "inconclusive"
+    doubts = verdict.doubts[is_open:]  # its headline says the first one, and to record anew is what to begin with
     gains = [f"at most {_factor(gain.at_most)} times: {gain.fix} ({gain.basis})" for gain in verdict.gains]
-    first = verdict.gains[0].fix.change.steps[:1] if verdict.gains else ()
+    first = verdict.gains[0].fix.change.steps[:1] if verdict.gains and not is_open else ()
     return [
         *_listing("What to do, what helps most first (bounds, not promises; they do not multiply):", gains),
         *(Paragraph(step, strong="To begin with:") for step in first),

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
 from boundby.trace import Analysis, NotATrace, OpStat, Trace, analyze, folded_stacks, op_stats, read_trace
-from boundby.trace.collectives import waits_ns
 from boundby.trace.judgement import Waiting, judge_trace
+from boundby.trace.kernels import waits_ns
 from boundby.trace.links import by_process
 from boundby.trace.operator_table import by_name
-from boundby.trace.operators import Grouping
-from boundby.trace.stacks import callers
+from boundby.trace.operators import Grouping, callers
 from boundby.verdict import Verdict
 from utils.errors import InputError
 from utils.render.formatting import clean, listed
