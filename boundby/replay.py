@@ -498,7 +498,9 @@ class _Shorter:
 def _shorter(lengths: Lengths | None) -> list[_Shorter]:
     if lengths is None:
         return []
-    tokens = sorted({lengths.padded_to // fraction for fraction in FRACTIONS} - {0})
+    mean_tokens = round(mean(min(tokens, lengths.padded_to) for tokens in lengths.real))  # as many as without padding
+    counted = {mean_tokens, *(lengths.padded_to // fraction for fraction in FRACTIONS)}
+    tokens = sorted(counted - {0, lengths.padded_to})
     works = [(number, lengths.cut_to(number)) for number in tokens]
     return [_Shorter(number, work, _amounts(record(work))) for number, work in works]
 

@@ -343,6 +343,10 @@ class Fix:
         """What is known of this kind of fix."""
         return CHANGES[self.kind]
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values: the fix in words, with its kind and settings beside."""
+        return {"fix": str(self), "kind": self.kind, "settings": dict(self.settings)}
+
 
 def fix_of_cause(cause: str, on_host: bool = False) -> Fix | None:
     """Return what helps against a cause of lost time in a trace; None where nothing does."""
@@ -420,9 +424,7 @@ class Trial:
         """Return plain values: the fix in words, with its kind and settings beside; without the expected ranges."""
         return {
             "trial": self.name,
-            "fix": str(self.fix),
-            "kind": self.fix.kind,
-            "settings": dict(self.fix.settings),
+            **self.fix.as_dict(),
             "measured": asdict(self.measured),
             "predicted": asdict(self.predicted) if self.predicted else None,
             "at_most": self.at_most,
@@ -444,7 +446,7 @@ class Untried:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values: the fix in words, with its kind and settings beside."""
-        return {**_fix_as_dict(self.fix), "why": self.kind, "reason": self.reason}
+        return {**self.fix.as_dict(), "why": self.kind, "reason": self.reason}
 
 
 @dataclass(frozen=True)
@@ -524,7 +526,7 @@ class Gain:
     def as_dict(self) -> dict[str, Any]:
         """Return plain values: the fix in words, with its kind and settings beside."""
         return {
-            **_fix_as_dict(self.fix),
+            **self.fix.as_dict(),
             "predicted": asdict(self.predicted) if self.predicted else None,
             "at_most": self.at_most,
             "basis": self.basis,
@@ -602,10 +604,6 @@ class Verdict:
             },
             Verdict,
         )
-
-
-def _fix_as_dict(fix: Fix) -> dict[str, Any]:
-    return {"fix": str(fix), "kind": fix.kind, "settings": dict(fix.settings)}
 
 
 def _with_fix(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,15 +1,17 @@
 """The card of a run: its facts gathered from what the steps left, for `boundby.card` to put into lines."""
 
+from collections.abc import Iterator
 from pathlib import PurePath
 
 import msgspec
 
 from boundby import card as cards
-from boundby.card import Facts, Next, Rate
+from boundby.card import Compared, Facts, Next, Rate
+from boundby.roofline import Interval
 from boundby.verdict import Verdict
 from utils.document import Row
 from utils.render.formatting import number
-from utils.report import advice, doubts
+from utils.report import advice, doubts, variants
 from utils.report.sources import ReportData
 
 MARKS = ("(R)", "(TM)", "(tm)", " Processor", " CPU")  # in the names of CPUs
@@ -33,6 +35,7 @@ def facts(data: ReportData) -> Facts:
         seconds=reference.seconds.value if reference else _seconds(row),
         verdict=verdict,
         why_not=_why_not(data),
+        compared=tuple(_compared(data)),
         next=_next(data),
         rates=tuple(_rates(data)),
         scores={data.task.SCORE: data.task.headline(data.full)} if data.is_scored else {},
@@ -107,6 +110,15 @@ def _next(data: ReportData) -> Next | None:
     pressing = [step for step in steps if step.kind == steps[0].kind]
     first = next((step for step in pressing if step.command and (step.factor or step.kind != advice.SPEED)), steps[0])
     return Next(f"{first.title[0].lower()}{first.title[1:]}", first.command, first.factor, first.is_measured)
+
+
+def _compared(data: ReportData) -> Iterator[Compared]:
+    """Yield what was tried over all texts, the recommended variant first."""
+    chosen = variants.recommended(data)
+    found = [row for row, _ in variants.tried(data)]
+    for row in sorted(found, key=lambda row: row is not chosen):
+        same = row["exactness"]["agreement"]
+        yield Compared(row["words"], Interval(**row["gain"]), same, is_allowed=row["against"] is None)
 
 
 def _rates(data: ReportData) -> list[Rate]:
