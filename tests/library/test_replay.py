@@ -140,6 +140,13 @@ def test_what_the_budget_does_not_reach_is_named_with_its_time(machine):
     assert sum(operator.hot_s is None for operator in found.operators) >= 1
 
 
+@pytest.mark.parametrize("budget_s", [20.0, 60.0])
+def test_replays_end_with_their_budget_and_tell_how_much_of_it_is_left(machine, budget_s):
+    left: list[float] = []
+    found = replayed(model(torch.ones(4, 8), WEIGHTS), budget_s=budget_s, told=left.append)
+    assert found.seconds <= budget_s and left == sorted(left, reverse=True) and left[-1] >= 0
+
+
 def test_rounds_that_something_disturbed_do_not_count(machine):
     assert replayed(model(torch.ones(4, 8), WEIGHTS), watch=Quiet(1, 2), budget_s=60.0).doubts == ()
     always = replayed(model(torch.ones(4, 8), WEIGHTS), watch=Quiet(*range(100)), budget_s=60.0)
@@ -205,7 +212,7 @@ def test_a_program_computes_what_the_forward_does(forward):
 
 def test_an_operator_that_changes_a_buffer_is_not_called_alone(machine):
     buffer = torch.zeros(4)
-    found = replay(lambda: buffer.add_(1), timer=Timer(), watch=Quiet(), budget_s=0.1)
+    found = replay(lambda: buffer.add_(1), timer=Timer(), watch=Quiet(), budget_s=2.0)
     assert [(cut.kind, cut.operators) for cut in found.cut] == [("not_replayable", ("aten::add_",))]
 
 
