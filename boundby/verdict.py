@@ -41,6 +41,23 @@ RIVALS: tuple[Bound, ...] = ("compute", "memory", "launch")  # a trial that cann
 LEAST_GAIN = 1.02
 
 
+PLAIN: dict[Bound, str] = {
+    "launch": "issuing operators",
+    "transfer": "bringing the input to the device",
+    "input": "preparing the input",
+    "compute": "arithmetic",
+    "optimizer": "the optimizer",
+    "under_utilised": "work too small for this machine",
+    "mixed": "several things at once",
+    "inconclusive": "nothing that can be told",
+}
+
+
+def plain(bound: Bound) -> str:
+    """Return a bound in words, within a sentence."""
+    return PLAIN.get(bound, bound)
+
+
 @dataclass(frozen=True)
 class Doubt:
     """What speaks against a number or an answer, by its kind ("noisy", "disturbed", "drift", ...) and in words."""

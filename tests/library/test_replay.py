@@ -126,7 +126,8 @@ def test_padding_is_the_work_that_shorter_texts_would_not_have(machine):
     found = replayed(cut_to(16), lengths=Lengths([16, 4], 16, cut_to))
     assert found.operators[0].padding_share == pytest.approx(1 - 10 / 16)
     assert [(shape.tokens, shape.seconds) for shape in found.shapes] == [
-        (tokens, 2 * tokens * KERNEL_S) for tokens in (4, 8, 10, 16)  # 10 of each is what 16 and 4 come to
+        (tokens, 2 * tokens * KERNEL_S)
+        for tokens in (4, 8, 10, 16)  # 10 of each is what 16 and 4 come to
     ]
     assert isinstance(replayed(cut_to(2), lengths=Lengths([2], 2, cut_to)).padding, Missing)
 

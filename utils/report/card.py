@@ -125,12 +125,18 @@ def _rates(data: ReportData) -> list[Rate]:
     rates, row, full = [], data.chosen, data.full
     if row:
         half_width = row["throughput_half_width_pct"]
-        where = f"at batch size {row['batch_size']}, texts as they come"
+        where = f"at batch size {row['batch_size']}, texts as they come{_too_large(data)}"
         rates.append(Rate(row["throughput_samples_per_sec_mean"], where, half_width))
     if full:
         where = f"in the pass over the whole set ({way(data)})"
         rates.append(Rate(full["throughput_samples_per_sec"], where))
     return rates
+
+
+def _too_large(data: ReportData) -> str:
+    """Return which batch sizes did not fit into memory, in words."""
+    sizes = [each["batch_size"] for each in data.of(data.dtypes[0]) if each["status"] == "oom"]
+    return f" ({min(sizes)} and more do not fit into memory)" if sizes else ""
 
 
 def way(data: ReportData) -> str:
