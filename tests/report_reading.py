@@ -124,8 +124,10 @@ def _trial(name: str, kind: str, value: float, outcome: str, predicted: float | 
 
 def variants(recommended: str | None = "bfloat16") -> dict[str, Any]:
     """Return what step 05 leaves of four variants, of which the fastest changes too much."""
-    exactness = {"rows": 2000, "same_labels": 1994, "agreement": 0.997, "agreement_low": 0.993, "agreement_high": 0.999,
-                 "accuracy_difference": -0.001, "accuracy_difference_low": -0.003, "accuracy_difference_high": 0.001}  # fmt: skip
+    exactness = {
+        "rows": 2000, "same_labels": 1994, "agreement": 0.997, "agreement_low": 0.993, "agreement_high": 0.999,
+        "accuracy_difference": -0.001, "accuracy_difference_low": -0.003, "accuracy_difference_high": 0.001,
+    }  # fmt: skip
     settings = {"bfloat16": ["model.dtype=bfloat16"]}
     bf16 = {"kind": "dtype", "settings": {"dtype": "bfloat16"}}
     known = [

@@ -33,6 +33,7 @@ from utils.selection import Selection
 from utils.visits import Visit
 
 TOGETHER_S = 20.0  # for the limits of the machine and the replays of all batch sizes
+STATUS_WORDS = {"oom": "does not fit into memory", "skipped_oom": "not tried"}
 SHARED_MEMORY = 0.25  # of what is free may hold the model in further dtypes while one of them is measured
 
 
@@ -361,7 +362,7 @@ def console_rows(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         lines.append(f"Batch Size {row['batch_size']} ({row['dtype']}):")
         if row["throughput_samples_per_sec_mean"] is None:
-            lines.append(f"  {row['status']}: {row['reasons']['all']}")
+            lines.append(f"  {STATUS_WORDS.get(row['status'], row['status'])}: {row['reasons']['all']}")
             continue
         low, high = row["throughput_samples_per_sec_ci_low"], row["throughput_samples_per_sec_ci_high"]
         interval = f" [{low:.2f}, {high:.2f}]" if low else ""

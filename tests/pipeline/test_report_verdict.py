@@ -47,15 +47,12 @@ def test_what_was_compared_over_all_texts_replaces_what_was_tried_on_one_batch(r
     files.write_json(data.layout.variants, variants())
     compared = read(data.document, **traced())
     said = card.card(compared)
-    assert said[1].endswith("[confirmed: no padding gave") and "1.26× on this batch]" in said[2]
-    assert said[4:9] == [
-        "Tried here  over all texts: bfloat16, without padding 3.3× [3.2, 3.4], 99.7 % same labels · int8, without",
-        "            padding 4.4× [4.2, 4.6], 99.7 % same labels: too few · without padding 2.2× [2.1, 2.3], 99.7 %",
-        "            same labels",
-        "Next        use bfloat16, without padding: measured 3.3× [3.2, 3.4]",
-        "            python run_pipeline.py --from 2 model.dtype=bfloat16 \\",
-    ]
+    text = " ".join(" ".join(said).split())
+    assert "[confirmed: no padding gave 1.26× on this batch]" in text
+    assert "Tried here over all texts: bfloat16, without padding 3.3× [3.2, 3.4], 99.7 % same labels · int8, " in text
+    assert "Next use bfloat16, without padding: measured 3.3× [3.2, 3.4] python run_pipeline.py --from 2 model" in text
     titles = [each.title for each in advice.advice(compared)]
+    assert "precision medium" in (told := section(compared, "What was tried")) and "1.26×" not in told
     assert not {"Bfloat16", "Run in bfloat16", "Batch texts of similar length together"} & set(titles)
     files.write_json(data.layout.variants, variants("without_padding"))
     first = advice.advice(read(data.document, **traced()))[0]

@@ -114,7 +114,8 @@ def _variant(data: ReportData) -> Iterator[Advice]:
     kept = f"{exactness['same_labels']:,} of {exactness['rows']:,} labels stay."
     why = f"Tried over {found['texts']:,} texts, against padded batches as they come; {kept}"
     why += "" if command else " The pass over the whole set runs that way already."
-    yield Advice(SPEED, f"Use {chosen['words']}", why, command, Interval(**chosen["gain"]), is_measured=True)
+    title = f"Use {chosen['words']}" if command else "Leave out the padding"
+    yield Advice(SPEED, title, why, command, Interval(**chosen["gain"]), is_measured=True)
 
 
 def worthwhile(row: Row) -> Iterator[Option]:

@@ -208,8 +208,8 @@ def layers(data: ReportData) -> list[Content]:
     dashboard = data.layout.layer_dashboard.relative_to(data.layout.results)
     said = (
         f"One batch{_shape(profile.shape)} took {number(1e3 * profile.reference_s.median)} ms without probes; the "
-        f"layers account for {100 * coverage.ratio:.1f} % of it, the probes cost {100 * profile.overhead:+.1f} %. All of it: "
-        f"{dashboard}"
+        f"layers account for {100 * coverage.ratio:.1f} % of it, the probes cost {100 * profile.overhead:+.1f} %. "
+        f"All of it: {dashboard}"
     )
     doubts = [clean(doubt, 300) for doubt in profile.doubts]
     own = _table(by_self_time(profile), "Layers by their own time, without the layers inside", profile)
