@@ -27,8 +27,8 @@ CAUSES: dict[CauseKind, str] = {
     "around": "cold caches and waiting threads: {share} of the time, gone when the operators run alone",
     "host": "Python and dispatch between the operators: {share} of the time",
     "remainder": "not known: {share} of the time has no owner",
-    "input": "preparing the input: {share} of the time of the forward",
-    "transfer": "bringing the input to the device: {share} of the time of the forward",
+    "input": "preparing the input: {share} of the time of input and forward together",
+    "transfer": "bringing the input to the device: {share} of the time of input and forward together",
 }
 BOUNDS: dict[Bound, str] = {  # where the time has no owners
     "compute": "arithmetic: the time goes into matrix products and attention",
