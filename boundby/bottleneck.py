@@ -157,7 +157,8 @@ class Extras:
     `shape`: the samples and the tokens of each. `measured_s`: what the callable took in a sweep. `lengths`: what is
     padding in it; `padding`: the share of the FLOPs that is. `batch_sizes`: those to predict, with the tokens to which
     texts are padded there. `candidates`: fixes to try beside those of any callable; `tried`: what is known of others
-    already. `release` gives the memory of a trial back. `replay_s`, `trials_s`: seconds for replays and trials.
+    already. `release` gives the memory of a trial back. `replay_s`, `trials_s`: seconds for replays and trials;
+    `told` hears what goes on and how many of these seconds are left.
     """
 
     shape: tuple[int, int] | None = None
@@ -170,6 +171,7 @@ class Extras:
     release: Callable[[], object] = lambda: None
     replay_s: float = BUDGET_S
     trials_s: float = TRIALS_S
+    told: Callable[[str, float], object] = lambda text, left_s: None
 
 
 NO_EXTRAS = Extras()
@@ -231,6 +233,7 @@ def bottleneck(  # noqa: PLR0913  (the callable, the machine and the dtype; inst
         gains=known_gains,
         watch=watch,
         release=extras.release,
+        told=extras.told,
     )
     return verdict_on(
         forward,
@@ -274,6 +277,7 @@ def _replayed(  # noqa: PLR0913, PLR0917  (of one caller, above)
             settings=[setting for candidate in candidates for setting in _settings(candidate)],
             budget_s=extras.replay_s,
             watch=watch,
+            told=lambda left_s: extras.told("replays", left_s + extras.trials_s),
         )
     except Exception as error:  # of a model, or of operators called out of their place: they may raise anything
         said = (str(error) or type(error).__name__).splitlines()[0]

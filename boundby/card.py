@@ -16,6 +16,7 @@ LABEL = 12  # columns
 LEAST_SHARE = 0.1  # of the time, from which a second cause is named
 LONGEST_DOUBT = 86  # characters
 SHOWN_DOUBTS = 2
+SHOWN_COMPARED = 3  # ways to run all texts
 LONGEST_REASON = 180  # characters, why it is not settled
 NEAR_ONE, TEN, HUNDRED = 1.3, 10, 100
 CAUSES: dict[CauseKind, str] = {
@@ -26,8 +27,8 @@ CAUSES: dict[CauseKind, str] = {
     "around": "cold caches and waiting threads: {share} of the time, gone when the operators run alone",
     "host": "Python and dispatch between the operators: {share} of the time",
     "remainder": "not known: {share} of the time has no owner",
-    "input": "preparing the input: {share} of the time of the forward",
-    "transfer": "bringing the input to the device: {share} of the time of the forward",
+    "input": "preparing the input: {share} of the time of input and forward together",
+    "transfer": "bringing the input to the device: {share} of the time of input and forward together",
 }
 BOUNDS: dict[Bound, str] = {  # where the time has no owners
     "compute": "arithmetic: the time goes into matrix products and attention",
@@ -62,9 +63,24 @@ class Rate:
 
 
 @dataclass(frozen=True)
+class Compared:
+    """A way to run all texts and its factor over padded batches as they come, and the share of labels that stayed.
+
+    `is_allowed` False: it changes more than may change.
+    """
+
+    words: str
+    measured: Interval
+    same_labels: float
+    is_allowed: bool = True
+
+
+@dataclass(frozen=True)
 class Facts:
     """What the card is made from.
 
+    `compared` is what was tried over all texts, the one to use first; it takes the place of the trials of the verdict,
+    which are of one batch.
     `verdict` is that of the batch of `shape`, which takes `seconds`; `why_not` says what is known where there is none.
     `rates` are those of the chosen batch size and of the whole set. `scores` are labels with texts.
     """
@@ -76,6 +92,7 @@ class Facts:
     seconds: float | None = None
     verdict: Verdict | None = None
     why_not: str | None = None
+    compared: Sequence[Compared] = ()
     next: Next | None = None
     rates: Sequence[Rate] = ()
     unit: str = "samples"
@@ -124,11 +141,10 @@ def entries(facts: Facts) -> list[Entry]:
     Where the card would be too long it loses, in this order: what was tried and gained nothing, all doubts but one, the
     second cause, the line breaks of the command, and of what gained the least.
     """
-    trials = facts.verdict.trials if facts.verdict else ()
-    tried = sorted(filter(_is_told, trials), key=_telling, reverse=True)
+    tried = _all_tried(facts)
     causes, doubts, is_one_line = 2, SHOWN_DOUBTS, False
     while len(_lines(facts, found := _entries(facts, tried, causes, doubts, is_one_line))) > MOST_LINES:
-        if tried and tried[-1].outcome != "gains":
+        if tried and not tried[-1].gains:
             tried = tried[:-1]
         elif doubts > 1:
             doubts = 1
@@ -169,11 +185,11 @@ def _lines(facts: Facts, found: Sequence[Entry]) -> list[str]:
     return [*paragraph(title(facts), "  ", ""), *(line for entry in found for line in entry.lines())]
 
 
-def _entries(facts: Facts, tried: Sequence[Trial], causes: int, doubts: int, is_one_line: bool) -> list[Entry]:
-    step = facts.next
+def _entries(facts: Facts, tried: Sequence["_Tried"], causes: int, doubts: int, is_one_line: bool) -> list[Entry]:
+    step, where = facts.next, "over all texts: " if facts.compared else ""
     known = [
         Entry("Limited by", _limits(facts, causes)),
-        Entry("Tried here", [" · ".join(map(_tried, tried))] if tried else []),
+        Entry("Tried here", [where + " · ".join(each.said for each in tried)] if tried else []),
         Entry("Next", [_next(step)], step.command, is_one_line) if step else Entry("Next", []),
         Entry("Throughput", _rates(facts)),
         *(Entry(label, [text]) for label, text in facts.scores.items()),
@@ -191,7 +207,7 @@ def _limits(facts: Facts, most: int) -> list[str]:
     named = [_cause(cause, verdict.products) for cause in causes]
     if not named:
         named = [BOUNDS.get(verdict.bound) or facts.why_not or "not known: the times do not tell"]
-    opening = f"{named[0]} {_standing(verdict)}".rstrip()
+    opening = f"{named[0]} {_standing(verdict, bool(facts.compared))}".rstrip()
     return [opening, *(f"then {words}" for words in named[1:])]
 
 
@@ -205,13 +221,45 @@ def _cause(cause: Cause, products: Products | None) -> str:
     return CAUSES[cause.kind].format(share=f"{100 * cause.share:.0f} %")
 
 
-def _standing(verdict: Verdict) -> str:
-    """Return in brackets which trial bears the first cause out, or what would settle it; "" where neither is known."""
+def _standing(verdict: Verdict, elsewhere: bool) -> str:
+    """Return in brackets which trial bears the first cause out, or what would settle it; "" where neither is known.
+
+    `elsewhere`: other figures of the card are of all texts.
+    """
     if verdict.unsettled:
         return f"[not settled: {clean(verdict.unsettled.text, LONGEST_REASON)}]"
     fix = verdict.limited_by[0].confirmed_by if verdict.limited_by else None
     proof = next((trial for trial in verdict.trials if fix and trial.fix == fix), None)
-    return f"[confirmed: {proof.name} gave {_digits(proof.measured.value)}×]" if proof else ""
+    if proof is None:
+        return ""
+    return f"[confirmed: {proof.name} gave {_digits(proof.measured.value)}×{' on this batch' if elsewhere else ''}]"
+
+
+@dataclass(frozen=True)
+class _Tried:
+    said: str
+    gains: bool
+
+
+def _all_tried(facts: Facts) -> list[_Tried]:
+    """Return what was tried, the most telling first: over all texts, or else on the batch of the verdict."""
+    if facts.compared:
+        first, *others = facts.compared
+        ranked = sorted(others, key=lambda each: abs(math.log(each.measured.value)), reverse=True)
+        return [_Tried(_over_all(each), each.measured.low > 1) for each in [first, *ranked][:SHOWN_COMPARED]]
+    trials = filter(_is_told, facts.verdict.trials if facts.verdict else ())
+    return [_Tried(_tried(each), each.outcome == "gains") for each in sorted(trials, key=_telling, reverse=True)]
+
+
+def _over_all(way: Compared) -> str:
+    said = f"{way.words} {factor(way.measured)}"
+    if way.measured.low <= 1:
+        return said + (", do not" if way.measured.high < 1 else "")
+    return f"{said}, {_same(way.same_labels)}" + ("" if way.is_allowed else ": too few")
+
+
+def _same(share: float) -> str:
+    return "same labels" if share == 1 else f"{100 * share:.1f} % same labels"
 
 
 def _tried(trial: Trial) -> str:
@@ -220,9 +268,7 @@ def _tried(trial: Trial) -> str:
         said = f"{trial.name}: no change {_ends(trial.measured)}"
     said += ", do not" if trial.outcome == "loses" else ""
     same = trial.same_labels
-    if not same or trial.outcome != "gains":
-        return said
-    return f"{said}, {'same labels' if same.same == same.of else f'{100 * same.share.value:.1f} % same labels'}"
+    return f"{said}, {_same(same.same / same.of)}" if same and trial.outcome == "gains" else said
 
 
 def _is_told(trial: Trial) -> bool:

@@ -36,6 +36,7 @@ from boundby.verdict import (
     Untried,
     Verdict,
     inconclusive,
+    plain,
     untested,
 )
 
@@ -219,11 +220,11 @@ def _after_refutation(context: "_Context", refuted: Sequence[Bound], trials: Seq
     others = [name for name, share in context.shares.items() if share >= LEAST_RIVAL and name not in refuted]
     confirmed = [name for name in others if confirm(name, trials) == "confirms"]
     if len(confirmed) == 1:
-        text = f"by its time alone it would be {_either(refuted)}, which a trial refuted: {gave}"
+        text = f"its time alone speaks for {_either(refuted)}, which a trial refuted: {gave}"
         return _Found(confirmed[0], doubts=(Doubt("changed", text),))
     allowed = [name for name in others if confirm(name, trials) != "refutes"]
     text = (
-        f"by its time alone it is bound by {_either(refuted)}, but {gave}, which that does not explain; the trials on "
+        f"its time alone speaks for {_either(refuted)}, but {gave}, which that does not explain; the trials on "
         "a quiet machine, or a trace of the same batch, would tell"
     )
     alternatives = (*refuted, *allowed)
@@ -292,13 +293,13 @@ def _share_doubts(times: Times, share: float) -> Iterator[Doubt]:
 
 
 def _either(bounds: Sequence[Bound]) -> str:
-    return " or ".join(bound.replace("_", "-") for bound in bounds)
+    return " or ".join(map(plain, bounds))
 
 
 def _told(trial: Trial, bound: Bound) -> str:
     """Return a line on what a trial gave, and what it says of the bound."""
     sign, ratio = trial.says_of(bound), trial.measured
-    said = f"as predicted, and so it would be for {' and '.join(trial.rivals(bound))}"
+    said = f"as predicted, and so it would be for {' and '.join(map(plain, trial.rivals(bound)))}"
     said = SAID.get(sign, said)
     if sign != "silent":
         low, high = trial.expected[bound]

@@ -169,12 +169,14 @@ def replay(
     settings: Sequence[Setting] = (),
     budget_s: float = BUDGET_S,
     watch: Watch | None = None,
+    told: Callable[[float], object] = lambda left_s: None,
 ) -> Replay:
     """Return what one forward, `work`, takes whole, in order and operator by operator, measured within `budget_s`.
 
     `queue` is that of the GPU it runs on, None on a CPU. `weights_bytes` are those of the model's parameters; without
     them those of all tensors that were there before the call. `settings` are replayed in turns with what is in use.
-    `watch` notices what else uses the machine, by default on the host.
+    `watch` notices what else uses the machine, by default on the host. `told` hears now and then how many seconds of
+    the budget are left.
     Raises ValueError where no operator is seen, or where one has FLOPs that are not known.
     """
     start, threads = timer.clock(), torch.get_num_threads()
@@ -182,8 +184,8 @@ def replay(
         recording = record(work)
         shorter = _shorter(lengths)
         instruments: Instruments = OnHost.calibrated(timer) if queue is None else OnDevice(timer, queue)
-        watched = threads if queue is None else 1
-        bench = _Bench(recording, instruments, timer.clock, start + budget_s, watch or Watch(HostCounters()), watched)
+        watched, watch = threads if queue is None else 1, watch or Watch(HostCounters())
+        bench = _Bench(recording, instruments, timer.clock, start + budget_s, watch, watched, told)
         rounds = bench.rounds(work, [each.work for each in shorter], settings, start + (1 - HOT_SHARE) * budget_s)
         in_order = rounds.steps or [rounds.in_order_s / len(recording.steps)] * len(recording.steps)
         hot = bench.hot(in_order)
@@ -277,6 +279,7 @@ class _Bench:
     deadline: float
     watch: Watch
     threads: int
+    told: Callable[[float], object] = lambda left_s: None
 
     def rounds(self, work: Work, shorter: Sequence[Work], settings: Sequence[Setting], deadline: float) -> _Rounds:
         """Time the forward, its operators in order, shorter forwards and settings, in turns until the deadline."""
@@ -296,6 +299,7 @@ class _Bench:
             rounds.append(self._round(work, own, shorter, runs, calls, is_whole_first=len(rounds) % 2 == 0))
             quiet += not rounds[-1].disturbances
             longest = max(longest, self.clock() - start)
+            self.told(self.deadline - self.clock())
         return _Rounds.of(rounds, refused)
 
     def _round(  # noqa: PLR0913, PLR0917  (all that takes turns)
@@ -365,6 +369,7 @@ class _Bench:
                     found.cut[step.key] = ("failed", _said(error))
                 else:
                     found.seconds[step.key] = min(seconds, found.seconds.get(step.key, math.inf))
+                self.told(self.deadline - self.clock())
             found.disturbances = tuple(each.text for each in self.watch.stop().disturbances(self.threads))
             quiet += not found.disturbances
         if quiet:
@@ -498,7 +503,9 @@ class _Shorter:
 def _shorter(lengths: Lengths | None) -> list[_Shorter]:
     if lengths is None:
         return []
-    tokens = sorted({lengths.padded_to // fraction for fraction in FRACTIONS} - {0})
+    mean_tokens = round(mean(min(tokens, lengths.padded_to) for tokens in lengths.real))  # as many as without padding
+    counted = {mean_tokens, *(lengths.padded_to // fraction for fraction in FRACTIONS)}
+    tokens = sorted(counted - {0, lengths.padded_to})
     works = [(number, lengths.cut_to(number)) for number in tokens]
     return [_Shorter(number, work, _amounts(record(work))) for number, work in works]
 

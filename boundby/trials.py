@@ -89,11 +89,13 @@ def try_out(  # noqa: PLR0913  (what, and with which instruments; what is known 
     gains: Sequence[Gain] = (),
     watch: Watch | None = None,
     release: Callable[[], object] = lambda: None,
+    told: Callable[[str, float], object] = lambda text, left_s: None,
 ) -> Tried:
     """Return the trials of what fits into `budget_s`, in the order of the candidates.
 
     The seconds that are left are shared by the candidates that are left. `gains` are what was predicted. A trial that
-    something disturbed is made once more where there is time. `release` is called after each, to give memory back.
+    something disturbed is made once more where there is time. `release` is called after each, to give memory back,
+    and `told` before each with its fix and the seconds left.
     """
     deadline = timer.clock() + budget_s
     once = _warm(work, timer)
@@ -102,6 +104,7 @@ def try_out(  # noqa: PLR0913  (what, and with which instruments; what is known 
     disturbed: list[str] = []
     for place, candidate in enumerate(candidates):
         left = deadline - timer.clock()
+        told(f"trial: {candidate.fix}", left)
         runs = 4 * LEAST_PAIRS if once < LONG_S else 2 * LEAST_LONG_PAIRS + 2
         needed = candidate.setup_s + runs * max(once, LEAST_BLOCK_S)
         if needed > left:

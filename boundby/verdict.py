@@ -41,6 +41,23 @@ RIVALS: tuple[Bound, ...] = ("compute", "memory", "launch")  # a trial that cann
 LEAST_GAIN = 1.02
 
 
+PLAIN: dict[Bound, str] = {
+    "launch": "issuing operators",
+    "transfer": "bringing the input to the device",
+    "input": "preparing the input",
+    "compute": "arithmetic",
+    "optimizer": "the optimizer",
+    "under_utilised": "work too small for this machine",
+    "mixed": "several things at once",
+    "inconclusive": "nothing that can be told",
+}
+
+
+def plain(bound: Bound) -> str:
+    """Return a bound in words, within a sentence."""
+    return PLAIN.get(bound, bound)
+
+
 @dataclass(frozen=True)
 class Doubt:
     """What speaks against a number or an answer, by its kind ("noisy", "disturbed", "drift", ...) and in words."""
@@ -343,6 +360,10 @@ class Fix:
         """What is known of this kind of fix."""
         return CHANGES[self.kind]
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values: the fix in words, with its kind and settings beside."""
+        return {"fix": str(self), "kind": self.kind, "settings": dict(self.settings)}
+
 
 def fix_of_cause(cause: str, on_host: bool = False) -> Fix | None:
     """Return what helps against a cause of lost time in a trace; None where nothing does."""
@@ -420,9 +441,7 @@ class Trial:
         """Return plain values: the fix in words, with its kind and settings beside; without the expected ranges."""
         return {
             "trial": self.name,
-            "fix": str(self.fix),
-            "kind": self.fix.kind,
-            "settings": dict(self.fix.settings),
+            **self.fix.as_dict(),
             "measured": asdict(self.measured),
             "predicted": asdict(self.predicted) if self.predicted else None,
             "at_most": self.at_most,
@@ -444,7 +463,7 @@ class Untried:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values: the fix in words, with its kind and settings beside."""
-        return {**_fix_as_dict(self.fix), "why": self.kind, "reason": self.reason}
+        return {**self.fix.as_dict(), "why": self.kind, "reason": self.reason}
 
 
 @dataclass(frozen=True)
@@ -524,7 +543,7 @@ class Gain:
     def as_dict(self) -> dict[str, Any]:
         """Return plain values: the fix in words, with its kind and settings beside."""
         return {
-            **_fix_as_dict(self.fix),
+            **self.fix.as_dict(),
             "predicted": asdict(self.predicted) if self.predicted else None,
             "at_most": self.at_most,
             "basis": self.basis,
@@ -602,10 +621,6 @@ class Verdict:
             },
             Verdict,
         )
-
-
-def _fix_as_dict(fix: Fix) -> dict[str, Any]:
-    return {"fix": str(fix), "kind": fix.kind, "settings": dict(fix.settings)}
 
 
 def _with_fix(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,9 +1,11 @@
 """The baseline of one model on one machine: the sweep, the full dataset, and the document that holds them."""
 
+import contextlib
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from typing import Any
 
 from boundby import __version__, ceilings, environment, files
 from boundby.ceilings import Ceilings
@@ -31,6 +33,8 @@ from utils.profiler import Guard, InferenceProfiler, Settings, take_turns
 from utils.selection import Selection
 from utils.visits import Visit
 
+TOGETHER_S = 20.0  # for the limits of the machine and the replays of all batch sizes
+STATUS_WORDS = {"oom": "does not fit into memory", "skipped_oom": "not tried"}
 SHARED_MEMORY = 0.25  # of what is free may hold the model in further dtypes while one of them is measured
 
 
@@ -276,6 +280,7 @@ def _sweep(result: Result, loaded: Sequence[LoadedModel], rows: Rows) -> tuple[S
 def find_limits(result: Result, loaded: LoadedModel, selection: Selection, timer: Timer) -> None:
     """Find out what limits each batch size; every finding is saved at once."""
     run, sweep = result.run, result.sweeps[loaded.dtype]
+    replay_s = diagnosis.BUDGET_S
     if result.ceilings is None:
         wanted = tuple(dict.fromkeys([*ceilings.usual_dtypes(loaded.device), *steps.sweep_dtypes(run.config)]))
         with run.progress(None, "limits of this machine"):
@@ -284,6 +289,9 @@ def find_limits(result: Result, loaded: LoadedModel, selection: Selection, timer
             f"limits of this machine: {f'measured in {result.ceilings.seconds:.1f} s' if is_new else f'from {path}'}"
         )
         result.doubts += [str(Doubt("disturbed", text)) for text in result.ceilings.doubts]
+        replay_s = seconds_for_replays(result.ceilings.seconds if is_new else 0.0)
+        if replay_s < diagnosis.BUDGET_S:
+            run.note(f"replays get {replay_s:.1f} s: the rest of {TOGETHER_S:g} s for them and the limits is used up")
     meter, idle_w, reason = instruments.energy(loaded.device, timer)
     subject = diagnosis.Subject(
         model=loaded.model,
@@ -291,6 +299,7 @@ def find_limits(result: Result, loaded: LoadedModel, selection: Selection, timer
         timer=timer,
         ceilings=result.ceilings,
         max_seconds=run.config.profiling.max_seconds_per_batch_size,
+        replay_s=replay_s,
         energy=meter or Missing(reason or "there is no energy counter"),
         idle_w=idle_w,
         watch=instruments.watch(loaded.device),
@@ -300,14 +309,27 @@ def find_limits(result: Result, loaded: LoadedModel, selection: Selection, timer
     if chosen is not None:
         run.note(f"batch size {chosen} is replayed and fixes are tried on it; of the others the limits are told")
     measured = sum(row["status"] in MEASURED for row in sweep.rows)
-    with run.progress(measured, f"limits, replays and trials in {loaded.dtype}") as progress:
+    with run.progress(measured, f"what limits {loaded.dtype}") as progress, contextlib.ExitStack() as looking:
+        seconds, opened = round(replay_s + subject.max_seconds), list[Any]()
+
+        def told(text: str, left_s: float) -> None:
+            if not opened:
+                label = f"replays and trials of batch size {chosen}, seconds"
+                opened.append(looking.enter_context(run.progress(seconds, label)))
+            opened[0].left(left_s, text)
 
         def keep(finding: Finding) -> None:
+            looking.close()
             sweep.findings[finding.batch_size] = finding
             result.save()
             progress.advance(1, f"batch {finding.batch_size}: {finding.verdict.bound}")
 
-        diagnosis.diagnose(subject, sweep.rows, sweep.visits, keep, chosen)
+        diagnosis.diagnose(replace(subject, told=told), sweep.rows, sweep.visits, keep, chosen)
+
+
+def seconds_for_replays(ceilings_s: float) -> float:
+    """Return what replays may take where measuring the limits of the machine took so long: both have a budget."""
+    return min(diagnosis.BUDGET_S, max(0.0, TOGETHER_S - ceilings_s))
 
 
 def _most_left(made: Sequence[Visit], points: Sequence[tuple[int, str]], rule: StopRule) -> int:
@@ -341,7 +363,7 @@ def console_rows(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         lines.append(f"Batch Size {row['batch_size']} ({row['dtype']}):")
         if row["throughput_samples_per_sec_mean"] is None:
-            lines.append(f"  {row['status']}: {row['reasons']['all']}")
+            lines.append(f"  {STATUS_WORDS.get(row['status'], row['status'])}: {row['reasons']['all']}")
             continue
         low, high = row["throughput_samples_per_sec_ci_low"], row["throughput_samples_per_sec_ci_high"]
         interval = f" [{low:.2f}, {high:.2f}]" if low else ""

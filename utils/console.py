@@ -111,7 +111,7 @@ class Progress:
     def __init__(self, console: Console, total: int | None, label: str, clock: Callable[[], float]) -> None:
         self.total, self.left_s = total, None  # type: int | None, float | None
         self._console, self._label, self._clock = console, label, clock
-        self._done = 0
+        self._done, self._text = 0, ""
         self._started = self._last = self._advanced = clock()
         self._bar = None
         if console.err.isatty():
@@ -133,6 +133,13 @@ class Progress:
         elif text or self._clock() - self._last >= HEARTBEAT_S:
             self._last = self._clock()
             self._console.note(self._line(text))
+
+    def left(self, seconds: float, text: str) -> None:
+        """Count what is not left of `total` seconds as done; `text` is said once, when it is another than before."""
+        self.left_s = max(0.0, seconds)
+        amount = max(0, round((self.total or 0) - self.left_s) - self._done)
+        self.advance(amount, "" if text == self._text else text)
+        self._text = text
 
     def beat(self) -> None:
         """Show how far it is, though no unit was finished."""

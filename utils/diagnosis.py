@@ -51,7 +51,8 @@ COUNTED_TOKENS = 16  # of the reference batch at least, to tell by shorter texts
 class Subject:
     """The model that was swept, with the instruments to look at it again.
 
-    `max_seconds` is what trials may take, `replay_s` what replays may. `has_labels` False: it scores no labels.
+    `max_seconds` is what trials may take, `replay_s` what replays may; `told` hears what goes on and how many of these
+    seconds are left. `has_labels` False: it scores no labels.
     """
 
     model: Any
@@ -64,6 +65,7 @@ class Subject:
     watch: Watch | None = None
     has_labels: bool = True
     replay_s: float = BUDGET_S
+    told: Callable[[str, float], object] = lambda text, left_s: None
 
 
 def diagnose(
@@ -169,6 +171,7 @@ class _Case:
             release=lambda: release_memory(self.device),
             replay_s=subject.replay_s,
             trials_s=subject.max_seconds,
+            told=subject.told,
         )
         return bottleneck(
             work,

@@ -4,7 +4,7 @@ They stay dictionaries, since `detailed_metrics.csv` and the figures choose colu
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, NotRequired, Required, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, Required, TypedDict, cast
 
 import msgspec
 
@@ -646,12 +646,13 @@ class VariantRow(TypedDict, total=False):
     """One variant of step 05; without figures, and with `why` and `reason`, where it could not be taken.
 
     Factors are of the throughput: `gain` over the reference, `gain_over_base` over `base`, from which the variant
-    differs by one fix; `predicted` and `tried` are what step 02 says of that fix on its one batch. Shares, not percent.
+    differs by one `fix`; `predicted` and `tried` are what step 02 says of it on its one batch. Shares, not percent.
     """
 
     name: Required[str]
     words: Required[str]
     status: Required[Literal["measured", "refused"]]
+    fix: dict[str, Any] | None
     why: str
     reason: str
     how: str

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from boundby.known import Missing
-from boundby.prediction import ONE_ROUND_ERROR, predictions
+from boundby.prediction import GROUP_DISPATCHES, ONE_ROUND_ERROR, predictions
 from boundby.roofline import Interval, Limits
 from boundby.split import ShapeTime, Variant, split
 from boundby.verdict import Fix, Gain
@@ -51,8 +51,9 @@ def test_a_fix_without_limits_or_without_a_replay_is_not_predicted():
 
 
 def test_a_prediction_never_passes_its_bound():
-    for gain in gains(under(BF16, Interval.exact(1e-9)), lengths=[1, 1], input_s=4.0).values():
-        assert gain.predicted is not None and gain.predicted.low <= gain.predicted.value <= gain.predicted.high
+    found = gains(under(BF16, Interval.exact(1e-9)), lengths=[1, 1], input_s=4.0)
+    for gain in (gain for gain in found.values() if gain.predicted):
+        assert gain.predicted.low <= gain.predicted.value <= gain.predicted.high
         assert gain.predicted.high <= gain.at_most
 
 
@@ -62,13 +63,28 @@ def test_an_operator_that_beats_the_limits_sets_the_bound():
     assert found.at_most == pytest.approx(16 / (1 + 1 + 4 * 2**-6))
 
 
-def test_without_padding_work_and_shorter_forwards_agree_on_what_is_left():
+ATTENTION = replace(REPLAY.operators[0], load=replace(REPLAY.operators[0].load, name="aten::attention"))
+
+
+@pytest.mark.parametrize(("on_host", "calls"), [(True, 2), (False, 0)])
+def test_without_padding_is_left_the_shorter_forward_and_the_attention_of_each_length(on_host, calls):
     shapes = (ShapeTime(2, 4, 8.0), ShapeTime(2, 8, 16.0))
-    found = gains(replace(REPLAY, shapes=shapes), lengths=[8, 4])["remove_padding"]
-    share = split(REPLAY, LIMITS).padding_share
-    assert share is not None and found.predicted is not None
-    assert found.predicted.value == pytest.approx(16 / (16 * (1 - share) * 12) ** 0.5)
-    assert found.at_most == pytest.approx(16 / (2 * 0.5 + 1 * 0.75 + 4 * 2**-6))
+    replay = replace(REPLAY, operators=(ATTENTION, REPLAY.operators[1]), shapes=shapes, on_host=on_host)
+    found = gains(replay, lengths=[8, 4])["remove_padding"]
+    squares = (0.5 * (1 + 0.5**2) - 0.75**2) * (8.5 - 2 * 0.25)  # the mean square is more than the square of the mean
+    assert found.predicted is not None
+    assert found.predicted.value == pytest.approx(16 / (12 + squares + calls * GROUP_DISPATCHES * 0.25))
+    assert found.at_most == pytest.approx(16 / (2 * 0.5 + 1 * 0.75 + on_host * 4 * 2**-6))
+
+
+def test_without_times_of_shorter_forwards_its_padding_is_left_out_of_the_time():
+    found, share = gains(lengths=[8, 4])["remove_padding"], split(REPLAY, LIMITS).padding_share
+    assert share is not None and found.predicted is not None and found.predicted.value == pytest.approx(1 / (1 - share))
+
+
+def test_compiled_on_a_host_has_a_bound_and_no_prediction_that_nobody_calibrated():
+    found = gains()["fuse_operators"]
+    assert found.predicted is None and found.at_most == pytest.approx(16 / 2)
 
 
 def test_a_larger_batch_shares_the_host_and_a_longer_one_pays_for_its_tokens():

@@ -215,7 +215,10 @@ def test_what_does_not_fit_into_the_seconds_is_not_begun(clock):
         raise AssertionError
 
     dear = Candidate(Fix("fuse_operators"), made, setup_s=30.0)
-    found = tried(clock, takes(clock, FORWARD_S), dear, changed_to(takes(clock, FORWARD_S)), budget_s=10.0)
+    said: list[str] = []
+    options = {"budget_s": 10.0, "told": lambda text, left_s: said.append(text)}
+    found = tried(clock, takes(clock, FORWARD_S), dear, changed_to(takes(clock, FORWARD_S)), **options)
+    assert len(said) == 2 and said[0].startswith("trial: ")
     [untried] = found.untried
     assert (untried.kind, untried.reason[:30]) == ("over_budget", "it would take about 31 s, more")
     assert len(found.trials) == 1

@@ -433,6 +433,18 @@ def test_nothing_is_silent_for_more_than_ten_seconds(capsys):
     ]  # fmt: skip
 
 
+def test_work_that_knows_its_seconds_counts_them_and_says_a_point_once(capsys):
+    console = cli.Console(clock=lambda: 0.0)
+    with console.progress(30, "replays and trials, seconds") as progress:
+        for left_s, text in ((30.0, "replays"), (21.0, "replays"), (8.4, "trial: bfloat16"), (-2.0, "trial: bfloat16")):
+            progress.left(left_s, text)
+    said = [line.split(" ", 1)[-1] for line in capsys.readouterr().err.splitlines()]
+    assert said == [
+        "replays and trials, seconds 0/30 ETA 00:30 replays",
+        "replays and trials, seconds 22/30 ETA 00:08 trial: bfloat16",
+    ]
+
+
 def test_heartbeat_ends_with_the_work():
     before = threading.active_count()
     with cli.Console().heartbeat():

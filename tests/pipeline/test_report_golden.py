@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from boundby import files
 from boundby.layers.records import Coverage, ModelProfile
 from boundby.layers.report import write_summary
 from tests import baseline_document as results
@@ -20,7 +21,7 @@ from tests import layer_profiles as profiles
 from tests import predicted_quality as predicted
 from tests import trace_document as traces
 from tests.diagnosed_rows import diagnosed
-from tests.report_reading import POD, REMARKS, Reader, answered, pod, run_in, text, traced
+from tests.report_reading import POD, REMARKS, Reader, answered, pod, run_in, text, traced, variants
 from utils.config import Targets
 from utils.report.sources import ReportData
 
@@ -52,6 +53,7 @@ def quickstart(read: Reader) -> ReportData:
         {"samples": 100, "accuracy": 0.9, "f1_macro": 0.8, "f1_weighted": 0.85}
     ]
     document["batch_sizes"] = answered(document["batch_sizes"])
+    files.write_json(run_in(read.folder).layout.variants, variants())
     return read(document, overrides=["model.dtype=float32"], **traced())
 
 

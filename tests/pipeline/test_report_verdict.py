@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from boundby import files
 from boundby.card import BOUNDS
 from boundby.roofline import Interval
 from tests import baseline_document as results
 from tests.diagnosed_rows import diagnosed
-from tests.report_reading import answered, section, text, traced
+from tests.report_reading import answered, section, text, traced, variants
 from utils.comparison.facts import Rounds
 from utils.report import advice, card, verdict
 
@@ -40,6 +41,24 @@ def test_card_of_a_run_says_what_limits_what_was_tried_and_what_to_do(data):
         "Accuracy    0.9125 [0.8993, 0.9241], F1 macro 0.8934, on 2,000 texts",
         "Doubts      none that changes the answer",
     ]
+
+
+def test_what_was_compared_over_all_texts_replaces_what_was_tried_on_one_batch(read, data):
+    files.write_json(data.layout.variants, variants())
+    compared = read(data.document, **traced())
+    said = card.card(compared)
+    text = " ".join(" ".join(said).split())
+    assert "[confirmed: no padding gave 1.26× on this batch]" in text
+    assert "Tried here over all texts: bfloat16, without padding 3.3× [3.2, 3.4], 99.7 % same labels · int8, " in text
+    assert "Next use bfloat16, without padding: measured 3.3× [3.2, 3.4] python run_pipeline.py --from 2 model" in text
+    titles = [each.title for each in advice.advice(compared)]
+    assert "precision medium" in (told := section(compared, "What was tried")) and "1.26×" not in told
+    assert not {"Bfloat16", "Run in bfloat16", "Batch texts of similar length together"} & set(titles)
+    files.write_json(data.layout.variants, variants("without_padding"))
+    first = advice.advice(read(data.document, **traced()))[0]
+    assert first.command is None and "runs that way already" in first.why
+    files.write_json(data.layout.variants, variants("as_it_comes"))
+    assert not any(each.title.startswith("Use padded") for each in advice.advice(read(data.document, **traced())))
 
 
 def test_owners_add_up_to_the_measured_time(data):

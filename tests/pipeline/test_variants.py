@@ -63,7 +63,7 @@ def test_every_variant_is_a_row_with_figures_or_with_the_reason_why_it_is_not_to
         assert [row["name"] for row in csv.DictReader(file)] == list(rows)
     with (folder / "changed_labels.csv").open() as file:
         assert all(row["in_float32"] != row["in_variant"] for row in csv.DictReader(file))
-    assert "not bfloat16: this processor has no bfloat16 products" in capsys.readouterr().out
+    assert "not bfloat16, without padding: this processor has no bfloat16 products" in capsys.readouterr().out
 
 
 def test_another_checkpoint_is_compared_by_the_names_of_its_labels_and_refused_where_they_are_others(here, settings):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from boundby.bottleneck import Extras, bottleneck
 from boundby.ceilings import Ceilings, measure
 from boundby.replay import Lengths, replay
 from boundby.split import Replay, Split, split
@@ -173,3 +174,46 @@ def test_padding_is_the_share_of_the_time_that_it_takes(ceilings) -> None:
         print(f"\npadding {attempt + 1}: {share:.0%} true, {found.padding_share:.0%} of {said(found)}", end="")
         assert abs(found.padding_share - share) <= POINTS
         assert found.padding_share > max((1 - (o.padding_share or 0)) * o.seconds / found.seconds for o in found.owners)
+
+
+class SpelledTokenizer:
+    """WordPiece in plain Python, the longest piece first, over a vocabulary in a list: as slow as it sounds."""
+
+    def __init__(self) -> None:
+        letters = "abcdefghijklmnopqrstuvwxyz"
+        self.pieces = [*letters, *(first + second for first in letters for second in letters)]
+
+    def __call__(self, texts: list[str]) -> torch.Tensor:
+        return torch.tensor([[number for word in text.split() for number in self.numbers(word)] for text in texts])
+
+    def numbers(self, word: str) -> list[int]:
+        found, start = list[int](), 0
+        while start < len(word):
+            end = next(end for end in range(len(word), start, -1) if word[start:end] in self.pieces)
+            found.append(self.pieces.index(word[start:end]))
+            start = end
+        return found
+
+
+def test_a_slow_tokenizer_comes_first_with_its_share(ceilings) -> None:
+    tokenizer, texts = SpelledTokenizer(), [" ".join(["benchmark", "measurement", "zygotes"] * 8)] * 8
+    layers = torch.nn.Embedding(1000, 256), torch.nn.Linear(256, 256), torch.nn.Linear(256, 4)
+    model, ids = torch.nn.Sequential(*layers).eval(), tokenizer(texts)
+
+    def make_input() -> torch.Tensor:
+        return tokenizer(texts)
+
+    def work() -> torch.Tensor:
+        return model(ids)
+
+    failed = []
+    for attempt in range(ATTEMPTS):
+        with torch.inference_mode():
+            input_s, forward_s = best_s(make_input), best_s(work)
+            extras = Extras(replay_s=BUDGET_S, trials_s=0.5)
+            found = bottleneck(work, ceilings, "float32", timer=Timer(), make_input=make_input, extras=extras)
+        first, share = found.limited_by[0], input_s / (input_s + forward_s)
+        print(f"\ntokenizer {attempt + 1}: {share:.0%} true, {first.kind} {first.share:.0%}", end="")
+        if (found.bound, first.kind) != ("input", "input") or abs(first.share - share) > POINTS:
+            failed.append(attempt + 1)
+    assert not failed

@@ -9,6 +9,7 @@ from boundby.roofline import Interval
 from boundby.verdict import Fix
 from utils.document import Choice, Row
 from utils.render.formatting import listed, number, times
+from utils.report import variants
 from utils.report.sources import Missing, ReportData
 
 LEAST_GAIN = 1.05  # a smaller factor is not worth a change
@@ -92,12 +93,29 @@ def _speed(data: ReportData) -> Iterator[Advice]:
     row = data.chosen
     if row is None:
         return
-    options = list(worthwhile(row))
-    yield from _fastest(data, row, options)
+    compared = [fix for _, fix in variants.tried(data)]
+    options = [option for option in worthwhile(row) if option.fix not in compared]
+    if compared:
+        yield from _variant(data)
+    else:
+        yield from _fastest(data, row, options)
     yield from _batch_size(data, row)
-    yield from _dtype(data, row)
+    yield from _dtype(data, row, compared)
     for option in options:
         yield from _option(data, row, option)
+
+
+def _variant(data: ReportData) -> Iterator[Advice]:
+    """Yield the variant that step 05 recommends, which took the place of all that was tried on one batch."""
+    chosen, found = variants.recommended(data), data.variants
+    if chosen is None or isinstance(found, Missing):
+        return
+    exactness, command = chosen["exactness"], variants.command(found, data)
+    kept = f"{exactness['same_labels']:,} of {exactness['rows']:,} labels stay."
+    why = f"Tried over {found['texts']:,} texts, against padded batches as they come; {kept}"
+    why += "" if command else " The pass over the whole set runs that way already."
+    title = f"Use {chosen['words']}" if command else "Leave out the padding"
+    yield Advice(SPEED, title, why, command, Interval(**chosen["gain"]), is_measured=True)
 
 
 def worthwhile(row: Row) -> Iterator[Option]:
@@ -207,8 +225,10 @@ def _ratio(row: Row, other: Row) -> Interval:
     return Interval(first / second, first_low / second_high, first_high / second_low)
 
 
-def _dtype(data: ReportData, row: Row) -> Iterator[Advice]:
+def _dtype(data: ReportData, row: Row, compared: Sequence[Fix | None]) -> Iterator[Advice]:
     for dtype in data.dtypes[1:]:
+        if Fix("dtype", {"dtype": dtype}) in compared:
+            continue
         best = data.best[dtype]
         faster = next((each for each in data.of(dtype) if each["batch_size"] == best["batch_size"]), None)
         gain = _ratio(faster, row) if faster else None

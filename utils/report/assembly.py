@@ -31,7 +31,7 @@ from utils.report.pictures import Content, Drawing, Folded, drawings, placed
 from utils.report.sources import ReportData
 
 STEP = "04"
-SHOWN_STEPS = 4  # of what to do next
+SHOWN_STEPS = 3  # of what to do next
 PREVIOUS = "previous"  # folder of the results of earlier runs
 SNAPSHOT = "memory snapshot"  # as a manifest calls it
 
@@ -121,14 +121,13 @@ def whereabouts(data: ReportData, drawn: Sequence[Drawing]) -> list[Block]:
         Heading("Where the rest is"),
         DefinitionList(
             [
-                ("For a browser", f"{layout.html_report.name}, with pictures and all that is left out here"),
-                ("For programs", layout.metrics.name),
                 ("Folder", clean(layout.results, longest=300)),
+                ("To read", f"{layout.html_report.name}, with pictures and all that is left out here"),
+                ("For programs", layout.metrics.name),
+                ("To take home", shlex.join(["make", "bundle", f"RESULTS={layout.results}"])),
             ]
         ),
         Details("Every file", [DefinitionList(every)]),
-        Paragraph("To take it home from a pod:"),
-        CodeBlock(shlex.join(["make", "bundle", f"RESULTS={layout.results}"])),
     ]
 
 

@@ -1,16 +1,18 @@
 """The card of a run: its facts gathered from what the steps left, for `boundby.card` to put into lines."""
 
+from collections.abc import Iterator
 from pathlib import PurePath
 
 import msgspec
 
 from boundby import card as cards
 from boundby import environment
-from boundby.card import Facts, Next, Rate
+from boundby.card import Compared, Facts, Next, Rate
+from boundby.roofline import Interval
 from boundby.verdict import Verdict
 from utils.document import Row
 from utils.render.formatting import number
-from utils.report import advice, doubts
+from utils.report import advice, doubts, variants
 from utils.report.sources import ReportData
 
 
@@ -32,6 +34,7 @@ def facts(data: ReportData) -> Facts:
         seconds=reference.seconds.value if reference else _seconds(row),
         verdict=verdict,
         why_not=_why_not(data),
+        compared=tuple(_compared(data)),
         next=_next(data),
         rates=tuple(_rates(data)),
         scores={data.task.SCORE: data.task.headline(data.full)} if data.is_scored else {},
@@ -104,16 +107,31 @@ def _next(data: ReportData) -> Next | None:
     return Next(f"{first.title[0].lower()}{first.title[1:]}", first.command, first.factor, first.is_measured)
 
 
+def _compared(data: ReportData) -> Iterator[Compared]:
+    """Yield what was tried over all texts, the recommended variant first."""
+    chosen = variants.recommended(data)
+    found = [row for row, _ in variants.tried(data)]
+    for row in sorted(found, key=lambda row: row is not chosen):
+        same = row["exactness"]["agreement"]
+        yield Compared(row["words"], Interval(**row["gain"]), same, is_allowed=row["against"] is None)
+
+
 def _rates(data: ReportData) -> list[Rate]:
     rates, row, full = [], data.chosen, data.full
     if row:
         half_width = row["throughput_half_width_pct"]
-        where = f"at batch size {row['batch_size']}, texts as they come"
+        where = f"at batch size {row['batch_size']}, texts as they come{_too_large(data)}"
         rates.append(Rate(row["throughput_samples_per_sec_mean"], where, half_width))
     if full:
         where = f"in the pass over the whole set ({way(data)})"
         rates.append(Rate(full["throughput_samples_per_sec"], where))
     return rates
+
+
+def _too_large(data: ReportData) -> str:
+    """Return which batch sizes did not fit into memory, in words."""
+    sizes = [each["batch_size"] for each in data.of(data.dtypes[0]) if each["status"] == "oom"]
+    return f" ({min(sizes)} and more do not fit into memory)" if sizes else ""
 
 
 def way(data: ReportData) -> str:

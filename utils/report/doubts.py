@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from utils.render.blocks import BulletList, Heading, Paragraph
+from utils.render.blocks import BulletList, Heading
 from utils.render.formatting import clean, listed
 from utils.report.pictures import Content, Folded
 from utils.report.sources import ReportData
@@ -28,9 +28,10 @@ def section(data: ReportData) -> list[Content]:
     more = [clean(doubt, LONGEST_DOUBT) for doubt in others]
     page = data.layout.html_report.name
     counted = f"{page} has {len(more)} more, about other batch sizes and the trace." if more else ""
-    none = Paragraph(f"No doubt about the answer. {counted}".strip())
-    shown: list[Content] = [BulletList([*said, *([counted] if counted else [])])] if said else [none]
-    return [Heading("Doubts"), *shown, *([Folded("More doubts", [BulletList(more)])] if more else [])]
+    folded: list[Content] = [Folded("More doubts", [BulletList(more)])] if more else []
+    if not said:  # which the card says
+        return folded
+    return [Heading("Doubts"), BulletList([*said, *([counted] if counted else [])]), *folded]
 
 
 def every(data: ReportData) -> list[str]:

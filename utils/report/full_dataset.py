@@ -42,7 +42,7 @@ def _pairs(full: FullDataset, data: ReportData) -> list[tuple[str, str]]:
         ("Batches", f"{full['strategy']}, at most {full['token_budget']:,} tokens each, "
          f"{full['padding_pct']:.1f} % padding; {_way(full)}"),
         ("Labels", _exactness(full)),
-        ("Texts cut", _cut(full)),
+        *([] if full["truncated"] == 0 else [("Texts cut", _cut(full))]),
     ]  # fmt: skip
 
 

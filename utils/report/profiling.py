@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from boundby.layers.ranking import Ranked, blocks, by_self_time
 from boundby.layers.records import ModelProfile
-from boundby.verdict import ARITHMETIC, OF_CAUSES, fix_of_cause
+from boundby.verdict import ARITHMETIC, OF_CAUSES, fix_of_cause, plain
 from utils.document import Launches, Trace, TracedDevice, TraceSteps, Verdict
 from utils.plots import layers as layer_bars
 from utils.plots import memory, timeline
@@ -71,7 +71,7 @@ def _verdict(trace: Trace) -> str:
     bound, share = verdict["bound"], verdict["share_of_limit"]
     said = words.bound(bound, on_host)
     said = f"{said[0].upper()}{said[1:]}"
-    others = listed(verdict["alternatives"])
+    others = listed([plain(bound) for bound in verdict["alternatives"]])
     said += f": {others}" if others and bound == "mixed" else ""
     said += "" if share is None else f", {100 * share:.0f} % of the traced time"
     said += f"; it may also be {others}" if others and bound != "mixed" else ""
@@ -156,7 +156,7 @@ def _causes(trace: Trace) -> list[Block]:
             _cause(name, on_host),
             number(ms),
             f"{100 * ms / whole:.1f}",
-            times(whole / left) if name in fixes and (left := device["least_without_ms"].get(name)) else NOTHING,
+            f"{times(whole / left)}×" if name in fixes and (left := device["least_without_ms"].get(name)) else NOTHING,
             _meanwhile(device, name),
         ]
         for ms, name in shown
@@ -164,10 +164,9 @@ def _causes(trace: Trace) -> list[Block]:
     notes = [_note(name, on_host, fixes.get(name)) for ms, name in shown if 100 * ms / whole >= TELLING_PCT]
     small = [_cause(name, on_host) for ms, name in causes[len(shown) :]]
     notes += [f"below {SHOWN_PCT} %: {listed(small)}."] if small else []
-    notes += (
-        ["The gain is a bound, not a promise: all of this waiting gone, everything else the same."] if fixes else []
-    )
-    headers = ["", "ms", "%", "gain at\nmost, times", "the host meanwhile, ms"]
+    bound = "At most: all of this waiting gone, all else the same. No prediction; what was tried is above."
+    notes += [bound] if fixes else []
+    headers = ["", "ms", "%", "gain, at\nmost", "the host meanwhile, ms"]
     caption = "Time outside of operators" if on_host else "What it was idle for"
     return [Table(headers, rows, left=[0, 4], caption=caption, notes=notes)]
 
@@ -206,16 +205,17 @@ def layers(data: ReportData) -> list[Content]:
     if isinstance(profile, Missing):
         return [Heading(LAYERS), Paragraph(f"There is no profile by layer: {clean(profile.reason, 300)}."), picture]
     coverage = profile.coverage
-    facts = [
-        ("One batch", f"{number(1e3 * profile.reference_s.median)} ms without probes{_shape(profile.shape)}"),
-        ("Layers account for", f"{100 * coverage.ratio:.1f} % of it; the probes cost {100 * profile.overhead:+.1f} %"),
-        ("Dashboard", str(data.layout.layer_dashboard.relative_to(data.layout.results))),
-    ]
+    dashboard = data.layout.layer_dashboard.relative_to(data.layout.results)
+    said = (
+        f"One batch{_shape(profile.shape)} took {number(1e3 * profile.reference_s.median)} ms without probes; the "
+        f"layers account for {100 * coverage.ratio:.1f} % of it, the probes cost {100 * profile.overhead:+.1f} %. "
+        f"All of it: {dashboard}"
+    )
     doubts = [clean(doubt, 300) for doubt in profile.doubts]
     own = _table(by_self_time(profile), "Layers by their own time, without the layers inside", profile)
     return [
         Heading(LAYERS),
-        DefinitionList(facts),
+        Paragraph(said),
         *_trust(profile),
         _table(blocks(profile), "The blocks of the model, the longest first", profile),
         picture,

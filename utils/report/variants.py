@@ -5,9 +5,10 @@ from collections.abc import Sequence
 
 from boundby.card import factor
 from boundby.roofline import Interval
+from boundby.verdict import Fix
 from utils.document import Span, VariantRow, Variants
 from utils.plots import variants as plot
-from utils.render.blocks import Block, BulletList, CodeBlock, Heading, Paragraph, Table
+from utils.render.blocks import Block, BulletList, Heading, Paragraph, Table
 from utils.render.formatting import NOTHING, clean, number, paragraph, table
 from utils.report.pictures import Content, Folded, show
 from utils.report.sources import Missing, ReportData
@@ -34,6 +35,13 @@ def section(data: ReportData) -> list[Content]:
     ]
 
 
+def tried(data: ReportData) -> list[tuple[VariantRow, Fix | None]]:
+    """Return the variants that were compared over all texts, each with the fix of step 02 that it is, if it is one."""
+    found = data.variants
+    rows = [] if isinstance(found, Missing) else [row for row in measured(found) if row["name"] != REFERENCE]
+    return [(row, Fix(fix["kind"], fix["settings"]) if (fix := row.get("fix")) else None) for row in rows]
+
+
 def console_lines(found: Variants) -> list[str]:
     """Return what the terminal says of it."""
     cells = table(*_table(found), left=[0])
@@ -49,23 +57,34 @@ def measured(found: Variants) -> list[VariantRow]:
     return [row for row in found["variants"] if row["status"] == "measured"]
 
 
-def _answer(found: Variants, data: ReportData) -> list[Block]:
+def recommended(data: ReportData) -> VariantRow | None:
+    """Return the variant to use; None without step 05, and where nothing that keeps enough is surely faster."""
+    found = data.variants
+    if isinstance(found, Missing) or not found["recommended"]["name"]:
+        return None
+    row = _row(found, found["recommended"]["name"])
+    return row if row["gain"]["low"] > 1 else None
+
+
+def command(found: Variants, data: ReportData) -> str | None:
+    """Return the command that runs the whole pipeline with the recommended variant; None where it does so anyway."""
     chosen = found["recommended"]
-    said = [Paragraph(_recommended(found))]
-    if not chosen["name"]:
-        return [*said]
-    is_model = chosen["name"].startswith("model:")
-    command = data.command.run("--from", "1" if is_model else "2", *chosen["settings"],
-                               f"output.results_dir={data.layout.results}-{_folder(chosen['name'])}")  # fmt: skip
-    before = "".join(f"{name}={shlex.quote(value)} " for name, value in chosen["environment"].items())
-    row = _row(found, chosen["name"])
+    name = chosen["name"]
+    if name is None or not (chosen["settings"] or chosen["environment"]):
+        return None
+    run = data.command.run("--from", "1" if name.startswith("model:") else "2", *chosen["settings"],
+                           f"output.results_dir={data.layout.results}-{_folder(name)}")  # fmt: skip
+    return "".join(f"{name}={shlex.quote(value)} " for name, value in chosen["environment"].items()) + run
+
+
+def _answer(found: Variants, data: ReportData) -> list[Block]:
+    said = _recommended(found)
+    row = recommended(data)
+    if row is None:
+        return [Paragraph(said)]
     cost = row["million_cost"]
     price = "" if cost is None else f", which costs {cost:,.2f}" if cost >= 1 else f", which costs {number(cost)}"
-    return [
-        *said,
-        Paragraph(f"A million texts then take {_duration(row['million_s'])}{price}. The whole pipeline with it:"),
-        CodeBlock(before + command),
-    ]
+    return [Paragraph(f"{said} A million texts then take {_duration(row['million_s'])}{price}.")]
 
 
 def _recommended(found: Variants) -> str:
@@ -80,8 +99,7 @@ def _recommended(found: Variants) -> str:
     gained = factor(Interval(**row["gain"]))
     if row["gain"]["low"] <= 1:
         return f"Keep the pipeline as it is ({row['words']}): nothing that keeps enough is surely faster."
-    way = f"{row['words']}, without padding" if row["base"] == "without_padding" else row["words"]
-    return f"Use {way}: {gained} the texts per second of padded batches as they come; {kept}."
+    return f"Use {row['words']}: {gained} the texts per second of padded batches as they come; {kept}."
 
 
 def _row(found: Variants, name: str) -> VariantRow:
@@ -94,7 +112,6 @@ def _folder(name: str) -> str:
 
 HEADERS = (
     "variant", "texts/s", "factor", "one text\nms", "weights\nMB", "same\nlabels %", "accuracy\npoints",
-    "a million\ntexts", "allowed",
 )  # fmt: skip
 
 
@@ -119,8 +136,6 @@ def _cells(row: VariantRow, found: Variants) -> list[str]:
         number(row["weight_bytes"] / 1e6),
         NOTHING if is_reference else f"{100 * exactness['agreement']:.2f}",
         NOTHING if change is None or is_reference else f"{100 * change:+.2f}",
-        _duration(row["million_s"]),
-        NOTHING if is_reference else "no" if row["against"] else "yes",
     ]
 
 
@@ -129,9 +144,8 @@ def _notes(found: Variants) -> list[str]:
     which = f"all {texts:,} texts" if texts == rows else f"{texts:,} of {rows:,} texts (a seeded sample)"
     notes = [
         f"Each variant ran {which}, tokenizing included, in turns of {found['rounds']} rounds, on {_threads(found)}; "
-        f"padded batches of {found['batch_size']} in float32 are the reference, and all from "
-        f"'without padding' on compute no padding. A million texts include "
-        f"getting ready.{' * is the recommended one.' if found['recommended']['name'] else ''}",
+        f"padded batches of {found['batch_size']} in float32 are the reference."
+        f"{' * is the recommended one.' if found['recommended']['name'] else ''}",
     ]
     notes += [f"Not allowed: {row['words']}, since {row['against']}." for row in measured(found) if row["against"]]
     notes += [f"Doubtful: {clean(doubt, 160)}." for doubt in found["doubts"]]
@@ -153,6 +167,7 @@ def _more(rows: Sequence[VariantRow]) -> Table:
     cells = [
         [
             row["words"],
+            _duration(row["million_s"]),
             number(row["one_off_s"]),
             _won_back(row),
             NOTHING if row["extra_bytes"] is None else number(row["extra_bytes"] / 1e6),
@@ -162,8 +177,8 @@ def _more(rows: Sequence[VariantRow]) -> Table:
         ]
         for row in rows
     ]
-    headers = ["variant", "ready\nafter s", "won back\nafter texts", "memory rose\nby MB", "files\nMB",
-               "same labels\n% (95 %)", "accuracy points\n(95 %)"]  # fmt: skip
+    headers = ["variant", "a million\ntexts", "ready\nafter s", "won back\nafter texts", "memory rose\nby MB",
+               "files\nMB", "same labels\n% (95 %)", "accuracy points\n(95 %)"]  # fmt: skip
     return Table(headers, cells, left=[0])
 
 

@@ -5,13 +5,14 @@ from collections.abc import Iterator, Sequence
 from boundby import card
 from boundby.card import factor
 from boundby.roofline import Interval
-from boundby.verdict import OwnerKind
+from boundby.verdict import Fix, OwnerKind
 from utils.comparison import facts
-from utils.document import Ceilings, Operator, Row, TimeOwner, Verdict
+from utils.document import Ceilings, Gain, Operator, Row, TimeOwner, Trial, Verdict
 from utils.plots import operators, owners, roofline
 from utils.plots.style import limited_by
 from utils.render.blocks import Block, BulletList, Heading, Paragraph, Table
 from utils.render.formatting import NOTHING, clean, listed, number, times, unknown
+from utils.report import variants
 from utils.report.advice import LEAST_BOUND
 from utils.report.pictures import Content, Folded, show
 from utils.report.sources import Missing, ReportData
@@ -134,7 +135,12 @@ def tried(data: ReportData) -> list[Content]:
     verdict = of(data.chosen)
     if verdict is None or data.chosen is None:
         return []
-    trials = verdict.get("trials", [])
+    elsewhere = [fix for _, fix in variants.tried(data) if fix]  # over all texts, which tells more
+
+    def is_here(each: Trial | Gain) -> bool:
+        return "kind" not in each or Fix(each["kind"], each.get("settings", {})) not in elsewhere
+
+    trials = list(filter(is_here, verdict.get("trials", [])))
     rows = [
         [
             trial["trial"],
@@ -147,7 +153,7 @@ def tried(data: ReportData) -> list[Content]:
     ]
     rows += [
         [gain["fix"], factor(Interval(**gain["predicted"])), NOTHING, "not tried", NOTHING]
-        for gain in verdict["gains"]
+        for gain in filter(is_here, verdict["gains"])
         if gain.get("predicted")
     ]
     if not rows:

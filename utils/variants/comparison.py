@@ -175,6 +175,7 @@ def _row(each: Measured, found: Comparison, verdict: Verdict | None) -> VariantR
         "name": variant.name,
         "words": variant.words,
         "status": "measured",
+        "fix": variant.fix and variant.fix.as_dict(),
         "how": each.way.how,
         "base": variant.base,
         "texts_per_s": _span(speed),

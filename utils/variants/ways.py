@@ -118,7 +118,13 @@ def variants(device: torch.device, settings: Settings) -> list[Variant]:
     """
     known, which = _of_this_model(device, settings.min_agreement), settings.which
     wanted = [each for each in known if which is None or each.name in (*which, REFERENCE, PACKED)]
-    return [*wanted, *map(_checkpoint, dict.fromkeys(settings.models))]
+    listed = [*wanted, *map(_checkpoint, dict.fromkeys(settings.models))]
+    return [each if each.base in (None, REFERENCE) else _unpadded(each) for each in listed]
+
+
+def _unpadded(variant: Variant) -> Variant:
+    """Return it by the name that the report, the card and the picture have for it."""
+    return replace(variant, words=f"{variant.words}, without padding")
 
 
 def _of_this_model(device: torch.device, min_agreement: float) -> list[Variant]:
@@ -142,7 +148,7 @@ def _of_this_model(device: torch.device, min_agreement: float) -> list[Variant]:
         Variant("int8", "int8", partial(_in, "int8"), settings=any_precision, kind="coarser"),
         Variant("compiled", "compiled", partial(_compiled, "float32"), fix=fused, setup_s=COMPILE_S,
                 settings=("evaluation.compile=on",)),
-        Variant("bfloat16_compiled", "bfloat16, compiled", partial(_compiled, "bfloat16"), "bfloat16", fused,
+        Variant("bfloat16_compiled", "compiled bfloat16", partial(_compiled, "bfloat16"), "bfloat16", fused,
                 settings=("model.dtype=bfloat16", "evaluation.compile=on"), setup_s=COMPILE_S, kind="coarser"),
     ]  # fmt: skip
 
