@@ -4,7 +4,7 @@ They stay dictionaries, since `detailed_metrics.csv` and the figures choose colu
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, NotRequired, Required, TypedDict, cast
+from typing import Annotated, Any, Literal, NotRequired, Required, TypedDict
 
 import msgspec
 
