@@ -6,9 +6,9 @@ has the same weights and lets torch choose other kernels for float32 products: T
 rounds to bfloat16: so it counts as reduced precision, and `matmul_effect` measures what it is here. The setting belongs
 to the whole process; it holds during a forward and is set back afterwards.
 
-`float32_prepared` has the same weights too, laid out once as oneDNN's kernels of a CPU want them, which round as float32
-does whatever the process has set up; an activation and a root-mean-square norm take one pass instead of several.
-`bfloat16` on a CPU is prepared likewise.
+`float32_prepared` has the same weights too, laid out once as oneDNN's kernels of a CPU want them, which round as
+float32 does whatever the process has set up. An activation takes no pass of its own, and a root-mean-square norm one
+instead of five. `bfloat16` on a CPU is prepared likewise.
 
 `int8` holds the weights of the layers in eight bits, scaled by output channel, and rounds what enters a layer to eight
 bits as it comes, scaled token by token. Embeddings, norms, attention and the head stay in float32, and there is nothing

@@ -136,6 +136,24 @@ def test_fastest_takes_the_fastest_that_surely_agrees(model, tokenizer, texts):
     assert whole.options.precision != "float32"
 
 
+def test_what_agrees_too_seldom_is_taken_with_its_near_ties_computed_again(model, tokenizer, texts):
+    class Coarse(Paced):
+        def copy_of(self, model):
+            copy = super().copy_of(model)
+            for weight in copy.parameters():
+                weight.data = (weight * 8).round() / 8
+            return copy
+
+    everything = (FLOAT32, FAST, Coarse("bfloat16", torch.bfloat16))
+    sample = Sample(texts, is_all=True)
+    choice = choose_precision(model, tokenizer, sample, PrecisionRule("fastest", 1.0), OPTIONS, CLOCK, everything)
+    assert choice.options.precision == "bfloat16" and choice.report.agreement < 1
+    assert choice.options.guard_margin == choice.report.guard_margin > 0
+    predictor = Predictor(model, tokenizer, choice.options, texts, precisions={"bfloat16": everything[2]})
+    alone = one_by_one(model, predictor.tokenize(texts), range(len(texts)))
+    assert predictor.predict(texts).labels.tolist() == alone.argmax(axis=1).tolist()
+
+
 @pytest.mark.parametrize(
     "error",
     [ValueError("text 3 has logits that are not finite in bfloat16"), RuntimeError("Unsupported dtype BFloat16")],
