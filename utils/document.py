@@ -4,7 +4,7 @@ They stay dictionaries, since `detailed_metrics.csv` and the figures choose colu
 """
 
 from pathlib import Path
-from typing import Literal, NotRequired, Required, TypedDict, cast
+from typing import Any, Literal, NotRequired, Required, TypedDict, cast
 
 import msgspec
 
@@ -571,6 +571,23 @@ class Trace(TypedDict):
     memory: NotRequired[list[TracedMemory] | None]
 
 
+class FittingBatch(TypedDict):
+    """The largest batch that stays within nine tenths of so many GB; `or_more`: a larger one may fit, too."""
+
+    gb: int
+    samples: int
+    or_more: bool
+
+
+class MemoryForecast(TypedDict):
+    """What batches of the longest texts take, of so many tokens: `boundby.memory.PeakModel`, or why that is unknown."""
+
+    model: dict[str, Any] | None
+    tokens: int | None
+    fits: list[FittingBatch]
+    reason: str | None
+
+
 class Document(TypedDict, total=False):
     """The whole of `baseline_metrics.json`."""
 
@@ -593,6 +610,7 @@ class Document(TypedDict, total=False):
     optimal: Optimal
     full_dataset_metrics: Required[FullDataset | None]
     full_dataset_reason: str | None
+    memory: MemoryForecast
     targets: list[Target]
     doubts: list[str]
 

@@ -15,7 +15,8 @@ from utils import steps
 from utils.artifacts import METRICS_VERSION, Layout
 from utils.cli import Run, command
 from utils.config import QUICKSTART, Config
-from utils.document import OtherVersion, read_document
+from utils.document import Document, OtherVersion, read_document
+from utils.memory import told
 from utils.quickstart import cache
 
 HUB_TIMEOUT_S = 1.0
@@ -55,8 +56,11 @@ def _show(numbers: Sequence[str], run: Run) -> None:
         run.say(f"download: {download.result()}")
     run.say(f"results: {layout.results}")
     run.say(_estimate(minutes, unknown, config.pod.price_per_hour))
-    if "02" in numbers and (said := _to_compare(layout)):
-        run.say(said)
+    if "02" in numbers and (document := _document(layout)):
+        if forecast := document.get("memory"):
+            run.say(f"memory, by the sweep that lies there: {told(forecast)}")
+        if said := _to_compare(document):
+            run.say(said)
 
 
 def _decision(number: str, run: Run) -> steps.Decision:
@@ -98,12 +102,16 @@ def _estimate(minutes: float, unknown: list[str], price_per_hour: float | None) 
     return text
 
 
-def _to_compare(layout: Layout) -> str | None:
-    """Return what a sweep must spend so that two can be compared, by the one that lies there, if it spent less."""
+def _document(layout: Layout) -> Document | None:
+    """Return what step 02 left here, None where there is nothing to read."""
     try:
-        document = read_document(layout.metrics, METRICS_VERSION)
+        return read_document(layout.metrics, METRICS_VERSION)
     except (OSError, ValueError, OtherVersion):
         return None
+
+
+def _to_compare(document: Document) -> str | None:
+    """Return what a sweep must spend so that two can be compared, by the one that lies there, if it spent less."""
     from utils.comparison.facts import budget_for_same, minimum_effect  # scipy, which a first dry run does not need
 
     budget = budget_for_same(document)
