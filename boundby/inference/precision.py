@@ -121,7 +121,7 @@ ACTIVATIONS = {  # as oneDNN calls them, by their class in torch or transformers
 
 def can_prepare(device: torch.device) -> bool:
     """Tell whether weights can be laid out anew for this device."""
-    return is_host(device) and torch.backends.mkldnn.is_available()
+    return is_host(device) and torch._C._has_mkldnn
 
 
 def prepare(model: nn.Module) -> None:
@@ -153,8 +153,9 @@ def _join_norms(model: nn.Module) -> None:
     """Put torch's root-mean-square norm in the place of those written out, where it gives the same."""
     for parent in list(model.modules()):
         for name, norm in parent.named_children():
-            if hasattr(norm, "variance_epsilon") and isinstance(getattr(norm, "weight", None), nn.Parameter):
-                joined, weight = _JoinedNorm(norm), norm.weight
+            weight = getattr(norm, "weight", None)
+            if hasattr(norm, "variance_epsilon") and isinstance(weight, nn.Parameter):
+                joined = _JoinedNorm(norm)
                 some = torch.linspace(-3, 3, 8 * weight.numel(), device=weight.device).view(8, -1).to(weight.dtype)
                 with torch.inference_mode():
                     if torch.allclose(joined(some), norm(some)):
