@@ -5,7 +5,7 @@ python examples/make_it_smaller.py MODEL TEXTS.csv OUT [--column text] [--layers
 OUT/distilled has so many of the layers, evenly spread. OUT/pruned has all of them, and of the inner width of each the
 share whose weights are largest; for models laid out as BERT or Llama. Both load like MODEL. To compare them with it:
 
-python scripts/05_compare_variants.py model.name=MODEL 'variants.models=[OUT/pruned, OUT/distilled]' …
+python run_pipeline.py model.name=MODEL dataset.file=TEST.csv 'variants.models=[OUT/pruned, OUT/distilled]'
 """
 
 import argparse
