@@ -616,6 +616,23 @@ class Trace(TypedDict):
     memory: NotRequired[list[TracedMemory] | None]
 
 
+class FittingBatch(TypedDict):
+    """The largest batch that stays within nine tenths of so many GB; `or_more`: a larger one may fit, too."""
+
+    gb: int
+    samples: int
+    or_more: bool
+
+
+class MemoryForecast(TypedDict):
+    """What batches of the longest texts take, of so many tokens: `boundby.memory.PeakModel`, or why that is unknown."""
+
+    model: dict[str, Any] | None
+    tokens: int | None
+    fits: list[FittingBatch]
+    reason: str | None
+
+
 class Document(TypedDict):
     """The whole of `baseline_metrics.json`."""
 
@@ -638,6 +655,7 @@ class Document(TypedDict):
     optimal: Optimal
     full_dataset_metrics: FullDataset | None
     full_dataset_reason: str | None
+    memory: NotRequired[MemoryForecast]
     targets: list[Target]
     doubts: list[str]
 
