@@ -25,11 +25,11 @@ continue_with="make run"
 quiet=
 for argument in "$@"; do
     case $argument in
-        --training | --monitor | --ray) wanted+=("setup/requirements-${argument#--}.txt") ;;
-        --test) wanted+=(setup/requirements-{training,monitor,ray,test}.txt) continue_with="make test" ;;
+        --training | --monitor | --ray | --engines) wanted+=("setup/requirements-${argument#--}.txt") ;;
+        --test) wanted+=(setup/requirements-{training,monitor,ray,engines,test}.txt) continue_with="make test" ;;
         --quiet) quiet=yes ;;
         *) echo "setup_environment.sh: unknown argument $argument;" \
-            "known are --training, --monitor, --ray, --test and --quiet" >&2; exit 2 ;;
+            "known are --training, --monitor, --ray, --engines, --test and --quiet" >&2; exit 2 ;;
     esac
 done
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1

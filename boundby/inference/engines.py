@@ -76,8 +76,10 @@ def convert(model: Any, library: Library, folder: Path) -> Path:
             path = folder / "model.xml"
             openvino.save_model(openvino.convert_model(module, example_input=example), path, compress_to_fp16=False)
             return path
+        from torch.onnx import export
+
         path, any_size = folder / "model.onnx", dict.fromkeys((0, 1), torch.export.Dim.DYNAMIC)
-        program = torch.onnx.export(
+        program = export(
             module,
             tuple(example.values()),
             dynamo=True,

@@ -65,7 +65,7 @@ def sentence(row: VariantRow) -> str | None:
     gained, lost = [", ".join(faster), unchanged], [", ".join(slower), added]
     parts = gained + lost if after <= before else lost + gained
     said = "; ".join(part for part in (*parts, as_before) if part)
-    return f"fewer tokens, since nothing is padded: {said}" if row["base"] == "as_it_comes" else said
+    return f"fewer tokens, since nothing is padded: {said}" if row.get("base") == "as_it_comes" else said
 
 
 def _listed(words: Sequence[str], last: str) -> str:
