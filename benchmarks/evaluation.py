@@ -108,9 +108,8 @@ class State:
 
     @classmethod
     def read(cls, path: Path | None, name: str, rows: int | None) -> "State":
-        state = cls(
-            path, f"{name} {rows or MOST_ROWS[name]} {torch.get_num_threads()} {environment.machine_fingerprint()}"
-        )
+        """Return what the file has of this case on this machine; nothing where there is none."""
+        key = f"{name} {rows or MOST_ROWS[name]} {torch.get_num_threads()} {environment.machine_fingerprint()}"
         content = files.read_json(path) if path and path.is_file() else {}
         known = content.get(key, {})
         return cls(path, key, known.get("rates", {}), known.get("labels", {}))

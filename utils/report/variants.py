@@ -95,7 +95,7 @@ def _beyond(found: Variants, chosen: VariantRow) -> str:
     if fastest["gain"]["low"] <= chosen["gain"]["high"]:
         return ""
     times = number(fastest["gain"]["value"] / chosen["gain"]["value"])
-    return f" {fastest['words']} was {times}× as fast, but the pipeline does not run it: it takes a program of your own."
+    return f" {fastest['words']} was {times}× as fast, but the pipeline does not run it: use it in your own program."
 
 
 def _row(found: Variants, name: str) -> VariantRow:

@@ -18,6 +18,7 @@ from utils import models
 from utils.model_source import ModelSource
 
 MOST_S = 900.0  # for one answer
+LAST_S = 5.0  # to end
 CPU = torch.device("cpu")
 
 
@@ -64,6 +65,7 @@ class EngineProcess:
     def close(self) -> None:
         """End the process."""
         self._connection.close()
+        self._process.join(LAST_S)  # it ends by itself, and gives back what it holds, unless it computes
         self._process.terminate()
         self._process.join()
 

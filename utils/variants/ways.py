@@ -51,7 +51,8 @@ REFERENCE, PACKED = "as_it_comes", "without_padding"  # which are always there: 
 SORTED_SIZES = (8, 32, 128)  # texts to a batch that a sorted pipeline may choose from: its best one counts
 ENGINE_SIZES = (32, 64, 128)
 SORTED_PAST = 1.15  # times as long per text as the best so far, and no larger size is tried
-ENGINE_S = 20.0  # to load a library, convert and quantize a small classifier on two CPU cores
+# To load a library, convert and quantize a small classifier on two CPU cores; the first of a library converts.
+ENGINE_S = {"onnxruntime": 20.0, "onnxruntime_int8": 8.0, "openvino": 15.0, "openvino_int8": 15.0}
 ENGINE_COPIES = 4  # of the float32 weights, that converting holds at once: torch's, the graph's, what is written
 FILES = 2  # of that size at most lie on the disk: in float32 and in eight bits
 # Beside those of the evaluation; models trained in bfloat16 overflow in float16, which shows here and is refused.
@@ -214,7 +215,7 @@ def _of_this_model(device: torch.device, min_agreement: float) -> list[Variant]:
         Variant("bfloat16_compiled", "bfloat16, compiled", partial(_compiled, "bfloat16"), "bfloat16", fused,
                 settings=("model.dtype=bfloat16", "evaluation.compile=on"), setup_s=COMPILE_S, kind="coarser"),
         *(Variant(name, engine.words, partial(_engine, name), "openvino" if name == "openvino_bfloat16" else "sorted",
-                  setup_s=0.0 if engine.lacking else ENGINE_S,
+                  setup_s=0.0 if engine.lacking else ENGINE_S.get(name, 0.0),
                   kind="same_arithmetic" if engine.precision == "float32" else "coarser")
           for name, engine in ENGINES.items()),
     ]  # fmt: skip
@@ -352,7 +353,7 @@ def _engine(name: str, shop: Workshop) -> Way:
     engine = ENGINES[name]
     if engine.lacking:
         lacking = " and ".join(engine.lacking)
-        raise Refused("not_installed", f"{lacking} not installed: pip install -r setup/requirements-engines.txt")
+        raise Refused("not_installed", f"{lacking} not installed: bash setup_environment.sh --engines")
     if not is_host(shop.loaded.device):
         raise Refused("not_possible", "it is compared on a CPU alone")
     if engine.precision == "bfloat16":
