@@ -41,7 +41,11 @@ class EngineProcess:
         self._process = context.Process(target=_serve, args=arguments, daemon=True)
         self._process.start()
         theirs.close()
-        self._ask("ready")
+        try:
+            self._ask("ready")
+        except EngineFailed:
+            self.close()
+            raise
 
     def convert(self) -> None:
         """Convert the model, in float32."""

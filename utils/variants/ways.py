@@ -34,7 +34,7 @@ from utils.config import Model
 from utils.config import Variants as Settings
 from utils.model_source import model_files
 from utils.models import LoadedModel
-from utils.variants.engines import EngineProcess
+from utils.variants.engines import EngineFailed, EngineProcess
 from utils.variants.recommendation import Kind
 
 RefusalKind = Literal[
@@ -107,6 +107,7 @@ class Workshop:
     folder: Path = Path("engines")
     made: dict[str, Predictor] = field(default_factory=dict)
     engines: dict[Library, tuple[EngineProcess, float]] = field(default_factory=dict)
+    failed: dict[Library, EngineFailed] = field(default_factory=dict)
 
     def neighbours(self, size: int) -> Sequence[str]:
         """Return so many texts of similar length, as one batch of a sorted part has them."""
@@ -121,6 +122,8 @@ class Workshop:
         """
         if library in self.engines:
             return self.engines[library]
+        if library in self.failed:  # for another precision
+            raise self.failed[library]
         wanted, free = weight_bytes(self.loaded.model), free_bytes(self.loaded.device)
         if ENGINE_COPIES * wanted > free:
             raise Refused("out_of_memory", f"converting takes {ENGINE_COPIES * wanted / 1e9:.1f} GB of memory; "
@@ -136,8 +139,9 @@ class Workshop:
         start = self.clock()
         try:
             process.convert()
-        except BaseException:
+        except EngineFailed as error:
             process.close()
+            self.failed[library] = error
             raise
         self.engines[library] = process, self.clock() - start
         return process, 0.0
