@@ -94,7 +94,7 @@ def _beyond(found: Variants, chosen: VariantRow) -> str:
     fastest = max(elsewhere, key=lambda row: row["gain"]["value"], default=chosen)
     if fastest["gain"]["low"] <= chosen["gain"]["high"]:
         return ""
-    times = number(fastest["gain"]["value"] / chosen["gain"]["value"])
+    times = f"{fastest['gain']['value'] / chosen['gain']['value']:.2g}"
     return f" {fastest['words']} was {times}× as fast, but the pipeline does not run it: use it in your own program."
 
 

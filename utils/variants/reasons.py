@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 
 from utils.document import Change, VariantRow
-from utils.render.formatting import number
 
 Operators = dict[str, float]  # seconds by kind, which add up to the forward
 PRODUCTS, ATTENTION, CALLS, BETWEEN, ROUNDING = "products", "attention", "calls", "between", "rounding"
@@ -19,6 +18,7 @@ WORDS = {
     BETWEEN: "all but products and attention",
 }
 SEEN = 0.05  # of the time, which a kind must have to be told
+NEW = 0.1  # of what it takes now at most, before, of a kind that is said to be new
 CHANGED = 1.1  # times as fast or as slow, to be told as such
 
 
@@ -50,12 +50,12 @@ def sentence(row: VariantRow) -> str | None:
         then, now = change["before_s"], change["after_s"]
         if then < SEEN * before and now < SEEN * after:
             continue
-        if now > CHANGED * SEEN * after and then < SEEN * before / 2:
+        if then < NEW * now:
             new.append(f"{WORDS[kind]}: {now / after:.0%} of the time now")
         elif then >= CHANGED * now:
-            faster.append(f"{WORDS[kind]} {number(then / now)}× faster" if now else f"{WORDS[kind]} gone")
+            faster.append(f"{WORDS[kind]} {then / now:.2g}× faster" if now else f"{WORDS[kind]} gone")
         elif now >= CHANGED * then:
-            slower.append(f"{WORDS[kind]} {number(now / then)}× slower ({now / after:.0%} of the time now)")
+            slower.append(f"{WORDS[kind]} {now / then:.2g}× slower ({now / after:.0%} of the time now)")
         else:
             same.append(WORDS[kind])
             same_s += now
