@@ -178,7 +178,7 @@ def test_a_changed_lock_is_installed_again(tree):
 
 def test_environment_of_the_tests_is_one_for_a_run_too(tree):
     set_up(tree, "--test")
-    extras = " ".join(f"-rsetup/locks/{each}.txt" for each in ("training", "monitor", "ray", "test"))
+    extras = " ".join(f"-rsetup/locks/{each}.txt" for each in ("training", "monitor", "ray", "engines", "test"))
     assert installed(tree) == [f"{CORE} {extras}"]
     set_up(tree)
     assert installed(tree) == []
