@@ -1,0 +1,178 @@
+"""Whatever fails at whichever operation on files: a file is old or new, a step ends well, is refused or goes on.
+
+The half that takes seconds; `make truth ARGS="-k faults"` injects into every step, tool and worker.
+"""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from boundby import files
+from tests.fault_matrix import Note, read, wrong
+from tests.injection import LOST_DATA, LOST_NAMES, Fault, faults, in_child, injected, unreadable
+from utils import cli
+from utils.errors import InputError
+from utils.locks import held
+
+ROOT = Path(__file__).resolve().parents[2]
+OLD = {"whole": "old"}
+
+
+@pytest.fixture
+def stage(tmp_path):
+    """A folder with an old file and the first line of a log."""
+    files.write_json(tmp_path / "metrics.json", OLD)
+    files.append_json_line(tmp_path / "log.jsonl", OLD)
+    return tmp_path
+
+
+def write_all(folder: Path) -> None:
+    """Write with each of the writers; every file and line is committed when the next one begins."""
+    files.write_json(folder / "metrics.json", {"whole": "new"})
+    files.append_json_line(folder / "log.jsonl", {"whole": "new"})
+    files.write_csv(folder / "deep" / "er" / "table.csv", [{"a": 1}], ["a"])
+    files.write_bytes(folder / "deep" / "picture.bin", bytes(9000))
+
+
+def test_every_file_is_the_old_one_or_the_new_one_whatever_fails_and_whenever_the_power_goes(stage, tmp_path_factory):
+    committed = (
+        ("metrics.json", lambda path: files.read_json(path) == {"whole": "new"}),
+        ("log.jsonl", lambda path: files.read_json_lines(path) == [OLD, {"whole": "new"}]),
+        ("deep/er/table.csv", lambda path: path.read_text() == "a\n1\n"),
+        ("deep/picture.bin", lambda path: path.read_bytes() == bytes(9000)),
+    )
+    with injected(stage) as done:
+        write_all(stage)
+    chosen = [*faults(done)][::5]
+    for fault in chosen:
+        there = tmp_path_factory.mktemp("disturbed")
+        files.write_json(there / "metrics.json", OLD)
+        files.append_json_line(there / "log.jsonl", OLD)
+        ended = in_child(lambda: write_all(there), there, fault)  # noqa: B023 (called at once)
+        assert files.read_json(there / "metrics.json") in (OLD, {"whole": "new"}), fault
+        assert files.read_json_lines(there / "log.jsonl")[0] == OLD, fault
+        for name, is_whole in committed[2:]:
+            assert not (there / name).exists() or is_whole(there / name), (fault, name)
+        present = [is_whole(there / name) if (there / name).exists() else False for name, is_whole in committed]
+        assert present == sorted(present, reverse=True), fault  # what was written first is there if any later one is
+        if ended.code == 0:
+            assert all(present), fault
+        files.remove_orphans(there)
+        assert list(there.rglob(".tmp-*")) == [], fault
+    assert len({fault.kind for fault in chosen}) > 40
+
+
+@pytest.mark.parametrize("what", [LOST_DATA, LOST_NAMES])
+def test_what_a_writer_has_returned_from_outlives_the_power(tmp_path, what):
+    def write_and_lose() -> None:
+        files.append_json_line(tmp_path / "new" / "deep" / "log.jsonl", OLD)
+        files.write_json(tmp_path / "other" / "metrics.json", OLD)
+        os.mkdir(tmp_path / "last")
+
+    ended = in_child(write_and_lose, tmp_path, Fault("mkdir", 4, what))
+    assert ended.code == -9
+    assert files.read_json_lines(tmp_path / "new" / "deep" / "log.jsonl") == [OLD]
+    assert files.read_json(tmp_path / "other" / "metrics.json") == OLD
+
+
+@pytest.fixture
+def step(tmp_path):
+    """A small step with visits and results, and what it leaves; it is run again with --resume."""
+    (tmp_path / "texts.csv").write_text("text,labels\nhello,0\n")
+    (tmp_path / "config.yaml").write_text(
+        f"model: {{name: some/model}}\ndataset: {{file: {tmp_path / 'texts.csv'}}}\n"
+        f"output: {{results_dir: {tmp_path / 'results'}}}\n"
+    )
+
+    def body(run: cli.Run) -> None:
+        for number in range(3):
+            files.append_json_line(run.layout.visits("float32"), {"n": number})
+        files.write_json(run.layout.metrics, {"whole": True})
+        files.write_csv(run.layout.detailed_metrics, [{"batch_size": 1}], ["batch_size"])
+        run.say("measured")
+
+    main = cli.step("02")(body)
+
+    def play(*flags: str) -> int:
+        return main(["--config", str(tmp_path / "config.yaml"), *flags])
+
+    return play
+
+
+def test_a_step_that_anything_fails_in_is_refused_with_one_true_message_and_goes_on_when_it_is_resumed(step, tmp_path):
+    results = tmp_path / "results"
+    done = in_child(step, results.parent).done
+    assert (results / "baseline_metrics.json").exists()
+    chosen = [*faults(done)][::23]  # every kind is among them
+    for fault in chosen:
+        for path in sorted(results.rglob("*"), reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
+        ended = in_child(step, tmp_path, fault)
+        assert wrong(ended, fault) == {}, (fault, ended.said)
+        assert unreadable(results) == [], fault
+        resumed = in_child(lambda: step("--resume"))
+        assert resumed.code == 0, (fault, resumed.said)
+        assert json.loads((results / "baseline_metrics.json").read_text()) == {"whole": True}, fault
+        assert list(tmp_path.rglob(".tmp-*")) == [], fault
+    assert len({fault.kind for fault in chosen}) > 40
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (errno.ENOSPC, ": no space left on the disk at "),
+        (errno.EDQUOT, ": this user's quota on the disk at "),
+        (errno.EIO, " fails or is gone (Input/output error)"),
+        (errno.EMFILE, ": this process may open no more than "),
+        (errno.EROFS, ": Read-only file system; change that"),
+    ],
+)
+def test_a_message_names_the_real_file_its_disk_and_the_limit(step, tmp_path, number, words):
+    paths = [path for operation, path in in_child(step, tmp_path).done if operation == "open"]
+    place = next(place for place, path in enumerate(paths, 1) if path.endswith("baseline_metrics.json"))
+    fault = Fault("open", place, number)
+    ended = in_child(step, tmp_path, fault)
+    assert ended.code == 3
+    message = ended.said.splitlines()[-1]
+    assert message.startswith(f"error: {tmp_path / 'results' / 'baseline_metrics.json'}") and words in message
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_disk_without_locks_is_said_at_once(step, tmp_path, number):
+    (tmp_path / "results").mkdir()
+    for _ in range(2):  # nothing is left that would look like another step
+        ended = in_child(step, tmp_path, Fault("lock", 1, number))
+        assert ended.code == 3 and "results/.lock: the file system there has no locks" in ended.said
+        assert in_child(step).code == 0
+
+
+def test_who_holds_a_lock_is_named_and_a_wait_has_a_limit_and_a_word(tmp_path):
+    said: list[str] = []
+    program = "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.flock(file, 2); print(); sys.stdin.read()"
+    (tmp_path / "holder.py").write_text(program)
+    command = [sys.executable, str(tmp_path / "holder.py"), str(tmp_path / ".lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        named = f"process {process.pid} \\(holder.py\\) is writing there; wait"
+        with pytest.raises(InputError, match=named), held(tmp_path / ".lock", 0.0, said.append, "wait"):
+            pass
+        assert said == []
+        process.stdin.close()
+    with held(tmp_path / ".lock", 0.0, said.append, "wait"):
+        pass
+
+
+def test_evaluation_and_data_bear_a_sample_of_faults(tmp_path):
+    command = [sys.executable, "-m", "tests.fault_matrix", str(tmp_path / "notes"), "--most", "5", "--scenes"]
+    scenes = ["step 01", "evaluate plan", "evaluate run", "evaluate run, in a store"]
+    done = subprocess.run(
+        [*command, *scenes], cwd=ROOT, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    notes: list[Note] = read(tmp_path / "notes")
+    assert {note.scene for note in notes} == set(scenes) and len(notes) == 5 * len(scenes)
