@@ -34,7 +34,7 @@ DONE, FAILED, INCOMPLETE, INTERRUPTED, TERMINATED = 0, 1, 4, 130, 143
 STATUS = {DONE: "ok", INCOMPLETE: "incomplete", INTERRUPTED: "interrupted", TERMINATED: "interrupted"}
 RUN_BEGUN_VARIABLE = "BOUNDBY_RUN_BEGUN"  # set by the runner after its first step, so that no later one repeats it
 _FAILS = "{disk} fails or is gone ({reason}); nothing that was finished is lost: once it is back, add --resume"
-_FORBIDS = "{reason}; change that, or choose another place, for results another output.results_dir"
+_FORBIDS = "{reason}; change its rights or its disk, or, for results, choose another output.results_dir"
 OF_THE_MACHINE = {  # what an OSError means for people, by its number
     errno.ENOSPC: "no space left on {disk}{space}; free some and add --resume",
     errno.EDQUOT: "this user's quota on {disk} is used up; free some and add --resume",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from boundby.files import naming
 from utils.errors import EnvironmentLacksError, InputError
 
 HAVE_NONE = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # of a file system without locks
@@ -23,13 +24,14 @@ def held(path: Path, limit_s: float, note: Callable[[str], object], way_out: str
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path, fallback_to_soft=False)  # a soft lock outlives a holder that is killed
     try:
-        try:
-            lock.acquire(timeout=min(AT_ONCE_S, limit_s))
-        except Timeout:
-            if limit_s <= AT_ONCE_S:
-                raise
-            note(f"waiting for {holder(path)}, which works in {path.parent}, for {limit_s / 60:.0f} min at most")
-            lock.acquire(timeout=limit_s)
+        with naming(path):
+            try:
+                lock.acquire(timeout=min(AT_ONCE_S, limit_s))
+            except Timeout:
+                if limit_s <= AT_ONCE_S:
+                    raise
+                note(f"waiting for {holder(path)}, which works in {path.parent}, for {limit_s / 60:.0f} min at most")
+                lock.acquire(timeout=limit_s)
     except Timeout:
         waited = f" for {limit_s / 60:.0f} min" if limit_s else ""
         raise InputError(f"{path.parent}: {holder(path)} is writing there{waited}; {way_out}") from None

@@ -94,7 +94,7 @@ def check_code(folder: Path, name: str, *, with_tokenizer: bool = True) -> None:
     config = _read_config(folder)
     try:
         tokenizer = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (FileNotFoundError, ValueError):
         tokenizer = {}
     kernels = [key for key, value in config.items() if "attn_implementation" in key and "/" in str(value)]
     has_classes = config.get("auto_map") or (with_tokenizer and tokenizer.get("auto_map"))
@@ -179,7 +179,8 @@ def _matching(folder: Path, patterns: Iterable[str]) -> list[Path]:
 def _read_config(folder: Path) -> Mapping[str, object]:
     path = folder / CONFIG
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        with files.naming(path):
+            config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         adapter = (folder / "adapter_config.json").exists()
         hint = "it holds an adapter: merge it into its base model and save that" if adapter else "is it a model?"
@@ -205,7 +206,7 @@ def _check_weights(folder: Path, name: str) -> None:
         path = folder / shard
         if not path.is_file():
             raise InputError(f"{name}: weights are incomplete, {shard} is missing; copy or download it")
-        with path.open("rb") as file:
+        with files.naming(path), path.open("rb") as file:
             if file.read(len(POINTER_START)) == POINTER_START:
                 raise InputError(f"{path}: is a Git LFS pointer, not weights; run `git lfs pull` in {folder}")
 

@@ -129,7 +129,7 @@ def test_a_step_that_anything_fails_in_is_refused_with_one_true_message_and_goes
         (errno.EDQUOT, ": this user's quota on the disk at "),
         (errno.EIO, " fails or is gone (Input/output error)"),
         (errno.EMFILE, ": this process may open no more than "),
-        (errno.EROFS, ": Read-only file system; change that"),
+        (errno.EROFS, ": Read-only file system; change its rights or its disk"),
     ],
 )
 def test_a_message_names_the_real_file_its_disk_and_the_limit(step, tmp_path, number, words):
