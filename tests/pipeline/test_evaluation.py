@@ -185,6 +185,12 @@ def test_a_shard_that_always_loses_its_worker_ends_the_evaluation(evaluation, mo
     with pytest.raises(PipelineError, match="in shard 0, as 2 before it"):
         list(executors.local(1, "cpu", notes.append)(folder.plan, pending, False))
     assert len(notes) == executors.MOST_LOSSES - 1
+    notes.clear()
+    monkeypatch.undo()
+    monkeypatch.setattr(executors, "HUNG_S", 0.5)  # one that has not answered yet is taken to hang
+    with pytest.raises(PipelineError, match="in shard 0, as 2 before it"):
+        list(executors.local(1, "cpu", notes.append)(folder.plan, pending, False))
+    assert sum(note.startswith("no worker has answered for 0 min") for note in notes) == executors.MOST_LOSSES
 
 
 def _predictor(folder: EvaluationFolder, settings: list[str]) -> shards.ShardPredictor:
