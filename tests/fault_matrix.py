@@ -32,12 +32,14 @@ from typing import Any
 
 import psutil
 
+from boundby import files
 from tests import evaluation_workplace as workplace
-from tests.injection import SIGNALS, Ended, Fault, faults, in_child, unreadable, visits
-from tests.test_end_to_end import command_line
+from tests.injection import KILLED, SIGNALS, Ended, Fault, faults, in_child, unreadable, visits
+from utils import cli, steps  # noqa: F401  (which each child would load)
 
 MOST_WAITS = 600  # of a tenth of a second, for a run to end once it was told to
 SMALL_SHARD = 8  # rows, so that a small dataset has several shards
+LIGHT = ("writers", "a step", "a step that goes on", "a step anew")
 ALONE = ("profiling.batch_sizes=[1]",)
 WORDS = {  # what a message about an error says of it
     errno.ENOSPC: "no space left",
@@ -82,21 +84,28 @@ class Note:
 class Theatre:
     """A small model with its data, on which all scenes play, each after what comes before it."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.stage = folder, folder / "stage"
+    def __init__(self, folder: Path, names: list[str]) -> None:
+        self.folder, self.stage, self._names = folder, folder / "stage", names
         self.stage.mkdir(parents=True)
         self._kept = 0
+        if names and set(names) <= set(LIGHT):
+            return
+        preload()
+        from tests.test_end_to_end import command_line
+
         made = in_child(lambda: print(json.dumps(command_line(self.stage))))  # type: ignore[func-returns-value]
         self.settings = [*json.loads(made.said.splitlines()[-1]), *ALONE]
         self.stored = [*self.settings, f"evaluation.storage=file://{self.stage}/store"]
 
-    def scenes(self, names: list[str]) -> list[Scene]:
+    def scenes(self) -> list[Scene]:
         """Return the scenes of these names, all if there are none; each is played once for what comes after it."""
-        made = [self._step("01_download_data", self._data), *self._evaluation()]
-        wanted = set(names) or None
-        if wanted is None or wanted - {each.name for each in made}:
+        wanted = set(self._names)
+        made = [] if wanted and not wanted & set(LIGHT) else self._light()
+        if not wanted or wanted - set(LIGHT):
+            made += [self._step("01_download_data", self._data), *self._evaluation()]
+        if not wanted or wanted - {each.name for each in made}:
             made += self._steps()
-        return [each for each in made if wanted is None or each.name in wanted]
+        return [each for each in made if not wanted or each.name in wanted]
 
     def set(self, scene: Scene) -> None:
         """Bring the stage to what it is before the scene."""
@@ -110,6 +119,34 @@ class Theatre:
     def _played(self, act: Callable[[], int | None]) -> None:
         ended = in_child(act, limit_s=300)
         assert ended.code == 0, ended.said
+
+    def _light(self) -> list[Scene]:
+        """Return what needs no model: all writers, and the life of a step with a body of three visits."""
+        (self.stage / "texts.csv").write_text("text,labels\nhello,0\n")
+        (self.stage / "config.yaml").write_text(
+            f"model: {{name: some/model}}\ndataset: {{file: {self.stage / 'texts.csv'}}}\n"
+            f"output: {{results_dir: {self.stage / 'results'}}}\n"
+        )
+        main, settings = cli.step("02")(three_visits), ["--config", str(self.stage / "config.yaml")]
+        act, resume = functools.partial(main, settings), functools.partial(main, [*settings, "--resume"])
+        write = functools.partial(write_all, self.stage / "results")
+        found = [Scene(LIGHT[0], self._kept_now(), write, write, self._written)]
+        found.append(Scene(LIGHT[1], self._kept_now(), act, resume, self._visited))
+        in_child(act, self.stage, Fault("write", 20, KILLED))
+        found.append(Scene(LIGHT[2], self._kept_now(), resume, resume, self._visited))
+        self._played(resume)
+        found.append(Scene(LIGHT[3], self._kept_now(), act, resume, self._visited))
+        shutil.rmtree(self.stage)
+        self.stage.mkdir()
+        return found
+
+    def _written(self, folder: Path, said: str) -> Any:
+        paths = sorted(path for path in (folder / "results").rglob("*.[jc]s*") if path.is_file())
+        return [(path.name, path.read_text().splitlines()[-1]) for path in paths]
+
+    def _visited(self, folder: Path, said: str) -> Any:
+        metrics = json.loads((folder / "results" / "baseline_metrics.json").read_text())
+        return metrics, self._recorded("02")(folder, said)
 
     def _step(self, script: str, result: Callable[[Path, str], Any]) -> Scene:
         main = importlib.import_module(f"scripts.{script}").main
@@ -175,6 +212,33 @@ class Theatre:
         return outputs
 
 
+def three_visits(run: cli.Run) -> None:
+    """Stand in for step 02: three visits, each committed to a log, and the results that follow from them."""
+    log = run.layout.visits("float32")
+    done = {each["round"] for each in files.read_json_lines(log)} if run.resuming else set()
+    for number in range(3):
+        if number not in done:
+            files.append_json_line(log, {"batch_size": 1, "round": number, "session": "one"})
+    rounds = sorted({each["round"] for each in files.read_json_lines(log)})
+    files.write_csv(run.layout.detailed_metrics, [{"round": each} for each in rounds], ["round"])
+    files.write_json(run.layout.metrics, {"rounds": rounds})
+    run.say("measured")
+
+
+def write_all(folder: Path) -> int:
+    """Write with each of the writers, and sweep, as a tool does."""
+
+    def body(run: cli.Run) -> None:
+        files.remove_orphans(folder)
+        files.write_json(folder / "metrics.json", {"whole": True})
+        files.append_json_line(folder / "log.jsonl", {"whole": True})
+        files.write_csv(folder / "deep" / "er" / "table.csv", [{"a": 1}], ["a"])
+        files.write_bytes(folder / "deep" / "picture.bin", bytes(9000))
+        files.write_json(folder / "metrics.json", {"whole": files.read_json(folder / "metrics.json")["whole"]})
+
+    return cli.command("", body, [], settings=None)
+
+
 def texts_edited(stage: Path) -> None:
     """Exchange two words of a text."""
     _edit(stage / "data" / "val_df.csv", b"good", b"late")
@@ -235,12 +299,11 @@ def main() -> int:
     if args.table:
         print(table(read(args.notes)))
         return 0
-    preload()
     ways = {"fail": play, "edit": edit, "kill": kill, "share": share, "deafen": deafen, "interrupt": interrupt}
     deadline = time.monotonic() + 60 * args.minutes
     with tempfile.TemporaryDirectory() as folder:
-        theatre = Theatre(Path(folder))
-        for scene in theatre.scenes(args.scenes):
+        theatre = Theatre(Path(folder), args.scenes)
+        for scene in theatre.scenes():
             ways[args.how](theatre, scene, args.notes, args.most, deadline)
     return int(any(note.faults for note in read(args.notes)))
 

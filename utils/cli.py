@@ -269,9 +269,11 @@ def _live(number: str, body: Body, run: Run) -> int:
 
 def _recorded(number: str, body: Body, run: Run, parts: "Parts") -> int:
     """Run the body of a step; leave its state in run.json and, when it has finished, its receipt."""
+    from boundby import files
     from utils import steps
 
     started, clock = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
+    files.make_folder(run.layout.receipt(number).parent)  # first: without it, what is written next is not known as ours
     steps.record(number, run.layout, run.config, {"status": "running", "started": started})
     code = FAILED
     try:
