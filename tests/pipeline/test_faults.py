@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from boundby import files
-from tests.fault_matrix import read
+from tests.fault_matrix import read, three_visits
 from tests.injection import LOST_DATA, LOST_NAMES, Fault, in_child
 from utils import cli
 from utils.errors import InputError
@@ -37,21 +37,14 @@ def test_what_a_writer_has_returned_from_outlives_the_power(tmp_path, what):
 
 @pytest.fixture
 def step(tmp_path):
-    """A small step with visits and results, and what it leaves; it is run again with --resume."""
+    """The command of a small step; `flags` are more of its arguments."""
     (tmp_path / "texts.csv").write_text("text,labels\nhello,0\n")
     (tmp_path / "config.yaml").write_text(
         f"model: {{name: some/model}}\ndataset: {{file: {tmp_path / 'texts.csv'}}}\n"
         f"output: {{results_dir: {tmp_path / 'results'}}}\n"
     )
 
-    def body(run: cli.Run) -> None:
-        for number in range(3):
-            files.append_json_line(run.layout.visits("float32"), {"n": number})
-        files.write_json(run.layout.metrics, {"whole": True})
-        files.write_csv(run.layout.detailed_metrics, [{"batch_size": 1}], ["batch_size"])
-        run.say("measured")
-
-    main = cli.step("02")(body)
+    main = cli.step("02")(three_visits)
 
     def play(*flags: str) -> int:
         return main(["--config", str(tmp_path / "config.yaml"), *flags])
