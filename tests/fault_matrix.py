@@ -9,9 +9,11 @@ command must end well without it, with the result of an undisturbed run and noth
 """
 
 import argparse
+import contextlib
 import errno
 import functools
 import importlib
+import io
 import itertools
 import json
 import os
@@ -129,6 +131,9 @@ class Theatre:
         )
         main, settings = cli.step("02")(three_visits), ["--config", str(self.stage / "config.yaml")]
         act, resume = functools.partial(main, settings), functools.partial(main, [*settings, "--resume"])
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            act()  # here, so that no child has to load and to compute what stays the same
+        shutil.rmtree(self.stage / "results")
         write = functools.partial(write_all, self.stage / "results")
         found = [Scene(LIGHT[0], self._kept_now(), write, write, self._written)]
         found.append(Scene(LIGHT[1], self._kept_now(), act, resume, self._visited))
