@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fault_matrix import read, table
+from tests.fault_matrix import LIGHT, read, table
 from tests.injection import unreadable, visits
 from tests.test_end_to_end import arguments, finished  # noqa: F401  (fixtures)
 
@@ -23,14 +23,15 @@ STORED = tuple(f"{name}, in a store" for name in EVALUATION)
 TOOLS = ("validate_dataset", "analyze_trace", "check_profile", "compare_runs")
 SLOW = ("step 02", "step 03", "step 04", "step 05")
 MATRIX = [  # how, at most so many for each scene, and the scenes
+    ("fail", 2000, LIGHT),
     ("fail", 2000, ["step 01"]),
     *[("fail", 500, [name]) for name in (*EVALUATION, *STORED)],
     ("fail", 200, TOOLS),
     *[("fail", 40, [name]) for name in SLOW],
     ("edit", 6, ["evaluate run", "evaluate finalize", "step 02", "step 03"]),
     ("kill", 60, ["evaluate run", "evaluate run, in a store"]),
-    ("share", 10, ["step 01", *EVALUATION, *STORED]),
-    ("deafen", 1, ["step 01", *EVALUATION, *SLOW]),
+    ("share", 10, ["a step", "step 01", *EVALUATION, *STORED]),
+    ("deafen", 1, ["a step", "step 01", *EVALUATION, *SLOW]),
     ("interrupt", 1, ["step 02"]),
 ]
 
