@@ -53,7 +53,7 @@ def make_room(run: Run) -> None:
 
 
 def kept_plan(run: Run, wanted: plans.Identity, anew: bool) -> plans.Plan | None:
-    """Return the plan that is there, None where there is none or `anew` has moved it aside with its parts.
+    """Return the plan that is there, None where there is none, the store lacks it, or `anew` has moved it aside.
 
     Raises InputError when it is for something else than `wanted`, or damaged.
     """
@@ -61,12 +61,12 @@ def kept_plan(run: Run, wanted: plans.Identity, anew: bool) -> plans.Plan | None
         if aside := _set_aside(run):
             run.note(f"the earlier evaluation is in {aside}")
         return None
-    folder = _shared_folder(run)
+    folder, store = _shared_folder(run), _store(run)
     if not folder.plan.exists():
         return None
     made = plans.load(folder)
     plans.require_same(made, wanted, folder)
-    return made
+    return made if not store or store.plan() else None  # `plan` brings it there, where a kill has come between
 
 
 def plan(run: Run, loaded: LoadedModel, wanted: plans.Identity) -> plans.Plan:
@@ -78,7 +78,7 @@ def plan(run: Run, loaded: LoadedModel, wanted: plans.Identity) -> plans.Plan:
             made = plans.load(folder)
             plans.require_same(made, wanted, folder)
             if not store or store.plan():
-                return made  # a kill may have come between the two
+                return made
         else:
             made = planning.make(wanted, run.layout.dataset, loaded, _workers(run))
             made = replace(made, attempt=store.attempt() if store else None)
