@@ -332,9 +332,7 @@ def play(theatre: Theatre, scene: Scene, notes: Path, most: int, deadline: float
     theatre.set(scene)
     undisturbed = in_child(scene.act, theatre.stage)
     assert undisturbed.code == 0, undisturbed.said
-    if scene.resume is not scene.act:
-        in_child(scene.resume)
-    expected = scene.result(theatre.stage, undisturbed.said)
+    expected = both_results(theatre, scene, undisturbed.said)
     known = {note.place for note in read(notes) if note.scene == scene.name}
     chosen = list(faults(undisturbed.done))
     random.Random(0).shuffle(chosen)
@@ -350,8 +348,7 @@ def edit(theatre: Theatre, scene: Scene, notes: Path, most: int, deadline: float
     """Edit what the scene works on before it, at any file it opens, and after it."""
     theatre.set(scene)
     undisturbed = in_child(scene.act, theatre.stage)
-    in_child(scene.resume)
-    expected = scene.result(theatre.stage, undisturbed.said)
+    expected = both_results(theatre, scene, undisturbed.said)
     known = {note.place for note in read(notes)}
     opens = sum(operation == "open" for operation, _ in undisturbed.done)
     for number in sorted({1 + round(each * (opens - 1) / max(1, most - 1)) for each in range(most)}):
@@ -458,8 +455,7 @@ def deafen(theatre: Theatre, scene: Scene, notes: Path, most: int, deadline: flo
     """Play the scene with streams that are dead."""
     theatre.set(scene)
     undisturbed = in_child(scene.act)
-    in_child(scene.resume)
-    expected = scene.result(theatre.stage, undisturbed.said)
+    expected, _ = both_results(theatre, scene, undisturbed.said)
     known = {note.place for note in read(notes)}
     for kind, kill_streams in STREAMS.items():
         if (scene.name, kind, 1) in known or time.monotonic() > deadline:
@@ -467,7 +463,6 @@ def deafen(theatre: Theatre, scene: Scene, notes: Path, most: int, deadline: flo
         theatre.set(scene)
         ended = in_child(lambda: (kill_streams(), scene.act())[1])  # noqa: B023 (called at once)
         found = {} if ended.code == 0 else {"lost": f"ended with {ended.code}: {ended.said[-300:]}"}
-        in_child(scene.resume)
         if scene.resume is not scene.act:  # what a tool prints is gone
             same(scene, theatre.stage, ended, expected, found)
         write(notes, Note(scene.name, kind, 1, "same result", found))
@@ -531,7 +526,12 @@ def write(notes: Path, note: Note) -> None:
         print(f"{note.scene}, {note.kind} at {note.number}: {note.faults}", flush=True)
 
 
-def judged(theatre: Theatre, scene: Scene, fault: Fault, expected: Any) -> Note:
+def both_results(theatre: Theatre, scene: Scene, said: str) -> tuple[Any, Any]:
+    """Return what the scene has just left, and what it leaves when it is gone on with."""
+    return scene.result(theatre.stage, said), (in_child(scene.resume), scene.result(theatre.stage, said))[1]
+
+
+def judged(theatre: Theatre, scene: Scene, fault: Fault, expected: tuple[Any, Any]) -> Note:
     """Inject one fault; return what came of it."""
     theatre.set(scene)
     results = theatre.stage / "results"
@@ -543,7 +543,7 @@ def judged(theatre: Theatre, scene: Scene, fault: Fault, expected: Any) -> Note:
         found["lost"] = f"{torn or 'a part'}"
     if ended.code == 0:
         outcome = "same result"
-        same(scene, theatre.stage, ended, expected, found)
+        same(scene, theatre.stage, ended, expected[0], found)
     elif ended.code in (1, 2, 3, 4):
         outcome = "refused with one true message"
     if callable(fault.what):  # as who edited takes it back
@@ -553,7 +553,7 @@ def judged(theatre: Theatre, scene: Scene, fault: Fault, expected: Any) -> Note:
     if again.code != 0:
         found["lost"] = f"the next attempt ended with {again.code}: {again.said[-300:]}"
     else:
-        same(scene, theatre.stage, again, expected, found)
+        same(scene, theatre.stage, again, expected[1], found)
     if gone := done - visits(results):
         found["lost"] = f"visits {gone}"
     if left := [path.name for path in theatre.stage.rglob(".tmp-*")]:
