@@ -72,6 +72,13 @@ def test_a_message_names_the_real_file_its_disk_and_the_limit(step, tmp_path, nu
     assert message.startswith(f"error: {tmp_path / 'results' / 'baseline_metrics.json'}") and words in message
 
 
+def test_a_log_on_a_full_disk_ends_no_step(step, tmp_path):
+    (tmp_path / "results" / "logs").mkdir(parents=True)
+    (tmp_path / "results" / "logs" / "02.log").symlink_to("/dev/full")
+    ended = in_child(step)
+    assert (ended.code, ended.said) == (0, "measured\n")
+
+
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
 def test_a_disk_without_locks_is_said_at_once(step, tmp_path, number):
     (tmp_path / "results").mkdir()
