@@ -186,7 +186,8 @@ def append_json_line(path: str | Path, value: Any) -> None:
 def read_json_lines(path: str | Path) -> list[Any]:
     """Return the values of a log written by `append_json_line`, without lines that a kill has torn; [] if absent."""
     try:
-        lines = Path(path).read_text(encoding="utf-8", errors="replace").split("\n")  # U+2028 may stand in a line
+        with naming(path):
+            lines = Path(path).read_text(encoding="utf-8", errors="replace").split("\n")  # U+2028 may stand in a line
     except FileNotFoundError:
         return []
     values = []
