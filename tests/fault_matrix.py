@@ -178,8 +178,7 @@ class Theatre:
         return [*found, *self._tools()]
 
     def _tools(self) -> list[Scene]:
-        data = str(self.stage / "data" / "val_df.csv")
-        return [self._tool("validate_dataset", [data])]
+        return [self._tool("validate_dataset", self.settings)]
 
     def _tool(self, script: str, arguments: list[str]) -> Scene:
         act = functools.partial(importlib.import_module(f"scripts.{script}").main, arguments)

@@ -19,6 +19,7 @@ import shutil
 import signal
 import sys
 import time
+import traceback
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -276,10 +277,9 @@ def in_child(
             with os.fdopen(report, "w") as file:
                 json.dump(done, file)
         except BaseException:
-            import traceback
-
-            traceback.print_exc()
-        os._exit(code)
+            os.write(log, traceback.format_exc().encode())  # the streams may be dead
+        finally:
+            os._exit(code)
     os.close(report)
     code, done = _awaited(pid, answer, kill_after_s, limit_s)
     said = os.pread(log, os.fstat(log).st_size, 0).decode(errors="replace")
