@@ -438,6 +438,13 @@ def broken_pipe() -> None:
     os.close(reading)
 
 
+def reopened() -> None:
+    """Open the streams that are left as a new process would: whether one can seek is asked once."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is not None:
+            setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115
+
+
 STREAMS: dict[str, Callable[[], None]] = {
     "stdout on a full disk": functools.partial(lead, "/dev/full", 1),
     "stderr on a full disk": functools.partial(lead, "/dev/full", 2),
@@ -460,7 +467,7 @@ def deafen(theatre: Theatre, scene: Scene, notes: Path, most: int, deadline: flo
         if (scene.name, kind, 1) in known or time.monotonic() > deadline:
             continue
         theatre.set(scene)
-        ended = in_child(lambda: (kill_streams(), scene.act())[1])  # noqa: B023 (called at once)
+        ended = in_child(lambda: (kill_streams(), reopened(), scene.act())[2])  # noqa: B023 (called at once)
         found = {} if ended.code == 0 else {"lost": f"ended with {ended.code}: {ended.said[-300:]}"}
         if scene.resume is not scene.act:  # what a tool prints is gone
             same(scene, theatre.stage, ended, expected, found)
