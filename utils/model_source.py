@@ -93,7 +93,8 @@ def check_code(folder: Path, name: str, *, with_tokenizer: bool = True) -> None:
     """Raise InputError when the model's files name code to run: its own classes, or kernels from the Hub."""
     config = _read_config(folder)
     try:
-        tokenizer = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        with files.naming(folder / "tokenizer_config.json"):
+            tokenizer = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
         tokenizer = {}
     kernels = [key for key, value in config.items() if "attn_implementation" in key and "/" in str(value)]
