@@ -32,6 +32,7 @@ from boundby.verdict import Fix
 from utils import models
 from utils.config import Model
 from utils.config import Variants as Settings
+from utils.errors import lacking
 from utils.model_source import model_files
 from utils.models import LoadedModel
 from utils.variants.engines import EngineFailed, EngineProcess
@@ -362,8 +363,7 @@ def _engine(name: str, shop: Workshop) -> Way:
     """Return the model converted for another library, at its best batch size of texts sorted by length."""
     engine = ENGINES[name]
     if engine.lacking:
-        lacking = " and ".join(engine.lacking)
-        raise Refused("not_installed", f"{lacking} not installed: bash setup_environment.sh --engines")
+        raise Refused("not_installed", str(lacking(*engine.lacking)))
     if not is_host(shop.loaded.device):
         raise Refused("not_possible", "it is compared on a CPU alone")
     if engine.precision == "bfloat16":
