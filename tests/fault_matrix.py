@@ -244,13 +244,13 @@ def write_all(folder: Path) -> int:
 
 
 def texts_edited(stage: Path) -> None:
-    """Exchange two words of a text."""
-    _edit(stage / "data" / "val_df.csv", b"good", b"late")
+    """Exchange a word of a text."""
+    _edit(stage / "data" / "val_df.csv", b"refund", b"parcel")
 
 
 def labels_edited(stage: Path) -> None:
     """Give a row another label."""
-    _edit(stage / "data" / "val_df.csv", b",0,a", b",1,b")
+    _edit(stage / "data" / "val_df.csv", b",0,praise", b",1,complaint")
 
 
 def weights_swapped(stage: Path) -> None:
@@ -262,8 +262,8 @@ def weights_swapped(stage: Path) -> None:
 
 
 def tokenizer_edited(stage: Path) -> None:
-    """Give two words the tokens of one another."""
-    _edit(stage / "model" / "tokenizer.json", b'"card"', b'"drac"')
+    """Take the token of a word away."""
+    _edit(stage / "model" / "tokenizer.json", b'"refund"', b'"drac"')
 
 
 def model_config_edited(stage: Path) -> None:
@@ -275,7 +275,9 @@ EDITS = (texts_edited, labels_edited, weights_swapped, tokenizer_edited, model_c
 
 
 def _edit(path: Path, old: bytes, new: bytes) -> None:
-    path.write_bytes(path.read_bytes().replace(old, new, 1))
+    content = path.read_bytes()
+    assert old in content, f"{path} has no {old!r}, so that the edit would be none"
+    path.write_bytes(content.replace(old, new, 1))
 
 
 def both(act: Callable[[], int | None]) -> int:
