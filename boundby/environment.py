@@ -38,7 +38,8 @@ ROUNDING = (
     "CUDNN_",
     "TORCH_CUDNN_",
 )
-OFF_THE_NUMBERS = ("_VERBOSE", "_LOG", "_DIR", "_PATH", "_FILE")  # ends of names that say where to, not how
+# Ends of names that say where to, not how; scikit-learn sets KMP_DUPLICATE_LIB_OK wherever it is imported.
+OFF_THE_NUMBERS = ("_VERBOSE", "_LOG", "_DIR", "_PATH", "_FILE", "_LIB_OK")
 
 
 def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str | None]:

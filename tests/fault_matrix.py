@@ -582,7 +582,7 @@ def same(scene: Scene, stage: Path, ended: Ended, expected: Any, found: dict[str
 
 def wrong(ended: Ended, fault: Fault) -> dict[str, str]:
     """Return what is wrong with how a program ended."""
-    errors = [line for line in ended.said.splitlines() if line.startswith("error: ")]
+    errors = [line for line in ended.said.splitlines() if line.startswith(("error: ", "FAULT: "))]
     found = {}
     if ended.code is None:
         found["hung"] = ended.said[-300:]

@@ -92,7 +92,8 @@ def test_what_changes_digits_is_recorded_and_what_says_where_to_write_is_not(mon
     before, digits = settings(), numerics()
     changed = {"NVIDIA_TF32_OVERRIDE": "0", "ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "AVX2"}
     faster = {"CUDA_LAUNCH_BLOCKING": "1", "RAYON_NUM_THREADS": "1", "MKL_NUM_THREADS": "3", "LD_PRELOAD": ""}
-    for name, value in {**changed, **faster, "ONEDNN_VERBOSE": "1", "CUDNN_LOGDEST_DBG_DIR": "/x", "MKL": "1"}.items():
+    others = {"ONEDNN_VERBOSE": "1", "CUDNN_LOGDEST_DBG_DIR": "/x", "MKL": "1", "KMP_DUPLICATE_LIB_OK": "True"}
+    for name, value in {**changed, **faster, **others}.items():
         monkeypatch.setenv(name, value)
     assert settings() == {**before, **changed, **faster}
     assert numerics() == {**digits, **changed}

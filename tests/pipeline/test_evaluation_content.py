@@ -103,6 +103,21 @@ def test_another_model_at_the_planned_place_is_refused_by_every_worker(evaluatio
     assert shards.ShardPredictor.open(folder.plan).predict_shard(0).status == "predicted"
 
 
+def test_weights_written_into_while_they_are_used_commit_nothing(evaluation_folder):
+    folder, settings, _ = evaluation_folder
+    assert workplace.evaluate(settings, "plan") == [0]
+    predictor = shards.ShardPredictor.open(folder.plan)
+    weights = Path(plans.load(folder).places.model) / "model.safetensors"
+    before = weights.read_bytes()
+    weights.write_bytes(before[:-4] + b"\0\0\x80\x3f")
+    try:
+        with pytest.raises(InputError, match="another model"):
+            predictor.predict_shard(0)
+    finally:
+        weights.write_bytes(before)
+    assert workplace.results(folder.path) == {}
+
+
 def test_code_that_was_edited_since_the_plan_is_refused(evaluation_folder, monkeypatch):
     folder, settings, _ = evaluation_folder
     assert workplace.evaluate(settings, "plan") == [0]

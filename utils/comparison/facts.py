@@ -425,12 +425,12 @@ def rounds_of(visits: Iterable[Visit]) -> dict[Point, Rounds]:
 
 
 def shards(results: Results) -> Shards | None:
-    """Return the shards of the pass over the dataset; None where the folder has no complete set of them."""
+    """Return the shards of the pass over the dataset; None where the folder has no complete set. Raises OSError."""
     folder = EvaluationFolder(results.layout.evaluation)
     try:
         plan = steps.read(folder.plan, Plan)
         costs = [steps.read(folder.cost(shard.id), Cost) for shard in plan.shards]
-    except (OSError, ValueError):
+    except (FileNotFoundError, ValueError):
         return None
     if any(cost.plan != plan.fingerprint for cost in costs):
         return None
@@ -699,10 +699,10 @@ def _facts(run: Results) -> dict[str, object]:
 
 
 def _parts(run: Results) -> dict[str, object]:
-    """Return what the receipt of step 02 says it depended on; {} where there is none."""
+    """Return what the receipt of step 02 says it depended on; {} where there is none. Raises OSError."""
     try:
         parts = steps.read(run.layout.receipt("02"), steps.Marker).parts
-    except (OSError, ValueError):
+    except (FileNotFoundError, ValueError):
         return {}
     return {name: getattr(parts, name) for name in JUDGED_PARTS}
 

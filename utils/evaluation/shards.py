@@ -51,7 +51,7 @@ class ShardPredictor:
     def __init__(self, made: plan.Plan, folder: EvaluationFolder, loaded: LoadedModel) -> None:
         self.plan, self.folder = made, folder
         identity, choices = made.identity, made.choices
-        self._dataset = Path(made.places.dataset)
+        self._dataset, self._model = Path(made.places.dataset), loaded.source.path
         rows.require_planned(self._dataset, identity)
         self._task = tasks.of(identity.task)
         self._positions = rows.evaluated_positions(identity.dataset_rows, identity.rows, identity.sample_seed)
@@ -177,6 +177,7 @@ class ShardPredictor:
             device_id=uuid_of(self._predictor.device) or str(self._predictor.device),
             started_s=time.monotonic() - seconds.total_s,
         )
+        planning.require_planned_model(self.plan, self._model)  # mapped: who writes into the file changes them here
         table = self._task.table(begun.rows.row_ids, begun.rows.labels, prediction.lengths, prediction.logits)
         part = parts.commit(table, facts, cost, self.folder)
         begun.claim.close()
