@@ -582,7 +582,9 @@ def same(scene: Scene, stage: Path, ended: Ended, expected: Any, found: dict[str
 
 def wrong(ended: Ended, fault: Fault) -> dict[str, str]:
     """Return what is wrong with how a program ended."""
-    errors = [line for line in ended.said.splitlines() if line.startswith(("error: ", "FAULT: "))]
+    errors = [line for line in ended.said.splitlines() if line.startswith("error: ")]
+    if not errors and "\nFAULT: " in ended.said:  # a profile was checked: the file and the reason stand above, wrapped
+        errors = [" ".join(ended.said.split())]
     found = {}
     if ended.code is None:
         found["hung"] = ended.said[-300:]
