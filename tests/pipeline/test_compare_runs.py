@@ -360,10 +360,9 @@ def test_a_shard_of_another_plan_is_not_taken(tmp_path: Path) -> None:
     a, b = tmp_path / "a", tmp_path / "b"
     store(a, made, document(made, full_dataset_metrics=evaluation(a, RIGHT, [1.0] * 5)))
     evaluation(b, RIGHT, [1.0] * 5)
-    found = facts.read(a, layout(a))
-    assert facts.shards(found) is not None
+    assert facts.read(a, layout(a)).shards
     (b / "evaluation" / "cost-00002.json").replace(a / "evaluation" / "cost-00002.json")
-    assert facts.shards(found) is None
+    assert facts.read(a, layout(a)).shards is None
 
 
 def layout(folder: Path) -> Any:
