@@ -106,14 +106,16 @@ def _kept(run: Results) -> _Baseline:
         document=removed(
             {
                 **{key: document.get(key) for key in TOP},
-                "model": {key: document["model"].get(key) for key in OF_MODEL},
+                "model": {key: document["model"][key] for key in OF_MODEL if key in document["model"]},
                 "device": document["device"],
                 "batch_sizes": [{key: row[key] for key in OF_ROW if key in row} for row in document["batch_sizes"]],
                 "full_dataset_metrics": full and {key: full[key] for key in OF_PASS},
             }
         ),
         points=[
-            _Point(*point, {at: _short(value) for at, value in said.seconds.items()}, dict(said.batches), said.disturbed)
+            _Point(
+                *point, {at: _short(value) for at, value in said.seconds.items()}, dict(said.batches), said.disturbed
+            )
             for point, said in run.points.items()
         ],
         shards=run.shards and Shards(run.shards.rows, tuple(map(_short, run.shards.seconds))),

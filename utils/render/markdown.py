@@ -58,4 +58,4 @@ def _details(block: Details) -> str:
 
 def _plain(value: str) -> str:
     escaped = MARKUP.sub(r"\\\1", clean(value, LONGEST))
-    return escaped.replace("@", "@\u2060")  # a word joiner: no account is told of it
+    return escaped.replace("@", "@<!-- -->")  # no account is told of it
