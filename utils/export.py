@@ -83,7 +83,13 @@ def to_wandb(run: Exported, folder: Path) -> str:
     settings = wandb.Settings(console="off", silent=True)
     config = dict(run.settings)
     made = wandb.init(
-        project=PROJECT, name=run.name, dir=str(folder), mode="offline", config=config, settings=settings, reinit="create_new"
+        project=PROJECT,
+        name=run.name,
+        dir=str(folder),
+        mode="offline",
+        config=config,
+        settings=settings,
+        reinit="create_new",
     )
     for (dtype, size), figures in run.rows.items():
         made.log({"batch_size": size, **{f"{dtype}/{name}": value for name, value in figures.items()}})
@@ -91,6 +97,7 @@ def to_wandb(run: Exported, folder: Path) -> str:
     made.summary.update({**{f"whole_set/{name}": value for name, value in run.totals.items()}, "card": run.card})
     place = Path(made.settings.sync_dir)
     made.finish()
+    wandb.teardown()  # it waits for the writer, which has a process of its own
     return f"{place}; upload it with: wandb sync {place}"
 
 

@@ -105,7 +105,9 @@ def _summary(layout: Layout, document: Mapping[str, Any], card: Sequence[str], m
         "settled": verdict.get("settled"),
         "would_settle": _short(verdict.get("would_settle")),
         "confidence": verdict.get("confidence"),
-        "limited_by": [{"kind": each["kind"], "share": _rounded(each["share"])} for each in verdict.get("limited_by", ())],
+        "limited_by": [
+            {"kind": each["kind"], "share": _rounded(each["share"])} for each in verdict.get("limited_by", ())
+        ],
         "id": f"M/batch_sizes/{at}/verdict",
     }
     return {

@@ -23,7 +23,9 @@ from boundby.patches import Patches
 from boundby.training import ManagerOptions, ProfilerManager
 from boundby.training.stages import BACKWARD, DATA, EVALUATION, FORWARD, OPTIMIZER
 
-NO_TRACE = "a program that is recorded from outside is only timed; boundby.training.ProfilerManager in it records a trace"
+NO_TRACE = (
+    "a program that is recorded from outside is only timed; boundby.training.ProfilerManager in it records a trace"
+)
 COPIES = "not told apart from the loop: copies to a device stand under the time in no stage"
 COMPILED_IN_PLACE = "not told apart from the loop: the model was compiled in place, and a hook would change its graph"
 NOT_CALLED = "not told apart from the loop: the module that holds the parameters is not called as a whole"

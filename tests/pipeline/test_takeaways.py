@@ -1,5 +1,6 @@
 """What leaves a run: the bounded summary for language models, and exports read back by their own clients."""
 
+import base64
 import importlib
 import json
 import struct
@@ -16,10 +17,7 @@ from tests.report_reading import answered, traced
 from utils import export, summary
 from utils.artifacts import Layout
 
-PNG = (
-    b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\x01\0\0\0\x01\x08\x04\0\0\0\xb5\x1c\x0c\x02"
-    b"\0\0\0\x0bIDATx\xdac\xfc_\x0f\0\x02\x83\x01\x81\x0b\x8a\x1f\x98\0\0\0\0IEND\xaeB`\x82"
-)
+PNG = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg==")
 CARD = "quickstart on AMD EPYC\nLimited by  padding\n"
 
 
@@ -73,7 +71,9 @@ def test_a_folder_without_results_ends_with_2(script, tmp_path, capsys) -> None:
     assert "is missing; give a results folder" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("module", ["utils.summary", "utils.export", "utils.comparison.baselines", "utils.comparison.blocks"])
+@pytest.mark.parametrize(
+    "module", ["utils.summary", "utils.export", "utils.comparison.baselines", "utils.comparison.blocks"]
+)
 def test_what_only_reads_results_loads_neither_torch_nor_pictures(module: str) -> None:
     code = f"import sys, {module}; print([name for name in ('torch', 'matplotlib', 'pandas') if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"

@@ -69,7 +69,9 @@ def test_a_program_goes_on_where_it_cannot_be_recorded_and_the_reason_is_told(tr
     assert code == 0 and shown.startswith("went on False\n") and "nothing was recorded: " in shown
 
 
-@pytest.mark.parametrize(("program", "exit_code"), [("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 9)", 137)])
+@pytest.mark.parametrize(
+    ("program", "exit_code"), [("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 9)", 137)]
+)
 def test_a_program_without_training_keeps_its_exit_code(train, program: str, exit_code: int) -> None:
     code, shown, _ = train(sys.executable, "-c", program)
     assert code == exit_code and "no second optimizer step" in shown
