@@ -185,8 +185,8 @@ def command(
 ) -> int:
     """Parse, load the settings, run `body`; turn every failure into one message and an exit code.
 
-    With `has_heartbeat` the console says every ten seconds that the body is still at work. Where the parser has a default
-    for `program`, that is what follows `--`.
+    With `has_heartbeat` the console says every ten seconds that the body is still at work. Where the parser
+    has a default for `program`, that is what follows `--`.
     """
     parser = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     if settings:

@@ -54,7 +54,7 @@ def read(layout: Layout) -> Exported:
 
 
 def to_mlflow(run: Exported, uri: str) -> str:
-    """Log it as a run of the experiment `PROJECT` at this tracking URI; a step is a batch size. Return what was made."""
+    """Log it as a run of the experiment `PROJECT` at this URI; a step is a batch size. Return what was made."""
     from mlflow.entities import Metric, Param
     from mlflow.tracking import MlflowClient
 

@@ -347,7 +347,7 @@ def compare(
         raise InputError(f"--minimum-effect is {minimum_effect_pct:g}; give a percentage above 0, such as 2")
     if not 2 <= len(runs) <= len(ascii_uppercase):
         raise InputError(
-            f"a comparison takes 2 to {len(ascii_uppercase)} results folders, --baseline counted as one; {len(runs)} given"
+            f"a comparison takes 2 to {len(ascii_uppercase)} results folders, --baseline is one; {len(runs)} given"
         )
     a, *others = (replace(run, name=name) for run, name in zip(runs, ascii_uppercase, strict=False))
     doubts = [tuple([*_differing_ground(a, b, force), *_unfinished(a, b)]) for b in others]

@@ -43,7 +43,7 @@ def describe(folder: Path, settings: TrainingSettings, plan: Plan) -> None:
 
 
 def named(run_id: str | None, output: Path | None, name: str) -> Path:
-    """Return the folder that is asked for, or one of this name. Raises InputError for a run id that is no plain name."""
+    """Return the folder that is asked for, or one of this name. Raises InputError for a run id that is a path."""
     if run_id is not None and not RUN_ID.fullmatch(run_id):
         raise InputError(f"--run-id {run_id!r}: letters, digits, '.', '_' and '-' only, at most 100; no path")
     return output or RUNS / (run_id or name)

@@ -11,6 +11,7 @@ import importlib.util
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 FOLDER_VARIABLE = "BOUNDBY_RECORD_INTO"
 HERE = Path(__file__).resolve().parent
@@ -23,7 +24,7 @@ class AfterTorch:
 
     is_looking = False
 
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         """Return the spec of torch, whose loader starts the recording, or of this library; None for all else."""
         if name == "boundby":
             return importlib.machinery.PathFinder.find_spec(name, [str(LIBRARY)])
@@ -37,15 +38,15 @@ class AfterTorch:
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
-            def execute_and_watch(module):
+            def execute_and_watch(module: Any) -> None:
                 execute(module)
                 watch()
 
-            spec.loader.exec_module = execute_and_watch
+            spec.loader.exec_module = execute_and_watch  # type: ignore[method-assign]
         return spec
 
 
-def watch():
+def watch() -> None:
     """Record the steps of this program from now on; where that cannot be, leave why."""
     folder = Path(os.environ[FOLDER_VARIABLE])
     try:
@@ -59,7 +60,7 @@ def watch():
             file.write(why + "\n")
 
 
-def give_way():
+def give_way() -> None:
     """Run the `sitecustomize` that would have run without this one."""
     others = [entry for entry in sys.path if Path(entry or ".").resolve() != HERE]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
