@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import torch
 
     from boundby.capture import CaptureManifest, CaptureOptions, Cycle, Recorder, Schedule
+    from boundby.device import Allocator
 
 Result = TypeVar("Result")
 NO_TRACE_WANTED = "ManagerOptions.trace is False; with True a few steps are recorded"
@@ -135,11 +136,11 @@ class ProfilerManager:
         """Take note that a step has ended, which had this number; one more than the last, if None."""
         if not self._is_on:
             return
-        self.timer.step(number)
-        began = perf_counter()
         if self._interruptions:
             self._interruptions.is_paused = True  # what the profiler does between steps is no part of the loop
             self._interruptions.watch_compiler()
+        self.timer.step(number)
+        began = perf_counter()
         if self._recorder:
             self._recorder.step()
         values = self._readings and self._guarded("readings", self._readings.due)
@@ -256,7 +257,7 @@ class ProfilerManager:
     def _prepare(self) -> None:
         """Find out about process and device, and make what records the trace."""
         from boundby.capture import CaptureOptions, Naming, Recorder, Schedule, naming_of_process
-        from boundby.device import is_gpu, pick_device, uuid_of
+        from boundby.device import allocator, is_gpu, pick_device, uuid_of
         from boundby.training.recorder import CudaMarks
 
         timer, given = self.timer, self._options.timer
@@ -268,7 +269,9 @@ class ProfilerManager:
         if is_gpu(device):
             timer.marks = CudaMarks(device)
         if self._options.readings:
-            self._readings = Readings(Sources(PsutilSource(), nvml_source(uuid_of(device))))
+            counters = allocator(device)
+            sources = (PsutilSource(), nvml_source(uuid_of(device)))
+            self._readings = Readings(Sources(*sources, AllocatorSource(counters)) if counters else Sources(*sources))
         if self._options.trace:
             self._recorder = Recorder(
                 self._schedule or Schedule(WAIT, WARMUP, ACTIVE),
@@ -383,6 +386,25 @@ class Interruptions:
 
     def _compile_ended(self, *_: object) -> None:
         self._timer.end(stages.COMPILE)
+
+
+class AllocatorSource:
+    """What the device's allocator has handed out, what it keeps, and the most it has handed out; no wait for it."""
+
+    reason: str | None = None
+    reasons: Mapping[str, str] = {}
+
+    def __init__(self, counters: "Allocator") -> None:
+        self._counters = counters
+
+    def read(self) -> dict[str, float]:
+        """Return the bytes by metric."""
+        counters = self._counters
+        return {
+            "gpu_memory_allocated_bytes": float(counters.allocated),
+            "gpu_memory_reserved_bytes": float(counters.reserved),
+            "gpu_memory_peak_allocated_bytes": float(counters.peak_allocated),
+        }
 
 
 class Readings:

@@ -32,10 +32,7 @@ MOST_OPERATORS = 25
 BINS = 40
 WHOLE = "whole step; share in no stage"
 OPERATORS = ("name", "calls", "cpu_self_ms", "cpu_total_ms", "device_self_ms", "flops", "input_shapes")
-HOW = """profiler.metrics({
-    "process_memory_bytes": psutil.Process().memory_info().rss,
-    "gpu_memory_allocated_bytes": torch.cuda.memory_allocated(),
-})"""
+HOW = """profiler.metrics({"process_memory_bytes": psutil.Process().memory_info().rss})"""
 PREVIEW_BYTES = 20_000
 HEIGHT, WITH_LEGEND = 260, 340  # of a chart, in pixels
 LONGEST_OF_TWO = 14  # characters of names that stand beside one another on a telephone
@@ -131,7 +128,7 @@ def overview(shown: Shown) -> None:
         nothing(shown.entry, shown.processes)
         return
     faults(shown.processes)
-    for part in (_state, _alerts, _verdict, _steps, _metrics, _given_up):
+    for part in (_verdict, _state, _alerts, _steps, _metrics, _given_up):
         with st.container():  # so that one which grows does not push the others out of their places
             part(shown)
 
