@@ -163,6 +163,7 @@ def test_the_example_states_every_setting_and_can_be_planned_for(run, profile, t
         ({"links": {"pairs": [{"between": ["one", "two"], "gb_per_s": 1}] * 2}}, "gives one to two twice"),
         ({"links": {"default": {"gb_per_s": 0}}}, "greater than 0"),
         ({"workloads": {}}, "did you mean 'workload'?"),
+        ({"nodes": [{"name": "a", "kind": "cpu", "ramgb": 4}]}, "nodes[0].ramgb: unknown key, did you mean 'ram_gb'?"),
     ],
 )
 def test_wrong_nodes_end_with_two_and_say_where(run, profile, tmp_path, changes, says) -> None:
