@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from boundby.formatting import percent, times
 from boundby.roofline import Interval
 
 Bound = Literal[
@@ -617,6 +618,20 @@ class Verdict:
     limited_by: tuple[Cause, ...] = ()
     products: Products | None = None
     unsettled: Unsettled | None = None
+
+    def __str__(self) -> str:
+        """Return what limits, whether that is settled, and the best that is known to help, in one sentence."""
+        share = "" if self.share_of_limit is None else f", which alone needs {percent(self.share_of_limit)} of the time"
+        words = f"limited by {plain(self.bound)}{share}"
+        tried = [trial for trial in self.trials if trial.is_fix and trial.outcome == "gains"]
+        if tried:
+            best = max(tried, key=lambda trial: trial.measured.value)
+            words += f"; {best.name}: {times(best.measured.value)} times as fast, measured"
+        elif self.gains:
+            words += f"; {self.gains[0].fix}: at most {times(self.gains[0].at_most)} times as fast, not tried"
+        return words if self.unsettled is None else f"{words}; not settled: {self.unsettled.text}"
+
+    __repr__ = __str__
 
     @property
     def settled(self) -> bool:

@@ -37,7 +37,17 @@ class Tokens:
 
 
 def tokenize(tokenizer: Any, texts: Sequence[str], max_length: int) -> Tokens:
-    """Return the token ids of each text, cut to `max_length` tokens including special ones."""
+    """Return the token ids of each text, cut to `max_length` tokens including special ones.
+
+    Raises ValueError for a text without tokens, for pairs of texts and other inputs that are not one text each, and for
+    a tokenizer that marks its tokens by type (XLNet, Funnel): a model gets ids alone here.
+    """
+    if isinstance(texts, str):
+        raise ValueError("one text was given as it is; give a list of texts")
+    other = next((row for row, text in enumerate(texts) if not isinstance(text, str)), None)
+    if other is not None:
+        kind = "a pair" if isinstance(texts[other], list | tuple) else type(texts[other]).__name__
+        raise ValueError(f"text {other} is {kind}, not one text: pairs are not supported; give one str each")
     ids: list[np.ndarray] = []
     truncated: int | None = 0
     for start in range(0, len(texts), TOKENIZER_CHUNK):
@@ -58,6 +68,11 @@ def _encoded(tokenizer: Any, texts: list[str], max_length: int) -> tuple[list[li
     encoded = tokenizer(
         texts[:1] if fast else texts, truncation=True, max_length=max_length, return_attention_mask=False
     )
+    if any(any(types) for types in encoded.get("token_type_ids", ())):
+        raise ValueError(
+            f"{type(tokenizer).__name__} marks some tokens of a text by type (token_type_ids), which its model needs "
+            "and does not get here"
+        )
     if fast is None:
         return encoded["input_ids"], encoded.encodings
     encodings = fast(texts)

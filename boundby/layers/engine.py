@@ -242,4 +242,5 @@ def _file_name(name: str) -> str:
 
 
 def _title(profile: ModelProfile) -> str:
-    return f"{profile.model_name}, {profile.shape}" if profile.shape else profile.model_name
+    given = profile.shape or ", ".join(profile.layers[0].input_shapes[:1])
+    return f"{profile.model_name}, {given}" if given else profile.model_name

@@ -89,10 +89,10 @@ def p95_doubt(num_runs: int) -> str | None:
     )
 
 
-def coverage(ratio: float, leaf_ratio: float) -> Coverage:
-    """Return the coverage with what it says of the profile."""
+def coverage(ratio: float, leaf_ratio: float, *, is_disturbed: bool = False) -> Coverage:
+    """Return the coverage with what it says of the profile; one that was disturbed passes never."""
     status: CoverageStatus = "not representative"
-    if PASS[0] <= ratio <= PASS[1]:
+    if PASS[0] <= ratio <= PASS[1] and not is_disturbed:
         status = "pass"
     elif WARN[0] <= ratio <= WARN[1]:
         status = "warn"
@@ -102,7 +102,7 @@ def coverage(ratio: float, leaf_ratio: float) -> Coverage:
 def trust_doubts(covered: Coverage, overhead: float, num_runs: int) -> list[str]:
     """Return what speaks against the profile as a whole."""
     doubts = []
-    if covered.status != "pass":
+    if not PASS[0] <= covered.ratio <= PASS[1]:
         doubts.append(
             f"coverage: the layers account for {100 * covered.ratio:.1f} % of the time without probes"
             + ("; this profile is not representative" if covered.status == "not representative" else "")

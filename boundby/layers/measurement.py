@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 from typing import Any, cast
 
 import torch
@@ -116,6 +116,7 @@ class Findings:
     shapes: Mapping[Call, CallShapes]
     work: LayerWork
     limits: Limits | None
+    is_disturbed: bool = False
 
 
 class Assembly:
@@ -136,15 +137,19 @@ class Assembly:
     def coverage(self) -> Coverage:
         """Return how much of the reference time the root accounts for: by the slower one of host and device."""
         root, reference_ns = self.samples[""], self._findings.host.reference_ns
-        pairs = zip(root.host_inclusive_s, reference_ns, strict=True)
-        ratio = median(spent * 1e9 / plain for spent, plain in pairs)
+        if any(_varies(each.calls) for each in self.samples.values()):  # neighbouring runs are not alike
+            ratio = sum(root.host_inclusive_s) * 1e9 / sum(reference_ns)
+        else:
+            pairs = zip(root.host_inclusive_s, reference_ns, strict=True)
+            ratio = median(spent * 1e9 / plain for spent, plain in pairs)
         if root.device_inclusive_s:
             ratio = max(ratio, median(root.device_inclusive_s) * 1e9 / median(reference_ns))
         inside = [call for call in self._calls if not self._tree.is_elsewhere(call) and not call.callees]
         leaves = [self.samples[call.path] for call in inside]
-        leaves_s = sum(median(leaf.device_self_s or leaf.host_self_s) for leaf in leaves)
-        root_s = median(root.device_inclusive_s or root.host_inclusive_s)
-        return coverage(ratio, leaves_s / root_s if root_s > 0 else 0.0)
+        leaves_s = sum(fmean(leaf.device_self_s or leaf.host_self_s) for leaf in leaves)
+        root_s = fmean(root.device_inclusive_s or root.host_inclusive_s)
+        leaf_ratio = leaves_s / root_s if root_s > 0 else 0.0
+        return coverage(ratio, leaf_ratio, is_disturbed=self._findings.is_disturbed)
 
     def _samples(self) -> dict[str, LayerSamples]:
         runs = [corrected(run, self._findings.cost_ns) for run in self._findings.host.runs]
@@ -167,7 +172,8 @@ class Assembly:
         host_self, host_inclusive = summarize_runs(samples.host_self_s), summarize_runs(samples.host_inclusive_s)
         device_self = summarize_runs(samples.device_self_s) if samples.device_self_s else None
         is_concurrent = self._tree.is_elsewhere(call)
-        operators = None if is_concurrent else self._findings.work.of(call)
+        varies = _varies(samples.calls)
+        operators = None if is_concurrent or varies else self._findings.work.of(call)
         verdict = judge_layer((device_self or host_self).median, host_self.median, operators, self._machine)
         calls = sum(samples.calls) / len(samples.calls)
         return LayerProfile(
@@ -188,7 +194,11 @@ class Assembly:
             bound=verdict.bound,
             share_of_limit=verdict.share_of_limit,
             gain_at_limit_s=verdict.gain_at_limit_s,
-            doubts=(*self._doubts(call, is_concurrent), *verdict.doubts),
+            doubts=(
+                *([_calls_vary(samples.calls)] if varies else []),
+                *self._doubts(call, is_concurrent),
+                *verdict.doubts,
+            ),
             is_concurrent=is_concurrent,
             **self._held(module),
             **self._seen(call),
@@ -245,6 +255,17 @@ class Assembly:
             paths[path] = layer
             layers.append(layer)
         return layers
+
+
+def _varies(calls: Sequence[int]) -> bool:
+    return min(calls) != max(calls)
+
+
+def _calls_vary(calls: Sequence[int]) -> str:
+    if min(calls):
+        return f"it was called {min(calls)} to {max(calls)} times a run; its work is not known, its time is the mean"
+    runs = sum(number > 0 for number in calls)
+    return f"it was called in {runs} of {len(calls)} runs; its work is not known, its time is the mean over all of them"
 
 
 def _is_container(module: nn.Module) -> bool:
@@ -383,7 +404,7 @@ def measure(
     doubts += [f"disturbed: {'; '.join(disturbance.text for disturbance in disturbances)}"] if disturbances else []
     if len(host.runs) < num_runs:
         doubts.append(f"runs: {len(host.runs)} of {num_runs} fitted into {max_seconds:g} s")
-    findings = Findings(host, cost_ns, device, memory, shapes, work, limits)
+    findings = Findings(host, cost_ns, device, memory, shapes, work, limits, is_disturbed=bool(disturbances))
     return _report(subject, Assembly(tree, targets, findings), findings, doubts)
 
 
@@ -423,6 +444,8 @@ def _report(subject: Subject, assembly: Assembly, findings: Findings, doubts: Se
     reference_s = summarize_runs([ns / 1e9 for ns in host.reference_ns])
     instrumented_s = summarize_runs([ns / 1e9 for ns in host.instrumented_ns])
     coverage, layers = assembly.coverage(), assembly.layers()
+    vary = any(_varies(samples.calls) for samples in assembly.samples.values())
+    overhead = instrumented_s.mean / reference_s.mean - 1 if vary else host.overhead
     profile = ModelProfile(
         profile_name=subject.profile_name,
         model_name=subject.model_name,
@@ -437,16 +460,25 @@ def _report(subject: Subject, assembly: Assembly, findings: Findings, doubts: Se
         coverage=coverage,
         layers=layers,
         reasons=_reasons(findings, num_runs),
-        doubts=(*doubts, *trust_doubts(coverage, host.overhead, num_runs), *_doubts(subject.model, layers, findings)),
+        doubts=(
+            *doubts,
+            *trust_doubts(coverage, overhead, num_runs),
+            *_doubts(subject.model, layers, findings, assembly.samples),
+        ),
         environment=_environment(),
         limits=findings.limits,
-        paired_overhead=host.overhead,
+        paired_overhead=overhead,
     )
     return Report(profile, assembly.samples)
 
 
-def _doubts(model: nn.Module, layers: Sequence[LayerProfile], findings: Findings) -> list[str]:
+def _doubts(
+    model: nn.Module, layers: Sequence[LayerProfile], findings: Findings, samples: Mapping[str, LayerSamples]
+) -> list[str]:
     doubts = [TRAINING] if any(module.training for module in model.modules()) else []
+    varying = sum(_varies(each.calls) for each in samples.values())
+    if varying:
+        doubts.append(f"calls: {varying} layers are not called alike in every run; times and ranks are means over runs")
     concurrent = sum(layer.is_concurrent for layer in layers)
     if concurrent:
         doubts.append(

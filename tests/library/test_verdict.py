@@ -404,6 +404,17 @@ def test_a_verdict_comes_back_from_plain_values_with_kinds_and_settings():
     assert (plain["reference"]["shape"], plain["trials"][0]["outcome"]) == ("8 × 154 tokens", "gains")
 
 
+def test_a_verdict_prints_as_a_sentence():
+    assert (
+        str(FULL)
+        == repr(FULL)
+        == (
+            "limited by arithmetic, which alone needs 50 % of the time; no padding: 2.60 times as fast, measured; "
+            "not settled: a quieter machine"
+        )
+    )
+
+
 def test_a_verdict_of_an_older_version_is_read_without_what_it_did_not_know():
     plain = json.loads(json.dumps(FULL.as_dict()))
     older = {name: plain[name] for name in ("bound", "alternatives", "share_of_limit", "confidence", "evidence")}
