@@ -216,7 +216,6 @@ class BatchTimer:
             timings = [timing for timing in timings if timing.quantity != "device"]
         return timings, reason
 
-
     def _unread(self, batch: Batch) -> Callable[[], object] | None:
         """Return the forward with a ready mask, run once; None where none is needed or the model takes none."""
         if not batch.is_padded:
