@@ -274,6 +274,7 @@ class _Plan:
         self.owner, self.selection, self.settings, self.memory = owner, selection, settings, memory
         self._warmed: set[int] = set()
         self._visited: set[int] = set()
+        self._shapes: set[object] = set()  # of batches that ran on a GPU
         self._repeats: dict[int, int] = {}
         self._timer = BatchTimer(owner.model, owner.device, owner.timer)
 
@@ -331,11 +332,10 @@ class _Plan:
             warm = self._warm_up(call)
             self._warmed.add(batch_size)
         count = batches or self._affordable(warm.seconds / warm.runs)
-        if batch_size not in self._visited and not is_host(owner.device):
-            # A GPU loads kernels when a shape first asks for them: once in a dataset, but often in a few batches.
-            for index in arrivals.sample(self.settings.num_runs, -1):
-                timer.isolated(_caller(owner.model, self._batch(batch_size, index)))
         chosen = {index: self._batch(batch_size, index) for index in arrivals.sample(count, number)}
+        if not is_host(owner.device):
+            longest = [] if batch_size in self._visited else [self._batch(batch_size, arrivals.largest)]
+            self._run_new_shapes([*chosen.values(), *longest])
         timings.append(self._tokenize_timing(list(chosen.values())))
         if owner.guard:
             owner.guard.watch.start()
@@ -375,6 +375,17 @@ class _Plan:
             whole=arrivals.totals,
         )
         return visit, disturbances
+
+    def _run_new_shapes(self, batches: Sequence[Batch]) -> None:
+        """Run every batch once whose shape is new to this GPU, before anything is timed.
+
+        It loads kernels, and cuDNN plans its attention, when a shape first asks for them, which takes up to 40 ms:
+        once in a dataset, but often in a few batches.
+        """
+        for batch in batches:
+            if (shape := (batch.shape, batch.is_padded)) not in self._shapes:
+                self.owner.timer.isolated(_caller(self.owner.model, batch))
+                self._shapes.add(shape)
 
     @property
     def _threads(self) -> int:

@@ -604,3 +604,29 @@ def test_out_of_memory_on_a_gpu_is_that_of_one_model_alone(monkeypatch: pytest.M
     made = in_turns(torch.device("meta"), [1, 4])  # no host, and no GPU whose memory a test could fill
     assert {visit.status for visit in made} == {"ok"}
     assert len(made) == 5 * 4
+
+
+def test_no_batch_is_timed_on_a_gpu_before_one_of_its_shape_has_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    from utils import profiler
+
+    seen, new = set[object](), list[object]()
+    forward, isolated = profiler.forward, BatchTimer.isolated
+
+    def noted(model: Any, batch: Any) -> Any:
+        seen.add(batch.shape)
+        return forward(model, batch)
+
+    def timed(self: BatchTimer, batches: Any, *least: Any) -> Any:
+        new.extend(batch.shape for batch in batches.values() if batch.shape not in seen)
+        return isolated(self, batches, *least)
+
+    monkeypatch.setattr(profiler, "forward", noted)
+    monkeypatch.setattr(BatchTimer, "isolated", timed)
+    monkeypatch.setattr(BatchTimer, "on_device", lambda timer, batches: ([], "it has no clock"))
+    clock = FakeClock()
+    owner = InferenceProfiler(
+        InDtype(clock, torch.float32, {}), FakeTokenizer(clock), torch.device("meta"), timer=Timer(clock)
+    )
+    texts = ["word " * (1 + number % 37) for number in range(400)]
+    take_turns([owner], Selection.of(texts, owner.tokenizer, 512, owner.device), Settings([1], num_runs=3))
+    assert seen and not new
