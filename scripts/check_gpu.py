@@ -8,12 +8,15 @@ Exit:   0 all as expected · 1 a finding · 2 usage · 3 there is no GPU
 """
 
 import sys
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
 
 from utils import cli
+
+SECONDS = 480.0
 
 
 def add_arguments(parser) -> None:
@@ -31,7 +34,7 @@ def main(run: cli.Run) -> int:
     device = pick_device("auto")
     if not is_gpu(device):
         raise EnvironmentLacksError("there is no GPU here that torch sees; run this on a machine with one")
-    card = first_light.Card(device)
+    card = first_light.Card(device, until=time.monotonic() + SECONDS)
     checks = [check for check in first_light.CHECKS if run.args.only in check.name]
     lines = []
     for line in first_light.look(card, checks):

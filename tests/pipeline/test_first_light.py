@@ -1,5 +1,6 @@
 """What is looked at first on a GPU: every check has failed once on purpose, and measures what it judges."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,17 @@ from utils.first_light import CHECKS, Card, Check, NotHereError, Sizes, look
 
 CARD = Card(
     torch.device("cpu"),
-    Sizes(hidden=128, layers=2, inner=64, vocabulary=100, texts=96, mean_tokens=12, batch_sizes=(1, 2), launches=50),
+    Sizes(
+        hidden=128,
+        layers=2,
+        inner=64,
+        vocabulary=100,
+        texts=96,
+        mean_tokens=12,
+        batch_sizes=(1, 2),
+        launches=50,
+        sweep_s=0.2,
+    ),
 )
 PROGRAM = {"exit": 0, "s": 1.0}
 # Of every check figures that are as expected, and by how much each may be wrong to be noticed.
@@ -154,7 +165,7 @@ def test_a_check_that_raises_has_failed_one_that_lacks_something_has_not_and_the
     lines = list(look(CARD, checks))
     assert [line.verdict for line in lines] == ["failed", "not here", "ok"]
     assert "a: RuntimeError: CUDA error: an illegal memory access  [expected: x]" in str(lines[0])
-    assert [line.reason for line in look(CARD, checks, budget_s=-1.0)] == ["no time was left of -1 s"] * 3
+    assert [line.reason for line in look(replace(CARD, until=0.0), checks)] == ["no time was left for it"] * 3
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
