@@ -13,7 +13,7 @@ from boundby import card, environment
 from boundby.attention_mask import unread
 from boundby.bottleneck import Extras, bottleneck
 from boundby.ceilings import Ceilings, measure
-from boundby.device import describe, device_queue, is_host, pick_device, synchronizer
+from boundby.device import describe, device_queue, is_host, made_current, pick_device, synchronizer
 from boundby.disturbance import HostCounters, Watch
 from boundby.timer import Timer, Work
 from boundby.trials import FASTER_PRODUCTS, Candidate, Made
@@ -123,7 +123,8 @@ def _explained(  # noqa: PLR0913, PLR0917  (of one caller, above)
     left = max(0.0, seconds - (timer.clock() - began))
     extras = Extras(candidates=candidates, bare=bare, replay_s=left / 2, trials_s=left / 2)
     in_words = str(dtype).removeprefix("torch.")
-    verdict = bottleneck(work, limits, in_words, timer=timer, queue=queue, watch=watch, extras=extras)
+    with made_current(device):
+        verdict = bottleneck(work, limits, in_words, timer=timer, queue=queue, watch=watch, extras=extras)
     took = verdict.owners and sum(owner.seconds for owner in verdict.owners)
     facts = card.Facts(
         model=name,

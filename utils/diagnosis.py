@@ -18,7 +18,7 @@ from boundby import trials
 from boundby.attention_mask import unread
 from boundby.bottleneck import Extras, Forward, bottleneck, counted_quietly, loads, other_precisions, verdict_on
 from boundby.ceilings import Ceilings
-from boundby.device import device_queue, is_gpu, is_host, release_memory
+from boundby.device import device_queue, is_gpu, is_host, made_current, release_memory
 from boundby.disturbance import Watch
 from boundby.energy import EnergyMeter
 from boundby.environment import memory_limit_bytes
@@ -81,7 +81,7 @@ def diagnose(
     fixed_s = fixed_cost([(_padded_tokens(row) * row["batch_size"], _isolated(row).value) for row in measured])
     for row in measured:
         own = usable([visit for visit in visits if visit.batch_size == row["batch_size"] and visit.status == "ok"])
-        with torch.inference_mode():
+        with torch.inference_mode(), made_current(subject.selection.device):
             on_finding(_Case(subject, row, own, measured, fixed_s, row["batch_size"] == chosen).finding())
         release_memory(subject.selection.device)
 
