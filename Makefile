@@ -84,6 +84,7 @@ profile-check: setup-training  ## check a recorded run, and say what to do about
 	set -x; $(PYTHON) scripts/check_profile.py "$${run%/}" --analysis $(ARGS)
 
 monitor: setup-monitor  ## watch the runs in RUNS=runs in a browser, live
+	@mkdir -p "$(RUNS)"  # before the first run the page says how to make one
 	$(PYTHON) scripts/monitor.py "$(RUNS)" $(ARGS)
 
 profile-dashboard: monitor  ## the same as make monitor

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 import run_pipeline
+from boundby import cli
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -77,7 +78,7 @@ def known_flags() -> set[str]:
         subprocess.run([sys.executable, str(each), "--help"], capture_output=True, text=True) for each in programs
     ]
     assert all(each.returncode == 0 for each in helped), [each.stderr for each in helped]
-    texts = [each.stdout for each in helped]
+    texts = [each.stdout for each in helped] + [cli.SHOWN]
     sources = (ROOT / "setup_environment.sh", ROOT / "setup" / "lock.py", *(ROOT / "examples").glob("*.py"))
     texts += [path.read_text() for path in sources]
     return set(FLAG.findall(" ".join(texts)))
