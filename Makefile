@@ -8,7 +8,7 @@ RUNS ?= runs
 STEPS ?= 20
 WORKERS ?= 2
 
-.PHONY: help setup setup-test run test truth bench lint bundle clean \
+.PHONY: help setup setup-test run test truth bench gpu lint bundle clean \
     prune setup-training setup-monitor profile profile-train profile-check profile-dashboard profile-clean monitor
 .DEFAULT_GOAL := help
 
@@ -42,6 +42,9 @@ bench: setup-test  ## ratios against peers, each in one run
 	    [[ -f $$file ]] || { echo "benchmarks/ holds no benchmark; nothing was measured"; break; }; \
 	    echo "== $$file"; $(PYTHON) "$$file" $(ARGS) || failed+=" $$file"; \
 	done; [[ -z $$failed ]] || { echo "failed:$$failed" >&2; exit 1; }
+
+gpu: setup  ## everything to look at first on a card, in eight minutes; exit 3 without one
+	@$(PYTHON) scripts/check_gpu.py $(ARGS)
 
 lint: setup-test  ## style, format, types, and known vulnerabilities of what is installed
 	$(PYTHON) -m ruff check .

@@ -7,6 +7,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from boundby.device import is_gpu
 from boundby.whole_set import Shape
 
 TOKENIZER_CHUNK = 1000  # texts per call: the Rust tokenizer is fed well, and memory stays flat
@@ -126,12 +127,16 @@ def collate(tokens: Tokens, rows: Sequence[int], pad_id: int, device: torch.devi
     is_real = np.arange(lengths.max()) < lengths[:, None]
     input_ids = np.full(is_real.shape, pad_id, dtype=np.int64)
     input_ids[is_real] = np.concatenate(chosen)
-    return Batch(
-        rows=tuple(rows),
-        input_ids=torch.from_numpy(input_ids).to(device),
-        attention_mask=torch.from_numpy(is_real.astype(np.int64)).to(device),
-        tokens_real=int(lengths.sum()),
-    )
+    there, tokens_real = on_device(input_ids, device), int(lengths.sum())
+    is_padded = tokens_real < input_ids.size  # without padding nothing reads the mask, and it is not copied
+    mask = on_device(is_real.astype(np.int64), device) if is_padded else torch.ones_like(there)
+    return Batch(rows=tuple(rows), input_ids=there, attention_mask=mask, tokens_real=tokens_real)
+
+
+def on_device(values: np.ndarray, device: torch.device) -> torch.Tensor:
+    """Return the values there; to a GPU they are copied from pinned memory, and the host does not wait for that."""
+    tensor = torch.from_numpy(values)
+    return tensor.pin_memory().to(device, non_blocking=True) if is_gpu(device) else tensor.to(device)
 
 
 def token_budget_batches(lengths: Sequence[int] | np.ndarray, budget: int) -> list[list[int]]:

@@ -39,9 +39,12 @@ class Machine:
 
 
 def judge_layer(
-    seconds: float, host_s: float, operators: Sequence[OperatorWork] | None, machine: Machine
+    seconds: float, host_s: float | None, operators: Sequence[OperatorWork] | None, machine: Machine
 ) -> LayerVerdict:
-    """Return the verdict on a layer that spends `seconds` (of the device, if there is one) in its own work."""
+    """Return the verdict on a layer that spends `seconds` (of the device, if there is one) in its own work.
+
+    `host_s` are the host's, None where they hold waiting for the device.
+    """
     if machine.limits is None or operators is None:
         return LayerVerdict()
     if seconds <= 0:

@@ -49,6 +49,7 @@ from boundby.layers.timing import (
 )
 from boundby.memory import CPU_REASON
 from boundby.roofline import Limits
+from boundby.timer import QUEUE_DEPTH
 
 
 class CudaMarks(CudaQueue):
@@ -117,6 +118,12 @@ class Findings:
     work: LayerWork
     limits: Limits | None
     is_disturbed: bool = False
+    launches: int = 0  # of a run, at most: its operators
+
+    @property
+    def is_queue_full(self) -> bool:
+        """Whether the host has to wait for the device before it has issued a run, since the queue holds no more."""
+        return self.device is not None and self.launches > QUEUE_DEPTH
 
 
 class Assembly:
@@ -174,7 +181,8 @@ class Assembly:
         is_concurrent = self._tree.is_elsewhere(call)
         varies = _varies(samples.calls)
         operators = None if is_concurrent or varies else self._findings.work.of(call)
-        verdict = judge_layer((device_self or host_self).median, host_self.median, operators, self._machine)
+        issue_s = None if self._findings.is_queue_full else host_self.median
+        verdict = judge_layer((device_self or host_self).median, issue_s, operators, self._machine)
         calls = sum(samples.calls) / len(samples.calls)
         return LayerProfile(
             path=call.path,
@@ -188,7 +196,9 @@ class Assembly:
             host_inclusive_s=host_inclusive,
             device_self_s=device_self,
             device_inclusive_s=summarize_runs(samples.device_inclusive_s) if samples.device_inclusive_s else None,
-            is_launch_bound=is_launch_bound(host_self.median, device_self.median) if device_self else None,
+            is_launch_bound=is_launch_bound(issue_s, device_self.median)
+            if device_self and issue_s is not None
+            else None,
             flops_self=None if operators is None else float(sum(operator.flops for operator in operators)),
             bytes_self=None if operators is None else float(sum(operator.bytes for operator in operators)),
             bound=verdict.bound,
@@ -360,6 +370,7 @@ TRAINING = (
     "call model.eval() to profile inference"
 )
 NO_DEVICE = "on a CPU the times of the host are all there are"
+FULL_QUEUE = "a run of {} operators may be more than the queue of the device holds"
 NO_LIMITS = "the limits of this machine were not given (boundby.ceilings measures them)"
 DEVICE_FIELDS = ("device_self_s", "device_inclusive_s", "is_launch_bound")
 MEMORY_FIELDS = ("activation_peak_bytes", "memory_before_bytes", "memory_after_bytes")
@@ -404,7 +415,9 @@ def measure(
     doubts += [f"disturbed: {'; '.join(disturbance.text for disturbance in disturbances)}"] if disturbances else []
     if len(host.runs) < num_runs:
         doubts.append(f"runs: {len(host.runs)} of {num_runs} fitted into {max_seconds:g} s")
-    findings = Findings(host, cost_ns, device, memory, shapes, work, limits, is_disturbed=bool(disturbances))
+    findings = Findings(
+        host, cost_ns, device, memory, shapes, work, limits, bool(disturbances), sum(program.calls.values())
+    )
     return _report(subject, Assembly(tree, targets, findings), findings, doubts)
 
 
@@ -484,7 +497,17 @@ def _doubts(
         doubts.append(
             f"threads: {concurrent} layers were called from other threads; no other layer's time holds theirs"
         )
-    if findings.device and findings.device.late_runs:
+    calls = sum(layer.calls for layer in layers)
+    if findings.is_queue_full:
+        doubts.append(
+            f"host: {FULL_QUEUE.format(findings.launches)}, so the layers' times of the host hold waiting for it"
+        )
+    if findings.device and findings.launches + 2 * calls > QUEUE_DEPTH:  # with two marks around each call
+        doubts.append(
+            f"device: a run is {findings.launches} operators and {2 * calls:.0f} marks, and the queue of the device "
+            f"holds about {QUEUE_DEPTH:,}: whether device times hold waiting for the host is not known"
+        )
+    elif findings.device and findings.device.late_runs:
         doubts.append(
             f"device: in {findings.device.late_runs} of {len(findings.device.runs)} runs it waited for the host, so "
             "device times hold waiting"
@@ -496,6 +519,8 @@ def _reasons(findings: Findings, num_runs: int) -> dict[str, str]:
     reasons: dict[str, str] = {}
     if findings.device is None:
         reasons |= dict.fromkeys(DEVICE_FIELDS, NO_DEVICE)
+    if findings.is_queue_full:
+        reasons["is_launch_bound"] = FULL_QUEUE.format(findings.launches)
     if findings.memory is None:
         reasons |= dict.fromkeys(MEMORY_FIELDS, CPU_REASON)
     if findings.work.reason is not None:
