@@ -18,6 +18,7 @@ THROUGH = {  # pinned, and imported by what imports them
 TOOLS = {
     "hatchling",
     "hypothesis",
+    "mkdocs-material",
     "mypy",
     "pip-audit",
     "pytest",
