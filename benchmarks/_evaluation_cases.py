@@ -21,6 +21,7 @@ class Case:
     """A model in float32 on the CPU, its tokenizer, texts in random order and their labels."""
 
     name: str
+    folder: Path
     model: Any
     tokenizer: Any
     texts: list[str]
@@ -42,7 +43,7 @@ def load(name: str, rows: int) -> Case:
     texts, label_names = _reviews(folder) if name == LONG else _questions()
     order = random.Random(SEED).sample(range(len(texts)), min(rows, len(texts)))
     labels = [model.config.label2id[label_names[row]] for row in order]
-    return Case(name, model, tokenizer, [texts[row] for row in order], labels)
+    return Case(name, folder, model, tokenizer, [texts[row] for row in order], labels)
 
 
 def _trained() -> Path:

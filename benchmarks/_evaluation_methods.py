@@ -1,16 +1,27 @@
 """The ways to get the labels of many texts that `evaluation.py` compares; each returns one label index per text."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from benchmarks._evaluation_cases import MAX_LENGTH, Case
+from boundby.device import has_bfloat16_products
+from boundby.inference.engines import ENGINES, MOST_CALIBRATION
+from utils.model_source import ModelSource
+from utils.variants.engines import EngineFailed, EngineProcess
 
 SPEC_BATCH, SORTED_BATCH = 64, 32
 PIPELINE_BATCHES = (1, 8, 32, 64)
 SPEC, LONGEST, CHARACTERS, PIPELINE = "padded to 512", "padded to longest", "sorted by characters", "pipeline"
+
+ENGINE_BATCHES, SEARCHED_TEXTS = (32, 64, 128), 512
 
 Label = Callable[[Sequence[str]], list[int]]
 
@@ -57,3 +68,50 @@ def _pipeline(case: Case, size: int) -> Label:
         return [ids[each["label"]] for each in found]
 
     return label
+
+
+@contextlib.contextmanager
+def engines(case: Case) -> Iterator[dict[str, Label]]:
+    """Yield ONNX Runtime and OpenVINO in each precision, in a process for each, at their best batch size.
+
+    Their texts are sorted by length; those that OpenVINO's eight bits are calibrated with are the last ones.
+    """
+    found: dict[str, Label] = {}
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as processes:
+        source = ModelSource(str(case.folder), case.folder, "folder", None, "")
+        running: dict[str, EngineProcess] = {}
+        for name, engine in ENGINES.items():
+            try:
+                if engine.lacking:
+                    raise EngineFailed(f"{' and '.join(engine.lacking)} not installed")
+                if engine.precision == "bfloat16" and not has_bfloat16_products(torch.device("cpu")):
+                    raise EngineFailed("this CPU has no bfloat16 products")
+                if engine.library not in running:
+                    process = EngineProcess(source, engine.library, MAX_LENGTH, Path(folder) / engine.library)
+                    processes.callback(process.close)
+                    process.convert()
+                    running[engine.library] = process
+                process = running[engine.library]
+                process.open(name, case.texts[-MOST_CALIBRATION:] if engine.calibrated else ())
+                size = _best_size(partial(process.logits, name), case.texts[:SEARCHED_TEXTS])
+            except EngineFailed as error:
+                print(f"{engine.words}: left out: {error}", flush=True)
+                continue
+            print(f"{engine.words}: batches of {size} sorted by length", flush=True)
+            found[engine.words] = partial(_labels, partial(process.logits, name), size)
+        yield found
+
+
+def _labels(logits: Callable[[Sequence[str], int], np.ndarray], size: int, texts: Sequence[str]) -> list[int]:
+    found: list[int] = logits(texts, size).argmax(axis=1).tolist()
+    return found
+
+
+def _best_size(logits: Callable[[Sequence[str], int], np.ndarray], texts: Sequence[str]) -> int:
+    seconds = {}
+    for size in ENGINE_BATCHES:
+        logits(texts, size)
+        start = time.perf_counter()
+        logits(texts, size)
+        seconds[size] = time.perf_counter() - start
+    return min(seconds, key=lambda size: seconds[size])

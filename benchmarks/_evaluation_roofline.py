@@ -12,7 +12,7 @@ from boundby.inference import Predictor
 from boundby.roofline import OperatorLoad, attribute
 from boundby.work import OperatorWork, count
 
-PRODUCTS = ("mm", "addmm", "bmm", "linear", "baddbmm", "matmul")
+PRODUCTS = ("mm", "addmm", "bmm", "linear", "baddbmm", "matmul", "_int_mm", "mkldnn::_linear_pointwise")
 KINDS = ("products", "attention", "element-wise")
 
 

@@ -4,20 +4,28 @@ Long-tailed: a Qwen2 classifier of 12.8 million parameters, trained here the fir
 tokens on average. Short: the MiniLM classifier on banking77, where ../shared holds both. Every way is timed from texts
 to labels, tokenizing included: padded to 512 in batches of 64 (on the first 64 texts: its time does not depend on
 them), padded to the longest in batches of 64, sorted by characters in batches of 32 as sentence-transformers does, the
-pipeline of transformers at four batch sizes, and ours in `same` and `fastest` precision, which were chosen on these
-texts before the clock runs. A ratio is the median over the repeats of neighbours in time. The roofline is the sum over
-operators of FLOPs over FLOP/s or bytes over bytes/s, whichever is longer, with limits measured before and after.
-Exit 1: a bound is missed. Bounds of `fastest` ask for bfloat16 products and are not judged on a CPU without them.
+pipeline of transformers at four batch sizes, ONNX Runtime and OpenVINO in each precision with their best batches of
+texts sorted by length (where setup/requirements-engines.txt is installed; each library in a process of its own with as
+many threads), and ours in `same` and `fastest` precision, which were chosen on these texts before the clock runs. An
+engine is a peer of `fastest` where it has as many correct labels. With --state repeats are kept in a file as they end,
+and a later call goes on; --seconds lets none begin that would end later, so that a run can be made in pieces.
+A ratio is the median over the repeats of neighbours in time. The roofline is the sum over operators of FLOPs over
+FLOP/s or bytes over bytes/s, whichever is longer, with limits measured before and after.
+Exit 1: a bound is missed; 3: repeats are still to be made. Bounds of `fastest` ask for bfloat16 products and are not
+judged on a CPU without them.
 
     python benchmarks/evaluation.py [--only long-tailed | short] [--rows 512] [--repeats 3]
+                                    [--state FILE] [--seconds 200]
 """
 
 import argparse
 import json
+import math
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
@@ -29,7 +37,7 @@ import torch
 from benchmarks import _evaluation_cases, _evaluation_judgement, _evaluation_methods, _evaluation_roofline
 from benchmarks._evaluation_cases import MAX_LENGTH, Case
 from benchmarks._evaluation_judgement import FASTEST, SAME, Measured
-from boundby import ceilings, environment
+from boundby import ceilings, environment, files
 from boundby.inference import (
     PrecisionChoice,
     PrecisionRule,
@@ -57,8 +65,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     here = _evaluation_cases.names()
     if "short" not in here:
         print("short: left out, the MiniLM classifier or banking77 is missing")
-    measured = [_measure(name, args.rows, args.repeats) for name in args.only or here]
+    deadline = time.perf_counter() + args.seconds
+    states = {name: State.read(args.state, name, args.rows) for name in args.only or here}
+    found = [_measure(name, args.rows, args.repeats, state, deadline) for name, state in states.items()]
+    measured = [each for each in found if each]
     print()
+    if len(measured) < len(found):
+        print("not all repeats are made; the same command goes on")
+        return 3
     failures = [failure for each in measured for failure in _evaluation_judgement.failures(each)]
     for each in measured:
         for method, reason in each.unjudged.items():
@@ -75,26 +89,71 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=_evaluation_cases.names(), help="these cases alone")
     parser.add_argument("--rows", type=int, help="most texts per case; default 512 long-tailed and 3,080 short")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--state", type=Path, help="keep repeats in this file, and go on with those in it")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no repeat that would end later")
     args = parser.parse_args(argv)
     if args.repeats < 1 or (args.rows is not None and args.rows < 64):
         parser.error("--repeats must be 1 or more and --rows 64 or more")
     return args
 
 
-def _measure(name: str, rows: int | None, repeats: int) -> Measured:
+@dataclass
+class State:
+    """The repeats of a case so far: texts per second by method, and the labels of each of the last one."""
+
+    path: Path | None
+    key: str
+    rates: dict[str, list[float]] = field(default_factory=dict)
+    labels: dict[str, list[int]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path | None, name: str, rows: int | None) -> "State":
+        """Return what the file has of this case on this machine; nothing where there is none."""
+        key = f"{name} {rows or MOST_ROWS[name]} {torch.get_num_threads()} {environment.machine_fingerprint()}"
+        content = files.read_json(path) if path and path.is_file() else {}
+        known = content.get(key, {})
+        return cls(path, key, known.get("rates", {}), known.get("labels", {}))
+
+    @property
+    def repeats(self) -> int:
+        """Tell how many are made."""
+        return min(map(len, self.rates.values()), default=0)
+
+    def keep(self, rates: dict[str, float], labels: dict[str, list[int]]) -> None:
+        """Add a repeat, and write the file."""
+        for name, rate in rates.items():
+            self.rates.setdefault(name, []).append(rate)
+        self.labels = labels
+        if self.path:
+            content = files.read_json(self.path) if self.path.is_file() else {}
+            files.write_json(self.path, content | {self.key: {"rates": self.rates, "labels": self.labels}})
+
+
+def _measure(name: str, rows: int | None, repeats: int, state: State, deadline: float) -> Measured | None:
+    """Return what the case amounts to; None where repeats are missing and time is up."""
     case = _evaluation_cases.load(name, rows or MOST_ROWS[name])
     limits = ceilings.measure(CPU)
     print(f"\n{name}: {len(case.texts)} texts, {_evaluation_roofline.limits_text(limits)}", flush=True)
     reference = one_by_one(case.model, tokenize(case.tokenizer, case.texts, MAX_LENGTH), range(len(case.texts)))
     ours = {SAME: _chosen(case, reference, "same"), FASTEST: _chosen(case, reference, "fastest")}
-    rates, labels = _take_turns(case, ours, repeats)
+    with _evaluation_methods.engines(case) as engines:
+        take_turns(case, ours, engines, repeats, state, deadline)
+    if state.repeats < repeats:
+        return None
     limits = limits.joined(ceilings.measure(CPU))
-    shares = {method: _share(case, predictor, rates[method], limits) for method, predictor in ours.items()}
-    right = reference.argmax(axis=1)
+    shares = {method: _share(case, predictor, state.rates[method], limits) for method, predictor in ours.items()}
+    right, own = np.asarray(case.labels), reference.argmax(axis=1)
+    correct = {method: int((np.asarray(labels) == right).sum()) for method, labels in state.labels.items()}
+    for method, labels in state.labels.items():
+        same = int((np.asarray(labels) == own).sum())
+        rate = median(state.rates[method])
+        print(
+            f"{method:<21} {rate:8.1f} texts/s; {same} labels as one by one, {correct[method]} correct of {len(right)}"
+        )
     measured = Measured(
         name,
-        _evaluation_judgement.with_best_pipeline(rates),
-        same_labels=int((np.asarray(labels) == right).sum()),
+        _evaluation_judgement.with_best(state.rates, correct),
+        same_labels=int((np.asarray(state.labels[SAME]) == own).sum()),
         texts=len(case.texts),
         shares=shares,
         unjudged={} if "bfloat16" in precision.available(CPU) else {FASTEST: "this CPU has no bfloat16 products"},
@@ -130,23 +189,35 @@ def _tell(kind: str, choice: PrecisionChoice, predictor: Predictor, budget: int)
         print(f"  {reason}")
 
 
-def _take_turns(case: Case, ours: dict[str, Predictor], repeats: int) -> tuple[dict[str, list[float]], list[int]]:
-    """Return texts per second by method and repeat, and the labels that ours gave in `same`."""
-    methods: dict[str, Callable[[Sequence[str]], Sequence[int]]] = dict(_evaluation_methods.peers(case))
+def take_turns(
+    case: Case,
+    ours: dict[str, Predictor],
+    engines: Mapping[str, _evaluation_methods.Label],
+    repeats: int,
+    state: State,
+    deadline: float,
+) -> None:
+    """Add repeats to the state, each of all methods one after another, as long as there is time for one more."""
+    methods: dict[str, Callable[[Sequence[str]], Sequence[int]]] = {**_evaluation_methods.peers(case), **engines}
     methods |= {
         name: lambda texts, predictor=predictor: predictor.predict(texts).labels for name, predictor in ours.items()
     }
-    rates: dict[str, list[float]] = {name: [] for name in methods}
-    labels: Sequence[int] = ()
-    for repeat in range(repeats):
+    longest = 0.0
+    for repeat in range(state.repeats, repeats):
+        began = time.perf_counter()
+        if began + longest > deadline:
+            return
+        rates, labels = dict[str, float](), dict[str, list[int]]()
         for name in reversed(methods) if repeat % 2 else methods:
             texts = case.texts[: _evaluation_methods.SPEC_BATCH] if name == _evaluation_methods.SPEC else case.texts
             start = time.perf_counter()
             found = methods[name](texts)
-            rates[name].append(len(texts) / (time.perf_counter() - start))
-            labels = found if name == SAME else labels
-            print(f"{repeat + 1:>3}  {name:<21} {rates[name][-1]:8.1f} texts/s", flush=True)
-    return rates, list(labels)
+            rates[name] = len(texts) / (time.perf_counter() - start)
+            if len(texts) == len(case.texts):
+                labels[name] = [int(label) for label in found]
+            print(f"{repeat + 1:>3}  {name:<21} {rates[name]:8.1f} texts/s", flush=True)
+        state.keep(rates, labels)
+        longest = max(longest, time.perf_counter() - began)
 
 
 def _share(case: Case, predictor: Predictor, rates: Sequence[float], limits: ceilings.Ceilings) -> float:

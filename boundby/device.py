@@ -1,11 +1,14 @@
 """Pick a device, wait for it, describe it, and tell out-of-memory from other failures."""
 
+import ctypes
 import gc
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+_trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 ASSUMED_GPU_CACHE_BYTES = 40 * 2**20
 # Texts of errors, in lower case, that mean memory and carry no type of their own. "NOT_SUPPORTED" from cuDNN is not
 # among them: it also stands for shapes that no kernel takes.
@@ -206,5 +209,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 def release_memory(device: torch.device) -> None:
     """Give back what the allocator keeps; call it outside the `except` block, whose traceback holds the tensors."""
     gc.collect()
+    if is_host(device) and _trim is not None:  # glibc keeps what is smaller than 32 MB
+        _trim(0)
     if is_gpu(device):
         runtime(device).empty_cache()

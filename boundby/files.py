@@ -55,15 +55,38 @@ def replacing(path: str | Path) -> Iterator[Path]:
     The temporary name ends like the final one, so a writer that chooses its format by suffix chooses the same.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(temporary_name(path.name))
+    with naming(path):
+        make_folder(path.parent)
+        try:
+            yield temporary
+            sync(temporary)
+            os.replace(temporary, path)
+            sync(path.parent)
+        finally:
+            with contextlib.suppress(OSError):  # it is swept later, and must hide no error that led here
+                temporary.unlink(missing_ok=True)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder with the folders above it; when this returns, their names are on disk."""
+    if path.is_dir():
+        return
+    make_folder(path.parent)
+    path.mkdir(exist_ok=True)
+    sync(path.parent)
+
+
+@contextlib.contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """Have an OSError of the block that names no file, or a temporary one, name `path`."""
     try:
-        yield temporary
-        _flush_to_disk(temporary)
-        os.replace(temporary, path)
-        _flush_to_disk(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
+        yield
+    except OSError as error:
+        named = error.filename is not None and not Path(os.fsdecode(error.filename)).name.startswith(TEMPORARY_PREFIX)
+        if named or error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def temporary_name(name: str) -> str:
@@ -119,7 +142,7 @@ def read_as(path: str | Path, kind: type[Value]) -> Value:
 
 def read_bytes(path: str | Path, most: int = LARGEST_DOCUMENT) -> bytes:
     """Return the content of a plain file. Raises OSError, or ValueError for anything else and for more than `most`."""
-    with _plain_file(path) as file:
+    with naming(path), _plain_file(path) as file:
         content = file.read(most + 1)
     if len(content) > most:
         raise ValueError(f"it has more than {most >> 20} MiB")
@@ -155,9 +178,10 @@ def append_json_line(path: str | Path, value: Any) -> None:
     A line torn by an earlier kill is closed first, so that it spoils itself alone.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     line = (encode_json(value) + "\n").encode("utf-8")
-    with path.open("ab+") as file:
+    is_new = not path.exists()
+    with naming(path), path.open("ab+") as file:
         if file.tell() > 0:
             file.seek(-1, io.SEEK_END)
             if file.read(1) != b"\n":
@@ -165,6 +189,8 @@ def append_json_line(path: str | Path, value: Any) -> None:
         file.write(line)
         file.flush()
         os.fsync(file.fileno())
+    if is_new:
+        sync(path.parent)
 
 
 def read_json_lines(path: str | Path) -> list[Any]:
@@ -173,11 +199,12 @@ def read_json_lines(path: str | Path) -> list[Any]:
     A line of more than 16 MiB is none of ours, and left out as well.
     """
     try:
-        file = _plain_file(path)
+        with naming(path):
+            file = _plain_file(path)
     except FileNotFoundError:
         return []
     values = []
-    with file:
+    with naming(path), file:
         is_inside = False  # of a line that is too long
         while line := file.readline(LONGEST_LINE):
             is_end = line.endswith(b"\n") or len(line) < LONGEST_LINE
@@ -190,7 +217,7 @@ def read_json_lines(path: str | Path) -> list[Any]:
 
 def sha256(path: str | Path) -> str:
     """Return the SHA-256 of the file's content in hexadecimal."""
-    with Path(path).open("rb") as file:
+    with naming(path), Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -261,10 +288,12 @@ class _LineFeeds:
         self._file.write(row.removesuffix("\r\n") + "\n")
 
 
-def _flush_to_disk(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Wait until the content of a file, or the names in a folder, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        with naming(path):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

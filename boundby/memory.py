@@ -1,13 +1,20 @@
-"""How much memory a block of work held: the device allocator's counters, and the resident set of this process."""
+"""How much memory a block of work held, by the device allocator's counters and the resident set of this process.
 
+`fit_peaks` tells from the peaks of some batches what a larger one will hold.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
+import numpy as np
 import psutil
 import torch
 
 from boundby.device import allocator, is_gpu
 from boundby.environment import memory_limit_bytes
+from boundby.known import Missing
 
 NEAR_LIMIT = 0.9  # of the device's or the process's memory
 CPU_REASON = "the CPU allocator keeps no statistics"
@@ -104,3 +111,103 @@ def _near(what: str, used: int, limit: int) -> list[str]:
     if used < NEAR_LIMIT * limit:
         return []
     return [f"{what} is nearly full: {used / 1e6:.0f} of {limit / 1e6:.0f} MB; a larger batch may run out"]
+
+
+LEAST_POINTS = 3  # to fit a line and see how far the next point is from it
+LEAST_RISE = 0.03  # of the peak, over the points: less is lost among thread pools and what allocators keep
+LENGTHS_APART = 1.5  # times as long must the longest texts be, so that pairs of tokens are told from tokens
+MOST_ERROR = 0.10  # of a point that was left out
+FURTHEST = 16  # times the largest batch measured: no prediction goes beyond
+
+
+@dataclass(frozen=True, order=True)
+class Peak:
+    """The most bytes held while batches no larger than `samples` × `tokens`, padding included, were computed."""
+
+    samples: int
+    tokens: int
+    bytes: int
+
+    @property
+    def cells(self) -> int:
+        """Tokens, padding included."""
+        return self.samples * self.tokens
+
+
+@dataclass(frozen=True)
+class PeakModel:
+    """Peak = fixed + tokens × bytes + pairs of tokens of one text × bytes, fitted to measured peaks.
+
+    The fixed part has the weights, and the process with its libraries or what the allocator keeps. Kernels that hold
+    the scores of attention make the last term; it is 0 where no length tells it. `error` is the largest relative error
+    of a point by the others, `largest` the point of most tokens.
+    """
+
+    fixed_bytes: float
+    bytes_per_token: float
+    bytes_per_pair: float
+    error: float
+    largest: Peak
+
+    def bytes_at(self, samples: int, tokens: int) -> float:
+        """Return the peak of batches of this shape."""
+        return self.fixed_bytes + samples * self._bytes_per_sample(tokens)
+
+    def most_samples(self, tokens: int, limit_bytes: float) -> tuple[int, bool]:
+        """Return the largest batch of such texts that stays within nine tenths of the limit, 0 where none does.
+
+        The second value tells whether a larger one may fit: none is predicted beyond 16 times what was measured.
+        """
+        most = int(max(0.0, NEAR_LIMIT * limit_bytes - self.fixed_bytes) / self._bytes_per_sample(tokens))
+        furthest = FURTHEST * self.largest.cells // tokens
+        return min(most, furthest), most > furthest
+
+    def _bytes_per_sample(self, tokens: int) -> float:
+        return tokens * (self.bytes_per_token + tokens * self.bytes_per_pair)
+
+
+def fit_peaks(peaks: Sequence[Peak]) -> PeakModel | Missing:
+    """Return the model of these peaks, or why they do not tell it."""
+    points = sorted(set(peaks), key=lambda peak: (peak.cells, peak.bytes))
+    if len({peak.cells for peak in points}) < LEAST_POINTS:
+        return Missing(f"the peaks of {len(points)} batch sizes are known, it takes {LEAST_POINTS}")
+    bytes_held, tokens = [peak.bytes for peak in points], [peak.tokens for peak in points]
+    if max(bytes_held) < (1 + LEAST_RISE) * min(bytes_held):
+        return Missing("the peak hardly rises over the batch sizes that were measured")
+    terms = [(True, False)]
+    if max(tokens) >= LENGTHS_APART * min(tokens) and len(points) > LEAST_POINTS:
+        terms += [(True, True), (False, True)]
+    found = [(error, chosen) for chosen in terms if (error := _left_out_error(points, chosen)) is not None]
+    if not found or min(found)[0] > MOST_ERROR:
+        return Missing("the peaks do not follow the tokens of a batch")
+    error, chosen = min(found)
+    fixed, per_token, per_pair = cast("np.ndarray", _fitted(points, chosen)).tolist()
+    return PeakModel(fixed, per_token, per_pair, error, points[-1])
+
+
+def _left_out_error(points: Sequence[Peak], terms: tuple[bool, bool]) -> float | None:
+    """Return the largest relative error of a point by the others; None where no such model has only positive parts."""
+    if _fitted(points, terms) is None:
+        return None
+    errors = []
+    for place, point in enumerate(points):
+        parts = _fitted([*points[:place], *points[place + 1 :]], terms)
+        if parts is None:
+            return None
+        errors.append(abs(float(_columns([point])[0] @ parts) / point.bytes - 1))
+    return max(errors)
+
+
+def _columns(points: Sequence[Peak]) -> np.ndarray:
+    return np.array([(1, peak.cells, peak.cells * peak.tokens) for peak in points], dtype=np.float64)
+
+
+def _fitted(points: Sequence[Peak], terms: tuple[bool, bool]) -> np.ndarray | None:
+    """Return fixed bytes, bytes a token and bytes a pair, by least squares of the relative errors; None: negative."""
+    columns, held = _columns(points), np.array([peak.bytes for peak in points], dtype=np.float64)
+    used = np.flatnonzero([True, *terms])
+    weighted = columns[:, used] / held[:, None]
+    size = np.abs(weighted).max(axis=0)
+    parts = np.zeros(3)
+    parts[used] = np.linalg.lstsq(weighted / size, np.ones(len(points)), rcond=None)[0] / size
+    return parts if (parts >= 0).all() and parts[1:].any() else None

@@ -127,6 +127,7 @@ def variants(recommended: str | None = "bfloat16") -> dict[str, Any]:
     exactness = {
         "rows": 2000, "same_labels": 1994, "agreement": 0.997, "agreement_low": 0.993, "agreement_high": 0.999,
         "accuracy_difference": -0.001, "accuracy_difference_low": -0.003, "accuracy_difference_high": 0.001,
+        "max_abs_logit_difference": 0.01, "mean_abs_logit_difference": 0.001,
     }  # fmt: skip
     settings = {"bfloat16": ["model.dtype=bfloat16"]}
     bf16 = {"kind": "dtype", "settings": {"dtype": "bfloat16"}}

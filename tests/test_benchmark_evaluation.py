@@ -1,11 +1,15 @@
 """The judgement of `benchmarks/evaluation.py`: a bound that is missed fails, one that nobody could meet does not."""
 
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from benchmarks import _evaluation_cases, evaluation
 from benchmarks._evaluation_judgement import (
+    BEST_ENGINE,
+    BEST_FLOAT32,
     BEST_PIPELINE,
     FASTEST,
     SAME,
@@ -14,8 +18,9 @@ from benchmarks._evaluation_judgement import (
     failures,
     lines,
     ratio,
-    with_best_pipeline,
+    with_best,
 )
+from tests.fakes import FakeClock
 
 RATES = {
     SPEC: [9.0, 9.0],
@@ -43,7 +48,10 @@ def test_ratios_are_medians_over_neighbours_against_the_best_batch_size() -> Non
     assert len(lines(GOOD)) == 3
     assert lines(GOOD)[0].startswith("ours same / padded to 512: 9.44 x (at least 8, aim 8)")
     rates = {"pipeline 1": [50.0, 40.0, 45.0], "pipeline 8": [20.0, 80.0, 30.0], SAME: [1.0] * 3}
-    assert with_best_pipeline(rates)[BEST_PIPELINE] == [50.0, 40.0, 45.0]
+    engines = {"ONNX Runtime": [60.0] * 3, "OpenVINO": [70.0] * 3, "OpenVINO int8": [90.0] * 3}
+    best = with_best(rates | engines, {FASTEST: 7, "OpenVINO": 7, "OpenVINO int8": 6})
+    assert best[BEST_PIPELINE] == [50.0, 40.0, 45.0]
+    assert best[BEST_FLOAT32] == best[BEST_ENGINE] == [70.0] * 3  # eight bits have lost a correct label
     assert ratio([10.0, 30.0, 100.0], [10.0, 10.0, 10.0]) == 3.0
 
 
@@ -79,6 +87,28 @@ def test_the_last_line_is_the_summary_and_a_failure_ends_with_1(
     shown = capsys.readouterr().out.splitlines()
     assert "FAILED: long-tailed: ours same gives 12 of 512 texts another label" in shown
     assert shown[-1].startswith("FAILED: long-tailed")
+
+
+def test_repeats_that_are_kept_are_not_made_again_and_none_begins_that_would_end_too_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, calls = FakeClock(), []
+    monkeypatch.setattr(evaluation.time, "perf_counter", clock)
+
+    def label(texts: list[str]) -> list[int]:
+        clock.advance(100.0)
+        calls.append(len(texts))
+        return [0] * len(texts)
+
+    monkeypatch.setattr(evaluation._evaluation_methods, "peers", lambda case: {})
+    case = SimpleNamespace(texts=["a"] * 50)
+
+    def turns(seconds: float) -> int:
+        state = evaluation.State.read(tmp_path / "state.json", "short", None)
+        evaluation.take_turns(case, {}, {"OpenVINO": label}, 3, state, clock() + seconds)
+        return evaluation.State.read(tmp_path / "state.json", "short", None).repeats
+
+    assert [turns(150.0), turns(1000.0), turns(1000.0)] == [1, 3, 3] and calls == [50] * 3
 
 
 @pytest.mark.parametrize("arguments", [["--rows", "10"], ["--repeats", "0"], ["--only", "medium"]])

@@ -11,6 +11,7 @@ PINS = sorted((ROOT / "setup").glob("requirements*.txt"))
 IMPORTED_AS = {"nvidia-ml-py": "pynvml", "scikit-learn": "sklearn", "pyyaml": "yaml"}
 THROUGH = {  # pinned, and imported by what imports them
     "tensorboard": "torch.utils.tensorboard",
+    "onnxscript": "torch.onnx",  # its exporter writes with it
     "accelerate": "transformers",  # its Trainer
     "pytorch-lightning": "lightning",
     "altair": "streamlit",  # the charts of the monitor are drawn by it

@@ -16,7 +16,7 @@ from boundby.sampler import Sampler
 from boundby.sweep import StopRule
 from boundby.timer import Timer
 from boundby.verdict import Doubt
-from utils import columns, data, diagnosis, instruments, models, steps, tasks, visits
+from utils import columns, data, diagnosis, instruments, memory, models, steps, tasks, visits
 from utils.artifacts import METRICS_VERSION
 from utils.ceiling_share import share_of_ceiling
 from utils.cli import Run
@@ -129,6 +129,7 @@ class Result:
             "optimal": best,
             "full_dataset_metrics": full,
             "full_dataset_reason": None if self.full else self._why_not_evaluated(),
+            "memory": memory.forecast(sweep.visits if (sweep := self.sweeps.get(config.model.dtype)) else ()),
             "targets": judge(config.targets, chosen, self.full),
             "doubts": list(dict.fromkeys([*self.receipt.doubts, *self.doubts])),
         }

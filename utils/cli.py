@@ -8,7 +8,7 @@ import importlib
 import json
 import os
 import re
-import shutil
+import resource
 import signal
 import threading
 import time
@@ -35,8 +35,19 @@ DONE, FAILED, INCOMPLETE, INTERRUPTED, TERMINATED = 0, 1, 4, 130, 143
 STATUS = {DONE: "ok", INCOMPLETE: "incomplete", INTERRUPTED: "interrupted", TERMINATED: "interrupted"}
 RUN_BEGUN_VARIABLE = "BOUNDBY_RUN_BEGUN"  # set by the runner after its first step, so that no later one repeats it
 OF_MEMORY = ("DefaultCPUAllocator", "std::bad_alloc", "Cannot allocate memory")  # what libraries say of it
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR)
+_FAILS = "{disk} fails or is gone ({reason}); nothing that was finished is lost: once it is back, add --resume"
+_FORBIDS = "{reason}; change its rights or its disk, or, for results, choose another output.results_dir"
+OF_THE_MACHINE = {  # what an OSError means for people, by its number
+    errno.ENOSPC: "no space left on {disk}{space}; free some and add --resume",
+    errno.EDQUOT: "this user's quota on {disk} is used up; free some and add --resume",
+    errno.EFBIG: "a file may not grow that large there; raise `ulimit -f`, or choose another disk, and add --resume",
+    errno.EMFILE: "this process may open no more than {limit} files; raise `ulimit -n` and add --resume",
+    errno.ENFILE: "this machine may open no more files; end other programs and add --resume",
+    **dict.fromkeys((errno.EIO, errno.ESTALE, errno.ENXIO, errno.ENODEV, errno.ETIMEDOUT), _FAILS),
+    **dict.fromkeys(
+        (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.EMLINK), _FORBIDS
+    ),
+}
 
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -248,36 +259,32 @@ def _nearby(path: Path) -> Path:
 
 def _live(number: str, body: Body, run: Run) -> int:
     """Run one step from lock to receipt."""
-    from filelock import FileLock, Timeout
-
     from boundby import files
     from utils import steps
+    from utils.locks import held
 
     layout = run.layout
-    try:
-        layout.results.mkdir(parents=True, exist_ok=True)
-        with FileLock(layout.lock, timeout=0), _logged(layout.log(number)):
-            steps.require_ours(number, layout)
-            files.remove_orphans(layout.results)
-            files.remove_orphans(layout.dataset.parent, recursive=False)  # which may be a folder of the user's own
-            parts = steps.parts(number, run.config, layout)
-            if run.args.resume:
-                decision = steps.decide(number, run.config, layout)
-                run.note(f"step {number}: {'runs' if decision.run else 'kept'} ({decision.reason})")
-                if not decision.run:
-                    return DONE
-            return _recorded(number, body, run, parts)
-    except Timeout:
-        raise InputError(
-            f"{layout.results}: another step is writing there; wait for it or choose output.results_dir"
-        ) from None
+    way_out = "wait for it, or choose another output.results_dir"
+    with held(layout.lock, 0.0, run.note, way_out), _logged(layout.log(number)):
+        steps.require_ours(number, layout)
+        files.remove_orphans(layout.results)
+        files.remove_orphans(layout.dataset.parent, recursive=False)  # which may be a folder of the user's own
+        parts = steps.parts(number, run.config, layout)
+        if run.args.resume:
+            decision = steps.decide(number, run.config, layout)
+            run.note(f"step {number}: {'runs' if decision.run else 'kept'} ({decision.reason})")
+            if not decision.run:
+                return DONE
+        return _recorded(number, body, run, parts)
 
 
 def _recorded(number: str, body: Body, run: Run, parts: "Parts") -> int:
     """Run the body of a step; leave its state in run.json and, when it has finished, its receipt."""
+    from boundby import files
     from utils import steps
 
     started, clock = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
+    files.make_folder(run.layout.receipt(number).parent)  # first: without it, what is written next is not known as ours
     steps.record(number, run.layout, run.config, {"status": "running", "started": started})
     code = FAILED
     try:
@@ -366,12 +373,8 @@ def _as_pipeline_error(error: Exception) -> PipelineError:
         return error
     if isinstance(error, ModuleNotFoundError) and error.name:
         return lacking(error.name.partition(".")[0])
-    if isinstance(error, OSError) and error.errno in NO_SPACE:
-        return EnvironmentLacksError(
-            f"{error.filename or 'results'}: no space left{_free_space(error.filename)}; free some and add --resume"
-        )
-    if isinstance(error, OSError) and error.errno in NOT_WRITABLE:
-        return EnvironmentLacksError(f"{error.filename}: {error.strerror}; choose another output.results_dir")
+    if isinstance(error, OSError) and error.errno in OF_THE_MACHINE:
+        return EnvironmentLacksError(_explained(error))
     if type(error).__name__ in ("OutOfMemoryError", "MemoryError") or any(word in str(error) for word in OF_MEMORY):
         way_out = "lower profiling.max_length or trace.batch_size, use model.dtype=bfloat16, or a larger device"
         said = (re.sub(r"\[enforce fail at [^]]*\]\s*", "", str(error)).splitlines() or ["no more is known"])[0]
@@ -379,8 +382,22 @@ def _as_pipeline_error(error: Exception) -> PipelineError:
     return PipelineError(f"{type(error).__name__}: {error} (--debug shows the traceback)")
 
 
-def _free_space(path: str | None) -> str:
-    folder = Path(path or ".").absolute()
-    while not folder.exists():
-        folder = folder.parent
-    return f" ({shutil.disk_usage(folder).free / 1e6:.0f} MB free)"
+def _explained(error: OSError) -> str:
+    """Return which file, disk or limit failed, and the way out."""
+    name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else None
+    disk = Path(name or ".").absolute()
+    while not (disk.is_mount() or disk == disk.parent):
+        disk = disk.parent
+    space = ""
+    if error.errno == errno.ENOSPC and name:
+        with contextlib.suppress(OSError):
+            left = os.statvfs(disk)
+            has_inodes = left.f_favail or not left.f_files  # some file systems count none
+            space = f" ({left.f_bavail * left.f_frsize / 1e6:.0f} MB free)" if has_inodes else " (no inode is free)"
+    words = OF_THE_MACHINE[error.errno or 0].format(
+        disk=f"the disk at {disk}" if name else "a disk",
+        space=space,
+        limit=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        reason=error.strerror,
+    )
+    return f"{f'{name}: ' if name else ''}{words}"

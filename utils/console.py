@@ -211,7 +211,8 @@ def stop_logging(handler: logging.Handler) -> None:
     logging.captureWarnings(False)
     logging.getLogger("py.warnings").removeHandler(handler)
     LOGGER.removeHandler(handler)
-    handler.close()
+    with contextlib.suppress(OSError):  # what a full disk has left in its buffer
+        handler.close()
 
 
 def _minutes(seconds: float) -> str:

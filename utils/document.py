@@ -616,6 +616,23 @@ class Trace(TypedDict):
     memory: NotRequired[list[TracedMemory] | None]
 
 
+class FittingBatch(TypedDict):
+    """The largest batch that stays within nine tenths of so many GB; `or_more`: a larger one may fit, too."""
+
+    gb: int
+    samples: int
+    or_more: bool
+
+
+class MemoryForecast(TypedDict):
+    """What batches of the longest texts take, of so many tokens: `boundby.memory.PeakModel`, or why that is unknown."""
+
+    model: dict[str, Any] | None
+    tokens: int | None
+    fits: list[FittingBatch]
+    reason: str | None
+
+
 class Document(TypedDict):
     """The whole of `baseline_metrics.json`."""
 
@@ -638,15 +655,25 @@ class Document(TypedDict):
     optimal: Optimal
     full_dataset_metrics: FullDataset | None
     full_dataset_reason: str | None
+    memory: NotRequired[MemoryForecast]
     targets: list[Target]
     doubts: list[str]
+
+
+class Change(TypedDict):
+    """The seconds that a kind of operator took on the same texts in two variants."""
+
+    before_s: float
+    after_s: float
 
 
 class VariantRow(TypedDict, total=False):
     """One variant of step 05; without figures, and with `why` and `reason`, where it could not be taken.
 
     Factors are of the throughput: `gain` over the reference, `gain_over_base` over `base`, from which the variant
-    differs by one `fix`; `predicted` and `tried` are what step 02 says of it on its one batch. Shares, not percent.
+    differs by one `fix`; `predicted` and `tried` are what step 02 says of it on its one batch. `operators` has what
+    kinds of operators took in `base` and here, replayed on a batch; {} where torch does not see them. Shares, not
+    percent.
     """
 
     name: Required[str]
@@ -664,13 +691,15 @@ class VariantRow(TypedDict, total=False):
     at_most: float | None
     tried: Factor | None
     latency_ms: Factor
-    weight_bytes: int
+    weight_bytes: int | None
     disk_bytes: int
     extra_bytes: int | None
     one_off_s: float
     won_back_after_texts: int | None
     exactness: Exactness
     changed: int
+    operators: dict[str, Change]
+    runs_here: bool
     against: str | None
     million_s: float
     million_cost: float | None

@@ -16,7 +16,8 @@ from utils import steps
 from utils.artifacts import METRICS_VERSION, Layout
 from utils.cli import Run, command
 from utils.config import QUICKSTART, Config
-from utils.document import OtherVersion, read_document
+from utils.document import Document, OtherVersion, read_document
+from utils.memory import told
 from utils.quickstart import cache
 
 HUB_TIMEOUT_S = 1.0
@@ -59,8 +60,12 @@ def _show(numbers: Sequence[str], run: Run) -> None:
         run.say(f"download: {download.result()}")
     run.say(f"results: {layout.results}")
     run.say(_estimate(minutes, unknown, config.pod.price_per_hour))
-    if "02" in numbers and (said := _to_compare(layout, config)):
-        run.say(said)
+    if "02" in numbers:
+        document = _document(layout)
+        if forecast := (document or {}).get("memory"):
+            run.say(f"memory, by the sweep that lies there: {told(forecast)}")
+        if said := _to_compare(document, config):
+            run.say(said)
 
 
 def _decision(number: str, run: Run) -> steps.Decision:
@@ -104,14 +109,20 @@ def _estimate(minutes: float, unknown: list[str], price_per_hour: float | None) 
     return text
 
 
-def _to_compare(layout: Layout, config: Config) -> str | None:
-    """Return what a sweep must spend so that two can be compared: by the one that lies there, if it spent less.
-
-    Where none lies there, by what its budget allows rounds to vary.
-    """
+def _document(layout: Layout) -> Document | None:
+    """Return what step 02 left here, None where there is nothing to read."""
     try:
-        document = read_document(layout.metrics, METRICS_VERSION)
+        return read_document(layout.metrics, METRICS_VERSION)
     except (OSError, ValueError, OtherVersion):
+        return None
+
+
+def _to_compare(document: Document | None, config: Config) -> str | None:
+    """Return what a sweep must spend so that two can be compared: by the one that lies here, if it spent less.
+
+    Where none lies here, by what its budget allows rounds to vary.
+    """
+    if document is None:
         allowed = SPREAD_BY_ROOT_S * math.sqrt(config.profiling.max_seconds_per_batch_size)
         said = (
             "two runs of this work will be the same within 3 % at nine of ten batch sizes if rounds of half a second "

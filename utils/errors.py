@@ -11,6 +11,7 @@ from boundby.cli import IS_INSTALLED
 EXTRAS = {
     "accelerate": "training", "lightning": "training", "tensorboard": "training",
     "ray": "ray", "streamlit": "monitor", "altair": "monitor",
+    **dict.fromkeys(("nncf", "onnx", "onnxruntime", "onnxscript", "openvino"), "engines"),
 }  # fmt: skip
 
 

@@ -188,15 +188,13 @@ def _read_config(folder: Path) -> Mapping[str, object]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """Return an object as transformers reads it, NaN and large numbers included. Raises FileNotFoundError, InputError.
+    """Return an object as transformers reads it, NaN and large numbers included. Raises OSError, InputError.
 
     What cannot be read may name code to run.
     """
     try:
         found = json.loads(files.read_bytes(path))
-    except FileNotFoundError:
-        raise
-    except (OSError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: cannot be read: {error}") from None
     if not isinstance(found, dict):
         raise InputError(f"{path}: is no JSON object")
@@ -217,7 +215,7 @@ def _check_weights(folder: Path, name: str) -> None:
         path = folder / shard
         if not path.is_file():
             raise InputError(f"{name}: weights are incomplete, {shard} is missing; copy or download it")
-        with path.open("rb") as file:
+        with files.naming(path), path.open("rb") as file:
             if file.read(len(POINTER_START)) == POINTER_START:
                 raise InputError(f"{path}: is a Git LFS pointer, not weights; run `git lfs pull` in {folder}")
 

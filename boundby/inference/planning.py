@@ -13,6 +13,8 @@ from boundby.inference.batches import tokenize
 from boundby.inference.precision import Precision, available
 from boundby.inference.predictor import Predictor, PredictorOptions
 from boundby.inference.reference import ExactnessReport, compare_logits, in_dtype, one_by_one, require_classifier
+from boundby.inference.selfcheck import CANNOT_RUN
+from boundby.stats import wilson_interval
 from boundby.timer import Timer
 
 SAMPLE_ROWS = 2000  # all of them the same label: the lower end of the interval is 0.998
@@ -29,7 +31,8 @@ AS_GOOD = 1.02  # of the least seconds: the smaller budget needs less memory
 class PrecisionRule:
     """`same`: labels as of one text at a time in float32. `fastest`: whatever keeps `min_agreement` of them, surely.
 
-    `guarded` computes near ties again in float32 in `fastest` too; `same` always does.
+    `guarded` computes near ties again in float32 in `fastest` too; `same` always does, and what it may take, `fastest`
+    may take: it is never slower. What agrees too seldom it takes with near ties computed again, if that is faster.
     """
 
     kind: Literal["same", "fastest"] = "same"
@@ -109,25 +112,21 @@ def choose_precision(
         try:
             predictor = Predictor(model, tokenizer, wanted, _check_texts(sample), timer, by_name)
             prediction = predictor.predict_tokens(tokens)
-        except (RuntimeError, ValueError) as error:  # no kernel in this dtype, or logits that are not finite
+        except CANNOT_RUN as error:  # no kernel in this dtype, or logits that are not finite
             if name == "float32" or is_out_of_memory(error):
                 raise
             reasons.append(f"not {name}: {error}")
             continue
         report = compare_logits(name, prediction.logits, reference, sample.labels, sample.is_all)
-        if rule.kind == "same":
-            margin = same_guard(report.max_abs_logit_difference, float(np.abs(reference).max()))
-        else:
-            margin = report.guard_margin if rule.guarded else 0.0
-        sure = report.agreement if name == "float32" else report.agreement_low
-        if rule.kind == "fastest" and sure < rule.min_agreement:
+        margin = _guard(rule, precision, report, float(np.abs(reference).max()), sample.is_all)
+        if rule.kind == "fastest" and report.agreement_low < rule.min_agreement:
             reasons.append(
-                f"{'even' if name == 'float32' else 'not'} {name}: {report.same_labels} of {report.rows} labels agree "
-                f"with float32 one by one, the lower end of the interval is {report.agreement_low:.2%}; asked for "
-                f"{rule.min_agreement:.2%}"
+                f"{'not' if margin is None else 'near ties again with'} {name}: {report.same_labels} of {report.rows} "
+                f"labels agree with float32 one by one, the lower end of the interval is {report.agreement_low:.2%}; "
+                f"asked for {rule.min_agreement:.2%}"
             )
-            if name != "float32":  # than which nothing agrees better
-                continue
+        if margin is None:
+            continue
         tried.append((report, predictor.with_guard_margin(margin)))
     seconds = {report.precision: math.inf for report, _ in tried}
     for _ in range(ROUNDS):  # they take turns, computing near ties included
@@ -136,6 +135,25 @@ def choose_precision(
             seconds[report.precision] = min(spent.compute_s + spent.transfer_s, seconds[report.precision])
     best = min(tried, key=lambda one: seconds[one[0].precision])[1]
     return PrecisionChoice(best.options, tuple(report for report, _ in tried), seconds, tuple(reasons))
+
+
+def _guard(
+    rule: PrecisionRule, precision: Precision, report: ExactnessReport, largest_logit: float, is_all: bool
+) -> float | None:
+    """Return the margin within which rows are computed again; None where the rule does not allow this precision.
+
+    What `fastest` does not allow as it is, it may allow with its near ties computed again: all labels of the sample
+    agree then, which must be sure enough.
+    """
+    of_same = same_guard(report.max_abs_logit_difference, largest_logit)
+    if rule.kind == "same":
+        return of_same
+    if report.agreement_low >= rule.min_agreement:
+        return report.guard_margin if rule.guarded else 0.0
+    if precision.keeps_weights:
+        return of_same
+    low = 1.0 if is_all else wilson_interval(report.rows, report.rows)[0]
+    return report.guard_margin if low >= rule.min_agreement else None
 
 
 def _check_texts(sample: Sample) -> Sequence[str]:

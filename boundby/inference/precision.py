@@ -6,6 +6,10 @@ has the same weights and lets torch choose other kernels for float32 products: T
 rounds to bfloat16: so it counts as reduced precision, and `matmul_effect` measures what it is here. The setting belongs
 to the whole process; it holds during a forward and is set back afterwards.
 
+`float32_prepared` has the same weights too, laid out once as oneDNN's kernels of a CPU want them, which round as
+float32 does whatever the process has set up. An activation takes no pass of its own, and a root-mean-square norm one
+instead of five. `bfloat16` on a CPU is prepared likewise.
+
 `int8` holds the weights of the layers in eight bits, scaled by output channel, and rounds what enters a layer to eight
 bits as it comes, scaled token by token. Embeddings, norms, attention and the head stay in float32, and there is nothing
 to calibrate. Torch's own dynamic quantization rests on tensor types that it is about to remove.
@@ -13,14 +17,14 @@ to calibrate. Torch's own dynamic quantization rests on tensor types that it is 
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from boundby.ceilings import matmul_precision
-from boundby.device import fast_float32_products, has_bfloat16_products, has_int8_products
+from boundby.device import fast_float32_products, has_bfloat16_products, has_int8_products, is_host
 from boundby.inference.reference import in_dtype
 
 INT8_LARGEST = 127
@@ -52,10 +56,9 @@ class Int8Linear(nn.Module):
         """Return the product in float32."""
         rows = inputs.flatten(0, -2)
         scales = _scales(rows)
-        product = torch._int_mm((rows / scales).round_().to(torch.int8), self.weight).float()
-        product.mul_(scales).mul_(self.scales)
-        if self.bias is not None:
-            product.add_(self.bias)
+        product = torch._int_mm((rows * scales.reciprocal()).round_().to(torch.int8), self.weight).float()
+        product.mul_(self.scales)
+        product = product.mul_(scales) if self.bias is None else torch.addcmul(self.bias, product, scales, out=product)
         return product.view(*inputs.shape[:-1], product.shape[1])
 
 
@@ -72,23 +75,98 @@ def to_int8(model: nn.Module) -> None:
     device = next(model.parameters()).device
     if not has_int8_products(device):
         raise ValueError(f"this {device.type.upper()} has no products of eight bits (VNNI, AMX) that torch can use")
-    base = getattr(model, "base_model", model)
-    found = [
-        (parent, name, child)
-        for place, parent in base.named_modules()
-        for name, child in parent.named_children()
-        if isinstance(child, nn.Linear) and "pooler" not in f"{place}.{name}".split(".")
-    ]
+    found = _linear_layers(model)
     if not found:
         raise ValueError("it has no linear layers to put into int8")
     for parent, name, child in found:
         setattr(parent, name, Int8Linear(child))
+    _join_norms(model)
+
+
+def _linear_layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Linear]]:
+    """Return the linear layers before the head, each with the module it is in and its name there."""
+    base = getattr(model, "base_model", model)
+    return [
+        (parent, name, child)
+        for place, parent in base.named_modules()
+        for name, child in parent.named_children()
+        if type(child) is nn.Linear and "pooler" not in f"{place}.{name}".split(".")
+    ]
+
+
+class PreparedLinear(nn.Module):
+    """A linear layer on a CPU whose weights lie as oneDNN wants them, and the activation after it in the same pass."""
+
+    def __init__(self, layer: nn.Linear, activation: tuple[str, str] = ("none", "")) -> None:
+        super().__init__()
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach())
+        self.bias = layer.bias
+        self._activation, self._algorithm = activation
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return the product in the dtype of the inputs, which is that of the weights."""
+        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
+            inputs, self.packed, self.bias, self._activation, [], self._algorithm
+        )
+        return product
+
+
+# Names, within a module, of a product and of the activation that takes its result and nothing else.
+FOLLOWED = (("dense", "intermediate_act_fn"), ("lin1", "activation"), ("gate_proj", "act_fn"))
+ACTIVATIONS = {  # as oneDNN calls them, by their class in torch or transformers
+    "GELU": ("gelu", "none"), "GELUActivation": ("gelu", "none"), "GELUTanh": ("gelu", "tanh"),
+    "NewGELUActivation": ("gelu", "tanh"), "SiLU": ("swish", ""), "SiLUActivation": ("swish", ""), "ReLU": ("relu", ""),
+}  # fmt: skip
+
+
+def can_prepare(device: torch.device) -> bool:
+    """Tell whether weights can be laid out anew for this device."""
+    return is_host(device) and torch._C._has_mkldnn
+
+
+def prepare(model: nn.Module) -> None:
+    """Lay the weights of a working copy on a CPU out for its kernels, in place; the head stays as it is."""
+    if not can_prepare(next(model.parameters()).device):
+        return
+    followed = dict(FOLLOWED)
+    for parent, name, child in _linear_layers(model):
+        follower = getattr(parent, followed.get(name, ""), None)
+        activation = ACTIVATIONS.get(type(follower).__name__)
+        setattr(parent, name, PreparedLinear(child, activation or ("none", "")))
+        if activation:
+            setattr(parent, followed[name], nn.Identity())
+    _join_norms(model)
+
+
+class _JoinedNorm(nn.Module):
+    """A root-mean-square norm by torch's own, which passes over its input once."""
+
+    def __init__(self, norm: Any) -> None:
+        super().__init__()
+        self.weight, self.variance_epsilon = norm.weight, norm.variance_epsilon
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return nn.functional.rms_norm(hidden_states, self.weight.shape, self.weight, self.variance_epsilon)
+
+
+def _join_norms(model: nn.Module) -> None:
+    """Put torch's root-mean-square norm in the place of those written out, where it gives the same."""
+    for parent in list(model.modules()):
+        for name, norm in parent.named_children():
+            weight = getattr(norm, "weight", None)
+            if hasattr(norm, "variance_epsilon") and isinstance(weight, nn.Parameter):
+                joined = _JoinedNorm(norm)
+                some = torch.linspace(-3, 3, 8 * weight.numel(), device=weight.device).view(8, -1).to(weight.dtype)
+                with torch.inference_mode():
+                    if torch.allclose(joined(some), norm(some)):
+                        setattr(parent, name, joined)
 
 
 def weight_bytes(model: nn.Module) -> int:
-    """Return the bytes that parameters and buffers hold, each tensor once."""
+    """Return the bytes that parameters and buffers hold, each tensor once, and those of prepared weights."""
     tensors = {each.data_ptr(): each for each in (*model.parameters(), *model.buffers())}.values()
-    return sum(each.numel() * each.element_size() for each in tensors)
+    packed = [each.packed for each in model.modules() if isinstance(each, PreparedLinear)]
+    return sum(each.numel() * each.element_size() for each in (*tensors, *packed))
 
 
 @dataclass(frozen=True)
@@ -106,7 +184,12 @@ class Precision:
     @property
     def keeps_weights(self) -> bool:
         """Whether the weights are those of the model in float32, to the last bit."""
-        return self.dtype == torch.float32 and self.convert is None
+        return self.dtype == torch.float32 and self.convert in (None, prepare)
+
+    @property
+    def to_compile(self) -> "Precision":
+        """The same for a model that is compiled, whose compiler lays the weights out itself."""
+        return replace(self, convert=None) if self.convert is prepare else self
 
     def copy_of(self, model: nn.Module) -> Any:
         """Return a working copy of the model in this precision, in evaluation mode; equal weights are shared.
@@ -131,7 +214,8 @@ PRECISIONS = {
     for precision in (
         Precision("float32", torch.float32),
         Precision("float32_fast", torch.float32, fast_products=True),
-        Precision("bfloat16", torch.bfloat16),
+        Precision("float32_prepared", torch.float32, convert=prepare),
+        Precision("bfloat16", torch.bfloat16, convert=prepare),
         Precision("int8", torch.float32, convert=to_int8),
     )
 }
@@ -144,6 +228,7 @@ def available(device: torch.device) -> tuple[Precision, ...]:
     float16 is left out: models trained in bfloat16 overflow in it.
     """
     has = {"bfloat16": has_bfloat16_products(device), "int8": has_int8_products(device)}
+    has["float32_prepared"] = can_prepare(device)
     return tuple(precision for name, precision in PRECISIONS.items() if has.get(name, True))
 
 

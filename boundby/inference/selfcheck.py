@@ -17,6 +17,8 @@ from boundby.inference.strategies import Strategy, candidates
 
 CHECK_ROWS = 64
 CHECK_BUDGET = 1024  # small enough that 64 texts make several batches of mixed lengths
+# What a model raises that does not have a way, or a precision, in which it is tried.
+CANNOT_RUN = (RuntimeError, ValueError, TypeError, KeyError, AttributeError, IndexError)
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def checked_strategy(
         try:
             strategy = make()
             logits = logits_of(strategy, tokens, rows, CHECK_BUDGET, precision)
-        except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+        except CANNOT_RUN as error:
             if is_last:
                 raise
             unsupported = isinstance(error, UnsupportedAttention)
@@ -99,6 +101,7 @@ def checked_strategy(
             check = _check(strategy, reference, logits, allowed, effect, refusals)
             if not compiles:
                 return strategy, check
+            make = dict(candidates(model, tokenizer, precision.to_compile, trims))[name]
             compiled = _compiled(make, tokens, rows, logits, precision, allowed)
             if isinstance(compiled, str):
                 refusal = Refusal(strategy.name, "not_compiled", compiled)

@@ -50,7 +50,12 @@ def cost(flops: int, read: Sequence[Access], written: Sequence[Access], taken: S
 
 def storage(tensor: torch.Tensor) -> int:
     """Return an identifier of a tensor's memory, valid while that memory lives."""
-    return int(tensor.untyped_storage()._cdata)
+    return id(tensor) if is_prepared(tensor) else int(tensor.untyped_storage()._cdata)
+
+
+def is_prepared(tensor: torch.Tensor) -> bool:
+    """Tell whether these are weights laid out for oneDNN, which have no storage of torch's."""
+    return bool(tensor.layout == torch._mkldnn)  # type: ignore[attr-defined]
 
 
 def does_work(func: OpOverload) -> bool:
@@ -123,6 +128,8 @@ def writes(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out
 
 def nbytes(tensor: torch.Tensor) -> int:
     """Return the bytes of memory that the elements of a tensor occupy: an expanded tensor repeats, and stays small."""
+    if is_prepared(tensor):
+        return tensor.numel() * tensor.element_size()
     if tensor.layout is not torch.strided:
         raise ValueError(f"the bytes of a tensor with layout {tensor.layout} are not known; count a dense model")
     if tensor.numel() == 0:
@@ -169,6 +176,15 @@ def _vector_flops(matrix: torch.Tensor, *_: Any, **__: Any) -> int:
     return 2 * matrix.numel()
 
 
+def _prepared_flops(inputs: torch.Tensor, weight: torch.Tensor, *_: Any, **__: Any) -> int:
+    """Return the FLOPs of a product with prepared weights, `[outputs, inputs]`."""
+    return 2 * inputs.numel() * weight.shape[0]
+
+
+def _int_mm_flops(left: torch.Tensor, right: torch.Tensor, *_: Any, **__: Any) -> int:
+    return 2 * left.numel() * right.shape[1]
+
+
 def _addmv_flops(_: torch.Tensor, matrix: torch.Tensor, *__: Any, **___: Any) -> int:
     return 2 * matrix.numel()
 
@@ -176,6 +192,7 @@ def _addmv_flops(_: torch.Tensor, matrix: torch.Tensor, *__: Any, **___: Any) ->
 # What torch lacks: 2.13.0 counts attention on a CPU as 0 (pytorch#195460).
 FORMULAS: dict[str, Callable[..., int]] = {
     "aten._scaled_dot_product_flash_attention_for_cpu": _sdpa_flops,  # torch 2.13 has none
+    "aten._int_mm": _int_mm_flops,
     **dict.fromkeys(  # torch up to 2.11 asserts as many heads of keys as of queries
         (
             "aten._scaled_dot_product_flash_attention",
@@ -184,6 +201,7 @@ FORMULAS: dict[str, Callable[..., int]] = {
         ),
         _sdpa_flops,
     ),
+    "mkldnn._linear_pointwise": _prepared_flops,
     "aten.mv": _vector_flops,
     "aten.dot": _vector_flops,
     "aten.addmv": _addmv_flops,

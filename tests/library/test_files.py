@@ -234,7 +234,7 @@ def test_lines_of_a_log_are_on_disk_when_an_append_returns_and_come_back(tmp_pat
     values = [{"n": 1}, {"text": "line\nbreak \u2028 \u2029 \u0085 \r é"}, {"n": None}]
     for value in values:
         files.append_json_line(log, value)
-        assert sizes[-1] == log.stat().st_size
+        assert log.stat().st_size in sizes
     assert files.read_json_lines(log) == values
     assert log.read_bytes().count(b"\n") == 3
     with pytest.raises(ValueError, match=r"\$\.seconds is NaN"):

@@ -29,8 +29,9 @@ from boundby.inference import (
     search_token_budget,
     weight_bytes,
 )
-from boundby.inference.precision import Int8Linear, tolerance
+from boundby.inference.precision import Int8Linear, PreparedLinear, tolerance
 from boundby.timer import Timer
+from boundby.work import count
 from tests import classifiers
 
 pytestmark = pytest.mark.isa
@@ -127,10 +128,31 @@ def test_fastest_takes_the_fastest_that_surely_agrees(model, tokenizer, texts):
     guarded = chosen(model, tokenizer, Sample(texts, is_all=True), PrecisionRule("fastest", 0.1, guarded=True))
     assert guarded.options.guard_margin == pytest.approx(2 * guarded.report.max_abs_logit_difference)
     choice = chosen(model, tokenizer, Sample(texts), PrecisionRule("fastest", 0.995))
-    assert choice.options.precision == "float32"
-    assert [each.split(":")[0] for each in choice.reasons] == ["not float32_fast", "not bfloat16"]
+    same = chosen(model, tokenizer, Sample(texts), PrecisionRule("same"))
+    assert choice.options == same.options and same.options.precision == "float32_fast"  # never slower than `same`
+    assert [each.split(":")[0] for each in choice.reasons] == [
+        "near ties again with float32", "near ties again with float32_fast", "not bfloat16"
+    ]  # fmt: skip
     whole = chosen(model, tokenizer, Sample(texts, is_all=True), PrecisionRule("fastest", 0.995))
     assert whole.options.precision != "float32"
+
+
+def test_what_agrees_too_seldom_is_taken_with_its_near_ties_computed_again(model, tokenizer, texts):
+    class Coarse(Paced):
+        def copy_of(self, model):
+            copy = super().copy_of(model)
+            for weight in copy.parameters():
+                weight.data = (weight * 8).round() / 8
+            return copy
+
+    everything = (FLOAT32, FAST, Coarse("bfloat16", torch.bfloat16))
+    sample = Sample(texts, is_all=True)
+    choice = choose_precision(model, tokenizer, sample, PrecisionRule("fastest", 1.0), OPTIONS, CLOCK, everything)
+    assert choice.options.precision == "bfloat16" and choice.report.agreement < 1
+    assert choice.options.guard_margin == choice.report.guard_margin > 0
+    predictor = Predictor(model, tokenizer, choice.options, texts, precisions={"bfloat16": everything[2]})
+    alone = one_by_one(model, predictor.tokenize(texts), range(len(texts)))
+    assert predictor.predict(texts).labels.tolist() == alone.argmax(axis=1).tolist()
 
 
 @pytest.mark.parametrize(
@@ -237,6 +259,26 @@ def test_a_budget_that_memory_does_not_hold_is_left_out(model, tokenizer, texts,
     assert list(search_token_budget(predictor, texts, (256, 4096)).seconds) == [256]
     with pytest.raises(ValueError, match="no texts"):
         search_token_budget(predictor, [])
+
+
+@pytest.mark.parametrize("family", classifiers.FAMILIES)
+@pytest.mark.parametrize("name", ["float32_prepared", "bfloat16"])
+def test_prepared_weights_give_the_logits_of_the_others_in_the_same_memory(family, name, tokenizer, texts):
+    model = classifiers.build(family, len(tokenizer), tokenizer.pad_token_id)
+    plain = Precision("plain", PRECISIONS[name].dtype)
+    both = {"plain": plain, name: PRECISIONS[name]}
+    predictors = [
+        Predictor(model, tokenizer, replace(OPTIONS, precision=each), texts, precisions=both) for each in both
+    ]
+    expected, found = (each.predict(texts).logits for each in predictors)
+    assert predictors[1].strategy == predictors[0].strategy == "packed, by length"
+    assert np.abs(found - expected).max() <= tolerance(matmul_effect(plain, CPU)) * np.abs(expected).max()
+    assert weight_bytes(predictors[1].model) == weight_bytes(predictors[0].model)
+    prepared = [each for each in predictors[1].model.modules() if isinstance(each, PreparedLinear)]
+    assert bool(prepared) == (family != "gpt2")  # whose layers are none of torch's
+    flops = [sum(count(each).flops for each in one.forwards(one.tokenize(texts))) for one in predictors]
+    assert flops[0] == flops[1] > 0
+    assert PRECISIONS["float32_prepared"].keeps_weights and not PRECISIONS["bfloat16"].keeps_weights
 
 
 @pytest.mark.skipif(not has_int8_products(CPU), reason="this CPU has no products of eight bits")

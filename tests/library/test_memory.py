@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from boundby import memory
-from boundby.memory import CPU_REASON, MemoryMeter, MemoryUse, ProcessPeak
+from boundby.known import Missing
+from boundby.memory import CPU_REASON, MemoryMeter, MemoryUse, Peak, PeakModel, ProcessPeak, fit_peaks
 
 CPU = torch.device("cpu")
 BLOCK = 64 * 2**20
@@ -101,6 +102,42 @@ def test_the_counters_of_a_gpu_stand_in_their_fields(monkeypatch):
     assert use.reasons == ()
     [doubt] = use.doubts
     assert "device memory" in doubt
+
+
+FIXED, PER_TOKEN, PER_PAIR = 500e6, 3000.0, 40.0
+
+
+def peaks(sizes: list[int], lengths: list[int], per_token: float = PER_TOKEN, per_pair: float = 0.0) -> list[Peak]:
+    return [Peak(n, t, int(FIXED + n * t * (per_token + t * per_pair))) for n in sizes for t in lengths]
+
+
+@pytest.mark.parametrize(("lengths", "per_pair"), [([150], 0.0), ([64, 256], 0.0), ([64, 128, 256], PER_PAIR)])
+def test_a_batch_that_was_not_measured_has_the_peak_of_its_tokens_and_of_their_pairs(lengths, per_pair):
+    model = fit_peaks(peaks([1, 8, 32, 64], lengths, per_pair=per_pair))
+    assert isinstance(model, PeakModel) and model.error < 1e-6
+    [held_out] = peaks([300], lengths[-1:], per_pair=per_pair)
+    assert model.bytes_at(300, lengths[-1]) == pytest.approx(held_out.bytes, rel=1e-6)
+
+
+def test_the_largest_batch_that_fits_leaves_a_tenth_and_is_not_told_far_beyond_what_was_measured():
+    model = fit_peaks(peaks([1, 8, 32, 64], [150]))
+    assert isinstance(model, PeakModel)
+    assert model.most_samples(150, 0.7e9) == (pytest.approx((0.9 * 0.7e9 - FIXED) / (150 * PER_TOKEN), abs=1), False)
+    assert model.most_samples(150, 0.5e9) == (0, False)
+    assert model.most_samples(150, 64e9) == (16 * 64, True)
+
+
+@pytest.mark.parametrize(
+    ("points", "says"),
+    [
+        (peaks([1, 8], [150]), "takes 3"),
+        (peaks([1, 8, 32], [150], per_token=10), "hardly rises"),
+        ([Peak(1, 100, 500), Peak(2, 100, 900), Peak(4, 100, 600), Peak(8, 100, 1500)], "do not follow"),
+    ],
+)
+def test_the_reason_is_told_where_the_points_do_not_tell_the_peak(points, says):
+    missing = fit_peaks(points)
+    assert isinstance(missing, Missing) and says in missing.reason
 
 
 @pytest.mark.gpu

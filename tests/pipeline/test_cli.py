@@ -77,7 +77,11 @@ def test_finished_step_leaves_receipt_log_and_run_record(workplace, capsys):
     [
         (InputError("column x is missing"), 2, "error: column x is missing"),
         (EnvironmentLacksError("no network"), 3, "error: no network"),
-        (OSError(errno.ENOSPC, "No space left on device", "results/x.csv"), 3, "error: results/x.csv: no space left ("),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "results/x.csv"),
+            3,
+            "error: results/x.csv: no space left on the disk at /",
+        ),
         (
             OSError(errno.EROFS, "Read-only file system", "results/x.csv"),
             3,
@@ -131,7 +135,7 @@ def test_a_results_folder_that_is_locked_or_no_folder_is_refused(workplace, caps
     results(workplace).mkdir()
     with FileLock(results(workplace) / ".lock"):
         assert run(workplace, measure) == 2
-    assert "another step is writing there" in capsys.readouterr().err
+    assert "is writing there; wait for it" in capsys.readouterr().err
     if os.fork() == 0:
         FileLock(results(workplace) / ".lock").acquire()
         os.kill(os.getpid(), signal.SIGKILL)

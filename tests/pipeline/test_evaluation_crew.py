@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
@@ -242,6 +243,47 @@ def test_another_plan_than_that_in_the_store_is_refused_and_made_only_anew(made,
     assert workplace.evaluate(other, "plan", "run") == [2, 2]
     assert "rows is 10, planned was 40" in capsys.readouterr().err
     assert workplace.evaluate(other, "plan --anew", *workplace.WHOLE) == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("kind", ["memory", "file"])
+@pytest.mark.parametrize("flag", ["", " --anew"])
+def test_an_input_that_an_upload_has_left_torn_is_repaired_by_the_next_plan(made, planned, tmp_path, puts, kind, flag):
+    store = "memory://run" if kind == "memory" else f"file://{tmp_path}/store"
+    settings = at(made[1], tmp_path / "one", store)
+    assert workplace.evaluate(settings, "plan") == [0]
+    system, root = fsspec.core.url_to_fs(store)
+    whole = {path: system.cat_file(path) for path in system.find(f"{root}/inputs")}
+    for path, content in whole.items():
+        system.pipe_file(path, content[:-9] if path.endswith("csv") else content[:-1] + b"\0")
+    if not flag:  # as a kill before the plan leaves it
+        system.rm(f"{root}/plan.json")
+    assert workplace.evaluate(settings, f"plan{flag}") == [0]
+    assert {path: system.cat_file(path) for path in system.find(f"{root}/inputs")} == whole
+    assert storage.Storage(store).fetch_inputs(tmp_path).exists()
+
+
+@pytest.mark.parametrize("kind", ["memory", "file"])
+def test_two_that_plan_in_one_store_at_once_work_on_one_plan(made, planned, tmp_path, puts, kind, monkeypatch, capsys):
+    store = "memory://run" if kind == "memory" else f"file://{tmp_path}/store"
+    first, second = (at(made[1], tmp_path / name, store) for name in ("first", "second"))
+    push, make = storage.Storage.push_plan, planning.make
+    monkeypatch.setattr(planning, "make", lambda *given: replace(make(*given), attempt=None))
+
+    def late(self, folder):
+        monkeypatch.setattr(storage.Storage, "push_plan", push)
+        monkeypatch.setattr(planning, "make", lambda *given: _other(make(*given)))
+        assert workplace.evaluate(first, "plan", "run --shards 0/2") == [0, 0]
+        return push(self, folder)
+
+    monkeypatch.setattr(storage.Storage, "push_plan", late)
+    assert workplace.evaluate(second, "plan", "run", "finalize") == [0, 0, 0]
+    assert "another runner has just planned" in capsys.readouterr().err
+    assert plans.load(EvaluationFolder(tmp_path / "first" / "evaluation")).choices.token_budget == 96
+    assert plans.load(EvaluationFolder(tmp_path / "second" / "evaluation")).choices.token_budget == 96
+
+
+def _other(made: plans.Plan) -> plans.Plan:
+    return replace(made, choices=replace(made.choices, token_budget=96))
 
 
 def test_a_store_that_cannot_be_is_one_message(made, tmp_path, capsys):

@@ -210,7 +210,7 @@ def write(name: str, content: str) -> Callable[[Path], Any]:
         (write("model.safetensors", "\0" * 100), "cannot be loaded as a model: "),
         (lambda folder: (folder / "config.json").unlink(), "has no config.json; is it a model"),
         (write("config.json", "{"), "config.json: cannot be read"),
-        (write("config.json", "[]"), "config.json: is not a model's"),
+        (write("config.json", "[]"), "config.json: is no JSON object"),
         (
             lambda folder: edit_config(folder, auto_map={"AutoModel": "modeling.Mine"}),
             r"brings Python code of its own \(auto_map\), .* add --trust-remote-code if you trust",

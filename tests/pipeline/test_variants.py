@@ -7,17 +7,24 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
+from boundby.device import has_int8_products
 from boundby.inference import ExactnessReport, compare_logits
+from boundby.inference.precision import to_int8
 from boundby.roofline import Interval
 from boundby.timer import Timer
 from tests import evaluation_workplace as workplace
 from tests.fakes import FakeClock
+from tests.tiny_models import LABELS
 from utils.report import variants as section
-from utils.variants import rounds
+from utils.variants import operators, rounds
+from utils.variants.engines import EngineFailed
+from utils.variants.reasons import sentence
 from utils.variants.recommendation import Candidate, Tolerance, objection, recommend, won_back_after
 from utils.variants.rounds import Measured
 from utils.variants.ways import Refused, Variant, Way
@@ -105,11 +112,15 @@ def test_a_conversion_that_fails_costs_its_own_row_alone(here, monkeypatch):
     assert rows["without_padding"]["status"] == "measured"
 
 
-def test_nothing_is_compared_where_that_is_switched_off(here, capsys):
-    folder, arguments = here
-    assert run([*arguments, "variants.enabled=false"]) == 0
-    assert not (folder / "variants.json").exists()
-    assert "variants.enabled is false" in capsys.readouterr().err
+@pytest.mark.skipif(not has_int8_products(torch.device("cpu")), reason="this processor has no products of eight bits")
+def test_rounding_to_eight_bits_is_a_kind_of_its_own():
+    model, inputs = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(64, 64))), torch.ones(32, 64)
+    to_int8(model)
+    paced = Paced()
+    each = paced.measured("as_it_comes", 0.1)
+    each.way = replace(each.way, work=lambda texts: lambda: model(inputs))
+    found = operators.replay([each], ["a"] * 8, 8, Timer(paced.clock), torch.device("cpu"), 1e9)["as_it_comes"]
+    assert {"products", "rounding"} <= set(found)
 
 
 class Paced:
@@ -129,6 +140,109 @@ class Paced:
             return np.tile(LOGITS[0], (len(texts), 1))
 
         return Measured(Variant(name, name, lambda shop: None), Way(logits, 1, 1), 0.0, 16 * text_s, None)
+
+
+class FakeEngine:
+    """A process of an engine in which the one library can convert nothing, and the other computes noughts and ones."""
+
+    def __init__(self, source, library, max_length, folder, trust_remote_code):
+        self.library = library
+
+    def convert(self) -> None:
+        if self.library == "onnxruntime":
+            raise EngineFailed("RuntimeError: no such operator")
+
+    def open(self, engine: str, calibration: Sequence[str]) -> int:
+        return 7
+
+    def logits(self, engine: str, texts: Sequence[str], size: int) -> np.ndarray:
+        return np.eye(len(LABELS), dtype=np.float32)[[len(text) % len(LABELS) for text in texts]]
+
+    def rise(self, engine: str, texts: Sequence[str], size: int) -> int | None:
+        return None
+
+    def close(self) -> None:
+        pass
+
+
+def test_an_engine_that_cannot_be_had_costs_its_own_row_alone_and_leaves_no_files(here, monkeypatch, capsys):
+    folder, arguments = here
+    which = "variants.which=[onnxruntime,openvino,openvino_bfloat16,openvino_int8]"
+    monkeypatch.setattr("utils.variants.ways.EngineProcess", FakeEngine)
+    monkeypatch.setattr("utils.variants.ways.has_bfloat16_products", lambda device: False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: object())
+    assert run([*arguments, which]) == 0
+    rows = by_name(folder)
+    assert (rows["onnxruntime"]["why"], rows["onnxruntime"]["reason"]) == ("failed", "RuntimeError: no such operator")
+    assert rows["openvino_bfloat16"]["why"] == "not_possible"
+    assert rows["openvino_int8"]["reason"].endswith("64 texts or more; the dataset has 40")
+    assert rows["openvino"]["status"] == "measured" and rows["openvino"]["against"].endswith("are asked for")
+    assert rows["openvino"]["disk_bytes"] == 7 and not (folder / "engines").exists()
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
+    assert run([*arguments, which]) == 0
+    assert by_name(folder)["openvino"]["why"] == "no_space"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: None)
+    capsys.readouterr()
+    assert run([*arguments, "variants.which=[openvino,openvino_bfloat16]"]) == 0
+    assert by_name(folder)["openvino"]["why"] == "not_installed"
+    said = capsys.readouterr().out.split()
+    missing = "not OpenVINO, OpenVINO bfloat16: openvino not installed: bash setup_environment.sh --engines"
+    assert missing in " ".join(said)  # once for both
+
+
+def test_converted_models_give_the_labels_of_the_model_itself(tmp_path):
+    for name in ("onnxruntime", "onnxscript", "openvino", "nncf"):
+        pytest.importorskip(name, reason="setup/requirements-engines.txt is not installed")
+    arguments = workplace.prepare(tmp_path, workplace.texts(80))
+    names = ["onnxruntime", "onnxruntime_int8", "openvino", "openvino_int8"]
+    assert run([*arguments, f"variants.which=[{','.join(names)}]", "variants.max_seconds=240"]) == 0
+    rows = by_name(tmp_path / "results")
+    assert {name: rows[name].get("reason") for name in names} == dict.fromkeys(names)
+    assert [rows[name]["exactness"]["same_labels"] for name in ("onnxruntime", "openvino")] == [80, 80]
+    assert all(rows[name]["disk_bytes"] > 0 for name in names) and not (tmp_path / "results" / "engines").exists()
+
+
+SLOW_ROUNDING = {"products": (0.5, 0.4), "norm": (0.5, 0.5), "rounding": (0.0, 0.6)}
+
+
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"products": (0.58, 0.2), "norm": (0.07, 0.07), "activation": (0.07, 0.07)},
+     "products 2.9× faster; not normalisation nor activations: 41% of the time now"),
+    (SLOW_ROUNDING, "new is rounding to eight bits and back: 40% of the time now; products 1.2× faster; "
+                    "not normalisation: 33% of the time now"),
+    ({"products": (0.4, 0.8), "calls": (0.4, 0.41)}, "products 2× slower (66% of the time now)"),
+    ({"products": (0.4, 0.41)}, "every kind of operator takes what it took"),
+    ({}, None),
+])  # fmt: skip
+def test_the_reason_names_what_got_faster_and_what_did_not_and_of_a_loss_what_costs_first(changes, said):
+    operators = {kind: {"before_s": before, "after_s": after} for kind, (before, after) in changes.items()}
+    assert sentence({"name": "int8", "words": "int8", "status": "measured", "operators": operators}) == said
+
+
+def test_operators_are_told_apart_on_the_same_texts_and_a_fused_model_by_what_is_left():
+    layer = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.LayerNorm(8))
+    paced, inputs = Paced(), torch.ones(2, 8)
+    made = [paced.measured("as_it_comes", 0.1), paced.measured("compiled", 0.1)]
+
+    def work() -> None:
+        paced.clock.advance(1.0)
+        layer(inputs)
+
+    for each, is_compiled in zip(made, (False, True), strict=True):
+        each.way = replace(each.way, work=lambda texts: work, is_compiled=is_compiled)
+    made[1].variant = replace(made[1].variant, base="as_it_comes")
+    found = operators.replay(made, ["a"] * 8, 8, Timer(paced.clock), torch.device("cpu"), 1e9)
+    assert set(found["as_it_comes"]) == {"products", "activation", "norm", "calls"}
+    assert sum(found["as_it_comes"].values()) == pytest.approx(1.0) == sum(found["compiled"].values())
+    assert set(found["compiled"]) == {"products", "between"}
+    assert operators.replay(made, ["a"] * 8, 8, Timer(paced.clock), torch.device("cpu"), 0.0) == {}
+
+
+def test_nothing_is_compared_where_that_is_switched_off(here, capsys):
+    folder, arguments = here
+    assert run([*arguments, "variants.enabled=false"]) == 0
+    assert not (folder / "variants.json").exists()
+    assert "variants.enabled is false" in capsys.readouterr().err
 
 
 def test_rounds_give_factors_of_the_same_texts_and_one_that_fails_leaves_the_others():

@@ -87,7 +87,7 @@ def scan(path: Path, offset: int = 0, position: int = 0, digest: Any = None) -> 
     """
     csv.field_size_limit(LONGEST_CELL)
     try:
-        with path.open("rb") as file:
+        with files.naming(path), path.open("rb") as file:
             file.seek(offset)
             here = offset
 

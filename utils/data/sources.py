@@ -102,7 +102,7 @@ def _csv_records(path: Path, columns: Columns) -> Iterator[Row]:
 def _csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Yield the number of the last line of each record and its cells, without blank lines."""
     csv.field_size_limit(LONGEST_CELL)  # the default of 131,072 characters refuses long texts
-    with path.open(encoding="utf-8-sig", newline="") as file:
+    with files.naming(path), path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(_lines(file, path), strict=True, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
         while True:
             try:
@@ -129,7 +129,7 @@ def _lines(file: TextIO, path: Path) -> Iterator[str]:
 
 def _text_rows(path: Path, wanted: Wanted) -> tuple[Columns, Iterator[Row]]:
     def lines() -> Iterator[Row]:
-        with path.open(encoding="utf-8-sig", newline="\n") as file:
+        with files.naming(path), path.open(encoding="utf-8-sig", newline="\n") as file:
             texts = (line.rstrip("\r\n") for line in _lines(file, path))
             for number, text in enumerate(text for text in texts if text.strip()):
                 yield Row(number, text, None)
@@ -172,7 +172,7 @@ def _unreadable(path: Path, error: Exception) -> InputError:
 
 def _json_rows(path: Path, wanted: Wanted) -> tuple[Columns, Iterator[Row]]:
     def records() -> Iterator[tuple[int, dict[str, object]]]:
-        with path.open(encoding="utf-8-sig", newline="\n") as file:
+        with files.naming(path), path.open(encoding="utf-8-sig", newline="\n") as file:
             for line, content in enumerate(_lines(file, path), start=1):
                 if content.strip():
                     yield line, _json_object(content, f"{path}: line {line}")
@@ -200,7 +200,7 @@ def _json_object(content: str, place: str) -> dict[str, object]:
 
 def _wrong_encoding(path: Path) -> InputError:
     """Return where the first byte stands that is not UTF-8, and how to convert the file."""
-    with path.open("rb") as file:
+    with files.naming(path), path.open("rb") as file:
         if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
             return _conversion(path, 0, "UTF-16")
         file.seek(0)

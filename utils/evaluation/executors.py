@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 Executor = Callable[[Path, Sequence[int], bool], Iterator[Receipt]]
 AHEAD = 2  # shards that a worker has: one that is computed and one that is tokenized
 PATIENCE_S = 1.0  # for a worker to end after SIGTERM, before it is killed
+HUNG_S = 7200.0  # without an answer of any worker: several times what a shard, or the wait for another's claim, takes
 MOST_LOSSES = 3  # times that a shard may lose its worker: one that needs more memory than there is would go on for ever
 
 
@@ -93,7 +94,12 @@ def _distribute(
             worker.assign(waiting)
     losses: Counter[int] = Counter()
     while busy:
-        for connection in wait(list(busy)):
+        ready = wait(list(busy), HUNG_S)
+        if not ready:
+            note(f"no worker has answered for {HUNG_S / 60:.0f} min; others take the places of {len(busy)}")
+            for worker in busy.values():
+                worker.process.kill()
+        for connection in ready:
             worker = busy[connection]  # type: ignore[index]
             receipt = worker.receipt()
             if receipt is None:

@@ -112,8 +112,9 @@ def load(folder: EvaluationFolder, plan: Plan, shard: Shard) -> Part | None:
     if load_cost(folder, plan, shard) is None:
         return None
     try:
-        content = folder.part(shard.id).read_bytes()
-    except OSError:
+        with files.naming(folder.part(shard.id)):
+            content = folder.part(shard.id).read_bytes()
+    except FileNotFoundError:
         return None
     part = decode(content)
     return part if part and _is_of(part, plan, shard) else None
@@ -140,7 +141,7 @@ def load_cost(folder: EvaluationFolder, plan: Plan, shard: Shard) -> Cost | None
         if record.pop("sha256") != files.sha256_of(record):
             return None
         cost = msgspec.convert(record, Cost)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return cost if (cost.plan, cost.shard) == (plan.fingerprint, shard.id) else None
 

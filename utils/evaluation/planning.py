@@ -37,7 +37,7 @@ CODE = (  # of a prediction
 )
 CHECK_TEXTS = 256  # the texts of the self-check: any worker finds the same ones
 CHECK_EXTREMES = 16  # shortest and longest rows of all among them: one of these has the most tokens
-PASSES = 8  # over the sample that choosing a precision takes, text by text and in batches
+PASSES = 11  # over the sample that choosing a precision takes, text by text and in batches
 PAYS = 10  # times as long as choosing a precision must the evaluation be, unless the settings ask for it
 
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from filelock import FileLock
 
 from boundby import files
 from utils import tasks
@@ -22,10 +21,12 @@ from utils.evaluation import executors, planning
 from utils.evaluation import plan as plans
 from utils.evaluation.finalize import finalize
 from utils.evaluation.ray_engine import Demand, on_ray
-from utils.evaluation.shards import Receipt, ShardPredictor
+from utils.evaluation.shards import CLAIMED_S, Receipt, ShardPredictor
 from utils.evaluation.storage import Storage, mirrored
+from utils.locks import held
 from utils.models import LoadedModel
 
+PLANNING_S = 1800.0  # that another planner is waited for at most
 SHARDS = re.compile(r"(\d{1,6})/(\d{1,6})")
 
 
@@ -52,7 +53,7 @@ def make_room(run: Run) -> None:
 
 
 def kept_plan(run: Run, wanted: plans.Identity, anew: bool) -> plans.Plan | None:
-    """Return the plan that is there, None where there is none or `anew` has moved it aside with its parts.
+    """Return the plan that is there, None where there is none, the store lacks it, or `anew` has moved it aside.
 
     Raises InputError when it is for something else than `wanted`, or damaged.
     """
@@ -60,29 +61,31 @@ def kept_plan(run: Run, wanted: plans.Identity, anew: bool) -> plans.Plan | None
         if aside := _set_aside(run):
             run.note(f"the earlier evaluation is in {aside}")
         return None
-    folder = _shared_folder(run)
+    folder, store = _shared_folder(run), _store(run)
     if not folder.plan.exists():
         return None
     made = plans.load(folder)
     plans.require_same(made, wanted, folder)
-    return made
+    return made if not store or store.plan() else None  # `plan` brings it there, where a kill has come between
 
 
 def plan(run: Run, loaded: LoadedModel, wanted: plans.Identity) -> plans.Plan:
     """Return the plan for `wanted`, made and written unless it is there; two that plan at once get one plan."""
     folder = _folder(run)
-    folder.claims.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.claims / "plan.lock"):
+    with held(folder.claims / "plan.lock", PLANNING_S, run.note, "end it if it hangs, or choose another results_dir"):
+        store = _store(run)
         if folder.plan.exists():
             made = plans.load(folder)
             plans.require_same(made, wanted, folder)
-            return made
-        store = _store(run)
-        made = planning.make(wanted, run.layout.dataset, loaded, _workers(run))
-        made = replace(made, attempt=store.attempt() if store else None)
-        plans.save(made, folder)
-        if store:
-            store.push_plan(folder)
+            if not store or store.plan():
+                return made
+        else:
+            made = planning.make(wanted, run.layout.dataset, loaded, _workers(run))
+            made = replace(made, attempt=store.attempt() if store else None)
+            plans.save(made, folder)
+        if store and (theirs := store.push_plan(folder)):
+            run.note(f"another runner has just planned in {store.url}; its plan is used")
+            return theirs
     return made
 
 
@@ -123,6 +126,9 @@ def predict(run: Run, made: plans.Plan, shards: str | None = None, loaded: Loade
                 left = sorted(claimed)
                 if not left:
                     break
+                if not wait_for_others:
+                    waits = f"at most {CLAIMED_S / 60:.0f} min for each, then it is predicted here too"
+                    run.note(f"{len(left)} of the parts are claimed by another runner; waiting, {waits}")
 
 
 def conclude(run: Run, made: plans.Plan) -> FullDataset:

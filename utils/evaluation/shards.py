@@ -1,7 +1,6 @@
 """Predict one shard of a plan and commit it; all it needs is the plan's file and the files that it names."""
 
 import contextlib
-import errno
 import os
 import platform
 import time
@@ -23,11 +22,12 @@ from utils.artifacts import EvaluationFolder
 from utils.data import Rows
 from utils.errors import InputError, PipelineError
 from utils.evaluation import parts, plan, planning, rows
+from utils.locks import HAVE_NONE
 from utils.model_source import ModelSource
 from utils.models import LoadedModel, load, use_matmul_precision
 
 ATTEMPTS = 3  # at a batch that ran out of memory, which another program may have taken for a moment
-NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+CLAIMED_S = 1800.0  # that the claim of another runner is waited for at most
 
 
 @dataclass(frozen=True)
@@ -242,16 +242,19 @@ def _explained(predictions: Iterator[Prediction], begun: deque[_Begun]) -> Itera
 
 @contextlib.contextmanager
 def _claimed(path: Path, wait: bool) -> Iterator[bool]:
-    """Hold the lock at `path` in the block, and tell whether it was free; where nothing can be locked it is free."""
+    """Hold the lock at `path` in the block, and tell whether the shard is ours; where nothing can be locked it is.
+
+    With `wait` it is ours too once another has held it for `CLAIMED_S`.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path, timeout=-1 if wait else 0, fallback_to_soft=False)
+    lock = FileLock(path, timeout=CLAIMED_S if wait else 0, fallback_to_soft=False)
     try:
         lock.acquire()
     except Timeout:
-        yield False
+        yield wait  # one that holds its claim so long may be hung; two that predict a shard leave the same bytes
         return
     except OSError as error:
-        if error.errno not in NO_LOCKS:
+        if error.errno not in HAVE_NONE:
             raise
     try:
         yield True

@@ -5,6 +5,7 @@ its last byte. One that is damaged all the same proves itself so where it is rea
 """
 
 import glob
+import hashlib
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from boundby import files
+from utils import contents
 from utils.artifacts import EvaluationFolder, started_at
 from utils.credentials import without
 from utils.errors import EnvironmentLacksError, InputError
@@ -24,6 +26,7 @@ from utils.evaluation.executors import Executor
 from utils.evaluation.shards import Receipt
 from utils.model_source import model_files
 
+FETCHED_S = 3600.0  # that another worker's copying is waited for at most; Ray tries again elsewhere after that
 AT_ONCE = 64  # files per request for many
 PLAN, PREVIOUS = "plan.json", "previous"
 OF_A_PLAN = re.compile(r"(part|cost)-\d+\.\w+")
@@ -84,23 +87,31 @@ class Storage:
         earlier = self._names(PREVIOUS)
         return files.sha256_of(earlier)[:16] if earlier else None
 
-    def push_plan(self, folder: EvaluationFolder) -> None:
-        """Copy dataset, model and plan into the store; where the plan is, the others are."""
+    def push_plan(self, folder: EvaluationFolder) -> plans.Plan | None:
+        """Copy dataset, model and plan into the store; where the plan is, the others are, whole.
+
+        Where another planner was first, its plan stays, replaces that in `folder`, and is returned.
+        """
         made = plans.load(folder)
         dataset, model = _inputs(made)
         copies = {dataset: Path(made.places.dataset)}
         copies |= {f"{model}/{path.name}": path for path in model_files(Path(made.places.model))}
         for name, path in copies.items():
-            if not self._system.exists(self._at(name)):
+            if not self._is_whole(name, path):
                 self._put(path, name)
-        self._put(folder.plan, folder.plan.name)
+        if self._put_first(folder.plan, PLAN):
+            return None
+        theirs = plans.decoded(self._system.cat_file(self._at(PLAN)), f"{self.url}/{PLAN}")
+        plans.require_same(theirs, made.identity, folder)
+        self.pull_plan(folder)
+        return theirs
 
     def fetch_inputs(self, place: Path) -> Path:
         """Return the path of a plan below `place`: the plan of the store, with copies of its dataset and model.
 
         Raises InputError when there is none, or when the copies are not what was planned.
         """
-        with FileLock(place / ".inputs.lock"):
+        with FileLock(place / ".inputs.lock", timeout=FETCHED_S, fallback_to_soft=False):
             self.pull_plan(EvaluationFolder(place))
             made = plans.load(EvaluationFolder(place))
             folder = EvaluationFolder(place / f"evaluation-{made.fingerprint[:16]}")
@@ -178,6 +189,42 @@ class Storage:
                 shutil.copyfile(path, temporary)
         else:
             self._system.put_file(str(path), where)
+
+    def _is_whole(self, name: str, path: Path) -> bool:
+        """Tell by its content whether the store has this file: an upload that broke off may have left a part of it."""
+        try:
+            if self._system.size(self._at(name)) != path.stat().st_size:
+                return False
+            with self._system.open(self._at(name), "rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest() == contents.sha256(path)
+        except FileNotFoundError:
+            return False
+
+    def _put_first(self, path: Path, name: str) -> bool:
+        """Copy a file into the store unless one of the name is there; tell whether it was the first.
+
+        On a disk, and where the store can, that is one operation; elsewhere two that write at once are seen when the
+        store is read again.
+        """
+        where, content = self._at(name), path.read_bytes()
+        try:
+            if self._is_local:
+                whole = Path(where).with_name(files.temporary_name(name))
+                try:
+                    whole.write_bytes(content)
+                    files.sync(whole)
+                    os.link(whole, where)
+                finally:
+                    whole.unlink(missing_ok=True)
+            else:
+                self._system.pipe_file(where, content, mode="create")
+        except FileExistsError:
+            return False
+        except (OSError, TypeError, ValueError, NotImplementedError):  # it knows no such operation
+            if self._system.exists(where):
+                return False
+            self._put(path, name)
+        return bool(self._system.cat_file(where) == content)
 
     def _at(self, name: str) -> str:
         return f"{self._root.rstrip('/')}/{name}"

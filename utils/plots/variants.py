@@ -21,12 +21,12 @@ def figure(rows: Sequence[VariantRow], about: Subject, found: Variants) -> Figur
     has_labels = all(row["exactness"].get("accuracy_difference") is not None for row in rows)
     heights = [_height(row, has_labels) for row in rows]
     _front(axes, rows, [height[0] for height in heights])
-    heaviest = max(row["weight_bytes"] for row in rows)
+    heaviest = max(row["weight_bytes"] or 0 for row in rows)
     for place, (row, (value, low, high)) in enumerate(zip(rows, heights, strict=True), start=1):
         colour, speed = _colour(row, found), row["texts_per_s"]
         axes.plot([speed["low"], speed["high"]], [value, value], color=colour, linewidth=1.5, zorder=2)
         axes.plot([speed["value"]] * 2, [low, high], color=colour, linewidth=1.5, zorder=2)
-        area = LEAST_AREA + (MOST_AREA - LEAST_AREA) * row["weight_bytes"] / heaviest
+        area = LEAST_AREA + (MOST_AREA - LEAST_AREA) * (row["weight_bytes"] or 0) / heaviest
         axes.scatter(speed["value"], value, s=area, color=colour, alpha=0.85, edgecolor="white", zorder=3)
         look = {"color": "white", "weight": "bold", "ha": "center", "va": "center", "fontsize": 10, "zorder": 4}
         axes.text(speed["value"], value, str(place), **look)
@@ -77,7 +77,9 @@ def _key(axes: Axes, rows: Sequence[VariantRow], found: Variants) -> None:
         weight = "bold" if is_chosen else "normal"
         axes.text(0.0, height, str(place), color=_colour(row, found), weight="bold", fontsize=12)
         axes.text(0.08, height, row["words"], color=INK, weight=weight, fontsize=11)
-        figures = f"{number(row['texts_per_s']['value'])}/s, {number(row['weight_bytes'] / 1e6)} MB"
+        weights = row["weight_bytes"]
+        size = "" if weights is None else f", {number(weights / 1e6)} MB"
+        figures = f"{number(row['texts_per_s']['value'])}/s{size}"
         axes.text(1.0, height, figures, color=MUTED, fontsize=10.5, ha="right")
     last = 1 - 0.068 * (len(rows) + 1.6)
     axes.text(0.0, last, "orange: recommended; grey: changes more than allowed", color=MUTED, fontsize=10)

@@ -15,15 +15,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
 from boundby import files
-from utils.errors import EnvironmentLacksError
+from utils.locks import held
 from utils.quickstart.recipe import Recipe
 
 RECORD, VALIDATION = "quickstart.json", "validation.csv"
 NOTE = "Synthetic: texts, labels and model were made by this program. The accuracy says nothing about real reviews."
 BUILDING_PREFIX = ".building-"
+MAKING_S = 1800.0  # that another process is waited for at most
 SHAPING_PACKAGES = ("tokenizers", "torch", "transformers")
 
 
@@ -63,21 +62,15 @@ def is_ready(folder: Path, recipe: Recipe | None = None) -> bool:
 def prepare(folder: Path, *, progress: Callable[[str], None], recipe: Recipe | None = None) -> QuickstartFiles:
     """Return the quickstart's files, made in about a minute on two cores or found complete from an earlier time.
 
-    Raises EnvironmentLacksError when the folder cannot be written.
+    Raises OSError when the folder cannot be written, and InputError when another process is at it for half an hour.
     """
     start = time.perf_counter()
     recipe = recipe or Recipe()
     target = model_dir(folder, recipe)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(target.parent / ".lock"):
-            reused = _is_complete(target)
-            if not reused:
-                _make(target, recipe, progress)
-    except OSError as error:
-        raise EnvironmentLacksError(
-            f"cannot make the quickstart in {target.parent}: {error}; it needs a writable folder with 10 MB free"
-        ) from error
+    with held(target.parent / ".lock", MAKING_S, progress, "end it if it hangs"):
+        reused = _is_complete(target)
+        if not reused:
+            _make(target, recipe, progress)
     seconds = time.perf_counter() - start
     return QuickstartFiles(target, target / VALIDATION, content_hash(recipe), reused, seconds)
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from utils.config import Targets
 from utils.document import Choice, Optimal, Row, Target
+from utils.memory import told
 from utils.plots import batch_size_comparison, metrics_heatmap
 from utils.plots.style import STATUS_TEXT
 from utils.render.blocks import Block, DefinitionList, Heading, Paragraph, Table
@@ -49,6 +50,8 @@ def section(data: ReportData) -> list[Content]:
             _table(dtype, data.of(dtype), columns),
             DefinitionList(_choices(data.best[dtype], data.config.targets)),
         ]
+    if forecast := data.document.get("memory"):
+        content.append(Paragraph(told(forecast)))
     content.append(show(data, batch_size_comparison.figure, data.measured, data.choice, data.config.targets))
     return content
 

@@ -12,6 +12,7 @@ from utils.render.blocks import Block, BulletList, Heading, Paragraph, Table
 from utils.render.formatting import NOTHING, clean, number, paragraph, table
 from utils.report.pictures import Content, Folded, show
 from utils.report.sources import Missing, ReportData
+from utils.variants.reasons import sentence
 
 REFERENCE = "as_it_comes"
 UNITS = ((3600.0, "h"), (60.0, "min"), (1.0, "s"))
@@ -31,7 +32,9 @@ def section(data: ReportData) -> list[Content]:
         Table(*_table(found), left=[0], notes=_notes(found)),
         *_refusals(found),
         show(data, plot.figure, tuple(rows), found),
-        Folded("What each variant costs, and what was predicted of it", [_more(rows), *_foretold(rows)]),
+        *_foretold(rows),
+        *_reasons(rows),
+        Folded("What each variant costs", [_more(rows)]),
     ]
 
 
@@ -45,11 +48,11 @@ def tried(data: ReportData) -> list[tuple[VariantRow, Fix | None]]:
 def console_lines(found: Variants) -> list[str]:
     """Return what the terminal says of it."""
     cells = table(*_table(found), left=[0])
-    refused = [
-        f"not {row['words']}: {clean(row['reason'], 160)}" for row in found["variants"] if row["status"] == "refused"
-    ]
+    refused = [f"not {each}" for each in _refused(found, 160)]
+    why = [f"{row['words']}: {said}" for row in measured(found) if (said := sentence(row))]
     against = [f"not allowed: {row['words']} ({row['against']})" for row in measured(found) if row["against"]]
-    return [*cells, *against, *refused, *found["doubts"], "", *paragraph(_recommended(found))]
+    told = [line for each in (*why, *against, *refused, *found["doubts"]) for line in paragraph(each)]
+    return [*cells, "", *told, "", *paragraph(_recommended(found))]
 
 
 def measured(found: Variants) -> list[VariantRow]:
@@ -98,8 +101,20 @@ def _recommended(found: Variants) -> str:
     kept += "" if change is None else f", accuracy {100 * change:+.2f} points"
     gained = factor(Interval(**row["gain"]))
     if row["gain"]["low"] <= 1:
-        return f"Keep the pipeline as it is ({row['words']}): nothing that keeps enough is surely faster."
-    return f"Use {row['words']}: {gained} the texts per second of padded batches as they come; {kept}."
+        kept = f"Keep the pipeline as it is ({row['words']}): nothing that keeps enough is surely faster."
+        return kept + _beyond(found, row)
+    used = f"Use {row['words']}: {gained} the texts per second of padded batches as they come; {kept}."
+    return used + _beyond(found, row)
+
+
+def _beyond(found: Variants, chosen: VariantRow) -> str:
+    """Return what is allowed and surely faster, but nothing that the pipeline can run."""
+    elsewhere = [row for row in measured(found) if not row["runs_here"] and not row["against"]]
+    fastest = max(elsewhere, key=lambda row: row["gain"]["value"], default=chosen)
+    if fastest["gain"]["low"] <= chosen["gain"]["high"]:
+        return ""
+    times = f"{fastest['gain']['value'] / chosen['gain']['value']:.2g}"
+    return f" {fastest['words']} was {times}× as fast, but the pipeline does not run it: use it in your own program."
 
 
 def _row(found: Variants, name: str) -> VariantRow:
@@ -112,17 +127,17 @@ def _folder(name: str) -> str:
 
 HEADERS = (
     "variant", "texts/s", "factor", "one text\nms", "weights\nMB", "same\nlabels %", "accuracy\npoints",
+    "cost",
 )  # fmt: skip
 
 
 def _table(found: Variants) -> tuple[Sequence[str], list[list[str]]]:
-    """Return headers and rows; the accuracy is left out where there are no labels."""
-    rows = measured(found)
-    cells = [_cells(row, found) for row in rows]
-    if any(row["exactness"].get("accuracy_difference") is not None for row in rows):
-        return HEADERS, cells
-    place = HEADERS.index("accuracy\npoints")
-    return HEADERS[:place] + HEADERS[place + 1 :], [line[:place] + line[place + 1 :] for line in cells]
+    """Return headers and rows; accuracy is left out where there are no labels, cost where no price is known."""
+    lines = [HEADERS, *(_cells(row, found) for row in measured(found))]
+    optional = {HEADERS.index(name) for name in ("accuracy\npoints", "cost")}
+    empty = {place for place in optional if all(line[place] == NOTHING for line in lines[1:])}
+    headers, *cells = ([cell for place, cell in enumerate(line) if place not in empty] for line in lines)
+    return headers, cells
 
 
 def _cells(row: VariantRow, found: Variants) -> list[str]:
@@ -133,9 +148,10 @@ def _cells(row: VariantRow, found: Variants) -> list[str]:
         number(row["texts_per_s"]["value"]),
         NOTHING if is_reference else factor(Interval(**row["gain"])),
         number(row["latency_ms"]["value"]),
-        number(row["weight_bytes"] / 1e6),
+        NOTHING if row["weight_bytes"] is None else number(row["weight_bytes"] / 1e6),
         NOTHING if is_reference else f"{100 * exactness['agreement']:.2f}",
         NOTHING if change is None or is_reference else f"{100 * change:+.2f}",
+        NOTHING if (cost := row["million_cost"]) is None else f"{cost:,.2f}" if cost >= 1 else number(cost),
     ]
 
 
@@ -157,10 +173,24 @@ def _threads(found: Variants) -> str:
 
 
 def _refusals(found: Variants) -> list[Block]:
-    refused = [
-        f"{row['words']}: {clean(row['reason'], 200)}" for row in found["variants"] if row["status"] == "refused"
-    ]
+    refused = _refused(found, 200)
     return [Paragraph("Not to be had here:"), BulletList(refused)] if refused else []
+
+
+def _refused(found: Variants, width: int) -> list[str]:
+    """Return what could not be taken and why, one line for each reason."""
+    reasons: dict[str, list[str]] = {}
+    for row in found["variants"]:
+        if row["status"] == "refused":
+            reasons.setdefault(clean(row["reason"], width), []).append(row["words"])
+    return [f"{', '.join(words)}: {reason}" for reason, words in reasons.items()]
+
+
+def _reasons(rows: Sequence[VariantRow]) -> list[Block]:
+    """Return which operators made each variant faster, and which did not."""
+    names = {row["name"]: row["words"] for row in rows}
+    told = [f"{row['words']}, against {names[row['base'] or '']}: {said}" for row in rows if (said := sentence(row))]
+    return [Paragraph("Why, by the operators of one batch:"), BulletList(told)] if told else []
 
 
 def _more(rows: Sequence[VariantRow]) -> Table:

@@ -10,6 +10,7 @@ import numpy as np
 from boundby import files
 from boundby.device import pick_device, synchronizer
 from boundby.inference import ExactnessReport, compare_logits
+from boundby.inference.engines import MOST_CALIBRATION
 from boundby.roofline import Interval
 from boundby.stats import estimate
 from boundby.timer import Timer
@@ -21,7 +22,7 @@ from utils.data import DataReceipt, Rows
 from utils.document import OtherVersion, Recommended, Span, VariantRow, Variants, Verdict, read_document
 from utils.model_source import ModelSource
 from utils.models import LoadedModel
-from utils.variants import rounds
+from utils.variants import operators, reasons, rounds
 from utils.variants.recommendation import Candidate, Recommendation, Tolerance, recommend, won_back_after
 from utils.variants.rounds import Measured, Refusal
 from utils.variants.ways import REFERENCE, Variant, Workshop, variants
@@ -50,6 +51,7 @@ class Comparison:
     made: list[Measured] = field(default_factory=list)
     refused: dict[str, Refusal] = field(default_factory=dict)
     sizes: list[int] = field(default_factory=list)
+    operators: dict[str, reasons.Operators] = field(default_factory=dict)
     doubts: list[str] = field(default_factory=list)
 
     @property
@@ -80,15 +82,29 @@ def compare(run: Run, receipt: DataReceipt, source: ModelSource, rows: Rows, tim
     max_length, _ = models.effective_max_length(loaded, config.profiling.max_length)
     verdict, batch_size = _baseline(run.layout)
     chosen = batch_size or USUAL_BATCH_SIZE
-    probe = _spread(rows.texts)
-    shop = Workshop(loaded, max_length, chosen, probe, timer.clock, run.args.trust_remote_code)
+    probe = _spread(rows.texts, PROBE_TEXTS)
+    shop = Workshop(
+        loaded,
+        max_length,
+        chosen,
+        probe,
+        timer.clock,
+        run.args.trust_remote_code,
+        by_length=sorted(rows.texts[:: rounds.LEAST_ROUNDS], key=len),
+        calibration=_spread(rows.texts, MOST_CALIBRATION),
+        folder=run.layout.engines,
+    )
     listed = variants(device, settings)
-    with run.progress(len(listed), "make the variants") as progress:
-        made, refused = rounds.make(listed, shop, timer, deadline, lambda text: progress.advance(1, text))
-    found = Comparison(rows, receipt.rows, made, refused)
-    left, most = deadline - timer.clock(), settings.rows or len(rows)
-    parts = rounds.parts_of(len(rows), made, len(probe), left, most)
-    _measure(run, found, parts, timer, deadline)
+    try:
+        with run.progress(len(listed), "make the variants") as progress:
+            made, refused = rounds.make(listed, shop, timer, deadline, lambda text: progress.advance(1, text))
+        found = Comparison(rows, receipt.rows, made, refused)
+        found.operators = operators.replay(made, probe[:chosen], len(probe), timer, device, deadline)
+        left, most = deadline - timer.clock(), settings.rows or len(rows)
+        parts = rounds.parts_of(len(rows), made, len(probe), left, most)
+        _measure(run, found, parts, timer, deadline)
+    finally:
+        shop.close()
     document = _document(run, shop, found, listed, verdict)
     document["seconds"] = timer.clock() - start
     files.write_csv(run.layout.changed_labels, _changed(found, loaded), CHANGED)
@@ -97,10 +113,10 @@ def compare(run: Run, receipt: DataReceipt, source: ModelSource, rows: Rows, tim
     return document
 
 
-def _spread(texts: Sequence[str]) -> list[str]:
+def _spread(texts: Sequence[str], number: int) -> list[str]:
     """Return texts spread over the lengths of all, the shortest and the longest among them."""
     by_length = sorted(texts, key=len)
-    places = np.unique(np.linspace(0, len(by_length) - 1, min(PROBE_TEXTS, len(by_length))).round().astype(int))
+    places = np.unique(np.linspace(0, len(by_length) - 1, min(number, len(by_length))).round().astype(int))
     return [by_length[place] for place in np.random.default_rng(0).permutation(places).tolist()]
 
 
@@ -192,6 +208,8 @@ def _row(each: Measured, found: Comparison, verdict: Verdict | None) -> VariantR
         "won_back_after_texts": won_back_after(each.one_off_s, speed.value, reference.texts_per_s(found.sizes).value),
         "exactness": report.as_dict(),  # type: ignore[typeddict-item]
         "changed": report.rows - report.same_labels,
+        "operators": reasons.beside(found.operators.get(variant.base or ""), found.operators.get(variant.name)),
+        "runs_here": variant.settings is not None,
         "against": None,
     }
 
@@ -270,7 +288,7 @@ def _span(interval: Interval) -> Span:
 
 def _flat(row: VariantRow) -> dict[str, object]:
     """Return the row of the table for spreadsheets."""
-    flat: dict[str, object] = dict(row)
+    flat: dict[str, object] = dict(row) | ({"reason": reasons.sentence(row)} if row["status"] == "measured" else {})
     for name in ("texts_per_s", "gain", "latency_ms", "gain_over_base", "predicted", "tried"):
         span = row.get(name)
         if span:

@@ -115,7 +115,9 @@ def _made(variant: Variant, shop: Workshop, timer: Timer) -> Measured:
         before = meter.stop()
         probe_s = timer.isolated(lambda: way.logits(shop.probe))
         after = meter.stop()
-    return Measured(variant, way, made_s + max(0.0, cold_s - probe_s), probe_s, _rise(before, after))
+    one_off_s = way.earlier_s + made_s + max(0.0, cold_s - probe_s)
+    rise = way.rise(shop.probe) if way.rise else _rise(before, after)
+    return Measured(variant, way, one_off_s, probe_s, rise)
 
 
 def _rise(before: MemoryUse, after: MemoryUse) -> int | None:

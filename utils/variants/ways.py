@@ -1,6 +1,7 @@
 """The variants of step 05: what each is called, how it is made, and the settings that run the pipeline with it."""
 
 import contextlib
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -23,20 +24,38 @@ from boundby.inference import (
     tokenize,
     weight_bytes,
 )
+from boundby.inference.engines import ENGINES, LEAST_CALIBRATION, Library
 from boundby.inference.fixes import COMPILE_S, SPARE_MEMORY
 from boundby.memory import free_bytes
+from boundby.timer import Work
 from boundby.verdict import Fix
 from utils import models
 from utils.config import Model
 from utils.config import Variants as Settings
+from utils.errors import lacking
 from utils.model_source import model_files
 from utils.models import LoadedModel
+from utils.variants.engines import EngineFailed, EngineProcess
 from utils.variants.recommendation import Kind
 
-RefusalKind = Literal["not_possible", "other_labels", "over_budget", "out_of_memory", "failed"]
+RefusalKind = Literal[
+    "not_possible",
+    "not_installed",
+    "other_labels",
+    "too_few_texts",
+    "over_budget",
+    "out_of_memory",
+    "no_space",
+    "failed",
+]
 REFERENCE, PACKED = "as_it_comes", "without_padding"  # which are always there: others are compared with them
 SORTED_SIZES = (8, 32, 128)  # texts to a batch that a sorted pipeline may choose from: its best one counts
-SORTED_PAST = 1.15  # times as long as the best so far, and a size twice as large is not tried
+ENGINE_SIZES = (32, 64, 128)
+SORTED_PAST = 1.15  # times as long per text as the best so far, and no larger size is tried
+# To load a library, convert and quantize a small classifier on two CPU cores; the first of a library converts.
+ENGINE_S = {"onnxruntime": 20.0, "onnxruntime_int8": 8.0, "openvino": 15.0, "openvino_int8": 15.0}
+ENGINE_COPIES = 4  # of the float32 weights, that converting holds at once: torch's, the graph's, what is written
+FILES = 2  # of that size at most lie on the disk: in float32 and in eight bits
 # Beside those of the evaluation; models trained in bfloat16 overflow in float16, which shows here and is refused.
 ALL_PRECISIONS = {**PRECISIONS, "float16": Precision("float16", torch.float16)}
 
@@ -53,21 +72,29 @@ class Refused(Exception):
 class Way:
     """Texts in, logits `[rows, labels]` in float32 out, tokenizing included; `setting` is entered for every call.
 
-    `weight_bytes` are those held to compute with, `disk_bytes` those of the files they come from.
+    `weight_bytes` are those held to compute with, None where only the engine knows, `disk_bytes` those of the files
+    they come from. `earlier_s` was spent for another variant on what this one needs as well. `rise` tells how far the
+    memory of a process of its own grows over texts. `work` returns a call that computes texts and does nothing else,
+    None where torch does not see its operators; those of a compiled one it sees only as they were before.
     """
 
     logits: Callable[[Sequence[str]], np.ndarray]
-    weight_bytes: int
+    weight_bytes: int | None
     disk_bytes: int
     how: str = ""
     setting: Callable[[], AbstractContextManager[None]] = nullcontext
+    earlier_s: float = 0.0
+    rise: Callable[[Sequence[str]], int | None] | None = None
+    work: Callable[[Sequence[str]], Work] | None = None
+    is_compiled: bool = False
 
 
 @dataclass
 class Workshop:
     """What the variants are made of: the model in float32, and how its texts are cut and batched.
 
-    `probe` are some texts, spread over the lengths, on which a way checks itself and is warmed up.
+    `probe` are some texts, spread over the lengths, on which a way checks itself and is warmed up; `by_length` those
+    of one part from the shortest to the longest, `calibration` some of all. Converted models lie in `folder`.
     """
 
     loaded: LoadedModel
@@ -76,7 +103,55 @@ class Workshop:
     probe: Sequence[str]
     clock: Callable[[], float]
     trust_remote_code: bool = False
+    by_length: Sequence[str] = ()
+    calibration: Sequence[str] = ()
+    folder: Path = Path("engines")
     made: dict[str, Predictor] = field(default_factory=dict)
+    engines: dict[Library, tuple[EngineProcess, float]] = field(default_factory=dict)
+    failed: dict[Library, EngineFailed] = field(default_factory=dict)
+
+    def neighbours(self, size: int) -> Sequence[str]:
+        """Return so many texts of similar length, as one batch of a sorted part has them."""
+        texts = self.by_length or self.probe
+        start = max(0, (len(texts) - size) // 2)
+        return texts[start : start + size]
+
+    def engine(self, library: Library) -> tuple[EngineProcess, float]:
+        """Return the process that holds the model converted for this library, and the seconds that took earlier.
+
+        Raises Refused where there is no room.
+        """
+        if library in self.engines:
+            return self.engines[library]
+        if library in self.failed:  # for another precision
+            raise self.failed[library]
+        wanted, free = weight_bytes(self.loaded.model), free_bytes(self.loaded.device)
+        if ENGINE_COPIES * wanted > free:
+            raise Refused("out_of_memory", f"converting takes {ENGINE_COPIES * wanted / 1e9:.1f} GB of memory; "
+                          f"{free / 1e9:.1f} GB are free")  # fmt: skip
+        self.folder.mkdir(parents=True, exist_ok=True)
+        room = shutil.disk_usage(self.folder).free
+        if FILES * wanted > room:
+            sizes = f"{FILES * wanted / 1e9:.2g} GB of disk, and {room / 1e9:.2g} GB are free"
+            raise Refused("no_space", f"the converted model takes {sizes}; output.results_dir names another disk")
+        process = EngineProcess(
+            self.loaded.source, library, self.max_length, self.folder / library, self.trust_remote_code
+        )
+        start = self.clock()
+        try:
+            process.convert()
+        except EngineFailed as error:
+            process.close()
+            self.failed[library] = error
+            raise
+        self.engines[library] = process, self.clock() - start
+        return process, 0.0
+
+    def close(self) -> None:
+        """End the processes and remove the converted models."""
+        for process, _ in self.engines.values():
+            process.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def predictor(self, precision: str, *, compiled: bool = False) -> Predictor:
         """Return the predictor of this precision. Raises Refused where it cannot be."""
@@ -150,6 +225,10 @@ def _of_this_model(device: torch.device, min_agreement: float) -> list[Variant]:
                 settings=("evaluation.compile=on",)),
         Variant("bfloat16_compiled", "compiled bfloat16", partial(_compiled, "bfloat16"), "bfloat16", fused,
                 settings=("model.dtype=bfloat16", "evaluation.compile=on"), setup_s=COMPILE_S, kind="coarser"),
+        *(Variant(name, engine.words, partial(_engine, name), "openvino" if name == "openvino_bfloat16" else "sorted",
+                  setup_s=0.0 if engine.lacking else ENGINE_S.get(name, 0.0),
+                  kind="same_arithmetic" if engine.precision == "float32" else "coarser")
+          for name, engine in ENGINES.items()),
     ]  # fmt: skip
 
 
@@ -163,17 +242,25 @@ def _as_they_come(shop: Workshop) -> Way:
 
 
 def _sorted(shop: Workshop) -> Way:
-    """Return the way with the batch size that is fastest on the probe, so that it is compared at its best."""
+    return _padded(shop, _best_size(shop, SORTED_SIZES, _logits_of(shop)), by_length=True)
+
+
+def _best_size(shop: Workshop, sizes: Sequence[int], logits: Callable[[Sequence[str], int], object]) -> int:
+    """Return the batch size at which texts of similar length are fastest, so that a way is compared at its best."""
     seconds: dict[int, float] = {}
-    for size in SORTED_SIZES:
-        way = _padded(shop, size, by_length=True)
-        way.logits(shop.probe)
+    for size in sizes:
+        texts = shop.neighbours(size)
+        logits(texts, size)
         start = shop.clock()
-        way.logits(shop.probe)
-        seconds[size] = shop.clock() - start
-        if seconds[size] > SORTED_PAST * min(seconds.values()):
+        logits(texts, size)
+        seconds[size] = (shop.clock() - start) / len(texts)
+        if seconds[size] > SORTED_PAST * min(seconds.values()) or len(texts) < size:
             break
-    return _padded(shop, min(seconds, key=lambda size: seconds[size]), by_length=True)
+    return min(seconds, key=lambda size: seconds[size])
+
+
+def _logits_of(shop: Workshop) -> Callable[[Sequence[str], int], object]:
+    return lambda texts, size: _padded(shop, size, by_length=True).logits(texts)
 
 
 def _padded(shop: Workshop, size: int, *, by_length: bool) -> Way:
@@ -190,7 +277,14 @@ def _padded(shop: Workshop, size: int, *, by_length: bool) -> Way:
                 found[rows] = forward(model, batch).float().cpu().numpy()
         return found
 
-    return _way(logits, model, shop.loaded, f"batches of {size}")
+    def work(texts: Sequence[str]) -> Work:
+        tokens = tokenize(tokenizer, texts, shop.max_length)
+        starts = range(0, len(texts), size)
+        rows = [range(start, min(start + size, len(texts))) for start in starts]
+        batches = [collate(tokens, each, tokenizer.pad_token_id or 0, shop.loaded.device) for each in rows]
+        return lambda: [forward(model, batch) for batch in batches]
+
+    return replace(_way(logits, model, shop.loaded, f"batches of {size}"), work=None if by_length else work)
 
 
 def _way(
@@ -205,7 +299,12 @@ def _way(
 
 
 def _predicting(predictor: Predictor, loaded: LoadedModel) -> Way:
-    return _way(lambda texts: predictor.predict(texts).logits, predictor.model, loaded, predictor.strategy)
+    def work(texts: Sequence[str]) -> Work:
+        forwards = predictor.forwards(predictor.tokenize(texts))
+        return lambda: [each() for each in forwards]
+
+    way = _way(lambda texts: predictor.predict(texts).logits, predictor.model, loaded, predictor.strategy)
+    return replace(way, work=work, is_compiled=predictor.compiled)
 
 
 def _packed(shop: Workshop) -> Way:
@@ -213,13 +312,18 @@ def _packed(shop: Workshop) -> Way:
 
 
 def _in(precision: str, shop: Workshop) -> Way:
-    return _predicting(shop.predictor(precision), shop.loaded)
+    way = _predicting(shop.predictor(precision), shop.loaded)
+    return replace(way, setting=partial(ALL_PRECISIONS[precision].active, shop.loaded.device))
 
 
 def _bfloat16(shop: Workshop) -> Way:
-    if not has_bfloat16_products(shop.loaded.device):
-        raise Refused("not_possible", "this processor has no bfloat16 products: it would emulate them, slower")
+    _require_bfloat16(shop.loaded)
     return _in("bfloat16", shop)
+
+
+def _require_bfloat16(loaded: LoadedModel) -> None:
+    if not has_bfloat16_products(loaded.device):
+        raise Refused("not_possible", "this processor has no bfloat16 products: it would emulate them, slower")
 
 
 def _float16(shop: Workshop) -> Way:
@@ -233,7 +337,7 @@ def _compiled(precision: str, shop: Workshop) -> Way:
     if obstacle:
         raise Refused("not_possible", obstacle)
     if precision == "bfloat16":
-        _bfloat16(shop)
+        _require_bfloat16(shop.loaded)
     return _predicting(shop.predictor(precision, compiled=True), shop.loaded)
 
 
@@ -253,6 +357,31 @@ def _threads(number: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def _engine(name: str, shop: Workshop) -> Way:
+    """Return the model converted for another library, at its best batch size of texts sorted by length."""
+    engine = ENGINES[name]
+    if engine.lacking:
+        raise Refused("not_installed", str(lacking(*engine.lacking)))
+    if not is_host(shop.loaded.device):
+        raise Refused("not_possible", "it is compared on a CPU alone")
+    if engine.precision == "bfloat16":
+        _require_bfloat16(shop.loaded)
+    if engine.calibrated and len(shop.calibration) < LEAST_CALIBRATION:
+        raise Refused("too_few_texts", f"its ranges are found with {LEAST_CALIBRATION} texts or more; the dataset has "
+                      f"{len(shop.calibration)}")  # fmt: skip
+    process, earlier_s = shop.engine(engine.library)
+    size_bytes = process.open(name, shop.calibration if engine.calibrated else ())
+    size = _best_size(shop, ENGINE_SIZES, partial(process.logits, name))
+    return Way(
+        lambda texts: process.logits(name, texts, size),
+        weight_bytes=None if engine.precision == "bfloat16" else size_bytes,  # converted once more as it is loaded
+        disk_bytes=size_bytes,
+        how=f"batches of {size}",
+        earlier_s=earlier_s,
+        rise=lambda texts: process.rise(name, texts, size),
+    )
 
 
 def _other_model(name: str, shop: Workshop) -> Way:

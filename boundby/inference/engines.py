@@ -1,0 +1,143 @@
+"""ONNX Runtime and OpenVINO: a classifier converted for another engine, on the CPU. Both are optional packages.
+
+converted = convert(model, "openvino", folder)
+session = open_session(converted, ENGINES["openvino_bfloat16"], threads=2)
+logits = session(input_ids, attention_mask)  # padded on the right, int64 [rows, tokens]; float32 [rows, labels]
+"""
+
+import importlib.util
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+Library = Literal["onnxruntime", "openvino"]
+Session = Callable[[np.ndarray, np.ndarray], np.ndarray]
+INPUTS, OUTPUT = ("input_ids", "attention_mask"), "logits"
+EXAMPLE = (3, 24)  # texts and tokens that are traced: sizes of 1 would become constants
+LEAST_CALIBRATION, MOST_CALIBRATION = 64, 256  # texts: fewer leave ranges to chance, NNCF itself takes 300
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One precision of one library. `packages` are those it needs; `calibrated`: its ranges are found with texts."""
+
+    library: Library
+    precision: Literal["float32", "bfloat16", "int8"]
+    words: str
+    packages: tuple[str, ...]
+    calibrated: bool = False
+
+    @property
+    def lacking(self) -> tuple[str, ...]:
+        """The packages that are not installed."""
+        return tuple(name for name in self.packages if importlib.util.find_spec(name) is None)
+
+
+_ONNX = ("onnxruntime", "onnx", "onnxscript")
+ENGINES = {
+    "onnxruntime": Engine("onnxruntime", "float32", "ONNX Runtime", _ONNX),
+    "onnxruntime_int8": Engine("onnxruntime", "int8", "ONNX Runtime int8", _ONNX),
+    "openvino": Engine("openvino", "float32", "OpenVINO", ("openvino",)),
+    "openvino_bfloat16": Engine("openvino", "bfloat16", "OpenVINO bfloat16", ("openvino",)),
+    "openvino_int8": Engine("openvino", "int8", "OpenVINO int8", ("openvino", "nncf"), calibrated=True),
+}
+
+
+class _Logits(nn.Module):
+    """The model as the engines take it: two tensors in, one out."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
+        """Return the logits."""
+        return self.model(input_ids=input_ids, attention_mask=attention_mask).logits
+
+
+def convert(model: Any, library: Library, folder: Path) -> Path:
+    """Write a float32 model on the CPU for this library, any batch and length, and return the file.
+
+    Its configuration is changed: it keeps no cache. Raises what the library raises for a model that it cannot take.
+    """
+    model.config.use_cache = False
+    module = _Logits(model).eval()
+    ids = (torch.arange(EXAMPLE[0] * EXAMPLE[1]) % model.config.vocab_size).view(EXAMPLE)
+    example = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    with torch.inference_mode():
+        if library == "openvino":
+            import openvino
+
+            path = folder / "model.xml"
+            openvino.save_model(openvino.convert_model(module, example_input=example), path, compress_to_fp16=False)
+            return path
+        from torch.onnx import export
+
+        path, any_size = folder / "model.onnx", dict.fromkeys((0, 1), torch.export.Dim.DYNAMIC)
+        program = export(
+            module,
+            tuple(example.values()),
+            dynamo=True,
+            input_names=INPUTS,
+            output_names=(OUTPUT,),
+            dynamic_shapes=(any_size, any_size),
+            verbose=False,
+        )
+        assert program is not None
+        program.save(str(path))
+        return path
+
+
+def quantized(path: Path, engine: Engine, texts: Iterable[np.ndarray]) -> Path:
+    """Write the converted model in eight bits, weights and inputs of products, and return the file.
+
+    ONNX Runtime finds the range of each input as it comes; OpenVINO's are calibrated with the token ids of `texts`.
+    """
+    target = path.with_name(f"int8{path.suffix}")
+    if engine.library == "onnxruntime":
+        import onnx
+        from onnxruntime.quantization import QuantType, quantize_dynamic
+
+        model = onnx.load(path)
+        del model.graph.value_info[:]  # of the exporter; its own shape inference disagrees with them and gives up
+        extra = {"DefaultTensorType": onnx.TensorProto.FLOAT, "MatMulConstBOnly": True}
+        quantize_dynamic(model, target, op_types_to_quantize=["MatMul", "Gemm"], per_channel=True,
+                         weight_type=QuantType.QInt8, extra_options=extra)  # fmt: skip
+        return target
+    import nncf
+    import openvino
+
+    inputs = [dict(zip(INPUTS, (ids[None], np.ones_like(ids[None])), strict=True)) for ids in texts]
+    found = nncf.quantize(openvino.Core().read_model(path), nncf.Dataset(inputs),
+                          model_type=nncf.ModelType.TRANSFORMER, subset_size=len(inputs))  # fmt: skip
+    openvino.save_model(found, target, compress_to_fp16=False)
+    return target
+
+
+def open_session(path: Path, engine: Engine, threads: int) -> Session:
+    """Return what gives logits by the model at `path`, on so many threads that do not spin while they wait."""
+    if engine.library == "onnxruntime":
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+        for pool in ("intra_op", "inter_op"):
+            options.add_session_config_entry(f"session.{pool}.allow_spinning", "0")
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        return lambda *inputs: session.run([OUTPUT], dict(zip(INPUTS, inputs, strict=True)))[0]
+    import openvino
+
+    hint = "bf16" if engine.precision == "bfloat16" else "f32"  # else it takes bfloat16 where the processor has AMX
+    settings = {"INFERENCE_PRECISION_HINT": hint, "INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": 1}
+    request = openvino.Core().compile_model(path, "CPU", settings).create_infer_request()
+    return lambda *inputs: request.infer(dict(zip(INPUTS, inputs, strict=True)), share_inputs=True)[0].copy()
+
+
+def file_bytes(path: Path) -> int:
+    """Return the size of a converted model: OpenVINO's weights lie beside its graph."""
+    return sum(each.stat().st_size for each in path.parent.glob(f"{path.stem}.*") if each.is_file())

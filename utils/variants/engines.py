@@ -1,0 +1,161 @@
+"""A process for each library in which converted models compute, so that its threads and memory are its own."""
+
+import gc
+import multiprocessing
+import os
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from boundby.inference import collate, tokenize
+from boundby.inference.engines import ENGINES, Library, Session, convert, file_bytes, open_session, quantized
+from boundby.memory import MemoryMeter
+from utils import models
+from utils.model_source import ModelSource
+
+MOST_S = 900.0  # for one answer
+LAST_S = 5.0  # to end
+CPU = torch.device("cpu")
+
+
+class EngineFailed(ValueError):
+    """What the engine, or the end of its process, says."""
+
+
+class EngineProcess:
+    """One library in a process of its own; `folder` is where converted models are written.
+
+    Threads are as many as torch has here. Calls raise EngineFailed and leave the process as it is, if it still lives.
+    """
+
+    def __init__(
+        self, source: ModelSource, library: Library, max_length: int, folder: Path, trust_remote_code: bool = False
+    ) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        arguments = (theirs, source, library, max_length, folder, torch.get_num_threads(), trust_remote_code)
+        self._process = context.Process(target=_serve, args=arguments, daemon=True)
+        self._process.start()
+        theirs.close()
+        try:
+            self._ask("ready")
+        except EngineFailed:
+            self.close()
+            raise
+
+    def convert(self) -> None:
+        """Convert the model, in float32."""
+        self._ask("convert")
+
+    def open(self, engine: str, calibration: Sequence[str]) -> int:
+        """Make the model of this engine ready, and return the bytes of its file; the texts are for the ranges."""
+        size: int = self._ask("open", engine, list(calibration))
+        return size
+
+    def logits(self, engine: str, texts: Sequence[str], size: int) -> np.ndarray:
+        """Return the logits of the texts in their order, from batches of `size` of similar length."""
+        found: np.ndarray = self._ask("logits", engine, list(texts), size)
+        return found
+
+    def rise(self, engine: str, texts: Sequence[str], size: int) -> int | None:
+        """Return by how many bytes the process grows at most while it computes; None where that cannot be known."""
+        found: int | None = self._ask("rise", engine, list(texts), size)
+        return found
+
+    def close(self) -> None:
+        """End the process."""
+        self._connection.close()
+        self._process.join(LAST_S)  # it ends by itself, and gives back what it holds, unless it computes
+        self._process.terminate()
+        self._process.join()
+
+    def _ask(self, call: str, *arguments: Any) -> Any:
+        try:
+            self._connection.send((call, arguments))
+            if not self._connection.poll(MOST_S):
+                self._process.terminate()
+                raise EngineFailed(f"it gave no answer within {MOST_S:.0f} s")
+            has_worked, answer = self._connection.recv()
+        except (EOFError, OSError):  # Linux ends the largest process where memory runs out
+            self._process.join()
+            raise EngineFailed(f"its process ended (exit code {self._process.exitcode})") from None
+        if not has_worked:
+            raise EngineFailed(answer)
+        return answer
+
+
+def _serve(connection: Connection, *arguments: Any) -> None:
+    """Answer until there is nobody to ask; what the libraries print goes nowhere."""
+    quiet = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(quiet, 1)
+    os.dup2(quiet, 2)
+    serving = _Serving(*arguments)
+    while True:
+        try:
+            call, values = connection.recv()
+        except EOFError:
+            return
+        try:
+            answer = True, getattr(serving, call)(*values)
+        except Exception as error:  # exporters and engines raise anything
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            answer = False, f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"
+        connection.send(answer)
+
+
+class _Serving:
+    """The calls of `EngineProcess`, where the library is."""
+
+    def __init__(
+        self, source: ModelSource, library: Library, max_length: int, folder: Path, threads: int, trust: bool
+    ) -> None:
+        self._source, self._library, self._max_length, self._trust = source, library, max_length, trust
+        self._folder, self._threads = folder, threads
+        self._tokenizer: Any = None
+        self._converted: Path | None = None
+        self._sessions: dict[str, Session] = {}
+        torch.set_num_threads(threads)
+
+    def ready(self) -> None:
+        """Load what every call needs."""
+        self._tokenizer = models.load_tokenizer(self._source, self._trust)
+
+    def convert(self) -> None:
+        loaded = models.load(self._source, CPU, "float32", trust_remote_code=self._trust)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._converted = convert(loaded.model, self._library, self._folder)
+        del loaded
+        gc.collect()
+
+    def open(self, engine: str, calibration: list[str]) -> int:
+        assert self._converted is not None
+        path, wanted = self._converted, ENGINES[engine]
+        if wanted.precision == "int8":
+            path = quantized(path, wanted, (ids.astype(np.int64) for ids in self._tokens(calibration).ids))
+        self._sessions[engine] = open_session(path, wanted, self._threads)
+        return file_bytes(path)
+
+    def logits(self, engine: str, texts: list[str], size: int) -> np.ndarray:
+        tokens, session = self._tokens(texts), self._sessions[engine]
+        order = np.argsort(-tokens.lengths, kind="stable").tolist()
+        parts = []
+        for start in range(0, len(order), size):
+            batch = collate(tokens, order[start : start + size], self._tokenizer.pad_token_id or 0, CPU)
+            parts.append(session(batch.input_ids.numpy(), batch.attention_mask.numpy()))
+        found = np.concatenate(parts).astype(np.float32, copy=False)
+        return found[np.argsort(order)]
+
+    def rise(self, engine: str, texts: list[str], size: int) -> int | None:
+        meter = MemoryMeter(CPU)
+        meter.start()
+        before = meter.stop().process_bytes
+        self.logits(engine, texts, size)
+        peak = meter.stop().process_peak_bytes
+        return None if peak is None else max(0, peak - before)
+
+    def _tokens(self, texts: list[str]) -> Any:
+        return tokenize(self._tokenizer, texts, self._max_length)

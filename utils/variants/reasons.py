@@ -1,0 +1,72 @@
+"""Why a variant is faster or not: what kinds of its operators take, beside those of the variant it differs from."""
+
+from collections.abc import Mapping, Sequence
+
+from utils.document import Change, VariantRow
+
+Operators = dict[str, float]  # seconds by kind, which add up to the forward
+PRODUCTS, ATTENTION, CALLS, BETWEEN, ROUNDING = "products", "attention", "calls", "between", "rounding"
+WORDS = {
+    PRODUCTS: "products",
+    ATTENTION: "attention",
+    "norm": "normalisation",
+    "activation": "activations",
+    "copies": "copies",
+    "other": "additions and the like",
+    ROUNDING: "rounding to eight bits and back",
+    CALLS: "calling operators",
+    BETWEEN: "all but products and attention",
+}
+SEEN = 0.05  # of the time, which a kind must have to be told
+NEW = 0.1  # of what it takes now at most, before, of a kind that is said to be new
+CHANGED = 1.1  # times as fast or as slow, to be told as such
+
+
+def fused(base: Operators, forward_s: float) -> Operators:
+    """Return the kinds of a forward that takes so long, where products and attention take what they take in `base`."""
+    same = {kind: base[kind] for kind in (PRODUCTS, ATTENTION) if kind in base}
+    return {**same, BETWEEN: max(0.0, forward_s - sum(same.values()))}
+
+
+def beside(before: Operators | None, after: Operators | None) -> dict[str, Change]:
+    """Return each kind with its seconds before and after; {} where one of them is not known."""
+    if not before or not after:
+        return {}
+    if BETWEEN in after and BETWEEN not in before:
+        before = fused(before, sum(before.values()))
+    kinds = [kind for kind in WORDS if kind in before or kind in after]
+    return {kind: {"before_s": before.get(kind, 0.0), "after_s": after.get(kind, 0.0)} for kind in kinds}
+
+
+def sentence(row: VariantRow) -> str | None:
+    """Return which operators got faster and which did not; None where that is not known."""
+    changes: Mapping[str, Change] = row.get("operators") or {}
+    before, after = (sum(change[end] for change in changes.values()) for end in ("before_s", "after_s"))
+    if not before or not after:
+        return None
+    faster, slower, same, new = list[str](), list[str](), list[str](), list[str]()
+    same_s = 0.0
+    for kind, change in sorted(changes.items(), key=lambda item: -max(item[1]["before_s"], item[1]["after_s"])):
+        then, now = change["before_s"], change["after_s"]
+        if then < SEEN * before and now < SEEN * after:
+            continue
+        if then < NEW * now:
+            new.append(f"{WORDS[kind]}: {now / after:.0%} of the time now")
+        elif then >= CHANGED * now:
+            faster.append(f"{WORDS[kind]} {then / now:.2g}× faster" if now else f"{WORDS[kind]} gone")
+        elif now >= CHANGED * then:
+            slower.append(f"{WORDS[kind]} {now / then:.2g}× slower ({now / after:.0%} of the time now)")
+        else:
+            same.append(WORDS[kind])
+            same_s += now
+    unchanged = f"not {_listed(same, 'nor')}: {same_s / after:.0%} of the time now" if same and faster else ""
+    as_before = "" if faster or slower or new else "every kind of operator takes what it took"
+    added = f"new is {_listed(new, 'and')}" if new else ""
+    gained, lost = [", ".join(faster), unchanged], [", ".join(slower), added]
+    parts = gained + lost if after <= before else lost + gained
+    said = "; ".join(part for part in (*parts, as_before) if part)
+    return f"fewer tokens, since nothing is padded: {said}" if row.get("base") == "as_it_comes" else said
+
+
+def _listed(words: Sequence[str], last: str) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}"
