@@ -28,6 +28,7 @@ FOREIGN_FLAGS = {
     *("--capture-range-end", "--cuda-graph-trace"),  # of Nsight Systems
     *("--array", "--gpus", "--requeue", "--open-mode", "--parsable", "--dependency", "--wrap"),  # of Slurm
     *("--rm", "--user", "--build-arg"),  # of Docker
+    *("--execute", "--inplace"),  # of Jupyter
 }
 NOT_TARGETS = {"sure"}
 INVENTED = {"configs/my.yaml", "scripts/NN_"}  # an example of what a user may have, and any numbered script
