@@ -5,9 +5,8 @@ ARG PYTHON=3.12.12-slim-bookworm
 
 FROM python:${PYTHON} AS wheel
 WORKDIR /source
-RUN pip install --no-cache-dir hatchling==1.33.0
 COPY . .
-RUN hatchling build -t wheel -d /wheel
+RUN pip install --no-cache-dir "$(grep '^hatchling==' setup/requirements-test.txt)" && hatchling build -t wheel -d /wheel
 
 FROM python:${PYTHON} AS environment
 ARG DEVICE=cpu

@@ -1,6 +1,6 @@
 """Draw the card that the README shows as text: docs/card.svg, light or dark as the reader's browser is.
 
-    python docs/draw_card.py
+python docs/draw_card.py
 """
 
 import html

@@ -1,9 +1,9 @@
 """Make the pages of the site that nobody writes: the reference of the library, the settings, the README, the notebook.
 
-`mkdocs` calls `on_config`, `on_files` and `on_page_markdown` (mkdocs.yml); nothing is written into docs/, and nothing of
-the library is imported. What is public: the names that a package lists in `__all__`, the modules of `boundby.layers` and
-`boundby.partition` that people import, and everything without a leading underscore in the modules that stand directly in
-`boundby/`.
+`mkdocs` calls `on_config`, `on_files` and `on_page_markdown` (mkdocs.yml); nothing is written into docs/, and nothing
+of the library is imported. What is public: the names that a package lists in `__all__`, the modules of
+`boundby.layers` and `boundby.partition` that people import, and everything without a leading underscore in the modules
+that stand directly in `boundby/`.
 """
 
 import ast
@@ -111,15 +111,16 @@ def relinked(text: str, path: str) -> str:
         up = "../" * path.count("/")
         return f"]({up}{name}{match[2] or ''})"
 
-    return LINK.sub(shown, text) if path in sources or not path.startswith("reference/") else text
+    is_made = path.startswith("reference/") and path not in sources  # has links of the site already
+    return text if is_made else LINK.sub(shown, text)
 
 
 def made_pages() -> dict[str, str]:
     """Return the text of every page that is made, by its path in the site."""
     modules = public_modules()
     made = {f"reference/{each.name}.md": "\n".join(_module(each)).rstrip() + "\n" for each in modules}
-    contents = [f"| [{each.name}]({each.name}.md) | {_docstring(each.tree).partition(chr(10))[0]} |" for each in modules]
-    made["reference/index.md"] = "\n".join([HEAD, "| module | what it is for |", "| --- | --- |", *contents, ""])
+    rows = [f"| [{each.name}]({each.name}.md) | {_docstring(each.tree).splitlines()[0]} |" for each in modules]
+    made["reference/index.md"] = "\n".join([HEAD, "| module | what it is for |", "| --- | --- |", *rows, ""])
     for source, page in PAGES.items():
         text = (ROOT / source).read_text(encoding="utf-8")
         if source.endswith(".yaml"):
