@@ -1,6 +1,6 @@
 """The command `boundby`: each of its words runs one file of the pipeline, the same that a checkout runs by its path.
 
-The wheel holds the pipeline below `boundby/pipeline`, laid out as a checkout is, so that a file finds its neighbours in
+The wheel holds the pipeline inside of the package, laid out as a checkout is, so that a file finds its neighbours in
 both. Nothing is loaded here but what starts the file.
 """
 

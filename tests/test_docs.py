@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 import run_pipeline
-from boundby.cli import COMMANDS
+from boundby import cli
 from docs import draw_card
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -82,9 +82,8 @@ def known_flags() -> set[str]:
         subprocess.run([sys.executable, str(each), "--help"], capture_output=True, text=True) for each in programs
     ]
     assert all(each.returncode == 0 for each in helped), [each.stderr for each in helped]
-    texts = [each.stdout for each in helped]
-    ours = ("setup_environment.sh", "setup/lock.py", "boundby/cli.py")
-    sources = (*(ROOT / name for name in ours), *(ROOT / "examples").glob("*.py"))
+    texts = [each.stdout for each in helped] + [cli.SHOWN]
+    sources = (ROOT / "setup_environment.sh", ROOT / "setup" / "lock.py", *(ROOT / "examples").glob("*.py"))
     texts += [path.read_text() for path in sources]
     return set(FLAG.findall(" ".join(texts)))
 
@@ -97,12 +96,12 @@ def test_every_flag_that_is_named_exists(page, known_flags):
 @pytest.mark.parametrize("page", PAGES, ids=ids)
 def test_every_word_of_the_command_that_is_named_exists(page):
     lines = re.findall(r"`[^`\n]+`|^boundby .*$", page.read_text(), re.MULTILINE)
-    assert {word for line in lines for word in WORD.findall(line)} <= set(COMMANDS)
+    assert {word for line in lines for word in WORD.findall(line)} <= set(cli.COMMANDS)
 
 
 def test_getting_started_lists_every_word_of_the_command():
     page = (ROOT / "docs" / "getting-started.md").read_text()
-    assert [word for word, (file, _) in COMMANDS.items() if f"| `{word}` | `{file}` | " not in page] == []
+    assert [word for word, (file, _) in cli.COMMANDS.items() if f"| `{word}` | `{file}` | " not in page] == []
 
 
 def test_the_navigation_of_the_site_names_every_page_once():
