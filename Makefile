@@ -52,8 +52,9 @@ lint: setup-test  ## style, format, types, and known vulnerabilities of what is 
 	$(PYTHON) -m mypy
 	$(PYTHON) setup/lock.py --audit
 
+# Not --quiet, which hides the warnings from --strict too.
 docs: setup-docs  ## the site, into build/site; fails on a link that leads nowhere
-	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict
 	@echo "open build/site/index.html"
 
 # What a person reads or computes on at home: no evaluation shards (predictions.csv holds their result), no earlier runs,
@@ -88,6 +89,7 @@ profile-check: setup-training  ## check a recorded run, and say what to do about
 	set -x; $(PYTHON) scripts/check_profile.py "$${run%/}" --analysis $(ARGS)
 
 monitor: setup-monitor  ## watch the runs in RUNS=runs in a browser, live
+	@mkdir -p "$(RUNS)"  # before the first run the page says how to make one
 	$(PYTHON) scripts/monitor.py "$(RUNS)" $(ARGS)
 
 profile-dashboard: monitor  ## the same as make monitor

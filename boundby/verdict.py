@@ -285,6 +285,46 @@ CHANGES: dict[str, Change] = {
         ),
         is_bounded=False,
     ),
+    "clip_on_device": Change(
+        "clip the gradients on their device, in one go",
+        ("optimizer",),
+        (
+            "torch.nn.utils.clip_grad_norm_(parameters, maximum, foreach=True)",
+            "no .item() on the norm, and no loop over parameters in Python; log the norm every n-th step",
+        ),
+    ),
+    "cheaper_schedule": Change(
+        "compute the learning rate more cheaply, or every n-th step",
+        ("optimizer",),
+        ("a table of the rates made before the loop (LambdaLR), or a step of the scheduler every n-th step",),
+    ),
+    "evaluate_less": Change(
+        "evaluate less often, or on part of the data",
+        ("under_utilised",),
+        ("evaluate every n-th step, on a fixed part of the data, under torch.inference_mode()",),
+    ),
+    "generate_faster": Change(
+        "generate the answers faster (more prompts at once, a KV cache, bfloat16, an inference engine)",
+        ("compute", "memory", "launch"),
+        (
+            "more prompts per call of generate(), sorted by length; use_cache=True; bfloat16",
+            "an engine made for generation, fed with the weights of the policy after each update",
+            "several updates of the policy per rollout, where the algorithm allows it",
+        ),
+    ),
+    "score_faster": Change(
+        "score more answers per call, without gradients (reward)",
+        ("compute", "memory", "launch"),
+        ("torch.inference_mode() and bfloat16; rules and remote calls in a pool, beside the next rollout",),
+    ),
+    "lighter_reference": Change(
+        "make the reference cheaper (no gradients, bfloat16, answers of known prompts kept)",
+        ("compute", "memory", "launch"),
+        (
+            "torch.inference_mode() and bfloat16; with LoRA the policy without its adapters is the reference",
+            "keep its log-probabilities where the same answers are used again",
+        ),
+    ),
     "mark_stages": Change(
         "mark more of the loop",
         steps=(

@@ -1,6 +1,7 @@
-"""Compare results folders: is B faster or slower than A, the same, or not to be told, and is it as accurate?
+"""Compare results folders or training runs: is B faster than A, slower, the same or not to be told, and as accurate?
 
-Reads:  of all folders baseline_metrics.json, raw_samples.csv, evaluation/ and the receipt of step 02
+Reads:  of all folders baseline_metrics.json, raw_samples.csv, evaluation/ and the receipt of step 02; of training
+        runs stage_times.json, stage_log.jsonl and config.json
 Writes: nothing
 Exit:   0 fine · 1 a regression: B is slower, fails or is less accurate (--strict: or that is open) · 2 usage or input
 
@@ -35,8 +36,13 @@ def add_arguments(parser) -> None:
 @cli.tool(add_arguments)
 def main(run: cli.Run) -> int:
     from utils.comparison import blocks, facts
+    from utils.training import comparison
 
     args = run.args
+    if comparison.are_trainings(args.runs):
+        trained = comparison.compare(args.runs, None if args.minimum_effect is None else args.minimum_effect / 100)
+        run.say(comparison.as_json(trained) if args.json else "\n".join(comparison.lines(trained)))
+        return int(any(each.is_finding(args.strict) for each in trained))
     runs = [facts.read(path, run.layout) for path in args.runs]
     found = facts.compare(runs, args.minimum_effect, force=args.force)
     run.say(facts.as_json(found) if args.json else "\n".join(blocks.lines(found)))
