@@ -8,7 +8,7 @@ RUNS ?= runs
 STEPS ?= 20
 WORKERS ?= 2
 
-.PHONY: help setup setup-test run test truth bench gpu lint bundle clean \
+.PHONY: help setup setup-test setup-docs run test truth bench gpu lint docs bundle clean \
     prune setup-training setup-monitor profile profile-train profile-check profile-dashboard profile-clean monitor
 .DEFAULT_GOAL := help
 
@@ -20,6 +20,9 @@ setup:
 
 setup-test:
 	@bash setup_environment.sh --test --quiet
+
+setup-docs:
+	@bash setup_environment.sh --docs --quiet
 
 setup-training:
 	@bash setup_environment.sh --training --quiet
@@ -51,6 +54,11 @@ lint: setup-test  ## style, format, types, and known vulnerabilities of what is 
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
 	$(PYTHON) setup/lock.py --audit
+
+# Not --quiet, which hides the warnings from --strict too.
+docs: setup-docs  ## the site, into build/site; fails on a link that leads nowhere
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict
+	@echo "open build/site/index.html"
 
 # What a person reads or computes on at home: no evaluation shards (predictions.csv holds their result), no earlier runs,
 # no half-written files, and no trace of 200 MB or more, which would cost more pod time than it is worth.
