@@ -10,6 +10,7 @@ import os
 import re
 import resource
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -193,7 +194,8 @@ def command(
 ) -> int:
     """Parse, load the settings, run `body`; turn every failure into one message and an exit code.
 
-    With `has_heartbeat` the console says every ten seconds that the body is still at work.
+    With `has_heartbeat` the console says every ten seconds that the body is still at work. Where the parser
+    has a default for `program`, that is what follows `--`.
     """
     parser = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     if settings:
@@ -205,7 +207,12 @@ def command(
     parser.set_defaults(flags=[])
     if settings:
         parser.add_argument("overrides", nargs="*", metavar="key.sub=value", help="settings that override the file's")
-    args = _with_all_overrides(parser.parse_intermixed_args(argv))
+    given = sys.argv[1:] if argv is None else list(argv)
+    program: list[str] = []
+    if parser.get_default("program") is not None and "--" in given:
+        given, program = given[: given.index("--")], given[given.index("--") + 1 :]
+    args = _with_all_overrides(parser.parse_intermixed_args(given))
+    args.program = program
     console = Console()
     try:
         with _stops_raise(), console.heartbeat() if has_heartbeat else contextlib.nullcontext():
