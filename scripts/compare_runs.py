@@ -1,6 +1,7 @@
-"""Compare results folders: is B faster or slower than A, the same, or not to be told, and is it as accurate?
+"""Compare results folders or training runs: is B faster than A, slower, the same or not to be told, and as accurate?
 
-Reads:  of all folders baseline_metrics.json, raw_samples.csv, evaluation/ and the receipt of step 02; or a baseline
+Reads:  of all folders baseline_metrics.json, raw_samples.csv, evaluation/ and the receipt of step 02, or a baseline; of
+        training runs stage_times.json, stage_log.jsonl and config.json
 Writes: nothing; with --save-baseline the one file
 Exit:   0 fine · 1 a regression: B is slower, fails or is less accurate (--strict: or that is open) · 2 usage or input
 
@@ -42,8 +43,13 @@ def add_arguments(parser) -> None:
 @cli.tool(add_arguments)
 def main(run: cli.Run) -> int:
     from utils.comparison import baselines, blocks, facts
+    from utils.training import comparison
 
     args = run.args
+    if comparison.are_trainings(args.runs):
+        trained = comparison.compare(args.runs, None if args.minimum_effect is None else args.minimum_effect / 100)
+        run.say(comparison.as_json(trained) if args.json else "\n".join(comparison.lines(trained)))
+        return int(any(each.is_finding(args.strict) for each in trained))
     runs = [facts.read(path, run.layout) for path in args.runs]
     if args.save_baseline:
         run.say(baselines.save(args.save_baseline, args.name, runs))

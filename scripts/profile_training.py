@@ -20,7 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the package
 
 from utils import cli
 
-SETTINGS = cli.Settings("utils.training.settings", "TrainingSettings", cli.ROOT / "configs" / "training.yaml")
+SMALLER = "lower training.batch_size and raise training.accumulate_grad_batches"
+SETTINGS = cli.Settings("utils.training.settings", "TrainingSettings", cli.ROOT / "configs" / "training.yaml", SMALLER)
 FLAGS = {  # flag: setting, what it is
     "--epochs": ("training.max_epochs", "N", "times over the data"),
     "--steps-per-epoch": ("training.steps_per_epoch", "N", "optimizer steps of one epoch (default: all data once)"),

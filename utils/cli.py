@@ -61,14 +61,23 @@ class Terminated(BaseException):
 
 @dataclass(frozen=True)
 class Settings:
-    """Which settings a script reads: the class of their schema, by module and name so that --help need not load it."""
+    """Which settings a script reads: the class of their schema, by module and name so that --help need not load it.
+
+    `smaller` says which of them to change where memory runs out.
+    """
 
     module: str
     schema: str
     default: Path
+    smaller: str
 
 
-PIPELINE = Settings("utils.config", "Config", DEFAULT_CONFIG)
+PIPELINE = Settings(
+    "utils.config",
+    "Config",
+    DEFAULT_CONFIG,
+    "lower profiling.max_length or trace.batch_size, use model.dtype=bfloat16",
+)
 
 
 @dataclass
@@ -217,7 +226,7 @@ def command(
     except Exception as error:
         if args.debug:
             console.note(traceback.format_exc())
-        failure = _as_pipeline_error(error)
+        failure = _as_pipeline_error(error, settings)
         console.note(f"error: {failure}")
         return failure.exit_code
 
@@ -305,7 +314,7 @@ def _recorded(number: str, body: Body, run: Run, parts: "Parts") -> int:
         code = TERMINATED
         raise
     except Exception as error:
-        code = _as_pipeline_error(error).exit_code
+        code = _as_pipeline_error(error, PIPELINE).exit_code
         raise
     finally:
         facts = {
@@ -375,7 +384,7 @@ def _stops_raise() -> Iterator[None]:
             signal.signal(each, handler)
 
 
-def _as_pipeline_error(error: Exception) -> PipelineError:
+def _as_pipeline_error(error: Exception, settings: Settings | None) -> PipelineError:
     if isinstance(error, PipelineError):
         return error
     if isinstance(error, ModuleNotFoundError) and error.name:
@@ -383,9 +392,11 @@ def _as_pipeline_error(error: Exception) -> PipelineError:
     if isinstance(error, OSError) and error.errno in OF_THE_MACHINE:
         return EnvironmentLacksError(_explained(error))
     if type(error).__name__ in ("OutOfMemoryError", "MemoryError") or any(word in str(error) for word in OF_MEMORY):
-        way_out = "lower profiling.max_length or trace.batch_size, use model.dtype=bfloat16, or a larger device"
+        way_out = f"{settings.smaller}, or a larger device" if settings else "use a machine with more memory"
         said = (re.sub(r"\[enforce fail at [^]]*\]\s*", "", str(error)).splitlines() or ["no more is known"])[0]
-        return PipelineError(f"memory ran out outside the sweep ({said}); {way_out}")
+        return PipelineError(
+            f"memory ran out{' outside the sweep' if settings is PIPELINE else ''} ({said}); {way_out}"
+        )
     return PipelineError(f"{type(error).__name__}: {error} (--debug shows the traceback)")
 
 

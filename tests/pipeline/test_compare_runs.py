@@ -11,6 +11,7 @@ import pytest
 
 from boundby import files
 from boundby.disturbance import Disturbance
+from tests.monitor_runs import USUAL, write_run
 from utils import visits
 from utils.artifacts import METRICS_VERSION, EvaluationFolder
 from utils.comparison import facts
@@ -491,6 +492,19 @@ def test_a_run_says_what_a_second_one_would_need_to_be_found_the_same(half_width
         assert found.max_seconds == 9.0  # 18 rounds, whose ten batches take 0.4 s and the batch of typical cost 0.1 s
         assert "profiling.max_seconds_per_batch_size=" in found.text(0.03)
     assert facts.budget_for_same(document([], batch_sizes=rows[2:])) is None
+
+
+@pytest.mark.parametrize(("stages", "verdict", "code"), [({"data": 9.0}, "slower", 1), ({}, "same", 0)])
+def test_training_runs_are_compared_on_the_command_line(stages, verdict, code, tmp_path, capsys):
+    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", stages=USUAL | stages)
+    main = importlib.import_module("scripts.compare_runs").main
+    assert main([str(a), str(b), "--json"]) == code
+    [found] = json.loads(capsys.readouterr().out)["comparisons"]
+    assert found["verdict"] == verdict
+    assert main([str(a), str(b)]) == code
+    shown = capsys.readouterr().out
+    assert "whole step" in shown and verdict in shown and "model: a → b" in shown
+    assert main([str(a), str(tmp_path)]) == 2, "runs of two kinds"
 
 
 def test_a_saved_baseline_stands_for_the_run_it_was_made_of(compare: Command, a: Path, tmp_path: Path) -> None:
