@@ -8,7 +8,7 @@ RUNS ?= runs
 STEPS ?= 20
 WORKERS ?= 2
 
-.PHONY: help setup setup-test run test truth bench lint bundle clean \
+.PHONY: help setup setup-test setup-docs run test truth bench gpu lint docs bundle clean \
     prune setup-training setup-monitor profile profile-train profile-check profile-dashboard profile-clean monitor
 .DEFAULT_GOAL := help
 
@@ -20,6 +20,9 @@ setup:
 
 setup-test:
 	@bash setup_environment.sh --test --quiet
+
+setup-docs:
+	@bash setup_environment.sh --docs --quiet
 
 setup-training:
 	@bash setup_environment.sh --training --quiet
@@ -43,11 +46,19 @@ bench: setup-test  ## ratios against peers, each in one run
 	    echo "== $$file"; $(PYTHON) "$$file" $(ARGS) || failed+=" $$file"; \
 	done; [[ -z $$failed ]] || { echo "failed:$$failed" >&2; exit 1; }
 
+gpu: setup  ## everything to look at first on a card, in eight minutes; exit 3 without one
+	@$(PYTHON) scripts/check_gpu.py $(ARGS)
+
 lint: setup-test  ## style, format, types, and known vulnerabilities of what is installed
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
 	$(PYTHON) setup/lock.py --audit
+
+# Not --quiet, which hides the warnings from --strict too.
+docs: setup-docs  ## the site, into build/site; fails on a link that leads nowhere
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict
+	@echo "open build/site/index.html"
 
 # What a person reads or computes on at home: no evaluation shards (predictions.csv holds their result), no earlier runs,
 # no half-written files, and no trace of 200 MB or more, which would cost more pod time than it is worth.
@@ -81,6 +92,7 @@ profile-check: setup-training  ## check a recorded run, and say what to do about
 	set -x; $(PYTHON) scripts/check_profile.py "$${run%/}" --analysis $(ARGS)
 
 monitor: setup-monitor  ## watch the runs in RUNS=runs in a browser, live
+	@mkdir -p "$(RUNS)"  # before the first run the page says how to make one
 	$(PYTHON) scripts/monitor.py "$(RUNS)" $(ARGS)
 
 profile-dashboard: monitor  ## the same as make monitor

@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Make the Python environment of this checkout, keeping a usable torch that the machine already has.
 #
-#   bash setup_environment.sh [--training] [--monitor] [--ray] [--engines] [--test] [--quiet]
+#   bash setup_environment.sh [--training] [--monitor] [--ray] [--engines] [--test] [--docs] [--quiet]
 #
 #   --training       also the Trainer of transformers (accelerate), Lightning and TensorBoard
 #   --monitor        also what `make monitor` needs (streamlit)
 #   --ray            also what `evaluation.engine=ray` needs
 #   --engines        also ONNX Runtime and OpenVINO, as variants of step 05 and peers of the benchmark
 #   --test           also what `make test` and `make lint` need, the four above included
+#   --docs           also what `make docs` needs (mkdocs-material)
 #   --quiet          leave what the machine has to step 00 to say, unless it lacks something
 #   BOUNDBY_VENV     where (default .venv; a relative path starts at this folder)
 #   BOUNDBY_PYTHON   the Python to build on (default: the one of this machine that has a usable torch)
@@ -27,10 +28,11 @@ quiet=
 for argument in "$@"; do
     case $argument in
         --training | --monitor | --ray | --engines) wanted+=("setup/locks/${argument#--}.txt") ;;
+        --docs) wanted+=(setup/locks/docs.txt) continue_with="make docs" ;;
         --test) wanted+=(setup/locks/{training,monitor,ray,engines,test}.txt) continue_with="make test" ;;
         --quiet) quiet=yes ;;
         *) echo "setup_environment.sh: unknown argument $argument;" \
-            "known are --training, --monitor, --ray, --engines, --test and --quiet" >&2; exit 2 ;;
+            "known are --training, --monitor, --ray, --engines, --test, --docs and --quiet" >&2; exit 2 ;;
     esac
 done
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1

@@ -46,7 +46,7 @@ class Answer:
 
 def ours(cause: Cause, document: Mapping[str, Any]) -> Answer:
     """Return what `profiler_summary.json` says."""
-    verdict = document["training_verdict"]
+    verdict = document["verdict"]
     slow, bound = verdict["straggler"], verdict["bound"]
     named = bound if slow is None else f"{bound}, rank {slow['rank']} in {slow['stage']}"
     is_right = bound in cause.bounds and cause.rank == (slow and slow["rank"])

@@ -157,8 +157,9 @@ class Extras:
     `shape`: the samples and the tokens of each. `measured_s`: what the callable took in a sweep. `lengths`: what is
     padding in it; `padding`: the share of the FLOPs that is. `batch_sizes`: those to predict, with the tokens to which
     texts are padded there. `candidates`: fixes to try beside those of any callable; `tried`: what is known of others
-    already. `release` gives the memory of a trial back. `replay_s`, `trials_s`: seconds for replays and trials;
-    `told` hears what goes on and how many of these seconds are left.
+    already. `bare`: the callable without what makes the host wait for the device before it issues; the device's time is
+    taken of it, and it is what is replayed. `release` gives the memory of a trial back. `replay_s`, `trials_s`: seconds
+    for replays and trials; `told` hears what goes on and how many of these seconds are left.
     """
 
     shape: tuple[int, int] | None = None
@@ -168,6 +169,7 @@ class Extras:
     batch_sizes: Mapping[int, int] = field(default_factory=dict)
     candidates: Sequence[Candidate] = ()
     tried: Tried = NOTHING_TRIED
+    bare: Work | None = None
     release: Callable[[], object] = lambda: None
     replay_s: float = BUDGET_S
     trials_s: float = TRIALS_S
@@ -201,15 +203,16 @@ def bottleneck(  # noqa: PLR0913  (the callable, the machine and the dtype; inst
     watch = watch or Watch(HostCounters())
     watch.start()
     warm_up(work, timer, WarmUpRule(least_s=ROUND_S, cap_s=20 * ROUND_S))
-    times = _times(work, timer, queue, make_input)
+    bare = _runnable(extras.bare) or work
+    times = _times(work, bare, timer, queue, make_input)
     threads = torch.get_num_threads() if on_host else 1
     disturbances = watch.stop().disturbances(threads)
     disturbed = [Doubt("disturbed", "; ".join(each.text for each in disturbances))] if disturbances else []
     counted = counted_quietly(work, timer.clock if on_host else None)
     forward = Forward(times, loads([counted]), ceilings, dtype, counted.least_bytes, on_host)
     own = [candidate.fix for candidate in extras.candidates]
-    candidates = [*extras.candidates, *(each for each in of_any_callable(forward, work) if each.fix not in own)]
-    replayed = _replayed(forward, work, timer, queue, candidates, watch, extras)
+    candidates = [*extras.candidates, *(each for each in of_any_callable(forward, work, bare) if each.fix not in own)]
+    replayed = _replayed(forward, bare, timer, queue, candidates, watch, extras)
     disturbed += [Doubt("disturbed", text) for text in replayed.doubts] if replayed else []
     seconds = extras.measured_s or times.isolated_s
     found = split(replayed, forward.limits, seconds.value) if replayed and forward.limits else None
@@ -247,12 +250,27 @@ def bottleneck(  # noqa: PLR0913  (the callable, the machine and the dtype; inst
     )
 
 
-def of_any_callable(forward: Forward, work: Work) -> Iterator[Candidate]:
-    """Yield the fixes that need nothing but the callable: threads and products on a CPU, a graph on a GPU."""
+def of_any_callable(forward: Forward, work: Work, bare: Work) -> Iterator[Candidate]:
+    """Yield the fixes that need nothing but the callable: threads and products on a CPU, a graph on a GPU.
+
+    The graph is last: no trial comes after a capture that failed. It is of `bare`, as `Extras` has it.
+    """
     precision = forward.faster_precision
-    fixes = [fewer_threads(work)] if forward.on_host else [graph_replay(work, IDLE_DEVICE)]
+    fixes = [fewer_threads(work)] if forward.on_host else []
     fixes += [coarser_products(work, *precision)] if precision else []
+    fixes += [] if forward.on_host else [graph_replay(bare, IDLE_DEVICE)]
     yield from filter(None, fixes)
+
+
+def _runnable(bare: Work | None) -> Work | None:
+    """Return the call after a first one; None where there is none, or a model that does not take it."""
+    if bare is None:
+        return None
+    try:
+        bare()
+    except Exception:  # of a model: it may raise anything, and can be timed with its own mask
+        return None
+    return bare
 
 
 def _replayed(  # noqa: PLR0913, PLR0917  (of one caller, above)
@@ -336,14 +354,14 @@ def counted_quietly(work: Work, clock: Clock | None) -> CountedWork:
     return min(counts, key=lambda candidate: sum(operator.seconds or 0.0 for operator in candidate.operators))
 
 
-def _times(work: Work, timer: Timer, queue: DeviceQueue | None, make_input: Work | None) -> Times:
+def _times(work: Work, bare: Work, timer: Timer, queue: DeviceQueue | None, make_input: Work | None) -> Times:
     isolated = _rounds(lambda: timer.isolated(work))
     inputs = _rounds(lambda: timer.isolated(make_input)) if make_input else None
     if queue is None:
         return Times(Interval.of(estimate(isolated)), input_s=median(inputs) if inputs else None)
     enqueue = median(_rounds(lambda: timer.enqueue(work)))
     device = [
-        timing.seconds for timing in (timer.on_device(work, queue, enqueue) for _ in range(ROUNDS)) if timing.seconds
+        timing.seconds for timing in (timer.on_device(bare, queue, enqueue) for _ in range(ROUNDS)) if timing.seconds
     ]
     return Times(
         isolated_s=Interval.of(estimate(isolated)),

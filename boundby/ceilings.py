@@ -5,9 +5,11 @@ what the machine can do, so the best of several blocks counts (Chen & Revels 201
 how sure that is. Square matrix products set the peak; bytes/s are those of copy and addition, whichever is faster.
 """
 
+import functools
 import math
+import operator
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -16,18 +18,23 @@ from typing import Any, TypeVar
 import torch
 
 from boundby import environment, files
-from boundby.device import describe, device_queue, is_gpu, is_host, last_level_cache_bytes, synchronizer
+from boundby.device import describe, device_queue, is_gpu, is_host, last_level_cache_bytes, synchronizer, uuid_of
 from boundby.disturbance import HostCounters, Watch
 from boundby.roofline import Interval, Limits
+from boundby.sampler import Source, nvml_source
 from boundby.timer import Timer, Work
 
-SCHEMA_VERSION = 2  # 2: sizes of caches are measured
+SCHEMA_VERSION = 3  # 2: sizes of caches are measured; 3: a GPU's products are sustained
 T = TypeVar("T")
 BUDGET_S = 5.0  # twice on a disturbed machine
 OVERRUN = 1.4  # of the budget, after which what can be left out is
 BLOCKS = 7
 BLOCK_S = 0.01  # long beside the clock and the wait for the device
+# Of products on a GPU, after the short blocks: its power controller acts only after some tenths of a second, and lowers
+# the clock then. The second half counts.
+SUSTAINED_S, SUSTAINED_BLOCK_S = 1.0, 0.1
 PRECISIONS = ("highest", "high", "medium")  # of float32 matrix products, torch.set_float32_matmul_precision
+GPU_PRECISIONS = ("highest", "high")  # "medium" is TF32 there, too (`at::Context::allowTF32CuBLAS`)
 HOST_SIZES, GPU_SIZES = (256, 512, 1024, 2048), (2048, 4096, 8192)  # of the products
 HOST_DTYPES, GPU_DTYPES = ("float32", "bfloat16"), ("float32", "bfloat16", "float16")
 LEAST_MEMORY_BYTES = 256 * 2**20
@@ -41,7 +48,11 @@ TINY_OPERATORS = 500  # fewer than a GPU's launch queue takes
 
 @dataclass(frozen=True)
 class ComputeCeiling:
-    """FLOP/s of matrix products in one dtype under one setting; `relative_error` is against float64."""
+    """FLOP/s of matrix products in one dtype under one setting; `relative_error` is against float64.
+
+    On a GPU they are what it sustains for a second, `burst_flops_per_s` what it reaches before it is warm, and the
+    clock and NVML's bit mask of what lowered it are those of that second; None where they are not known.
+    """
 
     dtype: str
     precision: str | None
@@ -50,6 +61,9 @@ class ComputeCeiling:
     low: float
     size: int
     relative_error: float
+    burst_flops_per_s: float | None = None
+    sm_clock_mhz: float | None = None
+    clock_event_reasons: int | None = None
 
 
 @dataclass(frozen=True)
@@ -202,17 +216,20 @@ def measure(
     budget_s: float = BUDGET_S,
     timer: Timer | None = None,
     watch: Watch | None = None,
+    source: Source | None = None,
 ) -> Ceilings:
     """Return the limits of `device`, measured within about `budget_s`; the settings in use are left as they were.
 
-    What the settings in use allow comes first; other settings are left out, and named, where the budget is used up.
+    What the settings in use allow comes first; other settings are left out, and named, where the budget is used up. On
+    a GPU each limit of products takes a second more; `source` reads its clocks meanwhile, by default NVML.
     """
     timer = timer or Timer(synchronize=synchronizer(device))
     watch = (watch or Watch(HostCounters())).start()
     wanted = dtypes or usual_dtypes(device)
-    points = len(wanted) + (len(PRECISIONS) - 1) * ("float32" in wanted)
+    points = len(wanted) + (len(_precisions(device)) - 1) * ("float32" in wanted)
     start = timer.clock()
     bench = _Bench(device, timer, slot_s=budget_s / (2 * points + 8), deadline=start + OVERRUN * budget_s)
+    bench.source = source or nvml_source(uuid_of(device)) if is_gpu(device) else None
     with torch.inference_mode():
         dispatch = bench.dispatch()
         products = [bench.product(dtype, *_in_use(dtype)) for dtype in wanted]
@@ -230,7 +247,9 @@ def measure(
             memory = [bench.memory(level, size) for level, size in _device_sizes(device)]
         products += bench.other_precisions() if "float32" in wanted else []
     threads = torch.get_num_threads() if is_host(device) else 1
-    seen = "; ".join(disturbance.text for disturbance in watch.stop().disturbances(threads))
+    events = functools.reduce(operator.or_, (each.clock_event_reasons or 0 for each in products))
+    conditions = replace(watch.stop(), gpu_clock_event_reasons=events)
+    seen = "; ".join(disturbance.text for disturbance in conditions.disturbances(threads))
     return Ceilings(
         device=describe(device),
         compute=tuple(
@@ -267,6 +286,10 @@ def _interval(ceiling: MemoryCeiling) -> Interval:
     return Interval(ceiling.bytes_per_s, ceiling.low, ceiling.bytes_per_s)
 
 
+def _precisions(device: torch.device) -> tuple[str, ...]:
+    return GPU_PRECISIONS if is_gpu(device) else PRECISIONS
+
+
 def _in_use(dtype: str) -> tuple[str | None, bool]:
     """Return the setting of products in use in a dtype, and that it is."""
     return (torch.get_float32_matmul_precision() if dtype == "float32" else None), True
@@ -288,13 +311,14 @@ class _Bench:
     def __init__(self, device: torch.device, timer: Timer, slot_s: float, deadline: float) -> None:
         self.device, self.timer, self.slot_s, self.deadline = device, timer, slot_s, deadline
         self.cut: list[str] = []
+        self.source: Source | None = None  # of a GPU's clocks
         self._queue = device_queue(device)
 
     def other_precisions(self) -> Iterator[ComputeCeiling]:
         """Yield the limits of float32 products under the settings that are not in use, while the budget lasts."""
         in_use = torch.get_float32_matmul_precision()
-        for precision in reversed(PRECISIONS):  # the coarsest is the one that may gain
-            if precision == in_use:
+        for precision in reversed(_precisions(self.device)):  # the coarsest is the one that may gain
+            if precision == in_use or (is_gpu(self.device) and precision == "high" and in_use == "medium"):
                 continue
             if self.timer.clock() > self.deadline:
                 self.cut.append(f"float32 products at precision '{precision}'")
@@ -330,6 +354,7 @@ class _Bench:
         """
         best: tuple[float, float, int] | None = None
         error, spent = 0.0, 0.0
+        work: Work | None = None
         for size in GPU_SIZES if is_gpu(self.device) else HOST_SIZES:
             flops = 2 * size**3
             if best and spent + BLOCKS * flops / best[0] > self.slot_s:
@@ -339,12 +364,46 @@ class _Bench:
             out = torch.empty_like(left)
             if best is None:
                 error = _relative_error(left, right)
-            fastest, middle, seconds = self._blocks(_product(left, right, out))
+            work = _product(left, right, out)
+            fastest, middle, seconds = self._blocks(work)
             spent += seconds
             if best is None or flops / fastest > best[0]:
                 best = (flops / fastest, flops / middle, size)
-        assert best is not None
-        return ComputeCeiling(dtype, precision, is_configured, best[0], best[1], best[2], error)
+            largest = size
+        assert best is not None and work is not None
+        if not is_gpu(self.device):
+            return ComputeCeiling(dtype, precision, is_configured, best[0], best[1], best[2], error)
+        rates, readings = self._sustained(work, 2 * largest**3, best[0])
+        clocks = [each["gpu_sm_clock_mhz"] for each in readings if "gpu_sm_clock_mhz" in each]
+        events = [int(each["gpu_clock_event_reasons"]) for each in readings if "gpu_clock_event_reasons" in each]
+        return ComputeCeiling(
+            dtype,
+            precision,
+            is_configured,
+            median(rates),
+            min(rates),
+            largest,
+            error,
+            burst_flops_per_s=best[0],
+            sm_clock_mhz=median(clocks) if clocks else None,
+            clock_event_reasons=functools.reduce(operator.or_, events) if events else None,
+        )
+
+    def _sustained(self, work: Work, flops: int, rate: float) -> tuple[list[float], list[dict[str, float]]]:
+        """Return FLOP/s of the second half of a second without a pause, and what was read while the device computed."""
+        calls = max(1, math.ceil(SUSTAINED_BLOCK_S * rate / flops))
+        rates: list[float] = []
+        readings: list[dict[str, float]] = []
+        clock, start = self.timer.clock, self.timer.clock()
+        while not rates or clock() - start < SUSTAINED_S:
+            began = clock()
+            for _ in range(calls):
+                work()
+            with suppress(OSError):
+                readings += [self.source.read()] if self.source and self.source.reason is None else []
+            self.timer.synchronize()
+            rates.append(calls * flops / (clock() - began))
+        return rates[len(rates) // 2 :], readings[len(readings) // 2 :]
 
     def memory(self, level: str, working_set: int) -> MemoryCeiling:
         """Return the faster of copying and adding where all tensors together have `working_set` bytes."""
@@ -371,7 +430,7 @@ class _Bench:
 
     def dispatch(self) -> tuple[float, float]:
         """Return the seconds that the host needs to issue one operator: the best, and the median."""
-        one = torch.ones(1, device=self.device)
+        one = _touched(1, self.device)
 
         def issue() -> None:
             for _ in range(TINY_OPERATORS):

@@ -1,6 +1,6 @@
 """The command `boundby`: each of its words runs one file of the pipeline, the same that a checkout runs by its path.
 
-The wheel holds the pipeline below `boundby/pipeline`, laid out as a checkout is, so that a file finds its neighbours in
+The wheel holds the pipeline inside of the package, laid out as a checkout is, so that a file finds its neighbours in
 both. Nothing is loaded here but what starts the file.
 """
 
@@ -24,6 +24,8 @@ COMMANDS = {
     "view": ("scripts/view.py", "show the card of a run again"),
     "report": ("scripts/04_visualize_results.py", "step 04 of a run alone: pictures and report"),
     "compare": ("scripts/compare_runs.py", "tell which of several runs is faster, with intervals"),
+    "summary": ("scripts/summary.py", "sum a run up for a language model, in 4 KB"),
+    "export": ("scripts/export.py", "take a run to MLflow, Weights & Biases or TensorBoard"),
     "evaluate": ("scripts/evaluate.py", "label a whole dataset, on many machines if need be"),
     "download": ("scripts/01_download_data.py", "step 01 of a run alone: fetch the model and the texts"),
     "baseline": ("scripts/02_baseline_inference.py", "step 02 of a run alone: sweep and accuracy"),
@@ -33,7 +35,7 @@ COMMANDS = {
     "layers": ("scripts/profile_layers.py", "measure the layers of a model"),
     "plan": ("scripts/plan_partition.py", "plan how to split a model over devices"),
     "run-plan": ("scripts/run_plan.py", "run such a plan beside its prediction"),
-    "train": ("scripts/profile_training.py", "record the steps of a training loop"),
+    "train": ("scripts/profile_training.py", "record the steps of a training: boundby train -- python train.py"),
     "check-profile": ("scripts/check_profile.py", "check that a recorded profile is whole and true"),
     "validate": ("scripts/validate_dataset.py", "check a dataset before it is measured"),
     "monitor": ("scripts/monitor.py", "watch training runs in a browser"),

@@ -4,6 +4,7 @@ import ctypes
 import gc
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -53,6 +54,11 @@ def is_gpu(device: torch.device | str) -> bool:
 def runtime(device: torch.device | str) -> Any:
     """Return torch's module for the GPUs of this vendor: streams, events, memory and names."""
     return torch.get_device_module(device)
+
+
+def made_current(device: torch.device) -> AbstractContextManager[Any]:
+    """Return the block in which the device is the current one: a graph is captured on the current GPU alone."""
+    return runtime(device).device(device) if is_gpu(device) else nullcontext()
 
 
 def has_bfloat16_products(device: torch.device) -> bool:

@@ -13,9 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Self
 
-Kind = Literal[
-    "foreign_load", "stolen_time", "quota", "preemption", "slow_machine", "gpu_throttled", "gpu_power_cap", "gpu_shared"
-]
+Kind = Literal["foreign_load", "stolen_time", "quota", "preemption", "slow_machine", "gpu_throttled", "gpu_shared"]
 
 CGROUP = Path("/sys/fs/cgroup")
 TICK_S = 0.01  # the resolution of /proc/stat (USER_HZ is 100 on every Linux)
@@ -24,8 +22,9 @@ STOLEN_SHARE = 0.02  # of the time of the usable cores
 THROTTLED_SHARE = 0.01  # of the time of the usable cores; the kernel adds it up by core
 SWITCHES_PER_S = 250.0  # involuntary; two cores showed up to 223 undisturbed, one of them loaded 176 to 370
 SLOWER = 1.5  # the reference work against its best in this session; shared cores alone showed up to 1.26
-NVML_THROTTLED = 0x8 | 0x20 | 0x40 | 0x80  # hardware slowdown, software thermal, hardware thermal, power brake
-NVML_POWER_CAP = 0x4
+# Hardware slowdown, software thermal, hardware thermal, power brake. Not 0x4: every card is at its power limit under
+# full load, and the ceilings are measured there, too.
+NVML_THROTTLED = 0x8 | 0x20 | 0x40 | 0x80
 
 
 @dataclass(frozen=True)
@@ -87,9 +86,6 @@ class Conditions:
         if reasons & NVML_THROTTLED:
             text = f"the GPU slowed its clock down for heat or power (NVML clock events {reasons:#x})"
             disturbances.append(Disturbance("gpu_throttled", text))
-        if reasons & NVML_POWER_CAP:  # usual under full load: the numbers are those of this power limit
-            text = "the GPU ran at its power limit, which lowers its clock"
-            disturbances.append(Disturbance("gpu_power_cap", text, is_passing=False))
         if self.gpu_processes:
             text = f"{self.gpu_processes} other process(es) held the GPU"
             disturbances.append(Disturbance("gpu_shared", text))

@@ -10,9 +10,10 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from boundby import card, environment
+from boundby.attention_mask import unread
 from boundby.bottleneck import Extras, bottleneck
 from boundby.ceilings import Ceilings, measure
-from boundby.device import describe, device_queue, is_host, pick_device, synchronizer
+from boundby.device import describe, device_queue, is_host, made_current, pick_device, synchronizer
 from boundby.disturbance import HostCounters, Watch
 from boundby.timer import Timer, Work
 from boundby.trials import FASTER_PRODUCTS, Candidate, Made
@@ -96,9 +97,11 @@ def explain(
     try:
         model.eval()
         with torch.inference_mode():
+            ready = unread(model, inputs)
+            bare = None if ready is None or is_host(used_device) else _forward(model, ready)
             work, candidates = _forward(model, inputs), list(_in_other_dtypes(model, inputs, used_dtype))
             shown = name or type(model).__name__
-            return _explained(work, candidates, used_device, used_dtype, shown, _shape(inputs), seconds)
+            return _explained(work, candidates, used_device, used_dtype, shown, _shape(inputs), seconds, bare)
     finally:
         model.train(was_training)
 
@@ -111,15 +114,17 @@ def _explained(  # noqa: PLR0913, PLR0917  (of one caller, above)
     name: str,
     shape: str | None,
     seconds: float,
+    bare: Work | None = None,
 ) -> Explanation:
     timer, queue, watch = Timer(synchronize=synchronizer(device)), device_queue(device), Watch(HostCounters())
     work()  # what it raises is the caller's, before anything is measured
     began = timer.clock()
     limits = _limits(device, dtype, min(CEILINGS_S, seconds / 4))
     left = max(0.0, seconds - (timer.clock() - began))
-    extras = Extras(candidates=candidates, replay_s=left / 2, trials_s=left / 2)
+    extras = Extras(candidates=candidates, bare=bare, replay_s=left / 2, trials_s=left / 2)
     in_words = str(dtype).removeprefix("torch.")
-    verdict = bottleneck(work, limits, in_words, timer=timer, queue=queue, watch=watch, extras=extras)
+    with made_current(device):
+        verdict = bottleneck(work, limits, in_words, timer=timer, queue=queue, watch=watch, extras=extras)
     took = verdict.owners and sum(owner.seconds for owner in verdict.owners)
     facts = card.Facts(
         model=name,

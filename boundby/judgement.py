@@ -473,6 +473,10 @@ class _Context:
             rest = (1 - attribution.launch_share) * working
             left = max(rest, attribution.compute_s + attribution.memory_s, self.limits.dispatch_s.value)
             yield Gain(Fix("fuse_operators"), working / left, basis)
+        elif times.device_s is None:
+            left = max(attribution.compute_s + attribution.memory_s, self.limits.dispatch_s.value)
+            basis = "the device's own time is not known; by the limits it needs that much of the time, or more"
+            yield Gain(Fix("issue_at_once"), isolated / left, basis)
         if attribution.least_s > 0:
             basis = f"the measured limits account for {_percent(attribution.least_s / working)} of the time"
             yield Gain(Fix("better_kernels"), working / attribution.least_s, basis)

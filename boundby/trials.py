@@ -6,8 +6,9 @@ speaks for some of them and against others. Nothing is lost with one that fails:
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -29,6 +30,7 @@ WARM_TOLERANCE = 0.05
 LEAST_CEILING_RATIO = 1.3  # between two settings of products, for the coarser one to be worth a trial
 LARGEST = 0.35  # the share of the time that what limits has at least: nothing else has more
 INFINITE = math.inf
+PROBE_BYTES = 64 * 2**20  # which the allocator asks for by itself and gives back as a whole
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,8 @@ def try_out(  # noqa: PLR0913  (what, and with which instruments; what is known 
             trial, seen = _trial(work, candidate, timer, slot_s, watch)
         except Exception as error:  # a forward, and torch in another setting, may raise anything
             untried.append(remark(candidate.fix, error))
+            if isinstance(error, CaptureLeftoverError):
+                disturbed.append("a CUDA graph could not be captured and left the process in an unknown state")
         else:
             trials.append(_with_prediction(trial, gains))
             disturbed += [seen] if seen else []
@@ -128,8 +132,7 @@ def remark(fix: Fix, error: BaseException) -> Untried:
     """Return why a fix could not be tried, from what it raised."""
     if is_out_of_memory(error):
         return Untried(fix, "out_of_memory", "there is not enough memory for it")
-    said = (str(error) or type(error).__name__).splitlines()[0]
-    return Untried(fix, "failed", f"{type(error).__name__}: {said}")
+    return Untried(fix, "failed", f"{type(error).__name__}: {_said(error)}")
 
 
 def _with_prediction(trial: Trial, gains: Sequence[Gain]) -> Trial:
@@ -308,22 +311,63 @@ def graph_replay(work: Work, idle_share: float) -> Candidate:
     return Candidate(Fix("issue_at_once"), lambda: Made(_captured(work).replay), expected=ranges)
 
 
+class CaptureLeftoverError(RuntimeError):
+    """A graph could not be captured, and what the attempt left in the process could not be undone."""
+
+
 def _captured(work: Work) -> torch.cuda.CUDAGraph:
-    """Return the graph of one call with static inputs. Raises RuntimeError where the call reads from the device."""
+    """Return the graph of one call with static inputs. Raises RuntimeError where the call reads from the device.
+
+    Where the end of a capture raises, `torch.cuda.graph` leaves its stream current, and its memory pool is still the
+    one that the allocator fills and will not empty. So the stream is set back from outside, and the pool closed by its
+    own identifier.
+    """
+    device, pool = torch.cuda.current_device(), torch.cuda.graph_pool_handle()
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    graph = torch.cuda.CUDAGraph()
     stream.wait_stream(torch.cuda.current_stream())
     try:
         with torch.cuda.stream(stream):
             for _ in range(3):  # workspaces are allocated before the capture
                 work()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            work()
-    except RuntimeError:
-        torch.cuda.synchronize()  # a broken capture is over before anything else is timed
+            torch.cuda.current_stream().synchronize()
+            with torch.cuda.graph(graph, pool=pool, stream=stream):
+                work()
+    except Exception as error:
+        del graph
+        _clean_up(device, pool, error)
         raise
+    torch.cuda.current_stream().wait_stream(stream)
     return graph
+
+
+def _clean_up(device: int, pool: Any, error: Exception) -> None:
+    """Close the pool of a broken capture and see that memory is given back and work runs as before.
+
+    Raises CaptureLeftoverError where it does not.
+    """
+    end, release = (getattr(torch._C, name, None) for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"))
+    with suppress(RuntimeError):  # the pool was closed, since the capture itself ended
+        if end is not None:
+            end(device, pool)
+            if release is not None:
+                release(device, pool)
+    try:
+        torch.cuda.synchronize(device)  # a broken capture is over before anything else is timed
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("the stream still captures")
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_reserved(device)
+        torch.empty(PROBE_BYTES, dtype=torch.uint8, device=torch.device("cuda", device)).random_()  # its generator, too
+        torch.cuda.empty_cache()
+        if torch.cuda.memory_reserved(device) > before:
+            raise RuntimeError("memory is no longer given back")
+    except RuntimeError as left:
+        raise CaptureLeftoverError(f"{_said(error)}; after it: {_said(left)}") from error
+
+
+def _said(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 @contextmanager

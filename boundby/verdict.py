@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from boundby.formatting import percent, times
 from boundby.roofline import Interval
 
 Bound = Literal[
@@ -284,6 +285,46 @@ CHANGES: dict[str, Change] = {
             "the table of operators (op_stats.csv) and the verdict on the trace say which operators to begin with",
         ),
         is_bounded=False,
+    ),
+    "clip_on_device": Change(
+        "clip the gradients on their device, in one go",
+        ("optimizer",),
+        (
+            "torch.nn.utils.clip_grad_norm_(parameters, maximum, foreach=True)",
+            "no .item() on the norm, and no loop over parameters in Python; log the norm every n-th step",
+        ),
+    ),
+    "cheaper_schedule": Change(
+        "compute the learning rate more cheaply, or every n-th step",
+        ("optimizer",),
+        ("a table of the rates made before the loop (LambdaLR), or a step of the scheduler every n-th step",),
+    ),
+    "evaluate_less": Change(
+        "evaluate less often, or on part of the data",
+        ("under_utilised",),
+        ("evaluate every n-th step, on a fixed part of the data, under torch.inference_mode()",),
+    ),
+    "generate_faster": Change(
+        "generate the answers faster (more prompts at once, a KV cache, bfloat16, an inference engine)",
+        ("compute", "memory", "launch"),
+        (
+            "more prompts per call of generate(), sorted by length; use_cache=True; bfloat16",
+            "an engine made for generation, fed with the weights of the policy after each update",
+            "several updates of the policy per rollout, where the algorithm allows it",
+        ),
+    ),
+    "score_faster": Change(
+        "score more answers per call, without gradients (reward)",
+        ("compute", "memory", "launch"),
+        ("torch.inference_mode() and bfloat16; rules and remote calls in a pool, beside the next rollout",),
+    ),
+    "lighter_reference": Change(
+        "make the reference cheaper (no gradients, bfloat16, answers of known prompts kept)",
+        ("compute", "memory", "launch"),
+        (
+            "torch.inference_mode() and bfloat16; with LoRA the policy without its adapters is the reference",
+            "keep its log-probabilities where the same answers are used again",
+        ),
     ),
     "mark_stages": Change(
         "mark more of the loop",
@@ -577,6 +618,20 @@ class Verdict:
     limited_by: tuple[Cause, ...] = ()
     products: Products | None = None
     unsettled: Unsettled | None = None
+
+    def __str__(self) -> str:
+        """Return what limits, whether that is settled, and the best that is known to help, in one sentence."""
+        share = "" if self.share_of_limit is None else f", which alone needs {percent(self.share_of_limit)} of the time"
+        words = f"limited by {plain(self.bound)}{share}"
+        tried = [trial for trial in self.trials if trial.is_fix and trial.outcome == "gains"]
+        if tried:
+            best = max(tried, key=lambda trial: trial.measured.value)
+            words += f"; {best.name}: {times(best.measured.value)} times as fast, measured"
+        elif self.gains:
+            words += f"; {self.gains[0].fix}: at most {times(self.gains[0].at_most)} times as fast, not tried"
+        return words if self.unsettled is None else f"{words}; not settled: {self.unsettled.text}"
+
+    __repr__ = __str__
 
     @property
     def settled(self) -> bool:

@@ -1,38 +1,37 @@
-"""Write docs/api.md: the public names of the library with their signatures and docstrings. Imports nothing of it.
+"""Make the pages of the site that nobody writes: the reference of the library, the settings, the README, the notebook.
 
-What is public: the names that a package lists in `__all__`, the modules of `boundby.layers` and `boundby.partition`
-that people import, and everything without a leading underscore in the modules that stand directly in `boundby/`.
-
-    python docs/generate_api.py
+`mkdocs` calls `on_config`, `on_files` and `on_page_markdown` (mkdocs.yml); nothing is written into docs/, and nothing
+of the library is imported. What is public: the names that a package lists in `__all__`, the modules of
+`boundby.layers` and `boundby.partition` that people import, and everything without a leading underscore in the modules
+that stand directly in `boundby/`.
 """
 
 import ast
 import inspect
+import json
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
-
-from boundby import files
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "api.md"
-COMMAND = "python docs/generate_api.py"
+NOTEBOOK = "examples/explain.ipynb"
+# Files that stand beside docs/ in a checkout, and the pages that they become.
+PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+PAGES |= {"SECURITY.md": "security.md", "configs/config.yaml": "reference/settings.md", NOTEBOOK: "notebook.md"}
+LINK = re.compile(r"\]\((?![a-z]+:|#)([^)#]+)(#[^)]*)?\)")
 WITHOUT_EXPORTS = {
     "boundby.layers": ("dashboard", "engine", "ranking", "records", "report"),
     "boundby.partition": ("plan", "running", "simulation"),
 }
 ALIAS = re.compile(r"[A-Z][a-z]\w*")  # `Bound = Literal[...]`, and not a constant
 WIDEST = 110  # of a signature on one line
-HEAD = f"""# API reference
+HEAD = """# Reference
 
-Made from the docstrings of `boundby` by `{COMMAND}`; edit those, not this page. Names are imported from the module
-they stand under: `from boundby.layers.engine import ObservabilityEngine`. Times are seconds and sizes bytes; a value
-that is not known is `None`. How the parts work: [method](method.md), [traces](traces.md), [layers and
-planner](layers-and-planner.md).
+Made from the docstrings of `boundby`, a page for each module. Names are imported from the module they stand under:
+`from boundby.layers.engine import ObservabilityEngine`. Times are seconds and sizes bytes; a value that is not known is
+`None`. [All settings](settings.md) of the pipeline have a page of their own.
 """
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -77,21 +76,78 @@ class Module:
         return self
 
 
-def main() -> None:
-    """Write the page."""
-    files.write_text(PAGE, page())
+def on_config(config: Any) -> Any:
+    """Put a page for every public module into the navigation, where it names the reference."""
+    reference = next(entry for entry in config.nav if "Reference" in entry)
+    reference["Reference"] += [{module.name: f"reference/{module.name}.md"} for module in public_modules()]
+    return config
 
 
-def page() -> str:
-    """Return the whole page."""
+def on_files(files: Any, config: Any) -> Any:
+    """Add the pages that are made here."""
+    from mkdocs.structure.files import File
+
+    for path, text in made_pages().items():
+        files.append(File.generated(config, path, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Let links from one file of the checkout to another lead to its page."""
+    return relinked(markdown, page.file.src_uri)
+
+
+def relinked(text: str, path: str) -> str:
+    """Return the Markdown of the page `path` with links to files of the checkout as links to their pages."""
+    sources = {page: Path(source) for source, page in PAGES.items()}
+    folder = sources.get(path, Path("docs", path)).parent
+
+    def shown(match: re.Match[str]) -> str:
+        target = ROOT.joinpath(folder, match[1]).resolve()
+        if not target.is_relative_to(ROOT):
+            return match[0]
+        name = target.relative_to(ROOT).as_posix()
+        name = PAGES.get(name, name.removeprefix("docs/"))
+        up = "../" * path.count("/")
+        return f"]({up}{name}{match[2] or ''})"
+
+    is_made = path.startswith("reference/") and path not in sources  # has links of the site already
+    return text if is_made else LINK.sub(shown, text)
+
+
+def made_pages() -> dict[str, str]:
+    """Return the text of every page that is made, by its path in the site."""
     modules = public_modules()
-    contents = [f"- [{each.name}](#{each.name.replace('.', '')})" for each in modules]
-    return "\n".join([HEAD, *contents, "", *(line for each in modules for line in _module(each))]).rstrip() + "\n"
+    made = {f"reference/{each.name}.md": "\n".join(_module(each)).rstrip() + "\n" for each in modules}
+    rows = [f"| [{each.name}]({each.name}.md) | {_docstring(each.tree).splitlines()[0]} |" for each in modules]
+    made["reference/index.md"] = "\n".join([HEAD, "| module | what it is for |", "| --- | --- |", *rows, ""])
+    for source, page in PAGES.items():
+        text = (ROOT / source).read_text(encoding="utf-8")
+        if source.endswith(".yaml"):
+            text = f"# All settings\n\n`{source}`, with the defaults.\n\n```yaml\n{text}```\n"
+        made[page] = notebook_page(json.loads(text)) if source.endswith(".ipynb") else text
+    return made
+
+
+def notebook_page(document: dict[str, Any]) -> str:
+    """Return the cells of a notebook as Markdown, with what they printed and showed."""
+    parts: list[str] = []
+    for cell in document["cells"]:
+        text = "".join(cell["source"])
+        parts.append(f"```python\n{text}\n```" if cell["cell_type"] == "code" else text)
+        for output in cell.get("outputs", ()):
+            shown = output.get("data", {})
+            if "text/html" in shown:
+                parts.append(f"<div>{''.join(shown['text/html'])}</div>")
+            else:
+                plain = "".join(output.get("text", shown.get("text/plain", ())))
+                parts.append(f"```text\n{plain.rstrip()}\n```")
+    return "\n\n".join(parts) + "\n"
 
 
 def public_modules() -> list[Module]:
     """Return the modules that people import from, by name."""
-    names = [f"boundby.{path.stem}" for path in (ROOT / "boundby").glob("*.py") if path.stem != "__init__"]
+    names = [f"boundby.{path.stem}" for path in (ROOT / "boundby").glob("*.py") if not path.stem.startswith("_")]
     names += [f"{package}.{name}" for package, parts in WITHOUT_EXPORTS.items() for name in parts]
     packages = [f"boundby.{path.parent.name}" for path in (ROOT / "boundby").glob("*/__init__.py")]
     names += [name for name in packages if read(name).exports]
@@ -119,9 +175,9 @@ def public_names(module: Module) -> dict[str, tuple[Module, Node]]:
 
 
 def _module(module: Module) -> Iterator[str]:
-    yield from (f"## {module.name}", "", _docstring(module.tree), "")
+    yield from (f"# {module.name}", "", _docstring(module.tree), "")
     for name, (origin, node) in public_names(module).items():
-        yield from (f"### {name}", "")
+        yield from (f"## {name}", "")
         if isinstance(node, ast.ClassDef):
             yield from _class(node, origin.source)
         elif isinstance(node, Function):
@@ -212,7 +268,3 @@ def _docstring(node: ast.Module | ast.ClassDef | Function) -> str:
 
 def _code(text: str) -> list[str]:
     return ["```python", text, "```", ""]
-
-
-if __name__ == "__main__":
-    main()

@@ -64,7 +64,7 @@ def report(before: dict, after: dict) -> int:
 
 
 def library_names() -> dict[str, list[str]]:
-    """Return the modules in which each public name of the library stands, as docs/api.md lists them."""
+    """Return the modules in which each public name of the library stands, as the reference lists them."""
     import generate_api
 
     names: dict[str, list[str]] = {}

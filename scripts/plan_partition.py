@@ -1,12 +1,15 @@
 """Plan how to split a model over devices, from its profile by layer: the best plan, or what is missing for one.
 
-Reads:  PROFILE...: the *_summary.json of a profile by layer, or its folder; several are of one model on different
-        kinds of nodes. FILE is of kind cpu or gpu by its device, KIND=FILE of the kind you name. --nodes: the nodes
-Writes: nothing; with --picture the one file
+Reads:  PROFILE...: the *_summary.json of a profile by layer, the *_metrics.jsonl or the dashboard beside it, a report
+        of the pipeline, or the folder of one; a preset or a folder with a model is profiled first, here. Several are of
+        one model on different kinds of nodes. FILE is of kind cpu or gpu by its device, KIND=FILE of the kind you name.
+        --nodes: the nodes. --trial: what run_plan.py kept of runs
+Writes: nothing; with --picture the one file. The profile of a model that it profiles lies in results/profiles
 Exit:   0 fine · 1 a finding: no split fits · 2 usage or input
 
     python scripts/plan_partition.py PROFILE... [--nodes configs/nodes.yaml] [--objective latency|throughput|requests]
                                                 [--requests M] [--json] [--model FOLDER] [--picture FILE]
+                                                [--trial RUN...]
 """
 
 import sys
@@ -16,15 +19,24 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the package
 
 from utils import cli
 
+EXAMPLE = cli.ROOT / "configs" / "nodes.yaml"
+
 
 def add_arguments(parser) -> None:
     parser.add_argument("profiles", nargs="+", metavar="PROFILE", help="a profile by layer, or KIND=PROFILE")
     parser.add_argument(
         "--nodes",
         type=Path,
-        default=cli.ROOT / "configs" / "nodes.yaml",
         metavar="FILE",
-        help="the nodes and their links (default: %(default)s)",
+        help="the nodes and their links (default: the example in configs/nodes.yaml)",
+    )
+    parser.add_argument(
+        "--trial",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="RUN",
+        help="PLAN.run.json of run_plan.py: what it has measured of stages, machine and links is planned with",
     )
     parser.add_argument(
         "--objective",
@@ -44,9 +56,12 @@ def main(run: cli.Run) -> int:
 
     args = run.args
     report.check_picture(args.picture)
-    settings = planning.read_nodes(args.nodes)
+    settings = planning.read_nodes(args.nodes or EXAMPLE)
     profiles = planning.read_profiles(args.profiles)
-    plan, missing = planning.plan(profiles, settings, args.objective, args.requests)
+    trials = planning.read_trials(args.trial)
+    plan, missing = planning.plan(profiles, settings, args.objective, args.requests, trials)
+    if args.nodes is None:
+        run.note(f"planned for the nodes in {EXAMPLE}, not for this machine: state yours there, or with --nodes FILE")
     outcome = plan or missing
     run.say(planning.as_json(outcome, profiles, args.model) if args.json else report.of_plan(outcome, profiles))
     if plan and args.picture:

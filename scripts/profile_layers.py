@@ -16,7 +16,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the package
 
 from utils import cli
 
-SETTINGS = cli.Settings("utils.layers", "LayerSettings", cli.ROOT / "configs" / "layers.yaml")
+SMALLER = "lower --batch-size or --sequence-length, use --dtype bfloat16"
+SETTINGS = cli.Settings("utils.layers", "LayerSettings", cli.ROOT / "configs" / "layers.yaml", SMALLER)
 FLAGS = {  # flag: setting, what it is
     "--num-samples": ("measurement.num_samples", "runs with probes, and as many without"),
     "--batch-size": ("measurement.batch_size", "samples per run"),
@@ -55,6 +56,7 @@ def main(run: cli.Run) -> int:
         num_runs=measured.num_samples,
         warmup_runs=measured.warmup_runs,
         profile_name=settings.output.profile_name,
+        shape=models.shape_of(inputs),
         note=run.note,
     )
     run.say(f"{report}\nwrote {dashboard} and the files beside it")

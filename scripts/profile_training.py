@@ -1,13 +1,15 @@
-"""Train a small model on embedded data, and record where the time of its steps goes.
+"""Record where the time of the steps goes: of any training program, or of a small model that is trained here.
 
 Reads:  scikit-learn's digits, or the texts of the quickstart; configs/training.yaml
 Writes: a folder of its own below runs/, or the one of --output: config.json, metrics.json and, with --profiler on,
         stage_times.json, stage_log.jsonl, profiler_summary.json, manifest.json, trace.json, op_stats.csv
-Exit:   0 trained · 1 the training failed · 2 usage or input · 3 the environment lacks something · 130 interrupted
+Exit:   0 trained · 1 the training failed · 2 usage or input · 3 the environment lacks something · 130 interrupted; with
+        a program after `--` its own. It needs no change: torch itself tells of its loaders, backwards and optimizers
 
     python scripts/profile_training.py [--profiler on|off] [--epochs N] [--steps-per-epoch N] [--steps N]
         [--model baseline_cnn|resnet|efficientnet|text] [--framework loop|trainer|lightning] [--run-id NAME]
         [--output DIR] [--config FILE] [key.sub=value ...]
+    python scripts/profile_training.py [--run-id NAME] [--output DIR] -- python train.py ARGS
     torchrun --nproc-per-node 2 scripts/profile_training.py --profiler on
 """
 
@@ -18,7 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the package
 
 from utils import cli
 
-SETTINGS = cli.Settings("utils.training.settings", "TrainingSettings", cli.ROOT / "configs" / "training.yaml")
+SMALLER = "lower training.batch_size and raise training.accumulate_grad_batches"
+SETTINGS = cli.Settings("utils.training.settings", "TrainingSettings", cli.ROOT / "configs" / "training.yaml", SMALLER)
 FLAGS = {  # flag: setting, what it is
     "--epochs": ("training.max_epochs", "N", "times over the data"),
     "--steps-per-epoch": ("training.steps_per_epoch", "N", "optimizer steps of one epoch (default: all data once)"),
@@ -36,10 +39,15 @@ def add_arguments(parser) -> None:
         parser.add_argument(flag, action=cli.Flag, key=key, metavar=value, help=text)
     parser.add_argument("--run-id", metavar="NAME", help="name of the folder below runs/ (default: time and model)")
     parser.add_argument("--output", type=Path, metavar="DIR", help="the folder itself; new or empty")
+    parser.set_defaults(program=())
 
 
 @cli.tool(add_arguments, SETTINGS)
 def main(run: cli.Run) -> int:
+    if run.args.program:
+        from utils.training import program
+
+        return program.run(run.args.program, run.args.run_id, run.args.output, run.say, run.note)
     from utils.training import run as training
 
     training.run(run.config, run.args.run_id, run.args.output, run.say, run.note)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 SETUP = Path(__file__).resolve().parent
 PAGE = SETUP.parent / "docs" / "licences.md"
-ENVIRONMENTS = ("core", "training", "monitor", "ray", "engines", "test")
+ENVIRONMENTS = ("core", "training", "monitor", "ray", "engines", "test", "docs")
 WITH_TORCH = re.compile(r"torch|torchvision|torchaudio|triton|(nvidia|cuda)-(?!ml-py).+")
 LOCKED = re.compile(r"^([a-z0-9][a-z0-9._-]*)==([^\s;\\]+)", re.MULTILINE)
 LONGEST_LICENCE = 60  # characters: some packages put the whole text where its name belongs

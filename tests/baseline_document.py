@@ -231,6 +231,7 @@ def document(rows: Sequence[dict[str, Any]], targets: Targets | None = None, **c
         "optimal": best,
         "full_dataset_metrics": full,
         "full_dataset_reason": None if full else "evaluation.enabled is false",
+        "memory": {"model": None, "tokens": None, "fits": [], "reason": "the largest batches were not timed"},
         "targets": judge(targets, chosen, full),
         "doubts": [],
         **changes,

@@ -52,3 +52,9 @@ def _leaves_nothing_behind() -> Iterator[None]:
 
 def _is_ours(thread: threading.Thread) -> bool:
     return thread.name.startswith("boundby")
+
+
+@pytest.fixture(autouse=True)
+def collections_of_the_test_process_are_no_stage(monkeypatch):
+    """Keep the collector, which takes long in a process with the heap of all tests, out of the stages of a loop."""
+    monkeypatch.setattr("boundby.training.manager.SHORT_COLLECTION_NS", 10**12)

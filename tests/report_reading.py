@@ -3,9 +3,10 @@
 import argparse
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec import structs
 
 from tests import baseline_document as results
 from utils.artifacts import Layout
@@ -75,7 +76,7 @@ def opened(found: Sequence[blocks.Block]) -> list[blocks.Block]:
 def section(data: sources.ReportData, title: str) -> str:
     """Return one section of the report, also a folded one, as one line, so that line breaks do not matter."""
     document = assembly.report(data).document
-    whole = plain_text.render(replace(document, blocks=opened(document.blocks)))
+    whole = plain_text.render(structs.replace(document, blocks=opened(document.blocks)))
     _, _, rest = whole.partition(f"\n\n{title}\n{'-' * len(title)}\n")
     return flat(rest.partition("\n\n\n")[0])
 

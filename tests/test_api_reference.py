@@ -1,4 +1,4 @@
-"""docs/api.md is what `docs/generate_api.py` makes of the docstrings, and holds every public name."""
+"""The pages that `docs/generate_api.py` makes for the site: every public name, and links that lead to pages."""
 
 import ast
 
@@ -63,13 +63,37 @@ def shown() -> str:
     return "\n".join(generate_api._module(Module("boundby.example", SOURCE)))
 
 
-def test_the_page_is_what_the_docstrings_give():
-    stored = generate_api.PAGE.read_text(encoding="utf-8")
-    assert stored == generate_api.page(), f"docs/api.md is not up to date: {generate_api.COMMAND}"
+def test_every_public_module_has_a_page_and_a_line_in_the_index():
+    made = generate_api.made_pages()
+    names = [module.name for module in generate_api.public_modules()]
+    assert [name for name in names if not made[f"reference/{name}.md"].startswith(f"# {name}\n")] == []
+    assert [name for name in names if f"[{name}]({name}.md) | " not in made["reference/index.md"]] == []
 
 
-def test_two_makings_are_equal():
-    assert generate_api.page() == generate_api.page()
+@pytest.mark.parametrize(
+    ("link", "page", "becomes"),
+    [
+        ("docs/traces.md", "index.md", "traces.md"),
+        ("CHANGELOG.md", "index.md", "changelog.md"),
+        ("../configs/config.yaml", "getting-started.md", "reference/settings.md"),
+        ("../method.md#limits", "measurements/a.md", "../method.md#limits"),
+        ("b.md", "measurements/a.md", "../measurements/b.md"),
+        ("https://pypi.org", "index.md", "https://pypi.org"),
+        ("#here", "traces.md", "#here"),
+    ],
+)
+def test_links_of_the_checkout_lead_to_pages_of_the_site(link, page, becomes):
+    assert generate_api.relinked(f"see [it]({link}).", page) == f"see [it]({becomes})."
+
+
+def test_a_notebook_becomes_a_page_with_what_it_printed_and_showed():
+    outputs = [{"text": ["4 ms\n"]}, {"data": {"text/html": ["<b>card</b>"], "text/plain": ["card"]}}]
+    cells = [
+        {"cell_type": "markdown", "source": ["# One call"]},
+        {"cell_type": "code", "source": ["explain()"], "outputs": outputs},
+    ]
+    page = generate_api.notebook_page({"cells": cells})
+    assert page == "# One call\n\n```python\nexplain()\n```\n\n```text\n4 ms\n```\n\n<div><b>card</b></div>\n"
 
 
 def test_promised_names_stand_under_the_module_they_are_imported_from():

@@ -11,7 +11,7 @@ RIGHT, WRONG, NOTHING = Answer("input", True, ""), Answer("compute", False, ""),
 def own(bound: str, stage: str = "data", rank: int | None = None) -> dict:
     straggler = None if rank is None else {"rank": rank, "stage": stage}
     verdict = {"bound": bound, "straggler": straggler, "stages": [{"name": stage}], "text": ["What", "Why", "Next"]}
-    return {"training_verdict": verdict}
+    return {"verdict": verdict}
 
 
 def theirs(kind: str, summary: str = "") -> dict:

@@ -19,6 +19,7 @@ THROUGH = {  # pinned, and imported by what imports them
 TOOLS = {
     "hatchling",
     "hypothesis",
+    "mkdocs-material",
     "mypy",
     "pip-audit",
     "pytest",

@@ -1,4 +1,4 @@
-"""The README and the docs tell the truth: every file, command, flag and setting they name exists."""
+"""The README and the docs tell the truth: every file, command, flag, word and setting they name exists."""
 
 import re
 import subprocess
@@ -9,6 +9,8 @@ import pytest
 import yaml
 
 import run_pipeline
+from boundby import cli
+from docs import draw_card
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -16,6 +18,7 @@ OURS = re.compile(r"(?<![\w./-])((?:scripts|examples|setup|configs|docs|utils|bo
 MAKE = re.compile(r"\bmake ([a-z]+)\b")
 SECTIONS = "model|dataset|profiling|evaluation|trace|layers|variants|targets|pod|output"
 SETTING = re.compile(rf"(?<![\w.])({SECTIONS})\.([a-z_0-9]+)\b")
+WORD = re.compile(r"\bboundby ([a-z][a-z-]+)\b")
 FLAG = re.compile(r"(?<![\w-])(--[a-z][a-z-]+)")
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 FOREIGN_FLAGS = {
@@ -24,6 +27,8 @@ FOREIGN_FLAGS = {
     *("--set", "--target-processes", "--replay-mode", "--import", "--page"),
     *("--capture-range-end", "--cuda-graph-trace"),  # of Nsight Systems
     *("--array", "--gpus", "--requeue", "--open-mode", "--parsable", "--dependency", "--wrap"),  # of Slurm
+    *("--rm", "--user", "--build-arg"),  # of Docker
+    *("--execute", "--inplace"),  # of Jupyter
 }
 NOT_TARGETS = {"sure"}
 INVENTED = {"configs/my.yaml", "scripts/NN_"}  # an example of what a user may have, and any numbered script
@@ -77,7 +82,7 @@ def known_flags() -> set[str]:
         subprocess.run([sys.executable, str(each), "--help"], capture_output=True, text=True) for each in programs
     ]
     assert all(each.returncode == 0 for each in helped), [each.stderr for each in helped]
-    texts = [each.stdout for each in helped]
+    texts = [each.stdout for each in helped] + [cli.SHOWN]
     sources = (ROOT / "setup_environment.sh", ROOT / "setup" / "lock.py", *(ROOT / "examples").glob("*.py"))
     texts += [path.read_text() for path in sources]
     return set(FLAG.findall(" ".join(texts)))
@@ -88,9 +93,31 @@ def test_every_flag_that_is_named_exists(page, known_flags):
     assert set(FLAG.findall(page.read_text())) - FOREIGN_FLAGS <= known_flags
 
 
-def test_readme_draws_the_tree_that_is_there():
-    tree = re.search(r"```\n(run_pipeline\.py.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert tree, "the README draws no tree"
+@pytest.mark.parametrize("page", PAGES, ids=ids)
+def test_every_word_of_the_command_that_is_named_exists(page):
+    lines = re.findall(r"`[^`\n]+`|^boundby .*$", page.read_text(), re.MULTILINE)
+    assert {word for line in lines for word in WORD.findall(line)} <= set(cli.COMMANDS)
+
+
+def test_getting_started_lists_every_word_of_the_command():
+    page = (ROOT / "docs" / "getting-started.md").read_text()
+    assert [word for word, (file, _) in cli.COMMANDS.items() if f"| `{word}` | `{file}` | " not in page] == []
+
+
+def test_the_navigation_of_the_site_names_every_page_once():
+    named = re.findall(r"([\w/.-]+)\.md$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    pages = [str(path.relative_to(ROOT / "docs").with_suffix("")) for path in (ROOT / "docs").rglob("*.md")]
+    assert len(named) == len(set(named)) and set(pages) <= set(named)
+
+
+def test_the_picture_shows_the_card_that_stands_in_the_readme():
+    drawn = draw_card.drawn(draw_card.card_of_readme())
+    assert draw_card.PICTURE.read_text() == drawn, "python docs/draw_card.py"
+
+
+def test_the_tree_is_the_one_that_is_there():
+    tree = re.search(r"```\n(run_pipeline\.py.*?)```", (ROOT / "docs" / "architecture.md").read_text(), re.DOTALL)
+    assert tree, "docs/architecture.md draws no tree"
     named = {line.split()[0].rstrip("/") for line in tree[1].splitlines() if line.strip() and not line.startswith(" ")}
     missing = {name for name in named if not (ROOT / name).exists()} - {"data", "results", "runs"}
     assert missing == set()

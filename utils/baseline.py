@@ -72,6 +72,7 @@ class Result:
     max_length: int | None = None
     sweeps: dict[str, Sweep] = field(default_factory=dict)
     ceilings: Ceilings | None = None
+    energy: instruments.Energy | None = None
     full: FullDataset | None = None
     doubts: list[str] = field(default_factory=list)
     machine_state: MachineState = field(default_factory=instruments.machine_state)
@@ -273,6 +274,8 @@ def _sweep(result: Result, loaded: Sequence[LoadedModel], rows: Rows) -> tuple[S
         profilers = [
             InferenceProfiler(each.model, each.tokenizer, device, sampler=sampler, guard=guard) for each in loaded
         ]
+        # Before anything is computed: a GPU that has just been under load takes more watts when idle.
+        result.energy = result.energy or instruments.energy(device, profilers[0].timer)
         take_turns(profilers, selection, settings, finished=kept, on_visit=commit)
     result.save()
     return selection, profilers[0].timer
@@ -293,7 +296,7 @@ def find_limits(result: Result, loaded: LoadedModel, selection: Selection, timer
         replay_s = seconds_for_replays(result.ceilings.seconds if is_new else 0.0)
         if replay_s < diagnosis.BUDGET_S:
             run.note(f"replays get {replay_s:.1f} s: the rest of {TOGETHER_S:g} s for them and the limits is used up")
-    meter, idle_w, reason = instruments.energy(loaded.device, timer)
+    meter, idle_w, reason = result.energy or instruments.energy(loaded.device, timer)
     subject = diagnosis.Subject(
         model=loaded.model,
         selection=selection,

@@ -10,6 +10,7 @@ import os
 import re
 import resource
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -60,14 +61,23 @@ class Terminated(BaseException):
 
 @dataclass(frozen=True)
 class Settings:
-    """Which settings a script reads: the class of their schema, by module and name so that --help need not load it."""
+    """Which settings a script reads: the class of their schema, by module and name so that --help need not load it.
+
+    `smaller` says which of them to change where memory runs out.
+    """
 
     module: str
     schema: str
     default: Path
+    smaller: str
 
 
-PIPELINE = Settings("utils.config", "Config", DEFAULT_CONFIG)
+PIPELINE = Settings(
+    "utils.config",
+    "Config",
+    DEFAULT_CONFIG,
+    "lower profiling.max_length or trace.batch_size, use model.dtype=bfloat16",
+)
 
 
 @dataclass
@@ -184,7 +194,8 @@ def command(
 ) -> int:
     """Parse, load the settings, run `body`; turn every failure into one message and an exit code.
 
-    With `has_heartbeat` the console says every ten seconds that the body is still at work.
+    With `has_heartbeat` the console says every ten seconds that the body is still at work. Where the parser
+    has a default for `program`, that is what follows `--`.
     """
     parser = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     if settings:
@@ -196,7 +207,12 @@ def command(
     parser.set_defaults(flags=[])
     if settings:
         parser.add_argument("overrides", nargs="*", metavar="key.sub=value", help="settings that override the file's")
-    args = _with_all_overrides(parser.parse_intermixed_args(argv))
+    given = sys.argv[1:] if argv is None else list(argv)
+    program: list[str] = []
+    if parser.get_default("program") is not None and "--" in given:
+        given, program = given[: given.index("--")], given[given.index("--") + 1 :]
+    args = _with_all_overrides(parser.parse_intermixed_args(given))
+    args.program = program
     console = Console()
     try:
         with _stops_raise(), console.heartbeat() if has_heartbeat else contextlib.nullcontext():
@@ -210,7 +226,7 @@ def command(
     except Exception as error:
         if args.debug:
             console.note(traceback.format_exc())
-        failure = _as_pipeline_error(error)
+        failure = _as_pipeline_error(error, settings)
         console.note(f"error: {failure}")
         return failure.exit_code
 
@@ -298,7 +314,7 @@ def _recorded(number: str, body: Body, run: Run, parts: "Parts") -> int:
         code = TERMINATED
         raise
     except Exception as error:
-        code = _as_pipeline_error(error).exit_code
+        code = _as_pipeline_error(error, PIPELINE).exit_code
         raise
     finally:
         facts = {
@@ -368,7 +384,7 @@ def _stops_raise() -> Iterator[None]:
             signal.signal(each, handler)
 
 
-def _as_pipeline_error(error: Exception) -> PipelineError:
+def _as_pipeline_error(error: Exception, settings: Settings | None) -> PipelineError:
     if isinstance(error, PipelineError):
         return error
     if isinstance(error, ModuleNotFoundError) and error.name:
@@ -376,9 +392,11 @@ def _as_pipeline_error(error: Exception) -> PipelineError:
     if isinstance(error, OSError) and error.errno in OF_THE_MACHINE:
         return EnvironmentLacksError(_explained(error))
     if type(error).__name__ in ("OutOfMemoryError", "MemoryError") or any(word in str(error) for word in OF_MEMORY):
-        way_out = "lower profiling.max_length or trace.batch_size, use model.dtype=bfloat16, or a larger device"
+        way_out = f"{settings.smaller}, or a larger device" if settings else "use a machine with more memory"
         said = (re.sub(r"\[enforce fail at [^]]*\]\s*", "", str(error)).splitlines() or ["no more is known"])[0]
-        return PipelineError(f"memory ran out outside the sweep ({said}); {way_out}")
+        return PipelineError(
+            f"memory ran out{' outside the sweep' if settings is PIPELINE else ''} ({said}); {way_out}"
+        )
     return PipelineError(f"{type(error).__name__}: {error} (--debug shows the traceback)")
 
 

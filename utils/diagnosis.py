@@ -15,9 +15,10 @@ import psutil
 import torch
 
 from boundby import trials
+from boundby.attention_mask import unread
 from boundby.bottleneck import Extras, Forward, bottleneck, counted_quietly, loads, other_precisions, verdict_on
 from boundby.ceilings import Ceilings
-from boundby.device import device_queue, is_host, release_memory
+from boundby.device import device_queue, is_gpu, is_host, made_current, release_memory
 from boundby.disturbance import Watch
 from boundby.energy import EnergyMeter
 from boundby.environment import memory_limit_bytes
@@ -80,7 +81,7 @@ def diagnose(
     fixed_s = fixed_cost([(_padded_tokens(row) * row["batch_size"], _isolated(row).value) for row in measured])
     for row in measured:
         own = usable([visit for visit in visits if visit.batch_size == row["batch_size"] and visit.status == "ok"])
-        with torch.inference_mode():
+        with torch.inference_mode(), made_current(subject.selection.device):
             on_finding(_Case(subject, row, own, measured, fixed_s, row["batch_size"] == chosen).finding())
         release_memory(subject.selection.device)
 
@@ -168,6 +169,7 @@ class _Case:
             batch_sizes={size: selection.reference(size).shape.tokens for size in others},
             candidates=candidates,
             tried=tried.joined(Tried(untried=tuple(untried))),
+            bare=_cut(subject.model, batch, batch.shape.tokens) if is_gpu(self.device) else None,
             release=lambda: release_memory(self.device),
             replay_s=subject.replay_s,
             trials_s=subject.max_seconds,
@@ -361,12 +363,17 @@ def _said(error: BaseException) -> str:
 
 
 def _cut(model: Any, batch: Batch, tokens: int) -> Work:
-    """Return the forward of the batch with its first tokens alone, and with a mask if the batch itself has one."""
+    """Return the forward of the batch with its first tokens alone, and with a mask if the batch itself has one.
+
+    On a GPU that mask is ready: nothing is read back from the device.
+    """
     ids, mask = batch.input_ids[:, :tokens].contiguous(), None
     if batch.is_padded:
         mask = batch.attention_mask[:, :tokens].clone()
         mask[0, -1] = 0  # a mask that hides nothing would be left out, and the operators were others
-    return lambda: model(input_ids=ids, attention_mask=mask)
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    given = (unread(model, inputs) if is_gpu(ids.device) else None) or inputs
+    return lambda: model(**given)
 
 
 def _half_width(row: Row) -> float:

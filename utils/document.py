@@ -463,6 +463,9 @@ class ComputeCeiling(TypedDict):
     low: float
     size: int
     relative_error: float
+    burst_flops_per_s: NotRequired[float | None]
+    sm_clock_mhz: NotRequired[float | None]
+    clock_event_reasons: NotRequired[int | None]
 
 
 class MemoryCeiling(TypedDict):

@@ -28,6 +28,7 @@ LOADING_S = 15.0  # of the packages, and of the model
 COUNTING_S = 4.0  # to count the work of a batch size and find its limits, seen on two cores
 # `boundby.compare.spread_for_same` at 3 % and two rounds a second, over the root of the seconds: scipy takes 0.2 s.
 SPREAD_BY_ROOT_S = 0.0075
+FINDS = 1.5  # times that spread, with which `boundby.compare.rounds_to_find` finds 5 % in each of six rows
 USUAL_SPREAD = 0.029  # rounds on two shared cores that nothing else used varied by 1.4 to 3 %
 
 
@@ -126,15 +127,16 @@ def _to_compare(document: Document | None, config: Config) -> str | None:
         allowed = SPREAD_BY_ROOT_S * math.sqrt(config.profiling.max_seconds_per_batch_size)
         said = (
             "two runs of this work will be the same within 3 % at nine of ten batch sizes if rounds of half a second "
-            f"vary by {100 * allowed:.1f} % or less"
+            f"vary by {100 * allowed:.1f} % or less; a gate finds a slowdown of 5 % if by {100 * FINDS * allowed:.1f} %"
         )
         enough_s = math.ceil((USUAL_SPREAD / SPREAD_BY_ROOT_S) ** 2)
         more = f"; {100 * USUAL_SPREAD:g} % takes profiling.max_seconds_per_batch_size={enough_s}"
         return said if config.profiling.max_seconds_per_batch_size >= enough_s else said + more
-    from utils.comparison.facts import budget_for_same, minimum_effect  # scipy, which a first dry run does not need
+    from utils.comparison.facts import budget_for_same, gate_text, minimum_effect  # scipy, for a first dry run too slow
 
     budget = budget_for_same(document)
-    return budget.text(minimum_effect(document)) if budget and not budget.is_met else None
+    same = budget.text(minimum_effect(document)) if budget and not budget.is_met else None
+    return "\n".join(filter(None, [same, f"a gate: {gate}" if (gate := gate_text(document)) else None])) or None
 
 
 def _download(config: Config) -> str:

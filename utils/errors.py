@@ -13,6 +13,7 @@ EXTRAS = {
     "ray": "ray", "streamlit": "monitor", "altair": "monitor",
     **dict.fromkeys(("nncf", "onnx", "onnxruntime", "onnxscript", "openvino"), "engines"),
 }  # fmt: skip
+CLIENTS = ("mlflow", "wandb")  # of services: neither ours nor pinned by us
 
 
 class PipelineError(Exception):
@@ -35,6 +36,8 @@ class EnvironmentLacksError(PipelineError):
 
 def lacking(*packages: str) -> EnvironmentLacksError:
     """Return the error that names packages which are not installed, with the line that installs them."""
+    if packages[0] in CLIENTS:
+        return EnvironmentLacksError(f"{packages[0]}: not installed; pip install {packages[0]}")
     extra = EXTRAS.get(packages[0])
     option = f" --{extra}" if extra else ""
     line = f"pip install 'boundby[{extra or 'transformers'}]'" if IS_INSTALLED else f"bash setup_environment.sh{option}"

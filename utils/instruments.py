@@ -29,7 +29,10 @@ def watch(device: torch.device) -> Watch:
     return Watch(HostCounters(), Reference(lambda: torch.mm(square, square, out=out)))
 
 
-def energy(device: torch.device, timer: Timer) -> tuple[EnergyMeter | None, float | None, str | None]:
+Energy = tuple[EnergyMeter | None, float | None, str | None]
+
+
+def energy(device: torch.device, timer: Timer) -> Energy:
     """Return the meter of this device and the watts it takes when idle, or why there is none."""
     try:
         counter = nvml_source(uuid_of(device)) if is_gpu(device) else RaplCounter()

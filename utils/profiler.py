@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import torch
 
+from boundby.attention_mask import unread
 from boundby.compare import MINIMUM_EFFECT, half_width_for_same
 from boundby.device import device_queue, is_host, is_out_of_memory, release_memory, synchronizer
 from boundby.disturbance import Conditions, Disturbance, Watch
@@ -191,7 +192,10 @@ class BatchTimer:
         return [_timing("pipelined", 0, seconds, queue)]
 
     def on_device(self, batches: Mapping[int, Batch]) -> tuple[list[Timing], str | None]:
-        """Return the times to bring each batch to the device, to issue it and to compute it, and why one is missing."""
+        """Return the times to bring each batch to the device, to issue it and to compute it, and why one is missing.
+
+        The time to compute is that of a forward whose mask is ready: the model's own waits for the device to read it.
+        """
         if is_host(self.device):
             return [], "a call on the CPU has computed when it returns: its time is the isolated latency"
         self.queue = self.queue or device_queue(self.device)
@@ -203,7 +207,7 @@ class BatchTimer:
             transfer_s = self.timer.isolated(lambda host=host: host.to(self.device))
             enqueue_s = self.timer.enqueue(call)
             timings += [_timing("transfer", index, transfer_s, [batch]), _timing("enqueue", index, enqueue_s, [batch])]
-            on_device = self.timer.on_device(call, self.queue, enqueue_s)
+            on_device = self.timer.on_device(self._unread(batch) or call, self.queue, enqueue_s)
             if on_device.seconds is None:
                 reason = on_device.reason
             else:
@@ -211,6 +215,21 @@ class BatchTimer:
         if reason:  # the mean over some of the batches would be compared with that over all
             timings = [timing for timing in timings if timing.quantity != "device"]
         return timings, reason
+
+    def _unread(self, batch: Batch) -> Callable[[], object] | None:
+        """Return the forward with a ready mask, run once; None where none is needed or the model takes none."""
+        if not batch.is_padded:
+            return None
+        ready = unread(self.model, {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask})
+        if ready is None:
+            return None
+        try:
+            self.model(**ready)
+        except Exception as error:  # a model may raise anything, and is then timed with its own mask
+            if is_out_of_memory(error):
+                raise
+            return None
+        return lambda: self.model(**ready)
 
 
 class _SharedMemory:
@@ -255,6 +274,7 @@ class _Plan:
         self.owner, self.selection, self.settings, self.memory = owner, selection, settings, memory
         self._warmed: set[int] = set()
         self._visited: set[int] = set()
+        self._shapes: set[object] = set()  # of batches that ran on a GPU
         self._repeats: dict[int, int] = {}
         self._timer = BatchTimer(owner.model, owner.device, owner.timer)
 
@@ -312,11 +332,10 @@ class _Plan:
             warm = self._warm_up(call)
             self._warmed.add(batch_size)
         count = batches or self._affordable(warm.seconds / warm.runs)
-        if batch_size not in self._visited and not is_host(owner.device):
-            # A GPU loads kernels when a shape first asks for them: once in a dataset, but often in a few batches.
-            for index in arrivals.sample(self.settings.num_runs, -1):
-                timer.isolated(_caller(owner.model, self._batch(batch_size, index)))
         chosen = {index: self._batch(batch_size, index) for index in arrivals.sample(count, number)}
+        if not is_host(owner.device):
+            longest = [] if batch_size in self._visited else [self._batch(batch_size, arrivals.largest)]
+            self._run_new_shapes([*chosen.values(), *longest])
         timings.append(self._tokenize_timing(list(chosen.values())))
         if owner.guard:
             owner.guard.watch.start()
@@ -356,6 +375,17 @@ class _Plan:
             whole=arrivals.totals,
         )
         return visit, disturbances
+
+    def _run_new_shapes(self, batches: Sequence[Batch]) -> None:
+        """Run every batch once whose shape is new to this GPU, before anything is timed.
+
+        It loads kernels, and cuDNN plans its attention, when a shape first asks for them, which takes up to 40 ms:
+        once in a dataset, but often in a few batches.
+        """
+        for batch in batches:
+            if (shape := (batch.shape, batch.is_padded)) not in self._shapes:
+                self.owner.timer.isolated(_caller(self.owner.model, batch))
+                self._shapes.add(shape)
 
     @property
     def _threads(self) -> int:

@@ -5,7 +5,7 @@ import difflib
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -219,8 +219,11 @@ def _is_union_branch(part: str | int) -> bool:
 def _suggestion(key: KeyPath, schema: type[BaseModel]) -> str:
     section: Any = schema
     for part in key[:-1]:
-        field = section.model_fields.get(part) if isinstance(section, type) else None
-        section = field.annotation if field else None
+        if isinstance(part, int):  # of a list: the type of what is in it
+            section = next(iter(get_args(section)), None)
+        else:
+            field = section.model_fields.get(part) if hasattr(section, "model_fields") else None
+            section = field.annotation if field else None
     known = list(section.model_fields) if isinstance(section, type) and issubclass(section, BaseModel) else []
     close = difflib.get_close_matches(str(key[-1]), known, n=1)
     return f", did you mean '{close[0]}'?" if close else f"; known here: {', '.join(known)}" if known else ""

@@ -29,6 +29,7 @@ from boundby.device import synchronizer
 from boundby.trace.window import EXCLUDED
 
 STACK_STEPS = 1
+STAGE = "stage: "  # in front of the name of the range
 NOTHING_SMALLER = "one step was asked for, and nothing is smaller"
 
 
@@ -61,6 +62,7 @@ class Engine:
         self._instruments: list[Instrument] = []
         self._snapshot: MemorySnapshot | None = None
         self._mark: torch.profiler.record_function | None = None  # of what is part of no step
+        self._stages: list[tuple[str, torch.profiler.record_function]] = []  # marked, the outermost first
         if self.reason_for_none:
             log.foresee("trace", f"not recorded: {self.reason_for_none}")
         else:
@@ -181,6 +183,24 @@ class Engine:
         if mark is not None:
             self._synchronize()
             mark.__exit__(None, None, None)
+
+    def begin_range(self, stage: str) -> None:
+        """Mark in the trace, until `end_range`, that what follows is a stage of a step."""
+        if self.is_open and self._mark is None:
+            mark = torch.profiler.record_function(STAGE + stage)
+            mark.__enter__()  # type: ignore[no-untyped-call]
+            self._stages.append((stage, mark))
+
+    def end_range(self, stage: str) -> None:
+        """End the mark of a stage, and of those inside it whose end never came; one that never began is ignored."""
+        names = [name for name, _ in self._stages]
+        if stage in names:
+            self.end_ranges(names.index(stage))
+
+    def end_ranges(self, outermost: int = 0) -> None:
+        """End the marks of stages from the `outermost` on; all of them at the end of their step."""
+        while len(self._stages) > outermost:
+            self._stages.pop()[1].__exit__(None, None, None)
 
     def note_warmup(self, warmup: int) -> None:
         """Note a recording without warm-up."""

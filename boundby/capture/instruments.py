@@ -129,18 +129,31 @@ def reason_under_nsight(variable: str) -> str:
 
 
 class NsightRange(DuringRecording):
-    """Lets `nsys profile -c cudaProfilerApi` collect the recorded steps alone."""
+    """Lets `nsys profile -c cudaProfilerApi` collect the recorded steps alone, with a range of NVTX per operator."""
 
     def __init__(self, log: Record) -> None:
         super().__init__("Nsight range", log)
+        self._operators: torch.autograd.profiler.emit_nvtx | None = None
 
     def open(self) -> None:
         """Start the collection."""
         torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
+        try:
+            if torch.cuda.is_available():
+                operators = torch.autograd.profiler.emit_nvtx(record_shapes=False)  # type: ignore[no-untyped-call]
+                operators.__enter__()  # type: ignore[no-untyped-call]
+                self._operators = operators
+        except Exception as error:
+            self._log.lacks("NVTX ranges of operators", summary(error))
 
     def close(self, *, export: bool) -> None:
         """Stop the collection: the session would wait forever for an open range."""
-        torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
+        operators, self._operators = self._operators, None
+        try:
+            if operators is not None:
+                operators.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        finally:
+            torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
 
 
 class StepRanges:

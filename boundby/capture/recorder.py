@@ -1,5 +1,6 @@
 """Record cycles of a loop that somebody else drives, such as a training framework with callbacks."""
 
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -96,6 +97,16 @@ class Recorder:
         if engine:
             self._guarded(lambda: engine.exclude(name))
 
+    def begin_range(self, stage: str) -> None:
+        """Begin, in the thread of the loop, a stage of a step: it stands in the trace as a range of this name."""
+        if self._engine:
+            self._guarded(functools.partial(self._engine.begin_range, stage))
+
+    def end_range(self, stage: str) -> None:
+        """End it, with those that began inside and have not ended."""
+        if self._engine:
+            self._guarded(functools.partial(self._engine.end_range, stage))
+
     def include(self) -> None:
         """End it."""
         if self._engine:
@@ -152,6 +163,7 @@ class Recorder:
 
     def _advance(self) -> None:
         if self._engine:
+            self._engine.end_ranges()
             self._engine.ranges.pop()
             if self._engine.is_open and self._engine.step():
                 self._settle(self._engine)
@@ -268,6 +280,7 @@ class Recorder:
         engine = self._engine
         if engine is None:
             return
+        engine.end_ranges()
         engine.ranges.pop()
         if engine.is_open:
             self._planned, self._end = len(engine.cycles) + 1, self._number  # nothing can follow

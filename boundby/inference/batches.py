@@ -7,6 +7,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from boundby.device import is_gpu
 from boundby.whole_set import Shape
 
 TOKENIZER_CHUNK = 1000  # texts per call: the Rust tokenizer is fed well, and memory stays flat
@@ -37,7 +38,17 @@ class Tokens:
 
 
 def tokenize(tokenizer: Any, texts: Sequence[str], max_length: int) -> Tokens:
-    """Return the token ids of each text, cut to `max_length` tokens including special ones."""
+    """Return the token ids of each text, cut to `max_length` tokens including special ones.
+
+    Raises ValueError for a text without tokens, for pairs of texts and other inputs that are not one text each, and for
+    a tokenizer that marks its tokens by type (XLNet, Funnel): a model gets ids alone here.
+    """
+    if isinstance(texts, str):
+        raise ValueError("one text was given as it is; give a list of texts")
+    other = next((row for row, text in enumerate(texts) if not isinstance(text, str)), None)
+    if other is not None:
+        kind = "a pair" if isinstance(texts[other], list | tuple) else type(texts[other]).__name__
+        raise ValueError(f"text {other} is {kind}, not one text: pairs are not supported; give one str each")
     ids: list[np.ndarray] = []
     truncated: int | None = 0
     for start in range(0, len(texts), TOKENIZER_CHUNK):
@@ -58,6 +69,11 @@ def _encoded(tokenizer: Any, texts: list[str], max_length: int) -> tuple[list[li
     encoded = tokenizer(
         texts[:1] if fast else texts, truncation=True, max_length=max_length, return_attention_mask=False
     )
+    if any(any(types) for types in encoded.get("token_type_ids", ())):
+        raise ValueError(
+            f"{type(tokenizer).__name__} marks some tokens of a text by type (token_type_ids), which its model needs "
+            "and does not get here"
+        )
     if fast is None:
         return encoded["input_ids"], encoded.encodings
     encodings = fast(texts)
@@ -111,12 +127,16 @@ def collate(tokens: Tokens, rows: Sequence[int], pad_id: int, device: torch.devi
     is_real = np.arange(lengths.max()) < lengths[:, None]
     input_ids = np.full(is_real.shape, pad_id, dtype=np.int64)
     input_ids[is_real] = np.concatenate(chosen)
-    return Batch(
-        rows=tuple(rows),
-        input_ids=torch.from_numpy(input_ids).to(device),
-        attention_mask=torch.from_numpy(is_real.astype(np.int64)).to(device),
-        tokens_real=int(lengths.sum()),
-    )
+    there, tokens_real = on_device(input_ids, device), int(lengths.sum())
+    is_padded = tokens_real < input_ids.size  # without padding nothing reads the mask, and it is not copied
+    mask = on_device(is_real.astype(np.int64), device) if is_padded else torch.ones_like(there)
+    return Batch(rows=tuple(rows), input_ids=there, attention_mask=mask, tokens_real=tokens_real)
+
+
+def on_device(values: np.ndarray, device: torch.device) -> torch.Tensor:
+    """Return the values there; to a GPU they are copied from pinned memory, and the host does not wait for that."""
+    tensor = torch.from_numpy(values)
+    return tensor.pin_memory().to(device, non_blocking=True) if is_gpu(device) else tensor.to(device)
 
 
 def token_budget_batches(lengths: Sequence[int] | np.ndarray, budget: int) -> list[list[int]]:

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from boundby.device import is_gpu
 from boundby.inference import last_layer
+from boundby.inference.batches import on_device
 
 GROUPED, VARLEN = "boundby_grouped", "boundby_varlen"
 UNLIMITED = -1  # of a window's side, as `varlen_attn` has it
@@ -82,15 +82,11 @@ def pack(
     counts = np.diff(np.append(first, len(lengths)))
     groups = zip(starts[first].tolist(), counts.tolist(), lengths[first].tolist(), strict=True)
 
-    def there(values: np.ndarray) -> torch.Tensor:
-        tensor = torch.from_numpy(values)
-        return tensor.pin_memory().to(device, non_blocking=True) if is_gpu(device) else tensor
-
     return Pack(
-        there(ids)[None],
-        there(positions)[None],
-        there(starts.astype(np.int32)),
-        there(starts[:-1] + head_rows),
+        on_device(ids, device)[None],
+        on_device(positions, device)[None],
+        on_device(starts.astype(np.int32), device),
+        on_device(starts[:-1] + head_rows, device),
         tuple(groups),
         int(lengths.max()),
         is_causal,

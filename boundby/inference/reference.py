@@ -18,8 +18,13 @@ SMALLEST_MARGINS = 10  # that a report tells
 
 
 def require_classifier(model: Any, tokenizer: Any) -> None:
-    """Raise ValueError where the model gives no label per text, or the tokenizer pads on the left."""
+    """Raise ValueError where the model gives not one label per text, or the tokenizer pads on the left."""
     config = model.config
+    if getattr(config, "problem_type", None) == "multi_label_classification":
+        raise ValueError(
+            f"{type(model).__name__} has problem_type {config.problem_type!r}: it gives any number of labels per text, "
+            "and the best one of them is no answer; use a classifier that gives one"
+        )
     labels = getattr(config, "num_labels", 0)
     if labels < 2 or getattr(config, "problem_type", None) == "regression":
         raise ValueError(

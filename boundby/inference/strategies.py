@@ -18,7 +18,7 @@ from torch import nn
 
 from boundby.device import is_gpu, is_host
 from boundby.inference import last_layer, packing
-from boundby.inference.batches import Tokens, collate, packs, token_budget_batches
+from boundby.inference.batches import Tokens, collate, on_device, packs, token_budget_batches
 from boundby.inference.precision import Precision
 from boundby.inference.reference import float32_head, padding_id
 
@@ -160,13 +160,24 @@ class Padded(Strategy):
         """Return the logits of one batch."""
         batch = collate(tokens, rows, self._pad_id, self.device)
         starts = np.arange(len(rows)) * batch.input_ids.shape[1]
-        read = torch.from_numpy(starts + self._head_rows(tokens, rows)).to(self.device)
-        with self._reading(read):
+        read = on_device(starts + self._head_rows(tokens, rows), self.device)
+        with self._reading(read), self._kernels():
             if not self.own_head:
                 mask = batch.attention_mask if batch.is_padded else None
                 return cast(torch.Tensor, self.model(input_ids=batch.input_ids, attention_mask=mask).logits.float())
             states = self.model.base_model(input_ids=batch.input_ids, **self._no_cache).last_hidden_state
         return self._head(states.flatten(0, 1)[read])
+
+    def _kernels(self) -> contextlib.AbstractContextManager[Any]:
+        """Return the block in which a GPU computes attention in half precision by kernels that need no plan.
+
+        cuDNN, which torch prefers on Hopper, takes 20 to 40 ms of the host for each new shape, and batches have many.
+        """
+        if not is_gpu(self.device) or next(self.model.parameters()).dtype not in HALF:
+            return contextlib.nullcontext()
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 
 
 def candidates(

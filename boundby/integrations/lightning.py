@@ -12,21 +12,18 @@ import importlib.util
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from boundby.capture import CaptureOptions, Schedule
 from boundby.capture.manifest import MAX_TRACE_MB, trace_limit
-from boundby.formatting import table
 from boundby.patches import Patches, Wrapper
 from boundby.remarks import Say, summary
-from boundby.training import ManagerOptions, ProfilerManager, StageTimes, TimerOptions, read_stage_times
-from boundby.training.judgement import judge_training
-from boundby.training.reader import is_of_one_run
+from boundby.training import ManagerOptions, ProfilerManager, TimerOptions
 from boundby.training.records import Kind
-from boundby.training.results import CHROME_TRACE, NO_STAGES, STAGE_COLUMNS, RunFiles, publish_cycle, stage_rows
+from boundby.training.results import CHROME_TRACE, RunFiles, publish_cycle
 from boundby.training.stages import (
     BACKWARD,
     CALLBACKS,
@@ -169,12 +166,7 @@ class ProfilerCallback:
             if not self._has_trace:  # but an earlier fit may have had one
                 self._files.path(CHROME_TRACE).unlink(missing_ok=True)
             if self._reports and self._files.rank == 0:
-                times = manager.snapshot()
-                self._tell(
-                    "\n".join(table(STAGE_COLUMNS, stage_rows(times), left=[0])) if stage_rows(times) else NO_STAGES
-                )
-                ranks = [times, *_others(manager.folder, times)]
-                self._tell(str(judge_training(ranks, manager.trace_verdict)))
+                self._tell(manager.told())
         except Exception as failure:
             self._tell(f"profiler: {summary(failure)}")
 
@@ -227,19 +219,6 @@ def _with_bases(plain: type, packages: tuple[str, ...]) -> type:
 
 def _remade(plain: type["ProfilerCallback"]) -> "ProfilerCallback":
     return plain.__new__(plain)
-
-
-def _others(folder: Path, times: StageTimes) -> Iterator[StageTimes]:
-    """Yield the times of the other processes as far as they are written; those on other machines may not be here."""
-    for rank in range(times.world_size):
-        if rank == times.rank:
-            continue
-        try:
-            other = read_stage_times(folder, rank)
-        except (OSError, ValueError):
-            continue
-        if is_of_one_run(other, times):
-            yield other
 
 
 COMMUNICATION = "communication"  # of the processes before each batch: has one of them been told to end?

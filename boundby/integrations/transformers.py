@@ -26,7 +26,7 @@ from boundby.capture import CaptureManifest, CaptureOptions, Cycle, Schedule, ns
 from boundby.capture.manifest import MAX_TRACE_MB, trace_limit
 from boundby.integrations.transformers_hooks import HookMarks
 from boundby.patches import Patches, Wrapper
-from boundby.remarks import Remarks
+from boundby.remarks import Remarks, Say
 from boundby.trace import op_stats, read_trace
 from boundby.trace.intervals import host_tree
 from boundby.trace.links import links
@@ -196,8 +196,10 @@ class ProfCallback(TrainerCallback):
     shortened to it. In place of a trace of more than `max_trace_mb` of JSON another cycle records less; the trace is
     kept all the same where the training has no room for one.
 
-    Nothing here changes the training or ends it: what fails is logged once and stands in `manifest.json`. Of several
-    cycles, only the last records stacks and the snapshot of memory, since stacks slow a step down.
+    At the end the stages and the verdict go to `say`, by default a logger's warning, unless `reports` is False; so does
+    what goes wrong, in any case. Nothing here changes the training or ends it: what fails is said once and stands in
+    `manifest.json`. Of several cycles, only the last records stacks and the snapshot of memory, since stacks slow a
+    step down.
 
     The Trainer tells callbacks nothing of an exception: use `attach`, or the callback as a context manager around
     `train()`, to have everything written then and not at the end of the process.
@@ -222,7 +224,11 @@ class ProfCallback(TrainerCallback):
         run_folder: str | Path | None = None,
         schedule_every_n_steps: int = 0,
         max_trace_mb: float = MAX_TRACE_MB,
+        say: Say | None = None,
+        reports: bool = True,
     ) -> None:
+        self.say: Say = say or logger.warning
+        self._reports = reports
         self.output_dir = Path(OUTPUT_DIR if output_dir is None else output_dir)
         self.run_folder = self.output_dir if run_folder is None else Path(run_folder)
         self.schedule = Schedule.of_parameters(
@@ -247,6 +253,7 @@ class ProfCallback(TrainerCallback):
         self._marks: HookMarks | None = None
         self._attachment: Attachment | None = None
         self._global_step = 0
+        self._has_ended = False  # the training that `manager` is of
         self._run: int | None = None  # its number among those in `output_dir`, known from the first cycle on
 
     def __enter__(self) -> "ProfCallback":
@@ -277,10 +284,11 @@ class ProfCallback(TrainerCallback):
         """Begin to profile a training; return what times it."""
         self.stop(RuntimeError("another training began before this one ended"))
         self.manager = self._run = None
+        self._has_ended = False
         self._global_step = state.global_step
         total_steps = max(0, state.max_steps - state.global_step) if state.max_steps > 0 else None
         self.manager = manager = ProfilerManager(
-            self.run_folder, device=args.device, schedule=self.schedule, options=self._options(), say=logger.warning
+            self.run_folder, device=args.device, schedule=self.schedule, options=self._options(), say=self.say
         )
         manager.register("trace_ready", self._write_iteration)
         if self.nsight:
@@ -305,8 +313,11 @@ class ProfCallback(TrainerCallback):
         if self._marks:
             self.guarded(self._marks.train_end)
             self._marks = None
-        if self.manager:
+        if self.manager and not self._has_ended:
+            self._has_ended = True
             self.manager.stop(error)
+            if self._reports and self.manager.timer.options.rank == 0:
+                self.guarded(lambda: self.say(self.manager.told() if self.manager else ""))
 
     def guarded(self, action: Callable[[], object]) -> None:
         """Do it; a failure becomes a remark."""

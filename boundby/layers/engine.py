@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from boundby import files
+from boundby.attention_mask import unread
 from boundby.layers import report as reports
 from boundby.layers.measurement import Instruments, Subject, instruments_for, measure
 from boundby.layers.passes import tensors_in
@@ -161,6 +162,9 @@ class ObservabilityEngine:
         assert self._targets is not None
         device = _device(self._model, inputs)
         instruments = self._instruments or instruments_for(device)
+        if instruments.marks is not None and (ready := unread(self._model, inputs)):
+            inputs = ready
+            self._journal.note("the mask is made before the runs: the model's own way waits for the device to read it")
         subject = Subject(
             model=self._model,
             model_name=self._model_name,
@@ -242,4 +246,5 @@ def _file_name(name: str) -> str:
 
 
 def _title(profile: ModelProfile) -> str:
-    return f"{profile.model_name}, {profile.shape}" if profile.shape else profile.model_name
+    given = profile.shape or ", ".join(profile.layers[0].input_shapes[:1])
+    return f"{profile.model_name}, {given}" if given else profile.model_name

@@ -39,9 +39,12 @@ class Machine:
 
 
 def judge_layer(
-    seconds: float, host_s: float, operators: Sequence[OperatorWork] | None, machine: Machine
+    seconds: float, host_s: float | None, operators: Sequence[OperatorWork] | None, machine: Machine
 ) -> LayerVerdict:
-    """Return the verdict on a layer that spends `seconds` (of the device, if there is one) in its own work."""
+    """Return the verdict on a layer that spends `seconds` (of the device, if there is one) in its own work.
+
+    `host_s` are the host's, None where they hold waiting for the device.
+    """
     if machine.limits is None or operators is None:
         return LayerVerdict()
     if seconds <= 0:
@@ -89,10 +92,10 @@ def p95_doubt(num_runs: int) -> str | None:
     )
 
 
-def coverage(ratio: float, leaf_ratio: float) -> Coverage:
-    """Return the coverage with what it says of the profile."""
+def coverage(ratio: float, leaf_ratio: float, *, is_disturbed: bool = False) -> Coverage:
+    """Return the coverage with what it says of the profile; one that was disturbed passes never."""
     status: CoverageStatus = "not representative"
-    if PASS[0] <= ratio <= PASS[1]:
+    if PASS[0] <= ratio <= PASS[1] and not is_disturbed:
         status = "pass"
     elif WARN[0] <= ratio <= WARN[1]:
         status = "warn"
@@ -102,7 +105,7 @@ def coverage(ratio: float, leaf_ratio: float) -> Coverage:
 def trust_doubts(covered: Coverage, overhead: float, num_runs: int) -> list[str]:
     """Return what speaks against the profile as a whole."""
     doubts = []
-    if covered.status != "pass":
+    if not PASS[0] <= covered.ratio <= PASS[1]:
         doubts.append(
             f"coverage: the layers account for {100 * covered.ratio:.1f} % of the time without probes"
             + ("; this profile is not representative" if covered.status == "not representative" else "")

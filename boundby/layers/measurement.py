@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 from typing import Any, cast
 
 import torch
@@ -49,6 +49,7 @@ from boundby.layers.timing import (
 )
 from boundby.memory import CPU_REASON
 from boundby.roofline import Limits
+from boundby.timer import QUEUE_DEPTH
 
 
 class CudaMarks(CudaQueue):
@@ -116,6 +117,13 @@ class Findings:
     shapes: Mapping[Call, CallShapes]
     work: LayerWork
     limits: Limits | None
+    is_disturbed: bool = False
+    launches: int = 0  # of a run, at most: its operators
+
+    @property
+    def is_queue_full(self) -> bool:
+        """Whether the host has to wait for the device before it has issued a run, since the queue holds no more."""
+        return self.device is not None and self.launches > QUEUE_DEPTH
 
 
 class Assembly:
@@ -136,15 +144,19 @@ class Assembly:
     def coverage(self) -> Coverage:
         """Return how much of the reference time the root accounts for: by the slower one of host and device."""
         root, reference_ns = self.samples[""], self._findings.host.reference_ns
-        pairs = zip(root.host_inclusive_s, reference_ns, strict=True)
-        ratio = median(spent * 1e9 / plain for spent, plain in pairs)
+        if any(_varies(each.calls) for each in self.samples.values()):  # neighbouring runs are not alike
+            ratio = sum(root.host_inclusive_s) * 1e9 / sum(reference_ns)
+        else:
+            pairs = zip(root.host_inclusive_s, reference_ns, strict=True)
+            ratio = median(spent * 1e9 / plain for spent, plain in pairs)
         if root.device_inclusive_s:
             ratio = max(ratio, median(root.device_inclusive_s) * 1e9 / median(reference_ns))
         inside = [call for call in self._calls if not self._tree.is_elsewhere(call) and not call.callees]
         leaves = [self.samples[call.path] for call in inside]
-        leaves_s = sum(median(leaf.device_self_s or leaf.host_self_s) for leaf in leaves)
-        root_s = median(root.device_inclusive_s or root.host_inclusive_s)
-        return coverage(ratio, leaves_s / root_s if root_s > 0 else 0.0)
+        leaves_s = sum(fmean(leaf.device_self_s or leaf.host_self_s) for leaf in leaves)
+        root_s = fmean(root.device_inclusive_s or root.host_inclusive_s)
+        leaf_ratio = leaves_s / root_s if root_s > 0 else 0.0
+        return coverage(ratio, leaf_ratio, is_disturbed=self._findings.is_disturbed)
 
     def _samples(self) -> dict[str, LayerSamples]:
         runs = [corrected(run, self._findings.cost_ns) for run in self._findings.host.runs]
@@ -167,8 +179,10 @@ class Assembly:
         host_self, host_inclusive = summarize_runs(samples.host_self_s), summarize_runs(samples.host_inclusive_s)
         device_self = summarize_runs(samples.device_self_s) if samples.device_self_s else None
         is_concurrent = self._tree.is_elsewhere(call)
-        operators = None if is_concurrent else self._findings.work.of(call)
-        verdict = judge_layer((device_self or host_self).median, host_self.median, operators, self._machine)
+        varies = _varies(samples.calls)
+        operators = None if is_concurrent or varies else self._findings.work.of(call)
+        issue_s = None if self._findings.is_queue_full else host_self.median
+        verdict = judge_layer((device_self or host_self).median, issue_s, operators, self._machine)
         calls = sum(samples.calls) / len(samples.calls)
         return LayerProfile(
             path=call.path,
@@ -182,13 +196,19 @@ class Assembly:
             host_inclusive_s=host_inclusive,
             device_self_s=device_self,
             device_inclusive_s=summarize_runs(samples.device_inclusive_s) if samples.device_inclusive_s else None,
-            is_launch_bound=is_launch_bound(host_self.median, device_self.median) if device_self else None,
+            is_launch_bound=is_launch_bound(issue_s, device_self.median)
+            if device_self and issue_s is not None
+            else None,
             flops_self=None if operators is None else float(sum(operator.flops for operator in operators)),
             bytes_self=None if operators is None else float(sum(operator.bytes for operator in operators)),
             bound=verdict.bound,
             share_of_limit=verdict.share_of_limit,
             gain_at_limit_s=verdict.gain_at_limit_s,
-            doubts=(*self._doubts(call, is_concurrent), *verdict.doubts),
+            doubts=(
+                *([_calls_vary(samples.calls)] if varies else []),
+                *self._doubts(call, is_concurrent),
+                *verdict.doubts,
+            ),
             is_concurrent=is_concurrent,
             **self._held(module),
             **self._seen(call),
@@ -245,6 +265,17 @@ class Assembly:
             paths[path] = layer
             layers.append(layer)
         return layers
+
+
+def _varies(calls: Sequence[int]) -> bool:
+    return min(calls) != max(calls)
+
+
+def _calls_vary(calls: Sequence[int]) -> str:
+    if min(calls):
+        return f"it was called {min(calls)} to {max(calls)} times a run; its work is not known, its time is the mean"
+    runs = sum(number > 0 for number in calls)
+    return f"it was called in {runs} of {len(calls)} runs; its work is not known, its time is the mean over all of them"
 
 
 def _is_container(module: nn.Module) -> bool:
@@ -339,6 +370,7 @@ TRAINING = (
     "call model.eval() to profile inference"
 )
 NO_DEVICE = "on a CPU the times of the host are all there are"
+FULL_QUEUE = "a run of {} operators may be more than the queue of the device holds"
 NO_LIMITS = "the limits of this machine were not given (boundby.ceilings measures them)"
 DEVICE_FIELDS = ("device_self_s", "device_inclusive_s", "is_launch_bound")
 MEMORY_FIELDS = ("activation_peak_bytes", "memory_before_bytes", "memory_after_bytes")
@@ -383,7 +415,9 @@ def measure(
     doubts += [f"disturbed: {'; '.join(disturbance.text for disturbance in disturbances)}"] if disturbances else []
     if len(host.runs) < num_runs:
         doubts.append(f"runs: {len(host.runs)} of {num_runs} fitted into {max_seconds:g} s")
-    findings = Findings(host, cost_ns, device, memory, shapes, work, limits)
+    findings = Findings(
+        host, cost_ns, device, memory, shapes, work, limits, bool(disturbances), sum(program.calls.values())
+    )
     return _report(subject, Assembly(tree, targets, findings), findings, doubts)
 
 
@@ -423,6 +457,8 @@ def _report(subject: Subject, assembly: Assembly, findings: Findings, doubts: Se
     reference_s = summarize_runs([ns / 1e9 for ns in host.reference_ns])
     instrumented_s = summarize_runs([ns / 1e9 for ns in host.instrumented_ns])
     coverage, layers = assembly.coverage(), assembly.layers()
+    vary = any(_varies(samples.calls) for samples in assembly.samples.values())
+    overhead = instrumented_s.mean / reference_s.mean - 1 if vary else host.overhead
     profile = ModelProfile(
         profile_name=subject.profile_name,
         model_name=subject.model_name,
@@ -437,22 +473,41 @@ def _report(subject: Subject, assembly: Assembly, findings: Findings, doubts: Se
         coverage=coverage,
         layers=layers,
         reasons=_reasons(findings, num_runs),
-        doubts=(*doubts, *trust_doubts(coverage, host.overhead, num_runs), *_doubts(subject.model, layers, findings)),
+        doubts=(
+            *doubts,
+            *trust_doubts(coverage, overhead, num_runs),
+            *_doubts(subject.model, layers, findings, assembly.samples),
+        ),
         environment=_environment(),
         limits=findings.limits,
-        paired_overhead=host.overhead,
+        paired_overhead=overhead,
     )
     return Report(profile, assembly.samples)
 
 
-def _doubts(model: nn.Module, layers: Sequence[LayerProfile], findings: Findings) -> list[str]:
+def _doubts(
+    model: nn.Module, layers: Sequence[LayerProfile], findings: Findings, samples: Mapping[str, LayerSamples]
+) -> list[str]:
     doubts = [TRAINING] if any(module.training for module in model.modules()) else []
+    varying = sum(_varies(each.calls) for each in samples.values())
+    if varying:
+        doubts.append(f"calls: {varying} layers are not called alike in every run; times and ranks are means over runs")
     concurrent = sum(layer.is_concurrent for layer in layers)
     if concurrent:
         doubts.append(
             f"threads: {concurrent} layers were called from other threads; no other layer's time holds theirs"
         )
-    if findings.device and findings.device.late_runs:
+    calls = sum(layer.calls for layer in layers)
+    if findings.is_queue_full:
+        doubts.append(
+            f"host: {FULL_QUEUE.format(findings.launches)}, so the layers' times of the host hold waiting for it"
+        )
+    if findings.device and findings.launches + 2 * calls > QUEUE_DEPTH:  # with two marks around each call
+        doubts.append(
+            f"device: a run is {findings.launches} operators and {2 * calls:.0f} marks, and the queue of the device "
+            f"holds about {QUEUE_DEPTH:,}: whether device times hold waiting for the host is not known"
+        )
+    elif findings.device and findings.device.late_runs:
         doubts.append(
             f"device: in {findings.device.late_runs} of {len(findings.device.runs)} runs it waited for the host, so "
             "device times hold waiting"
@@ -464,6 +519,8 @@ def _reasons(findings: Findings, num_runs: int) -> dict[str, str]:
     reasons: dict[str, str] = {}
     if findings.device is None:
         reasons |= dict.fromkeys(DEVICE_FIELDS, NO_DEVICE)
+    if findings.is_queue_full:
+        reasons["is_launch_bound"] = FULL_QUEUE.format(findings.launches)
     if findings.memory is None:
         reasons |= dict.fromkeys(MEMORY_FIELDS, CPU_REASON)
     if findings.work.reason is not None:

@@ -5,6 +5,7 @@ which no layer shows, leaves the names as they are.
 """
 
 import dataclasses
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from boundby.device import Allocator
 from boundby.layers.probes import Call, CallLog, CallTree, Run, Targets, attached, noting_probe
-from boundby.work import OperatorWork, count_by
+from boundby.work import OperatorWork, UnknownWorkError, count_by
 
 MOST_NAMED = 5
 MOST_TENSORS = 8  # of one operator; longer lists are told apart by these and their length
@@ -230,14 +231,21 @@ class LayerWork:
 
 
 def count_work(run: Run, tree: CallTree, targets: Targets, clock: Callable[[], float] | None) -> LayerWork:
-    """Return the work of one run by call path; with a clock in seconds operators are timed, as on a CPU."""
+    """Return the work of one run by call path; with a clock in seconds operators are timed, as on a CPU.
+
+    An error of the model passes through; one of an operator that fails only while it is watched is the reason.
+    """
     counts = []
     for _ in range(TIMED_COUNTS if clock else 1):
         log = CallLog()
         try:
             with attached(targets, noting_probe(log)):
                 counts.append(count_by(run, tree.here(log), clock=clock))
-        except (ValueError, RuntimeError) as error:  # the run itself went well before
+        except UnknownWorkError as error:
+            return LayerWork(None, reason=str(error))
+        except RuntimeError as error:
+            if "__torch_dispatch__" not in {frame.name for frame in traceback.extract_tb(error.__traceback__)}:
+                raise
             return LayerWork(None, reason=str(error))
     operators, least_bytes = min(counts, key=lambda count: _seconds(count[0]))
     return LayerWork(operators, least_bytes)

@@ -19,7 +19,10 @@ ROOT_LABEL = "(model)"
 
 @dataclass(frozen=True)
 class Ranked:
-    """One row of a ranking. `seconds` is the median over runs, `share` its part of the sum of all rows."""
+    """One row of a ranking. `seconds` is the mean over runs, `share` its part of the sum of all rows.
+
+    By its mean a layer counts that is called in few of the runs, and the means of all rows add up to that of the root.
+    """
 
     path: str
     type: str
@@ -42,9 +45,9 @@ def label(path: str) -> str:
 def by_self_time(profile: ModelProfile) -> tuple[Ranked, ...]:
     """Return every called layer, that with the longest time of its own first."""
     layers = [layer for layer in _called(profile) if layer.self_s is not None]
-    total = sum(layer.self_s.median for layer in layers if layer.self_s)
+    total = sum(layer.self_s.mean for layer in layers if layer.self_s)
     rows = [
-        Ranked(layer.path, layer.type, "layer", layer.self_s.median, _share(layer.self_s.median, total), _gain([layer]))
+        Ranked(layer.path, layer.type, "layer", layer.self_s.mean, _share(layer.self_s.mean, total), _gain([layer]))
         for layer in layers
         if layer.self_s
     ]
@@ -94,10 +97,10 @@ class _Tree:
             if self._is_opened(layer):
                 waiting.extend(self._inside[layer.path])
                 if layer.self_s:
-                    yield Ranked(layer.path, layer.type, "self", layer.self_s.median, 0.0, _gain([layer]))
+                    yield Ranked(layer.path, layer.type, "self", layer.self_s.mean, 0.0, _gain([layer]))
             elif layer.inclusive_s:
                 gain = _gain(self._below(layer))
-                yield Ranked(layer.path, layer.type, "layer", layer.inclusive_s.median, 0.0, gain)
+                yield Ranked(layer.path, layer.type, "layer", layer.inclusive_s.mean, 0.0, gain)
 
     def _is_opened(self, layer: LayerProfile) -> bool:
         if not self._inside[layer.path]:

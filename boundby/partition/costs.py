@@ -178,7 +178,7 @@ def costs_of(
     memory = {name: memory_table(chain, inputs_in_flight) for name, chain in chains.items()}
     machines = [node.machine_key for node in nodes]
     return Costs(
-        compute_ps=np.stack([_compute(chains[node.name], node.speed or 1.0) for node in nodes]),
+        compute_ps=np.stack([_compute(chains[node.name], node.speed or 1.0, node.stage_s) for node in nodes]),
         memory_bytes=np.stack([memory[node.name] for node in nodes]),
         usable_bytes=np.array([node.usable_bytes for node in nodes], dtype=np.int64),
         transfer_ps=np.stack([[_transfers(chains[a.name], links, a.name, b.name) for b in nodes] for a in nodes]),
@@ -230,10 +230,11 @@ def _slowed(ps: Integers, contention: NDArray[np.float64]) -> Integers:
     return slowed
 
 
-def _compute(chain: Chain, speed: float) -> Integers:
+def _compute(chain: Chain, speed: float, stage_s: float) -> Integers:
+    beside = round(stage_s * PS)
     spent = np.array([picoseconds(unit.seconds / speed) for unit in chain.units], dtype=np.int64)
     until = np.concatenate([[0], np.cumsum(spent)])
-    return np.tril(until[:, None] - until[None, :], -1)
+    return np.tril(np.maximum(until[:, None] - until[None, :] + beside, 0), -1)
 
 
 def _transfers(chain: Chain, links: Links, source: str, target: str) -> Integers:

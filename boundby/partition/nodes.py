@@ -29,6 +29,9 @@ class VirtualNode:
     `machine` names the machine that it is on; without it there is no other node on that. `contention` is how many times
     as long it computes while all other nodes of its machine compute too: the `slowdown` of a run (`running`).
     Where it is not known (None), no throughput is claimed of plans that use several nodes of the machine.
+
+    `stage_s` is what a stage takes on it beside its units, as a run has measured (`calibrated`): what it repeats of the
+    model's own code, and waking up with cold caches for each request. Below 0 where a stage is quicker than its units.
     """
 
     name: str
@@ -40,6 +43,7 @@ class VirtualNode:
     headroom: float = HEADROOM
     machine: str | None = None
     contention: float | None = None
+    stage_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.name or not self.kind:
@@ -61,6 +65,7 @@ class VirtualNode:
                 not 0 < (1 if self.speed is None else self.speed) < math.inf,
                 f"speed is {self.speed}, not a factor above 0",
             ),
+            (not math.isfinite(self.stage_s), f"stage_s is {self.stage_s}, not a time"),
             (self.machine == "", "machine is empty; name it, or leave it out for one of its own"),
             (
                 self.contention is not None and self.machine is None,

@@ -3,13 +3,23 @@
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
 
 from boundby.layers.records import ModelProfile
 from boundby.layers.report import Report
 from boundby.partition.alternatives import baselines, gains_of, limits_of, shortfall
 from boundby.partition.costs import PS, Assignment, Basis, Costs, Piece, costs_of, stage_memory
 from boundby.partition.nodes import Link, Links, VirtualNode, unknown_contention
-from boundby.partition.plan import ORDER_ONLY, TOGETHER_ASSUMED, Alternative, Gain, PartitionPlan, Stage, Transfer
+from boundby.partition.plan import (
+    ORDER_ONLY,
+    TOGETHER_ASSUMED,
+    Alternative,
+    Gain,
+    Measured,
+    PartitionPlan,
+    Stage,
+    Transfer,
+)
 from boundby.partition.solver import MEANING, Objective, optimum, value_of
 from boundby.partition.units import Chain, units_of
 
@@ -107,6 +117,55 @@ class ExecutionPlanner:
         if len(cuts) != len(nodes) - 1 or any(after <= before for before, after in itertools.pairwise(edges)):
             raise ValueError(f"cuts {list(cuts)} do not split {edges[-1]} units over {len(nodes)} nodes")
         return problem.plan(tuple(Piece(place, *edge) for place, edge in enumerate(itertools.pairwise(edges))))
+
+    def calibrated(
+        self, nodes: Sequence[VirtualNode], links: Links, trials: Sequence[Measured]
+    ) -> tuple[tuple[VirtualNode, ...], Links]:
+        """Return the nodes and links with what runs of plans of this model have measured of them, the median of each.
+
+        Of a node: what a stage takes beside its units, which machine it is on and how much its neighbours there slow it
+        down; of a link: latency and rate. What no run used stays as it is. Raises ValueError for a run of other units.
+        """
+        beside: dict[str, list[float]] = {}
+        slowed: dict[str, list[float]] = {}
+        machines: dict[str, str] = {}
+        carried: dict[tuple[str, str], list[Link]] = {}
+        known = {node.name: node for node in nodes}
+        for run in trials:
+            there = [stage.machine for stage in run.stages]
+            for stage in run.stages:
+                if stage.node in known:
+                    spent = stage.compute.median - self._units_s(known[stage.node], stage.units)
+                    beside.setdefault(stage.node, []).append(spent)
+                    if there.count(stage.machine) > 1:
+                        slowed.setdefault(stage.node, []).append(stage.slowdown)
+                        machines[stage.node] = known[stage.node].machine or stage.machine
+            for transfer in run.transfers:
+                carried.setdefault((transfer.source, transfer.target), []).append(transfer.link)
+        made = [
+            dataclasses.replace(
+                node,
+                stage_s=median(beside[node.name]) if node.name in beside else node.stage_s,
+                contention=median(slowed[node.name]) if node.name in slowed else node.contention,
+                machine=machines.get(node.name, node.machine),
+            )
+            for node in nodes
+        ]
+        pairs = {
+            way: Link(median(each.bytes_per_s for each in of), median(each.latency_s for each in of), is_measured=True)
+            for way, of in carried.items()
+            if set(way) <= set(known)
+        }
+        return tuple(made), dataclasses.replace(links, pairs={**links.pairs, **pairs})
+
+    def _units_s(self, node: VirtualNode, names: Sequence[str]) -> float:
+        """Return what these units take on the node, without what a stage takes beside them."""
+        chain = self.chains.get(node.kind) or next(iter(self.chains.values()))
+        seconds = {unit.name: unit.seconds for unit in chain.units}
+        if not seconds.keys() >= set(names):
+            missing = next(name for name in names if name not in seconds)
+            raise ValueError(f"the run is of another model: its stage on {node.name} has {missing!r}, this one has not")
+        return sum(seconds[name] for name in names) / (node.speed or 1.0)
 
     def _problem(
         self,
@@ -256,6 +315,11 @@ class _Problem:
                 yield f"there is no profile of a {node.kind}: {node.name} is planned with the times of another kind"
             elif not self.by_kind[node.kind].is_representative:
                 yield f"the profile of a {node.kind} is not representative: the times of {node.name} count as assumed"
+            if node.stage_s:
+                yield (
+                    f"a stage on {node.name} is planned to take {1e3 * node.stage_s:+.2f} ms beside its layers, as in "
+                    "the run it was calibrated by"
+                )
             if node.speed is not None:
                 yield f"{node.name} is assumed to be {node.speed:g} times as fast as its profile, whatever the layer"
         if any(transfer.basis == "assumed" for transfer in transfers):

@@ -70,6 +70,7 @@ WORDS = {
     TOKENIZING: r"tokeni[sz](e|er|ing|ation)?",
     SAVING: r"sav(e|ing)|checkpoint(s|ing)?",
     COLLECTING: r"gc|garbage",
+    COMPILE: r"compil(e|ing|ation)",
 }
 OF_RANGES = {kind: re.compile(f"(?<![a-z])({words})(?![a-z])") for kind, words in WORDS.items()}
 # A copy to memory that is not pinned, and HIP's copy that synchronises: the call ends when the copy has.

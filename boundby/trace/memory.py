@@ -5,6 +5,7 @@ was recording, and misses what was freed between two recordings; so only what wa
 there, and `earlier_bytes` is not known.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +15,18 @@ import numpy as np
 from boundby.formatting import NOTHING, clean, number
 from boundby.trace.intervals import HostTree, distinct, sums
 from boundby.trace.operators import MODULE, is_module, names_of
-from boundby.trace.table import ABSENT, MemoryTable, Trace
+from boundby.trace.table import ABSENT, ANNOTATION, MemoryTable, Trace
 from boundby.trace.window import Window
 
+STAGE = re.compile("^stage: ")  # the ranges that mark the stages of a training step
+# What outlives the stage that allocates it is mostly of one kind.
+KINDS = {
+    "forward": "activations",
+    "backward": "gradients",
+    "optimizer": "state of the optimizer, and what the update needs meanwhile",
+    "h2d": "the batch",
+    "data": "the batch",
+}
 MEMORY_COLUMNS = ("device", "time_ms", "allocated_bytes", "reserved_bytes")
 MOST_OWNERS = 10
 MOST_POINTS = 2000  # of the timeline: more are not told apart in a picture
@@ -89,6 +99,7 @@ class MemoryUse:
     owners: tuple[MemoryOwner, ...]  # of the peak, the one with most bytes first
     others_bytes: int
     timeline: MemoryTimeline
+    by_stage: tuple[tuple[str | None, int], ...] = ()  # bytes at the peak by the stage that allocated them, most first
 
 
 def memory_use(trace: Trace, tree: HostTree, window: Window) -> tuple[MemoryUse, ...]:
@@ -187,7 +198,33 @@ def _use(trace: Trace, tree: HostTree, window: Window, changes: _Changes) -> Mem
         owners=tuple(shown),
         others_bytes=alive_bytes - sum(owner.bytes for owner in shown),
         timeline=_timeline(changes, peak),
+        by_stage=_by_stage(trace, changes, alive),
     )
+
+
+def _by_stage(trace: Trace, changes: _Changes, alive: np.ndarray) -> tuple[tuple[str | None, int], ...]:
+    """Return the bytes of the allocations `alive` by the stage that ran then, whichever thread made them.
+
+    The backward of a GPU allocates in a thread of its own. A stage inside another counts to the outer one; () where
+    the trace marks no stages.
+    """
+    marks = np.flatnonzero(trace.in_categories([ANNOTATION]) & trace.named(STAGE))
+    if not len(marks):
+        return ()
+    marks = marks[np.lexsort((-trace.duration_ns[marks], trace.start_ns[marks]))]
+    end_ns = trace.start_ns[marks] + trace.duration_ns[marks]
+    latest = np.maximum.accumulate(end_ns)
+    is_outer = np.append(True, trace.start_ns[marks][1:] >= latest[:-1])
+    marks, end_ns = marks[is_outer], end_ns[is_outer]
+    taken_ns = changes.start_ns[alive]
+    place = np.searchsorted(trace.start_ns[marks], taken_ns, side="right") - 1
+    inside = (place >= 0) & (taken_ns < end_ns[place])
+    names = np.where(inside, trace.name[marks][place], ABSENT)
+    found: dict[str | None, int] = {}
+    for name, size in zip(names.tolist(), changes.bytes[alive].tolist(), strict=True):
+        stage = None if name == ABSENT else STAGE.sub("", trace.names[name])
+        found[stage] = found.get(stage, 0) + size
+    return tuple(sorted(found.items(), key=lambda item: -item[1]))
 
 
 def _owners(trace: Trace, tree: HostTree, changes: _Changes, alive: np.ndarray) -> list[MemoryOwner]:
@@ -259,6 +296,16 @@ def _device(use: MemoryUse) -> Iterator[str]:
     yield f"{_size(use.freed_bytes)}. {_counted(use)}</p>"
     yield _curve(use)
     yield f"<p>From the first change to the last one: {number((last - first) / 1e6)} ms. {_legend(use)}</p>"
+    if use.by_stage:
+        yield "<h3>What it is at the peak, by the stage that allocated it</h3><table>"
+        for stage, size in use.by_stage:
+            told = f"{stage}: {KINDS[stage]}" if stage in KINDS else stage or "in no stage"
+            what = clean(told, LONGEST_NAME).translate(ESCAPED)
+            yield f'<tr><td class="number">{_size(size)}</td><td>{what}</td></tr>'
+        if use.earlier_bytes:
+            what = "from before the trace: parameters, the state of the optimizer, and what else was there"
+            yield f'<tr><td class="number">{_size(use.earlier_bytes)}</td><td>{what}</td></tr>'
+        yield "</table>"
     yield "<h3>Whose it is at the peak</h3>"
     yield "<table><tr><th>bytes</th><th>allocations</th><th>operator</th><th>in</th></tr>"
     for owner in use.owners:

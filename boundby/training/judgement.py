@@ -3,7 +3,8 @@
 Self times of the stages are summed by what they count for. The rule is that of a trace's verdict: the largest share is
 the bound, and with less than `AHEAD` times the second it is mixed. It must hold at the ends of the intervals and in
 most windows of the run. Time that is in no known stage could be anything, and speaks against every answer. A gain is
-Amdahl's law on the shares: what would be left if the best fix of a kind were perfect.
+Amdahl's law on the shares: what would be left if the best fix of a kind were perfect. What a trace knows more is about
+the work of the model, and gains no more than the stages of that work take.
 """
 
 from collections import Counter
@@ -47,11 +48,32 @@ BOUND_OF_STAGE: dict[str, Bound] = {
     stages.CALLBACKS: "under_utilised",
     stages.LOGGING: "under_utilised",
     stages.CHECKPOINT: "under_utilised",
+    stages.EVALUATION: "under_utilised",
+    "validation": "under_utilised",
+    stages.GARBAGE_COLLECTION: "under_utilised",
+    stages.COMPILE: "under_utilised",
+    stages.ROLLOUT: "compute",
+    stages.REWARD: "compute",
+    stages.REFERENCE: "compute",
+    stages.UPDATE: "compute",
     "communication": "communication",
     "all_reduce": "communication",
     "barrier": "communication",
 }
 UNEXPLAINED: Bound = "inconclusive"
+# The stages that have a remedy of their own; that of all others is of what their time counts for (`OF_STAGES`).
+FIX_OF_STAGE: dict[str, str] = {
+    stages.CLIP: "clip_on_device",
+    stages.SCHEDULER: "cheaper_schedule",
+    stages.CHECKPOINT: "save_beside",
+    stages.EVALUATION: "evaluate_less",
+    "validation": "evaluate_less",
+    stages.GARBAGE_COLLECTION: "collect_rarely",
+    stages.COMPILE: "compile_ahead",
+    stages.ROLLOUT: "generate_faster",
+    stages.REWARD: "score_faster",
+    stages.REFERENCE: "lighter_reference",
+}
 
 SLOWER = 0.1  # of the own time of the others, below which nobody is called slow
 LEAST_SHARED_STEPS = 10  # two windows
@@ -292,7 +314,7 @@ def _verdict(facts: Facts, on_ranks: tuple[Doubt, ...]) -> TrainingVerdict:
         share_of_limit=share,
         confidence=_confidence((bound, others), by_stages[0], share, doubts),
         confirmation="untested",
-        gains=gains_of(facts.stages, facts.straggler, facts.effect, None if agrees is False else trace),
+        gains=gains_of(facts, None if agrees is False else trace),
         evidence=tuple(evidence(facts, agrees)),
         doubts=doubts,
         stages=facts.stages,
@@ -481,7 +503,7 @@ def evidence(facts: Facts, agrees: bool | None) -> Iterator[str]:
             f"forward and backward: {percent(effect.fixed)} of their time does not grow with the batch "
             f"({effect.smaller:.4g} and {effect.larger:.4g} {effect.quantity}, {effect.steps} steps)"
         )
-    if agrees and facts.trace:
+    if agrees and facts.trace and facts.causes[0].bound in ("compute", facts.trace.bound):
         yield f"a trace of some of the steps says {facts.trace.bound} ({facts.trace.confidence} confidence)"
     if facts.issuing is not None:
         yield f"the host issues work for {percent(facts.issuing)} of the time"
@@ -511,38 +533,69 @@ def _listed(ranks: Collection[int]) -> str:
     return ", ".join(shown if len(shown) <= MOST_LISTED else [*shown[:MOST_LISTED], f"{len(shown) - MOST_LISTED} more"])
 
 
-def gains_of(
-    stages: Sequence[Share],
-    straggler: Straggler | None,
-    effect: BatchEffect | None,
-    trace: Verdict | None,
-) -> tuple[Gain, ...]:
-    """Return the gains worth naming, the largest first; those of the work itself are known from a trace alone."""
-    gains = [*_of_stages(stages), *_of_batches(stages, effect)]
-    if straggler:
-        own_ms, others_ms = straggler.own_s * 1e3, straggler.others_s * 1e3
-        basis = f"it takes {own_ms:.2f} ms of its own for a step, the others {others_ms:.2f} ms"
-        fix = Fix("straggler", {"rank": straggler.rank, "stage": straggler.stage})
-        gains.append(Gain(fix, straggler.gain, basis))
+def gains_of(facts: Facts, trace: Verdict | None) -> tuple[Gain, ...]:
+    """Return the gains worth naming, the largest first; those inside the work are known from a trace alone.
+
+    Where the trace promises more than the work takes, most of it lies elsewhere: such gains come last.
+    """
+    gains = [*_of_stages(facts.stages), *_of_batches(facts.stages, facts.effect), *_of_excluded(facts.times)]
+    who, capped = facts.straggler, list[Gain]()
+    if who:
+        basis = f"it takes {who.own_s * 1e3:.2f} ms of its own for a step, the others {who.others_s * 1e3:.2f} ms"
+        gains.append(Gain(Fix("straggler", {"rank": who.rank, "stage": who.stage}), who.gain, basis))
     if trace:
-        inside = (gain for gain in trace.gains if set(gain.relieves) & set(INSIDE))
-        gains += [replace(gain, basis=f"{gain.basis}, in steps that recording slows down") for gain in inside]
-    return tuple(sorted((gain for gain in gains if gain.at_most >= LEAST_GAIN), key=lambda gain: -gain.at_most))
+        inside, capped = _inside_work(facts.stages, trace, {gain.fix.kind for gain in gains})
+        gains += inside
+    largest = sorted((gain for gain in gains if gain.at_most >= LEAST_GAIN), key=lambda gain: -gain.at_most)
+    return tuple([*largest, *(gain for gain in capped if gain.at_most >= LEAST_GAIN)])
+
+
+def _inside_work(stages: Sequence[Share], trace: Verdict, known: Collection[str]) -> tuple[list[Gain], list[Gain]]:
+    """Return what a trace says that the work could gain, in slowed-down steps, and what exceeds all of that work."""
+    parts = [stage for stage in stages if stage.bound == "compute" and stage.name not in FIX_OF_STAGE]
+    share = min(1.0, sum(stage.share for stage in parts))
+    inside, capped = [], []
+    for gain in trace.gains:
+        if not set(gain.relieves) & set(INSIDE) or gain.fix.kind in known:
+            continue
+        if parts and _factor(1 - share) < gain.at_most:
+            capped.append(replace(gain, at_most=_factor(1 - share), basis=f"of the work alone: {_basis(parts, share)}"))
+        else:
+            inside.append(replace(gain, basis=f"{gain.basis}, in steps that recording slows down"))
+    return inside, capped
 
 
 def _of_stages(stages: Sequence[Share]) -> Iterator[Gain]:
     """Yield what it would gain if all of one kind vanished; a copy is hidden behind the rest, if that is longer."""
-    for bound, kind in OF_STAGES.items():
-        fix = Fix(kind)
-        parts = [stage for stage in stages if stage.bound == bound and stage.share > 0]
-        share = min(1.0, sum(stage.share for stage in parts))
-        left = max(1 - share, share) if bound == "transfer" else 1 - share
-        if fix.change.is_bounded and parts:
-            yield Gain(fix, _factor(left), _basis(parts, share))
+    parts_of: dict[Fix, list[Share]] = {}
     for stage in stages:
-        if stage.bound == UNEXPLAINED and stage.share > 0:
+        if stage.share <= 0:
+            continue
+        if stage.bound == UNEXPLAINED:
             fix = Fix("leave_out") if stage.name == IN_NO_STAGE else Fix("shorten_stage", {"stage": stage.name})
-            yield Gain(fix, _factor(1 - stage.share), _basis([stage], stage.share))
+        else:
+            fix = Fix(FIX_OF_STAGE.get(stage.name, OF_STAGES[stage.bound]))
+        parts_of.setdefault(fix, []).append(stage)
+    for fix, parts in parts_of.items():
+        share = min(1.0, sum(stage.share for stage in parts))
+        left = max(1 - share, share) if fix.kind == OF_STAGES["transfer"] else 1 - share
+        if fix.change.is_bounded:
+            yield Gain(fix, _factor(left), _basis(parts, share))
+
+
+def _of_excluded(times: StageTimes) -> Iterator[Gain]:
+    """Yield what the run as a whole would gain without what it does between its steps, such as evaluating."""
+    steps = times.step
+    if steps is None or steps.host_s.mean is None or times.last_step is None:
+        return
+    in_steps_s = steps.host_s.mean * (times.last_step - times.first_step + 1)  # the disturbed ones too, undisturbed
+    between = [stage for stage in times.stages if stage.kind == "excluded" and stage.host_s.total > 0]
+    run_s = in_steps_s + sum(stage.host_s.total for stage in between)
+    for stage in between:
+        share = stage.host_s.total / run_s
+        kind = FIX_OF_STAGE.get(stage.name) or OF_STAGES.get(BOUND_OF_STAGE.get(stage.name, UNEXPLAINED), "")
+        fix = Fix(kind) if stage.name in BOUND_OF_STAGE else Fix("shorten_stage", {"stage": stage.name})
+        yield Gain(fix, _factor(1 - share), f"{stage.name}, between steps, takes {100 * share:.1f} % of the run")
 
 
 def _of_batches(stages: Sequence[Share], effect: BatchEffect | None) -> Iterator[Gain]:
@@ -569,8 +622,11 @@ def _lines(verdict: TrainingVerdict) -> Iterator[str]:
     gains = [f"{gain.fix}: at most {gain.at_most:.2f} times the speed ({gain.basis})" for gain in verdict.gains]
     if verdict.bound == "inconclusive":
         gains.insert(0, WITHOUT_ANSWER)
-    elif verdict.trace_bound is None and "compute" in (verdict.bound, *verdict.alternatives):
-        gains.insert(0, WITHOUT_TRACE)
+    elif not any("compute" in gain.relieves for gain in verdict.gains):
+        if verdict.trace_bound is None and "compute" in (verdict.bound, *verdict.alternatives):
+            gains.insert(0, WITHOUT_TRACE)
+        elif verdict.bound in ("compute", "memory"):
+            gains.insert(0, str(Fix("faster_work")))
     parts = {
         "What": [_what(verdict)],
         "Why": [*_main_stages(verdict), *verdict.evidence][:MOST_EVIDENCE],

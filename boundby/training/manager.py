@@ -1,7 +1,9 @@
 """Profile a training loop: the times of its stages all along, and a trace of a few of its steps."""
 
 import atexit
+import gc
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -15,7 +17,8 @@ from boundby.remarks import Say
 from boundby.sampler import PsutilSource, Source, Sources, nvml_source
 from boundby.trace import OPERATOR_COLUMNS, operator_rows
 from boundby.trace.judgement import judge_trace
-from boundby.training import results
+from boundby.training import results, stages
+from boundby.training.reader import others_of
 from boundby.training.recorder import HookEvent
 from boundby.training.records import StageTimes
 from boundby.training.results import RunFiles, remove_earlier
@@ -26,12 +29,15 @@ if TYPE_CHECKING:
     import torch
 
     from boundby.capture import CaptureManifest, CaptureOptions, Cycle, Recorder, Schedule
+    from boundby.device import Allocator
 
 Result = TypeVar("Result")
 NO_TRACE_WANTED = "ManagerOptions.trace is False; with True a few steps are recorded"
 WAIT, WARMUP, ACTIVE = 10, 2, 3  # steps of the schedule, where none is given: past what happens once
 
 
+COMPILER = "torch._dynamo.callback"
+SHORT_COLLECTION_NS = 200_000
 INTERVAL_S = 1.0  # psutil answers in 0.1 ms, NVML in up to 1 ms
 
 
@@ -82,7 +88,8 @@ class ProfilerManager:
         self._verdict: Verdict | None = None
         self._place = RunFiles(self.folder, 0, 1)
         self._is_excluding = False  # what runs is marked in the trace as part of no step
-        self._marks_exclusions = False
+        self._marks_trace = False
+        self._interruptions: Interruptions | None = None
         self._between_steps_s = 0.0
         self._thread = 0  # of the loop, while exclusions are marked
         self.timer = StageTimer(self.folder, options=self._options.timer, say=say, enabled=enabled)
@@ -99,9 +106,9 @@ class ProfilerManager:
     def register(self, event: HookEvent, hook: Callable[..., object]) -> None:
         """Call `hook` at each event from now on, in the thread in which it happens.
 
-        `stage_start(name)`, then `excluded_start(name)` where it is part of no step, `stage_end(name, seconds)`,
-        `step_end(number, seconds)`, `trace_ready(cycle)`. A hook that raises is not called again. Raises ValueError for
-        another event.
+        `stage_start(name)`, then `part_start(name)`, or `excluded_start(name)` where it is part of no step; spans have
+        neither. `stage_end(name, seconds)`, `step_end(number, seconds)`, `trace_ready(cycle)`. A hook that raises is
+        not called again. Raises ValueError for another event.
         """
         self.timer.hooks.register(event, hook)
 
@@ -123,11 +130,15 @@ class ProfilerManager:
         if self._recorder:
             self._recorder.start(total_steps, first_step)
         self._begin_step()
+        self._interruptions = Interruptions(self.timer)
 
     def step(self, number: int | None = None) -> None:
         """Take note that a step has ended, which had this number; one more than the last, if None."""
         if not self._is_on:
             return
+        if self._interruptions:
+            self._interruptions.is_paused = True  # what the profiler does between steps is no part of the loop
+            self._interruptions.watch_compiler()
         self.timer.step(number)
         began = perf_counter()
         if self._recorder:
@@ -138,6 +149,8 @@ class ProfilerManager:
         if self._recorder or values:
             self._begin_step()
             self._between_steps_s += perf_counter() - began
+        if self._interruptions:
+            self._interruptions.is_paused = False
 
     def stop(self, error: BaseException | None = None) -> None:
         """End, and write everything; `error` is what ended the loop, None where it ended well."""
@@ -145,6 +158,8 @@ class ProfilerManager:
             return
         self._is_on, self._has_ended = False, True
         atexit.unregister(self._stop_at_exit)
+        if self._interruptions:
+            self._interruptions.stop()
         manifest = self._recorder.stop() if self._recorder else None
         self.timer.stop(error)
         self._guarded("manifest.json", lambda: self._write_manifest(manifest or self._manifest_of_nothing()))
@@ -190,6 +205,11 @@ class ProfilerManager:
         """Return what has been recorded up to now; None where no trace is asked for."""
         return self._recorder.manifest if self._recorder else None
 
+    def told(self) -> str:
+        """Return what a person reads at the end: the stages, and the verdict on this process and those known here."""
+        times = self.snapshot()
+        return results.told([times, *others_of(self.folder, times)], self._verdict)
+
     @property
     def trace_verdict(self) -> Verdict | None:
         """Return what the trace says, None where there is none yet."""
@@ -202,14 +222,15 @@ class ProfilerManager:
         is_at_work = self.slows_step
         if is_at_work:
             self.timer.disturb()
-        if is_at_work is not self._marks_exclusions:
-            self._mark_exclusions(is_at_work)
+        if is_at_work is not self._marks_trace:
+            self._mark_trace(is_at_work)
 
-    def _mark_exclusions(self, wanted: bool) -> None:
-        """Mark in the trace what is part of no step, while there is one: at other times no stage pays for it."""
-        self._marks_exclusions = wanted
+    def _mark_trace(self, wanted: bool) -> None:
+        """Mark in the trace the stages, and what is part of no step, while there is one: no other step pays for it."""
+        self._marks_trace = wanted
         self._thread = threading.get_ident()
         change = self.timer.hooks.register if wanted else self.timer.hooks.unregister
+        change("part_start", self._begin_range)
         change("excluded_start", self._exclude)
         change("stage_end", self._include)
 
@@ -218,17 +239,25 @@ class ProfilerManager:
             self._is_excluding = True
             self._recorder.exclude(name)
 
-    def _include(self, *_: object) -> None:
-        """End the mark, unless what has ended lay inside what is excluded."""
-        if self._recorder and self._is_excluding and threading.get_ident() == self._thread:
-            self._is_excluding = self.timer.is_excluded
-            if not self._is_excluding:
-                self._recorder.include()
+    def _begin_range(self, name: str) -> None:
+        if self._recorder and not self._is_excluding and threading.get_ident() == self._thread:
+            self._recorder.begin_range(name)
+
+    def _include(self, name: str, *_: object) -> None:
+        """End the mark of a stage; that of what is excluded stays, where what has ended lay inside it."""
+        if not self._recorder or threading.get_ident() != self._thread:
+            return
+        if not self._is_excluding:
+            self._recorder.end_range(name)
+            return
+        self._is_excluding = self.timer.is_excluded
+        if not self._is_excluding:
+            self._recorder.include()
 
     def _prepare(self) -> None:
         """Find out about process and device, and make what records the trace."""
         from boundby.capture import CaptureOptions, Naming, Recorder, Schedule, naming_of_process
-        from boundby.device import is_gpu, pick_device, uuid_of
+        from boundby.device import allocator, is_gpu, pick_device, uuid_of
         from boundby.training.recorder import CudaMarks
 
         timer, given = self.timer, self._options.timer
@@ -240,7 +269,9 @@ class ProfilerManager:
         if is_gpu(device):
             timer.marks = CudaMarks(device)
         if self._options.readings:
-            self._readings = Readings(Sources(PsutilSource(), nvml_source(uuid_of(device))))
+            counters = allocator(device)
+            sources = (PsutilSource(), nvml_source(uuid_of(device)))
+            self._readings = Readings(Sources(*sources, AllocatorSource(counters)) if counters else Sources(*sources))
         if self._options.trace:
             self._recorder = Recorder(
                 self._schedule or Schedule(WAIT, WARMUP, ACTIVE),
@@ -300,6 +331,80 @@ class ProfilerManager:
         except Exception as error:
             self.timer.remarks.add(what, error)
             return None
+
+
+class Interruptions:
+    """Times the collections of garbage and the compilations that fall into the stages of a loop, as stages inside.
+
+    Both are told by their own callbacks, in the thread in which they happen, from the first step on until `stop`.
+    """
+
+    def __init__(self, timer: StageTimer) -> None:
+        self._timer = timer
+        self._began_ns = 0  # of the collection that runs; there is one at a time in a process
+        self._compiler: Any = None
+        self.is_paused = False
+        gc.callbacks.append(self._collected)
+        self.watch_compiler()
+
+    def watch_compiler(self) -> None:
+        """Be told of compilations from now on, once the program has loaded the compiler."""
+        module = sys.modules.get(COMPILER) if self._compiler is None else None
+        handler = getattr(module, "callback_handler", None)
+        if handler is not None:
+            handler.register_start_callback(self._compile_began)
+            handler.register_end_callback(self._compile_ended)
+            self._compiler = handler
+
+    def stop(self) -> None:
+        """Be told of nothing more."""
+        if self._collected in gc.callbacks:
+            gc.callbacks.remove(self._collected)
+        if self._compiler is not None:
+            self._compiler.remove_start_callback(self._compile_began)
+            self._compiler.remove_end_callback(self._compile_ended)
+
+    def _collected(self, phase: str, info: Mapping[str, int]) -> None:
+        """Queue a collection that has ended: one may fall into the handling of another event, so none is handled now.
+
+        Short ones, which every loop has hundreds of, are left in the stage in which they fall.
+        """
+        recorder = self._timer.recorder
+        if recorder is None or self.is_paused:
+            self._began_ns = 0
+            return
+        now = recorder.clock()
+        if phase == "start":
+            self._began_ns = now
+        elif self._began_ns and now - self._began_ns >= SHORT_COLLECTION_NS:
+            here = recorder.thread.state
+            recorder.events.append(("begin", here, self._began_ns, stages.GARBAGE_COLLECTION, "stage"))
+            recorder.events.append(("end", here, now, stages.GARBAGE_COLLECTION, False))
+
+    def _compile_began(self, *_: object) -> None:
+        self._timer.begin(stages.COMPILE)
+
+    def _compile_ended(self, *_: object) -> None:
+        self._timer.end(stages.COMPILE)
+
+
+class AllocatorSource:
+    """What the device's allocator has handed out, what it keeps, and the most it has handed out; no wait for it."""
+
+    reason: str | None = None
+    reasons: Mapping[str, str] = {}
+
+    def __init__(self, counters: "Allocator") -> None:
+        self._counters = counters
+
+    def read(self) -> dict[str, float]:
+        """Return the bytes by metric."""
+        counters = self._counters
+        return {
+            "gpu_memory_allocated_bytes": float(counters.allocated),
+            "gpu_memory_reserved_bytes": float(counters.reserved),
+            "gpu_memory_peak_allocated_bytes": float(counters.peak_allocated),
+        }
 
 
 class Readings:

@@ -1,6 +1,6 @@
 """Read the stage times of a run that has ended, runs still, or was killed; and tell the runs of a folder apart."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -296,3 +296,16 @@ def _metrics(
         statistics = joined(earlier.values, new[np.isfinite(new)], values[np.isfinite(values)])
         metrics.append(MetricSummary(name, statistics, earlier.non_finite + int((~np.isfinite(new)).sum())))
     return tuple(metrics)
+
+
+def others_of(folder: Path, times: StageTimes) -> Iterator[StageTimes]:
+    """Yield the times of the other processes of a run as far as they are written; those elsewhere may not be here."""
+    for rank in range(times.world_size):
+        if rank == times.rank:
+            continue
+        try:
+            other = read_stage_times(folder, rank)
+        except (OSError, ValueError):
+            continue
+        if is_of_one_run(other, times):
+            yield other

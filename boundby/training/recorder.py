@@ -29,7 +29,7 @@ MOST_EVENTS = 2048  # within a step
 MOST_WAITING = 256  # stages with marks, within a step
 
 Answer = TypeVar("Answer")
-HookEvent = Literal["stage_start", "excluded_start", "stage_end", "step_end", "trace_ready"]
+HookEvent = Literal["stage_start", "part_start", "excluded_start", "stage_end", "step_end", "trace_ready"]
 
 
 class Hooks:
@@ -315,8 +315,8 @@ class StageRecorder:
         if event[0] == "begin" and self._hooks.watch_stages:
             _, here, _, name, kind = event
             self._hooks.tell("stage_start", name)
-            if kind == "excluded":
-                self._hooks.tell("excluded_start", name)
+            if kind != "span":
+                self._hooks.tell("excluded_start" if kind == "excluded" else "part_start", name)
             event = ("begin", here, self.clock(), name, kind)
         if self.events:
             self.settle(must=True)

@@ -18,7 +18,7 @@ import msgspec
 from boundby import files
 from boundby.environment import host_id
 from boundby.files import SILENT_S
-from boundby.formatting import NOTHING, number
+from boundby.formatting import NOTHING, number, table
 from boundby.remarks import Remark
 from boundby.trace import Analysis, analyze, read_trace
 from boundby.training.judgement import TrainingVerdict, judge_training
@@ -108,6 +108,13 @@ def _stage_row(name: str, share: float | None, spent: Statistics | None) -> tupl
     return name, NOTHING if share is None else f"{100 * share:.1f}", *cells, f"{spent.n:,}" if spent else NOTHING
 
 
+def told(ranks: Sequence[StageTimes], trace: Verdict | None) -> str:
+    """Return what a person reads at the end of a run: the stages of its first process, and the verdict on all."""
+    rows = stage_rows(ranks[0])
+    stages = "\n".join(table(STAGE_COLUMNS, rows, left=[0])) if rows else NO_STAGES
+    return f"{stages}\n{judge_training(ranks, trace)}"
+
+
 def analysis_of(manifest: "CaptureManifest") -> Analysis:
     """Return what the trace of the manifest says."""
     assert manifest.trace_path is not None
@@ -126,9 +133,9 @@ def summary_document(times: StageTimes, manifest: "CaptureManifest | None", verd
         "world_size": times.world_size,
         "stages": [asdict(stage) for stage in times.stages if stage.kind != "step"],
         "metrics": [asdict(metric) for metric in times.metrics],
-        "training_verdict": verdict_document(judge_training([times], verdict)),
-        "verdict": verdict.as_dict() if verdict else None,
-        "verdict_reason": None if verdict else NO_TRACE,
+        "verdict": verdict_document(judge_training([times], verdict)),
+        "trace_verdict": verdict.as_dict() if verdict else None,
+        "trace_reason": None if verdict else NO_TRACE,
         "profiler_s": manifest.seconds if manifest else None,
         "given_up": given_up,
         "unavailable": [asdict(missing) for missing in manifest.unavailable] if manifest else [],
@@ -150,9 +157,13 @@ def _of_process(times: StageTimes) -> dict[str, Any]:
 
 
 def trace_verdict_of(summary: Any) -> Verdict | None:
-    """Return the verdict on the trace that stands in a summary, None where there is none that can be read."""
+    """Return the verdict on the trace that stands in a summary, None where there is none that can be read.
+
+    Until version 0.2 it stood under `verdict`, and the one on the run under `training_verdict`.
+    """
     try:
-        return Verdict.from_dict(summary["verdict"]) if summary["verdict"] else None
+        found = summary["verdict"] if "training_verdict" in summary else summary["trace_verdict"]
+        return Verdict.from_dict(found) if found else None
     except (LookupError, TypeError, ValueError):
         return None
 
@@ -280,9 +291,9 @@ def merged_summary(folder: str | Path) -> dict[str, Any]:
         "missing_ranks": [rank for rank in range(world_size) if rank not in known],
         "unreadable_ranks": unreadable,
         "stages": _stages_over_ranks(times),
-        "training_verdict": verdict_document(judge_training(times, trace)) if times else None,
-        "verdict": trace.as_dict() if trace else None,
-        "verdict_reason": None if trace else NO_TRACE,
+        "verdict": verdict_document(judge_training(times, trace)) if times else None,
+        "trace_verdict": trace.as_dict() if trace else None,
+        "trace_reason": None if trace else NO_TRACE,
         "profiler_s": max((one.profiler_s for one in told.values() if one.profiler_s is not None), default=None),
         "given_up": [{"rank": rank, **step} for rank, one in told.items() for step in one.given_up],
         "unavailable": [{"rank": rank, **missing} for rank, one in told.items() for missing in one.unavailable],

@@ -11,5 +11,13 @@ ZERO_GRAD = "zero_grad"
 CALLBACKS = "callbacks"  # of the framework and its user
 LOGGING = "logging"
 CHECKPOINT = "checkpoint"
+# Of reinforcement learning from feedback; forward, backward and optimizer may lie inside the update.
+ROLLOUT = "rollout"  # the policy generates answers
+REWARD = "reward"  # they are scored
+REFERENCE = "reference"  # what the model that the policy began from says of them
+UPDATE = "update"
+# What interrupts a loop, found without marks.
+GARBAGE_COLLECTION = "garbage_collection"
+COMPILE = "compile"
 EVALUATION = "evaluation"  # excluded from the step in which it happens
 EPOCH = "epoch"  # a span: it holds steps

@@ -5,6 +5,7 @@ would remain without padding.
 """
 
 from boundby.work.counter import OperatorWork, Work, count, count_by
+from boundby.work.operators import UnknownWorkError
 from boundby.work.transformer import (
     LengthCost,
     TransformerShape,
@@ -17,6 +18,7 @@ __all__ = [
     "LengthCost",
     "OperatorWork",
     "TransformerShape",
+    "UnknownWorkError",
     "Work",
     "count",
     "count_by",

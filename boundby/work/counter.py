@@ -61,7 +61,7 @@ def count(call: Callable[[], object], *, clock: Callable[[], float] | None = Non
 
     With a `clock` in seconds each operator is timed, which says something only where operators are synchronous: on a
     CPU. A module of torch.compile is counted as the eager code it was made from, which torch runs while it is watched.
-    Raises ValueError where FLOPs are not known or no operator is seen; an error of `call` passes through.
+    Raises UnknownWorkError where FLOPs are not known or no operator is seen; an error of `call` passes through.
     """
     by_owner, least_bytes = count_by(call, lambda: None, clock=clock)
     return Work(by_owner.get(None, ()), least_bytes)
@@ -78,7 +78,9 @@ def count_by(
     with torch.no_grad(), counter:
         result = call()
     if not counter.is_used:
-        raise ValueError("the call ran no operator that torch shows (a captured CUDA graph?); count the eager model")
+        raise operators.UnknownWorkError(
+            "the call ran no operator that torch shows (a captured CUDA graph?); count the eager model"
+        )
     return counter.work(), counter.least_bytes(result)
 
 
@@ -111,7 +113,8 @@ class _Counter(TorchDispatchMode, Generic[Owner]):  # type: ignore[no-untyped-ca
         self.is_used = True
         if isinstance(func, HigherOrderOperator):
             name = func.name()  # type: ignore[no-untyped-call]
-            raise ValueError(f"the work of {name} is not known; count a model whose attention is sdpa or eager")
+            text = f"the work of {name} is not known; count a model whose attention is sdpa or eager"
+            raise operators.UnknownWorkError(text)
         if any(kind is not torch.Tensor for kind in types):  # a plain one is named where gradients are recorded
             return NotImplemented  # a subclass of Tensor takes the operator apart, and the parts come here
         if operators.is_composite(func):  # in inference mode they come whole

@@ -85,14 +85,18 @@ def flop_formula(func: OpOverload) -> Callable[..., int] | None:
     return FORMULAS.get(str(packet)) or flop_registry.get(packet)
 
 
+class UnknownWorkError(ValueError):
+    """The work of a call cannot be counted; an error of the call itself is never of this type."""
+
+
 def flops(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> int:
-    """Return the FLOPs of one call of the operator. Raises ValueError where they cannot be known."""
+    """Return the FLOPs of one call of the operator. Raises UnknownWorkError where they cannot be known."""
     formula = flop_formula(func)
     if formula is not None:
         return int(formula(*args, **kwargs, out_val=out))
     name = func._schema.name
     if func.namespace != "aten" or any(PRODUCTS.fullmatch(word) for word in name.removeprefix("aten::").split("_")):
-        raise ValueError(
+        raise UnknownWorkError(
             f"the FLOPs of {name} are not known; give its formula with torch.utils.flop_counter.register_flop_formula"
             + (", or split it with torch.backends.mha.set_fastpath_enabled(False)" if name in FAST_PATHS else "")
         )
@@ -131,7 +135,7 @@ def nbytes(tensor: torch.Tensor) -> int:
     if is_prepared(tensor):
         return tensor.numel() * tensor.element_size()
     if tensor.layout is not torch.strided:
-        raise ValueError(f"the bytes of a tensor with layout {tensor.layout} are not known; count a dense model")
+        raise UnknownWorkError(f"the bytes of a tensor with layout {tensor.layout} are not known; count a dense model")
     if tensor.numel() == 0:
         return 0
     steps = list(zip(tensor.shape, tensor.stride(), strict=True))

@@ -277,6 +277,25 @@ def test_without_a_time_of_the_device_the_isolated_time_is_held_against_the_limi
     assert not any("the device computes" in line for line in found.evidence)
 
 
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_the_device_s_time_is_that_of_the_call_that_does_not_wait_for_it(device, monkeypatch, is_taken):
+    def bare():
+        if not is_taken:
+            raise TypeError("no such argument")
+        product()
+        device.issue(2.0**-12, 2.0**-5)
+
+    def work():
+        device.synchronize()
+        product()
+        device.issue(2.0**-12, 2.0**-5)
+
+    monkeypatch.setattr(module, "graph_replay", lambda *_: Candidate(Fix("issue_at_once"), lambda: None))
+    monkeypatch.setitem(globals(), "NO_REPLAY", replace(NO_REPLAY, bare=bare))
+    found = judged_on(device, work, PRODUCT_FLOPS / 2.0**-5)
+    assert any("the device computes for 31.25" in line for line in found.evidence) == is_taken
+
+
 def test_a_call_that_takes_longer_to_issue_than_a_backlog_may_be_is_bound_by_launch(device, monkeypatch):
     def work():
         product()

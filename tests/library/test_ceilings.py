@@ -113,6 +113,64 @@ def test_the_cost_of_an_operator_and_the_rates_of_memory_are_those_of_the_machin
     assert by_level["new memory"].bytes_per_s == pytest.approx(4 / 5.5 * GIB)
 
 
+class Clocks:
+    """Reads what a GPU that lowers its clock under load says of it."""
+
+    reason, reasons = None, {}
+
+    def __init__(self, gpu: "HotGpu", slowed: int) -> None:
+        self.gpu, self.slowed = gpu, slowed
+
+    def read(self) -> dict[str, float]:
+        if self.gpu.is_hot:
+            return {"gpu_sm_clock_mhz": 1500.0, "gpu_clock_event_reasons": self.slowed}
+        return {"gpu_sm_clock_mhz": 1980.0, "gpu_clock_event_reasons": 0}
+
+
+class HotGpu(Machine):
+    """A GPU that after a third of a second of products makes three quarters of them."""
+
+    busy_s = 0.0
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(monkeypatch)
+        self.flops_per_s = {torch.float32: 2.0**45, torch.bfloat16: 2.0**46}
+        monkeypatch.setattr(ceilings, "device_queue", lambda device: None)
+        monkeypatch.setattr(ceilings, "describe", lambda device: {"type": "cuda"})
+        monkeypatch.setattr(ceilings, "last_level_cache_bytes", lambda device: 2**25)
+
+    @property
+    def is_hot(self) -> bool:
+        return self.busy_s > 1 / 3
+
+    def mm(self, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
+        speed, before = self.flops_per_s[left.dtype], self.clock.now
+        faster = 1.0 if torch.get_float32_matmul_precision() == "highest" or left.dtype != torch.float32 else 2.0
+        self.clock.advance(2 * len(left) ** 3 / (speed * faster * (0.75 if self.is_hot else 1.0)))
+        self.busy_s += self.clock.now - before
+
+
+@pytest.mark.parametrize(("slowed", "doubts"), [(0x4, 0), (0x40, 1)])  # the power limit, which is usual; heat
+def test_products_of_a_gpu_are_those_that_it_sustains_with_its_clock(monkeypatch, slowed, doubts):
+    gpu = HotGpu(monkeypatch)
+    source = Clocks(gpu, slowed)
+    timer = Timer(gpu.clock)
+    found = measure(torch.device("cuda"), timer=timer, watch=QuietWatch(), source=source, dtypes=("bfloat16",))
+    [product] = found.compute
+    assert (product.burst_flops_per_s, product.flops_per_s) == pytest.approx((2.0**46, 0.75 * 2.0**46))
+    assert (product.sm_clock_mhz, product.clock_event_reasons) == (1500.0, slowed)
+    assert len(found.doubts) == doubts
+
+
+def test_a_gpu_has_one_setting_of_tf32(monkeypatch):
+    gpu = HotGpu(monkeypatch)
+    for in_use, expected in (("highest", ["highest", "high"]), ("medium", ["highest", "medium"])):
+        with matmul_precision(in_use):
+            settings = {"timer": Timer(gpu.clock), "watch": QuietWatch(), "source": Clocks(gpu, 0)}
+            found = measure(torch.device("cuda"), dtypes=("float32",), **settings)
+        assert [each.precision for each in found.compute] == expected
+
+
 def test_a_slow_dtype_stops_at_the_size_that_its_slot_allows(machine):
     machine.flops_per_s[torch.bfloat16] = 2.0**26
     limits(machine, dtypes=("bfloat16",))

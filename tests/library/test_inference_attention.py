@@ -245,3 +245,16 @@ def test_a_gpu_packs_half_precision_without_a_doubt(family):
     alone = one_by_one(model, tokenize_texts(tokenizer, texts, 128), range(len(texts)))
     allowed = MOST_TOLERANCE * np.abs(alone).max()
     assert np.abs(predictor.predict(texts).logits - alone).max() < allowed
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_padded_texts_in_half_precision_on_a_gpu_leave_out_the_kernels_that_plan_each_shape(precision, monkeypatch):
+    allowed: list[bool] = []
+    model = classifiers.bert(30, 0).eval()
+    monkeypatch.setattr(strategies, "is_gpu", lambda device: True)
+    way = strategies.Padded(model, None, PRECISIONS[precision], False, masked=True)
+    way.model.register_forward_pre_hook(lambda *_: allowed.append(torch.backends.cuda.cudnn_sdp_enabled()))
+    with torch.inference_mode():
+        way.logits(Tokens([np.array([5, 6, 7]), np.array([5, 6])], 0), [0, 1])
+    assert allowed == [precision == "float32"]
+    assert torch.backends.cuda.cudnn_sdp_enabled()

@@ -175,6 +175,16 @@ def test_a_text_without_tokens_is_named_one_too_long_is_cut_and_no_texts_have_no
     assert (found.logits.shape, found.padding_efficiency) == ((0, classifiers.LABELS), 1)
 
 
+def test_a_tokenizer_that_marks_tokens_by_type_is_refused(tokenizer):
+    class Typed(classifiers.Spelled):
+        def __call__(self, texts, max_length, **_):
+            ids = super().__call__(texts, max_length)
+            return type(ids)(ids, token_type_ids=[[0] * (len(row) - 1) + [2] for row in ids["input_ids"]])
+
+    with pytest.raises(ValueError, match="token_type_ids"):
+        Predictor(built("bert", tokenizer), Typed(), OPTIONS, ["1 2 3"])
+
+
 def test_logits_that_are_not_finite_are_refused_with_the_place_of_the_text(tokenizer):
     model = built("bert", tokenizer)
     predictor = Predictor(model, tokenizer, OPTIONS, ["good", "fine"])
@@ -189,6 +199,9 @@ def test_logits_that_are_not_finite_are_refused_with_the_place_of_the_text(token
     [
         ({"num_labels": 1}, "right", ["good"], "a regression gives no labels"),
         ({"problem_type": "regression"}, "right", ["good"], "a regression gives no labels"),
+        ({"problem_type": "multi_label_classification"}, "right", ["good"], "any number of labels per text"),
+        ({}, "right", [("good", "bad")], "text 0 is a pair, .*pairs are not supported"),
+        ({}, "right", "good", "one text was given as it is"),
         ({}, "left", ["good"], "pads on the left"),
         ({}, "right", [], "needs some texts to check itself on"),
     ],

@@ -172,6 +172,23 @@ def test_an_interrupted_model_is_left_bare_and_profiles_right_afterwards(error, 
     assert "error: " in (tmp_path / "logs" / "Calls_profile.log").read_text()
 
 
+@pytest.mark.parametrize("error", [ValueError, RuntimeError])
+def test_an_error_of_the_model_passes_through_whichever_run_it_comes_in(error, clock, tmp_path):
+    def failing(m, x):
+        m.clock.advance(100)
+        if m.runs == m.times:
+            raise error("broken")
+        return x + 1
+
+    model = Does(clock, failing)
+    model.times = 0  # the run to fail in
+    ObservabilityEngine(model, tmp_path, instruments=instruments(clock)).profile(ONE, 1)
+    for run in range(2, model.runs + 1):
+        model.runs, model.times = 0, run
+        with pytest.raises(error, match="broken"):
+            ObservabilityEngine(model, tmp_path, instruments=instruments(clock)).profile(ONE, 1)
+
+
 def test_a_run_cut_off_inside_a_layer_leaves_no_trace_in_the_next(clock):
     model = Calls(clock, 1, a=Takes(clock, 5), b=Fails(clock, 100))
     targets = find_targets(model)

@@ -94,6 +94,24 @@ def test_the_device_is_held_back_while_the_host_issues_and_waited_for_once_a_run
     assert any("device: in 3 of 3 runs it waited for the host" in each for each in doubts)
 
 
+@pytest.mark.parametrize(("operators", "is_known"), [(10, True), (2000, False)])
+def test_beyond_the_depth_of_the_queue_no_layer_is_called_bound_by_launch_for_waiting(
+    clock, device, tmp_path, operators, is_known
+):
+    class Many(Issues):
+        def forward(self, x):
+            for _ in range(operators):
+                x = x + 1
+            return super().forward(x)
+
+    profile = profile_of(Calls(clock, 0, a=Many(clock, 4 * MS, device, 0.001)), tmp_path, clock, marks=device)
+    assert layer(profile, "a").is_launch_bound is (True if is_known else None)
+    assert ("is_launch_bound" in profile.reasons) is not is_known
+    assert [any(each.startswith(start) for each in profile.doubts) for start in ("host:", "device:")] == [
+        not is_known
+    ] * 2
+
+
 def test_runs_of_the_device_are_as_many_as_those_of_the_host_and_count_against_the_time(clock, device, tmp_path):
     model = Issues(clock, 1000 * MS, device, 0.001)
     engine = ObservabilityEngine(model, tmp_path, instruments=instruments(clock, marks=device))

@@ -44,6 +44,32 @@ BLOCKS = {
 }
 
 
+def test_a_layer_called_in_a_third_of_the_runs_is_ranked_by_its_mean_and_doubted(clock, tmp_path):
+    class Sometimes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.always, self.rare, self.runs = Takes(clock, 2_000_000), Takes(clock, 9_000_000), 0
+
+        def forward(self, x: Any) -> Any:
+            self.runs += 1
+            return self.always(self.rare(x) if self.runs % 6 in (0, 1) else x)
+
+    profile = profiled(Sometimes(), ONE, tmp_path, 30, clock=clock).profile
+    first, second = blocks(profile)[:2]
+    assert (first.path, second.path) == ("rare", "always")
+    assert first.seconds == pytest.approx(3e-3) and first.share == pytest.approx(0.6)
+    assert "called in 10 of 30 runs" in layer(profile, "rare").doubts[0]
+    assert any(doubt.startswith("calls: 1 layers") for doubt in profile.doubts)
+
+
+def test_a_disturbed_run_passes_no_coverage(clock, tmp_path):
+    engine = ObservabilityEngine(
+        Takes(clock, 1000), tmp_path, instruments=instruments(clock, watch=lambda: Quiet("busy"))
+    )
+    covered = engine.profile(ONE, 5).profile.coverage
+    assert (covered.ratio, covered.status) == (1.0, "warn")
+
+
 @pytest.mark.parametrize("family", families())
 def test_small_models_of_every_family_close_account_for_all_flops_and_have_the_known_blocks(family, tmp_path):
     model, inputs = small(family)

@@ -1,14 +1,16 @@
 """Nodes that share a machine: what a plan claims of them, and the simulation in which they slow one another down."""
 
 import dataclasses
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from boundby.partition import Chain, ExecutionPlanner, Infeasible, Link, PartitionPlan, Unit, VirtualNode
-from boundby.partition.plan import ORDER_ONLY, TOGETHER_ASSUMED
+from boundby.partition import Chain, ExecutionPlanner, Infeasible, Link, Links, PartitionPlan, Unit, VirtualNode
+from boundby.partition.plan import ORDER_ONLY, TOGETHER_ASSUMED, Measured, StageTimes, TransferTimes
 from boundby.partition.simulation import simulate
 from boundby.partition.solver import Objective
+from boundby.stats import summarize
 from tests import partition_cases as cases
 
 OBJECTIVES: tuple[Objective, ...] = ("latency", "throughput", "requests")
@@ -125,3 +127,27 @@ def test_the_simulation_of_shared_machines_lies_between_all_alone_and_all_busy()
             assert found.period_s <= plan.period_s + 1e-10
             equal += found.period_s == pytest.approx(plan.period_s, abs=1e-10)
     assert checked > 5 and equal > 1
+
+
+def ran(*stages: tuple[str, tuple[str, ...], float, float]) -> Measured:
+    """Return a run on one machine: node, units, milliseconds alone and busy of each stage; 2 ms between two."""
+    times = tuple(
+        StageTimes(name, "cpu", "here", 1, (), units, 0, summarize([alone * MS]), summarize([busy * MS]))
+        for name, units, alone, busy in stages
+    )
+    link = Link(2e9, 1e-3, is_measured=True)
+    carried = tuple(TransferTimes(one.node, two.node, 0, summarize([2 * MS]), link) for one, two in pairwise(times))
+    return Measured(times, carried, summarize([0.1]), 1, 0.1, None, 0.0, 0.0, ())
+
+
+def test_a_plan_calibrated_by_its_run_predicts_stages_link_and_contention_of_it():
+    planner = ExecutionPlanner(chain(10, 10, 10, 10), kind="cpu")
+    trial = ran(("a", ("h.0", "h.1"), 21, 42), ("b", ("h.2", "h.3"), 26, 26))
+    nodes, links = planner.calibrated([VirtualNode(name, "cpu", ram_gb=1) for name in "abc"], Links(), [trial, trial])
+    plan = planner.plan_at([2], nodes[:2], "throughput", links)
+    assert [each.compute_s for each in plan.stages] == pytest.approx([0.021, 0.026])
+    assert [each.busy_compute_s for each in plan.stages] == pytest.approx([0.042, 0.026])
+    assert plan.period_basis == "measured" and plan.transfers[0].seconds == pytest.approx(1e-3)
+    assert nodes[2] == VirtualNode("c", "cpu", ram_gb=1) and "+1.00 ms beside its layers" in plan.doubts[0]
+    with pytest.raises(ValueError, match="of another model: its stage on a has 'x'"):
+        planner.calibrated(nodes, links, [ran(("a", ("x",), 1, 1))])

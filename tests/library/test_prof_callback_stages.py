@@ -252,7 +252,7 @@ def test_without_nsight_the_command_is_said_and_only_stages_are_timed(tmp_path, 
     monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "train", "--name", "two words"])
     callback = ProfCallback(str(tmp_path), 1, 1, 1, 2, enable_nsight_systems=True)
     losses(tmp_path, callback, max_steps=7)
-    [record] = [each for each in caplog.records if each.name.startswith("boundby")]
+    record, _ = [each for each in caplog.records if each.name.startswith("boundby")]
     said, _, command = record.getMessage().partition("Start it with: ")
     assert said.startswith("Nsight Systems: this program does not run under it")
     assert shlex.split(command) == [

@@ -311,3 +311,24 @@ def test_a_source_that_fails_is_a_remark_and_no_end_of_the_run(tmp_path, monkeyp
     times = read_stage_times(tmp_path)
     assert times.last_step == 0 and [each.what for each in times.remarks] == ["readings"]
     assert "the driver is gone" in times.remarks[0].reason
+
+
+def test_a_collection_of_garbage_is_a_stage_inside_the_one_in_which_it_falls(tmp_path, monkeypatch):
+    monkeypatch.setattr("boundby.training.manager.SHORT_COLLECTION_NS", 0)
+    with manager_in(tmp_path, trace=False) as manager:
+        for _ in range(3):
+            with manager.stage("forward"):
+                gc.collect()
+            manager.step()
+    gc.collect()
+    times = read_stage_times(tmp_path)
+    rows = times.rows_of("garbage_collection")
+    assert len(rows) >= 3 and {times.names[row["parent"]].name for row in rows} >= {"forward"}
+    assert len(times.rows_of("forward")) == 3 and not times.remarks
+
+
+def test_stages_stand_in_the_trace_and_its_wait_for_data_is_the_input(tmp_path):
+    with manager_in(tmp_path) as manager:
+        train(manager)
+    names = set(read_trace(tmp_path / "trace.json").names)
+    assert {"stage: data", "stage: forward", "stage: backward", "stage: optimizer"} <= names

@@ -52,7 +52,7 @@ def summary_in(folder: Path) -> dict:
 
 
 def straggler_of(folder: Path) -> dict | None:
-    return merged_summary(folder)["training_verdict"]["straggler"]
+    return merged_summary(folder)["verdict"]["straggler"]
 
 
 def test_stages_are_compared_over_the_processes(tmp_path):
@@ -82,8 +82,8 @@ def test_the_merged_summary_has_the_names_of_a_single_one_and_every_process(tmp_
     assert (document["status"], document["first_step"], document["last_step"]) == ("finished", 0, 19)
     processes = [(each["rank"], each["status"], each["step_s"]["n"]) for each in document["ranks"]]
     assert processes == [(0, "finished", 20), (1, "finished", 20)]
-    assert document["training_verdict"]["straggler"]["rank"] == 0
-    assert document["training_verdict"]["text"][0].startswith("What:  input")
+    assert document["verdict"]["straggler"]["rank"] == 0
+    assert document["verdict"]["text"][0].startswith("What:  input")
     data = next(each for each in document["stages"] if each["name"] == "data")
     assert data["per_step_s"] == [{"rank": 0, "seconds": 6.0}, {"rank": 1, "seconds": 1.0}]
 
@@ -92,14 +92,16 @@ def test_the_verdict_on_the_trace_of_any_process_counts(tmp_path):
     for rank in range(2):
         leave(tmp_path, rank)
     merged = merged_summary(tmp_path)
-    assert merged["verdict"] == TRACE.as_dict() and merged["training_verdict"]["bound"] == "launch"
-    (tmp_path / f"rank1_{SUMMARY}").write_text('{"verdict": {"bound": "magic"}}')
-    assert merged_summary(tmp_path)["verdict"] is None
+    assert merged["trace_verdict"] == TRACE.as_dict() and merged["verdict"]["bound"] == "launch"
+    (tmp_path / f"rank1_{SUMMARY}").write_text('{"trace_verdict": {"bound": "magic"}}')
+    assert merged_summary(tmp_path)["trace_verdict"] is None
 
 
-@pytest.mark.parametrize("summary", [None, [], {}, {"verdict": None}, {"verdict": 3}, {"verdict": {"bound": "magic"}}])
+@pytest.mark.parametrize(
+    "summary", [None, [], {}, {"trace_verdict": None}, {"trace_verdict": 3}, {"trace_verdict": {"bound": "magic"}}]
+)
 def test_a_summary_without_a_verdict_on_a_trace_gives_none(summary, tmp_path):
-    files.write_json(tmp_path / SUMMARY, {"verdict": TRACE.as_dict()})
+    files.write_json(tmp_path / SUMMARY, {"trace_verdict": TRACE.as_dict()})
     assert read_trace_verdict(RunFiles(tmp_path, 0, 1)) == TRACE
     assert trace_verdict_of(summary) is None
     (tmp_path / SUMMARY).write_text("{")
@@ -114,8 +116,8 @@ def test_a_killed_process_and_missing_ones_are_named(tmp_path):
     assert [(each["rank"], each["status"]) for each in document["ranks"]] == [(1, "running"), (2, "failed")]
     assert (document["status"], document["error"]) == ("failed", "RuntimeError: out of memory")
     assert document["missing_ranks"] == [0, 3]
-    assert "ranks: nothing is known of 0, 3 of 4" in document["training_verdict"]["doubts"]
-    assert document["training_verdict"]["steps"] == 20
+    assert "ranks: nothing is known of 0, 3 of 4" in document["verdict"]["doubts"]
+    assert document["verdict"]["steps"] == 20
 
 
 def test_what_cannot_be_read_is_named_with_its_reason(tmp_path):
@@ -127,7 +129,7 @@ def test_what_cannot_be_read_is_named_with_its_reason(tmp_path):
     (tmp_path / "rank0_stage_times.json").write_text("{")
     (tmp_path / "rank0_stage_log.jsonl").unlink()
     nothing = merged_summary(tmp_path)
-    assert (nothing["training_verdict"], nothing["status"], nothing["ranks"]) == (None, None, [])
+    assert (nothing["verdict"], nothing["status"], nothing["ranks"]) == (None, None, [])
 
 
 def test_a_folder_of_one_process_has_nothing_to_merge(tmp_path):

@@ -75,8 +75,8 @@ def test_a_run_without_a_trace_leaves_nothing_of_an_earlier_recording(recorded):
     assert (manifest["trace_wanted"], manifest["trace_path"], manifest["steps_recorded"]) == (False, None, 0)
     assert "ManagerOptions.trace is False" in manifest["trace_reason"]
     summary = json.loads((recorded / "profiler_summary.json").read_text())
-    assert (summary["verdict"], summary["status"]) == (None, "finished")
-    assert "manifest.json" in summary["verdict_reason"]
+    assert (summary["trace_verdict"], summary["status"]) == (None, "finished")
+    assert "manifest.json" in summary["trace_reason"]
 
 
 def test_a_recording_of_fewer_cycles_leaves_nothing_of_an_earlier_one_which_has_gone_at_the_first_step(recorded):

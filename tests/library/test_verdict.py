@@ -115,6 +115,12 @@ def test_a_device_that_waits_for_the_host_is_bound_by_launch(isolated_ms, enqueu
     assert found.share_of_limit == pytest.approx(0.01 / 0.0105) or bound == "launch"  # of the device's own time
 
 
+def test_issuing_at_once_is_offered_without_the_device_s_own_time():
+    found = judge(times(40.0, enqueue_s=0.035), [PRODUCT], LIMITS, on_host=False)
+    graph = next(gain for gain in found.gains if gain.fix.kind == "issue_at_once")
+    assert (found.bound, graph.at_most) == ("launch", pytest.approx(40.0 / 10.0))
+
+
 def test_a_label_that_changes_at_the_ends_of_the_intervals_is_mixed_and_names_both():
     near_the_edge = Times(Interval(0.0280, 0.0270, 0.0290))  # 10 ms of 28: 36 %, and 34 % at the upper end
     found = judge(near_the_edge, [PRODUCT], LIMITS)
@@ -402,6 +408,17 @@ def test_a_verdict_comes_back_from_plain_values_with_kinds_and_settings():
     assert (plain["gains"][0]["fix"], plain["gains"][0]["settings"]) == ("use batch size 8", {"batch_size": 8})
     assert (plain["settled"], plain["unsettled"], plain["would_settle"]) == (False, "close", "a quieter machine")
     assert (plain["reference"]["shape"], plain["trials"][0]["outcome"]) == ("8 × 154 tokens", "gains")
+
+
+def test_a_verdict_prints_as_a_sentence():
+    assert (
+        str(FULL)
+        == repr(FULL)
+        == (
+            "limited by arithmetic, which alone needs 50 % of the time; no padding: 2.60 times as fast, measured; "
+            "not settled: a quieter machine"
+        )
+    )
 
 
 def test_a_verdict_of_an_older_version_is_read_without_what_it_did_not_know():

@@ -11,6 +11,7 @@ import pytest
 
 from boundby import files
 from boundby.disturbance import Disturbance
+from tests.monitor_runs import USUAL, write_run
 from utils import visits
 from utils.artifacts import METRICS_VERSION, EvaluationFolder
 from utils.comparison import facts
@@ -360,10 +361,9 @@ def test_a_shard_of_another_plan_is_not_taken(tmp_path: Path) -> None:
     a, b = tmp_path / "a", tmp_path / "b"
     store(a, made, document(made, full_dataset_metrics=evaluation(a, RIGHT, [1.0] * 5)))
     evaluation(b, RIGHT, [1.0] * 5)
-    found = facts.read(a, layout(a))
-    assert facts.shards(found) is not None
+    assert facts.read(a, layout(a)).shards
     (b / "evaluation" / "cost-00002.json").replace(a / "evaluation" / "cost-00002.json")
-    assert facts.shards(found) is None
+    assert facts.read(a, layout(a)).shards is None
 
 
 def layout(folder: Path) -> Any:
@@ -492,3 +492,75 @@ def test_a_run_says_what_a_second_one_would_need_to_be_found_the_same(half_width
         assert found.max_seconds == 9.0  # 18 rounds, whose ten batches take 0.4 s and the batch of typical cost 0.1 s
         assert "profiling.max_seconds_per_batch_size=" in found.text(0.03)
     assert facts.budget_for_same(document([], batch_sizes=rows[2:])) is None
+
+
+@pytest.mark.parametrize(("stages", "verdict", "code"), [({"data": 9.0}, "slower", 1), ({}, "same", 0)])
+def test_training_runs_are_compared_on_the_command_line(stages, verdict, code, tmp_path, capsys):
+    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", stages=USUAL | stages)
+    main = importlib.import_module("scripts.compare_runs").main
+    assert main([str(a), str(b), "--json"]) == code
+    [found] = json.loads(capsys.readouterr().out)["comparisons"]
+    assert found["verdict"] == verdict
+    assert main([str(a), str(b)]) == code
+    shown = capsys.readouterr().out
+    assert "whole step" in shown and verdict in shown and "model: a → b" in shown
+    assert main([str(a), str(tmp_path)]) == 2, "runs of two kinds"
+
+
+def test_a_saved_baseline_stands_for_the_run_it_was_made_of(compare: Command, a: Path, tmp_path: Path) -> None:
+    made, file = sweep({1: 0.004, 8: 0.002, 32: 0.001}), tmp_path / "baselines.json"
+    for folder in (a, slow := tmp_path / "b"):
+        full = evaluation(folder, RIGHT, [1.0] * 5)
+        rows = made if folder == a else sweep({1: 0.004, 8: 0.0022, 32: 0.001})
+        store(folder, rows, document(rows, full_dataset_metrics=full))
+    assert compare(a, "--save-baseline", file)[0] == compare(slow, "--save-baseline", file, "--name", "slow")[0] == 0
+    assert file.stat().st_size < 20_000
+    for name, folder in (("default", a), ("slow", slow)):
+        for judged in (a, slow):
+            code, shown, notes = compare(judged, "--baseline", file, "--name", name, "--json")
+            assert not notes, notes
+            kept = json.loads(shown)
+            direct = json.loads(compare(folder, judged, "--json")[1])
+            assert kept["verdict"] == direct["verdict"] and kept["accuracy"] == direct["accuracy"]
+            assert kept["changes"] == direct["changes"]
+            for one, other in zip(kept["rows"], direct["rows"], strict=True):
+                assert one["verdict"] == other["verdict"]
+                assert one["time_ratio"] == pytest.approx(other["time_ratio"], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("content", "arguments", "message"),
+    [
+        (None, [], "--save-baseline"),
+        ("[]", [], "is no file of baselines"),
+        ('{"schema_version": 9, "kind": "boundby_baselines", "baselines": {}}', [], "of version 1"),
+        ('{"schema_version": 1, "kind": "boundby_baselines", "baselines": {}}', [], "has no baseline 'default'"),
+    ],
+)
+def test_an_unusable_baseline_ends_with_2_and_the_way_out(compare, a, tmp_path, content, arguments, message) -> None:
+    file = tmp_path / "baselines.json"
+    if content:
+        files.write_text(file, content)
+    code, shown, notes = compare(a, "--baseline", file, *arguments)
+    assert (code, shown) == (2, "") and message in notes
+
+
+def test_markdown_is_a_table_that_makes_no_markup_of_names(compare: Command, a: Path, tmp_path: Path) -> None:
+    made = sweep({1: 0.004, 8: 0.0022, 32: 0.001})
+    name = {"name": "<b>@someone|x", "revision": None, "fingerprint": "0123abcd"}
+    code, shown, _ = compare(a, store(tmp_path / "b", made, document(made, model=name)), "--markdown")
+    lines = shown.splitlines()
+    assert code == 1 and lines[0].startswith("### ") and lines[2].startswith("REGRESSION: B is slower")
+    [header] = [at for at, line in enumerate(lines) if line.startswith("| dtype")]
+    assert lines[header + 1].startswith("| :-- | --: |") and lines[header + 3].endswith("| slower |")
+    assert r"\<b\>@<!-- -->someone" in shown and "@someone" not in shown and r"\|x" in shown
+
+
+def test_a_gate_says_beforehand_what_it_takes_to_find_a_slowdown() -> None:
+    known = {"rounds": 20, "timed_batches": 200, "latency_per_batch_ms_mean": 40.0}
+    rows = [{**row("float32", size), **known, "throughput_half_width_pct": 1.0} for size in (1, 8)]
+    assert "5 % with the budget of this run; a slowdown of 10 %" in facts.gate_text(document([], batch_sizes=rows))
+    assert "5 % at most half the time" in facts.gate_text(document([], batch_sizes=rows), 0.05)
+    loud = [{**each, "throughput_half_width_pct": 4.0} for each in rows]
+    assert "max_seconds_per_batch_size=" in facts.gate_text(document([], batch_sizes=loud))
+    assert facts.gate_text(document([], batch_sizes=[])) is None

@@ -152,7 +152,8 @@ class Machine:
     def predict_tokens(self, tokens):
         self.calls.append((len(tokens.ids), self.token_budget))
         seconds = 1e-5 * self.factor.get(self.token_budget, 1.0) * tokens.lengths.sum()
-        return SimpleNamespace(lengths=tokens.lengths, halvings=0, seconds=SimpleNamespace(compute_s=seconds))
+        useful = int(tokens.lengths.sum())
+        return SimpleNamespace(useful_tokens=useful, halvings=0, seconds=SimpleNamespace(compute_s=seconds))
 
 
 TEXTS_2000 = ["text"] * 2000
@@ -172,7 +173,26 @@ def test_a_long_evaluation_takes_the_smallest_budget_as_fast_as_the_fastest():
     few = tuning.choose_budget(machine, TEXTS_2000[:20], 10_000.0, 1e-5)
     assert (few.token_budget, few.reason) == (2048, "not measured: all texts together are too few")
     assert tuning.seconds_per_token(machine, TEXTS_2000) == pytest.approx(1e-5)
-    assert machine.calls == [(tuning.PROBE_ROWS, 2048)] * 2
+    assert machine.calls == [(21, 2048)] * 2  # a full batch: fewer texts would not fill a GPU
+
+
+def test_the_margin_of_near_ties_is_that_of_full_batches(monkeypatch):
+    class Rounds(Machine):
+        """Other kernels, with another result, from 1,024 tokens on."""
+
+        def with_guard_margin(self, margin):
+            return self
+
+        def predict_tokens(self, tokens):
+            return SimpleNamespace(logits=np.full((len(tokens.ids), 2), 0.5 * (tokens.lengths.sum() > 1024)))
+
+    monkeypatch.setattr(tuning, "in_dtype", lambda model, dtype: model)
+    monkeypatch.setattr(tuning, "one_by_one", lambda model, tokens, rows: np.zeros((len(rows), 2)))
+    found = [
+        tuning.guard_in_full_batches(Rounds({}, budget), None, TEXTS_2000, lambda difference, _: 2 * difference)
+        for budget in (512, 2048)
+    ]
+    assert found == [0.0, 1.0]
 
 
 def test_the_tokens_of_all_texts_follow_from_their_characters():

@@ -1,6 +1,7 @@
 """What makes an evaluation faster is settled by its plan, and a process that would do otherwise refuses to run."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ from tests import evaluation_workplace as workplace
 from utils.artifacts import EvaluationFolder
 from utils.errors import EnvironmentLacksError, PipelineError
 from utils.evaluation import plan as plans
-from utils.evaluation import tuning
+from utils.evaluation import planning, tuning
 
 LONG_S = 2000.0
 
@@ -52,6 +53,25 @@ def test_a_plan_without_the_trim_is_carried_out_without_it(here, monkeypatch):
     monkeypatch.setattr(last_layer, "reading", None)  # which nothing may call
     assert workplace.evaluate(settings, "run", "finalize") == [0, 0]
     assert json.loads(folder.metrics.read_text())["metrics"]["trim"] is False
+
+
+def test_what_follows_a_choice_of_precision_is_reckoned_in_that_precision(here, monkeypatch):
+    seconds = {"float32": 1.0, "float32_fast": 0.25}
+    asked: list[tuple[str, float]] = []
+
+    def chosen(model, tokenizer, sample, rule, options):
+        return SimpleNamespace(options=replace(options, precision="float32_fast"), report=None, reasons=())
+
+    def compilation(setting, predictor, compiled, texts, whole_s):
+        asked.append((predictor.options.precision, whole_s))
+        return plans.Compilation(False, "it is a test")
+
+    monkeypatch.setattr(planning, "choose_precision", chosen)
+    monkeypatch.setattr(tuning, "seconds_per_token", lambda predictor, _: seconds[predictor.options.precision])
+    monkeypatch.setattr(tuning, "whole_tokens", lambda *_: 8.0)
+    monkeypatch.setattr(tuning, "choose_compilation", compilation)
+    assert workplace.evaluate(here[1], "plan evaluation.precision=fastest") == [0]
+    assert asked == [("float32_fast", 2.0)]
 
 
 class Timed:

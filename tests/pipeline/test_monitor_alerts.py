@@ -59,6 +59,37 @@ def memory(values: list[float], name: str = "process_memory_bytes"):
     return loop.timer.snapshot()
 
 
+def learning(name: str, values: list[float]):
+    loop = Loop(None)
+    for value in values:
+        loop.step({"forward": 1.0}, {name: value})
+    return loop.timer.snapshot()
+
+
+@pytest.mark.parametrize(
+    ("look", "name", "quiet", "raised", "said"),
+    [
+        (alerts.not_finite, "loss", [1.0, float("nan"), *[1.0] * 100], [1.0, float("nan"), *[1.0] * 99], "at step 1"),
+        (alerts.not_finite, "grad_norm", [1.0], [1.0, float("inf")], "grad_norm: 1 of the last 2"),
+        (alerts.diverging, "loss", [1.0] * 30 + [2.0] * 20, [1.0] * 30 + [2.1] * 20, "2.1 over the last 20"),
+        (
+            alerts.diverging,
+            "eval_loss",
+            [1.0] * 20 + [0.1] * 20 + [0.4] * 20,
+            [1.0] * 20 + [9.0] * 20,
+            "after 1 before",
+        ),
+        (alerts.exploding, "grad_norm", [1.0] * 20 + [10.0], [1.0] * 20 + [10.1], "10.1 at step 20"),
+    ],
+)
+def test_a_loss_that_breaks_down_and_gradients_that_explode_are_said(look, name, quiet, raised, said):
+    assert look(learning(name, quiet)) is None
+    assert said in look(learning(name, raised))
+    if look is alerts.exploding:
+        with pytest.raises(Unwatched, match="records no metric grad_norm"):
+            look(learning("accuracy", quiet))
+
+
 def test_memory_that_rises_in_every_quarter_is_growth():
     said = alerts.memory_growth(memory([90 * MIB] * 10 + [(100 + step) * MIB for step in range(40)]))
     assert said == "process_memory_bytes grew by 30 MiB over the last 40 values, to 134 MiB"
@@ -136,7 +167,10 @@ def test_every_rule_is_stated_and_each_process_speaks_for_itself():
     fine, hungry = (replace(running(), rank=rank, world_size=2) for rank in (0, 1))
     hungry = replace(times_of([{"data": 9.0, "forward": 1.0}] * 40), rank=1, started_unix_s=1000.0)
     found = {each.name: each for each in alerts.watch([fine, hungry], 1001.0)}
-    assert list(found) == ["Slow step", "Input starvation", "Memory growth", "Throttling", "Stalled run"]
+    assert " · ".join(found) == (
+        "Slow step · Input starvation · Loss not a number · Diverging loss · Exploding gradients · Memory growth · "
+        "Throttling · Stalled run"
+    )
     assert found["Input starvation"].alerts == (
         "rank 1: 90% of the time of the last 40 steps went to the wait for the next batch",
     )

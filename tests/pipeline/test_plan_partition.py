@@ -163,11 +163,30 @@ def test_the_example_states_every_setting_and_can_be_planned_for(run, profile, t
         ({"links": {"pairs": [{"between": ["one", "two"], "gb_per_s": 1}] * 2}}, "gives one to two twice"),
         ({"links": {"default": {"gb_per_s": 0}}}, "greater than 0"),
         ({"workloads": {}}, "did you mean 'workload'?"),
+        ({"nodes": [{"name": "a", "kind": "cpu", "ramgb": 4}]}, "nodes[0].ramgb: unknown key, did you mean 'ram_gb'?"),
     ],
 )
 def test_wrong_nodes_end_with_two_and_say_where(run, profile, tmp_path, changes, says) -> None:
     code, _, err = run(profile, "--nodes", nodes(tmp_path, **changes))
     assert code == 2 and says in err and "nodes.yaml" in err
+
+
+def test_a_plan_is_made_of_what_lies_beside_the_profile_and_says_that_the_nodes_are_examples(run, profile, tmp_path):
+    expected = run(profile, "--nodes", nodes(tmp_path))[1]
+    (tmp_path / "results" / "layers").mkdir(parents=True)
+    shutil.copy(profile, tmp_path / "results" / "layers")
+    beside = (profile.with_name("gpt2_metrics.jsonl"), profile.with_name("gpt2_dashboard.html"))
+    for given in (*beside, tmp_path / "results", tmp_path / "results" / "report.html"):
+        code, shown, notes = run(given, "--nodes", nodes(tmp_path))
+        assert (code, shown) == (0, expected) and "not for this machine" not in notes
+    assert "not for this machine" in run(profile)[2]
+
+
+def test_a_preset_is_profiled_before_it_is_planned(run, tmp_path, monkeypatch):
+    made = profiles.gpt2()
+    monkeypatch.setattr(planning, "_measured", lambda model: replace(made, model_name=model))
+    code, shown, _ = run("distilgpt2", "--nodes", nodes(tmp_path))
+    assert code == 0 and "distilgpt2, profiled on" in shown
 
 
 def test_what_cannot_be_used_ends_with_two(run, profile, tmp_path) -> None:
@@ -178,6 +197,8 @@ def test_what_cannot_be_used_ends_with_two(run, profile, tmp_path) -> None:
     for arguments, says in (
         ([profile, other, "--nodes", known], "not of the same model: 17 and 11 units"),
         (["missing.json"], "missing.json is not there"),
+        (["no-such-preset"], "no such preset"),
+        ([profile, "--nodes", known, "--trial", known], "no run of a plan"),
         ([tmp_path / "other.json"], "is no summary of a profile by layer"),
         ([tmp_path / "empty"], "holds 0 profiles"),
         ([profile, profile], "is a second profile of kind 'cpu'"),

@@ -365,6 +365,15 @@ def test_wrong_input_ends_with_2_and_one_message(run, arguments, said):
     assert (code, shown) == (2, "") and said in notes and "Traceback" not in notes
 
 
+def test_memory_that_runs_out_is_answered_with_settings_of_this_tool(run, monkeypatch):
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(profiling, "profile", full)
+    code, _, notes = run("--architecture", "distilgpt2", "--device", "cpu")
+    assert code == 1 and "memory ran out (CUDA out of memory.); lower --batch-size or --sequence-length" in notes
+
+
 def test_preset_and_model_together_are_wrong_usage(run):
     with pytest.raises(SystemExit) as ended:
         run("--model", "org/model", "--architecture", "gpt2")

@@ -506,6 +506,34 @@ def test_what_the_copy_the_host_and_the_gpu_need_for_each_batch_is_kept_apart(mo
     assert asked == [GPU]  # calibrated once, not in every visit
 
 
+@pytest.mark.parametrize("takes", [True, False])
+def test_a_padded_batch_has_a_device_time_since_no_mask_is_read_while_the_gpu_is_held(
+    monkeypatch: pytest.MonkeyPatch, takes: bool
+) -> None:
+    class Reads(torch.nn.Module):
+        """Waits for the GPU to look at a mask of two dimensions, as transformers does, and `takes` a ready one."""
+
+        config = SimpleNamespace(_attn_implementation="sdpa")
+        is_causal = True
+
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
+            if attention_mask.dim() == 2:
+                gpu.synchronize()
+            elif not takes:
+                raise ValueError("a mask has two dimensions")
+            gpu.issue(ENQUEUE_S, DEVICE_S * input_ids.numel())
+            return SimpleNamespace(logits=input_ids)
+
+    gpu = QueuedGpu(FakeClock())
+    timer, _ = timer_on(gpu, monkeypatch)
+    timer.model = Reads()
+    batch = batch_on(gpu, 2, 4)
+    batch.is_padded, batch.attention_mask = True, torch.ones(2, 4)
+    found, reason = timer.on_device({0: batch})
+    assert [each.seconds for each in found if each.quantity == "device"] == ([8 * DEVICE_S] if takes else [])
+    assert (reason is None) == takes
+
+
 def test_a_device_time_that_is_not_known_for_every_batch_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = QueuedGpu(FakeClock(), keeps=False)
     timer, _ = timer_on(gpu, monkeypatch)
@@ -576,3 +604,29 @@ def test_out_of_memory_on_a_gpu_is_that_of_one_model_alone(monkeypatch: pytest.M
     made = in_turns(torch.device("meta"), [1, 4])  # no host, and no GPU whose memory a test could fill
     assert {visit.status for visit in made} == {"ok"}
     assert len(made) == 5 * 4
+
+
+def test_no_batch_is_timed_on_a_gpu_before_one_of_its_shape_has_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    from utils import profiler
+
+    seen, new = set[object](), list[object]()
+    forward, isolated = profiler.forward, BatchTimer.isolated
+
+    def noted(model: Any, batch: Any) -> Any:
+        seen.add(batch.shape)
+        return forward(model, batch)
+
+    def timed(self: BatchTimer, batches: Any, *least: Any) -> Any:
+        new.extend(batch.shape for batch in batches.values() if batch.shape not in seen)
+        return isolated(self, batches, *least)
+
+    monkeypatch.setattr(profiler, "forward", noted)
+    monkeypatch.setattr(BatchTimer, "isolated", timed)
+    monkeypatch.setattr(BatchTimer, "on_device", lambda timer, batches: ([], "it has no clock"))
+    clock = FakeClock()
+    owner = InferenceProfiler(
+        InDtype(clock, torch.float32, {}), FakeTokenizer(clock), torch.device("meta"), timer=Timer(clock)
+    )
+    texts = ["word " * (1 + number % 37) for number in range(400)]
+    take_turns([owner], Selection.of(texts, owner.tokenizer, 512, owner.device), Settings([1], num_runs=3))
+    assert seen and not new

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from boundby import files
-from utils.errors import EnvironmentLacksError
 from utils.quickstart import cache, texts
 from utils.quickstart.recipe import TINY, Recipe, Schedule
 from utils.quickstart.texts import INTENTS, PHRASES, PRODUCTS, expand, facts_of_one_review, forms_of
@@ -182,7 +181,7 @@ def test_a_build_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(files, "write_json", full_disk)
-    with pytest.raises(EnvironmentLacksError, match="No space left on device"):
+    with pytest.raises(OSError, match="No space left on device"):
         cache.prepare(tmp_path, progress=silent, recipe=SMALL)
     assert not cache.is_ready(tmp_path, SMALL)
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []

@@ -186,7 +186,7 @@ def test_an_engine_that_cannot_be_had_costs_its_own_row_alone_and_leaves_no_file
     assert run([*arguments, "variants.which=[openvino,openvino_bfloat16]"]) == 0
     assert by_name(folder)["openvino"]["why"] == "not_installed"
     said = capsys.readouterr().out.split()
-    missing = "not OpenVINO, OpenVINO bfloat16: openvino not installed: bash setup_environment.sh --engines"
+    missing = "not OpenVINO, OpenVINO bfloat16: openvino: not installed; bash setup_environment.sh --engines"
     assert missing in " ".join(said)  # once for both
 
 

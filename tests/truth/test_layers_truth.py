@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from boundby.layers.engine import ObservabilityEngine
+from boundby.layers.judgement import PASS
 from boundby.layers.probes import CallLog, CallTree, attached, find_targets, timing_probe
 from boundby.layers.report import Report
 from boundby.layers.timing import probe_cost_ns, time_runs
@@ -115,9 +116,9 @@ def test_the_calibrated_cost_is_that_in_a_model_of_many_small_layers(tmp_path):
     for attempt in range(ATTEMPTS):
         report = engine.profile(torch.ones(1, 4), 100)
         show(report, attempt)
-        if report.profile.coverage.status == "pass" or not is_disturbed(report):
+        if accounts_for_all(report) or not is_disturbed(report):
             break
-    assert report.profile.coverage.status == "pass"
+    assert accounts_for_all(report)
 
 
 def gpt2() -> Made:
@@ -171,9 +172,13 @@ def test_layers_account_for_the_time_of_the_whole_model(make: Callable[[], Made]
     for attempt in range(ATTEMPTS):
         report = engine.profile(inputs, num_runs)
         show(report, attempt)
-        if report.profile.coverage.status == "pass" or not is_disturbed(report):
+        if accounts_for_all(report) or not is_disturbed(report):
             break
-    assert report.profile.coverage.status == "pass"
+    assert accounts_for_all(report)
+
+
+def accounts_for_all(report: Report) -> bool:
+    return PASS[0] <= report.profile.coverage.ratio <= PASS[1]
 
 
 def is_disturbed(report: Report) -> bool:

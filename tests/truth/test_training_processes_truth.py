@@ -65,7 +65,7 @@ def test_two_real_processes_leave_their_files_and_one_summary(tmp_path: Path) ->
         (1, "finished", 11),
     ]
     assert {each["name"] for each in document["stages"]} == {"step", "data", "forward", "backward", "optimizer"}
-    assert document["training_verdict"]["ranks"] == [0, 1] and document["missing_ranks"] == []
+    assert document["verdict"]["ranks"] == [0, 1] and document["missing_ranks"] == []
 
 
 def test_two_ranks_of_lightning_write_files_of_their_own(tmp_path: Path) -> None:

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from utils.comparison.facts import Change, Results, Row, RunComparison, Unpaired
-from utils.render import plain_text
-from utils.render.blocks import Block, BulletList, DefinitionList, Paragraph, Table
+from utils.render import markdown, plain_text
+from utils.render.blocks import Block, BulletList, DefinitionList, Details, Heading, Paragraph, Table
 from utils.render.formatting import NOTHING, clean, listed, number
 
 HEADERS = ("dtype", "batch\nsize", "A\nsamples/s", "B\nsamples/s", "time of B\nagainst A", "95 %\ninterval", "verdict")
@@ -14,9 +14,19 @@ MOST_CHANGES = 12
 MORE_ROUNDS = "raise profiling.max_seconds_per_batch_size"
 
 
-def lines(comparisons: Sequence[RunComparison]) -> list[str]:
-    """Return one comparison, or several with the same first run, as lines of plain text."""
-    return plain_text.lines(_of_two(*comparisons) if len(comparisons) == 1 else _of_several(comparisons))
+def lines(comparisons: Sequence[RunComparison], gate: str | None = None) -> list[str]:
+    """Return one comparison, or several with the same first run, as plain text; `gate` is what a gate can find."""
+    gated = [Paragraph(f"{gate[0].upper()}{gate[1:]}.")] if gate else []
+    return plain_text.lines([*_blocks(comparisons), *gated])
+
+
+def markdown_text(comparisons: Sequence[RunComparison], gate: str | None = None) -> str:
+    """Return the same for a comment on a pull request, with all but verdict and table folded away."""
+    blocks = _blocks(comparisons)
+    place = next(place for place, block in enumerate(blocks) if isinstance(block, Table))
+    top, rest = blocks[: place + 1], blocks[place + 1 :]
+    gated = [Paragraph(f"{gate[0].upper()}{gate[1:]}.")] if gate else []
+    return markdown.text([Heading("Speed, by Boundby"), *top, *gated, Details("What is open, and what differs", rest)])
 
 
 def headline(comparison: RunComparison) -> str:
@@ -35,6 +45,10 @@ def headline(comparison: RunComparison) -> str:
         f"{listed(counted)} of {judged} rows" if counted else "",
     ]
     return f"{comparison.verdict.upper()}: {'; '.join(filter(None, said)) or 'no row could be judged'}"
+
+
+def _blocks(comparisons: Sequence[RunComparison]) -> list[Block]:
+    return _of_two(*comparisons) if len(comparisons) == 1 else _of_several(comparisons)
 
 
 def _speed(comparison: RunComparison, word: str) -> str:

@@ -3,7 +3,7 @@
 import csv
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from string import ascii_uppercase
@@ -11,6 +11,7 @@ from typing import NotRequired, TypedDict
 
 import msgspec
 
+from boundby import files
 from boundby.compare import (
     MINIMUM_EFFECT,
     Comparison,
@@ -21,6 +22,7 @@ from boundby.compare import (
     paired,
     paired_shares,
     rounds_for_same,
+    rounds_to_find,
 )
 from boundby.disturbance import Disturbance
 from boundby.stats import estimate, reach
@@ -51,6 +53,7 @@ FINGERPRINTS = {
     "machine_fingerprint": "machine (hardware, driver, quota)",
     "work_fingerprint": "work (rows, labels, max_length, method)",
 }
+GATES = (0.05, 0.10)  # slowdowns for which a gate says what it takes
 LEAST_QUIET = 3  # rounds; fewer give no interval worth having
 SAME_SHARE = 0.9  # of the rows of two runs of the same work that should be the same
 LEAST_SHARDS = 5  # as rounds: an interval from fewer says next to nothing
@@ -64,12 +67,12 @@ class Rounds:
     """What the rounds at one dtype and batch size say: `seconds` per sample of those that count, by their number.
 
     Rounds that nothing disturbed count, where there are `LEAST_QUIET`; else all do, `disturbed` of them, and no verdict
-    rests on them. `batches` are the places of those that each round timed, with their padded tokens.
+    rests on them. `batches` has a digest of the places of those that each round timed, with their padded tokens.
     """
 
     seconds: Mapping[int, float]
     disturbed: int = 0
-    batches: Mapping[int, frozenset[tuple[int, int]]] = field(default_factory=dict)
+    batches: Mapping[int, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, visits: Sequence[Visit]) -> "Rounds":
@@ -81,7 +84,7 @@ class Rounds:
             dict(zip((visit.round for visit in counted), values, strict=True)) if values else {},
             sum(visit.is_disturbed for visit in counted),
             {
-                visit.round: frozenset((timing.index, timing.tokens_padded) for timing in visit.of("isolated"))
+                visit.round: _digest(sorted({(each.index, each.tokens_padded) for each in visit.of("isolated")}))
                 for visit in visits
             },
         )
@@ -90,27 +93,6 @@ class Rounds:
         """Tell whether both timed the same batches, as far as both have rounds."""
         common = self.batches.keys() & other.batches.keys()
         return all(self.batches[number] == other.batches[number] for number in common)
-
-
-@dataclass(frozen=True)
-class Results:
-    """One run: where it lies, its document, by dtype and batch size what each round says, and the letter it goes by."""
-
-    path: Path
-    layout: Layout
-    document: Document
-    points: Mapping[Point, "Rounds"]
-    name: str = "A"
-
-    @property
-    def rows(self) -> dict[Point, SweepRow]:
-        """The rows of the document by dtype and batch size."""
-        return {(row["dtype"], row["batch_size"]): row for row in self.document["batch_sizes"]}
-
-    @property
-    def dtypes(self) -> list[str]:
-        """The dtypes of the sweep in their order."""
-        return list(dict.fromkeys(row["dtype"] for row in self.document["batch_sizes"]))
 
 
 class PlannedShard(msgspec.Struct, frozen=True):
@@ -144,17 +126,49 @@ class Cost(msgspec.Struct, frozen=True):
     seconds: float
 
 
-@dataclass(frozen=True)
-class Shards:
-    """The shards of a pass over the dataset, and the seconds of each."""
+class Shards(msgspec.Struct, frozen=True):
+    """The seconds of each shard of a pass over the dataset, and a digest of which rows each holds."""
 
-    rows: PlannedRows
-    shards: tuple[PlannedShard, ...]
+    rows: str
     seconds: tuple[float, ...]
 
-    def are_those_of(self, other: "Shards") -> bool:
-        """Tell whether both are of the same rows, shard by shard."""
-        return (self.rows, self.shards) == (other.rows, other.shards)
+
+class Marks(msgspec.Struct, frozen=True):
+    """Which predictions were right, in the order of `rows`; `digest` is that of these rows with their labels.
+
+    Where only the digest was kept, `rows` is None, and the marks can be held against those of equal rows alone.
+    """
+
+    digest: str
+    right: tuple[bool, ...]
+    rows: tuple[tuple[int, str], ...] | None = None
+
+
+@dataclass(frozen=True)
+class Results:
+    """One run: where it lies, its document, by dtype and batch size what each round says, and the letter it goes by.
+
+    `shards` and `marks` are those of the pass over the dataset, None where there are none; `parts` is what step 02 says
+    it depended on, None where it has not finished.
+    """
+
+    path: Path
+    document: Document
+    points: Mapping[Point, Rounds]
+    shards: Shards | None = None
+    marks: Marks | None = None
+    parts: Mapping[str, object] | None = None
+    name: str = "A"
+
+    @property
+    def rows(self) -> dict[Point, SweepRow]:
+        """The rows of the document by dtype and batch size."""
+        return {(row["dtype"], row["batch_size"]): row for row in self.document["batch_sizes"]}
+
+    @property
+    def dtypes(self) -> list[str]:
+        """The dtypes of the sweep in their order."""
+        return list(dict.fromkeys(row["dtype"] for row in self.document["batch_sizes"]))
 
 
 @dataclass(frozen=True)
@@ -332,7 +346,9 @@ def compare(
     if minimum_effect_pct is not None and not 0 < minimum_effect_pct < math.inf:
         raise InputError(f"--minimum-effect is {minimum_effect_pct:g}; give a percentage above 0, such as 2")
     if not 2 <= len(runs) <= len(ascii_uppercase):
-        raise InputError(f"a comparison takes 2 to {len(ascii_uppercase)} results folders; {len(runs)} given")
+        raise InputError(
+            f"a comparison takes 2 to {len(ascii_uppercase)} results folders, --baseline is one; {len(runs)} given"
+        )
     a, *others = (replace(run, name=name) for run, name in zip(runs, ascii_uppercase, strict=False))
     doubts = [tuple([*_differing_ground(a, b, force), *_unfinished(a, b)]) for b in others]
     documents = [run.document for run in runs]
@@ -376,7 +392,8 @@ def read(path: Path, layout: Layout) -> Results:
         raise InputError(f"{layout.raw_samples} is missing; a comparison needs every timing of the sweep") from None
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{folder}: its metrics and {layout.raw_samples.name} cannot be read: {error!r}") from None
-    return Results(path, layout, document, rounds_of(visit for visit in visits if _point(visit) in measured))
+    points = rounds_of(visit for visit in visits if _point(visit) in measured)
+    return Results(path, document, points, _shards(layout), _marks(layout), _parts(layout))
 
 
 def visits_of(rows: Iterable[Mapping[str, str]], document: Document) -> list[Visit]:
@@ -424,9 +441,9 @@ def rounds_of(visits: Iterable[Visit]) -> dict[Point, Rounds]:
     return {point: said for point, said in rounds.items() if said.seconds}
 
 
-def shards(results: Results) -> Shards | None:
+def _shards(layout: Layout) -> Shards | None:
     """Return the shards of the pass over the dataset; None where the folder has no complete set. Raises OSError."""
-    folder = EvaluationFolder(results.layout.evaluation)
+    folder = EvaluationFolder(layout.evaluation)
     try:
         plan = steps.read(folder.plan, Plan)
         costs = [steps.read(folder.cost(shard.id), Cost) for shard in plan.shards]
@@ -434,20 +451,27 @@ def shards(results: Results) -> Shards | None:
         return None
     if any(cost.plan != plan.fingerprint for cost in costs):
         return None
-    return Shards(plan.identity, plan.shards, tuple(cost.seconds for cost in costs))
+    rows = _digest(msgspec.to_builtins((plan.identity, plan.shards)))
+    return Shards(rows, tuple(cost.seconds for cost in costs))
 
 
-def predictions(results: Results) -> dict[int, tuple[str, bool]] | None:
-    """Return label name and whether the prediction was right by row id; None where the folder has no predictions."""
-    path = results.layout.predictions
+def _marks(layout: Layout) -> Marks | None:
+    """Return which predictions were right; None where the folder has no predictions."""
+    path = layout.predictions
     try:
         with path.open(encoding="utf-8", newline="") as file:
             rows = csv.DictReader(file)  # without labels nothing is right or wrong
-            return {int(row["row_id"]): (row["label_name"], row["correct"] == "1") for row in rows if row["correct"]}
+            known = [(int(row["row_id"]), row["label_name"], row["correct"] == "1") for row in rows if row["correct"]]
     except FileNotFoundError:
         return None
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path} cannot be read: {error!r}") from None
+    rows = tuple((number, label) for number, label, _ in known)
+    return Marks(_digest(rows), tuple(right for *_, right in known), rows)
+
+
+def _digest(value: object) -> str:
+    return files.sha256_of(value)[:16]
 
 
 def _document(path: Path) -> Document:
@@ -547,7 +571,7 @@ def _undisturbed(contrast: Contrast, a: Rounds, b: Rounds, names: tuple[str, str
 
 @dataclass(frozen=True)
 class Budget:
-    """What a sweep must spend so that a second one of the same work is found the same in nine of ten rows.
+    """What a sweep must spend so that a second one of the same work gives an answer in nine of ten rows.
 
     `enough` of `rows` measured ones have it already; `max_seconds` is that of the settings, None where rounds vary too
     much for any.
@@ -563,7 +587,7 @@ class Budget:
         return self.enough >= SAME_SHARE * self.rows
 
     def text(self, minimum_effect: float) -> str:
-        """Return what to set, as one line."""
+        """Return what to set so that equal runs are found the same, as one line."""
         now = f"{self.enough} of {self.rows} batch sizes" if self.enough else "no batch size"
         same = f"two runs of this work would be the same within {100 * minimum_effect:g} % at {now}"
         if self.max_seconds is None:
@@ -572,15 +596,47 @@ class Budget:
 
 
 def budget_for_same(document: Document) -> Budget | None:
-    """Return that budget by how much the rounds of this run varied; None where it has none."""
+    """Return the budget to find equal runs the same, by how much the rounds of this one varied; None if unknown."""
     least = minimum_effect(document)
+    return _budget(document, lambda spread, tests: rounds_for_same(spread, least))
+
+
+def gate_text(document: Document, least: float | None = None) -> str | None:
+    """Return what a later run must spend for a gate to catch a slowdown of `GATES`, as one line; None if unknown.
+
+    Every row of a gate is to catch it nine times in ten, with the minimum effect `least`, or that of the device.
+    """
+    least = least or minimum_effect(document)
+    said = []
+    for effect in GATES:
+        budget = _budget(document, lambda spread, tests, effect=effect: rounds_to_find(spread, effect, least, tests))
+        if budget is None:
+            return None
+        if effect <= least:
+            what = f"at most half the time, whatever is spent: --minimum-effect is {100 * least:g}"
+        elif budget.max_seconds is None:
+            what = "not reliably with any budget here: rounds vary too much, quiet the machine"
+        elif budget.enough == budget.rows:
+            what = "with the budget of this run"
+        else:
+            what = f"with profiling.max_seconds_per_batch_size={budget.max_seconds:.0f} in both runs"
+            what += f" (this one: {budget.enough} of {budget.rows} batch sizes)"
+        said.append(f"a slowdown of {100 * effect:g} % {what}")
+    return f"found in nine of ten runs: {'; '.join(said)}"
+
+
+def _budget(document: Document, rounds_for: Callable[[float, int], int | None]) -> Budget | None:
+    """Return the budget for the rounds that `rounds_for` asks for, by the spread of rounds and the number of rows."""
+    judged = [
+        (row, half_width, rounds)
+        for row in document["batch_sizes"]
+        if row["status"] in MEASURED
+        and (half_width := row.get("throughput_half_width_pct")) is not None
+        and (rounds := row.get("rounds"))
+    ]
     needs, enough = list[float](), 0
-    for row in document["batch_sizes"]:
-        half_width, rounds = row.get("throughput_half_width_pct"), row.get("rounds")
-        if row["status"] not in MEASURED or half_width is None or not rounds:
-            continue
-        varied = max(half_width / 100 / reach(1.0, rounds), 1e-6)
-        needed = rounds_for_same(varied, least)
+    for row, half_width, rounds in judged:
+        needed = rounds_for(max(half_width / 100 / reach(1.0, rounds), 1e-6), len(judged))
         if needed is None:
             needs.append(math.inf)
             continue
@@ -598,14 +654,19 @@ def accuracy(a: Results, b: Results) -> Accuracy | None:
 
     A row with another label in B is another row: it is left out, like one that only one run has predicted.
     """
-    first, second = predictions(a) or {}, predictions(b) or {}
-    common = [row for row in first if row in second and first[row][0] == second[row][0]]
+    if a.marks is None or b.marks is None or not a.marks.right:
+        return None
+    if a.marks.digest == b.marks.digest:
+        return Accuracy(paired_shares(a.marks.right, b.marks.right))
+    if a.marks.rows is None or b.marks.rows is None:
+        return None
+    first, second = (dict(zip(run.marks.rows, run.marks.right, strict=True)) for run in (a, b))
+    common = [row for row in first if row in second]
     if not common:
         return None
     alone = len(first) + len(second) - 2 * len(common)
     doubts = (f"{alone} row(s) of one run have no row of equal id and label in the other and are left out",)
-    shares = paired_shares([first[row][1] for row in common], [second[row][1] for row in common])
-    return Accuracy(shares, doubts if alone else ())
+    return Accuracy(paired_shares([first[row] for row in common], [second[row] for row in common]), doubts)
 
 
 def _row(pair: tuple[Point, Point], rounds: tuple[Rounds, Rounds], doubts: tuple[str, ...] = ()) -> Row:
@@ -633,10 +694,9 @@ def _whole_dataset(a: Results, b: Results) -> Row | None:
 
 
 def _shard_contrast(a: Results, b: Results) -> Contrast | None:
-    first, second = shards(a), shards(b)
-    if not first or not second or not first.are_those_of(second) or len(first.seconds) < LEAST_SHARDS:
+    if not a.shards or not b.shards or a.shards.rows != b.shards.rows or len(a.shards.seconds) < LEAST_SHARDS:
         return None
-    return paired(first.seconds, second.seconds)
+    return paired(a.shards.seconds, b.shards.seconds)
 
 
 def _differing_ground(a: Results, b: Results, force: bool) -> list[str]:
@@ -678,9 +738,7 @@ def _missing(a: Results, b: Results) -> tuple[Unpaired, ...]:
 
 def _changes(a: Results, b: Results) -> tuple[Change, ...]:
     """Return by dotted name what is not the same and is what a comparison is made to judge."""
-    parts_a, parts_b = _parts(a), _parts(b)
-    if not parts_a or not parts_b:  # a step that has not finished has no receipt
-        parts_a = parts_b = {}
+    parts_a, parts_b = (a.parts, b.parts) if a.parts and b.parts else ({}, {})
     first, second = _flat({**_facts(a), **parts_a}), _flat({**_facts(b), **parts_b})
     return tuple(
         Change(name, first.get(name), second.get(name))
@@ -698,12 +756,12 @@ def _facts(run: Results) -> dict[str, object]:
     }
 
 
-def _parts(run: Results) -> dict[str, object]:
-    """Return what the receipt of step 02 says it depended on; {} where there is none. Raises OSError."""
+def _parts(layout: Layout) -> dict[str, object] | None:
+    """Return what the receipt of step 02 says it depended on; None where there is none. Raises OSError."""
     try:
-        parts = steps.read(run.layout.receipt("02"), steps.Marker).parts
+        parts = steps.read(layout.receipt("02"), steps.Marker).parts
     except (FileNotFoundError, ValueError):
-        return {}
+        return None
     return {name: getattr(parts, name) for name in JUDGED_PARTS}
 
 

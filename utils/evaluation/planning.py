@@ -121,15 +121,19 @@ def make(wanted: Identity, dataset: Path, loaded: LoadedModel, workers: int) -> 
     options = PredictorOptions(max_length, _precision_of(wanted.dtype), wanted.token_budget)
     check_texts = rows.check_texts(dataset, shards, extremes.offsets, CHECK_TEXTS)
     predictor = Predictor(loaded.model, loaded.tokenizer, options, check_texts)
-    token_s = tuning.seconds_per_token(predictor, check_texts)
     texts = rows.first_texts(dataset, shards, tuning.SAMPLE_ROWS)
-    whole_s = token_s * tuning.whole_tokens(predictor, texts, extremes.characters)
+    tokens = tuning.whole_tokens(predictor, texts, extremes.characters)
+    token_s = tuning.seconds_per_token(predictor, texts)
+    whole_s = token_s * tokens
     chosen = _precision(wanted, loaded, predictor, rows.first_rows(dataset, shards, SAMPLE_ROWS), whole_s)
     if chosen.options.precision != options.precision:
         predictor = Predictor(loaded.model, loaded.tokenizer, chosen.options, check_texts)
+        token_s = tuning.seconds_per_token(predictor, texts)  # what the rest of the plan costs and saves is in this one
+        whole_s = token_s * tokens
     budget = _budget(wanted, predictor, texts, (whole_s, token_s))
     predictor = predictor.with_token_budget(budget.token_budget)
     compiled = _compilation(wanted, loaded, predictor, (check_texts, texts), whole_s / workers)
+    guard = _guard(wanted, loaded, predictor, texts, chosen.options.guard_margin)
     choices = Choices(
         token_budget=budget.token_budget,
         batching=BATCHING,
@@ -139,7 +143,7 @@ def make(wanted: Identity, dataset: Path, loaded: LoadedModel, workers: int) -> 
         max_length=max_length,
         precision=chosen.options.precision,
         dtype=str(PRECISIONS[chosen.options.precision].dtype).removeprefix("torch."),
-        guard_margin=compiled.guard(chosen.options.guard_margin),
+        guard_margin=compiled.guard(guard),
         threads_per_worker=threads,
     )
     places = Places(str(dataset.absolute()), str(loaded.source.path.absolute()), loaded.source.name)
@@ -182,6 +186,8 @@ def _precision(wanted: Identity, loaded: LoadedModel, predictor: Predictor, samp
     if wanted.precision == "same" and options.precision != "float32":
         return _unmeasured(options, f"evaluation.precision=same computes in model.dtype={wanted.dtype}")
     cost_s = PASSES * whole_s * len(sample.texts) / wanted.rows
+    if is_gpu(predictor.device):  # one text after another is bound by launch there, and far longer than in batches
+        cost_s += len(sample.texts) * tuning.seconds_alone(loaded.model, predictor, sample.texts)
     if wanted.precision == "same" and whole_s < PAYS * cost_s:
         guard = same_guard(predictor.check.max_abs_difference, predictor.check.largest_logit)
         reason = f"that would take about {cost_s:.0f} s, all texts about {whole_s:.0f} s"
@@ -199,6 +205,14 @@ def _precision(wanted: Identity, loaded: LoadedModel, predictor: Predictor, samp
     )
     reason = f"the fastest on {len(sample.texts)} texts that evaluation.precision={wanted.precision} allows"
     return _Chosen(choice.options, reason, choice.report, choice.reasons)
+
+
+def _guard(wanted: Identity, loaded: LoadedModel, predictor: Predictor, texts: Sequence[str], margin: float) -> float:
+    """Return the margin below which a row is computed again, at least `margin`, from batches of the chosen budget."""
+    if not margin:
+        return margin
+    rule = same_guard if wanted.precision == "same" else lambda difference, _: 2 * difference
+    return max(margin, tuning.guard_in_full_batches(predictor, loaded.model, texts, rule))
 
 
 def _unmeasured(options: PredictorOptions, reason: str) -> _Chosen:

@@ -211,8 +211,7 @@ class Storage:
             if self._is_local:
                 whole = Path(where).with_name(files.temporary_name(name))
                 try:
-                    whole.write_bytes(content)
-                    files.sync(whole)
+                    files.write_bytes(whole, content)
                     os.link(whole, where)
                 finally:
                     whole.unlink(missing_ok=True)

@@ -1,29 +1,67 @@
 """Choose tokens per batch, and whether layers are compiled, by measuring where a long evaluation pays for it."""
 
+import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
+import torch
 
 from boundby.device import is_host
-from boundby.inference import Predictor, compile_obstacle, search_token_budget
+from boundby.inference import Predictor, compile_obstacle, one_by_one, search_token_budget
 from boundby.inference.planning import BUDGET_ROUNDS as SEARCH_ROUNDS
 from boundby.inference.planning import token_budgets
+from boundby.inference.reference import in_dtype
+from boundby.inference.selfcheck import check_rows
 from utils.errors import EnvironmentLacksError, PipelineError
 from utils.evaluation.plan import Budget, Compilation
 
-PROBE_ROWS = 32
 SAMPLE_ROWS = 2048
+ALONE = 16  # texts that are timed one by one
 BATCHES = 2  # full ones of the largest budget that the texts of a search must make
 SHARE, MOST_S = 0.02, 30.0  # of the evaluation, and at most, that the search may take
 LEAST_BUDGET = 256
 
 
 def seconds_per_token(predictor: Predictor, texts: Sequence[str]) -> float:
-    """Return about how long a token takes, from some of the texts, spread over all; the first pass is cold."""
-    some = texts[:: -(-len(texts) // PROBE_ROWS)]
+    """Return about how long a token takes in a full batch of these texts, drawn at random; the first pass is cold.
+
+    A few texts alone would not fill a large GPU, on which a token would seem to take several times as long.
+    """
+    some = full_batch(predictor, texts)
     predictor.predict(some)
     prediction = predictor.predict(some)
-    return prediction.seconds.compute_s / int(prediction.lengths.sum())
+    return prediction.seconds.compute_s / prediction.useful_tokens
+
+
+def seconds_alone(model: Any, predictor: Predictor, texts: Sequence[str]) -> float:
+    """Return about how long a text takes by itself in float32, from a few of them, the first of which is cold."""
+    tokens, exact = predictor.tokenize(texts[: ALONE + 1]), in_dtype(model, torch.float32)
+    one_by_one(exact, tokens, [0])
+    start = time.perf_counter()
+    one_by_one(exact, tokens, range(len(tokens.ids)))
+    return (time.perf_counter() - start) / len(tokens.ids)
+
+
+def full_batch(predictor: Predictor, texts: Sequence[str]) -> list[str]:
+    """Return texts with as many tokens as one batch may have, or one text more; all where they have fewer together."""
+    order = np.random.default_rng(0).permutation(len(texts))
+    tokens = np.cumsum(predictor.tokenize(texts).lengths[order])
+    return [texts[row] for row in order[: int(np.searchsorted(tokens, predictor.token_budget)) + 1]]
+
+
+def guard_in_full_batches(predictor: Predictor, model: Any, texts: Sequence[str], guard: Callable[..., float]) -> float:
+    """Return the margin below which a row is computed again: what `guard` makes of the largest difference and logit.
+
+    Some texts of a batch as full as those of the evaluation are computed one by one, too: its products may be of other
+    kernels than those of the few texts on which a precision was chosen.
+    """
+    batch = full_batch(predictor, texts)
+    tokens = predictor.tokenize(batch)
+    rows = check_rows(tokens.lengths)
+    found = predictor.with_guard_margin(0.0).predict_tokens(tokens).logits[rows]
+    reference = one_by_one(in_dtype(model, torch.float32), tokens, rows)
+    return guard(float(np.abs(found - reference).max()), float(np.abs(reference).max()))
 
 
 def whole_tokens(predictor: Predictor, texts: Sequence[str], characters: int) -> float:

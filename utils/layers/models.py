@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from boundby.device import pick_device
+from boundby.whole_set import Shape
 from utils import hub
 from utils.errors import EnvironmentLacksError, InputError
 from utils.layers import Model
@@ -193,6 +194,11 @@ def inputs_for(model: torch.nn.Module, batch_size: int, sequence_length: int) ->
             "alone: give yours to boundby.layers.engine.ObservabilityEngine in a program of your own"
         )
     return make(model, model.config, batch_size, sequence_length, next(model.parameters()).device)
+
+
+def shape_of(inputs: Mapping[str, torch.Tensor]) -> str | None:
+    """Return what one run takes in words; None where it is no text."""
+    return str(Shape(*inputs["input_ids"].shape)) if "input_ids" in inputs else None
 
 
 def _tokens(

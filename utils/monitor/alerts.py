@@ -27,6 +27,9 @@ GROWTH_SKIPPED = 10  # steps at the start of a run, in which allocators fill up
 GROWTH_SHARE = 0.05
 GROWTH_BYTES = 16 * 2**20
 THROTTLE_VALUES = 20
+GRADIENTS = "grad_norm"  # the metric
+EXPLODED = 10.0
+DIVERGED = 2.0
 REASONS_METRIC = "gpu_clock_event_reasons"
 REASONS = {  # bits of NVML
     0x8: "hardware slowdown",
@@ -60,6 +63,9 @@ def watch(ranks: Sequence[StageTimes], now_unix_s: float, stall_s: float = STALL
     return (
         _finding("Slow step", SLOW_RULE, slow_step, ranks),
         _finding("Input starvation", STARVED_RULE, input_starvation, ranks),
+        _finding("Loss not a number", NOT_FINITE_RULE, not_finite, ranks),
+        _finding("Diverging loss", DIVERGING_RULE, diverging, ranks),
+        _finding("Exploding gradients", EXPLODING_RULE, exploding, ranks),
         _finding("Memory growth", GROWTH_RULE, memory_growth, ranks),
         _finding("Throttling", THROTTLE_RULE, throttling, ranks),
         _finding("Stalled run", stall_rule(stall_s), lambda times: stalled(times, now_unix_s, stall_s), ranks),
@@ -124,6 +130,85 @@ def input_starvation(times: StageTimes) -> str | None:
     if share <= STARVED_SHARE:
         return None
     return f"{share:.0%} of the time of the last {table.num_steps} steps went to the wait for the next batch"
+
+
+NOT_FINITE_RULE = (
+    f"One of the last {WINDOW} values of a loss or of the norm of the gradients is no finite number. A loss is a metric"
+    " named loss, or with a name that ends so; the norm is grad_norm."
+)
+
+
+def not_finite(times: StageTimes) -> str | None:
+    """Return the losses and norms that are NaN or infinite."""
+    found = []
+    for name in _of_learning(times, (*_losses(times), GRADIENTS)):
+        steps, values = _values(times, name)
+        bad = ~np.isfinite(values[-WINDOW:])
+        if bad.any():
+            found.append(f"{name}: {int(bad.sum())} of the last {len(bad)}, first at step {steps[-WINDOW:][bad][0]}")
+    return "; ".join(found) or None
+
+
+DIVERGING_RULE = (
+    f"The median of the last {LEAST} values of a loss is more than {DIVERGED:g} times the lowest median of {LEAST} in a"
+    f" row before (at least {2 * LEAST} values), and more than half of that of the first {LEAST}."
+)
+
+
+def diverging(times: StageTimes) -> str | None:
+    """Return the losses that rise again."""
+    found = []
+    for name in _of_learning(times, _losses(times)):
+        _, values = _values(times, name)
+        values = values[np.isfinite(values)]
+        medians = [float(np.median(values[at : at + LEAST])) for at in range(0, len(values) - LEAST, LEAST)]
+        newest, lowest = float(np.median(values[-LEAST:])) if len(values) else 0.0, min(medians, default=0.0)
+        if len(values) >= 2 * LEAST and 0 < DIVERGED * lowest < newest and newest > medians[0] / 2:
+            found.append(f"{name}: {newest:.4g} over the last {LEAST} values, after {lowest:.4g} before")
+    return "; ".join(found) or None
+
+
+EXPLODING_RULE = (
+    f"One of the last {WINDOW} values of {GRADIENTS} is more than {EXPLODED:g} times the median of the up to {WINDOW}"
+    f" before it (at least {LEAST})."
+)
+
+
+def exploding(times: StageTimes) -> str | None:
+    """Return the steps with far larger gradients than before."""
+    [name] = _of_learning(times, [GRADIENTS])
+    steps, values = _values(times, name)
+    known = np.isfinite(values)
+    steps, values = steps[known], values[known]
+    newest = range(max(LEAST, len(values) - WINDOW), len(values))
+    usual = {at: float(np.median(values[max(0, at - WINDOW) : at])) for at in newest}
+    wild = [at for at in newest if values[at] > EXPLODED * usual[at] > 0]
+    if not wild:
+        return None
+    worst = max(wild, key=lambda at: float(values[at]))
+    return (
+        f"{len(wild)} of the last {len(newest)} values; the largest is {values[worst]:.4g} at step {steps[worst]},"
+        f" where {usual[worst]:.4g} is usual"
+    )
+
+
+def _losses(times: StageTimes) -> list[str]:
+    return [name for name in times.metric_names if name == "loss" or name.endswith("_loss")]
+
+
+def _of_learning(times: StageTimes, names: Sequence[str]) -> list[str]:
+    """Return those of the metrics that the run records. Raises `Unwatched` where it records none of them."""
+    known = [name for name in names if name in times.metric_names]
+    if not known:
+        wanted = " or ".join(names) if names else "loss"
+        raise Unwatched(f"the run records no metric {wanted}")
+    return known
+
+
+def _values(times: StageTimes, metric: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the steps and all values of a metric, those that are no finite numbers among them."""
+    rows = times.metric_rows[times.metric_rows["metric"] == times.metric_names.index(metric)]
+    return rows["step"], rows["value"]
 
 
 GROWTH_RULE = (

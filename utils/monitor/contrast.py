@@ -44,8 +44,10 @@ class Contrast:
     minimum_effect: float
 
 
-def contrast(a: StageTimes, b: StageTimes) -> Contrast:
+def contrast(a: StageTimes, b: StageTimes, minimum_effect: float | None = None) -> Contrast:
     """Return the comparison of two processes by their undisturbed steps, on the clock of the host.
+
+    A difference below `minimum_effect`, by default that of their device, is none.
 
     The rounds are windows of consecutive steps, since neighbouring steps are alike. Raises ValueError where a run has
     too few steps.
@@ -58,7 +60,7 @@ def contrast(a: StageTimes, b: StageTimes) -> Contrast:
     pairs = {name: (_seconds(tables[0], name), _seconds(tables[1], name)) for name in names}
     judged = {name: _independent(*pair) for name, pair in pairs.items()}
     contrasts = {name: each for name, each in judged.items() if isinstance(each, compare.Contrast)}
-    effect = MINIMUM_EFFECT["cuda" if a.device or b.device else "cpu"]
+    effect = minimum_effect or MINIMUM_EFFECT["cuda" if a.device or b.device else "cpu"]
     verdicts = dict(zip(contrasts, compare.judge(list(contrasts.values()), effect), strict=True))
     rows = tuple(_row(name, pairs[name], tables, verdicts.get(name), judged[name]) for name in names)
     return Contrast(rows, (len(tables[0].numbers), len(tables[1].numbers)), effect)

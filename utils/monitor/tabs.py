@@ -32,12 +32,10 @@ MOST_OPERATORS = 25
 BINS = 40
 WHOLE = "whole step; share in no stage"
 OPERATORS = ("name", "calls", "cpu_self_ms", "cpu_total_ms", "device_self_ms", "flops", "input_shapes")
-HOW = """profiler.metrics({
-    "process_memory_bytes": psutil.Process().memory_info().rss,
-    "gpu_memory_allocated_bytes": torch.cuda.memory_allocated(),
-})"""
+HOW = """profiler.metrics({"process_memory_bytes": psutil.Process().memory_info().rss})"""
 PREVIEW_BYTES = 20_000
 HEIGHT, WITH_LEGEND = 260, 340  # of a chart, in pixels
+CARD = 230  # holds "59.9 min ago" whole
 LONGEST_OF_TWO = 14  # characters of names that stand beside one another on a telephone
 AT_HAND_BYTES = 4 * 2**20  # of a file that is offered as it is; a larger one is read when it is asked for
 READABLE = (".json", ".jsonl", ".csv", ".txt", ".log", ".yaml", ".md")
@@ -131,7 +129,7 @@ def overview(shown: Shown) -> None:
         nothing(shown.entry, shown.processes)
         return
     faults(shown.processes)
-    for part in (_state, _alerts, _verdict, _steps, _metrics, _given_up):
+    for part in (_verdict, _state, _alerts, _steps, _metrics, _given_up):
         with st.container():  # so that one which grows does not push the others out of their places
             part(shown)
 
@@ -146,18 +144,17 @@ def _state(shown: Shown) -> None:
         if each.error:
             st.text(f"rank {each.rank}: {each.error}")
     step = times.step.host_s if times.step else None
-    p95 = text.seconds(step.p95) if step and step.p95 is not None else "too few steps"
     facts = {
         "Last step": text.count(times.last_step) if times.last_step is not None else "none yet",
         "Step, median": text.seconds(step.median if step else None),
-        "Step, 95th percentile": p95,
+        **({"Step, 95th percentile": text.seconds(step.p95)} if step and step.p95 is not None else {}),
         "Duration": text.seconds(times.elapsed_s),
         "Written": text.ago(shown.entry.changed_unix_s, shown.now),
         "Processes": f"{len(shown.ranks)} of {times.world_size}",
     }
     with st.container(horizontal=True):
         for name, value in facts.items():
-            st.metric(name, value, border=True, width=170)
+            st.metric(name, value, border=True, width=CARD)
 
 
 def _alerts(shown: Shown) -> None:

@@ -14,6 +14,7 @@ from boundby import files
 from boundby.layers.records import ModelProfile
 from boundby.layers.report import read_profile
 from boundby.partition import ExecutionPlanner, Infeasible, Link, Links, PartitionPlan, VirtualNode
+from boundby.partition.plan import Measured
 from boundby.partition.planner import kind_of
 from boundby.partition.solver import Objective
 from utils.config import Name, Section
@@ -21,7 +22,8 @@ from utils.errors import InputError
 from utils.yaml_settings import load
 
 SCHEMA_VERSION = 2
-SUMMARIES = "*_summary.json"
+SUMMARIES, MODEL = "*_summary.json", "config.json"
+MOST_SECONDS = 120.0  # to profile a model that has no profile yet
 WITH_KIND = re.compile(r"([A-Za-z][\w-]*)=(.+)", re.DOTALL)
 SHAPE = re.compile(r"\w+\[(\d+)(?:, (\d+))?")
 
@@ -129,13 +131,15 @@ def read_nodes(path: Path) -> NodesConfig:
 def read_profiles(given: Sequence[str]) -> Profiles:
     """Return the profiles by kind of node; each is given as FILE, as a folder with one, or as KIND=FILE.
 
+    A preset, and a folder with a model and no profile, is profiled here.
+
     Raises InputError where one cannot be read or a kind has two.
     """
     profiles: Profiles = {}
     for each in given:
         stated = None if Path(each).exists() else WITH_KIND.fullmatch(each)
         kind, path = (stated[1], stated[2]) if stated else (None, each)
-        profile = _read(Path(path))
+        profile = _measured(path) if _is_model(Path(path)) else _read(Path(path))
         kind = kind or kind_of(profile)
         if kind in profiles:
             raise InputError(f"{path} is a second profile of kind {kind!r}; name the kind of one: KIND={path}")
@@ -143,10 +147,28 @@ def read_profiles(given: Sequence[str]) -> Profiles:
     return profiles
 
 
+def read_trials(paths: Sequence[Path]) -> list[Measured]:
+    """Return what `run_plan.py` kept of its runs. Raises InputError for a file that holds none."""
+    trials = []
+    for path in paths:
+        try:
+            trials.append(files.read_as(path, Measured))
+        except (OSError, ValueError) as error:
+            raise InputError(f"--trial {path}: no run of a plan ({error}); run_plan.py PLAN keeps one") from None
+    return trials
+
+
 def plan(
-    profiles: Profiles, settings: NodesConfig, objective: Objective, requests: int | None
+    profiles: Profiles,
+    settings: NodesConfig,
+    objective: Objective,
+    requests: int | None,
+    trials: Sequence[Measured] = (),
 ) -> tuple[PartitionPlan | None, Infeasible | None]:
-    """Return the best plan, or what is missing for one. Raises InputError for what cannot be planned."""
+    """Return the best plan, or what is missing for one; `trials` are runs of plans that calibrate nodes and links.
+
+    Raises InputError for what cannot be planned.
+    """
     if (objective == "requests") != (requests is not None):
         raise InputError("--objective requests and --requests M go together: M is how many are to be done soonest")
     workload = settings.workload
@@ -158,10 +180,11 @@ def plan(
             extra_live_bytes=None if extra is None else round(extra * MB),
             inputs_in_flight=workload.inputs_in_flight,
         )
+        nodes, links = planner.calibrated([node.virtual() for node in settings.nodes], settings.link_table(), trials)
         found = planner.generate_plan(
-            [node.virtual() for node in settings.nodes],
+            nodes,
             objective,
-            settings.link_table(),
+            links,
             requests=1 if requests is None else requests,
             overlap=settings.overlap,
             in_order=settings.in_order,
@@ -266,9 +289,43 @@ def _place(model: str) -> str:
     return str(Path(model).resolve()) if Path(model).is_dir() else model
 
 
+def _is_model(path: Path) -> bool:
+    if path.exists():
+        return (path / MODEL).is_file() and not any(path.glob(SUMMARIES))
+    return not path.suffix and path.name == str(path)  # a preset; what is none is told by its loader
+
+
+def _measured(model: str) -> ModelProfile:
+    """Profile the model on one text of the usual length and leave the files of it where profiles lie."""
+    from utils.layers import LayerSettings, Model, models, profiling
+
+    settings = LayerSettings()
+    measured = settings.measurement
+    which = Model(name=model) if Path(model).is_dir() else Model(architecture=model)
+    chosen = models.prepare(which)
+    inputs = models.inputs_for(chosen.model, measured.batch_size, measured.sequence_length)
+    report, _ = profiling.profile(
+        chosen.model,
+        inputs,
+        name=chosen.name,
+        folder=Path(settings.output.dir),
+        limits=None,
+        num_runs=measured.num_samples,
+        warmup_runs=measured.warmup_runs,
+        max_seconds=MOST_SECONDS,
+        shape=models.shape_of(inputs),
+    )
+    return report.profile
+
+
 def _read(path: Path) -> ModelProfile:
+    if path.name.endswith("_metrics.jsonl"):  # it has the times of every run; all else is in the summary beside it
+        path = path.with_name(path.name.replace("_metrics.jsonl", "_summary.json"))
+    elif path.suffix in (".html", ".txt"):  # a report, or the dashboard
+        beside = path.with_name(path.name.replace("_dashboard.html", "_summary.json"))
+        path = beside if beside.is_file() else path.parent
     if path.is_dir():
-        summaries = sorted(path.glob(SUMMARIES))
+        summaries = sorted(path.glob(SUMMARIES)) or sorted((path / "layers").glob(SUMMARIES))
         if len(summaries) != 1:
             raise InputError(f"{path} holds {len(summaries)} profiles ({SUMMARIES}); name one file")
         [path] = summaries

@@ -32,7 +32,7 @@ def _bars(axes: Axes, rows: Sequence[Ranked], colour: str) -> None:
     milliseconds = [1e3 * row.seconds for row in rows]
     texts = [f"{number(time)} ms ({100 * row.share:.1f} %)" for time, row in zip(milliseconds, rows, strict=True)]
     names = [shortened(row.label, LONGEST_LAYER) for row in rows]
-    bars(axes, names, milliseconds, texts, 1.4, color=colour, label="median time")
+    bars(axes, names, milliseconds, texts, 1.4, color=colour, label="mean time")
     gains = [1e3 * (row.gain_at_limit_s or 0.0) for row in rows]
     if any(gains):
         left = [time - gain for time, gain in zip(milliseconds, gains, strict=True)]

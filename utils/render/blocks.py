@@ -5,49 +5,44 @@ whose text ends with a colon announces the one below it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+import msgspec
 
-@dataclass(frozen=True)
-class Heading:
+
+class Heading(msgspec.Struct, frozen=True):
     """The title of a section, which lasts until the next heading."""
 
     text: str
 
 
-@dataclass(frozen=True)
-class Paragraph:
+class Paragraph(msgspec.Struct, frozen=True):
     """Running text; `strong` are its opening words."""
 
     text: str
     strong: str = ""
 
 
-@dataclass(frozen=True)
-class BulletList:
+class BulletList(msgspec.Struct, frozen=True):
     """Findings of equal rank."""
 
     items: Sequence[str]
 
 
-@dataclass(frozen=True)
-class OrderedList:
+class OrderedList(msgspec.Struct, frozen=True):
     """Entries of falling rank, each of blocks of its own."""
 
     items: Sequence[Sequence["Block"]]
 
 
-@dataclass(frozen=True)
-class DefinitionList:
+class DefinitionList(msgspec.Struct, frozen=True):
     """Labels with their values."""
 
     pairs: Sequence[tuple[str, str]]
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(msgspec.Struct, frozen=True):
     """Rows of cells below `headers`, which may have several lines; columns of numbers but for those listed in `left`.
 
     `notes` stand below the table: what its gaps mean, what makes its figures doubtful.
@@ -60,23 +55,20 @@ class Table:
     notes: Sequence[str] = ()
 
 
-@dataclass(frozen=True)
-class CodeBlock:
+class CodeBlock(msgspec.Struct, frozen=True):
     """A command line for a shell."""
 
     command: str
 
 
-@dataclass(frozen=True)
-class Figure:
+class Figure(msgspec.Struct, frozen=True):
     """A picture in a PNG file; `description` says what a person who cannot see it misses."""
 
     path: Path
     description: str
 
 
-@dataclass(frozen=True)
-class Card:
+class Card(msgspec.Struct, frozen=True):
     """The answer: its title, entries of a label with texts and perhaps a command, and the same as lines of text."""
 
     title: str
@@ -84,16 +76,14 @@ class Card:
     lines: Sequence[str]
 
 
-@dataclass(frozen=True)
-class Details:
+class Details(msgspec.Struct, frozen=True):
     """What a page shows when its title is opened, and a text leaves out."""
 
     title: str
     blocks: Sequence["Block"]
 
 
-@dataclass(frozen=True)
-class Admonition:
+class Admonition(msgspec.Struct, frozen=True):
     """A warning about the whole report."""
 
     blocks: Sequence["Block"]
@@ -114,8 +104,7 @@ Block: TypeAlias = (
 )
 
 
-@dataclass(frozen=True)
-class Document:
+class Document(msgspec.Struct, frozen=True):
     """A report: what kind it is, what it is about, a line of detail, its content, and a word or two on its standing."""
 
     kind: str

@@ -5,7 +5,6 @@ import functools
 import importlib
 import importlib.util
 import os
-import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -112,8 +111,6 @@ class Job:
 
 Say = Callable[[str], object]
 
-RUNS = Path("runs")
-RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 REFUSED = 0
 NEEDED = {"loop": (), "trainer": ("accelerate",), "lightning": ("lightning",)}
 
@@ -141,13 +138,11 @@ def claim(process: Process, settings: TrainingSettings, run_id: str | None, outp
 
     Raises InputError for a run id that is no plain name, or a folder that holds something.
     """
-    if run_id is not None and not RUN_ID.fullmatch(run_id):
-        raise InputError(f"--run-id {run_id!r}: letters, digits, '.', '_' and '-' only, at most 100; no path")
     moment_ns = process.agreed(time.time_ns())
-    folder = output or RUNS / (run_id or _name(settings, moment_ns))
+    folder = run_folder.named(run_id, output, _name(settings, moment_ns))
     if process.is_first:
         try:
-            _make(folder)
+            run_folder.make(folder)
         except Exception:
             process.agreed(REFUSED)
             raise
@@ -160,20 +155,6 @@ def _name(settings: TrainingSettings, moment_ns: int) -> str:
     moment = datetime.fromtimestamp(moment_ns / 1e9, UTC)
     stamp = f"{moment:%Y%m%dT%H%M%S}.{moment.microsecond // 1000:03d}Z"
     return f"{stamp}-{settings.model}-{settings.framework}"
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()):
-            what = "an earlier run" if run_folder.is_run(folder) else "other files"
-            raise InputError(f"{folder}: holds {what}; nothing is overwritten: give another --run-id or --output")
-    except (FileExistsError, NotADirectoryError):
-        raise InputError(f"{folder}: is no folder; give another --run-id or --output") from None
-    except OSError as error:
-        raise EnvironmentLacksError(
-            f"{folder}: cannot be written: {error.strerror}; give another --output, or make room"
-        ) from None
 
 
 def _job(settings: TrainingSettings, process: Process, folder: Path, note: Say) -> Job:

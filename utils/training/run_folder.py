@@ -1,6 +1,7 @@
 """The folder of a training run: its name, what says that it is one of ours, and what was found in it."""
 
 import os
+import re
 import time
 from pathlib import Path
 
@@ -10,10 +11,13 @@ from boundby.training.judgement import TrainingVerdict, judge_training
 from boundby.training.records import UNUSUAL
 from boundby.training.results import NO_STAGES, STAGE_COLUMNS, RunFiles, read_trace_verdict, stage_rows
 from utils.credentials import removed
+from utils.errors import EnvironmentLacksError, InputError
 from utils.render.blocks import Block, Paragraph, Table
 from utils.training.settings import Plan, TrainingSettings
 
 CONFIG, KIND, SCHEMA_VERSION = "config.json", "training_run", 1
+RUNS = Path("runs")
+RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 SCALARS = "tensorboard"  # the folder of the scalars
 PACKAGES = ("torch", "transformers", "accelerate", "lightning", "numpy", "scikit-learn")
 
@@ -36,6 +40,28 @@ def describe(folder: Path, settings: TrainingSettings, plan: Plan) -> None:
         "environment": environment.settings(),
     }
     files.write_json(folder / CONFIG, document)
+
+
+def named(run_id: str | None, output: Path | None, name: str) -> Path:
+    """Return the folder that is asked for, or one of this name. Raises InputError for a run id that is a path."""
+    if run_id is not None and not RUN_ID.fullmatch(run_id):
+        raise InputError(f"--run-id {run_id!r}: letters, digits, '.', '_' and '-' only, at most 100; no path")
+    return output or RUNS / (run_id or name)
+
+
+def make(folder: Path) -> None:
+    """Make the folder of a run. Raises InputError where it holds something, EnvironmentLacksError if it cannot be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            what = "an earlier run" if is_run(folder) else "other files"
+            raise InputError(f"{folder}: holds {what}; nothing is overwritten: give another --run-id or --output")
+    except (FileExistsError, NotADirectoryError):
+        raise InputError(f"{folder}: is no folder; give another --run-id or --output") from None
+    except OSError as error:
+        raise EnvironmentLacksError(
+            f"{folder}: cannot be written: {error.strerror}; give another --output, or make room"
+        ) from None
 
 
 def is_run(folder: Path) -> bool:

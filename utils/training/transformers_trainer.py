@@ -61,6 +61,7 @@ def _profiled(job: Job, trainer: Trainer) -> contextlib.AbstractContextManager[A
         active_steps=profiling.active_steps,
         num_cycles=profiling.repeat_cycles,
         run_folder=job.folder,
+        reports=False,  # the end of the run says it
         schedule_every_n_steps=profiling.schedule_every_n_steps,
     )
     job.progress.profiler = lambda: callback.manager

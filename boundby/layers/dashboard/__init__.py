@@ -17,6 +17,7 @@ from boundby.formatting import duration, listed, size
 from boundby.layers.ranking import Ranked, blocks, label
 from boundby.layers.records import LayerProfile, ModelProfile
 from boundby.stats import Summary
+from boundby.verdict import Bound, Fix, plain
 from boundby.webpage import environment
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ LEAST_FACTOR = 2.0  # of the time expected; tight data would name layers that di
 MOST_MADS = 5.19  # 3.5 standard deviations of a normal distribution
 MOST_POINTS = 500  # of a larger set as many are taken evenly, so that their pairs stay below 125,000
 LONGEST_SHAPES = 200  # characters of all shapes of one layer
+REMEDIES: dict[Bound, str] = {"launch": "launch_less", "under_utilised": "double_batch", "memory": "fuse_operators"}
 CONCURRENT = "called from another thread; its time is part of no other layer's"
 
 
@@ -63,6 +65,7 @@ def page(profile: ModelProfile, title: str | None = None) -> str:
         profile=profile,
         trusted=profile.coverage.status != "not representative",
         clock=_clock(profile),
+        answer=answer(profile),
         sections={
             "bottlenecks": bottlenecks(profile),
             "latency": latency(profile),
@@ -76,6 +79,33 @@ def page(profile: ModelProfile, title: str | None = None) -> str:
         plotly_js=_plotly_js(),
         script=_script(),
     )
+
+
+def answer(profile: ModelProfile) -> list[tuple[str, str]]:
+    """Return what takes the time, why, and what to do first: a sentence each, with its title; none without times."""
+    rows, kinds = blocks(profile), types(profile).detail
+    if not rows or not kinds:
+        return []
+    of = f" of {clean(profile.shape)}" if profile.shape else ""
+    run_s = total(profile)["self"]
+    what = (
+        f"{layer_name(rows[0].path)} is the longest block, {percent(rows[0].share)} of {duration(run_s)} for a run{of};"
+        f" by class {kinds[0].name} takes most, {percent(kinds[0].share)}."
+    )
+    if profile.coverage.status == "not representative":
+        return [("What", what), ("Next", "Profile again where nothing else runs: these times are not the model's.")]
+    seconds: dict[Bound, float] = defaultdict(float)
+    for layer, spent in counted(profile):
+        if layer.bound and layer.bound != "inconclusive":
+            seconds[layer.bound] += spent
+    if not seconds:
+        return [("What", what), ("Why", f"Not known: {reason(profile, 'bound')}.")]
+    bound = max(seconds, key=lambda each: seconds[each])
+    why = f"{percent(seconds[bound] / run_s)} of the time is in layers limited by {plain(bound)}."
+    fix = str(Fix(REMEDIES.get(bound, "faster_work")))
+    gain = sum(layer.gain_at_limit_s or 0.0 for layer, _ in counted(profile))
+    room = f"at the limits of this machine all layers together would save {duration(gain)} at most"
+    return [("What", what), ("Why", why), ("Next", f"{fix[0].upper()}{fix[1:]}; {room}.")]
 
 
 def _plotly_js() -> str:
@@ -168,12 +198,12 @@ def latency(profile: ModelProfile) -> Section:
 
 def counted(profile: ModelProfile) -> list[tuple[LayerProfile, float]]:
     """Return the layers whose times add up to the whole model's, each with its own time."""
-    return [(layer, layer.self_s.median) for layer in profile.layers if layer.self_s and not layer.is_concurrent]
+    return [(layer, layer.self_s.mean) for layer in profile.layers if layer.self_s and not layer.is_concurrent]
 
 
 def total(profile: ModelProfile) -> dict[str, float]:
     """Return the seconds of all layers together: the sum of their own times, and the root's inclusive time."""
-    roots = [layer.inclusive_s.median for layer, _ in counted(profile) if layer.parent is None and layer.inclusive_s]
+    roots = [layer.inclusive_s.mean for layer, _ in counted(profile) if layer.parent is None and layer.inclusive_s]
     return {"self": sum(seconds for _, seconds in counted(profile)), "inclusive": sum(roots)}
 
 
@@ -216,9 +246,9 @@ def parameters(profile: ModelProfile) -> Section:
     containers = {layer.parent for layer in profile.layers}
     drawn, points = [], []
     for at, layer in enumerate(profile.layers):
-        if layer.path not in containers and layer.parameters and layer.self_s and layer.self_s.median > 0:
+        if layer.path not in containers and layer.parameters and layer.self_s and layer.self_s.mean > 0:
             drawn.append(at)
-            points.append((layer.parameters, layer.self_s.median))
+            points.append((layer.parameters, layer.self_s.mean))
     if not drawn:
         return Section("no layer without layers inside has both parameters and a measured time", "")
     outlying = outliers(points)
@@ -349,7 +379,7 @@ def _doubts(layer: LayerProfile) -> tuple[str, ...]:
 
 def _times(key: str, of: Summary | None) -> dict[str, float | None]:
     return {
-        f"{key}P50": _short(of.median) if of else None,
+        f"{key}Mean": _short(of.mean) if of else None,
         f"{key}P95": _short(of.p95) if of else None,
         f"{key}Max": _short(of.maximum) if of else None,
     }

@@ -70,14 +70,14 @@ const chosen = () => ({
 });
 const ownRows = (time) => timed.map((i) => ({
   label: layers.path[i] + (time === "self" && !isLeaf(i) ? " (self)" : ""), type: layers.type[i],
-  value: layers[time + "P50"][i], p95: layers[time + "P95"][i], highest: layers[time + "Max"][i],
+  value: layers[time + "Mean"][i], p95: layers[time + "P95"][i], highest: layers[time + "Max"][i],
   runs: layers.runs[i], calls: layers.calls[i],
 }));
 const gathered = (members, time, keyOf, labelOf) => {
   const rows = new Map();
   for (const i of members) {
     const key = keyOf(i), row = rows.get(key) || { label: labelOf(key), value: 0, layers: 0 };
-    row.value += layers[time + "P50"][i];
+    row.value += layers[time + "Mean"][i];
     row.layers += 1;
     rows.set(key, row);
   }
@@ -102,8 +102,8 @@ const rowsOf = ({ time, collapse }) => {
   return gathered(timed, time, (i) => above(i, depth), (i) => layers.path[i] + (layers.depth[i] < depth && !isLeaf(i) ? " (self)" : ""));
 };
 const factsOf = (row, time) => {
-  const facts = [`p50 ${duration(row.value)}, ${percent(row.value / total[time])} of all layers`];
-  if (row.layers) return [facts[0].replace("p50", "sum of medians"), `${whole(row.layers)} layer${row.layers > 1 ? "s" : ""}`];
+  const facts = [`mean ${duration(row.value)}, ${percent(row.value / total[time])} of all layers`];
+  if (row.layers) return [facts[0].replace("mean", "together"), `${whole(row.layers)} layer${row.layers > 1 ? "s" : ""}`];
   facts.push(row.p95 === null ? `max ${duration(row.highest)} (too few runs for p95)` : `p95 ${duration(row.p95)}`);
   return [row.type, ...facts, `${whole(row.runs)} runs, ${significant(row.calls, 3)} call${row.calls === 1 ? "" : "s"} in each`];
 };
@@ -114,7 +114,7 @@ const drawLatency = () => {
   const at = rows.map((_, place) => place), single = rows.every((row) => !row.layers);
   const narrow = widthOf($("plot-latency")) < 600;
   const traces = [{
-    type: "bar", orientation: "h", name: "p50", x: rows.map((row) => 1e3 * row.value), y: at, marker: { color: colour("series-1") },
+    type: "bar", orientation: "h", name: "mean", x: rows.map((row) => 1e3 * row.value), y: at, marker: { color: colour("series-1") },
     hoverinfo: "text", hovertext: rows.map((row) => hover(row.label, factsOf(row, choice.time))), textposition: "none",
   }];
   if (single) traces.push({
@@ -194,9 +194,9 @@ const logarithmic = (title, values) => {
 const drawParameters = () => {
   const odd = new Set(outliers.outliers), named = outliers.outliers.slice(0, widthOf($("plot-parameters")) < 600 ? 3 : 8);
   const group = (members, name, marker) => ({
-    type: "scatter", mode: "markers", name, x: members.map((i) => layers.parameters[i]), y: members.map((i) => 1e3 * layers.selfP50[i]), marker,
+    type: "scatter", mode: "markers", name, x: members.map((i) => layers.parameters[i]), y: members.map((i) => 1e3 * layers.selfMean[i]), marker,
     hoverinfo: "text", hovertext: members.map((i) => hover(layers.path[i], [
-      layers.type[i], `${quantity(layers.parameters[i])} parameters`, `p50 ${duration(layers.selfP50[i])}`,
+      layers.type[i], `${quantity(layers.parameters[i])} parameters`, `mean ${duration(layers.selfMean[i])}`,
     ])),
   });
   plot("plot-parameters", [
@@ -205,9 +205,9 @@ const drawParameters = () => {
   ], {
     height: 400, showlegend: true,
     xaxis: logarithmic("parameters", outliers.drawn.map((i) => layers.parameters[i])),
-    yaxis: logarithmic("self time (ms)", outliers.drawn.map((i) => layers.selfP50[i])),
+    yaxis: logarithmic("self time (ms)", outliers.drawn.map((i) => layers.selfMean[i])),
     annotations: named.map((i, place) => ({
-      x: Math.log10(layers.parameters[i]), y: Math.log10(1e3 * layers.selfP50[i]), text: inert(tail(layers.path[i], 26)),
+      x: Math.log10(layers.parameters[i]), y: Math.log10(1e3 * layers.selfMean[i]), text: inert(tail(layers.path[i], 26)),
       showarrow: true, arrowhead: 0, arrowwidth: 1, arrowcolor: colour("muted"), ax: -30, ay: place % 2 ? 24 : -24, xanchor: "right", font: { size: 11 },
     })),
   });
@@ -218,8 +218,8 @@ const MARKS = {
   under_utilised: ["series-4", "diamond"], mixed: ["series-5", "cross"],
 };
 const drawRoofline = () => {
-  const drawn = called.filter((i) => layers.flops[i] > 0 && layers.bytes[i] > 0 && layers.selfP50[i] > 0);
-  const x = (i) => layers.flops[i] / layers.bytes[i], y = (i) => layers.flops[i] / layers.selfP50[i];
+  const drawn = called.filter((i) => layers.flops[i] > 0 && layers.bytes[i] > 0 && layers.selfMean[i] > 0);
+  const x = (i) => layers.flops[i] / layers.bytes[i], y = (i) => layers.flops[i] / layers.selfMean[i];
   const ends = [Math.min(...drawn.map(x)) / 2, Math.max(...drawn.map(x)) * 2];
   const traces = [...new Set(drawn.map((i) => layers.bound[i]))].map((bound) => {
     const members = drawn.filter((i) => layers.bound[i] === bound), [name, symbol] = MARKS[bound] || ["series-5", "x"];
@@ -227,7 +227,7 @@ const drawRoofline = () => {
       type: "scatter", mode: "markers", name: inert(bound === null ? "limit not known" : bound.replaceAll("_", " ")), x: members.map(x), y: members.map(y),
       marker: { color: colour(name), symbol, size: 8, opacity: 0.75 }, hoverinfo: "text",
       hovertext: members.map((i) => hover(layers.path[i], [
-        layers.type[i], `${quantity(y(i))}FLOP/s at ${significant(x(i), 3)} FLOP/byte`, `p50 ${duration(layers.selfP50[i])}`,
+        layers.type[i], `${quantity(y(i))}FLOP/s at ${significant(x(i), 3)} FLOP/byte`, `mean ${duration(layers.selfMean[i])}`,
         layers.shareOfLimit[i] === null ? "share of its limit not known" : `${percent(layers.shareOfLimit[i])} of its limit`,
       ])),
     };
@@ -253,9 +253,9 @@ const milliseconds = (seconds) => significant(1e3 * seconds, 3);
 const megabytes = (size) => significant(size / 1e6, 3);
 const COLUMNS = [  // `screen`: not on paper; `trusted`: not where the profile is not representative
   { title: "Layer", key: "path", left: true },
-  { title: "Self p50 (ms)", key: "selfP50", show: milliseconds },
+  { title: "Self mean (ms)", key: "selfMean", show: milliseconds },
   { title: "Self (%)", key: "share", show: (value) => (100 * value).toFixed(1) },
-  { title: "Inclusive p50 (ms)", key: "inclusiveP50", show: milliseconds },
+  { title: "Inclusive mean (ms)", key: "inclusiveMean", show: milliseconds },
   { title: "Class", key: "type", left: true, wrap: true },
   { title: "Parameters", key: "parameters", show: whole },
   { title: "Bound", key: "bound", left: true, show: (value) => value.replaceAll("_", " ") },
@@ -292,7 +292,7 @@ const named = (text) => {
 const classes = ({ left, wrap, screen }) => [left && "left", wrap && "wrap", screen && "screen"].filter(Boolean).join(" ");
 
 const startTable = () => {
-  layers.share = layers.selfP50.map((value) => value === null ? null : value / total.self);
+  layers.share = layers.selfMean.map((value) => value === null ? null : value / total.self);
   layers.intensity = layers.flops.map((value, i) => value === null || !layers.bytes[i] ? null : value / layers.bytes[i]);
   const trusted = !document.documentElement.classList.contains("untrusted");
   const columns = COLUMNS.filter(({ key, trusted: needed }) => (trusted || !needed) && layers[key].some((value) => value !== null));

@@ -1,0 +1,48 @@
+"""Take a run to where you keep results: its rows, its card and its pictures.
+
+Reads:  RUN: a results folder in which step 02 has run; pictures and card where step 04 has
+Writes: to one of these: a tracking server or local store of MLflow, a folder of Weights & Biases (offline), a folder of
+        TensorBoard
+Exit:   0 fine · 2 usage or input · 3 the client is not installed
+
+    python scripts/export.py [RUN] --mlflow URI | --wandb DIR | --tensorboard DIR [--config FILE]
+"""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
+
+from utils import cli
+
+
+def add_arguments(parser) -> None:
+    parser.add_argument(
+        "run", nargs="?", metavar="RUN", help="the folder (default: output.results_dir of the settings)"
+    )
+    place = parser.add_mutually_exclusive_group(required=True)
+    place.add_argument("--mlflow", metavar="URI", help="tracking URI, such as http://host:5000 or sqlite:///mlflow.db")
+    place.add_argument("--wandb", type=Path, metavar="DIR", help="folder for an offline run; `wandb sync` uploads it")
+    place.add_argument("--tensorboard", type=Path, metavar="DIR", help="folder for the event file")
+
+
+@cli.tool(add_arguments)
+def main(run: cli.Run) -> int:
+    from utils import export
+
+    args = run.args
+    folder = Path(args.run or run.layout.results)
+    found = export.read(replace(run.layout, results=folder, metrics=folder / run.layout.metrics.name))
+    if args.mlflow:
+        made = export.to_mlflow(found, args.mlflow)
+    elif args.wandb:
+        made = export.to_wandb(found, args.wandb)
+    else:
+        made = export.to_tensorboard(found, args.tensorboard)
+    run.say(f"exported {len(found.rows)} rows and {len(found.pictures)} pictures: {made}")
+    return cli.DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,39 @@
+"""Sum a run up for a language model, in at most 4 KB: findings, where each figure stands, and what it cannot answer.
+
+Reads:  RUN: a results folder in which step 02 has run; its card and later files where they are there
+Writes: nothing
+Exit:   0 fine · 2 usage or input
+
+    python scripts/summary.py [RUN] --for-agents [--json] [--config FILE]
+"""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
+
+from utils import cli
+
+
+def add_arguments(parser) -> None:
+    parser.add_argument(
+        "run", nargs="?", metavar="RUN", help="the folder (default: output.results_dir of the settings)"
+    )
+    text = "the bounded summary; `view` shows the card for people"
+    parser.add_argument("--for-agents", action="store_true", required=True, help=text)
+    parser.add_argument("--json", action="store_true", help="write JSON instead of Markdown")
+
+
+@cli.tool(add_arguments)
+def main(run: cli.Run) -> int:
+    from utils import summary
+
+    folder = Path(run.args.run or run.layout.results)
+    found = summary.of(replace(run.layout, results=folder, metrics=folder / run.layout.metrics.name))
+    run.say(summary.as_json(found) if run.args.json else summary.as_markdown(found))
+    return cli.DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,185 @@
+"""What is looked at first on a GPU: every check has failed once on purpose, and measures what it judges."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from scripts import check_gpu
+from utils import first_light
+from utils.first_light import CHECKS, Card, Check, NotHereError, Sizes, look
+
+CARD = Card(
+    torch.device("cpu"),
+    Sizes(
+        hidden=128,
+        layers=2,
+        inner=64,
+        vocabulary=100,
+        texts=96,
+        mean_tokens=12,
+        batch_sizes=(1, 2),
+        launches=50,
+        sweep_s=0.2,
+    ),
+)
+PROGRAM = {"exit": 0, "s": 1.0}
+# Of every check figures that are as expected, and by how much each may be wrong to be noticed.
+FIGURES: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
+    "device time of a padded batch": (
+        {"its own mask": "no time", "a ready mask": "1.25 ms"},
+        [{"a ready mask": "no time"}],
+    ),
+    "graph replay of a padded batch": (
+        {"factor": 1.4, "problems": []},
+        [{"factor": 0.8}, {"factor": None}, {"problems": ["it left the process in an unknown state"]}],
+    ),
+    "packed texts": (
+        {"way": "packed, x", "difference to one by one": 0.1, "allowed": 0.2, "difference to other neighbours": 0.0},
+        [{"way": "padded"}, {"difference to one by one": 0.3}, {"difference to other neighbours": 0.1}],
+    ),
+    "depth of the launch queue": (
+        {"launches before the host waits": 1022},
+        [{"launches before the host waits": 100}, {"launches before the host waits": 4000}],
+    ),
+    "attention": (
+        {"cuDNN": 91002, "without a mask": "FLASH_ATTENTION", "with a mask": "EFFICIENT_ATTENTION"},
+        [{"without a mask": "MATH"}, {"with a mask": "ERROR"}],
+    ),
+    "products": (
+        {"TFLOP/s sustained": 650.0, "in a burst": 750.0, "MHz": 1700.0, "clock events": 0x4},
+        [{"TFLOP/s sustained": 400.0}, {"TFLOP/s sustained": 800.0}, {"clock events": 0x40}],
+    ),
+    "energy": ({"J by the counter": 2000.0, "W x s": 2100.0, "reasons": {}}, [{"W x s": 2500.0}]),
+    "peak of memory": ({"MiB above": 64.0, "torch's": 64.0}, [{"MiB above": 0.0}, {"torch's": 66.0}]),
+    "out of memory in a sweep": (
+        {"batch 2": "ok", "batch 4096": "oom", "finite": True},
+        [{"batch 2": "failed"}, {"batch 4096": "ok"}, {"finite": False}],
+    ),
+    "sweep of a classifier of 0.5 billion parameters": (
+        {"statuses": ["ok", "noisy"], "without a device time": []},
+        [{"statuses": ["ok", "oom"]}, {"without a device time": [8]}],
+    ),
+    "evaluation": (
+        {
+            "texts/s": 7000.0,
+            "way": "packed, x",
+            "x batches of 32": 25.0,
+            "of the limit of products": 0.65,
+            "s for 369,475 texts": 53.0,
+        },
+        [{"way": "padded"}, {"of the limit of products": 0.5}, {"s for 369,475 texts": 61.0}],
+    ),
+    "layers of GPT-2": (
+        {"layers over the whole": 0.99, "status": "pass", "device times": 150, "doubts": []},
+        [{"status": "warn"}, {"device times": 0}],
+    ),
+    "a capture that fails": (
+        {"refused": ["failed"], "doubts": [], "MiB kept": 0.0, "current stream": "default"},
+        [{"refused": []}, {"doubts": ["a doubt"]}, {"MiB kept": 64.0}, {"current stream": "another"}],
+    ),
+    "quickstart": ({**PROGRAM, "reports": 2}, [{"exit": 1}, {"reports": 0}]),
+    "30 steps with the callback for the Trainer": ({**PROGRAM, "recorded": 1}, [{"exit": 3}, {"recorded": 0}]),
+    "30 steps with the callback for Lightning": ({**PROGRAM, "recorded": 1}, [{"exit": 3}, {"recorded": 0}]),
+    "a range of nsys": ({**PROGRAM, "reports": 1}, [{"exit": 1}, {"reports": 0}]),
+}
+BY_NAME = {check.name: check for check in CHECKS}
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
+def test_a_check_accepts_what_is_expected_and_nothing_that_is_not(check):
+    good, wrong = FIGURES[check.name]
+    assert check.holds(good)
+    assert [check.holds({**good, **change}) for change in wrong] == [False] * len(wrong)
+
+
+class HeldQueue:
+    """A device that is far behind, and whose queue is full after `depth` launches, or is slow to say so."""
+
+    def hold(self, seconds: float) -> None: ...
+
+    def mark(self) -> int:
+        return 0
+
+    def has_passed(self, mark: int) -> bool:
+        return False
+
+    def seconds_between(self, start: int, end: int) -> float:
+        return 0.001
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "device time of a padded batch",
+        "packed texts",
+        "depth of the launch queue",
+        "attention",
+        "products",
+        "evaluation",
+        "sweep of a classifier of 0.5 billion parameters",
+    ],
+)
+def test_a_check_measures_what_it_judges(name, monkeypatch):
+    product = SimpleNamespace(flops_per_s=1e12, burst_flops_per_s=None, sm_clock_mhz=None, clock_event_reasons=None)
+    limits = SimpleNamespace(compute=[product], configured=lambda dtype: product)
+    monkeypatch.setattr(first_light.ceilings, "measure", lambda *_, **__: limits)
+    monkeypatch.setattr(first_light, "device_queue", lambda device: HeldQueue())
+    monkeypatch.setattr(first_light, "has_varlen", lambda: True)
+    [line] = look(CARD, [BY_NAME[name]])
+    assert line.reason is None and line.verdict in ("ok", "look")
+    assert set(FIGURES[name][0]) <= set(line.figures)
+
+
+def test_the_energy_of_a_card_is_held_against_its_power(monkeypatch):
+    class Counter(first_light.NvmlSource):
+        """Reads 100 W, and the same joules every time: a counter that stands still."""
+
+        def __init__(self) -> None:
+            self.reasons = {}
+
+        def read(self):
+            return {"gpu_power_w": 100.0}
+
+        def joules(self):
+            return 7.0
+
+    card = Card(CARD.device, Sizes(energy_s=0.5))
+    monkeypatch.setattr(first_light, "nvml_source", lambda uuid: Counter())
+    monkeypatch.setattr(first_light.torch, "randn", lambda *_, **__: torch.ones(2, 2))
+    [line] = look(card, [BY_NAME["energy"]])
+    assert (line.verdict, line.figures["J by the counter"]) == ("look", 0.0)
+    assert line.figures["W x s"] > 0
+
+
+def test_a_check_that_raises_has_failed_one_that_lacks_something_has_not_and_the_time_is_kept():
+    def broken(card: Card) -> dict[str, Any]:
+        raise RuntimeError("CUDA error: an illegal memory access\nmore")
+
+    def lacking(card: Card) -> dict[str, Any]:
+        raise NotHereError("nsys is not installed")
+
+    checks = [Check("a", "x", broken, bool), Check("b", "x", lacking, bool), Check("c", "x", lambda _: {"n": 2}, bool)]
+    lines = list(look(CARD, checks))
+    assert [line.verdict for line in lines] == ["failed", "not here", "ok"]
+    assert "a: RuntimeError: CUDA error: an illegal memory access  [expected: x]" in str(lines[0])
+    assert [line.reason for line in look(replace(CARD, until=0.0), checks)] == ["no time was left for it"] * 3
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_there_is_one_line_and_exit_3(capsys):
+    assert check_gpu.main([]) == 3
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.strip().count("\n") == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
+def test_it_is_as_expected_on_this_gpu(check):
+    [line] = look(Card(torch.device("cuda:0")), [check])
+    if line.verdict == "not here":
+        pytest.skip(str(line.reason))
+    assert line.verdict == "ok", str(line)
