@@ -28,7 +28,7 @@ IMPORTED_AS = {
 }
 # Whoever uses these parts has them.
 BROUGHT_BY_THE_CALLER = {"torch", "transformers", "accelerate", "lightning", "ray", "streamlit", "altair"}
-BROUGHT_BY_THE_CALLER |= {"nncf", "onnx", "onnxruntime", "openvino"}
+BROUGHT_BY_THE_CALLER |= {"nncf", "onnx", "onnxruntime", "openvino", "mlflow", "wandb", "tensorboard", "tokenizers"}
 
 
 def requirements(name: str) -> list[str]:

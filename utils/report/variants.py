@@ -109,7 +109,8 @@ def _recommended(found: Variants) -> str:
 
 def _beyond(found: Variants, chosen: VariantRow) -> str:
     """Return what is allowed and surely faster, but nothing that the pipeline can run."""
-    elsewhere = [row for row in measured(found) if not row.get("runs_here", True) and not row["against"]]
+    others = [row for row in measured(found) if row["name"] != REFERENCE and not row["against"]]
+    elsewhere = [row for row in others if not row.get("runs_here", True)]
     fastest = max(elsewhere, key=lambda row: row["gain"]["value"], default=chosen)
     if fastest["gain"]["low"] <= chosen["gain"]["high"]:
         return ""

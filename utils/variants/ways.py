@@ -194,7 +194,7 @@ def variants(device: torch.device, settings: Settings) -> list[Variant]:
     known, which = _of_this_model(device, settings.min_agreement), settings.which
     wanted = [each for each in known if which is None or each.name in (*which, REFERENCE, PACKED)]
     listed = [*wanted, *map(_checkpoint, dict.fromkeys(settings.models))]
-    return [each if each.base in (None, REFERENCE) else _unpadded(each) for each in listed]
+    return [each if each.base in (None, REFERENCE) or each.name in ENGINES else _unpadded(each) for each in listed]
 
 
 def _unpadded(variant: Variant) -> Variant:
