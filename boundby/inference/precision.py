@@ -16,6 +16,7 @@ to calibrate. Torch's own dynamic quantization rests on tensor types that it is 
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -119,17 +120,29 @@ ACTIVATIONS = {  # as oneDNN calls them, by their class in torch or transformers
 }  # fmt: skip
 
 
-def can_prepare(device: torch.device) -> bool:
-    """Tell whether weights can be laid out anew for this device."""
-    return is_host(device) and torch._C._has_mkldnn
+@functools.cache
+def can_prepare(device: torch.device, dtype: torch.dtype = torch.float32) -> bool:
+    """Tell whether weights of this dtype can be laid out anew for this device, by doing so: not every CPU can.
+
+    The operators are torch's own and private; where they are gone, it cannot be done either.
+    """
+    if not is_host(device):
+        return False
+    some = torch.ones(8, 8, dtype=dtype)
+    try:
+        PreparedLinear(nn.Linear(8, 8, dtype=dtype).requires_grad_(False))(some)
+    except (AttributeError, NotImplementedError, RuntimeError):
+        return False
+    return True
 
 
 def prepare(model: nn.Module) -> None:
     """Lay the weights of a working copy on a CPU out for its kernels, in place; the head stays as it is."""
-    if not can_prepare(next(model.parameters()).device):
+    layers = _linear_layers(model)
+    if not layers or not can_prepare(layers[0][2].weight.device, layers[0][2].weight.dtype):
         return
     followed = dict(FOLLOWED)
-    for parent, name, child in _linear_layers(model):
+    for parent, name, child in layers:
         follower = getattr(parent, followed.get(name, ""), None)
         activation = ACTIVATIONS.get(type(follower).__name__)
         setattr(parent, name, PreparedLinear(child, activation or ("none", "")))
