@@ -5,7 +5,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from boundby.disturbance import Conditions
 
@@ -61,6 +60,8 @@ class FakeWatch:
         return self
 
     def stop(self) -> Conditions:
+        import torch
+
         self.windows += 1
         foreign = float(self._foreign(self.windows - 1))
         return Conditions(seconds=1.0, cores=torch.get_num_threads(), foreign_cores=foreign)
