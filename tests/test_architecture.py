@@ -32,7 +32,6 @@ def python_files(*folders: str) -> list[Path]:
 
 
 def imports(path: Path) -> set[str]:
-    """Return every module the file imports, at any depth."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):

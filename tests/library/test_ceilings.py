@@ -99,8 +99,6 @@ def test_the_cost_of_an_operator_and_the_rates_of_memory_are_those_of_the_machin
 
 
 class Clocks:
-    """Reads what a GPU that lowers its clock under load says of it."""
-
     reason, reasons = None, {}
 
     def __init__(self, gpu: "HotGpu", slowed: int) -> None:

@@ -42,7 +42,6 @@ def in_bfloat16(rng: random.Random, shares: dict[str, float], seen: dict[str, fl
 
 
 def case(rng: random.Random, expected: Trial) -> tuple[str, Verdict]:
-    """Return what limits a random forward, and the verdict on it."""
     weights = {kind: rng.gammavariate(0.7, 1) for kind in OF_OWNERS}
     shares = {kind: weight / sum(weights.values()) for kind, weight in weights.items()}
     truth: Counter[str] = Counter()

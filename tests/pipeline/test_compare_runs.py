@@ -27,7 +27,6 @@ PARTS = {"config": {"model": {"dtype": "float32"}}, "code": "c0de", "versions": 
 
 
 def visit(dtype: str, size: int, number: int, per_sample: float, gpu: bool = False) -> Visit:
-    """Return a visit of two batches in three passes."""
     timings = [Timing("cold", 0, 9.0, size, 10, 12), Timing("tokenize", 0, 9.0, 2 * size, 20, 24)]
     for _ in range(3):
         for index in range(2):
@@ -100,8 +99,6 @@ Command = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def compare(capsys: pytest.CaptureFixture[str]) -> Command:
-    """Return what runs the script and gives its exit code, stdout and stderr."""
-
     def start(*arguments: Any) -> tuple[int, str, str]:
         code = importlib.import_module("scripts.compare_runs").main([str(each) for each in arguments])
         return code, *capsys.readouterr()

@@ -43,8 +43,6 @@ def model(tmp_path: Path) -> ModelSource:
 
 @pytest.fixture
 def config(tmp_path: Path) -> Callable[..., Config]:
-    """Return what makes the configuration of a local file."""
-
     def make(**dataset: object) -> Config:
         settings = {
             "file": str(tmp_path / "source.csv"),

@@ -151,7 +151,6 @@ class Bench:
         return found
 
     def row(self, **changes: Any) -> dict[str, Any]:
-        """Return the row as it is after the finding."""
         return self.finding(**changes).fill(self.rows[0])
 
 
@@ -173,7 +172,6 @@ def tried(verdict: Verdict) -> list[str]:
 
 
 def values(finding: Finding) -> dict[str, Any]:
-    """Return the columns that a finding fills."""
     return {column.name: column.found(finding) for column in COLUMNS if column.found}
 
 
@@ -351,8 +349,6 @@ def test_the_part_that_does_not_grow_with_the_batch_is_found_from_all_rows() -> 
 
 
 def on_a_device(bench: Bench, **seconds: float) -> None:
-    """Note these times of each batch in every visit, as on a GPU."""
-
     def note(visit: Visit) -> Visit:
         first = visit.of("isolated")[0]
         found = [replace(first, quantity=name, seconds=value) for name, value in seconds.items()]  # type: ignore[arg-type]
@@ -364,7 +360,6 @@ def on_a_device(bench: Bench, **seconds: float) -> None:
 
 @pytest.fixture
 def meta() -> torch.device:
-    """Return a device that is not the host."""
     return torch.device("meta")
 
 

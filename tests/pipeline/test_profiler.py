@@ -148,7 +148,6 @@ def test_five_rounds_are_made_unless_fewer_runs_are_asked_for() -> None:
 
 
 def restless(bench: Bench) -> None:
-    """Let every second visit take half as long again."""
     bench.after_visit = lambda visit: setattr(bench.model, "slowness", 2.5 - bench.model.slowness)
 
 
@@ -510,7 +509,6 @@ class InDtype(FakeModel):
 
 
 def in_turns(device: torch.device, sizes: Sequence[int], finished: Sequence[Visit] = ()) -> list[Visit]:
-    """Return the visits of a model in two dtypes on a device."""
     clock, placed = FakeClock(), dict[torch.dtype, str]()
     profilers = [
         InferenceProfiler(InDtype(clock, dtype, placed), FakeTokenizer(clock), device, timer=Timer(clock))
