@@ -51,7 +51,7 @@ def case(rng: random.Random, expected: Trial) -> tuple[str, Verdict]:
     owners = [Owner(kind, SECONDS * share) for kind, share in seen.items()]
     owners.append(Owner("remainder", SECONDS * (1 - sum(seen.values()))))
     trials = [on_half_the_threads(rng, shares, expected), in_bfloat16(rng, shares, seen)]
-    split = Split(SECONDS, tuple(owners), (), None)
+    split = Split(SECONDS, tuple(owners), None)
     times = Times(Interval.exact(SECONDS))
     return truth.most_common(1)[0][0], judge(times, OPERATORS, LIMITS, split=split, trials=trials[: rng.randint(0, 2)])
 

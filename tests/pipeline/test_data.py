@@ -267,13 +267,6 @@ def test_copy_with_other_columns_is_refused(config):
         data.load_texts(Layout.of(config()))
 
 
-def test_first_rows_are_loaded_on_request(config, model):
-    settings = config()
-    write_source(settings, *((f"text {index}", "praise") for index in range(10)))
-    normalise(settings, model)
-    assert data.load_texts(Layout.of(settings), limit=3).texts == ["text 0", "text 1", "text 2"]
-
-
 def test_samples_of_one_seed_are_nested_and_repeatable():
     rows = data.Rows(np.arange(100), [f"text {index}" for index in range(100)], np.arange(100) % 7)
     small, large = data.sample(rows, 10, seed=3), data.sample(rows, 50, seed=3)

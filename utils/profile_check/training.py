@@ -63,7 +63,6 @@ class TrainingRun:
     """A training run as far as it can be read; without a configuration it is of a loop of the user's own."""
 
     processes: tuple[Process, ...]
-    is_profiled: bool
 
     @property
     def times(self) -> tuple[StageTimes, ...]:
@@ -120,8 +119,7 @@ def read(subject: Subject) -> tuple[TrainingRun | None, list[Check]]:
         if times is not None:
             checks += _summary(own, times)
         processes.append(Process(own, times))
-    is_profiled = bool(ranks) or config is None or config.settings.profiling.enabled
-    run = TrainingRun(tuple(processes), is_profiled)
+    run = TrainingRun(tuple(processes))
     if config is not None:
         checks += [*_metrics(subject, config, run), *_recorded(subject, config, ranks)]
     return run, [*checks, *_together(subject, run.times)]
