@@ -4,6 +4,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 from scipy.special import stdtrit
 
@@ -222,8 +223,7 @@ def _totals(times: StageTimes) -> StepTable:
     )
 
 
-@dataclass(frozen=True)
-class Share:
+class Share(msgspec.Struct, frozen=True):
     """The share of the time of all steps that a stage takes, or all stages of one bound together.
 
     `low` and `high` are the ends of its 95 % interval, `median` and `iqr` those of its windows; None where there are
