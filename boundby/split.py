@@ -8,8 +8,9 @@ printed so, since it says how far the others are off.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from boundby.known import Missing
 from boundby.roofline import Interval, Limits, OperatorLoad, least_seconds
@@ -19,8 +20,7 @@ CutKind = Literal["budget", "failed", "not_replayable"]
 LEAST_KNOWN_SHARE = 0.9  # of an owner's time, to say how much of it is padding
 
 
-@dataclass(frozen=True)
-class Cut:
+class Cut(msgspec.Struct, frozen=True):
     """Operators that were not replayed alone, and why; their time is that within the model's order.
 
     "budget": the seconds for replays were used up, by operators that take more of the time. "failed": the operator
@@ -33,8 +33,7 @@ class Cut:
     reason: str
 
 
-@dataclass(frozen=True)
-class ReplayedOperator:
+class ReplayedOperator(msgspec.Struct, frozen=True):
     """One distinct operator of a forward: all calls with the same shapes, strides, dtypes and other arguments.
 
     `hot_s` and `in_order_s` are the seconds of all its calls: alone, one after another on the same tensors; and
@@ -50,8 +49,7 @@ class ReplayedOperator:
     padding_share: float | None = None
 
 
-@dataclass(frozen=True)
-class Replay:
+class Replay(msgspec.Struct, frozen=True):
     """One forward, timed whole and by its operators in the same rounds.
 
     `forward_s` and `in_order_s` are medians of the rounds with the ends of their middle half. `dispatch_s` is what one
@@ -80,16 +78,14 @@ class Replay:
     doubts: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Variant:
+class Variant(msgspec.Struct, frozen=True):
     """The same operators in order under a fix, over the time without it, from pairs; or why there is no such time."""
 
     fix: Fix
     time_ratio: Interval | Missing
 
 
-@dataclass(frozen=True)
-class ShapeTime:
+class ShapeTime(msgspec.Struct, frozen=True):
     """The forward at other sizes: its samples, tokens of each, and seconds."""
 
     samples: int
@@ -97,16 +93,14 @@ class ShapeTime:
     seconds: float
 
 
-@dataclass(frozen=True)
-class Speed:
+class Speed(msgspec.Struct, frozen=True):
     """How fast operators are as a share of their limit, inside the model and alone and hot."""
 
     in_model: float
     alone: float
 
 
-@dataclass(frozen=True)
-class Split:
+class Split(msgspec.Struct, frozen=True):
     """The owners of `seconds`, in the order of `OwnerKind`; they add up to it.
 
     `products` is the speed of matrix products, over all of them, as a share of the machine's peak; None where there are
@@ -138,8 +132,7 @@ class Split:
         return sum(parts) / self.seconds if parts else None
 
 
-@dataclass(frozen=True)
-class _Part:
+class _Part(msgspec.Struct, frozen=True):
     """The time of one distinct operator, taken apart."""
 
     operator: ReplayedOperator

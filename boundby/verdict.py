@@ -669,10 +669,11 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 def values_of(record: Any) -> Any:
-    """Return a record as a dict, the records in it too."""
-    if isinstance(record, msgspec.Struct):
-        return {name: values_of(value) for name, value in msgspec.structs.asdict(record).items()}
-    return tuple(map(values_of, record)) if isinstance(record, tuple) else record
+    """Return a record, of msgspec or a dataclass, as a dict, the records in it too."""
+    if isinstance(record, tuple | list):
+        return tuple(map(values_of, record))
+    names = getattr(record, "__struct_fields__", ()) or getattr(record, "__dataclass_fields__", ())
+    return {name: values_of(getattr(record, name)) for name in names} if names else record
 
 
 def _with_fix(values: Mapping[str, Any]) -> dict[str, Any]:

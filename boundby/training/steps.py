@@ -4,7 +4,6 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-import msgspec
 import numpy as np
 from scipy.special import stdtrit
 
@@ -223,7 +222,8 @@ def _totals(times: StageTimes) -> StepTable:
     )
 
 
-class Share(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Share:
     """The share of the time of all steps that a stage takes, or all stages of one bound together.
 
     `low` and `high` are the ends of its 95 % interval, `median` and `iqr` those of its windows; None where there are
