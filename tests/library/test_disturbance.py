@@ -255,8 +255,12 @@ def test_the_kernel_of_this_machine_is_understood():
 
 
 def test_our_own_time_and_switches_are_those_of_all_threads_of_the_process(monkeypatch):
-    usages = {resource.RUSAGE_SELF: SimpleNamespace(ru_utime=1.5, ru_stime=0.25, ru_nivcsw=7, ru_nvcsw=99)}
+    usages = {
+        resource.RUSAGE_SELF: SimpleNamespace(ru_utime=1.5, ru_stime=0.25, ru_nivcsw=7, ru_nvcsw=99),
+        resource.RUSAGE_CHILDREN: SimpleNamespace(ru_utime=0.0, ru_stime=0.0, ru_nivcsw=3, ru_nvcsw=3),
+    }
     monkeypatch.setattr(resource, "getrusage", usages.__getitem__)
+    monkeypatch.setattr(Path, "glob", lambda *_: ())
     assert HostCounters().usage() == (1.75, 7)
 
 
