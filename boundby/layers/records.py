@@ -11,6 +11,7 @@ from boundby.stats import Summary
 from boundby.verdict import Bound
 
 CoverageStatus = Literal["pass", "warn", "not representative"]
+PREFILL, DECODE = "prefill", "decode"  # the passes of a text that is generated (`boundby.layers.generation`)
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,12 @@ class ModelProfile:
     limits: Limits | None = None  # of the machine, those that `bound` and `share_of_limit` rest on
     paired_overhead: float | None = None  # of runs with probes over the runs without beside them, minus one: the median
     shape: str | None = None  # of the inputs as a person reads it, where who profiled has said it: `8 × 154 tokens`
+
+    @property
+    def passes(self) -> tuple["LayerProfile", ...]:
+        """The model as it reads a prompt and as it adds tokens, where a text was generated; else none."""
+        kinds = [layer for layer in self.layers if layer.parent == "" and layer.name in (PREFILL, DECODE)]
+        return tuple(kinds) if self.layers and self.layers[0].type == "Generation" else ()
 
     @property
     def overhead(self) -> float:

@@ -70,6 +70,11 @@ def units_of(
     `extra_live_bytes`: what crosses every cut, or the cut behind the unit of that name, beyond what a profile sees.
     Raises ValueError where the profile has no layer with a time, and for a size of units that are not there.
     """
+    if profile.passes:
+        raise ValueError(
+            f"profile {profile.profile_name!r} is of text that was generated, in passes of two kinds; plan with the "
+            "profile of one forward, and give the KV cache of its blocks"
+        )
     reading = _Reading(profile)
     if not reading.layers:
         raise ValueError(f"profile {profile.profile_name!r} holds no layer that was called; profile a forward first")
