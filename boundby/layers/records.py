@@ -58,6 +58,8 @@ class LayerProfile:
     share_of_limit: float | None = None
     gain_at_limit_s: float | None = None  # of the end-to-end time, if its own work ran at the limit
     doubts: tuple[str, ...] = ()
+    cpu_self_s: float | None = None  # of `host_self_s` at most, by the clock of the CPU; None where they agree
+    undisturbed_self_s: float | None = None  # its mean without runs that were kept waiting; None where it agrees
     is_concurrent: bool = False  # called from another thread than the root: its time is part of no other layer's
 
     @property

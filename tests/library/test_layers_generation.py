@@ -11,18 +11,11 @@ from boundby.layers.ranking import blocks
 from boundby.partition import ExecutionPlanner
 from boundby.work import count
 from tests.fakes import FakeClock
+from tests.layer_cases import Cache
 from tests.layer_models import Takes, layer, profiled, self_ns, small
 
 PROMPT, NEW = 6, 3
 SETTINGS = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, "use_cache": True, "pad_token_id": 0}
-
-
-class Cache:
-    def __init__(self, tokens: int) -> None:
-        self.tokens = tokens
-
-    def get_seq_length(self) -> int:
-        return self.tokens
 
 
 class Writer(nn.Module):
