@@ -129,6 +129,7 @@ class Findings:
     limits: Limits | None
     is_disturbed: bool = False
     launches: int = 0  # of a run, at most: its operators
+    cache_bytes: tuple[int, ...] = ()
 
     @property
     def is_queue_full(self) -> bool:
@@ -439,7 +440,7 @@ def measure(
     until_s = began_s + max_seconds - (instruments.seconds() - began_s)  # it is seen once more, after the timing
     changes = check_same_program(run, tree, targets, program.calls)
     memory = measure_memory(run, tree, targets, instruments.allocator) if instruments.allocator else None
-    shapes = see_shapes(run, tree, targets)
+    shapes, cache_bytes = see_shapes(run, tree, targets)
     work = count_work(run, tree, targets, None if instruments.marks else instruments.seconds)
     watch = instruments.watch().start()
     cost_ns = instruments.probe_cost_ns(instruments.now)
@@ -451,7 +452,16 @@ def measure(
     if len(host.runs) < num_runs:
         doubts.append(f"runs: {len(host.runs)} of {num_runs} fitted into {max_seconds:g} s")
     findings = Findings(
-        host, cost_ns, device, memory, shapes, work, limits, bool(disturbances), sum(program.calls.values())
+        host,
+        cost_ns,
+        device,
+        memory,
+        shapes,
+        work,
+        limits,
+        bool(disturbances),
+        sum(program.calls.values()),
+        cache_bytes,
     )
     return _report(subject, Assembly(tree, targets, findings), findings, doubts)
 
@@ -516,6 +526,7 @@ def _report(subject: Subject, assembly: Assembly, findings: Findings, doubts: Se
         environment=_environment(),
         limits=findings.limits,
         paired_overhead=overhead,
+        kv_cache_bytes=findings.cache_bytes,
     )
     return Report(profile, assembly.samples)
 

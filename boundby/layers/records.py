@@ -103,6 +103,7 @@ class ModelProfile:
     environment: dict[str, str]
     limits: Limits | None = None  # of the machine, those that `bound` and `share_of_limit` rest on
     paired_overhead: float | None = None  # of runs with probes over the runs without beside them, minus one: the median
+    kv_cache_bytes: tuple[int, ...] = ()  # of keys and values that a run gave back, by layer; none where it gave none
     shape: str | None = None  # of the inputs as a person reads it, where who profiled has said it: `8 × 154 tokens`
 
     @property

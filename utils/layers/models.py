@@ -39,7 +39,6 @@ QWEN2_05B = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 32_768,
     "tie_word_embeddings": True,
-    "use_cache": False,
 }
 T5_SMALL = {"vocab_size": 32_128, "d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_heads": 8}
 RESNET = {"embedding_size": 64, "num_labels": 1000}
