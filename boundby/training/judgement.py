@@ -536,9 +536,11 @@ def _listed(ranks: Collection[int]) -> str:
 def gains_of(facts: Facts, trace: Verdict | None) -> tuple[Gain, ...]:
     """Return the gains worth naming, the largest first; those inside the work are known from a trace alone.
 
-    Where the trace promises more than the work takes, most of it lies elsewhere: such gains come last.
+    Where the trace promises more than the work takes, most of it lies elsewhere: such gains come last. Those of the
+    steps are ranked by what they leave of the run, of which the steps are a part.
     """
-    gains = [*_of_stages(facts.stages), *_of_batches(facts.stages, facts.effect), *_of_excluded(facts.times)]
+    gains = [*_of_stages(facts.stages), *_of_batches(facts.stages, facts.effect)]
+    between, of_steps = _of_excluded(facts.times)
     who, capped = facts.straggler, list[Gain]()
     if who:
         basis = f"it takes {who.own_s * 1e3:.2f} ms of its own for a step, the others {who.others_s * 1e3:.2f} ms"
@@ -546,7 +548,10 @@ def gains_of(facts: Facts, trace: Verdict | None) -> tuple[Gain, ...]:
     if trace:
         inside, capped = _inside_work(facts.stages, trace, {gain.fix.kind for gain in gains})
         gains += inside
-    largest = sorted((gain for gain in gains if gain.at_most >= LEAST_GAIN), key=lambda gain: -gain.at_most)
+    ranked = [(1 - of_steps + of_steps / gain.at_most, gain) for gain in gains] + [
+        (1 / each.at_most, each) for each in between
+    ]
+    largest = [gain for _, gain in sorted(ranked, key=lambda pair: pair[0]) if gain.at_most >= LEAST_GAIN]
     return tuple([*largest, *(gain for gain in capped if gain.at_most >= LEAST_GAIN)])
 
 
@@ -583,19 +588,23 @@ def _of_stages(stages: Sequence[Share]) -> Iterator[Gain]:
             yield Gain(fix, _factor(left), _basis(parts, share))
 
 
-def _of_excluded(times: StageTimes) -> Iterator[Gain]:
-    """Yield what the run as a whole would gain without what it does between its steps, such as evaluating."""
+def _of_excluded(times: StageTimes) -> tuple[list[Gain], float]:
+    """Return what the run would gain without what it does between its steps, such as evaluating; the steps' share."""
     steps = times.step
     if steps is None or steps.host_s.mean is None or times.last_step is None:
-        return
+        return [], 1.0
     in_steps_s = steps.host_s.mean * (times.last_step - times.first_step + 1)  # the disturbed ones too, undisturbed
     between = [stage for stage in times.stages if stage.kind == "excluded" and stage.host_s.total > 0]
     run_s = in_steps_s + sum(stage.host_s.total for stage in between)
+    gains = []
     for stage in between:
         share = stage.host_s.total / run_s
         kind = FIX_OF_STAGE.get(stage.name) or OF_STAGES.get(BOUND_OF_STAGE.get(stage.name, UNEXPLAINED), "")
         fix = Fix(kind) if stage.name in BOUND_OF_STAGE else Fix("shorten_stage", {"stage": stage.name})
-        yield Gain(fix, _factor(1 - share), f"{stage.name}, between steps, takes {100 * share:.1f} % of the run")
+        gains.append(
+            Gain(fix, _factor(1 - share), f"{stage.name}, between steps, takes {100 * share:.1f} % of the run")
+        )
+    return gains, in_steps_s / run_s if run_s else 1.0
 
 
 def _of_batches(stages: Sequence[Share], effect: BatchEffect | None) -> Iterator[Gain]:
