@@ -150,9 +150,14 @@ class TrainingVerdict(Verdict):
     trace_bound: Bound | None = None  # what the trace says, None where there is none
     trace_agrees: bool | None = None  # None: there is no trace, or it says nothing about this
 
+    @property
+    def parts(self) -> dict[str, list[str]]:
+        """The sentences that a person reads, below what they answer: What, Why, Doubt, Next; at most twelve."""
+        return _parts(self)
+
     def __str__(self) -> str:
-        """Return the verdict as a person reads it, in at most twelve lines: what limits, why, and what to do next."""
-        return "\n".join(_lines(self))
+        """Return the parts as lines of at most 240 characters."""
+        return "\n".join(_lines(self.parts))
 
 
 def causes_of(table: StepTable) -> dict[str, Bound]:
@@ -627,7 +632,7 @@ def _basis(parts: Sequence[Share], share: float) -> str:
     return f"{names} {'take' if len(parts) > 1 else 'takes'} {100 * share:.1f} % of the time"
 
 
-def _lines(verdict: TrainingVerdict) -> Iterator[str]:
+def _parts(verdict: TrainingVerdict) -> dict[str, list[str]]:
     gains = [f"{gain.fix}: at most {gain.at_most:.2f} times the speed ({gain.basis})" for gain in verdict.gains]
     if verdict.bound == "inconclusive":
         gains.insert(0, WITHOUT_ANSWER)
@@ -636,12 +641,15 @@ def _lines(verdict: TrainingVerdict) -> Iterator[str]:
             gains.insert(0, WITHOUT_TRACE)
         elif verdict.bound in ("compute", "memory"):
             gains.insert(0, str(Fix("faster_work")))
-    parts = {
+    return {
         "What": [_what(verdict)],
         "Why": [*_main_stages(verdict), *verdict.evidence][:MOST_EVIDENCE],
         "Doubt": [str(doubt) for doubt in verdict.doubts[:MOST_DOUBTS]],
         "Next": gains[:MOST_GAINS] or [WITHOUT_GAIN],
     }
+
+
+def _lines(parts: Mapping[str, Sequence[str]]) -> Iterator[str]:
     for head, sentences in parts.items():
         for place, sentence in enumerate(sentences):
             line = f"{'' if place else head + ':':<7}{' '.join(sentence.split())}"
