@@ -59,7 +59,12 @@ def main(run: cli.Run) -> int:
         return program.run(run.args.program, run.args.run_id, run.args.output, run.say, run.note)
     from utils.training import run as training
 
-    training.run(run.config, run.args.run_id, run.args.output, run.say, run.note, run.args.tries)
+    settings, after = run.config, None
+    if run.args.tries:
+        from utils.training import fixes
+
+        settings, after = fixes.recorded(run.config), fixes.tried
+    training.run(settings, run.args.run_id, run.args.output, run.say, run.note, after)
     return cli.DONE
 
 

@@ -5,7 +5,7 @@ import math
 import os
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -22,10 +22,8 @@ from utils.errors import InputError
 from utils.render import plain_text
 from utils.render.blocks import Block, Paragraph, Table
 from utils.training import loop, run_folder
+from utils.training.run import Job
 from utils.training.settings import TrainingSettings
-
-if TYPE_CHECKING:
-    from utils.training.run import Job
 
 FILE, SCHEMA_VERSION = "trials.json", 1
 BUDGET_S = 120.0
@@ -42,7 +40,7 @@ def recorded(settings: TrainingSettings) -> TrainingSettings:
     return settings.model_copy(update={"profiling": settings.profiling.model_copy(update={"enabled": True})})
 
 
-def tried(job: "Job") -> Iterator[str]:
+def tried(job: Job) -> Iterator[str]:
     """Yield the lines of the scorecard, which is written to the folder of the run too."""
     ranks = run_folder.ranks_of(job.folder)
     verdict = run_folder.judge(job.folder, ranks) if ranks else None
@@ -72,7 +70,7 @@ def tried(job: "Job") -> Iterator[str]:
     yield f"\nin {job.folder / FILE}"
 
 
-def recipe_of(job: "Job", steps: int) -> Recipe:
+def recipe_of(job: Job, steps: int) -> Recipe:
     """Return how the steps of a job are made, in rounds of so many."""
     device, training = job.process.device, job.settings.training
     plan = replace(job.plan, steps_per_epoch=steps)
@@ -119,7 +117,7 @@ def scorecard(found: Tried, steps: int) -> list[Block]:
     best = max(gaining, key=lambda trial: trial.measured.value, default=None)
     advice = f"{best.fix}: {_factor(best.measured)} times the speed" if best else "nothing that was tried here"
     coarse = "; check the loss curve with it" if best and best.fix.kind == "autocast" else ""
-    said = [f"What gains most: {advice}{coarse}.", *(f"Doubt: {each}." for each in found.doubts)]
+    said = [f"What gains most: {advice}{coarse}.", *([f"Doubt: {found.doubts[0]}."] if found.doubts else [])]
     return [Table(HEADERS, rows, left=(0, 4), caption=caption), *map(Paragraph, said)]
 
 

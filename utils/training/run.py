@@ -21,7 +21,7 @@ from boundby.training import ManagerOptions, ProfilerManager, TimerOptions
 from boundby.training.results import RunFiles, publish_cycle
 from utils.errors import EnvironmentLacksError, InputError, lacking
 from utils.render import plain_text
-from utils.training import fixes, loop, run_folder, tasks
+from utils.training import loop, run_folder, tasks
 from utils.training.progress import FILE, Progress
 from utils.training.settings import Plan, TrainingSettings, plan_for
 from utils.training.tasks import Task
@@ -115,22 +115,21 @@ class Job:
 
 
 Say = Callable[[str], object]
+After = Callable[[Job], Iterator[str]]
 
 REFUSED = 0
 NEEDED = {"loop": (), "trainer": ("accelerate",), "lightning": ("lightning",)}
 
 
 def run(  # noqa: PLR0913, PLR0917  (what is trained, where, who is told, and what follows)
-    settings: TrainingSettings, run_id: str | None, output: Path | None, say: Say, note: Say, tries: bool = False
+    settings: TrainingSettings, run_id: str | None, output: Path | None, say: Say, note: Say, after: After | None = None
 ) -> None:
     """Train, record if that is wanted, and say what was found; the first process of several speaks for all.
 
-    If it `tries`, the run is recorded, and each fix that applies to its steps is tried after it. Raises a PipelineError
-    that names the way out, and whatever ended the training.
+    What `after` does with the run is said last. Raises a PipelineError that names the way out, and whatever ended the
+    training.
     """
     require(settings)
-    if tries:
-        settings = fixes.recorded(settings)
     with joined(settings.device) as process:
         folder = claim(process, settings, run_id, output)
         job = _job(settings, process, folder, note)
@@ -141,8 +140,8 @@ def run(  # noqa: PLR0913, PLR0917  (what is trained, where, who is told, and wh
         process.wait_for_all()
         if process.is_first:
             say("\n".join(_closing(job)))
-        if tries:
-            say("\n".join(fixes.tried(job)))
+        if after:
+            say("\n".join(after(job)))
 
 
 def claim(process: Process, settings: TrainingSettings, run_id: str | None, output: Path | None) -> Path:
