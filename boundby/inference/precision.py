@@ -11,8 +11,9 @@ float32 does whatever the process has set up. An activation takes no pass of its
 instead of five. `bfloat16` on a CPU is prepared likewise.
 
 `int8` holds the weights of the layers in eight bits, scaled by output channel, and rounds what enters a layer to eight
-bits as it comes, scaled token by token. Embeddings, norms, attention and the head stay in float32, and there is nothing
-to calibrate. Torch's own dynamic quantization rests on tensor types that it is about to remove.
+bits by the range that the texts of the self-check have there, so that oneDNN takes products, bias and activation in one
+pass. Embeddings, norms, attention and the head stay in float32. Torch's own dynamic quantization rests on tensor types
+that it is about to remove.
 """
 
 import contextlib
