@@ -8,8 +8,9 @@ printed so, since it says how far the others are off.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from boundby.known import Missing
 from boundby.roofline import Interval, Limits, OperatorLoad, least_seconds
@@ -17,11 +18,9 @@ from boundby.verdict import Fix, Owner, OwnerKind
 
 CutKind = Literal["budget", "failed", "not_replayable"]
 LEAST_KNOWN_SHARE = 0.9  # of an owner's time, to say how much of it is padding
-LEAST_SHARE_TO_NAME = 0.02  # of the forward, for an operator to be named among those that are slow
 
 
-@dataclass(frozen=True)
-class Cut:
+class Cut(msgspec.Struct, frozen=True):
     """Operators that were not replayed alone, and why; their time is that within the model's order.
 
     "budget": the seconds for replays were used up, by operators that take more of the time. "failed": the operator
@@ -34,8 +33,7 @@ class Cut:
     reason: str
 
 
-@dataclass(frozen=True)
-class ReplayedOperator:
+class ReplayedOperator(msgspec.Struct, frozen=True):
     """One distinct operator of a forward: all calls with the same shapes, strides, dtypes and other arguments.
 
     `hot_s` and `in_order_s` are the seconds of all its calls: alone, one after another on the same tensors; and
@@ -51,8 +49,7 @@ class ReplayedOperator:
     padding_share: float | None = None
 
 
-@dataclass(frozen=True)
-class Replay:
+class Replay(msgspec.Struct, frozen=True):
     """One forward, timed whole and by its operators in the same rounds.
 
     `forward_s` and `in_order_s` are medians of the rounds with the ends of their middle half. `dispatch_s` is what one
@@ -81,16 +78,14 @@ class Replay:
     doubts: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Variant:
+class Variant(msgspec.Struct, frozen=True):
     """The same operators in order under a fix, over the time without it, from pairs; or why there is no such time."""
 
     fix: Fix
     time_ratio: Interval | Missing
 
 
-@dataclass(frozen=True)
-class ShapeTime:
+class ShapeTime(msgspec.Struct, frozen=True):
     """The forward at other sizes: its samples, tokens of each, and seconds."""
 
     samples: int
@@ -98,40 +93,22 @@ class ShapeTime:
     seconds: float
 
 
-@dataclass(frozen=True)
-class SlowOperator:
-    """An operator that takes longer than its limit: how much longer in all calls, and its share of the limit's speed.
-
-    `alone_share`: alone and hot; `in_order_share`: within the model, None where it was not timed there.
-    """
-
-    name: str
-    shapes: tuple[tuple[int, ...], ...]
-    limit: Literal["compute", "memory"]
-    beyond_s: float
-    alone_share: float
-    in_order_share: float | None
-
-
-@dataclass(frozen=True)
-class Speed:
+class Speed(msgspec.Struct, frozen=True):
     """How fast operators are as a share of their limit, inside the model and alone and hot."""
 
     in_model: float
     alone: float
 
 
-@dataclass(frozen=True)
-class Split:
+class Split(msgspec.Struct, frozen=True):
     """The owners of `seconds`, in the order of `OwnerKind`; they add up to it.
 
-    `slow` are the operators with most of `kernels`, the largest first. `products` is the speed of matrix products, over
-    all of them, as a share of the machine's peak; None where there are none. `cut` says what was not replayed.
+    `products` is the speed of matrix products, over all of them, as a share of the machine's peak; None where there are
+    none. `cut` says what was not replayed.
     """
 
     seconds: float
     owners: tuple[Owner, ...]
-    slow: tuple[SlowOperator, ...]
     products: Speed | None
     cut: tuple[Cut, ...] = ()
 
@@ -155,8 +132,7 @@ class Split:
         return sum(parts) / self.seconds if parts else None
 
 
-@dataclass(frozen=True)
-class _Part:
+class _Part(msgspec.Struct, frozen=True):
     """The time of one distinct operator, taken apart."""
 
     operator: ReplayedOperator
@@ -177,10 +153,6 @@ class _Part:
     @property
     def beyond_s(self) -> float:
         return self.hot_s - self.least_s - self.dispatch_s
-
-    def speed(self, seconds: float | None) -> float | None:
-        """Return the least time over the time of the kernel in `seconds`."""
-        return None if seconds is None or seconds <= self.dispatch_s else self.least_s / (seconds - self.dispatch_s)
 
 
 def split(replay: Replay, limits: Limits, measured_s: float | None = None) -> Split:
@@ -206,7 +178,7 @@ def split(replay: Replay, limits: Limits, measured_s: float | None = None) -> Sp
         ),
         Owner("remainder", seconds - forward_s),
     )
-    return Split(seconds, owners, _slow(parts, seconds), _products(parts, limits), replay.cut)
+    return Split(seconds, owners, _products(parts, limits), replay.cut)
 
 
 def _part(operator: ReplayedOperator, replay: Replay, limits: Limits) -> _Part:
@@ -224,22 +196,6 @@ def _padding(parts: Iterable[_Part], weight: Callable[[_Part], float]) -> float 
     if not known or known_s < LEAST_KNOWN_SHARE * total:
         return None
     return sum(seconds * share for seconds, share in known) / known_s if known_s else 0.0
-
-
-def _slow(parts: Sequence[_Part], seconds: float) -> tuple[SlowOperator, ...]:
-    """Return the operators that take longest beyond their limits, by name and shapes, the largest first."""
-    named = (part for part in parts if part.beyond_s >= LEAST_SHARE_TO_NAME * seconds)
-    return tuple(
-        SlowOperator(
-            name=part.operator.load.name,
-            shapes=part.operator.shapes,
-            limit=part.limit,
-            beyond_s=part.beyond_s,
-            alone_share=part.speed(part.hot_s) or 0.0,
-            in_order_share=part.speed(part.operator.in_order_s),
-        )
-        for part in sorted(named, key=lambda part: -part.beyond_s)
-    )
 
 
 def _products(parts: Sequence[_Part], limits: Limits) -> Speed | None:

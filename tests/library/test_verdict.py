@@ -1,9 +1,9 @@
 """Verdicts on forwards whose limit is known by construction; every figure by hand."""
 
 import json
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from boundby.judgement import Times, confirm, judge
 from boundby.roofline import Interval, Limits, OperatorLoad, attribute, fixed_cost
@@ -191,7 +191,7 @@ def owned(seconds=0.020, padding=None, **milliseconds):
     """Return the split of a forward by the milliseconds of its owners."""
     kinds = ("compute", "memory", "kernels", "around", "host", "remainder")
     owners = tuple(Owner(kind, milliseconds.get(kind, 0.0) / 1e3, padding) for kind in kinds)
-    return Split(seconds, owners, (), None)
+    return Split(seconds, owners, None)
 
 
 def on_split(found, *trials, padding=None):

@@ -19,7 +19,6 @@ HEADING = "What the machine waited for, in the trace"
 
 @cache
 def rows() -> list[dict]:
-    """Return the row of the sweep at the batch size of the trace."""
     return diagnosed(results.cpu_rows([8]))
 
 

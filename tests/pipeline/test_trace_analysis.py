@@ -9,11 +9,11 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from boundby.trace import OPERATOR_COLUMNS, op_stats, operator_rows, read_trace
 from boundby.trace.operator_table import by_name, table_lines, table_rows
@@ -35,8 +35,6 @@ ELEMENTWISE = (
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Command:
-    """Return what runs the script and gives its exit code, stdout and stderr."""
-
     def start(*arguments: Any) -> tuple[int, str, str]:
         code = importlib.import_module("scripts.analyze_trace").main([str(each) for each in arguments])
         return code, *capsys.readouterr()
