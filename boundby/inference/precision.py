@@ -64,7 +64,8 @@ class Int8Linear(nn.Module):
             found = torch.stack(inputs.flatten(0, -2).aminmax(dim=0))
             kept = self._range
             self._range = found if kept is None else torch.stack([kept[0].minimum(found[0]), kept[1].maximum(found[1])])
-            return layer(inputs) if activation is None else activation(layer(inputs))
+            result: torch.Tensor = layer(inputs) if activation is None else activation(layer(inputs))
+            return result
         rounded = inputs if inputs.dtype == torch.uint8 else _rounded(inputs, self.steps)
         product: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
             rounded, *self._scale, self.packed, self.scales, self._zeros, self.bias, *self._result, *self._activation
@@ -102,7 +103,7 @@ class Int8Linear(nn.Module):
     def join(self) -> None:
         """Fix what the result is, once the layers that it feeds are settled."""
         name, algorithm = self._joined
-        self._activation = (name, [], algorithm)
+        self._activation: tuple[str, list[Any], str] = (name, [], algorithm)
         self._result = (*self.feeds[0]._scale, torch.uint8) if self.feeds else (1.0, 0, torch.float32)
 
 
@@ -111,7 +112,7 @@ _local = threading.local()  # what this thread rounded last: queries, keys and v
 
 def _rounded(inputs: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
     """Return the inputs in bytes, 128 for 0."""
-    last = getattr(_local, "last", None)
+    last: tuple[torch.Tensor, ...] | None = getattr(_local, "last", None)
     if last is not None and last[0] is inputs and last[1] is steps:
         return last[2]
     rounded = (inputs * steps).round_().clamp_(-INT8_LARGEST - 1, INT8_LARGEST).to(torch.int8)
