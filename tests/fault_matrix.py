@@ -196,7 +196,8 @@ class Theatre:
     def _piped(self, *flags: str) -> Callable[[], int]:
         def act() -> int:
             with patch.object(run_pipeline, "subprocess", SimpleNamespace(Popen=ForkedStep)):
-                return abs(run_pipeline.main([*self.settings, *flags]))
+                code = run_pipeline.main(["--skip-check", *self.settings, *flags])
+                return run_pipeline.FAILED if code < 0 else code  # as its last line does
 
         return act
 
@@ -335,7 +336,7 @@ def main() -> int:
 def preload() -> None:
     """Import what the steps import, and start no thread: a forked child cannot use threads of its parent."""
     import matplotlib.backends.backend_agg  # noqa: F401
-    import matplotlib.figure  # noqa: F401
+    import matplotlib.figure
     import pyarrow.parquet  # noqa: F401
     import sklearn.metrics  # noqa: F401
     import transformers.models.bert.modeling_bert  # noqa: F401
@@ -347,6 +348,9 @@ def preload() -> None:
     planning.SHARD_ROWS["cpu"] = SMALL_SHARD
     bottleneck.ROUND_S, diagnosis.BUDGET_S = 0.001, 0.1  # what is found is of no interest here
     ceilings.measure.__kwdefaults__["budget_s"] = 0.1
+    picture = io.BytesIO()
+    matplotlib.figure.Figure((1, 1)).savefig(picture)
+    matplotlib.figure.Figure.savefig = lambda self, path: Path(path).write_bytes(picture.getvalue())
     gc.collect()
     gc.freeze()  # else each child looks through all modules, again and again
 
