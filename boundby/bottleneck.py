@@ -2,11 +2,12 @@
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import median
 
 import torch
+from msgspec import structs
 
 from boundby.ceilings import Ceilings
 from boundby.disturbance import HostCounters, Watch
@@ -81,7 +82,7 @@ class Forward:
         other = str(fix.settings["dtype"]) if fix.kind == "dtype" else self.dtype
         size = getattr(torch, other).itemsize / getattr(torch, self.dtype).itemsize
         smaller = [
-            replace(
+            structs.replace(
                 load,
                 weight_bytes=load.weight_bytes * size,
                 other_bytes=load.other_bytes * size,
@@ -101,7 +102,7 @@ class Forward:
             return self.limits
         named = [each for each in self.ceilings.compute if each.precision == fix.settings["precision"]]
         rates = [Interval(each.flops_per_s, each.low, each.flops_per_s) for each in named]
-        return replace(self.limits, flops_per_s=rates[0]) if rates else None
+        return structs.replace(self.limits, flops_per_s=rates[0]) if rates else None
 
 
 def verdict_on(  # noqa: PLR0913  (each is one kind of evidence)

@@ -5,7 +5,8 @@ Plain facts in, lines out; nothing here knows where they come from. What is not 
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from boundby.formatting import clean, command_lines, paragraph
 from boundby.roofline import Interval
@@ -43,8 +44,7 @@ BOUNDS: dict[Bound, str] = {  # where the time has no owners
 }
 
 
-@dataclass(frozen=True)
-class Next:
+class Next(msgspec.Struct, frozen=True):
     """What to do first: in words, the command as it runs, and the factor that was measured or is predicted for it."""
 
     words: str
@@ -53,8 +53,7 @@ class Next:
     is_measured: bool = False
 
 
-@dataclass(frozen=True)
-class Rate:
+class Rate(msgspec.Struct, frozen=True):
     """Samples per second, half of the interval in percent where it is known, and where this holds."""
 
     per_second: float
@@ -62,8 +61,7 @@ class Rate:
     half_width_pct: float | None = None
 
 
-@dataclass(frozen=True)
-class Compared:
+class Compared(msgspec.Struct, frozen=True):
     """A way to run all texts and its factor over padded batches as they come, and the share of labels that stayed.
 
     `is_allowed` False: it changes more than may change.
@@ -75,8 +73,7 @@ class Compared:
     is_allowed: bool = True
 
 
-@dataclass(frozen=True)
-class Facts:
+class Facts(msgspec.Struct, frozen=True):
     """What the card is made from.
 
     `compared` is what was tried over all texts, the one to use first; it takes the place of the trials of the verdict,
@@ -96,12 +93,11 @@ class Facts:
     next: Next | None = None
     rates: Sequence[Rate] = ()
     unit: str = "samples"
-    scores: Mapping[str, str] = field(default_factory=dict)
+    scores: Mapping[str, str] = msgspec.field(default_factory=dict)
     doubts: Sequence[str] = ()
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """One thing the card says: its label, texts below one another, and a command that runs as it stands.
 
     A command goes over several lines, joined by backslashes, unless it `is_one_line`.
@@ -235,8 +231,7 @@ def _standing(verdict: Verdict, elsewhere: bool) -> str:
     return f"[confirmed: {proof.name} gave {_digits(proof.measured.value)}×{' on this batch' if elsewhere else ''}]"
 
 
-@dataclass(frozen=True)
-class _Tried:
+class _Tried(msgspec.Struct, frozen=True):
     said: str
     gains: bool
 

@@ -114,7 +114,10 @@ def write_json(path: str | Path, value: Any) -> None:
 
 
 def encode_json(value: Any, indent: int | None = None) -> str:
-    """Return `value` as strict JSON; NumPy scalars become plain numbers. Raises ValueError on NaN or infinity."""
+    """Return `value` as strict JSON; NumPy scalars become numbers, records objects.
+
+    Raises ValueError on NaN or infinity.
+    """
     place = _place_of_non_finite(value, "$")
     if place:
         raise ValueError(f"{place} is NaN or infinite; store None and a reason instead")
@@ -314,13 +317,15 @@ def _is_orphan(path: Path) -> bool:
 def _plain(value: Any) -> Any:
     if hasattr(value, "item"):  # NumPy and torch scalars
         return value.item()
+    if isinstance(value, msgspec.Struct):
+        return msgspec.structs.asdict(value)
     if isinstance(value, Path):
         return str(value)
     raise TypeError(f"{type(value).__name__} has no JSON form: {value!r}")
 
 
 def _place_of_non_finite(value: Any, place: str) -> str | None:
-    if hasattr(value, "dtype"):  # float32 is no float
+    if hasattr(value, "dtype") or isinstance(value, msgspec.Struct):  # float32 is no float
         value = _plain(value)
     if isinstance(value, float):
         return None if math.isfinite(value) else place

@@ -10,9 +10,10 @@ Source of the launch rule: trtexec, which says so where issuing takes 0.8 of the
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
+
+import msgspec
 
 from boundby.known import Missing
 from boundby.roofline import Attribution, Interval, Limits, OperatorLoad, attribute
@@ -75,8 +76,7 @@ TELLING: dict[Bound, tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True)
-class Times:
+class Times(msgspec.Struct, frozen=True):
     """Measured seconds of one forward and of what surrounds it; None where not measured.
 
     `device_s`: the device's own time; on a CPU it is the isolated time. `enqueue_s`: the host's time to issue it.
@@ -126,7 +126,9 @@ def judge(  # noqa: PLR0913  (each is one kind of evidence)
     measurement and lower the confidence. `unknown` says why there are no operators or limits.
     """
     if limits is None or not operators:
-        return replace(inconclusive((*doubts, unknown), gains), trials=tuple(trials), untried=tuple(untried))
+        return msgspec.structs.replace(
+            inconclusive((*doubts, unknown), gains), trials=tuple(trials), untried=tuple(untried)
+        )
     context = _Context(times, tuple(operators), limits, weights_bytes, on_host, split)
     found = _found(context, trials)
     confirmation = _confirmation(found.bound, trials, is_split=split is not None)
@@ -164,8 +166,7 @@ def confirm(bound: Bound, trials: Iterable[Trial]) -> Sign:
     return next((sign for sign in order if sign in signs), "silent")
 
 
-@dataclass(frozen=True)
-class _Label:
+class _Label(msgspec.Struct, frozen=True):
     """The bound by the evidence without trials, its share, and the bounds that this evidence cannot tell from it."""
 
     bound: Bound
@@ -173,8 +174,7 @@ class _Label:
     rivals: tuple[Bound, ...] = ()
 
 
-@dataclass(frozen=True)
-class _Found:
+class _Found(msgspec.Struct, frozen=True):
     """The bound that all evidence leaves, what it may be instead, and why that is not settled."""
 
     bound: Bound
@@ -197,7 +197,7 @@ def _found(context: "_Context", trials: Sequence[Trial]) -> _Found:
     unexplained = context.unexplained()
     if may_be and not left:
         found = _after_refutation(context, may_be, trials)
-        return replace(found, unsettled=found.unsettled or unexplained)
+        return msgspec.structs.replace(found, unsettled=found.unsettled or unexplained)
     if not label.rivals:
         return _Found(label.bound, unsettled=unexplained)
     confirmed = [name for name in left if said[name] == "confirms"]
@@ -267,7 +267,7 @@ def _causes(context: "_Context", padding: float | None, trials: Sequence[Trial])
         causes.append(Cause("padding", wasted, arithmetic_share=padding))
     causes += [Cause(kind, share) for kind, share in net.items() if kind != "remainder"]
     ranked = sorted((cause for cause in causes if cause.share >= LEAST_CAUSE), key=lambda cause: -cause.share)
-    return [replace(cause, confirmed_by=_confirming(cause, trials)) for cause in ranked]
+    return [msgspec.structs.replace(cause, confirmed_by=_confirming(cause, trials)) for cause in ranked]
 
 
 def _confirming(cause: Cause, trials: Sequence[Trial]) -> Fix | None:
@@ -311,8 +311,7 @@ def _ends(of: Interval) -> tuple[Interval, Interval]:
     return Interval.exact(of.low), Interval.exact(of.high)
 
 
-@dataclass(frozen=True)
-class _Context:
+class _Context(msgspec.Struct, frozen=True, dict=True):
     times: Times
     operators: tuple[OperatorLoad, ...]
     limits: Limits
@@ -435,8 +434,8 @@ class _Context:
             limits = self.limits.at(rate_end, bytes_end)
             for isolated in _ends(self.times.isolated_s):
                 for working in _ends(device) if device else (None,):
-                    times = replace(self.times, isolated_s=isolated, device_s=working)
-                    yield replace(self, limits=limits, times=times)._bound()[0]
+                    times = msgspec.structs.replace(self.times, isolated_s=isolated, device_s=working)
+                    yield msgspec.structs.replace(self, limits=limits, times=times)._bound()[0]
 
     def runner_up(self, bound: Bound) -> tuple[Bound, ...]:
         """Return what limits most after the bound, or what the bound is made of."""

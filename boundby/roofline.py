@@ -5,8 +5,9 @@ least time it can take (the roofline model of Williams, Waterman & Patterson 200
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 if TYPE_CHECKING:  # it loads scipy, half of the time in which a trace is read and judged
     from boundby.stats import Estimate
@@ -14,8 +15,7 @@ if TYPE_CHECKING:  # it loads scipy, half of the time in which a trace is read a
 ALWAYS_MAPPED_BYTES = 32 * 2**20  # glibc's largest threshold: larger blocks come from the system every time
 
 
-@dataclass(frozen=True)
-class Interval:
+class Interval(msgspec.Struct, frozen=True):
     """A value with the ends of its range."""
 
     value: float
@@ -37,8 +37,7 @@ class Interval:
         return Interval(self.value * factor, self.low * factor, self.high * factor)
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True):
     """Measured limits: FLOP/s, bytes/s by the size of what is touched (ascending), seconds to issue an operator.
 
     `new_bytes_per_s` holds for results that a CPU's allocator takes from the system anew, those above 32 MiB.
@@ -68,8 +67,7 @@ class Limits:
         return fitting[0] if fitting else self.bytes_per_s[-1][1]
 
 
-@dataclass(frozen=True)
-class OperatorLoad:
+class OperatorLoad(msgspec.Struct, frozen=True):
     """What one operator does in one forward, over all its calls with the same shapes.
 
     `weight_bytes` are read from what was there before the forward, the model's parameters above all, which come from as
@@ -86,8 +84,7 @@ class OperatorLoad:
     seconds: float | None = None
 
 
-@dataclass(frozen=True)
-class Attribution:
+class Attribution(msgspec.Struct, frozen=True):
     """Least seconds of a forward by kind of limit.
 
     `memory_share` is that of memory in the time of operators that compute or move data, `launch_share` that of small

@@ -8,8 +8,9 @@ printed so, since it says how far the others are off.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from boundby.known import Missing
 from boundby.roofline import Interval, Limits, OperatorLoad, least_seconds
@@ -20,8 +21,7 @@ LEAST_KNOWN_SHARE = 0.9  # of an owner's time, to say how much of it is padding
 LEAST_SHARE_TO_NAME = 0.02  # of the forward, for an operator to be named among those that are slow
 
 
-@dataclass(frozen=True)
-class Cut:
+class Cut(msgspec.Struct, frozen=True):
     """Operators that were not replayed alone, and why; their time is that within the model's order.
 
     "budget": the seconds for replays were used up, by operators that take more of the time. "failed": the operator
@@ -34,8 +34,7 @@ class Cut:
     reason: str
 
 
-@dataclass(frozen=True)
-class ReplayedOperator:
+class ReplayedOperator(msgspec.Struct, frozen=True):
     """One distinct operator of a forward: all calls with the same shapes, strides, dtypes and other arguments.
 
     `hot_s` and `in_order_s` are the seconds of all its calls: alone, one after another on the same tensors; and
@@ -51,8 +50,7 @@ class ReplayedOperator:
     padding_share: float | None = None
 
 
-@dataclass(frozen=True)
-class Replay:
+class Replay(msgspec.Struct, frozen=True):
     """One forward, timed whole and by its operators in the same rounds.
 
     `forward_s` and `in_order_s` are medians of the rounds with the ends of their middle half. `dispatch_s` is what one
@@ -81,16 +79,14 @@ class Replay:
     doubts: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Variant:
+class Variant(msgspec.Struct, frozen=True):
     """The same operators in order under a fix, over the time without it, from pairs; or why there is no such time."""
 
     fix: Fix
     time_ratio: Interval | Missing
 
 
-@dataclass(frozen=True)
-class ShapeTime:
+class ShapeTime(msgspec.Struct, frozen=True):
     """The forward at other sizes: its samples, tokens of each, and seconds."""
 
     samples: int
@@ -98,8 +94,7 @@ class ShapeTime:
     seconds: float
 
 
-@dataclass(frozen=True)
-class SlowOperator:
+class SlowOperator(msgspec.Struct, frozen=True):
     """An operator that takes longer than its limit: how much longer in all calls, and its share of the limit's speed.
 
     `alone_share`: alone and hot; `in_order_share`: within the model, None where it was not timed there.
@@ -113,16 +108,14 @@ class SlowOperator:
     in_order_share: float | None
 
 
-@dataclass(frozen=True)
-class Speed:
+class Speed(msgspec.Struct, frozen=True):
     """How fast operators are as a share of their limit, inside the model and alone and hot."""
 
     in_model: float
     alone: float
 
 
-@dataclass(frozen=True)
-class Split:
+class Split(msgspec.Struct, frozen=True):
     """The owners of `seconds`, in the order of `OwnerKind`; they add up to it.
 
     `slow` are the operators with most of `kernels`, the largest first. `products` is the speed of matrix products, over
@@ -155,8 +148,7 @@ class Split:
         return sum(parts) / self.seconds if parts else None
 
 
-@dataclass(frozen=True)
-class _Part:
+class _Part(msgspec.Struct, frozen=True):
     """The time of one distinct operator, taken apart."""
 
     operator: ReplayedOperator

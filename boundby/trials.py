@@ -7,9 +7,9 @@ speaks for some of them and against others. Nothing is lost with one that fails:
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
 import torch
 
 from boundby.ceilings import matmul_precision
@@ -33,8 +33,7 @@ INFINITE = math.inf
 PROBE_BYTES = 64 * 2**20  # which the allocator asks for by itself and gives back as a whole
 
 
-@dataclass(frozen=True)
-class Made:
+class Made(msgspec.Struct, frozen=True):
     """The forward with a fix, how many texts keep their labels where it may change them, and what ends it."""
 
     work: Work
@@ -42,8 +41,7 @@ class Made:
     close: Callable[[], object] = lambda: None
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True):
     """A fix that can be tried: how to make it, how to set it, and the factor that each bound expects of it.
 
     `make` is called when its turn comes, which takes about `setup_s`; what it raises is a remark. `setting` is entered
@@ -56,13 +54,12 @@ class Candidate:
     setting: Callable[[], AbstractContextManager[None]] = nullcontext
     base: Work | None = None
     samples: float = 1.0
-    expected: Mapping[Bound, tuple[float, float]] = field(default_factory=dict)
+    expected: Mapping[Bound, tuple[float, float]] = msgspec.field(default_factory=dict)
     setup_s: float = 0.0
     is_fix: bool = True
 
 
-@dataclass(frozen=True)
-class Tried:
+class Tried(msgspec.Struct, frozen=True):
     """What came of the candidates; `doubts` are on the machine while they were measured."""
 
     trials: tuple[Trial, ...] = ()
@@ -79,7 +76,7 @@ class Tried:
 
     def with_predictions(self, gains: Sequence[Gain]) -> "Tried":
         """Return the same trials, each beside what was predicted of its fix."""
-        return replace(self, trials=tuple(_with_prediction(trial, gains) for trial in self.trials))
+        return msgspec.structs.replace(self, trials=tuple(_with_prediction(trial, gains) for trial in self.trials))
 
 
 def try_out(  # noqa: PLR0913  (what, and with which instruments; what is known of them by keyword alone)
@@ -137,7 +134,7 @@ def remark(fix: Fix, error: BaseException) -> Untried:
 
 def _with_prediction(trial: Trial, gains: Sequence[Gain]) -> Trial:
     gain = next((gain for gain in gains if gain.fix == trial.fix), None)
-    return replace(trial, predicted=gain.predicted, at_most=gain.at_most) if gain else trial
+    return msgspec.structs.replace(trial, predicted=gain.predicted, at_most=gain.at_most) if gain else trial
 
 
 def _trial(

@@ -5,7 +5,6 @@ decides by kinds, settings and numbers; the sentences that people read are made 
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import msgspec
@@ -59,8 +58,7 @@ def plain(bound: Bound) -> str:
     return PLAIN.get(bound, bound)
 
 
-@dataclass(frozen=True)
-class Doubt:
+class Doubt(msgspec.Struct, frozen=True):
     """What speaks against a number or an answer, by its kind ("noisy", "disturbed", "drift", ...) and in words."""
 
     kind: str
@@ -71,8 +69,7 @@ class Doubt:
         return f"{self.kind}: {self.text}"
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(msgspec.Struct, frozen=True):
     """What is known of one kind of fix: its words, the bounds it can help with (() is any) and what to try.
 
     `words` and `tried` (how a trial of it is called) may name its settings in braces. `is_bounded`: what it could gain
@@ -380,12 +377,15 @@ OF_STAGES: dict[Bound, str] = {
 }
 
 
-@dataclass(frozen=True)
-class Fix:
+class Fix(msgspec.Struct, frozen=True):
     """A change that someone can make: a kind of `CHANGES` and its settings. `str` of it is its words."""
 
     kind: str
-    settings: Mapping[str, str | int] = field(default_factory=dict, hash=False)
+    settings: Mapping[str, str | int] = msgspec.field(default_factory=dict)
+
+    def __hash__(self) -> int:
+        """Return one hash for all settings of a kind."""
+        return hash(self.kind)
 
     def __post_init__(self) -> None:
         """Raise ValueError for a kind that is not known."""
@@ -412,8 +412,7 @@ def fix_of_cause(cause: str, on_host: bool = False) -> Fix | None:
     return Fix(kind) if kind else None
 
 
-@dataclass(frozen=True)
-class SameLabels:
+class SameLabels(msgspec.Struct, frozen=True):
     """How many of the texts that were compared keep their label under a fix; the interval of the share is Wilson's."""
 
     same: int
@@ -421,8 +420,7 @@ class SameLabels:
     share: Interval
 
 
-@dataclass(frozen=True)
-class Trial:
+class Trial(msgspec.Struct, frozen=True):
     """A fix that was made here: its factor of the throughput, measured, beside what was predicted before it was tried.
 
     `expected` is the range of the factor that each bound speaks for, where they differ. `source`: "pairs" are runs with
@@ -434,7 +432,7 @@ class Trial:
     measured: Interval
     predicted: Interval | None = None
     at_most: float | None = None
-    expected: Mapping[Bound, tuple[float, float]] = field(default_factory=dict, hash=False)
+    expected: Mapping[Bound, tuple[float, float]] = msgspec.field(default_factory=dict)
     same_labels: SameLabels | None = None
     source: TrialSource = "pairs"
     pairs: int = 0
@@ -483,19 +481,18 @@ class Trial:
         return {
             "trial": self.name,
             **self.fix.as_dict(),
-            "measured": asdict(self.measured),
-            "predicted": asdict(self.predicted) if self.predicted else None,
+            "measured": values_of(self.measured),
+            "predicted": values_of(self.predicted),
             "at_most": self.at_most,
             "outcome": self.outcome,
-            "same_labels": asdict(self.same_labels) if self.same_labels else None,
+            "same_labels": values_of(self.same_labels),
             "source": self.source,
             "pairs": self.pairs,
             "is_fix": self.is_fix,
         }
 
 
-@dataclass(frozen=True)
-class Untried:
+class Untried(msgspec.Struct, frozen=True):
     """A fix that was not tried, or whose trial came to nothing, and why; what was measured stands without it."""
 
     fix: Fix
@@ -507,8 +504,7 @@ class Untried:
         return {**self.fix.as_dict(), "why": self.kind, "reason": self.reason}
 
 
-@dataclass(frozen=True)
-class Owner:
+class Owner(msgspec.Struct, frozen=True):
     """Whose a part of the time of one forward is; `padding_share` of these seconds went into padding, None if unknown.
 
     They may be negative: the parts are differences of times, and nothing is clipped, so that they add up.
@@ -519,16 +515,14 @@ class Owner:
     padding_share: float | None = None
 
 
-@dataclass(frozen=True)
-class Products:
+class Products(msgspec.Struct, frozen=True):
     """The speed of the matrix products of a forward as a share of the peak: inside the model, and alone and hot."""
 
     in_model: float
     alone: float
 
 
-@dataclass(frozen=True)
-class Reference:
+class Reference(msgspec.Struct, frozen=True):
     """The batch of typical cost that sweep, replays, trials, trace and layers share, and its measured time.
 
     `str` of it is its shape, as in "8 × 154 tokens".
@@ -543,8 +537,7 @@ class Reference:
         return f"{self.samples} × {self.tokens} tokens"
 
 
-@dataclass(frozen=True)
-class Cause:
+class Cause(msgspec.Struct, frozen=True):
     """One thing that limits a forward: padding, or an owner without its padding; `share` is that of the time.
 
     `arithmetic_share` is padding's share of the FLOPs. `confirmed_by` is the trial that bore it out.
@@ -556,16 +549,14 @@ class Cause:
     confirmed_by: Fix | None = None
 
 
-@dataclass(frozen=True)
-class Unsettled:
+class Unsettled(msgspec.Struct, frozen=True):
     """Why the evidence does not decide what limits, and, in `text`, what would settle it."""
 
     kind: UnsettledKind
     text: str
 
 
-@dataclass(frozen=True)
-class Gain:
+class Gain(msgspec.Struct, frozen=True):
     """What a fix that was not tried would do to the throughput, as a factor: predicted, and at most.
 
     `basis` is what `at_most` rests on, in words.
@@ -585,15 +576,14 @@ class Gain:
         """Return plain values: the fix in words, with its kind and settings beside."""
         return {
             **self.fix.as_dict(),
-            "predicted": asdict(self.predicted) if self.predicted else None,
+            "predicted": values_of(self.predicted),
             "at_most": self.at_most,
             "basis": self.basis,
             "relieves": self.relieves,
         }
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True):
     """What limits, and how sure that is.
 
     `share_of_limit` is the time that the limit alone needs over the time measured; `telling` is the part of the
@@ -641,13 +631,13 @@ class Verdict:
     def as_dict(self) -> dict[str, Any]:
         """Return plain values: fixes, doubts and what would settle it in words, with their kinds beside."""
         return {
-            **asdict(self),
+            **values_of(self),
             "gains": [gain.as_dict() for gain in self.gains],
             "doubts": [str(doubt) for doubt in self.doubts],
             "doubt_kinds": [doubt.kind for doubt in self.doubts],
             "trials": [trial.as_dict() for trial in self.trials],
             "untried": [untried.as_dict() for untried in self.untried],
-            "reference": self.reference and {**asdict(self.reference), "shape": str(self.reference)},
+            "reference": self.reference and {**values_of(self.reference), "shape": str(self.reference)},
             "settled": self.settled,
             "would_settle": self.unsettled.text if self.unsettled else None,
             "unsettled": self.unsettled.kind if self.unsettled else None,
@@ -669,13 +659,21 @@ class Verdict:
             {
                 **values,
                 "gains": [_with_fix(gain) for gain in values["gains"]],
-                "doubts": [asdict(doubt) for doubt in doubts_of(values)],
+                "doubts": [values_of(doubt) for doubt in doubts_of(values)],
                 "trials": [_with_fix(trial) for trial in trials],
                 "untried": untried,
                 "unsettled": {"kind": kind, "text": values["would_settle"]} if kind else None,
             },
             Verdict,
         )
+
+
+def values_of(record: Any) -> Any:
+    """Return a record, of msgspec or a dataclass, as a dict, the records in it too."""
+    if isinstance(record, tuple | list):
+        return tuple(map(values_of, record))
+    names = getattr(record, "__struct_fields__", ()) or getattr(record, "__dataclass_fields__", ())
+    return {name: values_of(getattr(record, name)) for name in names} if names else record
 
 
 def _with_fix(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import argparse
 import io
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,7 @@ def section(data: sources.ReportData, title: str) -> str:
     document = assembly.report(data).document
     whole = plain_text.render(structs.replace(document, blocks=opened(document.blocks)))
     _, _, rest = whole.partition(f"\n\n{title}\n{'-' * len(title)}\n")
-    return flat(rest.partition("\n\n\n")[0])
+    return flat(re.split(r"\n\n.+\n-{3,}\n", rest)[0])  # up to the next heading
 
 
 def flat(lines: str) -> str:

@@ -15,10 +15,11 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
 
 from boundby.cli import PIPELINE as ROOT
 from utils.console import Console, log_to, stop_logging
@@ -59,8 +60,7 @@ class Terminated(BaseException):
     """SIGTERM arrived, or the terminal was closed."""
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(msgspec.Struct, frozen=True):
     """Which settings a script reads: the class of their schema, by module and name so that --help need not load it.
 
     `smaller` says which of them to change where memory runs out.
@@ -80,8 +80,7 @@ PIPELINE = Settings(
 )
 
 
-@dataclass
-class Run:
+class Run(msgspec.Struct):
     """What a script is given: settings, places, and a voice. A script with settings of its own has no layout."""
 
     config: "Config"  # None, as the layout, where a tool takes no settings

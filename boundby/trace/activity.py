@@ -1,8 +1,8 @@
 """What every thread of the host did over time, and whether that is issuing work or something with a name of its own."""
 
 import re
-from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 
 from boundby.trace.intervals import HostTree, Segments, distinct
@@ -89,8 +89,7 @@ UNRECORDED_NS = 1_000_000  # without a device and a name: Python, or a wait for 
 BEFORE_ALL = -(2**62)
 
 
-@dataclass(frozen=True)
-class Activity:
+class Activity(msgspec.Struct, frozen=True):
     """What every thread did over time: from each change of `segments` on, `kind` of it, and the event that says so.
 
     `row` is `ABSENT` where no event runs; where one runs that says nothing special, it is the innermost one. Both have
@@ -114,7 +113,7 @@ class Activity:
         places = np.flatnonzero(np.append(changes[: len(self.segments.place)], True))
         inner, segments = places[:-1], self.segments
         kept = Segments(segments.lanes, segments.place[inner], segments.start_ns[inner], segments.row[places])
-        return replace(self, segments=kept, kind=self.kind[places], row=self.row[places])
+        return msgspec.structs.replace(self, segments=kept, kind=self.kind[places], row=self.row[places])
 
 
 def host_activity(trace: Trace, tree: HostTree, linked: Links) -> Activity:

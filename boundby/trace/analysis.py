@@ -1,9 +1,9 @@
 """From a trace to its cause: where the time of every device went, who asked for it, and what may be concluded."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from boundby.trace.activity import Activity, host_activity
@@ -40,8 +40,7 @@ HOST_KIND = "operators"
 MOST_SPANS = 400  # of the timeline: more are not told apart in a picture
 
 
-@dataclass(frozen=True)
-class StepTimes:
+class StepTimes(msgspec.Struct, frozen=True):
     """One step of the program on one device. `busy_ns` by kind and `idle_ns` by cause add up to `duration_ns`."""
 
     number: int
@@ -51,8 +50,7 @@ class StepTimes:
     idle_ns: dict[str, int]
 
 
-@dataclass(frozen=True)
-class Quartiles:
+class Quartiles(msgspec.Struct, frozen=True):
     """How a time differs from step to step, in ns, interpolated between steps."""
 
     first_ns: float
@@ -60,8 +58,7 @@ class Quartiles:
     third_ns: float
 
 
-@dataclass(frozen=True)
-class Timeline:
+class Timeline(msgspec.Struct, frozen=True):
     """The window in spans of equal length: ns of each kind of work and of each cause of idling, in each."""
 
     edges_ns: tuple[int, ...]
@@ -69,8 +66,7 @@ class Timeline:
     idle_ns: dict[str, tuple[int, ...]]
 
 
-@dataclass(frozen=True)
-class Breakdown:
+class Breakdown(msgspec.Struct, frozen=True):
     """How one device spent the window, in ns.
 
     `busy_ns` is united over all streams. `by_kind_ns` unites each kind by itself, so that the sum exceeds `busy_ns`
@@ -98,8 +94,7 @@ class Breakdown:
     timeline: Timeline
 
 
-@dataclass(frozen=True)
-class Analysis:
+class Analysis(msgspec.Struct, frozen=True):
     """What one trace says. Times are ns since the base of the trace."""
 
     path: str

@@ -2,8 +2,8 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from boundby.trace.kernels import LaunchStats
@@ -24,8 +24,7 @@ ROUNDING_NS = 1_000  # of traces in whole us
 SHARE_OF_ZEROS = 0.2  # of the events at the very same earliest moment
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(msgspec.Struct, frozen=True):
     """Something wrong with a trace. With a fatal one nothing can be concluded; the others lower the confidence."""
 
     kind: str

@@ -15,7 +15,6 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -56,8 +55,7 @@ class NotATrace(ValueError):
     """A file that is whole as far as it goes, and something else than a trace."""
 
 
-@dataclass(frozen=True)
-class Fault:
+class Fault(msgspec.Struct, frozen=True):
     """What of a file could not be read. `events` are left out; None: all that the file lacks."""
 
     kind: Literal["cut_short", "damaged", "untimed", "unpaired"]

@@ -7,9 +7,9 @@ the steps inside each trace, and the change of the step time is held against it.
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 import numpy as np
 
 from boundby.trace.analysis import HOST_KIND, Analysis
@@ -27,16 +27,14 @@ Callers = Mapping[str, Mapping[Caller, int]]
 Key = tuple[str, str | None]
 
 
-@dataclass(frozen=True)
-class Unlike:
+class Unlike(msgspec.Struct, frozen=True):
     """What two traces differ in beside the program, so that they are not to be compared without a thought."""
 
     kind: Unlikeness
     text: str
 
 
-@dataclass(frozen=True)
-class Contributor:
+class Contributor(msgspec.Struct, frozen=True):
     """The operator, kernel or event of the host that most of a part of the change is of."""
 
     name: str
@@ -45,8 +43,7 @@ class Contributor:
     caller: Caller | None  # of most of the calls that came or went; None where it was not asked for, or is not known
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(msgspec.Struct, frozen=True):
     """A kind of work or a cause of idling whose time differs. The parts add up to the change of the window."""
 
     name: str
@@ -54,8 +51,7 @@ class Part:
     contributor: Contributor | None
 
 
-@dataclass(frozen=True)
-class StepSpread:
+class StepSpread(msgspec.Struct, frozen=True):
     """How long the steps of one trace are, in ns."""
 
     steps: int
@@ -64,8 +60,7 @@ class StepSpread:
     q3_ns: float
 
 
-@dataclass(frozen=True)
-class Amount:
+class Amount(msgspec.Struct, frozen=True):
     """What one trace spent on an operator or kernel; of a kernel only calls and device time are known.
 
     `device_self_ns` leaves out what called operators launched, `device_total_ns` holds it. None is not recorded.
@@ -82,8 +77,7 @@ class Amount:
         return None if self.device_total_ns is None else self.device_total_ns / self.calls
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(msgspec.Struct, frozen=True):
     """One operator or kernel in both traces; a side is None where its trace has no call of it."""
 
     name: str
@@ -114,8 +108,7 @@ class Change:
         return max(abs(self.difference(field) or 0) for field in ("device_self_ns", "cpu_self_ns"))
 
 
-@dataclass(frozen=True)
-class TimeChange:
+class TimeChange(msgspec.Struct, frozen=True):
     """Time of the window that the busiest device spent on a kind of work or a cause of idling; None: no such thing."""
 
     name: str
@@ -128,8 +121,7 @@ class TimeChange:
         return (self.b_ns or 0) - (self.a_ns or 0)
 
 
-@dataclass(frozen=True)
-class Diff:
+class Diff(msgspec.Struct, frozen=True):
     """B against A; the largest changes first.
 
     All amounts are per step where `is_per_step`: what the whole trace holds, over the number of its steps. Otherwise a

@@ -9,9 +9,9 @@ the host from it while the device worked: so much would have been issued meanwhi
 import re
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
 import numpy as np
 
 from boundby.trace.activity import ALLOCATOR, CALL, GRAPH, KINDS, LAUNCH, NOTHING, SYNCHRONISATION, Activity
@@ -44,8 +44,7 @@ OTHER_NAMES = {
 CAUSE_OF_KIND = np.array([CAUSES.index(OTHER_NAMES.get(kind, kind)) for kind in KINDS])
 
 
-@dataclass(frozen=True)
-class Pieces:
+class Pieces(msgspec.Struct, frozen=True):
     """Disjoint stretches of time in ascending order, the place of the cause of each in `CAUSES`, and what tells it.
 
     `row` is that of the event that the host was in, or `ABSENT`.
@@ -87,8 +86,7 @@ def late_device(start_ns: np.ndarray, end_ns: np.ndarray, cause: np.ndarray) -> 
     return Pieces(start_ns, end_ns, cause, np.full(len(start_ns), ABSENT))
 
 
-@dataclass(frozen=True)
-class HostPieces:
+class HostPieces(msgspec.Struct, frozen=True):
     """Disjoint ascending stretches of time, cut where the host went on to something else: the kind of each and its row.
 
     Each tells what its own thread was doing and, where that did nothing, the main one.
@@ -182,8 +180,7 @@ UNNAMED = (CAUSES.index("launch"), CAUSES.index("python"))
 SHOWN = 5  # names per cause, and longest gaps
 
 
-@dataclass(frozen=True)
-class Contributor:
+class Contributor(msgspec.Struct, frozen=True):
     """What the host was in for most of the time that is booked on a cause."""
 
     name: str
@@ -191,8 +188,7 @@ class Contributor:
     where: str | None  # `file.py:12`, the innermost line of the program itself; None where no stacks were recorded
 
 
-@dataclass(frozen=True)
-class Gap:
+class Gap(msgspec.Struct, frozen=True):
     """One stretch in which a device did nothing."""
 
     start_ns: int  # since the base of the trace
@@ -201,8 +197,7 @@ class Gap:
     ended_by: str | None  # the work that ended it; None at the end of the window
 
 
-@dataclass(frozen=True)
-class Device:
+class Device(msgspec.Struct, frozen=True):
     """The work of one device that lasts, in the order of starts, of equal ones the first launched first.
 
     `launch` is the row of the launching call or `ABSENT`; all arrays are parallel.

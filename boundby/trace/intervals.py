@@ -1,15 +1,14 @@
 """Intervals of integer nanoseconds: sets of them, and how those of the host's threads enclose one another."""
 
 import math
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from boundby.trace.table import ABSENT, HOST_CATEGORIES, Trace
 
 
-@dataclass(frozen=True)
-class Intervals:
+class Intervals(msgspec.Struct, frozen=True):
     """Disjoint intervals in ascending order, none empty: `start_ns[i]` to `end_ns[i]`, the end excluded."""
 
     start_ns: np.ndarray
@@ -117,8 +116,7 @@ class Lanes:
         return moments
 
 
-@dataclass(frozen=True)
-class Segments:
+class Segments(msgspec.Struct, frozen=True):
     """The moments of every thread at which another event becomes the innermost one, in ascending order of `place`.
 
     From `start_ns[i]` to `start_ns[i + 1]` the event in row `row[i]` of the trace is innermost, or none (`ABSENT`). The
@@ -143,8 +141,7 @@ class Segments:
 DEEP = 16  # levels that are gone through one by one
 
 
-@dataclass(frozen=True)
-class HostTree:
+class HostTree(msgspec.Struct, frozen=True):
     """The nesting of operators, annotations, Python frames and calls of the runtime, thread by thread.
 
     `parent` has a value for every event of the trace: the row of the event that encloses it most closely, or `ABSENT`.

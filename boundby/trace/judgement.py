@@ -3,7 +3,8 @@
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from boundby.trace.analysis import HOST_KIND, Analysis, Breakdown
 from boundby.trace.kernels import least_wait_ns
@@ -56,8 +57,7 @@ ARITHMETIC_KERNEL = re.compile(
 FUSED_BY_COMPILER = re.compile(r"^triton_(poi|red|per)_")  # pointwise and reductions; the names list what was fused
 
 
-@dataclass(frozen=True)
-class Waiting:
+class Waiting(msgspec.Struct, frozen=True):
     """How much of its communication one rank waits for others, of which `rank` comes last."""
 
     share: float

@@ -6,8 +6,8 @@ Of communication, what is waiting for other ranks: a collective takes as long as
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from boundby.trace.intervals import distinct
@@ -16,8 +16,7 @@ from boundby.trace.table import ABSENT, Trace
 from boundby.trace.window import Window, window
 
 
-@dataclass(frozen=True)
-class Spread:
+class Spread(msgspec.Struct, frozen=True):
     """Median, 95th percentile and maximum of a number of durations, in ns."""
 
     median_ns: int
@@ -25,8 +24,7 @@ class Spread:
     max_ns: int
 
 
-@dataclass(frozen=True)
-class LaunchStats:
+class LaunchStats(msgspec.Struct, frozen=True):
     """The launching calls that begin in the window and the work that they put into the queues of a device.
 
     Where there is nothing to take a spread of, it is None. `delay` is the time from the start of the call to the start
@@ -101,8 +99,7 @@ def _queue(launched: np.ndarray, begun: np.ndarray, window: Window) -> tuple[flo
     return waiting / window.length_ns, int(depth.max()), empty / window.length_ns
 
 
-@dataclass(frozen=True)
-class KernelStat:
+class KernelStat(msgspec.Struct, frozen=True):
     """All work of one name: a kernel, or the copies or memsets of one sort."""
 
     name: str
@@ -185,8 +182,7 @@ SPECIAL = re.compile(
 PROGRAM = ("python", "train.py")  # what stands for the program, which a trace does not name
 
 
-@dataclass(frozen=True)
-class KernelLaunch:
+class KernelLaunch(msgspec.Struct, frozen=True):
     """The longest launch of the kernel that takes most of the device's time; communication cannot be replayed."""
 
     kernel: str  # as the trace names it
@@ -251,8 +247,7 @@ def _launched(trace: Trace, linked: Links, kernels: np.ndarray) -> np.ndarray:
     return launched
 
 
-@dataclass(frozen=True)
-class Collectives:
+class Collectives(msgspec.Struct, frozen=True):
     """The collectives of one rank inside the window, in the order of their starts; the arrays are parallel."""
 
     names: tuple[str, ...]

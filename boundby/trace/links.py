@@ -1,8 +1,8 @@
 """The work of the devices: of which kind it is, and which call of the host launched it."""
 
 import re
-from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 
 from boundby.trace.table import ABSENT, ANNOTATION, DEVICE_CATEGORIES, LAUNCH_CATEGORIES, OPERATOR, Trace, chosen
@@ -23,8 +23,7 @@ MOSTLY, HARDLY = 0.5, 0.01  # of the work of a lane
 KINDS = ("compute", "communication", "memcpy", "memset")  # in the order in which overlapping time is booked
 
 
-@dataclass(frozen=True)
-class Links:
+class Links(msgspec.Struct, frozen=True):
     """The work of the device in the order of its starts, and the call that launched each.
 
     All arrays but `calls` are parallel. A graph launch is the call of many.
@@ -140,7 +139,7 @@ def by_process(trace: Trace) -> tuple[Trace, ...]:
         owner[lane] = fitting[0]
     of_event, of_memory = owner[trace.thread], owner[trace.memory.thread]
     return tuple(
-        replace(
+        msgspec.structs.replace(
             chosen(trace, (of_event == number) | (of_event == ABSENT)),
             memory=chosen(trace.memory, of_memory == number),
             process=pid,

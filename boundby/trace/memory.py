@@ -7,9 +7,9 @@ there, and `earlier_bytes` is not known.
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from boundby.formatting import NOTHING, clean, number
@@ -59,8 +59,7 @@ ALLOCATING = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class MemoryOwner:
+class MemoryOwner(msgspec.Struct, frozen=True):
     """Allocations that are alive at the peak, together."""
 
     operator: str | None  # the innermost that does more than allocate; None: no operator was running
@@ -69,8 +68,7 @@ class MemoryOwner:
     allocations: int
 
 
-@dataclass(frozen=True)
-class MemoryTimeline:
+class MemoryTimeline(msgspec.Struct, frozen=True):
     """The allocated bytes from each moment until the next one, as a step function with the highest point exact."""
 
     times_ns: tuple[int, ...]  # since the base of the trace
@@ -78,8 +76,7 @@ class MemoryTimeline:
     reserved_bytes: tuple[int, ...] | None  # None where it was not recorded
 
 
-@dataclass(frozen=True)
-class MemoryUse:
+class MemoryUse(msgspec.Struct, frozen=True):
     """The memory of one device over the whole trace.
 
     At the peak, `earlier_bytes`, the bytes of the `owners` and `others_bytes` add up to `peak_bytes`.

@@ -1,8 +1,9 @@
 """The operators of a trace as rows of a CSV, and as a table like `key_averages().table()` of torch."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
+
+import msgspec
 
 from boundby.formatting import NOTHING, clean, number, table
 from boundby.trace.operators import OpStat, frame_name
@@ -145,7 +146,7 @@ def _cell(row: Row, name: str) -> str:
 def _whole(group: Sequence[OpStat]) -> OpStat:
     columns = {name: [getattr(stat, name) for stat in group] for name in ADDED_UP_OF_STATS}
     added: dict[str, Any] = {name: None if None in values else sum(values) for name, values in columns.items()}
-    return replace(group[0], input_shapes=None, **added)
+    return msgspec.structs.replace(group[0], input_shapes=None, **added)
 
 
 def _over(part: float | None, whole: float | None) -> float | None:

@@ -8,9 +8,9 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+import msgspec
 import numpy as np
 
 from boundby.trace.intervals import HostTree, host_tree, sums
@@ -30,8 +30,7 @@ Shape = tuple[int, ...]
 Shapes = Sequence[Shape]
 
 
-@dataclass(frozen=True)
-class OpStat:
+class OpStat(msgspec.Struct, frozen=True):
     """All calls of one operator that agree in what they are grouped by.
 
     `cpu_total_ns` includes the operators it called, `cpu_self_ns` does not: the latter adds up to the time in which
@@ -319,8 +318,7 @@ FORMULAS: dict[str, Callable[[Shapes], int]] = {
 }
 
 
-@dataclass(frozen=True)
-class AnnotationStat:
+class AnnotationStat(msgspec.Struct, frozen=True):
     """All ranges of one name. `device_ns` counts the work launched in them, but not that of ranges inside them.
 
     Work that another thread launches, as that of the backward pass is, counts for the range that the main thread is in.

@@ -12,9 +12,9 @@ waits are played by a few products of matrices (Baccelli et al., Synchronization
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
 import numpy as np
 
 from boundby.trace.activity import (
@@ -58,8 +58,7 @@ RANGE_NS = 5_000  # that record_function takes itself
 HOST_CAUSES = frozenset(CAUSES[cause] for cause in CAUSE_OF_KIND[OF_HOST].tolist())
 
 
-@dataclass(frozen=True)
-class _Host:
+class _Host(msgspec.Struct, frozen=True):
     """What the host did, piece by piece, from the start of the window on."""
 
     kind: np.ndarray
@@ -299,8 +298,7 @@ class Playback:
         return parts
 
 
-@dataclass(frozen=True)
-class _Progress:
+class _Progress(msgspec.Struct, frozen=True):
     """How long the device works in all, until each work is on its way, and until each wait of the host ends."""
 
     whole_ns: int

@@ -6,11 +6,11 @@ import re
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 
 from boundby.trace.decoding import (
@@ -69,8 +69,7 @@ _NO_ARGS = Args()
 _NO_MEMORY_ARGS = MemoryArgs()
 
 
-@dataclass(frozen=True)
-class MemoryTable:
+class MemoryTable(msgspec.Struct, frozen=True):
     """The changes of the allocated memory as columns of equal length, in the order of the file.
 
     `thread` is an index into the `threads` of the trace. `device` is the number of the GPU and `ABSENT` for the host.
@@ -346,8 +345,7 @@ Table = TypeVar("Table", "Trace", MemoryTable)
 PROFILER_STEP = re.compile(r"^ProfilerStep#[0-9]{1,18}\Z")
 
 
-@dataclass(frozen=True)
-class Trace:
+class Trace(msgspec.Struct, frozen=True, dict=True):
     """The events with a duration of one trace as columns of equal length, in the order of the file.
 
     `name`, `category`, `thread` and `input_shapes` are indices into `names`, `categories`, `threads` (pid, tid) and
@@ -476,9 +474,9 @@ def read_trace(path: str | Path, *, max_json_bytes: int = MAX_JSON_BYTES) -> Tra
 
 def chosen(table: Table, kept: np.ndarray) -> Table:
     """Return the rows of a record of columns that the mask `kept` has."""
-    columns = {field.name: getattr(table, field.name) for field in fields(table)}
+    columns = msgspec.structs.asdict(table)
     arrays = {name: column[kept] for name, column in columns.items() if isinstance(column, np.ndarray)}
-    return replace(table, **arrays)
+    return msgspec.structs.replace(table, **arrays)
 
 
 def step_count(trace: Trace) -> int:

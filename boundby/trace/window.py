@@ -1,8 +1,8 @@
 """The stretch of time that a trace is judged by, its steps, and what the program takes out of it."""
 
 import re
-from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 
 from boundby.trace.intervals import Intervals, distinct, union
@@ -13,8 +13,7 @@ EXCLUDED = "excluded: "  # in front of the name of the range
 MARK = re.compile(f"^{EXCLUDED}")
 
 
-@dataclass(frozen=True)
-class Window:
+class Window(msgspec.Struct, frozen=True):
     """From the start of the first step to the end of the last one and of all work that was launched until then.
 
     Step k lasts from `edges_ns[k]` to `edges_ns[k + 1]`: what the host does after a step belongs to it. Work of a
@@ -80,9 +79,9 @@ def without_excluded(trace: Trace) -> Trace:
     moved = _moved(trace.start_ns, spans)
     duration_ns = np.where(trace.duration_ns < 0, trace.duration_ns, _moved(end_ns, spans) - moved)
     changes = trace.memory.start_ns
-    memory = replace(trace.memory, start_ns=_moved(changes, spans))
-    return replace(
-        chosen(replace(trace, start_ns=moved, duration_ns=duration_ns), kept),
+    memory = msgspec.structs.replace(trace.memory, start_ns=_moved(changes, spans))
+    return msgspec.structs.replace(
+        chosen(msgspec.structs.replace(trace, start_ns=moved, duration_ns=duration_ns), kept),
         memory=chosen(memory, ~_are_inside(changes, changes, spans)),
     )
 

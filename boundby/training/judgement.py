@@ -9,9 +9,9 @@ the work of the model, and gains no more than the stages of that work take.
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 
+import msgspec
 import numpy as np
 
 from boundby.compare import judge, paired
@@ -112,8 +112,7 @@ WITHOUT_TRACE = "a trace of some steps tells what takes the time within them"
 WITHOUT_ANSWER = "mark the stages that are missing, or let the loop run on, and ask again"
 
 
-@dataclass(frozen=True)
-class Straggler:
+class Straggler(msgspec.Struct, frozen=True):
     """A process that the others wait for.
 
     `slower_by` is its own time of a step, without its wait for the others, over the median one of the others. `stage`
@@ -130,8 +129,7 @@ class Straggler:
     steps: int
 
 
-@dataclass(frozen=True)
-class TrainingVerdict(Verdict):
+class TrainingVerdict(Verdict, frozen=True):
     """What limits the steps of a training run; `share_of_limit` is the share of their time that counts for the bound.
 
     `at_most` of a gain is a factor on the speed. `stages` are the shares of the stages, the largest first, and
@@ -172,8 +170,7 @@ def _cause(name: str, around: Mapping[str, frozenset[str]], seen: frozenset[str]
     return causes.pop() if len(causes) == 1 else UNEXPLAINED
 
 
-@dataclass(frozen=True)
-class Facts:
+class Facts(msgspec.Struct, frozen=True, dict=True):
     """The steps of one process, or the mean of several, the run they are of, and the verdict on its trace.
 
     `failed` are the processes of the run that ended by an error.
@@ -296,7 +293,7 @@ def judge_training(ranks: Sequence[StageTimes], trace: Verdict | None = None) ->
     verdict = _verdict(
         Facts(times, table, trace, straggler, failed), tuple(doubts_on_ranks(times_of, judged, are_matched))
     )
-    return replace(verdict, ranks=tuple(times_of), rank=rank if len(times_of) > 1 else None)
+    return msgspec.structs.replace(verdict, ranks=tuple(times_of), rank=rank if len(times_of) > 1 else None)
 
 
 def _verdict(facts: Facts, on_ranks: tuple[Doubt, ...]) -> TrainingVerdict:
@@ -559,9 +556,13 @@ def _inside_work(stages: Sequence[Share], trace: Verdict, known: Collection[str]
         if not set(gain.relieves) & set(INSIDE) or gain.fix.kind in known:
             continue
         if parts and _factor(1 - share) < gain.at_most:
-            capped.append(replace(gain, at_most=_factor(1 - share), basis=f"of the work alone: {_basis(parts, share)}"))
+            capped.append(
+                msgspec.structs.replace(
+                    gain, at_most=_factor(1 - share), basis=f"of the work alone: {_basis(parts, share)}"
+                )
+            )
         else:
-            inside.append(replace(gain, basis=f"{gain.basis}, in steps that recording slows down"))
+            inside.append(msgspec.structs.replace(gain, basis=f"{gain.basis}, in steps that recording slows down"))
     return inside, capped
 
 

@@ -1,8 +1,7 @@
 """The card: what limits, what was tried, what to do next, how sure that is, in at most twelve lines."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from boundby.card import MOST_LINES, Facts, Next, Rate, badge, entries, lines
 from boundby.formatting import WIDTH

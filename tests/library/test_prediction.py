@@ -1,8 +1,7 @@
 """What fixes would gain: forwards whose parts are known, so that every prediction is a division."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from boundby.known import Missing
 from boundby.prediction import GROUP_DISPATCHES, ONE_ROUND_ERROR, predictions

@@ -1,8 +1,7 @@
 """Whose the time of a forward is: every part known by construction, so the sums are exact."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from boundby.known import Missing
 from boundby.roofline import Interval, Limits, OperatorLoad

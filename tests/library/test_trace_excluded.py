@@ -1,6 +1,5 @@
 """An evaluation between two recorded steps: marked in the trace, and no part of what the analysis says."""
 
-import dataclasses
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ from boundby.capture import Schedule
 from boundby.trace import Analysis, analyze, read_trace
 from boundby.trace.window import without_excluded
 from boundby.training import ManagerOptions, ProfilerManager
+from boundby.verdict import values_of
 from tests import traces
 from tests.traces import call, event, python_frame, step, work
 
@@ -50,7 +50,7 @@ def with_evaluation() -> list[dict]:
 
 
 def comparable(analysis: Analysis) -> dict[str, Any]:
-    return {**dataclasses.asdict(analysis), "path": ""}
+    return {**values_of(analysis), "path": ""}
 
 
 @pytest.mark.parametrize("on_device", [False, True], ids=["host", "device"])

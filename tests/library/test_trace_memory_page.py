@@ -1,10 +1,10 @@
 """The page of a trace's memory: what it says, and that nothing in a trace can make it load or run anything."""
 
 import re
-from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
+from msgspec.structs import replace
 
 from boundby.trace.memory import HEIGHT, WIDTH, MemoryOwner, MemoryTimeline, MemoryUse, memory_page
 

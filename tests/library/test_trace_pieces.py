@@ -1,11 +1,11 @@
 """What a trace says does not depend on the pieces in which its file is read."""
 
-import dataclasses
 import gzip
 import json
 
 import numpy as np
 import pytest
+from msgspec.structs import asdict
 
 from boundby.trace import Trace, read_trace, source
 from tests.traces import call, event, step, work
@@ -57,16 +57,16 @@ def rows_of(trace: Trace) -> list[tuple]:
         "input_shapes": (*trace.shapes, None),
     }
     columns = [
-        [texts[field.name][value] if field.name in texts else value for value in getattr(trace, field.name).tolist()]
-        for field in dataclasses.fields(trace)
-        if isinstance(getattr(trace, field.name), np.ndarray)
+        [texts[name][value] if name in texts else value for value in getattr(trace, name).tolist()]
+        for name in trace.__struct_fields__
+        if isinstance(getattr(trace, name), np.ndarray)
     ]
     return sorted(zip(*columns, strict=True), key=repr)
 
 
 def whole_of(trace: Trace) -> tuple:
     """Return all that was read, by value."""
-    memory = {name: column.tolist() for name, column in vars(trace.memory).items() if name != "thread"}
+    memory = {name: column.tolist() for name, column in asdict(trace.memory).items() if name != "thread"}
     said = trace.base_ns, trace.rank, trace.world_size, trace.device_names, trace.faults
     return said, memory, rows_of(trace)
 

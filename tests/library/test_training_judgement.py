@@ -4,7 +4,6 @@ import contextlib
 import json
 import random
 from collections.abc import Iterator
-from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -233,7 +232,7 @@ def test_any_run_has_a_verdict_that_holds_together():
             assert found.bound not in found.alternatives
             lines = str(found).splitlines()
             assert 2 <= len(lines) <= 12 and lines[0].startswith("What:  ") and all(map(str.isprintable, lines))
-            json.dumps(asdict(found), allow_nan=False)
+            json.dumps(found.as_dict(), allow_nan=False)
     assert {"inconclusive", "mixed", "input"} <= bounds
 
 

@@ -1,9 +1,9 @@
 """Verdicts on forwards whose limit is known by construction; every figure by hand."""
 
 import json
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from boundby.judgement import Times, confirm, judge
 from boundby.roofline import Interval, Limits, OperatorLoad, attribute, fixed_cost

@@ -2,9 +2,9 @@
 
 import random
 from collections import Counter
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from boundby.judgement import OF_OWNERS, Times, judge
 from boundby.roofline import Interval, Limits, OperatorLoad

@@ -40,7 +40,6 @@ TEXT = """\
 a card
 Label  a text
 
-
 a heading
 ---------
 Opening: running text

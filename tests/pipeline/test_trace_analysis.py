@@ -9,11 +9,11 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from boundby.trace import OPERATOR_COLUMNS, op_stats, operator_rows, read_trace
 from boundby.trace.operator_table import by_name, table_lines, table_rows

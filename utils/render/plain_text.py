@@ -38,9 +38,7 @@ def lines(blocks: Sequence[Block], indent: str = "", is_tight: bool = False) -> 
     for block in blocks:
         if isinstance(block, Details):
             continue
-        if isinstance(block, Heading):
-            found += ["", ""]
-        elif not (is_tight or before is None or _belong_together(before, block)):
+        if isinstance(block, Heading) or not (is_tight or before is None or _belong_together(before, block)):
             found.append("")
         found += _lines(block, indent)
         before = block

@@ -6,7 +6,7 @@ from utils.config import Targets
 from utils.document import Choice, Optimal, Row, Target
 from utils.memory import told
 from utils.plots import batch_size_comparison, metrics_heatmap
-from utils.plots.style import STATUS_TEXT
+from utils.plots.style import STATUS_TEXT, limited_by
 from utils.render.blocks import Block, DefinitionList, Heading, Paragraph, Table
 from utils.render.formatting import NOTHING, clean, listed, number, spread, unknown
 from utils.report.pictures import Content, Folded, show
@@ -17,7 +17,6 @@ COLUMNS = (  # key, header
     ("throughput_half_width_pct", "±\n%"),
     ("latency_per_batch_ms_median", "batch ms\nmedian"),
     ("latency_per_batch_ms_p95", "\np95"),
-    ("tokens_per_sec_padded", "tokens/s,\nall"),
     ("padding_pct", "padding\n%"),
 )
 CPU_COLUMNS = (("memory_cpu_peak_mb", "CPU MB\npeak"),)
@@ -63,12 +62,14 @@ def every_metric(data: ReportData) -> list[Content]:
 
 
 def _table(dtype: str, rows: Sequence[Row], columns: Sequence[tuple[str, str]]) -> Table:
+    cells = [_cells(row, columns) for row in rows]
+    unsettled = ["?: not settled"] if any(row[-1].endswith("?") for row in cells) else []
     return Table(
-        headers=["batch\nsize", "status", *(header for _, header in columns)],
-        rows=[_cells(row, columns) for row in rows],
-        left=[1],
+        headers=["batch\nsize", "status", *(header for _, header in columns), "limited by"],
+        rows=cells,
+        left=[1, len(columns) + 2],
         caption=dtype,
-        notes=[*_doubted(rows), *_notes(rows, columns)],
+        notes=[*unsettled, *_doubted(rows), *_notes(rows, columns)],
     )
 
 
@@ -77,6 +78,7 @@ def _cells(row: Row, columns: Sequence[tuple[str, str]]) -> list[str]:
         str(row["batch_size"]),
         STATUS_TEXT.get(row["status"], row["status"]),
         *(_cell(key, row[key]) for key, _ in columns),
+        limited_by(row) if row.get("verdict") else NOTHING,
     ]
 
 

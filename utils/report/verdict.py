@@ -169,7 +169,7 @@ def tried(data: ReportData) -> list[Content]:
 
 
 def limits(data: ReportData) -> list[Content]:
-    """Return what limits each batch size and the roofline, and folded the evidence and what this machine can do."""
+    """Return the roofline, and folded what limits each batch size, the evidence and what this machine can do."""
     judged = [row for row in data.rows if of(row)]
     picture = show(data, roofline.figure, data.measured, _ceilings_of(data))
     if not judged:
@@ -181,9 +181,9 @@ def limits(data: ReportData) -> list[Content]:
     ]
     folded: list[Content] = [_ceilings(data), _memory(data.document["ceilings"])] if data.document["ceilings"] else []
     return [
-        *tables,
         *_dtypes(data),
         picture,
+        Folded("What limits each batch size", tables),
         Folded("What the verdict rests on", _evidence(data)),
         Folded("What this machine reaches", folded),
     ]
@@ -226,7 +226,7 @@ def _table(dtype: str, rows: Sequence[Row], is_on_gpu: bool) -> Table:
         headers=headers,
         rows=cells,
         left=[1],
-        caption=f"What limits each batch size in {dtype}",
+        caption=dtype,
         notes=[*(["?: not settled"] if any(cell[1].endswith("?") for cell in cells) else []), *_notes(rows)],
     )
 

@@ -6,7 +6,6 @@ explains the keys.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +16,7 @@ from boundby.trace.analysis import Breakdown
 from boundby.trace.kernels import KernelStat, LaunchStats, Spread, ncu_command
 from boundby.trace.memory import MemoryUse
 from boundby.trace.operator_table import table_rows
+from boundby.verdict import values_of
 from utils.trace_analysis.traces import Examination, Examined, Pair
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def of(examination: Examination, peak_flops_per_s: float | None = None) -> Docum
         "operators_by": examination.group_by,
         "traces": [_trace(trace, peak_flops_per_s) for trace in examination.traces],
         "slowest": examination.slowest,
-        "left_out": [asdict(file) for file in examination.left_out],
+        "left_out": [values_of(file) for file in examination.left_out],
     }
 
 
@@ -45,7 +45,7 @@ def of_pair(pair: Pair) -> Document:
         **_head("trace_diff"),
         "a": subject(pair.a),
         "b": subject(pair.b),
-        "unlike": [asdict(each) for each in diff.unlike],
+        "unlike": [values_of(each) for each in diff.unlike],
         "is_per_step": diff.is_per_step,
         "operators_matched_by": diff.matched_by,
         "step": {
@@ -83,7 +83,7 @@ def subject(trace: Examined) -> Document:
         "steps": _steps(analysis),
         "is_conclusive": not trace.is_inconclusive,
         "verdict": trace.verdict.as_dict(),
-        "findings": [asdict(finding) for finding in analysis.findings],
+        "findings": [values_of(finding) for finding in analysis.findings],
     }
 
 
@@ -193,7 +193,7 @@ def _spread(spread: Spread | None) -> dict[str, float] | None:
 
 def _memory(use: MemoryUse) -> Document:
     """Return the use of one device, times in ms since the base of the trace as everywhere in the document."""
-    entry = asdict(use)
+    entry = values_of(use)
     timeline, peak_ns = entry.pop("timeline"), entry.pop("peak_ns")
     times_ms = _in_ms(timeline.pop("times_ns"))
     return {**entry, "peak_ms": peak_ns / 1e6, "timeline": {"times_ms": times_ms, **timeline}}

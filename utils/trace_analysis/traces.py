@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
+
+import msgspec
 
 from boundby.trace import Analysis, NotATrace, OpStat, Trace, analyze, folded_stacks, op_stats, read_trace
 from boundby.trace.judgement import Waiting, judge_trace
@@ -26,8 +27,7 @@ RANK = re.compile(r"rank[_-]?(\d+)", re.IGNORECASE)
 NUMBER = re.compile(r"_(\d+)(?=\.|$)")  # it may also be a process: believed only where it fits the number of traces
 
 
-@dataclass(frozen=True)
-class Examined:
+class Examined(msgspec.Struct, frozen=True):
     """One trace: what it says, the verdict on it, and its operators grouped as was asked for."""
 
     analysis: Analysis
@@ -60,8 +60,7 @@ class Examined:
         return own / (len(self.analysis.step_numbers) or 1)
 
 
-@dataclass(frozen=True)
-class LeftOut:
+class LeftOut(msgspec.Struct, frozen=True):
     """A file that could not be used; one that is merely something else than a trace is no fault."""
 
     path: str
@@ -69,8 +68,7 @@ class LeftOut:
     is_fault: bool
 
 
-@dataclass(frozen=True)
-class Examination:
+class Examination(msgspec.Struct, frozen=True):
     """All traces that were asked for, by rank and name, and the files that gave none."""
 
     traces: tuple[Examined, ...]
@@ -108,8 +106,7 @@ class Examination:
         return self.traces[0 if len(self.traces) == 1 else self.place(rank)]
 
 
-@dataclass(frozen=True)
-class Pair:
+class Pair(msgspec.Struct, frozen=True, dict=True):
     """Two traces, and what differs in B from A; the operators of both are grouped as `group_by` says."""
 
     a: Examined
@@ -187,9 +184,11 @@ def _judged_together(traces: Sequence[Examined]) -> tuple[Examined, ...]:
         return tuple(traces)
     last = ranks[min(range(len(waits)), key=waits.__getitem__)]
     return tuple(
-        replace(each, verdict=judge_trace(each.analysis, Waiting(wait / own.total_ns, last)), waits_ns=wait)
+        msgspec.structs.replace(
+            each, verdict=judge_trace(each.analysis, Waiting(wait / own.total_ns, last)), waits_ns=wait
+        )
         if last is not None and each.rank != last and own.total_ns
-        else replace(each, waits_ns=wait)
+        else msgspec.structs.replace(each, waits_ns=wait)
         for each, own, wait in zip(traces, met, waits, strict=True)
     )
 
@@ -226,9 +225,9 @@ def _ranked(found: Sequence[Examined]) -> Iterator[Examined]:
         if each.rank is not None:
             yield each
         elif said:
-            yield replace(each, rank=int(said[1]))
+            yield msgspec.structs.replace(each, rank=int(said[1]))
         elif number and int(number[1]) < len(found):
-            yield replace(each, rank=int(number[1]))
+            yield msgspec.structs.replace(each, rank=int(number[1]))
         else:
             yield each
 
