@@ -90,11 +90,6 @@ class SharedCache:
     reported_bytes: int
     measured_bytes: int | None
 
-    @property
-    def is_reported_wrongly(self) -> bool:
-        """Whether less than half of the reported size acts as a cache, or more than twice as much."""
-        return self.measured_bytes is None or not 0.5 <= self.measured_bytes / self.reported_bytes <= 2
-
 
 @dataclass(frozen=True)
 class Ceilings:
@@ -119,18 +114,6 @@ class Ceilings:
         """Return the limit in this dtype with the settings in use, or None where it was not measured."""
         return next((ceiling for ceiling in self.compute if ceiling.dtype == dtype and ceiling.is_configured), None)
 
-    def under(self, dtype: str, precision: str | None = None) -> ComputeCeiling | None:
-        """Return the limit that work in this dtype may use, None where it was not measured.
-
-        `precision` is that of its float32 products; without one the settings in use hold. A higher limit, of coarser
-        products, is none for work that must not use them.
-        """
-        if precision is None:
-            return self.configured(dtype)
-        return next(
-            (ceiling for ceiling in self.compute if (ceiling.dtype, ceiling.precision) == (dtype, precision)), None
-        )
-
     def best(self, dtype: str | None = None) -> ComputeCeiling:
         """Return the highest limit in this dtype, or in any."""
         return max(
@@ -138,12 +121,12 @@ class Ceilings:
             key=lambda ceiling: ceiling.flops_per_s,
         )
 
-    def limits(self, dtype: str, precision: str | None = None) -> Limits | None:
-        """Return what a verdict compares with: the limits that this dtype may use, or None where there are none.
+    def limits(self, dtype: str) -> Limits | None:
+        """Return what a verdict compares with: the limits of this dtype with the settings in use, None without any.
 
-        `precision` is as in `under`.
+        A higher limit, of coarser products, is none for work that must not use them.
         """
-        product = self.under(dtype, precision)
+        product = self.configured(dtype)
         if product is None:
             return None
         new = next((_interval(ceiling) for ceiling in self.memory if ceiling.level == NEW), None)

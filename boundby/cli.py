@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import boundby
-from boundby import completion
 
 USAGE = 2
 PACKAGE = Path(__file__).resolve().parent
@@ -71,10 +70,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if word in ("--version", "-V"):
         print(f"boundby {boundby.__version__}")
         return 0
-    if word == "--completion" and len(rest) == 1 and rest[0] in completion.SCRIPTS:
-        print(completion.script(rest[0], {name: purpose for name, (_, purpose) in COMMANDS.items()}))
-        return 0
     if word == "--completion":
+        from boundby import completion  # noqa: PLC0415 - no other word needs it
+
+        if len(rest) == 1 and rest[0] in completion.SCRIPTS:
+            print(completion.script(rest[0], {name: purpose for name, (_, purpose) in COMMANDS.items()}))
+            return 0
         print(f"boundby --completion takes one of {', '.join(completion.SCRIPTS)}", file=sys.stderr)
         return USAGE
     if word not in COMMANDS:

@@ -25,6 +25,7 @@ SIGNIFICANCE = 1 - CONFIDENCE
 # boot, another memory layout).
 MINIMUM_EFFECT = {"cuda": 0.02, "cpu": 0.03}
 FOUND = 0.9  # the chance that a difference is to be found with
+SAME_CHANCE = 0.92  # makes 0.9 in all: by chance some rounds seem correlated and then count as fewer
 MOST_MORE_ROUNDS = 200  # a longer measurement than this is no advice
 
 
@@ -138,14 +139,13 @@ def judge(contrasts: Sequence[Contrast], minimum_effect: float) -> list[Comparis
     ]
 
 
-def spread_for_same(rounds: int, minimum_effect: float, chance: float = 0.92) -> float:
-    """Return how much rounds may vary for two runs of the same work to be `same` with this chance after so many each.
+def spread_for_same(rounds: int, minimum_effect: float) -> float:
+    """Return how much rounds may vary for two runs of the same work to be `same` in nine of ten after so many each.
 
-    It is the standard deviation of the logarithm of a round. `rounds` are 2 or more. By chance some seem correlated and
-    then count as fewer, so that it is 0.9 in all.
+    It is the standard deviation of the logarithm of a round. `rounds` are 2 or more.
     """
     error, freedom = _welch((1.0, 1.0), (rounds, rounds))
-    unlucky = float(ndtri(0.5 + chance / 2)) * error / WIDENING
+    unlucky = float(ndtri(0.5 + SAME_CHANCE / 2)) * error / WIDENING
     return math.log1p(minimum_effect) / (unlucky + float(stdtrit(freedom, 0.5 + CONFIDENCE / 2)) * error)
 
 
@@ -174,9 +174,9 @@ def rounds_to_find(spread: float, effect: float, minimum_effect: float, tests: i
     return None
 
 
-def half_width_for_same(minimum_effect: float, rounds: int = 20) -> float:
-    """Return half the interval, as a share, of a run of so many rounds that vary by what `spread_for_same` allows."""
-    return reach(spread_for_same(rounds, minimum_effect), rounds)
+def half_width_for_same(minimum_effect: float) -> float:
+    """Return half the interval, as a share, of a run of 20 rounds that vary by what `spread_for_same` allows."""
+    return reach(spread_for_same(20, minimum_effect), 20)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

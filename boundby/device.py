@@ -3,8 +3,8 @@
 import ctypes
 import gc
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -59,6 +59,17 @@ def runtime(device: torch.device | str) -> Any:
 def made_current(device: torch.device) -> AbstractContextManager[Any]:
     """Return the block in which the device is the current one: a graph is captured on the current GPU alone."""
     return runtime(device).device(device) if is_gpu(device) else nullcontext()
+
+
+@contextmanager
+def host_threads(number: int) -> Iterator[None]:
+    """Let torch compute with `number` threads on the host in the block, and with those of before after it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def has_bfloat16_products(device: torch.device) -> bool:

@@ -5,10 +5,11 @@ repeat a disturbed round does not choose among results. Where a kernel keeps a c
 have shown is unknown and disturbs nothing.
 """
 
+import contextlib
 import os
 import resource
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Self
@@ -230,6 +231,25 @@ def usable_cpus() -> set[int]:
 
 
 def _own_usage() -> tuple[float, int]:
-    """Return the CPU seconds of this process, all threads, and how often it was switched out against its will."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime, usage.ru_nivcsw
+    """Return the CPU seconds of this process and its children, and how often it was switched out against its will."""
+    usage, ended = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    own_s = usage.ru_utime + usage.ru_stime + ended.ru_utime + ended.ru_stime
+    return own_s + sum(map(_cpu_s, _children(os.getpid()))), usage.ru_nivcsw
+
+
+def _children(of: int) -> Iterator[int]:
+    """Yield the processes that this one started, and those that they started; none where the system does not tell."""
+    for path in Path(f"/proc/{of}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in map(int, path.read_text().split()):
+                yield child
+                yield from _children(child)
+
+
+def _cpu_s(process: int) -> float:
+    """Return the CPU seconds of a process and of those it has waited for; 0 where it has just ended."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, fields[11:15])) * TICK_S

@@ -71,6 +71,8 @@ def explain(
 ) -> Explanation:
     """Return what limits one call here, within about `seconds`, of which measuring this machine takes up to five.
 
+    The first call of a process for a GPU takes about four seconds more: its limits need as long, whatever `seconds` is.
+
     Of a module the call is its forward in evaluation mode without gradients, on `batch`: a tensor, a tuple of
     arguments, or a mapping of keyword arguments, moved to where the module is. Anything else is called without
     arguments, such as a training step; what it changes, such as weights, stays changed. `dtype` and `device` are those

@@ -18,7 +18,6 @@ from boundby.verdict import Fix, Owner, OwnerKind
 
 CutKind = Literal["budget", "failed", "not_replayable"]
 LEAST_KNOWN_SHARE = 0.9  # of an owner's time, to say how much of it is padding
-LEAST_SHARE_TO_NAME = 0.02  # of the forward, for an operator to be named among those that are slow
 
 
 class Cut(msgspec.Struct, frozen=True):
@@ -94,20 +93,6 @@ class ShapeTime(msgspec.Struct, frozen=True):
     seconds: float
 
 
-class SlowOperator(msgspec.Struct, frozen=True):
-    """An operator that takes longer than its limit: how much longer in all calls, and its share of the limit's speed.
-
-    `alone_share`: alone and hot; `in_order_share`: within the model, None where it was not timed there.
-    """
-
-    name: str
-    shapes: tuple[tuple[int, ...], ...]
-    limit: Literal["compute", "memory"]
-    beyond_s: float
-    alone_share: float
-    in_order_share: float | None
-
-
 class Speed(msgspec.Struct, frozen=True):
     """How fast operators are as a share of their limit, inside the model and alone and hot."""
 
@@ -118,13 +103,12 @@ class Speed(msgspec.Struct, frozen=True):
 class Split(msgspec.Struct, frozen=True):
     """The owners of `seconds`, in the order of `OwnerKind`; they add up to it.
 
-    `slow` are the operators with most of `kernels`, the largest first. `products` is the speed of matrix products, over
-    all of them, as a share of the machine's peak; None where there are none. `cut` says what was not replayed.
+    `products` is the speed of matrix products, over all of them, as a share of the machine's peak; None where there are
+    none. `cut` says what was not replayed.
     """
 
     seconds: float
     owners: tuple[Owner, ...]
-    slow: tuple[SlowOperator, ...]
     products: Speed | None
     cut: tuple[Cut, ...] = ()
 
@@ -170,10 +154,6 @@ class _Part(msgspec.Struct, frozen=True):
     def beyond_s(self) -> float:
         return self.hot_s - self.least_s - self.dispatch_s
 
-    def speed(self, seconds: float | None) -> float | None:
-        """Return the least time over the time of the kernel in `seconds`."""
-        return None if seconds is None or seconds <= self.dispatch_s else self.least_s / (seconds - self.dispatch_s)
-
 
 def split(replay: Replay, limits: Limits, measured_s: float | None = None) -> Split:
     """Return whose the time of a forward is.
@@ -198,7 +178,7 @@ def split(replay: Replay, limits: Limits, measured_s: float | None = None) -> Sp
         ),
         Owner("remainder", seconds - forward_s),
     )
-    return Split(seconds, owners, _slow(parts, seconds), _products(parts, limits), replay.cut)
+    return Split(seconds, owners, _products(parts, limits), replay.cut)
 
 
 def _part(operator: ReplayedOperator, replay: Replay, limits: Limits) -> _Part:
@@ -216,22 +196,6 @@ def _padding(parts: Iterable[_Part], weight: Callable[[_Part], float]) -> float 
     if not known or known_s < LEAST_KNOWN_SHARE * total:
         return None
     return sum(seconds * share for seconds, share in known) / known_s if known_s else 0.0
-
-
-def _slow(parts: Sequence[_Part], seconds: float) -> tuple[SlowOperator, ...]:
-    """Return the operators that take longest beyond their limits, by name and shapes, the largest first."""
-    named = (part for part in parts if part.beyond_s >= LEAST_SHARE_TO_NAME * seconds)
-    return tuple(
-        SlowOperator(
-            name=part.operator.load.name,
-            shapes=part.operator.shapes,
-            limit=part.limit,
-            beyond_s=part.beyond_s,
-            alone_share=part.speed(part.hot_s) or 0.0,
-            in_order_share=part.speed(part.operator.in_order_s),
-        )
-        for part in sorted(named, key=lambda part: -part.beyond_s)
-    )
 
 
 def _products(parts: Sequence[_Part], limits: Limits) -> Speed | None:

@@ -5,15 +5,15 @@ speaks for some of them and against others. Nothing is lost with one that fails:
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import msgspec
 import torch
 
 from boundby.ceilings import matmul_precision
-from boundby.device import is_out_of_memory
+from boundby.device import host_threads, is_out_of_memory
 from boundby.disturbance import Watch
 from boundby.roofline import Interval
 from boundby.stats import estimate
@@ -272,7 +272,7 @@ def fewer_threads(work: Work, number: int | None = None) -> Candidate | None:
         "launch": (0.95 / (LARGEST + (1 - LARGEST) * full), 1.6),
     }
     fix = Fix("threads", {"threads": fewer, "instead_of": threads})
-    return Candidate(fix, lambda: Made(work), setting=lambda: _threads(fewer), expected=ranges)
+    return Candidate(fix, lambda: Made(work), setting=lambda: host_threads(fewer), expected=ranges)
 
 
 # A faster kind of product can help neither what the host limits nor, by itself, tell compute from memory.
@@ -365,13 +365,3 @@ def _clean_up(device: int, pool: Any, error: Exception) -> None:
 
 def _said(error: BaseException) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
-
-
-@contextmanager
-def _threads(number: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -100,7 +100,6 @@ def visit(dtype: str, batch_size: int, number: int, speed: Speed, memory: Mappin
 
 
 def gpu_memory(dtype: str, batch_size: int) -> dict[str, Any]:
-    """Return what the allocator of a GPU says at this batch size."""
     held = 1976e6 if dtype == "float32" else 988e6
     peak = held + batch_size * 512 * (2.1e6 if dtype == "float32" else 1.1e6)
     return {
@@ -156,7 +155,6 @@ def gpu_rows(
 
 
 def full_metrics(rows: int = 2000, seconds: float = 9.5, **changes: Any) -> dict[str, Any]:
-    """Return the numbers over the whole dataset, by one worker on a CPU."""
     tokenizing, computing = 0.08 * seconds, 0.91 * seconds
     return {
         "samples": rows, "correct": round(0.9125 * rows), "accuracy": round(0.9125 * rows) / rows,

@@ -54,7 +54,6 @@ class Browser:
             self.call(f"{domain}.enable")
 
     def close(self) -> None:
-        """End the browser."""
         self._session = None
         self.call("Browser.close")
         self._process.wait()
@@ -62,7 +61,6 @@ class Browser:
         os.close(self._read)
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Return the answer of the browser to one command of the protocol."""
         number = self._send(method, **parameters)
         while True:
             answer = self._next()
@@ -89,16 +87,13 @@ class Browser:
         return answer["result"].get("value")
 
     def text(self, selector: str) -> str:
-        """Return the text of the first element, as it is seen."""
         return self.texts(selector)[0]
 
     def texts(self, selector: str) -> list[str]:
-        """Return the texts of all elements, as they are seen."""
         every = f"[...document.querySelectorAll({json.dumps(selector)})]"
         return self.run(f"{every}.map((each) => (each.innerText ?? each.textContent).trim())")
 
     def set(self, selector: str, value: str) -> None:
-        """Give a field another value, and tell it."""
         self.run(
             f"""(() => {{
               const field = document.querySelector({json.dumps(selector)});
@@ -108,7 +103,6 @@ class Browser:
         )
 
     def wait_for(self, selector: str) -> None:
-        """Return when there is such an element."""
         self.run(
             f"""new Promise((done) => {{
               const look = () => document.querySelector({json.dumps(selector)}) ? done() : requestAnimationFrame(look);
@@ -137,7 +131,6 @@ class Browser:
         return x, y
 
     def press(self, key: str, code: int, text: str = "") -> None:
-        """Press and release a key."""
         pressed = {"key": key, "code": key, "windowsVirtualKeyCode": code}
         self.call("Input.dispatchKeyEvent", type="keyDown", text=text, **pressed)
         self.call("Input.dispatchKeyEvent", type="keyUp", **pressed)

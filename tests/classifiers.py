@@ -10,7 +10,6 @@ SIZES = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads
 
 
 def reviews(count: int) -> list[str]:
-    """Return texts of long-tailed lengths, some of them twice."""
     from utils.quickstart import texts
 
     return [each.text for each in texts.generate(count, seed=3)]
@@ -81,8 +80,6 @@ def build(family: str, vocabulary: int, pad: int | None, **changes: Any) -> Any:
 
 
 class Spelled:
-    """A tokenizer that gives each text, a word per id, the ids it spells."""
-
     padding_side = "right"
 
     def __call__(self, texts: list[str], max_length: int, **_: Any) -> Any:

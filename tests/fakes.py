@@ -1,6 +1,12 @@
-"""Stand-ins for time and threads, so that a test compares with `==` and never waits."""
+"""Stand-ins for time, threads, devices and tokenizers, so that a test compares with `==` and never waits."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+
+from boundby.disturbance import Conditions
 
 
 class FakeClock:
@@ -42,3 +48,70 @@ class FakeThreads:
 
     def set(self, number: int) -> None:
         self.number = number
+
+
+class FakeWatch:
+    """Sees others use `foreign` cores in a window, whose number counts from 0."""
+
+    def __init__(self, foreign: Callable[[int], float] = lambda window: 0.0) -> None:
+        self.windows, self._foreign = 0, foreign
+
+    def start(self) -> "FakeWatch":
+        return self
+
+    def stop(self) -> Conditions:
+        import torch
+
+        self.windows += 1
+        foreign = float(self._foreign(self.windows - 1))
+        return Conditions(seconds=1.0, cores=torch.get_num_threads(), foreign_cores=foreign)
+
+
+class QueuedDevice:
+    """A device that runs behind the host: work of known length, in order, once it is issued. A mark is when it passed.
+
+    `held` are the backlogs asked for; the device keeps each for `keeps` times as long.
+    """
+
+    def __init__(self, clock: FakeClock, keeps: float = 1.0) -> None:
+        self.clock, self._keeps = clock, keeps
+        self._idle_at = 0.0
+        self.held: list[float] = []
+
+    def issue(self, host_s: float, device_s: float) -> None:
+        self.clock.advance(host_s)
+        self._idle_at = max(self._idle_at, self.clock.now) + device_s
+
+    def synchronize(self) -> None:
+        self.clock.now = max(self.clock.now, self._idle_at)
+
+    def hold(self, seconds: float) -> None:
+        self.held.append(seconds)
+        self.issue(0.0, self._keeps * seconds)
+
+    def mark(self) -> float:
+        return max(self._idle_at, self.clock.now)
+
+    def has_passed(self, mark: float) -> bool:
+        return self.clock.now >= mark
+
+    def seconds_between(self, start: float, end: float) -> float:
+        return end - start
+
+
+class FakeTokenizer:
+    """Makes one token of each word, of a vocabulary of 32, at a cost per text; notes every call."""
+
+    pad_token_id = 7
+
+    def __init__(self, clock: FakeClock | None = None, seconds_per_text: float = 0.0) -> None:
+        self._clock, self._seconds = clock or FakeClock(), seconds_per_text
+        self.calls: list[tuple[list[str], dict[str, Any]]] = []
+
+    def __call__(self, texts: list[str], **options: Any) -> Any:
+        self.calls.append((texts, options))
+        self._clock.advance(self._seconds * len(texts))
+        words, longest = [text.split() for text in texts], options["max_length"]
+        encodings = [SimpleNamespace(overflowing=each[longest:]) for each in words]
+        ids = [[1 + ord(word[0]) % 31 for word in each[:longest]] for each in words]
+        return type("Encoded", (dict,), {"encodings": encodings})(input_ids=ids)

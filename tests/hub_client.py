@@ -22,7 +22,6 @@ from utils.model_source import ModelSource, fetch, locate  # noqa: E402
 
 
 def perform(call: str, model: dict[str, Any], dataset: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return the result of one call in plain values."""
     wanted = Model(**model)
     if call == "locate":
         return described(locate(wanted, Path("unused")))
@@ -36,7 +35,6 @@ def perform(call: str, model: dict[str, Any], dataset: dict[str, Any] | None = N
 
 
 def described(found: ModelSource) -> dict[str, Any]:
-    """Return a model in plain values."""
     return {
         "revision": found.revision,
         "origin": found.origin,
@@ -50,7 +48,6 @@ def note(text: str) -> None:
 
 
 def outcome(scenario: dict[str, Any]) -> dict[str, Any]:
-    """Return what a call gave, or how it ended."""
     try:
         return perform(**scenario)
     except PipelineError as error:

@@ -48,8 +48,6 @@ class Calls(nn.Module):
 
 
 class Quiet:
-    """A watch that sees what it is told to see."""
-
     def __init__(self, *texts: str) -> None:
         self.texts = texts
 
@@ -139,7 +137,6 @@ def profiled(model: nn.Module, inputs: Any, folder: Any, num_runs: int = 2, **ot
 
 
 def layer(profile: ModelProfile, path: str) -> LayerProfile:
-    """Return the one layer of this path."""
     (found,) = [each for each in profile.layers if each.path == path]
     return found
 
@@ -159,7 +156,6 @@ def families() -> Sequence[str]:
 
 @functools.cache
 def small(family: str) -> tuple[nn.Module, Any]:
-    """Return a small model of random weights, in eval mode, and inputs for it."""
     import transformers
 
     torch.manual_seed(0)

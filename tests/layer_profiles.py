@@ -92,7 +92,6 @@ def nested(layers: Sequence[LayerProfile], parents: Mapping[str, str] | None = N
 
 
 def model_profile(layers: Sequence[LayerProfile], **fields: object) -> ModelProfile:
-    """Return the profile of a model with these layers, as a CPU gives it."""
     known = {
         "profile_name": "made up",
         "model_name": "a model",

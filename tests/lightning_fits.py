@@ -33,8 +33,6 @@ def nobody(_: str) -> None:
 
 
 class Rows(Dataset):
-    """Rows of random numbers that tell when they are read."""
-
     def __init__(self, count: int, tell: Told) -> None:
         self.values = torch.randn(count, 4, generator=torch.Generator().manual_seed(1))
         self.tell = tell
@@ -58,8 +56,6 @@ class Endless(IterableDataset):
 
 
 class Telling(torch.optim.SGD):
-    """An optimizer that tells when it steps."""
-
     tell: Told = staticmethod(nobody)
 
     def step(self, closure: Any = None) -> Any:
@@ -166,8 +162,6 @@ class Witness:
 
 @dataclass(frozen=True)
 class Fit:
-    """What a fit under the callback left."""
-
     folder: Path
     trainer: Any
     module: Any
@@ -180,7 +174,6 @@ class Fit:
         return read_stage_times(self.callback.manager.folder)
 
     def order(self) -> list[str]:
-        """Return the stages in the order of their ends."""
         return [self.times.names[place].name for place in self.times.occurrences["stage"].tolist()]
 
     def document(self, name: str) -> dict[str, Any]:
@@ -188,7 +181,6 @@ class Fit:
 
 
 def profiled(folder: Path, package: str = LIGHTNING, *, data: Any = None, **settings: Any) -> Fit:
-    """Fit with a callback that records a step, among other callbacks."""
     witness = Witness()
     said: list[str] = []
     kinds = settings.pop("kinds", {})

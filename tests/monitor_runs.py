@@ -22,7 +22,6 @@ class Loop:
         self.timer.start()
 
     def step(self, stages: Mapping[str, float] = USUAL, metrics: Mapping[str, Any] | None = None) -> None:
-        """Run a step of stages that take so many ms each."""
         for name, milliseconds in stages.items():
             with self.timer.stage(name):
                 self.clock.advance(milliseconds / 1e3)
@@ -30,14 +29,12 @@ class Loop:
         self.timer.step()
 
     def steps(self, number: int, stages: Mapping[str, float] = USUAL) -> "Loop":
-        """Run steps that are alike."""
         for _ in range(number):
             self.step(stages)
         return self
 
 
 def times_of(steps: Iterable[Mapping[str, float]]) -> StageTimes:
-    """Return the stage times of a loop with these steps, as of now."""
     loop = Loop(None)
     for each in steps:
         loop.step(each)

@@ -35,8 +35,6 @@ def free_port() -> int:
 
 
 class Monitor:
-    """The server on a folder of runs, and a page of it in a browser."""
-
     def __init__(self, runs: Path, port: int, pid: int, here: browser.Browser) -> None:
         self.runs = runs
         self.port = port
@@ -44,11 +42,9 @@ class Monitor:
         self.here = here
 
     def open(self, width: int = 1280) -> None:
-        """Load the page."""
         self.here.open(f"http://127.0.0.1:{self.port}", width=width)
 
     def wait_for_text(self, text: str) -> None:
-        """Return when the page says so."""
         patiently(lambda: text in self.here.run("document.body.innerText"), f"the page never says {text!r}")
 
     def choose_tab(self, name: str, text: str) -> None:
@@ -65,7 +61,6 @@ class Monitor:
         patiently(shows, f"the tab {name} never says {text!r}")
 
     def metric(self, label: str) -> str:
-        """Return the value that is shown under a label, "" for none."""
         found = self.here.texts("[data-testid=stMetric]")
         return next((each.partition("\n")[2].strip() for each in found if each.startswith(label)), "")
 

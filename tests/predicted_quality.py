@@ -24,7 +24,6 @@ def reliability(rows: int = 3000, overconfident: float = 0.0, seed: int = 0) -> 
 
 
 def mistakes(count: int = 2, text: str = "a text", name: str = "neutral") -> tuple[quality.ConfidentMistake, ...]:
-    """Return so many confident mistakes."""
     return tuple(
         quality.ConfidentMistake(7 * number, name, "negative", 0.99 - number / 100, 4.5, 5, f"{text} {number}")
         for number in range(count)
@@ -40,7 +39,6 @@ def store(folder: EvaluationFolder, names: Sequence[str] = NAMES, counts: np.nda
 
 
 def random_counts(classes: int, rows: int, seed: int = 0) -> np.ndarray:
-    """Return the matrix of a classifier that mostly confuses neighbours."""
     source = np.random.default_rng(seed)
     labels, luck = source.integers(0, classes, rows), source.random(rows)
     near = np.minimum(labels // 3 * 3 + source.integers(0, 3, rows), classes - 1)

@@ -9,7 +9,6 @@ def started(below: int | None = None) -> list[psutil.Process]:
 
 
 def actors(below: int | None = None) -> list[psutil.Process]:
-    """Return those of them that predict shards."""
     return [each for each in started(below) if command(each)[0].startswith("ray::Worker")]
 
 

@@ -56,18 +56,15 @@ def traced(device: bool = False) -> dict[str, Any]:
 
 
 def pod(read: Reader, document: Mapping[str, Any] | None = None, **others: Any) -> sources.ReportData:
-    """Read the results of the pod run."""
     settings = {**POD, **others.pop("settings", {})}
     return read(document or results.gpu_document(), settings, machine=results.GPU_MACHINE, **others)
 
 
 def text(data: sources.ReportData) -> str:
-    """Return the report as text."""
     return plain_text.render(assembly.report(data).document)
 
 
 def opened(found: Sequence[blocks.Block]) -> list[blocks.Block]:
-    """Return blocks with sections in the places of what is folded."""
     shown: list[blocks.Block] = []
     for block in found:
         shown += [blocks.Heading(block.title), *block.blocks] if isinstance(block, blocks.Details) else [block]
@@ -88,7 +85,6 @@ def flat(lines: str) -> str:
 
 
 def head(data: sources.ReportData) -> str:
-    """Return what stands before the first section, as one line."""
     return flat(text(data).partition("What to do next")[0])
 
 
@@ -103,12 +99,10 @@ def draw(data: sources.ReportData, *names: str) -> None:
 
 
 def advised(data: sources.ReportData) -> list[str]:
-    """Return the titles of the advice."""
     return [each.title for each in advice.advice(data)]
 
 
 def commands(data: sources.ReportData) -> dict[str, str | None]:
-    """Return the commands of the advice by their titles."""
     return {each.title: each.command for each in advice.advice(data)}
 
 

@@ -48,21 +48,18 @@ def test_medians_pass_where_they_are_fast_small_and_linear():
 
 
 @pytest.mark.parametrize(
-    ("peer_s", "said"), [(150.0, []), (149.0, ["20 x real: ours is 14.90 times as fast, 15 are wanted"])]
+    ("changes", "limit", "said"),
+    [
+        ({"ours_s": [10.0], "peer_s": [149.0]}, "least_speedup", "ours is 14.90 times as fast, 15 are wanted"),
+        ({"ours_bytes": [51], "peer_bytes": [100]}, "most_memory", "ours holds 0.51 of the peer's memory, 0.5 at most"),
+    ],
 )
-def test_a_speed_is_held_against_the_limit_of_its_trace(peer_s, said):
-    compared = replace(LARGE, ours_s=[10.0], peer_s=[peer_s])
-    assert _trace_judgement.failures([compared], 1.0) == said
-    assert _trace_judgement.failures([replace(compared, least_speedup=10.0)], 1.0) == []
-
-
-@pytest.mark.parametrize(
-    ("ours", "said"), [(50, []), (51, ["20 x real: ours holds 0.51 of the peer's memory, 0.5 at most"])]
-)
-def test_memory_is_judged_where_a_limit_is_set(ours, said):
-    compared = replace(LARGE, ours_bytes=[ours], peer_bytes=[100])
-    assert _trace_judgement.failures([compared], 1.0) == said
-    assert _trace_judgement.failures([replace(compared, most_memory=None)], 1.0) == []
+def test_speed_and_memory_are_held_against_the_limits_of_their_trace(changes, limit, said):
+    compared = replace(LARGE, **changes)
+    assert _trace_judgement.failures([compared], 1.0) == [f"20 x real: {said}"]
+    assert _trace_judgement.failures([replace(compared, **{limit: None})], 1.0) == []
+    exact = replace(LARGE, ours_s=[10.0], peer_s=[150.0], ours_bytes=[50], peer_bytes=[100])
+    assert _trace_judgement.failures([exact], 1.0) == []
 
 
 def test_growth_is_that_of_the_time_per_event_and_a_quadratic_one_fails():

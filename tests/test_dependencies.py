@@ -30,7 +30,6 @@ TOOLS = {
 
 
 def imported() -> set[str]:
-    """Return every module that the program imports, with its parents."""
     names: set[str] = set()
     paths = [
         ROOT / "run_pipeline.py",

@@ -169,7 +169,6 @@ def banking77():
 
 
 def plain_loop(model_folder: Path, data: Path) -> int:
-    """Return the number of right predictions of a plain transformers loop."""
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 

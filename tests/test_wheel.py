@@ -18,7 +18,6 @@ CARD = "quickstart on a machine\nLimited by   padding first\n"
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory) -> Path:
-    """A folder that holds what the wheel would put beside the other packages."""
     made = tmp_path_factory.mktemp("wheel")
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(made)]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
@@ -29,7 +28,6 @@ def installed(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def call(installed, tmp_path, monkeypatch):
-    """Start Python on the installed package in an empty folder."""
     monkeypatch.setenv("PYTHONPATH", str(installed))
 
     def started(*arguments: str) -> subprocess.CompletedProcess[str]:

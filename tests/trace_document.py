@@ -41,7 +41,6 @@ def store(layout: Layout, *found: dict[str, Any], **changes: Any) -> None:
 
 
 def verdict(trace: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """Return the trace with another verdict."""
     return {**trace, "verdict": {**trace["verdict"], **changes}}
 
 

@@ -74,8 +74,6 @@ class Model(nn.Module):
 
 
 class Plain(nn.Module):
-    """A layer that a compiler understands."""
-
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(8, 1)
@@ -86,8 +84,6 @@ class Plain(nn.Module):
 
 
 class SlowAdam(torch.optim.Adam):
-    """Adam that takes time."""
-
     watch: FakeNanoseconds
 
     def step(self, closure: Any = None) -> Any:
@@ -96,8 +92,6 @@ class SlowAdam(torch.optim.Adam):
 
 
 class SlowCallback(TrainerCallback):
-    """A user's callback that takes time after every step."""
-
     def __init__(self, watch: FakeNanoseconds) -> None:
         self._watch = watch
 
@@ -106,8 +100,6 @@ class SlowCallback(TrainerCallback):
 
 
 class SlowTrainer(Trainer):
-    """A Trainer that takes time to clip."""
-
     watch: FakeNanoseconds
 
     def _clip_grad_norm(self, model: nn.Module) -> Any:
@@ -116,7 +108,6 @@ class SlowTrainer(Trainer):
 
 
 def make_trainer(folder, callback=None, *, watch=None, model=None, **settings):
-    """Return a Trainer with a fresh model, optimizer and shuffle."""
     watch = watch or FakeNanoseconds()
     torch.manual_seed(0)
     defaults = {
@@ -146,12 +137,10 @@ def make_trainer(folder, callback=None, *, watch=None, model=None, **settings):
 
 
 def losses_of(trainer: Trainer) -> list[float]:
-    """Return the losses that the Trainer has logged, with all digits."""
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
 def losses(folder: Path, callback: ProfCallback | None = None, *, attach: bool = False, **settings: Any) -> list[float]:
-    """Return the losses of one training."""
     trainer = make_trainer(folder, callback, **settings)
     if attach and callback:
         callback.attach(trainer)
@@ -161,7 +150,6 @@ def losses(folder: Path, callback: ProfCallback | None = None, *, attach: bool =
 
 @contextlib.contextmanager
 def slow_copies(watch: FakeNanoseconds) -> Iterator[None]:
-    """Let the loader's copies to the device take time."""
     original = accelerate.data_loader.send_to_device
 
     def slow(*args: Any, **kwargs: Any) -> Any:
@@ -182,15 +170,12 @@ def on_watch(watch: FakeNanoseconds) -> Iterator[None]:
 
 
 def names_in(folder: Path) -> list[str]:
-    """Return the names of the files and folders in a folder."""
     return sorted(path.name for path in folder.iterdir())
 
 
 def manifest_in(folder: Path) -> dict[str, Any]:
-    """Return the manifest of a run."""
     return json.loads((folder / "manifest.json").read_text())
 
 
 def given_up_in(folder: Path) -> dict[str, str]:
-    """Return what a run gave up, and why."""
     return {each["what"]: each["reason"] for each in manifest_in(folder)["downgrades"]}

@@ -27,7 +27,6 @@ class WebPage(HTMLParser):
 
     @property
     def data(self) -> dict:
-        """What the first script holds as JSON."""
         return json.loads(self.scripts[0])
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:

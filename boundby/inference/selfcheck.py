@@ -54,7 +54,6 @@ class SelfCheck:
     allowed: float
     matmul_effect: float
     largest_logit: float
-    smallest_margin: float
     refusals: tuple[Refusal, ...] = ()
     compile_s: float | None = None
 
@@ -170,7 +169,6 @@ def _check(
     effect: float,
     refusals: Sequence[Refusal],
 ) -> SelfCheck:
-    two_best = np.sort(reference, axis=1)[:, -2:]
     difference = float(np.abs(logits - reference).max())
     if not difference <= allowed:
         text = (
@@ -187,6 +185,5 @@ def _check(
         allowed=allowed,
         matmul_effect=effect,
         largest_logit=float(np.abs(reference).max()),
-        smallest_margin=float((two_best[:, 1] - two_best[:, 0]).min()),
         refusals=tuple(refusals),
     )

@@ -218,7 +218,7 @@ def slowest_launch(
     return KernelLaunch(trace.names[slowest], function, seen.steps[place], int((places[:longest] == place).sum()))
 
 
-def ncu_command(launch: KernelLaunch, program: Sequence[str] = PROGRAM, report: str = "kernel") -> str:
+def ncu_command(launch: KernelLaunch) -> str:
     """Return the command that profiles the launch.
 
     The step is found by the range `step_N`, which `ProfilerManager` and the callbacks push when Nsight is there.
@@ -229,7 +229,7 @@ def ncu_command(launch: KernelLaunch, program: Sequence[str] = PROGRAM, report: 
         [
             *("ncu", *where, "--kernel-name", f"regex:^{pattern}$"),
             *("--launch-skip", str(launch.skip), "--launch-count", "1"),
-            *("--set", "full", "--target-processes", "all", "-o", report, *program),
+            *("--set", "full", "--target-processes", "all", "-o", "kernel", *PROGRAM),
         ]
     )
 

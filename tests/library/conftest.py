@@ -20,7 +20,6 @@ def _no_profiler_outlives_a_test() -> Iterator[None]:
 
 @pytest.fixture
 def clock() -> FakeNanoseconds:
-    """A clock of a training loop."""
     return FakeNanoseconds()
 
 
@@ -61,7 +60,6 @@ class FakeCuda:
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
-    """What torch does on a GPU that is not there."""
     return FakeCuda(monkeypatch)
 
 
@@ -87,7 +85,6 @@ def timer(clock: FakeNanoseconds) -> Iterator[StageTimer]:
 
 @pytest.fixture(scope="module")
 def texts() -> list[str]:
-    """Texts to be classified."""
     from tests import classifiers
 
     return classifiers.reviews(24)
@@ -95,7 +92,6 @@ def texts() -> list[str]:
 
 @pytest.fixture(scope="module")
 def tokenizer(texts: list[str]) -> Any:
-    """The tokenizer of the texts."""
     from tests import classifiers
 
     return classifiers.tokenizer(texts)

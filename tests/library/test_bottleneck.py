@@ -12,14 +12,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from boundby import bottleneck as module
 from boundby.bottleneck import Extras, bottleneck, counted_quietly, loads
 from boundby.ceilings import Ceilings, ComputeCeiling, MemoryCeiling
-from boundby.disturbance import Conditions
 from boundby.roofline import Interval
 from boundby.stats import estimate
 from boundby.timer import Timer
 from boundby.trials import Candidate, Made
 from boundby.verdict import Doubt, Fix, Gain, Verdict
 from boundby.work import count
-from tests.fakes import FakeClock, FakeThreads
+from tests.fakes import FakeClock, FakeThreads, FakeWatch, QueuedDevice
 
 FORWARD_S = 2.0**-4
 LEFT, RIGHT = torch.ones(16, 16), torch.ones(16, 16)
@@ -41,19 +40,6 @@ class OperatorsTake(TorchDispatchMode):
             self._seconds.get(func._schema.name, 0.0) / (torch.get_num_threads() if self._shared else 1)
         )
         return func(*args, **(kwargs or {}))
-
-
-class FakeWatch:
-    """Sees a machine that others use, or not."""
-
-    def __init__(self, others: float = 0.0) -> None:
-        self._others = others
-
-    def start(self) -> "FakeWatch":
-        return self
-
-    def stop(self) -> Conditions:
-        return Conditions(seconds=1.0, cores=torch.get_num_threads(), foreign_cores=self._others)
 
 
 def machine(flops_per_s: float = 1e15, bytes_per_s: float = 1e15, dispatch_s: float = 1e-9) -> Ceilings:
@@ -177,7 +163,7 @@ def test_a_slow_host_does_not_mind_fewer_threads(clock, threads):
 def test_what_else_used_the_machine_is_a_doubt_and_lowers_the_confidence(clock, threads, others, confidence):
     threads.number = 2
     ceilings = machine(flops_per_s=PRODUCT_FLOPS / (0.8 * FORWARD_S))
-    found = judged(clock, {"aten::mm": 2 * FORWARD_S}, product, ceilings, watch=FakeWatch(others))
+    found = judged(clock, {"aten::mm": 2 * FORWARD_S}, product, ceilings, watch=FakeWatch(lambda window: others))
     assert found.confidence == confidence
     assert found.doubts == ((Doubt("disturbed", "other processes used 1.0 of 2 cores"),) if others else ())
 
@@ -197,38 +183,12 @@ def test_fixes_of_the_caller_stand_among_the_gains(clock):
     assert [gain.fix for gain in found.gains] == [own, Fix("better_kernels")]
 
 
-class Device:
-    """A device behind the host: `issue` takes the host's time and queues the device's; a mark is when it passed."""
-
-    def __init__(self, clock: FakeClock) -> None:
-        self.clock, self._idle_at = clock, 0.0
-
-    def issue(self, host_s: float, device_s: float) -> None:
-        self.clock.advance(host_s)
-        self._idle_at = max(self._idle_at, self.clock.now) + device_s
-
-    def synchronize(self) -> None:
-        self.clock.now = max(self.clock.now, self._idle_at)
-
-    def hold(self, seconds: float) -> None:
-        self.issue(0.0, seconds)
-
-    def mark(self) -> float:
-        return max(self._idle_at, self.clock.now)
-
-    def has_passed(self, mark: float) -> bool:
-        return self.clock.now >= mark
-
-    def seconds_between(self, start: float, end: float) -> float:
-        return end - start
-
-
 @pytest.fixture
 def device(clock):
-    return Device(clock)
+    return QueuedDevice(clock)
 
 
-def judged_on(device: Device, work: Callable[[], object], flops_per_s: float) -> Verdict:
+def judged_on(device: QueuedDevice, work: Callable[[], object], flops_per_s: float) -> Verdict:
     timer = Timer(device.clock, device.synchronize)
     watch: Any = FakeWatch()
     return bottleneck(work, machine(flops_per_s), FLOAT32, timer=timer, queue=device, watch=watch, extras=NO_REPLAY)

@@ -67,7 +67,6 @@ class Layer(nn.Module):
 
 @pytest.fixture(scope="module")
 def captured(tmp_path_factory):
-    """A capture of a classifier of tokens."""
     model = nn.Sequential(nn.Embedding(50, 8), *(Layer() for _ in range(LAYERS)), nn.Linear(8, 3)).eval()
     tokens = torch.ones(4, 64, dtype=torch.long)
     folder = tmp_path_factory.mktemp("captured")

@@ -2,6 +2,9 @@
 
 import os
 import resource
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -252,8 +255,12 @@ def test_the_kernel_of_this_machine_is_understood():
 
 
 def test_our_own_time_and_switches_are_those_of_all_threads_of_the_process(monkeypatch):
-    usages = {resource.RUSAGE_SELF: SimpleNamespace(ru_utime=1.5, ru_stime=0.25, ru_nivcsw=7, ru_nvcsw=99)}
+    usages = {
+        resource.RUSAGE_SELF: SimpleNamespace(ru_utime=1.5, ru_stime=0.25, ru_nivcsw=7, ru_nvcsw=99),
+        resource.RUSAGE_CHILDREN: SimpleNamespace(ru_utime=0.0, ru_stime=0.0, ru_nivcsw=3, ru_nvcsw=3),
+    }
     monkeypatch.setattr(resource, "getrusage", usages.__getitem__)
+    monkeypatch.setattr(Path, "glob", lambda *_: ())
     assert HostCounters().usage() == (1.75, 7)
 
 
@@ -306,3 +313,16 @@ def test_a_window_holds_what_lies_between_its_own_start_and_stop_and_not_the_ref
     slow = Watch(host.counters(0, 1), reference(host.clock, *[3.0] * 3, *[1.0] * 3))
     assert slow.start().stop().slowdown == 3.0, "the first window is slow where its start was"
     assert Watch(host.counters(0, 1)).start().stop().slowdown is None
+
+
+def test_the_time_of_a_child_is_no_time_of_others():
+    def of_children() -> float:
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        return HostCounters().read().own_s - used.ru_utime - used.ru_stime
+
+    before = of_children()
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
+        while (working := of_children() - before) < 0.1:
+            time.sleep(0.01)
+        child.kill()
+    assert of_children() - before >= working, "what a child has used stays when it has ended"

@@ -110,8 +110,6 @@ MAX_UJ = 262143328850  # 2**32 units of 61 uJ
 
 
 class Rapl:
-    """A powercap folder as the kernel lays it out."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         (folder / "intel-rapl").mkdir()

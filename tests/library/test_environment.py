@@ -32,7 +32,6 @@ def _fresh():
 
 
 def fingerprint() -> str:
-    """Return the fingerprint as a new process would find it."""
     machine.cache_clear()
     return machine_fingerprint()
 
@@ -164,7 +163,6 @@ QUOTA_V2, QUOTA_V1, PERIOD_V1 = "cpu.max", "cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_
 
 
 def cgroup(folder: Path, files: dict[str, str]) -> Path:
-    """Return the folder with these files of a cgroup."""
     for name, text in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)

@@ -15,8 +15,6 @@ SECONDS = 0.4
 
 
 class Named(nn.Module):
-    """Takes keywords, behaves otherwise in training, and returns no tensor."""
-
     def __init__(self) -> None:
         super().__init__()
         self.inner = nn.Linear(64, 64)

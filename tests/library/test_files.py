@@ -63,7 +63,6 @@ def is_untouched(old):
 
 @pytest.fixture
 def dead():
-    """The number of a process that has ended."""
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     return process.pid

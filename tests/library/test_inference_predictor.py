@@ -37,7 +37,6 @@ def model(request, tokenizer):
 
 @pytest.fixture(scope="module")
 def alone(model, tokenizer, texts):
-    """The logits of one stock forward per text."""
     tokens = tokenize(tokenizer, texts, MAX_LENGTH)
     return one_by_one(model, tokens, range(len(texts)))
 

@@ -44,7 +44,6 @@ AFTER_EPOCH = ["epoch", "callbacks", "step"]  # the last step of an epoch holds 
 
 @pytest.fixture(scope="module", params=PACKAGES)
 def rich(request, tmp_path_factory):
-    """Two epochs with validation, a scheduler, clipping and checkpoints."""
     folder = tmp_path_factory.mktemp("rich")
     callbacks = importlib.import_module(request.param).callbacks
     checkpoint = callbacks.ModelCheckpoint(folder / "checkpoints", every_n_train_steps=4)

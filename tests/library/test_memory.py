@@ -16,8 +16,6 @@ BLOCK = 64 * 2**20
 
 
 class Kernel(ProcessPeak):
-    """A kernel that tells this peak, or that cannot set it back."""
-
     def __init__(self, peak: int | None, *, resets: bool = True) -> None:
         self._peak, self._resets = peak, resets
 

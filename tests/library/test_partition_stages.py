@@ -21,7 +21,6 @@ def stages_of(model, plan, inputs):
 
 
 def output_of(stages, inputs):
-    """Return what the stages give, one after the other in this process."""
     hidden = ()
     for stage in stages:
         hidden = (stage.module(*hidden, **named(inputs)),)

@@ -10,7 +10,6 @@ import torch
 from torch.nn import functional
 from torch.utils.flop_counter import register_flop_formula
 
-from boundby.disturbance import Conditions
 from boundby.known import Missing
 from boundby.recording import program, record
 from boundby.replay import Lengths, Setting, replay
@@ -18,25 +17,11 @@ from boundby.roofline import Interval
 from boundby.timer import Timer
 from boundby.verdict import Fix
 from boundby.work.operators import tensors_in
-from tests.fakes import FakeClock
+from tests.fakes import FakeClock, FakeWatch
 
 HALF = Fix("dtype", {"dtype": "bfloat16"})
 THREADS = Fix("threads", {"threads": 1, "instead_of": 2})
 KERNEL_S = 2.0**-4
-
-
-class Quiet:
-    """Sees nothing, but in the windows named."""
-
-    def __init__(self, *disturbed: int) -> None:
-        self.disturbed, self.windows = disturbed, 0
-
-    def start(self) -> "Quiet":
-        return self
-
-    def stop(self) -> Conditions:
-        self.windows += 1
-        return Conditions(1.0, 2, foreign_cores=2.0 if self.windows in self.disturbed else 0.0)
 
 
 class Machine:
@@ -96,7 +81,7 @@ WEIGHTS = (torch.ones(8), torch.ones(8))
 
 
 def replayed(forward, **options):
-    return replay(forward, timer=Timer(MACHINE.clock), watch=options.pop("watch", Quiet()), **options)
+    return replay(forward, timer=Timer(MACHINE.clock), watch=options.pop("watch", FakeWatch()), **options)
 
 
 def test_a_forward_is_its_operators_and_what_is_between_them(machine):
@@ -149,9 +134,14 @@ def test_replays_end_with_their_budget_and_tell_how_much_of_it_is_left(machine, 
 
 
 def test_rounds_that_something_disturbed_do_not_count(machine):
-    assert replayed(model(torch.ones(4, 8), WEIGHTS), watch=Quiet(1, 2), budget_s=60.0).doubts == ()
-    always = replayed(model(torch.ones(4, 8), WEIGHTS), watch=Quiet(*range(100)), budget_s=60.0)
-    assert always.doubts == ("other processes used 2.0 of 2 cores",)
+    assert (
+        replayed(
+            model(torch.ones(4, 8), WEIGHTS), watch=FakeWatch(lambda window: 2.0 * (window < 2)), budget_s=60.0
+        ).doubts
+        == ()
+    )
+    always = replayed(model(torch.ones(4, 8), WEIGHTS), watch=FakeWatch(lambda window: 2.0), budget_s=60.0)
+    assert always.doubts == (f"other processes used 2.0 of {torch.get_num_threads()} cores",)
 
 
 class Queue:
@@ -213,7 +203,7 @@ def test_a_program_computes_what_the_forward_does(forward):
 
 def test_an_operator_that_changes_a_buffer_is_not_called_alone(machine):
     buffer = torch.zeros(4)
-    found = replay(lambda: buffer.add_(1), timer=Timer(), watch=Quiet(), budget_s=2.0)
+    found = replay(lambda: buffer.add_(1), timer=Timer(), watch=FakeWatch(), budget_s=2.0)
     assert [(cut.kind, cut.operators) for cut in found.cut] == [("not_replayable", ("aten::add_",))]
 
 

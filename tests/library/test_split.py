@@ -73,12 +73,7 @@ def test_padding_is_a_share_of_each_owner():
     assert split(unknown, LIMITS)["host"].padding_share is split(unknown, LIMITS)["compute"].padding_share is None
 
 
-def test_the_operators_that_own_most_of_the_kernels_are_named_with_their_speed():
+def test_the_speed_of_products_and_the_largest_owner_are_named():
     found = split(REPLAY, LIMITS)
-    assert [(each.name, each.limit, each.beyond_s) for each in found.slow] == [
-        ("aten::mm", "compute", 2.0),
-        ("aten::add", "memory", 0.5),
-    ]
-    assert (found.slow[0].alone_share, found.slow[0].in_order_share) == (0.5, 0.25)
     assert found.products is not None and (found.products.alone, found.products.in_model) == (0.5, 0.25)
     assert found.largest.kind == "host" and found.share("host") == 6.5 / 16

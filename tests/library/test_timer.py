@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from boundby.timer import DeviceTime, Timer, WarmUpRule, warm_up
-from tests.fakes import FakeClock
+from tests.fakes import FakeClock, QueuedDevice
 
 RULE = WarmUpRule(least_runs=1, least_s=0.0, window_runs=4, window_s=0.0, tolerance=0.03, cap_s=1000.0)
 
@@ -69,45 +69,13 @@ def test_to_issue_a_call_takes_the_time_of_the_host_and_not_of_the_device(clock,
     assert device.events == ["synchronize", "work", "synchronize"]  # and leaves it empty
 
 
-class QueuedDevice:
-    """A device that runs behind the host: work of known length, in order, once it is issued. A mark is when it passed.
-
-    `held` are the backlogs asked for; the device keeps each for `keeps` times as long.
-    """
-
-    def __init__(self, clock: FakeClock, keeps: float = 1.0) -> None:
-        self.clock, self._keeps = clock, keeps
-        self._idle_at = 0.0
-        self.held: list[float] = []
-
-    def launch(self, host_s: float, device_s: float) -> None:
-        self.clock.advance(host_s)
-        self._idle_at = max(self._idle_at, self.clock.now) + device_s
-
-    def synchronize(self) -> None:
-        self.clock.now = max(self.clock.now, self._idle_at)
-
-    def hold(self, seconds: float) -> None:
-        self.held.append(seconds)
-        self.launch(0.0, self._keeps * seconds)
-
-    def mark(self) -> float:
-        return max(self._idle_at, self.clock.now)
-
-    def has_passed(self, mark: float) -> bool:
-        return self.clock.now >= mark
-
-    def seconds_between(self, start: float, end: float) -> float:
-        return end - start
-
-
 HOST_S, DEVICE_S, LAUNCHES = 2**-10, 2**-13, 8  # the device is eight times as quick as the host that feeds it
 
 
 def launches(queue: QueuedDevice) -> Callable[[], None]:
     def work() -> None:
         for _ in range(LAUNCHES):
-            queue.launch(HOST_S, DEVICE_S)
+            queue.issue(HOST_S, DEVICE_S)
 
     return work
 
@@ -130,7 +98,7 @@ def test_the_time_on_the_device_has_no_gap_of_the_host(clock):
 
 def test_the_time_on_the_device_is_not_that_of_work_left_in_its_queue(clock):
     queue = QueuedDevice(clock)
-    queue.launch(0.0, 64.0)
+    queue.issue(0.0, 64.0)
     timer = Timer(clock, queue.synchronize)
     assert timer.on_device(launches(queue), queue, LAUNCHES * HOST_S).seconds == LAUNCHES * DEVICE_S
     assert queue.has_passed(queue.mark())  # and none is left in it
@@ -151,7 +119,7 @@ def test_a_call_that_waits_for_the_device_itself_has_no_device_time(clock):
     queue = QueuedDevice(clock)
 
     def work():
-        queue.launch(HOST_S, DEVICE_S)
+        queue.issue(HOST_S, DEVICE_S)
         queue.synchronize()  # such as .item()
 
     found = Timer(clock, queue.synchronize).on_device(work, queue, HOST_S)

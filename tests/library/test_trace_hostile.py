@@ -24,7 +24,6 @@ VALID = json.dumps({"traceEvents": EVENTS}).encode()
 
 
 def beside(odd: str) -> bytes:
-    """Return a sound trace with the JSON text of one odd event in its middle."""
     texts = [json.dumps(each) for each in EVENTS]
     return ('{"traceEvents": [' + ", ".join([*texts[:3], odd, *texts[3:]]) + "]}").encode()
 

@@ -69,7 +69,6 @@ def test_as_many_calls_are_made_for_a_thousand_launching_threads_as_for_ten(tmp_
 
 
 def calls_of(action: object) -> int:
-    """Return how many functions are called meanwhile, those of C included."""
     count = 0
 
     def note(_: object, happening: str, __: object) -> None:

@@ -75,11 +75,11 @@ def test_functions_are_named_without_namespaces_templates_and_parameters(kernel,
 
 
 def test_the_command_names_step_function_and_launch():
-    command = ncu_command(KernelLaunch(GEMM, "Kernel", 11, 2), ["python", "my train.py"], "out")
+    command = ncu_command(KernelLaunch(GEMM, "Kernel", 11, 2))
     assert shlex.split(command) == [
         *("ncu", "--nvtx", "--nvtx-include", "step_11/", "--kernel-name", "regex:^Kernel$"),
         *("--launch-skip", "2", "--launch-count", "1", "--set", "full", "--target-processes", "all"),
-        *("-o", "out", "python", "my train.py"),
+        *("-o", "kernel", "python", "train.py"),
     ]
     assert "--nvtx" not in ncu_command(KernelLaunch(GEMM, "Kernel", None, 2))
 

@@ -65,7 +65,6 @@ def rows_of(trace: Trace) -> list[tuple]:
 
 
 def whole_of(trace: Trace) -> tuple:
-    """Return all that was read, by value."""
     memory = {name: column.tolist() for name, column in asdict(trace.memory).items() if name != "thread"}
     said = trace.base_ns, trace.rank, trace.world_size, trace.device_names, trace.faults
     return said, memory, rows_of(trace)

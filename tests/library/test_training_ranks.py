@@ -24,7 +24,6 @@ TRACE = Verdict("launch", (), 0.5, "medium", "untested", (), ())
 
 
 def leave(folder, rank, world_size=2, *, data_s=1.0, backward_s=1.0, is_killed=False, error=None):
-    """Leave the files of one process, as its profiler does."""
     clock = FakeNanoseconds()
     options = TimerOptions(rank=rank, world_size=world_size, in_background=False)
     timer = StageTimer(folder, options=options, clock=clock)

@@ -10,13 +10,12 @@ import pytest
 import torch
 
 from boundby import trials
-from boundby.disturbance import Conditions
 from boundby.judgement import IDLE_DEVICE, confirm
 from boundby.roofline import Interval
 from boundby.timer import Timer
 from boundby.trials import Candidate, Made, coarser_products, doubled_batch, fewer_threads, graph_replay, try_out
 from boundby.verdict import Fix, Gain, SameLabels, Trial
-from tests.fakes import FakeClock, FakeThreads
+from tests.fakes import FakeClock, FakeThreads, FakeWatch
 
 FORWARD_S = 2.0**-4
 Work = Callable[[], None]
@@ -159,24 +158,9 @@ def test_the_wait_for_the_device_is_part_of_every_time(clock):
     assert found.trials[0].measured == Interval.exact(0.5)
 
 
-class FakeWatch:
-    """Sees a machine that others use, as often as told."""
-
-    def __init__(self, *others: float) -> None:
-        self._others = iter(others)
-        self.windows = 0
-
-    def start(self) -> "FakeWatch":
-        return self
-
-    def stop(self) -> Conditions:
-        self.windows += 1
-        return Conditions(seconds=1.0, cores=4, foreign_cores=next(self._others, 0.0))
-
-
-@pytest.mark.parametrize(("others", "windows", "doubts"), [((0.0,), 1, 0), ((2.0, 0.0), 2, 0), ((2.0, 2.0), 2, 1)])
-def test_a_disturbed_trial_is_made_once_more(clock, others, windows, doubts):
-    watch = FakeWatch(*others)
+@pytest.mark.parametrize(("busy", "windows", "doubts"), [(0, 1, 0), (1, 2, 0), (2, 2, 1)])
+def test_a_disturbed_trial_is_made_once_more(clock, busy, windows, doubts):
+    watch = FakeWatch(lambda window: 2.0 * (window < busy))
     found = tried(clock, takes(clock, FORWARD_S), changed_to(takes(clock, FORWARD_S)), watch=watch)
     assert (watch.windows, [doubt.kind for doubt in found.doubts]) == (windows, ["disturbed"] * doubts)
     assert len(found.trials) == 1

@@ -191,7 +191,7 @@ def owned(seconds=0.020, padding=None, **milliseconds):
     """Return the split of a forward by the milliseconds of its owners."""
     kinds = ("compute", "memory", "kernels", "around", "host", "remainder")
     owners = tuple(Owner(kind, milliseconds.get(kind, 0.0) / 1e3, padding) for kind in kinds)
-    return Split(seconds, owners, (), None)
+    return Split(seconds, owners, None)
 
 
 def on_split(found, *trials, padding=None):

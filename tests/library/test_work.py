@@ -35,14 +35,12 @@ LENGTHS = (1, 3, 5, 9, 14, 16, 16, 2)
 
 
 def only(work: Work) -> OperatorWork:
-    """Return the one operator that did all the work."""
     (operator,) = work.operators
     return operator
 
 
 @pytest.fixture(scope="module")
 def build():
-    """Return a maker of small classifiers: family, attention -> model."""
     transformers = pytest.importorskip("transformers")
     families = {
         "Bert": SIZE,

@@ -111,14 +111,6 @@ def test_debug_shows_the_traceback(workplace, capsys):
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_sigterm_ends_with_143_and_is_recorded(workplace):
-    def terminated(run: cli.Run) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    assert run(workplace, terminated) == 143
-    assert record(workplace)["steps"]["02"]["status"] == "interrupted"
-
-
 def test_wrong_settings_run_nothing(workplace, capsys):
     assert run(workplace, measure, "profiling.batch_sizes=[0]") == 2
     assert "command line: profiling.batch_sizes[0]" in capsys.readouterr().err
@@ -504,8 +496,6 @@ def test_a_stream_that_dies_ends_no_measurement(workplace, streams):
 
 
 class Dead(io.StringIO):
-    """A terminal that is gone."""
-
     def write(self, text: str) -> int:
         raise OSError(errno.EIO, "Input/output error")
 

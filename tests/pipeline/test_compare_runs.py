@@ -29,7 +29,6 @@ PARTS = {"config": {"model": {"dtype": "float32"}}, "code": "c0de", "versions": 
 
 
 def visit(dtype: str, size: int, number: int, per_sample: float, gpu: bool = False) -> Visit:
-    """Return a visit of two batches in three passes."""
     timings = [Timing("cold", 0, 9.0, size, 10, 12), Timing("tokenize", 0, 9.0, 2 * size, 20, 24)]
     for _ in range(3):
         for index in range(2):
@@ -102,8 +101,6 @@ Command = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def compare(capsys: pytest.CaptureFixture[str]) -> Command:
-    """Return what runs the script and gives its exit code, stdout and stderr."""
-
     def start(*arguments: Any) -> tuple[int, str, str]:
         code = importlib.import_module("scripts.compare_runs").main([str(each) for each in arguments])
         return code, *capsys.readouterr()
@@ -292,12 +289,18 @@ def test_runs_without_a_common_batch_size_end_with_2(compare: Command, a: Path, 
 RIGHT = [True] * 900 + [False] * 100
 
 
-def test_accuracy_is_compared_row_by_row(compare: Command, tmp_path: Path) -> None:
+def passed(
+    folder: Path, right: Sequence[bool] = RIGHT, seconds: Sequence[float] = (1.0,) * 5, first_row: int = 0
+) -> Path:
+    """Store a run of one batch size that has predicted the dataset."""
     made = sweep({8: 0.002})
-    a, b = tmp_path / "a", tmp_path / "b"
+    full = evaluation(folder, right, seconds, first_row)
+    return store(folder, made, document(made, full_dataset_metrics=full))
+
+
+def test_accuracy_is_compared_row_by_row(compare: Command, tmp_path: Path) -> None:
     worse = [False] * 30 + [True] * 870 + [True] * 10 + [False] * 90
-    store(a, made, document(made, full_dataset_metrics=evaluation(a, RIGHT, [1.0] * 5)))
-    store(b, made, document(made, full_dataset_metrics=evaluation(b, worse, [1.0] * 5)))
+    a, b = passed(tmp_path / "a"), passed(tmp_path / "b", worse)
     code, shown, _ = compare(a, b)
     assert code == 1
     assert shown.startswith("REGRESSION: B is less accurate; 2 same of 2 rows\n")
@@ -308,20 +311,14 @@ def test_accuracy_is_compared_row_by_row(compare: Command, tmp_path: Path) -> No
 
 
 def test_rows_of_one_run_alone_are_left_out_of_the_accuracy(compare: Command, tmp_path: Path) -> None:
-    made = sweep({8: 0.002})
-    a, b = tmp_path / "a", tmp_path / "b"
-    store(a, made, document(made, full_dataset_metrics=evaluation(a, RIGHT, [1.0] * 5)))
-    store(b, made, document(made, full_dataset_metrics=evaluation(b, RIGHT, [1.0] * 5, first_row=100)))
+    a, b = passed(tmp_path / "a"), passed(tmp_path / "b", first_row=100)
     shown = " ".join(compare(a, b)[1].split())
     assert "on the same 900 rows" in shown
     assert "200 row(s) of one run have no row of equal id and label in the other and are left out" in shown
 
 
 def test_rows_with_another_label_are_left_out_of_the_accuracy(compare: Command, tmp_path: Path) -> None:
-    made = sweep({8: 0.002})
-    a, b = tmp_path / "a", tmp_path / "b"
-    for folder in (a, b):
-        store(folder, made, document(made, full_dataset_metrics=evaluation(folder, RIGHT, [1.0] * 5)))
+    a, b = (passed(tmp_path / name) for name in "ab")
     path = b / "evaluation" / "predictions.csv"
     files.write_text(path, path.read_text().replace("praise", "complaint", 7))
     shown = " ".join(compare(a, b)[1].split())
@@ -348,22 +345,16 @@ def test_a_file_that_the_disk_no_longer_gives_is_named(compare: Command, a: Path
 
 def test_the_pass_over_the_dataset_is_paired_by_shard(compare: Command, tmp_path: Path) -> None:
     """Shards differ tenfold in length; each is 8 % slower, which only a paired comparison can see."""
-    made = sweep({8: 0.002})
-    a, b = tmp_path / "a", tmp_path / "b"
     seconds = [1.0, 2.0, 4.0, 7.0, 10.0]
     slower = [1.08 * each * factor for each, factor in zip(seconds, SPREAD, strict=True)]
-    store(a, made, document(made, full_dataset_metrics=evaluation(a, RIGHT, seconds)))
-    store(b, made, document(made, full_dataset_metrics=evaluation(b, RIGHT, slower)))
+    a, b = passed(tmp_path / "a", seconds=seconds), passed(tmp_path / "b", seconds=slower)
     code, shown, _ = compare(a, b)
     assert code == 1
     assert shown.startswith("REGRESSION: B is slower at the whole dataset (+8.0 % time); 1 same of 2 rows\n")
 
 
 def test_a_pass_with_other_shards_has_no_interval(compare: Command, tmp_path: Path) -> None:
-    made = sweep({8: 0.002})
-    a, b = tmp_path / "a", tmp_path / "b"
-    store(a, made, document(made, full_dataset_metrics=evaluation(a, RIGHT, [1.0] * 5)))
-    store(b, made, document(made, full_dataset_metrics=evaluation(b, RIGHT, [0.6] * 10)))
+    a, b = passed(tmp_path / "a"), passed(tmp_path / "b", seconds=[0.6] * 10)
     code, shown, _ = compare(a, b, "--strict")
     assert code == 0
     assert "the whole dataset: no interval without 5 or more shards that are the same in both runs" in shown
@@ -371,10 +362,7 @@ def test_a_pass_with_other_shards_has_no_interval(compare: Command, tmp_path: Pa
 
 
 def test_a_shard_of_another_plan_is_not_taken(tmp_path: Path) -> None:
-    made = sweep({8: 0.002})
-    a, b = tmp_path / "a", tmp_path / "b"
-    store(a, made, document(made, full_dataset_metrics=evaluation(a, RIGHT, [1.0] * 5)))
-    evaluation(b, RIGHT, [1.0] * 5)
+    a, b = (passed(tmp_path / name) for name in "ab")
     assert facts.read(a, layout(a)).shards
     (b / "evaluation" / "cost-00002.json").replace(a / "evaluation" / "cost-00002.json")
     assert facts.read(a, layout(a)).shards is None
@@ -406,6 +394,8 @@ def test_json_is_one_strict_document(compare: Command, a: Path, tmp_path: Path) 
 def test_a_metrics_file_may_stand_for_its_folder(compare: Command, a: Path) -> None:
     (a / "baseline_metrics.json").rename(a / "first.json")
     assert compare(a / "first.json", a / "first.json")[0] == 0
+    code, _, notes = compare(a / "first.json", a / "nowhere")
+    assert code == 2 and "nowhere is missing" in notes
     assert compare(a, a, "output.metrics_file=first.json")[0] == 0
 
 
@@ -431,11 +421,6 @@ def test_unusable_input_ends_with_2_and_names_the_file(
     code, shown, notes = compare(a, a)
     assert (code, shown) == (2, "")
     assert message in notes and name in notes
-
-
-def test_a_folder_that_is_not_there_ends_with_2(compare: Command, a: Path, tmp_path: Path) -> None:
-    code, _, notes = compare(a, tmp_path / "nowhere")
-    assert code == 2 and "nowhere is missing" in notes
 
 
 def test_dtypes_of_one_run_are_compared_with_the_first() -> None:

@@ -43,8 +43,6 @@ def model(tmp_path: Path) -> ModelSource:
 
 @pytest.fixture
 def config(tmp_path: Path) -> Callable[..., Config]:
-    """Return what makes the configuration of a local file."""
-
     def make(**dataset: object) -> Config:
         settings = {
             "file": str(tmp_path / "source.csv"),
@@ -267,13 +265,6 @@ def test_copy_with_other_columns_is_refused(config):
     path.write_text("text,labels\na,0\n")
     with pytest.raises(InputError, match="does not have the columns row_id, text, labels, label_name"):
         data.load_texts(Layout.of(config()))
-
-
-def test_first_rows_are_loaded_on_request(config, model):
-    settings = config()
-    write_source(settings, *((f"text {index}", "praise") for index in range(10)))
-    normalise(settings, model)
-    assert data.load_texts(Layout.of(settings), limit=3).texts == ["text 0", "text 1", "text 2"]
 
 
 def test_samples_of_one_seed_are_nested_and_repeatable():

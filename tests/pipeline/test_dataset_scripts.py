@@ -18,7 +18,6 @@ def model(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def source(tmp_path, monkeypatch) -> Path:
-    """Return a clean dataset in the folder one starts in."""
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "source.csv"
     path.write_text("text,labels\ngood,praise\nbad,complaint\nwhere is my parcel,question\n")
@@ -27,8 +26,6 @@ def source(tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture
 def run(model, source) -> Command:
-    """Return what runs a script on the dataset."""
-
     def start(script: str, *arguments: str) -> int:
         settings = [f"model.name={model}", "dataset.hf_name=null", f"dataset.file={source}", *arguments]
         return importlib.import_module(f"scripts.{script}").main(settings)

@@ -12,13 +12,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from boundby.ceilings import Ceilings, ComputeCeiling, MemoryCeiling
-from boundby.disturbance import Conditions, Disturbance, Watch
+from boundby.disturbance import Disturbance
 from boundby.energy import EnergyMeter, EnergyUse
 from boundby.known import Missing
 from boundby.timer import Timer
 from boundby.verdict import Doubt, Fix, Verdict
 from boundby.work import transformer_flops, transformer_shape
-from tests.fakes import FakeClock, FakeThreads
+from tests.fakes import FakeClock, FakeThreads, FakeTokenizer, FakeWatch
 from utils import columns, diagnosis, profiler
 from utils.columns import COLUMNS, NAMES, NOT_DIAGNOSED, Finding
 from utils.diagnosis import DOUBTS_OF_A_VERDICT, Subject, diagnose
@@ -37,22 +37,6 @@ UNEVEN = ["a b c d e f g h", "a b", "a b c", "a b c"]  # as a batch of four: 16 
 ENERGY = ("energy_per_sample_j", "energy_per_sample_net_j")
 DIAGNOSED = {column.name for column in COLUMNS if column.found}
 WORK = ("flops_per_batch", "useful_flops_pct", "bytes_per_batch", "flops_per_sec", "share_of_ceiling_pct")
-
-
-class FakeTokenizer:
-    """Makes one token of each word, at a cost per text."""
-
-    pad_token_id = 0
-
-    def __init__(self, clock: FakeClock, seconds_per_text: float = 0.0) -> None:
-        self._clock, self._seconds = clock, seconds_per_text
-
-    def __call__(self, texts: list[str], truncation: bool, max_length: int, **_: Any) -> Any:
-        self._clock.advance(self._seconds * len(texts))
-        words = [text.split() for text in texts]
-        encodings = [SimpleNamespace(overflowing=each[max_length:]) for each in words]
-        ids = [[1 + ord(word[0]) % (WORDS - 1) for word in each[:max_length]] for each in words]
-        return type("Encoded", (dict,), {"encodings": encodings})(input_ids=ids)
 
 
 class Classifier(torch.nn.Module):
@@ -131,13 +115,6 @@ MACHINE = Ceilings(
 )
 
 
-class Quiet(Watch):
-    """Sees a machine that nobody else uses."""
-
-    def stop(self) -> Conditions:
-        return Conditions(seconds=1.0, cores=2)
-
-
 class Bench:
     """A classifier that was swept over texts: `rows`, `visits`, and the findings on them."""
 
@@ -160,7 +137,7 @@ class Bench:
 
     def subject(self, device: torch.device = CPU, **changes: Any) -> Subject:
         selection = Selection.of(self.texts, self.tokenizer, 512, device)
-        subject = Subject(self.model, selection, self.timer, MACHINE, max_seconds=20.0, watch=Quiet(), replay_s=0.0)
+        subject = Subject(self.model, selection, self.timer, MACHINE, max_seconds=20.0, watch=FakeWatch(), replay_s=0.0)
         return replace(subject, **changes)
 
     def findings(self, subject: Subject | None = None, chosen: int | None = None) -> list[Finding]:
@@ -174,7 +151,6 @@ class Bench:
         return found
 
     def row(self, **changes: Any) -> dict[str, Any]:
-        """Return the row as it is after the finding."""
         return self.finding(**changes).fill(self.rows[0])
 
 
@@ -196,7 +172,6 @@ def tried(verdict: Verdict) -> list[str]:
 
 
 def values(finding: Finding) -> dict[str, Any]:
-    """Return the columns that a finding fills."""
     return {column.name: column.found(finding) for column in COLUMNS if column.found}
 
 
@@ -374,8 +349,6 @@ def test_the_part_that_does_not_grow_with_the_batch_is_found_from_all_rows() -> 
 
 
 def on_a_device(bench: Bench, **seconds: float) -> None:
-    """Note these times of each batch in every visit, as on a GPU."""
-
     def note(visit: Visit) -> Visit:
         first = visit.of("isolated")[0]
         found = [replace(first, quantity=name, seconds=value) for name, value in seconds.items()]  # type: ignore[arg-type]
@@ -387,7 +360,6 @@ def on_a_device(bench: Bench, **seconds: float) -> None:
 
 @pytest.fixture
 def meta() -> torch.device:
-    """Return a device that is not the host."""
     return torch.device("meta")
 
 

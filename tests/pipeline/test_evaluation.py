@@ -299,7 +299,6 @@ def test_sigterm_abandons_the_shard_and_keeps_the_finished_ones(made, evaluation
 
 
 def _out_of_memory(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
-    """Let so many predictions halve a batch."""
     predict, left = Predictor.predict_tokens, [times]
 
     def starved(self, tokens, **seconds):

@@ -17,7 +17,6 @@ from utils.evaluation import planning
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """The command line of an evaluation in three shards."""
     return workplace.prepare(tmp_path_factory.mktemp("anew"), workplace.texts())
 
 
@@ -39,7 +38,6 @@ def baseline(settings: list[str], *flags: str) -> int:
 
 
 def starts(folder: EvaluationFolder) -> list[float]:
-    """Return when each shard was predicted."""
     return [json.loads(path.read_text())["started_unix_s"] for path in sorted(folder.path.glob("cost-*.json"))]
 
 

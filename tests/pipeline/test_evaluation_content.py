@@ -23,7 +23,6 @@ from utils.evaluation import run as evaluation
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A dataset in three shards and the command line that evaluates it."""
     folder = tmp_path_factory.mktemp("content")
     return folder, workplace.prepare(folder, workplace.texts())
 
@@ -39,7 +38,6 @@ def evaluation_folder(made, tmp_path, monkeypatch):
 
 
 def edit_texts(dataset: Path) -> None:
-    """Give the last row another text: size, times, ids and labels stay."""
     status, content = dataset.stat(), dataset.read_bytes()
     head, last = content[: content.rindex(b"\n", 0, -1)], content[content.rindex(b"\n", 0, -1) :]
     with dataset.open("r+b") as file:  # the same inode

@@ -65,7 +65,6 @@ class FakeWorker:
 
 
 def work(ray: FakeRay, shards: int, size: int = 2, at_once: int = 1) -> tuple[list[int], list[str]]:
-    """Return the shards of the receipts and what was said."""
     said: list[str] = []
     workers = [FakeWorker(ray, number) for number in range(size)]
     receipts = ray_engine.distribute(ray, workers, range(shards), at_once, False, said.append)

@@ -42,7 +42,6 @@ def tied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, list[str]]
 
 
 def evaluated(settings: list[str], results: Path) -> tuple[plans.Plan, dict[str, Any], np.ndarray]:
-    """Return plan, metrics and labels of a whole evaluation."""
     assert workplace.evaluate([*settings, f"output.results_dir={results}"], *workplace.WHOLE) == [0, 0, 0]
     folder = EvaluationFolder(results / "evaluation")
     tables = [parts.decode(path.read_bytes()).table for path in sorted(folder.path.glob("part-*"))]

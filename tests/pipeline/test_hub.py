@@ -42,7 +42,6 @@ NEVER_DOWNLOADED = (".bin", "modeling.py", "checkpoint-1/model.safetensors")
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory) -> Iterator[FakeHub]:
-    """Return a Hub with good and bad repositories."""
     folder = tmp_path_factory.mktemp("hub")
     good = save_bert(folder / "models" / "org" / "good")
     for name in ("gated", "locked", "down", "pickled"):

@@ -71,8 +71,6 @@ def found(monkeypatch: pytest.MonkeyPatch, clock: FakeClock) -> Callable[[Any], 
 
 @pytest.fixture
 def powercap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return an empty folder that stands for the powercap of this machine."""
-
     class Here(RaplCounter):
         def __init__(self) -> None:
             super().__init__(tmp_path)

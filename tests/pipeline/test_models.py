@@ -31,7 +31,6 @@ def qwen(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def copy(bert, tmp_path) -> Path:
-    """Return a copy of the encoder to damage."""
     return Path(shutil.copytree(bert, tmp_path / "copy"))
 
 

@@ -13,7 +13,6 @@ TABS = ("Overview", "Timing", "Memory", "Artifacts", "Compare")
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A folder with a run of every kind."""
     root = tmp_path_factory.mktemp("runs")
     write_run(root / "plain", 120)
     write_run(root / "slower", 120, USUAL | {"forward": 6.0})
@@ -52,7 +51,6 @@ def opened(root: Path, run: str | None = None, tab: str = "Overview"):
 
 
 def words(shown) -> str:
-    """Return everything that the page says in words."""
     kinds = ("text", "caption", "code", "subheader", "info", "warning", "error")
     found = [str(each.value) for kind in kinds for each in getattr(shown, kind)]
     return "\n".join([*found, *(f"{each.label}: {each.value}" for each in shown.metric)])

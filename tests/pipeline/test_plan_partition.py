@@ -32,8 +32,6 @@ ALIKE = {
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Command:
-    """Return what runs the script and gives its exit code, stdout and stderr."""
-
     def start(*arguments: Any) -> tuple[int, str, str]:
         code = importlib.import_module("scripts.plan_partition").main([str(each) for each in arguments])
         return code, *capsys.readouterr()

@@ -70,7 +70,6 @@ def texts(axes: Axes) -> list[str]:
 
 
 def curve(axes: Axes, label: str) -> list[float]:
-    """Return the values of the line with this label."""
     [line] = [line for line in axes.get_lines() if line.get_label() == label]
     return [float(value) for value in line.get_ydata()]
 

@@ -27,7 +27,6 @@ def named(labels) -> list[str]:
 
 
 def cells(axes: Axes) -> dict[tuple[int, int], str]:
-    """Return what stands in the cells, by line and column."""
     places = {
         (text.get_position()[1], text.get_position()[0]): text.get_text() for text in axes.texts if text.get_text()
     }

@@ -53,7 +53,6 @@ def marks(axes: Axes, colour: str) -> list[tuple[float, float]]:
 
 
 def level_lines(axes: Axes, style_of_line: str) -> list[float]:
-    """Return the heights of the horizontal lines of a style."""
     lines = [line for line in axes.get_lines() if line.get_linestyle() == style_of_line and len(line.get_ydata()) == 2]
     return [float(line.get_ydata()[0]) for line in lines if line.get_ydata()[0] == line.get_ydata()[1]]
 

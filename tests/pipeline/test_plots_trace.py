@@ -38,7 +38,6 @@ def title(axes: Axes) -> str:
 
 
 def areas(axes: Axes) -> list[np.ndarray]:
-    """Return the heights of the stacked areas, from the bottom up."""
     patches = [patch for patch in axes.patches if isinstance(patch, StepPatch)]
     return [patch.get_data().values - patch.get_data().baseline for patch in patches]
 

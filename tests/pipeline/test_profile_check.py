@@ -226,8 +226,6 @@ def manifest(**values: Any) -> Callable[[Path], None]:
 
 
 def more(name: str, *place: Any, by: float) -> Callable[[Path], None]:
-    """Return what adds to one number of a JSON file."""
-
     def change(found: Any) -> None:
         for key in place[:-1]:
             found = found[key]

@@ -129,7 +129,6 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def damaged(folder, tmp_path) -> Path:
-    """Return a copy of the model for a test to damage."""
     copy = tmp_path / "copy"
     copy.mkdir()
     for path in folder.iterdir():

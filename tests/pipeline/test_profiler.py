@@ -11,7 +11,7 @@ import torch
 from boundby.disturbance import Conditions
 from boundby.sampler import NoSource, Sampler
 from boundby.timer import Timer
-from tests.fakes import FakeClock
+from tests.fakes import FakeClock, FakeTokenizer, FakeWatch, QueuedDevice
 from utils.columns import NAMES
 from utils.profiler import MOST_REPEATS, BatchTimer, Guard, InferenceProfiler, Settings, take_turns
 from utils.selection import Selection
@@ -28,22 +28,6 @@ COLD_S = 4.0
 def _memory_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spare the garbage collection before each visit, which takes far longer than the fake visits."""
     monkeypatch.setattr("utils.profiler.release_memory", lambda device: None)
-
-
-class FakeTokenizer:
-    """Makes one token of each word."""
-
-    pad_token_id = 0
-
-    def __init__(self, clock: FakeClock) -> None:
-        self._clock = clock
-
-    def __call__(self, texts: list[str], truncation: bool, max_length: int, **_: Any) -> Any:
-        self._clock.advance(SECONDS_PER_TEXT * len(texts))
-        words = [text.split() for text in texts]
-        encodings = [SimpleNamespace(overflowing=each[max_length:]) for each in words]
-        ids = [[1] * min(len(each), max_length) for each in words]
-        return type("Encoded", (dict,), {"encodings": encodings})(input_ids=ids)
 
 
 class FakeModel:
@@ -80,7 +64,7 @@ class Bench:
         sampler = Sampler(NoSource("the device is not a GPU"), clock=self.clock)
         self.profiler = InferenceProfiler(
             self.model,
-            FakeTokenizer(self.clock),
+            FakeTokenizer(self.clock, SECONDS_PER_TEXT),
             torch.device("cpu"),
             timer=Timer(self.clock),
             sampler=sampler,
@@ -164,7 +148,6 @@ def test_five_rounds_are_made_unless_fewer_runs_are_asked_for() -> None:
 
 
 def restless(bench: Bench) -> None:
-    """Let every second visit take half as long again."""
     bench.after_visit = lambda visit: setattr(bench.model, "slowness", 2.5 - bench.model.slowness)
 
 
@@ -359,24 +342,9 @@ def test_a_gpu_is_given_a_queue_of_at_least_a_quarter_second_and_one_wait() -> N
     assert len(waits) == 2
 
 
-class FakeWatch:
-    """Finds another process on one core in the windows whose numbers are in `disturbed`."""
-
-    def __init__(self, disturbed: Callable[[int], bool]) -> None:
-        self.windows, self._disturbed = 0, disturbed
-
-    def start(self) -> "FakeWatch":
-        return self
-
-    def stop(self) -> Conditions:
-        self.windows += 1
-        busy = self._disturbed(self.windows - 1)
-        return Conditions(seconds=1.0, cores=torch.get_num_threads(), foreign_cores=1.0 if busy else 0.0)
-
-
 def guarded(disturbed: Callable[[int], bool]) -> tuple[Bench, FakeWatch, list[float]]:
     watch, pauses = FakeWatch(disturbed), []
-    return Bench(guard=Guard(watch, pauses.append)), watch, pauses  # type: ignore[arg-type]
+    return Bench(guard=Guard(watch, pauses.append)), watch, pauses
 
 
 def test_a_disturbed_visit_is_made_again_after_growing_pauses() -> None:
@@ -420,36 +388,6 @@ def test_what_does_not_pass_is_not_repeated() -> None:
     ]
 
 
-class QueuedGpu:
-    """A GPU behind the host: calls take the host's time at once and the GPU's when it gets to them, in order.
-
-    It `keeps` the backlogs asked for, or runs out of them early.
-    """
-
-    def __init__(self, clock: FakeClock, keeps: bool = True) -> None:
-        self.clock, self._keeps = clock, keeps
-        self._idle_at = 0.0
-
-    def issue(self, host_s: float, device_s: float) -> None:
-        self.clock.advance(host_s)
-        self._idle_at = max(self._idle_at, self.clock.now) + device_s
-
-    def synchronize(self) -> None:
-        self.clock.now = max(self.clock.now, self._idle_at)
-
-    def hold(self, seconds: float) -> None:
-        self.issue(0.0, seconds if self._keeps else 0.0)
-
-    def mark(self) -> float:
-        return max(self._idle_at, self.clock.now)
-
-    def has_passed(self, mark: float) -> bool:
-        return self.clock.now >= mark
-
-    def seconds_between(self, start: float, end: float) -> float:
-        return end - start
-
-
 class BatchOnGpu(SimpleNamespace):
     """Texts without padding on the GPU. To the host they take a second, and to the GPU a part of one per token."""
 
@@ -461,7 +399,7 @@ class BatchOnGpu(SimpleNamespace):
 TRANSFER_S, ENQUEUE_S, DEVICE_S = 2.0**-14, 2.0**-8, 2.0**-12  # by token, by token of a text, by token
 
 
-def batch_on(gpu: QueuedGpu, texts: int, tokens: int) -> Any:
+def batch_on(gpu: QueuedDevice, texts: int, tokens: int) -> Any:
     ids = torch.ones(texts, tokens)
     return BatchOnGpu(
         gpu=gpu,
@@ -473,7 +411,7 @@ def batch_on(gpu: QueuedGpu, texts: int, tokens: int) -> Any:
     )
 
 
-def timer_on(gpu: QueuedGpu, monkeypatch: pytest.MonkeyPatch) -> tuple[BatchTimer, list[torch.device]]:
+def timer_on(gpu: QueuedDevice, monkeypatch: pytest.MonkeyPatch) -> tuple[BatchTimer, list[torch.device]]:
     """Return the timer of a model on the GPU, and the devices whose queues were asked for."""
 
     def model(input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> Any:
@@ -486,7 +424,7 @@ def timer_on(gpu: QueuedGpu, monkeypatch: pytest.MonkeyPatch) -> tuple[BatchTime
 
 
 def test_what_the_copy_the_host_and_the_gpu_need_for_each_batch_is_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = QueuedGpu(FakeClock())
+    gpu = QueuedDevice(FakeClock())
     timer, asked = timer_on(gpu, monkeypatch)
     found, reason = timer.on_device({0: batch_on(gpu, 2, 4), 1: batch_on(gpu, 3, 8)})
     assert reason is None
@@ -524,7 +462,7 @@ def test_a_padded_batch_has_a_device_time_since_no_mask_is_read_while_the_gpu_is
             gpu.issue(ENQUEUE_S, DEVICE_S * input_ids.numel())
             return SimpleNamespace(logits=input_ids)
 
-    gpu = QueuedGpu(FakeClock())
+    gpu = QueuedDevice(FakeClock())
     timer, _ = timer_on(gpu, monkeypatch)
     timer.model = Reads()
     batch = batch_on(gpu, 2, 4)
@@ -535,7 +473,7 @@ def test_a_padded_batch_has_a_device_time_since_no_mask_is_read_while_the_gpu_is
 
 
 def test_a_device_time_that_is_not_known_for_every_batch_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = QueuedGpu(FakeClock(), keeps=False)
+    gpu = QueuedDevice(FakeClock(), keeps=0.0)
     timer, _ = timer_on(gpu, monkeypatch)
     found, reason = timer.on_device({0: batch_on(gpu, 2, 4)})
     assert [(each.quantity, each.seconds) for each in found] == [
@@ -543,7 +481,7 @@ def test_a_device_time_that_is_not_known_for_every_batch_is_none(monkeypatch: py
         ("enqueue", 4 * ENQUEUE_S),
     ]
     assert reason == "the device reached the call before the host had issued all of it"
-    gpu = QueuedGpu(FakeClock())
+    gpu = QueuedDevice(FakeClock())
     timer, _ = timer_on(gpu, monkeypatch)
     found, reason = timer.on_device({0: batch_on(gpu, 1, 16), 1: batch_on(gpu, 2, 4)})  # 62.5 ms and 16 ms to issue
     assert [each for each in found if each.quantity == "device"] == []  # a mean over some batches is none over all
@@ -571,7 +509,6 @@ class InDtype(FakeModel):
 
 
 def in_turns(device: torch.device, sizes: Sequence[int], finished: Sequence[Visit] = ()) -> list[Visit]:
-    """Return the visits of a model in two dtypes on a device."""
     clock, placed = FakeClock(), dict[torch.dtype, str]()
     profilers = [
         InferenceProfiler(InDtype(clock, dtype, placed), FakeTokenizer(clock), device, timer=Timer(clock))

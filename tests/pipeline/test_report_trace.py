@@ -19,7 +19,6 @@ HEADING = "What the machine waited for, in the trace"
 
 @cache
 def rows() -> list[dict]:
-    """Return the row of the sweep at the batch size of the trace."""
     return diagnosed(results.cpu_rows([8]))
 
 
@@ -46,9 +45,10 @@ def test_causes_that_are_small_or_past_help_are_named_without_a_gain(read):
 @pytest.mark.parametrize("trace", [traces.gpu, traces.cpu])
 def test_every_cause_is_explained(read, cause, trace):
     [device] = trace()["devices"]
-    whole = said(read, trace(devices=[{**device, "idle_by_cause_ms": {cause: 4.0}, "idle_details": {}}]))
+    data = reported(read, trace(devices=[{**device, "idle_by_cause_ms": {cause: 4.0}, "idle_details": {}}]))
     name = "between operators" if cause == "launch" and device["device"] is None else cause.replace("_", " ")
-    assert f"{name} 4.000 10.0" in whole and f" {name}: " in whole
+    assert f"{name} 4.000 10.0" in section(data, HEADING)
+    assert section(data, "What these causes are").startswith(f"- {name}: ")
 
 
 def test_inconclusive_trace_gives_its_reasons_and_promises_nothing(read):

@@ -20,7 +20,6 @@ def data(read):
 
 
 def changed(data, **changes):
-    """Return the data with another verdict of the chosen row."""
     row = {**data.chosen, "verdict": {**data.chosen["verdict"], **changes}}
     rows = tuple(row if each is data.chosen else each for each in data.rows)
     return replace(data, rows=rows, chosen=row)
@@ -59,13 +58,6 @@ def test_what_was_compared_over_all_texts_replaces_what_was_tried_on_one_batch(r
     assert first.command is None and "runs that way already" in first.why
     files.write_json(data.layout.variants, variants("as_it_comes"))
     assert not any(each.title.startswith("Use padded") for each in advice.advice(read(data.document, **traced())))
-
-
-def test_owners_add_up_to_the_measured_time(data):
-    said = section(data, "Where the time goes")
-    assert "The time of a batch of 2 × 77 tokens in float32:" in said
-    assert "together, as measured 4.414 100" in said
-    assert "replay of its operators 2 × 77 tokens" in said
 
 
 def test_what_was_tried_stands_beside_what_was_predicted_and_a_refuted_fix_is_not_advised(data):

@@ -16,7 +16,6 @@ Command = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
-    """Return what runs a script and gives its exit code, stdout and stderr."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
     def start(script: str, *arguments: Any) -> tuple[int, str, str]:

@@ -1,31 +1,12 @@
 """Which texts are timed together, by texts whose tokens are their words."""
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 import torch
 
+from tests.fakes import FakeTokenizer
 from utils.selection import Selection
 
 CPU = torch.device("cpu")
-PAD = 7
-
-
-class FakeTokenizer:
-    """Makes one token of each word: its number; notes every call."""
-
-    pad_token_id = PAD
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[list[str], dict[str, Any]]] = []
-
-    def __call__(self, texts: list[str], **options: Any) -> Any:
-        self.calls.append((texts, options))
-        words = [text.split() for text in texts]
-        encodings = [SimpleNamespace(overflowing=each[options["max_length"] :]) for each in words]
-        ids = [[int(word) for word in each[: options["max_length"]]] for each in words]
-        return type("Encoded", (dict,), {"encodings": encodings})(input_ids=ids)
 
 
 def texts_of(*lengths: int) -> list[str]:
@@ -43,7 +24,7 @@ MIXED = texts_of(*(1 + (row * row) % 97 for row in range(320)))
 def test_a_batch_holds_its_texts_in_the_order_asked_for_padded_with_the_tokenizers_token() -> None:
     batch = of(texts_of(3, 1, 2)).batch([1, 0])
     assert batch.rows == (1, 0)
-    assert batch.input_ids.tolist() == [[1, PAD, PAD], [0, 0, 0]]
+    assert batch.input_ids.tolist() == [[19, 7, 7], [18, 18, 18]]  # tokens of "1" and "0", and of padding
     assert batch.attention_mask.tolist() == [[1, 0, 0], [1, 1, 1]]
     assert (batch.tokens_real, batch.tokens_padded) == (4, 6)
 

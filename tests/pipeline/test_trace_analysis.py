@@ -35,8 +35,6 @@ ELEMENTWISE = (
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Command:
-    """Return what runs the script and gives its exit code, stdout and stderr."""
-
     def start(*arguments: Any) -> tuple[int, str, str]:
         code = importlib.import_module("scripts.analyze_trace").main([str(each) for each in arguments])
         return code, *capsys.readouterr()

@@ -59,7 +59,6 @@ def made(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def run(made, tmp_path) -> Path:
-    """A copy that a test may break."""
     return Path(shutil.copytree(made, tmp_path / "run"))
 
 
@@ -112,8 +111,6 @@ def test_a_damaged_file_is_a_fault_and_no_error(run, capsys, name):
 
 
 def setting(*place: Any, to: Any) -> Callable[[Any], None]:
-    """Return what sets one value of a document."""
-
     def change(document: Any) -> None:
         for key in place[:-1]:
             document = document[key]

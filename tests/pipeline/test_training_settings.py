@@ -41,7 +41,6 @@ def given(monkeypatch, capsys):
 
 
 def flat(settings: TrainingSettings) -> dict[str, Any]:
-    """Return all settings by their dotted keys."""
     found: dict[str, Any] = {}
     for name, each in settings.model_dump().items():
         found |= {f"{name}.{key}": inner for key, inner in each.items()} if isinstance(each, dict) else {name: each}

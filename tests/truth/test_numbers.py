@@ -25,7 +25,6 @@ Work = Callable[[], object]
 
 
 def spin(seconds: float) -> None:
-    """Keep one core busy for this long."""
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         pass
@@ -33,7 +32,6 @@ def spin(seconds: float) -> None:
 
 @contextmanager
 def one_core_loaded() -> Iterator[None]:
-    """Let another process compute on one core."""
     busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         time.sleep(0.2)

@@ -129,14 +129,12 @@ def gpt2(tmp_path_factory):
 
 
 def known(found: dict) -> tuple[list[VirtualNode], Link]:
-    """Return the nodes and the link with what a run has found."""
     factors = [max(1.0, stage["busy_compute"]["median"] / stage["compute"]["median"]) for stage in found["stages"]]
     nodes = [replace(node, contention=factor) for node, factor in zip(NODES, factors, strict=False)]
     return nodes, Link(**found["transfers"][0]["link"])
 
 
 def forward_s(model, inputs) -> float:
-    """Return what a forward of the whole model takes in this process."""
     timer = Timer()
     with torch.no_grad():
         return median(timer.isolated(lambda: model(**inputs)) for _ in range(30))

@@ -115,7 +115,6 @@ def python_between() -> Case:
 
 
 def replayed(work: Work, lengths: Lengths | None = None) -> Replay:
-    """Return a replay that nothing disturbed, or the last of a few."""
     for _ in range(5):
         found = replay(work, timer=Timer(), lengths=lengths, budget_s=BUDGET_S)
         if not found.doubts:

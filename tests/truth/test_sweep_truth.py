@@ -72,11 +72,9 @@ class PlainLoop:
         self._seconds: dict[tuple[int, int], list[float]] = {}
 
     def go_on(self, visit: Visit) -> None:
-        """Run the next share of the batches at the size of this visit."""
         self.run(visit.batch_size, visit.round % SHARES)
 
     def run(self, size: int, share: int) -> None:
-        """Run one share of the batches of this size, at most three times."""
         for _ in range(3):
             self.watch.start()
             spent = self._run(size, share)

@@ -74,7 +74,6 @@ def stage_in_steps(times: StageTimes, stage: str, numbers: np.ndarray) -> np.nda
 
 
 def attempt(package: str, accumulate: int, folder: Path) -> Found:
-    """Return what one fit gives."""
     sleeper = Sleeper()
     callback = ProfilerCallback(True, folder, 8, 0, 1, 1, 1, say=nobody)
     module = module_of(package, sleeper)

@@ -30,8 +30,6 @@ Sleep = Callable[[str], None]
 
 
 class Sleeper:
-    """Sleeps, and keeps how long that took in truth."""
-
     def __init__(self) -> None:
         self.ms: dict[str, list[float]] = defaultdict(list)
 
@@ -67,7 +65,6 @@ class SlowModel(tasks.BaselineCNN):
 
 
 def measured(folder: Path, accumulate: int, monkeypatch: pytest.MonkeyPatch, sleep: Sleep) -> StageTimes:
-    """Return the stage times of the loop with its sleeps."""
     task = tasks.prepare("baseline_cnn", 0.1, seed=0)
     model = SlowModel(sleep)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -1,4 +1,4 @@
-"""Real processes: those of one job leave their files and one summary, and a killed one leaves what can be read.
+"""Real processes: those of a job under Lightning leave their files, and a killed one leaves what can be read.
 
 python -m pytest tests/truth/test_training_processes_truth.py -m truth
 """
@@ -15,57 +15,12 @@ from pathlib import Path
 import pytest
 
 from boundby.training import read_stage_times
-from boundby.training.results import SUMMARY
 from tests import lightning_fits as fits
 from tests.lightning_fits import LIGHTNING
 
 pytestmark = [pytest.mark.truth, pytest.mark.timeout(600)]  # ends a wait that would be for ever
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "profile_training.py"
-LOOP = """
-import sys
-import torch
-from boundby.training import ManagerOptions, ProfilerManager
-
-torch.distributed.init_process_group("gloo")
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-with ProfilerManager(sys.argv[1], device=torch.device("cpu"), options=ManagerOptions(trace=False)) as manager:
-    for inputs in manager.timed(torch.randn(12, 4, 8)):
-        with manager.stage("forward"):
-            loss = model(inputs).sum()
-        with manager.stage("backward"):
-            loss.backward()
-        with manager.stage("optimizer"):
-            optimizer.step()
-        manager.step()
-torch.distributed.destroy_process_group()
-"""
-
-
-def test_two_real_processes_leave_their_files_and_one_summary(tmp_path: Path) -> None:
-    script, folder = tmp_path / "loop.py", tmp_path / "run"
-    script.write_text(LOOP)
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*start, str(script), str(folder)],
-        cwd=ROOT,
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    names = ("manifest.json", "profiler_summary.json", "stage_log.jsonl", "stage_times.json")
-    assert sorted(path.name for path in folder.iterdir()) == sorted(
-        [SUMMARY, *(f"rank{rank}_{name}" for rank in range(2) for name in names)]
-    )
-    document = json.loads((folder / SUMMARY).read_text())
-    assert [(each["rank"], each["status"], each["last_step"]) for each in document["ranks"]] == [
-        (0, "finished", 11),
-        (1, "finished", 11),
-    ]
-    assert {each["name"] for each in document["stages"]} == {"step", "data", "forward", "backward", "optimizer"}
-    assert document["verdict"]["ranks"] == [0, 1] and document["missing_ranks"] == []
 
 
 def test_two_ranks_of_lightning_write_files_of_their_own(tmp_path: Path) -> None:

@@ -38,8 +38,6 @@ class Nap(NamedTuple):
 
 
 class Sleeper(FakeNanoseconds):
-    """Really waits, and notes when and how long."""
-
     def __init__(self) -> None:
         super().__init__()
         self.naps: list[Nap] = []
@@ -50,7 +48,6 @@ class Sleeper(FakeNanoseconds):
         self.naps.append(Nap(nanoseconds, began, time.perf_counter() - began))
 
     def inside(self, rows: np.ndarray, base_s: float, kinds: tuple[int, ...]) -> list[float]:
-        """Return the naps of these kinds that began in one of the occurrences."""
         starts = base_s + rows["start_ns"] / 1e9
         spans = list(zip(starts, starts + rows["host_ns"] / 1e9, strict=True))
         return [

@@ -8,7 +8,6 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -110,14 +109,13 @@ def scan(path: Path, offset: int = 0, position: int = 0, digest: Any = None) -> 
         raise InputError(f"{path}: cannot be read ({error}); {DOWNLOAD}") from None
 
 
-def load_texts(layout: Layout, limit: int | None = None, sha256: str | None = None) -> Rows:
-    """Return the normalised rows, the first `limit` of them if given; texts are exactly those of the source.
+def load_texts(layout: Layout, sha256: str | None = None) -> Rows:
+    """Return the normalised rows; texts are exactly those of the source.
 
-    With `sha256`, and no limit, they are proven to be read from a file of just that content. Raises InputError where
-    not.
+    With `sha256` they are proven to be read from a file of just that content. Raises InputError where not.
     """
     digest = hashlib.sha256()
-    rows = Rows.of(islice(scan(layout.dataset, digest=digest), limit))
+    rows = Rows.of(scan(layout.dataset, digest=digest))
     if sha256 not in (None, digest.hexdigest()):
         raise InputError(f"{layout.dataset}: changed while it was read; {DOWNLOAD}")
     return rows

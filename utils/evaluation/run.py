@@ -1,16 +1,13 @@
 """Evaluate the dataset: plan it, predict what is missing, prove it complete; for step 02 and `scripts/evaluate.py`."""
 
-import contextlib
 import os
 import re
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from boundby import files
+from boundby.device import host_threads
 from utils import tasks
 from utils.artifacts import EvaluationFolder, set_aside
 from utils.cli import Run
@@ -110,7 +107,7 @@ def predict(run: Run, made: plans.Plan, shards: str | None = None, loaded: Loade
     """
     chosen = _share(len(made.shards), shards)
     workers = _workers(run)
-    with _threads(made.choices.threads_per_worker):
+    with host_threads(made.choices.threads_per_worker):
         executor = _executor(run, made, workers, loaded)
         total = sum(made.shards[shard].rows for shard in chosen)
         with run.progress(total, "evaluation") as progress:
@@ -263,14 +260,3 @@ def _set_aside(run: Run) -> str | None:
 def _store(run: Run) -> Storage | None:
     url = run.config.evaluation.storage
     return Storage(url) if url else None
-
-
-@contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """Compute with `count` threads in the block, as every worker of the plan does."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

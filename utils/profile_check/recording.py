@@ -148,10 +148,9 @@ def receipt_of(subject: Subject) -> tuple[Receipt | None, list[Check]]:
         found = f"step {STEP} has started and not finished" if marker.exists() else f"step {STEP} left no receipt"
         remedy = "wait for it, or python run_pipeline.py --from 3 --resume" if marker.exists() else None
         return None, [subject.fault("receipt", path, found, remedy)]
-    try:
-        receipt = read_strictly(path, Receipt)
-    except (OSError, ValueError) as error:
-        return None, [subject.unreadable("receipt", path, error)]
+    receipt, checks = subject.read("receipt", path, Receipt, "what the step wrote")
+    if receipt is None:
+        return None, checks
     return receipt, [*_receipt(subject, receipt, path), *_outputs(subject, receipt, path)]
 
 
@@ -246,12 +245,10 @@ def check(subject: Subject) -> tuple[Analysis | None, list[Check]]:
 def _manifest(subject: Subject) -> tuple[Manifest | None, list[Check]]:
     """Return the manifest, and what is to be said about it and the files that it names."""
     path = subject.manifest
-    try:
-        document, manifest = read_strictly(path, dict[str, object]), read_strictly(path, Manifest)
-    except FileNotFoundError:
-        return None, [subject.fault("existence", path, "it is missing: what the trace holds is not known")]
-    except (OSError, ValueError) as error:
-        return None, [subject.unreadable("manifest", path, error)]
+    manifest, checks = subject.read("manifest", path, Manifest, "what the trace holds is not known")
+    if manifest is None:
+        return None, checks
+    document = read_strictly(path, dict[str, object])
     return manifest, [*_recorded(subject, manifest), *_named_files(subject, document), *_stacks(subject, manifest)]
 
 

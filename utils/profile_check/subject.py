@@ -95,6 +95,17 @@ class Subject:
         """Return that a file is not what it should be."""
         return self.fault(what, path, f"it cannot be read: {type(error).__name__}: {error}")
 
+    def read(
+        self, what: str, path: Path, kind: type[Content], missing: str, remedy: str | None = None
+    ) -> tuple[Content | None, list[Check]]:
+        """Return the document at `path`; or None, and the fault that it is `missing` or not of this kind."""
+        try:
+            return read_strictly(path, kind), []
+        except FileNotFoundError:
+            return None, [self.fault("existence", path, f"it is missing: {missing}", remedy)]
+        except (OSError, ValueError) as error:
+            return None, [self.unreadable(what, path, error)]
+
 
 def folder_of(run: Run) -> Path | None:
     """Return the folder to check: RUN, else the results of the settings; None where these ask for no trace."""

@@ -13,7 +13,7 @@ from boundby.training import StageTimes, ranks_in, read_stage_times
 from boundby.training.records import UNUSUAL, times_from
 from boundby.training.results import SUMMARY, goes_on
 from boundby.training.store import DOCUMENT
-from utils.profile_check.subject import Check, Subject, read_strictly
+from utils.profile_check.subject import Check, Subject
 from utils.training import progress, run_folder
 from utils.training.progress import Metrics
 
@@ -63,7 +63,6 @@ class TrainingRun:
     """A training run as far as it can be read; without a configuration it is of a loop of the user's own."""
 
     processes: tuple[Process, ...]
-    is_profiled: bool
 
     @property
     def times(self) -> tuple[StageTimes, ...]:
@@ -120,8 +119,7 @@ def read(subject: Subject) -> tuple[TrainingRun | None, list[Check]]:
         if times is not None:
             checks += _summary(own, times)
         processes.append(Process(own, times))
-    is_profiled = bool(ranks) or config is None or config.settings.profiling.enabled
-    run = TrainingRun(tuple(processes), is_profiled)
+    run = TrainingRun(tuple(processes))
     if config is not None:
         checks += [*_metrics(subject, config, run), *_recorded(subject, config, ranks)]
     return run, [*checks, *_together(subject, run.times)]
@@ -129,10 +127,9 @@ def read(subject: Subject) -> tuple[TrainingRun | None, list[Check]]:
 
 def _config(subject: Subject) -> tuple[Config | None, list[Check]]:
     path = subject.folder / run_folder.CONFIG
-    try:
-        config = read_strictly(path, Config)
-    except (OSError, ValueError) as error:
-        return None, [subject.unreadable("configuration", path, error)]
+    config, checks = subject.read("configuration", path, Config, "the settings of the training", AGAIN)
+    if config is None:
+        return None, checks
     told = f"{config.settings.framework}, {config.steps_planned:,} steps, {config.world_size} process(es)"
     return config, [subject.ok("configuration", path, told)]
 
@@ -148,13 +145,9 @@ def _recorded(subject: Subject, config: Config, ranks: Sequence[int | None]) -> 
 
 def _metrics(subject: Subject, config: Config, run: TrainingRun) -> Iterator[Check]:
     path = subject.folder / progress.FILE
-    try:
-        metrics = read_strictly(path, Metrics)
-    except FileNotFoundError:
-        yield subject.fault("existence", path, "it is missing: losses, speed and accuracy", AGAIN)
-        return
-    except (OSError, ValueError) as error:
-        yield subject.unreadable("metrics", path, error)
+    metrics, checks = subject.read("metrics", path, Metrics, "losses, speed and accuracy", AGAIN)
+    yield from checks
+    if metrics is None:
         return
     wrong = [*_untrue(metrics, config), *(_unlike(metrics, config, run.times[0]) if run.times else ())]
     for text in wrong:
@@ -206,14 +199,11 @@ def _together(subject: Subject, times: Sequence[StageTimes]) -> Iterator[Check]:
     if not times or times[0].world_size == 1:
         return
     path = subject.folder / SUMMARY
-    try:
-        summary = read_strictly(path, JobSummary)
-    except FileNotFoundError:
-        if all(each.status != "running" for each in times):
-            yield subject.fault("existence", path, "it is missing: all processes in sum", AGAIN)
+    if not path.exists() and any(each.status == "running" for each in times):
         return
-    except (OSError, ValueError) as error:
-        yield subject.unreadable("summary", path, error)
+    summary, checks = subject.read("summary", path, JobSummary, "all processes in sum", AGAIN)
+    yield from checks
+    if summary is None:
         return
     found, missing = [process.rank for process in summary.ranks], summary.missing_ranks
     here = [each.rank for each in times]
@@ -245,13 +235,9 @@ def _summary(subject: Subject, times: StageTimes) -> Iterator[Check]:
     path = subject.folder / f"{subject.prefix}{SUMMARY}"
     if times.status == "running" and not path.is_file():
         return
-    try:
-        summary = read_strictly(path, Summary)
-    except FileNotFoundError:
-        yield subject.fault("existence", path, "it is missing: the run in sum", AGAIN)
-        return
-    except (OSError, ValueError) as error:
-        yield subject.unreadable("summary", path, error)
+    summary, checks = subject.read("summary", path, Summary, "the run in sum", AGAIN)
+    yield from checks
+    if summary is None:
         return
     status, told = summary.status, {(stage.name, stage.kind): stage.host_s for stage in summary.stages}
     wrong = [] if status == times.status else [f"status is {status} here and {times.status} in {DOCUMENT}"]

@@ -12,6 +12,7 @@ from torch.nn import functional
 from transformers import Qwen2Config, Qwen2ForSequenceClassification, Qwen2Tokenizer
 from transformers.utils import logging
 
+from boundby.device import host_threads
 from utils.quickstart.recipe import TINY, Recipe, Schedule, Shape
 from utils.quickstart.texts import LabelledText
 
@@ -145,13 +146,8 @@ def length_sorted_batches(token_ids: list[list[int]], tokens_per_batch: int) -> 
 @contextlib.contextmanager
 def _workers() -> Iterator[Executor]:
     """Yield a pool of threads in which every operator runs on the thread that calls it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with ThreadPoolExecutor(WORKERS, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            yield pool
-    finally:
-        torch.set_num_threads(before)
+    with host_threads(1), ThreadPoolExecutor(WORKERS, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        yield pool
 
 
 def build_untrained(folder: Path, texts: Sequence[str], label_names: Sequence[str], *, shape: Shape = TINY) -> None:

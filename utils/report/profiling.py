@@ -52,6 +52,7 @@ def waiting(data: ReportData) -> list[Content]:
         DefinitionList(facts),
         *_causes(trace),
         timeline_picture,
+        Folded("What these causes are", _explained(trace)),
         Folded("Memory in the trace", memory_content),
     ]
 
@@ -161,9 +162,8 @@ def _causes(trace: Trace) -> list[Block]:
         ]
         for ms, name in shown
     ]
-    notes = [_note(name, on_host, fixes.get(name)) for ms, name in shown if 100 * ms / whole >= TELLING_PCT]
     small = [_cause(name, on_host) for ms, name in causes[len(shown) :]]
-    notes += [f"below {SHOWN_PCT} %: {listed(small)}."] if small else []
+    notes = [f"below {SHOWN_PCT} %: {listed(small)}."] if small else []
     bound = "At most: all of this waiting gone, all else the same. No prediction; what was tried is above."
     notes += [bound] if fixes else []
     headers = ["", "ms", "%", "gain, at\nmost", "the host meanwhile, ms"]
@@ -177,8 +177,17 @@ def _fixes(on_host: bool) -> dict[str, str]:
     return {name: str(fix) for name, fix in fixes.items() if fix and fix.change.is_bounded}
 
 
-def _note(cause: str, on_host: bool, fix: str | None) -> str:
-    return f"{_cause(cause, on_host)}: {words.cause(cause, on_host)}.{f' To do: {fix}.' if fix else ''}"
+def _explained(trace: Trace) -> list[Block]:
+    """Return what each cause that tells is, and what to do about it."""
+    device = trace["devices"][0]
+    on_host, whole = device["device"] is None, device["window_ms"]
+    fixes = {} if trace["verdict"]["bound"] == "inconclusive" else _fixes(on_host)
+    telling = [name for name, ms in device["idle_by_cause_ms"].items() if 100 * ms > TELLING_PCT * whole]
+    notes = [
+        f"{_cause(name, on_host)}: {words.cause(name, on_host)}.{f' To do: {fixes[name]}.' if name in fixes else ''}"
+        for name in telling
+    ]
+    return [BulletList(notes)] if notes else []
 
 
 def _cause(name: str, on_host: bool) -> str:

@@ -32,8 +32,9 @@ def section(data: ReportData) -> list[Content]:
         Table(*_table(found), left=[0], notes=_notes(found)),
         *_refusals(found),
         show(data, plot.figure, tuple(rows), found),
-        *_foretold(rows),
-        *_reasons(rows),
+        *_reasons([row for row in rows if row["name"] == found["recommended"]["name"]]),
+        Folded("Predicted, tried, and what came", _foretold(rows)),
+        Folded("Why each variant is as fast as it is", _reasons(rows)),
         Folded("What each variant costs", [_more(rows)]),
     ]
 
@@ -234,7 +235,7 @@ def _foretold(rows: Sequence[VariantRow]) -> list[Block]:
         if row["predicted"] or row["tried"]
     ]  # fmt: skip
     headers = ["variant", "against", "predicted for\none batch", "tried on\none batch", "over the\ntexts"]
-    return [Table(headers, cells, left=[0, 1], caption="Predicted, tried, and what came")] if cells else []
+    return [Table(headers, cells, left=[0, 1])] if cells else []
 
 
 def _span(span: Span | None) -> str:

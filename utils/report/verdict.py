@@ -141,22 +141,14 @@ def tried(data: ReportData) -> list[Content]:
         return "kind" not in each or Fix(each["kind"], each.get("settings", {})) not in elsewhere
 
     trials = list(filter(is_here, verdict.get("trials", [])))
-    rows = [
-        [
-            trial["trial"],
-            NOTHING if trial["predicted"] is None else factor(Interval(**trial["predicted"])),
-            factor(Interval(**trial["measured"])),
-            {"gains": "faster", "no_change": "no change", "loses": "slower: do not"}[trial["outcome"]],
-            NOTHING if trial["same_labels"] is None else f"{100 * trial['same_labels']['share']['value']:.1f}",
-        ]
-        for trial in trials
-    ]
+    of_sizes = [_trial(trial) for trial in trials if trial.get("kind") == "batch_size"]  # they stand in the sweep
+    rows = [_trial(trial) for trial in trials if trial.get("kind") != "batch_size"]
     rows += [
         [gain["fix"], factor(Interval(**gain["predicted"])), NOTHING, "not tried", NOTHING]
         for gain in filter(is_here, verdict["gains"])
         if gain.get("predicted")
     ]
-    if not rows:
+    if not rows and not of_sizes:
         return []
     headers = ["", "predicted", "measured", "it is", "same\nlabels %"]
     notes = ["Factors of the throughput with their 95 % intervals, each change by itself."]
@@ -165,7 +157,19 @@ def tried(data: ReportData) -> list[Content]:
         untried.setdefault(clean(each["reason"], 120), []).append(each["fix"])
     notes += [f"Not tried: {listed(those)} ({reason})." for reason, those in untried.items()]
     where = f"At batch size {data.chosen['batch_size']} in {data.chosen['dtype']}"
-    return [Heading("What was tried"), Table(headers, rows, left=[0, 1, 2, 3], caption=where, notes=notes)]
+    left = [0, 1, 2, 3]
+    shown = [Heading("What was tried"), Table(headers, rows, left, where, notes)] if rows else []
+    return [*shown, Folded("Other batch sizes", [Table(headers, of_sizes, left, where)] if of_sizes else [])]
+
+
+def _trial(trial: Trial) -> list[str]:
+    return [
+        trial["trial"],
+        NOTHING if trial["predicted"] is None else factor(Interval(**trial["predicted"])),
+        factor(Interval(**trial["measured"])),
+        {"gains": "faster", "no_change": "no change", "loses": "slower: do not"}[trial["outcome"]],
+        NOTHING if trial["same_labels"] is None else f"{100 * trial['same_labels']['share']['value']:.1f}",
+    ]
 
 
 def limits(data: ReportData) -> list[Content]:

@@ -1,8 +1,7 @@
 """The variants of step 05: what each is called, how it is made, and the settings that run the pipeline with it."""
 
-import contextlib
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from boundby.device import fast_float32_products, has_bfloat16_products, is_gpu, is_host
+from boundby.device import fast_float32_products, has_bfloat16_products, host_threads, is_gpu, is_host
 from boundby.inference import (
     PRECISIONS,
     Precision,
@@ -346,17 +345,7 @@ def _with_threads(number: int, shop: Workshop) -> Way:
         raise Refused("not_possible", "the threads of the host do not compute where there is a GPU")
     if number >= torch.get_num_threads():
         raise Refused("not_possible", "there is one thread")
-    return replace(_packed(shop), setting=lambda: _threads(number))
-
-
-@contextlib.contextmanager
-def _threads(number: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    return replace(_packed(shop), setting=lambda: host_threads(number))
 
 
 def _engine(name: str, shop: Workshop) -> Way:
