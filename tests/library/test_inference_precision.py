@@ -296,6 +296,13 @@ def test_int8_takes_less_memory_and_depends_on_no_other_text(family, tokenizer, 
     assert not PRECISIONS["int8"].keeps_weights and matmul_effect(PRECISIONS["int8"], CPU) < 0.03
 
 
+@pytest.mark.parametrize("given", [None, 5])
+def test_precision_is_chosen_with_the_texts_of_the_self_check_to_come(model, tokenizer, texts, given):
+    own = None if given is None else texts[:given]
+    choice = chosen(model, tokenizer, Sample(texts, check_texts=own), PrecisionRule("same"))
+    assert choice.check_texts == own if own else set(choice.check_texts) <= set(texts)
+
+
 @pytest.mark.skipif(not has_int8_products(CPU), reason="this CPU has no products of eight bits")
 def test_int8_takes_the_share_of_a_large_input_from_its_weights_and_hands_bytes_on():
     torch.manual_seed(0)
