@@ -59,7 +59,8 @@ class Sample:
 class PrecisionChoice:
     """The options to predict with; of each precision tried a report and its least seconds; why others were refused.
 
-    `check_texts` are those of the predictors that were tried: with others, eight bits are rounded otherwise. `report` is that of the chosen precision, without the guard.
+    `check_texts` are those of the predictors that were tried: with others, eight bits are rounded otherwise. `report`
+    is that of the chosen precision, without the guard.
     """
 
     options: PredictorOptions
