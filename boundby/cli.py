@@ -46,11 +46,11 @@ What is your model bound by, and what would fixing that gain?
 {}
 
 boundby COMMAND --help tells of one; boundby --version; boundby --completion bash|zsh|fish"""
-OF_A_CHECKOUT = re.compile(r"python ((?:scripts/)?\w+\.py)\b")
+OF_A_CHECKOUT = re.compile(r"(?<![\w./-])(?:python (?=\w)|(?=scripts/))((?:scripts/)?\w+\.py)\b")
 
 
 def as_typed(text: str) -> str:
-    """Return `text` with the commands of a checkout, `python scripts/view.py`, as they are typed where we run."""
+    """Return `text` with the commands of a checkout, or their files, as they are typed where we run."""
     words = {file: word for word, (file, _) in COMMANDS.items()}
     if not IS_INSTALLED:
         return text

@@ -3,7 +3,7 @@
 Reads:  the machine; with --load-model the dataset and the model that step 01 left
 Writes: results/run.json
 
-    python scripts/00_check_setup.py [--load-model] [--config FILE] [key.sub=value ...]
+    python scripts/00_check_setup.py [--load-model] [--json] [--config FILE] [key.sub=value ...]
 """
 
 import sys
@@ -16,6 +16,7 @@ from utils import cli
 
 def add_arguments(parser) -> None:
     parser.add_argument("--load-model", action="store_true", help="also load the model and compare its labels")
+    parser.add_argument("--json", action="store_true", help="show what the machine has as JSON; the rest is on stderr")
 
 
 @cli.step("00", add_arguments)
@@ -26,7 +27,7 @@ def main(run: cli.Run) -> int:
     setup_check.check_settings(run.config)
     if run.args.load_model:
         setup_check.check_model(run)
-    run.say("the environment is ready")
+    setup_check.show(run, "the environment is ready")
     return cli.DONE
 
 

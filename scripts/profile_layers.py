@@ -6,7 +6,7 @@ Exit:   0 fine · 1 the profile is not representative · 2 usage or input · 3 t
 
     python scripts/profile_layers.py [--architecture PRESET | --model NAME_OR_FOLDER] [--num-samples 50]
         [--batch-size 1] [--sequence-length 128] [--new-tokens 0] [--dtype float32] [--device auto] [--output DIR]
-        [--config FILE] [--trust-remote-code] [key.sub=value ...]
+        [--config FILE] [--trust-remote-code] [--json] [key.sub=value ...]
 """
 
 import sys
@@ -36,6 +36,7 @@ def add_arguments(parser) -> None:
     for flag, (key, text) in FLAGS.items():
         parser.add_argument(flag, action=cli.Flag, key=key, help=text)
     parser.add_argument("--output", action=cli.Flag, key="output.dir", is_text=True, help="folder of the files")
+    parser.add_argument("--json", action="store_true", help="write the summary as JSON instead of the text")
     parser.add_argument("--trust-remote-code", action="store_true", help="run Python code that the model brings")
 
 
@@ -61,7 +62,10 @@ def main(run: cli.Run) -> int:
         shape=models.shape_of(inputs, measured.new_tokens),
         note=run.note,
     )
-    run.say(f"{report}\nwrote {dashboard} and the files beside it")
+    if run.args.json:
+        run.say(dashboard.with_name(f"{report.profile.profile_name}_summary.json").read_text(encoding="utf-8"))
+    else:
+        run.say(f"{report}\nwrote {dashboard} and the files beside it")
     return int(report.profile.coverage.status == "not representative")
 
 

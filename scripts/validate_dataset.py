@@ -4,11 +4,12 @@ Reads:  the configured model and dataset; with --normalised the copy that step 0
 Writes: nothing (a model or dataset from the Hub stays in the Hub's cache)
 Exit:   0 fine · 1 rejected rows, many duplicates, unseen labels or another doubt · 2 unusable data or settings
 
-    python scripts/validate_dataset.py [--normalised] [--config FILE] [key.sub=value ...]
+    python scripts/validate_dataset.py [--normalised] [--json] [--config FILE] [key.sub=value ...]
 """
 
 import functools
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
@@ -18,11 +19,13 @@ from utils import cli
 
 def add_arguments(parser) -> None:
     parser.add_argument("--normalised", action="store_true", help="check the copy that step 01 has made")
+    parser.add_argument("--json", action="store_true", help="write one JSON document instead of the text")
     parser.add_argument("--trust-remote-code", action="store_true", help="run Python code that the model brings")
 
 
 @cli.tool(add_arguments)
 def main(run: cli.Run) -> int:
+    from boundby import files
     from utils import data, models
 
     config, folder, trust = run.config, run.layout.dataset.parent, run.args.trust_remote_code
@@ -36,9 +39,10 @@ def main(run: cli.Run) -> int:
     found = data.inspect(source, model, run.note, models.token_counter(model, trust))
     statistics = found.statistics()
     doubts = found.doubts(statistics)
-    run.say("\n".join(statistics.lines()))
-    for doubt in doubts:
-        run.say(f"finding: {doubt}")
+    if run.args.json:
+        run.say(files.encode_json({"statistics": asdict(statistics), "findings": doubts}, indent=2))
+    else:
+        run.say("\n".join([*statistics.lines(), *(f"finding: {doubt}" for doubt in doubts)]))
     return 1 if doubts else cli.DONE
 
 

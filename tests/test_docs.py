@@ -10,7 +10,7 @@ import yaml
 
 import run_pipeline
 from boundby import cli
-from docs import draw_card
+from docs import draw_card, generate_api
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -45,6 +45,12 @@ def test_every_file_that_is_named_exists(page):
     missing = [name for name in named if not (ROOT / name).exists() and not list(ROOT.glob(f"{name}*"))]
     missing += [link for link in LINK.findall(text) if not (page.parent / link).exists()]
     assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids)
+def test_every_link_between_files_leads_to_a_page_of_the_site(page):
+    linked = {(page.parent / link).resolve().relative_to(ROOT).as_posix() for link in LINK.findall(page.read_text())}
+    assert [name for name in linked if not name.startswith("docs/") and name not in generate_api.PAGES] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=ids)

@@ -53,11 +53,11 @@ def test_a_word_that_is_no_command_ends_with_2_and_the_known_ones(call):
     assert refused.returncode == 2 and "'explode'; known: run, check" in refused.stderr
 
 
-@pytest.mark.parametrize("word", ["run", "trace", "compare"])
+@pytest.mark.parametrize("word", ["run", "trace", "compare", "plan"])
 def test_help_names_commands_as_they_are_typed_where_it_is_installed(call, word):
     shown = call("-m", "boundby", word, "--help")
     assert shown.returncode == 0 and f"usage: boundby {word} " in shown.stdout
-    assert not re.search(r"python \S*\.py", shown.stdout)
+    assert not re.search(r"python \S*\.py|scripts/\w+\.py", shown.stdout)
 
 
 def test_shows_the_card_of_a_run_again_without_torch(call, tmp_path):

@@ -15,7 +15,7 @@ from boundby.memory import free_bytes
 from boundby.sampler import Sampler
 from boundby.sweep import StopRule
 from boundby.timer import Timer
-from boundby.verdict import Doubt
+from boundby.verdict import Doubt, plain
 from utils import columns, data, diagnosis, instruments, memory, models, steps, tasks, visits
 from utils.artifacts import METRICS_VERSION
 from utils.ceiling_share import share_of_ceiling
@@ -326,7 +326,7 @@ def find_limits(result: Result, loaded: LoadedModel, selection: Selection, timer
             looking.close()
             sweep.findings[finding.batch_size] = finding
             result.save()
-            progress.advance(1, f"batch {finding.batch_size}: {finding.verdict.bound}")
+            progress.advance(1, f"batch {finding.batch_size}: {plain(finding.verdict.bound)}")
 
         diagnosis.diagnose(replace(subject, told=told), sweep.rows, sweep.visits, keep, chosen)
 

@@ -194,7 +194,7 @@ def command(
     """Parse, load the settings, run `body`; turn every failure into one message and an exit code.
 
     With `has_heartbeat` the console says every ten seconds that the body is still at work. Where the parser
-    has a default for `program`, that is what follows `--`.
+    has a default for `program`, that is what follows `--`; it writes to the same terminal, so the console stays silent.
     """
     parser = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     if settings:
@@ -214,7 +214,7 @@ def command(
     args.program = program
     console = Console()
     try:
-        with _stops_raise(), console.heartbeat() if has_heartbeat else contextlib.nullcontext():
+        with _stops_raise(), console.heartbeat() if has_heartbeat and not program else contextlib.nullcontext():
             return body(_prepare(args, console, settings)) or DONE
     except KeyboardInterrupt:
         console.note("interrupted")

@@ -47,7 +47,11 @@ class Parser(argparse.ArgumentParser):
         called = Path(sys.argv[0]).resolve()
         if IS_INSTALLED and called.is_relative_to(PIPELINE):
             options = {"prog": as_typed(f"python {called.relative_to(PIPELINE)}"), **options}
-        super().__init__(description=as_typed(description or ""), **options)
+        super().__init__(description=description, **options)
+
+    def format_help(self) -> str:
+        """Return the help, of the options too, with commands as they are typed here."""
+        return as_typed(super().format_help())
 
     def error(self, message: str) -> NoReturn:
         """Print what is wrong and end the program with 2."""

@@ -1,6 +1,8 @@
 """Step 01 and the dataset tool as a person types them: what they show, leave and return."""
 
 import importlib
+import json
+import platform
 from collections.abc import Callable
 from pathlib import Path
 
@@ -68,7 +70,16 @@ def test_dataset_tool_finds_nothing_in_clean_data_and_writes_nothing(run, tmp_pa
 def test_dataset_tool_ends_with_1_for_a_finding(run, source, capsys):
     source.write_text("text,labels\ngood,praise\nbad,complaint\n")
     assert run("validate_dataset") == 1
-    assert "finding: 1 of the model's 3 labels never occur (question)" in capsys.readouterr().out
+    said = "1 of the model's 3 labels never occur (question)"
+    assert f"finding: {said}" in capsys.readouterr().out
+    assert run("validate_dataset", "--json") == 1
+    found = json.loads(capsys.readouterr().out)
+    assert said in found["findings"][0] and found["statistics"]["counts"]["praise"] == 1
+
+
+def test_step_00_shows_the_machine_as_json_and_nothing_else_on_stdout(run, capsys):
+    assert run("00_check_setup", "--json") in (0, 3)  # 3 where a package has another version than the pinned one
+    assert json.loads(capsys.readouterr().out)["machine"]["python"] == platform.python_version()
 
 
 def test_dataset_tool_ends_with_2_for_unusable_data(run, capsys):

@@ -277,6 +277,8 @@ def test_folder_is_profiled_from_end_to_end(run, folder, tmp_path):
     assert "int64[2, 8]" in lines[0]["input_shapes"] and lines[0]["layer_name"] == "(model)"
     assert shown.startswith("tiny-bert: ") or shown.startswith("tiny-bert_profile: ")
     assert f"wrote {tmp_path / 'out' / 'tiny-bert_profile_dashboard.html'}" in shown
+    again = run("--model", folder, "--device", "cpu", "--output", tmp_path / "json", *SMALL, "--json")[1]
+    assert json.loads(again) == json.loads((tmp_path / "json" / "tiny-bert_profile_summary.json").read_text())
     assert "tiny-bert: 1 warm-up runs" in notes and "tiny-bert: 3 runs with probes and as many without" in notes
 
 

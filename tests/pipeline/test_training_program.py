@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from boundby.training import read_stage_times
+from utils.console import Console
 
 TRAIN = """
 import sys, torch
@@ -75,6 +76,11 @@ def test_a_program_goes_on_where_it_cannot_be_recorded_and_the_reason_is_told(tr
 def test_a_program_without_training_keeps_its_exit_code(train, program: str, exit_code: int) -> None:
     code, shown, _ = train(sys.executable, "-c", program)
     assert code == exit_code and "no second optimizer step" in shown
+
+
+def test_nothing_is_said_between_the_lines_of_the_program(train, monkeypatch) -> None:
+    monkeypatch.setattr(Console, "heartbeat", lambda console: pytest.fail("its lines are not the last ones shown"))
+    assert train(sys.executable, "-c", "print('trained')")[0] == 0
 
 
 def test_a_program_that_is_not_there_ends_with_2(train) -> None:

@@ -1,4 +1,4 @@
-"""Real processes: those of a job under Lightning leave their files, and a killed one leaves what can be read.
+"""Real processes: a job under Lightning leaves its files, a killed run what can be read, a program its own step times.
 
 python -m pytest tests/truth/test_training_processes_truth.py -m truth
 """
@@ -75,3 +75,47 @@ def _has_written(run: Path) -> bool:
 
 def losses_in(folder: Path) -> list[float]:
     return json.loads((folder / "metrics.json").read_text())["steps"]["loss"]
+
+
+TIMED = """
+import json, sys, time, torch
+from torch.utils.data import DataLoader, TensorDataset
+
+class Slow(torch.nn.Linear):
+    def forward(self, x):
+        time.sleep(0.004)
+        return super().forward(x)
+
+model = Slow(64, 8)
+optimizer = torch.optim.Adam(model.parameters())
+rows = TensorDataset(torch.randn(1920, 64), torch.randint(0, 8, (1920,)))
+own, last = {name: [] for name in ("forward", "backward", "optimizer", "step")}, time.perf_counter()
+for x, y in DataLoader(rows, batch_size=32):
+    marks = [time.perf_counter()]
+    found = model(x)
+    marks.append(time.perf_counter())
+    loss = torch.nn.functional.cross_entropy(found, y)
+    loss_made = time.perf_counter()
+    loss.backward()
+    marks += [loss_made, time.perf_counter()]
+    optimizer.step()
+    marks.append(time.perf_counter())
+    optimizer.zero_grad()
+    for name, of in zip(own, (marks[1] - marks[0], marks[3] - marks[2], marks[4] - marks[3], marks[4] - last)):
+        own[name].append(of)
+    last = marks[4]
+json.dump(own, open(sys.argv[1], "w"))
+"""
+
+
+def test_the_steps_of_a_program_that_knows_nothing_of_it_are_those_of_its_own_clock(tmp_path):
+    (tmp_path / "train.py").write_text(TIMED)
+    own_clock = ["--", sys.executable, str(tmp_path / "train.py"), str(tmp_path / "own.json")]
+    subprocess.run([sys.executable, str(SCRIPT), "--output", str(tmp_path / "run"), *own_clock], check=True)
+    own, times = json.loads((tmp_path / "own.json").read_text()), read_stage_times(tmp_path / "run")
+    found = {"step": times.step.host_s} | {each.name: each.host_s for each in times.stages}
+    for name, clock in own.items():
+        seconds = clock[1:]  # the first step, cold, is not recorded
+        ours, theirs = found[name].mean, sum(seconds) / len(seconds)
+        print(f"{name}: {1e3 * ours:.4f} ms recorded, {1e3 * theirs:.4f} by the program, of {found[name].n} steps")
+        assert found[name].n == len(seconds) and abs(ours - theirs) <= 0.01 * theirs + 2e-4

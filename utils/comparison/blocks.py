@@ -216,4 +216,4 @@ def _dtypes(row: Row) -> str:
 
 
 def _percent(ratio: float, reach: float | None = None) -> str:
-    return f"{100 * (ratio - 1):+.1f}{'' if reach is None else f' ± {100 * reach:.1f}'} %"
+    return f"{round(100 * (ratio - 1), 1) + 0.0:+.1f}{'' if reach is None else f' ± {100 * reach:.1f}'} %"

@@ -157,7 +157,9 @@ def read_trials(paths: Sequence[Path]) -> list[Measured]:
         try:
             trials.append(files.read_as(path, Measured))
         except (OSError, ValueError) as error:
-            raise InputError(f"--trial {path}: no run of a plan ({error}); run_plan.py PLAN keeps one") from None
+            raise InputError(
+                f"--trial {path}: no run of a plan ({error}); `python scripts/run_plan.py PLAN` keeps one"
+            ) from None
     return trials
 
 

@@ -32,7 +32,7 @@ def section(data: ReportData) -> list[Content]:
         Table(*_table(found), left=[0], notes=_notes(found)),
         *_refusals(found),
         show(data, plot.figure, tuple(rows), found),
-        *_reasons([row for row in rows if row["name"] == found["recommended"]["name"]]),
+        *_reasons(rows, found["recommended"]["name"]),
         Folded("Predicted, tried, and what came", _foretold(rows)),
         Folded("Why each variant is as fast as it is", _reasons(rows)),
         Folded("What each variant costs", [_more(rows)]),
@@ -188,10 +188,14 @@ def _refused(found: Variants, width: int) -> list[str]:
     return [f"{', '.join(words)}: {reason}" for reason, words in reasons.items()]
 
 
-def _reasons(rows: Sequence[VariantRow]) -> list[Block]:
-    """Return which operators made each variant faster, and which did not."""
+def _reasons(rows: Sequence[VariantRow], only: str | None = "") -> list[Block]:
+    """Return which operators made each variant, or `only` the one of that name, faster, and which did not."""
     names = {row["name"]: row["words"] for row in rows}
-    told = [f"{row['words']}, against {names[row['base'] or '']}: {said}" for row in rows if (said := sentence(row))]
+    told = [
+        f"{row['words']}, against {names[row['base'] or '']}: {said}"
+        for row in rows
+        if only in ("", row["name"]) and (said := sentence(row))
+    ]
     return [Paragraph("Why, by the operators of one batch:"), BulletList(told)] if told else []
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from boundby.formatting import times
 from utils.document import Change, VariantRow
 
 Operators = dict[str, float]  # seconds by kind, which add up to the forward
@@ -53,9 +54,9 @@ def sentence(row: VariantRow) -> str | None:
         if then < NEW * now:
             new.append(f"{WORDS[kind]}: {now / after:.0%} of the time now")
         elif then >= CHANGED * now:
-            faster.append(f"{WORDS[kind]} {then / now:.2g}× faster" if now else f"{WORDS[kind]} gone")
+            faster.append(f"{WORDS[kind]} {times(then / now)}× faster" if now else f"{WORDS[kind]} gone")
         elif now >= CHANGED * then:
-            slower.append(f"{WORDS[kind]} {now / then:.2g}× slower ({now / after:.0%} of the time now)")
+            slower.append(f"{WORDS[kind]} {times(now / then)}× slower ({now / after:.0%} of the time now)")
         else:
             same.append(WORDS[kind])
             same_s += now
