@@ -27,11 +27,11 @@ from boundby.device import (
     Allocator,
     describe,
     device_queue,
+    gpu_source,
     has_bfloat16_products,
     release_memory,
     runtime,
     synchronizer,
-    uuid_of,
 )
 from boundby.disturbance import NVML_THROTTLED
 from boundby.inference import Predictor, PredictorOptions, collate, forward, one_by_one
@@ -39,7 +39,7 @@ from boundby.inference.packing import has_varlen
 from boundby.inference.reference import in_dtype
 from boundby.judgement import IDLE_DEVICE
 from boundby.layers.engine import ObservabilityEngine
-from boundby.sampler import NvmlSource, Sampler, nvml_source
+from boundby.sampler import DriverSource, Sampler
 from boundby.timer import QUEUE_DEPTH, Timer
 from boundby.trials import graph_replay, try_out
 from boundby.work import transformer_flops, transformer_shape
@@ -316,8 +316,8 @@ def products(card: Card) -> Figures:
 
 def energy(card: Card) -> Figures:
     """Hold the energy counter against power times time under load."""
-    source = nvml_source(uuid_of(card.device))
-    if not isinstance(source, NvmlSource):
+    source = gpu_source(card.device)
+    if not isinstance(source, DriverSource):
         raise NotHereError(source.reason or "no readings")
     square = torch.randn(4096, 4096, device=card.device, dtype=card.dtype)
     with Sampler(source) as sampler:

@@ -134,7 +134,7 @@ def test_a_check_measures_what_it_judges(name, monkeypatch):
 
 
 def test_the_energy_of_a_card_is_held_against_its_power(monkeypatch):
-    class Counter(first_light.NvmlSource):
+    class Counter(first_light.DriverSource):
         """Reads 100 W, and the same joules every time: a counter that stands still."""
 
         def __init__(self) -> None:
@@ -147,7 +147,7 @@ def test_the_energy_of_a_card_is_held_against_its_power(monkeypatch):
             return 7.0
 
     card = Card(CARD.device, Sizes(energy_s=0.5))
-    monkeypatch.setattr(first_light, "nvml_source", lambda uuid: Counter())
+    monkeypatch.setattr(first_light, "gpu_source", lambda device: Counter())
     monkeypatch.setattr(first_light.torch, "randn", lambda *_, **__: torch.ones(2, 2))
     [line] = look(card, [BY_NAME["energy"]])
     assert (line.verdict, line.figures["J by the counter"]) == ("look", 0.0)
