@@ -495,6 +495,7 @@ def _is_near(value: float, other: float, share: float) -> bool:
 
 
 RAN = "exit 0"
+MEASURED = {"ok", "noisy"}  # in so few seconds an interval may be wide
 CHECKS: tuple[Check, ...] = (
     Check("device time of a padded batch", "a time with a ready mask", masks, lambda f: f["a ready mask"] != "no time"),
     Check(
@@ -529,15 +530,15 @@ CHECKS: tuple[Check, ...] = (
     Check("peak of memory", "64 and the same", peak_memory, lambda f: f["MiB above"] == f["torch's"] == 64),
     Check(
         "out of memory in a sweep",
-        "batch 2 ok, batch 4096 oom, and the GPU computes on",
+        "batch 2 measured, batch 4096 oom, and the GPU computes on",
         out_of_memory,
-        lambda f: (f["batch 2"], f["batch 4096"], f["finite"]) == ("ok", "oom", True),
+        lambda f: f["batch 2"] in MEASURED and (f["batch 4096"], f["finite"]) == ("oom", True),
     ),
     Check(
         "sweep of a classifier of 0.5 billion parameters",
         "every batch size with its device time",
         sweep,
-        lambda f: set(f["statuses"]) <= {"ok", "noisy"} and not f["without a device time"],
+        lambda f: set(f["statuses"]) <= MEASURED and not f["without a device time"],
     ),
     Check(
         "evaluation",
