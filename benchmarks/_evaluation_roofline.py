@@ -12,7 +12,8 @@ from boundby.inference import Predictor
 from boundby.roofline import OperatorLoad, attribute
 from boundby.work import OperatorWork, count
 
-PRODUCTS = ("mm", "addmm", "bmm", "linear", "baddbmm", "matmul", "_int_mm", "mkldnn::_linear_pointwise")
+PRODUCTS = ("mm", "addmm", "bmm", "linear", "baddbmm", "matmul", "mkldnn::_linear_pointwise",
+            "onednn::qlinear_pointwise")  # fmt: skip
 KINDS = ("products", "attention", "element-wise")
 
 

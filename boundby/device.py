@@ -12,6 +12,7 @@ import torch
 from boundby.sampler import AmdSource, NoSource, Source, nvml_source
 
 _trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+HEAP_BLOCK_BYTES = 32 * 2**20 - 65536  # the largest that glibc learns from, and room for its own header
 ASSUMED_GPU_CACHE_BYTES = 40 * 2**20
 # Texts of errors, in lower case, that mean memory and carry no type of their own. "NOT_SUPPORTED" from cuDNN is not
 # among them: it also stands for shapes that no kernel takes.
@@ -245,6 +246,16 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error).lower() for text in OUT_OF_MEMORY_TEXTS)
+
+
+def keep_freed_blocks(device: torch.device) -> None:
+    """Have glibc keep the pages of freed blocks below 32 MB, rather than fault them in anew for every batch.
+
+    It takes the largest block freed so far, up to 32 MB, for the size from which it asks the kernel (mallopt(3),
+    M_MMAP_THRESHOLD). This one is never written to.
+    """
+    if is_host(device):
+        torch.empty(HEAP_BLOCK_BYTES, dtype=torch.uint8)
 
 
 def release_memory(device: torch.device) -> None:

@@ -25,6 +25,8 @@ RULE_ERRORS = {
 }
 ONE_ROUND_ERROR = 0.25  # where too few rounds fit into the budget to tell the noise
 LEAST_ROUNDS = 3
+# Half the 90 % interval of the ratio of two medians over the width of their middle half, times the root of the rounds.
+OF_MIDDLE_HALF = 1.645 * 1.253 / 1.349 * math.sqrt(2)
 # What each further length of text costs an attention without padding, over issuing one operator: its texts are cut out,
 # transposed and put back by 24 operators in Python. 51 and 57 us were measured where a dispatch takes 1.5 us.
 GROUP_DISPATCHES = 36
@@ -75,6 +77,14 @@ class _Known:
         """The time of the forward that is not in its operators: Python stays as it is under another dtype."""
         return max(0.0, self.forward_s - self.replay.in_order_s.value)
 
+    @property
+    def noise(self) -> float:
+        """Half the 90 % interval of one time of a forward over another, on the logarithm."""
+        if self.replay.rounds < LEAST_ROUNDS:
+            return ONE_ROUND_ERROR
+        forward = self.replay.forward_s
+        return OF_MIDDLE_HALF * math.log(forward.high / forward.low) / math.sqrt(self.replay.rounds)
+
     def variants(self) -> Iterator[Gain]:
         """Yield the gains of fixes that the operators were replayed under."""
         for variant in self.replay.variants:
@@ -100,7 +110,7 @@ class _Known:
         useful_s += self.issuing_s(fix)
         shorter_s = self.seconds_at(sum(lengths) / len(lengths))
         seconds = self.forward_s * (1 - share) if shorter_s is None else shorter_s + self.attention_s(lengths)
-        yield self.gain(fix, seconds, 0.0, useful_s, f"{100 * share:.0f} % of the time is for padding")
+        yield self.gain(fix, seconds, self.noise, useful_s, f"{100 * share:.0f} % of the time is for padding")
 
     def attention_s(self, lengths: Sequence[int]) -> float:
         """Return what attention within texts of these lengths takes beyond that of as many texts of the mean length.
@@ -122,22 +132,21 @@ class _Known:
         return beyond_s + groups * calls * GROUP_DISPATCHES * self.replay.dispatch_s
 
     def batch_sizes(self, sizes: Sequence[int], tokens_at: Mapping[int, int]) -> Iterator[Gain]:
-        """Yield the gain of other batch sizes: the host's part stays, the rest grows with samples and tokens."""
+        """Yield the gain of other batch sizes: a forward of these samples takes as long with as many tokens in all."""
         if not self.replay.shapes:
             return
         own = self.replay.shapes[-1]
-        host_s = max(0.0, self.split["host"].seconds)
         for samples in sizes:
             tokens = tokens_at.get(samples, own.tokens)
-            at_tokens = self.seconds_at(tokens)
+            per_batch_s = self.seconds_at(tokens * samples / own.samples)
             fix = Fix("batch_size", {"batch_size": samples})
             least_s = self.least_of_shape(fix, samples / own.samples, tokens / own.tokens)
-            if samples == own.samples or at_tokens is None or least_s is None:
+            if samples == own.samples or per_batch_s is None or least_s is None:
                 continue
-            per_batch_s = host_s + max(0.0, at_tokens - host_s) * samples / own.samples
             apart = 0.05 * abs(math.log2(samples / own.samples))  # further away, further off
             basis = "the limits on arithmetic, with nothing else left"
-            yield self.gain(fix, per_batch_s * own.samples / samples, apart, least_s, basis)
+            noise = math.hypot(apart, self.noise)
+            yield self.gain(fix, per_batch_s * own.samples / samples, noise, least_s, basis)
 
     def least_of_shape(self, fix: Fix, samples_ratio: float, tokens_ratio: float) -> float | None:
         """Return the least time of as many samples in batches of another shape."""

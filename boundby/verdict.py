@@ -97,6 +97,11 @@ CHANGES: dict[str, Change] = {
     "overlap_input": Change("prepare the input ahead, in another thread or process"),
     "issue_at_once": Change("issue the work in one go (CUDA graphs, torch.compile)", tried="replayed as a CUDA graph"),
     "fuse_operators": Change("fuse operators (torch.compile)"),
+    # of a loop, as they are tried
+    "worker_processes": Change("load the input in worker processes", ("input",), tried="{workers} worker processes"),
+    "pin_memory": Change("pin the memory of the input", ("transfer",), tried="pinned memory"),
+    "autocast": Change("compute in bfloat16 (torch.autocast)", ARITHMETIC, tried="bfloat16 autocast"),
+    "fused_optimizer": Change("use a fused optimizer (fused=True)", ("optimizer",), tried="fused optimizer"),
     "other": Change("{words}"),
     # of a loop, by what its trace or its stages show
     "load_ahead": Change(

@@ -22,7 +22,7 @@ PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.
 PAGES |= {"SECURITY.md": "security.md", "configs/config.yaml": "reference/settings.md", NOTEBOOK: "notebook.md"}
 LINK = re.compile(r"\]\((?![a-z]+:|#)([^)#]+)(#[^)]*)?\)")
 WITHOUT_EXPORTS = {
-    "boundby.layers": ("dashboard", "engine", "ranking", "records", "report"),
+    "boundby.layers": ("dashboard", "engine", "generation", "ranking", "records", "report"),
     "boundby.partition": ("plan", "running", "simulation"),
 }
 ALIAS = re.compile(r"[A-Z][a-z]\w*")  # `Bound = Literal[...]`, and not a constant

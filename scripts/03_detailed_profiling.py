@@ -39,7 +39,8 @@ def main(run: cli.Run) -> int:
     is_whole = True
     if config.trace.enabled:
         recording = tracing.record(run, loaded, batch)
-        is_whole = recording.taken.trace_path is not None
+        taken = recording.taken
+        is_whole = taken.trace_path is not None and (taken.stacks_path is not None or not config.trace.stacks)
         run.say("\n".join(recording.lines()))
     if config.layers.enabled:
         run.say("\n".join(layers.console_lines(layers.record(run, loaded, batch))))

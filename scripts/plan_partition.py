@@ -60,9 +60,7 @@ def main(run: cli.Run) -> int:
     profiles = planning.read_profiles(args.profiles)
     trials = planning.read_trials(args.trial)
     plan, missing = planning.plan(profiles, settings, args.objective, args.requests, trials)
-    if args.nodes is None:
-        run.note(f"planned for the nodes in {EXAMPLE}, not for this machine: state yours there, or with --nodes FILE")
-    outcome = plan or missing
+    outcome = planning.for_examples(plan or missing, EXAMPLE) if args.nodes is None else plan or missing
     run.say(planning.as_json(outcome, profiles, args.model) if args.json else report.of_plan(outcome, profiles))
     if plan and args.picture:
         report.draw(args.picture, plan, profiles)

@@ -5,8 +5,8 @@ Writes: NAME_metrics.jsonl, NAME_summary.json, NAME_dashboard.html and logs/ in 
 Exit:   0 fine · 1 the profile is not representative · 2 usage or input · 3 the environment lacks something
 
     python scripts/profile_layers.py [--architecture PRESET | --model NAME_OR_FOLDER] [--num-samples 50]
-        [--batch-size 1] [--sequence-length 128] [--dtype float32] [--device auto] [--output DIR] [--config FILE]
-        [--trust-remote-code] [key.sub=value ...]
+        [--batch-size 1] [--sequence-length 128] [--new-tokens 0] [--dtype float32] [--device auto] [--output DIR]
+        [--config FILE] [--trust-remote-code] [key.sub=value ...]
 """
 
 import sys
@@ -16,12 +16,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the package
 
 from utils import cli
 
-SMALLER = "lower --batch-size or --sequence-length, use --dtype bfloat16"
+SMALLER = "lower --batch-size, --sequence-length or --new-tokens, use --dtype bfloat16"
 SETTINGS = cli.Settings("utils.layers", "LayerSettings", cli.ROOT / "configs" / "layers.yaml", SMALLER)
 FLAGS = {  # flag: setting, what it is
     "--num-samples": ("measurement.num_samples", "runs with probes, and as many without"),
     "--batch-size": ("measurement.batch_size", "samples per run"),
     "--sequence-length": ("measurement.sequence_length", "tokens per sample"),
+    "--new-tokens": ("measurement.new_tokens", "tokens to generate after these: prefill and decode apart"),
     "--dtype": ("model.dtype", "float32, float16 or bfloat16"),
     "--device": ("model.device", "auto, cpu, cuda, cuda:1"),
 }
@@ -46,9 +47,10 @@ def main(run: cli.Run) -> int:
     chosen = models.prepare(settings.model, trust_remote_code=run.args.trust_remote_code)
     measured = settings.measurement
     inputs = models.inputs_for(chosen.model, measured.batch_size, measured.sequence_length)
+    model, inputs = models.generating(chosen.model, inputs, measured.new_tokens)
     folder = Path(settings.output.dir)
     report, dashboard = profiling.profile(
-        chosen.model,
+        model,
         inputs,
         name=chosen.name,
         folder=folder,
@@ -56,7 +58,7 @@ def main(run: cli.Run) -> int:
         num_runs=measured.num_samples,
         warmup_runs=measured.warmup_runs,
         profile_name=settings.output.profile_name,
-        shape=models.shape_of(inputs),
+        shape=models.shape_of(inputs, measured.new_tokens),
         note=run.note,
     )
     run.say(f"{report}\nwrote {dashboard} and the files beside it")

@@ -8,7 +8,7 @@ Exit:   0 trained · 1 the training failed · 2 usage or input · 3 the environm
 
     python scripts/profile_training.py [--profiler on|off] [--epochs N] [--steps-per-epoch N] [--steps N]
         [--model baseline_cnn|resnet|efficientnet|text] [--framework loop|trainer|lightning] [--run-id NAME]
-        [--output DIR] [--config FILE] [key.sub=value ...]
+        [--output DIR] [--try] [--config FILE] [key.sub=value ...]
     python scripts/profile_training.py [--run-id NAME] [--output DIR] -- python train.py ARGS
     torchrun --nproc-per-node 2 scripts/profile_training.py --profiler on
 """
@@ -19,6 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
 
 from utils import cli
+from utils.errors import InputError
 
 SMALLER = "lower training.batch_size and raise training.accumulate_grad_batches"
 SETTINGS = cli.Settings("utils.training.settings", "TrainingSettings", cli.ROOT / "configs" / "training.yaml", SMALLER)
@@ -39,6 +40,12 @@ def add_arguments(parser) -> None:
         parser.add_argument(flag, action=cli.Flag, key=key, metavar=value, help=text)
     parser.add_argument("--run-id", metavar="NAME", help="name of the folder below runs/ (default: time and model)")
     parser.add_argument("--output", type=Path, metavar="DIR", help="the folder itself; new or empty")
+    parser.add_argument(
+        "--try",
+        action="store_true",
+        dest="tries",
+        help="then try each fix that applies to the plain loop, in 2 minutes",
+    )
     parser.set_defaults(program=())
 
 
@@ -47,10 +54,17 @@ def main(run: cli.Run) -> int:
     if run.args.program:
         from utils.training import program
 
+        if run.args.tries:
+            raise InputError("--try changes the demo's loop; a program of your own is recorded as it is")
         return program.run(run.args.program, run.args.run_id, run.args.output, run.say, run.note)
     from utils.training import run as training
 
-    training.run(run.config, run.args.run_id, run.args.output, run.say, run.note)
+    settings, after = run.config, None
+    if run.args.tries:
+        from utils.training import fixes
+
+        settings, after = fixes.recorded(run.config), fixes.tried
+    training.run(settings, run.args.run_id, run.args.output, run.say, run.note, after)
     return cli.DONE
 
 

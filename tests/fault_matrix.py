@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import errno
 import functools
+import gc
 import importlib
 import io
 import itertools
@@ -30,19 +31,37 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import psutil
 
+import run_pipeline
 from boundby import files
 from tests import evaluation_workplace as workplace
-from tests.injection import KILLED, SIGNALS, Ended, Fault, faults, in_child, unreadable, visits
+from tests.injection import (
+    KILLED,
+    LOST_DATA,
+    LOST_NAMES,
+    SIGNALS,
+    Ended,
+    Fault,
+    ForkedStep,
+    faults,
+    in_child,
+    unreadable,
+    visits,
+)
+from tests.trace_truth import recorder
+from tests.trace_truth.programs import cases
+from tests.trace_truth.simulator import played
 from utils import cli, steps  # noqa: F401  (which each child would load)
 
 MOST_WAITS = 600  # of a tenth of a second, for a run to end once it was told to
 SMALL_SHARD = 8  # rows, so that a small dataset has several shards
 LIGHT = ("writers", "a step", "a step that goes on", "a step anew")
-ALONE = ("profiling.batch_sizes=[1]",)
+SMALL = ("profiling.num_measurement_runs=1", "variants.which=[bfloat16]", "variants.max_seconds=1")
 WORDS = {  # what a message about an error says of it
     errno.ENOSPC: "no space left",
     errno.EDQUOT: "quota",
@@ -96,7 +115,7 @@ class Theatre:
         from tests.test_end_to_end import command_line
 
         made = in_child(lambda: print(json.dumps(command_line(self.stage))))  # type: ignore[func-returns-value]
-        self.settings = [*json.loads(made.said.splitlines()[-1]), *ALONE]
+        self.settings = [*json.loads(made.said.splitlines()[-1]), *SMALL]
         self.stored = [*self.settings, f"evaluation.storage=file://{self.stage}/store"]
 
     def scenes(self) -> list[Scene]:
@@ -178,17 +197,27 @@ class Theatre:
         return [*found, *self._tools()]
 
     def _tools(self) -> list[Scene]:
-        return [self._tool("validate_dataset", self.settings)]
+        trace = self.stage / "trace.json"  # one of a simulated machine, of which something can be concluded
+        trace.write_text(recorder.text(played(cases()["data loading"].program)))
+        return [self._tool("validate_dataset", self.settings), self._tool("analyze_trace", [str(trace)])]
 
     def _tool(self, script: str, arguments: list[str]) -> Scene:
         act = functools.partial(importlib.import_module(f"scripts.{script}").main, arguments)
         return Scene(script, self._kept_now(), act, act, lambda folder, said: re.sub(r"\d", "", said))
 
+    def _piped(self, *flags: str) -> Callable[[], int]:
+        def act() -> int:
+            with patch.object(run_pipeline, "subprocess", SimpleNamespace(Popen=ForkedStep)):
+                code = run_pipeline.main(["--skip-check", *self.settings, *flags])
+                return run_pipeline.FAILED if code < 0 else code  # as its last line does
+
+        return act
+
     def _steps(self) -> list[Scene]:
-        made = [self._step("02_baseline_inference", self._measured)]
+        made = [Scene("pipeline", self._kept_now(), self._piped(), self._piped("--resume"), self._all)]
+        made.append(self._step("02_baseline_inference", self._measured))
         made.append(self._step("03_detailed_profiling", self._recorded("03")))
         results = str(self.stage / "results")
-        made.append(self._tool("analyze_trace", [f"{results}/profiler_traces/trace.json.gz"]))
         made.append(self._tool("check_profile", [results]))
         made.append(self._tool("compare_runs", [results, results]))
         made.append(self._step("04_visualize_results", self._recorded("04")))
@@ -206,6 +235,9 @@ class Theatre:
         metrics = json.loads((folder / "results" / "baseline_metrics.json").read_text())
         sizes = [row["batch_size"] for row in metrics["batch_sizes"]]
         return self._predictions(folder, said), metrics["complete"], sizes, self._recorded("02")(folder, said)
+
+    def _all(self, folder: Path, said: str) -> Any:
+        return self._measured(folder, said), [self._recorded(number)(folder, said) for number in ("03", "04", "05")]
 
     def _recorded(self, number: str) -> Callable[[Path, str], Any]:
         def outputs(folder: Path, said: str) -> Any:
@@ -298,44 +330,56 @@ def main() -> int:
     parser.add_argument("notes", type=Path)
     parser.add_argument("--scenes", nargs="*", default=[])
     parser.add_argument("--most", type=int, default=sys.maxsize, help="injections per scene")
-    parser.add_argument("--how", choices=("fail", "edit", "kill", "share", "deafen", "interrupt"), default="fail")
+    parser.add_argument("--how", choices=WAYS, default="fail")
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
     if args.table:
         print(table(read(args.notes)))
         return 0
-    ways = {"fail": play, "edit": edit, "kill": kill, "share": share, "deafen": deafen, "interrupt": interrupt}
     deadline = time.monotonic() + 60 * args.minutes
     with tempfile.TemporaryDirectory() as folder:
         theatre = Theatre(Path(folder), args.scenes)
         for scene in theatre.scenes():
-            ways[args.how](theatre, scene, args.notes, args.most, deadline)
+            WAYS[args.how](theatre, scene, args.notes, args.most, deadline)
     return int(any(note.faults for note in read(args.notes)))
 
 
 def preload() -> None:
     """Import what the steps import, and start no thread: a forked child cannot use threads of its parent."""
     import matplotlib.backends.backend_agg  # noqa: F401
-    import matplotlib.figure  # noqa: F401
+    import matplotlib.figure
     import pyarrow.parquet  # noqa: F401
     import sklearn.metrics  # noqa: F401
     import transformers.models.bert.modeling_bert  # noqa: F401
 
-    from utils import baseline, tracing  # noqa: F401
+    from boundby import bottleneck, ceilings
+    from utils import baseline, diagnosis, tracing  # noqa: F401
     from utils.evaluation import planning, run  # noqa: F401
 
     planning.SHARD_ROWS["cpu"] = SMALL_SHARD
+    bottleneck.ROUND_S, diagnosis.BUDGET_S = 0.001, 0.1  # what is found is of no interest here
+    ceilings.measure.__kwdefaults__["budget_s"] = 0.1
+    picture = io.BytesIO()
+    matplotlib.figure.Figure((1, 1)).savefig(picture)
+    matplotlib.figure.Figure.savefig = lambda self, path: Path(path).write_bytes(picture.getvalue())
+    gc.collect()
+    gc.freeze()  # else each child looks through all modules, again and again
 
 
-def play(theatre: Theatre, scene: Scene, notes: Path, most: int, deadline: float) -> None:
+def play(
+    theatre: Theatre, scene: Scene, notes: Path, most: int, deadline: float,
+    wanted: Callable[[Fault], bool] = lambda fault: True,
+) -> None:  # fmt: skip
     """Disturb a scene by up to `most` faults that are not among the notes, chosen by a seed, and note each."""
     theatre.set(scene)
     undisturbed = in_child(scene.act, theatre.stage)
     assert undisturbed.code == 0, undisturbed.said
     expected = both_results(theatre, scene, undisturbed.said)
     known = {note.place for note in read(notes) if note.scene == scene.name}
-    chosen = list(faults(undisturbed.done))
+    chosen = [fault for fault in faults(undisturbed.done) if wanted(fault)]
+    if scene.name == "pipeline":  # what a step has synced is known to its own process alone
+        chosen = [fault for fault in chosen if fault.what not in (LOST_DATA, LOST_NAMES)]
     random.Random(0).shuffle(chosen)
     for fault in chosen[:most]:
         if time.monotonic() > deadline:
@@ -343,6 +387,11 @@ def play(theatre: Theatre, scene: Scene, notes: Path, most: int, deadline: float
         if (scene.name, fault.kind, fault.number) in known:
             continue
         write(notes, judged(theatre, scene, fault, expected))
+
+
+def stops(fault: Fault) -> bool:
+    """Tell whether this is a signal or an end."""
+    return fault.what == KILLED or isinstance(fault.what, signal.Signals)
 
 
 def edit(theatre: Theatre, scene: Scene, notes: Path, most: int, deadline: float) -> None:
@@ -364,9 +413,8 @@ def edit(theatre: Theatre, scene: Scene, notes: Path, most: int, deadline: float
 def kill(theatre: Theatre, scene: Scene, notes: Path, most: int, deadline: float) -> None:
     """Kill the scene at random moments and go on from there, again and again; count those that found parts on disk."""
     theatre.set(scene)
-    started = time.monotonic()
     undisturbed = in_child(scene.resume)
-    longest_s = (time.monotonic() - started) / 2
+    longest_s = undisturbed.seconds / 2
     expected = scene.result(theatre.stage, undisturbed.said)
     rng, results = random.Random(0), theatre.stage / "results"
     done = sum(note.scene == f"{scene.name}, parts on disk" for note in read(notes))
@@ -374,11 +422,16 @@ def kill(theatre: Theatre, scene: Scene, notes: Path, most: int, deadline: float
     theatre.set(scene)
     while done < most and time.monotonic() < deadline:
         before = {path: path.read_bytes() for path in results.rglob("part-*")}
+        committed = visits(results)
         ended = in_child(scene.resume, kill_after_s=rng.uniform(0, longest_s))
         found: dict[str, str] = {}
         torn = unreadable(results)
         if torn or any(path.read_bytes() != content for path, content in before.items()):
             found["lost"] = f"{torn or 'a part'}"
+        if gone := committed - visits(results):
+            found["lost"] = f"visits {gone}"
+        if ended.left:
+            found["leaked"] = "a process"
         if ended.code not in (0, -signal.SIGKILL):
             found["lost"] = f"ended with {ended.code}: {ended.said[-300:]}"
         if ended.code == 0:
@@ -526,6 +579,17 @@ def interrupt(theatre: Theatre, scene: Scene, notes: Path, most: int, deadline: 
         write(notes, Note(scene.name, kind, 1, "same result" if code == 0 else "resumed without loss", found))
 
 
+WAYS = {
+    "fail": play,
+    "stop": functools.partial(play, wanted=stops),
+    "edit": edit,
+    "kill": kill,
+    "share": share,
+    "deafen": deafen,
+    "interrupt": interrupt,
+}
+
+
 def write(notes: Path, note: Note) -> None:
     """Note it, and say what was wrong."""
     with notes.open("a") as file:
@@ -582,10 +646,10 @@ def same(scene: Scene, stage: Path, ended: Ended, expected: Any, found: dict[str
 
 def wrong(ended: Ended, fault: Fault) -> dict[str, str]:
     """Return what is wrong with how a program ended."""
-    errors = [line for line in ended.said.splitlines() if line.startswith("error: ")]
+    errors = [line for line in ended.said.splitlines() if line.startswith("error: ") or " was killed; " in line]
     if not errors and "\nFAULT: " in ended.said:  # a profile was checked: the file and the reason stand above, wrapped
         errors = [" ".join(ended.said.split())]
-    found = {}
+    found = {"leaked": "a process"} if ended.left else {}
     if ended.code is None:
         found["hung"] = ended.said[-300:]
     if "Traceback" in ended.said or ended.code == 70:
@@ -602,7 +666,7 @@ def wrong(ended: Ended, fault: Fault) -> dict[str, str]:
             any(name in errors[0] for name in names) and ((words and words in errors[0]) or reason in errors[0])
         ):
             found["untrue messages"] = errors[0]
-    elif ended.code not in (0, None, 70, 130, 143, -signal.SIGKILL):
+    elif ended.code not in (0, None, 4, 70, 130, 143, -signal.SIGKILL):
         found["tracebacks"] = f"ended with {ended.code}"
     return found
 

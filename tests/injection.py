@@ -11,6 +11,7 @@ import contextlib
 import csv
 import errno
 import fcntl
+import importlib
 import io
 import json
 import os
@@ -21,7 +22,7 @@ import sys
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -38,7 +39,9 @@ ERRORS = {
     "mkdir": (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS, errno.EMLINK),
     "lock": (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EIO),
 }
+DONE: list[tuple[str, str]] = []  # what was done with files so far, as (operation, path); a fork goes on with it
 SLICE_S = 0.5  # of waiting; a machine that stands still for longer counts as one
+MOST_LOOKS, LOOK_S = 600, 0.05  # for processes that were told to end
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -145,7 +148,7 @@ class _Raw(io.FileIO):
 @contextlib.contextmanager
 def injected(root: Path, fault: Fault | None = None) -> Iterator[list[tuple[str, str]]]:
     """Count what is done with files below `root` in the block, and let `fault` happen; yield (operation, path)s."""
-    done: list[tuple[str, str]] = []
+    DONE.clear()
     top, real = f"{root.resolve()}{os.sep}", {"open": io.open, "os.open": os.open}
     disk = Disk(root.resolve()) if fault and fault.what in (LOST_DATA, LOST_NAMES) else None
 
@@ -157,10 +160,10 @@ def injected(root: Path, fault: Fault | None = None) -> Iterator[list[tuple[str,
         path = place(where)
         if not f"{path}{os.sep}".startswith(top):
             return
-        done.append((operation, path))
+        DONE.append((operation, path))
         if fault is None or fault.operation != operation:
             return
-        count = sum(each == operation for each, _ in done)
+        count = sum(each == operation for each, _ in DONE)
         if count == fault.number or (fault.stays and count > fault.number):
             _befall(fault, None if isinstance(where, int) or operation in ("read", "write") else path, disk, tear)
 
@@ -209,12 +212,12 @@ def injected(root: Path, fault: Fault | None = None) -> Iterator[list[tuple[str,
             patches.enter_context(patch.object(os, name, counted(operation, getattr(os, name))))
         patches.enter_context(patch.object(os, "fsync", synced))
         patches.enter_context(patch.object(fcntl, "flock", locked))
-        yield done
+        yield DONE
 
 
 def _befall(fault: Fault, path: str | None, disk: Disk | None, tear: Callable[[], object] | None) -> None:
     if isinstance(fault.what, signal.Signals):
-        os.kill(os.getpid(), fault.what)
+        os.killpg(0, fault.what)  # as a terminal sends it
         return
     if callable(fault.what):
         fault.what()
@@ -223,6 +226,7 @@ def _befall(fault: Fault, path: str | None, disk: Disk | None, tear: Callable[[]
         raise OSError(fault.what, os.strerror(fault.what), *([path] if path else []))
     if disk:
         disk.lose_power(forgets_names=fault.what == LOST_NAMES)
+        os.killpg(0, signal.SIGKILL)
     elif fault.what == TORN and tear:
         tear()
     os.kill(os.getpid(), signal.SIGKILL)
@@ -249,29 +253,35 @@ def faults(done: list[tuple[str, str]], first: int = 0) -> Iterator[Fault]:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a forked child ended: its exit code, negative for a signal, None where it hung; and what it printed."""
+    """How a forked child ended: its exit code, negative for a signal, None where it hung; and what it printed.
+
+    `seconds` are those it took, without what the machine stood still for; `left` tells whether a process that it
+    started went on.
+    """
 
     code: int | None
     said: str
     done: list[tuple[str, str]]
+    seconds: float
+    left: bool
 
 
 def in_child(
     act: Callable[[], int | None], root: Path | None = None, fault: Fault | None = None,
     kill_after_s: float | None = None, limit_s: float = 120.0,
 ) -> Ended:  # fmt: skip
-    """Run `act` in a forked child, with `fault` below `root`; return how it ended."""
+    """Run `act` in a forked child, with `fault` below `root`, and kill it with all it started; return how it ended."""
     log = os.memfd_create("said")
     answer, report = os.pipe()
     pid = os.fork()
     if pid == 0:
         code = 70
         try:
+            os.setpgid(0, 0)
             for stream in (1, 2):
                 os.dup2(log, stream)
             sys.stdout, sys.stderr = (open(stream, "w", buffering=1, closefd=False) for stream in (1, 2))  # noqa: SIM115
-            for signum in SIGNALS:
-                signal.signal(signum, signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL)
+            _forget_handlers()
             with injected(root, fault) if root else contextlib.nullcontext([]) as done:
                 code = act() or 0
             with os.fdopen(report, "w") as file:
@@ -281,16 +291,67 @@ def in_child(
         finally:
             os._exit(code)
     os.close(report)
-    code, done = _awaited(pid, answer, kill_after_s, limit_s)
+    with contextlib.suppress(OSError):  # whoever comes first
+        os.setpgid(pid, pid)
+    code, done, seconds = _awaited(pid, answer, kill_after_s, limit_s)
     said = os.pread(log, os.fstat(log).st_size, 0).decode(errors="replace")
     os.close(log)
-    return Ended(code, said, done)
+    return Ended(code, said, done, seconds, _left(pid))
+
+
+def _left(group: int) -> bool:
+    for _ in range(MOST_LOOKS):
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return False
+        time.sleep(LOOK_S)
+    os.killpg(group, signal.SIGKILL)
+    return True
+
+
+def _forget_handlers() -> None:
+    for signum in SIGNALS:
+        signal.signal(signum, signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL)
+
+
+class ForkedStep:
+    """Stand in for the `subprocess.Popen` of a script of this project: a fork, which has its imports and counts on."""
+
+    def __init__(self, command: Sequence[str], preexec_fn: Callable[[], None]) -> None:
+        script = importlib.import_module(f"scripts.{Path(command[1]).stem}")
+        self._report = os.memfd_create("report")
+        self.pid = os.fork()
+        if self.pid == 0:
+            code = 70
+            try:
+                preexec_fn()
+                _forget_handlers()
+                code = script.main(command[2:])
+                os.write(self._report, json.dumps(DONE).encode())
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+
+    def send_signal(self, signum: int) -> None:
+        """Send it a signal."""
+        os.kill(self.pid, signum)
+
+    def wait(self) -> int:
+        """Wait for its end; return its exit code, negative for a signal."""
+        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        if content := os.pread(self._report, os.fstat(self._report).st_size, 0):
+            DONE[:] = [tuple(each) for each in json.loads(content)]
+        os.close(self._report)
+        return code
 
 
 def _awaited(
     pid: int, answer: int, kill_after_s: float | None, limit_s: float
-) -> tuple[int | None, list[tuple[str, str]]]:
-    content, left_s, is_open = b"", limit_s if kill_after_s is None else kill_after_s, True
+) -> tuple[int | None, list[tuple[str, str]], float]:
+    most_s = limit_s if kill_after_s is None else kill_after_s
+    content, left_s, is_open = b"", most_s, True
     with open(os.pidfd_open(pid)) as ended, os.fdopen(answer, "rb") as report:
         while left_s > 0:
             before = time.monotonic()
@@ -303,9 +364,10 @@ def _awaited(
                 break
         hung = left_s <= 0 and kill_after_s is None
         if left_s <= 0:
-            os.kill(pid, signal.SIGKILL)  # it cannot be gone: nobody has asked for its exit code
+            os.killpg(pid, signal.SIGKILL)  # it cannot be gone: nobody has asked for its exit code
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    return None if hung else code, [tuple(each) for each in json.loads(content)] if content else []
+    done = [tuple(each) for each in json.loads(content)] if content else []
+    return None if hung else code, done, most_s - left_s
 
 
 def visits(results: Path) -> set[tuple]:

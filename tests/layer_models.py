@@ -123,6 +123,7 @@ def instruments(clock: FakeClock | None = None, **others: Any) -> Instruments:
         "now": clock or itertools.count(0, 1000).__next__,
         "probe_cost_ns": lambda now: 0.0,
         "watch": Quiet,
+        "cpu": getattr(clock, "cpu", None),
         **others,
     }
     return Instruments(**given)

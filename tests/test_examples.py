@@ -1,12 +1,16 @@
 """The examples that make something leave what they say."""
 
 import csv
+import runpy
+from pathlib import Path
 
 import pytest
 from transformers import AutoModelForSequenceClassification
 
 from examples import make_it_smaller
 from tests import classifiers
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.mark.parametrize("family", ["bert", "qwen2"])
@@ -24,3 +28,24 @@ def test_smaller_models_load_as_any_other_with_fewer_layers_or_a_narrower_inside
         smaller = AutoModelForSequenceClassification.from_pretrained(tmp_path / "small" / name)
         assert (smaller.config.num_hidden_layers, smaller.config.intermediate_size) == (layers, inner)
         assert f"{name}: {smaller.num_parameters() / 1e6:.1f} of" in said
+
+
+@pytest.mark.filterwarnings("ignore")  # of the frameworks, about what a small example does not need
+@pytest.mark.parametrize(
+    ("example", "said"),
+    [
+        ("layers_and_a_plan", ["dashboard", "stage", "node_a"]),  # of the engine and the planner
+        ("learn_from_feedback", ["rollout", "What:", "Next:"]),
+        ("train_with_transformers", ["backward", "What:", "Next:", "profiler_summary.json"]),
+        ("train_with_lightning", ["backward", "What:", "Next:", "profiler_summary.json"]),
+    ],
+)
+def test_the_examples_of_engine_planner_and_loops_run_and_say_what_they_found(
+    example, said, monkeypatch, tmp_path, capfd
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", [example])
+    runpy.run_path(str(ROOT / "examples" / f"{example}.py"), run_name="__main__")
+    out = capfd.readouterr().out
+    assert [word for word in said if word not in out] == []
+    assert not any(tmp_path.iterdir()), "nothing is left where it was run"

@@ -121,7 +121,7 @@ def _derive(layout: Layout, taken: CaptureManifest, shape: Shape, peak_flops_per
     if analysis.memory:
         files.write_csv(layout.memory_timeline, memory_rows(analysis.memory), MEMORY_COLUMNS)
     if taken.stacks_path:
-        with taken.stacks_path.open(encoding="utf-8") as stacks:
+        with files.naming(taken.stacks_path), taken.stacks_path.open(encoding="utf-8") as stacks:
             files.write_text(layout.flame_graph, flame_graph.page(stacks, "Call stacks", STACKS_DETAIL))
     return examination
 

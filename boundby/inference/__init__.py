@@ -6,7 +6,7 @@ allows. `choose_precision` measures what it may compute in, `search_token_budget
 
     options = PredictorOptions(max_length=512)
     choice = choose_precision(model, tokenizer, Sample(texts), PrecisionRule("fastest"), options)
-    predictor = Predictor(model, tokenizer, choice.options, check_texts=texts[:256])
+    predictor = Predictor(model, tokenizer, choice.options, choice.check_texts)
     predictor = predictor.with_token_budget(search_token_budget(predictor, texts).token_budget)
     prediction = predictor.predict(texts)  # .logits [rows, labels] float32, in the order of the texts
 """

@@ -25,6 +25,7 @@ from boundby.inference.batches import on_device
 GROUPED, VARLEN = "boundby_grouped", "boundby_varlen"
 UNLIMITED = -1  # of a window's side, as `varlen_attn` has it
 PROBED_ROWS = 256  # of a mask, in which it has to be a window; all of them where the longest text has no more tokens
+SHORT, LANES = 48, 16  # tokens: measured on a CPU with vectors of 16 floats
 # What an attention call may carry without changing its result. The window is in the mask: `attention_window`.
 WITHOUT_EFFECT = frozenset(
     ("cache_position", "deterministic", "max_length_k", "max_length_q", "position_ids", "sliding_window", "use_cache")
@@ -162,11 +163,14 @@ def grouped_attention(
         reaches_start, reaches_end = not 0 <= before < length - 1, not 0 <= after < length - 1
         if rows is None:
             q = _grouped(query, part, texts, length)
+            answer = out[0, part].view(texts, length, heads, -1)
+            if _is_short(length, query.dtype) and k.shape[-1] == v.shape[-1]:
+                sides = UNLIMITED if reaches_start else before, UNLIMITED if reaches_end else after
+                answer.copy_(_short_attention(q, k, v, _added(length, *sides), settings.get("scaling")).transpose(1, 2))
+                continue
             is_causal = reaches_start and after == 0 and length > 1
             mask = None if is_causal or (reaches_start and reaches_end) else _visible(length, before, after, q.device)
-            out[0, part].view(texts, length, heads, -1).copy_(
-                attend(q, k, v, mask, is_causal=is_causal).transpose(1, 2)
-            )
+            answer.copy_(attend(q, k, v, mask, is_causal=is_causal).transpose(1, 2))
             continue
         chosen = rows[first : first + texts]
         first += texts
@@ -178,6 +182,40 @@ def grouped_attention(
     if rows is not None:
         out[0, rows] = torch.cat(answers)
     return out, None
+
+
+def _is_short(length: int, dtype: torch.dtype) -> bool:
+    """Tell whether texts of so many tokens are attended faster by products and a softmax over padded keys.
+
+    Torch's kernels take the keys beyond a multiple of 16 one by one, and convert half precision as they go.
+    """
+    return length < SHORT and (dtype != torch.float32 or length % LANES > LANES // 2)
+
+
+def _short_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, added: torch.Tensor, scale: float | None
+) -> torch.Tensor:
+    """Return attention of texts of one length, `[texts, heads, length, width]`, in float32.
+
+    `added` to the scores is 0 for the keys that a query sees, and minus infinity for others and beyond the length.
+    """
+    texts, heads, length, width = query.shape
+    alike = heads // key.shape[1]  # heads with the same keys: their queries are one matrix
+    keys, values = (
+        functional.pad(states.float(), (0, 0, 0, added.shape[1] - length)).flatten(0, 1) for states in (key, value)
+    )
+    queries = query.float().reshape(texts * key.shape[1], alike * length, width)
+    added = added.repeat(alike, 1) if alike > 1 else added
+    scores = torch.baddbmm(added, queries, keys.transpose(1, 2), alpha=width**-0.5 if scale is None else scale)
+    return torch.bmm(scores.softmax(dim=-1), values).view(texts, heads, length, width)
+
+
+@lru_cache(maxsize=64)
+def _added(length: int, before: int, after: int) -> torch.Tensor:
+    """Return what is added to the scores of a text of `length` tokens, `[length, keys]`: keys are padded."""
+    sees = _visible(length, before, after, torch.device("cpu"))
+    sees = functional.pad(sees, (0, -length % LANES))
+    return torch.where(sees, 0.0, -torch.inf)
 
 
 @lru_cache(maxsize=32)

@@ -44,26 +44,30 @@ class PrecisionRule:
 class Sample:
     """Texts to decide on, with labels where they are known; `is_all` where there are no other texts.
 
-    `reference` are the logits of `one_by_one`, where they have been computed before.
+    `reference` are the logits of `one_by_one`, where they have been computed before. `check_texts` are those that the
+    predictor to come is given, since eight bits are calibrated with them; None: some of each length of these texts.
     """
 
     texts: Sequence[str]
     labels: Sequence[int] | None = None
     is_all: bool = False
     reference: np.ndarray | None = None
+    check_texts: Sequence[str] | None = None
 
 
 @dataclass(frozen=True)
 class PrecisionChoice:
     """The options to predict with; of each precision tried a report and its least seconds; why others were refused.
 
-    `report` is that of the chosen precision, without the guard.
+    `check_texts` are those of the predictors that were tried: with others, eight bits are rounded otherwise. `report`
+    is that of the chosen precision, without the guard.
     """
 
     options: PredictorOptions
     reports: tuple[ExactnessReport, ...]
     seconds: dict[str, float]
     reasons: tuple[str, ...]
+    check_texts: Sequence[str]
 
     @property
     def report(self) -> ExactnessReport:
@@ -101,6 +105,7 @@ def choose_precision(
     reference = sample.reference
     if reference is None:
         reference = one_by_one(in_dtype(model, torch.float32), tokens, range(len(tokens.ids)))
+    check_texts = _check_texts(sample) if sample.check_texts is None else sample.check_texts
     candidates = available(model.device) if precisions is None else precisions
     by_name = {precision.name: precision for precision in candidates}
     tried: list[tuple[ExactnessReport, Predictor]] = []
@@ -110,7 +115,7 @@ def choose_precision(
             continue
         wanted = replace(options, precision=name, guard_margin=0.0)
         try:
-            predictor = Predictor(model, tokenizer, wanted, _check_texts(sample), timer, by_name)
+            predictor = Predictor(model, tokenizer, wanted, check_texts, timer, by_name)
             prediction = predictor.predict_tokens(tokens)
         except CANNOT_RUN as error:  # no kernel in this dtype, or logits that are not finite
             if name == "float32" or is_out_of_memory(error):
@@ -134,7 +139,7 @@ def choose_precision(
             spent = predictor.predict_tokens(tokens).seconds
             seconds[report.precision] = min(spent.compute_s + spent.transfer_s, seconds[report.precision])
     best = min(tried, key=lambda one: seconds[one[0].precision])[1]
-    return PrecisionChoice(best.options, tuple(report for report, _ in tried), seconds, tuple(reasons))
+    return PrecisionChoice(best.options, tuple(report for report, _ in tried), seconds, tuple(reasons), check_texts)
 
 
 def _guard(

@@ -11,12 +11,15 @@ float32 does whatever the process has set up. An activation takes no pass of its
 instead of five. `bfloat16` on a CPU is prepared likewise.
 
 `int8` holds the weights of the layers in eight bits, scaled by output channel, and rounds what enters a layer to eight
-bits as it comes, scaled token by token. Embeddings, norms, attention and the head stay in float32, and there is nothing
-to calibrate. Torch's own dynamic quantization rests on tensor types that it is about to remove.
+bits by the range that the texts of the self-check have there, so that oneDNN takes products, bias and activation in one
+pass. Embeddings, norms, attention and the head stay in float32. Torch's own dynamic quantization rests on tensor types
+that it is about to remove.
 """
 
 import contextlib
 import functools
+import math
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,6 +32,7 @@ from boundby.device import fast_float32_products, has_bfloat16_products, has_int
 from boundby.inference.reference import in_dtype
 
 INT8_LARGEST = 127
+LEAST_INPUT = 1e-6  # of a calibrated range
 EFFECT_SIZE = 256  # of the measured product: above the sizes that kernels treat apart
 # How far logits may be from the model's own, as a share of the largest, before the wiring is doubted: so many times the
 # effect on one product, within these ends. float32 has an effect of 4e-7, TF32 3e-4, float32 products that are rounded
@@ -37,35 +41,97 @@ TOLERATED_EFFECTS, LEAST_TOLERANCE, MOST_TOLERANCE = 70, 1e-4, 0.15
 
 
 class Int8Linear(nn.Module):
-    """A linear layer with weights of eight bits, one scale for each output, whose inputs are rounded as they come.
+    """A linear layer in eight bits on a CPU, and the activation after it in the same pass.
 
-    Each token has a scale of its own, so that no label depends on the texts beside it.
+    At first it computes in float32 and notes the range of each input; `settle` then rounds the weights, one scale for
+    each output, and fixes the scales of the inputs, so that no label depends on the texts beside it. An input whose
+    largest value is four times another's takes half of that from the weights. One whose result `feeds` another such
+    layer, and nothing else, hands it bytes.
     """
 
-    weight: torch.Tensor
-    scales: torch.Tensor
-
-    def __init__(self, layer: nn.Linear) -> None:
+    def __init__(self, layer: nn.Linear, activation: Any = None) -> None:
         super().__init__()
-        weight = layer.weight.detach().float()
-        scales = _scales(weight)
-        self.register_buffer("weight", (weight / scales).round_().to(torch.int8).t())
-        self.register_buffer("scales", scales[:, 0])
         self.bias = None if layer.bias is None else nn.Parameter(layer.bias.detach().float(), requires_grad=False)
+        self.feeds: tuple[Int8Linear, ...] = ()  # a tuple, so that it is no module of this one
+        self._float: tuple[nn.Linear, Any] | None = (layer, activation)
+        self._joined = ACTIVATIONS.get(type(activation).__name__, ("none", ""))
+        self._range: torch.Tensor | None = None  # least and largest of each input
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return the product in float32."""
-        rows = inputs.flatten(0, -2)
-        scales = _scales(rows)
-        product = torch._int_mm((rows * scales.reciprocal()).round_().to(torch.int8), self.weight).float()
-        product.mul_(self.scales)
-        product = product.mul_(scales) if self.bias is None else torch.addcmul(self.bias, product, scales, out=product)
-        return product.view(*inputs.shape[:-1], product.shape[1])
+        """Return the result in float32, or as the bytes of the layer that it feeds."""
+        if self._float is not None:
+            layer, activation = self._float
+            found = torch.stack(inputs.flatten(0, -2).aminmax(dim=0))
+            kept = self._range
+            self._range = found if kept is None else torch.stack([kept[0].minimum(found[0]), kept[1].maximum(found[1])])
+            result: torch.Tensor = layer(inputs) if activation is None else activation(layer(inputs))
+            return result
+        rounded = inputs if inputs.dtype == torch.uint8 else _rounded(inputs, self.steps)
+        product: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
+            rounded, *self._scale, self.packed, self.scales, self._zeros, self.bias, *self._result, *self._activation
+        )
+        return product
+
+    @property
+    def range(self) -> torch.Tensor:
+        """The least and the largest value of each input so far, [2, inputs]."""
+        if self._range is None:
+            raise ValueError("a layer saw no text whose range it could take")
+        return self._range
+
+    def settle(self, steps: dict[bytes, torch.Tensor], fed_by: "Int8Linear | None") -> None:
+        """Round the weights; equal `steps` of layers with the same input are one tensor. `fed_by` hands it bytes."""
+        assert self._float is not None
+        weight = self._float[0].weight.detach().float()
+        low, high = self.range.clamp(min=torch.tensor([[-math.inf], [0.0]]), max=torch.tensor([[0.0], [math.inf]]))
+        if fed_by is None:
+            largest = torch.maximum(-low, high).clamp_min(LEAST_INPUT)
+            share = largest.sqrt()
+            scale = float((largest / share).max()) / INT8_LARGEST
+            own = (scale * share).reciprocal()
+            self.steps = steps.setdefault(own.numpy().tobytes(), own)
+            weight, self._scale = weight * share, (scale, INT8_LARGEST + 1)
+        else:
+            scale = max(float(high.max() - low.min()), LEAST_INPUT) / (2 * INT8_LARGEST + 1)
+            self._scale = scale, round(-float(low.min()) / scale)
+        scales = (weight.abs().amax(dim=1) / INT8_LARGEST).clamp_min(torch.finfo(torch.float32).tiny)
+        self.scales, self._zeros = scales, torch.zeros(len(scales), dtype=torch.int64)
+        rounded = (weight / scales[:, None]).round_().to(torch.int8)
+        self.packed = torch.ops.onednn.qlinear_prepack(rounded, None)
+        self._float = None
+
+    def join(self) -> None:
+        """Fix what the result is, once the layers that it feeds are settled."""
+        name, algorithm = self._joined
+        self._activation: tuple[str, list[Any], str] = (name, [], algorithm)
+        self._result = (*self.feeds[0]._scale, torch.uint8) if self.feeds else (1.0, 0, torch.float32)
 
 
-def _scales(rows: torch.Tensor) -> torch.Tensor:
-    """Return what one step of eight bits is worth in each row, [rows, 1]."""
-    return (rows.abs().amax(dim=-1, keepdim=True) / INT8_LARGEST).clamp_min_(torch.finfo(torch.float32).tiny)
+_local = threading.local()  # what this thread rounded last: queries, keys and values have one input
+
+
+def _rounded(inputs: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
+    """Return the inputs in bytes, 128 for 0."""
+    last: tuple[torch.Tensor, ...] | None = getattr(_local, "last", None)
+    if last is not None and last[0] is inputs and last[1] is steps:
+        return last[2]
+    rounded = (inputs * steps).round_().clamp_(-INT8_LARGEST - 1, INT8_LARGEST).to(torch.int8)
+    rounded = rounded.view(torch.uint8).bitwise_xor_(INT8_LARGEST + 1)
+    _local.last = inputs, steps, rounded
+    return rounded
+
+
+def calibrate(model: nn.Module, compute: Callable[[], object]) -> None:
+    """Settle the layers of a working copy that compute in eight bits, by what they meet in `compute`."""
+    layers = [each for each in model.modules() if isinstance(each, Int8Linear)]
+    if not layers:
+        return
+    compute()
+    fed_by, steps = {id(fed): each for each in layers for fed in each.feeds}, dict[bytes, torch.Tensor]()
+    for each in layers:
+        each.settle(steps, fed_by.get(id(each)))
+    for each in layers:
+        each.join()
 
 
 def to_int8(model: nn.Module) -> None:
@@ -79,8 +145,18 @@ def to_int8(model: nn.Module) -> None:
     found = _linear_layers(model)
     if not found:
         raise ValueError("it has no linear layers to put into int8")
+    followed = dict(FOLLOWED)
     for parent, name, child in found:
-        setattr(parent, name, Int8Linear(child))
+        follower = getattr(parent, followed.get(name, ""), None)
+        is_joined = type(follower).__name__ in ACTIVATIONS
+        setattr(parent, name, Int8Linear(child, follower if is_joined else None))
+        if is_joined:
+            setattr(parent, followed[name], nn.Identity())
+    for module in model.modules():
+        names = dict(module.named_modules())
+        for feeding, fed in FEEDING:
+            if isinstance(names.get(feeding), Int8Linear) and isinstance(names.get(fed), Int8Linear):
+                names[feeding].feeds = (names[fed],)
     _join_norms(model)
 
 
@@ -114,6 +190,7 @@ class PreparedLinear(nn.Module):
 
 # Names, within a module, of a product and of the activation that takes its result and nothing else.
 FOLLOWED = (("dense", "intermediate_act_fn"), ("lin1", "activation"), ("gate_proj", "act_fn"))
+FEEDING = (("intermediate.dense", "output.dense"), ("lin1", "lin2"))  # one product, and the only one that takes it
 ACTIVATIONS = {  # as oneDNN calls them, by their class in torch or transformers
     "GELU": ("gelu", "none"), "GELUActivation": ("gelu", "none"), "GELUTanh": ("gelu", "tanh"),
     "NewGELUActivation": ("gelu", "tanh"), "SiLU": ("swish", ""), "SiLUActivation": ("swish", ""), "ReLU": ("relu", ""),
@@ -178,7 +255,7 @@ def _join_norms(model: nn.Module) -> None:
 def weight_bytes(model: nn.Module) -> int:
     """Return the bytes that parameters and buffers hold, each tensor once, and those of prepared weights."""
     tensors = {each.data_ptr(): each for each in (*model.parameters(), *model.buffers())}.values()
-    packed = [each.packed for each in model.modules() if isinstance(each, PreparedLinear)]
+    packed = [each.packed for each in model.modules() if isinstance(each, PreparedLinear | Int8Linear)]
     return sum(each.numel() * each.element_size() for each in (*tensors, *packed))
 
 
@@ -254,6 +331,7 @@ def matmul_effect(precision: Precision, device: torch.device) -> float:
     layer.weight.data.copy_(right)
     working_copy = precision.copy_of(nn.Sequential(layer))  # some conversions swap the modules inside one
     with torch.inference_mode(), precision.active(device):
+        calibrate(working_copy, lambda: working_copy(left))
         product = working_copy(left.to(device, precision.dtype))
     return float((product.cpu().double() - exact).abs().max() / exact.abs().max())
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from boundby.device import is_gpu, is_out_of_memory, release_memory, synchronizer
+from boundby.device import is_gpu, is_out_of_memory, keep_freed_blocks, release_memory, synchronizer
 from boundby.inference.batches import Tokens, tokenize
 from boundby.inference.precision import PRECISIONS, Precision
 from boundby.inference.reference import in_dtype, margins, one_by_one, require_classifier
@@ -111,6 +111,7 @@ class Predictor:
         if not check_texts:
             raise ValueError("a predictor needs some texts to check itself on, there are none")
         self.options, self.device = options, model.device
+        keep_freed_blocks(self.device)
         self._tokenizer = tokenizer
         self._timer = timer or Timer(synchronize=synchronizer(model.device))
         self._precision = precisions[options.precision]

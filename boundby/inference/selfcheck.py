@@ -11,7 +11,7 @@ import torch
 
 from boundby.inference.batches import Tokens
 from boundby.inference.packing import UnsupportedAttention
-from boundby.inference.precision import Precision, matmul_effect, tolerance
+from boundby.inference.precision import Precision, calibrate, matmul_effect, tolerance
 from boundby.inference.reference import in_dtype, one_by_one
 from boundby.inference.strategies import Strategy, candidates
 
@@ -86,7 +86,7 @@ def checked_strategy(
     for name, make in offered:
         is_last = name == offered[-1][0]
         try:
-            strategy = make()
+            strategy = _calibrated(make, tokens, precision)
             logits = logits_of(strategy, tokens, rows, CHECK_BUDGET, precision)
         except CANNOT_RUN as error:
             if is_last:
@@ -114,6 +114,14 @@ def checked_strategy(
     raise AssertionError("the last candidate is always taken")
 
 
+def _calibrated(make: Callable[[], Strategy], tokens: Tokens, precision: Precision) -> Strategy:
+    """Return the strategy; where its layers compute in eight bits, their ranges are those of all these texts."""
+    strategy = make()
+    every = range(len(tokens.ids))
+    calibrate(strategy.model, lambda: logits_of(strategy, tokens, every, CHECK_BUDGET, precision))
+    return strategy
+
+
 def _compiled(
     make: Callable[[], Strategy],
     tokens: Tokens,
@@ -128,7 +136,7 @@ def _compiled(
     """
     start = time.perf_counter()
     try:
-        strategy = make()
+        strategy = _calibrated(make, tokens, precision)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # those of torch's compiler are not ours to cure
             strategy.compile()

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean, median
 
 import numpy as np
 
@@ -17,6 +18,8 @@ PASS = (0.97, 1.03)  # of the un-instrumented time
 WARN = (0.90, 1.10)
 LEAST_FOR_P95 = 20  # with fewer the 95th percentile is beyond the largest sample
 MOST_OVERHEAD = 0.03
+LEAST_WAIT_S, LEAST_WAIT_SHARE = 100e-6, 0.1  # of a layer's own time; less is a clock read late, or a page fault
+DISTURBED = 0.05  # of a run, or of a layer's mean
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,27 @@ def p95_doubt(num_runs: int) -> str | None:
         f"p95: with {num_runs} runs, the chance that even the slowest one is quicker than the true 95th percentile is "
         f"{100 * 0.95**num_runs:.0f} %; profile {enough} runs or more"
     )
+
+
+def clearly_less(wall_s: float, cpu_s: float) -> bool:
+    """Tell whether the clock of the CPU counted so much less than the wall clock that something waited."""
+    return wall_s - cpu_s > max(LEAST_WAIT_S, LEAST_WAIT_SHARE * wall_s)
+
+
+def kept_waiting(run_s: Sequence[float], waited_s: Sequence[float]) -> frozenset[int]:
+    """Return the runs that waited clearly longer than the median run: for the core, or for what a layer waits for."""
+    if not waited_s:
+        return frozenset()
+    least_s = median(waited_s) + max(LEAST_WAIT_S, DISTURBED * median(run_s))
+    return frozenset(place for place, seconds in enumerate(waited_s) if seconds > least_s)
+
+
+def undisturbed_mean(seconds: Sequence[float], disturbed: frozenset[int]) -> float | None:
+    """Return the mean without the disturbed runs where it is clearly less than with them, else None."""
+    left = [value for place, value in enumerate(seconds) if place not in disturbed]
+    if not left or not disturbed or fmean(seconds) <= (1 + DISTURBED) * fmean(left):
+        return None
+    return fmean(left)
 
 
 def coverage(ratio: float, leaf_ratio: float, *, is_disturbed: bool = False) -> Coverage:

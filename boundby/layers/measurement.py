@@ -14,14 +14,18 @@ from boundby import device as devices
 from boundby import environment
 from boundby.device import Allocator, CudaQueue, is_gpu, is_host, runtime, synchronizer
 from boundby.disturbance import HostCounters, Watch
+from boundby.formatting import duration, listed
 from boundby.layers.judgement import (
     LEAST_FOR_P95,
     Machine,
+    clearly_less,
     coverage,
     is_launch_bound,
     judge_layer,
+    kept_waiting,
     summarize_runs,
     trust_doubts,
+    undisturbed_mean,
 )
 from boundby.layers.passes import (
     CallMemory,
@@ -35,6 +39,7 @@ from boundby.layers.passes import (
     see_shapes,
 )
 from boundby.layers.probes import Call, CallTimes, CallTree, Clock, Run, Targets
+from boundby.layers.ranking import label
 from boundby.layers.records import Coverage, LayerProfile, ModelProfile, Storage
 from boundby.layers.report import LayerSamples, Report
 from boundby.layers.timing import (
@@ -84,6 +89,7 @@ class Instruments:
     synchronize: Callable[[], None] = lambda: None  # a CPU has finished when the call returns
     marks: DeviceMarks | None = None
     allocator: Allocator | None = None
+    cpu: Clock | None = None  # nanoseconds for which this thread, or with several of torch this process, has computed
     probe_cost_ns: Callable[[Clock], float] = probe_cost_ns
     watch: Callable[[], Watch] = lambda: Watch(HostCounters())
 
@@ -95,13 +101,17 @@ class Instruments:
 def instruments_for(device: torch.device) -> Instruments:
     """Return the instruments of a CPU or a GPU. Raises ValueError for other devices."""
     if is_host(device):
-        return Instruments()
+        # With several threads of torch the caller sleeps while they work: of the process it is known that nothing ran.
+        return Instruments(cpu=time.thread_time_ns if torch.get_num_threads() == 1 else time.process_time_ns)
     if is_gpu(device):
         return Instruments(synchronize=synchronizer(device), marks=CudaMarks(device), allocator=Allocator(device))
     raise ValueError(f"layers on device {str(device)!r} cannot be timed; move the model to a CPU or a CUDA GPU")
 
 
+MOST_NAMED = 4
 CONCURRENT = "it was called from another thread than the model: its time runs beside that of the layers there"
+WAITS = "waits: it computed for {} of its own {} at most; for the rest it waited for something, or others had its core"
+WAS_DISTURBED = "disturbed: its own mean is {}, and {} without the {} of {} runs that were kept waiting"
 VARYING = "it was called with other shapes too; those of the first call are shown"
 UNRUN_WORK = "work of other threads is not counted"
 
@@ -119,6 +129,7 @@ class Findings:
     limits: Limits | None
     is_disturbed: bool = False
     launches: int = 0  # of a run, at most: its operators
+    cache_bytes: tuple[int, ...] = ()
 
     @property
     def is_queue_full(self) -> bool:
@@ -135,6 +146,9 @@ class Assembly:
         self._machine = Machine(findings.limits, findings.work.least_bytes, on_host=findings.device is None)
         self._calls = list(tree.walk())
         self.samples = self._samples()
+        host = findings.host
+        run_s, waited_s = ([ns / 1e9 for ns in each] for each in (host.instrumented_ns, host.waited_ns))
+        self.kept_waiting = kept_waiting(run_s, waited_s)
 
     def layers(self) -> tuple[LayerProfile, ...]:
         """Return the called layers in the order of their first calls, then those that were never called."""
@@ -184,6 +198,7 @@ class Assembly:
         issue_s = None if self._findings.is_queue_full else host_self.median
         verdict = judge_layer((device_self or host_self).median, issue_s, operators, self._machine)
         calls = sum(samples.calls) / len(samples.calls)
+        cpu_s, undisturbed_s = self._computed(call), undisturbed_mean(samples.host_self_s, self.kept_waiting)
         return LayerProfile(
             path=call.path,
             parent=_parent(call, self._tree),
@@ -207,12 +222,28 @@ class Assembly:
             doubts=(
                 *([_calls_vary(samples.calls)] if varies else []),
                 *self._doubts(call, is_concurrent),
+                *([] if cpu_s is None else [WAITS.format(duration(cpu_s), duration(host_self.median))]),
+                *([] if undisturbed_s is None else [self._disturbed(host_self.mean, undisturbed_s)]),
                 *verdict.doubts,
             ),
+            cpu_self_s=cpu_s,
+            undisturbed_self_s=undisturbed_s,
             is_concurrent=is_concurrent,
             **self._held(module),
             **self._seen(call),
         )
+
+    def _computed(self, call: Call) -> float | None:
+        """Return the seconds of its own time by the clock of the CPU; None where they are as long by the wall clock."""
+        runs = [run[call] for run in self._findings.host.cpu_runs if call in run]
+        if not runs:
+            return None
+        wall_s, cpu_s = (median(each) / 1e9 for each in zip(*runs, strict=True))
+        return cpu_s if clearly_less(wall_s, cpu_s) else None
+
+    def _disturbed(self, mean_s: float, undisturbed_s: float) -> str:
+        runs = len(self._findings.host.runs)
+        return WAS_DISTURBED.format(duration(mean_s), duration(undisturbed_s), len(self.kept_waiting), runs)
 
     def _held(self, module: nn.Module) -> dict[str, Any]:
         return {"parameters": count_parameters(module), "storages": self._storages.of(module)}
@@ -265,6 +296,11 @@ class Assembly:
             paths[path] = layer
             layers.append(layer)
         return layers
+
+
+def _named(paths: Sequence[str]) -> str:
+    shown = [label(path) for path in paths[:MOST_NAMED]]
+    return listed([*shown, f"{len(paths) - len(shown)} more"] if len(paths) > len(shown) else shown)
 
 
 def _varies(calls: Sequence[int]) -> bool:
@@ -404,7 +440,7 @@ def measure(
     until_s = began_s + max_seconds - (instruments.seconds() - began_s)  # it is seen once more, after the timing
     changes = check_same_program(run, tree, targets, program.calls)
     memory = measure_memory(run, tree, targets, instruments.allocator) if instruments.allocator else None
-    shapes = see_shapes(run, tree, targets)
+    shapes, cache_bytes = see_shapes(run, tree, targets)
     work = count_work(run, tree, targets, None if instruments.marks else instruments.seconds)
     watch = instruments.watch().start()
     cost_ns = instruments.probe_cost_ns(instruments.now)
@@ -416,7 +452,16 @@ def measure(
     if len(host.runs) < num_runs:
         doubts.append(f"runs: {len(host.runs)} of {num_runs} fitted into {max_seconds:g} s")
     findings = Findings(
-        host, cost_ns, device, memory, shapes, work, limits, bool(disturbances), sum(program.calls.values())
+        host,
+        cost_ns,
+        device,
+        memory,
+        shapes,
+        work,
+        limits,
+        bool(disturbances),
+        sum(program.calls.values()),
+        cache_bytes,
     )
     return _report(subject, Assembly(tree, targets, findings), findings, doubts)
 
@@ -428,7 +473,7 @@ def _time(
 
     After the least rounds none begins that would end after `until_s` if it took as long as the one before.
     """
-    host = HostPass(subject.run, tree, subject.targets, instruments.now, instruments.synchronize)
+    host = HostPass(subject.run, tree, subject.targets, instruments.now, instruments.synchronize, cpu=instruments.cpu)
     device = _device_pass(subject, tree, instruments)
     for number in range(1, num_runs + 1):
         began_s = instruments.seconds()
@@ -481,6 +526,7 @@ def _report(subject: Subject, assembly: Assembly, findings: Findings, doubts: Se
         environment=_environment(),
         limits=findings.limits,
         paired_overhead=overhead,
+        kv_cache_bytes=findings.cache_bytes,
     )
     return Report(profile, assembly.samples)
 
@@ -492,6 +538,10 @@ def _doubts(
     varying = sum(_varies(each.calls) for each in samples.values())
     if varying:
         doubts.append(f"calls: {varying} layers are not called alike in every run; times and ranks are means over runs")
+    if waiting := [layer.path for layer in layers if layer.cpu_self_s is not None]:
+        doubts.append(f"waits: {_named(waiting)} did not compute for part of the time; see there")
+    if disturbed := [layer.path for layer in layers if layer.undisturbed_self_s is not None]:
+        doubts.append(f"disturbed: some runs were kept waiting; the means of {_named(disturbed)} are longer for it")
     concurrent = sum(layer.is_concurrent for layer in layers)
     if concurrent:
         doubts.append(

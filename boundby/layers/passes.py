@@ -24,6 +24,7 @@ MOST_TENSORS = 8  # of one operator; longer lists are told apart by these and th
 MOST_SHAPES = 32  # of one call; a list of hundreds of tensors (a cache) is cut, with the number left out
 MOST_NESTING = 4  # of dataclasses and mappings that torch does not take apart by itself
 MEMORY_RUNS = 3  # the first may still fill the allocator's or a library's own caches
+CACHED = ("keys", "values")  # of a layer of a cache
 TIMED_COUNTS = 3  # where operators are timed; the quickest was disturbed least
 OTHER_OPERATORS = "the model runs other operators from run to run ({})"
 OTHER_INPUTS = (
@@ -124,11 +125,16 @@ class CallShapes:
     varies: bool
 
 
-def see_shapes(run: Run, tree: CallTree, targets: Targets) -> dict[Call, CallShapes]:
-    """Return the shapes of every call path in one run. No tensor outlives the call it is seen in."""
+def see_shapes(run: Run, tree: CallTree, targets: Targets) -> tuple[dict[Call, CallShapes], tuple[int, ...]]:
+    """Return the shapes of every call path in one run, and the bytes of the KV cache that it gave back, by layer.
+
+    No tensor outlives the call it is seen in.
+    """
     log = CallLog()
     with attached(targets, noting_probe(log, lambda *given: _described(list(tensors_in(given))), _given_back)):
-        run()
+        cache = getattr(run(), "past_key_values", None)  # as models of transformers give it
+    kept = [tensors_in([vars(layer)[name] for name in CACHED if name in vars(layer)]) for layer in _layers_of(cache)]
+    cache_bytes = tuple(sum(map(_nbytes, tensors)) for tensors in kept)
     shapes: dict[Call, CallShapes] = {}
     for call, inputs, (outputs, moved) in tree.ended(log):
         first = shapes.get(call)
@@ -137,7 +143,12 @@ def see_shapes(run: Run, tree: CallTree, targets: Targets) -> dict[Call, CallSha
         else:
             varies = first.varies or (first.inputs, first.outputs) != (inputs, outputs)
             shapes[call] = dataclasses.replace(first, output_bytes=first.output_bytes + moved, varies=varies)
-    return shapes
+    return shapes, cache_bytes
+
+
+def _layers_of(cache: object) -> Sequence[object]:
+    layers = getattr(cache, "layers", None)
+    return layers if isinstance(layers, list) else ()
 
 
 def tensors_in(value: object, nesting: int = 0) -> Iterator[torch.Tensor]:

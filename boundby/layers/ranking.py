@@ -4,7 +4,8 @@ Blocks are an antichain of call paths that, with the rows "(self)" of the paths 
 the root. The root is opened, and every path that has a repeated layer below it, down to the first repeated layer that
 runs operators of its own: `transformer.h.11` adds a residual and is a block, a stage that only calls its layers in
 turn is opened. A layer is repeated where a numbered container holds several of its class, its own container or one
-whose name differs in numbers alone, or where it has layers inside and is called several times.
+whose name differs in numbers alone, or where it has layers inside, none of which is such a member, and is called
+several times: an ALBERT layer is, and a decoder that is called for every new token is opened.
 """
 
 from collections import Counter, defaultdict
@@ -77,11 +78,17 @@ class _Tree:
                 self._inside[layer.parent].append(layer)
         held = Counter((layer.type, name.rpartition(".")[0]) for name, layer in _numbered(self._layers).items())
         groups = {_pattern(*place) for place, count in held.items() if count > 1}
-        self._repeated = {
+        members = {
             layer.path
             for layer in self._layers
-            if (_is_numbered(layer) and _pattern(layer.type, layer.name.rpartition(".")[0]) in groups)
-            or (layer.calls > 1 and self._inside.get(layer.path))
+            if _is_numbered(layer) and _pattern(layer.type, layer.name.rpartition(".")[0]) in groups
+        }
+        self._repeated = members | {
+            layer.path
+            for layer in self._layers
+            if layer.calls > 1
+            and self._inside.get(layer.path)
+            and not any(inner.path in members for inner in self._below(layer)[1:])
         }
         self._holds_repeated = {
             layer.path

@@ -11,6 +11,7 @@ from boundby.stats import Summary
 from boundby.verdict import Bound
 
 CoverageStatus = Literal["pass", "warn", "not representative"]
+PREFILL, DECODE = "prefill", "decode"  # the passes of a text that is generated (`boundby.layers.generation`)
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,8 @@ class LayerProfile:
     share_of_limit: float | None = None
     gain_at_limit_s: float | None = None  # of the end-to-end time, if its own work ran at the limit
     doubts: tuple[str, ...] = ()
+    cpu_self_s: float | None = None  # of `host_self_s` at most, by the clock of the CPU; None where they agree
+    undisturbed_self_s: float | None = None  # its mean without runs that were kept waiting; None where it agrees
     is_concurrent: bool = False  # called from another thread than the root: its time is part of no other layer's
 
     @property
@@ -100,7 +103,14 @@ class ModelProfile:
     environment: dict[str, str]
     limits: Limits | None = None  # of the machine, those that `bound` and `share_of_limit` rest on
     paired_overhead: float | None = None  # of runs with probes over the runs without beside them, minus one: the median
+    kv_cache_bytes: tuple[int, ...] = ()  # of keys and values that a run gave back, by layer; none where it gave none
     shape: str | None = None  # of the inputs as a person reads it, where who profiled has said it: `8 × 154 tokens`
+
+    @property
+    def passes(self) -> tuple["LayerProfile", ...]:
+        """The model as it reads a prompt and as it adds tokens, where a text was generated; else none."""
+        kinds = [layer for layer in self.layers if layer.parent == "" and layer.name in (PREFILL, DECODE)]
+        return tuple(kinds) if self.layers and self.layers[0].type == "Generation" else ()
 
     @property
     def overhead(self) -> float:

@@ -52,9 +52,22 @@ class Report:
             f"{profile.num_runs} runs), coverage {100 * profile.coverage.ratio:.1f} % ({profile.coverage.status}), "
             f"overhead {100 * profile.overhead:+.1f} %"
         ]
+        lines += [text for text in [passes_text(profile)] if text]
         for number, row in enumerate(blocks(profile)[:MOST_BOTTLENECKS], 1):
             lines.append(f"{number:3}. {row.label}: {100 * row.share:.1f} % ({row.seconds * 1e3:.2f} ms)")
         return "\n".join([*lines, *(f"doubt: {doubt}" for doubt in profile.doubts)])
+
+
+def passes_text(profile: ModelProfile) -> str:
+    """Return what reading the prompt and adding tokens take where a text was generated, else nothing."""
+    told = []
+    for layer in profile.passes:
+        spent = layer.inclusive_s
+        if spent and layer.calls:
+            each = f" of {1e3 * spent.median / layer.calls:.2f} ms" if layer.calls > 1 else ""
+            passes = "1 pass" if layer.calls == 1 else f"{layer.calls:g} passes"
+            told.append(f"{layer.name}: {1e3 * spent.median:.2f} ms, {passes}{each}")
+    return "; ".join(told)
 
 
 def _row(layer: LayerProfile, samples: LayerSamples, run: int) -> dict[str, Any]:
@@ -129,6 +142,7 @@ def summary(profile: ModelProfile) -> dict[str, Any]:
         "num_runs": profile.num_runs,
         "total_layers": sum(layer.calls > 0 for layer in profile.layers),
         "end_to_end_latency": _latency(profile.reference_s),
+        "passes": [_pass(layer) for layer in profile.passes],
         "bottlenecks": [_bottleneck(row) for row in ranked if row.part == "layer"][:MOST_BOTTLENECKS],
         "rankings": {
             "blocks": [_bottleneck(row) for row in ranked],
@@ -151,6 +165,12 @@ def _latency(latency: Summary) -> dict[str, float | int | None]:
         "min_ms": latency.minimum * 1e3,
         "max_ms": latency.maximum * 1e3,
     }
+
+
+def _pass(layer: LayerProfile) -> dict[str, Any]:
+    ms = layer.inclusive_s.median * 1e3 if layer.inclusive_s else None
+    per_pass = ms / layer.calls if ms is not None and layer.calls else None
+    return {"name": layer.name, "calls": layer.calls, "latency_ms": ms, "latency_per_pass_ms": per_pass}
 
 
 def _bottleneck(row: Ranked) -> dict[str, Any]:

@@ -6,8 +6,12 @@ the median of the ratios within pairs varied by 0.4 %, the ratio of the two medi
 The device is held back while the host issues a whole run, so that it never waits for the host and its time is its own;
 whether the host is the slower of the two is told by the host's times, from runs of their own. Marks in the device's
 queue are reused, and the host waits for the device once per run.
+
+The clock of a CPU counts while a thread computes, so what it lacks beside the wall clock was spent waiting: for a disk,
+a lock, or the core. It is read around every run, and around every layer in a few runs of their own.
 """
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
@@ -31,6 +35,7 @@ from boundby.layers.probes import (
 )
 from boundby.timer import BACKLOG_SHARE, LEAST_BACKLOG_S, MOST_BACKLOG_S, DeviceQueue
 
+CPU_EVERY = 5  # rounds have one run by the clock of the CPU
 CALIBRATION_RUNS = 50
 CALIBRATION_CALLS = 200
 SIDE_STREAM = "it issues work to another stream than the model, whose time no pair of marks sees"
@@ -43,6 +48,8 @@ class HostTimes:
     reference_ns: list[int] = field(default_factory=list)
     instrumented_ns: list[int] = field(default_factory=list)
     runs: list[dict[Call, CallTimes]] = field(default_factory=list)
+    waited_ns: list[int] = field(default_factory=list)  # of each run with probes; none without a clock of the CPU
+    cpu_runs: list[dict[Call, tuple[int, int]]] = field(default_factory=list)  # in itself, by the wall and by the CPU
 
     @property
     def overhead(self) -> float:
@@ -53,13 +60,14 @@ class HostTimes:
 
 @dataclass(frozen=True)
 class HostPass:
-    """Times runs on the host, where `synchronize` waits for the device."""
+    """Times runs on the host, where `synchronize` waits for the device; `cpu` is the clock of the CPU, where read."""
 
     run: Run
     tree: CallTree
     targets: Targets
     now: Clock
     synchronize: Callable[[], None]
+    cpu: Clock | None = None
     times: HostTimes = field(default_factory=HostTimes)
 
     def add_pair(self) -> None:
@@ -70,6 +78,8 @@ class HostPass:
         else:
             self.times.reference_ns.append(self._elapsed_ns())
             self._run_with_probes()
+        if self.cpu is not None and len(self.times.runs) % CPU_EVERY == 1:
+            self._run_by_the_cpu(self.cpu)
 
     def _elapsed_ns(self) -> int:
         self.synchronize()
@@ -81,8 +91,32 @@ class HostPass:
     def _run_with_probes(self) -> None:
         log: CallLog = {}
         with attached(self.targets, timing_probe(log, self.now)):
-            self.times.instrumented_ns.append(self._elapsed_ns())
+            computed = -self.cpu() if self.cpu else 0
+            elapsed = self._elapsed_ns()
+            computed += self.cpu() if self.cpu else 0
+        self.times.instrumented_ns.append(elapsed)
+        self.times.waited_ns += [max(0, elapsed - computed)] if self.cpu else []
         self.times.runs.append(self.tree.times(log))
+
+    def _run_by_the_cpu(self, cpu: Clock) -> None:
+        def read(*_: Any) -> tuple[int, int]:
+            return self.now(), cpu()
+
+        log: CallLog = {}
+        with attached(self.targets, noting_probe(log, read, read)):
+            self.run()
+        wall: Counter[Call] = Counter()
+        busy: Counter[Call] = Counter()
+        for call, (began, cpu_began), (ended, cpu_ended) in self.tree.ended(log):
+            wall[call] += ended - began
+            busy[call] += cpu_ended - cpu_began
+        self.times.cpu_runs.append(
+            {call: (_own(wall, call), max(0, min(_own(wall, call), _own(busy, call)))) for call in wall}
+        )
+
+
+def _own(ns: Counter[Call], call: Call) -> int:
+    return ns[call] - sum(ns[callee] for callee in call.callees.values())
 
 
 def time_runs(

@@ -99,6 +99,20 @@ class PartitionPlan:
     alternatives: tuple[Alternative, ...]
     notes: tuple[str, ...]
     doubts: tuple[str, ...]
+    batch_size: int | None = None  # that memory and transfers are of; None where it is not known
+
+    @property
+    def largest_batch(self) -> int | None:
+        """Return the largest batch whose activations, caches and inputs fit beside the weights, taken to grow with it.
+
+        None where the batch of the plan is not known, or takes no memory.
+        """
+        largest = []
+        for stage in self.stages:
+            of_batch = stage.memory.total - stage.memory.weights
+            if self.batch_size and of_batch:
+                largest.append((stage.usable_bytes - stage.memory.weights) * self.batch_size // of_batch)
+        return min(largest, default=None)
 
     @property
     def requests_per_s(self) -> float | None:

@@ -42,11 +42,11 @@ class ExecutionPlanner:
     A profile is a `ModelProfile`, or the `Report` that an engine returns. A single one is of kind "cpu" or "gpu" by its
     device, unless `kind` says otherwise; for a single `Chain` `kind` is needed. A node whose kind has no profile is
     planned with the first one, and its times are called assumed; so are those of a profile that is not representative.
-    `kv_cache_bytes` and `extra_live_bytes` are those of `units_of`; `inputs_in_flight` are the requests for which a
-    stage holds the input at the same time.
+    `kv_cache_bytes`, `extra_live_bytes`, `kv_cache_tokens` and `batch_size` are those of `units_of`; `inputs_in_flight`
+    are the requests for which a stage holds the input at the same time.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (times, and what only the caller knows of the work)
         self,
         metrics: ModelProfile | Report | Chain | Mapping[str, ModelProfile | Report | Chain],
         *,
@@ -54,6 +54,8 @@ class ExecutionPlanner:
         kv_cache_bytes: int | Mapping[str, int] = 0,
         extra_live_bytes: int | Mapping[str, int] | None = None,
         inputs_in_flight: int = 1,
+        kv_cache_tokens: int = 0,
+        batch_size: int | None = None,
     ) -> None:
         given = metrics if isinstance(metrics, Mapping) else {kind or kind_of(metrics): metrics}
         if not given:
@@ -64,7 +66,13 @@ class ExecutionPlanner:
         self.chains = {
             kind: source
             if isinstance(source, Chain)
-            else units_of(_profile(source), kv_cache_bytes=kv_cache_bytes, extra_live_bytes=extra_live_bytes)
+            else units_of(
+                _profile(source),
+                kv_cache_bytes=kv_cache_bytes,
+                extra_live_bytes=extra_live_bytes,
+                kv_cache_tokens=kv_cache_tokens,
+                batch_size=batch_size,
+            )
             for kind, source in given.items()
         }
         _check_alike(self.chains)
@@ -185,7 +193,8 @@ class ExecutionPlanner:
 
 def basis_of(node: VirtualNode, chains: Mapping[str, Chain]) -> Basis:
     """Return what the times of a node rest on; `chains` has the units by kind of node."""
-    is_measured = node.kind in chains and chains[node.kind].is_representative and node.speed is None
+    chain = chains.get(node.kind)
+    is_measured = chain is not None and chain.is_representative and chain.is_of_its_batch and node.speed is None
     return "measured" if is_measured else "assumed"
 
 
@@ -239,6 +248,7 @@ class _Problem:
             alternatives=(),
             notes=tuple(self._notes(basis, stages, is_known=not unknown)),
             doubts=(*self._doubts(used, transfers), *unknown, *self._profile_doubts(used)),
+            batch_size=self.chains[used[0].name].batch_size,
         )
 
     def gains(self, assignment: Assignment) -> tuple[Gain, ...]:

@@ -4,6 +4,7 @@ A unit is a block of a `ModuleList` or `Sequential` (so residual connections lie
 or after the blocks. A profile names the tensors that a unit is given and gives; what else crosses a cut it cannot see.
 """
 
+import dataclasses
 import itertools
 import re
 from collections import Counter
@@ -20,6 +21,10 @@ PLACED = "{:.0f} % of the time is spent between the units, in {}: it is counted 
 CROSSING = (
     "what crosses a cut is told by the dtypes and shapes that units take and give; a tensor that only later units use "
     "may be missing: give its size as extra_live_bytes (0 says there is none)"
+)
+OTHER_BATCH = (
+    "memory and transfers are those of a batch of {}, times those of the profiled batch of {}: profile that batch to "
+    "plan its times"
 )
 NO_ACTIVATIONS = (
     "the activation peak of {} of {} units is not known ({}): only what they give is counted, the least it can be"
@@ -51,6 +56,8 @@ class Chain:
     input_bytes: int = 0
     doubts: tuple[str, ...] = ()
     is_representative: bool = True
+    batch_size: int | None = None  # that sizes are of; None where it is not known
+    is_of_its_batch: bool = True  # whether times are of that batch too; else they count as assumed
 
     def entering_bytes(self, first: int) -> int:
         """Return the bytes that must be there before unit `first` can begin."""
@@ -62,14 +69,25 @@ def units_of(
     *,
     kv_cache_bytes: int | Mapping[str, int] = 0,
     extra_live_bytes: int | Mapping[str, int] | None = None,
+    kv_cache_tokens: int = 0,
+    batch_size: int | None = None,
 ) -> Chain:
     """Return the units of a profiled model.
 
     `kv_cache_bytes`: of every unit out of a list of modules, or by name of the unit, for all requests that are served
     at the same time.
+    `kv_cache_tokens`: instead of these, how many tokens of each text the caches hold; what one takes is known from the
+    cache that the profiled run gave back, a layer of it for each block.
+    `batch_size`: activations, inputs and these caches grow with it; times do not, and count as assumed for another
+    batch than the profiled one. The batch is the first dimension of what the model is given first.
     `extra_live_bytes`: what crosses every cut, or the cut behind the unit of that name, beyond what a profile sees.
     Raises ValueError where the profile has no layer with a time, and for a size of units that are not there.
     """
+    if profile.passes:
+        raise ValueError(
+            f"profile {profile.profile_name!r} is of text that was generated, in passes of two kinds; plan with the "
+            "profile of one forward, and give the KV cache of its blocks"
+        )
     reading = _Reading(profile)
     if not reading.layers:
         raise ValueError(f"profile {profile.profile_name!r} holds no layer that was called; profile a forward first")
@@ -94,7 +112,52 @@ def units_of(
         )
     doubts = (*reading.doubts(), *([CROSSING] if extra_live_bytes is None else []))
     is_representative = profile.coverage.status != "not representative"
-    return Chain(tuple(units), _bytes(profile.layers[0].input_shapes) or 0, doubts, is_representative)
+    given = profile.layers[0].input_shapes
+    profiled, tokens = _batch_and_tokens(given)
+    batch = profiled if batch_size is None else batch_size
+    if batch_size is not None and (batch_size < 1 or not profiled):
+        raise ValueError(f"batch_size is {batch_size}, and that of the profile {profiled}: sizes cannot be told")
+    factor = batch / profiled if batch and profiled else 1.0
+    if kv_cache_tokens:
+        if kv_cache_bytes:
+            raise ValueError("kv_cache_bytes and kv_cache_tokens are both given; give one")
+        per_token = factor / tokens if tokens else None
+        units = _with_caches(units, profile.kv_cache_bytes, per_token and kv_cache_tokens * per_token)
+    return Chain(
+        units=tuple(units if factor == 1 else (_grown(unit, factor) for unit in units)),
+        input_bytes=round((_bytes(given) or 0) * factor),
+        doubts=doubts if factor == 1 else (*doubts, OTHER_BATCH.format(batch, profiled)),
+        is_representative=is_representative,
+        batch_size=batch,
+        is_of_its_batch=factor == 1,
+    )
+
+
+def _with_caches(units: Sequence[Unit], cache_bytes: Sequence[int], times: float | None) -> list[Unit]:
+    """Return the units, each block with a layer of the profiled cache, so many times as large."""
+    blocks = [unit.name for unit in units if unit.is_block]
+    if times is None or not cache_bytes or len(cache_bytes) != len(blocks):
+        raise ValueError(
+            f"the profile holds the KV cache of {len(cache_bytes)} layers, and the model has {len(blocks)} blocks: "
+            "profile a forward that gives back its cache (use_cache), or give the bytes of each block"
+        )
+    of_block = {name: round(size * times) for name, size in zip(blocks, cache_bytes, strict=True)}
+    return [dataclasses.replace(unit, kv_cache_bytes=of_block.get(unit.name, 0)) for unit in units]
+
+
+def _grown(unit: Unit, factor: float) -> Unit:
+    return dataclasses.replace(
+        unit,
+        cut_bytes=round(unit.cut_bytes * factor),
+        activation_peak_bytes=round(unit.activation_peak_bytes * factor),
+    )
+
+
+def _batch_and_tokens(shapes: Sequence[str]) -> tuple[int | None, int | None]:
+    """Return the first two dimensions of the first tensor, which of tokens are texts and their length."""
+    match = SHAPE.fullmatch(shapes[0].strip()) if shapes else None
+    sizes = [int(size) for size in match[3].replace(" ", "").split(",") if size] if match else []
+    return (sizes[0] if sizes else None), (sizes[1] if len(sizes) > 1 else None)
 
 
 class _Reading:

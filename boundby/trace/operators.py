@@ -310,6 +310,7 @@ FORMULAS: dict[str, Callable[[Shapes], int]] = {
     "aten::_addmm_activation": lambda shapes: _product(shapes[1], shapes[2]),
     "aten::_scaled_mm": lambda shapes: _product(shapes[0], shapes[1]),
     "mkldnn::_linear_pointwise": _linear,
+    "onednn::qlinear_pointwise": lambda shapes: 2 * math.prod(shapes[0]) * shapes[4][0],
     "aten::linear": _linear,
     "aten::_scaled_dot_product_flash_attention": _attention,
     "aten::_scaled_dot_product_efficient_attention": _attention,

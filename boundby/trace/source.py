@@ -8,6 +8,8 @@ from typing import Any, BinaryIO
 
 from isal import isal_zlib  # three times as fast as zlib
 
+from boundby import files
+
 GZIP_MAGIC = b"\x1f\x8b"
 XZ_MAGIC, BZIP2_MAGIC, ZSTD_MAGIC, ZIP_MAGIC = b"\xfd7zXZ\x00", b"BZh", b"\x28\xb5\x2f\xfd", b"PK\x03\x04"
 # What no well-kept library here unpacks, and how to get at what is in it.
@@ -37,7 +39,7 @@ class Source:
 
     def __iter__(self) -> Iterator[bytes]:
         """Raise OSError when the file cannot be read, and ValueError where nothing here unpacks it."""
-        with self._path.open("rb") as file:
+        with files.naming(self._path), self._path.open("rb") as file:
             begin = file.read(len(XZ_MAGIC))
             file.seek(0)
             for magic, (what, way_out) in NAMED.items():

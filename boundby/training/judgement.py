@@ -148,9 +148,14 @@ class TrainingVerdict(Verdict, frozen=True):
     trace_bound: Bound | None = None  # what the trace says, None where there is none
     trace_agrees: bool | None = None  # None: there is no trace, or it says nothing about this
 
+    @property
+    def parts(self) -> dict[str, list[str]]:
+        """The sentences that a person reads, below what they answer: What, Why, Doubt, Next; at most twelve."""
+        return _parts(self)
+
     def __str__(self) -> str:
-        """Return the verdict as a person reads it, in at most twelve lines: what limits, why, and what to do next."""
-        return "\n".join(_lines(self))
+        """Return the parts as lines of at most 240 characters."""
+        return "\n".join(_lines(self.parts))
 
 
 def causes_of(table: StepTable) -> dict[str, Bound]:
@@ -533,9 +538,11 @@ def _listed(ranks: Collection[int]) -> str:
 def gains_of(facts: Facts, trace: Verdict | None) -> tuple[Gain, ...]:
     """Return the gains worth naming, the largest first; those inside the work are known from a trace alone.
 
-    Where the trace promises more than the work takes, most of it lies elsewhere: such gains come last.
+    Where the trace promises more than the work takes, most of it lies elsewhere: such gains come last. Those of the
+    steps are ranked by what they leave of the run, of which the steps are a part.
     """
-    gains = [*_of_stages(facts.stages), *_of_batches(facts.stages, facts.effect), *_of_excluded(facts.times)]
+    gains = [*_of_stages(facts.stages), *_of_batches(facts.stages, facts.effect)]
+    between, of_steps = _of_excluded(facts.times)
     who, capped = facts.straggler, list[Gain]()
     if who:
         basis = f"it takes {who.own_s * 1e3:.2f} ms of its own for a step, the others {who.others_s * 1e3:.2f} ms"
@@ -543,7 +550,10 @@ def gains_of(facts: Facts, trace: Verdict | None) -> tuple[Gain, ...]:
     if trace:
         inside, capped = _inside_work(facts.stages, trace, {gain.fix.kind for gain in gains})
         gains += inside
-    largest = sorted((gain for gain in gains if gain.at_most >= LEAST_GAIN), key=lambda gain: -gain.at_most)
+    ranked = [(1 - of_steps + of_steps / gain.at_most, gain) for gain in gains] + [
+        (1 / each.at_most, each) for each in between
+    ]
+    largest = [gain for _, gain in sorted(ranked, key=lambda pair: pair[0]) if gain.at_most >= LEAST_GAIN]
     return tuple([*largest, *(gain for gain in capped if gain.at_most >= LEAST_GAIN)])
 
 
@@ -584,19 +594,23 @@ def _of_stages(stages: Sequence[Share]) -> Iterator[Gain]:
             yield Gain(fix, _factor(left), _basis(parts, share))
 
 
-def _of_excluded(times: StageTimes) -> Iterator[Gain]:
-    """Yield what the run as a whole would gain without what it does between its steps, such as evaluating."""
+def _of_excluded(times: StageTimes) -> tuple[list[Gain], float]:
+    """Return what the run would gain without what it does between its steps, such as evaluating; the steps' share."""
     steps = times.step
     if steps is None or steps.host_s.mean is None or times.last_step is None:
-        return
+        return [], 1.0
     in_steps_s = steps.host_s.mean * (times.last_step - times.first_step + 1)  # the disturbed ones too, undisturbed
     between = [stage for stage in times.stages if stage.kind == "excluded" and stage.host_s.total > 0]
     run_s = in_steps_s + sum(stage.host_s.total for stage in between)
+    gains = []
     for stage in between:
         share = stage.host_s.total / run_s
         kind = FIX_OF_STAGE.get(stage.name) or OF_STAGES.get(BOUND_OF_STAGE.get(stage.name, UNEXPLAINED), "")
         fix = Fix(kind) if stage.name in BOUND_OF_STAGE else Fix("shorten_stage", {"stage": stage.name})
-        yield Gain(fix, _factor(1 - share), f"{stage.name}, between steps, takes {100 * share:.1f} % of the run")
+        gains.append(
+            Gain(fix, _factor(1 - share), f"{stage.name}, between steps, takes {100 * share:.1f} % of the run")
+        )
+    return gains, in_steps_s / run_s if run_s else 1.0
 
 
 def _of_batches(stages: Sequence[Share], effect: BatchEffect | None) -> Iterator[Gain]:
@@ -619,7 +633,7 @@ def _basis(parts: Sequence[Share], share: float) -> str:
     return f"{names} {'take' if len(parts) > 1 else 'takes'} {100 * share:.1f} % of the time"
 
 
-def _lines(verdict: TrainingVerdict) -> Iterator[str]:
+def _parts(verdict: TrainingVerdict) -> dict[str, list[str]]:
     gains = [f"{gain.fix}: at most {gain.at_most:.2f} times the speed ({gain.basis})" for gain in verdict.gains]
     if verdict.bound == "inconclusive":
         gains.insert(0, WITHOUT_ANSWER)
@@ -628,12 +642,15 @@ def _lines(verdict: TrainingVerdict) -> Iterator[str]:
             gains.insert(0, WITHOUT_TRACE)
         elif verdict.bound in ("compute", "memory"):
             gains.insert(0, str(Fix("faster_work")))
-    parts = {
+    return {
         "What": [_what(verdict)],
         "Why": [*_main_stages(verdict), *verdict.evidence][:MOST_EVIDENCE],
         "Doubt": [str(doubt) for doubt in verdict.doubts[:MOST_DOUBTS]],
         "Next": gains[:MOST_GAINS] or [WITHOUT_GAIN],
     }
+
+
+def _lines(parts: Mapping[str, Sequence[str]]) -> Iterator[str]:
     for head, sentences in parts.items():
         for place, sentence in enumerate(sentences):
             line = f"{'' if place else head + ':':<7}{' '.join(sentence.split())}"

@@ -185,8 +185,10 @@ def _prepared_flops(inputs: torch.Tensor, weight: torch.Tensor, *_: Any, **__: A
     return 2 * inputs.numel() * weight.shape[0]
 
 
-def _int_mm_flops(left: torch.Tensor, right: torch.Tensor, *_: Any, **__: Any) -> int:
-    return 2 * left.numel() * right.shape[1]
+def _eight_bits_flops(inputs: torch.Tensor, *others: Any, **_: Any) -> int:
+    """Return the FLOPs of a product of eight bits with prepared weights, which have a scale for each output."""
+    scales: torch.Tensor = others[3]
+    return 2 * inputs.numel() * scales.numel()
 
 
 def _addmv_flops(_: torch.Tensor, matrix: torch.Tensor, *__: Any, **___: Any) -> int:
@@ -196,7 +198,6 @@ def _addmv_flops(_: torch.Tensor, matrix: torch.Tensor, *__: Any, **___: Any) ->
 # What torch lacks: 2.13.0 counts attention on a CPU as 0 (pytorch#195460).
 FORMULAS: dict[str, Callable[..., int]] = {
     "aten._scaled_dot_product_flash_attention_for_cpu": _sdpa_flops,  # torch 2.13 has none
-    "aten._int_mm": _int_mm_flops,
     **dict.fromkeys(  # torch up to 2.11 asserts as many heads of keys as of queries
         (
             "aten._scaled_dot_product_flash_attention",
@@ -206,6 +207,7 @@ FORMULAS: dict[str, Callable[..., int]] = {
         _sdpa_flops,
     ),
     "mkldnn._linear_pointwise": _prepared_flops,
+    "onednn.qlinear_pointwise": _eight_bits_flops,
     "aten.mv": _vector_flops,
     "aten.dot": _vector_flops,
     "aten.addmv": _addmv_flops,

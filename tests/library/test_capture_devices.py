@@ -130,6 +130,24 @@ def test_the_range_of_nsight_ends_when_the_loop_ends_early_or_the_program_fails(
 
 
 @pytest.mark.usefixtures("nsys")
+def test_nsight_gets_a_range_for_each_operator_of_the_recorded_steps(tmp_path, monkeypatch, cuda):
+    class Ranges:
+        def __init__(self, **_):
+            pass
+
+        def __enter__(self):
+            cuda.calls.append("operators")
+
+        def __exit__(self, *_):
+            cuda.calls.append("no operators")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.autograd.profiler, "emit_nvtx", Ranges)
+    drive(tmp_path, cuda, CUDA)
+    assert cuda.calls[3:] == ["start", "operators", "step_1", 1, "pop", "no operators", "stop"]
+
+
+@pytest.mark.usefixtures("nsys")
 def test_nsight_around_a_program_without_cuda_is_a_remark(tmp_path, cuda):
     cuda.broken = ("start", "step_0")
     manifest = drive(tmp_path, cuda, CPU)

@@ -130,6 +130,16 @@ def test_hostile_names_run_nothing_and_change_nothing(opened, text):
     assert found.said == [] and len(found.requests) == 1
 
 
+@pytest.mark.parametrize("width", [400, 900, 1300, 2560])
+def test_nothing_is_cut_on_screens_of_any_width(opened, width):
+    found = opened(with_memory(gpt2()), width=width)
+    within = (
+        "[...document.querySelectorAll('.short')].every((each) => each.scrollWidth <= each.parentElement.clientWidth)"
+    )
+    assert found.run(within)
+    assert found.run("document.documentElement.scrollWidth <= innerWidth") and found.said == []
+
+
 def test_thousand_layers_fit_a_phone(opened):
     found = opened(many(1000), width=390, scheme="dark")
     assert "20 of 1,001 layers by self time" in found.text("#summary-latency")

@@ -29,7 +29,7 @@ from boundby.inference import (
     search_token_budget,
     weight_bytes,
 )
-from boundby.inference.precision import Int8Linear, PreparedLinear, can_prepare, tolerance
+from boundby.inference.precision import PreparedLinear, calibrate, can_prepare, to_int8, tolerance
 from boundby.timer import Timer
 from boundby.work import count
 from tests import classifiers
@@ -283,14 +283,45 @@ def test_prepared_weights_give_the_logits_of_the_others_in_the_same_memory(famil
 
 
 @pytest.mark.skipif(not has_int8_products(CPU), reason="this CPU has no products of eight bits")
-def test_int8_takes_a_quarter_of_the_memory_of_its_layers_and_depends_on_no_other_text(model, tokenizer, texts):
-    copy = PRECISIONS["int8"].copy_of(model)
-    layers = sum(each.weight.numel() for each in copy.modules() if isinstance(each, Int8Linear))
-    assert layers and weight_bytes(model) - weight_bytes(copy) > 2 * layers
-    batched = Predictor(model, tokenizer, replace(OPTIONS, precision="int8"), texts)
+@pytest.mark.parametrize("family", ["bert", "distilbert"])
+def test_int8_takes_less_memory_and_depends_on_no_other_text(family, tokenizer, texts):
+    classifier = classifiers.build(family, len(tokenizer), tokenizer.pad_token_id)
+    batched, plain = (
+        Predictor(classifier, tokenizer, replace(OPTIONS, precision=name), texts) for name in ("int8", "float32")
+    )
+    assert batched.strategy == plain.strategy and batched.trim == plain.trim
+    assert weight_bytes(batched.model) < weight_bytes(plain.model)
     alone = np.concatenate([batched.predict([text]).logits for text in texts[:8]])
     assert np.abs(batched.predict(texts[:8]).logits - alone).max() < 1e-3 * np.abs(alone).max()
     assert not PRECISIONS["int8"].keeps_weights and matmul_effect(PRECISIONS["int8"], CPU) < 0.03
+
+
+@pytest.mark.parametrize("given", [None, 5])
+def test_precision_is_chosen_with_the_texts_of_the_self_check_to_come(model, tokenizer, texts, given):
+    own = None if given is None else texts[:given]
+    choice = chosen(model, tokenizer, Sample(texts, check_texts=own), PrecisionRule("same"))
+    assert choice.check_texts == own if own else set(choice.check_texts) <= set(texts)
+
+
+@pytest.mark.skipif(not has_int8_products(CPU), reason="this CPU has no products of eight bits")
+def test_int8_takes_the_share_of_a_large_input_from_its_weights_and_hands_bytes_on():
+    torch.manual_seed(0)
+    layer = torch.nn.ModuleDict(
+        {"lin1": torch.nn.Linear(64, 128), "activation": torch.nn.GELU(), "lin2": torch.nn.Linear(128, 64)}
+    )
+    inputs = torch.randn(512, 64) * torch.logspace(-1, 1, 64)
+    expected = layer["lin2"](layer["activation"](layer["lin1"](inputs)))
+    to_int8(model := torch.nn.ModuleList([layer]))
+
+    def compute():
+        inner = layer["activation"](layer["lin1"](inputs))
+        return inner, layer["lin2"](inner)
+
+    with torch.inference_mode():
+        calibrate(model, compute)
+        inner, found = compute()
+    assert inner.dtype == torch.uint8
+    assert (found - expected).abs().max() < 0.03 * expected.abs().max()
 
 
 def test_int8_is_refused_with_the_reason_where_there_is_nothing_to_convert_or_no_kernel(model, monkeypatch):

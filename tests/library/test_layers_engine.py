@@ -34,6 +34,7 @@ def engine_on(model: nn.Module, folder: Any, clock: FakeClock | None = None, **c
     return ObservabilityEngine(model, folder, config, instruments=instruments(clock))
 
 
+CACHES = {"gpt2": (2 * 2 * 6 * 32 * 4,) * 2, "qwen2": (2 * 2 * 6 * 16 * 4,) * 2}  # keys and values of two texts
 BLOCKS = {
     "gpt2": {"transformer.h.0", "transformer.h.1", "lm_head", "transformer.wte"},
     "bert": {"bert.encoder.layer.0", "bert.encoder.layer.1", "bert.embeddings", "classifier"},
@@ -82,6 +83,7 @@ def test_small_models_of_every_family_close_account_for_all_flops_and_have_the_k
         assert layer(profile, "layers.0").input_shapes == ("float32[2, 6, 32]",)
     else:
         assert sum(each.flops_self for each in own) == count(lambda: model(**_keywords(model, inputs))).flops
+    assert profile.kv_cache_bytes == CACHES.get(family, ())
     if family == "gpt2":  # its tied weights lie in one storage and count once
         (tied,) = layer(profile, "lm_head").storages
         assert tied in layer(profile, "transformer.wte").storages and tied.bytes == 64 * 32 * 4

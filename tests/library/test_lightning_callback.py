@@ -171,7 +171,7 @@ def test_every_file_says_something_stages_and_verdict_are_said_and_nothing_is_le
     assert {"data", "forward", "clip", "scheduler", "checkpoint"} <= {each["name"] for each in summary["stages"]}
     table, _, verdict = rich.said[0].partition("What:")
     assert re.search(r"^data +\d+\.\d +\d+\.\d{3}", table, re.MULTILINE) and "whole step" in table
-    assert "Next:" in verdict and len(rich.said) == 1
+    assert f"What:{verdict}".splitlines() == summary["verdict"]["text"] and len(rich.said) == 1
     told = json.dumps([manifest, summary, rich.said])
     assert "already saved" not in told and "stack.empty" not in told  # and no warning: pytest makes errors of them
     trainer = rich.trainer

@@ -142,6 +142,31 @@ def test_sizes_that_only_the_caller_knows_are_added():
         units_of(decoder(), extra_live_bytes=-1)
 
 
+def test_caches_and_activations_grow_with_the_batch_and_the_tokens_and_times_of_another_batch_are_assumed():
+    profile = decoder(kv_cache_bytes=(40, 40, 80))  # of 4 tokens of one text
+    planner = ExecutionPlanner(profile, kind="gpu", kv_cache_tokens=10)
+    assert [unit.kv_cache_bytes for unit in planner.chains["gpu"].units] == [0, 100, 100, 200, 0, 0]
+    larger = ExecutionPlanner(profile, kind="gpu", kv_cache_tokens=10, batch_size=3)
+    for once, grown in zip(planner.chains["gpu"].units, larger.chains["gpu"].units, strict=True):
+        assert grown.storages == once.storages and grown.seconds == once.seconds
+        for size in ("cut_bytes", "activation_peak_bytes", "kv_cache_bytes"):
+            assert getattr(grown, size) == 3 * getattr(once, size)
+    plan, three = (each.generate_plan([gpu("a", 1e-5)]) for each in (planner, larger))
+    assert (plan.batch_size, plan.basis, three.batch_size, three.basis) == (1, "measured", 3, "assumed")
+    held = plan.stages[0].memory
+    most = (plan.stages[0].usable_bytes - held.weights) // (held.total - held.weights)
+    assert plan.largest_batch == three.largest_batch == most > 3
+    assert "times those of the profiled batch of 1" in " ".join(three.doubts)
+    for wrong, says in (
+        ({"kv_cache_tokens": 4, "kv_cache_bytes": 4}, "are both given"),
+        ({"batch_size": 0}, "batch_size is 0"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            units_of(profile, **wrong)
+    with pytest.raises(ValueError, match="KV cache of 0 layers, and the model has 3 blocks: .*use_cache"):
+        units_of(decoder(), kv_cache_tokens=4)
+
+
 def test_what_is_not_known_of_a_unit_is_a_doubt():
     doubts = " ".join(units_of(decoder()).doubts)
     assert "activation peak of 6 of 6 units is not known (cpu has no allocator statistics)" in doubts

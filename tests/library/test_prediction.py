@@ -86,14 +86,23 @@ def test_compiled_on_a_host_has_a_bound_and_no_prediction_that_nobody_calibrated
     assert found.predicted is None and found.at_most == pytest.approx(16 / 2)
 
 
-def test_a_larger_batch_shares_the_host_and_a_longer_one_pays_for_its_tokens():
+def test_a_larger_batch_shares_what_no_token_adds_and_a_longer_one_pays_for_its_tokens():
     replay = replace(REPLAY, shapes=(ShapeTime(2, 4, 11.0), ShapeTime(2, 8, 16.0)))
     [larger] = [gain for gain in gains(replay, batch_sizes=[2, 4]).values() if gain.fix.kind == "batch_size"]
-    host = split(REPLAY, LIMITS)["host"].seconds
     assert larger.predicted is not None
-    assert larger.predicted.value == pytest.approx(16 / ((host + 2 * (16 - host)) / 2))
+    assert larger.predicted.value == pytest.approx(16 / (26 / 2)), "6 s for no token, and 1.25 s for each of 16"
     longer = gains(replay, batch_sizes=[4], tokens_at={4: 12})["batch_size"]
-    assert longer.predicted is not None and longer.predicted.value == pytest.approx(16 / ((host + 2 * (21 - host)) / 2))
+    assert longer.predicted is not None and longer.predicted.value == pytest.approx(16 / (36 / 2))
+
+
+def test_noise_of_the_forward_widens_what_is_predicted_from_its_times():
+    shapes = (ShapeTime(2, 4, 11.0), ShapeTime(2, 8, 16.0))
+    widths = []
+    for high in (16.0, 20.0):
+        noisy = replace(REPLAY, shapes=shapes, forward_s=Interval(16.0, 16.0, high))
+        span = gains(noisy, batch_sizes=[4])["batch_size"].predicted
+        widths.append(span.high / span.low)
+    assert widths[1] > 1.1 * widths[0]
 
 
 def test_input_made_ahead_takes_a_core_from_the_forward_on_a_host():

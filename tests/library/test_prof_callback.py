@@ -161,7 +161,10 @@ def test_a_file_that_cannot_be_written_hinders_no_other(tmp_path, bare, monkeypa
     assert given_up_in(tmp_path)["iteration_3: memory timeline"] == "OSError: disk full"
     told, report = [each.getMessage() for each in caplog.records]
     assert told == "iteration_3: memory timeline: OSError: disk full"
-    assert "whole step" in report and "What:" in report and "Next:" in report, "what it found is said at the end"
+    table, _, verdict = report.partition("What:")
+    summary = json.loads((tmp_path / "profiler_summary.json").read_text())
+    assert "whole step" in table, "what it found is said once, at the end"
+    assert f"What:{verdict}".splitlines() == summary["verdict"]["text"]
 
 
 def test_ranks_have_files_of_their_own(tmp_path, monkeypatch):

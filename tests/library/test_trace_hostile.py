@@ -1,5 +1,6 @@
 """Files that are no traces, damaged ones and such as are meant to do harm: a clean error or a finding, never more."""
 
+import errno
 import gzip
 import json
 from collections.abc import Iterator
@@ -7,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from boundby.trace import NotATrace, analyze, read_trace, source
+from tests.injection import Fault, injected
 from tests.trace_truth.attempts import survives
 from tests.traces import call, event, step, work
 
@@ -65,7 +67,10 @@ def test_a_file_that_is_something_else_is_told_from_a_damaged_one(tmp_path, cont
     assert isinstance(raised.value, NotATrace) == is_other
 
 
-def test_what_cannot_be_opened_is_an_os_error(tmp_path):
+def test_what_cannot_be_opened_or_read_is_an_os_error_that_names_it(tmp_path):
+    (tmp_path / "gone.json").write_text('{"traceEvents": []}')
+    with injected(tmp_path, Fault("read", 1, errno.EIO)), pytest.raises(OSError, match="gone.json"):
+        read_trace(tmp_path / "gone.json")
     with pytest.raises(FileNotFoundError, match="absent"):
         read_trace(tmp_path / "absent.json")
     with pytest.raises(OSError, match=tmp_path.name):

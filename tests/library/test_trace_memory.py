@@ -226,3 +226,46 @@ def test_recorded_leak_of_a_thousand_floats_per_step_is_found(tmp_path):
     assert len(before) == 1, "torch's own total differs by what it recorded before this trace"
     assert use.owners[0] == MemoryOwner("aten::addmm", None, 512 * 256 * 4, 1)
     assert sum(owner.bytes for owner in use.owners) + use.others_bytes == use.peak_bytes
+
+
+def test_what_is_alive_at_the_peak_counts_to_the_outermost_stage_that_ran_in_any_thread(tmp_path):
+    use = use_of(
+        tmp_path,
+        event("stage: forward", 10, 20, "user_annotation"),
+        event("stage: clip", 12, 5, "user_annotation"),
+        event("stage: backward", 40, 20, "user_annotation"),
+        change(5, 1, 1),
+        change(13, 2, 10),  # in a stage inside another
+        change(45, 3, 100, tid=2),  # by the thread of autograd
+        change(46, 4, 1000),
+        change(47, 4, -1000),  # gone at the peak
+        change(70, 5, 2000),
+    )
+    assert use.by_stage == ((None, 2001), ("backward", 100), ("forward", 10))
+    assert use_of(tmp_path, change(1, 7, 100)).by_stage == (), "no stage is marked"
+
+
+def test_a_recorded_step_of_training_tells_parameters_activations_gradients_and_state_apart(tmp_path):
+    batch, side, path = 256, 512, tmp_path / "trace.json"
+    weights, outputs = side * side * 4, batch * side * 4
+    inputs = torch.ones(batch, side)
+
+    def work(_number):
+        layer = torch.nn.Linear(side, side, bias=False)
+        optimizer = torch.optim.Adam(layer.parameters(), foreach=False)
+        with torch.profiler.record_function("stage: forward"):
+            activations = torch.relu(layer(inputs))
+            loss = activations.sum()
+        with torch.profiler.record_function("stage: backward"):
+            loss.backward()
+        with torch.profiler.record_function("stage: optimizer"):
+            optimizer.step()
+
+    capture(work, device=torch.device("cpu"), steps=1, warmup=1, trace_path=path)
+    [use] = analyze(read_trace(path)).memory
+    found = dict(use.by_stage)
+    small = 10_000  # counters and sums
+    assert found[None] == pytest.approx(weights, abs=small)
+    assert found["forward"] == pytest.approx(outputs, abs=small)
+    assert found["backward"] == pytest.approx(weights, abs=small)
+    assert 2 * weights <= found["optimizer"] <= 4 * weights + small, "two averages, and what one update needs meanwhile"

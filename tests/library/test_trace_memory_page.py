@@ -75,6 +75,17 @@ def test_a_device_counts_all_and_shows_what_its_allocator_has_reserved():
     page = memory_page([GPU, HOST], "two")
     text = Tags(page).text
     assert "Device 1:" in text and "64 bytesfrom before the trace" in text.replace("\n", "")
+    stages = (("forward", 7_000), ("backward", 500), ("optimizer", 400), (None, 300), ("mine", 200))
+    told = " ".join(Tags(memory_page([replace(GPU, by_stage=stages)], "stages")).text.split())
+    for kind in (
+        "7.000 kBforward: activations",
+        "500 bytesbackward: gradients",
+        "400 bytesoptimizer: state of the optimizer",
+        "300 bytesin no stage",
+        "200 bytesmine",
+        "64 bytesfrom before the trace: parameters",
+    ):
+        assert kind in told
     assert page.count("<svg") == 2 and page.count('class="reserved"') == 1
 
 

@@ -76,6 +76,23 @@ def test_an_evaluation_between_steps_is_weighed_against_the_run():
     assert found.bound != "under_utilised", "the steps themselves are as they were"
 
 
+def test_what_costs_most_of_the_run_comes_before_what_costs_most_of_a_step():
+    timer = StageTimer(clock=FakeNanoseconds())
+    timer.start()
+    for _ in range(30):
+        for name, seconds in {"optimizer": 0.009, "forward": 0.001}.items():  # ten times the speed of the steps
+            with timer.stage(name):
+                timer.clock.advance(seconds)
+        with timer.excluded("evaluation"):
+            timer.clock.advance(0.04)  # five times that of the run
+        timer.step()
+    timer.stop()
+    assert [gain.fix.kind for gain in judge_training([timer.snapshot()]).gains[:2]] == [
+        "evaluate_less",
+        "cheaper_update",
+    ]
+
+
 def test_a_rank_that_the_others_wait_for_is_told_first():
     slow = run({**HEALTHY, "forward": 0.1}, world_size=2)
     fast = run({**HEALTHY, "backward": 0.11}, rank=1, world_size=2)

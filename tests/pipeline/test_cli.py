@@ -469,13 +469,15 @@ def test_a_signal_that_is_ignored_stays_so(workplace):
 
 
 PROGRAM = """
-import sys
+import os, sys
 from boundby import files
 from utils import cli
 
 def main(run):
     for name in ("say", "note", "say"):
         getattr(run, name)("x" * 10_000)
+    streams = [os.readlink(f"/proc/self/fd/{number}") for number in range(3)]
+    assert not any(str(run.layout.results) in each for each in streams), streams  # else what is printed lands in a file
     files.write_json(run.layout.metrics, {})
     files.write_csv(run.layout.detailed_metrics, [{"batch_size": 1}], ["batch_size"])
 

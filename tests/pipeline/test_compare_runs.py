@@ -1,5 +1,6 @@
 """Two results folders compared as a person does it: what is shown, refused and returned."""
 
+import errno
 import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ import pytest
 
 from boundby import files
 from boundby.disturbance import Disturbance
+from tests.injection import Fault, injected
 from tests.monitor_runs import USUAL, write_run
 from utils import visits
 from utils.artifacts import METRICS_VERSION, EvaluationFolder
@@ -327,6 +329,18 @@ def test_damaged_predictions_end_with_2(compare: Command, a: Path) -> None:
     files.write_text(a / "evaluation" / "predictions.csv", "row_id\n1\n")
     code, _, notes = compare(a, a)
     assert code == 2 and "predictions.csv cannot be read" in notes
+
+
+@pytest.mark.parametrize("name", ["raw_samples.csv", "predictions.csv"])
+def test_a_file_that_the_disk_no_longer_gives_is_named(compare: Command, a: Path, name: str) -> None:
+    files.write_text(a / "evaluation" / "predictions.csv", "row_id,label_name,correct\n")
+    with injected(a) as done:
+        compare(a, a)
+    reads = [path for operation, path in done if operation == "read"]
+    place = next(place for place, path in enumerate(reads, 1) if path.endswith(name))
+    with injected(a, Fault("read", place, errno.EIO)):
+        code, _, notes = compare(a, a)
+    assert code == 3 and f"{name}: the disk at" in notes and "fails or is gone (Input/output error)" in notes
 
 
 def test_the_pass_over_the_dataset_is_paired_by_shard(compare: Command, tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def test_clocks_that_differ_or_are_set_change_no_duration(skew_s):
     clock_was_set = [
         replace(cost(0, 10, "a", "cpu"), started_s=50.0),
         replace(cost(10 - skew_s, 10, "a", "cpu"), started_s=60.0),
-        replace(cost(15 - skew_s, 10, "a", "cpu"), started_s=65.0),  # beside the one before
+        replace(cost(15 + skew_s, 10, "a", "cpu"), started_s=65.0),  # beside the one before, and it was set again
     ]
     assert elapsed_seconds(clock_was_set) == 25
     assert elapsed_seconds([cost(0, 10, None, None), cost(5, 10, None, None)]) == 15  # of an earlier version

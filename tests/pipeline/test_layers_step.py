@@ -1,5 +1,6 @@
 """The profile by layer in step 03: what it writes and owns, what it does without the trace, and its budget."""
 
+import errno
 import importlib
 import json
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from boundby.capture.export import Exported
 from boundby.layers.measurement import LEAST_RUNS
 from boundby.layers.report import read_profile
 from tests import layer_profiles as profiles
@@ -101,6 +103,20 @@ def test_without_layers_the_trace_alone_is_recorded_with_the_ranges_asked_for(ru
     assert run("layers.enabled=false", "trace.nvtx=true") == 0
     assert (results / "profiler_traces" / "manifest.json").is_file() and not (results / "layers").exists()
     assert ranges[:2] == ["step_0", "step_1"]
+
+
+def test_stacks_that_the_disk_did_not_take_leave_the_step_incomplete_and_resume_makes_it_anew(
+    run, results, monkeypatch, capsys
+):
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Exported, "write_stacks", fail)
+        assert run("layers.enabled=false") == 4
+    assert "stacks: OSError: [Errno 5] Input/output error" in capsys.readouterr().out
+    assert run("layers.enabled=false", "--resume") == 0
+    assert (results / "profiler_traces" / "flame_graph.html").is_file()
 
 
 def test_with_neither_nothing_is_recorded(run, results, capsys):

@@ -18,6 +18,10 @@ pytestmark = [
     pytest.mark.skipif(PROGRAM is None, reason=f"there is no browser: none of {', '.join(browser.NAMES)}"),
     pytest.mark.timeout(300),
 ]
+WIDTHS = (900, 1300, 2560)  # beside that of a phone
+CUT = """[...document.querySelectorAll("[data-testid=stMain] *")].filter((each) => each.innerText && each.clientWidth
+    && each.scrollWidth > each.clientWidth + 1 && ["hidden", "clip"].includes(getComputedStyle(each).overflowX)
+).map((each) => each.innerText)"""
 TABS = {"Timing": "Stages of the steps", "Memory": "Memory over", "Artifacts": "Download", "Compare": "The steps of B"}
 
 
@@ -90,6 +94,10 @@ def test_every_tab_fits_a_phone_and_names_that_are_programs_stay_names(monitor):
         assert monitor.here.run("document.documentElement.scrollWidth") <= 400
         assert monitor.here.run("document.querySelectorAll('img[src*=\"192.0.2.1\"], a[href^=javascript]').length") == 0
         assert monitor.here.run("[...document.scripts].filter((each) => each.text.includes('alert')).length") == 0
+    for width in WIDTHS:
+        monitor.open(width=width)
+        monitor.wait_for_text("What limits it")
+        assert monitor.here.run("document.documentElement.scrollWidth") <= width and monitor.here.run(CUT) == []
 
 
 def test_only_this_machine_under_its_own_name_is_served(served):

@@ -2,12 +2,14 @@
 
 import json
 import os
+import shutil
 import socket
 from pathlib import Path
 
 import pytest
 
 from tests.fakes import FakeClock
+from tests.injection import injected
 from tests.monitor_runs import HOSTILE, Loop, write_run
 from utils.errors import EnvironmentLacksError, InputError
 from utils.monitor import runs, server, text
@@ -43,19 +45,21 @@ def test_runs_are_found_below_the_folder_and_in_it_the_newest_first_and_every_pr
     assert [each.last_step for each in processes.ranks] == [4] and "rank1" in processes.faults[0]
 
 
-def test_a_run_is_read_again_only_when_its_files_change(tmp_path, monkeypatch):
-    folder = write_run(tmp_path / "run", 3)
-    write_run(tmp_path / "other", 3)
-    read = []
-    real = runs.read_stage_times
-    monkeypatch.setattr(
-        runs, "read_stage_times", lambda *given, **how: read.append(given[0].name) or real(*given, **how)
-    )
+def test_a_page_of_many_runs_opens_only_the_files_that_have_changed_since_the_last_one(tmp_path):
+    first = write_run(tmp_path / "run", 3)
+    for number in range(100):
+        shutil.copytree(first, tmp_path / f"run-{number}")
     here = Index(tmp_path)
-    assert len(here.runs()) == 2 and sorted(read) == ["other", "run"]
-    assert len(here.runs()) == 2 and len(read) == 2
-    write_run(folder, 4)
-    assert {each.path: each.last_step for each in here.runs()} == {"run": 3, "other": 2} and read[2:] == ["run"]
+
+    def opened() -> list[str]:
+        with injected(tmp_path) as done:
+            assert len(here.runs()) == 101
+        return sorted({Path(path).parent.name for what, path in done if what == "open"})
+
+    assert len(opened()) == 101 and opened() == []
+    Loop(tmp_path / "run-7").steps(4).timer.stop()
+    assert opened() == ["run-7"] and {each.path: each.last_step for each in here.runs()}["run-7"] == 3
+    assert opened() == []
 
 
 def test_a_run_that_goes_on_is_running_and_one_that_writes_no_more_is_silent(tmp_path):

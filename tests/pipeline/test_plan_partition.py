@@ -175,9 +175,9 @@ def test_a_plan_is_made_of_what_lies_beside_the_profile_and_says_that_the_nodes_
     shutil.copy(profile, tmp_path / "results" / "layers")
     beside = (profile.with_name("gpt2_metrics.jsonl"), profile.with_name("gpt2_dashboard.html"))
     for given in (*beside, tmp_path / "results", tmp_path / "results" / "report.html"):
-        code, shown, notes = run(given, "--nodes", nodes(tmp_path))
-        assert (code, shown) == (0, expected) and "not for this machine" not in notes
-    assert "not for this machine" in run(profile)[2]
+        assert run(given, "--nodes", nodes(tmp_path))[:2] == (0, expected) and "not for this machine" not in expected
+    assert "for the example nodes in nodes.yaml, not for this machine" in " ".join(run(profile)[1].split())
+    assert "not for this machine" in json.loads(run(profile, "--json")[1])["plan"]["notes"][0]
 
 
 def test_a_preset_is_profiled_before_it_is_planned(run, tmp_path, monkeypatch):

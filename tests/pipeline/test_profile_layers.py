@@ -88,6 +88,20 @@ def test_text_models_take_tokens_of_the_asked_shape_without_padding_for_both_hal
     assert model(**inputs).logits.shape == (4, model.config.num_labels)
 
 
+def test_new_tokens_are_generated_by_models_that_can_and_have_positions_for_them():
+    sizes = {"vocab_size": 20, "n_positions": 16, "n_embd": 8, "n_layer": 1, "n_head": 2, "eos_token_id": 1}
+    model = small("GPT2Config", "GPT2LMHeadModel", **sizes, bos_token_id=1)
+    inputs = models.inputs_for(model, 2, 12)
+    assert models.generating(model, inputs, 0) == (model, inputs)
+    generation, given = models.generating(model, inputs, 4)
+    assert generation(**given).shape == (2, 16) and models.shape_of(given, 4).endswith(" and 4 new")
+    with pytest.raises(InputError, match="--new-tokens 5: 17 tokens in all, and the model has 16 positions"):
+        models.generating(model, inputs, 5)
+    classifier = small("BertConfig", "BertForSequenceClassification", vocab_size=9, **TINY)
+    with pytest.raises(InputError, match="BertForSequenceClassification generates no text"):
+        models.generating(classifier, models.inputs_for(classifier, 1, 8), 2)
+
+
 @pytest.mark.parametrize(
     ("size", "channels", "shape"), [(32, 1, (2, 1, 32, 32)), ([32, 16], 3, (2, 3, 32, 16))], ids=["one", "two"]
 )
@@ -370,7 +384,9 @@ def test_memory_that_runs_out_is_answered_with_settings_of_this_tool(run, monkey
 
     monkeypatch.setattr(profiling, "profile", full)
     code, _, notes = run("--architecture", "distilgpt2", "--device", "cpu")
-    assert code == 1 and "memory ran out (CUDA out of memory.); lower --batch-size or --sequence-length" in notes
+    assert (
+        code == 1 and "memory ran out (CUDA out of memory.); lower --batch-size, --sequence-length or --new-to" in notes
+    )
 
 
 def test_preset_and_model_together_are_wrong_usage(run):

@@ -15,7 +15,10 @@ from typing import Any
 import pytest
 import torch
 
+from boundby.roofline import Interval
 from boundby.training import read_stage_times
+from boundby.trials import Tried
+from boundby.verdict import Fix, Trial, Untried
 from utils.training import loop, tasks
 from utils.training.settings import ModelName
 
@@ -349,3 +352,29 @@ def test_two_ranks_write_files_of_their_own_and_one_summary(tmp_path, capsys):
     assert done.stdout.count("What: ") == 1 and "Stages of rank 0 of 2" in done.stdout
     code, out = check(capsys, tmp_path / "run")
     assert code == 0 and "ok profiler_summary.json: of the ranks 0, 1" in out, out
+
+
+def test_after_a_run_with_try_each_fix_has_a_row_with_what_was_predicted_and_measured(train, monkeypatch):
+    trials = [
+        Trial(Fix("autocast"), Interval(1.5, 1.4, 1.6), Interval(1.4, 1.2, 1.7), 3.0),
+        Trial(Fix("fused_optimizer"), Interval(1.3, 1.25, 1.35), Interval(1.05, 1.0, 1.1), 1.2),
+    ]
+    tried = Tried(tuple(trials), (Untried(Fix("pin_memory"), "not_possible", "it is pinned for copies to a GPU"),))
+    steps = []
+
+    def try_fixes(recipe, shares, timer, **options):
+        model, batches = recipe.model(), list(recipe.batches(0, False))
+        assert torch.isfinite(recipe.loss(model, recipe.move(batches[0])))
+        steps.append(len(batches))
+        return tried
+
+    monkeypatch.setattr("utils.training.fixes.try_fixes", try_fixes)
+    code, out, _ = train("--try", *SMALL, "--run-id", "one")
+    said = " ".join(out.split())
+    assert code == 0 and f"in rounds of {steps[0]} steps" in said
+    assert "bfloat16 autocast 1.40 [1.20, 1.70] 3.00 1.50 [1.40, 1.60] yes" in said
+    assert "fused optimizer 1.05 [1.00, 1.10] 1.20 1.30 [1.25, 1.35] above the bound" in said
+    assert "pinned memory - - - not tried: it is pinned for copies to a GPU" in said
+    assert "compute in bfloat16 (torch.autocast): 1.50 [1.40, 1.60] times the speed; check the loss curve" in said
+    written = json.loads(Path("runs/one/trials.json").read_text())
+    assert [len(written[name]) for name in ("trials", "untried", "doubts")] == [2, 1, 0]

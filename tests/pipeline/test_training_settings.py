@@ -257,3 +257,17 @@ def test_targets_set_up_what_they_need_first(target, setup, command):
         first = next(place for place, line in enumerate(lines) if f"setup_environment.sh {setup} --quiet" in line)
         lines = [line for line in lines[first + 1 :] if not line.startswith("mkdir")][:1]
     assert any(command in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "processes", "said"),
+    [
+        (["--try", "--framework", "lightning"], 1, "--try changes the plain loop, and framework is 'lightning'"),
+        (["--try"], 2, "--try times one process; start it without torchrun"),
+        (["--try", "--", "python", "train.py"], 1, "a program of your own is recorded as it is"),
+    ],
+)
+def test_what_cannot_be_tried_is_refused_before_anything_is_trained(monkeypatch, capsys, arguments, processes, said):
+    monkeypatch.setenv("WORLD_SIZE", str(processes))
+    code = importlib.import_module("scripts.profile_training").main(arguments)
+    assert code == 2 and said in capsys.readouterr().err

@@ -15,7 +15,7 @@ import torch
 
 from boundby.device import has_int8_products
 from boundby.inference import ExactnessReport, compare_logits
-from boundby.inference.precision import to_int8
+from boundby.inference.precision import calibrate, to_int8
 from boundby.roofline import Interval
 from boundby.timer import Timer
 from tests import evaluation_workplace as workplace
@@ -116,6 +116,7 @@ def test_a_conversion_that_fails_costs_its_own_row_alone(here, monkeypatch):
 def test_rounding_to_eight_bits_is_a_kind_of_its_own():
     model, inputs = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(64, 64))), torch.ones(32, 64)
     to_int8(model)
+    calibrate(model, lambda: model(inputs))
     paced = Paced()
     each = paced.measured("as_it_comes", 0.1)
     each.way = replace(each.way, work=lambda texts: lambda: model(inputs))

@@ -386,7 +386,7 @@ def read(path: Path, layout: Layout) -> Results:
     document = _document(metrics)
     try:
         measured = {(row["dtype"], row["batch_size"]) for row in document["batch_sizes"] if row["status"] in MEASURED}
-        with layout.raw_samples.open(encoding="utf-8", newline="") as file:
+        with files.naming(layout.raw_samples), layout.raw_samples.open(encoding="utf-8", newline="") as file:
             visits = visits_of(csv.DictReader(file), document)
     except FileNotFoundError:
         raise InputError(f"{layout.raw_samples} is missing; a comparison needs every timing of the sweep") from None
@@ -459,7 +459,7 @@ def _marks(layout: Layout) -> Marks | None:
     """Return which predictions were right; None where the folder has no predictions."""
     path = layout.predictions
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with files.naming(path), path.open(encoding="utf-8", newline="") as file:
             rows = csv.DictReader(file)  # without labels nothing is right or wrong
             known = [(int(row["row_id"]), row["label_name"], row["correct"] == "1") for row in rows if row["correct"]]
     except FileNotFoundError:

@@ -125,7 +125,8 @@ def make(wanted: Identity, dataset: Path, loaded: LoadedModel, workers: int) -> 
     tokens = tuning.whole_tokens(predictor, texts, extremes.characters)
     token_s = tuning.seconds_per_token(predictor, texts)
     whole_s = token_s * tokens
-    chosen = _precision(wanted, loaded, predictor, rows.first_rows(dataset, shards, SAMPLE_ROWS), whole_s)
+    sample = rows.first_rows(dataset, shards, SAMPLE_ROWS)
+    chosen = _precision(wanted, loaded, predictor, (sample, check_texts), whole_s)
     if chosen.options.precision != options.precision:
         predictor = Predictor(loaded.model, loaded.tokenizer, chosen.options, check_texts)
         token_s = tuning.seconds_per_token(predictor, texts)  # what the rest of the plan costs and saves is in this one
@@ -175,12 +176,14 @@ def _precision_of(dtype: str) -> str:
     return dtype if dtype in PRECISIONS else "float32"
 
 
-def _precision(wanted: Identity, loaded: LoadedModel, predictor: Predictor, sample: Rows, whole_s: float) -> _Chosen:
+def _precision(
+    wanted: Identity, loaded: LoadedModel, predictor: Predictor, texts: tuple[Rows, Sequence[str]], whole_s: float
+) -> _Chosen:
     """Return the precision that the settings allow, measured where they ask for it or where it pays.
 
     `same` is never another precision than that of `predictor`, the model's, but for faster kernels of float32.
     """
-    options = predictor.options
+    options, (sample, check_texts) = predictor.options, texts
     if not tasks.of(wanted.task).HAS_PREDICTED_LABELS:
         return _unmeasured(options, f"no labels are predicted by model.task={wanted.task}")
     if wanted.precision == "same" and options.precision != "float32":
@@ -199,6 +202,7 @@ def _precision(wanted: Identity, loaded: LoadedModel, predictor: Predictor, samp
             sample.texts,
             None if sample.labels is None else sample.labels.tolist(),
             is_all=len(sample.texts) == wanted.rows,
+            check_texts=check_texts,
         ),
         rule_of(wanted.precision, wanted.min_agreement),
         options,

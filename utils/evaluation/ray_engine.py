@@ -238,9 +238,10 @@ def _begin(ray: ModuleType, address: str, folder: str, cpus: int | None) -> None
     try:
         with _signals_kept():
             ray.init(address=address, runtime_env=project, **options)
-    except (OSError, RuntimeError, ValueError) as error:
+    except Exception as error:  # Ray raises a bare one where its own processes do not start in time
+        way_out = "end other programs" if address == "local" else "unset RAY_ADDRESS for this machine"
         raise EnvironmentLacksError(
-            f"Ray does not start or answer (RAY_ADDRESS is {address}): {error}; unset RAY_ADDRESS for this machine"
+            f"Ray does not start or answer (RAY_ADDRESS is {address}): {error}; {way_out}, or evaluation.engine=local"
         ) from None
 
 

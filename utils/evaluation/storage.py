@@ -206,7 +206,8 @@ class Storage:
         On a disk, and where the store can, that is one operation; elsewhere two that write at once are seen when the
         store is read again.
         """
-        where, content = self._at(name), path.read_bytes()
+        with files.naming(path):
+            where, content = self._at(name), path.read_bytes()
         try:
             if self._is_local:
                 whole = Path(where).with_name(files.temporary_name(name))

@@ -22,6 +22,7 @@ class Measurement(Section):
     warmup_runs: NonNegativeInt = 10
     batch_size: PositiveInt = 1
     sequence_length: PositiveInt = 128
+    new_tokens: NonNegativeInt = 0  # to generate after these; 0 is one forward
 
 
 class Output(Section):

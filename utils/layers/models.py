@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from boundby.device import pick_device
+from boundby.layers.generation import Generation
 from boundby.whole_set import Shape
 from utils import hub
 from utils.errors import EnvironmentLacksError, InputError
@@ -38,7 +39,6 @@ QWEN2_05B = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 32_768,
     "tie_word_embeddings": True,
-    "use_cache": False,
 }
 T5_SMALL = {"vocab_size": 32_128, "d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_heads": 8}
 RESNET = {"embedding_size": 64, "num_labels": 1000}
@@ -196,9 +196,33 @@ def inputs_for(model: torch.nn.Module, batch_size: int, sequence_length: int) ->
     return make(model, model.config, batch_size, sequence_length, next(model.parameters()).device)
 
 
-def shape_of(inputs: Mapping[str, torch.Tensor]) -> str | None:
+def generating(
+    model: torch.nn.Module, inputs: Mapping[str, torch.Tensor], new_tokens: int
+) -> tuple[torch.nn.Module, Mapping[str, torch.Tensor]]:
+    """Return a model that generates so many tokens after `inputs`, and its inputs; both as they are for none.
+
+    Raises InputError where it cannot generate, or has fewer positions.
+    """
+    if not new_tokens:
+        return model, inputs
+    given = {name: tensor for name, tensor in inputs.items() if not name.startswith("decoder_")}
+    config: Any = model.config
+    length = new_tokens + (0 if getattr(config, "is_encoder_decoder", False) else inputs["input_ids"].shape[1])
+    positions = most_positions(model)
+    if positions and length > positions:
+        raise InputError(f"--new-tokens {new_tokens}: {length} tokens in all, and the model has {positions} positions")
+    settings = {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens, "do_sample": False, "num_beams": 1}
+    settings |= {"use_cache": True, "pad_token_id": getattr(config, "pad_token_id", None) or 0}
+    try:
+        return Generation(model, **settings), given
+    except ValueError as error:
+        raise InputError(f"--new-tokens {new_tokens}: {error}") from None
+
+
+def shape_of(inputs: Mapping[str, torch.Tensor], new_tokens: int = 0) -> str | None:
     """Return what one run takes in words; None where it is no text."""
-    return str(Shape(*inputs["input_ids"].shape)) if "input_ids" in inputs else None
+    after = f" and {new_tokens} new" if new_tokens else ""
+    return f"{Shape(*inputs['input_ids'].shape)}{after}" if "input_ids" in inputs else None
 
 
 def _tokens(

@@ -86,8 +86,7 @@ class Index:
         """Return the runs, the one that was written last first. A missing folder has none."""
         with self._scanning:
             found = {}
-            for folder in folders_below(self.root):
-                stamp = stamp_of(folder)
+            for folder, stamp in folders_below(self.root):
                 if not stamp:
                     continue
                 path = folder.relative_to(self.root).as_posix()
@@ -97,15 +96,19 @@ class Index:
         return sorted((entry for _, entry in found.values()), key=lambda each: (-each.changed_unix_s, each.path))
 
 
-def folders_below(root: Path) -> Iterator[Path]:
-    """Yield the folder and those below it, without following links; those that hold a run are not looked into."""
+def folders_below(root: Path) -> Iterator[tuple[Path, Stamp]]:
+    """Yield the folder and those below it with their stamps, without following links.
+
+    Those that hold a run are not looked into.
+    """
     pending = [(root, 0)]
     for _ in range(MOST_FOLDERS):
         if not pending:
             return
         folder, depth = pending.pop()
-        yield folder
-        if depth >= DEEPEST_RUN or (depth and stamp_of(folder)):
+        stamp = stamp_of(folder)
+        yield folder, stamp
+        if depth >= DEEPEST_RUN or (depth and stamp):
             continue
         try:
             with os.scandir(folder) as entries:

@@ -39,6 +39,7 @@ CARD = 230  # holds "59.9 min ago" whole
 LONGEST_OF_TWO = 14  # characters of names that stand beside one another on a telephone
 AT_HAND_BYTES = 4 * 2**20  # of a file that is offered as it is; a larger one is read when it is asked for
 READABLE = (".json", ".jsonl", ".csv", ".txt", ".log", ".yaml", ".md")
+LONGEST_SENTENCE = 400  # characters: names of stages are the program's
 CONFIG = "config.json"
 SAID = {
     "faster": "faster than those of A",
@@ -65,6 +66,12 @@ class Shown:
     def ranks(self) -> tuple[StageTimes, ...]:
         """Return the stage times of the processes."""
         return self.processes.ranks
+
+    @property
+    def writers_now(self) -> float:
+        """Return the time by the clock of the machine that writes the run: the files bear that of this one."""
+        written = [each.written_unix_s for each in self.ranks if each.written_unix_s is not None]
+        return self.now - (self.entry.changed_unix_s - max(written)) if written else self.now
 
 
 def table(rows: Sequence[Mapping[str, float | str | None]], height: int | Literal["auto"] = "auto") -> None:
@@ -158,7 +165,7 @@ def _state(shown: Shown) -> None:
 
 
 def _alerts(shown: Shown) -> None:
-    findings = alerts.watch(shown.ranks, shown.now, shown.stall_s)
+    findings = alerts.watch(shown.ranks, shown.writers_now, shown.stall_s)
     for finding in findings:
         for alert in finding.alerts:
             with st.container(border=True):
@@ -178,7 +185,11 @@ def _verdict(shown: Shown) -> None:
     times = shown.ranks[0]
     summary, _ = shown.folder.document(file_name(SUMMARY, times.rank, times.world_size))
     found = judge_training(shown.ranks, trace_verdict_of(summary))
-    st.code(str(found), language=None, wrap_lines=True)
+    with st.container(border=True, gap="xsmall"):
+        for head, sentences in found.parts.items():
+            if sentences:
+                st.caption(f"{head}:")
+                st.text("\n".join(text.plain(each, LONGEST_SENTENCE) for each in sentences))
 
 
 def _steps(shown: Shown) -> None:
@@ -220,14 +231,14 @@ def _metrics(shown: Shown) -> None:
 
 
 def _given_up(shown: Shown) -> None:
-    rows = [
-        {"rank": times.rank, "what": each.what, "why": each.reason, "times": each.count}
+    said = [
+        f"rank {times.rank}: {each.what}: {each.reason}{f' ({each.count} times)' if each.count > 1 else ''}"
         for times in shown.ranks
         for each in times.remarks
     ]
-    if rows:
+    if said:
         st.subheader("What the profiler gave up", anchor=False)
-        table(rows)
+        st.text("\n".join(said))  # a table would cut it
 
 
 def timing(shown: Shown) -> None:
@@ -349,8 +360,7 @@ def _memory_course(times: StageTimes, names: list[str]) -> None:
             "metric": name,
             "now": text.size(values[-1]),
             "largest": text.size(values.max()),
-            "since the first step": text.size(values[-1] - values[0]),
-            "values": len(values),
+            "growth": text.size(values[-1] - values[0]),
         }
         for name, (_, values) in lines.items()
     ]
@@ -375,7 +385,6 @@ def artifacts(shown: Shown) -> None:
             "file": text.plain(each.path),
             "size": text.size(each.size_bytes),
             "written": text.ago(each.changed_unix_s, shown.now),
-            "what it is": each.purpose,
         }
         for each in found
     ]
@@ -391,6 +400,8 @@ def _one(shown: Shown, found: list[RunFile]) -> None:
     path = st.selectbox("File", list(by_path), format_func=lambda each: names.get(each, each), key="file")
     chosen = by_path.get(path or "", found[0])
     name = text.plain(chosen.path.rpartition("/")[2])
+    if chosen.purpose:
+        st.caption(chosen.purpose)
     if chosen.size_bytes > LARGEST_DOWNLOAD:
         st.info(f"Files above {text.size(LARGEST_DOWNLOAD)} do not go through the browser; copy this one:")
         st.code(str(shown.folder.folder.resolve() / chosen.path), language=None)
@@ -436,30 +447,26 @@ def _indented(content: str) -> str:
 
 def _missing(shown: Shown) -> None:
     names = [each.path for each in shown.folder.files() if each.path.endswith(MANIFEST) and "/" not in each.path]
-    rows = []
+    said = []
     for name in names:
         document, fault = shown.folder.document(name)
-        if fault:
-            rows.append({"file": name, "what": name, "why": fault})
+        said += [fault] if fault else []
         if document.get("trace_reason"):
-            rows.append(_remark(name, {"what": "trace", "reason": document["trace_reason"]}))
+            said.append(_remark(name, {"what": "trace", "reason": document["trace_reason"]}))
         for key in ("unavailable", "downgrades"):
             listed = document.get(key)
-            rows += [_remark(name, each) for each in (listed if isinstance(listed, list) else [])]
-    if rows:
+            said += [_remark(name, each) for each in (listed if isinstance(listed, list) else [])]
+    if said:
         st.subheader("What is missing or less than asked for, and why", anchor=False)
-        table(rows)
+        st.text("\n".join(said))
     elif not names:
         st.info("There is no manifest yet; it comes with the first trace, or at the end of the run.")
 
 
-def _remark(name: str, remark: object) -> dict[str, str]:
+def _remark(name: str, remark: object) -> str:
     given = remark if isinstance(remark, dict) else {"reason": remark}
-    return {
-        "file": name,
-        "what": text.plain(str(given.get("what", ""))),
-        "why": text.plain(str(given.get("reason")), text.REASON_CHARACTERS),
-    }
+    what, why = text.plain(str(given.get("what", ""))), text.plain(str(given.get("reason")), text.REASON_CHARACTERS)
+    return f"{name}: {what}: {why}"
 
 
 def compare(shown: Shown) -> None:
@@ -504,6 +511,9 @@ def _judged(a: StageTimes, b: StageTimes) -> None:
         st.subheader(f"The steps of B are {SAID[whole.verdict]}", anchor=False)
         st.text(f"B takes {text.ratio(whole)} times as long as A")
     table([_row(each) for each in found.rows])
+    for row in found.rows:
+        if row.reason:
+            st.text(f"{text.plain(row.name)}: {row.reason}")
     st.caption(
         "Ratios are B over A with their 95 % intervals, from windows of consecutive undisturbed steps on the host:"
         f" {found.steps[0]:,} of A, {found.steps[1]:,} of B. Faster and slower need at least"
@@ -521,7 +531,6 @@ def _row(row: StageRow) -> dict[str, str | float | None]:
         "B (ms)": row.b.step_s * 1e3 if row.b else None,
         "A, share (%)": text.share(row.a),
         "B, share (%)": text.share(row.b),
-        "why open": row.reason or "",
     }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Self
 
 import msgspec
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from boundby import files
 from boundby.layers.records import ModelProfile
@@ -23,6 +23,7 @@ from utils.yaml_settings import load
 
 SCHEMA_VERSION = 2
 SUMMARIES, MODEL = "*_summary.json", "config.json"
+EXAMPLES = "planned for the example nodes in {}, not for this machine: state yours there, or with --nodes FILE"
 MOST_SECONDS = 120.0  # to profile a model that has no profile yet
 WITH_KIND = re.compile(r"([A-Za-z][\w-]*)=(.+)", re.DOTALL)
 SHAPE = re.compile(r"\w+\[(\d+)(?:, (\d+))?")
@@ -84,6 +85,8 @@ class Workload(Section):
     """What a stage holds beside weights and activations."""
 
     inputs_in_flight: PositiveInt = 1
+    batch_size: PositiveInt | None = None  # that of the profile
+    kv_cache_tokens: NonNegativeInt = 0
     kv_cache_mb_per_block: NonNegativeFloat = 0
     extra_live_mb: NonNegativeFloat | None = None
 
@@ -179,6 +182,8 @@ def plan(
             kv_cache_bytes=round(workload.kv_cache_mb_per_block * MB),
             extra_live_bytes=None if extra is None else round(extra * MB),
             inputs_in_flight=workload.inputs_in_flight,
+            kv_cache_tokens=workload.kv_cache_tokens,
+            batch_size=workload.batch_size,
         )
         nodes, links = planner.calibrated([node.virtual() for node in settings.nodes], settings.link_table(), trials)
         found = planner.generate_plan(
@@ -194,6 +199,13 @@ def plan(
     except ValueError as error:
         raise InputError(str(error)) from None
     return found, None
+
+
+def for_examples(outcome: PartitionPlan | Infeasible, path: Path) -> PartitionPlan | Infeasible:
+    """Return the plan with the note that its nodes are those of an example; what is missing names them itself."""
+    if isinstance(outcome, Infeasible):
+        return outcome
+    return replace(outcome, notes=(EXAMPLES.format(path.name), *outcome.notes))
 
 
 @dataclass(frozen=True)
@@ -248,6 +260,7 @@ def as_json(outcome: PartitionPlan | Infeasible, profiles: Profiles, model: str 
         }
     else:
         plan = asdict(outcome)
+        plan["largest_batch"] = outcome.largest_batch
         plan["requests_per_s"] = outcome.requests_per_s
         plan["requests_per_s_reason"] = outcome.requests_per_s_reason
         for stage, made in zip(plan["stages"], outcome.stages, strict=True):

@@ -84,6 +84,7 @@ def _plan(plan: PartitionPlan, profiles: Profiles) -> Iterator[Block]:
             ("Latency of one request", f"{_ms(plan.latency_s)} ms"),
             ("Between two of many", f"{_ms(plan.period_s)} ms"),
             ("Throughput", f"{number(rate)} requests/s" if rate else f"not claimed: {plan.requests_per_s_reason}"),
+            *_memory(plan),
         ]
     )
     yield _stages(plan)
@@ -100,6 +101,13 @@ def _plan(plan: PartitionPlan, profiles: Profiles) -> Iterator[Block]:
         if items:
             yield Paragraph(title)
             yield BulletList(items)
+
+
+def _memory(plan: PartitionPlan) -> Iterator[tuple[str, str]]:
+    if plan.batch_size and plan.largest_batch is not None:
+        caches = sum(stage.memory.kv_cache for stage in plan.stages)
+        held = f", {_mb(caches)} MB of it KV caches" if caches else ""
+        yield "Memory", f"of a batch of {plan.batch_size}{held}; up to {plan.largest_batch:,} fit beside the weights"
 
 
 def _stages(plan: PartitionPlan) -> Table:

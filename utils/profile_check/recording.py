@@ -296,7 +296,7 @@ def _stacks(subject: Subject, manifest: Manifest) -> Iterator[Check]:
         return
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         yield subject.unreadable("stacks", path, error)
         return
     wrong = [number for number, line in enumerate(lines, start=1) if not FOLDED.fullmatch(line)]

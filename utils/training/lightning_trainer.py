@@ -27,7 +27,7 @@ def fit(job: Job) -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
     settings = job.settings
     training, evaluation = loop.loaders(
-        job.task.split, job.plan, settings.training.seed, settings.data.num_workers, job.process.device
+        job.task.split, job.plan, settings.training.seed, settings.data.num_workers, job.pins_memory
     )
     with warnings.catch_warnings():
         for text in REMARKS:

@@ -8,7 +8,6 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
-from boundby.device import is_gpu
 from boundby.training import ProfilerManager
 from boundby.training.stages import (
     BACKWARD,
@@ -40,12 +39,12 @@ class Work:
 
 
 def loaders(
-    split: Split, plan: Plan, seed: int, num_workers: int, device: torch.device
+    split: Split, plan: Plan, seed: int, num_workers: int, pin_memory: bool
 ) -> tuple[DataLoader[Row], DataLoader[Row]]:
     """Return the batches to learn from, shuffled anew each epoch in an order that the seed decides, and the others."""
     rows = Repeated(split.training, plan.rows_per_epoch)
     order = DistributedSampler(rows, seed=seed) if plan.world_size > 1 else None
-    common = {"batch_size": plan.batch_size, "collate_fn": split.collate, "pin_memory": is_gpu(device)}
+    common = {"batch_size": plan.batch_size, "collate_fn": split.collate, "pin_memory": pin_memory}
     training: DataLoader[Row] = DataLoader(
         rows,
         sampler=order,

@@ -104,21 +104,30 @@ class Job:
         )
 
     @property
+    def pins_memory(self) -> bool:
+        """Whether batches are made in memory that a GPU can fetch them from by itself."""
+        return self.settings.data.pin_memory and is_gpu(self.process.device)
+
+    @property
     def model_name(self) -> str:
         """The name of the folder of this model's traces: its class."""
         return type(self.task.model).__name__
 
 
 Say = Callable[[str], object]
+After = Callable[[Job], Iterator[str]]
 
 REFUSED = 0
 NEEDED = {"loop": (), "trainer": ("accelerate",), "lightning": ("lightning",)}
 
 
-def run(settings: TrainingSettings, run_id: str | None, output: Path | None, say: Say, note: Say) -> None:
+def run(  # noqa: PLR0913, PLR0917  (what is trained, where, who is told, and what follows)
+    settings: TrainingSettings, run_id: str | None, output: Path | None, say: Say, note: Say, after: After | None = None
+) -> None:
     """Train, record if that is wanted, and say what was found; the first process of several speaks for all.
 
-    Raises a PipelineError that names the way out, and whatever ended the training.
+    What `after` does with the run is said last. Raises a PipelineError that names the way out, and whatever ended the
+    training.
     """
     require(settings)
     with joined(settings.device) as process:
@@ -131,6 +140,8 @@ def run(settings: TrainingSettings, run_id: str | None, output: Path | None, say
         process.wait_for_all()
         if process.is_first:
             say("\n".join(_closing(job)))
+        if after:
+            say("\n".join(after(job)))
 
 
 def claim(process: Process, settings: TrainingSettings, run_id: str | None, output: Path | None) -> Path:
@@ -245,7 +256,7 @@ def _work(job: Job) -> loop.Work:
     model = job.task.model.to(process.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=training.learning_rate)
     workers = job.settings.data.num_workers
-    batches, evaluation = loop.loaders(job.task.split, job.plan, training.seed, workers, process.device)
+    batches, evaluation = loop.loaders(job.task.split, job.plan, training.seed, workers, job.pins_memory)
     if process.world_size > 1:
         model = DistributedDataParallel(model)
     return loop.Work(model, optimizer, batches, evaluation if training.evaluate else None, process.device)

@@ -17,6 +17,7 @@ class Data(Section):
 
     subsample_percentage: Annotated[float, Field(gt=0, le=1)] = 1.0  # a share of 1, under the name it is known by
     num_workers: NonNegativeInt = 0
+    pin_memory: bool = True  # on a GPU; elsewhere there is nothing to pin it for
 
 
 class Training(Section):

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from transformers import EvalPrediction, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-from boundby.device import is_gpu, is_host
+from boundby.device import is_host
 from boundby.integrations.transformers import ProfCallback
 from utils.training.run import Job
 from utils.training.tasks import Repeated
@@ -82,7 +82,7 @@ def arguments_of(job: Job) -> TrainingArguments:
         max_grad_norm=0.0,  # as in the other loops: gradients are not clipped
         seed=training.seed,
         dataloader_num_workers=job.settings.data.num_workers,
-        dataloader_pin_memory=is_gpu(job.process.device),
+        dataloader_pin_memory=job.pins_memory,
         eval_strategy="epoch" if training.evaluate else "no",
         save_strategy="no",
         logging_strategy="no",

@@ -17,14 +17,14 @@ from utils.variants.reasons import ATTENTION, CALLS, PRODUCTS, ROUNDING, Operato
 from utils.variants.rounds import Measured
 
 NAMED = {
-    PRODUCTS: ("mm", "addmm", "bmm", "baddbmm", "linear", "_int_mm"),
-    ATTENTION: ("scaled_dot_product",),
+    PRODUCTS: ("mm", "addmm", "linear", "_linear_pointwise", "qlinear_pointwise"),
+    ATTENTION: ("scaled_dot_product", "bmm", "baddbmm", "_softmax", "_safe_softmax"),
     "norm": ("native_layer_norm", "layer_norm", "rms_norm", "_fused_rms_norm"),
     "activation": ("gelu", "silu", "tanh", "relu", "sigmoid"),
     "copies": ("copy_", "clone", "cat", "index", "index_select", "embedding", "gather", "stack"),
 }
 # What an eight-bit product does to its inputs and results, in programs that have one.
-EIGHT_BITS = ("abs", "amax", "div", "round_", "clamp_min_", "_to_copy", "mul_", "add_")
+EIGHT_BITS = ("mul", "round_", "clamp_", "_to_copy", "bitwise_xor_")
 ROUNDS = 3
 PASSES = 2 * (ROUNDS + 1) + 2  # of each variant, with the recording and its first run
 SHARE = 0.1  # of the time that is left
@@ -91,7 +91,7 @@ def _operators(work: Work, instruments: Instruments) -> Operators:
 
 def _kinds(recording: Recording) -> Iterator[str]:
     names = [step.name.rpartition("::")[2] for step in recording.steps]
-    has_eight_bits = "_int_mm" in names
+    has_eight_bits = "qlinear_pointwise" in names
     for name, step in zip(names, recording.steps, strict=True):
         known = (kind for kind, listed in NAMED.items() if name in listed or (kind == ATTENTION and listed[0] in name))
         is_rounding = has_eight_bits and name in EIGHT_BITS

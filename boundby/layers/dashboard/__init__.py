@@ -16,6 +16,7 @@ from boundby import formatting
 from boundby.formatting import duration, listed, size
 from boundby.layers.ranking import Ranked, blocks, label
 from boundby.layers.records import LayerProfile, ModelProfile
+from boundby.layers.report import passes_text
 from boundby.stats import Summary
 from boundby.verdict import Bound, Fix, plain
 from boundby.webpage import environment
@@ -92,6 +93,8 @@ def answer(profile: ModelProfile) -> list[tuple[str, str]]:
         f"{layer_name(rows[0].path)} is the longest block, {percent(rows[0].share)} of {duration(run_s)} for a run{of};"
         f" by class {kinds[0].name} takes most, {percent(kinds[0].share)}."
     )
+    if passes := passes_text(profile):
+        what += f" Of a run, {passes}."
     if profile.coverage.status == "not representative":
         return [("What", what), ("Next", "Profile again where nothing else runs: these times are not the model's.")]
     seconds: dict[Bound, float] = defaultdict(float)

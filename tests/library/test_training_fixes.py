@@ -1,0 +1,124 @@
+"""Loops whose parts take known times: what each fix is predicted to gain, and what it gains in rounds of steps."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from boundby.timer import Timer
+from boundby.training import fixes
+from boundby.training.fixes import Recipe, try_fixes
+from boundby.training.steps import Share
+from tests.fakes import FakeClock
+
+CPU = torch.device("cpu")
+STEPS = 64
+DATA_S, FORWARD_S, UPDATE_S = 2.0**-6, 2.0**-5, 2.0**-6
+SHARES = [
+    Share("data", "input", DATA_S, 0.2),
+    Share("forward", "compute", FORWARD_S, 0.4),
+    Share("optimizer", "optimizer", UPDATE_S, 0.2),
+    Share("logging", "under_utilised", UPDATE_S, 0.2),  # which a round has not
+]
+
+
+class Model(torch.nn.Module):
+    """A parameter whose forward takes half as long under autocast, and a quarter compiled."""
+
+    def __init__(self, clock):
+        super().__init__()
+        self.weight, self.clock, self.slow = torch.nn.Parameter(torch.ones(())), clock, 1.0
+
+    def forward(self):
+        self.clock.advance(self.slow * FORWARD_S * (0.5 if torch.is_autocast_enabled("cpu") else 1.0))
+        return self.weight
+
+
+class Batches:
+    """Batches made one after the other in the loop, or ahead of it by workers: two for each."""
+
+    def __init__(self, clock, workers):
+        self.clock, self.workers = clock, workers
+
+    def __iter__(self):
+        ready, asked = [self.clock.now], [self.clock.now] * 2 * self.workers
+        for _ in range(STEPS):
+            if not self.workers:
+                self.clock.advance(DATA_S)
+            else:
+                ready.append(max(ready[-1], asked.pop(0)) + DATA_S / self.workers)
+                self.clock.now = max(self.clock.now, ready[-1])
+                asked.append(self.clock.now)
+            yield self.clock.now
+
+
+@pytest.fixture
+def clock():
+    return FakeClock()
+
+
+@pytest.fixture
+def recipe(clock, monkeypatch):
+    monkeypatch.setattr(fixes, "usable_cpus", lambda: {0, 1, 2, 3, 4, 5, 6, 7})
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    monkeypatch.setattr(fixes, "compile_obstacle", lambda device: None)
+    monkeypatch.setattr(torch, "compile", lambda model, options: (setattr(model, "slow", 0.25), model)[1])
+
+    def update(is_fused):
+        return lambda: clock.advance(UPDATE_S * (0.25 if is_fused else 1.0))
+
+    return Recipe(
+        CPU,
+        model=lambda: Model(clock),
+        optimizer=lambda parameters, is_fused: SimpleNamespace(step=update(is_fused), zero_grad=lambda: None),
+        batches=lambda workers, pins: Batches(clock, workers),
+        move=lambda batch: batch,
+        loss=lambda model, batch: model(),
+    )
+
+
+def tried(recipe, clock, **options):
+    found = try_fixes(recipe, SHARES, Timer(clock), budget_s=600.0, pause=clock.advance, **options)
+    return {trial.fix.kind: trial for trial in found.trials}, {each.fix.kind: each for each in found.untried}
+
+
+def test_each_fix_gains_what_its_part_alone_predicts_and_never_more_than_its_part_takes(recipe, clock):
+    trials, untried = tried(recipe, clock)
+    step_s = DATA_S + FORWARD_S + UPDATE_S
+    gained = {"worker_processes": DATA_S, "autocast": FORWARD_S / 2, "fused_optimizer": UPDATE_S * 0.75}
+    for kind, saved_s in {**gained, "fuse_operators": FORWARD_S * 0.75}.items():
+        assert trials[kind].measured.value == pytest.approx(step_s / (step_s - saved_s), rel=0.01), kind
+        assert trials[kind].is_within_bound
+    for kind in gained:
+        predicted = trials[kind].predicted
+        assert predicted.low <= trials[kind].measured.value <= predicted.high, kind
+    assert trials["fuse_operators"].predicted is None, "nobody has calibrated a compiler"
+    assert {kind: each.reason for kind, each in untried.items()} == {"pin_memory": "it is pinned for copies to a GPU"}
+
+
+def test_loading_takes_time_from_the_rest_where_no_core_is_left(recipe, clock, monkeypatch):
+    monkeypatch.setattr(fixes, "usable_cpus", lambda: {0})
+    trials, _ = tried(recipe, clock)
+    assert trials["worker_processes"].predicted.value == pytest.approx(1.0, rel=0.01)
+
+
+def test_what_cannot_be_tried_is_named_with_the_reason_and_the_others_stand(recipe, clock, monkeypatch):
+    def without_bfloat16(*_, **__):
+        raise RuntimeError("no bfloat16 here")
+
+    monkeypatch.setattr(torch, "autocast", without_bfloat16)
+    monkeypatch.setattr(fixes, "compile_obstacle", lambda device: "the C++ compiler g++ is missing")
+    trials, untried = tried(dataclasses.replace(recipe, workers=4, is_pinned=True), clock)
+    assert set(trials) == {"fused_optimizer"}
+    assert {kind: (each.kind, each.reason) for kind, each in untried.items()} == {
+        "worker_processes": ("not_possible", "4 load it already"),
+        "pin_memory": ("not_possible", "it is pinned already"),
+        "autocast": ("failed", "RuntimeError: no bfloat16 here"),
+        "fuse_operators": ("not_possible", "the C++ compiler g++ is missing"),
+    }
+
+
+def test_without_known_stages_nothing_is_predicted_and_all_is_tried(recipe, clock):
+    found = try_fixes(recipe, [], Timer(clock), budget_s=600.0, pause=clock.advance)
+    assert len(found.trials) == 4 and {(each.predicted, each.at_most) for each in found.trials} == {(None, None)}

@@ -1,0 +1,133 @@
+"""What each fix does to the speed of the demo's steps: predicted, bounded, tried on copies of the model, and said."""
+
+import copy
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from boundby import files
+from boundby.device import synchronizer
+from boundby.disturbance import HostCounters, Watch
+from boundby.formatting import NOTHING
+from boundby.roofline import Interval
+from boundby.timer import Timer
+from boundby.training.fixes import Recipe, try_fixes
+from boundby.trials import Tried
+from boundby.verdict import Trial
+from utils.errors import InputError
+from utils.render import plain_text
+from utils.render.blocks import Block, Paragraph, Table
+from utils.training import loop, run_folder
+from utils.training.run import Job
+from utils.training.settings import TrainingSettings
+
+FILE, SCHEMA_VERSION = "trials.json", 1
+BUDGET_S = 120.0
+ROUND_S, LEAST_STEPS = 0.3, 16  # of a round: workers fetch 4 batches ahead, which must not count
+HEADERS = ("fix", "predicted,\n90 %", "at most", "measured,\n95 %", "as predicted")
+
+
+def recorded(settings: TrainingSettings) -> TrainingSettings:
+    """Return the settings of the run that the trials follow. Raises InputError where they could not follow one."""
+    if settings.framework != "loop":
+        raise InputError(f"--try changes the plain loop, and framework is {settings.framework!r}: --framework loop")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise InputError("--try times one process; start it without torchrun")
+    return settings.model_copy(update={"profiling": settings.profiling.model_copy(update={"enabled": True})})
+
+
+def tried(job: Job) -> Iterator[str]:
+    """Yield the lines of the scorecard, which is written to the folder of the run too."""
+    ranks = run_folder.ranks_of(job.folder)
+    verdict = run_folder.judge(job.folder, ranks) if ranks else None
+    if verdict is None or not verdict.step_s:
+        yield "no fix was tried: the steps of the run are not known"
+        return
+    steps = max(LEAST_STEPS, math.ceil(ROUND_S / verdict.step_s))
+    job.note(f"trying each fix that applies here, in rounds of {steps} steps, about {BUDGET_S:.0f} s in all")
+    found = try_fixes(
+        recipe_of(job, steps),
+        verdict.stages,
+        Timer(synchronize=synchronizer(job.process.device)),
+        budget_s=BUDGET_S,
+        watch=Watch(HostCounters()),
+        told=lambda text, left_s: job.note(f"{text}, {left_s:.0f} s left"),
+    )
+    yield from plain_text.lines(scorecard(found, steps))
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "training_trials",
+        "steps_of_a_round": steps,
+        "trials": [each.as_dict() for each in found.trials],
+        "untried": [each.as_dict() for each in found.untried],
+        "doubts": [str(each) for each in found.doubts],
+    }
+    files.write_json(job.folder / FILE, document)
+    yield f"\nin {job.folder / FILE}"
+
+
+def recipe_of(job: Job, steps: int) -> Recipe:
+    """Return how the steps of a job are made, in rounds of so many."""
+    device, training = job.process.device, job.settings.training
+    plan = replace(job.plan, steps_per_epoch=steps)
+
+    def optimizer(parameters: Any, is_fused: bool) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, lr=training.learning_rate, fused=is_fused or None)
+
+    def loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        return model(**batch)["loss"] / plan.accumulate
+
+    return Recipe(
+        device,
+        model=lambda: copy.deepcopy(job.task.model).to(device).train(),
+        optimizer=optimizer,
+        batches=lambda workers, pins: loop.loaders(job.task.split, plan, training.seed, workers, pins)[0],
+        move=lambda batch: loop.to_device(batch, device),
+        loss=loss,
+        workers=job.settings.data.num_workers,
+        is_pinned=job.pins_memory,
+        accumulate=plan.accumulate,
+    )
+
+
+def scorecard(found: Tried, steps: int) -> list[Block]:
+    """Return what was predicted of each fix beside what was measured, and what to do."""
+    rows = [
+        *(
+            (
+                trial.name,
+                _factor(trial.predicted),
+                NOTHING if trial.at_most is None else f"{trial.at_most:.2f}",
+                _factor(trial.measured),
+                _said(trial),
+            )
+            for trial in found.trials
+        ),
+        *(
+            (each.fix.change.tried or str(each.fix), NOTHING, NOTHING, NOTHING, f"not tried: {each.reason}")
+            for each in found.untried
+        ),
+    ]
+    caption = f"Factors of the speed of the steps, in rounds of {steps} steps with and without each fix, in turn"
+    gaining = [trial for trial in found.trials if trial.outcome == "gains"]
+    best = max(gaining, key=lambda trial: trial.measured.value, default=None)
+    advice = f"{best.fix}: {_factor(best.measured)} times the speed" if best else "nothing that was tried here"
+    coarse = "; check the loss curve with it" if best and best.fix.kind == "autocast" else ""
+    said = [f"What gains most: {advice}{coarse}.", *([f"Doubt: {found.doubts[0]}."] if found.doubts else [])]
+    return [Table(HEADERS, rows, left=(0, 4), caption=caption), *map(Paragraph, said)]
+
+
+def _factor(of: Interval | None) -> str:
+    return NOTHING if of is None else f"{of.value:.2f} [{of.low:.2f}, {of.high:.2f}]"
+
+
+def _said(trial: Trial) -> str:
+    if not trial.is_within_bound:
+        return "above the bound"
+    if trial.predicted is None:
+        return NOTHING
+    return "yes" if trial.predicted.low <= trial.measured.value <= trial.predicted.high else "no"
