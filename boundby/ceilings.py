@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 import torch
 
 from boundby import environment, files
-from boundby.device import describe, device_queue, is_gpu, is_host, last_level_cache_bytes, synchronizer, uuid_of
+from boundby.device import describe, device_queue, gpu_source, is_gpu, is_host, last_level_cache_bytes, synchronizer
 from boundby.disturbance import HostCounters, Watch
 from boundby.roofline import Interval, Limits
-from boundby.sampler import Source, nvml_source
+from boundby.sampler import Source
 from boundby.timer import Timer, Work
 
 SCHEMA_VERSION = 3  # 2: sizes of caches are measured; 3: a GPU's products are sustained
@@ -212,7 +212,7 @@ def measure(
     points = len(wanted) + (len(_precisions(device)) - 1) * ("float32" in wanted)
     start = timer.clock()
     bench = _Bench(device, timer, slot_s=budget_s / (2 * points + 8), deadline=start + OVERRUN * budget_s)
-    bench.source = source or nvml_source(uuid_of(device)) if is_gpu(device) else None
+    bench.source = source or gpu_source(device) if is_gpu(device) else None
     with torch.inference_mode():
         dispatch = bench.dispatch()
         products = [bench.product(dtype, *_in_use(dtype)) for dtype in wanted]

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from boundby.sampler import AmdSource, NoSource, Source, nvml_source
+
 _trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 HEAP_BLOCK_BYTES = 32 * 2**20 - 65536  # the largest that glibc learns from, and room for its own header
 ASSUMED_GPU_CACHE_BYTES = 40 * 2**20
@@ -33,13 +35,19 @@ def pick_device(name: str = "auto") -> torch.device:
     device = torch.device(name)
     if device.type == "cuda":
         if not torch.cuda.is_available():
-            built = torch.version.cuda or "none, a CPU build"
-            raise ValueError(f"device {name!r} is not there: torch {torch.__version__} (CUDA {built}) sees no GPU")
+            raise ValueError(f"device {name!r} is not there: torch {torch.__version__} ({built_for()}) sees no GPU")
         index = device.index or 0
         if index >= torch.cuda.device_count():
             raise ValueError(f"device {name!r} is not there: torch sees {torch.cuda.device_count()} GPU(s)")
         return torch.device("cuda", index)
     return device
+
+
+def built_for() -> str:
+    """Return for which GPUs the installed torch was built, with the version: those of ROCm answer as "cuda", too."""
+    if torch.version.hip:
+        return f"ROCm {torch.version.hip}"
+    return f"CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU build"
 
 
 def is_host(device: torch.device | str) -> bool:
@@ -198,7 +206,7 @@ def last_level_cache_bytes(device: torch.device) -> int | None:
 
 
 def describe(device: torch.device) -> dict[str, Any]:
-    """Return name, memory in bytes and, for a GPU, capability and number of multiprocessors."""
+    """Return name, memory in bytes and, for a GPU, what it can run, its multiprocessors and torch's versions for it."""
     if not is_gpu(device):
         return {"type": device.type, "threads": torch.get_num_threads()}
     properties = runtime(device).get_device_properties(device)
@@ -209,12 +217,28 @@ def describe(device: torch.device) -> dict[str, Any]:
         "capability": f"{properties.major}.{properties.minor}",
         "multiprocessors": properties.multi_processor_count,
         "cuda": torch.version.cuda,
+        **({"rocm": torch.version.hip, "architecture": properties.gcnArchName} if torch.version.hip else {}),
     }
 
 
 def uuid_of(device: torch.device) -> str | None:
     """Return the identifier NVML knows this GPU by, since its numbers differ from CUDA's; None for other devices."""
     return str(runtime(device).get_device_properties(device).uuid) if is_gpu(device) else None
+
+
+def gpu_source(device: torch.device) -> Source:
+    """Return the readings of this GPU by the library of its driver, or `NoSource` with the reason.
+
+    torch numbers the GPUs that the environment shows to it (CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES), the driver all.
+    """
+    if not is_gpu(device):
+        return NoSource("the device is not a GPU")
+    if not torch.version.hip:
+        return nvml_source(uuid_of(device))
+    try:
+        return AmdSource(torch.cuda._get_amdsmi_handler(device))
+    except Exception as error:  # amdsmi may be missing, or without a driver, each with its own type
+        return NoSource(f"amdsmi: {error}")
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -146,7 +146,32 @@ def _cpu_name() -> str:
 
 
 def _gpus() -> dict[str, Any]:
-    """Return `gpus` and `driver`; an empty list with `gpus_reason` where NVML does not answer."""
+    """Return `gpus` and `driver`; an empty list with `gpus_reason` where no driver's library answers."""
+    found = _nvidia_gpus()
+    return found if found["gpus"] else _amd_gpus() or found
+
+
+def _amd_gpus() -> dict[str, Any] | None:
+    """Return the same by amdsmi; None where it is not installed or finds no driver."""
+    try:
+        import amdsmi
+
+        amdsmi.amdsmi_init()
+        handles = amdsmi.amdsmi_get_processor_handles()
+        gpus = [
+            {
+                "name": amdsmi.amdsmi_get_gpu_asic_info(handle)["market_name"],
+                "memory_bytes": amdsmi.amdsmi_get_gpu_memory_total(handle, amdsmi.AmdSmiMemoryType.VRAM),
+            }
+            for handle in handles
+        ]
+        driver = amdsmi.amdsmi_get_gpu_driver_info(handles[0])["driver_version"] if handles else None
+    except Exception:  # its library may be missing, too old or without a driver, each with its own type
+        return None
+    return {"gpus": gpus, "driver": driver} if gpus else None
+
+
+def _nvidia_gpus() -> dict[str, Any]:
     try:
         import pynvml
 

@@ -1,4 +1,4 @@
-"""Background readings of the machine from a source: NVML, psutil, several of them, or none with a reason.
+"""Background readings of the machine from a source: NVML, amdsmi, psutil, several of them, or none with a reason.
 
 NVML's utilisation is the share of its last sample period, 1/6 s to 1 s, in which one or more kernels ran. A single
 small kernel after another gives 100 %: it tells that the GPU was not idle, never what limits a model. The CPU's is the
@@ -8,7 +8,7 @@ share of the machine's core time in which anything ran, a thread that spins whil
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
@@ -62,29 +62,35 @@ class NoSource:
         raise OSError(self.reason)
 
 
-class NvmlSource:
-    """The readings of one NVIDIA GPU, found by its UUID, since NVML and CUDA number GPUs differently."""
+class DriverSource:
+    """The readings of one GPU by the library of its driver, which may refuse any quantity."""
 
     reason: str | None = None
+    library: str
 
-    def __init__(self, uuid: str) -> None:
-        import pynvml
-
-        self._nvml = pynvml
-        pynvml.nvmlInit()
-        is_whole_name = uuid.startswith(("GPU-", "MIG-"))
-        self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if is_whole_name else f"GPU-{uuid}")
+    def __init__(self, error: type[Exception]) -> None:
         self.reasons: Mapping[str, str] = {}
+        self.error = error  # of the library
+
+    def _getters(self) -> dict[str, Callable[[], float | None]]:
+        raise NotImplementedError
+
+    def _joules(self) -> float:
+        raise NotImplementedError
 
     def read(self) -> dict[str, float]:
-        """Return what NVML gives; a quantity that it refuses is noted in `reasons`. Raises OSError if it gives none."""
+        """Return what the driver gives; what it refuses is noted in `reasons`. Raises OSError if it gives nothing."""
         values: dict[str, float] = {}
         reasons: dict[str, str] = {}
         for quantity, get in self._getters().items():
             try:
                 value = get()
-            except (self._nvml.NVMLError, AttributeError) as error:  # an older pynvml lacks some functions
-                reasons[quantity] = f"NVML: {error}"
+            except (
+                self.error,
+                AttributeError,
+                LookupError,
+            ) as error:  # an older library lacks some
+                reasons[quantity] = f"{self.library}: {error}"
                 continue
             if value is None:
                 reasons[quantity] = "the driver lists no process to this container, not even this one"
@@ -98,35 +104,130 @@ class NvmlSource:
     def joules(self) -> float:
         """Return the energy since the driver was loaded; raises OSError where the GPU has no such counter."""
         try:
-            return float(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)) / 1e3
-        except self._nvml.NVMLError as error:
-            raise OSError(f"NVML: {error}") from error
+            return self._joules()
+        except (self.error, LookupError) as error:
+            raise OSError(f"{self.library}: {error}") from error
+
+
+def _others(pids: Sequence[int]) -> int | None:
+    """Return how many other processes compute on the GPU; in a container the driver may show pids of the host."""
+    if os.getpid() in pids:
+        return len(pids) - 1
+    return len(pids) - 1 if pids else None  # one of them is this process under the pid it has on the host
+
+
+class NvmlSource(DriverSource):
+    """The readings of one NVIDIA GPU, found by its UUID, since NVML and CUDA number GPUs differently.
+
+    A part of a GPU (MIG) has memory and processes of its own, and clock and temperature of the whole. What the whole
+    takes is none of its readings: the other parts are in it. Raises OSError where it is not known which part it is.
+    """
+
+    library = "NVML"
+
+    def __init__(self, uuid: str) -> None:
+        import pynvml
+
+        super().__init__(pynvml.NVMLError)
+        self._nvml = pynvml
+        pynvml.nvmlInit()
+        self._handle, self._is_part = self._found(uuid)
+        self._whole = self._handle
+        if self._is_part:
+            self._whole = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self._handle)
+
+    def _found(self, uuid: str) -> tuple[Any, bool]:
+        """Return the handle, and whether it is of a part; torch leaves out what the name of either begins with."""
+        find = self._nvml.nvmlDeviceGetHandleByUUID
+        name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+        try:
+            handle = find(name)
+        except self.error:
+            if name == uuid:
+                raise
+            return find(f"MIG-{uuid}"), True
+        if name.startswith("MIG-"):
+            return handle, True
+        try:
+            is_divided = bool(self._nvml.nvmlDeviceGetMigMode(handle)[0])
+        except (self.error, AttributeError):  # one that cannot be divided
+            is_divided = False
+        if not is_divided:
+            return handle, False
+        part = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0].strip()
+        if not part.startswith("MIG-"):
+            raise OSError("the GPU is divided (MIG); set CUDA_VISIBLE_DEVICES to the name of the part that is measured")
+        return find(part), True
+
+    def _joules(self) -> float:
+        return float(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._undivided())) / 1e3
 
     def _getters(self) -> dict[str, Callable[[], float | None]]:
-        nvml, handle = self._nvml, self._handle
+        nvml, handle, whole = self._nvml, self._handle, self._whole
         return {
-            "gpu_utilization_pct": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
-            "gpu_power_w": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
-            "gpu_sm_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
-            "gpu_temperature_c": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+            "gpu_utilization_pct": lambda: nvml.nvmlDeviceGetUtilizationRates(self._undivided()).gpu,
+            "gpu_power_w": lambda: nvml.nvmlDeviceGetPowerUsage(self._undivided()) / 1e3,
+            "gpu_sm_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(whole, nvml.NVML_CLOCK_SM),
+            "gpu_temperature_c": lambda: nvml.nvmlDeviceGetTemperature(whole, nvml.NVML_TEMPERATURE_GPU),
             "gpu_memory_used_bytes": lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used,
             "gpu_clock_event_reasons": self._clock_event_reasons,
-            "gpu_processes": self._other_processes,
+            "gpu_processes": lambda: _others([each.pid for each in nvml.nvmlDeviceGetComputeRunningProcesses(handle)]),
         }
+
+    def _undivided(self) -> Any:
+        if self._is_part:
+            raise LookupError("a part of a GPU (MIG) has no such counter of its own")
+        return self._handle
 
     def _clock_event_reasons(self) -> int:
         """Return the bit mask; older drivers and older pynvml know it by its former name alone."""
         try:
-            return int(self._nvml.nvmlDeviceGetCurrentClocksEventReasons(self._handle))
-        except (AttributeError, self._nvml.NVMLError):
-            return int(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle))
+            return int(self._nvml.nvmlDeviceGetCurrentClocksEventReasons(self._whole))
+        except (AttributeError, self.error):
+            return int(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._whole))
 
-    def _other_processes(self) -> int | None:
-        """Return how many other processes compute on the GPU; in a container NVML may show pids of the host."""
-        pids = [process.pid for process in self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)]
-        if os.getpid() in pids:
-            return len(pids) - 1
-        return len(pids) - 1 if pids else None  # one of them is this process under the pid it has on the host
+
+class AmdSource(DriverSource):
+    """The readings of one AMD GPU by its handle of amdsmi; clock events are NVML's alone."""
+
+    library = "amdsmi"
+
+    def __init__(self, handle: Any) -> None:
+        import amdsmi
+
+        super().__init__(amdsmi.AmdSmiException)
+        self._smi, self._handle = amdsmi, handle
+
+    def _joules(self) -> float:
+        found = self._smi.amdsmi_get_energy_count(self._handle)
+        count = _given(found, "energy_accumulator", "power")  # of old, the name was that of something else
+        return count * _given(found, "counter_resolution") / 1e6  # which is in uJ
+
+    def _getters(self) -> dict[str, Callable[[], float | None]]:
+        smi, handle = self._smi, self._handle
+        power = ("socket_power", "current_socket_power", "average_socket_power")
+        return {
+            "gpu_utilization_pct": lambda: _given(smi.amdsmi_get_gpu_activity(handle), "gfx_activity"),
+            "gpu_power_w": lambda: _given(smi.amdsmi_get_power_info(handle), *power),
+            "gpu_sm_clock_mhz": lambda: _given(
+                smi.amdsmi_get_clock_info(handle, smi.AmdSmiClkType.GFX), "clk", "cur_clk"
+            ),
+            "gpu_temperature_c": lambda: _given({"temperature": self._temperature()}, "temperature"),
+            "gpu_memory_used_bytes": lambda: _given(smi.amdsmi_get_gpu_vram_usage(handle), "vram_used") * 2**20,
+            "gpu_processes": lambda: _others([each["pid"] for each in smi.amdsmi_get_gpu_process_list(handle)]),
+        }
+
+    def _temperature(self) -> Any:
+        kinds, metrics = self._smi.AmdSmiTemperatureType, self._smi.AmdSmiTemperatureMetric
+        return self._smi.amdsmi_get_temp_metric(self._handle, kinds.JUNCTION, metrics.CURRENT)
+
+
+def _given(found: Mapping[str, Any], *names: str) -> float:
+    """Return the first of these fields that has a value; raises LookupError where none has, which amdsmi calls N/A."""
+    value = next((found[name] for name in names if found.get(name, "N/A") != "N/A"), None)
+    if value is None:
+        raise LookupError(f"this GPU has no value for {names[0].replace('_', ' ')}")
+    return float(value)
 
 
 class PsutilSource:

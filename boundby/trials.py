@@ -116,7 +116,7 @@ def try_out(  # noqa: PLR0913  (what, and with which instruments; what is known 
         except Exception as error:  # a forward, and torch in another setting, may raise anything
             untried.append(remark(candidate.fix, error))
             if isinstance(error, CaptureLeftoverError):
-                disturbed.append("a CUDA graph could not be captured and left the process in an unknown state")
+                disturbed.append("a graph could not be captured and left the process in an unknown state")
         else:
             trials.append(_with_prediction(trial, gains))
             disturbed += [seen] if seen else []

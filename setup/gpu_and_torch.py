@@ -49,10 +49,13 @@ class Torch:
     path: str | None = None
     sees_gpu: bool = False
     problem: str | None = None
+    rocm: str | None = None
 
     @property
     def build(self) -> str:
         """Return what the build computes on, as one says it."""
+        if self.rocm:
+            return f"built for ROCm {self.rocm}"
         return f"built for CUDA {self.cuda}" if self.cuda else "CPU build"
 
 
@@ -107,7 +110,8 @@ def probe_torch() -> Torch:
             torch.zeros(1, device="cuda").add_(1).item()
         except RuntimeError as error:
             problem = _first_line(str(error))
-    return Torch(str(torch.__version__), torch.version.cuda, torch.__file__, sees_gpu, problem)
+    rocm = getattr(torch.version, "hip", None)
+    return Torch(str(torch.__version__), torch.version.cuda, torch.__file__, sees_gpu, problem, rocm)
 
 
 def release(version: str) -> tuple[int, int]:

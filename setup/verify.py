@@ -164,12 +164,13 @@ def facts(machine: Machine) -> list[tuple[str, str]]:
     driver = machine.driver
     gpus = ", ".join(f"{gpu.name} {_gb(gpu.memory_bytes)}" for gpu in driver.gpus)
     runs = f"{driver.gpus[0].driver}, runs CUDA up to {driver.cuda or 'unknown'}" if driver.gpus else "none"
+    is_amd = machine.torch is not None and machine.torch.rocm is not None and machine.torch.sees_gpu
     as_pinned = sum(pin == installed for pin, installed in machine.packages.values())
     return [
         ("Python", f"{machine.python} ({sys.executable})"),
         ("torch", _torch_text(machine)),
-        ("GPU", gpus or f"none: {driver.absent or driver.problem}"),
-        ("driver", runs),
+        ("GPU", gpus or (f"none: {driver.absent or driver.problem}" if not is_amd else "AMD, seen by torch")),
+        *([] if is_amd else [("driver", runs)]),
         ("memory", _gb(machine.memory_bytes) if machine.memory_bytes else "unknown"),
         *(
             ("disk", f"{_gb(disk.free_bytes)} free at {disk.folder} ({disk.filesystem or '?'})")

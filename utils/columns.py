@@ -378,7 +378,7 @@ RESIDENT = Meaning(
     section="memory",
 )
 SENSOR = Meaning(
-    "means of NVML's readings beside the timed work",
+    "means of the driver's readings beside the timed work",
     is_not="energy: the power sensor sees a part of the time",
     section="device",
 )

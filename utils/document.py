@@ -430,6 +430,8 @@ class Device(TypedDict, total=False):
     capability: str
     multiprocessors: int
     cuda: str | None
+    rocm: str
+    architecture: str
 
 
 class Agreement(TypedDict, total=False):

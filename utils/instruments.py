@@ -4,11 +4,11 @@ import os
 
 import torch
 
-from boundby.device import is_gpu, is_host, uuid_of
+from boundby.device import gpu_source, is_gpu, is_host
 from boundby.disturbance import HostCounters, Reference, Watch, usable_cpus
 from boundby.energy import EnergyMeter, RaplCounter
 from boundby.environment import machine
-from boundby.sampler import NvmlSource, PsutilSource, Source, Sources, nvml_source
+from boundby.sampler import DriverSource, PsutilSource, Source, Sources
 from boundby.timer import Timer
 from utils.document import MachineState
 
@@ -17,7 +17,7 @@ REFERENCE_SIZE = 384  # of a matrix product: 1 ms on two cores, and it uses all 
 
 def source(device: torch.device) -> Source:
     """Return what the sampler reads: the host, and the GPU where the model runs on one."""
-    return Sources(nvml_source(uuid_of(device)), PsutilSource())
+    return Sources(gpu_source(device), PsutilSource())
 
 
 def watch(device: torch.device) -> Watch:
@@ -35,8 +35,8 @@ Energy = tuple[EnergyMeter | None, float | None, str | None]
 def energy(device: torch.device, timer: Timer) -> Energy:
     """Return the meter of this device and the watts it takes when idle, or why there is none."""
     try:
-        counter = nvml_source(uuid_of(device)) if is_gpu(device) else RaplCounter()
-        if not isinstance(counter, NvmlSource | RaplCounter):
+        counter = gpu_source(device) if is_gpu(device) else RaplCounter()
+        if not isinstance(counter, DriverSource | RaplCounter):
             return None, None, counter.reason
         meter = EnergyMeter(counter, timer)
         return meter, meter.idle_w(), None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from boundby import files
 from boundby.remarks import Say
-from boundby.sampler import PsutilSource, Source, Sources, nvml_source
+from boundby.sampler import PsutilSource, Source, Sources
 from boundby.trace import OPERATOR_COLUMNS, operator_rows
 from boundby.trace.judgement import judge_trace
 from boundby.training import results, stages
@@ -257,7 +257,7 @@ class ProfilerManager:
     def _prepare(self) -> None:
         """Find out about process and device, and make what records the trace."""
         from boundby.capture import CaptureOptions, Naming, Recorder, Schedule, naming_of_process
-        from boundby.device import allocator, is_gpu, pick_device, uuid_of
+        from boundby.device import allocator, gpu_source, is_gpu, pick_device
         from boundby.training.recorder import CudaMarks
 
         timer, given = self.timer, self._options.timer
@@ -270,7 +270,7 @@ class ProfilerManager:
             timer.marks = CudaMarks(device)
         if self._options.readings:
             counters = allocator(device)
-            sources = (PsutilSource(), nvml_source(uuid_of(device)))
+            sources = (PsutilSource(), gpu_source(device))
             self._readings = Readings(Sources(*sources, AllocatorSource(counters)) if counters else Sources(*sources))
         if self._options.trace:
             self._recorder = Recorder(

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from boundby.device import CudaQueue, describe, device_queue, is_out_of_memory, pick_device, release_memory
+from boundby.device import CudaQueue, describe, device_queue, gpu_source, is_out_of_memory, pick_device, release_memory
 from boundby.device import synchronizer as waiter
 from boundby.timer import DeviceTime, Timer
 
@@ -138,6 +139,40 @@ def test_a_mark_is_passed_once_the_gpu_has_come_to_it_and_a_call_is_timed_behind
     timer = Timer(synchronize=waiter(FIRST))
     found = timer.on_device(lambda: cuda.sleep(4_000_000), CudaQueue(FIRST), enqueue_s=0.0)
     assert found == DeviceTime(pytest.approx(0.004, rel=1e-6))
+
+
+@pytest.fixture
+def three_gpus(monkeypatch):
+    """Three GPUs of which the environment shows the last and the first of the machine, in this order."""
+    uuids = {0: "uuid-2", 1: "uuid-0"}
+    names = {"name": "a GPU", "total_memory": 2**37, "major": 9, "minor": 4, "multi_processor_count": 304}
+
+    def properties(device):
+        return SimpleNamespace(uuid=uuids[device.index], gcnArchName="gfx942", **names)
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+
+
+@pytest.mark.usefixtures("three_gpus")
+@pytest.mark.parametrize(("device", "uuid"), [(FIRST, "uuid-2"), (SECOND, "uuid-0")], ids=str)
+def test_the_driver_is_asked_for_a_gpu_by_its_uuid_and_not_by_the_number_that_torch_gives_it(device, uuid, monkeypatch):
+    monkeypatch.setattr("boundby.device.nvml_source", lambda asked: asked)
+    assert gpu_source(device) == uuid
+    assert gpu_source(CPU).reason == "the device is not a GPU"
+
+
+@pytest.mark.usefixtures("three_gpus", "no_gpu")
+def test_with_torch_for_rocm_no_message_names_cuda_or_nvml_and_amdsmi_is_asked(monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", "7.1.0")
+    with pytest.raises(ValueError, match=r"\(ROCm 7.1.0\) sees no GPU"):
+        pick_device("cuda")
+    found = describe(SECOND)
+    assert (found["rocm"], found["architecture"]) == ("7.1.0", "gfx942")
+    monkeypatch.setattr(torch.cuda, "_get_amdsmi_handler", lambda device: ("handle", device), raising=False)
+    monkeypatch.setattr("boundby.device.AmdSource", lambda handle: handle)
+    assert gpu_source(SECOND) == ("handle", SECOND)
+    monkeypatch.delattr(torch.cuda, "_get_amdsmi_handler")
+    assert gpu_source(SECOND).reason.startswith("amdsmi: ")
 
 
 REFUSALS = (

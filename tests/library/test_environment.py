@@ -120,6 +120,21 @@ def test_a_gpu_that_is_not_there_or_cannot_be_asked_is_no_gpu_with_a_reason(monk
     assert closed == [True]
 
 
+def test_the_gpus_of_amd_are_described_by_amdsmi_where_nvml_finds_none(monkeypatch):
+    class Amdsmi:
+        AmdSmiMemoryType = SimpleNamespace(VRAM="vram")
+        amdsmi_init = staticmethod(lambda: None)
+        amdsmi_get_processor_handles = staticmethod(lambda: ["first", "second"])
+        amdsmi_get_gpu_asic_info = staticmethod(lambda handle: {"market_name": "AMD Instinct MI300X"})
+        amdsmi_get_gpu_memory_total = staticmethod(lambda handle, kind: 192 * 10**9)
+        amdsmi_get_gpu_driver_info = staticmethod(lambda handle: {"driver_version": "6.14.14"})
+
+    monkeypatch.setitem(sys.modules, "amdsmi", Amdsmi)
+    found = machine()
+    assert found["gpus"] == [{"name": "AMD Instinct MI300X", "memory_bytes": 192 * 10**9}] * 2
+    assert (found["driver"], "gpus_reason" in found) == ("6.14.14", False)
+
+
 def test_the_fingerprint_is_short_and_does_not_depend_on_the_host_or_on_why_there_is_no_gpu(monkeypatch):
     first = fingerprint()
     assert first == fingerprint()

@@ -95,6 +95,20 @@ def test_a_batch_is_padded_on_the_right_to_its_longest_text():
     assert batch.input_ids.tolist() == [[1, 2], [1, 2], [1, 0]]
 
 
+@pytest.mark.parametrize(("lengths", "copies"), [((3, 1), 2), ((3, 3), 1)], ids=["padded", "even"])
+def test_a_gpu_is_sent_pinned_ids_without_a_wait_and_a_mask_only_where_it_is_read(lengths, copies, monkeypatch):
+    sent: list[dict[str, Any]] = []
+
+    def pinned(tensor):
+        return SimpleNamespace(to=lambda device, **how: sent.append(how) or tensor)
+
+    monkeypatch.setattr("boundby.inference.batches.is_gpu", lambda device: True)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pinned)
+    batch = collate(tokens_of(*lengths), [0, 1], PAD, CPU)
+    assert sent == [{"non_blocking": True}] * copies
+    assert batch.attention_mask.sum() == batch.tokens_real
+
+
 def test_only_a_padded_batch_goes_in_with_a_mask():
     seen: list[Any] = []
 

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from boundby import sampler as sampler_module
-from boundby.sampler import NoSource, NvmlSource, PsutilSource, Sampler, Sources, nvml_source
+from boundby.sampler import AmdSource, NoSource, NvmlSource, PsutilSource, Sampler, Sources, nvml_source
 from tests.fakes import FakeClock
 
 LONG_S = 60.0  # ends a test that hangs; none waits so long
@@ -144,8 +144,10 @@ class FakeNvml:
     NVMLError = NvmlError
     NVML_CLOCK_SM, NVML_TEMPERATURE_GPU = 1, 0
 
-    def __init__(self, *uuids: str, pids: Any = None, lacks: Any = (), absent: Any = ()) -> None:
-        self.uuids, self.lacks, self.absent = uuids, lacks, absent
+    def __init__(
+        self, *uuids: str, pids: Any = None, lacks: Any = (), absent: Any = (), is_divided: bool = False
+    ) -> None:
+        self.uuids, self.lacks, self.absent, self.is_divided = uuids, lacks, absent, is_divided
         self.pids = (os.getpid(),) if pids is None else pids
         self.calls: list[str] = []
 
@@ -156,6 +158,13 @@ class FakeNvml:
         if uuid not in self.uuids:
             raise NvmlError("Not Found")
         return f"handle of {uuid}"
+
+    def nvmlDeviceGetMigMode(self, handle):  # noqa: N802
+        return [int(self.is_divided and handle == "handle of GPU-0a1b"), 0]
+
+    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle):  # noqa: N802
+        assert handle.startswith("handle of MIG-")
+        return "handle of the whole"
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         answers: dict[str, Callable[[], Any]] = {
@@ -175,7 +184,9 @@ class FakeNvml:
         def call(handle: str, *which: int) -> Any:
             asked = {"nvmlDeviceGetClockInfo": self.NVML_CLOCK_SM}
             asked["nvmlDeviceGetTemperature"] = self.NVML_TEMPERATURE_GPU
-            assert handle == f"handle of {self.uuids[0]}"
+            is_part = self.uuids[-1].startswith("MIG-")
+            of_whole = is_part and ("Clock" in name or "Temperature" in name)
+            assert handle == ("handle of the whole" if of_whole else f"handle of {self.uuids[-1]}")
             assert which == ((asked[name],) if name in asked else ())
             self.calls.append(name)
             if name in self.lacks:
@@ -208,18 +219,93 @@ def without(*quantities: str) -> dict[str, float]:
     return {quantity: value for quantity, value in ALL.items() if quantity not in quantities}
 
 
-@pytest.mark.parametrize(
-    ("uuid", "name"),
-    [("0a1b", "GPU-0a1b"), ("GPU-0a1b", "GPU-0a1b"), ("MIG-5c6d", "MIG-5c6d")],
-    ids=["torch", "nvml", "part of a GPU"],
-)
-def test_a_gpu_however_its_uuid_is_written_gives_all_quantities_in_their_units(uuid, name, monkeypatch):
-    source = source_of(monkeypatch, FakeNvml(name), uuid)
+@pytest.mark.parametrize("uuid", ["0a1b", GPU], ids=["torch", "nvml"])
+def test_a_gpu_however_its_uuid_is_written_gives_all_quantities_in_their_units(uuid, monkeypatch):
+    source = source_of(monkeypatch, FakeNvml("GPU-9e9e", GPU), uuid)  # NVML sees all that the machine has
     assert (source.read(), source.reasons, source.joules()) == (ALL, {}, 1234.5)
 
 
+@pytest.mark.parametrize(
+    ("uuid", "nvml", "visible"),
+    [
+        ("MIG-5c6d", FakeNvml("MIG-5c6d"), ""),
+        ("5c6d", FakeNvml(GPU, "MIG-5c6d"), "1"),  # torch leaves out what the name begins with
+        ("0a1b", FakeNvml(GPU, "MIG-5c6d", is_divided=True), "MIG-5c6d,MIG-7e8f"),  # an older torch names the whole
+    ],
+    ids=["nvml", "torch", "older torch"],
+)
+def test_a_part_of_a_gpu_has_no_power_of_its_own_and_the_clock_of_the_whole(uuid, nvml, visible, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    source = source_of(monkeypatch, nvml, uuid)
+    assert source.read() == without("gpu_utilization_pct", "gpu_power_w")
+    assert source.reasons["gpu_power_w"] == "NVML: a part of a GPU (MIG) has no such counter of its own"
+    with pytest.raises(OSError, match="has no such counter of its own"):
+        source.joules()
+
+
+@pytest.mark.parametrize("visible", ["0", None], ids=str)
+def test_a_part_of_a_gpu_that_nobody_names_is_not_read_as_the_whole(visible, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(GPU, is_divided=True))
+    assert "set CUDA_VISIBLE_DEVICES to the name of the part" in nvml_source("0a1b").reason
+
+
+class FakeAmdsmi:
+    """The part of amdsmi that is used, on a GPU of the MI300 kind: what it does not have is "N/A"."""
+
+    class AmdSmiException(Exception):
+        pass
+
+    AmdSmiClkType = SimpleNamespace(GFX="gfx")
+    AmdSmiTemperatureType = SimpleNamespace(JUNCTION="junction")
+    AmdSmiTemperatureMetric = SimpleNamespace(CURRENT="current")
+
+    def __init__(self, energy: dict[str, Any]) -> None:
+        self.energy = energy
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        answers: dict[tuple[Any, ...], Any] = {
+            ("amdsmi_get_gpu_activity",): {"gfx_activity": 97, "umc_activity": 40},
+            ("amdsmi_get_power_info",): {"average_socket_power": "N/A", "current_socket_power": 512},
+            ("amdsmi_get_clock_info", "gfx"): {"clk": 1980},
+            ("amdsmi_get_temp_metric", "junction", "current"): "N/A",
+            ("amdsmi_get_gpu_vram_usage",): {"vram_used": 2**14},
+            ("amdsmi_get_gpu_process_list",): [{"pid": os.getpid()}, {"pid": 2**23}],
+            ("amdsmi_get_energy_count",): self.energy,
+        }
+
+        def call(handle: str, *which: str) -> Any:
+            assert handle == "the third"
+            if answers[name, *which] is None:
+                raise self.AmdSmiException("AMDSMI_STATUS_NOT_SUPPORTED")
+            return answers[name, *which]
+
+        return call
+
+
+@pytest.mark.parametrize(
+    "energy",
+    [{"energy_accumulator": 2_000_000, "counter_resolution": 15.25}, {"power": 2e6, "counter_resolution": 15.25}],
+)
+def test_an_amd_gpu_is_read_by_amdsmi_in_the_same_units_and_what_is_not_available_has_a_reason(energy, monkeypatch):
+    monkeypatch.setitem(sys.modules, "amdsmi", FakeAmdsmi(energy))
+    source = AmdSource("the third")
+    absent = ("gpu_temperature_c", "gpu_clock_event_reasons")
+    assert source.read() == without(*absent) | {"gpu_power_w": 512.0, "gpu_processes": 1.0}
+    assert source.reasons == {"gpu_temperature_c": "amdsmi: this GPU has no value for temperature"}
+    assert source.joules() == 30.5
+
+
+def test_an_amd_gpu_without_an_energy_counter_tells_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "amdsmi", FakeAmdsmi(None))
+    with pytest.raises(OSError, match="amdsmi: AMDSMI_STATUS_NOT_SUPPORTED"):
+        AmdSource("the third").joules()
+
+
 REFUSED = {
-    "gpu_utilization_pct": "nvmlDeviceGetUtilizationRates",  # as on a part of a GPU (MIG)
+    "gpu_utilization_pct": "nvmlDeviceGetUtilizationRates",
     "gpu_power_w": "nvmlDeviceGetPowerUsage",
     "gpu_temperature_c": "nvmlDeviceGetTemperature",
     "gpu_processes": "nvmlDeviceGetComputeRunningProcesses",

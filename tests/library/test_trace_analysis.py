@@ -97,11 +97,13 @@ def test_issuing_work_after_a_wait_counts_to_it_for_as_long_as_it_had_kept_the_h
 
 
 def test_a_copy_to_pageable_memory_waits(tmp_path):
-    def copied(name):
-        copy = call(12, 20, 90, "cudaMemcpyAsync"), work(70, 1, 90, name=name, category="gpu_memcpy")
+    def copied(name, by="cudaMemcpyAsync"):
+        copy = call(12, 20, 90, by), work(70, 1, 90, name=name, category="gpu_memcpy")
         return causes_of(tmp_path, *one_gap(*copy, launched=50))
 
-    assert copied("Memcpy DtoH (Device -> Pageable)") == {"launch": 20, "synchronisation": 20, "launch_latency": 10}
+    waits = {"launch": 20, "synchronisation": 20, "launch_latency": 10}
+    assert copied("Memcpy DtoH (Device -> Pageable)") == waits
+    assert copied("Memcpy DtoH (Device -> Pinned)", by="hipMemcpyWithStream") == waits
     assert copied("Memcpy DtoH (Device -> Pinned)") == {"launch": 40, "launch_latency": 10}
 
 

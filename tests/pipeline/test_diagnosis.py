@@ -206,6 +206,27 @@ def test_flops_are_those_of_the_formula_with_padding_and_without() -> None:
     assert not [doubt for doubt in finding.verdict.doubts if doubt.kind == "work"]
 
 
+def test_the_forward_that_a_gpu_replays_as_a_graph_has_a_mask_that_the_host_does_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    size = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=WORDS, **size)).eval()
+    bench = Bench(["abcd", "a b c d e"], model).sweep(2)
+    seen: list[torch.Tensor] = []
+
+    def bare(work: Any, *_: Any, extras: Any, **__: Any) -> None:
+        model.register_forward_pre_hook(lambda *given: seen.append(given[2]["attention_mask"]), with_kwargs=True)
+        extras.bare()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(diagnosis, "is_gpu", lambda device: True)
+    monkeypatch.setattr(diagnosis, "bottleneck", bare)
+    with pytest.raises(KeyboardInterrupt):
+        bench.finding(chosen=2)
+    assert [mask.dim() for mask in seen] == [4]
+
+
 def test_flops_far_from_the_formula_are_a_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(EVEN).sweep(4)
     counted = values(bench.finding())["flops_per_batch"]

@@ -15,7 +15,7 @@ from boundby.inference.planning import token_budgets
 from utils.artifacts import Layout
 from utils.data import load_texts
 from utils.errors import InputError
-from utils.evaluation import rows, tuning
+from utils.evaluation import executors, rows, tuning
 from utils.evaluation.finalize import busy_seconds, elapsed_seconds, occupancy
 from utils.evaluation.parts import Cost
 from utils.evaluation.plan import Identity
@@ -197,3 +197,21 @@ def test_the_margin_of_near_ties_is_that_of_full_batches(monkeypatch):
 
 def test_the_tokens_of_all_texts_follow_from_their_characters():
     assert tuning.whole_tokens(Machine({}), ["text"] * 10, characters=4000) == 100 * 10 * 4000 / 40
+
+
+@pytest.mark.parametrize(
+    ("asked", "names", "used"),
+    [
+        ("auto", ["H100", "H100", "H100"], ["cuda:0", "cuda:1", "cuda:2"]),
+        ("cuda", ["H100", "L4", "H100"], ["cuda:0", "cuda:2"]),  # a plan holds for one kind
+        ("cuda:1", ["H100", "H100"], ["cuda:1"]),
+        ("auto", [], ["auto"]),
+        ("cpu", ["H100"], ["cpu"]),
+    ],
+)
+def test_an_evaluation_has_a_worker_on_every_gpu_of_the_first_ones_kind(asked, names, used, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(names))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(names))
+    monkeypatch.setattr(torch.cuda, "get_device_name", names.__getitem__)
+    assert executors.devices(asked) == used
+    assert executors.local_workers(asked) == len(used)

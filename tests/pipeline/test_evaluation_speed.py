@@ -74,6 +74,36 @@ def test_what_follows_a_choice_of_precision_is_reckoned_in_that_precision(here, 
     assert asked == [("float32_fast", 2.0)]
 
 
+def test_the_texts_that_a_gpu_computes_one_by_one_are_in_what_choosing_a_precision_costs(here, monkeypatch):
+    texts, alone_s = 12, 2.0
+    monkeypatch.setattr(planning, "is_gpu", lambda device: True)
+    monkeypatch.setattr(planning, "device_name", lambda device: "a GPU")
+    monkeypatch.setattr(tuning, "seconds_per_token", lambda *_: 0.125)
+    monkeypatch.setattr(tuning, "whole_tokens", lambda *_: 8.0)
+    monkeypatch.setattr(tuning, "seconds_alone", lambda *_: alone_s)
+    assert workplace.evaluate(here[1], "plan evaluation.precision=same") == [0]
+    cost_s = planning.PASSES * 1.0 + texts * alone_s
+    reason = f"not measured: that would take about {cost_s:.0f} s, all texts about 1 s"
+    assert plans.load(here[0]).reasons.precision == reason
+
+
+def test_the_margin_of_near_ties_is_reckoned_in_batches_of_the_planned_budget(here, monkeypatch):
+    asked: list[int] = []
+
+    def chosen(model, tokenizer, sample, rule, options):
+        return SimpleNamespace(options=replace(options, guard_margin=0.5), report=None, reasons=())
+
+    def guard(predictor, model, texts, rule):
+        asked.append(predictor.token_budget)
+        return 3.0
+
+    monkeypatch.setattr(planning, "choose_precision", chosen)
+    monkeypatch.setattr(tuning, "guard_in_full_batches", guard)
+    assert workplace.evaluate(here[1], "plan evaluation.precision=guarded") == [0]
+    choices = plans.load(here[0]).choices
+    assert (choices.guard_margin, asked) == (3.0, [choices.token_budget])
+
+
 class Timed:
     """A predictor that needs `seconds` for any texts; the layers of it took `compile_s` to compile."""
 

@@ -1,12 +1,16 @@
 """What is looked at first on a GPU: every check has failed once on purpose, and measures what it judges."""
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from transformers import GPT2Config, GPT2Model
 
+from boundby.trials import Candidate, Made
+from boundby.verdict import Fix
 from scripts import check_gpu
 from utils import first_light
 from utils.first_light import CHECKS, Card, Check, NotHereError, Sizes, look
@@ -55,7 +59,7 @@ FIGURES: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
     "energy": ({"J by the counter": 2000.0, "W x s": 2100.0, "reasons": {}}, [{"W x s": 2500.0}]),
     "peak of memory": ({"MiB above": 64.0, "torch's": 64.0}, [{"MiB above": 0.0}, {"torch's": 66.0}]),
     "out of memory in a sweep": (
-        {"batch 2": "ok", "batch 4096": "oom", "finite": True},
+        {"batch 2": "noisy", "batch 4096": "oom", "finite": True},
         [{"batch 2": "failed"}, {"batch 4096": "ok"}, {"finite": False}],
     ),
     "sweep of a classifier of 0.5 billion parameters": (
@@ -133,8 +137,138 @@ def test_a_check_measures_what_it_judges(name, monkeypatch):
     assert set(FIGURES[name][0]) <= set(line.figures)
 
 
+class FakeMemory:
+    """The runtime and the allocator of a GPU of 64 GiB whose tensors are counted, or whose statistics are `off`."""
+
+    total = 64 * 2**30
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, off: int = 0, kept: int = 0, stream: str = "default") -> None:
+        self.off, self.kept, self.stream = off, kept, stream
+        self.allocated = self.peak_allocated = self.asked = 0
+        self.shares: list[float] = []
+        empty = torch.empty
+
+        def counted(*size: int, **how: Any) -> torch.Tensor:
+            made = empty(*size, **how)
+            self.peak_allocated = max(self.peak_allocated, self.allocated + made.numel() * made.itemsize)
+            return made
+
+        monkeypatch.setattr(first_light.torch, "empty", counted)
+        monkeypatch.setattr(first_light, "runtime", lambda device: self)
+        monkeypatch.setattr(first_light, "Allocator", lambda device: self)
+        monkeypatch.setattr(first_light, "describe", lambda device: {"memory_bytes": self.total})
+
+    def reset_peaks(self) -> None:
+        self.peak_allocated = self.allocated
+
+    def memory_stats(self, device: torch.device) -> dict[str, int]:
+        return {"allocated_bytes.all.peak": self.peak_allocated + self.off}
+
+    def memory_reserved(self, device: torch.device) -> int:
+        self.asked += 1
+        return self.kept * (self.asked > 1)  # from the first look on
+
+    def set_per_process_memory_fraction(self, share: float, device: torch.device) -> None:
+        self.shares.append(share)
+
+    def current_stream(self) -> str:
+        return self.stream
+
+    def default_stream(self) -> str:
+        return "default"
+
+
+@pytest.mark.parametrize(("off", "verdict"), [(0, "ok"), (2 * 2**20, "look")])
+def test_the_peak_of_memory_is_held_against_torchs_own(off, verdict, monkeypatch):
+    FakeMemory(monkeypatch, off)
+    [line] = look(CARD, [BY_NAME["peak of memory"]])
+    assert (line.verdict, line.figures["MiB above"]) == (verdict, 64.0)
+
+
+@pytest.mark.parametrize(("room", "verdict"), [(2, "ok"), (1, "look")], ids=["for two texts", "for one"])
+def test_a_sweep_runs_out_of_memory_at_its_largest_batch_alone_and_gets_all_memory_back(room, verdict, monkeypatch):
+    memory = FakeMemory(monkeypatch)
+    make = first_light.classifier
+
+    def small(card: Card) -> Any:
+        model = make(card)
+
+        def check(module: Any, given: Any, named: dict[str, Any]) -> None:
+            if memory.shares[-1] < 1 and len(named["input_ids"]) > room:
+                raise torch.OutOfMemoryError("out of memory")
+
+        model.register_forward_pre_hook(check, with_kwargs=True)
+        return model
+
+    monkeypatch.setattr(first_light, "classifier", small)
+    [line] = look(CARD, [BY_NAME["out of memory in a sweep"]])
+    assert (line.verdict, line.reason) == (verdict, None)
+    assert memory.shares == [pytest.approx(1 / 64), 1.0]
+
+
+@pytest.mark.parametrize(
+    ("kept", "stream", "verdict"), [(0, "default", "ok"), (64 * 2**20, "default", "look"), (0, "capture", "look")]
+)
+def test_a_capture_that_fails_is_looked_at_for_what_it_leaves(kept, stream, verdict, monkeypatch):
+    def refused(work: Any, idle_share: float) -> Candidate:
+        def made() -> Made:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+        return Candidate(Fix("issue_at_once"), made)
+
+    FakeMemory(monkeypatch, kept=kept, stream=stream)
+    monkeypatch.setattr(first_light, "graph_replay", refused)
+    [line] = look(CARD, [BY_NAME["a capture that fails"]])
+    assert (line.verdict, line.figures["refused"]) == (verdict, ["failed"])
+
+
+def test_a_padded_batch_is_replayed_beside_the_eager_call(monkeypatch):
+    monkeypatch.setattr(
+        first_light, "graph_replay", lambda work, _: Candidate(Fix("issue_at_once"), lambda: Made(work))
+    )
+    [line] = look(CARD, [BY_NAME["graph replay of a padded batch"]])
+    assert line.figures["factor"] > 0 and line.figures["problems"] == []
+
+
+def test_the_layers_of_a_gpt_2_without_device_times_are_looked_at(monkeypatch):
+    sizes = GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=50)
+    monkeypatch.setattr("utils.layers.models.build", lambda name: GPT2Model(sizes))
+    monkeypatch.setattr(
+        "utils.layers.models.inputs_for", lambda model, *size: {"input_ids": torch.ones(size, dtype=int)}
+    )
+    [line] = look(CARD, [BY_NAME["layers of GPT-2"]])
+    assert (line.verdict, line.reason, line.figures["device times"]) == ("look", None, 0)
+
+
+LEAVES = {  # where each program leaves what is counted, after the argument that names its place
+    "quickstart": ("output.results_dir=", "/report.txt"),
+    "30 steps with the callback for the Trainer": ("--output", "/stage_times.json"),
+    "30 steps with the callback for Lightning": ("--output", "/stage_times.json"),
+    "a range of nsys": ("-o", ".nsys-rep"),
+}
+
+
+@pytest.mark.parametrize(("code", "leaves", "verdict"), [(0, True, "ok"), (0, False, "look"), (1, True, "look")])
+@pytest.mark.parametrize("name", LEAVES)
+def test_a_program_is_judged_by_its_exit_and_by_what_it_leaves(name, code, leaves, verdict, monkeypatch):
+    option, ending = LEAVES[name]
+
+    def program(command: list[str], **_: Any) -> SimpleNamespace:
+        stated = next((word.removeprefix(option) for word in command if option in word and word != option), None)
+        place = Path(f"{stated or command[command.index(option) + 1]}{ending}")
+        if leaves:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text("recorded")
+        return SimpleNamespace(returncode=code, stdout="done", stderr="it broke")
+
+    monkeypatch.setattr(first_light.subprocess, "run", program)
+    monkeypatch.setattr(first_light.shutil, "which", lambda name: name)
+    [line] = look(CARD, [BY_NAME[name]])
+    assert (line.verdict, line.reason, line.figures["exit"]) == (verdict, None, code)
+
+
 def test_the_energy_of_a_card_is_held_against_its_power(monkeypatch):
-    class Counter(first_light.NvmlSource):
+    class Counter(first_light.DriverSource):
         """Reads 100 W, and the same joules every time: a counter that stands still."""
 
         def __init__(self) -> None:
@@ -147,7 +281,7 @@ def test_the_energy_of_a_card_is_held_against_its_power(monkeypatch):
             return 7.0
 
     card = Card(CARD.device, Sizes(energy_s=0.5))
-    monkeypatch.setattr(first_light, "nvml_source", lambda uuid: Counter())
+    monkeypatch.setattr(first_light, "gpu_source", lambda device: Counter())
     monkeypatch.setattr(first_light.torch, "randn", lambda *_, **__: torch.ones(2, 2))
     [line] = look(card, [BY_NAME["energy"]])
     assert (line.verdict, line.figures["J by the counter"]) == ("look", 0.0)

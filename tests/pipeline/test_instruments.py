@@ -4,7 +4,6 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from tests.fakes import FakeClock
 from utils import instruments
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
-UUID = "5f2a-of-a-gpu"
 TICK_S = 2.0**-4
 
 
@@ -49,24 +47,23 @@ class NoEnergy(FakeGpu):
 
 
 @pytest.fixture
-def found(monkeypatch: pytest.MonkeyPatch, clock: FakeClock) -> Callable[[Any], list[str | None]]:
-    """Return a setter of what NVML gives; it returns the list of the UUIDs asked for. No meter sleeps."""
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=UUID))
+def found(monkeypatch: pytest.MonkeyPatch, clock: FakeClock) -> Callable[[Any], list[torch.device]]:
+    """Return a setter of what the driver gives; it returns the list of the devices asked for. No meter sleeps."""
     monkeypatch.setattr(
         instruments, "EnergyMeter", lambda counter, timer: EnergyMeter(counter, timer, sleep=clock.advance)
     )
 
-    def set_nvml(source: Any) -> list[str | None]:
-        asked: list[str | None] = []
+    def set_source(source: Any) -> list[torch.device]:
+        asked: list[torch.device] = []
 
-        def nvml_source(uuid: str | None) -> Any:
-            asked.append(uuid)
+        def gpu_source(device: torch.device) -> Any:
+            asked.append(device)
             return source
 
-        monkeypatch.setattr(instruments, "nvml_source", nvml_source)
+        monkeypatch.setattr(instruments, "gpu_source", gpu_source)
         return asked
 
-    return set_nvml
+    return set_source
 
 
 @pytest.fixture
@@ -88,17 +85,17 @@ def package(powercap: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("device", "uuid", "make", "readings"),
+    ("device", "make", "readings"),
     [
-        (GPU, UUID, FakeGpu, {"gpu_power_w", "process_bytes"}),
-        (GPU, UUID, lambda clock: NoSource("NVML: Driver Not Loaded"), {"process_bytes"}),
-        (CPU, None, lambda clock: NoSource("the device is not a GPU"), {"process_bytes"}),
+        (GPU, FakeGpu, {"gpu_power_w", "process_bytes"}),
+        (GPU, lambda clock: NoSource("NVML: Driver Not Loaded"), {"process_bytes"}),
+        (CPU, lambda clock: NoSource("the device is not a GPU"), {"process_bytes"}),
     ],
 )
-def test_the_host_is_read_and_a_gpu_by_its_uuid_where_there_is_nvml(found, clock, device, uuid, make, readings):
+def test_the_host_is_read_and_a_gpu_where_its_driver_answers(found, clock, device, make, readings):
     asked = found(make(clock))
     source = instruments.source(device)
-    assert asked == [uuid] and source.reason is None
+    assert asked == [device] and source.reason is None
     assert readings <= set(source.read())
 
 
@@ -113,7 +110,7 @@ def test_the_host_is_watched_by_a_reference_on_a_cpu_alone():
 def test_a_gpu_with_a_counter_has_a_meter_and_its_idle_power(found, clock):
     asked = found(FakeGpu(clock))
     meter, idle_w, reason = instruments.energy(GPU, Timer(clock))
-    assert asked == [UUID]
+    assert asked == [GPU]
     assert meter is not None and meter.tick_s == TICK_S
     assert idle_w == pytest.approx(64.0, rel=0.02)  # a tick more or less in a window of 50
     assert reason is None

@@ -43,3 +43,16 @@ def test_batch_sizes_that_do_not_fit_are_results_and_said_in_words(settings, siz
     assert "out of memory" in report and "out of memory" in page
     assert ("Make the model fit" in report) == (sizes[0] == 16)
     assert "OutOfMemoryError" not in card and "oom" not in card
+
+
+def test_the_watts_of_an_idle_machine_are_read_before_anything_is_measured(settings, tmp_path, monkeypatch):
+    order: list[str] = []
+
+    def noted(name, wrapped):
+        return lambda *given, **named: order.append(name) or wrapped(*given, **named)
+
+    for place in ("instruments.energy", "take_turns", "find_limits"):
+        monkeypatch.setattr(f"utils.baseline.{place}", noted(place, lambda *_, **__: None))
+    command = [*settings, *workplace.QUICK, f"output.results_dir={tmp_path}"]
+    importlib.import_module("scripts.02_baseline_inference").main(command)
+    assert order == ["instruments.energy", "take_turns"]

@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 H100 = Gpu("NVIDIA H100", "550.54", 85_899_345_920)
 CPU_TORCH = Torch("2.13.0+cpu", None, f"{sys.prefix}/lib/torch/__init__.py", sees_gpu=False)
 CUDA_TORCH = Torch("2.13.0", "13.0", "/image/torch/__init__.py", sees_gpu=True)
+ROCM_TORCH = Torch("2.13.0+rocm7.1", None, "/image/torch/__init__.py", sees_gpu=True, rocm="7.1")
 MACHINE = verify.Machine(
     python="3.11.7",
     driver=Driver(absent="there is no nvidia-smi"),
@@ -41,6 +42,13 @@ MACHINE = verify.Machine(
 )
 def test_release_is_read_from_pre_releases_and_local_builds(version, expected):
     assert gpu_and_torch.release(version) == expected
+
+
+def test_torch_for_rocm_is_kept_and_called_by_its_name_where_there_is_no_nvidia_smi():
+    assert gpu_and_torch.why_unusable(ROCM_TORCH, MACHINE.driver) is None
+    found = dict(verify.facts(replace(MACHINE, torch=ROCM_TORCH)))
+    assert "built for ROCm 7.1" in found["torch"] and found["GPU"] == "AMD, seen by torch"
+    assert not [text for text in found.values() if "nvidia" in text.lower() or "CPU build" in text]
 
 
 def test_torch_is_usable_from_2_9_on_where_it_can_use_the_gpu():

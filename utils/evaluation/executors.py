@@ -44,15 +44,17 @@ def in_process(predictor: ShardPredictor) -> Executor:
 def local(workers: int, device: str, note: Callable[[str], object], *, trust_remote_code: bool = False) -> Executor:
     """Return an executor with up to `workers` processes on this machine, each with a model of its own.
 
-    `device` "auto" or "cuda" spreads them over the GPUs; a single one, such as "cuda:1", is shared. Another process
-    takes the place of one that is killed, which `note` is told.
+    `device` "auto" or "cuda" spreads them over the GPUs of the first one's kind; a single one, such as "cuda:1", is
+    shared. Another process takes the place of one that is killed, which `note` is told.
     """
 
     def execute(plan_path: Path, pending: Sequence[int], wait_for_others: bool) -> Iterator[Receipt]:
         crew: list[_Worker] = []
+        places = devices(device)
 
         def hire(number: int) -> _Worker:
-            worker = _Worker(number, (plan_path, _device_of(number, device), trust_remote_code, wait_for_others))
+            place = places[number % len(places)]
+            worker = _Worker(number, (plan_path, place, trust_remote_code, wait_for_others))
             crew.append(worker)
             return worker
 
@@ -68,17 +70,20 @@ def local(workers: int, device: str, note: Callable[[str], object], *, trust_rem
 
 
 def local_workers(device: str) -> int:
-    """Return how many workers this machine is for: one per GPU where any may be used, else one."""
-    if device in ("auto", "cuda") and is_gpu(pick_device("auto")):
-        return int(runtime(pick_device("auto")).device_count())
-    return 1
+    """Return how many workers this machine is for: one per device that may be used."""
+    return len(devices(device))
 
 
-def _device_of(number: int, device: str) -> str:
-    if device in ("auto", "cuda") and is_gpu(pick_device(device)):
-        gpu = pick_device(device)
-        return f"{gpu.type}:{number % runtime(gpu).device_count()}"
-    return device
+def devices(device: str) -> list[str]:
+    """Return what `device` lets workers use: with "auto" or "cuda" every GPU of the first one's kind, else itself.
+
+    A plan holds for one kind of GPU: another one would be refused, and round otherwise.
+    """
+    if device not in ("auto", "cuda") or not is_gpu(first := pick_device(device)):
+        return [device]
+    there = runtime(first)
+    names = [there.get_device_name(number) for number in range(there.device_count())]
+    return [f"{first.type}:{number}" for number, name in enumerate(names) if name == names[0]]
 
 
 def _distribute(

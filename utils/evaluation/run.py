@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from boundby import files
-from boundby.device import host_threads
+from boundby.device import host_threads, is_gpu, release_memory
 from utils import tasks
 from utils.artifacts import EvaluationFolder, set_aside
 from utils.cli import Run
@@ -171,6 +171,9 @@ def _executor(run: Run, made: plans.Plan, workers: int, loaded: LoadedModel | No
 def _local_executor(run: Run, made: plans.Plan, workers: int, loaded: LoadedModel | None) -> executors.Executor:
     device, trusted = run.config.model.device, run.args.trust_remote_code
     if workers > 1:
+        if loaded is not None and is_gpu(loaded.device):  # a worker on that GPU has a model of its own
+            loaded.model.to("cpu")
+            release_memory(loaded.device)
         return executors.local(workers, device, run.note, trust_remote_code=trusted)
     folder = _folder(run)
     if loaded is not None:

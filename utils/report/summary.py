@@ -98,7 +98,10 @@ def _machine(data: ReportData) -> list[tuple[str, str]]:
     pairs = []
     if data.is_on_gpu:
         facts = [clean(device.get("name")), f"{number(device.get('memory_bytes', 0) / 1e9)} GB"]
-        facts += [f"compute capability {clean(device.get('capability'))}", f"CUDA {clean(device.get('cuda'))}"]
+        if device.get("rocm"):
+            facts += [clean(device.get("architecture")), f"ROCm {clean(device['rocm'])}"]
+        else:
+            facts += [f"compute capability {clean(device.get('capability'))}", f"CUDA {clean(device.get('cuda'))}"]
         driver = f"driver {clean(machine.hardware['driver'])}" if machine and machine.hardware.get("driver") else ""
         pairs.append(("GPU", ", ".join(filter(None, [*facts, driver]))))
     if isinstance(machine, Missing):
