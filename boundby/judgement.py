@@ -373,11 +373,14 @@ class _Context(msgspec.Struct, frozen=True, dict=True):
     def net_shares(self, padding: float | None) -> tuple[dict[CauseKind, float], float | None]:
         """Return the share of the time by owner without its padding, and that of all padding."""
         if self.split is not None:
-            seconds = self.split.seconds
+            whole = seconds = self.split.seconds
+            if self.unexplained():  # the batch took longer when it was run again: no part is more than all of that
+                whole = max(seconds, sum(max(0.0, each.seconds) for each in self.split.owners))
             net: dict[CauseKind, float] = {
-                owner.kind: owner.seconds * (1 - (owner.padding_share or 0.0)) / seconds for owner in self.split.owners
+                owner.kind: owner.seconds * (1 - (owner.padding_share or 0.0)) / whole for owner in self.split.owners
             }
-            return net, self.split.padding_share
+            wasted_of_all = self.split.padding_share
+            return net, wasted_of_all and wasted_of_all * seconds / whole
         least, wasted = self.shares, padding or 0.0
         host = least["launch"]
         names: tuple[Literal["compute", "memory"], ...] = ("compute", "memory")

@@ -250,6 +250,12 @@ def test_time_that_did_not_show_again_settles_nothing():
     assert on_split(owned(compute=15, remainder=5)).settled
 
 
+def test_no_cause_is_more_than_the_whole_where_the_batch_took_longer_when_it_was_run_again():
+    found = on_split(owned(around=90, compute=10, remainder=-80))
+    assert not found.settled and "took 400 % more" in found.unsettled.text
+    assert [cause.share for cause in found.limited_by] == [pytest.approx(0.9), pytest.approx(0.1)]
+
+
 def test_predictions_that_come_true_bear_the_owners_out():
     dtype = Trial(Fix("dtype", {"dtype": "bfloat16"}), Interval(1.8, 1.7, 1.9), predicted=Interval(1.9, 1.7, 2.1))
     wrong = replace(dtype, measured=Interval(0.9, 0.85, 0.95))
