@@ -29,6 +29,7 @@ IMPORTED_AS = {
 # Whoever uses these parts has them.
 BROUGHT_BY_THE_CALLER = {"torch", "transformers", "accelerate", "lightning", "ray", "streamlit", "altair"}
 BROUGHT_BY_THE_CALLER |= {"nncf", "onnx", "onnxruntime", "openvino", "mlflow", "wandb", "tensorboard", "tokenizers"}
+WITH_ROCM = {"amdsmi"}  # it comes with the driver, in its version
 
 
 def requirements(name: str) -> list[str]:
@@ -92,7 +93,7 @@ def test_torch_is_pinned_alone_in_its_own_file():
 
 def test_all_that_the_pipeline_imports_is_pinned():
     imported = third_party_imports("boundby") | third_party_imports("utils") | third_party_imports("scripts")
-    assert imported - BROUGHT_BY_THE_CALLER - set(gpu_and_torch.pins()) == set()
+    assert imported - BROUGHT_BY_THE_CALLER - WITH_ROCM - set(gpu_and_torch.pins()) == set()
 
 
 def test_all_that_the_library_imports_is_declared():
@@ -101,7 +102,7 @@ def test_all_that_the_library_imports_is_declared():
         re.match(r"[\w-]+", line)[0] for lines in (PROJECT["project"]["dependencies"], *extras) for line in lines
     }
     of_the_trainer = {"transformers", "accelerate"}  # which its callback meets only where a program uses it
-    assert third_party_imports("boundby") - of_the_trainer - declared == set()
+    assert third_party_imports("boundby") - of_the_trainer - WITH_ROCM - declared == set()
 
 
 # --- setup_environment.sh
