@@ -333,9 +333,8 @@ ON_GPU = times(14.0, device_s=Interval.exact(0.0105), enqueue_s=0.001)
         (judge(ON_GPU, [PRODUCT], LIMITS, on_host=False), "the device computes for 10.50 of 14.00 ms"),
     ],
 )
-def test_beside_the_rate_stands_the_evidence_that_tells_most_about_the_bound(found, line):
-    assert found.telling[0] == found.evidence[0]
-    assert found.telling[1].startswith(line) and found.telling[1] in found.evidence
+def test_the_evidence_holds_what_tells_most_about_the_bound(found, line):
+    assert any(each.startswith(line) for each in found.evidence)
 
 
 def test_a_trial_that_cannot_tell_two_bounds_apart_confirms_neither():

@@ -5,6 +5,7 @@ from typing import get_args
 
 import pytest
 
+from boundby.formatting import WIDTH, clean, command_lines, number, paragraph, table, times
 from utils.render import html_page, plain_text
 from utils.render.blocks import (
     Admonition,
@@ -21,7 +22,6 @@ from utils.render.blocks import (
     Paragraph,
     Table,
 )
-from utils.render.formatting import WIDTH, clean, command_lines, number, paragraph, table, times
 
 EXAMPLES = [
     Card("a card", [("Label", ["a text"], "do that")], ["a card", "Label  a text"]),

@@ -9,12 +9,12 @@ import pytest
 
 from boundby import files
 from boundby.capture.instruments import SNAPSHOT
+from boundby.formatting import WIDTH
 from tests import baseline_document as results
 from tests import predicted_quality as predicted
 from tests.diagnosed_rows import diagnosed
 from tests.report_reading import commands, head, run_in, section, text, traced
 from utils.cli import ROOT
-from utils.render.formatting import WIDTH
 from utils.report import assembly, batch_sizes, sources
 
 ODD_DOCUMENTS = {
