@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -21,8 +21,8 @@ from boundby.device import (
     synchronizer,
 )
 from boundby.inference.batches import Tokens, tokenize
-from boundby.inference.precision import PRECISIONS, Precision
-from boundby.inference.reference import in_dtype, margins, one_by_one, require_classifier
+from boundby.inference.precision import EXACT, PRECISIONS, Precision, can_prepare
+from boundby.inference.reference import in_dtype, margins, one_by_one, require_classifier, same_guard
 from boundby.inference.selfcheck import checked_strategy
 from boundby.timer import Timer
 
@@ -34,8 +34,9 @@ MOST_STREAMS, BATCHES_PER_STREAM = 4, 2  # at once, and at least for each
 class PredictorOptions:
     """All that a prediction depends on besides texts, model and tokenizer. Plain values, as a plan keeps them.
 
-    `precision` is a key of `PRECISIONS`. Rows whose best logit leads by `guard_margin` or less are computed again,
-    each alone, by the stock forward in float32. `token_budget` None is a default for the device. `trim`: the last
+    `precision` is a key of `PRECISIONS`. Rows whose best logit leads by `guard_margin` or less are computed again: each
+    alone by the stock forward in float32, or, where the precision is coarser than that, in batches of float32,
+    of which the near ties are then computed alone. `token_budget` None is a default for the device. `trim`: the last
     layer may be computed for the tokens alone that the head reads; `compile`: the layers may be compiled, which takes
     a minute or so at the start.
     """
@@ -136,6 +137,16 @@ class Predictor:
         )
         self._stock = in_dtype(model, torch.float32)
 
+        def exact() -> Predictor:
+            name = EXACT[0 if can_prepare(self.device) else 1]
+            wanted = replace(options, precision=name, guard_margin=0.0, token_budget=None, compile=False)
+            made = Predictor(model, tokenizer, wanted, check_texts, self._timer)
+            return made.with_guard_margin(same_guard(made.check.max_abs_difference, made.check.largest_logit))
+
+        self._exact = cache(exact)
+        if options.guard_margin:
+            self._guarding()
+
     @property
     def strategy(self) -> str:
         """The name of the way in which batches are computed."""
@@ -198,7 +209,12 @@ class Predictor:
     def _with(self, options: PredictorOptions) -> "Predictor":
         other = copy.copy(self)
         other.options = options
+        other._guarding()
         return other
+
+    def _guarding(self) -> "Predictor | None":
+        """Return what computes near ties again in batches; None where each is computed alone."""
+        return self._exact() if self.options.guard_margin and self._precision.name not in EXACT else None
 
     def tokenize(self, texts: Sequence[str]) -> Tokens:
         """Return the token ids of the texts, cut to `max_length`. Raises ValueError for a text without tokens."""
@@ -364,7 +380,11 @@ class Predictor:
             return 0
         close = np.flatnonzero(margins(logits) <= self.options.guard_margin)
         if close.size:
-            logits[close] = one_by_one(self._stock, tokens, close.tolist())
+            rows, guarding = close.tolist(), self._guarding()
+            if guarding is None:
+                logits[close] = one_by_one(self._stock, tokens, rows)
+            else:
+                logits[close] = guarding.predict_tokens(Tokens([tokens.ids[row] for row in rows], None)).logits
         return int(close.size)
 
     def _require_finite(self, logits: np.ndarray, where: np.ndarray) -> None:

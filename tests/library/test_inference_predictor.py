@@ -2,6 +2,7 @@
 
 import random
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 from boundby.device import host_threads
 from boundby.inference import Predictor, PredictorOptions, one_by_one, strategies, tokenize
-from boundby.inference.planning import same_guard
+from boundby.inference.reference import same_guard
 from boundby.inference.strategies import Packed
 from tests import classifiers
 from tests.classifiers import Spelled
@@ -264,9 +265,7 @@ def test_positions_that_depend_on_the_texts_before_are_computed_one_batch_at_a_t
     predictor = Predictor(built("qwen2", tokenizer, rope_parameters=rope), tokenizer, OPTIONS, texts)
     threads: set[str] = set()
     logits = Packed.logits
-    monkeypatch.setattr(
-        Packed, "logits", lambda *given: threads.add(threading.current_thread().name) or logits(*given)
-    )
+    monkeypatch.setattr(Packed, "logits", lambda *given: threads.add(threading.current_thread().name) or logits(*given))
     with host_threads(2):
         predictor.with_token_budget(200).predict(texts)
     assert threads <= {threading.current_thread().name}
@@ -308,6 +307,23 @@ def test_near_ties_are_computed_again_alone(tokenizer, texts, monkeypatch):
     guarded = predictor.with_guard_margin(margin).predict(texts)
     assert guarded.labels.tolist() == right
     assert 0 < guarded.guarded_texts < guarded.computed_texts
+
+
+def test_near_ties_of_a_coarse_precision_are_computed_again_in_batches_of_float32(tokenizer, texts, monkeypatch):
+    model, alone_rows = built("qwen2", tokenizer), []
+    coarse = Predictor(model, tokenizer, replace(OPTIONS, precision="bfloat16"), texts)
+    margin = 4 * coarse.check.max_abs_difference
+    guarded = coarse.with_guard_margin(margin)
+
+    def told(stock, tokens, rows):
+        alone_rows.extend(rows)
+        return one_by_one(stock, tokens, rows)
+
+    monkeypatch.setattr("boundby.inference.predictor.one_by_one", told)
+    found = guarded.predict(texts)
+    expected = one_by_one(model, tokenize(tokenizer, texts, MAX_LENGTH), range(len(texts)))
+    assert found.labels.tolist() == expected.argmax(axis=1).tolist()
+    assert found.guarded_texts > 3 > len(alone_rows), "of these, only what is a near tie in float32 too is alone"
 
 
 def test_on_a_gpu_the_next_shard_is_tokenized_while_one_computes(tokenizer, texts, monkeypatch):
