@@ -390,7 +390,7 @@ def limits_text(ceilings: Ceilings) -> str:
 
 CPU = torch.device("cpu")
 MIN_AGREEMENT = 0.995
-SEARCHED_TEXTS = 64
+SEARCHED_TEXTS = 512  # as many as the engines' best batches are sought with
 BUDGETS = (1024, 2048, 4096)
 MOST_ROWS = {"long-tailed": 512, "short": 3080}
 
