@@ -229,7 +229,7 @@ SPEC_BATCH, SORTED_BATCH = 64, 32
 PIPELINE_BATCHES = (1, 8, 32, 64)
 LONGEST, CHARACTERS, PIPELINE = "padded to longest", "sorted by characters", "pipeline"
 
-ENGINE_BATCHES, ENGINE_TEXTS = (32, 64, 128), 512
+ENGINE_BATCHES = (32, 64, 128)
 
 Label = Callable[[Sequence[str]], list[int]]
 
@@ -301,7 +301,7 @@ def engines(case: Case) -> Iterator[dict[str, Label]]:
                     running[engine.library] = process
                 process = running[engine.library]
                 process.open(name, case.texts[-MOST_CALIBRATION:] if engine.calibrated else ())
-                size = _best_size(partial(process.logits, name), case.texts[:ENGINE_TEXTS])
+                size = _best_size(partial(process.logits, name), case.texts[:SEARCHED_TEXTS])
             except EngineFailed as error:
                 print(f"{engine.words}: left out: {error}", flush=True)
                 continue
@@ -390,7 +390,7 @@ def limits_text(ceilings: Ceilings) -> str:
 
 CPU = torch.device("cpu")
 MIN_AGREEMENT = 0.995
-SEARCHED_TEXTS = 512  # as many as the engines' best batches are sought with
+SEARCHED_TEXTS = 512  # for the best batches of the engines and of ours
 BUDGETS = (1024, 2048, 4096)
 MOST_ROWS = {"long-tailed": 512, "short": 3080}
 
