@@ -16,7 +16,7 @@ from boundby.sampler import Sampler
 from boundby.sweep import StopRule
 from boundby.timer import Timer
 from boundby.verdict import Doubt, plain
-from utils import columns, data, diagnosis, instruments, memory, models, steps, tasks, visits
+from utils import columns, data, diagnosis, instruments, models, steps, tasks, visits
 from utils.artifacts import METRICS_VERSION
 from utils.ceiling_share import share_of_ceiling
 from utils.cli import Run
@@ -28,7 +28,7 @@ from utils.errors import PipelineError
 from utils.evaluation.run import evaluate
 from utils.model_source import ModelSource
 from utils.models import LoadedModel
-from utils.optimal import MEASURED, judge, optimal
+from utils.optimal import MEASURED, forecast, judge, optimal
 from utils.profiler import Guard, InferenceProfiler, Settings, take_turns
 from utils.selection import Selection
 from utils.visits import Visit
@@ -130,7 +130,7 @@ class Result:
             "optimal": best,
             "full_dataset_metrics": full,
             "full_dataset_reason": None if self.full else self._why_not_evaluated(),
-            "memory": memory.forecast(sweep.visits if (sweep := self.sweeps.get(config.model.dtype)) else ()),
+            "memory": forecast(sweep.visits if (sweep := self.sweeps.get(config.model.dtype)) else ()),
             "targets": judge(config.targets, chosen, self.full),
             "doubts": list(dict.fromkeys([*self.receipt.doubts, *self.doubts])),
         }

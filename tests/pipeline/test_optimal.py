@@ -1,4 +1,4 @@
-"""Which batch size is recommended, and which targets are met."""
+"""Which batch size is recommended, which would fit, and which targets are met."""
 
 import math
 from typing import Any
@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from boundby.stats import estimate
-from utils import memory
 from utils.config import Targets
-from utils.optimal import judge, optimal
+from utils.optimal import forecast, judge, optimal, told
 from utils.visits import Memory, Timing, Visit
 
 NO_TARGETS = Targets()
@@ -168,15 +167,15 @@ def visits(sizes: list[int], field: str) -> list[Visit]:
 
 @pytest.mark.parametrize("field", ["process_peak_bytes", "device_peak_reserved_bytes"])
 def test_the_largest_batch_that_fits_is_told_for_usual_sizes(field):
-    found = memory.forecast(visits([1, 8, 32, 128], field))
+    found = forecast(visits([1, 8, 32, 128], field))
     assert [batch["samples"] for batch in found["fits"]] == [1239, 2048, 2048]
     assert [batch["or_more"] for batch in found["fits"]] == [False, True, True]
-    assert memory.told(found) == (
+    assert told(found) == (
         "Batches of the longest texts (200 tokens) take 1 GB and 5 MB for each text (off by up to 0%). "
         "The largest that fit: 1,239 in 8 GB, more than 2,048 in 16 GB, more than 2,048 in 24 GB."
     )
 
 
 def test_what_the_sweep_does_not_tell_has_a_reason():
-    found = memory.forecast(visits([1, 8], "process_peak_bytes"))
-    assert found["model"] is None and "not known: the peaks of 2 batch sizes" in memory.told(found)
+    found = forecast(visits([1, 8], "process_peak_bytes"))
+    assert found["model"] is None and "not known: the peaks of 2 batch sizes" in told(found)
