@@ -12,7 +12,8 @@ and a later call goes on; --seconds lets none begin that would end later, so tha
 A ratio is the median over the repeats of neighbours in time. The roofline is the sum over operators of FLOPs over
 FLOP/s or bytes over bytes/s, whichever is longer, with limits measured before and after.
 Exit 1: a bound is missed; 3: repeats are still to be made. Bounds of `fastest` ask for bfloat16 products and are not
-judged on a CPU without them.
+judged on a CPU without them, or where they are no faster than float32's. Products are held against what the layers of
+the precision in use reach here: those of eight bits against eight bits.
 
     python benchmarks/evaluation.py [--only long-tailed | short] [--rows 512] [--repeats 3]
                                     [--state FILE] [--seconds 200]
@@ -38,6 +39,7 @@ from benchmarks import _evaluation_cases, _evaluation_judgement, _evaluation_met
 from benchmarks._evaluation_cases import MAX_LENGTH, Case
 from benchmarks._evaluation_judgement import FASTEST, SAME, Measured
 from boundby import ceilings, environment, files
+from boundby.device import has_bfloat16_products
 from boundby.inference import (
     PrecisionChoice,
     PrecisionRule,
@@ -45,9 +47,9 @@ from boundby.inference import (
     PredictorOptions,
     Sample,
     one_by_one,
-    precision,
     search_token_budget,
     tokenize,
+    weight_bytes,
 )
 
 CPU = torch.device("cpu")
@@ -156,7 +158,9 @@ def _measure(name: str, rows: int | None, repeats: int, state: State, deadline: 
         same_labels=int((np.asarray(state.labels[SAME]) == own).sum()),
         texts=len(case.texts),
         shares=shares,
-        unjudged={} if "bfloat16" in precision.available(CPU) else {FASTEST: "this CPU has no bfloat16 products"},
+        unjudged=_evaluation_judgement.unjudged(
+            has_bfloat16_products(CPU), limits.best("bfloat16").flops_per_s / limits.best("float32").flops_per_s
+        ),
     )
     print("\n".join(_evaluation_judgement.lines(measured)), flush=True)
     return measured
@@ -220,14 +224,15 @@ def take_turns(
         longest = max(longest, time.perf_counter() - began)
 
 
-def _share(case: Case, predictor: Predictor, rates: Sequence[float], limits: ceilings.Ceilings) -> float:
-    """Print how near the roofline the texts came and what takes the rest, and return the share."""
-    weights = case.model.num_parameters() * (2 if predictor.dtype == "bfloat16" else 4)
-    roofline = _evaluation_roofline.of(predictor, case.texts, weights, limits)
+def _share(case: Case, predictor: Predictor, rates: Sequence[float], limits: ceilings.Ceilings) -> float | None:
+    """Print how near the roofline the texts came and what takes the rest; return the share, None above 1."""
+    roofline = _evaluation_roofline.of(predictor, case.texts, weight_bytes(predictor.model), limits)
     spent = len(case.texts) / median(rates)
-    print(f"{predictor.dtype}, {predictor.strategy}: {roofline.least_s / spent:.0%} of the roofline")
+    share = _evaluation_judgement.share(roofline.least_s, spent)
+    told = "no share: faster than the limits that were measured" if share is None else f"{share:.0%} of the roofline"
+    print(f"{predictor.options.precision}, {predictor.strategy}: {told} of its own precision")
     print("\n".join(roofline.lines(spent)), flush=True)
-    return roofline.least_s / spent
+    return share
 
 
 if __name__ == "__main__":

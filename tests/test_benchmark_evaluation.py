@@ -5,8 +5,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-from benchmarks import _evaluation_cases, evaluation
+from benchmarks import _evaluation_cases, _evaluation_roofline, evaluation
 from benchmarks._evaluation_judgement import (
     BEST_ENGINE,
     BEST_FLOAT32,
@@ -18,8 +19,11 @@ from benchmarks._evaluation_judgement import (
     failures,
     lines,
     ratio,
+    share,
+    unjudged,
     with_best,
 )
+from boundby.inference.precision import PRECISIONS, available
 from tests.fakes import FakeClock
 
 RATES = {
@@ -73,6 +77,33 @@ def test_another_label_or_a_low_share_fails_where_it_can_be_judged() -> None:
     slow = replace(with_rates(**{FASTEST: [80.0, 80.0]}), shares={SAME: 0.7, FASTEST: 0.1})
     assert len(failures(slow)) == 2
     assert failures(replace(slow, unjudged={FASTEST: "no bfloat16 products"})) == []
+
+
+@pytest.mark.parametrize(
+    ("has_bfloat16", "times", "why"),
+    [(False, 3.0, "no bfloat16 products"), (True, 0.9, "no faster here: 0.90 times"), (True, 2.0, None)],
+)
+def test_fastest_is_judged_where_bfloat16_products_are_there_and_are_faster(has_bfloat16, times, why):
+    found = unjudged(has_bfloat16, times)
+    assert why in found[FASTEST] if why else found == {}
+
+
+def test_more_than_the_measured_limits_is_no_share():
+    assert (share(1.0, 2.0), share(2.0, 1.0)) == (0.5, None)
+    assert failures(replace(GOOD, shares={SAME: 0.7, FASTEST: None})) == []
+
+
+@pytest.mark.parametrize("name", ["float32_prepared", "int8"])
+def test_a_layer_is_held_against_what_layers_of_its_precision_reach(name):
+    if name not in {each.name for each in available(torch.device("cpu"))}:
+        pytest.skip(f"this processor has no fast {name}")
+    clock = FakeClock()
+
+    def ticks() -> float:
+        clock.advance(0.5)
+        return clock()
+
+    assert _evaluation_roofline.layer_rate(PRECISIONS[name], ticks) == 2 * _evaluation_roofline.SIZE**3 / 0.5
 
 
 def test_the_last_line_is_the_summary_and_a_failure_ends_with_1(
