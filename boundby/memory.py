@@ -4,6 +4,7 @@
 """
 
 import bisect
+import functools
 import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -144,15 +145,24 @@ class Demand:
     tokens: int
     changes: tuple[tuple[float, float], ...]
 
+    @functools.cached_property
+    def _columns(self) -> tuple[np.ndarray, np.ndarray]:
+        fixed, each = np.array(self.changes).T
+        return fixed, each
+
+    @functools.cached_property
+    def _blocks(self) -> frozenset[tuple[float, float]]:
+        return frozenset((fixed, each) for fixed, each in self.changes if each > 0)
+
     def live_bytes(self, samples: int, below: float = math.inf) -> float:
         """Return the most bytes live at any moment of a batch, or those of blocks of less than `below` bytes."""
-        fixed, each = np.array(self.changes).T
+        fixed, each = self._columns
         sizes = fixed + samples * each
         return float(np.where(np.abs(sizes) < below, sizes, 0.0).cumsum().max())
 
     def most_small_bytes(self, samples: int, below: float) -> float:
         """Return the most bytes live in blocks of less than `below`, in any batch up to this one."""
-        last = {int((below - fixed - 1) / each) for fixed, each in self.changes if each > 0}
+        last = {int((below - fixed - 1) / each) for fixed, each in self._blocks}
         return max(self.live_bytes(size, below) for size in (samples, *(size for size in last if 0 < size < samples)))
 
 
@@ -247,5 +257,8 @@ def fit_peaks(peaks: Sequence[Peak], demands: Mapping[int, Demand], below: float
     bases = rests - kept * small
     if min(bases) <= 0:
         return Missing("a peak is below what its batch holds at least")
+    longest = demands[max(demands)]
+    if longest.live_bytes(2 * FEW) <= longest.live_bytes(FEW):
+        return Missing("what a batch holds does not grow with its samples")
     base = Interval(float(np.median(bases)), float(min(bases)), float(max(bases)))
-    return PeakModel(demands[max(demands)], base, kept, below)
+    return PeakModel(longest, base, kept, below)
