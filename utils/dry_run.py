@@ -17,7 +17,7 @@ from utils.artifacts import METRICS_VERSION, Layout
 from utils.cli import Run, command
 from utils.config import QUICKSTART, Config
 from utils.document import Document, OtherVersion, read_document
-from utils.optimal import told
+from utils.memory import told
 from utils.quickstart import cache
 
 HUB_TIMEOUT_S = 1.0
