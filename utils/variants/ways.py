@@ -34,7 +34,7 @@ from utils.config import Variants as Settings
 from utils.errors import lacking
 from utils.model_source import model_files
 from utils.models import LoadedModel
-from utils.variants.engines import EngineFailed, EngineProcess
+from utils.variants.engines import ENGINE_S, EngineFailed, EngineProcess, obstacle
 from utils.variants.recommendation import Kind
 
 RefusalKind = Literal[
@@ -51,10 +51,6 @@ REFERENCE, PACKED = "as_it_comes", "without_padding"  # which are always there: 
 SORTED_SIZES = (8, 32, 128)  # texts to a batch that a sorted pipeline may choose from: its best one counts
 ENGINE_SIZES = (32, 64, 128)
 SORTED_PAST = 1.15  # times as long per text as the best so far, and no larger size is tried
-# To load a library, convert and quantize a small classifier on two CPU cores; the first of a library converts.
-ENGINE_S = {"onnxruntime": 20.0, "onnxruntime_int8": 8.0, "openvino": 15.0, "openvino_int8": 15.0}
-ENGINE_COPIES = 4  # of the float32 weights, that converting holds at once: torch's, the graph's, what is written
-FILES = 2  # of that size at most lie on the disk: in float32 and in eight bits
 # Beside those of the evaluation; models trained in bfloat16 overflow in float16, which shows here and is refused.
 ALL_PRECISIONS = {**PRECISIONS, "float16": Precision("float16", torch.float16)}
 
@@ -124,15 +120,8 @@ class Workshop:
             return self.engines[library]
         if library in self.failed:  # for another precision
             raise self.failed[library]
-        wanted, free = weight_bytes(self.loaded.model), free_bytes(self.loaded.device)
-        if ENGINE_COPIES * wanted > free:
-            raise Refused("out_of_memory", f"converting takes {ENGINE_COPIES * wanted / 1e9:.1f} GB of memory; "
-                          f"{free / 1e9:.1f} GB are free")  # fmt: skip
-        self.folder.mkdir(parents=True, exist_ok=True)
-        room = shutil.disk_usage(self.folder).free
-        if FILES * wanted > room:
-            sizes = f"{FILES * wanted / 1e9:.2g} GB of disk, and {room / 1e9:.2g} GB are free"
-            raise Refused("no_space", f"the converted model takes {sizes}; output.results_dir names another disk")
+        if wrong := obstacle(self.loaded, self.folder):
+            raise Refused(*wrong)
         process = EngineProcess(
             self.loaded.source, library, self.max_length, self.folder / library, self.trust_remote_code
         )
