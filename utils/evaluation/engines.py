@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -223,8 +222,8 @@ def precisions_of(made: Plan) -> dict[str, Precision]:
         return PRECISIONS
     engine, path = ENGINES[name], Path(made.places.converted or "")
     anew = f"; `{PLAN_COMMAND} --anew` plans without it"
-    if find_spec(engine.library) is None:
-        raise EnvironmentLacksError(f"the plan computes with {engine.words}; {lacking(engine.library)}{anew}")
+    if engine.lacking:
+        raise EnvironmentLacksError(f"the plan computes with {engine.words}; {lacking(*engine.lacking)}{anew}")
     if (version := _version(name)) != planned.version:
         raise InputError(f"the plan computes with {engine.words} {planned.version}, {version} is installed{anew}")
     try:
