@@ -31,8 +31,8 @@ from boundby.verdict import Fix
 from utils import models
 from utils.config import Model
 from utils.config import Variants as Settings
-from utils.errors import lacking
-from utils.model_source import model_files
+from utils.errors import InputError, PipelineError, lacking
+from utils.model_source import ModelSource, fetch, model_files
 from utils.models import LoadedModel
 from utils.variants.engines import ENGINE_S, EngineFailed, EngineProcess, obstacle
 from utils.variants.recommendation import Kind
@@ -365,13 +365,26 @@ def _engine(name: str, shop: Workshop) -> Way:
 def _other_model(name: str, shop: Workshop) -> Way:
     """Return the checkpoint in float32 without padding, its labels put into the order of the reference's."""
     own = shop.loaded
-    source = models.locate(Model(name=name, task=own.source.task), own.source.path.parent)
+    source = _source(Model(name=name, task=own.source.task), shop)
     loaded = models.load(source, own.device, "float32", trust_remote_code=shop.trust_remote_code)
     order = _same_labels(loaded.model.config.id2label, own.model.config.id2label)
     max_length, _ = models.effective_max_length(loaded, shop.max_length)
     predictor = Predictor(loaded.model, loaded.tokenizer, PredictorOptions(max_length), shop.probe)
     way = _predicting(predictor, loaded)
     return replace(way, logits=lambda texts: way.logits(texts)[:, order])
+
+
+def _source(model: Model, shop: Workshop) -> ModelSource:
+    """Return the checkpoint, fetched from the Hub where it is not on this disk. Raises Refused."""
+    place = shop.loaded.source.path.parent
+    try:
+        return models.locate(model, place)
+    except InputError:
+        pass
+    try:
+        return fetch(model, place, trust_remote_code=shop.trust_remote_code, progress=lambda text: None)
+    except PipelineError as error:
+        raise Refused("failed", str(error).removeprefix("model.name is ")) from error
 
 
 def _same_labels(theirs: Mapping[int, str], own: Mapping[int, str]) -> list[int]:
