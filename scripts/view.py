@@ -20,7 +20,6 @@ def add_arguments(parser) -> None:
     parser.add_argument(
         "run", nargs="?", metavar="RUN", help="the folder (default: output.results_dir of the settings)"
     )
-    parser.add_argument("--json", action="store_true", help="write one JSON document instead of the text")
 
 
 @cli.tool(add_arguments)
@@ -36,12 +35,11 @@ def main(run: cli.Run) -> int:
         raise InputError(
             f"{layout.card}: {error.strerror}; `python scripts/04_visualize_results.py` writes it"
         ) from None
-    if run.args.json:
-        measured = files.read_json(layout.metrics) if layout.metrics.is_file() else {}
-        shown = {"card": card.splitlines(), "optimal": measured.get("optimal"), "rows": measured.get("batch_sizes")}
-        run.say(files.encode_json(shown, indent=2))
-    else:
-        run.say(f"{card}\n\nopen {layout.html_report} (as plain text: {layout.report})")
+    measured = files.read_json(layout.metrics) if run.args.json and layout.metrics.is_file() else {}
+    run.give(
+        lambda: {"card": card.splitlines(), "optimal": measured.get("optimal"), "rows": measured.get("batch_sizes")},
+        lambda: f"{card}\n\nopen {layout.html_report} (as plain text: {layout.report})",
+    )
     return cli.DONE
 
 

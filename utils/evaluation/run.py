@@ -3,7 +3,7 @@
 import os
 import re
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from boundby import files
@@ -216,6 +216,20 @@ def described(made: plans.Plan) -> str:
         f"{made.identity.rows:,} texts in {shards} part{'s'[: shards != 1]}, in {choices.precision.replace('_', ' ')}, "
         f"on {threads} thread{'s'[: threads != 1]}; batches of at most {choices.token_budget:,} tokens ({why})"
     )
+
+
+def told(run: Run, made: plans.Plan) -> dict[str, Any]:
+    """Return the plan as --json prints it: where it lies, how much there is to predict, and how much is left."""
+    folder = _folder(run)
+    done = sum(folder.part(shard).exists() for shard in range(len(made.shards)))
+    return {
+        "folder": str(folder.path),
+        "plan": made.fingerprint,
+        "texts": made.identity.rows,
+        "parts": len(made.shards),
+        "parts_done": done,
+        **asdict(made.choices),
+    }
 
 
 def _folder(run: Run) -> EvaluationFolder:
