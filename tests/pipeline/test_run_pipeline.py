@@ -191,7 +191,7 @@ def test_sigterm_reaches_a_step_that_is_just_being_started(checkout, monkeypatch
 
     class Started(subprocess.Popen):
         def __init__(self, *arguments, **settings):
-            super().__init__(*arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **settings)
+            super().__init__(*arguments, **{**settings, "stdin": subprocess.PIPE, "stdout": subprocess.PIPE})
             assert self.stdout.readline() == b"ready\n"
             os.kill(os.getpid(), signal.SIGTERM)
 
