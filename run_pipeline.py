@@ -30,6 +30,9 @@ from utils.credentials import REMOVED, Parser, without
 ROOT = Path(__file__).resolve().parent
 STEPS: dict[str, dict[str, Any]] = tomllib.loads((ROOT / "utils" / "steps.toml").read_text(encoding="utf-8"))
 UNSOUND = "some points failed or the profile has faults"
+NO_MODEL = """no model is named: that of configs/config.yaml is fetched and measured. Yours, or a small one made here:
+    python run_pipeline.py model.name=FOLDER_OR_NAME dataset.file=TEXTS.csv
+    python run_pipeline.py --config configs/quickstart.yaml"""
 # What a step is sent for what this process is sent. Of the last two it would die without writing its state.
 PASSED_ON = {
     signal.SIGINT: signal.SIGINT,
@@ -48,6 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     streams.open_standard()
     os.environ.setdefault("BOUNDBY_RUN_STARTED", time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()))
     steps, started = chosen(args, parser), time.monotonic()
+    if not (
+        args.config or args.resume or args.first or args.only or any("model.name=" in each for each in args.overrides)
+    ):
+        say(NO_MODEL, "stderr")
     if args.dry_run:
         return dry_run(steps, args)
     documents: list[dict[str, Any]] | None = [] if args.json else None

@@ -33,7 +33,8 @@ def main(run: cli.Run) -> int:
         card = layout.card.read_text(encoding="utf-8").rstrip()
     except OSError as error:
         raise InputError(
-            f"{layout.card}: {error.strerror}; `python scripts/04_visualize_results.py` writes it"
+            f"no run with a card lies in {folder} ({error.strerror}); `python run_pipeline.py` measures one, "
+            "and where one was measured `python scripts/04_visualize_results.py` writes it"
         ) from None
     measured = files.read_json(layout.metrics) if run.args.json and layout.metrics.is_file() else {}
     run.give(

@@ -223,6 +223,8 @@ def command(
         given, program = given[: given.index("--")], given[given.index("--") + 1 :]
     args = _with_all_overrides(parser.parse_intermixed_args(given))
     args.program = program
+    if parser.get_default("program") is not None and (bare := [each for each in args.overrides if "=" not in each]):
+        parser.error(f"a program stands behind --, such as: boundby train -- {' '.join(bare)}")
     console = Console()
     with console.documented() if args.json else contextlib.nullcontext():
         try:

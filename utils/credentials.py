@@ -4,6 +4,7 @@ The runner loads it too, which loads nothing else of ours, so it needs nothing t
 """
 
 import argparse
+import difflib
 import json
 import re
 import sys
@@ -63,6 +64,10 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print what is wrong and end the program with 2."""
         message = without(message.replace(", key.sub=value", ""))  # which argparse calls required beside one that is
+        unknown = message.removeprefix("unrecognized arguments: ").split()[0]
+        near = difflib.get_close_matches(unknown.partition("=")[0], self._option_string_actions, 1)
+        if message.startswith("unrecognized") and near:
+            message += f"; did you mean {near[0]}?"
         if self._is_documented:
             sys.stdout.write(json.dumps({"error": message, "exit_code": 2}) + "\n")
         super().error(message)
