@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import _evaluation_cases, evaluation
-from benchmarks._evaluation_judgement import (
+from benchmarks import evaluation
+from benchmarks.evaluation import (
     BEST_ENGINE,
     BEST_FLOAT32,
     BEST_PIPELINE,
@@ -78,7 +78,7 @@ def test_another_label_or_a_low_share_fails_where_it_can_be_judged() -> None:
 def test_the_last_line_is_the_summary_and_a_failure_ends_with_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(_evaluation_cases, "names", lambda: ["long-tailed"])
+    monkeypatch.setattr(evaluation, "case_names", lambda: ["long-tailed"])
     monkeypatch.setattr(evaluation, "_measure", lambda *_: GOOD)
     assert evaluation.main([]) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("passed: long-tailed: ours same / padded to 512")
@@ -100,7 +100,7 @@ def test_repeats_that_are_kept_are_not_made_again_and_none_begins_that_would_end
         calls.append(len(texts))
         return [0] * len(texts)
 
-    monkeypatch.setattr(evaluation._evaluation_methods, "peers", lambda case: {})
+    monkeypatch.setattr(evaluation, "peers", lambda case: {})
     case = SimpleNamespace(texts=["a"] * 50)
 
     def turns(seconds: float) -> int:

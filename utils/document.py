@@ -148,7 +148,6 @@ class Verdict(TypedDict):
     confirmation: Confirmation
     gains: list[Gain]
     evidence: list[str]
-    telling: NotRequired[list[str]]
     doubts: list[str]
     doubt_kinds: NotRequired[list[str]]
     trials: NotRequired[list[Trial]]

@@ -12,15 +12,20 @@ from boundby.device import is_gpu, is_out_of_memory
 from boundby.inference.batches import tokenize
 from boundby.inference.precision import Precision, available
 from boundby.inference.predictor import Predictor, PredictorOptions
-from boundby.inference.reference import ExactnessReport, compare_logits, in_dtype, one_by_one, require_classifier
+from boundby.inference.reference import (
+    ExactnessReport,
+    compare_logits,
+    in_dtype,
+    one_by_one,
+    require_classifier,
+    same_guard,
+)
 from boundby.inference.selfcheck import CANNOT_RUN
 from boundby.stats import wilson_interval
 from boundby.timer import Timer
 
 SAMPLE_ROWS = 2000  # all of them the same label: the lower end of the interval is 0.998
 CHECK_TEXTS = 256  # of the sample, from which the self-check takes its rows
-SAME_GUARD = 4.0  # times the largest difference seen: twice what can flip a label, and that twice
-LEAST_SAME_GUARD = 1e-5  # of the largest logit: a sample may show no difference at all
 ROUNDS = 2
 HOST_BUDGETS, GPU_BUDGETS = (512, 1024, 2048, 4096, 8192), (8192, 16384, 32768, 65536)  # tokens, to search among
 BUDGET_ROUNDS = 2
@@ -73,16 +78,6 @@ class PrecisionChoice:
     def report(self) -> ExactnessReport:
         """The report of the chosen precision."""
         return next(report for report in self.reports if report.precision == self.options.precision)
-
-
-def same_guard(max_abs_difference: float, largest_logit: float) -> float:
-    """Return the margin within which `same` recomputes a row, from the differences seen on a sample of texts.
-
-    It is four times the largest difference or more, so that labels can differ only where a difference is larger than
-    twice any of these texts'; 0 where these are not finite, which no prediction may be.
-    """
-    margin = max(LEAST_SAME_GUARD * largest_logit, SAME_GUARD * max_abs_difference)
-    return margin if math.isfinite(margin) else 0.0
 
 
 def choose_precision(

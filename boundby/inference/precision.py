@@ -309,6 +309,7 @@ PRECISIONS = {
         Precision("int8", torch.float32, convert=to_int8),
     )
 }
+EXACT = ("float32_prepared", "float32")  # those that round as the model's own float32 does, fastest first
 
 
 def available(device: torch.device) -> tuple[Precision, ...]:

@@ -22,6 +22,7 @@ from boundby.inference.batches import Tokens, collate, on_device, packs, token_b
 from boundby.inference.precision import Precision
 from boundby.inference.reference import float32_head, padding_id
 
+ROPES_WITH_STATE = ("dynamic", "longrope")  # which keep the frequencies of the longest text so far
 HALF = (torch.bfloat16, torch.float16)
 BACKEND = "inductor"
 # No processes of torch's own, which a killed program would leave behind; and no kernel chosen by what was fastest, so
@@ -34,6 +35,7 @@ class Strategy:
 
     name: str
     own_head = True  # computed here in float32, rather than by the model's forward
+    is_reentrant = False  # several threads may compute a batch each
 
     def __init__(self, model: Any, tokenizer: Any, precision: Precision, trims: bool) -> None:
         self.device: torch.device = model.device
@@ -102,6 +104,8 @@ class Packed(Strategy):
         packing.register()
         self.name = "packed, variable-length attention" if attention == packing.VARLEN else "packed, by length"
         self._attention = attention
+        ropes = (str(getattr(module, "rope_type", "")) for module in self.model.modules())
+        self.is_reentrant = not any(rope in kind for kind in ropes for rope in ROPES_WITH_STATE)
         self.model.set_attn_implementation(attention)
         embeddings = getattr(self.model.base_model, "embeddings", None)
         self._position_skips = getattr(embeddings, "padding_idx", None)  # RoBERTa and its kin alone have it there

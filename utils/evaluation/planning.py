@@ -12,8 +12,8 @@ from boundby import environment, files
 from boundby.cli import PACKAGE, PIPELINE
 from boundby.device import is_gpu, pick_device, runtime
 from boundby.inference import PRECISIONS, PrecisionRule, Predictor, PredictorOptions, choose_precision
-from boundby.inference.planning import SAMPLE_ROWS, Sample, same_guard
-from boundby.inference.reference import ExactnessReport
+from boundby.inference.planning import SAMPLE_ROWS, Sample
+from boundby.inference.reference import ExactnessReport, same_guard
 from utils import contents, tasks
 from utils.config import Config
 from utils.data import DataReceipt, Rows

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from boundby.formatting import clean, listed, number, paragraph, times
 from boundby.trace import Analysis
 from boundby.training import StageTimes
 from boundby.training.judgement import TrainingVerdict, judge_training
@@ -13,7 +14,6 @@ from utils.profile_check import recording, training
 from utils.profile_check.subject import Check, Subject
 from utils.render import plain_text
 from utils.render.blocks import Block, BulletList, DefinitionList, Heading, OrderedList, Paragraph
-from utils.render.formatting import clean, listed, number, paragraph, times
 from utils.trace_analysis import document, text, words
 from utils.trace_analysis.document import Document
 from utils.trace_analysis.traces import Examined

@@ -4,12 +4,12 @@ import shlex
 from collections.abc import Sequence
 
 from boundby.card import factor
+from boundby.formatting import NOTHING, clean, number, paragraph, table
 from boundby.roofline import Interval
 from boundby.verdict import Fix
 from utils.document import Span, VariantRow, Variants
 from utils.plots import variants as plot
 from utils.render.blocks import Block, BulletList, Heading, Paragraph, Table
-from utils.render.formatting import NOTHING, clean, number, paragraph, table
 from utils.report.pictures import Content, Folded, show
 from utils.report.sources import Missing, ReportData
 from utils.variants.reasons import sentence
