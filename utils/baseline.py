@@ -97,6 +97,12 @@ class Result:
         files.write_csv(layout.detailed_metrics, flat, columns.NAMES)
         files.write_json(layout.metrics, removed(self.document(complete, rows)))
 
+    def told(self) -> dict[str, Any]:
+        """Return the part of the metrics file that answers: the batch size to use, every row, and the whole set."""
+        names = ("optimal", "batch_sizes", "full_dataset_metrics", "targets", "doubts")
+        document = removed(self.document(True, self.rows))
+        return {name: document[name] for name in names}
+
     def document(self, complete: bool, rows: Sequence[Row]) -> Document:
         """Return the content of the metrics file."""
         config = self.run.config
