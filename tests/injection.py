@@ -281,7 +281,7 @@ def in_child(
             for stream in (1, 2):
                 os.dup2(log, stream)
             sys.stdout, sys.stderr = (open(stream, "w", buffering=1, closefd=False) for stream in (1, 2))  # noqa: SIM115
-            _forget_handlers()
+            forget_handlers()
             with injected(root, fault) if root else contextlib.nullcontext([]) as done:
                 code = act() or 0
             with os.fdopen(report, "w") as file:
@@ -296,10 +296,11 @@ def in_child(
     code, done, seconds = _awaited(pid, answer, kill_after_s, limit_s)
     said = os.pread(log, os.fstat(log).st_size, 0).decode(errors="replace")
     os.close(log)
-    return Ended(code, said, done, seconds, _left(pid))
+    return Ended(code, said, done, seconds, is_left(pid))
 
 
-def _left(group: int) -> bool:
+def is_left(group: int) -> bool:
+    """Tell whether a process of the group is still there after a while; end it then."""
     for _ in range(MOST_LOOKS):
         try:
             os.killpg(group, 0)
@@ -310,7 +311,8 @@ def _left(group: int) -> bool:
     return True
 
 
-def _forget_handlers() -> None:
+def forget_handlers() -> None:
+    """Let every signal to stop do what it does to a new process."""
     for signum in SIGNALS:
         signal.signal(signum, signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL)
 
@@ -326,7 +328,7 @@ class ForkedStep:
             code = 70
             try:
                 preexec_fn()
-                _forget_handlers()
+                forget_handlers()
                 code = script.main(command[2:])
                 os.write(self._report, json.dumps(DONE).encode())
             except BaseException:
