@@ -678,7 +678,7 @@ def same(scene: Scene, stage: Path, ended: Ended, expected: Any, found: dict[str
         found["lost"] = f"after exit 0: {type(error).__name__}: {error}"
         return
     if result != expected:
-        found["mixed"] = "another result with exit 0"
+        found["mixed"] = f"{result} instead of {expected}"[:2000]
 
 
 def wrong(ended: Ended, fault: Fault) -> dict[str, str]:
