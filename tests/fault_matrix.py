@@ -382,8 +382,6 @@ def play(
     expected = both_results(theatre, scene, undisturbed.said)
     known = {note.place for note in read(notes) if note.scene == scene.name}
     chosen = [fault for fault in faults(undisturbed.done) if wanted(fault)]
-    if scene.name == "pipeline":  # what a step has synced is known to its own process alone
-        chosen = [fault for fault in chosen if fault.what not in (LOST_DATA, LOST_NAMES)]
     random.Random(0).shuffle(chosen)
     for fault in chosen[:most]:
         if time.monotonic() > deadline:
@@ -396,6 +394,11 @@ def play(
 def stops(fault: Fault) -> bool:
     """Tell whether this is a signal or an end."""
     return fault.what == KILLED or isinstance(fault.what, signal.Signals)
+
+
+def darkens(fault: Fault) -> bool:
+    """Tell whether this is a loss of power."""
+    return fault.what in (LOST_DATA, LOST_NAMES)
 
 
 def edit(theatre: Theatre, scene: Scene, notes: Path, most: int, deadline: float) -> None:
@@ -539,18 +542,20 @@ def interrupt(theatre: Theatre, scene: Scene, notes: Path, most: int, deadline: 
     script = [sys.executable, str(workplace.ROOT / "run_pipeline.py"), "--skip-check", *theatre.settings]
     command = script if number == "pipeline" else [*script, "--only", number]
 
-    def left(said: str) -> Any:
-        content = scene.result(theatre.stage, said)
-        return json.loads(json.dumps(content, default=str), object_hook=without_parts)
-
-    def without_parts(found: dict[str, Any]) -> dict[str, Any]:  # the forked ones have smaller shards
-        return {name: content for name, content in found.items() if not name.startswith("part-")}
+    def left(folder: Path, said: str) -> Any:  # what forks and real steps leave alike: shards and pictures differ
+        receipts = [json.loads(path.read_text()) for path in sorted((results / ".receipts").glob("0?.json"))]
+        outputs = [each for receipt in receipts for each in receipt["outputs"]]
+        torn = [each["path"] for each in outputs if Path(each["path"]).stat().st_size != each["bytes"]]
+        tables = [*(folder / "data").glob("*.csv"), *(results / "evaluation").glob("*.csv")]
+        ended = [(receipt["step"], receipt["status"]) for receipt in receipts]
+        return ended, torn, {path.name: path.read_text() for path in tables}
 
     theatre.set(scene)
     began = time.monotonic()
     undisturbed = subprocess.run(command, capture_output=True, text=True)
-    whole_s, expected = time.monotonic() - began, left(undisturbed.stdout)
-    compared = dataclasses.replace(scene, result=lambda folder, said: left(said))
+    assert undisturbed.returncode == 0, undisturbed.stderr
+    whole_s, expected = time.monotonic() - began, left(theatre.stage, "")
+    compared = dataclasses.replace(scene, result=left)
     known = {note.place for note in read(notes)}
     ways = [(*way, times) for way in itertools.product(TARGETS, SIGNALS) for times in (1, 2)]
     ways += [(whom, signal.SIGKILL, 1) for whom in TARGETS[:2]]
@@ -619,6 +624,7 @@ def kind_and_moment(signum: signal.Signals, whom: str, after_s: float) -> str:
 WAYS = {
     "fail": play,
     "stop": functools.partial(play, wanted=stops),
+    "darken": functools.partial(play, wanted=darkens),
     "edit": edit,
     "kill": kill,
     "share": share,
