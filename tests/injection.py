@@ -121,6 +121,8 @@ class Disk:
     def _listed(self, folder: str) -> dict[str, int]:
         entries = [each for each in os.scandir(folder) if not each.is_symlink()]
         for each in entries:
+            if each.inode() not in self.pins:
+                self.pins[each.inode()] = os.open(each.path, os.O_RDONLY)
             if each.is_dir():
                 self.names.setdefault(each.inode(), {})  # a new folder is empty as long as it is not synced itself
         return {each.name: each.inode() for each in entries}
