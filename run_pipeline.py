@@ -186,7 +186,11 @@ def run_step(
 
 
 def end_with(parent: int) -> None:
-    """Have the system end this process, which is about to become a step, when its parent dies; on Linux."""
+    """Have the system end this process, which is about to become a step, when its parent dies; on Linux.
+
+    An interrupt waits until the step can take it: while it imports, Python would answer with a traceback.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # it has died already

@@ -403,13 +403,16 @@ def _stops_raise() -> Iterator[None]:
             raise KeyboardInterrupt if signum == signal.SIGINT else Terminated
 
     previous: dict[int, Any] = {}
+    masked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     if threading.current_thread() is threading.main_thread():  # elsewhere the caller keeps its own handling
         previous = {each: signal.getsignal(each) for each in STOPS if signal.getsignal(each) is not signal.SIG_IGN}
     try:
         for each in previous:
             signal.signal(each, stop)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, previous)  # the runner lets an interrupt wait until here
         yield
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masked)
         for each, handler in previous.items():
             signal.signal(each, handler)
 

@@ -213,7 +213,10 @@ def test_sigterm_reaches_a_step_that_is_just_being_started(checkout, monkeypatch
 @pytest.fixture
 def started(checkout):
     """Starts a run whose step 02 says that it is ready and then waits; gives the runner and the id of its step."""
-    end(checkout, "02", "import time\nprint('ready', flush=True)\ntime.sleep(60)")
+    ready = (
+        "import signal, time\nsignal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])\nprint('ready', flush=True)"
+    )
+    end(checkout, "02", f"{ready}\ntime.sleep(60)")
     code = "\n".join(
         [
             "import pathlib, run_pipeline, signal, sys",
@@ -246,6 +249,28 @@ def test_a_signal_to_the_runner_alone_reaches_the_step_and_it_says_how_to_contin
     assert runner.returncode == code
     assert "--from 2" in errors
     assert not Path(f"/proc/{step}").exists()  # the runner has waited for it
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130)])
+def test_a_signal_to_the_step_alone_ends_the_run_which_says_how_to_continue(started, name, code):
+    runner, step = started
+    os.kill(step, signal.Signals[name])
+    _, errors = runner.communicate()
+    assert runner.returncode == code
+    assert "step 02 " in errors and "--from 2" in errors
+
+
+def test_an_interrupt_of_a_step_that_still_imports_is_one_word_and_no_traceback(checkout):
+    end(
+        checkout,
+        "02",
+        "os.kill(os.getpid(), 2)\nimport utils.cli\nsys.exit(utils.cli.command('', print, [], settings=None))",
+    )
+    code = f"import run_pipeline, pathlib, sys; run_pipeline.ROOT = pathlib.Path({str(checkout)!r})"
+    command = [sys.executable, "-c", f"{code}\nsys.exit(run_pipeline.main([]))"]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert done.returncode == 130
+    assert done.stderr.startswith("interrupted\n\nstep 02 ended with exit code 130") and "Traceback" not in done.stderr
 
 
 def test_a_step_does_not_outlive_a_runner_that_is_killed(started):
