@@ -33,7 +33,7 @@ MOST_WORKERS = 2
 AHEAD = 2  # batches that each worker makes before they are asked for, as is the default of a DataLoader
 PART_ERROR = 0.10  # of the factor of a part timed alone, as of a forward's (`boundby.prediction`), on its logarithm
 REST_ERROR = 0.03  # of the step around the part
-ROUNDS = 5  # to tell the parts of a step
+ROUNDS, LOADED = 5, 3  # to tell the parts of a step, and what workers take
 PART_BLOCKS, LEAST_BLOCKS, BLOCK = 15, 5, 5  # calls of a part with and without a fix, in turn
 PART_BUDGET_S = 6.0  # to time one part alone
 TICK_S = 0.01  # in which the system counts the time of processes
@@ -230,7 +230,7 @@ class _Known:
         predicted = None
         if not (change.pins or change.compiles):
             try:
-                predicted = self._loaded_beside(change) if change.workers else self._part(base, change, share)
+                predicted = self._loaded_beside(base, change) if change.workers else self._part(base, change, share)
             except Exception:  # the trial will say what it is
                 predicted = None
         yield Gain(
@@ -269,7 +269,7 @@ class _Known:
         error = math.hypot(math.log(high / low) / 2, REST_ERROR)
         return Interval(value, value * math.exp(-error), value * math.exp(error))
 
-    def _loaded_beside(self, change: Change) -> Interval:
+    def _loaded_beside(self, base: Loop, change: Change) -> Interval:
         """Return the factor of a round whose batches other processes load: the slower of both is left.
 
         A batch that is ready is still handed over, and the first one of a round is waited for. With a core to spare
@@ -280,18 +280,10 @@ class _Known:
         loader = self.recipe.batches(workers, self.recipe.is_pinned)
         count = sum(1 for _ in loader)  # which starts them
         at_hand = min(AHEAD * workers, count - 2)
-        spent_s, start = self.spent_beside_s(), self.timer.clock()
-        batches = iter(loader)
-
-        def fetched(number: int) -> float:
-            return sum(self.timer.isolated(lambda: next(batches)) for _ in range(number))
-
-        fetched(1)
-        first_s = self.timer.clock() - start
-        loading_s = first_s + fetched(count - 1 - at_hand) * (count - 1) / (count - 1 - at_hand)
-        self.pause(max(10 * TICK_S, at_hand * loading_s / count))  # until the others are ready
-        handing_s = first_s + fetched(at_hand) * (count - 1) / at_hand
-        spent_s = self.spent_beside_s() - spent_s + TICK_S
+        spent_s, rounds = self.spent_beside_s(), [self._loaded(base, loader, count, at_hand) for _ in range(LOADED)]
+        first_s, each_s, handed_s = (statistics.fmean(column) for column in zip(*rounds, strict=True))
+        loading_s, handing_s = (first_s + (count - 1) * seconds for seconds in (each_s, handed_s))
+        spent_s = (self.spent_beside_s() - spent_s + TICK_S) / LOADED
         cores, threads = len(usable_cpus()), torch.get_num_threads()
         others_s = self.round_s - self.seconds.get(stages.DATA, 0.0) + handing_s
         takes_s = 0.0 if threads + workers <= cores or is_gpu(self.recipe.device) else min(spent_s, cores * loading_s)
@@ -299,6 +291,26 @@ class _Known:
         most_s = max(loading_s, others_s + takes_s)
         ends = self.round_s / most_s, self.round_s / least_s
         return Interval(math.sqrt(ends[0] * ends[1]), ends[0] * math.exp(-REST_ERROR), ends[1] * math.exp(REST_ERROR))
+
+    def _loaded(self, base: Loop, loader: Iterable[Any], count: int, at_hand: int) -> tuple[float, float, float]:
+        """Return the seconds until the first batch of a round, of loading each, and of handing one over that is ready.
+
+        That one is asked for after a batch was learnt from, when caches hold other things and the workers sleep.
+        """
+        start = self.timer.clock()
+        batches = iter(loader)
+        batch = next(batches)
+        first_s = self.timer.clock() - start
+        others = count - 1 - at_hand
+        each_s = sum(self.timer.isolated(lambda: next(batches)) for _ in range(others)) / others
+        self.pause(max(10 * TICK_S, at_hand * each_s))  # until the others are ready
+        handed_s = 0.0
+        for _ in range(at_hand):
+            base.learn(self.recipe.move(batch))
+            start = self.timer.clock()
+            batch = next(batches)
+            handed_s += self.timer.clock() - start
+        return first_s, each_s, handed_s / at_hand
 
 
 def _capped(predicted: Interval, at_most: float) -> Interval:
