@@ -194,6 +194,7 @@ def _of_this_model(device: torch.device, min_agreement: float) -> list[Variant]:
     threads = torch.get_num_threads()
     coarser = fast_float32_products(device) or "highest"
     half = max(1, threads // 2)
+    fewer = f"{half} of {threads} threads" if threads > 1 else "fewer threads"
     of_threads = Fix("threads", {"threads": half, "instead_of": threads})
     of_products, bf16 = Fix("matmul_precision", {"precision": coarser}), Fix("dtype", {"dtype": "bfloat16"})
     fp16, fused = Fix("dtype", {"dtype": "float16"}), Fix("fuse_operators")
@@ -202,7 +203,7 @@ def _of_this_model(device: torch.device, min_agreement: float) -> list[Variant]:
         Variant(REFERENCE, "padded, as they come", _as_they_come, base=None),
         Variant("sorted", "padded, by length", _sorted, base=REFERENCE),
         Variant(PACKED, "without padding", _packed, REFERENCE, Fix("remove_padding"), settings=()),
-        Variant("half_threads", f"{half} of {threads} threads", partial(_with_threads, half), fix=of_threads,
+        Variant("half_threads", fewer, partial(_with_threads, half), fix=of_threads,
                 settings=(), environment={"OMP_NUM_THREADS": str(half)}),
         Variant("float32_fast", "coarser products", partial(_in, "float32_fast"), fix=of_products,
                 settings=(f"model.matmul_precision={coarser}",), kind="coarser"),
