@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from boundby.formatting import NOTHING, clean, listed, number, spread, unknown
 from utils.config import Targets
 from utils.document import Choice, Optimal, Row, Target
-from utils.optimal import told
+from utils.memory import told
 from utils.plots import batch_size_comparison, metrics_heatmap
 from utils.plots.style import STATUS_TEXT, limited_by
 from utils.render.blocks import Block, DefinitionList, Heading, Paragraph, Table
