@@ -12,7 +12,8 @@ and a later call goes on; --seconds lets none begin that would end later, so tha
 A ratio is the median over the repeats of neighbours in time. The roofline is the sum over operators of FLOPs over
 FLOP/s or bytes over bytes/s, whichever is longer, with limits measured before and after.
 Exit 1: a bound is missed; 3: repeats are still to be made. Bounds of `fastest` ask for bfloat16 products and are not
-judged on a CPU without them.
+judged on a CPU without them, or where they are no faster than float32's. Products are held against what the layers of
+the precision in use reach here: those of eight bits against eight bits.
 
     python benchmarks/evaluation.py [--only long-tailed | short] [--rows 512] [--repeats 3]
                                     [--state FILE] [--seconds 200]
@@ -36,6 +37,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
@@ -45,18 +47,21 @@ from boundby import ceilings, environment, files
 from boundby.ceilings import Ceilings
 from boundby.device import has_bfloat16_products
 from boundby.inference import (
+    PRECISIONS,
+    Precision,
     PrecisionChoice,
     PrecisionRule,
     Predictor,
     PredictorOptions,
     Sample,
     one_by_one,
-    precision,
     search_token_budget,
     tokenize,
+    weight_bytes,
 )
 from boundby.inference.engines import ENGINES, MOST_CALIBRATION
-from boundby.roofline import OperatorLoad, attribute
+from boundby.inference.precision import calibrate
+from boundby.roofline import Interval, OperatorLoad, attribute
 from boundby.work import OperatorWork, count
 from utils.model_source import ModelSource
 from utils.variants.engines import EngineFailed, EngineProcess
@@ -131,6 +136,7 @@ def _columns(path: Path, first: str, second: str) -> tuple[list[str], list[str]]
 
 
 LEAST_SHARE, AIMED_SHARE = 0.6, 0.8  # of the per-operator roofline on useful tokens
+LEAST_FASTER = 1.25  # times float32's, for bfloat16 products to be worth a bound
 
 
 @dataclass(frozen=True)
@@ -154,7 +160,7 @@ class Measured:
     rates: dict[str, list[float]]
     same_labels: int
     texts: int
-    shares: dict[str, float]
+    shares: dict[str, float | None]
     unjudged: dict[str, str]
 
 
@@ -175,6 +181,23 @@ BOUNDS = {
     ),
 }
 SHARES = {"long-tailed": (SAME, FASTEST), "short": ()}
+
+
+def unjudged(has_bfloat16: bool, times_float32: float) -> dict[str, str]:
+    """Return why the bounds of `fastest` cannot be met here, by our method; {} where bfloat16 products are fast.
+
+    `times_float32` is the measured ceiling of bfloat16 products over that of float32's fastest.
+    """
+    if not has_bfloat16:
+        return {FASTEST: "this CPU has no bfloat16 products"}
+    if times_float32 < LEAST_FASTER:
+        return {FASTEST: f"bfloat16 products are no faster here: {times_float32:.2f} times float32's"}
+    return {}
+
+
+def share(least_s: float, spent_s: float) -> float | None:
+    """Return the share of the roofline; None above 1, where what was measured as a limit is none."""
+    return least_s / spent_s if least_s <= spent_s else None
 
 
 def with_best(rates: dict[str, list[float]], correct: Mapping[str, int]) -> dict[str, list[float]]:
@@ -219,9 +242,11 @@ def failures(case: Measured) -> list[str]:
     if case.same_labels != case.texts:
         found.append(f"{case.name}: {SAME} gives {case.texts - case.same_labels} of {case.texts} texts another label")
     for method in SHARES[case.name]:
-        share = case.shares[method]
-        if share < LEAST_SHARE and method not in case.unjudged:
-            found.append(f"{case.name}: {method} reaches {share:.0%} of the roofline, {LEAST_SHARE:.0%} are asked for")
+        reached = case.shares[method]
+        if reached is not None and reached < LEAST_SHARE and method not in case.unjudged:
+            found.append(
+                f"{case.name}: {method} reaches {reached:.0%} of the roofline, {LEAST_SHARE:.0%} are asked for"
+            )
     return found
 
 
@@ -327,7 +352,9 @@ def _best_size(logits: Callable[[Sequence[str], int], np.ndarray], texts: Sequen
 
 PRODUCTS = ("mm", "addmm", "bmm", "linear", "baddbmm", "matmul", "mkldnn::_linear_pointwise",
             "onednn::qlinear_pointwise")  # fmt: skip
+PREPARED = ("mkldnn::_linear_pointwise", "onednn::qlinear_pointwise")  # with kernels, and a limit, of their own
 KINDS = ("products", "attention", "element-wise")
+SIZE, CALLS = 1024, 7  # of the square products of a prepared layer
 
 
 @dataclass(frozen=True)
@@ -349,15 +376,38 @@ class Roofline:
 
 
 def roofline_of(predictor: Predictor, texts: Sequence[str], weights_bytes: float, ceilings: Ceilings) -> Roofline:
-    """Return the roofline of what the predictor computes for the texts, which its packs pad with nothing."""
-    limits = ceilings.limits(predictor.dtype)  # in use: coarser products are none that it may use
+    """Return the roofline of what the predictor computes for the texts, which its packs pad with nothing.
+
+    Layers that are prepared are held against what such a layer reaches in that precision, all else against the products
+    of the dtype with the settings in use: coarser ones are none that it may use.
+    """
+    limits = ceilings.limits(predictor.dtype)
+    precision = PRECISIONS[predictor.options.precision]
+    reached = layer_rate(precision) if precision.convert else 0.0
+    stock = 0.0 if precision.name == "int8" else limits.flops_per_s.value  # a prepared layer may fall short of those
+    prepared = msgspec.structs.replace(limits, flops_per_s=Interval.exact(max(stock, reached)))
     least, spent = defaultdict(float), defaultdict(float)
     for forward in predictor.forwards(predictor.tokenize(texts)):
         for each in count(forward, clock=time.perf_counter).operators:
-            found = attribute([_load(each)], limits, weights_bytes, each.seconds or 1e-9, on_host=False)
+            roof = prepared if each.name in PREPARED else limits
+            found = attribute([_load(each)], roof, weights_bytes, each.seconds or 1e-9, on_host=False)
             least[_kind(each)] += found.compute_s + found.memory_s
             spent[_kind(each)] += each.seconds or 0.0
     return Roofline(sum(least.values()), *({kind: times[kind] for kind in KINDS} for times in (least, spent)))
+
+
+def layer_rate(precision: Precision, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Return the FLOP/s of the best of some square products by a linear layer of a working copy in this precision."""
+    layer = torch.nn.Sequential(torch.nn.Linear(SIZE, SIZE).requires_grad_(False))
+    copy, inputs = precision.copy_of(layer), torch.randn(SIZE, SIZE, dtype=precision.dtype)
+    seconds = []
+    with torch.inference_mode(), precision.active(inputs.device):
+        calibrate(copy, lambda: copy(inputs))
+        for _ in range(CALLS):
+            start = clock()
+            copy(inputs)
+            seconds.append(clock() - start)
+    return 2 * SIZE**3 / min(seconds)
 
 
 def _kind(work: OperatorWork) -> str:
@@ -494,7 +544,9 @@ def _measure(name: str, rows: int | None, repeats: int, state: State, deadline: 
         same_labels=int((np.asarray(state.labels[SAME]) == own).sum()),
         texts=len(case.texts),
         shares=shares,
-        unjudged={} if "bfloat16" in precision.available(CPU) else {FASTEST: "this CPU has no bfloat16 products"},
+        unjudged=unjudged(
+            has_bfloat16_products(CPU), limits.best("bfloat16").flops_per_s / limits.best("float32").flops_per_s
+        ),
     )
     print("\n".join(lines(measured)), flush=True)
     return measured
@@ -558,14 +610,15 @@ def take_turns(
         longest = max(longest, time.perf_counter() - began)
 
 
-def _share(case: Case, predictor: Predictor, rates: Sequence[float], limits: ceilings.Ceilings) -> float:
-    """Print how near the roofline the texts came and what takes the rest, and return the share."""
-    weights = case.model.num_parameters() * (2 if predictor.dtype == "bfloat16" else 4)
-    roofline = roofline_of(predictor, case.texts, weights, limits)
+def _share(case: Case, predictor: Predictor, rates: Sequence[float], limits: ceilings.Ceilings) -> float | None:
+    """Print how near the roofline the texts came and what takes the rest; return the share, None above 1."""
+    roofline = roofline_of(predictor, case.texts, weight_bytes(predictor.model), limits)
     spent = len(case.texts) / median(rates)
-    print(f"{predictor.dtype}, {predictor.strategy}: {roofline.least_s / spent:.0%} of the roofline")
+    found = share(roofline.least_s, spent)
+    told = "no share: faster than the limits that were measured" if found is None else f"{found:.0%} of the roofline"
+    print(f"{predictor.options.precision}, {predictor.strategy}: {told} of its own precision")
     print("\n".join(roofline.lines(spent)), flush=True)
-    return roofline.least_s / spent
+    return found
 
 
 if __name__ == "__main__":

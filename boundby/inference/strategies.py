@@ -102,6 +102,8 @@ class Packed(Strategy):
     def __init__(self, model: Any, tokenizer: Any, precision: Precision, trims: bool, *, attention: str) -> None:
         super().__init__(model, tokenizer, precision, trims)
         packing.register()
+        if trims and attention == packing.GROUPED:
+            last_layer.defer(self.model, model, precision.dtype)
         self.name = "packed, variable-length attention" if attention == packing.VARLEN else "packed, by length"
         self._attention = attention
         ropes = (str(getattr(module, "rope_type", "")) for module in self.model.modules())

@@ -3,7 +3,7 @@
 import os
 import re
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +233,20 @@ def described(made: plans.Plan) -> str:
 
 def _closed(store: Storage | None) -> str | None:
     return f"no engine was tried: {store.url} would not bring its model to other machines" if store else None
+
+
+def told(run: Run, made: plans.Plan) -> dict[str, Any]:
+    """Return the plan as --json prints it: where it lies, how much there is to predict, and how much is left."""
+    folder = _folder(run)
+    done = sum(folder.part(shard).exists() for shard in range(len(made.shards)))
+    return {
+        "folder": str(folder.path),
+        "plan": made.fingerprint,
+        "texts": made.identity.rows,
+        "parts": len(made.shards),
+        "parts_done": done,
+        **asdict(made.choices),
+    }
 
 
 def _folder(run: Run) -> EvaluationFolder:
