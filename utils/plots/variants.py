@@ -41,8 +41,8 @@ def figure(rows: Sequence[VariantRow], about: Subject, found: Variants) -> Figur
     _number(axes, [(row["texts_per_s"]["value"], height[0]) for row, height in zip(rows, heights, strict=True)])
     tolerance = -100 * found["max_accuracy_drop"] if has_labels else 100 * found["min_agreement"]
     axes.axhline(tolerance, color=ALARM, linestyle=(0, (5, 3)), linewidth=1.2)
-    axes.annotate("allowed: the whole bar above", (0.01, tolerance), xycoords=("axes fraction", "data"),
-                  xytext=(0, 4), textcoords="offset points", color=ALARM, fontsize=10)  # fmt: skip
+    axes.annotate("allowed: the whole bar above", (0.01, tolerance), xycoords=("axes fraction", "data"), va="top",
+                  xytext=(0, -4), textcoords="offset points", color=ALARM, fontsize=10)  # fmt: skip
     axes.set_xlim(0, ROOM * max(row["texts_per_s"]["value"] for row in rows))
     axes.margins(y=0.15)
     axes.set_xlabel("texts per second, tokenizing included")
@@ -111,5 +111,5 @@ def _key(axes: Axes, rows: Sequence[VariantRow], found: Variants) -> None:
         figures = f"{number(row['texts_per_s']['value'])}/s{size}"
         axes.text(1.0, height, figures, color=MUTED, fontsize=10.5, ha="right")
     last = 1 - 0.068 * (len(rows) + 1.6)
-    axes.text(0.0, last, "orange: recommended; grey: changes more than allowed", color=MUTED, fontsize=10)
+    axes.text(0.0, last, "orange: recommended; grey: labels or accuracy change too much", color=MUTED, fontsize=10)
     axes.text(0.0, last - 0.055, "a mark is as large as its weights", color=MUTED, fontsize=10)

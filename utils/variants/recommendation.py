@@ -62,7 +62,7 @@ def objection(report: ExactnessReport, kind: Kind, tolerance: Tolerance) -> str 
     low = report.accuracy_difference if is_exact else report.accuracy_difference_low
     if low is not None and low < -tolerance.max_accuracy_drop:
         fell = f"accuracy changes by {100 * (report.accuracy_difference or 0):+.2f} points"
-        return f"{fell} and may fall by {-100 * low:.2f}; {100 * tolerance.max_accuracy_drop:g} are allowed"
+        return f"{fell} and may fall by {-100 * low:.2f}; at most {100 * tolerance.max_accuracy_drop:g} is allowed"
     return None
 
 
