@@ -148,7 +148,6 @@ class Verdict(TypedDict):
     confirmation: Confirmation
     gains: list[Gain]
     evidence: list[str]
-    telling: NotRequired[list[str]]
     doubts: list[str]
     doubt_kinds: NotRequired[list[str]]
     trials: NotRequired[list[Trial]]
@@ -624,15 +623,15 @@ class Trace(TypedDict):
 
 
 class FittingBatch(TypedDict):
-    """The largest batch that stays within nine tenths of so many GB; `or_more`: a larger one may fit, too."""
+    """The largest batch that stays within nine tenths of so many GB; its peak may be off by the share `error`."""
 
     gb: int
     samples: int
-    or_more: bool
+    error: float
 
 
 class MemoryForecast(TypedDict):
-    """What batches of the longest texts take, of so many tokens: `boundby.memory.PeakModel`, or why that is unknown."""
+    """What batches of the longest texts take, of so many tokens, and in all; or why that is unknown."""
 
     model: dict[str, Any] | None
     tokens: int | None

@@ -1,5 +1,6 @@
 """The runner: order, flags, fresh processes, exit codes and the command that continues."""
 
+import json
 import os
 import re
 import select
@@ -79,6 +80,16 @@ def test_runs_all_steps_in_order_each_in_its_own_process(checkout, capsys):
 def test_flags_choose_the_steps(checkout, flags, expected):
     assert run_pipeline.main(flags) == 0
     assert ran(checkout) == expected
+
+
+def test_json_is_the_documents_of_the_steps_and_how_the_run_ended(checkout, capfd):
+    printed = """print('{"step": "04", "card": ["Limited by  memory"]}')"""
+    end(checkout, "04", f"import sys; assert '--json' in sys.argv; {printed}")
+    end(checkout, "05", "raise SystemExit(1)")
+    assert run_pipeline.main(["--json", "--from", "4"]) == 1
+    told = json.loads(capfd.readouterr().out)
+    assert told["steps"] == [{"step": "04", "card": ["Limited by  memory"]}] and told["card"] == ["Limited by  memory"]
+    assert told["exit_code"] == 1 and told["to_continue"] == "python run_pipeline.py --from 5 --resume"
 
 
 def test_hands_config_flags_and_overrides_to_every_step(checkout):
@@ -180,7 +191,7 @@ def test_sigterm_reaches_a_step_that_is_just_being_started(checkout, monkeypatch
 
     class Started(subprocess.Popen):
         def __init__(self, *arguments, **settings):
-            super().__init__(*arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **settings)
+            super().__init__(*arguments, **{**settings, "stdin": subprocess.PIPE, "stdout": subprocess.PIPE})
             assert self.stdout.readline() == b"ready\n"
             os.kill(os.getpid(), signal.SIGTERM)
 

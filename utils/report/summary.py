@@ -1,9 +1,9 @@
 """What to know first: the card, whether this can be taken at face value, the subject, and what is doubtful."""
 
 from boundby import card as cards
+from boundby.formatting import clean, number, quantity, unknown
 from utils.document import FullDataset
 from utils.render.blocks import Admonition, Block, Card, CodeBlock, DefinitionList, Paragraph
-from utils.render.formatting import clean, number, quantity, unknown
 from utils.report import card
 from utils.report.pictures import Content, Folded
 from utils.report.sources import Missing, ReportData
