@@ -46,7 +46,7 @@ bench: setup-test  ## ratios against peers, each in one run
 	    echo "== $$file"; $(PYTHON) "$$file" $(ARGS) || failed+=" $$file"; \
 	done; [[ -z $$failed ]] || { echo "failed:$$failed" >&2; exit 1; }
 
-gpu: setup  ## everything to look at first on a card, in eight minutes; exit 3 without one
+gpu: setup  ## everything to look at first on a card, in eight minutes; without one the script ends with 3, make with 2
 	@$(PYTHON) scripts/check_gpu.py $(ARGS)
 
 lint: setup-test  ## style, format, types, and known vulnerabilities of what is installed

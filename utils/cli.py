@@ -45,6 +45,7 @@ OF_THE_MACHINE = {  # what an OSError means for people, by its number
     errno.EFBIG: "a file may not grow that large there; raise `ulimit -f`, or choose another disk, and add --resume",
     errno.EMFILE: "this process may open no more than {limit} files; raise `ulimit -n` and add --resume",
     errno.ENFILE: "this machine may open no more files; end other programs and add --resume",
+    **dict.fromkeys((errno.ENAMETOOLONG, errno.ELOOP), "{reason}; choose another folder or file in the settings"),
     **dict.fromkeys((errno.EIO, errno.ESTALE, errno.ENXIO, errno.ENODEV, errno.ETIMEDOUT), _FAILS),
     **dict.fromkeys(
         (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.EMLINK), _FORBIDS
@@ -437,7 +438,7 @@ def _explained(error: OSError) -> str:
     """Return which file, disk or limit failed, and the way out."""
     name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else None
     disk = Path(name or ".").absolute()
-    while not (disk.is_mount() or disk == disk.parent):
+    while not (os.path.ismount(disk) or disk == disk.parent):  # which is false for a name that cannot be
         disk = disk.parent
     space = ""
     if error.errno == errno.ENOSPC and name:

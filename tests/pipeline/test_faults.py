@@ -92,6 +92,13 @@ def test_a_message_names_the_real_file_its_disk_and_the_limit(step, tmp_path, nu
     assert message.startswith(f"error: {tmp_path / 'results' / 'baseline_metrics.json'}") and words in message
 
 
+def test_a_name_that_is_too_long_is_one_message_with_the_way_out(step, tmp_path):
+    ended = in_child(lambda: step(f"output.results_dir={tmp_path / ('x' * 300)}"))
+    assert ended.code == 3 and ended.said.endswith(
+        "File name too long; choose another folder or file in the settings\n"
+    )
+
+
 def test_a_log_on_a_full_disk_ends_no_step(step, tmp_path):
     (tmp_path / "results" / "logs").mkdir(parents=True)
     (tmp_path / "results" / "logs" / "02.log").symlink_to("/dev/full")

@@ -270,7 +270,7 @@ def test_an_interrupt_of_a_step_that_still_imports_is_one_word_and_no_traceback(
     command = [sys.executable, "-c", f"{code}\nsys.exit(run_pipeline.main([]))"]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
     assert done.returncode == 130
-    assert done.stderr.startswith("interrupted\n\nstep 02 ended with exit code 130") and "Traceback" not in done.stderr
+    assert "interrupted\n\nstep 02 ended with exit code 130" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_step_does_not_outlive_a_runner_that_is_killed(started):
