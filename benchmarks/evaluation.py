@@ -12,47 +12,435 @@ and a later call goes on; --seconds lets none begin that would end later, so tha
 A ratio is the median over the repeats of neighbours in time. The roofline is the sum over operators of FLOPs over
 FLOP/s or bytes over bytes/s, whichever is longer, with limits measured before and after.
 Exit 1: a bound is missed; 3: repeats are still to be made. Bounds of `fastest` ask for bfloat16 products and are not
-judged on a CPU without them.
+judged on a CPU without them, or where they are no faster than float32's. Products are held against what the layers of
+the precision in use reach here: those of eight bits against eight bits.
 
     python benchmarks/evaluation.py [--only long-tailed | short] [--rows 512] [--repeats 3]
                                     [--state FILE] [--seconds 200]
 """
 
 import argparse
+import contextlib
+import csv
 import json
 import math
+import random
 import sys
+import tempfile
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
-
+import msgspec
 import numpy as np
 import torch
 
-from benchmarks import _evaluation_cases, _evaluation_judgement, _evaluation_methods, _evaluation_roofline
-from benchmarks._evaluation_cases import MAX_LENGTH, Case
-from benchmarks._evaluation_judgement import FASTEST, SAME, Measured
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
+
 from boundby import ceilings, environment, files
+from boundby.ceilings import Ceilings
+from boundby.device import has_bfloat16_products
 from boundby.inference import (
+    PRECISIONS,
+    Precision,
     PrecisionChoice,
     PrecisionRule,
     Predictor,
     PredictorOptions,
     Sample,
     one_by_one,
-    precision,
     search_token_budget,
     tokenize,
+    weight_bytes,
 )
+from boundby.inference.engines import ENGINES, MOST_CALIBRATION
+from boundby.inference.precision import calibrate
+from boundby.roofline import Interval, OperatorLoad, attribute
+from boundby.work import OperatorWork, count
+from utils.model_source import ModelSource
+from utils.variants.engines import EngineFailed, EngineProcess
+
+ROOT = Path(__file__).resolve().parents[1]
+BUILT = ROOT / "build" / "benchmark-evaluation"
+SHARED = ROOT.parent / "shared"
+MINILM, BANKING77 = SHARED / "models" / "minilm-banking77", SHARED / "data" / "banking77"
+MAX_LENGTH = 512
+TRAIN_ROWS, VALIDATION_ROWS = 3000, 512
+SEED = 0
+LONG, SHORT = "long-tailed", "short"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model in float32 on the CPU, its tokenizer, texts in random order and their labels."""
+
+    name: str
+    folder: Path
+    model: Any
+    tokenizer: Any
+    texts: list[str]
+    labels: list[int]
+
+
+def case_names() -> list[str]:
+    """Return the names of the cases that can be run here."""
+    return [LONG, *([SHORT] if MINILM.is_dir() and BANKING77.is_dir() else [])]
+
+
+def load_case(name: str, rows: int) -> Case:
+    """Return a case with at most `rows` texts, always the same ones; the first time, a model is trained for minutes."""
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    folder = _trained() if name == LONG else MINILM
+    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype="float32", local_files_only=True).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    texts, label_names = _reviews(folder) if name == LONG else _questions()
+    order = random.Random(SEED).sample(range(len(texts)), min(rows, len(texts)))
+    labels = [model.config.label2id[label_names[row]] for row in order]
+    return Case(name, folder, model, tokenizer, [texts[row] for row in order], labels)
+
+
+def _trained() -> Path:
+    """Return the folder of a Qwen2 classifier of 12.8 million parameters whose texts have 129 tokens on average."""
+    from utils.quickstart import cache
+    from utils.quickstart.recipe import Recipe, Schedule, Shape
+
+    shape = Shape(vocabulary=500, hidden=384, intermediate=1024, layers=8, heads=6, initial_std=0.04)
+    recipe = Recipe(
+        rows_train=TRAIN_ROWS,
+        rows_validation=VALIDATION_ROWS,
+        shape=shape,
+        schedule=Schedule(tokens_per_batch=1536, peak_learning_rate=8e-4),
+    )
+    return cache.prepare(BUILT, progress=lambda line: print(line, flush=True), recipe=recipe).model_dir
+
+
+def _reviews(folder: Path) -> tuple[list[str], list[str]]:
+    return _columns(folder / "validation.csv", "text", "label_name")
+
+
+def _questions() -> tuple[list[str], list[str]]:
+    return _columns(BANKING77 / "test.csv", "text", "category")
+
+
+def _columns(path: Path, first: str, second: str) -> tuple[list[str], list[str]]:
+    with path.open(encoding="utf-8", newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    return [row[first] for row in rows], [row[second] for row in rows]
+
+
+LEAST_SHARE, AIMED_SHARE = 0.6, 0.8  # of the per-operator roofline on useful tokens
+LEAST_FASTER = 1.25  # times float32's, for bfloat16 products to be worth a bound
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Ours must be at least `times` a peer; `aim` is what is hoped for."""
+
+    ours: str
+    peer: str
+    times: float
+    aim: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One case: texts per second of each repeat by method, and what the labels and the roofline say.
+
+    `unjudged` tells, by our method, why its bounds cannot be met on this machine by anyone.
+    """
+
+    name: str
+    rates: dict[str, list[float]]
+    same_labels: int
+    texts: int
+    shares: dict[str, float | None]
+    unjudged: dict[str, str]
+
+
+SAME, FASTEST, SPEC, BEST_PIPELINE = "ours same", "ours fastest", "padded to 512", "pipeline, best"
+FLOAT32_ENGINES, BEST_FLOAT32, BEST_ENGINE = ("ONNX Runtime", "OpenVINO"), "float32 engine, best", "engine, best"
+OTHER_WAYS = ("pipeline", "padded", "sorted", "ours")  # all but the engines begin with one of these
+BOUNDS = {
+    "long-tailed": (
+        Bound(SAME, SPEC, 8.0, 8.0),
+        Bound(SAME, BEST_PIPELINE, 1.6, 1.6),
+        Bound(FASTEST, BEST_PIPELINE, 3.0, 4.0),
+    ),
+    "short": (
+        Bound(SAME, BEST_PIPELINE, 1.9, 3.2),
+        Bound(SAME, BEST_FLOAT32, 1.3, 1.3),
+        Bound(FASTEST, BEST_PIPELINE, 9.0, 9.0),
+        Bound(FASTEST, BEST_ENGINE, 1.25, 1.25),
+    ),
+}
+SHARES = {"long-tailed": (SAME, FASTEST), "short": ()}
+
+
+def unjudged(has_bfloat16: bool, times_float32: float) -> dict[str, str]:
+    """Return why the bounds of `fastest` cannot be met here, by our method; {} where bfloat16 products are fast.
+
+    `times_float32` is the measured ceiling of bfloat16 products over that of float32's fastest.
+    """
+    if not has_bfloat16:
+        return {FASTEST: "this CPU has no bfloat16 products"}
+    if times_float32 < LEAST_FASTER:
+        return {FASTEST: f"bfloat16 products are no faster here: {times_float32:.2f} times float32's"}
+    return {}
+
+
+def share(least_s: float, spent_s: float) -> float | None:
+    """Return the share of the roofline; None above 1, where what was measured as a limit is none."""
+    return least_s / spent_s if least_s <= spent_s else None
+
+
+def with_best(rates: dict[str, list[float]], correct: Mapping[str, int]) -> dict[str, list[float]]:
+    """Return the rates with those of the best pipeline, of the best float32 engine and of the best engine, by medians.
+
+    An engine counts only where it has as many `correct` labels as ours in `fastest`.
+    """
+    engines = [name for name in rates if not name.startswith(OTHER_WAYS)]
+    kinds = {
+        BEST_PIPELINE: [name for name in rates if name.startswith("pipeline ")],
+        BEST_FLOAT32: [name for name in engines if name in FLOAT32_ENGINES],
+        BEST_ENGINE: [name for name in engines if correct.get(name, 0) >= correct.get(FASTEST, 0)],
+    }
+    best = {kind: max((rates[name] for name in names), key=median) for kind, names in kinds.items() if names}
+    return {**rates, **best}
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Return the median over the repeats of ours over theirs; each pair ran within one repeat."""
+    return median(mine / other for mine, other in zip(ours, theirs, strict=True))
+
+
+def lines(case: Measured) -> list[str]:
+    """Return each bound with what was found, as a line."""
+    return [
+        f"{bound.ours} / {bound.peer}: {ratio(case.rates[bound.ours], case.rates[bound.peer]):.2f} x"
+        f" (at least {bound.times:g}, aim {bound.aim:g})"
+        for bound in BOUNDS[case.name]
+        if bound.peer in case.rates
+    ]
+
+
+def failures(case: Measured) -> list[str]:
+    """Return what falls short, one sentence each; [] where all holds or cannot be judged here."""
+    found = []
+    for bound in BOUNDS[case.name]:
+        if bound.peer not in case.rates:
+            continue
+        times = ratio(case.rates[bound.ours], case.rates[bound.peer])
+        if times < bound.times and bound.ours not in case.unjudged:
+            found.append(f"{case.name}: {bound.ours} is {times:.2f} x {bound.peer}, {bound.times:g} is asked for")
+    if case.same_labels != case.texts:
+        found.append(f"{case.name}: {SAME} gives {case.texts - case.same_labels} of {case.texts} texts another label")
+    for method in SHARES[case.name]:
+        reached = case.shares[method]
+        if reached is not None and reached < LEAST_SHARE and method not in case.unjudged:
+            found.append(
+                f"{case.name}: {method} reaches {reached:.0%} of the roofline, {LEAST_SHARE:.0%} are asked for"
+            )
+    return found
+
+
+SPEC_BATCH, SORTED_BATCH = 64, 32
+PIPELINE_BATCHES = (1, 8, 32, 64)
+LONGEST, CHARACTERS, PIPELINE = "padded to longest", "sorted by characters", "pipeline"
+
+ENGINE_BATCHES, ENGINE_TEXTS = (32, 64, 128), 512
+
+Label = Callable[[Sequence[str]], list[int]]
+
+
+def peers(case: Case) -> dict[str, Label]:
+    """Return the other ways, by name."""
+    found: dict[str, Label] = {
+        SPEC: lambda texts: _batches(case, texts, range(len(texts)), SPEC_BATCH, "max_length"),
+        LONGEST: lambda texts: _batches(case, texts, range(len(texts)), SPEC_BATCH, "longest"),
+        CHARACTERS: lambda texts: _batches(
+            case, texts, np.argsort([-len(each) for each in texts]).tolist(), SORTED_BATCH, "longest"
+        ),
+    }
+    return found | {f"{PIPELINE} {size}": _pipeline(case, size) for size in PIPELINE_BATCHES}
+
+
+def _batches(case: Case, texts: Sequence[str], order: Sequence[int], size: int, padding: str) -> list[int]:
+    """Return labels from batches of fixed size in the order given, tokenized as they come."""
+    labels = [0] * len(texts)
+    with torch.inference_mode():
+        for start in range(0, len(order), size):
+            rows = order[start : start + size]
+            encoded = case.tokenizer(
+                [texts[row] for row in rows],
+                padding=padding,
+                truncation=True,
+                max_length=MAX_LENGTH,
+                return_tensors="pt",
+            )
+            found = case.model(input_ids=encoded["input_ids"], attention_mask=encoded["attention_mask"]).logits
+            for row, label in zip(rows, found.argmax(dim=1).tolist(), strict=True):
+                labels[row] = label
+    return labels
+
+
+def _pipeline(case: Case, size: int) -> Label:
+    from transformers import pipeline
+
+    made: Any = pipeline("text-classification", model=case.model, tokenizer=case.tokenizer, device="cpu")
+    ids = case.model.config.label2id
+
+    def label(texts: Sequence[str]) -> list[int]:
+        found = made(list(texts), batch_size=size, truncation=True, max_length=MAX_LENGTH)
+        return [ids[each["label"]] for each in found]
+
+    return label
+
+
+@contextlib.contextmanager
+def engines(case: Case) -> Iterator[dict[str, Label]]:
+    """Yield ONNX Runtime and OpenVINO in each precision, in a process for each, at their best batch size.
+
+    Their texts are sorted by length; those that OpenVINO's eight bits are calibrated with are the last ones.
+    """
+    found: dict[str, Label] = {}
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as processes:
+        source = ModelSource(str(case.folder), case.folder, "folder", None, "")
+        running: dict[str, EngineProcess] = {}
+        for name, engine in ENGINES.items():
+            try:
+                if engine.lacking:
+                    raise EngineFailed(f"{' and '.join(engine.lacking)} not installed")
+                if engine.precision == "bfloat16" and not has_bfloat16_products(torch.device("cpu")):
+                    raise EngineFailed("this CPU has no bfloat16 products")
+                if engine.library not in running:
+                    process = EngineProcess(source, engine.library, MAX_LENGTH, Path(folder) / engine.library)
+                    processes.callback(process.close)
+                    process.convert()
+                    running[engine.library] = process
+                process = running[engine.library]
+                process.open(name, case.texts[-MOST_CALIBRATION:] if engine.calibrated else ())
+                size = _best_size(partial(process.logits, name), case.texts[:ENGINE_TEXTS])
+            except EngineFailed as error:
+                print(f"{engine.words}: left out: {error}", flush=True)
+                continue
+            print(f"{engine.words}: batches of {size} sorted by length", flush=True)
+            found[engine.words] = partial(_labels, partial(process.logits, name), size)
+        yield found
+
+
+def _labels(logits: Callable[[Sequence[str], int], np.ndarray], size: int, texts: Sequence[str]) -> list[int]:
+    found: list[int] = logits(texts, size).argmax(axis=1).tolist()
+    return found
+
+
+def _best_size(logits: Callable[[Sequence[str], int], np.ndarray], texts: Sequence[str]) -> int:
+    seconds = {}
+    for size in ENGINE_BATCHES:
+        logits(texts, size)
+        start = time.perf_counter()
+        logits(texts, size)
+        seconds[size] = time.perf_counter() - start
+    return min(seconds, key=lambda size: seconds[size])
+
+
+PRODUCTS = ("mm", "addmm", "bmm", "linear", "baddbmm", "matmul", "mkldnn::_linear_pointwise",
+            "onednn::qlinear_pointwise")  # fmt: skip
+PREPARED = ("mkldnn::_linear_pointwise", "onednn::qlinear_pointwise")  # with kernels, and a limit, of their own
+KINDS = ("products", "attention", "element-wise")
+SIZE, CALLS = 1024, 7  # of the square products of a prepared layer
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Least seconds for the texts, the sum over operators, and by kind the least and those of a counted pass."""
+
+    least_s: float
+    least_by_kind: dict[str, float]
+    seconds_by_kind: dict[str, float]
+
+    def lines(self, spent_s: float) -> list[str]:
+        """Return what takes the time, as lines; `spent_s` is what the texts took uncounted."""
+        found = [
+            f"  {kind}: {self.seconds_by_kind[kind]:.2f} s counted, least {self.least_by_kind[kind]:.2f} s"
+            for kind in KINDS
+        ]
+        rest = spent_s - sum(self.seconds_by_kind.values())
+        return [*found, f"  the rest of {spent_s:.2f} s (dispatch, tokenizing, batches): {rest:.2f} s"]
+
+
+def roofline_of(predictor: Predictor, texts: Sequence[str], weights_bytes: float, ceilings: Ceilings) -> Roofline:
+    """Return the roofline of what the predictor computes for the texts, which its packs pad with nothing.
+
+    Layers that are prepared are held against what such a layer reaches in that precision, all else against the products
+    of the dtype with the settings in use: coarser ones are none that it may use.
+    """
+    limits = ceilings.limits(predictor.dtype)
+    precision = PRECISIONS[predictor.options.precision]
+    reached = layer_rate(precision) if precision.convert else 0.0
+    stock = 0.0 if precision.name == "int8" else limits.flops_per_s.value  # a prepared layer may fall short of those
+    prepared = msgspec.structs.replace(limits, flops_per_s=Interval.exact(max(stock, reached)))
+    least, spent = defaultdict(float), defaultdict(float)
+    for forward in predictor.forwards(predictor.tokenize(texts)):
+        for each in count(forward, clock=time.perf_counter).operators:
+            roof = prepared if each.name in PREPARED else limits
+            found = attribute([_load(each)], roof, weights_bytes, each.seconds or 1e-9, on_host=False)
+            least[_kind(each)] += found.compute_s + found.memory_s
+            spent[_kind(each)] += each.seconds or 0.0
+    return Roofline(sum(least.values()), *({kind: times[kind] for kind in KINDS} for times in (least, spent)))
+
+
+def layer_rate(precision: Precision, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Return the FLOP/s of the best of some square products by a linear layer of a working copy in this precision."""
+    layer = torch.nn.Sequential(torch.nn.Linear(SIZE, SIZE).requires_grad_(False))
+    copy, inputs = precision.copy_of(layer), torch.randn(SIZE, SIZE, dtype=precision.dtype)
+    seconds = []
+    with torch.inference_mode(), precision.active(inputs.device):
+        calibrate(copy, lambda: copy(inputs))
+        for _ in range(CALLS):
+            start = clock()
+            copy(inputs)
+            seconds.append(clock() - start)
+    return 2 * SIZE**3 / min(seconds)
+
+
+def _kind(work: OperatorWork) -> str:
+    name = work.name.removeprefix("aten::")
+    if "attention" in name:
+        return "attention"
+    return "products" if name in PRODUCTS else "element-wise"
+
+
+def _load(work: OperatorWork) -> OperatorLoad:
+    return OperatorLoad(
+        name=work.name,
+        calls=work.calls,
+        flops=work.flops,
+        weight_bytes=work.given_bytes,
+        other_bytes=work.bytes - work.given_bytes,
+        new_bytes=work.new_bytes,
+    )
+
+
+def limits_text(ceilings: Ceilings) -> str:
+    """Return the measured limits as one line."""
+    rates = [
+        f"{each.dtype} {each.precision or ''} {each.flops_per_s / 1e9:.0f}".replace("  ", " ")
+        for each in ceilings.compute
+    ]
+    memory = [f"{each.level} {each.bytes_per_s / 1e9:.0f}" for each in ceilings.memory]
+    return f"GFLOP/s: {', '.join(rates)}; GB/s: {', '.join(memory)}; {torch.get_num_threads()} threads"
+
 
 CPU = torch.device("cpu")
 MIN_AGREEMENT = 0.995
-SEARCHED_TEXTS = 64
+SEARCHED_TEXTS = 512  # as many as the engines' best batches are sought with
 BUDGETS = (1024, 2048, 4096)
 MOST_ROWS = {"long-tailed": 512, "short": 3080}
 
@@ -62,7 +450,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _arguments(argv)
     print(f"machine {environment.machine_fingerprint()}: {json.dumps(environment.machine())}")
     print(f"settings: {json.dumps(environment.settings())}")
-    here = _evaluation_cases.names()
+    here = case_names()
     if "short" not in here:
         print("short: left out, the MiniLM classifier or banking77 is missing")
     deadline = time.perf_counter() + args.seconds
@@ -73,20 +461,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     if len(measured) < len(found):
         print("not all repeats are made; the same command goes on")
         return 3
-    failures = [failure for each in measured for failure in _evaluation_judgement.failures(each)]
+    short = [failure for each in measured for failure in failures(each)]
     for each in measured:
         for method, reason in each.unjudged.items():
             print(f"not judged: the bounds of {method} ({each.name}): {reason}")
-    for failure in failures:
+    for failure in short:
         print(f"FAILED: {failure}")
-    summary = "; ".join(f"{each.name}: {', '.join(_evaluation_judgement.lines(each))}" for each in measured)
-    print(f"{'FAILED' if failures else 'passed'}: {summary}")
-    return int(bool(failures))
+    summary = "; ".join(f"{each.name}: {', '.join(lines(each))}" for each in measured)
+    print(f"{'FAILED' if short else 'passed'}: {summary}")
+    return int(bool(short))
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=_evaluation_cases.names(), help="these cases alone")
+    parser.add_argument("--only", nargs="+", choices=case_names(), help="these cases alone")
     parser.add_argument("--rows", type=int, help="most texts per case; default 512 long-tailed and 3,080 short")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--state", type=Path, help="keep repeats in this file, and go on with those in it")
@@ -131,13 +519,13 @@ class State:
 
 def _measure(name: str, rows: int | None, repeats: int, state: State, deadline: float) -> Measured | None:
     """Return what the case amounts to; None where repeats are missing and time is up."""
-    case = _evaluation_cases.load(name, rows or MOST_ROWS[name])
+    case = load_case(name, rows or MOST_ROWS[name])
     limits = ceilings.measure(CPU)
-    print(f"\n{name}: {len(case.texts)} texts, {_evaluation_roofline.limits_text(limits)}", flush=True)
+    print(f"\n{name}: {len(case.texts)} texts, {limits_text(limits)}", flush=True)
     reference = one_by_one(case.model, tokenize(case.tokenizer, case.texts, MAX_LENGTH), range(len(case.texts)))
     ours = {SAME: _chosen(case, reference, "same"), FASTEST: _chosen(case, reference, "fastest")}
-    with _evaluation_methods.engines(case) as engines:
-        take_turns(case, ours, engines, repeats, state, deadline)
+    with engines(case) as others:
+        take_turns(case, ours, others, repeats, state, deadline)
     if state.repeats < repeats:
         return None
     limits = limits.joined(ceilings.measure(CPU))
@@ -152,13 +540,15 @@ def _measure(name: str, rows: int | None, repeats: int, state: State, deadline: 
         )
     measured = Measured(
         name,
-        _evaluation_judgement.with_best(state.rates, correct),
+        with_best(state.rates, correct),
         same_labels=int((np.asarray(state.labels[SAME]) == own).sum()),
         texts=len(case.texts),
         shares=shares,
-        unjudged={} if "bfloat16" in precision.available(CPU) else {FASTEST: "this CPU has no bfloat16 products"},
+        unjudged=unjudged(
+            has_bfloat16_products(CPU), limits.best("bfloat16").flops_per_s / limits.best("float32").flops_per_s
+        ),
     )
-    print("\n".join(_evaluation_judgement.lines(measured)), flush=True)
+    print("\n".join(lines(measured)), flush=True)
     return measured
 
 
@@ -192,13 +582,13 @@ def _tell(kind: str, choice: PrecisionChoice, predictor: Predictor, budget: int)
 def take_turns(
     case: Case,
     ours: dict[str, Predictor],
-    engines: Mapping[str, _evaluation_methods.Label],
+    engines: Mapping[str, Label],
     repeats: int,
     state: State,
     deadline: float,
 ) -> None:
     """Add repeats to the state, each of all methods one after another, as long as there is time for one more."""
-    methods: dict[str, Callable[[Sequence[str]], Sequence[int]]] = {**_evaluation_methods.peers(case), **engines}
+    methods: dict[str, Callable[[Sequence[str]], Sequence[int]]] = {**peers(case), **engines}
     methods |= {
         name: lambda texts, predictor=predictor: predictor.predict(texts).labels for name, predictor in ours.items()
     }
@@ -209,7 +599,7 @@ def take_turns(
             return
         rates, labels = dict[str, float](), dict[str, list[int]]()
         for name in reversed(methods) if repeat % 2 else methods:
-            texts = case.texts[: _evaluation_methods.SPEC_BATCH] if name == _evaluation_methods.SPEC else case.texts
+            texts = case.texts[:SPEC_BATCH] if name == SPEC else case.texts
             start = time.perf_counter()
             found = methods[name](texts)
             rates[name] = len(texts) / (time.perf_counter() - start)
@@ -220,14 +610,15 @@ def take_turns(
         longest = max(longest, time.perf_counter() - began)
 
 
-def _share(case: Case, predictor: Predictor, rates: Sequence[float], limits: ceilings.Ceilings) -> float:
-    """Print how near the roofline the texts came and what takes the rest, and return the share."""
-    weights = case.model.num_parameters() * (2 if predictor.dtype == "bfloat16" else 4)
-    roofline = _evaluation_roofline.of(predictor, case.texts, weights, limits)
+def _share(case: Case, predictor: Predictor, rates: Sequence[float], limits: ceilings.Ceilings) -> float | None:
+    """Print how near the roofline the texts came and what takes the rest; return the share, None above 1."""
+    roofline = roofline_of(predictor, case.texts, weight_bytes(predictor.model), limits)
     spent = len(case.texts) / median(rates)
-    print(f"{predictor.dtype}, {predictor.strategy}: {roofline.least_s / spent:.0%} of the roofline")
+    found = share(roofline.least_s, spent)
+    told = "no share: faster than the limits that were measured" if found is None else f"{found:.0%} of the roofline"
+    print(f"{predictor.options.precision}, {predictor.strategy}: {told} of its own precision")
     print("\n".join(roofline.lines(spent)), flush=True)
-    return roofline.least_s / spent
+    return found
 
 
 if __name__ == "__main__":

@@ -15,18 +15,112 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
 
-from benchmarks import _fresh_process, _judgement, _layer_judgement, _layer_overhead
-from benchmarks._layer_judgement import Interval, Watched
+from benchmarks import _attempts, _layer_overhead
 from boundby import environment
+from boundby.stats import Estimate, estimate
 
 HERE = Path(__file__).resolve().parent
 OURS = "probes"
 MOST_SECONDS = 600.0  # of one process
+MOST_US_PER_CALL = 2.5
+LEAST_COVERAGE, MOST_COVERAGE = 0.97, 1.03
+LEAST_PLAIN_S = 0.020  # below, the cost of the probes themselves decides about the coverage
+
+Values = Sequence[float | None]
+
+
+@dataclass(frozen=True)
+class Watched:
+    """One model with our probes, an entry per attempt: seconds without, the ratio with over without, the coverage."""
+
+    model: str
+    calls: int  # of modules in a forward
+    plain_s: Values
+    ratios: Values
+    coverages: Values
+
+    @property
+    def us_per_call(self) -> Estimate | None:
+        """Microseconds that the probes add to each call of a module."""
+        found = interval(self.ratios)
+        if found is None or not self.calls:
+            return None
+        scale = 1e6 * median(known(self.plain_s)) / self.calls
+        low, high = (None if end is None else scale * (end - 1) for end in (found.low, found.high))
+        return replace(found, value=scale * (found.value - 1), low=low, high=high)
+
+    @property
+    def coverage(self) -> Estimate | None:
+        """The share of the plain time that the layers account for."""
+        return interval(self.coverages)
+
+    @property
+    def is_coverage_judged(self) -> bool:
+        """Whether the model is long enough for its coverage to be held against the limits."""
+        return bool(known(self.plain_s)) and median(known(self.plain_s)) >= LEAST_PLAIN_S
+
+
+def known(values: Values) -> list[float]:
+    """Return the values of the attempts that have one."""
+    return [value for value in values if value is not None]
+
+
+def interval(values: Values) -> Estimate | None:
+    """Return the geometric mean of the attempts with its interval; None where no attempt has a value."""
+    return estimate(known(values)) if known(values) else None
+
+
+def failures(models: Sequence[Watched]) -> list[str]:
+    """Return what falls short, one sentence each; [] where nothing surely does."""
+    found = []
+    for each in models:
+        if missing := sum(value is None for value in each.ratios):
+            found.append(f"{each.model}: ours gave no value in {missing} of {len(each.ratios)} attempts")
+        cost, coverage = each.us_per_call, each.coverage
+        if cost and _is_dear(cost):
+            found.append(f"{each.model}: a probe costs {cost.value:.2f} µs per call, {MOST_US_PER_CALL} at most")
+        if coverage and each.is_coverage_judged and _is_outside(coverage):
+            allowed = f"{100 * LEAST_COVERAGE:.0f} to {100 * MOST_COVERAGE:.0f} %"
+            found.append(
+                f"{each.model}: the layers account for {100 * coverage.value:.1f} % of its time, not {allowed}"
+            )
+    return found
+
+
+def unsettled(models: Sequence[Watched]) -> list[str]:
+    """Return what the attempts do not decide, a few words each."""
+    found = []
+    for each in models:
+        cost, coverage = each.us_per_call, each.coverage
+        if cost is None or not (_is_dear(cost) or _is_cheap(cost)):
+            found.append(f"the cost of a probe on {each.model}")
+        if each.is_coverage_judged and coverage and not _is_outside(coverage) and not _is_covered(coverage):
+            found.append(f"the coverage on {each.model}")
+    return found
+
+
+def _is_dear(cost: Estimate) -> bool:
+    return cost.low is not None and cost.low > MOST_US_PER_CALL
+
+
+def _is_cheap(cost: Estimate) -> bool:
+    return cost.high is not None and cost.high <= MOST_US_PER_CALL
+
+
+def _is_covered(coverage: Estimate) -> bool:
+    known_ends = coverage.low is not None and coverage.high is not None
+    return known_ends and coverage.low >= LEAST_COVERAGE and coverage.high <= MOST_COVERAGE
+
+
+def _is_outside(coverage: Estimate) -> bool:
+    too_much = coverage.low is not None and coverage.low > MOST_COVERAGE
+    return too_much or (coverage.high is not None and coverage.high < LEAST_COVERAGE)
 
 
 @dataclass(frozen=True)
@@ -84,8 +178,8 @@ def attempt_of(model: str, method: str, seconds: float) -> Attempt:
     """Return what one fresh process measures of a model."""
     command = [sys.executable, str(HERE / "_layer_overhead.py"), method, model, "--seconds", str(seconds)]
     try:
-        told = json.loads(_fresh_process.last_line(command, MOST_SECONDS))
-    except _fresh_process.AttemptFailed as reason:
+        told = json.loads(_attempts.last_line(command, MOST_SECONDS))
+    except _attempts.AttemptFailed as reason:
         return Attempt(said=str(reason))
     said = f"{told['runs']} forwards each way, {told['threads']} threads"
     calls = told["calls"] or 0
@@ -100,9 +194,9 @@ def _print_ratios(found: Mapping[tuple[str, str], Sequence[Attempt]]) -> None:
     print("\nmodel          method    ratio of time with to without, with its interval; spread over the repeats")
     for (model, method), attempts in found.items():
         ratios = [each.ratio for each in attempts]
-        ratio, width = _layer_judgement.interval(ratios), _judgement.spread(_layer_judgement.known(ratios))
+        ratio, width = interval(ratios), _attempts.spread(known(ratios))
         spread = "unknown" if width is None else f"{100 * width:.1f} %"
-        text = shown(ratio and Interval(ratio.value, ratio.low, ratio.high), 3)
+        text = shown(ratio, 3)
         print(f"{model:<14} {method:<8}  {text}; {spread}")
 
 
@@ -123,18 +217,18 @@ def judge(models: Sequence[Watched]) -> int:
     print()
     for each in models:
         print(f"{each.model}: µs per call {shown(each.us_per_call, 2)}, coverage {shown(each.coverage, 3)}")
-    failures = _layer_judgement.failures(models)
-    for failure in failures:
+    short = failures(models)
+    for failure in short:
         print(f"FAILED: {failure}")
-    unsettled = _layer_judgement.unsettled(models)
-    for name in unsettled:
+    still_open = unsettled(models)
+    for name in still_open:
         print(f"not settled: {name}; quiet the machine or raise --repeats")
-    if not failures:
-        print("nothing surely falls short" if unsettled else "passed: everything is within its limits")
-    return 1 if failures else 0
+    if not short:
+        print("nothing surely falls short" if still_open else "passed: everything is within its limits")
+    return 1 if short else 0
 
 
-def shown(found: Interval | None, digits: int) -> str:
+def shown(found: Estimate | None, digits: int) -> str:
     """Return the value with the ends of its interval, where it has any."""
     if found is None:
         return "unknown"

@@ -22,6 +22,8 @@ import torch
 import transformers
 from scipy.stats import spearmanr
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
+
 from boundby import ceilings, environment
 from boundby.bottleneck import Extras, bottleneck
 from boundby.disturbance import HostCounters, Watch

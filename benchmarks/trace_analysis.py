@@ -20,13 +20,93 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
 
-from benchmarks import _fresh_process, _judgement, _peer_environment, _trace_judgement
-from benchmarks._trace_judgement import LEAST_SPEEDUP, MOST_MEMORY, Compared, middle
-from benchmarks._two_stages import TELL_VERSIONS
+from benchmarks import _attempts
+from benchmarks._trace_attempt import TELL_VERSIONS
 from boundby import environment
+
+LEAST_SPEEDUP = {1: 8.0, 2: 8.0, 10: 12.0, 20: 17.0}  # by how often the trace of 109 thousand events is repeated
+MOST_MEMORY = 0.3  # of the peer's
+# Time per event on the largest trace over that on the smallest, which has 20 times fewer events. A sort, n log n, grows
+# by 21/17 = 1.26 from 0.11 to 2.2 million; what grows faster than n^1.09 is beyond 1.3; n^2 would be at 20.
+MOST_GROWTH = 1.3
+
+Values = Sequence[float | None]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One trace by both tools, an entry per attempt; a limit of None is not judged."""
+
+    trace: str
+    ours_s: Values
+    peer_s: Values
+    ours_bytes: Values
+    peer_bytes: Values
+    least_speedup: float | None = None
+    most_memory: float | None = None
+
+    @property
+    def speedup(self) -> float | None:
+        """The peer's time over ours; None where one is unknown."""
+        return _ratio(self.peer_s, self.ours_s)
+
+    @property
+    def memory(self) -> float | None:
+        """Our peak of memory over the peer's; None where one is unknown."""
+        return _ratio(self.ours_bytes, self.peer_bytes)
+
+
+def middle(values: Values) -> float | None:
+    """Return the median of the values that are known; None where none is."""
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def growth(seconds: Mapping[int, Values]) -> float | None:
+    """Return the time per event of the largest trace over that of the smallest; `seconds` by number of events."""
+    if len(seconds) < 2:
+        return None
+    least, most = min(seconds), max(seconds)
+    found = _ratio(seconds[most], seconds[least])
+    return None if found is None else found * least / most
+
+
+def failures(traces: Sequence[Compared], grown: float | None) -> list[str]:
+    """Return what falls short, one sentence each; [] where all that is known holds."""
+    found = []
+    for each in traces:
+        if missing := sum(value is None for value in each.ours_s):
+            found.append(f"{each.trace}: ours gave no value in {missing} of {len(each.ours_s)} attempts")
+        if each.least_speedup is not None and each.speedup is not None and each.speedup < each.least_speedup:
+            found.append(f"{each.trace}: ours is {each.speedup:.2f} times as fast, {each.least_speedup:.0f} are wanted")
+        if each.most_memory is not None and each.memory is not None and each.memory > each.most_memory:
+            found.append(f"{each.trace}: ours holds {each.memory:.2f} of the peer's memory, {each.most_memory} at most")
+    if grown is not None and grown > MOST_GROWTH:
+        found.append(f"ours takes {grown:.2f} times as long per event at the largest size, {MOST_GROWTH} at most")
+    return found
+
+
+def unjudged(traces: Sequence[Compared], grown: float | None) -> list[str]:
+    """Return what has a limit and could not be held against it, a few words each."""
+    found = []
+    for each in traces:
+        if each.least_speedup is not None and each.speedup is None:
+            found.append(f"the speed on {each.trace}")
+        if each.most_memory is not None and each.memory is None:
+            found.append(f"the memory on {each.trace}")
+    if grown is None:
+        found.append("the time per event as traces grow")
+    return found
+
+
+def _ratio(above: Values, below: Values) -> float | None:
+    upper, lower = middle(above), middle(below)
+    return None if upper is None or lower is None else upper / lower
+
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -80,7 +160,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if absent := [str(path) for path in real.values() if not path.is_file()]:
         print(f"skipped: {', '.join(absent)} missing")
         return 0
-    tools = {OURS: [sys.executable, str(HERE / "_own_trace_analysis.py")], **_peer(args.without_peer)}
+    tools = {OURS: [sys.executable, str(HERE / "_trace_attempt.py"), OURS], **_peer(args.without_peer)}
     print(f"machine {environment.machine_fingerprint()}: {json.dumps(environment.machine())}")
     print(f"settings: {json.dumps(environment.settings())}")
     found: Found = {}
@@ -120,18 +200,18 @@ def _peer(is_left_out: bool) -> dict[str, list[str]]:
         print(f"{PEER}: left out")
         return {}
     try:
-        python = _peer_environment.prepare(ROOT, "hta")
-        print(f"packages of the peer: {_peer_environment.packages(python)}")
-    except _peer_environment.PeerLacks as reason:
+        python = _attempts.prepare(ROOT, "hta")
+        print(f"packages of the peer: {_attempts.packages(python)}")
+    except _attempts.PeerLacks as reason:
         print(f"{PEER}: its environment cannot be made: {reason}")
         return {}
-    return {PEER: [str(python), str(HERE / "_hta.py")]}
+    return {PEER: [str(python), str(HERE / "_trace_attempt.py"), PEER]}
 
 
 def _generate(source: Path, folder: Path, copies: Sequence[int]) -> tuple[dict[str, str], dict[str, int]]:
     """Write the repeated traces; return the path and the number of events of each, by its name."""
     command = [sys.executable, str(HERE / "_repeated_trace.py"), str(source), str(folder), *map(str, copies)]
-    made = json.loads(_fresh_process.last_line(command, MOST_SECONDS))
+    made = json.loads(_attempts.last_line(command, MOST_SECONDS))
     for each in made:
         print(f"{_repeated(each['copies'])}: {each['events']} events, {each['bytes'] / 1e6:.0f} MB")
     paths = {_repeated(each["copies"]): each["path"] for each in made}
@@ -165,9 +245,9 @@ def _take_turns(cases: Sequence[Case]) -> Found:
 def _attempt(command: Sequence[str]) -> Attempt:
     start = time.perf_counter()
     try:
-        told = json.loads(_fresh_process.last_line(command, MOST_SECONDS, SETTINGS))
+        told = json.loads(_attempts.last_line(command, MOST_SECONDS, SETTINGS))
         whole_s = time.perf_counter() - start
-    except _fresh_process.AttemptFailed as reason:
+    except _attempts.AttemptFailed as reason:
         return Attempt(None, None, None, str(reason))
     return Attempt(told["load_s"], told["analyses_s"], told["peak_bytes"], told["said"], whole_s)
 
@@ -175,8 +255,8 @@ def _attempt(command: Sequence[str]) -> Attempt:
 def _versions(command: Sequence[str]) -> str:
     """Return the packages that matter with their versions, or why the command gives none."""
     try:
-        told = json.loads(_fresh_process.last_line(command, MOST_SECONDS, {**SETTINGS, TELL_VERSIONS: "1"}))
-    except _fresh_process.AttemptFailed as reason:
+        told = json.loads(_attempts.last_line(command, MOST_SECONDS, {**SETTINGS, TELL_VERSIONS: "1"}))
+    except _attempts.AttemptFailed as reason:
         return str(reason)
     return ", ".join(f"{name} {version}" for name, version in told["versions"].items())
 
@@ -201,7 +281,7 @@ def _number(value: float | None, digits: int, scale: float = 1.0) -> str:
 def _print_medians(found: Found) -> None:
     _print_head("medians; attempts and their spread as a whole")
     for (trace, tool), attempts in found.items():
-        width = _judgement.spread([each.whole_s for each in attempts if each.whole_s is not None])
+        width = _attempts.spread([each.whole_s for each in attempts if each.whole_s is not None])
         spread = "unknown" if width is None else f"{100 * width:.1f} %"
         _print_row(trace, tool, attempts, f"n {len(attempts)}, {spread}")
 
@@ -234,15 +314,15 @@ def _judge(traces: list[Compared], seconds: Mapping[int, Sequence[float | None]]
             print(f"{each.trace}: ours is {each.speedup:.2f} times as fast, with {each.memory:.2f} of the memory")
     for events, values in seconds.items():
         print(f"{events} events: ours takes {_number(middle(values), 3, 1e6 / events)} µs per event")
-    grown = _trace_judgement.growth(seconds)
-    failures = _trace_judgement.failures(traces, grown)
-    for failure in failures:
+    grown = growth(seconds)
+    short = failures(traces, grown)
+    for failure in short:
         print(f"FAILED: {failure}")
-    for each in _trace_judgement.unjudged(traces, grown):
+    for each in unjudged(traces, grown):
         print(f"not judged: {each}")
-    if not failures:
+    if not short:
         print("passed: nothing that was judged falls short")
-    return 1 if failures else 0
+    return 1 if short else 0
 
 
 if __name__ == "__main__":

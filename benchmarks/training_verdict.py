@@ -17,15 +17,85 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
 
-from benchmarks import _fresh_process, _training_verdict
-from benchmarks._training_verdict import CAUSES, Answer
+from benchmarks import _attempts
 from boundby import environment
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What is wrong with a loop, in the words of either tool; any of them is right.
+
+    `bounds` and, for what several stages count for, the `stage` that has to take most of the time are ours; `kinds`
+    are those of TraceML, with a word that its sentence has to hold. `rank` is the slow process of several.
+    """
+
+    bounds: tuple[str, ...]
+    kinds: tuple[str, ...]
+    stage: str | None = None
+    word: str = ""
+    rank: int | None = None
+
+
+WORK = ("compute", "memory", "launch")  # a wait inside the forward is work that waits for the host
+# TraceML has no kind for an optimizer: that its sentence names it counts. Nor has it one for tiny batches, where what
+# says that the machine is not used counts. H2D-BOUND it says of a GPU alone.
+CAUSES = {
+    "healthy": Cause(("compute", "memory"), ("COMPUTE_BOUND", "NO_CLEAR_PERFORMANCE_BOTTLENECK")),
+    "slow loader": Cause(("input",), ("INPUT_BOUND",)),
+    "slow transfer": Cause(("transfer",), ("H2D_BOUND",)),
+    "slow optimizer": Cause(("optimizer",), ("COMPUTE_BOUND",), word="optimizer"),
+    "slow logging": Cause(("under_utilised",), ("RESIDUAL_HEAVY",), stage="logging"),
+    "tiny batches": Cause(("under_utilised", "launch"), ("LOW_GPU_UTILIZATION_UNEXPLAINED",)),
+    "slow rank, data": Cause(("input",), ("INPUT_STRAGGLER",), stage="data", word="r1", rank=1),
+    "slow rank, forward": Cause(WORK, ("COMPUTE_STRAGGLER",), stage="forward", word="r1", rank=1),
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a tool named, whether that is right, and its sentence; None where it gave nothing."""
+
+    named: str
+    is_right: bool | None
+    said: str
+
+
+def ours(cause: Cause, document: Mapping[str, Any]) -> Answer:
+    """Return what `profiler_summary.json` says."""
+    verdict = document["verdict"]
+    slow, bound = verdict["straggler"], verdict["bound"]
+    named = bound if slow is None else f"{bound}, rank {slow['rank']} in {slow['stage']}"
+    is_right = bound in cause.bounds and cause.rank == (slow and slow["rank"])
+    if cause.stage:
+        is_right &= cause.stage == (slow["stage"] if slow else verdict["stages"][0]["name"])
+    return Answer(named, is_right, " | ".join(verdict["text"][:2]))
+
+
+def traceml(cause: Cause, document: Mapping[str, Any]) -> Answer:
+    """Return what TraceML's `final_summary.json` says."""
+    verdict = document["primary_diagnosis"]
+    is_right = verdict["kind"] in cause.kinds and cause.word in verdict["summary"]
+    return Answer(verdict["kind"], is_right, f"{verdict['summary']} {verdict['action']}")
+
+
+def summary(ours: Sequence[Answer], peer: Sequence[Answer]) -> tuple[bool, str]:
+    """Return whether ours is right everywhere, and the last line."""
+
+    def counted(answers: Sequence[Answer]) -> str:
+        return f"{sum(each.is_right is True for each in answers)} of {len(answers)} causes"
+
+    is_passed = bool(ours) and all(each.is_right for each in ours)
+    beside = f", TraceML {counted(peer)}" if peer else ", TraceML was not asked"
+    return is_passed, f"{'passed' if is_passed else 'FAILED'}: ours named {counted(ours)}{beside}"
+
 
 HERE = Path(__file__).resolve().parent
 LOOP = HERE / "_training_loop.py"
@@ -50,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 found[tool].append(answer)
                 is_right = {True: "yes", False: "NO", None: "–"}[answer.is_right]
                 print(f"{case:<20}{tool:<9}{is_right:<7}{answer.named:<36}{answer.said[:WIDTH]}", flush=True)
-    is_passed, line = _training_verdict.summary(found[OURS], found.get(PEER, []))
+    is_passed, line = summary(found[OURS], found.get(PEER, []))
     print(f"\n{line}")
     return 0 if is_passed else 1
 
@@ -94,15 +164,15 @@ def _answer(case: str, tool: str) -> Answer:
         if tool == OURS:
             start = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
             command = [*(start if ranks > 1 else [sys.executable]), str(LOOP), "--tool", "boundby", *loop]
-            path, judge = folder / "profiler_summary.json", _training_verdict.ours
+            path, judge = folder / "profiler_summary.json", ours
         else:
             start = [_launcher(), "run", str(LOOP), f"--nproc-per-node={ranks}", f"--logs-dir={folder}"]
             command = [*start, "--run-name=run", "--args", "--tool", "traceml", *loop]
-            path, judge = folder / "run" / "final_summary.json", _training_verdict.traceml
+            path, judge = folder / "run" / "final_summary.json", traceml
         try:
-            _fresh_process.last_line(command, MOST_SECONDS, ONE_THREAD)
+            _attempts.last_line(command, MOST_SECONDS, ONE_THREAD)
             return judge(cause, json.loads(path.read_text(encoding="utf-8")))
-        except (_fresh_process.AttemptFailed, OSError, KeyError, ValueError) as reason:
+        except (_attempts.AttemptFailed, OSError, KeyError, ValueError) as reason:
             return Answer("nothing", None, str(reason))
 
 

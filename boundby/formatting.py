@@ -8,6 +8,7 @@ from collections.abc import Sequence
 WIDTH = 100
 LONGEST_NAME = 70  # characters of a name somebody else chose
 NOTHING = "-"
+WIDEST_SPREAD = 100  # percent
 NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
@@ -101,3 +102,18 @@ def command_lines(command: str, indent: str) -> list[str]:
             line = indent + "   "
         line += word if not line.strip() else f" {word}"
     return [*lines, line]
+
+
+def unknown(reason: object) -> str:
+    """Return what stands for a value that is not known."""
+    return f"unknown ({clean(reason or 'no reason was recorded', longest=300)})"
+
+
+def spread(percent: float) -> str:
+    """Return the half-width of an interval in percent; two rounds can give one of any size, which says no more."""
+    return f"{percent:.1f}" if percent <= WIDEST_SPREAD else f">{WIDEST_SPREAD}"
+
+
+def quantity(value: float | None, unit: str, reason: object = None) -> str:
+    """Return the value with its unit, or that it is unknown and why."""
+    return unknown(reason) if value is None else f"{number(value)} {unit}".rstrip()

@@ -68,12 +68,6 @@ OF_OWNERS: dict[OwnerKind, Bound] = {
     "kernels": "under_utilised",
     "around": "under_utilised",
 }
-# The evidence that tells most about a bound, beside the rate; the first that is there.
-TELLING: dict[Bound, tuple[str, ...]] = {
-    "input": ("input",),
-    "launch": ("device", "host"),
-    "transfer": ("device",),
-}
 
 
 class Times(msgspec.Struct, frozen=True):
@@ -138,7 +132,6 @@ def judge(  # noqa: PLR0913  (each is one kind of evidence)
         evidence["replay"] = f"the time is not split by owners: {unreplayed.reason}"
     elif split and split.cut:
         evidence["replay"] = "; ".join(_cut_said(cut, split.seconds) for cut in split.cut)
-    telling = ("rate", *TELLING.get(found.bound, ("limits",)))
     return Verdict(
         bound=found.bound,
         alternatives=found.alternatives or context.runner_up(found.bound),
@@ -148,7 +141,6 @@ def judge(  # noqa: PLR0913  (each is one kind of evidence)
         gains=_worthwhile(untested([*gains, *context.gains(gains)], trials), found.bounds, times.isolated_s),
         evidence=(*evidence.values(), *(_told(trial, found.bound) for trial in trials)),
         doubts=tuple(all_doubts),
-        telling=tuple(evidence[name] for name in telling if name in evidence)[:2],
         trials=tuple(trials),
         untried=tuple(untried),
         reference=reference,

@@ -1,20 +1,27 @@
 """How much memory a block of work held, by the device allocator's counters and the resident set of this process.
 
-`fit_peaks` tells from the peaks of some batches what a larger one will hold.
+`demand` counts what a forward holds, and `fit_peaks` tells with the peaks of some batches what a larger one will take.
 """
 
-from collections.abc import Sequence
+import bisect
+import functools
+import math
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 import numpy as np
 import psutil
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from boundby.device import allocator, is_gpu
 from boundby.environment import memory_limit_bytes
 from boundby.known import Missing
+from boundby.roofline import Interval
 
 NEAR_LIMIT = 0.9  # of the device's or the process's memory
 CPU_REASON = "the CPU allocator keeps no statistics"
@@ -113,11 +120,10 @@ def _near(what: str, used: int, limit: int) -> list[str]:
     return [f"{what} is nearly full: {used / 1e6:.0f} of {limit / 1e6:.0f} MB; a larger batch may run out"]
 
 
-LEAST_POINTS = 3  # to fit a line and see how far the next point is from it
-LEAST_RISE = 0.03  # of the peak, over the points: less is lost among thread pools and what allocators keep
-LENGTHS_APART = 1.5  # times as long must the longest texts be, so that pairs of tokens are told from tokens
-MOST_ERROR = 0.10  # of a point that was left out
-FURTHEST = 16  # times the largest batch measured: no prediction goes beyond
+LEAST_POINTS = 3  # to tell what the process holds before any text from what its allocator keeps
+KEPT_BELOW = 32 * 2**20  # glibc's largest threshold: larger blocks go back to the system when they are freed
+FEW, MANY = 2, 3  # samples whose blocks are noted; one sample alone may go another way
+LEAST_KEPT = 1.0  # times the smaller blocks: what glibc kept of them beyond what was live varied up to that
 
 
 @dataclass(frozen=True, order=True)
@@ -128,86 +134,131 @@ class Peak:
     tokens: int
     bytes: int
 
-    @property
-    def cells(self) -> int:
-        """Tokens, padding included."""
-        return self.samples * self.tokens
+
+@dataclass(frozen=True)
+class Demand:
+    """The blocks that a forward takes and gives back, in order, for texts of so many tokens.
+
+    Each change is the bytes of a block whatever the batch, and those for each sample, both negative where it is freed.
+    """
+
+    tokens: int
+    changes: tuple[tuple[float, float], ...]
+
+    @functools.cached_property
+    def _columns(self) -> tuple[np.ndarray, np.ndarray]:
+        fixed, each = np.array(self.changes).T
+        return fixed, each
+
+    @functools.cached_property
+    def _blocks(self) -> frozenset[tuple[float, float]]:
+        return frozenset((fixed, each) for fixed, each in self.changes if each > 0)
+
+    def live_bytes(self, samples: int, below: float = math.inf) -> float:
+        """Return the most bytes live at any moment of a batch, or those of blocks of less than `below` bytes."""
+        fixed, each = self._columns
+        sizes = fixed + samples * each
+        return float(np.where(np.abs(sizes) < below, sizes, 0.0).cumsum().max())
+
+    def most_small_bytes(self, samples: int, below: float) -> float:
+        """Return the most bytes live in blocks of less than `below`, in any batch up to this one."""
+        last = {int((below - fixed - 1) / each) for fixed, each in self._blocks}
+        return max(self.live_bytes(size, below) for size in (samples, *(size for size in last if 0 < size < samples)))
+
+
+class _Blocks(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes when storages come and go: (number, bytes), negative bytes where one is freed."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.changes: list[tuple[int, int]] = []
+        self._held: dict[int, tuple[int, int]] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = {each.untyped_storage()._cdata for each in _tensors((args, kwargs))}
+        out = func(*args, **(kwargs or {}))
+        for tensor in _tensors(out):
+            storage = tensor.untyped_storage()
+            key = storage._cdata
+            if key not in given and key not in self._held and storage.nbytes():
+                self._held[key] = len(self.changes), storage.nbytes()
+                self.changes.append(self._held[key])
+                weakref.finalize(storage, self._free, key)
+        return out
+
+    def _free(self, key: int) -> None:
+        number, size = self._held.pop(key)
+        self.changes.append((number, -size))
+
+
+def _tensors(values: object) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+
+
+def demand(forward: Callable[[int], object], tokens: int) -> Demand | Missing:
+    """Return what `forward`, called with a number of samples, takes in memory; it runs with two and with three.
+
+    Every tensor between its operators counts, exactly and on any machine; what a kernel takes for itself does not.
+    """
+    noted = []
+    for samples in (FEW, MANY):
+        with torch.inference_mode(), _Blocks() as blocks:
+            forward(samples)
+        noted.append(blocks.changes)
+    few, many = noted
+    if not few or [number for number, _ in few] != [number for number, _ in many]:
+        return Missing("the model takes other blocks of memory in a batch of another size")
+    slopes = [(of_few, (of_many - of_few) / (MANY - FEW)) for (_, of_few), (_, of_many) in zip(few, many, strict=True)]
+    return Demand(tokens, tuple((of_few - FEW * each, each) for of_few, each in slopes))
 
 
 @dataclass(frozen=True)
 class PeakModel:
-    """Peak = fixed + tokens × bytes + pairs of tokens of one text × bytes, fitted to measured peaks.
+    """Peak = what is held before any text + what is live in the batch + what the allocator keeps of freed blocks.
 
-    The fixed part has the weights, and the process with its libraries or what the allocator keeps. Kernels that hold
-    the scores of attention make the last term; it is 0 where no length tells it. `error` is the largest relative error
-    of a point by the others, `largest` the point of most tokens.
+    Live bytes are counted. The rest comes of measured peaks: `base` with its range, and `kept`, how many times the
+    bytes of blocks below `below` stay beyond what is live. glibc keeps these in its heap, differently from run to run;
+    a GPU's allocator has no such threshold (`below` is 0), and what it keeps is in the range of `base`.
     """
 
-    fixed_bytes: float
-    bytes_per_token: float
-    bytes_per_pair: float
-    error: float
-    largest: Peak
+    demand: Demand
+    base: Interval
+    kept: float
+    below: float
 
-    def bytes_at(self, samples: int, tokens: int) -> float:
-        """Return the peak of batches of this shape."""
-        return self.fixed_bytes + samples * self._bytes_per_sample(tokens)
+    def at(self, samples: int) -> Interval:
+        """Return the peak of a batch in bytes, and the range in which the allocator's habits may put it."""
+        live = self.demand.live_bytes(samples)
+        small, most = self.demand.live_bytes(samples, self.below), self.demand.most_small_bytes(samples, self.below)
+        kept = self.kept * (small + most) / 2  # of smaller batches that came before, some
+        high = max(self.kept, LEAST_KEPT) * most
+        return Interval(self.base.value + live + kept, self.base.low + live, self.base.high + live + high)
 
-    def most_samples(self, tokens: int, limit_bytes: float) -> tuple[int, bool]:
-        """Return the largest batch of such texts that stays within nine tenths of the limit, 0 where none does.
-
-        The second value tells whether a larger one may fit: none is predicted beyond 16 times what was measured.
-        """
-        most = int(max(0.0, NEAR_LIMIT * limit_bytes - self.fixed_bytes) / self._bytes_per_sample(tokens))
-        furthest = FURTHEST * self.largest.cells // tokens
-        return min(most, furthest), most > furthest
-
-    def _bytes_per_sample(self, tokens: int) -> float:
-        return tokens * (self.bytes_per_token + tokens * self.bytes_per_pair)
+    def most_samples(self, limit_bytes: float) -> int:
+        """Return the largest batch whose peak stays within nine tenths of the limit, 0 where none does."""
+        room, step = NEAR_LIMIT * limit_bytes, 1
+        while self.at(step).value <= room:
+            step *= 2
+        return bisect.bisect_right(range(1, step), room, key=lambda samples: self.at(samples).value)
 
 
-def fit_peaks(peaks: Sequence[Peak]) -> PeakModel | Missing:
-    """Return the model of these peaks, or why they do not tell it."""
-    points = sorted(set(peaks), key=lambda peak: (peak.cells, peak.bytes))
-    if len({peak.cells for peak in points}) < LEAST_POINTS:
+def fit_peaks(peaks: Sequence[Peak], demands: Mapping[int, Demand], below: float) -> PeakModel | Missing:
+    """Return the model for the longest texts in `demands`, which are by tokens, or why these peaks do not tell it."""
+    points = sorted(peak for peak in set(peaks) if peak.tokens in demands)
+    if len({peak.samples for peak in points}) < LEAST_POINTS:
         return Missing(f"the peaks of {len(points)} batch sizes are known, it takes {LEAST_POINTS}")
-    bytes_held, tokens = [peak.bytes for peak in points], [peak.tokens for peak in points]
-    if max(bytes_held) < (1 + LEAST_RISE) * min(bytes_held):
-        return Missing("the peak hardly rises over the batch sizes that were measured")
-    terms = [(True, False)]
-    if max(tokens) >= LENGTHS_APART * min(tokens) and len(points) > LEAST_POINTS:
-        terms += [(True, True), (False, True)]
-    found = [(error, chosen) for chosen in terms if (error := _left_out_error(points, chosen)) is not None]
-    if not found or min(found)[0] > MOST_ERROR:
-        return Missing("the peaks do not follow the tokens of a batch")
-    error, chosen = min(found)
-    fixed, per_token, per_pair = cast("np.ndarray", _fitted(points, chosen)).tolist()
-    return PeakModel(fixed, per_token, per_pair, error, points[-1])
-
-
-def _left_out_error(points: Sequence[Peak], terms: tuple[bool, bool]) -> float | None:
-    """Return the largest relative error of a point by the others; None where no such model has only positive parts."""
-    if _fitted(points, terms) is None:
-        return None
-    errors = []
-    for place, point in enumerate(points):
-        parts = _fitted([*points[:place], *points[place + 1 :]], terms)
-        if parts is None:
-            return None
-        errors.append(abs(float(_columns([point])[0] @ parts) / point.bytes - 1))
-    return max(errors)
-
-
-def _columns(points: Sequence[Peak]) -> np.ndarray:
-    return np.array([(1, peak.cells, peak.cells * peak.tokens) for peak in points], dtype=np.float64)
-
-
-def _fitted(points: Sequence[Peak], terms: tuple[bool, bool]) -> np.ndarray | None:
-    """Return fixed bytes, bytes a token and bytes a pair, by least squares of the relative errors; None: negative."""
-    columns, held = _columns(points), np.array([peak.bytes for peak in points], dtype=np.float64)
-    used = np.flatnonzero([True, *terms])
-    weighted = columns[:, used] / held[:, None]
-    size = np.abs(weighted).max(axis=0)
-    parts = np.zeros(3)
-    parts[used] = np.linalg.lstsq(weighted / size, np.ones(len(points)), rcond=None)[0] / size
-    return parts if (parts >= 0).all() and parts[1:].any() else None
+    rests = np.array([peak.bytes - demands[peak.tokens].live_bytes(peak.samples) for peak in points])
+    small = np.array([demands[peak.tokens].most_small_bytes(peak.samples, below) for peak in points])
+    spread = float(((small - small.mean()) ** 2).sum())
+    slope = float((small - small.mean()) @ (rests - rests.mean())) / spread if spread else 0.0
+    kept = min(max(slope, 0.0), 2 * LEAST_KEPT)
+    bases = rests - kept * small
+    if min(bases) <= 0:
+        return Missing("a peak is below what its batch holds at least")
+    longest = demands[max(demands)]
+    if longest.live_bytes(2 * FEW) <= longest.live_bytes(FEW):
+        return Missing("what a batch holds does not grow with its samples")
+    base = Interval(float(np.median(bases)), float(min(bases)), float(max(bases)))
+    return PeakModel(longest, base, kept, below)

@@ -206,8 +206,8 @@ CHANGES: dict[str, Change] = {
         ("launch",),
         (
             "allocate pinned memory once, before the loop; pin_memory=True with few workers does so in a thread",
-            "no cudaMalloc, cudaFree or module loading in other threads meanwhile",
-            "see which other processes use the device (nvidia-smi)",
+            "no cudaMalloc, cudaFree (hipMalloc, hipFree) or module loading in other threads meanwhile",
+            "see which other processes use the device (nvidia-smi, amd-smi)",
         ),
     ),
     "fewer_kernels": Change(
@@ -591,10 +591,9 @@ class Gain(msgspec.Struct, frozen=True):
 class Verdict(msgspec.Struct, frozen=True):
     """What limits, and how sure that is.
 
-    `share_of_limit` is the time that the limit alone needs over the time measured; `telling` is the part of the
-    evidence that says most about this bound. `owners` add up to the time of `reference`, `limited_by` ranks what limits
-    it, the first first, and `products` says how fast its matrix products are. `gains` are of fixes that were not tried,
-    the largest first; a trial takes the place of the gain of its fix.
+    `share_of_limit` is the time that the limit alone needs over the time measured. `owners` add up to the time of
+    `reference`, `limited_by` ranks what limits it, the first first, and `products` says how fast its matrix products
+    are. `gains` are of fixes that were not tried, the largest first; a trial takes the place of the gain of its fix.
     """
 
     bound: Bound
@@ -605,7 +604,6 @@ class Verdict(msgspec.Struct, frozen=True):
     gains: tuple[Gain, ...]
     evidence: tuple[str, ...]
     doubts: tuple[Doubt, ...] = ()
-    telling: tuple[str, ...] = ()
     trials: tuple[Trial, ...] = ()
     untried: tuple[Untried, ...] = ()
     reference: Reference | None = None

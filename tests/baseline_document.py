@@ -325,7 +325,7 @@ def manifest(**changes: Any) -> dict[str, Any]:
     """Return what step 03 says about its trace."""
     return {
         "schema_version": 1, "batch_size": 8, "batch_size_reason": "the optimal batch size in baseline_metrics.json",
-        "dtype": "float32", "operators": 13, "torch_version": "2.13.0", "activities": ["CPU"], "steps_expected": 3,
+        "dtype": "float32", "operators": 13, "activities": ["CPU"], "steps_expected": 3,
         "steps_recorded": 3, "trace_path": "results/profiler_traces/trace.json.gz", "trace_bytes": 81_234,
         "stacks_path": "results/profiler_traces/stacks.txt", "seconds": 2.4, "downgrades": [],
         "unavailable": [{"what": "device events", "reason": "the profiler of this torch records none for cpu"}],

@@ -1,6 +1,7 @@
 """Stand-ins for time, threads, devices and tokenizers, so that a test compares with `==` and never waits."""
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -115,3 +116,10 @@ class FakeTokenizer:
         encodings = [SimpleNamespace(overflowing=each[longest:]) for each in words]
         ids = [[1 + ord(word[0]) % 31 for word in each[:longest]] for each in words]
         return type("Encoded", (dict,), {"encodings": encodings})(input_ids=ids)
+
+
+def fake_program(folder: Path, name: str, body: str) -> None:
+    """Write the bash script `body` as the executable `name` in `folder`."""
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/bash\n{body}\n", encoding="utf-8")
+    (folder / name).chmod(0o755)

@@ -301,7 +301,7 @@ def generated(core: Any) -> Made:
     return Made(Generation(Writes(core)), expected, torch.ones(1, 6))
 
 
-# After a sleep the core has forgotten the code, a thread is woken, `generate` computes beside its passes: none is nothing.
+# After a sleep the core has forgotten the code, a thread is woken, `generate` computes between its passes: not nothing.
 ROOT_TAKES_TIME = ("waits", "called from another thread", "generated text")
 CASES: dict[str, Callable[[Any], Made]] = {
     "layers in a row": row,

@@ -5,9 +5,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-from benchmarks import _evaluation_cases, evaluation
-from benchmarks._evaluation_judgement import (
+from benchmarks import evaluation
+from benchmarks.evaluation import (
     BEST_ENGINE,
     BEST_FLOAT32,
     BEST_PIPELINE,
@@ -18,8 +19,11 @@ from benchmarks._evaluation_judgement import (
     failures,
     lines,
     ratio,
+    share,
+    unjudged,
     with_best,
 )
+from boundby.inference.precision import PRECISIONS, available
 from tests.fakes import FakeClock
 
 RATES = {
@@ -69,16 +73,43 @@ def test_a_ratio_below_its_bound_fails(changed: dict[str, list[float]], said: st
 def test_another_label_or_a_low_share_fails_where_it_can_be_judged() -> None:
     assert failures(replace(GOOD, same_labels=511)) == ["long-tailed: ours same gives 1 of 512 texts another label"]
     found = failures(replace(GOOD, shares={SAME: 0.7, FASTEST: 0.4}))
-    assert found == ["long-tailed: ours fastest reaches 40% of the roofline, 60% are asked for"]
+    assert found == ["long-tailed: ours fastest reaches 40% of the roofline, 60% is asked for"]
     slow = replace(with_rates(**{FASTEST: [80.0, 80.0]}), shares={SAME: 0.7, FASTEST: 0.1})
     assert len(failures(slow)) == 2
     assert failures(replace(slow, unjudged={FASTEST: "no bfloat16 products"})) == []
 
 
+@pytest.mark.parametrize(
+    ("has_bfloat16", "times", "why"),
+    [(False, 3.0, "no bfloat16 products"), (True, 0.9, "no faster here: 0.90 times"), (True, 2.0, None)],
+)
+def test_fastest_is_judged_where_bfloat16_products_are_there_and_are_faster(has_bfloat16, times, why):
+    found = unjudged(has_bfloat16, times)
+    assert why in found[FASTEST] if why else found == {}
+
+
+def test_more_than_the_measured_limits_is_no_share():
+    assert (share(1.0, 2.0), share(2.0, 1.0)) == (0.5, None)
+    assert failures(replace(GOOD, shares={SAME: 0.7, FASTEST: None})) == []
+
+
+@pytest.mark.parametrize("name", ["float32_prepared", "int8"])
+def test_a_layer_is_held_against_what_layers_of_its_precision_reach(name):
+    if name not in {each.name for each in available(torch.device("cpu"))}:
+        pytest.skip(f"this processor has no fast {name}")
+    clock = FakeClock()
+
+    def ticks() -> float:
+        clock.advance(0.5)
+        return clock()
+
+    assert evaluation.layer_rate(PRECISIONS[name], ticks) == 2 * evaluation.SIZE**3 / 0.5
+
+
 def test_the_last_line_is_the_summary_and_a_failure_ends_with_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(_evaluation_cases, "names", lambda: ["long-tailed"])
+    monkeypatch.setattr(evaluation, "case_names", lambda: ["long-tailed"])
     monkeypatch.setattr(evaluation, "_measure", lambda *_: GOOD)
     assert evaluation.main([]) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("passed: long-tailed: ours same / padded to 512")
@@ -100,7 +131,7 @@ def test_repeats_that_are_kept_are_not_made_again_and_none_begins_that_would_end
         calls.append(len(texts))
         return [0] * len(texts)
 
-    monkeypatch.setattr(evaluation._evaluation_methods, "peers", lambda case: {})
+    monkeypatch.setattr(evaluation, "peers", lambda case: {})
     case = SimpleNamespace(texts=["a"] * 50)
 
     def turns(seconds: float) -> int:

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks import _layer_judgement, _layer_overhead, layer_overhead
-from benchmarks._layer_judgement import Interval, Watched
+from benchmarks import _layer_overhead, layer_overhead
+from benchmarks.layer_overhead import Watched
+from boundby.stats import Estimate
 
 GOOD = Watched(
     "gpt2", calls=100, plain_s=[0.050, 0.050, 0.050], ratios=[1.002, 1.002, 1.002], coverages=[1.0, 1.001, 0.999]
@@ -13,8 +14,8 @@ GOOD = Watched(
 
 
 def test_a_cheap_probe_passes_and_its_cost_is_that_of_neighbours_per_call():
-    assert _layer_judgement.failures([GOOD]) == []
-    assert _layer_judgement.unsettled([GOOD]) == []
+    assert layer_overhead.failures([GOOD]) == []
+    assert layer_overhead.unsettled([GOOD]) == []
     found = replace(GOOD, plain_s=[0.040, 0.050, 0.090], ratios=[1.004] * 3).us_per_call
     assert found.value == pytest.approx(2.0) and found.low == pytest.approx(2.0)
     times = _layer_overhead.Times(plain_s=[1.0, 2.0, 4.0], watched_s=[1.1, 2.2, 4.4])
@@ -38,21 +39,21 @@ def test_a_cheap_probe_passes_and_its_cost_is_that_of_neighbours_per_call():
 )
 def test_a_cost_or_a_coverage_fails_only_where_the_whole_interval_says_so(changes, fails, is_open):
     watched = replace(GOOD, **changes)
-    assert [each.split(":")[0] for each in _layer_judgement.failures([watched])] == ["gpt2"] * fails
-    assert [each.split(" on gpt2")[0] for each in _layer_judgement.unsettled([watched])] == (
+    assert [each.split(":")[0] for each in layer_overhead.failures([watched])] == ["gpt2"] * fails
+    assert [each.split(" on gpt2")[0] for each in layer_overhead.unsettled([watched])] == (
         [f"the {is_open}"] if is_open else []
     )
 
 
 def test_a_missing_attempt_fails_and_the_others_still_count():
     watched = replace(GOOD, plain_s=[None, 0.05, 0.05], ratios=[None, 1.006, 1.006], coverages=[None, 1.0, 1.0])
-    assert _layer_judgement.failures([watched]) == [
+    assert layer_overhead.failures([watched]) == [
         "gpt2: ours gave no value in 1 of 3 attempts",
         "gpt2: a probe costs 3.00 µs per call, 2.5 at most",
     ]
     nothing = Watched("gpt2", 0, [None], [None], [None])
-    assert _layer_judgement.failures([nothing]) == ["gpt2: ours gave no value in 1 of 1 attempts"]
-    assert _layer_judgement.unsettled([nothing]) == ["the cost of a probe on gpt2"]
+    assert layer_overhead.failures([nothing]) == ["gpt2: ours gave no value in 1 of 1 attempts"]
+    assert layer_overhead.unsettled([nothing]) == ["the cost of a probe on gpt2"]
 
 
 def test_the_exit_code_is_1_only_for_what_surely_falls_short(capsys):
@@ -60,16 +61,16 @@ def test_the_exit_code_is_1_only_for_what_surely_falls_short(capsys):
     assert "not settled: the cost of a probe on noisy" in capsys.readouterr().out
     assert layer_overhead.judge([GOOD, replace(GOOD, model="slow", ratios=[1.02] * 3)]) == 1
     assert "FAILED: slow: a probe costs 10.00 µs per call" in capsys.readouterr().out
-    assert layer_overhead.shown(Interval(1.5, 1.25, 1.75), 2) == "1.50 [1.25, 1.75]"
-    assert layer_overhead.shown(Interval(1.5, None, None), 2) == "1.50"
+    assert layer_overhead.shown(Estimate(1.5, 1.25, 1.75, 3), 2) == "1.50 [1.25, 1.75]"
+    assert layer_overhead.shown(Estimate(1.5, None, None, 1), 2) == "1.50"
     assert layer_overhead.shown(None, 2) == "unknown"
 
 
 def test_an_attempt_that_failed_says_why_and_has_no_numbers(monkeypatch):
     def fail(*args):
-        raise layer_overhead._fresh_process.AttemptFailed("killed")
+        raise layer_overhead._attempts.AttemptFailed("killed")
 
-    monkeypatch.setattr(layer_overhead._fresh_process, "last_line", fail)
+    monkeypatch.setattr(layer_overhead._attempts, "last_line", fail)
     attempt = layer_overhead.attempt_of("gpt2", "probes", 1.0)
     assert (attempt.plain_s, attempt.ratio, attempt.coverage, attempt.said) == (None, None, None, "killed")
 

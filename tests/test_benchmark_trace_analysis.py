@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks import _repeated_trace, _trace_judgement, trace_analysis
-from benchmarks._trace_judgement import Compared
+from benchmarks import _repeated_trace, trace_analysis
+from benchmarks.trace_analysis import Compared
 
 LARGE = Compared(
     "20 x real",
@@ -41,8 +41,8 @@ TRACE = {
 
 def test_medians_pass_where_they_are_fast_small_and_linear():
     assert (LARGE.speedup, LARGE.memory) == (20.0, 0.475)
-    assert _trace_judgement.failures([LARGE], 1.2) == []
-    assert _trace_judgement.unjudged([LARGE], 1.2) == []
+    assert trace_analysis.failures([LARGE], 1.2) == []
+    assert trace_analysis.unjudged([LARGE], 1.2) == []
     compared = replace(LARGE, ours_s=[1.0, 50.0, 1.2], peer_s=[24.0, 23.0, 500.0])
     assert compared.speedup == 20.0
 
@@ -56,41 +56,41 @@ def test_medians_pass_where_they_are_fast_small_and_linear():
 )
 def test_speed_and_memory_are_held_against_the_limits_of_their_trace(changes, limit, said):
     compared = replace(LARGE, **changes)
-    assert _trace_judgement.failures([compared], 1.0) == [f"20 x real: {said}"]
-    assert _trace_judgement.failures([replace(compared, **{limit: None})], 1.0) == []
+    assert trace_analysis.failures([compared], 1.0) == [f"20 x real: {said}"]
+    assert trace_analysis.failures([replace(compared, **{limit: None})], 1.0) == []
     exact = replace(LARGE, ours_s=[10.0], peer_s=[150.0], ours_bytes=[50], peer_bytes=[100])
-    assert _trace_judgement.failures([exact], 1.0) == []
+    assert trace_analysis.failures([exact], 1.0) == []
 
 
 def test_growth_is_that_of_the_time_per_event_and_a_quadratic_one_fails():
     seconds = {2_000_000: [5.2, 5.0, 5.1], 100_000: [0.2, 0.2, 9.0], 1_000_000: [99.0]}
-    assert _trace_judgement.growth(seconds) == pytest.approx(1.275)
+    assert trace_analysis.growth(seconds) == pytest.approx(1.275)
     sizes = {"quadratic": (1.0, 400.0), "sort": (17.0, 21.0 * 20)}
-    grown = {name: _trace_judgement.growth({100: [least], 2000: [most]}) for name, (least, most) in sizes.items()}
-    assert _trace_judgement.failures([], grown["sort"]) == []
-    assert _trace_judgement.failures([], grown["quadratic"]) == [
+    grown = {name: trace_analysis.growth({100: [least], 2000: [most]}) for name, (least, most) in sizes.items()}
+    assert trace_analysis.failures([], grown["sort"]) == []
+    assert trace_analysis.failures([], grown["quadratic"]) == [
         "ours takes 20.00 times as long per event at the largest size, 1.3 at most"
     ]
-    assert _trace_judgement.growth({100: [1.0]}) is None
-    assert _trace_judgement.growth({}) is None
+    assert trace_analysis.growth({100: [1.0]}) is None
+    assert trace_analysis.growth({}) is None
 
 
 def test_a_missing_attempt_of_ours_fails_and_the_others_are_still_compared():
     compared = replace(LARGE, ours_s=[None, 5.0], ours_bytes=[None, 900])
     assert compared.speedup == 18.0
-    assert _trace_judgement.failures([compared], 1.0) == ["20 x real: ours gave no value in 1 of 2 attempts"]
+    assert trace_analysis.failures([compared], 1.0) == ["20 x real: ours gave no value in 1 of 2 attempts"]
     compared = replace(LARGE, ours_s=[None], ours_bytes=[None])
-    grown = _trace_judgement.growth({100: [None], 2000: [5.0]})
+    grown = trace_analysis.growth({100: [None], 2000: [5.0]})
     assert grown is None
-    assert len(_trace_judgement.unjudged([compared], grown)) == 3
-    assert len(_trace_judgement.failures([compared], grown)) == 1
+    assert len(trace_analysis.unjudged([compared], grown)) == 3
+    assert len(trace_analysis.failures([compared], grown)) == 1
 
 
 @pytest.mark.parametrize("peer", [[], [None]])
 def test_without_a_value_of_the_peer_nothing_fails_and_what_was_not_judged_is_named(peer):
     compared = replace(LARGE, peer_s=peer, peer_bytes=peer)
-    assert _trace_judgement.failures([compared], None) == []
-    assert _trace_judgement.unjudged([compared], None) == [
+    assert trace_analysis.failures([compared], None) == []
+    assert trace_analysis.unjudged([compared], None) == [
         "the speed on 20 x real",
         "the memory on 20 x real",
         "the time per event as traces grow",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import _training_judgement, _training_spin, training_overhead
+from benchmarks import training_overhead
 
 
 @pytest.mark.parametrize(
@@ -16,13 +16,13 @@ from benchmarks import _training_judgement, _training_spin, training_overhead
 )
 def test_the_stage_timer_fails_only_where_the_whole_interval_says_so(ratios, fails, is_open):
     found = {"stage timer": ratios}
-    assert bool(_training_judgement.failures(found)) == fails
-    assert _training_judgement.unsettled(found) == ["stage timer"] * is_open
+    assert bool(training_overhead.failures(found)) == fails
+    assert training_overhead.unsettled(found) == ["stage timer"] * is_open
 
 
 def test_limits_decide_the_exit_code_on_a_quiet_machine_alone(capsys):
-    assert _training_judgement.failures({"off": [1.0003, 1.0004, 1.0005]}) == []
-    assert _training_judgement.failures({"off": [1.002, 1.0021, 1.0022]}) == ["off costs +0.21 %, +0.10 % at most"]
+    assert training_overhead.failures({"off": [1.0003, 1.0004, 1.0005]}) == []
+    assert training_overhead.failures({"off": [1.002, 1.0021, 1.0022]}) == ["off costs +0.21 %, +0.10 % at most"]
     assert training_overhead._judge({"off": [1.0, 1.0, 1.0], "stage timer": [1.003, 1.003, 1.003]}, 2e-6) == 0
     assert capsys.readouterr().out.endswith("passed: everything is within its limits\n")
     assert training_overhead._judge({"off": [1.01, 1.01, 1.01], "stage timer": [1.003, 1.003, 1.003]}, 2e-6) == 1
@@ -44,16 +44,16 @@ def test_what_a_spin_lasts_too_long_and_an_interrupted_step_are_left_out(monkeyp
         now += next(extra)
 
     extra = iter([0, 100_000, 500_000_000, 200_000])
-    monkeypatch.setattr(_training_spin, "_spin", spin)
-    monkeypatch.setattr(_training_spin.time, "perf_counter_ns", lambda: now)
-    monkeypatch.setattr(_training_spin.time, "process_time", lambda: 0.0)
-    monkeypatch.setattr(_training_spin.time, "thread_time", lambda: 0.0)
-    assert _training_spin._timed(4, lambda _: _training_spin.NOTHING, step) == pytest.approx(0.0051)
+    monkeypatch.setattr(training_overhead, "_spin", spin)
+    monkeypatch.setattr(training_overhead.time, "perf_counter_ns", lambda: now)
+    monkeypatch.setattr(training_overhead.time, "process_time", lambda: 0.0)
+    monkeypatch.setattr(training_overhead.time, "thread_time", lambda: 0.0)
+    assert training_overhead._timed(4, lambda _: training_overhead.NOTHING, step) == pytest.approx(0.0051)
 
 
-@pytest.mark.parametrize("name", _training_spin.METHODS)
+@pytest.mark.parametrize("name", training_overhead.WATCHES)
 def test_a_method_takes_its_steps(name, monkeypatch):
     spins = []
-    monkeypatch.setattr(_training_spin, "_spin", lambda: spins.append(name) or 0)
-    assert min(_training_spin.abba(_training_spin.METHODS[name], 3)) >= _training_spin.STEP_S
-    assert len(spins) == 4 * 3 * len(_training_spin.STAGES)
+    monkeypatch.setattr(training_overhead, "_spin", lambda: spins.append(name) or 0)
+    assert min(training_overhead.abba(training_overhead.WATCHES[name], 3)) >= training_overhead.STEP_S
+    assert len(spins) == 4 * 3 * len(training_overhead.STAGES)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks import _training_verdict, training_verdict
-from benchmarks._training_verdict import CAUSES, Answer
+from benchmarks import training_verdict
+from benchmarks.training_verdict import CAUSES, Answer
 
 RIGHT, WRONG, NOTHING = Answer("input", True, ""), Answer("compute", False, ""), Answer("nothing", None, "it failed")
 
@@ -33,7 +33,7 @@ def theirs(kind: str, summary: str = "") -> dict:
     ],
 )
 def test_ours_has_to_name_bound_stage_and_process(case: str, document: dict, is_right: bool) -> None:
-    assert _training_verdict.ours(CAUSES[case], document).is_right is is_right
+    assert training_verdict.ours(CAUSES[case], document).is_right is is_right
 
 
 @pytest.mark.parametrize(
@@ -48,17 +48,17 @@ def test_ours_has_to_name_bound_stage_and_process(case: str, document: dict, is_
     ],
 )
 def test_the_peer_may_name_the_cause_in_its_own_words(case: str, document: dict, is_right: bool) -> None:
-    assert _training_verdict.traceml(CAUSES[case], document).is_right is is_right
+    assert training_verdict.traceml(CAUSES[case], document).is_right is is_right
 
 
 def test_a_wrong_or_missing_answer_of_ours_fails() -> None:
-    assert _training_verdict.summary([RIGHT, RIGHT], [WRONG, NOTHING]) == (
+    assert training_verdict.summary([RIGHT, RIGHT], [WRONG, NOTHING]) == (
         True,
         "passed: ours named 2 of 2 causes, TraceML 0 of 2 causes",
     )
-    assert not _training_verdict.summary([RIGHT, WRONG], [RIGHT, RIGHT])[0]
-    assert not _training_verdict.summary([RIGHT, NOTHING], [])[0]
-    assert not _training_verdict.summary([], [])[0]
+    assert not training_verdict.summary([RIGHT, WRONG], [RIGHT, RIGHT])[0]
+    assert not training_verdict.summary([RIGHT, NOTHING], [])[0]
+    assert not training_verdict.summary([], [])[0]
 
 
 def test_a_loop_that_leaves_nothing_is_an_answer_of_its_own(monkeypatch, capsys) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import _judgement, sampler_overhead
+from benchmarks import repeatability, sampler_overhead
 from boundby.stats import Estimate, estimate
 
 DISTURBED = ["the measurement was disturbed: other processes used 0.9 of 2 cores"]
@@ -11,9 +11,9 @@ PLAIN = [230.0, 221.0, 256.0, 240.0, 235.0]
 
 @pytest.mark.parametrize(("factor", "said"), [(1.029, ""), (1.031, "+3.1 %"), (0.969, "-3.1 %")])
 def test_three_percent_from_the_plain_loop_are_allowed_in_both_directions(factor, said):
-    failures = _judgement.failures([factor * 100.0] * 5, [100.0] * 5, DISTURBED)
+    failures = repeatability.shortfalls([factor * 100.0] * 5, [100.0] * 5, DISTURBED)
     assert failures == ([f"ours is {said} from the plain loop, allowed are 3 %"] if said else [])
-    assert _judgement.failures([100.0], [100.0], DISTURBED) == [], "one repeat has no spread"
+    assert repeatability.shortfalls([100.0], [100.0], DISTURBED) == [], "one repeat has no spread"
 
 
 def test_the_difference_is_taken_within_each_repeat_and_not_between_medians():
@@ -21,21 +21,21 @@ def test_the_difference_is_taken_within_each_repeat_and_not_between_medians():
     plain = [100.0, 110.0, 120.0, 130.0, 140.0]
     ours = [110.0, 120.0, 120.0, 140.0, 110.0]
     assert sorted(ours)[2] == sorted(plain)[2]
-    assert any("from the plain loop" in failure for failure in _judgement.failures(ours, plain, DISTURBED))
+    assert any("from the plain loop" in failure for failure in repeatability.shortfalls(ours, plain, DISTURBED))
 
 
 def test_what_was_loaded_or_lost_without_a_word_fails():
     doubts = ["the 95 % interval is +-20.9 %, wider than the 1.0 % asked for", "the warm-up did not converge"]
-    (failure,) = _judgement.failures(PLAIN, PLAIN, doubts)
+    (failure,) = repeatability.shortfalls(PLAIN, PLAIN, doubts)
     assert "no doubt that says 'disturbed'" in failure
-    assert _judgement.failures(PLAIN, PLAIN, None) == ["ours gave no row with one core loaded"]
-    (failure,) = _judgement.failures([None, 100.0, 101.0], [200.0, 100.0, 101.0], DISTURBED)
+    assert repeatability.shortfalls(PLAIN, PLAIN, None) == ["ours gave no row with one core loaded"]
+    (failure,) = repeatability.shortfalls([None, 100.0, 101.0], [200.0, 100.0, 101.0], DISTURBED)
     assert failure == "ours gave no value in 1 of 3 repeats"
-    assert _judgement.ratios([None, 90.0, 80.0], [100.0, 100.0, None]) == [0.9]
-    failures = _judgement.failures([None], [None], None)
+    assert repeatability.ratios([None, 90.0, 80.0], [100.0, 100.0, None]) == [0.9]
+    failures = repeatability.shortfalls([None], [None], None)
     assert len(failures) == 3
     assert not any("%" in failure for failure in failures)
-    (failure,) = _judgement.failures([99.0, 100.0, 102.0], [99.0, 100.0, 101.0], DISTURBED)
+    (failure,) = repeatability.shortfalls([99.0, 100.0, 102.0], [99.0, 100.0, 101.0], DISTURBED)
     assert failure == "ours spreads over 3.0 %, the plain loop over 2.0 %"
 
 

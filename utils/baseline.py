@@ -9,9 +9,9 @@ from typing import Any
 
 from boundby import __version__, ceilings, environment, files
 from boundby.ceilings import Ceilings
-from boundby.device import describe, is_gpu, pick_device, release_memory
+from boundby.device import describe, is_gpu, pick_device, release_memory, uuid_of, visible_gpus
 from boundby.known import Missing
-from boundby.memory import free_bytes
+from boundby.memory import Demand, free_bytes
 from boundby.sampler import Sampler
 from boundby.sweep import StopRule
 from boundby.timer import Timer
@@ -73,6 +73,7 @@ class Result:
     sweeps: dict[str, Sweep] = field(default_factory=dict)
     ceilings: Ceilings | None = None
     energy: instruments.Energy | None = None
+    demands: dict[int, Demand | Missing] = field(default_factory=dict)  # of batches, by the tokens of their texts
     full: FullDataset | None = None
     doubts: list[str] = field(default_factory=list)
     machine_state: MachineState = field(default_factory=instruments.machine_state)
@@ -95,6 +96,12 @@ class Result:
         flat = [{**row, "doubts": "; ".join(row["doubts"])} for row in rows]
         files.write_csv(layout.detailed_metrics, flat, columns.NAMES)
         files.write_json(layout.metrics, removed(self.document(complete, rows)))
+
+    def told(self) -> dict[str, Any]:
+        """Return the part of the metrics file that answers: the batch size to use, every row, and the whole set."""
+        names = ("optimal", "batch_sizes", "full_dataset_metrics", "targets", "doubts")
+        document = removed(self.document(True, self.rows))
+        return {name: document[name] for name in names}
 
     def document(self, complete: bool, rows: Sequence[Row]) -> Document:
         """Return the content of the metrics file."""
@@ -130,7 +137,9 @@ class Result:
             "optimal": best,
             "full_dataset_metrics": full,
             "full_dataset_reason": None if self.full else self._why_not_evaluated(),
-            "memory": memory.forecast(sweep.visits if (sweep := self.sweeps.get(config.model.dtype)) else ()),
+            "memory": memory.forecast(
+                sweep.visits if (sweep := self.sweeps.get(config.model.dtype)) else (), self.demands
+            ),
             "targets": judge(config.targets, chosen, self.full),
             "doubts": list(dict.fromkeys([*self.receipt.doubts, *self.doubts])),
         }
@@ -231,6 +240,11 @@ def _check(result: Result, loaded: LoadedModel, rows: Rows) -> None:
         "load_time_s": loaded.load_time_s,
     }
     result.device = describe(loaded.device)
+    if is_gpu(loaded.device):
+        visible, uuid = visible_gpus(loaded.device), uuid_of(loaded.device)
+        result.device |= {"uuid": uuid, "visible_gpus": visible}
+        if visible > 1:
+            run.note(f"the sweep uses one of {visible} GPUs, {loaded.device} ({uuid}); the others are left out of it")
     result.agreement = agreement.as_dict()
 
 
@@ -277,6 +291,9 @@ def _sweep(result: Result, loaded: Sequence[LoadedModel], rows: Rows) -> tuple[S
         # Before anything is computed: a GPU that has just been under load takes more watts when idle.
         result.energy = result.energy or instruments.energy(device, profilers[0].timer)
         take_turns(profilers, selection, settings, finished=kept, on_visit=commit)
+    if loaded[0].dtype == run.config.model.dtype:
+        measured = [row["batch_size"] for row in result.sweeps[loaded[0].dtype].rows if row["status"] in MEASURED]
+        result.demands = memory.demands(loaded[0].model, selection, measured)
     result.save()
     return selection, profilers[0].timer
 

@@ -148,7 +148,6 @@ class Verdict(TypedDict):
     confirmation: Confirmation
     gains: list[Gain]
     evidence: list[str]
-    telling: NotRequired[list[str]]
     doubts: list[str]
     doubt_kinds: NotRequired[list[str]]
     trials: NotRequired[list[Trial]]
@@ -421,7 +420,7 @@ class Dataset(TypedDict, total=False):
 
 
 class Device(TypedDict, total=False):
-    """On which device, as `boundby.device.describe` gives it."""
+    """On which device, as `boundby.device.describe` gives it; of a GPU also which, and of how many that torch sees."""
 
     type: str
     threads: int
@@ -432,6 +431,8 @@ class Device(TypedDict, total=False):
     cuda: str | None
     rocm: str
     architecture: str
+    uuid: str
+    visible_gpus: int
 
 
 class Agreement(TypedDict, total=False):
@@ -622,15 +623,15 @@ class Trace(TypedDict):
 
 
 class FittingBatch(TypedDict):
-    """The largest batch that stays within nine tenths of so many GB; `or_more`: a larger one may fit, too."""
+    """The largest batch that stays within nine tenths of so many GB; its peak may be off by the share `error`."""
 
     gb: int
     samples: int
-    or_more: bool
+    error: float
 
 
 class MemoryForecast(TypedDict):
-    """What batches of the longest texts take, of so many tokens: `boundby.memory.PeakModel`, or why that is unknown."""
+    """What batches of the longest texts take, of so many tokens, and in all; or why that is unknown."""
 
     model: dict[str, Any] | None
     tokens: int | None

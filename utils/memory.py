@@ -1,37 +1,84 @@
 """What memory larger batches would take, and which fit into machines of usual sizes, from the peaks of the sweep."""
 
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from utils.document import FittingBatch, MemoryForecast
 from utils.visits import Visit
 
+if TYPE_CHECKING:  # torch, which `told` does without
+    from boundby.known import Missing
+    from boundby.memory import Demand
+    from utils.selection import Selection
+
 GB = 1e9
 USUAL_GB = (8, 16, 24)
+NOT_COUNTED = "what a batch holds was not counted"
 
 
-def forecast(visits: Sequence[Visit]) -> MemoryForecast:
+def demands(model: Any, selection: "Selection", batch_sizes: Sequence[int]) -> "dict[int, Demand | Missing]":
+    """Return what the largest batch of each of these sizes holds, by the tokens of its texts."""
+    from boundby.inference import Batch, forward
+    from boundby.known import Missing
+    from boundby.memory import demand
+
+    found: dict[int, Demand | Missing] = {}
+    for size in batch_sizes:
+        arrivals = selection.arrivals(size)
+        ids = selection.batch(arrivals.rows(arrivals.largest)).input_ids[:1]
+        tokens = ids.shape[1]
+
+        def padded(samples: int, ids: Any = ids, tokens: int = tokens) -> object:
+            same = ids.repeat(samples, 1)
+            mask = same.new_ones(same.shape)
+            mask[-1, tokens // 2 :] = 0  # a mask takes memory, and few of the largest batches do without
+            return forward(model, Batch(tuple(range(samples)), same, mask, int(mask.sum())))
+
+        if tokens not in found:
+            try:
+                found[tokens] = demand(padded, tokens)
+            except Exception as error:  # a model may raise anything; the sweep is done
+                found[tokens] = Missing(f"counting what a batch holds failed: {type(error).__name__}: {error}")
+    return found
+
+
+def forecast(visits: Sequence[Visit], demands: "Mapping[int, Demand | Missing] | None" = None) -> MemoryForecast:
     """Return the largest batch of the longest texts that fits, by the first visits, which hold a batch of these.
 
     On a GPU the peak is what its allocator took from the device, on a CPU that of the whole process.
     """
-    from boundby.memory import Peak, fit_peaks  # torch, which `told` does without
+    from boundby.memory import KEPT_BELOW, Peak, fit_peaks
 
-    peaks, known = [], [(each, each.memory) for each in visits if each.memory and each.of("largest")]
-    for visit, memory in known:
-        largest = visit.of("largest")[0]
-        held = memory.get("device_peak_reserved_bytes") or memory.get("process_peak_bytes")
-        if held:
-            peaks.append(Peak(largest.samples, largest.tokens_padded // largest.samples, held))
-    model = fit_peaks(peaks)
+    lacking = next((each for each in (demands or {}).values() if not each), None)
+    if not demands or lacking:
+        return _unknown(lacking.reason if lacking else NOT_COUNTED)
+    peaks, is_gpu = [], False
+    for visit in visits:
+        for largest in visit.of("largest")[:1] if visit.memory else ():
+            reserved = visit.memory.get("device_peak_reserved_bytes")
+            held = reserved or visit.memory.get("process_peak_bytes")
+            is_gpu = is_gpu or bool(reserved)
+            if held:
+                peaks.append(Peak(largest.samples, largest.tokens_padded // largest.samples, held))
+    known = {tokens: each for tokens, each in demands.items() if each}
+    model = fit_peaks(peaks, known, 0 if is_gpu else KEPT_BELOW)
     if not model:
-        return {"model": None, "tokens": None, "fits": [], "reason": model.reason}
-    tokens = max(peak.tokens for peak in peaks)
+        return _unknown(model.reason)
+    tokens = max(known)
     fits: list[FittingBatch] = []
     for size in USUAL_GB:
-        samples, or_more = model.most_samples(tokens, size * GB)
-        fits.append({"gb": size, "samples": samples, "or_more": or_more})
-    return {"model": asdict(model), "tokens": tokens, "fits": fits, "reason": None}
+        samples = model.most_samples(size * GB)
+        at = model.at(max(1, samples))
+        error = max(at.high / at.value - 1, 1 - at.low / at.value)
+        fits.append({"gb": size, "samples": samples, "error": error})
+    far = fits[-1]["samples"] + 1
+    each = (model.demand.live_bytes(2 * far) - model.demand.live_bytes(far)) / far
+    return {"model": {"fixed_bytes": model.base.value, "bytes_per_sample": each}, "tokens": tokens, "fits": fits,
+            "reason": None}  # fmt: skip
+
+
+def _unknown(reason: str) -> MemoryForecast:
+    return {"model": None, "tokens": None, "fits": [], "reason": reason}
 
 
 def told(found: MemoryForecast) -> str:
@@ -39,15 +86,17 @@ def told(found: MemoryForecast) -> str:
     if found["model"] is None:
         return f"The largest batch that fits is not known: {found['reason']}."
     model, tokens = found["model"], found["tokens"] or 0
-    each = tokens * (model["bytes_per_token"] + tokens * model["bytes_per_pair"])
+    if "bytes_per_sample" not in model:
+        return "The largest batch that fits is not known: an earlier version told it otherwise."
     fitting = ", ".join(f"{_batch(batch)} in {batch['gb']} GB" for batch in found["fits"])
     return (
         f"Batches of the longest texts ({tokens:,} tokens) take {model['fixed_bytes'] / GB:.2g} GB and "
-        f"{each / 1e6:.2g} MB for each text (off by up to {model['error']:.0%}). The largest that fit: {fitting}."
+        f"{model['bytes_per_sample'] / 1e6:.2g} MB for each text. The largest that fit: {fitting}."
     )
 
 
 def _batch(batch: FittingBatch) -> str:
     if not batch["samples"]:
         return "none"
-    return f"{'more than ' if batch['or_more'] else ''}{batch['samples']:,}"
+    off = round(100 * batch["error"])
+    return f"{batch['samples']:,}{f' (memory off by up to {off}%)' if off else ''}"

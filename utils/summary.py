@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from boundby import files
+from boundby.formatting import clean
 from utils.artifacts import METRICS_VERSION, Layout
 from utils.credentials import removed
 from utils.document import OtherVersion, read_document
 from utils.errors import InputError
-from utils.render.formatting import clean
 
 MOST_BYTES = 4096
 SCHEMA_VERSION, KIND = 1, "boundby_summary"

@@ -236,7 +236,6 @@ def manifest_of(  # noqa: PLR0913  (what only the one who drives the engine know
     cycles = tuple(engine.cycles) if engine and not engine.reason_for_none else ()
     traces = sorted((cycle for cycle in cycles if cycle.trace_path), key=lambda cycle: cycle.stacks)
     return CaptureManifest(
-        torch_version=str(torch.__version__),
         activities=tuple(activity.name for activity in engine.activities) if engine else (),
         steps_expected=steps_expected,
         steps_recorded=sum(cycle.steps_recorded for cycle in cycles),

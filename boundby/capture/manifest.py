@@ -54,7 +54,6 @@ class Cycle:
 class CaptureManifest:
     """What was recorded, and everything that falls short of the request."""
 
-    torch_version: str
     activities: tuple[str, ...] = ()  # "CPU", "CUDA"
     steps_expected: int = 0
     steps_recorded: int = 0  # different `ProfilerStep` marks of whole steps in the traces

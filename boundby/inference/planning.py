@@ -12,15 +12,20 @@ from boundby.device import is_gpu, is_out_of_memory
 from boundby.inference.batches import tokenize
 from boundby.inference.precision import Precision, available
 from boundby.inference.predictor import Predictor, PredictorOptions
-from boundby.inference.reference import ExactnessReport, compare_logits, in_dtype, one_by_one, require_classifier
+from boundby.inference.reference import (
+    ExactnessReport,
+    compare_logits,
+    in_dtype,
+    one_by_one,
+    require_classifier,
+    same_guard,
+)
 from boundby.inference.selfcheck import CANNOT_RUN
 from boundby.stats import wilson_interval
 from boundby.timer import Timer
 
 SAMPLE_ROWS = 2000  # all of them the same label: the lower end of the interval is 0.998
 CHECK_TEXTS = 256  # of the sample, from which the self-check takes its rows
-SAME_GUARD = 4.0  # times the largest difference seen: twice what can flip a label, and that twice
-LEAST_SAME_GUARD = 1e-5  # of the largest logit: a sample may show no difference at all
 ROUNDS = 2
 HOST_BUDGETS, GPU_BUDGETS = (512, 1024, 2048, 4096, 8192), (8192, 16384, 32768, 65536)  # tokens, to search among
 BUDGET_ROUNDS = 2
@@ -60,7 +65,7 @@ class PrecisionChoice:
     """The options to predict with; of each precision tried a report and its least seconds; why others were refused.
 
     `check_texts` are those of the predictors that were tried: with others, eight bits are rounded otherwise. `report`
-    is that of the chosen precision, without the guard.
+    is that of the chosen precision, without the guard; `reference` the logits it compares with.
     """
 
     options: PredictorOptions
@@ -68,21 +73,12 @@ class PrecisionChoice:
     seconds: dict[str, float]
     reasons: tuple[str, ...]
     check_texts: Sequence[str]
+    reference: np.ndarray
 
     @property
     def report(self) -> ExactnessReport:
         """The report of the chosen precision."""
         return next(report for report in self.reports if report.precision == self.options.precision)
-
-
-def same_guard(max_abs_difference: float, largest_logit: float) -> float:
-    """Return the margin within which `same` recomputes a row, from the differences seen on a sample of texts.
-
-    It is four times the largest difference or more, so that labels can differ only where a difference is larger than
-    twice any of these texts'; 0 where these are not finite, which no prediction may be.
-    """
-    margin = max(LEAST_SAME_GUARD * largest_logit, SAME_GUARD * max_abs_difference)
-    return margin if math.isfinite(margin) else 0.0
 
 
 def choose_precision(
@@ -96,9 +92,10 @@ def choose_precision(
 ) -> PrecisionChoice:
     """Return the fastest precision that `rule` allows on this sample, with its guard; `options` give the rest.
 
-    `precisions` are those to choose from, `float32` among them; None: those in which the model's device is fast.
+    `precisions` are those to choose from; None: those in which the model's device is fast.
 
-    The sample should hold 2,000 texts drawn at random, or all there are. In `same` the guard is `same_guard`.
+    The sample should hold 2,000 texts drawn at random, or all there are. In `same` the guard is `same_guard`. Raises
+    ValueError, with the reasons, where none is allowed.
     """
     require_classifier(model, tokenizer)
     tokens = tokenize(tokenizer, sample.texts, options.max_length)
@@ -133,13 +130,16 @@ def choose_precision(
         if margin is None:
             continue
         tried.append((report, predictor.with_guard_margin(margin)))
+    if not tried:
+        raise ValueError("; ".join(reasons))
     seconds = {report.precision: math.inf for report, _ in tried}
     for _ in range(ROUNDS):  # they take turns, computing near ties included
         for report, predictor in tried:
             spent = predictor.predict_tokens(tokens).seconds
             seconds[report.precision] = min(spent.compute_s + spent.transfer_s, seconds[report.precision])
     best = min(tried, key=lambda one: seconds[one[0].precision])[1]
-    return PrecisionChoice(best.options, tuple(report for report, _ in tried), seconds, tuple(reasons), check_texts)
+    reports = tuple(report for report, _ in tried)
+    return PrecisionChoice(best.options, reports, seconds, tuple(reasons), check_texts, reference)
 
 
 def _guard(

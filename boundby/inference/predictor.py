@@ -1,31 +1,42 @@
 """Texts in, float32 logits out, by the fastest way that is known to be right."""
 
 import copy
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from boundby.device import is_gpu, is_out_of_memory, keep_freed_blocks, release_memory, synchronizer
+from boundby.device import (
+    host_threads,
+    is_gpu,
+    is_host,
+    is_out_of_memory,
+    keep_freed_blocks,
+    release_memory,
+    synchronizer,
+)
 from boundby.inference.batches import Tokens, tokenize
-from boundby.inference.precision import PRECISIONS, Precision
-from boundby.inference.reference import in_dtype, margins, one_by_one, require_classifier
+from boundby.inference.precision import EXACT, PRECISIONS, Precision, can_prepare
+from boundby.inference.reference import in_dtype, margins, one_by_one, require_classifier, same_guard
 from boundby.inference.selfcheck import checked_strategy
 from boundby.timer import Timer
 
 HOST_BUDGET, GPU_BUDGET = 2048, 16384  # where nobody has searched for a better one
+MOST_STREAMS, BATCHES_PER_STREAM = 4, 2  # at once, and at least for each
 
 
 @dataclass(frozen=True)
 class PredictorOptions:
     """All that a prediction depends on besides texts, model and tokenizer. Plain values, as a plan keeps them.
 
-    `precision` is a key of `PRECISIONS`. Rows whose best logit leads by `guard_margin` or less are computed again,
-    each alone, by the stock forward in float32. `token_budget` None is a default for the device. `trim`: the last
+    `precision` is a key of `PRECISIONS`. Rows whose best logit leads by `guard_margin` or less are computed again: each
+    alone by the stock forward in float32, or, where the precision is coarser than that, in batches of float32,
+    of which the near ties are then computed alone. `token_budget` None is a default for the device. `trim`: the last
     layer may be computed for the tokens alone that the head reads; `compile`: the layers may be compiled, which takes
     a minute or so at the start.
     """
@@ -126,6 +137,16 @@ class Predictor:
         )
         self._stock = in_dtype(model, torch.float32)
 
+        def exact() -> Predictor:
+            name = EXACT[0 if can_prepare(self.device) else 1]
+            wanted = replace(options, precision=name, guard_margin=0.0, token_budget=None, compile=False)
+            made = Predictor(model, tokenizer, wanted, check_texts, self._timer)
+            return made.with_guard_margin(same_guard(made.check.max_abs_difference, made.check.largest_logit))
+
+        self._exact = cache(exact)
+        if options.guard_margin:
+            self._guarding()
+
     @property
     def strategy(self) -> str:
         """The name of the way in which batches are computed."""
@@ -188,7 +209,12 @@ class Predictor:
     def _with(self, options: PredictorOptions) -> "Predictor":
         other = copy.copy(self)
         other.options = options
+        other._guarding()
         return other
+
+    def _guarding(self) -> "Predictor | None":
+        """Return what computes near ties again in batches; None where each is computed alone."""
+        return self._exact() if self.options.guard_margin and self._precision.name not in EXACT else None
 
     def tokenize(self, texts: Sequence[str]) -> Tokens:
         """Return the token ids of the texts, cut to `max_length`. Raises ValueError for a text without tokens."""
@@ -237,7 +263,7 @@ class Predictor:
         distinct, where = tokens.distinct()
         lengths = distinct.lengths
         began = clock()
-        tally = self._computed(distinct, lengths)
+        tally = self._computed(distinct)
         self._timer.synchronize()
         computed = clock()
         logits = self._collected(tally, len(distinct.ids))
@@ -263,18 +289,69 @@ class Predictor:
         start = self._timer.clock()
         return self.tokenize(texts), self._timer.clock() - start
 
-    def _computed(self, tokens: Tokens, lengths: np.ndarray) -> _Tally:
-        """Return the logits of all batches, still on the device."""
-        tally = _Tally()
-        waiting = self._strategy.batches(lengths, self.token_budget)[::-1]
-        with torch.inference_mode(), self._precision.active(self.device):
+    def _computed(self, tokens: Tokens) -> _Tally:
+        """Return the logits of all batches, still on the device.
+
+        A CPU computes several at once, each by its share of the threads: what is too small for all of them, and
+        Python between the operators, then costs one share.
+        """
+        threads = torch.get_num_threads()
+        batches = self._strategy.batches(tokens.lengths, self.token_budget)
+        streams = self._streams(len(batches), threads)
+        waiting = deque(self._evened(tokens.lengths, batches, streams))
+        with self._precision.active(self.device):  # a setting of the process
+            if streams == 1:
+                return self._tally(tokens, waiting)
+            share = threads // streams
+            with (
+                host_threads(share),  # what a thread sets is the default of those to come
+                ThreadPoolExecutor(streams, "boundby-batches", torch.set_num_threads, (share,)) as pool,
+            ):
+                running = [pool.submit(self._tally, tokens, waiting) for _ in range(streams)]
+                try:
+                    tallies = [each.result() for each in running]
+                finally:
+                    waiting.clear()  # after an error or a signal
+        return _Tally(
+            sum(each.computed_tokens for each in tallies),
+            sum(each.halvings for each in tallies),
+            [part for each in tallies for part in each.parts],
+        )
+
+    def _streams(self, batches: int, threads: int) -> int:
+        """Return how many batches to compute at once, a divisor of the threads."""
+        if not is_host(self.device) or self.options.compile or not self._strategy.is_reentrant:
+            return 1
+        most = max(1, min(MOST_STREAMS, batches // BATCHES_PER_STREAM))
+        return max(streams for streams in range(1, most + 1) if threads % streams == 0)
+
+    def _evened(self, lengths: np.ndarray, batches: list[list[int]], streams: int) -> list[list[int]]:
+        """Return as many batches or a few more, of about one size, so that all streams end together."""
+        most = -(-len(batches) // streams) * streams
+        if streams == 1:
+            return batches
+        budget = -(-sum(self._strategy.cells(lengths[rows]) for rows in batches) // most)
+        while budget < self.token_budget:
+            evened = self._strategy.batches(lengths, budget)
+            if len(evened) <= most:
+                return evened
+            budget += max(1, budget // 100)
+        return batches
+
+    def _tally(self, tokens: Tokens, waiting: deque[list[int]]) -> _Tally:
+        """Take batches off the front of `waiting` until there is none, and return what was computed."""
+        tally, lengths = _Tally(), tokens.lengths
+        with torch.inference_mode():
             while waiting:
-                rows = waiting.pop()
+                try:
+                    rows = waiting.popleft()
+                except IndexError:  # another stream was quicker
+                    break
                 logits = self._attempt(tokens, rows)
                 if logits is None:  # out of memory: the same rows in two halves
                     tally.halvings += 1
                     middle = len(rows) // 2
-                    waiting += [rows[middle:], rows[:middle]]
+                    waiting.extendleft([rows[middle:], rows[:middle]])
                     continue
                 tally.parts.append((rows, logits))
                 tally.computed_tokens += self._strategy.cells(lengths[rows])
@@ -303,7 +380,11 @@ class Predictor:
             return 0
         close = np.flatnonzero(margins(logits) <= self.options.guard_margin)
         if close.size:
-            logits[close] = one_by_one(self._stock, tokens, close.tolist())
+            rows, guarding = close.tolist(), self._guarding()
+            if guarding is None:
+                logits[close] = one_by_one(self._stock, tokens, rows)
+            else:
+                logits[close] = guarding.predict_tokens(Tokens([tokens.ids[row] for row in rows], None)).logits
         return int(close.size)
 
     def _require_finite(self, logits: np.ndarray, where: np.ndarray) -> None:

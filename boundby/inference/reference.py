@@ -15,6 +15,8 @@ from boundby.inference.batches import Tokens, collate, forward
 from boundby.stats import CONFIDENCE, wilson_interval
 
 SMALLEST_MARGINS = 10  # that a report tells
+SAME_GUARD = 4.0  # times the largest difference seen: twice what can flip a label, and that twice
+LEAST_SAME_GUARD = 1e-5  # of the largest logit: a sample may show no difference at all
 
 
 def require_classifier(model: Any, tokenizer: Any) -> None:
@@ -119,6 +121,16 @@ class ExactnessReport:
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
         return {**asdict(self), "accuracy_difference": self.accuracy_difference, "guard_margin": self.guard_margin}
+
+
+def same_guard(max_abs_difference: float, largest_logit: float) -> float:
+    """Return the margin within which `same` recomputes a row, from the differences seen on a sample of texts.
+
+    It is four times the largest difference or more, so that labels can differ only where a difference is larger than
+    twice any of these texts'; 0 where these are not finite, which no prediction may be.
+    """
+    margin = max(LEAST_SAME_GUARD * largest_logit, SAME_GUARD * max_abs_difference)
+    return margin if math.isfinite(margin) else 0.0
 
 
 def margins(logits: np.ndarray) -> np.ndarray:

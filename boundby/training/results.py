@@ -53,12 +53,9 @@ class RunFiles:
 
 def manifest_of_nothing(place: RunFiles, reason: str | None) -> "CaptureManifest":
     """Return the manifest of a run that records no trace, for this reason; None where it could not."""
-    import torch
-
     from boundby.capture import CaptureManifest
 
     return CaptureManifest(
-        torch_version=str(torch.__version__),
         rank=place.rank,
         world_size=place.world_size,
         trace_wanted=reason is None,

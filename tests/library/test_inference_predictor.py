@@ -2,6 +2,7 @@
 
 import random
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from boundby.device import host_threads
 from boundby.inference import Predictor, PredictorOptions, one_by_one, strategies, tokenize
-from boundby.inference.planning import same_guard
+from boundby.inference.reference import same_guard
 from boundby.inference.strategies import Packed
 from tests import classifiers
 from tests.classifiers import Spelled
@@ -219,6 +221,56 @@ def test_shards_in_a_row_are_predicted_as_each_alone(predictor, texts):
         assert (found.logits == predictor.predict(shard).logits).all()
 
 
+def test_several_batches_at_once_share_the_threads_and_give_the_same_logits(tokenizer, texts, monkeypatch):
+    predictor = Predictor(built("bert", tokenizer), tokenizer, OPTIONS, texts).with_token_budget(300)
+    logits, used = Packed.logits, []
+
+    def told(self, tokens, rows):
+        used.append((threading.current_thread().name, torch.get_num_threads(), int(tokens.lengths[rows].sum())))
+        return logits(self, tokens, rows)
+
+    monkeypatch.setattr(Packed, "logits", told)
+    found = {}
+    for threads in (1, 2, 3):
+        used.clear()
+        with host_threads(threads):
+            found[threads] = predictor.predict(texts).logits
+            assert torch.get_num_threads() == threads
+        streams = {name for name, _, _ in used}
+        assert len(streams) <= threads and {shared for _, shared, _ in used} == {1}
+        assert (threading.current_thread().name in streams) == (threads == 1)
+        if threads > 1:
+            assert len(used) % threads == 0, "all end together"
+            assert max(size for *_, size in used) - min(size for *_, size in used) < max(map(len, texts))
+    for logits_then in (found[2], found[3]):
+        np.testing.assert_allclose(logits_then, found[1], atol=1e-5, rtol=0)
+
+
+def test_an_error_of_one_batch_ends_those_beside_it(tokenizer, texts, monkeypatch):
+    predictor = Predictor(built("bert", tokenizer), tokenizer, OPTIONS, texts).with_token_budget(100)
+    tried: list[int] = []
+
+    def broken(self, tokens, rows):
+        tried.append(len(rows))
+        raise RuntimeError("a broken kernel")
+
+    monkeypatch.setattr(Packed, "logits", broken)
+    with host_threads(2), pytest.raises(RuntimeError, match="a broken kernel"):
+        predictor.predict(texts)
+    assert len(tried) <= 2
+
+
+def test_positions_that_depend_on_the_texts_before_are_computed_one_batch_at_a_time(tokenizer, texts, monkeypatch):
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    predictor = Predictor(built("qwen2", tokenizer, rope_parameters=rope), tokenizer, OPTIONS, texts)
+    threads: set[str] = set()
+    logits = Packed.logits
+    monkeypatch.setattr(Packed, "logits", lambda *given: threads.add(threading.current_thread().name) or logits(*given))
+    with host_threads(2):
+        predictor.with_token_budget(200).predict(texts)
+    assert threads <= {threading.current_thread().name}
+
+
 def test_memory_that_runs_out_halves_the_batch_and_is_counted(tokenizer, texts, monkeypatch):
     predictor = Predictor(built("qwen2", tokenizer), tokenizer, OPTIONS, texts).with_token_budget(10_000)
     whole = predictor.predict(texts)
@@ -255,6 +307,23 @@ def test_near_ties_are_computed_again_alone(tokenizer, texts, monkeypatch):
     guarded = predictor.with_guard_margin(margin).predict(texts)
     assert guarded.labels.tolist() == right
     assert 0 < guarded.guarded_texts < guarded.computed_texts
+
+
+def test_near_ties_of_a_coarse_precision_are_computed_again_in_batches_of_float32(tokenizer, texts, monkeypatch):
+    model, alone_rows = built("qwen2", tokenizer), []
+    coarse = Predictor(model, tokenizer, replace(OPTIONS, precision="bfloat16"), texts)
+    margin = 4 * coarse.check.max_abs_difference
+    guarded = coarse.with_guard_margin(margin)
+
+    def told(stock, tokens, rows):
+        alone_rows.extend(rows)
+        return one_by_one(stock, tokens, rows)
+
+    monkeypatch.setattr("boundby.inference.predictor.one_by_one", told)
+    found = guarded.predict(texts)
+    expected = one_by_one(model, tokenize(tokenizer, texts, MAX_LENGTH), range(len(texts)))
+    assert found.labels.tolist() == expected.argmax(axis=1).tolist()
+    assert found.guarded_texts > 3 > len(alone_rows), "of these, only what is a near tie in float32 too is alone"
 
 
 def test_on_a_gpu_the_next_shard_is_tokenized_while_one_computes(tokenizer, texts, monkeypatch):

@@ -9,7 +9,7 @@ import torch
 
 from boundby import memory
 from boundby.known import Missing
-from boundby.memory import CPU_REASON, MemoryMeter, MemoryUse, Peak, PeakModel, ProcessPeak, fit_peaks
+from boundby.memory import CPU_REASON, Demand, MemoryMeter, MemoryUse, Peak, PeakModel, ProcessPeak, demand, fit_peaks
 
 CPU = torch.device("cpu")
 BLOCK = 64 * 2**20
@@ -102,40 +102,72 @@ def test_the_counters_of_a_gpu_stand_in_their_fields(monkeypatch):
     assert "device memory" in doubt
 
 
-FIXED, PER_TOKEN, PER_PAIR = 500e6, 3000.0, 40.0
+FIXED, TOKENS, BELOW = 500e6, 100, 32e6
+# Two blocks of 0.5 MB a sample at a time, the first of three freed before the last comes.
+DEMAND = Demand(TOKENS, ((0, 5e5), (0, 5e5), (0, -5e5), (1000, 5e5), (-1000, -5e5), (0, -5e5)))
 
 
-def peaks(sizes: list[int], lengths: list[int], per_token: float = PER_TOKEN, per_pair: float = 0.0) -> list[Peak]:
-    return [Peak(n, t, int(FIXED + n * t * (per_token + t * per_pair))) for n in sizes for t in lengths]
+def peaks(sizes: list[int], kept: float = 0.0) -> list[Peak]:
+    def held(size: int) -> float:
+        return FIXED + DEMAND.live_bytes(size) + kept * DEMAND.most_small_bytes(size, BELOW)
+
+    return [Peak(size, TOKENS, int(held(size))) for size in sizes]
 
 
-@pytest.mark.parametrize(("lengths", "per_pair"), [([150], 0.0), ([64, 256], 0.0), ([64, 128, 256], PER_PAIR)])
-def test_a_batch_that_was_not_measured_has_the_peak_of_its_tokens_and_of_their_pairs(lengths, per_pair):
-    model = fit_peaks(peaks([1, 8, 32, 64], lengths, per_pair=per_pair))
-    assert isinstance(model, PeakModel) and model.error < 1e-6
-    [held_out] = peaks([300], lengths[-1:], per_pair=per_pair)
-    assert model.bytes_at(300, lengths[-1]) == pytest.approx(held_out.bytes, rel=1e-6)
+def test_the_blocks_of_a_forward_are_counted_for_any_number_of_samples():
+    weight = torch.ones(16, 16)
+
+    def forward(samples: int) -> torch.Tensor:
+        wide = torch.zeros(samples, 16) @ weight  # the zeros are freed here
+        return (wide * 2).view(-1)[:4]
+
+    counted = demand(forward, 16)
+    assert isinstance(counted, Demand)
+    for samples in (1, 4, 1000):
+        assert counted.live_bytes(samples) == 2 * samples * 16 * 4  # no view, no weight
+    other = demand(lambda samples: [torch.ones(4) for _ in range(samples)], 16)
+    assert isinstance(other, Missing) and "other blocks" in other.reason
 
 
-def test_the_largest_batch_that_fits_leaves_a_tenth_and_is_not_told_far_beyond_what_was_measured():
-    model = fit_peaks(peaks([1, 8, 32, 64], [150]))
+def test_smaller_blocks_are_most_before_they_outgrow_what_the_heap_keeps():
+    assert DEMAND.live_bytes(63, BELOW) == pytest.approx(2 * 63 * 5e5 + 1000)
+    assert DEMAND.live_bytes(65, BELOW) == 0
+    assert DEMAND.most_small_bytes(1000, BELOW) == pytest.approx(2 * 63 * 5e5 + 1000)
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.8])
+def test_a_batch_that_was_not_measured_has_the_live_bytes_and_what_the_allocator_may_keep(kept):
+    model = fit_peaks(peaks([1, 4, 16, 32], kept), {TOKENS: DEMAND}, BELOW)
     assert isinstance(model, PeakModel)
-    assert model.most_samples(150, 0.7e9) == (pytest.approx((0.9 * 0.7e9 - FIXED) / (150 * PER_TOKEN), abs=1), False)
-    assert model.most_samples(150, 0.5e9) == (0, False)
-    assert model.most_samples(150, 64e9) == (16 * 64, True)
+    small = model.at(48)
+    assert small.value == pytest.approx(peaks([48], kept)[0].bytes, rel=1e-3)
+    large, live = model.at(8000), FIXED + DEMAND.live_bytes(8000)
+    assert large.low == pytest.approx(live, rel=1e-6) and large.low <= large.value <= large.high < 1.02 * live
 
 
-@pytest.mark.parametrize(
-    ("points", "says"),
-    [
-        (peaks([1, 8], [150]), "takes 3"),
-        (peaks([1, 8, 32], [150], per_token=10), "hardly rises"),
-        ([Peak(1, 100, 500), Peak(2, 100, 900), Peak(4, 100, 600), Peak(8, 100, 1500)], "do not follow"),
-    ],
-)
-def test_the_reason_is_told_where_the_points_do_not_tell_the_peak(points, says):
-    missing = fit_peaks(points)
-    assert isinstance(missing, Missing) and says in missing.reason
+def test_a_gpu_keeps_no_blocks_by_their_size():
+    reserved = [Peak(size, TOKENS, int(FIXED + rest + DEMAND.live_bytes(size))) for size, rest in
+                ((1, 2e6), (8, 4e6), (64, 9e6))]  # fmt: skip
+    model = fit_peaks(reserved, {TOKENS: DEMAND}, 0)
+    assert isinstance(model, PeakModel)
+    told = model.at(1000)
+    assert [round((end - DEMAND.live_bytes(1000) - FIXED) / 1e6) for end in (told.low, told.value, told.high)] == [
+        2,
+        4,
+        9,
+    ]
+
+
+def test_the_largest_batch_that_fits_leaves_a_tenth():
+    model = fit_peaks(peaks([1, 4, 16, 32]), {TOKENS: DEMAND}, 0)
+    assert isinstance(model, PeakModel)
+    assert [model.most_samples(limit) for limit in (0.5e9, 8e9)] == [0, int((0.9 * 8e9 - FIXED - 1000) / 1e6)]
+
+
+def test_the_reason_is_told_where_the_points_do_not_tell_the_peak():
+    for points, says in ((peaks([1, 8]), "takes 3"), ([Peak(size, TOKENS, 10) for size in (1, 2, 3)], "at least")):
+        missing = fit_peaks(points, {TOKENS: DEMAND}, BELOW)
+        assert isinstance(missing, Missing) and says in missing.reason
 
 
 @pytest.mark.gpu

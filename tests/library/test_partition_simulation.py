@@ -1,13 +1,18 @@
 """Plans computed event by event against times worked out by hand, and predictions against what was run."""
 
+import dataclasses
 from dataclasses import replace
+from itertools import pairwise
+from typing import Any
 
 import pytest
 
-from boundby.partition import Chain, ExecutionPlanner, Infeasible, Link, Unit, VirtualNode
-from boundby.partition.plan import Measured, StageTimes, TransferTimes, compare
+from boundby.partition import Chain, ExecutionPlanner, Infeasible, Link, Links, PartitionPlan, Unit, VirtualNode
+from boundby.partition.plan import ORDER_ONLY, TOGETHER_ASSUMED, Measured, StageTimes, TransferTimes, compare
 from boundby.partition.simulation import simulate
+from boundby.partition.solver import Objective
 from boundby.stats import summarize
+from tests import partition_cases as cases
 from tests.partition_cases import plan_of, random_case, shared_case
 
 MS = 1e-3
@@ -116,3 +121,142 @@ def test_errors_are_signed_and_stand_beside_what_was_found():
 def test_another_plan_than_was_run_is_not_compared():
     with pytest.raises(ValueError, match="not the plan that was run"):
         compare(plan_of(["a", "c"], 1), measured(MS, MS, transfer=MS, period=MS, finish=MS))
+
+
+OBJECTIVES: tuple[Objective, ...] = ("latency", "throughput", "requests")
+LINK = Link(1e9, is_measured=True)
+
+
+def chain(*milliseconds: float) -> Chain:
+    return Chain(tuple(Unit(f"h.{n}", each * MS, layers=(f"h.{n}",)) for n, each in enumerate(milliseconds)))
+
+
+def node(name: str, **fields: Any) -> VirtualNode:
+    return VirtualNode(name, "cpu", **{"ram_gb": 1, "machine": "pod", **fields})
+
+
+def planned(made, nodes, objective="throughput", **options):
+    free = Link(float("inf"), is_measured=True)
+    return ExecutionPlanner(made, kind="cpu").generate_plan(nodes, objective, free, **options)
+
+
+def test_the_period_is_of_busy_nodes_and_the_latency_of_one_that_computes_alone():
+    plan = planned(chain(10, 10, 10, 10), [node("a", contention=1.5), node("b", contention=1.25)], in_order=True)
+    assert [each.units for each in plan.stages] == [("h.0", "h.1"), ("h.2", "h.3")]
+    assert [(each.compute_s, each.busy_compute_s) for each in plan.stages] == [(0.020, 0.030), (0.020, 0.025)]
+    assert (plan.latency_s, plan.period_s, plan.value_s) == (0.040, 0.030, 0.030)
+    assert plan.requests_per_s == pytest.approx(1 / 0.030) and plan.requests_per_s_reason is None
+    assert plan.limits[0] == "computing on a, 100 % of the period" and "slow one another down" in " ".join(plan.notes)
+    assert "20.000 ms (measured; 30.000 ms while others on pod compute)" in str(plan)
+
+
+def test_one_node_alone_is_not_slowed_and_is_best_where_two_slow_one_another_down_too_much():
+    plan = planned(chain(10, 10, 10, 10), [node(name, contention=2.5) for name in "ab"])
+    assert [each.busy_compute_s for each in plan.stages] == [0.040] and plan.period_basis == "measured"
+    assert {each.name: each.period_s for each in plan.alternatives}["equal split"] == pytest.approx(0.050)
+    assert [each.change for each in plan.gains if "machine of its own" in each.change]
+
+
+def test_no_throughput_is_claimed_where_contention_was_not_measured():
+    for nodes in ([node("a"), node("b")], [node("a", contention=1.5), node("b")]):
+        plan = planned(chain(10, 10), nodes)
+        assert (plan.basis, plan.period_basis, plan.value_basis) == ("measured", "assumed", "assumed")
+        assert plan.requests_per_s is None and plan.requests_per_s_reason == TOGETHER_ASSUMED in plan.notes
+        assert "a and b are on one machine (pod), and how much they slow one another down was not" in plan.doubts[0]
+    one = ExecutionPlanner(chain(10, 10), kind="cpu").generate_plan(nodes, links=Link(1e9, 1e-3))
+    assert one.value_basis == one.period_basis == "measured"  # one node has nobody beside it
+
+
+def test_contention_or_times_that_are_assumed_stay_the_reason_for_no_throughput():
+    plan = planned(chain(10, 10), [node(name, contention=1.1) for name in "abc"])
+    assert len(plan.stages) == 2 and plan.period_basis == "assumed" and plan.requests_per_s is None
+    assert "was measured with all 3 nodes of pod at work, of which this plan uses 2" in plan.doubts[0]
+    plan = planned(chain(10, 10), [node("a", contention=1.1, speed=1.0), node("b", contention=1.1)])
+    assert plan.period_basis == "assumed" and plan.requests_per_s_reason == ORDER_ONLY
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"machine": None, "contention": 1.2}, "contention is 1.2, but no machine is named"),
+        ({"machine": ""}, "machine is empty"),
+        ({"contention": 0.9}, "contention is 0.9, not a factor from 1"),
+        ({"contention": float("nan")}, "contention is nan, not a factor"),
+        ({"contention": float("inf")}, "contention is inf, not a factor"),
+    ],
+)
+def test_contention_that_cannot_be_is_refused(fields, says):
+    with pytest.raises(ValueError, match=says):
+        node("a", **fields)
+
+
+def two_stages(first: float, second: float, *contention: float) -> PartitionPlan:
+    made = chain(first, second)
+    nodes = [node(name, contention=each) for name, each in zip("ab", contention, strict=True)]
+    return ExecutionPlanner(made, kind="cpu").plan_at([1], nodes, "throughput", Link(float("inf")))
+
+
+def test_equally_long_stages_take_the_latency_once_and_the_busy_period_for_each_other_request():
+    found = simulate(two_stages(10, 10, 1.5, 1.5), 6)
+    assert [round(1e3 * each, 6) for each in found.finishes_s] == [25, 40, 55, 70, 85, 95]
+    assert found.period_s == pytest.approx(0.015)  # 10 alone, 5 times 15 together, 10 alone: 20 + 5 * 15
+    assert simulate(two_stages(10, 10, 1.5, 1.5), 1).finishes_s == (pytest.approx(0.020),), "they take turns"
+
+
+def test_a_stage_is_slowed_only_while_the_other_one_computes():
+    # The second computes 6 ms of every period; in these the first one does 4 ms of its own work, the rest alone.
+    assert simulate(two_stages(10, 4, 1.5, 1.5), 20).period_s == pytest.approx(0.012)
+    assert two_stages(10, 4, 1.5, 1.5).period_s == pytest.approx(0.015)  # the planner's, which is the most it can be
+    found = simulate(two_stages(8, 10, 1.5, 1.5), 40)
+    assert found.period_s == pytest.approx(0.015)
+    assert found.finishes_s[-1] - found.finishes_s[-2] == pytest.approx(0.010)  # alone at the end
+
+
+def test_the_simulation_of_shared_machines_lies_between_all_alone_and_all_busy():
+    checked = equal = 0
+    for seed in range(50):
+        case, objective = cases.shared_case(seed), OBJECTIVES[seed % len(OBJECTIVES)]
+        planner = ExecutionPlanner(case.chains, inputs_in_flight=case.inputs_in_flight)
+        options = {"overlap": case.overlap, "in_order": case.in_order, "requests": case.requests}
+        try:
+            plan = planner.generate_plan(case.nodes, objective, case.links, **options)
+        except Infeasible:
+            continue
+        if all(each.busy_compute_s == each.compute_s for each in plan.stages):
+            continue
+        alone = [dataclasses.replace(each, busy_compute_s=each.compute_s) for each in plan.stages]
+        crowded = [dataclasses.replace(each, compute_s=each.busy_compute_s) for each in plan.stages]
+        free, busy = (dataclasses.replace(plan, stages=tuple(each)) for each in (alone, crowded))
+        low, found, high = (simulate(each, 12) for each in (free, plan, busy))
+        checked += 1
+        assert simulate(plan, 1).first_finish_s == pytest.approx(plan.latency_s, abs=1e-10)
+        for a, b, c in zip(low.finishes_s, found.finishes_s, high.finishes_s, strict=True):
+            assert a - 1e-10 <= b <= c + 1e-10
+        if found.period_s is not None:
+            assert found.period_s <= plan.period_s + 1e-10
+            equal += found.period_s == pytest.approx(plan.period_s, abs=1e-10)
+    assert checked > 5 and equal > 1
+
+
+def ran(*stages: tuple[str, tuple[str, ...], float, float]) -> Measured:
+    """Return a run on one machine: node, units, milliseconds alone and busy of each stage; 2 ms between two."""
+    times = tuple(
+        StageTimes(name, "cpu", "here", 1, (), units, 0, summarize([alone * MS]), summarize([busy * MS]))
+        for name, units, alone, busy in stages
+    )
+    link = Link(2e9, 1e-3, is_measured=True)
+    carried = tuple(TransferTimes(one.node, two.node, 0, summarize([2 * MS]), link) for one, two in pairwise(times))
+    return Measured(times, carried, summarize([0.1]), 1, 0.1, None, 0.0, 0.0, ())
+
+
+def test_a_plan_calibrated_by_its_run_predicts_stages_link_and_contention_of_it():
+    planner = ExecutionPlanner(chain(10, 10, 10, 10), kind="cpu")
+    trial = ran(("a", ("h.0", "h.1"), 21, 42), ("b", ("h.2", "h.3"), 26, 26))
+    nodes, links = planner.calibrated([VirtualNode(name, "cpu", ram_gb=1) for name in "abc"], Links(), [trial, trial])
+    plan = planner.plan_at([2], nodes[:2], "throughput", links)
+    assert [each.compute_s for each in plan.stages] == pytest.approx([0.021, 0.026])
+    assert [each.busy_compute_s for each in plan.stages] == pytest.approx([0.042, 0.026])
+    assert plan.period_basis == "measured" and plan.transfers[0].seconds == pytest.approx(1e-3)
+    assert nodes[2] == VirtualNode("c", "cpu", ram_gb=1) and "+1.00 ms beside its layers" in plan.doubts[0]
+    with pytest.raises(ValueError, match="of another model: its stage on a has 'x'"):
+        planner.calibrated(nodes, links, [ran(("a", ("x",), 1, 1))])

@@ -1,9 +1,23 @@
 """Synthetic traces whose idle time has a known cause."""
 
-import pytest
+import gzip
+import json
+import sys
 
+import numpy as np
+import pytest
+from msgspec.structs import asdict
+
+from boundby.trace import Trace, analyze, read_trace, source
+from boundby.trace.intervals import Lanes
 from boundby.trace.judgement import judge_trace
+from boundby.trace.kernels import Collectives, least_wait_ns, waits_ns
+from tests.trace_truth.large import launching_threads
+from tests.trace_truth.programs import cases
+from tests.trace_truth.recorder import text
+from tests.trace_truth.simulator import played
 from tests.traces import analysis_of, call, causes_of, event, step, work
+from utils.trace_analysis.traces import examine
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 SYNC = "cudaStreamSynchronize"
@@ -309,3 +323,190 @@ def test_the_analysis_reads_old_and_huge_timestamps_to_the_nanosecond(tmp_path):
     assert {k: v for k, v in device.causes_ns.items() if v} == {"launch": 100 + 99, "launch_latency": 101}
     (gap, *_) = device.longest_gaps
     assert (gap.start_ns, gap.duration_ns, gap.cause, gap.ended_by) == (0, 200, "launch", "gemm")
+
+
+@pytest.mark.parametrize(("name", "ranks", "slow"), [("a slow rank", 4, 2), ("two processes with gloo", 2, 1)])
+def test_the_others_are_told_to_wait_for_the_slow_rank_and_that_one_is_not(tmp_path, name, ranks, slow):
+    machine = played(cases()[name].program)
+    for rank in range(ranks):
+        (tmp_path / f"rank{rank}.json").write_text(text(machine, rank))
+    examination = examine([tmp_path])
+    assert examination.slowest == slow
+    for rank, each in enumerate(examination.traces):
+        kinds = [gain.fix.kind for gain in each.verdict.gains]
+        if rank == slow:
+            assert "wait_less" not in kinds and each.waits_ns == 0
+        else:
+            first = each.verdict.gains[0]
+            assert (first.fix.kind, dict(first.fix.settings)) == ("wait_less", {"rank": slow})
+            true = machine.length(rank) / played(cases()[name].program, "straggler").length(rank)
+            assert first.at_most >= 0.95 * true
+
+
+def collected(*steps: tuple[int, ...]) -> Collectives:
+    durations = np.array([duration for step in steps for duration in step])
+    places = np.array([place for place, step in enumerate(steps) for _ in step])
+    return Collectives(("all_reduce",), np.zeros(len(durations), dtype=np.int64), places, durations)
+
+
+def test_the_shortest_of_all_ranks_is_the_transfer():
+    assert waits_ns([collected((5, 9), (5, 9)), collected((20, 8), (30, 10))]) == (0 + 1 + 0 + 0, 15 + 0 + 25 + 1)
+    assert waits_ns([collected((5, 9)), collected((5,))]) is None
+    assert waits_ns([collected((5, 9))]) is None
+
+
+def test_one_rank_alone_tells_what_differs_from_step_to_step():
+    assert least_wait_ns(collected((5, 90), (25, 90), (5, 100))) == 20 + 10
+    assert least_wait_ns(collected((5, 90))) is None
+    assert least_wait_ns(collected((5, 90), (5,))) is None
+
+
+# When something happens last, in µs. Years later, eight threads one behind another are more than an int64 holds, and
+# without another way out those of the ninth would lie among those of the first.
+NEAR, FAR = 20, 2**61 // 1000 - 3
+MOMENTS = np.array([5, 3, 9, 3])
+
+
+@pytest.mark.parametrize("scale", [1, 2**58])
+def test_places_are_in_the_order_of_threads_and_then_of_moments(scale):
+    threads = [-1, 0, 1, 2**20 - 1]
+    moments = np.array([-1, 0, 3, 4, 5, 8, 9, 10]) * scale
+    lanes = Lanes(2**20, MOMENTS * scale)
+    places = [lanes.place(thread, moments) for thread in threads]
+    assert all((np.diff(each) >= 0).all() for each in places)
+    assert all(before.max() < after.min() for before, after in zip(places, places[1:], strict=False))
+    for each in places[1:]:
+        known = lanes.moments(each[[2, 4, 6]])
+        assert known.tolist() == [3 * scale, 5 * scale, 9 * scale]
+        assert each[2] <= each[3] < each[4] <= each[5] < each[6] == each[7]
+
+
+OTHERS = [event("other", 1, 1, tid=100 + k) for k in range(20)]
+
+
+@pytest.mark.parametrize("last", [NEAR, FAR])
+def test_threads_are_told_apart_however_far_apart_their_events_are(tmp_path, last):
+    events = [event("outer", 0, 10, tid=1), event("inner", 2, 3, tid=1), event("alone", 1, 10, tid=2)]
+    events += [event("last", last, 4.5, tid=3)]
+    stats = {each.name: (each.calls, each.cpu_self_ns) for each in analysis_of(tmp_path, *events, *OTHERS).operators}
+    expected = {"outer": (1, 7000), "inner": (1, 3000), "alone": (1, 10_000), "last": (1, 4500)}
+    assert stats == expected | {"other": (20, 20_000)}
+
+
+@pytest.mark.parametrize("last", [NEAR, FAR])
+def test_one_thread_whose_events_overlap_leaves_the_others_as_they_are(tmp_path, last):
+    events = [event("outer", 0, 10, tid=1), event("inner", 2, 3, tid=1)]
+    events += [event("early", 1, 5, tid=2), event("late", 4, 6, tid=2), event("last", last, 4.5, tid=3)]
+    stats = {each.name: each.cpu_self_ns for each in analysis_of(tmp_path, *events, *OTHERS).operators}
+    assert stats == {"outer": 7000, "inner": 3000, "early": 3000, "late": 6000, "last": 4500, "other": 20_000}
+
+
+@pytest.mark.parametrize("last", [NEAR, FAR])
+def test_what_a_launching_thread_does_not_tell_the_main_one_does(tmp_path, last):
+    events = [work(0, 1, 70), call(0, 0.5, 70, tid=2), work(100, 1, 71), call(99, 0.5, 71, tid=2)]
+    events += [event("enumerate(DataLoader)#_SingleProcess.__next__", 10, 40, tid=1), event("aten::mm", 30, 60, tid=2)]
+    events += [event("aten::add", last + 100 - 0.5 * k, 0.1, tid=1) for k in range(9)]
+    (device,) = analysis_of(tmp_path, *events, *OTHERS).devices
+    assert (99_000, "launch") in [(each.duration_ns, each.cause) for each in device.longest_gaps]
+    assert device.causes_ns["input"] == 20_000
+
+
+def test_as_many_calls_are_made_for_a_thousand_launching_threads_as_for_ten(tmp_path):
+    counts = {}
+    for threads in (10, 1000):
+        trace = read_trace(launching_threads(tmp_path, threads, 2000))
+        counts[threads] = calls_of(lambda trace=trace: analyze(trace))
+    assert counts[1000] < 1.2 * counts[10]
+
+
+def calls_of(action: object) -> int:
+    count = 0
+
+    def note(_: object, happening: str, __: object) -> None:
+        nonlocal count
+        count += happening in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+HEADER = {
+    "distributedInfo": {"backend": "nccl", "rank": 3, "world_size": 8},
+    "deviceProperties": [{"id": 0, "name": "NVIDIA A100"}, {"id": 1, "name": "NVIDIA A100"}],
+    "otherData": {"list": [{"a": 1}, {"b": [{"c": 2}, {"d": '},{"'}]}], "text": '"traceEvents": ['},
+}
+EVENTS = (
+    step(4, 0, 50),
+    step(5, 50, 40),
+    event("aten::mm", 1, 9, Input_Dims=[[2, 3], [3, 4]], External_id=3),
+    event('a name with },{" and \\ and "quotes" and }, {', 2, 1),
+    event("é ö 漢字 🎲 \u2028", 3, 1),
+    event("nested", 4, 1, extra=[{"a": 1}, {"b": [{"c": "},{"}, {"d": [[]]}]}]),
+    call(5, 1, 70),
+    work(20, 10, 70),
+    {"ph": "M", "name": "process_labels", "args": {"labels": [{}, {}]}},
+    event("[memory]", 6, 0, Bytes=64, Device_Type=1, Device_Id=0) | {"ph": "i"},
+    {"ph": "B", "name": "span", "cat": "cpu_op", "pid": 1, "tid": 9, "ts": 11},
+    event("aten::add", 12, 3, tid="a thread"),
+    {"ph": "E", "name": "span", "cat": "cpu_op", "pid": 1, "tid": 9, "ts": 31},
+    call(40, 5, 71, "cudaMemcpyAsync"),
+    work(60, 1.25, 71, name="Memcpy HtoD (Pinned -> Device)", category="gpu_memcpy", stream=0),
+)
+
+
+def layouts() -> dict[str, bytes]:
+    before = json.dumps(HEADER | {"traceEvents": EVENTS})
+    after = json.dumps({"schemaVersion": 1, "traceEvents": EVENTS} | HEADER, indent=1)
+    packed = gzip.compress(before.encode(), mtime=0)
+    members = gzip.compress(before.encode()[:700], mtime=0) + gzip.compress(before.encode()[700:], mtime=0)
+    return {
+        "header first": before.encode(),
+        "header last": after.encode(),
+        "array": json.dumps(EVENTS, indent=2, ensure_ascii=False).encode(),
+        "gzip": packed,
+        "gzip of two members": members,
+    }
+
+
+def rows_of(trace: Trace) -> list[tuple]:
+    """Return what the trace tells of each event; spans with a begin and an end may stand anywhere among them."""
+    texts = {
+        "name": trace.names,
+        "category": trace.categories,
+        "thread": trace.threads,
+        "input_shapes": (*trace.shapes, None),
+    }
+    columns = [
+        [texts[name][value] if name in texts else value for value in getattr(trace, name).tolist()]
+        for name in trace.__struct_fields__
+        if isinstance(getattr(trace, name), np.ndarray)
+    ]
+    return sorted(zip(*columns, strict=True), key=repr)
+
+
+def whole_of(trace: Trace) -> tuple:
+    memory = {name: column.tolist() for name, column in asdict(trace.memory).items() if name != "thread"}
+    said = trace.base_ns, trace.rank, trace.world_size, trace.device_names, trace.faults
+    return said, memory, rows_of(trace)
+
+
+@pytest.mark.parametrize("layout", layouts())
+def test_says_the_same_in_whatever_pieces_the_file_is_read(tmp_path, monkeypatch, layout):
+    path = tmp_path / "trace.json"
+    path.write_bytes(layouts()[layout])
+    whole = read_trace(path)
+    assert (whole.faults, len(whole.name)) == ((), 12)
+    wanted = whole_of(whole)
+    if layout != "array":
+        assert (whole.rank, whole.world_size, whole.device_names) == (3, 8, ("NVIDIA A100", "NVIDIA A100"))
+    wrong = {}
+    for piece in (*range(1, 64, 6), *range(64, len(layouts()[layout]) + 2, 47)):
+        monkeypatch.setattr(source, "PIECE_BYTES", piece)
+        found = read_trace(path)
+        if whole_of(found) != wanted:
+            wrong[piece] = (len(found.name), found.rank, found.faults)
+    assert wrong == {}

@@ -1,7 +1,7 @@
 """Programs played on a simulated machine: what is said first of their traces, against what playing without it gains.
 
 python -m pytest tests/library/test_trace_played.py
-Ten thousand programs: tests/truth/test_trace_played.py
+Ten thousand programs: tests/truth/test_trace_causes.py
 """
 
 from collections import defaultdict

@@ -1,9 +1,11 @@
 """The normalised copy is exact, complete or absent, and refused where the configuration asks for other data."""
 
 import csv
+import errno
 import functools
 import json
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,6 +21,8 @@ from tests.tiny_models import LABELS
 from utils import data
 from utils.artifacts import Layout
 from utils.config import Config, Model
+from utils.data.columns import Wanted, of_cells, of_header
+from utils.data.sources import CHUNK_BYTES, Row, read_rows
 from utils.errors import InputError
 from utils.model_source import ModelSource, locate
 
@@ -343,3 +347,180 @@ def test_memory_stays_bounded_at_370_000_rows(config, model, tmp_path):
     rows, grown_kib = map(int, done.stdout.split())
     assert rows == TRUTH_ROWS
     assert grown_kib < 100 * 1024, f"{grown_kib / 1024:.0f} MiB above the start"
+
+
+QUESTION = "How do I locate my new card?"
+
+
+@pytest.mark.parametrize(
+    ("header", "wanted", "names"),
+    [
+        (["id", "text", "labels"], Wanted(), ("text", "labels")),
+        (["text", "label"], Wanted(), ("text", "label")),
+        (["Sentence", "Label"], Wanted(), ("Sentence", "Label")),
+        (["", "review", "stars"], Wanted(), ("review", None)),
+        (["title", "content", "intent"], Wanted(), ("content", "intent")),
+        (["remark"], Wanted(), ("remark", None)),
+        (["text"], Wanted(), ("text", None)),
+        (["a", "b"], Wanted("b", "a"), ("b", "a")),
+        (["text", "labels"], Wanted("text", None), ("text", None)),
+    ],
+)
+def test_usual_names_are_found(header, wanted, names):
+    found = of_cells("x.csv", [header, ["1"] * len(header)], wanted)
+    assert (found.names, found.has_header) == (names, True)
+    assert found.text == header.index(names[0])
+    other_names = [name for name in names if name and name not in (wanted.text, wanted.label)]
+    assert all(any(repr(name) in remark for remark in found.remarks) for name in other_names)
+
+
+@pytest.mark.parametrize(
+    ("rows", "wanted", "names"),
+    [
+        ([[QUESTION, "card_arrival"], ["Where is it?", "lost"]], Wanted(), (1, 2)),
+        ([["card_arrival", QUESTION], ["lost", "Where is it?"]], Wanted(), (2, 1)),
+        ([["Great film", "3"], ["Poor", "1"]], Wanted(), (1, 2)),
+        ([[QUESTION], ["Where is it?"]], Wanted(), (1, None)),
+        ([["How old must I be?", "question"]], Wanted(), (1, 2)),
+        ([["7", QUESTION, "lost"]], Wanted(2, 3), (2, 3)),
+        ([["7", QUESTION, "lost"]], Wanted(2), (2, None)),
+    ],
+)
+def test_file_without_a_header_is_read_from_its_first_row(rows, wanted, names):
+    found = of_cells("x.csv", rows, wanted)
+    assert (found.names, found.has_header) == (names, False)
+    assert bool(found.remarks) != wanted.by_place, "what the settings say is no assumption"
+
+
+@pytest.mark.parametrize(
+    ("rows", "wanted", "told"),
+    [
+        ([["7", QUESTION, "lost"]], Wanted(), r"no header \(its first row is '7', .*dataset.text_column=2"),
+        ([["uid", "remark", "stars"], ["7", QUESTION, "5"]], Wanted(), "There are: uid, .*dataset.text_column=remark"),
+        ([["fine film", "good"]], Wanted(), "if that is a row of data.*text_column=1 dataset.label_column=2"),
+        ([["text", "labels"]], Wanted("txet"), "no column 'txet'.*did you mean 'text'"),
+        ([["text", "stars"]], Wanted("text", "star"), "did you mean 'stars'.*dataset.label_column=null"),
+        ([["a", "b"]], Wanted(3, 1), "dataset.text_column is 3, but there are 2"),
+        ([["a", "b"]], Wanted(1, "b"), "give both as numbers, or both as names"),
+        ([["text;label"]], Wanted(), "separated by ';'"),
+        ([], Wanted(), "no column 'text'"),
+    ],
+)
+def test_what_cannot_be_told_ends_with_what_to_type(rows, wanted, told):
+    with pytest.raises(InputError) as caught:
+        of_cells("x.csv", rows, wanted)
+    assert re.search(told, str(caught.value)), caught.value
+
+
+def test_columns_with_names_are_not_numbered():
+    with pytest.raises(InputError, match="There are: text, labels"):
+        of_header("x.parquet", ["text", "labels"], Wanted(1, 2))
+
+
+def read(path: Path, text_column: str = "text", label_column: str = "label") -> list[Row]:
+    return list(read_rows(path, Wanted(text_column, label_column))[1])
+
+
+def saved(path: Path, content: str | bytes) -> Path:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def refused(path: Path, **columns: str) -> str:
+    with pytest.raises(InputError) as caught:
+        read(path, **columns)
+    assert caught.value.exit_code == 2
+    message = str(caught.value)
+    assert str(path) in message and "\n" not in message
+    return message
+
+
+def test_csv_texts_come_as_they_are(tmp_path):
+    path = saved(tmp_path / "a.csv", '\ufefflabel,text\r\nx,"He said ""no"",\r\nthen left"\r\ny, padded \r\n')
+    assert read(path) == [Row(0, 'He said "no",\r\nthen left', "x"), Row(1, " padded ", "y")]
+    words = ["NA", "null", "NaN", "None", "nan", "-"]
+    path = saved(tmp_path / "a.csv", "text,label\n" + "".join(f"{word},x\n" for word in words))
+    assert [row.text for row in read(path)] == words
+    assert read(saved(tmp_path / "a.csv", "text,label\n\na,x\n\n\nb,y\n")) == [Row(0, "a", "x"), Row(1, "b", "y")]
+    text = "long " * 200_000
+    assert read(saved(tmp_path / "a.csv", f'text,label\n"{text}",x\n'))[0].text == text
+    assert read(saved(tmp_path / "a.csv", "text,label\n")) == []
+
+
+def test_what_is_no_file_or_cannot_be_read_is_refused(tmp_path, monkeypatch):
+    assert "there is no such file" in refused(tmp_path / "absent.csv")
+    (tmp_path / "folder.csv").mkdir()
+    assert "there is no such file" in refused(tmp_path / "folder.csv")
+    path = saved(tmp_path / "a.csv", "text,label\na,x\n")
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Path, "open", fail)
+    assert "cannot be read: Input/output error" in refused(path)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".jsonl"])
+def test_missing_column_is_refused_with_the_columns_there_are(tmp_path, suffix):
+    path = tmp_path / f"a{suffix}"
+    if suffix == ".parquet":
+        parquet.write_table(pyarrow.table({"body": ["a"], "labels": ["x"]}), path)
+    else:
+        saved(path, "body,labels\na,x\n" if suffix == ".csv" else '{"body": "a", "labels": "x"}\n')
+    message = refused(path, text_column="body")
+    assert "no column 'label' (dataset.label_column), did you mean 'labels'? There are: body, labels" in message
+
+
+def test_wrong_encoding_is_refused_with_the_byte_and_the_cure(tmp_path):
+    start = "text,label\n" + "é,x\n" * (CHUNK_BYTES // 2)  # the fault stands beyond several chunks, which cut an é
+    path = saved(tmp_path / "a.csv", start.encode() + "café,y\n".encode("latin-1"))
+    message = refused(path)
+    assert f"byte {len(start.encode()) + 3}" in message
+    assert f"iconv -f WINDOWS-1252 -t UTF-8 {path}" in message
+
+
+def test_parquet_values_keep_their_types(tmp_path):
+    parquet.write_table(
+        pyarrow.table({"label": [1, None, 2], "text": ["a", None, "c"], "other": [1, 2, 3]}), tmp_path / "a.parquet"
+    )
+    assert read(tmp_path / "a.parquet") == [Row(0, "a", 1), Row(1, None, None), Row(2, "c", 2)]
+
+
+def test_jsonl_rows_are_read_and_a_missing_key_is_null(tmp_path):
+    lines = [{"text": "a\nb", "label": 0}, {"label": 1}, {"text": 3, "label": True}]
+    path = saved(tmp_path / "a.jsonl", "\n\n".join(map(json.dumps, lines)))
+    assert read(path) == [Row(0, "a\nb", 0), Row(1, None, 1), Row(2, 3, True)]
+
+
+FAULTS = {
+    "kind": ("a.xlsx", "text,label\na,x\n", ".csv, .tsv, .txt, .parquet, .jsonl"),
+    "no kind": ("a", "text,label\na,x\n", ".csv, .tsv, .txt, .parquet, .jsonl"),
+    "packed": ("a.csv.gz", "text,label\na,x\n", ".csv, .tsv, .txt, .parquet, .jsonl"),
+    "empty CSV": ("a.csv", "", "is empty (0 bytes)"),
+    "empty Parquet": ("a.parquet", "", "is empty (0 bytes)"),
+    "empty JSONL": ("a.jsonl", "", "is empty (0 bytes)"),
+    "semicolons": ("a.csv", "text;label\na;x\n", "separated by ';'"),
+    "two columns of a name": (
+        "a.csv",
+        "text,label,text\na,x,b\n",
+        "column 'text' (dataset.text_column) stands 2 times",
+    ),
+    "ragged line": (
+        "a.csv",
+        'text,label\n"two\nlines",x\nno, quotes,y\n',
+        "the row that ends in line 4 has 3 cells, the header has 2",
+    ),
+    "open quote": ("a.csv", 'text,label\n"open,x\nb,y\n', "line 3 is not CSV"),
+    "cut character": ("a.csv", b"text,label\n\xc3", "byte 11"),
+    "UTF-16": ("a.csv", "text,label\na,x\n".encode("utf-16"), "iconv -f UTF-16"),
+    "damaged Parquet": ("a.parquet", b"PAR1 and then nothing", "is not a readable Parquet file"),
+    "no JSON": ("a.jsonl", '{"text": "a", "label": "x"}\n{not json}\n', "line 2 is not JSON"),
+    "no object": ("a.jsonl", '{"text": "a", "label": "x"}\n[1]\n', "line 2 is not an object"),
+    "deep JSON": ("a.jsonl", '{"text": "a", "label": "x"}\n' + "[" * 10**5 + "\n", "line 2"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_structural_fault_is_one_message_that_names_its_place(tmp_path, fault):
+    name, content, told = FAULTS[fault]
+    assert told in refused(saved(tmp_path / name, content))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from boundby import files
+from tests import foreign
 from tests.monitor_runs import write_run
 from utils import steps, visits
 from utils.artifacts import METRICS_VERSION, Layout
@@ -135,3 +136,8 @@ def test_a_value_that_no_setting_can_have_is_refused_before_anything_runs(tmp_pa
 def test_results_in_shared_memory_are_fine(tmp_path):
     path = config_of(tmp_path, "model: {name: a/b}\ndataset: {file: x.csv}\n")
     assert load(Config, path, ["output.results_dir=/dev/shm/x"]).output.results_dir == "/dev/shm/x"
+
+
+@pytest.mark.parametrize(("make", "count"), [(foreign.documents, 60), (foreign.configs, 150), (foreign.corpora, 25)])
+def test_whatever_is_read_is_taken_whole_or_refused_in_one_message(tmp_path, make, count):
+    assert sum(make(count, tmp_path).values()) == count

@@ -1,5 +1,7 @@
 """The sweep of a model whose forward takes a known time: every latency is exact, and no test waits."""
 
+import importlib
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
@@ -7,10 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from boundby.disturbance import Conditions
 from boundby.sampler import NoSource, Sampler
 from boundby.timer import Timer
+from tests import evaluation_workplace as workplace
 from tests.fakes import FakeClock, FakeTokenizer, FakeWatch, QueuedDevice
 from utils.columns import NAMES
 from utils.profiler import MOST_REPEATS, BatchTimer, Guard, InferenceProfiler, Settings, take_turns
@@ -567,3 +571,132 @@ def test_no_batch_is_timed_on_a_gpu_before_one_of_its_shape_has_run(monkeypatch:
     texts = ["word " * (1 + number % 37) for number in range(400)]
     take_turns([owner], Selection.of(texts, owner.tokenizer, 512, owner.device), Settings([1], num_runs=3))
     assert seen and not new
+
+
+CPU = torch.device("cpu")
+
+
+def texts_of(*lengths: int) -> list[str]:
+    """Return texts whose words are all the number of the text."""
+    return [" ".join([str(number)] * length) for number, length in enumerate(lengths)]
+
+
+def of(texts: list[str], max_length: int = 512) -> Selection:
+    return Selection.of(texts, FakeTokenizer(), max_length, CPU)
+
+
+MIXED = texts_of(*(1 + (row * row) % 97 for row in range(320)))
+
+
+def test_a_batch_holds_its_texts_in_the_order_asked_for_padded_with_the_tokenizers_token() -> None:
+    batch = of(texts_of(3, 1, 2)).batch([1, 0])
+    assert batch.rows == (1, 0)
+    assert batch.input_ids.tolist() == [[19, 7, 7], [18, 18, 18]]  # tokens of "1" and "0", and of padding
+    assert batch.attention_mask.tolist() == [[1, 0, 0], [1, 1, 1]]
+    assert (batch.tokens_real, batch.tokens_padded) == (4, 6)
+
+
+def test_batches_are_on_the_device() -> None:
+    selection = Selection.of(MIXED, FakeTokenizer(), 512, torch.device("meta"))
+    assert {each.input_ids.device.type for each in selection.batches(4, 3)} == {"meta"}
+
+
+def test_the_dataset_is_taken_whole_in_order_of_arrival() -> None:
+    selection = of(texts_of(3, 1, 2, 5, 4))
+    arrivals = selection.arrivals(2)
+    assert [list(arrivals.rows(index)) for index in range(len(arrivals))] == [[0, 1], [2, 3], [4]]
+    assert [str(arrivals.shape(index)) for index in range(3)] == ["2 × 3 tokens", "2 × 5 tokens", "1 × 4 tokens"]
+    assert arrivals.tokens_real.tolist() == [4, 7, 4]
+    assert [batch.rows for batch in selection.batches(2, 9)] == [(0, 1), (4,), (2, 3)]  # all there are
+
+
+@pytest.mark.parametrize(
+    ("lengths", "batch_size", "rows"),
+    [
+        ((1, 9, 4, 5, 2), 1, (2,)),  # 4.2 on average
+        ((9, 9, 1, 4, 5, 3, 4), 2, (4, 5)),  # padded to 9, 4 and 5; the last one holds one text and is none
+        ((1, 4, 2, 4, 3, 4, 4, 4), 2, (2, 3)),  # all are padded to 4: then the typical share of padding decides
+        ((3, 1), 4, (0, 1)),  # the last one is the only one
+    ],
+)
+def test_the_reference_batch_is_the_one_of_typical_cost(lengths, batch_size, rows) -> None:
+    reference = of(texts_of(*lengths)).reference(batch_size)
+    assert reference.rows == rows
+    assert str(reference.shape) == f"{len(rows)} × {max(lengths[row] for row in rows)} tokens"
+
+
+@pytest.mark.parametrize(("batch_size", "count"), [(1, 10), (4, 10), (8, 3), (64, 5)])
+def test_batches_are_spread_over_the_lengths_of_all(batch_size: int, count: int) -> None:
+    selection = of(MIXED)
+    batches = selection.batches(batch_size, count)
+    assert len({batch.rows for batch in batches}) == count
+    mean = sum(batch.shape.tokens for batch in batches) / count
+    assert mean == pytest.approx(selection.arrivals(batch_size).longest.mean(), rel=0.1)
+
+
+def test_texts_are_cut_and_counted() -> None:
+    selection = of(texts_of(5, 2, 4), max_length=3)
+    assert selection.tokens.lengths.tolist() == [3, 2, 3]
+    assert selection.tokens.truncated == 2
+
+
+def test_a_server_would_tokenize_the_texts_of_one_batch() -> None:
+    selection = of(texts_of(1, 2, 3), max_length=2)
+    tokenizer = selection.tokenizer
+    tokenizer.calls.clear()
+    selection.tokenize(selection.batch([2, 0]))
+    assert tokenizer.calls == [(["2 2 2", "0"], {"truncation": True, "max_length": 2})]
+
+
+def test_no_texts_are_refused() -> None:
+    with pytest.raises(ValueError, match="no texts"):
+        of([])
+
+
+MOST_TOKENS = 100  # of a batch
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return workplace.prepare(tmp_path_factory.mktemp("memory"), workplace.texts(40))
+
+
+@pytest.mark.parametrize(("sizes", "statuses"), [
+    ([1, 16, 32], ["noisy", "oom", "skipped_oom"]), ([16, 32], ["oom", "skipped_oom"]),
+])  # fmt: skip
+def test_batch_sizes_that_do_not_fit_are_results_and_said_in_words(settings, sizes, statuses, tmp_path, monkeypatch):
+    stock = transformers.BertForSequenceClassification.forward
+
+    def forward(self, input_ids=None, **given):
+        if input_ids is not None and input_ids.numel() > MOST_TOKENS:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return stock(self, input_ids=input_ids, **given)
+
+    monkeypatch.setattr(transformers.BertForSequenceClassification, "forward", forward)
+    monkeypatch.setattr("utils.baseline.find_limits", lambda *_: None)  # which measures the limits of this machine
+    command = [*settings, *workplace.QUICK, f"profiling.batch_sizes={sizes}", f"output.results_dir={tmp_path}"]
+    for step in ("02_baseline_inference", "04_visualize_results"):
+        assert importlib.import_module(f"scripts.{step}").main(command) == 0
+    rows = json.loads((tmp_path / "baseline_metrics.json").read_text())["batch_sizes"]
+    assert [row["status"] for row in rows][-2:] == statuses[-2:]
+    card, report, page = (
+        " ".join((tmp_path / name).read_text().split())
+        for name in ("card.txt", "baseline_summary_report.txt", "report.html")
+    )
+    assert "does not fit" in card or "(16 and more do not fit into memory)" in card
+    assert "out of memory" in report and "out of memory" in page
+    assert ("Make the model fit" in report) == (sizes[0] == 16)
+    assert "OutOfMemoryError" not in card and "oom" not in card
+
+
+def test_the_watts_of_an_idle_machine_are_read_before_anything_is_measured(settings, tmp_path, monkeypatch):
+    order: list[str] = []
+
+    def noted(name, wrapped):
+        return lambda *given, **named: order.append(name) or wrapped(*given, **named)
+
+    for place in ("instruments.energy", "take_turns", "find_limits"):
+        monkeypatch.setattr(f"utils.baseline.{place}", noted(place, lambda *_, **__: None))
+    command = [*settings, *workplace.QUICK, f"output.results_dir={tmp_path}"]
+    importlib.import_module("scripts.02_baseline_inference").main(command)
+    assert order == ["instruments.energy", "take_turns"]

@@ -9,13 +9,13 @@ import pytest
 
 from boundby import files
 from boundby.capture.instruments import SNAPSHOT
+from boundby.formatting import WIDTH
 from tests import baseline_document as results
 from tests import predicted_quality as predicted
 from tests.diagnosed_rows import diagnosed
-from tests.report_reading import commands, run_in, section, text, traced
+from tests.report_reading import commands, head, run_in, section, text, traced
 from utils.cli import ROOT
-from utils.render.formatting import WIDTH
-from utils.report import assembly, batch_sizes, sources
+from utils.report import assembly, batch_sizes, sources, summary
 
 ODD_DOCUMENTS = {
     "offline default": lambda: results.document(results.cpu_rows()),
@@ -109,6 +109,18 @@ def test_earlier_runs_are_listed_with_what_they_hold_and_how_to_remove_them(read
     assert said in section(data, "Every file")
 
 
+@pytest.mark.parametrize(
+    ("vendor", "words"),
+    [({}, "compute capability 8.0, CUDA 12.8"), ({"rocm": "7.1.0", "architecture": "gfx942"}, "gfx942, ROCm 7.1.0")],
+)
+def test_a_gpu_is_told_by_its_vendors_words_by_its_uuid_and_with_those_left_out(read, vendor, words):
+    document = results.gpu_document()
+    document["device"] |= {"uuid": "5d1d7e4c", "visible_gpus": 4, **vendor}
+    written = str(summary.subject(read(document)))
+    assert words in written and "5d1d7e4c" in written and "3, left out of the sweep" in written
+    assert not (vendor and re.search("CUDA 12|compute capability|NVML", written))
+
+
 @pytest.mark.parametrize("kind", ["unavailable", "downgrades"])
 def test_the_memory_snapshot_is_listed_with_the_reason_why_there_is_none(read, kind):
     data = read(results.document(results.cpu_rows([1])))
@@ -141,3 +153,42 @@ def test_hostile_names_neither_steer_the_terminal_nor_forge_lines(read):
     assert written.splitlines().count("Targets") == 1
     assert not any(line.startswith("Accuracy: met") for line in written.splitlines())
     assert max(map(len, written.splitlines())) <= WIDTH
+
+
+def test_boundless_interval_is_no_figure(read):
+    rows = results.cpu_rows([1])
+    rows[0]["throughput_half_width_pct"] = 8.4e13
+    data = read(results.document(rows))
+    assert "386 samples/s ± >100 %" in head(data)
+    assert "1 ok 386.2 >100 2.432" in section(data, "Batch sizes")
+
+
+# Where the time goes
+
+
+def test_operators_are_added_up_over_their_shapes(read):
+    data = read(results.document(results.cpu_rows([1])), **traced())
+    addmm = data.operators[0]
+    assert (addmm["name"], addmm["calls"], addmm["device_total_ms"]) == ("aten::addmm", 192, None)
+    assert addmm["cpu_self_ms"] == pytest.approx(1.62 * 52) and addmm["cpu_self_pct"] == pytest.approx(52)
+    said = section(data, "Operators and batches")
+    assert "Top operators by own CPU time (3 of 3 batches of 8, float32):" in said
+    assert "The profiler slows what it watches: read shares, not times." in said
+    assert "aten::addmm 192 84.24 52.0" in said
+    assert "device events: unknown (the profiler of this torch records none for cpu)" in said
+
+
+def test_missing_trace_is_said_and_advised(read):
+    data = read(results.document(results.cpu_rows()))
+    assert "Top operators: unknown (step 03 has not run, or was skipped)" in section(data, "Operators and batches")
+    assert commands(data)["Record a trace"] == "python run_pipeline.py --from 3"
+    off = read(data.document, settings={"trace": {"enabled": False}})
+    assert commands(off)["Record a trace"] == "python run_pipeline.py --from 3 trace.enabled=true"
+
+
+def test_trace_of_another_model_is_not_reported_as_of_this_one(read):
+    document = results.document(results.cpu_rows([1]))
+    data = read(document, **traced())
+    other = {"parts": {"inputs": {"model": "another"}}}
+    files.write_json(data.layout.receipt("03"), other)
+    assert sources.read(run_in(read.folder)).operators == sources.Missing(sources.OTHER_MODEL)

@@ -16,7 +16,7 @@ import lock
 import pytest
 
 from boundby import files
-from tests.fake_program import fake_program
+from tests.fakes import fake_program
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))

@@ -11,7 +11,7 @@ import pytest
 import verify
 from gpu_and_torch import Driver, Gpu, Torch
 
-from tests.fake_program import fake_program
+from tests.fakes import fake_program
 
 ROOT = Path(__file__).resolve().parents[2]
 H100 = Gpu("NVIDIA H100", "550.54", 85_899_345_920)

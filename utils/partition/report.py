@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from boundby import files
+from boundby.formatting import NOTHING, clean, listed, number, times
 from boundby.partition import Infeasible, PartitionPlan
 from boundby.partition.plan import Alternative, Comparison, Error, Measured, compare, span
 from boundby.partition.simulation import Simulated
@@ -11,7 +12,6 @@ from utils.errors import InputError
 from utils.partition.planning import PlanFile, Profiles
 from utils.render import plain_text
 from utils.render.blocks import Block, BulletList, DefinitionList, Heading, Paragraph, Table
-from utils.render.formatting import NOTHING, clean, listed, number, times
 
 PICTURE = ".png"
 LONGEST_SPAN = 34

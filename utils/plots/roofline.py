@@ -15,6 +15,7 @@ from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from matplotlib.transforms import Bbox
 
+from boundby.formatting import listed
 from utils.document import Ceilings, ComputeCeiling, Row
 from utils.optimal import MEASURED
 from utils.plots.style import (
@@ -33,7 +34,6 @@ from utils.plots.style import (
     shortened,
     unit,
 )
-from utils.render.formatting import listed
 
 FLOP_UNITS = ((1e3, "kFLOP/s"), (1e6, "MFLOP/s"), (1e9, "GFLOP/s"), (1e12, "TFLOP/s"))
 BYTE_UNITS = ((1e6, "MB/s"), (1e9, "GB/s"), (1e12, "TB/s"))

@@ -12,9 +12,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
 
+from boundby.formatting import clean
 from boundby.verdict import Bound, CauseKind
 from utils.document import Document, Row
-from utils.render.formatting import clean
 
 Arguments = ParamSpec("Arguments")
 Rows = Sequence[Row]

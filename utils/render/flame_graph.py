@@ -8,9 +8,8 @@ from itertools import accumulate, groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from boundby.formatting import printable
+from boundby.formatting import clean, number, printable
 from boundby.webpage import environment
-from utils.render.formatting import clean, number
 
 TEMPLATES = Path(__file__).parent
 TEMPLATE = "flame_graph.html.j2"

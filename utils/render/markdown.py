@@ -1,11 +1,10 @@
 """Blocks as Markdown for a comment on GitHub; text stays text: it makes no markup, no link and mentions nobody."""
 
-import functools
 import re
 from collections.abc import Sequence
 
+from boundby.formatting import clean
 from utils.render.blocks import Block, BulletList, DefinitionList, Details, Heading, Paragraph, Table
-from utils.render.formatting import clean
 
 MARKUP = re.compile(r"([\\`*_\[\]|~#<>&])")
 LONGEST = 4000  # characters of one text
@@ -16,44 +15,26 @@ def text(blocks: Sequence[Block]) -> str:
     return "\n\n".join(filter(None, map(_text, blocks)))
 
 
-@functools.singledispatch
 def _text(block: Block) -> str:
+    match block:
+        case Heading(title):
+            return f"### {_plain(title)}"
+        case Paragraph(running):
+            return _plain(running)
+        case BulletList(items):
+            return "\n".join(f"- {_plain(item)}" for item in items)
+        case DefinitionList(pairs):
+            return "\n".join(f"- **{_plain(label)}**: {_plain(value)}" for label, value in pairs)
+        case Table(headers, cells, left):
+            rule = [":--" if place in left else "--:" for place in range(len(headers))]
+            rows = [[_plain(header.replace("\n", " ")) for header in headers], rule]
+            rows += [[_plain(cell) for cell in row] for row in cells]
+            lines = [f"| {' | '.join(row)} |" for row in rows]
+            return "\n".join([*lines, *(f"\n{_plain(note)}" for note in block.notes)])
+        case Details(title, inside):
+            inner = text(inside)
+            return f"<details><summary>{_plain(title)}</summary>\n\n{inner}\n\n</details>" if inner else ""
     raise TypeError(f"{type(block).__name__} has no place in a comment")
-
-
-@_text.register
-def _heading(block: Heading) -> str:
-    return f"### {_plain(block.text)}"
-
-
-@_text.register
-def _paragraph(block: Paragraph) -> str:
-    return _plain(block.text)
-
-
-@_text.register
-def _bullet_list(block: BulletList) -> str:
-    return "\n".join(f"- {_plain(item)}" for item in block.items)
-
-
-@_text.register
-def _definition_list(block: DefinitionList) -> str:
-    return "\n".join(f"- **{_plain(label)}**: {_plain(value)}" for label, value in block.pairs)
-
-
-@_text.register
-def _table(block: Table) -> str:
-    rule = [":--" if place in block.left else "--:" for place in range(len(block.headers))]
-    rows = [rule, *([_plain(cell) for cell in row] for row in block.rows)]
-    header = [_plain(header.replace("\n", " ")) for header in block.headers]
-    lines = [f"| {' | '.join(row)} |" for row in (header, *rows)]
-    return "\n".join([*lines, *(f"\n{_plain(note)}" for note in block.notes)])
-
-
-@_text.register
-def _details(block: Details) -> str:
-    inside = text(block.blocks)
-    return f"<details><summary>{_plain(block.title)}</summary>\n\n{inside}\n\n</details>" if inside else ""
 
 
 def _plain(value: str) -> str:

@@ -1,8 +1,8 @@
 """A document as plain text of at most `WIDTH` columns, for a terminal, a mail or a ticket."""
 
-import functools
 from collections.abc import Sequence
 
+from boundby.formatting import WIDTH, command_lines, paragraph, table
 from utils.render.blocks import (
     Admonition,
     Block,
@@ -18,7 +18,6 @@ from utils.render.blocks import (
     Paragraph,
     Table,
 )
-from utils.render.formatting import WIDTH, command_lines, paragraph, table
 
 NARROWEST_LABEL, WIDEST_LABEL = 22, 40  # columns
 
@@ -51,70 +50,44 @@ def _belong_together(above: Block, below: Block) -> bool:
     return isinstance(above, Heading) or isinstance(below, Figure)
 
 
-@functools.singledispatch
 def _lines(block: Block, indent: str) -> list[str]:
+    match block:
+        case Heading(text):
+            [title, *more] = paragraph(text, indent)
+            return [title, *more, indent + "-" * (len(title) - len(indent))]
+        case Paragraph(text, strong):
+            return paragraph(f"{strong} {text}".strip(), indent)
+        case BulletList(items):
+            return [line for item in items for line in paragraph(item, f"{indent}  ", f"{indent}- ")]
+        case OrderedList(items):
+            return [
+                line for number, item in enumerate(items, start=1) for line in _numbered(f"{indent}{number}. ", item)
+            ]
+        case DefinitionList(pairs):
+            return _definitions(pairs, indent)
+        case Table():
+            rows = [indent + line for line in table(block.headers, block.rows, block.left)]
+            notes = [line for note in block.notes for line in paragraph(note, f"{indent}    ", f"{indent}  ")]
+            caption = paragraph(f"{block.caption}:", indent) if block.caption else []
+            return [*caption, *rows, *notes]
+        case Card():
+            return [indent + line for line in block.lines]
+        case CodeBlock(command):
+            return command_lines(command, f"{indent}  ")
+        case Figure(path):
+            return paragraph(f"Picture: {'/'.join(path.parts[-2:])}", indent)
+        case Admonition(blocks):
+            return lines(blocks, indent)
     raise TypeError(f"{type(block).__name__} is no block")
 
 
-@_lines.register
-def _heading(block: Heading, indent: str) -> list[str]:
-    [title, *more] = paragraph(block.text, indent)
-    return [title, *more, indent + "-" * (len(title) - len(indent))]
+def _numbered(mark: str, item: Sequence[Block]) -> list[str]:
+    [first, *rest] = lines(item, " " * len(mark), is_tight=True)
+    return [mark + first.lstrip(), *rest]
 
 
-@_lines.register
-def _paragraph(block: Paragraph, indent: str) -> list[str]:
-    return paragraph(f"{block.strong} {block.text}".strip(), indent)
-
-
-@_lines.register
-def _bullet_list(block: BulletList, indent: str) -> list[str]:
-    return [line for item in block.items for line in paragraph(item, f"{indent}  ", f"{indent}- ")]
-
-
-@_lines.register
-def _ordered_list(block: OrderedList, indent: str) -> list[str]:
-    found = []
-    for number, item in enumerate(block.items, start=1):
-        mark = f"{indent}{number}. "
-        [first, *rest] = lines(item, " " * len(mark), is_tight=True)
-        found += [mark + first.lstrip(), *rest]
-    return found
-
-
-@_lines.register
-def _definition_list(block: DefinitionList, indent: str) -> list[str]:
-    longest = max((len(label) + 1 for label, _ in block.pairs), default=0)
+def _definitions(pairs: Sequence[tuple[str, str]], indent: str) -> list[str]:
+    longest = max((len(label) + 1 for label, _ in pairs), default=0)
     width = min(max(longest, NARROWEST_LABEL), WIDEST_LABEL)
     hanging = " " * (len(indent) + width + 2)
-    return [
-        line for label, value in block.pairs for line in paragraph(value, hanging, f"{indent}{label + ':':<{width}}  ")
-    ]
-
-
-@_lines.register
-def _table(block: Table, indent: str) -> list[str]:
-    rows = [indent + line for line in table(block.headers, block.rows, block.left)]
-    notes = [line for note in block.notes for line in paragraph(note, f"{indent}    ", f"{indent}  ")]
-    caption = paragraph(f"{block.caption}:", indent) if block.caption else []
-    return [*caption, *rows, *notes]
-
-
-@_lines.register
-def _card(block: Card, indent: str) -> list[str]:
-    return [indent + line for line in block.lines]
-
-
-@_lines.register
-def _code_block(block: CodeBlock, indent: str) -> list[str]:
-    return command_lines(block.command, f"{indent}  ")
-
-
-@_lines.register
-def _figure(block: Figure, indent: str) -> list[str]:
-    return paragraph(f"Picture: {'/'.join(block.path.parts[-2:])}", indent)
-
-
-@_lines.register
-def _admonition(block: Admonition, indent: str) -> list[str]:
-    return lines(block.blocks, indent)
+    return [line for label, value in pairs for line in paragraph(value, hanging, f"{indent}{label + ':':<{width}}  ")]

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from boundby.card import factor
+from boundby.formatting import listed, number, times
 from boundby.roofline import Interval
 from boundby.verdict import Fix
 from utils.document import Choice, Row
-from utils.render.formatting import listed, number, times
 from utils.report import variants
 from utils.report.sources import Missing, ReportData
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from boundby import card as cards
 from boundby import files
 from boundby.cli import as_typed
+from boundby.formatting import clean, number
 from utils import steps
 from utils.cli import Run
 from utils.render import html_page, plain_text
 from utils.render.blocks import Block, CodeBlock, DefinitionList, Details, Document, Heading, OrderedList, Paragraph
-from utils.render.formatting import clean, number
 from utils.report import (
     advice,
     batch_sizes,

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
+from boundby.formatting import NOTHING, clean, listed, number, spread, unknown
 from utils.config import Targets
 from utils.document import Choice, Optimal, Row, Target
 from utils.memory import told
 from utils.plots import batch_size_comparison, metrics_heatmap
 from utils.plots.style import STATUS_TEXT, limited_by
 from utils.render.blocks import Block, DefinitionList, Heading, Paragraph, Table
-from utils.render.formatting import NOTHING, clean, listed, number, spread, unknown
 from utils.report.pictures import Content, Folded, show
 from utils.report.sources import ReportData
 

@@ -8,10 +8,10 @@ import msgspec
 from boundby import card as cards
 from boundby import environment
 from boundby.card import Compared, Facts, Next, Rate
+from boundby.formatting import number
 from boundby.roofline import Interval
 from boundby.verdict import Verdict
 from utils.document import Row
-from utils.render.formatting import number
 from utils.report import advice, doubts, variants
 from utils.report.sources import ReportData
 

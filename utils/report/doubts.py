@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from boundby.formatting import clean, listed
 from utils.render.blocks import BulletList, Heading
-from utils.render.formatting import clean, listed
 from utils.report.pictures import Content, Folded
 from utils.report.sources import ReportData
 

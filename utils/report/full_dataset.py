@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
+from boundby.formatting import number, quantity, times, unknown
 from utils.document import FullDataset
 from utils.render.blocks import Block, DefinitionList, Heading, Paragraph, Table
-from utils.render.formatting import number, quantity, times, unknown
 from utils.report.pictures import Content, Folded
 from utils.report.sources import ReportData
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from boundby.formatting import NOTHING, clean, listed, number, times
 from boundby.layers.ranking import Ranked, blocks, by_self_time
 from boundby.layers.records import ModelProfile
 from boundby.verdict import ARITHMETIC, OF_CAUSES, fix_of_cause, plain
@@ -10,7 +11,6 @@ from utils.plots import layers as layer_bars
 from utils.plots import memory, timeline
 from utils.plots.style import BOUNDS
 from utils.render.blocks import Block, BulletList, DefinitionList, Heading, Paragraph, Table
-from utils.render.formatting import NOTHING, clean, listed, number, times
 from utils.report.pictures import Content, Folded, show
 from utils.report.sources import Missing, ReportData
 from utils.trace_analysis import text as trace_text

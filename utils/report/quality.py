@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from boundby.formatting import NOTHING, clean, listed
 from utils.plots import calibration, confusion
 from utils.render.blocks import Block, BulletList, OrderedList, Paragraph, Table
-from utils.render.formatting import NOTHING, clean, listed
 from utils.report.pictures import Content, Folded, show
 from utils.report.sources import Missing, ReportData
 from utils.tasks.sequence_classification.calibration import Calibration, Threshold

@@ -12,6 +12,7 @@ from typing import Any, NotRequired, TypedDict, cast
 import msgspec
 
 from boundby import files
+from boundby.formatting import listed
 from boundby.known import Missing
 from boundby.layers.records import ModelProfile
 from boundby.layers.report import read_profile
@@ -39,7 +40,6 @@ from utils.document import (
 )
 from utils.errors import InputError
 from utils.optimal import judge, optimal
-from utils.render.formatting import listed
 from utils.tasks.sequence_classification import quality as qualities
 from utils.tasks.sequence_classification.quality import Quality
 from utils.trace_analysis.document import SCHEMA_VERSION as TRACE_VERSION

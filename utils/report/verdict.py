@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from boundby import card
 from boundby.card import factor
+from boundby.formatting import NOTHING, clean, listed, number, times, unknown
 from boundby.roofline import Interval
 from boundby.verdict import Fix, OwnerKind
 from utils.comparison import facts
@@ -11,7 +12,6 @@ from utils.document import Ceilings, Gain, Operator, Row, TimeOwner, Trial, Verd
 from utils.plots import operators, owners, roofline
 from utils.plots.style import limited_by
 from utils.render.blocks import Block, BulletList, Heading, Paragraph, Table
-from utils.render.formatting import NOTHING, clean, listed, number, times, unknown
 from utils.report import variants
 from utils.report.advice import LEAST_BOUND
 from utils.report.pictures import Content, Folded, show

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from boundby.formatting import NOTHING, clean, listed, number, times
 from boundby.trace import Analysis
 from boundby.trace.analysis import Breakdown, StepTimes
 from boundby.trace.kernels import LaunchStats, Spread, ncu_command
@@ -14,7 +15,6 @@ from boundby.trace.operators import frame_name
 from boundby.verdict import Verdict
 from utils.render import plain_text
 from utils.render.blocks import Block, BulletList, CodeBlock, DefinitionList, Heading, Paragraph, Table
-from utils.render.formatting import NOTHING, clean, listed, number, times
 from utils.trace_analysis import words
 from utils.trace_analysis.traces import Examination, Examined, LeftOut, Pair
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import msgspec
 
+from boundby.formatting import clean, listed
 from boundby.trace import Analysis, NotATrace, OpStat, Trace, analyze, folded_stacks, op_stats, read_trace
 from boundby.trace.judgement import Waiting, judge_trace
 from boundby.trace.kernels import waits_ns
@@ -16,7 +17,6 @@ from boundby.trace.operator_table import by_name
 from boundby.trace.operators import Grouping, callers
 from boundby.verdict import Verdict
 from utils.errors import InputError
-from utils.render.formatting import clean, listed
 
 if TYPE_CHECKING:  # a tenth of what is loaded, for `--diff` alone
     from boundby.trace.diff import Callers, Diff

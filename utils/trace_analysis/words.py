@@ -2,7 +2,7 @@
 
 import re
 
-from utils.render.formatting import clean
+from boundby.formatting import clean
 
 BOUNDS = {
     "compute": "the device is busy with matrix products, convolutions and attention",

@@ -1,15 +1,58 @@
-"""The environment of a peer: made once, kept under build/, made again when what it should hold has changed."""
+"""Runs an attempt in a process of its own, if need be in an environment of the peer's, and says how several differ.
 
+An attempt runs in an empty folder, and this process sleeps meanwhile. The environment of a peer is made once, kept
+under build/, and made again when what it should hold has changed.
+"""
+
+import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 
 from boundby import files
 
 LAST_LINES = 5  # of a failed command: pip gives its reason at the end
 MOST_SECONDS = 1800.0
+
+
+class AttemptFailed(Exception):
+    """The process gave nothing; the message says why."""
+
+
+def last_line(command: Sequence[str], limit_s: float, settings: Mapping[str, str] | None = None) -> str:
+    """Return the last line that the command prints; `settings` are added to its environment.
+
+    Raises AttemptFailed with the last line of its errors, or when it takes longer than `limit_s`; a process that is
+    cut short takes its children with it.
+    """
+    with tempfile.TemporaryDirectory() as scratch:  # some tools leave files where they run
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=scratch,
+            env={**os.environ, "TMPDIR": scratch, **(settings or {})},
+            start_new_session=True,
+        )
+        with process:
+            try:
+                output, errors = process.communicate(timeout=limit_s)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                raise AttemptFailed(f"did not end within {limit_s:.0f} s") from None
+            except BaseException:
+                os.killpg(process.pid, signal.SIGKILL)
+                raise
+    if process.returncode:
+        raise AttemptFailed((errors or output).strip().split("\n")[-1] or f"exit code {process.returncode}")
+    return output.strip().split("\n")[-1]
 
 
 class PeerLacks(Exception):
@@ -57,3 +100,8 @@ def _run(command: list[str], is_shown: bool = True) -> str:
     if done.returncode:
         raise PeerLacks(" | ".join((done.stderr or done.stdout).strip().splitlines()[-LAST_LINES:]))
     return done.stdout
+
+
+def spread(values: Sequence[float]) -> float | None:
+    """Return the range of the values as a share of their median; None where there are fewer than two."""
+    return (max(values) - min(values)) / median(values) if len(values) > 1 else None
