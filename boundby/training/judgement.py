@@ -27,6 +27,7 @@ from boundby.training.steps import (
     StepTable,
     averaged,
     batch_effect,
+    longest_gap,
     matched,
     share_of,
     step_table,
@@ -541,7 +542,7 @@ def gains_of(facts: Facts, trace: Verdict | None) -> tuple[Gain, ...]:
     Where the trace promises more than the work takes, most of it lies elsewhere: such gains come last. Those of the
     steps are ranked by what they leave of the run, of which the steps are a part.
     """
-    gains = [*_of_stages(facts.stages), *_of_batches(facts.stages, facts.effect)]
+    gains = [*_of_stages(facts.stages, facts.times), *_of_batches(facts.stages, facts.effect)]
     between, of_steps = _of_excluded(facts.times)
     who, capped = facts.straggler, list[Gain]()
     if who:
@@ -576,7 +577,7 @@ def _inside_work(stages: Sequence[Share], trace: Verdict, known: Collection[str]
     return inside, capped
 
 
-def _of_stages(stages: Sequence[Share]) -> Iterator[Gain]:
+def _of_stages(stages: Sequence[Share], times: StageTimes) -> Iterator[Gain]:
     """Yield what it would gain if all of one kind vanished; a copy is hidden behind the rest, if that is longer."""
     parts_of: dict[Fix, list[Share]] = {}
     for stage in stages:
@@ -591,7 +592,9 @@ def _of_stages(stages: Sequence[Share]) -> Iterator[Gain]:
         share = min(1.0, sum(stage.share for stage in parts))
         left = max(1 - share, share) if fix.kind == OF_STAGES["transfer"] else 1 - share
         if fix.change.is_bounded:
-            yield Gain(fix, _factor(left), _basis(parts, share))
+            gap = longest_gap(times) if fix.kind == "leave_out" else None
+            where = f", {100 * gap[2]:.0f} % of that between {gap[0]} and {gap[1]}" if gap else ""
+            yield Gain(fix, _factor(left), _basis(parts, share) + where)
 
 
 def _of_excluded(times: StageTimes) -> tuple[list[Gain], float]:
@@ -629,17 +632,19 @@ def _factor(left: float) -> float:
 
 
 def _basis(parts: Sequence[Share], share: float) -> str:
-    names = " and ".join(stage.name for stage in parts)
+    names = " and ".join(map(_called, parts))
     return f"{names} {'take' if len(parts) > 1 else 'takes'} {100 * share:.1f} % of the time"
 
 
 def _parts(verdict: TrainingVerdict) -> dict[str, list[str]]:
     gains = [f"{gain.fix}: at most {gain.at_most:.2f} times the speed ({gain.basis})" for gain in verdict.gains]
+    # What lies in no stage is the first thing to look at, unless the work takes more.
+    first = int(bool(verdict.gains) and verdict.gains[0].fix.kind == "leave_out" and verdict.bound != "compute")
     if verdict.bound == "inconclusive":
-        gains.insert(0, WITHOUT_ANSWER)
+        gains.insert(first, WITHOUT_ANSWER)
     elif not any("compute" in gain.relieves for gain in verdict.gains):
         if verdict.trace_bound is None and "compute" in (verdict.bound, *verdict.alternatives):
-            gains.insert(0, WITHOUT_TRACE)
+            gains.insert(first, WITHOUT_TRACE)
         elif verdict.bound in ("compute", "memory"):
             gains.insert(0, str(Fix("faster_work")))
     return {

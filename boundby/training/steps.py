@@ -173,6 +173,37 @@ class _Spending:
         return table
 
 
+def longest_gap(times: StageTimes) -> tuple[str, str, float] | None:
+    """Return the two stages between which most of the time in no stage passes, and its share; None if no rows say it.
+
+    It is time of the host; what is excluded between two stages is not counted.
+    """
+    kinds = [stage.kind for stage in times.names]
+    rows = times.occurrences[times.occurrences["parent"] == ABSENT]
+    is_stage, is_excluded = (
+        np.isin(rows["stage"], [place for place, of in enumerate(kinds) if of == kind])
+        for kind in ("stage", "excluded")
+    )
+    starts = np.sort(rows["start_ns"][is_excluded])
+    rows = np.sort(rows[is_stage], order="start_ns")
+    ends = rows["start_ns"] + rows["host_ns"]
+    gaps = np.maximum(rows["start_ns"][1:] - ends[:-1], 0)
+    is_whole = np.searchsorted(starts, ends[:-1]) == np.searchsorted(starts, rows["start_ns"][1:])
+    passed: dict[tuple[int, int], int] = {}
+    for before, after, gap in zip(
+        rows["stage"][:-1][is_whole].tolist(),
+        rows["stage"][1:][is_whole].tolist(),
+        gaps[is_whole].tolist(),
+        strict=True,
+    ):
+        passed[before, after] = passed.get((before, after), 0) + gap
+    total = sum(passed.values())
+    if not total:
+        return None
+    before, after = max(passed, key=lambda pair: passed[pair])
+    return times.names[before].name, times.names[after].name, passed[before, after] / total
+
+
 def _rows_of_steps(times: StageTimes, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the rows of stages, and the place of the step of each: the next one that ends."""
     places = [place for place, stage in enumerate(times.names) if stage.kind == "stage"]

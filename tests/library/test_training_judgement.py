@@ -150,7 +150,11 @@ def test_time_in_no_known_stage_speaks_against_every_answer():
     assert (partly.bound, partly.confidence) == ("compute", "low")
     assert str(partly.doubts[0]).startswith("unexplained: 23 % of the time is in no known stage")
     assert gain_of(partly, "no stage") == pytest.approx(0.044 / 0.034, rel=0.02)
-    assert judged({"forward": 0.01, "backward": 0.02}, idle=0.04).bound == "inconclusive"
+    nowhere = judged({"forward": 0.01, "backward": 0.02}, idle=0.04)
+    mixed = judged({"forward": 0.025, "optimizer": 0.021}, idle=0.023)
+    assert (nowhere.bound, mixed.bound) == ("inconclusive", "mixed")
+    for found, where in ((nowhere, "between backward and forward"), (mixed, "between optimizer and forward")):
+        assert f"100 % of that {where}" in found.parts["Next"][0], "what to take out, before what to look at"
 
 
 def test_steps_that_were_disturbed_or_warm_up_are_left_out():

@@ -201,10 +201,11 @@ def _output(subject: Subject, place: Path, output: Output, written: int) -> Chec
 def _place(subject: Subject, recorded: str) -> Path:
     """Return where a listed file is to be now, also when the folder of the run has moved."""
     parts = Path(recorded).parts
-    if subject.folder.name not in parts:
-        return Path(recorded)
-    last = len(parts) - 1 - parts[::-1].index(subject.folder.name)
-    return subject.folder.joinpath(*parts[last + 1 :])
+    for folder in (subject.folder, subject.folder.resolve().parent):  # layers lie beside the traces, in the results
+        if folder.name in parts:
+            last = len(parts) - 1 - parts[::-1].index(folder.name)
+            return folder.joinpath(*parts[last + 1 :])
+    return Path(recorded)
 
 
 def run_record(subject: Subject) -> Iterator[Check]:
